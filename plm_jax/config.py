@@ -1,0 +1,449 @@
+"""The schema of a run: frozen dataclasses; files, command lines and run directories hold the same tree as ConfigDicts.
+
+A config file builds a `Run` and returns `to_config_dict(run)`; the command line overrides fields of that ConfigDict;
+`resolve` turns it back into a checked `Run` with absolute paths. `Run` is what everything else takes.
+"""
+
+import dataclasses
+import json
+import math
+import os
+import types
+import typing
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import ml_collections
+from ml_collections import config_dict
+
+from plm_jax import objectives
+from plm_jax.errors import UserError, nearest
+from plm_jax.models import settings
+
+
+@dataclass(frozen=True)
+class TextFiles:
+    """Plain text, `.gz` allowed. `path` may be a glob. One document a file, or one a paragraph or line."""
+
+    kind: ClassVar[str] = "text"
+    path: str
+    document: Literal["file", "paragraph", "line"] = "file"
+
+
+@dataclass(frozen=True)
+class JsonLines:
+    """One JSON object a line, `.gz` allowed. `path` may be a glob; `field` holds the document's text."""
+
+    kind: ClassVar[str] = "jsonl"
+    path: str
+    field: str = "text"
+
+
+@dataclass(frozen=True)
+class Tfds:
+    """A TensorFlow Datasets builder, `name` as in `wikipedia/20230601.en`; `field` holds the document's text."""
+
+    kind: ClassVar[str] = "tfds"
+    name: str
+    field: str = "text"
+    data_dir: str = ""
+
+
+@dataclass(frozen=True)
+class SeqioTask:
+    """A task that `module` registers with seqio under `name`; its `field` holds text."""
+
+    kind: ClassVar[str] = "seqio"
+    name: str
+    module: str
+    field: str = "text"
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Documents one after another, cut every `length` tokens.
+
+    Attributes:
+      attend_across_documents: whether a token sees earlier documents of its block; if not, the batch has segment ids.
+    """
+
+    kind: ClassVar[str] = "blocks"
+    attend_across_documents: bool = True
+
+
+@dataclass(frozen=True)
+class Data:
+    """What is read.
+
+    Attributes:
+      cache_dir: what `prepare` writes and the trainer reads: one folder a source.
+      length: tokens a row of the batch.
+      mixture: rate of each source; empty means each in proportion to its tokens.
+      validation_fraction: share of documents held out where a source has no validation split.
+      window_tokens: tokens within which examples are shuffled together; windows are shuffled too.
+      threads, prefetch: batches made at once, batches made ahead, on each host.
+    """
+
+    cache_dir: str
+    length: int
+    sources: dict[str, TextFiles | JsonLines | Tfds | SeqioTask]
+    mixture: dict[str, float] = field(default_factory=dict)
+    layout: Blocks = Blocks()
+    validation_fraction: float = 0.01
+    window_tokens: int = 2**21
+    threads: int = 2
+    prefetch: int = 4
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The vocabulary and its special ids (None: there is none).
+
+    Attributes:
+      spec: `sentencepiece:FILE`, `bpe:VOCAB,MERGES` or `bytes`.
+      train_size: if the SentencePiece file is missing, `prepare` trains one of this size on the sources.
+    """
+
+    spec: str
+    train_size: int = 0
+    pad: int | None = None
+    bos: int | None = None
+    eos: int | None = None
+    unk: int | None = None
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """Adam with decoupled weight decay, none on norms and biases; gradients clipped to `clip_norm` (0: not)."""
+
+    kind: ClassVar[str] = "adamw"
+    b1: float = 0.9
+    b2: float = 0.999
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    bias_correction: bool = True
+    clip_norm: float = 1.0
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The learning rate of each step.
+
+    Attributes:
+      kind: after the linear warm-up, constant, or linear or cosine down to `final_fraction` of the peak at
+        `decay_steps` (0: at train.steps), then flat; `rsqrt` is learning_rate / sqrt(max(step, warmup_steps)),
+        without a ramp, as T5 had it.
+    """
+
+    kind: Literal["constant", "linear", "cosine", "rsqrt"]
+    learning_rate: float
+    warmup_steps: int = 0
+    decay_steps: int = 0
+    final_fraction: float = 0.0
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Devices along each axis (one may be -1: what is left) and the rules that lay logical axes onto them.
+
+    Attributes:
+      rules: (logical axis, mesh axis), in order: a mesh axis is given to the first logical axis of an array that names
+        it and that it divides, once per array.
+    """
+
+    data: int = -1
+    fsdp: int = 1
+    tensor: int = 1
+    context: int = 1
+    rules: tuple[tuple[str, str], ...] = (
+        ("batch", "data"),
+        ("batch", "fsdp"),
+        ("vocab", "tensor"),
+        ("heads", "tensor"),
+        ("mlp", "tensor"),
+        ("embed", "fsdp"),
+        ("mlp", "fsdp"),
+        ("heads", "fsdp"),
+        ("head_dim", "fsdp"),
+        ("vocab", "fsdp"),
+    )
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of the run, up to the fraction `until` of its steps; what is not set stays as in the config."""
+
+    until: float
+    length: int | None = None
+    batch_size: int | None = None
+    microbatches: int | None = None
+    mixture: dict[str, float] | None = None
+    dropout: float | None = None
+
+
+@dataclass(frozen=True)
+class Train:
+    """The run itself.
+
+    Attributes:
+      batch_size: rows of the global batch; `microbatches` divides it, one after another within a step.
+      init_from: any checkpoint to take weights from; of them the names that a regular expression in `init_names`
+        matches whole.
+      prng: `rbg` is faster on TPUs and gives up that losses are the same on every mesh.
+    """
+
+    steps: int
+    batch_size: int
+    microbatches: int = 1
+    seed: int = 0
+    log_every: int = 10
+    phases: tuple[Phase, ...] = ()
+    init_from: str = ""
+    init_names: tuple[str, ...] = (".*",)
+    z_loss: float = 0.0
+    label_smoothing: float = 0.0
+    prng: Literal["threefry", "rbg"] = "threefry"
+
+
+@dataclass(frozen=True)
+class Precision:
+    """`compute` is the type of activations; parameters, optimizer state and the loss stay float32."""
+
+    compute: Literal["float32", "bfloat16"] = "float32"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Saved every `save_every` steps and at the end; the last `keep_last` stay, and each multiple of `keep_every`."""
+
+    save_every: int = 1000
+    keep_last: int = 2
+    keep_every: int = 0
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Validation loss during training: every `every` steps (0: never) on up to `max_batches` (0: all)."""
+
+    every: int = 0
+    batch_size: int = 32
+    max_batches: int = 0
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything that a run is."""
+
+    model: settings.Decoder
+    objective: objectives.Causal
+    data: Data
+    vocabulary: Vocabulary
+    optimizer: AdamW
+    schedule: Schedule
+    train: Train
+    mesh: Mesh = Mesh()
+    precision: Precision = Precision()
+    checkpoint: Checkpoint = Checkpoint()
+    evaluation: Evaluation = Evaluation()
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A phase with everything filled in: steps [first_step, end_step), examples from `first_example`."""
+
+    first_step: int
+    end_step: int
+    first_example: int
+    length: int
+    batch_size: int
+    microbatches: int
+    mixture: dict[str, float]
+    dropout: float | None
+
+
+def stages(run: Run) -> tuple[Stage, ...]:
+    """The phases of a run, resolved; a run without phases is one stage."""
+    found, step, example = [], 0, 0
+    for phase in run.train.phases or (Phase(until=1.0),):
+        end = round(phase.until * run.train.steps)
+        stage = Stage(
+            first_step=step,
+            end_step=end,
+            first_example=example,
+            length=run.data.length if phase.length is None else phase.length,
+            batch_size=run.train.batch_size if phase.batch_size is None else phase.batch_size,
+            microbatches=run.train.microbatches if phase.microbatches is None else phase.microbatches,
+            mixture=dict(run.data.mixture if phase.mixture is None else phase.mixture),
+            dropout=phase.dropout,
+        )
+        found.append(stage)
+        step, example = end, example + (end - step) * stage.batch_size
+    return tuple(found)
+
+
+def to_dict(value: Any) -> Any:
+    """Dataclasses to plain dictionaries, tagged choices with their `kind`; the result is JSON."""
+    if dataclasses.is_dataclass(value):
+        fields = {f.name: to_dict(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {"kind": value.kind, **fields} if "kind" not in fields and hasattr(value, "kind") else fields
+    if isinstance(value, dict):
+        return {k: to_dict(v) for k, v in value.items()}
+    if isinstance(value, tuple | list):
+        return [to_dict(v) for v in value]
+    return value
+
+
+def to_config_dict(run: Run) -> ml_collections.ConfigDict:
+    """The ConfigDict of a config file; fields that may be None keep their type for overrides."""
+    return _config_dict(run)
+
+
+def _config_dict(value: Any) -> Any:
+    tree = ml_collections.ConfigDict({"kind": value.kind} if isinstance(getattr(value, "kind", None), str) else {})
+    for f in dataclasses.fields(value):
+        item = getattr(value, f.name)
+        if dataclasses.is_dataclass(item):
+            item = _config_dict(item)
+        elif isinstance(item, dict):
+            item = ml_collections.ConfigDict(
+                {k: _config_dict(v) if dataclasses.is_dataclass(v) else v for k, v in item.items()}
+            )
+        elif isinstance(item, tuple):
+            item = tuple(to_dict(v) if dataclasses.is_dataclass(v) else v for v in item)
+        elif item is None:
+            item = config_dict.placeholder(next(a for a in typing.get_args(f.type) if a is not types.NoneType))
+        tree[f.name] = item
+    return tree
+
+
+def from_dict(tree: Any) -> Run:
+    """The `Run` that a ConfigDict or a JSON tree describes.
+
+    Raises:
+      UserError: an unknown field (the nearest name is given), a missing one, or a value of the wrong type.
+    """
+    if isinstance(tree, ml_collections.ConfigDict):
+        tree = tree.to_dict()
+    run = _parse(Run, tree, "config")
+    _check(run)
+    return run
+
+
+def _parse(kind: Any, value: Any, where: str) -> Any:
+    """`value` as the annotated type `kind`."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        if value is None and types.NoneType in args:
+            return None
+        choices = {c.kind: c for c in args if dataclasses.is_dataclass(c)}
+        if not choices:
+            return _parse(next(a for a in args if a is not types.NoneType), value, where)
+        if not isinstance(value, dict) or value.get("kind") not in choices:
+            tag = value.get("kind") if isinstance(value, dict) else value
+            raise UserError(f"{where}.kind is {tag!r}: {nearest(str(tag), choices)}")
+        return _parse(choices[value["kind"]], value, where)
+    if dataclasses.is_dataclass(kind):
+        return _parse_dataclass(kind, value, where)
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise UserError(f"{where} is {value!r}: give a mapping of names")
+        return {k: _parse(args[1], v, f"{where}.{k}") for k, v in value.items()}
+    if origin is tuple:
+        if not isinstance(value, tuple | list):
+            raise UserError(f"{where} is {value!r}: give a tuple")
+        items = [args[0]] * len(value) if args[-1] is ... else args
+        return tuple(_parse(a, v, f"{where}[{i}]") for i, (a, v) in enumerate(zip(items, value, strict=True)))
+    if origin is Literal:
+        if value not in args:
+            raise UserError(f"{where} is {value!r}: {nearest(str(value), map(str, args))}")
+        return value
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise UserError(f"{where} is {value!r}: give {_article(kind.__name__)}")
+    return value
+
+
+def _article(name: str) -> str:
+    return {"int": "an integer", "str": "a string", "float": "a number", "bool": "True or False"}[name]
+
+
+def _parse_dataclass(kind: Any, value: Any, where: str) -> Any:
+    if not isinstance(value, dict):
+        raise UserError(f"{where} is {value!r}: give its fields")
+    hints = typing.get_type_hints(kind)
+    known = {f.name: f for f in dataclasses.fields(kind)}
+    given = {k: v for k, v in value.items() if k != "kind" or "kind" in known}
+    if "kind" not in known and "kind" in value and value["kind"] != getattr(kind, "kind", None):
+        raise UserError(f"{where}.kind is {value['kind']!r}: {nearest(str(value['kind']), [kind.kind])}")
+    for name in given:
+        if name not in known:
+            raise UserError(f"there is no field {where}.{name}: {nearest(name, known)}")
+    for name, f in known.items():
+        missing = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+        if missing and name not in given:
+            raise UserError(f"{where}.{name} is missing: set it")
+    return kind(**{name: _parse(hints[name], v, f"{where}.{name}") for name, v in given.items()})
+
+
+def _check(run: Run) -> None:
+    """What no single field can say."""
+    train, data = run.train, run.data
+    for name in ("steps", "batch_size", "microbatches", "log_every"):
+        if getattr(train, name) < 1:
+            raise UserError(f"config.train.{name} is {getattr(train, name)}: give at least 1")
+    if data.length < 1:
+        raise UserError(f"config.data.length is {data.length}: give at least 1")
+    if not 0.0 <= data.validation_fraction < 1.0:
+        raise UserError(f"config.data.validation_fraction is {data.validation_fraction}: give 0 to below 1")
+    if not data.sources:
+        raise UserError("config.data.sources is empty: name at least one corpus")
+    untils = [phase.until for phase in train.phases]
+    if untils and (untils != sorted(set(untils)) or untils[0] <= 0 or untils[-1] != 1.0):
+        raise UserError(f"config.train.phases end at {untils}: give rising fractions of which the last is 1.0")
+    for stage in stages(run):
+        for name, rate in stage.mixture.items():
+            if name not in data.sources:
+                raise UserError(f"config.data.mixture names '{name}': {nearest(name, data.sources)}")
+            if not (rate >= 0 and math.isfinite(rate)):
+                raise UserError(f"config.data.mixture.{name} is {rate}: give a rate of at least 0")
+        if stage.mixture and not sum(stage.mixture.values()) > 0:
+            raise UserError("config.data.mixture has no rate above 0: give at least one")
+        if stage.batch_size % stage.microbatches:
+            raise UserError(
+                f"a batch of {stage.batch_size} does not divide into {stage.microbatches} microbatches: "
+                "change config.train.batch_size or config.train.microbatches"
+            )
+        position = run.model.attention.position
+        if isinstance(position, settings.LearnedPositions) and stage.length > position.length:
+            raise UserError(
+                f"config.data.length is {stage.length}, above the model's {position.length} positions: "
+                "lower it or raise config.model.attention.position.length"
+            )
+
+
+def resolve(tree: Any, config_file: str) -> Run:
+    """The checked `Run` of a config file's tree, its relative paths made absolute from the file's folder."""
+    run = from_dict(tree)
+    folder = os.path.dirname(os.path.abspath(config_file))
+
+    def absolute(path: str) -> str:
+        return path if not path or "://" in path or os.path.isabs(path) else os.path.normpath(os.path.join(folder, path))
+
+    sources = {
+        name: dataclasses.replace(source, **{f: absolute(getattr(source, f)) for f in ("path", "data_dir") if hasattr(source, f)})
+        for name, source in run.data.sources.items()
+    }
+    scheme, colon, files = run.vocabulary.spec.partition(":")
+    spec = scheme + colon + ",".join(map(absolute, files.split(",")))
+    return dataclasses.replace(
+        run,
+        data=dataclasses.replace(run.data, cache_dir=absolute(run.data.cache_dir), sources=sources),
+        vocabulary=dataclasses.replace(run.vocabulary, spec=spec),
+        train=dataclasses.replace(run.train, init_from=absolute(run.train.init_from)),
+    )
+
+
+def dumps(run: Run) -> str:
+    """The whole run as JSON, what `config.json` of a run directory holds under `config`."""
+    return json.dumps(to_dict(run), indent=2)

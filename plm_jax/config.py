@@ -428,10 +428,14 @@ def resolve(tree: Any, config_file: str) -> Run:
     folder = os.path.dirname(os.path.abspath(config_file))
 
     def absolute(path: str) -> str:
-        return path if not path or "://" in path or os.path.isabs(path) else os.path.normpath(os.path.join(folder, path))
+        return (
+            path if not path or "://" in path or os.path.isabs(path) else os.path.normpath(os.path.join(folder, path))
+        )
 
     sources = {
-        name: dataclasses.replace(source, **{f: absolute(getattr(source, f)) for f in ("path", "data_dir") if hasattr(source, f)})
+        name: dataclasses.replace(
+            source, **{f: absolute(getattr(source, f)) for f in ("path", "data_dir") if hasattr(source, f)}
+        )
         for name, source in run.data.sources.items()
     }
     scheme, colon, files = run.vocabulary.spec.partition(":")

@@ -1,0 +1,44 @@
+"""From the logical axes of an array to a PartitionSpec: one rule for parameters and activations.
+
+Model code names axes (`batch`, `length`, `embed`, `heads`, `mlp`, `vocab`, `layers`) and knows no devices.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import flax.linen as nn
+import jax
+from jax.sharding import PartitionSpec
+
+Rules = Sequence[tuple[str, str]]
+
+
+def partition_spec(
+    shape: Sequence[int], axes: Sequence[str | None], rules: Rules, mesh_shape: Mapping[str, int]
+) -> PartitionSpec:
+    """Gives each mesh axis, in the order of the rules, to the first dimension that asks for it and that it divides.
+
+    A dimension may collect several mesh axes; a mesh axis serves an array once; what does not divide stays whole.
+    """
+    given: list[list[str]] = [[] for _ in shape]
+    used: set[str] = set()
+    for logical, mesh_axis in rules:
+        if logical not in axes or mesh_axis in used or mesh_shape.get(mesh_axis, 1) == 1:
+            continue
+        dimension = axes.index(logical)
+        parts = mesh_shape[mesh_axis]
+        for taken in given[dimension]:
+            parts *= mesh_shape[taken]
+        if shape[dimension] % parts == 0:
+            given[dimension].append(mesh_axis)
+            used.add(mesh_axis)
+    return PartitionSpec(*(tuple(names) if len(names) > 1 else names[0] if names else None for names in given))
+
+
+def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
+    """Lays an activation out as the rules in force say; outside of a mesh it does nothing."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return x
+    return jax.lax.with_sharding_constraint(
+        x, partition_spec(x.shape, axes, nn.get_logical_axis_rules(), dict(mesh.shape))
+    )

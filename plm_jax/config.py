@@ -422,6 +422,17 @@ def _check(run: Run) -> None:
             )
 
 
+def choose(table: dict[str, Any], name: str) -> Any:
+    """The entry of a config file's table of sizes.
+
+    Raises:
+      UserError: there is none of that name.
+    """
+    if name not in table:
+        raise UserError(f"there is no size '{name}' in this config: {nearest(name, table)}")
+    return table[name]
+
+
 def resolve(tree: Any, config_file: str) -> Run:
     """The checked `Run` of a config file's tree, its relative paths made absolute from the file's folder."""
     run = from_dict(tree)

@@ -1,0 +1,54 @@
+"""Small runs on the State of the Union addresses that come with the package: minutes on two CPU cores.
+
+    bash launch/demo.sh
+
+gpt2: 4 layers, 192 wide, vocabulary 4,096 trained on the corpus, about 2.6M tokens. Expect a held-out loss more than
+one nat a token under the add-one unigram's.
+"""
+
+import importlib.util
+import pathlib
+
+from plm_jax import config, objectives
+
+CORPORA = "../plm_jax/data/corpora"
+VOCAB_SIZE = 4096
+
+
+def gpt2() -> config.Run:
+    """A GPT-2 small enough for a laptop."""
+    return config.Run(
+        model=_family("gpt2").model(layers=4, width=192, heads=6, vocab_size=VOCAB_SIZE, length=128, dropout=0.0),
+        objective=objectives.Causal(),
+        vocabulary=config.Vocabulary(
+            spec="sentencepiece:../.cache/demo/sotu.model", train_size=VOCAB_SIZE, pad=0, eos=1, unk=2
+        ),
+        data=config.Data(
+            cache_dir="../.cache/demo/gpt2",
+            sources={"sotu": config.JsonLines(path=f"{CORPORA}/sotu.jsonl.gz")},
+            length=128,
+            validation_fraction=0.05,
+        ),
+        optimizer=config.AdamW(b1=0.9, b2=0.95, weight_decay=0.1),
+        schedule=config.Schedule(kind="cosine", learning_rate=2e-3, warmup_steps=50, final_fraction=0.1),
+        train=config.Train(steps=600, batch_size=16),
+        checkpoint=config.Checkpoint(save_every=200),
+        evaluation=config.Evaluation(every=100, batch_size=64, max_batches=8),
+    )
+
+
+RUNS = {"gpt2": gpt2}
+
+
+def _family(name: str):
+    """A sibling config file as a module: `configs/` is no package."""
+    path = pathlib.Path(__file__).with_name(f"{name}.py")
+    spec = importlib.util.spec_from_file_location(f"configs_{name}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def get_config(family: str = "gpt2"):
+    """The demo run of a family."""
+    return config.to_config_dict(config.choose(RUNS, family)())

@@ -1,0 +1,63 @@
+"""GPT-2 (Radford et al. 2019): small 124M, medium 355M, large 774M, xl 1558M parameters.
+
+    python -m plm_jax.pretrain --config=configs/gpt2.py:small --workdir=runs/gpt2-small
+
+Published: vocabulary of 50,257 byte-level BPE tokens, context 1,024, batch 512, pre-norm, 40 GB of WebText. The
+learning rate was not published; the one here, with its warm-up, cosine decay and weight decay, is GPT-3's for the
+same size (Brown et al. 2020, table 2.1 and appendix B), where it has one: small 6e-4, medium 3e-4, large 2.5e-4,
+xl 2e-4. 300,000 steps are 157e9 tokens.
+
+WebText was not released: put your own documents, one JSON object {"text": …} a line, where `data.sources.web.path`
+points, or set it: --config.data.sources.web.path='/corpus/*.jsonl.gz'.
+"""
+
+from plm_jax import config, objectives
+from plm_jax.models import settings
+
+# size: layers, width, heads, learning rate
+SIZES = {
+    "small": (12, 768, 12, 6e-4),
+    "medium": (24, 1024, 16, 3e-4),
+    "large": (36, 1280, 20, 2.5e-4),
+    "xl": (48, 1600, 25, 2e-4),
+}
+
+
+def model(layers: int, width: int, heads: int, vocab_size: int = 50257, length: int = 1024, dropout: float = 0.1):
+    """A model of GPT-2's kind."""
+    return settings.Decoder(
+        embedding=settings.Embedding(vocab_size=vocab_size, width=width),
+        attention=settings.Attention(
+            heads=heads,
+            head_dim=width // heads,
+            position=settings.LearnedPositions(length=length, init_std=0.01),
+        ),
+        feed_forward=settings.FeedForward(width=4 * width, activation="gelu_tanh"),
+        norm=settings.Norm(epsilon=1e-5),
+        stack=settings.Stack(layers=layers),
+        dropout=settings.Dropout(embedding=dropout, attention=dropout, residual=dropout),
+        initializer=settings.Initializer(std=0.02, shrink_residual=True),
+    )
+
+
+def get_config(size: str = "small"):
+    """The run of one of SIZES."""
+    layers, width, heads, learning_rate = config.choose(SIZES, size)
+    run = config.Run(
+        model=model(layers, width, heads),
+        objective=objectives.Causal(),
+        vocabulary=config.Vocabulary(
+            spec="bpe:../plm_jax/data/gpt2/vocab.json,../plm_jax/data/gpt2/merges.txt", eos=50256
+        ),
+        data=config.Data(
+            cache_dir="../.cache/gpt2",
+            sources={"web": config.JsonLines(path="../corpus/*.jsonl.gz")},
+            length=1024,
+        ),
+        optimizer=config.AdamW(b1=0.9, b2=0.95, epsilon=1e-8, weight_decay=0.1, clip_norm=1.0),
+        schedule=config.Schedule(kind="cosine", learning_rate=learning_rate, warmup_steps=2000, final_fraction=0.1),
+        train=config.Train(steps=300_000, batch_size=512),
+        precision=config.Precision(compute="bfloat16"),
+        evaluation=config.Evaluation(every=5000, max_batches=64),
+    )
+    return config.to_config_dict(run)

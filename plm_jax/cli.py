@@ -1,0 +1,123 @@
+"""What the verbs share: a config flag, errors as one line with exit status 2, the JAX set-up of a training process."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import ml_collections
+from absl import flags
+from ml_collections import config_flags
+
+from plm_jax import config
+from plm_jax.errors import UserError, nearest
+
+
+def define_config() -> flags.FlagHolder:
+    """The `--config=FILE.py:SIZE` flag with its `--config.section.field=value` overrides."""
+    return config_flags.DEFINE_config_file("config", None, "a config file, such as configs/gpt2.py:small")
+
+
+def resolve(flag: flags.FlagHolder) -> config.Run:
+    """The checked run of a `--config` flag."""
+    return config.resolve(flag.value, config_file(flag))
+
+
+def config_file(flag: flags.FlagHolder) -> str:
+    """The path in a `--config` flag, without the size.
+
+    Raises:
+      UserError: no flag, or no such file.
+    """
+    if flag.value is None:
+        raise UserError("--config is missing: give a config file, such as --config=configs/gpt2.py:small")
+    path = config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")[0]
+    if not isinstance(flag.value, ml_collections.ConfigDict):
+        hint = "it returns no ConfigDict" if os.path.isfile(path) else "there is no such file"
+        raise UserError(f"--config={path}: {hint}; give a config file, such as configs/gpt2.py:small")
+    return path
+
+
+def required(flag: flags.FlagHolder) -> str:
+    """The value of a flag that must be given."""
+    if not flag.value:
+        raise UserError(f"--{flag.name} is missing: set it")
+    return flag.value
+
+
+def run(main: Callable[[], None]) -> None:
+    """Parses the command line and calls `main`; a `UserError` becomes one line and exit status 2."""
+    try:
+        _parse_flags(sys.argv)
+        main()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        sys.stdout.flush()
+        # Threads of readers and savers must not keep a failed process alive.
+        os._exit(2)
+    except KeyboardInterrupt:
+        print("stopped; run the same command again to go on", file=sys.stderr, flush=True)
+        os._exit(130)
+
+
+def _parse_flags(argv: list[str]) -> None:
+    try:
+        rest = flags.FLAGS(argv)
+    except (flags.Error, ValueError, TypeError) as error:
+        raise UserError(" ".join(str(error).split())) from error
+    except (AttributeError, KeyError) as error:
+        raise UserError(_unknown_field(argv) or " ".join(str(error).split())) from error
+    if len(rest) > 1:
+        raise UserError(f"'{rest[1]}' is no flag: write --name=value")
+
+
+def _unknown_field(argv: list[str]) -> str | None:
+    """What to say of the first override of a field that the config file does not have."""
+    joined = " ".join(argv).replace("--config ", "--config=")
+    file = next(arg for arg in joined.split() if arg.startswith("--config=")).removeprefix("--config=")
+    values = flags.FlagValues()
+    holder = config_flags.DEFINE_config_file("config", file, flag_values=values, sys_argv=[])
+    values(argv[:1])
+    for override in (arg for arg in argv if arg.startswith("--config.")):
+        section, path = holder.value, override.removeprefix("--config.").partition("=")[0].split(".")
+        for depth, name in enumerate(path):
+            if not isinstance(section, ml_collections.ConfigDict) or name not in section:
+                known = section.keys() if isinstance(section, ml_collections.ConfigDict) else []
+                hint = nearest(name, known) if known else "it is no section"
+                return f"there is no field {'.'.join(['config', *path[: depth + 1]])}: {hint}"
+            section = section[name]
+    return None
+
+
+def start_jax() -> None:
+    """Joins the job's other processes, if the environment names any, and turns the compilation cache on.
+
+    `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES` and `JAX_PROCESS_ID` are what `launch/local.py` sets; on a TPU pod,
+    SLURM or GKE jax finds them itself once `JAX_COORDINATOR_ADDRESS` or `PLM_JAX_DISTRIBUTED=1` asks for it.
+    """
+    import jax
+
+    if "JAX_NUM_PROCESSES" in os.environ:
+        jax.distributed.initialize(
+            os.environ["JAX_COORDINATOR_ADDRESS"],
+            int(os.environ["JAX_NUM_PROCESSES"]),
+            int(os.environ["JAX_PROCESS_ID"]),
+        )
+    elif os.environ.get("PLM_JAX_DISTRIBUTED") == "1":
+        jax.distributed.initialize()
+    if jax.config.jax_compilation_cache_dir is None:
+        jax.config.update("jax_compilation_cache_dir", os.path.expanduser("~/.cache/plm_jax/compilation"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
+def prepare_if_missing(run: config.Run) -> None:
+    """Prepares the caches of the config's sources in a child process, so that this one never imports TensorFlow."""
+    missing = [name for name in run.data.sources if not os.path.exists(os.path.join(run.data.cache_dir, name))]
+    if not missing or os.environ.get("JAX_PROCESS_ID", "0") != "0":
+        return
+    print(f"no cache of {', '.join(missing)} in {run.data.cache_dir}: preparing it", file=sys.stderr, flush=True)
+    # Of this process's flags the child takes --config (with its value) and its overrides.
+    arguments = [a for i, a in enumerate(sys.argv) if a.startswith("--config") or sys.argv[i - 1] == "--config"]
+    finished = subprocess.run([sys.executable, "-m", "plm_jax.prepare", *arguments])
+    if finished.returncode:
+        sys.exit(finished.returncode)

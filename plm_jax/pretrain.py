@@ -1,0 +1,22 @@
+"""`python -m plm_jax.pretrain --config=FILE.py:SIZE --workdir=W`: trains; the same command again goes on."""
+
+from absl import flags
+
+from plm_jax import cli
+
+_CONFIG = cli.define_config()
+_WORKDIR = flags.DEFINE_string("workdir", None, "the run directory: config, checkpoints, metrics")
+
+
+def main() -> None:
+    """Trains what `--config` says in `--workdir`."""
+    run, workdir = cli.resolve(_CONFIG), cli.required(_WORKDIR)
+    cli.prepare_if_missing(run)
+    cli.start_jax()
+    from plm_jax.training import loop
+
+    loop.pretrain(run, workdir)
+
+
+if __name__ == "__main__":
+    cli.run(main)

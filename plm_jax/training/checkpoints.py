@@ -1,0 +1,130 @@
+"""Checkpoints of a run: Orbax, asynchronous, sharded, restorable on any mesh.
+
+A checkpoint holds `params` alone, so that a reader of weights need not know the optimizer; `training` (the rest of the
+train state); and `meta`: format, step, config, vocabulary id, position in the data, phase, mesh.
+"""
+
+import json
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+from etils import epath
+
+from plm_jax import config
+from plm_jax.errors import UserError
+from plm_jax.training.state import TrainState
+
+FORMAT = 1
+
+
+def _rest(state: TrainState) -> dict[str, Any]:
+    return {"step": state.step, "optimizer": state.optimizer, "carry": state.carry}
+
+
+class Checkpoints:
+    """The checkpoints of one run directory; use as a context manager, leaving it waits for a save under way."""
+
+    def __init__(self, workdir: str, settings: config.Checkpoint):
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=settings.keep_last,
+            keep_period=settings.keep_every or None,
+            cleanup_tmp_directories=True,
+            create=True,
+        )
+        self.directory = epath.Path(workdir) / "checkpoints"
+        self._manager = ocp.CheckpointManager(
+            self.directory, item_names=("params", "training", "meta"), options=options
+        )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._manager.close()
+
+    def latest(self) -> int | None:
+        """The newest finished checkpoint's step."""
+        return self._manager.latest_step()
+
+    def save(self, step: int, state: TrainState, meta: dict[str, Any]) -> None:
+        """Begins to save the state after `step` steps; the arrays are copied before this returns."""
+        items = ocp.args.Composite(
+            params=ocp.args.StandardSave(state.params),
+            training=ocp.args.StandardSave(_rest(state)),
+            meta=ocp.args.JsonSave({"format": FORMAT, "step": step, **meta}),
+        )
+        self._manager.save(step, args=items)
+
+    def meta(self, step: int) -> dict[str, Any]:
+        """What a checkpoint says of itself."""
+        return read_meta(self.directory / str(step))
+
+    def restore(self, step: int, abstract: TrainState) -> TrainState:
+        """The state of a checkpoint, laid out as `abstract` (shapes with shardings) says.
+
+        Raises:
+          UserError: it is damaged, or of another model or optimizer.
+        """
+        items = ocp.args.Composite(
+            params=ocp.args.StandardRestore(abstract.params), training=ocp.args.StandardRestore(_rest(abstract))
+        )
+        try:
+            restored = self._manager.restore(step, args=items)
+        except (ValueError, KeyError, TypeError, OSError, FileNotFoundError) as error:
+            raise UserError(_unreadable(self.directory / str(step), error)) from error
+        return TrainState(params=restored.params, **restored.training)
+
+
+def _unreadable(path, error: Exception) -> str:
+    reason = str(error).strip().split("\n")[0][:200]
+    return f"checkpoint {path} cannot be read ({reason}): delete it to go on from the one before"
+
+
+def read_meta(checkpoint: epath.Path) -> dict[str, Any]:
+    """The `meta` of a checkpoint's folder.
+
+    Raises:
+      UserError: there is none, it is damaged, or its format is unknown.
+    """
+    path = checkpoint / "meta" / "metadata"
+    try:
+        meta = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(_unreadable(checkpoint, error)) from error
+    if meta.get("format") != FORMAT:
+        raise UserError(
+            f"checkpoint {checkpoint} has format {meta.get('format')}: this version reads {FORMAT}, upgrade plm_jax"
+        )
+    return meta
+
+
+def finished(directory: epath.Path) -> list[int]:
+    """The steps of the finished checkpoints in a folder, ascending."""
+    return sorted(int(path.name) for path in directory.iterdir() if path.name.isdigit()) if directory.exists() else []
+
+
+def load_params(path: str) -> tuple[Any, config.Run]:
+    """The parameters (on one device) and the run of a run directory's newest checkpoint, or of one checkpoint.
+
+    Raises:
+      UserError: there is no checkpoint, or it is damaged.
+    """
+    checkpoint = epath.Path(path)
+    if not (checkpoint / "params").exists():
+        steps = finished(checkpoint / "checkpoints")
+        if not steps:
+            raise UserError(f"{path} has no finished checkpoint: train first, or give another path")
+        checkpoint = checkpoint / "checkpoints" / str(steps[-1])
+    meta = read_meta(checkpoint)
+    run = config.from_dict(meta["config"])
+    one_device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    try:
+        with ocp.StandardCheckpointer() as checkpointer:
+            saved = checkpointer.metadata(checkpoint / "params").item_metadata.tree
+            abstract = jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=one_device), saved
+            )
+            return checkpointer.restore(checkpoint / "params", abstract), run
+    except (ValueError, KeyError, TypeError, OSError, AttributeError) as error:
+        raise UserError(_unreadable(checkpoint, error)) from error

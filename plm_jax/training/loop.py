@@ -1,0 +1,316 @@
+"""The loop of a pretraining run: stages, steps, validation, checkpoints, telemetry."""
+
+import contextlib
+import dataclasses
+import functools
+import importlib.metadata
+import json
+import os
+import shutil
+import subprocess
+import time
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from plm_jax import config
+from plm_jax.data.reader import Reader, digest_hex
+from plm_jax.errors import UserError
+from plm_jax.models.decoder import Decoder
+from plm_jax.training import flops, losses, optimizers, schedules, warm_start
+from plm_jax.training import mesh as meshes
+from plm_jax.training import state as states
+from plm_jax.training import step as steps
+from plm_jax.training.checkpoints import Checkpoints
+from plm_jax.training.telemetry import Telemetry
+
+# Settings of a model that change neither its parameters nor what they mean.
+_FREE_SETTINGS = ("scan_layers", "remat", "dropout")
+
+
+def pretrain(run: config.Run, workdir: str) -> None:
+    """Trains until `run.train.steps`, from the newest checkpoint in `workdir` if there is one.
+
+    Raises:
+      UserError: the batch does not fit the mesh, the cache or a checkpoint does not fit the config, the loss is lost.
+    """
+    trainer = Trainer(run)
+    if jax.process_index() == 0:
+        os.makedirs(workdir, exist_ok=True)
+        _check_same_model(run, workdir)
+        _describe(run, trainer.mesh, workdir)
+    with Checkpoints(workdir, run.checkpoint) as checkpoints:
+        state, notes = trainer.start(checkpoints)
+        first_step = int(state.step)
+        telemetry = Telemetry(workdir, first_step, run.train.steps) if jax.process_index() == 0 else None
+        with telemetry or contextlib.nullcontext():
+            for note in notes if telemetry else ():
+                telemetry.say(note)
+            trainer.run_stages(state, first_step, checkpoints, telemetry)
+
+
+class Trainer:
+    """What a run needs besides its state: mesh, model, optimizer, reader, shardings."""
+
+    def __init__(self, run: config.Run):
+        self.run = run
+        self.mesh = meshes.build(run.mesh)
+        self.stages = config.stages(run)
+        for stage in self.stages:
+            _check_divides(stage, meshes.batch_shards(self.mesh))
+        self.reader = Reader(run)
+        self.root = states.key(run.train.seed, run.train.prng)
+        self.rate = schedules.learning_rate(run.schedule, run.train.steps)
+        self.optimizer = optimizers.build(run.optimizer, self.rate)
+        boxed = jax.eval_shape(self._init)
+        self.shardings = meshes.shardings(boxed, self.mesh, run.mesh.rules)
+        self.abstract_state = jax.tree.map(
+            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+            nn.unbox(boxed),
+            self.shardings,
+        )
+
+    def model(self, dropout: float | None = None) -> Decoder:
+        """The module, with all dropout rates at `dropout` unless it is None."""
+        model = self.run.model
+        if dropout is not None:
+            model = dataclasses.replace(model, dropout=model.dropout.all_at(dropout))
+        return Decoder(model, dtype=jnp.dtype(self.run.precision.compute))
+
+    def _init(self) -> states.TrainState:
+        """A fresh state, parameters and the optimizer's copies of them boxed with their logical axes."""
+        return states.new_state(states.init_params(self.model(), self.root), self.optimizer)
+
+    def new_state(self) -> states.TrainState:
+        """A fresh state, made in its place on the mesh."""
+        make = steps.over_mesh(
+            lambda: nn.unbox(self._init()), self.mesh, self.run.mesh.rules, out_shardings=self.shardings
+        )
+        return make()
+
+    def start(self, checkpoints: Checkpoints) -> tuple[states.TrainState, list[str]]:
+        """The state to begin with, and lines that say where it came from."""
+        latest = checkpoints.latest()
+        if latest is None:
+            state = self.new_state()
+            if not self.run.train.init_from:
+                return state, []
+            params, notes = warm_start.take(state.params, self.run.train)
+            return state.replace(params=params), notes
+        meta = checkpoints.meta(latest)
+        if meta["vocabulary_id"] != self.reader.vocabulary_id:
+            raise UserError(
+                f"checkpoint {latest} was trained with vocabulary {meta['vocabulary_id'][:12]}, the cache has "
+                f"{self.reader.vocabulary_id[:12]}: use the cache it was trained on or another --workdir"
+            )
+        return checkpoints.restore(latest, self.abstract_state), [f"resumed after step {latest}"]
+
+    def loss(self, dropout: float | None = None, **settings: Any):
+        """The run's loss as a function of `(params, batch, rngs, carry)`."""
+        loss = functools.partial(losses.LOSSES[self.run.objective.kind], self.model(dropout))
+        return functools.partial(loss, batch_shards=meshes.batch_shards(self.mesh), **settings)
+
+    def stage_step(self, stage: config.Stage):
+        """The jitted train step of a stage."""
+        train = self.run.train
+        rates = dataclasses.astuple(self.model(stage.dropout).model.dropout)
+        step = steps.train_step(
+            self.loss(stage.dropout, z_loss=train.z_loss, label_smoothing=train.label_smoothing),
+            self.optimizer,
+            self.rate,
+            self.root,
+            stage.microbatches,
+            dropout=any(rates),
+        )
+        return steps.jit_step(step, self.mesh, self.run.mesh.rules, self.shardings)
+
+    def batches(self, stage: config.Stage, first_step: int):
+        """Global batches of a stage from `first_step` on, each with the seconds that this host waited for it."""
+        sharding = meshes.batch_sharding(self.mesh)
+        rows = meshes.local_rows(sharding, stage.batch_size)
+        local = iter(self.reader.batches(first_step, rows))
+        for _ in range(first_step, stage.end_step):
+            began = time.perf_counter()
+            batch = next(local)
+            waited = time.perf_counter() - began
+            yield meshes.to_global(batch, rows, stage.batch_size, sharding), waited
+
+    def run_stages(self, state, first_step: int, checkpoints: Checkpoints, telemetry: Telemetry | None) -> None:
+        """Steps through what is left of every stage."""
+        run, step = self.run, first_step
+        recorder = Recorder(self, telemetry)
+        for index, stage in enumerate(self.stages):
+            if step >= stage.end_step:
+                continue
+            train_step = self.stage_step(stage)
+            recorder.begin(stage)
+            for batch, waited in self.batches(stage, step):
+                state, metrics = train_step(state, batch)
+                step += 1
+                validate = run.evaluation.every and step % run.evaluation.every == 0
+                save = step % run.checkpoint.save_every == 0 or step == run.train.steps
+                recorder.add(step, metrics, waited)
+                if validate or save:
+                    recorder.drain(self.validate(state.params) if validate else None)
+                if save:
+                    if telemetry:
+                        telemetry.sync()
+                    checkpoints.save(step, state, self._meta(step, stage, index))
+            recorder.drain()
+
+    def _meta(self, step: int, stage: config.Stage, index: int) -> dict[str, Any]:
+        return {
+            "config": config.to_dict(self.run),
+            "vocabulary_id": self.reader.vocabulary_id,
+            "next_example": stage.first_example + (step - stage.first_step) * stage.batch_size,
+            "phase": index,
+            "mesh": dict(self.mesh.shape),
+        }
+
+    @functools.cached_property
+    def _validation_step(self):
+        loss = self.loss()
+
+        def sums(params, batch):
+            batch = {name: value for name, value in batch.items() if name != "digest"}
+            loss_sum, weight_sum, _, _ = loss(params, batch, None, {})
+            return loss_sum, weight_sum
+
+        return steps.over_mesh(sums, self.mesh, self.run.mesh.rules)
+
+    def validate(self, params) -> float | None:
+        """Mean loss in nats per target token over the validation split; None if there is none."""
+        shards = meshes.batch_shards(self.mesh)
+        batch_size = -(-self.run.evaluation.batch_size // shards) * shards
+        sharding = meshes.batch_sharding(self.mesh)
+        rows = meshes.local_rows(sharding, batch_size)
+        total = weight = 0.0
+        for number, batch in enumerate(self.reader.validation(batch_size, rows)):
+            if number == (self.run.evaluation.max_batches or -1):
+                break
+            sums = self._validation_step(params, meshes.to_global(batch, rows, batch_size, sharding))
+            total, weight = total + float(sums[0]), weight + float(sums[1])
+        return total / weight if weight else None
+
+
+class Recorder:
+    """Reads metrics one step late, so that the device never waits for the host, and writes the rows."""
+
+    def __init__(self, trainer: Trainer, telemetry: Telemetry | None):
+        self._run, self._telemetry = trainer.run, telemetry
+        peak = flops.peak(jax.devices()[0])
+        self._peak = peak and peak * jax.device_count()
+        self._pending = None
+        self._since = None
+        self._waited, self._steps = 0.0, 0
+
+    def begin(self, stage: config.Stage) -> None:
+        """A new stage: its first step compiles and is left out of the speeds."""
+        self._tokens = stage.batch_size * stage.length
+        self._flops = flops.per_step(self._run.model, stage.batch_size, stage.length)
+        self._since, self._waited, self._steps = None, 0.0, 0
+
+    def add(self, step: int, metrics, waited: float) -> None:
+        """Takes the metrics of a step just dispatched; reads those of the one before."""
+        self.drain()
+        self._pending = step, metrics, waited
+
+    def drain(self, validation_loss: float | None = None) -> None:
+        """Reads the pending metrics, waiting for them, and writes their row if one is due."""
+        if self._pending is None:
+            return
+        step, metrics, waited = self._pending
+        self._pending = None
+        metrics = jax.device_get(metrics)
+        now = time.perf_counter()
+        if self._since is None:
+            self._since, rates = now, {}
+        else:
+            self._steps, self._waited = self._steps + 1, self._waited + waited
+            rates = self._rates(now)
+        loss = float(metrics["loss"])
+        if not np.isfinite(loss):
+            digest = digest_hex(metrics["digest"])
+            raise UserError(
+                f"the loss of step {step} is {loss} (batch digest {digest}): lower the learning rate or the "
+                "gradient clipping and run again, which resumes from the last checkpoint"
+            )
+        if self._telemetry is None:
+            return
+        self._telemetry.progress(step, loss, rates.get("train/tokens_per_second", 0.0))
+        if step % self._run.train.log_every == 0 or step == self._run.train.steps or validation_loss is not None:
+            self._telemetry.write(self._row(step, metrics, rates, validation_loss))
+            self._since, self._waited, self._steps = now, 0.0, 0
+
+    def _rates(self, now: float) -> dict[str, float]:
+        seconds = (now - self._since) / self._steps
+        rates = {
+            "train/step_seconds": seconds,
+            "train/tokens_per_second": self._tokens / seconds,
+            "train/data_wait_seconds": self._waited / self._steps,
+        }
+        if self._peak:
+            rates["train/mfu"] = self._flops / seconds / self._peak
+        return rates
+
+    def _row(self, step: int, metrics, rates, validation_loss) -> dict[str, Any]:
+        row = {"step": step}
+        row |= {f"train/{name}": float(value) for name, value in metrics.items() if name != "digest"}
+        row |= rates | {"train/batch_digest": digest_hex(metrics["digest"])}
+        if validation_loss is not None:
+            row["validation/loss"] = validation_loss
+        return row
+
+
+def _check_divides(stage: config.Stage, shards: int) -> None:
+    rows = stage.batch_size // stage.microbatches
+    if rows % shards:
+        raise UserError(
+            f"a batch of {stage.batch_size} in {stage.microbatches} microbatches has {rows} rows at a time, which the "
+            f"mesh's {shards} (data × fsdp) do not divide: change train.batch_size, train.microbatches or the mesh"
+        )
+
+
+def _check_same_model(run: config.Run, workdir: str) -> None:
+    """The run directory must hold the same model, but for settings of speed and dropout."""
+    path = os.path.join(workdir, "config.json")
+    if not os.path.exists(path):
+        return
+    try:
+        with open(path, encoding="utf-8") as file:
+            before = config.from_dict(json.load(file)["config"])
+    except (ValueError, KeyError) as error:
+        raise UserError(f"{path} is damaged ({error}): delete it to go on with the config given now") from error
+    free = {name: getattr(run.model, name) for name in _FREE_SETTINGS}
+    if dataclasses.replace(before.model, **free) != run.model:
+        raise UserError(f"{workdir} holds a run of another model: choose another --workdir")
+
+
+def _describe(run: config.Run, mesh, workdir: str) -> None:
+    """Writes config.json and copies the vocabulary."""
+    packages = ("jax", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
+    described = {
+        "config": config.to_dict(run),
+        "versions": {name: importlib.metadata.version(name) for name in packages},
+        "git_commit": _git_commit(),
+        "mesh": dict(mesh.shape),
+    }
+    path = os.path.join(workdir, "config.json")
+    with open(path + ".tmp", "w", encoding="utf-8") as file:
+        json.dump(described, file, indent=2)
+    os.replace(path + ".tmp", path)
+    shutil.copytree(
+        os.path.join(run.data.cache_dir, "vocabulary"), os.path.join(workdir, "vocabulary"), dirs_exist_ok=True
+    )
+
+
+def _git_commit() -> str | None:
+    """The commit of the source tree, None outside of one."""
+    try:
+        command = ["git", "-C", os.path.dirname(__file__), "rev-parse", "HEAD"]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None

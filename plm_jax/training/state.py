@@ -1,0 +1,47 @@
+"""The train state and its making."""
+
+import zlib
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+
+
+@struct.dataclass
+class TrainState:
+    """Everything a step changes.
+
+    Attributes:
+      step: int32, finished steps.
+      params: parameters, float32.
+      optimizer: the optimizer's state.
+      carry: what a loss carries from batch to batch (an ELMo's LSTM state); empty for most.
+    """
+
+    step: jax.Array
+    params: Any
+    optimizer: Any
+    carry: Any
+
+
+def key(seed: int, prng: str) -> jax.Array:
+    """The root key of a run; `prng` as in `config.Train`."""
+    return jax.random.key(seed, impl={"threefry": "threefry2x32", "rbg": "rbg"}[prng])
+
+
+def named_key(parent: jax.Array, name: str) -> jax.Array:
+    """The key of `name` under `parent`."""
+    return jax.random.fold_in(parent, zlib.crc32(name.encode()))
+
+
+def init_params(model: nn.Module, root: jax.Array):
+    """Fresh parameters, boxed with their logical axes; the same for every mesh."""
+    return model.init(named_key(root, "params"), jnp.zeros((1, 1), jnp.int32))["params"]
+
+
+def new_state(params, optimizer: optax.GradientTransformation) -> TrainState:
+    """The state before the first step."""
+    return TrainState(step=jnp.zeros((), jnp.int32), params=params, optimizer=optimizer.init(params), carry={})

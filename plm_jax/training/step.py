@@ -1,0 +1,135 @@
+"""The train step: one pure jitted function over a mesh."""
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+
+from plm_jax.models.partitioning import constrain
+from plm_jax.training import mesh as meshes
+from plm_jax.training.state import TrainState, named_key
+
+
+def rngs(root: jax.Array, step, microbatch) -> dict[str, jax.Array]:
+    """The keys of a microbatch: fold_in(root, step), then microbatch, then name."""
+    of_microbatch = jax.random.fold_in(jax.random.fold_in(root, step), microbatch)
+    return {"dropout": named_key(of_microbatch, "dropout")}
+
+
+def split_microbatches(batch, count: int):
+    """[B, ...] → [count, B / count, ...]: row r goes to microbatch r mod count, so that no row leaves its device."""
+
+    def split(x):
+        parts = jnp.swapaxes(x.reshape(x.shape[0] // count, count, *x.shape[1:]), 0, 1)
+        return constrain(parts, None, "batch", *[None] * (x.ndim - 1))
+
+    return jax.tree.map(split, batch)
+
+
+def gradients(loss: Callable, params, batch, root, step, carry, microbatches: int, dropout: bool):
+    """Sums over the microbatches: (d loss_sum / d params, loss_sum, weight_sum, metrics, carry)."""
+
+    def value(params, part, microbatch, carry):
+        keys = rngs(root, step, microbatch) if dropout else None
+        loss_sum, weight_sum, metrics, carry = loss(params, part, keys, carry)
+        return loss_sum, (weight_sum, metrics, carry)
+
+    differentiate = jax.value_and_grad(value, has_aux=True)
+
+    def one(part, microbatch, carry):
+        (loss_sum, (weight_sum, metrics, carry)), grads = differentiate(params, part, microbatch, carry)
+        return (grads, loss_sum, weight_sum, metrics), carry
+
+    if microbatches == 1:
+        sums, carry = one(batch, 0, carry)
+        return *sums, carry
+
+    parts = split_microbatches(batch, microbatches)
+
+    def add(accumulated, numbered):
+        sums, carry = accumulated
+        microbatch, part = numbered
+        new, carry = one(part, microbatch, carry)
+        return (jax.tree.map(jnp.add, sums, new), carry), None
+
+    shapes = jax.eval_shape(one, jax.tree.map(lambda x: x[0], parts), 0, carry)[0]
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    (sums, carry), _ = jax.lax.scan(add, (zeros, carry), (jnp.arange(microbatches), parts))
+    return *sums, carry
+
+
+def train_step(
+    loss: Callable,
+    optimizer: optax.GradientTransformation,
+    rate: Callable,
+    root: jax.Array,
+    microbatches: int = 1,
+    dropout: bool = False,
+) -> Callable[[TrainState, dict[str, jax.Array]], tuple[TrainState, dict[str, jax.Array]]]:
+    """The pure step `(state, batch) → (state, metrics)`.
+
+    Args:
+      loss: `(params, batch, rngs, carry) → (loss_sum, weight_sum, metrics, carry)`.
+      optimizer: of the mean gradient over target tokens.
+      rate: the learning rate by step, reported.
+      root: the run's key.
+      microbatches: parts of the batch whose gradients are added up.
+      dropout: whether the loss is given keys.
+
+    Returns:
+      Metrics: `loss`, `grad_norm`, `learning_rate`, each of the loss's own as a mean over target tokens, and `digest`,
+      the batch's uint32 digest halves [B, 2] added up.
+    """
+
+    def step(state: TrainState, batch):
+        batch = dict(batch)
+        digest = batch.pop("digest").sum(0)
+        grads, loss_sum, weight_sum, metrics, carry = gradients(
+            loss, state.params, batch, root, state.step, state.carry, microbatches, dropout
+        )
+        weight_sum = jnp.maximum(weight_sum, 1.0)
+        grads = jax.tree.map(lambda g: g / weight_sum, grads)
+        updates, optimizer_state = optimizer.update(grads, state.optimizer, state.params)
+        metrics = {name: value / weight_sum for name, value in {"loss": loss_sum, **metrics}.items()}
+        metrics |= {"grad_norm": optax.global_norm(grads), "learning_rate": rate(state.step), "digest": digest}
+        params = optax.apply_updates(state.params, updates)
+        return TrainState(state.step + 1, params, optimizer_state, carry), metrics
+
+    return step
+
+
+def over_mesh(function: Callable, mesh: Mesh, rules, **jit: Any) -> Callable:
+    """`function` jitted with the logical-axis rules in force and called under the mesh."""
+
+    def traced(*args):
+        with nn.logical_axis_rules(rules):
+            return function(*args)
+
+    jitted = jax.jit(traced, **jit)
+
+    def call(*args):
+        with jax.set_mesh(mesh):
+            return jitted(*args)
+
+    def lower(*args):
+        with jax.set_mesh(mesh):
+            return jitted.lower(*args)
+
+    call.lower = lower
+    return call
+
+
+def jit_step(step: Callable, mesh: Mesh, rules, state_shardings) -> Callable:
+    """The train step over the mesh: state and batch sharded, the old state's buffers given up."""
+    return over_mesh(
+        step,
+        mesh,
+        rules,
+        in_shardings=(state_shardings, meshes.batch_sharding(mesh)),
+        out_shardings=(state_shardings, meshes.replicated(mesh)),
+        donate_argnums=0,
+    )

@@ -1,0 +1,222 @@
+"""Batches from the cache, through Grain: example k is a pure function of (config, seed, k).
+
+This is all of `data` that a training process imports: no seqio, no TensorFlow.
+"""
+
+import bisect
+import hashlib
+import os
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grain
+import numpy as np
+
+from plm_jax import config, objectives
+from plm_jax.data import cache, layouts, mixtures
+from plm_jax.errors import UserError
+
+Example = dict[str, np.ndarray]
+Rows = Callable[[int], Sequence[int]]
+SPECIALS = ("pad", "bos", "eos", "unk")
+
+
+@dataclass(frozen=True)
+class _Segment:
+    """How a stage reads: example k is number k - base of the mixture, and each source's index counts from `offsets`."""
+
+    stage: config.Stage
+    mixture: mixtures.Mixture
+    base: int
+    orders: dict[str, layouts.BlockOrder]
+    offsets: dict[str, int]
+
+    def positions(self, k: int) -> dict[str, int]:
+        """The index of each source's first block at or after example k."""
+        return {name: self.offsets[name] + n for name, n in self.mixture.counts(k - self.base).items()}
+
+
+class Reader:
+    """The examples and batches of a run.
+
+    Attributes:
+      sources: the opened caches of all sources with a rate above 0 in some stage.
+      vocabulary: what the manifests say of the vocabulary.
+    """
+
+    def __init__(self, run: config.Run):
+        """Opens the caches.
+
+        Raises:
+          UserError: a cache that is missing, damaged, of another vocabulary or too small for one row; a model whose
+            embedding is smaller than the vocabulary.
+        """
+        self._run = run
+        self._stages = config.stages(run)
+        names = [n for n in run.data.sources if any(s.mixture.get(n, not s.mixture) for s in self._stages)]
+        window = 3 * run.data.window_tokens
+        self.sources = {name: cache.open_source(run.data.cache_dir, name, window) for name in names}
+        self.vocabulary = _check_vocabulary(run, self.sources)
+        special = objectives.Special(**{k: self.vocabulary[k] for k in SPECIALS})
+        self.objective = objectives.Objective(run.objective, special)
+        self._streams, self._validation = (
+            {
+                name: layouts.Stream(source.splits[split], special.eos, special.pad)
+                for name, source in self.sources.items()
+                if split in source.splits
+            }
+            for split in cache.SPLITS
+        )
+        self._segments = self._plan()
+        self._first_examples = [segment.stage.first_example for segment in self._segments]
+
+    def _plan(self) -> list[_Segment]:
+        segments: list[_Segment] = []
+        position = dict.fromkeys(self.sources, 0)
+        orders: dict[str, layouts.BlockOrder] = {}
+        for stage in self._stages:
+            rates = stage.mixture or {name: source.splits["train"].num_tokens for name, source in self.sources.items()}
+            mixture = mixtures.Mixture({name: rates.get(name, 0.0) for name in self.sources})
+            last = segments[-1] if segments else None
+            if last:
+                position |= last.positions(stage.first_example)
+            orders_before, orders = orders, {name: self._order(name, stage.length) for name in self.sources}
+            if last:
+                position = {name: orders[name].resume(k, orders_before[name]) for name, k in position.items()}
+            base = last.base if last and stage.mixture == last.stage.mixture else stage.first_example
+            counts = mixture.counts(stage.first_example - base)
+            offsets = {name: position[name] - n for name, n in counts.items()}
+            segments.append(_Segment(stage, mixture, base, orders, offsets))
+        return segments
+
+    def _order(self, name: str, length: int) -> layouts.BlockOrder:
+        """The order of a source's training blocks at a length."""
+        data, stream = self._run.data, self._streams[name]
+        needed, stride = self.objective.input_length(length), self.objective.stride(length)
+        if stream.num_tokens < needed:
+            raise UserError(
+                f"source '{name}' has {stream.num_tokens} training tokens, a row of length {length} takes {needed}: "
+                "lower config.data.length or give more text"
+            )
+        return layouts.BlockOrder(stream.num_tokens, needed, stride, data.window_tokens, self._run.train.seed, name)
+
+    def example(self, k: int) -> Example:
+        """Example k of the run, of its stage's length."""
+        segment = self._segments[bisect.bisect_right(self._first_examples, k) - 1]
+        name, index = segment.mixture.locate(k - segment.base)
+        order = segment.orders[name]
+        start = order.block(segment.offsets[name] + index) * order.stride
+        rng = layouts.generator(self._run.train.seed, "train", k)
+        return self._make(self._streams[name], start, segment.stage.length, rng)
+
+    def _make(self, stream: layouts.Stream, start: int, length: int, rng: np.random.Generator) -> Example:
+        separate = not self._run.data.layout.attend_across_documents
+        return self.objective(stream.example(start, self.objective.input_length(length), separate), rng)
+
+    def batch(self, step: int, rows: Sequence[int]) -> Example:
+        """These rows of a step's global batch, [rows, …], and `digest` uint32 [rows, 2] (see `digest_hex`)."""
+        stage = next(s for s in reversed(self._stages) if s.first_step <= step)
+        first = stage.first_example + (step - stage.first_step) * stage.batch_size
+        examples = [self.example(first + row) for row in rows]
+        crcs = np.array([crc(example) for example in examples], np.uint32)
+        return _stack(examples) | {"digest": np.stack([crcs & 0xFFFF, crcs >> 16], axis=1)}
+
+    def batches(self, first_step: int, rows: Rows = range) -> Iterator[Example]:
+        """The batches of steps `first_step` up to `train.steps`, made ahead in threads; any start costs the same.
+
+        Args:
+          rows: the global batch's size → this host's rows of it; all by default.
+        """
+
+        def batch(step: int) -> Example:
+            stage = next(s for s in reversed(self._stages) if s.first_step <= step)
+            return self.batch(step, rows(stage.batch_size))
+
+        return self._read_ahead(grain.MapDataset.range(first_step, self._run.train.steps), batch)
+
+    def _read_ahead(self, indices: grain.MapDataset, make: Callable[[int], Example]) -> Iterator[Example]:
+        data = self._run.data
+        options = grain.ReadOptions(num_threads=data.threads, prefetch_buffer_size=max(data.prefetch, data.threads))
+        return iter(indices.map(lambda i: make(int(i))).to_iter_dataset(options))
+
+    def _validation_blocks(self) -> dict[str, int]:
+        """How many rows hold all of each source's validation tokens, the last one short."""
+        length = self._run.data.length
+        overlap = self.objective.input_length(length) - self.objective.stride(length)
+        return {
+            name: max(0, -(-(stream.num_tokens - overlap) // self.objective.stride(length)))
+            for name, stream in self._validation.items()
+        }
+
+    def num_validation_batches(self, batch_size: int) -> int:
+        """How many batches `validation` gives."""
+        return -(-sum(self._validation_blocks().values()) // batch_size)
+
+    def validation(self, batch_size: int, rows: Rows = range) -> Iterator[Example]:
+        """All validation tokens of all sources once, in order, in rows of `data.length`; noise is keyed by the index.
+
+        The last batch is filled up with rows of weight 0.
+        """
+        return self._read_ahead(
+            grain.MapDataset.range(self.num_validation_batches(batch_size)),
+            lambda i: _stack([self._validation_example(i * batch_size + row) for row in rows(batch_size)]),
+        )
+
+    def _validation_example(self, index: int) -> Example:
+        length, number = self._run.data.length, index
+        for name, blocks in self._validation_blocks().items():
+            if index < blocks:
+                rng = layouts.generator(self._run.train.seed, "validation", number)
+                return self._make(self._validation[name], index * self.objective.stride(length), length, rng)
+            index -= blocks
+        return {key: np.zeros_like(value) for key, value in self._validation_example(0).items()}
+
+
+def _check_vocabulary(run: config.Run, sources: dict[str, cache.Source]) -> dict[str, Any]:
+    """The one vocabulary of all sources, if it is the config's and fits the model."""
+    first, *others = sources.items()
+    for name, source in others:
+        if source.vocabulary["id"] != first[1].vocabulary["id"]:
+            raise UserError(f"the caches of '{first[0]}' and '{name}' differ in vocabulary: prepare them again")
+    found = first[1].vocabulary
+    again = "run `python -m plm_jax.prepare --config=…` again"
+    for special in SPECIALS:
+        if found[special] != getattr(run.vocabulary, special):
+            given = getattr(run.vocabulary, special)
+            raise UserError(f"config.vocabulary.{special} is {given}, the cache's is {found[special]}: {again}")
+    kind, _, paths = run.vocabulary.spec.partition(":")
+    if kind != found["kind"]:
+        raise UserError(f"config.vocabulary.spec is {kind}, the cache's is {found['kind']}: {again}")
+    for path in filter(os.path.exists, paths.split(",")):
+        with open(path, "rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() not in found["files"].values():
+                raise UserError(f"{path} is not the vocabulary that the cache was made with: {again}")
+    if run.model.embedding.vocab_size < found["size"]:
+        raise UserError(
+            f"config.model.embedding.vocab_size is {run.model.embedding.vocab_size}: "
+            f"give at least the vocabulary's size, {found['size']}"
+        )
+    return found
+
+
+def _stack(examples: list[Example]) -> Example:
+    return {key: np.stack([example[key] for example in examples]) for key in examples[0]}
+
+
+def crc(example: Example) -> int:
+    """CRC-32 over each key in sorted order: its name, its shape as little-endian int64, its little-endian bytes."""
+    value = 0
+    for key in sorted(example):
+        array = np.ascontiguousarray(example[key], example[key].dtype.newbyteorder("<"))
+        value = zlib.crc32(key.encode("utf-8"), value)
+        value = zlib.crc32(np.array(array.shape, "<i8").tobytes(), value)
+        value = zlib.crc32(array.data, value)
+    return value
+
+
+def digest_hex(total: Sequence[int]) -> str:
+    """`train/batch_digest` from the sum of `digest` over the global batch, [2]: the sum of CRCs modulo 2^64, in hex."""
+    low, high = (int(half) for half in total)
+    return f"{(low + (high << 16)) % 2**64:016x}"

@@ -1,0 +1,199 @@
+"""Each source of a config as a seqio task that yields texts. Importing this imports seqio and so TensorFlow."""
+
+import glob
+import gzip
+import hashlib
+import importlib
+import json
+import os
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import seqio
+import tensorflow as tf
+
+from plm_jax import config
+from plm_jax.data import cache
+from plm_jax.errors import UserError, nearest
+
+Files = config.TextFiles | config.JsonLines
+_FEATURES = {"text": seqio.Feature(seqio.PassThroughVocabulary(0), add_eos=False, dtype=tf.string, rank=0)}
+
+
+class _FileSource(seqio.FunctionDataSource):
+    """Documents of text or JSONL files, one `train` split; keeps the `UserError` that TensorFlow would bury."""
+
+    def __init__(self, source: Files):
+        self.error: UserError | None = None
+
+        def documents() -> Iterator[bytes]:
+            try:
+                for text in read_files(source):
+                    yield text.encode("utf-8")
+            except UserError as error:
+                self.error = error
+                raise
+
+        def dataset(split: str, shuffle_files: bool) -> tf.data.Dataset:
+            del split, shuffle_files
+            texts = tf.data.Dataset.from_generator(documents, output_signature=tf.TensorSpec([], tf.string))
+            return texts.map(lambda text: {"text": text})
+
+        super().__init__(dataset, splits=("train",))
+
+
+def read_files(source: Files) -> Iterator[str]:
+    """The documents of text or JSONL files, in the order of their paths; blank ones are left out.
+
+    Raises:
+      UserError: no file at the path; a damaged file; text that is not UTF-8; a line that is no JSON object with text.
+    """
+    for path in paths(source):
+        read = _json_lines if isinstance(source, config.JsonLines) else _text_file
+        try:
+            yield from (text for text in read(path, source) if text.strip())
+        except UnicodeDecodeError as error:
+            raise UserError(f"{path} is not UTF-8 text: convert it") from error
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise UserError(f"{path} is damaged ({error}): give a whole gzip file") from error
+        except OSError as error:
+            raise UserError(f"cannot read {path}: {error.strerror}") from error
+
+
+def paths(source: Files) -> list[str]:
+    """The files that a source's path or glob names, sorted."""
+    found = sorted(path for path in glob.glob(source.path, recursive=True) if os.path.isfile(path))
+    if not found:
+        raise UserError(f"there is no file at {source.path}: mend the source's path")
+    return found
+
+
+def _open(path: str) -> Any:
+    return (gzip.open if path.endswith(".gz") else open)(path, "rt", encoding="utf-8")
+
+
+def _text_file(path: str, source: config.TextFiles) -> Iterator[str]:
+    with _open(path) as file:
+        if source.document == "file":
+            yield file.read()
+        elif source.document == "line":
+            yield from (line.rstrip("\n") for line in file)
+        else:
+            paragraph: list[str] = []
+            for line in file:
+                if line.strip():
+                    paragraph.append(line)
+                else:
+                    yield "".join(paragraph).rstrip("\n")
+                    paragraph = []
+            yield "".join(paragraph).rstrip("\n")
+
+
+def _json_lines(path: str, source: config.JsonLines) -> Iterator[str]:
+    with _open(path) as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except ValueError:
+                raise UserError(f"{path}:{number} is no JSON: mend or remove the line") from None
+            text = row.get(source.field) if isinstance(row, dict) else None
+            if not isinstance(text, str):
+                hint = nearest(source.field, row) if isinstance(row, dict) else "give one JSON object a line"
+                raise UserError(f"{path}:{number} has no text in '{source.field}': {hint}")
+            yield text
+
+
+def task(name: str, source: Any) -> seqio.Task:
+    """The seqio task of a config's source, registered as `plm_jax:NAME:HASH` (a `SeqioTask` is there already).
+
+    Raises:
+      UserError: an unknown TFDS builder, module or task; a source without a `train` split.
+    """
+    found = _seqio_task(source) if isinstance(source, config.SeqioTask) else _register(name, source)
+    if "train" not in found.splits:
+        raise UserError(f"source '{name}' has no split 'train', only {', '.join(found.splits)}: choose another")
+    return found
+
+
+def _seqio_task(source: config.SeqioTask) -> seqio.Task:
+    try:
+        importlib.import_module(source.module)
+    except ModuleNotFoundError as error:
+        raise UserError(f"cannot import {source.module} ({error}): mend the source's module") from error
+    if source.name not in seqio.TaskRegistry.names():
+        hint = nearest(source.name, seqio.TaskRegistry.names())
+        raise UserError(f"{source.module} registers no task '{source.name}': {hint}")
+    return seqio.TaskRegistry.get(source.name)
+
+
+def _register(name: str, source: Files | config.Tfds) -> seqio.Task:
+    definition = hashlib.sha256(json.dumps(config.to_dict(source), sort_keys=True).encode()).hexdigest()
+    full_name = f"plm_jax:{name}:{definition[:8]}"
+    if full_name in seqio.TaskRegistry.names():
+        return seqio.TaskRegistry.get(full_name)
+    provider = _tfds(source) if isinstance(source, config.Tfds) else _FileSource(source)
+    field = source.field if isinstance(source, config.Tfds) else "text"
+    rename = [lambda dataset: dataset.map(lambda row: {"text": row[field]})]
+    return seqio.TaskRegistry.add(full_name, source=provider, preprocessors=rename, output_features=_FEATURES)
+
+
+def _tfds(source: config.Tfds) -> seqio.TfdsDataSource:
+    import tensorflow_datasets as tfds
+
+    provider = seqio.TfdsDataSource(tfds_name=source.name, tfds_data_dir=source.data_dir or None)
+    try:
+        features = provider.tfds_dataset.builder.info.features
+    except (tfds.core.DatasetNotFoundError, ValueError) as error:
+        what = " ".join(str(error).split())[:160]
+        raise UserError(
+            f"TensorFlow Datasets does not know '{source.name}' ({what}): mend the source's name"
+        ) from error
+    if source.field not in features:
+        raise UserError(f"{source.name} has no feature '{source.field}': {nearest(source.field, features)}")
+    return provider
+
+
+def texts(task: seqio.Task, split: str, field: str = "text") -> Iterator[str]:
+    """The documents of a split, streamed in the order of the source.
+
+    Raises:
+      UserError: as `read_files`; a task whose examples lack `field`.
+    """
+    rows = task.get_dataset(sequence_length=None, split=split, shuffle=False, use_cached=False)
+    if field not in rows.element_spec:
+        raise UserError(f"task '{task.name}' has no feature '{field}': {nearest(field, rows.element_spec)}")
+    try:
+        for row in rows.map(lambda row: row[field]).as_numpy_iterator():
+            yield row.decode("utf-8")
+    except tf.errors.OpError:
+        if getattr(task.source, "error", None):
+            raise task.source.error from None
+        raise
+
+
+def fingerprint(source: Any, task: seqio.Task) -> list[str]:
+    """What a source holds, as text to hash: SHA-256 of each file; of a TFDS builder its version and sizes."""
+    if isinstance(source, Files):
+        return [_sha256(path) for path in paths(source)]
+    if isinstance(source, config.Tfds):
+        info = task.source.tfds_dataset.builder.info
+        return [info.full_name, *(f"{name}:{split.num_examples}" for name, split in sorted(info.splits.items()))]
+    module = importlib.import_module(source.module).__file__
+    shards = [path for split in cache.SPLITS if split in task.splits for path in task.source.list_shards(split)]
+    return [_sha256(path) for path in [module, *shards] if path and os.path.isfile(path)]
+
+
+def definition(source: Any) -> dict[str, Any]:
+    """What of a source's config decides its documents besides their content: all but where it lies."""
+    return {k: v for k, v in config.to_dict(source).items() if k not in ("path", "data_dir")}
+
+
+def _sha256(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error

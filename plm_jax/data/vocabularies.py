@@ -1,0 +1,306 @@
+"""Text to ids and back: SentencePiece, GPT-2's byte-level BPE and bytes, each as a `seqio.Vocabulary`.
+
+Special ids come from the config's `vocabulary` section. Text never becomes a special token: `<|endoftext|>` in a
+document is spelt out in pieces. Importing this module imports seqio and so TensorFlow; the trainer must not.
+"""
+
+import abc
+import hashlib
+import io
+import json
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
+
+import numpy as np
+import sentencepiece
+import seqio
+import tensorflow as tf
+import tokenizers
+from sentencepiece import sentencepiece_model_pb2, sentencepiece_pb2
+
+from plm_jax import config
+from plm_jax.data import sentences
+from plm_jax.errors import UserError, nearest
+
+SPECIALS = ("pad", "bos", "eos", "unk")
+
+
+class Vocabulary(seqio.Vocabulary):
+    """A `seqio.Vocabulary` that also gives sentence starts, an identity and which tokens begin words.
+
+    Attributes:
+      byte_offsets: whether `encode_offsets` counts UTF-8 bytes; otherwise characters.
+      table: what decides the ids, as JSON: tokens (with scores or merges) and normaliser.
+      word_initial: bool [size].
+    """
+
+    byte_offsets: ClassVar[bool]
+    table: object
+    word_initial: np.ndarray
+
+    def __init__(self, specials: config.Vocabulary, size: int):
+        super().__init__()
+        self._specials = specials
+        self._size = size
+        for name in SPECIALS:
+            value = getattr(specials, name)
+            if value is not None and not 0 <= value < size:
+                raise UserError(f"config.vocabulary.{name} is {value}: give an id below the vocabulary's size, {size}")
+
+    @property
+    def pad_id(self):  # noqa: D102
+        return self._specials.pad
+
+    @property
+    def bos_id(self):  # noqa: D102
+        return self._specials.bos
+
+    @property
+    def eos_id(self):  # noqa: D102
+        return self._specials.eos
+
+    @property
+    def unk_id(self):  # noqa: D102
+        return self._specials.unk
+
+    @property
+    def _base_vocab_size(self) -> int:
+        return self._size
+
+    @abc.abstractmethod
+    def encode_offsets(self, texts: list[str]) -> list[tuple[Sequence[int], Sequence[int]]]:
+        """Ids of each text, and where in the text each token begins."""
+
+    def encode_sentences(self, texts: list[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Ids [n] of each whole text, and the first token of each of its sentences."""
+        encoded = []
+        for text, (ids, offsets) in zip(texts, self.encode_offsets(texts), strict=True):
+            cuts = sentences.boundaries(text)
+            if self.byte_offsets and cuts and not text.isascii():
+                parts = zip([0, *cuts], cuts, strict=False)
+                cuts = np.cumsum([len(text[a:b].encode("utf-8")) for a, b in parts]).tolist()
+            encoded.append((np.asarray(ids), sentences.token_starts(cuts, np.asarray(offsets))))
+        return encoded
+
+    def _encode_tf(self, s: tf.Tensor) -> tf.Tensor:
+        ids = tf.numpy_function(lambda b: np.array(self._encode(b.decode("utf-8")), np.int32), [s], tf.int32)
+        return tf.ensure_shape(ids, [None])
+
+    def _decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
+        return tf.numpy_function(lambda i: self._decode(i.tolist()).encode("utf-8"), [ids], tf.string)
+
+    def __eq__(self, other):
+        return isinstance(other, Vocabulary) and identity(self) == identity(other)
+
+    def __hash__(self):
+        return hash(identity(self))
+
+
+class SentencePiece(Vocabulary):
+    """A SentencePiece model (Kudo and Richardson 2018, arXiv:1808.06226)."""
+
+    byte_offsets = True
+
+    def __init__(self, path: str, specials: config.Vocabulary):
+        model = sentencepiece_model_pb2.ModelProto()
+        try:
+            data = _read(path)
+            model.ParseFromString(data)
+            self.processor = sentencepiece.SentencePieceProcessor(model_proto=data)
+        except Exception as error:
+            if isinstance(error, UserError):
+                raise
+            raise UserError(f"{path} is no SentencePiece model: give a whole one") from error
+        super().__init__(specials, self.processor.vocab_size())
+        for name in SPECIALS:
+            own, given = getattr(self.processor, f"{name}_id")(), getattr(specials, name)
+            if given is not None and own >= 0 and own != given:
+                raise UserError(f"config.vocabulary.{name} is {given} but {path} has {own}: set it to {own}")
+        self.word_initial = np.array([piece.piece.startswith("▁") for piece in model.pieces])
+        self.table = {
+            "pieces": [(piece.piece, float(piece.score).hex(), piece.type) for piece in model.pieces],
+            "normalizer": model.normalizer_spec.SerializeToString(deterministic=True).hex(),
+            "kind": [model.trainer_spec.model_type, model.trainer_spec.byte_fallback],
+        }
+
+    def _encode(self, s: str) -> Sequence[int]:
+        return self.processor.encode(s)
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self.processor.decode([int(i) for i in ids if 0 <= i < self._size])
+
+    def encode_offsets(self, texts: list[str]) -> list[tuple[Sequence[int], Sequence[int]]]:
+        """Ids and byte offsets."""
+        encoded = []
+        for data in self.processor.encode(texts, out_type="serialized_proto", num_threads=os.cpu_count()):
+            pieces = sentencepiece_pb2.SentencePieceText.FromString(data).pieces
+            encoded.append(([p.id for p in pieces], [p.begin for p in pieces]))
+        return encoded
+
+
+class BytePairs(Vocabulary):
+    """GPT-2's byte-level BPE (Radford et al. 2019) over a vocabulary and its merges."""
+
+    byte_offsets = False
+
+    def __init__(self, vocab_path: str, merges_path: str, specials: config.Vocabulary):
+        vocab, merges = _read(vocab_path).decode("utf-8", "replace"), _read(merges_path).decode("utf-8", "replace")
+        try:
+            ids = json.loads(vocab)
+            pairs = [tuple(line.split(" ")) for line in merges.splitlines() if line and not line.startswith("#version")]
+            if sorted(ids.values()) != list(range(len(ids))):
+                raise ValueError("ids are not 0 to size - 1")
+            self.tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(ids, pairs))
+        except Exception as error:
+            what = " ".join(str(error).split())[:200]
+            raise UserError(
+                f"{vocab_path} and {merges_path} make no BPE vocabulary ({what}): give whole files"
+            ) from error
+        self.tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=False)
+        self.tokenizer.decoder = tokenizers.decoders.ByteLevel()
+        super().__init__(specials, len(ids))
+        tokens = sorted(ids, key=ids.__getitem__)
+        self.word_initial = np.array([token.startswith(("Ġ", "Ċ", "ĉ", "č")) for token in tokens])
+        self.table = {"tokens": tokens, "merges": pairs}
+
+    def _encode(self, s: str) -> Sequence[int]:
+        return self.tokenizer.encode(s).ids
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self.tokenizer.decode([int(i) for i in ids if 0 <= i < self._size], skip_special_tokens=False)
+
+    def encode_offsets(self, texts: list[str]) -> list[tuple[Sequence[int], Sequence[int]]]:
+        """Ids and character offsets."""
+        encoded = self.tokenizer.encode_batch(texts)
+        return [(e.ids, [begin for begin, _ in e.offsets]) for e in encoded]
+
+
+class Bytes(Vocabulary):
+    """UTF-8 bytes: id = byte. Special ids, if any, are 256 and up; the size is one above the last id."""
+
+    byte_offsets = True
+
+    def __init__(self, specials: config.Vocabulary):
+        given = [i for name in SPECIALS if (i := getattr(specials, name)) is not None]
+        if given and min(given) < 256:
+            raise UserError(f"config.vocabulary has special id {min(given)}, which is a byte: give 256 or more")
+        super().__init__(specials, max([255, *given]) + 1)
+        self.word_initial = np.isin(np.arange(self._size), list(b" \t\n\r\v\f"))
+        self.table = "bytes"
+
+    def _encode(self, s: str) -> Sequence[int]:
+        return list(s.encode("utf-8"))
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return bytes(int(i) for i in ids if 0 <= i < 256).decode("utf-8", errors="replace")
+
+    def encode_offsets(self, texts: list[str]) -> list[tuple[Sequence[int], Sequence[int]]]:
+        """Ids and byte offsets."""
+        arrays = [np.frombuffer(text.encode("utf-8"), np.uint8) for text in texts]
+        return [(array, np.arange(len(array))) for array in arrays]
+
+
+def load(vocabulary: config.Vocabulary | str) -> Vocabulary:
+    """The vocabulary of a config section, or of a spec alone (then without special ids).
+
+    Args:
+      vocabulary: its `spec` is `sentencepiece:FILE`, `bpe:VOCAB,MERGES` or `bytes`.
+
+    Raises:
+      UserError: an unknown scheme; a missing or damaged file; special ids that do not fit it.
+    """
+    if isinstance(vocabulary, str):
+        vocabulary = config.Vocabulary(spec=vocabulary)
+    scheme, paths = _parse(vocabulary.spec)
+    if scheme == "sentencepiece":
+        return SentencePiece(*paths, vocabulary)
+    return BytePairs(*paths, vocabulary) if scheme == "bpe" else Bytes(vocabulary)
+
+
+def _parse(spec: str) -> tuple[str, list[str]]:
+    """A spec's scheme and files."""
+    scheme, _, rest = spec.partition(":")
+    paths = [path for path in rest.split(",") if path]
+    num_files = {"sentencepiece": 1, "bpe": 2, "bytes": 0}
+    if scheme not in num_files:
+        raise UserError(f"config.vocabulary.spec is '{spec}': {nearest(scheme, num_files)}")
+    if len(paths) != num_files[scheme]:
+        raise UserError(f"config.vocabulary.spec is '{spec}': give sentencepiece:FILE, bpe:VOCAB,MERGES or bytes")
+    return scheme, paths
+
+
+def files(spec: str) -> list[str]:
+    """The files that a spec names."""
+    return _parse(spec)[1]
+
+
+def within(spec: str, folder: str) -> str:
+    """The spec with its files in `folder`, where `copy` puts them."""
+    scheme, paths = _parse(spec)
+    return ":".join([scheme, *([",".join(os.path.join(folder, os.path.basename(p)) for p in paths)] if paths else [])])
+
+
+def copy(spec: str, folder: str) -> None:
+    """Copies a spec's files into `folder`, each by a rename so that no reader sees half of one."""
+    os.makedirs(folder, exist_ok=True)
+    for path in files(spec):
+        target = os.path.join(folder, os.path.basename(path))
+        shutil.copyfile(path, target + ".tmp")
+        os.replace(target + ".tmp", target)
+
+
+def identity(vocabulary: Vocabulary) -> str:
+    """SHA-256 of what decides ids: token table, special ids, normaliser; the same on every machine."""
+    specials = {name: getattr(vocabulary, f"{name}_id") for name in SPECIALS}
+    what = {"kind": type(vocabulary).__name__, "table": vocabulary.table, "specials": specials}
+    return hashlib.sha256(json.dumps(what, sort_keys=True).encode("utf-8")).hexdigest()
+
+
+def train_sentencepiece(texts: Iterable[str], specials: config.Vocabulary, path: str) -> None:
+    """Trains a unigram model of `specials.train_size` pieces on the words of `texts` and writes it to `path`.
+
+    Nothing is normalised away and characters outside the model fall back to bytes, so text survives a round trip. The
+    same texts give the same bytes: one thread, no sampling.
+
+    Raises:
+      UserError: no unk id is given, or the texts cannot fill the size.
+    """
+    if specials.unk is None:
+        raise UserError("SentencePiece needs an unk id: set config.vocabulary.unk")
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=(" ".join(s.split()) for text in texts for s in sentences.split(text) if s.strip()),
+            model_writer=model,
+            model_type="unigram",
+            vocab_size=specials.train_size,
+            character_coverage=0.9999,
+            byte_fallback=True,
+            normalization_rule_name="identity",
+            remove_extra_whitespaces=False,
+            max_sentence_length=2**16,
+            num_threads=1,
+            minloglevel=2,
+            **{f"{n}_id": -1 if (i := getattr(specials, n)) is None else i for n in SPECIALS},
+        )
+    except RuntimeError as error:
+        what = " ".join(str(error).split(") ", 1)[-1].split())[-300:]
+        raise UserError(f"no SentencePiece vocabulary of {specials.train_size}: {what}") from error
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    with open(path + ".tmp", "wb") as file:
+        file.write(model.getvalue())
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(path + ".tmp", path)
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise UserError(
+            f"cannot read the vocabulary's {path} ({error.strerror}): mend config.vocabulary.spec"
+        ) from error

@@ -86,10 +86,13 @@ class Decoder(nn.Module):
         """The head's matrix [V, D]: logits are features @ unembedding.T."""
         return self.token_embedding if self.model.head.tied else self.head
 
-    def __call__(self, tokens, *args, **kwargs):
-        """Logits, float32 [B, L, V]; arguments as `features`."""
-        features = self.features(tokens, *args, **kwargs)
+    def logits(self, features):
+        """The head: [B, L, D] → float32 [B, L, V]."""
         logits = jnp.einsum(
             "bld,vd->blv", features, self.unembedding().astype(self.dtype), preferred_element_type=jnp.float32
         )
         return constrain(logits, "batch", "length", "vocab")
+
+    def __call__(self, tokens, *args, **kwargs):
+        """Logits, float32 [B, L, V]; arguments as `features`."""
+        return self.logits(self.features(tokens, *args, **kwargs))

@@ -1,0 +1,267 @@
+"""From prompts to continuations: greedy, sampled, and beam search over a key/value cache.
+
+One jitted program: the left-padded prompts in one call, then a loop of single tokens. Shapes: B prompts, K beams,
+R = B · K rows of the model's batch, P prompt slots, N new tokens, V vocabulary, C candidates.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from plm_jax.errors import UserError
+from plm_jax.models import settings
+
+END = -1  # Stands in the output from the end token on.
+NEVER = -1e9  # A score that loses to every real one.
+
+
+class Sampling(NamedTuple):
+    """How the next token is drawn; traced, so that a new value compiles nothing."""
+
+    temperature: Any
+    top_k: Any
+    top_p: Any
+
+
+def generate(
+    model: nn.Module,
+    params: Any,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    temperature: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    num_beams: int = 1,
+    seed: int = 0,
+    eos_ids: Sequence[int] = (),
+    vocab_size: int | None = None,
+) -> list[list[int]]:
+    """Continues each prompt.
+
+    Args:
+      model: a decoder; `params` are its parameters.
+      prompts: token ids, at least one a prompt; lengths may differ.
+      max_new_tokens: at most so many tokens are added.
+      temperature: 0 or None takes the most probable token (the lowest of equals); else samples from
+        softmax(logits / temperature).
+      top_k: samples among the k most probable tokens.
+      top_p: samples among the fewest most probable tokens that together have probability top_p (Holtzman et al. 2020),
+        after top_k.
+      num_beams: above 1: beam search, hypotheses scored by mean log-probability, end token included.
+      seed: of the samples.
+      eos_ids: tokens that end a continuation; they are not part of it.
+      vocab_size: ids from here on are never chosen; None: all may be.
+
+    Returns:
+      The new tokens of each prompt.
+
+    Raises:
+      UserError: an argument out of range, an id outside of the model's vocabulary, or prompt and new tokens beyond
+        the position table.
+    """
+    sampling = _sampling(temperature, top_k, top_p, num_beams)
+    _check(model.model, prompts, max_new_tokens, num_beams)
+    slots = 8 << max(0, (max(map(len, prompts)) - 1).bit_length() - 3)  # Few lengths, so few compilations.
+    tokens_BP = np.zeros((len(prompts), slots), np.int32)
+    mask_BP = np.zeros((len(prompts), slots), np.int32)
+    for row, prompt in enumerate(prompts):
+        tokens_BP[row, slots - len(prompt) :] = prompt
+        mask_BP[row, slots - len(prompt) :] = 1
+    new_BN = _generate(
+        model,
+        params,
+        tokens_BP,
+        mask_BP,
+        sampling,
+        jax.random.key(seed),
+        max_new_tokens=max_new_tokens,
+        num_beams=num_beams,
+        eos_ids=tuple(eos_ids),
+        vocab_size=vocab_size,
+    )
+    return [[int(token) for token in row if token != END] for row in np.asarray(new_BN)]
+
+
+def _sampling(temperature, top_k, top_p, num_beams) -> Sampling | None:
+    if temperature is not None and not 0 <= temperature < float("inf"):
+        raise UserError(f"temperature is {temperature}: give 0 (the most probable token) or more")
+    if top_k is not None and top_k < 1:
+        raise UserError(f"top_k is {top_k}: give at least 1, or leave it out")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise UserError(f"top_p is {top_p}: give above 0 up to 1, or leave it out")
+    if not temperature:
+        return None
+    if num_beams > 1:
+        raise UserError("beam search does not sample: leave out temperature or num_beams")
+    largest = jnp.iinfo(jnp.int32).max
+    return Sampling(temperature, largest if top_k is None else top_k, 1.0 if top_p is None else top_p)
+
+
+def _check(model: settings.Decoder, prompts, max_new_tokens, num_beams) -> None:
+    if max_new_tokens < 1 or num_beams < 1:
+        raise UserError(f"max_new_tokens is {max_new_tokens}, num_beams {num_beams}: give at least 1")
+    if not prompts or not all(len(prompt) for prompt in prompts):
+        raise UserError("there is an empty prompt: give at least one token")
+    ids = [token for prompt in prompts for token in prompt]
+    if min(ids) < 0 or max(ids) >= model.embedding.vocab_size:
+        raise UserError(
+            f"a prompt has token {max(ids) if min(ids) >= 0 else min(ids)}, the model's vocabulary "
+            f"{model.embedding.vocab_size}: use the vocabulary that the model was trained with"
+        )
+    position, longest = model.attention.position, max(map(len, prompts))
+    if isinstance(position, settings.LearnedPositions) and longest + max_new_tokens > position.length:
+        raise UserError(
+            f"{longest} prompt tokens and {max_new_tokens} new ones exceed the model's {position.length} positions: "
+            "shorten the prompt or lower max_new_tokens"
+        )
+
+
+@partial(jax.jit, static_argnames=("model", "max_new_tokens", "num_beams", "eos_ids", "vocab_size"))
+def _generate(
+    model, params, tokens_BP, mask_BP, sampling, key, *, max_new_tokens, num_beams, eos_ids, vocab_size
+) -> jax.Array:
+    """New tokens [B, N], END from the end token on."""
+    batch, slots = tokens_BP.shape
+    lengths_R = jnp.repeat(mask_BP.sum(axis=1), num_beams)
+
+    def forward(tokens, mask, cache, positions, index):
+        """The last position's logits [rows, V] and the new cache."""
+        variables = {"params": params} if cache is None else {"params": params, "cache": cache}
+        logits, updated = model.apply(
+            variables,
+            tokens,
+            mask=mask,
+            positions=positions,
+            cache_index=index,
+            mutable=["cache"],
+            method=lambda module, *args, **kwargs: module.logits(module.features(*args, **kwargs)[:, -1:]),
+        )
+        return logits[:, 0].at[:, vocab_size:].set(-jnp.inf) if vocab_size else logits[:, 0], updated["cache"]
+
+    filled_BS = jnp.pad(mask_BP, ((0, 0), (0, max_new_tokens)))
+    positions = jnp.maximum(jnp.cumsum(mask_BP, axis=1) - 1, 0)
+    logits, cache = forward(tokens_BP, filled_BS, None, positions, 0)
+    logits, filled_RS = (jnp.repeat(x, num_beams, axis=0) for x in (logits, filled_BS))
+    cache = jax.tree.map(lambda x: jnp.repeat(x, num_beams, axis=1), cache)  # [layers, R, S, …]
+
+    eos = jnp.array(eos_ids, jnp.int32)
+    if num_beams == 1:
+        strategy = partial(_draw, sampling=sampling, key=key, eos=eos)
+        state = _drawn_nothing(batch, max_new_tokens)
+    else:
+        strategy = partial(_extend_beams, eos=eos)
+        state = _no_beams(batch, num_beams, max_new_tokens)
+
+    def body(carry):
+        step, state, tokens_R, filled_RS, cache = carry
+        index = slots + step - 1
+        filled_RS = filled_RS.at[:, index].set(1)
+        positions = (lengths_R + step - 1)[:, None]
+        logits, cache = forward(tokens_R[:, None], filled_RS, cache, positions, index)
+        state, tokens_R, rows_R = strategy(state, logits, step)
+        if rows_R is not None:
+            cache = jax.tree.map(lambda x: x[:, rows_R], cache)
+        return step + 1, state, tokens_R, filled_RS, cache
+
+    state, tokens_R, _ = strategy(state, logits, 0)  # All beams of a prompt are alike here: no rows to reorder.
+    carry = (1, state, tokens_R, filled_RS, cache)
+    carry = jax.lax.while_loop(lambda carry: (carry[0] < max_new_tokens) & carry[1].open_B.any(), body, carry)
+    return carry[1].best()
+
+
+class _Drawn(NamedTuple):
+    """One continuation a prompt: its tokens, and whether it still grows."""
+
+    tokens_BN: jax.Array
+    open_B: jax.Array
+
+    def best(self):
+        return self.tokens_BN
+
+
+def _drawn_nothing(batch, max_new_tokens) -> _Drawn:
+    return _Drawn(jnp.full((batch, max_new_tokens), END), jnp.ones(batch, bool))
+
+
+def _draw(state: _Drawn, logits_BV, step, *, sampling, key, eos):
+    """Adds a token to each open continuation."""
+    tokens_B = next_tokens(logits_BV, sampling, jax.random.fold_in(key, step))
+    open_B = state.open_B & ~jnp.isin(tokens_B, eos)
+    tokens_BN = state.tokens_BN.at[:, step].set(jnp.where(open_B, tokens_B, END))
+    return _Drawn(tokens_BN, open_B), tokens_B, None
+
+
+def next_tokens(logits_BV: jax.Array, sampling: Sampling | None, key: jax.Array) -> jax.Array:
+    """The most probable tokens [B], or samples if there is a `sampling`; of equal logits the lower id ranks first."""
+    if sampling is None:
+        return jnp.argmax(logits_BV, axis=-1)
+    order_BV = jnp.argsort(logits_BV, axis=-1, descending=True)
+    ranked_BV = jnp.take_along_axis(logits_BV, order_BV, axis=-1) / sampling.temperature
+    ranked_BV = jnp.where(jnp.arange(ranked_BV.shape[-1]) < sampling.top_k, ranked_BV, -jnp.inf)
+    probability_BV = jax.nn.softmax(ranked_BV, axis=-1)
+    likelier_BV = jnp.cumsum(probability_BV, axis=-1) - probability_BV
+    # The first always stays, also where rounding makes top_p as small as 0.
+    kept_BV = (likelier_BV < sampling.top_p) | (jnp.arange(ranked_BV.shape[-1]) == 0)
+    rank_B1 = jax.random.categorical(key, jnp.where(kept_BV, ranked_BV, -jnp.inf))[:, None]
+    return jnp.take_along_axis(order_BV, rank_B1, axis=-1)[:, 0]
+
+
+class _Beams(NamedTuple):
+    """Of each prompt the K best hypotheses that still grow, by total log-probability, and the K best finished ones,
+    by mean log-probability; both best first.
+    """
+
+    growing_BKN: jax.Array
+    growing_scores_BK: jax.Array
+    finished_BKN: jax.Array
+    finished_scores_BK: jax.Array
+    open_B: jax.Array
+
+    def best(self):
+        return self.finished_BKN[:, 0]
+
+
+def _no_beams(batch, beams, max_new_tokens) -> _Beams:
+    """Before the first token all beams are one, so all but one have no chance."""
+    empty_BKN = jnp.full((batch, beams, max_new_tokens), END)
+    never_BK = jnp.full((batch, beams), NEVER)
+    return _Beams(empty_BKN, never_BK.at[:, 0].set(0.0), empty_BKN, never_BK, jnp.ones(batch, bool))
+
+
+def _extend_beams(state: _Beams, logits_RV, step, *, eos):
+    """One step of beam search: the state, the rows' next tokens, and which rows they continue.
+
+    As Hugging Face's default (length penalty 1, no early stopping): a hypothesis finishes when its end token ranks
+    among the best K candidates, or with the last token; a prompt is done once the best growing hypothesis, at its
+    present length, is no better than the worst of K finished ones.
+    """
+    batch, beams, max_new_tokens = state.growing_BKN.shape
+    vocab = logits_RV.shape[-1]
+    log_probs_BKV = jax.nn.log_softmax(logits_RV).reshape(batch, beams, vocab) + state.growing_scores_BK[..., None]
+    candidates = min(beams * (1 + len(eos)), beams * vocab)
+    scores_BC, flat_BC = jax.lax.top_k(log_probs_BKV.reshape(batch, -1), candidates)
+    parents_BC, tokens_BC = flat_BC // vocab, flat_BC % vocab
+    ended_BC = jnp.isin(tokens_BC, eos)
+    hypotheses_BCN = jnp.take_along_axis(state.growing_BKN, parents_BC[..., None], axis=1)
+    hypotheses_BCN = hypotheses_BCN.at[:, :, step].set(jnp.where(ended_BC, END, tokens_BC))
+
+    finishing_BC = (ended_BC | (step == max_new_tokens - 1)) & (jnp.arange(candidates) < beams) & state.open_B[:, None]
+    finished_scores, chosen = jax.lax.top_k(
+        jnp.concatenate([state.finished_scores_BK, jnp.where(finishing_BC, scores_BC / (step + 1), NEVER)], axis=1),
+        beams,
+    )
+    finished = jnp.concatenate([state.finished_BKN, hypotheses_BCN], axis=1)
+    finished = jnp.take_along_axis(finished, chosen[..., None], axis=1)
+
+    growing_scores, chosen = jax.lax.top_k(jnp.where(ended_BC, NEVER, scores_BC), beams)
+    growing = jnp.take_along_axis(hypotheses_BCN, chosen[..., None], axis=1)
+    open_B = state.open_B & (growing_scores[:, 0] / (step + 1) > finished_scores[:, -1])
+    tokens_R = jnp.take_along_axis(tokens_BC, chosen, axis=1).reshape(-1)
+    rows_BK = jnp.take_along_axis(parents_BC, chosen, axis=1) + beams * jnp.arange(batch)[:, None]
+    return _Beams(growing, growing_scores, finished, finished_scores, open_B), tokens_R, rows_BK.reshape(-1)

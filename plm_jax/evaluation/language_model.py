@@ -1,0 +1,239 @@
+"""A trained model in one's hands: `lm = plm_jax.load(path)`."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from etils import epath
+
+from plm_jax.errors import UserError, nearest
+from plm_jax.evaluation import decoding
+from plm_jax.hub import huggingface
+from plm_jax.models import settings
+from plm_jax.models.decoder import Decoder
+
+if TYPE_CHECKING:
+    import seqio
+
+    from plm_jax.config import Run
+
+
+@partial(jax.jit, static_argnames="model")
+def _logits(model, params, tokens, mask):
+    return model.apply({"params": params}, tokens, mask)
+
+
+@partial(jax.jit, static_argnames="model")
+def _hidden_states(model, params, tokens, mask):
+    features, sown = model.apply({"params": params}, tokens, mask, method="features", mutable=["intermediates"])
+    (embedded,) = sown["intermediates"]["embedded"]
+    (hidden,) = sown["intermediates"]["stack"]["blocks"]["hidden"]
+    return jnp.concatenate([embedded[None], hidden[:-1], features[None]]).astype(jnp.float32)
+
+
+class LanguageModel:
+    """A model with its parameters and, where it has one, its vocabulary.
+
+    Attributes:
+      config: the model's settings.
+      params: the parameters, float32.
+      run: the whole config of the run that trained it; None for a model from elsewhere.
+      special_ids: `bos_token_id`, `eos_token_id` (an integer or several), `pad_token_id`, as far as they are known.
+    """
+
+    def __init__(
+        self,
+        config: settings.Decoder,
+        params: Mapping[str, Any],
+        *,
+        run: "Run | None" = None,
+        vocabulary_spec: str | None = None,
+        special_ids: Mapping[str, Any] | None = None,
+    ):
+        """`vocabulary_spec` is what `vocabularies.load` takes."""
+        self.config = config
+        self.params = jax.tree.map(jnp.asarray, params)
+        self.run = run
+        self.special_ids = dict(special_ids or {})
+        self._vocabulary_spec = vocabulary_spec
+
+    @cached_property
+    def model(self) -> Decoder:
+        """The Linen module, computing in float32: `lm.model.apply({"params": lm.params}, tokens, mask)`."""
+        return Decoder(self.config)
+
+    @property
+    def num_parameters(self) -> int:
+        """How many numbers are trained; tied weights count once."""
+        return sum(leaf.size for leaf in jax.tree.leaves(self.params))
+
+    @cached_property
+    def vocabulary(self) -> "seqio.Vocabulary":
+        """The vocabulary, loaded when first asked for.
+
+        Raises:
+          UserError: there is none, or it has more tokens than the model.
+        """
+        if self._vocabulary_spec is None:
+            raise UserError(
+                "the model has no vocabulary beside it: put its files there (GPT-2: vocab.json, merges.txt)"
+            )
+        from plm_jax.data import vocabularies  # It imports seqio: seconds, and only text needs it.
+
+        vocabulary = vocabularies.load(self._vocabulary_spec)
+        if vocabulary.vocab_size > self.config.embedding.vocab_size:
+            raise UserError(
+                f"the vocabulary {self._vocabulary_spec} has {vocabulary.vocab_size} tokens, the model "
+                f"{self.config.embedding.vocab_size}: use the vocabulary that the model was trained with"
+            )
+        return vocabulary
+
+    def logits(self, tokens, mask=None) -> jax.Array:
+        """Scores of the next token.
+
+        Args:
+          tokens: [B, L], ids below the model's vocabulary size.
+          mask: [B, L], 1 for real tokens, 0 for padding on either side; None: all are real.
+
+        Returns:
+          float32 [B, L, V]; at padding the values mean nothing.
+
+        Raises:
+          UserError: an id outside of the vocabulary, more tokens than positions, or shapes that do not fit.
+        """
+        return _logits(self.model, self.params, *self._checked(tokens, mask))
+
+    def hidden_states(self, tokens, mask=None) -> jax.Array:
+        """Float32 [layers + 1, B, L, D]: embeddings, then each block, the last after the final norm.
+
+        Arguments and errors as `logits`.
+        """
+        return _hidden_states(self.model, self.params, *self._checked(tokens, mask))
+
+    def _checked(self, tokens, mask):
+        tokens = np.asarray(tokens, np.int32)
+        if tokens.ndim != 2:
+            raise UserError(f"tokens have shape {tokens.shape}: give [batch, length]")
+        if mask is not None:
+            mask = np.asarray(mask, np.int32)
+            if mask.shape != tokens.shape:
+                raise UserError(f"mask has shape {mask.shape}, tokens {tokens.shape}: give the same")
+        size = self.config.embedding.vocab_size
+        if tokens.size and not (tokens.min() >= 0 and tokens.max() < size):
+            raise UserError(f"tokens range from {tokens.min()} to {tokens.max()}: the model's go from 0 to {size - 1}")
+        position = self.config.attention.position
+        longest = tokens.shape[1] if mask is None else int(mask.sum(axis=1).max(initial=0))
+        if isinstance(position, settings.LearnedPositions) and longest > position.length:
+            raise UserError(f"{longest} tokens exceed the model's {position.length} positions: give fewer")
+        return tokens, mask
+
+    def generate(
+        self,
+        prompts: str | Sequence[str],
+        *,
+        max_new_tokens: int,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        num_beams: int = 1,
+        seed: int = 0,
+    ) -> list[str]:
+        """The continuation of each prompt, without it; arguments and errors as `decoding.generate`.
+
+        An empty prompt starts from the vocabulary's beginning token, or its end token if there is none.
+        """
+        vocabulary = self.vocabulary
+        eos = self.special_ids.get("eos_token_id", vocabulary.eos_id)
+        eos_ids = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
+        bos = self.special_ids.get("bos_token_id")
+        start = eos_ids[:1] if bos is None else [bos]
+        encoded = [
+            vocabulary.encode(prompt) or start for prompt in ([prompts] if isinstance(prompts, str) else prompts)
+        ]
+        continuations = decoding.generate(
+            self.model,
+            self.params,
+            encoded,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            num_beams=num_beams,
+            seed=seed,
+            eos_ids=eos_ids,
+            vocab_size=vocabulary.vocab_size,
+        )
+        return [_continuation(vocabulary, *pair) for pair in zip(encoded, continuations, strict=True)]
+
+    def save(self, directory: str, format: str = "huggingface") -> None:
+        """Writes the model and its vocabulary so that `transformers` and `plm_jax.load` open it.
+
+        Raises:
+          UserError: an unknown format, or a model that Hugging Face has no family for.
+        """
+        if format != "huggingface":
+            raise UserError(f"there is no format '{format}': {nearest(format, ['huggingface'])}")
+        params = jax.tree.map(np.asarray, self.params)
+        huggingface.write(
+            directory, huggingface.Pretrained(self.config, params, self.special_ids, self._vocabulary_spec)
+        )
+
+
+def _continuation(vocabulary, prompt: Sequence[int], new: Sequence[int]) -> str:
+    # Decoded with the prompt, because SentencePiece drops the space before a first word. seqio cuts at an end token.
+    context = [token for token in prompt if token != vocabulary.eos_id]
+    return vocabulary.decode([*context, *new])[len(vocabulary.decode(context)) :]
+
+
+def load(path: str | os.PathLike[str]) -> LanguageModel:
+    """Opens a Hugging Face directory, a run directory, or one of a run's checkpoints; the files say which.
+
+    Raises:
+      UserError: there is no such path, it holds no model, or a file of it is missing or damaged.
+    """
+    folder = epath.Path(path)
+    if not folder.exists():
+        raise UserError(
+            f"{path} does not exist: give a run directory, a checkpoint of one, or a Hugging Face directory"
+        )
+    for candidate in (folder, folder.parent.parent):
+        if _is_run(candidate):
+            return _load_run(folder, candidate)
+    if not (folder / "config.json").exists():
+        raise UserError(f"{path} has no config.json: give a run directory, a checkpoint of one, or a Hugging Face one")
+    pretrained = huggingface.read(os.fspath(folder))
+    return LanguageModel(
+        pretrained.model,
+        pretrained.params,
+        vocabulary_spec=pretrained.vocabulary,
+        special_ids=pretrained.special_ids,
+    )
+
+
+def _is_run(folder: epath.Path) -> bool:
+    try:
+        tree = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError):
+        return False
+    return isinstance(tree, dict) and "config" in tree
+
+
+def _load_run(path: epath.Path, workdir: epath.Path) -> LanguageModel:
+    from plm_jax.training import checkpoints  # It imports Orbax: seconds.
+
+    params, run = checkpoints.load_params(os.fspath(path))
+    ids = {f"{name}_token_id": getattr(run.vocabulary, name) for name in ("bos", "eos", "pad")}
+    scheme, colon, files = run.vocabulary.spec.partition(":")
+    names = (str(workdir / "vocabulary" / os.path.basename(file)) for file in files.split(",") if file)
+    return LanguageModel(
+        run.model,
+        params,
+        run=run,
+        vocabulary_spec=scheme + colon + ",".join(names),
+        special_ids={name: token for name, token in ids.items() if token is not None},
+    )

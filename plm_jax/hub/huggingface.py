@@ -1,0 +1,246 @@
+"""Hugging Face directories in and out: `config.json`, safetensors in one file or in shards, the vocabulary's files.
+
+Every family is read and written by the same few functions over its table (`hub/table.py`).
+"""
+
+import contextlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import flax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import safetensors
+import safetensors.numpy
+from etils import epath
+
+from plm_jax.errors import UserError, nearest
+from plm_jax.hub import gpt2
+from plm_jax.hub.table import Family, Tensor
+from plm_jax.models import settings
+from plm_jax.models.decoder import Decoder
+
+FAMILIES = {family.model_type: family for family in (gpt2.FAMILY,)}
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+# By scheme of `vocabularies.load`: the files that such a vocabulary has in a Hugging Face directory.
+VOCABULARY_FILES = {"bpe": ("vocab.json", "merges.txt"), "sentencepiece": ("tokenizer.model",)}
+FLOATS = ("F64", "F32", "F16", "BF16")
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """What a directory holds.
+
+    Attributes:
+      model: the model's settings.
+      params: its parameters, float32 NumPy arrays.
+      special_ids: `bos_token_id`, `eos_token_id` (an integer or several), `pad_token_id` as far as they are given.
+      vocabulary: a spec for `vocabularies.load`; None where there are no files for one.
+    """
+
+    model: settings.Decoder
+    params: Mapping[str, Any]
+    special_ids: Mapping[str, Any] = field(default_factory=dict)
+    vocabulary: str | None = None
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Where a part of a Hugging Face tensor lies in our tree: `parameters[path][index]`."""
+
+    path: str
+    index: Any
+    shape: tuple[int, ...]
+
+
+def read(directory: str) -> Pretrained:
+    """Reads a model, one tensor at a time.
+
+    Raises:
+      UserError: a file is missing or damaged, the family is unknown, the settings are beyond ours, or tensors are
+        missing, unknown or misshapen; the line names them.
+    """
+    folder = epath.Path(directory)
+    config = _read_json(folder / "config.json")
+    model_type = str(config.get("model_type"))
+    if model_type not in FAMILIES:
+        raise UserError(f"{folder}/config.json: model_type '{model_type}': {nearest(model_type, FAMILIES)}")
+    family = FAMILIES[model_type]
+    model = family.to_settings(config)
+    with contextlib.ExitStack() as stack:
+        stored = _open(folder, family, stack)
+        model = replace(model, head=settings.Head(tied=model.head.tied and not _has_own_head(family, stored)))
+        params = _gather(folder, family, model, stored)
+    special_ids = {name: config[name] for name in SPECIAL_IDS if config.get(name) is not None}
+    return Pretrained(model, params, special_ids, _vocabulary(folder))
+
+
+def write(directory: str, pretrained: Pretrained) -> None:
+    """Writes what `read` and `transformers` open: weights and vocabulary first, `config.json` last.
+
+    Raises:
+      UserError: no Hugging Face family can hold the model.
+    """
+    family = gpt2.FAMILY
+    config = family.to_config(pretrained.model) | {"dtype": "float32"}
+    config |= {name: pretrained.special_ids.get(name) for name in SPECIAL_IDS}
+    flat = flax.traverse_util.flatten_dict(pretrained.params, sep="/")
+    tensors = {
+        name: np.ascontiguousarray(np.concatenate([flat[p.path][p.index] for p in pieces], axis=-1), np.float32)
+        for name, pieces in layout(family.tensors, _shapes(pretrained.model)).items()
+    }
+    folder = epath.Path(directory)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / WEIGHTS).write_bytes(safetensors.numpy.save(tensors, metadata={"format": "pt"}))
+    scheme, _, files = (pretrained.vocabulary or "").partition(":")
+    for source, name in zip(files.split(","), VOCABULARY_FILES.get(scheme, ()), strict=False):
+        (folder / name).write_bytes(epath.Path(source).read_bytes())
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def layout(rows: Sequence[Tensor], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, list[Piece]]:
+    """The pieces that make up each tensor of a model whose parameters have these shapes."""
+    found = {}
+    for row in rows:
+        if row.parameters[0] not in shapes:
+            continue
+        if "{layer}" not in row.name:
+            found[row.name] = [Piece(path, ..., shapes[path]) for path in row.parameters]
+            continue
+        for layer in range(shapes[row.parameters[0]][0]):
+            pieces = [Piece(path, layer, shapes[path][1:]) for path in row.parameters]
+            found[row.name.format(layer=layer)] = pieces
+    return found
+
+
+def _shapes(model: settings.Decoder) -> dict[str, tuple[int, ...]]:
+    tree = jax.eval_shape(Decoder(model).init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
+    flat = flax.traverse_util.flatten_dict(flax.linen.meta.unbox(tree["params"]), sep="/")
+    return {path: leaf.shape for path, leaf in flat.items()}
+
+
+def _gather(folder, family: Family, model: settings.Decoder, stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Our tree, filled from the open files; every misfit is found before the first tensor is read."""
+    shapes = _shapes(model)
+    wanted = layout(family.tensors, shapes)
+    _check(folder, family, wanted, stored)
+    flat = {path: np.empty(shape, np.float32) for path, shape in shapes.items()}
+    for name, pieces in wanted.items():
+        file, stored_name = stored[name]
+        with _damage_named(folder):
+            value = file.get_tensor(stored_name)
+        widths = [piece.shape[-1] for piece in pieces]
+        for piece, part in zip(pieces, np.split(value, np.cumsum(widths)[:-1], axis=-1), strict=True):
+            flat[piece.path][piece.index] = part
+    return flax.traverse_util.unflatten_dict(flat, sep="/")
+
+
+def _check(folder, family, wanted, stored) -> None:
+    def ignored(name):  # A tied head may be stored once more; `read` has compared the two.
+        return name == _name_of(family, "head") or re.fullmatch(family.buffers, name.removeprefix(family.prefix))
+
+    missing = [name for name in wanted if name not in stored]
+    unknown = [name for name in stored if name not in wanted and not ignored(name)]
+    misshapen = []
+    for name in wanted.keys() & stored.keys():
+        file, stored_name = stored[name]
+        view = file.get_slice(stored_name)
+        *leading, _ = wanted[name][0].shape
+        shape = [*leading, sum(piece.shape[-1] for piece in wanted[name])]
+        if view.get_shape() != shape or view.get_dtype() not in FLOATS:
+            misshapen.append(f"{name} is {view.get_dtype()} {view.get_shape()} and not {shape}")
+    problems = [
+        f"{kind}: {', '.join(sorted(names)[:5])}{f' and {len(names) - 5} more' if len(names) > 5 else ''}"
+        for kind, names in (("missing", missing), ("unknown", unknown), ("misshapen", misshapen))
+        if names
+    ]
+    if problems:
+        raise UserError(f"the weights in {folder} do not fit its config.json: {'; '.join(problems)}")
+
+
+def _name_of(family: Family, parameter: str) -> str:
+    return next(row.name for row in family.tensors if row.parameters == (parameter,))
+
+
+def _has_own_head(family, stored) -> bool:
+    """Whether a head lies in the files that is not the token table again (the tensors decide, not the config)."""
+    names = _name_of(family, "head"), _name_of(family, "token_embedding")
+    if not stored.keys() >= set(names):
+        return False
+    head, table = (file.get_tensor(stored_name) for file, stored_name in map(stored.get, names))
+    return not np.array_equal(head, table)
+
+
+def _open(folder: epath.Path, family: Family, stack: contextlib.ExitStack) -> dict[str, tuple[Any, str]]:
+    """Full name of each stored tensor → (open file, name in that file)."""
+    stored = {}
+    for shard in _shards(folder):
+        with _damage_named(shard):
+            file = stack.enter_context(safetensors.safe_open(stack.enter_context(_local(shard)), "numpy"))
+            names = list(file.keys())
+        heads = {row.name for row in family.tensors if not row.name.startswith(family.prefix)}
+        stored |= {
+            name if name in heads else family.prefix + name.removeprefix(family.prefix): (file, name) for name in names
+        }
+    return stored
+
+
+def _shards(folder: epath.Path) -> list[epath.Path]:
+    if (folder / WEIGHTS).exists():
+        return [folder / WEIGHTS]
+    if not (folder / INDEX).exists():
+        raise UserError(f"{folder} has neither {WEIGHTS} nor {INDEX}: save the weights as safetensors")
+    names = _read_json(folder / INDEX).get("weight_map")
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        raise UserError(f"{folder / INDEX} is damaged: it has no weight_map; fetch it again")
+    shards = [folder / name for name in sorted(set(names.values()))]
+    for shard in shards:
+        if not shard.exists():
+            raise UserError(f"{shard} is missing, though {INDEX} lists it: fetch it again")
+    return shards
+
+
+@contextlib.contextmanager
+def _local(path: epath.Path) -> Iterator[str]:
+    """A local file with the same bytes; safetensors maps files, so a remote one is fetched first."""
+    if "://" not in str(path):
+        yield os.fspath(path)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        target = epath.Path(folder) / path.name
+        path.copy(target)
+        yield os.fspath(target)
+
+
+@contextlib.contextmanager
+def _damage_named(path: epath.Path) -> Iterator[None]:
+    try:
+        yield
+    except safetensors.SafetensorError as error:
+        raise UserError(f"{path} is damaged ({error}): fetch it again") from error
+
+
+def _read_json(path: epath.Path) -> dict[str, Any]:
+    try:
+        tree = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing: a Hugging Face directory has one") from None
+    except ValueError as error:
+        raise UserError(f"{path} is damaged ({error}): fetch it again") from error
+    if not isinstance(tree, dict):
+        raise UserError(f"{path} is damaged (no JSON object): fetch it again")
+    return tree
+
+
+def _vocabulary(folder: epath.Path) -> str | None:
+    for scheme, names in VOCABULARY_FILES.items():
+        if all((folder / name).exists() for name in names):
+            return f"{scheme}:{','.join(str(folder / name) for name in names)}"
+    return None

@@ -60,6 +60,12 @@ class Piece:
     shape: tuple[int, ...]
 
 
+def is_model(directory: str) -> bool:
+    """Whether a folder looks like a Hugging Face model: a `config.json` that names a model type."""
+    path = epath.Path(directory) / "config.json"
+    return path.exists() and "model_type" in _read_json(path)
+
+
 def read(directory: str) -> Pretrained:
     """Reads a model, one tensor at a time.
 

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import importlib.metadata
+import itertools
 import json
 import os
 import shutil
@@ -101,10 +102,10 @@ class Trainer:
             params, notes = warm_start.take(state.params, self.run.train)
             return state.replace(params=params), notes
         meta = checkpoints.meta(latest)
-        if meta["vocabulary_id"] != self.reader.vocabulary_id:
+        if meta["vocabulary_id"] != self.reader.vocabulary["id"]:
             raise UserError(
                 f"checkpoint {latest} was trained with vocabulary {meta['vocabulary_id'][:12]}, the cache has "
-                f"{self.reader.vocabulary_id[:12]}: use the cache it was trained on or another --workdir"
+                f"{self.reader.vocabulary['id'][:12]}: use the cache it was trained on or another --workdir"
             )
         return checkpoints.restore(latest, self.abstract_state), [f"resumed after step {latest}"]
 
@@ -127,27 +128,29 @@ class Trainer:
         )
         return steps.jit_step(step, self.mesh, self.run.mesh.rules, self.shardings)
 
-    def batches(self, stage: config.Stage, first_step: int):
-        """Global batches of a stage from `first_step` on, each with the seconds that this host waited for it."""
+    def batches(self, first_step: int):
+        """The global batches from `first_step` on, each with the seconds that this host waited for it."""
         sharding = meshes.batch_sharding(self.mesh)
-        rows = meshes.local_rows(sharding, stage.batch_size)
-        local = iter(self.reader.batches(first_step, rows))
-        for _ in range(first_step, stage.end_step):
-            began = time.perf_counter()
-            batch = next(local)
-            waited = time.perf_counter() - began
-            yield meshes.to_global(batch, rows, stage.batch_size, sharding), waited
+        rows = functools.cache(functools.partial(meshes.local_rows, sharding))
+        local = self.reader.batches(first_step, rows)
+        for stage in self.stages:
+            for _ in range(max(first_step, stage.first_step), stage.end_step):
+                began = time.perf_counter()
+                batch = next(local)
+                waited = time.perf_counter() - began
+                yield meshes.to_global(batch, rows(stage.batch_size), stage.batch_size, sharding), waited
 
     def run_stages(self, state, first_step: int, checkpoints: Checkpoints, telemetry: Telemetry | None) -> None:
         """Steps through what is left of every stage."""
         run, step = self.run, first_step
         recorder = Recorder(self, telemetry)
+        batches = self.batches(first_step)
         for index, stage in enumerate(self.stages):
             if step >= stage.end_step:
                 continue
             train_step = self.stage_step(stage)
             recorder.begin(stage)
-            for batch, waited in self.batches(stage, step):
+            for batch, waited in itertools.islice(batches, stage.end_step - step):
                 state, metrics = train_step(state, batch)
                 step += 1
                 validate = run.evaluation.every and step % run.evaluation.every == 0
@@ -164,7 +167,7 @@ class Trainer:
     def _meta(self, step: int, stage: config.Stage, index: int) -> dict[str, Any]:
         return {
             "config": config.to_dict(self.run),
-            "vocabulary_id": self.reader.vocabulary_id,
+            "vocabulary_id": self.reader.vocabulary["id"],
             "next_example": stage.first_example + (step - stage.first_step) * stage.batch_size,
             "phase": index,
             "mesh": dict(self.mesh.shape),
@@ -175,7 +178,6 @@ class Trainer:
         loss = self.loss()
 
         def sums(params, batch):
-            batch = {name: value for name, value in batch.items() if name != "digest"}
             loss_sum, weight_sum, _, _ = loss(params, batch, None, {})
             return loss_sum, weight_sum
 
@@ -186,12 +188,12 @@ class Trainer:
         shards = meshes.batch_shards(self.mesh)
         batch_size = -(-self.run.evaluation.batch_size // shards) * shards
         sharding = meshes.batch_sharding(self.mesh)
-        rows = meshes.local_rows(sharding, batch_size)
+        rows = functools.partial(meshes.local_rows, sharding)
         total = weight = 0.0
         for number, batch in enumerate(self.reader.validation(batch_size, rows)):
             if number == (self.run.evaluation.max_batches or -1):
                 break
-            sums = self._validation_step(params, meshes.to_global(batch, rows, batch_size, sharding))
+            sums = self._validation_step(params, meshes.to_global(batch, rows(batch_size), batch_size, sharding))
             total, weight = total + float(sums[0]), weight + float(sums[1])
         return total / weight if weight else None
 

@@ -5,7 +5,8 @@ import re
 import jax
 
 from plm_jax.errors import UserError
-from plm_jax.training.checkpoints import load_source
+from plm_jax.hub import huggingface
+from plm_jax.training.checkpoints import load_params
 
 
 def take(params, train):
@@ -17,7 +18,7 @@ def take(params, train):
     Raises:
       UserError: nothing matches, or a leaf has another shape.
     """
-    source = dict(_named(load_source(train.init_from).params))
+    source = dict(_named(_weights(train.init_from)))
     patterns = [re.compile(pattern) for pattern in train.init_names]
     taken, new, leaves = [], [], []
     for name, leaf in _named(params):
@@ -37,6 +38,10 @@ def take(params, train):
     notes = [f"took {len(taken)} of {len(taken) + len(new)} parameters from {train.init_from}"]
     notes += [f"new: {', '.join(new)}"] if new else []
     return jax.tree.unflatten(jax.tree.structure(params), leaves), notes
+
+
+def _weights(path: str):
+    return huggingface.read(path).params if huggingface.is_model(path) else load_params(path)[0]
 
 
 def _named(params):

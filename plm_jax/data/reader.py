@@ -182,13 +182,13 @@ def _check_vocabulary(run: config.Run, sources: dict[str, cache.Source]) -> dict
             raise UserError(f"the caches of '{first[0]}' and '{name}' differ in vocabulary: prepare them again")
     found = first[1].vocabulary
     again = "run `python -m plm_jax.prepare --config=…` again"
+    kind, _, paths = run.vocabulary.spec.partition(":")
+    if kind != found["kind"]:
+        raise UserError(f"config.vocabulary.spec is {kind}, the cache's is {found['kind']}: {again}")
     for special in SPECIALS:
         if found[special] != getattr(run.vocabulary, special):
             given = getattr(run.vocabulary, special)
             raise UserError(f"config.vocabulary.{special} is {given}, the cache's is {found[special]}: {again}")
-    kind, _, paths = run.vocabulary.spec.partition(":")
-    if kind != found["kind"]:
-        raise UserError(f"config.vocabulary.spec is {kind}, the cache's is {found['kind']}: {again}")
     for path in filter(os.path.exists, paths.split(",")):
         with open(path, "rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() not in found["files"].values():

@@ -115,9 +115,12 @@ class Reader:
         separate = not self._run.data.layout.attend_across_documents
         return self.objective(stream.example(start, self.objective.input_length(length), separate), rng)
 
+    def _stage(self, step: int) -> config.Stage:
+        return next(stage for stage in reversed(self._stages) if stage.first_step <= step)
+
     def batch(self, step: int, rows: Sequence[int]) -> Example:
         """These rows of a step's global batch, [rows, …], and `digest` uint32 [rows, 2] (see `digest_hex`)."""
-        stage = next(s for s in reversed(self._stages) if s.first_step <= step)
+        stage = self._stage(step)
         first = stage.first_example + (step - stage.first_step) * stage.batch_size
         examples = [self.example(first + row) for row in rows]
         crcs = np.array([crc(example) for example in examples], np.uint32)
@@ -131,8 +134,7 @@ class Reader:
         """
 
         def batch(step: int) -> Example:
-            stage = next(s for s in reversed(self._stages) if s.first_step <= step)
-            return self.batch(step, rows(stage.batch_size))
+            return self.batch(step, rows(self._stage(step).batch_size))
 
         return self._read_ahead(grain.MapDataset.range(first_step, self._run.train.steps), batch)
 

@@ -2,6 +2,7 @@
 
 import os
 
+import hypothesis
 import numpy as np
 import pytest
 
@@ -10,6 +11,10 @@ from plm_jax.data import cache
 from plm_jax.models import settings
 
 EOS = 99
+
+# A busy machine must not fail a test.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 
 @pytest.fixture

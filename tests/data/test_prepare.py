@@ -3,6 +3,7 @@ import hashlib
 import itertools
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 from plm_jax import config
 from plm_jax.data import cache, prepare, reader, vocabularies
 from plm_jax.errors import UserError
+from plm_jax.models import settings
 
 TEXTS = [f"Document {i}. It counts: {' '.join(map(str, range(i % 23)))}! Ünd aus" for i in range(400)]
 
@@ -122,15 +124,9 @@ def test_other_vocabulary_prepares_again_and_is_copied(run, tmp_path):
         reader.Reader(run)
     with open(model, "ab") as file:
         file.write(b"x")
-    wide = dataclasses.replace(other, model=dataclasses.replace(run.model, embedding=_embedding(320)))
+    wide = dataclasses.replace(other, model=dataclasses.replace(run.model, embedding=settings.Embedding(320, 8)))
     with pytest.raises(UserError, match="is not the vocabulary that the cache was made with"):
         reader.Reader(wide)
-
-
-def _embedding(size):
-    from plm_jax.models import settings
-
-    return settings.Embedding(size, 8)
 
 
 def test_equal_documents_do_not_end_up_side_by_side(run, corpus):
@@ -159,6 +155,13 @@ def test_other_mistakes(run, tmp_path):
         prepare.prepare(with_vocabulary(run, spec=f"sentencepiece:{tmp_path}/none"), show_progress=False)
 
 
+def test_a_vocabulary_cannot_be_trained_on_nothing(run, corpus, tmp_path):
+    corpus.write_text("")
+    spec = {"spec": f"sentencepiece:{tmp_path}/v.model", "train_size": 300, "unk": 0}
+    with pytest.raises(UserError, match="have no document for training"):
+        prepare.prepare(with_vocabulary(run, **spec), show_progress=False)
+
+
 def test_sample_is_bounded_and_depends_on_the_texts_alone():
     sample = prepare._sample(iter(TEXTS), 2000)
     assert sample == prepare._sample(iter(TEXTS), 2000)
@@ -171,6 +174,7 @@ _KILLED = """
 import pickle, sys, time
 from plm_jax.data import cache, prepare
 run, output, stop_at = pickle.load(open(sys.argv[1], "rb"))
+print("started", flush=True)
 if stop_at == "spill":
     original = prepare._write_shards
     def stop(*args):
@@ -185,8 +189,6 @@ prepare.prepare(run, output, show_progress=False)
 
 
 def _start(tmp_path, run, output, stop_at):
-    import pickle
-
     path = tmp_path / f"{stop_at}.pickle"
     path.write_bytes(pickle.dumps((run, output, stop_at)))
     command = [sys.executable, "-c", _KILLED, str(path)]
@@ -198,7 +200,7 @@ def test_killed_anywhere_the_next_run_writes_the_same_bytes(run, tmp_path):
     prepare.prepare(run, whole, show_progress=False)
     processes = [_start(tmp_path, run, broken, "publish"), _start(tmp_path, run, broken + "2", "spill")]
     for process in processes:
-        assert process.stdout.readline() == "stopped\n"
+        assert [process.stdout.readline() for _ in range(2)] == ["started\n", "stopped\n"]
         process.send_signal(signal.SIGKILL)
         process.wait()
     for folder in (broken, broken + "2"):
@@ -211,9 +213,10 @@ def test_killed_anywhere_the_next_run_writes_the_same_bytes(run, tmp_path):
 def test_a_second_process_waits_for_the_first(run, tmp_path):
     output = str(tmp_path / "output")
     first = _start(tmp_path, run, output, "publish")
-    assert first.stdout.readline() == "stopped\n"
+    assert [first.stdout.readline() for _ in range(2)] == ["started\n", "stopped\n"]
     second = _start(tmp_path, run, output, "nowhere")
-    time.sleep(1)
+    assert second.stdout.readline() == "started\n"
+    time.sleep(3)
     assert second.poll() is None and os.path.exists(os.path.join(output, ".a.tmp"))
     first.kill()
     first.wait()

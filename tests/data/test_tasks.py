@@ -1,5 +1,6 @@
 import gzip
 import json
+import pathlib
 
 import pytest
 import seqio
@@ -14,6 +15,7 @@ class TinyTexts(tfds.core.GeneratorBasedBuilder):
     """Three texts and one for validation."""
 
     VERSION = tfds.core.Version("1.0.0")
+    pkg_dir_path = pathlib.Path(__file__).parent
 
     def _info(self):
         return self.dataset_info_from_configs(features=tfds.features.FeaturesDict({"body": tfds.features.Text()}))

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plm_jax import objectives
@@ -23,6 +23,7 @@ def test_padding_has_no_weight():
     assert objectives.get("causal")(example, RNG)["target_weights"].tolist() == [1, 0, 0]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.integers(0, 4))
 def test_separate_documents(lengths, padding):
     segments = [i + 1 for i, n in enumerate(lengths) for _ in range(n)] + [0] * padding

@@ -137,19 +137,26 @@ def save(path: str, array: np.ndarray) -> None:
         sync(file)
 
 
+def _sync_folder(path: str) -> None:
+    """The names in a folder reach the disk."""
+    folder = os.open(path, os.O_RDONLY)
+    os.fsync(folder)
+    os.close(folder)
+
+
 def publish(temporary: str, final: str, manifest: dict[str, Any]) -> None:
     """Writes the manifest, last of all, and renames the folder to `final`, replacing what is there."""
     with open(os.path.join(temporary, "manifest.json"), "w") as file:
         json.dump({"format": FORMAT, "record_tokens": RECORD_TOKENS, **manifest}, file, indent=2)
         sync(file)
+    for folder, _, _ in os.walk(temporary):
+        _sync_folder(folder)
     replaced = temporary + ".replaced"
     shutil.rmtree(replaced, ignore_errors=True)
     if os.path.exists(final):
         os.rename(final, replaced)
     os.rename(temporary, final)
-    folder = os.open(os.path.dirname(final), os.O_RDONLY)
-    os.fsync(folder)
-    os.close(folder)
+    _sync_folder(os.path.dirname(final))
     shutil.rmtree(replaced, ignore_errors=True)
 
 

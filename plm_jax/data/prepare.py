@@ -80,7 +80,12 @@ def _vocabulary(run: config.Run, show_progress: bool) -> vocabularies.Vocabulary
                 if not document.held_out
             )
             bar = tqdm.tqdm(texts, unit=" documents", disable=not show_progress)
-            vocabularies.train_sentencepiece(_sample(bar, _VOCABULARY_SAMPLE_BYTES), spec, path)
+            sample = _sample(bar, _VOCABULARY_SAMPLE_BYTES)
+            if not sample:
+                raise UserError(
+                    f"sources {', '.join(run.data.sources)} have no document for training: check their paths"
+                )
+            vocabularies.train_sentencepiece(sample, spec, path)
     return vocabularies.load(spec)
 
 

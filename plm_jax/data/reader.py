@@ -115,9 +115,12 @@ class Reader:
         separate = not self._run.data.layout.attend_across_documents
         return self.objective(stream.example(start, self.objective.input_length(length), separate), rng)
 
+    def _stage(self, step: int) -> config.Stage:
+        return next(stage for stage in reversed(self._stages) if stage.first_step <= step)
+
     def batch(self, step: int, rows: Sequence[int]) -> Example:
         """These rows of a step's global batch, [rows, …], and `digest` uint32 [rows, 2] (see `digest_hex`)."""
-        stage = next(s for s in reversed(self._stages) if s.first_step <= step)
+        stage = self._stage(step)
         first = stage.first_example + (step - stage.first_step) * stage.batch_size
         examples = [self.example(first + row) for row in rows]
         crcs = np.array([crc(example) for example in examples], np.uint32)
@@ -131,8 +134,7 @@ class Reader:
         """
 
         def batch(step: int) -> Example:
-            stage = next(s for s in reversed(self._stages) if s.first_step <= step)
-            return self.batch(step, rows(stage.batch_size))
+            return self.batch(step, rows(self._stage(step).batch_size))
 
         return self._read_ahead(grain.MapDataset.range(first_step, self._run.train.steps), batch)
 
@@ -182,13 +184,13 @@ def _check_vocabulary(run: config.Run, sources: dict[str, cache.Source]) -> dict
             raise UserError(f"the caches of '{first[0]}' and '{name}' differ in vocabulary: prepare them again")
     found = first[1].vocabulary
     again = "run `python -m plm_jax.prepare --config=…` again"
+    kind, _, paths = run.vocabulary.spec.partition(":")
+    if kind != found["kind"]:
+        raise UserError(f"config.vocabulary.spec is {kind}, the cache's is {found['kind']}: {again}")
     for special in SPECIALS:
         if found[special] != getattr(run.vocabulary, special):
             given = getattr(run.vocabulary, special)
             raise UserError(f"config.vocabulary.{special} is {given}, the cache's is {found[special]}: {again}")
-    kind, _, paths = run.vocabulary.spec.partition(":")
-    if kind != found["kind"]:
-        raise UserError(f"config.vocabulary.spec is {kind}, the cache's is {found['kind']}: {again}")
     for path in filter(os.path.exists, paths.split(",")):
         with open(path, "rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() not in found["files"].values():

@@ -12,6 +12,7 @@ from typing import Any
 
 import seqio
 import tensorflow as tf
+import tensorflow_datasets as tfds
 
 from plm_jax import config
 from plm_jax.data import cache
@@ -141,19 +142,24 @@ def _register(name: str, source: Files | config.Tfds) -> seqio.Task:
 
 
 def _tfds(source: config.Tfds) -> seqio.TfdsDataSource:
-    import tensorflow_datasets as tfds
-
-    provider = seqio.TfdsDataSource(tfds_name=source.name, tfds_data_dir=source.data_dir or None)
+    """The builder's splits, downloaded and prepared if they are not there: a builder knows its splits only then."""
     try:
-        features = provider.tfds_dataset.builder.info.features
+        builder = tfds.builder(source.name, data_dir=source.data_dir or None)
     except (tfds.core.DatasetNotFoundError, ValueError) as error:
         what = " ".join(str(error).split())[:160]
         raise UserError(
             f"TensorFlow Datasets does not know '{source.name}' ({what}): mend the source's name"
         ) from error
+    features = builder.info.features
     if source.field not in features:
         raise UserError(f"{source.name} has no feature '{source.field}': {nearest(source.field, features)}")
-    return provider
+    try:
+        builder.download_and_prepare()
+    except Exception as error:
+        what = " ".join(str(error).split())[:160]
+        raise UserError(f"cannot download '{source.name}' ({what}): put it into the source's data_dir") from error
+    name, _, version = builder.info.full_name.rpartition("/")
+    return seqio.TfdsDataSource(tfds_name=f"{name}:{version}", tfds_data_dir=source.data_dir or None)
 
 
 def texts(task: seqio.Task, split: str, field: str = "text") -> Iterator[str]:

@@ -85,11 +85,15 @@ class Vocabulary(seqio.Vocabulary):
         return encoded
 
     def _encode_tf(self, s: tf.Tensor) -> tf.Tensor:
-        ids = tf.numpy_function(lambda b: np.array(self._encode(b.decode("utf-8")), np.int32), [s], tf.int32)
+        ids = tf.py_function(lambda text: np.array(self._encode(text.numpy().decode("utf-8"))), [s], tf.int32)
         return tf.ensure_shape(ids, [None])
 
     def _decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
-        return tf.numpy_function(lambda i: self._decode(i.tolist()).encode("utf-8"), [ids], tf.string)
+        return tf.py_function(lambda i: self.decode(i.numpy().tolist()), [ids], tf.string)
+
+    def decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
+        """As `decode`; seqio's own needs an unk and an eos id."""
+        return self._decode_tf(ids)
 
     def __eq__(self, other):
         return isinstance(other, Vocabulary) and identity(self) == identity(other)

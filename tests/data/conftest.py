@@ -1,0 +1,81 @@
+"""Tiny caches written with the cache's writer, and runs over them."""
+
+import os
+
+import hypothesis
+import numpy as np
+import pytest
+
+from plm_jax import config, objectives
+from plm_jax.data import cache
+from plm_jax.models import settings
+
+EOS = 99
+
+# A busy machine must not fail a test.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
+
+
+@pytest.fixture
+def write_source(tmp_path):
+    """`write(name, {split: [[token, …], …]})` makes a source's cache of vocabulary size 100 under `tmp_path`."""
+
+    def write(name, splits, vocabulary_id="v", eos=EOS):
+        temporary = str(tmp_path / f".{name}")
+        counts = {}
+        for split, documents in splits.items():
+            writer = cache.SplitWriter(os.path.join(temporary, split), 100)
+            for document in documents:
+                writer.add(np.array(document), np.array([0]), np.array([0]), 3 * len(document))
+            counts[split] = writer.close()
+        cache.save(os.path.join(temporary, "word_initial.npy"), np.arange(100) % 2 == 0)
+        vocabulary = {"id": vocabulary_id, "size": 100, "pad": None, "bos": None, "eos": eos, "unk": None}
+        vocabulary |= {"kind": "bytes", "files": {}}
+        manifest = {"identity": "i", "vocabulary": vocabulary, "dtype": "<u2", "splits": counts}
+        cache.publish(temporary, str(tmp_path / name), manifest)
+        return str(tmp_path)
+
+    return write
+
+
+@pytest.fixture
+def make_run(tmp_path):
+    """A causal run over caches under `tmp_path`; keywords go to `data`, `train` and `vocabulary`."""
+
+    def make(names, vocab_size=100, eos=EOS, data=(), train=()):
+        return config.Run(
+            model=settings.Decoder(
+                embedding=settings.Embedding(vocab_size, 8),
+                attention=settings.Attention(1, 8, settings.NoPositions()),
+                feed_forward=settings.FeedForward(8),
+                stack=settings.Stack(1),
+            ),
+            objective=objectives.Causal(),
+            data=config.Data(
+                **{
+                    "cache_dir": str(tmp_path),
+                    "length": 8,
+                    "sources": {name: config.TextFiles(name) for name in names},
+                    "window_tokens": 64,
+                    **dict(data),
+                }
+            ),
+            vocabulary=config.Vocabulary("bytes", eos=eos),
+            optimizer=config.AdamW(),
+            schedule=config.Schedule("constant", 1e-3),
+            train=config.Train(**{"steps": 50, "batch_size": 4, "seed": 3, **dict(train)}),
+        )
+
+    return make
+
+
+@pytest.fixture
+def random_documents():
+    """`make(seed, n)`: n documents of 1 to 30 tokens below 90."""
+
+    def make(seed, n):
+        rng = np.random.default_rng(seed)
+        return [rng.integers(0, 90, rng.integers(1, 31)).tolist() for _ in range(n)]
+
+    return make

@@ -1,0 +1,102 @@
+import itertools
+import json
+import threading
+
+import numpy as np
+import pytest
+
+from plm_jax.data import cache
+from plm_jax.errors import UserError
+
+
+def test_splits_hold_what_was_written(write_source, random_documents):
+    documents = random_documents(0, 50)
+    source = cache.open_source(write_source("a", {"train": documents, "validation": documents[:2]}), "a")
+    split, flat = source.splits["train"], list(itertools.chain(*documents))
+    assert split.tokens(0, len(flat)).tolist() == flat
+    assert split.tokens(5, 5).tolist() == []
+    assert split.documents.tolist() == np.cumsum([0, *map(len, documents)]).tolist()
+    assert split.unigram.tolist() == [flat.count(i) for i in range(100)]
+    assert (split.num_tokens, split.num_documents, split.num_bytes) == (len(flat), 50, 3 * len(flat))
+    assert source.splits["validation"].num_documents == 2
+    assert source.word_initial.tolist() == [i % 2 == 0 for i in range(100)]
+
+
+@pytest.mark.parametrize("vocab_size, dtype", [(65_536, "<u2"), (65_537, "<u4")])
+def test_reads_across_records_whatever_is_cached(tmp_path, vocab_size, dtype):
+    tokens = np.random.default_rng(0).integers(0, vocab_size, 5 * cache.RECORD_TOKENS + 17)
+    tokens[0] = vocab_size - 1
+    writer = cache.SplitWriter(str(tmp_path / "s"), vocab_size)
+    for part in np.split(tokens, [3, 40_000, 40_001]):
+        writer.add(part, np.array([0]), np.array([0]), 1)
+    split = cache.Split(str(tmp_path / "s"), writer.close(), np.dtype(dtype), vocab_size, cached_tokens=1)
+    starts = np.random.default_rng(1).integers(0, len(tokens), 200)
+
+    def read(starts):
+        for start in starts:
+            stop = min(start + 70_000, len(tokens))
+            if not np.array_equal(split.tokens(start, stop), tokens[start:stop]):
+                wrong.append(start)
+
+    wrong = []
+    threads = [threading.Thread(target=read, args=(starts[i::4],)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[100] ^= 0xFF
+    path.write_bytes(data)
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def test_missing_cache_says_to_prepare(tmp_path):
+    with pytest.raises(UserError, match=r"run `python -m plm_jax.prepare --config"):
+        cache.open_source(str(tmp_path), "a")
+
+
+def test_unknown_format_is_refused(write_source, random_documents, tmp_path):
+    write_source("a", {"train": random_documents(0, 3)})
+    path = tmp_path / "a" / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 99}))
+    with pytest.raises(UserError, match="has format 99"):
+        cache.open_source(str(tmp_path), "a")
+
+
+@pytest.mark.parametrize(
+    "name", ["manifest.json", "train/documents.npy", "train/sentences.npy", "train/tokens.array_record"]
+)
+def test_truncated_file_is_named(write_source, random_documents, tmp_path, name):
+    write_source("a", {"train": random_documents(0, 30)})
+    truncate(tmp_path / "a" / name)
+    with pytest.raises(UserError, match=name) as caught:
+        cache.open_source(str(tmp_path), "a")
+    assert "\n" not in str(caught.value)
+
+
+def test_corrupt_record_is_named(write_source, random_documents, tmp_path):
+    write_source("a", {"train": random_documents(0, 30)})
+    flip(tmp_path / "a/train/tokens.array_record")
+    with pytest.raises(UserError, match=r"tokens.array_record is damaged"):
+        cache.open_source(str(tmp_path), "a").splits["train"].tokens(0, 10)
+
+
+def test_manifest_that_disagrees_with_the_files_is_damage(write_source, random_documents, tmp_path):
+    write_source("a", {"train": random_documents(0, 30)})
+    path = tmp_path / "a" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["splits"]["train"]["documents"] += 1
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match=r"documents.npy is damaged"):
+        cache.open_source(str(tmp_path), "a")
+    del manifest["dtype"]
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match=r"manifest.json is damaged"):
+        cache.open_source(str(tmp_path), "a")

@@ -1,0 +1,96 @@
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plm_jax.data import cache, layouts
+
+
+@pytest.mark.parametrize("eos", [99, None])
+def test_stream_is_the_documents_each_with_eos(write_source, random_documents, eos):
+    documents = random_documents(1, 40)
+    split = cache.open_source(write_source("a", {"train": documents}), "a").splits["train"]
+    stream = layouts.Stream(split, eos, None)
+    flat = [token for d in documents for token in (d if eos is None else [*d, eos])]
+    number = [i for i, d in enumerate(documents) for _ in range(len(d) + (eos is not None))]
+    assert stream.num_tokens == len(flat)
+    rng = np.random.default_rng(0)
+    for start in range(len(flat)):
+        stop = min(len(flat), start + int(rng.integers(1, 80)))
+        tokens, begins = stream.read(start, stop)
+        assert tokens.tolist() == flat[start:stop]
+        assert begins.tolist() == [i - start for i in range(start + 1, stop) if number[i] != number[i - 1]]
+        example = stream.example(start, 80, separate=True)
+        num_real = min(80, len(flat) - start)
+        assert example["tokens"].tolist() == flat[start : start + num_real] + [0] * (80 - num_real)
+        segments = [n - number[start] + 1 for n in number[start : start + num_real]]
+        assert example["segment_ids"].tolist() == segments + [0] * (80 - num_real)
+        if num_real < 80:
+            assert example["mask"].tolist() == [1] * num_real + [0] * (80 - num_real)
+        else:
+            assert "mask" not in example
+
+
+@given(
+    num_tokens=st.integers(20, 3000),
+    length=st.integers(1, 20),
+    window=st.integers(1, 500),
+    epochs=st.integers(1, 3),
+)
+def test_every_block_once_an_epoch_window_after_window(num_tokens, length, window, epochs):
+    stride = max(1, length - 1)
+    order = layouts.BlockOrder(num_tokens, length, stride, window, seed=0, name="a")
+    expected = [i for i in range(num_tokens) if i * stride + length <= num_tokens]
+    assert order.num_blocks == len(expected)
+    for epoch in range(epochs):
+        blocks = [order.block(epoch * len(expected) + i) for i in range(len(expected))]
+        assert sorted(blocks) == expected
+        windows = [block * stride // window for block in blocks]
+        changes = sum(a != b for a, b in itertools.pairwise(windows))
+        assert changes == len(set(windows)) - 1
+
+
+def test_order_depends_on_seed_source_and_epoch_and_is_shuffled():
+    def blocks(seed, name, epoch):
+        order = layouts.BlockOrder(40_000, 11, 10, 4_000, seed, name)
+        return tuple(order.block(epoch * order.num_blocks + i) for i in range(order.num_blocks))
+
+    orders = {blocks(*key) for key in [(0, "a", 0), (1, "a", 0), (0, "b", 0), (0, "a", 1)]}
+    assert len(orders) == 4
+    for found in orders:
+        windows = list(dict.fromkeys(block // 400 for block in found))
+        assert windows != sorted(windows)
+        assert list(found[:400]) != sorted(found[:400])
+
+
+def test_far_k_costs_no_walk():
+    order = layouts.BlockOrder(10**6, 11, 10, 10**4, 0, "a")
+    assert 0 <= order.block(10**15) < order.num_blocks
+
+
+def test_windows_come_in_the_same_order_at_every_length():
+    def windows(length):
+        order = layouts.BlockOrder(100_000, length + 1, length, 5_000, 0, "a")
+        return list(dict.fromkeys(order.block(i) * length // 5_000 for i in range(order.num_blocks)))
+
+    assert windows(10) == windows(25) == windows(100)
+
+
+@given(st.integers(0, 5000), st.sampled_from([8, 16, 64]), st.sampled_from([8, 16, 64]))
+def test_resume_keeps_the_epoch_and_the_tokens_read(k, before, after):
+    old, new = (layouts.BlockOrder(5001, n + 1, n, 640, 0, "a") for n in (before, after))
+    resumed = new.resume(k, old)
+    if before == after:
+        assert resumed == k
+    epoch, position = divmod(k, old.num_blocks)
+    tokens = (resumed - epoch * new.num_blocks) * after
+    assert min(position * before, new.num_blocks * after) <= tokens < position * before + after
+
+
+def test_generators_differ_by_seed_stream_and_counter():
+    keys = [(0, "a"), (1, "a"), (0, "b"), (0, "a", 1), (0, "a", 0, 1), (0, "a", 0, 0, 1)]
+    draws = {layouts.generator(*key).integers(2**63) for key in keys}
+    assert len(draws) == len(keys)
+    assert layouts.generator(0, "a", 7).integers(2**63) == layouts.generator(0, "a", 7).integers(2**63)

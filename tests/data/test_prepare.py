@@ -1,0 +1,224 @@
+import dataclasses
+import hashlib
+import itertools
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+import zlib
+
+import numpy as np
+import pytest
+
+from plm_jax import config
+from plm_jax.data import cache, prepare, reader, vocabularies
+from plm_jax.errors import UserError
+from plm_jax.models import settings
+
+TEXTS = [f"Document {i}. It counts: {' '.join(map(str, range(i % 23)))}! Ünd aus" for i in range(400)]
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    path = tmp_path / "corpus.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    return path
+
+
+@pytest.fixture
+def run(make_run, corpus):
+    """Bytes over the corpus, a tenth held out."""
+    made = make_run("a", eos=256, vocab_size=257, data={"validation_fraction": 0.1, "length": 16})
+    data = dataclasses.replace(made.data, sources={"a": config.JsonLines(str(corpus))})
+    return dataclasses.replace(made, data=data)
+
+
+def contents(folder):
+    """SHA-256 of every file below a folder."""
+    found = {}
+    for root, _, names in os.walk(folder):
+        for name in names:
+            path = os.path.join(root, name)
+            with open(path, "rb") as file:
+                found[os.path.relpath(path, folder)] = hashlib.sha256(file.read()).hexdigest()
+    return found
+
+
+def stored_texts(split):
+    starts = split.documents
+    return [bytes(split.tokens(a, b).astype(np.uint8)).decode() for a, b in itertools.pairwise(starts)]
+
+
+def with_vocabulary(run, **fields):
+    return dataclasses.replace(run, vocabulary=config.Vocabulary(**fields))
+
+
+def test_cache_holds_every_document_and_the_crc_rule_parts_them(run):
+    prepare.prepare(run, show_progress=False)
+    source = cache.open_source(run.data.cache_dir, "a")
+    held_out = {t for t in TEXTS if zlib.crc32(t.encode()) % 1000 < 100}
+    assert 10 < len(held_out) < 90
+    train, validation = (stored_texts(source.splits[name]) for name in ("train", "validation"))
+    assert sorted(validation) == sorted(held_out)
+    assert sorted(train) == sorted(set(TEXTS) - held_out)
+    order = [TEXTS.index(text) for text in train]
+    assert abs(np.corrcoef(order, np.arange(len(order)))[0, 1]) < 0.2
+    split = source.splits["train"]
+    assert split.num_bytes == sum(len(t.encode()) for t in train)
+    flat = "".join(train).encode()
+    for a, b in itertools.pairwise(split.sentences):
+        assert flat[a:b].decode().strip().endswith((".", "!", "aus"))
+    assert split.unigram.tolist() == np.bincount(list(flat), minlength=257).tolist()
+    assert len(list(reader.Reader(run).batches(45))) == 5
+
+
+def test_second_call_does_nothing_and_changes_start_again(run, corpus, capsys):
+    prepare.prepare(run, show_progress=False)
+    before = contents(run.data.cache_dir)
+    stamp = os.stat(os.path.join(run.data.cache_dir, "a", "manifest.json")).st_mtime_ns
+    prepare.prepare(run, show_progress=False)
+    assert "up to date" in capsys.readouterr().out
+    assert os.stat(os.path.join(run.data.cache_dir, "a", "manifest.json")).st_mtime_ns == stamp
+    corpus.write_text(corpus.read_text() + json.dumps({"text": "one more"}) + "\n")
+    prepare.prepare(run, show_progress=False)
+    assert contents(run.data.cache_dir) != before
+    splits = cache.open_source(run.data.cache_dir, "a").splits.values()
+    assert sum(split.num_documents for split in splits) == len(TEXTS) + 1
+
+
+def test_identity_changes_with_whatever_changes_the_cache(run, corpus, tmp_path, monkeypatch):
+    def identity(run):
+        return prepare.identity(run, "a", vocabularies.load(run.vocabulary))
+
+    def with_source(source):
+        return dataclasses.replace(run, data=dataclasses.replace(run.data, sources={"a": source}))
+
+    found = [identity(run), identity(with_vocabulary(run, spec="bytes", eos=257))]
+    moved = tmp_path / "moved.jsonl"
+    moved.write_bytes(corpus.read_bytes())
+    assert identity(with_source(config.JsonLines(str(moved)))) == found[0]
+    found.append(identity(with_source(config.TextFiles(str(corpus)))))
+    found.append(identity(with_source(config.TextFiles(str(corpus), document="line"))))
+    found.append(identity(dataclasses.replace(run, data=dataclasses.replace(run.data, validation_fraction=0.2))))
+    with monkeypatch.context() as patch:
+        patch.setattr(cache, "FORMAT", cache.FORMAT + 1)
+        found.append(identity(run))
+    corpus.write_text(corpus.read_text().replace("counts", "count"))
+    found.append(identity(run))
+    assert len(set(found)) == len(found)
+
+
+def test_other_vocabulary_prepares_again_and_is_copied(run, tmp_path):
+    prepare.prepare(run, show_progress=False)
+    model = str(tmp_path / "models" / "v.model")
+    other = with_vocabulary(run, spec=f"sentencepiece:{model}", train_size=320, pad=0, eos=1, unk=2)
+    prepare.prepare(other, show_progress=False)
+    assert cache.open_source(run.data.cache_dir, "a").vocabulary["size"] == 320
+    copied = os.path.join(run.data.cache_dir, "vocabulary", "v.model")
+    with open(copied, "rb") as a, open(model, "rb") as b:
+        assert a.read() == b.read()
+    with pytest.raises(UserError, match="spec is bytes, the cache's is sentencepiece"):
+        reader.Reader(run)
+    with open(model, "ab") as file:
+        file.write(b"x")
+    wide = dataclasses.replace(other, model=dataclasses.replace(run.model, embedding=settings.Embedding(320, 8)))
+    with pytest.raises(UserError, match="is not the vocabulary that the cache was made with"):
+        reader.Reader(wide)
+
+
+def test_equal_documents_do_not_end_up_side_by_side(run, corpus):
+    corpus.write_text("".join(json.dumps({"text": t}) + "\n" for t in ["same", *TEXTS[:200], "same", "same"]))
+    run = dataclasses.replace(run, data=dataclasses.replace(run.data, validation_fraction=0.0))
+    prepare.prepare(run, show_progress=False)
+    splits = cache.open_source(run.data.cache_dir, "a").splits
+    places = [i for i, text in enumerate(stored_texts(splits["train"])) if text == "same"]
+    assert len(places) == 3 and max(places) - min(places) > 10
+    assert list(splits) == ["train"]
+
+
+@pytest.mark.parametrize("content", ["", '{"text": " "}\n'])
+def test_a_corpus_without_text_is_refused(run, corpus, content):
+    corpus.write_text(content)
+    with pytest.raises(UserError, match="source 'a' has no document with text"):
+        prepare.prepare(run, show_progress=False)
+    assert not os.path.exists(os.path.join(run.data.cache_dir, "a"))
+
+
+def test_other_mistakes(run, tmp_path):
+    data = dataclasses.replace(run.data, sources={"vocabulary": next(iter(run.data.sources.values()))})
+    with pytest.raises(UserError, match=r"config\.data\.sources has 'vocabulary'"):
+        prepare.prepare(dataclasses.replace(run, data=data), show_progress=False)
+    with pytest.raises(UserError, match="cannot read the vocabulary's"):
+        prepare.prepare(with_vocabulary(run, spec=f"sentencepiece:{tmp_path}/none"), show_progress=False)
+
+
+def test_a_vocabulary_cannot_be_trained_on_nothing(run, corpus, tmp_path):
+    corpus.write_text("")
+    spec = {"spec": f"sentencepiece:{tmp_path}/v.model", "train_size": 300, "unk": 0}
+    with pytest.raises(UserError, match="have no document for training"):
+        prepare.prepare(with_vocabulary(run, **spec), show_progress=False)
+
+
+def test_sample_is_bounded_and_depends_on_the_texts_alone():
+    sample = prepare._sample(iter(TEXTS), 2000)
+    assert sample == prepare._sample(iter(TEXTS), 2000)
+    assert 1500 < sum(len(text.encode()) for text in sample) <= 2000
+    assert {TEXTS.index(text) // 100 for text in sample} == {0, 1, 2, 3}
+    assert sorted(prepare._sample(iter(TEXTS), 10**9)) == sorted(TEXTS)
+
+
+_KILLED = """
+import pickle, sys, time
+from plm_jax.data import cache, prepare
+run, output, stop_at = pickle.load(open(sys.argv[1], "rb"))
+print("started", flush=True)
+if stop_at == "spill":
+    original = prepare._write_shards
+    def stop(*args):
+        print("stopped", flush=True); time.sleep(600)
+    prepare._write_shards = stop
+elif stop_at == "publish":
+    def stop(*args):
+        print("stopped", flush=True); time.sleep(600)
+    cache.publish = stop
+prepare.prepare(run, output, show_progress=False)
+"""
+
+
+def _start(tmp_path, run, output, stop_at):
+    path = tmp_path / f"{stop_at}.pickle"
+    path.write_bytes(pickle.dumps((run, output, stop_at)))
+    command = [sys.executable, "-c", _KILLED, str(path)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+
+
+def test_killed_anywhere_the_next_run_writes_the_same_bytes(run, tmp_path):
+    whole, broken = str(tmp_path / "whole"), str(tmp_path / "broken")
+    prepare.prepare(run, whole, show_progress=False)
+    processes = [_start(tmp_path, run, broken, "publish"), _start(tmp_path, run, broken + "2", "spill")]
+    for process in processes:
+        assert [process.stdout.readline() for _ in range(2)] == ["started\n", "stopped\n"]
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    for folder in (broken, broken + "2"):
+        assert os.path.exists(os.path.join(folder, ".a.tmp"))
+        assert not os.path.exists(os.path.join(folder, "a"))
+        prepare.prepare(run, folder, show_progress=False)
+        assert contents(folder) == contents(whole)
+
+
+def test_a_second_process_waits_for_the_first(run, tmp_path):
+    output = str(tmp_path / "output")
+    first = _start(tmp_path, run, output, "publish")
+    assert [first.stdout.readline() for _ in range(2)] == ["started\n", "stopped\n"]
+    second = _start(tmp_path, run, output, "nowhere")
+    assert second.stdout.readline() == "started\n"
+    time.sleep(3)
+    assert second.poll() is None and os.path.exists(os.path.join(output, ".a.tmp"))
+    first.kill()
+    first.wait()
+    assert second.wait(timeout=120) == 0
+    assert cache.open_source(output, "a").splits["train"].num_documents > 0

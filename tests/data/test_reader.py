@@ -1,0 +1,216 @@
+import dataclasses
+import itertools
+import struct
+import subprocess
+import sys
+import zlib
+
+import numpy as np
+import pytest
+
+from plm_jax import config
+from plm_jax.data import layouts, reader
+from plm_jax.errors import UserError
+
+PHASES = (
+    config.Phase(until=0.2),
+    config.Phase(until=0.4, batch_size=7),
+    config.Phase(until=0.6, batch_size=7, length=20),
+    config.Phase(until=0.8, mixture={"a": 1.0, "b": 0.0}),
+    config.Phase(until=1.0, length=5, mixture={"a": 1.0, "b": 4.0}),
+)
+
+
+@pytest.fixture
+def documents(write_source, random_documents):
+    """Two sources, `a` of 40 and `b` of 25 documents."""
+    found = {"a": random_documents(1, 40), "b": random_documents(2, 25)}
+    for name, texts in found.items():
+        write_source(name, {"train": texts, "validation": texts[:7]})
+    return found
+
+
+def epoch_order(flat, length, window, seed, name, epoch):
+    """All block starts of an epoch, by listing every block and grouping them."""
+    starts = [s for s in range(0, len(flat), length) if s + length + 1 <= len(flat)]
+    num_windows = -(-len(flat) // window)
+    order = []
+    for w in layouts.generator(seed, f"windows/{name}", epoch).permutation(num_windows):
+        members = [s for s in starts if s // window == w]
+        rng = layouts.generator(seed, f"blocks/{name}", epoch, int(w))
+        order += [members[i] for i in rng.permutation(len(members))]
+    return order
+
+
+def walk(run, documents):
+    """Every example of the run from the first on, one after another, without the reader's arithmetic."""
+    flats = {name: [t for d in texts for t in [*d, 99]] for name, texts in documents.items()}
+    epochs, position = dict.fromkeys(flats, 0), dict.fromkeys(flats, 0)
+    credit, mixture, length_before = [], None, None
+    for stage in config.stages(run):
+        rates = stage.mixture or {name: sum(map(len, texts)) for name, texts in documents.items()}
+        names = [name for name in flats if rates.get(name, 0) > 0]
+        if stage.mixture != mixture:
+            credit = [0] * len(names)
+            mixture = stage.mixture
+        if length_before not in (None, stage.length):
+            position = {n: -(-p * length_before // stage.length) for n, p in position.items()}
+        length_before = stage.length
+        for _ in range((stage.end_step - stage.first_step) * stage.batch_size):
+            for level, name in enumerate(names):
+                credit[level] += round(rates[name] / sum(rates[n] for n in names[level:]) * 2**32)
+                if credit[level] >= 2**32:
+                    credit[level] -= 2**32
+                    break
+            args = (flats[name], stage.length, run.data.window_tokens, run.train.seed, name)
+            order = epoch_order(*args, epochs[name])
+            if position[name] >= len(order):
+                epochs[name], position[name] = epochs[name] + 1, 0
+                order = epoch_order(*args, epochs[name])
+            start = order[position[name]]
+            position[name] += 1
+            yield flats[name][start : start + stage.length + 1]
+
+
+@pytest.mark.parametrize(
+    "data, train",
+    [
+        ({"mixture": {"a": 1.0, "b": 0.0}}, {}),
+        ({}, {}),
+        ({"mixture": {"a": 0.3, "b": 0.7}}, {}),
+        ({"mixture": {"a": 0.3, "b": 0.7}}, {"phases": PHASES}),
+        ({}, {"phases": (config.Phase(until=0.5), config.Phase(until=1.0, batch_size=2, length=16))}),
+    ],
+)
+def test_example_k_is_what_a_walk_from_the_start_finds(documents, make_run, data, train):
+    run = make_run("ab", data=data, train=train)
+    expected = list(walk(run, documents))
+    opened = reader.Reader(run)
+    for k in np.random.default_rng(0).permutation(len(expected)):
+        example = opened.example(int(k))
+        assert [*example["tokens"].tolist(), example["targets"][-1]] == expected[k]
+        assert example["targets"].tolist() == expected[k][1:]
+        assert example["target_weights"].sum() == len(expected[k]) - 1
+
+
+def test_a_border_that_changes_only_the_batch_changes_no_example(documents, make_run):
+    plain = reader.Reader(make_run("ab"))
+    phases = (config.Phase(until=0.33), config.Phase(until=1.0, batch_size=11))
+    phased = reader.Reader(make_run("ab", train={"phases": phases}))
+    for k in range(400):
+        np.testing.assert_equal(plain.example(k), phased.example(k))
+
+
+def independent_crc(example):
+    data = b""
+    for key, value in sorted(example.items()):
+        data += key.encode() + struct.pack(f"<{value.ndim}q", *value.shape) + value.astype(value.dtype).tobytes()
+    return zlib.crc32(data)
+
+
+def test_rows_of_any_hosts_make_the_same_batch_and_digest(documents, make_run):
+    opened = reader.Reader(make_run("ab", train={"phases": PHASES}))
+    for step in (0, 9, 10, 25, 49):
+        size = next(s.batch_size for s in reversed(config.stages(opened._run)) if s.first_step <= step)
+        whole = opened.batch(step, range(size))
+        parts = [opened.batch(step, range(i, size, 3)) for i in range(3)]
+        for i, part in enumerate(parts):
+            for key in whole:
+                np.testing.assert_array_equal(part[key], whole[key][i::3])
+        examples = [{k: v[i] for k, v in whole.items() if k != "digest"} for i in range(size)]
+        expected = f"{sum(map(independent_crc, examples)) % 2**64:016x}"
+        assert reader.digest_hex(sum(part["digest"].sum(axis=0, dtype=np.uint32) for part in parts)) == expected
+        assert len(expected) == 16 and expected == expected.lower()
+
+
+def test_batches_start_anywhere_and_end_with_the_run(documents, make_run):
+    opened = reader.Reader(make_run("ab", train={"phases": PHASES}))
+    whole = list(opened.batches(0))
+    assert len(whole) == 50
+    for first in (1, 17, 49, 50):
+        for expected, found in itertools.zip_longest(whole[first:], opened.batches(first)):
+            np.testing.assert_equal(found, expected)
+    halves = opened.batches(20, rows=lambda size: range(size // 2, size))
+    np.testing.assert_equal(next(halves), {k: v[3:] for k, v in whole[20].items()})
+
+
+@pytest.mark.parametrize("attend", [True, False])
+def test_validation_is_every_token_once_in_order(documents, make_run, attend):
+    layout = config.Blocks(attend_across_documents=attend)
+    opened = reader.Reader(make_run("ab", data={"layout": layout}))
+    batches = list(opened.validation(3))
+    assert len(batches) == opened.num_validation_batches(3)
+    assert {k: v.shape for k, v in batches[-1].items()} == {k: v.shape for k, v in batches[0].items()}
+    flats = [[[*d, 99] for d in documents[name][:7]] for name in "ab"]
+    targets = [t for b in batches for t in b["targets"][b["target_weights"] > 0]]
+    if attend:
+        assert targets == [t for texts in flats for t in list(itertools.chain(*texts))[1:]]
+        assert set(batches[0]) == {"tokens", "targets", "target_weights"}
+    else:
+        assert targets == [t for texts in flats for d in texts for t in d[1:]]
+        assert set(batches[0]) == {"tokens", "targets", "target_weights", "segment_ids", "positions"}
+    split = [opened.validation(3, rows=lambda n, i=i: range(i, n, 3)) for i in range(3)]
+    for batch, *parts in zip(batches, *split, strict=True):
+        for key in batch:
+            np.testing.assert_array_equal(np.concatenate([p[key] for p in parts]), batch[key])
+
+
+def test_no_validation_split_gives_no_batch(write_source, random_documents, make_run):
+    write_source("a", {"train": random_documents(0, 9)})
+    opened = reader.Reader(make_run("a"))
+    assert (opened.num_validation_batches(4), list(opened.validation(4))) == (0, [])
+
+
+def test_sources_of_rate_zero_are_not_opened(write_source, random_documents, make_run):
+    write_source("a", {"train": random_documents(0, 9)})
+    opened = reader.Reader(make_run("ab", data={"mixture": {"a": 1.0}}))
+    assert list(opened.sources) == ["a"]
+
+
+def test_what_does_not_match_is_told(write_source, random_documents, make_run, tmp_path):
+    texts = {"train": random_documents(0, 9)}
+    write_source("a", texts)
+    write_source("b", texts, vocabulary_id="other")
+    write_source("small", {"train": [[1, 2]]})
+    with pytest.raises(UserError, match="'a' and 'b' differ in vocabulary"):
+        reader.Reader(make_run("ab"))
+    with pytest.raises(UserError, match=r"vocabulary.eos is None, the cache's is 99"):
+        reader.Reader(make_run("a", eos=None))
+    with pytest.raises(UserError, match="vocab_size is 64: give at least the vocabulary's size, 100"):
+        reader.Reader(make_run("a", vocab_size=64))
+    with pytest.raises(UserError, match="has 3 training tokens, a row of length 8 takes 9"):
+        reader.Reader(make_run(["small"]))
+    with pytest.raises(UserError, match="there is no cache"):
+        reader.Reader(make_run("c"))
+    run = make_run("a")
+    other = dataclasses.replace(run, vocabulary=dataclasses.replace(run.vocabulary, spec="sentencepiece:x"))
+    with pytest.raises(UserError, match=r"spec is sentencepiece, the cache's is bytes"):
+        reader.Reader(other)
+
+
+def test_a_corrupt_record_stops_the_iterator_with_its_line(write_source, random_documents, make_run, tmp_path):
+    write_source("a", {"train": random_documents(0, 30)})
+    path = tmp_path / "a/train/tokens.array_record"
+    data = bytearray(path.read_bytes())
+    data[100] ^= 0xFF
+    path.write_bytes(data)
+    with pytest.raises(UserError, match=r"tokens\.array_record is damaged"):
+        next(reader.Reader(make_run("a")).batches(0))
+
+
+def test_reading_imports_no_tensorflow_and_no_seqio(write_source, random_documents, tmp_path):
+    write_source("a", {"train": random_documents(0, 30)})
+    code = f"""
+import sys
+from plm_jax import config, objectives
+from plm_jax.data.reader import Reader
+from plm_jax.models import settings as s
+model = s.Decoder(s.Embedding(100, 8), s.Attention(1, 8, s.NoPositions()), s.FeedForward(8), s.Stack(1))
+run = config.Run(model, objectives.Causal(), config.Data({str(tmp_path)!r}, 8, {{"a": config.TextFiles("a")}}),
+                 config.Vocabulary("bytes", eos=99), config.AdamW(), config.Schedule("constant", 1.0),
+                 config.Train(steps=3, batch_size=2))
+assert len(list(Reader(run).batches(0))) == 3
+print(sorted(m for m in sys.modules if m.startswith(("tensorflow", "seqio"))))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

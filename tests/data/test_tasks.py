@@ -1,0 +1,122 @@
+import gzip
+import json
+import pathlib
+
+import pytest
+import seqio
+import tensorflow_datasets as tfds
+
+from plm_jax import config
+from plm_jax.data import tasks
+from plm_jax.errors import UserError
+
+
+class TinyTexts(tfds.core.GeneratorBasedBuilder):
+    """Three texts and one for validation."""
+
+    VERSION = tfds.core.Version("1.0.0")
+    pkg_dir_path = pathlib.Path(__file__).parent
+
+    def _info(self):
+        return self.dataset_info_from_configs(features=tfds.features.FeaturesDict({"body": tfds.features.Text()}))
+
+    def _split_generators(self, dl_manager):
+        return {"train": self._generate_examples("train", 3), "validation": self._generate_examples("validation", 1)}
+
+    def _generate_examples(self, split, n):
+        for i in range(n):
+            yield i, {"body": f"{split} {i}"}
+
+
+def read(source, split="train", name="source"):
+    return list(tasks.texts(tasks.task(name, source), split))
+
+
+def test_text_files_by_file_paragraph_and_line(tmp_path):
+    (tmp_path / "b.txt").write_text("one\ntwo\n\n \nthree é\n")
+    with gzip.open(tmp_path / "a.txt.gz", "wt") as file:
+        file.write("zero")
+    path = str(tmp_path / "*.txt*")
+    assert read(config.TextFiles(path)) == ["zero", "one\ntwo\n\n \nthree é\n"]
+    assert read(config.TextFiles(path, document="paragraph")) == ["zero", "one\ntwo", "three é"]
+    assert read(config.TextFiles(path, document="line")) == ["zero", "one", "two", "three é"]
+
+
+def test_json_lines(tmp_path):
+    with gzip.open(tmp_path / "a.jsonl.gz", "wt") as file:
+        file.write('{"body": "one\\n"}\n\n{"body": "two", "x": 1}\n{"body": "  "}\n')
+    assert read(config.JsonLines(str(tmp_path / "a.jsonl.gz"), field="body")) == ["one\n", "two"]
+
+
+def test_tasks_are_in_seqios_registry(tmp_path):
+    (tmp_path / "a.txt").write_text("text")
+    source = config.TextFiles(str(tmp_path / "a.txt"))
+    task = tasks.task("name", source)
+    assert task is tasks.task("name", source) is seqio.get_mixture_or_task(task.name)
+    assert tuple(task.splits) == ("train",)
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ("{", "a.jsonl:2 is no JSON"),
+        ("[1]", "a.jsonl:2 has no text in 'text': give one JSON object a line"),
+        ('{"test": "x"}', "a.jsonl:2 has no text in 'text': did you mean 'test'"),
+        ('{"text": 3}', "a.jsonl:2 has no text in 'text'"),
+    ],
+)
+def test_bad_lines_are_named(tmp_path, line, message):
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"text": "good"}) + "\n" + line + "\n")
+    with pytest.raises(UserError, match=message) as caught:
+        read(config.JsonLines(str(path)))
+    assert "\n" not in str(caught.value)
+
+
+def test_bad_files_are_named(tmp_path):
+    with pytest.raises(UserError, match=r"there is no file at .*/none\*"):
+        read(config.TextFiles(str(tmp_path / "none*")))
+    whole = gzip.compress(b"text " * 1000)
+    for name, data in {"half.gz": whole[: len(whole) // 2], "not.gz": b"plain"}.items():
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(UserError, match=rf"{name} is damaged"):
+            read(config.TextFiles(str(tmp_path / name)))
+    (tmp_path / "latin.txt").write_bytes("é".encode("latin-1"))
+    with pytest.raises(UserError, match=r"latin.txt is not UTF-8"):
+        read(config.TextFiles(str(tmp_path / "latin.txt")))
+
+
+def test_tfds(tmp_path):
+    source = config.Tfds("tiny_texts", field="body", data_dir=str(tmp_path))
+    task = tasks.task("source", source)
+    assert set(task.splits) == {"train", "validation"}
+    assert sorted(tasks.texts(task, "train")) == ["train 0", "train 1", "train 2"]
+    assert sorted(tasks.texts(task, "validation")) == ["validation 0"]
+    assert tasks.fingerprint(source, task) == ["tiny_texts/1.0.0", "train:3", "validation:1"]
+    with pytest.raises(UserError, match="does not know 'no_such_set'"):
+        tasks.task("x", config.Tfds("no_such_set"))
+    with pytest.raises(UserError, match="no feature 'text': there are: body"):
+        tasks.task("x", config.Tfds(source.name, data_dir=str(tmp_path), field="text"))
+
+
+def test_seqio_task(tmp_path, monkeypatch):
+    (tmp_path / "my_tasks.py").write_text(
+        "import seqio, tensorflow as tf\n"
+        "def make(split, shuffle_files):\n"
+        "    return tf.data.Dataset.from_tensor_slices({'body': [split + ' 1', split + ' 2']})\n"
+        "features = {'body': seqio.Feature(seqio.PassThroughVocabulary(0), add_eos=False, dtype=tf.string, rank=0)}\n"
+        "for name, splits in {'mine': ['train', 'validation'], 'tested': ['test']}.items():\n"
+        "    source = seqio.FunctionDataSource(make, splits=splits)\n"
+        "    seqio.TaskRegistry.add(name, source=source, preprocessors=[], output_features=features)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    task = tasks.task("x", config.SeqioTask("mine", "my_tasks", field="body"))
+    assert list(tasks.texts(task, "validation", "body")) == ["validation 1", "validation 2"]
+    with pytest.raises(UserError, match="has no feature 'text'"):
+        next(tasks.texts(task, "train", "text"))
+    with pytest.raises(UserError, match="registers no task 'mind': did you mean 'mine'"):
+        tasks.task("x", config.SeqioTask("mind", "my_tasks"))
+    with pytest.raises(UserError, match="has no split 'train', only test"):
+        tasks.task("x", config.SeqioTask("tested", "my_tasks"))
+    with pytest.raises(UserError, match="cannot import no_module"):
+        tasks.task("x", config.SeqioTask("mine", "no_module"))

@@ -1,0 +1,14 @@
+"""What the golden files hold; `make_gpt2.py` writes them."""
+
+import pathlib
+
+import numpy as np
+
+FOLDER = pathlib.Path(__file__).parent
+GPT2 = ("gpt2", "gpt2_unusual")
+
+
+def expected(name: str) -> dict[str, np.ndarray]:
+    """The arrays of `expected.npz`."""
+    with np.load(FOLDER / name / "expected.npz") as arrays:
+        return dict(arrays)

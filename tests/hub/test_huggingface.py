@@ -1,0 +1,281 @@
+"""Hugging Face directories without Hugging Face: golden files in, the same files out, and what is wrong named."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import plm_jax
+from plm_jax.errors import UserError
+from plm_jax.evaluation import decoding
+from plm_jax.hub import gpt2, huggingface
+from plm_jax.models import settings
+from tests import golden
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A copy of the first golden directory, to be spoilt."""
+    return shutil.copytree(golden.FOLDER / "gpt2", tmp_path / "gpt2")
+
+
+def edit_config(folder, **fields):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | fields))
+
+
+def edit_tensors(folder, edit):
+    tensors = load_file(folder / "model.safetensors")
+    edit(tensors)
+    save_file({name: np.ascontiguousarray(value) for name, value in tensors.items()}, folder / "model.safetensors")
+
+
+def assert_same(a, b):
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    assert jax.tree.all(jax.tree.map(np.array_equal, a, b))
+
+
+def assert_refused(folder, *words):
+    with pytest.raises(UserError) as error:
+        huggingface.read(folder)
+    assert "\n" not in str(error.value)
+    for word in words:
+        assert word in str(error.value)
+
+
+@pytest.mark.parametrize("name", golden.GPT2)
+def test_logits_hidden_states_and_continuations_are_those_of_transformers(name):
+    lm, want = plm_jax.load(golden.FOLDER / name), golden.expected(name)
+    tokens, mask = want["tokens"], want["mask"]
+    real = mask == 1
+    np.testing.assert_allclose(lm.logits(tokens, mask)[real], want["logits"][real], atol=1e-4)
+    hidden = np.asarray(lm.hidden_states(tokens, mask))
+    assert hidden.shape == want["hidden_states"].shape
+    np.testing.assert_allclose(hidden[:, real], want["hidden_states"][:, real], atol=1e-4)
+    prompts = [row[keep] for row, keep in zip(tokens[:2], real[:2], strict=True)]
+    for beams, key in ((1, "greedy"), (3, "beam")):
+        got = decoding.generate(
+            lm.model,
+            lm.params,
+            prompts,
+            max_new_tokens=want[key].shape[1],
+            num_beams=beams,
+            eos_ids=[lm.special_ids["eos_token_id"]],
+        )
+        assert got == [[token for token in row if token >= 0] for row in want[key].tolist()]
+
+
+@pytest.mark.parametrize("name", golden.GPT2)
+def test_a_round_trip_changes_no_bit_and_no_setting(name, tmp_path):
+    before = huggingface.read(golden.FOLDER / name)
+    huggingface.write(tmp_path / "copy", before)
+    after = huggingface.read(tmp_path / "copy")
+    assert_same(before.params, after.params)
+    assert (before.model, before.special_ids) == (after.model, after.special_ids)
+    assert_same(
+        load_file(golden.FOLDER / name / "model.safetensors"), load_file(tmp_path / "copy" / "model.safetensors")
+    )
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_table_names_every_number_of_the_model_once(tied):
+    model = gpt2.to_settings({"vocab_size": 5, "n_embd": 6, "n_head": 2, "n_layer": 3, "tie_word_embeddings": tied})
+    shapes = huggingface._shapes(model)
+    pieces = [piece for parts in huggingface.layout(gpt2.TENSORS, shapes).values() for piece in parts]
+    assert len({(piece.path, piece.index) for piece in pieces}) == len(pieces)
+    assert sum(np.prod(piece.shape) for piece in pieces) == sum(np.prod(shape) for shape in shapes.values())
+    assert ("head" in shapes) != tied
+
+
+def test_query_key_and_value_are_the_thirds_of_the_fused_tensor():
+    params = huggingface.read(golden.FOLDER / "gpt2").params
+    fused = load_file(golden.FOLDER / "gpt2" / "model.safetensors")["transformer.h.1.attn.c_attn.weight"]
+    parts = [params["stack"]["blocks"]["attention"][name]["kernel"][1] for name in ("query", "key", "value")]
+    np.testing.assert_array_equal(np.concatenate(parts, axis=1), fused)
+
+
+def shard(folder):
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = sorted(tensors)
+    files = {name: f"model-0000{1 + i % 2}-of-00002.safetensors" for i, name in enumerate(names)}
+    for file in set(files.values()):
+        save_file({name: tensors[name] for name in names if files[name] == file}, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+
+
+def bare(folder):
+    """As `GPT2Model` is saved, with the buffers that old versions kept."""
+
+    def edit(tensors):
+        for name in list(tensors):
+            tensors[name.removeprefix("transformer.")] = tensors.pop(name)
+        for layer in range(2):
+            tensors[f"h.{layer}.attn.bias"] = np.tril(np.ones((1, 1, 32, 32), np.float32))
+            tensors[f"h.{layer}.attn.masked_bias"] = np.array(-1e4, np.float32)
+
+    edit_tensors(folder, edit)
+
+
+def head_stored_twice(folder):
+    edit_tensors(folder, lambda tensors: tensors.update({"lm_head.weight": tensors["transformer.wte.weight"]}))
+
+
+@pytest.mark.parametrize("change", [shard, bare, head_stored_twice])
+def test_other_ways_to_store_the_same_model(folder, change):
+    change(folder)
+    got, want = huggingface.read(folder), huggingface.read(golden.FOLDER / "gpt2")
+    assert got.model == want.model
+    assert_same(got.params, want.params)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64])
+def test_other_floats_become_float32(folder, dtype):
+    want = jax.tree.map(lambda x: x.astype(dtype).astype(np.float32), huggingface.read(folder).params)
+    edit_tensors(folder, lambda tensors: tensors.update({k: v.astype(dtype) for k, v in tensors.items()}))
+    got = huggingface.read(folder).params
+    assert_same(got, want)
+    assert {leaf.dtype for leaf in jax.tree.leaves(got)} == {np.dtype(np.float32)}
+
+
+def test_a_distinct_head_unties(folder):
+    head = np.random.default_rng(0).normal(size=(61, 24)).astype(np.float32)
+    edit_tensors(folder, lambda tensors: tensors.update({"lm_head.weight": head}))
+    pretrained = huggingface.read(folder)
+    assert not pretrained.model.head.tied
+    np.testing.assert_array_equal(pretrained.params["head"], head)
+
+
+def test_the_vocabulary_travels_along(folder, tmp_path):
+    (folder / "vocab.json").write_text("{}")
+    assert huggingface.read(folder).vocabulary is None
+    (folder / "merges.txt").write_text("#version")
+    pretrained = huggingface.read(folder)
+    assert pretrained.vocabulary == f"bpe:{folder}/vocab.json,{folder}/merges.txt"
+    huggingface.write(tmp_path / "copy", pretrained)
+    assert (tmp_path / "copy" / "merges.txt").read_text() == "#version"
+    assert huggingface.read(tmp_path / "copy").vocabulary.startswith(f"bpe:{tmp_path}/copy/")
+
+
+def test_tensors_that_do_not_fit_are_all_named_in_one_line(folder):
+    def edit(tensors):
+        del tensors["transformer.h.1.mlp.c_fc.bias"]
+        tensors["transformer.h.2.ln_1.weight"] = tensors["transformer.h.1.ln_1.weight"]
+        tensors["transformer.wpe.weight"] = tensors["transformer.wpe.weight"][:-1]
+        tensors["transformer.h.0.mlp.c_fc.weight"] = tensors["transformer.h.0.mlp.c_fc.weight"].T
+        tensors["transformer.ln_f.bias"] = tensors["transformer.ln_f.bias"].astype(np.int8)
+
+    edit_tensors(folder, edit)
+    assert_refused(
+        folder,
+        "missing: transformer.h.1.mlp.c_fc.bias",
+        "unknown: transformer.h.2.ln_1.weight",
+        "transformer.wpe.weight is F32 [31, 24] and not [32, 24]",
+        "transformer.h.0.mlp.c_fc.weight is F32 [40, 24] and not [24, 40]",
+        "transformer.ln_f.bias is I8",
+    )
+
+
+def test_a_long_list_of_misfits_is_cut(folder):
+    edit_config(folder, n_layer=9)
+    assert_refused(folder, "missing: transformer.h.2.attn.c_attn.bias", "and 79 more")
+
+
+def test_an_untied_model_without_its_head_is_refused(folder):
+    edit_config(folder, tie_word_embeddings=False)
+    assert_refused(folder, "missing: lm_head.weight")
+
+
+def test_damaged_and_missing_files_are_named(folder):
+    weights, whole = folder / "model.safetensors", (folder / "model.safetensors").read_bytes()
+    for content in (whole[:-10], whole[:100], b"", b"garbage " * 9):
+        weights.write_bytes(content)
+        assert_refused(folder, "model.safetensors is damaged", "fetch it again")
+    weights.unlink()
+    assert_refused(folder, "neither model.safetensors nor model.safetensors.index.json")
+    weights.write_bytes(whole)
+    shard(folder)
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    assert_refused(folder, "model-00002-of-00002.safetensors is missing")
+    for content in ("{", "{}", "[]", '{"weight_map": {"a": 1}}'):
+        (folder / "model.safetensors.index.json").write_text(content)
+        assert_refused(folder, "model.safetensors.index.json is damaged")
+    for content in ("{", "[]", "\xff"):
+        (folder / "config.json").write_bytes(content.encode("latin-1"))
+        assert_refused(folder, "config.json is damaged")
+    (folder / "config.json").unlink()
+    assert_refused(folder, "config.json is missing")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"model_type": "gpt3"}, ["model_type 'gpt3'", "gpt2"]),
+        ({"add_cross_attention": True}, ["add_cross_attention"]),
+        ({"activation_function": "gelu_newer"}, ["'gelu_newer'", "did you mean 'gelu_new'"]),
+        ({"n_head": 5}, ["n_head 5 does not divide n_embd 24"]),
+        ({"n_layer": 0}, ["n_layer is 0", "positive integer"]),
+        ({"n_embd": "24"}, ["n_embd is '24'", "positive integer"]),
+        ({"n_inner": -1}, ["n_inner is -1"]),
+        ({"layer_norm_epsilon": "small"}, ["layer_norm_epsilon is 'small'", "number"]),
+    ],
+)
+def test_settings_beyond_ours_are_refused(folder, fields, words):
+    edit_config(folder, **fields)
+    assert_refused(folder, *words)
+
+
+@pytest.mark.parametrize(
+    ("section", "value", "word"),
+    [
+        ("attention", {"position": settings.NoPositions()}, "attention.position"),
+        ("attention", {"bias": False}, "attention.bias"),
+        ("attention", {"head_dim": 7}, "attention.head_dim"),
+        ("attention", {"score_scale": 0.5}, "attention.score_scale"),
+        ("feed_forward", {"bias": False}, "feed_forward.bias"),
+    ],
+)
+def test_settings_beyond_gpt2_are_refused_before_anything_is_written(tmp_path, section, value, word):
+    model = gpt2.to_settings({})
+    model = replace(model, **{section: replace(getattr(model, section), **value)})
+    with pytest.raises(UserError, match=word):
+        huggingface.write(tmp_path / "out", huggingface.Pretrained(model, {}))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("activation", sorted(set(gpt2.ACTIVATIONS.values())))
+def test_settings_survive_the_way_to_config_json_and_back(activation):
+    model = gpt2.to_settings(
+        {
+            "vocab_size": 11,
+            "n_positions": 13,
+            "n_embd": 15,
+            "n_layer": 3,
+            "n_head": 5,
+            "n_inner": 17,
+            "activation_function": next(k for k, v in gpt2.ACTIVATIONS.items() if v == activation),
+            "resid_pdrop": 0.11,
+            "embd_pdrop": 0.12,
+            "attn_pdrop": 0.13,
+            "layer_norm_epsilon": 1e-3,
+            "initializer_range": 0.3,
+            "scale_attn_weights": False,
+            "scale_attn_by_inverse_layer_idx": True,
+            "tie_word_embeddings": False,
+        }
+    )
+    assert model.feed_forward.activation == activation
+    assert (model.dropout.residual, model.dropout.embedding, model.dropout.attention) == (0.11, 0.12, 0.13)
+    assert gpt2.to_settings(gpt2.to_config(model)) == model
+
+
+def test_an_empty_config_means_gpt2_small():
+    model = gpt2.to_settings({})
+    assert (model.stack.layers, model.embedding.width, model.attention.heads) == (12, 768, 12)
+    assert (model.feed_forward.width, model.attention.position.length) == (3072, 1024)
+    assert model.head.tied and model.initializer == settings.Initializer(0.02, shrink_residual=True)

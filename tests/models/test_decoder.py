@@ -1,0 +1,264 @@
+"""The decoder by itself: sizes, causality, cache, dropout, initialisers, speed settings."""
+
+from dataclasses import replace
+from functools import cache, partial
+
+import flax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from plm_jax.models import settings
+from plm_jax.models.decoder import Decoder
+
+VOCAB, POSITIONS = 31, 16
+
+
+def small(layers=2, tied=True, **fields) -> settings.Decoder:
+    defaults = {
+        "embedding": settings.Embedding(VOCAB, 12),
+        "attention": settings.Attention(heads=3, head_dim=4, position=settings.LearnedPositions(POSITIONS)),
+        "feed_forward": settings.FeedForward(20),
+        "stack": settings.Stack(layers),
+        "head": settings.Head(tied),
+        "initializer": settings.Initializer(std=0.3),
+    }
+    return settings.Decoder(**{**defaults, **fields})
+
+
+@cache
+def initial(model: settings.Decoder):
+    """A module and its unboxed parameters."""
+    module = Decoder(model)
+    variables = jax.jit(module.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
+    return module, flax.linen.meta.unbox(variables["params"])
+
+
+@partial(jax.jit, static_argnames="module")
+def logits(module, params, tokens, *args, **kwargs):
+    return module.apply({"params": params}, tokens, *args, **kwargs)
+
+
+@partial(jax.jit, static_argnames=("module", "deterministic"))
+def stream(module, params, tokens, seed=0, deterministic=False):
+    """The embeddings [B, L, D] and the blocks' outputs [layers, B, L, D], by default with dropout."""
+    rngs = {"dropout": jax.random.key(seed)}
+    sown = module.apply({"params": params}, tokens, rngs=rngs, deterministic=deterministic, mutable=["intermediates"])[
+        1
+    ]["intermediates"]
+    return sown["embedded"][0], sown["stack"]["blocks"]["hidden"][0]
+
+
+def tokens_of(seed=0, batch=2, length=8):
+    return jax.random.randint(jax.random.key(seed), (batch, length), 0, VOCAB)
+
+
+def with_dropout(model=None, **rates):
+    return replace(model or small(), dropout=settings.Dropout(**rates))
+
+
+@partial(jax.jit, static_argnames="module")
+def trained_logits(module, params, tokens, seed=0):
+    """With dropout."""
+    return module.apply({"params": params}, tokens, rngs={"dropout": jax.random.key(seed)}, deterministic=False)
+
+
+def gpt2(layers, width, heads):
+    return settings.Decoder(
+        embedding=settings.Embedding(50257, width),
+        attention=settings.Attention(heads, width // heads, settings.LearnedPositions(1024)),
+        feed_forward=settings.FeedForward(4 * width),
+        stack=settings.Stack(layers),
+    )
+
+
+@pytest.mark.parametrize(
+    ("layers", "width", "heads", "parameters"),
+    [
+        (12, 768, 12, 124_439_808),
+        (24, 1024, 16, 354_823_168),
+        (36, 1280, 20, 774_030_080),
+        (48, 1600, 25, 1_557_611_200),
+    ],
+)
+def test_gpt2_has_its_published_number_of_parameters(layers, width, heads, parameters):
+    module = Decoder(gpt2(layers, width, heads))
+    shapes = jax.eval_shape(module.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
+    assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == parameters
+
+
+@partial(jax.jit, static_argnames="module")
+def reach(module, params, tokens, query, **kwargs):
+    """Which positions of `tokens`, all different, the output at `query` depends on: whether a gradient is exactly 0."""
+
+    def output(table):
+        features = module.apply({"params": {**params, "token_embedding": table}}, tokens, method="features", **kwargs)
+        return features[0, query] @ jnp.arange(1.0, 1 + features.shape[-1])
+
+    gradient = jax.grad(output)(params["token_embedding"])
+    return jnp.any(gradient[tokens[0]], axis=-1)
+
+
+def test_a_position_depends_on_itself_and_all_before_it_and_on_nothing_after():
+    tokens = jnp.arange(5, 13)[None]
+    for query in range(8):
+        assert reach(*initial(small()), tokens, query).tolist() == [position <= query for position in range(8)]
+
+
+def test_a_token_sees_its_own_segment_only():
+    tokens, segments = jnp.arange(5, 13)[None], jnp.array([[1, 1, 1, 2, 2, 2, 2, 0]])
+    seen = reach(*initial(small()), tokens, 5, segment_ids=segments)
+    assert seen.tolist() == [False] * 3 + [True] * 3 + [False] * 2
+
+
+def test_padding_is_not_seen_and_the_positions_skip_it():
+    module, params = initial(small())
+    tokens = tokens_of(batch=1, length=5)
+    alone = logits(module, params, tokens)
+    for left, right in ((3, 0), (0, 3), (2, 1)):
+        width = ((0, 0), (left, right))
+        padded, mask = jnp.pad(tokens, width, constant_values=9), jnp.pad(jnp.ones_like(tokens), width)
+        np.testing.assert_allclose(logits(module, params, padded, mask)[:, left : left + 5], alone, atol=1e-5)
+
+
+@partial(jax.jit, static_argnames="module")
+def extend(module, variables, tokens, mask, positions, cache_index):
+    return module.apply(variables, tokens, mask=mask, positions=positions, cache_index=cache_index, mutable=["cache"])
+
+
+@pytest.mark.parametrize("chunks", [(1,) * 8, (5, 1, 1, 1), (3, 5)])
+def test_incremental_decoding_equals_the_full_pass(chunks):
+    module, params = initial(small(attention=replace(small().attention, scale_by_inverse_depth=True)))
+    tokens = tokens_of()
+    mask = jnp.ones_like(tokens).at[1, :3].set(0)
+    positions = jnp.maximum(jnp.cumsum(mask, axis=1) - 1, 0)
+    variables, parts, start = {"params": params}, [], 0
+    for size in chunks:
+        end = start + size
+        filled, span = mask * (jnp.arange(8) < end), slice(start, end)
+        part, cache = extend(module, variables, tokens[:, span], filled, positions[:, span], start)
+        variables, start = {"params": params, **cache}, end
+        parts.append(part)
+    got, full = jnp.concatenate(parts, axis=1), logits(module, params, tokens, mask)
+    np.testing.assert_allclose(got[mask == 1], full[mask == 1], atol=1e-4)
+
+
+def test_a_cache_needs_positions():
+    module, params = initial(small())
+    with pytest.raises(ValueError, match="positions"):
+        module.apply({"params": params}, tokens_of(), mask=jnp.ones((2, 8)), cache_index=0, mutable=["cache"])
+
+
+def test_scanned_and_unrolled_blocks_agree_with_dropout_on():
+    model = with_dropout(embedding=0.2, attention=0.2, residual=0.2)
+    (scanned, params), (unrolled, same) = initial(model), initial(replace(model, scan_layers=False))
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, params, same))
+    for seed in (0, 1):
+        a, b = (trained_logits(module, params, tokens_of(), seed) for module in (scanned, unrolled))
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+@partial(jax.jit, static_argnames="module")
+def gradients(module, params):
+    return jax.grad(lambda p: jnp.square(trained_logits(module, p, tokens_of())).mean())(params)
+
+
+def test_what_is_recomputed_changes_no_gradient():
+    model = with_dropout(embedding=0.2, attention=0.2, residual=0.2)
+    module, params = initial(model)
+    expected = gradients(module, params)
+    for remat, scan in (("dots", True), ("full", True), ("full", False)):
+        got = gradients(Decoder(replace(model, remat=remat, scan_layers=scan)), params)
+        jax.tree.map(partial(np.testing.assert_allclose, atol=1e-5), got, expected)
+
+
+@pytest.mark.parametrize(("remat", "recomputes"), [("none", False), ("dots", True), ("full", True)])
+def test_remat_is_in_the_program(remat, recomputes):
+    module, params = initial(replace(small(), remat=remat))
+    program = jax.make_jaxpr(jax.grad(lambda p: module.apply({"params": p}, tokens_of()).sum()))(params)
+    assert ("remat" in str(program)) == recomputes
+
+
+def test_dropout_is_off_unless_training_and_its_masks_follow_the_key():
+    module, params = initial(with_dropout(embedding=0.3, attention=0.3, residual=0.3))
+    plain = logits(initial(small())[0], params, tokens_of())
+    np.testing.assert_array_equal(logits(module, params, tokens_of()), plain)
+    first, again, other = (trained_logits(module, params, tokens_of(), seed) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(first, again)
+    assert not np.allclose(first, other, atol=1e-3)
+    assert not np.allclose(first, plain, atol=1e-3)
+
+
+def test_embedding_dropout_zeroes_its_share_and_scales_the_rest():
+    rate, tokens = 0.25, tokens_of(batch=64, length=16)
+    module, params = initial(with_dropout(embedding=rate))
+    dropped, whole = (stream(module, params, tokens, deterministic=off)[0] for off in (False, True))
+    kept = dropped != 0
+    np.testing.assert_allclose(dropped[kept], whole[kept] / (1 - rate), rtol=1e-5)
+    assert abs(1 - kept.mean() - rate) < 4 * (rate * (1 - rate) / kept.size) ** 0.5
+
+
+def test_residual_dropout_falls_on_both_sub_layers_and_differs_between_layers():
+    rate = 0.5
+    module, params = initial(with_dropout(residual=rate))
+    embedded, (first, second) = stream(module, params, tokens_of(batch=64, length=16))
+    untouched = np.asarray([first == embedded, second == first])
+    tolerance = 4 * (rate**2 * (1 - rate**2) / embedded.size) ** 0.5
+    assert np.all(np.abs(untouched.mean(axis=(1, 2, 3)) - rate**2) < tolerance)
+    assert abs((untouched[0] & untouched[1]).mean() - rate**4) < tolerance
+
+
+def test_attention_dropout_of_everything_leaves_a_token_alone():
+    module, params = initial(with_dropout(attention=1.0))
+    tokens = tokens_of(batch=1)
+    changed = tokens.at[0, 0].set((tokens[0, 0] + 1) % VOCAB)
+    same = np.all(trained_logits(module, params, tokens) == trained_logits(module, params, changed), axis=(0, 2))
+    assert same.tolist() == [False] + [True] * 7
+
+
+def test_initialisers_have_their_published_spread():
+    layers, width = 8, 64
+    model = settings.Decoder(
+        embedding=settings.Embedding(500, width),
+        attention=settings.Attention(4, 16, settings.LearnedPositions(256, init_std=0.01)),
+        feed_forward=settings.FeedForward(4 * width),
+        stack=settings.Stack(layers),
+        initializer=settings.Initializer(0.02, shrink_residual=True),
+    )
+    flat = flax.traverse_util.flatten_dict(initial(model)[1], sep="/")
+    blocks = "stack/blocks/"
+    shrunk = 0.02 / (2 * layers) ** 0.5
+    stds = {
+        "token_embedding": 0.02,
+        "position_embedding": 0.01,
+        f"{blocks}attention/query/kernel": 0.02,
+        f"{blocks}attention/key/kernel": 0.02,
+        f"{blocks}attention/value/kernel": 0.02,
+        f"{blocks}attention/out/kernel": shrunk,
+        f"{blocks}feed_forward/up/kernel": 0.02,
+        f"{blocks}feed_forward/down/kernel": shrunk,
+    }
+    for name, std in stds.items():
+        leaf = np.asarray(flat.pop(name))
+        assert abs(leaf.std() / std - 1) < 4 / (2 * leaf.size) ** 0.5, name
+        assert abs(leaf.mean()) < 4 * std / leaf.size**0.5, name
+    for name, leaf in flat.items():
+        assert np.all(leaf == (1.0 if name.endswith("scale") else 0.0)), name
+    query = initial(model)[1]["stack"]["blocks"]["attention"]["query"]["kernel"]
+    assert query.shape == (layers, width, 64)
+    assert not np.array_equal(query[0], query[1])
+
+
+def test_residual_projections_keep_the_common_spread_unless_asked():
+    flat = flax.traverse_util.flatten_dict(initial(small(layers=8))[1], sep="/")
+    leaf = flat["stack/blocks/feed_forward/down/kernel"]
+    assert abs(leaf.std() / 0.3 - 1) < 4 / (2 * leaf.size) ** 0.5
+
+
+def test_bfloat16_activations_give_float32_logits_near_the_exact_ones():
+    module, params = initial(small())
+    exact = logits(module, params, tokens_of())
+    rounded = logits(Decoder(small(), dtype=jnp.bfloat16), params, tokens_of())
+    assert rounded.dtype == jnp.float32
+    assert 0 < np.abs(rounded - exact).max() < 0.1 * np.abs(exact).max()

@@ -62,23 +62,28 @@ def _walk(features, unembedding, targets, weights, z_loss, label_smoothing, chun
 
     def one(features_BCD, targets_BC, weights_BC):
         logits = jnp.einsum("bcd,vd->bcv", features_BCD, matrix, preferred_element_type=jnp.float32)
-        log_z = jax.nn.logsumexp(logits, axis=-1)
-        log_p = jnp.take_along_axis(logits, targets_BC[..., None], axis=-1)[..., 0] - log_z
-        nll = -log_p
+        largest = logits.max(-1)
+        exp = jnp.exp(logits - largest[..., None])
+        z = exp.sum(-1)
+        log_z = largest + jnp.log(z)
+        of_target = jnp.take_along_axis(logits, targets_BC[..., None], axis=-1)[..., 0]
+        nll = log_z - of_target
         loss = nll + z_loss * log_z**2
         if label_smoothing:
-            loss = loss + label_smoothing * (log_p + log_z - logits.mean(-1))
-        correct = (logits.argmax(-1) == targets_BC).astype(jnp.float32)
+            loss = loss + label_smoothing * (of_target - logits.mean(-1))
+        # An argmax costs as much as a softmax on a CPU; a target whose logit is the largest is the argmax.
+        correct = (of_target >= largest).astype(jnp.float32)
         sums = Sums(*(jnp.sum(x * weights_BC) for x in (loss, nll, correct)))
         if not with_gradients:
             return sums, None
-        scale = weights_BC[..., None]
-        classes = jnp.arange(logits.shape[-1])
-        hard = jnp.where(classes == targets_BC[..., None], 1 - label_smoothing, 0.0)
-        soft = jnp.exp(logits - log_z[..., None]) * (1 + 2 * z_loss * log_z[..., None])
-        d_logits = (scale * (soft - hard - label_smoothing / logits.shape[-1])).astype(features.dtype)
+        vocab_size = logits.shape[-1]
+        hard = jnp.where(jnp.arange(vocab_size) == targets_BC[..., None], 1 - label_smoothing, 0.0)
+        soft = exp * ((1 + 2 * z_loss * log_z) / z)[..., None]
+        d_logits = weights_BC[..., None] * (soft - hard - label_smoothing / vocab_size)
+        d_logits = d_logits.astype(features.dtype)
         d_features = jnp.einsum("bcv,vd->bcd", d_logits, matrix)
-        d_matrix = jnp.einsum("bcv,bcd->vd", d_logits, features_BCD, preferred_element_type=jnp.float32)
+        flat_logits, flat_features = d_logits.reshape(-1, vocab_size), features_BCD.reshape(-1, features.shape[-1])
+        d_matrix = jnp.einsum("nv,nd->vd", flat_logits, flat_features, preferred_element_type=jnp.float32)
         return sums, (d_features, d_matrix)
 
     if chunk >= length:

@@ -79,11 +79,13 @@ def test_the_seed_decides_the_samples():
     assert generate(temperature=1e-4, seed=1) == generate()
 
 
-def test_new_tokens_of_a_row_are_drawn_afresh():
-    """With one prompt in every row the rows differ, and so do the steps."""
-    rows = generate([[4, 8, 15]] * 4, temperature=2.0)
+def test_every_token_of_every_row_is_drawn_afresh():
+    """From a model of zeros, which finds all tokens alike."""
+    model, params = model_and_params()
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    rows = decoding.generate(model, zeros, [[4, 8, 15]] * 4, max_new_tokens=30, temperature=1.0)
     assert len({tuple(row) for row in rows}) == 4
-    assert all(len(set(row)) > 2 for row in rows)
+    assert all(len(set(row)) > 8 for row in rows)
 
 
 @pytest.mark.parametrize("kwargs", [{}, {"temperature": 1.0, "seed": 3}])
@@ -107,6 +109,26 @@ def test_one_new_token_is_one():
 def test_ids_beyond_the_vocabulary_are_never_chosen(kwargs):
     assert max(max(row) for row in generate(**kwargs)) >= 9
     assert max(max(row) for row in generate(vocab_size=9, **kwargs)) < 9
+
+
+def beams_without_a_cache(prompt, beams, length):
+    """The hypothesis of highest probability, every step a full pass over all of them."""
+    rows, scores = np.array([prompt]), np.zeros(1)
+    for _ in range(length):
+        padded = np.zeros((beams, 40), int)
+        padded[: len(rows), : rows.shape[1]] = rows
+        extended = scores[:, None] + np.asarray(log_probs(padded))[: len(rows), rows.shape[1] - 1]
+        best = np.argsort(-extended, axis=None)[:beams]
+        parents, tokens = np.unravel_index(best, extended.shape)
+        rows, scores = np.column_stack([rows[parents], tokens]), extended[parents, tokens]
+    return rows[0, len(prompt) :].tolist()
+
+
+def test_beam_search_keeps_each_hypothesis_with_its_own_cache():
+    prompts = np.random.default_rng(0).integers(0, 23, (8, 3)).tolist()
+    got = generate(prompts, num_beams=4)
+    assert got == [beams_without_a_cache(prompt, 4, 12) for prompt in prompts]
+    assert got != generate(prompts)
 
 
 def best_by_enumeration(prompt, vocab, length, end):

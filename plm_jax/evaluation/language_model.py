@@ -205,14 +205,15 @@ def load(path: str | os.PathLike[str]) -> LanguageModel:
     Raises:
       UserError: there is no such path, it holds no model, or a file of it is missing or damaged.
     """
-    folder = epath.Path(path)
+    path = os.fspath(path)
+    folder = epath.Path(path if "://" in path else os.path.abspath(path))
     if not folder.exists():
         raise UserError(
             f"{path} does not exist: give a run directory, a checkpoint of one, or a Hugging Face directory"
         )
-    for candidate in (folder, folder.parent.parent):
-        if _is_run(candidate):
-            return _load_run(folder, candidate)
+    workdir = folder.parent.parent if folder.parent.name == "checkpoints" else folder
+    if _is_run(workdir):
+        return _load_run(folder, workdir)
     if not (folder / "config.json").exists():
         raise UserError(f"{path} has no config.json: give a run directory, a checkpoint of one, or a Hugging Face one")
     pretrained = huggingface.read(os.fspath(folder))

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 
 import ml_collections
-from absl import flags
+from absl import flags, logging
 from ml_collections import config_flags
 
 from plm_jax import config
@@ -47,6 +47,9 @@ def required(flag: flags.FlagHolder) -> str:
 
 def run(main: Callable[[], None]) -> None:
     """Parses the command line and calls `main`; a `UserError` becomes one line and exit status 2."""
+    # Libraries' chatter would bury the one line that matters.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    logging.set_verbosity(logging.ERROR)
     try:
         _parse_flags(sys.argv)
         main()

@@ -1,4 +1,4 @@
-"""`python -m plm_jax.prepare --config=FILE.py:SIZE [--output=DIR]`: tokenised, shuffled documents, ready to train on."""
+"""`python -m plm_jax.prepare --config=FILE.py:SIZE [--output=DIR]`: tokenised, shuffled documents to train on."""
 
 from absl import flags
 

@@ -61,14 +61,14 @@ class Reader:
         self.vocabulary = _check_vocabulary(run, self.sources)
         special = objectives.Special(**{k: self.vocabulary[k] for k in SPECIALS})
         self.objective = objectives.Objective(run.objective, special)
-        self._streams, self._validation = (
-            {
+        self._streams = {
+            split: {
                 name: layouts.Stream(source.splits[split], special.eos, special.pad)
                 for name, source in self.sources.items()
                 if split in source.splits
             }
             for split in cache.SPLITS
-        )
+        }
         self._segments = self._plan()
         self._first_examples = [segment.stage.first_example for segment in self._segments]
 
@@ -93,7 +93,7 @@ class Reader:
 
     def _order(self, name: str, length: int) -> layouts.BlockOrder:
         """The order of a source's training blocks at a length."""
-        data, stream = self._run.data, self._streams[name]
+        data, stream = self._run.data, self._streams["train"][name]
         needed, stride = self.objective.input_length(length), self.objective.stride(length)
         if stream.num_tokens < needed:
             raise UserError(
@@ -109,7 +109,7 @@ class Reader:
         order = segment.orders[name]
         start = order.block(segment.offsets[name] + index) * order.stride
         rng = layouts.generator(self._run.train.seed, "train", k)
-        return self._make(self._streams[name], start, segment.stage.length, rng)
+        return self._make(self._streams["train"][name], start, segment.stage.length, rng)
 
     def _make(self, stream: layouts.Stream, start: int, length: int, rng: np.random.Generator) -> Example:
         separate = not self._run.data.layout.attend_across_documents
@@ -143,37 +143,37 @@ class Reader:
         options = grain.ReadOptions(num_threads=data.threads, prefetch_buffer_size=max(data.prefetch, data.threads))
         return iter(indices.map(lambda i: make(int(i))).to_iter_dataset(options))
 
-    def _validation_blocks(self) -> dict[str, int]:
-        """How many rows hold all of each source's validation tokens, the last one short."""
+    def num_rows(self, split: str) -> dict[str, int]:
+        """How many rows hold all of each source's tokens of a split, the last one short."""
         length = self._run.data.length
         overlap = self.objective.input_length(length) - self.objective.stride(length)
         return {
             name: max(0, -(-(stream.num_tokens - overlap) // self.objective.stride(length)))
-            for name, stream in self._validation.items()
+            for name, stream in self._streams[split].items()
         }
 
-    def num_validation_batches(self, batch_size: int) -> int:
-        """How many batches `validation` gives."""
-        return -(-sum(self._validation_blocks().values()) // batch_size)
+    def num_batches(self, split: str, batch_size: int) -> int:
+        """How many batches `in_order` gives."""
+        return -(-sum(self.num_rows(split).values()) // batch_size)
 
-    def validation(self, batch_size: int, rows: Rows = range) -> Iterator[Example]:
-        """All validation tokens of all sources once, in order, in rows of `data.length`; noise is keyed by the index.
+    def in_order(self, split: str, batch_size: int, rows: Rows = range) -> Iterator[Example]:
+        """All tokens of a split of all sources once, in order, in rows of `data.length`; noise is keyed by the index.
 
         The last batch is filled up with rows of weight 0.
         """
         return self._read_ahead(
-            grain.MapDataset.range(self.num_validation_batches(batch_size)),
-            lambda i: _stack([self._validation_example(i * batch_size + row) for row in rows(batch_size)]),
+            grain.MapDataset.range(self.num_batches(split, batch_size)),
+            lambda i: _stack([self._row(split, i * batch_size + row) for row in rows(batch_size)]),
         )
 
-    def _validation_example(self, index: int) -> Example:
+    def _row(self, split: str, index: int) -> Example:
         length, number = self._run.data.length, index
-        for name, blocks in self._validation_blocks().items():
-            if index < blocks:
-                rng = layouts.generator(self._run.train.seed, "validation", number)
-                return self._make(self._validation[name], index * self.objective.stride(length), length, rng)
-            index -= blocks
-        return {key: np.zeros_like(value) for key, value in self._validation_example(0).items()}
+        for name, count in self.num_rows(split).items():
+            if index < count:
+                rng = layouts.generator(self._run.train.seed, split, number)
+                return self._make(self._streams[split][name], index * self.objective.stride(length), length, rng)
+            index -= count
+        return {key: np.zeros_like(value) for key, value in self._row(split, 0).items()}
 
 
 def _check_vocabulary(run: config.Run, sources: dict[str, cache.Source]) -> dict[str, Any]:

@@ -10,12 +10,9 @@ import zlib
 from collections.abc import Iterator
 from typing import Any
 
-import seqio
-import tensorflow as tf
-import tensorflow_datasets as tfds
-
 from plm_jax import config
 from plm_jax.data import cache
+from plm_jax.data.tensorflow_side import seqio, tf, tfds
 from plm_jax.errors import UserError, nearest
 
 Files = config.TextFiles | config.JsonLines

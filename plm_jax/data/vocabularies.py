@@ -15,13 +15,12 @@ from typing import ClassVar
 
 import numpy as np
 import sentencepiece
-import seqio
-import tensorflow as tf
 import tokenizers
 from sentencepiece import sentencepiece_model_pb2, sentencepiece_pb2
 
 from plm_jax import config
 from plm_jax.data import sentences
+from plm_jax.data.tensorflow_side import seqio, tf
 from plm_jax.errors import UserError, nearest
 
 SPECIALS = ("pad", "bos", "eos", "unk")

@@ -43,6 +43,9 @@ class LanguageModel:
       config: the model's settings.
       params: the parameters, float32.
       run: the whole config of the run that trained it; None for a model from elsewhere.
+      workdir: the run's directory; None for a model from elsewhere.
+      step: the checkpoint's step; None for a model from elsewhere.
+      vocabulary_id: of the vocabulary that it was trained with, where that is recorded.
       special_ids: `bos_token_id`, `eos_token_id` (an integer or several), `pad_token_id`, as far as they are known.
     """
 
@@ -52,13 +55,19 @@ class LanguageModel:
         params: Mapping[str, Any],
         *,
         run: "Run | None" = None,
+        workdir: str | None = None,
+        step: int | None = None,
         vocabulary_spec: str | None = None,
+        vocabulary_id: str | None = None,
         special_ids: Mapping[str, Any] | None = None,
     ):
         """`vocabulary_spec` is what `vocabularies.load` takes."""
         self.config = config
         self.params = jax.tree.map(jnp.asarray, params)
         self.run = run
+        self.workdir = workdir
+        self.step = step
+        self.vocabulary_id = vocabulary_id
         self.special_ids = dict(special_ids or {})
         self._vocabulary_spec = vocabulary_spec
 
@@ -196,14 +205,15 @@ def load(path: str | os.PathLike[str]) -> LanguageModel:
     Raises:
       UserError: there is no such path, it holds no model, or a file of it is missing or damaged.
     """
-    folder = epath.Path(path)
+    path = os.fspath(path)
+    folder = epath.Path(path if "://" in path else os.path.abspath(path))
     if not folder.exists():
         raise UserError(
             f"{path} does not exist: give a run directory, a checkpoint of one, or a Hugging Face directory"
         )
-    for candidate in (folder, folder.parent.parent):
-        if _is_run(candidate):
-            return _load_run(folder, candidate)
+    workdir = folder.parent.parent if folder.parent.name == "checkpoints" else folder
+    if _is_run(workdir):
+        return _load_run(folder, workdir)
     if not (folder / "config.json").exists():
         raise UserError(f"{path} has no config.json: give a run directory, a checkpoint of one, or a Hugging Face one")
     pretrained = huggingface.read(os.fspath(folder))
@@ -226,7 +236,7 @@ def _is_run(folder: epath.Path) -> bool:
 def _load_run(path: epath.Path, workdir: epath.Path) -> LanguageModel:
     from plm_jax.training import checkpoints  # It imports Orbax: seconds.
 
-    params, run = checkpoints.load_params(os.fspath(path))
+    params, run, meta = checkpoints.load_params(os.fspath(path))
     ids = {f"{name}_token_id": getattr(run.vocabulary, name) for name in ("bos", "eos", "pad")}
     scheme, colon, files = run.vocabulary.spec.partition(":")
     names = (str(workdir / "vocabulary" / os.path.basename(file)) for file in files.split(",") if file)
@@ -234,6 +244,9 @@ def _load_run(path: epath.Path, workdir: epath.Path) -> LanguageModel:
         run.model,
         params,
         run=run,
+        workdir=os.fspath(workdir),
+        step=meta["step"],
+        vocabulary_id=meta["vocabulary_id"],
         vocabulary_spec=scheme + colon + ",".join(names),
         special_ids={name: token for name, token in ids.items() if token is not None},
     )

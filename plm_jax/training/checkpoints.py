@@ -5,7 +5,7 @@ train state); and `meta`: format, step, config, vocabulary id, position in the d
 """
 
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import orbax.checkpoint as ocp
@@ -20,6 +20,14 @@ FORMAT = 1
 
 def _rest(state: TrainState) -> dict[str, Any]:
     return {"step": state.step, "optimizer": state.optimizer, "carry": state.carry}
+
+
+class Loaded(NamedTuple):
+    """Weights for use: the parameters, the run that trained them, what the checkpoint says of itself."""
+
+    params: Any
+    run: config.Run
+    meta: dict[str, Any]
 
 
 class Checkpoints:
@@ -104,8 +112,8 @@ def finished(directory: epath.Path) -> list[int]:
     return sorted(int(path.name) for path in directory.iterdir() if path.name.isdigit()) if directory.exists() else []
 
 
-def load_params(path: str) -> tuple[Any, config.Run]:
-    """The parameters (on one device) and the run of a run directory's newest checkpoint, or of one checkpoint.
+def load_params(path: str) -> Loaded:
+    """The newest checkpoint of a run directory, or one checkpoint, with its parameters on one device.
 
     Raises:
       UserError: there is no checkpoint, or it is damaged.
@@ -125,6 +133,6 @@ def load_params(path: str) -> tuple[Any, config.Run]:
             abstract = jax.tree.map(
                 lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=one_device), saved
             )
-            return checkpointer.restore(checkpoint / "params", abstract), run
+            return Loaded(checkpointer.restore(checkpoint / "params", abstract), run, meta)
     except (ValueError, KeyError, TypeError, OSError, AttributeError) as error:
         raise UserError(_unreadable(checkpoint, error)) from error

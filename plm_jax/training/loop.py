@@ -190,7 +190,7 @@ class Trainer:
         sharding = meshes.batch_sharding(self.mesh)
         rows = functools.partial(meshes.local_rows, sharding)
         total = weight = 0.0
-        for number, batch in enumerate(self.reader.validation(batch_size, rows)):
+        for number, batch in enumerate(self.reader.in_order("validation", batch_size, rows)):
             if number == (self.run.evaluation.max_batches or -1):
                 break
             sums = self._validation_step(params, meshes.to_global(batch, rows(batch_size), batch_size, sharding))

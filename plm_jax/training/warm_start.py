@@ -41,7 +41,7 @@ def take(params, train):
 
 
 def _weights(path: str):
-    return huggingface.read(path).params if huggingface.is_model(path) else load_params(path)[0]
+    return huggingface.read(path).params if huggingface.is_model(path) else load_params(path).params
 
 
 def _named(params):

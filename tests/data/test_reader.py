@@ -138,8 +138,8 @@ def test_batches_start_anywhere_and_end_with_the_run(documents, make_run):
 def test_validation_is_every_token_once_in_order(documents, make_run, attend):
     layout = config.Blocks(attend_across_documents=attend)
     opened = reader.Reader(make_run("ab", data={"layout": layout}))
-    batches = list(opened.validation(3))
-    assert len(batches) == opened.num_validation_batches(3)
+    batches = list(opened.in_order("validation", 3))
+    assert len(batches) == opened.num_batches("validation", 3)
     assert {k: v.shape for k, v in batches[-1].items()} == {k: v.shape for k, v in batches[0].items()}
     flats = [[[*d, 99] for d in documents[name][:7]] for name in "ab"]
     targets = [t for b in batches for t in b["targets"][b["target_weights"] > 0]]
@@ -149,7 +149,7 @@ def test_validation_is_every_token_once_in_order(documents, make_run, attend):
     else:
         assert targets == [t for texts in flats for d in texts for t in d[1:]]
         assert set(batches[0]) == {"tokens", "targets", "target_weights", "segment_ids", "positions"}
-    split = [opened.validation(3, rows=lambda n, i=i: range(i, n, 3)) for i in range(3)]
+    split = [opened.in_order("validation", 3, rows=lambda n, i=i: range(i, n, 3)) for i in range(3)]
     for batch, *parts in zip(batches, *split, strict=True):
         for key in batch:
             np.testing.assert_array_equal(np.concatenate([p[key] for p in parts]), batch[key])
@@ -158,7 +158,7 @@ def test_validation_is_every_token_once_in_order(documents, make_run, attend):
 def test_no_validation_split_gives_no_batch(write_source, random_documents, make_run):
     write_source("a", {"train": random_documents(0, 9)})
     opened = reader.Reader(make_run("a"))
-    assert (opened.num_validation_batches(4), list(opened.validation(4))) == (0, [])
+    assert (opened.num_batches("validation", 4), list(opened.in_order("validation", 4))) == (0, [])
 
 
 def test_sources_of_rate_zero_are_not_opened(write_source, random_documents, make_run):

@@ -1,6 +1,8 @@
 """Hugging Face directories without Hugging Face: golden files in, the same files out, and what is wrong named."""
 
 import json
+import os
+import pathlib
 import shutil
 from dataclasses import replace
 
@@ -279,3 +281,18 @@ def test_an_empty_config_means_gpt2_small():
     assert (model.stack.layers, model.embedding.width, model.attention.heads) == (12, 768, 12)
     assert (model.feed_forward.width, model.attention.position.length) == (3072, 1024)
     assert model.head.tied and model.initializer == settings.Initializer(0.02, shrink_residual=True)
+
+
+def test_a_remote_file_is_fetched_and_let_go(tmp_path):
+    class Remote:
+        name = "model.safetensors"
+
+        def __str__(self):
+            return "gs://bucket/model.safetensors"
+
+        def copy(self, target):
+            target.write_text("content")
+
+    with huggingface._local(Remote()) as path:
+        assert pathlib.Path(path).read_text() == "content"
+    assert not os.path.exists(path)

@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Pretrains a small model on the State of the Union addresses, evaluates it, lets it write, and draws a report.
+#
+#   bash launch/demo.sh [FAMILY] [SEED]
+#
+# FAMILY: gpt2. Makes .venv if it is missing. Run again, it goes on where it was.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+family=${1:-gpt2} seed=${2:-0}
+workdir=runs/demo-$family-$seed
+config="--config=configs/demo.py:$family --config.train.seed=$seed"
+case "$family" in
+  gpt2) prompt="The state of the Union is" ;;
+  *) echo "error: there is no demo '$family': there are: gpt2" >&2; exit 2 ;;
+esac
+
+source launch/environment.sh
+say() { printf '\n== %s\n' "$*"; }
+
+say "1/5 prepare: vocabulary and cache"
+python -m plm_jax.prepare $config
+say "2/5 pretrain: $workdir"
+python -m plm_jax.pretrain $config --workdir="$workdir"
+say "3/5 evaluate: speeches that were held out"
+python -m plm_jax.evaluate --checkpoint="$workdir" --output="$workdir/evaluation.json"
+python - "$workdir/evaluation.json" <<'PYTHON'
+import json, sys
+for task, found in json.load(open(sys.argv[1])).items():
+    gain = found["unigram_loss"] - found["loss"]
+    print(f"{task}: {found['loss']:.3f} nats a token, add-one unigram {found['unigram_loss']:.3f}: {gain:.3f} nats better")
+PYTHON
+say "4/5 generate"
+python -m plm_jax.generate --checkpoint="$workdir" --prompt="$prompt" --max_new_tokens=60 --temperature=0.8 --top_k=40
+say "5/5 report"
+python -m plm_jax.report --workdirs="$workdir" --output="$workdir/report.html"

@@ -1,0 +1,18 @@
+# Sourced from the project's root: makes and enters .venv with what requirements.txt pins.
+case "$(uname -s)" in
+  Linux) ;;
+  Darwin) echo "note: macOS is untested: the library and its tests are run on Linux; TensorFlow may lack a wheel" >&2 ;;
+  *) echo "error: Windows has no TensorFlow and Grain wheels of these versions: use WSL 2, which is Linux" >&2; exit 2 ;;
+esac
+python=${PYTHON:-python3}
+if [ ! -f .venv/complete ]; then
+  "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
+    echo "error: $("$python" --version) is too old: install Python 3.11 or newer, or name one with PYTHON=" >&2
+    exit 2
+  }
+  echo "installing into .venv (once, some minutes)"
+  "$python" -m venv .venv
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+  touch .venv/complete
+fi
+export PATH="$PWD/.venv/bin:$PATH" PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"

@@ -1,0 +1,38 @@
+"""`python -m plm_jax.evaluate --checkpoint=SRC [--tasks=a,b:train] [--output=F.json]`: metrics on prepared splits."""
+
+import json
+
+from absl import flags
+
+from plm_jax import cli
+from plm_jax.errors import UserError
+
+_CHECKPOINT = flags.DEFINE_string("checkpoint", None, "a run directory, a checkpoint of one, or a Hugging Face one")
+_TASKS = flags.DEFINE_list("tasks", [], "sources of the config, each with :SPLIT or for validation; default: all")
+_OUTPUT = flags.DEFINE_string("output", None, "a JSON file for the metrics")
+_CONFIG = cli.define_config()
+
+
+def main() -> None:
+    """Prints the metrics; a run directory gets them in its evaluation.jsonl too."""
+    checkpoint = cli.required(_CHECKPOINT)
+    cli.start_jax()
+    import plm_jax
+    from plm_jax.evaluation import perplexity
+
+    lm = plm_jax.load(checkpoint)
+    if lm.run is None and _CONFIG.value is None:
+        raise UserError(f"{checkpoint} says nothing of data: name a config with --config, prepared with its vocabulary")
+    run = lm.run if _CONFIG.value is None else cli.resolve(_CONFIG)
+    metrics = {task: perplexity.evaluate(lm, run, task) for task in _TASKS.value or run.data.sources}
+    for task, found in metrics.items():
+        print(f"{task}: " + ", ".join(f"{name} {value:,.4f}".removesuffix(".0000") for name, value in found.items()))
+    if lm.workdir is not None:
+        perplexity.record(lm.workdir, lm.step, metrics)
+    if _OUTPUT.value:
+        with open(_OUTPUT.value, "w", encoding="utf-8") as file:
+            json.dump(metrics, file, indent=2)
+
+
+if __name__ == "__main__":
+    cli.run(main)

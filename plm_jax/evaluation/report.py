@@ -1,0 +1,127 @@
+"""A page about runs: one HTML file with its pictures inside."""
+
+import html
+import io
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import matplotlib
+
+from plm_jax.errors import UserError
+
+matplotlib.use("svg")  # No display is needed.
+from matplotlib import pyplot as plt
+
+PICTURES = (
+    ("Loss", "nats a token", ("train/loss", "validation/loss")),
+    ("Throughput", "tokens a second", ("train/tokens_per_second",)),
+    ("Learning rate", "", ("train/learning_rate",)),
+    ("Gradient norm", "", ("train/grad_norm",)),
+)
+STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}
+table{border-collapse:collapse;margin:1rem 0}td,th{padding:.25rem .75rem;border-bottom:1px solid #ddd;text-align:right}
+td:first-child,th:first-child{text-align:left}svg{max-width:100%;height:auto}
+pre{overflow-x:auto;background:#f6f6f6;padding:1rem;font-size:13px}"""
+
+
+@dataclass(frozen=True)
+class RunLog:
+    """What a run directory tells: its config and the rows of its two logs."""
+
+    name: str
+    config: dict
+    metrics: list[dict]
+    evaluation: list[dict]
+
+
+def read(workdir: str) -> RunLog:
+    """Reads a run directory.
+
+    Raises:
+      UserError: it is none, or it is damaged.
+    """
+    path = os.path.join(workdir, "config.json")
+    try:
+        with open(path, encoding="utf-8") as file:
+            config = json.load(file)
+        rows = [_rows(os.path.join(workdir, name)) for name in ("metrics.jsonl", "evaluation.jsonl")]
+    except FileNotFoundError:
+        raise UserError(f"{workdir} is no run directory: it has no config.json") from None
+    except ValueError as error:
+        raise UserError(f"{workdir} is damaged ({error}): delete the broken lines") from error
+    return RunLog(os.path.basename(os.path.normpath(workdir)), config, *rows)
+
+
+def _rows(path: str) -> list[dict]:
+    if not os.path.exists(path):
+        return []
+    with open(path, encoding="utf-8") as file:
+        return [json.loads(line) for line in file if line.endswith("\n")]
+
+
+def write(workdirs: Sequence[str], output: str) -> None:
+    """Writes the page about some run directories to `output`."""
+    runs = [read(workdir) for workdir in workdirs]
+    pictures = "\n".join(f"<h2>{title}</h2>\n{_picture(runs, unit, keys)}" for title, unit, keys in PICTURES)
+    configs = "\n".join(
+        f"<details><summary>{html.escape(run.name)}: config.json</summary>"
+        f"<pre>{html.escape(json.dumps(run.config, indent=2))}</pre></details>"
+        for run in runs
+    )
+    title = "plm_jax: " + ", ".join(html.escape(run.name) for run in runs)
+    page = f"""<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head><body><h1>{title}</h1>
+{_table(runs)}
+{pictures}
+<h2>Configs</h2>
+{configs}
+</body></html>
+"""
+    os.makedirs(os.path.dirname(os.path.abspath(output)), exist_ok=True)
+    with open(output, "w", encoding="utf-8") as file:
+        file.write(page)
+
+
+def _table(runs: Sequence[RunLog]) -> str:
+    """The last figures of each run, a column a run."""
+    columns = [_figures(run) for run in runs]
+    names = list(dict.fromkeys(name for column in columns for name in column))
+    head = "".join(f"<th>{html.escape(run.name)}</th>" for run in runs)
+    body = "\n".join(
+        f"<tr><td>{html.escape(name)}</td>"
+        + "".join(f"<td>{column.get(name, '')}</td>" for column in columns)
+        + "</tr>"
+        for name in names
+    )
+    return f"<table><tr><th></th>{head}</tr>\n{body}</table>"
+
+
+def _figures(run: RunLog) -> dict[str, str]:
+    figures = {}
+    for row in (*run.metrics[-1:], *run.evaluation[-1:]):
+        figures |= {name: f"{value:,.6g}" if isinstance(value, int | float) else value for name, value in row.items()}
+    validated = [row["validation/loss"] for row in run.metrics if "validation/loss" in row]
+    return figures | ({"validation/loss": f"{validated[-1]:.6g}"} if validated else {})
+
+
+def _picture(runs: Sequence[RunLog], unit: str, keys: Sequence[str]) -> str:
+    """The curves of some keys over steps, as SVG; the unigram baseline, where it was evaluated, as a level."""
+    figure, axes = plt.subplots(figsize=(9, 4), layout="constrained")
+    for run in runs:
+        for key in keys:
+            points = [(row["step"], row[key]) for row in run.metrics if key in row]
+            if points:
+                axes.plot(*zip(*points, strict=True), label=f"{run.name} {key}", marker="." if len(points) < 30 else "")
+        for row in run.evaluation[-1:] if "train/loss" in keys else ():
+            for key in (key for key in row if key.endswith("/unigram_loss")):
+                axes.axhline(row[key], linestyle="--", color="grey", label=f"{run.name} {key}")
+    axes.set(xlabel="step", ylabel=unit)
+    axes.grid(alpha=0.3)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend()
+    drawn = io.StringIO()
+    figure.savefig(drawn, format="svg")
+    plt.close(figure)
+    return drawn.getvalue()[drawn.getvalue().index("<svg") :]

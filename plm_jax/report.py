@@ -1,0 +1,25 @@
+"""`python -m plm_jax.report --workdirs=A,B --output=report.html`: a page about runs, its pictures inside."""
+
+import os
+
+from absl import flags
+
+from plm_jax import cli
+from plm_jax.errors import UserError
+
+_WORKDIRS = flags.DEFINE_list("workdirs", [], "run directories")
+_OUTPUT = flags.DEFINE_string("output", "report.html", "the page")
+
+
+def main() -> None:
+    """Writes the page and prints its path."""
+    if not _WORKDIRS.value:
+        raise UserError("--workdirs is missing: give run directories, separated by commas")
+    from plm_jax.evaluation import report
+
+    report.write(_WORKDIRS.value, _OUTPUT.value)
+    print(os.path.abspath(_OUTPUT.value))
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,213 @@
+"""`plm_jax.load` and what it returns."""
+
+import json
+import shutil
+import subprocess
+import sys
+import types
+
+import numpy as np
+import pytest
+
+import plm_jax
+import plm_jax.training
+from plm_jax import config, objectives
+from plm_jax.errors import UserError
+from plm_jax.evaluation import decoding
+from plm_jax.models import settings
+from tests import golden
+
+
+class Letters:
+    """A vocabulary whose token i is the letter with code i + 32; like seqio's it stops decoding at its end token."""
+
+    vocab_size, eos_id = 61, 13
+
+    def encode(self, text):
+        return [ord(letter) - 32 for letter in text]
+
+    def decode(self, tokens):
+        tokens = list(tokens)
+        tokens = tokens[: tokens.index(self.eos_id) + 1] if self.eos_id in tokens else tokens
+        return "".join(chr(token + 32) for token in tokens)
+
+
+@pytest.fixture
+def lm():
+    model = plm_jax.load(golden.FOLDER / "gpt2")
+    model.vocabulary = Letters()
+    return model
+
+
+def run_of(model):
+    return config.Run(
+        model=model,
+        objective=objectives.Causal(),
+        data=config.Data(cache_dir="cache", length=8, sources={"a": config.TextFiles("a.txt")}),
+        vocabulary=config.Vocabulary("bpe:/elsewhere/v.json,/elsewhere/m.txt", eos=13, bos=3),
+        optimizer=config.AdamW(),
+        schedule=config.Schedule("constant", 1e-3),
+        train=config.Train(steps=1, batch_size=1),
+    )
+
+
+@pytest.fixture
+def workdir(tmp_path, monkeypatch):
+    """A run directory whose checkpoints hold the golden model."""
+    pretrained = plm_jax.load(golden.FOLDER / "gpt2")
+    asked = []
+
+    def load_params(path):
+        asked.append(path)
+        return pretrained.params, run_of(pretrained.config)
+
+    monkeypatch.setattr(
+        plm_jax.training, "checkpoints", types.SimpleNamespace(load_params=load_params, asked=asked), raising=False
+    )
+    (tmp_path / "run" / "checkpoints" / "7").mkdir(parents=True)
+    (tmp_path / "run" / "config.json").write_text(json.dumps({"config": config.to_dict(run_of(pretrained.config))}))
+    return tmp_path / "run"
+
+
+def test_importing_the_package_imports_no_jax():
+    program = "import plm_jax, sys; assert 'jax' not in sys.modules; plm_jax.load; assert 'jax' in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+    with pytest.raises(AttributeError, match="lode"):
+        _ = plm_jax.lode
+
+
+def test_what_a_loaded_model_says_about_itself(lm):
+    assert isinstance(lm, plm_jax.LanguageModel)
+    assert isinstance(lm.config, settings.Decoder) and lm.config.stack.layers == 2
+    assert lm.run is None
+    assert lm.special_ids == {"bos_token_id": 3, "eos_token_id": 13}
+    by_hand = 61 * 24 + 32 * 24 + 2 * (4 * (24 * 24 + 24) + 24 * 40 + 40 + 40 * 24 + 24 + 4 * 24) + 2 * 24
+    assert lm.num_parameters == by_hand
+
+
+def test_the_parameters_apply_to_the_plain_module(lm):
+    tokens = golden.expected("gpt2")["tokens"]
+    np.testing.assert_allclose(lm.model.apply({"params": lm.params}, tokens), lm.logits(tokens), atol=1e-5)
+
+
+def test_no_mask_means_that_all_tokens_are_real(lm):
+    tokens = golden.expected("gpt2")["tokens"]
+    for outputs in (lm.logits, lm.hidden_states):
+        np.testing.assert_array_equal(outputs(tokens), outputs(tokens, np.ones_like(tokens)))
+        assert outputs(tokens.tolist()).dtype == np.float32
+
+
+def test_the_last_hidden_state_is_what_the_head_reads(lm):
+    tokens = golden.expected("gpt2")["tokens"]
+    last = lm.hidden_states(tokens)[-1]
+    np.testing.assert_allclose(last @ lm.params["token_embedding"].T, lm.logits(tokens), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "mask", "words"),
+    [
+        ([1, 2], None, "give \\[batch, length\\]"),
+        ([[1, 2]], [[1]], "mask has shape"),
+        ([[1, 61]], None, "from 0 to 60"),
+        ([[1, -1]], None, "from -1"),
+        ([[1] * 33], None, "33 tokens exceed the model's 32 positions"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused(lm, tokens, mask, words):
+    for outputs in (lm.logits, lm.hidden_states):
+        with pytest.raises(UserError, match=words):
+            outputs(tokens, mask)
+
+
+def test_padding_may_go_beyond_the_positions(lm):
+    tokens, mask = np.ones((1, 40), int), np.arange(40)[None] >= 8
+    np.testing.assert_allclose(lm.logits(tokens, mask)[:, 8:], lm.logits(tokens[:, 8:]), atol=1e-5)
+
+
+def test_text_is_continued(lm):
+    prompts = ["HELLO", "A"]
+    tokens = [lm.vocabulary.encode(prompt) for prompt in prompts]
+    want = decoding.generate(lm.model, lm.params, tokens, max_new_tokens=6, eos_ids=[13])
+    got = lm.generate(prompts, max_new_tokens=6)
+    assert got == [lm.vocabulary.decode(row) for row in want]
+    assert lm.generate("HELLO", max_new_tokens=6) == got[:1]
+
+
+def test_beams_reach_the_decoder():
+    lm = plm_jax.load(golden.FOLDER / "gpt2_unusual")
+    lm.vocabulary, want = Letters(), golden.expected("gpt2_unusual")
+    prompt = lm.vocabulary.decode(want["tokens"][0])
+    new = [token for token in want["beam"][0] if token >= 0]
+    assert lm.generate([prompt], max_new_tokens=10, num_beams=3) == [lm.vocabulary.decode(new)]
+
+
+def test_sampling_arguments_reach_the_decoder(lm):
+    first = lm.generate(["HELLO"], max_new_tokens=9, temperature=3.0, seed=1)
+    assert first == lm.generate(["HELLO"], max_new_tokens=9, temperature=3.0, seed=1)
+    assert first != lm.generate(["HELLO"], max_new_tokens=9, temperature=3.0, seed=2)
+    greedy = lm.generate(["HELLO"], max_new_tokens=9)
+    assert greedy == lm.generate(["HELLO"], max_new_tokens=9, temperature=3.0, top_k=1)
+    assert greedy == lm.generate(["HELLO"], max_new_tokens=9, temperature=3.0, top_p=1e-9)
+
+
+def test_an_empty_prompt_starts_from_the_beginning_token_and_else_from_the_end_token(lm):
+    tokens = decoding.generate(lm.model, lm.params, [[3], [13]], max_new_tokens=5, eos_ids=[13])
+    assert lm.generate([""], max_new_tokens=5) == [lm.vocabulary.decode(tokens[0])]
+    del lm.special_ids["bos_token_id"]
+    assert lm.generate([""], max_new_tokens=5) == [lm.vocabulary.decode(tokens[1])]
+
+
+def test_an_end_token_within_the_prompt_does_not_hide_the_continuation(lm):
+    assert lm.generate(["A-B"], max_new_tokens=5)[0] == lm.vocabulary.decode(
+        decoding.generate(lm.model, lm.params, [lm.vocabulary.encode("A-B")], max_new_tokens=5, eos_ids=[13])[0]
+    )
+    assert lm.vocabulary.encode("-") == [13]
+
+
+def test_without_a_vocabulary_text_is_refused():
+    with pytest.raises(UserError, match=r"vocab\.json"):
+        plm_jax.load(golden.FOLDER / "gpt2").generate(["a"], max_new_tokens=1)
+
+
+def test_a_run_directory_and_its_checkpoints_load(workdir):
+    tokens = golden.expected("gpt2")["tokens"]
+    want = plm_jax.load(golden.FOLDER / "gpt2").logits(tokens)
+    for path in (workdir, workdir / "checkpoints" / "7"):
+        lm = plm_jax.load(path)
+        assert plm_jax.training.checkpoints.asked.pop() == str(path)
+        np.testing.assert_array_equal(lm.logits(tokens), want)
+        assert lm.run == run_of(lm.config)
+        assert lm.special_ids == {"bos_token_id": 3, "eos_token_id": 13}
+
+
+def test_a_run_s_vocabulary_is_the_one_in_its_directory_and_is_saved_along(workdir, tmp_path):
+    (workdir / "vocabulary").mkdir()
+    for name in ("v.json", "m.txt"):
+        (workdir / "vocabulary" / name).write_text(name)
+    plm_jax.load(workdir / "checkpoints" / "7").save(tmp_path / "saved")
+    assert (tmp_path / "saved" / "vocab.json").read_text() == "v.json"
+    assert (tmp_path / "saved" / "merges.txt").read_text() == "m.txt"
+    assert plm_jax.load(tmp_path / "saved").special_ids == {"bos_token_id": 3, "eos_token_id": 13}
+
+
+def test_a_hugging_face_directory_within_a_run_is_one(workdir):
+    export = shutil.copytree(golden.FOLDER / "gpt2", workdir / "export" / "gpt2")
+    assert plm_jax.load(export).run is None
+
+
+def test_saved_models_load_again(lm, tmp_path):
+    lm.save(tmp_path / "saved")
+    tokens = golden.expected("gpt2")["tokens"]
+    np.testing.assert_array_equal(plm_jax.load(tmp_path / "saved").logits(tokens), lm.logits(tokens))
+    with pytest.raises(UserError, match="did you mean 'huggingface'"):
+        lm.save(tmp_path / "saved", format="hugingface")
+
+
+def test_paths_without_a_model_are_refused(tmp_path):
+    with pytest.raises(UserError, match="nowhere does not exist"):
+        plm_jax.load(tmp_path / "nowhere")
+    with pytest.raises(UserError, match=r"no config\.json"):
+        plm_jax.load(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(UserError, match="damaged"):
+        plm_jax.load(tmp_path)

@@ -1,6 +1,5 @@
 """Eight fake devices for all tests, and what the tests of training share: a tiny corpus, prepared once, and the verbs."""
 
-import json
 import os
 import pathlib
 import shutil
@@ -10,26 +9,13 @@ os.environ["JAX_PLATFORMS"] = os.environ.get("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
 
 import jax
-import numpy as np
 import pytest
 
 from tests import verbs
+from tests.training import tiny as tiny_config
 
 # Tests compile much and compute little: this halves their time.
 jax.config.update("jax_disable_most_optimizations", True)
-
-TINY = pathlib.Path(__file__).parent / "training" / "tiny.py"
-WORDS = "the of and a to in is was that it for on as with his they at be this from sea whale ship captain".split()
-
-
-def write_corpus(path, seed: int, documents: int) -> None:
-    """Documents of 3 to 40 words, one JSON object a line."""
-    rng = np.random.default_rng(seed)
-    with open(path, "w", encoding="utf-8") as file:
-        for _ in range(documents):
-            text = " ".join(rng.choice(WORDS, rng.integers(3, 41))) + "."
-            file.write(json.dumps({"text": text}) + "\n")
-
 
 @pytest.fixture(scope="session")
 def verb(tmp_path_factory):
@@ -45,9 +31,7 @@ def verb(tmp_path_factory):
 def tiny(tmp_path_factory, verb):
     """A folder with `tiny.py`, its corpora and their cache: leave it as it is, or copy it (`tiny_copy`)."""
     folder = tmp_path_factory.mktemp("tiny")
-    shutil.copy(TINY, folder)
-    write_corpus(folder / "a.jsonl", 0, 40)
-    write_corpus(folder / "b.jsonl", 1, 20)
+    tiny_config.write(folder)
     finished = verb("prepare", f"--config={folder}/tiny.py")
     assert finished.status == 0, finished.err
     return folder

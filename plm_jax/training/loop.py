@@ -40,11 +40,11 @@ def pretrain(run: config.Run, workdir: str) -> None:
     """
     trainer = Trainer(run)
     if jax.process_index() == 0:
-        os.makedirs(workdir, exist_ok=True)
         _check_same_model(run, workdir)
-        _describe(run, trainer.mesh, workdir)
     with Checkpoints(workdir, run.checkpoint) as checkpoints:
         state, notes = trainer.start(checkpoints)
+        if jax.process_index() == 0:
+            _describe(run, trainer.mesh, workdir)
         first_step = int(state.step)
         telemetry = Telemetry(workdir, first_step, run.train.steps) if jax.process_index() == 0 else None
         with telemetry or contextlib.nullcontext():
@@ -54,11 +54,11 @@ def pretrain(run: config.Run, workdir: str) -> None:
 
 
 class Trainer:
-    """What a run needs besides its state: mesh, model, optimizer, reader, shardings."""
+    """What a run needs besides its state: mesh, model, optimizer, reader, shardings; over all devices by default."""
 
-    def __init__(self, run: config.Run):
+    def __init__(self, run: config.Run, devices=None):
         self.run = run
-        self.mesh = meshes.build(run.mesh)
+        self.mesh = meshes.build(run.mesh, devices)
         self.stages = config.stages(run)
         for stage in self.stages:
             _check_divides(stage, meshes.batch_shards(self.mesh))
@@ -234,12 +234,13 @@ class Recorder:
             self._steps, self._waited = self._steps + 1, self._waited + waited
             rates = self._rates(now)
         loss = float(metrics["loss"])
-        if not np.isfinite(loss):
-            digest = digest_hex(metrics["digest"])
-            raise UserError(
-                f"the loss of step {step} is {loss} (batch digest {digest}): lower the learning rate or the "
-                "gradient clipping and run again, which resumes from the last checkpoint"
-            )
+        # A gradient that is lost leaves lost parameters behind, though the loss before them was none.
+        for name, value in (("loss", loss), ("gradient norm", float(metrics["grad_norm"]))):
+            if not np.isfinite(value):
+                raise UserError(
+                    f"the {name} of step {step} is {value} (batch digest {digest_hex(metrics['digest'])}): lower the "
+                    "learning rate or the gradient clipping and run again, which resumes from the last checkpoint"
+                )
         if self._telemetry is None:
             return
         self._telemetry.progress(step, loss, rates.get("train/tokens_per_second", 0.0))
@@ -284,7 +285,7 @@ def _check_same_model(run: config.Run, workdir: str) -> None:
     try:
         with open(path, encoding="utf-8") as file:
             before = config.from_dict(json.load(file)["config"])
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is damaged ({error}): delete it to go on with the config given now") from error
     free = {name: getattr(run.model, name) for name in _FREE_SETTINGS}
     if dataclasses.replace(before.model, **free) != run.model:

@@ -1,6 +1,11 @@
-"""The runs that the tests train: 2 layers, 32 wide, bytes; paths are beside wherever this file is copied to."""
+"""The runs that the tests train: 2 layers, 32 wide, bytes; a config file whose paths are beside where it is copied."""
 
 import dataclasses
+import json
+import pathlib
+import shutil
+
+import numpy as np
 
 from plm_jax import config, objectives
 from plm_jax.models import settings
@@ -12,7 +17,7 @@ MODEL = settings.Decoder(
     stack=settings.Stack(layers=2),
 )
 
-# Sources `a` and `b` of `conftest.py`, with epochs of some tens of rows.
+# An epoch of the two sources is some hundred rows.
 PLAIN = config.Run(
     model=MODEL,
     objective=objectives.Causal(),
@@ -43,17 +48,30 @@ EVERYTHING = dataclasses.replace(
         batch_size=16,
         phases=(config.Phase(until=0.5, length=16), config.Phase(until=1.0)),
     ),
-    checkpoint=config.Checkpoint(save_every=4),
+    checkpoint=config.Checkpoint(save_every=4, keep_last=9),
     evaluation=config.Evaluation(every=10, batch_size=8),
 )
 
 RUNS = {
     "plain": PLAIN,
+    "dropout": dataclasses.replace(PLAIN, model=EVERYTHING.model),
     "everything": EVERYTHING,
     "separate": dataclasses.replace(
         EVERYTHING, data=dataclasses.replace(EVERYTHING.data, layout=config.Blocks(attend_across_documents=False))
     ),
 }
+
+WORDS = "the of and a to in is was that it for on as with his they at be this from sea whale ship captain".split()
+
+
+def write(folder: pathlib.Path) -> None:
+    """Puts this file and the corpora that it names into a folder."""
+    shutil.copy(__file__, folder)
+    for seed, (name, documents) in enumerate({"a": 40, "b": 20}.items()):
+        rng = np.random.default_rng(seed)
+        with open(folder / f"{name}.jsonl", "w", encoding="utf-8") as file:
+            for _ in range(documents):
+                file.write(json.dumps({"text": " ".join(rng.choice(WORDS, rng.integers(3, 41))) + "."}) + "\n")
 
 
 def get_config(name: str = "plain"):

@@ -43,13 +43,13 @@ def pretrain(run: config.Run, workdir: str) -> None:
         _check_same_model(run, workdir)
     with Checkpoints(workdir, run.checkpoint) as checkpoints:
         state, notes = trainer.start(checkpoints)
-        if jax.process_index() == 0:
-            _describe(run, trainer.mesh, workdir)
         first_step = int(state.step)
         telemetry = Telemetry(workdir, first_step, run.train.steps) if jax.process_index() == 0 else None
         with telemetry or contextlib.nullcontext():
-            for note in notes if telemetry else ():
-                telemetry.say(note)
+            if telemetry:
+                _describe(run, trainer.mesh, workdir)
+                for note in notes:
+                    telemetry.say(note)
             trainer.run_stages(state, first_step, checkpoints, telemetry)
 
 
@@ -285,7 +285,7 @@ def _check_same_model(run: config.Run, workdir: str) -> None:
     try:
         with open(path, encoding="utf-8") as file:
             before = config.from_dict(json.load(file)["config"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, UserError) as error:
         raise UserError(f"{path} is damaged ({error}): delete it to go on with the config given now") from error
     free = {name: getattr(run.model, name) for name in _FREE_SETTINGS}
     if dataclasses.replace(before.model, **free) != run.model:

@@ -7,6 +7,8 @@ import sys
 from tensorboardX import SummaryWriter
 from tqdm import tqdm
 
+from plm_jax.errors import UserError
+
 
 class Telemetry:
     """Writes the rows of one run; use as a context manager. Only the first process should have one."""
@@ -60,13 +62,20 @@ class Telemetry:
 
 
 def read_rows(path: str) -> list[dict]:
-    """The whole rows of a metrics file; a last line that was cut off is left out."""
+    """The whole rows of a metrics file; a last line that was cut off is left out.
+
+    Raises:
+      UserError: another line is damaged.
+    """
     rows = []
     if os.path.exists(path):
-        with open(path, encoding="utf-8") as file:
-            for line in file:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            for number, line in enumerate(file, 1):
                 if line.endswith("\n"):
-                    rows.append(json.loads(line))
+                    try:
+                        rows.append(json.loads(line))
+                    except ValueError as error:
+                        raise UserError(f"{path}:{number} is damaged ({error}): remove the line") from error
     return rows
 
 

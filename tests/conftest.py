@@ -1,4 +1,4 @@
-"""Eight fake devices for all tests, and what the tests of training share: a tiny corpus, prepared once, and the verbs."""
+"""Eight fake devices for all tests; for those of training a tiny corpus, prepared once, and the verbs."""
 
 import os
 import pathlib
@@ -16,6 +16,7 @@ from tests.training import tiny as tiny_config
 
 # Tests compile much and compute little: this halves their time.
 jax.config.update("jax_disable_most_optimizations", True)
+
 
 @pytest.fixture(scope="session")
 def verb(tmp_path_factory):

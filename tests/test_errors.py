@@ -64,7 +64,10 @@ CONFIG_MISTAKES = [
     ("--config.mesh.context=2", ["context"]),
     ("--config.model.embedding.vocab_size=200", ["vocab_size is 200", "257"]),
     ("--config.vocabulary.eos=300", ["config.vocabulary.eos is 300", "256"]),
-    ("--config.data.length=64 --config.model.attention.position.length=9999 --config.data.length=9000", ["9000", "'a'"]),
+    (
+        "--config.data.length=64 --config.model.attention.position.length=9999 --config.data.length=9000",
+        ["9000", "'a'"],
+    ),
     ("--nonsense=3", ["nonsense"]),
     ("nonsense", ["nonsense"]),
 ]
@@ -195,7 +198,9 @@ CHECKPOINT_MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "how"), CHECKPOINT_MISTAKES, ids=[f"{k} {h.__name__}" for k, h in CHECKPOINT_MISTAKES])
+@pytest.mark.parametrize(
+    ("kind", "how"), CHECKPOINT_MISTAKES, ids=[f"{k} {h.__name__}" for k, h in CHECKPOINT_MISTAKES]
+)
 def test_a_damaged_checkpoint_leaves_the_run(kind, how, tiny, trained_copy, verb):
     how(checkpoint_files(trained_copy)[kind])
     before = contents(trained_copy)

@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import time
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -157,7 +158,7 @@ class Trainer:
                 save = step % run.checkpoint.save_every == 0 or step == run.train.steps
                 recorder.add(step, metrics, waited)
                 if validate or save:
-                    recorder.drain(self.validate(state.params) if validate else None)
+                    recorder.drain(functools.partial(self.validate, state.params) if validate else None)
                 if save:
                     if telemetry:
                         telemetry.sync()
@@ -220,8 +221,8 @@ class Recorder:
         self.drain()
         self._pending = step, metrics, waited
 
-    def drain(self, validation_loss: float | None = None) -> None:
-        """Reads the pending metrics, waiting for them, and writes their row if one is due."""
+    def drain(self, validate: Callable[[], float | None] | None = None) -> None:
+        """Reads the pending metrics, waiting for them, and writes their row if one is due; validates, off the clock."""
         if self._pending is None:
             return
         step, metrics, waited = self._pending
@@ -241,12 +242,13 @@ class Recorder:
                     f"the {name} of step {step} is {value} (batch digest {digest_hex(metrics['digest'])}): lower the "
                     "learning rate or the gradient clipping and run again, which resumes from the last checkpoint"
                 )
+        validation_loss = validate() if validate else None
         if self._telemetry is None:
             return
         self._telemetry.progress(step, loss, rates.get("train/tokens_per_second", 0.0))
         if step % self._run.train.log_every == 0 or step == self._run.train.steps or validation_loss is not None:
             self._telemetry.write(self._row(step, metrics, rates, validation_loss))
-            self._since, self._waited, self._steps = now, 0.0, 0
+            self._since, self._waited, self._steps = time.perf_counter() if validate else now, 0.0, 0
 
     def _rates(self, now: float) -> dict[str, float]:
         seconds = (now - self._since) / self._steps

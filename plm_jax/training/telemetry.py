@@ -4,7 +4,6 @@ import json
 import os
 import sys
 
-from tensorboardX import SummaryWriter
 from tqdm import tqdm
 
 from plm_jax.errors import UserError
@@ -18,7 +17,7 @@ class Telemetry:
         self._path = os.path.join(workdir, "metrics.jsonl")
         _drop_rows_after(self._path, first_step)
         self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 -- closed in __exit__
-        self._events = SummaryWriter(workdir, purge_step=first_step + 1 if first_step else None)
+        self._events = _event_writer(workdir, purge_step=first_step + 1 if first_step else None)
         terminal = sys.stderr.isatty()
         self._bar = tqdm(
             total=steps,
@@ -59,6 +58,16 @@ class Telemetry:
         """Returns once all rows are on disk."""
         self._file.flush()
         os.fsync(self._file.fileno())
+
+
+def _event_writer(*args, **kwargs):
+    """A tensorboardX SummaryWriter; left alone, its import takes seconds to import torch where that is installed."""
+    hidden = sys.modules.setdefault("torch", None) is None
+    from tensorboardX import SummaryWriter
+
+    if hidden:
+        del sys.modules["torch"]
+    return SummaryWriter(*args, **kwargs)
 
 
 def read_rows(path: str) -> list[dict]:

@@ -5,6 +5,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import time
 
 LAUNCH = pathlib.Path(__file__).parents[2] / "launch" / "local.py"
 
@@ -70,6 +71,18 @@ sys.exit(3)
 def test_a_killed_process_is_a_failure():
     code = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     assert launch(code, "--processes=1").returncode == 128 + 9
+
+
+def test_stopping_the_launcher_stops_the_job(tmp_path):
+    code = f"import os, pathlib, time; pathlib.Path({str(tmp_path)!r}, str(os.getpid())).touch(); time.sleep(1000)"
+    command = [sys.executable, str(LAUNCH), "--processes=2", "--", sys.executable, "-c", code]
+    launcher = subprocess.Popen(command)
+    while len(os.listdir(tmp_path)) < 2:
+        assert launcher.poll() is None
+        time.sleep(0.01)
+    launcher.terminate()
+    assert launcher.wait() == 128 + 15
+    assert not any(pathlib.Path("/proc", pid).exists() for pid in os.listdir(tmp_path))
 
 
 def test_an_error_of_pretrain_is_passed_on(tiny, tmp_path):

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import types
 
 import jax
 import numpy as np
@@ -13,7 +14,8 @@ from plm_jax.data.reader import Reader
 from plm_jax.errors import UserError
 from plm_jax.hub import huggingface
 from plm_jax.training import checkpoints, flops, loop, telemetry
-from tests.training import runs, tiny
+from tests.training import runs
+from tests.training.tiny import MODEL
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +137,32 @@ def test_rows_are_on_disk_before_a_checkpoint_begins(tiny, tmp_path, monkeypatch
     assert saves == [(2, 2, True), (4, 4, True)]
 
 
-def test_phases_change_length_batch_and_dropout(tiny, tmp_path, monkeypatch):
+def test_speeds_leave_validation_and_compiling_out(tiny, monkeypatch):
+    """By a clock that stands still but where it is moved."""
+    clock, written = types.SimpleNamespace(now=0.0), []
+    monkeypatch.setattr(loop, "time", types.SimpleNamespace(perf_counter=lambda: clock.now))
+    log = types.SimpleNamespace(progress=lambda *_: None, write=written.append)
+    trainer = loop.Trainer(runs.make(tiny, train={"log_every": 2}), jax.devices()[:1])
+    recorder = loop.Recorder(trainer, log)
+    recorder.begin(trainer.stages[0])
+
+    def validate():
+        clock.now += 1000
+        return 0.25
+
+    for step in range(1, 8):
+        clock.now += 500 if step == 1 else 2  # The first step compiles.
+        recorder.add(step, {"loss": 1.0, "grad_norm": 1.0, "digest": np.zeros(2, np.uint32)}, waited=0.5)
+        if step == 4:
+            recorder.drain(validate)
+    recorder.drain()
+    assert [row["step"] for row in written] == [2, 4, 6]
+    assert [row["train/step_seconds"] for row in written] == [2, 1, 2]
+    assert [row["train/data_wait_seconds"] for row in written] == [0.5, 0.5, 0.5]
+    assert [row.get("validation/loss") for row in written] == [None, 0.25, None]
+
+
+def test_phases_change_length_batch_and_dropout(tiny):
     phases = (
         config.Phase(until=0.25, length=16, batch_size=16),
         config.Phase(until=0.5, length=16, batch_size=16, dropout=0.5),
@@ -156,7 +183,7 @@ def test_phases_change_length_batch_and_dropout(tiny, tmp_path, monkeypatch):
     assert ["threefry" in text or "random" in text for text in lowered] == [False, True]
 
 
-def test_weights_from_a_run_whole(trained, tiny, tmp_path, capsys):
+def test_weights_from_a_run_whole(trained, tiny, tmp_path):
     _, workdir = trained
     source = runs.flat(checkpoints.load_params(str(workdir)).params)
     run = runs.make(tiny, train={"init_from": str(workdir), "seed": 9})
@@ -187,13 +214,13 @@ def started(run, workdir):
 
 
 def test_weights_from_hugging_face(tiny, tmp_path):
-    model = tiny_model = runs.make(tiny).model
+    model = runs.make(tiny).model
     state = loop.Trainer(runs.make(tiny, train={"seed": 5}), jax.devices()[:1]).new_state()
     params = jax.device_get(state.params)
     huggingface.write(str(tmp_path / "hf"), huggingface.Pretrained(model, params))
     taken, notes = started(runs.make(tiny, train={"init_from": str(tmp_path / "hf")}), tmp_path / "run")
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(taken.params), params)
-    assert tiny_model and notes[0].startswith("took ") and len(notes) == 1
+    assert notes[0].startswith("took ") and len(notes) == 1
 
 
 def test_bfloat16_trains_with_float32_parameters(tiny):
@@ -220,7 +247,7 @@ def test_flops_are_those_of_the_compiler(length, rows):
     from plm_jax.models.decoder import Decoder
 
     model = dataclasses.replace(
-        tiny.MODEL,
+        MODEL,
         embedding=settings.Embedding(vocab_size=600, width=128),
         attention=settings.Attention(4, 32, settings.LearnedPositions(64)),
         feed_forward=settings.FeedForward(width=512, activation="relu"),

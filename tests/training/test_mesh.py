@@ -1,7 +1,11 @@
 """Meshes of eight devices against one device: losses, updates, sharding constraints, memory."""
 
 import functools
+import json
 import os
+import pathlib
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -10,8 +14,9 @@ import pytest
 from plm_jax import config
 from plm_jax.errors import UserError
 from plm_jax.training import loop, mesh
-from tests.training import runs
+from tests.training import resume, runs
 
+LAUNCH = pathlib.Path(__file__).parents[2] / "launch" / "local.py"
 MESHES = [
     {"data": 8},
     {"data": 1, "fsdp": 8},
@@ -45,6 +50,19 @@ def test_losses_and_updates_are_those_of_one_device(tiny, sizes, dropout):
         update = want[name] - before[name]
         difference = np.linalg.norm(got[name] - same_before[name] - update) / np.linalg.norm(update)
         assert difference < 1e-3, (name, difference)
+
+
+@pytest.mark.parametrize("dropout", [0.1, 0.0] if os.environ.get("PLM_JAX_FULL_TESTS") else [0.1])
+def test_two_processes_of_four_devices_have_the_losses_of_one_device(tiny, tmp_path, dropout, verb):
+    want = trained(tiny, dropout, data=1)[0]
+    launch = [sys.executable, str(LAUNCH), "--processes=2", "--devices=4", "--"]
+    options = [f"--config.train.steps={STEPS}", "--config.mesh.data=2", "--config.mesh.fsdp=4"]
+    options += [f"--config.model.dropout.{name}={dropout}" for name in ("embedding", "attention", "residual")]
+    command = [*launch, *resume.command(tiny, "plain", tmp_path / "run", *options)]
+    finished = subprocess.run(command, env=resume.environment(), capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["mesh"]["fsdp"] == 4
+    np.testing.assert_allclose(list(runs.column(tmp_path / "run", "train/loss").values()), want, rtol=1e-5)
 
 
 def test_dropout_changes_the_losses(tiny):

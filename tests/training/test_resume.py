@@ -73,9 +73,7 @@ def test_one_device_then_eight_is_the_same_run(tiny, verb, left_alone, tmp_path)
     reference = left_alone("everything")
     workdir = back_at(reference, tmp_path / "eight", 8)
     meshes = ("--config.mesh.data=2", "--config.mesh.fsdp=4")
-    finished = verb(
-        "pretrain", f"--config={tiny}/tiny.py:everything", f"--workdir={workdir}", *meshes, devices=8
-    )
+    finished = verb("pretrain", f"--config={tiny}/tiny.py:everything", f"--workdir={workdir}", *meshes, devices=8)
     assert finished.status == 0 and "resumed after step 8" in finished.err, finished.err
     assert_same_within(1e-5, workdir, reference)
 

@@ -61,7 +61,7 @@ RUNS = {
     ),
 }
 
-WORDS = "the of and a to in is was that it for on as with his they at be this from sea whale ship captain".split()
+TEXT = "the of and a to in is was that it for on as with his they at be this from sea whale ship captain"
 
 
 def write(folder: pathlib.Path) -> None:
@@ -71,7 +71,7 @@ def write(folder: pathlib.Path) -> None:
         rng = np.random.default_rng(seed)
         with open(folder / f"{name}.jsonl", "w", encoding="utf-8") as file:
             for _ in range(documents):
-                file.write(json.dumps({"text": " ".join(rng.choice(WORDS, rng.integers(3, 41))) + "."}) + "\n")
+                file.write(json.dumps({"text": " ".join(rng.choice(TEXT.split(), rng.integers(3, 41))) + "."}) + "\n")
 
 
 def get_config(name: str = "plain"):

@@ -138,26 +138,34 @@ def test_rows_are_on_disk_before_a_checkpoint_begins(tiny, tmp_path, monkeypatch
 
 
 def test_speeds_leave_validation_and_compiling_out(tiny, monkeypatch):
-    """By a clock that stands still but where it is moved."""
+    """By a clock that moves only while a loss is waited for, and in validation."""
     clock, written = types.SimpleNamespace(now=0.0), []
     monkeypatch.setattr(loop, "time", types.SimpleNamespace(perf_counter=lambda: clock.now))
-    log = types.SimpleNamespace(progress=lambda *_: None, write=written.append)
-    trainer = loop.Trainer(runs.make(tiny, train={"log_every": 2}), jax.devices()[:1])
-    recorder = loop.Recorder(trainer, log)
-    recorder.begin(trainer.stages[0])
+
+    class Loss:
+        def __init__(self, seconds):
+            self.seconds = seconds
+
+        def __array__(self):
+            clock.now += self.seconds
+            return np.float32(1.0)
 
     def validate():
         clock.now += 1000
         return 0.25
 
+    log = types.SimpleNamespace(progress=lambda *_: None, write=written.append)
+    trainer = loop.Trainer(runs.make(tiny, train={"log_every": 2}), jax.devices()[:1])
+    recorder = loop.Recorder(trainer, log)
+    recorder.begin(trainer.stages[0])
     for step in range(1, 8):
-        clock.now += 500 if step == 1 else 2  # The first step compiles.
-        recorder.add(step, {"loss": 1.0, "grad_norm": 1.0, "digest": np.zeros(2, np.uint32)}, waited=0.5)
+        loss = Loss(500 if step == 1 else step)  # The first step compiles.
+        recorder.add(step, {"loss": loss, "grad_norm": 1.0, "digest": np.zeros(2, np.uint32)}, waited=0.5)
         if step == 4:
             recorder.drain(validate)
     recorder.drain()
     assert [row["step"] for row in written] == [2, 4, 6]
-    assert [row["train/step_seconds"] for row in written] == [2, 1, 2]
+    assert [row["train/step_seconds"] for row in written] == [2, 3.5, 5.5]
     assert [row["train/data_wait_seconds"] for row in written] == [0.5, 0.5, 0.5]
     assert [row.get("validation/loss") for row in written] == [None, 0.25, None]
 

@@ -111,6 +111,10 @@ def start_jax() -> None:
     if jax.config.jax_compilation_cache_dir is None:
         jax.config.update("jax_compilation_cache_dir", os.path.expanduser("~/.cache/plm_jax/compilation"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    if jax.default_backend() == "cpu" and jax.device_count() > 1:
+        # Read back from the cache, a program for several CPU devices deadlocks (seen with jax 0.10.2): its devices
+        # come to the collectives in different orders.
+        jax.config.update("jax_enable_compilation_cache", False)
 
 
 def prepare_if_missing(run: config.Run) -> None:

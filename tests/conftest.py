@@ -21,12 +21,9 @@ jax.config.update("jax_disable_most_optimizations", True)
 @pytest.fixture(scope="session")
 def verb(tmp_path_factory):
     """`verb("pretrain", "--config=…", …)` runs a verb in a process of its own."""
-    # For this process and, by the environment, its children: a second run of the same step compiles nothing.
-    compiled = str(tmp_path_factory.mktemp("compiled"))
-    jax.config.update("jax_compilation_cache_dir", compiled)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = compiled
+    # The server's children read these; with them a second run of the same step compiles nothing.
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(tmp_path_factory.mktemp("compiled"))
     with verbs.Server(str(tmp_path_factory.mktemp("verbs"))) as server:
         yield server.run
 

@@ -8,6 +8,7 @@ status is this command's.
 
 import argparse
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -67,6 +68,8 @@ def main() -> None:
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     if not command or arguments.processes < 1:
         parser.error("give --processes=N (at least 1) and, after --, the command")
+    # Whoever stops this command stops the job.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     status = launch(command, arguments.processes, arguments.devices)
     sys.exit(status if status >= 0 else 128 - status)
 

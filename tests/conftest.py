@@ -1,4 +1,47 @@
+"""Eight fake devices for all tests; for those of training a tiny corpus, prepared once, and the verbs."""
+
+import os
+import pathlib
+import shutil
+
+# Before jax is imported: it reads them once.
+os.environ["JAX_PLATFORMS"] = os.environ.get("JAX_PLATFORMS", "cpu")
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
+
 import jax
+import pytest
+
+from tests import verbs
+from tests.training import tiny as tiny_config
 
 # Tests compile much and compute little: this halves their time.
 jax.config.update("jax_disable_most_optimizations", True)
+
+
+@pytest.fixture(scope="session")
+def verb(tmp_path_factory):
+    """`verb("pretrain", "--config=…", …)` runs a verb in a process of its own."""
+    # For this process and, by the environment, its children: a second run of the same step compiles nothing.
+    compiled = str(tmp_path_factory.mktemp("compiled"))
+    jax.config.update("jax_compilation_cache_dir", compiled)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = compiled
+    os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+    with verbs.Server(str(tmp_path_factory.mktemp("verbs"))) as server:
+        yield server.run
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory, verb):
+    """A folder with `tiny.py`, its corpora and their cache: leave it as it is, or copy it (`tiny_copy`)."""
+    folder = tmp_path_factory.mktemp("tiny")
+    tiny_config.write(folder)
+    finished = verb("prepare", f"--config={folder}/tiny.py")
+    assert finished.status == 0, finished.err
+    return folder
+
+
+@pytest.fixture
+def tiny_copy(tiny, tmp_path):
+    """A copy of `tiny` to spoil."""
+    return pathlib.Path(shutil.copytree(tiny, tmp_path / "tiny"))

@@ -4,7 +4,9 @@ A checkpoint holds `params` alone, so that a reader of weights need not know the
 train state); and `meta`: format, step, config, vocabulary id, position in the data, phase, mesh.
 """
 
+import contextlib
 import json
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -77,16 +79,26 @@ class Checkpoints:
         items = ocp.args.Composite(
             params=ocp.args.StandardRestore(abstract.params), training=ocp.args.StandardRestore(_rest(abstract))
         )
-        try:
+        with _damage_named(self.directory / str(step)):
             restored = self._manager.restore(step, args=items)
-        except (ValueError, KeyError, TypeError, OSError, FileNotFoundError) as error:
-            raise UserError(_unreadable(self.directory / str(step), error)) from error
         return TrainState(params=restored.params, **restored.training)
 
 
 def _unreadable(path, error: Exception) -> str:
     reason = str(error).strip().split("\n")[0][:200]
     return f"checkpoint {path} cannot be read ({reason}): delete it to go on from the one before"
+
+
+@contextlib.contextmanager
+def _damage_named(path: epath.Path) -> Iterator[None]:
+    """What Orbax raises on a damaged checkpoint becomes a `UserError`."""
+    try:
+        yield
+    except Exception as error:
+        # Orbax wraps what its parts say into a bare Exception.
+        if type(error) is Exception or isinstance(error, ValueError | KeyError | TypeError | OSError | AttributeError):
+            raise UserError(_unreadable(path, error.__cause__ or error)) from error
+        raise
 
 
 def read_meta(checkpoint: epath.Path) -> dict[str, Any]:
@@ -97,8 +109,8 @@ def read_meta(checkpoint: epath.Path) -> dict[str, Any]:
     """
     path = checkpoint / "meta" / "metadata"
     try:
-        meta = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+        meta = dict(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError) as error:
         raise UserError(_unreadable(checkpoint, error)) from error
     if meta.get("format") != FORMAT:
         raise UserError(
@@ -127,12 +139,7 @@ def load_params(path: str) -> Loaded:
     meta = read_meta(checkpoint)
     run = config.from_dict(meta["config"])
     one_device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    try:
-        with ocp.StandardCheckpointer() as checkpointer:
-            saved = checkpointer.metadata(checkpoint / "params").item_metadata.tree
-            abstract = jax.tree.map(
-                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=one_device), saved
-            )
-            return Loaded(checkpointer.restore(checkpoint / "params", abstract), run, meta)
-    except (ValueError, KeyError, TypeError, OSError, AttributeError) as error:
-        raise UserError(_unreadable(checkpoint, error)) from error
+    with _damage_named(checkpoint), ocp.StandardCheckpointer() as checkpointer:
+        saved = checkpointer.metadata(checkpoint / "params").item_metadata.tree
+        abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=one_device), saved)
+        return Loaded(checkpointer.restore(checkpoint / "params", abstract), run, meta)

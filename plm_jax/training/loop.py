@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import time
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -40,25 +41,25 @@ def pretrain(run: config.Run, workdir: str) -> None:
     """
     trainer = Trainer(run)
     if jax.process_index() == 0:
-        os.makedirs(workdir, exist_ok=True)
         _check_same_model(run, workdir)
-        _describe(run, trainer.mesh, workdir)
     with Checkpoints(workdir, run.checkpoint) as checkpoints:
         state, notes = trainer.start(checkpoints)
         first_step = int(state.step)
         telemetry = Telemetry(workdir, first_step, run.train.steps) if jax.process_index() == 0 else None
         with telemetry or contextlib.nullcontext():
-            for note in notes if telemetry else ():
-                telemetry.say(note)
+            if telemetry:
+                _describe(run, trainer.mesh, workdir)
+                for note in notes:
+                    telemetry.say(note)
             trainer.run_stages(state, first_step, checkpoints, telemetry)
 
 
 class Trainer:
-    """What a run needs besides its state: mesh, model, optimizer, reader, shardings."""
+    """What a run needs besides its state: mesh, model, optimizer, reader, shardings; over all devices by default."""
 
-    def __init__(self, run: config.Run):
+    def __init__(self, run: config.Run, devices=None):
         self.run = run
-        self.mesh = meshes.build(run.mesh)
+        self.mesh = meshes.build(run.mesh, devices)
         self.stages = config.stages(run)
         for stage in self.stages:
             _check_divides(stage, meshes.batch_shards(self.mesh))
@@ -157,7 +158,7 @@ class Trainer:
                 save = step % run.checkpoint.save_every == 0 or step == run.train.steps
                 recorder.add(step, metrics, waited)
                 if validate or save:
-                    recorder.drain(self.validate(state.params) if validate else None)
+                    recorder.drain(functools.partial(self.validate, state.params) if validate else None)
                 if save:
                     if telemetry:
                         telemetry.sync()
@@ -220,8 +221,8 @@ class Recorder:
         self.drain()
         self._pending = step, metrics, waited
 
-    def drain(self, validation_loss: float | None = None) -> None:
-        """Reads the pending metrics, waiting for them, and writes their row if one is due."""
+    def drain(self, validate: Callable[[], float | None] | None = None) -> None:
+        """Reads the pending metrics, waiting for them, and writes their row if one is due; validates, off the clock."""
         if self._pending is None:
             return
         step, metrics, waited = self._pending
@@ -234,18 +235,20 @@ class Recorder:
             self._steps, self._waited = self._steps + 1, self._waited + waited
             rates = self._rates(now)
         loss = float(metrics["loss"])
-        if not np.isfinite(loss):
-            digest = digest_hex(metrics["digest"])
-            raise UserError(
-                f"the loss of step {step} is {loss} (batch digest {digest}): lower the learning rate or the "
-                "gradient clipping and run again, which resumes from the last checkpoint"
-            )
+        # A gradient that is lost leaves lost parameters behind, though the loss before them was none.
+        for name, value in (("loss", loss), ("gradient norm", float(metrics["grad_norm"]))):
+            if not np.isfinite(value):
+                raise UserError(
+                    f"the {name} of step {step} is {value} (batch digest {digest_hex(metrics['digest'])}): lower the "
+                    "learning rate or the gradient clipping and run again, which resumes from the last checkpoint"
+                )
+        validation_loss = validate() if validate else None
         if self._telemetry is None:
             return
         self._telemetry.progress(step, loss, rates.get("train/tokens_per_second", 0.0))
         if step % self._run.train.log_every == 0 or step == self._run.train.steps or validation_loss is not None:
             self._telemetry.write(self._row(step, metrics, rates, validation_loss))
-            self._since, self._waited, self._steps = now, 0.0, 0
+            self._since, self._waited, self._steps = time.perf_counter() if validate else now, 0.0, 0
 
     def _rates(self, now: float) -> dict[str, float]:
         seconds = (now - self._since) / self._steps
@@ -284,7 +287,7 @@ def _check_same_model(run: config.Run, workdir: str) -> None:
     try:
         with open(path, encoding="utf-8") as file:
             before = config.from_dict(json.load(file)["config"])
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, TypeError, UserError) as error:
         raise UserError(f"{path} is damaged ({error}): delete it to go on with the config given now") from error
     free = {name: getattr(run.model, name) for name in _FREE_SETTINGS}
     if dataclasses.replace(before.model, **free) != run.model:

@@ -4,8 +4,9 @@ import json
 import os
 import sys
 
-from tensorboardX import SummaryWriter
 from tqdm import tqdm
+
+from plm_jax.errors import UserError
 
 
 class Telemetry:
@@ -16,7 +17,7 @@ class Telemetry:
         self._path = os.path.join(workdir, "metrics.jsonl")
         _drop_rows_after(self._path, first_step)
         self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 -- closed in __exit__
-        self._events = SummaryWriter(workdir, purge_step=first_step + 1 if first_step else None)
+        self._events = _event_writer(workdir, purge_step=first_step + 1 if first_step else None)
         terminal = sys.stderr.isatty()
         self._bar = tqdm(
             total=steps,
@@ -59,14 +60,31 @@ class Telemetry:
         os.fsync(self._file.fileno())
 
 
+def _event_writer(*args, **kwargs):
+    """A tensorboardX SummaryWriter; left alone, its import takes seconds to import torch where that is installed."""
+    hidden = sys.modules.setdefault("torch", None) is None
+    from tensorboardX import SummaryWriter
+
+    if hidden:
+        del sys.modules["torch"]
+    return SummaryWriter(*args, **kwargs)
+
+
 def read_rows(path: str) -> list[dict]:
-    """The whole rows of a metrics file; a last line that was cut off is left out."""
+    """The whole rows of a metrics file; a last line that was cut off is left out.
+
+    Raises:
+      UserError: another line is damaged.
+    """
     rows = []
     if os.path.exists(path):
-        with open(path, encoding="utf-8") as file:
-            for line in file:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            for number, line in enumerate(file, 1):
                 if line.endswith("\n"):
-                    rows.append(json.loads(line))
+                    try:
+                        rows.append(json.loads(line))
+                    except ValueError as error:
+                        raise UserError(f"{path}:{number} is damaged ({error}): remove the line") from error
     return rows
 
 

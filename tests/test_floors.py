@@ -1,0 +1,111 @@
+"""Imports go down only; a training process imports no TensorFlow, no seqio, no torch."""
+
+import ast
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from tests.training import resume
+
+PACKAGE = pathlib.Path(__file__).parents[1] / "plm_jax"
+STANDARD = set(sys.stdlib_module_names)
+STEP_MODULES = ("state", "step", "losses", "optimizers", "schedules", "mesh")
+
+
+def imports(path: pathlib.Path) -> set[str]:
+    """Every module that a file imports, wherever in it, as `jax` or, of ours, `plm_jax.room.module`."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} imports relatively"
+            ours = node.module.split(".")[0] == "plm_jax"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names} if ours else {node.module}
+    return {name if name.startswith("plm_jax") else name.split(".")[0] for name in found}
+
+
+def files(room: str) -> list[pathlib.Path]:
+    found = sorted((PACKAGE / room).rglob("*.py"))
+    assert found
+    return found
+
+
+def outside(names: set[str]) -> set[str]:
+    return {name for name in names if not name.startswith("plm_jax")} - STANDARD
+
+
+def rooms(names: set[str]) -> set[str]:
+    return {name.split(".")[1] for name in names if name.startswith("plm_jax.")}
+
+
+@pytest.mark.parametrize("path", files("models"), ids=lambda p: p.stem)
+def test_models_import_jax_and_flax_only(path):
+    assert outside(imports(path)) <= {"jax", "flax"}
+    assert rooms(imports(path)) <= {"models", "errors"}
+
+
+@pytest.mark.parametrize("path", files("objectives"), ids=lambda p: p.stem)
+def test_objectives_import_numpy_only(path):
+    assert outside(imports(path)) <= {"numpy"}
+    assert rooms(imports(path)) <= {"objectives", "errors"}
+
+
+@pytest.mark.parametrize("name", STEP_MODULES)
+def test_what_a_step_needs_imports_jax_flax_optax_numpy_and_models_only(name):
+    found = imports(PACKAGE / "training" / f"{name}.py")
+    assert outside(found) <= {"jax", "flax", "optax", "numpy"}
+    assert rooms(found) <= {"models", "errors", "training"}
+    ours = {name.removeprefix("plm_jax.training.").split(".")[0] for name in found if "plm_jax.training" in name}
+    assert {name.removeprefix("plm_jax.") for name in ours} - {"training"} <= set(STEP_MODULES)
+
+
+ALLOWED = {
+    "models": {"models", "errors"},
+    "objectives": {"objectives", "errors"},
+    "hub": {"hub", "models", "errors"},
+    "data": {"data", "objectives", "config", "errors"},
+    "training": {"training", "hub", "data", "objectives", "models", "config", "errors"},
+    "evaluation": {"evaluation", "training", "hub", "data", "objectives", "models", "config", "errors"},
+}
+
+
+@pytest.mark.parametrize("room", ALLOWED)
+def test_imports_go_down_only(room):
+    for path in files(room):
+        assert rooms(imports(path)) <= ALLOWED[room], path
+
+
+def test_no_room_is_left_out():
+    assert {path.parent.name for path in PACKAGE.glob("*/__init__.py")} == set(ALLOWED)
+
+
+def test_a_training_process_holds_no_tensorflow(tiny, tmp_path):
+    """The real verb, with the modules that it holds at its end written down."""
+    code = (
+        "import atexit, json, runpy, sys;"
+        f"atexit.register(lambda: json.dump(sorted(sys.modules), open({str(tmp_path / 'modules.json')!r}, 'w')));"
+        "sys.argv[0] = 'pretrain'; runpy.run_module('plm_jax.pretrain', run_name='__main__')"
+    )
+    arguments = resume.command(tiny, "plain", tmp_path / "run")[3:]
+    options = ["--config.train.steps=2", "--config.evaluation.every=1", "--config.checkpoint.save_every=1"]
+    finished = subprocess.run(
+        [sys.executable, "-c", code, *arguments, *options], env=resume.environment(), capture_output=True, text=True
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert resume.last_step(tmp_path / "run") == 2
+    held = {name.split(".")[0] for name in json.loads((tmp_path / "modules.json").read_text())}
+    assert {"jax", "orbax", "grain", "tensorboardX"} <= held
+    forbidden = {
+        "tensorflow",
+        "tensorflow_text",
+        "tensorflow_datasets",
+        "seqio",
+        "torch",
+        "transformers",
+        "tensorboard",
+    }
+    assert held & forbidden == set()

@@ -1,0 +1,118 @@
+"""Kills a pretraining run again and again and compares it with one that was left alone.
+
+    python -m tests.training.resume --kills=10
+
+Every other kill falls into the saving of a checkpoint, the rest at random moments. Prints JSON and exits with status 1
+if a digest or a loss differs by a bit, or a step is missing or there twice.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+from tests.training import tiny
+
+
+def command(folder: pathlib.Path, name: str, workdir: pathlib.Path, *overrides: str) -> list[str]:
+    """The command of a run of `tiny.py` on this Python."""
+    config = f"--config={folder}/tiny.py:{name}"
+    return [sys.executable, "-m", "plm_jax.pretrain", config, f"--workdir={workdir}", *overrides]
+
+
+def environment(devices: int = 1) -> dict[str, str]:
+    """For a run on so many fake devices."""
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    return os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+
+
+def rows(workdir: pathlib.Path) -> list[dict]:
+    """The whole rows of metrics.jsonl."""
+    path = workdir / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def last_step(workdir: pathlib.Path) -> int:
+    """The step of the last row."""
+    found = rows(workdir)
+    return found[-1]["step"] if found else 0
+
+
+def unfinished(workdir: pathlib.Path, first_step: int) -> list[pathlib.Path]:
+    """Checkpoints from `first_step` on that are being written."""
+    names = (workdir / "checkpoints").glob("*tmp*")
+    return [path for path in names if int(path.name.split(".")[0]) >= first_step]
+
+
+def kill_at(process: subprocess.Popen, workdir: pathlib.Path, step: int, in_save: bool, delay: float) -> bool:
+    """SIGKILLs a run once it is past `step` (or is saving from there on); whether that cut off a save."""
+    while process.poll() is None:
+        if unfinished(workdir, step) if in_save else last_step(workdir) >= step:
+            time.sleep(0 if in_save else delay)
+            break
+        time.sleep(0.001)
+    process.send_signal(signal.SIGKILL)
+    status = process.wait()
+    assert status == -signal.SIGKILL, f"the run ended with {status} before it was killed"
+    return bool(unfinished(workdir, step))
+
+
+def train_with_kills(folder: pathlib.Path, name: str, workdir: pathlib.Path, kills: int, seed: int = 0) -> int:
+    """Trains to the end over so many kills; how many of them cut off a save."""
+    rng = random.Random(seed)
+    total, cut_off = tiny.RUNS[name].train.steps, 0
+    for number in range(kills):
+        process = subprocess.Popen(
+            command(folder, name, workdir), env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        step = max(1, round((number + rng.random()) * (total - 4) / kills))
+        cut_off += kill_at(process, workdir, step, in_save=number % 2 == 1, delay=rng.random() / 20)
+    subprocess.run(command(folder, name, workdir), env=environment(), check=True, capture_output=True)
+    return cut_off
+
+
+def differences(workdir: pathlib.Path, reference: pathlib.Path) -> list[str]:
+    """Where two runs are not the same to the bit."""
+    found, want = rows(workdir), rows(reference)
+    steps = [row["step"] for row in found]
+    if steps != [row["step"] for row in want] or steps != list(range(1, len(steps) + 1)):
+        return [f"the steps are {steps}"]
+    return [
+        f"step {one['step']}: {name} is {one[name]} and not {other[name]}"
+        for one, other in zip(found, want, strict=True)
+        for name in ("train/batch_digest", "train/loss")
+        if one[name] != other[name]
+    ]
+
+
+def main() -> None:
+    """Parses the command line, trains and compares."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--runs", nargs="*", default=["everything", "separate"])
+    arguments = parser.parse_args()
+    failed = False
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = pathlib.Path(temporary)
+        tiny.write(folder)
+        for name in arguments.runs:
+            reference, killed = folder / f"{name}-reference", folder / name
+            subprocess.run(command(folder, name, reference), env=environment(), check=True, capture_output=True)
+            cut_off = train_with_kills(folder, name, killed, arguments.kills, arguments.seed)
+            different = differences(killed, reference)
+            failed |= bool(different)
+            figures = {"run": name, "kills": arguments.kills, "cut_off_saves": cut_off, "steps": last_step(killed)}
+            print(json.dumps(figures | {"differences": different}), flush=True)
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()

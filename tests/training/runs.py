@@ -1,0 +1,57 @@
+"""Runs of `tiny.py` within this process."""
+
+import dataclasses
+import json
+import pathlib
+
+import jax
+import numpy as np
+
+from plm_jax import config
+from plm_jax.models import settings
+from plm_jax.training import loop
+from tests.training import tiny
+
+
+def make(folder: pathlib.Path, run: config.Run = tiny.PLAIN, dropout: float | None = None, **sections) -> config.Run:
+    """A run over the caches in `folder`; keywords are fields to change, as in `train={"steps": 3}`."""
+    changed = {
+        name: dataclasses.replace(getattr(run, name), **fields) if isinstance(fields, dict) else fields
+        for name, fields in sections.items()
+    }
+    run = dataclasses.replace(run, **changed)
+    if dropout is not None:
+        rates = settings.Dropout(dropout, dropout, dropout)
+        run = dataclasses.replace(run, model=dataclasses.replace(run.model, dropout=rates))
+    return config.resolve(config.to_config_dict(run), str(folder / "tiny.py"))
+
+
+def rows(workdir) -> list[dict]:
+    """The rows of metrics.jsonl."""
+    return [json.loads(line) for line in (pathlib.Path(workdir) / "metrics.jsonl").read_text().splitlines()]
+
+
+def column(workdir, name: str) -> dict[int, float]:
+    """One metric by step; every step is there once."""
+    found = rows(workdir)
+    assert len({row["step"] for row in found}) == len(found)
+    return {row["step"]: row[name] for row in found if name in row}
+
+
+def flat(params) -> dict[str, np.ndarray]:
+    """Leaves by name, on the host."""
+    leaves = jax.tree_util.tree_leaves_with_path(jax.device_get(params))
+    return {"/".join(key.key for key in path): np.asarray(leaf) for path, leaf in leaves}
+
+
+def steps(run: config.Run, devices: int) -> tuple[list[float], dict, dict, loop.Trainer, object]:
+    """Trains on so many devices: losses, parameters before and after, the trainer and the last state."""
+    trainer = loop.Trainer(run, jax.devices()[:devices])
+    state = trainer.new_state()
+    before, losses = flat(state.params), []
+    (stage,) = trainer.stages
+    train_step = trainer.stage_step(stage)
+    for batch, _ in trainer.batches(0):
+        state, metrics = train_step(state, batch)
+        losses.append(float(metrics["loss"]))
+    return losses, before, flat(state.params), trainer, state

@@ -1,0 +1,115 @@
+"""The chunked cross-entropy against the plain one, written out with all logits."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from plm_jax.training import losses
+
+ROWS, LENGTH, WIDTH, VOCAB = 3, 7, 5, 11
+
+
+def make(seed=0, rows=ROWS, length=LENGTH):
+    rng = np.random.default_rng(seed)
+    features = rng.normal(size=(rows, length, WIDTH)).astype(np.float32)
+    unembedding = rng.normal(size=(VOCAB, WIDTH)).astype(np.float32)
+    targets = rng.integers(0, VOCAB, (rows, length)).astype(np.int32)
+    weights = (rng.random((rows, length)) * (rng.random((rows, length)) > 0.3)).astype(np.float32)
+    return features, unembedding, targets, weights
+
+
+def plain(features, unembedding, targets, weights, z_loss, label_smoothing):
+    """Mean over classes is the smoothed part, as in torch's `cross_entropy(label_smoothing=…)`."""
+    logits = jnp.einsum("bld,vd->blv", features, unembedding)
+    log_p = jax.nn.log_softmax(logits)
+    hard = -jnp.sum(jax.nn.one_hot(targets, VOCAB) * log_p, -1)
+    loss = (1 - label_smoothing) * hard - label_smoothing * log_p.mean(-1)
+    loss += z_loss * jax.nn.logsumexp(logits, axis=-1) ** 2
+    return jnp.sum(weights * loss)
+
+
+def chunked(features, unembedding, targets, weights, z_loss, label_smoothing, chunk):
+    return losses.linear_cross_entropy(features, unembedding, targets, weights, z_loss, label_smoothing, chunk)
+
+
+@pytest.mark.parametrize(("z_loss", "label_smoothing"), [(0.0, 0.0), (0.1, 0.0), (0.0, 0.2), (0.1, 0.2)])
+@pytest.mark.parametrize("chunk", [1, 3, 7, 100])
+def test_value_and_gradients_are_the_plain_ones(chunk, z_loss, label_smoothing):
+    arrays = make()
+
+    def three_times(features, unembedding):
+        return 3 * chunked(features, unembedding, *arrays[2:], z_loss, label_smoothing, chunk).loss
+
+    def three_times_plain(features, unembedding):
+        return 3 * plain(features, unembedding, *arrays[2:], z_loss, label_smoothing)
+
+    got, got_grads = jax.value_and_grad(three_times, (0, 1))(*arrays[:2])
+    want, want_grads = jax.value_and_grad(three_times_plain, (0, 1))(*arrays[:2])
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+    np.testing.assert_allclose(3 * chunked(*arrays, z_loss, label_smoothing, chunk).loss, want, rtol=1e-6)
+    for one, other in zip(got_grads, want_grads, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_nll_and_hits_are_counted_by_weight_whatever_the_loss():
+    features, unembedding, targets, weights = make(1)
+    logits = features @ unembedding.T
+    nll = np.log(np.exp(logits).sum(-1)) - np.take_along_axis(logits, targets[..., None], -1)[..., 0]
+    hits = (logits.argmax(-1) == targets).astype(float)
+    for chunk in (2, 7):
+        sums = chunked(features, unembedding, targets, weights, 0.1, 0.2, chunk)
+        np.testing.assert_allclose(sums.nll, (nll * weights).sum(), rtol=1e-6)
+        np.testing.assert_allclose(sums.correct, (hits * weights).sum(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("chunk", [3, 7])
+def test_bfloat16_features_stay_within_their_precision(chunk):
+    arrays = make(2, rows=8, length=16)
+    want = jax.grad(plain, (0, 1))(*arrays, 0.0, 0.0)
+    half = jnp.asarray(arrays[0], jnp.bfloat16)
+    loss = lambda f, u: chunked(f, u, *arrays[2:], 0.0, 0.0, chunk).loss  # noqa: E731
+    got = jax.grad(loss, (0, 1))(half, arrays[1])
+    assert [g.dtype for g in got] == [jnp.bfloat16, jnp.float32]
+    for one, other in zip(got, want, strict=True):
+        difference = np.linalg.norm(np.asarray(one, np.float32) - other) / np.linalg.norm(other)
+        assert difference < 0.01, difference  # bfloat16 keeps 8 bits.
+
+
+def test_peak_memory_is_below_half_of_the_plain_loss():
+    rows, length, width, vocab = 8, 512, 64, 50257
+    shapes = [
+        jax.ShapeDtypeStruct((rows, length, width), jnp.float32),
+        jax.ShapeDtypeStruct((vocab, width), jnp.float32),
+        jax.ShapeDtypeStruct((rows, length), jnp.int32),
+        jax.ShapeDtypeStruct((rows, length), jnp.float32),
+    ]
+    chunk = losses.chunk_length(rows, vocab)
+    assert 1 <= chunk < length
+
+    def plain_loss(features, unembedding, targets, weights):
+        log_p = jax.nn.log_softmax(features @ unembedding.T)
+        return -jnp.sum(weights * jnp.take_along_axis(log_p, targets[..., None], -1)[..., 0])
+
+    def chunked_loss(*arrays):
+        return losses.linear_cross_entropy(*arrays, 0.0, 0.0, chunk).loss
+
+    def peak(loss):
+        analysis = jax.jit(jax.value_and_grad(loss, (0, 1))).lower(*shapes).compile().memory_analysis()
+        return analysis.temp_size_in_bytes + analysis.output_size_in_bytes
+
+    unoptimised = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", False)
+    try:
+        chunked_peak, plain_peak = peak(chunked_loss), peak(plain_loss)
+    finally:
+        jax.config.update("jax_disable_most_optimizations", unoptimised)
+    assert chunked_peak < plain_peak / 2, (chunked_peak, plain_peak)
+
+
+def test_chunks_hold_as_many_logits_as_one_device_may():
+    for rows, vocab, shards in ((8, 50257, 1), (64, 50257, 8), (1, 300, 1), (10**6, 50257, 1)):
+        chunk = losses.chunk_length(rows, vocab, shards)
+        assert chunk >= 1
+        assert chunk == 1 or chunk * rows * vocab / shards <= losses.LOGITS_AT_ONCE
+        assert (chunk + 1) * rows * vocab / shards > losses.LOGITS_AT_ONCE

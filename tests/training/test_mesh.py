@@ -1,0 +1,123 @@
+"""Meshes of eight devices against one device: losses, updates, sharding constraints, memory."""
+
+import functools
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from plm_jax import config
+from plm_jax.errors import UserError
+from plm_jax.training import loop, mesh
+from tests.training import resume, runs
+
+LAUNCH = pathlib.Path(__file__).parents[2] / "launch" / "local.py"
+MESHES = [
+    {"data": 8},
+    {"data": 1, "fsdp": 8},
+    {"data": 2, "fsdp": 4},
+    {"data": 1, "fsdp": 4, "tensor": 2},
+    {"data": 2, "fsdp": 2, "tensor": 2},
+]
+STEPS = 5
+# Compiling takes long: PLM_JAX_FULL_TESTS=1 takes every mesh with and without dropout.
+FULL = bool(os.environ.get("PLM_JAX_FULL_TESTS"))
+CASES = [(sizes, dropout) for dropout in (0.1, 0.0) for sizes in MESHES]
+if not FULL:
+    CASES = [(MESHES[0], 0.1), (MESHES[1], 0.1), (MESHES[3], 0.1), (MESHES[4], 0.0)]
+
+
+@functools.cache
+def trained(folder, dropout, **sizes):
+    run = runs.make(folder, dropout=dropout, mesh=config.Mesh(**sizes), train={"steps": STEPS})
+    return runs.steps(run, int(np.prod(list(sizes.values()))))
+
+
+@pytest.mark.parametrize(("sizes", "dropout"), CASES, ids=str)
+def test_losses_and_updates_are_those_of_one_device(tiny, sizes, dropout):
+    want_losses, before, want, _, _ = trained(tiny, dropout, data=1)
+    got_losses, same_before, got, _, _ = trained(tiny, dropout, **sizes)
+    np.testing.assert_allclose(got_losses, want_losses, rtol=1e-5)
+    assert want_losses[0] - want_losses[-1] > 0.05
+    for name in want:
+        np.testing.assert_allclose(same_before[name], before[name], rtol=1e-6, err_msg=name)
+        if name.endswith("key/bias"):  # Its gradient is mathematically zero: what moves it is rounding.
+            continue
+        update = want[name] - before[name]
+        difference = np.linalg.norm(got[name] - same_before[name] - update) / np.linalg.norm(update)
+        assert difference < 1e-3, (name, difference)
+
+
+@pytest.mark.parametrize("dropout", [0.1, 0.0] if FULL else [0.1])
+def test_two_processes_of_four_devices_have_the_losses_of_one_device(tiny, tmp_path, dropout, verb):
+    want = trained(tiny, dropout, data=1)[0]
+    launch = [sys.executable, str(LAUNCH), "--processes=2", "--devices=4", "--"]
+    options = [f"--config.train.steps={STEPS}", "--config.mesh.data=2", "--config.mesh.fsdp=4"]
+    options += [f"--config.model.dropout.{name}={dropout}" for name in ("embedding", "attention", "residual")]
+    command = [*launch, *resume.command(tiny, "plain", tmp_path / "run", *options)]
+    finished = subprocess.run(command, env=resume.environment(), capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["mesh"]["fsdp"] == 4
+    np.testing.assert_allclose(list(runs.column(tmp_path / "run", "train/loss").values()), want, rtol=1e-5)
+
+
+def test_dropout_changes_the_losses(tiny):
+    assert trained(tiny, 0.0, data=1)[0][1:] != trained(tiny, 0.1, data=1)[0][1:]
+
+
+def test_the_lowered_step_holds_the_sharding_constraints(tiny):
+    def lowered(**sizes):
+        _, _, _, trainer, state = trained(tiny, 0.1, **sizes)
+        batch, _ = next(trainer.batches(0))
+        return trainer.stage_step(trainer.stages[0]).lower(state, batch).as_text()
+
+    text = lowered(data=1, fsdp=4, tensor=2)
+    constraints = [line for line in text.splitlines() if "sdy.sharding_constraint" in line]
+    assert any('"fsdp"' in line and '"tensor"' in line for line in constraints)
+    # After the embeddings; in the block: query, key, value, mixed heads, hidden layer, output.
+    assert len(constraints) >= 7
+
+
+def test_bytes_per_device_fall_as_one_over_fsdp(tiny):
+    def local_bytes(fsdp):
+        _, _, _, _, state = trained(tiny, 0.1, data=1, fsdp=fsdp)
+        leaves = [leaf for leaf in jax.tree.leaves((state.params, state.optimizer)) if leaf.ndim]
+        device = jax.devices()[0]
+        return sum(s.data.nbytes for leaf in leaves for s in leaf.addressable_shards if s.device == device)
+
+    model = sum(leaf.nbytes for leaf in trained(tiny, 0.0, data=1)[2].values())
+    one = sum(leaf.nbytes for leaf in jax.tree.leaves(trained(tiny, 0.0, data=1)[4].optimizer) if leaf.ndim) + model
+    assert one == 3 * model, "parameters and Adam's two moments"
+    assert local_bytes(8) == one / 8
+
+
+def test_what_does_not_divide_is_left_whole(tiny):
+    odd = {"vocab_size": 257, "width": 32}
+    run = runs.make(tiny, mesh=config.Mesh(data=1, fsdp=2, tensor=4))
+    run = runs.make(tiny, run, model={"embedding": type(run.model.embedding)(**odd)})
+    shardings = loop.Trainer(run, jax.devices()[:8]).shardings.params
+    assert shardings["token_embedding"].spec == jax.sharding.PartitionSpec(None, "fsdp")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "says"),
+    [
+        ({"data": 3}, "does not fit 8 devices"),
+        ({"data": -1, "fsdp": 3}, "does not fit 8 devices"),
+        ({"data": -1, "fsdp": -1}, "one may be -1"),
+        ({"data": 0}, "at least 1"),
+        ({"data": 4, "context": 2}, "context"),
+    ],
+)
+def test_a_mesh_that_does_not_fit_is_said(sizes, says):
+    with pytest.raises(UserError, match=says):
+        mesh.build(config.Mesh(**sizes), jax.devices()[:8])
+
+
+def test_what_is_left_goes_to_minus_one():
+    assert dict(mesh.build(config.Mesh(tensor=2), jax.devices()[:8]).shape)["data"] == 4

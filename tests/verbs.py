@@ -1,0 +1,101 @@
+"""Runs the verbs as processes of their own that start at once: forked from a server that has imported the libraries.
+
+The server has no backend of JAX and so no threads of its own; each child sets its own environment and output first.
+"""
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+from typing import NamedTuple
+
+
+class Finished(NamedTuple):
+    """How a command ended; `status` is negative for a signal."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def errors(self) -> list[str]:
+        """The lines of stderr that begin with `error: `."""
+        return [line for line in self.err.splitlines() if line.startswith("error: ")]
+
+
+class Server:
+    """Starts the server; use as a context manager."""
+
+    def __init__(self, folder: str):
+        self._folder = folder
+        self._count = 0
+        command = [sys.executable, "-m", "tests.verbs"]
+        environment = os.environ | {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._process.stdin.close()
+        self._process.wait()
+
+    def run(self, verb: str, *arguments: str, devices: int = 1, **environment: str) -> Finished:
+        """`python -m plm_jax.VERB ARGUMENTS…` on so many fake devices, to its end."""
+        self._count += 1
+        files = [os.path.join(self._folder, f"{self._count}.{name}") for name in ("out", "err")]
+        environment |= {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+        self._process.stdin.write(json.dumps([f"plm_jax.{verb}", arguments, environment, files]) + "\n")
+        self._process.stdin.flush()
+        status = int(self._process.stdout.readline())
+        texts = []
+        for path in files:
+            with open(path, encoding="utf-8") as file:
+                texts.append(file.read())
+        return Finished(status, *texts)
+
+
+def _serve() -> None:
+    import grain  # noqa: F401
+    import jax  # noqa: F401
+    import orbax.checkpoint  # noqa: F401
+
+    from plm_jax.data import prepare  # noqa: F401
+
+    for line in sys.stdin:
+        module, arguments, environment, files = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            _child(module, arguments, environment, files)
+        _, status = os.waitpid(child, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)
+
+
+def _child(module: str, arguments: list[str], environment: dict[str, str], files: list[str]) -> None:
+    os.environ.update(environment)
+    for descriptor, path in zip((1, 2), files, strict=True):
+        target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(target, descriptor)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    sys.argv = [module, *arguments]
+    status = 1
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        status = 0
+    except SystemExit as stop:
+        status = stop.code or 0
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+if __name__ == "__main__":
+    _serve()

@@ -13,6 +13,7 @@ if [ ! -f .venv/complete ]; then
   echo "installing into .venv (once, some minutes)"
   "$python" -m venv .venv
   .venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
   touch .venv/complete
 fi
-export PATH="$PWD/.venv/bin:$PATH" PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
+export PATH="$PWD/.venv/bin:$PATH"

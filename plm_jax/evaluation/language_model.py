@@ -32,7 +32,7 @@ def _logits(model, params, tokens, mask):
 def _hidden_states(model, params, tokens, mask):
     features, sown = model.apply({"params": params}, tokens, mask, method="features", mutable=["intermediates"])
     (embedded,) = sown["intermediates"]["embedded"]
-    (hidden,) = sown["intermediates"]["stack"]["blocks"]["hidden"]
+    (hidden,) = sown["intermediates"]["stack"]["hidden"]
     return jnp.concatenate([embedded[None], hidden[:-1], features[None]]).astype(jnp.float32)
 
 

@@ -47,7 +47,8 @@ class Dense(nn.Module):
             nn.with_logical_partitioning(nn.initializers.normal(self.std), self.axes),
             (x.shape[-1], self.features),
         )
-        y = x @ kernel.astype(self.dtype)
+        # In two dimensions: XLA's CPU backend would transpose a copy of a 3-D gradient, a quarter of the backward pass.
+        y = (x.reshape(-1, x.shape[-1]) @ kernel.astype(self.dtype)).reshape(*x.shape[:-1], self.features)
         if self.bias:
             bias = nn.with_logical_partitioning(nn.initializers.zeros, self.axes[1:])
             y = y + self.param("bias", bias, (self.features,)).astype(self.dtype)
@@ -84,36 +85,36 @@ class Attention(nn.Module):
           cache_index: where in the cache's K slots this call's keys go; None means no cache, K = Q.
         """
         attention = self.model.attention
-        heads_by_dim = (attention.heads, attention.head_dim)
 
         def project(name):
             joined = attention.heads * attention.head_dim
             dense = Dense(joined, ("embed", "heads"), attention.bias, self.model.initializer.std, self.dtype, name=name)
-            return constrain(dense(x).reshape(*x.shape[:-1], *heads_by_dim), "batch", "length", "heads", None)
+            heads = dense(x).reshape(*x.shape[:-1], attention.heads, attention.head_dim)
+            return constrain(heads.swapaxes(1, 2), "batch", "heads", "length", None)
 
-        query_BQNH, key_BKNH, value_BKNH = project("query"), project("key"), project("value")
+        query_BNQH, key_BNKH, value_BNKH = project("query"), project("key"), project("value")
         if cache_index is not None:
-            key_BKNH = self._cached("key", key_BKNH, visible.shape[-1], cache_index)
-            value_BKNH = self._cached("value", value_BKNH, visible.shape[-1], cache_index)
+            key_BNKH = self._cached("key", key_BNKH, visible.shape[-1], cache_index)
+            value_BNKH = self._cached("value", value_BNKH, visible.shape[-1], cache_index)
 
         scale = attention.head_dim**-0.5 if attention.score_scale is None else attention.score_scale
         if attention.scale_by_inverse_depth:
             scale = scale / (depth + 1)
-        query_BQNH = (query_BQNH * scale).astype(self.dtype)
-        scores_BNQK = jnp.einsum("bqnh,bknh->bnqk", query_BQNH, key_BKNH, preferred_element_type=jnp.float32)
+        query_BNQH = (query_BNQH * scale).astype(self.dtype)
+        scores_BNQK = jnp.einsum("bnqh,bnkh->bnqk", query_BNQH, key_BNKH, preferred_element_type=jnp.float32)
         scores_BNQK = jnp.where(visible, scores_BNQK, jnp.finfo(jnp.float32).min)
         weights_BNQK = jax.nn.softmax(scores_BNQK, axis=-1).astype(self.dtype)
         weights_BNQK = nn.Dropout(self.model.dropout.attention, deterministic=self.deterministic)(weights_BNQK)
-        mixed_BQNH = jnp.einsum("bnqk,bknh->bqnh", weights_BNQK, value_BKNH)
-        mixed = constrain(mixed_BQNH.reshape(*x.shape[:-1], -1), "batch", "length", "heads")
+        mixed_BNQH = jnp.einsum("bnqk,bnkh->bnqh", weights_BNQK, value_BNKH)
+        mixed = constrain(mixed_BNQH.swapaxes(1, 2).reshape(*x.shape[:-1], -1), "batch", "length", "heads")
         std = residual_std(self.model)
         return Dense(x.shape[-1], ("heads", "embed"), attention.bias, std, self.dtype, name="out")(mixed)
 
-    def _cached(self, name, new_BQNH, slots, cache_index):
-        """Writes the new keys or values into the cache [B, slots, N, H] at `cache_index`; returns all of it."""
-        batch, _, *heads_by_dim = new_BQNH.shape
-        cache = self.variable("cache", f"cached_{name}", jnp.zeros, (batch, slots, *heads_by_dim), new_BQNH.dtype)
-        cache.value = jax.lax.dynamic_update_slice_in_dim(cache.value, new_BQNH, cache_index, axis=1)
+    def _cached(self, name, new_BNQH, slots, cache_index):
+        """Writes the new keys or values into the cache [B, N, slots, H] at `cache_index`; returns all of it."""
+        batch, heads, _, head_dim = new_BNQH.shape
+        cache = self.variable("cache", f"cached_{name}", jnp.zeros, (batch, heads, slots, head_dim), new_BNQH.dtype)
+        cache.value = jax.lax.dynamic_update_slice_in_dim(cache.value, new_BNQH, cache_index, axis=2)
         return cache.value
 
 
@@ -141,8 +142,8 @@ class Block(nn.Module):
     deterministic: bool
 
     @nn.compact
-    def __call__(self, x, depth, visible, cache_index):
-        """One step of the scan over layers: (x [B, L, D], depth, …) → (x, None); sows x as `hidden`."""
+    def __call__(self, x, depth, visible, cache_index=None):
+        """[B, L, D] → [B, L, D]; the other arguments as `Attention`."""
         dropout = nn.Dropout(self.model.dropout.residual, deterministic=self.deterministic)
         attention = Attention(self.model, self.dtype, self.deterministic, name="attention")
         feed_forward = FeedForward(self.model, self.dtype, name="feed_forward")
@@ -150,13 +151,16 @@ class Block(nn.Module):
         x = x + dropout(attention(normed, visible, depth, cache_index))
         normed = norm(self.model, self.dtype, name="feed_forward_norm")(x)
         x = x + dropout(feed_forward(normed))
-        x = constrain(x, "batch", "length", "embed")
-        self.sow("intermediates", "hidden", x)
-        return x, None
+        return constrain(x, "batch", "length", "embed")
 
 
 class Stack(nn.Module):
-    """All blocks, scanned or unrolled over one layout of parameters [layers, ...]."""
+    """All blocks, scanned or unrolled over one layout of parameters, `blocks` [layers, ...].
+
+    The blocks are pure functions of a slice of the stacked parameters, so a loop and an unrolled program see the same
+    parameters and the same dropout keys. (`nn.scan(unroll=layers)` would too, but its gradients are written into the
+    stacked array layer by layer, which XLA copies whole each time: quadratic in depth.)
+    """
 
     model: settings.Decoder
     dtype: Any
@@ -164,20 +168,56 @@ class Stack(nn.Module):
 
     @nn.compact
     def __call__(self, x, visible, cache_index=None):
-        """[B, L, D] → [B, L, D], not yet normed."""
+        """[B, L, D] → [B, L, D], not yet normed; sows `hidden` [layers, B, L, D], each block's output."""
         layers = self.model.stack.layers
-        block = Block
+        block = Block(self.model, self.dtype, self.deterministic, parent=None)
+        params = self.param("blocks", _stacked_init, block, layers, x[:1, :1])
+        cache = self.get_variable("cache", "blocks")
+        keys = None if self.deterministic else jax.random.split(self.make_rng("dropout"), layers)
+        wants_hidden = self.is_mutable_collection("intermediates")
+
+        def apply(x, layer):
+            depth, params, cache, key = layer
+            variables = {"params": params} if cache is None else {"params": params, "cache": cache}
+            rngs = None if key is None else {"dropout": key}
+            x, updated = block.apply(variables, x, depth, visible, cache_index, rngs=rngs, mutable=["cache"])
+            return x, (updated.get("cache"), x if wants_hidden else None)
+
         if self.model.remat != "none":
             # Inside a compiled loop XLA cannot merge the two computations, so the costly barrier is not needed there.
-            block = nn.remat(Block, policy=REMAT_POLICIES[self.model.remat], prevent_cse=not self.model.scan_layers)
-        scan = nn.scan(
-            block,
-            variable_axes={"params": 0, "cache": 0, "intermediates": 0},
-            split_rngs={"params": True, "dropout": True},
-            in_axes=(0, nn.broadcast, nn.broadcast),
-            length=layers,
-            unroll=1 if self.model.scan_layers else layers,
-            metadata_params={nn.PARTITION_NAME: "layers"},
-        )
-        blocks = scan(self.model, self.dtype, self.deterministic, name="blocks")
-        return blocks(x, jnp.arange(layers), visible, cache_index)[0]
+            policy = REMAT_POLICIES[self.model.remat]
+            apply = jax.checkpoint(apply, policy=policy, prevent_cse=not self.model.scan_layers)
+        loop = jax.lax.scan if self.model.scan_layers else _unrolled
+        x, (cache, hidden) = loop(apply, x, (jnp.arange(layers), params, cache, keys))
+        if cache_index is not None:
+            self.put_variable("cache", "blocks", cache)
+        self.sow("intermediates", "hidden", hidden)
+        return x
+
+
+def _stacked_init(key, block, layers, x):
+    """Parameters of `layers` blocks, each leaf with a leading axis of that name; x [1, 1, D] gives the width."""
+    visible = jnp.ones((1, 1, 1, 1), bool)
+    init = jax.vmap(lambda key: block.init(key, x, 0, visible)["params"])(jax.random.split(key, layers))
+    return jax.tree.map(
+        lambda leaf: leaf.replace(names=("layers", *leaf.names)),
+        init,
+        is_leaf=lambda leaf: isinstance(leaf, nn.LogicallyPartitioned),
+    )
+
+
+def _unrolled(function, carry, stacked):
+    """As `jax.lax.scan(function, carry, stacked)`, written out."""
+    leaves, structure = jax.tree.flatten(stacked)
+    # Split, not indexed: the transpose of one split is one concatenation of all layers' gradients.
+    columns = [leaf if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else _split(leaf) for leaf in leaves]
+    results = []
+    for layer in zip(*columns, strict=True):
+        carry, result = function(carry, jax.tree.unflatten(structure, layer))
+        results.append(result)
+    return carry, jax.tree.map(lambda *parts: jnp.stack(parts), *results)
+
+
+def _split(leaf):
+    """The slices of the leading axis."""
+    return [part[0] for part in jax.lax.split(leaf, [1] * leaf.shape[0])]

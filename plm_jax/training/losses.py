@@ -9,8 +9,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-# Logits that one device holds at a time; 2**24 in float32 are 64 MiB.
-LOGITS_AT_ONCE = 2**24
+# Logits that one device holds at a time; 2**25 in float32 are 128 MiB.
+LOGITS_AT_ONCE = 2**25
 
 
 class Sums(NamedTuple):
@@ -114,9 +114,10 @@ def _cast(walked, dtype):
     return sums, gradients and (gradients[0], gradients[1].astype(dtype))
 
 
-def chunk_length(rows: int, vocab_size: int, batch_shards: int = 1) -> int:
-    """How many positions of a [rows, L] batch fit into LOGITS_AT_ONCE on each of `batch_shards` devices."""
-    return max(1, LOGITS_AT_ONCE * batch_shards // (rows * vocab_size))
+def chunk_length(rows: int, length: int, vocab_size: int, batch_shards: int = 1) -> int:
+    """Into which even parts to cut [rows, length] so that each device holds at most about LOGITS_AT_ONCE."""
+    chunks = -(-rows * length * vocab_size // (LOGITS_AT_ONCE * batch_shards))
+    return -(-length // min(chunks, length))
 
 
 def causal(model, params, batch, rngs, carry, *, z_loss=0.0, label_smoothing=0.0, batch_shards=1):
@@ -131,7 +132,7 @@ def causal(model, params, batch, rngs, carry, *, z_loss=0.0, label_smoothing=0.0
         method="features",
     )
     unembedding = model.apply({"params": params}, method="unembedding")
-    chunk = chunk_length(features.shape[0], unembedding.shape[0], batch_shards)
+    chunk = chunk_length(*features.shape[:2], unembedding.shape[0], batch_shards)
     sums = linear_cross_entropy(
         features, unembedding, batch["targets"], batch["target_weights"], z_loss, label_smoothing, chunk
     )

@@ -59,7 +59,8 @@ def workdir(tmp_path, monkeypatch):
 
     def load_params(path):
         asked.append(path)
-        return pretrained.params, run_of(pretrained.config)
+        meta = {"step": 7, "vocabulary_id": "abc"}
+        return pretrained.params, run_of(pretrained.config), meta
 
     monkeypatch.setattr(
         plm_jax.training, "checkpoints", types.SimpleNamespace(load_params=load_params, asked=asked), raising=False
@@ -177,6 +178,7 @@ def test_a_run_directory_and_its_checkpoints_load(workdir):
         assert plm_jax.training.checkpoints.asked.pop() == str(path)
         np.testing.assert_array_equal(lm.logits(tokens), want)
         assert lm.run == run_of(lm.config)
+        assert (lm.workdir, lm.step, lm.vocabulary_id) == (str(workdir), 7, "abc")
         assert lm.special_ids == {"bos_token_id": 3, "eos_token_id": 13}
 
 

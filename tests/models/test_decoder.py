@@ -47,7 +47,7 @@ def stream(module, params, tokens, seed=0, deterministic=False):
     sown = module.apply({"params": params}, tokens, rngs=rngs, deterministic=deterministic, mutable=["intermediates"])[
         1
     ]["intermediates"]
-    return sown["embedded"][0], sown["stack"]["blocks"]["hidden"][0]
+    return sown["embedded"][0], sown["stack"]["hidden"][0]
 
 
 def tokens_of(seed=0, batch=2, length=8):

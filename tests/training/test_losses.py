@@ -84,7 +84,7 @@ def test_peak_memory_is_below_half_of_the_plain_loss():
         jax.ShapeDtypeStruct((rows, length), jnp.int32),
         jax.ShapeDtypeStruct((rows, length), jnp.float32),
     ]
-    chunk = losses.chunk_length(rows, vocab)
+    chunk = losses.chunk_length(rows, length, vocab)
     assert 1 <= chunk < length
 
     def plain_loss(features, unembedding, targets, weights):
@@ -107,9 +107,12 @@ def test_peak_memory_is_below_half_of_the_plain_loss():
     assert chunked_peak < plain_peak / 2, (chunked_peak, plain_peak)
 
 
-def test_chunks_hold_as_many_logits_as_one_device_may():
-    for rows, vocab, shards in ((8, 50257, 1), (64, 50257, 8), (1, 300, 1), (10**6, 50257, 1)):
-        chunk = losses.chunk_length(rows, vocab, shards)
-        assert chunk >= 1
-        assert chunk == 1 or chunk * rows * vocab / shards <= losses.LOGITS_AT_ONCE
-        assert (chunk + 1) * rows * vocab / shards > losses.LOGITS_AT_ONCE
+def test_chunks_are_even_and_hold_no_more_logits_than_a_device_may():
+    for rows, length, vocab, shards in ((8, 512, 50257, 1), (64, 1024, 50257, 8), (4, 256, 50257, 1), (3, 97, 9999, 2)):
+        chunk = losses.chunk_length(rows, length, vocab, shards)
+        chunks = -(-length // chunk)
+        assert chunks * chunk - length < chunks  # Less than one position of padding a chunk.
+        assert (chunk - 1) * rows * vocab / shards < losses.LOGITS_AT_ONCE
+        assert chunks == 1 or 2 * chunk * rows * vocab / shards > losses.LOGITS_AT_ONCE
+    assert losses.chunk_length(2, 100, 300) == 100
+    assert losses.chunk_length(10**6, 512, 50257) == 1

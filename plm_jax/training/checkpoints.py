@@ -6,6 +6,7 @@ train state); and `meta`: format, step, config, vocabulary id, position in the d
 
 import contextlib
 import json
+import os
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -42,7 +43,7 @@ class Checkpoints:
             cleanup_tmp_directories=True,
             create=True,
         )
-        self.directory = epath.Path(workdir) / "checkpoints"
+        self.directory = _absolute(workdir) / "checkpoints"
         self._manager = ocp.CheckpointManager(
             self.directory, item_names=("params", "training", "meta"), options=options
         )
@@ -82,6 +83,11 @@ class Checkpoints:
         with _damage_named(self.directory / str(step)):
             restored = self._manager.restore(step, args=items)
         return TrainState(params=restored.params, **restored.training)
+
+
+def _absolute(path: str) -> epath.Path:
+    """Orbax takes no relative paths."""
+    return epath.Path(path if "://" in path else os.path.abspath(path))
 
 
 def _unreadable(path, error: Exception) -> str:
@@ -130,7 +136,7 @@ def load_params(path: str) -> Loaded:
     Raises:
       UserError: there is no checkpoint, or it is damaged.
     """
-    checkpoint = epath.Path(path)
+    checkpoint = _absolute(path)
     if not (checkpoint / "params").exists():
         steps = finished(checkpoint / "checkpoints")
         if not steps:

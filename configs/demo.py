@@ -2,7 +2,7 @@
 
     bash launch/demo.sh
 
-gpt2: 4 layers, 192 wide, vocabulary 4,096 trained on the corpus, about 2.6M tokens. Expect a held-out loss more than
+gpt2: 4 layers, 192 wide, vocabulary 4,096 trained on the corpus, about 2.6M tokens. Expect a held-out loss about
 one nat a token under the add-one unigram's.
 """
 
@@ -30,10 +30,10 @@ def gpt2() -> config.Run:
             validation_fraction=0.05,
         ),
         optimizer=config.AdamW(b1=0.9, b2=0.95, weight_decay=0.1),
-        schedule=config.Schedule(kind="cosine", learning_rate=2e-3, warmup_steps=50, final_fraction=0.1),
-        train=config.Train(steps=600, batch_size=16),
-        checkpoint=config.Checkpoint(save_every=200),
-        evaluation=config.Evaluation(every=100, batch_size=64, max_batches=8),
+        schedule=config.Schedule(kind="cosine", learning_rate=2e-3, warmup_steps=30, final_fraction=0.1),
+        train=config.Train(steps=220, batch_size=16),
+        checkpoint=config.Checkpoint(save_every=100),
+        evaluation=config.Evaluation(every=55, batch_size=64, max_batches=2),
     )
 
 

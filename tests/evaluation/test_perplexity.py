@@ -1,0 +1,101 @@
+import collections
+import json
+import math
+import zlib
+
+import jax
+import numpy as np
+import pytest
+
+from plm_jax.data import cache
+from plm_jax.errors import UserError
+from plm_jax.evaluation import perplexity
+from plm_jax.evaluation.language_model import LanguageModel
+from plm_jax.training import state
+from tests.training import runs
+
+EOS, VOCAB, LENGTH = 256, 264, 32
+
+
+@pytest.fixture(scope="module")
+def run(tiny):
+    return runs.make(tiny, evaluation={"batch_size": 8})
+
+
+@pytest.fixture(scope="module")
+def lm(run):
+    lm = LanguageModel(run.model, {})
+    params = jax.jit(lambda: jax.tree.map(lambda x: 5 * x, state.init_params(lm.model, state.key(0, "threefry"))))()
+    vocabulary_id = cache.read_manifest(f"{run.data.cache_dir}/a")["vocabulary"]["id"]
+    return LanguageModel(run.model, jax.tree.map(np.asarray, jax.device_get(params)), vocabulary_id=vocabulary_id)
+
+
+def texts(tiny, name):
+    """Training and held-out documents, by the rule of the source's CRC."""
+    found = {False: [], True: []}
+    for line in (tiny / f"{name}.jsonl").read_text().splitlines():
+        text = json.loads(line)["text"]
+        found[zlib.crc32(text.encode()) % 1000 < 100].append(text.encode())
+    return found[False], found[True]
+
+
+def test_the_metrics_equal_a_walk_over_the_text(tiny, run, lm):
+    train, held_out = texts(tiny, "a")
+    split = cache.open_source(run.data.cache_dir, "a").splits["validation"]
+    stream = []
+    for start, stop in zip(split.documents[:-1], split.documents[1:], strict=True):
+        stream += [*split.tokens(int(start), int(stop)).tolist(), EOS]
+    assert sum(map(len, held_out)) + len(held_out) == len(stream)
+    nll = hits = 0.0
+    for start in range(0, len(stream) - 1, LENGTH):
+        block = np.array(stream[start : start + LENGTH + 1])
+        log_p = np.asarray(jax.nn.log_softmax(lm.logits(block[None, :-1])[0]), np.float64)
+        nll -= log_p[np.arange(len(block) - 1), block[1:]].sum()
+        hits += (log_p.argmax(-1) == block[1:]).sum()
+    counts = collections.Counter(b"".join(train)) + collections.Counter({EOS: len(train)})
+    size = cache.read_manifest(f"{run.data.cache_dir}/a")["vocabulary"]["size"]
+    total = sum(counts.values()) + size
+    unigram = -np.mean([math.log((counts[token] + 1) / total) for token in stream[1:]])
+
+    found = perplexity.evaluate(lm, run, "a", show_progress=False)
+    targets = len(stream) - 1
+    assert found["tokens"] == targets
+    np.testing.assert_allclose(found["loss"], nll / targets, rtol=1e-5)
+    np.testing.assert_allclose(found["perplexity"], math.exp(nll / targets), rtol=1e-4)
+    np.testing.assert_allclose(found["accuracy"], hits / targets, atol=1e-9)
+    np.testing.assert_allclose(found["unigram_loss"], unigram, rtol=1e-6)
+    np.testing.assert_allclose(found["bits_per_byte"], nll / math.log(2) / sum(map(len, held_out)), rtol=1e-5)
+
+
+def test_other_splits_and_mistakes(run, lm):
+    train = perplexity.evaluate(lm, run, "b:train", show_progress=False)
+    assert train["tokens"] > perplexity.evaluate(lm, run, "b", show_progress=False)["tokens"]
+    with pytest.raises(UserError, match="no task 'c'"):
+        perplexity.evaluate(lm, run, "c")
+    with pytest.raises(UserError, match="no split 'tran': did you mean 'train'"):
+        perplexity.evaluate(lm, run, "a:tran")
+    stranger = LanguageModel(lm.config, lm.params, vocabulary_id="0" * 64)
+    with pytest.raises(UserError, match="prepare the cache with the model's vocabulary"):
+        perplexity.evaluate(stranger, run, "a")
+
+
+def test_verbs_evaluate_generate_and_report(verb, tiny, tmp_path):
+    workdir = tmp_path / "run"
+    assert verb("pretrain", f"--config={tiny}/tiny.py", f"--workdir={workdir}").status == 0
+    checkpoint = f"--checkpoint={workdir}"
+    evaluated = verb("evaluate", checkpoint, "--tasks=a,b:train", f"--output={tmp_path}/out.json")
+    assert evaluated.status == 0, evaluated.err
+    metrics = json.loads((tmp_path / "out.json").read_text())
+    assert set(metrics) == {"a", "b:train"}
+    (row,) = [json.loads(line) for line in (workdir / "evaluation.jsonl").read_text().splitlines()]
+    assert row["step"] == 6
+    assert row["b:train/loss"] == metrics["b:train"]["loss"]
+    outs = [verb("generate", checkpoint, "--prompt=the sea", "--max_new_tokens=8").out for _ in range(2)]
+    assert outs[0] == outs[1]
+    assert "the sea" in outs[0]
+    reported = verb("report", f"--workdirs={workdir}", f"--output={tmp_path}/report.html")
+    assert reported.out.strip().splitlines()[-1] == str(tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("<svg") == 4
+    assert f"{metrics['a']['loss']:.6g}" in page
+    assert verb("report", f"--workdirs={tmp_path}", f"--output={tmp_path}/x.html").status == 2

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 
 from plm_jax.models.partitioning import constrain
 from plm_jax.training import mesh as meshes
+from plm_jax.training import optimizers
 from plm_jax.training.state import TrainState, named_key
 
 
@@ -95,7 +96,7 @@ def train_step(
         grads = jax.tree.map(lambda g: g / weight_sum, grads)
         updates, optimizer_state = optimizer.update(grads, state.optimizer, state.params)
         metrics = {name: value / weight_sum for name, value in {"loss": loss_sum, **metrics}.items()}
-        metrics |= {"grad_norm": optax.global_norm(grads), "learning_rate": rate(state.step), "digest": digest}
+        metrics |= {"grad_norm": optimizers.global_norm(grads), "learning_rate": rate(state.step), "digest": digest}
         params = optax.apply_updates(state.params, updates)
         return TrainState(state.step + 1, params, optimizer_state, carry), metrics
 

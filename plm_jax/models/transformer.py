@@ -158,8 +158,7 @@ class Stack(nn.Module):
     """All blocks, scanned or unrolled over one layout of parameters, `blocks` [layers, ...].
 
     The blocks are pure functions of a slice of the stacked parameters, so a loop and an unrolled program see the same
-    parameters and the same dropout keys. (`nn.scan(unroll=layers)` would too, but its gradients are written into the
-    stacked array layer by layer, which XLA copies whole each time: quadratic in depth.)
+    parameters and the same dropout keys.
     """
 
     model: settings.Decoder

@@ -5,7 +5,6 @@ A config file builds a `Run` and returns `to_config_dict(run)`; the command line
 """
 
 import dataclasses
-import json
 import math
 import os
 import types
@@ -457,8 +456,3 @@ def resolve(tree: Any, config_file: str) -> Run:
         vocabulary=dataclasses.replace(run.vocabulary, spec=spec),
         train=dataclasses.replace(run.train, init_from=absolute(run.train.init_from)),
     )
-
-
-def dumps(run: Run) -> str:
-    """The whole run as JSON, what `config.json` of a run directory holds under `config`."""
-    return json.dumps(to_dict(run), indent=2)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import matplotlib
 
 from plm_jax.errors import UserError
+from plm_jax.training.telemetry import read_rows
 
 matplotlib.use("svg")  # No display is needed.
 from matplotlib import pyplot as plt
@@ -46,19 +47,12 @@ def read(workdir: str) -> RunLog:
     try:
         with open(path, encoding="utf-8") as file:
             config = json.load(file)
-        rows = [_rows(os.path.join(workdir, name)) for name in ("metrics.jsonl", "evaluation.jsonl")]
+        rows = [read_rows(os.path.join(workdir, name)) for name in ("metrics.jsonl", "evaluation.jsonl")]
     except FileNotFoundError:
         raise UserError(f"{workdir} is no run directory: it has no config.json") from None
     except ValueError as error:
         raise UserError(f"{workdir} is damaged ({error}): delete the broken lines") from error
     return RunLog(os.path.basename(os.path.normpath(workdir)), config, *rows)
-
-
-def _rows(path: str) -> list[dict]:
-    if not os.path.exists(path):
-        return []
-    with open(path, encoding="utf-8") as file:
-        return [json.loads(line) for line in file if line.endswith("\n")]
 
 
 def write(workdirs: Sequence[str], output: str) -> None:

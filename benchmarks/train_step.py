@@ -134,10 +134,11 @@ def make_ours(arguments):
     import jax
     import numpy as np
 
-    from plm_jax import config
+    from plm_jax import cli, config
     from plm_jax.models.decoder import Decoder
     from plm_jax.training import losses, mesh, optimizers, schedules, state, step
 
+    cli.keep_freed_memory()
     rows, length = shape(arguments)
     model = Decoder(model_settings(arguments))
     rate = schedules.learning_rate(config.Schedule("constant", 1e-4), 1)

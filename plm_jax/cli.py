@@ -1,5 +1,6 @@
 """What the verbs share: a config flag, errors as one line with exit status 2, the JAX set-up of a training process."""
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -11,6 +12,9 @@ from ml_collections import config_flags
 
 from plm_jax import config
 from plm_jax.errors import UserError, nearest
+
+# glibc's malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
 
 
 def define_config() -> flags.FlagHolder:
@@ -56,7 +60,8 @@ def run(main: Callable[[], None]) -> None:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         sys.stdout.flush()
-        # Threads of readers and savers must not keep a failed process alive.
+        # Threads of readers and savers must not keep a failed process alive, nor have the last word.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
         os._exit(2)
     except KeyboardInterrupt:
         print("stopped; run the same command again to go on", file=sys.stderr, flush=True)
@@ -111,10 +116,23 @@ def start_jax() -> None:
     if jax.config.jax_compilation_cache_dir is None:
         jax.config.update("jax_compilation_cache_dir", os.path.expanduser("~/.cache/plm_jax/compilation"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    if jax.default_backend() == "cpu":
+        keep_freed_memory()
     if jax.default_backend() == "cpu" and jax.device_count() > 1:
         # Read back from the cache, a program for several CPU devices deadlocks (seen with jax 0.10.2): its devices
         # come to the collectives in different orders.
         jax.config.update("jax_enable_compilation_cache", False)
+
+
+def keep_freed_memory() -> None:
+    """Has glibc's malloc keep what a step frees, for the next step; other C libraries stay as they are.
+
+    On a CPU the step's temporaries are malloc's. Given back to the kernel they are zeroed page by page at every step.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "gnu_get_libc_version"):
+        for parameter, value in ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, -1), (_M_ARENA_MAX, 1)):
+            libc.mallopt(parameter, value)
 
 
 def prepare_if_missing(run: config.Run) -> None:

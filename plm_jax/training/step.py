@@ -93,10 +93,12 @@ def train_step(
             loss, state.params, batch, root, state.step, state.carry, microbatches, dropout
         )
         weight_sum = jnp.maximum(weight_sum, 1.0)
+        # Of the sums, so that the division can melt into the optimizer's passes.
+        grad_norm = optimizers.global_norm(grads) / weight_sum
         grads = jax.tree.map(lambda g: g / weight_sum, grads)
         updates, optimizer_state = optimizer.update(grads, state.optimizer, state.params)
         metrics = {name: value / weight_sum for name, value in {"loss": loss_sum, **metrics}.items()}
-        metrics |= {"grad_norm": optimizers.global_norm(grads), "learning_rate": rate(state.step), "digest": digest}
+        metrics |= {"grad_norm": grad_norm, "learning_rate": rate(state.step), "digest": digest}
         params = optax.apply_updates(state.params, updates)
         return TrainState(state.step + 1, params, optimizer_state, carry), metrics
 

@@ -54,18 +54,30 @@ def run(main: Callable[[], None]) -> None:
     # Libraries' chatter would bury the one line that matters.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     logging.set_verbosity(logging.ERROR)
+    sys.excepthook = _report_uncaught
     try:
         _parse_flags(sys.argv)
         main()
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        # Threads of readers and savers must not keep a failed process alive, nor talk into its one line.
         sys.stdout.flush()
-        # Threads of readers and savers must not keep a failed process alive, nor have the last word.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+        sys.stderr.flush()
+        stderr = os.dup(2)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        os.write(stderr, f"error: {error}\n".encode())
         os._exit(2)
     except KeyboardInterrupt:
         print("stopped; run the same command again to go on", file=sys.stderr, flush=True)
         os._exit(130)
+
+
+def _report_uncaught(kind, error, trace) -> None:
+    """`sys.excepthook`: a traceback, but for one of no meaning.
+
+    Orbax closes its event loop at the first read that fails; threads of the other reads then find no loop to report to.
+    """
+    if not (kind is RuntimeError and str(error) == "Event loop is closed"):
+        sys.__excepthook__(kind, error, trace)
 
 
 def _parse_flags(argv: list[str]) -> None:

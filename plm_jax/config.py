@@ -233,7 +233,7 @@ class Evaluation:
 class Run:
     """Everything that a run is."""
 
-    model: settings.Decoder
+    model: settings.Decoder | settings.Encoder | settings.EncoderDecoder
     objective: objectives.Causal
     data: Data
     vocabulary: Vocabulary
@@ -310,7 +310,8 @@ def _config_dict(value: Any) -> Any:
         elif isinstance(item, tuple):
             item = tuple(to_dict(v) if dataclasses.is_dataclass(v) else v for v in item)
         elif item is None:
-            item = config_dict.placeholder(next(a for a in typing.get_args(f.type) if a is not types.NoneType))
+            given = next(a for a in typing.get_args(f.type) if a is not types.NoneType)
+            item = config_dict.placeholder(str if typing.get_origin(given) is Literal else given)
         tree[f.name] = item
     return tree
 

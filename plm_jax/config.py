@@ -243,7 +243,7 @@ class Run:
     """Everything that a run is."""
 
     model: settings.Decoder
-    objective: objectives.Causal
+    objective: objectives.Settings
     data: Data
     vocabulary: Vocabulary
     optimizer: AdamW

@@ -62,7 +62,7 @@ class Reader:
         self.objective = objectives.Objective(run.objective, special)
         self._streams = {
             split: {
-                name: layouts.Stream(source.splits[split], special.eos, special.pad)
+                name: layouts.Stream(source.splits[split], self.objective.separator, special.pad)
                 for name, source in self.sources.items()
                 if split in source.splits
             }

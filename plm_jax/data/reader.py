@@ -21,7 +21,6 @@ from plm_jax.errors import UserError
 
 Example = dict[str, np.ndarray]
 Rows = Callable[[int], Sequence[int]]
-SPECIALS = ("pad", "bos", "eos", "unk")
 
 
 @dataclass(frozen=True)
@@ -60,11 +59,11 @@ class Reader:
         window = 3 * run.data.window_tokens
         self.sources = {name: cache.open_source(run.data.cache_dir, name, window) for name in names}
         self.vocabulary = _check_vocabulary(run, self.sources)
-        special = objectives.Special(**{k: self.vocabulary[k] for k in SPECIALS})
+        special = _special(self.vocabulary)
         self.objective = objectives.Objective(run.objective, special)
         self._streams = {
             split: {
-                name: layouts.Stream(source.splits[split], special.eos, special.pad)
+                name: layouts.Stream(source.splits[split], self.objective.separator, special.pad)
                 for name, source in self.sources.items()
                 if split in source.splits
             }
@@ -189,10 +188,10 @@ def _check_vocabulary(run: config.Run, sources: dict[str, cache.Source]) -> dict
     kind, _, paths = run.vocabulary.spec.partition(":")
     if kind != found["kind"]:
         raise UserError(f"config.vocabulary.spec is {kind}, the cache's is {found['kind']}: {again}")
-    for special in SPECIALS:
-        if found[special] != getattr(run.vocabulary, special):
-            given = getattr(run.vocabulary, special)
-            raise UserError(f"config.vocabulary.{special} is {given}, the cache's is {found[special]}: {again}")
+    for name in (*config.SPECIALS, "sentinels"):
+        given, cached = getattr(run.vocabulary, name), found.get(name, 0 if name == "sentinels" else None)
+        if given != cached:
+            raise UserError(f"config.vocabulary.{name} is {given}, the cache's is {cached}: {again}")
     for path in filter(os.path.exists, paths.split(",")):
         with open(path, "rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() not in found["files"].values():
@@ -203,6 +202,14 @@ def _check_vocabulary(run: config.Run, sources: dict[str, cache.Source]) -> dict
             f"give at least the vocabulary's size, {found['size']}"
         )
     return found
+
+
+def _special(vocabulary: dict[str, Any]) -> objectives.Special:
+    """The special ids that a manifest tells; sentinels are used from the top down."""
+    size = vocabulary["size"]
+    sentinels = tuple(range(size - 1, size - 1 - vocabulary.get("sentinels", 0), -1))
+    ids = {name: vocabulary.get(name) for name in config.SPECIALS}
+    return objectives.Special(**ids, sentinels=sentinels, vocab_size=size)
 
 
 def _stack(examples: list[Example]) -> Example:

@@ -19,6 +19,9 @@ from plm_jax import objectives
 from plm_jax.errors import UserError, nearest
 from plm_jax.models import settings
 
+# The special ids that a vocabulary may have.
+SPECIALS = ("pad", "bos", "eos", "unk", "cls", "sep", "mask")
+
 
 @dataclass(frozen=True)
 class TextFiles:
@@ -101,6 +104,8 @@ class Vocabulary:
     Attributes:
       spec: `sentencepiece:FILE`, `bpe:VOCAB,MERGES` or `bytes`.
       train_size: if the SentencePiece file is missing, `prepare` trains one of this size on the sources.
+      sentinels: ids added above the file's own, one for each span that an objective cuts out, used from the top down:
+        T5's 32,000 pieces and 100 sentinels make 32,100 ids, of which the first span takes 32,099.
     """
 
     spec: str
@@ -109,6 +114,10 @@ class Vocabulary:
     bos: int | None = None
     eos: int | None = None
     unk: int | None = None
+    cls: int | None = None
+    sep: int | None = None
+    mask: int | None = None
+    sentinels: int = 0
 
 
 @dataclass(frozen=True)
@@ -234,7 +243,7 @@ class Run:
     """Everything that a run is."""
 
     model: settings.Decoder | settings.Encoder | settings.EncoderDecoder
-    objective: objectives.Causal
+    objective: objectives.Settings
     data: Data
     vocabulary: Vocabulary
     optimizer: AdamW
@@ -396,6 +405,8 @@ def _check(run: Run) -> None:
         raise UserError(f"config.data.length is {data.length}: give at least 1")
     if not 0.0 <= data.validation_fraction < 1.0:
         raise UserError(f"config.data.validation_fraction is {data.validation_fraction}: give 0 to below 1")
+    if run.vocabulary.sentinels < 0:
+        raise UserError(f"config.vocabulary.sentinels is {run.vocabulary.sentinels}: give at least 0")
     if not data.sources:
         raise UserError("config.data.sources is empty: name at least one corpus")
     untils = [phase.until for phase in train.phases]

@@ -234,7 +234,8 @@ class Source:
     """A source's cache, opened.
 
     Attributes:
-      vocabulary: `id`, `size`, `pad`, `bos`, `eos`, `unk` (None where absent), `spec` and `files` as prepared.
+      vocabulary: `id`, `size`, `pad`, `bos`, `eos`, `unk`, `cls`, `sep`, `mask` (None where absent), `sentinels`,
+        `kind` and `files` as prepared.
       splits: `train`, and `validation` where there is one.
     """
 

@@ -7,6 +7,7 @@ document is spelt out in pieces. Importing this module imports seqio and so Tens
 import abc
 import hashlib
 import io
+import itertools
 import json
 import os
 import shutil
@@ -19,11 +20,13 @@ import tokenizers
 from sentencepiece import sentencepiece_model_pb2, sentencepiece_pb2
 
 from plm_jax import config
+from plm_jax.config import SPECIALS
 from plm_jax.data import sentences
 from plm_jax.data.tensorflow_side import seqio, tf
 from plm_jax.errors import UserError, nearest
 
-SPECIALS = ("pad", "bos", "eos", "unk")
+# How a SentencePiece model writes the special ids for which it has no field (Lan et al. 2020, arXiv:1909.11942).
+_SYMBOLS = {"cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 
 
 class Vocabulary(seqio.Vocabulary):
@@ -31,18 +34,20 @@ class Vocabulary(seqio.Vocabulary):
 
     Attributes:
       byte_offsets: whether `encode_offsets` counts UTF-8 bytes; otherwise characters.
+      specials: the config's section, its special ids and number of sentinels.
       table: what decides the ids, as JSON: tokens (with scores or merges) and normaliser.
-      word_initial: bool [size].
+      word_initial: bool [vocab_size]; no sentinel begins a word.
     """
 
     byte_offsets: ClassVar[bool]
     table: object
-    word_initial: np.ndarray
 
-    def __init__(self, specials: config.Vocabulary, size: int):
-        super().__init__()
-        self._specials = specials
-        self._size = size
+    def __init__(self, specials: config.Vocabulary, word_initial: np.ndarray):
+        """`word_initial` is bool [size], without the sentinels that are added above."""
+        super().__init__(extra_ids=specials.sentinels)
+        self.specials = specials
+        self._size = size = len(word_initial)
+        self.word_initial = np.pad(word_initial, (0, specials.sentinels))
         for name in SPECIALS:
             value = getattr(specials, name)
             if value is not None and not 0 <= value < size:
@@ -50,23 +55,34 @@ class Vocabulary(seqio.Vocabulary):
 
     @property
     def pad_id(self):  # noqa: D102
-        return self._specials.pad
+        return self.specials.pad
 
     @property
     def bos_id(self):  # noqa: D102
-        return self._specials.bos
+        return self.specials.bos
 
     @property
     def eos_id(self):  # noqa: D102
-        return self._specials.eos
+        return self.specials.eos
 
     @property
     def unk_id(self):  # noqa: D102
-        return self._specials.unk
+        return self.specials.unk
 
     @property
     def _base_vocab_size(self) -> int:
         return self._size
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text up to the first eos; the k-th sentinel, k from 0, stands apart as `<extra_id_k>`."""
+        ids = [int(i) for i in ids]
+        if self.eos_id in ids:
+            ids = ids[: ids.index(self.eos_id) + 1]
+        parts = []
+        for is_sentinel, group in itertools.groupby(ids, lambda i: self._size <= i < self.vocab_size):
+            run = list(group)
+            parts += [f"<extra_id_{self.vocab_size - 1 - i}>" for i in run] if is_sentinel else [super().decode(run)]
+        return " ".join(parts)
 
     @abc.abstractmethod
     def encode_offsets(self, texts: list[str]) -> list[tuple[Sequence[int], Sequence[int]]]:
@@ -116,12 +132,13 @@ class SentencePiece(Vocabulary):
             if isinstance(error, UserError):
                 raise
             raise UserError(f"{path} is no SentencePiece model: give a whole one") from error
-        super().__init__(specials, self.processor.vocab_size())
+        super().__init__(specials, np.array([piece.piece.startswith("▁") for piece in model.pieces]))
+        pieces = {piece.piece: i for i, piece in enumerate(model.pieces)}
         for name in SPECIALS:
-            own, given = getattr(self.processor, f"{name}_id")(), getattr(specials, name)
+            own = pieces.get(_SYMBOLS[name], -1) if name in _SYMBOLS else getattr(self.processor, f"{name}_id")()
+            given = getattr(specials, name)
             if given is not None and own >= 0 and own != given:
                 raise UserError(f"config.vocabulary.{name} is {given} but {path} has {own}: set it to {own}")
-        self.word_initial = np.array([piece.piece.startswith("▁") for piece in model.pieces])
         self.table = {
             "pieces": [(piece.piece, float(piece.score).hex(), piece.type) for piece in model.pieces],
             "normalizer": model.normalizer_spec.SerializeToString(deterministic=True).hex(),
@@ -163,9 +180,8 @@ class BytePairs(Vocabulary):
             ) from error
         self.tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=False)
         self.tokenizer.decoder = tokenizers.decoders.ByteLevel()
-        super().__init__(specials, len(ids))
         tokens = sorted(ids, key=ids.__getitem__)
-        self.word_initial = np.array([token.startswith(("Ġ", "Ċ", "ĉ", "č")) for token in tokens])
+        super().__init__(specials, np.array([token.startswith(("Ġ", "Ċ", "ĉ", "č")) for token in tokens]))
         self.table = {"tokens": tokens, "merges": pairs}
 
     def _encode(self, s: str) -> Sequence[int]:
@@ -181,7 +197,7 @@ class BytePairs(Vocabulary):
 
 
 class Bytes(Vocabulary):
-    """UTF-8 bytes: id = byte. Special ids, if any, are 256 and up; the size is one above the last id."""
+    """UTF-8 bytes: id = byte. Special ids, if any, are 256 and up, sentinels above the last of them."""
 
     byte_offsets = True
 
@@ -189,8 +205,7 @@ class Bytes(Vocabulary):
         given = [i for name in SPECIALS if (i := getattr(specials, name)) is not None]
         if given and min(given) < 256:
             raise UserError(f"config.vocabulary has special id {min(given)}, which is a byte: give 256 or more")
-        super().__init__(specials, max([255, *given]) + 1)
-        self.word_initial = np.isin(np.arange(self._size), list(b" \t\n\r\v\f"))
+        super().__init__(specials, np.isin(np.arange(max([255, *given]) + 1), list(b" \t\n\r\v\f")))
         self.table = "bytes"
 
     def _encode(self, s: str) -> Sequence[int]:
@@ -256,7 +271,10 @@ def copy(spec: str, folder: str) -> None:
 
 def identity(vocabulary: Vocabulary) -> str:
     """SHA-256 of what decides ids: token table, special ids, normaliser; the same on every machine."""
-    specials = {name: getattr(vocabulary, f"{name}_id") for name in SPECIALS}
+    specials = {name: getattr(vocabulary.specials, name) for name in SPECIALS}
+    # What came later counts only where it is given, so that older vocabularies keep their identity.
+    specials = {name: i for name, i in specials.items() if i is not None or name not in _SYMBOLS}
+    specials |= {"sentinels": vocabulary.extra_ids} if vocabulary.extra_ids else {}
     what = {"kind": type(vocabulary).__name__, "table": vocabulary.table, "specials": specials}
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode("utf-8")).hexdigest()
 
@@ -272,6 +290,9 @@ def train_sentencepiece(texts: Iterable[str], specials: config.Vocabulary, path:
     """
     if specials.unk is None:
         raise UserError("SentencePiece needs an unk id: set config.vocabulary.unk")
+    ids = {name: -1 if (i := getattr(specials, name)) is None else i for name in SPECIALS}
+    # Control symbols take the lowest free ids in the order given; text never yields them.
+    symbols = sorted((i, symbol) for name, symbol in _SYMBOLS.items() if (i := ids[name]) >= 0)
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -286,7 +307,8 @@ def train_sentencepiece(texts: Iterable[str], specials: config.Vocabulary, path:
             max_sentence_length=2**16,
             num_threads=1,
             minloglevel=2,
-            **{f"{n}_id": -1 if (i := getattr(specials, n)) is None else i for n in SPECIALS},
+            control_symbols=[symbol for _, symbol in symbols],
+            **{f"{name}_id": i for name, i in ids.items() if name not in _SYMBOLS},
         )
     except RuntimeError as error:
         what = " ".join(str(error).split(") ", 1)[-1].split())[-300:]

@@ -21,7 +21,7 @@ import numpy as np
 from plm_jax import config
 from plm_jax.data.reader import Reader, digest_hex
 from plm_jax.errors import UserError
-from plm_jax.models import registry
+from plm_jax.models import registry, settings
 from plm_jax.models.arrangement import Arrangement
 from plm_jax.training import flops, losses, optimizers, schedules, warm_start
 from plm_jax.training import mesh as meshes
@@ -111,10 +111,10 @@ class Trainer:
             )
         return checkpoints.restore(latest, self.abstract_state), [f"resumed after step {latest}"]
 
-    def loss(self, dropout: float | None = None, **settings: Any):
+    def loss(self, dropout: float | None = None, **options: Any):
         """The run's loss as a function of `(params, batch, rngs, carry)`."""
         loss = functools.partial(losses.LOSSES[self.run.objective.kind], self.model(dropout))
-        return functools.partial(loss, batch_shards=meshes.batch_shards(self.mesh), **settings)
+        return functools.partial(loss, batch_shards=meshes.batch_shards(self.mesh), **options)
 
     def stage_step(self, stage: config.Stage):
         """The jitted train step of a stage."""
@@ -213,8 +213,10 @@ class Recorder:
 
     def begin(self, stage: config.Stage) -> None:
         """A new stage: its first step compiles and is left out of the speeds."""
-        self._tokens = stage.batch_size * stage.length
-        self._flops = flops.per_step(self._run.model, stage.batch_size, stage.length)
+        targets = self._run.objective.target_length(stage.length)
+        decoder_length = targets if isinstance(self._run.model, settings.EncoderDecoder) else 0
+        self._tokens = stage.batch_size * (stage.length + decoder_length)
+        self._flops = flops.per_step(self._run.model, stage.batch_size, stage.length, targets, decoder_length)
         self._since, self._waited, self._steps = None, 0.0, 0
 
     def add(self, step: int, metrics, waited: float) -> None:

@@ -26,8 +26,8 @@ python -m plm_jax.evaluate --checkpoint="$workdir" --output="$workdir/evaluation
 python - "$workdir/evaluation.json" <<'PYTHON'
 import json, sys
 for task, found in json.load(open(sys.argv[1])).items():
-    gain = found["unigram_loss"] - found["loss"]
-    print(f"{task}: {found['loss']:.3f} nats a token, add-one unigram {found['unigram_loss']:.3f}: {gain:.3f} nats better")
+    gain = found["unigram_loss"] - found["real_loss"]
+    print(f"{task}: {found['real_loss']:.3f} nats a token of text, add-one unigram {found['unigram_loss']:.3f}: {gain:.3f} better")
 PYTHON
 say "4/5 generate"
 python -m plm_jax.generate --checkpoint="$workdir" --prompt="$prompt" --max_new_tokens=60 --temperature=0.8 --top_k=40

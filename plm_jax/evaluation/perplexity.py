@@ -1,72 +1,103 @@
-"""How well a model predicts a prepared split: loss, perplexity, bits per byte, beside the unigram baseline."""
+"""How well a model predicts a prepared split: loss, perplexity, accuracy, beside the unigram baseline."""
 
+import collections
 import dataclasses
 import functools
 import json
 import math
 import os
 import sys
+from collections.abc import Iterable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from plm_jax import config
+from plm_jax import config, objectives
 from plm_jax.data import cache
 from plm_jax.data.reader import Reader
 from plm_jax.errors import UserError, nearest
 from plm_jax.evaluation.language_model import LanguageModel
+from plm_jax.models import settings
 from plm_jax.training import losses
 
 
 def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool = True) -> dict[str, float]:
     """The metrics of one `SOURCE` (its validation split) or `SOURCE:SPLIT` of `run.data`'s cache.
 
-    Every token of the split but the stream's very first is a target once, in rows of `run.data.length`.
+    The targets are those of the run's objective over the whole split in rows of `run.data.length`, noise keyed by the
+    row: every token but the stream's very first, the masked tokens, or the spans with their sentinels and end.
 
     Returns:
-      `loss`, nats a target token; `perplexity`, its exponential; `accuracy`; `bits_per_byte` of the split's UTF-8 text;
-      `unigram_loss`, nats a token of the add-one unigram of the training split on the same targets; `tokens`, how many.
+      `loss`, nats a target; `perplexity`, its exponential; `accuracy`; `tokens`, how many targets; of those of them
+      that are text, neither special tokens (unk counts as text) nor sentinels, `real_loss`, `unigram_loss`, that of
+      the training split's add-one unigram, and `real_tokens`. Causal: `bits_per_byte` of the split's UTF-8 text. With
+      sentence pairs: `pair_loss`, nats a pair, and `pair_accuracy`.
 
     Raises:
-      UserError: an unknown source or split, no cache, or a cache of another vocabulary than the model's.
+      UserError: an unknown source or split, no cache, a cache of another vocabulary than the model's, or a model of
+        another kind than the run's.
     """
     name, _, split = task.partition(":")
     split = split or "validation"
     if name not in run.data.sources:
         raise UserError(f"there is no task '{name}': {nearest(name, run.data.sources)}")
+    _check_model(lm, run)
     reader = Reader(_only(run, lm, name))
     source = reader.sources[name]
     if split not in source.splits:
         raise UserError(f"'{name}' has no split '{split}': {nearest(split, source.splits)}")
     _check_vocabulary(lm, reader)
-    log_unigram = add_one_unigram(source.splits["train"], source.vocabulary)
-    batch_size = run.evaluation.batch_size
-    sums, unigram = np.zeros(3), 0.0
-    batches = reader.in_order(split, batch_size)
-    total = reader.num_batches(split, batch_size)
-    for batch in tqdm(batches, task, total, unit="batch", disable=not show_progress, file=sys.stderr):
-        sums += [float(x) for x in _sums(lm.model, lm.params, batch)]
-        unigram -= float(log_unigram[batch["targets"]].astype(np.float64).ravel() @ batch["target_weights"].ravel())
-    nll, correct, tokens = sums
-    if not tokens:
-        raise UserError(f"'{task}' has no target token: prepare more text or another split")
-    return {
-        "loss": nll / tokens,
-        "perplexity": math.exp(nll / tokens),
-        "accuracy": correct / tokens,
-        "bits_per_byte": nll / math.log(2) / source.splits[split].num_bytes,
-        "unigram_loss": unigram / tokens,
-        "tokens": tokens,
+    batches = reader.in_order(split, run.evaluation.batch_size)
+    total = reader.num_batches(split, run.evaluation.batch_size)
+    bar = tqdm(batches, task, total, unit="batch", disable=not show_progress, file=sys.stderr)
+    sums = _add_up(lm, run.objective, bar, real_ids(reader.objective.special), add_one_unigram(source.splits["train"]))
+    if not sums["real_tokens"]:
+        raise UserError(f"'{task}' has no target that is text: prepare more text or another split")
+    loss = sums["nll"] / sums["tokens"]
+    found = {
+        "loss": loss,
+        "perplexity": math.exp(loss),
+        "accuracy": sums["accuracy"] / sums["tokens"],
+        "real_loss": sums["real_nll"] / sums["real_tokens"],
+        "unigram_loss": sums["unigram"] / sums["real_tokens"],
+        "tokens": sums["tokens"],
+        "real_tokens": sums["real_tokens"],
     }
+    if isinstance(run.objective, objectives.Causal):
+        found["bits_per_byte"] = sums["nll"] / math.log(2) / source.splits[split].num_bytes
+    return found | {key: sums[key] / sums["pairs"] for key in ("pair_loss", "pair_accuracy") if key in sums}
 
 
-def add_one_unigram(train: cache.Split, vocabulary: dict) -> np.ndarray:
-    """Log-probabilities [vocab_size]: each token's count in the training stream plus one, normalised."""
+def _add_up(lm: LanguageModel, objective, batches: Iterable[dict], is_real: np.ndarray, log_unigram: np.ndarray):
+    """Sums over the batches: the loss's metrics and `tokens`, each also as `real_…`; `unigram`, `pairs`."""
+    sums = collections.Counter()
+    knows_pairs = isinstance(lm.config, settings.Encoder) and getattr(lm.config.pooler, "classes", 0)
+    for batch in batches:
+        if not knows_pairs:
+            batch.pop("pair_label", None)
+        real_weights = batch["target_weights"] * is_real[batch["targets"]]
+        if "pair_label" in batch:
+            batch["pair_weights"] = batch["mask"].any(axis=1).astype(np.float32)
+            sums["pairs"] += float(batch["pair_weights"].sum())
+        for key, (over_all, over_real) in _metrics(objective.kind, lm.model, lm.params, batch, real_weights).items():
+            sums[key] += float(over_all)
+            sums[f"real_{key}"] += float(over_real)
+        sums["unigram"] -= float(log_unigram[batch["targets"]].ravel() @ real_weights.ravel())
+    return sums
+
+
+def add_one_unigram(train: cache.Split) -> np.ndarray:
+    """Log-probabilities [vocab_size]: each token's count in the training text plus one, normalised."""
     counts = train.unigram.astype(np.float64) + 1
-    if vocabulary["eos"] is not None:
-        counts[vocabulary["eos"]] += train.num_documents
     return np.log(counts / counts.sum())
+
+
+def real_ids(special: objectives.Special) -> np.ndarray:
+    """Bool [vocab_size]: which ids are text, neither sentinels nor special; unk is text that the vocabulary lacks."""
+    ids = [special.pad, special.bos, special.eos, special.cls, special.sep, special.mask, *special.sentinels]
+    return ~np.isin(np.arange(special.vocab_size), [i for i in ids if i is not None])
 
 
 def record(workdir: str, step: int, metrics: dict[str, dict[str, float]]) -> None:
@@ -76,10 +107,26 @@ def record(workdir: str, step: int, metrics: dict[str, dict[str, float]]) -> Non
         file.write(json.dumps(row) + "\n")
 
 
-@functools.partial(jax.jit, static_argnames="model")
-def _sums(model, params, batch):
-    _, weight, metrics, _ = losses.causal(model, params, batch, None, {})
-    return metrics["nll"], metrics["accuracy"], weight
+@functools.partial(jax.jit, static_argnames=("objective", "model"))
+def _metrics(objective, model, params, batch, real_weights):
+    """Sums [2], over all targets and over the real ones, of the metrics of an objective's loss and of `tokens`."""
+
+    def under(weights):
+        weighted = batch | {"target_weights": weights}
+        _, tokens, metrics, _ = losses.LOSSES[objective](model, params, weighted, None, {})
+        return metrics | {"tokens": tokens}
+
+    # Mapped over the weights alone, so there is one forward pass.
+    return jax.vmap(under)(jnp.stack([batch["target_weights"], real_weights]))
+
+
+def _check_model(lm: LanguageModel, run: config.Run) -> None:
+    if lm.config.kind != run.model.kind:
+        raise UserError(
+            f"the model is of kind '{lm.config.kind}', the config trains '{run.model.kind}': name a config of its kind"
+        )
+    if isinstance(lm.config.head, settings.NoHead):
+        raise UserError("the model has no vocabulary head: evaluate one that predicts tokens")
 
 
 def _only(run: config.Run, lm: LanguageModel, name: str) -> config.Run:

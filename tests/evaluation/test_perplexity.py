@@ -46,16 +46,19 @@ def test_the_metrics_equal_a_walk_over_the_text(tiny, run, lm):
     for start, stop in zip(split.documents[:-1], split.documents[1:], strict=True):
         stream += [*split.tokens(int(start), int(stop)).tolist(), EOS]
     assert sum(map(len, held_out)) + len(held_out) == len(stream)
-    nll = hits = 0.0
+    nll = hits = text_nll = 0.0
     for start in range(0, len(stream) - 1, LENGTH):
         block = np.array(stream[start : start + LENGTH + 1])
         log_p = np.asarray(jax.nn.log_softmax(lm.logits(block[None, :-1])[0]), np.float64)
-        nll -= log_p[np.arange(len(block) - 1), block[1:]].sum()
+        of_targets = log_p[np.arange(len(block) - 1), block[1:]]
+        nll -= of_targets.sum()
+        text_nll -= of_targets[block[1:] != EOS].sum()
         hits += (log_p.argmax(-1) == block[1:]).sum()
-    counts = collections.Counter(b"".join(train)) + collections.Counter({EOS: len(train)})
+    counts = collections.Counter(b"".join(train))
     size = cache.read_manifest(f"{run.data.cache_dir}/a")["vocabulary"]["size"]
     total = sum(counts.values()) + size
-    unigram = -np.mean([math.log((counts[token] + 1) / total) for token in stream[1:]])
+    text = [token for token in stream[1:] if token != EOS]
+    unigram = -np.mean([math.log((counts[token] + 1) / total) for token in text])
 
     found = perplexity.evaluate(lm, run, "a", show_progress=False)
     targets = len(stream) - 1
@@ -63,6 +66,8 @@ def test_the_metrics_equal_a_walk_over_the_text(tiny, run, lm):
     np.testing.assert_allclose(found["loss"], nll / targets, rtol=1e-5)
     np.testing.assert_allclose(found["perplexity"], math.exp(nll / targets), rtol=1e-4)
     np.testing.assert_allclose(found["accuracy"], hits / targets, atol=1e-9)
+    assert found["real_tokens"] == len(text) < targets
+    np.testing.assert_allclose(found["real_loss"], text_nll / len(text), rtol=1e-5)
     np.testing.assert_allclose(found["unigram_loss"], unigram, rtol=1e-6)
     np.testing.assert_allclose(found["bits_per_byte"], nll / math.log(2) / sum(map(len, held_out)), rtol=1e-5)
 

@@ -1,7 +1,8 @@
 """From prompts to continuations: greedy, sampled, and beam search over a key/value cache.
 
-One jitted program: the left-padded prompts in one call, then a loop of single tokens. Shapes: B prompts, K beams,
-R = B · K rows of the model's batch, P prompt slots, N new tokens, V vocabulary, C candidates.
+One jitted program: what is there in one call, then a loop of single tokens. A decoder has the left-padded prompts; an
+encoder-decoder encodes them and its decoder has a start token. Shapes: B prompts, K beams, R = B · K rows of the
+model's batch, P slots of what the decoder is given, M encoder slots, N new tokens, V vocabulary, C candidates.
 """
 
 from collections.abc import Sequence
@@ -40,12 +41,13 @@ def generate(
     num_beams: int = 1,
     seed: int = 0,
     eos_ids: Sequence[int] = (),
+    start_id: int = 0,
     vocab_size: int | None = None,
 ) -> list[list[int]]:
-    """Continues each prompt.
+    """Continues each prompt; of an encoder-decoder: answers it.
 
     Args:
-      model: a decoder; `params` are its parameters.
+      model: a decoder or encoder-decoder; `params` are its parameters.
       prompts: token ids, at least one a prompt; lengths may differ.
       max_new_tokens: at most so many tokens are added.
       temperature: 0 or None takes the most probable token (the lowest of equals); else samples from
@@ -56,6 +58,7 @@ def generate(
       num_beams: above 1: beam search, hypotheses scored by mean log-probability, end token included.
       seed: of the samples.
       eos_ids: tokens that end a continuation; they are not part of it.
+      start_id: what the decoder of an encoder-decoder begins with (T5: pad); not part of the answer.
       vocab_size: ids from here on are never chosen; None: all may be.
 
     Returns:
@@ -68,16 +71,15 @@ def generate(
     sampling = _sampling(temperature, top_k, top_p, num_beams)
     _check(model.model, prompts, max_new_tokens, num_beams)
     slots = 8 << max(0, (max(map(len, prompts)) - 1).bit_length() - 3)  # Few lengths, so few compilations.
-    tokens_BP = np.zeros((len(prompts), slots), np.int32)
-    mask_BP = np.zeros((len(prompts), slots), np.int32)
-    for row, prompt in enumerate(prompts):
-        tokens_BP[row, slots - len(prompt) :] = prompt
-        mask_BP[row, slots - len(prompt) :] = 1
+    if isinstance(model.model, settings.EncoderDecoder):
+        source, begun = padded(prompts, slots), padded([[start_id]] * len(prompts), 1)
+    else:
+        source, begun = None, padded(prompts, slots, left=True)
     new_BN = _generate(
         model,
         params,
-        tokens_BP,
-        mask_BP,
+        source,
+        begun,
         sampling,
         jax.random.key(seed),
         max_new_tokens=max_new_tokens,
@@ -86,6 +88,15 @@ def generate(
         vocab_size=vocab_size,
     )
     return [[int(token) for token in row if token != END] for row in np.asarray(new_BN)]
+
+
+def padded(rows: Sequence[Sequence[int]], length: int, left: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of tokens as one array int32 [B, length], padded with 0 on a side, and its mask, 1 for real tokens."""
+    tokens, mask = np.zeros((2, len(rows), length), np.int32)
+    for i, row in enumerate(rows):
+        real = slice(length - len(row), None) if left else slice(len(row))
+        tokens[i, real], mask[i, real] = row, 1
+    return tokens, mask
 
 
 def _sampling(temperature, top_k, top_p, num_beams) -> Sampling | None:
@@ -103,7 +114,7 @@ def _sampling(temperature, top_k, top_p, num_beams) -> Sampling | None:
     return Sampling(temperature, largest if top_k is None else top_k, 1.0 if top_p is None else top_p)
 
 
-def _check(model: settings.Decoder, prompts, max_new_tokens, num_beams) -> None:
+def _check(model: settings.Decoder | settings.EncoderDecoder, prompts, max_new_tokens, num_beams) -> None:
     if max_new_tokens < 1 or num_beams < 1:
         raise UserError(f"max_new_tokens is {max_new_tokens}, num_beams {num_beams}: give at least 1")
     if not prompts or not all(len(prompt) for prompt in prompts):
@@ -115,40 +126,56 @@ def _check(model: settings.Decoder, prompts, max_new_tokens, num_beams) -> None:
             f"{model.embedding.vocab_size}: use the vocabulary that the model was trained with"
         )
     position, longest = model.attention.position, max(map(len, prompts))
-    if isinstance(position, settings.LearnedPositions) and longest + max_new_tokens > position.length:
+    if not isinstance(position, settings.LearnedPositions):
+        return
+    together = isinstance(model, settings.Decoder)
+    if (longest + max_new_tokens if together else max(longest, max_new_tokens)) > position.length:
         raise UserError(
             f"{longest} prompt tokens and {max_new_tokens} new ones exceed the model's {position.length} positions: "
             "shorten the prompt or lower max_new_tokens"
         )
 
 
+def _forward(model, params, vocab_size, tokens, filled, positions, index, source_mask, memory=None, cache=None):
+    """The last position's logits [rows, V] and the new cache.
+
+    Args:
+      tokens, positions: [rows, L], of the decoder.
+      filled: [rows, slots], 1 for slots that hold a token after this call.
+      index: the first slot that it fills.
+      source_mask: [rows, M] of an encoder-decoder; None: a decoder.
+      memory: [rows, M, D], of an encoder-decoder in the first call.
+      cache: of the call before.
+    """
+
+    def last_logits(module):
+        if source_mask is None:
+            features = module.features(tokens, filled, positions, cache_index=index)
+        else:
+            features = module.decode(tokens, memory, source_mask, filled, positions, cache_index=index)
+        return module.logits(features[:, -1:])[:, 0]
+
+    variables = {"params": params} if cache is None else {"params": params, "cache": cache}
+    logits, updated = model.apply(variables, mutable=["cache"], method=last_logits)
+    return logits.at[:, vocab_size:].set(-jnp.inf) if vocab_size else logits, updated["cache"]
+
+
 @partial(jax.jit, static_argnames=("model", "max_new_tokens", "num_beams", "eos_ids", "vocab_size"))
 def _generate(
-    model, params, tokens_BP, mask_BP, sampling, key, *, max_new_tokens, num_beams, eos_ids, vocab_size
+    model, params, source, begun, sampling, key, *, max_new_tokens, num_beams, eos_ids, vocab_size
 ) -> jax.Array:
-    """New tokens [B, N], END from the end token on."""
+    """New tokens [B, N], END from the end token on; `source` and `begun` are tokens and mask, [B, M] and [B, P]."""
+    tokens_BP, mask_BP = begun
     batch, slots = tokens_BP.shape
-    lengths_R = jnp.repeat(mask_BP.sum(axis=1), num_beams)
-
-    def forward(tokens, mask, cache, positions, index):
-        """The last position's logits [rows, V] and the new cache."""
-        variables = {"params": params} if cache is None else {"params": params, "cache": cache}
-        logits, updated = model.apply(
-            variables,
-            tokens,
-            mask=mask,
-            positions=positions,
-            cache_index=index,
-            mutable=["cache"],
-            method=lambda module, *args, **kwargs: module.logits(module.features(*args, **kwargs)[:, -1:]),
-        )
-        return logits[:, 0].at[:, vocab_size:].set(-jnp.inf) if vocab_size else logits[:, 0], updated["cache"]
-
+    source_mask = None if source is None else source[1]
+    memory = None if source is None else model.apply({"params": params}, *source, method="encode")
     filled_BS = jnp.pad(mask_BP, ((0, 0), (0, max_new_tokens)))
     positions = jnp.maximum(jnp.cumsum(mask_BP, axis=1) - 1, 0)
-    logits, cache = forward(tokens_BP, filled_BS, None, positions, 0)
-    logits, filled_RS = (jnp.repeat(x, num_beams, axis=0) for x in (logits, filled_BS))
-    cache = jax.tree.map(lambda x: jnp.repeat(x, num_beams, axis=1), cache)  # [layers, R, S, …]
+    forward = partial(_forward, model, params, vocab_size)
+    logits, cache = forward(tokens_BP, filled_BS, positions, 0, source_mask, memory)
+    of_rows = (logits, filled_BS, mask_BP.sum(axis=1), source_mask)
+    logits, filled_RS, lengths_R, source_mask = jax.tree.map(lambda x: jnp.repeat(x, num_beams, axis=0), of_rows)
+    cache = jax.tree.map(lambda x: jnp.repeat(x, num_beams, axis=1), cache)  # [layers, R, …]
 
     eos = jnp.array(eos_ids, jnp.int32)
     if num_beams == 1:
@@ -163,7 +190,7 @@ def _generate(
         index = slots + step - 1
         filled_RS = filled_RS.at[:, index].set(1)
         positions = (lengths_R + step - 1)[:, None]
-        logits, cache = forward(tokens_R[:, None], filled_RS, cache, positions, index)
+        logits, cache = forward(tokens_R[:, None], filled_RS, positions, index, source_mask, cache=cache)
         state, tokens_R, rows_R = strategy(state, logits, step)
         if rows_R is not None:
             cache = jax.tree.map(lambda x: x[:, rows_R], cache)

@@ -170,7 +170,7 @@ def test_parts_are_whole_sentences_but_for_what_is_truncated(write):
     found = examples(opened(write({"train": documents}), 24, duplicates=5, short_probability=0.0))
     truncated = [len(a) + len(b) == 21 for a, b, _ in found]
     assert 0.2 < np.mean(truncated) < 0.9
-    for (a, b, label), full in zip(found, truncated, strict=True):
+    for (a, b, _), full in zip(found, truncated, strict=True):
         assert len(a) + len(b) <= 21
         if not full:
             assert {a[0], a[-1] + 1, b[0], b[-1] + 1} <= starts

@@ -116,7 +116,7 @@ class Vocabulary:
     """The vocabulary and its special ids (None: there is none).
 
     Attributes:
-      spec: `sentencepiece:FILE`, `bpe:VOCAB,MERGES` or `bytes`.
+      spec: `sentencepiece:FILE`, `wordpiece:FILE`, `bpe:VOCAB,MERGES` or `bytes`.
       train_size: if the SentencePiece file is missing, `prepare` trains one of this size on the sources.
       sentinels: ids added above the file's own, one for each span that an objective cuts out, used from the top down:
         T5's 32,000 pieces and 100 sentinels make 32,100 ids, of which the first span takes 32,099.

@@ -5,6 +5,8 @@ import itertools
 import json
 import os
 import shutil
+import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 
 from plm_jax import config, objectives
 from plm_jax.data import cache, layouts, pairs
-from plm_jax.data.reader import Reader
+from plm_jax.data.reader import Reader, crc
 from plm_jax.errors import UserError
 
 PAD, CLS, SEP, MASK, FIRST = 0, 1, 2, 3, 4
@@ -170,7 +172,7 @@ def test_parts_are_whole_sentences_but_for_what_is_truncated(write):
     found = examples(opened(write({"train": documents}), 24, duplicates=5, short_probability=0.0))
     truncated = [len(a) + len(b) == 21 for a, b, _ in found]
     assert 0.2 < np.mean(truncated) < 0.9
-    for (a, b, label), full in zip(found, truncated, strict=True):
+    for (a, b, _), full in zip(found, truncated, strict=True):
         assert len(a) + len(b) <= 21
         if not full:
             assert {a[0], a[-1] + 1, b[0], b[-1] + 1} <= starts
@@ -307,6 +309,8 @@ def test_example_k_does_not_depend_on_what_was_read(write, paired):
     for k in np.random.default_rng(0).permutation(175):
         np.testing.assert_equal(other.example(int(k)), whole[k])
     assert set(whole[0]) >= {"tokens", "mask", "token_types", "pair_label", "targets", "target_positions"}
+    label = whole[0]["pair_label"]
+    assert crc({"pair_label": label}) == zlib.crc32(b"pair_label" + struct.pack("<i", label))
     batch = next(other.batches(30))
     assert batch["pair_label"].shape == (3,) and batch["pair_label"].tolist() == [
         int(e["pair_label"]) for e in whole[115:118]

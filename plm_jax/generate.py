@@ -1,11 +1,14 @@
-"""`python -m plm_jax.generate --checkpoint=SRC --prompt="…"`: continues prompts."""
+"""`python -m plm_jax.generate --checkpoint=SRC --prompt="…"`: continues prompts, or fills their blanks.
+
+A masked model fills each `[MASK]`, a model of spans each `<extra_id_0>`, `<extra_id_1>` ….
+"""
 
 from absl import flags
 
 from plm_jax import cli
 
 _CHECKPOINT = flags.DEFINE_string("checkpoint", None, "a run directory, a checkpoint of one, or a Hugging Face one")
-_PROMPT = flags.DEFINE_multi_string("prompt", [""], "what to continue; may be given several times")
+_PROMPT = flags.DEFINE_multi_string("prompt", [""], "what to continue or fill; may be given several times")
 _MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 50, "at most so many tokens are added")
 _TEMPERATURE = flags.DEFINE_float("temperature", 0.0, "0: always the most probable token")
 _TOP_K = flags.DEFINE_integer("top_k", None, "sample among the k most probable tokens")
@@ -15,12 +18,13 @@ _SEED = flags.DEFINE_integer("seed", 0, "of the samples")
 
 
 def main() -> None:
-    """Prints each prompt with its continuation."""
+    """Prints each prompt with its continuation, or with its blanks filled, or what an encoder-decoder answers."""
     checkpoint = cli.required(_CHECKPOINT)
     cli.start_jax()
     import plm_jax
 
-    continuations = plm_jax.load(checkpoint).generate(
+    lm = plm_jax.load(checkpoint)
+    written = lm.generate(
         _PROMPT.value,
         max_new_tokens=_MAX_NEW_TOKENS.value,
         temperature=_TEMPERATURE.value,
@@ -29,8 +33,8 @@ def main() -> None:
         num_beams=_NUM_BEAMS.value,
         seed=_SEED.value,
     )
-    for prompt, continuation in zip(_PROMPT.value, continuations, strict=True):
-        print(prompt + continuation)
+    for prompt, text in zip(_PROMPT.value, written, strict=True):
+        print(prompt + text if lm.config.kind == "decoder" else text)
 
 
 if __name__ == "__main__":

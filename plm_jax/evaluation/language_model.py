@@ -1,5 +1,6 @@
 """A trained model in one's hands: `lm = plm_jax.load(path)`."""
 
+import dataclasses
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ import numpy as np
 from etils import epath
 
 from plm_jax.errors import UserError, nearest
-from plm_jax.evaluation import decoding
+from plm_jax.evaluation import blanks, decoding
 from plm_jax.hub import huggingface
 from plm_jax.models import registry, settings
 from plm_jax.models.arrangement import Arrangement
@@ -51,7 +52,8 @@ class LanguageModel:
       workdir: the run's directory; None for a model from elsewhere.
       step: the checkpoint's step; None for a model from elsewhere.
       vocabulary_id: of the vocabulary that it was trained with, where that is recorded.
-      special_ids: `bos_token_id`, `eos_token_id` (an integer or several), `pad_token_id`, as far as they are known.
+      special_ids: `bos_token_id`, `eos_token_id` (an integer or several), `pad_token_id`, `cls_token_id`,
+        `sep_token_id`, `mask_token_id`, `decoder_start_token_id`, `sentinels` (how many), as far as they are known.
     """
 
     def __init__(
@@ -97,9 +99,14 @@ class LanguageModel:
             raise UserError(
                 "the model has no vocabulary beside it: put its files there (GPT-2: vocab.json, merges.txt)"
             )
+        from plm_jax import config
         from plm_jax.data import vocabularies  # It imports seqio: seconds, and only text needs it.
 
-        vocabulary = vocabularies.load(self._vocabulary_spec)
+        if self.run is None:
+            section = config.Vocabulary(self._vocabulary_spec, sentinels=self.special_ids.get("sentinels", 0))
+        else:
+            section = dataclasses.replace(self.run.vocabulary, spec=self._vocabulary_spec)
+        vocabulary = vocabularies.load(section)
         if vocabulary.vocab_size > self.config.embedding.vocab_size:
             raise UserError(
                 f"the vocabulary {self._vocabulary_spec} has {vocabulary.vocab_size} tokens, the model "
@@ -187,26 +194,32 @@ class LanguageModel:
         self,
         prompts: str | Sequence[str],
         *,
-        max_new_tokens: int,
+        max_new_tokens: int = 50,
         temperature: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
         num_beams: int = 1,
         seed: int = 0,
     ) -> list[str]:
-        """The continuation of each prompt, without it; arguments and errors as `decoding.generate`.
+        """What the model makes of each prompt.
 
-        An empty prompt starts from the vocabulary's beginning token, or its end token if there is none.
+        A decoder gives the continuation, without the prompt; an empty prompt starts from the vocabulary's beginning
+        token, or its end token if there is none. An encoder gives the prompt with the most probable token in place of
+        each `[MASK]` (see `fill`). An encoder-decoder gives its answer, but where the prompt has blanks, written
+        `<extra_id_0>`, `<extra_id_1>` …, the prompt with what it answers for them put in.
+
+        Arguments and errors as `decoding.generate`; an encoder takes none but the prompts.
         """
-        vocabulary = self.vocabulary
-        eos = self.special_ids.get("eos_token_id", vocabulary.eos_id)
-        eos_ids = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
-        bos = self.special_ids.get("bos_token_id")
-        start = eos_ids[:1] if bos is None else [bos]
-        encoded = [
-            vocabulary.encode(prompt) or start for prompt in ([prompts] if isinstance(prompts, str) else prompts)
-        ]
-        continuations = decoding.generate(
+        prompts = [prompts] if isinstance(prompts, str) else list(prompts)
+        if isinstance(self.config, settings.Encoder):
+            if temperature or num_beams != 1 or (top_k, top_p) != (None, None):
+                raise UserError(
+                    "a masked model fills each blank with the most probable token: leave out temperature, top_k, "
+                    "top_p and num_beams"
+                )
+            return [filled.text for filled in self.fill(prompts, top_k=1)]
+        encoded = [self._encode(prompt) for prompt in prompts]
+        written = decoding.generate(
             self.model,
             self.params,
             encoded,
@@ -216,10 +229,66 @@ class LanguageModel:
             top_p=top_p,
             num_beams=num_beams,
             seed=seed,
-            eos_ids=eos_ids,
-            vocab_size=vocabulary.vocab_size,
+            eos_ids=self._eos_ids,
+            start_id=self.special_ids.get("decoder_start_token_id", self.special_ids.get("pad_token_id", 0)),
+            vocab_size=self.vocabulary.vocab_size,
         )
-        return [_continuation(vocabulary, *pair) for pair in zip(encoded, continuations, strict=True)]
+        to_text = _continuation if isinstance(self.config, settings.Decoder) else self._answer
+        return [to_text(self.vocabulary, *pair) for pair in zip(encoded, written, strict=True)]
+
+    def fill(self, texts: str | Sequence[str], top_k: int = 5) -> list[blanks.Filled]:
+        """Fills each `[MASK]` of each text with a masked model's most probable token, all of a text at once.
+
+        Args:
+          texts: each with one `[MASK]` or more.
+          top_k: how many candidates to give for each.
+
+        Raises:
+          UserError: the model is no masked one, a text has no `[MASK]` or too many tokens.
+        """
+        mask_id = self.special_ids.get("mask_token_id")
+        if not isinstance(self.config, settings.Encoder) or mask_id is None:
+            raise UserError("this model is no masked one, or has no mask in its vocabulary: use `generate`")
+        if top_k < 1:
+            raise UserError(f"top_k is {top_k}: give at least 1")
+        encoded = [self._encode(text) for text in ([texts] if isinstance(texts, str) else texts)]
+        logits = self.logits(*decoding.padded(encoded, max(map(len, encoded), default=0)))
+        frame = {self.special_ids.get(f"{name}_token_id") for name in ("cls", "sep")}
+        return [
+            blanks.fill_masks(self.vocabulary, tokens, logits_LV, mask_id, frame, top_k)
+            for tokens, logits_LV in zip(encoded, logits, strict=True)
+        ]
+
+    @property
+    def _eos_ids(self) -> list[int]:
+        eos = self.special_ids.get("eos_token_id", self.vocabulary.eos_id)
+        return [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
+
+    @property
+    def _sentinels(self) -> range:
+        size = self.vocabulary.vocab_size
+        return range(size - 1, size - 1 - self.special_ids.get("sentinels", 0), -1)
+
+    def _encode(self, text: str) -> list[int]:
+        """A prompt's tokens as the model was trained to see them: blanks as their ids, special tokens around."""
+        vocabulary, special = self.vocabulary, self.special_ids
+        if isinstance(self.config, settings.Decoder):
+            bos = special.get("bos_token_id")
+            return list(vocabulary.encode(text)) or (self._eos_ids[:1] if bos is None else [bos])
+        if isinstance(self.config, settings.EncoderDecoder):
+            return blanks.encode(vocabulary, text, blanks.sentinels_of(text, self._sentinels)) + self._eos_ids[:1]
+        if blanks.MASK not in text:
+            raise UserError(f"there is no {blanks.MASK} in '{text}': write one where a token is missing")
+        tokens = blanks.encode(vocabulary, text, {blanks.MASK: special["mask_token_id"]})
+        if self.run is not None and self.run.data.layout.kind == "blocks":
+            return tokens
+        cls, sep = ([special[key]] if key in special else [] for key in ("cls_token_id", "sep_token_id"))
+        return [*cls, *tokens, *sep]
+
+    def _answer(self, vocabulary, prompt: Sequence[int], answer: Sequence[int]) -> str:
+        if set(prompt) & set(self._sentinels):
+            answer = blanks.fill_spans(prompt[:-1] if self._eos_ids else prompt, answer, self._sentinels)
+        return vocabulary.decode(answer)
 
     def save(self, directory: str, format: str = "huggingface") -> None:
         """Writes the model and its vocabulary so that `transformers` and `plm_jax.load` open it.
@@ -297,10 +366,12 @@ def _is_run(folder: epath.Path) -> bool:
 
 
 def _load_run(path: epath.Path, workdir: epath.Path) -> LanguageModel:
+    from plm_jax.config import SPECIALS
     from plm_jax.training import checkpoints  # It imports Orbax: seconds.
 
     params, run, meta = checkpoints.load_params(os.fspath(path))
-    ids = {f"{name}_token_id": getattr(run.vocabulary, name) for name in ("bos", "eos", "pad")}
+    ids = {f"{name}_token_id": getattr(run.vocabulary, name) for name in SPECIALS if name != "unk"}
+    ids["sentinels"] = run.vocabulary.sentinels or None
     scheme, colon, files = run.vocabulary.spec.partition(":")
     names = (str(workdir / "vocabulary" / os.path.basename(file)) for file in files.split(",") if file)
     return LanguageModel(

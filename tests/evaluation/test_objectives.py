@@ -1,0 +1,149 @@
+"""Evaluation of masked and text-to-text models against a walk over the rows, one by one, with all logits."""
+
+import collections
+import dataclasses
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from plm_jax import config, objectives
+from plm_jax.data import cache
+from plm_jax.data.reader import Reader
+from plm_jax.errors import UserError
+from plm_jax.evaluation import perplexity
+from plm_jax.evaluation.language_model import LanguageModel
+from plm_jax.models import registry, settings
+from tests.training import tiny
+
+VOCABULARY = config.Vocabulary("bytes", pad=256, eos=257, unk=258, cls=259, sep=260, mask=261, sentinels=8)
+SIZE, TEXT_IDS = 270, set(range(256)) | {258}
+LENGTH = 24
+PARTS = {
+    "embedding": settings.Embedding(SIZE + 2, 16, token_types=2),
+    "attention": settings.Attention(2, 8, settings.RelativeBias(8, 16)),
+    "feed_forward": settings.FeedForward(24),
+    "stack": settings.Stack(2),
+    "dropout": settings.Dropout(0.5, 0.5, 0.5),
+}
+ENCODER = settings.Encoder(**PARTS, head=settings.Head(transform="relu", bias=True), pooler=settings.Pooler())
+ENCODER_DECODER = settings.EncoderDecoder(
+    **PARTS | {"embedding": settings.Embedding(SIZE, 16)}, decoder_stack=settings.Stack(1)
+)
+RUNS = {
+    "masked_lm": (ENCODER, objectives.MaskedLM(), config.Blocks()),
+    "pairs": (ENCODER, objectives.MaskedLM(), config.SentencePairs(duplicates=2)),
+    "span_corruption": (ENCODER_DECODER, objectives.SpanCorruption(noise_density=0.3), config.Blocks()),
+}
+
+
+@pytest.fixture(scope="module")
+def documents():
+    """Token lists of each split; unk occurs in them."""
+    rng = np.random.default_rng(0)
+    letters = np.append(np.arange(97, 110), 258)
+    return {
+        split: [rng.choice(letters, rng.integers(20, 90), p=np.arange(1, 15) / 105) for _ in range(number)]
+        for split, number in (("train", 30), ("validation", 9))
+    }
+
+
+@pytest.fixture(scope="module")
+def cache_dir(documents, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cache")
+    counts = {}
+    for split, rows in documents.items():
+        writer = cache.SplitWriter(str(folder / ".a" / split), SIZE)
+        for row in rows:
+            writer.add(row, np.array([0]), np.arange(0, len(row), 7), len(row))
+        counts[split] = writer.close()
+    cache.save(str(folder / ".a" / "word_initial.npy"), np.zeros(SIZE, bool))
+    vocabulary = {name: getattr(VOCABULARY, name) for name in (*config.SPECIALS, "sentinels")}
+    vocabulary |= {"id": "v", "size": SIZE, "kind": "bytes", "files": {}}
+    manifest = {"identity": "i", "vocabulary": vocabulary, "dtype": "<u2", "splits": counts}
+    cache.publish(str(folder / ".a"), str(folder / "a"), manifest)
+    return str(folder)
+
+
+def make(cache_dir, name):
+    """A run, and a model of it with random parameters."""
+    model, objective, layout = RUNS[name]
+    run = dataclasses.replace(
+        tiny.PLAIN,
+        model=model,
+        objective=objective,
+        vocabulary=VOCABULARY,
+        data=dataclasses.replace(
+            tiny.PLAIN.data, cache_dir=cache_dir, length=LENGTH, layout=layout, sources={"a": config.TextFiles("a")}
+        ),
+        evaluation=config.Evaluation(batch_size=7),
+    )
+    rng = np.random.default_rng(1)
+    params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32) / 3, registry.shapes(model))
+    return run, LanguageModel(model, params, run=run, vocabulary_id="v")
+
+
+def walk(run, lm):
+    """Sums over the targets, row by row: of all, of those that are text, and of the pairs."""
+    sums = collections.Counter()
+    targets = []
+    for row in Reader(run).in_order("validation", 1):
+        inputs = {key: row[key] for key in ("tokens", "mask", "decoder_tokens", "token_types") if key in row}
+        log_p = np.asarray(jax.nn.log_softmax(lm.logits(**inputs)[0]), np.float64)
+        for i in np.flatnonzero(row["target_weights"][0]):
+            target = int(row["targets"][0, i])
+            scores = log_p[row["target_positions"][0, i] if "target_positions" in row else i]
+            sums += {"tokens": 1, "nll": -scores[target], "hits": int(scores.argmax() == target)}
+            if target in TEXT_IDS:
+                targets.append(target)
+                sums["real_nll"] -= scores[target]
+        if "pair_label" in row:
+            log_p = np.asarray(jax.nn.log_softmax(lm.logits(**inputs, head="sentence_pair")[0]), np.float64)
+            label = int(row["pair_label"][0])
+            sums += {"pairs": 1, "pair_nll": -log_p[label], "pair_hits": int(log_p.argmax() == label)}
+    return sums, targets
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_metrics_equal_a_walk_over_the_rows(documents, cache_dir, name):
+    run, lm = make(cache_dir, name)
+    sums, targets = walk(run, lm)
+    counts = collections.Counter(np.concatenate(documents["train"]).tolist())
+    total = sum(counts.values()) + SIZE
+    want = {
+        "loss": sums["nll"] / sums["tokens"],
+        "perplexity": math.exp(sums["nll"] / sums["tokens"]),
+        "accuracy": sums["hits"] / sums["tokens"],
+        "real_loss": sums["real_nll"] / len(targets),
+        "unigram_loss": -np.mean([math.log((counts[token] + 1) / total) for token in targets]),
+        "tokens": sums["tokens"],
+        "real_tokens": len(targets),
+    }
+    if name == "pairs":
+        want |= {
+            f"pair_{what}": sums[f"pair_{of}"] / sums["pairs"] for what, of in (("loss", "nll"), ("accuracy", "hits"))
+        }
+    assert (len(targets) < sums["tokens"]) == (name == "span_corruption")
+    assert 258 in targets
+    found = perplexity.evaluate(lm, run, "a", show_progress=False)
+    assert found.keys() == want.keys()
+    for key, value in want.items():
+        np.testing.assert_allclose(found[key], value, rtol=2e-5, err_msg=key)
+
+
+def test_a_model_without_a_pair_head_is_evaluated_on_its_tokens(cache_dir):
+    run, lm = make(cache_dir, "pairs")
+    plain = LanguageModel(dataclasses.replace(lm.config, pooler=settings.NoHead()), lm.params, vocabulary_id="v")
+    found, with_pairs = (perplexity.evaluate(model, run, "a", show_progress=False) for model in (plain, lm))
+    assert "pair_loss" not in found
+    assert found["loss"] == pytest.approx(with_pairs["loss"])
+
+
+def test_a_model_that_cannot_have_been_trained_so_is_refused(cache_dir):
+    masked, spans = make(cache_dir, "masked_lm"), make(cache_dir, "span_corruption")
+    with pytest.raises(UserError, match="of kind 'encoder', the config trains 'encoder_decoder'"):
+        perplexity.evaluate(masked[1], spans[0], "a")
+    headless = LanguageModel(dataclasses.replace(ENCODER, head=settings.NoHead()), {}, vocabulary_id="v")
+    with pytest.raises(UserError, match="no vocabulary head"):
+        perplexity.evaluate(headless, masked[0], "a")

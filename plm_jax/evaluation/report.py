@@ -16,11 +16,18 @@ matplotlib.use("svg")  # No display is needed.
 from matplotlib import pyplot as plt
 
 PICTURES = (
-    ("Loss", "nats a token", ("train/loss", "validation/loss")),
+    ("Loss", "nats a target", ("train/loss", "validation/loss")),
+    ("Accuracy", "share of targets", ("train/accuracy", "train/pair_accuracy")),
     ("Throughput", "tokens a second", ("train/tokens_per_second",)),
     ("Learning rate", "", ("train/learning_rate",)),
     ("Gradient norm", "", ("train/grad_norm",)),
 )
+# By kind of objective: what the targets are.
+TARGETS = {
+    "causal": "every next token",
+    "masked_lm": "the masked tokens; with sentence pairs the loss is theirs and the pairs' added up",
+    "span_corruption": "the spans that were cut out, with their sentinels and the end token",
+}
 STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}
 table{border-collapse:collapse;margin:1rem 0}td,th{padding:.25rem .75rem;border-bottom:1px solid #ddd;text-align:right}
 td:first-child,th:first-child{text-align:left}svg{max-width:100%;height:auto}
@@ -52,6 +59,8 @@ def read(workdir: str) -> RunLog:
         raise UserError(f"{workdir} is no run directory: it has no config.json") from None
     except ValueError as error:
         raise UserError(f"{workdir} is damaged ({error}): delete the broken lines") from error
+    if "config" not in config:
+        raise UserError(f"{workdir} is no run directory: its config.json is not of a run")
     return RunLog(os.path.basename(os.path.normpath(workdir)), config, *rows)
 
 
@@ -64,10 +73,16 @@ def write(workdirs: Sequence[str], output: str) -> None:
         f"<pre>{html.escape(json.dumps(run.config, indent=2))}</pre></details>"
         for run in runs
     )
+    targets = "\n".join(
+        f"<li>{html.escape(run.name)}: {TARGETS[run.config['config']['objective']['kind']]}.</li>" for run in runs
+    )
     title = "plm_jax: " + ", ".join(html.escape(run.name) for run in runs)
     page = f"""<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>
 <meta name="viewport" content="width=device-width"><style>{STYLE}</style></head><body><h1>{title}</h1>
 {_table(runs)}
+<p>Targets of the loss and the accuracy; <code>real_loss</code> and <code>unigram_loss</code>, dashed, are on held-out
+text alone, without special tokens and sentinels:</p>
+<ul>{targets}</ul>
 {pictures}
 <h2>Configs</h2>
 {configs}
@@ -101,7 +116,7 @@ def _figures(run: RunLog) -> dict[str, str]:
 
 
 def _picture(runs: Sequence[RunLog], unit: str, keys: Sequence[str]) -> str:
-    """The curves of some keys over steps, as SVG; the unigram baseline, where it was evaluated, as a level."""
+    """The curves of some keys over steps, as SVG; with the loss, as levels, what the evaluation compares."""
     figure, axes = plt.subplots(figsize=(9, 4), layout="constrained")
     for run in runs:
         for key in keys:
@@ -109,8 +124,9 @@ def _picture(runs: Sequence[RunLog], unit: str, keys: Sequence[str]) -> str:
             if points:
                 axes.plot(*zip(*points, strict=True), label=f"{run.name} {key}", marker="." if len(points) < 30 else "")
         for row in run.evaluation[-1:] if "train/loss" in keys else ():
-            for key in (key for key in row if key.endswith("/unigram_loss")):
-                axes.axhline(row[key], linestyle="--", color="grey", label=f"{run.name} {key}")
+            for key in (key for key in row if key.endswith(("/real_loss", "/unigram_loss"))):
+                color = "grey" if key.endswith("/unigram_loss") else "black"
+                axes.axhline(row[key], linestyle="--", color=color, label=f"{run.name} {key}")
     axes.set(xlabel="step", ylabel=unit)
     axes.grid(alpha=0.3)
     if axes.get_legend_handles_labels()[0]:

@@ -134,6 +134,59 @@ class AdamW:
 
 
 @dataclass(frozen=True)
+class Lamb:
+    """AdamW's direction scaled to each tensor's norm, norms and biases left as they are (You et al. 2020).
+
+    The defaults are ALBERT's (google-research/albert, lamb_optimizer.py); You et al. correct the bias.
+    """
+
+    kind: ClassVar[str] = "lamb"
+    b1: float = 0.9
+    b2: float = 0.999
+    epsilon: float = 1e-6
+    weight_decay: float = 0.01
+    bias_correction: bool = False
+    clip_norm: float = 1.0
+
+
+@dataclass(frozen=True)
+class Adafactor:
+    """Adafactor without momentum (Shazeer & Stern 2018); the defaults are t5x's, by which T5 was trained.
+
+    Attributes:
+      decay_exponent: the second moment of update t decays by 1 - t^-decay_exponent.
+      clipping_threshold: the largest root mean square of a tensor's direction.
+      min_dim_size_to_factor: a matrix whose sides are both at least this keeps moments of its rows and columns only.
+      epsilon: added to squared gradients.
+      multiply_by_parameter_scale: whether the rate is relative to the root mean square of the tensor, which counts as
+        at least `parameter_epsilon`.
+      clip_norm: largest norm of all gradients together (0: not clipped).
+    """
+
+    kind: ClassVar[str] = "adafactor"
+    decay_exponent: float = 0.8
+    clipping_threshold: float = 1.0
+    min_dim_size_to_factor: int = 128
+    epsilon: float = 1e-30
+    multiply_by_parameter_scale: bool = True
+    parameter_epsilon: float = 1e-3
+    clip_norm: float = 0.0
+
+
+@dataclass(frozen=True)
+class Adagrad:
+    """Adagrad (Duchi et al. 2011); the defaults are those of ELMo's training (allenai/bilm-tf, train_elmo.py).
+
+    Attributes:
+      initial_accumulator: the sum of squared gradients before the first, TensorFlow's way to keep first steps small.
+    """
+
+    kind: ClassVar[str] = "adagrad"
+    initial_accumulator: float = 1.0
+    clip_norm: float = 10.0
+
+
+@dataclass(frozen=True)
 class Schedule:
     """The learning rate of each step.
 
@@ -141,6 +194,8 @@ class Schedule:
       kind: after the linear warm-up, constant, or linear or cosine down to `final_fraction` of the peak at
         `decay_steps` (0: at train.steps), then flat; `rsqrt` is learning_rate / sqrt(max(step, warmup_steps)),
         without a ramp, as T5 had it.
+      decay_counts_warmup: the decay counts from step 0 and not from the warm-up's end, where the rate then steps down
+        a little, as BERT's does (google-research/bert, optimization.py).
     """
 
     kind: Literal["constant", "linear", "cosine", "rsqrt"]
@@ -148,6 +203,7 @@ class Schedule:
     warmup_steps: int = 0
     decay_steps: int = 0
     final_fraction: float = 0.0
+    decay_counts_warmup: bool = False
 
 
 @dataclass(frozen=True)
@@ -246,7 +302,7 @@ class Run:
     objective: objectives.Settings
     data: Data
     vocabulary: Vocabulary
-    optimizer: AdamW
+    optimizer: AdamW | Lamb | Adafactor | Adagrad
     schedule: Schedule
     train: Train
     mesh: Mesh = Mesh()

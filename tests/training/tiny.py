@@ -83,7 +83,7 @@ EVERYTHING = dataclasses.replace(
 
 def of_bert(run: config.Run, model=BERT) -> config.Run:
     """The run with BERT's pairs and objective."""
-    data = dataclasses.replace(run.data, layout=config.SentencePairs(duplicates=2))
+    data = dataclasses.replace(run.data, layout=run.data.layout)
     return dataclasses.replace(run, model=model, objective=objectives.MaskedLM(), data=data)
 
 

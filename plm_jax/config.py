@@ -74,6 +74,20 @@ class Blocks:
 
 
 @dataclass(frozen=True)
+class SentencePairs:
+    """Two stretches of text a row, of which the second follows the first or is from another document, as BERT has them.
+
+    Attributes:
+      short_probability: share of documents that are cut into pairs shorter than the row.
+      duplicates: different passes over each document, an epoch each; then they come again.
+    """
+
+    kind: ClassVar[str] = "sentence_pairs"
+    short_probability: float = 0.1
+    duplicates: int = 10
+
+
+@dataclass(frozen=True)
 class Data:
     """What is read.
 
@@ -90,7 +104,7 @@ class Data:
     length: int
     sources: dict[str, TextFiles | JsonLines | Tfds | SeqioTask]
     mixture: dict[str, float] = field(default_factory=dict)
-    layout: Blocks = Blocks()
+    layout: Blocks | SentencePairs = Blocks()
     validation_fraction: float = 0.01
     window_tokens: int = 2**21
     threads: int = 2
@@ -102,7 +116,7 @@ class Vocabulary:
     """The vocabulary and its special ids (None: there is none).
 
     Attributes:
-      spec: `sentencepiece:FILE`, `bpe:VOCAB,MERGES` or `bytes`.
+      spec: `sentencepiece:FILE`, `wordpiece:FILE`, `bpe:VOCAB,MERGES` or `bytes`.
       train_size: if the SentencePiece file is missing, `prepare` trains one of this size on the sources.
       sentinels: ids added above the file's own, one for each span that an objective cuts out, used from the top down:
         T5's 32,000 pieces and 100 sentinels make 32,100 ids, of which the first span takes 32,099.
@@ -481,12 +495,32 @@ def _check(run: Run) -> None:
                 f"a batch of {stage.batch_size} does not divide into {stage.microbatches} microbatches: "
                 "change config.train.batch_size or config.train.microbatches"
             )
+        if isinstance(data.layout, SentencePairs):
+            _check_pairs(run, stage.length)
         position = run.model.attention.position
         if isinstance(position, settings.LearnedPositions) and stage.length > position.length:
             raise UserError(
                 f"config.data.length is {stage.length}, above the model's {position.length} positions: "
                 "lower it or raise config.model.attention.position.length"
             )
+
+
+def _check_pairs(run: Run, length: int) -> None:
+    """What sentence pairs of a length ask for."""
+    layout, objective, vocabulary = run.data.layout, run.objective, run.vocabulary
+    if layout.duplicates < 1:
+        raise UserError(f"config.data.layout.duplicates is {layout.duplicates}: give at least 1")
+    if not 0.0 <= layout.short_probability <= 1.0:
+        raise UserError(f"config.data.layout.short_probability is {layout.short_probability}: give 0 to 1")
+    if length < 5:
+        raise UserError(f"config.data.length is {length}: sentence pairs take at least 5")
+    if vocabulary.cls is None or vocabulary.sep is None:
+        raise UserError("sentence pairs need special ids: set config.vocabulary.cls and config.vocabulary.sep")
+    if objective.input_length(length) != length:
+        raise UserError(
+            f"objective '{objective.kind}' takes more tokens than a row has, sentence pairs are a row: "
+            "choose masked_lm, or blocks as config.data.layout"
+        )
 
 
 def choose(table: dict[str, Any], name: str) -> Any:

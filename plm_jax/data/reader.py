@@ -16,7 +16,7 @@ import grain
 import numpy as np
 
 from plm_jax import config, objectives
-from plm_jax.data import cache, layouts, mixtures
+from plm_jax.data import cache, layouts, mixtures, pairs
 from plm_jax.errors import UserError
 
 Example = dict[str, np.ndarray]
@@ -95,6 +95,9 @@ class Reader:
     def _open_layout(self, split: str, name: str, length: int) -> layouts.Layout:
         """A source's split in rows of `length`."""
         layout = self._run.data.layout
+        if isinstance(layout, config.SentencePairs):
+            source, seed = self.sources[name], self._run.train.seed
+            return pairs.SentencePairs(source, split, layout, length, seed, self.objective.special)
         needed, stride = self.objective.input_length(length), self.objective.stride(length)
         return layouts.Blocks(self._streams[split][name], needed, stride, not layout.attend_across_documents)
 

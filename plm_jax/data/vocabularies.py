@@ -1,4 +1,4 @@
-"""Text to ids and back: SentencePiece, GPT-2's byte-level BPE and bytes, each as a `seqio.Vocabulary`.
+"""Text to ids and back: SentencePiece, WordPiece, GPT-2's byte-level BPE and bytes, each as a `seqio.Vocabulary`.
 
 Special ids come from the config's `vocabulary` section. Text never becomes a special token: `<|endoftext|>` in a
 document is spelt out in pieces. Importing this module imports seqio and so TensorFlow; the trainer must not.
@@ -25,8 +25,10 @@ from plm_jax.data import sentences
 from plm_jax.data.tensorflow_side import seqio, tf
 from plm_jax.errors import UserError, nearest
 
-# How a SentencePiece model writes the special ids for which it has no field (Lan et al. 2020, arXiv:1909.11942).
+# How a SentencePiece model writes the special ids for which it has no field (Lan et al. 2020, arXiv:1909.11942), and
+# how a WordPiece file does.
 _SYMBOLS = {"cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
+_WORDPIECE_SYMBOLS = {"pad": "[PAD]", "unk": "[UNK]", **_SYMBOLS}
 
 
 class Vocabulary(seqio.Vocabulary):
@@ -160,10 +162,26 @@ class SentencePiece(Vocabulary):
         return encoded
 
 
-class BytePairs(Vocabulary):
-    """GPT-2's byte-level BPE (Radford et al. 2019) over a vocabulary and its merges."""
+class _Tokenizer(Vocabulary):
+    """A vocabulary over a `tokenizers.Tokenizer`."""
 
     byte_offsets = False
+    tokenizer: tokenizers.Tokenizer
+
+    def _encode(self, s: str) -> Sequence[int]:
+        return self.tokenizer.encode(s).ids
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self.tokenizer.decode([int(i) for i in ids if 0 <= i < self._size], skip_special_tokens=False)
+
+    def encode_offsets(self, texts: list[str]) -> list[tuple[Sequence[int], Sequence[int]]]:
+        """Ids and character offsets."""
+        encoded = self.tokenizer.encode_batch(texts)
+        return [(e.ids, [begin for begin, _ in e.offsets]) for e in encoded]
+
+
+class BytePairs(_Tokenizer):
+    """GPT-2's byte-level BPE (Radford et al. 2019) over a vocabulary and its merges."""
 
     def __init__(self, vocab_path: str, merges_path: str, specials: config.Vocabulary):
         vocab, merges = _read(vocab_path).decode("utf-8", "replace"), _read(merges_path).decode("utf-8", "replace")
@@ -184,16 +202,36 @@ class BytePairs(Vocabulary):
         super().__init__(specials, np.array([token.startswith(("Ġ", "Ċ", "ĉ", "č")) for token in tokens]))
         self.table = {"tokens": tokens, "merges": pairs}
 
-    def _encode(self, s: str) -> Sequence[int]:
-        return self.tokenizer.encode(s).ids
 
-    def _decode(self, ids: Sequence[int]) -> str:
-        return self.tokenizer.decode([int(i) for i in ids if 0 <= i < self._size], skip_special_tokens=False)
+class WordPiece(_Tokenizer):
+    """BERT's vocab.txt: words, one a line, and pieces of words after `##` (Devlin et al. 2019, arXiv:1810.04805).
 
-    def encode_offsets(self, texts: list[str]) -> list[tuple[Sequence[int], Sequence[int]]]:
-        """Ids and character offsets."""
-        encoded = self.tokenizer.encode_batch(texts)
-        return [(e.ids, [begin for begin, _ in e.offsets]) for e in encoded]
+    Text is cleaned and cut at white space, at punctuation and around each Chinese character; a word goes into its
+    longest pieces, first to last, or is unknown. The file tells whether it is uncased: if none of its tokens but the
+    bracketed has an upper-case letter, text is lower-cased and its accents are dropped.
+    """
+
+    def __init__(self, path: str, specials: config.Vocabulary):
+        tokens = _read(path).decode("utf-8", "replace").removesuffix("\n").replace("\r\n", "\n").split("\n")
+        ids = {token: i for i, token in enumerate(tokens)}
+        if len(ids) < len(tokens) or "[UNK]" not in ids:
+            raise UserError(f"{path} is no WordPiece vocabulary: give one token a line, none twice, one of them [UNK]")
+        super().__init__(specials, np.array([not token.startswith("##") for token in tokens]))
+        for name, symbol in _WORDPIECE_SYMBOLS.items():
+            own, given = ids.get(symbol), getattr(specials, name)
+            if given is not None and own != given:
+                has = f"has no {symbol}: add it" if own is None else f"has {own}: set it to {own}"
+                raise UserError(f"config.vocabulary.{name} is {given} but {path} {has}")
+        lowercase = all(token == token.lower() for token in tokens if not token.startswith("["))
+        # 100 characters a word, as in transformers.
+        model = tokenizers.models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=100)
+        self.tokenizer = tokenizers.Tokenizer(model)
+        self.tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(
+            clean_text=True, handle_chinese_chars=True, strip_accents=lowercase, lowercase=lowercase
+        )
+        self.tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+        self.tokenizer.decoder = tokenizers.decoders.WordPiece()
+        self.table = {"tokens": tokens, "lowercase": lowercase}
 
 
 class Bytes(Vocabulary):
@@ -224,7 +262,7 @@ def load(vocabulary: config.Vocabulary | str) -> Vocabulary:
     """The vocabulary of a config section, or of a spec alone (then without special ids).
 
     Args:
-      vocabulary: its `spec` is `sentencepiece:FILE`, `bpe:VOCAB,MERGES` or `bytes`.
+      vocabulary: its `spec` is `sentencepiece:FILE`, `wordpiece:FILE`, `bpe:VOCAB,MERGES` or `bytes`.
 
     Raises:
       UserError: an unknown scheme; a missing or damaged file; special ids that do not fit it.
@@ -232,20 +270,20 @@ def load(vocabulary: config.Vocabulary | str) -> Vocabulary:
     if isinstance(vocabulary, str):
         vocabulary = config.Vocabulary(spec=vocabulary)
     scheme, paths = _parse(vocabulary.spec)
-    if scheme == "sentencepiece":
-        return SentencePiece(*paths, vocabulary)
-    return BytePairs(*paths, vocabulary) if scheme == "bpe" else Bytes(vocabulary)
+    kind = {"sentencepiece": SentencePiece, "wordpiece": WordPiece, "bpe": BytePairs, "bytes": Bytes}[scheme]
+    return kind(*paths, vocabulary)
 
 
 def _parse(spec: str) -> tuple[str, list[str]]:
     """A spec's scheme and files."""
     scheme, _, rest = spec.partition(":")
     paths = [path for path in rest.split(",") if path]
-    num_files = {"sentencepiece": 1, "bpe": 2, "bytes": 0}
+    num_files = {"sentencepiece": 1, "wordpiece": 1, "bpe": 2, "bytes": 0}
     if scheme not in num_files:
         raise UserError(f"config.vocabulary.spec is '{spec}': {nearest(scheme, num_files)}")
     if len(paths) != num_files[scheme]:
-        raise UserError(f"config.vocabulary.spec is '{spec}': give sentencepiece:FILE, bpe:VOCAB,MERGES or bytes")
+        known = "sentencepiece:FILE, wordpiece:FILE, bpe:VOCAB,MERGES or bytes"
+        raise UserError(f"config.vocabulary.spec is '{spec}': give {known}")
     return scheme, paths
 
 

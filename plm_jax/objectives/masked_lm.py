@@ -6,6 +6,7 @@ from typing import ClassVar
 import numpy as np
 
 from plm_jax.errors import UserError
+from plm_jax.objectives import rows
 from plm_jax.objectives.special import Special
 
 _KEPT = ("token_types", "segment_ids", "positions", "pair_label")
@@ -80,22 +81,24 @@ class MaskedLM:
         if special.mask is None:
             raise UserError("masked language modelling needs a mask id: set config.vocabulary.mask")
         tokens = np.array(example["tokens"], np.int32)
-        mask = np.asarray(example.get("mask", np.ones(len(tokens))), np.int32)
+        mask = np.asarray(example["mask"], np.int32) if "mask" in example else np.ones(len(tokens), np.int32)
         free = mask > 0
         for fixed in (special.bos, special.eos, special.cls, special.sep):
             if fixed is not None:
                 free &= tokens != fixed
-        candidates = np.flatnonzero(free)
+        (candidates,) = free.nonzero()
         slots = self.target_length(len(tokens))
-        num = min(slots, self._budget(int(mask.sum())), len(candidates))
-        positions = np.sort(rng.choice(candidates, num, replace=False, shuffle=False))
+        num = min(slots, self._budget(np.count_nonzero(mask)), len(candidates))
+        positions = candidates[rows.subset(len(candidates), num, rng)]
         targets = tokens[positions]
-        draw, random = rng.random(num), rng.integers(0, special.vocab_size, num)
-        replaced = np.where(draw < self.mask_share + self.random_share, random, targets)
+        draw, random = rng.random((2, num))
+        replaced = np.where(draw < self.mask_share + self.random_share, random * special.vocab_size, targets)
         tokens[positions] = np.where(draw < self.mask_share, special.mask, replaced)
-        made = {"tokens": tokens, "mask": mask}
-        for key, values in {"targets": targets, "target_positions": positions}.items():
-            made[key] = np.zeros(slots, np.int32)
-            made[key][:num] = values
-        made["target_weights"] = (np.arange(slots) < num).astype(np.float32)
-        return made | {key: np.asarray(example[key], np.int32) for key in _KEPT if key in example}
+        kept = {key: np.asarray(example[key], np.int32) for key in _KEPT if key in example}
+        return kept | {
+            "tokens": tokens,
+            "mask": mask,
+            "targets": rows.padded(targets, num, slots),
+            "target_positions": rows.padded(positions, num, slots),
+            "target_weights": rows.padded(1, num, slots, dtype=np.float32),
+        }

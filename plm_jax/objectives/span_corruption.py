@@ -1,12 +1,14 @@
 """Span corruption."""
 
 import bisect
+import functools
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from plm_jax.errors import UserError
+from plm_jax.objectives import rows
 from plm_jax.objectives.special import Special
 
 
@@ -47,11 +49,7 @@ class SpanCorruption:
         Raises:
           UserError: no number does.
         """
-        longest = int((length + 1) / (1 - self.noise_density)) + 2
-        num_tokens = bisect.bisect_right(range(1, longest), length, key=lambda n: self._lengths(n)[0])
-        if num_tokens < 1 or self._lengths(num_tokens)[0] != length:
-            raise UserError(f"span corruption makes no row of length {length}: change config.data.length")
-        return num_tokens
+        return _input_length(self, length)
 
     def stride(self, length: int) -> int:
         """Rows do not overlap."""
@@ -90,19 +88,33 @@ class SpanCorruption:
         noise, spans = self._counts(len(tokens))
         _check(example, special, spans)
         clean_ends, noise_ends = _partition(len(tokens) - noise, spans, rng), _partition(noise, spans, rng)
-        noise_starts = np.append(0, noise_ends[:-1])
+        noise_starts = np.zeros_like(noise_ends)
+        noise_starts[1:] = noise_ends[:-1]
         change = np.zeros(len(tokens) + 1, np.int8)
         change[clean_ends + noise_starts], change[clean_ends + noise_ends] = 1, -1
-        is_noise = np.cumsum(change[:-1], dtype=np.int8) > 0
-        inputs, mask = _weave(tokens[~is_noise], clean_ends, special, length)
-        targets, weights = _weave(tokens[is_noise], noise_starts, special, target_length)
+        is_noise = change[:-1].cumsum(dtype=np.int8).view(np.bool_)
+        inputs = _weave(tokens[~is_noise], clean_ends, special)
+        targets = _weave(tokens[is_noise], noise_starts, special)
+        pad = special.pad or 0
+        made = rows.padded(targets, len(targets), target_length, pad)
+        decoder_tokens = np.full_like(made, pad)
+        decoder_tokens[1:] = made[:-1]
         return {
-            "tokens": inputs,
-            "mask": mask.astype(np.int32),
-            "decoder_tokens": np.append(np.int32(special.pad or 0), targets[:-1]),
-            "targets": targets,
-            "target_weights": weights.astype(np.float32),
+            "tokens": rows.padded(inputs, len(inputs), length, pad),
+            "mask": rows.padded(1, len(inputs), length),
+            "decoder_tokens": decoder_tokens,
+            "targets": made,
+            "target_weights": rows.padded(1, len(targets), target_length, dtype=np.float32),
         }
+
+
+@functools.cache
+def _input_length(settings: SpanCorruption, length: int) -> int:
+    longest = int((length + 1) / (1 - settings.noise_density)) + 2
+    num_tokens = bisect.bisect_right(range(1, longest), length, key=lambda n: settings._lengths(n)[0])
+    if num_tokens < 1 or settings._lengths(num_tokens)[0] != length:
+        raise UserError(f"span corruption makes no row of length {length}: change config.data.length")
+    return num_tokens
 
 
 def _check(example: dict[str, np.ndarray], special: Special, spans: int) -> None:
@@ -122,18 +134,17 @@ def _check(example: dict[str, np.ndarray], special: Special, spans: int) -> None
 def _partition(total: int, parts: int, rng: np.random.Generator) -> np.ndarray:
     """The ends [parts] of consecutive non-empty parts of `total` tokens, every way to part them equally likely."""
     ends = np.full(parts, total)
-    ends[:-1] = np.sort(rng.choice(max(0, total - 1), parts - 1, replace=False, shuffle=False)) + 1
+    ends[:-1] = rows.subset(total - 1, parts - 1, rng) + 1
     return ends
 
 
-def _weave(text: np.ndarray, before: np.ndarray, special: Special, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """A row [length] of `text` with a sentinel in front of each of its tokens `before`, then eos; and what is real."""
-    row = np.full(length, special.pad or 0, np.int32)
-    size = len(text) + len(before)
+def _weave(text: np.ndarray, before: np.ndarray, special: Special) -> np.ndarray:
+    """`text` with a sentinel in front of each of its tokens `before`, and eos."""
+    row = np.empty(len(text) + len(before) + 1, np.int32)
+    is_text = np.ones(len(row), np.bool_)
     at = before + np.arange(len(before))
-    is_text = np.ones(size, np.bool_)
-    is_text[at] = False
-    row[:size][is_text] = text
+    is_text[at] = is_text[-1] = False
+    row[is_text] = text
     row[at] = special.sentinels[: len(before)]
-    row[size] = special.eos
-    return row, np.arange(length) <= size
+    row[-1] = special.eos
+    return row

@@ -21,7 +21,7 @@ hypothesis.settings.load_profile("untimed")
 def write_source(tmp_path):
     """`write(name, {split: [[token, …], …]})` makes a source's cache of vocabulary size 100 under `tmp_path`."""
 
-    def write(name, splits, vocabulary_id="v", eos=EOS):
+    def write(name, splits, vocabulary_id="v", eos=EOS, **specials):
         temporary = str(tmp_path / f".{name}")
         counts = {}
         for split, documents in splits.items():
@@ -31,7 +31,7 @@ def write_source(tmp_path):
             counts[split] = writer.close()
         cache.save(os.path.join(temporary, "word_initial.npy"), np.arange(100) % 2 == 0)
         vocabulary = {"id": vocabulary_id, "size": 100, "pad": None, "bos": None, "eos": eos, "unk": None}
-        vocabulary |= {"kind": "bytes", "files": {}}
+        vocabulary |= {"kind": "bytes", "files": {}, **specials}
         manifest = {"identity": "i", "vocabulary": vocabulary, "dtype": "<u2", "splits": counts}
         cache.publish(temporary, str(tmp_path / name), manifest)
         return str(tmp_path)

@@ -11,6 +11,7 @@ from plm_jax.data import cache
 from plm_jax.models import settings
 
 EOS = 99
+CAUSAL = objectives.Causal()
 
 # A busy machine must not fail a test.
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -41,9 +42,9 @@ def write_source(tmp_path):
 
 @pytest.fixture
 def make_run(tmp_path):
-    """A causal run over caches under `tmp_path`; keywords go to `data`, `train` and `vocabulary`."""
+    """A run over caches under `tmp_path`, causal by default; keywords go to `data`, `train` and `vocabulary`."""
 
-    def make(names, vocab_size=100, eos=EOS, data=(), train=()):
+    def make(names, vocab_size=100, eos=EOS, data=(), train=(), objective=CAUSAL, **specials):
         return config.Run(
             model=settings.Decoder(
                 embedding=settings.Embedding(vocab_size, 8),
@@ -51,7 +52,7 @@ def make_run(tmp_path):
                 feed_forward=settings.FeedForward(8),
                 stack=settings.Stack(1),
             ),
-            objective=objectives.Causal(),
+            objective=objective,
             data=config.Data(
                 **{
                     "cache_dir": str(tmp_path),
@@ -61,7 +62,7 @@ def make_run(tmp_path):
                     **dict(data),
                 }
             ),
-            vocabulary=config.Vocabulary("bytes", eos=eos),
+            vocabulary=config.Vocabulary("bytes", eos=eos, **specials),
             optimizer=config.AdamW(),
             schedule=config.Schedule("constant", 1e-3),
             train=config.Train(**{"steps": 50, "batch_size": 4, "seed": 3, **dict(train)}),

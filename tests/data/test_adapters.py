@@ -1,10 +1,8 @@
-import dataclasses
-
 import numpy as np
 import pytest
 import seqio
 
-from plm_jax import config, objectives
+from plm_jax import objectives
 from plm_jax.data import adapters, reader
 from plm_jax.data.tensorflow_side import tf
 
@@ -41,9 +39,7 @@ def test_a_seqio_task_gives_the_readers_rows(write_source, random_documents, mak
     documents = random_documents(0, 20)
     ids = {"pad": 91, "eos": 92, "mask": 90, "sentinels": 4}
     write_source("a", {"train": documents}, **ids)
-    run = make_run("a", data={"length": 16}, train={"seed": 5})
-    run = dataclasses.replace(run, objective=settings, vocabulary=config.Vocabulary("bytes", **ids))
-    opened = reader.Reader(run)
+    opened = reader.Reader(make_run("a", data={"length": 16}, train={"seed": 5}, objective=settings, **ids))
     expected = [
         {key: value[i] for key, value in batch.items()}
         for batch in opened.in_order("train", 1)

@@ -53,9 +53,7 @@ def get_config(size: str = "base"):
     run = config.Run(
         model=model(layers, width, heads, VOCAB_SIZES[cased]),
         objective=objectives.MaskedLM(),
-        vocabulary=config.Vocabulary(
-            spec=f"wordpiece:{folder}/vocab.txt", lowercase=not cased, pad=0, unk=100, cls=101, sep=102, mask=103
-        ),
+        vocabulary=config.Vocabulary(spec=f"wordpiece:{folder}/vocab.txt", pad=0, unk=100, cls=101, sep=102, mask=103),
         data=config.Data(
             cache_dir="../.cache/bert" + (CASED if cased else ""),
             sources={"text": config.JsonLines(path="../corpus/*.jsonl.gz")},

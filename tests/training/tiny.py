@@ -56,7 +56,6 @@ PLAIN = config.Run(
 )
 
 
-
 def with_dropout(model, rate: float = 0.1):
     """The model with all its dropout rates at `rate`."""
     return dataclasses.replace(model, dropout=model.dropout.all_at(rate))
@@ -80,17 +79,20 @@ EVERYTHING = dataclasses.replace(
 )
 
 
-
 def of_bert(run: config.Run, model=BERT) -> config.Run:
     """The run with BERT's pairs and objective."""
-    data = dataclasses.replace(run.data, layout=run.data.layout)
+    data = dataclasses.replace(run.data, layout=config.SentencePairs(duplicates=2))
     return dataclasses.replace(run, model=model, objective=objectives.MaskedLM(), data=data)
 
 
 def of_t5(run: config.Run, model=T5) -> config.Run:
     """The run with T5's objective and optimizer."""
     return dataclasses.replace(
-        run, model=model, objective=objectives.SpanCorruption(), optimizer=config.Adafactor(min_dim_size_to_factor=16)
+        run,
+        model=model,
+        objective=objectives.SpanCorruption(),
+        optimizer=config.Adafactor(min_dim_size_to_factor=16),
+        schedule=dataclasses.replace(run.schedule, learning_rate=0.05),
     )
 
 

@@ -201,8 +201,9 @@ def test_shares_are_the_closed_forms(write):
     assert sum(labels) == 2 * twice
 
 
-def test_short_documents_are_a_tenth_and_short_throughout(write):
+def test_short_documents_are_a_tenth_and_short_throughout(write, monkeypatch):
     num, longest = 1000, 13
+    monkeypatch.setattr(pairs, "BLOCK_SENTENCES", 200)
     layout = opened(write({"train": [[1] * 50] * num}), 16, duplicates=1)
     sizes = {}
     for a, b, label in examples(layout):

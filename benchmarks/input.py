@@ -2,11 +2,12 @@
 
     python benchmarks/input.py                 # causal, length 512, batch 256, 2 threads
     python benchmarks/input.py --objective=span_corruption
+    python benchmarks/input.py --objective=sentence_pairs    # masked LM over sentence pairs
     python benchmarks/input.py --memory        # also anonymous memory after 2,000 batches at 50e6 and at 1e9 tokens
 
 Tokens are the real ones of the rows that a model reads, an encoder's and a decoder's.
-It reads a synthetic cache (random tokens, documents of random lengths), written with the cache's own writer into a
-temporary folder. Memory is RssAnon of a fresh process: memory maps do not count.
+It reads a synthetic cache (random tokens, sentences and documents of random lengths), written with the cache's own
+writer into a temporary folder. Memory is RssAnon of a fresh process: memory maps do not count.
 """
 
 import argparse
@@ -26,10 +27,13 @@ from plm_jax.data.reader import Reader
 from plm_jax.models import settings
 
 VOCAB_SIZE, SENTINELS = 50_257, 100
-EOS, MASK = VOCAB_SIZE - SENTINELS - 1, VOCAB_SIZE - SENTINELS - 2
-VOCABULARY = config.Vocabulary("bpe:", eos=EOS, mask=MASK, sentinels=SENTINELS)
+TEXT_IDS = VOCAB_SIZE - SENTINELS - 4
+CLS, SEP, MASK, EOS = range(TEXT_IDS, TEXT_IDS + 4)
+VOCABULARY = config.Vocabulary("bpe:", eos=EOS, cls=CLS, sep=SEP, mask=MASK, sentinels=SENTINELS)
+OBJECTIVES = {kind: (make(), config.Blocks()) for kind, make in objectives.KINDS.items()}
+OBJECTIVES["sentence_pairs"] = (objectives.MaskedLM(), config.SentencePairs())
 LENGTH, BATCH, THREADS = 512, 256, 2
-MEAN_DOCUMENT = 1000
+MEAN_DOCUMENT, MEAN_SENTENCE = 1000, 25
 CHUNK = 2**22
 
 
@@ -39,9 +43,10 @@ def write_cache(folder: str, num_tokens: int) -> None:
     temporary = os.path.join(folder, ".tmp")
     writer = cache.SplitWriter(os.path.join(temporary, "train"), VOCAB_SIZE)
     for start in range(0, num_tokens, CHUNK):
-        tokens = rng.integers(0, MASK, min(CHUNK, num_tokens - start), np.uint16)
-        documents = np.unique(np.append(rng.integers(0, len(tokens), len(tokens) // MEAN_DOCUMENT), 0))
-        writer.add(tokens, documents, documents, 4 * len(tokens))
+        tokens = rng.integers(0, TEXT_IDS, min(CHUNK, num_tokens - start), np.uint16)
+        sentences = np.unique(np.append(rng.integers(0, len(tokens), len(tokens) // MEAN_SENTENCE), 0))
+        documents = np.unique(np.append(rng.choice(sentences, len(tokens) // MEAN_DOCUMENT), 0))
+        writer.add(tokens, documents, sentences, 4 * len(tokens))
     counts = {"train": writer.close()}
     cache.save(os.path.join(temporary, "word_initial.npy"), np.ones(VOCAB_SIZE, np.bool_))
     specials = config.to_dict(VOCABULARY)
@@ -52,6 +57,7 @@ def write_cache(folder: str, num_tokens: int) -> None:
 
 def make_run(folder: str, objective: str, steps: int) -> config.Run:
     """A run over the synthetic cache."""
+    made, layout = OBJECTIVES[objective]
     return config.Run(
         model=settings.Decoder(
             embedding=settings.Embedding(VOCAB_SIZE, 8),
@@ -59,8 +65,8 @@ def make_run(folder: str, objective: str, steps: int) -> config.Run:
             feed_forward=settings.FeedForward(8),
             stack=settings.Stack(1),
         ),
-        objective=objectives.KINDS[objective](),
-        data=config.Data(folder, LENGTH, {"synthetic": config.TextFiles("-")}, threads=THREADS),
+        objective=made,
+        data=config.Data(folder, LENGTH, {"synthetic": config.TextFiles("-")}, layout=layout, threads=THREADS),
         vocabulary=VOCABULARY,
         optimizer=config.AdamW(),
         schedule=config.Schedule("constant", 1e-3),
@@ -104,7 +110,7 @@ def measure_apart(tokens: int, objective: str, batches: int) -> dict[str, float]
 def main() -> None:
     """Parses the flags and prints the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--objective", choices=objectives.KINDS, default="causal")
+    parser.add_argument("--objective", choices=OBJECTIVES, default="causal")
     parser.add_argument("--tokens", type=float, nargs="+", default=[50e6])
     parser.add_argument("--batches", type=int, default=200)
     parser.add_argument("--memory", action="store_true")

@@ -82,11 +82,11 @@ class SpanCorruption:
           UserError: the vocabulary has no eos or fewer sentinels than a row needs; documents are kept apart.
         """
         tokens = np.asarray(example["tokens"], np.int32)
+        _check(example, special, self._counts(len(tokens))[1])
         length, target_length = self._lengths(len(tokens))
         if "mask" in example:
             tokens = tokens[: np.count_nonzero(example["mask"])]
         noise, spans = self._counts(len(tokens))
-        _check(example, special, spans)
         clean_ends, noise_ends = _partition(len(tokens) - noise, spans, rng), _partition(noise, spans, rng)
         noise_starts = np.zeros_like(noise_ends)
         noise_starts[1:] = noise_ends[:-1]

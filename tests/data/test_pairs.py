@@ -5,6 +5,8 @@ import itertools
 import json
 import os
 import shutil
+import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 
 from plm_jax import config, objectives
 from plm_jax.data import cache, layouts, pairs
-from plm_jax.data.reader import Reader
+from plm_jax.data.reader import Reader, crc
 from plm_jax.errors import UserError
 
 PAD, CLS, SEP, MASK, FIRST = 0, 1, 2, 3, 4
@@ -199,8 +201,9 @@ def test_shares_are_the_closed_forms(write):
     assert sum(labels) == 2 * twice
 
 
-def test_short_documents_are_a_tenth_and_short_throughout(write):
+def test_short_documents_are_a_tenth_and_short_throughout(write, monkeypatch):
     num, longest = 1000, 13
+    monkeypatch.setattr(pairs, "BLOCK_SENTENCES", 200)
     layout = opened(write({"train": [[1] * 50] * num}), 16, duplicates=1)
     sizes = {}
     for a, b, label in examples(layout):
@@ -307,6 +310,8 @@ def test_example_k_does_not_depend_on_what_was_read(write, paired):
     for k in np.random.default_rng(0).permutation(175):
         np.testing.assert_equal(other.example(int(k)), whole[k])
     assert set(whole[0]) >= {"tokens", "mask", "token_types", "pair_label", "targets", "target_positions"}
+    label = whole[0]["pair_label"]
+    assert crc({"pair_label": label}) == zlib.crc32(b"pair_label" + struct.pack("<i", label))
     batch = next(other.batches(30))
     assert batch["pair_label"].shape == (3,) and batch["pair_label"].tolist() == [
         int(e["pair_label"]) for e in whole[115:118]

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import re
 import string
 import unicodedata
 
@@ -8,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plm_jax import config
-from plm_jax.data import vocabularies
+from plm_jax import config, objectives
+from plm_jax.data import prepare, reader, vocabularies
 from plm_jax.errors import UserError
 
 BERT = config.Vocabulary("", pad=0, unk=1, cls=2, sep=3, mask=4)
@@ -124,3 +125,35 @@ def test_mistakes_are_told(load):
             load(tokens, config.Vocabulary(""))
     with pytest.raises(UserError, match="cannot read the vocabulary's /none"):
         vocabularies.load("wordpiece:/none")
+
+
+def test_a_corpus_becomes_pairs_of_its_sentences(tmp_path, make_run):
+    texts = [f"The whale {'the ' * i}whale. {'You ' * (i + 1)}café! {'你' * (i + 1)}。" for i in range(12)]
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    (tmp_path / "vocab.txt").write_text("\n".join(LOWER), encoding="utf-8")
+    made = make_run("a", vocab_size=len(LOWER))
+    run = dataclasses.replace(
+        made,
+        objective=objectives.MaskedLM(rate=0.01, mask_share=0.0, random_share=0.0),
+        data=dataclasses.replace(
+            made.data,
+            length=128,
+            sources={"a": config.JsonLines(str(tmp_path / "corpus.jsonl"))},
+            layout=config.SentencePairs(short_probability=0.0),
+            validation_fraction=0.0,
+        ),
+        vocabulary=dataclasses.replace(BERT, spec=f"wordpiece:{tmp_path}/vocab.txt"),
+    )
+    prepare.prepare(run, show_progress=False)
+    vocabulary, opened = vocabularies.load(run.vocabulary), reader.Reader(run)
+    sentences = [[vocabulary.decode(vocabulary.encode(s)) for s in re.split(r"(?<=[.!])", text)] for text in texts]
+    cuts = [(s[i:j], s[j:]) for s in sentences for i in range(3) for j in range(i + 1, 4)]
+    cuts = {(" ".join(a), " ".join(b)) for a, b in cuts}
+    labels = set()
+    for k in range(100):
+        example = opened.example(k)
+        cls, a, b = re.split(r"\[CLS\] | \[SEP\] ?", vocabulary.decode(example["tokens"][example["mask"] > 0]))[:3]
+        assert cls == "" and a in {a for a, _ in cuts}
+        assert ((a, b) in cuts) == (example["pair_label"] == 0)
+        labels.add(int(example["pair_label"]))
+    assert labels == {0, 1}

@@ -195,7 +195,7 @@ def published(settings, params, steps=20):
         config.AdamW(0.8, 0.9, 1e-3, weight_decay=0.1, clip_norm=30.0),
         config.AdamW(0.8, 0.9, 1e-3, weight_decay=0.1, clip_norm=30.0, bias_correction=False),
         config.Lamb(0.8, 0.9, clip_norm=30.0, weight_decay=0.1),
-        config.Lamb(0.8, 0.9, clip_norm=0.0, bias_correction=True),
+        config.Lamb(0.8, 0.9, weight_decay=0.0, clip_norm=0.0, bias_correction=True),
         config.Adafactor(min_dim_size_to_factor=5),
         config.Adafactor(min_dim_size_to_factor=5, clipping_threshold=0.3, clip_norm=30.0),
         config.Adafactor(multiply_by_parameter_scale=False, decay_exponent=0.5),

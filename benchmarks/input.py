@@ -1,8 +1,10 @@
 """The input pipeline: tokens a second as ready batches, and memory against corpus size. Prints one JSON object.
 
     python benchmarks/input.py                 # causal, length 512, batch 256, 2 threads
+    python benchmarks/input.py --objective=span_corruption
     python benchmarks/input.py --memory        # also anonymous memory after 2,000 batches at 50e6 and at 1e9 tokens
 
+Tokens are the real ones of the rows that a model reads, an encoder's and a decoder's.
 It reads a synthetic cache (random tokens, documents of random lengths), written with the cache's own writer into a
 temporary folder. Memory is RssAnon of a fresh process: memory maps do not count.
 """
@@ -23,7 +25,9 @@ from plm_jax.data import cache
 from plm_jax.data.reader import Reader
 from plm_jax.models import settings
 
-VOCAB_SIZE = 50_257
+VOCAB_SIZE, SENTINELS = 50_257, 100
+EOS, MASK = VOCAB_SIZE - SENTINELS - 1, VOCAB_SIZE - SENTINELS - 2
+VOCABULARY = config.Vocabulary("bpe:", eos=EOS, mask=MASK, sentinels=SENTINELS)
 LENGTH, BATCH, THREADS = 512, 256, 2
 MEAN_DOCUMENT = 1000
 CHUNK = 2**22
@@ -35,19 +39,19 @@ def write_cache(folder: str, num_tokens: int) -> None:
     temporary = os.path.join(folder, ".tmp")
     writer = cache.SplitWriter(os.path.join(temporary, "train"), VOCAB_SIZE)
     for start in range(0, num_tokens, CHUNK):
-        tokens = rng.integers(0, VOCAB_SIZE - 1, min(CHUNK, num_tokens - start), np.uint16)
+        tokens = rng.integers(0, MASK, min(CHUNK, num_tokens - start), np.uint16)
         documents = np.unique(np.append(rng.integers(0, len(tokens), len(tokens) // MEAN_DOCUMENT), 0))
         writer.add(tokens, documents, documents, 4 * len(tokens))
     counts = {"train": writer.close()}
     cache.save(os.path.join(temporary, "word_initial.npy"), np.ones(VOCAB_SIZE, np.bool_))
-    specials = {"pad": None, "bos": None, "eos": VOCAB_SIZE - 1, "unk": None}
+    specials = config.to_dict(VOCABULARY)
     vocabulary = {"id": "synthetic", "size": VOCAB_SIZE, "kind": "bpe", "files": {}, **specials}
     manifest = {"identity": "synthetic", "vocabulary": vocabulary, "dtype": "<u2", "splits": counts}
     cache.publish(temporary, os.path.join(folder, "synthetic"), manifest)
 
 
-def make_run(folder: str, steps: int) -> config.Run:
-    """A causal run over the synthetic cache."""
+def make_run(folder: str, objective: str, steps: int) -> config.Run:
+    """A run over the synthetic cache."""
     return config.Run(
         model=settings.Decoder(
             embedding=settings.Embedding(VOCAB_SIZE, 8),
@@ -55,9 +59,9 @@ def make_run(folder: str, steps: int) -> config.Run:
             feed_forward=settings.FeedForward(8),
             stack=settings.Stack(1),
         ),
-        objective=objectives.Causal(),
+        objective=objectives.KINDS[objective](),
         data=config.Data(folder, LENGTH, {"synthetic": config.TextFiles("-")}, threads=THREADS),
-        vocabulary=config.Vocabulary("bpe:", eos=VOCAB_SIZE - 1),
+        vocabulary=VOCABULARY,
         optimizer=config.AdamW(),
         schedule=config.Schedule("constant", 1e-3),
         train=config.Train(steps=steps, batch_size=BATCH),
@@ -70,22 +74,29 @@ def rss_anon() -> int:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith("RssAnon"))
 
 
-def measure(folder: str, batches: int) -> dict[str, float]:
+def num_tokens(batch: dict[str, np.ndarray]) -> float:
+    """Real tokens: where targets have positions of their own they are the encoder's."""
+    encoder = batch["mask"].sum() if "mask" in batch else 0
+    return float(encoder if "target_positions" in batch else encoder + batch["target_weights"].sum())
+
+
+def measure(folder: str, objective: str, batches: int) -> dict[str, float]:
     """Reads `batches` batches; the clock starts after the first ten."""
-    reader = Reader(make_run(folder, batches))
+    reader = Reader(make_run(folder, objective, batches))
     tokens, start = 0.0, 0.0
     for step, batch in enumerate(reader.batches(0)):
         if step == min(10, batches // 2):
             tokens, start = 0.0, time.perf_counter()
-        tokens += float(batch["target_weights"].sum())
+        tokens += num_tokens(batch)
     return {"tokens_per_second": round(tokens / (time.perf_counter() - start)), "rss_anon_bytes": rss_anon()}
 
 
-def measure_apart(tokens: int, batches: int) -> dict[str, float]:
+def measure_apart(tokens: int, objective: str, batches: int) -> dict[str, float]:
     """Writes a cache and measures in a fresh process."""
     with tempfile.TemporaryDirectory() as folder:
         write_cache(folder, tokens)
-        command = [sys.executable, __file__, f"--folder={folder}", f"--batches={batches}"]
+        flags = [f"--folder={folder}", f"--objective={objective}", f"--batches={batches}"]
+        command = [sys.executable, __file__, *flags]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
     return {"tokens": tokens, **json.loads(done.stdout)}
 
@@ -93,22 +104,23 @@ def measure_apart(tokens: int, batches: int) -> dict[str, float]:
 def main() -> None:
     """Parses the flags and prints the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--objective", choices=objectives.KINDS, default="causal")
     parser.add_argument("--tokens", type=float, nargs="+", default=[50e6])
     parser.add_argument("--batches", type=int, default=200)
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     flags = parser.parse_args()
     if flags.folder:
-        print(json.dumps(measure(flags.folder, flags.batches)))
+        print(json.dumps(measure(flags.folder, flags.objective, flags.batches)))
         return
     result = {
         "benchmark": "input",
         "hardware": {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()},
-        "settings": {"objective": "causal", "length": LENGTH, "batch": BATCH, "threads": THREADS},
-        "speed": [measure_apart(int(tokens), flags.batches) for tokens in flags.tokens],
+        "settings": {"objective": flags.objective, "length": LENGTH, "batch": BATCH, "threads": THREADS},
+        "speed": [measure_apart(int(tokens), flags.objective, flags.batches) for tokens in flags.tokens],
     }
     if flags.memory:
-        small, large = (measure_apart(int(tokens), 2000) for tokens in (50e6, 1e9))
+        small, large = (measure_apart(int(tokens), flags.objective, 2000) for tokens in (50e6, 1e9))
         result["memory"] = {"small": small, "large": large}
         result["memory"]["growth"] = round(large["rss_anon_bytes"] / small["rss_anon_bytes"] - 1, 4)
     print(json.dumps(result, indent=2))

@@ -19,6 +19,9 @@ from plm_jax import objectives
 from plm_jax.errors import UserError, nearest
 from plm_jax.models import settings
 
+# The special ids that a vocabulary may have.
+SPECIALS = ("pad", "bos", "eos", "unk", "cls", "sep", "mask")
+
 
 @dataclass(frozen=True)
 class TextFiles:
@@ -71,6 +74,20 @@ class Blocks:
 
 
 @dataclass(frozen=True)
+class SentencePairs:
+    """Two stretches of text a row, of which the second follows the first or is from another document, as BERT has them.
+
+    Attributes:
+      short_probability: share of documents that are cut into pairs shorter than the row.
+      duplicates: different passes over each document, an epoch each; then they come again.
+    """
+
+    kind: ClassVar[str] = "sentence_pairs"
+    short_probability: float = 0.1
+    duplicates: int = 10
+
+
+@dataclass(frozen=True)
 class Data:
     """What is read.
 
@@ -87,7 +104,7 @@ class Data:
     length: int
     sources: dict[str, TextFiles | JsonLines | Tfds | SeqioTask]
     mixture: dict[str, float] = field(default_factory=dict)
-    layout: Blocks = Blocks()
+    layout: Blocks | SentencePairs = Blocks()
     validation_fraction: float = 0.01
     window_tokens: int = 2**21
     threads: int = 2
@@ -99,8 +116,10 @@ class Vocabulary:
     """The vocabulary and its special ids (None: there is none).
 
     Attributes:
-      spec: `sentencepiece:FILE`, `bpe:VOCAB,MERGES` or `bytes`.
+      spec: `sentencepiece:FILE`, `wordpiece:FILE`, `bpe:VOCAB,MERGES` or `bytes`.
       train_size: if the SentencePiece file is missing, `prepare` trains one of this size on the sources.
+      sentinels: ids added above the file's own, one for each span that an objective cuts out, used from the top down:
+        T5's 32,000 pieces and 100 sentinels make 32,100 ids, of which the first span takes 32,099.
     """
 
     spec: str
@@ -109,6 +128,10 @@ class Vocabulary:
     bos: int | None = None
     eos: int | None = None
     unk: int | None = None
+    cls: int | None = None
+    sep: int | None = None
+    mask: int | None = None
+    sentinels: int = 0
 
 
 @dataclass(frozen=True)
@@ -289,8 +312,8 @@ class Evaluation:
 class Run:
     """Everything that a run is."""
 
-    model: settings.Decoder
-    objective: objectives.Causal
+    model: settings.Decoder | settings.Encoder | settings.EncoderDecoder
+    objective: objectives.Settings
     data: Data
     vocabulary: Vocabulary
     optimizer: AdamW | Lamb | Adafactor | Adagrad
@@ -366,7 +389,8 @@ def _config_dict(value: Any) -> Any:
         elif isinstance(item, tuple):
             item = tuple(to_dict(v) if dataclasses.is_dataclass(v) else v for v in item)
         elif item is None:
-            item = config_dict.placeholder(next(a for a in typing.get_args(f.type) if a is not types.NoneType))
+            given = next(a for a in typing.get_args(f.type) if a is not types.NoneType)
+            item = config_dict.placeholder(str if typing.get_origin(given) is Literal else given)
         tree[f.name] = item
     return tree
 
@@ -451,6 +475,8 @@ def _check(run: Run) -> None:
         raise UserError(f"config.data.length is {data.length}: give at least 1")
     if not 0.0 <= data.validation_fraction < 1.0:
         raise UserError(f"config.data.validation_fraction is {data.validation_fraction}: give 0 to below 1")
+    if run.vocabulary.sentinels < 0:
+        raise UserError(f"config.vocabulary.sentinels is {run.vocabulary.sentinels}: give at least 0")
     if not data.sources:
         raise UserError("config.data.sources is empty: name at least one corpus")
     untils = [phase.until for phase in train.phases]
@@ -469,12 +495,32 @@ def _check(run: Run) -> None:
                 f"a batch of {stage.batch_size} does not divide into {stage.microbatches} microbatches: "
                 "change config.train.batch_size or config.train.microbatches"
             )
+        if isinstance(data.layout, SentencePairs):
+            _check_pairs(run, stage.length)
         position = run.model.attention.position
         if isinstance(position, settings.LearnedPositions) and stage.length > position.length:
             raise UserError(
                 f"config.data.length is {stage.length}, above the model's {position.length} positions: "
                 "lower it or raise config.model.attention.position.length"
             )
+
+
+def _check_pairs(run: Run, length: int) -> None:
+    """What sentence pairs of a length ask for."""
+    layout, objective, vocabulary = run.data.layout, run.objective, run.vocabulary
+    if layout.duplicates < 1:
+        raise UserError(f"config.data.layout.duplicates is {layout.duplicates}: give at least 1")
+    if not 0.0 <= layout.short_probability <= 1.0:
+        raise UserError(f"config.data.layout.short_probability is {layout.short_probability}: give 0 to 1")
+    if length < 5:
+        raise UserError(f"config.data.length is {length}: sentence pairs take at least 5")
+    if vocabulary.cls is None or vocabulary.sep is None:
+        raise UserError("sentence pairs need special ids: set config.vocabulary.cls and config.vocabulary.sep")
+    if objective.input_length(length) != length:
+        raise UserError(
+            f"objective '{objective.kind}' takes more tokens than a row has, sentence pairs are a row: "
+            "choose masked_lm, or blocks as config.data.layout"
+        )
 
 
 def choose(table: dict[str, Any], name: str) -> Any:

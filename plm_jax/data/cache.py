@@ -37,10 +37,11 @@ def dtype_for(vocab_size: int) -> np.dtype:
     return np.dtype("<u2" if vocab_size <= 2**16 else "<u4")
 
 
-class _NpyAppender:
-    """Writes an int64 vector of unknown length to a .npy file, piece by piece."""
+class NpyAppender:
+    """Writes a vector of unknown length to a .npy file, piece by piece."""
 
-    def __init__(self, path: str):
+    def __init__(self, path: str, dtype: Any = "<i8"):
+        self._dtype = np.dtype(dtype)
         self._file: BinaryIO = open(path, "wb")  # noqa: SIM115 (closed in close)
         self._length = 0
         self._write_header()
@@ -48,12 +49,12 @@ class _NpyAppender:
     def _write_header(self) -> None:
         """NumPy leaves room in the header for the first axis to grow, so it can be rewritten in place."""
         self._file.seek(0)
-        header = {"descr": "<i8", "fortran_order": False, "shape": (self._length,)}
+        header = {"descr": self._dtype.str, "fortran_order": False, "shape": (self._length,)}
         np.lib.format.write_array_header_1_0(self._file, header)
 
     def append(self, values: np.ndarray) -> None:
         """Adds `values` [n]."""
-        self._file.write(np.ascontiguousarray(values, "<i8").data)
+        self._file.write(np.ascontiguousarray(values, self._dtype).data)
         self._length += len(values)
 
     def close(self) -> int:
@@ -73,8 +74,8 @@ class SplitWriter:
         self._dtype = dtype_for(vocab_size)
         self._tokens_path = os.path.join(folder, "tokens.array_record")
         self._records = array_record_module.ArrayRecordWriter(self._tokens_path, _WRITER_OPTIONS)
-        self._documents = _NpyAppender(os.path.join(folder, "documents.npy"))
-        self._sentences = _NpyAppender(os.path.join(folder, "sentences.npy"))
+        self._documents = NpyAppender(os.path.join(folder, "documents.npy"))
+        self._sentences = NpyAppender(os.path.join(folder, "sentences.npy"))
         self._unigram = np.zeros(vocab_size, np.int64)
         self._pending: list[np.ndarray] = []
         self._num_pending = 0
@@ -173,8 +174,8 @@ class Split:
         self._dtype = dtype
         self._vocab_size = vocab_size
         self.num_tokens, self.num_documents, self.num_bytes = (counts[k] for k in ("tokens", "documents", "bytes"))
-        self.documents = _load(os.path.join(folder, "documents.npy"), self.num_documents + 1)
-        self.sentences = _load(os.path.join(folder, "sentences.npy"), counts["sentences"])
+        self.documents = load(os.path.join(folder, "documents.npy"), self.num_documents + 1)
+        self.sentences = load(os.path.join(folder, "sentences.npy"), counts["sentences"])
         if self.documents[0] != 0 or self.documents[-1] != self.num_tokens:
             raise _damaged(os.path.join(folder, "documents.npy"), "does not span the tokens")
         self._path = os.path.join(folder, "tokens.array_record")
@@ -197,7 +198,7 @@ class Split:
     @functools.cached_property
     def unigram(self) -> np.ndarray:
         """int64 [vocab_size]: how often each token occurs."""
-        return np.array(_load(os.path.join(self._folder, "unigram.npy"), self._vocab_size))
+        return np.array(load(os.path.join(self._folder, "unigram.npy"), self._vocab_size))
 
     def tokens(self, start: int, stop: int) -> np.ndarray:
         """Tokens [start, stop) of all documents one after another, in the stored type, read-only."""
@@ -234,7 +235,8 @@ class Source:
     """A source's cache, opened.
 
     Attributes:
-      vocabulary: `id`, `size`, `pad`, `bos`, `eos`, `unk` (None where absent), `spec` and `files` as prepared.
+      vocabulary: `id`, `size`, `pad`, `bos`, `eos`, `unk`, `cls`, `sep`, `mask` (None where absent), `sentinels`,
+        `kind` and `files` as prepared.
       splits: `train`, and `validation` where there is one.
     """
 
@@ -246,7 +248,7 @@ class Source:
     @functools.cached_property
     def word_initial(self) -> np.ndarray:
         """bool [vocab_size]: whether a token begins a word."""
-        return np.array(_load(os.path.join(self.folder, "word_initial.npy"), self.vocabulary["size"], np.bool_))
+        return np.array(load(os.path.join(self.folder, "word_initial.npy"), self.vocabulary["size"], np.bool_))
 
 
 def read_manifest(folder: str) -> dict[str, Any]:
@@ -289,8 +291,12 @@ def open_source(cache_dir: str, name: str, cached_tokens: int = 3 * 2**21) -> So
         raise _damaged(os.path.join(folder, "manifest.json"), f"lacks {_one_line(error)}") from error
 
 
-def _load(path: str, length: int, dtype: Any = np.int64) -> np.ndarray:
-    """A memory-mapped vector as a plain array, checked."""
+def load(path: str, length: int, dtype: Any = np.int64) -> np.ndarray:
+    """A memory-mapped vector of a .npy file as a plain array.
+
+    Raises:
+      UserError: the file is missing or damaged.
+    """
     try:
         array = np.load(path, mmap_mode="r") if length else np.load(path)
     except (OSError, ValueError, EOFError) as error:

@@ -1,12 +1,13 @@
 """Which tokens make example k: arithmetic over a split's documents and a seed, no state that matters.
 
-A split is one long stream of tokens, its documents one after another, each followed by `eos` if there is one. A layout
-cuts the stream into blocks and puts them in order.
+A layout makes numbered items of a split, and `Order` puts them in order. Here is the layout of blocks: the split is one
+long stream of tokens, its documents one after another, each followed by `eos` if there is one, and cut.
 """
 
 import bisect
 import functools
 import zlib
+from typing import Protocol
 
 import numpy as np
 
@@ -77,45 +78,106 @@ class Stream:
         return found
 
 
-class BlockOrder:
-    """The order of blocks of `length` tokens, one every `stride`, over epochs of a stream.
+class Layout(Protocol):
+    """Which tokens make each item of a split.
 
-    Windows of `window_tokens` are permuted each epoch, and blocks within each window. A block belongs to the window
-    that it starts in, so windows are the same tokens at every length.
+    Items are numbered in the order of the text, and on over passes: different ways to go through the whole split.
 
     Attributes:
-      num_blocks: whole blocks an epoch; what is left at the stream's end is dropped.
+      num_rows: items 0 to num_rows - 1 are all of the split once, in order.
+      pass_tokens: the tokens by which the items of a pass advance in all.
     """
 
-    def __init__(self, num_tokens: int, length: int, stride: int, window_tokens: int, seed: int, name: str):
-        self.num_blocks = max(0, (num_tokens - length) // stride + 1)
-        self.stride = stride
+    num_rows: int
+    pass_tokens: int
+
+    def windows(self, window_tokens: int) -> list[np.ndarray]:
+        """For each pass the first item of each window [windows + 1], and the end.
+
+        An item belongs to the window of `window_tokens` that it starts in, so windows are the same tokens at every
+        length.
+        """
+
+    def example(self, item: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """What an objective takes; `rng` makes what is drawn anew each time."""
+
+
+class Blocks:
+    """Rows of `length` tokens of a stream, one every `stride`; a `Layout` of one pass.
+
+    What is left at the stream's end is the last row, short and padded, and in no window.
+    """
+
+    def __init__(self, stream: Stream, length: int, stride: int, separate: bool):
+        self._stream = stream
+        self._length = length
+        self._stride = stride
+        self._separate = separate
+        self._num_whole = max(0, (stream.num_tokens - length) // stride + 1)
+        self.num_rows = max(0, -(-(stream.num_tokens - length + stride) // stride))
+        self.pass_tokens = self._num_whole * stride
+
+    def windows(self, window_tokens: int) -> list[np.ndarray]:
+        """See `Layout`."""
+        starts = np.arange(-(-self._stream.num_tokens // window_tokens) + 1, dtype=np.int64) * window_tokens
+        return [np.minimum(-(-starts // self._stride), self._num_whole)]
+
+    def example(self, item: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """See `Stream.example`; nothing is drawn."""
+        del rng
+        return self._stream.example(item * self._stride, self._length, self._separate)
+
+
+class Order:
+    """The order of a layout's items over epochs, which walk through its passes again and again.
+
+    Windows of `window_tokens` are permuted each epoch, and items within each window.
+
+    Attributes:
+      layout: whose items they are.
+      num_items: in all windows of all passes.
+    """
+
+    def __init__(self, layout: Layout, window_tokens: int, seed: int, name: str):
+        self.layout = layout
+        self._first = layout.windows(window_tokens)
+        self._passes = [int(first[0]) for first in self._first]
+        self.num_items = int(self._first[-1][-1])
         self._seed = seed
         self._name = name
-        starts = np.arange(-(-num_tokens // window_tokens) + 1, dtype=np.int64) * window_tokens
-        self._first = np.minimum(-(-starts // stride), self.num_blocks)
         self._windows = functools.lru_cache(4)(self._permute_windows)
-        self._blocks = functools.lru_cache(8)(self._permute_blocks)
+        self._items = functools.lru_cache(8)(self._permute_items)
 
     def _permute_windows(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Windows in the epoch's order, and how many blocks precede the end of each."""
-        order = generator(self._seed, f"windows/{self._name}", epoch).permutation(len(self._first) - 1)
-        return order, np.cumsum((self._first[1:] - self._first[:-1])[order])
+        """Windows in the epoch's order, and how many of its items precede the end of each."""
+        sizes = np.diff(self._first[epoch % len(self._first)])
+        order = generator(self._seed, f"windows/{self._name}", epoch).permutation(len(sizes))
+        return order, np.cumsum(sizes[order])
 
-    def _permute_blocks(self, epoch: int, window: int) -> np.ndarray:
-        """Blocks of a window in the epoch's order."""
+    def _permute_items(self, epoch: int, window: int) -> np.ndarray:
+        """Items of a window in the epoch's order."""
+        first = self._first[epoch % len(self._first)]
         order = generator(self._seed, f"blocks/{self._name}", epoch, window)
-        return order.permutation(np.arange(self._first[window], self._first[window + 1]))
+        return order.permutation(np.arange(first[window], first[window + 1]))
 
-    def block(self, k: int) -> int:
-        """The block that comes k-th, k counting on over epochs."""
-        epoch, position = divmod(k, self.num_blocks)
+    def _locate(self, k: int) -> tuple[int, int]:
+        """The epoch of k, k counting on over epochs, and how many of its items precede."""
+        cycle, item = divmod(k, self.num_items)
+        number = bisect.bisect_right(self._passes, item) - 1
+        return cycle * len(self._passes) + number, item - self._passes[number]
+
+    def item(self, k: int) -> int:
+        """The item that comes k-th, k counting on over epochs."""
+        epoch, position = self._locate(k)
         order, ends = self._windows(epoch)
         at = int(np.searchsorted(ends, position, side="right"))
-        blocks = self._blocks(epoch, int(order[at]))
-        return int(blocks[position - int(ends[at]) + len(blocks)])
+        items = self._items(epoch, int(order[at]))
+        return int(items[position - int(ends[at]) + len(items)])
 
-    def resume(self, k: int, before: "BlockOrder") -> int:
-        """Where to go on after k blocks in the order `before`: as many tokens into the same epoch."""
-        epoch, position = divmod(k, before.num_blocks)
-        return epoch * self.num_blocks + min(-(-position * before.stride // self.stride), self.num_blocks)
+    def resume(self, k: int, before: "Order") -> int:
+        """Where to go on after k items in the order `before`: as many tokens into the same epoch."""
+        epoch, position = before._locate(k)
+        cycle, number = divmod(epoch, len(self._passes))
+        old, new = (int(order._first[number][-1]) - order._passes[number] for order in (before, self))
+        position = -(-position * before.layout.pass_tokens * new // (old * self.layout.pass_tokens))
+        return cycle * self.num_items + self._passes[number] + min(position, new)

@@ -196,7 +196,7 @@ def _describe(spec: config.Vocabulary, vocabulary: vocabularies.Vocabulary) -> d
     return {
         "id": vocabularies.identity(vocabulary),
         "size": vocabulary.vocab_size,
-        **{name: getattr(spec, name) for name in vocabularies.SPECIALS},
+        **{name: getattr(spec, name) for name in (*config.SPECIALS, "sentinels")},
         "kind": spec.spec.partition(":")[0],
         "files": digests,
     }

@@ -4,6 +4,7 @@ This is all of `data` that a training process imports: no seqio, no TensorFlow.
 """
 
 import bisect
+import functools
 import hashlib
 import os
 import zlib
@@ -15,12 +16,11 @@ import grain
 import numpy as np
 
 from plm_jax import config, objectives
-from plm_jax.data import cache, layouts, mixtures
+from plm_jax.data import cache, layouts, mixtures, pairs
 from plm_jax.errors import UserError
 
 Example = dict[str, np.ndarray]
 Rows = Callable[[int], Sequence[int]]
-SPECIALS = ("pad", "bos", "eos", "unk")
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class _Segment:
     stage: config.Stage
     mixture: mixtures.Mixture
     base: int
-    orders: dict[str, layouts.BlockOrder]
+    orders: dict[str, layouts.Order]
     offsets: dict[str, int]
 
     def positions(self, k: int) -> dict[str, int]:
-        """The index of each source's first block at or after example k."""
+        """The index of each source's first item at or after example k."""
         return {name: self.offsets[name] + n for name, n in self.mixture.counts(k - self.base).items()}
 
 
@@ -59,23 +59,24 @@ class Reader:
         window = 3 * run.data.window_tokens
         self.sources = {name: cache.open_source(run.data.cache_dir, name, window) for name in names}
         self.vocabulary = _check_vocabulary(run, self.sources)
-        special = objectives.Special(**{k: self.vocabulary[k] for k in SPECIALS})
+        special = _special(self.vocabulary)
         self.objective = objectives.Objective(run.objective, special)
         self._streams = {
             split: {
-                name: layouts.Stream(source.splits[split], special.eos, special.pad)
+                name: layouts.Stream(source.splits[split], self.objective.separator, special.pad)
                 for name, source in self.sources.items()
                 if split in source.splits
             }
             for split in cache.SPLITS
         }
+        self._layout = functools.cache(self._open_layout)
         self._segments = self._plan()
         self._first_examples = [segment.stage.first_example for segment in self._segments]
 
     def _plan(self) -> list[_Segment]:
         segments: list[_Segment] = []
         position = dict.fromkeys(self.sources, 0)
-        orders: dict[str, layouts.BlockOrder] = {}
+        orders: dict[str, layouts.Order] = {}
         for stage in self._stages:
             rates = stage.mixture or {name: source.splits["train"].num_tokens for name, source in self.sources.items()}
             mixture = mixtures.Mixture({name: rates.get(name, 0.0) for name in self.sources})
@@ -91,29 +92,36 @@ class Reader:
             segments.append(_Segment(stage, mixture, base, orders, offsets))
         return segments
 
-    def _order(self, name: str, length: int) -> layouts.BlockOrder:
-        """The order of a source's training blocks at a length."""
-        data, stream = self._run.data, self._streams["train"][name]
+    def _open_layout(self, split: str, name: str, length: int) -> layouts.Layout:
+        """A source's split in rows of `length`."""
+        layout = self._run.data.layout
+        if isinstance(layout, config.SentencePairs):
+            source, seed = self.sources[name], self._run.train.seed
+            return pairs.SentencePairs(source, split, layout, length, seed, self.objective.special)
         needed, stride = self.objective.input_length(length), self.objective.stride(length)
-        if stream.num_tokens < needed:
+        return layouts.Blocks(self._streams[split][name], needed, stride, not layout.attend_across_documents)
+
+    def _order(self, name: str, length: int) -> layouts.Order:
+        """The order of a source's training examples at a length."""
+        data = self._run.data
+        order = layouts.Order(self._layout("train", name, length), data.window_tokens, self._run.train.seed, name)
+        if not order.num_items:
             raise UserError(
-                f"source '{name}' has {stream.num_tokens} training tokens, a row of length {length} takes {needed}: "
-                "lower config.data.length or give more text"
+                f"source '{name}' has {self._streams['train'][name].num_tokens} training tokens, a row of length "
+                f"{length} takes {self.objective.input_length(length)}: lower config.data.length or give more text"
             )
-        return layouts.BlockOrder(stream.num_tokens, needed, stride, data.window_tokens, self._run.train.seed, name)
+        return order
 
     def example(self, k: int) -> Example:
         """Example k of the run, of its stage's length."""
         segment = self._segments[bisect.bisect_right(self._first_examples, k) - 1]
         name, index = segment.mixture.locate(k - segment.base)
         order = segment.orders[name]
-        start = order.block(segment.offsets[name] + index) * order.stride
         rng = layouts.generator(self._run.train.seed, "train", k)
-        return self._make(self._streams["train"][name], start, segment.stage.length, rng)
+        return self._make(order.layout, order.item(segment.offsets[name] + index), rng)
 
-    def _make(self, stream: layouts.Stream, start: int, length: int, rng: np.random.Generator) -> Example:
-        separate = not self._run.data.layout.attend_across_documents
-        return self.objective(stream.example(start, self.objective.input_length(length), separate), rng)
+    def _make(self, layout: layouts.Layout, item: int, rng: np.random.Generator) -> Example:
+        return self.objective(layout.example(item, rng), rng)
 
     def _stage(self, step: int) -> config.Stage:
         return next(stage for stage in reversed(self._stages) if stage.first_step <= step)
@@ -144,13 +152,9 @@ class Reader:
         return iter(indices.map(lambda i: make(int(i))).to_iter_dataset(options))
 
     def num_rows(self, split: str) -> dict[str, int]:
-        """How many rows hold all of each source's tokens of a split, the last one short."""
+        """How many rows hold all of each source's tokens of a split."""
         length = self._run.data.length
-        overlap = self.objective.input_length(length) - self.objective.stride(length)
-        return {
-            name: max(0, -(-(stream.num_tokens - overlap) // self.objective.stride(length)))
-            for name, stream in self._streams[split].items()
-        }
+        return {name: self._layout(split, name, length).num_rows for name in self._streams[split]}
 
     def num_batches(self, split: str, batch_size: int) -> int:
         """How many batches `in_order` gives."""
@@ -171,7 +175,7 @@ class Reader:
         for name, count in self.num_rows(split).items():
             if index < count:
                 rng = layouts.generator(self._run.train.seed, split, number)
-                return self._make(self._streams[split][name], index * self.objective.stride(length), length, rng)
+                return self._make(self._layout(split, name, length), index, rng)
             index -= count
         return {key: np.zeros_like(value) for key, value in self._row(split, 0).items()}
 
@@ -187,10 +191,10 @@ def _check_vocabulary(run: config.Run, sources: dict[str, cache.Source]) -> dict
     kind, _, paths = run.vocabulary.spec.partition(":")
     if kind != found["kind"]:
         raise UserError(f"config.vocabulary.spec is {kind}, the cache's is {found['kind']}: {again}")
-    for special in SPECIALS:
-        if found[special] != getattr(run.vocabulary, special):
-            given = getattr(run.vocabulary, special)
-            raise UserError(f"config.vocabulary.{special} is {given}, the cache's is {found[special]}: {again}")
+    for name in (*config.SPECIALS, "sentinels"):
+        given, cached = getattr(run.vocabulary, name), found.get(name, 0 if name == "sentinels" else None)
+        if given != cached:
+            raise UserError(f"config.vocabulary.{name} is {given}, the cache's is {cached}: {again}")
     for path in filter(os.path.exists, paths.split(",")):
         with open(path, "rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() not in found["files"].values():
@@ -203,6 +207,14 @@ def _check_vocabulary(run: config.Run, sources: dict[str, cache.Source]) -> dict
     return found
 
 
+def _special(vocabulary: dict[str, Any]) -> objectives.Special:
+    """The special ids that a manifest tells; sentinels are used from the top down."""
+    size = vocabulary["size"]
+    sentinels = tuple(range(size - 1, size - 1 - vocabulary.get("sentinels", 0), -1))
+    ids = {name: vocabulary.get(name) for name in config.SPECIALS}
+    return objectives.Special(**ids, sentinels=sentinels, vocab_size=size)
+
+
 def _stack(examples: list[Example]) -> Example:
     return {key: np.stack([example[key] for example in examples]) for key in examples[0]}
 
@@ -211,7 +223,7 @@ def crc(example: Example) -> int:
     """CRC-32 over each key in sorted order: its name, its shape as little-endian int64, its little-endian bytes."""
     value = 0
     for key in sorted(example):
-        array = np.ascontiguousarray(example[key], example[key].dtype.newbyteorder("<"))
+        array = np.asarray(example[key], example[key].dtype.newbyteorder("<"), order="C")
         value = zlib.crc32(key.encode("utf-8"), value)
         value = zlib.crc32(np.array(array.shape, "<i8").tobytes(), value)
         value = zlib.crc32(array.data, value)

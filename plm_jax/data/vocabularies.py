@@ -1,4 +1,4 @@
-"""Text to ids and back: SentencePiece, GPT-2's byte-level BPE and bytes, each as a `seqio.Vocabulary`.
+"""Text to ids and back: SentencePiece, WordPiece, GPT-2's byte-level BPE and bytes, each as a `seqio.Vocabulary`.
 
 Special ids come from the config's `vocabulary` section. Text never becomes a special token: `<|endoftext|>` in a
 document is spelt out in pieces. Importing this module imports seqio and so TensorFlow; the trainer must not.
@@ -7,6 +7,7 @@ document is spelt out in pieces. Importing this module imports seqio and so Tens
 import abc
 import hashlib
 import io
+import itertools
 import json
 import os
 import shutil
@@ -19,11 +20,15 @@ import tokenizers
 from sentencepiece import sentencepiece_model_pb2, sentencepiece_pb2
 
 from plm_jax import config
+from plm_jax.config import SPECIALS
 from plm_jax.data import sentences
 from plm_jax.data.tensorflow_side import seqio, tf
 from plm_jax.errors import UserError, nearest
 
-SPECIALS = ("pad", "bos", "eos", "unk")
+# How a SentencePiece model writes the special ids for which it has no field (Lan et al. 2020, arXiv:1909.11942), and
+# how a WordPiece file does.
+_SYMBOLS = {"cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
+_WORDPIECE_SYMBOLS = {"pad": "[PAD]", "unk": "[UNK]", **_SYMBOLS}
 
 
 class Vocabulary(seqio.Vocabulary):
@@ -31,18 +36,20 @@ class Vocabulary(seqio.Vocabulary):
 
     Attributes:
       byte_offsets: whether `encode_offsets` counts UTF-8 bytes; otherwise characters.
+      specials: the config's section, its special ids and number of sentinels.
       table: what decides the ids, as JSON: tokens (with scores or merges) and normaliser.
-      word_initial: bool [size].
+      word_initial: bool [vocab_size]; no sentinel begins a word.
     """
 
     byte_offsets: ClassVar[bool]
     table: object
-    word_initial: np.ndarray
 
-    def __init__(self, specials: config.Vocabulary, size: int):
-        super().__init__()
-        self._specials = specials
-        self._size = size
+    def __init__(self, specials: config.Vocabulary, word_initial: np.ndarray):
+        """`word_initial` is bool [size], without the sentinels that are added above."""
+        super().__init__(extra_ids=specials.sentinels)
+        self.specials = specials
+        self._size = size = len(word_initial)
+        self.word_initial = np.pad(word_initial, (0, specials.sentinels))
         for name in SPECIALS:
             value = getattr(specials, name)
             if value is not None and not 0 <= value < size:
@@ -50,23 +57,34 @@ class Vocabulary(seqio.Vocabulary):
 
     @property
     def pad_id(self):  # noqa: D102
-        return self._specials.pad
+        return self.specials.pad
 
     @property
     def bos_id(self):  # noqa: D102
-        return self._specials.bos
+        return self.specials.bos
 
     @property
     def eos_id(self):  # noqa: D102
-        return self._specials.eos
+        return self.specials.eos
 
     @property
     def unk_id(self):  # noqa: D102
-        return self._specials.unk
+        return self.specials.unk
 
     @property
     def _base_vocab_size(self) -> int:
         return self._size
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text up to the first eos; the k-th sentinel, k from 0, stands apart as `<extra_id_k>`."""
+        ids = [int(i) for i in ids]
+        if self.eos_id in ids:
+            ids = ids[: ids.index(self.eos_id) + 1]
+        parts = []
+        for is_sentinel, group in itertools.groupby(ids, lambda i: self._size <= i < self.vocab_size):
+            run = list(group)
+            parts += [f"<extra_id_{self.vocab_size - 1 - i}>" for i in run] if is_sentinel else [super().decode(run)]
+        return " ".join(parts)
 
     @abc.abstractmethod
     def encode_offsets(self, texts: list[str]) -> list[tuple[Sequence[int], Sequence[int]]]:
@@ -116,12 +134,13 @@ class SentencePiece(Vocabulary):
             if isinstance(error, UserError):
                 raise
             raise UserError(f"{path} is no SentencePiece model: give a whole one") from error
-        super().__init__(specials, self.processor.vocab_size())
+        super().__init__(specials, np.array([piece.piece.startswith("▁") for piece in model.pieces]))
+        pieces = {piece.piece: i for i, piece in enumerate(model.pieces)}
         for name in SPECIALS:
-            own, given = getattr(self.processor, f"{name}_id")(), getattr(specials, name)
+            own = pieces.get(_SYMBOLS[name], -1) if name in _SYMBOLS else getattr(self.processor, f"{name}_id")()
+            given = getattr(specials, name)
             if given is not None and own >= 0 and own != given:
                 raise UserError(f"config.vocabulary.{name} is {given} but {path} has {own}: set it to {own}")
-        self.word_initial = np.array([piece.piece.startswith("▁") for piece in model.pieces])
         self.table = {
             "pieces": [(piece.piece, float(piece.score).hex(), piece.type) for piece in model.pieces],
             "normalizer": model.normalizer_spec.SerializeToString(deterministic=True).hex(),
@@ -143,10 +162,26 @@ class SentencePiece(Vocabulary):
         return encoded
 
 
-class BytePairs(Vocabulary):
-    """GPT-2's byte-level BPE (Radford et al. 2019) over a vocabulary and its merges."""
+class _Tokenizer(Vocabulary):
+    """A vocabulary over a `tokenizers.Tokenizer`."""
 
     byte_offsets = False
+    tokenizer: tokenizers.Tokenizer
+
+    def _encode(self, s: str) -> Sequence[int]:
+        return self.tokenizer.encode(s).ids
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self.tokenizer.decode([int(i) for i in ids if 0 <= i < self._size], skip_special_tokens=False)
+
+    def encode_offsets(self, texts: list[str]) -> list[tuple[Sequence[int], Sequence[int]]]:
+        """Ids and character offsets."""
+        encoded = self.tokenizer.encode_batch(texts)
+        return [(e.ids, [begin for begin, _ in e.offsets]) for e in encoded]
+
+
+class BytePairs(_Tokenizer):
+    """GPT-2's byte-level BPE (Radford et al. 2019) over a vocabulary and its merges."""
 
     def __init__(self, vocab_path: str, merges_path: str, specials: config.Vocabulary):
         vocab, merges = _read(vocab_path).decode("utf-8", "replace"), _read(merges_path).decode("utf-8", "replace")
@@ -163,25 +198,44 @@ class BytePairs(Vocabulary):
             ) from error
         self.tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=False)
         self.tokenizer.decoder = tokenizers.decoders.ByteLevel()
-        super().__init__(specials, len(ids))
         tokens = sorted(ids, key=ids.__getitem__)
-        self.word_initial = np.array([token.startswith(("Ġ", "Ċ", "ĉ", "č")) for token in tokens])
+        super().__init__(specials, np.array([token.startswith(("Ġ", "Ċ", "ĉ", "č")) for token in tokens]))
         self.table = {"tokens": tokens, "merges": pairs}
 
-    def _encode(self, s: str) -> Sequence[int]:
-        return self.tokenizer.encode(s).ids
 
-    def _decode(self, ids: Sequence[int]) -> str:
-        return self.tokenizer.decode([int(i) for i in ids if 0 <= i < self._size], skip_special_tokens=False)
+class WordPiece(_Tokenizer):
+    """BERT's vocab.txt: words, one a line, and pieces of words after `##` (Devlin et al. 2019, arXiv:1810.04805).
 
-    def encode_offsets(self, texts: list[str]) -> list[tuple[Sequence[int], Sequence[int]]]:
-        """Ids and character offsets."""
-        encoded = self.tokenizer.encode_batch(texts)
-        return [(e.ids, [begin for begin, _ in e.offsets]) for e in encoded]
+    Text is cleaned and cut at white space, at punctuation and around each Chinese character; a word goes into its
+    longest pieces, first to last, or is unknown. The file tells whether it is uncased: if none of its tokens but the
+    bracketed has an upper-case letter, text is lower-cased and its accents are dropped.
+    """
+
+    def __init__(self, path: str, specials: config.Vocabulary):
+        tokens = _read(path).decode("utf-8", "replace").removesuffix("\n").replace("\r\n", "\n").split("\n")
+        ids = {token: i for i, token in enumerate(tokens)}
+        if len(ids) < len(tokens) or "[UNK]" not in ids:
+            raise UserError(f"{path} is no WordPiece vocabulary: give one token a line, none twice, one of them [UNK]")
+        super().__init__(specials, np.array([not token.startswith("##") for token in tokens]))
+        for name, symbol in _WORDPIECE_SYMBOLS.items():
+            own, given = ids.get(symbol), getattr(specials, name)
+            if given is not None and own != given:
+                has = f"has no {symbol}: add it" if own is None else f"has {own}: set it to {own}"
+                raise UserError(f"config.vocabulary.{name} is {given} but {path} {has}")
+        lowercase = all(token == token.lower() for token in tokens if not token.startswith("["))
+        # 100 characters a word, as in transformers.
+        model = tokenizers.models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=100)
+        self.tokenizer = tokenizers.Tokenizer(model)
+        self.tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(
+            clean_text=True, handle_chinese_chars=True, strip_accents=lowercase, lowercase=lowercase
+        )
+        self.tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+        self.tokenizer.decoder = tokenizers.decoders.WordPiece()
+        self.table = {"tokens": tokens, "lowercase": lowercase}
 
 
 class Bytes(Vocabulary):
-    """UTF-8 bytes: id = byte. Special ids, if any, are 256 and up; the size is one above the last id."""
+    """UTF-8 bytes: id = byte. Special ids, if any, are 256 and up, sentinels above the last of them."""
 
     byte_offsets = True
 
@@ -189,8 +243,7 @@ class Bytes(Vocabulary):
         given = [i for name in SPECIALS if (i := getattr(specials, name)) is not None]
         if given and min(given) < 256:
             raise UserError(f"config.vocabulary has special id {min(given)}, which is a byte: give 256 or more")
-        super().__init__(specials, max([255, *given]) + 1)
-        self.word_initial = np.isin(np.arange(self._size), list(b" \t\n\r\v\f"))
+        super().__init__(specials, np.isin(np.arange(max([255, *given]) + 1), list(b" \t\n\r\v\f")))
         self.table = "bytes"
 
     def _encode(self, s: str) -> Sequence[int]:
@@ -209,7 +262,7 @@ def load(vocabulary: config.Vocabulary | str) -> Vocabulary:
     """The vocabulary of a config section, or of a spec alone (then without special ids).
 
     Args:
-      vocabulary: its `spec` is `sentencepiece:FILE`, `bpe:VOCAB,MERGES` or `bytes`.
+      vocabulary: its `spec` is `sentencepiece:FILE`, `wordpiece:FILE`, `bpe:VOCAB,MERGES` or `bytes`.
 
     Raises:
       UserError: an unknown scheme; a missing or damaged file; special ids that do not fit it.
@@ -217,20 +270,20 @@ def load(vocabulary: config.Vocabulary | str) -> Vocabulary:
     if isinstance(vocabulary, str):
         vocabulary = config.Vocabulary(spec=vocabulary)
     scheme, paths = _parse(vocabulary.spec)
-    if scheme == "sentencepiece":
-        return SentencePiece(*paths, vocabulary)
-    return BytePairs(*paths, vocabulary) if scheme == "bpe" else Bytes(vocabulary)
+    kind = {"sentencepiece": SentencePiece, "wordpiece": WordPiece, "bpe": BytePairs, "bytes": Bytes}[scheme]
+    return kind(*paths, vocabulary)
 
 
 def _parse(spec: str) -> tuple[str, list[str]]:
     """A spec's scheme and files."""
     scheme, _, rest = spec.partition(":")
     paths = [path for path in rest.split(",") if path]
-    num_files = {"sentencepiece": 1, "bpe": 2, "bytes": 0}
+    num_files = {"sentencepiece": 1, "wordpiece": 1, "bpe": 2, "bytes": 0}
     if scheme not in num_files:
         raise UserError(f"config.vocabulary.spec is '{spec}': {nearest(scheme, num_files)}")
     if len(paths) != num_files[scheme]:
-        raise UserError(f"config.vocabulary.spec is '{spec}': give sentencepiece:FILE, bpe:VOCAB,MERGES or bytes")
+        known = "sentencepiece:FILE, wordpiece:FILE, bpe:VOCAB,MERGES or bytes"
+        raise UserError(f"config.vocabulary.spec is '{spec}': give {known}")
     return scheme, paths
 
 
@@ -256,7 +309,10 @@ def copy(spec: str, folder: str) -> None:
 
 def identity(vocabulary: Vocabulary) -> str:
     """SHA-256 of what decides ids: token table, special ids, normaliser; the same on every machine."""
-    specials = {name: getattr(vocabulary, f"{name}_id") for name in SPECIALS}
+    specials = {name: getattr(vocabulary.specials, name) for name in SPECIALS}
+    # What came later counts only where it is given, so that older vocabularies keep their identity.
+    specials = {name: i for name, i in specials.items() if i is not None or name not in _SYMBOLS}
+    specials |= {"sentinels": vocabulary.extra_ids} if vocabulary.extra_ids else {}
     what = {"kind": type(vocabulary).__name__, "table": vocabulary.table, "specials": specials}
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode("utf-8")).hexdigest()
 
@@ -272,6 +328,9 @@ def train_sentencepiece(texts: Iterable[str], specials: config.Vocabulary, path:
     """
     if specials.unk is None:
         raise UserError("SentencePiece needs an unk id: set config.vocabulary.unk")
+    ids = {name: -1 if (i := getattr(specials, name)) is None else i for name in SPECIALS}
+    # Control symbols take the lowest free ids in the order given; text never yields them.
+    symbols = sorted((i, symbol) for name, symbol in _SYMBOLS.items() if (i := ids[name]) >= 0)
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -286,7 +345,8 @@ def train_sentencepiece(texts: Iterable[str], specials: config.Vocabulary, path:
             max_sentence_length=2**16,
             num_threads=1,
             minloglevel=2,
-            **{f"{n}_id": -1 if (i := getattr(specials, n)) is None else i for n in SPECIALS},
+            control_symbols=[symbol for _, symbol in symbols],
+            **{f"{name}_id": i for name, i in ids.items() if name not in _SYMBOLS},
         )
     except RuntimeError as error:
         what = " ".join(str(error).split(") ", 1)[-1].split())[-300:]

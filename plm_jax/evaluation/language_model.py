@@ -14,8 +14,8 @@ from etils import epath
 from plm_jax.errors import UserError, nearest
 from plm_jax.evaluation import decoding
 from plm_jax.hub import huggingface
-from plm_jax.models import settings
-from plm_jax.models.decoder import Decoder
+from plm_jax.models import registry, settings
+from plm_jax.models.arrangement import Arrangement
 
 if TYPE_CHECKING:
     import seqio
@@ -72,9 +72,9 @@ class LanguageModel:
         self._vocabulary_spec = vocabulary_spec
 
     @cached_property
-    def model(self) -> Decoder:
+    def model(self) -> Arrangement:
         """The Linen module, computing in float32: `lm.model.apply({"params": lm.params}, tokens, mask)`."""
-        return Decoder(self.config)
+        return registry.build(self.config)
 
     @property
     def num_parameters(self) -> int:

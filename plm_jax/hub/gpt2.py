@@ -31,8 +31,8 @@ TENSORS = (
     Tensor("transformer.h.{layer}.mlp.c_fc.bias", ("stack/blocks/feed_forward/up/bias",)),
     Tensor("transformer.h.{layer}.mlp.c_proj.weight", ("stack/blocks/feed_forward/down/kernel",)),
     Tensor("transformer.h.{layer}.mlp.c_proj.bias", ("stack/blocks/feed_forward/down/bias",)),
-    Tensor("transformer.ln_f.weight", ("final_norm/scale",)),
-    Tensor("transformer.ln_f.bias", ("final_norm/bias",)),
+    Tensor("transformer.ln_f.weight", ("stack/final_norm/scale",)),
+    Tensor("transformer.ln_f.bias", ("stack/final_norm/bias",)),
     Tensor("lm_head.weight", ("head",)),
 )
 

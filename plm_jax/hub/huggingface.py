@@ -13,8 +13,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import flax
-import jax
-import jax.numpy as jnp
 import numpy as np
 import safetensors
 import safetensors.numpy
@@ -23,8 +21,7 @@ from etils import epath
 from plm_jax.errors import UserError, nearest
 from plm_jax.hub import gpt2
 from plm_jax.hub.table import Family, Tensor
-from plm_jax.models import settings
-from plm_jax.models.decoder import Decoder
+from plm_jax.models import registry, settings
 
 FAMILIES = {family.model_type: family for family in (gpt2.FAMILY,)}
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -127,8 +124,7 @@ def layout(rows: Sequence[Tensor], shapes: Mapping[str, tuple[int, ...]]) -> dic
 
 
 def _shapes(model: settings.Decoder) -> dict[str, tuple[int, ...]]:
-    tree = jax.eval_shape(Decoder(model).init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
-    flat = flax.traverse_util.flatten_dict(flax.linen.meta.unbox(tree["params"]), sep="/")
+    flat = flax.traverse_util.flatten_dict(registry.shapes(model), sep="/")
     return {path: leaf.shape for path, leaf in flat.items()}
 
 

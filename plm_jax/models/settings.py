@@ -21,6 +21,18 @@ class LearnedPositions:
 
 
 @dataclass(frozen=True)
+class RelativeBias:
+    """A trained bias on scores by head and distance, one table [buckets, heads] a stack (Raffel et al. 2020 §2.1).
+
+    Half of the buckets are single distances, the others are spaced logarithmically up to `max_distance`.
+    """
+
+    kind: ClassVar[str] = "relative_bias"
+    buckets: int = 32
+    max_distance: int = 128
+
+
+@dataclass(frozen=True)
 class NoPositions:
     """Order reaches the model through the causal mask alone."""
 
@@ -29,10 +41,17 @@ class NoPositions:
 
 @dataclass(frozen=True)
 class Embedding:
-    """The token table [vocab_size, width]; `vocab_size` may exceed the vocabulary's."""
+    """The token table [vocab_size, width]; `vocab_size` may exceed the vocabulary's.
+
+    Attributes:
+      token_types: rows of a second table, for the parts of a pair (BERT's segments); 0: there is none.
+      norm: whether the sum of the embeddings is normed.
+    """
 
     vocab_size: int
     width: int
+    token_types: int = 0
+    norm: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,7 +65,7 @@ class Attention:
 
     heads: int
     head_dim: int
-    position: LearnedPositions | NoPositions
+    position: LearnedPositions | RelativeBias | NoPositions
     bias: bool = True
     score_scale: float | None = None
     scale_by_inverse_depth: bool = False
@@ -54,18 +73,25 @@ class Attention:
 
 @dataclass(frozen=True)
 class FeedForward:
-    """width → activation → back."""
+    """width → activation → back; `gated` multiplies the activation with a second product (Shazeer 2020)."""
 
     width: int
     activation: Activation = "gelu_tanh"
     bias: bool = True
+    gated: bool = False
 
 
 @dataclass(frozen=True)
 class Norm:
-    """LayerNorm, before each sub-layer and once more after the stack."""
+    """LayerNorm, or RMSNorm, which has neither mean nor bias (Zhang and Sennrich 2019).
+
+    Attributes:
+      placement: before each sub-layer and once more after the stack, or after each addition of a sub-layer's output.
+    """
 
     epsilon: float = 1e-5
+    kind: Literal["layer", "rms"] = "layer"
+    placement: Literal["pre", "post"] = "pre"
 
 
 @dataclass(frozen=True)
@@ -77,49 +103,129 @@ class Stack:
 
 @dataclass(frozen=True)
 class Head:
-    """The projection to the vocabulary; tied means the token table transposed."""
+    """The projection to the vocabulary.
 
+    Attributes:
+      tied: it is the token table transposed.
+      scale_by_width: features shrink by width ** -0.5 before it (T5 with a tied head).
+      transform: before it comes a dense layer with this activation, and a norm (BERT's masked LM head).
+      bias: it has a bias [vocab_size].
+    """
+
+    kind: ClassVar[str] = "vocabulary"
     tied: bool = True
+    scale_by_width: bool = False
+    transform: Activation | None = None
+    bias: bool = False
+
+
+@dataclass(frozen=True)
+class NoHead:
+    """Features only."""
+
+    kind: ClassVar[str] = "none"
+
+
+@dataclass(frozen=True)
+class Pooler:
+    """A dense layer with tanh on the first position, and `classes` of the text from it (0: features only)."""
+
+    kind: ClassVar[str] = "pooler"
+    classes: int = 2
 
 
 @dataclass(frozen=True)
 class Dropout:
-    """Rates: after the embeddings, on attention probabilities, on each sub-layer's output before it is added."""
+    """Rates: after the embeddings, on attention probabilities, on each sub-layer's output before it is added, on the
+    activations of the feed-forward, on what leaves a stack. `broadcast` drops the same units at every position (T5).
+    """
 
     embedding: float = 0.0
     attention: float = 0.0
     residual: float = 0.0
+    feed_forward: float = 0.0
+    output: float = 0.0
+    broadcast: bool = False
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """Each rate by its name."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "broadcast"}
 
     def all_at(self, rate: float) -> "Dropout":
         """Every rate set to `rate`."""
-        return Dropout(**{f.name: rate for f in dataclasses.fields(self)})
+        return dataclasses.replace(self, **dict.fromkeys(self.rates, rate))
 
 
 @dataclass(frozen=True)
 class Initializer:
-    """Normal with `std`; the projections that write to the residual stream shrink by 1 / sqrt(2 · layers) if asked."""
+    """Normal with `std`, its tails cut at two of them if `truncated`.
 
+    Attributes:
+      shrink_residual: the projections that write to the residual stream shrink by 1 / sqrt(2 · layers).
+    """
+
+    kind: ClassVar[str] = "normal"
     std: float = 0.02
     shrink_residual: bool = False
+    truncated: bool = False
 
 
 @dataclass(frozen=True)
-class Decoder:
-    """A causal language model.
+class FanIn:
+    """T5's: matrices with a variance of 1 / inputs, queries also / head_dim; tables of embeddings with one of 1.
+
+    google-research/t5x, examples/t5/layers.py.
+    """
+
+    kind: ClassVar[str] = "fan_in"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transformer:
+    """What the arrangements share.
 
     Attributes:
       scan_layers: compile one block and loop, or unroll all; parameters are stacked on a `layers` axis either way.
       remat: what the backward pass recomputes: nothing; all but the products of weight matrices; whole blocks.
     """
 
-    kind: ClassVar[str] = "decoder"
     embedding: Embedding
     attention: Attention
     feed_forward: FeedForward
     stack: Stack
     norm: Norm = Norm()
-    head: Head = Head()
     dropout: Dropout = Dropout()
-    initializer: Initializer = field(default_factory=Initializer)
+    initializer: Initializer | FanIn = field(default_factory=Initializer)
     scan_layers: bool = True
     remat: Literal["none", "dots", "full"] = "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoder(Transformer):
+    """A causal language model."""
+
+    kind: ClassVar[str] = "decoder"
+    head: Head = Head()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoder(Transformer):
+    """A bidirectional model; its pooler's classes are those of a pair of sentences."""
+
+    kind: ClassVar[str] = "encoder"
+    head: Head | NoHead = Head()
+    pooler: Pooler | NoHead = NoHead()
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderDecoder(Transformer):
+    """A bidirectional stack that a causal one attends to; one table of token embeddings serves both.
+
+    Attributes:
+      decoder_stack: the causal one; `stack` is the bidirectional one.
+    """
+
+    kind: ClassVar[str] = "encoder_decoder"
+    decoder_stack: Stack
+    head: Head = Head()

@@ -1,25 +1,34 @@
 """What noise and which targets: pure NumPy functions `(example, rng) → example`, one file each."""
 
 import dataclasses
+import typing
 from typing import Any
 
 import numpy as np
 
 from plm_jax.errors import UserError, nearest
 from plm_jax.objectives.causal import Causal
+from plm_jax.objectives.masked_lm import MaskedLM
+from plm_jax.objectives.span_corruption import SpanCorruption
 from plm_jax.objectives.special import Special
 
-__all__ = ["Causal", "Objective", "Special", "get"]
+__all__ = ["Causal", "MaskedLM", "Objective", "Settings", "SpanCorruption", "Special", "get"]
 
-KINDS = {kind.kind: kind for kind in (Causal,)}
+Settings = Causal | MaskedLM | SpanCorruption
+KINDS = {kind.kind: kind for kind in typing.get_args(Settings)}
 
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
     """An objective's settings (`Causal`, …) bound to the special ids that it writes."""
 
-    settings: Causal
+    settings: Settings
     special: Special
+
+    @property
+    def separator(self) -> int | None:
+        """The id that follows each document of a stream; None: there is none."""
+        return self.settings.separator(self.special)
 
     def input_length(self, length: int) -> int:
         """How many tokens make a row of `length`."""

@@ -22,6 +22,14 @@ class Causal:
         """Rows overlap by one token, so every token but the very first is a target once."""
         return length
 
+    def separator(self, special: Special) -> int | None:
+        """What ends a document in a stream."""
+        return special.eos
+
+    def target_length(self, length: int) -> int:
+        """Slots for targets in a row."""
+        return length
+
     def apply(
         self, example: dict[str, np.ndarray], special: Special, rng: np.random.Generator
     ) -> dict[str, np.ndarray]:

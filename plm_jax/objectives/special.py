@@ -1,11 +1,16 @@
-"""The ids that are no text."""
+"""What an objective knows of the vocabulary."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Special:
-    """Special ids of a vocabulary; None where it has none. `sentinels` in the order in which they are used."""
+    """Special ids of a vocabulary, None where it has none.
+
+    Attributes:
+      sentinels: in the order in which they are used.
+      vocab_size: number of ids, sentinels included; random tokens are drawn from all of them.
+    """
 
     pad: int | None = None
     bos: int | None = None
@@ -14,4 +19,5 @@ class Special:
     cls: int | None = None
     sep: int | None = None
     mask: int | None = None
-    sentinels: tuple[int, ...] | None = None
+    sentinels: tuple[int, ...] = ()
+    vocab_size: int = 0

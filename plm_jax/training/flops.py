@@ -2,6 +2,8 @@
 
 import jax
 
+from plm_jax.models import settings
+
 # Peak dense bfloat16 FLOP/s of one device, by a part of jax's device_kind; vendors' data sheets.
 PEAK_FLOPS = {
     "v4": 275e12,
@@ -18,20 +20,35 @@ PEAK_FLOPS = {
 }
 
 
-def per_step(model, rows: int, length: int, targets: int | None = None) -> int:
-    """FLOPs of one training step of a decoder on `rows` × `length` tokens.
+def per_step(model: settings.Transformer, rows: int, length: int, targets: int, decoder_length: int = 0) -> int:
+    """FLOPs of one training step on `rows` × `length` tokens.
 
     Matrix products of the forward pass × 3, causal attention halved, no recomputation, no embedding look-up, the head
-    at target positions only (all unless `targets` are counted).
+    at target positions only.
+
+    Args:
+      targets: target positions a row.
+      decoder_length: tokens a row of an encoder-decoder's second stack.
     """
-    tokens = rows * length
     width = model.embedding.width
     joined = model.attention.heads * model.attention.head_dim
-    weights = 4 * width * joined + 2 * width * model.feed_forward.width
-    attention = 2 * length * joined / 2
-    blocks = model.stack.layers * tokens * (weights + attention)
-    head = (tokens if targets is None else targets) * width * model.embedding.vocab_size
-    return int(3 * 2 * (blocks + head))
+    matrices = 3 if model.feed_forward.gated else 2
+    feed_forward = matrices * width * model.feed_forward.width
+
+    def stack(layers, queries, causal):
+        attended = queries / 2 if causal else queries
+        return layers * queries * (4 * width * joined + feed_forward + 2 * attended * joined)
+
+    products = stack(model.stack.layers, length, isinstance(model, settings.Decoder))
+    if isinstance(model, settings.EncoderDecoder):
+        layers = model.decoder_stack.layers
+        products += stack(layers, decoder_length, True)
+        # Attention to the memory: queries and outputs of the decoder, keys and values of the encoder.
+        products += layers * 2 * joined * (width * (decoder_length + length) + decoder_length * length)
+    head = targets * width * model.embedding.vocab_size
+    if model.head.transform:
+        head += targets * width * width
+    return int(3 * 2 * rows * (products + head))
 
 
 def peak(device: jax.Device) -> float | None:

@@ -21,7 +21,8 @@ import numpy as np
 from plm_jax import config
 from plm_jax.data.reader import Reader, digest_hex
 from plm_jax.errors import UserError
-from plm_jax.models.decoder import Decoder
+from plm_jax.models import registry, settings
+from plm_jax.models.arrangement import Arrangement
 from plm_jax.training import flops, losses, optimizers, schedules, warm_start
 from plm_jax.training import mesh as meshes
 from plm_jax.training import state as states
@@ -75,12 +76,12 @@ class Trainer:
             self.shardings,
         )
 
-    def model(self, dropout: float | None = None) -> Decoder:
+    def model(self, dropout: float | None = None) -> Arrangement:
         """The module, with all dropout rates at `dropout` unless it is None."""
         model = self.run.model
         if dropout is not None:
             model = dataclasses.replace(model, dropout=model.dropout.all_at(dropout))
-        return Decoder(model, dtype=jnp.dtype(self.run.precision.compute))
+        return registry.build(model, jnp.dtype(self.run.precision.compute))
 
     def _init(self) -> states.TrainState:
         """A fresh state, parameters and the optimizer's copies of them boxed with their logical axes."""
@@ -110,15 +111,15 @@ class Trainer:
             )
         return checkpoints.restore(latest, self.abstract_state), [f"resumed after step {latest}"]
 
-    def loss(self, dropout: float | None = None, **settings: Any):
+    def loss(self, dropout: float | None = None, **options: Any):
         """The run's loss as a function of `(params, batch, rngs, carry)`."""
         loss = functools.partial(losses.LOSSES[self.run.objective.kind], self.model(dropout))
-        return functools.partial(loss, batch_shards=meshes.batch_shards(self.mesh), **settings)
+        return functools.partial(loss, batch_shards=meshes.batch_shards(self.mesh), **options)
 
     def stage_step(self, stage: config.Stage):
         """The jitted train step of a stage."""
         train = self.run.train
-        rates = dataclasses.astuple(self.model(stage.dropout).model.dropout)
+        rates = self.model(stage.dropout).model.dropout.rates.values()
         step = steps.train_step(
             self.loss(stage.dropout, z_loss=train.z_loss, label_smoothing=train.label_smoothing),
             self.optimizer,
@@ -179,7 +180,7 @@ class Trainer:
         loss = self.loss()
 
         def sums(params, batch):
-            loss_sum, weight_sum, _, _ = loss(params, batch, None, {})
+            loss_sum, weight_sum, _, _ = loss(params, losses.whole_batch(batch), None, {})
             return loss_sum, weight_sum
 
         return steps.over_mesh(sums, self.mesh, self.run.mesh.rules)
@@ -212,8 +213,10 @@ class Recorder:
 
     def begin(self, stage: config.Stage) -> None:
         """A new stage: its first step compiles and is left out of the speeds."""
-        self._tokens = stage.batch_size * stage.length
-        self._flops = flops.per_step(self._run.model, stage.batch_size, stage.length)
+        targets = self._run.objective.target_length(stage.length)
+        decoder_length = targets if isinstance(self._run.model, settings.EncoderDecoder) else 0
+        self._tokens = stage.batch_size * (stage.length + decoder_length)
+        self._flops = flops.per_step(self._run.model, stage.batch_size, stage.length, targets, decoder_length)
         self._since, self._waited, self._steps = None, 0.0, 0
 
     def add(self, step: int, metrics, waited: float) -> None:

@@ -21,9 +21,9 @@ class Sums(NamedTuple):
     correct: jax.Array
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
-def linear_cross_entropy(features, unembedding, targets, weights, z_loss, label_smoothing, chunk) -> Sums:
-    """Cross-entropy of features @ unembedding.T without ever holding all logits.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7))
+def linear_cross_entropy(features, unembedding, bias, targets, weights, z_loss, label_smoothing, chunk) -> Sums:
+    """Cross-entropy of features @ unembedding.T + bias without ever holding all logits.
 
     The forward pass walks over `chunk` positions at a time; when it is differentiated it leaves the gradients instead
     of the logits, so nothing is computed twice. Only `loss` has a gradient.
@@ -31,37 +31,36 @@ def linear_cross_entropy(features, unembedding, targets, weights, z_loss, label_
     Args:
       features: [B, L, D].
       unembedding: [V, D].
+      bias: float32 [V], or None.
       targets: int32 [B, L].
       weights: float32 [B, L].
       z_loss: factor of log(Z)² per token (Chowdhery et al. 2022 §5).
       label_smoothing: share of the target's mass spread evenly over the vocabulary.
       chunk: positions of L at a time.
     """
-    return _walk(features, unembedding, targets, weights, z_loss, label_smoothing, chunk, with_gradients=False)[0]
+    return _walk(features, unembedding, bias, targets, weights, z_loss, label_smoothing, chunk, with_gradients=False)[0]
 
 
-def _forward(features, unembedding, targets, weights, z_loss, label_smoothing, chunk):
-    sums, gradients = _walk(
-        features, unembedding, targets, weights, z_loss, label_smoothing, chunk, with_gradients=True
-    )
-    return sums, gradients
+def _forward(features, unembedding, bias, targets, weights, z_loss, label_smoothing, chunk):
+    return _walk(features, unembedding, bias, targets, weights, z_loss, label_smoothing, chunk, with_gradients=True)
 
 
 def _backward(z_loss, label_smoothing, chunk, gradients, cotangents):
-    d_features, d_unembedding = (g * cotangents.loss.astype(g.dtype) for g in gradients)
-    return d_features, d_unembedding, None, None
+    scaled = jax.tree.map(lambda gradient: gradient * cotangents.loss.astype(gradient.dtype), gradients)
+    return *scaled, None, None
 
 
 linear_cross_entropy.defvjp(_forward, _backward)
 
 
-def _walk(features, unembedding, targets, weights, z_loss, label_smoothing, chunk, *, with_gradients):
-    """(Sums, (d loss / d features [B, L, D], d loss / d unembedding [V, D]) or None), chunk by chunk."""
+def _walk(features, unembedding, bias, targets, weights, z_loss, label_smoothing, chunk, *, with_gradients):
+    """(Sums, (d loss / d features [B, L, D], … / d unembedding [V, D], … / d bias) or None), chunk by chunk."""
     length = features.shape[1]
     matrix = unembedding.astype(features.dtype)
 
     def one(features_BCD, targets_BC, weights_BC):
         logits = jnp.einsum("bcd,vd->bcv", features_BCD, matrix, preferred_element_type=jnp.float32)
+        logits = logits if bias is None else logits + bias
         largest = logits.max(-1)
         exp = jnp.exp(logits - largest[..., None])
         z = exp.sum(-1)
@@ -80,14 +79,16 @@ def _walk(features, unembedding, targets, weights, z_loss, label_smoothing, chun
         hard = jnp.where(jnp.arange(vocab_size) == targets_BC[..., None], 1 - label_smoothing, 0.0)
         soft = exp * ((1 + 2 * z_loss * log_z) / z)[..., None]
         d_logits = weights_BC[..., None] * (soft - hard - label_smoothing / vocab_size)
+        d_bias = None if bias is None else d_logits.sum((0, 1))
         d_logits = d_logits.astype(features.dtype)
         d_features = jnp.einsum("bcv,vd->bcd", d_logits, matrix)
         flat_logits, flat_features = d_logits.reshape(-1, vocab_size), features_BCD.reshape(-1, features.shape[-1])
         d_matrix = jnp.einsum("nv,nd->vd", flat_logits, flat_features, preferred_element_type=jnp.float32)
-        return sums, (d_features, d_matrix)
+        return sums, (d_features, (d_matrix, d_bias))
 
     if chunk >= length:
-        return _cast(one(features, targets, weights), unembedding.dtype)
+        sums, gradients = one(features, targets, weights)
+        return sums, gradients and _flat(*gradients, unembedding.dtype)
 
     padding = -length % chunk
     arrays = [jnp.pad(x, [(0, 0), (0, padding)] + [(0, 0)] * (x.ndim - 2)) for x in (features, targets, weights)]
@@ -97,21 +98,21 @@ def _walk(features, unembedding, targets, weights, z_loss, label_smoothing, chun
         sums = jax.tree.map(jnp.add, carry[0], sums)
         if not with_gradients:
             return (sums, None), None
-        return (sums, carry[1] + gradients[1]), gradients[0]
+        return (sums, jax.tree.map(jnp.add, carry[1], gradients[1])), gradients[0]
 
     zero_sums = Sums(*[jnp.zeros(())] * 3)
-    zero_matrix = jnp.zeros(unembedding.shape, jnp.float32) if with_gradients else None
+    shapes = (unembedding.shape, None if bias is None else bias.shape)
+    zeros = tuple(None if shape is None else jnp.zeros(shape) for shape in shapes) if with_gradients else None
     starts = jnp.arange(0, length + padding, chunk)
-    (sums, d_matrix), d_features = jax.lax.scan(step, (zero_sums, zero_matrix), starts)
+    (sums, d_head), d_features = jax.lax.scan(step, (zero_sums, zeros), starts)
     if not with_gradients:
         return sums, None
     d_features = jnp.moveaxis(d_features, 0, 1).reshape(features.shape[0], length + padding, -1)[:, :length]
-    return _cast((sums, (d_features, d_matrix)), unembedding.dtype)
+    return sums, _flat(d_features, d_head, unembedding.dtype)
 
 
-def _cast(walked, dtype):
-    sums, gradients = walked
-    return sums, gradients and (gradients[0], gradients[1].astype(dtype))
+def _flat(d_features, d_head, dtype):
+    return d_features, d_head[0].astype(dtype), d_head[1]
 
 
 def chunk_length(rows: int, length: int, vocab_size: int, batch_shards: int = 1) -> int:
@@ -120,24 +121,63 @@ def chunk_length(rows: int, length: int, vocab_size: int, batch_shards: int = 1)
     return -(-length // min(chunks, length))
 
 
+def _vocabulary_loss(model, params, features, batch, z_loss, label_smoothing, batch_shards):
+    """(loss sum, weight sum, metrics) of features [B, T, D] against `targets` [B, T] under `target_weights`."""
+    features = model.apply({"params": params}, features, method="head_features")
+    unembedding, bias = model.apply({"params": params}, method="unembedding")
+    chunk = chunk_length(*features.shape[:2], unembedding.shape[0], batch_shards)
+    targets, weights = batch["targets"], batch["target_weights"]
+    sums = linear_cross_entropy(features, unembedding, bias, targets, weights, z_loss, label_smoothing, chunk)
+    return sums.loss, weights.sum(), {"nll": sums.nll, "accuracy": sums.correct}
+
+
+def _features(model, params, batch, names, rngs):
+    """The model's features of these keys of the batch; no `rngs`: no dropout."""
+    inputs = {name: batch[name] for name in names if name in batch}
+    return model.apply({"params": params}, **inputs, deterministic=rngs is None, rngs=rngs, method="features")
+
+
 def causal(model, params, batch, rngs, carry, *, z_loss=0.0, label_smoothing=0.0, batch_shards=1):
     """Next-token cross-entropy of `tokens` against `targets` under `target_weights`; no `rngs`: no dropout."""
-    features = model.apply(
-        {"params": params},
-        batch["tokens"],
-        positions=batch.get("positions"),
-        segment_ids=batch.get("segment_ids"),
-        deterministic=rngs is None,
-        rngs=rngs,
-        method="features",
-    )
-    unembedding = model.apply({"params": params}, method="unembedding")
-    chunk = chunk_length(*features.shape[:2], unembedding.shape[0], batch_shards)
-    sums = linear_cross_entropy(
-        features, unembedding, batch["targets"], batch["target_weights"], z_loss, label_smoothing, chunk
-    )
-    weight = batch["target_weights"].sum()
-    return sums.loss, weight, {"nll": sums.nll, "accuracy": sums.correct}, carry
+    features = _features(model, params, batch, ("tokens", "positions", "segment_ids"), rngs)
+    loss, weight, metrics = _vocabulary_loss(model, params, features, batch, z_loss, label_smoothing, batch_shards)
+    return loss, weight, metrics, carry
 
 
-LOSSES = {"causal": causal}
+def masked_lm(model, params, batch, rngs, carry, *, z_loss=0.0, label_smoothing=0.0, batch_shards=1):
+    """Cross-entropy at `target_positions` alone, and of `pair_label` where the batch has pairs (see `whole_batch`)."""
+    names = ("tokens", "mask", "token_types", "positions", "segment_ids")
+    features = _features(model, params, batch, names, rngs)
+    masked = jnp.take_along_axis(features, batch["target_positions"][..., None], axis=1)
+    loss, weight, metrics = _vocabulary_loss(model, params, masked, batch, z_loss, label_smoothing, batch_shards)
+    if "pair_label" in batch:
+        logits, label = model.apply({"params": params}, features, method="pair_logits"), batch["pair_label"][:, None]
+        nll = -jnp.take_along_axis(jax.nn.log_softmax(logits), label, axis=1)[:, 0]
+        pair_loss = jnp.sum(nll * batch["pair_weights"])
+        hits = jnp.sum((logits.argmax(-1) == label[:, 0]) * batch["pair_weights"])
+        metrics |= {"pair_loss": pair_loss, "pair_accuracy": hits}
+        loss = loss + pair_loss
+    return loss, weight, metrics, carry
+
+
+def text_to_text(model, params, batch, rngs, carry, *, z_loss=0.0, label_smoothing=0.0, batch_shards=1):
+    """Next-token cross-entropy of an encoder-decoder's `decoder_tokens` against `targets` under `target_weights`."""
+    names = ("tokens", "mask", "segment_ids", "decoder_tokens", "decoder_positions", "decoder_segment_ids")
+    features = _features(model, params, batch, names, rngs)
+    loss, weight, metrics = _vocabulary_loss(model, params, features, batch, z_loss, label_smoothing, batch_shards)
+    return loss, weight, metrics, carry
+
+
+def whole_batch(batch):
+    """The batch with what its microbatches must know of the whole.
+
+    `pair_weights` [B]: the loss of pairs is a mean over rows, that of tokens one over targets, as in BERT. Weighted by
+    targets / rows, both may be divided by the number of targets at once. Rows of padding alone weigh nothing.
+    """
+    if "pair_label" not in batch:
+        return batch
+    real = (batch["mask"].sum(1) > 0).astype(jnp.float32)
+    return batch | {"pair_weights": real * batch["target_weights"].sum() / jnp.maximum(real.sum(), 1.0)}
+
+
+LOSSES = {"causal": causal, "masked_lm": masked_lm, "span_corruption": text_to_text}

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
+from plm_jax.models import registry
+
 
 @struct.dataclass
 class TrainState:
@@ -39,7 +41,7 @@ def named_key(parent: jax.Array, name: str) -> jax.Array:
 
 def init_params(model: nn.Module, root: jax.Array):
     """Fresh parameters, boxed with their logical axes; the same for every mesh."""
-    return model.init(named_key(root, "params"), jnp.zeros((1, 1), jnp.int32))["params"]
+    return registry.init_params(model, named_key(root, "params"))
 
 
 def new_state(params, optimizer: optax.GradientTransformation) -> TrainState:

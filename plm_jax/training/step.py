@@ -10,8 +10,8 @@ import optax
 from jax.sharding import Mesh
 
 from plm_jax.models.partitioning import constrain
+from plm_jax.training import losses, optimizers
 from plm_jax.training import mesh as meshes
-from plm_jax.training import optimizers
 from plm_jax.training.state import TrainState, named_key
 
 
@@ -91,6 +91,7 @@ def train_step(
     def step(state: TrainState, batch):
         batch = dict(batch)
         digest = batch.pop("digest").sum(0)
+        batch = losses.whole_batch(batch)
         grads, loss_sum, weight_sum, metrics, carry = gradients(
             loss, state.params, batch, root, state.step, state.carry, microbatches, dropout
         )

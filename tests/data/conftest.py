@@ -11,6 +11,7 @@ from plm_jax.data import cache
 from plm_jax.models import settings
 
 EOS = 99
+CAUSAL = objectives.Causal()
 
 # A busy machine must not fail a test.
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -21,7 +22,7 @@ hypothesis.settings.load_profile("untimed")
 def write_source(tmp_path):
     """`write(name, {split: [[token, …], …]})` makes a source's cache of vocabulary size 100 under `tmp_path`."""
 
-    def write(name, splits, vocabulary_id="v", eos=EOS):
+    def write(name, splits, vocabulary_id="v", eos=EOS, **specials):
         temporary = str(tmp_path / f".{name}")
         counts = {}
         for split, documents in splits.items():
@@ -31,7 +32,7 @@ def write_source(tmp_path):
             counts[split] = writer.close()
         cache.save(os.path.join(temporary, "word_initial.npy"), np.arange(100) % 2 == 0)
         vocabulary = {"id": vocabulary_id, "size": 100, "pad": None, "bos": None, "eos": eos, "unk": None}
-        vocabulary |= {"kind": "bytes", "files": {}}
+        vocabulary |= {"kind": "bytes", "files": {}, **specials}
         manifest = {"identity": "i", "vocabulary": vocabulary, "dtype": "<u2", "splits": counts}
         cache.publish(temporary, str(tmp_path / name), manifest)
         return str(tmp_path)
@@ -41,9 +42,9 @@ def write_source(tmp_path):
 
 @pytest.fixture
 def make_run(tmp_path):
-    """A causal run over caches under `tmp_path`; keywords go to `data`, `train` and `vocabulary`."""
+    """A run over caches under `tmp_path`, causal by default; keywords go to `data`, `train` and `vocabulary`."""
 
-    def make(names, vocab_size=100, eos=EOS, data=(), train=()):
+    def make(names, vocab_size=100, eos=EOS, data=(), train=(), objective=CAUSAL, **specials):
         return config.Run(
             model=settings.Decoder(
                 embedding=settings.Embedding(vocab_size, 8),
@@ -51,7 +52,7 @@ def make_run(tmp_path):
                 feed_forward=settings.FeedForward(8),
                 stack=settings.Stack(1),
             ),
-            objective=objectives.Causal(),
+            objective=objective,
             data=config.Data(
                 **{
                     "cache_dir": str(tmp_path),
@@ -61,7 +62,7 @@ def make_run(tmp_path):
                     **dict(data),
                 }
             ),
-            vocabulary=config.Vocabulary("bytes", eos=eos),
+            vocabulary=config.Vocabulary("bytes", eos=eos, **specials),
             optimizer=config.AdamW(),
             schedule=config.Schedule("constant", 1e-3),
             train=config.Train(**{"steps": 50, "batch_size": 4, "seed": 3, **dict(train)}),

@@ -1,4 +1,5 @@
 import itertools
+import types
 
 import numpy as np
 import pytest
@@ -33,6 +34,11 @@ def test_stream_is_the_documents_each_with_eos(write_source, random_documents, e
             assert "mask" not in example
 
 
+def block_order(num_tokens, length, stride, window, seed=0, name="a"):
+    stream = types.SimpleNamespace(num_tokens=num_tokens)
+    return layouts.Order(layouts.Blocks(stream, length, stride, separate=False), window, seed, name)
+
+
 @given(
     num_tokens=st.integers(20, 3000),
     length=st.integers(1, 20),
@@ -41,11 +47,11 @@ def test_stream_is_the_documents_each_with_eos(write_source, random_documents, e
 )
 def test_every_block_once_an_epoch_window_after_window(num_tokens, length, window, epochs):
     stride = max(1, length - 1)
-    order = layouts.BlockOrder(num_tokens, length, stride, window, seed=0, name="a")
+    order = block_order(num_tokens, length, stride, window)
     expected = [i for i in range(num_tokens) if i * stride + length <= num_tokens]
-    assert order.num_blocks == len(expected)
+    assert order.num_items == len(expected)
     for epoch in range(epochs):
-        blocks = [order.block(epoch * len(expected) + i) for i in range(len(expected))]
+        blocks = [order.item(epoch * len(expected) + i) for i in range(len(expected))]
         assert sorted(blocks) == expected
         windows = [block * stride // window for block in blocks]
         changes = sum(a != b for a, b in itertools.pairwise(windows))
@@ -54,8 +60,8 @@ def test_every_block_once_an_epoch_window_after_window(num_tokens, length, windo
 
 def test_order_depends_on_seed_source_and_epoch_and_is_shuffled():
     def blocks(seed, name, epoch):
-        order = layouts.BlockOrder(40_000, 11, 10, 4_000, seed, name)
-        return tuple(order.block(epoch * order.num_blocks + i) for i in range(order.num_blocks))
+        order = block_order(40_000, 11, 10, 4_000, seed, name)
+        return tuple(order.item(epoch * order.num_items + i) for i in range(order.num_items))
 
     orders = {blocks(*key) for key in [(0, "a", 0), (1, "a", 0), (0, "b", 0), (0, "a", 1)]}
     assert len(orders) == 4
@@ -66,27 +72,27 @@ def test_order_depends_on_seed_source_and_epoch_and_is_shuffled():
 
 
 def test_far_k_costs_no_walk():
-    order = layouts.BlockOrder(10**6, 11, 10, 10**4, 0, "a")
-    assert 0 <= order.block(10**15) < order.num_blocks
+    order = block_order(10**6, 11, 10, 10**4)
+    assert 0 <= order.item(10**15) < order.num_items
 
 
 def test_windows_come_in_the_same_order_at_every_length():
     def windows(length):
-        order = layouts.BlockOrder(100_000, length + 1, length, 5_000, 0, "a")
-        return list(dict.fromkeys(order.block(i) * length // 5_000 for i in range(order.num_blocks)))
+        order = block_order(100_000, length + 1, length, 5_000)
+        return list(dict.fromkeys(order.item(i) * length // 5_000 for i in range(order.num_items)))
 
     assert windows(10) == windows(25) == windows(100)
 
 
 @given(st.integers(0, 5000), st.sampled_from([8, 16, 64]), st.sampled_from([8, 16, 64]))
 def test_resume_keeps_the_epoch_and_the_tokens_read(k, before, after):
-    old, new = (layouts.BlockOrder(5001, n + 1, n, 640, 0, "a") for n in (before, after))
+    old, new = (block_order(5001, n + 1, n, 640) for n in (before, after))
     resumed = new.resume(k, old)
     if before == after:
         assert resumed == k
-    epoch, position = divmod(k, old.num_blocks)
-    tokens = (resumed - epoch * new.num_blocks) * after
-    assert min(position * before, new.num_blocks * after) <= tokens < position * before + after
+    epoch, position = divmod(k, old.num_items)
+    tokens = (resumed - epoch * new.num_items) * after
+    assert min(position * before, new.num_items * after) <= tokens < position * before + after
 
 
 def test_generators_differ_by_seed_stream_and_counter():

@@ -129,6 +129,29 @@ def test_other_vocabulary_prepares_again_and_is_copied(run, tmp_path):
         reader.Reader(wide)
 
 
+def test_sentinels_reach_the_cache(run):
+    plain = with_vocabulary(run, spec="bytes", eos=256)
+    other = with_vocabulary(run, spec="bytes", eos=256, mask=257, sentinels=5)
+    prepare.prepare(other, show_progress=False)
+    source = cache.open_source(run.data.cache_dir, "a")
+    assert {k: source.vocabulary[k] for k in ("size", "mask", "cls", "sentinels")} == {
+        "size": 263,
+        "mask": 257,
+        "cls": None,
+        "sentinels": 5,
+    }
+    assert (len(source.word_initial), len(source.splits["train"].unigram)) == (263, 263)
+    with pytest.raises(UserError, match=r"mask is None, the cache's is 257"):
+        reader.Reader(plain)
+    with pytest.raises(UserError, match=r"sentinels is 4, the cache's is 5"):
+        reader.Reader(with_vocabulary(run, spec="bytes", eos=256, mask=257, sentinels=4))
+    wide = dataclasses.replace(other, model=dataclasses.replace(run.model, embedding=settings.Embedding(263, 8)))
+    special = reader.Reader(wide).objective.special
+    assert (special.mask, special.sentinels, special.vocab_size) == (257, (262, 261, 260, 259, 258), 263)
+    with pytest.raises(UserError, match=r"sentinels is -1: give at least 0"):
+        config.from_dict(config.to_dict(with_vocabulary(run, spec="bytes", sentinels=-1)))
+
+
 def test_equal_documents_do_not_end_up_side_by_side(run, corpus):
     corpus.write_text("".join(json.dumps({"text": t}) + "\n" for t in ["same", *TEXTS[:200], "same", "same"]))
     run = dataclasses.replace(run, data=dataclasses.replace(run.data, validation_fraction=0.0))

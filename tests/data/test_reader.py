@@ -8,7 +8,7 @@ import zlib
 import numpy as np
 import pytest
 
-from plm_jax import config
+from plm_jax import config, objectives
 from plm_jax.data import layouts, reader
 from plm_jax.errors import UserError
 
@@ -153,6 +153,45 @@ def test_validation_is_every_token_once_in_order(documents, make_run, attend):
     for batch, *parts in zip(batches, *split, strict=True):
         for key in batch:
             np.testing.assert_array_equal(np.concatenate([p[key] for p in parts]), batch[key])
+
+
+def clean_rows(batch, special):
+    """The text of each row, its noise undone."""
+    for row in ({key: value[i] for key, value in batch.items()} for i in range(len(batch["tokens"]))):
+        tokens, weighed = row["tokens"].copy(), row["target_weights"] > 0
+        targets = row["targets"][weighed]
+        if "decoder_tokens" in row:
+            (at,) = np.isin(targets, special.sentinels).nonzero()
+            cut = {int(span[0]): span[1:].tolist() for span in np.split(targets[:-1], at)[1:]}
+            yield [t for token in tokens[row["mask"] > 0][:-1].tolist() for t in cut.get(token, [token])]
+        else:
+            tokens[row["target_positions"][weighed]] = targets
+            yield tokens[row["mask"] > 0].tolist()
+
+
+@pytest.mark.parametrize("objective", [objectives.MaskedLM(0.3), objectives.SpanCorruption(0.4)], ids=lambda o: o.kind)
+def test_noise_leaves_every_token_once(write_source, random_documents, make_run, objective):
+    """Validation in order, and each epoch of training in blocks that do not overlap."""
+    ids = {"pad": 91, "eos": 92, "mask": 93, "sentinels": 4}
+    texts = {"train": random_documents(1, 60), "validation": random_documents(2, 9)}
+    write_source("a", texts, **ids)
+    run = make_run("a", objective=objective, data={"length": 16}, **ids)
+    assert config.from_dict(config.to_dict(run)) == run
+    opened = reader.Reader(run)
+    flat = {
+        split: [t for d in found for t in ([*d, 92] if objective.kind == "masked_lm" else d)]
+        for split, found in texts.items()
+    }
+    special, n = opened.objective.special, opened.objective.input_length(16)
+    batches = list(opened.in_order("validation", 3))
+    found = [row for batch in batches for row in clean_rows(batch, special)]
+    assert [token for row in found for token in row] == flat["validation"]
+    assert {batch["tokens"].shape for batch in batches} == {(3, 16)}
+    whole = [flat["train"][i : i + n] for i in range(0, len(flat["train"]) - n + 1, n)]
+    steps = 2 * len(whole)
+    rows = [row for k in range(steps) for row in clean_rows(reader._stack([opened.example(k)]), special)]
+    assert sorted(rows[: len(whole)]) == sorted(rows[len(whole) :]) == sorted(whole)
+    assert any((opened.example(k)["tokens"] != opened.example(k + len(whole))["tokens"]).any() for k in range(3))
 
 
 def test_no_validation_split_gives_no_batch(write_source, random_documents, make_run):

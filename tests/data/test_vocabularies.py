@@ -155,6 +155,37 @@ def test_training_is_deterministic_and_t5_like(trained, tmp_path):
     assert [loaded.processor.id_to_piece(i) for i in range(3)] == ["<pad>", "</s>", "<unk>"]
 
 
+def test_sentinels_lie_above_the_file_from_the_top_down(trained):
+    for spec, size in ((trained, 400), (config.Vocabulary("bytes", eos=256), 257)):
+        loaded = vocabularies.load(dataclasses.replace(spec, sentinels=3))
+        plain = vocabularies.load(spec)
+        assert (loaded.vocab_size, len(loaded.word_initial), plain.vocab_size) == (size + 3, size + 3, size)
+        assert not loaded.word_initial[size:].any()
+        text = list(loaded.encode("the whale"))
+        ids = [size + 2, *text, size + 1, size, *text, loaded.eos_id, size]
+        assert loaded.decode(ids) == "<extra_id_0> the whale <extra_id_1> <extra_id_2> the whale"
+        assert loaded.decode_tf(text).numpy().decode() == plain.decode(text) == "the whale"
+        assert loaded.decode([]) == ""
+        assert vocabularies.identity(loaded) != vocabularies.identity(plain)
+
+
+def test_control_symbols_are_trained_at_their_ids_and_text_never_gives_them(tmp_path):
+    path = str(tmp_path / "bert.model")
+    bert = config.Vocabulary(f"sentencepiece:{path}", train_size=400, pad=0, unk=1, cls=3, sep=2, mask=4)
+    vocabularies.train_sentencepiece(TEXTS[:2], bert, path)
+    loaded = vocabularies.load(bert)
+    assert [loaded.processor.id_to_piece(i) for i in range(5)] == ["<pad>", "<unk>", "[SEP]", "[CLS]", "[MASK]"]
+    assert loaded.vocab_size == 400
+    text = "[CLS] the [MASK] of[SEP]"
+    assert min(loaded.encode(text)) > 4 and loaded.decode(loaded.encode(text)) == text
+    other = dataclasses.replace(bert, mask=None)
+    assert vocabularies.identity(vocabularies.load(other)) != vocabularies.identity(loaded)
+    with pytest.raises(UserError, match=r"mask is 5 but .* has 4: set it to 4"):
+        vocabularies.load(dataclasses.replace(bert, mask=5))
+    with pytest.raises(UserError, match=r"vocabulary.cls is 50257"):
+        vocabularies.load(config.Vocabulary(GPT2, cls=50257))
+
+
 def test_mistakes_are_told(trained, tmp_path):
     damaged = tmp_path / "damaged"
     damaged.write_bytes(b"no model")
@@ -163,7 +194,7 @@ def test_mistakes_are_told(trained, tmp_path):
         "sentencepiece:/none": "cannot read the vocabulary's /none",
         f"sentencepiece:{damaged}": "is no SentencePiece model",
         f"bpe:{damaged},{merges}": "make no BPE vocabulary",
-        f"bpe:{merges}": "give sentencepiece:FILE, bpe:VOCAB,MERGES or bytes",
+        f"bpe:{merges}": "give sentencepiece:FILE, wordpiece:FILE, bpe:VOCAB,MERGES or bytes",
         "byte": "did you mean 'bytes'",
     }
     for spec, message in cases.items():

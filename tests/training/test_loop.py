@@ -267,8 +267,8 @@ def test_flops_are_those_of_the_compiler(length, rows):
     params = nn.unbox(jax.eval_shape(decoder.init, jax.random.key(0), tokens)["params"])
     compiled = jax.jit(lambda p, t: decoder.apply({"params": p}, t)).lower(params, tokens).compile()
     masked_half = 2 * rows * 2 * length * length * 4 * 32 * model.stack.layers / 2
-    counted = flops.per_step(model, rows, length) / 3 + masked_half
+    counted = flops.per_step(model, rows, length, length) / 3 + masked_half
     np.testing.assert_allclose(compiled.cost_analysis()["flops"], counted, rtol=0.04)
     # By hand: the head alone, and only where there are targets.
-    difference = flops.per_step(model, rows, length) - flops.per_step(model, rows, length, targets=5)
-    assert difference == 3 * 2 * (rows * length - 5) * 128 * 600
+    difference = flops.per_step(model, rows, length, length) - flops.per_step(model, rows, length, targets=5)
+    assert difference == 3 * 2 * rows * (length - 5) * 128 * 600

@@ -16,12 +16,14 @@ def make(seed=0, rows=ROWS, length=LENGTH):
     unembedding = rng.normal(size=(VOCAB, WIDTH)).astype(np.float32)
     targets = rng.integers(0, VOCAB, (rows, length)).astype(np.int32)
     weights = (rng.random((rows, length)) * (rng.random((rows, length)) > 0.3)).astype(np.float32)
-    return features, unembedding, targets, weights
+    bias = rng.normal(size=VOCAB).astype(np.float32)
+    return features, unembedding, bias, targets, weights
 
 
-def plain(features, unembedding, targets, weights, z_loss, label_smoothing):
+def plain(features, unembedding, bias, targets, weights, z_loss, label_smoothing):
     """Mean over classes is the smoothed part, as in torch's `cross_entropy(label_smoothing=…)`."""
     logits = jnp.einsum("bld,vd->blv", features, unembedding)
+    logits = logits if bias is None else logits + bias
     log_p = jax.nn.log_softmax(logits)
     hard = -jnp.sum(jax.nn.one_hot(targets, VOCAB) * log_p, -1)
     loss = (1 - label_smoothing) * hard - label_smoothing * log_p.mean(-1)
@@ -29,8 +31,14 @@ def plain(features, unembedding, targets, weights, z_loss, label_smoothing):
     return jnp.sum(weights * loss)
 
 
-def chunked(features, unembedding, targets, weights, z_loss, label_smoothing, chunk):
-    return losses.linear_cross_entropy(features, unembedding, targets, weights, z_loss, label_smoothing, chunk)
+def chunked(*arguments):
+    return losses.linear_cross_entropy(*arguments)
+
+
+def test_a_head_without_a_bias_has_a_bias_of_zero():
+    features, unembedding, bias, *targets = make(3)
+    without = chunked(features, unembedding, None, *targets, 0.1, 0.0, 3).loss
+    np.testing.assert_allclose(without, plain(features, unembedding, 0 * bias, *targets, 0.1, 0.0), rtol=1e-6)
 
 
 @pytest.mark.parametrize(("z_loss", "label_smoothing"), [(0.0, 0.0), (0.1, 0.0), (0.0, 0.2), (0.1, 0.2)])
@@ -38,14 +46,14 @@ def chunked(features, unembedding, targets, weights, z_loss, label_smoothing, ch
 def test_value_and_gradients_are_the_plain_ones(chunk, z_loss, label_smoothing):
     arrays = make()
 
-    def three_times(features, unembedding):
-        return 3 * chunked(features, unembedding, *arrays[2:], z_loss, label_smoothing, chunk).loss
+    def three_times(*head):
+        return 3 * chunked(*head, *arrays[3:], z_loss, label_smoothing, chunk).loss
 
-    def three_times_plain(features, unembedding):
-        return 3 * plain(features, unembedding, *arrays[2:], z_loss, label_smoothing)
+    def three_times_plain(*head):
+        return 3 * plain(*head, *arrays[3:], z_loss, label_smoothing)
 
-    got, got_grads = jax.value_and_grad(three_times, (0, 1))(*arrays[:2])
-    want, want_grads = jax.value_and_grad(three_times_plain, (0, 1))(*arrays[:2])
+    got, got_grads = jax.value_and_grad(three_times, (0, 1, 2))(*arrays[:3])
+    want, want_grads = jax.value_and_grad(three_times_plain, (0, 1, 2))(*arrays[:3])
     np.testing.assert_allclose(got, want, rtol=1e-6)
     np.testing.assert_allclose(3 * chunked(*arrays, z_loss, label_smoothing, chunk).loss, want, rtol=1e-6)
     for one, other in zip(got_grads, want_grads, strict=True):
@@ -53,12 +61,12 @@ def test_value_and_gradients_are_the_plain_ones(chunk, z_loss, label_smoothing):
 
 
 def test_nll_and_hits_are_counted_by_weight_whatever_the_loss():
-    features, unembedding, targets, weights = make(1)
-    logits = features @ unembedding.T
+    features, unembedding, bias, targets, weights = make(1)
+    logits = features @ unembedding.T + bias
     nll = np.log(np.exp(logits).sum(-1)) - np.take_along_axis(logits, targets[..., None], -1)[..., 0]
     hits = (logits.argmax(-1) == targets).astype(float)
     for chunk in (2, 7):
-        sums = chunked(features, unembedding, targets, weights, 0.1, 0.2, chunk)
+        sums = chunked(features, unembedding, bias, targets, weights, 0.1, 0.2, chunk)
         np.testing.assert_allclose(sums.nll, (nll * weights).sum(), rtol=1e-6)
         np.testing.assert_allclose(sums.correct, (hits * weights).sum(), rtol=1e-6)
 
@@ -68,7 +76,7 @@ def test_bfloat16_features_stay_within_their_precision(chunk):
     arrays = make(2, rows=8, length=16)
     want = jax.grad(plain, (0, 1))(*arrays, 0.0, 0.0)
     half = jnp.asarray(arrays[0], jnp.bfloat16)
-    loss = lambda f, u: chunked(f, u, *arrays[2:], 0.0, 0.0, chunk).loss  # noqa: E731
+    loss = lambda *head: chunked(*head, *arrays[2:], 0.0, 0.0, chunk).loss  # noqa: E731
     got = jax.grad(loss, (0, 1))(half, arrays[1])
     assert [g.dtype for g in got] == [jnp.bfloat16, jnp.float32]
     for one, other in zip(got, want, strict=True):
@@ -91,8 +99,8 @@ def test_peak_memory_is_below_half_of_the_plain_loss():
         log_p = jax.nn.log_softmax(features @ unembedding.T)
         return -jnp.sum(weights * jnp.take_along_axis(log_p, targets[..., None], -1)[..., 0])
 
-    def chunked_loss(*arrays):
-        return losses.linear_cross_entropy(*arrays, 0.0, 0.0, chunk).loss
+    def chunked_loss(features, unembedding, *targets):
+        return losses.linear_cross_entropy(features, unembedding, None, *targets, 0.0, 0.0, chunk).loss
 
     def peak(loss):
         analysis = jax.jit(jax.value_and_grad(loss, (0, 1))).lower(*shapes).compile().memory_analysis()

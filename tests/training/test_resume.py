@@ -57,8 +57,8 @@ def test_the_run_that_is_killed_has_what_makes_it_hard(tiny):
         first, second = opened._stages
         assert first.length != second.length and (first.end_step, second.end_step) == (12, 24)
         last = second.first_example + (second.end_step - second.first_step) * second.batch_size
-        for source, blocks in opened._segments[-1].positions(last).items():
-            assert blocks > opened._segments[-1].orders[source].num_blocks, "an epoch ends inside the run"
+        for source, items in opened._segments[-1].positions(last).items():
+            assert items > opened._segments[-1].orders[source].num_items, "an epoch ends inside the run"
 
 
 def assert_same_within(tolerance, workdir, reference):

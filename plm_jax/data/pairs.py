@@ -1,0 +1,216 @@
+"""BERT's pairs for next-sentence prediction (Devlin et al. 2019, arXiv:1810.04805).
+
+The rules are those of `create_pretraining_data.py` in google-research/bert. Where an example begins depends on the one
+before it in its document, because sentences that a random second part displaces are put back. So each pass over the
+text is walked once, and what it finds stays on disk, memory-mapped:
+
+    CACHE_DIR/SOURCE/index/KEY/passes.npy      int64 [duplicates + 1]: first example of each pass, and the end
+    CACHE_DIR/SOURCE/index/KEY/starts.npy      int64 [examples]: first token of the first part
+    CACHE_DIR/SOURCE/index/KEY/lengths_a.npy   int32 [examples]: tokens of the first part, before truncation
+    CACHE_DIR/SOURCE/index/KEY/lengths_b.npy   int32 [examples]: tokens of the second part, which follows the first; if
+                                               negative, at least so many come from somewhere else
+
+KEY is a hash of all that decides them. The partner of a random pair and what is truncated are drawn example by example.
+"""
+
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+
+import numpy as np
+from tqdm import tqdm
+
+from plm_jax import config, objectives
+from plm_jax.data import cache
+from plm_jax.data.layouts import generator
+from plm_jax.errors import UserError
+
+FORMAT = 1
+BLOCK_SENTENCES = 2**18
+RANDOM_NEXT = 0.5
+PARTNER_TRIES = 10
+_FILES = {"starts": np.dtype("<i8"), "lengths_a": np.dtype("<i4"), "lengths_b": np.dtype("<i4")}
+
+
+def walk(
+    sentences: np.ndarray, documents: np.ndarray, targets: np.ndarray, draws: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The pairs of some documents, each from its first sentence to its last.
+
+    Args:
+      sentences: [s + 1], the first token of each sentence, and the end.
+      documents: [d + 1], the first sentence of each document, and the end.
+      targets: [d], how many tokens a pair of each document should have.
+      draws: [s, 2], uniform in [0, 1), for the pair that begins at a sentence: where it is cut, and whether at random.
+
+    Returns:
+      `starts`, `lengths_a` and `lengths_b` of the index, in order.
+    """
+    counts = np.diff(documents)
+    target, last = np.repeat(targets, counts), np.repeat(documents[1:], counts)
+    index = np.arange(len(last))
+    # What a pair that begins at a sentence would be is found for all sentences at once, then the path is followed.
+    end = np.minimum(np.searchsorted(sentences, sentences[:-1] + target), last)
+    choices = end - index - 1
+    cut = index + 1 + (draws[:, 0] * choices).astype(np.int64)
+    random_next = (choices == 0) | (draws[:, 1] < RANDOM_NEXT)
+    following = np.where(random_next, cut, end).tolist()
+    visited, at = [], 0
+    while at < len(following):
+        visited.append(at)
+        at = following[at]
+    path = np.array(visited)
+    starts, middle = sentences[path], sentences[cut[path]]
+    lengths_a = middle - starts
+    wanted = np.maximum(target[path] - lengths_a, 1)
+    return starts, lengths_a, np.where(random_next[path], -wanted, sentences[end[path]] - middle)
+
+
+def truncate(num_a: int, num_b: int, room: int) -> tuple[int, int]:
+    """What is left of two lengths when the longer one, B if they are equal, loses one until both fit into `room`."""
+    kept_a = min(num_a, max(room - room // 2, room - num_b))
+    return kept_a, min(num_b, room - kept_a)
+
+
+def _blocks(split: cache.Split) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """`sentences` and `documents` as `walk` takes them, of whole documents with about BLOCK_SENTENCES a time."""
+    edges = np.searchsorted(split.documents, split.sentences[::BLOCK_SENTENCES])
+    for first, last in itertools.pairwise(np.unique([*edges, split.num_documents])):
+        documents = split.documents[first : last + 1]
+        begin, end = np.searchsorted(split.sentences, documents[[0, -1]])
+        sentences = np.append(split.sentences[begin:end], documents[-1])
+        yield sentences, np.searchsorted(sentences, documents)
+
+
+def _write(folder: str, split: cache.Split, layout: config.SentencePairs, length: int, seed: int, stream: str) -> None:
+    """Walks all passes and writes the index's files into `folder`."""
+    longest = length - 3
+    files = {name: cache.NpyAppender(os.path.join(folder, f"{name}.npy"), dtype) for name, dtype in _FILES.items()}
+    passes = [0]
+    total = layout.duplicates * split.num_documents
+    with tqdm(None, "indexing sentence pairs", total, unit=" documents", delay=2) as bar:
+        for number in range(layout.duplicates):
+            passes.append(passes[-1])
+            for block, (sentences, documents) in enumerate(_blocks(split)):
+                rng = generator(seed, stream, number, block)
+                num_documents = len(documents) - 1
+                short = rng.random(num_documents) < layout.short_probability
+                lengths = rng.integers(2, longest, num_documents, endpoint=True)
+                targets = np.where(short, lengths, longest)
+                found = walk(sentences, documents, targets, rng.random((len(sentences) - 1, 2)))
+                for file, values in zip(files.values(), found, strict=True):
+                    file.append(values)
+                passes[-1] += len(found[0])
+                bar.update(num_documents)
+    for file in files.values():
+        file.close()
+    cache.save(os.path.join(folder, "passes.npy"), np.array(passes, np.int64))
+
+
+def _index(source: cache.Source, split: str, layout: config.SentencePairs, length: int, seed: int) -> str:
+    """The folder of an index, which is made if it is missing; of several makers at once the first to end is taken.
+
+    Raises:
+      UserError: it cannot be written.
+    """
+    key = [FORMAT, source.identity, split, config.to_dict(layout), length, seed]
+    root = os.path.join(source.folder, "index")
+    folder = os.path.join(root, hashlib.sha256(json.dumps(key).encode("utf-8")).hexdigest()[:16])
+    if os.path.exists(folder):
+        return folder
+    try:
+        os.makedirs(root, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".", dir=root) as temporary:
+            made = os.path.join(temporary, "index")
+            os.mkdir(made)
+            _write(made, source.splits[split], layout, length, seed, f"pairs/{source.identity}/{split}")
+            with contextlib.suppress(OSError):  # Another one was first.
+                os.rename(made, folder)
+    except OSError as error:
+        raise UserError(
+            f"cannot write {root} ({error.strerror}): make it writable or move config.data.cache_dir"
+        ) from error
+    return folder
+
+
+class SentencePairs:
+    """`[CLS] A [SEP] B [SEP]` in rows of `length`: a `layouts.Layout`."""
+
+    def __init__(
+        self,
+        source: cache.Source,
+        split: str,
+        layout: config.SentencePairs,
+        length: int,
+        seed: int,
+        special: objectives.Special,
+    ):
+        """Opens the index, or makes it: once for each length and seed, half a second for 2 million sentences a pass.
+
+        Raises:
+          UserError: the index is damaged or cannot be written.
+        """
+        folder = _index(source, split, layout, length, seed)
+        self._split = source.splits[split]
+        self._length = length
+        self._special = special
+        self._passes = cache.load(os.path.join(folder, "passes.npy"), layout.duplicates + 1).tolist()
+        self._starts, self._lengths_a, self._lengths_b = (
+            cache.load(os.path.join(folder, f"{name}.npy"), self._passes[-1], dtype) for name, dtype in _FILES.items()
+        )
+        self.num_rows = self._passes[1]
+        self.pass_tokens = self._split.num_tokens
+
+    def windows(self, window_tokens: int) -> list[np.ndarray]:
+        """See `Layout`."""
+        edges = np.arange(-(-self._split.num_tokens // window_tokens) + 1, dtype=np.int64) * window_tokens
+        return [
+            first + np.searchsorted(self._starts[first:end], edges) for first, end in itertools.pairwise(self._passes)
+        ]
+
+    def example(self, item: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """A pair.
+
+        Returns:
+          `tokens`, `mask` (0 at padding) and `token_types` (0 for `[CLS] A [SEP]`, 1 for `B [SEP]`) [length], and
+          `pair_label` [], 0 if B follows A in the text and 1 if it is from somewhere else; all int32.
+        """
+        start_a, num_a, num_b = int(self._starts[item]), int(self._lengths_a[item]), int(self._lengths_b[item])
+        label, start_b = int(num_b < 0), start_a + num_a
+        if label:
+            start_b, num_b = self._partner(start_a, -num_b, rng)
+        room = self._length - 3
+        kept_a, kept_b = truncate(num_a, num_b, room)
+        if num_a + num_b > room:  # Each token that goes is the first or the last.
+            cut_a, cut_b = rng.binomial((num_a - kept_a, num_b - kept_b), 0.5).tolist()
+            start_a, start_b = start_a + cut_a, start_b + cut_b
+        sep, end = 1 + kept_a, 2 + kept_a + kept_b
+        tokens = np.full(self._length, self._special.pad or 0, np.int32)
+        tokens[0], tokens[sep], tokens[end] = self._special.cls, self._special.sep, self._special.sep
+        tokens[1:sep] = self._split.tokens(start_a, start_a + kept_a)
+        tokens[sep + 1 : end] = self._split.tokens(start_b, start_b + kept_b)
+        mask, token_types = np.zeros((2, self._length), np.int32)
+        mask[: end + 1] = 1
+        token_types[sep + 1 : end + 1] = 1
+        return {"tokens": tokens, "mask": mask, "token_types": token_types, "pair_label": np.array(label, np.int32)}
+
+    def _partner(self, start: int, wanted: int, rng: np.random.Generator) -> tuple[int, int]:
+        """The first token and the number of tokens of whole sentences, `wanted` or more, or up to their document's end.
+
+        The document is another one than that of the token `start`, but for ten failures to draw one.
+        """
+        documents, sentences = self._split.documents, self._split.sentences
+        own = int(np.searchsorted(documents, start, side="right")) - 1
+        for _ in range(PARTNER_TRIES):
+            document = int(rng.integers(self._split.num_documents))
+            if document != own:
+                break
+        begin, end = documents[document : document + 2].tolist()
+        first = int(rng.integers(*np.searchsorted(sentences, (begin, end))))
+        start = int(sentences[first])
+        last = int(np.searchsorted(sentences, start + wanted))
+        return start, (end if last == len(sentences) else min(int(sentences[last]), end)) - start

@@ -1,0 +1,80 @@
+"""The encoder-decoder arrangement: a bidirectional stack, a causal one that attends to it, the vocabulary head."""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from plm_jax.models.arrangement import Arrangement
+from plm_jax.models.transformer import Context, Stack, bidirectional, causal
+
+
+class EncoderDecoder(Arrangement):
+    """A text-to-text model of `settings.EncoderDecoder`. M is the encoder's length, L the decoder's."""
+
+    def setup(self):
+        """Modules besides those of `Arrangement`: the stacks `encoder` and `decoder`."""
+        super().setup()
+        decoder_model = dataclasses.replace(self.model, stack=self.model.decoder_stack)
+        self.encoder = Stack(self.model, self.dtype, causal=False)
+        self.decoder = Stack(decoder_model, self.dtype, causal=True)
+
+    def encode(self, tokens, mask=None, positions=None, segment_ids=None, *, deterministic=True):
+        """The memory [B, M, D] of tokens [B, M]; arguments as `Encoder.features`; sows `encoder_embedded`."""
+        if positions is None:
+            positions = jnp.arange(tokens.shape[1])[None]
+        x = self.embed(tokens, positions, deterministic=deterministic)
+        self.sow("intermediates", "encoder_embedded", x)
+        context = Context(bidirectional(mask, segment_ids, segment_ids))
+        return self.encoder(x, context, deterministic=deterministic)
+
+    def decode(
+        self,
+        decoder_tokens,
+        memory,
+        mask=None,
+        decoder_mask=None,
+        decoder_positions=None,
+        segment_ids=None,
+        decoder_segment_ids=None,
+        cache_index=None,
+        *,
+        deterministic=True,
+    ):
+        """What the head is applied to: [B, L, D]; sows `embedded`.
+
+        Args:
+          decoder_tokens: int32 [B, L].
+          memory: [B, M, D]; None: with a cache, the one of the call before.
+          mask, segment_ids: [B, M], the memory's.
+          decoder_mask: [B, L], 1 for real tokens; with a cache [B, slots], 1 for slots filled once this call is done.
+          decoder_positions: int32 [B, L]; by default arange, or cumsum(decoder_mask) - 1 with a mask and no cache.
+          decoder_segment_ids: int32 [B, L]; tokens see their own segment only, of the memory too.
+          cache_index: the first slot this call fills (with the `cache` collection mutable); None: no cache. With one,
+            `mask` must be given.
+          deterministic: no dropout.
+        """
+        length = decoder_tokens.shape[1]
+        if decoder_positions is None:
+            if decoder_mask is None or cache_index is not None:
+                decoder_positions = (cache_index or 0) + jnp.arange(length)[None]
+            else:
+                decoder_positions = jnp.maximum(jnp.cumsum(decoder_mask, axis=1) - 1, 0)
+        x = self.embed(decoder_tokens, decoder_positions, deterministic=deterministic)
+        self.sow("intermediates", "embedded", x)
+        slots = length if cache_index is None else decoder_mask.shape[1]
+        visible = causal(length, slots, cache_index, decoder_mask, decoder_segment_ids)
+        memory_context = Context(
+            bidirectional(mask, decoder_segment_ids, segment_ids), cache_index=None if cache_index is None else 0
+        )
+        context = Context(visible, cache_index=cache_index)
+        return self.decoder(x, context, memory, memory_context, deterministic=deterministic)
+
+    def features(self, tokens, decoder_tokens, mask=None, *, deterministic=True, **decoder):
+        """Both in one: [B, L, D]; `decoder` are further arguments of `decode`."""
+        segment_ids = decoder.get("segment_ids")
+        memory = self.encode(tokens, mask, None, segment_ids, deterministic=deterministic)
+        return self.decode(decoder_tokens, memory, mask, deterministic=deterministic, **decoder)
+
+    def __call__(self, tokens, decoder_tokens, *args, **kwargs):
+        """Logits, float32 [B, L, V]; arguments as `features`."""
+        return self.logits(self.features(tokens, decoder_tokens, *args, **kwargs))

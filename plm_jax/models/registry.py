@@ -1,0 +1,32 @@
+"""From settings to modules and parameters, whatever the arrangement."""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from plm_jax.models import settings
+from plm_jax.models.arrangement import Arrangement
+from plm_jax.models.decoder import Decoder
+from plm_jax.models.encoder import Encoder
+from plm_jax.models.encoder_decoder import EncoderDecoder
+
+ARRANGEMENTS = {"decoder": Decoder, "encoder": Encoder, "encoder_decoder": EncoderDecoder}
+
+
+def build(model: settings.Transformer, dtype: Any = jnp.float32) -> Arrangement:
+    """The module of a model's settings; `dtype` is its activations'."""
+    return ARRANGEMENTS[model.kind](model, dtype)
+
+
+def init_params(module: Arrangement, key: jax.Array):
+    """Fresh parameters, boxed with their logical axes."""
+    tokens = jnp.zeros((1, 1), jnp.int32)
+    inputs = (tokens, tokens) if isinstance(module, EncoderDecoder) else (tokens,)
+    return module.init(key, *inputs)["params"]
+
+
+def shapes(model: settings.Transformer):
+    """The parameters' shapes and types, as a tree of `jax.ShapeDtypeStruct`, without making them."""
+    return nn.unbox(jax.eval_shape(lambda: init_params(build(model), jax.random.key(0))))

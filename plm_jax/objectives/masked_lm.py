@@ -1,0 +1,104 @@
+"""Masked language modelling."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from plm_jax.errors import UserError
+from plm_jax.objectives import rows
+from plm_jax.objectives.special import Special
+
+_KEPT = ("token_types", "segment_ids", "positions", "pair_label")
+
+
+@dataclass(frozen=True)
+class MaskedLM:
+    """Predict some tokens from all others (BERT, Devlin et al. 2019, arXiv:1810.04805), drawn anew for every example.
+
+    The defaults are those of `create_pretraining_data.py` in google-research/bert.
+
+    Attributes:
+      rate: share of a row's tokens, special ones counted, that are predicted; at least one is.
+      max_predictions: slots for targets in a row; 0: as many as a whole row needs. BERT has 20 at length 128.
+      mask_share, random_share: of the predicted tokens, those replaced by the mask and by any id of the vocabulary;
+        the rest stay.
+    """
+
+    kind: ClassVar[str] = "masked_lm"
+    rate: float = 0.15
+    max_predictions: int = 0
+    mask_share: float = 0.8
+    random_share: float = 0.1
+
+    def __post_init__(self):
+        if not 0 < self.rate <= 1:
+            raise UserError(f"config.objective.rate is {self.rate}: give above 0 and up to 1")
+        if self.max_predictions < 0:
+            raise UserError(f"config.objective.max_predictions is {self.max_predictions}: give at least 0")
+        if min(self.mask_share, self.random_share) < 0 or self.mask_share + self.random_share > 1:
+            raise UserError(
+                f"config.objective.mask_share is {self.mask_share} and random_share {self.random_share}: "
+                "give shares that add up to at most 1"
+            )
+
+    def input_length(self, length: int) -> int:
+        """The row's own."""
+        return length
+
+    def stride(self, length: int) -> int:
+        """Rows do not overlap."""
+        return length
+
+    def separator(self, special: Special) -> int | None:
+        """What ends a document in a stream."""
+        return special.sep if special.eos is None else special.eos
+
+    def target_length(self, length: int) -> int:
+        """Slots for targets in a row."""
+        return self.max_predictions or self._budget(length)
+
+    def _budget(self, num_tokens: int) -> int:
+        """How many of so many tokens are predicted; Python's `round`, halves to even, as in the source."""
+        return max(1, round(num_tokens * self.rate))
+
+    def apply(
+        self, example: dict[str, np.ndarray], special: Special, rng: np.random.Generator
+    ) -> dict[str, np.ndarray]:
+        """Masks tokens, never one that begins or ends a row or document.
+
+        Args:
+          example: `tokens` [L]; `mask` [L], 0 at padding, may be left out where there is none.
+
+        Returns:
+          `tokens` and `mask` [L] int32; `targets` and `target_positions` [P] int32, positions rising, and
+          `target_weights` [P] float32, with P = `target_length(L)`, unused slots all 0; `token_types`, `segment_ids`,
+          `positions` and `pair_label` as they were given.
+
+        Raises:
+          UserError: the vocabulary has no mask.
+        """
+        if special.mask is None:
+            raise UserError("masked language modelling needs a mask id: set config.vocabulary.mask")
+        tokens = np.array(example["tokens"], np.int32)
+        mask = np.asarray(example["mask"], np.int32) if "mask" in example else np.ones(len(tokens), np.int32)
+        free = mask > 0
+        for fixed in (special.bos, special.eos, special.cls, special.sep):
+            if fixed is not None:
+                free &= tokens != fixed
+        (candidates,) = free.nonzero()
+        slots = self.target_length(len(tokens))
+        num = min(slots, self._budget(np.count_nonzero(mask)), len(candidates))
+        positions = candidates[rows.subset(len(candidates), num, rng)]
+        targets = tokens[positions]
+        draw, random = rng.random((2, num))
+        replaced = np.where(draw < self.mask_share + self.random_share, random * special.vocab_size, targets)
+        tokens[positions] = np.where(draw < self.mask_share, special.mask, replaced)
+        kept = {key: np.asarray(example[key], np.int32) for key in _KEPT if key in example}
+        return kept | {
+            "tokens": tokens,
+            "mask": mask,
+            "targets": rows.padded(targets, num, slots),
+            "target_positions": rows.padded(positions, num, slots),
+            "target_weights": rows.padded(1, num, slots, dtype=np.float32),
+        }

@@ -1,0 +1,61 @@
+import numpy as np
+import pytest
+import seqio
+
+from plm_jax import objectives
+from plm_jax.data import adapters, reader
+from plm_jax.data.tensorflow_side import tf
+
+SPECIAL = objectives.Special(pad=91, eos=92, mask=90, sentinels=(99, 98, 97, 96), vocab_size=100)
+SETTINGS = [objectives.Causal(), objectives.MaskedLM(rate=0.3), objectives.SpanCorruption(noise_density=0.4)]
+
+
+def task(name, documents, objective, **options):
+    """A seqio task over tokenised documents in memory."""
+
+    def dataset(split, shuffle_files):
+        rows = lambda: ({"targets": document} for document in documents)  # noqa: E731
+        return tf.data.Dataset.from_generator(rows, output_signature={"targets": tf.TensorSpec([None], tf.int32)})
+
+    like = objective({"tokens": np.zeros(objective.input_length(16), np.int32)}, np.random.default_rng(0))
+    vocabulary = seqio.PassThroughVocabulary(100)
+    features = {k: seqio.Feature(vocabulary, add_eos=False, dtype=tf.as_dtype(v.dtype)) for k, v in like.items()}
+    seqio.TaskRegistry.remove(name)
+    return seqio.TaskRegistry.add(
+        name,
+        source=seqio.FunctionDataSource(dataset, splits=["train"]),
+        preprocessors=[adapters.preprocessor(objective, 16, **options)],
+        output_features=features,
+    )
+
+
+def read(*arguments, **options):
+    rows = task(*arguments, **options).get_dataset(sequence_length=None, split="train", shuffle=False)
+    return list(rows.as_numpy_iterator())
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: s.kind)
+def test_a_seqio_task_gives_the_readers_rows(write_source, random_documents, make_run, settings):
+    documents = random_documents(0, 20)
+    ids = {"pad": 91, "eos": 92, "mask": 90, "sentinels": 4}
+    write_source("a", {"train": documents}, **ids)
+    opened = reader.Reader(make_run("a", data={"length": 16}, train={"seed": 5}, objective=settings, **ids))
+    expected = [
+        {key: value[i] for key, value in batch.items()}
+        for batch in opened.in_order("train", 1)
+        for i in range(len(batch["tokens"]))
+    ]
+    found = read(f"rows_{settings.kind}", documents, opened.objective, seed=5)
+    assert opened.objective == objectives.Objective(settings, SPECIAL)
+    assert len(found) == len(expected) > 10
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_equal(a, b)
+    assert found[-1]["target_weights"].sum() < found[0]["target_weights"].sum()
+
+
+def test_the_same_seed_gives_the_same_noise(random_documents):
+    documents, objective = random_documents(0, 20), objectives.Objective(SETTINGS[2], SPECIAL)
+    first, again, other = (read("seeds", documents, objective, seed=seed) for seed in (0, 0, 1))
+    np.testing.assert_equal(first, again)
+    assert len(first) == len(other)
+    assert any((a["targets"] != b["targets"]).any() for a, b in zip(first, other, strict=True))

@@ -1,0 +1,363 @@
+"""Sentence pairs against the published procedure, followed one document, one sentence and one token at a time."""
+
+import dataclasses
+import itertools
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plm_jax import config, objectives
+from plm_jax.data import cache, layouts, pairs
+from plm_jax.data.reader import Reader
+from plm_jax.errors import UserError
+
+PAD, CLS, SEP, MASK, FIRST = 0, 1, 2, 3, 4
+VOCAB_SIZE = 60_000
+SPECIAL = objectives.Special(pad=PAD, cls=CLS, sep=SEP, mask=MASK, vocab_size=VOCAB_SIZE)
+
+
+@pytest.fixture
+def write(tmp_path):
+    """`write({split: [[sentence length, …], …]}, name)`: a source of which token n of each split is FIRST + n."""
+
+    def write(splits, name="a"):
+        temporary = str(tmp_path / f".{name}")
+        counts = {}
+        for split, documents in splits.items():
+            writer = cache.SplitWriter(os.path.join(temporary, split), VOCAB_SIZE)
+            token = FIRST
+            for lengths in documents:
+                size = sum(lengths)
+                writer.add(np.arange(token, token + size), np.array([0]), np.cumsum([0, *lengths[:-1]]), size)
+                token += size
+            counts[split] = writer.close()
+        cache.save(os.path.join(temporary, "word_initial.npy"), np.ones(VOCAB_SIZE, np.bool_))
+        ids = {"pad": PAD, "bos": None, "eos": None, "unk": None, "cls": CLS, "sep": SEP, "mask": MASK}
+        vocabulary = {"id": "v", "size": VOCAB_SIZE, "kind": "bytes", "files": {}, **ids}
+        manifest = {"identity": name, "vocabulary": vocabulary, "dtype": "<u2", "splits": counts}
+        cache.publish(temporary, str(tmp_path / name), manifest)
+        return cache.open_source(str(tmp_path), name)
+
+    return write
+
+
+@pytest.fixture
+def paired(make_run):
+    """`paired(names, data=…, train=…)`: a masked-LM run over sentence pairs in rows of 16."""
+
+    def paired(names, **keywords):
+        run = make_run(names, vocab_size=VOCAB_SIZE, eos=None, **keywords)
+        return dataclasses.replace(
+            run,
+            objective=objectives.MaskedLM(),
+            data=dataclasses.replace(run.data, layout=config.SentencePairs(duplicates=3), length=16),
+            vocabulary=config.Vocabulary("bytes", pad=PAD, cls=CLS, sep=SEP, mask=MASK),
+        )
+
+    return paired
+
+
+def corpus(seed, num_documents, longest_sentence=9):
+    """Sentence lengths of some documents."""
+    rng = np.random.default_rng(seed)
+    return [rng.integers(1, longest_sentence + 1, rng.integers(1, 15)).tolist() for _ in range(num_documents)]
+
+
+def opened(source, length, split="train", seed=0, **settings):
+    return pairs.SentencePairs(source, split, config.SentencePairs(**settings), length, seed, SPECIAL)
+
+
+def examples(layout, items=None):
+    """(A, B, label) of items, of all by default; what surrounds A and B is checked."""
+    found = []
+    for item in range(layout._passes[-1]) if items is None else items:
+        example = layout.example(item, layouts.generator(5, "draws", item))
+        assert {(v.dtype, v.shape) for k, v in example.items() if k != "pair_label"} == {
+            (np.dtype(np.int32), (layout._length,))
+        }
+        assert (example["pair_label"].dtype, example["pair_label"].shape) == (np.int32, ())
+        tokens = example["tokens"].tolist()
+        sep = tokens.index(SEP)
+        end = tokens.index(SEP, sep + 1)
+        a, b = tokens[1:sep], tokens[sep + 1 : end]
+        padding = layout._length - end - 1
+        assert a and b and tokens == [CLS, *a, SEP, *b, SEP] + [PAD] * padding
+        assert example["mask"].tolist() == [1] * (end + 1) + [0] * padding
+        assert example["token_types"].tolist() == [0] * (sep + 1) + [1] * (end - sep) + [0] * padding
+        assert min(a) >= FIRST and a == list(range(a[0], a[0] + len(a))) and b == list(range(b[0], b[0] + len(b)))
+        found.append((a, b, int(example["pair_label"])))
+    return found
+
+
+def published_walk(document, target, draws):
+    """One document's pairs: (sentences of A, sentences of B or None, tokens wanted of a random B)."""
+    found, chunk, length, i = [], [], 0, 0
+    while i < len(document):
+        chunk.append(i)
+        length += document[i]
+        if i == len(document) - 1 or length >= target:
+            where, whether = draws[chunk[0]]
+            cut = 1 if len(chunk) == 1 else 1 + int(where * (len(chunk) - 1))
+            a = chunk[:cut]
+            if len(chunk) == 1 or whether < 0.5:
+                found.append((a, None, target - sum(document[j] for j in a)))
+                i -= len(chunk) - cut
+            else:
+                found.append((a, chunk[cut:], None))
+            chunk, length = [], 0
+        i += 1
+    return found
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 12), min_size=1, max_size=20), min_size=1, max_size=8),
+    st.integers(2, 30),
+    st.integers(0, 99),
+)
+def test_all_documents_at_once_are_each_document_in_turn(documents, longest, seed):
+    rng = np.random.default_rng(seed)
+    targets = rng.integers(2, longest, len(documents), endpoint=True)
+    draws = rng.random((sum(map(len, documents)), 2))
+    sentences = np.cumsum([0, *itertools.chain(*documents)])
+    firsts = np.cumsum([0, *map(len, documents)])
+    expected = []
+    for document, target, first in zip(documents, targets, firsts, strict=False):
+        for a, b, wanted in published_walk(document, target, draws[first:]):
+            length_b = sum(document[j] for j in b) if b else -max(1, wanted)
+            expected.append((sentences[first + a[0]], sum(document[j] for j in a), length_b))
+    found = pairs.walk(sentences, firsts, targets, draws)
+    assert list(zip(*(column.tolist() for column in found), strict=True)) == expected
+
+
+@given(st.integers(1, 60), st.integers(1, 60), st.integers(2, 40))
+def test_truncation_is_one_token_at_a_time(num_a, num_b, room):
+    a, b = num_a, num_b
+    while a + b > room:
+        a, b = (a - 1, b) if a > b else (a, b - 1)
+    assert pairs.truncate(num_a, num_b, room) == (a, b)
+
+
+def test_each_pass_is_the_whole_text_in_order(write, monkeypatch):
+    """Sentences of one token leave nothing to truncate, so A, and B where it is next, join to the text."""
+    documents = [[1] * n for n in np.random.default_rng(0).integers(1, 60, 80)]
+    monkeypatch.setattr(pairs, "BLOCK_SENTENCES", 100)
+    layout = opened(write({"train": documents}), 16, duplicates=4)
+    text = list(range(FIRST, FIRST + sum(map(sum, documents))))
+    borders = np.cumsum([FIRST, *map(sum, documents)])
+    cuts = []
+    for first, end in itertools.pairwise(layout._passes):
+        found = examples(layout, range(first, end))
+        assert [t for a, b, label in found for t in (a if label else a + b)] == text
+        cuts.append(tuple(a[0] for a, _, _ in found))
+        for a, b, label in found:
+            of_a, of_b = np.searchsorted(borders, (a[0], b[0]), side="right")
+            assert (of_a != of_b) == label and (label or b[0] == a[-1] + 1)
+            assert of_a == np.searchsorted(borders, a[-1], side="right")
+            assert of_b == np.searchsorted(borders, b[-1], side="right")
+    assert len(set(cuts)) == 4
+    assert layout.num_rows == layout._passes[1]
+
+
+def test_parts_are_whole_sentences_but_for_what_is_truncated(write):
+    documents = corpus(1, 150)
+    starts = set(np.cumsum([FIRST, *itertools.chain(*documents)]).tolist())
+    borders = np.cumsum([FIRST, *map(sum, documents)])
+    found = examples(opened(write({"train": documents}), 24, duplicates=5, short_probability=0.0))
+    truncated = [len(a) + len(b) == 21 for a, b, _ in found]
+    assert 0.2 < np.mean(truncated) < 0.9
+    for (a, b, _), full in zip(found, truncated, strict=True):
+        assert len(a) + len(b) <= 21
+        if not full:
+            assert {a[0], a[-1] + 1, b[0], b[-1] + 1} <= starts
+            assert b[-1] + 1 in borders, "only a document's end makes a short row"
+    assert any(label and b[-1] + 1 not in borders for (a, b, label) in found)
+
+
+def test_half_of_the_truncated_tokens_go_from_the_front(write):
+    """Sentences longer than a row: A and B are one each, and all but 10 and 11 of their 40 tokens go."""
+    found = examples(opened(write({"train": [[40, 40]] * 300}), 24, duplicates=1, short_probability=0.0))
+    assert {(len(a), len(b), label) for a, b, label in found} == {(11, 10, 1)}
+    front = np.array([((a[0] - FIRST) % 40, (b[0] - FIRST) % 40) for a, b, _ in found])
+    for column, removed in zip(front.T, (29, 30), strict=True):
+        assert abs(column.mean() - removed / 2) < 5 * np.sqrt(removed / 4 / len(found))
+        assert abs(column.var() / (removed / 4) - 1) < 0.35
+    assert abs(np.corrcoef(front.T)[0, 1]) < 5 / np.sqrt(len(found))
+
+
+def test_shares_are_the_closed_forms(write):
+    """Documents of two short sentences: with 1/2 one pair, else two, both random. So 1.5 each, 2/3 random."""
+    num = 4000
+    layout = opened(write({"train": [[1, 2]] * num}), 16, duplicates=1, short_probability=0.0)
+    labels = [label for _, _, label in examples(layout)]
+    twice = len(labels) - num
+    assert abs(twice - num / 2) < 5 * np.sqrt(num / 4)
+    assert sum(labels) == 2 * twice
+
+
+def test_short_documents_are_a_tenth_and_short_throughout(write):
+    num, longest = 1000, 13
+    layout = opened(write({"train": [[1] * 50] * num}), 16, duplicates=1)
+    sizes = {}
+    for a, b, label in examples(layout):
+        if b[-1] + 1 != FIRST + (a[0] - FIRST) // 50 * 50 + 50 and not label:
+            sizes.setdefault((a[0] - FIRST) // 50, set()).add(len(a) + len(b))
+    assert all(len(found) == 1 for found in sizes.values())
+    targets = np.array([min(found) for found in sizes.values()])
+    share = 0.1 * (longest - 2) / (longest - 1)
+    assert abs(np.mean(targets < longest) - share) < 5 * np.sqrt(share / len(targets))
+    assert set(targets) == set(range(2, longest + 1))
+
+
+def test_where_a_is_cut_is_uniform(write):
+    layout = opened(write({"train": [[1] * 13] * 3000}), 16, duplicates=1, short_probability=0.0)
+    sizes = [len(a) for a, b, label in examples(layout) if not label and (a[0] - FIRST) % 13 == 0]
+    counts = np.bincount(sizes, minlength=13)[1:]
+    assert len(counts) == 12 and (np.abs(counts - len(sizes) / 12) < 5 * np.sqrt(len(sizes) / 12)).all()
+
+
+def test_partners_are_uniform_over_other_documents_and_their_sentences(write):
+    """A document of many sentences is no likelier than one of a few."""
+    documents = [[30] * 4, [1] * 40, [2] * 5]
+    layout = opened(write({"train": documents}), 12, duplicates=1)
+    item = 0
+    assert examples(layout, [item])[0][2] == 1
+    found = [layout.example(item, layouts.generator(1, "b", k))["tokens"] for k in range(2000)]
+    first = np.array([tokens[tokens.tolist().index(SEP) + 1] - FIRST - 120 for tokens in found])
+    assert first.min() >= 0
+    of_second = first < 40
+    assert abs(of_second.mean() - 0.5) < 5 * np.sqrt(0.25 / 2000)
+    assert len(set(first[of_second].tolist())) == 40
+
+
+def test_one_document_is_its_own_partner(write):
+    found = examples(opened(write({"train": [[3, 4, 5]]}), 16))
+    assert sum(label for _, _, label in found) > 5
+
+
+def test_the_index_is_made_once_for_each_seed_and_length(write, tmp_path):
+    source = write({"train": corpus(0, 40)})
+    first = opened(source, 16)
+    (made,) = (tmp_path / "a/index").iterdir()
+    stamp = {path.name: path.stat().st_mtime_ns for path in made.iterdir()}
+    again = opened(source, 16)
+    assert stamp == {path.name: path.stat().st_mtime_ns for path in made.iterdir()}
+    np.testing.assert_array_equal(first._starts, again._starts)
+    before = {path.name: path.read_bytes() for path in made.iterdir()}
+    opened(source, 16, seed=1), opened(source, 20), opened(source, 16, duplicates=2)
+    assert len(list((tmp_path / "a/index").iterdir())) == 4
+    shutil.rmtree(made)
+    opened(source, 16)
+    assert before == {path.name: path.read_bytes() for path in made.iterdir()}
+    (made / "starts.npy").write_bytes(b"cut")
+    with pytest.raises(UserError, match=r"starts\.npy is damaged"):
+        opened(source, 16)
+
+
+def test_the_index_of_another_maker_is_taken(write, tmp_path, monkeypatch):
+    """A second maker that ends first leaves its files, and nothing else stays behind."""
+    source = write({"train": corpus(0, 40)})
+    make = pairs._write
+
+    def outrun(*args):
+        monkeypatch.setattr(pairs, "_write", make)
+        opened(source, 16)
+        make(*args)
+
+    monkeypatch.setattr(pairs, "_write", outrun)
+    late = opened(source, 16)
+    assert len(list((tmp_path / "a/index").iterdir())) == 1
+    np.testing.assert_array_equal(late._starts, opened(source, 16)._starts)
+
+
+def test_every_pair_of_a_pass_once_an_epoch(write):
+    layout = opened(write({"train": corpus(0, 200)}), 16, duplicates=3)
+    order = layouts.Order(layout, 300, 0, "a")
+    items = [order.item(k) for k in range(2 * order.num_items)]
+    bounds = [*layout._passes, *(order.num_items + p for p in layout._passes[1:])]
+    for number, (first, end) in enumerate(itertools.pairwise(bounds)):
+        begin = layout._passes[number % 3]
+        assert sorted(items[first:end]) == list(range(begin, begin + end - first))
+        windows = layout._starts[items[first:end]] // 300
+        assert (np.diff(windows) != 0).sum() == len(set(windows.tolist())) - 1
+    assert items[: order.num_items] != items[order.num_items :]
+
+
+def unmasked(example):
+    """A row's tokens before masking."""
+    tokens = example["tokens"].copy()
+    real = example["target_weights"] > 0
+    tokens[example["target_positions"][real]] = example["targets"][real]
+    return tokens
+
+
+def test_example_k_does_not_depend_on_what_was_read(write, paired):
+    for name in "ab":
+        write({"train": corpus(ord(name), 60)}, name)
+    phases = (config.Phase(until=0.5), config.Phase(until=1.0, length=32, batch_size=3))
+    run = paired("ab", data={"mixture": {"a": 0.3, "b": 0.7}}, train={"phases": phases})
+    reader = Reader(run)
+    whole = [reader.example(k) for k in range(175)]
+    assert {len(e["tokens"]) for e in whole[:100]} == {16} and {len(e["tokens"]) for e in whole[100:]} == {32}
+    other = Reader(run)
+    for k in np.random.default_rng(0).permutation(175):
+        np.testing.assert_equal(other.example(int(k)), whole[k])
+    assert set(whole[0]) >= {"tokens", "mask", "token_types", "pair_label", "targets", "target_positions"}
+    batch = next(other.batches(30))
+    assert batch["pair_label"].shape == (3,) and batch["pair_label"].tolist() == [
+        int(e["pair_label"]) for e in whole[115:118]
+    ]
+
+
+def test_a_longer_phase_goes_on_where_the_shorter_one_stopped(write, paired):
+    """Of an epoch's windows only the one at the border is read at both lengths."""
+    source = write({"train": corpus(0, 400)})
+    per_epoch = [opened(source, n, seed=3, duplicates=3).num_rows for n in (16, 64)]
+    steps = per_epoch[0] // 2 // 4
+    left = per_epoch[1] - round(4 * steps / per_epoch[0] * per_epoch[1])
+    total = steps + left // 4
+    phases = (config.Phase(until=steps / total), config.Phase(until=1.0, length=64))
+    data = {"window_tokens": 500}
+    reader = Reader(paired("a", data=data, train={"phases": phases, "steps": total}))
+    windows = [(unmasked(reader.example(k))[1] - FIRST) // 500 for k in range(4 * total)]
+    before, after = set(windows[: 4 * steps]), set(windows[4 * steps :])
+    assert len(before & after) <= 2 < len(before) and len(before | after) >= source.splits["train"].num_tokens // 500
+
+
+def test_validation_is_the_first_pass_in_order(write, paired):
+    source = write({"train": corpus(0, 9), "validation": [[1] * 30] * 11})
+    reader = Reader(paired("a"))
+    assert reader.num_rows("validation") == {"a": opened(source, 16, "validation", seed=3, duplicates=3).num_rows}
+    batches = list(reader.in_order("validation", 4))
+    rows = [{k: v[i] for k, v in batch.items()} for batch in batches for i in range(4)]
+    read = []
+    for row in rows:
+        tokens, end = unmasked(row), int(row["mask"].sum()) - 1
+        part = row["token_types"][:end] <= (0 if row["pair_label"] else 1)
+        read += [t for t in tokens[:end][part].tolist() if t >= FIRST]
+    assert read == list(range(FIRST, FIRST + 330))
+    for batch, again in zip(batches, Reader(paired("a")).in_order("validation", 4), strict=True):
+        np.testing.assert_equal(batch, again)
+
+
+def test_what_pairs_need_is_told(make_run, paired):
+    run = paired("a")
+    assert config.from_dict(json.loads(json.dumps(config.to_dict(run)))) == run
+
+    def refuse(message, **changes):
+        with pytest.raises(UserError, match=message):
+            config.from_dict(config.to_dict(dataclasses.replace(run, **changes)))
+
+    refuse("objective 'causal' takes more tokens than a row has", objective=objectives.Causal())
+    refuse("objective 'span_corruption' takes more tokens", objective=objectives.SpanCorruption())
+    refuse("set config.vocabulary.cls and", vocabulary=dataclasses.replace(run.vocabulary, sep=None))
+    refuse("config.data.length is 4: sentence pairs take", data=dataclasses.replace(run.data, length=4))
+    for layout, message in (
+        (config.SentencePairs(duplicates=0), "duplicates is 0: give at least 1"),
+        (config.SentencePairs(short_probability=1.5), "short_probability is 1.5: give 0 to 1"),
+    ):
+        refuse(message, data=dataclasses.replace(run.data, layout=layout))

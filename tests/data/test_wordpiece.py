@@ -1,0 +1,126 @@
+import dataclasses
+import json
+import string
+import unicodedata
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plm_jax import config
+from plm_jax.data import vocabularies
+from plm_jax.errors import UserError
+
+BERT = config.Vocabulary("", pad=0, unk=1, cls=2, sep=3, mask=4)
+SYMBOLS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+WORDS = ["un", "##aff", "##able", "the", "whale", "cafe", "3", "##5", "你", "好", "是", "##是"]
+LETTERS = [c for letter in string.ascii_lowercase for c in (letter, "##" + letter)]
+LOWER = [*SYMBOLS, *WORDS, *LETTERS, *".,!?“”[]#'-。"]
+CASED = [*LOWER, "The", "É", "é", *string.ascii_uppercase]
+TEXTS = [
+    "The WHALES’ café, unaffable!  35 %.",
+    "你好，是的。whale是the好",
+    "tabs\tand\r\nlines\u00a0and\u200bmore \ufffd \x07bell",
+    "[CLS] is spelt [MASK]ed ##s don't-stop",
+    "Ünïcödé É ÅŁ ﬁ İstanbul ẞ ǅ",
+    "x" * 100 + " " + "y" * 101,
+    "ひらがな カタカナ 한국어 العربية हिन्दी 🙂👩‍🚀",
+    "",
+    " . ",
+]
+
+
+@pytest.fixture(scope="module")
+def load(tmp_path_factory):
+    def load(tokens, specials=BERT):
+        path = tmp_path_factory.mktemp("wordpiece") / "vocab.txt"
+        path.write_text("\n".join(tokens) + "\n", encoding="utf-8")
+        return vocabularies.load(dataclasses.replace(specials, spec=f"wordpiece:{path}"))
+
+    return load
+
+
+@pytest.fixture(scope="module")
+def both(load):
+    return load(LOWER), load(CASED)
+
+
+def pieces(vocabulary, text):
+    tokens = vocabulary.table["tokens"]
+    return [tokens[i] for i in vocabulary.encode(text)]
+
+
+def test_words_are_cut_as_published(both):
+    """The paper's repository: "unaffable" is un ##aff ##able; each Chinese character is a word."""
+    lower, cased = both
+    assert pieces(lower, "UNaffable the whales") == ["un", "##aff", "##able", "the", "whale", "##s"]
+    assert pieces(lower, "Café É 35") == ["cafe", "e", "3", "##5"]
+    assert pieces(cased, "The É the") == ["The", "É", "the"]
+    assert pieces(lower, "whale你好是") == ["whale", "你", "好", "是"]
+    assert pieces(lower, "the ☃ whale") == ["the", "[UNK]", "whale"]
+    assert len(pieces(lower, "x" * 100)) == 100 and pieces(lower, "x" * 101) == ["[UNK]"]
+    assert not set(pieces(lower, "[CLS] [MASK]")) & {"[CLS]", "[MASK]"}
+    assert lower.decode(lower.encode("Unaffable whales, the 35!")) == "unaffable whales, the 35!"
+
+
+@pytest.mark.parametrize("tokens", [LOWER, CASED])
+def test_ids_are_hugging_faces(load, tokens):
+    transformers = pytest.importorskip("transformers")
+    vocabulary = load(tokens)
+    ids = {token: i for i, token in enumerate(tokens)}
+    other = transformers.BertTokenizer(vocab=ids, do_lower_case=tokens is LOWER)
+    for text in TEXTS:
+        text = text.replace("[CLS]", "[cls]").replace("[MASK]", "[mask]")  # It takes these for special tokens.
+        assert list(vocabulary.encode(text)) == other(text, add_special_tokens=False)["input_ids"], text
+
+
+def plain(text):
+    return "".join(c for c in unicodedata.normalize("NFD", text.lower()) if unicodedata.category(c) != "Mn")
+
+
+@given(text=st.text(st.sampled_from("aB é你.\u0301s\n-"), max_size=40))
+def test_tokens_begin_where_their_text_does(both, text):
+    ((ids, offsets),) = both[0].encode_offsets([text])
+    assert list(ids) == list(both[0].encode(text))
+    assert list(offsets) == sorted(offsets)
+    for i, begin in zip(ids, offsets, strict=True):
+        assert plain(text[begin:]).startswith(LOWER[i].removeprefix("##"))
+        if both[0].word_initial[i] and begin > 0:
+            assert plain(text[:begin])[-1:] in [*" \n你.-", ""] or LOWER[i] in "你.-"
+
+
+def test_sentences_and_word_starts(both):
+    lower, _ = both
+    (ids, starts), (chinese, chinese_starts) = lower.encode_sentences(["The café. Whales é! The", "你好。是的。"])
+    assert starts.tolist() == [0, 3, 7]
+    assert len(ids) == 8 and chinese_starts.tolist() == [0, 3] and len(chinese) == 6
+    assert lower.word_initial[ids].tolist() == [True, True, True, True, False, True, True, True]
+    np.testing.assert_array_equal(lower.word_initial, [not t.startswith("##") for t in LOWER])
+
+
+def test_identity_is_that_of_tokens_and_specials(load, both):
+    again, swapped = load(LOWER), load([*LOWER[:-2], LOWER[-1], LOWER[-2]])
+    fewer = load(LOWER, dataclasses.replace(BERT, mask=None))
+    assert vocabularies.identity(again) == vocabularies.identity(both[0])
+    assert len({vocabularies.identity(v) for v in (*both, swapped, fewer)}) == 4
+    assert json.loads(json.dumps(both[0].table))["lowercase"] is True and both[1].table["lowercase"] is False
+    assert both[0].vocab_size == len(LOWER)
+
+
+def test_lines_may_end_as_on_windows(load, both, tmp_path):
+    path = tmp_path / "vocab.txt"
+    path.write_bytes("\r\n".join(LOWER).encode("utf-8"))
+    assert vocabularies.load(f"wordpiece:{path}").table == both[0].table
+
+
+def test_mistakes_are_told(load):
+    with pytest.raises(UserError, match=r"vocabulary.cls is 7 but .*vocab.txt has 2: set it to 2"):
+        load(LOWER, dataclasses.replace(BERT, cls=7))
+    with pytest.raises(UserError, match=r"vocabulary.mask is 4 but .* has no \[MASK\]: add it"):
+        load([token for token in LOWER if token != "[MASK]"])
+    for tokens in (LOWER[2:], [*LOWER, "the"]):
+        with pytest.raises(UserError, match="is no WordPiece vocabulary"):
+            load(tokens, config.Vocabulary(""))
+    with pytest.raises(UserError, match="cannot read the vocabulary's /none"):
+        vocabularies.load("wordpiece:/none")

@@ -1,0 +1,130 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from plm_jax import objectives
+from plm_jax.errors import UserError
+
+BERT = objectives.Special(pad=0, unk=1, cls=2, sep=3, mask=4, vocab_size=1000)
+
+
+def row(length, num_real=None):
+    """[CLS] text [SEP] and padding: text ids rise from 100, so each is its position + 99."""
+    num_real = length if num_real is None else num_real
+    tokens = np.zeros(length, np.int32)
+    tokens[:num_real] = [2, *range(100, 98 + num_real), 3]
+    return {"tokens": tokens, "mask": (np.arange(length) < num_real).astype(np.int32)}
+
+
+def restored(made):
+    """The row with its targets put back."""
+    tokens, real = made["tokens"].copy(), made["target_weights"] > 0
+    tokens[made["target_positions"][real]] = made["targets"][real]
+    return tokens
+
+
+@hypothesis_settings(deadline=None)
+@given(st.integers(3, 60), st.integers(0, 40), st.sampled_from([0, 1, 5, 20]), st.floats(0.01, 1), st.integers(0, 99))
+def test_budget_targets_and_shapes(num_real, padding, max_predictions, rate, seed):
+    length = num_real + padding
+    objective = objectives.get("masked_lm", BERT, rate=rate, max_predictions=max_predictions)
+    example = row(length, num_real)
+    before = example["tokens"].copy()
+    made = objective(example, np.random.default_rng(seed))
+    slots = max_predictions or max(1, round(length * rate))
+    expected = min(slots, max(1, round(num_real * rate)), num_real - 2)
+    assert {k: (v.shape, v.dtype.name) for k, v in made.items()} == {
+        "tokens": ((length,), "int32"),
+        "mask": ((length,), "int32"),
+        "targets": ((slots,), "int32"),
+        "target_positions": ((slots,), "int32"),
+        "target_weights": ((slots,), "float32"),
+    }
+    assert made["target_weights"].tolist() == [1] * expected + [0] * (slots - expected)
+    positions = made["target_positions"]
+    assert (np.diff(positions[:expected]) > 0).all() and positions[0] > 0 and positions.max() < num_real - 1
+    assert not positions[expected:].any() and not made["targets"][expected:].any()
+    np.testing.assert_array_equal(restored(made), before)
+    np.testing.assert_array_equal(example["tokens"], before)
+    np.testing.assert_array_equal(made["mask"], example["mask"])
+
+
+def test_shares_are_those_asked_for():
+    """Counts over many rows against their binomial laws, within five standard deviations."""
+    draws, length = 3000, 64
+    objective = objectives.get("masked_lm", BERT)
+    rng = np.random.default_rng(0)
+    at, kinds, random = np.zeros(length), np.zeros(3), []
+    for _ in range(draws):
+        made = objective(row(length), rng)
+        new = made["tokens"][made["target_positions"]]
+        same, masked = new == made["targets"], new == BERT.mask
+        kinds += masked.sum(), same.sum(), (~same & ~masked).sum()
+        random.append(new[~same & ~masked])
+        at[made["target_positions"]] += 1
+    total = draws * round(0.15 * length)
+    assert at.sum() == total
+    chance = 1 / BERT.vocab_size  # A random id is the mask, or the token itself, as often as any other.
+    for count, share in zip(kinds, (0.8 + 0.1 * chance, 0.1 + 0.1 * chance, 0.1 * (1 - 2 * chance)), strict=True):
+        assert abs(count - total * share) < 5 * np.sqrt(total * share * (1 - share))
+    assert at[0] == at[-1] == 0
+    share = 1 / (length - 2)
+    assert (abs(at[1:-1] - total * share) < 5 * np.sqrt(total * share)).all()
+    # Uniform over the whole vocabulary, special ids among them, so quarters are alike.
+    random = np.concatenate(random)
+    quarters = np.bincount(random * 4 // BERT.vocab_size, minlength=4)
+    assert (abs(quarters - len(random) / 4) < 5 * np.sqrt(len(random) * 3 / 16)).all()
+    assert random.min() < 100 and (random >= 0).all() and random.max() < BERT.vocab_size
+
+
+def test_every_subset_of_positions_is_equally_likely():
+    objective = objectives.get("masked_lm", BERT, rate=0.4)
+    rng = np.random.default_rng(1)
+    draws = 3000
+    pairs = [tuple(objective(row(6), rng)["target_positions"]) for _ in range(draws)]
+    counts = np.array([pairs.count((i, j)) for i in range(1, 5) for j in range(i + 1, 5)])
+    assert counts.sum() == draws
+    assert (abs(counts - draws / 6) < 5 * np.sqrt(draws * 5 / 36)).all()
+
+
+def test_separators_within_the_row_stay_and_other_keys_pass():
+    tokens = np.array([2, 9, 3, 9, 3, 0], np.int32)
+    kept = {
+        "token_types": np.array([0, 0, 0, 1, 1, 0], np.int32),
+        "positions": np.arange(6, dtype=np.int32),
+        "segment_ids": np.array([1, 1, 1, 1, 1, 0], np.int32),
+        "pair_label": np.int32(1),
+    }
+    mask = np.array([1, 1, 1, 1, 1, 0], np.int32)
+    made = objectives.get("masked_lm", BERT, rate=1.0)(
+        {"tokens": tokens, "mask": mask, **kept}, np.random.default_rng(0)
+    )
+    assert made["target_positions"].tolist() == [1, 3, 0, 0, 0, 0]
+    assert made["target_weights"].tolist() == [1, 1, 0, 0, 0, 0]
+    for key, value in kept.items():
+        np.testing.assert_array_equal(made[key], value)
+    assert made["pair_label"].shape == ()
+
+
+def test_published_budgets():
+    """google-research/bert: 20 predictions at length 128; round(19.2) of a whole row are used."""
+    objective = objectives.get("masked_lm", BERT, max_predictions=20)
+    assert objective(row(128), np.random.default_rng(0))["target_weights"].sum() == 19
+    # Python's round: 2.5 to 2, 1.5 to 2.
+    quarter = objectives.get("masked_lm", BERT, rate=0.25)
+    assert [quarter(row(n), np.random.default_rng(0))["target_weights"].sum() for n in (10, 6, 4)] == [2, 2, 1]
+
+
+def test_a_row_of_special_ids_has_no_target():
+    made = objectives.get("masked_lm", BERT)({"tokens": np.array([2, 3])}, np.random.default_rng(0))
+    assert (made["tokens"].tolist(), made["target_weights"].tolist()) == ([2, 3], [0])
+
+
+def test_mistakes_are_told():
+    with pytest.raises(UserError, match=r"set config.vocabulary.mask"):
+        objectives.get("masked_lm")(row(8), np.random.default_rng(0))
+    for wrong in ({"rate": 0.0}, {"max_predictions": -1}, {"mask_share": 0.95}, {"random_share": -0.1}):
+        with pytest.raises(UserError, match=rf"config.objective.*{next(iter(wrong))} .*: give"):
+            objectives.get("masked_lm", BERT, **wrong)

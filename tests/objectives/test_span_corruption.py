@@ -1,0 +1,166 @@
+import collections
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from plm_jax import objectives
+from plm_jax.errors import UserError
+from plm_jax.objectives import span_corruption
+
+T5 = objectives.Special(pad=0, eos=1, unk=2, sentinels=tuple(range(32_099, 31_999, -1)), vocab_size=32_100)
+MANY = objectives.Special(pad=0, eos=1, sentinels=tuple(range(10**6, 0, -1))[:2000], vocab_size=10**6 + 1)
+
+
+def corrupt(num_tokens, seed=0, padding=0, special=MANY, **settings):
+    """Tokens 100, 101, … corrupted."""
+    tokens = np.pad(np.arange(100, 100 + num_tokens), (0, padding))
+    example = {"tokens": tokens} | ({"mask": tokens > 0} if padding else {})
+    return objectives.get("span_corruption", special, **settings)(example, np.random.default_rng(seed))
+
+
+def spans(row, special=MANY):
+    """What stands between a row's sentinels, up to eos: the first item precedes the first sentinel."""
+    row = row.tolist()
+    found, order = [[]], iter(special.sentinels)
+    for token in row[: row.index(special.eos)]:
+        if token in special.sentinels:
+            assert token == next(order)
+            found.append([])
+        else:
+            found[-1].append(token)
+    return found
+
+
+def lengths(made):
+    """Lengths of the clean spans and of the noise spans, in order."""
+    *clean, last = spans(made["tokens"])
+    first, *noise = spans(made["targets"])
+    assert not last and not first
+    return [len(s) for s in clean], [len(s) for s in noise]
+
+
+@pytest.mark.parametrize(
+    "length, num_tokens, target_length",
+    [(128, 141, 29), (256, 284, 58), (512, 568, 114), (1024, 1137, 229), (2048, 2274, 456)],
+)
+def test_published_lengths(length, num_tokens, target_length):
+    """As t5's `random_spans_helper` gives them."""
+    objective = objectives.get("span_corruption", MANY)
+    assert (objective.input_length(length), objective.stride(length)) == (num_tokens, num_tokens)
+    assert objective.settings.target_length(length) == target_length
+    made = objective({"tokens": np.arange(100, 100 + num_tokens)}, np.random.default_rng(0))
+    assert {k: (v.shape, v.dtype.name) for k, v in made.items()} == {
+        "tokens": ((length,), "int32"),
+        "mask": ((length,), "int32"),
+        "decoder_tokens": ((target_length,), "int32"),
+        "targets": ((target_length,), "int32"),
+        "target_weights": ((target_length,), "float32"),
+    }
+    # No padding at all: the last token of each row is eos.
+    assert made["tokens"][-1] == made["targets"][-1] == 1
+    assert made["mask"].all() and made["target_weights"].all()
+
+
+def test_sentinels_are_t5s():
+    made = corrupt(20, special=T5)
+    assert made["targets"][0] == made["decoder_tokens"][1] == 32_099
+    assert [t for t in made["tokens"] if t >= 32_000] == [t for t in made["targets"] if t >= 32_000] == [32_099]
+    assert made["decoder_tokens"][0] == 0
+
+
+@hypothesis_settings(deadline=None)
+@given(st.integers(1, 300), st.integers(0, 40), st.floats(0.05, 0.6), st.floats(1, 10), st.integers(0, 99))
+def test_inputs_and_targets_make_the_text(num_tokens, padding, density, mean, seed):
+    made = corrupt(num_tokens, seed, padding, noise_density=density, mean_span_length=mean)
+    clean, noise = spans(made["tokens"]), spans(made["targets"])
+    text = [*clean[0]]
+    for cut, after in zip(noise[1:], clean[1:], strict=True):
+        text += cut + after
+    assert text == list(range(100, 100 + num_tokens))
+    num_noise = max(1, min(round(num_tokens * density), num_tokens - 1))
+    assert sum(map(len, noise)) == num_noise
+    assert len(noise) - 1 == max(1, min(round(num_noise / mean), num_tokens - num_noise))
+    assert all(noise[1:]) and not noise[0] and not clean[-1]
+    assert all(clean[:-1]) or num_tokens == 1
+    for row, real in (("tokens", "mask"), ("targets", "target_weights")):
+        end = made[row].tolist().index(1) + 1
+        assert made[real].tolist() == [1] * end + [0] * (len(made[row]) - end)
+        assert not made[row][end:].any()
+    assert made["decoder_tokens"].tolist() == [0, *made["targets"][:-1]]
+    whole = corrupt(num_tokens + padding, seed, noise_density=density, mean_span_length=mean)
+    assert {k: v.shape for k, v in made.items()} == {k: v.shape for k, v in whole.items()}
+
+
+def test_partitions_are_uniform():
+    """Against all ways to part 6 into 3 non-empty parts, and in the rows themselves."""
+    rng = np.random.default_rng(0)
+    compositions = [c for c in itertools.product(range(1, 7), repeat=3) if sum(c) == 6]
+    draws = 4000
+    found = collections.Counter(
+        tuple(np.diff(span_corruption._partition(6, 3, rng), prepend=0).tolist()) for _ in range(draws)
+    )
+    assert set(found) == set(compositions)
+    share = 1 / len(compositions)
+    assert all(abs(n - draws * share) < 5 * np.sqrt(draws * share * (1 - share)) for n in found.values())
+
+
+def test_spans_of_a_row_are_uniform_and_independent():
+    """10 tokens, 4 of them noise in 2 spans: 5 ways to part the clean ones times 3 for the noise."""
+    draws = 3000
+    found = collections.Counter(
+        str(lengths(corrupt(10, seed, noise_density=0.4, mean_span_length=2.0))) for seed in range(draws)
+    )
+    assert len(found) == 15
+    assert all(abs(n - draws / 15) < 5 * np.sqrt(draws * 14 / 225) for n in found.values())
+
+
+def test_number_and_mean_length_of_spans():
+    clean, noise = lengths(corrupt(568))
+    assert (len(clean), len(noise), sum(noise)) == (28, 28, 85)
+    assert abs(np.mean(noise) - 3) < 0.1
+
+
+@hypothesis_settings(deadline=None)
+@given(st.integers(3, 700), st.sampled_from([(0.15, 3.0), (0.15, 2.0), (0.25, 5.0), (0.5, 3.0), (0.1, 10.0)]))
+def test_rows_of_every_length(length, settings):
+    """The most tokens that fit, found by walking up as t5 does."""
+    density, mean = settings
+
+    def encoder_length(n):
+        noise = max(1, min(round(n * density), n - 1))
+        return n - noise + max(1, round(noise / mean)) + 1
+
+    expected = 2
+    while encoder_length(expected + 1) <= length:
+        expected += 1
+    objective = objectives.get("span_corruption", MANY, noise_density=density, mean_span_length=mean)
+    assert objective.input_length(length) == expected
+    made = objective({"tokens": np.arange(100, 100 + expected)}, np.random.default_rng(0))
+    assert (len(made["tokens"]), len(made["targets"])) == (length, objective.settings.target_length(length))
+
+
+def test_a_stream_for_it_has_no_separator():
+    kinds = {kind: objectives.get(kind, T5).separator for kind in ("causal", "masked_lm", "span_corruption")}
+    assert kinds == {"causal": 1, "masked_lm": 1, "span_corruption": None}
+    bert = objectives.Special(cls=2, sep=3, mask=4)
+    assert objectives.get("masked_lm", bert).separator == 3
+
+
+def test_mistakes_are_told():
+    with pytest.raises(UserError, match=r"28 sentinels a row, the vocabulary has 2: set config.vocabulary.sent"):
+        corrupt(568, special=objectives.Special(eos=1, sentinels=(9, 8)))
+    with pytest.raises(UserError, match=r"set config.vocabulary.eos"):
+        corrupt(20, special=objectives.Special(sentinels=(9, 8)))
+    with pytest.raises(UserError, match=r"attend_across_documents to True"):
+        objectives.get("span_corruption", T5)({"tokens": np.arange(9), "segment_ids": np.ones(9)}, None)
+    with pytest.raises(UserError, match=r"no row of length 1: change config.data.length"):
+        objectives.get("span_corruption", T5).input_length(1)
+    with pytest.raises(UserError, match=r"no row of length 4"):
+        objectives.get("span_corruption", T5, noise_density=0.5, mean_span_length=1.0).input_length(4)
+    for wrong in ({"noise_density": 0.0}, {"noise_density": 1.0}, {"mean_span_length": 0.5}):
+        with pytest.raises(UserError, match=rf"config.objective.{next(iter(wrong))} is .*: give"):
+            objectives.get("span_corruption", T5, **wrong)

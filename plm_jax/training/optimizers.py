@@ -78,7 +78,7 @@ def _lamb(optimizer):
 
 
 def _adagrad(optimizer):
-    # TensorFlow's has no epsilon either: what keeps it from dividing by 0 is the initial accumulator.
+    # TensorFlow's has no epsilon.
     return (optax.scale_by_rss(optimizer.initial_accumulator, eps=0.0),)
 
 
@@ -127,12 +127,13 @@ def _adafactor(optimizer):
 
     def init(params):
         def zeros(path, leaf):
-            shape = nn.unbox(leaf).shape[_stacked(path) :]
-            if len(shape) == 2 and min(shape) >= optimizer.min_dim_size_to_factor:
+            shape = jax.tree.leaves(leaf)[0].shape
+            tensor = shape[1:] if _stacked(path) else shape
+            if len(tensor) == 2 and min(tensor) >= optimizer.min_dim_size_to_factor:
                 return _Factored(rows=_zeros_without(leaf, -1), columns=_zeros_without(leaf, -2))
             return jax.tree.map(jnp.zeros_like, leaf)
 
-        moments = jax.tree.map_with_path(zeros, params, is_leaf=_is_boxed)
+        moments = jax.tree.map_with_path(zeros, params, is_leaf=lambda leaf: isinstance(leaf, nn.Partitioned))
         return _AdafactorState(jnp.zeros((), jnp.int32), moments)
 
     def update(grads, state, params):
@@ -166,16 +167,15 @@ def _root_mean_square(x) -> jax.Array:
     return global_norm(x) / np.sqrt(x.size)
 
 
-def _is_boxed(leaf) -> bool:
-    return isinstance(leaf, nn.Partitioned)
-
-
 def _zeros_without(leaf, axis: int):
-    """Zeros of the leaf's shape without its negative `axis`; if it is boxed, with the other axes' names."""
-    if _is_boxed(leaf):
-        value = _zeros_without(leaf.value, axis)
-        return leaf.replace(value=value, names=tuple(np.delete(leaf.names, axis)))
-    return jnp.zeros(np.delete(leaf.shape, axis), leaf.dtype)
+    """Zeros of the leaf's shape without its negative `axis`; a boxed leaf keeps the names of the other axes."""
+
+    def others(items):
+        return (*items[:axis], *items[axis:][1:])
+
+    if isinstance(leaf, nn.Partitioned):
+        return leaf.replace(value=_zeros_without(leaf.value, axis), names=others(leaf.names))
+    return jnp.zeros(others(leaf.shape), leaf.dtype)
 
 
 _DIRECTIONS = {"adamw": _adamw, "lamb": _lamb, "adafactor": _adafactor, "adagrad": _adagrad}

@@ -85,7 +85,7 @@ def train_step(
       Metrics: `loss`, `grad_norm`, `learning_rate`, each of the loss's own as a mean over target tokens, and `digest`,
       the batch's uint32 digest halves [B, 2] added up.
     """
-
+    # Not all of optax takes a `grad_norm`.
     optimizer = optax.with_extra_args_support(optimizer)
 
     def step(state: TrainState, batch):

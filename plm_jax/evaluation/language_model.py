@@ -23,17 +23,22 @@ if TYPE_CHECKING:
     from plm_jax.config import Run
 
 
-@partial(jax.jit, static_argnames="model")
-def _logits(model, params, tokens, mask):
-    return model.apply({"params": params}, tokens, mask)
+# By the name of a head in `LanguageModel.logits`: what people call it, and the module's method for it.
+HEADS = {None: ("vocabulary", "logits"), "sentence_pair": ("sentence-pair", "pair_logits")}
 
 
-@partial(jax.jit, static_argnames="model")
-def _hidden_states(model, params, tokens, mask):
-    features, sown = model.apply({"params": params}, tokens, mask, method="features", mutable=["intermediates"])
-    (embedded,) = sown["intermediates"]["embedded"]
-    (hidden,) = sown["intermediates"]["stack"]["hidden"]
-    return jnp.concatenate([embedded[None], hidden[:-1], features[None]]).astype(jnp.float32)
+@partial(jax.jit, static_argnames=("model", "method"))
+def _logits(model, params, inputs, method):
+    features = model.apply({"params": params}, **inputs, method="features")
+    return model.apply({"params": params}, features, method=method)
+
+
+@partial(jax.jit, static_argnames=("model", "method", "embedded", "stack"))
+def _hidden_states(model, params, inputs, method, embedded, stack):
+    features, sown = model.apply({"params": params}, **inputs, method=method, mutable=["intermediates"])
+    (first,) = sown["intermediates"][embedded]
+    (hidden,) = sown["intermediates"][stack]["hidden"]
+    return jnp.concatenate([first[None], hidden[:-1], features[None]]).astype(jnp.float32)
 
 
 class LanguageModel:
@@ -51,7 +56,7 @@ class LanguageModel:
 
     def __init__(
         self,
-        config: settings.Decoder,
+        config: settings.Transformer,
         params: Mapping[str, Any],
         *,
         run: "Run | None" = None,
@@ -102,44 +107,81 @@ class LanguageModel:
             )
         return vocabulary
 
-    def logits(self, tokens, mask=None) -> jax.Array:
-        """Scores of the next token.
+    def logits(
+        self, tokens, mask=None, token_types=None, decoder_tokens=None, decoder_mask=None, head: str | None = None
+    ) -> jax.Array:
+        """Scores of the tokens: the next ones, the masked ones of an encoder, the decoder's of an encoder-decoder.
 
         Args:
-          tokens: [B, L], ids below the model's vocabulary size.
+          tokens: [B, L], ids below the model's vocabulary size; an encoder-decoder's input.
           mask: [B, L], 1 for real tokens, 0 for padding on either side; None: all are real.
+          token_types: [B, L], which part of a pair each token is of, for a model that tells them apart; None: all 0.
+          decoder_tokens: [B, L'], what the decoder reads, for an encoder-decoder.
+          decoder_mask: [B, L'], as `mask`.
+          head: None, or "sentence_pair" for the classes of a pair.
 
         Returns:
-          float32 [B, L, V]; at padding the values mean nothing.
+          float32 [B, L, V], of an encoder-decoder [B, L', V]; at padding the values mean nothing. [B, 2] for
+          "sentence_pair", for BERT: is the second the sentence after the first, is it not.
 
         Raises:
-          UserError: an id outside of the vocabulary, more tokens than positions, or shapes that do not fit.
+          UserError: an id outside of the vocabulary, more tokens than positions, shapes that do not fit, inputs that
+            the model does not take or lacks, a head that it does not have.
         """
-        return _logits(self.model, self.params, *self._checked(tokens, mask))
+        if head not in HEADS:
+            raise UserError(f"there is no head '{head}': {nearest(head, filter(None, HEADS))}, or leave it out")
+        name, method = HEADS[head]
+        if not self._has_head(head):
+            raise UserError(f"this model has no {name} head: load a checkpoint that holds one")
+        inputs = self._checked(tokens, mask, token_types, decoder_tokens, decoder_mask)
+        if isinstance(self.config, settings.EncoderDecoder) and decoder_tokens is None:
+            raise UserError("this model is an encoder-decoder: give decoder_tokens too")
+        return _logits(self.model, self.params, inputs, method)
 
-    def hidden_states(self, tokens, mask=None) -> jax.Array:
+    def hidden_states(self, tokens, mask=None, token_types=None, decoder_tokens=None, decoder_mask=None) -> jax.Array:
         """Float32 [layers + 1, B, L, D]: embeddings, then each block, the last after the final norm.
 
+        Of an encoder-decoder the decoder's, [layers + 1, B, L', D], where decoder_tokens are given, else the encoder's.
         Arguments and errors as `logits`.
         """
-        return _hidden_states(self.model, self.params, *self._checked(tokens, mask))
+        inputs = self._checked(tokens, mask, token_types, decoder_tokens, decoder_mask)
+        where = {"method": "features", "embedded": "embedded", "stack": "stack"}
+        if isinstance(self.config, settings.EncoderDecoder):
+            where["stack"] = "decoder"
+            if decoder_tokens is None:
+                where = {"method": "encode", "embedded": "encoder_embedded", "stack": "encoder"}
+        return _hidden_states(self.model, self.params, inputs, **where)
 
-    def _checked(self, tokens, mask):
-        tokens = np.asarray(tokens, np.int32)
-        if tokens.ndim != 2:
-            raise UserError(f"tokens have shape {tokens.shape}: give [batch, length]")
-        if mask is not None:
-            mask = np.asarray(mask, np.int32)
-            if mask.shape != tokens.shape:
-                raise UserError(f"mask has shape {mask.shape}, tokens {tokens.shape}: give the same")
-        size = self.config.embedding.vocab_size
-        if tokens.size and not (tokens.min() >= 0 and tokens.max() < size):
-            raise UserError(f"tokens range from {tokens.min()} to {tokens.max()}: the model's go from 0 to {size - 1}")
-        position = self.config.attention.position
-        longest = tokens.shape[1] if mask is None else int(mask.sum(axis=1).max(initial=0))
+    def _has_head(self, head: str | None) -> bool:
+        if head is None:
+            return isinstance(self.config.head, settings.Head)
+        pooler = getattr(self.config, "pooler", None)
+        return isinstance(pooler, settings.Pooler) and pooler.classes > 0
+
+    def _checked(self, tokens, mask, token_types, decoder_tokens, decoder_mask) -> dict[str, np.ndarray]:
+        """The module's inputs by their names, those that are given."""
+        embedding, position = self.config.embedding, self.config.attention.position
+        inputs = _row_of_ids("tokens", tokens, embedding.vocab_size) | _mask_of("mask", mask, "tokens", tokens)
+        if token_types is not None:
+            if not embedding.token_types:
+                raise UserError("this model has no token types: leave token_types out")
+            inputs |= _row_of_ids("token_types", token_types, embedding.token_types)
+            _same_shape("token_types", token_types, "tokens", tokens)
+        if decoder_tokens is None and decoder_mask is not None:
+            raise UserError("decoder_mask is given without decoder_tokens: give both")
+        if decoder_tokens is not None:
+            if not isinstance(self.config, settings.EncoderDecoder):
+                raise UserError("this model is no encoder-decoder: leave decoder_tokens out")
+            inputs |= _row_of_ids("decoder_tokens", decoder_tokens, embedding.vocab_size)
+            inputs |= _mask_of("decoder_mask", decoder_mask, "decoder_tokens", decoder_tokens)
+            if len(inputs["decoder_tokens"]) != len(inputs["tokens"]):
+                raise UserError("decoder_tokens and tokens have different batch sizes: give the same")
+        longest = inputs["tokens"].shape[1]
+        if isinstance(self.config, settings.Decoder) and mask is not None:  # Its positions skip padding.
+            longest = int(inputs["mask"].sum(axis=1).max(initial=0))
         if isinstance(position, settings.LearnedPositions) and longest > position.length:
             raise UserError(f"{longest} tokens exceed the model's {position.length} positions: give fewer")
-        return tokens, mask
+        return inputs
 
     def generate(
         self,
@@ -191,6 +233,27 @@ class LanguageModel:
         huggingface.write(
             directory, huggingface.Pretrained(self.config, params, self.special_ids, self._vocabulary_spec)
         )
+
+
+def _row_of_ids(name: str, ids, size: int) -> dict[str, np.ndarray]:
+    ids = np.asarray(ids, np.int32)
+    if ids.ndim != 2:
+        raise UserError(f"{name} have shape {ids.shape}: give [batch, length]")
+    if ids.size and not (ids.min() >= 0 and ids.max() < size):
+        raise UserError(f"{name} range from {ids.min()} to {ids.max()}: the model's go from 0 to {size - 1}")
+    return {name: ids}
+
+
+def _mask_of(name: str, mask, of: str, tokens) -> dict[str, np.ndarray]:
+    if mask is None:
+        return {}
+    _same_shape(name, mask, of, tokens)
+    return {name: np.asarray(mask, np.int32)}
+
+
+def _same_shape(name: str, values, of: str, tokens) -> None:
+    if np.shape(values) != np.shape(tokens):
+        raise UserError(f"{name} has shape {np.shape(values)}, {of} {np.shape(tokens)}: give the same")
 
 
 def _continuation(vocabulary, prompt: Sequence[int], new: Sequence[int]) -> str:

@@ -6,8 +6,8 @@ Its dense layers are `Conv1D`, stored [in, out] like ours, with query, key and v
 from collections.abc import Mapping
 from typing import Any
 
-from plm_jax.errors import UserError, nearest
-from plm_jax.hub.table import Family, Tensor
+from plm_jax.errors import UserError
+from plm_jax.hub.table import ACTIVATIONS, Family, Tensor, check_size, known, name_of, values
 from plm_jax.models import settings
 
 TENSORS = (
@@ -35,17 +35,6 @@ TENSORS = (
     Tensor("transformer.ln_f.bias", ("stack/final_norm/bias",)),
     Tensor("lm_head.weight", ("head",)),
 )
-
-# Hugging Face's names → ours; of several for one of ours, the first is the one we write.
-ACTIVATIONS = {
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu": "gelu_exact",
-    "relu": "relu",
-    "silu": "silu",
-    "swish": "silu",
-    "tanh": "tanh",
-}
 
 # What `GPT2Config` takes where `config.json` says nothing.
 DEFAULTS = {
@@ -75,22 +64,16 @@ def to_settings(config: Mapping[str, Any]) -> settings.Decoder:
       UserError: a size that is no positive integer, a rate that is no number, heads that do not divide the width,
         cross-attention, or an activation that we lack.
     """
-    value = {name: config.get(name, default) for name, default in DEFAULTS.items()}
-    for name in ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head"):
-        _check(name, value[name], type(value[name]) is int and value[name] > 0, "a positive integer")
+    value = values(config, DEFAULTS)
     if value["n_inner"] is None:
         value["n_inner"] = 4 * value["n_embd"]
-    _check("n_inner", value["n_inner"], type(value["n_inner"]) is int and value["n_inner"] > 0, "a positive integer")
-    for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop", "layer_norm_epsilon", "initializer_range"):
-        _check(name, value[name], type(value[name]) in (int, float) and value[name] >= 0, "a number of at least 0")
+    check_size("n_inner", value["n_inner"])
     if value["n_embd"] % value["n_head"]:
         raise UserError(f"config.json: n_head {value['n_head']} does not divide n_embd {value['n_embd']}: change one")
     if value["add_cross_attention"]:
         raise UserError("config.json: add_cross_attention is true: only GPT-2 without cross-attention can be read")
-    if value["activation_function"] not in ACTIVATIONS:
-        name = str(value["activation_function"])
-        raise UserError(f"config.json: activation_function is '{name}': {nearest(name, ACTIVATIONS)}")
-    std = float(value["initializer_range"])
+    activation = known("activation_function", value["activation_function"], ACTIVATIONS)
+    std = value["initializer_range"]
     return settings.Decoder(
         embedding=settings.Embedding(value["vocab_size"], value["n_embd"]),
         attention=settings.Attention(
@@ -100,68 +83,49 @@ def to_settings(config: Mapping[str, Any]) -> settings.Decoder:
             score_scale=None if value["scale_attn_weights"] else 1.0,
             scale_by_inverse_depth=bool(value["scale_attn_by_inverse_layer_idx"]),
         ),
-        feed_forward=settings.FeedForward(value["n_inner"], ACTIVATIONS[value["activation_function"]]),
+        feed_forward=settings.FeedForward(value["n_inner"], activation),
         stack=settings.Stack(value["n_layer"]),
-        norm=settings.Norm(float(value["layer_norm_epsilon"])),
+        norm=settings.Norm(value["layer_norm_epsilon"]),
         head=settings.Head(bool(value["tie_word_embeddings"])),
         dropout=settings.Dropout(
-            embedding=float(value["embd_pdrop"]),
-            attention=float(value["attn_pdrop"]),
-            residual=float(value["resid_pdrop"]),
+            embedding=value["embd_pdrop"], attention=value["attn_pdrop"], residual=value["resid_pdrop"]
         ),
         initializer=settings.Initializer(std, shrink_residual=True),
     )
 
 
-def _check(name: str, value: Any, right: bool, wanted: str) -> None:
-    if not right:
-        raise UserError(f"config.json: {name} is {value!r}: give {wanted}")
-
-
 def to_config(model: settings.Decoder) -> dict[str, Any]:
-    """The `config.json` of a GPT-2 with these settings; of the initialisers it keeps `std` alone.
-
-    Raises:
-      UserError: settings that GPT-2 does not have, named.
-    """
-    attention, width = model.attention, model.embedding.width
-    scales = {None: True, attention.head_dim**-0.5: True, 1.0: False}
-    wanted = {
-        "attention.position.kind = learned": isinstance(attention.position, settings.LearnedPositions),
-        "attention.bias = True": attention.bias,
-        "feed_forward.bias = True": model.feed_forward.bias,
-        "attention.heads * attention.head_dim = embedding.width": attention.heads * attention.head_dim == width,
-        "attention.score_scale = None or 1.0": attention.score_scale in scales,
-    }
-    unmet = [setting for setting, met in wanted.items() if not met]
-    if unmet:
-        raise UserError(f"Hugging Face's GPT-2 cannot hold this model: it needs {', '.join(unmet)}")
+    """The `config.json` of a GPT-2 with these settings; of the initialisers it keeps `std` alone."""
+    attention = model.attention
     return {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
         "vocab_size": model.embedding.vocab_size,
-        "n_positions": attention.position.length,
-        "n_embd": width,
+        "n_positions": getattr(attention.position, "length", DEFAULTS["n_positions"]),
+        "n_embd": model.embedding.width,
         "n_layer": model.stack.layers,
         "n_head": attention.heads,
         "n_inner": model.feed_forward.width,
-        "activation_function": next(k for k, v in ACTIVATIONS.items() if v == model.feed_forward.activation),
+        "activation_function": name_of(model.feed_forward.activation),
         "resid_pdrop": model.dropout.residual,
         "embd_pdrop": model.dropout.embedding,
         "attn_pdrop": model.dropout.attention,
         "layer_norm_epsilon": model.norm.epsilon,
-        "initializer_range": model.initializer.std,
-        "scale_attn_weights": scales[attention.score_scale],
+        "initializer_range": getattr(model.initializer, "std", DEFAULTS["initializer_range"]),
+        "scale_attn_weights": attention.score_scale != 1.0,
         "scale_attn_by_inverse_layer_idx": attention.scale_by_inverse_depth,
         "tie_word_embeddings": model.head.tied,
     }
 
 
 FAMILY = Family(
+    name="GPT-2",
     model_type="gpt2",
+    kind=settings.Decoder.kind,
     prefix="transformer.",
     tensors=TENSORS,
     buffers=r"h\.\d+\.attn\.(bias|masked_bias)",
     to_settings=to_settings,
     to_config=to_config,
+    vocabulary_files={"bpe": ("vocab.json", "merges.txt"), "sentencepiece": ("tokenizer.model",)},
 )

@@ -4,11 +4,13 @@ Every family is read and written by the same few functions over its table (`hub/
 """
 
 import contextlib
+import dataclasses
 import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,15 +21,15 @@ import safetensors.numpy
 from etils import epath
 
 from plm_jax.errors import UserError, nearest
-from plm_jax.hub import gpt2
+from plm_jax.hub import bert, gpt2, t5
 from plm_jax.hub.table import Family, Tensor
 from plm_jax.models import registry, settings
 
-FAMILIES = {family.model_type: family for family in (gpt2.FAMILY,)}
+FAMILIES = {family.model_type: family for family in (gpt2.FAMILY, bert.FAMILY, t5.FAMILY)}
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
-# By scheme of `vocabularies.load`: the files that such a vocabulary has in a Hugging Face directory.
-VOCABULARY_FILES = {"bpe": ("vocab.json", "merges.txt"), "sentencepiece": ("tokenizer.model",)}
+# Settings of how a model is trained or computed, which a Hugging Face directory does not keep or not in full.
+NOT_KEPT = ("dropout.", "initializer.", "attention.position.init_std", "scan_layers", "remat")
 FLOATS = ("F64", "F32", "F16", "BF16")
 
 
@@ -42,7 +44,7 @@ class Pretrained:
       vocabulary: a spec for `vocabularies.load`; None where there are no files for one.
     """
 
-    model: settings.Decoder
+    model: settings.Transformer
     params: Mapping[str, Any]
     special_ids: Mapping[str, Any] = field(default_factory=dict)
     vocabulary: str | None = None
@@ -50,11 +52,12 @@ class Pretrained:
 
 @dataclass(frozen=True)
 class Piece:
-    """Where a part of a Hugging Face tensor lies in our tree: `parameters[path][index]`."""
+    """Where a part of a Hugging Face tensor lies in our tree: `parameters[path][index]`, of this shape there."""
 
     path: str
     index: Any
     shape: tuple[int, ...]
+    transposed: bool
 
 
 def is_model(directory: str) -> bool:
@@ -79,10 +82,10 @@ def read(directory: str) -> Pretrained:
     model = family.to_settings(config)
     with contextlib.ExitStack() as stack:
         stored = _open(folder, family, stack)
-        model = replace(model, head=settings.Head(tied=model.head.tied and not _has_own_head(family, stored)))
+        model = _with_heads(family, model, stored, _has_own_head(family, stored))
         params = _gather(folder, family, model, stored)
     special_ids = {name: config[name] for name in SPECIAL_IDS if config.get(name) is not None}
-    return Pretrained(model, params, special_ids, _vocabulary(folder))
+    return Pretrained(model, params, special_ids, _vocabulary(folder, family))
 
 
 def write(directory: str, pretrained: Pretrained) -> None:
@@ -91,20 +94,26 @@ def write(directory: str, pretrained: Pretrained) -> None:
     Raises:
       UserError: no Hugging Face family can hold the model.
     """
-    family = gpt2.FAMILY
+    family = _family_of(pretrained.model)
     config = family.to_config(pretrained.model) | {"dtype": "float32"}
     config |= {name: pretrained.special_ids.get(name) for name in SPECIAL_IDS}
+    if family.start:
+        config["decoder_start_token_id"] = config[family.start]
     flat = flax.traverse_util.flatten_dict(pretrained.params, sep="/")
     tensors = {
-        name: np.ascontiguousarray(np.concatenate([flat[p.path][p.index] for p in pieces], axis=-1), np.float32)
+        name: _stored(np.concatenate([flat[piece.path][piece.index] for piece in pieces], axis=-1), pieces)
         for name, pieces in layout(family.tensors, _shapes(pretrained.model)).items()
     }
     folder = epath.Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / WEIGHTS).write_bytes(safetensors.numpy.save(tensors, metadata={"format": "pt"}))
-    scheme, _, files = (pretrained.vocabulary or "").partition(":")
-    for source, name in zip(files.split(","), VOCABULARY_FILES.get(scheme, ()), strict=False):
-        (folder / name).write_bytes(epath.Path(source).read_bytes())
+    scheme, _, paths = (pretrained.vocabulary or "").partition(":")
+    if scheme in family.vocabulary_files:
+        files = [epath.Path(path).read_bytes() for path in paths.split(",")]
+        for name, content in zip(family.vocabulary_files[scheme], files, strict=True):
+            (folder / name).write_bytes(content)
+        if tokenizer := family.tokenizer_config(files):
+            (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer, indent=2) + "\n")
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
@@ -112,23 +121,72 @@ def layout(rows: Sequence[Tensor], shapes: Mapping[str, tuple[int, ...]]) -> dic
     """The pieces that make up each tensor of a model whose parameters have these shapes."""
     found = {}
     for row in rows:
-        if row.parameters[0] not in shapes:
+        if row.parameters[0] not in shapes or not row.applies(shapes):
             continue
         if "{layer}" not in row.name:
-            found[row.name] = [Piece(path, ..., shapes[path]) for path in row.parameters]
+            found[row.name] = [Piece(path, ..., shapes[path], row.transposed) for path in row.parameters]
             continue
         for layer in range(shapes[row.parameters[0]][0]):
-            pieces = [Piece(path, layer, shapes[path][1:]) for path in row.parameters]
+            pieces = [Piece(path, layer, shapes[path][1:], row.transposed) for path in row.parameters]
             found[row.name.format(layer=layer)] = pieces
     return found
 
 
-def _shapes(model: settings.Decoder) -> dict[str, tuple[int, ...]]:
+def _family_of(model: settings.Transformer) -> Family:
+    """The family whose `config.json` says all of a model's settings."""
+    found = [(family, _needed(family, model)) for family in FAMILIES.values() if family.kind == model.kind]
+    family, needed = min(found, key=lambda pair: len(pair[1]))
+    if needed:
+        raise UserError(f"Hugging Face's {family.name} cannot hold this model: it needs {', '.join(needed)}")
+    return family
+
+
+def _needed(family: Family, model: settings.Transformer) -> list[str]:
+    """What of the settings would be otherwise once they were written and read."""
+    shapes = _shapes(model)
+    held = family.to_settings(family.to_config(model))
+    held = _with_heads(family, held, layout(family.tensors, shapes), own_head="head" in shapes)
+    if model.attention.score_scale == model.attention.head_dim**-0.5:
+        model = replace(model, attention=replace(model.attention, score_scale=None))
+    given = _fields(model)
+    return [
+        f"{name} = {value}"
+        for name, value in _fields(held).items()
+        if not name.startswith(NOT_KEPT) and given.get(name) != value
+    ]
+
+
+def _fields(part: Any, prefix: str = "") -> dict[str, Any]:
+    """The settings by their dotted names, each choice's kind among them."""
+    found = {f"{prefix}kind": part.kind} if hasattr(part, "kind") else {}
+    for field_ in dataclasses.fields(part):
+        value = getattr(part, field_.name)
+        name = prefix + field_.name
+        found |= _fields(value, f"{name}.") if dataclasses.is_dataclass(value) else {name: value}
+    return found
+
+
+def _with_heads(family: Family, model: settings.Transformer, names: Collection[str], own_head: bool):
+    """The settings with those heads alone whose tensors are among the names: these decide, not the config."""
+    model = replace(model, head=replace(model.head, tied=model.head.tied and not own_head))
+    if not isinstance(model, settings.Encoder):
+        return model
+    head, pooler, classifier = (
+        _name_of(family, f"{part}/kernel") in names for part in ("head_transform", "pooler", "classifier")
+    )
+    return replace(
+        model,
+        head=model.head if head else settings.NoHead(),
+        pooler=settings.Pooler(2 if classifier else 0) if pooler else settings.NoHead(),
+    )
+
+
+def _shapes(model: settings.Transformer) -> dict[str, tuple[int, ...]]:
     flat = flax.traverse_util.flatten_dict(registry.shapes(model), sep="/")
     return {path: leaf.shape for path, leaf in flat.items()}
 
 
-def _gather(folder, family: Family, model: settings.Decoder, stored: Mapping[str, Any]) -> dict[str, Any]:
+def _gather(folder, family: Family, model: settings.Transformer, stored: Mapping[str, Any]) -> dict[str, Any]:
     """Our tree, filled from the open files; every misfit is found before the first tensor is read."""
     shapes = _shapes(model)
     wanted = layout(family.tensors, shapes)
@@ -138,33 +196,52 @@ def _gather(folder, family: Family, model: settings.Decoder, stored: Mapping[str
         file, stored_name = stored[name]
         with _damage_named(folder):
             value = file.get_tensor(stored_name)
+        value = value.T if pieces[0].transposed else value
         widths = [piece.shape[-1] for piece in pieces]
         for piece, part in zip(pieces, np.split(value, np.cumsum(widths)[:-1], axis=-1), strict=True):
             flat[piece.path][piece.index] = part
     return flax.traverse_util.unflatten_dict(flat, sep="/")
 
 
+def _stored(value: np.ndarray, pieces: list[Piece]) -> np.ndarray:
+    """Our parameters, side by side, as the tensor that they are stored as."""
+    return np.ascontiguousarray(value.T if pieces[0].transposed else value, np.float32)
+
+
 def _check(folder, family, wanted, stored) -> None:
-    def ignored(name):  # A tied head may be stored once more; `read` has compared the two.
-        return name == _name_of(family, "head") or re.fullmatch(family.buffers, name.removeprefix(family.prefix))
+    def matches(pattern, name):
+        return re.fullmatch(pattern, name.removeprefix(family.prefix))
 
     missing = [name for name in wanted if name not in stored]
-    unknown = [name for name in stored if name not in wanted and not ignored(name)]
+    # A tied head may be stored once more; `read` has compared the two.
+    extra = stored.keys() - wanted.keys() - {_name_of(family, "head")}
+    differing = [name for name in extra & family.copies.keys() if not _same(stored, name, family.copies[name])]
+    extra = [name for name in extra - family.copies.keys() if not matches(family.buffers, name)]
+    unknown = [stored[name][1] for name in extra if not matches(family.other_heads, name)]
     misshapen = []
     for name in wanted.keys() & stored.keys():
         file, stored_name = stored[name]
         view = file.get_slice(stored_name)
         *leading, _ = wanted[name][0].shape
         shape = [*leading, sum(piece.shape[-1] for piece in wanted[name])]
+        shape = shape[::-1] if wanted[name][0].transposed else shape
         if view.get_shape() != shape or view.get_dtype() not in FLOATS:
             misshapen.append(f"{name} is {view.get_dtype()} {view.get_shape()} and not {shape}")
     problems = [
         f"{kind}: {', '.join(sorted(names)[:5])}{f' and {len(names) - 5} more' if len(names) > 5 else ''}"
-        for kind, names in (("missing", missing), ("unknown", unknown), ("misshapen", misshapen))
+        for kind, names in (
+            ("missing", missing),
+            ("unknown", unknown),
+            ("misshapen", misshapen),
+            ("copies that differ", differing),
+        )
         if names
     ]
     if problems:
         raise UserError(f"the weights in {folder} do not fit its config.json: {'; '.join(problems)}")
+    if extra:
+        heads = ", ".join(sorted(stored[name][1] for name in extra))
+        warnings.warn(f"{folder}: the heads of a fine-tuned model are left out: {heads}", stacklevel=4)
 
 
 def _name_of(family: Family, parameter: str) -> str:
@@ -176,8 +253,13 @@ def _has_own_head(family, stored) -> bool:
     names = _name_of(family, "head"), _name_of(family, "token_embedding")
     if not stored.keys() >= set(names):
         return False
-    head, table = (file.get_tensor(stored_name) for file, stored_name in map(stored.get, names))
-    return not np.array_equal(head, table)
+    return not _same(stored, *names)
+
+
+def _same(stored, *names: str) -> bool:
+    """Whether two tensors hold the same numbers."""
+    one, other = (file.get_tensor(stored_name) for file, stored_name in map(stored.get, names))
+    return np.array_equal(one, other)
 
 
 def _open(folder: epath.Path, family: Family, stack: contextlib.ExitStack) -> dict[str, tuple[Any, str]]:
@@ -188,9 +270,15 @@ def _open(folder: epath.Path, family: Family, stack: contextlib.ExitStack) -> di
             file = stack.enter_context(safetensors.safe_open(stack.enter_context(_local(shard)), "numpy"))
             names = list(file.keys())
         heads = {row.name for row in family.tensors if not row.name.startswith(family.prefix)}
-        stored |= {
-            name if name in heads else family.prefix + name.removeprefix(family.prefix): (file, name) for name in names
-        }
+        for stored_name in names:
+            name = stored_name
+            for old, new in family.old_endings.items():
+                name = name.removesuffix(old) + new if name.endswith(old) else name
+            full = name if name in heads else family.prefix + name.removeprefix(family.prefix)
+            stored[full] = (file, stored_name)
+    for copy, name in family.copies.items():
+        if copy in stored:
+            stored.setdefault(name, stored[copy])
     return stored
 
 
@@ -241,8 +329,8 @@ def _read_json(path: epath.Path) -> dict[str, Any]:
     return tree
 
 
-def _vocabulary(folder: epath.Path) -> str | None:
-    for scheme, names in VOCABULARY_FILES.items():
+def _vocabulary(folder: epath.Path, family: Family) -> str | None:
+    for scheme, names in family.vocabulary_files.items():
         if all((folder / name).exists() for name in names):
             return f"{scheme}:{','.join(str(folder / name) for name in names)}"
     return None

@@ -1,9 +1,10 @@
 """What a family is to the hub: a table of names and a pair of functions between `config.json` and our settings."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+from plm_jax.errors import UserError, nearest
 from plm_jax.models import settings
 
 
@@ -14,10 +15,14 @@ class Tensor:
     Attributes:
       name: its full name; `{layer}` stands for the block's number, and the parameters are then stacked [layers, ...].
       parameters: our paths, joined by `/`; several lie side by side along the tensor's last axis.
+      transposed: it is stored [out, in], as torch's `Linear` keeps its weight.
+      applies: whether the row is for a model with these parameters, as far as it has those of the row.
     """
 
     name: str
     parameters: tuple[str, ...]
+    transposed: bool = False
+    applies: Callable[[Collection[str]], bool] = lambda parameters: True
 
 
 @dataclass(frozen=True)
@@ -25,17 +30,89 @@ class Family:
     """How Hugging Face keeps a family's models.
 
     Attributes:
+      name: what people call it.
       model_type: what `config.json` calls it.
+      kind: the arrangement of its models, as in `settings`.
       prefix: the part of the names that a file of the bare model, without its head, leaves out.
       tensors: the table; a row whose parameters a model lacks does not apply to it.
       buffers: regular expression of names, without the prefix, that hold no weights.
-      to_settings: `config.json` → the model's settings; UserError for what those cannot say.
-      to_config: the inverse, without the special ids; UserError for what the family cannot say.
+      to_settings: `config.json` → the settings of a model with all its heads; UserError for what those cannot say.
+      to_config: the inverse, without the special ids, of any settings of this kind; what it cannot say it leaves out.
+      vocabulary_files: by scheme of `vocabularies.load`, the files that such a vocabulary has in a directory.
+      tokenizer_config: the vocabulary's files → `tokenizer_config.json`, for what `transformers` cannot guess.
+      start: which of the special ids a decoder's input begins with, where it has an encoder.
+      copies: names under which a file may hold another tensor once more → that tensor's name.
+      old_endings: endings of names in old files → today's.
+      other_heads: regular expression of names, without the prefix, of heads of fine-tuned models; they are left out.
     """
 
+    name: str
     model_type: str
+    kind: str
     prefix: str
     tensors: tuple[Tensor, ...]
     buffers: str
-    to_settings: Callable[[Mapping[str, Any]], settings.Decoder]
-    to_config: Callable[[settings.Decoder], dict[str, Any]]
+    to_settings: Callable[[Mapping[str, Any]], settings.Transformer]
+    to_config: Callable[[Any], dict[str, Any]]
+    vocabulary_files: Mapping[str, tuple[str, ...]]
+    tokenizer_config: Callable[[list[bytes]], dict[str, Any]] = lambda files: {}
+    start: str | None = None
+    copies: Mapping[str, str] = field(default_factory=dict)
+    old_endings: Mapping[str, str] = field(default_factory=dict)
+    other_heads: str = "(?!)"  # Nothing.
+
+
+# Hugging Face's names → ours; of several for one of ours, the first is the one we write.
+ACTIVATIONS = {
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu": "gelu_exact",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+    "tanh": "tanh",
+}
+
+
+def name_of(activation: settings.Activation, names: Mapping[str, Any] = ACTIVATIONS) -> str:
+    """The first of Hugging Face's `names` for a value of ours."""
+    return next(name for name, value in names.items() if value == activation)
+
+
+def values(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """`config.json` over a family's defaults, each value of its default's sort: a size, a rate, a switch or a text.
+
+    Raises:
+      UserError: a size that is no positive integer, a rate that is no number of at least 0.
+    """
+    found = {name: config.get(name, default) for name, default in defaults.items()}
+    for name, default in defaults.items():
+        if type(default) is int:
+            check_size(name, found[name])
+        elif type(default) is float:
+            right = type(found[name]) in (int, float) and found[name] >= 0
+            check(name, found[name], right, "a number of at least 0")
+            found[name] = float(found[name])
+    return found
+
+
+def check_size(name: str, value: Any) -> None:
+    """Refuses a value of `config.json` that is no positive integer."""
+    check(name, value, type(value) is int and value > 0, "a positive integer")
+
+
+def check(name: str, value: Any, right: bool, wanted: str) -> None:
+    """Refuses a value of `config.json` that is not what is wanted."""
+    if not right:
+        raise UserError(f"config.json: {name} is {value!r}: give {wanted}")
+
+
+def known(name: str, value: Any, names: Mapping[str, Any]) -> Any:
+    """What a name in `config.json` stands for.
+
+    Raises:
+      UserError: it is not among the names.
+    """
+    if value not in names:
+        raise UserError(f"config.json: {name} is '{value}': {nearest(str(value), names)}")
+    return names[value]

@@ -1,0 +1,155 @@
+"""BERT (Devlin et al. 2019) as Hugging Face keeps it: `BertForPreTraining` and all models that hold part of it.
+
+Its dense layers are torch's `Linear`, stored [out, in].
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from plm_jax.errors import UserError
+from plm_jax.hub.table import ACTIVATIONS, Family, Tensor, known, name_of, values
+from plm_jax.models import settings
+
+
+def _dense(name: str, path: str) -> tuple[Tensor, Tensor]:
+    return (
+        Tensor(f"{name}.weight", (f"{path}/kernel",), transposed=True),
+        Tensor(f"{name}.bias", (f"{path}/bias",)),
+    )
+
+
+def _norm(name: str, path: str) -> tuple[Tensor, Tensor]:
+    return Tensor(f"{name}.weight", (f"{path}/scale",)), Tensor(f"{name}.bias", (f"{path}/bias",))
+
+
+LAYER, BLOCKS = "bert.encoder.layer.{layer}", "stack/blocks"
+TENSORS = (
+    Tensor("bert.embeddings.word_embeddings.weight", ("token_embedding",)),
+    Tensor("bert.embeddings.position_embeddings.weight", ("position_embedding",)),
+    Tensor("bert.embeddings.token_type_embeddings.weight", ("token_type_embedding",)),
+    *_norm("bert.embeddings.LayerNorm", "embedding_norm"),
+    *_dense(f"{LAYER}.attention.self.query", f"{BLOCKS}/attention/query"),
+    *_dense(f"{LAYER}.attention.self.key", f"{BLOCKS}/attention/key"),
+    *_dense(f"{LAYER}.attention.self.value", f"{BLOCKS}/attention/value"),
+    *_dense(f"{LAYER}.attention.output.dense", f"{BLOCKS}/attention/out"),
+    *_norm(f"{LAYER}.attention.output.LayerNorm", f"{BLOCKS}/attention_norm"),
+    *_dense(f"{LAYER}.intermediate.dense", f"{BLOCKS}/feed_forward/up"),
+    *_dense(f"{LAYER}.output.dense", f"{BLOCKS}/feed_forward/down"),
+    *_norm(f"{LAYER}.output.LayerNorm", f"{BLOCKS}/feed_forward_norm"),
+    *_dense("bert.pooler.dense", "pooler"),
+    *_dense("cls.seq_relationship", "classifier"),
+    *_dense("cls.predictions.transform.dense", "head_transform"),
+    *_norm("cls.predictions.transform.LayerNorm", "head_norm"),
+    Tensor("cls.predictions.decoder.weight", ("head",)),
+    Tensor("cls.predictions.bias", ("head_bias",)),
+    # Untied, this is the bias that counts, and the other is not used.
+    Tensor("cls.predictions.decoder.bias", ("head_bias",), applies=lambda parameters: "head" in parameters),
+)
+
+# What `BertConfig` takes where `config.json` says nothing.
+DEFAULTS = {
+    "vocab_size": 30522,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1,
+    "attention_probs_dropout_prob": 0.1,
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+    "initializer_range": 0.02,
+    "layer_norm_eps": 1e-12,
+    "is_decoder": False,
+    "position_embedding_type": "absolute",
+    "tie_word_embeddings": True,
+}
+
+# By whether there are a masked LM head and a pair classifier.
+ARCHITECTURES = {
+    (True, True): "BertForPreTraining",
+    (True, False): "BertForMaskedLM",
+    (False, True): "BertForNextSentencePrediction",
+    (False, False): "BertModel",
+}
+
+
+def to_settings(config: Mapping[str, Any]) -> settings.Encoder:
+    """The settings that a BERT `config.json` describes, with both heads.
+
+    Raises:
+      UserError: a size that is no positive integer, a rate that is no number, heads that do not divide the width, a
+        decoder, relative positions, or an activation that we lack.
+    """
+    value = values(config, DEFAULTS)
+    width, heads, std = value["hidden_size"], value["num_attention_heads"], value["initializer_range"]
+    if width % heads:
+        raise UserError(f"config.json: num_attention_heads {heads} does not divide hidden_size {width}: change one")
+    if value["is_decoder"]:
+        raise UserError("config.json: is_decoder is true: only BERT as an encoder can be read")
+    if value["position_embedding_type"] != "absolute":
+        kind = value["position_embedding_type"]
+        raise UserError(f"config.json: position_embedding_type is '{kind}': only 'absolute' can be read")
+    activation = known("hidden_act", value["hidden_act"], ACTIVATIONS)
+    return settings.Encoder(
+        embedding=settings.Embedding(value["vocab_size"], width, token_types=value["type_vocab_size"], norm=True),
+        attention=settings.Attention(
+            heads, width // heads, settings.LearnedPositions(value["max_position_embeddings"], init_std=std)
+        ),
+        feed_forward=settings.FeedForward(value["intermediate_size"], activation),
+        stack=settings.Stack(value["num_hidden_layers"]),
+        norm=settings.Norm(value["layer_norm_eps"], placement="post"),
+        head=settings.Head(bool(value["tie_word_embeddings"]), transform=activation, bias=True),
+        pooler=settings.Pooler(),
+        dropout=settings.Dropout(
+            embedding=value["hidden_dropout_prob"],
+            attention=value["attention_probs_dropout_prob"],
+            residual=value["hidden_dropout_prob"],
+        ),
+        initializer=settings.Initializer(std, truncated=True),
+    )
+
+
+def to_config(model: settings.Encoder) -> dict[str, Any]:
+    """The `config.json` of a BERT with these settings; one dropout rate stands for embeddings and sub-layers."""
+    has_head, pooler = isinstance(model.head, settings.Head), model.pooler
+    return {
+        "architectures": [ARCHITECTURES[has_head, isinstance(pooler, settings.Pooler) and pooler.classes > 0]],
+        "model_type": "bert",
+        "vocab_size": model.embedding.vocab_size,
+        "hidden_size": model.embedding.width,
+        "num_hidden_layers": model.stack.layers,
+        "num_attention_heads": model.attention.heads,
+        "intermediate_size": model.feed_forward.width,
+        "hidden_act": name_of(model.feed_forward.activation),
+        "hidden_dropout_prob": model.dropout.residual,
+        "attention_probs_dropout_prob": model.dropout.attention,
+        "max_position_embeddings": getattr(model.attention.position, "length", DEFAULTS["max_position_embeddings"]),
+        "type_vocab_size": max(1, model.embedding.token_types),
+        "initializer_range": getattr(model.initializer, "std", DEFAULTS["initializer_range"]),
+        "layer_norm_eps": model.norm.epsilon,
+        "tie_word_embeddings": not has_head or model.head.tied,
+    }
+
+
+def tokenizer_config(files: list[bytes]) -> dict[str, Any]:
+    """Uncased, unless a token in vocab.txt other than the bracketed has an upper-case letter."""
+    tokens = [token for token in files[0].decode("utf-8").split("\n") if not token.startswith("[")]
+    return {"tokenizer_class": "BertTokenizer", "do_lower_case": all(token == token.lower() for token in tokens)}
+
+
+FAMILY = Family(
+    name="BERT",
+    model_type="bert",
+    kind=settings.Encoder.kind,
+    prefix="bert.",
+    tensors=TENSORS,
+    buffers=r"embeddings\.position_ids|embeddings\.token_type_ids",
+    to_settings=to_settings,
+    to_config=to_config,
+    vocabulary_files={"wordpiece": ("vocab.txt",)},
+    tokenizer_config=tokenizer_config,
+    copies={"cls.predictions.decoder.bias": "cls.predictions.bias"},
+    old_endings={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
+    other_heads=r"(classifier|qa_outputs)\..*",
+)

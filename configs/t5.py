@@ -2,9 +2,9 @@
 
     python -m plm_jax.pretrain --config=configs/t5.py:1.1-base --workdir=runs/t5-1.1-base
 
-Published: span corruption of C4 (745 GB of text) in rows of 512 tokens, 1,000,000 steps with a batch of 2,048, Adafactor
-and a rate of 1 / sqrt(max(step, 10,000)). 1.1 has a gated feed-forward, an output layer of its own, and no dropout in
-pretraining. Its small, base, large, xl and xxl have 60 % to 80 % of the feed-forward's width.
+Published: span corruption of C4 (745 GB of text) in rows of 512 tokens, 1,000,000 steps with a batch of 2,048, with
+Adafactor at a rate of 1 / sqrt(max(step, 10,000)). 1.1 has a gated feed-forward, an output layer of its own, and no
+dropout in pretraining.
 
 C4 in English comes from TensorFlow Datasets (`c4/en`, which must be downloaded and prepared there); put T5's
 SentencePiece model where `vocabulary.spec` points, or set it.

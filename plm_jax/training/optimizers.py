@@ -38,7 +38,7 @@ def decays(params):
     """True for the leaves that weight decay and LAMB's scaling act on: all but norms' scales and biases."""
 
     def decides(path, _):
-        return not any(getattr(entry, "key", None) in ("bias", "scale") for entry in path)
+        return not any(getattr(entry, "key", None) in ("bias", "head_bias", "scale") for entry in path)
 
     return jax.tree.map_with_path(decides, params)
 

@@ -7,17 +7,16 @@ A config file builds a `Run` and returns `to_config_dict(run)`; the command line
 import dataclasses
 import math
 import os
-import types
-import typing
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import ml_collections
-from ml_collections import config_dict
 
-from plm_jax import objectives
+from plm_jax import objectives, trees
 from plm_jax.errors import UserError, nearest
 from plm_jax.models import settings
+
+to_dict, to_config_dict = trees.to_dict, trees.to_config_dict
 
 # The special ids that a vocabulary may have.
 SPECIALS = ("pad", "bos", "eos", "unk", "cls", "sep", "mask")
@@ -148,6 +147,59 @@ class AdamW:
 
 
 @dataclass(frozen=True)
+class Lamb:
+    """AdamW's direction scaled to each tensor's norm, norms and biases left as they are (You et al. 2020).
+
+    The defaults are ALBERT's (google-research/albert, lamb_optimizer.py); You et al. correct the bias.
+    """
+
+    kind: ClassVar[str] = "lamb"
+    b1: float = 0.9
+    b2: float = 0.999
+    epsilon: float = 1e-6
+    weight_decay: float = 0.01
+    bias_correction: bool = False
+    clip_norm: float = 1.0
+
+
+@dataclass(frozen=True)
+class Adafactor:
+    """Adafactor without momentum (Shazeer & Stern 2018); the defaults are t5x's, by which T5 was trained.
+
+    Attributes:
+      decay_exponent: the second moment of update t decays by 1 - t^-decay_exponent.
+      clipping_threshold: the largest root mean square of a tensor's direction.
+      min_dim_size_to_factor: a matrix whose sides are both at least this keeps moments of its rows and columns only.
+      epsilon: added to squared gradients.
+      multiply_by_parameter_scale: whether the rate is relative to the root mean square of the tensor, which counts as
+        at least `parameter_epsilon`.
+      clip_norm: largest norm of all gradients together (0: not clipped).
+    """
+
+    kind: ClassVar[str] = "adafactor"
+    decay_exponent: float = 0.8
+    clipping_threshold: float = 1.0
+    min_dim_size_to_factor: int = 128
+    epsilon: float = 1e-30
+    multiply_by_parameter_scale: bool = True
+    parameter_epsilon: float = 1e-3
+    clip_norm: float = 0.0
+
+
+@dataclass(frozen=True)
+class Adagrad:
+    """Adagrad (Duchi et al. 2011); the defaults are those of ELMo's training (allenai/bilm-tf, train_elmo.py).
+
+    Attributes:
+      initial_accumulator: the sum of squared gradients before the first, TensorFlow's way to keep first steps small.
+    """
+
+    kind: ClassVar[str] = "adagrad"
+    initial_accumulator: float = 1.0
+    clip_norm: float = 10.0
+
+
+@dataclass(frozen=True)
 class Schedule:
     """The learning rate of each step.
 
@@ -155,6 +207,8 @@ class Schedule:
       kind: after the linear warm-up, constant, or linear or cosine down to `final_fraction` of the peak at
         `decay_steps` (0: at train.steps), then flat; `rsqrt` is learning_rate / sqrt(max(step, warmup_steps)),
         without a ramp, as T5 had it.
+      decay_counts_warmup: the decay counts from step 0 and not from the warm-up's end, where the rate then steps down
+        a little, as BERT's does (google-research/bert, optimization.py).
     """
 
     kind: Literal["constant", "linear", "cosine", "rsqrt"]
@@ -162,6 +216,7 @@ class Schedule:
     warmup_steps: int = 0
     decay_steps: int = 0
     final_fraction: float = 0.0
+    decay_counts_warmup: bool = False
 
 
 @dataclass(frozen=True)
@@ -260,7 +315,7 @@ class Run:
     objective: objectives.Settings
     data: Data
     vocabulary: Vocabulary
-    optimizer: AdamW
+    optimizer: AdamW | Lamb | Adafactor | Adagrad
     schedule: Schedule
     train: Train
     mesh: Mesh = Mesh()
@@ -303,42 +358,6 @@ def stages(run: Run) -> tuple[Stage, ...]:
     return tuple(found)
 
 
-def to_dict(value: Any) -> Any:
-    """Dataclasses to plain dictionaries, tagged choices with their `kind`; the result is JSON."""
-    if dataclasses.is_dataclass(value):
-        fields = {f.name: to_dict(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        return {"kind": value.kind, **fields} if "kind" not in fields and hasattr(value, "kind") else fields
-    if isinstance(value, dict):
-        return {k: to_dict(v) for k, v in value.items()}
-    if isinstance(value, tuple | list):
-        return [to_dict(v) for v in value]
-    return value
-
-
-def to_config_dict(run: Run) -> ml_collections.ConfigDict:
-    """The ConfigDict of a config file; fields that may be None keep their type for overrides."""
-    return _config_dict(run)
-
-
-def _config_dict(value: Any) -> Any:
-    tree = ml_collections.ConfigDict({"kind": value.kind} if isinstance(getattr(value, "kind", None), str) else {})
-    for f in dataclasses.fields(value):
-        item = getattr(value, f.name)
-        if dataclasses.is_dataclass(item):
-            item = _config_dict(item)
-        elif isinstance(item, dict):
-            item = ml_collections.ConfigDict(
-                {k: _config_dict(v) if dataclasses.is_dataclass(v) else v for k, v in item.items()}
-            )
-        elif isinstance(item, tuple):
-            item = tuple(to_dict(v) if dataclasses.is_dataclass(v) else v for v in item)
-        elif item is None:
-            given = next(a for a in typing.get_args(f.type) if a is not types.NoneType)
-            item = config_dict.placeholder(str if typing.get_origin(given) is Literal else given)
-        tree[f.name] = item
-    return tree
-
-
 def from_dict(tree: Any) -> Run:
     """The `Run` that a ConfigDict or a JSON tree describes.
 
@@ -347,71 +366,24 @@ def from_dict(tree: Any) -> Run:
     """
     if isinstance(tree, ml_collections.ConfigDict):
         tree = tree.to_dict()
-    run = _parse(Run, tree, "config")
+    run = trees.parse(Run, tree, "config")
     _check(run)
     return run
 
 
-def _parse(kind: Any, value: Any, where: str) -> Any:
-    """`value` as the annotated type `kind`."""
-    origin, args = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (types.UnionType, typing.Union):
-        if value is None and types.NoneType in args:
-            return None
-        choices = {c.kind: c for c in args if dataclasses.is_dataclass(c)}
-        if not choices:
-            return _parse(next(a for a in args if a is not types.NoneType), value, where)
-        if not isinstance(value, dict) or value.get("kind") not in choices:
-            tag = value.get("kind") if isinstance(value, dict) else value
-            raise UserError(f"{where}.kind is {tag!r}: {nearest(str(tag), choices)}")
-        return _parse(choices[value["kind"]], value, where)
-    if dataclasses.is_dataclass(kind):
-        return _parse_dataclass(kind, value, where)
-    if origin is dict:
-        if not isinstance(value, dict):
-            raise UserError(f"{where} is {value!r}: give a mapping of names")
-        return {k: _parse(args[1], v, f"{where}.{k}") for k, v in value.items()}
-    if origin is tuple:
-        if not isinstance(value, tuple | list):
-            raise UserError(f"{where} is {value!r}: give a tuple")
-        items = [args[0]] * len(value) if args[-1] is ... else args
-        return tuple(_parse(a, v, f"{where}[{i}]") for i, (a, v) in enumerate(zip(items, value, strict=True)))
-    if origin is Literal:
-        if value not in args:
-            raise UserError(f"{where} is {value!r}: {nearest(str(value), map(str, args))}")
-        return value
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise UserError(f"{where} is {value!r}: give {_article(kind.__name__)}")
-    return value
-
-
-def _article(name: str) -> str:
-    return {"int": "an integer", "str": "a string", "float": "a number", "bool": "True or False"}[name]
-
-
-def _parse_dataclass(kind: Any, value: Any, where: str) -> Any:
-    if not isinstance(value, dict):
-        raise UserError(f"{where} is {value!r}: give its fields")
-    hints = typing.get_type_hints(kind)
-    known = {f.name: f for f in dataclasses.fields(kind)}
-    given = {k: v for k, v in value.items() if k != "kind" or "kind" in known}
-    if "kind" not in known and "kind" in value and value["kind"] != getattr(kind, "kind", None):
-        raise UserError(f"{where}.kind is {value['kind']!r}: {nearest(str(value['kind']), [kind.kind])}")
-    for name in given:
-        if name not in known:
-            raise UserError(f"there is no field {where}.{name}: {nearest(name, known)}")
-    for name, f in known.items():
-        missing = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-        if missing and name not in given:
-            raise UserError(f"{where}.{name} is missing: set it")
-    return kind(**{name: _parse(hints[name], v, f"{where}.{name}") for name, v in given.items()})
+# Which arrangement an objective trains.
+ARRANGEMENTS = {"causal": "decoder", "masked_lm": "encoder", "span_corruption": "encoder_decoder"}
 
 
 def _check(run: Run) -> None:
     """What no single field can say."""
     train, data = run.train, run.data
+    needed = ARRANGEMENTS[run.objective.kind]
+    if run.model.kind != needed:
+        raise UserError(
+            f"objective '{run.objective.kind}' trains a model of kind '{needed}', config.model.kind is "
+            f"'{run.model.kind}': change one"
+        )
     for name in ("steps", "batch_size", "microbatches", "log_every"):
         if getattr(train, name) < 1:
             raise UserError(f"config.train.{name} is {getattr(train, name)}: give at least 1")
@@ -465,6 +437,8 @@ def _check_pairs(run: Run, length: int) -> None:
             f"objective '{objective.kind}' takes more tokens than a row has, sentence pairs are a row: "
             "choose masked_lm, or blocks as config.data.layout"
         )
+    if not isinstance(run.model.pooler, settings.Pooler):
+        raise UserError("sentence pairs need a model with a pooler: set config.model.pooler, or blocks as the layout")
 
 
 def choose(table: dict[str, Any], name: str) -> Any:

@@ -46,7 +46,7 @@ class Arrangement(nn.Module):
         if isinstance(head, settings.NoHead):
             return
         if head.transform:
-            axes = ("embed", "embed")
+            axes = ("embed", None)
             self.head_transform = Dense(embedding.width, axes, True, kernel_init(self.model), self.dtype)
             self.head_norm = norm(self.model, self.dtype)
         if not head.tied:

@@ -16,7 +16,7 @@ class Encoder(Arrangement):
         self.stack = Stack(self.model, self.dtype, causal=False)
         pooler, init = self.model.pooler, kernel_init(self.model)
         if isinstance(pooler, settings.Pooler):
-            self.pooler = Dense(self.model.embedding.width, ("embed", "embed"), True, init, self.dtype)
+            self.pooler = Dense(self.model.embedding.width, ("embed", None), True, init, self.dtype)
             if pooler.classes:
                 self.classifier = Dense(pooler.classes, ("embed", None), True, init, self.dtype)
 

@@ -1,18 +1,27 @@
-"""Optimizers as optax transformations."""
+"""Optimizers as optax transformations: gradients clipped, a direction, weight decay, the learning rate.
+
+Parameters under `blocks` hold all layers of a stack on their first axis (models/transformer.py). What an optimizer asks
+of a whole tensor, it asks of each layer; an attention kernel is a matrix [embed, heads × head_dim] as it is stored.
+"""
 
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 
-def build(optimizer, rate: Callable) -> optax.GradientTransformation:
-    """The transformation of a `config.AdamW` with the learning rate `rate(step)`."""
+def build(optimizer, rate: Callable) -> optax.GradientTransformationExtraArgs:
+    """The transformation of one of config's optimizers with the learning rate `rate(step)`.
+
+    Its `update(grads, state, params, grad_norm=None)` takes the gradients' global norm where the caller has it.
+    """
     return optax.chain(
         _clip(optimizer.clip_norm) if optimizer.clip_norm else optax.identity(),
-        _scale_by_adam(optimizer),
-        optax.add_decayed_weights(optimizer.weight_decay, mask=decays),
+        *_DIRECTIONS[optimizer.kind](optimizer),
         optax.scale_by_learning_rate(rate),
     )
 
@@ -25,24 +34,52 @@ def global_norm(tree) -> jax.Array:
     return jnp.sqrt(sum(jnp.tensordot(x, x, x.ndim, precision="highest") for x in jax.tree.leaves(tree)))
 
 
-def _clip(largest: float) -> optax.GradientTransformation:
-    """Gradients scaled down to a global norm of `largest` where it is above."""
-
-    def clip(updates, params):
-        del params
-        scale = jnp.minimum(1.0, largest / jnp.maximum(global_norm(updates), jnp.finfo(jnp.float32).tiny))
-        return jax.tree.map(lambda update: update * scale, updates)
-
-    return optax.stateless(clip)
-
-
 def decays(params):
-    """True for the leaves that weight decay acts on: all but norms' scales and biases."""
+    """True for the leaves that weight decay and LAMB's scaling act on: all but norms' scales and biases."""
 
     def decides(path, _):
-        return not any(getattr(entry, "key", None) in ("bias", "scale") for entry in path)
+        return not any(getattr(entry, "key", None) in ("bias", "head_bias", "scale") for entry in path)
 
     return jax.tree.map_with_path(decides, params)
+
+
+def _stacked(path) -> bool:
+    """Whether the leaf at `path` holds a stack's layers on its first axis."""
+    return any(getattr(entry, "key", None) == "blocks" for entry in path)
+
+
+def _map_tensors(function: Callable, tree, *rest):
+    """`jax.tree.map` with each layer of a stacked leaf on its own."""
+
+    def of_leaf(path, *leaves):
+        return (jax.vmap(function) if _stacked(path) else function)(*leaves)
+
+    return jax.tree.map_with_path(of_leaf, tree, *rest)
+
+
+def _clip(largest: float) -> optax.GradientTransformationExtraArgs:
+    """Gradients scaled down to a global norm of `largest` where it is above."""
+
+    def clip(updates, state, params=None, *, grad_norm=None, **_):
+        del params
+        norm = global_norm(updates) if grad_norm is None else grad_norm
+        scale = jnp.minimum(1.0, largest / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny))
+        return jax.tree.map(lambda update: update * scale, updates), state
+
+    return optax.GradientTransformationExtraArgs(optax.init_empty_state, clip)
+
+
+def _adamw(optimizer):
+    return _scale_by_adam(optimizer), optax.add_decayed_weights(optimizer.weight_decay, mask=decays)
+
+
+def _lamb(optimizer):
+    return *_adamw(optimizer), optax.masked(_scale_by_trust_ratio(), decays)
+
+
+def _adagrad(optimizer):
+    # TensorFlow's has no epsilon.
+    return (optax.scale_by_rss(optimizer.initial_accumulator, eps=0.0),)
 
 
 def _scale_by_adam(optimizer) -> optax.GradientTransformation:
@@ -58,3 +95,87 @@ def _scale_by_adam(optimizer) -> optax.GradientTransformation:
         return updates, optax.ScaleByAdamState(optax.safe_increment(state.count), mu, nu)
 
     return optax.GradientTransformation(adam.init, update)
+
+
+def _scale_by_trust_ratio() -> optax.GradientTransformation:
+    """Each tensor's update scaled to the tensor's norm, unless one of the two is 0 (You et al. 2020, algorithm 2)."""
+
+    def scaled(update, param):
+        update_norm, param_norm = global_norm(update), global_norm(param)
+        both = (update_norm > 0) & (param_norm > 0)
+        return update * jnp.where(both, param_norm / jnp.where(both, update_norm, 1.0), 1.0)
+
+    return optax.stateless(lambda updates, params: _map_tensors(scaled, updates, params))
+
+
+class _Factored(NamedTuple):
+    """The second moments of a matrix's rows and columns."""
+
+    rows: Any
+    columns: Any
+
+
+class _AdafactorState(NamedTuple):
+    """Finished updates, and a `_Factored` or an array for each parameter."""
+
+    count: jax.Array
+    second_moments: Any
+
+
+def _adafactor(optimizer):
+    """Adafactor's direction (Shazeer & Stern 2018, algorithms 4 to 6)."""
+
+    def init(params):
+        def zeros(path, leaf):
+            shape = jax.tree.leaves(leaf)[0].shape
+            tensor = shape[1:] if _stacked(path) else shape
+            if len(tensor) == 2 and min(tensor) >= optimizer.min_dim_size_to_factor:
+                return _Factored(rows=_zeros_without(leaf, -1), columns=_zeros_without(leaf, -2))
+            return jax.tree.map(jnp.zeros_like, leaf)
+
+        moments = jax.tree.map_with_path(zeros, params, is_leaf=lambda leaf: isinstance(leaf, nn.Partitioned))
+        return _AdafactorState(jnp.zeros((), jnp.int32), moments)
+
+    def update(grads, state, params):
+        count = optax.safe_increment(state.count)
+        decay = 1.0 - count.astype(jnp.float32) ** -optimizer.decay_exponent
+
+        def moment(grad, previous):
+            square = grad**2 + optimizer.epsilon
+            if isinstance(previous, _Factored):
+                square = _Factored(rows=square.mean(1), columns=square.mean(0))
+            return jax.tree.map(lambda old, new: decay * old + (1.0 - decay) * new, previous, square)
+
+        def direction(grad, moment, param):
+            if isinstance(moment, _Factored):
+                of_rows = jax.lax.rsqrt(moment.rows / moment.rows.mean())
+                updated = grad * of_rows[:, None] * jax.lax.rsqrt(moment.columns)
+            else:
+                updated = grad * jax.lax.rsqrt(moment)
+            scale = 1.0 / jnp.maximum(1.0, _root_mean_square(updated) / optimizer.clipping_threshold)
+            if optimizer.multiply_by_parameter_scale:
+                scale = scale * jnp.maximum(_root_mean_square(param), optimizer.parameter_epsilon)
+            return updated * scale
+
+        moments = _map_tensors(moment, grads, state.second_moments)
+        return _map_tensors(direction, grads, moments, params), _AdafactorState(count, moments)
+
+    return (optax.GradientTransformation(init, update),)
+
+
+def _root_mean_square(x) -> jax.Array:
+    return global_norm(x) / np.sqrt(x.size)
+
+
+def _zeros_without(leaf, axis: int):
+    """Zeros of the leaf's shape without its negative `axis`; a boxed leaf keeps the names of the other axes."""
+
+    def others(items):
+        return (*items[:axis], *items[axis:][1:])
+
+    if isinstance(leaf, nn.Partitioned):
+        return leaf.replace(value=_zeros_without(leaf.value, axis), names=others(leaf.names))
+    return jnp.zeros(others(leaf.shape), leaf.dtype)
+
+
+_DIRECTIONS = {"adamw": _adamw, "lamb": _lamb, "adafactor": _adafactor, "adagrad": _adagrad}

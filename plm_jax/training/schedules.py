@@ -13,18 +13,19 @@ def learning_rate(schedule, total_steps: int) -> Callable[[jax.Array], jax.Array
     flat until `warmup_steps` (Raffel et al. 2020 §3.1.2).
     """
     peak, warmup, floor = schedule.learning_rate, schedule.warmup_steps, schedule.final_fraction
-    decay_steps = schedule.decay_steps or total_steps
+    decay_start = 0 if schedule.decay_counts_warmup else warmup
+    decay_steps = (schedule.decay_steps or total_steps) - decay_start
 
     def rate(step):
         step = jnp.asarray(step, jnp.float32)
         if schedule.kind == "rsqrt":
             return peak / jnp.sqrt(jnp.maximum(step, max(warmup, 1)))
-        progress = jnp.clip((step - warmup) / max(decay_steps - warmup, 1), 0.0, 1.0)
+        progress = jnp.clip((step - decay_start) / max(decay_steps, 1), 0.0, 1.0)
         factor = {
             "constant": 1.0,
             "linear": floor + (1 - floor) * (1 - progress),
             "cosine": floor + (1 - floor) * 0.5 * (1 + jnp.cos(jnp.pi * progress)),
         }[schedule.kind]
-        return peak * factor * jnp.minimum(1.0, step / max(warmup, 1) if warmup else 1.0)
+        return peak * jnp.where(step < warmup, step / max(warmup, 1), factor)
 
     return rate

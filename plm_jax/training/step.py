@@ -85,6 +85,8 @@ def train_step(
       Metrics: `loss`, `grad_norm`, `learning_rate`, each of the loss's own as a mean over target tokens, and `digest`,
       the batch's uint32 digest halves [B, 2] added up.
     """
+    # Not all of optax takes a `grad_norm`.
+    optimizer = optax.with_extra_args_support(optimizer)
 
     def step(state: TrainState, batch):
         batch = dict(batch)
@@ -94,10 +96,11 @@ def train_step(
             loss, state.params, batch, root, state.step, state.carry, microbatches, dropout
         )
         weight_sum = jnp.maximum(weight_sum, 1.0)
-        # Of the sums, so that the division can melt into the optimizer's passes.
+        # Of the sums, and a product: XLA melts it into the optimizer's passes, a division it would write to memory.
         grad_norm = optimizers.global_norm(grads) / weight_sum
-        grads = jax.tree.map(lambda g: g / weight_sum, grads)
-        updates, optimizer_state = optimizer.update(grads, state.optimizer, state.params)
+        scale = 1.0 / weight_sum
+        grads = jax.tree.map(lambda g: g * scale, grads)
+        updates, optimizer_state = optimizer.update(grads, state.optimizer, state.params, grad_norm=grad_norm)
         metrics = {name: value / weight_sum for name, value in {"loss": loss_sum, **metrics}.items()}
         metrics |= {"grad_norm": grad_norm, "learning_rate": rate(state.step), "digest": digest}
         params = optax.apply_updates(state.params, updates)

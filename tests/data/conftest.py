@@ -40,18 +40,28 @@ def write_source(tmp_path):
     return write
 
 
+def small_model(objective, vocab_size):
+    """A model of the kind that an objective trains."""
+    shared = {
+        "embedding": settings.Embedding(vocab_size, 8),
+        "attention": settings.Attention(1, 8, settings.NoPositions()),
+        "feed_forward": settings.FeedForward(8),
+        "stack": settings.Stack(1),
+    }
+    if objective.kind == "masked_lm":
+        return settings.Encoder(**shared, pooler=settings.Pooler())
+    if objective.kind == "span_corruption":
+        return settings.EncoderDecoder(**shared, decoder_stack=settings.Stack(1))
+    return settings.Decoder(**shared)
+
+
 @pytest.fixture
 def make_run(tmp_path):
     """A run over caches under `tmp_path`, causal by default; keywords go to `data`, `train` and `vocabulary`."""
 
     def make(names, vocab_size=100, eos=EOS, data=(), train=(), objective=CAUSAL, **specials):
         return config.Run(
-            model=settings.Decoder(
-                embedding=settings.Embedding(vocab_size, 8),
-                attention=settings.Attention(1, 8, settings.NoPositions()),
-                feed_forward=settings.FeedForward(8),
-                stack=settings.Stack(1),
-            ),
+            model=small_model(objective, vocab_size),
             objective=objective,
             data=config.Data(
                 **{

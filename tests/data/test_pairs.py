@@ -17,6 +17,7 @@ from plm_jax import config, objectives
 from plm_jax.data import cache, layouts, pairs
 from plm_jax.data.reader import Reader, crc
 from plm_jax.errors import UserError
+from plm_jax.models import settings
 
 PAD, CLS, SEP, MASK, FIRST = 0, 1, 2, 3, 4
 VOCAB_SIZE = 60_000
@@ -53,10 +54,9 @@ def paired(make_run):
     """`paired(names, data=…, train=…)`: a masked-LM run over sentence pairs in rows of 16."""
 
     def paired(names, **keywords):
-        run = make_run(names, vocab_size=VOCAB_SIZE, eos=None, **keywords)
+        run = make_run(names, vocab_size=VOCAB_SIZE, eos=None, objective=objectives.MaskedLM(), **keywords)
         return dataclasses.replace(
             run,
-            objective=objectives.MaskedLM(),
             data=dataclasses.replace(run.data, layout=config.SentencePairs(duplicates=3), length=16),
             vocabulary=config.Vocabulary("bytes", pad=PAD, cls=CLS, sep=SEP, mask=MASK),
         )
@@ -201,8 +201,9 @@ def test_shares_are_the_closed_forms(write):
     assert sum(labels) == 2 * twice
 
 
-def test_short_documents_are_a_tenth_and_short_throughout(write):
+def test_short_documents_are_a_tenth_and_short_throughout(write, monkeypatch):
     num, longest = 1000, 13
+    monkeypatch.setattr(pairs, "BLOCK_SENTENCES", 200)
     layout = opened(write({"train": [[1] * 50] * num}), 16, duplicates=1)
     sizes = {}
     for a, b, label in examples(layout):
@@ -356,8 +357,10 @@ def test_what_pairs_need_is_told(make_run, paired):
         with pytest.raises(UserError, match=message):
             config.from_dict(config.to_dict(dataclasses.replace(run, **changes)))
 
-    refuse("objective 'causal' takes more tokens than a row has", objective=objectives.Causal())
-    refuse("objective 'span_corruption' takes more tokens", objective=objectives.SpanCorruption())
+    causal = make_run("a", vocab_size=VOCAB_SIZE).model
+    refuse("trains a model of kind 'decoder', config.model.kind is 'encoder'", objective=objectives.Causal())
+    refuse("objective 'causal' takes more tokens than a row", objective=objectives.Causal(), model=causal)
+    refuse("need a model with a pooler", model=dataclasses.replace(run.model, pooler=settings.NoHead()))
     refuse("set config.vocabulary.cls and", vocabulary=dataclasses.replace(run.vocabulary, sep=None))
     refuse("config.data.length is 4: sentence pairs take", data=dataclasses.replace(run.data, length=4))
     for layout, message in (

@@ -244,7 +244,8 @@ import sys
 from plm_jax import config, objectives
 from plm_jax.data.reader import Reader
 from plm_jax.models import settings as s
-model = s.Decoder(s.Embedding(100, 8), s.Attention(1, 8, s.NoPositions()), s.FeedForward(8), s.Stack(1))
+model = s.Decoder(embedding=s.Embedding(100, 8), attention=s.Attention(1, 8, s.NoPositions()),
+                  feed_forward=s.FeedForward(8), stack=s.Stack(1))
 run = config.Run(model, objectives.Causal(), config.Data({str(tmp_path)!r}, 8, {{"a": config.TextFiles("a")}}),
                  config.Vocabulary("bytes", eos=99), config.AdamW(), config.Schedule("constant", 1.0),
                  config.Train(steps=3, batch_size=2))

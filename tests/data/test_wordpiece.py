@@ -131,10 +131,10 @@ def test_a_corpus_becomes_pairs_of_its_sentences(tmp_path, make_run):
     texts = [f"The whale {'the ' * i}whale. {'You ' * (i + 1)}café! {'你' * (i + 1)}。" for i in range(12)]
     (tmp_path / "corpus.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     (tmp_path / "vocab.txt").write_text("\n".join(LOWER), encoding="utf-8")
-    made = make_run("a", vocab_size=len(LOWER))
+    masked = objectives.MaskedLM(rate=0.01, mask_share=0.0, random_share=0.0)
+    made = make_run("a", vocab_size=len(LOWER), objective=masked)
     run = dataclasses.replace(
         made,
-        objective=objectives.MaskedLM(rate=0.01, mask_share=0.0, random_share=0.0),
         data=dataclasses.replace(
             made.data,
             length=128,

@@ -62,9 +62,7 @@ def test_both_heads_and_hidden_states_are_equal_and_what_we_save_opens_there(nam
     tokens, types = inputs(model.config.type_vocab_size)
     want, real = outputs(model, tokens, types), MASK == 1
     hidden = torch.stack(want.hidden_states).numpy()
-    np.testing.assert_allclose(
-        lm.logits(tokens, MASK, types)[real], want.prediction_logits.numpy()[real], atol=1e-4
-    )
+    np.testing.assert_allclose(lm.logits(tokens, MASK, types)[real], want.prediction_logits.numpy()[real], atol=1e-4)
     pair = lm.logits(tokens, MASK, types, head="sentence_pair")
     np.testing.assert_allclose(pair, want.seq_relationship_logits.numpy(), atol=1e-4)
     np.testing.assert_allclose(np.asarray(lm.hidden_states(tokens, MASK, types))[:, real], hidden[:, real], atol=1e-4)

@@ -8,7 +8,6 @@ import jax
 import numpy as np
 
 from plm_jax import config
-from plm_jax.models import settings
 from plm_jax.training import loop
 from tests.training import tiny
 
@@ -21,8 +20,7 @@ def make(folder: pathlib.Path, run: config.Run = tiny.PLAIN, dropout: float | No
     }
     run = dataclasses.replace(run, **changed)
     if dropout is not None:
-        rates = settings.Dropout(dropout, dropout, dropout)
-        run = dataclasses.replace(run, model=dataclasses.replace(run.model, dropout=rates))
+        run = dataclasses.replace(run, model=tiny.with_dropout(run.model, dropout))
     return config.resolve(config.to_config_dict(run), str(folder / "tiny.py"))
 
 

@@ -15,6 +15,7 @@ from plm_jax import config
 from plm_jax.errors import UserError
 from plm_jax.training import loop, mesh
 from tests.training import resume, runs
+from tests.training.tiny import RUNS
 
 LAUNCH = pathlib.Path(__file__).parents[2] / "launch" / "local.py"
 MESHES = [
@@ -27,21 +28,23 @@ MESHES = [
 STEPS = 5
 # Compiling takes long: PLM_JAX_FULL_TESTS=1 takes every mesh with and without dropout.
 FULL = bool(os.environ.get("PLM_JAX_FULL_TESTS"))
-CASES = [(sizes, dropout) for dropout in (0.1, 0.0) for sizes in MESHES]
+FAMILIES = ("plain", "bert", "t5")
+CASES = [(family, sizes, dropout) for family in FAMILIES for dropout in (0.1, 0.0) for sizes in MESHES]
 if not FULL:
-    CASES = [(MESHES[0], 0.1), (MESHES[1], 0.1), (MESHES[3], 0.1), (MESHES[4], 0.0)]
+    CASES = [("plain", MESHES[0], 0.1), ("plain", MESHES[1], 0.1), ("plain", MESHES[3], 0.1)]
+    CASES += [("bert", MESHES[4], 0.1), ("t5", MESHES[4], 0.1)]
 
 
 @functools.cache
-def trained(folder, dropout, **sizes):
-    run = runs.make(folder, dropout=dropout, mesh=config.Mesh(**sizes), train={"steps": STEPS})
+def trained(folder, dropout, family="plain", **sizes):
+    run = runs.make(folder, RUNS[family], dropout, mesh=config.Mesh(**sizes), train={"steps": STEPS})
     return runs.steps(run, int(np.prod(list(sizes.values()))))
 
 
-@pytest.mark.parametrize(("sizes", "dropout"), CASES, ids=str)
-def test_losses_and_updates_are_those_of_one_device(tiny, sizes, dropout):
-    want_losses, before, want, _, _ = trained(tiny, dropout, data=1)
-    got_losses, same_before, got, _, _ = trained(tiny, dropout, **sizes)
+@pytest.mark.parametrize(("family", "sizes", "dropout"), CASES, ids=str)
+def test_losses_and_updates_are_those_of_one_device(tiny, family, sizes, dropout):
+    want_losses, before, want, _, _ = trained(tiny, dropout, family, data=1)
+    got_losses, same_before, got, _, _ = trained(tiny, dropout, family, **sizes)
     np.testing.assert_allclose(got_losses, want_losses, rtol=1e-5)
     assert want_losses[0] - want_losses[-1] > 0.05
     for name in want:

@@ -1,13 +1,21 @@
-"""Schedules against their closed forms, optimizers against NumPy."""
+"""Schedules against their closed forms, optimizers against NumPy, torch and transformers, one tensor at a time."""
 
+import dataclasses
+
+import flax.linen as nn
+import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from hypothesis import strategies as st
 
 from plm_jax import config
-from plm_jax.training import optimizers, schedules
+from plm_jax.errors import UserError
+from plm_jax.models.decoder import Decoder
+from plm_jax.training import mesh, optimizers, schedules, state
+from tests.training import tiny
 
 STEPS = np.array([0, 1, 5, 9, 10, 11, 55, 99, 100, 150])
 
@@ -42,38 +50,287 @@ def test_rsqrt_is_flat_until_the_warm_up_ends():
         np.testing.assert_allclose(float(rate(n)), 1 / np.sqrt(max(n, 1e4)), rtol=1e-6)
 
 
-def tree(seed):
+def test_linear_that_counts_warm_up_is_the_schedule_of_bert():
+    # google-research/bert, optimization.py: a line from step 0 to the end, replaced below `num_warmup_steps`.
+    want = np.where(STEPS < 10, 0.5 * STEPS / 10, 0.5 * np.clip(1 - STEPS / 100, 0, 1))
+    got = rates(kind="linear", warmup_steps=10, decay_counts_warmup=True)
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+    assert got[STEPS == 10] == np.float32(0.45)
+
+
+LAYERS = 5  # As many as a bias is long: a stack of vectors could be mistaken for a matrix that is to be factored.
+SHAPES = {
+    "stack": {
+        "blocks": {
+            "dense": {"kernel": (LAYERS, 7, 5), "bias": (LAYERS, 5)},
+            "norm": {"scale": (LAYERS, 7), "bias": (LAYERS, 7)},
+        }
+    },
+    "relative_bias": (3, 6),
+    "final_norm": {"scale": (7,), "bias": (7,)},
+    "token_embedding": (11, 7),
+}
+
+
+def tree(seed, shapes=SHAPES):
+    """Random leaves; each layer of a stack ten times as large as the one before."""
     rng = np.random.default_rng(seed)
-    shapes = {"kernel": (4, 3), "bias": (3,)}, {"scale": (4,), "bias": (4,)}
-    dense, norm = ({k: rng.normal(size=s).astype(np.float32) for k, s in group.items()} for group in shapes)
-    return {"dense": dense, "norm": norm, "token_embedding": rng.normal(size=(5, 4)).astype(np.float32)}
+
+    def leaf(path, shape):
+        values = rng.normal(size=shape)
+        if path[1:2] == (jax.tree_util.DictKey("blocks"),):
+            values *= 10.0 ** np.arange(-3, shape[0] - 3).reshape(-1, *[1] * (len(shape) - 1))
+        return values.astype(np.float32)
+
+    return jax.tree.map_with_path(leaf, shapes, is_leaf=lambda shape: isinstance(shape, tuple))
 
 
-@pytest.mark.parametrize("bias_correction", [True, False])
-@pytest.mark.parametrize("clip_norm", [0.0, 1.0, 1e3])
-def test_adamw_is_the_published_update(bias_correction, clip_norm):
-    settings = config.AdamW(0.8, 0.9, 1e-3, weight_decay=0.1, bias_correction=bias_correction, clip_norm=clip_norm)
-    rate = lambda step: 0.01 * (1.0 + step)  # noqa: E731
+def tensors(values) -> dict[str, np.ndarray]:
+    """Views of all tensors of a tree, each layer on its own."""
+    found = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(values):
+        name = "/".join(key.key for key in path)
+        layers = leaf if name.startswith("stack/blocks/") else [leaf]
+        found |= {f"{name} {layer}": part for layer, part in enumerate(layers)}
+    return found
+
+
+def rate(step):
+    return 0.01 * (1.0 + step)
+
+
+def parameters():
+    """As `tree`, with two whole tensors at 0."""
+    values = tree(0)
+    values["stack"]["blocks"]["dense"]["kernel"][2] = 0.0
+    values["token_embedding"][...] = 0.0
+    return values
+
+
+def gradients(step):
+    """Sizes change from step to step; one tensor has none at first."""
+    values = jax.tree.map(lambda leaf: leaf * np.float32(2.0 ** (step % 5)), tree(10 + step))
+    values["relative_bias"] *= step > 1
+    return values
+
+
+def train(settings, params, steps=20):
+    """The parameters that our optimizer leaves."""
     optimizer = optimizers.build(settings, rate)
-    params = tree(0)
-    state = optimizer.init(params)
-    want = jax.tree.map(np.float64, params)
-    mean = jax.tree.map(np.zeros_like, want)
-    square = jax.tree.map(np.zeros_like, want)
-    for step in range(5):
-        grads = tree(10 + step)
-        updates, state = optimizer.update(grads, state, params)
-        params = optax.apply_updates(params, updates)
-        norm = np.sqrt(sum((g.astype(np.float64) ** 2).sum() for g in jax.tree.leaves(grads)))
-        factor = min(1.0, clip_norm / norm) if clip_norm else 1.0
-        correction = (1 - 0.8 ** (step + 1), 1 - 0.9 ** (step + 1)) if bias_correction else (1, 1)
+    optimizer_state = optimizer.init(params)
 
-        def leaf(p, g, m, v, decay, step=step, factor=factor, correction=correction):
-            m[...] = 0.8 * m + 0.2 * factor * g
-            v[...] = 0.9 * v + 0.1 * (factor * g) ** 2
-            direction = m / correction[0] / (np.sqrt(v / correction[1]) + 1e-3)
-            p[...] -= 0.01 * (1 + step) * (direction + 0.1 * decay * p)
+    @jax.jit
+    def update(grads, optimizer_state, params):
+        updates, optimizer_state = optimizer.update(grads, optimizer_state, params)
+        return optax.apply_updates(params, updates), optimizer_state
 
-        decayed = {"dense": {"kernel": 1, "bias": 0}, "norm": {"scale": 0, "bias": 0}, "token_embedding": 1}
-        jax.tree.map(leaf, want, grads, mean, square, decayed)
-    jax.tree.map(lambda got, w: np.testing.assert_allclose(got, w, rtol=1e-4, atol=1e-6), params, want)
+    for step in range(steps):
+        params, optimizer_state = update(gradients(step), optimizer_state, params)
+    return params
+
+
+def norm(x):
+    return np.sqrt((x**2).sum())
+
+
+def is_norm_or_bias(name):
+    return "/bias " in name or "/scale " in name
+
+
+def adam(settings, name, p, g, kept, t):
+    m = kept["m"] = settings.b1 * kept.get("m", 0) + (1 - settings.b1) * g
+    v = kept["v"] = settings.b2 * kept.get("v", 0) + (1 - settings.b2) * g**2
+    if settings.bias_correction:
+        m, v = m / (1 - settings.b1**t), v / (1 - settings.b2**t)
+    direction = m / (np.sqrt(v) + settings.epsilon)
+    return direction if is_norm_or_bias(name) else direction + settings.weight_decay * p
+
+
+def lamb(settings, name, p, g, kept, t):
+    direction = adam(settings, name, p, g, kept, t)
+    if is_norm_or_bias(name) or norm(p) == 0 or norm(direction) == 0:
+        return direction
+    return direction * norm(p) / norm(direction)
+
+
+def adafactor(settings, name, p, g, kept, t):
+    decay = 1 - t**-settings.decay_exponent
+    v = decay * kept.get("v", 0) + (1 - decay) * (g**2 + settings.epsilon)
+    kept["v"] = v
+    if p.ndim == 2 and min(p.shape) >= settings.min_dim_size_to_factor:
+        # Means of moving averages are moving averages of means.
+        v = np.outer(v.mean(1), v.mean(0)) / v.mean()
+    direction = g / np.sqrt(v)
+    direction /= max(1, norm(direction) / np.sqrt(p.size) / settings.clipping_threshold)
+    if settings.multiply_by_parameter_scale:
+        direction *= max(norm(p) / np.sqrt(p.size), settings.parameter_epsilon)
+    return direction
+
+
+def adagrad(settings, name, p, g, kept, t):
+    kept["sum"] = kept.get("sum", settings.initial_accumulator) + g**2
+    return g / np.sqrt(kept["sum"])
+
+
+RULES = {"adamw": adam, "lamb": lamb, "adafactor": adafactor, "adagrad": adagrad}
+
+
+def published(settings, params, steps=20):
+    """The parameters that the published update leaves: tensor by tensor, float64."""
+    params = jax.tree.map(np.float64, params)
+    kept = {name: {} for name in tensors(params)}
+    for step in range(steps):
+        grads = tensors(jax.tree.map(np.float64, gradients(step)))
+        total = np.sqrt(sum((g**2).sum() for g in grads.values()))
+        factor = min(1.0, settings.clip_norm / total) if settings.clip_norm else 1.0
+        for name, p in tensors(params).items():
+            p -= rate(step) * RULES[settings.kind](settings, name, p, factor * grads[name], kept[name], step + 1)
+    return params
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        config.AdamW(0.8, 0.9, 1e-3, weight_decay=0.1, clip_norm=0.0),
+        config.AdamW(0.8, 0.9, 1e-3, weight_decay=0.1, clip_norm=30.0),
+        config.AdamW(0.8, 0.9, 1e-3, weight_decay=0.1, clip_norm=30.0, bias_correction=False),
+        config.Lamb(0.8, 0.9, clip_norm=30.0, weight_decay=0.1),
+        config.Lamb(0.8, 0.9, weight_decay=0.0, clip_norm=0.0, bias_correction=True),
+        config.Adafactor(min_dim_size_to_factor=5),
+        config.Adafactor(min_dim_size_to_factor=5, clipping_threshold=0.3, clip_norm=30.0),
+        config.Adafactor(multiply_by_parameter_scale=False, decay_exponent=0.5),
+        config.Adagrad(),
+        config.Adagrad(initial_accumulator=0.1, clip_norm=0.0),
+    ],
+    ids=str,
+)
+def test_twenty_steps_are_the_published_ones_of_each_tensor(settings):
+    start = parameters()
+    want, got = tensors(published(settings, start)), tensors(train(settings, start))
+    for name, before in tensors(start).items():
+        update = want[name] - before
+        assert norm(got[name] - before - update) < 1e-4 * norm(update), name
+
+
+def test_adafactor_is_that_of_transformers():
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    # Theirs factors every matrix and clips no global norm.
+    want = torch_train(
+        torch,
+        lambda p: transformers.Adafactor(p, lr=1.0, relative_step=False, scale_parameter=True, warmup_init=False),
+    )
+    close(train(config.Adafactor(min_dim_size_to_factor=1), parameters()), want)
+
+
+def test_adagrad_is_that_of_torch():
+    torch = pytest.importorskip("torch")
+    want = torch_train(torch, lambda p: torch.optim.Adagrad(p, initial_accumulator_value=1.0, eps=0.0))
+    close(train(config.Adagrad(clip_norm=0.0), parameters()), want)
+
+
+def torch_train(torch, make) -> dict[str, np.ndarray]:
+    """The tensors that an optimizer of torch leaves."""
+    params = {name: torch.nn.Parameter(torch.tensor(p)) for name, p in tensors(parameters()).items()}
+    optimizer = make(list(params.values()))
+    for step in range(20):
+        for name, grad in tensors(gradients(step)).items():
+            params[name].grad = torch.tensor(grad)
+        optimizer.param_groups[0]["lr"] = rate(step)
+        optimizer.step()
+    return {name: p.detach().numpy() for name, p in params.items()}
+
+
+def close(got, want):
+    start = tensors(parameters())
+    for name, tensor in tensors(got).items():
+        update = norm(want[name] - start[name])
+        assert update > 0, name
+        assert norm(tensor - want[name]) < 1e-4 * update, name
+
+
+@hypothesis.settings(deadline=None, max_examples=30)
+@hypothesis.given(st.lists(st.floats(1e-6, 1e6), min_size=2, max_size=2))
+def test_lamb_and_adafactor_take_steps_relative_to_each_layer(sizes):
+    # Weights and gradients of any size: LAMB moves a layer by rate × its norm, Adafactor's first step by rate × its
+    # root mean square an entry where the squared gradient has rank 1.
+    sizes = np.array(sizes, np.float32)[:, None, None]
+    rows, columns = np.float32([1, 2, 4]), np.float32([1, -3])
+    params = {"blocks": {"kernel": sizes * np.float32([[1, 2], [3, 4], [5, 6]])}}
+    grads = {"blocks": {"kernel": sizes[::-1] * np.outer(rows, columns)}}
+
+    def first(settings):
+        optimizer = optimizers.build(settings, lambda _: 0.1)
+        updates, _ = optimizer.update(grads, optimizer.init(params), params)
+        return updates["blocks"]["kernel"] / sizes
+
+    lamb_step = first(config.Lamb(weight_decay=0.0, epsilon=0.0, clip_norm=0.0))
+    np.testing.assert_allclose(np.sqrt((lamb_step**2).sum((1, 2))), 0.1 * np.sqrt(91), rtol=1e-5)
+    adafactor_step = first(config.Adafactor(min_dim_size_to_factor=2, parameter_epsilon=0.0))
+    want = -0.1 * np.sqrt(91 / 6) * np.sign(np.outer(rows, columns))
+    np.testing.assert_allclose(adafactor_step, np.stack([want, want]), rtol=1e-4)
+
+
+def test_a_given_norm_is_what_gradients_are_clipped_by():
+    params, grads = ({"kernel": np.float32(values)} for values in ([[1, 2]], [[3, -4]]))
+
+    def update(clip_norm, **given):
+        optimizer = optimizers.build(config.Adagrad(clip_norm=clip_norm), rate)
+        return optimizer.update(grads, optimizer.init(params), params, **given)[0]
+
+    doubled = update(1.0, grad_norm=2 * optimizers.global_norm(grads))
+    np.testing.assert_allclose(doubled["kernel"], update(0.5)["kernel"], rtol=1e-5)
+
+
+KINDS = [config.AdamW(), config.Lamb(), config.Adafactor(min_dim_size_to_factor=16), config.Adagrad()]
+
+
+@pytest.mark.parametrize("settings", KINDS, ids=lambda settings: settings.kind)
+def test_each_is_a_choice_of_the_config(settings):
+    run = dataclasses.replace(tiny.PLAIN, optimizer=settings)
+    assert config.from_dict(config.to_config_dict(run)).optimizer == settings
+    unknown = config.to_dict(run)
+    unknown["optimizer"]["kind"] = settings.kind + "x"
+    with pytest.raises(UserError, match=f"config.optimizer.kind is '{settings.kind}x'.*{settings.kind}"):
+        config.from_dict(unknown)
+
+
+def placed(settings, **sizes):
+    """Of the tiny model: the abstract fresh state, unboxed, and where it lies on a mesh of eight."""
+    optimizer = optimizers.build(settings, rate)
+    params = lambda: state.init_params(Decoder(tiny.MODEL), state.key(0, "threefry"))  # noqa: E731
+    boxed = jax.eval_shape(lambda: state.new_state(params(), optimizer))
+    devices = mesh.build(config.Mesh(**sizes), jax.devices()[:8])
+    return optimizer, nn.unbox(boxed), mesh.shardings(boxed, devices, config.Mesh().rules)
+
+
+def test_rows_and_columns_lie_where_their_axes_do():
+    _, abstract, shardings = placed(KINDS[2], data=1, fsdp=4, tensor=2)
+    spec = jax.sharding.PartitionSpec
+    up, places = (
+        tree.optimizer[1].second_moments["stack"]["blocks"]["feed_forward"]["up"] for tree in (abstract, shardings)
+    )
+    # The kernel is [layers, embed, mlp].
+    assert (up["kernel"].rows.shape, up["kernel"].columns.shape, up["bias"].shape) == ((2, 32), (2, 64), (2, 64))
+    assert places["kernel"].rows.spec == spec(None, "fsdp")
+    assert places["kernel"].columns.spec == places["bias"].spec == spec(None, ("tensor", "fsdp"))
+
+
+@pytest.mark.parametrize("settings", KINDS[1:3], ids=lambda settings: settings.kind)
+def test_a_sharded_update_is_that_of_one_device_in_an_eighth_of_its_memory(settings):
+    optimizer, abstract, shardings = placed(settings, data=1, fsdp=8)
+    rng = np.random.default_rng(0)
+    params, grads = (
+        jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(leaf.dtype), abstract.params) for _ in range(2)
+    )
+    want, _ = jax.jit(optimizer.update)(grads, optimizer.init(params), params)
+    fresh = jax.jit(optimizer.init, out_shardings=shardings.optimizer)(params)
+    laid = jax.device_put((grads, params), (shardings.params, shardings.params))
+    got, new = jax.jit(optimizer.update, out_shardings=(shardings.params, shardings.optimizer))(laid[0], fresh, laid[1])
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-8), got, want)
+    # No mesh axis serves positions: the moments of their table's rows, 256 bytes, are on every device.
+    leaves = jax.tree_util.tree_leaves_with_path(new)
+    large = [
+        leaf for path, leaf in leaves if leaf.ndim and "position_embedding'].rows" not in jax.tree_util.keystr(path)
+    ]
+    assert sum(leaf.addressable_shards[0].data.nbytes for leaf in large) == sum(leaf.nbytes for leaf in large) / 8

@@ -11,10 +11,30 @@ from plm_jax import config, objectives
 from plm_jax.models import settings
 
 MODEL = settings.Decoder(
-    embedding=settings.Embedding(vocab_size=264, width=32),
+    embedding=settings.Embedding(vocab_size=272, width=32),
     attention=settings.Attention(heads=4, head_dim=8, position=settings.LearnedPositions(length=64)),
     feed_forward=settings.FeedForward(width=64),
     stack=settings.Stack(layers=2),
+)
+BERT = settings.Encoder(
+    embedding=settings.Embedding(vocab_size=272, width=32, token_types=2, norm=True),
+    attention=MODEL.attention,
+    feed_forward=MODEL.feed_forward,
+    norm=settings.Norm(placement="post"),
+    stack=MODEL.stack,
+    head=settings.Head(transform="gelu_tanh", bias=True),
+    pooler=settings.Pooler(),
+)
+T5 = settings.EncoderDecoder(
+    embedding=MODEL.embedding,
+    attention=settings.Attention(heads=4, head_dim=8, position=settings.RelativeBias(), bias=False, score_scale=1.0),
+    feed_forward=settings.FeedForward(width=64, gated=True, bias=False),
+    norm=settings.Norm(kind="rms"),
+    stack=MODEL.stack,
+    decoder_stack=MODEL.stack,
+    head=settings.Head(tied=False),
+    dropout=settings.Dropout(broadcast=True),
+    initializer=settings.FanIn(),
 )
 
 # An epoch of the two sources is some hundred rows.
@@ -28,17 +48,23 @@ PLAIN = config.Run(
         validation_fraction=0.1,
         window_tokens=512,
     ),
-    vocabulary=config.Vocabulary(spec="bytes", eos=256),
+    vocabulary=config.Vocabulary(spec="bytes", eos=256, pad=257, cls=258, sep=259, mask=260, sentinels=8),
     optimizer=config.AdamW(weight_decay=0.1),
     schedule=config.Schedule("constant", 1e-3),
     train=config.Train(steps=6, batch_size=8, seed=1, log_every=1),
     checkpoint=config.Checkpoint(save_every=3),
 )
 
+
+def with_dropout(model, rate: float = 0.1):
+    """The model with all its dropout rates at `rate`."""
+    return dataclasses.replace(model, dropout=model.dropout.all_at(rate))
+
+
 # All at once: dropout, a mixture, two microbatches, an epoch's end, a phase's end (of length, batch and dropout).
 EVERYTHING = dataclasses.replace(
     PLAIN,
-    model=dataclasses.replace(MODEL, dropout=settings.Dropout(0.1, 0.1, 0.1)),
+    model=with_dropout(MODEL),
     data=dataclasses.replace(PLAIN.data, mixture={"a": 2.0, "b": 1.0}),
     schedule=config.Schedule("cosine", 1e-3, warmup_steps=4),
     train=dataclasses.replace(
@@ -52,6 +78,24 @@ EVERYTHING = dataclasses.replace(
     evaluation=config.Evaluation(every=10, batch_size=8),
 )
 
+
+def of_bert(run: config.Run, model=BERT) -> config.Run:
+    """The run with BERT's pairs and objective."""
+    data = dataclasses.replace(run.data, layout=config.SentencePairs(duplicates=2))
+    return dataclasses.replace(run, model=model, objective=objectives.MaskedLM(), data=data)
+
+
+def of_t5(run: config.Run, model=T5) -> config.Run:
+    """The run with T5's objective and optimizer."""
+    return dataclasses.replace(
+        run,
+        model=model,
+        objective=objectives.SpanCorruption(),
+        optimizer=config.Adafactor(min_dim_size_to_factor=16),
+        schedule=dataclasses.replace(run.schedule, learning_rate=0.05),
+    )
+
+
 RUNS = {
     "plain": PLAIN,
     "dropout": dataclasses.replace(PLAIN, model=EVERYTHING.model),
@@ -59,6 +103,10 @@ RUNS = {
     "separate": dataclasses.replace(
         EVERYTHING, data=dataclasses.replace(EVERYTHING.data, layout=config.Blocks(attend_across_documents=False))
     ),
+    "bert": of_bert(PLAIN),
+    "bert_everything": of_bert(EVERYTHING, with_dropout(BERT)),
+    "t5": of_t5(PLAIN),
+    "t5_everything": of_t5(EVERYTHING, with_dropout(T5)),
 }
 
 TEXT = "the of and a to in is was that it for on as with his they at be this from sea whale ship captain"
@@ -71,7 +119,9 @@ def write(folder: pathlib.Path) -> None:
         rng = np.random.default_rng(seed)
         with open(folder / f"{name}.jsonl", "w", encoding="utf-8") as file:
             for _ in range(documents):
-                file.write(json.dumps({"text": " ".join(rng.choice(TEXT.split(), rng.integers(3, 41))) + "."}) + "\n")
+                words = rng.choice(TEXT.split(), rng.integers(3, 41))
+                text = " ".join(word + "." * (rng.random() < 0.2) for word in words)
+                file.write(json.dumps({"text": text.title() + "."}) + "\n")
 
 
 def get_config(name: str = "plain"):

@@ -1,0 +1,73 @@
+"""BERT (Devlin et al. 2019): tiny 4.4M, mini 11M, small 29M, medium 42M, base 110M, large 336M parameters, with heads.
+
+    python -m plm_jax.pretrain --config=configs/bert.py:base --workdir=runs/bert-base
+
+Published: vocabulary of 30,522 WordPieces (`base-cased` and `large-cased`: 28,996), batch 256, 1,000,000 steps of
+masked tokens and next-sentence pairs, the first 90 % at length 128 and the last 10 % at 512, Adam without bias
+correction, on BooksCorpus and English Wikipedia (3.3e9 words). Base took 16 TPU chips four days, large 64. Tiny to
+medium: Turc et al. 2019. The released code has the tanh form of GELU; Hugging Face's has the exact one.
+
+Put your documents, one JSON object {"text": …} a line, where `data.sources.text.path` points, and the vocabulary of
+google-bert/bert-base-uncased (vocab.txt) where `vocabulary.spec` points, or set both.
+"""
+
+from plm_jax import config, objectives
+from plm_jax.models import settings
+
+# size: layers, width, heads
+SIZES = {
+    "tiny": (2, 128, 2),
+    "mini": (4, 256, 4),
+    "small": (4, 512, 8),
+    "medium": (8, 512, 8),
+    "base": (12, 768, 12),
+    "large": (24, 1024, 16),
+}
+CASED = "-cased"
+VOCAB_SIZES = {False: 30522, True: 28996}
+
+
+def model(layers: int, width: int, heads: int, vocab_size: int, length: int = 512, dropout: float = 0.1):
+    """A model of BERT's kind, with its heads for masked tokens and pairs."""
+    return settings.Encoder(
+        embedding=settings.Embedding(vocab_size=vocab_size, width=width, token_types=2, norm=True),
+        attention=settings.Attention(
+            heads=heads, head_dim=width // heads, position=settings.LearnedPositions(length=length)
+        ),
+        feed_forward=settings.FeedForward(width=4 * width, activation="gelu_tanh"),
+        norm=settings.Norm(epsilon=1e-12, placement="post"),
+        stack=settings.Stack(layers=layers),
+        head=settings.Head(transform="gelu_tanh", bias=True),
+        pooler=settings.Pooler(),
+        dropout=settings.Dropout(embedding=dropout, attention=dropout, residual=dropout),
+        initializer=settings.Initializer(std=0.02, truncated=True),
+    )
+
+
+def get_config(size: str = "base"):
+    """The run of one of SIZES; `base-cased` and `large-cased` keep capitals and accents."""
+    names = [*SIZES, *(f"{name}{CASED}" for name in ("base", "large"))]
+    cased = config.choose({name: name.endswith(CASED) for name in names}, size)
+    layers, width, heads = SIZES[size.removesuffix(CASED)]
+    folder = f"../vocabularies/bert-{'cased' if cased else 'uncased'}"
+    run = config.Run(
+        model=model(layers, width, heads, VOCAB_SIZES[cased]),
+        objective=objectives.MaskedLM(),
+        vocabulary=config.Vocabulary(spec=f"wordpiece:{folder}/vocab.txt", pad=0, unk=100, cls=101, sep=102, mask=103),
+        data=config.Data(
+            cache_dir="../.cache/bert" + (CASED if cased else ""),
+            sources={"text": config.JsonLines(path="../corpus/*.jsonl.gz")},
+            layout=config.SentencePairs(),
+            length=128,
+        ),
+        optimizer=config.AdamW(epsilon=1e-6, weight_decay=0.01, bias_correction=False, clip_norm=1.0),
+        schedule=config.Schedule(kind="linear", learning_rate=1e-4, warmup_steps=10_000),
+        train=config.Train(
+            steps=1_000_000,
+            batch_size=256,
+            phases=(config.Phase(until=0.9, length=128), config.Phase(until=1.0, length=512)),
+        ),
+        precision=config.Precision(compute="bfloat16"),
+        evaluation=config.Evaluation(every=10_000, max_batches=64),
+    )
+    return config.to_config_dict(run)

@@ -1,0 +1,81 @@
+"""T5 (Raffel et al. 2020) and T5 1.1: small 60M to 11b 11.3e9 parameters, 1.1-small 77M to 1.1-xxl 11.1e9.
+
+    python -m plm_jax.pretrain --config=configs/t5.py:1.1-base --workdir=runs/t5-1.1-base
+
+Published: span corruption of C4 (745 GB of text) in rows of 512 tokens, 1,000,000 steps with a batch of 2,048, with
+Adafactor at a rate of 1 / sqrt(max(step, 10,000)). 1.1 has a gated feed-forward, an output layer of its own, and no
+dropout in pretraining.
+
+C4 in English comes from TensorFlow Datasets (`c4/en`, which must be downloaded and prepared there); put T5's
+SentencePiece model where `vocabulary.spec` points, or set it.
+"""
+
+from plm_jax import config, objectives
+from plm_jax.models import settings
+
+# size: layers of each stack, width, heads, head_dim, feed-forward width
+SIZES = {
+    "small": (6, 512, 8, 64, 2048),
+    "base": (12, 768, 12, 64, 3072),
+    "large": (24, 1024, 16, 64, 4096),
+    "3b": (24, 1024, 32, 128, 16384),
+    "11b": (24, 1024, 128, 128, 65536),
+    "1.1-small": (8, 512, 6, 64, 1024),
+    "1.1-base": (12, 768, 12, 64, 2048),
+    "1.1-large": (24, 1024, 16, 64, 2816),
+    "1.1-xl": (24, 2048, 32, 64, 5120),
+    "1.1-xxl": (24, 4096, 64, 64, 10240),
+}
+
+
+def model(
+    layers: int,
+    width: int,
+    heads: int,
+    head_dim: int,
+    feed_forward: int,
+    *,
+    v1_1: bool,
+    vocab_size: int = 32128,
+    dropout: float | None = None,
+):
+    """A model of T5's kind; dropout is 0.1 by default, none in 1.1."""
+    rate = (0.0 if v1_1 else 0.1) if dropout is None else dropout
+    return settings.EncoderDecoder(
+        embedding=settings.Embedding(vocab_size=vocab_size, width=width),
+        attention=settings.Attention(
+            heads=heads, head_dim=head_dim, position=settings.RelativeBias(), bias=False, score_scale=1.0
+        ),
+        feed_forward=settings.FeedForward(
+            width=feed_forward, activation="gelu_tanh" if v1_1 else "relu", gated=v1_1, bias=False
+        ),
+        norm=settings.Norm(kind="rms", epsilon=1e-6),
+        stack=settings.Stack(layers=layers),
+        decoder_stack=settings.Stack(layers=layers),
+        head=settings.Head(tied=not v1_1, scale_by_width=not v1_1),
+        dropout=settings.Dropout(broadcast=True).all_at(rate),
+        initializer=settings.FanIn(),
+    )
+
+
+def get_config(size: str = "base"):
+    """The run of one of SIZES."""
+    dimensions = config.choose(SIZES, size)
+    run = config.Run(
+        model=model(*dimensions, v1_1=size.startswith("1.1")),
+        objective=objectives.SpanCorruption(),
+        vocabulary=config.Vocabulary(
+            spec="sentencepiece:../vocabularies/t5/spiece.model", sentinels=100, pad=0, eos=1, unk=2
+        ),
+        data=config.Data(
+            cache_dir="../.cache/t5",
+            sources={"c4": config.Tfds(name="c4/en")},
+            length=512,
+        ),
+        optimizer=config.Adafactor(),
+        schedule=config.Schedule(kind="rsqrt", learning_rate=1.0, warmup_steps=10_000),
+        train=config.Train(steps=1_000_000, batch_size=2048, z_loss=1e-4),
+        precision=config.Precision(compute="bfloat16"),
+        evaluation=config.Evaluation(every=10_000, max_batches=64),
+    )
+    return config.to_config_dict(run)

@@ -138,6 +138,14 @@ def tokenizer_config(files: list[bytes]) -> dict[str, Any]:
     return {"tokenizer_class": "BertTokenizer", "do_lower_case": all(token == token.lower() for token in tokens)}
 
 
+def special_ids(files: list[bytes], tokenizer: Mapping[str, Any]) -> dict[str, int]:
+    """The bracketed tokens of vocab.txt; an id is a line's number, from 0."""
+    del tokenizer
+    tokens = files[0].decode("utf-8").replace("\r\n", "\n").split("\n")
+    symbols = {"cls_token_id": "[CLS]", "sep_token_id": "[SEP]", "mask_token_id": "[MASK]"}
+    return {name: tokens.index(symbol) for name, symbol in symbols.items() if symbol in tokens}
+
+
 FAMILY = Family(
     name="BERT",
     model_type="bert",
@@ -149,6 +157,7 @@ FAMILY = Family(
     to_config=to_config,
     vocabulary_files={"wordpiece": ("vocab.txt",)},
     tokenizer_config=tokenizer_config,
+    special_ids=special_ids,
     copies={"cls.predictions.decoder.bias": "cls.predictions.bias"},
     old_endings={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
     other_heads=r"(classifier|qa_outputs)\..*",

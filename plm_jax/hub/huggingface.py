@@ -40,7 +40,7 @@ class Pretrained:
     Attributes:
       model: the model's settings.
       params: its parameters, float32 NumPy arrays.
-      special_ids: `bos_token_id`, `eos_token_id` (an integer or several), `pad_token_id` as far as they are given.
+      special_ids: as in `LanguageModel`, as far as they are given.
       vocabulary: a spec for `vocabularies.load`; None where there are no files for one.
     """
 
@@ -85,7 +85,12 @@ def read(directory: str) -> Pretrained:
         model = _with_heads(family, model, stored, _has_own_head(family, stored))
         params = _gather(folder, family, model, stored)
     special_ids = {name: config[name] for name in SPECIAL_IDS if config.get(name) is not None}
-    return Pretrained(model, params, special_ids, _vocabulary(folder, family))
+    vocabulary = _vocabulary(folder, family)
+    if vocabulary is not None:
+        files = [epath.Path(path).read_bytes() for path in vocabulary.partition(":")[2].split(",")]
+        path = folder / "tokenizer_config.json"
+        special_ids |= family.special_ids(files, _read_json(path) if path.exists() else {})
+    return Pretrained(model, params, special_ids, vocabulary)
 
 
 def write(directory: str, pretrained: Pretrained) -> None:
@@ -112,7 +117,8 @@ def write(directory: str, pretrained: Pretrained) -> None:
         files = [epath.Path(path).read_bytes() for path in paths.split(",")]
         for name, content in zip(family.vocabulary_files[scheme], files, strict=True):
             (folder / name).write_bytes(content)
-        if tokenizer := family.tokenizer_config(files):
+        sentinels = pretrained.special_ids.get("sentinels")
+        if tokenizer := family.tokenizer_config(files) | ({"extra_ids": sentinels} if sentinels else {}):
             (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer, indent=2) + "\n")
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 

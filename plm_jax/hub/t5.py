@@ -141,6 +141,7 @@ FAMILY = Family(
     to_settings=to_settings,
     to_config=to_config,
     vocabulary_files={"sentencepiece": ("spiece.model",)},
+    special_ids=lambda files, tokenizer: {"sentinels": int(tokenizer.get("extra_ids", 100))},  # As `T5Tokenizer`.
     start="pad_token_id",
     copies={f"{stack}.embed_tokens.weight": "shared.weight" for stack in ("encoder", "decoder")},
 )

@@ -81,7 +81,6 @@ def test_the_encoder_of_a_fine_tuned_model_loads_and_its_head_is_named_as_left_o
 @pytest.mark.parametrize("cased", [False, True])
 def test_a_word_piece_vocabulary_travels_along(cased, tmp_path):
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "state", "##ly", *(["The"] if cased else [])]
-    (tmp_path / "words.txt").write_text("\n".join(words) + "\n")
     make("BertModel").save_pretrained(tmp_path / "theirs")
     (tmp_path / "theirs" / "vocab.txt").write_text("\n".join(words) + "\n")
     plm_jax.load(tmp_path / "theirs").save(tmp_path / "ours")

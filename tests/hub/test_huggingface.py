@@ -457,14 +457,24 @@ def test_configs_of_bert_and_t5_beyond_ours_are_refused(family, config, word):
 
 
 @pytest.mark.parametrize(
-    ("name", "scheme", "file"), [("bert", "wordpiece", "vocab.txt"), ("t5", "sentencepiece", "spiece.model")]
+    ("name", "spec", "tokenizer", "ids"),
+    [
+        ("bert", "wordpiece:vocab.txt", {}, {"cls_token_id": 1, "mask_token_id": 0}),
+        ("t5", "sentencepiece:spiece.model", {}, {"sentinels": 100, "decoder_start_token_id": 0}),
+        ("t5", "sentencepiece:spiece.model", {"extra_ids": 7}, {"sentinels": 7}),
+    ],
 )
-def test_the_vocabulary_of_bert_and_t5_travels_along(tmp_path, name, scheme, file):
-    folder = shutil.copytree(golden.FOLDER / name, tmp_path / name)
-    (folder / file).write_text("[UNK]\nword\n")
-    huggingface.write(tmp_path / "copy", huggingface.read(folder))
-    assert huggingface.read(tmp_path / "copy").vocabulary == f"{scheme}:{tmp_path}/copy/{file}"
-    assert (tmp_path / "copy" / file).read_text() == "[UNK]\nword\n"
+def test_the_vocabulary_of_bert_and_t5_travels_along_with_its_special_ids(tmp_path, name, spec, tokenizer, ids):
+    folder, (scheme, file) = shutil.copytree(golden.FOLDER / name, tmp_path / name), spec.split(":")
+    (folder / file).write_text("[MASK]\n[CLS]\nword\n")
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    pretrained = huggingface.read(folder)
+    assert pretrained.special_ids.items() >= ids.items()
+    huggingface.write(tmp_path / "copy", pretrained)
+    copy = huggingface.read(tmp_path / "copy")
+    assert copy.vocabulary == f"{scheme}:{tmp_path}/copy/{file}"
+    assert (tmp_path / "copy" / file).read_text() == "[MASK]\n[CLS]\nword\n"
+    assert copy.special_ids == pretrained.special_ids
 
 
 def test_an_empty_config_means_gpt2_small():

@@ -1,7 +1,10 @@
 """T5 side by side with transformers, on random weights."""
 
+import io
+
 import numpy as np
 import pytest
+import sentencepiece
 
 import plm_jax
 
@@ -48,3 +51,26 @@ def test_logits_and_hidden_states_are_equal_and_what_we_save_opens_there(name, t
     for field in ("feed_forward_proj", "dropout_rate", "layer_norm_epsilon", "pad_token_id", "eos_token_id"):
         assert getattr(again.config, field) == getattr(model.config, field)
     assert again.generation_config.decoder_start_token_id == 0
+
+
+def test_a_sentence_piece_vocabulary_travels_along_with_its_sentinels(tmp_path):
+    model = io.BytesIO()
+    texts = iter(["the state of the union is strong and we the people stand"] * 30)
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=texts,
+        model_writer=model,
+        vocab_size=27,
+        pad_id=0,
+        eos_id=1,
+        unk_id=2,
+        bos_id=-1,
+        minloglevel=2,
+    )
+    make().save_pretrained(tmp_path / "theirs")
+    (tmp_path / "theirs" / "spiece.model").write_bytes(model.getvalue())
+    (tmp_path / "theirs" / "tokenizer_config.json").write_text('{"extra_ids": 9}')
+    plm_jax.load(tmp_path / "theirs").save(tmp_path / "ours")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")
+    pieces = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    assert tokenizer("the state").input_ids == [*pieces.encode("the state"), 1]
+    assert tokenizer("<extra_id_0><extra_id_8>").input_ids == [35, 27, 1]

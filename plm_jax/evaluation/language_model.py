@@ -96,9 +96,8 @@ class LanguageModel:
           UserError: there is none, or it has more tokens than the model.
         """
         if self._vocabulary_spec is None:
-            raise UserError(
-                "the model has no vocabulary beside it: put its files there (GPT-2: vocab.json, merges.txt)"
-            )
+            files = "GPT-2: vocab.json, merges.txt; BERT: vocab.txt; T5: spiece.model"
+            raise UserError(f"the model has no vocabulary beside it: put its files there ({files})")
         from plm_jax import config
         from plm_jax.data import vocabularies  # It imports seqio: seconds, and only text needs it.
 

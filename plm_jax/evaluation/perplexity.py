@@ -48,7 +48,7 @@ def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool 
     source = reader.sources[name]
     if split not in source.splits:
         raise UserError(f"'{name}' has no split '{split}': {nearest(split, source.splits)}")
-    _check_vocabulary(lm, reader)
+    _check_vocabulary(lm, run, reader)
     batches = reader.in_order(split, run.evaluation.batch_size)
     total = reader.num_batches(split, run.evaluation.batch_size)
     bar = tqdm(batches, task, total, unit="batch", disable=not show_progress, file=sys.stderr)
@@ -135,13 +135,16 @@ def _only(run: config.Run, lm: LanguageModel, name: str) -> config.Run:
     return dataclasses.replace(run, model=lm.config, data=data, train=dataclasses.replace(run.train, phases=()))
 
 
-def _check_vocabulary(lm: LanguageModel, reader: Reader) -> None:
-    if lm.vocabulary_id is None:
+def _check_vocabulary(lm: LanguageModel, run: config.Run, reader: Reader) -> None:
+    found = lm.vocabulary_id
+    if found is None:
         from plm_jax.data import vocabularies  # It imports seqio: seconds, and only models from elsewhere need it.
 
-        lm.vocabulary_id = vocabularies.identity(lm.vocabulary)
-    if lm.vocabulary_id != reader.vocabulary["id"]:
+        # The model's files; what ids the cache has put around documents is the config's choice.
+        section = dataclasses.replace(run.vocabulary, spec=lm.vocabulary.specials.spec)
+        found = vocabularies.identity(vocabularies.load(section))
+    if found != reader.vocabulary["id"]:
         raise UserError(
-            f"the model has vocabulary {lm.vocabulary_id[:12]}, the cache {reader.vocabulary['id'][:12]}: "
+            f"the model has vocabulary {found[:12]}, the cache {reader.vocabulary['id'][:12]}: "
             "prepare the cache with the model's vocabulary"
         )

@@ -132,18 +132,22 @@ def to_config(model: settings.Encoder) -> dict[str, Any]:
     }
 
 
-def tokenizer_config(files: list[bytes]) -> dict[str, Any]:
+def _tokens(files: list[bytes]) -> list[str]:
+    return files[0].decode("utf-8", "replace").splitlines()
+
+
+def tokenizer_config(files: list[bytes], special_ids: Mapping[str, Any]) -> dict[str, Any]:
     """Uncased, unless a token in vocab.txt other than the bracketed has an upper-case letter."""
-    tokens = [token for token in files[0].decode("utf-8").split("\n") if not token.startswith("[")]
-    return {"tokenizer_class": "BertTokenizer", "do_lower_case": all(token == token.lower() for token in tokens)}
+    lower = all(token == token.lower() for token in _tokens(files) if not token.startswith("["))
+    return {"tokenizer_class": "BertTokenizer", "do_lower_case": lower}
 
 
-def special_ids(files: list[bytes], tokenizer: Mapping[str, Any]) -> dict[str, int]:
-    """The bracketed tokens of vocab.txt; an id is a line's number, from 0."""
-    del tokenizer
-    tokens = files[0].decode("utf-8").replace("\r\n", "\n").split("\n")
-    symbols = {"cls_token_id": "[CLS]", "sep_token_id": "[SEP]", "mask_token_id": "[MASK]"}
-    return {name: tokens.index(symbol) for name, symbol in symbols.items() if symbol in tokens}
+def special_ids(files: list[bytes], tokenizer_config: Mapping[str, Any]) -> dict[str, Any]:
+    """Where vocab.txt has the tokens that frame a text and the mask."""
+    ids = {token: i for i, token in enumerate(_tokens(files))}
+    return {
+        f"{name}_token_id": ids[f"[{name.upper()}]"] for name in ("cls", "sep", "mask") if f"[{name.upper()}]" in ids
+    }
 
 
 FAMILY = Family(

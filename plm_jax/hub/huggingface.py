@@ -27,7 +27,9 @@ from plm_jax.models import registry, settings
 
 FAMILIES = {family.model_type: family for family in (gpt2.FAMILY, bert.FAMILY, t5.FAMILY)}
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+TOKENIZER = "tokenizer_config.json"
 SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+START_ID = "decoder_start_token_id"
 # Settings of how a model is trained or computed, which a Hugging Face directory does not keep or not in full.
 NOT_KEPT = ("dropout.", "initializer.", "attention.position.init_std", "scan_layers", "remat")
 FLOATS = ("F64", "F32", "F16", "BF16")
@@ -40,7 +42,8 @@ class Pretrained:
     Attributes:
       model: the model's settings.
       params: its parameters, float32 NumPy arrays.
-      special_ids: as in `LanguageModel`, as far as they are given.
+      special_ids: `bos_token_id`, `eos_token_id` (an integer or several), `pad_token_id`, `decoder_start_token_id`,
+        `cls_token_id`, `sep_token_id`, `mask_token_id`, `sentinels` (how many), as far as the files tell them.
       vocabulary: a spec for `vocabularies.load`; None where there are no files for one.
     """
 
@@ -84,12 +87,13 @@ def read(directory: str) -> Pretrained:
         stored = _open(folder, family, stack)
         model = _with_heads(family, model, stored, _has_own_head(family, stored))
         params = _gather(folder, family, model, stored)
-    special_ids = {name: config[name] for name in SPECIAL_IDS if config.get(name) is not None}
+    special_ids = {name: config[name] for name in (*SPECIAL_IDS, START_ID) if config.get(name) is not None}
+    if family.start in special_ids:
+        special_ids.setdefault(START_ID, special_ids[family.start])
     vocabulary = _vocabulary(folder, family)
     if vocabulary is not None:
-        files = [epath.Path(path).read_bytes() for path in vocabulary.partition(":")[2].split(",")]
-        path = folder / "tokenizer_config.json"
-        special_ids |= family.special_ids(files, _read_json(path) if path.exists() else {})
+        tokenizer = _read_json(folder / TOKENIZER) if (folder / TOKENIZER).exists() else {}
+        special_ids |= family.special_ids(_contents(vocabulary), tokenizer)
     return Pretrained(model, params, special_ids, vocabulary)
 
 
@@ -103,7 +107,7 @@ def write(directory: str, pretrained: Pretrained) -> None:
     config = family.to_config(pretrained.model) | {"dtype": "float32"}
     config |= {name: pretrained.special_ids.get(name) for name in SPECIAL_IDS}
     if family.start:
-        config["decoder_start_token_id"] = config[family.start]
+        config[START_ID] = pretrained.special_ids.get(START_ID, config[family.start])
     flat = flax.traverse_util.flatten_dict(pretrained.params, sep="/")
     tensors = {
         name: _stored(np.concatenate([flat[piece.path][piece.index] for piece in pieces], axis=-1), pieces)
@@ -112,14 +116,13 @@ def write(directory: str, pretrained: Pretrained) -> None:
     folder = epath.Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / WEIGHTS).write_bytes(safetensors.numpy.save(tensors, metadata={"format": "pt"}))
-    scheme, _, paths = (pretrained.vocabulary or "").partition(":")
+    scheme = (pretrained.vocabulary or "").partition(":")[0]
     if scheme in family.vocabulary_files:
-        files = [epath.Path(path).read_bytes() for path in paths.split(",")]
+        files = _contents(pretrained.vocabulary)
         for name, content in zip(family.vocabulary_files[scheme], files, strict=True):
             (folder / name).write_bytes(content)
-        sentinels = pretrained.special_ids.get("sentinels")
-        if tokenizer := family.tokenizer_config(files) | ({"extra_ids": sentinels} if sentinels else {}):
-            (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer, indent=2) + "\n")
+        if tokenizer := family.tokenizer_config(files, pretrained.special_ids):
+            (folder / TOKENIZER).write_text(json.dumps(tokenizer, indent=2) + "\n")
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
@@ -340,3 +343,8 @@ def _vocabulary(folder: epath.Path, family: Family) -> str | None:
         if all((folder / name).exists() for name in names):
             return f"{scheme}:{','.join(str(folder / name) for name in names)}"
     return None
+
+
+def _contents(vocabulary: str) -> list[bytes]:
+    """What the files of a spec hold."""
+    return [epath.Path(path).read_bytes() for path in vocabulary.partition(":")[2].split(",")]

@@ -130,6 +130,16 @@ def to_config(model: settings.EncoderDecoder) -> dict[str, Any]:
     }
 
 
+def tokenizer_config(files: list[bytes], special_ids: Mapping[str, Any]) -> dict[str, Any]:
+    """How many sentinels there are above the pieces."""
+    return {"tokenizer_class": "T5Tokenizer", "extra_ids": special_ids.get("sentinels", 0)}
+
+
+def special_ids(files: list[bytes], tokenizer_config: Mapping[str, Any]) -> dict[str, Any]:
+    """How many sentinels there are above the pieces; 100 where nothing is said, as `T5Tokenizer` has it."""
+    return {"sentinels": tokenizer_config.get("extra_ids", 100)}
+
+
 FAMILY = Family(
     name="T5",
     model_type="t5",
@@ -141,7 +151,8 @@ FAMILY = Family(
     to_settings=to_settings,
     to_config=to_config,
     vocabulary_files={"sentencepiece": ("spiece.model",)},
-    special_ids=lambda files, tokenizer: {"sentinels": int(tokenizer.get("extra_ids", 100))},  # As `T5Tokenizer`.
+    tokenizer_config=tokenizer_config,
+    special_ids=special_ids,
     start="pad_token_id",
     copies={f"{stack}.embed_tokens.weight": "shared.weight" for stack in ("encoder", "decoder")},
 )

@@ -39,9 +39,9 @@ class Family:
       to_settings: `config.json` → the settings of a model with all its heads; UserError for what those cannot say.
       to_config: the inverse, without the special ids, of any settings of this kind; what it cannot say it leaves out.
       vocabulary_files: by scheme of `vocabularies.load`, the files that such a vocabulary has in a directory.
-      tokenizer_config: the vocabulary's files → `tokenizer_config.json`, for what `transformers` cannot guess.
-      special_ids: the vocabulary's files and `tokenizer_config.json`, empty where it is not there → the special ids
-        that `config.json` does not tell, as in `LanguageModel`.
+      tokenizer_config: the vocabulary's files and the special ids → `tokenizer_config.json`, what `transformers` cannot
+        guess of the two.
+      special_ids: the vocabulary's files and `tokenizer_config.json` → the special ids that those alone tell.
       start: which of the special ids a decoder's input begins with, where it has an encoder.
       copies: names under which a file may hold another tensor once more → that tensor's name.
       old_endings: endings of names in old files → today's.
@@ -57,8 +57,8 @@ class Family:
     to_settings: Callable[[Mapping[str, Any]], settings.Transformer]
     to_config: Callable[[Any], dict[str, Any]]
     vocabulary_files: Mapping[str, tuple[str, ...]]
-    tokenizer_config: Callable[[list[bytes]], dict[str, Any]] = lambda files: {}
-    special_ids: Callable[[list[bytes], Mapping[str, Any]], dict[str, int]] = lambda files, tokenizer: {}
+    tokenizer_config: Callable[[list[bytes], Mapping[str, Any]], dict[str, Any]] = lambda files, special_ids: {}
+    special_ids: Callable[[list[bytes], Mapping[str, Any]], dict[str, Any]] = lambda files, tokenizer_config: {}
     start: str | None = None
     copies: Mapping[str, str] = field(default_factory=dict)
     old_endings: Mapping[str, str] = field(default_factory=dict)

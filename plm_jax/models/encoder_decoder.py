@@ -56,7 +56,7 @@ class EncoderDecoder(Arrangement):
         length = decoder_tokens.shape[1]
         if decoder_positions is None:
             if decoder_mask is None or cache_index is not None:
-                decoder_positions = (cache_index or 0) + jnp.arange(length)[None]
+                decoder_positions = (0 if cache_index is None else cache_index) + jnp.arange(length)[None]
             else:
                 decoder_positions = jnp.maximum(jnp.cumsum(decoder_mask, axis=1) - 1, 0)
         x = self.embed(decoder_tokens, decoder_positions, deterministic=deterministic)

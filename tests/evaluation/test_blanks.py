@@ -14,7 +14,6 @@ from plm_jax import config, objectives
 from plm_jax.errors import UserError
 from plm_jax.evaluation import blanks
 from plm_jax.evaluation.language_model import LanguageModel
-from plm_jax.hub import bert
 from plm_jax.models import registry, settings
 from tests.training import tiny
 
@@ -163,13 +162,6 @@ def test_a_model_of_spans_puts_its_answer_into_the_blanks():
     assert lm.generate("no blank") == ["<extra_id_0> pq <extra_id_1> r"]
     with pytest.raises(UserError, match="has <extra_id_3>"):
         lm.generate("<extra_id_3>")
-
-
-def test_bert_s_special_tokens_are_read_from_its_vocabulary():
-    tokens = b"[PAD]\nthe\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nunion"
-    ids = {"cls_token_id": 3, "sep_token_id": 4, "mask_token_id": 5}
-    for end in (b"\n", b"\r\n"):
-        assert bert.FAMILY.special_ids([tokens.replace(b"\n", end)], {}) == ids
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import types
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -118,6 +119,54 @@ def test_inputs_that_do_not_fit_are_refused(lm, tokens, mask, words):
     for outputs in (lm.logits, lm.hidden_states):
         with pytest.raises(UserError, match=words):
             outputs(tokens, mask)
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "words"),
+    [
+        ("gpt2", {"token_types": [[0]]}, "no token types"),
+        ("gpt2", {"decoder_tokens": [[0]]}, "no encoder-decoder"),
+        ("gpt2", {"decoder_mask": [[1]]}, "decoder_mask is given without decoder_tokens"),
+        ("bert", {"token_types": [[3]]}, "token_types range from 3 to 3: the model's go from 0 to 2"),
+        ("bert", {"token_types": [[0, 0]]}, "token_types has shape"),
+        ("bert", {"tokens": [[1] * 13], "mask": [[1] + [0] * 12]}, "13 tokens exceed the model's 12 positions"),
+        ("t5", {"token_types": [[0]]}, "no token types"),
+        ("t5", {"decoder_tokens": [[37]]}, "decoder_tokens range from 37"),
+        ("t5", {"decoder_tokens": [[1], [1]]}, "different batch sizes"),
+        ("t5", {"decoder_tokens": [[1]], "decoder_mask": [[1, 1]]}, "decoder_mask has shape"),
+    ],
+)
+def test_inputs_of_another_arrangement_are_refused(name, inputs, words):
+    model = plm_jax.load(golden.FOLDER / name)
+    for outputs in (model.logits, model.hidden_states):
+        with pytest.raises(UserError, match=words):
+            outputs(**{"tokens": [[1]], **inputs})
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "words"),
+    [
+        ("gpt2", "sentence_pair", "no sentence-pair head"),
+        ("t5", "sentence_pair", "no sentence-pair head"),
+        ("t5", None, "give decoder_tokens too"),
+        ("bert", "sentence_pairs", "no head 'sentence_pairs': did you mean 'sentence_pair'"),
+    ],
+)
+def test_heads_that_a_model_lacks_are_refused(name, head, words):
+    with pytest.raises(UserError, match=words):
+        plm_jax.load(golden.FOLDER / name).logits([[1]], head=head)
+
+
+def test_an_encoder_alone_has_hidden_states_but_no_logits():
+    whole = plm_jax.load(golden.FOLDER / "bert")
+    alone = replace(whole.config, head=settings.NoHead(), pooler=settings.NoHead())
+    heads = ("head_bias", "head_transform", "head_norm", "pooler", "classifier")
+    params = {name: value for name, value in whole.params.items() if name not in heads}
+    features = plm_jax.LanguageModel(alone, params)
+    np.testing.assert_allclose(features.hidden_states([[1, 2]]), whole.hidden_states([[1, 2]]), atol=1e-5)
+    for head, words in ((None, "no vocabulary head"), ("sentence_pair", "no sentence-pair head")):
+        with pytest.raises(UserError, match=words):
+            features.logits([[1, 2]], head=head)
 
 
 def test_padding_may_go_beyond_the_positions(lm):

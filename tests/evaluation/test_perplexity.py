@@ -75,6 +75,8 @@ def test_the_metrics_equal_a_walk_over_the_text(tiny, run, lm):
 def test_other_splits_and_mistakes(run, lm):
     train = perplexity.evaluate(lm, run, "b:train", show_progress=False)
     assert train["tokens"] > perplexity.evaluate(lm, run, "b", show_progress=False)["tokens"]
+    from_elsewhere = LanguageModel(lm.config, lm.params, vocabulary_spec="bytes")
+    assert perplexity.evaluate(from_elsewhere, run, "b:train", show_progress=False) == train
     with pytest.raises(UserError, match="no task 'c'"):
         perplexity.evaluate(lm, run, "c")
     with pytest.raises(UserError, match="no split 'tran': did you mean 'train'"):

@@ -6,10 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-import plm_jax
 from plm_jax.errors import UserError
 from plm_jax.evaluation import decoding
-from plm_jax.evaluation.language_model import LanguageModel
 from plm_jax.models import registry, settings
 
 VOCAB, WIDTH, HEADS, HEAD_DIM, MLP, LAYERS, BUCKETS = 31, 12, 3, 5, 20, 2, 6
@@ -149,13 +147,3 @@ def test_prompt_and_answer_each_have_all_positions():
     for length, new in ((9, 1), (1, 9)):
         with pytest.raises(UserError, match="exceed the model's 8 positions"):
             decoding.generate(module, params, [[3] * length], max_new_tokens=new)
-
-
-def test_sentinels_survive_hugging_face(tmp_path):
-    module, params = model_and_params()
-    (tmp_path / "ours.model").write_bytes(b"pieces")
-    spec, ids = f"sentencepiece:{tmp_path}/ours.model", {"pad_token_id": 0, "eos_token_id": 1, "sentinels": 7}
-    LanguageModel(module.model, params, vocabulary_spec=spec, special_ids=ids).save(tmp_path / "saved")
-    assert plm_jax.load(tmp_path / "saved").special_ids == ids
-    (tmp_path / "saved" / "tokenizer_config.json").unlink()
-    assert plm_jax.load(tmp_path / "saved").special_ids == ids | {"sentinels": 100}

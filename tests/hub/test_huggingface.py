@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 import plm_jax
 from plm_jax.errors import UserError
 from plm_jax.evaluation import decoding
-from plm_jax.hub import gpt2, huggingface
+from plm_jax.hub import bert, gpt2, huggingface, t5
 from plm_jax.models import settings
 from tests import golden
 
@@ -72,7 +72,34 @@ def test_logits_hidden_states_and_continuations_are_those_of_transformers(name):
         assert got == [[token for token in row if token >= 0] for row in want[key].tolist()]
 
 
-@pytest.mark.parametrize("name", golden.GPT2)
+INPUTS = ("tokens", "mask", "token_types", "decoder_tokens", "decoder_mask")
+
+
+def test_both_heads_and_the_hidden_states_of_bert_are_those_of_transformers():
+    lm, want = plm_jax.load(golden.FOLDER / "bert"), golden.expected("bert")
+    inputs, real = {name: want[name] for name in INPUTS if name in want}, want["mask"] == 1
+    np.testing.assert_allclose(lm.logits(**inputs)[real], want["prediction_logits"][real], atol=1e-4)
+    pair = lm.logits(**inputs, head="sentence_pair")
+    np.testing.assert_allclose(pair, want["seq_relationship_logits"], atol=1e-4)
+    hidden = np.asarray(lm.hidden_states(**inputs))
+    assert hidden.shape == want["hidden_states"].shape
+    np.testing.assert_allclose(hidden[:, real], want["hidden_states"][:, real], atol=1e-4)
+
+
+def test_logits_and_the_hidden_states_of_both_stacks_of_t5_are_those_of_transformers():
+    lm, want = plm_jax.load(golden.FOLDER / "t5"), golden.expected("t5")
+    assert not lm.config.head.tied and not lm.config.head.scale_by_width
+    inputs, real = {name: want[name] for name in INPUTS if name in want}, want["decoder_mask"] == 1
+    np.testing.assert_allclose(lm.logits(**inputs)[real], want["logits"][real], atol=1e-4)
+    encoder_inputs = {name: inputs[name] for name in ("tokens", "mask")}
+    for name, got in (("encoder", lm.hidden_states(**encoder_inputs)), ("decoder", lm.hidden_states(**inputs))):
+        wanted = want[f"{name}_hidden_states"]
+        real = want["mask" if name == "encoder" else "decoder_mask"] == 1
+        assert got.shape == wanted.shape
+        np.testing.assert_allclose(np.asarray(got)[:, real], wanted[:, real], atol=1e-4)
+
+
+@pytest.mark.parametrize("name", golden.ALL)
 def test_a_round_trip_changes_no_bit_and_no_setting(name, tmp_path):
     before = huggingface.read(golden.FOLDER / name)
     huggingface.write(tmp_path / "copy", before)
@@ -84,11 +111,27 @@ def test_a_round_trip_changes_no_bit_and_no_setting(name, tmp_path):
     )
 
 
+SMALL_BERT = {"hidden_size": 6, "num_attention_heads": 2, "num_hidden_layers": 3}
+SMALL_T5 = {"d_model": 6, "num_heads": 2, "num_layers": 3, "num_decoder_layers": 2}
+
+
 @pytest.mark.parametrize("tied", [True, False])
-def test_the_table_names_every_number_of_the_model_once(tied):
-    model = gpt2.to_settings({"vocab_size": 5, "n_embd": 6, "n_head": 2, "n_layer": 3, "tie_word_embeddings": tied})
+@pytest.mark.parametrize(
+    ("family", "config"),
+    [
+        (gpt2.FAMILY, {"n_embd": 6, "n_head": 2, "n_layer": 3}),
+        (bert.FAMILY, SMALL_BERT),
+        (t5.FAMILY, SMALL_T5),
+        (t5.FAMILY, SMALL_T5 | {"feed_forward_proj": "gated-gelu"}),
+    ],
+)
+def test_the_table_names_every_number_of_the_model_once(family, config, tied):
+    model = family.to_settings({"vocab_size": 5, "tie_word_embeddings": tied, **config})
     shapes = huggingface._shapes(model)
-    pieces = [piece for parts in huggingface.layout(gpt2.TENSORS, shapes).values() for piece in parts]
+    layout = huggingface.layout(family.tensors, shapes)
+    if not tied:
+        layout.pop("cls.predictions.bias", None)  # BERT then has two names for the bias.
+    pieces = [piece for parts in layout.values() for piece in parts]
     assert len({(piece.path, piece.index) for piece in pieces}) == len(pieces)
     assert sum(np.prod(piece.shape) for piece in pieces) == sum(np.prod(shape) for shape in shapes.values())
     assert ("head" in shapes) != tied
@@ -134,6 +177,87 @@ def test_other_ways_to_store_the_same_model(folder, change):
     got, want = huggingface.read(folder), huggingface.read(golden.FOLDER / "gpt2")
     assert got.model == want.model
     assert_same(got.params, want.params)
+
+
+def old_bert(tensors):
+    """As files of the first years are: other names of the norms, tied tensors once more, a buffer."""
+    for name in list(tensors):
+        old = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+        tensors[old] = tensors.pop(name)
+    tensors["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"]
+    tensors["cls.predictions.decoder.bias"] = tensors["cls.predictions.bias"]
+    tensors["bert.embeddings.position_ids"] = np.arange(12)[None]
+
+
+def old_t5(tensors):
+    """As files of the first years are: tied tensors once more, a table that nothing uses."""
+    for stack in ("encoder", "decoder"):
+        tensors[f"{stack}.embed_tokens.weight"] = tensors["shared.weight"]
+    bias = tensors["decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"]
+    tensors["decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"] = bias + 1
+
+
+def t5_without_shared(tensors):
+    old_t5(tensors)
+    del tensors["shared.weight"]
+
+
+@pytest.mark.parametrize(("name", "change"), [("bert", old_bert), ("t5", old_t5), ("t5", t5_without_shared)])
+def test_older_files_of_the_same_model(tmp_path, name, change):
+    folder = shutil.copytree(golden.FOLDER / name, tmp_path / name)
+    edit_tensors(folder, change)
+    got, want = huggingface.read(folder), huggingface.read(golden.FOLDER / name)
+    assert got.model == want.model
+    assert_same(got.params, want.params)
+
+
+@pytest.mark.parametrize(
+    ("name", "copy"), [("bert", "cls.predictions.decoder.bias"), ("t5", "decoder.embed_tokens.weight")]
+)
+def test_a_copy_that_is_none_is_refused(tmp_path, name, copy):
+    folder = shutil.copytree(golden.FOLDER / name, tmp_path / name)
+    edit_tensors(folder, old_bert if name == "bert" else old_t5)
+    edit_tensors(folder, lambda tensors: tensors.update({copy: tensors[copy] + 1}))
+    assert_refused(folder, f"copies that differ: {copy}")
+
+
+@pytest.mark.parametrize(
+    ("absent", "head", "pooler"),
+    [
+        (("cls.seq", "bert.pooler"), True, settings.NoHead()),
+        (("cls.pred",), False, settings.Pooler(2)),
+        (("cls.",), False, settings.Pooler(0)),
+        (("cls.", "bert.pooler"), False, settings.NoHead()),
+    ],
+)
+def test_the_settings_have_the_heads_that_the_file_holds(tmp_path, absent, head, pooler):
+    folder = shutil.copytree(golden.FOLDER / "bert", tmp_path / "bert")
+    edit_tensors(folder, lambda tensors: [tensors.pop(name) for name in list(tensors) if name.startswith(absent)])
+    read = huggingface.read(folder)
+    assert (isinstance(read.model.head, settings.Head), read.model.pooler) == (head, pooler)
+    huggingface.write(tmp_path / "copy", read)
+    assert huggingface.read(tmp_path / "copy").model == read.model
+    assert_same(load_file(folder / "model.safetensors"), load_file(tmp_path / "copy" / "model.safetensors"))
+
+
+def test_a_fine_tuned_head_is_left_out_with_a_word(tmp_path):
+    folder = shutil.copytree(golden.FOLDER / "bert", tmp_path / "bert")
+    edit_tensors(folder, lambda tensors: tensors.update({"classifier.bias": np.zeros(3, np.float32)}))
+    with pytest.warns(UserWarning, match=r"left out: classifier\.bias"):
+        assert_same(huggingface.read(folder).params, huggingface.read(golden.FOLDER / "bert").params)
+
+
+@pytest.mark.parametrize(
+    ("config", "tied", "scaled"),
+    [
+        ({}, True, True),
+        ({"tie_word_embeddings": False}, False, False),
+        ({"tie_word_embeddings": True, "scale_decoder_outputs": False}, True, False),
+        ({"tie_word_embeddings": False, "scale_decoder_outputs": True}, False, True),
+    ],
+)
+def test_what_a_t5_config_says_of_its_head(config, tied, scaled):
+    assert t5.to_settings(config).head == settings.Head(tied, scale_by_width=scaled)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64])
@@ -274,6 +398,83 @@ def test_settings_survive_the_way_to_config_json_and_back(activation):
     assert model.feed_forward.activation == activation
     assert (model.dropout.residual, model.dropout.embedding, model.dropout.attention) == (0.11, 0.12, 0.13)
     assert gpt2.to_settings(gpt2.to_config(model)) == model
+
+
+@pytest.mark.parametrize(
+    ("family", "config"),
+    [
+        (t5, {"feed_forward_proj": name, "d_kv": 7, "num_decoder_layers": 2, "dropout_rate": 0.3})
+        for name in ("relu", "gated-gelu", "gated-silu", "gelu", "gated-relu", "gelu_new")
+    ]
+    + [
+        (t5, {"relative_attention_num_buckets": 6, "relative_attention_max_distance": 9, "layer_norm_epsilon": 0.1}),
+        (bert, {"hidden_act": "gelu_new", "type_vocab_size": 3, "max_position_embeddings": 7}),
+        (bert, {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.3, "layer_norm_eps": 0.1}),
+        (bert, {"intermediate_size": 5, "initializer_range": 0.5, "tie_word_embeddings": False}),
+    ],
+)
+def test_settings_of_bert_and_t5_survive_the_way_to_config_json_and_back(family, config):
+    model, written = family.to_settings(config), family.to_config(family.to_settings(config))
+    assert {name: written[name] for name in config} == config
+    assert family.to_settings(written) == model != family.to_settings({})
+
+
+@pytest.mark.parametrize(
+    ("model", "section", "value", "words"),
+    [
+        (bert.to_settings(SMALL_BERT), "norm", {"placement": "pre"}, "BERT.*norm.placement = post"),
+        (bert.to_settings(SMALL_BERT), "head", {"transform": "relu"}, "head.transform = gelu_exact"),
+        (bert.to_settings(SMALL_BERT), "pooler", {"classes": 3}, "pooler.classes = 2"),
+        (bert.to_settings(SMALL_BERT), "embedding", {"token_types": 0}, "embedding.token_types = 1"),
+        (t5.to_settings(SMALL_T5), "attention", {"score_scale": None}, "T5.*attention.score_scale = 1.0"),
+        (t5.to_settings(SMALL_T5), "norm", {"kind": "layer"}, "norm.kind = rms"),
+        (t5.to_settings(SMALL_T5), "feed_forward", {"activation": "gelu_exact", "gated": True}, "feed_forward"),
+        (t5.to_settings(SMALL_T5), "attention", {"position": settings.NoPositions()}, "position.kind = relative_bias"),
+    ],
+)
+def test_settings_beyond_bert_and_t5_are_refused(tmp_path, model, section, value, words):
+    model = replace(model, **{section: replace(getattr(model, section), **value)})
+    with pytest.raises(UserError, match=words):
+        huggingface.write(tmp_path / "out", huggingface.Pretrained(model, {}))
+
+
+@pytest.mark.parametrize(
+    ("family", "config", "word"),
+    [
+        (bert, {"num_attention_heads": 5}, "num_attention_heads 5 does not divide hidden_size 768"),
+        (bert, {"is_decoder": True}, "is_decoder"),
+        (bert, {"position_embedding_type": "relative_key"}, "relative_key"),
+        (bert, {"hidden_act": "gelu_newer"}, "did you mean 'gelu_new'"),
+        (t5, {"architectures": ["T5EncoderModel"]}, "T5EncoderModel is half a model"),
+        (t5, {"num_decoder_layers": 0}, "num_decoder_layers is 0"),
+        (t5, {"feed_forward_proj": "gated-gelo"}, "did you mean 'gated-gelu'"),
+        (t5, {"dropout_rate": "0.1"}, "dropout_rate is '0.1'"),
+    ],
+)
+def test_configs_of_bert_and_t5_beyond_ours_are_refused(family, config, word):
+    with pytest.raises(UserError, match=word):
+        family.to_settings(config)
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "tokenizer", "ids"),
+    [
+        ("bert", "wordpiece:vocab.txt", {}, {"cls_token_id": 1, "mask_token_id": 0}),
+        ("t5", "sentencepiece:spiece.model", {}, {"sentinels": 100, "decoder_start_token_id": 0}),
+        ("t5", "sentencepiece:spiece.model", {"extra_ids": 7}, {"sentinels": 7}),
+    ],
+)
+def test_the_vocabulary_of_bert_and_t5_travels_along_with_its_special_ids(tmp_path, name, spec, tokenizer, ids):
+    folder, (scheme, file) = shutil.copytree(golden.FOLDER / name, tmp_path / name), spec.split(":")
+    (folder / file).write_text("[MASK]\n[CLS]\nword\n")
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    pretrained = huggingface.read(folder)
+    assert pretrained.special_ids.items() >= ids.items()
+    huggingface.write(tmp_path / "copy", pretrained)
+    copy = huggingface.read(tmp_path / "copy")
+    assert copy.vocabulary == f"{scheme}:{tmp_path}/copy/{file}"
+    assert (tmp_path / "copy" / file).read_text() == "[MASK]\n[CLS]\nword\n"
+    assert copy.special_ids == pretrained.special_ids
 
 
 def test_an_empty_config_means_gpt2_small():

@@ -1,28 +1,72 @@
-"""Models of transformers with random weights, for comparison."""
+"""Models of transformers with random weights, for comparison. Importing this imports torch."""
 
 import zlib
 
+import numpy as np
 import torch
 
+# Both sides of padding. `DECODER_MASK` is for what an encoder-decoder's decoder reads.
+MASK = np.array([[1] * 8, [0] * 3 + [1] * 5, [1] * 6 + [0] * 2])
+DECODER_MASK = np.array([[1] * 6, [0] * 2 + [1] * 4, [1] * 5 + [0]])
+SIZES = {
+    "bert": {
+        "vocab_size": 37,
+        "hidden_size": 12,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "intermediate_size": 20,
+        "max_position_embeddings": 12,
+        "initializer_range": 0.3,
+    },
+    "t5": {"vocab_size": 37, "d_model": 12, "d_kv": 4, "d_ff": 20, "num_layers": 2, "num_heads": 3},
+}
 
-def randomised(architecture, config, untie=()):
+
+def randomised(architecture, config, untied=False):
     """A model none of whose tensors, biases and norms included, is at its initial value.
 
     Args:
       architecture: the class.
-      config: its config.
-      untie: tensors that get numbers of their own.
+      config: its config; dropout rates in it must not show.
+      untied: gives `lm_head` numbers of its own, which no config of a T5 does.
     """
     torch.manual_seed(zlib.crc32(config.to_json_string().encode()))
     model = architecture(config).eval()
+    if untied:
+        model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
     for name, parameter in model.named_parameters():
         if parameter.ndim == 1:
             torch.nn.init.normal_(parameter, mean=float("orm" in name and name.endswith("weight")), std=0.3)
     return model
 
 
-def assert_same_state(model, again):
-    """Fails unless all tensors are equal to the bit."""
+def run(model, seed=0):
+    """Random inputs by the names of `LanguageModel.logits`, and the model's outputs for them."""
+    rng, sizes = np.random.default_rng(seed), model.config
+    inputs = {"tokens": rng.integers(0, sizes.vocab_size, MASK.shape), "mask": MASK}
+    if sizes.is_encoder_decoder:
+        inputs["decoder_tokens"] = rng.integers(0, sizes.vocab_size, DECODER_MASK.shape)
+        inputs["decoder_mask"] = DECODER_MASK
+    else:
+        inputs["token_types"] = rng.integers(0, sizes.type_vocab_size, MASK.shape)
+    names = {
+        "tokens": "input_ids",
+        "mask": "attention_mask",
+        "token_types": "token_type_ids",
+        "decoder_tokens": "decoder_input_ids",
+        "decoder_mask": "decoder_attention_mask",
+    }
+    with torch.no_grad():
+        output = model(**{names[k]: torch.tensor(v) for k, v in inputs.items()}, output_hidden_states=True)
+    arrays = {k: (torch.stack(v) if isinstance(v, tuple) else v).numpy() for k, v in output.items() if k not in SKIPPED}
+    return inputs, arrays
+
+
+SKIPPED = ("past_key_values", "encoder_last_hidden_state", "last_hidden_state")
+
+
+def assert_same_state(model, again, unused=()):
+    """Fails unless all tensors are equal to the bit, but for those that nothing uses."""
     one, other = model.state_dict(), again.state_dict()
     assert one.keys() == other.keys()
-    assert all(torch.equal(one[key], other[key]) for key in one)
+    assert all(torch.equal(one[key], other[key]) for key in one.keys() - set(unused))

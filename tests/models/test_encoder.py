@@ -1,0 +1,284 @@
+"""The encoder and the encoder-decoder by themselves: sizes, buckets, dropout, cache, packing, speed settings."""
+
+from dataclasses import replace
+from functools import cache, partial
+
+import flax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from plm_jax.hub import bert, t5
+from plm_jax.models import registry, settings
+from plm_jax.models.transformer import relative_buckets
+
+VOCAB = 31
+
+
+def small_encoder(**fields) -> settings.Encoder:
+    sizes = {"hidden_size": 12, "num_attention_heads": 3, "intermediate_size": 20, "num_hidden_layers": 2}
+    model = bert.to_settings({"vocab_size": VOCAB, "max_position_embeddings": 16, "initializer_range": 0.3, **sizes})
+    return replace(model, **{"dropout": settings.Dropout(), **fields})
+
+
+def small_encoder_decoder(**fields) -> settings.EncoderDecoder:
+    sizes = {"d_model": 12, "d_kv": 5, "num_heads": 3, "d_ff": 20, "num_layers": 2, "num_decoder_layers": 3}
+    model = t5.to_settings({"vocab_size": VOCAB, "feed_forward_proj": "gated-gelu", **sizes})
+    return replace(model, **{"dropout": settings.Dropout(), **fields})
+
+
+@cache
+def initial(model: settings.Transformer):
+    """A module and its unboxed parameters."""
+    module = registry.build(model)
+    return module, flax.linen.meta.unbox(jax.jit(partial(registry.init_params, module))(jax.random.key(0)))
+
+
+def tokens_of(seed=0, batch=2, length=8):
+    return jax.random.randint(jax.random.key(seed), (batch, length), 0, VOCAB)
+
+
+@partial(jax.jit, static_argnames=("module", "method"))
+def apply(module, params, *args, method="__call__", **kwargs):
+    return module.apply({"params": params}, *args, method=method, **kwargs)
+
+
+def count(model) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(registry.shapes(model)))
+
+
+# FACTS: Turc et al. 2019 and Devlin et al. 2019, uncased; layers, width, heads, parameters without and with the heads.
+BERT_SIZES = {
+    "tiny": (2, 128, 2, 4_385_920, 4_433_468),
+    "mini": (4, 256, 4, 11_170_560, 11_267_900),
+    "small": (4, 512, 8, 28_763_648, 29_058_876),
+    "medium": (8, 512, 8, 41_373_184, 41_668_412),
+    "base": (12, 768, 12, 109_482_240, 110_106_428),
+    "large": (24, 1024, 16, 335_141_888, 336_226_108),
+}
+
+
+def bert_of(name, vocab_size=30522):
+    layers, width, heads, *_ = BERT_SIZES[name]
+    sizes = {"num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": heads}
+    return bert.to_settings({"vocab_size": vocab_size, "intermediate_size": 4 * width, **sizes})
+
+
+@pytest.mark.parametrize("name", BERT_SIZES)
+def test_bert_has_its_published_number_of_parameters(name):
+    *_, backbone, heads = BERT_SIZES[name]
+    model = bert_of(name)
+    assert count(model) == heads
+    assert count(replace(model, head=settings.NoHead(), pooler=settings.Pooler(0))) == backbone
+
+
+def test_parts_of_bert_have_their_published_numbers_of_parameters():
+    assert count(replace(bert_of("base"), pooler=settings.NoHead())) == 109_514_298
+    for name, parameters in (("base", 108_310_272), ("large", 333_579_264)):
+        cased = bert_of(name, vocab_size=28996)
+        assert count(replace(cased, head=settings.NoHead(), pooler=settings.Pooler(0))) == parameters
+
+
+@pytest.mark.parametrize(
+    ("layers", "width", "heads", "head_dim", "feed_forward", "first", "parameters"),
+    [
+        (6, 512, 8, 64, 2048, True, 60_506_624),
+        (12, 768, 12, 64, 3072, True, 222_903_552),
+        (24, 1024, 16, 64, 4096, True, 737_668_096),
+        (24, 1024, 32, 128, 16384, True, 2_851_598_336),
+        (24, 1024, 128, 128, 65536, True, 11_307_321_344),
+        (8, 512, 6, 64, 1024, False, 76_961_152),
+        (12, 768, 12, 64, 2048, False, 247_577_856),
+        (24, 1024, 16, 64, 2816, False, 783_150_080),
+        (24, 2048, 32, 64, 5120, False, 2_849_757_184),
+        (24, 4096, 64, 64, 10240, False, 11_135_332_352),
+    ],
+)
+def test_t5_has_its_published_number_of_parameters(layers, width, heads, head_dim, feed_forward, first, parameters):
+    config = {"num_layers": layers, "d_model": width, "num_heads": heads, "d_kv": head_dim, "d_ff": feed_forward}
+    config |= {"feed_forward_proj": "relu" if first else "gated-gelu", "tie_word_embeddings": first}
+    assert count(t5.to_settings(config)) == parameters
+
+
+# Where each bucket from the first inexact one on begins (Raffel et al. 2020 §2.1; counted by hand from the formula).
+TWO_WAY = [12, 16, 23, 32, 46, 64, 91]
+ONE_WAY = [19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113]
+
+
+def test_relative_buckets_begin_where_they_should():
+    position, distances = settings.RelativeBias(), np.arange(200)
+    wanted = np.searchsorted([*range(1, 9), *TWO_WAY], distances, side="right")
+    np.testing.assert_array_equal(relative_buckets(-distances, position, causal=False), wanted)
+    np.testing.assert_array_equal(relative_buckets(distances[1:], position, causal=False), 16 + wanted[1:])
+    wanted = np.searchsorted([*range(1, 17), *ONE_WAY], distances, side="right")
+    np.testing.assert_array_equal(relative_buckets(-distances, position, causal=True), wanted)
+    np.testing.assert_array_equal(relative_buckets(distances, position, causal=True), 0)
+
+
+def assert_spread(leaf, std, cut=False):
+    leaf = np.asarray(leaf)
+    assert abs(leaf.std() / std - 1) < 4 / leaf.size**0.5
+    assert abs(leaf.mean()) < 4 * std / leaf.size**0.5
+    # Of a normal with this spread one in twenty lies beyond two; truncated_normal cuts there and widens what is left.
+    assert np.any(np.abs(leaf) > 2.4 * std) != cut
+
+
+def test_initialisers_of_t5_have_their_published_spread():
+    model = t5.to_settings(
+        {"vocab_size": 500, "d_model": 64, "d_kv": 8, "num_heads": 16, "d_ff": 256, "tie_word_embeddings": False}
+        | {"num_layers": 4, "feed_forward_proj": "gated-gelu"}
+    )
+    flat = flax.traverse_util.flatten_dict(initial(model)[1], sep="/")
+    assert_spread(flat["token_embedding"], 1.0)
+    for stack, attentions in (("encoder", ["attention"]), ("decoder", ["attention", "cross_attention"])):
+        blocks = f"{stack}/blocks"
+        for attention in attentions:
+            assert_spread(flat[f"{blocks}/{attention}/query/kernel"], (64 * 8) ** -0.5, cut=True)
+            assert_spread(flat[f"{blocks}/{attention}/key/kernel"], 64**-0.5, cut=True)
+            assert_spread(flat[f"{blocks}/{attention}/value/kernel"], 64**-0.5, cut=True)
+            assert_spread(flat[f"{blocks}/{attention}/out/kernel"], (16 * 8) ** -0.5, cut=True)
+        assert_spread(flat[f"{blocks}/feed_forward/gate/kernel"], 64**-0.5, cut=True)
+        assert_spread(flat[f"{blocks}/feed_forward/up/kernel"], 64**-0.5, cut=True)
+        assert_spread(flat[f"{blocks}/feed_forward/down/kernel"], 256**-0.5, cut=True)
+        bias = flat[f"{stack}/relative_bias"]  # Uniform with a variance of 2 / (32 + 16).
+        assert np.abs(bias).max() < (3 * 2 / 48) ** 0.5 and abs(bias.std() / (2 / 48) ** 0.5 - 1) < 0.15
+    assert_spread(flat["head"], 64**-0.5, cut=True)
+
+
+def test_initialisers_of_bert_are_cut_at_two_standard_deviations():
+    model = small_encoder(
+        embedding=settings.Embedding(2000, 12, token_types=2, norm=True),
+        initializer=settings.Initializer(0.02, truncated=True),
+    )
+    flat = flax.traverse_util.flatten_dict(initial(model)[1], sep="/")
+    table = np.asarray(flat["token_embedding"])
+    assert 0.0399 < np.abs(table).max() <= 0.04
+    assert abs(table.std() / 0.0176 - 1) < 0.02  # 0.8796 of 0.02: the spread of a normal cut at two.
+    for name, leaf in flat.items():
+        if name.endswith("kernel"):
+            assert 0.035 < np.abs(leaf).max() <= 0.04, name
+        elif name.endswith(("scale", "bias")):
+            assert np.all(leaf == (1.0 if name.endswith("scale") else 0.0)), name
+
+
+SMALL = {"encoder": small_encoder, "encoder_decoder": small_encoder_decoder}
+
+
+def inputs_of(kind, length=8):
+    return (tokens_of(length=length), *([tokens_of(1, length=6)] if kind == "encoder_decoder" else []))
+
+
+@partial(jax.jit, static_argnames="module")
+def trained_features(module, params, inputs):
+    """With dropout."""
+    rngs = {"dropout": jax.random.key(0)}
+    return module.apply({"params": params}, *inputs, method="features", rngs=rngs, deterministic=False)
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_broadcast_dropout_drops_the_same_units_at_all_positions(kind):
+    """Where all tokens are the same and nothing tells positions apart, only dropout can make them differ."""
+    model = SMALL[kind]()
+    model = replace(model, attention=replace(model.attention, position=settings.NoPositions()))
+    inputs = [jnp.full_like(tokens, 7) for tokens in inputs_of(kind)]
+    for broadcast in (True, False):
+        dropout = settings.Dropout(broadcast=broadcast).all_at(0.3)
+        if kind == "encoder_decoder":  # Causal attention loses another share of its keys at each position.
+            dropout = replace(dropout, attention=0.0)
+        module, params = initial(replace(model, dropout=dropout))
+        dropped = np.asarray(trained_features(module, params, inputs))
+        assert np.allclose(dropped, dropped[:, :1], atol=1e-5) == broadcast
+        assert not np.allclose(dropped[0], dropped[1], atol=1e-2)
+
+
+def test_dropout_after_the_stack_zeroes_its_share():
+    for broadcast in (True, False):
+        dropout = settings.Dropout(output=0.5, broadcast=broadcast)
+        zero = np.asarray(trained_features(*initial(small_encoder(dropout=dropout)), [tokens_of(batch=32)]) == 0)
+        assert abs(zero.mean() - 0.5) < 0.1
+        assert np.all(zero == zero[:, :1]) == broadcast
+
+
+@partial(jax.jit, static_argnames="module")
+def trained_gradients(module, params, inputs):
+    def loss(params):
+        features = trained_features(module, params, inputs)
+        return jnp.square(features * jnp.arange(features.shape[-1])).mean()
+
+    return jax.value_and_grad(loss)(params)
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_scanned_unrolled_and_recomputed_stacks_have_the_same_values_and_gradients(kind):
+    model = SMALL[kind](dropout=settings.Dropout(broadcast=kind == "encoder_decoder").all_at(0.2))
+    inputs, params = inputs_of(kind), initial(model)[1]
+    wanted = trained_gradients(registry.build(model), params, inputs)
+    for scan, remat in ((False, "none"), (True, "full")):
+        got = trained_gradients(registry.build(replace(model, scan_layers=scan, remat=remat)), params, inputs)
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), got, wanted)
+
+
+def test_packed_texts_are_encoded_as_they_are_alone():
+    module, params = initial(small_encoder())
+    tokens = tokens_of(batch=1)
+    positions, segments = jnp.array([[0, 1, 2, 0, 1, 2, 3, 4]]), jnp.array([[1, 1, 1, 2, 2, 2, 2, 2]])
+    packed = apply(module, params, tokens, method="features", positions=positions, segment_ids=segments)
+    for part in (slice(0, 3), slice(3, 8)):
+        alone = apply(module, params, tokens[:, part], method="features")
+        np.testing.assert_allclose(packed[:, part], alone, atol=1e-4)
+
+
+def test_packed_pairs_are_decoded_as_they_are_alone():
+    module, params = initial(small_encoder_decoder())
+    tokens, decoder_tokens = tokens_of(batch=1), tokens_of(1, batch=1, length=6)
+    segments, decoder_segments = jnp.array([[1, 1, 1, 2, 2, 2, 2, 2]]), jnp.array([[1, 1, 1, 1, 2, 2]])
+    packed = apply(module, params, tokens, decoder_tokens, segment_ids=segments, decoder_segment_ids=decoder_segments)
+    for part, decoder_part in ((slice(0, 3), slice(0, 4)), (slice(3, 8), slice(4, 6))):
+        alone = apply(module, params, tokens[:, part], decoder_tokens[:, decoder_part])
+        np.testing.assert_allclose(packed[:, decoder_part], alone, atol=1e-4)
+
+
+@partial(jax.jit, static_argnames="module")
+def reach(module, params, tokens, decoder_tokens, query):
+    """Which rows of the token table the decoder's output at `query` depends on."""
+
+    def output(table):
+        params_ = {**params, "token_embedding": table}
+        features = module.apply({"params": params_}, tokens, decoder_tokens, method="features")
+        return features[0, query] @ jnp.arange(1.0, 1 + features.shape[-1])
+
+    return jnp.any(jax.grad(output)(params["token_embedding"]) != 0, axis=-1)
+
+
+def test_the_decoder_sees_the_whole_input_and_nothing_after_its_own_position():
+    tokens, decoder_tokens = jnp.arange(5, 11)[None], jnp.arange(20, 25)[None]
+    for query in (0, 2, 4):
+        seen = reach(*initial(small_encoder_decoder()), tokens, decoder_tokens, query)
+        assert np.flatnonzero(seen).tolist() == [*range(5, 11), *range(20, 21 + query)]
+
+
+@partial(jax.jit, static_argnames="module")
+def extend(module, variables, tokens, memory, mask, filled, cache_index):
+    return module.apply(
+        variables, tokens, memory, mask, filled, cache_index=cache_index, mutable=["cache"], method="decode"
+    )
+
+
+@pytest.mark.parametrize("chunks", [(1, 1, 1, 1, 1, 1), (3, 2, 1)])
+def test_incremental_decoding_over_a_remembered_input_equals_the_full_pass(chunks):
+    module, params = initial(small_encoder_decoder())
+    tokens, decoder_tokens = inputs_of("encoder_decoder")
+    mask = jnp.ones_like(tokens).at[0, 6:].set(0).at[1, :2].set(0)
+    decoder_mask = jnp.ones_like(decoder_tokens).at[1, :2].set(0)
+    full = apply(module, params, tokens, decoder_tokens, mask, method="features", decoder_mask=decoder_mask)
+    memory = apply(module, params, tokens, mask, method="encode")
+    variables, parts, start = {"params": params}, [], 0
+    for size in chunks:
+        end = start + size
+        filled = decoder_mask * (jnp.arange(6) < end)
+        part, cache = extend(module, variables, decoder_tokens[:, start:end], memory, mask, filled, start)
+        variables, memory, start = {"params": params, **cache}, None, end
+        parts.append(part)
+    got = jnp.concatenate(parts, axis=1)
+    np.testing.assert_allclose(got[decoder_mask == 1], full[decoder_mask == 1], atol=1e-4)

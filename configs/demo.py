@@ -23,12 +23,7 @@ def gpt2() -> config.Run:
         vocabulary=config.Vocabulary(
             spec="sentencepiece:../.cache/demo/sotu.model", train_size=VOCAB_SIZE, pad=0, eos=1, unk=2
         ),
-        data=config.Data(
-            cache_dir="../.cache/demo/gpt2",
-            sources={"sotu": config.JsonLines(path=f"{CORPORA}/sotu.jsonl.gz")},
-            length=128,
-            validation_fraction=0.05,
-        ),
+        data=_speeches("gpt2", length=128),
         optimizer=config.AdamW(b1=0.9, b2=0.95, weight_decay=0.1),
         schedule=config.Schedule(kind="cosine", learning_rate=2e-3, warmup_steps=30, final_fraction=0.1),
         train=config.Train(steps=220, batch_size=16),
@@ -37,7 +32,64 @@ def gpt2() -> config.Run:
     )
 
 
-RUNS = {"gpt2": gpt2}
+def bert() -> config.Run:
+    """A BERT that leaves the plateau of word frequencies within minutes: a small vocabulary and short rows."""
+    vocab_size = 1024
+    return config.Run(
+        model=_family("bert").model(layers=3, width=128, heads=4, vocab_size=vocab_size, length=64, dropout=0.0),
+        objective=objectives.MaskedLM(),
+        vocabulary=config.Vocabulary(
+            spec="sentencepiece:../.cache/demo/sotu-bert.model",
+            train_size=vocab_size,
+            pad=0,
+            unk=1,
+            cls=2,
+            sep=3,
+            mask=4,
+        ),
+        data=_speeches("bert", length=64, layout=config.SentencePairs()),
+        optimizer=config.AdamW(b1=0.9, b2=0.98, weight_decay=0.01),
+        schedule=config.Schedule(kind="linear", learning_rate=3e-3, warmup_steps=100),
+        train=config.Train(steps=1200, batch_size=64),
+        checkpoint=config.Checkpoint(save_every=400),
+        evaluation=config.Evaluation(every=300, batch_size=256, max_batches=2),
+    )
+
+
+def t5() -> config.Run:
+    """A T5 1.1 for a laptop."""
+    vocab_size, sentinels = 1024, 32
+    return config.Run(
+        model=_family("t5").model(2, 128, 4, 32, 384, v1_1=True, vocab_size=vocab_size + sentinels),
+        objective=objectives.SpanCorruption(),
+        vocabulary=config.Vocabulary(
+            spec="sentencepiece:../.cache/demo/sotu-t5.model",
+            train_size=vocab_size,
+            sentinels=sentinels,
+            pad=0,
+            eos=1,
+            unk=2,
+        ),
+        data=_speeches("t5", length=128),
+        optimizer=config.Adafactor(),
+        schedule=config.Schedule(kind="rsqrt", learning_rate=1.0, warmup_steps=400),
+        train=config.Train(steps=1200, batch_size=32),
+        checkpoint=config.Checkpoint(save_every=400),
+        evaluation=config.Evaluation(every=300, batch_size=64, max_batches=2),
+    )
+
+
+RUNS = {"gpt2": gpt2, "bert": bert, "t5": t5}
+
+
+def _speeches(family: str, **settings) -> config.Data:
+    """The corpus; every twentieth speech or so is held out."""
+    return config.Data(
+        cache_dir=f"../.cache/demo/{family}",
+        sources={"sotu": config.JsonLines(path=f"{CORPORA}/sotu.jsonl.gz")},
+        validation_fraction=0.05,
+        **settings,
+    )
 
 
 def _family(name: str):

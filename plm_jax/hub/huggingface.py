@@ -175,7 +175,9 @@ def _fields(part: Any, prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _with_heads(family: Family, model: settings.Transformer, names: Collection[str], own_head: bool):
+def _with_heads(
+    family: Family, model: settings.Transformer, names: Collection[str], own_head: bool
+) -> settings.Transformer:
     """The settings with those heads alone whose tensors are among the names: these decide, not the config."""
     model = replace(model, head=replace(model.head, tied=model.head.tied and not own_head))
     if not isinstance(model, settings.Encoder):

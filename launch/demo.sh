@@ -1,17 +1,26 @@
 #!/usr/bin/env bash
-# Pretrains a small model on the State of the Union addresses, evaluates it, lets it write, and draws a report.
+# Pretrains a small model on the State of the Union addresses, evaluates it, lets it write or fill blanks, and draws a
+# report.
 #
 #   bash launch/demo.sh [FAMILY] [SEED]
 #
-# FAMILY: gpt2. Makes .venv if it is missing. Run again, it goes on where it was.
+# FAMILY: gpt2, bert, t5. Makes .venv if it is missing. Run again, it goes on where it was.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 family=${1:-gpt2} seed=${2:-0}
 workdir=runs/demo-$family-$seed
 config="--config=configs/demo.py:$family --config.train.seed=$seed"
 case "$family" in
-  gpt2) prompt="The state of the Union is" ;;
-  *) echo "error: there is no demo '$family': there are: gpt2" >&2; exit 2 ;;
+  gpt2) sampling="--max_new_tokens=60 --temperature=0.8 --top_k=40" prompts=("The state of the Union is") ;;
+  bert)
+    sampling=""
+    prompts=("The United [MASK] of America" "I recommend to the [MASK] of Congress" "the people [MASK] the United States")
+    ;;
+  t5)
+    sampling="--max_new_tokens=24"
+    prompts=("The <extra_id_0> States of America" "I recommend to the <extra_id_0> of Congress <extra_id_1> the people")
+    ;;
+  *) echo "error: there is no demo '$family': there are: gpt2, bert, t5" >&2; exit 2 ;;
 esac
 
 source launch/environment.sh
@@ -30,6 +39,6 @@ for task, found in json.load(open(sys.argv[1])).items():
     print(f"{task}: {found['real_loss']:.3f} nats a token of text, add-one unigram {found['unigram_loss']:.3f}: {gain:.3f} better")
 PYTHON
 say "4/5 generate"
-python -m plm_jax.generate --checkpoint="$workdir" --prompt="$prompt" --max_new_tokens=60 --temperature=0.8 --top_k=40
+python -m plm_jax.generate --checkpoint="$workdir" $sampling "${prompts[@]/#/--prompt=}"
 say "5/5 report"
 python -m plm_jax.report --workdirs="$workdir" --output="$workdir/report.html"

@@ -50,9 +50,9 @@ def bert() -> config.Run:
         data=_speeches("bert", length=64, layout=config.SentencePairs()),
         optimizer=config.AdamW(b1=0.9, b2=0.98, weight_decay=0.01),
         schedule=config.Schedule(kind="linear", learning_rate=3e-3, warmup_steps=100),
-        train=config.Train(steps=1200, batch_size=64),
-        checkpoint=config.Checkpoint(save_every=400),
-        evaluation=config.Evaluation(every=300, batch_size=256, max_batches=2),
+        train=config.Train(steps=1000, batch_size=64),
+        checkpoint=config.Checkpoint(save_every=500),
+        evaluation=config.Evaluation(every=250, batch_size=256, max_batches=2),
     )
 
 
@@ -72,10 +72,10 @@ def t5() -> config.Run:
         ),
         data=_speeches("t5", length=128),
         optimizer=config.Adafactor(),
-        schedule=config.Schedule(kind="rsqrt", learning_rate=1.0, warmup_steps=400),
-        train=config.Train(steps=1200, batch_size=32),
-        checkpoint=config.Checkpoint(save_every=400),
-        evaluation=config.Evaluation(every=300, batch_size=64, max_batches=2),
+        schedule=config.Schedule(kind="rsqrt", learning_rate=1.0, warmup_steps=200),
+        train=config.Train(steps=600, batch_size=32),
+        checkpoint=config.Checkpoint(save_every=300),
+        evaluation=config.Evaluation(every=150, batch_size=64, max_batches=2),
     )
 
 

@@ -23,16 +23,26 @@ def small_encoder(**fields) -> settings.Encoder:
 
 
 def small_encoder_decoder(**fields) -> settings.EncoderDecoder:
-    sizes = {"d_model": 12, "d_kv": 5, "num_heads": 3, "d_ff": 20, "num_layers": 2, "num_decoder_layers": 3}
+    sizes = {"d_model": 12, "d_kv": 5, "num_heads": 3, "d_ff": 20, "num_layers": 1, "num_decoder_layers": 2}
     model = t5.to_settings({"vocab_size": VOCAB, "feed_forward_proj": "gated-gelu", **sizes})
     return replace(model, **{"dropout": settings.Dropout(), **fields})
 
 
 @cache
+def randomised(model: settings.Transformer):
+    """A module and random parameters, norms and biases too; nothing is compiled for them."""
+    rng = np.random.default_rng(0)
+
+    def draw(leaf):
+        return rng.normal(scale=0.3, size=leaf.shape).astype(np.float32)
+
+    return registry.build(model), jax.tree.map(draw, registry.shapes(model))
+
+
 def initial(model: settings.Transformer):
-    """A module and its unboxed parameters."""
-    module = registry.build(model)
-    return module, flax.linen.meta.unbox(jax.jit(partial(registry.init_params, module))(jax.random.key(0)))
+    """The initial parameters by their paths."""
+    params = jax.jit(partial(registry.init_params, registry.build(model)))(jax.random.key(0))
+    return flax.traverse_util.flatten_dict(flax.linen.meta.unbox(params), sep="/")
 
 
 def tokens_of(seed=0, batch=2, length=8):
@@ -129,7 +139,7 @@ def test_initialisers_of_t5_have_their_published_spread():
         {"vocab_size": 500, "d_model": 64, "d_kv": 8, "num_heads": 16, "d_ff": 256, "tie_word_embeddings": False}
         | {"num_layers": 4, "feed_forward_proj": "gated-gelu"}
     )
-    flat = flax.traverse_util.flatten_dict(initial(model)[1], sep="/")
+    flat = initial(model)
     assert_spread(flat["token_embedding"], 1.0)
     for stack, attentions in (("encoder", ["attention"]), ("decoder", ["attention", "cross_attention"])):
         blocks = f"{stack}/blocks"
@@ -151,7 +161,7 @@ def test_initialisers_of_bert_are_cut_at_two_standard_deviations():
         embedding=settings.Embedding(2000, 12, token_types=2, norm=True),
         initializer=settings.Initializer(0.02, truncated=True),
     )
-    flat = flax.traverse_util.flatten_dict(initial(model)[1], sep="/")
+    flat = initial(model)
     table = np.asarray(flat["token_embedding"])
     assert 0.0399 < np.abs(table).max() <= 0.04
     assert abs(table.std() / 0.0176 - 1) < 0.02  # 0.8796 of 0.02: the spread of a normal cut at two.
@@ -172,7 +182,7 @@ def inputs_of(kind, length=8):
 @partial(jax.jit, static_argnames="module")
 def trained_features(module, params, inputs):
     """With dropout."""
-    rngs = {"dropout": jax.random.key(0)}
+    rngs = {"dropout": jax.random.key(0, impl="unsafe_rbg")}  # It compiles faster.
     return module.apply({"params": params}, *inputs, method="features", rngs=rngs, deterministic=False)
 
 
@@ -186,7 +196,7 @@ def test_broadcast_dropout_drops_the_same_units_at_all_positions(kind):
         dropout = settings.Dropout(broadcast=broadcast).all_at(0.3)
         if kind == "encoder_decoder":  # Causal attention loses another share of its keys at each position.
             dropout = replace(dropout, attention=0.0)
-        module, params = initial(replace(model, dropout=dropout))
+        module, params = randomised(replace(model, dropout=dropout))
         dropped = np.asarray(trained_features(module, params, inputs))
         assert np.allclose(dropped, dropped[:, :1], atol=1e-5) == broadcast
         assert not np.allclose(dropped[0], dropped[1], atol=1e-2)
@@ -195,7 +205,7 @@ def test_broadcast_dropout_drops_the_same_units_at_all_positions(kind):
 def test_dropout_after_the_stack_zeroes_its_share():
     for broadcast in (True, False):
         dropout = settings.Dropout(output=0.5, broadcast=broadcast)
-        zero = np.asarray(trained_features(*initial(small_encoder(dropout=dropout)), [tokens_of(batch=32)]) == 0)
+        zero = np.asarray(trained_features(*randomised(small_encoder(dropout=dropout)), [tokens_of(batch=32)]) == 0)
         assert abs(zero.mean() - 0.5) < 0.1
         assert np.all(zero == zero[:, :1]) == broadcast
 
@@ -210,17 +220,16 @@ def trained_gradients(module, params, inputs):
 
 
 @pytest.mark.parametrize("kind", SMALL)
-def test_scanned_unrolled_and_recomputed_stacks_have_the_same_values_and_gradients(kind):
+def test_a_scanned_stack_and_an_unrolled_recomputed_one_have_the_same_values_and_gradients(kind):
     model = SMALL[kind](dropout=settings.Dropout(broadcast=kind == "encoder_decoder").all_at(0.2))
-    inputs, params = inputs_of(kind), initial(model)[1]
+    inputs, params = inputs_of(kind), randomised(model)[1]
     wanted = trained_gradients(registry.build(model), params, inputs)
-    for scan, remat in ((False, "none"), (True, "full")):
-        got = trained_gradients(registry.build(replace(model, scan_layers=scan, remat=remat)), params, inputs)
-        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), got, wanted)
+    got = trained_gradients(registry.build(replace(model, scan_layers=False, remat="full")), params, inputs)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), got, wanted)
 
 
 def test_packed_texts_are_encoded_as_they_are_alone():
-    module, params = initial(small_encoder())
+    module, params = randomised(small_encoder())
     tokens = tokens_of(batch=1)
     positions, segments = jnp.array([[0, 1, 2, 0, 1, 2, 3, 4]]), jnp.array([[1, 1, 1, 2, 2, 2, 2, 2]])
     packed = apply(module, params, tokens, method="features", positions=positions, segment_ids=segments)
@@ -230,7 +239,7 @@ def test_packed_texts_are_encoded_as_they_are_alone():
 
 
 def test_packed_pairs_are_decoded_as_they_are_alone():
-    module, params = initial(small_encoder_decoder())
+    module, params = randomised(small_encoder_decoder())
     tokens, decoder_tokens = tokens_of(batch=1), tokens_of(1, batch=1, length=6)
     segments, decoder_segments = jnp.array([[1, 1, 1, 2, 2, 2, 2, 2]]), jnp.array([[1, 1, 1, 1, 2, 2]])
     packed = apply(module, params, tokens, decoder_tokens, segment_ids=segments, decoder_segment_ids=decoder_segments)
@@ -254,7 +263,7 @@ def reach(module, params, tokens, decoder_tokens, query):
 def test_the_decoder_sees_the_whole_input_and_nothing_after_its_own_position():
     tokens, decoder_tokens = jnp.arange(5, 11)[None], jnp.arange(20, 25)[None]
     for query in (0, 2, 4):
-        seen = reach(*initial(small_encoder_decoder()), tokens, decoder_tokens, query)
+        seen = reach(*randomised(small_encoder_decoder()), tokens, decoder_tokens, query)
         assert np.flatnonzero(seen).tolist() == [*range(5, 11), *range(20, 21 + query)]
 
 
@@ -267,7 +276,7 @@ def extend(module, variables, tokens, memory, mask, filled, cache_index):
 
 @pytest.mark.parametrize("chunks", [(1, 1, 1, 1, 1, 1), (3, 2, 1)])
 def test_incremental_decoding_over_a_remembered_input_equals_the_full_pass(chunks):
-    module, params = initial(small_encoder_decoder())
+    module, params = randomised(small_encoder_decoder())
     tokens, decoder_tokens = inputs_of("encoder_decoder")
     mask = jnp.ones_like(tokens).at[0, 6:].set(0).at[1, :2].set(0)
     decoder_mask = jnp.ones_like(decoder_tokens).at[1, :2].set(0)

@@ -40,11 +40,12 @@ def back_at(workdir: pathlib.Path, copy: pathlib.Path, step: int) -> pathlib.Pat
     return copy
 
 
-def test_a_killed_run_is_the_same_to_the_bit(tiny, left_alone, tmp_path):
-    reference = left_alone("separate")
-    cut_off = resume.train_with_kills(tiny, "separate", tmp_path / "killed", kills=3, seed=1)
+@pytest.mark.parametrize(("name", "kills"), [("separate", 3), ("bert_everything", 2), ("t5_everything", 2)])
+def test_a_killed_run_is_the_same_to_the_bit(name, kills, tiny, left_alone, tmp_path):
+    reference = left_alone(name)
+    cut_off = resume.train_with_kills(tiny, name, tmp_path / "killed", kills, seed=1)
     assert cut_off >= 1, "no kill fell into a save"
-    assert resume.last_step(reference) == RUNS["separate"].train.steps
+    assert resume.last_step(reference) == RUNS[name].train.steps
     assert resume.differences(tmp_path / "killed", reference) == []
 
 

@@ -5,8 +5,9 @@
 Each contestant is a process of its own that makes its model, warms up, and then does one step whenever it is told to,
 so that no two run at once. Prints JSON: seconds a step (medians over the interleaved rounds) and ratios ours / peer.
 The peers are Hugging Face's PyTorch models with fused AdamW, eager and compiled; BERT's twice: as they come, with the
-head on every position (`torch_default`), and tuned, with the head on masked positions only. No dropout. All run with
-the memory settings of `launch/environment.sh`, and ours with what `pretrain` adds to them on a CPU.
+head on every position (`torch_default`), and tuned, with the head on masked positions only. No dropout. Each runs as
+its users run it: torch in the plain environment, ours with the memory settings of `launch/environment.sh` and
+`pretrain`. `--same_memory` gives torch those settings too.
 """
 
 import argparse
@@ -39,6 +40,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=0, help="rows of the batch; 0: the model's own")
     parser.add_argument("--length", type=int, default=0, help="tokens a row; 0: the model's own")
     parser.add_argument("--layers", type=int, default=0, help="for a quick try; 0: the model's own")
+    parser.add_argument("--same_memory", action="store_true", help="torch with our memory settings")
     parser.add_argument("--contestant", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.contestant:
@@ -52,7 +54,7 @@ def compare(arguments) -> dict:
     """The figures of all contestants."""
     peers = (*(["torch_default"] if arguments.model.startswith("bert") else []), *TUNED)
     names = ("plm_jax", *(peers if arguments.peer == "torch" else ()))
-    workers = {name: start(name) for name in names}
+    workers = {name: start(name, name == "plm_jax" or arguments.same_memory) for name in names}
     seconds = {name: [] for name in names}
     for name, worker in workers.items():
         ask(name, worker)
@@ -71,6 +73,7 @@ def compare(arguments) -> dict:
         "length": length,
         "targets": targets,
         "precision": "float32",
+        "same_memory": arguments.same_memory,
         "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
         "median_seconds": medians,
         "all_seconds": seconds,
@@ -82,10 +85,16 @@ def compare(arguments) -> dict:
     }
 
 
-def start(name: str) -> subprocess.Popen:
+# What `launch/environment.sh` and `cli.keep_freed_memory` set.
+MEMORY = ":".join(
+    f"glibc.malloc.{setting}" for setting in ("hugetlb=1", "mmap_max=0", "trim_threshold=1000000000000", "arena_max=1")
+)
+
+
+def start(name: str, keeps_memory: bool) -> subprocess.Popen:
     """A contestant's process."""
     command = [sys.executable, os.path.abspath(__file__), *sys.argv[1:], f"--contestant={name}"]
-    environment = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"} | os.environ
+    environment = {**os.environ, "GLIBC_TUNABLES": MEMORY} if keeps_memory else None
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
 
 
@@ -168,11 +177,10 @@ def make_ours(arguments):
     import jax
     import numpy as np
 
-    from plm_jax import cli, config
+    from plm_jax import config
     from plm_jax.models import registry
     from plm_jax.training import losses, mesh, optimizers, schedules, state, step
 
-    cli.keep_freed_memory()
     run = run_settings(arguments)
     model = registry.build(run.model)
     rate = schedules.learning_rate(config.Schedule("constant", 1e-4), 1)

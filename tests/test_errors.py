@@ -62,7 +62,7 @@ CONFIG_MISTAKES = [
     ("--config.mesh.fsdp=3", ["config.mesh", "8 devices"]),
     ("--config.mesh.data=16", ["config.mesh", "8 devices"]),
     ("--config.mesh.context=2", ["context"]),
-    ("--config.model.embedding.vocab_size=200", ["vocab_size is 200", "257"]),
+    ("--config.model.embedding.vocab_size=200", ["vocab_size is 200", "269"]),
     ("--config.vocabulary.eos=300", ["config.vocabulary.eos is 300", "256"]),
     (
         "--config.data.length=64 --config.model.attention.position.length=9999 --config.data.length=9000",
@@ -259,7 +259,8 @@ def byte_pairs(tiny, verb, tmp_path_factory):
     shutil.rmtree(folder / "cache")
     source = pathlib.Path(runs.__file__).parents[2] / "plm_jax" / "data" / "gpt2" / "vocab.json"
     ids = {token: number for token, number in json.loads(source.read_text()).items() if number < 256}
-    (folder / "vocab.json").write_text(json.dumps(ids | {"<end>": 256}))
+    ids |= {name: 256 + i for i, name in enumerate(("<end>", "<pad>", "<cls>", "<sep>", "<mask>"))}
+    (folder / "vocab.json").write_text(json.dumps(ids))
     (folder / "merges.txt").write_text("#version: 0.2\n")
     finished = verb("prepare", f"--config={folder}/tiny.py", "--config.vocabulary.spec=bpe:vocab.json,merges.txt")
     assert finished.status == 0, finished.err

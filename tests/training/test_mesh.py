@@ -61,7 +61,7 @@ def test_two_processes_of_four_devices_have_the_losses_of_one_device(tiny, tmp_p
     want = trained(tiny, dropout, data=1)[0]
     launch = [sys.executable, str(LAUNCH), "--processes=2", "--devices=4", "--"]
     options = [f"--config.train.steps={STEPS}", "--config.mesh.data=2", "--config.mesh.fsdp=4"]
-    options += [f"--config.model.dropout.{name}={dropout}" for name in ("embedding", "attention", "residual")]
+    options += [f"--config.model.dropout.{name}={dropout}" for name in RUNS["plain"].model.dropout.rates]
     command = [*launch, *resume.command(tiny, "plain", tmp_path / "run", *options)]
     finished = subprocess.run(command, env=resume.environment(), capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
@@ -100,7 +100,7 @@ def test_bytes_per_device_fall_as_one_over_fsdp(tiny):
 
 
 def test_what_does_not_divide_is_left_whole(tiny):
-    odd = {"vocab_size": 257, "width": 32}
+    odd = {"vocab_size": 271, "width": 32}
     run = runs.make(tiny, mesh=config.Mesh(data=1, fsdp=2, tensor=4))
     run = runs.make(tiny, run, model={"embedding": type(run.model.embedding)(**odd)})
     shardings = loop.Trainer(run, jax.devices()[:8]).shardings.params

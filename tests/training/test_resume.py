@@ -40,7 +40,12 @@ def back_at(workdir: pathlib.Path, copy: pathlib.Path, step: int) -> pathlib.Pat
     return copy
 
 
-@pytest.mark.parametrize(("name", "kills"), [("separate", 3), ("bert_everything", 2), ("t5_everything", 2)])
+# Each takes long: PLM_JAX_FULL_TESTS=1 takes every family everywhere.
+FULL = bool(os.environ.get("PLM_JAX_FULL_TESTS"))
+FAMILIES = ("everything", "bert_everything", "t5_everything")
+
+
+@pytest.mark.parametrize(("name", "kills"), [("separate", 3), *(((n, 2) for n in FAMILIES[1:]) if FULL else ())])
 def test_a_killed_run_is_the_same_to_the_bit(name, kills, tiny, left_alone, tmp_path):
     reference = left_alone(name)
     cut_off = resume.train_with_kills(tiny, name, tmp_path / "killed", kills, seed=1)
@@ -71,26 +76,28 @@ def assert_same_within(tolerance, workdir, reference):
         np.testing.assert_allclose(losses[step], want[step], rtol=tolerance, err_msg=str(step))
 
 
-def test_one_device_then_eight_is_the_same_run(tiny, verb, left_alone, tmp_path):
-    reference = left_alone("everything")
+@pytest.mark.parametrize("name", FAMILIES if FULL else ["bert_everything"])
+def test_one_device_then_eight_is_the_same_run(name, tiny, verb, left_alone, tmp_path):
+    reference = left_alone(name)
     workdir = back_at(reference, tmp_path / "eight", 8)
     compiled = set(os.listdir(os.environ["JAX_COMPILATION_CACHE_DIR"]))
     assert compiled
     meshes = ("--config.mesh.data=2", "--config.mesh.fsdp=4")
-    finished = verb("pretrain", f"--config={tiny}/tiny.py:everything", f"--workdir={workdir}", *meshes, devices=8)
+    finished = verb("pretrain", f"--config={tiny}/tiny.py:{name}", f"--workdir={workdir}", *meshes, devices=8)
     assert finished.status == 0 and "resumed after step 8" in finished.err, finished.err
     assert_same_within(1e-5, workdir, reference)
     # Programs for several CPU devices deadlock when they are read back.
     assert set(os.listdir(os.environ["JAX_COMPILATION_CACHE_DIR"])) == compiled
 
 
-def test_one_process_then_two_is_the_same_run(tiny, left_alone, tmp_path):
-    reference = left_alone("everything")
+@pytest.mark.parametrize("name", FAMILIES if FULL else ["t5_everything"])
+def test_one_process_then_two_is_the_same_run(name, tiny, left_alone, tmp_path):
+    reference = left_alone(name)
     workdir = back_at(reference, tmp_path / "two", 8)
     launch = [sys.executable, str(LAUNCH), "--processes=2", "--devices=4", "--"]
     meshes = ("--config.mesh.data=2", "--config.mesh.fsdp=4")
     finished = subprocess.run(
-        [*launch, *resume.command(tiny, "everything", workdir, *meshes)],
+        [*launch, *resume.command(tiny, name, workdir, *meshes)],
         env=resume.environment(),
         capture_output=True,
         text=True,

@@ -67,7 +67,7 @@ def test_microbatches_of_unequal_target_counts_are_one_batch():
         for name in whole_metrics:
             np.testing.assert_allclose(metrics[name], whole_metrics[name], rtol=1e-6, err_msg=name)
         np.testing.assert_array_equal(metrics["digest"], batch["digest"].sum(0))
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), parts.params, whole.params)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=3e-7), parts.params, whole.params)
 
 
 def test_metrics_are_means_over_target_tokens():

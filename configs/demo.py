@@ -50,9 +50,9 @@ def bert() -> config.Run:
         data=_speeches("bert", length=64, layout=config.SentencePairs()),
         optimizer=config.AdamW(b1=0.9, b2=0.98, weight_decay=0.01),
         schedule=config.Schedule(kind="linear", learning_rate=3e-3, warmup_steps=100),
-        train=config.Train(steps=1000, batch_size=64),
-        checkpoint=config.Checkpoint(save_every=500),
-        evaluation=config.Evaluation(every=250, batch_size=256, max_batches=2),
+        train=config.Train(steps=700, batch_size=64),
+        checkpoint=config.Checkpoint(save_every=350),
+        evaluation=config.Evaluation(every=175, batch_size=256, max_batches=2),
     )
 
 

@@ -1,9 +1,10 @@
 """Small runs on the State of the Union addresses that come with the package: minutes on two CPU cores.
 
-    bash launch/demo.sh
+    bash launch/demo.sh [gpt2|bert|t5]
 
 gpt2: 4 layers, 192 wide, vocabulary 4,096 trained on the corpus, about 2.6M tokens. Expect a held-out loss about
-one nat a token under the add-one unigram's.
+one nat a token under the add-one unigram's. bert: 3 layers, 128 wide, vocabulary 1,024, pairs of 64 tokens; about
+0.45 nats under it on masked tokens. t5: 2 + 2 layers, 128 wide; about 0.7 under it on the tokens of the spans.
 """
 
 import importlib.util

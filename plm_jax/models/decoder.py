@@ -1,9 +1,7 @@
 """The decoder arrangement: embeddings, a causal stack, the vocabulary head."""
 
-import jax.numpy as jnp
-
 from plm_jax.models.arrangement import Arrangement
-from plm_jax.models.transformer import Context, Stack, causal
+from plm_jax.models.transformer import Context, Stack, causal, causal_positions
 
 
 class Decoder(Arrangement):
@@ -29,7 +27,7 @@ class Decoder(Arrangement):
         if positions is None:
             if cache_index is not None:
                 raise ValueError("with a cache, give positions")
-            positions = jnp.arange(length)[None] if mask is None else jnp.maximum(jnp.cumsum(mask, axis=1) - 1, 0)
+            positions = causal_positions(length, mask)
         x = self.embed(tokens, positions, deterministic=deterministic)
         self.sow("intermediates", "embedded", x)
         slots = length if cache_index is None else mask.shape[1]

@@ -5,7 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 
 from plm_jax.models.arrangement import Arrangement
-from plm_jax.models.transformer import Context, Stack, bidirectional, causal
+from plm_jax.models.transformer import Context, Stack, bidirectional, causal, causal_positions
 
 
 class EncoderDecoder(Arrangement):
@@ -55,10 +55,7 @@ class EncoderDecoder(Arrangement):
         """
         length = decoder_tokens.shape[1]
         if decoder_positions is None:
-            if decoder_mask is None or cache_index is not None:
-                decoder_positions = (0 if cache_index is None else cache_index) + jnp.arange(length)[None]
-            else:
-                decoder_positions = jnp.maximum(jnp.cumsum(decoder_mask, axis=1) - 1, 0)
+            decoder_positions = causal_positions(length, decoder_mask, cache_index)
         x = self.embed(decoder_tokens, decoder_positions, deterministic=deterministic)
         self.sow("intermediates", "embedded", x)
         slots = length if cache_index is None else decoder_mask.shape[1]

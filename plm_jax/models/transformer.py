@@ -126,6 +126,13 @@ def causal(length, slots, cache_index=None, mask=None, segment_ids=None):
     return visible if other is None else visible & other
 
 
+def causal_positions(length, mask=None, cache_index=None):
+    """Positions [B or 1, length] of a causal stack's tokens: cumsum(mask) - 1, with a cache or no mask the slots."""
+    if mask is None or cache_index is not None:
+        return (0 if cache_index is None else cache_index) + jnp.arange(length)[None]
+    return jnp.maximum(jnp.cumsum(mask, axis=1) - 1, 0)
+
+
 def bidirectional(mask=None, query_segment_ids=None, key_segment_ids=None):
     """The keys that are no padding (`mask` [B, K]) and of the query's segment: bool [B, 1, Q or 1, K], None for all."""
     visible = None if mask is None else mask[:, None, None, :] != 0

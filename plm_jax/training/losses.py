@@ -131,23 +131,29 @@ def _vocabulary_loss(model, params, features, batch, z_loss, label_smoothing, ba
     return sums.loss, weights.sum(), {"nll": sums.nll, "accuracy": sums.correct}
 
 
-def _features(model, params, batch, names, rngs):
-    """The model's features of these keys of the batch; no `rngs`: no dropout."""
-    inputs = {name: batch[name] for name in names if name in batch}
+# What of a batch a model reads, each arrangement some of it; the rest is for the loss.
+INPUTS = (
+    *("tokens", "mask", "token_types", "positions", "segment_ids"),
+    *("decoder_tokens", "decoder_positions", "decoder_segment_ids"),
+)
+
+
+def _features(model, params, batch, rngs):
+    """The model's features of a batch; no `rngs`: no dropout."""
+    inputs = {name: batch[name] for name in INPUTS if name in batch}
     return model.apply({"params": params}, **inputs, deterministic=rngs is None, rngs=rngs, method="features")
 
 
-def causal(model, params, batch, rngs, carry, *, z_loss=0.0, label_smoothing=0.0, batch_shards=1):
-    """Next-token cross-entropy of `tokens` against `targets` under `target_weights`; no `rngs`: no dropout."""
-    features = _features(model, params, batch, ("tokens", "positions", "segment_ids"), rngs)
+def next_token(model, params, batch, rngs, carry, *, z_loss=0.0, label_smoothing=0.0, batch_shards=1):
+    """Cross-entropy of `tokens`, of `decoder_tokens` where there are some, against `targets` under `target_weights`."""
+    features = _features(model, params, batch, rngs)
     loss, weight, metrics = _vocabulary_loss(model, params, features, batch, z_loss, label_smoothing, batch_shards)
     return loss, weight, metrics, carry
 
 
 def masked_lm(model, params, batch, rngs, carry, *, z_loss=0.0, label_smoothing=0.0, batch_shards=1):
     """Cross-entropy at `target_positions` alone, and of `pair_label` where the batch has pairs (see `whole_batch`)."""
-    names = ("tokens", "mask", "token_types", "positions", "segment_ids")
-    features = _features(model, params, batch, names, rngs)
+    features = _features(model, params, batch, rngs)
     masked = jnp.take_along_axis(features, batch["target_positions"][..., None], axis=1)
     loss, weight, metrics = _vocabulary_loss(model, params, masked, batch, z_loss, label_smoothing, batch_shards)
     if "pair_label" in batch:
@@ -157,14 +163,6 @@ def masked_lm(model, params, batch, rngs, carry, *, z_loss=0.0, label_smoothing=
         hits = jnp.sum((logits.argmax(-1) == label[:, 0]) * batch["pair_weights"])
         metrics |= {"pair_loss": pair_loss, "pair_accuracy": hits}
         loss = loss + pair_loss
-    return loss, weight, metrics, carry
-
-
-def text_to_text(model, params, batch, rngs, carry, *, z_loss=0.0, label_smoothing=0.0, batch_shards=1):
-    """Next-token cross-entropy of an encoder-decoder's `decoder_tokens` against `targets` under `target_weights`."""
-    names = ("tokens", "mask", "segment_ids", "decoder_tokens", "decoder_positions", "decoder_segment_ids")
-    features = _features(model, params, batch, names, rngs)
-    loss, weight, metrics = _vocabulary_loss(model, params, features, batch, z_loss, label_smoothing, batch_shards)
     return loss, weight, metrics, carry
 
 
@@ -180,4 +178,4 @@ def whole_batch(batch):
     return batch | {"pair_weights": real * batch["target_weights"].sum() / jnp.maximum(real.sum(), 1.0)}
 
 
-LOSSES = {"causal": causal, "masked_lm": masked_lm, "span_corruption": text_to_text}
+LOSSES = {"causal": next_token, "masked_lm": masked_lm, "span_corruption": next_token}

@@ -18,9 +18,9 @@ ADAMW = config.AdamW(b1=0.9, b2=0.95, epsilon=1e-8, weight_decay=0.1, clip_norm=
 # transformers factors every matrix.
 ADAFACTOR = config.Adafactor(clip_norm=0.5, min_dim_size_to_factor=1)
 RECIPES = {
-    "gpt2": (ADAMW, 2e-3, losses.causal),
+    "gpt2": (ADAMW, 2e-3, losses.next_token),
     "bert": (ADAMW, 2e-3, losses.masked_lm),
-    "t5": (ADAFACTOR, 0.05, losses.text_to_text),
+    "t5": (ADAFACTOR, 0.05, losses.next_token),
 }
 MICROBATCHES = 2
 

@@ -149,7 +149,7 @@ def test_beam_search_as_wide_as_the_space_finds_the_best_of_all():
     vocab, length = 4, 3
     model, params = model_and_params(vocab)
     lengths = set()
-    for prompt, end in itertools.product(([0], [1, 2], [3, 3], [2], [1], [3]), (1, 3)):
+    for prompt, end in itertools.product(([0], [1, 2], [3]), (1, 3)):
         got = decoding.generate(
             model, params, [prompt], max_new_tokens=length, num_beams=vocab ** (length - 1), eos_ids=[end]
         )

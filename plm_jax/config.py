@@ -157,8 +157,8 @@ class Vocabulary:
       spec: `sentencepiece:FILE`, `wordpiece:FILE`, `bpe:VOCAB,MERGES`, `tiktoken:FILE`, `json:tokenizer.json`,
         `words:FILE` or `bytes`.
       added: ids above the file's own, for special ones that it lacks.
-      train_size: if files of SentencePiece, WordPiece or BPE are missing, `prepare` trains them to this size on the
-        sources; a missing file of words is made of as many of the most frequent words, as far as there are.
+      train_size: if files of SentencePiece, WordPiece, BPE or tiktoken are missing, `prepare` trains them to this size
+        on the sources; a missing file of words is made of as many of the most frequent words, as far as there are.
       train_kind: how: SentencePiece `unigram` (the default) or `bpe`, WordPiece `uncased` (the default) or `cased`.
       sentinels: ids added above all others, one for each span that an objective cuts out, used from the top down:
         T5's 32,000 pieces and 100 sentinels make 32,100 ids, of which the first span takes 32,099. The sentinels with

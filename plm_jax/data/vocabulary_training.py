@@ -1,8 +1,10 @@
-"""Vocabularies made from a corpus: SentencePiece, WordPiece, byte-level BPE and words, each with its special tokens.
+"""Vocabularies made from a corpus: SentencePiece, WordPiece, byte-level BPE, tiktoken's and words.
 
-The same texts give the same files, and a file has the size that was asked for.
+Each has its special tokens at their ids. The same texts give the same files, and a file has the size that was asked for
+(words: at most).
 """
 
+import base64
 import collections
 import io
 import itertools
@@ -109,12 +111,24 @@ def _byte_pairs(texts: Iterable[str], specials: config.Vocabulary, kind: str, sh
     del kind
     is_alone = specials.bos in (None, specials.eos)
     table = _symbols_at(specials, _BPE_SYMBOLS | (dict.fromkeys(("bos", "eos"), _END_OF_TEXT) if is_alone else {}))
-    tokenizer = tokenizer_files.byte_level(tokenizers.models.BPE())
-    wanted = _room(specials, table, 256)
-    tokens, merges = _merge(tokenizer, texts, wanted, tokenizer_files.byte_characters(), show_progress)
+    characters, tokenizer = tokenizer_files.byte_characters(), tokenizer_files.byte_level(tokenizers.models.BPE())
+    room = _room(specials, table, len(characters))
+    tokens, merges = _merge(tokenizer, texts, room, characters, show_progress)
     ids = {token: i for i, token in enumerate(_placed(specials, table, tokens))}
     lines = ["#version: 0.2", *(" ".join(pair) for pair in merges), ""]
     return [json.dumps(ids, ensure_ascii=False).encode("utf-8"), "\n".join(lines).encode("utf-8")]
+
+
+def _tiktoken(texts: Iterable[str], specials: config.Vocabulary, kind: str, show_progress: bool) -> list[bytes]:
+    """LLaMA 3's byte-level BPE: a rank for each byte and for each token that they are merged into."""
+    del kind
+    _symbols_at(specials, {})
+    characters = tokenizer_files.byte_characters()
+    tokenizer = tokenizer_files.byte_level(tokenizers.models.BPE(), tokenizer_files.LLAMA3_SPLIT)
+    tokens, _ = _merge(tokenizer, texts, _room(specials, {}, len(characters)), characters, show_progress)
+    byte = {character: i for i, character in enumerate(characters)}
+    spelt = (bytes(map(byte.__getitem__, token)) for token in _placed(specials, {}, tokens))
+    return [b"".join(b"%s %d\n" % (base64.b64encode(token), rank) for rank, token in enumerate(spelt))]
 
 
 def _wordpiece(texts: Iterable[str], specials: config.Vocabulary, kind: str, show_progress: bool) -> list[bytes]:
@@ -186,7 +200,9 @@ def _symbols_at(specials: config.Vocabulary, symbols: Mapping[str, str]) -> dict
     for name, i in given.items():
         if i not in table:
             scheme = specials.spec.partition(":")[0]
-            raise UserError(f"a {scheme} vocabulary has no symbol for {name}: leave out config.vocabulary.{name}")
+            raise UserError(
+                f"a {scheme} vocabulary has no symbol for {name}: leave out config.vocabulary.{name}, or put it above"
+            )
     return table
 
 
@@ -216,5 +232,6 @@ _TRAINERS = {
     "sentencepiece": (_sentencepiece, ("unigram", "bpe")),
     "wordpiece": (_wordpiece, ("uncased", "cased")),
     "bpe": (_byte_pairs, ("",)),
+    "tiktoken": (_tiktoken, ("",)),
     "words": (_words, ("",)),
 }

@@ -192,8 +192,8 @@ def test_the_cache_has_words_only_where_there_is_a_segmenter(prepared, make_run,
     vocabulary = vocabularies.load(run.vocabulary)
     assert prepare.identity(plain, "poems", vocabulary) != prepare.identity(run, "poems", vocabulary)
     reader.Reader(plain)
-    for given, there in ((run, plain), (plain, run)):
-        mixed = dataclasses.replace(given, data=dataclasses.replace(given.data, cache_dir=there.data.cache_dir))
+    for asked, there in ((run, plain), (plain, run)):
+        mixed = dataclasses.replace(asked, data=dataclasses.replace(asked.data, cache_dir=there.data.cache_dir))
         with pytest.raises(UserError, match=r"segmenters has .* for 'poems', the cache was made with"):
             reader.Reader(mixed)
     with pytest.raises(UserError, match="segmenters names 'poem': did you mean 'poems'"):

@@ -26,6 +26,7 @@ KINDS = {
     "uncased": ("wordpiece:vocab.txt", "", BERT | {"sop": SIZE - 1}),
     "cased": ("wordpiece:vocab.txt", "cased", BERT),
     "gpt2": ("bpe:vocab.json,merges.txt", "", {"eos": SIZE - 1}),
+    "llama3": ("tiktoken:v.tiktoken", "", {"added": 2, "bos": SIZE, "eos": SIZE + 1}),
     "roberta": ("bpe:vocab.json,merges.txt", "", {"bos": 0, "pad": 1, "eos": 2, "unk": 3, "mask": SIZE - 1, "cls": 0}),
 }
 LOSSLESS = [name for name in KINDS if name not in ("uncased", "cased")]
@@ -68,7 +69,7 @@ def contents(specials):
 @pytest.mark.parametrize("name", KINDS)
 def test_the_size_asked_for_is_the_size_got(trained, name):
     vocabulary = loaded(trained(name))
-    assert vocabulary.vocab_size == SIZE == len(vocabulary.word_initial)
+    assert vocabulary.vocab_size == SIZE + vocabulary.specials.added == len(vocabulary.word_initial)
     used = {token for text in texts() for token in vocabulary.encode(text)}
     assert len(used) > SIZE // 2 and max(used) < SIZE
     num_bytes = sum(len(text.encode()) for text in texts())
@@ -163,6 +164,8 @@ def test_what_cannot_be_trained_is_told(tmp_path):
     for name in ("gpt2", "uncased"):
         with pytest.raises(UserError, match=rf"train_size is {SIZE}, the texts give no more than \d+: lower it"):
             train(name)
+    with pytest.raises(UserError, match=r"a tiktoken vocabulary has no symbol for eos: .* or put it above"):
+        train("llama3", eos=7)
     with pytest.raises(UserError, match=r"train_size is 100, the letters .* alone are 257: give more"):
         train("gpt2", train_size=100, eos=99)
     with pytest.raises(UserError, match=r"train_size is 8, the letters .* alone are 14: give more"):

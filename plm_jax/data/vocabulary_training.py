@@ -9,7 +9,7 @@ import collections
 import io
 import itertools
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import sentencepiece
 import tokenizers
@@ -71,7 +71,7 @@ def _sentencepiece(texts: Iterable[str], specials: config.Vocabulary, kind: str,
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=(" ".join(s.split()) for text in texts for s in sentences.split(text) if s.strip()),
+            sentence_iterator=(" ".join(sentence.split()) for sentence in _sentences(texts)),
             model_writer=model,
             model_type=kind,
             vocab_size=specials.train_size,
@@ -113,7 +113,7 @@ def _byte_pairs(texts: Iterable[str], specials: config.Vocabulary, kind: str, sh
     table = _symbols_at(specials, _BPE_SYMBOLS | (dict.fromkeys(("bos", "eos"), _END_OF_TEXT) if is_alone else {}))
     characters, tokenizer = tokenizer_files.byte_characters(), tokenizer_files.byte_level(tokenizers.models.BPE())
     room = _room(specials, table, len(characters))
-    tokens, merges = _merge(tokenizer, texts, room, characters, show_progress)
+    tokens, merges = _merge(tokenizer, _sentences(texts), room, characters, show_progress)
     ids = {token: i for i, token in enumerate(_placed(specials, table, tokens))}
     lines = ["#version: 0.2", *(" ".join(pair) for pair in merges), ""]
     return [json.dumps(ids, ensure_ascii=False).encode("utf-8"), "\n".join(lines).encode("utf-8")]
@@ -125,7 +125,8 @@ def _tiktoken(texts: Iterable[str], specials: config.Vocabulary, kind: str, show
     _symbols_at(specials, {})
     characters = tokenizer_files.byte_characters()
     tokenizer = tokenizer_files.byte_level(tokenizers.models.BPE(), tokenizer_files.LLAMA3_SPLIT)
-    tokens, _ = _merge(tokenizer, texts, _room(specials, {}, len(characters)), characters, show_progress)
+    room = _room(specials, {}, len(characters))
+    tokens, _ = _merge(tokenizer, _sentences(texts), room, characters, show_progress)
     byte = {character: i for i, character in enumerate(characters)}
     spelt = (bytes(map(byte.__getitem__, token)) for token in _placed(specials, {}, tokens))
     return [b"".join(b"%s %d\n" % (base64.b64encode(token), rank) for rank, token in enumerate(spelt))]
@@ -142,7 +143,9 @@ def _wordpiece(texts: Iterable[str], specials: config.Vocabulary, kind: str, sho
     table = _symbols_at(specials, WORDPIECE_SYMBOLS)
     bert = tokenizer_files.bert({}, lowercase=kind == "uncased")
     counts = collections.Counter(
-        word for text in texts for word, _ in bert.pre_tokenizer.pre_tokenize_str(bert.normalizer.normalize_str(text))
+        word
+        for sentence in _sentences(texts)
+        for word, _ in bert.pre_tokenizer.pre_tokenize_str(bert.normalizer.normalize_str(sentence))
     )
     covered = _covered(counts)
     if kind == "uncased":  # Unicode's newest letters may be known to one library alone.
@@ -158,6 +161,11 @@ def _wordpiece(texts: Iterable[str], specials: config.Vocabulary, kind: str, sho
     parts = ([pieces[ord(code) - _PRIVATE] for code in token] for token in merged)
     tokens = [first + "".join(piece.removeprefix("##") for piece in others) for first, *others in parts]
     return ["\n".join([*_placed(specials, table, tokens), ""]).encode("utf-8")]
+
+
+def _sentences(texts: Iterable[str]) -> Iterator[str]:
+    """In sentences a long text takes little memory; no word reaches over their ends."""
+    return (sentence for text in texts for sentence in sentences.split(text) if sentence.strip())
 
 
 def _pieces(word: str) -> list[str]:

@@ -114,9 +114,9 @@ def _hide(tree: dict[str, Any], special: set[str]) -> dict[str, Any]:
 def begins_words(tree: dict[str, Any], tokens: list[str]) -> list[bool]:
     """Which tokens of a `tokenizer.json` begin a word; each, where that is not to be seen from the token."""
     model = tree["model"]
-    if model["type"] == "WordPiece":
-        return [not token.startswith(model["continuing_subword_prefix"]) for token in tokens]
-    if '"ByteLevel"' in json.dumps([tree["pre_tokenizer"], tree["decoder"]]):
+    if model.get("type") == "WordPiece":
+        return [not token.startswith(model.get("continuing_subword_prefix", "##")) for token in tokens]
+    if '"ByteLevel"' in json.dumps([tree.get("pre_tokenizer"), tree.get("decoder")]):
         return byte_level_begins_words(tokens)
     has_mark = any(token.startswith("▁") for token in tokens)
     return [token.startswith("▁") or not has_mark for token in tokens]

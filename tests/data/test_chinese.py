@@ -221,11 +221,3 @@ def test_segmenters_that_do_not_fit_are_told():
         segmenters.boundaries("白日依山盡", ["黃河"], "x")
     with pytest.raises(UserError, match="the segmenter x leaves out '依山盡'"):
         segmenters.boundaries("白日依山盡", ["白日"], "x")
-
-
-def test_jieba_is_a_segmenter():
-    pytest.importorskip("jieba")
-    text = "我来到北京清华大学。 天气很好"
-    cuts = segmenters.load("jieba:lcut")(text)
-    words = [text[a:b].strip() for a, b in itertools.pairwise([0, *cuts, len(text)])]
-    assert {"北京", "清华大学", "天气"} <= set(words) and "".join(words) == text.replace(" ", "")

@@ -129,6 +129,8 @@ class Data:
       cache_dir: what `prepare` writes and the trainer reads: one folder a source.
       length: tokens a row of the batch.
       mixture: rate of each source; empty means each in proportion to its tokens.
+      segmenters: of sources whose words the vocabulary does not tell, as of Chinese, a Python function
+        `module:function` from a text to its words in order, such as `jieba:lcut`.
       validation_fraction: share of documents held out where a source has no validation split.
       window_tokens: tokens within which examples are shuffled together; windows are shuffled too.
       threads, prefetch: batches made at once, batches made ahead, on each host. Two threads make half as many batches
@@ -140,6 +142,7 @@ class Data:
     sources: dict[str, TextFiles | JsonLines | Tfds | SeqioTask]
     mixture: dict[str, float] = field(default_factory=dict)
     layout: Blocks | SentencePairs | WholeSentences | Streams = Blocks()
+    segmenters: dict[str, str] = field(default_factory=dict)
     validation_fraction: float = 0.01
     window_tokens: int = 2**21
     threads: int = 1
@@ -151,10 +154,12 @@ class Vocabulary:
     """The vocabulary and its special ids (None: there is none).
 
     Attributes:
-      spec: `sentencepiece:FILE`, `wordpiece:FILE`, `bpe:VOCAB,MERGES`, `words:FILE` or `bytes`.
+      spec: `sentencepiece:FILE`, `wordpiece:FILE`, `bpe:VOCAB,MERGES`, `tiktoken:FILE`, `json:tokenizer.json`,
+        `words:FILE` or `bytes`.
       added: ids above the file's own, for special ones that it lacks.
-      train_size: if the SentencePiece file is missing, `prepare` trains one of this size on the sources; a missing file
-        of words is made of as many of the most frequent words, as far as there are.
+      train_size: if files of SentencePiece, WordPiece, BPE or tiktoken are missing, `prepare` trains them to this size
+        on the sources; a missing file of words is made of as many of the most frequent words, as far as there are.
+      train_kind: how: SentencePiece `unigram` (the default) or `bpe`, WordPiece `uncased` (the default) or `cased`.
       sentinels: ids added above all others, one for each span that an objective cuts out, used from the top down:
         T5's 32,000 pieces and 100 sentinels make 32,100 ids, of which the first span takes 32,099. The sentinels with
         which a SentencePiece model itself ends, as mT5's does, count among them.
@@ -162,6 +167,7 @@ class Vocabulary:
 
     spec: str
     train_size: int = 0
+    train_kind: Literal["", "unigram", "bpe", "uncased", "cased"] = ""
     added: int = 0
     pad: int | None = None
     bos: int | None = None
@@ -460,6 +466,8 @@ def _check(run: Run) -> None:
     for name in ("added", "sentinels"):
         if getattr(run.vocabulary, name) < 0:
             raise UserError(f"config.vocabulary.{name} is {getattr(run.vocabulary, name)}: give at least 0")
+    for name in data.segmenters.keys() - data.sources.keys():
+        raise UserError(f"config.data.segmenters names '{name}': {nearest(name, data.sources)}")
     if not data.sources:
         raise UserError("config.data.sources is empty: name at least one corpus")
     untils = [phase.until for phase in train.phases]

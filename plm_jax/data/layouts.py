@@ -64,6 +64,7 @@ class Stream:
 
     Attributes:
       num_tokens: the stream's length.
+      has_words: whether its split says where words begin.
     """
 
     def __init__(self, split: cache.Split, eos: int | None, pad: int | None):
@@ -71,6 +72,7 @@ class Stream:
         self._eos = eos
         self._extra = 0 if eos is None else 1
         self._pad = 0 if pad is None else pad
+        self.has_words = split.has_words
         self.num_tokens = split.num_tokens + self._extra * split.num_documents
         self._pages = self._starts(slice(0, split.num_documents, _PAGE))
 
@@ -104,10 +106,18 @@ class Stream:
 
     def sentence_starts(self, start: int, stop: int) -> np.ndarray:
         """Where in tokens [start, stop) a sentence begins."""
-        sentences, documents = self._split.sentences, self._split.documents
+        return self._begins(self._split.sentences, start, stop)
+
+    def word_starts(self, start: int, stop: int) -> np.ndarray:
+        """Where in tokens [start, stop) a word begins, of a split that says so."""
+        return self._begins(self._split.words, start, stop)
+
+    def _begins(self, parts: np.ndarray, start: int, stop: int) -> np.ndarray:
+        """Where in tokens [start, stop) those of the split's tokens are at which its parts begin."""
+        documents = self._split.documents
         first, last = self._first_document(start), self._first_document(stop - 1)
-        begin, end = np.searchsorted(sentences, [start - self._extra * first, stop - self._extra * last])
-        found = sentences[begin:end]
+        begin, end = np.searchsorted(parts, [start - self._extra * first, stop - self._extra * last])
+        found = parts[begin:end]
         before = first + np.searchsorted(documents[first : last + 2], found, side="right") - 1
         starts = found + self._extra * before - start
         return starts[starts < stop - start]
@@ -151,7 +161,7 @@ class Layout(Protocol):
 class Blocks:
     """Rows of `length` tokens of a stream, one every `stride`; a `Layout` of one pass.
 
-    They have `sentence_starts` if that is among what the objective `reads`.
+    They have `sentence_starts`, and `word_starts` where the split has them, if the objective `reads` those.
 
     What is left at the stream's end is the last row, short and padded, and in no window.
     """
@@ -176,9 +186,11 @@ class Blocks:
         del rng
         start = item * self._stride
         made = self._stream.example(start, self._length, self._separate)
+        stop = min(start + self._length, self._stream.num_tokens)
         if "sentence_starts" in self._reads:
-            stop = min(start + self._length, self._stream.num_tokens)
             made["sentence_starts"] = self._stream.sentence_starts(start, stop)
+        if "word_starts" in self._reads and self._stream.has_words:
+            made["word_starts"] = self._stream.word_starts(start, stop)
         return made
 
 

@@ -13,20 +13,20 @@ import os
 import shutil
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import tqdm
 
 from plm_jax import config, storage
-from plm_jax.data import cache, tasks, vocabularies
+from plm_jax.data import cache, segmenters, sentences, tasks, vocabularies, vocabulary_training
 from plm_jax.errors import UserError
 
 NUM_SHARDS = 256
 _BATCH_CHARACTERS = 2**20
 _VOCABULARY_SAMPLE_BYTES = 2**25
-_HEADER = struct.Struct("<QB3xIII")  # Hash, whether held out, numbers of tokens, sentences and bytes.
+_HEADER = struct.Struct("<QB3xIIII")  # Hash, whether held out, numbers of tokens, sentences, words and bytes.
 
 
 class Document(NamedTuple):
@@ -88,28 +88,25 @@ def _locked(path: str) -> Iterator[None]:
 
 
 def _vocabulary(run: config.Run, show_progress: bool) -> vocabularies.Vocabulary:
-    """The run's vocabulary, trained first if it is a SentencePiece file or one of words that is not there."""
+    """The run's vocabulary, trained first if it is to be and its files are not there."""
     spec = run.vocabulary
-    if spec.spec.startswith(("sentencepiece:", "words:")) and spec.train_size > 0:
-        (path,) = vocabularies.files(spec.spec)
-        if not storage.exists(path):
-            print(f"making a vocabulary of {spec.train_size}: {path}")
-            texts = (
-                document.text
-                for name, source in run.data.sources.items()
-                for document in _documents(run, name, source)
-                if not document.held_out
-            )
-            bar = tqdm.tqdm(texts, unit=" documents", disable=not show_progress)
-            if spec.spec.startswith("words:"):
-                vocabularies.count_words(bar, spec, path)
-                return vocabularies.load(spec)
-            sample = _sample(bar, _VOCABULARY_SAMPLE_BYTES)
-            if not sample:
+    paths = vocabularies.files(spec.spec)
+    if spec.train_size > 0 and not all(map(storage.exists, paths)):
+        print(f"making a vocabulary of {spec.train_size}: {', '.join(paths)}")
+        texts = (
+            document.text
+            for name, source in run.data.sources.items()
+            for document in _documents(run, name, source)
+            if not document.held_out
+        )
+        texts = tqdm.tqdm(texts, unit=" documents", disable=not show_progress)
+        if not spec.spec.startswith("words:"):
+            texts = _sample(texts, _VOCABULARY_SAMPLE_BYTES)
+            if not texts:
                 raise UserError(
                     f"sources {', '.join(run.data.sources)} have no document for training: check their paths"
                 )
-            vocabularies.train_sentencepiece(sample, spec, path)
+        vocabulary_training.train(texts, spec, show_progress)
     return vocabularies.load(spec)
 
 
@@ -161,6 +158,8 @@ def identity(run: config.Run, name: str, vocabulary: vocabularies.Vocabulary) ->
         "vocabulary": vocabularies.identity(vocabulary),
         "format": cache.FORMAT,
     }
+    if name in run.data.segmenters:
+        what["segmenter"] = run.data.segmenters[name]
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode("utf-8")).hexdigest()
 
 
@@ -176,11 +175,16 @@ def _prepare_source(
     bar = tqdm.tqdm(
         documents, f"{name}: tokenising", _size(run.data.sources[name]), unit=" documents", disable=not show_progress
     )
-    num_documents, has_validation = _tokenise(bar, vocabulary, spill)
+    segmenter = run.data.segmenters.get(name)
+    rules = [sentences.boundaries, *([segmenters.load(segmenter)] if segmenter else [])]
+    num_documents, has_validation = _tokenise(bar, vocabulary, spill, rules)
     if not num_documents:
         raise UserError(f"source '{name}' has no document with text in it: check its path and field")
     splits = cache.SPLITS if has_validation else ("train",)
-    writers = {split: cache.SplitWriter(os.path.join(temporary, split), vocabulary.vocab_size) for split in splits}
+    writers = {
+        split: cache.SplitWriter(os.path.join(temporary, split), vocabulary.vocab_size, has_words=bool(segmenter))
+        for split in splits
+    }
     with tqdm.tqdm(None, f"{name}: writing", num_documents, unit=" documents", disable=not show_progress) as bar:
         _write_shards(spill, writers, cache.dtype_for(vocabulary.vocab_size), bar)
     shutil.rmtree(spill)
@@ -194,9 +198,15 @@ def _prepare_source(
         "dtype": cache.dtype_for(vocabulary.vocab_size).str,
         "splits": counts,
     }
+    if segmenter:
+        manifest["segmenter"] = segmenter
     cache.publish(temporary, final, manifest)
     none = "" if has_validation else ", no validation split"
-    print(f"{name}: {num_documents:,} documents, {counts['train']['tokens']:,} training tokens{none}: {final}")
+    tokens, size = (sum(split[of] for split in counts.values()) for of in ("tokens", "bytes"))
+    print(
+        f"{name}: {num_documents:,} documents, {counts['train']['tokens']:,} training tokens, "
+        f"{size / tokens:.2f} bytes a token{none}: {final}"
+    )
 
 
 def _size(source: Any) -> int | None:
@@ -231,22 +241,29 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
         yield batch
 
 
-def _tokenise(documents: Iterable[Document], vocabulary: vocabularies.Vocabulary, spill: str) -> tuple[int, bool]:
-    """Spills all documents into shards; gives their number and whether any is held out."""
+def _tokenise(
+    documents: Iterable[Document],
+    vocabulary: vocabularies.Vocabulary,
+    spill: str,
+    rules: Sequence[Callable[[str], list[int]]],
+) -> tuple[int, bool]:
+    """Spills all documents into shards; gives their number and whether any is held out.
+
+    `rules` are where sentences begin and, where words are not those of the vocabulary, where words do.
+    """
     number, any_held_out = 0, False
     dtype = cache.dtype_for(vocabulary.vocab_size)
     with contextlib.ExitStack() as stack:
         shards = [stack.enter_context(open(os.path.join(spill, f"{i:03d}"), "wb")) for i in range(NUM_SHARDS)]
         for batch in _batches(documents):
-            encoded = vocabulary.encode_sentences([document.text for document in batch])
-            for document, (ids, sentences) in zip(batch, encoded, strict=True):
+            encoded = vocabulary.encode_parts([document.text for document in batch], rules)
+            for document, (ids, (starts, *words)) in zip(batch, encoded, strict=True):
                 if not len(ids):
                     continue
                 key, size = _hash(document.number, document.text), len(document.text.encode("utf-8"))
-                header = _HEADER.pack(key, document.held_out, len(ids), len(sentences), size)
-                shards[key * NUM_SHARDS >> 64].write(
-                    header + ids.astype(dtype).tobytes() + sentences.astype("<u4").tobytes()
-                )
+                header = _HEADER.pack(key, document.held_out, len(ids), len(starts), sum(map(len, words)), size)
+                parts = [ids.astype(dtype), *(values.astype("<u4") for values in (starts, *words))]
+                shards[key * NUM_SHARDS >> 64].write(header + b"".join(part.tobytes() for part in parts))
                 number, any_held_out = number + 1, any_held_out or document.held_out
     return number, any_held_out
 
@@ -258,12 +275,14 @@ def _write_shards(spill: str, writers: dict[str, cache.SplitWriter], dtype: np.d
             data = file.read()
         rows, offset = [], 0
         while offset < len(data):
-            key, out, num_tokens, num_sentences, size = _HEADER.unpack_from(data, offset)
-            rows.append((key, out, offset + _HEADER.size, num_tokens, num_sentences, size))
-            offset += _HEADER.size + num_tokens * dtype.itemsize + num_sentences * 4
-        for _, out, at, num_tokens, num_sentences, size in sorted(rows):
+            key, out, num_tokens, num_sentences, num_words, size = _HEADER.unpack_from(data, offset)
+            rows.append((key, out, offset + _HEADER.size, num_tokens, num_sentences, num_words, size))
+            offset += _HEADER.size + num_tokens * dtype.itemsize + (num_sentences + num_words) * 4
+        for _, out, at, num_tokens, num_sentences, num_words, size in sorted(rows):
             tokens = np.frombuffer(data, dtype, num_tokens, at)
-            sentences = np.frombuffer(data, "<u4", num_sentences, at + tokens.nbytes)
-            writers["validation" if out else "train"].add(tokens, np.zeros(1, np.int64), sentences, size)
+            starts, words = np.split(
+                np.frombuffer(data, "<u4", num_sentences + num_words, at + tokens.nbytes), [num_sentences]
+            )
+            writers["validation" if out else "train"].add(tokens, np.zeros(1, np.int64), starts, size, words)
             bar.update()
         os.remove(os.path.join(spill, shard))

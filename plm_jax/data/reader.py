@@ -60,6 +60,7 @@ class Reader:
         window = 3 * run.data.window_tokens
         self.sources = {name: cache.open_source(run.data.cache_dir, name, window) for name in names}
         self.vocabulary = _check_vocabulary(run, self.sources)
+        _check_segmenters(run, self.sources)
         special = _special(self.vocabulary)
         self.objective = objectives.Objective(run.objective, special)
         self._streams = {
@@ -98,10 +99,14 @@ class Reader:
         layout = self._run.data.layout
         if isinstance(layout, config.SentencePairs):
             source, seed = self.sources[name], self._run.train.seed
-            return pairs.SentencePairs(source, split, layout, length, seed, self.objective.special)
+            return pairs.SentencePairs(
+                source, split, layout, length, seed, self.objective.special, self.objective.reads
+            )
         if isinstance(layout, config.WholeSentences):
             special = self.objective.special
-            return whole_sentences.WholeSentences(self.sources[name], split, layout, length, special)
+            return whole_sentences.WholeSentences(
+                self.sources[name], split, layout, length, special, self.objective.reads
+            )
         if isinstance(layout, config.Streams):
             return streams.Streams(self._streams[split][name], length, self.objective.special.bos, self._spelling)
         needed, stride = self.objective.input_length(length), self.objective.stride(length)
@@ -147,7 +152,7 @@ class Reader:
 
     def _make(self, name: str, layout: layouts.Layout, item: int, rng: np.random.Generator) -> Example:
         example = layout.example(item, rng)
-        if "word_starts" in self.objective.reads:
+        if "word_starts" in self.objective.reads and "word_starts" not in example:
             (example["word_starts"],) = self.sources[name].word_initial[example["tokens"]].nonzero()
         return self.objective(example, rng)
 
@@ -245,6 +250,17 @@ def _check_vocabulary(run: config.Run, sources: dict[str, cache.Source]) -> dict
             f"give at least the vocabulary's size, {found['size']}"
         )
     return found
+
+
+def _check_segmenters(run: config.Run, sources: dict[str, cache.Source]) -> None:
+    """The words of each source must be those that the config asks for."""
+    for name, source in sources.items():
+        given = run.data.segmenters.get(name)
+        if given != source.segmenter:
+            raise UserError(
+                f"config.data.segmenters has {given} for '{name}', the cache was made with {source.segmenter}: "
+                "run `python -m plm_jax.prepare --config=…` again"
+            )
 
 
 def _special(vocabulary: dict[str, Any]) -> objectives.Special:

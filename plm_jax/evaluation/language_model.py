@@ -121,10 +121,9 @@ class LanguageModel:
         else:
             section = dataclasses.replace(self.run.vocabulary, spec=self._vocabulary_spec)
         vocabulary = vocabularies.load(section)
-        if self._marks is not None:  # Its marks may lie above the file's ids.
-            lacking = max(*self._marks.masks, self._marks.sop, self._marks.eop) + 1 - vocabulary.vocab_size
-            if lacking > 0:
-                vocabulary = vocabularies.load(dataclasses.replace(section, added=section.added + lacking))
+        lacking = max(self._ids_above, default=-1) + 1 - vocabulary.vocab_size
+        if lacking > 0:
+            vocabulary = vocabularies.load(dataclasses.replace(section, added=section.added + lacking))
         if vocabulary.vocab_size > self.config.embedding.vocab_size:
             raise UserError(
                 f"the vocabulary {self._vocabulary_spec} has {vocabulary.vocab_size} tokens, the model "
@@ -132,8 +131,19 @@ class LanguageModel:
             )
         return vocabulary
 
+    @property
+    def _ids_above(self) -> list[int]:
+        """Special ids that may lie above the vocabulary's file: marks of blanks, and all of a file of tiktoken's."""
+        if self._marks is not None:
+            return [*self._marks.masks, self._marks.sop, self._marks.eop]
+        if self.run is None and self._vocabulary_spec.startswith("tiktoken:"):
+            bos = self.special_ids.get("bos_token_id")
+            eos = self.special_ids.get("eos_token_id", [])
+            return [i for i in (bos, *(eos if isinstance(eos, list | tuple) else [eos])) if i is not None]
+        return []
+
     def _no_vocabulary(self) -> UserError:
-        files = "GPT-2: vocab.json, merges.txt; BERT: vocab.txt; T5: spiece.model; ELMo: vocabulary.txt"
+        files = "tokenizer.json; GPT-2: vocab.json, merges.txt; BERT: vocab.txt; T5: spiece.model; ELMo: vocabulary.txt"
         return UserError(f"the model has no vocabulary beside it: put its files there ({files})")
 
     def logits(

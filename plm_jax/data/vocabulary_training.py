@@ -21,7 +21,7 @@ from plm_jax.data.vocabularies import SYMBOLS, WORD_SYMBOLS, WORDPIECE_SYMBOLS
 from plm_jax.errors import UserError
 
 # RoBERTa's symbols; where an id has several, the first. A text's end alone is GPT-2's.
-_BPE_SYMBOLS = {"bos": "<s>", "pad": "<pad>", "eos": "</s>", "unk": "<unk>", "mask": "<mask>", **SYMBOLS}
+_BPE_SYMBOLS = {"bos": "<s>", "pad": "<pad>", "eos": "</s>", "unk": "<unk>", **SYMBOLS, "mask": "<mask>"}
 _END_OF_TEXT = "<|endoftext|>"
 # Share of the characters of the texts that a vocabulary covers, as SentencePiece advises for rich character sets.
 _CHARACTER_COVERAGE = 0.9999

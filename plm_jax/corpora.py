@@ -54,6 +54,7 @@ CORPORA = {
     "realnewslike": Corpus(config.Tfds("c4/realnewslike"), "35 GB", "Raffel et al. 2020, table 8"),
     "webtextlike": Corpus(config.Tfds("c4/webtextlike"), "17 GB", "Raffel et al. 2020, table 8"),
     "lm1b": Corpus(config.Tfds("lm1b"), "0.8e9 words", "Chelba et al. 2013, §3"),
+    "pg19": Corpus(config.Tfds("pg19", field="book_text"), "11 GB, 28,752 books", "Rae et al. 2020, §4"),
     "books": Corpus(_files("books"), "0.8e9 words", "Devlin et al. 2019, §3.1; Zhu et al. 2015"),
     "cc_news": Corpus(_files("cc_news"), "76 GB", "Liu et al. 2019, §3.2"),
     "openwebtext": Corpus(_files("openwebtext"), "38 GB", "Liu et al. 2019, §3.2"),

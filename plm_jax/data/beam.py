@@ -16,16 +16,22 @@ import shutil
 import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import apache_beam
 import numpy as np
 import tqdm
 from apache_beam.options import pipeline_options
+from apache_beam.portability.api import beam_provision_api_pb2
+from apache_beam.runners.portability import portable_runner
+from apache_beam.runners.portability.fn_api_runner import fn_runner
 
 from plm_jax import config, storage
 from plm_jax.data import prepare, vocabularies
-from plm_jax.errors import UserError
+from plm_jax.errors import UserError, nearest
 
+# Each piece costs a worker some tenths of a second.
+_MOST_PIECES = 1024
 # What a worker holds before it writes a file.
 _FILE_BYTES = 2**26
 _OFFSETS = np.dtype("<u8")
@@ -49,7 +55,7 @@ def tokenise(
       UserError: an option that Beam refuses; no folder in common; what the source's files are to blame for.
     """
     parsed = _parse(options)
-    pieces = prepare.pieces(name, run.data.sources[name])
+    pieces = prepare.pieces(name, run.data.sources[name], _MOST_PIECES)
     root = parsed.view_as(pipeline_options.GoogleCloudOptions).temp_location
     if not root:
         root = os.path.dirname(os.path.dirname(spill))
@@ -60,7 +66,7 @@ def tokenise(
     if not storage.is_remote(folder):
         os.makedirs(folder)
     try:
-        with _progress(folder, f"{name}: tokenising", len(pieces), show_progress):
+        with _progress(folder, f"{name}: counting, tokenising", 2 * len(pieces), show_progress):
             _run(run, name, pieces, folder, parsed)
         return _collect(folder, len(pieces), spill)
     finally:
@@ -68,20 +74,37 @@ def tokenise(
 
 
 def _parse(options: Sequence[str]) -> pipeline_options.PipelineOptions:
+    """The options, checked, with what this machine's runner needs."""
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
             parsed = pipeline_options.PipelineOptions(list(options))
-            direct = parsed.view_as(pipeline_options.DirectOptions)
-            standard = parsed.view_as(pipeline_options.StandardOptions)
+            given = parsed.get_all_options(retain_unknown_options=True)
     except SystemExit:
-        raise UserError(f"pipeline option: {said.getvalue().strip().splitlines()[-1]}") from None
-    if standard.runner in (None, "DirectRunner"):
-        # `DirectRunner` may try to download another runner first.
-        standard.runner = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
-    if direct.direct_num_workers != 1 and not any(option.startswith("--direct_running_mode") for option in options):
-        direct.direct_running_mode = "multi_processing"
+        raise UserError(f"options of the pipeline: {said.getvalue().strip().splitlines()[-1]}") from None
+    if _is_local(parsed):
+        known = pipeline_options.PipelineOptions([]).get_all_options()
+        for name in given.keys() - known.keys():
+            raise UserError(f"Beam has no option --{name}: {nearest(name, known)}")
+        direct = parsed.view_as(pipeline_options.DirectOptions)
+        if direct.direct_num_workers != 1 and direct.direct_running_mode == "in_memory":
+            direct.direct_running_mode = "multi_processing"
+        worker = parsed.view_as(pipeline_options.WorkerOptions)
+        worker.default_sdk_harness_log_level = worker.default_sdk_harness_log_level or "ERROR"
     return parsed
+
+
+def _is_local(options: pipeline_options.PipelineOptions) -> bool:
+    return options.view_as(pipeline_options.StandardOptions).runner in (None, "DirectRunner")
+
+
+def _runner(options: pipeline_options.PipelineOptions) -> Any:
+    """The runner; on this machine the one that `DirectRunner` takes once it has failed to download another."""
+    if not _is_local(options):
+        return options.view_as(pipeline_options.StandardOptions).runner
+    encoded = portable_runner.JobServiceHandle.encode_pipeline_options(options.get_all_options())
+    provision = beam_provision_api_pb2.ProvisionInfo(pipeline_options=encoded)
+    return fn_runner.FnApiRunner(provision_info=fn_runner.ExtendedProvisionInfo(provision))
 
 
 def _run(
@@ -92,7 +115,7 @@ def _run(
     options: pipeline_options.PipelineOptions,
 ) -> None:
     """The pipeline, to its end."""
-    with apache_beam.Pipeline(options=options) as pipeline:
+    with apache_beam.Pipeline(_runner(options), options) as pipeline:
         indices = pipeline | apache_beam.Create(range(len(pieces))) | apache_beam.Reshuffle()
         counts = indices | "Count" >> apache_beam.Map(_count, run, name, pieces, folder)
         numbers = apache_beam.pvalue.AsDict(counts)
@@ -104,6 +127,7 @@ def _count(index: int, run: config.Run, name: str, pieces: list[prepare.Piece], 
     number = 0
     with _reporting(folder, index):
         number = sum(1 for _ in prepare.documents(run, name, pieces[index], 0))
+        _write(folder, f"{index}.counted", b"")
     return index, number
 
 
@@ -161,13 +185,15 @@ def _write(folder: str, name: str, data: bytes) -> None:
 
 @contextlib.contextmanager
 def _progress(folder: str, description: str, total: int, show: bool) -> Iterator[None]:
-    """Draws how many pieces are done."""
+    """Draws how many times a piece was counted or tokenised."""
     over = threading.Event()
 
     def look() -> None:
-        with tqdm.tqdm(None, description, total, unit=" files", disable=not show) as bar:
-            while not over.wait(_LOOK_SECONDS):
-                bar.update(sum(name.endswith(".done") for name in storage.names(folder)) - bar.n)
+        with tqdm.tqdm(None, description, total, unit=" pieces") as bar:
+            last = False
+            while not last:
+                last = over.wait(_LOOK_SECONDS)
+                bar.update(sum(name.endswith((".counted", ".done")) for name in storage.names(folder)) - bar.n)
 
     thread = threading.Thread(target=look, daemon=True)
     if show:

@@ -150,11 +150,11 @@ class Piece(NamedTuple):
     shard: Any
 
 
-def pieces(name: str, source: Any) -> list[Piece]:
-    """The parts of a source, in order."""
+def pieces(name: str, source: Any, most: int = 1) -> list[Piece]:
+    """The parts of a source, in order; `most` as for `tasks.shards`."""
     task = tasks.task(name, source)
     splits = [split for split in cache.SPLITS if split in task.splits]
-    return [Piece(split, shard) for split in splits for shard in tasks.shards(source, task, split)]
+    return [Piece(split, shard) for split in splits for shard in tasks.shards(source, task, split, most)]
 
 
 def documents(run: config.Run, name: str, piece: Piece, first: int) -> Iterator[Document]:

@@ -21,7 +21,7 @@ _FEATURES = {"text": seqio.Feature(seqio.PassThroughVocabulary(0), add_eos=False
 
 
 class _FileSource(seqio.DataSource):
-    """Documents of text or JSONL files, one `train` split, a shard a file.
+    """Documents of text or JSONL files, one `train` split; its shards are stretches of the files.
 
     Attributes:
       error: the `UserError` that TensorFlow would bury.
@@ -49,11 +49,11 @@ class _FileSource(seqio.DataSource):
     ) -> tf.data.Dataset:
         """The documents of all files or of a shard, in order."""
         del split, shuffle, seed
-        every = slice(shard_info.index, None, shard_info.num_shards) if shard_info else slice(None)
+        index, number = (shard_info.index, shard_info.num_shards) if shard_info else (0, 1)
 
         def documents() -> Iterator[bytes]:
             try:
-                for text in read_files(self._source, every):
+                for text in read_files(self._source, index, number):
                     yield text.encode("utf-8")
             except UserError as error:
                 self.error = error
@@ -63,13 +63,18 @@ class _FileSource(seqio.DataSource):
         return texts.map(lambda text: {"text": text})
 
 
-def read_files(source: Files, which: slice = slice(None)) -> Iterator[str]:
-    """The documents of text or JSONL files, in the order of their paths, of all or `which`; blank ones are left out.
+def read_files(source: Files, index: int = 0, number: int = 1) -> Iterator[str]:
+    """The documents of text or JSONL files, in the order of their paths; blank ones are left out.
+
+    Args:
+      source: which files.
+      index, number: of the files in order only this stretch, of so many that are about equally long.
 
     Raises:
       UserError: no file at the path; a damaged file; text that is not UTF-8; a line that is no JSON object with text.
     """
-    for path in paths(source)[which]:
+    files = paths(source)
+    for path in files[len(files) * index // number : len(files) * (index + 1) // number]:
         read = _json_lines if isinstance(source, config.JsonLines) else _text_file
         try:
             yield from (text for text in read(path, source) if text.strip())
@@ -194,14 +199,17 @@ def _tfds(source: config.Tfds) -> seqio.TfdsDataSource:
     return seqio.TfdsDataSource(f"{name}:{version}", source.data_dir or None, splits)
 
 
-def shards(source: Any, task: seqio.Task, split: str) -> list[seqio.ShardInfo | None]:
-    """What a split can be read in, one after another or at once: its files, or all of a `SeqioTask`'s.
+def shards(source: Any, task: seqio.Task, split: str, most: int) -> list[seqio.ShardInfo | None]:
+    """What a split can be read in, one after another or at once: its files, up to `most` together.
 
-    The examples of such a task may depend on each other.
+    TensorFlow Datasets' files stay apart however many they are, since a whole split mixes them; a `SeqioTask`'s stay
+    together, since its examples may depend on each other.
     """
     if isinstance(source, config.SeqioTask):
         return [None]
     number = len(task.source.list_shards(split))
+    if isinstance(source, Files):
+        number = min(number, most)
     return [seqio.ShardInfo(index, number) for index in range(number)]
 
 

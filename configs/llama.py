@@ -15,14 +15,15 @@ in LLaMA 1, 1e-8. LLaMA 3.2 was pruned from 3.1-8b and learnt from it; here it i
 8b's rate. The last stages of 3.1, up to 131,072 tokens a row, are left out: for them go on from a checkpoint with a
 longer data.length.
 
-Put your documents, one JSON object {"text": …} a line, where `data.sources.text.path` points, and Meta's
-tokenizer.model where `vocabulary.spec` points, or set both. Without that of LLaMA 3, `prepare` trains one of its kind
-and size.
+LLaMA 1 reads C4 from TensorFlow Datasets and the other six corpora where the paths in `data.sources` point; what the
+later ones read was not published: put documents, one JSON object {"text": …} a line, where `data.sources.text.path`
+points. Put Meta's tokenizer.model where `vocabulary.spec` points, or set it. Without that of LLaMA 3, `prepare` trains
+one of its kind and size.
 """
 
 import dataclasses
 
-from plm_jax import config, objectives
+from plm_jax import config, corpora, objectives
 from plm_jax.models import settings
 
 # size: layers, width, heads, heads of keys and values, feed-forward width, learning rate, tokens to train on
@@ -53,6 +54,7 @@ VERSIONS = {
     "3.2": (128256, 8192, settings.Rotary(500_000.0, scaling=settings.RotaryScaling(factor=32.0), length=131_072)),
     "tiny": (32000, 2048, settings.Rotary(length=2048)),
 }
+OWN_TEXT = {"sources": {"text": config.JsonLines(path="../corpus/*.jsonl.gz")}}
 FINER_NORM = ("1-7b", "1-13b", "1-33b")  # Their epsilon is 1e-6.
 TIED = ("3.2-1b", "3.2-3b")
 # rows, tokens a row, tokens after which it ends; None: the run's
@@ -142,7 +144,7 @@ def get_config(size: str = "2-7b"):
         vocabulary=vocabulary,
         data=config.Data(
             cache_dir="../.cache/llama3" if latest else "../.cache/llama",
-            sources={"text": config.JsonLines(path="../corpus/*.jsonl.gz")},
+            **(corpora.mixture("llama") if version == "1" else OWN_TEXT),
             layout=config.Blocks(attend_across_documents=not latest),
             length=length,
         ),

@@ -43,12 +43,18 @@ class JsonLines:
 
 @dataclass(frozen=True)
 class Tfds:
-    """A TensorFlow Datasets builder, `name` as in `wikipedia/20230601.en`; `field` holds the document's text."""
+    """A TensorFlow Datasets builder, `name` as in `wikipedia/20230601.en`; `field` holds the document's text.
+
+    Attributes:
+      train, validation: the builder's splits that are these two; one without the second is parted by `Data`.
+    """
 
     kind: ClassVar[str] = "tfds"
     name: str
     field: str = "text"
     data_dir: str = ""
+    train: str = "train"
+    validation: str = "validation"
 
 
 @dataclass(frozen=True)
@@ -411,6 +417,12 @@ def stages(run: Run) -> tuple[Stage, ...]:
         found.append(stage)
         step, example = end, example + (end - step) * stage.batch_size
     return tuple(found)
+
+
+def read_sources(run: Run) -> dict[str, TextFiles | JsonLines | Tfds | SeqioTask]:
+    """The sources of a run with a rate above 0 in some stage: what is prepared and read."""
+    mixtures = [stage.mixture for stage in stages(run)]
+    return {name: s for name, s in run.data.sources.items() if any(m.get(name, not m) > 0 for m in mixtures)}
 
 
 def from_dict(tree: Any) -> Run:

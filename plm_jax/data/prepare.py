@@ -1,7 +1,8 @@
 """Texts to the cache: tokenise, shuffle documents once, write; in bounded memory and to the same bytes every time.
 
 Documents stream from the source, are tokenised in batches and spilled to NUM_SHARDS files chosen by a hash; then each
-shard is read, sorted by the hash and written. So the order is a fixed pseudo-random one, and memory holds one shard.
+shard is read, sorted by the hash and written. So the order is a fixed pseudo-random one, and memory holds a batch and
+then where the documents of one shard are.
 """
 
 import contextlib
@@ -14,7 +15,7 @@ import shutil
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
 import tqdm
@@ -26,6 +27,8 @@ from plm_jax.errors import UserError
 NUM_SHARDS = 256
 _BATCH_CHARACTERS = 2**20
 _VOCABULARY_SAMPLE_BYTES = 2**25
+Item = TypeVar("Item")
+Rule = Callable[[str], list[int]]  # Text → the characters at which a part other than the first begins.
 _HEADER = struct.Struct("<QB3xIIII")  # Hash, whether held out, numbers of tokens, sentences, words and bytes.
 
 
@@ -37,8 +40,13 @@ class Document(NamedTuple):
     held_out: bool
 
 
-def prepare(run: config.Run, output: str | None = None, show_progress: bool = True) -> None:
+def prepare(
+    run: config.Run, output: str | None = None, show_progress: bool = True, beam_options: Sequence[str] | None = None
+) -> None:
     """Writes the cache of each of the run's sources into `output` (default: `data.cache_dir`), and its vocabulary.
+
+    A source with a rate of 0 all the time is left out. With `beam_options` Apache Beam tokenises, where and with how
+    many workers they say (`data/beam.py`); the cache is the same.
 
     A cache whose identity (source contents, task definition, vocabulary, format) has not changed is left as it is. Of
     several processes of a machine at once one works and the others wait for it. A remote cache is made on this machine
@@ -47,10 +55,11 @@ def prepare(run: config.Run, output: str | None = None, show_progress: bool = Tr
     Raises:
       UserError: whatever the user can mend in sources or vocabulary.
     """
-    folder = output or run.data.cache_dir
-    for name in run.data.sources:
+    folder, sources = output or run.data.cache_dir, config.read_sources(run)
+    for name, source in sources.items():
         if not name.replace("-", "_").isidentifier() or name == "vocabulary":
             raise UserError(f"config.data.sources has '{name}': give a name of letters, digits, - and _")
+        tasks.check(name, source)
     local = folder
     if storage.is_remote(folder):
         local = storage.cache_folder("prepare", hashlib.sha256(folder.encode("utf-8")).hexdigest()[:16])
@@ -59,13 +68,13 @@ def prepare(run: config.Run, output: str | None = None, show_progress: bool = Tr
     with _locked(os.path.join(local, ".lock")):
         vocabulary = _vocabulary(run, show_progress)
         vocabularies.copy(run.vocabulary.spec, os.path.join(folder, "vocabulary"))
-        for name in run.data.sources:
+        for name in sources:
             wanted, final, made = identity(run, name, vocabulary), os.path.join(folder, name), os.path.join(local, name)
             if _is_prepared(final, wanted):
                 print(f"{name}: up to date at {final}")
                 continue
             if not _is_prepared(made, wanted):
-                _prepare_source(run, name, vocabulary, wanted, local, show_progress)
+                _prepare_source(run, name, vocabulary, wanted, local, show_progress, beam_options)
             if made != final:
                 cache.upload(made, final, show_progress)
                 shutil.rmtree(made)
@@ -95,7 +104,7 @@ def _vocabulary(run: config.Run, show_progress: bool) -> vocabularies.Vocabulary
         print(f"making a vocabulary of {spec.train_size}: {', '.join(paths)}")
         texts = (
             document.text
-            for name, source in run.data.sources.items()
+            for name, source in config.read_sources(run).items()
             for document in _documents(run, name, source)
             if not document.held_out
         )
@@ -104,7 +113,7 @@ def _vocabulary(run: config.Run, show_progress: bool) -> vocabularies.Vocabulary
             texts = _sample(texts, _VOCABULARY_SAMPLE_BYTES)
             if not texts:
                 raise UserError(
-                    f"sources {', '.join(run.data.sources)} have no document for training: check their paths"
+                    f"sources {', '.join(config.read_sources(run))} have no document for training: check their paths"
                 )
         vocabulary_training.train(texts, spec, show_progress)
     return vocabularies.load(spec)
@@ -133,18 +142,38 @@ def held_out(text: str, fraction: float) -> bool:
     return zlib.crc32(text.encode("utf-8")) % 1000 < 1000 * fraction
 
 
-def _documents(run: config.Run, name: str, source: Any) -> Iterator[Document]:
-    """All documents of a source; those of its own validation split, else by CRC-32, are held out."""
+class Piece(NamedTuple):
+    """A part of a source that one worker reads: of a split all or a shard."""
+
+    split: str
+    shard: Any
+
+
+def pieces(name: str, source: Any, most: int = 1) -> list[Piece]:
+    """The parts of a source, in order; `most` as for `tasks.shards`."""
+    task = tasks.task(name, source)
+    splits = [split for split in cache.SPLITS if split in task.splits]
+    return [Piece(split, shard) for split in splits for shard in tasks.shards(source, task, split, most)]
+
+
+def documents(run: config.Run, name: str, piece: Piece, first: int) -> Iterator[Document]:
+    """The documents of a piece, numbered from `first`; of a source without a validation split CRC-32 holds some out."""
+    source = run.data.sources[name]
     task = tasks.task(name, source)
     field = source.field if isinstance(source, config.SeqioTask) else "text"
-    own = "validation" in task.splits
+    own, fraction = "validation" in task.splits, run.data.validation_fraction
+    texts = (text for text in tasks.texts(task, piece.split, field, piece.shard) if text.strip())
+    for number, text in enumerate(texts, first):
+        yield Document(number, text, piece.split == "validation" if own else held_out(text, fraction))
+
+
+def _documents(run: config.Run, name: str, source: Any) -> Iterator[Document]:
+    """All documents of a source, one piece after another."""
     number = 0
-    for split in ("train", "validation") if own else ("train",):
-        for text in tasks.texts(task, split, field):
-            if text.strip():
-                out = split == "validation" if own else held_out(text, run.data.validation_fraction)
-                yield Document(number, text, out)
-                number += 1
+    for piece in pieces(name, source):
+        for document in documents(run, name, piece, number):
+            yield document
+            number = document.number + 1
 
 
 def identity(run: config.Run, name: str, vocabulary: vocabularies.Vocabulary) -> str:
@@ -164,20 +193,29 @@ def identity(run: config.Run, name: str, vocabulary: vocabularies.Vocabulary) ->
 
 
 def _prepare_source(
-    run: config.Run, name: str, vocabulary: vocabularies.Vocabulary, wanted: str, folder: str, show_progress: bool
+    run: config.Run,
+    name: str,
+    vocabulary: vocabularies.Vocabulary,
+    wanted: str,
+    folder: str,
+    show_progress: bool,
+    beam_options: Sequence[str] | None,
 ) -> None:
     """Writes the cache of a source, of the identity `wanted`, into a local folder."""
     final, temporary = os.path.join(folder, name), os.path.join(folder, f".{name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     spill = os.path.join(temporary, "spill")
     os.makedirs(spill)
-    documents = _documents(run, name, run.data.sources[name])
-    bar = tqdm.tqdm(
-        documents, f"{name}: tokenising", _size(run.data.sources[name]), unit=" documents", disable=not show_progress
-    )
     segmenter = run.data.segmenters.get(name)
-    rules = [sentences.boundaries, *([segmenters.load(segmenter)] if segmenter else [])]
-    num_documents, has_validation = _tokenise(bar, vocabulary, spill, rules)
+    if beam_options is None:
+        size = _size(name, run.data.sources[name])
+        unread = _documents(run, name, run.data.sources[name])
+        bar = tqdm.tqdm(unread, f"{name}: tokenising", size, unit=" documents", disable=not show_progress)
+        num_documents, has_validation = _tokenise(bar, vocabulary, spill, rules(run, name))
+    else:
+        from plm_jax.data import beam  # A heavy import, and an optional one.
+
+        num_documents, has_validation = beam.tokenise(run, name, spill, beam_options, show_progress)
     if not num_documents:
         raise UserError(f"source '{name}' has no document with text in it: check its path and field")
     splits = cache.SPLITS if has_validation else ("train",)
@@ -209,12 +247,12 @@ def _prepare_source(
     )
 
 
-def _size(source: Any) -> int | None:
+def _size(name: str, source: Any) -> int | None:
     """The number of documents, where the source tells it."""
     if not isinstance(source, config.Tfds):
         return None
-    splits = tasks.task("size", source).source.tfds_dataset.builder.info.splits
-    return sum(splits[split].num_examples for split in cache.SPLITS if split in splits)
+    task = tasks.task(name, source)
+    return sum(task.source.num_input_examples(split) for split in task.splits)
 
 
 def _describe(spec: config.Vocabulary, vocabulary: vocabularies.Vocabulary) -> dict[str, Any]:
@@ -228,51 +266,74 @@ def _describe(spec: config.Vocabulary, vocabulary: vocabularies.Vocabulary) -> d
     }
 
 
-def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """Documents in lists of about _BATCH_CHARACTERS."""
-    batch, size = [], 0
-    for document in documents:
-        batch.append(document)
-        size += len(document.text)
-        if size >= _BATCH_CHARACTERS:
+class Record(NamedTuple):
+    """A tokenised document in the spill's form, the shard that it belongs to and whether it is for validation."""
+
+    shard: int
+    held_out: bool
+    data: bytes
+
+
+def rules(run: config.Run, name: str) -> list[Rule]:
+    """Where sentences begin and, in a source whose words are not those of the vocabulary, where words do."""
+    segmenter = run.data.segmenters.get(name)
+    return [sentences.boundaries, *([segmenters.load(segmenter)] if segmenter else [])]
+
+
+def encode(
+    documents: Iterable[Document], vocabulary: vocabularies.Vocabulary, rules: Sequence[Rule]
+) -> Iterator[Record]:
+    """The records of all documents that have tokens."""
+    dtype = cache.dtype_for(vocabulary.vocab_size)
+    for batch in batches(documents, _BATCH_CHARACTERS, lambda document: len(document.text)):
+        encoded = vocabulary.encode_parts([document.text for document in batch], rules)
+        for document, (ids, (starts, *words)) in zip(batch, encoded, strict=True):
+            if not len(ids):
+                continue
+            key, size = _hash(document.number, document.text), len(document.text.encode("utf-8"))
+            header = _HEADER.pack(key, document.held_out, len(ids), len(starts), sum(map(len, words)), size)
+            parts = [ids.astype(dtype), *(values.astype("<u4") for values in (starts, *words))]
+            data = header + b"".join(part.tobytes() for part in parts)
+            yield Record(key * NUM_SHARDS >> 64, document.held_out, data)
+
+
+def batches(items: Iterable[Item], limit: int, size: Callable[[Item], int]) -> Iterator[list[Item]]:
+    """Items in lists, each of which ends when its sizes add up to `limit`."""
+    batch, total = [], 0
+    for item in items:
+        batch.append(item)
+        total += size(item)
+        if total >= limit:
             yield batch
-            batch, size = [], 0
+            batch, total = [], 0
     if batch:
         yield batch
 
 
-def _tokenise(
-    documents: Iterable[Document],
-    vocabulary: vocabularies.Vocabulary,
-    spill: str,
-    rules: Sequence[Callable[[str], list[int]]],
-) -> tuple[int, bool]:
-    """Spills all documents into shards; gives their number and whether any is held out.
-
-    `rules` are where sentences begin and, where words are not those of the vocabulary, where words do.
-    """
-    number, any_held_out = 0, False
-    dtype = cache.dtype_for(vocabulary.vocab_size)
+@contextlib.contextmanager
+def open_shards(spill: str) -> Iterator[list[BinaryIO]]:
+    """The files of the shards in a folder, to be written one after another in any order."""
     with contextlib.ExitStack() as stack:
-        shards = [stack.enter_context(open(os.path.join(spill, f"{i:03d}"), "wb")) for i in range(NUM_SHARDS)]
-        for batch in _batches(documents):
-            encoded = vocabulary.encode_parts([document.text for document in batch], rules)
-            for document, (ids, (starts, *words)) in zip(batch, encoded, strict=True):
-                if not len(ids):
-                    continue
-                key, size = _hash(document.number, document.text), len(document.text.encode("utf-8"))
-                header = _HEADER.pack(key, document.held_out, len(ids), len(starts), sum(map(len, words)), size)
-                parts = [ids.astype(dtype), *(values.astype("<u4") for values in (starts, *words))]
-                shards[key * NUM_SHARDS >> 64].write(header + b"".join(part.tobytes() for part in parts))
-                number, any_held_out = number + 1, any_held_out or document.held_out
+        yield [stack.enter_context(open(os.path.join(spill, f"{i:03d}"), "wb")) for i in range(NUM_SHARDS)]
+
+
+def _tokenise(
+    documents: Iterable[Document], vocabulary: vocabularies.Vocabulary, spill: str, rules: Sequence[Rule]
+) -> tuple[int, bool]:
+    """Spills all documents into shards; gives their number and whether any is held out."""
+    number, any_held_out = 0, False
+    with open_shards(spill) as shards:
+        for record in encode(documents, vocabulary, rules):
+            shards[record.shard].write(record.data)
+            number, any_held_out = number + 1, any_held_out or record.held_out
     return number, any_held_out
 
 
 def _write_shards(spill: str, writers: dict[str, cache.SplitWriter], dtype: np.dtype, bar: tqdm.tqdm) -> None:
     """Moves the spilled documents to the writers, in the order of their hashes."""
     for shard in sorted(os.listdir(spill)):
-        with open(os.path.join(spill, shard), "rb") as file:
-            data = file.read()
+        path = os.path.join(spill, shard)
+        data = np.memmap(path, np.uint8, "r") if os.path.getsize(path) else b""
         rows, offset = [], 0
         while offset < len(data):
             key, out, num_tokens, num_sentences, num_words, size = _HEADER.unpack_from(data, offset)
@@ -285,4 +346,4 @@ def _write_shards(spill: str, writers: dict[str, cache.SplitWriter], dtype: np.d
             )
             writers["validation" if out else "train"].add(tokens, np.zeros(1, np.int64), starts, size, words)
             bar.update()
-        os.remove(os.path.join(spill, shard))
+        os.remove(path)

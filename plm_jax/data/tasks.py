@@ -20,35 +20,61 @@ Files = config.TextFiles | config.JsonLines
 _FEATURES = {"text": seqio.Feature(seqio.PassThroughVocabulary(0), add_eos=False, dtype=tf.string, rank=0)}
 
 
-class _FileSource(seqio.FunctionDataSource):
-    """Documents of text or JSONL files, one `train` split; keeps the `UserError` that TensorFlow would bury."""
+class _FileSource(seqio.DataSource):
+    """Documents of text or JSONL files, one `train` split; its shards are stretches of the files.
+
+    Attributes:
+      error: the `UserError` that TensorFlow would bury.
+    """
+
+    supports_arbitrary_sharding = False
 
     def __init__(self, source: Files):
+        super().__init__(splits=("train",))
         self.error: UserError | None = None
+        self._source = source
+
+    def list_shards(self, split: str) -> list[str]:
+        """The paths of the files."""
+        del split
+        return paths(self._source)
+
+    def get_dataset(
+        self,
+        split: str = "train",
+        shuffle: bool = False,
+        seed: int | None = None,
+        shard_info: seqio.ShardInfo | None = None,
+        **_: Any,
+    ) -> tf.data.Dataset:
+        """The documents of all files or of a shard, in order."""
+        del split, shuffle, seed
+        index, number = (shard_info.index, shard_info.num_shards) if shard_info else (0, 1)
 
         def documents() -> Iterator[bytes]:
             try:
-                for text in read_files(source):
+                for text in read_files(self._source, index, number):
                     yield text.encode("utf-8")
             except UserError as error:
                 self.error = error
                 raise
 
-        def dataset(split: str, shuffle_files: bool) -> tf.data.Dataset:
-            del split, shuffle_files
-            texts = tf.data.Dataset.from_generator(documents, output_signature=tf.TensorSpec([], tf.string))
-            return texts.map(lambda text: {"text": text})
-
-        super().__init__(dataset, splits=("train",))
+        texts = tf.data.Dataset.from_generator(documents, output_signature=tf.TensorSpec([], tf.string))
+        return texts.map(lambda text: {"text": text})
 
 
-def read_files(source: Files) -> Iterator[str]:
+def read_files(source: Files, index: int = 0, number: int = 1) -> Iterator[str]:
     """The documents of text or JSONL files, in the order of their paths; blank ones are left out.
+
+    Args:
+      source: which files.
+      index, number: of the files in order only this stretch, of so many that are about equally long.
 
     Raises:
       UserError: no file at the path; a damaged file; text that is not UTF-8; a line that is no JSON object with text.
     """
-    for path in paths(source):
+    files = paths(source)
+    for path in files[len(files) * index // number : len(files) * (index + 1) // number]:
         read = _json_lines if isinstance(source, config.JsonLines) else _text_file
         try:
             yield from (text for text in read(path, source) if text.strip())
@@ -107,6 +133,13 @@ def _json_lines(path: str, source: config.JsonLines) -> Iterator[str]:
             yield text
 
 
+def check(name: str, source: Any) -> None:
+    """Raises a `UserError` that says where to put or name the files of a source that has none."""
+    if isinstance(source, Files) and not storage.glob(source.path):
+        field = f"config.data.sources.{name}.path"
+        raise UserError(f"there is no file at {source.path}: put the documents of '{name}' there, or set {field}")
+
+
 def task(name: str, source: Any) -> seqio.Task:
     """The seqio task of a config's source, registered as `plm_jax:NAME:HASH` (a `SeqioTask` is there already).
 
@@ -158,17 +191,35 @@ def _tfds(source: config.Tfds) -> seqio.TfdsDataSource:
     except Exception as error:
         what = " ".join(str(error).split())[:160]
         raise UserError(f"cannot download '{source.name}' ({what}): put it into the source's data_dir") from error
+    found = builder.info.splits
+    if source.train not in found:
+        raise UserError(f"{source.name} has no split '{source.train}': {nearest(source.train, found)}")
+    splits = {"train": source.train} | ({"validation": source.validation} if source.validation in found else {})
     name, _, version = builder.info.full_name.rpartition("/")
-    return seqio.TfdsDataSource(tfds_name=f"{name}:{version}", tfds_data_dir=source.data_dir or None)
+    return seqio.TfdsDataSource(f"{name}:{version}", source.data_dir or None, splits)
 
 
-def texts(task: seqio.Task, split: str, field: str = "text") -> Iterator[str]:
-    """The documents of a split, streamed in the order of the source.
+def shards(source: Any, task: seqio.Task, split: str, most: int) -> list[seqio.ShardInfo | None]:
+    """What a split can be read in, one after another or at once: its files, up to `most` together.
+
+    TensorFlow Datasets' files stay apart however many they are, since a whole split mixes them; a `SeqioTask`'s stay
+    together, since its examples may depend on each other.
+    """
+    if isinstance(source, config.SeqioTask):
+        return [None]
+    number = len(task.source.list_shards(split))
+    if isinstance(source, Files):
+        number = min(number, most)
+    return [seqio.ShardInfo(index, number) for index in range(number)]
+
+
+def texts(task: seqio.Task, split: str, field: str = "text", shard: seqio.ShardInfo | None = None) -> Iterator[str]:
+    """The documents of a split, or of a shard of it, streamed in the order of the source.
 
     Raises:
       UserError: as `read_files`; a task whose examples lack `field`.
     """
-    rows = task.get_dataset(sequence_length=None, split=split, shuffle=False, use_cached=False)
+    rows = task.get_dataset(sequence_length=None, split=split, shuffle=False, use_cached=False, shard_info=shard)
     if field not in rows.element_spec:
         raise UserError(f"task '{task.name}' has no feature '{field}': {nearest(field, rows.element_spec)}")
     try:

@@ -135,54 +135,53 @@ def _tiktoken(texts: Iterable[str], specials: config.Vocabulary, kind: str, show
 def _wordpiece(texts: Iterable[str], specials: config.Vocabulary, kind: str, show_progress: bool) -> list[bytes]:
     """BERT's pieces of words: characters, then what they are merged into, the most frequent first.
 
+    Characters that are too rare, or too many for the size as those of Chinese may be, are left to the unknown token.
     The library's own trainer numbers letters in the order of a hash table, so that its files differ from one time to
     the next. Hence words are trained on as plain BPE, each letter that goes on a word in a code of its own.
     """
     if specials.unk is None:
         raise UserError("WordPiece needs an unk id: set config.vocabulary.unk")
     table = _symbols_at(specials, WORDPIECE_SYMBOLS)
-    bert = tokenizer_files.bert({}, lowercase=kind == "uncased")
-    counts = collections.Counter(
+    bert, room = tokenizer_files.bert({}, lowercase=kind == "uncased"), _room(specials, table, 1)
+    words = collections.Counter(
         word
         for sentence in _sentences(texts)
         for word, _ in bert.pre_tokenizer.pre_tokenize_str(bert.normalizer.normalize_str(sentence))
     )
-    covered = _covered(counts)
+    letters = collections.Counter()
+    for word, count in words.items():
+        for letter in _letters(word):
+            letters[letter] += count
     if kind == "uncased":  # Unicode's newest letters may be known to one library alone.
-        covered = {letter for letter in covered if letter == letter.lower()}
-    spelt = {word: _pieces(word) for word in counts if covered.issuperset(word)}
-    pieces = sorted({piece for word in spelt.values() for piece in word})
-    codes = {piece: chr(_PRIVATE + i) for i, piece in enumerate(pieces)}
-    coded = ("".join(map(codes.__getitem__, word)) for word in spelt.values())
-    repeated = (" ".join(itertools.repeat(code, counts[word])) for word, code in zip(spelt, coded, strict=True))
+        letters = collections.Counter({letter: n for letter, n in letters.items() if letter == letter.lower()})
+    kept = sorted(_covering(letters)[:room])
+    codes = {letter: chr(_PRIVATE + i) for i, letter in enumerate(kept)}
+    coded = (("".join(codes.get(letter, "") for letter in _letters(word)), word) for word in words)
+    repeated = (" ".join(itertools.repeat(code, words[word])) for code, word in coded if len(code) == len(word))
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    merged, _ = _merge(tokenizer, repeated, _room(specials, table, len(pieces)), codes.values(), show_progress)
-    parts = ([pieces[ord(code) - _PRIVATE] for code in token] for token in merged)
-    tokens = [first + "".join(piece.removeprefix("##") for piece in others) for first, *others in parts]
+    merged, _ = _merge(tokenizer, repeated, room, codes.values(), show_progress)
+    parts = ([kept[ord(code) - _PRIVATE] for code in token] for token in merged)
+    tokens = [first + "".join(letter.removeprefix("##") for letter in others) for first, *others in parts]
     return ["\n".join([*_placed(specials, table, tokens), ""]).encode("utf-8")]
+
+
+def _letters(word: str) -> list[str]:
+    """A word's letters as WordPiece writes them."""
+    return [word[0], *("##" + letter for letter in word[1:])]
+
+
+def _covering(counts: Mapping[str, int]) -> list[str]:
+    """The most frequent, without the rarest."""
+    falling = sorted(counts, key=lambda letter: (-counts[letter], letter))
+    before = itertools.accumulate((counts[letter] for letter in falling), initial=0)
+    enough = _CHARACTER_COVERAGE * sum(counts.values())
+    return [letter for letter, sum_before in zip(falling, before, strict=False) if sum_before < enough]
 
 
 def _sentences(texts: Iterable[str]) -> Iterator[str]:
     """In sentences a long text takes little memory; no word reaches over their ends."""
     return (sentence for text in texts for sentence in sentences.split(text) if sentence.strip())
-
-
-def _pieces(word: str) -> list[str]:
-    """A word's letters as WordPiece writes them."""
-    return [word[0], *("##" + letter for letter in word[1:])]
-
-
-def _covered(counts: collections.Counter[str]) -> set[str]:
-    """The letters of counted words without the rarest."""
-    letters = collections.Counter()
-    for word, count in counts.items():
-        for letter in word:
-            letters[letter] += count
-    falling = sorted(letters, key=lambda letter: (-letters[letter], letter))
-    before = itertools.accumulate((letters[letter] for letter in falling), initial=0)
-    enough = _CHARACTER_COVERAGE * letters.total()
-    return {letter for letter, sum_before in zip(falling, before, strict=False) if sum_before < enough}
 
 
 def _merge(

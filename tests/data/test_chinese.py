@@ -20,8 +20,8 @@ POEMS = pathlib.Path(plm_jax.__file__).parent / "data/corpora/tang_poems_zh.json
 NUMBER = 200
 BERT = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
 VOCABULARIES = {
-    "wordpiece": {"spec": "wordpiece:vocab.txt", "train_size": 2600, **BERT},
-    "sentencepiece": {"spec": "sentencepiece:v.model", "train_size": 3200, **BERT},
+    "wordpiece": {"spec": "wordpiece:vocab.txt", "train_size": 2200, **BERT},
+    "sentencepiece": {"spec": "sentencepiece:v.model", "train_size": 2900, **BERT},
     "bpe": {"spec": "bpe:vocab.json,merges.txt", "train_size": 800, **BERT},
 }
 SEGMENTER = "tests.data.test_chinese:halves"
@@ -122,7 +122,7 @@ def test_poems_are_stored_with_their_sentences_and_words(run):
             assert parts(sentence_starts) == sentences.split(text)
         if isinstance(vocabulary, vocabularies.WordPiece):
             assert parts(word_starts) == list(filter(None, halves(text)))
-    assert not texts and unknown < 100
+    assert not texts and unknown < 200
 
 
 def test_wordpiece_is_of_single_characters_and_bytes_a_token_are_printed(run, capsys, tmp_path):

@@ -155,6 +155,10 @@ def test_rare_characters_are_left_to_unknown(tmp_path):
     specials = config.Vocabulary(f"wordpiece:{tmp_path}/vocab.txt", unk=0, train_size=4)
     vocabulary_training.train(["ab " * 30_000 + "☃"], specials)
     assert (tmp_path / "vocab.txt").read_text().split() == ["[UNK]", "##b", "a", "ab"]
+    vocabulary_training.train(["西湖西子西湖"], specials)
+    assert sorted((tmp_path / "vocab.txt").read_text().split()) == ["[UNK]", "子", "湖", "西"]
+    vocabulary_training.train(["西湖西子西湖"], dataclasses.replace(specials, train_size=3))
+    assert sorted((tmp_path / "vocab.txt").read_text().split()) == ["[UNK]", "湖", "西"]
 
 
 def test_what_cannot_be_trained_is_told(tmp_path):
@@ -168,8 +172,8 @@ def test_what_cannot_be_trained_is_told(tmp_path):
         train("llama3", eos=7)
     with pytest.raises(UserError, match=r"train_size is 100, the letters .* alone are 257: give more"):
         train("gpt2", train_size=100, eos=99)
-    with pytest.raises(UserError, match=r"train_size is 8, the letters .* alone are 13: give more"):
-        train("cased", train_size=8)
+    with pytest.raises(UserError, match=r"train_size is 5, the letters .* alone are 6: give more"):
+        train("cased", train_size=5)
     with pytest.raises(UserError, match="train_kind is 'bpe', wordpiece has uncased or cased"):
         train("cased", train_kind="bpe")
     with pytest.raises(UserError, match="train_kind is 'cased', bpe has no kinds"):

@@ -5,10 +5,9 @@ import json
 import shutil
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 import tokenizers
+from flax import linen as nn
 
 import plm_jax
 from plm_jax.errors import UserError
@@ -51,11 +50,6 @@ def test_a_tokenizer_json_alone_is_the_vocabulary(directory):
     assert list(lm.vocabulary.encode("the cat")) == tokenizer().encode("the cat", add_special_tokens=False).ids
     assert lm.vocabulary.decode([29, 28, 26, 2, 0, 19]) == BOS + "the cat"
     assert lm.special_ids["begins_with_bos"] is True and lm.special_ids["eos_token_id"] == 30
-    (text,) = lm.generate(["the cat"], max_new_tokens=4, temperature=0.0)
-    prompt = [tokenizer().encode("the cat").ids]
-    assert prompt[0][0] == 29
-    first = int(np.argmax(lm.logits(prompt)[0, -1, :31]))
-    assert first == 30 or text.startswith(tokenizer().decode([first], skip_special_tokens=False))
 
 
 def test_it_goes_where_the_model_goes(directory, tmp_path):
@@ -113,7 +107,7 @@ def test_a_llama_3_has_a_file_of_tiktokens(tmp_path):
         stack=settings.Stack(1),
         head=settings.Head(tied=False),
     )
-    params = registry.build(model).init(jax.random.key(0), jnp.zeros((1, 4), jnp.int32))["params"]
+    params = nn.unbox(registry.init_params(model, jax.random.key(0)))
     ids = {"bos_token_id": 259, "eos_token_id": [260, 261], "begins_with_bos": True}
     LanguageModel(model, params, vocabulary_spec=f"tiktoken:{path}", special_ids=ids, family="llama").save(
         tmp_path / "hf"
@@ -124,4 +118,3 @@ def test_a_llama_3_has_a_file_of_tiktokens(tmp_path):
     assert list(lm.vocabulary.encode("the the")) == [257, 258]
     assert lm.vocabulary.vocab_size == 262, "the special tokens may be generated"
     assert lm.vocabulary.decode([259, 257, 258, 261]) == "the the"
-    assert isinstance(lm.generate(["the"], max_new_tokens=3)[0], str)

@@ -7,11 +7,9 @@
     suite             the table of tasks, and `register`, which makes a seqio task of one
     tfds_tasks        importing it registers every task over TFDS, as texts: `plm_jax:glue_cola`, …
 
-All of TFDS's tasks are there for a config under their names:
-
-    sources = {name: config.SeqioTask(f"plm_jax:{name}", "plm_jax.data.text_to_text.tfds_tasks") for name in sizes.GLUE}
-
-and over one's own files, in a module of one's own, with the fields that TFDS gives that data set:
+A source of a config names a task over TFDS, such as `plm_jax:glue_cola`, and the module
+`plm_jax.data.text_to_text.tfds_tasks`; `sizes.GLUE` gives the names and rates of a mixture. Over one's own files, which
+have the fields that TFDS gives the data set, a task is registered in a module of one's own:
 
     suite.register("glue_rte", suite.FromJsonLines({"train": "rte/train.jsonl"}), name="mine:rte")
 

@@ -9,9 +9,11 @@ from typing import Any
 
 Example = Mapping[str, Any]
 
-_DETERMINERS = frozenset(
-    "a an few her his each every many much my our some that the their these this those which whose your".split()
-)
+_ARTICLES = ("a", "an", "the")
+_POSSESSIVES = ("her", "his", "my", "our", "their", "whose", "your")
+_DEMONSTRATIVES = ("that", "these", "this", "those", "which")
+_QUANTIFIERS = ("each", "every", "few", "many", "much", "some")
+_DETERMINERS = frozenset({*_ARTICLES, *_POSSESSIVES, *_DEMONSTRATIVES, *_QUANTIFIERS})
 
 
 def label_index(output: str, labels: Sequence[str], **_: Any) -> int:
@@ -55,15 +57,17 @@ def referent(output: str, example: Example, is_target: bool = False) -> int:
     """
     if is_target:
         return int(example["label"])
-    found, asked = _content_words(output), _content_words(_text(example["referent"]))
-    if not any(found):
+    found, asked = _content(output), _content(_text(example["referent"]))
+    if not found:
         return -1
-    same_possessive = ("'" in "".join(found)) == ("'" in "".join(asked))
-    return int(same_possessive and (set(found) <= set(asked) or set(asked) <= set(found)))
+    if ("'" in found) != ("'" in asked):
+        return 0
+    words, asked_words = set(found.split(" ")), set(asked.split(" "))
+    return int(words <= asked_words or asked_words <= words)
 
 
-def _content_words(text: str) -> list[str]:
-    return [word for word in text.strip().lower().split(" ") if word not in _DETERMINERS]
+def _content(text: str) -> str:
+    return " ".join(word for word in text.strip().lower().split(" ") if word not in _DETERMINERS)
 
 
 def _text(value: str | bytes) -> str:

@@ -74,20 +74,30 @@ _HYPOTHESIS = ("hypothesis", "premise")
 _GLUE_LENGTHS, _SUPER_GLUE_LENGTHS, _SQUAD_LENGTHS, _LONG = (512, 84), (512, 62), (512, 97), (512, 512)
 
 
-def _classes(data: str, task: str, fields: Sequence[str], labels: Sequence[str], *metric_fns: Any, **options: Any):
-    """A task with a label of the row as its target."""
-    lengths = _GLUE_LENGTHS if data.startswith("glue/") else _SUPER_GLUE_LENGTHS
-    postprocess = functools.partial(postprocessors.label_index, labels=labels)
-    columns = options.pop("columns", ())
-    return Task(data, formats.labelled(task, fields, labels, columns), lengths, metric_fns, postprocess, **options)
-
-
 def _glue(name: str, *rest: Any, **options: Any) -> Task:
-    return _classes(f"glue/{name}:2.0.0", *rest, **options)
+    return _labelled("glue", "2.0.0", _GLUE_LENGTHS, name, *rest, **options)
 
 
 def _super_glue(name: str, *rest: Any, **options: Any) -> Task:
-    return _classes(f"super_glue/{name}:1.0.2", *rest, **options)
+    return _labelled("super_glue", "1.0.2", _SUPER_GLUE_LENGTHS, name, *rest, **options)
+
+
+def _labelled(
+    suite: str,
+    version: str,
+    lengths: tuple[int, int],
+    name: str,
+    fields: Sequence[str],
+    labels: Sequence[str],
+    *metric_fns: metrics.Metric,
+    prefix: str = "",
+    columns: Sequence[str] = (),
+    splits: tuple[str, ...] = (),
+) -> Task:
+    """A task whose target is a label; `prefix` and `columns` where the inputs do not say the names that TFDS has."""
+    examples = formats.labelled(prefix or name, fields, labels, columns)
+    postprocess = functools.partial(postprocessors.label_index, labels=labels)
+    return Task(f"{suite}/{name}:{version}", examples, lengths, metric_fns, postprocess, splits=splits)
 
 
 def _wmt(data: str, target: str) -> Task:
@@ -95,16 +105,14 @@ def _wmt(data: str, target: str) -> Task:
 
 
 _accuracy, _boolean = metrics.accuracy, formats.BOOLEAN
-_WSC, _TEST = "super_glue/wsc.fixed:1.0.2", {"splits": ("test",)}
+_WSC = "super_glue/wsc.fixed:1.0.2"
 
 TASKS: dict[str, Task] = {
     # GLUE.
-    "glue_cola": _glue("cola", "cola", ("sentence",), ("unacceptable", "acceptable"), metrics.matthews_corrcoef),
-    "glue_sst2": _glue("sst2", "sst2", ("sentence",), ("negative", "positive"), _accuracy),
-    "glue_mrpc": _glue("mrpc", "mrpc", _SENTENCES, ("not_equivalent", "equivalent"), metrics.binary_f1, _accuracy),
-    "glue_qqp": _glue(
-        "qqp", "qqp", ("question1", "question2"), ("not_duplicate", "duplicate"), metrics.binary_f1, _accuracy
-    ),
+    "glue_cola": _glue("cola", ("sentence",), ("unacceptable", "acceptable"), metrics.matthews_corrcoef),
+    "glue_sst2": _glue("sst2", ("sentence",), ("negative", "positive"), _accuracy),
+    "glue_mrpc": _glue("mrpc", _SENTENCES, ("not_equivalent", "equivalent"), metrics.binary_f1, _accuracy),
+    "glue_qqp": _glue("qqp", ("question1", "question2"), ("not_duplicate", "duplicate"), metrics.binary_f1, _accuracy),
     "glue_stsb": Task(
         "glue/stsb:2.0.0",
         formats.stsb,
@@ -112,13 +120,13 @@ TASKS: dict[str, Task] = {
         (metrics.pearson_corrcoef, metrics.spearman_corrcoef),
         postprocessors.number,
     ),
-    "glue_mnli": _glue("mnli", "mnli", _HYPOTHESIS, _NLI, _accuracy),
-    "glue_mnli_matched": _glue("mnli_matched", "mnli", _HYPOTHESIS, _NLI, _accuracy),
-    "glue_mnli_mismatched": _glue("mnli_mismatched", "mnli", _HYPOTHESIS, _NLI, _accuracy),
-    "glue_ax": _glue("ax", "mnli", _HYPOTHESIS, _NLI, **_TEST),
-    "glue_qnli": _glue("qnli", "qnli", ("question", "sentence"), _ENTAILMENT, _accuracy),
-    "glue_rte": _glue("rte", "rte", _SENTENCES, _ENTAILMENT, _accuracy),
-    "glue_wnli": _glue("wnli", "wnli", _SENTENCES, _ENTAILMENT[::-1], _accuracy),
+    "glue_mnli": _glue("mnli", _HYPOTHESIS, _NLI, _accuracy),
+    "glue_mnli_matched": _glue("mnli_matched", _HYPOTHESIS, _NLI, _accuracy, prefix="mnli"),
+    "glue_mnli_mismatched": _glue("mnli_mismatched", _HYPOTHESIS, _NLI, _accuracy, prefix="mnli"),
+    "glue_ax": _glue("ax", _HYPOTHESIS, _NLI, prefix="mnli", splits=("test",)),
+    "glue_qnli": _glue("qnli", ("question", "sentence"), _ENTAILMENT, _accuracy),
+    "glue_rte": _glue("rte", _SENTENCES, _ENTAILMENT, _accuracy),
+    "glue_wnli": _glue("wnli", _SENTENCES, _ENTAILMENT[::-1], _accuracy),
     "glue_wnli_eval": Task(
         "glue/wnli:2.0.0",
         formats.wnli_as_wsc,
@@ -129,12 +137,12 @@ TASKS: dict[str, Task] = {
         ("validation", "test"),
     ),
     # SuperGLUE, with definite pronoun resolution, which WSC is trained with.
-    "super_glue_boolq": _super_glue("boolq", "boolq", ("passage", "question"), _boolean, _accuracy),
+    "super_glue_boolq": _super_glue("boolq", ("passage", "question"), _boolean, _accuracy),
     "super_glue_cb": _super_glue(
-        "cb", "cb", _HYPOTHESIS, ("entailment", "contradiction", "neutral"), metrics.mean_3class_f1, _accuracy
+        "cb", _HYPOTHESIS, ("entailment", "contradiction", "neutral"), metrics.mean_3class_f1, _accuracy
     ),
     "super_glue_copa": _super_glue(
-        "copa", "copa", ("choice1", "choice2", "premise", "question"), ("choice1", "choice2"), _accuracy
+        "copa", ("choice1", "choice2", "premise", "question"), ("choice1", "choice2"), _accuracy
     ),
     "super_glue_multirc": Task(
         "super_glue/multirc:1.0.2",
@@ -152,13 +160,13 @@ TASKS: dict[str, Task] = {
         postprocessors.record,
         {**_ANSWERS, **{f"idx/{part}": _INTEGER for part in ("passage", "query")}},
     ),
-    "super_glue_rte": _super_glue("rte", "rte", _HYPOTHESIS, _ENTAILMENT, _accuracy),
-    "super_glue_wic": _super_glue("wic", "wic", (*_SENTENCES, "word"), _boolean, _accuracy),
-    "super_glue_axb": _super_glue("axb", "rte", _HYPOTHESIS, _ENTAILMENT, columns=_SENTENCES[::-1], **_TEST),
-    "super_glue_axg": _super_glue("axg", "rte", _HYPOTHESIS, _ENTAILMENT, **_TEST),
-    "super_glue_wsc_train": Task(
-        _WSC, formats.true_wsc, _SUPER_GLUE_LENGTHS, (), fields=_REFERENT, splits=("train",)
+    "super_glue_rte": _super_glue("rte", _HYPOTHESIS, _ENTAILMENT, _accuracy),
+    "super_glue_wic": _super_glue("wic", (*_SENTENCES, "word"), _boolean, _accuracy),
+    "super_glue_axb": _super_glue(
+        "axb", _HYPOTHESIS, _ENTAILMENT, columns=_SENTENCES[::-1], prefix="rte", splits=("test",)
     ),
+    "super_glue_axg": _super_glue("axg", _HYPOTHESIS, _ENTAILMENT, prefix="rte", splits=("test",)),
+    "super_glue_wsc_train": Task(_WSC, formats.true_wsc, _SUPER_GLUE_LENGTHS, (), fields=_REFERENT, splits=("train",)),
     "super_glue_wsc_eval": Task(
         _WSC,
         formats.wsc,
@@ -193,7 +201,7 @@ TASKS: dict[str, Task] = {
 
 def register(
     task: str,
-    source: FromTfds | FromJsonLines = FromTfds(),  # noqa: B008 (frozen)
+    source: FromTfds | FromJsonLines = FromTfds(),
     vocabulary: seqio.Vocabulary | None = None,
     name: str = "",
 ) -> seqio.Task:

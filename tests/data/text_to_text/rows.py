@@ -156,7 +156,13 @@ ROWS = {
             "I put the jar on the shelf and a lid on *it* .",
             "the old jar",
         ),
-        _wnli("We met the Joneses' friends; they sang.", "Joneses' sang.", 0, "We met the Joneses' friends; *they* sang.", "Joneses"),
+        _wnli(
+            "We met the Joneses' friends; they sang.",
+            "Joneses' sang.",
+            0,
+            "We met the Joneses' friends; *they* sang.",
+            "Joneses",
+        ),
     ],
     "super_glue_boolq": _labels(
         {"passage": "Ice is water.", "question": "is ice wet"},
@@ -175,7 +181,15 @@ ROWS = {
     "super_glue_record": [_record(["Eve"], ["Eve"]), _record(["Ann", "Eve"], ["Ann", "Eve"]), _record([], ["<unk>"])],
     "super_glue_rte": _labels(_NLI, f"rte {_NLI_TEXT}", "entailment", "not_entailment"),
     "super_glue_wic": _labels(
-        {"sentence1": "A bank.", "sentence2": "Bank on it.", "word": "bank", "start1": 2, "start2": 0, "end1": 6, "end2": 4},
+        {
+            "sentence1": "A bank.",
+            "sentence2": "Bank on it.",
+            "word": "bank",
+            "start1": 2,
+            "start2": 0,
+            "end1": 6,
+            "end2": 4,
+        },
         "wic sentence1: A bank. sentence2: Bank on it. word: bank",
         "False",
         "True",
@@ -188,7 +202,12 @@ ROWS = {
     "super_glue_wsc_eval": _WSC,
     "dpr": [
         _dpr("Ann met Eve's aunt and she greeted her.", "she", 0, "wsc: Ann met Eve's aunt and *she* greeted her."),
-        _dpr("Ann met Eve's aunt, then saw her, her coat.", "her", 1, "wsc: Ann met Eve's aunt, then saw *her*, her coat."),
+        _dpr(
+            "Ann met Eve's aunt, then saw her, her coat.",
+            "her",
+            1,
+            "wsc: Ann met Eve's aunt, then saw *her*, her coat.",
+        ),
         _dpr("Ann ran from that old lady.", "that old lady", 1, "wsc: Ann ran from *that old lady*."),
         _dpr("She saw Ann", "She", 0, "wsc: She saw Ann"),
     ],
@@ -206,9 +225,7 @@ ROWS = {
     "squad_closed_book": [
         (
             _SQUAD,
-            _texts(
-                "squad trivia question: Which is Italy ' s longest - known river ? ", "the Po", answers=_ANSWERS
-            ),
+            _texts("squad trivia question: Which is Italy ' s longest - known river ? ", "the Po", answers=_ANSWERS),
         )
     ],
     "cnn_dailymail": [

@@ -43,7 +43,9 @@ def test_texts_are_t5s(name):
     assert ours == theirs
 
 
-TEXTS = st.text(st.sampled_from("aZ9 \t\n\v\f\r\u00a0\u2003\u2028.,;:!?'\"`~^_-–—()[]{}<>|/\\@#$%&*+=é東€…«»"), max_size=20)
+TEXTS = st.text(
+    st.sampled_from("aZ9 \t\n\v\f\r\u00a0\u2003\u2028.,;:!?'\"`~^_-–—()[]{}<>|/\\@#$%&*+=é東€…«»"), max_size=20
+)
 
 
 @settings(max_examples=300, deadline=None)

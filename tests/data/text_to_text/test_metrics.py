@@ -1,5 +1,7 @@
 """Post-processors and metrics: worked values, and T5's own of the same outputs."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -15,7 +17,10 @@ ANSWERS = (
     ["po!", "us dollars (a dollar)", "43", "The"],
 )
 GROUPS = (
-    [{"value": value, "group": group} for value, group in [(1, (0, 1)), (0, (0, 1)), (1, (0, 2)), (1, (1, 3)), (0, (1, 3))]],
+    [
+        {"value": value, "group": group}
+        for value, group in [(1, (0, 1)), (0, (0, 1)), (1, (0, 2)), (1, (1, 3)), (0, (1, 3))]
+    ],
     [{"value": value} for value in (1, 0, 0, 1, 7)],
 )
 QUERIES = (
@@ -23,77 +28,106 @@ QUERIES = (
     [{"value": "ann"}, {"value": "no"}, {"value": "Bob B"}],
 )
 TEXTS = (
-    ["The cat sat . It purred .", "Rain fell over the whole of the north all day", "a b c d"],
+    ["It purred . The cat sat .", "Rain fell over the whole of the north all day", "a b c d"],
     ["The cat sat . A dog purred .", "Rain fell on the whole north all day", "a b c d"],
 )
-# The suite's metric, its name in t5.evaluation.metrics, targets and predictions, what comes out.
+# The suite's metric, T5's, targets and predictions, what comes out.
 CASES = [
-    (metrics.accuracy, "accuracy", LABELS, {"accuracy": 50.0}),
-    (metrics.accuracy, "accuracy", WORDS, {"accuracy": 200 / 3}),
-    # tp 2, tn 1, fp 1 and one neither, fn 1 of six.
-    (metrics.binary_f1, "f1_score_with_invalid", LABELS, {"f1": 400 / 7}),
+    (metrics.accuracy, lambda t5: t5.accuracy, LABELS, {"accuracy": 50}),
+    (metrics.accuracy, lambda t5: t5.accuracy, WORDS, {"accuracy": 200 / 3}),
+    # Two true ones, one missed, two false ones, of which one is neither.
+    (metrics.binary_f1, lambda t5: t5.f1_score_with_invalid, LABELS, {"f1": 400 / 7}),
     # F1 of the classes: 2/3, 1/2, 1/2.
-    (metrics.mean_3class_f1, None, CLASSES, {"mean_3class_f1": 500 / 9}),
-    (metrics.matthews_corrcoef, None, (LABELS[0], [0, 1, 0, 1, 1, 0]), {"matthews_corrcoef": 100 / 3}),
-    (metrics.pearson_corrcoef, "pearson_corrcoef", NUMBERS, {"pearson_corrcoef": 83.5612}),
+    (metrics.mean_3class_f1, lambda t5: t5.mean_multiclass_f1(num_classes=3), CLASSES, {"mean_3class_f1": 500 / 9}),
+    # Two of each right, one of each wrong: (4 - 1) / 9.
+    (
+        metrics.matthews_corrcoef,
+        lambda t5: t5.sklearn_metrics_wrapper("matthews_corrcoef", metric_post_process_fn=lambda x: 100 * x),
+        (LABELS[0], [0, 1, 0, 1, 1, 0]),
+        {"matthews_corrcoef": 100 / 3},
+    ),
+    # Sums of products and squares around the means 2.36 and 1.56.
+    (
+        metrics.pearson_corrcoef,
+        lambda t5: t5.pearson_corrcoef,
+        NUMBERS,
+        {"pearson_corrcoef": 1283.2 / math.sqrt(14.992 * 18.832)},
+    ),
     # Ranks 1 2 4 5 3 and 2 3 4 5 1: 1 - 6·6 / (5·24).
-    (metrics.spearman_corrcoef, "spearman_corrcoef", NUMBERS, {"spearman_corrcoef": 70.0}),
-    # `po` of one word each; `us dollars dollar` and `us dollar` share two of five; nothing; empty and empty.
-    (metrics.squad, "squad", ANSWERS, {"em": 50.0, "f1": 45.0}),
-    (metrics.of_values(metrics.binary_f1), "multirc_f1_over_all_answers", GROUPS, {"f1": 200 / 3}),
+    (metrics.spearman_corrcoef, lambda t5: t5.spearman_corrcoef, NUMBERS, {"spearman_corrcoef": 70}),
+    # `po` is right; `us dollars dollar` shares two words with `us dollar`; nothing; nothing is left of articles.
+    (metrics.squad, lambda t5: t5.squad, ANSWERS, {"em": 50, "f1": 45}),
+    (
+        metrics.of_values(metrics.binary_f1),
+        lambda t5: t5.multirc_f1_over_all_answers,
+        GROUPS,
+        {"f1": 200 / 3},
+    ),
     # The first question alone has all its answers right.
-    (metrics.mean_of_groups(metrics.all_match), None, GROUPS, {"exact_match": 100 / 3}),
-    # `ann` is right and its second copy does not count; `Bob B` has one of two words.
-    (metrics.once_a_group(metrics.squad), None, QUERIES, {"em": 50.0, "f1": 250 / 3}),
-    (metrics.bleu, "bleu", TEXTS, {"bleu": 53.3787}),
-    (metrics.rouge, None, TEXTS, {"rouge1": 86.3158, "rouge2": 66.3793, "rougeLsum": 86.3158}),
+    (
+        metrics.mean_of_groups(metrics.all_match),
+        lambda t5: t5.mean_group_metric(t5.all_match),
+        GROUPS,
+        {"exact_match": 100 / 3},
+    ),
+    # `ann` is right and its second copy does not count; `Bob B` has one word of two.
+    (
+        metrics.once_a_group(metrics.squad),
+        lambda t5: t5.deduplicate_metric(t5.squad),
+        QUERIES,
+        {"em": 50, "f1": 250 / 3},
+    ),
+    # 17 of 20 words, 11 of 17 pairs, 5 of 14 threes, 2 of 11 fours; 20 words for 21.
+    (metrics.bleu, lambda t5: t5.bleu, TEXTS, {"bleu": 100 * math.exp(-1 / 20) * 28**-0.25}),
+    # 4 of 5 and of 6 words, 7 of 10 and of 8, all; 2 of 4 and of 5 pairs, 4 of 9 and of 7, all. The first text has its
+    # sentences in another order, which counts for nothing.
+    (
+        metrics.rouge,
+        None,
+        TEXTS,
+        {
+            "rouge1": 100 * (8 / 11 + 7 / 9 + 1) / 3,
+            "rouge2": 100 * (4 / 9 + 1 / 2 + 1) / 3,
+            "rougeLsum": 100 * (8 / 11 + 7 / 9 + 1) / 3,
+        },
+    ),
 ]
 
 
-@pytest.mark.parametrize("metric, name, pair, expected", CASES)
-def test_metrics(metric, name, pair, expected):
-    assert metric(*pair) == pytest.approx(expected, abs=1e-3)
+@pytest.mark.parametrize("metric, theirs, pair, expected", CASES)
+def test_metrics(metric, theirs, pair, expected):
+    del theirs
+    assert metric(*pair) == pytest.approx(expected)
 
 
-def theirs(metric):
-    """T5's function of the same values as one of ours."""
+@pytest.mark.parametrize("metric, theirs, pair", [case[:3] for case in CASES if case[1]])
+def test_metrics_are_t5s(metric, theirs, pair):
     t5 = pytest.importorskip("t5.evaluation.metrics")
-    return {
-        metrics.mean_3class_f1: t5.mean_multiclass_f1(num_classes=3),
-        metrics.matthews_corrcoef: t5.sklearn_metrics_wrapper("matthews_corrcoef", metric_post_process_fn=lambda x: 100 * x),
-        "group": t5.mean_group_metric(t5.all_match),
-        "once": t5.deduplicate_metric(t5.squad),
-    }[metric]
+    assert metric(*pair) == pytest.approx(theirs(t5)(*pair))
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_metrics_are_t5s(name):
-    """Of random outputs for the task's rows, through both post-processors."""
+def test_scores_of_outputs_are_t5s(name):
+    """Of outputs right, wrong and senseless, through the post-processors and metrics of each task."""
     pytest.importorskip("t5.data.tasks")
     import seqio
 
-    task, t5_task = suite.TASKS[name], seqio.TaskRegistry.get(T5_NAMES[name])
-    if not task.metric_fns:
-        assert not t5_task.metric_fns
-        return
+    task, theirs = suite.TASKS[name], seqio.TaskRegistry.get(T5_NAMES[name])
+    rows = [made for row, made in ROWS[name] if row.get("label") != -1 and row.get("answers") != []]
+    examples = [example for made in rows for example in made] * 4
     rng = np.random.default_rng(0)
-    examples = [example for row, made in ROWS[name] for example in made if row.get("label", 0) != -1] * 4
     outputs = [str(rng.choice([example["targets"], examples[0]["targets"], "nonsense"])) for example in examples]
-    values = {"ours": ([], []), "theirs": ([], [])}
-    for example, output in zip(examples, outputs, strict=True):
-        rows = {
-            "ours": {key: as_read(value) for key, value in example.items()},
-            "theirs": {**example, "targets_pretokenized": example["targets"].encode()},
-        }
-        for who, process in (("ours", task.postprocess or plain), ("theirs", t5_task.postprocessor or plain)):
-            values[who][0].append(process(example["targets"], example=rows[who], is_target=True))
-            values[who][1].append(process(output, example=rows[who], is_target=False))
-    ungrouped = [[strip(value) for value in part] for part in values["ours"]]
-    assert ungrouped == [[strip(value) for value in part] for part in values["theirs"]]
-    ours = {k: v for metric in task.metric_fns for k, v in metric(*values["ours"]).items()}
-    their = {k: v for metric in t5_task.metric_fns for k, v in metric(*values["theirs"]).items()}
-    # T5 samples its ROUGE.
-    assert ours == pytest.approx(their, abs=15 if name == "cnn_dailymail" else 1e-6, nan_ok=True)
+    pairs = []
+    for process, made in [(task.postprocess or plain, as_read), (theirs.postprocessor or plain, as_t5_reads)]:
+        targets = [process(e["targets"], example=made(e), is_target=True) for e in examples]
+        found = [process(output, example=made(e), is_target=False) for e, output in zip(examples, outputs, strict=True)]
+        pairs.append((targets, found))
+    ours, t5s = ([[values(value) for value in part] for part in pair] for pair in pairs)
+    assert ours == t5s
+    assert len(task.metric_fns) == len(theirs.metric_fns)
+    for metric, their in zip(task.metric_fns, theirs.metric_fns, strict=True):
+        if metric is not metrics.rouge:  # T5 draws samples of it.
+            assert metric(*pairs[0]) == pytest.approx(their(*pairs[1]))
 
 
 def plain(output, **_):
@@ -101,13 +135,19 @@ def plain(output, **_):
 
 
 def as_read(value):
-    """A field as TensorFlow gives it."""
+    """An example, or a field of one, as TensorFlow gives it."""
+    if isinstance(value, dict):
+        return {name: as_read(field) for name, field in value.items()}
     if isinstance(value, list):
         return np.array([text.encode() for text in value], object)
     return value.encode() if isinstance(value, str) else np.int64(value)
 
 
-def strip(value):
+def as_t5_reads(example):
+    return {**as_read(example), "targets_pretokenized": example["targets"].encode()}
+
+
+def values(value):
     """Without the group, which T5 gives MultiRC by the question alone."""
     return value["value"] if isinstance(value, dict) else value
 
@@ -154,7 +194,20 @@ def test_referents(output, referent, expected):
 
 def test_referents_are_t5s():
     t5 = pytest.importorskip("t5.data.postprocessors")
-    words = ["", "the", "a  cat", "Cat's", "cat", "THE CAT", "old cat", "her old cat's", "dog ", " every", "an  an", "'"]
+    words = [
+        "",
+        "the",
+        "a  cat",
+        "Cat's",
+        "cat",
+        "THE CAT",
+        "old cat",
+        "her old cat's",
+        "dog ",
+        " every",
+        "an  an",
+        "'",
+    ]
     for output in words:
         for referent in words:
             example = {"referent": referent, "targets_pretokenized": referent, "label": 0}

@@ -119,7 +119,7 @@ def definite_pronoun(row: Row) -> list[Example]:
     """`wsc: … *pronoun* …`, the first where it comes twice → the right candidate."""
     pronoun = re.escape(row["pronoun"])
     marked = re.sub(rf" ({pronoun})([ .,])", r" *\1*\2", row["sentence"], count=1)
-    return [{"inputs": f"wsc: {marked}", "targets": row["candidates"][row["label"]]}]
+    return [{"inputs": f"wsc: {marked}", "targets": _label(row["label"], row["candidates"])}]
 
 
 def squad(row: Row) -> list[Example]:
@@ -135,7 +135,7 @@ def closed_book_squad(row: Row) -> list[Example]:
 
 def _question(inputs: str, row: Row) -> Example:
     answers = [_spaced(answer) for answer in row["answers"]["text"]]
-    return {"inputs": _SPACES.sub(" ", inputs), "targets": answers[0], "answers": answers}
+    return {"inputs": _SPACES.sub(" ", inputs), "targets": (answers or [UNKNOWN])[0], "answers": answers}
 
 
 def _spaced(text: str) -> str:

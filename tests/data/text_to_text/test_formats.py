@@ -21,9 +21,25 @@ def test_texts_are_those_written_out(name):
         assert suite.TASKS[name].examples(row) == examples
 
 
+def fields(name):
+    return tfds.builder(suite.TASKS[name].tfds).info.features.get_tensor_spec()
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_have_the_fields_of_tfds(name):
+    for row, _ in ROWS[name]:
+        tf.nest.assert_same_structure(tf.nest.map_structure(lambda _: None, fields(name)), without_lists(row))
+
+
+def without_lists(row):
+    if isinstance(row, dict):
+        return {key: without_lists(value) for key, value in row.items()}
+    return None
+
+
 def dataset(name):
-    """The rows as TFDS reads them; fails where they have not the fields and types of the data set."""
-    spec = tfds.builder(suite.TASKS[name].tfds).info.features.get_tensor_spec()
+    """The rows as TFDS reads them; fails where they have not the types of the data set."""
+    spec = fields(name)
     return tf.data.Dataset.from_generator(lambda: (row for row, _ in ROWS[name]), output_signature=spec)
 
 

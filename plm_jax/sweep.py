@@ -3,6 +3,9 @@
 The same command again goes on: finished runs are left as they are.
 """
 
+import signal
+import sys
+
 from absl import flags
 
 from plm_jax import cli
@@ -21,6 +24,8 @@ def main() -> None:
         seeds = [int(seed) for seed in _SEEDS.value]
     except ValueError:
         raise UserError(f"--seeds is {','.join(_SEEDS.value)}: give integers, separated by commas") from None
+    # Whoever stops this process stops the one that it waits for.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     from plm_jax.evaluation import sweep
 
     sweep.run(path, workdir, seeds)

@@ -68,7 +68,7 @@ def _decoders():
 
 
 def _text_to_text():
-    """T5's span corruption and what it was compared with."""
+    """T5's span corruption, what it was compared with, and UL2; where labelled tasks that go on from `t5` belong."""
     yield "t5", vars(DEMO["t5"]())
     compared = {
         "replace_spans": objectives.ReplaceSpans(),

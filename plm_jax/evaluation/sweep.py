@@ -74,8 +74,6 @@ def run(path: str, workdir: str, seeds: Sequence[int] = ()) -> None:
     missing = [member for member in found if not _is_finished(member)]
     _say(f"{len(found)} runs, {len(found) - len(missing)} of them finished before")
     errors, began = {}, time.monotonic()
-    # Whoever stops this process stops the one that it waits for.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     for number, member in enumerate(missing, 1):
         folder = os.path.basename(member.workdir)
         _say(f"== {number}/{len(missing)} {folder}: {member.workdir}")

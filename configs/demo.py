@@ -155,8 +155,8 @@ def _denoiser(model, objective, length: int) -> config.Run:
         data=_speeches("denoiser", length=length),
         optimizer=config.AdamW(b1=0.9, b2=0.98, weight_decay=0.01),
         schedule=config.Schedule(kind="linear", learning_rate=3e-3, warmup_steps=50),
-        train=config.Train(steps=400, batch_size=64),
-        checkpoint=config.Checkpoint(save_every=400),
+        train=config.Train(steps=300, batch_size=64),
+        checkpoint=config.Checkpoint(save_every=300),
         evaluation=config.Evaluation(every=100, batch_size=256, max_batches=2),
     )
 

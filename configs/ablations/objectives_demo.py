@@ -44,9 +44,9 @@ def _after(name: str, steps: int, learning_rate: float) -> dict:
 
 def _encoders():
     """Masked language models with and without pairs, and what is built on them."""
-    after = _after("bert", 150, 1e-3)
+    after = _after("bert", 100, 1e-3)
     yield "bert", {}
-    yield "sentence_order", {"data.layout": config.SentencePairs(task="sentence_order"), **after, "train.steps": 400}
+    yield "sentence_order", {"data.layout": config.SentencePairs(task="sentence_order"), **after, "train.steps": 300}
     yield "masked_lm", {**NO_PAIRS, **after}
     yield "masked_lm_static", {**NO_PAIRS, "objective": objectives.MaskedLM(duplicates=10), **after}
     yield "masked_lm_whole_words", {**NO_PAIRS, "objective": objectives.MaskedLM(whole_words=1), **after}
@@ -56,14 +56,14 @@ def _encoders():
     )
     spans = {"model": spanbert, "objective": objectives.SpanMaskedLM()}
     yield "span_masked_lm", {**spans, "data.layout": config.WholeSentences(cross_documents=False), **after}
-    yield "replaced_token", {**vars(DEMO["electra"]()), **_after("bert", 300, 1e-3)}
+    yield "replaced_token", {**vars(DEMO["electra"]()), **_after("bert", 200, 1e-3)}
 
 
 def _decoders():
     """Language models in one direction, after a prefix, in both directions."""
     yield "gpt2", vars(DEMO["gpt2"]())
     prefix_lm = {**vars(DEMO["gpt2"]()), "objective": objectives.DecoderPrefixLM()}
-    yield "decoder_prefix_lm", {**prefix_lm, **_after("gpt2", 40, 5e-4)}
+    yield "decoder_prefix_lm", {**prefix_lm, **_after("gpt2", 30, 5e-4)}
     yield "elmo", vars(DEMO["elmo"]())
 
 
@@ -81,7 +81,7 @@ def _text_to_text():
         "ul2": objectives.UL2(),
     }
     for name, objective in compared.items():
-        yield name, {**vars(DEMO["t5"]()), "objective": objective, "train.init_from": "t5", "train.steps": 100}
+        yield name, {**vars(DEMO["t5"]()), "objective": objective, "train.init_from": "t5", "train.steps": 60}
 
 
 def _denoisers():
@@ -93,5 +93,5 @@ def _denoisers():
         "document_rotation": objectives.Denoising(permute_sentences=0.0, noise=denoising.NoNoise(), rotate=1.0),
     }
     for name, objective in noises.items():
-        yield name, {**vars(DEMO["bart"]()), "objective": objective, **_after("bart", 100, 1e-3)}
+        yield name, {**vars(DEMO["bart"]()), "objective": objective, **_after("bart", 60, 1e-3)}
     yield "glm", vars(DEMO["glm"]())

@@ -20,22 +20,22 @@ from plm_jax import config
 base = "{base}"
 
 def overrides():
-    yield "good", {{"train.steps": {steps}, "evaluation": config.Evaluation(batch_size=8)}}
     yield "bad", {{"train.steps": 2, "train.init_from": "nowhere"}}
-    yield "warm", {{"train.steps": 1, "train.init_from": "good", "evaluation.batch_size": 8}}
+    yield "good", {{"train.steps": {steps}, "evaluation": config.Evaluation(batch_size=8)}}
+    {more}
 """
 
 
-def write(folder, base, steps=2) -> str:
+def write(folder, base, steps=2, more="") -> str:
     """A sweep's file over `tiny.py`."""
     path = folder / "sweep.py"
-    path.write_text(SWEEP.format(base=base, steps=steps))
+    path.write_text(SWEEP.format(base=base, steps=steps, more=more))
     return str(path)
 
 
 @pytest.fixture(scope="module")
 def swept(tiny, verb, tmp_path_factory):
-    """A sweep of two runs and one that fails: its folder, and how the verb ended."""
+    """A sweep of a run that fails and one that does not: its folder, and how the verb ended."""
     folder = tmp_path_factory.mktemp("sweep")
     path = write(folder, tiny / "tiny.py")
     return folder, verb("sweep", f"--sweep={path}", f"--workdir={folder / 'runs'}")
@@ -57,25 +57,22 @@ def calls(monkeypatch):
 def test_a_failure_is_reported_and_stops_no_other(swept):
     folder, finished = swept
     assert finished.status == 2
-    (error,) = finished.errors
-    assert error.startswith("error: 1 of 3 runs failed (bad: ") and "nowhere does not exist" in error
-    assert "== 3/3 warm finished" in finished.err
-    # What the runs say is heard: the second begins where the first ended.
-    assert f"parameters from {folder}/runs/good" in finished.err
-    results = {result["name"]: result for result in json.loads((folder / "runs" / "sweep.json").read_text())}
-    assert {name: result["error"] is None for name, result in results.items()} == {
-        "good": True,
-        "bad": False,
-        "warm": True,
-    }
-    assert results["good"]["overrides"]["evaluation"]["batch_size"] == 8
-    assert results["warm"]["training_minutes"] >= 0
-    for name, steps in (("good", 2), ("warm", 1)):
-        (row,) = map(json.loads, (folder / "runs" / name / "evaluation.jsonl").read_text().splitlines())
-        assert row["step"] == steps
-        assert results[name]["metrics"] == {key: value for key, value in row.items() if key != "step"}
+    # What the runs say is heard, an error too.
+    of_run, error = finished.errors
+    assert error.startswith("error: 1 of 2 runs failed (bad: ") and of_run.removeprefix("error: ") in error
+    assert "nowhere does not exist" in of_run
+    assert "== 2/2 good finished" in finished.err
+    bad, good = json.loads((folder / "runs" / "sweep.json").read_text())
+    assert (bad["name"], good["name"]) == ("bad", "good")
+    assert (bad["error"], good["error"]) == (of_run.removeprefix("error: "), None)
+    assert good["overrides"]["evaluation"]["batch_size"] == 8
+    (row,) = map(json.loads, (folder / "runs" / "good" / "evaluation.jsonl").read_text().splitlines())
+    assert row["step"] == 2
+    assert good["metrics"] == {key: value for key, value in row.items() if key != "step"}
+    seconds = [json.loads(line) for line in (folder / "runs" / "good" / "metrics.jsonl").read_text().splitlines()]
+    assert good["training_minutes"] == pytest.approx(sum(r.get("train/step_seconds", 0) for r in seconds) / 60)
     made = (folder / "runs" / "table.md").read_text()
-    assert made == table(list(results.values()))
+    assert made == table([bad, good])
     assert finished.out.endswith(made)
     assert "| bad | failed: " in made
 
@@ -83,11 +80,11 @@ def test_a_failure_is_reported_and_stops_no_other(swept):
 def test_run_again_only_what_failed_is_tried(swept, calls, capsys):
     folder, _ = swept
     before = (folder / "runs" / "good" / "config.json").read_text()
-    with pytest.raises(UserError, match=r"1 of 3 runs failed \(bad: no more\)"):
+    with pytest.raises(UserError, match=r"1 of 2 runs failed \(bad: no more\)"):
         sweep.run(str(folder / "sweep.py"), str(folder / "runs"))
     assert calls == [("pretrain", "bad")]
     said = capsys.readouterr()
-    assert "3 runs, 2 of them finished before" in said.err
+    assert "2 runs, 1 of them finished before" in said.err
     assert "| good | a/real_loss |" in said.out
     assert (folder / "runs" / "good" / "config.json").read_text() == before
 
@@ -103,7 +100,7 @@ def test_another_config_in_the_place_of_a_run_is_told_and_left(swept, calls, tin
 
 def test_a_run_without_its_evaluation_is_not_finished(swept, calls, tmp_path):
     folder, _ = swept
-    (member, *_) = sweep.members(str(folder / "sweep.py"), str(folder / "runs"))
+    _, member = sweep.members(str(folder / "sweep.py"), str(folder / "runs"))
     assert sweep._is_finished(member)
     log = pathlib.Path(member.workdir) / "evaluation.jsonl"
     rows = log.read_text()
@@ -114,9 +111,8 @@ def test_a_run_without_its_evaluation_is_not_finished(swept, calls, tmp_path):
 
 def test_a_run_directory_is_a_config(swept):
     folder, _ = swept
-    member = sweep.members(str(folder / "sweep.py"), str(folder / "runs"))[2]
+    _, member = sweep.members(str(folder / "sweep.py"), str(folder / "runs"))
     assert config.from_dict(sweep.get_config(member.workdir)) == member.run
-    assert member.run.train.init_from == str(folder / "runs" / "good")
 
 
 def test_mistakes_on_the_command_line_are_one_line(verb, tmp_path):
@@ -133,14 +129,16 @@ def test_mistakes_on_the_command_line_are_one_line(verb, tmp_path):
 
 
 def test_seeds_have_directories_of_their_own(tiny, tmp_path):
-    found = sweep.members(write(tmp_path, tiny / "tiny.py"), str(tmp_path), (1, 5))
+    path = write(tmp_path, tiny / "tiny.py", more='yield "warm", {"train.init_from": "good"}')
+    found = sweep.members(path, str(tmp_path), (1, 5))
     # The config's own seed is 1.
-    names = ["good", "bad", "warm", "good-seed5", "bad-seed5", "warm-seed5"]
+    names = ["bad", "good", "warm", "bad-seed5", "good-seed5", "warm-seed5"]
     assert [pathlib.Path(member.workdir).name for member in found] == names
     assert [member.run.train.seed for member in found] == [1, 1, 1, 5, 5, 5]
-    assert [member.name for member in found] == ["good", "bad", "warm"] * 2
-    assert found[5].run.train.init_from == found[3].workdir
-    assert found[1].run.train.init_from == str(tiny / "nowhere")
+    assert [member.name for member in found] == ["bad", "good", "warm"] * 2
+    # An earlier run of the same seed; other paths are those of the base.
+    assert [found[i].run.train.init_from for i in (2, 5)] == [found[1].workdir, found[4].workdir]
+    assert found[0].run.train.init_from == str(tiny / "nowhere")
     assert found[0].run.data.cache_dir == str(tiny / "cache")
 
 

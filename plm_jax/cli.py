@@ -61,6 +61,14 @@ def required(flag: flags.FlagHolder) -> str:
     return flag.value
 
 
+def run_with_options(main: Callable[[list[str]], None]) -> None:
+    """As `run`; `main` is given what follows `--` on the command line, options of Beam's runner."""
+    own = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    options = sys.argv[own + 1 :]
+    del sys.argv[own:]
+    run(lambda: main(options))
+
+
 def run(main: Callable[[], None]) -> None:
     """Parses the command line and calls `main`; a `UserError` becomes one line and exit status 2."""
     # Libraries' chatter would bury the one line that matters.

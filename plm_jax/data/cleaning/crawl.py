@@ -2,6 +2,7 @@
 
 import contextlib
 import gzip
+import io
 import json
 import os
 import zlib
@@ -18,6 +19,11 @@ from plm_jax.errors import UserError
 _HEADERS = ("WARC", "CONTENT-", "Content-")
 _HTML = ("text/html", "application/xhtml+xml")
 _SAMPLE_CHARACTERS = 10_000
+# A gzip member begins so: its mark, and "deflated".
+_MAGIC = b"\x1f\x8b\x08"
+_CHUNK, _MAX_MEMBER = 2**16, 2**28
+# What file systems say of a file that changes with its content.
+_CHANGING = ("size", "mtime", "etag", "md5Hash")
 
 
 class Quarantined(NamedTuple):
@@ -42,9 +48,7 @@ def files(patterns: list[str]) -> dict[str, str]:
             at = system.glob(pattern, detail=True).items()
         remote = storage.is_remote(pattern)
         named = {
-            system.unstrip_protocol(path) if remote else path: [
-                info.get(k) for k in ("size", "mtime", "etag", "md5Hash")
-            ]
+            system.unstrip_protocol(path) if remote else path: [info.get(name) for name in _CHANGING]
             for path, info in at
             if info["type"] == "file"
         }
@@ -62,9 +66,7 @@ def _reader(path: str):
         return _archive
     if ".json" in name:
         return _json_lines
-    raise UserError(
-        f"{path} is neither WET, WARC nor JSON lines by its name: call it *.wet.gz, *.warc.gz or *.jsonl.gz"
-    )
+    raise UserError(f"{path} is by its name no WET, WARC or JSON lines: call it *.wet.gz, *.warc.gz or *.jsonl.gz")
 
 
 def read(path: str, tally: Tally) -> Iterator[Page | Quarantined]:
@@ -90,26 +92,89 @@ def _quarantine(path: str, position: int, reason: str, data: bytes) -> Quarantin
 
 def _archive(path: str, file: BinaryIO, tally: Tally) -> Iterator[Page | Quarantined]:
     """The `conversion` records of a WET and the HTML `response` records of a WARC file."""
+    if not path.endswith(".gz"):
+        yield from _records(path, 0, file, tally)
+        return
+    for position, member in _members(file):
+        if isinstance(member, bytes):
+            yield from _records(path, position, io.BytesIO(member), tally)
+        else:
+            yield _quarantine(path, position, str(member), b"")
+
+
+def _members(file: BinaryIO) -> Iterator[tuple[int, bytes | Exception]]:
+    """The members of a gzip file, which crawlers write one a record: where each begins, and what is in it.
+
+    So a damaged one is lost alone; the next is looked for behind it.
+    """
+    start = 0
+    while True:
+        file.seek(start)
+        try:
+            data, size = _member(file)
+        except (zlib.error, EOFError, ValueError) as error:
+            yield start, error
+            size = _next_member(file, start)
+        else:
+            if data is None:
+                return
+            yield start, data
+        if not size:
+            return
+        start += size
+
+
+def _member(file: BinaryIO) -> tuple[bytes | None, int]:
+    """The content of the gzip member that begins here, None at the end of the file, and its size in the file."""
+    stream, pieces, size, read = zlib.decompressobj(wbits=31), [], 0, 0
+    while not stream.eof:
+        chunk = file.read(_CHUNK)
+        if not chunk and not read:
+            return None, 0
+        if not chunk:
+            raise EOFError("the file is cut off")
+        pieces.append(stream.decompress(chunk))
+        read, size = read + len(chunk), size + len(pieces[-1])
+        if size > _MAX_MEMBER:
+            raise ValueError("not compressed record by record: do so, as `fastwarc recompress` does")
+    return b"".join(pieces), read - len(stream.unused_data)
+
+
+def _next_member(file: BinaryIO, start: int) -> int:
+    """How far behind `start` the next gzip member may begin, 0 if nowhere."""
+    file.seek(start + 1)
+    before, passed = b"", 1
+    while chunk := file.read(_CHUNK):
+        found = (before + chunk).find(_MAGIC)
+        if found >= 0:
+            return passed - len(before) + found
+        passed += len(chunk)
+        before = (before + chunk)[-len(_MAGIC) + 1 :]
+    return 0
+
+
+def _records(path: str, start: int, file: BinaryIO, tally: Tally) -> Iterator[Page | Quarantined]:
+    """The pages of WARC records that are not compressed; `start` is added to their positions."""
     from fastwarc.warc import ArchiveIterator, WarcRecordType
 
     wanted = WarcRecordType.conversion | WarcRecordType.response
-    position = 0
+    position = start
     try:
         for record in ArchiveIterator(file, record_types=wanted, auto_decode="all"):
-            position = record.stream_pos
+            position = start + record.stream_pos
             body = record.reader.read()
-            if not record.is_http and len(body) != record.content_length:
+            if record.is_http or len(body) == record.content_length:
+                yield from _record(path, position, record, body, tally)
+            else:
                 yield _quarantine(path, position, "the record is cut off", body)
-                continue
-            yield from _record(path, record, body, tally)
     except OSError as error:
         if error.errno is not None:  # The disk's or the network's, not the file's.
             raise
         # Nothing tells where the next record begins.
-        yield _quarantine(path, position, f"damaged after this byte: {error}", b"")
+        yield _quarantine(path, position, f"damaged from here: {error}", b"")
 
 
-def _record(path: str, record: Any, body: bytes, tally: Tally) -> Iterator[Page | Quarantined]:
+def _record(path: str, position: int, record: Any, body: bytes, tally: Tally) -> Iterator[Page | Quarantined]:
     from fastwarc.warc import WarcRecordType
 
     url, timestamp = (record.headers.get(f"WARC-{name}", "").strip() for name in ("Target-URI", "Date"))
@@ -119,8 +184,8 @@ def _record(path: str, record: Any, body: bytes, tally: Tally) -> Iterator[Page 
         return
     try:
         text = _html_text(record, body) if is_response else body.decode("utf-8")
-    except (UnicodeDecodeError, ValueError) as error:
-        yield _quarantine(path, record.stream_pos, " ".join(str(error).split()), body)
+    except (LookupError, ValueError) as error:
+        yield _quarantine(path, position, " ".join(str(error).split()), body)
         return
     yield from _whole(Page(url, _tidy(text), timestamp), tally)
 
@@ -136,10 +201,10 @@ def _is_html(record: Any) -> bool:
 def _html_text(record: Any, body: bytes) -> str:
     """The visible text of a page, a line a block, like that of a WET file."""
     from resiliparse.extract.html2text import extract_plain_text
-    from resiliparse.parse.encoding import bytes_to_str, detect_encoding
+    from resiliparse.parse.encoding import bytes_to_str, detect_encoding, map_encoding_to_html5
 
-    encoding = record.http_charset or detect_encoding(body, from_html_meta=True) or "utf-8"
-    html = bytes_to_str(body, encoding)
+    told = record.http_charset or detect_encoding(body, from_html_meta=True) or "utf-8"
+    html = bytes_to_str(body, map_encoding_to_html5(told))
     return extract_plain_text(html, preserve_formatting=True, list_bullets=False, alt_texts=False)
 
 

@@ -1,4 +1,4 @@
-"""A whole run: from the files of a crawl to a folder of cleaned pages, with a report; done once, and never half used."""
+"""A whole run: from the files of a crawl to a folder of cleaned pages with a report, done once and never half used."""
 
 import hashlib
 import json
@@ -54,9 +54,7 @@ def clean(
     found = json.loads(storage.read(os.path.join(folder, "report.json")))
     if "read" not in found["counts"]:
         storage.remove(folder)
-        raise UserError(
-            f"no page in {', '.join(inputs)} can be read: give WET, WARC or JSON lines files with text in them"
-        )
+        raise UserError(f"no page in {', '.join(inputs)} can be read: give WET, WARC or JSON lines with text")
     text = _write_report(folder, rule, found["counts"])
     manifest = {
         "format": FORMAT,
@@ -128,9 +126,7 @@ def _write_report(folder: str, rule: settings.Settings, counts: dict[str, Any]) 
     from plm_jax.data.cleaning import report
 
     table = report.table(rule, counts)
-    page = (
-        f"# What cleaning removed\n\n{table}\n![The same as a picture](report.svg)\n\n{report.examples(rule, counts)}"
-    )
+    page = f"# What cleaning removed\n\n{table}\n![As a picture](report.svg)\n\n{report.examples(rule, counts)}"
     storage.write(os.path.join(folder, "report.md"), page.encode("utf-8"))
     storage.write(os.path.join(folder, "report.svg"), report.picture(rule, counts))
     return table

@@ -66,7 +66,7 @@ def _domains(files: list[str]) -> dict[str, Any]:
             domains |= json.loads(_text(path))
         except (ValueError, TypeError):
             raise UserError(
-                f"{path} is no JSON object of domains: give RealNews' domain_to_allowed_subdomains.json"
+                f"{path} is no JSON object of domains: give RealNews' domain_to_allowed_subdomains"
             ) from None
     return domains
 
@@ -82,6 +82,6 @@ def _badwords(files: list[str], rule: settings.Settings) -> dict[str, set[str]]:
     wanted = rule.language.language if isinstance(rule.language, settings.Langdetect) else None
     if not any(words.values()) or (wanted and not words.get(wanted)):
         raise UserError(
-            f"{rule.badwords.path} has no words for '{wanted or 'any language'}': name the file by its language"
+            f"{rule.badwords.path} has no words for {wanted or 'any language'}: name each file by its language"
         )
     return {language: listed for language, listed in words.items() if listed}

@@ -14,7 +14,7 @@ EXAMPLES, EXAMPLE_CHARACTERS = 3, 200
 
 
 class Page(NamedTuple):
-    """A page: `timestamp` as in a WARC record (ISO 8601, so that later ones sort later), `language` once it is known."""
+    """A page: `timestamp` as in a WARC record (ISO 8601, so later ones sort later), `language` once it is known."""
 
     url: str
     text: str

@@ -1,4 +1,4 @@
-"""Bars for a pipeline that runs in this process, one after another as its stages do; elsewhere its runner shows them."""
+"""Bars for a pipeline that runs in this process, one after another; elsewhere its runner shows what it does."""
 
 import collections
 import contextlib

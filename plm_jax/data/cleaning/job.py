@@ -102,7 +102,7 @@ def _run(
         import apache_beam as beam
         from apache_beam.options.pipeline_options import PipelineOptions
     except ModuleNotFoundError as error:
-        raise UserError("cleaning needs Apache Beam: pip install 'plm_jax[beam]'") from error
+        raise UserError("cleaning needs Apache Beam: pip install 'plm_jax[clean]'") from error
     from plm_jax.data.cleaning import pipeline
 
     try:

@@ -5,9 +5,9 @@
     python benchmarks/clean.py --tiny                # to its end in seconds
 
 Both have the same pages in one process and take turns, rule by rule, each round in the other order; a rule's time is
-the best of its rounds. Each gets what the rule before it has left, as in the English C4, and they must agree about every
-page. Both split sentences with the same Punkt and tell languages with the same langdetect. Theirs counts with a function
-that does nothing; ours keeps its tally.
+the best of its rounds. Each gets what the rule before it has left, as in the English C4, and they must agree about each
+page. Both split sentences with the same Punkt and tell languages with the same langdetect. Theirs counts with functions
+that do nothing; ours keeps its tally.
 """
 
 import argparse

@@ -4,11 +4,13 @@ They decide as `tensorflow_datasets/text/c4_utils.py` (3.1.0) does, with less wo
 """
 
 import re
+import sys
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 from plm_jax.data.cleaning import punkt, settings
 from plm_jax.data.cleaning.pages import Page, Tally, url_hash
+from plm_jax.errors import UserError
 
 UNKNOWN_LANGUAGE = "und"
 # Languages written without spaces: their bad words are looked for inside of words too. C4 leaves out those words of
@@ -184,6 +186,8 @@ class Cld3:
     """Tells the language of pages, `und` where that is not sure, and drops those of other languages."""
 
     def __init__(self, rule: settings.Cld3):
+        if "tensorflow" in sys.modules:
+            raise UserError("CLD3 crashes in a process that holds TensorFlow: run `python -m plm_jax.clean` by itself")
         import gcld3
 
         self._rule = rule

@@ -2,7 +2,10 @@
 
 import hashlib
 import json
+import pathlib
 import random
+import subprocess
+import sys
 
 import pytest
 
@@ -11,6 +14,7 @@ from plm_jax.data.cleaning import job, report, settings
 from plm_jax.errors import UserError
 from tests.data.cleaning.crawls import read_rows, response, sentence, warc_record, write_archive, write_json
 
+ROOT = pathlib.Path(__file__).parents[3]
 SHARED = ("This line stands on many pages of the crawl.", "So does this one, as it is a notice.")
 GERMAN = (
     "Die Lehrerin aus dem Dorf ging jeden Winter über den Fluss und dachte an die Briefe des alten Kapitäns zurück."
@@ -202,9 +206,13 @@ def test_many_languages_have_a_folder_each(tmp_path):
     rows.append({"url": "http://bad.org", "text": "\n".join(f"{number}: {english} {english} darn" for number in "456")})
     rows.append({"url": "http://twice.org", "text": rows[1]["text"] + "\n" + rows[1]["text"].replace("1", "9")})
     (tmp_path / "en").write_text("darn\n")
+    # As a command, as CLD3 and TensorFlow, which other tests have loaded, do not get along in one process.
     changes = [f"badwords.path={tmp_path}/en", "language.languages=('en','de','ru')", "shards=1"]
-    rule = settings.resolve("multilingual", changes)
-    counts = clean([write_json(tmp_path / "a.jsonl.gz", rows)], tmp_path / "out", rule)
+    command = [sys.executable, "-m", "plm_jax.clean", f"--input={write_json(tmp_path / 'a.jsonl.gz', rows)}"]
+    command += [f"--output={tmp_path}/out", "--flavour=multilingual", *(f"--set={change}" for change in changes)]
+    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+    counts = json.loads((tmp_path / "out" / "report.json").read_text())["counts"]
     found = {
         path.parent.name: {row["url"] for row in read_rows(path.parent, path.name)}
         for path in (tmp_path / "out").glob("*/train-*.jsonl.gz")

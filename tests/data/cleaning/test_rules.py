@@ -2,13 +2,19 @@
 
 import collections
 import hashlib
+import pathlib
 import random
+import subprocess
+import sys
 
 import pytest
 
 from plm_jax.data.cleaning import punkt, rules, settings
 from plm_jax.data.cleaning.pages import Page, Tally, normalize_url, url_hash
+from plm_jax.errors import UserError
 from tests.data.cleaning.crawls import sentence
+
+ROOT = pathlib.Path(__file__).parents[3]
 
 # Their name of a reason → ours.
 REASONS = {
@@ -287,7 +293,16 @@ def test_languages_are_told_as_c4_tells_them(c4, name):
     assert kept is not None or set(reasons) <= {"unsure_language", "other_language"}
 
 
-def test_many_languages_are_told_as_c4_tells_them(c4):
+def test_many_languages_are_told_as_c4_tells_them():
+    """In a process of its own, as CLD3 and TensorFlow do not get along in one."""
+    code = "from tests.data.cleaning import test_rules; test_rules.compare_many_languages()"
+    finished = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+
+
+def compare_many_languages() -> None:
+    from tensorflow_datasets.text import c4_utils
+
     class Pages:
         """Takes the function that theirs would apply to pages."""
 
@@ -295,17 +310,23 @@ def test_many_languages_are_told_as_c4_tells_them(c4):
             return applied.fn
 
     kept_languages = ("en", "de", "zh")
-    theirs = c4.detect_languages(Pages(), kept_languages)
+    theirs = c4_utils.detect_languages(Pages(), kept_languages)
     theirs.start_bundle()
     rule = rules.Cld3(settings.Cld3(languages=kept_languages))
     found = {}
     for name, text in TEXTS.items():
-        expected = [page.language for page in theirs.process(c4.PageFeatures(text=text))]
+        expected = [page.language for page in theirs.process(c4_utils.PageFeatures(text=text))]
         kept, _ = tallied(rule, Page("u", text))
         found[name] = kept.language if kept else None
         assert ([kept.language] if kept else []) == expected, name
     assert found["en"] == "en" and found["de"] == "de" and found["zh"] == "zh"
     assert found["fr"] is None and found["short"] == found["empty"] == "und"
+
+
+def test_cld3_refuses_to_crash_beside_tensorflow(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorflow", object())
+    with pytest.raises(UserError, match="by itself"):
+        rules.Cld3(settings.Cld3())
 
 
 def test_validation_is_one_page_in_a_thousand_by_the_hash():

@@ -20,7 +20,6 @@ import glob
 import itertools
 import json
 import os
-import shutil
 import threading
 import uuid
 from collections.abc import Callable, Sequence
@@ -180,15 +179,7 @@ def publish(temporary: str, final: str, manifest: dict[str, Any]) -> None:
         sizes = {"format": FORMAT, "record_tokens": RECORD_TOKENS, "shard_records": SHARD_RECORDS}
         json.dump(sizes | manifest, file, indent=2)
         storage.sync(file)
-    for folder, _, _ in os.walk(temporary):
-        storage.sync_folder(folder)
-    replaced = temporary + ".replaced"
-    shutil.rmtree(replaced, ignore_errors=True)
-    if os.path.exists(final):
-        os.rename(final, replaced)
-    os.rename(temporary, final)
-    storage.sync_folder(os.path.dirname(final))
-    shutil.rmtree(replaced, ignore_errors=True)
+    storage.replace_folder(temporary, final)
 
 
 def upload(folder: str, remote: str, show_progress: bool = True) -> None:

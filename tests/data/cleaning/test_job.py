@@ -1,0 +1,252 @@
+"""Whole runs on Beam's local runner: against C4's own steps, to the same bytes however it is cut, past bad data."""
+
+import hashlib
+import json
+import pathlib
+import random
+import subprocess
+import sys
+
+import pytest
+
+from plm_jax import config
+from plm_jax.data.cleaning import job, report, settings
+from plm_jax.errors import UserError
+from tests.data.cleaning.crawls import read_rows, response, sentence, warc_record, write_archive, write_json
+
+ROOT = pathlib.Path(__file__).parents[3]
+SHARED = ("This line stands on many pages of the crawl.", "So does this one, as it is a notice.")
+GERMAN = (
+    "Die Lehrerin aus dem Dorf ging jeden Winter über den Fluss und dachte an die Briefe des alten Kapitäns zurück."
+)
+RUSSIAN = "Учительница из деревни каждую зиму переходила реку и вспоминала письма старого капитана дальнего плавания."
+
+
+def english_pages(number: int) -> list[dict[str, str]]:
+    """Rows that all rules of the English C4 have something to do with."""
+    rng = random.Random(1)
+    rows = []
+    for i in range(number):
+        lines = [" ".join(sentence(rng) for _ in range(rng.randint(1, 2))) for _ in range(rng.randint(1, 5))]
+        lines += rng.sample(SHARED, rng.randint(0, 2)) + ["menu | home"] * rng.randint(0, 1)
+        lines += {1: ["He said darn it all to the captain."], 2: ["{ this is code. }"]}.get(i % 23, [])
+        lines = [GERMAN] * 4 if i % 31 == 3 else lines
+        rng.shuffle(lines)
+        scheme = rng.choice(["http://", "https://", "https://www."])
+        rows.append(
+            {"url": f"{scheme}site{i}.org/{i}", "text": "\n".join(lines), "timestamp": f"2019-04-{i % 28 + 1:02}"}
+        )
+    for i in range(0, number, 9):
+        newer = f"{rows[i]['text']}\nThis page has been changed since, it says."
+        rows.append({"url": f"http://site{i}.org/{i}/?utm_x", "text": newer, "timestamp": f"20{i % 3 + 18}-05-01"})
+    rows.append({"url": "http://long.org", "text": "A sentence of five words.\n" * 7308, "timestamp": "2019"})
+    return rows
+
+
+def archive(path, rows: list[dict[str, str]]) -> str:
+    return write_archive(path, [warc_record(row["url"], row["text"].encode(), date=row["timestamp"]) for row in rows])
+
+
+@pytest.fixture
+def badwords(tmp_path):
+    folder = tmp_path / "lists"
+    folder.mkdir()
+    (folder / "en").write_text("darn\nwhat the heck\n")
+    (folder / "LICENSE").write_text("captain\n")
+    return folder
+
+
+def clean(inputs: list[str], output, rule: settings.Settings) -> dict:
+    """Runs, and gives the counts of the report."""
+    job.clean(inputs, str(output), rule, show_progress=False)
+    counts = json.loads((output / "report.json").read_text())["counts"]
+    assert {reason for reason in counts if not reason.startswith(("read", "after "))} <= set(report.reasons(rule))
+    for step, (number, _) in report.steps(counts).items():
+        assert f"| {step} | {number:,} |" in (output / "report.md").read_text()
+    return counts
+
+
+def bytes_of(folder) -> dict[str, str]:
+    return {path.name: hashlib.md5(path.read_bytes()).hexdigest() for path in sorted(folder.glob("*.gz"))}
+
+
+def cleaned_by_c4(c4, files: list[str], output) -> list[dict[str, str]]:
+    """What `tensorflow_datasets/text/c4.py` makes of the files with its config `en`."""
+    beam = pytest.importorskip("apache_beam")
+    words = c4.get_badwords_filter_fn({"en": ["darn", "what the heck"]})
+
+    def write(page):
+        with open(output, "a") as file:
+            file.write(json.dumps({"url": page.url, "text": page.text, "timestamp": page.timestamp}) + "\n")
+
+    with beam.Pipeline() as pipeline:
+        pages = (
+            pipeline
+            | beam.Create(files)
+            | beam.FlatMap(c4.split_wet_file)
+            | beam.Filter(c4.is_valid_length)
+            | "key" >> beam.Map(lambda page: (page.normalized_url, page))
+            | beam.CombinePerKey(c4.select_newest_page)
+            | beam.Values()
+            | "clean" >> beam.FlatMap(c4.get_clean_page_fn())
+        )
+        _ = (
+            c4.remove_duplicate_text(pages)
+            | "english" >> beam.FlatMap(c4.detect_english)
+            | "words" >> beam.Filter(words)
+            | "write" >> beam.Map(write)
+        )
+    return [json.loads(line) for line in output.read_text().splitlines()]
+
+
+def test_english_is_what_c4_makes_of_it_however_the_crawl_is_cut(c4, badwords, tmp_path, capsys):
+    rows = english_pages(100)
+    halves = [archive(tmp_path / f"{i}.warc.wet.gz", rows[i::2]) for i in range(2)]
+    expected = cleaned_by_c4(c4, halves, tmp_path / "theirs.jsonl")
+    rule = settings.resolve("en", [f"badwords.path={badwords}/*", "validation_one_in=10", "shards=2"])
+    counts = clean(halves, tmp_path / "ours", rule)
+    found = [row for name in ("train", "validation") for row in read_rows(tmp_path / "ours", f"{name}-*")]
+    assert {row.pop("language") for row in found} == {"en"}
+
+    def url(row):
+        return row["url"]
+
+    assert sorted(found, key=url) == sorted(expected, key=url)
+    assert 40 < len(found) < 90
+    for reason in ("too_long", "older_copy", "no_end_mark", "code", "line_elsewhere", "other_language", "bad_word"):
+        assert counts[reason]["number"], reason
+    assert {"few_sentences", "few_new_sentences"} <= set(counts)
+    assert counts["older_copy"]["number"] == 12
+    held_out = {row["url"] for row in read_rows(tmp_path / "ours", "validation-*")}
+    assert held_out == {
+        row["url"] for row in found if int(hashlib.md5(c4.normalize_url(row["url"]).encode()).hexdigest(), 16) % 10 == 0
+    }
+    printed = capsys.readouterr().out
+    assert '| lines | pages | has "{" |' in printed and str(tmp_path / "ours") in printed
+
+    thirds = [write_json(tmp_path / f"{i}.jsonl.gz", rows[::-1][i::3]) for i in range(3)]
+    clean(thirds, tmp_path / "again", rule)
+    assert bytes_of(tmp_path / "again") == bytes_of(tmp_path / "ours")
+
+
+def test_bad_data_is_quarantined_and_the_rest_cleaned_once(tmp_path, capsys, monkeypatch):
+    rng = random.Random(2)
+    texts = ["\n".join(sentence(rng) for _ in range(12)) for _ in range(4)]
+    rows = [{"url": f"http://a.org/{i}", "text": text} for i, text in enumerate(texts)]
+    near = {"url": "http://copy.org", "text": texts[0].replace("every", "each", 1)}
+    good = write_json(tmp_path / "good.jsonl.gz", [*rows, near, {"url": "http://de.org", "text": GERMAN}])
+    bad = tmp_path / "bad.jsonl"
+    bad.write_bytes(b'{"text": "cut\n{"text": "\xff"}\n')
+    pages = [f"<p>{line}</p>" for line in (sentence(rng), sentence(rng))]
+    warc = write_archive(
+        tmp_path / "a.warc.gz",
+        [
+            warc_record("http://w.org", response("".join(pages).encode()), "response"),
+            warc_record("http://w.org/gone", response(b"", "404 Not Found"), "response"),
+        ],
+    )
+    (tmp_path / "no.wet.gz").write_bytes(b"no crawl")
+    inputs, output = [good, str(bad), warc, str(tmp_path / "no.wet.gz")], tmp_path / "out"
+    (tmp_path / ".out.tmp").mkdir()
+    (tmp_path / ".out.tmp" / "train-99999.jsonl.gz").write_text("of a run that was stopped")
+    rule = settings.resolve("en.noclean", ["near_duplicates.kind=minhash", "shards=1", "max_characters=2000"])
+    counts = clean(inputs, output, rule)
+    found = {row["url"] for row in read_rows(output, "train-*")}
+    assert len(found) == 5 and {"http://a.org/1", "http://w.org"} < found
+    assert len(found & {"http://a.org/0", "http://copy.org"}) == 1
+    assert {
+        name: counts[name]["number"] for name in ("quarantined", "near_duplicate", "no_html", "other_language")
+    } == {
+        "quarantined": 3,
+        "near_duplicate": 1,
+        "no_html": 1,
+        "other_language": 1,
+    }
+    quarantined = {(row["file"], row["position"]) for row in read_rows(output, "quarantine-*")}
+    assert quarantined == {("bad.jsonl", 1), ("bad.jsonl", 2), ("no.wet.gz", 0)}
+    assert counts["other_language"]["examples"] == [{"url": "http://de.org", "text": GERMAN}]
+    assert GERMAN in (output / "report.md").read_text() and (output / "report.svg").read_bytes().startswith(b"<?xml")
+    manifest = json.loads((output / "manifest.json").read_text())
+    assert {name: file["rows"] for name, file in manifest["files"].items()} == {
+        "quarantine-00000.jsonl.gz": 3,
+        "train-00000.jsonl.gz": 5,
+    }
+    assert not (tmp_path / ".out.tmp").exists()
+
+    capsys.readouterr()
+    before = bytes_of(output)
+    monkeypatch.setattr(job, "_run", lambda *_: pytest.fail("it ran again"))
+    job.clean(inputs, str(output), rule)
+    assert capsys.readouterr().out == f"up to date at {output}\n" and bytes_of(output) == before
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(job, "_run", stop)
+    with pytest.raises(KeyboardInterrupt):
+        job.clean(inputs, str(output), settings.resolve("en.noclean"))
+    assert bytes_of(output) == before and (output / "manifest.json").exists()
+
+    from plm_jax.data import tasks
+
+    texts_read = list(tasks.read_files(config.JsonLines(f"{output}/train-*.jsonl.gz")))
+    assert sorted(texts_read) == sorted(row["text"] for row in read_rows(output, "train-*"))
+
+
+def test_many_languages_have_a_folder_each(tmp_path):
+    english = "The teacher of the village crossed the river every winter and remembered the letters of the captain."
+    french = "La maîtresse du village traversait la rivière chaque hiver et se souvenait des lettres du capitaine."
+    texts = {"en": english, "de": GERMAN, "ru": RUSSIAN, "fr": french}
+    rows = [
+        {"url": f"http://{name}.org", "text": "\n".join(f"{number}: {text} {text}" for number in "123")}
+        for name, text in texts.items()
+    ]
+    rows.append({"url": "http://und.org", "text": "\n".join(f"{i}" * 250 for i in range(3))})
+    rows.append({"url": "http://short.org", "text": "\n".join([english, english + "!", english + "?"])})
+    rows.append({"url": "http://bad.org", "text": "\n".join(f"{number}: {english} {english} darn" for number in "456")})
+    rows.append({"url": "http://twice.org", "text": rows[1]["text"] + "\n" + rows[1]["text"].replace("1", "9")})
+    (tmp_path / "en").write_text("darn\n")
+    # As a command, as CLD3 and TensorFlow, which other tests have loaded, do not get along in one process.
+    changes = [f"badwords.path={tmp_path}/en", "language.languages=('en','de','ru')", "shards=1"]
+    command = [sys.executable, "-m", "plm_jax.clean", f"--input={write_json(tmp_path / 'a.jsonl.gz', rows)}"]
+    command += [f"--output={tmp_path}/out", "--flavour=multilingual", *(f"--set={change}" for change in changes)]
+    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+    counts = json.loads((tmp_path / "out" / "report.json").read_text())["counts"]
+    found = {
+        path.parent.name: {row["url"] for row in read_rows(path.parent, path.name)}
+        for path in (tmp_path / "out").glob("*/train-*.jsonl.gz")
+    }
+    assert set(found) == {"en", "de", "ru", "und"}
+    assert found["en"] == {"http://en.org"} and found["und"] == {"http://und.org"}
+    assert found["de"] <= {"http://de.org", "http://twice.org"}
+    expected = {"few_paragraphs": 1, "bad_word": 1, "other_language": 1, "line_elsewhere": 3}
+    assert {name: counts[name]["number"] for name in expected} == expected
+
+
+@pytest.mark.parametrize("flavour", ["realnewslike", "webtextlike"])
+def test_pages_of_a_list_only(flavour, tmp_path):
+    rng = random.Random(3)
+    urls = ["http://www.news.org/a/", "http://sport.news.org/b", "http://other.org/c", "https://news.org/d?utm_s=1"]
+    rows = [{"url": url, "text": "\n".join(sentence(rng) for _ in range(4))} for url in urls]
+    (tmp_path / "domains.json").write_text('{"news.org": ["", "blog"]}')
+    (tmp_path / "urls.txt").write_text("https://news.org/a\nhttp://other.org/c/\nhttp://nowhere.org\n")
+    lists = {"realnewslike": "domains.json", "webtextlike": "urls.txt"}
+    rule = settings.resolve(
+        flavour, [f"pages.path={tmp_path / lists[flavour]}", "badwords=None", "duplicates.kind=spans"]
+    )
+    counts = clean([write_json(tmp_path / "a.jsonl.gz", rows)], tmp_path / "out", rule)
+    found = {row["url"] for row in read_rows(tmp_path / "out", "train-*")}
+    if flavour == "realnewslike":
+        assert found == {urls[0], urls[3]}
+        assert counts["other_domain"]["number"] == counts["other_subdomain"]["number"] == 1
+    else:
+        assert found == {urls[0], urls[2]} and counts["unlisted_url"]["number"] == 2
+
+
+def test_a_crawl_without_pages_is_a_mistake(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text("no JSON\n")
+    with pytest.raises(UserError, match=r"no page in .*a.jsonl can be read"):
+        job.clean([str(path)], str(tmp_path / "out"), settings.resolve("en.noclean"), show_progress=False)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["a.jsonl"]

@@ -251,7 +251,7 @@ def _share(lengths, rooms, rng) -> tuple[list[int], list[list[int]]]:
         length = min(length, max(rooms) - 1)
         if length < 1:
             break
-        fitting = list(itertools.accumulate(room if room > length else 0 for room in rooms))
+        fitting = list(itertools.accumulate([room if room > length else 0 for room in rooms]))
         document = bisect.bisect_right(fitting, draw * fitting[-1])
         rooms[document] -= length + 1
         own[document].append(length)

@@ -77,7 +77,7 @@ def opened(tmp_path, make_run):
         run = make_run("a", data={"length": LENGTH, "layout": layout}, train={"seed": 5}, objective=objective, **IDS)
         if isinstance(layout, config.Streams):
             embedding = model_settings.CharacterCNN(SIZE, 2, 2, ((1, 4),), max_characters=SPELT, highway_layers=1)
-            run = dataclasses.replace(run, model=model_settings.Elmo(embedding, model_settings.Lstm(4)))
+            run = dataclasses.replace(run, model=model_settings.Elmo(embedding=embedding))
         vocabulary = dataclasses.replace(run.vocabulary, spec="words:words.txt")
         return reader.Reader(dataclasses.replace(run, vocabulary=vocabulary))
 

@@ -51,6 +51,11 @@ class _Documents:
         return self._tokens[start:stop]
 
 
+def _ragged(batch: tf.Tensor | tf.RaggedTensor) -> tf.RaggedTensor:
+    """A batch that is dense where all rows are known to be of one length."""
+    return batch if isinstance(batch, tf.RaggedTensor) else tf.RaggedTensor.from_tensor(batch)
+
+
 def preprocessor(
     objective: objectives.Objective,
     length: int,
@@ -93,8 +98,8 @@ def preprocessor(
                 rng = layouts.generator(seed, split, index, int(number))
                 yield examples.make(objective, opened, index, rng, word_initial)
 
-    def lay_out(number: tf.Tensor, documents: tuple[tf.RaggedTensor, tf.RaggedTensor]) -> tf.data.Dataset:
-        tokens, starts = documents
+    def lay_out(number: tf.Tensor, documents: tuple[tf.Tensor, tf.Tensor]) -> tf.data.Dataset:
+        tokens, starts = map(_ragged, documents)
         parts = number, tokens.values, tokens.row_splits, starts.values, starts.row_lengths()
         return tf.data.Dataset.from_generator(rows, args=parts, output_signature=signature)
 

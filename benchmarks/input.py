@@ -6,8 +6,8 @@
     python benchmarks/input.py --objective=all               # every objective and layout
     python benchmarks/input.py --memory        # also anonymous memory after 2,000 batches at 50e6 and at 1e9 tokens
 
-Tokens are the real ones of the rows that a model reads, an encoder's and a decoder's; a second of the processor's is
-one of all threads and workers together, which other load on the machine hardly changes.
+Tokens are the real ones of the rows that a model reads, an encoder's and a decoder's, or both directions'; a second of
+the processor's is one of all threads and workers together, on which other load on the machine bears less.
 It reads a synthetic cache (random tokens, sentences and documents of random lengths), written with the cache's own
 writer into a temporary folder. Memory is RssAnon of a fresh process: memory maps do not count.
 """
@@ -127,10 +127,8 @@ def cpu_seconds() -> float:
 
 
 def num_tokens(batch: dict[str, np.ndarray]) -> float:
-    """Real tokens: where targets have positions of their own, or two directions, they are the encoder's."""
+    """Real tokens of all rows that a model reads; where targets have positions of their own they are in the first."""
     encoder = batch["mask"].sum() if "mask" in batch else 0
-    if "characters" in batch:
-        return float(batch["target_weights"][:, 0].sum())
     if "block_positions" in batch:
         return float(batch["prefix_lengths"].sum() + batch["target_weights"].sum())
     return float(encoder if "target_positions" in batch else encoder + batch["target_weights"].sum())

@@ -75,17 +75,20 @@ class Stream:
         self.has_words = split.has_words
         self.num_tokens = split.num_tokens + self._extra * split.num_documents
         self._pages = self._starts(slice(0, split.num_documents, _PAGE))
+        self._page = functools.lru_cache(16)(self._read_page)
 
     def _starts(self, documents: slice) -> np.ndarray:
         """Where these documents begin, and, as the last one, where the stream ends."""
         numbers = np.arange(*documents.indices(self._split.num_documents + 1))
         return self._split.documents[documents] + self._extra * numbers
 
+    def _read_page(self, page: int) -> np.ndarray:
+        return self._starts(slice(page * _PAGE, min((page + 1) * _PAGE, self._split.num_documents)))
+
     def _first_document(self, token: int) -> int:
         """The last document that starts at or before `token`, found by pages, since the starts stay on disk."""
         page = int(self._pages.searchsorted(token, side="right")) - 1
-        starts = self._starts(slice(page * _PAGE, min((page + 1) * _PAGE, self._split.num_documents)))
-        return page * _PAGE + int(starts.searchsorted(token, side="right")) - 1
+        return page * _PAGE + int(self._page(page).searchsorted(token, side="right")) - 1
 
     def read(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """Tokens [start, stop) as int32, and where in them a document begins (the one running at `start` left out)."""

@@ -14,10 +14,10 @@ import grain
 import numpy as np
 
 from plm_jax import config, objectives, storage
-from plm_jax.data import cache, layouts, mixtures, pairs, streams, whole_sentences
+from plm_jax.data import cache, examples, layouts, mixtures, streams
 from plm_jax.errors import UserError
 
-Example = dict[str, np.ndarray]
+Example = examples.Example
 Rows = Callable[[int], Sequence[int]]
 
 # Rows whose padding stands for that of all.
@@ -96,22 +96,9 @@ class Reader:
 
     def _open_layout(self, split: str, name: str, length: int) -> layouts.Layout:
         """A source's split in rows of `length`."""
-        layout = self._run.data.layout
-        if isinstance(layout, config.SentencePairs):
-            source, seed = self.sources[name], self._run.train.seed
-            return pairs.SentencePairs(
-                source, split, layout, length, seed, self.objective.special, self.objective.reads
-            )
-        if isinstance(layout, config.WholeSentences):
-            special = self.objective.special
-            return whole_sentences.WholeSentences(
-                self.sources[name], split, layout, length, special, self.objective.reads
-            )
-        if isinstance(layout, config.Streams):
-            return streams.Streams(self._streams[split][name], length, self.objective.special.bos, self._spelling)
-        needed, stride = self.objective.input_length(length), self.objective.stride(length)
-        separate = not layout.attend_across_documents
-        return layouts.Blocks(self._streams[split][name], needed, stride, separate, self.objective.reads)
+        layout, seed = self._run.data.layout, self._run.train.seed
+        characters = self._spelling if isinstance(layout, config.Streams) else None
+        return examples.open_layout(layout, self.sources[name], split, length, seed, self.objective, characters)
 
     @functools.cached_property
     def _spelling(self) -> np.ndarray:
@@ -151,10 +138,7 @@ class Reader:
         return self._make(name, order.layout, item, rng)
 
     def _make(self, name: str, layout: layouts.Layout, item: int, rng: np.random.Generator) -> Example:
-        example = layout.example(item, rng)
-        if "word_starts" in self.objective.reads and "word_starts" not in example:
-            (example["word_starts"],) = self.sources[name].word_initial[example["tokens"]].nonzero()
-        return self.objective(example, rng)
+        return examples.make(self.objective, layout, item, rng, self.sources[name].word_initial)
 
     def _stage(self, step: int) -> config.Stage:
         return next(stage for stage in reversed(self._stages) if stage.first_step <= step)
@@ -284,18 +268,8 @@ def blank_batch(run: config.Run, length: int) -> Example:
     """A batch of one row without text: the keys, shapes and types of the run's batches. It needs no cache."""
     specials = {name: getattr(run.vocabulary, name) for name in (*config.SPECIALS, "sentinels")}
     objective = objectives.Objective(run.objective, _special(specials | {"size": run.model.embedding.vocab_size}))
-    if isinstance(run.data.layout, config.SentencePairs):
-        row = pairs.row(np.zeros(1), np.zeros(1), 0, length, objective.special)
-    elif isinstance(run.data.layout, config.WholeSentences):
-        row = whole_sentences.row(np.zeros(1), length, objective.special)
-    elif isinstance(run.data.layout, config.Streams):
-        characters = np.zeros((2, length, run.model.embedding.max_characters), np.int32)
-        row = {"characters": characters, "targets": characters[..., 0]}
-    else:
-        needed, separate = objective.input_length(length), not run.data.layout.attend_across_documents
-        row = layouts.row(np.zeros(needed, np.int32), np.zeros(0, np.int64), needed, separate)
-    row |= {name: np.zeros(1, np.int64) for name in objective.reads}
-    return _batch([objective(row, np.random.default_rng(0))])
+    max_characters = getattr(run.model.embedding, "max_characters", 0)
+    return _batch([examples.blank(run.data.layout, length, objective, max_characters)])
 
 
 def crc(example: Example) -> int:

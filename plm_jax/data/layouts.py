@@ -64,7 +64,6 @@ class Stream:
 
     Attributes:
       num_tokens: the stream's length.
-      has_words: whether its split says where words begin.
     """
 
     def __init__(self, split: cache.Split, eos: int | None, pad: int | None):
@@ -72,7 +71,6 @@ class Stream:
         self._eos = eos
         self._extra = 0 if eos is None else 1
         self._pad = 0 if pad is None else pad
-        self.has_words = split.has_words
         self.num_tokens = split.num_tokens + self._extra * split.num_documents
         self._pages = self._starts(slice(0, split.num_documents, _PAGE))
         self._page = functools.lru_cache(16)(self._read_page)
@@ -110,6 +108,11 @@ class Stream:
     def sentence_starts(self, start: int, stop: int) -> np.ndarray:
         """Where in tokens [start, stop) a sentence begins."""
         return self._begins(self._split.sentences, start, stop)
+
+    @property
+    def has_words(self) -> bool:
+        """Whether its split says where words begin."""
+        return self._split.has_words
 
     def word_starts(self, start: int, stop: int) -> np.ndarray:
         """Where in tokens [start, stop) a word begins, of a split that says so."""

@@ -122,7 +122,7 @@ def test_poems_are_stored_with_their_sentences_and_words(run):
             assert parts(sentence_starts) == sentences.split(text)
         if isinstance(vocabulary, vocabularies.WordPiece):
             assert parts(word_starts) == list(filter(None, halves(text)))
-    assert not texts and unknown < 200
+    assert not texts and unknown < 300
 
 
 def test_wordpiece_is_of_single_characters_and_bytes_a_token_are_printed(run, capsys, tmp_path):
@@ -134,7 +134,7 @@ def test_wordpiece_is_of_single_characters_and_bytes_a_token_are_printed(run, ca
     assert f" {ratio:.2f} bytes a token" in capsys.readouterr().out
     if run.vocabulary.spec.startswith("wordpiece"):
         assert all(len(token) == 1 for token in vocabulary.table["tokens"][5:])
-        assert 2.9 < ratio <= 3
+        assert 2.9 < ratio < 3.1
     else:
         assert ratio > 1.5
 
@@ -166,7 +166,7 @@ def test_words_of_the_segmenter_are_masked_together(prepared, make_run, layout):
         row = rows.example(item, np.random.default_rng(item))
         spans, stretches = words_of(row, vocabulary)
         for words in stretches:  # The first and the last may be cut.
-            if "[UNK]" not in words and len(words) > 2:
+            if len(words) > 2 and "[UNK]" not in "".join(words):
                 assert "|" + "|".join(words[1:-1]) + "|" in known
         made = opened.objective(row, np.random.default_rng(item))
         masked = set(made["target_positions"][made["target_weights"] > 0].tolist())

@@ -107,7 +107,7 @@ def test_a_llama_3_has_a_file_of_tiktokens(tmp_path):
         stack=settings.Stack(1),
         head=settings.Head(tied=False),
     )
-    params = nn.unbox(registry.init_params(model, jax.random.key(0)))
+    params = nn.unbox(registry.init_params(registry.build(model), jax.random.key(0)))
     ids = {"bos_token_id": 259, "eos_token_id": [260, 261], "begins_with_bos": True}
     LanguageModel(model, params, vocabulary_spec=f"tiktoken:{path}", special_ids=ids, family="llama").save(
         tmp_path / "hf"

@@ -4,8 +4,8 @@
     python benchmarks/prepare.py --megabytes=200 --runners local
 
 The text is the State of the Union addresses that come with the package, over and over, each copy under another title,
-as JSON lines; the vocabulary GPT-2's. The caches must be the same to the byte. Then 2,000 batches of GPT-2's (512 rows
-of 1,024 tokens) are read. Memory is sampled ten times a second over the tree of processes (Linux): `resident` is the
+as JSON lines; the vocabulary GPT-2's. The caches must be the same to the byte. Then 2,000 batches of 64 rows of 1,024
+tokens are read. Memory is sampled ten times a second over the tree of processes (Linux): `resident` is the
 kernel's own peak and counts pages of mapped files too, `anonymous` the largest that was seen.
 """
 
@@ -32,7 +32,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 CORPUS = ROOT / "plm_jax/data/corpora/sotu.jsonl.gz"
 RUNNERS = {"local": [], "beam": ["--runner=beam", "--", "--direct_num_workers=2"]}
 SOURCE = "webtext"
-BATCHES = 2000
+BATCHES, ROWS = 2000, 64
 
 
 def write_text(folder: pathlib.Path, num_bytes: int, num_files: int) -> int:
@@ -115,7 +115,7 @@ def read(overrides: list[str]) -> None:
     """Reads BATCHES batches of GPT-2's config with overrides."""
     path = ROOT / "configs/gpt2.py"
     tree = runpy.run_path(str(path))["get_config"]()
-    tree.update_from_flattened_dict(dict(override.split("=", 1) for override in overrides))
+    tree.update_from_flattened_dict({"train.batch_size": ROWS, **dict(o.split("=", 1) for o in overrides)})
     batches = Reader(config.resolve(tree, str(path))).batches(0)
     for _ in range(BATCHES):
         next(batches)

@@ -82,13 +82,13 @@ def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool 
     if "replaced" in found:
         found["discriminator_constant_accuracy"] = trivial.constant_accuracy(found["replaced"])
         if 0 < found["replaced"] < 1:
-            found["discriminator_auc"] = trivial.auc(sums["score_counts"])
+            found["discriminator_auc"] = trivial.auc(*map(np.concatenate, zip(*sums["scores"], strict=True)))
     return found
 
 
 def _add_up(lm: LanguageModel, objective, batches: Iterable[dict], is_real: np.ndarray, log_unigram: np.ndarray):
     """Sums over the batches: the loss's metrics and `tokens`, each also as `real_…`; `unigram`; `pairs`, their
-    `pair_labels`; `input_tokens`, their `score_counts`.
+    `pair_labels`; `input_tokens`, and in pairs of arrays their `scores` and whether they are replaced.
     """
     sums = collections.Counter()
     carry = None
@@ -104,8 +104,8 @@ def _add_up(lm: LanguageModel, objective, batches: Iterable[dict], is_real: np.n
         if isinstance(objective, objectives.ReplacedToken):
             batch["token_weights"] = batch["mask"].astype(np.float32)
             sums["input_tokens"] += float(batch["token_weights"].sum())
-            scores, replaced = (np.asarray(x)[batch["mask"] > 0] for x in _discriminated(lm.model, lm.params, batch))
-            sums["score_counts"] += trivial.score_counts(scores, replaced > 0)
+            scored = _discriminated(lm.model, lm.params, batch)
+            sums.setdefault("scores", []).append([np.asarray(found)[batch["mask"] > 0] for found in scored])
         carry = nn.unbox(registry.new_carry(lm.model, len(real_weights))) if carry is None else carry
         metrics, carry = _metrics(objective.kind, lm.model, lm.params, batch, real_weights, carry)
         for key, (over_all, over_real) in metrics.items():
@@ -151,8 +151,9 @@ def _metrics(objective, model, params, batch, real_weights, carry):
 
 @functools.partial(jax.jit, static_argnames="model")
 def _discriminated(model, params, batch):
-    """The discriminator's logits [B, L], and which tokens are replaced."""
-    return losses.discriminate(model, params, batch, None)[1:]
+    """The discriminator's logits, and which tokens are replaced, bool; both [B, L]."""
+    _, logits, replaced = losses.discriminate(model, params, batch, None)
+    return logits, replaced > 0
 
 
 def _check_model(lm: LanguageModel, run: config.Run) -> None:

@@ -10,34 +10,20 @@ PREDICTORS = {
     "discriminator_auc": 0.5,
 }
 
-# Scores are counted in bins of 2**-10, those beyond ±32 in the last ones.
-_BINS, _LARGEST = 2**16, 32.0
-
 
 def constant_accuracy(share: float) -> float:
     """The accuracy of always saying the more frequent of two labels, of which one has this share."""
     return max(share, 1.0 - share)
 
 
-def score_counts(scores: np.ndarray, positive: np.ndarray) -> np.ndarray:
-    """How many scores fall into each bin, int64 [2, bins]: of the negative ones and of the positive ones.
-
-    Counts of several batches add up, and take the same memory however many there are.
-
-    Args:
-      scores: float [n], such as logits.
-      positive: bool [n].
-    """
-    bins = np.clip((scores.astype(np.float64) + _LARGEST) * (_BINS / (2 * _LARGEST)), 0, _BINS - 1).astype(np.int64)
-    return np.bincount(bins + _BINS * positive, minlength=2 * _BINS).reshape(2, _BINS)
-
-
-def auc(counts: np.ndarray) -> float:
+def auc(scores: np.ndarray, positive: np.ndarray) -> float:
     """The area under the ROC curve: the chance of a positive to score above a negative, ties counted half.
 
     Args:
-      counts: [2, bins], as `score_counts` gives, both rows not empty; what shares a bin is a tie.
+      scores: [n], such as logits.
+      positive: bool [n]; some are, some are not.
     """
-    negative, positive = counts.astype(np.float64)
-    below = np.cumsum(negative) - negative
-    return float(positive @ (below + negative / 2) / (negative.sum() * positive.sum()))
+    values, at = np.unique(scores, return_inverse=True)
+    positives, negatives = (np.bincount(at[positive == which], minlength=len(values)) for which in (True, False))
+    below = negatives.cumsum() - negatives
+    return float(positives @ (below + negatives / 2) / (positives.sum() * negatives.sum(dtype=np.float64)))

@@ -90,8 +90,7 @@ def test_evaluation_equals_a_walk_over_the_rows(workdir):
     np.testing.assert_allclose(found["replaced"], np.mean(replaced), rtol=1e-6)
     assert found["discriminator_constant_accuracy"] == pytest.approx(1 - np.mean(replaced), rel=1e-6)
     of_replaced, of_text = (np.array(logits)[np.array(replaced) == value] for value in (True, False))
-    # Every pair of one of each; those within a bin of one another may count as ties.
+    # Every pair of one of each; so near to each other that float32 may have changed their order, they may be ties.
     above = np.mean(of_replaced[:, None] > of_text)
-    near = np.mean(np.abs(of_replaced[:, None] - of_text) < 2**-9)
-    assert abs(found["discriminator_auc"] - above) <= near
-    assert near < 0.1
+    near = np.mean(np.abs(of_replaced[:, None] - of_text) < 1e-5)
+    assert abs(found["discriminator_auc"] - above) <= near < 0.05

@@ -260,6 +260,13 @@ def test_pages_of_a_list_only(flavour, tmp_path):
         assert found == {urls[0], urls[2]} and counts["unlisted_url"]["number"] == 2
 
 
+def test_what_a_worker_cannot_read_is_a_mistake(tmp_path, monkeypatch):
+    monkeypatch.setattr(job.crawl, "files", lambda patterns: {f"{tmp_path}/gone.jsonl": ""})
+    with pytest.raises(UserError) as raised:
+        job.clean(["x"], str(tmp_path / "out"), settings.resolve("en.noclean"), show_progress=False)
+    assert str(raised.value) == f"cannot read {tmp_path}/gone.jsonl: No such file or directory"
+
+
 def test_a_crawl_without_pages_is_a_mistake(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text("no JSON\n")

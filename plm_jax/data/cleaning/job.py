@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import os
 import re
 import sys
@@ -109,13 +110,15 @@ def _run(
         made = beam.Pipeline(options=PipelineOptions(list(runner_options)))
     except ValueError as error:
         raise UserError(f"Beam does not take {' '.join(runner_options)}: {' '.join(str(error).split())}") from error
+    # It would log the traceback of what a worker raises, which comes up here anyway.
+    logging.getLogger("apache_beam.runners.common").setLevel(logging.CRITICAL)
     pipeline.Cleaning(rule, folder).build(made, files, loaded)
     print(f"{len(files):,} files to clean", file=sys.stderr)
     try:
         with progress.shown(len(files), show_progress):
             made.run().wait_until_finish()
     except Exception as error:  # Each runner wraps what its workers raise in its own way.
-        mistake = _USER_ERROR.search(str(error))
+        mistake = _USER_ERROR.search(f"{type(error).__name__}: {error}")
         if mistake:
             raise UserError(mistake[1]) from error
         raise

@@ -1,5 +1,6 @@
 """Whole runs on Beam's local runner: against C4's own steps, to the same bytes however it is cut, past bad data."""
 
+import gzip
 import hashlib
 import json
 import pathlib
@@ -7,9 +8,10 @@ import random
 import subprocess
 import sys
 
+import fsspec
 import pytest
 
-from plm_jax import config
+from plm_jax import config, storage
 from plm_jax.data.cleaning import job, report, settings
 from plm_jax.errors import UserError
 from tests.data.cleaning.crawls import read_rows, response, sentence, warc_record, write_archive, write_json
@@ -240,24 +242,47 @@ def test_many_languages_have_a_folder_each(tmp_path):
     assert {name: counts[name]["number"] for name in expected} == expected
 
 
+@pytest.fixture
+def bucket():
+    yield "memory://bucket/clean"
+    fsspec.filesystem("memory").store.clear()
+
+
 @pytest.mark.parametrize("flavour", ["realnewslike", "webtextlike"])
-def test_pages_of_a_list_only(flavour, tmp_path):
+def test_pages_of_a_list_only(flavour, tmp_path, bucket):
+    """The second into a bucket, in which an earlier run was stopped."""
     rng = random.Random(3)
     urls = ["http://www.news.org/a/", "http://sport.news.org/b", "http://other.org/c", "https://news.org/d?utm_s=1"]
     rows = [{"url": url, "text": "\n".join(sentence(rng) for _ in range(4))} for url in urls]
     (tmp_path / "domains.json").write_text('{"news.org": ["", "blog"]}')
     (tmp_path / "urls.txt").write_text("https://news.org/a\nhttp://other.org/c/\nhttp://nowhere.org\n")
-    lists = {"realnewslike": "domains.json", "webtextlike": "urls.txt"}
-    rule = settings.resolve(
-        flavour, [f"pages.path={tmp_path / lists[flavour]}", "badwords=None", "duplicates.kind=spans"]
-    )
-    counts = clean([write_json(tmp_path / "a.jsonl.gz", rows)], tmp_path / "out", rule)
-    found = {row["url"] for row in read_rows(tmp_path / "out", "train-*")}
+    listed, output = {
+        "realnewslike": ("domains.json", str(tmp_path / "out")),
+        "webtextlike": ("urls.txt", bucket),
+    }[flavour]
+    if output == bucket:
+        for name in (".unfinished", "train-99999.jsonl.gz"):
+            storage.write(f"{bucket}/{name}", b"")
+    rule = settings.resolve(flavour, [f"pages.path={tmp_path / listed}", "badwords=None", "duplicates.kind=spans"])
+    job.clean([write_json(tmp_path / "a.jsonl.gz", rows)], output, rule, show_progress=False)
+    counts = json.loads(storage.read(f"{output}/report.json"))["counts"]
+    lines = [gzip.decompress(storage.read(path)).splitlines() for path in storage.glob(f"{output}/train-*")]
+    found = {json.loads(line)["url"] for each in lines for line in each}
     if flavour == "realnewslike":
         assert found == {urls[0], urls[3]}
         assert counts["other_domain"]["number"] == counts["other_subdomain"]["number"] == 1
     else:
         assert found == {urls[0], urls[2]} and counts["unlisted_url"]["number"] == 2
+        assert {"manifest.json", "report.md", "report.svg"} < set(storage.names(bucket))
+        assert ".unfinished" not in storage.names(bucket)
+
+
+def test_an_output_that_holds_something_else_is_left_alone(tmp_path):
+    path = write_json(tmp_path / "a.jsonl", [{"text": "x"}])
+    (tmp_path / "manifest.json").write_text('{"identity": "of a cache"}')
+    with pytest.raises(UserError, match="holds other files, such as a.jsonl"):
+        job.clean([path], str(tmp_path), settings.resolve("en.noclean"), show_progress=False)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["a.jsonl", "manifest.json"]
 
 
 def test_what_a_worker_cannot_read_is_a_mistake(tmp_path, monkeypatch):

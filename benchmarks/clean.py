@@ -29,8 +29,12 @@ from plm_jax.data.cleaning import crawl, punkt, rules, settings
 from plm_jax.data.cleaning.pages import Page, Tally
 
 SPEECHES = os.path.join(os.path.dirname(plm_jax.__file__), "data/corpora/sotu.jsonl.gz")
-# Stand-ins for words of the list: as many as English has, a few of two words.
-BADWORDS = {f"badword{i}" for i in range(380)} | {f"bad word{i}" for i in range(23)}
+_LETTERS = random.Random(0)
+# Stand-ins for the list's words: as many as the English one has, of letters as likely as in English, some of two words.
+BADWORDS = {
+    " ".join("".join(_LETTERS.choices("etaoinshrdlucmfwypvbgk", k=7)) for _ in range(2 if i < 60 else 1))
+    for i in range(403)
+}
 
 
 def made(number: int) -> list[Page]:
@@ -95,7 +99,7 @@ def measure(pages: list[Page], rounds: int) -> dict[str, dict[str, Any]]:
         )
         for page in pages
     ]
-    found = {}
+    found, total = {}, [0.0, 0.0]
     for name, functions in contestants().items():
         best, left = [float("inf")] * 2, [[], []]
         for turn in range(rounds):
@@ -113,7 +117,9 @@ def measure(pages: list[Page], rounds: int) -> dict[str, dict[str, Any]]:
             "ratio": round(rates[0] / rates[1], 3),
         }
         print(f"{name}: {found[name]}", file=sys.stderr)
+        total = [all_seconds + seconds for all_seconds, seconds in zip(total, best, strict=True)]
         ours, theirs = ([page for page in each if page is not None] for each in left)
+    found["all"] = {"pages": len(pages), "left": len(ours), "ratio": round(total[1] / total[0], 3)}
     return found
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import os
 import re
 import sys
@@ -13,6 +14,7 @@ from plm_jax.data.cleaning import crawl, lists, progress, settings
 from plm_jax.errors import UserError
 
 FORMAT = 1
+_UNFINISHED = ".unfinished"  # Marks a remote output that is being made, or whose run was stopped.
 _USER_ERROR = re.compile(r"UserError: (.*?)(?: \[while running.*)?$", re.MULTILINE)
 
 
@@ -40,16 +42,10 @@ def clean(
     files = crawl.files(inputs)
     loaded = lists.load(rule)
     wanted = _identity(files, rule, loaded)
-    if _identity_of(output) == wanted:
+    if _finished(output).get("identity") == wanted:
         print(f"up to date at {output}")
         return
-    folder = output
-    if storage.is_remote(output):
-        storage.remove(os.path.join(output, "manifest.json"))
-    else:
-        output = os.path.abspath(output)
-        folder = os.path.join(os.path.dirname(output), f".{os.path.basename(output)}.tmp")
-    storage.remove(folder)
+    folder = _empty_folder(output)
     _run(list(files), folder, rule, loaded, runner_options, show_progress)
     found = json.loads(storage.read(os.path.join(folder, "report.json")))
     if "read" not in found["counts"]:
@@ -64,8 +60,10 @@ def clean(
         "files": found["files"],
     }
     storage.write(os.path.join(folder, "manifest.json"), json.dumps(manifest, indent=1).encode("utf-8"))
-    if folder != output:
-        storage.replace_folder(folder, output)
+    if folder == output:
+        storage.remove(os.path.join(folder, _UNFINISHED))
+    else:
+        storage.replace_folder(folder, os.path.abspath(output))
     print(f"{text}\n{output}")
     if not any(os.path.basename(name).startswith("train-") for name in found["files"]):
         raise UserError(f"no page for training passed all rules: {os.path.join(output, 'report.md')} says why")
@@ -82,11 +80,34 @@ def _identity(files: dict[str, str], rule: settings.Settings, loaded: lists.List
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode("utf-8")).hexdigest()
 
 
-def _identity_of(folder: str) -> str | None:
+def _finished(folder: str) -> dict[str, Any]:
+    """The manifest of a run that has ended, empty if there is none."""
     try:
-        return json.loads(storage.read(os.path.join(folder, "manifest.json"))).get("identity")
+        manifest = json.loads(storage.read(os.path.join(folder, "manifest.json")))
     except (OSError, ValueError):
-        return None
+        return {}
+    return manifest if "inputs" in manifest else {}
+
+
+def _empty_folder(output: str) -> str:
+    """Where a run writes: beside a local output, in place of a remote one, of which nothing else is left.
+
+    Raises:
+      UserError: the output holds something that no such run has made.
+    """
+    found = storage.names(output)
+    if found and not _finished(output) and _UNFINISHED not in found:
+        raise UserError(f"{output} holds other files, such as {found[0]}: give --output a new folder")
+    if storage.is_remote(output):
+        storage.write(os.path.join(output, _UNFINISHED), b"")
+        for name in found:
+            if name != _UNFINISHED:
+                storage.remove(os.path.join(output, name))
+        return output
+    output = os.path.abspath(output)
+    folder = os.path.join(os.path.dirname(output), f".{os.path.basename(output)}.tmp")
+    storage.remove(folder)
+    return folder
 
 
 def _run(
@@ -109,13 +130,15 @@ def _run(
         made = beam.Pipeline(options=PipelineOptions(list(runner_options)))
     except ValueError as error:
         raise UserError(f"Beam does not take {' '.join(runner_options)}: {' '.join(str(error).split())}") from error
+    # It would log the traceback of what a worker raises, which comes up here anyway.
+    logging.getLogger("apache_beam.runners.common").setLevel(logging.CRITICAL)
     pipeline.Cleaning(rule, folder).build(made, files, loaded)
     print(f"{len(files):,} files to clean", file=sys.stderr)
     try:
         with progress.shown(len(files), show_progress):
             made.run().wait_until_finish()
     except Exception as error:  # Each runner wraps what its workers raise in its own way.
-        mistake = _USER_ERROR.search(str(error))
+        mistake = _USER_ERROR.search(f"{type(error).__name__}: {error}")
         if mistake:
             raise UserError(mistake[1]) from error
         raise

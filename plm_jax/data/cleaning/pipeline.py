@@ -76,7 +76,7 @@ class _Newest(_Tallying):
                 newest = page
                 continue
             older, newest = sorted((newest, page), key=_age)
-            self._tally.add("older_copy", older, [older.url])
+            self._tally.add("older_copy", older, [older.text])
         self._tally.count("after newest copies", newest.text)
         yield newest
 
@@ -96,7 +96,7 @@ class _Listed(_Tallying):
                 self._tally.count("after list of URLs", page.text)
                 yield page
             else:
-                self._tally.add("unlisted_url", page, [page.url])
+                self._tally.add("unlisted_url", page, [page.text])
 
 
 class _KeepOwn(_Tallying):

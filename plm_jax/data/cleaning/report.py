@@ -114,7 +114,7 @@ def picture(rule: settings.Settings, counts: dict[str, Any]) -> bytes:
     left.legend()
     removed = {reason: counts[reason]["characters"] for reason in reasons(rule) if reason in counts}
     right.barh(list(removed), list(removed.values()))
-    right.set(xlabel="characters removed")
+    right.set(xlabel="characters removed, logarithmic", xscale="log")
     for axes in (left, right):
         axes.invert_yaxis()
         axes.grid(axis="x", alpha=0.3)

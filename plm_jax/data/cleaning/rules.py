@@ -63,9 +63,9 @@ class InDomains:
         parts = self._extract(page.normalized_url)
         allowed = self._domains.get(f"{parts.domain}.{parts.suffix}")
         if allowed is None:
-            tally.add("other_domain", page, [page.url])
+            tally.add("other_domain", page, [page.text])
         elif isinstance(allowed, list) and parts.subdomain not in allowed:
-            tally.add("other_subdomain", page, [page.url])
+            tally.add("other_subdomain", page, [page.text])
         else:
             return page
         return None

@@ -1,5 +1,6 @@
 """Whole runs on Beam's local runner: against C4's own steps, to the same bytes however it is cut, past bad data."""
 
+import gzip
 import hashlib
 import json
 import pathlib
@@ -7,9 +8,10 @@ import random
 import subprocess
 import sys
 
+import fsspec
 import pytest
 
-from plm_jax import config
+from plm_jax import config, storage
 from plm_jax.data.cleaning import job, report, settings
 from plm_jax.errors import UserError
 from tests.data.cleaning.crawls import read_rows, response, sentence, warc_record, write_archive, write_json
@@ -19,7 +21,6 @@ SHARED = ("This line stands on many pages of the crawl.", "So does this one, as 
 GERMAN = (
     "Die Lehrerin aus dem Dorf ging jeden Winter über den Fluss und dachte an die Briefe des alten Kapitäns zurück."
 )
-RUSSIAN = "Учительница из деревни каждую зиму переходила реку и вспоминала письма старого капитана дальнего плавания."
 
 
 def english_pages(number: int) -> list[dict[str, str]]:
@@ -29,8 +30,8 @@ def english_pages(number: int) -> list[dict[str, str]]:
     for i in range(number):
         lines = [" ".join(sentence(rng) for _ in range(rng.randint(1, 2))) for _ in range(rng.randint(1, 5))]
         lines += rng.sample(SHARED, rng.randint(0, 2)) + ["menu | home"] * rng.randint(0, 1)
-        lines += {1: ["He said darn it all to the captain."], 2: ["{ this is code. }"]}.get(i % 23, [])
-        lines = [GERMAN] * 4 if i % 31 == 3 else lines
+        lines += {1: ["He said darn it all to the captain."], 2: ["if (this) { it is code; }."]}.get(i % 23, [])
+        lines = [f"{GERMAN} Es war Zeile {k} von {i}." for k in range(4)] if i % 31 == 3 else lines
         rng.shuffle(lines)
         scheme = rng.choice(["http://", "https://", "https://www."])
         rows.append(
@@ -193,21 +194,39 @@ def test_bad_data_is_quarantined_and_the_rest_cleaned_once(tmp_path, capsys, mon
     assert sorted(texts_read) == sorted(row["text"] for row in read_rows(output, "train-*"))
 
 
+STORIES = {
+    "en": (
+        "The teacher of the village crossed the river every winter and remembered the letters of the captain.",
+        "His ship had gone down near the old harbour many years before, and nobody knew what became of the crew.",
+        "On market days the children asked her about him, but she only smiled and told them to open their books.",
+    ),
+    "de": (
+        GERMAN,
+        "Sein Schiff war vor vielen Jahren in der Nähe des Hafens gesunken, und niemand wusste, was geschehen war.",
+        "An Markttagen fragten die Kinder sie nach ihm, aber sie lächelte nur und ließ sie ihre Bücher aufschlagen.",
+    ),
+    "fr": (
+        "La maîtresse du village traversait la rivière chaque hiver et se souvenait des longues lettres du capitaine.",
+        "Son navire avait coulé près du vieux port il y a bien des années, et personne ne savait où était l'équipage.",
+        "Les jours de marché, les enfants lui parlaient de lui, mais elle souriait et leur faisait ouvrir un livre.",
+    ),
+    "bad": (
+        "My brother bought a small boat last summer and sailed it along the coast with two friends from the office.",
+        "Well, darn it, he said when the wind turned at noon and the rain began to fall on all of their sandwiches.",
+        "They came home late in the evening, wet and tired, and promised never to trust the weather report again.",
+    ),
+}
+
+
 def test_many_languages_have_a_folder_each(tmp_path):
-    english = "The teacher of the village crossed the river every winter and remembered the letters of the captain."
-    french = "La maîtresse du village traversait la rivière chaque hiver et se souvenait des lettres du capitaine."
-    texts = {"en": english, "de": GERMAN, "ru": RUSSIAN, "fr": french}
-    rows = [
-        {"url": f"http://{name}.org", "text": "\n".join(f"{number}: {text} {text}" for number in "123")}
-        for name, text in texts.items()
-    ]
-    rows.append({"url": "http://und.org", "text": "\n".join(f"{i}" * 250 for i in range(3))})
-    rows.append({"url": "http://short.org", "text": "\n".join([english, english + "!", english + "?"])})
-    rows.append({"url": "http://bad.org", "text": "\n".join(f"{number}: {english} {english} darn" for number in "456")})
-    rows.append({"url": "http://twice.org", "text": rows[1]["text"] + "\n" + rows[1]["text"].replace("1", "9")})
+    lines = {name: list(story) for name, story in STORIES.items()}
+    lines["und"] = [str(i) * 120 for i in range(3)]
+    lines["short"] = [lines["en"][0] + "!", lines["en"][1] + "!", "A short line."]
+    lines["twice"] = lines["de"]
+    rows = [{"url": f"http://{name}.org", "text": "\n".join(each)} for name, each in lines.items()]
     (tmp_path / "en").write_text("darn\n")
     # As a command, as CLD3 and TensorFlow, which other tests have loaded, do not get along in one process.
-    changes = [f"badwords.path={tmp_path}/en", "language.languages=('en','de','ru')", "shards=1"]
+    changes = [f"badwords.path={tmp_path}/en", "language.languages=('en','de')", "paragraphs.min_characters=100"]
     command = [sys.executable, "-m", "plm_jax.clean", f"--input={write_json(tmp_path / 'a.jsonl.gz', rows)}"]
     command += [f"--output={tmp_path}/out", "--flavour=multilingual", *(f"--set={change}" for change in changes)]
     finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -217,31 +236,60 @@ def test_many_languages_have_a_folder_each(tmp_path):
         path.parent.name: {row["url"] for row in read_rows(path.parent, path.name)}
         for path in (tmp_path / "out").glob("*/train-*.jsonl.gz")
     }
-    assert set(found) == {"en", "de", "ru", "und"}
-    assert found["en"] == {"http://en.org"} and found["und"] == {"http://und.org"}
-    assert found["de"] <= {"http://de.org", "http://twice.org"}
-    expected = {"few_paragraphs": 1, "bad_word": 1, "other_language": 1, "line_elsewhere": 3}
+    assert found["en"] == {"http://en.org"} and found["und"] == {"http://und.org"} and set(found) == {"en", "de", "und"}
+    assert found["de"] < {"http://de.org", "http://twice.org"}
+    expected = {"few_paragraphs": 1, "bad_word": 1, "other_language": 1, "line_elsewhere": 3, "nothing_new": 1}
     assert {name: counts[name]["number"] for name in expected} == expected
 
 
+@pytest.fixture
+def bucket():
+    yield "memory://bucket/clean"
+    fsspec.filesystem("memory").store.clear()
+
+
 @pytest.mark.parametrize("flavour", ["realnewslike", "webtextlike"])
-def test_pages_of_a_list_only(flavour, tmp_path):
+def test_pages_of_a_list_only(flavour, tmp_path, bucket):
+    """The second into a bucket, in which an earlier run was stopped."""
     rng = random.Random(3)
     urls = ["http://www.news.org/a/", "http://sport.news.org/b", "http://other.org/c", "https://news.org/d?utm_s=1"]
     rows = [{"url": url, "text": "\n".join(sentence(rng) for _ in range(4))} for url in urls]
     (tmp_path / "domains.json").write_text('{"news.org": ["", "blog"]}')
     (tmp_path / "urls.txt").write_text("https://news.org/a\nhttp://other.org/c/\nhttp://nowhere.org\n")
-    lists = {"realnewslike": "domains.json", "webtextlike": "urls.txt"}
-    rule = settings.resolve(
-        flavour, [f"pages.path={tmp_path / lists[flavour]}", "badwords=None", "duplicates.kind=spans"]
-    )
-    counts = clean([write_json(tmp_path / "a.jsonl.gz", rows)], tmp_path / "out", rule)
-    found = {row["url"] for row in read_rows(tmp_path / "out", "train-*")}
+    listed, output = {
+        "realnewslike": ("domains.json", str(tmp_path / "out")),
+        "webtextlike": ("urls.txt", bucket),
+    }[flavour]
+    if output == bucket:
+        for name in (".unfinished", "train-99999.jsonl.gz"):
+            storage.write(f"{bucket}/{name}", b"")
+    rule = settings.resolve(flavour, [f"pages.path={tmp_path / listed}", "badwords=None", "duplicates.kind=spans"])
+    job.clean([write_json(tmp_path / "a.jsonl.gz", rows)], output, rule, show_progress=False)
+    counts = json.loads(storage.read(f"{output}/report.json"))["counts"]
+    lines = [gzip.decompress(storage.read(path)).splitlines() for path in storage.glob(f"{output}/train-*")]
+    found = {json.loads(line)["url"] for each in lines for line in each}
     if flavour == "realnewslike":
         assert found == {urls[0], urls[3]}
         assert counts["other_domain"]["number"] == counts["other_subdomain"]["number"] == 1
     else:
         assert found == {urls[0], urls[2]} and counts["unlisted_url"]["number"] == 2
+        assert {"manifest.json", "report.md", "report.svg"} < set(storage.names(bucket))
+        assert ".unfinished" not in storage.names(bucket)
+
+
+def test_an_output_that_holds_something_else_is_left_alone(tmp_path):
+    path = write_json(tmp_path / "a.jsonl", [{"text": "x"}])
+    (tmp_path / "manifest.json").write_text('{"identity": "of a cache"}')
+    with pytest.raises(UserError, match="holds other files, such as a.jsonl"):
+        job.clean([path], str(tmp_path), settings.resolve("en.noclean"), show_progress=False)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["a.jsonl", "manifest.json"]
+
+
+def test_what_a_worker_cannot_read_is_a_mistake(tmp_path, monkeypatch):
+    monkeypatch.setattr(job.crawl, "files", lambda patterns: {f"{tmp_path}/gone.jsonl": ""})
+    with pytest.raises(UserError) as raised:
+        job.clean(["x"], str(tmp_path / "out"), settings.resolve("en.noclean"), show_progress=False)
+    assert str(raised.value) == f"cannot read {tmp_path}/gone.jsonl: No such file or directory"
 
 
 def test_a_crawl_without_pages_is_a_mistake(tmp_path):

@@ -15,7 +15,7 @@ def pair(rng: np.random.Generator, size: int, shared: int) -> tuple[str, str]:
 
 @pytest.mark.parametrize("size, shared", [(90, 60), (85, 70), (90, 80), (95, 90)])
 def test_near_duplicates_are_found_at_the_rate_of_the_curve(size, shared):
-    bands, rows, pairs = 14, 8, 400
+    bands, rows, pairs = 14, 8, 250
     similarity = shared / (2 * size - shared)
     rng = np.random.default_rng(size)
     hashes = minhash.Hashes(bands, rows, words=1, seed=0)

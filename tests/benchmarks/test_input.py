@@ -33,6 +33,7 @@ def test_the_peer_masks_the_same_blocks(bench, tmp_path, monkeypatch):
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
     monkeypatch.setattr(bench, "BATCH", 8)
+    monkeypatch.setattr(bench.collator, "WORKERS", 0)  # A process with JAX in it must not fork.
     bench.write_cache(str(tmp_path), 20_000)
     seen = []
     collate = bench.collator.batches

@@ -184,7 +184,7 @@ def compare(folder: str, batches: int, repeats: int) -> dict[str, dict[str, floa
         for name in turns[0]
     }
     both = found["masked_lm"], found[PEER]
-    found["ratio"] = {key: round(both[0][key] / both[1][key], 2) for key in both[0] if key.startswith("tokens")}
+    found["ratio"] = {key: round(both[0][key] / both[1][key], 2) for key in both[0] if key.endswith("second")}
     return found
 
 

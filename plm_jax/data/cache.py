@@ -8,9 +8,11 @@
     CACHE_DIR/SOURCE/SPLIT/sentences.npy   int64 [sentences]: first token of each sentence
     CACHE_DIR/SOURCE/SPLIT/unigram.npy     int64 [vocab_size]: how often each token occurs
 
-Documents hold no special tokens. Records are read through a small cache, the .npy files are memory-mapped and a
-few token files are open at once, so memory does not grow with the corpus. Of a remote cache each file is fetched
-when it is first read (`Mirror`), so that the disk need not hold the corpus either. NumPy and array_record only.
+Documents hold no special tokens. Where the manifest says `has_examples`, a document is an example, and its sentences
+are two, its inputs and its targets; either may have no tokens. Records are read through a small cache, the .npy files
+are memory-mapped and a few token files are open at once, so memory does not grow with the corpus. Of a remote cache
+each file is fetched when it is first read (`Mirror`), so that the disk need not hold the corpus either. NumPy and
+array_record only.
 """
 
 import contextlib
@@ -339,6 +341,7 @@ class Source:
         `kind` and `files` as prepared.
       splits: `train`, and `validation` where there is one.
       word_initial: bool [vocab_size]: whether a token begins a word.
+      has_examples: whether each document is an example, and its two sentences are inputs and targets.
     """
 
     folder: str
@@ -346,6 +349,7 @@ class Source:
     vocabulary: dict[str, Any]
     splits: dict[str, Split]
     word_initial: np.ndarray
+    has_examples: bool = False
 
 
 def read_manifest(folder: str) -> dict[str, Any]:
@@ -390,7 +394,8 @@ def open_source(cache_dir: str, name: str, cached_tokens: int = 3 * 2**21) -> So
     if not remote:  # Of a remote one, files stay where they are until they are read.
         for split in splits.values():
             split.check()
-    return Source(locate.folder if remote else folder, manifest["identity"], vocabulary, splits, word_initial)
+    kept, has_examples = locate.folder if remote else folder, manifest.get("has_examples", False)
+    return Source(kept, manifest["identity"], vocabulary, splits, word_initial, has_examples)
 
 
 def load(path: str, length: int, dtype: Any = np.int64) -> np.ndarray:

@@ -30,11 +30,12 @@ _HEADER = struct.Struct("<QB3xIII")  # Hash, whether held out, numbers of tokens
 
 
 class Document(NamedTuple):
-    """A text, its number within the source, and whether it is for validation."""
+    """A text, its number within the source, and whether it is for validation; of an example `text` is its inputs."""
 
     number: int
     text: str
     held_out: bool
+    targets: str | None = None
 
 
 def prepare(run: config.Run, output: str | None = None, show_progress: bool = True) -> None:
@@ -95,10 +96,12 @@ def _vocabulary(run: config.Run, show_progress: bool) -> vocabularies.Vocabulary
         if not storage.exists(path):
             print(f"making a vocabulary of {spec.train_size}: {path}")
             texts = (
-                document.text
+                text
                 for name, source in run.data.sources.items()
                 for document in _documents(run, name, source)
                 if not document.held_out
+                for text in (document.text, document.targets)
+                if text
             )
             bar = tqdm.tqdm(texts, unit=" documents", disable=not show_progress)
             if spec.spec.startswith("words:"):
@@ -139,15 +142,22 @@ def held_out(text: str, fraction: float) -> bool:
 def _documents(run: config.Run, name: str, source: Any) -> Iterator[Document]:
     """All documents of a source; those of its own validation split, else by CRC-32, are held out."""
     task = tasks.task(name, source)
-    field = source.field if isinstance(source, config.SeqioTask) else "text"
     own = "validation" in task.splits
     number = 0
     for split in ("train", "validation") if own else ("train",):
-        for text in tasks.texts(task, split, field):
-            if text.strip():
+        for text, targets in _parts(task, split, source):
+            if text.strip() or targets:
                 out = split == "validation" if own else held_out(text, run.data.validation_fraction)
-                yield Document(number, text, out)
+                yield Document(number, text, out, targets)
                 number += 1
+
+
+def _parts(task: Any, split: str, source: Any) -> Iterator[tuple[str, str | None]]:
+    """The text of each document and None, or the inputs and targets of each example."""
+    if isinstance(source, config.ExampleSource):
+        return ((example.inputs, example.targets) for example in tasks.examples(task, split))
+    field = source.field if isinstance(source, config.SeqioTask) else "text"
+    return ((text, None) for text in tasks.texts(task, split, field))
 
 
 def identity(run: config.Run, name: str, vocabulary: vocabularies.Vocabulary) -> str:
@@ -193,6 +203,7 @@ def _prepare_source(
         "vocabulary": _describe(run.vocabulary, vocabulary),
         "dtype": cache.dtype_for(vocabulary.vocab_size).str,
         "splits": counts,
+        "has_examples": isinstance(run.data.sources[name], config.ExampleSource),
     }
     cache.publish(temporary, final, manifest)
     none = "" if has_validation else ", no validation split"
@@ -223,7 +234,7 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
     batch, size = [], 0
     for document in documents:
         batch.append(document)
-        size += len(document.text)
+        size += len(document.text) + len(document.targets or "")
         if size >= _BATCH_CHARACTERS:
             yield batch
             batch, size = [], 0
@@ -238,17 +249,27 @@ def _tokenise(documents: Iterable[Document], vocabulary: vocabularies.Vocabulary
     with contextlib.ExitStack() as stack:
         shards = [stack.enter_context(open(os.path.join(spill, f"{i:03d}"), "wb")) for i in range(NUM_SHARDS)]
         for batch in _batches(documents):
-            encoded = vocabulary.encode_sentences([document.text for document in batch])
-            for document, (ids, sentences) in zip(batch, encoded, strict=True):
+            for document, (ids, sentences) in zip(batch, _encode(vocabulary, batch), strict=True):
                 if not len(ids):
                     continue
-                key, size = _hash(document.number, document.text), len(document.text.encode("utf-8"))
+                key = _hash(document.number, document.text)
+                size = len((document.text + (document.targets or "")).encode("utf-8"))
                 header = _HEADER.pack(key, document.held_out, len(ids), len(sentences), size)
                 shards[key * NUM_SHARDS >> 64].write(
                     header + ids.astype(dtype).tobytes() + sentences.astype("<u4").tobytes()
                 )
                 number, any_held_out = number + 1, any_held_out or document.held_out
     return number, any_held_out
+
+
+def _encode(vocabulary: vocabularies.Vocabulary, documents: list[Document]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Ids of each document and the first token of each of its sentences: of an example, of its inputs and targets."""
+    if documents[0].targets is None:
+        return vocabulary.encode_sentences([document.text for document in documents])
+    parts = [part for document in documents for part in (document.text, document.targets)]
+    ids = [np.asarray(found, np.int64) for found, _ in vocabulary.encode_offsets(parts)]
+    pairs = zip(ids[::2], ids[1::2], strict=True)
+    return [(np.concatenate(pair), np.array([0, len(pair[0])])) for pair in pairs]
 
 
 def _write_shards(spill: str, writers: dict[str, cache.SplitWriter], dtype: np.dtype, bar: tqdm.tqdm) -> None:

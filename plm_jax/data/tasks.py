@@ -146,11 +146,16 @@ def task(name: str, source: Any) -> seqio.Task:
     Raises:
       UserError: an unknown TFDS builder, module or task; a source without a `train` split.
     """
-    registered = isinstance(source, config.SeqioTask | config.SeqioExamples)
-    found = _seqio_task(source) if registered else _register(name, source)
+    found = registered(name, source)
     if "train" not in found.splits:
         raise UserError(f"source '{name}' has no split 'train', only {', '.join(found.splits)}: choose another")
     return found
+
+
+def registered(name: str, source: Any) -> seqio.Task:
+    """As `task`, whatever splits there are: some are there to be evaluated alone."""
+    is_there = isinstance(source, config.SeqioTask | config.SeqioExamples)
+    return _seqio_task(source) if is_there else _register(name, source)
 
 
 def _seqio_task(source: config.SeqioTask | config.SeqioExamples) -> seqio.Task:

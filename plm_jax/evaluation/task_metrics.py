@@ -19,7 +19,7 @@ import numpy as np
 from tqdm import tqdm
 
 from plm_jax import config
-from plm_jax.data import reader
+from plm_jax.data import cache, reader
 from plm_jax.errors import UserError, nearest
 from plm_jax.evaluation import perplexity
 from plm_jax.evaluation.language_model import LanguageModel
@@ -44,7 +44,7 @@ def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool 
         return perplexity.evaluate(lm, run, task, show_progress)
     from plm_jax.data import tasks  # It imports seqio: seconds, and only these metrics need it.
 
-    found = tasks.task(name, source)
+    found = tasks.registered(name, source)
     if not found.metric_fns:
         raise UserError(f"task '{found.name}' has no metric_fns: give it some where it is registered")
     if found.predict_with_aux_metric_fns:
@@ -76,14 +76,14 @@ def _examples(task: Any, run: config.Run, split: str) -> Iterator[Any]:
     """Those of a split; of a task without one for validation those that `prepare` holds out, or not."""
     from plm_jax.data import prepare, tasks
 
-    if "validation" in task.splits or split not in ("train", "validation"):
-        if split not in task.splits:
-            raise UserError(f"task '{task.name}' has no split '{split}': {nearest(split, task.splits)}")
+    if split in cache.SPLITS and "train" in task.splits and "validation" not in task.splits:
+        for example in tasks.examples(task, "train"):
+            if prepare.held_out(example.inputs, run.data.validation_fraction) == (split == "validation"):
+                yield example
+    elif split in task.splits:
         yield from tasks.examples(task, split)
-        return
-    for example in tasks.examples(task, "train"):
-        if prepare.held_out(example.inputs, run.data.validation_fraction) == (split == "validation"):
-            yield example
+    else:
+        raise UserError(f"task '{task.name}' has no split '{split}': {nearest(split, task.splits)}")
 
 
 def _processed(task: Any, example: Any, text: str, is_target: bool) -> Any:

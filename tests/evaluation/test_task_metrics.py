@@ -27,7 +27,7 @@ def postprocess(text, example, is_target):
     return (text, int(example["number"]), is_target)
 
 def of_answers(targets, predictions):
-    SEEN["answers"] = targets, predictions
+    SEEN.setdefault("answers", []).append((targets, predictions))
     same = [t[0] == p[0] for t, p in zip(targets, predictions)]
     return {"same": seqio.metrics.Scalar(sum(same)), "never": float("nan"), "words": "none"}
 
@@ -55,7 +55,9 @@ def module(tmp_path, monkeypatch):
     path = tmp_path / "measured_tasks.py"
     path.write_text(MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
-    return importlib.import_module("measured_tasks")
+    found = importlib.import_module("measured_tasks")
+    found.SEEN.clear()
+    return found
 
 
 def run_of(objective=objectives.SpanCorruption(), model=tiny.T5, target_length=6):  # noqa: B008
@@ -83,60 +85,49 @@ KINDS = {
 }
 
 
+def full_pass(lm, kind):
+    """`logits(text, said)`: after the text and each of the tokens said, the scores of the next; one pass, no cache."""
+    apply = jax.jit(lambda **inputs: lm.model.apply({"params": lm.params}, **inputs))
+
+    def row(tokens, length):
+        return np.array([[*tokens, *[0] * (length - len(tokens))]])
+
+    def logits(text, said):
+        prompt = list(text.encode())
+        if kind == "t5":
+            mask = row([1] * (len(prompt) + 1), 24)
+            given = {"decoder_tokens": row([257, *said], 8)}
+            return apply(tokens=row([*prompt, 256], 24), mask=mask, **given)[0, : len(said) + 1]
+        prefix = {"prefix_lengths": np.array([len(prompt)])} if kind == "prefix" else {}
+        found = apply(tokens=row([*prompt, *said], 32), **prefix)[0]
+        return found[len(prompt) - 1 : len(prompt) + len(said)]
+
+    return logits
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_metrics_get_answers_and_log_likelihoods(kind, module):
     run = run_of(*KINDS[kind])
     lm = language_model(run)
     found = task_metrics.evaluate(lm, run, "both", show_progress=False)
-    rows = module.ROWS["validation"]
+    rows, logits = module.ROWS["validation"], full_pass(lm, kind)
     targets, scores = module.SEEN["scores"]
-    assert targets == [(text, i, True) for i, text in enumerate(rows["targets"])]
-    logits = lm.logits
-    for text, target, score in zip(rows["inputs"], rows["targets"], scores, strict=True):
-        inputs, answer = list(text.encode()), [*target.encode(), 256]
-        if kind == "t5":
-            log_p = jax.nn.log_softmax(logits([[*inputs, 256]], decoder_tokens=[[257, *answer[:-1]]])[0])
-        else:
-            every = np.array([[*inputs, *answer[:-1]]])
-            prefix = {"prefix_lengths": np.array([len(inputs)])} if kind == "prefix" else {}
-            log_p = jax.nn.log_softmax(lm.model.apply({"params": lm.params}, every, **prefix)[0, len(inputs) - 1 :])
-        want = float(sum(log_p[i, token] for i, token in enumerate(answer)))
-        np.testing.assert_allclose(score, want, rtol=1e-4)
+    (of_answers, answers), (_, constant) = module.SEEN["answers"]
+    assert targets == of_answers == [(text, i, True) for i, text in enumerate(rows["targets"])]
+    texts = zip(rows["inputs"], rows["targets"], scores, answers, strict=True)
+    for text, target, score, (answer, _, is_target) in texts:
+        of_target = [*target.encode(), 256]
+        log_p = np.asarray(jax.nn.log_softmax(logits(text, of_target[:-1])))
+        np.testing.assert_allclose(score, sum(log_p[i, token] for i, token in enumerate(of_target)), rtol=1e-4)
+        said = []
+        while len(said) < 6 and (token := int(np.argmax(logits(text, said)[-1, : lm.vocabulary.vocab_size]))) != 256:
+            said.append(token)
+        assert (answer, is_target) == (lm.vocabulary.decode(said), False)
     assert found["total"] == pytest.approx(sum(scores))
     assert found["examples"] == 11
-    # The constant comes last: what was seen then is what the most frequent answer makes.
-    targets, constant = module.SEEN["answers"]
     assert constant == [("0", i, False) for i in range(11)]
-    most = collections.Counter(rows["targets"]).most_common(1)[0][1]
-    assert found["most_frequent_same"] == most == 4
+    assert found["most_frequent_same"] == collections.Counter(rows["targets"])["0"] == 4
     assert not {"never", "words", "most_frequent_never"} & found.keys()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_answers_are_the_most_probable_tokens(kind, module, monkeypatch):
-    """Token by token with the whole pass, no cache."""
-    run = run_of(*KINDS[kind])
-    lm = language_model(run)
-    answers = []
-    monkeypatch.setattr(module, "SEEN", {})
-    task = __import__("seqio").TaskRegistry.get("measured_both")
-    monkeypatch.setattr(
-        task, "_metric_fn_constructor_args", [lambda targets, predictions: answers.append(predictions) or {}]
-    )
-    task_metrics.evaluate(lm, run, "both", show_progress=False)
-    for text, (answer, _, _) in zip(module.ROWS["validation"]["inputs"], answers[0], strict=True):
-        inputs, said = list(text.encode()), []
-        while len(said) < 6:
-            if kind == "t5":
-                logits = lm.logits([[*inputs, 256]], decoder_tokens=[[257, *said]])[0, -1]
-            else:
-                prefix = {"prefix_lengths": np.array([len(inputs)])} if kind == "prefix" else {}
-                logits = lm.model.apply({"params": lm.params}, np.array([[*inputs, *said]]), **prefix)[0, -1]
-            token = int(np.argmax(logits[: lm.vocabulary.vocab_size]))
-            if token == 256:
-                break
-            said.append(token)
-        assert answer == lm.vocabulary.decode(said)
 
 
 def test_splits_and_mistakes(module, tmp_path):

@@ -1,6 +1,7 @@
 """Small runs on the State of the Union addresses that come with the package: minutes on two CPU cores.
 
     bash launch/demo.sh [gpt2|bert|t5]
+    python -m plm_jax.pretrain --config=configs/demo.py:t5-tasks --workdir=runs/demo-t5-tasks    # after t5
 
 gpt2: 4 layers, 192 wide, vocabulary 4,096 trained on the corpus, about 2.6M tokens. Expect a held-out loss about
 one nat a token under the add-one unigram's. bert: 3 layers, 128 wide, vocabulary 1,024, pairs of 64 tokens; about
@@ -17,6 +18,7 @@ import importlib.util
 import pathlib
 
 from plm_jax import config, objectives
+from plm_jax.data import mixtures
 from plm_jax.models import settings
 
 CORPORA = "../plm_jax/data/corpora"
@@ -161,7 +163,40 @@ def _denoiser(model, objective, length: int) -> config.Run:
     )
 
 
+def t5_tasks() -> config.Run:
+    """The T5 of `t5` goes on with two text-to-text tasks."""
+    pretrained = t5()
+    tasks = {
+        "sentiment": config.JsonLinesExamples(
+            path=f"{CORPORA}/movie_sentiment.jsonl.gz", inputs="sentiment: {sentence}", targets="{sentiment}"
+        ),
+        "quartz": config.JsonLinesExamples(
+            path=f"{CORPORA}/quartz.jsonl.gz",
+            inputs="quartz choice1: {choices[0]} choice2: {choices[1]} question: {question}",
+            targets="{answer}",
+        ),
+    }
+    return dataclasses.replace(
+        pretrained,
+        model=dataclasses.replace(pretrained.model, dropout=pretrained.model.dropout.all_at(0.1)),
+        vocabulary=dataclasses.replace(pretrained.vocabulary, train_size=0),
+        data=config.Data(
+            cache_dir="../.cache/demo/t5-tasks",
+            length=128,
+            sources=tasks,
+            mixture=mixtures.equal(tasks),
+            examples=config.Examples(target_length=24, packed=True),
+            validation_fraction=0.1,
+        ),
+        schedule=config.Schedule(kind="linear", learning_rate=1e-2, warmup_steps=50),
+        train=config.Train(steps=800, batch_size=32, init_from="../runs/demo-t5-0"),
+        checkpoint=config.Checkpoint(save_every=400),
+        evaluation=config.Evaluation(every=100, batch_size=64),
+    )
+
+
 RUNS = {"gpt2": gpt2, "bert": bert, "t5": t5, "electra": electra, "elmo": elmo, "bart": bart, "glm": glm}
+RUNS |= {"t5-tasks": t5_tasks}
 
 
 def _speeches(family: str, **settings) -> config.Data:

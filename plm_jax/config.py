@@ -68,6 +68,50 @@ class SeqioTask:
 
 
 @dataclass(frozen=True)
+class JsonLinesExamples:
+    """One JSON object a line, `.gz` allowed, each an example with inputs and targets; `path` may be a glob.
+
+    Attributes:
+      inputs, targets: templates in which `{name}` stands for a field, as in `sentiment: {sentence}` or `{choices[0]}`.
+    """
+
+    kind: ClassVar[str] = "jsonl_examples"
+    path: str
+    inputs: str = "{inputs}"
+    targets: str = "{targets}"
+
+
+@dataclass(frozen=True)
+class SeqioExamples:
+    """A task that `module` registers with seqio under `name`; each of its rows is an example with inputs and targets.
+
+    They may be texts or tokens, whose text is then taken: `inputs_pretokenized`, or what the task's vocabulary decodes.
+    """
+
+    kind: ClassVar[str] = "seqio_examples"
+    name: str
+    module: str
+
+
+# Sources of examples; the others are of documents.
+ExampleSource = JsonLinesExamples | SeqioExamples
+
+
+@dataclass(frozen=True)
+class Examples:
+    """How the examples of sources that have inputs and targets become rows, beside which the objective's are of texts.
+
+    Attributes:
+      target_length: tokens of the targets, end included, and of a decoder's row in an encoder-decoder, where None is
+        the length that the objective gives it. A decoder alone needs it: its inputs get the rest of the row.
+      packed: as many examples a row as fit, none of which sees another; else one.
+    """
+
+    target_length: int | None = None
+    packed: bool = False
+
+
+@dataclass(frozen=True)
 class Blocks:
     """Documents one after another, cut every `length` tokens.
 
@@ -134,7 +178,8 @@ class Data:
     Attributes:
       cache_dir: what `prepare` writes and the trainer reads: one folder a source.
       length: tokens a row of the batch.
-      mixture: rate of each source; empty means each in proportion to its tokens.
+      mixture: rate of each source, in rows (`data.mixtures` has the usual rules); empty means each in proportion to its
+        tokens.
       segmenters: of sources whose words the vocabulary does not tell, as of Chinese, a Python function
         `module:function` from a text to its words in order, such as `jieba:lcut`.
       validation_fraction: share of documents held out where a source has no validation split.
@@ -145,10 +190,11 @@ class Data:
 
     cache_dir: str
     length: int
-    sources: dict[str, TextFiles | JsonLines | Tfds | SeqioTask]
+    sources: dict[str, TextFiles | JsonLines | Tfds | SeqioTask | JsonLinesExamples | SeqioExamples]
     mixture: dict[str, float] = field(default_factory=dict)
     layout: Blocks | SentencePairs | WholeSentences | Streams = Blocks()
     segmenters: dict[str, str] = field(default_factory=dict)
+    examples: Examples = Examples()
     validation_fraction: float = 0.01
     window_tokens: int = 2**21
     threads: int = 1
@@ -419,10 +465,22 @@ def stages(run: Run) -> tuple[Stage, ...]:
     return tuple(found)
 
 
-def read_sources(run: Run) -> dict[str, TextFiles | JsonLines | Tfds | SeqioTask]:
+def read_sources(run: Run) -> dict[str, Any]:
     """The sources of a run with a rate above 0 in some stage: what is prepared and read."""
     mixtures = [stage.mixture for stage in stages(run)]
     return {name: s for name, s in run.data.sources.items() if any(m.get(name, not m) > 0 for m in mixtures)}
+
+
+def has_examples(run: Run) -> bool:
+    """Whether a source has examples with inputs and targets."""
+    return any(isinstance(source, ExampleSource) for source in run.data.sources.values())
+
+
+def target_length(run: Run, length: int) -> int:
+    """Slots for targets in a row of `length`; in an encoder-decoder the length of the decoder's row."""
+    if has_examples(run) and run.data.examples.target_length and isinstance(run.model, settings.EncoderDecoder):
+        return run.data.examples.target_length
+    return run.objective.target_length(length)
 
 
 def from_dict(tree: Any) -> Run:
@@ -507,7 +565,7 @@ def _check(run: Run) -> None:
         if isinstance(run.objective, objectives.BlankInfilling):
             longest = run.objective.text_length(stage.length)  # What fills blanks has the positions of their masks.
         if isinstance(run.model, settings.EncoderDecoder):
-            longest = max(longest, run.objective.target_length(stage.length))
+            longest = max(longest, target_length(run, stage.length))
         tables = settings.LearnedPositions | settings.BlockPositions
         if isinstance(position, tables) and longest > position.length:
             text = "" if longest == stage.length else f" with texts of {longest}"
@@ -516,6 +574,7 @@ def _check(run: Run) -> None:
                 "lower it or raise config.model.attention.position.length"
             )
     checks.streams(run, stages(run))
+    checks.examples(run, stages(run))
 
 
 def _check_pairs(run: Run, length: int) -> None:

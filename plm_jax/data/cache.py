@@ -9,9 +9,11 @@
     CACHE_DIR/SOURCE/SPLIT/words.npy       int64 [words]: first token of each word, of a source with a segmenter alone
     CACHE_DIR/SOURCE/SPLIT/unigram.npy     int64 [vocab_size]: how often each token occurs
 
-Documents hold no special tokens. Records are read through a small cache, the .npy files are memory-mapped and a
-few token files are open at once, so memory does not grow with the corpus. Of a remote cache each file is fetched
-when it is first read (`Mirror`), so that the disk need not hold the corpus either. NumPy and array_record only.
+Documents hold no special tokens. Where the manifest says `has_examples`, a document is an example, and its sentences
+are two, its inputs and its targets; either may have no tokens. Records are read through a small cache, the .npy files
+are memory-mapped and a few token files are open at once, so memory does not grow with the corpus. Of a remote cache
+each file is fetched when it is first read (`Mirror`), so that the disk need not hold the corpus either. NumPy and
+array_record only.
 """
 
 import contextlib
@@ -358,6 +360,7 @@ class Source:
       splits: `train`, and `validation` where there is one.
       word_initial: bool [vocab_size]: whether a token begins a word.
       segmenter: what found the words of its splits, where they have them.
+      has_examples: whether each document is an example, and its two sentences are inputs and targets.
     """
 
     folder: str
@@ -366,6 +369,7 @@ class Source:
     splits: dict[str, Split]
     word_initial: np.ndarray
     segmenter: str | None = None
+    has_examples: bool = False
 
 
 def read_manifest(folder: str) -> dict[str, Any]:
@@ -410,8 +414,12 @@ def open_source(cache_dir: str, name: str, cached_tokens: int = 3 * 2**21) -> So
     if not remote:  # Of a remote one, files stay where they are until they are read.
         for split in splits.values():
             split.check()
-    local, segmenter = locate.folder if remote else folder, manifest.get("segmenter")
-    return Source(local, manifest["identity"], vocabulary, splits, word_initial, segmenter)
+    local, segmenter, has_examples = (
+        locate.folder if remote else folder,
+        manifest.get("segmenter"),
+        manifest.get("has_examples", False),
+    )
+    return Source(local, manifest["identity"], vocabulary, splits, word_initial, segmenter, has_examples)
 
 
 def load(path: str, length: int, dtype: Any = np.int64) -> np.ndarray:

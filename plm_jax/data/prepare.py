@@ -33,11 +33,12 @@ _HEADER = struct.Struct("<QB3xIIII")  # Hash, whether held out, numbers of token
 
 
 class Document(NamedTuple):
-    """A text, its number within the source, and whether it is for validation."""
+    """A text, its number within the source, and whether it is for validation; of an example `text` is its inputs."""
 
     number: int
     text: str
     held_out: bool
+    targets: str | None = None
 
 
 def prepare(
@@ -103,10 +104,12 @@ def _vocabulary(run: config.Run, show_progress: bool) -> vocabularies.Vocabulary
     if spec.train_size > 0 and not all(map(storage.exists, paths)):
         print(f"making a vocabulary of {spec.train_size}: {', '.join(paths)}")
         texts = (
-            document.text
+            text
             for name, source in config.read_sources(run).items()
             for document in _documents(run, name, source)
             if not document.held_out
+            for text in (document.text, document.targets)
+            if text
         )
         texts = tqdm.tqdm(texts, unit=" documents", disable=not show_progress)
         if not spec.spec.startswith("words:"):
@@ -160,11 +163,11 @@ def documents(run: config.Run, name: str, piece: Piece, first: int) -> Iterator[
     """The documents of a piece, numbered from `first`; of a source without a validation split CRC-32 holds some out."""
     source = run.data.sources[name]
     task = tasks.task(name, source)
-    field = source.field if isinstance(source, config.SeqioTask) else "text"
     own, fraction = "validation" in task.splits, run.data.validation_fraction
-    texts = (text for text in tasks.texts(task, piece.split, field, piece.shard) if text.strip())
-    for number, text in enumerate(texts, first):
-        yield Document(number, text, piece.split == "validation" if own else held_out(text, fraction))
+    found = (parts for parts in _parts(task, piece, source) if parts[0].strip() or parts[1])
+    for number, (text, targets) in enumerate(found, first):
+        held = piece.split == "validation" if own else held_out(text, fraction)
+        yield Document(number, text, held, targets)
 
 
 def _documents(run: config.Run, name: str, source: Any) -> Iterator[Document]:
@@ -174,6 +177,14 @@ def _documents(run: config.Run, name: str, source: Any) -> Iterator[Document]:
         for document in documents(run, name, piece, number):
             yield document
             number = document.number + 1
+
+
+def _parts(task: Any, piece: Piece, source: Any) -> Iterator[tuple[str, str | None]]:
+    """The text of each document and None, or the inputs and targets of each example."""
+    if isinstance(source, config.ExampleSource):
+        return ((example.inputs, example.targets) for example in tasks.examples(task, piece.split, piece.shard))
+    field = source.field if isinstance(source, config.SeqioTask) else "text"
+    return ((text, None) for text in tasks.texts(task, piece.split, field, piece.shard))
 
 
 def identity(run: config.Run, name: str, vocabulary: vocabularies.Vocabulary) -> str:
@@ -235,6 +246,7 @@ def _prepare_source(
         "vocabulary": _describe(run.vocabulary, vocabulary),
         "dtype": cache.dtype_for(vocabulary.vocab_size).str,
         "splits": counts,
+        "has_examples": isinstance(run.data.sources[name], config.ExampleSource),
     }
     if segmenter:
         manifest["segmenter"] = segmenter
@@ -285,16 +297,28 @@ def encode(
 ) -> Iterator[Record]:
     """The records of all documents that have tokens."""
     dtype = cache.dtype_for(vocabulary.vocab_size)
-    for batch in batches(documents, _BATCH_CHARACTERS, lambda document: len(document.text)):
-        encoded = vocabulary.encode_parts([document.text for document in batch], rules)
-        for document, (ids, (starts, *words)) in zip(batch, encoded, strict=True):
+    for batch in batches(documents, _BATCH_CHARACTERS, lambda document: len(document.text + (document.targets or ""))):
+        for document, (ids, (starts, *words)) in zip(batch, _encode(vocabulary, batch, rules), strict=True):
             if not len(ids):
                 continue
-            key, size = _hash(document.number, document.text), len(document.text.encode("utf-8"))
+            key = _hash(document.number, document.text)
+            size = len((document.text + (document.targets or "")).encode("utf-8"))
             header = _HEADER.pack(key, document.held_out, len(ids), len(starts), sum(map(len, words)), size)
             parts = [ids.astype(dtype), *(values.astype("<u4") for values in (starts, *words))]
             data = header + b"".join(part.tobytes() for part in parts)
             yield Record(key * NUM_SHARDS >> 64, document.held_out, data)
+
+
+def _encode(
+    vocabulary: vocabularies.Vocabulary, documents: list[Document], rules: Sequence[Rule]
+) -> list[tuple[np.ndarray, list[np.ndarray]]]:
+    """Ids of each document and, by each rule, the first tokens of its parts: of an example, its inputs and targets."""
+    if documents[0].targets is None:
+        return vocabulary.encode_parts([document.text for document in documents], rules)
+    texts = [text for document in documents for text in (document.text, document.targets)]
+    ids = [np.asarray(found, np.int64) for found, _ in vocabulary.encode_offsets(texts)]
+    pairs = zip(ids[::2], ids[1::2], strict=True)
+    return [(np.concatenate(pair), [np.array([0, len(pair[0])])]) for pair in pairs]
 
 
 def batches(items: Iterable[Item], limit: int, size: Callable[[Item], int]) -> Iterator[list[Item]]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -311,19 +311,13 @@ class LanguageModel:
                     "top_p and num_beams"
                 )
             return [filled.text for filled in self.fill(prompts, top_k=1)]
-        write = partial(
-            decoding.generate,
-            self.model,
-            self.params,
+        write = self.writer(
             max_new_tokens=max_new_tokens,
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
             num_beams=num_beams,
             seed=seed,
-            eos_ids=self._eos_ids,
-            start_id=self.special_ids.get("decoder_start_token_id", self.special_ids.get("pad_token_id", 0)),
-            vocab_size=self.vocabulary.vocab_size,
         )
         if self._marks is not None:
             return self._infill(prompts, partial(write, marks=self._marks))
@@ -331,6 +325,19 @@ class LanguageModel:
         written = write(encoded)
         to_text = _continuation if isinstance(self.config, settings.Decoder) else self._answer
         return [to_text(self.vocabulary, *pair) for pair in zip(encoded, written, strict=True)]
+
+    def writer(self, **options: Any) -> Callable[[Sequence[Sequence[int]]], list[list[int]]]:
+        """`decoding.generate` with this model and options: from rows of tokens to what follows or answers each."""
+        return partial(
+            decoding.generate,
+            self.model,
+            self.params,
+            eos_ids=self._eos_ids,
+            start_id=self.special_ids.get("decoder_start_token_id", self.special_ids.get("pad_token_id", 0)),
+            vocab_size=self.vocabulary.vocab_size,
+            sees_prompt=self.run is not None and isinstance(self.run.objective, objectives.DecoderPrefixLM),
+            **options,
+        )
 
     def fill(self, texts: str | Sequence[str], top_k: int = 5) -> list[blanks.Filled]:
         """Fills each `[MASK]` of each text with a masked model's most probable token, all of a text at once.

@@ -125,7 +125,7 @@ def test_texts_and_examples_share_a_batch(prepared, tmp_path, packed, target_len
 def test_each_epoch_and_the_validation_have_every_example_once(
     prepared, tmp_path, monkeypatch, length, target_length, packed
 ):
-    monkeypatch.setattr(examples, "BLOCK_EXAMPLES", 50)
+    monkeypatch.setattr(inputs_targets, "BLOCK_EXAMPLES", 50)
     _, opened = prepared(length=length, sources=["up"], target_length=target_length, packed=packed)
     limits = length - 1, target_length - 1
     parts = {False: [], True: []}

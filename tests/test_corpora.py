@@ -1,6 +1,7 @@
 """The corpora and mixtures by name: rates as published, every source a config that TensorFlow Datasets knows."""
 
 import json
+import runpy
 import subprocess
 import sys
 import types
@@ -52,6 +53,33 @@ def test_each_mixture_makes_a_run(name):
     tree = {**config.to_dict(tiny.PLAIN), "data": config.to_dict(made)}
     assert config.from_dict(json.loads(json.dumps(tree))).data == made
     assert corpora.MIXTURES[name].reference
+
+
+FAMILIES = {
+    "bert": (
+        "bert.py:base",
+        "spanbert.py:base",
+        "distilbert.py:base",
+        "electra.py:base",
+        "albert.py:base",
+        "glm.py:base",
+    ),
+    "roberta": ("roberta.py:base", "bart.py:large", "albert.py:v2-base"),
+    "gpt1": ("gpt1.py:base",),
+    "gpt2": ("gpt2.py:xl",),
+    "gpt3": ("gpt3.py:175b",),
+    "llama": ("llama.py:1-7b",),
+    "t5": ("t5.py:base",),
+    "elmo": ("elmo.py:original",),
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_families_read_what_their_papers_did(name):
+    for family in FAMILIES[name]:
+        file, _, size = family.partition(":")
+        run = config.from_dict(runpy.run_path(f"configs/{file}")["get_config"](size))
+        assert {"sources": run.data.sources, "mixture": run.data.mixture} == corpora.mixture(name), family
 
 
 def test_sources_by_name():

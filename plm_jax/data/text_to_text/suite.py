@@ -18,10 +18,12 @@ from plm_jax.data.tensorflow_side import seqio, tf
 from plm_jax.data.text_to_text import formats, metrics, postprocessors
 from plm_jax.errors import UserError, nearest
 
-# What examples hold besides `inputs` and `targets`, for postprocessors.
-_INTEGER, _STRING = tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.string)
-_ANSWERS = {"answers": tf.TensorSpec([None], tf.string)}
-_REFERENT = {"referent": _STRING, "label": _INTEGER}
+# Rows go from TensorFlow to Python and back so many at a time; one by one they would take ten times as long.
+_BATCH = 256
+# What a batch of examples holds besides `inputs` and `targets`, for postprocessors.
+_INTEGERS, _STRINGS = tf.TensorSpec([None], tf.int64), tf.TensorSpec([None], tf.string)
+_ANSWERS = {"answers": tf.RaggedTensorSpec([None, None], tf.string, 1)}
+_REFERENT = {"referent": _STRINGS, "label": _INTEGERS}
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Task:
       lengths: tokens of inputs and of targets, end included, that T5 takes (`t5/models/gin/sequence_lengths`).
       metric_fns: none where there are no labels to evaluate with.
       postprocess: for the metrics; None: they compare texts.
-      fields: what examples hold besides, and its types.
+      fields: what examples hold besides, and the types of a batch of it.
       splits: those of the data set that the task has; empty: all.
     """
 
@@ -43,7 +45,7 @@ class Task:
     lengths: tuple[int, int]
     metric_fns: tuple[metrics.Metric, ...]
     postprocess: Callable[..., Any] | None = None
-    fields: Mapping[str, tf.TensorSpec] = field(default_factory=dict)
+    fields: Mapping[str, tf.TypeSpec] = field(default_factory=dict)
     splits: tuple[str, ...] = ()
 
 
@@ -150,7 +152,7 @@ TASKS: dict[str, Task] = {
         _SUPER_GLUE_LENGTHS,
         (metrics.of_values(metrics.binary_f1), metrics.mean_of_groups(metrics.all_match)),
         postprocessors.multirc,
-        {f"idx/{part}": _INTEGER for part in ("paragraph", "question", "answer")},
+        {f"idx/{part}": _INTEGERS for part in ("paragraph", "question", "answer")},
     ),
     "super_glue_record": Task(
         "super_glue/record:1.0.2",
@@ -158,7 +160,7 @@ TASKS: dict[str, Task] = {
         _SUPER_GLUE_LENGTHS,
         (metrics.once_a_group(metrics.squad),),
         postprocessors.record,
-        {**_ANSWERS, **{f"idx/{part}": _INTEGER for part in ("passage", "query")}},
+        {**_ANSWERS, **{f"idx/{part}": _INTEGERS for part in ("passage", "query")}},
     ),
     "super_glue_rte": _super_glue("rte", _HYPOTHESIS, _ENTAILMENT, _accuracy),
     "super_glue_wic": _super_glue("wic", (*_SENTENCES, "word"), _boolean, _accuracy),
@@ -280,30 +282,48 @@ def _json_rows(path: str) -> Iterator[formats.Row]:
 
 
 def _tfds_examples(dataset: tf.data.Dataset, task: Task, source: seqio.DataSource) -> tf.data.Dataset:
-    return _examples(task, source, lambda: map(_plain, dataset.as_numpy_iterator()))
+    def rows() -> Iterator[formats.Row]:
+        for batch in dataset.ragged_batch(_BATCH):
+            columns = tf.nest.map_structure(lambda part: part.numpy(), batch)
+            for i in range(len(next(iter(tf.nest.flatten(columns))))):
+                yield _row(columns, i)
+
+    return _examples(task, source, rows)
 
 
 def _examples(task: Task, source: Any, rows: Callable[[], Iterable[formats.Row]]) -> tf.data.Dataset:
+    signature = {"inputs": _STRINGS, "targets": _STRINGS, **task.fields}
+
     def examples() -> Iterator[formats.Example]:
+        for row in rows():
+            try:
+                yield from task.examples(row)
+            except KeyError as error:
+                missing = error.args[0]
+                raise UserError(f"a row of {task.tfds} has no '{missing}': {nearest(missing, row)}") from None
+
+    def batches() -> Iterator[dict[str, Any]]:
+        made = examples()
         try:
-            for row in rows():
-                try:
-                    yield from task.examples(row)
-                except KeyError as error:
-                    missing = error.args[0]
-                    raise UserError(f"a row of {task.tfds} has no '{missing}': {nearest(missing, row)}") from None
+            while batch := list(itertools.islice(made, _BATCH)):
+                columns = {name: [example[name] for example in batch] for name in signature}
+                ragged = {name: tf.ragged.constant(columns[name], tf.string, 1) for name in _ANSWERS if name in columns}
+                yield columns | ragged
         except UserError as error:
             source.error = error
             raise
 
-    texts = {"inputs": _STRING, "targets": _STRING}
-    return tf.data.Dataset.from_generator(examples, output_signature={**texts, **task.fields})
+    return tf.data.Dataset.from_generator(batches, output_signature=signature).unbatch()
+
+
+def _row(columns: Any, i: int) -> Any:
+    """Row i of what TensorFlow gives of a batch, with texts for bytes and lists for arrays."""
+    if isinstance(columns, dict):
+        return {name: _row(column, i) for name, column in columns.items()}
+    return _plain(columns[i])
 
 
 def _plain(value: Any) -> Any:
-    """What TensorFlow gives of a row, with texts for bytes and lists for arrays."""
-    if isinstance(value, dict):
-        return {name: _plain(inner) for name, inner in value.items()}
     if isinstance(value, np.ndarray):
         return [_plain(inner) for inner in value]
     return value.decode("utf-8") if isinstance(value, bytes) else value

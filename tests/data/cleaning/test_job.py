@@ -280,7 +280,7 @@ def test_pages_of_a_list_only(flavour, tmp_path, bucket):
 def test_an_output_that_holds_something_else_is_left_alone(tmp_path):
     path = write_json(tmp_path / "a.jsonl", [{"text": "x"}])
     (tmp_path / "manifest.json").write_text('{"identity": "of a cache"}')
-    with pytest.raises(UserError, match="holds other files, such as a.jsonl"):
+    with pytest.raises(UserError, match=r"holds other files, such as a\.jsonl"):
         job.clean([path], str(tmp_path), settings.resolve("en.noclean"), show_progress=False)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["a.jsonl", "manifest.json"]
 

@@ -15,7 +15,7 @@ import pytest
 import tensorflow_datasets as tfds
 
 from plm_jax import config, storage
-from plm_jax.data import cache, prepare, tasks, vocabularies
+from plm_jax.data import cache, prepare, sentences, tasks, vocabularies
 from plm_jax.errors import UserError
 from tests.data.test_prepare import contents, stored_texts
 
@@ -148,7 +148,8 @@ def test_documents_stream_through_in_batches():
             most = max(most, waiting)
             yield prepare.Document(number, f"{number} " * 10_000, False)
 
-    for record in prepare.encode(documents(), vocabularies.load(config.Vocabulary("bytes"))):
+    vocabulary = vocabularies.load(config.Vocabulary("bytes"))
+    for record in prepare.encode(documents(), vocabulary, [sentences.boundaries]):
         waiting -= 1
         assert record.shard < prepare.NUM_SHARDS
     assert waiting == 0 and most * 20_000 <= 2 * prepare._BATCH_CHARACTERS

@@ -210,7 +210,7 @@ class SentencePairs:
         self._length = length
         self._swaps = layout.task == "sentence_order"
         self._special = special
-        self._has_words = self._split.has_words and "word_starts" in reads
+        self._has_words = "word_starts" in reads and self._split.has_words
         self._passes = cache.load(os.path.join(folder, "passes.npy"), layout.duplicates + 1).tolist()
         self._starts, self._lengths_a, self._lengths_b = (
             cache.load(os.path.join(folder, f"{name}.npy"), self._passes[-1], dtype) for name, dtype in _FILES.items()

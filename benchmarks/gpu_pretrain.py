@@ -24,7 +24,7 @@ import time
 import machine
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-SOURCE = "web"
+SOURCE = "webtext"
 INTERRUPTED = 130
 OVERRIDES = {
     "model.dropout.embedding": 0.0,

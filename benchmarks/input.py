@@ -1,43 +1,59 @@
 """The input pipeline: tokens a second as ready batches, and memory against corpus size. Prints one JSON object.
 
     python benchmarks/input.py                 # causal, length 512, batch 256
-    python benchmarks/input.py --objective=span_corruption
+    python benchmarks/input.py --objective=masked_lm         # and Hugging Face's collator on the same blocks in turn
     python benchmarks/input.py --objective=sentence_pairs    # masked LM over sentence pairs
-    python benchmarks/input.py --objective=all               # every objective and layout in turn, one line of JSON each
+    python benchmarks/input.py --objective=all               # every objective and layout
     python benchmarks/input.py --memory        # also anonymous memory after 2,000 batches at 50e6 and at 1e9 tokens
 
-Tokens are the real ones of the rows that a model reads, an encoder's and a decoder's.
+Tokens are the real ones of the rows that a model reads, an encoder's and a decoder's, or both directions'; a second of
+the processor's is one of all threads and workers together, on which other load on the machine bears less.
 It reads a synthetic cache (random tokens, sentences and documents of random lengths), written with the cache's own
 writer into a temporary folder. Memory is RssAnon of a fresh process: memory maps do not count.
 """
 
 import argparse
+import importlib.util
 import json
+import multiprocessing
 import os
-import platform
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 
+import collator
+import machine
 import numpy as np
 
-from plm_jax import config, objectives
-from plm_jax.data import cache
+from plm_jax import config, objectives, storage
+from plm_jax.data import cache, layouts
 from plm_jax.data.reader import Reader
 from plm_jax.models import settings
+from plm_jax.objectives import denoising
 
 VOCAB_SIZE, SENTINELS = 50_257, 100
-TEXT_IDS = VOCAB_SIZE - SENTINELS - 5
-BOS, CLS, SEP, MASK, EOS = range(TEXT_IDS, TEXT_IDS + 5)
-VOCABULARY = config.Vocabulary("bpe:", bos=BOS, eos=EOS, cls=CLS, sep=SEP, mask=MASK, sentinels=SENTINELS)
+TEXT_IDS = VOCAB_SIZE - SENTINELS - len(config.SPECIALS)
+IDS = {name: TEXT_IDS + number for number, name in enumerate(config.SPECIALS)}
+VOCABULARY = config.Vocabulary("words:words.txt", **IDS, sentinels=SENTINELS)
+WORDS = [f"word{number}" for number in range(VOCAB_SIZE)]
 OBJECTIVES = {kind: (make(), config.Blocks()) for kind, make in objectives.KINDS.items()}
+NOISES = denoising.TokenMasking(), denoising.TokenDeletion(), denoising.TextInfilling()
 OBJECTIVES |= {
+    "bidirectional_lm": (objectives.BidirectionalLM(), config.Streams()),
     "causal_apart": (objectives.Causal(), config.Blocks(attend_across_documents=False)),
     "static_masks": (objectives.MaskedLM(duplicates=10), config.Blocks()),
     "whole_words": (objectives.MaskedLM(whole_words=1), config.Blocks()),
     "ngrams": (objectives.MaskedLM(whole_words=3), config.Blocks()),
     "rate_0.4": (objectives.MaskedLM(rate=0.4), config.Blocks()),
+    **{f"denoising_{noise.kind}": (objectives.Denoising(0.0, noise), config.Blocks()) for noise in NOISES},
+    "denoising_composed": (objectives.Denoising(insert=0.1, rotate=0.5, random_share=0.1), config.Blocks()),
+    "blank_infilling_mixed": (
+        objectives.BlankInfilling(0.15, 3.0, 39, 0.3, 0.2, 0.25, 0.5, 0.1, 0.02),
+        config.Blocks(),
+    ),
     "sentence_pairs": (objectives.MaskedLM(), config.SentencePairs()),
     "sentence_order": (objectives.MaskedLM(whole_words=3), config.SentencePairs(task="sentence_order")),
     "single_sentences": (objectives.MaskedLM(), config.SentencePairs(parts="sentences")),
@@ -45,6 +61,7 @@ OBJECTIVES |= {
     "doc_sentences": (objectives.MaskedLM(), config.WholeSentences(cross_documents=False)),
 }
 LENGTH, BATCH = 512, 256
+PEER = "DataCollatorForLanguageModeling"
 MEAN_DOCUMENT, MEAN_SENTENCE, WORDS_A_TOKEN = 1000, 25, 0.75
 CHUNK = 2**22
 
@@ -62,7 +79,11 @@ def write_cache(folder: str, num_tokens: int) -> None:
     counts = {"train": writer.close()}
     cache.save(os.path.join(temporary, "word_initial.npy"), rng.random(VOCAB_SIZE) < WORDS_A_TOKEN)
     specials = config.to_dict(VOCABULARY)
-    vocabulary = {"id": "synthetic", "size": VOCAB_SIZE, "kind": "bpe", "files": {}, **specials}
+    words = os.path.join(folder, "vocabulary", "words.txt")
+    os.makedirs(os.path.dirname(words))
+    storage.write(words, "\n".join(WORDS).encode())
+    files = {"words.txt": storage.sha256(words)}
+    vocabulary = {"id": "synthetic", "size": VOCAB_SIZE, "kind": "words", "files": files, **specials}
     manifest = {"identity": "synthetic", "vocabulary": vocabulary, "dtype": "<u2", "splits": counts}
     cache.publish(temporary, os.path.join(folder, "synthetic"), manifest)
 
@@ -70,13 +91,16 @@ def write_cache(folder: str, num_tokens: int) -> None:
 def make_run(folder: str, objective: str, steps: int) -> config.Run:
     """A run over the synthetic cache."""
     made, layout = OBJECTIVES[objective]
+    model = settings.Decoder(
+        embedding=settings.Embedding(VOCAB_SIZE, 8),
+        attention=settings.Attention(1, 8, settings.NoPositions()),
+        feed_forward=settings.FeedForward(8),
+        stack=settings.Stack(1),
+    )
+    if isinstance(layout, config.Streams):
+        model = settings.Elmo(embedding=settings.CharacterCNN(VOCAB_SIZE))
     return config.Run(
-        model=settings.Decoder(
-            embedding=settings.Embedding(VOCAB_SIZE, 8),
-            attention=settings.Attention(1, 8, settings.NoPositions()),
-            feed_forward=settings.FeedForward(8),
-            stack=settings.Stack(1),
-        ),
+        model=model,
         objective=made,
         data=config.Data(folder, LENGTH, {"synthetic": config.TextFiles("-")}, layout=layout),
         vocabulary=VOCABULARY,
@@ -92,60 +116,115 @@ def rss_anon() -> int:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith("RssAnon"))
 
 
+def cpu_seconds() -> float:
+    """What this process and its workers have computed (Linux)."""
+    total = time.process_time()
+    for worker in multiprocessing.active_children():
+        with open(f"/proc/{worker.pid}/stat") as file:
+            user, system = file.read().rpartition(")")[2].split()[11:13]
+        total += (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+    return total
+
+
 def num_tokens(batch: dict[str, np.ndarray]) -> float:
-    """Real tokens: where targets have positions of their own they are the encoder's."""
+    """Real tokens of all rows that a model reads; where targets have positions of their own they are in the first."""
     encoder = batch["mask"].sum() if "mask" in batch else 0
+    if "block_positions" in batch:
+        return float(batch["prefix_lengths"].sum() + batch["target_weights"].sum())
     return float(encoder if "target_positions" in batch else encoder + batch["target_weights"].sum())
 
 
+def ours(folder: str, objective: str, batches: int) -> Iterator[float]:
+    """The tokens of each batch of an objective."""
+    yield from map(num_tokens, Reader(make_run(folder, objective, batches)).batches(0))
+
+
+def theirs(folder: str, batches: int) -> Iterator[float]:
+    """Those of Hugging Face's collator for masked language modelling, over the same blocks."""
+    source = cache.open_source(folder, "synthetic")
+    stream = layouts.Stream(source.splits["train"], IDS["eos"], IDS["pad"])
+    tokens, _ = stream.read(0, min(batches * BATCH, stream.num_tokens // LENGTH) * LENGTH)
+    tokenizer = collator.make_tokenizer(WORDS, IDS["pad"], IDS["mask"])
+    yield from collator.batches(tokens.reshape(-1, LENGTH), list(IDS.values()), tokenizer, BATCH)
+
+
 def measure(folder: str, objective: str, batches: int) -> dict[str, float]:
-    """Reads `batches` batches; the clock starts after the first ten."""
-    reader = Reader(make_run(folder, objective, batches))
-    tokens, start = 0.0, 0.0
-    for step, batch in enumerate(reader.batches(0)):
-        if step == min(10, batches // 2):
-            tokens, start = 0.0, time.perf_counter()
-        tokens += num_tokens(batch)
-    return {"tokens_per_second": round(tokens / (time.perf_counter() - start)), "rss_anon_bytes": rss_anon()}
+    """Reads `batches` batches; the clocks start after the first eleven."""
+    first, tokens, begin, cpu = min(10, batches // 2), 0.0, 0.0, 0.0
+    for step, count in enumerate(theirs(folder, batches) if objective == PEER else ours(folder, objective, batches)):
+        if step == first:
+            tokens, begin, cpu = 0.0, time.perf_counter(), cpu_seconds()
+            continue
+        tokens += count
+        end, cpu_end = time.perf_counter(), cpu_seconds()
+    return {
+        "tokens_per_second": round(tokens / (end - begin)),
+        "tokens_per_cpu_second": round(tokens / (cpu_end - cpu)),
+        "tokens_per_row": round(tokens / ((step - first) * BATCH)),
+        "rss_anon_bytes": rss_anon(),
+    }
 
 
-def measure_apart(tokens: int, objective: str, batches: int) -> dict[str, float]:
-    """Writes a cache and measures in a fresh process."""
-    with tempfile.TemporaryDirectory() as folder:
-        write_cache(folder, tokens)
-        flags = [f"--folder={folder}", f"--objective={objective}", f"--batches={batches}"]
-        command = [sys.executable, __file__, *flags]
+def measure_apart(folder: str, objective: str, batches: int, repeats: int) -> dict[str, float]:
+    """Medians of measurements in fresh processes."""
+    command = [sys.executable, __file__, f"--folder={folder}", f"--objective={objective}", f"--batches={batches}"]
+    runs = []
+    for _ in range(repeats):
         done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return {"tokens": tokens, **json.loads(done.stdout)}
+        runs.append(json.loads(done.stdout))
+        print(objective, runs[-1], file=sys.stderr)
+    return {key: round(statistics.median(run[key] for run in runs)) for key in runs[0]}
+
+
+def compare(folder: str, batches: int, repeats: int) -> dict[str, dict[str, float]]:
+    """Ours and Hugging Face's in turn, medians, and how often as many tokens ours gives as theirs."""
+    turns = [{name: measure_apart(folder, name, batches, 1) for name in ("masked_lm", PEER)} for _ in range(repeats)]
+    found = {
+        name: {key: round(statistics.median(turn[name][key] for turn in turns)) for key in turns[0][name]}
+        for name in turns[0]
+    }
+    both = found["masked_lm"], found[PEER]
+    found["ratio"] = {key: round(both[0][key] / both[1][key], 2) for key in both[0] if key.endswith("second")}
+    return found
+
+
+def measure_all(num_tokens: int, names: list[str], batches: int, repeats: int) -> dict[str, dict[str, float]]:
+    """Writes a cache and measures objectives on it; with masked LM, the peer too where it is installed."""
+    found, has_peer = {}, all(map(importlib.util.find_spec, ("torch", "transformers")))
+    with tempfile.TemporaryDirectory() as folder:
+        write_cache(folder, num_tokens)
+        for name in names:
+            if name == "masked_lm" and has_peer:
+                found |= compare(folder, batches, max(3, repeats))
+            else:
+                found[name] = measure_apart(folder, name, batches, repeats)
+    return found
 
 
 def main() -> None:
     """Parses the flags and prints the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--objective", choices=[*OBJECTIVES, "all"], default="causal")
-    parser.add_argument("--tokens", type=float, nargs="+", default=[50e6])
+    parser.add_argument("--objective", choices=[*OBJECTIVES, PEER, "all"], default="causal")
+    parser.add_argument("--tokens", type=float, default=50e6, help="of the cache")
     parser.add_argument("--batches", type=int, default=200)
+    parser.add_argument("--repeats", type=int, default=1, help="fresh processes, of which the median counts")
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     flags = parser.parse_args()
     if flags.folder:
         print(json.dumps(measure(flags.folder, flags.objective, flags.batches)))
         return
-    if flags.objective == "all":
-        for name in OBJECTIVES:
-            (tokens, *_) = flags.tokens
-            print(json.dumps({"objective": name, **measure_apart(int(tokens), name, flags.batches)}), flush=True)
-        return
+    names = list(OBJECTIVES) if flags.objective == "all" else [flags.objective]
     result = {
         "benchmark": "input",
-        "hardware": {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()},
-        "settings": {"objective": flags.objective, "length": LENGTH, "batch": BATCH},
-        "speed": [measure_apart(int(tokens), flags.objective, flags.batches) for tokens in flags.tokens],
+        "machine": machine.describe(),
+        "settings": {"length": LENGTH, "batch": BATCH, "batches": flags.batches, "tokens": int(flags.tokens)},
+        "speed": measure_all(int(flags.tokens), names, flags.batches, flags.repeats),
     }
     if flags.memory:
-        small, large = (measure_apart(int(tokens), flags.objective, 2000) for tokens in (50e6, 1e9))
-        result["memory"] = {"small": small, "large": large}
-        result["memory"]["growth"] = round(large["rss_anon_bytes"] / small["rss_anon_bytes"] - 1, 4)
+        small, large = (measure_all(int(tokens), names[:1], 2000, 1)[names[0]] for tokens in (50e6, 1e9))
+        growth = round(large["rss_anon_bytes"] / small["rss_anon_bytes"] - 1, 4)
+        result["memory"] = {"small": small, "large": large, "growth": growth}
     print(json.dumps(result, indent=2))
 
 

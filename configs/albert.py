@@ -5,18 +5,19 @@
 Published (§4.1 and google-research/albert): tables 128 wide, one block for all layers, vocabulary of 30,000 pieces of a
 SentencePiece unigram model, pairs of 512 tokens in their order or swapped, masked in stretches of up to three words,
 batch 4,096, 125,000 steps, LAMB at 1.76e-3 with 3,125 of warm-up, on BooksCorpus and English Wikipedia, 64 to 512 TPU
-v3. Version 2 has no dropout, RoBERTa's and XLNet's corpora too, and
-3,000,000 steps, base 10,000,000; for its rates, which were not published, the first version's stand here.
+v3. Version 2 has no dropout, RoBERTa's and XLNet's corpora too, of which XLNet's are left out here, and 3,000,000
+steps, base 10,000,000; for its rates, which were not published, the first version's stand here.
 
 The paper's table has 235M for xxlarge; its own settings make 223M. The first xxlarge that was released had 1,500,000
 steps (`--config.train.steps=1500000`): by the paper without dropout from 1,000,000 on, by the repository unlike its
 second version in nothing but steps. "gelu" in the released code is the tanh form.
 
-Put your documents, one JSON object {"text": …} a line, where `data.sources.text.path` points, and the model of
-albert/albert-base-v2 (spiece.model) where `vocabulary.spec` points, or set both.
+Wikipedia comes from TensorFlow Datasets. Put the other corpora (`corpora.MIXTURES`), one JSON object {"text": …} a
+line, where the paths in `data.sources` point, and the model of albert/albert-base-v2 (spiece.model) where
+`vocabulary.spec` points, or set both.
 """
 
-from plm_jax import config, objectives
+from plm_jax import config, corpora, objectives
 from plm_jax.models import settings
 
 # size: layers, width, heads
@@ -70,7 +71,7 @@ def get_config(size: str = "base"):
         ),
         data=config.Data(
             cache_dir="../.cache/albert",
-            sources={"text": config.JsonLines(path="../corpus/*.jsonl.gz")},
+            **corpora.mixture("roberta" if size.startswith(V2) else "bert"),
             layout=config.SentencePairs(task="sentence_order", duplicates=40),
             length=512,
         ),

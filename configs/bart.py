@@ -7,13 +7,14 @@ Published: 500,000 steps with a batch of 8,000 on RoBERTa's 160 GB of text (Liu 
 no optimizer, no rates and no length of the rows: Adam, its rates and the 512 tokens are RoBERTa's for the same size.
 The exact form of GELU and the 1,024 positions are those of the released code (facebookresearch/fairseq, models/bart).
 
-Put your documents, one JSON object {"text": …} a line, where `data.sources.text.path` points, and the vocabulary of
-facebook/bart-base (vocab.json, merges.txt) where `vocabulary.spec` points, or set both.
+Wikipedia comes from TensorFlow Datasets. Put the other four corpora (`corpora.MIXTURES["roberta"]`), one JSON object
+{"text": …} a line, where the paths in `data.sources` point, and the vocabulary of facebook/bart-base (vocab.json,
+merges.txt) where `vocabulary.spec` points, or set both.
 """
 
 import dataclasses
 
-from plm_jax import config, objectives
+from plm_jax import config, corpora, objectives
 from plm_jax.models import settings
 
 # size: layers of each stack, width, heads, learning rate, steps of warm-up
@@ -65,7 +66,7 @@ def get_config(size: str = "base"):
         ),
         data=config.Data(
             cache_dir="../.cache/bart",
-            sources={"text": config.JsonLines(path="../corpus/*.jsonl.gz")},
+            **corpora.mixture("roberta"),
             length=512,
         ),
         optimizer=config.AdamW(b1=0.9, b2=0.98, epsilon=1e-6, weight_decay=0.01, clip_norm=0.0),

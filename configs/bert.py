@@ -7,13 +7,13 @@ masked tokens and next-sentence pairs, the first 90 % at length 128 and the last
 correction, on BooksCorpus and English Wikipedia (3.3e9 words). Base took 16 TPU chips four days, large 64. Tiny to
 medium: Turc et al. 2019. The released code has the tanh form of GELU; Hugging Face's has the exact one.
 
-Put your documents, one JSON object {"text": …} a line, where `data.sources.text.path` points, and the vocabulary of
-google-bert/bert-base-uncased (vocab.txt) where `vocabulary.spec` points, or set both.
+Wikipedia comes from TensorFlow Datasets. Put books, one JSON object {"text": …} a line, where `data.sources.books.path`
+points, and the vocabulary of google-bert/bert-base-uncased (vocab.txt) where `vocabulary.spec` points, or set both.
 """
 
 import dataclasses
 
-from plm_jax import config, objectives
+from plm_jax import config, corpora, objectives
 from plm_jax.models import settings
 
 # size: layers, width, heads
@@ -74,7 +74,7 @@ def get_config(size: str = "base"):
         vocabulary=config.Vocabulary(spec=f"wordpiece:{folder}/vocab.txt", pad=0, unk=100, cls=101, sep=102, mask=103),
         data=config.Data(
             cache_dir="../.cache/bert" + (CASED if cased else ""),
-            sources={"text": config.JsonLines(path="../corpus/*.jsonl.gz")},
+            **corpora.mixture("bert"),
             layout=config.SentencePairs(),
             length=128,
         ),

@@ -1,16 +1,25 @@
 """Small runs on the State of the Union addresses that come with the package: minutes on two CPU cores.
 
     bash launch/demo.sh [gpt2|bert|t5]
+    python -m plm_jax.pretrain --config=configs/demo.py:t5-tasks --workdir=runs/demo-t5-tasks    # after t5
 
 gpt2: 4 layers, 192 wide, vocabulary 4,096 trained on the corpus, about 2.6M tokens. Expect a held-out loss about
 one nat a token under the add-one unigram's. bert: 3 layers, 128 wide, vocabulary 1,024, pairs of 64 tokens; about
 0.45 nats under it on masked tokens. t5: 2 + 2 layers, 128 wide; about 0.7 under it on the tokens of the spans.
+
+    python -m plm_jax.pretrain --config=configs/demo.py:electra --workdir=runs/demo-electra-0
+
+The other families in the same sizes: electra, elmo, bart, glm. What to expect of them, and of the other objectives, is
+in configs/ablations/objectives_demo.py.
 """
 
+import dataclasses
 import importlib.util
 import pathlib
 
 from plm_jax import config, objectives
+from plm_jax.data import mixtures
+from plm_jax.models import settings
 
 CORPORA = "../plm_jax/data/corpora"
 VOCAB_SIZE = 4096
@@ -80,7 +89,114 @@ def t5() -> config.Run:
     )
 
 
-RUNS = {"gpt2": gpt2, "bert": bert, "t5": t5}
+def electra() -> config.Run:
+    """A discriminator of the size of `bert`, over its vocabulary, and a generator half as wide."""
+    run = bert()
+    model = _family("electra").model(3, 128, 128, 64, run.vocabulary.train_size, length=64, dropout=0.0, head_dim=32)
+    return dataclasses.replace(
+        run,
+        model=model,
+        objective=objectives.ReplacedToken(),
+        data=_speeches("bert", length=64, layout=config.Blocks(attend_across_documents=False)),
+    )
+
+
+def elmo() -> config.Run:
+    """A biLM over the 4,096 most frequent words, 13 % of the text being others."""
+    length = 20
+    model = settings.Elmo(
+        embedding=settings.CharacterCNN(
+            vocab_size=VOCAB_SIZE, width=64, filters=((1, 16), (2, 32), (3, 64), (4, 64)), max_characters=16
+        ),
+        lstm=settings.Lstm(cell=256),
+    )
+    return config.Run(
+        model=model,
+        objective=objectives.BidirectionalLM(),
+        vocabulary=config.Vocabulary(
+            spec="words:../.cache/demo/sotu-words.txt", train_size=VOCAB_SIZE, bos=0, eos=1, unk=2
+        ),
+        data=_speeches("elmo", length=length, layout=config.Streams()),
+        optimizer=config.Adagrad(initial_accumulator=1.0 / length**2, clip_norm=10.0 / length),
+        schedule=config.Schedule(kind="constant", learning_rate=0.2),
+        train=config.Train(steps=400, batch_size=64),
+        checkpoint=config.Checkpoint(save_every=400),
+        evaluation=config.Evaluation(every=100, batch_size=64, max_batches=8),
+    )
+
+
+def bart() -> config.Run:
+    """A BART of 2 + 2 layers, 128 wide."""
+    return _denoiser(
+        model=_family("bart").model(2, 128, 4, vocab_size=1024, length=64, dropout=0.0),
+        objective=objectives.Denoising(),
+        length=64,
+    )
+
+
+def glm() -> config.Run:
+    """A GLM of 3 layers, 128 wide, that fills blanks of all three kinds, over the vocabulary of `bart`."""
+    return _denoiser(
+        model=_family("glm").model(layers=3, width=128, heads=4, vocab_size=1024, length=64, dropout=0.0),
+        objective=objectives.BlankInfilling(sentence_rate=0.3, document_rate=0.3),
+        length=80,
+    )
+
+
+def _denoiser(model, objective, length: int) -> config.Run:
+    """What `bart` and `glm` share: vocabulary, cache and recipe."""
+    ids = ("pad", "eos", "unk", "bos", "cls", "mask", "sop", "eop", "smask", "gmask")
+    return config.Run(
+        model=model,
+        objective=objective,
+        vocabulary=config.Vocabulary(
+            spec="sentencepiece:../.cache/demo/sotu-denoiser.model",
+            train_size=1024,
+            **{name: i for i, name in enumerate(ids)},
+        ),
+        data=_speeches("denoiser", length=length),
+        optimizer=config.AdamW(b1=0.9, b2=0.98, weight_decay=0.01),
+        schedule=config.Schedule(kind="linear", learning_rate=3e-3, warmup_steps=50),
+        train=config.Train(steps=300, batch_size=64),
+        checkpoint=config.Checkpoint(save_every=300),
+        evaluation=config.Evaluation(every=100, batch_size=256, max_batches=2),
+    )
+
+
+def t5_tasks() -> config.Run:
+    """The T5 of `t5` goes on with two text-to-text tasks."""
+    pretrained = t5()
+    tasks = {
+        "sentiment": config.JsonLinesExamples(
+            path=f"{CORPORA}/movie_sentiment.jsonl.gz", inputs="sentiment: {sentence}", targets="{sentiment}"
+        ),
+        "quartz": config.JsonLinesExamples(
+            path=f"{CORPORA}/quartz.jsonl.gz",
+            inputs="quartz choice1: {choices[0]} choice2: {choices[1]} question: {question}",
+            targets="{answer}",
+        ),
+    }
+    return dataclasses.replace(
+        pretrained,
+        model=dataclasses.replace(pretrained.model, dropout=pretrained.model.dropout.all_at(0.1)),
+        vocabulary=dataclasses.replace(pretrained.vocabulary, train_size=0),
+        data=config.Data(
+            cache_dir="../.cache/demo/t5-tasks",
+            length=128,
+            sources=tasks,
+            mixture=mixtures.equal(tasks),
+            examples=config.Examples(target_length=24, packed=True),
+            validation_fraction=0.1,
+        ),
+        schedule=config.Schedule(kind="linear", learning_rate=1e-2, warmup_steps=50),
+        train=config.Train(steps=800, batch_size=32, init_from="../runs/demo-t5-0"),
+        checkpoint=config.Checkpoint(save_every=400),
+        evaluation=config.Evaluation(every=100, batch_size=64),
+    )
+
+
+RUNS = {"gpt2": gpt2, "bert": bert, "t5": t5, "electra": electra, "elmo": elmo, "bart": bart, "glm": glm}
+RUNS |= {"t5-tasks": t5_tasks}
 
 
 def _speeches(family: str, **settings) -> config.Data:

@@ -9,11 +9,11 @@ research_projects/distillation): Adam with b2 0.98, 5e-4, linear after 5 % of wa
 passes over the corpus. The steps here are three passes over BERT's 4.4e9 tokens (3.3e9 words). That code masks rare
 tokens more often and drops out nothing of attention's output; here both are BERT's.
 
-Put your documents, one JSON object {"text": …} a line, where `data.sources.text.path` points, and the vocabulary of
-google-bert/bert-base-uncased (vocab.txt) where `vocabulary.spec` points, or set both.
+Wikipedia comes from TensorFlow Datasets. Put books, one JSON object {"text": …} a line, where `data.sources.books.path`
+points, and the vocabulary of google-bert/bert-base-uncased (vocab.txt) where `vocabulary.spec` points, or set both.
 """
 
-from plm_jax import config, objectives
+from plm_jax import config, corpora, objectives
 from plm_jax.models import settings
 
 # size: layers, width, heads
@@ -51,7 +51,7 @@ def get_config(size: str = "base"):
         ),
         data=config.Data(
             cache_dir="../.cache/bert",
-            sources={"text": config.JsonLines(path="../corpus/*.jsonl.gz")},
+            **corpora.mixture("bert"),
             length=512,
         ),
         optimizer=config.AdamW(b1=0.9, b2=0.98, epsilon=1e-6, clip_norm=5.0),

@@ -6,18 +6,18 @@ Published (appendix A, table 6; google-research/electra): BERT's layers with the
 small's tables 128 wide; a generator of as many layers, a quarter (base: a third) as wide, over the same tables; the
 masked tokens of the generator and 50 times the discriminator's loss. Small: rows of 128 tokens, batch 128, 1,000,000
 steps, 4 days on one V100; base: 512, 256, 766,000, 4 days on 16 TPU v3; both on BERT's corpus; large: 512, 2,048,
-400,000, a quarter of the tokens masked, on XLNet's 33e9 tokens. The checkpoints on Hugging Face saw more: 4,000,000
-steps (small; its generator as wide as itself), 1,000,000 and 1,750,000. Expect a GLUE score of 79.9 (small) and 85.1
-(base) on the dev sets.
+400,000, a quarter of the tokens masked, on XLNet's 33e9 tokens, for which BERT's corpus stands in here. The checkpoints
+on Hugging Face saw more: 4,000,000 steps (small; its generator as wide as itself), 1,000,000 and 1,750,000. Expect a
+GLUE score of 79.9 (small) and 85.1 (base) on the dev sets.
 
 The source's rows are two stretches of a document, cut without regard to where they end; here they are one, and end with
 the document. What is saved for Hugging Face is the discriminator.
 
-Put your documents, one JSON object {"text": …} a line, where `data.sources.text.path` points, and the vocabulary of
-google-bert/bert-base-uncased (vocab.txt) where `vocabulary.spec` points, or set both.
+Wikipedia comes from TensorFlow Datasets. Put books, one JSON object {"text": …} a line, where `data.sources.books.path`
+points, and the vocabulary of google-bert/bert-base-uncased (vocab.txt) where `vocabulary.spec` points, or set both.
 """
 
-from plm_jax import config, objectives
+from plm_jax import config, corpora, objectives
 from plm_jax.models import settings
 
 # size: layers, width, width of the tables, width of the generator
@@ -91,7 +91,7 @@ def get_config(size: str = "base"):
         ),
         data=config.Data(
             cache_dir="../.cache/electra",
-            sources={"text": config.JsonLines(path="../corpus/*.jsonl.gz")},
+            **corpora.mixture("bert"),
             layout=config.Blocks(attend_across_documents=False),
             length=length,
         ),

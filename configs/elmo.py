@@ -17,7 +17,7 @@ between (`config.TextFiles(path, document="line")`). The file of words, `vocabul
 `prepare` makes it of the corpus. A word that it lacks comes in as `<UNK>` here, where bilm-tf has its characters.
 """
 
-from plm_jax import config, objectives
+from plm_jax import config, corpora, objectives
 from plm_jax.models import settings
 
 # size: width, units of an LSTM's memory, highway layers
@@ -55,7 +55,7 @@ def get_config(size: str = "original"):
         ),
         data=config.Data(
             cache_dir="../.cache/elmo",
-            sources={"lm1b": config.Tfds(name="lm1b")},
+            **corpora.mixture("elmo"),
             length=LENGTH,
             layout=config.Streams(),
         ),

@@ -11,13 +11,14 @@ and long blanks. How many GPUs 2b (32 rows each) and 10b (21) had is not in the 
 A row of 592 has a text of 512 tokens and room for 40 blanks, see `objectives.BlankInfilling`. roberta-large has GPT-2's
 ids here, not RoBERTa's order of the same vocabulary. Ids of special tokens are those of data_utils/tokenization.py.
 
-Put your documents, one JSON object {"text": …} a line, where `data.sources.text.path` points, and for base and large
-the vocabulary of google-bert/bert-base-uncased (vocab.txt) where `vocabulary.spec` points, or set both.
+For base and large Wikipedia comes from TensorFlow Datasets: put books, one JSON object {"text": …} a line, where
+`data.sources.books.path` points, and the vocabulary of google-bert/bert-base-uncased (vocab.txt) where
+`vocabulary.spec` points, or set both. For the others put documents where `data.sources.text.path` points.
 """
 
 import dataclasses
 
-from plm_jax import config, objectives
+from plm_jax import config, corpora, objectives
 from plm_jax.models import settings
 
 # size: layers, width, heads, vocabulary, positions
@@ -43,6 +44,7 @@ OBJECTIVES = {
     "2b": objectives.BlankInfilling(sentence_rate=0.3, document_rate=0.3, block_mask_rate=0.1, short_probability=0.02),
     "10b": objectives.BlankInfilling(sentence_rate=0.3, document_rate=0.2, block_mask_rate=0.1, short_probability=0.02),
 }
+OWN_TEXT = {"sources": {"text": config.JsonLines(path="../corpus/*.jsonl.gz")}}
 BERT = config.Vocabulary(
     spec="wordpiece:../vocabularies/bert-uncased/vocab.txt",
     added=2,
@@ -85,14 +87,14 @@ def get_config(size: str = "base"):
     dimensions = config.choose(SIZES, size)
     batch_size, steps, learning_rate, warmup_steps, decay_steps, final_fraction, weight_decay = RECIPES[size]
     remat, microbatches = MEMORY.get(size, ("none", 1))
-    large = size in OBJECTIVES
+    bert, large = size in ("base", "large"), size in OBJECTIVES
     run = config.Run(
         model=dataclasses.replace(model(*dimensions), remat=remat),
         objective=OBJECTIVES.get(size, objectives.BlankInfilling()),
-        vocabulary=BERT if size in ("base", "large") else GPT2,
+        vocabulary=BERT if bert else GPT2,
         data=config.Data(
-            cache_dir="../.cache/glm" + ("-bert" if size in ("base", "large") else "-gpt2"),
-            sources={"text": config.JsonLines(path="../corpus/*.jsonl.gz")},
+            cache_dir="../.cache/glm" + ("-bert" if bert else "-gpt2"),
+            **(corpora.mixture("bert") if bert else OWN_TEXT),
             length=592,
         ),
         optimizer=config.AdamW(

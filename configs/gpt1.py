@@ -8,10 +8,10 @@ dropout 0.1. Adam's constants (0.9, 0.999, 1e-8) and the clipping of gradients t
 transformer-lm. BooksCorpus' 800M words are about 1e9 of its tokens: 100 epochs are taken for 3,000,000 steps.
 
 The vocabulary, 40,478 byte pairs over words that spaCy cuts, is not read here: `prepare` trains a SentencePiece one of
-that size. Put your documents, one JSON object {"text": …} a line, where `data.sources.books.path` points, or set it.
+that size. Put books, one JSON object {"text": …} a line, where `data.sources.books.path` points, or set it.
 """
 
-from plm_jax import config, objectives
+from plm_jax import config, corpora, objectives
 from plm_jax.models import settings
 
 # size: layers, width, heads
@@ -49,7 +49,7 @@ def get_config(size: str = "base"):
         ),
         data=config.Data(
             cache_dir="../.cache/gpt1",
-            sources={"books": config.JsonLines(path="../corpus/*.jsonl.gz")},
+            **corpora.mixture("gpt1"),
             length=512,
         ),
         optimizer=config.AdamW(b1=0.9, b2=0.999, epsilon=1e-8, weight_decay=0.01, clip_norm=1.0),

@@ -7,13 +7,13 @@ learning rate was not published; the one here, with its warm-up, cosine decay an
 same size (Brown et al. 2020, table 2.1 and appendix B), where it has one: small 6e-4, medium 3e-4, large 2.5e-4,
 xl 2e-4. 300,000 steps are 157e9 tokens.
 
-WebText was not released: put your own documents, one JSON object {"text": …} a line, where `data.sources.web.path`
-points, or set it: --config.data.sources.web.path='/corpus/*.jsonl.gz'.
+WebText was not released: put your own documents, one JSON object {"text": …} a line, where
+`data.sources.webtext.path` points, or set it: --config.data.sources.webtext.path='/corpus/*.jsonl.gz'.
 """
 
 import dataclasses
 
-from plm_jax import config, objectives
+from plm_jax import config, corpora, objectives
 from plm_jax.models import settings
 
 # size: layers, width, heads, learning rate
@@ -65,7 +65,7 @@ def get_config(size: str = "small"):
         ),
         data=config.Data(
             cache_dir="../.cache/gpt2",
-            sources={"web": config.JsonLines(path="../corpus/*.jsonl.gz")},
+            **corpora.mixture("gpt2"),
             length=1024,
         ),
         optimizer=config.AdamW(b1=0.9, b2=0.95, epsilon=1e-8, weight_decay=0.1, clip_norm=1.0),

@@ -13,13 +13,13 @@ the shape of the ramp, which doubles the batch where the line reaches the next p
 0.5M = 256, 1M = 512, 2M = 1,024 and 3.2M = 1,536 rows. The first have 16 rows, so at most 16 chips can share them: more
 chips take mesh.tensor.
 
-The mixture of Common Crawl, WebText2, books and Wikipedia was not released: put your own documents, one JSON object
-{"text": …} a line, where `data.sources.web.path` points, or set it.
+Common Crawl as it was filtered, WebText2 and the two corpora of books were not released: put your own, one JSON object
+{"text": …} a line, where the paths in `data.sources` point, or set them; Wikipedia comes from TensorFlow Datasets.
 """
 
 import dataclasses
 
-from plm_jax import config, objectives
+from plm_jax import config, corpora, objectives
 from plm_jax.models import settings
 
 LENGTH, FIRST_ROWS = 2048, 16
@@ -107,7 +107,7 @@ def get_config(size: str = "125m"):
         ),
         data=config.Data(
             cache_dir="../.cache/gpt3",
-            sources={"web": config.JsonLines(path="../corpus/*.jsonl.gz")},
+            **corpora.mixture("gpt3"),
             length=LENGTH,
         ),
         optimizer=config.AdamW(b1=0.9, b2=0.95, epsilon=1e-8, weight_decay=0.1, clip_norm=1.0),

@@ -15,14 +15,15 @@ in LLaMA 1, 1e-8. LLaMA 3.2 was pruned from 3.1-8b and learnt from it; here it i
 8b's rate. The last stages of 3.1, up to 131,072 tokens a row, are left out: for them go on from a checkpoint with a
 longer data.length.
 
-Put your documents, one JSON object {"text": …} a line, where `data.sources.text.path` points, and LLaMA 2's
-tokenizer.model where `vocabulary.spec` points, or set both. LLaMA 3's own vocabulary is in a format that is not read:
-`prepare` trains a SentencePiece one of its size instead, or set `vocabulary.spec` to one of yours.
+LLaMA 1 reads C4 from TensorFlow Datasets and the other six corpora where the paths in `data.sources` point; what the
+later ones read was not published: put documents, one JSON object {"text": …} a line, where `data.sources.text.path`
+points. Put Meta's tokenizer.model where `vocabulary.spec` points, or set it. Without that of LLaMA 3, `prepare` trains
+one of its kind and size.
 """
 
 import dataclasses
 
-from plm_jax import config, objectives
+from plm_jax import config, corpora, objectives
 from plm_jax.models import settings
 
 # size: layers, width, heads, heads of keys and values, feed-forward width, learning rate, tokens to train on
@@ -53,6 +54,7 @@ VERSIONS = {
     "3.2": (128256, 8192, settings.Rotary(500_000.0, scaling=settings.RotaryScaling(factor=32.0), length=131_072)),
     "tiny": (32000, 2048, settings.Rotary(length=2048)),
 }
+OWN_TEXT = {"sources": {"text": config.JsonLines(path="../corpus/*.jsonl.gz")}}
 FINER_NORM = ("1-7b", "1-13b", "1-33b")  # Their epsilon is 1e-6.
 TIED = ("3.2-1b", "3.2-3b")
 # rows, tokens a row, tokens after which it ends; None: the run's
@@ -132,14 +134,17 @@ def get_config(size: str = "2-7b"):
     latest = version.startswith("3")
     epsilon = 1e-6 if size in FINER_NORM else 1e-5
     llama = model(*dimensions, vocab_size, position, epsilon, tied=size in TIED)
-    file = f"sentencepiece:../vocabularies/llama{'3' if latest else ''}/tokenizer.model"
+    vocabulary = config.Vocabulary(spec="sentencepiece:../vocabularies/llama/tokenizer.model", unk=0, bos=1, eos=2)
+    if latest:  # Its special tokens are the 256 ids above the file.
+        spec = "tiktoken:../vocabularies/llama3/tokenizer.model"
+        vocabulary = config.Vocabulary(spec, train_size=128_000, added=256, bos=128_000, eos=128_001)
     run = config.Run(
         model=dataclasses.replace(llama, remat="none" if size in TIED or version == "tiny" else "full"),
         objective=objectives.Causal(),
-        vocabulary=config.Vocabulary(spec=file, train_size=128_000 if latest else 0, unk=0, bos=1, eos=2),
+        vocabulary=vocabulary,
         data=config.Data(
             cache_dir="../.cache/llama3" if latest else "../.cache/llama",
-            sources={"text": config.JsonLines(path="../corpus/*.jsonl.gz")},
+            **(corpora.mixture("llama") if version == "1" else OWN_TEXT),
             layout=config.Blocks(attend_across_documents=not latest),
             length=length,
         ),

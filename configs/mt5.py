@@ -7,7 +7,8 @@ Published: span corruption of mC4 in rows of 1,024 tokens, 1,000,000 steps with 
 and the z-loss are T5's (google-research/t5x).
 
 Put your documents, one JSON object {"text": …} a line, where `data.sources.text.path` points; for several languages
-give each a source, and its rate in `data.mixture`. Put mT5's SentencePiece model, whose 250,100 pieces end with the
+give each a source, as `corpora.sources("c4_multilingual:en", "c4_multilingual:sw", …)` does from TensorFlow Datasets,
+and its rate in `data.mixture`. Put mT5's SentencePiece model, whose 250,100 pieces end with the
 sentinels, where `vocabulary.spec` points, or set it.
 """
 

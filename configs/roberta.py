@@ -11,11 +11,12 @@ of them.
 
 The batch here is 8,192, a power of two. There is one token type, as in the files of Hugging Face; fairseq has none.
 
-Put your documents, one JSON object {"text": …} a line, where `data.sources.text.path` points, and the vocabulary of
-FacebookAI/roberta-base (vocab.json, merges.txt) where `vocabulary.spec` points, or set both.
+Wikipedia comes from TensorFlow Datasets. Put the other four corpora (`corpora.MIXTURES["roberta"]`), one JSON object
+{"text": …} a line, where the paths in `data.sources` point, and the vocabulary of FacebookAI/roberta-base (vocab.json,
+merges.txt) where `vocabulary.spec` points, or set both.
 """
 
-from plm_jax import config, objectives
+from plm_jax import config, corpora, objectives
 from plm_jax.models import settings
 
 # size: layers, width, heads, learning rate, warm-up
@@ -62,7 +63,7 @@ def get_config(size: str = "base"):
         ),
         data=config.Data(
             cache_dir="../.cache/roberta",
-            sources={"text": config.JsonLines(path="../corpus/*.jsonl.gz")},
+            **corpora.mixture("roberta"),
             layout=config.WholeSentences(),
             length=512,
         ),

@@ -10,11 +10,11 @@ code's are longer odds against long spans, replacement by token, and no loss fro
 
 What is saved for Hugging Face is a BERT without the head for spans.
 
-Put your documents, one JSON object {"text": …} a line, where `data.sources.text.path` points, and the vocabulary of
-google-bert/bert-base-cased (vocab.txt) where `vocabulary.spec` points, or set both.
+Wikipedia comes from TensorFlow Datasets. Put books, one JSON object {"text": …} a line, where `data.sources.books.path`
+points, and the vocabulary of google-bert/bert-base-cased (vocab.txt) where `vocabulary.spec` points, or set both.
 """
 
-from plm_jax import config, objectives
+from plm_jax import config, corpora, objectives
 from plm_jax.models import settings
 
 # size: layers, width, heads
@@ -57,7 +57,7 @@ def get_config(size: str = "base"):
         ),
         data=config.Data(
             cache_dir="../.cache/spanbert",
-            sources={"text": config.JsonLines(path="../corpus/*.jsonl.gz")},
+            **corpora.mixture("bert"),
             layout=config.WholeSentences(cross_documents=False),
             length=512,
         ),

@@ -12,7 +12,7 @@ SentencePiece model where `vocabulary.spec` points, or set it.
 
 import dataclasses
 
-from plm_jax import config, objectives
+from plm_jax import config, corpora, objectives
 from plm_jax.models import settings
 
 # size: layers of each stack, width, heads, head_dim, feed-forward width
@@ -89,7 +89,7 @@ def get_config(size: str = "base"):
         ),
         data=config.Data(
             cache_dir="../.cache/t5",
-            sources={"c4": config.Tfds(name="c4/en")},
+            **corpora.mixture("t5"),
             length=512,
         ),
         optimizer=config.Adafactor(),

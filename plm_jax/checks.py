@@ -38,3 +38,43 @@ def streams(run: Any, stages: Any) -> None:
         raise UserError("a sampled softmax takes no z_loss and no label_smoothing: set them or negative_samples to 0")
     if isinstance(run.model.head, settings.NoHead):
         raise UserError("bidirectional_lm trains a model with a head: set config.model.head.kind to softmax")
+
+
+def examples(run: Any, stages: Any) -> None:
+    """What sources with inputs and targets ask for, of a `config.Run` with these stages.
+
+    Raises:
+      UserError: an objective whose model answers nothing; a length of the targets that does not fit the rows; packed
+        rows for a model that tells places in a row, or whose inputs see all of themselves.
+    """
+    objective, given = run.objective, run.data.examples
+    names = [name for name, source in run.data.sources.items() if source.kind.endswith("_examples")]
+    if not names:
+        return
+    if not isinstance(objective, objectives.ReadsExamples):
+        raise UserError(
+            f"source '{names[0]}' has inputs and targets, beside which objective '{objective.kind}' makes no rows: "
+            "choose one for an encoder-decoder, causal or decoder_prefix_lm"
+        )
+    is_decoder, target_length = isinstance(run.model, settings.Decoder), given.target_length
+    if is_decoder and target_length is None:
+        raise UserError("a decoder's row is shared by inputs and targets: set config.data.examples.target_length")
+    for stage in stages if target_length is not None else ():
+        least, most = 2, stage.length if is_decoder else target_length
+        if not is_decoder and len(names) < len(run.data.sources):
+            least = objective.target_length(stage.length)
+        if not least <= target_length <= most:
+            limit = f"{least} to {most}" if is_decoder else f"at least {least}"
+            raise UserError(
+                f"config.data.examples.target_length is {target_length}, with rows of {stage.length}: give {limit}"
+            )
+    if not given.packed:
+        return
+    if isinstance(objective, objectives.DecoderPrefixLM):
+        raise UserError("a row has one prefix: set config.data.examples.packed to False")
+    position = run.model.attention.position
+    if not is_decoder and not isinstance(position, settings.RelativeBias | settings.NoPositions):
+        raise UserError(
+            f"packed examples share an encoder's places, which '{position.kind}' positions tell: set "
+            "config.data.examples.packed to False"
+        )

@@ -61,8 +61,13 @@ def required(flag: flags.FlagHolder) -> str:
     return flag.value
 
 
-def run(main: Callable[[], None]) -> None:
-    """Parses the command line and calls `main`; a `UserError` becomes one line and exit status 2."""
+def run(main: Callable[[], None], takes_options: bool = False) -> None:
+    """Parses the command line and calls `main`; a `UserError` becomes one line and exit status 2.
+
+    Args:
+      main: what the verb does.
+      takes_options: whether options of another program may follow after `--`, see `options`.
+    """
     # Libraries' chatter would bury the one line that matters.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     if not glob.glob("/dev/accel*") and not glob.glob("/dev/vfio/*"):  # As libtpu finds the chips of a machine.
@@ -70,7 +75,8 @@ def run(main: Callable[[], None]) -> None:
     logging.set_verbosity(logging.ERROR)
     sys.excepthook = _report_uncaught
     try:
-        _parse_flags(sys.argv)
+        end = sys.argv.index("--") if takes_options and "--" in sys.argv else None
+        _parse_flags(sys.argv[:end])
         main()
     except UserError as error:
         # Threads of readers and savers must not keep a failed process alive, nor talk into its one line.
@@ -83,6 +89,11 @@ def run(main: Callable[[], None]) -> None:
     except KeyboardInterrupt:
         print("stopped; run the same command again to go on", file=sys.stderr, flush=True)
         os._exit(130)
+
+
+def options() -> list[str]:
+    """What follows after `--` on the command line."""
+    return sys.argv[sys.argv.index("--") + 1 :] if "--" in sys.argv else []
 
 
 def _report_uncaught(kind, error, trace) -> None:
@@ -177,7 +188,8 @@ def prepare_if_missing(run: config.Run) -> None:
     """Prepares the caches of the config's sources in a child process, so that this one never imports TensorFlow."""
     # In a bucket a folder is there as soon as its upload has begun.
     last = "manifest.json" if storage.is_remote(run.data.cache_dir) else ""
-    missing = [name for name in run.data.sources if not storage.exists(os.path.join(run.data.cache_dir, name, last))]
+    folder, names = run.data.cache_dir, config.read_sources(run)
+    missing = [name for name in names if not storage.exists(os.path.join(folder, name, last))]
     # The launchers set the first, SLURM the second.
     process = os.environ.get("JAX_PROCESS_ID") or os.environ.get("SLURM_PROCID", "0")
     if not missing or process != "0":

@@ -43,12 +43,18 @@ class JsonLines:
 
 @dataclass(frozen=True)
 class Tfds:
-    """A TensorFlow Datasets builder, `name` as in `wikipedia/20230601.en`; `field` holds the document's text."""
+    """A TensorFlow Datasets builder, `name` as in `wikipedia/20230601.en`; `field` holds the document's text.
+
+    Attributes:
+      train, validation: the builder's splits that are these two; one without the second is parted by `Data`.
+    """
 
     kind: ClassVar[str] = "tfds"
     name: str
     field: str = "text"
     data_dir: str = ""
+    train: str = "train"
+    validation: str = "validation"
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,50 @@ class SeqioTask:
     name: str
     module: str
     field: str = "text"
+
+
+@dataclass(frozen=True)
+class JsonLinesExamples:
+    """One JSON object a line, `.gz` allowed, each an example with inputs and targets; `path` may be a glob.
+
+    Attributes:
+      inputs, targets: templates in which `{name}` stands for a field, as in `sentiment: {sentence}` or `{choices[0]}`.
+    """
+
+    kind: ClassVar[str] = "jsonl_examples"
+    path: str
+    inputs: str = "{inputs}"
+    targets: str = "{targets}"
+
+
+@dataclass(frozen=True)
+class SeqioExamples:
+    """A task that `module` registers with seqio under `name`; each of its rows is an example with inputs and targets.
+
+    They may be texts or tokens, whose text is then taken: `inputs_pretokenized`, or what the task's vocabulary decodes.
+    """
+
+    kind: ClassVar[str] = "seqio_examples"
+    name: str
+    module: str
+
+
+# Sources of examples; the others are of documents.
+ExampleSource = JsonLinesExamples | SeqioExamples
+
+
+@dataclass(frozen=True)
+class Examples:
+    """How the examples of sources that have inputs and targets become rows, beside which the objective's are of texts.
+
+    Attributes:
+      target_length: tokens of the targets, end included, and of a decoder's row in an encoder-decoder, where None is
+        the length that the objective gives it. A decoder alone needs it: its inputs get the rest of the row.
+      packed: as many examples a row as fit, none of which sees another; else one.
+    """
+
+    target_length: int | None = None
+    packed: bool = False
 
 
 @dataclass(frozen=True)
@@ -128,7 +178,10 @@ class Data:
     Attributes:
       cache_dir: what `prepare` writes and the trainer reads: one folder a source.
       length: tokens a row of the batch.
-      mixture: rate of each source; empty means each in proportion to its tokens.
+      mixture: rate of each source, in rows (`data.mixtures` has the usual rules); empty means each in proportion to its
+        tokens.
+      segmenters: of sources whose words the vocabulary does not tell, as of Chinese, a Python function
+        `module:function` from a text to its words in order, such as `jieba:lcut`.
       validation_fraction: share of documents held out where a source has no validation split.
       window_tokens: tokens within which examples are shuffled together; windows are shuffled too.
       threads, prefetch: batches made at once, batches made ahead, on each host. Two threads make half as many batches
@@ -137,9 +190,11 @@ class Data:
 
     cache_dir: str
     length: int
-    sources: dict[str, TextFiles | JsonLines | Tfds | SeqioTask]
+    sources: dict[str, TextFiles | JsonLines | Tfds | SeqioTask | JsonLinesExamples | SeqioExamples]
     mixture: dict[str, float] = field(default_factory=dict)
     layout: Blocks | SentencePairs | WholeSentences | Streams = Blocks()
+    segmenters: dict[str, str] = field(default_factory=dict)
+    examples: Examples = Examples()
     validation_fraction: float = 0.01
     window_tokens: int = 2**21
     threads: int = 1
@@ -151,10 +206,12 @@ class Vocabulary:
     """The vocabulary and its special ids (None: there is none).
 
     Attributes:
-      spec: `sentencepiece:FILE`, `wordpiece:FILE`, `bpe:VOCAB,MERGES`, `words:FILE` or `bytes`.
+      spec: `sentencepiece:FILE`, `wordpiece:FILE`, `bpe:VOCAB,MERGES`, `tiktoken:FILE`, `json:tokenizer.json`,
+        `words:FILE` or `bytes`.
       added: ids above the file's own, for special ones that it lacks.
-      train_size: if the SentencePiece file is missing, `prepare` trains one of this size on the sources; a missing file
-        of words is made of as many of the most frequent words, as far as there are.
+      train_size: if files of SentencePiece, WordPiece, BPE or tiktoken are missing, `prepare` trains them to this size
+        on the sources; a missing file of words is made of as many of the most frequent words, as far as there are.
+      train_kind: how: SentencePiece `unigram` (the default) or `bpe`, WordPiece `uncased` (the default) or `cased`.
       sentinels: ids added above all others, one for each span that an objective cuts out, used from the top down:
         T5's 32,000 pieces and 100 sentinels make 32,100 ids, of which the first span takes 32,099. The sentinels with
         which a SentencePiece model itself ends, as mT5's does, count among them.
@@ -162,6 +219,7 @@ class Vocabulary:
 
     spec: str
     train_size: int = 0
+    train_kind: Literal["", "unigram", "bpe", "uncased", "cased"] = ""
     added: int = 0
     pad: int | None = None
     bos: int | None = None
@@ -407,6 +465,24 @@ def stages(run: Run) -> tuple[Stage, ...]:
     return tuple(found)
 
 
+def read_sources(run: Run) -> dict[str, Any]:
+    """The sources of a run with a rate above 0 in some stage: what is prepared and read."""
+    mixtures = [stage.mixture for stage in stages(run)]
+    return {name: s for name, s in run.data.sources.items() if any(m.get(name, not m) > 0 for m in mixtures)}
+
+
+def has_examples(run: Run) -> bool:
+    """Whether a source has examples with inputs and targets."""
+    return any(isinstance(source, ExampleSource) for source in run.data.sources.values())
+
+
+def target_length(run: Run, length: int) -> int:
+    """Slots for targets in a row of `length`; in an encoder-decoder the length of the decoder's row."""
+    if has_examples(run) and run.data.examples.target_length and isinstance(run.model, settings.EncoderDecoder):
+        return run.data.examples.target_length
+    return run.objective.target_length(length)
+
+
 def from_dict(tree: Any) -> Run:
     """The `Run` that a ConfigDict or a JSON tree describes.
 
@@ -460,6 +536,8 @@ def _check(run: Run) -> None:
     for name in ("added", "sentinels"):
         if getattr(run.vocabulary, name) < 0:
             raise UserError(f"config.vocabulary.{name} is {getattr(run.vocabulary, name)}: give at least 0")
+    for name in data.segmenters.keys() - data.sources.keys():
+        raise UserError(f"config.data.segmenters names '{name}': {nearest(name, data.sources)}")
     if not data.sources:
         raise UserError("config.data.sources is empty: name at least one corpus")
     untils = [phase.until for phase in train.phases]
@@ -487,7 +565,7 @@ def _check(run: Run) -> None:
         if isinstance(run.objective, objectives.BlankInfilling):
             longest = run.objective.text_length(stage.length)  # What fills blanks has the positions of their masks.
         if isinstance(run.model, settings.EncoderDecoder):
-            longest = max(longest, run.objective.target_length(stage.length))
+            longest = max(longest, target_length(run, stage.length))
         tables = settings.LearnedPositions | settings.BlockPositions
         if isinstance(position, tables) and longest > position.length:
             text = "" if longest == stage.length else f" with texts of {longest}"
@@ -496,6 +574,7 @@ def _check(run: Run) -> None:
                 "lower it or raise config.model.attention.position.length"
             )
     checks.streams(run, stages(run))
+    checks.examples(run, stages(run))
 
 
 def _check_pairs(run: Run, length: int) -> None:

@@ -4,7 +4,7 @@ import json
 
 from absl import flags
 
-from plm_jax import cli, storage
+from plm_jax import cli, config, storage
 from plm_jax.errors import UserError
 
 _CHECKPOINT = flags.DEFINE_string("checkpoint", None, "a run, its checkpoint, a converted or a Hugging Face directory")
@@ -18,13 +18,13 @@ def main() -> None:
     checkpoint = cli.required(_CHECKPOINT)
     cli.start_jax()
     import plm_jax
-    from plm_jax.evaluation import perplexity
+    from plm_jax.evaluation import perplexity, task_metrics
 
     lm = plm_jax.load(checkpoint)
     if lm.run is None and _CONFIG.value is None:
         raise UserError(f"{checkpoint} says nothing of data: name a config with --config, prepared with its vocabulary")
     run = lm.run if _CONFIG.value is None else cli.resolve(_CONFIG)
-    metrics = {task: perplexity.evaluate(lm, run, task) for task in _TASKS.value or run.data.sources}
+    metrics = {task: task_metrics.evaluate(lm, run, task) for task in _TASKS.value or config.read_sources(run)}
     for task, found in metrics.items():
         print(f"{task}: " + ", ".join(f"{name} {value:,.4f}".removesuffix(".0000") for name, value in found.items()))
     if lm.workdir is not None:

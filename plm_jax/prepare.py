@@ -1,21 +1,32 @@
-"""`python -m plm_jax.prepare --config=FILE.py:SIZE [--output=DIR]`: tokenised, shuffled documents to train on."""
+"""`python -m plm_jax.prepare --config=FILE.py:SIZE [--output=DIR]`: tokenised, shuffled documents to train on.
+
+`--runner=beam` has Apache Beam tokenise; its own options follow after `--`: `-- --direct_num_workers=8`, or
+`-- --runner=DataflowRunner --temp_location=gs://bucket/temporary …`. The cache is the same.
+"""
+
+import importlib.util
 
 from absl import flags
 
 from plm_jax import cli
+from plm_jax.errors import UserError
 
 _CONFIG = cli.define_config()
 _OUTPUT = flags.DEFINE_string("output", None, "where the cache goes; by default the config's data.cache_dir")
-_RUNNER = flags.DEFINE_enum("runner", "local", ["local"], "where it runs")
+_RUNNER = flags.DEFINE_enum("runner", "local", ["local", "beam"], "where it runs; after -- options of Beam's pipeline")
 
 
 def main() -> None:
     """Writes the caches of the config's sources."""
-    run = cli.resolve(_CONFIG)
+    run, options = cli.resolve(_CONFIG), cli.options()
+    if _RUNNER.value == "local" and options:
+        raise UserError(f"'{options[0]}' is an option of a pipeline: add --runner=beam before the --")
+    if _RUNNER.value == "beam" and importlib.util.find_spec("apache_beam") is None:
+        raise UserError("--runner=beam needs Apache Beam: pip install 'plm_jax[beam]'")
     from plm_jax.data import prepare
 
-    prepare.prepare(run, _OUTPUT.value)
+    prepare.prepare(run, _OUTPUT.value, beam_options=options if _RUNNER.value == "beam" else None)
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(main, takes_options=True)

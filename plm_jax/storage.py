@@ -188,6 +188,19 @@ def sync_folder(path: str) -> None:
     os.close(folder)
 
 
+def replace_folder(temporary: str, final: str) -> None:
+    """Renames a local folder, all of which then is on disk, to `final`, replacing what is there."""
+    for folder, _, _ in os.walk(temporary):
+        sync_folder(folder)
+    replaced = temporary + ".replaced"
+    remove(replaced)
+    if os.path.exists(final):
+        os.rename(final, replaced)
+    os.rename(temporary, final)
+    sync_folder(os.path.dirname(final))
+    remove(replaced)
+
+
 def names(folder: str) -> list[str]:
     """The names of the files and folders in a folder, sorted; none if it is not there, as empty ones are in buckets.
 

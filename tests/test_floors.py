@@ -67,7 +67,7 @@ ALLOWED = {
     "models": {"models", "errors"},
     "objectives": {"objectives", "errors"},
     "hub": {"hub", "models", "storage", "errors"},
-    "data": {"data", "objectives", "config", "storage", "errors"},
+    "data": {"data", "objectives", "config", "trees", "storage", "errors"},
     "training": {"training", "hub", "data", "objectives", "models", "config", "storage", "errors"},
     "evaluation": {"evaluation", "training", "hub", "data", "objectives", "models", "config", "storage", "errors"},
 }

@@ -1,18 +1,59 @@
-"""Objectives as seqio preprocessors: the same NumPy code as the trainer's.
+"""Layouts and objectives as seqio preprocessors: the same NumPy code as the trainer's.
 
-    noise = adapters.preprocessor(objectives.get("span_corruption", special), length=512)
-    seqio.TaskRegistry.add("corrupted", source, preprocessors=[seqio.preprocessors.tokenize, noise], ...)
+    vocabulary = vocabularies.load(config.Vocabulary("bytes", bos=256, eos=257, mask=258))
+    special = objectives.Special(bos=256, eos=257, mask=258, vocab_size=vocabulary.vocab_size)
+    noise = adapters.preprocessor(objectives.get("denoising", special), 512, word_initial=vocabulary.word_initial)
+    seqio.TaskRegistry.add("noised", source, preprocessors=[adapters.tokenize(vocabulary), noise], ...)
 
 Importing this imports seqio and so TensorFlow.
 """
 
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from plm_jax import objectives
-from plm_jax.data import layouts
+from plm_jax import config, objectives
+from plm_jax.data import cache, examples, layouts
 from plm_jax.data.tensorflow_side import tf
+from plm_jax.data.vocabularies import Vocabulary
+
+Preprocessor = Callable[[tf.data.Dataset], tf.data.Dataset]
+SENTENCES, BLOCKS = "sentence_starts", config.Blocks()
+
+
+def tokenize(vocabulary: Vocabulary, feature: str = "targets") -> Preprocessor:
+    """A seqio preprocessor: from `text` to its tokens [n] in `feature` and `sentence_starts` [s], both int32."""
+
+    def encode(text: bytes) -> list[np.ndarray]:
+        (found,) = vocabulary.encode_sentences([text.decode("utf-8")])
+        return [part.astype(np.int32) for part in found]
+
+    def row(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        made = tf.numpy_function(encode, [example["text"]], [tf.int32, tf.int32])
+        return {name: tf.ensure_shape(part, [None]) for name, part in zip((feature, SENTENCES), made, strict=True)}
+
+    return lambda dataset: dataset.map(row)
+
+
+class _Documents:
+    """Documents in memory, with what layouts read of a `cache.Split`."""
+
+    def __init__(self, tokens: np.ndarray, documents: np.ndarray, sentences: np.ndarray, counts: np.ndarray):
+        """`sentences` are those of all documents, each counted from its document's begin; `counts` tells how many."""
+        self._tokens = tokens
+        self.documents = documents.astype(np.int64)
+        self.sentences = sentences + np.repeat(self.documents[:-1], counts)
+        self.num_tokens, self.num_documents, self.has_words = len(tokens), len(counts), False
+
+    def tokens(self, start: int, stop: int) -> np.ndarray:
+        """See `cache.Split`."""
+        return self._tokens[start:stop]
+
+
+def _ragged(batch: tf.Tensor | tf.RaggedTensor) -> tf.RaggedTensor:
+    """A batch that is dense where all rows are known to be of one length."""
+    return batch if isinstance(batch, tf.RaggedTensor) else tf.RaggedTensor.from_tensor(batch)
 
 
 def preprocessor(
@@ -22,37 +63,48 @@ def preprocessor(
     split: str = "train",
     feature: str = "targets",
     word_initial: np.ndarray | None = None,
-) -> Callable[[tf.data.Dataset], tf.data.Dataset]:
+    *,
+    layout: examples.Layout = BLOCKS,
+    characters: np.ndarray | None = None,
+    identity: str = "",
+    num_documents: int = 2**14,
+) -> Preprocessor:
     """A seqio preprocessor: from documents, tokens [n] in `feature`, to rows of `length` with noise and targets.
 
-    The rows are those of `Reader.in_order(split)` over the same documents: documents are joined, each followed by the
-    objective's separator if it has one, the last row is filled up, and the noise is keyed by seed, split and index.
-    `word_initial`, bool [vocab_size], is the vocabulary's; objectives that mask whole words need it.
+    Documents are laid out `num_documents` at a time, in memory. The first rows are those of `Reader.in_order(split)`
+    over so many documents, the noise keyed by seed, split and index; in what follows it is keyed by how many documents
+    went before, too. Sentences begin at `sentence_starts` [s]; without them each document is one. Rows of streams are
+    in the order of the text: batch b shards of the source to have b rows that each go on.
+
+    Args:
+      word_initial: bool [vocab_size], the vocabulary's; objectives that mask whole words need it.
+      layout: which tokens make a row.
+      characters: [vocab_size, C], those of each word, for streams (`words.characters`).
+      identity: of the cache whose pairs are wanted, as in its manifest; pairs are drawn by it, too.
+      num_documents: more are more alike to the trainer's rows, and fewer sooner begun.
     """
-    num_tokens, pad = objective.input_length(length), objective.special.pad or 0
-    overlap = num_tokens - objective.stride(length)
-    end = [] if objective.separator is None else [objective.separator]
+    like = examples.blank(layout, length, objective, 0 if characters is None else characters.shape[1])
+    signature = {key: tf.TensorSpec(value.shape, value.dtype) for key, value in like.items()}
 
-    def make(index: int, tokens: np.ndarray) -> dict[str, np.ndarray]:
-        padding = (0, num_tokens - len(tokens))
-        example = {"tokens": np.pad(tokens, padding, constant_values=pad)}
-        if padding[1]:
-            example["mask"] = np.pad(np.ones_like(tokens), padding)
-        if word_initial is not None:
-            (example["word_starts"],) = word_initial[example["tokens"]].nonzero()
-        return objective(example, layouts.generator(seed, split, int(index)))
+    def read(row: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+        starts = tf.cast(row[SENTENCES], tf.int32) if SENTENCES in row else tf.zeros([1], tf.int32)
+        return tf.cast(row[feature], tf.int32), starts
 
-    like = make(0, np.zeros(num_tokens, np.int32))
+    def rows(number: np.ndarray, *documents: np.ndarray) -> Iterator[examples.Example]:
+        with tempfile.TemporaryDirectory() as folder:
+            source = cache.Source(folder, identity, {}, {split: _Documents(*documents)}, word_initial)
+            opened = examples.open_layout(layout, source, split, length, seed, objective, characters)
+            for index in range(opened.num_rows):
+                rng = layouts.generator(seed, split, index, int(number))
+                yield examples.make(objective, opened, index, rng, word_initial)
 
-    def make_tf(index: tf.Tensor, tokens: tf.Tensor) -> dict[str, tf.Tensor]:
-        types = [value.dtype for value in like.values()]
-        made = tf.numpy_function(lambda *row: [make(*row)[key] for key in like], [index, tokens], types)
-        return {key: tf.ensure_shape(value, like[key].shape) for key, value in zip(like, made, strict=True)}
+    def lay_out(number: tf.Tensor, documents: tuple[tf.Tensor, tf.Tensor]) -> tf.data.Dataset:
+        tokens, starts = map(_ragged, documents)
+        parts = number, tokens.values, tokens.row_splits, starts.values, starts.row_lengths()
+        return tf.data.Dataset.from_generator(rows, args=parts, output_signature=signature)
 
     def apply(dataset: tf.data.Dataset) -> tf.data.Dataset:
-        documents = dataset.map(lambda row: tf.concat([tf.cast(row[feature], tf.int32), tf.constant(end, tf.int32)], 0))
-        windows = documents.unbatch().window(num_tokens, shift=num_tokens - overlap)
-        rows = windows.flat_map(lambda window: window.batch(num_tokens)).filter(lambda row: tf.size(row) > overlap)
-        return rows.enumerate().map(make_tf)
+        documents = dataset.map(read).filter(lambda tokens, starts: tf.size(tokens) > 0)
+        return documents.ragged_batch(num_documents).enumerate().flat_map(lay_out)
 
     return apply

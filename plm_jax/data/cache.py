@@ -6,11 +6,14 @@
                                            SHARD_RECORDS records a file
     CACHE_DIR/SOURCE/SPLIT/documents.npy   int64 [documents + 1]: first token of each document, and the end
     CACHE_DIR/SOURCE/SPLIT/sentences.npy   int64 [sentences]: first token of each sentence
+    CACHE_DIR/SOURCE/SPLIT/words.npy       int64 [words]: first token of each word, of a source with a segmenter alone
     CACHE_DIR/SOURCE/SPLIT/unigram.npy     int64 [vocab_size]: how often each token occurs
 
-Documents hold no special tokens. Records are read through a small cache, the .npy files are memory-mapped and a
-few token files are open at once, so memory does not grow with the corpus. Of a remote cache each file is fetched
-when it is first read (`Mirror`), so that the disk need not hold the corpus either. NumPy and array_record only.
+Documents hold no special tokens. Where the manifest says `has_examples`, a document is an example, and its sentences
+are two, its inputs and its targets; either may have no tokens. Records are read through a small cache, the .npy files
+are memory-mapped and a few token files are open at once, so memory does not grow with the corpus. Of a remote cache
+each file is fetched when it is first read (`Mirror`), so that the disk need not hold the corpus either. NumPy and
+array_record only.
 """
 
 import contextlib
@@ -19,10 +22,9 @@ import glob
 import itertools
 import json
 import os
-import shutil
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -85,7 +87,7 @@ class NpyAppender:
 class SplitWriter:
     """Writes one split's files into `folder`, which it makes."""
 
-    def __init__(self, folder: str, vocab_size: int):
+    def __init__(self, folder: str, vocab_size: int, has_words: bool = False):
         os.makedirs(folder)
         self._folder = folder
         self._dtype = dtype_for(vocab_size)
@@ -93,22 +95,32 @@ class SplitWriter:
         self._num_records = 0
         self._documents = NpyAppender(os.path.join(folder, "documents.npy"))
         self._sentences = NpyAppender(os.path.join(folder, "sentences.npy"))
+        self._words = NpyAppender(os.path.join(folder, "words.npy")) if has_words else None
         self._unigram = np.zeros(vocab_size, np.int64)
         self._pending: list[np.ndarray] = []
         self._num_pending = 0
         self._num_tokens = 0
         self._num_bytes = 0
 
-    def add(self, tokens: np.ndarray, documents: np.ndarray, sentences: np.ndarray, num_bytes: int) -> None:
+    def add(
+        self,
+        tokens: np.ndarray,
+        documents: np.ndarray,
+        sentences: np.ndarray,
+        num_bytes: int,
+        words: Sequence[int] = (),
+    ) -> None:
         """Adds whole documents.
 
         Args:
           tokens: [n], the documents one after another.
-          documents, sentences: where in `tokens` each begins.
+          documents, sentences, words: where in `tokens` each begins; words where the split has them.
           num_bytes: of their text in UTF-8.
         """
         self._documents.append(np.asarray(documents, np.int64) + self._num_tokens)
         self._sentences.append(np.asarray(sentences, np.int64) + self._num_tokens)
+        if self._words is not None:
+            self._words.append(np.asarray(words, np.int64) + self._num_tokens)
         self._num_tokens += len(tokens)
         self._num_bytes += num_bytes
         self._pending.append(np.asarray(tokens, self._dtype))
@@ -152,6 +164,7 @@ class SplitWriter:
             "sentences": sentences,
             "tokens": self._num_tokens,
             "bytes": self._num_bytes,
+            **({} if self._words is None else {"words": self._words.close()}),
         }
 
 
@@ -168,15 +181,7 @@ def publish(temporary: str, final: str, manifest: dict[str, Any]) -> None:
         sizes = {"format": FORMAT, "record_tokens": RECORD_TOKENS, "shard_records": SHARD_RECORDS}
         json.dump(sizes | manifest, file, indent=2)
         storage.sync(file)
-    for folder, _, _ in os.walk(temporary):
-        storage.sync_folder(folder)
-    replaced = temporary + ".replaced"
-    shutil.rmtree(replaced, ignore_errors=True)
-    if os.path.exists(final):
-        os.rename(final, replaced)
-    os.rename(temporary, final)
-    storage.sync_folder(os.path.dirname(final))
-    shutil.rmtree(replaced, ignore_errors=True)
+    storage.replace_folder(temporary, final)
 
 
 def upload(folder: str, remote: str, show_progress: bool = True) -> None:
@@ -253,6 +258,7 @@ class Split:
 
     Attributes:
       documents: int64 [num_documents + 1], memory-mapped.
+      has_words: whether it says where words begin.
     """
 
     def __init__(
@@ -265,6 +271,8 @@ class Split:
         self.num_tokens, self.num_documents, self.num_bytes, self._num_sentences = (
             counts[k] for k in ("tokens", "documents", "bytes", "sentences")
         )
+        self._num_words = counts.get("words")
+        self.has_words = self._num_words is not None
         path = locate("documents.npy")
         self.documents = load(path, self.num_documents + 1)
         if self.documents[0] != 0 or self.documents[-1] != self.num_tokens:
@@ -281,6 +289,8 @@ class Split:
           UserError: one is missing or damaged.
         """
         load(self._locate("sentences.npy"), self._num_sentences)
+        if self.has_words:
+            load(self._locate("words.npy"), self._num_words)
         for shard in range(-(-self._num_records // SHARD_RECORDS)):
             self._open_shard(shard)
 
@@ -288,6 +298,16 @@ class Split:
     def sentences(self) -> np.ndarray:
         """int64 [num_sentences], memory-mapped."""
         return load(self._locate("sentences.npy"), self._num_sentences)
+
+    @functools.cached_property
+    def words(self) -> np.ndarray:
+        """int64 [num_words], memory-mapped; of a split that has them."""
+        return load(self._locate("words.npy"), self._num_words)
+
+    def word_starts(self, start: int, stop: int) -> np.ndarray:
+        """Where in tokens [start, stop) a word begins."""
+        begin, end = np.searchsorted(self.words, (start, stop))
+        return self.words[begin:end] - start
 
     @functools.cached_property
     def unigram(self) -> np.ndarray:
@@ -339,6 +359,8 @@ class Source:
         `kind` and `files` as prepared.
       splits: `train`, and `validation` where there is one.
       word_initial: bool [vocab_size]: whether a token begins a word.
+      segmenter: what found the words of its splits, where they have them.
+      has_examples: whether each document is an example, and its two sentences are inputs and targets.
     """
 
     folder: str
@@ -346,6 +368,8 @@ class Source:
     vocabulary: dict[str, Any]
     splits: dict[str, Split]
     word_initial: np.ndarray
+    segmenter: str | None = None
+    has_examples: bool = False
 
 
 def read_manifest(folder: str) -> dict[str, Any]:
@@ -390,7 +414,12 @@ def open_source(cache_dir: str, name: str, cached_tokens: int = 3 * 2**21) -> So
     if not remote:  # Of a remote one, files stay where they are until they are read.
         for split in splits.values():
             split.check()
-    return Source(locate.folder if remote else folder, manifest["identity"], vocabulary, splits, word_initial)
+    local, segmenter, has_examples = (
+        locate.folder if remote else folder,
+        manifest.get("segmenter"),
+        manifest.get("has_examples", False),
+    )
+    return Source(local, manifest["identity"], vocabulary, splits, word_initial, segmenter, has_examples)
 
 
 def load(path: str, length: int, dtype: Any = np.int64) -> np.ndarray:

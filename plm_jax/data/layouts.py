@@ -73,17 +73,20 @@ class Stream:
         self._pad = 0 if pad is None else pad
         self.num_tokens = split.num_tokens + self._extra * split.num_documents
         self._pages = self._starts(slice(0, split.num_documents, _PAGE))
+        self._page = functools.lru_cache(16)(self._read_page)
 
     def _starts(self, documents: slice) -> np.ndarray:
         """Where these documents begin, and, as the last one, where the stream ends."""
         numbers = np.arange(*documents.indices(self._split.num_documents + 1))
         return self._split.documents[documents] + self._extra * numbers
 
+    def _read_page(self, page: int) -> np.ndarray:
+        return self._starts(slice(page * _PAGE, min((page + 1) * _PAGE, self._split.num_documents)))
+
     def _first_document(self, token: int) -> int:
         """The last document that starts at or before `token`, found by pages, since the starts stay on disk."""
         page = int(self._pages.searchsorted(token, side="right")) - 1
-        starts = self._starts(slice(page * _PAGE, min((page + 1) * _PAGE, self._split.num_documents)))
-        return page * _PAGE + int(starts.searchsorted(token, side="right")) - 1
+        return page * _PAGE + int(self._page(page).searchsorted(token, side="right")) - 1
 
     def read(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """Tokens [start, stop) as int32, and where in them a document begins (the one running at `start` left out)."""
@@ -104,10 +107,23 @@ class Stream:
 
     def sentence_starts(self, start: int, stop: int) -> np.ndarray:
         """Where in tokens [start, stop) a sentence begins."""
-        sentences, documents = self._split.sentences, self._split.documents
+        return self._begins(self._split.sentences, start, stop)
+
+    @property
+    def has_words(self) -> bool:
+        """Whether its split says where words begin."""
+        return self._split.has_words
+
+    def word_starts(self, start: int, stop: int) -> np.ndarray:
+        """Where in tokens [start, stop) a word begins, of a split that says so."""
+        return self._begins(self._split.words, start, stop)
+
+    def _begins(self, parts: np.ndarray, start: int, stop: int) -> np.ndarray:
+        """Where in tokens [start, stop) those of the split's tokens are at which its parts begin."""
+        documents = self._split.documents
         first, last = self._first_document(start), self._first_document(stop - 1)
-        begin, end = np.searchsorted(sentences, [start - self._extra * first, stop - self._extra * last])
-        found = sentences[begin:end]
+        begin, end = np.searchsorted(parts, [start - self._extra * first, stop - self._extra * last])
+        found = parts[begin:end]
         before = first + np.searchsorted(documents[first : last + 2], found, side="right") - 1
         starts = found + self._extra * before - start
         return starts[starts < stop - start]
@@ -151,7 +167,7 @@ class Layout(Protocol):
 class Blocks:
     """Rows of `length` tokens of a stream, one every `stride`; a `Layout` of one pass.
 
-    They have `sentence_starts` if that is among what the objective `reads`.
+    They have `sentence_starts`, and `word_starts` where the split has them, if the objective `reads` those.
 
     What is left at the stream's end is the last row, short and padded, and in no window.
     """
@@ -176,9 +192,11 @@ class Blocks:
         del rng
         start = item * self._stride
         made = self._stream.example(start, self._length, self._separate)
+        stop = min(start + self._length, self._stream.num_tokens)
         if "sentence_starts" in self._reads:
-            stop = min(start + self._length, self._stream.num_tokens)
             made["sentence_starts"] = self._stream.sentence_starts(start, stop)
+        if "word_starts" in self._reads and self._stream.has_words:
+            made["word_starts"] = self._stream.word_starts(start, stop)
         return made
 
 

@@ -1,7 +1,7 @@
-"""Which source example k comes from: a pure function of k, by counting, without drawing."""
+"""Which source example k comes from, a pure function of k, by counting, without drawing; and by which rates."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 _ONE = 2**32
 
@@ -40,3 +40,33 @@ class Mixture:
                 return name, before
             k -= before
         raise AssertionError("the last source takes all that is left")
+
+
+def equal(names: Iterable[str]) -> dict[str, float]:
+    """The same rate for each source."""
+    return dict.fromkeys(names, 1.0)
+
+
+def proportional(
+    examples: Mapping[str, float], *, scale: float = 1.0, maximum: float | None = None, temperature: float = 1.0
+) -> dict[str, float]:
+    """Rates by how many examples each source has (Raffel et al. 2020 §3.5.2, arXiv:1910.10683).
+
+    In the order of seqio's `mixing_rate_num_examples`: count × `scale`, at most `maximum` (the paper's K), to the power
+    of 1 / `temperature` (the paper's T; the larger, the more alike the rates are).
+    """
+    limit = math.inf if maximum is None else maximum
+    return {name: min(count * scale, limit) ** (1 / temperature) for name, count in examples.items()}
+
+
+def nested(*mixtures: tuple[Mapping[str, float], float]) -> dict[str, float]:
+    """One mixture of several, each given with its rate as a whole; a source that is in several gets the sum.
+
+    `nested(({"c4": 1.0}, 0.5), (proportional(GLUE, maximum=2**21), 0.5))`: half from C4, half from GLUE's tasks.
+    """
+    found: dict[str, float] = {}
+    for mixture, rate in mixtures:
+        total = math.fsum(mixture.values())
+        for name, share in mixture.items():
+            found[name] = found.get(name, 0.0) + rate * share / total
+    return found

@@ -191,8 +191,11 @@ class SentencePairs:
         length: int,
         seed: int,
         special: objectives.Special,
+        reads: tuple[str, ...] = (),
     ):
         """Opens the index, or makes it: once for each length and seed, half a second for 2 million sentences a pass.
+
+        Pairs have `word_starts` where the split has them, if the objective `reads` those.
 
         Raises:
           UserError: the index is damaged or cannot be written.
@@ -207,6 +210,7 @@ class SentencePairs:
         self._length = length
         self._swaps = layout.task == "sentence_order"
         self._special = special
+        self._has_words = "word_starts" in reads and self._split.has_words
         self._passes = cache.load(os.path.join(folder, "passes.npy"), layout.duplicates + 1).tolist()
         self._starts, self._lengths_a, self._lengths_b = (
             cache.load(os.path.join(folder, f"{name}.npy"), self._passes[-1], dtype) for name, dtype in _FILES.items()
@@ -235,7 +239,11 @@ class SentencePairs:
             cut_a, cut_b = rng.binomial((num_a - kept_a, num_b - kept_b), 0.5).tolist()
             start_a, start_b = start_a + cut_a, start_b + cut_b
         part_a, part_b = (self._split.tokens(s, s + n) for s, n in ((start_a, kept_a), (start_b, kept_b)))
-        return row(part_a, part_b, label, self._length, self._special)
+        made = row(part_a, part_b, label, self._length, self._special)
+        if self._has_words:
+            words_a, words_b = (self._split.word_starts(s, s + n) for s, n in ((start_a, kept_a), (start_b, kept_b)))
+            made["word_starts"] = np.concatenate([1 + words_a, 2 + kept_a + words_b])
+        return made
 
     def _partner(self, start: int, wanted: int, rng: np.random.Generator) -> tuple[int, int]:
         """The first token and the number of tokens of whole sentences, `wanted` or more, or up to their document's end.

@@ -1,7 +1,8 @@
 """Texts to the cache: tokenise, shuffle documents once, write; in bounded memory and to the same bytes every time.
 
 Documents stream from the source, are tokenised in batches and spilled to NUM_SHARDS files chosen by a hash; then each
-shard is read, sorted by the hash and written. So the order is a fixed pseudo-random one, and memory holds one shard.
+shard is read, sorted by the hash and written. So the order is a fixed pseudo-random one, and memory holds a batch and
+then where the documents of one shard are.
 """
 
 import contextlib
@@ -13,32 +14,40 @@ import os
 import shutil
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
 import tqdm
 
 from plm_jax import config, storage
-from plm_jax.data import cache, tasks, vocabularies
+from plm_jax.data import cache, segmenters, sentences, tasks, vocabularies, vocabulary_training
 from plm_jax.errors import UserError
 
 NUM_SHARDS = 256
 _BATCH_CHARACTERS = 2**20
 _VOCABULARY_SAMPLE_BYTES = 2**25
-_HEADER = struct.Struct("<QB3xIII")  # Hash, whether held out, numbers of tokens, sentences and bytes.
+Item = TypeVar("Item")
+Rule = Callable[[str], list[int]]  # Text → the characters at which a part other than the first begins.
+_HEADER = struct.Struct("<QB3xIIII")  # Hash, whether held out, numbers of tokens, sentences, words and bytes.
 
 
 class Document(NamedTuple):
-    """A text, its number within the source, and whether it is for validation."""
+    """A text, its number within the source, and whether it is for validation; of an example `text` is its inputs."""
 
     number: int
     text: str
     held_out: bool
+    targets: str | None = None
 
 
-def prepare(run: config.Run, output: str | None = None, show_progress: bool = True) -> None:
+def prepare(
+    run: config.Run, output: str | None = None, show_progress: bool = True, beam_options: Sequence[str] | None = None
+) -> None:
     """Writes the cache of each of the run's sources into `output` (default: `data.cache_dir`), and its vocabulary.
+
+    A source with a rate of 0 all the time is left out. With `beam_options` Apache Beam tokenises, where and with how
+    many workers they say (`data/beam.py`); the cache is the same.
 
     A cache whose identity (source contents, task definition, vocabulary, format) has not changed is left as it is. Of
     several processes of a machine at once one works and the others wait for it. A remote cache is made on this machine
@@ -47,10 +56,11 @@ def prepare(run: config.Run, output: str | None = None, show_progress: bool = Tr
     Raises:
       UserError: whatever the user can mend in sources or vocabulary.
     """
-    folder = output or run.data.cache_dir
-    for name in run.data.sources:
+    folder, sources = output or run.data.cache_dir, config.read_sources(run)
+    for name, source in sources.items():
         if not name.replace("-", "_").isidentifier() or name == "vocabulary":
             raise UserError(f"config.data.sources has '{name}': give a name of letters, digits, - and _")
+        tasks.check(name, source)
     local = folder
     if storage.is_remote(folder):
         local = storage.cache_folder("prepare", hashlib.sha256(folder.encode("utf-8")).hexdigest()[:16])
@@ -59,13 +69,13 @@ def prepare(run: config.Run, output: str | None = None, show_progress: bool = Tr
     with _locked(os.path.join(local, ".lock")):
         vocabulary = _vocabulary(run, show_progress)
         vocabularies.copy(run.vocabulary.spec, os.path.join(folder, "vocabulary"))
-        for name in run.data.sources:
+        for name in sources:
             wanted, final, made = identity(run, name, vocabulary), os.path.join(folder, name), os.path.join(local, name)
             if _is_prepared(final, wanted):
                 print(f"{name}: up to date at {final}")
                 continue
             if not _is_prepared(made, wanted):
-                _prepare_source(run, name, vocabulary, wanted, local, show_progress)
+                _prepare_source(run, name, vocabulary, wanted, local, show_progress, beam_options)
             if made != final:
                 cache.upload(made, final, show_progress)
                 shutil.rmtree(made)
@@ -88,28 +98,27 @@ def _locked(path: str) -> Iterator[None]:
 
 
 def _vocabulary(run: config.Run, show_progress: bool) -> vocabularies.Vocabulary:
-    """The run's vocabulary, trained first if it is a SentencePiece file or one of words that is not there."""
+    """The run's vocabulary, trained first if it is to be and its files are not there."""
     spec = run.vocabulary
-    if spec.spec.startswith(("sentencepiece:", "words:")) and spec.train_size > 0:
-        (path,) = vocabularies.files(spec.spec)
-        if not storage.exists(path):
-            print(f"making a vocabulary of {spec.train_size}: {path}")
-            texts = (
-                document.text
-                for name, source in run.data.sources.items()
-                for document in _documents(run, name, source)
-                if not document.held_out
-            )
-            bar = tqdm.tqdm(texts, unit=" documents", disable=not show_progress)
-            if spec.spec.startswith("words:"):
-                vocabularies.count_words(bar, spec, path)
-                return vocabularies.load(spec)
-            sample = _sample(bar, _VOCABULARY_SAMPLE_BYTES)
-            if not sample:
+    paths = vocabularies.files(spec.spec)
+    if spec.train_size > 0 and not all(map(storage.exists, paths)):
+        print(f"making a vocabulary of {spec.train_size}: {', '.join(paths)}")
+        texts = (
+            text
+            for name, source in config.read_sources(run).items()
+            for document in _documents(run, name, source)
+            if not document.held_out
+            for text in (document.text, document.targets)
+            if text
+        )
+        texts = tqdm.tqdm(texts, unit=" documents", disable=not show_progress)
+        if not spec.spec.startswith("words:"):
+            texts = _sample(texts, _VOCABULARY_SAMPLE_BYTES)
+            if not texts:
                 raise UserError(
-                    f"sources {', '.join(run.data.sources)} have no document for training: check their paths"
+                    f"sources {', '.join(config.read_sources(run))} have no document for training: check their paths"
                 )
-            vocabularies.train_sentencepiece(sample, spec, path)
+        vocabulary_training.train(texts, spec, show_progress)
     return vocabularies.load(spec)
 
 
@@ -136,18 +145,46 @@ def held_out(text: str, fraction: float) -> bool:
     return zlib.crc32(text.encode("utf-8")) % 1000 < 1000 * fraction
 
 
-def _documents(run: config.Run, name: str, source: Any) -> Iterator[Document]:
-    """All documents of a source; those of its own validation split, else by CRC-32, are held out."""
+class Piece(NamedTuple):
+    """A part of a source that one worker reads: of a split all or a shard."""
+
+    split: str
+    shard: Any
+
+
+def pieces(name: str, source: Any, most: int = 1) -> list[Piece]:
+    """The parts of a source, in order; `most` as for `tasks.shards`."""
     task = tasks.task(name, source)
-    field = source.field if isinstance(source, config.SeqioTask) else "text"
-    own = "validation" in task.splits
+    splits = [split for split in cache.SPLITS if split in task.splits]
+    return [Piece(split, shard) for split in splits for shard in tasks.shards(source, task, split, most)]
+
+
+def documents(run: config.Run, name: str, piece: Piece, first: int) -> Iterator[Document]:
+    """The documents of a piece, numbered from `first`; of a source without a validation split CRC-32 holds some out."""
+    source = run.data.sources[name]
+    task = tasks.task(name, source)
+    own, fraction = "validation" in task.splits, run.data.validation_fraction
+    found = (parts for parts in _parts(task, piece, source) if parts[0].strip() or parts[1])
+    for number, (text, targets) in enumerate(found, first):
+        held = piece.split == "validation" if own else held_out(text, fraction)
+        yield Document(number, text, held, targets)
+
+
+def _documents(run: config.Run, name: str, source: Any) -> Iterator[Document]:
+    """All documents of a source, one piece after another."""
     number = 0
-    for split in ("train", "validation") if own else ("train",):
-        for text in tasks.texts(task, split, field):
-            if text.strip():
-                out = split == "validation" if own else held_out(text, run.data.validation_fraction)
-                yield Document(number, text, out)
-                number += 1
+    for piece in pieces(name, source):
+        for document in documents(run, name, piece, number):
+            yield document
+            number = document.number + 1
+
+
+def _parts(task: Any, piece: Piece, source: Any) -> Iterator[tuple[str, str | None]]:
+    """The text of each document and None, or the inputs and targets of each example."""
+    if isinstance(source, config.ExampleSource):
+        return ((example.inputs, example.targets) for example in tasks.examples(task, piece.split, piece.shard))
+    field = source.field if isinstance(source, config.SeqioTask) else "text"
+    return ((text, None) for text in tasks.texts(task, piece.split, field, piece.shard))
 
 
 def identity(run: config.Run, name: str, vocabulary: vocabularies.Vocabulary) -> str:
@@ -161,26 +198,42 @@ def identity(run: config.Run, name: str, vocabulary: vocabularies.Vocabulary) ->
         "vocabulary": vocabularies.identity(vocabulary),
         "format": cache.FORMAT,
     }
+    if name in run.data.segmenters:
+        what["segmenter"] = run.data.segmenters[name]
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode("utf-8")).hexdigest()
 
 
 def _prepare_source(
-    run: config.Run, name: str, vocabulary: vocabularies.Vocabulary, wanted: str, folder: str, show_progress: bool
+    run: config.Run,
+    name: str,
+    vocabulary: vocabularies.Vocabulary,
+    wanted: str,
+    folder: str,
+    show_progress: bool,
+    beam_options: Sequence[str] | None,
 ) -> None:
     """Writes the cache of a source, of the identity `wanted`, into a local folder."""
     final, temporary = os.path.join(folder, name), os.path.join(folder, f".{name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     spill = os.path.join(temporary, "spill")
     os.makedirs(spill)
-    documents = _documents(run, name, run.data.sources[name])
-    bar = tqdm.tqdm(
-        documents, f"{name}: tokenising", _size(run.data.sources[name]), unit=" documents", disable=not show_progress
-    )
-    num_documents, has_validation = _tokenise(bar, vocabulary, spill)
+    segmenter = run.data.segmenters.get(name)
+    if beam_options is None:
+        size = _size(name, run.data.sources[name])
+        unread = _documents(run, name, run.data.sources[name])
+        bar = tqdm.tqdm(unread, f"{name}: tokenising", size, unit=" documents", disable=not show_progress)
+        num_documents, has_validation = _tokenise(bar, vocabulary, spill, rules(run, name))
+    else:
+        from plm_jax.data import beam  # A heavy import, and an optional one.
+
+        num_documents, has_validation = beam.tokenise(run, name, spill, beam_options, show_progress)
     if not num_documents:
         raise UserError(f"source '{name}' has no document with text in it: check its path and field")
     splits = cache.SPLITS if has_validation else ("train",)
-    writers = {split: cache.SplitWriter(os.path.join(temporary, split), vocabulary.vocab_size) for split in splits}
+    writers = {
+        split: cache.SplitWriter(os.path.join(temporary, split), vocabulary.vocab_size, has_words=bool(segmenter))
+        for split in splits
+    }
     with tqdm.tqdm(None, f"{name}: writing", num_documents, unit=" documents", disable=not show_progress) as bar:
         _write_shards(spill, writers, cache.dtype_for(vocabulary.vocab_size), bar)
     shutil.rmtree(spill)
@@ -193,18 +246,25 @@ def _prepare_source(
         "vocabulary": _describe(run.vocabulary, vocabulary),
         "dtype": cache.dtype_for(vocabulary.vocab_size).str,
         "splits": counts,
+        "has_examples": isinstance(run.data.sources[name], config.ExampleSource),
     }
+    if segmenter:
+        manifest["segmenter"] = segmenter
     cache.publish(temporary, final, manifest)
     none = "" if has_validation else ", no validation split"
-    print(f"{name}: {num_documents:,} documents, {counts['train']['tokens']:,} training tokens{none}: {final}")
+    tokens, size = (sum(split[of] for split in counts.values()) for of in ("tokens", "bytes"))
+    print(
+        f"{name}: {num_documents:,} documents, {counts['train']['tokens']:,} training tokens, "
+        f"{size / tokens:.2f} bytes a token{none}: {final}"
+    )
 
 
-def _size(source: Any) -> int | None:
+def _size(name: str, source: Any) -> int | None:
     """The number of documents, where the source tells it."""
     if not isinstance(source, config.Tfds):
         return None
-    splits = tasks.task("size", source).source.tfds_dataset.builder.info.splits
-    return sum(splits[split].num_examples for split in cache.SPLITS if split in splits)
+    task = tasks.task(name, source)
+    return sum(task.source.num_input_examples(split) for split in task.splits)
 
 
 def _describe(spec: config.Vocabulary, vocabulary: vocabularies.Vocabulary) -> dict[str, Any]:
@@ -218,52 +278,96 @@ def _describe(spec: config.Vocabulary, vocabulary: vocabularies.Vocabulary) -> d
     }
 
 
-def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """Documents in lists of about _BATCH_CHARACTERS."""
-    batch, size = [], 0
-    for document in documents:
-        batch.append(document)
-        size += len(document.text)
-        if size >= _BATCH_CHARACTERS:
+class Record(NamedTuple):
+    """A tokenised document in the spill's form, the shard that it belongs to and whether it is for validation."""
+
+    shard: int
+    held_out: bool
+    data: bytes
+
+
+def rules(run: config.Run, name: str) -> list[Rule]:
+    """Where sentences begin and, in a source whose words are not those of the vocabulary, where words do."""
+    segmenter = run.data.segmenters.get(name)
+    return [sentences.boundaries, *([segmenters.load(segmenter)] if segmenter else [])]
+
+
+def encode(
+    documents: Iterable[Document], vocabulary: vocabularies.Vocabulary, rules: Sequence[Rule]
+) -> Iterator[Record]:
+    """The records of all documents that have tokens."""
+    dtype = cache.dtype_for(vocabulary.vocab_size)
+    for batch in batches(documents, _BATCH_CHARACTERS, lambda document: len(document.text + (document.targets or ""))):
+        for document, (ids, (starts, *words)) in zip(batch, _encode(vocabulary, batch, rules), strict=True):
+            if not len(ids):
+                continue
+            key = _hash(document.number, document.text)
+            size = len((document.text + (document.targets or "")).encode("utf-8"))
+            header = _HEADER.pack(key, document.held_out, len(ids), len(starts), sum(map(len, words)), size)
+            parts = [ids.astype(dtype), *(values.astype("<u4") for values in (starts, *words))]
+            data = header + b"".join(part.tobytes() for part in parts)
+            yield Record(key * NUM_SHARDS >> 64, document.held_out, data)
+
+
+def _encode(
+    vocabulary: vocabularies.Vocabulary, documents: list[Document], rules: Sequence[Rule]
+) -> list[tuple[np.ndarray, list[np.ndarray]]]:
+    """Ids of each document and, by each rule, the first tokens of its parts: of an example, its inputs and targets."""
+    if documents[0].targets is None:
+        return vocabulary.encode_parts([document.text for document in documents], rules)
+    texts = [text for document in documents for text in (document.text, document.targets)]
+    ids = [np.asarray(found, np.int64) for found, _ in vocabulary.encode_offsets(texts)]
+    pairs = zip(ids[::2], ids[1::2], strict=True)
+    return [(np.concatenate(pair), [np.array([0, len(pair[0])])]) for pair in pairs]
+
+
+def batches(items: Iterable[Item], limit: int, size: Callable[[Item], int]) -> Iterator[list[Item]]:
+    """Items in lists, each of which ends when its sizes add up to `limit`."""
+    batch, total = [], 0
+    for item in items:
+        batch.append(item)
+        total += size(item)
+        if total >= limit:
             yield batch
-            batch, size = [], 0
+            batch, total = [], 0
     if batch:
         yield batch
 
 
-def _tokenise(documents: Iterable[Document], vocabulary: vocabularies.Vocabulary, spill: str) -> tuple[int, bool]:
+@contextlib.contextmanager
+def open_shards(spill: str) -> Iterator[list[BinaryIO]]:
+    """The files of the shards in a folder, to be written one after another in any order."""
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(open(os.path.join(spill, f"{i:03d}"), "wb")) for i in range(NUM_SHARDS)]
+
+
+def _tokenise(
+    documents: Iterable[Document], vocabulary: vocabularies.Vocabulary, spill: str, rules: Sequence[Rule]
+) -> tuple[int, bool]:
     """Spills all documents into shards; gives their number and whether any is held out."""
     number, any_held_out = 0, False
-    dtype = cache.dtype_for(vocabulary.vocab_size)
-    with contextlib.ExitStack() as stack:
-        shards = [stack.enter_context(open(os.path.join(spill, f"{i:03d}"), "wb")) for i in range(NUM_SHARDS)]
-        for batch in _batches(documents):
-            encoded = vocabulary.encode_sentences([document.text for document in batch])
-            for document, (ids, sentences) in zip(batch, encoded, strict=True):
-                if not len(ids):
-                    continue
-                key, size = _hash(document.number, document.text), len(document.text.encode("utf-8"))
-                header = _HEADER.pack(key, document.held_out, len(ids), len(sentences), size)
-                shards[key * NUM_SHARDS >> 64].write(
-                    header + ids.astype(dtype).tobytes() + sentences.astype("<u4").tobytes()
-                )
-                number, any_held_out = number + 1, any_held_out or document.held_out
+    with open_shards(spill) as shards:
+        for record in encode(documents, vocabulary, rules):
+            shards[record.shard].write(record.data)
+            number, any_held_out = number + 1, any_held_out or record.held_out
     return number, any_held_out
 
 
 def _write_shards(spill: str, writers: dict[str, cache.SplitWriter], dtype: np.dtype, bar: tqdm.tqdm) -> None:
     """Moves the spilled documents to the writers, in the order of their hashes."""
     for shard in sorted(os.listdir(spill)):
-        with open(os.path.join(spill, shard), "rb") as file:
-            data = file.read()
+        path = os.path.join(spill, shard)
+        data = np.memmap(path, np.uint8, "r") if os.path.getsize(path) else b""
         rows, offset = [], 0
         while offset < len(data):
-            key, out, num_tokens, num_sentences, size = _HEADER.unpack_from(data, offset)
-            rows.append((key, out, offset + _HEADER.size, num_tokens, num_sentences, size))
-            offset += _HEADER.size + num_tokens * dtype.itemsize + num_sentences * 4
-        for _, out, at, num_tokens, num_sentences, size in sorted(rows):
+            key, out, num_tokens, num_sentences, num_words, size = _HEADER.unpack_from(data, offset)
+            rows.append((key, out, offset + _HEADER.size, num_tokens, num_sentences, num_words, size))
+            offset += _HEADER.size + num_tokens * dtype.itemsize + (num_sentences + num_words) * 4
+        for _, out, at, num_tokens, num_sentences, num_words, size in sorted(rows):
             tokens = np.frombuffer(data, dtype, num_tokens, at)
-            sentences = np.frombuffer(data, "<u4", num_sentences, at + tokens.nbytes)
-            writers["validation" if out else "train"].add(tokens, np.zeros(1, np.int64), sentences, size)
+            starts, words = np.split(
+                np.frombuffer(data, "<u4", num_sentences + num_words, at + tokens.nbytes), [num_sentences]
+            )
+            writers["validation" if out else "train"].add(tokens, np.zeros(1, np.int64), starts, size, words)
             bar.update()
-        os.remove(os.path.join(spill, shard))
+        os.remove(path)

@@ -14,14 +14,15 @@ import grain
 import numpy as np
 
 from plm_jax import config, objectives, storage
-from plm_jax.data import cache, layouts, mixtures, pairs, streams, whole_sentences
+from plm_jax.data import cache, examples, inputs_targets, layouts, mixtures, streams
 from plm_jax.errors import UserError
 
-Example = dict[str, np.ndarray]
+Example = examples.Example
 Rows = Callable[[int], Sequence[int]]
 
 # Rows whose padding stands for that of all.
 _SAMPLE = 512
+_AGAIN = "run `python -m plm_jax.prepare --config=…` again"
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,13 @@ class Reader:
         window = 3 * run.data.window_tokens
         self.sources = {name: cache.open_source(run.data.cache_dir, name, window) for name in names}
         self.vocabulary = _check_vocabulary(run, self.sources)
+        _check_segmenters(run, self.sources)
+        for name, source in self.sources.items():
+            if source.has_examples != isinstance(run.data.sources[name], config.ExampleSource):
+                raise UserError(f"the cache of '{name}' is of another kind of source: {_AGAIN}")
         special = _special(self.vocabulary)
         self.objective = objectives.Objective(run.objective, special)
+        self._example_rows = example_rows(run, special)
         self._streams = {
             split: {
                 name: layouts.Stream(source.splits[split], self.objective.separator, special.pad)
@@ -95,18 +101,12 @@ class Reader:
 
     def _open_layout(self, split: str, name: str, length: int) -> layouts.Layout:
         """A source's split in rows of `length`."""
-        layout = self._run.data.layout
-        if isinstance(layout, config.SentencePairs):
-            source, seed = self.sources[name], self._run.train.seed
-            return pairs.SentencePairs(source, split, layout, length, seed, self.objective.special)
-        if isinstance(layout, config.WholeSentences):
-            special = self.objective.special
-            return whole_sentences.WholeSentences(self.sources[name], split, layout, length, special)
-        if isinstance(layout, config.Streams):
-            return streams.Streams(self._streams[split][name], length, self.objective.special.bos, self._spelling)
-        needed, stride = self.objective.input_length(length), self.objective.stride(length)
-        separate = not layout.attend_across_documents
-        return layouts.Blocks(self._streams[split][name], needed, stride, separate, self.objective.reads)
+        layout, seed = self._run.data.layout, self._run.train.seed
+        if self.sources[name].has_examples:
+            packed = self._run.data.examples.packed
+            return inputs_targets.Examples(self.sources[name].splits[split], self._example_rows, length, packed)
+        characters = self._spelling if isinstance(layout, config.Streams) else None
+        return examples.open_layout(layout, self.sources[name], split, length, seed, self.objective, characters)
 
     @functools.cached_property
     def _spelling(self) -> np.ndarray:
@@ -146,10 +146,10 @@ class Reader:
         return self._make(name, order.layout, item, rng)
 
     def _make(self, name: str, layout: layouts.Layout, item: int, rng: np.random.Generator) -> Example:
-        example = layout.example(item, rng)
-        if "word_starts" in self.objective.reads:
-            (example["word_starts"],) = self.sources[name].word_initial[example["tokens"]].nonzero()
-        return self.objective(example, rng)
+        if isinstance(layout, inputs_targets.Examples):
+            return layout.example(item, rng)
+        made = examples.make(self.objective, layout, item, rng, self.sources[name].word_initial)
+        return made if self._example_rows is None else self._example_rows.align(made)
 
     def _stage(self, step: int) -> config.Stage:
         return next(stage for stage in reversed(self._stages) if stage.first_step <= step)
@@ -178,8 +178,14 @@ class Reader:
         return iter(indices.map(lambda i: make(int(i))).to_iter_dataset(options))
 
     def notes(self) -> list[str]:
-        """Of stages whose layout leaves rows short: how many rows have as many tokens as how many full ones."""
+        """Of stages whose layout leaves rows short: how many rows have as many tokens as how many full ones.
+
+        Of sources of examples: how many are too long.
+        """
         layout, found = self._run.data.layout, []
+        for name in (name for name, source in self.sources.items() if source.has_examples):
+            if share := self._layout("train", name, self._stages[0].length).share_cut():
+                found.append(f"{share:.1%} of the examples of '{name}' are longer than a row and lose their end")
         single = isinstance(layout, config.SentencePairs) and layout.parts == "sentences"
         if not single and not (isinstance(layout, config.WholeSentences) and not layout.cross_documents):
             return found
@@ -228,23 +234,45 @@ def _check_vocabulary(run: config.Run, sources: dict[str, cache.Source]) -> dict
         if source.vocabulary["id"] != first[1].vocabulary["id"]:
             raise UserError(f"the caches of '{first[0]}' and '{name}' differ in vocabulary: prepare them again")
     found = first[1].vocabulary
-    again = "run `python -m plm_jax.prepare --config=…` again"
     kind, _, paths = run.vocabulary.spec.partition(":")
     if kind != found["kind"]:
-        raise UserError(f"config.vocabulary.spec is {kind}, the cache's is {found['kind']}: {again}")
+        raise UserError(f"config.vocabulary.spec is {kind}, the cache's is {found['kind']}: {_AGAIN}")
     for name in (*config.SPECIALS, "sentinels"):
         given, cached = getattr(run.vocabulary, name), found.get(name, 0 if name == "sentinels" else None)
         if given != cached:
-            raise UserError(f"config.vocabulary.{name} is {given}, the cache's is {cached}: {again}")
+            raise UserError(f"config.vocabulary.{name} is {given}, the cache's is {cached}: {_AGAIN}")
     for path in filter(storage.exists, paths.split(",")):
         if storage.sha256(path) not in found["files"].values():
-            raise UserError(f"{path} is not the vocabulary that the cache was made with: {again}")
+            raise UserError(f"{path} is not the vocabulary that the cache was made with: {_AGAIN}")
     if run.model.embedding.vocab_size < found["size"]:
         raise UserError(
             f"config.model.embedding.vocab_size is {run.model.embedding.vocab_size}: "
             f"give at least the vocabulary's size, {found['size']}"
         )
     return found
+
+
+def _check_segmenters(run: config.Run, sources: dict[str, cache.Source]) -> None:
+    """The words of each source must be those that the config asks for."""
+    for name, source in sources.items():
+        given = run.data.segmenters.get(name)
+        if given != source.segmenter:
+            raise UserError(
+                f"config.data.segmenters has {given} for '{name}', the cache was made with {source.segmenter}: {_AGAIN}"
+            )
+
+
+def example_rows(run: config.Run, special: objectives.Special) -> objectives.ExampleRows | None:
+    """How the run makes rows of examples; None: no source has any."""
+    if not config.has_examples(run):
+        return None
+    segmented = run.data.examples.packed or not run.data.layout.attend_across_documents
+    return objectives.example_rows(run.objective, special, run.data.examples.target_length, segmented)
+
+
+def special_ids(run: config.Run, size: int) -> objectives.Special:
+    """Those of the run's vocabulary, of so many ids."""
+    return _special({name: getattr(run.vocabulary, name) for name in (*config.SPECIALS, "sentinels")} | {"size": size})
 
 
 def _special(vocabulary: dict[str, Any]) -> objectives.Special:
@@ -266,20 +294,11 @@ def _batch(examples: list[Example]) -> Example:
 
 def blank_batch(run: config.Run, length: int) -> Example:
     """A batch of one row without text: the keys, shapes and types of the run's batches. It needs no cache."""
-    specials = {name: getattr(run.vocabulary, name) for name in (*config.SPECIALS, "sentinels")}
-    objective = objectives.Objective(run.objective, _special(specials | {"size": run.model.embedding.vocab_size}))
-    if isinstance(run.data.layout, config.SentencePairs):
-        row = pairs.row(np.zeros(1), np.zeros(1), 0, length, objective.special)
-    elif isinstance(run.data.layout, config.WholeSentences):
-        row = whole_sentences.row(np.zeros(1), length, objective.special)
-    elif isinstance(run.data.layout, config.Streams):
-        characters = np.zeros((2, length, run.model.embedding.max_characters), np.int32)
-        row = {"characters": characters, "targets": characters[..., 0]}
-    else:
-        needed, separate = objective.input_length(length), not run.data.layout.attend_across_documents
-        row = layouts.row(np.zeros(needed, np.int32), np.zeros(0, np.int64), needed, separate)
-    row |= {name: np.zeros(1, np.int64) for name in objective.reads}
-    return _batch([objective(row, np.random.default_rng(0))])
+    objective = objectives.Objective(run.objective, special_ids(run, run.model.embedding.vocab_size))
+    if (rows := example_rows(run, objective.special)) is not None:
+        return _batch([rows.row([((), ())], length)])
+    max_characters = getattr(run.model.embedding, "max_characters", 0)
+    return _batch([examples.blank(run.data.layout, length, objective, max_characters)])
 
 
 def crc(example: Example) -> int:

@@ -47,13 +47,11 @@ class Streams:
         word, before = self._words(places, begin)
         # The place that is as far from the document's end.
         turned_word, turned_before = self._words(begin + end - 1 - places, begin)
-        padding = (0, self._length - len(places))
-        inputs = np.pad(np.stack([before, turned_word]), ((0, 0), padding))
-        example = {
-            "characters": self._characters[inputs].astype(np.int32),
-            "targets": np.pad(np.stack([word, turned_before]), ((0, 0), padding)),
-        }
-        if padding[1]:
+        inputs, targets = np.zeros((2, 2, self._length), np.int32)
+        inputs[:, : len(places)] = before, turned_word
+        targets[:, : len(places)] = word, turned_before
+        example = {"characters": self._characters[inputs].astype(np.int32), "targets": targets}
+        if len(places) < self._length:
             example["mask"] = (np.arange(self._length) < len(places)).astype(np.int32)
         return example
 

@@ -9,49 +9,88 @@ import json
 import os
 import zlib
 from collections.abc import Iterator
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from plm_jax import config, storage
 from plm_jax.data import cache
 from plm_jax.data.tensorflow_side import seqio, tf, tfds
 from plm_jax.errors import UserError, nearest
 
-Files = config.TextFiles | config.JsonLines
-_FEATURES = {"text": seqio.Feature(seqio.PassThroughVocabulary(0), add_eos=False, dtype=tf.string, rank=0)}
+Files = config.TextFiles | config.JsonLines | config.JsonLinesExamples
+_TEXT = seqio.Feature(seqio.PassThroughVocabulary(0), add_eos=False, dtype=tf.string, rank=0)
+_FEATURES = {"text": _TEXT}
+_PARTS = ("inputs", "targets")
 
 
-class _FileSource(seqio.FunctionDataSource):
-    """Documents of text or JSONL files, one `train` split; keeps the `UserError` that TensorFlow would bury."""
+class Example(NamedTuple):
+    """The texts of an example's inputs and targets, and the task's whole row, NumPy arrays and bytes by name."""
+
+    inputs: str
+    targets: str
+    row: dict[str, Any]
+
+
+class _FileSource(seqio.DataSource):
+    """Documents of text or JSONL files, one `train` split; its shards are stretches of the files.
+
+    Attributes:
+      error: the `UserError` that TensorFlow would bury.
+    """
+
+    supports_arbitrary_sharding = False
 
     def __init__(self, source: Files):
+        super().__init__(splits=("train",))
         self.error: UserError | None = None
+        self._source = source
 
-        def documents() -> Iterator[bytes]:
+    def list_shards(self, split: str) -> list[str]:
+        """The paths of the files."""
+        del split
+        return paths(self._source)
+
+    def get_dataset(
+        self,
+        split: str = "train",
+        shuffle: bool = False,
+        seed: int | None = None,
+        shard_info: seqio.ShardInfo | None = None,
+        **_: Any,
+    ) -> tf.data.Dataset:
+        """The documents of all files or of a shard, in order."""
+        del split, shuffle, seed
+        index, number = (shard_info.index, shard_info.num_shards) if shard_info else (0, 1)
+        names = _PARTS if isinstance(self._source, config.JsonLinesExamples) else ("text",)
+
+        def documents() -> Iterator[dict[str, bytes]]:
             try:
-                for text in read_files(source):
-                    yield text.encode("utf-8")
+                for found in read_files(self._source, index, number):
+                    texts = (found,) if isinstance(found, str) else found
+                    yield {name: text.encode("utf-8") for name, text in zip(names, texts, strict=True)}
             except UserError as error:
                 self.error = error
                 raise
 
-        def dataset(split: str, shuffle_files: bool) -> tf.data.Dataset:
-            del split, shuffle_files
-            texts = tf.data.Dataset.from_generator(documents, output_signature=tf.TensorSpec([], tf.string))
-            return texts.map(lambda text: {"text": text})
-
-        super().__init__(dataset, splits=("train",))
+        signature = {name: tf.TensorSpec([], tf.string) for name in names}
+        return tf.data.Dataset.from_generator(documents, output_signature=signature)
 
 
-def read_files(source: Files) -> Iterator[str]:
+def read_files(source: Files, index: int = 0, number: int = 1) -> Iterator[Any]:
     """The documents of text or JSONL files, in the order of their paths; blank ones are left out.
+
+    Args:
+      source: which files; of a source of examples (inputs, targets) of each come out.
+      index, number: of the files in order only this stretch, of so many that are about equally long.
 
     Raises:
       UserError: no file at the path; a damaged file; text that is not UTF-8; a line that is no JSON object with text.
     """
-    for path in paths(source):
-        read = _json_lines if isinstance(source, config.JsonLines) else _text_file
+    readers = {config.JsonLines.kind: _json_lines, config.JsonLinesExamples.kind: _json_examples}
+    files = paths(source)
+    for path in files[len(files) * index // number : len(files) * (index + 1) // number]:
+        read = readers.get(source.kind, _text_file)
         try:
-            yield from (text for text in read(path, source) if text.strip())
+            yield from (found for found in read(path, source) if "".join(found).strip())
         except UnicodeDecodeError as error:
             raise UserError(f"{path} is not UTF-8 text: convert it") from error
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -91,20 +130,45 @@ def _text_file(path: str, source: config.TextFiles) -> Iterator[str]:
             yield "".join(paragraph).rstrip("\n")
 
 
-def _json_lines(path: str, source: config.JsonLines) -> Iterator[str]:
+def _json_rows(path: str) -> Iterator[tuple[int, Any]]:
+    """The number of each line that is not blank, and what it says."""
     with _open(path) as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
             try:
-                row = json.loads(line)
+                yield number, json.loads(line)
             except ValueError:
                 raise UserError(f"{path}:{number} is no JSON: mend or remove the line") from None
-            text = row.get(source.field) if isinstance(row, dict) else None
-            if not isinstance(text, str):
-                hint = nearest(source.field, row) if isinstance(row, dict) else "give one JSON object a line"
-                raise UserError(f"{path}:{number} has no text in '{source.field}': {hint}")
-            yield text
+
+
+def _json_lines(path: str, source: config.JsonLines) -> Iterator[str]:
+    for number, row in _json_rows(path):
+        text = row.get(source.field) if isinstance(row, dict) else None
+        if not isinstance(text, str):
+            hint = nearest(source.field, row) if isinstance(row, dict) else "give one JSON object a line"
+            raise UserError(f"{path}:{number} has no text in '{source.field}': {hint}")
+        yield text
+
+
+def _json_examples(path: str, source: config.JsonLinesExamples) -> Iterator[tuple[str, str]]:
+    for number, row in _json_rows(path):
+        if not isinstance(row, dict):
+            raise UserError(f"{path}:{number} is no JSON object: give one a line")
+        try:
+            yield source.inputs.format_map(row), source.targets.format_map(row)
+        except KeyError as error:
+            (name,) = error.args
+            raise UserError(f"{path}:{number} has no field '{name}': {nearest(str(name), row)}") from None
+        except (ValueError, TypeError, IndexError, AttributeError) as error:
+            raise UserError(f"{path}:{number} does not fit the source's inputs and targets: {error}") from None
+
+
+def check(name: str, source: Any) -> None:
+    """Raises a `UserError` that says where to put or name the files of a source that has none."""
+    if isinstance(source, Files) and not storage.glob(source.path):
+        field = f"config.data.sources.{name}.path"
+        raise UserError(f"there is no file at {source.path}: put the documents of '{name}' there, or set {field}")
 
 
 def task(name: str, source: Any) -> seqio.Task:
@@ -113,13 +177,19 @@ def task(name: str, source: Any) -> seqio.Task:
     Raises:
       UserError: an unknown TFDS builder, module or task; a source without a `train` split.
     """
-    found = _seqio_task(source) if isinstance(source, config.SeqioTask) else _register(name, source)
+    found = registered(name, source)
     if "train" not in found.splits:
         raise UserError(f"source '{name}' has no split 'train', only {', '.join(found.splits)}: choose another")
     return found
 
 
-def _seqio_task(source: config.SeqioTask) -> seqio.Task:
+def registered(name: str, source: Any) -> seqio.Task:
+    """As `task`, whatever splits there are: some are there to be evaluated alone."""
+    is_there = isinstance(source, config.SeqioTask | config.SeqioExamples)
+    return _seqio_task(source) if is_there else _register(name, source)
+
+
+def _seqio_task(source: config.SeqioTask | config.SeqioExamples) -> seqio.Task:
     try:
         importlib.import_module(source.module)
     except ModuleNotFoundError as error:
@@ -135,6 +205,11 @@ def _register(name: str, source: Files | config.Tfds) -> seqio.Task:
     full_name = f"plm_jax:{name}:{definition[:8]}"
     if full_name in seqio.TaskRegistry.names():
         return seqio.TaskRegistry.get(full_name)
+    if isinstance(source, config.JsonLinesExamples):
+        features = dict.fromkeys(_PARTS, _TEXT)
+        return seqio.TaskRegistry.add(
+            full_name, source=_FileSource(source), preprocessors=[], output_features=features, metric_fns=[accuracy]
+        )
     provider = _tfds(source) if isinstance(source, config.Tfds) else _FileSource(source)
     field = source.field if isinstance(source, config.Tfds) else "text"
     rename = [lambda dataset: dataset.map(lambda row: {"text": row[field]})]
@@ -158,26 +233,80 @@ def _tfds(source: config.Tfds) -> seqio.TfdsDataSource:
     except Exception as error:
         what = " ".join(str(error).split())[:160]
         raise UserError(f"cannot download '{source.name}' ({what}): put it into the source's data_dir") from error
+    found = builder.info.splits
+    if source.train not in found:
+        raise UserError(f"{source.name} has no split '{source.train}': {nearest(source.train, found)}")
+    splits = {"train": source.train} | ({"validation": source.validation} if source.validation in found else {})
     name, _, version = builder.info.full_name.rpartition("/")
-    return seqio.TfdsDataSource(tfds_name=f"{name}:{version}", tfds_data_dir=source.data_dir or None)
+    return seqio.TfdsDataSource(f"{name}:{version}", source.data_dir or None, splits)
 
 
-def texts(task: seqio.Task, split: str, field: str = "text") -> Iterator[str]:
-    """The documents of a split, streamed in the order of the source.
+def shards(source: Any, task: seqio.Task, split: str, most: int) -> list[seqio.ShardInfo | None]:
+    """What a split can be read in, one after another or at once: its files, up to `most` together.
+
+    TensorFlow Datasets' files stay apart however many they are, since a whole split mixes them; a `SeqioTask`'s stay
+    together, since its examples may depend on each other.
+    """
+    if isinstance(source, config.SeqioTask):
+        return [None]
+    number = len(task.source.list_shards(split))
+    if isinstance(source, Files):
+        number = min(number, most)
+    return [seqio.ShardInfo(index, number) for index in range(number)]
+
+
+def texts(task: seqio.Task, split: str, field: str = "text", shard: seqio.ShardInfo | None = None) -> Iterator[str]:
+    """The documents of a split, or of a shard of it, streamed in the order of the source.
 
     Raises:
       UserError: as `read_files`; a task whose examples lack `field`.
     """
-    rows = task.get_dataset(sequence_length=None, split=split, shuffle=False, use_cached=False)
-    if field not in rows.element_spec:
-        raise UserError(f"task '{task.name}' has no feature '{field}': {nearest(field, rows.element_spec)}")
-    try:
+    rows = _dataset(task, split, (field,), shard)
+    with _source_errors(task):
         for row in rows.map(lambda row: row[field]).as_numpy_iterator():
             yield row.decode("utf-8")
+
+
+def examples(task: seqio.Task, split: str, shard: seqio.ShardInfo | None = None) -> Iterator[Example]:
+    """The examples of a split or of a shard of it, streamed in the order of the source. Raises as `texts`."""
+    rows = _dataset(task, split, _PARTS, shard)
+    with _source_errors(task):
+        for row in rows.as_numpy_iterator():
+            yield Example(*(_text(task, row, name) for name in _PARTS), row)
+
+
+def _dataset(task: seqio.Task, split: str, features: tuple[str, ...], shard: seqio.ShardInfo | None) -> tf.data.Dataset:
+    """All rows of a split or shard, which must have these features."""
+    rows = task.get_dataset(sequence_length=None, split=split, shuffle=False, use_cached=False, shard_info=shard)
+    for field in features:
+        if field not in rows.element_spec:
+            raise UserError(f"task '{task.name}' has no feature '{field}': {nearest(field, rows.element_spec)}")
+    return rows
+
+
+@contextlib.contextmanager
+def _source_errors(task: seqio.Task) -> Iterator[None]:
+    """Lets out the `UserError` of a source of files that TensorFlow has buried."""
+    try:
+        yield
     except tf.errors.OpError:
         if getattr(task.source, "error", None):
             raise task.source.error from None
         raise
+
+
+def _text(task: seqio.Task, row: dict[str, Any], name: str) -> str:
+    """The text of a feature of a row that is text, or of tokens, beside which seqio keeps the text as a rule."""
+    value = row.get(f"{name}_pretokenized", row[name])
+    if isinstance(value, bytes):
+        return value.decode("utf-8")
+    return task.output_features[name].vocabulary.decode(value.tolist())
+
+
+def accuracy(targets: list[str], predictions: list[str]) -> dict[str, float]:
+    """The share of predictions that are the target."""
+    hits = [target == prediction for target, prediction in zip(targets, predictions, strict=True)]
+    return {"accuracy": sum(hits) / len(hits)}
 
 
 def fingerprint(source: Any, task: seqio.Task) -> list[str]:

@@ -1,18 +1,16 @@
-"""Text to ids and back: SentencePiece, WordPiece, GPT-2's byte-level BPE, words and bytes, as `seqio.Vocabulary`.
+"""Text to ids and back, as `seqio.Vocabulary`: SentencePiece, WordPiece, byte-level BPE, words, bytes, tokenizer.json.
 
 Special ids come from the config's `vocabulary` section. Text never becomes a special token: `<|endoftext|>` in a
 document is spelt out in pieces. Importing this module imports seqio and so TensorFlow; the trainer must not.
 """
 
 import abc
-import collections
 import hashlib
-import io
 import itertools
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -22,13 +20,13 @@ from sentencepiece import sentencepiece_model_pb2, sentencepiece_pb2
 
 from plm_jax import config, storage
 from plm_jax.config import SPECIALS
-from plm_jax.data import sentences, words
+from plm_jax.data import sentences, tokenizer_files, words
 from plm_jax.data.tensorflow_side import seqio, tf
 from plm_jax.errors import UserError, nearest
 
 # How a SentencePiece model writes the special ids for which it has no field (Lan et al. 2020, arXiv:1909.11942), and
 # how a WordPiece file does.
-_SYMBOLS = {
+SYMBOLS = {
     "cls": "[CLS]",
     "sep": "[SEP]",
     "mask": "[MASK]",
@@ -38,8 +36,8 @@ _SYMBOLS = {
     "gmask": "[gMASK]",
     "dblock": "[dBLOCK]",
 }
-_WORDPIECE_SYMBOLS = {"pad": "[PAD]", "unk": "[UNK]", **_SYMBOLS}
-_WORD_SYMBOLS = {"bos": words.BOS, "eos": words.EOS, "unk": words.UNK}
+WORDPIECE_SYMBOLS = {"pad": "[PAD]", "unk": "[UNK]", **SYMBOLS}
+WORD_SYMBOLS = {"bos": words.BOS, "eos": words.EOS, "unk": words.UNK}
 
 
 class Vocabulary(seqio.Vocabulary):
@@ -104,14 +102,28 @@ class Vocabulary(seqio.Vocabulary):
 
     def encode_sentences(self, texts: list[str]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Ids [n] of each whole text, and the first token of each of its sentences."""
+        return [(ids, starts) for ids, (starts,) in self.encode_parts(texts, [sentences.boundaries])]
+
+    def encode_parts(
+        self, texts: list[str], rules: Sequence[Callable[[str], list[int]]]
+    ) -> list[tuple[np.ndarray, list[np.ndarray]]]:
+        """Ids [n] of each whole text, and of each rule the first tokens of the parts into which it cuts the text.
+
+        Args:
+          rules: text → the characters at which a part other than the first begins, rising.
+        """
         encoded = []
         for text, (ids, offsets) in zip(texts, self.encode_offsets(texts), strict=True):
-            cuts = sentences.boundaries(text)
-            if self.byte_offsets and cuts and not text.isascii():
-                parts = zip([0, *cuts], cuts, strict=False)
-                cuts = np.cumsum([len(text[a:b].encode("utf-8")) for a, b in parts]).tolist()
-            encoded.append((np.asarray(ids), sentences.token_starts(cuts, np.asarray(offsets))))
+            starts = [sentences.token_starts(self._units(text, rule(text)), np.asarray(offsets)) for rule in rules]
+            encoded.append((np.asarray(ids), starts))
         return encoded
+
+    def _units(self, text: str, cuts: list[int]) -> list[int]:
+        """Characters of the text, rising, in the units in which this vocabulary counts."""
+        if not (self.byte_offsets and cuts) or text.isascii():
+            return cuts
+        parts = zip([0, *cuts], cuts, strict=False)
+        return np.cumsum([len(text[a:b].encode("utf-8")) for a, b in parts]).tolist()
 
     def _encode_tf(self, s: tf.Tensor) -> tf.Tensor:
         ids = tf.py_function(lambda text: np.array(self._encode(text.numpy().decode("utf-8"))), [s], tf.int32)
@@ -146,16 +158,11 @@ class SentencePiece(Vocabulary):
             if isinstance(error, UserError):
                 raise
             raise UserError(f"{path} is no SentencePiece model: give a whole one") from error
-        own_sentinels = sum("<extra_id_" in piece.piece for piece in model.pieces)
-        if 0 < specials.sentinels < own_sentinels:
-            raise UserError(
-                f"config.vocabulary.sentinels is {specials.sentinels} but {path} has {own_sentinels}: set it to that"
-            )
-        num_text = len(model.pieces) - (own_sentinels if specials.sentinels else 0)
+        num_text = len(model.pieces) - _own_sentinels(path, [piece.piece for piece in model.pieces], specials)
         super().__init__(specials, np.array([piece.piece.startswith("▁") for piece in model.pieces[:num_text]]))
         pieces = {piece.piece: i for i, piece in enumerate(model.pieces)}
         for name in SPECIALS:
-            own = pieces.get(_SYMBOLS[name], -1) if name in _SYMBOLS else getattr(self.processor, f"{name}_id")()
+            own = pieces.get(SYMBOLS[name], -1) if name in SYMBOLS else getattr(self.processor, f"{name}_id")()
             given = getattr(specials, name)
             if given is not None and own >= 0 and own != given:
                 raise UserError(f"config.vocabulary.{name} is {given} but {path} has {own}: set it to {own}")
@@ -178,6 +185,14 @@ class SentencePiece(Vocabulary):
             pieces = sentencepiece_pb2.SentencePieceText.FromString(data).pieces
             encoded.append(([p.id for p in pieces], [p.begin for p in pieces]))
         return encoded
+
+
+def _own_sentinels(path: str, tokens: Sequence[str], specials: config.Vocabulary) -> int:
+    """With how many sentinels a file ends that count among the config's."""
+    own = sum("<extra_id_" in token for token in tokens) if specials.sentinels else 0
+    if specials.sentinels < own:
+        raise UserError(f"config.vocabulary.sentinels is {specials.sentinels} but {path} has {own}: set it to that")
+    return own
 
 
 class _Tokenizer(Vocabulary):
@@ -208,17 +223,51 @@ class BytePairs(_Tokenizer):
             pairs = [tuple(line.split(" ")) for line in merges.splitlines() if line and not line.startswith("#version")]
             if sorted(ids.values()) != list(range(len(ids))):
                 raise ValueError("ids are not 0 to size - 1")
-            self.tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(ids, pairs))
+            self.tokenizer = tokenizer_files.byte_level(tokenizers.models.BPE(ids, pairs))
         except Exception as error:
-            what = " ".join(str(error).split())[:200]
             raise UserError(
-                f"{vocab_path} and {merges_path} make no BPE vocabulary ({what}): give whole files"
+                f"{vocab_path} and {merges_path} make no BPE vocabulary ({_one_line(error)}): give whole files"
             ) from error
-        self.tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=False)
-        self.tokenizer.decoder = tokenizers.decoders.ByteLevel()
         tokens = sorted(ids, key=ids.__getitem__)
-        super().__init__(specials, np.array([token.startswith(("Ġ", "Ċ", "ĉ", "č")) for token in tokens]))
+        super().__init__(specials, np.array(tokenizer_files.byte_level_begins_words(tokens)))
         self.table = {"tokens": tokens, "merges": pairs}
+
+
+class TikToken(_Tokenizer):
+    """LLaMA 3's byte-level BPE over a file of tiktoken's; its special tokens are ids above the file (`added`)."""
+
+    def __init__(self, path: str, specials: config.Vocabulary):
+        data = _read(path)
+        try:
+            tokens, self.tokenizer = tokenizer_files.tiktoken(data)
+        except ValueError as error:
+            raise UserError(f"{path} is no file of tiktoken's ({_one_line(error)}): give a whole one") from error
+        super().__init__(specials, np.array(tokenizer_files.byte_level_begins_words(tokens)))
+        self.table = {"tokens": tokens}
+
+
+class HuggingFace(_Tokenizer):
+    """A `tokenizer.json`: any model of Hugging Face's tokenizers, with what that does to text before.
+
+    Tokens that the file marks as special never come from text, those that it adds without that mark do.
+    """
+
+    def __init__(self, path: str, specials: config.Vocabulary):
+        data = _read(path)
+        try:
+            tree = json.loads(data)
+            self.tokenizer, self._decoder = tokenizer_files.hugging_face(tree)
+        except Exception as error:
+            raise UserError(f"{path} is no tokenizer.json ({_one_line(error)}): give a whole one") from error
+        ids = self._decoder.get_vocab()
+        names = {i: token for token, i in ids.items()}
+        tokens = [names.get(i, "") for i in range(max(names) + 1)]
+        own = _own_sentinels(path, tokens, specials)
+        super().__init__(specials, np.array(tokenizer_files.begins_words(tree, tokens[: len(tokens) - own])))
+        self.table = {key: tree.get(key) for key in ("model", "added_tokens", "normalizer", "pre_tokenizer")}
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self._decoder.decode([int(i) for i in ids if 0 <= i < self._size], skip_special_tokens=False)
 
 
 class WordPiece(_Tokenizer):
@@ -235,16 +284,9 @@ class WordPiece(_Tokenizer):
         if len(ids) < len(tokens) or "[UNK]" not in ids:
             raise UserError(f"{path} is no WordPiece vocabulary: give one token a line, none twice, one of them [UNK]")
         super().__init__(specials, np.array([not token.startswith("##") for token in tokens]))
-        _check_symbols(path, ids, _WORDPIECE_SYMBOLS, specials)
+        _check_symbols(path, ids, WORDPIECE_SYMBOLS, specials)
         lowercase = all(token == token.lower() for token in tokens if not token.startswith("["))
-        # 100 characters a word, as in transformers.
-        model = tokenizers.models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=100)
-        self.tokenizer = tokenizers.Tokenizer(model)
-        self.tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(
-            clean_text=True, handle_chinese_chars=True, strip_accents=lowercase, lowercase=lowercase
-        )
-        self.tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
-        self.tokenizer.decoder = tokenizers.decoders.WordPiece()
+        self.tokenizer = tokenizer_files.bert(ids, lowercase)
         self.table = {"tokens": tokens, "lowercase": lowercase}
 
 
@@ -275,9 +317,9 @@ class Words(Vocabulary):
         if words.UNK not in self._ids:
             raise UserError(f"{path} has no {words.UNK}: add it")
         super().__init__(specials, np.ones(len(self._ids), np.bool_))
-        _check_symbols(path, self._ids, _WORD_SYMBOLS, specials)
+        _check_symbols(path, self._ids, WORD_SYMBOLS, specials)
         self._unknown = self._ids[words.UNK]
-        for symbol in _WORD_SYMBOLS.values():
+        for symbol in WORD_SYMBOLS.values():
             self._ids.pop(symbol, None)
 
     def _encode(self, s: str) -> Sequence[int]:
@@ -315,11 +357,33 @@ class Bytes(Vocabulary):
         return [(array, np.arange(len(array))) for array in arrays]
 
 
+KINDS = {
+    "sentencepiece": SentencePiece,
+    "wordpiece": WordPiece,
+    "bpe": BytePairs,
+    "tiktoken": TikToken,
+    "json": HuggingFace,
+    "words": Words,
+    "bytes": Bytes,
+}
+# The files that a spec names, by its scheme.
+_FILES = {
+    "sentencepiece": ("FILE",),
+    "wordpiece": ("FILE",),
+    "bpe": ("VOCAB", "MERGES"),
+    "tiktoken": ("FILE",),
+    "json": ("tokenizer.json",),
+    "words": ("FILE",),
+    "bytes": (),
+}
+
+
 def load(vocabulary: config.Vocabulary | str) -> Vocabulary:
     """The vocabulary of a config section, or of a spec alone (then without special ids).
 
     Args:
-      vocabulary: its `spec` is `sentencepiece:FILE`, `wordpiece:FILE`, `bpe:VOCAB,MERGES`, `words:FILE` or `bytes`.
+      vocabulary: its `spec` is `sentencepiece:FILE`, `wordpiece:FILE`, `bpe:VOCAB,MERGES`, `tiktoken:FILE`,
+        `json:tokenizer.json`, `words:FILE` or `bytes`.
 
     Raises:
       UserError: an unknown scheme; a missing or damaged file; special ids that do not fit it.
@@ -330,19 +394,16 @@ def load(vocabulary: config.Vocabulary | str) -> Vocabulary:
     return KINDS[scheme](*paths, vocabulary)
 
 
-KINDS = {"sentencepiece": SentencePiece, "wordpiece": WordPiece, "bpe": BytePairs, "words": Words, "bytes": Bytes}
-
-
 def _parse(spec: str) -> tuple[str, list[str]]:
     """A spec's scheme and files."""
     scheme, _, rest = spec.partition(":")
     paths = [path for path in rest.split(",") if path]
-    num_files = {"sentencepiece": 1, "wordpiece": 1, "bpe": 2, "words": 1, "bytes": 0}
-    if scheme not in num_files:
-        raise UserError(f"config.vocabulary.spec is '{spec}': {nearest(scheme, num_files)}")
-    if len(paths) != num_files[scheme]:
-        known = "sentencepiece:FILE, wordpiece:FILE, bpe:VOCAB,MERGES, words:FILE or bytes"
-        raise UserError(f"config.vocabulary.spec is '{spec}': give {known}")
+    if scheme not in _FILES:
+        raise UserError(f"config.vocabulary.spec is '{spec}': {nearest(scheme, _FILES)}")
+    if len(paths) != len(_FILES[scheme]):
+        raise UserError(
+            f"config.vocabulary.spec is '{spec}': give {':'.join([scheme, ','.join(_FILES[scheme])]).rstrip(':')}"
+        )
     return scheme, paths
 
 
@@ -367,66 +428,11 @@ def identity(vocabulary: Vocabulary) -> str:
     """SHA-256 of what decides ids: token table, special ids, normaliser; the same on every machine."""
     specials = {name: getattr(vocabulary.specials, name) for name in SPECIALS}
     # What came later counts only where it is given, so that older vocabularies keep their identity.
-    specials = {name: i for name, i in specials.items() if i is not None or name not in _SYMBOLS}
+    specials = {name: i for name, i in specials.items() if i is not None or name not in SYMBOLS}
     specials |= {"sentinels": vocabulary.extra_ids} if vocabulary.extra_ids else {}
     specials |= {"added": vocabulary.specials.added} if vocabulary.specials.added else {}
     what = {"kind": type(vocabulary).__name__, "table": vocabulary.table, "specials": specials}
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode("utf-8")).hexdigest()
-
-
-def train_sentencepiece(texts: Iterable[str], specials: config.Vocabulary, path: str) -> None:
-    """Trains a unigram model of `specials.train_size` pieces on the words of `texts` and writes it to `path`.
-
-    Nothing is normalised away and characters outside the model fall back to bytes, so text survives a round trip. The
-    same texts give the same bytes: one thread, no sampling.
-
-    Raises:
-      UserError: no unk id is given, or the texts cannot fill the size.
-    """
-    if specials.unk is None:
-        raise UserError("SentencePiece needs an unk id: set config.vocabulary.unk")
-    ids = {name: -1 if (i := getattr(specials, name)) is None else i for name in SPECIALS}
-    # Control symbols take the lowest free ids in the order given; text never yields them.
-    symbols = sorted((i, symbol) for name, symbol in _SYMBOLS.items() if (i := ids[name]) >= 0)
-    model = io.BytesIO()
-    try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=(" ".join(s.split()) for text in texts for s in sentences.split(text) if s.strip()),
-            model_writer=model,
-            model_type="unigram",
-            vocab_size=specials.train_size,
-            character_coverage=0.9999,
-            byte_fallback=True,
-            normalization_rule_name="identity",
-            remove_extra_whitespaces=False,
-            max_sentence_length=2**16,
-            num_threads=1,
-            minloglevel=2,
-            control_symbols=[symbol for _, symbol in symbols],
-            **{f"{name}_id": i for name, i in ids.items() if name not in _SYMBOLS},
-        )
-    except RuntimeError as error:
-        what = " ".join(str(error).split(") ", 1)[-1].split())[-300:]
-        raise UserError(f"no SentencePiece vocabulary of {specials.train_size}: {what}") from error
-    storage.write(path, model.getvalue())
-
-
-def count_words(texts: Iterable[str], specials: config.Vocabulary, path: str) -> None:
-    """Writes the `specials.train_size` most frequent words of `texts` to `path`, special ones among them, falling.
-
-    Raises:
-      UserError: the special ids are not the first, or the texts have no word.
-    """
-    symbols = {getattr(specials, name): symbol for name, symbol in _WORD_SYMBOLS.items()}
-    if symbols.keys() != set(range(len(symbols))):
-        raise UserError("a vocabulary of words begins with bos, eos and unk: set config.vocabulary to 0, 1 and 2")
-    counts = collections.Counter(word for text in texts for word in text.split())
-    for symbol in symbols.values():
-        counts.pop(symbol, None)
-    if not counts:
-        raise UserError("the sources have no document for training: check their paths")
-    frequent = sorted(counts, key=lambda word: (-counts[word], word))[: max(0, specials.train_size - len(symbols))]
-    storage.write(path, "\n".join([*(symbols[i] for i in sorted(symbols)), *frequent, ""]).encode("utf-8", "replace"))
 
 
 def _read(path: str) -> bytes:
@@ -434,6 +440,10 @@ def _read(path: str) -> bytes:
         return storage.read(path)
     except OSError as error:
         raise _unreadable(path, error) from error
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
 
 
 def _unreadable(path: str, error: OSError) -> UserError:

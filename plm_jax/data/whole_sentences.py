@@ -91,8 +91,11 @@ class WholeSentences:
         layout: config.WholeSentences,
         length: int,
         special: objectives.Special,
+        reads: tuple[str, ...] = (),
     ):
         """Opens the index, or makes it: once for each length.
+
+        Rows have `word_starts` where the split has them, if the objective `reads` those.
 
         Raises:
           UserError: the index is damaged or cannot be written.
@@ -105,6 +108,7 @@ class WholeSentences:
             lambda made: _write(made, opened, length - 2, layout.cross_documents),
         )
         self._stream = Stream(opened, _around(special)[1], special.pad)
+        self._has_words = opened.has_words and "word_starts" in reads
         self.num_rows = int(cache.load(os.path.join(folder, "rows.npy"), 1)[0])
         self._starts = cache.load(os.path.join(folder, "starts.npy"), self.num_rows + 1)
         self.pass_tokens = self._stream.num_tokens
@@ -118,4 +122,5 @@ class WholeSentences:
         """A row, see `row`; nothing is drawn."""
         del rng
         start, stop = self._starts[item : item + 2].tolist()
-        return row(self._stream.read(start, stop)[0], self._length, self._special)
+        made = row(self._stream.read(start, stop)[0], self._length, self._special)
+        return made | ({"word_starts": 1 + self._stream.word_starts(start, stop)} if self._has_words else {})

@@ -45,6 +45,7 @@ def generate(
     start_id: int = 0,
     vocab_size: int | None = None,
     marks: infilling.Marks | None = None,
+    sees_prompt: bool = False,
 ) -> list[list[int]]:
     """Continues each prompt; of an encoder-decoder: answers it.
 
@@ -63,6 +64,7 @@ def generate(
       start_id: what the decoder of an encoder-decoder begins with (T5: pad); not part of the answer.
       vocab_size: ids from here on are never chosen; None: all may be.
       marks: of a decoder that fills blanks: the prompts have their masks and end with what has been filled, and sop.
+      sees_prompt: of a decoder that was trained on prefixes: each prompt sees all of itself.
 
     Returns:
       The new tokens of each prompt.
@@ -90,6 +92,7 @@ def generate(
         num_beams=num_beams,
         eos_ids=tuple(eos_ids),
         vocab_size=vocab_size,
+        sees_prompt=sees_prompt,
     )
     return [[int(token) for token in row if token != END] for row in np.asarray(new_BN)]
 
@@ -165,9 +168,9 @@ def _forward(model, params, vocab_size, tokens, filled, places, index, source_ma
     return logits.at[:, vocab_size:].set(-jnp.inf) if vocab_size else logits, updated["cache"]
 
 
-@partial(jax.jit, static_argnames=("model", "max_new_tokens", "num_beams", "eos_ids", "vocab_size"))
+@partial(jax.jit, static_argnames=("model", "max_new_tokens", "num_beams", "eos_ids", "vocab_size", "sees_prompt"))
 def _generate(
-    model, params, source, begun, places, sampling, key, *, max_new_tokens, num_beams, eos_ids, vocab_size
+    model, params, source, begun, places, sampling, key, *, max_new_tokens, num_beams, eos_ids, vocab_size, sees_prompt
 ) -> jax.Array:
     """New tokens [B, N], END from the end token on; `source` and `begun` are tokens and mask, [B, M] and [B, P]; places
     are those of `begun` where blanks are filled.
@@ -180,6 +183,8 @@ def _generate(
     blanks = places is not None
     if not blanks:
         places = {"positions": jnp.maximum(jnp.cumsum(mask_BP, axis=1) - 1, 0)}
+    if sees_prompt:
+        places["prefix_lengths"] = jnp.full(batch, slots)
     forward = partial(_forward, model, params, vocab_size)
     logits, cache = forward(tokens_BP, filled_BS, places, 0, source_mask, memory)
     last = {name: place[:, -1:] if place.ndim == 2 else place for name, place in places.items()}

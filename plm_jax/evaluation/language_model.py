@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -121,10 +121,9 @@ class LanguageModel:
         else:
             section = dataclasses.replace(self.run.vocabulary, spec=self._vocabulary_spec)
         vocabulary = vocabularies.load(section)
-        if self._marks is not None:  # Its marks may lie above the file's ids.
-            lacking = max(*self._marks.masks, self._marks.sop, self._marks.eop) + 1 - vocabulary.vocab_size
-            if lacking > 0:
-                vocabulary = vocabularies.load(dataclasses.replace(section, added=section.added + lacking))
+        lacking = max(self._ids_above, default=-1) + 1 - vocabulary.vocab_size
+        if lacking > 0:
+            vocabulary = vocabularies.load(dataclasses.replace(section, added=section.added + lacking))
         if vocabulary.vocab_size > self.config.embedding.vocab_size:
             raise UserError(
                 f"the vocabulary {self._vocabulary_spec} has {vocabulary.vocab_size} tokens, the model "
@@ -132,8 +131,19 @@ class LanguageModel:
             )
         return vocabulary
 
+    @property
+    def _ids_above(self) -> list[int]:
+        """Special ids that may lie above the vocabulary's file: marks of blanks, and all of a file of tiktoken's."""
+        if self._marks is not None:
+            return [*self._marks.masks, self._marks.sop, self._marks.eop]
+        if self.run is None and self._vocabulary_spec.startswith("tiktoken:"):
+            bos = self.special_ids.get("bos_token_id")
+            eos = self.special_ids.get("eos_token_id", [])
+            return [i for i in (bos, *(eos if isinstance(eos, list | tuple) else [eos])) if i is not None]
+        return []
+
     def _no_vocabulary(self) -> UserError:
-        files = "GPT-2: vocab.json, merges.txt; BERT: vocab.txt; T5: spiece.model; ELMo: vocabulary.txt"
+        files = "tokenizer.json; GPT-2: vocab.json, merges.txt; BERT: vocab.txt; T5: spiece.model; ELMo: vocabulary.txt"
         return UserError(f"the model has no vocabulary beside it: put its files there ({files})")
 
     def logits(
@@ -301,19 +311,13 @@ class LanguageModel:
                     "top_p and num_beams"
                 )
             return [filled.text for filled in self.fill(prompts, top_k=1)]
-        write = partial(
-            decoding.generate,
-            self.model,
-            self.params,
+        write = self.writer(
             max_new_tokens=max_new_tokens,
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
             num_beams=num_beams,
             seed=seed,
-            eos_ids=self._eos_ids,
-            start_id=self.special_ids.get("decoder_start_token_id", self.special_ids.get("pad_token_id", 0)),
-            vocab_size=self.vocabulary.vocab_size,
         )
         if self._marks is not None:
             return self._infill(prompts, partial(write, marks=self._marks))
@@ -321,6 +325,19 @@ class LanguageModel:
         written = write(encoded)
         to_text = _continuation if isinstance(self.config, settings.Decoder) else self._answer
         return [to_text(self.vocabulary, *pair) for pair in zip(encoded, written, strict=True)]
+
+    def writer(self, **options: Any) -> Callable[[Sequence[Sequence[int]]], list[list[int]]]:
+        """`decoding.generate` with this model and options: from rows of tokens to what follows or answers each."""
+        return partial(
+            decoding.generate,
+            self.model,
+            self.params,
+            eos_ids=self._eos_ids,
+            start_id=self.special_ids.get("decoder_start_token_id", self.special_ids.get("pad_token_id", 0)),
+            vocab_size=self.vocabulary.vocab_size,
+            sees_prompt=self.run is not None and isinstance(self.run.objective, objectives.DecoderPrefixLM),
+            **options,
+        )
 
     def fill(self, texts: str | Sequence[str], top_k: int = 5) -> list[blanks.Filled]:
         """Fills each `[MASK]` of each text with a masked model's most probable token, all of a text at once.

@@ -19,6 +19,7 @@ from plm_jax import config, objectives, storage
 from plm_jax.data import cache
 from plm_jax.data.reader import Reader
 from plm_jax.errors import UserError, nearest
+from plm_jax.evaluation import trivial
 from plm_jax.evaluation.language_model import LanguageModel
 from plm_jax.models import registry, settings
 from plm_jax.training import losses
@@ -36,8 +37,10 @@ def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool 
       that are text, neither special tokens (unk counts as text) nor sentinels, `real_loss`, `unigram_loss`, that of
       the training split's add-one unigram, and `real_tokens`. Causal: `bits_per_byte` of the split's UTF-8 text. With
       sentence pairs: `pair_loss`, nats a pair, and `pair_accuracy`. Of an ELECTRA all these are the generator's, and
-      `discriminator_loss`, nats a token of the input, `discriminator_accuracy` and `replaced`, the share of tokens that
-      are, with samples drawn for each batch of `evaluation.batch_size` rows with the same key.
+      `discriminator_loss`, nats a token of the input, `discriminator_accuracy`, `discriminator_auc`, the area under its
+      ROC curve (where some tokens are replaced and some are not), and `replaced`, the share of tokens that are, with
+      samples drawn for each batch of `evaluation.batch_size` rows with the same key. Beside the accuracies, as
+      `pair_constant_accuracy` and `discriminator_constant_accuracy`, those of the better constant answer.
 
     Raises:
       UserError: an unknown source or split, no cache, a cache of another vocabulary than the model's, or a model of
@@ -73,12 +76,19 @@ def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool 
         found["bits_per_byte"] = sums["nll"] / math.log(2) / source.splits[split].num_bytes
     others = {"pairs": ("pair_loss", "pair_accuracy")}
     others["input_tokens"] = "discriminator_loss", "discriminator_accuracy", "replaced"
-    return found | {key: sums[key] / sums[of] for of, keys in others.items() for key in keys if key in sums}
+    found |= {key: sums[key] / sums[of] for of, keys in others.items() for key in keys if key in sums}
+    if "pairs" in sums:
+        found["pair_constant_accuracy"] = trivial.constant_accuracy(sums["pair_labels"] / sums["pairs"])
+    if "replaced" in found:
+        found["discriminator_constant_accuracy"] = trivial.constant_accuracy(found["replaced"])
+        if 0 < found["replaced"] < 1:
+            found["discriminator_auc"] = trivial.auc(*map(np.concatenate, zip(*sums["scores"], strict=True)))
+    return found
 
 
 def _add_up(lm: LanguageModel, objective, batches: Iterable[dict], is_real: np.ndarray, log_unigram: np.ndarray):
-    """Sums over the batches: the loss's metrics and `tokens`, each also as `real_…`; `unigram`, `pairs`,
-    `input_tokens`.
+    """Sums over the batches: the loss's metrics and `tokens`, each also as `real_…`; `unigram`; `pairs`, their
+    `pair_labels`; `input_tokens`, and in pairs of arrays their `scores` and whether they are replaced.
     """
     sums = collections.Counter()
     carry = None
@@ -90,9 +100,12 @@ def _add_up(lm: LanguageModel, objective, batches: Iterable[dict], is_real: np.n
         if "pair_label" in batch:
             batch["pair_weights"] = batch["mask"].any(axis=1).astype(np.float32)
             sums["pairs"] += float(batch["pair_weights"].sum())
+            sums["pair_labels"] += float(batch["pair_weights"] @ batch["pair_label"])
         if isinstance(objective, objectives.ReplacedToken):
             batch["token_weights"] = batch["mask"].astype(np.float32)
             sums["input_tokens"] += float(batch["token_weights"].sum())
+            scored = _discriminated(lm.model, lm.params, batch)
+            sums.setdefault("scores", []).append([np.asarray(found)[batch["mask"] > 0] for found in scored])
         carry = nn.unbox(registry.new_carry(lm.model, len(real_weights))) if carry is None else carry
         metrics, carry = _metrics(objective.kind, lm.model, lm.params, batch, real_weights, carry)
         for key, (over_all, over_real) in metrics.items():
@@ -134,6 +147,13 @@ def _metrics(objective, model, params, batch, real_weights, carry):
 
     # Mapped over the weights alone, so there is one forward pass (of what reads samples, two).
     return jax.vmap(under, out_axes=(0, None))(jnp.stack([batch["target_weights"], real_weights]))
+
+
+@functools.partial(jax.jit, static_argnames="model")
+def _discriminated(model, params, batch):
+    """The discriminator's logits, and which tokens are replaced, bool; both [B, L]."""
+    _, logits, replaced = losses.discriminate(model, params, batch, None)
+    return logits, replaced > 0
 
 
 def _check_model(lm: LanguageModel, run: config.Run) -> None:

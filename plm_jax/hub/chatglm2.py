@@ -221,6 +221,6 @@ CHATGLM = Family(
     buffers=r"rotary_pos_emb\.inv_freq",
     to_settings=chatglm_to_settings,
     to_config=chatglm_to_config,
-    vocabulary_files={"sentencepiece": ("tokenizer.model",)},
+    vocabulary_files={"sentencepiece": ("tokenizer.model",), "tiktoken": ("tokenizer.model",)},
     other_heads=r"classifier_head\..*|prefix_encoder\..*",
 )

@@ -1,7 +1,7 @@
 """GPT-1 (Radford et al. 2018) as Hugging Face keeps it: `OpenAIGPTLMHeadModel`, and `OpenAIGPTModel`.
 
 Its dense layers are `Conv1D`, stored [in, out] like ours, with query, key and value fused along the last axis. Its
-vocabulary is not read: it is cut into words by rules of its own (spaCy) before its byte pairs are merged.
+vocabulary is read from `tokenizer.json` alone, which cuts words as BERT does; the paper's own rules were spaCy's.
 """
 
 from collections.abc import Mapping

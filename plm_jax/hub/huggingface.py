@@ -33,6 +33,7 @@ from plm_jax.hub import (
     mt5,
     roberta,
     t5,
+    tokenizer_json,
 )
 from plm_jax.hub.pretrained import Pretrained, float32
 from plm_jax.hub.table import Family, Tensor
@@ -59,6 +60,7 @@ FAMILIES = {
     )
 }
 CONFIG, TOKENIZER = "config.json", "tokenizer_config.json"
+_RANK = re.compile(rb"[0-9A-Za-z+/]+=* \d+\r?\n")  # The first line of a file of tiktoken's.
 SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 START_ID = "decoder_start_token_id"
 # Settings of how a model is trained or computed, which a Hugging Face directory does not keep or not in full.
@@ -132,7 +134,8 @@ def opened(directory: str) -> Iterator[Pretrained]:
     if vocabulary is not None:
         path = os.path.join(directory, TOKENIZER)
         tokenizer = files.read_json(path) if storage.exists(path) else {}
-        special_ids |= family.special_ids(list(files.contents(vocabulary).values()), tokenizer)
+        tell = _with_vocabulary(family, vocabulary).special_ids
+        special_ids = tell(list(files.contents(vocabulary).values()), tokenizer) | special_ids
     with files.opened(directory) as tensors:
         stored = _by_full_name(tensors, family)
         model = _with_heads(family, model, stored, _has_own_head(family, stored), _has_head_bias(family, stored))
@@ -174,6 +177,7 @@ def write(directory: str, pretrained: Pretrained, shard_bytes: int = files.SHARD
     tensors = _layout_of(family, pretrained.model)
     files.write(directory, {name: _content(flat, pieces) for name, pieces in tensors.items()}, shard_bytes)
     scheme = (pretrained.vocabulary or "").partition(":")[0]
+    family = _with_vocabulary(family, pretrained.vocabulary)
     if scheme in family.vocabulary_files:
         contents = list(files.contents(pretrained.vocabulary).values())
         for name, content in zip(family.vocabulary_files[scheme], contents, strict=True):
@@ -404,9 +408,28 @@ def _by_full_name(tensors: Mapping[str, files.Stored], family: Family) -> dict[s
     return stored
 
 
+def _with_vocabulary(family: Family, vocabulary: str | None) -> Family:
+    """The family as it keeps this vocabulary: all keep `tokenizer.json` alike."""
+    if not (vocabulary or "").startswith(tokenizer_json.SCHEME):
+        return family
+    return replace(
+        family,
+        vocabulary_files={tokenizer_json.SCHEME: (tokenizer_json.NAME,)},
+        tokenizer_config=tokenizer_json.tokenizer_config,
+        special_ids=tokenizer_json.special_ids,
+    )
+
+
 def _vocabulary(folder: str, family: Family) -> str | None:
-    for scheme, names in family.vocabulary_files.items():
+    """The spec of the family's own files, else of `tokenizer.json`."""
+    for scheme, names in {**family.vocabulary_files, tokenizer_json.SCHEME: (tokenizer_json.NAME,)}.items():
         paths = [os.path.join(folder, name) for name in names]
-        if all(map(storage.exists, paths)):
+        if all(map(storage.exists, paths)) and _is_of(scheme, paths[0]):
             return f"{scheme}:{','.join(paths)}"
     return None
+
+
+def _is_of(scheme: str, path: str) -> bool:
+    """Whether a file may be of a scheme: SentencePiece's and tiktoken's have the same name, and tiktoken's is text."""
+    is_tiktoken = scheme == "tiktoken"
+    return not (is_tiktoken or scheme == "sentencepiece") or is_tiktoken == bool(_RANK.match(storage.read(path)))

@@ -11,6 +11,9 @@ from plm_jax.objectives.bidirectional_lm import BidirectionalLM
 from plm_jax.objectives.blank_infilling import BlankInfilling
 from plm_jax.objectives.causal import Causal
 from plm_jax.objectives.denoising import Denoising
+from plm_jax.objectives.examples import Objectives as ReadsExamples
+from plm_jax.objectives.examples import Rows as ExampleRows
+from plm_jax.objectives.examples import rows as example_rows
 from plm_jax.objectives.masked_lm import MaskedLM
 from plm_jax.objectives.prefix_lm import DecoderPrefixLM, FullLM, PrefixLM
 from plm_jax.objectives.replaced_token import ReplacedToken
@@ -30,17 +33,20 @@ __all__ = [
     "Denoising",
     "Deshuffling",
     "DropTokens",
+    "ExampleRows",
     "FullLM",
     "MaskTokens",
     "MaskedLM",
     "Objective",
     "PrefixLM",
+    "ReadsExamples",
     "ReplaceSpans",
     "ReplacedToken",
     "Settings",
     "SpanCorruption",
     "SpanMaskedLM",
     "Special",
+    "example_rows",
     "get",
 ]
 

@@ -14,7 +14,8 @@ from plm_jax.objectives.special import Special
 class BidirectionalLM(EveryToken):
     """Predict each word from those before it, and from those after it (ELMo, Peters et al. 2018, arXiv:1802.05365).
 
-    The loss is the mean of both directions'.
+    The loss is the mean of both directions'. The layout of streams gives what allenai/bilm-tf reads; characters are
+    numbered from 0, where the source keeps 0 for padding.
 
     Attributes:
       negative_samples: words drawn for each batch, log-uniformly by their ids, so that these must fall in frequency;

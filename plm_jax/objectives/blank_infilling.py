@@ -246,12 +246,14 @@ def _share(lengths, rooms, rng) -> tuple[list[int], list[list[int]]]:
       What room is left in each document, and the lengths of its spans. Where none fits a span is cut to the largest
       room; where there is none at all it is dropped.
     """
+    if len(rooms) == 1 and rooms[0] > lengths.sum() + len(lengths):
+        return [int(rooms[0] - lengths.sum() - len(lengths))], [lengths.tolist()]
     rooms, own = rooms.tolist(), [[] for _ in rooms]
     for length, draw in zip(lengths.tolist(), rng.random(len(lengths)).tolist(), strict=True):
         length = min(length, max(rooms) - 1)
         if length < 1:
             break
-        fitting = list(itertools.accumulate(room if room > length else 0 for room in rooms))
+        fitting = list(itertools.accumulate([room if room > length else 0 for room in rooms]))
         document = bisect.bisect_right(fitting, draw * fitting[-1])
         rooms[document] -= length + 1
         own[document].append(length)

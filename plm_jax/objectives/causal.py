@@ -10,7 +10,13 @@ from plm_jax.objectives.special import Special
 
 @dataclass(frozen=True)
 class Causal:
-    """Predict each token from those before it (GPT, Radford et al. 2018)."""
+    """Predict each token from those before it (GPT, Radford et al. 2018).
+
+    Documents follow one another in full rows, each behind the last one's eos, and a token sees those before its own, as
+    the papers of GPT-2 and GPT-3 tell (their training code is not published), unless the layout keeps them apart.
+    Neighbouring rows share a token, so that each but the very first is predicted once; Hugging Face's examples
+    (run_clm.py) leave out the first one of every row.
+    """
 
     kind: ClassVar[str] = "causal"
 

@@ -72,7 +72,10 @@ class Denoising:
     on tokens, tokens are inserted, the text is rotated. The defaults are the recipe of BART, which are not fairseq's.
 
     Counts of tokens, words and sentences are shares rounded up, drawn without replacement. As in fairseq, spans may
-    meet: what they share is cut out once, and the mask of one that begins within another goes.
+    meet: what they share is cut out once, and the mask of one that begins within another goes. Unlike there, sentences
+    begin where the cache says, whatever the vocabulary (fairseq ends them at GPT-2's full stop, else at eos); a random
+    id may be any (fairseq spares 0) and is drawn for each inserted mask, too (fairseq makes a fixed share of them
+    random); and a rotation begins at each token as often (fairseq leaves the text as it is twice as often).
 
     Attributes:
       permute_sentences: share of the sentences that change places among themselves.

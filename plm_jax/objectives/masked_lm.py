@@ -141,7 +141,9 @@ class MaskedLM:
             raise UserError("masking whole words takes examples with `word_starts`")
         starts = np.zeros(len(free), np.bool_)
         starts[example["word_starts"]] = True
-        begins = starts[candidates] | (np.diff(candidates, prepend=-2) > 1)
+        begins = starts[candidates]
+        begins[0] = True
+        begins[1:] |= candidates[1:] - candidates[:-1] > 1
         return candidates[_whole_words(begins, num, self.whole_words, rng)]
 
     def _draw(self, positions: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -155,8 +157,10 @@ def _whole_words(begins: np.ndarray, budget: int, longest: int, rng: np.random.G
     Args:
       begins: bool [n], whether a token begins a word; the first does.
     """
-    bounds = np.append(begins.nonzero()[0], len(begins))
-    num_words = len(bounds) - 1
+    (first,) = begins.nonzero()
+    num_words = len(first)
+    bounds = np.full(num_words + 1, len(begins))
+    bounds[:-1] = first
     sizes = np.ones(num_words, np.int64)
     if longest > 1:
         weights = np.cumsum(1 / np.arange(1, longest + 1))
@@ -174,4 +178,4 @@ def _whole_words(begins: np.ndarray, budget: int, longest: int, rng: np.random.G
             budget -= starts[word + size] - start
             if not budget:
                 break
-    return np.repeat(np.frombuffer(taken, np.bool_), np.diff(bounds)).nonzero()[0]
+    return np.frombuffer(taken, np.bool_).repeat(bounds[1:] - first).nonzero()[0]

@@ -17,7 +17,8 @@ class SpanCorruption(TextToText):
 
     The defaults are those of `span_corruption` in google-research/text-to-text-transfer-transformer. There a token's
     chance to be noise depends on its place, too: a row begins with clean text and ends with noise. A row's number of
-    tokens, and so its numbers of noise tokens and spans, do not vary: 568 tokens become rows of 512 and 114.
+    tokens, and so its numbers of noise tokens and spans, do not vary: 568 tokens become rows of 512 and 114. T5 cuts
+    them from 128 joined documents at a time, of each at most 65,536 tokens in a row; here the layout decides.
 
     Attributes:
       noise_density: share of tokens that are cut out.

@@ -135,7 +135,7 @@ def of_stage(run: config.Run, stage: config.Stage) -> int:
 
 def row_lengths(run: config.Run, stage: config.Stage) -> tuple[int, int, int]:
     """Of a row of a stage: its tokens, target positions, and how many of the tokens are an encoder-decoder's second."""
-    targets = run.objective.target_length(stage.length)
+    targets = config.target_length(run, stage.length)
     decoder_length = targets if isinstance(run.model, settings.EncoderDecoder) else 0
     length = 1 if isinstance(run.objective, objectives.FullLM) else stage.length
     return length + decoder_length, targets, decoder_length

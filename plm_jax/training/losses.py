@@ -218,25 +218,9 @@ def replaced_token(
     label_smoothing=0.0,
     batch_shards=1,
 ):
-    """Cross-entropy of the generator at `target_positions`, and the discriminator's at all real tokens.
-
-    The discriminator sees the text with a sample of the generator's in each target's place, drawn with the key `sample`
-    of `rngs`, and has to say which tokens are not the text's; a sample may be (Clark et al. 2020 §3.1). No gradient
-    passes through samples. Without keys, as in validation, each batch draws with the same one.
-    """
-    generator, generator_params = electra.generator(model, params)
-    keys = rngs or {"sample": jax.random.key(0)}
-    own_keys = {name: named_key(key, "generator") for name, key in keys.items()}
-    features = _at_targets(_features(generator, generator_params, batch, own_keys), batch)
-    head = _vocabulary_head(generator, generator_params, features)
-    loss, weight, metrics = _head_loss(head, batch, z_loss, label_smoothing, batch_shards)
-    chunk = chunk_length(*features.shape[:2], head[1].shape[0], batch_shards)
-    sampled = _sample(*jax.lax.stop_gradient(head), keys["sample"], chunk)
-
-    text, corrupted = _filled(batch, batch["targets"]), _filled(batch, sampled)
-    replaced = (text != corrupted).astype(jnp.float32)
-    features = _features(model, params, batch | {"tokens": corrupted}, keys)
-    logits = model.apply({"params": params}, features, method="discriminator_logits")
+    """Cross-entropy of the generator at `target_positions`, and the discriminator's at all real tokens."""
+    of_generator, logits, replaced = discriminate(model, params, batch, rngs, z_loss, label_smoothing, batch_shards)
+    loss, weight, metrics = of_generator
     weights = batch["token_weights"]
     discriminator_loss = jnp.sum(weights * (jax.nn.softplus(logits) - replaced * logits))
     metrics |= {
@@ -245,6 +229,32 @@ def replaced_token(
         "replaced": jnp.sum(weights * replaced),
     }
     return loss + discriminator_weight * discriminator_loss, weight, metrics, carry
+
+
+def discriminate(model, params, batch, rngs, z_loss=0.0, label_smoothing=0.0, batch_shards=1):
+    """An ELECTRA's generator and what its discriminator says of the generator's samples.
+
+    The discriminator sees the text with a sample of the generator's in each target's place, drawn with the key `sample`
+    of `rngs`, and has to say which tokens are not the text's; a sample may be (Clark et al. 2020 §3.1). No gradient
+    passes through samples. Without keys, as in validation, each batch draws with the same one.
+
+    Returns:
+      The generator's (loss sum, weight sum, metrics); the discriminator's logits [B, L]; `replaced` float32 [B, L], 1
+      where a token is not the text's.
+    """
+    generator, generator_params = electra.generator(model, params)
+    keys = rngs or {"sample": jax.random.key(0)}
+    own_keys = {name: named_key(key, "generator") for name, key in keys.items()}
+    features = _at_targets(_features(generator, generator_params, batch, own_keys), batch)
+    head = _vocabulary_head(generator, generator_params, features)
+    of_generator = _head_loss(head, batch, z_loss, label_smoothing, batch_shards)
+    chunk = chunk_length(*features.shape[:2], head[1].shape[0], batch_shards)
+    sampled = _sample(*jax.lax.stop_gradient(head), keys["sample"], chunk)
+
+    text, corrupted = _filled(batch, batch["targets"]), _filled(batch, sampled)
+    replaced = (text != corrupted).astype(jnp.float32)
+    features = _features(model, params, batch | {"tokens": corrupted}, keys)
+    return of_generator, model.apply({"params": params}, features, method="discriminator_logits"), replaced
 
 
 def _sample(features, unembedding, bias, key, chunk):

@@ -116,3 +116,28 @@ def random_documents():
         return [rng.integers(0, 90, rng.integers(1, 31)).tolist() for _ in range(n)]
 
     return make
+
+
+_WORDS = """
+the whale's They'LL 1851 3.14159 unaffable antidisestablishmentarianism Hello WORLD don't we've
+欲把西湖比西子 ，淡妆濃抹總相宜。 「白日依山盡」 黃河入海流！ 你好 ひらがな カタカナ 한국어
+naïve café Ünïcödé İstanbul ﬁn ẞ Å é ö ½ ² العربية हिन्दी ελληνικά Привет
+🙂 👩‍🚀 🇫🇷 👍🏽 ☃ — … “quoted” ‘x’ // _a_b
+"""
+
+
+@pytest.fixture(scope="session")
+def lines():
+    """1,000 lines of English, Chinese, accents, emoji, code and control characters, mixed."""
+    scraps = [
+        *_WORDS.split(),
+        *["def f(x):\n    return x**2  # {}", "if(a!=b){c[0]+=1;}", "\tfor i in range(10):", "<s> </s>", "e\u0301"],
+        *["\x00", "\x07", "\u200b", "\ufeff", "\ufffd", "\r\n", "\n\n\n", "\u00a0", "\u3000", "   ", "\x1b[0m"],
+    ]
+    rng, joints = np.random.default_rng(0), ["", " ", " ", "  ", "\n"]
+
+    def line(size):
+        pairs = zip(rng.choice(scraps, size), rng.choice(joints, size), strict=True)
+        return "".join(f"{scrap}{joint}" for scrap, joint in pairs)
+
+    return [line(size) for size in rng.integers(1, 12, 1000)]

@@ -1,77 +1,171 @@
+"""seqio tasks give the trainer's rows: of every objective, and of every layout."""
+
+import dataclasses
+import itertools
+import os
+
 import numpy as np
 import pytest
 import seqio
 
-from plm_jax import objectives
-from plm_jax.data import adapters, reader
+from plm_jax import config, objectives, storage
+from plm_jax.data import adapters, cache, examples, reader, vocabularies, words
 from plm_jax.data.tensorflow_side import tf
+from plm_jax.models import settings as model_settings
 
-SPECIAL = objectives.Special(pad=91, bos=88, eos=92, mask=90, sentinels=tuple(range(99, 92, -1)), vocab_size=100)
-SETTINGS = [
-    objectives.Causal(),
-    objectives.MaskedLM(rate=0.3),
-    objectives.SpanCorruption(noise_density=0.4),
-    objectives.Denoising(permute_sentences=0.0),
-    objectives.MaskedLM(rate=0.3, whole_words=3),
-    *(objectives.ReplaceSpans(), objectives.DropTokens(), objectives.MaskTokens(), objectives.Deshuffling()),
-    *(objectives.PrefixLM(), objectives.FullLM(), objectives.DecoderPrefixLM(), objectives.UL2()),
-]
-# What of a row tells how much of it is real.
-REAL = ("mask", "target_weights", "prefix_lengths")
-# As the caches of these tests have it.
-WORD_INITIAL = np.arange(100) % 2 == 0
+IDS = {"pad": 80, "bos": 81, "eos": 82, "unk": 83, "cls": 84, "sep": 85, "mask": 86, "sop": 87, "eop": 88}
+IDS |= {"smask": 89, "gmask": 90, "dblock": 91, "sentinels": 8}
+SIZE, LENGTH, SPELT = 100, 18, 5
+# As the cache of these tests has it.
+WORD_INITIAL = np.arange(SIZE) % 2 == 0
+BLOCKS, APART = config.Blocks(), config.Blocks(attend_across_documents=False)
+MASKED = objectives.MaskedLM(rate=0.3)
+CASES = {
+    "causal": (objectives.Causal(), BLOCKS),
+    "causal_apart": (objectives.Causal(), APART),
+    "masked_lm": (MASKED, BLOCKS),
+    "static_masks": (objectives.MaskedLM(rate=0.3, duplicates=2), BLOCKS),
+    "ngrams": (objectives.MaskedLM(rate=0.3, whole_words=3), BLOCKS),
+    "span_masked_lm": (objectives.SpanMaskedLM(rate=0.3), BLOCKS),
+    "replaced_token": (objectives.ReplacedToken(), BLOCKS),
+    "span_corruption": (objectives.SpanCorruption(noise_density=0.4), BLOCKS),
+    "replace_spans": (objectives.ReplaceSpans(), BLOCKS),
+    "drop_tokens": (objectives.DropTokens(), BLOCKS),
+    "mask_tokens": (objectives.MaskTokens(), BLOCKS),
+    "deshuffling": (objectives.Deshuffling(), BLOCKS),
+    "prefix_lm": (objectives.PrefixLM(), BLOCKS),
+    "full_lm": (objectives.FullLM(), BLOCKS),
+    "decoder_prefix_lm": (objectives.DecoderPrefixLM(), BLOCKS),
+    "ul2": (objectives.UL2(), BLOCKS),
+    "denoising": (objectives.Denoising(insert=0.1, rotate=0.5), BLOCKS),
+    "blank_infilling": (objectives.BlankInfilling(sentence_rate=0.4, document_rate=0.3), BLOCKS),
+    "next_sentence": (MASKED, config.SentencePairs()),
+    "sentence_order": (objectives.MaskedLM(rate=0.3, whole_words=3), config.SentencePairs(task="sentence_order")),
+    "single_sentences": (MASKED, config.SentencePairs(parts="sentences")),
+    "full_sentences": (MASKED, config.WholeSentences()),
+    "doc_sentences": (MASKED, config.WholeSentences(cross_documents=False)),
+    "streams": (objectives.BidirectionalLM(), config.Streams()),
+}
 
 
-def task(name, documents, objective, **options):
-    """A seqio task over tokenised documents in memory."""
+def documents(seed=0, number=25):
+    """(tokens, sentence starts) of documents of 1 to 40 tokens."""
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(1, 41, number)
+    return [
+        (rng.integers(0, 80, n).astype(np.int32), np.unique(np.append(rng.integers(0, n, n // 6), 0)).astype(np.int32))
+        for n in sizes
+    ]
+
+
+@pytest.fixture
+def opened(tmp_path, make_run):
+    """`opened(objective, layout)`: the trainer's reader over those documents, each word of them a letter or more."""
+
+    def opened(objective, layout):
+        spelling = tmp_path / "vocabulary" / "words.txt"
+        spelling.parent.mkdir()
+        spelling.write_text("".join(f"w{i}\n" for i in range(SIZE)))
+        writer = cache.SplitWriter(str(tmp_path / ".a" / "train"), SIZE)
+        for tokens, starts in documents():
+            writer.add(tokens, np.array([0]), starts, len(tokens))
+        counts = {"train": writer.close()}
+        cache.save(os.path.join(tmp_path, ".a", "word_initial.npy"), WORD_INITIAL)
+        vocabulary = {"id": "v", "size": SIZE, "kind": "words", "files": {"words.txt": storage.sha256(str(spelling))}}
+        manifest = {"identity": "i", "vocabulary": vocabulary | IDS, "dtype": "<u2", "splits": counts}
+        cache.publish(str(tmp_path / ".a"), str(tmp_path / "a"), manifest)
+        run = make_run("a", data={"length": LENGTH, "layout": layout}, train={"seed": 5}, objective=objective, **IDS)
+        if isinstance(layout, config.Streams):
+            embedding = model_settings.CharacterCNN(SIZE, 2, 2, ((1, 4),), max_characters=SPELT, highway_layers=1)
+            run = dataclasses.replace(run, model=model_settings.Elmo(embedding=embedding))
+        vocabulary = dataclasses.replace(run.vocabulary, spec="words:words.txt")
+        return reader.Reader(dataclasses.replace(run, vocabulary=vocabulary))
+
+    return opened
+
+
+def read(objective, rows, layout=BLOCKS, with_sentences=True, **options):
+    """The rows that a seqio task gives of documents in memory."""
+    signature = dict.fromkeys(("targets", "sentence_starts")[: 1 + with_sentences], tf.TensorSpec([None], tf.int32))
 
     def dataset(split, shuffle_files):
-        rows = lambda: ({"targets": document} for document in documents)  # noqa: E731
-        return tf.data.Dataset.from_generator(rows, output_signature={"targets": tf.TensorSpec([None], tf.int32)})
+        made = lambda: (dict(zip(signature, row, strict=False)) for row in rows)  # noqa: E731
+        return tf.data.Dataset.from_generator(made, output_signature=signature)
 
-    tokens = np.zeros(objective.input_length(16), np.int32)
-    like = objective({"tokens": tokens, "word_starts": np.zeros(1, int)}, np.random.default_rng(0))
-    vocabulary = seqio.PassThroughVocabulary(100)
-    features = {
-        k: seqio.Feature(vocabulary, add_eos=False, dtype=tf.as_dtype(v.dtype), rank=v.ndim) for k, v in like.items()
-    }
-    seqio.TaskRegistry.remove(name)
-    return seqio.TaskRegistry.add(
-        name,
+    like = examples.blank(layout, LENGTH, objective, SPELT)
+    vocabulary = seqio.PassThroughVocabulary(SIZE)
+    seqio.TaskRegistry.remove("rows")
+    task = seqio.TaskRegistry.add(
+        "rows",
         source=seqio.FunctionDataSource(dataset, splits=["train"]),
-        preprocessors=[adapters.preprocessor(objective, 16, **options)],
-        output_features=features,
+        preprocessors=[adapters.preprocessor(objective, LENGTH, layout=layout, **options)],
+        output_features={
+            key: seqio.Feature(vocabulary, add_eos=False, dtype=tf.as_dtype(value.dtype), rank=value.ndim)
+            for key, value in like.items()
+        },
     )
+    return list(task.get_dataset(sequence_length=None, split="train", shuffle=False).as_numpy_iterator())
 
 
-def read(*arguments, **options):
-    rows = task(*arguments, **options).get_dataset(sequence_length=None, split="train", shuffle=False)
-    return list(rows.as_numpy_iterator())
-
-
-@pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: s.kind + "_words" * bool(getattr(s, "whole_words", 0)))
-def test_a_seqio_task_gives_the_readers_rows(write_source, random_documents, make_run, settings):
-    documents = random_documents(0, 20)
-    ids = {"pad": 91, "bos": 88, "eos": 92, "mask": 90, "sentinels": 7}
-    write_source("a", {"train": documents}, **ids)
-    opened = reader.Reader(make_run("a", data={"length": 16}, train={"seed": 5}, objective=settings, **ids))
-    expected = [
-        {key: value[i] for key, value in batch.items()}
-        for batch in opened.in_order("train", 1)
-        for i in range(len(batch["tokens"]))
-    ]
-    found = read(f"rows_{settings.kind}", documents, opened.objective, seed=5, word_initial=WORD_INITIAL)
-    assert opened.objective == objectives.Objective(settings, SPECIAL)
+@pytest.mark.parametrize("case", CASES)
+def test_a_seqio_task_gives_the_readers_rows(opened, case):
+    objective, layout = CASES[case]
+    trainer = opened(objective, layout)
+    spelling = words.characters([f"w{i}" for i in range(SIZE)], SPELT)
+    options = {"seed": 5, "word_initial": WORD_INITIAL, "characters": spelling, "identity": "i"}
+    found = read(trainer.objective, documents(), layout, **options)
+    expected = [{key: value[0] for key, value in batch.items()} for batch in trainer.in_order("train", 1)]
     assert len(found) == len(expected) > 10
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_equal(a, b)
-    last, first = (sum(row[k].sum() for k in REAL if k in row) for row in (found[-1], found[0]))
-    assert last < first, "the last row is short"
 
 
-def test_the_same_seed_gives_the_same_noise(random_documents):
-    documents, objective = random_documents(0, 20), objectives.Objective(SETTINGS[2], SPECIAL)
-    first, again, other = (read("seeds", documents, objective, seed=seed) for seed in (0, 0, 1))
+SPECIAL = objectives.Special(**{k: v for k, v in IDS.items() if k != "sentinels"}, vocab_size=SIZE)
+
+
+def test_the_same_seed_gives_the_same_noise():
+    objective = objectives.Objective(MASKED, SPECIAL)
+    first, again, other = (read(objective, documents(), seed=seed) for seed in (0, 0, 1))
     np.testing.assert_equal(first, again)
     assert len(first) == len(other)
     assert any((a["targets"] != b["targets"]).any() for a, b in zip(first, other, strict=True))
+
+
+def test_documents_are_laid_out_so_many_at_a_time():
+    """Rows of the first ten documents, then of the next; empty ones do not count; each noise is of its own."""
+    objective, rows = objectives.Objective(objectives.Causal(), SPECIAL), documents()
+    empty = np.zeros(0, np.int32), np.zeros(0, np.int32)
+    found = read(objective, [empty, *rows[:10], empty, *rows[10:]], num_documents=10)
+    parts = [read(objective, rows[first : first + 10]) for first in (0, 10, 20)]
+    np.testing.assert_equal(found, [row for part in parts for row in part])
+    masked = objectives.Objective(MASKED, SPECIAL)
+    twice = read(masked, rows[:10] * 2, num_documents=10)
+    first, second = twice[: len(twice) // 2], twice[len(twice) // 2 :]
+    np.testing.assert_equal(first, read(masked, rows[:10]))
+    assert any((a["target_positions"] != b["target_positions"]).any() for a, b in zip(first, second, strict=True))
+
+
+def test_without_sentences_each_document_is_one():
+    objective = objectives.Objective(objectives.Denoising(noise=objectives.denoising.NoNoise()), SPECIAL)
+    rows = [(np.arange(1, 5, dtype=np.int32), None), (np.arange(5, 17, dtype=np.int32), None)]
+    found = read(objective, rows * 20, with_sentences=False, num_documents=2)
+    text = np.arange(1, 17)
+    wanted = {(IDS["bos"], *order.tolist(), IDS["eos"]) for order in (text, np.roll(text, -4))}
+    assert len(found) == 20 and {tuple(row["tokens"].tolist()) for row in found} == wanted
+
+
+@pytest.mark.parametrize("kind", ["bytes", "bpe"])
+def test_sentences_of_any_vocabulary_change_places(kind):
+    folder = os.path.join(os.path.dirname(vocabularies.__file__), "gpt2")
+    files = "" if kind == "bytes" else f":{folder}/vocab.json,{folder}/merges.txt"
+    vocabulary = vocabularies.load(kind + files)
+    special = objectives.Special(pad=60_000, bos=60_001, eos=60_002)
+    objective = objectives.get("denoising", special, noise=objectives.denoising.NoNoise())
+    parts = "One two.", "\n\nThree, 4.5 ½!", " Four?"
+    texts, found = tf.data.Dataset.from_tensors({"text": "".join(parts)}).repeat(40), set()
+    noise = adapters.preprocessor(objective, 40, num_documents=1)
+    for row in noise(adapters.tokenize(vocabulary)(texts)).as_numpy_iterator():
+        real, predicted = int(row["mask"].sum()) - 1, int(row["target_weights"].sum()) - 1
+        assert vocabulary.decode(row["targets"][1:predicted]) == "".join(parts)
+        found.add(vocabulary.decode(row["tokens"][1:real]))
+    assert found == {"".join(order) for order in itertools.permutations(parts)}

@@ -126,3 +126,6 @@ def test_sentence_starts_are_those_of_the_documents_where_they_lie_in_the_stream
         found = blocks.example(item, None)["sentence_starts"]
         assert found.tolist() == np.flatnonzero(marks[5 * item : 5 * item + 5]).tolist()
     assert "sentence_starts" not in layouts.Blocks(stream, 5, 5, False).example(0, None)
+    split.has_words, split.words = True, split.sentences  # Words are found the same way.
+    found = layouts.Blocks(stream, 5, 5, False, reads=("word_starts",)).example(0, None)
+    assert "sentence_starts" not in found and found["word_starts"].tolist() == np.flatnonzero(marks[:5]).tolist()

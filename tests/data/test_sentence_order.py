@@ -32,6 +32,32 @@ def document_of(documents):
     return lambda token: int(borders.searchsorted(token, side="right"))
 
 
+# Rows of the documents "4 5. 6." and "7 8 9.", their token types and label; 1 is [CLS], 2 [SEP], 0 padding.
+NEXT = ((1, 4, 5, 2, 6, 2, 0, 0, 0, 0), (0, 0, 0, 0, 1, 1, 0, 0, 0, 0), 0)
+SWAPPED = ((1, 6, 2, 4, 5, 2, 0, 0, 0, 0), (0, 0, 0, 1, 1, 1, 0, 0, 0, 0), 1)
+RANDOM = ((1, 4, 5, 2, 7, 8, 9, 2, 0, 0), (0, 0, 0, 0, 1, 1, 1, 1, 0, 0), 1)
+PUT_BACK = ((1, 6, 2, 7, 8, 9, 2, 0, 0, 0), (0, 0, 0, 1, 1, 1, 1, 0, 0, 0), 1)
+LONE = ((1, 7, 8, 9, 2, 4, 5, 6, 2, 0), (0, 0, 0, 0, 0, 1, 1, 1, 1, 0), 1)
+LONE_LAST = ((1, 7, 8, 9, 2, 6, 2, 0, 0, 0), (0, 0, 0, 0, 0, 1, 1, 0, 0, 0), 1)
+
+
+@pytest.mark.parametrize(
+    ("task", "firsts"), [("next_sentence", {(NEXT,), (RANDOM, PUT_BACK)}), ("sentence_order", {(NEXT,), (SWAPPED,)})]
+)
+def test_a_worked_example(write_sentences, task, firsts):
+    """What the first document makes, and the second's only sentence, to which any sentence of the first comes."""
+    source, found, lasts = write_sentences({"train": [[2, 1], [3]]}), set(), set()
+    settings = config.SentencePairs(task=task, duplicates=1, short_probability=0.0)
+    for seed in range(20):
+        layout = pairs.SentencePairs(source, "train", settings, 10, seed, SPECIAL)
+        rows = [layout.example(item, layouts.generator(seed, "b", item)) for item in range(layout.num_rows)]
+        names = "tokens", "token_types", "pair_label"
+        *first, last = (tuple(tuple(row[n].tolist()) if row[n].ndim else int(row[n]) for n in names) for row in rows)
+        found.add(tuple(first))
+        lasts.add(last)
+    assert (found, lasts) == (firsts, {LONE, LONE_LAST})
+
+
 def test_a_half_is_swapped_and_a_lone_sentence_gets_a_random_one(write_sentences):
     """Sentences of one token fill rows of 13 of them; what is left of a document is one pair, or one sentence."""
     documents = [[1] * n for n in np.random.default_rng(0).integers(1, 60, 400)]

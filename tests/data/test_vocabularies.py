@@ -13,7 +13,7 @@ from sentencepiece import sentencepiece_model_pb2
 
 import plm_jax
 from plm_jax import config
-from plm_jax.data import sentences, vocabularies
+from plm_jax.data import sentences, vocabularies, vocabulary_training
 from plm_jax.errors import UserError
 
 DATA = pathlib.Path(plm_jax.__file__).parent / "data"
@@ -38,8 +38,9 @@ TEXTS = [
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     path = str(tmp_path_factory.mktemp("sp") / "v.model")
-    vocabularies.train_sentencepiece(TEXTS[:2], T5_LIKE, path)
-    return dataclasses.replace(T5_LIKE, spec=f"sentencepiece:{path}")
+    specials = dataclasses.replace(T5_LIKE, spec=f"sentencepiece:{path}")
+    vocabulary_training.train(TEXTS[:2], specials)
+    return specials
 
 
 @pytest.fixture(params=["sentencepiece", "bpe", "bytes"])
@@ -148,7 +149,7 @@ def test_identity_is_that_of_ids(trained, tmp_path):
 
 def test_training_is_deterministic_and_t5_like(trained, tmp_path):
     path = str(tmp_path / "again.model")
-    vocabularies.train_sentencepiece(TEXTS[:2], T5_LIKE, path)
+    vocabulary_training.train(TEXTS[:2], dataclasses.replace(T5_LIKE, spec=f"sentencepiece:{path}"))
     with open(path, "rb") as again, open(vocabularies.files(trained.spec)[0], "rb") as first:
         assert again.read() == first.read()
     loaded = vocabularies.load(trained)
@@ -208,7 +209,7 @@ def test_special_ids_may_be_added_above_the_file(trained, gpt2):
 def test_control_symbols_are_trained_at_their_ids_and_text_never_gives_them(tmp_path):
     path = str(tmp_path / "bert.model")
     bert = config.Vocabulary(f"sentencepiece:{path}", train_size=400, pad=0, unk=1, cls=3, sep=2, mask=4)
-    vocabularies.train_sentencepiece(TEXTS[:2], bert, path)
+    vocabulary_training.train(TEXTS[:2], bert)
     loaded = vocabularies.load(bert)
     assert [loaded.processor.id_to_piece(i) for i in range(5)] == ["<pad>", "<unk>", "[SEP]", "[CLS]", "[MASK]"]
     assert loaded.vocab_size == 400
@@ -230,7 +231,10 @@ def test_mistakes_are_told(trained, tmp_path):
         "sentencepiece:/none": "cannot read the vocabulary's /none",
         f"sentencepiece:{damaged}": "is no SentencePiece model",
         f"bpe:{damaged},{merges}": "make no BPE vocabulary",
-        f"bpe:{merges}": "give sentencepiece:FILE, wordpiece:FILE, bpe:VOCAB,MERGES, words:FILE or bytes",
+        f"bpe:{merges}": "give bpe:VOCAB,MERGES",
+        "bytes:no": "give bytes",
+        f"tiktoken:{damaged}": "is no file of tiktoken's",
+        f"json:{damaged}": "is no tokenizer.json",
         "byte": "did you mean 'bytes'",
     }
     for spec, message in cases.items():
@@ -243,6 +247,8 @@ def test_mistakes_are_told(trained, tmp_path):
     with pytest.raises(UserError, match=r"vocabulary.eos is 50257"):
         vocabularies.load(config.Vocabulary(GPT2, eos=50257))
     with pytest.raises(UserError, match="no SentencePiece vocabulary of 5000"):
-        vocabularies.train_sentencepiece(["few words"], dataclasses.replace(T5_LIKE, train_size=5000), str(damaged))
+        vocabulary_training.train(
+            ["few words"], dataclasses.replace(T5_LIKE, spec=f"sentencepiece:{damaged}", train_size=5000)
+        )
     with pytest.raises(UserError, match="needs an unk id"):
-        vocabularies.train_sentencepiece(["x"], config.Vocabulary("", train_size=400), str(damaged))
+        vocabulary_training.train(["x"], config.Vocabulary(f"sentencepiece:{damaged}", train_size=400))

@@ -1,10 +1,12 @@
 """Words and their characters as bilm-tf has them."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from plm_jax import config
-from plm_jax.data import vocabularies, words
+from plm_jax.data import vocabularies, vocabulary_training, words
 from plm_jax.errors import UserError
 
 SPECIALS = {"bos": 0, "eos": 1, "unk": 2}
@@ -86,10 +88,10 @@ def test_files_that_are_no_vocabulary_of_words_are_refused(text, specials, says,
 
 def test_the_most_frequent_words_are_counted_after_the_special_ones(tmp_path):
     path = str(tmp_path / "made.txt")
-    specials = config.Vocabulary("", train_size=6, bos=1, eos=0, unk=2)
-    vocabularies.count_words(["b a b c", "<UNK> c b <UNK>", "d <UNK>"], specials, path)
+    specials = config.Vocabulary(f"words:{path}", train_size=6, bos=1, eos=0, unk=2)
+    vocabulary_training.train(["b a b c", "<UNK> c b <UNK>", "d <UNK>"], specials)
     assert words.read(path) == ["</S>", "<S>", "<UNK>", "b", "c", "a"]
     with pytest.raises(UserError, match="0, 1 and 2"):
-        vocabularies.count_words(["a"], config.Vocabulary("", train_size=6, bos=1, eos=5, unk=2), path)
+        vocabulary_training.train(["a"], dataclasses.replace(specials, eos=5))
     with pytest.raises(UserError, match="no document"):
-        vocabularies.count_words(["<S>"], specials, path)
+        vocabulary_training.train(["<S>"], specials)

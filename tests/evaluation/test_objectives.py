@@ -104,6 +104,7 @@ def walk(run, lm):
             log_p = np.asarray(jax.nn.log_softmax(lm.logits(**inputs, head="sentence_pair")[0]), np.float64)
             label = int(row["pair_label"][0])
             sums += {"pairs": 1, "pair_nll": -log_p[label], "pair_hits": int(log_p.argmax() == label)}
+            sums[f"label_{label}"] += 1
     return sums, targets
 
 
@@ -126,6 +127,7 @@ def test_the_metrics_equal_a_walk_over_the_rows(documents, cache_dir, name):
         want |= {
             f"pair_{what}": sums[f"pair_{of}"] / sums["pairs"] for what, of in (("loss", "nll"), ("accuracy", "hits"))
         }
+        want["pair_constant_accuracy"] = max(sums["label_0"], sums["label_1"]) / sums["pairs"]
     assert (len(targets) < sums["tokens"]) == (name in ("span_corruption", "denoising", "full_lm"))
     assert 258 in targets
     found = perplexity.evaluate(lm, run, "a", show_progress=False)

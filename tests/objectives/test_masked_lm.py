@@ -51,10 +51,11 @@ def test_budget_targets_and_shapes(num_real, padding, max_predictions, rate, see
     np.testing.assert_array_equal(made["mask"], example["mask"])
 
 
-def test_shares_are_those_asked_for():
-    """Counts over many rows against their binomial laws, within five standard deviations."""
-    draws, length = 3000, 64
-    objective = objectives.get("masked_lm", BERT)
+@pytest.mark.parametrize(("rate", "mask_share", "random_share"), [(0.15, 0.8, 0.1), (0.4, 0.5, 0.2)])
+def test_shares_are_those_asked_for(rate, mask_share, random_share):
+    """Counts over a million tokens against their binomial laws, within four standard errors."""
+    draws, length = 2000, 512
+    objective = objectives.get("masked_lm", BERT, rate=rate, mask_share=mask_share, random_share=random_share)
     rng = np.random.default_rng(0)
     at, kinds, random = np.zeros(length), np.zeros(3), []
     for _ in range(draws):
@@ -64,18 +65,20 @@ def test_shares_are_those_asked_for():
         kinds += masked.sum(), same.sum(), (~same & ~masked).sum()
         random.append(new[~same & ~masked])
         at[made["target_positions"]] += 1
-    total = draws * round(0.15 * length)
+    total = draws * round(rate * length)
     assert at.sum() == total
     chance = 1 / BERT.vocab_size  # A random id is the mask, or the token itself, as often as any other.
-    for count, share in zip(kinds, (0.8 + 0.1 * chance, 0.1 + 0.1 * chance, 0.1 * (1 - 2 * chance)), strict=True):
-        assert abs(count - total * share) < 5 * np.sqrt(total * share * (1 - share))
+    seen = random_share * chance
+    kept_share = 1 - mask_share - random_share
+    for count, share in zip(kinds, (mask_share + seen, kept_share + seen, random_share - 2 * seen), strict=True):
+        assert abs(count - total * share) < 4 * np.sqrt(total * share * (1 - share))
     assert at[0] == at[-1] == 0
-    share = 1 / (length - 2)
-    assert (abs(at[1:-1] - total * share) < 5 * np.sqrt(total * share)).all()
+    share = round(rate * length) / (length - 2)
+    assert (abs(at[1:-1] - draws * share) < 4 * np.sqrt(draws * share * (1 - share))).all()
     # Uniform over the whole vocabulary, special ids among them, so quarters are alike.
     random = np.concatenate(random)
     quarters = np.bincount(random * 4 // BERT.vocab_size, minlength=4)
-    assert (abs(quarters - len(random) / 4) < 5 * np.sqrt(len(random) * 3 / 16)).all()
+    assert (abs(quarters - len(random) / 4) < 4 * np.sqrt(len(random) * 3 / 16)).all()
     assert random.min() < 100 and (random >= 0).all() and random.max() < BERT.vocab_size
 
 
@@ -86,7 +89,7 @@ def test_every_subset_of_positions_is_equally_likely():
     pairs = [tuple(objective(row(6), rng)["target_positions"]) for _ in range(draws)]
     counts = np.array([pairs.count((i, j)) for i in range(1, 5) for j in range(i + 1, 5)])
     assert counts.sum() == draws
-    assert (abs(counts - draws / 6) < 5 * np.sqrt(draws * 5 / 36)).all()
+    assert (abs(counts - draws / 6) < 4 * np.sqrt(draws * 5 / 36)).all()
 
 
 def test_separators_within_the_row_stay_and_other_keys_pass():

@@ -1,9 +1,12 @@
 """Token by token against T5's own preprocessors, given the same noise; skipped where the package is not there."""
 
+import functools
+
 import numpy as np
 import pytest
 
 from plm_jax import objectives
+from plm_jax.objectives import ul2
 
 pytest.importorskip("t5.data")
 
@@ -11,68 +14,166 @@ import seqio
 import tensorflow as tf
 from t5.data import preprocessors
 
-T5 = objectives.Special(pad=0, eos=1, unk=2, sentinels=tuple(range(32_099, 31_999, -1)), vocab_size=32_100)
-TOKENS = np.random.default_rng(0).integers(3, 32_000, 511).astype(np.int32)
-# kind: T5's rules for inputs and for targets.
-RULES = {
-    "replace_spans": ("noise_span_to_unique_sentinel", "nonnoise_span_to_unique_sentinel"),
-    "drop_tokens": ("drop_noise_tokens", "drop_nonnoise_tokens"),
-    "mask_tokens": ("noise_token_to_sentinel", None),
-    "prefix_lm": ("drop_nonnoise_tokens", "drop_noise_tokens"),
-    "span_corruption": ("noise_span_to_unique_sentinel", "nonnoise_span_to_unique_sentinel"),
+SIZE = 32_100
+T5 = objectives.Special(pad=0, eos=1, unk=2, sentinels=tuple(range(32_099, 31_999, -1)), vocab_size=SIZE)
+TOKENS = np.random.default_rng(0).integers(3, 32_000, 568).astype(np.int32)
+FEATURES = {
+    name: seqio.Feature(seqio.PassThroughVocabulary(SIZE, eos_id=1), add_eos=True) for name in ("inputs", "targets")
 }
+SPANS = preprocessors.noise_span_to_unique_sentinel, preprocessors.nonnoise_span_to_unique_sentinel
 
 
-def theirs(kind, noise):
-    """Inputs and targets by T5's rules."""
-    output = {"targets": seqio.Feature(seqio.PassThroughVocabulary(32_100))}
-    rules = [rule and getattr(preprocessors, rule) for rule in RULES[kind]]
+def theirs(seed, noise_fn, inputs_fn, targets_fn=None, density=0.15, tokens=TOKENS):
+    """Inputs and targets by T5's rules, T5's noise, and the seeds from which the inputs are drawn."""
+    seed = tf.constant([0, seed], tf.int32)
     made = preprocessors.single_example_denoise(
-        {"targets": tf.constant(TOKENS)},
-        tf.constant([0, 1], tf.int32),
-        output_features=output,
-        noise_density=0.15,
-        noise_mask_fn=lambda length, density, seeds: tf.constant(noise),
-        inputs_fn=rules[0],
-        targets_fn=rules[1],
+        {"targets": tf.constant(tokens)},
+        seed,
+        output_features=FEATURES,
+        noise_density=density,
+        noise_mask_fn=noise_fn,
+        inputs_fn=inputs_fn,
+        targets_fn=targets_fn,
     )
-    return [made[name].numpy().tolist() for name in ("inputs", "targets")]
+    seeds = tf.unstack(tf.random.experimental.stateless_split(seed, 6))
+    noise = noise_fn(tf.constant(len(tokens)), density, seeds=seeds[:2]).numpy()
+    return [made[name].numpy().tolist() for name in ("inputs", "targets")], noise, seeds[2:4]
 
 
 class Draws:
-    """A generator that makes of T5's mask the draws from which the same noise follows."""
+    """A generator that gives T5's draws, one after another."""
 
-    def __init__(self, noise):
-        self._noise = noise
+    def __init__(self, *draws):
+        self._draws = list(draws)
 
-    def random(self, size):
-        return np.where(self._noise, 0.0, 0.999)
+    def _next(self, *arguments, size=None):
+        drawn = np.copy(self._draws.pop(0))
+        assert size is None or np.shape(drawn) == (size,)
+        return drawn
 
-    def integers(self, low, high):
-        return int(self._noise.sum())
-
-
-@pytest.mark.parametrize("kind", ["replace_spans", "drop_tokens", "mask_tokens", "prefix_lm"])
-@pytest.mark.parametrize("seed", range(5))
-def test_equal_to_t5(kind, seed):
-    rule = preprocessors.random_prefix_noise_mask if kind == "prefix_lm" else preprocessors.iid_noise_mask
-    seeds = tf.constant([[seed, 1], [seed, 2]], tf.int32)
-    noise = rule(tf.constant(len(TOKENS)), 0.5 if kind == "prefix_lm" else 0.15, seeds=seeds).numpy()
-    settings = {"random_share": 0.0} if kind == "mask_tokens" else {}
-    found = objectives.get(kind, T5, **settings).settings.corrupt(TOKENS, T5, Draws(noise))
-    assert [part.tolist() for part in found] == theirs(kind, noise)
+    random = integers = permutation = _next
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_span_corruption_is_t5s_of_the_same_spans(seed):
-    inputs, targets = objectives.SpanCorruption().corrupt(TOKENS, T5, np.random.default_rng(seed))
-    noise, at = [], 0
-    for token in inputs:  # Follow the inputs; at each sentinel skip what the targets say.
-        if token < 32_000:
-            noise.append(False)
-            continue
-        at += 1
-        while at < len(targets) and targets[at] < 32_000:
-            noise.append(True)
-            at += 1
-    assert [inputs.tolist(), targets.tolist()] == theirs("span_corruption", np.array(noise))
+def assert_same(settings, draws, wanted, tokens=TOKENS):
+    """Ours given those draws, and whole rows as seqio makes them of theirs."""
+    found = settings.corrupt(tokens, T5, Draws(*draws))
+    assert [part.tolist() for part in found] == wanted
+    made = settings.apply({"tokens": tokens}, T5, Draws(*draws))
+    lengths = {"inputs": len(made["tokens"]), "targets": len(made["targets"])}
+    rows = tf.data.Dataset.from_tensors(dict(zip(lengths, map(tf.constant, wanted), strict=True)))
+    (ended,) = seqio.preprocessors.append_eos_after_trim(rows, FEATURES, lengths).as_numpy_iterator()
+    np.testing.assert_array_equal(made["tokens"][made["mask"] > 0], ended["inputs"])
+    np.testing.assert_array_equal(made["targets"][made["target_weights"] > 0], ended["targets"])
+
+
+def uniform(chosen):
+    """Draws of which the smallest are the chosen ones."""
+    return np.where(chosen, 0.0, 0.999)
+
+
+@pytest.mark.parametrize("length", [128, 256, 512, 1024, 2048])
+@pytest.mark.parametrize(("density", "mean"), [(0.15, 3.0), (0.15, 8.0), (0.25, 5.0)])
+def test_lengths(length, density, mean):
+    settings = objectives.SpanCorruption(density, mean)
+    found = settings.input_length(length), settings.target_length(length)
+    assert found == preprocessors.random_spans_helper(length, density, mean, 1, 1)
+
+
+def cuts(sizes):
+    """Draws that part the tokens of runs into these runs; none where there is one."""
+    chosen = np.isin(np.arange(sum(sizes) - 1), np.cumsum(sizes)[:-1] - 1)
+    return [uniform(chosen)] if chosen.any() else []
+
+
+def runs(noise):
+    """Sizes of the runs of clean tokens and of those of noise."""
+    edges = np.concatenate([[0], 1 + np.flatnonzero(np.diff(noise)), [len(noise)]])
+    sizes = np.diff(edges)
+    return sizes[::2], sizes[1::2]
+
+
+@pytest.mark.parametrize("denoiser", range(7))
+@pytest.mark.parametrize("seed", range(3))
+def test_span_corruption_and_the_denoisers_of_ul2(denoiser, seed):
+    """The first of them is span corruption as it is; T5 has no modes, which stand before the inputs."""
+    settings = objectives.UL2().denoisers[denoiser]
+    noise_fn = functools.partial(
+        preprocessors.random_spans_noise_mask, mean_noise_span_length=settings.mean_span_length
+    )
+    tokens = TOKENS[: objectives.UL2().input_length(512)]
+    wanted, noise, _ = theirs(seed, noise_fn, *SPANS, settings.noise_density, tokens)
+    draws = [draw for sizes in runs(noise) for draw in cuts(sizes)]
+    plain = objectives.SpanCorruption(settings.noise_density, settings.mean_span_length)
+    assert_same(plain, draws, wanted, tokens)
+    mode = T5.sentinels[ul2.MODES.index(settings.mode) - 3]
+    alone = objectives.UL2((settings,))
+    assert_same(alone, [0.5, *draws], [[mode, *wanted[0]], wanted[1]], tokens)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("settings", "rules"),
+    [
+        (objectives.ReplaceSpans(), SPANS),
+        (objectives.DropTokens(), (preprocessors.drop_noise_tokens, preprocessors.drop_nonnoise_tokens)),
+        (objectives.MaskTokens(random_share=0.0), (preprocessors.noise_token_to_sentinel,)),
+    ],
+)
+def test_iid_noise(settings, rules, seed):
+    wanted, noise, _ = theirs(seed, preprocessors.iid_noise_mask, *rules)
+    assert_same(settings, [uniform(noise)], wanted)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_bert_style(seed):
+    rule = preprocessors.noise_token_to_random_token_or_sentinel
+    wanted, noise, seeds = theirs(seed, preprocessors.iid_noise_mask, rule)
+    is_random = tf.random.stateless_uniform([len(TOKENS)], seed=seeds[0]).numpy()[noise]
+    ids = tf.random.stateless_uniform([len(TOKENS)], minval=3, maxval=SIZE, dtype=tf.int32, seed=seeds[1]).numpy()
+    # Ours counts the ids that are not special, of which T5's first is 3.
+    assert_same(objectives.MaskTokens(), [uniform(noise), is_random, ids[noise][is_random < 0.1] - 3], wanted)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_deshuffling(seed):
+    everywhere = lambda length, density, seeds: tf.ones([length], tf.bool)  # noqa: E731
+    wanted, _, seeds = theirs(seed, everywhere, preprocessors.permute_noise_tokens)
+    shuffled = seqio.stateless_shuffle(tf.constant(TOKENS), seeds[0]).numpy()
+    assert_same(objectives.Deshuffling(), [shuffled], wanted)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_prefix_lm(seed):
+    rules = preprocessors.drop_nonnoise_tokens, preprocessors.drop_noise_tokens
+    wanted, noise, _ = theirs(seed, preprocessors.random_prefix_noise_mask, *rules, density=0.5)
+    assert_same(objectives.PrefixLM(), [int(noise.sum())], wanted)
+
+
+def test_a_decoders_prefix():
+    """T5 shifts right behind pad, ours begins with the text: what is predicted and what sees all of itself agree."""
+    text = tf.data.Dataset.from_tensors({"targets": tf.constant(TOKENS)})
+    (row,) = preprocessors.pack_prefix_lm_decoder_only(text, {"targets": len(TOKENS)}).as_numpy_iterator()
+    weights = row["decoder_loss_weights"]
+    split = len(TOKENS) - int(weights.sum())
+    made = objectives.get("decoder_prefix_lm", T5)({"tokens": TOKENS}, Draws(split))
+    np.testing.assert_array_equal(made["targets"][made["target_weights"] > 0], row["decoder_target_tokens"][split:])
+    assert made["prefix_lengths"] == split == row["decoder_causal_attention"].sum() - 1
+    np.testing.assert_array_equal(made["tokens"][:split], row["decoder_input_tokens"][1 : split + 1])
+
+
+def test_full_lm():
+    """T5's rows of documents that its random chunks leave whole, joined with eos and split."""
+    sizes = np.random.default_rng(1).integers(1, 200, 20)
+    documents = [TOKENS[:size] for size in sizes]
+    signature = {"targets": tf.TensorSpec([None], tf.int32)}
+    made = tf.data.Dataset.from_generator(
+        lambda: ({"targets": document} for document in documents), output_signature=signature
+    )
+    rows = preprocessors.full_lm(made, {"targets": 64}, {"targets": FEATURES["targets"]})
+    stream = np.concatenate([np.append(document, T5.eos) for document in documents])
+    objective, count = objectives.get("full_lm", T5), 0
+    for row in rows.as_numpy_iterator():
+        tokens = stream[count : count + objective.input_length(64)]
+        assert objective({"tokens": tokens}, None)["targets"].tolist() == row["targets"].tolist()
+        count += len(tokens)
+    assert count == len(stream) and objective.separator == T5.eos

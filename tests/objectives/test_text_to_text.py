@@ -173,6 +173,24 @@ def test_shares_are_the_closed_forms():
     assert np.mean(np.array(lengths) >= 191) < 0.003
 
 
+def test_what_is_dropped_shuffled_and_cut_over_a_million_tokens():
+    """Binomial numbers of dropped tokens; as many tokens stay in their place as of any permutation, one; even cuts."""
+    rng, rows, num = np.random.default_rng(0), 2000, 511
+    text, places, found = np.arange(100, 100 + num), np.arange(num), {name: [] for name in ("drop", "stay", "cut")}
+    where = np.zeros(num)
+    for _ in range(rows):
+        kept = make("drop_tokens", rng, text)["tokens"]
+        found["drop"].append(num - np.count_nonzero(kept >= 100))
+        where += ~np.isin(text, kept)
+        found["stay"].append(np.count_nonzero(make("deshuffling", rng, text)["tokens"][:num] - 100 == places))
+        found["cut"].append(int(make("prefix_lm", rng, text)["mask"].sum()) - 1)
+    laws = {"drop": (num * 0.15, num * 0.15 * 0.85), "stay": (1, 1), "cut": ((num) / 2, ((num - 1) ** 2 - 1) / 12)}
+    for name, (mean, variance) in laws.items():
+        assert abs(np.mean(found[name]) - mean) < 4 * math.sqrt(variance / rows), name
+    assert (abs(where - rows * 0.15) < 4 * math.sqrt(rows * 0.15 * 0.85)).all()
+    assert (min(found["cut"]), max(found["cut"])) >= (1, 500) and max(found["cut"]) <= num - 1
+
+
 def test_permutations_are_uniform():
     rng, draws = np.random.default_rng(0), 3000
     found = [tuple(texts(make("deshuffling", rng, [10, 11, 12]))[0]) for _ in range(draws)]

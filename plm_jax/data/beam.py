@@ -1,0 +1,238 @@
+"""Tokenising on Apache Beam: workers take the pieces of a source, each on its own; what comes out is the local cache.
+
+A document's number, which its place depends on, counts from the source's beginning: a first pass counts each piece's.
+Then a worker writes what it made of a piece into files, parted by shard, in a folder that this process shares with it,
+and this process sorts the parts into its own shards. The names follow from the piece, so that to do one twice does no
+harm, and Beam itself moves no text: its runners on one machine would hold all of it in memory.
+"""
+
+import contextlib
+import functools
+import glob
+import io
+import json
+import os
+import shutil
+import threading
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import apache_beam
+import numpy as np
+import tqdm
+from apache_beam.options import pipeline_options
+from apache_beam.portability.api import beam_provision_api_pb2
+from apache_beam.runners.portability import portable_runner
+from apache_beam.runners.portability.fn_api_runner import fn_runner
+
+from plm_jax import config, storage
+from plm_jax.data import prepare, vocabularies
+from plm_jax.errors import UserError, nearest
+
+# Each piece costs a worker some tenths of a second.
+_MOST_PIECES = 1024
+# What a worker holds before it writes a file.
+_FILE_BYTES = 2**26
+_OFFSETS = np.dtype("<u8")
+_LOOK_SECONDS = 1.0
+
+
+def tokenise(
+    run: config.Run, name: str, spill: str, options: Sequence[str], show_progress: bool = True
+) -> tuple[int, bool]:
+    """Spills all documents of a source into shards; gives their number and whether any is held out.
+
+    Args:
+      run, name: the run, and which of its sources.
+      spill: where the shards go, a folder of this machine that is there.
+      options: of the pipeline, as on a command line. Without a `--runner`, on this machine; then with more than one
+        `--direct_num_workers` in as many processes. Where workers are elsewhere, `--temp_location` must be a place
+        that they share with this process.
+      show_progress: whether to draw a bar.
+
+    Raises:
+      UserError: an option that Beam refuses; no folder in common; what the source's files are to blame for.
+    """
+    parsed = _parse(options)
+    pieces = prepare.pieces(name, run.data.sources[name], _MOST_PIECES)
+    root = parsed.view_as(pipeline_options.GoogleCloudOptions).temp_location
+    if not root:
+        root = os.path.dirname(os.path.dirname(spill))
+        # What a killed run left. Its workers, which may outlive it, stop when they find their folder gone.
+        for stale in glob.glob(os.path.join(glob.escape(root), f".{name}.pieces-*")):
+            shutil.rmtree(stale, ignore_errors=True)
+    folder = os.path.join(root, f".{name}.pieces-{uuid.uuid4().hex}")
+    if not storage.is_remote(folder):
+        os.makedirs(folder)
+    try:
+        with _progress(folder, f"{name}: counting, tokenising", 2 * len(pieces), show_progress):
+            _run(run, name, pieces, folder, parsed)
+        return _collect(folder, len(pieces), spill)
+    finally:
+        storage.remove(folder)
+
+
+def _parse(options: Sequence[str]) -> pipeline_options.PipelineOptions:
+    """The options, checked, with what this machine's runner needs."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            parsed = pipeline_options.PipelineOptions(list(options))
+            given = parsed.get_all_options(retain_unknown_options=True)
+    except SystemExit:
+        raise UserError(f"options of the pipeline: {said.getvalue().strip().splitlines()[-1]}") from None
+    if _is_local(parsed):
+        known = pipeline_options.PipelineOptions([]).get_all_options()
+        for name in given.keys() - known.keys():
+            raise UserError(f"Beam has no option --{name}: {nearest(name, known)}")
+        direct = parsed.view_as(pipeline_options.DirectOptions)
+        if direct.direct_num_workers != 1 and direct.direct_running_mode == "in_memory":
+            direct.direct_running_mode = "multi_processing"
+        worker = parsed.view_as(pipeline_options.WorkerOptions)
+        worker.default_sdk_harness_log_level = worker.default_sdk_harness_log_level or "ERROR"
+    return parsed
+
+
+def _is_local(options: pipeline_options.PipelineOptions) -> bool:
+    return options.view_as(pipeline_options.StandardOptions).runner in (None, "DirectRunner")
+
+
+def _runner(options: pipeline_options.PipelineOptions) -> Any:
+    """The runner; on this machine the one that `DirectRunner` takes once it has failed to download another."""
+    if not _is_local(options):
+        return options.view_as(pipeline_options.StandardOptions).runner
+    encoded = portable_runner.JobServiceHandle.encode_pipeline_options(options.get_all_options())
+    provision = beam_provision_api_pb2.ProvisionInfo(pipeline_options=encoded)
+    return fn_runner.FnApiRunner(provision_info=fn_runner.ExtendedProvisionInfo(provision))
+
+
+def _run(
+    run: config.Run,
+    name: str,
+    pieces: list[prepare.Piece],
+    folder: str,
+    options: pipeline_options.PipelineOptions,
+) -> None:
+    """The pipeline, to its end."""
+    with apache_beam.Pipeline(_runner(options), options) as pipeline:
+        indices = pipeline | apache_beam.Create(range(len(pieces))) | apache_beam.Reshuffle()
+        counts = indices | "Count" >> apache_beam.Map(_count, run, name, pieces, folder)
+        numbers = apache_beam.pvalue.AsDict(counts)
+        _ = indices | "Tokenise" >> apache_beam.Map(_tokenise, run, name, pieces, folder, numbers)
+
+
+def _count(index: int, run: config.Run, name: str, pieces: list[prepare.Piece], folder: str) -> tuple[int, int]:
+    """The number of documents in a piece, with its index."""
+    number = 0
+    with _reporting(folder, index):
+        number = sum(1 for _ in prepare.documents(run, name, pieces[index], 0))
+        _write(folder, f"{index}.counted", b"")
+    return index, number
+
+
+def _tokenise(
+    index: int, run: config.Run, name: str, pieces: list[prepare.Piece], folder: str, counts: Mapping[int, int]
+) -> None:
+    """Writes a piece's documents: `INDEX-0`, `INDEX-1`, … and at last `INDEX.done`."""
+    number, any_held_out, files = 0, False, 0
+    with _reporting(folder, index):
+        first = sum(counts[before] for before in range(index))
+        documents = prepare.documents(run, name, pieces[index], first)
+        records = prepare.encode(documents, _vocabulary(run.vocabulary), prepare.rules(run, name))
+        for batch in prepare.batches(records, _FILE_BYTES, lambda record: len(record.data)):
+            _write(folder, f"{index}-{files}", _parted(batch))
+            files += 1
+            number, any_held_out = number + len(batch), any_held_out or any(record.held_out for record in batch)
+        done = {"documents": number, "held_out": any_held_out, "files": files}
+        _write(folder, f"{index}.done", json.dumps(done).encode("utf-8"))
+
+
+def _parted(records: list[prepare.Record]) -> bytes:
+    """Where each shard's records end, and the records, shard after shard; what `_distribute` reads."""
+    shards: list[list[bytes]] = [[] for _ in range(prepare.NUM_SHARDS)]
+    for record in records:
+        shards[record.shard].append(record.data)
+    parts = [b"".join(shard) for shard in shards]
+    return b"".join([np.cumsum([len(part) for part in parts], dtype=_OFFSETS).tobytes(), *parts])
+
+
+@functools.cache
+def _vocabulary(spec: config.Vocabulary) -> vocabularies.Vocabulary:
+    """The vocabulary, loaded once by a worker."""
+    return vocabularies.load(spec)
+
+
+@contextlib.contextmanager
+def _reporting(folder: str, index: int) -> Iterator[None]:
+    """Leaves a user's mistake to the process that started the pipeline: Beam would bury it in a traceback."""
+    try:
+        yield
+    except UserError as error:
+        _write(folder, f"{index}.error", str(error).encode("utf-8"))
+
+
+def _write(folder: str, name: str, data: bytes) -> None:
+    """Writes a file, whole or not at all, into a folder that must still be there."""
+    path = os.path.join(folder, name)
+    if storage.is_remote(path):
+        storage.write(path, data)
+        return
+    temporary = f"{path}.{uuid.uuid4().hex}"
+    with open(temporary, "wb") as file:
+        file.write(data)
+    os.replace(temporary, path)
+
+
+@contextlib.contextmanager
+def _progress(folder: str, description: str, total: int, show: bool) -> Iterator[None]:
+    """Draws how many times a piece was counted or tokenised."""
+    over = threading.Event()
+
+    def look() -> None:
+        with tqdm.tqdm(None, description, total, unit=" pieces") as bar:
+            last = False
+            while not last:
+                last = over.wait(_LOOK_SECONDS)
+                bar.update(sum(name.endswith((".counted", ".done")) for name in storage.names(folder)) - bar.n)
+
+    thread = threading.Thread(target=look, daemon=True)
+    if show:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        if show:
+            thread.join()
+
+
+def _collect(folder: str, num_pieces: int, spill: str) -> tuple[int, bool]:
+    """Sorts what the workers wrote into the shards of this machine; gives what `tokenise` gives."""
+    found = set(storage.names(folder))
+    for index in range(num_pieces):
+        if f"{index}.error" in found:
+            raise UserError(storage.read(os.path.join(folder, f"{index}.error")).decode("utf-8"))
+    number, any_held_out = 0, False
+    with prepare.open_shards(spill) as shards:
+        for index in range(num_pieces):
+            if f"{index}.done" not in found:
+                raise UserError(
+                    f"the workers left nothing in {folder}: give a --temp_location that they share with this machine"
+                )
+            done = json.loads(storage.read(os.path.join(folder, f"{index}.done")))
+            number, any_held_out = number + done["documents"], any_held_out or done["held_out"]
+            for part in range(done["files"]):
+                path = os.path.join(folder, f"{index}-{part}")
+                _distribute(memoryview(storage.read(path)), shards)
+                storage.remove(path)
+    return number, any_held_out
+
+
+def _distribute(data: memoryview, shards: list[io.BufferedWriter]) -> None:
+    """Appends the parts of a worker's file to the shards that they belong to."""
+    start = prepare.NUM_SHARDS * _OFFSETS.itemsize
+    ends = np.frombuffer(data[:start], _OFFSETS) + np.uint64(start)
+    for shard, end in zip(shards, ends.tolist(), strict=True):
+        shard.write(data[start:end])
+        start = end

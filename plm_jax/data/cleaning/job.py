@@ -1,0 +1,155 @@
+"""A whole run: from the files of a crawl to a folder of cleaned pages with a report, done once and never half used."""
+
+import hashlib
+import json
+import logging
+import os
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from plm_jax import storage, trees
+from plm_jax.data.cleaning import crawl, lists, progress, settings
+from plm_jax.errors import UserError
+
+FORMAT = 1
+_UNFINISHED = ".unfinished"  # Marks a remote output that is being made, or whose run was stopped.
+_USER_ERROR = re.compile(r"UserError: (.*?)(?: \[while running.*)?$", re.MULTILINE)
+
+
+def clean(
+    inputs: list[str],
+    output: str,
+    rule: settings.Settings,
+    runner_options: Sequence[str] = (),
+    show_progress: bool = True,
+) -> None:
+    """Writes the pages that pass all rules as JSON lines, for `config.JsonLines`, and prints what was removed.
+
+    The folder holds `train-*.jsonl.gz` and `validation-*.jsonl.gz` (for several languages in a folder each),
+    `quarantine-*.jsonl.gz`, `report.{json,md,svg}` and, last of all, `manifest.json`. It is made beside and renamed, or
+    in a bucket filled in place; one that the same files and settings have made is left as it is. Which pages are kept
+    and every byte of the files do not depend on the runner.
+
+    Args:
+      inputs: paths or globs of WET, WARC or JSON lines files.
+      runner_options: Beam's own, such as `--runner=DataflowRunner`; every worker must reach inputs and output.
+
+    Raises:
+      UserError: no input, no page in it, no page that passes, a missing list, a wrong option.
+    """
+    files = crawl.files(inputs)
+    loaded = lists.load(rule)
+    wanted = _identity(files, rule, loaded)
+    if _finished(output).get("identity") == wanted:
+        print(f"up to date at {output}")
+        return
+    folder = _empty_folder(output)
+    _run(list(files), folder, rule, loaded, runner_options, show_progress)
+    found = json.loads(storage.read(os.path.join(folder, "report.json")))
+    if "read" not in found["counts"]:
+        storage.remove(folder)
+        raise UserError(f"no page in {', '.join(inputs)} can be read: give WET, WARC or JSON lines with text")
+    text = _write_report(folder, rule, found["counts"])
+    manifest = {
+        "format": FORMAT,
+        "identity": wanted,
+        "settings": trees.to_dict(rule),
+        "inputs": list(files),
+        "files": found["files"],
+    }
+    storage.write(os.path.join(folder, "manifest.json"), json.dumps(manifest, indent=1).encode("utf-8"))
+    if folder == output:
+        storage.remove(os.path.join(folder, _UNFINISHED))
+    else:
+        storage.replace_folder(folder, os.path.abspath(output))
+    print(f"{text}\n{output}")
+    if not any(os.path.basename(name).startswith("train-") for name in found["files"]):
+        raise UserError(f"no page for training passed all rules: {os.path.join(output, 'report.md')} says why")
+
+
+def _identity(files: dict[str, str], rule: settings.Settings, loaded: lists.Lists) -> str:
+    """SHA-256 of the files' names, sizes and times, the settings and the lists' contents."""
+    what = {
+        "files": files,
+        "settings": trees.to_dict(rule),
+        "lists": [storage.sha256(path) for path in loaded.files],
+        "format": FORMAT,
+    }
+    return hashlib.sha256(json.dumps(what, sort_keys=True).encode("utf-8")).hexdigest()
+
+
+def _finished(folder: str) -> dict[str, Any]:
+    """The manifest of a run that has ended, empty if there is none."""
+    try:
+        manifest = json.loads(storage.read(os.path.join(folder, "manifest.json")))
+    except (OSError, ValueError):
+        return {}
+    return manifest if "inputs" in manifest else {}
+
+
+def _empty_folder(output: str) -> str:
+    """Where a run writes: beside a local output, in place of a remote one, of which nothing else is left.
+
+    Raises:
+      UserError: the output holds something that no such run has made.
+    """
+    found = storage.names(output)
+    if found and not _finished(output) and _UNFINISHED not in found:
+        raise UserError(f"{output} holds other files, such as {found[0]}: give --output a new folder")
+    if storage.is_remote(output):
+        storage.write(os.path.join(output, _UNFINISHED), b"")
+        for name in found:
+            if name != _UNFINISHED:
+                storage.remove(os.path.join(output, name))
+        return output
+    output = os.path.abspath(output)
+    folder = os.path.join(os.path.dirname(output), f".{os.path.basename(output)}.tmp")
+    storage.remove(folder)
+    return folder
+
+
+def _run(
+    files: list[str],
+    folder: str,
+    rule: settings.Settings,
+    loaded: lists.Lists,
+    runner_options: Sequence[str],
+    show_progress: bool,
+) -> None:
+    """Runs the pipeline to its end."""
+    try:
+        import apache_beam as beam
+        from apache_beam.options.pipeline_options import PipelineOptions
+    except ModuleNotFoundError as error:
+        raise UserError("cleaning needs Apache Beam: pip install 'plm_jax[clean]'") from error
+    from plm_jax.data.cleaning import pipeline
+
+    try:
+        made = beam.Pipeline(options=PipelineOptions(list(runner_options)))
+    except ValueError as error:
+        raise UserError(f"Beam does not take {' '.join(runner_options)}: {' '.join(str(error).split())}") from error
+    # It would log the traceback of what a worker raises, which comes up here anyway.
+    logging.getLogger("apache_beam.runners.common").setLevel(logging.CRITICAL)
+    pipeline.Cleaning(rule, folder).build(made, files, loaded)
+    print(f"{len(files):,} files to clean", file=sys.stderr)
+    try:
+        with progress.shown(len(files), show_progress):
+            made.run().wait_until_finish()
+    except Exception as error:  # Each runner wraps what its workers raise in its own way.
+        mistake = _USER_ERROR.search(f"{type(error).__name__}: {error}")
+        if mistake:
+            raise UserError(mistake[1]) from error
+        raise
+
+
+def _write_report(folder: str, rule: settings.Settings, counts: dict[str, Any]) -> str:
+    """Adds the table with examples and the picture to a folder; gives the table."""
+    from plm_jax.data.cleaning import report
+
+    table = report.table(rule, counts)
+    page = f"# What cleaning removed\n\n{table}\n![As a picture](report.svg)\n\n{report.examples(rule, counts)}"
+    storage.write(os.path.join(folder, "report.md"), page.encode("utf-8"))
+    storage.write(os.path.join(folder, "report.svg"), report.picture(rule, counts))
+    return table

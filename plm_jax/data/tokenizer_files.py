@@ -1,0 +1,127 @@
+"""What tokens and merges are to Hugging Face's `tokenizers`: BERT's WordPiece, GPT-2's BPE, tiktoken's, their own."""
+
+import base64
+import itertools
+import json
+from typing import Any
+
+import tokenizers
+
+# Where LLaMA 3 cuts text before it merges bytes (meta-llama/llama3, llama/tokenizer.py), and GLM-4 too
+# (THUDM/glm-4-9b, tokenization_chatglm.py).
+LLAMA3_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# Before a special token's own name it makes one that no text has.
+_HIDDEN = "\U0010ffff"
+
+
+def byte_characters() -> list[str]:
+    """How byte-level BPE writes each byte (GPT-2): printable ones of Latin-1 as they are, others from 256 on."""
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = itertools.count(256)
+    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
+
+
+def byte_level(model: tokenizers.models.BPE, split: str = "") -> tokenizers.Tokenizer:
+    """A byte-level BPE over text that is cut by a regular expression, GPT-2's by default."""
+    tokenizer = tokenizers.Tokenizer(model)
+    whole = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=False, use_regex=not split)
+    cut = [tokenizers.pre_tokenizers.Split(tokenizers.Regex(split), "isolated")] if split else []
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([*cut, whole]) if cut else whole
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    return tokenizer
+
+
+def tiktoken(data: bytes) -> tuple[list[str], tokenizers.Tokenizer]:
+    """The tokens, as byte-level BPE writes them, and the tokenizer of a file of lines `BASE64 RANK`; id = rank.
+
+    Two neighbours are merged if together they are a token, those of the lowest rank first.
+
+    Raises:
+      ValueError: it is no such file, or lacks a rank or a byte.
+    """
+    lines = [line.split() for line in data.splitlines() if line]
+    ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in lines}
+    if sorted(ranks.values()) != list(range(len(lines))):
+        raise ValueError("ranks are not 0 to size - 1, each token once")
+    if not all(bytes([byte]) in ranks for byte in range(256)):
+        raise ValueError("it lacks bytes")
+    character = byte_characters()
+    names = {token: "".join(character[byte] for byte in token) for token in sorted(ranks, key=ranks.__getitem__)}
+    merges = []
+    for token in names:
+        halves = ((token[:i], token[i:]) for i in range(1, len(token)))
+        pairs = [(ranks[a], ranks[b], names[a], names[b]) for a, b in halves if a in ranks and b in ranks]
+        merges += [(a, b) for *_, a, b in sorted(pairs)]
+    tokens = list(names.values())
+    ids = {token: i for i, token in enumerate(tokens)}
+    return tokens, byte_level(tokenizers.models.BPE(ids, merges, ignore_merges=True), LLAMA3_SPLIT)
+
+
+def bert(ids: dict[str, int], lowercase: bool) -> tokenizers.Tokenizer:
+    """BERT's WordPiece over these tokens, without accents and upper case if `lowercase`."""
+    # 100 characters a word, as in transformers.
+    model = tokenizers.models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=100)
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(
+        clean_text=True, handle_chinese_chars=True, strip_accents=lowercase, lowercase=lowercase
+    )
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = tokenizers.decoders.WordPiece()
+    return tokenizer
+
+
+def hugging_face(tree: dict[str, Any]) -> tuple[tokenizers.Tokenizer, tokenizers.Tokenizer]:
+    """The tokenizer of a `tokenizer.json` for text, to which special tokens are text like any other, and that for ids.
+
+    Neither adds tokens around a text, cuts or pads it.
+
+    Raises:
+      Exception: it is no such tree; the library says no more.
+    """
+    tree = tree | dict.fromkeys(("post_processor", "truncation", "padding"))
+    decoder = tokenizers.Tokenizer.from_str(json.dumps(tree))
+    special = {token["content"] for token in tree["added_tokens"] if token["special"]}
+    hidden = _hide(tree, special) if special & decoder.get_vocab(with_added_tokens=False).keys() else None
+    encoder = tokenizers.Tokenizer.from_str(json.dumps(hidden or tree))
+    encoder.encode_special_tokens = True
+    return encoder, decoder
+
+
+def _hide(tree: dict[str, Any], special: set[str]) -> dict[str, Any]:
+    """The tree with other names for special tokens that the model itself has: some models find them in text."""
+    model, added = dict(tree["model"]), [dict(token) for token in tree["added_tokens"]]
+
+    def hide(token: str) -> str:
+        return _HIDDEN + token if token in special else token
+
+    if isinstance(model["vocab"], dict):
+        model["vocab"] = {hide(token): i for token, i in model["vocab"].items()}
+    else:
+        model["vocab"] = [(hide(token), score) for token, score in model["vocab"]]
+    if "merges" in model:
+        pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
+        model["merges"] = [[a, b] for a, b in pairs if not special & {a, b, a + b}]
+    if model.get("unk_token"):
+        model["unk_token"] = hide(model["unk_token"])
+    for token in added:
+        token["content"] = hide(token["content"])
+    return tree | {"model": model, "added_tokens": added}
+
+
+def begins_words(tree: dict[str, Any], tokens: list[str]) -> list[bool]:
+    """Which tokens of a `tokenizer.json` begin a word; each, where that is not to be seen from the token."""
+    model = tree["model"]
+    if model.get("type") == "WordPiece":
+        return [not token.startswith(model.get("continuing_subword_prefix", "##")) for token in tokens]
+    if '"ByteLevel"' in json.dumps([tree.get("pre_tokenizer"), tree.get("decoder")]):
+        return byte_level_begins_words(tokens)
+    has_mark = any(token.startswith("▁") for token in tokens)
+    return [token.startswith("▁") or not has_mark for token in tokens]
+
+
+def byte_level_begins_words(tokens: list[str]) -> list[bool]:
+    """Which tokens of a byte-level BPE begin with white space: a space, a line feed, a tab or a carriage return."""
+    return [token.startswith(("Ġ", "Ċ", "ĉ", "č")) for token in tokens]

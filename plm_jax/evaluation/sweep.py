@@ -1,0 +1,276 @@
+"""Several runs of one base config, one after another on this machine, and one table of what they reached.
+
+A sweep is a Python file with
+
+    base         a config file with or without a size, as in "../demo.py:bert", its path from the sweep's folder
+    overrides()  yields pairs: the name of a run, and what it changes in the base, {"train.steps": 100, …}
+
+A value may be a whole section (`{"objective": objectives.MaskedLM(whole_words=1)}`), and `vars(run)` are all sections
+of another run. Changes apply in their order; relative paths count from the base config's folder. `train.init_from` may
+name an earlier run of the sweep.
+
+Each run is `pretrain` and then `evaluate`, processes of their own, in the folder of its name. As a config file, this
+module is the config that a run directory holds: `--config=plm_jax/evaluation/sweep.py:WORKDIR`.
+"""
+
+import copy
+import dataclasses
+import json
+import os
+import re
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tqdm import tqdm
+
+from plm_jax import config, storage
+from plm_jax.errors import UserError, nearest
+from plm_jax.evaluation import comparison
+from plm_jax.training.telemetry import read_rows
+
+_FILES = "give a Python file with `base` and `overrides`"
+# Of what a failed process said last so many bytes are kept.
+_TAIL = 4096
+
+
+@dataclass(frozen=True)
+class Member:
+    """A run of a sweep.
+
+    Attributes:
+      name: what `overrides` calls it; runs of one name differ in their seed.
+      workdir: its run directory.
+      changes: what it changes, as JSON.
+    """
+
+    name: str
+    workdir: str
+    changes: dict[str, Any]
+    run: config.Run
+
+
+def get_config(workdir: str):
+    """The config in a run directory."""
+    return config.to_config_dict(_held(workdir))
+
+
+def run(path: str, workdir: str, seeds: Sequence[int] = ()) -> None:
+    """Trains and evaluates what is not finished, prints the table, writes `sweep.json` and `table.md` into `workdir`.
+
+    Args:
+      seeds: the seeds of each run; by default its own alone. Those of other seeds are in NAME-seedSEED.
+
+    Raises:
+      UserError: the sweep's file cannot be used; a run failed, or one of another config is in its place. The other runs
+        are done nevertheless.
+    """
+    found = members(path, workdir, seeds)
+    missing = [member for member in found if not _is_finished(member)]
+    _say(f"{len(found)} runs, {len(found) - len(missing)} of them finished before")
+    errors, began = {}, time.monotonic()
+    for number, member in enumerate(missing, 1):
+        folder = os.path.basename(member.workdir)
+        _say(f"== {number}/{len(missing)} {folder}: {member.workdir}")
+        error = _misfit(member) or _train(member)
+        if error:
+            errors[folder] = error
+        left = (time.monotonic() - began) / number * (len(missing) - number)
+        ending = f"failed: {error}" if error else "finished"
+        _say(f"== {number}/{len(missing)} {folder} {ending}; about {tqdm.format_interval(left)} left")
+    results = [_result(member, errors.get(os.path.basename(member.workdir))) for member in found]
+    table = comparison.table(results)
+    storage.write(os.path.join(workdir, "sweep.json"), json.dumps(results, indent=2).encode("utf-8"))
+    storage.write(os.path.join(workdir, "table.md"), table.encode("utf-8"))
+    print(table, end="", flush=True)
+    if errors:
+        said = "; ".join(f"{folder}: {error}" for folder, error in errors.items())
+        raise UserError(f"{len(errors)} of {len(found)} runs failed ({said}): mend them and run the same command again")
+
+
+def members(path: str, workdir: str, seeds: Sequence[int] = ()) -> list[Member]:
+    """The runs that a sweep's file describes, of the first seed, then of the next.
+
+    Raises:
+      UserError: there is no such file, it is none of a sweep, or a run's changes make no config.
+    """
+    described, base = _described(path)
+
+    def directory(name: str, seed: int | None) -> str:
+        own = described[name][1].train.seed
+        return os.path.join(storage.absolute(workdir), name if seed in (None, own) else f"{name}-seed{seed}")
+
+    found: dict[str, Member] = {}
+    for seed in seeds or (None,):
+        for name, (changes, as_given) in described.items():
+            at, init_from = directory(name, seed), as_given.train.init_from
+            if at in found:
+                raise UserError(f"{path} has two runs in {at}: give each seed once, and no name that ends like one")
+            resolved = config.resolve(config.to_dict(as_given), base)
+            train = resolved.train if seed is None else dataclasses.replace(resolved.train, seed=seed)
+            if init_from in described and directory(init_from, seed) in found:
+                train = dataclasses.replace(train, init_from=directory(init_from, seed))
+            found[at] = Member(name, at, changes, dataclasses.replace(resolved, train=train))
+    return list(found.values())
+
+
+def _described(path: str) -> tuple[dict[str, tuple[dict[str, Any], config.Run]], str]:
+    """By name each run's changes, as JSON, and its config, paths as given; and the base's file."""
+    sweep = _executed(path, "--sweep", ("base", "overrides"))
+    file, _, size = sweep["base"].partition(":")
+    file = os.path.join(os.path.dirname(path), file)
+    get = _executed(file, f"the base of {path}", ("get_config",))["get_config"]
+    tree = config.to_dict(config.from_dict(get(size) if size else get()))
+    described: dict[str, tuple[dict[str, Any], config.Run]] = {}
+    for name, changes in sweep["overrides"]():
+        if not re.fullmatch(r"[A-Za-z0-9][\w.+-]*", name):
+            raise UserError(f"{path} has a run '{name}': give a name of letters, digits, _ - + and .")
+        if name in described:
+            raise UserError(f"{path} has two runs '{name}': give each a name of its own")
+        try:
+            described[name] = config.to_dict(changes), config.from_dict(_changed(tree, changes))
+        except UserError as error:
+            raise UserError(f"run '{name}' of {path}: {error}") from error
+    if not described:
+        raise UserError(f"{path} has no run: let `overrides` yield names and changes")
+    return described, file
+
+
+def _executed(path: str, what: str, names: Sequence[str]) -> dict[str, Any]:
+    """What a Python file defines, these names among it."""
+    if not os.path.isfile(path):
+        raise UserError(f"{what} is {path}: there is no such file")
+    found = runpy.run_path(path)
+    for name in names:
+        if name not in found:
+            raise UserError(f"{what} is {path}, which has no `{name}`: {_FILES}")
+    return found
+
+
+def _changed(tree: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """A config's tree with other values at dotted paths."""
+    tree = copy.deepcopy(tree)
+    for path, value in changes.items():
+        section, names = tree, path.split(".")
+        for depth, name in enumerate(names):
+            if not isinstance(section, dict) or (depth < len(names) - 1 and name not in section):
+                hint = nearest(name, section) if isinstance(section, dict) else "it is in no section"
+                raise UserError(f"there is no field config.{'.'.join(names[: depth + 1])}: {hint}")
+            if depth < len(names) - 1:
+                section = section[name]
+        section[names[-1]] = config.to_dict(value)
+    return tree
+
+
+def _held(workdir: str) -> config.Run:
+    """The config that a run directory holds.
+
+    Raises:
+      UserError: there is none, or it is damaged.
+    """
+    path = os.path.join(workdir, "config.json")
+    try:
+        return config.from_dict(json.loads(storage.read(path))["config"])
+    except FileNotFoundError:
+        raise UserError(f"{workdir} is no run directory: it has no config.json") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is damaged ({error}): delete it") from error
+
+
+def _is_finished(member: Member) -> bool:
+    """Whether a run of this very config has its last checkpoint, evaluated."""
+    steps, workdir = member.run.train.steps, member.workdir
+    evaluated = any(row["step"] == steps for row in read_rows(os.path.join(workdir, "evaluation.jsonl")))
+    return evaluated and storage.exists(os.path.join(workdir, "checkpoints", str(steps))) and not _misfit(member)
+
+
+def _misfit(member: Member) -> str | None:
+    """What is wrong where a run directory holds another config than the one wanted."""
+    if not storage.exists(os.path.join(member.workdir, "config.json")):
+        return None
+    try:
+        held = _held(member.workdir)
+    except UserError as error:
+        return str(error)
+    before, now = (dict(_leaves(config.to_dict(run))) for run in (held, member.run))
+    changed = [
+        f"{name} was {before.get(name, 'not there')} and is {now.get(name, 'not there')}"
+        for name in before | now
+        if before.get(name) != now.get(name)
+    ]
+    if not changed:
+        return None
+    more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+    return (
+        f"{member.workdir} holds a run of another config ({', '.join(changed[:3])}{more}): "
+        "delete it, or give the run another name"
+    )
+
+
+def _leaves(tree: Any, path: str = ""):
+    """(dotted path, value) of all that is in a tree of dictionaries."""
+    if not isinstance(tree, dict):
+        yield path, tree
+        return
+    for name, value in tree.items():
+        yield from _leaves(value, f"{path}.{name}" if path else name)
+
+
+def _train(member: Member) -> str | None:
+    """Pretrains and evaluates; the last line of the one that failed."""
+    path = os.path.join(member.workdir, "config.json")
+    if not storage.exists(path):
+        storage.write(path, json.dumps({"config": config.to_dict(member.run)}, indent=2).encode("utf-8"))
+    described = os.path.abspath(__file__)
+    return _call("pretrain", f"--config={described}:{member.workdir}", f"--workdir={member.workdir}") or _call(
+        "evaluate", f"--checkpoint={member.workdir}"
+    )
+
+
+def _call(verb: str, *flags: str) -> str | None:
+    """Runs a verb, which is heard on; None, or why it failed: the last line that it said."""
+    tail = b""
+    with subprocess.Popen([sys.executable, "-m", f"plm_jax.{verb}", *flags], stderr=subprocess.PIPE) as process:
+        try:
+            while said := os.read(process.stderr.fileno(), 2**16):
+                os.write(2, said)
+                tail = (tail + said)[-_TAIL:]
+        except BaseException:
+            process.terminate()
+            raise
+    if not process.returncode:
+        return None
+    if process.returncode < 0:
+        return f"{verb} died of {signal.Signals(-process.returncode).name}: run the same command again"
+    lines = [line.strip() for line in re.split(r"[\r\n]+", tail.decode("utf-8", "replace")) if line.strip()]
+    return lines[-1].removeprefix("error: ") if lines else f"{verb} ended with status {process.returncode}"
+
+
+def _result(member: Member, error: str | None) -> dict[str, Any]:
+    """What came of a run, as JSON; `training_minutes` are those of its steps, without start and validation."""
+    metrics, minutes = {}, 0.0
+    if error is None:
+        *_, metrics = read_rows(os.path.join(member.workdir, "evaluation.jsonl"))
+        del metrics["step"]
+        before = 0
+        for row in read_rows(os.path.join(member.workdir, "metrics.jsonl")):
+            minutes += row.get("train/step_seconds", 0.0) * (row["step"] - before) / 60
+            before = row["step"]
+    return {
+        "name": member.name,
+        "seed": member.run.train.seed,
+        "workdir": member.workdir,
+        "overrides": member.changes,
+        "error": error,
+        "training_minutes": minutes,
+        "metrics": metrics,
+    }
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

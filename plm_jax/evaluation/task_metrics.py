@@ -1,0 +1,150 @@
+"""What a task's own metrics say of a model's answers to its examples.
+
+Answers are decoded greedily; the task's `postprocess_fn` and `metric_fns` are seqio's. Functions of (targets, scores)
+get the log-likelihood of each example's targets, as rank classification does.
+"""
+
+import collections
+import itertools
+import math
+import numbers
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tqdm import tqdm
+
+from plm_jax import config
+from plm_jax.data import cache, reader
+from plm_jax.errors import UserError, nearest
+from plm_jax.evaluation import perplexity
+from plm_jax.evaluation.language_model import LanguageModel
+from plm_jax.training import losses
+
+
+def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool = True) -> dict[str, float]:
+    """The metrics of one `SOURCE` (its validation split) or `SOURCE:SPLIT` of `run.data`.
+
+    Returns:
+      Of a source of documents what `perplexity.evaluate` does. Of one of examples: `examples`, how many; what the
+      task's metric functions give; of those of predictions, with the prefix `most_frequent_`, what they give if the
+      answer is always the one that most of these examples have.
+
+    Raises:
+      UserError: as `perplexity.evaluate`; a task without metric functions, or one that wants more than targets and
+        predictions or scores; a split without examples.
+    """
+    name, _, split = task.partition(":")
+    source = run.data.sources.get(name)
+    if not isinstance(source, config.ExampleSource):
+        return perplexity.evaluate(lm, run, task, show_progress)
+    from plm_jax.data import tasks  # It imports seqio: seconds, and only these metrics need it.
+
+    found = tasks.registered(name, source)
+    if not found.metric_fns:
+        raise UserError(f"task '{found.name}' has no metric_fns: give it some where it is registered")
+    if found.predict_with_aux_metric_fns:
+        raise UserError(f"task '{found.name}' has a metric of aux_values: use those of predictions or scores")
+    needed = config.ARRANGEMENTS[run.objective.kind]
+    if lm.config.kind != needed:
+        raise UserError(f"the model is of kind '{lm.config.kind}', the config trains '{needed}': name one of its kind")
+    examples = list(_examples(found, run, split or "validation"))
+    if not examples:
+        raise UserError(f"'{task}' has no examples: name another split, or raise config.data.validation_fraction")
+    answerer = _Answerer(lm, run, examples, task, show_progress)
+    targets = [_processed(found, example, example.targets, is_target=True) for example in examples]
+    metrics: dict[str, float] = {"examples": len(examples)}
+    if found.predict_metric_fns:
+        ((most_frequent, _),) = collections.Counter(example.targets for example in examples).most_common(1)
+        for prefix, answers in (("", answerer.answers()), ("most_frequent_", [most_frequent] * len(examples))):
+            pairs = zip(examples, answers, strict=True)
+            predictions = [_processed(found, example, answer, is_target=False) for example, answer in pairs]
+            for of_predictions in found.predict_metric_fns:
+                metrics |= _numbers(of_predictions(targets, predictions), prefix)
+    if found.score_metric_fns:
+        scores = answerer.log_likelihoods()
+        for of_scores in found.score_metric_fns:
+            metrics |= _numbers(of_scores(targets, scores))
+    return metrics
+
+
+def _examples(task: Any, run: config.Run, split: str) -> Iterator[Any]:
+    """Those of a split; of a task without one for validation those that `prepare` holds out, or not."""
+    from plm_jax.data import prepare, tasks
+
+    if split in cache.SPLITS and "train" in task.splits and "validation" not in task.splits:
+        for example in tasks.examples(task, "train"):
+            if prepare.held_out(example.inputs, run.data.validation_fraction) == (split == "validation"):
+                yield example
+    elif split in task.splits:
+        yield from tasks.examples(task, split)
+    else:
+        raise UserError(f"task '{task.name}' has no split '{split}': {nearest(split, task.splits)}")
+
+
+def _processed(task: Any, example: Any, text: str, is_target: bool) -> Any:
+    return task.postprocess_fn(text, example=example.row, is_target=is_target)
+
+
+def _numbers(found: dict[str, Any], prefix: str = "") -> dict[str, float]:
+    """What of a metric function's result is a finite number; of one answer for all, a correlation is none."""
+    values = {f"{prefix}{name}": getattr(value, "value", value) for name, value in found.items()}
+    return {k: float(v) for k, v in values.items() if isinstance(v, numbers.Real) and math.isfinite(v)}
+
+
+class _Answerer:
+    """A model before the examples of a task, in batches of `evaluation.batch_size`, the shortest first."""
+
+    def __init__(self, lm: LanguageModel, run: config.Run, examples: Sequence[Any], task: str, show_progress: bool):
+        self._lm, self._length, self._size = lm, run.data.length, run.evaluation.batch_size
+        self._special = reader.special_ids(run, lm.vocabulary.vocab_size)
+        self._rows = reader.example_rows(run, self._special)
+        self._bar = partial(tqdm, total=len(examples), unit="example", disable=not show_progress, file=sys.stderr)
+        self._task = task
+        texts = [text for example in examples for text in (example.inputs, example.targets)]
+        ids = [list(found) for found, _ in lm.vocabulary.encode_offsets(texts)]
+        self._examples = list(zip(ids[::2], ids[1::2], strict=True))
+
+    def answers(self) -> list[str]:
+        """What the model says to each example's inputs."""
+        prompts = [self._rows.prompt(inputs, self._length) for inputs, _ in self._examples]
+        limit = self._rows.target_length or self._rows.lengths(self._length)[1]
+        write = self._lm.writer(max_new_tokens=limit)
+        answers = self._batched(f"{self._task}: answering", prompts, write)
+        bos = self._special.bos
+        return [self._lm.vocabulary.decode([token for token in answer if token != bos]) for answer in answers]
+
+    def log_likelihoods(self) -> list[float]:
+        """Of each example's targets, cut to the row, given its inputs, in nats."""
+        rows = [self._rows.row([example], self._length) for example in self._examples]
+
+        def score(batch: list[dict[str, np.ndarray]]) -> list[float]:
+            stacked = {key: np.array([row[key] for row in batch]) for key in batch[0]}
+            return np.asarray(_log_likelihoods(self._lm.model, self._lm.params, stacked)).tolist()
+
+        return self._batched(f"{self._task}: scoring", rows, score)
+
+    def _batched(self, what: str, items: Sequence[Any], of_batch: Callable[[list[Any]], list[Any]]) -> list[Any]:
+        """What `of_batch` gives for the items, in their order; the last batch is filled up, so that shapes are few."""
+        order = sorted(range(len(items)), key=lambda i: len(items[i]))
+        found: dict[int, Any] = {}
+        with self._bar(desc=what) as bar:
+            for first in range(0, len(items), self._size):
+                batch = order[first : first + self._size]
+                filled = itertools.islice(itertools.cycle(batch), self._size)
+                found |= zip(batch, of_batch([items[i] for i in filled]), strict=False)
+                bar.update(len(batch))
+        return [found[i] for i in range(len(items))]
+
+
+@partial(jax.jit, static_argnames="model")
+def _log_likelihoods(model, params, batch):
+    """Sums of the targets' log-probabilities under `target_weights`, float32 [B]."""
+    inputs = {name: batch[name] for name in losses.INPUTS if name in batch}
+    log_probs = jax.nn.log_softmax(model.apply({"params": params}, **inputs))
+    of_targets = jnp.take_along_axis(log_probs, batch["targets"][..., None], axis=-1)[..., 0]
+    return jnp.sum(of_targets * batch["target_weights"], axis=-1)

@@ -1,0 +1,29 @@
+"""What a model has to beat: predictors that look at no input."""
+
+import numpy as np
+
+# By metric what a predictor gets that looks at no input: the metric with its figure, or the figure.
+PREDICTORS = {
+    "real_loss": "unigram_loss",
+    "pair_accuracy": "pair_constant_accuracy",
+    "discriminator_accuracy": "discriminator_constant_accuracy",
+    "discriminator_auc": 0.5,
+}
+
+
+def constant_accuracy(share: float) -> float:
+    """The accuracy of always saying the more frequent of two labels, of which one has this share."""
+    return max(share, 1.0 - share)
+
+
+def auc(scores: np.ndarray, positive: np.ndarray) -> float:
+    """The area under the ROC curve: the chance of a positive to score above a negative, ties counted half.
+
+    Args:
+      scores: [n], such as logits.
+      positive: bool [n]; some are, some are not.
+    """
+    values, at = np.unique(scores, return_inverse=True)
+    positives, negatives = (np.bincount(at[positive == which], minlength=len(values)) for which in (True, False))
+    below = negatives.cumsum() - negatives
+    return float(positives @ (below + negatives / 2) / (positives.sum() * negatives.sum(dtype=np.float64)))

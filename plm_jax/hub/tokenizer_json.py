@@ -1,0 +1,59 @@
+"""What `tokenizer.json`, a vocabulary as Hugging Face's `tokenizers` keeps it, tells of special tokens."""
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from plm_jax.errors import UserError
+
+SCHEME, NAME = "json", "tokenizer.json"
+_SPECIALS = ("bos", "eos", "pad", "cls", "sep", "mask")
+
+
+def special_ids(files: list[bytes], tokenizer_config: Mapping[str, Any]) -> dict[str, Any]:
+    """The ids of the tokens that `tokenizer_config.json` names, how many sentinels there are, and whether texts begin
+    with the beginning token.
+    """
+    tree = _tree(files)
+    ids = {token["content"]: token["id"] for token in tree.get("added_tokens", ())}
+    named = ((name, _content(tokenizer_config.get(f"{name}_token"))) for name in _SPECIALS)
+    found = {f"{name}_token_id": ids[token] for name, token in named if token in ids}
+    if sentinels := sum("<extra_id_" in token for token in ids):
+        found["sentinels"] = sentinels
+    first = next(_framing(tree), None)
+    return found | {"begins_with_bos": first is not None and first == found.get("bos_token_id", first)}
+
+
+def tokenizer_config(files: list[bytes], special_ids: Mapping[str, Any]) -> dict[str, Any]:
+    """The class that opens any such file, and the names of the special tokens."""
+    names = {token["id"]: token["content"] for token in _tree(files).get("added_tokens", ())}
+    ids = ((name, special_ids.get(f"{name}_token_id")) for name in _SPECIALS)
+    ids = ((name, i[0] if isinstance(i, list | tuple) else i) for name, i in ids)
+    named = {f"{name}_token": names[i] for name, i in ids if i in names}
+    return {"tokenizer_class": "PreTrainedTokenizerFast", **named}
+
+
+def _tree(files: list[bytes]) -> dict[str, Any]:
+    try:
+        tree = json.loads(files[0])
+    except ValueError as error:
+        raise UserError(f"{NAME} is damaged ({error}): fetch it again") from error
+    if not isinstance(tree, dict):
+        raise UserError(f"{NAME} is damaged (no JSON object): fetch it again")
+    return tree
+
+
+def _content(token: Any) -> str | None:
+    """The text of a token, which is given as it is or with how it is looked for."""
+    return token.get("content") if isinstance(token, Mapping) else token
+
+
+def _framing(tree: Mapping[str, Any]) -> Iterator[int]:
+    """The ids before a text."""
+    processor = tree.get("post_processor") or {}
+    for part in processor.get("processors", [processor]):
+        if part.get("type") == "TemplateProcessing":
+            before = itertools.takewhile(lambda piece: "SpecialToken" in piece, part["single"])
+            for piece in before:
+                yield from part["special_tokens"][piece["SpecialToken"]["id"]]["ids"]

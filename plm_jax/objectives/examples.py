@@ -1,0 +1,209 @@
+"""Rows of examples that bring inputs and targets of their own, with the keys of the rows that an objective makes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from plm_jax.errors import UserError
+from plm_jax.objectives.causal import Causal
+from plm_jax.objectives.denoising import Denoising
+from plm_jax.objectives.prefix_lm import DecoderPrefixLM
+from plm_jax.objectives.special import Special
+from plm_jax.objectives.text_to_text import TextToText
+
+Example = tuple[np.ndarray, np.ndarray]
+# The objectives beside whose rows those of examples can be.
+Objectives = TextToText | Denoising | Causal
+
+
+@dataclass(frozen=True)
+class EncoderDecoderRows:
+    """The encoder reads the inputs, the decoder says the targets, both ended by eos (Raffel et al. 2020 §2.4).
+
+    Beside denoising both begin with bos, and the decoder with eos, as BART has it. What is too long is cut at its end,
+    before eos, as T5's `append_eos_after_trim` does.
+
+    Attributes:
+      objective: the settings of the one whose rows are of the same shape.
+      target_length: of the decoder's row; None: as the objective makes it.
+      segmented: whether rows say which example each token is of, so that several can share a row.
+    """
+
+    objective: Any
+    special: Special
+    target_length: int | None = None
+    segmented: bool = False
+
+    def __post_init__(self):
+        if self.special.eos is None or (self._framed and self.special.bos is None):
+            raise UserError("examples end with eos, beside denoising begin with bos: set config.vocabulary.eos and bos")
+
+    @property
+    def _framed(self) -> bool:
+        return isinstance(self.objective, Denoising)
+
+    @property
+    def _around(self) -> int:
+        """How many special tokens each part has."""
+        return 2 if self._framed else 1
+
+    def lengths(self, length: int) -> tuple[int, int]:
+        """Of the encoder's row and the decoder's."""
+        return length, self.target_length or self.objective.target_length(length)
+
+    def sizes(self, num_inputs: np.ndarray, num_targets: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+        """What examples take of the encoder's row and the decoder's, of their numbers of tokens [n]."""
+        found = (num + self._around for num in (num_inputs, num_targets))
+        return tuple(np.minimum(size, limit) for size, limit in zip(found, self.lengths(length), strict=True))
+
+    def are_cut(self, num_inputs: np.ndarray, num_targets: np.ndarray, length: int) -> np.ndarray:
+        """Bool [n]: of which examples inputs or targets are cut."""
+        of_inputs, of_targets = self.lengths(length)
+        return (num_inputs > of_inputs - self._around) | (num_targets > of_targets - self._around)
+
+    def prompt(self, inputs: Sequence[int], length: int) -> list[int]:
+        """What the encoder reads of `inputs` in a row of `length`."""
+        begin = [self.special.bos] if self._framed else []
+        return [*begin, *inputs[: length - self._around], self.special.eos]
+
+    def row(self, examples: Sequence[Example], length: int) -> dict[str, np.ndarray]:
+        """Examples one after another, each as inputs and targets; they must fit, see `sizes`.
+
+        Returns:
+          `tokens` and `mask` [length], `decoder_tokens` and `targets` [target_length] int32, `target_weights` float32.
+          If `segmented`, `segment_ids` and `decoder_segment_ids`, the example's number from 1, 0 at padding, and
+          `decoder_positions`, counted from its first token.
+        """
+        pad, limits = self.special.pad or 0, self.lengths(length)
+        (tokens, segment_ids), (targets, decoder_segment_ids) = (
+            _joined([self.prompt(part, limit) for part in parts], limit, pad)
+            for parts, limit in zip(zip(*examples, strict=True), limits, strict=True)
+        )
+        decoder_tokens = np.empty_like(targets)
+        decoder_tokens[1:] = targets[:-1]
+        positions = _positions(decoder_segment_ids)
+        decoder_tokens[(positions == 0) & (decoder_segment_ids > 0)] = self.special.eos if self._framed else pad
+        made = {
+            "tokens": tokens,
+            "mask": (segment_ids > 0).astype(np.int32),
+            "decoder_tokens": decoder_tokens,
+            "targets": targets,
+            "target_weights": (decoder_segment_ids > 0).astype(np.float32),
+        }
+        if self.segmented:
+            made |= {"segment_ids": segment_ids, "decoder_segment_ids": decoder_segment_ids}
+            made["decoder_positions"] = positions
+        return made
+
+    def align(self, row: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The objective's row of a text with the keys and lengths of rows of examples."""
+        num = len(row["targets"])
+        if self.target_length is not None:
+            padding, pad = (0, self.target_length - num), self.special.pad or 0
+            row = row | {key: np.pad(row[key], padding, constant_values=pad) for key in ("decoder_tokens", "targets")}
+            row["target_weights"] = np.pad(row["target_weights"], padding)
+        if self.segmented:
+            row = row | {"segment_ids": row["mask"]}
+            row["decoder_segment_ids"] = (np.arange(len(row["targets"])) < num).astype(np.int32)
+            row["decoder_positions"] = np.arange(len(row["targets"]), dtype=np.int32)
+        return row
+
+
+@dataclass(frozen=True)
+class DecoderRows:
+    """A decoder reads the inputs and goes on with the targets and eos; what is predicted are these alone.
+
+    Beside a prefix LM the inputs see all of themselves. Without inputs, bos or eos stands for them. Inputs are cut to
+    what `target_length` leaves of a row whatever their targets, so that they are the same when an answer is asked for.
+
+    Attributes:
+      objective: the settings of the one whose rows are of the same shape.
+      target_length: most tokens of the targets, eos counted.
+      segmented: as in `EncoderDecoderRows`.
+    """
+
+    objective: Any
+    special: Special
+    target_length: int
+    segmented: bool = False
+
+    def __post_init__(self):
+        if self.special.eos is None:
+            raise UserError("examples end with eos: set config.vocabulary.eos")
+
+    def lengths(self, length: int) -> tuple[int, int]:
+        """Of the row, twice: inputs and targets share it."""
+        return length, length
+
+    def sizes(self, num_inputs: np.ndarray, num_targets: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+        """What examples take of the row, twice; see `EncoderDecoderRows.sizes`."""
+        inputs = np.clip(num_inputs, 1, length + 1 - self.target_length)
+        size = inputs + np.minimum(num_targets, self.target_length - 1)
+        return size, size
+
+    def are_cut(self, num_inputs: np.ndarray, num_targets: np.ndarray, length: int) -> np.ndarray:
+        """Bool [n]: of which examples inputs or targets are cut."""
+        return (num_inputs > length + 1 - self.target_length) | (num_targets >= self.target_length)
+
+    def prompt(self, inputs: Sequence[int], length: int) -> list[int]:
+        """What of `inputs` goes before the targets in a row of `length`."""
+        begin = self.special.eos if self.special.bos is None else self.special.bos
+        return list(inputs[: length + 1 - self.target_length]) or [begin]
+
+    def row(self, examples: Sequence[Example], length: int) -> dict[str, np.ndarray]:
+        """Examples one after another, each as inputs and targets; they must fit, see `sizes`.
+
+        Returns:
+          `tokens` and `targets` [length] int32, `target_weights` float32, 1 at targets and eos; beside a prefix LM
+          `prefix_lengths` [] int32. If `segmented`, `segment_ids`, the example's number from 1, 0 at padding, and
+          `positions`, counted from its first token.
+        """
+        prompts = [self.prompt(inputs, length) for inputs, _ in examples]
+        answers = [[*targets[: self.target_length - 1], self.special.eos] for _, targets in examples]
+        whole = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
+        pad = self.special.pad or 0
+        tokens, segment_ids = _joined([text[:-1] for text in whole], length, pad)
+        targets, _ = _joined([text[1:] for text in whole], length, pad)
+        is_answer = [[0] * (len(prompt) - 1) + [1] * len(rest) for prompt, rest in zip(prompts, answers, strict=True)]
+        made = {"tokens": tokens, "targets": targets, "target_weights": _joined(is_answer, length, 0)[0]}
+        made["target_weights"] = made["target_weights"].astype(np.float32)
+        if self.segmented:
+            made |= {"segment_ids": segment_ids, "positions": _positions(segment_ids)}
+        if isinstance(self.objective, DecoderPrefixLM):
+            made["prefix_lengths"] = np.array(len(prompts[0]), np.int32)
+        return made
+
+    def align(self, row: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The objective's row of a text with the keys of rows of examples."""
+        if not self.segmented or "segment_ids" in row:
+            return row
+        num = len(row["tokens"])
+        return row | {"segment_ids": np.ones(num, np.int32), "positions": np.arange(num, dtype=np.int32)}
+
+
+Rows = EncoderDecoderRows | DecoderRows
+
+
+def rows(objective: Any, special: Special, target_length: int | None, segmented: bool) -> Rows:
+    """Rows of examples beside those of an objective's settings, which must be one that reads them."""
+    kind = DecoderRows if isinstance(objective, Causal) else EncoderDecoderRows
+    return kind(objective, special, target_length, segmented)
+
+
+def _joined(parts: Sequence[Sequence[int]], length: int, pad: int) -> tuple[np.ndarray, np.ndarray]:
+    """Parts one after another as a row [length] int32, and the number of each token's part from 1, 0 at padding."""
+    sizes = [len(part) for part in parts]
+    row, numbers = np.full(length, pad, np.int32), np.zeros(length, np.int32)
+    row[: sum(sizes)] = np.concatenate([np.asarray(part, np.int32) for part in parts])
+    numbers[: sum(sizes)] = np.repeat(np.arange(1, len(parts) + 1), sizes)
+    return row, numbers
+
+
+def _positions(segment_ids: np.ndarray) -> np.ndarray:
+    """Places within each segment [n] int32, 0 at padding."""
+    index = np.arange(len(segment_ids), dtype=np.int32)
+    begins = np.ones(len(segment_ids), np.bool_)
+    begins[1:] = segment_ids[1:] != segment_ids[:-1]
+    return (index - np.maximum.accumulate(np.where(begins, index, 0))) * (segment_ids > 0)

@@ -1,0 +1,35 @@
+"""`python -m plm_jax.sweep --sweep=configs/ablations/X.py --workdir=W [--seeds=0,1,2]`: several runs, one table.
+
+The same command again goes on: finished runs are left as they are.
+"""
+
+import signal
+import sys
+
+from absl import flags
+
+from plm_jax import cli
+from plm_jax.errors import UserError
+
+_SWEEP = flags.DEFINE_string("sweep", None, "a file with `base` and `overrides`, such as configs/ablations/X.py")
+_WORKDIR = flags.DEFINE_string("workdir", None, "where each run gets a directory of its name, and the table goes")
+_SEEDS = flags.DEFINE_list("seeds", [], "seeds of each run; by default its config's")
+_LAUNCHER = flags.DEFINE_enum("launcher", "local", ["local"], "where runs go: one after another on this machine")
+
+
+def main() -> None:
+    """Runs what is not finished and prints the table."""
+    path, workdir = cli.required(_SWEEP), cli.required(_WORKDIR)
+    try:
+        seeds = [int(seed) for seed in _SEEDS.value]
+    except ValueError:
+        raise UserError(f"--seeds is {','.join(_SEEDS.value)}: give integers, separated by commas") from None
+    # Whoever stops this process stops the one that it waits for.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    from plm_jax.evaluation import sweep
+
+    sweep.run(path, workdir, seeds)
+
+
+if __name__ == "__main__":
+    cli.run(main)

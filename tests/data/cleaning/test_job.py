@@ -1,0 +1,300 @@
+"""Whole runs on Beam's local runner: against C4's own steps, to the same bytes however it is cut, past bad data."""
+
+import gzip
+import hashlib
+import json
+import pathlib
+import random
+import subprocess
+import sys
+
+import fsspec
+import pytest
+
+from plm_jax import config, storage
+from plm_jax.data.cleaning import job, report, settings
+from plm_jax.errors import UserError
+from tests.data.cleaning.crawls import read_rows, response, sentence, warc_record, write_archive, write_json
+
+ROOT = pathlib.Path(__file__).parents[3]
+SHARED = ("This line stands on many pages of the crawl.", "So does this one, as it is a notice.")
+GERMAN = (
+    "Die Lehrerin aus dem Dorf ging jeden Winter über den Fluss und dachte an die Briefe des alten Kapitäns zurück."
+)
+
+
+def english_pages(number: int) -> list[dict[str, str]]:
+    """Rows that all rules of the English C4 have something to do with."""
+    rng = random.Random(1)
+    rows = []
+    for i in range(number):
+        lines = [" ".join(sentence(rng) for _ in range(rng.randint(1, 2))) for _ in range(rng.randint(1, 5))]
+        lines += rng.sample(SHARED, rng.randint(0, 2)) + ["menu | home"] * rng.randint(0, 1)
+        lines += {1: ["He said darn it all to the captain."], 2: ["if (this) { it is code; }."]}.get(i % 23, [])
+        lines = [f"{GERMAN} Es war Zeile {k} von {i}." for k in range(4)] if i % 31 == 3 else lines
+        rng.shuffle(lines)
+        scheme = rng.choice(["http://", "https://", "https://www."])
+        rows.append(
+            {"url": f"{scheme}site{i}.org/{i}", "text": "\n".join(lines), "timestamp": f"2019-04-{i % 28 + 1:02}"}
+        )
+    for i in range(0, number, 9):
+        newer = f"{rows[i]['text']}\nThis page has been changed since, it says."
+        rows.append({"url": f"http://site{i}.org/{i}/?utm_x", "text": newer, "timestamp": f"20{i % 3 + 18}-05-01"})
+    rows.append({"url": "http://long.org", "text": "A sentence of five words.\n" * 7308, "timestamp": "2019"})
+    return rows
+
+
+def archive(path, rows: list[dict[str, str]]) -> str:
+    return write_archive(path, [warc_record(row["url"], row["text"].encode(), date=row["timestamp"]) for row in rows])
+
+
+@pytest.fixture
+def badwords(tmp_path):
+    folder = tmp_path / "lists"
+    folder.mkdir()
+    (folder / "en").write_text("darn\nwhat the heck\n")
+    (folder / "LICENSE").write_text("captain\n")
+    return folder
+
+
+def clean(inputs: list[str], output, rule: settings.Settings) -> dict:
+    """Runs, and gives the counts of the report."""
+    job.clean(inputs, str(output), rule, show_progress=False)
+    counts = json.loads((output / "report.json").read_text())["counts"]
+    assert {reason for reason in counts if not reason.startswith(("read", "after "))} <= set(report.reasons(rule))
+    for step, (number, _) in report.steps(counts).items():
+        assert f"| {step} | {number:,} |" in (output / "report.md").read_text()
+    return counts
+
+
+def bytes_of(folder) -> dict[str, str]:
+    return {path.name: hashlib.md5(path.read_bytes()).hexdigest() for path in sorted(folder.glob("*.gz"))}
+
+
+def cleaned_by_c4(c4, files: list[str], output) -> list[dict[str, str]]:
+    """What `tensorflow_datasets/text/c4.py` makes of the files with its config `en`."""
+    beam = pytest.importorskip("apache_beam")
+    words = c4.get_badwords_filter_fn({"en": ["darn", "what the heck"]})
+
+    def write(page):
+        with open(output, "a") as file:
+            file.write(json.dumps({"url": page.url, "text": page.text, "timestamp": page.timestamp}) + "\n")
+
+    with beam.Pipeline() as pipeline:
+        pages = (
+            pipeline
+            | beam.Create(files)
+            | beam.FlatMap(c4.split_wet_file)
+            | beam.Filter(c4.is_valid_length)
+            | "key" >> beam.Map(lambda page: (page.normalized_url, page))
+            | beam.CombinePerKey(c4.select_newest_page)
+            | beam.Values()
+            | "clean" >> beam.FlatMap(c4.get_clean_page_fn())
+        )
+        _ = (
+            c4.remove_duplicate_text(pages)
+            | "english" >> beam.FlatMap(c4.detect_english)
+            | "words" >> beam.Filter(words)
+            | "write" >> beam.Map(write)
+        )
+    return [json.loads(line) for line in output.read_text().splitlines()]
+
+
+def test_english_is_what_c4_makes_of_it_however_the_crawl_is_cut(c4, badwords, tmp_path, capsys):
+    rows = english_pages(100)
+    halves = [archive(tmp_path / f"{i}.warc.wet.gz", rows[i::2]) for i in range(2)]
+    expected = cleaned_by_c4(c4, halves, tmp_path / "theirs.jsonl")
+    rule = settings.resolve("en", [f"badwords.path={badwords}/*", "validation_one_in=10", "shards=2"])
+    counts = clean(halves, tmp_path / "ours", rule)
+    found = [row for name in ("train", "validation") for row in read_rows(tmp_path / "ours", f"{name}-*")]
+    assert {row.pop("language") for row in found} == {"en"}
+
+    def url(row):
+        return row["url"]
+
+    assert sorted(found, key=url) == sorted(expected, key=url)
+    assert 40 < len(found) < 90
+    for reason in ("too_long", "older_copy", "no_end_mark", "code", "line_elsewhere", "other_language", "bad_word"):
+        assert counts[reason]["number"], reason
+    assert {"few_sentences", "few_new_sentences"} <= set(counts)
+    assert counts["older_copy"]["number"] == 12
+    held_out = {row["url"] for row in read_rows(tmp_path / "ours", "validation-*")}
+    assert held_out == {
+        row["url"] for row in found if int(hashlib.md5(c4.normalize_url(row["url"]).encode()).hexdigest(), 16) % 10 == 0
+    }
+    printed = capsys.readouterr().out
+    assert '| lines | pages | has "{" |' in printed and str(tmp_path / "ours") in printed
+
+    thirds = [write_json(tmp_path / f"{i}.jsonl.gz", rows[::-1][i::3]) for i in range(3)]
+    clean(thirds, tmp_path / "again", rule)
+    assert bytes_of(tmp_path / "again") == bytes_of(tmp_path / "ours")
+
+
+def test_bad_data_is_quarantined_and_the_rest_cleaned_once(tmp_path, capsys, monkeypatch):
+    rng = random.Random(2)
+    texts = ["\n".join(sentence(rng) for _ in range(12)) for _ in range(4)]
+    rows = [{"url": f"http://a.org/{i}", "text": text} for i, text in enumerate(texts)]
+    near = {"url": "http://copy.org", "text": texts[0].replace("every", "each", 1)}
+    good = write_json(tmp_path / "good.jsonl.gz", [*rows, near, {"url": "http://de.org", "text": GERMAN}])
+    bad = tmp_path / "bad.jsonl"
+    bad.write_bytes(b'{"text": "cut\n{"text": "\xff"}\n')
+    pages = [f"<p>{line}</p>" for line in (sentence(rng), sentence(rng))]
+    warc = write_archive(
+        tmp_path / "a.warc.gz",
+        [
+            warc_record("http://w.org", response("".join(pages).encode()), "response"),
+            warc_record("http://w.org/gone", response(b"", "404 Not Found"), "response"),
+        ],
+    )
+    (tmp_path / "no.wet.gz").write_bytes(b"no crawl")
+    inputs, output = [good, str(bad), warc, str(tmp_path / "no.wet.gz")], tmp_path / "out"
+    (tmp_path / ".out.tmp").mkdir()
+    (tmp_path / ".out.tmp" / "train-99999.jsonl.gz").write_text("of a run that was stopped")
+    rule = settings.resolve("en.noclean", ["near_duplicates.kind=minhash", "shards=1", "max_characters=2000"])
+    counts = clean(inputs, output, rule)
+    found = {row["url"] for row in read_rows(output, "train-*")}
+    assert len(found) == 5 and {"http://a.org/1", "http://w.org"} < found
+    assert len(found & {"http://a.org/0", "http://copy.org"}) == 1
+    assert {
+        name: counts[name]["number"] for name in ("quarantined", "near_duplicate", "no_html", "other_language")
+    } == {
+        "quarantined": 3,
+        "near_duplicate": 1,
+        "no_html": 1,
+        "other_language": 1,
+    }
+    quarantined = {(row["file"], row["position"]) for row in read_rows(output, "quarantine-*")}
+    assert quarantined == {("bad.jsonl", 1), ("bad.jsonl", 2), ("no.wet.gz", 0)}
+    assert counts["other_language"]["examples"] == [{"url": "http://de.org", "text": GERMAN}]
+    assert GERMAN in (output / "report.md").read_text() and (output / "report.svg").read_bytes().startswith(b"<?xml")
+    manifest = json.loads((output / "manifest.json").read_text())
+    assert {name: file["rows"] for name, file in manifest["files"].items()} == {
+        "quarantine-00000.jsonl.gz": 3,
+        "train-00000.jsonl.gz": 5,
+    }
+    assert not (tmp_path / ".out.tmp").exists()
+
+    capsys.readouterr()
+    before = bytes_of(output)
+    monkeypatch.setattr(job, "_run", lambda *_: pytest.fail("it ran again"))
+    job.clean(inputs, str(output), rule)
+    assert capsys.readouterr().out == f"up to date at {output}\n" and bytes_of(output) == before
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(job, "_run", stop)
+    with pytest.raises(KeyboardInterrupt):
+        job.clean(inputs, str(output), settings.resolve("en.noclean"))
+    assert bytes_of(output) == before and (output / "manifest.json").exists()
+
+    from plm_jax.data import tasks
+
+    texts_read = list(tasks.read_files(config.JsonLines(f"{output}/train-*.jsonl.gz")))
+    assert sorted(texts_read) == sorted(row["text"] for row in read_rows(output, "train-*"))
+
+
+STORIES = {
+    "en": (
+        "The teacher of the village crossed the river every winter and remembered the letters of the captain.",
+        "His ship had gone down near the old harbour many years before, and nobody knew what became of the crew.",
+        "On market days the children asked her about him, but she only smiled and told them to open their books.",
+    ),
+    "de": (
+        GERMAN,
+        "Sein Schiff war vor vielen Jahren in der Nähe des Hafens gesunken, und niemand wusste, was geschehen war.",
+        "An Markttagen fragten die Kinder sie nach ihm, aber sie lächelte nur und ließ sie ihre Bücher aufschlagen.",
+    ),
+    "fr": (
+        "La maîtresse du village traversait la rivière chaque hiver et se souvenait des longues lettres du capitaine.",
+        "Son navire avait coulé près du vieux port il y a bien des années, et personne ne savait où était l'équipage.",
+        "Les jours de marché, les enfants lui parlaient de lui, mais elle souriait et leur faisait ouvrir un livre.",
+    ),
+    "bad": (
+        "My brother bought a small boat last summer and sailed it along the coast with two friends from the office.",
+        "Well, darn it, he said when the wind turned at noon and the rain began to fall on all of their sandwiches.",
+        "They came home late in the evening, wet and tired, and promised never to trust the weather report again.",
+    ),
+}
+
+
+def test_many_languages_have_a_folder_each(tmp_path):
+    lines = {name: list(story) for name, story in STORIES.items()}
+    lines["und"] = [str(i) * 120 for i in range(3)]
+    lines["short"] = [lines["en"][0] + "!", lines["en"][1] + "!", "A short line."]
+    lines["twice"] = lines["de"]
+    rows = [{"url": f"http://{name}.org", "text": "\n".join(each)} for name, each in lines.items()]
+    (tmp_path / "en").write_text("darn\n")
+    # As a command, as CLD3 and TensorFlow, which other tests have loaded, do not get along in one process.
+    changes = [f"badwords.path={tmp_path}/en", "language.languages=('en','de')", "paragraphs.min_characters=100"]
+    command = [sys.executable, "-m", "plm_jax.clean", f"--input={write_json(tmp_path / 'a.jsonl.gz', rows)}"]
+    command += [f"--output={tmp_path}/out", "--flavour=multilingual", *(f"--set={change}" for change in changes)]
+    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+    counts = json.loads((tmp_path / "out" / "report.json").read_text())["counts"]
+    found = {
+        path.parent.name: {row["url"] for row in read_rows(path.parent, path.name)}
+        for path in (tmp_path / "out").glob("*/train-*.jsonl.gz")
+    }
+    assert found["en"] == {"http://en.org"} and found["und"] == {"http://und.org"} and set(found) == {"en", "de", "und"}
+    assert found["de"] < {"http://de.org", "http://twice.org"}
+    expected = {"few_paragraphs": 1, "bad_word": 1, "other_language": 1, "line_elsewhere": 3, "nothing_new": 1}
+    assert {name: counts[name]["number"] for name in expected} == expected
+
+
+@pytest.fixture
+def bucket():
+    yield "memory://bucket/clean"
+    fsspec.filesystem("memory").store.clear()
+
+
+@pytest.mark.parametrize("flavour", ["realnewslike", "webtextlike"])
+def test_pages_of_a_list_only(flavour, tmp_path, bucket):
+    """The second into a bucket, in which an earlier run was stopped."""
+    rng = random.Random(3)
+    urls = ["http://www.news.org/a/", "http://sport.news.org/b", "http://other.org/c", "https://news.org/d?utm_s=1"]
+    rows = [{"url": url, "text": "\n".join(sentence(rng) for _ in range(4))} for url in urls]
+    (tmp_path / "domains.json").write_text('{"news.org": ["", "blog"]}')
+    (tmp_path / "urls.txt").write_text("https://news.org/a\nhttp://other.org/c/\nhttp://nowhere.org\n")
+    listed, output = {
+        "realnewslike": ("domains.json", str(tmp_path / "out")),
+        "webtextlike": ("urls.txt", bucket),
+    }[flavour]
+    if output == bucket:
+        for name in (".unfinished", "train-99999.jsonl.gz"):
+            storage.write(f"{bucket}/{name}", b"")
+    rule = settings.resolve(flavour, [f"pages.path={tmp_path / listed}", "badwords=None", "duplicates.kind=spans"])
+    job.clean([write_json(tmp_path / "a.jsonl.gz", rows)], output, rule, show_progress=False)
+    counts = json.loads(storage.read(f"{output}/report.json"))["counts"]
+    lines = [gzip.decompress(storage.read(path)).splitlines() for path in storage.glob(f"{output}/train-*")]
+    found = {json.loads(line)["url"] for each in lines for line in each}
+    if flavour == "realnewslike":
+        assert found == {urls[0], urls[3]}
+        assert counts["other_domain"]["number"] == counts["other_subdomain"]["number"] == 1
+    else:
+        assert found == {urls[0], urls[2]} and counts["unlisted_url"]["number"] == 2
+        assert {"manifest.json", "report.md", "report.svg"} < set(storage.names(bucket))
+        assert ".unfinished" not in storage.names(bucket)
+
+
+def test_an_output_that_holds_something_else_is_left_alone(tmp_path):
+    path = write_json(tmp_path / "a.jsonl", [{"text": "x"}])
+    (tmp_path / "manifest.json").write_text('{"identity": "of a cache"}')
+    with pytest.raises(UserError, match=r"holds other files, such as a\.jsonl"):
+        job.clean([path], str(tmp_path), settings.resolve("en.noclean"), show_progress=False)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["a.jsonl", "manifest.json"]
+
+
+def test_what_a_worker_cannot_read_is_a_mistake(tmp_path, monkeypatch):
+    monkeypatch.setattr(job.crawl, "files", lambda patterns: {f"{tmp_path}/gone.jsonl": ""})
+    with pytest.raises(UserError) as raised:
+        job.clean(["x"], str(tmp_path / "out"), settings.resolve("en.noclean"), show_progress=False)
+    assert str(raised.value) == f"cannot read {tmp_path}/gone.jsonl: No such file or directory"
+
+
+def test_a_crawl_without_pages_is_a_mistake(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text("no JSON\n")
+    with pytest.raises(UserError, match=r"no page in .*a.jsonl can be read"):
+        job.clean([str(path)], str(tmp_path / "out"), settings.resolve("en.noclean"), show_progress=False)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["a.jsonl"]

@@ -1,0 +1,263 @@
+"""Ids beside those of other libraries, on lines that mix scripts, emoji, code and control characters."""
+
+import base64
+import json
+import pathlib
+
+import pytest
+import sentencepiece
+import tokenizers
+
+import plm_jax
+from plm_jax import config
+from plm_jax.data import tokenizer_files, vocabularies, vocabulary_training
+
+DATA = pathlib.Path(plm_jax.__file__).parent / "data"
+GPT2 = [f"{DATA}/gpt2/vocab.json", f"{DATA}/gpt2/merges.txt"]
+BERT = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
+
+
+def ids_of(vocabulary, lines):
+    """Of all lines at once, which `encode` must give one by one too."""
+    encoded = [ids.tolist() for ids, _ in vocabulary.encode_sentences(lines)]
+    assert encoded[::50] == [list(vocabulary.encode(line)) for line in lines[::50]]
+    return encoded
+
+
+def differences(ours, theirs, lines):
+    return [(line, a, b) for line, a, b in zip(lines, ours, theirs, strict=True) if a != b][:3]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """The first 6,000 of GPT-2's tokens as a file of tiktoken's."""
+    ids = json.loads(pathlib.Path(GPT2[0]).read_text())
+    byte = {character: i for i, character in enumerate(tokenizer_files.byte_characters())}
+    found = {bytes(byte[c] for c in token): i for token, i in ids.items() if i < 6000}
+    path = tmp_path_factory.mktemp("tiktoken") / "gpt2.tiktoken"
+    path.write_text("".join(f"{base64.b64encode(token).decode()} {i}\n" for token, i in found.items()))
+    return path, found
+
+
+@pytest.fixture(scope="module")
+def llama3(ranks):
+    return vocabularies.load(config.Vocabulary(f"tiktoken:{ranks[0]}", added=256, bos=6000, eos=6001))
+
+
+def test_llama3_cuts_digits_in_threes_and_keeps_lines_ends(llama3):
+    """Golden ids, of tiktoken 0.14."""
+    golden = {
+        "Hello world": [39, 695, 78, 995],
+        "12345678": [1065, 18, 2231, 21, 3695],
+        "the world\r\n\r\n  is 你": [1169, 995, 201, 198, 201, 198, 220, 318, 220, 160, 121, 254],
+        "<|begin_of_text|>": [27, 91, 1350, 1655, 62, 1659, 62, 5239, 91, 29],
+    }
+    assert {text: list(llama3.encode(text)) for text in golden} == golden
+    assert (llama3.vocab_size, llama3.bos_id, llama3.eos_id) == (6256, 6000, 6001)
+    assert llama3.decode([6000, 39, 695, 78, 995, 6001]) == "Hello world"
+
+
+def test_llama3_loses_nothing(llama3, lines):
+    assert [llama3.decode(ids) for ids in ids_of(llama3, lines)] == lines
+
+
+def test_llama3_ids_are_tiktokens(llama3, ranks, lines):
+    tiktoken = pytest.importorskip("tiktoken")
+    other = tiktoken.Encoding("x", pat_str=tokenizer_files.LLAMA3_SPLIT, mergeable_ranks=ranks[1], special_tokens={})
+    assert not differences(ids_of(llama3, lines), other.encode_ordinary_batch(lines), lines)
+
+
+def test_llama3_ids_are_hugging_faces(llama3, ranks, lines):
+    """Whose converter has LLaMA 3's rule for where to cut."""
+    converters = pytest.importorskip("transformers.convert_slow_tokenizer")
+    pytest.importorskip("tiktoken")
+    other = converters.TikTokenConverter(vocab_file=str(ranks[0])).converted()
+    theirs = [encoding.ids for encoding in other.encode_batch(lines, add_special_tokens=False)]
+    assert not differences(ids_of(llama3, lines), theirs, lines)
+
+
+def test_gpt2_ids_are_hugging_faces(lines):
+    transformers = pytest.importorskip("transformers")
+    other = transformers.GPT2TokenizerFast(vocab=GPT2[0], merges=GPT2[1])
+    ours = vocabularies.load(config.Vocabulary(f"bpe:{','.join(GPT2)}", eos=50256))
+    assert not differences(ids_of(ours, lines), other(lines)["input_ids"], lines)
+
+
+def test_roberta_ids_are_hugging_faces(lines, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    files = [str(tmp_path / name) for name in ("vocab.json", "merges.txt")]
+    specials = config.Vocabulary(
+        f"bpe:{','.join(files)}", train_size=700, bos=0, pad=1, eos=2, unk=3, mask=699, cls=0, sep=2
+    )
+    vocabulary_training.train(lines, specials)
+    other = transformers.RobertaTokenizer(vocab=files[0], merges=files[1])
+    assert [other.convert_tokens_to_ids(token) for token in ("<s>", "<pad>", "</s>", "<unk>", "<mask>")] == [
+        0, 1, 2, 3, 699,
+    ]  # fmt: skip
+    plain = [line.replace("<s>", "<b>").replace("</s>", "</b>") for line in lines]  # To it these are special tokens.
+    theirs = other(plain, add_special_tokens=False)["input_ids"]
+    assert not differences(ids_of(vocabularies.load(specials), plain), theirs, plain)
+
+
+@pytest.mark.parametrize("kind", ["uncased", "cased"])
+def test_wordpiece_ids_are_hugging_faces(kind, lines, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    specials = config.Vocabulary(f"wordpiece:{tmp_path}/vocab.txt", train_size=380, train_kind=kind, **BERT)
+    vocabulary_training.train(lines, specials)
+    ours = vocabularies.load(specials)
+    assert ours.table["lowercase"] == (kind == "uncased")
+    ids = {token: i for i, token in enumerate(ours.table["tokens"])}
+    other = transformers.BertTokenizer(vocab=ids, do_lower_case=kind == "uncased")
+    theirs = other(lines, add_special_tokens=False)["input_ids"]
+    assert not differences(ids_of(ours, lines), theirs, lines)
+    assert {"西", "湖"} <= ids.keys(), "Chinese goes into single characters"
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+def test_sentencepiece_ids_are_its_own(kind, lines, tmp_path):
+    path = tmp_path / "v.model"
+    specials = config.Vocabulary(f"sentencepiece:{path}", train_size=500, train_kind=kind, unk=0, bos=1, eos=2)
+    vocabulary_training.train(lines, specials)
+    other = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    assert other.get_piece_size() == 500
+    ours = vocabularies.load(specials)
+    assert not differences(ids_of(ours, lines), other.encode(lines), lines)
+    texts = [line.replace("\x00", "") for line in lines]
+    assert [ours.decode(ours.encode(text)) for text in texts] == texts
+
+
+MODELS = {
+    "WordPiece": (
+        tokenizers.models.WordPiece(unk_token="[UNK]"),
+        tokenizers.trainers.WordPieceTrainer,
+        tokenizers.normalizers.BertNormalizer(),
+        tokenizers.pre_tokenizers.Whitespace(),
+        tokenizers.decoders.WordPiece(),
+    ),
+    "ByteLevel": (
+        tokenizers.models.BPE(ignore_merges=True),
+        tokenizers.trainers.BpeTrainer,
+        None,
+        tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False),
+        tokenizers.decoders.ByteLevel(),
+    ),
+    "BPE": (
+        tokenizers.models.BPE(unk_token="[UNK]", end_of_word_suffix="</w>"),
+        lambda **settings: tokenizers.trainers.BpeTrainer(end_of_word_suffix="</w>", **settings),
+        tokenizers.normalizers.BertNormalizer(),
+        tokenizers.pre_tokenizers.BertPreTokenizer(),
+        tokenizers.decoders.BPEDecoder(),
+    ),
+    "Unigram": (
+        tokenizers.models.Unigram(),
+        lambda **settings: tokenizers.trainers.UnigramTrainer(unk_token="[UNK]", **settings),
+        tokenizers.normalizers.NFKC(),
+        tokenizers.pre_tokenizers.Metaspace(),
+        tokenizers.decoders.Metaspace(),
+    ),
+    "WordLevel": (
+        tokenizers.models.WordLevel(unk_token="[UNK]"),
+        tokenizers.trainers.WordLevelTrainer,
+        None,
+        tokenizers.pre_tokenizers.WhitespaceSplit(),
+        None,
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def of_library(request, lines, tmp_path_factory):
+    """A tokenizer of the library's own making, with all that it puts around a text, and the file it was saved to."""
+    model, trainer, normalizer, pre_tokenizer, decoder = MODELS[request.param]
+    other = tokenizers.Tokenizer(model)
+    other.pre_tokenizer = pre_tokenizer
+    if normalizer is not None:
+        other.normalizer = normalizer
+    if decoder is not None:
+        other.decoder = decoder
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    other.train_from_iterator(lines, trainer(vocab_size=700, special_tokens=special, show_progress=False))
+    other.add_special_tokens(["<|end|>"])
+    other.add_tokens(["whale song"])
+    other.post_processor = tokenizers.processors.TemplateProcessing(
+        "[CLS] $A [SEP]", None, [("[CLS]", 2), ("[SEP]", 3)]
+    )
+    other.enable_truncation(5)
+    other.enable_padding(length=5)
+    path = tmp_path_factory.mktemp("json") / "tokenizer.json"
+    other.save(str(path))
+    other.no_truncation()
+    other.no_padding()
+    return request.param, other, path
+
+
+def test_a_tokenizer_json_gives_the_librarys_ids(of_library, lines):
+    _, other, path = of_library
+    ours = vocabularies.load(config.Vocabulary(f"json:{path}", **BERT))
+    assert ours.vocab_size == other.get_vocab_size()
+    texts = [*lines, "a whale song here"]
+    theirs = [encoding.ids for encoding in other.encode_batch(texts, add_special_tokens=False)]
+    assert not differences(ids_of(ours, texts), theirs, texts)
+    assert [ours.decode(ids) for ids in theirs] == [other.decode(ids, skip_special_tokens=False) for ids in theirs]
+    assert other.token_to_id("whale song") in ours.encode("a whale song here")
+
+
+def test_text_never_becomes_a_special_token_of_a_tokenizer_json(of_library):
+    _, other, path = of_library
+    ours = vocabularies.load(config.Vocabulary(f"json:{path}", **BERT))
+    end = other.token_to_id("<|end|>")
+    for text in ("the [MASK] whale", "[CLS]", "a[SEP] b", "[PAD] [PAD]", "the<|end|>"):
+        assert not set(ours.encode(text)) & {0, 2, 3, 4, end}, text
+        assert set(other.encode(text, add_special_tokens=False).ids) & {0, 2, 3, 4, end}
+    assert ours.decode([2, end, 4, 3]).replace(" ", "") == "[CLS]<|end|>[MASK][SEP]"
+
+
+def test_words_begin_where_a_tokenizer_json_shows_it(of_library):
+    kind, other, path = of_library
+    ours = vocabularies.load(config.Vocabulary(f"json:{path}", **BERT))
+    ids = other.encode(" Hello the whale and we've unaffable", add_special_tokens=False).ids
+    starts = [other.id_to_token(i) for i in ids if ours.word_initial[i]]
+    expected = {
+        "WordPiece": lambda token: not token.startswith("##"),
+        "ByteLevel": lambda token: token.startswith("Ġ"),
+        "Unigram": lambda token: token.startswith("▁"),
+    }.get(kind, lambda token: True)
+    assert starts == [token for token in map(other.id_to_token, ids) if expected(token)] != []
+
+
+def test_transformers_opens_a_tokenizer_json_to_the_same_ids(of_library, lines):
+    transformers = pytest.importorskip("transformers")
+    _, _, path = of_library
+    other = transformers.PreTrainedTokenizerFast(tokenizer_file=str(path))
+    ours = vocabularies.load(config.Vocabulary(f"json:{path}", **BERT))
+    theirs = other(lines, add_special_tokens=False, truncation=False, padding=False)["input_ids"]
+    assert not differences(ids_of(ours, lines), theirs, lines)
+
+
+def test_identity_is_that_of_what_a_tokenizer_json_holds(of_library, tmp_path):
+    _, _, path = of_library
+    tree = json.loads(path.read_text())
+    same, other = tmp_path / "same.json", tmp_path / "other.json"
+    same.write_text(json.dumps(tree, indent=4))
+    tree["normalizer"] = {"type": "Lowercase"}
+    other.write_text(json.dumps(tree))
+    found = [vocabularies.identity(vocabularies.load(f"json:{p}")) for p in (path, same, other)]
+    assert found[0] == found[1] != found[2]
+
+
+def test_identity_of_a_file_of_tiktokens(ranks, llama3):
+    fewer = vocabularies.load(config.Vocabulary(f"tiktoken:{ranks[0]}", added=256, bos=6000))
+    assert vocabularies.identity(llama3) != vocabularies.identity(fewer)
+    # Pinned: what it hashes must not change unnoticed, or every cache is made again.
+    assert vocabularies.identity(llama3).startswith("930713edf4475305")
+
+
+def test_sentinels_of_a_tokenizer_json_are_the_ones_that_count(tmp_path):
+    """As in T5's file."""
+    other = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<unk>": 0, "the": 1, "whale": 2}, "<unk>"))
+    other.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    other.add_special_tokens([f"<extra_id_{i}>" for i in (2, 1, 0)])
+    other.save(str(tmp_path / "tokenizer.json"))
+    ours = vocabularies.load(config.Vocabulary(f"json:{tmp_path}/tokenizer.json", sentinels=3))
+    assert ours.vocab_size == 6 and not ours.word_initial[3:].any()
+    assert ours.decode([5, 1, 4, 2, 3]) == "<extra_id_0> the <extra_id_1> whale <extra_id_2>"

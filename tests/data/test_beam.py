@@ -1,0 +1,216 @@
+"""Apache Beam's cache is the local one, to the byte."""
+
+import dataclasses
+import gzip
+import importlib
+import json
+import os
+import pathlib
+import pickle
+import random
+import subprocess
+import sys
+
+import pytest
+import tensorflow_datasets as tfds
+
+from plm_jax import config, storage
+from plm_jax.data import cache, prepare, sentences, tasks, vocabularies
+from plm_jax.errors import UserError
+from tests.data.test_prepare import contents, stored_texts
+
+pytest.importorskip("apache_beam")
+beam = importlib.import_module("plm_jax.data.beam")
+TEXTS = [f"Document {i}. It counts: {' '.join(map(str, range(i % 23)))}! Ünd aus" for i in range(120)]
+
+
+class ShardedTexts(tfds.core.GeneratorBasedBuilder):
+    """Sixty texts and twenty for validation."""
+
+    VERSION = tfds.core.Version("1.0.0")
+    pkg_dir_path = pathlib.Path(__file__).parent
+
+    def _info(self):
+        return self.dataset_info_from_configs(features=tfds.features.FeaturesDict({"text": tfds.features.Text()}))
+
+    def _split_generators(self, dl_manager):
+        return {"en": self._generate_examples(0, 60), "en-validation": self._generate_examples(60, 80)}
+
+    def _generate_examples(self, start, stop):
+        yield from ((i, {"text": TEXTS[i]}) for i in range(start, stop))
+
+
+@pytest.fixture
+def run(make_run, tmp_path):
+    """Bytes over three files, one of them compressed, with equal and blank documents; a tenth held out."""
+    for name, texts in {"a": TEXTS[:70], "b": ["", " ", *TEXTS[70:]], "c": ["same", TEXTS[0], "same"]}.items():
+        lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+        (tmp_path / f"{name}.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    made = make_run("a", eos=256, vocab_size=257, data={"validation_fraction": 0.1})
+    return with_source(made, config.JsonLines(str(tmp_path / "?.jsonl.gz")))
+
+
+def with_source(run, source):
+    return dataclasses.replace(run, data=dataclasses.replace(run.data, sources={"a": source}))
+
+
+def both(run, tmp_path, *options):
+    """What is below the local cache and below Beam's."""
+    folders = [str(tmp_path / name) for name in ("local", "beam")]
+    prepare.prepare(run, folders[0], show_progress=False)
+    prepare.prepare(run, folders[1], show_progress=False, beam_options=options)
+    return [contents(folder) for folder in folders]
+
+
+def test_files_give_the_same_cache_and_nothing_else_is_left(run, tmp_path, monkeypatch):
+    sizes, write = [], beam._write
+
+    def write_and_weigh(folder, name, data):
+        sizes.extend([len(data)] if "." not in name else [])
+        write(folder, name, data)
+
+    monkeypatch.setattr(beam, "_FILE_BYTES", 2000)
+    monkeypatch.setattr(beam, "_write", write_and_weigh)
+    local, other = both(run, tmp_path)
+    assert other == local
+    assert {name.split(os.sep)[0] for name in other} == {".lock", "a"}
+    # What a worker holds is bounded by the size of its files, not of its piece.
+    largest = 2000 + 2 * 200 + prepare.NUM_SHARDS * 8
+    assert len(sizes) > 6 and max(sizes) < largest
+
+
+def test_workers_meet_in_the_place_that_temp_location_names(run, tmp_path):
+    local, other = both(run, tmp_path, "--temp_location=memory://bucket/temporary")
+    assert other == local
+    assert storage.names("memory://bucket/temporary") == []
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(UserError, match="that they share with this machine"):
+        patch.setattr(beam, "_write", lambda *_: None)
+        prepare.prepare(run, str(tmp_path / "apart"), show_progress=False, beam_options=[])
+
+
+def test_sharded_tfds_gives_the_same_cache_in_the_order_of_its_files(run, tmp_path):
+    config_of_files = tfds.download.DownloadConfig(num_shards=3)
+    builder = ShardedTexts(data_dir=str(tmp_path / "tfds"))
+    builder.download_and_prepare(download_config=config_of_files)
+    source = config.Tfds("sharded_texts", data_dir=str(tmp_path / "tfds"), train="en", validation="en-validation")
+    run = with_source(run, source)
+    local, other = both(run, tmp_path)
+    assert other == local
+    (*train, validation) = prepare.pieces("a", source)[:4]
+    assert [piece.split for piece in train] == ["train"] * 3 and validation.split == "validation"
+    files = [tfds.core.ReadInstruction("en", from_=i, to=i + 1, unit="shard") for i in range(3)]
+    ordered = [row["text"].decode() for file in files for row in builder.as_dataset(split=file).as_numpy_iterator()]
+    assert [document.text for document in prepare._documents(run, "a", source)][:60] == ordered
+    splits = cache.open_source(str(tmp_path / "beam"), "a").splits
+    assert sorted(stored_texts(splits["train"])) == sorted(TEXTS[:60])
+    assert sorted(stored_texts(splits["validation"])) == sorted(TEXTS[60:80])
+    with pytest.raises(UserError, match=r"has no split 'em': there are: en, en-validation"):
+        tasks.task("a", dataclasses.replace(source, train="em"))
+
+
+def test_a_users_mistake_is_told_as_the_local_runner_tells_it(run, tmp_path):
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b'{"text": "good"}\n{"test": "bad"}\n'))
+    with pytest.raises(UserError) as local:
+        prepare.prepare(run, str(tmp_path / "local"), show_progress=False)
+    with pytest.raises(UserError) as other:
+        prepare.prepare(run, str(tmp_path / "beam"), show_progress=False, beam_options=[])
+    assert str(other.value) == str(local.value) and "b.jsonl.gz:2 has no text" in str(other.value)
+    assert not os.path.exists(tmp_path / "beam" / "a")
+
+
+@pytest.mark.parametrize(
+    "option, message",
+    [
+        ("--direct_num_workers=x", "direct_num_workers: invalid int value: 'x'"),
+        ("--direct_num_worker=2", r"no option --direct_num_worker: did you mean 'direct_num_workers'\?"),
+    ],
+)
+def test_options_are_checked(option, message):
+    with pytest.raises(UserError, match=message):
+        beam._parse([option])
+
+
+def test_several_workers_are_processes():
+    assert beam._parse([]).get_all_options()["direct_running_mode"] == "in_memory"
+    assert beam._parse(["--direct_num_workers=2"]).get_all_options()["direct_running_mode"] == "multi_processing"
+    threads = ["--direct_num_workers=2", "--direct_running_mode=multi_threading"]
+    assert beam._parse(threads).get_all_options()["direct_running_mode"] == "multi_threading"
+    assert beam._runner(beam._parse(["--runner=DataflowRunner"])) == "DataflowRunner"
+
+
+def test_documents_stream_through_in_batches():
+    waiting, most = 0, 0
+
+    def documents():
+        nonlocal waiting, most
+        for number in range(300):
+            waiting += 1
+            most = max(most, waiting)
+            yield prepare.Document(number, f"{number} " * 10_000, False)
+
+    vocabulary = vocabularies.load(config.Vocabulary("bytes"))
+    for record in prepare.encode(documents(), vocabulary, [sentences.boundaries]):
+        waiting -= 1
+        assert record.shard < prepare.NUM_SHARDS
+    assert waiting == 0 and most * 20_000 <= 2 * prepare._BATCH_CHARACTERS
+
+
+def test_the_verb_prepares_with_two_processes(verb, run, tmp_path):
+    path = f"--config.data.sources.webtext.path={tmp_path}/?.jsonl.gz"
+    arguments = ["--config=configs/gpt2.py:small", path, f"--output={tmp_path}/beam", "--runner=beam"]
+    finished = verb("prepare", *arguments, "--", "--direct_num_workers=2")
+    assert finished.status == 0, finished.err
+    assert verb("prepare", *arguments[:2], f"--output={tmp_path}/local").status == 0
+    assert contents(tmp_path / "beam") == contents(tmp_path / "local")
+    refused = verb("prepare", arguments[0], "--", "--direct_num_workers=2")
+    assert (refused.status, len(refused.errors)) == (2, 1) and "add --runner=beam" in refused.err
+    refused = verb("evaluate", "--", "--direct_num_workers=2")
+    assert (refused.status, len(refused.errors)) == (2, 1)
+
+
+_KILLER = """
+import os, pickle, signal, sys, time
+from plm_jax.data import beam, prepare
+run, root, moments = pickle.load(open(sys.argv[1], "rb"))
+
+def start(folder, options):
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            prepare.prepare(run, os.path.join(root, folder), False, options)
+            status = 0
+        finally:
+            os._exit(status)
+    return child
+
+def whole(folder, options):
+    began = time.monotonic()
+    _, status = os.waitpid(start(folder, options), 0)
+    assert status == 0, status
+    return time.monotonic() - began
+
+for name, options in {"local": None, "beam": []}.items():
+    seconds = whole(f"{name}-whole", options)
+    for i, moment in enumerate(moments):
+        child = start(f"{name}-{i}", options)
+        time.sleep(moment * seconds)
+        os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        print(name, i, "finished" if status == 0 else "killed", flush=True)
+        whole(f"{name}-{i}", options)
+"""
+
+
+def test_killed_at_random_moments_the_next_run_writes_the_same_bytes(run, tmp_path):
+    seed = random.randrange(10**6)
+    moments = [random.Random(seed).uniform(i / 3, (i + 1) / 3) for i in range(3)]
+    path = tmp_path / "killer.pickle"
+    path.write_bytes(pickle.dumps((run, str(tmp_path), moments)))
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = subprocess.run([sys.executable, "-c", _KILLER, str(path)], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("killed") >= 3, (seed, done.stdout)
+    wanted = contents(tmp_path / "local-whole")
+    for name in ("beam-whole", *(f"{runner}-{i}" for runner in ("local", "beam") for i in range(3))):
+        assert contents(tmp_path / name) == wanted, (seed, name, done.stdout)

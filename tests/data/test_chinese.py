@@ -1,0 +1,223 @@
+"""Chinese from text to masked words: poems that come with the package, through each kind of vocabulary."""
+
+import dataclasses
+import gzip
+import itertools
+import json
+import pathlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import plm_jax
+from plm_jax import config, objectives
+from plm_jax.data import cache, prepare, reader, segmenters, sentences, vocabularies
+from plm_jax.errors import UserError
+
+POEMS = pathlib.Path(plm_jax.__file__).parent / "data/corpora/tang_poems_zh.jsonl.gz"
+NUMBER = 200
+BERT = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
+VOCABULARIES = {
+    "wordpiece": {"spec": "wordpiece:vocab.txt", "train_size": 2200, **BERT},
+    "sentencepiece": {"spec": "sentencepiece:v.model", "train_size": 2900, **BERT},
+    "bpe": {"spec": "bpe:vocab.json,merges.txt", "train_size": 800, **BERT},
+}
+SEGMENTER = "tests.data.test_chinese:halves"
+WORDS = objectives.MaskedLM(whole_words=1, mask_share=1.0, random_share=0.0)
+LAYOUTS = {
+    "blocks": config.Blocks(),
+    "pairs": config.SentencePairs(),
+    "whole_sentences": config.WholeSentences(),
+}
+
+
+def halves(text):
+    """Words of two characters, marks by themselves: 四海一|. → 四海, 一."""
+    parts = "".join(c if c.isalpha() else f"\n{c}\n" for c in text).split("\n")
+    return [part[i : i + 2] for part in parts for i in range(0, len(part), 2)]
+
+
+def everything(text):
+    return [text]
+
+
+def poems():
+    with gzip.open(POEMS, "rt", encoding="utf-8") as file:
+        return [json.loads(line)["text"] for line in itertools.islice(file, NUMBER)]
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """`prepared(name)`: a run over a cache of poems in a kind of vocabulary, with a segmenter."""
+    folder = tmp_path_factory.mktemp("poems")
+    with gzip.open(folder / "poems.jsonl.gz", "wt", encoding="utf-8") as file:
+        file.writelines(json.dumps({"text": text}) + "\n" for text in poems())
+    made = {}
+
+    def make(name, make_run):
+        if name not in made:
+            fields = VOCABULARIES[name]
+            spec = vocabularies.within(fields["spec"], str(folder / name))
+            run = make_run("x", vocab_size=fields["train_size"], objective=WORDS)
+            data = dataclasses.replace(
+                run.data,
+                cache_dir=str(folder / name),
+                length=32,
+                sources={"poems": config.JsonLines(str(folder / "poems.jsonl.gz"))},
+                segmenters={"poems": SEGMENTER},
+                validation_fraction=0.1,
+            )
+            made[name] = dataclasses.replace(run, data=data, vocabulary=config.Vocabulary(**fields | {"spec": spec}))
+            prepare.prepare(made[name], show_progress=False)
+        return made[name]
+
+    return make
+
+
+@pytest.fixture(params=VOCABULARIES)
+def run(request, prepared, make_run):
+    return prepared(request.param, make_run)
+
+
+def documents(run):
+    """Of each stored document its tokens, and where its sentences and words begin."""
+    for split in cache.open_source(run.data.cache_dir, "poems").splits.values():
+        for a, b in itertools.pairwise(split.documents):
+            yield (
+                split.tokens(a, b),
+                split.sentences[(split.sentences >= a) & (split.sentences < b)] - a,
+                (split.word_starts(a, b)),
+            )
+
+
+def test_sentences_end_at_chinese_marks():
+    poem = "白日依山盡，黃河入海流。欲窮千里目，更上一層樓！誰知？「盤中餐。」粒粒皆辛苦"
+    assert sentences.split(poem) == [
+        "白日依山盡，黃河入海流。",
+        "欲窮千里目，更上一層樓！",
+        "誰知？",
+        "「盤中餐。」",
+        "粒粒皆辛苦",
+    ]
+
+
+def test_poems_are_stored_with_their_sentences_and_words(run):
+    vocabulary = vocabularies.load(run.vocabulary)
+    texts, unknown = {}, 0
+    for text in poems():
+        texts[tuple(vocabulary.encode(text))] = text
+    for tokens, sentence_starts, word_starts in documents(run):
+        text = texts.pop(tuple(tokens.tolist()))
+        unknown += np.count_nonzero(tokens == vocabulary.unk_id)
+
+        def parts(starts, tokens=tokens):
+            ends = [*starts[1:], len(tokens)]
+            return [vocabulary.decode(tokens[a:b]).replace(" ", "") for a, b in zip(starts, ends, strict=True)]
+
+        if "[UNK]" in vocabulary.decode(tokens):
+            continue
+        if not isinstance(vocabulary, vocabularies.SentencePiece):  # Whose pieces may reach over an end.
+            assert parts(sentence_starts) == sentences.split(text)
+        if isinstance(vocabulary, vocabularies.WordPiece):
+            assert parts(word_starts) == list(filter(None, halves(text)))
+    assert not texts and unknown < 300
+
+
+def test_wordpiece_is_of_single_characters_and_bytes_a_token_are_printed(run, capsys, tmp_path):
+    vocabulary = vocabularies.load(run.vocabulary)
+    again = dataclasses.replace(run, data=dataclasses.replace(run.data, cache_dir=str(tmp_path)))
+    prepare.prepare(again, show_progress=False)
+    splits = cache.open_source(str(tmp_path), "poems").splits.values()
+    ratio = sum(split.num_bytes for split in splits) / sum(split.num_tokens for split in splits)
+    assert f" {ratio:.2f} bytes a token" in capsys.readouterr().out
+    if run.vocabulary.spec.startswith("wordpiece"):
+        assert all(len(token) == 1 for token in vocabulary.table["tokens"][5:])
+        assert 2.9 < ratio < 3.1
+    else:
+        assert ratio > 1.5
+
+
+def words_of(example, vocabulary):
+    """Where the words of a row lie, and for each stretch between special tokens what they are."""
+    starts = np.zeros(len(example["tokens"]), np.bool_)
+    starts[example["word_starts"]] = True
+    special = np.isin(example["tokens"], [BERT["cls"], BERT["sep"], BERT["pad"]])
+    begins = starts | special | np.insert(special[:-1], 0, True)
+    spans = np.split(np.arange(len(begins)), np.flatnonzero(begins)[1:])
+    stretches = itertools.groupby(spans, lambda span: bool(special[span[0]]))
+    texts = [
+        [vocabulary.decode(example["tokens"][span]).replace(" ", "") for span in of]
+        for is_special, of in stretches
+        if not is_special
+    ]
+    return [span for span in spans if not special[span[0]]], texts
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_words_of_the_segmenter_are_masked_together(prepared, make_run, layout):
+    run = prepared("wordpiece", make_run)
+    run = dataclasses.replace(run, data=dataclasses.replace(run.data, layout=LAYOUTS[layout]))
+    vocabulary, opened = vocabularies.load(run.vocabulary), reader.Reader(run)
+    known = "".join("|" + "|".join(filter(None, halves(text))) for text in poems()) + "|"
+    rows, several = opened._layout("train", "poems", run.data.length), 0
+    for item in range(40):
+        row = rows.example(item, np.random.default_rng(item))
+        spans, stretches = words_of(row, vocabulary)
+        for words in stretches:  # The first and the last may be cut.
+            if len(words) > 2 and "[UNK]" not in "".join(words):
+                assert "|" + "|".join(words[1:-1]) + "|" in known
+        made = opened.objective(row, np.random.default_rng(item))
+        masked = set(made["target_positions"][made["target_weights"] > 0].tolist())
+        for span in map(set, map(np.ndarray.tolist, spans)):
+            assert span <= masked or not span & masked
+            several += len(span) > 1 and span <= masked
+    assert several > 40
+
+
+def test_without_a_segmenter_each_character_is_a_word(prepared, make_run):
+    """Of a vocabulary of single characters; so words of two, above, are the segmenter's."""
+    vocabulary = vocabularies.load(prepared("wordpiece", make_run).vocabulary)
+    assert vocabulary.word_initial[vocabulary.encode(poems()[0])].all()
+
+
+def test_the_cache_has_words_only_where_there_is_a_segmenter(prepared, make_run, tmp_path):
+    run = prepared("bpe", make_run)
+    plain = dataclasses.replace(run, data=dataclasses.replace(run.data, cache_dir=str(tmp_path), segmenters={}))
+    prepare.prepare(plain, show_progress=False)
+    source = cache.open_source(str(tmp_path), "poems")
+    assert source.segmenter is None and not source.splits["train"].has_words
+    assert not list(tmp_path.glob("*/*/words.npy"))
+    vocabulary = vocabularies.load(run.vocabulary)
+    assert prepare.identity(plain, "poems", vocabulary) != prepare.identity(run, "poems", vocabulary)
+    reader.Reader(plain)
+    for asked, there in ((run, plain), (plain, run)):
+        mixed = dataclasses.replace(asked, data=dataclasses.replace(asked.data, cache_dir=there.data.cache_dir))
+        with pytest.raises(UserError, match=r"segmenters has .* for 'poems', the cache was made with"):
+            reader.Reader(mixed)
+    with pytest.raises(UserError, match="segmenters names 'poem': did you mean 'poems'"):
+        config.from_dict(
+            config.to_dict(dataclasses.replace(run, data=dataclasses.replace(run.data, segmenters={"poem": SEGMENTER})))
+        )
+    assert config.from_dict(config.to_config_dict(run)) == run
+
+
+@given(words=st.lists(st.text("ab中文。 ", min_size=1, max_size=3), max_size=8))
+def test_cuts_join_to_the_text(words):
+    text = "".join(words)
+    cuts = segmenters.boundaries(text, [word.strip() for word in words], "x")
+    found = [text[a:b].strip() for a, b in itertools.pairwise([0, *cuts, len(text)])]
+    assert [word for word in found if word] == [word.strip() for word in words if word.strip()]
+
+
+def test_segmenters_that_do_not_fit_are_told():
+    assert segmenters.load(SEGMENTER)("白日依山盡。 黃河") == [2, 4, 5, 6]
+    assert segmenters.load("tests.data.test_chinese:everything")(" 白日 ") == []
+    for name in ("nowhere.at_all:cut", "json:nothing", "json", ""):
+        with pytest.raises(UserError, match="give module:function of Python"):
+            segmenters.load(name)
+    with pytest.raises(UserError, match="gives '黃河' where the text goes on '白日依山盡'"):
+        segmenters.boundaries("白日依山盡", ["黃河"], "x")
+    with pytest.raises(UserError, match="the segmenter x leaves out '依山盡'"):
+        segmenters.boundaries("白日依山盡", ["白日"], "x")

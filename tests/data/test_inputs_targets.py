@@ -1,0 +1,276 @@
+"""Sources of examples: from files and seqio's tasks through the cache to the rows that the reader gives."""
+
+import dataclasses
+import itertools
+import json
+import re
+
+import numpy as np
+import pytest
+
+from plm_jax import config, objectives
+from plm_jax.data import cache, inputs_targets, prepare, reader, tasks
+from plm_jax.errors import UserError
+from tests.training.tiny import TEXT
+
+EOS, PAD = 256, 257
+WORDS = TEXT.split()
+IDS = {"eos": EOS, "pad": PAD, "bos": 258, "mask": 259, "sentinels": 8}
+SPANS = objectives.SpanCorruption()
+
+
+def write_examples(path, count=120, seed=0):
+    """Rows with a word and its upper case; half of the words are two."""
+    rng = np.random.default_rng(seed)
+    with open(path, "w", encoding="utf-8") as file:
+        for number in range(count):
+            word = " ".join(rng.choice(WORDS, 1 + number % 2))
+            file.write(json.dumps({"word": f"{word} {number}", "tags": [word.upper()]}) + "\n")
+
+
+@pytest.fixture
+def run(make_run, tmp_path):
+    """`run(objective, length, **examples)`: texts and examples, mixed one to two."""
+    write_examples(tmp_path / "up.jsonl")
+    (tmp_path / "text.txt").write_text("\n".join(" ".join(WORDS[i % 19 :]) for i in range(60)))
+
+    def make(objective=SPANS, length=24, sources=("text", "up"), layout=(), **fields):
+        made = make_run("a", vocab_size=272, objective=objective, **IDS)
+        every = {
+            "text": config.TextFiles(str(tmp_path / "text.txt"), document="line"),
+            "up": config.JsonLinesExamples(str(tmp_path / "up.jsonl"), "upper: {word}", "{tags[0]}"),
+        }
+        data = dataclasses.replace(
+            made.data,
+            sources={name: every[name] for name in sources},
+            mixture={name: rate for name, rate in (("text", 1.0), ("up", 2.0)) if name in sources},
+            length=length,
+            validation_fraction=0.1,
+            examples=config.Examples(**fields),
+            layout=config.Blocks(**dict(layout)),
+        )
+        made = dataclasses.replace(made, data=data)
+        assert config.from_dict(config.to_config_dict(made)) == config.from_dict(config.to_dict(made)) == made
+        return made
+
+    return make
+
+
+@pytest.fixture
+def prepared(run):
+    def make(*args, **kwargs):
+        made = run(*args, **kwargs)
+        prepare.prepare(made, show_progress=False)
+        return made, reader.Reader(made)
+
+    return make
+
+
+def wanted(tmp_path):
+    """(inputs, targets) of all examples, as bytes."""
+    rows = [json.loads(line) for line in (tmp_path / "up.jsonl").read_text().splitlines()]
+    return [(f"upper: {row['word']}".encode(), row["tags"][0].encode()) for row in rows]
+
+
+def pieces(row):
+    """(inputs, targets) of each example of an encoder-decoder's row, as bytes."""
+    numbers = row.get("segment_ids", row["mask"])
+    of_targets = row.get("decoder_segment_ids", row["target_weights"].astype(int))
+    for number in range(1, numbers.max() + 1):
+        parts = row["tokens"][numbers == number], row["targets"][of_targets == number]
+        assert all(part[-1] == EOS for part in parts)
+        yield tuple(bytes(part[:-1].astype(np.uint8)) for part in parts)
+
+
+def test_the_cache_holds_inputs_and_targets_and_parts_them_by_the_inputs(prepared, tmp_path):
+    made, _ = prepared()
+    source = cache.open_source(made.data.cache_dir, "up")
+    assert source.has_examples and not cache.open_source(made.data.cache_dir, "text").has_examples
+    everything = set()
+    for name, split in source.splits.items():
+        assert len(split.sentences) == 2 * split.num_documents
+        for (start, stop), cut in zip(itertools.pairwise(split.documents), split.sentences[1::2], strict=True):
+            parts = tuple(bytes(split.tokens(a, b).astype(np.uint8)) for a, b in ((start, cut), (cut, stop)))
+            assert prepare.held_out(parts[0].decode(), 0.1) == (name == "validation")
+            everything.add(parts)
+        assert split.num_bytes == split.num_tokens
+    assert everything == set(wanted(tmp_path))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("target_length", [None, 12])
+def test_texts_and_examples_share_a_batch(prepared, tmp_path, packed, target_length):
+    made, opened = prepared(length=30, target_length=target_length, packed=packed)
+    blank = reader.blank_batch(made, 30)
+    batch = opened.batch(0, range(12))
+    assert {name: (value.shape[1:], value.dtype) for name, value in batch.items()} == {
+        name: (value.shape[1:], value.dtype) for name, value in blank.items()
+    }
+    assert batch["targets"].shape[1] == (target_length or SPANS.target_length(30))
+    assert ("segment_ids" in batch) == packed
+    limit = batch["targets"].shape[1] - 1
+    known, of_examples = {(inputs[:29], targets[:limit]) for inputs, targets in wanted(tmp_path)}, 0
+    for k in range(300):
+        row = opened.example(k)
+        if row["targets"][0] < EOS:  # A text's begin with a sentinel.
+            found = list(pieces(row))
+            assert set(found) <= known
+            of_examples += 1
+        elif packed:
+            assert set(row["segment_ids"].tolist()) <= {0, 1}
+    assert abs(of_examples - 200) <= 1
+
+
+@pytest.mark.parametrize(("length", "target_length", "packed"), [(24, 8, False), (64, 20, True), (40, 9, True)])
+def test_each_epoch_and_the_validation_have_every_example_once(
+    prepared, tmp_path, monkeypatch, length, target_length, packed
+):
+    monkeypatch.setattr(inputs_targets, "BLOCK_EXAMPLES", 50)
+    _, opened = prepared(length=length, sources=["up"], target_length=target_length, packed=packed)
+    limits = length - 1, target_length - 1
+    parts = {False: [], True: []}
+    for pair in wanted(tmp_path):
+        cut = tuple(part[:limit] for part, limit in zip(pair, limits, strict=True))
+        parts[prepare.held_out(pair[0].decode(), 0.1)].append(cut)
+    order = opened._segments[0].orders["up"]
+    for epoch in range(2):
+        rows = [opened.example(k) for k in range(epoch * order.num_items, (epoch + 1) * order.num_items)]
+        found = [list(pieces(row)) for row in rows]
+        assert sorted(itertools.chain(*found)) == sorted(parts[False])
+        assert (max(map(len, found)) > 1) == packed
+    batches = list(opened.in_order("validation", 4))
+    rows = [{name: value[i] for name, value in batch.items()} for batch in batches for i in range(4)]
+    found = [list(pieces(row)) for row in rows if row["mask"].any()]
+    assert sorted(itertools.chain(*found)) == sorted(parts[True])
+    if packed:  # No row could have taken the first example of the next one; blocks of 50 end rows, too.
+        split, sizes = opened.sources["up"].splits["train"], [[], []]
+        layout = opened._layout("train", "up", length)
+        counts = inputs_targets._lengths(split, 0, split.num_documents)
+        for part in (0, 1):
+            sizes[part] = np.minimum(counts[part] + 1, (length, target_length)[part])
+        for first, last in itertools.pairwise(layout._first.tolist()):
+            assert all(
+                size[first:last].sum() <= limit for size, limit in zip(sizes, (length, target_length), strict=True)
+            )
+            if last < split.num_documents and last % 50:
+                assert any(
+                    size[first : last + 1].sum() > limit
+                    for size, limit in zip(sizes, (length, target_length), strict=True)
+                )
+
+
+@pytest.mark.parametrize("attend", [True, False])
+def test_a_decoder_reads_texts_and_examples_in_one_batch(prepared, tmp_path, attend):
+    layout = {"attend_across_documents": attend}
+    made, opened = prepared(objectives.Causal(), length=32, target_length=9, layout=layout)
+    batch, blank = opened.batch(0, range(12)), reader.blank_batch(made, 32)
+    assert batch.keys() == blank.keys()
+    assert ("segment_ids" in batch) != attend
+    known = {(inputs[:24], targets[:8]) for inputs, targets in wanted(tmp_path)}
+    seen = 0
+    for k in range(60):
+        row = opened.example(k)
+        if row["target_weights"][0] == 0 and bytes(row["tokens"][:6].astype(np.uint8)) == b"upper:":
+            at = np.flatnonzero(row["target_weights"])
+            assert row["targets"][at[-1]] == EOS
+            inputs = bytes(row["tokens"][: at[0] + 1].astype(np.uint8))
+            assert (inputs, bytes(row["targets"][at[:-1]].astype(np.uint8))) in known
+            seen += 1
+    assert abs(seen - 40) <= 1
+
+
+def test_a_run_says_how_many_examples_are_cut(prepared):
+    _, opened = prepared(length=24, target_length=8, sources=["up"])
+    (note,) = opened.notes()
+    share = re.fullmatch(r"(.*)% of the examples of 'up' are longer than a row and lose their end", note)[1]
+    split = opened.sources["up"].splits["train"]
+    inputs, targets = inputs_targets._lengths(split, 0, split.num_documents)
+    assert 0 < float(share) < 100
+    assert float(share) == pytest.approx(100 * np.mean((inputs > 23) | (targets > 7)), abs=0.051)
+    _, opened = prepared(length=64, target_length=30, sources=["up"])
+    assert opened.notes() == []
+
+
+def test_a_length_that_changes_goes_on_in_the_epoch(prepared, run, tmp_path):
+    made = run(sources=["up"], length=40, target_length=12)
+    phases = (config.Phase(until=0.1), config.Phase(until=1.0, length=30))
+    made = dataclasses.replace(made, train=dataclasses.replace(made.train, phases=phases))
+    prepare.prepare(made, show_progress=False)
+    opened = reader.Reader(made)
+    first = made.train.steps // 10 * made.train.batch_size
+    number = opened._segments[0].orders["up"].num_items
+    found = [next(iter(pieces(opened.example(k))))[0][:29] for k in range(number)]
+    held_in = [inputs for inputs, _ in wanted(tmp_path) if not prepare.held_out(inputs.decode(), 0.1)]
+    assert first < number and sorted(found) == sorted(inputs[:29] for inputs in held_in)
+
+
+def test_what_cannot_be_is_told(run, prepared):
+    def refused(match, *args, **kwargs):
+        with pytest.raises(UserError, match=match):
+            run(*args, **kwargs)
+
+    refused("objective 'full_lm' makes no rows", objectives.FullLM())
+    refused(r"set config\.data\.examples\.target_length", objectives.Causal())
+    refused("target_length is 25, with rows of 24: give 2 to 24", objectives.Causal(), target_length=25)
+    refused("target_length is 1, with rows of 24: give 2", objectives.Causal(), target_length=1)
+    refused("target_length is 4, with rows of 24: give at least", target_length=4)
+    assert run(target_length=4, sources=["up"])
+    refused("a row has one prefix", objectives.DecoderPrefixLM(), target_length=9, packed=True)
+    made, _ = prepared(target_length=9)
+    other = {"up": config.TextFiles("up.jsonl"), "text": made.data.sources["text"]}
+    with pytest.raises(UserError, match="the cache of 'up' is of another kind of source"):
+        reader.Reader(dataclasses.replace(made, data=dataclasses.replace(made.data, sources=other)))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("[1]", r"a\.jsonl:2 is no JSON object"),
+        ('{"words": "x", "tags": ["y"]}', r"a\.jsonl:2 has no field 'word': did you mean 'words'"),
+        ('{"word": "x", "tags": []}', r"a\.jsonl:2 does not fit the source's inputs and targets: "),
+    ],
+)
+def test_bad_lines_are_named(tmp_path, line, message):
+    (tmp_path / "a.jsonl").write_text('{"word": "x", "tags": ["y"]}\n' + line + "\n")
+    source = config.JsonLinesExamples(str(tmp_path / "a.jsonl"), "upper: {word}", "{tags[0]}")
+    with pytest.raises(UserError, match=message) as caught:
+        list(tasks.examples(tasks.task("a", source), "train"))
+    assert "\n" not in str(caught.value)
+
+
+def test_seqio_tasks_of_texts_and_of_tokens(tmp_path, monkeypatch):
+    """Tokens give the text that seqio keeps beside them, else what the task's vocabulary makes of them."""
+    (tmp_path / "more_tasks.py").write_text(
+        "import functools, seqio, tensorflow as tf\n"
+        "texts = {'inputs': ['say a', 'say b'], 'targets': ['A', 'B'], 'number': [1, 2]}\n"
+        "source = seqio.FunctionDataSource(lambda split, shuffle_files: tf.data.Dataset.from_tensor_slices(texts),"
+        " splits=['train', 'validation'])\n"
+        "text = seqio.Feature(seqio.PassThroughVocabulary(0), add_eos=False, dtype=tf.string, rank=0)\n"
+        "byte = seqio.Feature(seqio.ByteVocabulary())\n"
+        "tokenize = functools.partial(seqio.preprocessors.tokenize, copy_pretokenized=False)\n"
+        "for name, feature, steps in (('as_text', text, []), ('kept', byte, [seqio.preprocessors.tokenize]),\n"
+        "    ('tokens', byte, [tokenize, seqio.preprocessors.append_eos])):\n"
+        "    seqio.TaskRegistry.add('more_' + name, source=source, preprocessors=steps,\n"
+        "        output_features={'inputs': feature, 'targets': feature})\n"
+        "bare = lambda dataset: dataset.map(lambda row: {'targets': row['targets']})\n"
+        "seqio.TaskRegistry.add('more_documents', source=source, preprocessors=[bare],\n"
+        "    output_features={'targets': text})\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("as_text", "kept", "tokens"):
+        task = tasks.task("x", config.SeqioExamples(f"more_{name}", "more_tasks"))
+        found = list(tasks.examples(task, "validation"))
+        assert [(example.inputs, example.targets) for example in found] == [("say a", "A"), ("say b", "B")]
+        assert [example.row["number"] for example in found] == [1, 2]
+    with pytest.raises(UserError, match="task 'more_documents' has no feature 'inputs': "):
+        next(tasks.examples(tasks.task("x", config.SeqioExamples("more_documents", "more_tasks")), "train"))
+    with pytest.raises(UserError, match="registers no task 'more_token': did you mean 'more_tokens'"):
+        tasks.task("x", config.SeqioExamples("more_token", "more_tasks"))
+
+
+def test_a_vocabulary_is_trained_on_inputs_and_targets(run, tmp_path):
+    made = run(sources=["up"], target_length=9)
+    vocabulary = config.Vocabulary(f"words:{tmp_path}/words.txt", train_size=400, bos=0, eos=1, unk=2)
+    prepare.prepare(dataclasses.replace(made, vocabulary=vocabulary), show_progress=False)
+    words = (tmp_path / "words.txt").read_text().split()
+    assert {"upper:", "the", "THE"} <= set(words)

@@ -1,0 +1,196 @@
+"""Sweeps: which runs a file describes, that they are trained, evaluated and left alone, and what is said of them."""
+
+import json
+import pathlib
+import runpy
+
+import pytest
+
+from plm_jax import config, objectives
+from plm_jax.data.reader import blank_batch
+from plm_jax.errors import UserError
+from plm_jax.evaluation import sweep
+from plm_jax.evaluation.comparison import table
+from tests.training import tiny as tiny_config
+
+DEMO = pathlib.Path(__file__).parents[2] / "configs" / "ablations" / "objectives_demo.py"
+SWEEP = """
+from plm_jax import config
+
+base = "{base}"
+
+def overrides():
+    yield "bad", {{"train.steps": 2, "train.init_from": "nowhere"}}
+    yield "good", {{"train.steps": {steps}, "evaluation": config.Evaluation(batch_size=8)}}
+    {more}
+"""
+
+
+def write(folder, base, steps=2, more="") -> str:
+    """A sweep's file over `tiny.py`."""
+    path = folder / "sweep.py"
+    path.write_text(SWEEP.format(base=base, steps=steps, more=more))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def swept(tiny, verb, tmp_path_factory):
+    """A sweep of a run that fails and one that does not: its folder, and how the verb ended."""
+    folder = tmp_path_factory.mktemp("sweep")
+    path = write(folder, tiny / "tiny.py")
+    return folder, verb("sweep", f"--sweep={path}", f"--workdir={folder / 'runs'}")
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The verbs that a sweep in this process calls, without calling them: all fail."""
+    found = []
+
+    def call(verb, *flags):
+        found.append((verb, pathlib.Path(flags[-1]).name))
+        return "no more"
+
+    monkeypatch.setattr(sweep, "_call", call)
+    return found
+
+
+def test_a_failure_is_reported_and_stops_no_other(swept):
+    folder, finished = swept
+    assert finished.status == 2
+    # What the runs say is heard, an error too.
+    of_run, error = finished.errors
+    assert error.startswith("error: 1 of 2 runs failed (bad: ") and of_run.removeprefix("error: ") in error
+    assert "nowhere does not exist" in of_run
+    assert "== 2/2 good finished" in finished.err
+    bad, good = json.loads((folder / "runs" / "sweep.json").read_text())
+    assert (bad["name"], good["name"]) == ("bad", "good")
+    assert (bad["error"], good["error"]) == (of_run.removeprefix("error: "), None)
+    assert good["overrides"]["evaluation"]["batch_size"] == 8
+    (row,) = map(json.loads, (folder / "runs" / "good" / "evaluation.jsonl").read_text().splitlines())
+    assert row["step"] == 2
+    assert good["metrics"] == {key: value for key, value in row.items() if key != "step"}
+    seconds = [json.loads(line) for line in (folder / "runs" / "good" / "metrics.jsonl").read_text().splitlines()]
+    assert good["training_minutes"] == pytest.approx(sum(r.get("train/step_seconds", 0) for r in seconds) / 60)
+    made = (folder / "runs" / "table.md").read_text()
+    assert made == table([bad, good])
+    assert finished.out.endswith(made)
+    assert "| bad | failed: " in made
+
+
+def test_run_again_only_what_failed_is_tried(swept, calls, capsys):
+    folder, _ = swept
+    before = (folder / "runs" / "good" / "config.json").read_text()
+    with pytest.raises(UserError, match=r"1 of 2 runs failed \(bad: no more\)"):
+        sweep.run(str(folder / "sweep.py"), str(folder / "runs"))
+    assert calls == [("pretrain", "bad")]
+    said = capsys.readouterr()
+    assert "2 runs, 1 of them finished before" in said.err
+    assert "| good | a/real_loss |" in said.out
+    assert (folder / "runs" / "good" / "config.json").read_text() == before
+
+
+def test_another_config_in_the_place_of_a_run_is_told_and_left(swept, calls, tiny, tmp_path):
+    folder, _ = swept
+    path = write(tmp_path, tiny / "tiny.py", steps=3)
+    with pytest.raises(UserError, match=r"holds a run of another config \(train.steps was 2 and is 3\): delete it"):
+        sweep.run(path, str(folder / "runs"))
+    assert ("pretrain", "good") not in calls
+    assert json.loads((folder / "runs" / "good" / "config.json").read_text())["config"]["train"]["steps"] == 2
+
+
+def test_a_run_without_its_evaluation_is_not_finished(swept, calls, tmp_path):
+    folder, _ = swept
+    _, member = sweep.members(str(folder / "sweep.py"), str(folder / "runs"))
+    assert sweep._is_finished(member)
+    log = pathlib.Path(member.workdir) / "evaluation.jsonl"
+    rows = log.read_text()
+    log.write_text(rows.replace('"step": 2', '"step": 1'))
+    assert not sweep._is_finished(member)
+    log.write_text(rows)
+
+
+def test_a_run_directory_is_a_config(swept):
+    folder, _ = swept
+    _, member = sweep.members(str(folder / "sweep.py"), str(folder / "runs"))
+    assert config.from_dict(sweep.get_config(member.workdir)) == member.run
+
+
+def test_mistakes_on_the_command_line_are_one_line(verb, tmp_path):
+    sweep_file = f"--sweep={tmp_path}/none.py"
+    for flags, said in (
+        (["--launcher=slurm", sweep_file, f"--workdir={tmp_path}"], "--launcher=slurm"),
+        ([sweep_file], "--workdir is missing"),
+        ([sweep_file, f"--workdir={tmp_path}", "--seeds=0,one"], "--seeds is 0,one: give integers"),
+    ):
+        finished = verb("sweep", *flags)
+        assert finished.status == 2
+        (error,) = finished.errors
+        assert said in error
+
+
+def test_seeds_have_directories_of_their_own(tiny, tmp_path):
+    path = write(tmp_path, tiny / "tiny.py", more='yield "warm", {"train.init_from": "good"}')
+    found = sweep.members(path, str(tmp_path), (1, 5))
+    # The config's own seed is 1.
+    names = ["bad", "good", "warm", "bad-seed5", "good-seed5", "warm-seed5"]
+    assert [pathlib.Path(member.workdir).name for member in found] == names
+    assert [member.run.train.seed for member in found] == [1, 1, 1, 5, 5, 5]
+    assert [member.name for member in found] == ["bad", "good", "warm"] * 2
+    # An earlier run of the same seed; other paths are those of the base.
+    assert [found[i].run.train.init_from for i in (2, 5)] == [found[1].workdir, found[4].workdir]
+    assert found[0].run.train.init_from == str(tiny / "nowhere")
+    assert found[0].run.data.cache_dir == str(tiny / "cache")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ('yield "a", {"train.stepz": 1}', "run 'a' of .*: there is no field config.train.stepz: did you mean 'steps'"),
+        ('yield "a", {"trane.steps": 1}', "there is no field config.trane: did you mean 'train'"),
+        ('yield "a", {"train.steps.x": 1}', "there is no field config.train.steps.x: it is in no section"),
+        ('yield "a", {"train.steps": "one"}', "config.train.steps is 'one': give an integer"),
+        ('yield "a/b", {}', "a run 'a/b': give a name"),
+        ('yield "a", {}; yield "a", {}', "two runs 'a'"),
+        ("yield from ()", "has no run"),
+    ],
+)
+def test_a_mistake_in_the_file_is_one_line(tiny, tmp_path, overrides, said):
+    path = tmp_path / "sweep.py"
+    path.write_text(f'base = "{tiny}/tiny.py:plain"\ndef overrides():\n    {overrides}\n')
+    with pytest.raises(UserError, match=said):
+        sweep.members(str(path), str(tmp_path))
+
+
+def test_a_file_of_something_else_is_told(tiny, tmp_path):
+    with pytest.raises(UserError, match="there is no such file"):
+        sweep.members(str(tmp_path / "none.py"), str(tmp_path))
+    with pytest.raises(UserError, match="has no `base`"):
+        sweep.members(str(tiny / "tiny.py"), str(tmp_path))
+    with pytest.raises(UserError, match="give each seed once"):
+        sweep.members(write(tmp_path, tiny / "tiny.py"), str(tmp_path), (2, 2))
+
+
+def test_a_section_may_come_from_another_run(tiny, tmp_path):
+    path = tmp_path / "sweep.py"
+    path.write_text(
+        f'import runpy\nbase = "{tiny}/tiny.py:plain"\nRUNS = runpy.run_path("{tiny}/tiny.py")["RUNS"]\n'
+        'def overrides():\n    yield "electra", {**vars(RUNS["electra"]), "train.steps": 9}\n'
+    )
+    (member,) = sweep.members(str(path), str(tmp_path))
+    assert member.run.model == tiny_config.ELECTRA and member.run.train.steps == 9
+
+
+def test_the_demo_has_every_objective_in_runs_that_fit():
+    found = sweep.members(str(DEMO), "/runs", (0, 1, 2))
+    assert {member.run.objective.kind for member in found} == set(objectives.KINDS)
+    noises = {run.objective.noise.kind for run in (m.run for m in found) if run.objective.kind == "denoising"}
+    assert noises == {"infilling", "masking", "deletion", "none"}
+    tasks = {member.run.data.layout.task for member in found if member.run.data.layout.kind == "sentence_pairs"}
+    assert tasks == {"next_sentence", "sentence_order"}
+    models = {member.workdir: member.run.model for member in found}
+    for member in found[: len(found) // 3]:
+        batch = blank_batch(member.run, member.run.data.length)
+        assert all(len(leaf) == 1 for leaf in batch.values())
+        # What has the same architecture as a demo begins with its weights, but the demo itself.
+        source = member.run.train.init_from
+        assert source in models or member.name in runpy.run_path(str(DEMO))["DEMO"]["RUNS"]

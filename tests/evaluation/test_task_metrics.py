@@ -1,0 +1,163 @@
+"""Tasks' own metrics, from answers and from log-likelihoods."""
+
+import collections
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from plm_jax import config, objectives
+from plm_jax.data import prepare
+from plm_jax.errors import UserError
+from plm_jax.evaluation import task_metrics
+from plm_jax.evaluation.language_model import LanguageModel
+from plm_jax.models import registry
+from tests.training import tiny
+
+MODULE = """
+import seqio, tensorflow as tf
+
+ROWS = {split: {"inputs": [f"{split} {i}" for i in range(n)], "targets": [str(i % 3) for i in range(n)],
+                "number": list(range(n))} for split, n in {"train": 4, "validation": 11, "test": 3}.items()}
+SEEN = {}
+
+def postprocess(text, example, is_target):
+    return (text, int(example["number"]), is_target)
+
+def of_answers(targets, predictions):
+    SEEN.setdefault("answers", []).append((targets, predictions))
+    same = [t[0] == p[0] for t, p in zip(targets, predictions)]
+    return {"same": seqio.metrics.Scalar(sum(same)), "never": float("nan"), "words": "none"}
+
+def of_scores(targets, scores):
+    SEEN["scores"] = targets, scores
+    return {"total": sum(scores)}
+
+def aux(targets, predictions, aux_values):
+    return {}
+
+source = seqio.FunctionDataSource(
+    lambda split, shuffle_files: tf.data.Dataset.from_tensor_slices(ROWS[split]), splits=list(ROWS))
+text = seqio.Feature(seqio.PassThroughVocabulary(0), add_eos=False, dtype=tf.string, rank=0)
+for name, functions in {"both": [of_answers, of_scores], "none": [], "aux": [aux]}.items():
+    seqio.TaskRegistry.add("measured_" + name, source=source, preprocessors=[], postprocess_fn=postprocess,
+                           metric_fns=functions, output_features={"inputs": text, "targets": text})
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """The tasks' module, registered once in a session."""
+    import importlib
+
+    path = tmp_path / "measured_tasks.py"
+    path.write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = importlib.import_module("measured_tasks")
+    found.SEEN.clear()
+    return found
+
+
+def run_of(objective=objectives.SpanCorruption(), model=tiny.T5, target_length=6):  # noqa: B008
+    sources = {name: config.SeqioExamples(f"measured_{name}", "measured_tasks") for name in ("both", "none", "aux")}
+    data = dataclasses.replace(
+        tiny.PLAIN.data, length=24, sources=sources, examples=config.Examples(target_length=target_length)
+    )
+    evaluation = config.Evaluation(batch_size=4)
+    return dataclasses.replace(tiny.PLAIN, model=model, objective=objective, data=data, evaluation=evaluation)
+
+
+def language_model(run):
+    rng = np.random.default_rng(1)
+    params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), registry.shapes(run.model))
+    special = {"eos_token_id": 256, "pad_token_id": 257}
+    if run.model.kind == "decoder":
+        special = {"eos_token_id": 256}
+    return LanguageModel(run.model, params, run=run, vocabulary_spec="bytes", special_ids=special)
+
+
+KINDS = {
+    "t5": (objectives.SpanCorruption(), tiny.T5),
+    "gpt2": (objectives.Causal(), tiny.MODEL),
+    "prefix": (objectives.DecoderPrefixLM(), tiny.MODEL),
+}
+
+
+def full_pass(lm, kind):
+    """`logits(text, said)`: after the text and each of the tokens said, the scores of the next; one pass, no cache."""
+    apply = jax.jit(lambda **inputs: lm.model.apply({"params": lm.params}, **inputs))
+
+    def row(tokens, length):
+        return np.array([[*tokens, *[0] * (length - len(tokens))]])
+
+    def logits(text, said):
+        prompt = list(text.encode())
+        if kind == "t5":
+            mask = row([1] * (len(prompt) + 1), 24)
+            given = {"decoder_tokens": row([257, *said], 8)}
+            return apply(tokens=row([*prompt, 256], 24), mask=mask, **given)[0, : len(said) + 1]
+        prefix = {"prefix_lengths": np.array([len(prompt)])} if kind == "prefix" else {}
+        found = apply(tokens=row([*prompt, *said], 32), **prefix)[0]
+        return found[len(prompt) - 1 : len(prompt) + len(said)]
+
+    return logits
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_metrics_get_answers_and_log_likelihoods(kind, module):
+    run = run_of(*KINDS[kind])
+    lm = language_model(run)
+    found = task_metrics.evaluate(lm, run, "both", show_progress=False)
+    rows, logits = module.ROWS["validation"], full_pass(lm, kind)
+    targets, scores = module.SEEN["scores"]
+    (of_answers, answers), (_, constant) = module.SEEN["answers"]
+    assert targets == of_answers == [(text, i, True) for i, text in enumerate(rows["targets"])]
+    texts = zip(rows["inputs"], rows["targets"], scores, answers, strict=True)
+    for text, target, score, (answer, _, is_target) in texts:
+        of_target = [*target.encode(), 256]
+        log_p = np.asarray(jax.nn.log_softmax(logits(text, of_target[:-1])))
+        np.testing.assert_allclose(score, sum(log_p[i, token] for i, token in enumerate(of_target)), rtol=1e-4)
+        said = []
+        while len(said) < 6 and (token := int(np.argmax(logits(text, said)[-1, : lm.vocabulary.vocab_size]))) != 256:
+            said.append(token)
+        assert (answer, is_target) == (lm.vocabulary.decode(said), False)
+    assert found["total"] == pytest.approx(sum(scores))
+    assert found["examples"] == 11
+    assert constant == [("0", i, False) for i in range(11)]
+    assert found["most_frequent_same"] == collections.Counter(rows["targets"])["0"] == 4
+    assert not {"never", "words", "most_frequent_never"} & found.keys()
+
+
+def test_splits_and_mistakes(module, tmp_path):
+    run = run_of()
+    lm = language_model(run)
+    assert task_metrics.evaluate(lm, run, "both:test", show_progress=False)["examples"] == 3
+    with pytest.raises(UserError, match="task 'measured_none' has no metric_fns"):
+        task_metrics.evaluate(lm, run, "none")
+    with pytest.raises(UserError, match="task 'measured_aux' has a metric of aux_values"):
+        task_metrics.evaluate(lm, run, "aux")
+    with pytest.raises(UserError, match="no split 'tests': did you mean 'test'"):
+        task_metrics.evaluate(lm, run, "both:tests")
+    with pytest.raises(UserError, match="there is no task 'booth': did you mean 'both'"):
+        task_metrics.evaluate(lm, run, "booth")
+    with pytest.raises(UserError, match="the model is of kind 'decoder', the config trains 'encoder_decoder'"):
+        task_metrics.evaluate(language_model(run_of(*KINDS["gpt2"])), run, "both")
+
+
+def test_files_are_measured_on_what_prepare_holds_out(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"inputs": str(i), "targets": "ab"[i % 2]}) + "\n" for i in range(60)))
+    run = run_of()
+    data = dataclasses.replace(run.data, sources={"a": config.JsonLinesExamples(str(path))}, validation_fraction=0.3)
+    run = dataclasses.replace(run, data=data)
+    lm = language_model(run)
+    held_out = sum(prepare.held_out(str(i), 0.3) for i in range(60))
+    assert 5 < held_out < 40
+    assert task_metrics.evaluate(lm, run, "a", show_progress=False)["examples"] == held_out
+    found = task_metrics.evaluate(lm, run, "a:train", show_progress=False)
+    assert found["examples"] == 60 - held_out and 0.5 <= found["most_frequent_accuracy"] < 0.8
+    without = dataclasses.replace(run, data=dataclasses.replace(data, validation_fraction=0.0))
+    with pytest.raises(UserError, match="'a' has no examples"):
+        task_metrics.evaluate(lm, without, "a")

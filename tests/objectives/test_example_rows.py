@@ -1,0 +1,205 @@
+"""Rows of examples: written out, against seqio's feature converters, and as properties."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plm_jax import objectives
+from plm_jax.errors import UserError
+
+T5 = objectives.Special(pad=0, eos=1, sentinels=(99, 98, 97, 96), vocab_size=100)
+BART = objectives.Special(pad=1, bos=0, eos=2, mask=9, vocab_size=100)
+GPT = objectives.Special(eos=1, vocab_size=100)
+SPANS = objectives.SpanCorruption()
+
+
+def rows(objective=SPANS, special=T5, target_length=None, segmented=False):
+    return objectives.example_rows(objective, special, target_length, segmented)
+
+
+def plain(row):
+    return {name: value.tolist() for name, value in row.items()}
+
+
+def test_an_example_of_t5_has_eos_after_inputs_and_targets():
+    assert plain(rows(target_length=4).row([([11, 12, 13], [21, 22])], 6)) == {
+        "tokens": [11, 12, 13, 1, 0, 0],
+        "mask": [1, 1, 1, 1, 0, 0],
+        "decoder_tokens": [0, 21, 22, 1],
+        "targets": [21, 22, 1, 0],
+        "target_weights": [1, 1, 1, 0],
+    }
+
+
+def test_what_is_too_long_loses_its_end_but_not_eos():
+    made = rows(target_length=2).row([([11, 12, 13, 14], [21, 22])], 3)
+    assert made["tokens"].tolist() == [11, 12, 1]
+    assert made["targets"].tolist() == [21, 1] and made["decoder_tokens"].tolist() == [0, 21]
+
+
+def test_packed_examples_of_t5_are_numbered_and_each_begins_anew():
+    made = rows(target_length=6, segmented=True).row([([11], [21, 22]), ([], [31])], 5)
+    assert plain(made) == {
+        "tokens": [11, 1, 1, 0, 0],
+        "mask": [1, 1, 1, 0, 0],
+        "segment_ids": [1, 1, 2, 0, 0],
+        "decoder_tokens": [0, 21, 22, 0, 31, 1],
+        "targets": [21, 22, 1, 31, 1, 0],
+        "target_weights": [1, 1, 1, 1, 1, 0],
+        "decoder_segment_ids": [1, 1, 1, 2, 2, 0],
+        "decoder_positions": [0, 1, 2, 0, 1, 0],
+    }
+
+
+def test_beside_denoising_both_parts_have_bos_and_the_decoder_begins_with_eos():
+    assert plain(rows(objectives.Denoising(), BART, 5).row([([11, 12], [21])], 5)) == {
+        "tokens": [0, 11, 12, 2, 1],
+        "mask": [1, 1, 1, 1, 0],
+        "decoder_tokens": [2, 0, 21, 2, 1],
+        "targets": [0, 21, 2, 1, 1],
+        "target_weights": [1, 1, 1, 0, 0],
+    }
+
+
+def test_a_decoder_is_asked_for_targets_and_eos_alone():
+    causal = rows(objectives.Causal(), GPT, 3)
+    assert plain(causal.row([([11, 12, 13], [21, 22])], 7)) == {
+        "tokens": [11, 12, 13, 21, 22, 0, 0],
+        "targets": [12, 13, 21, 22, 1, 0, 0],
+        "target_weights": [0, 0, 1, 1, 1, 0, 0],
+    }
+    prefix = rows(objectives.DecoderPrefixLM(), GPT, 3).row([([11, 12, 13], [21, 22])], 7)
+    assert prefix.pop("prefix_lengths") == 3
+    assert plain(prefix) == plain(causal.row([([11, 12, 13], [21, 22])], 7))
+    # Of seven places three are for targets and eos, whose last is read by none.
+    full = causal.row([(list(range(11, 20)), [21, 22, 23, 24])], 7)
+    assert full["tokens"].tolist() == [11, 12, 13, 14, 15, 21, 22]
+    assert full["targets"].tolist() == [12, 13, 14, 15, 21, 22, 1]
+    assert causal.prompt(list(range(11, 20)), 7) == [11, 12, 13, 14, 15]
+    assert plain(causal.row([([], [21])], 3)) == {
+        "tokens": [1, 21, 0],
+        "targets": [21, 1, 0],
+        "target_weights": [1, 1, 0],
+    }
+
+
+def test_packed_examples_of_a_decoder():
+    made = rows(objectives.Causal(), GPT, 3, segmented=True).row([([11, 12], [21]), ([13], [22, 23])], 7)
+    assert plain(made) == {
+        "tokens": [11, 12, 21, 13, 22, 23, 0],
+        "targets": [12, 21, 1, 22, 23, 1, 0],
+        "target_weights": [0, 1, 1, 1, 1, 1, 0],
+        "segment_ids": [1, 1, 1, 2, 2, 2, 0],
+        "positions": [0, 1, 2, 0, 1, 2, 0],
+    }
+
+
+TOKENS = st.lists(st.integers(10, 90), max_size=12)
+
+
+@pytest.mark.parametrize(
+    ("objective", "special", "target_length"),
+    [
+        (SPANS, T5, 7),
+        (objectives.Denoising(), BART, 7),
+        (objectives.Causal(), GPT, 5),
+        (objectives.DecoderPrefixLM(), GPT, 5),
+    ],
+    ids=lambda value: getattr(value, "kind", None),
+)
+@given(inputs=TOKENS, targets=TOKENS)
+def test_sizes_are_those_of_the_row(objective, special, target_length, inputs, targets):
+    of = rows(objective, special, target_length, segmented=not isinstance(objective, objectives.DecoderPrefixLM))
+    made, counts = of.row([(inputs, targets)], 10), (np.array([len(inputs)]), np.array([len(targets)]))
+    encoder, decoder = (int(size[0]) for size in of.sizes(*counts, 10))
+    if isinstance(objective, objectives.Causal):
+        used = len(inputs[: 10 + 1 - 5]) or 1
+        assert encoder == decoder == used + len(targets[:4])
+        assert made["target_weights"].sum() == len(targets[:4]) + 1
+        assert made["tokens"][:used].tolist() == of.prompt(inputs, 10)
+    else:
+        assert (encoder, decoder) == (made["mask"].sum(), made["target_weights"].sum())
+        assert made["tokens"][:encoder].tolist() == of.prompt(inputs, 10)
+    kept = of.prompt(inputs, 10), made["targets"][made["target_weights"] > 0].tolist()
+    whole = all(
+        [token for token in part if token >= 10] == text for part, text in zip(kept, (inputs, targets), strict=True)
+    )
+    assert bool(of.are_cut(*counts, 10)[0]) == (not whole)
+
+
+@pytest.mark.parametrize("target_length", [None, 40])
+@pytest.mark.parametrize("segmented", [False, True])
+@pytest.mark.parametrize(
+    ("objective", "special"),
+    [(SPANS, T5), (objectives.PrefixLM(), T5), (objectives.Denoising(permute_sentences=0.0), BART)],
+    ids=lambda value: getattr(value, "kind", ""),
+)
+def test_rows_of_texts_get_the_keys_and_shapes_of_rows_of_examples(objective, special, target_length, segmented):
+    of, bound = rows(objective, special, target_length, segmented), objectives.Objective(objective, special)
+    text = bound({"tokens": np.arange(10, 10 + bound.input_length(24))}, np.random.default_rng(0))
+    aligned, example = of.align(text), of.row([([11], [21])], 24)
+    shapes = [{name: (value.shape, value.dtype) for name, value in row.items()} for row in (aligned, example)]
+    assert shapes[0] == shapes[1]
+    num = len(text["targets"])
+    for name, value in text.items():
+        np.testing.assert_array_equal(aligned[name][: len(value)], value)
+    assert aligned["target_weights"].sum() == text["target_weights"].sum()
+    assert (aligned["targets"][num:] == special.pad).all()
+    if segmented:
+        np.testing.assert_array_equal(aligned["segment_ids"], text["mask"])
+        assert aligned["decoder_segment_ids"].tolist() == [1] * num + [0] * (len(aligned["targets"]) - num)
+
+
+def test_a_row_of_a_decoder_text_is_one_segment():
+    of = rows(objectives.Causal(), GPT, 4, segmented=True)
+    text = objectives.get("causal", GPT)({"tokens": np.arange(10, 19)}, np.random.default_rng(0))
+    assert of.align(text).keys() == of.row([([11], [21])], 8).keys()
+    assert set(of.align(text)["segment_ids"].tolist()) == {1}
+    assert of.align(text)["positions"].tolist() == list(range(8))
+
+
+@pytest.mark.parametrize("special", [objectives.Special(pad=0), objectives.Special(eos=1)])
+def test_special_ids_that_lack_are_named(special):
+    with pytest.raises(UserError, match=r"set config\.vocabulary\.eos"):
+        rows(objectives.Denoising(), special)
+    if special.eos is None:
+        with pytest.raises(UserError, match=r"set config\.vocabulary\.eos"):
+            rows(objectives.Causal(), special, 4)
+
+
+EXAMPLES = [([11, 12, 13], [21, 22]), ([14], [23]), ([15, 16], [24, 25, 26]), ([17] * 9, [27]), ([18], [28] * 9)]
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_rows_are_those_of_seqios_feature_converter(pack):
+    seqio, tf = pytest.importorskip("seqio"), pytest.importorskip("tensorflow")
+    lengths, of = {"inputs": 8, "targets": 6}, rows(target_length=6, segmented=pack)
+
+    def generate():
+        for inputs, targets in EXAMPLES:  # As `append_eos_after_trim` leaves them.
+            yield {"inputs": np.array([*inputs[:7], 1], np.int32), "targets": np.array([*targets[:5], 1], np.int32)}
+
+    signature = {name: tf.TensorSpec([None], tf.int32) for name in lengths}
+    converted = seqio.EncDecFeatureConverter(pack=pack)(
+        tf.data.Dataset.from_generator(generate, output_signature=signature), lengths
+    )
+    theirs = {
+        "tokens": "encoder_input_tokens",
+        "decoder_tokens": "decoder_input_tokens",
+        "targets": "decoder_target_tokens",
+        "target_weights": "decoder_loss_weights",
+        "segment_ids": "encoder_segment_ids",
+        "decoder_segment_ids": "decoder_segment_ids",
+        "decoder_positions": "decoder_positions",
+    }
+    groups = [EXAMPLES[:2], EXAMPLES[2:3], EXAMPLES[3:4], EXAMPLES[4:]] if pack else [[one] for one in EXAMPLES]
+    found = list(converted.as_numpy_iterator())
+    assert len(found) == len(groups)
+    for group, want in zip(groups, found, strict=True):
+        made = of.row(group, 8)
+        for ours, name in theirs.items():
+            if ours in made:
+                # What the decoder is given behind the end means nothing.
+                counts = made["target_weights"] > 0 if ours == "decoder_tokens" else 1
+                np.testing.assert_array_equal(made[ours] * counts, want[name] * counts, err_msg=ours)

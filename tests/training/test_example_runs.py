@@ -12,6 +12,8 @@ import pytest
 from plm_jax import config, objectives
 from plm_jax.data import prepare
 from plm_jax.data.reader import Reader
+from plm_jax.evaluation import task_metrics
+from plm_jax.evaluation.language_model import load
 from plm_jax.models import registry, settings
 from plm_jax.training import loop, losses
 from tests.training import runs, tiny
@@ -109,3 +111,19 @@ def test_a_mixed_run_resumes_to_the_bit(mixed, tmp_path):
         found = runs.column(again, name)
         assert found == runs.column(workdir, name) and len(found) == 6
     assert len(set(runs.column(workdir, "train/batch_digest").values())) == 6
+
+
+def test_a_small_t5_learns_two_tasks_at_once(mixed, tmp_path):
+    run = mixed(
+        texts=False,
+        train={"steps": 70, "log_every": 70},
+        optimizer=config.AdamW(),
+        schedule={"learning_rate": 3e-3},
+        checkpoint={"save_every": 70},
+        data={"length": 40, "examples": config.Examples(target_length=8, packed=True)},
+    )
+    loop.pretrain(run, str(tmp_path / "run"))
+    lm = load(tmp_path / "run")
+    for task in ANSWERS:
+        found = task_metrics.evaluate(lm, lm.run, task, show_progress=False)
+        assert found["accuracy"] > 0.9 > 0.8 > found["most_frequent_accuracy"], found

@@ -244,10 +244,10 @@ def _tfds(source: config.Tfds) -> seqio.TfdsDataSource:
 def shards(source: Any, task: seqio.Task, split: str, most: int) -> list[seqio.ShardInfo | None]:
     """What a split can be read in, one after another or at once: its files, up to `most` together.
 
-    TensorFlow Datasets' files stay apart however many they are, since a whole split mixes them; a `SeqioTask`'s stay
-    together, since its examples may depend on each other.
+    TensorFlow Datasets' files stay apart however many they are, since a whole split mixes them; those of seqio's own
+    tasks stay together, since a task's examples may depend on each other.
     """
-    if isinstance(source, config.SeqioTask):
+    if isinstance(source, config.SeqioTask | config.SeqioExamples):
         return [None]
     number = len(task.source.list_shards(split))
     if isinstance(source, Files):

@@ -8,6 +8,11 @@ class UserError(Exception):
     """A mistake in what the user gave; the message is one line that says what to do."""
 
 
+def one_line(error: Exception, limit: int | None = 200) -> str:
+    """What an exception says, on one line of at most `limit` characters."""
+    return " ".join(str(error).split())[:limit]
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint such as `did you mean 'steps'?`, or the list of what there is when nothing is close."""
     known = sorted(known)

@@ -32,7 +32,7 @@ import numpy as np
 from array_record.python import array_record_module
 
 from plm_jax import storage
-from plm_jax.errors import UserError
+from plm_jax.errors import UserError, one_line
 
 FORMAT = 2
 RECORD_TOKENS = 2**15
@@ -321,7 +321,7 @@ class Split:
             reader = array_record_module.ArrayRecordReader(path, _READER_OPTIONS)
             found = reader.num_records()
         except (RuntimeError, ValueError) as error:
-            raise _damaged(path, _one_line(error)) from error
+            raise _damaged(path, one_line(error)) from error
         if found != expected:
             raise _damaged(path, f"has {found} records, not {expected}")
         return reader
@@ -342,7 +342,7 @@ class Split:
         try:
             (data,) = reader.read([place])
         except (RuntimeError, ValueError, IndexError) as error:
-            raise _damaged(self._locate(shard_name(shard)), _one_line(error)) from error
+            raise _damaged(self._locate(shard_name(shard)), one_line(error)) from error
         expected = min(RECORD_TOKENS, self.num_tokens - index * RECORD_TOKENS)
         if len(data) != expected * self._dtype.itemsize:
             raise _damaged(self._locate(shard_name(shard)), f"record {place} has the wrong size")
@@ -384,7 +384,7 @@ def read_manifest(folder: str) -> dict[str, Any]:
     except FileNotFoundError:
         raise UserError(f"there is no cache at {folder}: run `python -m plm_jax.prepare --config=…`") from None
     except (OSError, ValueError) as error:
-        raise _damaged(path, _one_line(error)) from error
+        raise _damaged(path, one_line(error)) from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         found = manifest.get("format") if isinstance(manifest, dict) else None
         raise UserError(f"{path} has format {found}, this version reads {FORMAT}: prepare the cache again")
@@ -410,7 +410,7 @@ def open_source(cache_dir: str, name: str, cached_tokens: int = 3 * 2**21) -> So
         }
         word_initial = np.array(load(locate("word_initial.npy"), size, np.bool_))
     except (KeyError, TypeError, AttributeError) as error:
-        raise _damaged(os.path.join(folder, "manifest.json"), f"lacks {_one_line(error)}") from error
+        raise _damaged(os.path.join(folder, "manifest.json"), f"lacks {one_line(error)}") from error
     if not remote:  # Of a remote one, files stay where they are until they are read.
         for split in splits.values():
             split.check()
@@ -431,7 +431,7 @@ def load(path: str, length: int, dtype: Any = np.int64) -> np.ndarray:
     try:
         array = np.load(path, mmap_mode="r") if length else np.load(path)
     except (OSError, ValueError, EOFError) as error:
-        raise _damaged(path, _one_line(error)) from error
+        raise _damaged(path, one_line(error)) from error
     if array.shape != (length,) or array.dtype != dtype:
         raise _damaged(path, f"holds {array.dtype}{list(array.shape)}, not {np.dtype(dtype)}[{length}]")
     return np.asarray(array)
@@ -439,7 +439,3 @@ def load(path: str, length: int, dtype: Any = np.int64) -> np.ndarray:
 
 def _damaged(path: str, what: str) -> UserError:
     return UserError(f"{path} is damaged ({what}): delete its folder and run `python -m plm_jax.prepare --config=…`")
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]

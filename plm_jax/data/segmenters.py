@@ -4,7 +4,7 @@ import importlib
 import re
 from collections.abc import Callable, Iterable
 
-from plm_jax.errors import UserError
+from plm_jax.errors import UserError, one_line
 
 _SPACE = re.compile(r"\s*")
 
@@ -24,7 +24,7 @@ def load(name: str) -> Callable[[str], list[int]]:
     try:
         segment = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
-        what = " ".join(str(error).split())
+        what = one_line(error, None)
         raise UserError(f"config.data.segmenters has '{name}' ({what}): give module:function of Python") from error
     return lambda text: boundaries(text, segment(text), name)
 

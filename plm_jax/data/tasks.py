@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TextIO
 from plm_jax import config, storage
 from plm_jax.data import cache
 from plm_jax.data.tensorflow_side import seqio, tf, tfds
-from plm_jax.errors import UserError, nearest
+from plm_jax.errors import UserError, nearest, one_line
 
 Files = config.TextFiles | config.JsonLines | config.JsonLinesExamples
 _TEXT = seqio.Feature(seqio.PassThroughVocabulary(0), add_eos=False, dtype=tf.string, rank=0)
@@ -221,7 +221,7 @@ def _tfds(source: config.Tfds) -> seqio.TfdsDataSource:
     try:
         builder = tfds.builder(source.name, data_dir=source.data_dir or None)
     except (tfds.core.DatasetNotFoundError, ValueError) as error:
-        what = " ".join(str(error).split())[:160]
+        what = one_line(error, 160)
         raise UserError(
             f"TensorFlow Datasets does not know '{source.name}' ({what}): mend the source's name"
         ) from error
@@ -231,7 +231,7 @@ def _tfds(source: config.Tfds) -> seqio.TfdsDataSource:
     try:
         builder.download_and_prepare()
     except Exception as error:
-        what = " ".join(str(error).split())[:160]
+        what = one_line(error, 160)
         raise UserError(f"cannot download '{source.name}' ({what}): put it into the source's data_dir") from error
     found = builder.info.splits
     if source.train not in found:

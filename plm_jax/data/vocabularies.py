@@ -22,7 +22,7 @@ from plm_jax import config, storage
 from plm_jax.config import SPECIALS
 from plm_jax.data import sentences, tokenizer_files, words
 from plm_jax.data.tensorflow_side import seqio, tf
-from plm_jax.errors import UserError, nearest
+from plm_jax.errors import UserError, nearest, one_line
 
 # How a SentencePiece model writes the special ids for which it has no field (Lan et al. 2020, arXiv:1909.11942), and
 # how a WordPiece file does.
@@ -226,7 +226,7 @@ class BytePairs(_Tokenizer):
             self.tokenizer = tokenizer_files.byte_level(tokenizers.models.BPE(ids, pairs))
         except Exception as error:
             raise UserError(
-                f"{vocab_path} and {merges_path} make no BPE vocabulary ({_one_line(error)}): give whole files"
+                f"{vocab_path} and {merges_path} make no BPE vocabulary ({one_line(error)}): give whole files"
             ) from error
         tokens = sorted(ids, key=ids.__getitem__)
         super().__init__(specials, np.array(tokenizer_files.byte_level_begins_words(tokens)))
@@ -241,7 +241,7 @@ class TikToken(_Tokenizer):
         try:
             tokens, self.tokenizer = tokenizer_files.tiktoken(data)
         except ValueError as error:
-            raise UserError(f"{path} is no file of tiktoken's ({_one_line(error)}): give a whole one") from error
+            raise UserError(f"{path} is no file of tiktoken's ({one_line(error)}): give a whole one") from error
         super().__init__(specials, np.array(tokenizer_files.byte_level_begins_words(tokens)))
         self.table = {"tokens": tokens}
 
@@ -258,7 +258,7 @@ class HuggingFace(_Tokenizer):
             tree = json.loads(data)
             self.tokenizer, self._decoder = tokenizer_files.hugging_face(tree)
         except Exception as error:
-            raise UserError(f"{path} is no tokenizer.json ({_one_line(error)}): give a whole one") from error
+            raise UserError(f"{path} is no tokenizer.json ({one_line(error)}): give a whole one") from error
         ids = self._decoder.get_vocab()
         names = {i: token for token, i in ids.items()}
         tokens = [names.get(i, "") for i in range(max(names) + 1)]
@@ -440,10 +440,6 @@ def _read(path: str) -> bytes:
         return storage.read(path)
     except OSError as error:
         raise _unreadable(path, error) from error
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
 
 
 def _unreadable(path: str, error: OSError) -> UserError:

@@ -13,7 +13,7 @@ import fsspec
 
 from plm_jax import storage
 from plm_jax.data.cleaning.pages import Page, Tally
-from plm_jax.errors import UserError
+from plm_jax.errors import UserError, one_line
 
 # C4's reader takes these for headers of a WET record wherever a line begins with them.
 _HEADERS = ("WARC", "CONTENT-", "Content-")
@@ -185,7 +185,7 @@ def _record(path: str, position: int, record: Any, body: bytes, tally: Tally) ->
     try:
         text = _html_text(record, body) if is_response else body.decode("utf-8")
     except (LookupError, ValueError) as error:
-        yield _quarantine(path, position, " ".join(str(error).split()), body)
+        yield _quarantine(path, position, one_line(error, None), body)
         return
     yield from _whole(Page(url, _tidy(text), timestamp), tally)
 

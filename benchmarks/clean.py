@@ -135,7 +135,7 @@ def main() -> None:
         flags.pages, flags.rounds = 20, 1
     c4_utils._SENTENCE_TOKENIZER = punkt.english()
     if flags.input:
-        read = (found for found in crawl.read(flags.input, Tally()) if isinstance(found, Page))
+        read = (found for found in crawl.read(flags.input, flags.input, Tally()) if isinstance(found, Page))
         pages = [page for page, _ in zip(read, range(flags.pages), strict=False)]
     else:
         pages = made(flags.pages)

@@ -2,6 +2,7 @@
 
     python benchmarks/prepare.py                     # 1 GB of text, locally and with two workers of Beam
     python benchmarks/prepare.py --megabytes=200 --runners local
+    python benchmarks/prepare.py --tiny              # to its end in seconds
 
 The text is the State of the Union addresses that come with the package, over and over, each copy under another title,
 as JSON lines; the vocabulary GPT-2's. The caches must be the same to the byte. Then 2,000 batches of 64 rows of 1,024
@@ -12,6 +13,7 @@ kernel's own peak and counts pages of mapped files too, `anonymous` the largest 
 import argparse
 import gzip
 import hashlib
+import itertools
 import json
 import os
 import pathlib
@@ -32,21 +34,22 @@ ROOT = pathlib.Path(__file__).parents[1]
 CORPUS = ROOT / "plm_jax/data/corpora/sotu.jsonl.gz"
 RUNNERS = {"local": [], "beam": ["--runner=beam", "--", "--direct_num_workers=2"]}
 SOURCE = "webtext"
-BATCHES, ROWS = 2000, 64
+ROWS = 64
 
 
 def write_text(folder: pathlib.Path, num_bytes: int, num_files: int) -> int:
     """Writes JSON lines with so much text; gives the bytes of the texts."""
     with gzip.open(CORPUS, "rt", encoding="utf-8") as file:
         speeches = [json.loads(line)["text"] for line in file]
-    total, copy = 0, 0
+    total = 0
     files = [open(folder / f"{i:03d}.jsonl", "w", encoding="utf-8") for i in range(num_files)]  # noqa: SIM115
-    while total < num_bytes:
-        for number, speech in enumerate(speeches):
-            text = f"Copy {copy} of address {number}.\n\n{speech}"
-            files[(copy * len(speeches) + number) % num_files].write(json.dumps({"text": text}) + "\n")
-            total += len(text.encode("utf-8"))
-        copy += 1
+    for document in itertools.count():
+        if total >= num_bytes:
+            break
+        copy, number = divmod(document, len(speeches))
+        text = f"Copy {copy} of address {number}.\n\n{speeches[number]}"
+        files[document % num_files].write(json.dumps({"text": text}) + "\n")
+        total += len(text.encode("utf-8"))
     for file in files:
         file.close()
     return total
@@ -111,14 +114,13 @@ def digest(folder: pathlib.Path) -> str:
     return found.hexdigest()
 
 
-def read(overrides: list[str]) -> None:
-    """Reads BATCHES batches of GPT-2's config with overrides."""
+def read(batches: int, overrides: list[str]) -> None:
+    """Reads batches of GPT-2's config with overrides."""
     path = ROOT / "configs/gpt2.py"
     tree = runpy.run_path(str(path))["get_config"]()
     tree.update_from_flattened_dict({"train.batch_size": ROWS, **dict(o.split("=", 1) for o in overrides)})
-    batches = Reader(config.resolve(tree, str(path))).batches(0)
-    for _ in range(BATCHES):
-        next(batches)
+    for _ in itertools.islice(Reader(config.resolve(tree, str(path))).batches(0), batches):
+        pass
 
 
 def main() -> None:
@@ -126,12 +128,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=float, default=1000)
     parser.add_argument("--files", type=int, default=8)
+    parser.add_argument("--batches", type=int, default=2000)
     parser.add_argument("--runners", nargs="+", choices=RUNNERS, default=list(RUNNERS))
+    parser.add_argument("--tiny", action="store_true", help="0.2 MB, two files, two batches")
     parser.add_argument("--read", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.read:
-        read(arguments.read)
+        read(arguments.batches, arguments.read)
         return
+    if arguments.tiny:
+        arguments.megabytes, arguments.files, arguments.batches = 0.2, 2, 2
     result = {"benchmark": "prepare", "machine": machine.describe(), "files": arguments.files, "runners": {}}
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
@@ -147,7 +153,8 @@ def main() -> None:
             result["runners"][runner] = done | {"megabytes_per_second": round(num_bytes / 1e6 / done["seconds"], 2)}
             digests.add(digest(folder / runner / SOURCE))
         result["caches_are_the_same"] = len(digests) == 1
-        result["reading"] = {"batches": BATCHES} | watched([sys.executable, __file__, "--read", *paths])
+        command = [sys.executable, __file__, f"--batches={arguments.batches}", "--read", *paths]
+        result["reading"] = {"batches": arguments.batches} | watched(command)
     print(json.dumps(result, indent=2))
 
 

@@ -34,11 +34,17 @@ class TextFiles:
 
 @dataclass(frozen=True)
 class JsonLines:
-    """One JSON object a line, `.gz` allowed. `path` may be a glob; `field` holds the document's text."""
+    """One JSON object a line, `.gz` allowed; `field` holds the document's text.
+
+    Attributes:
+      path, validation: the files for training and those for validation, each may be a glob; without the latter `Data`
+        parts the former.
+    """
 
     kind: ClassVar[str] = "jsonl"
     path: str
     field: str = "text"
+    validation: str = ""
 
 
 @dataclass(frozen=True)
@@ -465,6 +471,13 @@ def stages(run: Run) -> tuple[Stage, ...]:
     return tuple(found)
 
 
+def places(source: Any) -> tuple[str, ...]:
+    """The fields of a source that say where it lies, and nothing of what it is."""
+    if isinstance(source, JsonLines):
+        return ("path", "validation")
+    return tuple(name for name in ("path", "data_dir") if hasattr(source, name))
+
+
 def read_sources(run: Run) -> dict[str, Any]:
     """The sources of a run with a rate above 0 in some stage: what is prepared and read."""
     mixtures = [stage.mixture for stage in stages(run)]
@@ -637,9 +650,7 @@ def resolve(tree: Any, config_file: str) -> Run:
         )
 
     sources = {
-        name: dataclasses.replace(
-            source, **{f: absolute(getattr(source, f)) for f in ("path", "data_dir") if hasattr(source, f)}
-        )
+        name: dataclasses.replace(source, **{place: absolute(getattr(source, place)) for place in places(source)})
         for name, source in run.data.sources.items()
     }
     scheme, colon, files = run.vocabulary.spec.partition(":")

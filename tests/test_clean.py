@@ -32,10 +32,15 @@ def test_cleaned_pages_are_ready_for_prepare(verb, crawl, tmp_path):
         "report.svg",
         "train-00000.jsonl.gz",
     ]
+    several = verb("clean", *arguments, f"--output={tmp_path}/several", "--", "--direct_num_workers=2")
+    assert several.status == 0 and "Traceback" not in several.err, several.err
+    found = [folder / "train-00000.jsonl.gz" for folder in (output, tmp_path / "several")]
+    assert found[0].read_bytes() == found[1].read_bytes()
     again = verb("clean", *arguments)
     assert again.status == 0 and again.out == f"up to date at {output}\n"
     strict = verb("clean", *arguments, "--set=lines.min_words=99")
     assert strict.status == 2 and len(strict.errors) == 1 and "no page for training passed" in strict.errors[0]
+    assert (output / "train-00000.jsonl.gz").exists()
 
 
 @pytest.mark.parametrize(
@@ -48,6 +53,8 @@ def test_cleaned_pages_are_ready_for_prepare(verb, crawl, tmp_path):
         (["--input=CRAWL", "--output=OUT", "--set=lines.max=3"], "no field settings.lines.max"),
         (["--input=CRAWLS", "--output=OUT", "--flavour=en.noclean"], "there is no file at"),
         (["--input=CRAWL", "--output=OUT", "--flavour=en.noclean", "--", "--runner=Nowhere"], "Nowhere"),
+        (["--input=CRAWL", "--output=OUT", "--flavour=en.noclean", "--", "--direct_num_workers=x"], "invalid int"),
+        (["--input=CRAWL", "--output=CRAWL", "--flavour=en.noclean"], "crawl.jsonl is a file"),
         (["--input=CRAWL", "--outptu=OUT"], "outptu"),
     ],
 )
@@ -56,4 +63,4 @@ def test_mistakes_are_one_line(verb, crawl, tmp_path, flags, says):
     finished = verb("clean", *[f.replace("CRAWL", named["CRAWL"]).replace("OUT", named["OUT"]) for f in flags])
     assert finished.status == 2, finished.err
     assert len(finished.errors) == 1 and says in finished.errors[0], finished.err
-    assert "Traceback" not in finished.err and not (tmp_path / "out").exists()
+    assert "Traceback" not in finished.err and [path.name for path in tmp_path.iterdir()] == ["crawl.jsonl"]

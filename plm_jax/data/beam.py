@@ -16,19 +16,15 @@ import shutil
 import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import apache_beam
 import numpy as np
 import tqdm
 from apache_beam.options import pipeline_options
-from apache_beam.portability.api import beam_provision_api_pb2
-from apache_beam.runners.portability import portable_runner
-from apache_beam.runners.portability.fn_api_runner import fn_runner
 
 from plm_jax import config, storage
-from plm_jax.data import prepare, vocabularies
-from plm_jax.errors import UserError, nearest
+from plm_jax.data import prepare, runners, vocabularies
+from plm_jax.errors import UserError
 
 # Each piece costs a worker some tenths of a second.
 _MOST_PIECES = 1024
@@ -46,17 +42,16 @@ def tokenise(
     Args:
       run, name: the run, and which of its sources.
       spill: where the shards go, a folder of this machine that is there.
-      options: of the pipeline, as on a command line. Without a `--runner`, on this machine; then with more than one
-        `--direct_num_workers` in as many processes. Where workers are elsewhere, `--temp_location` must be a place
-        that they share with this process.
+      options: as `runners.pipeline` takes them. Where workers are elsewhere, `--temp_location` must be a place that
+        they share with this process.
       show_progress: whether to draw a bar.
 
     Raises:
       UserError: an option that Beam refuses; no folder in common; what the source's files are to blame for.
     """
-    parsed = _parse(options)
+    pipeline = runners.pipeline(options)
     pieces = prepare.pieces(name, run.data.sources[name], _MOST_PIECES)
-    root = parsed.view_as(pipeline_options.GoogleCloudOptions).temp_location
+    root = pipeline.options.view_as(pipeline_options.GoogleCloudOptions).temp_location
     if not root:
         root = os.path.dirname(os.path.dirname(spill))
         # What a killed run left. Its workers, which may outlive it, stop when they find their folder gone.
@@ -67,55 +62,15 @@ def tokenise(
         os.makedirs(folder)
     try:
         with _progress(folder, f"{name}: counting, tokenising", 2 * len(pieces), show_progress):
-            _run(run, name, pieces, folder, parsed)
+            _run(pipeline, run, name, pieces, folder)
         return _collect(folder, len(pieces), spill)
     finally:
         storage.remove(folder)
 
 
-def _parse(options: Sequence[str]) -> pipeline_options.PipelineOptions:
-    """The options, checked, with what this machine's runner needs."""
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(said):
-            parsed = pipeline_options.PipelineOptions(list(options))
-            given = parsed.get_all_options(retain_unknown_options=True)
-    except SystemExit:
-        raise UserError(f"options of the pipeline: {said.getvalue().strip().splitlines()[-1]}") from None
-    if _is_local(parsed):
-        known = pipeline_options.PipelineOptions([]).get_all_options()
-        for name in given.keys() - known.keys():
-            raise UserError(f"Beam has no option --{name}: {nearest(name, known)}")
-        direct = parsed.view_as(pipeline_options.DirectOptions)
-        if direct.direct_num_workers != 1 and direct.direct_running_mode == "in_memory":
-            direct.direct_running_mode = "multi_processing"
-        worker = parsed.view_as(pipeline_options.WorkerOptions)
-        worker.default_sdk_harness_log_level = worker.default_sdk_harness_log_level or "ERROR"
-    return parsed
-
-
-def _is_local(options: pipeline_options.PipelineOptions) -> bool:
-    return options.view_as(pipeline_options.StandardOptions).runner in (None, "DirectRunner")
-
-
-def _runner(options: pipeline_options.PipelineOptions) -> Any:
-    """The runner; on this machine the one that `DirectRunner` takes once it has failed to download another."""
-    if not _is_local(options):
-        return options.view_as(pipeline_options.StandardOptions).runner
-    encoded = portable_runner.JobServiceHandle.encode_pipeline_options(options.get_all_options())
-    provision = beam_provision_api_pb2.ProvisionInfo(pipeline_options=encoded)
-    return fn_runner.FnApiRunner(provision_info=fn_runner.ExtendedProvisionInfo(provision))
-
-
-def _run(
-    run: config.Run,
-    name: str,
-    pieces: list[prepare.Piece],
-    folder: str,
-    options: pipeline_options.PipelineOptions,
-) -> None:
+def _run(pipeline: apache_beam.Pipeline, run: config.Run, name: str, pieces: list[prepare.Piece], folder: str) -> None:
     """The pipeline, to its end."""
-    with apache_beam.Pipeline(_runner(options), options) as pipeline:
+    with pipeline:
         indices = pipeline | apache_beam.Create(range(len(pieces))) | apache_beam.Reshuffle()
         counts = indices | "Count" >> apache_beam.Map(_count, run, name, pieces, folder)
         numbers = apache_beam.pvalue.AsDict(counts)

@@ -1,6 +1,7 @@
 """Each source of a config as a seqio task that yields texts. Importing this imports seqio and so TensorFlow."""
 
 import contextlib
+import dataclasses
 import gzip
 import hashlib
 import importlib
@@ -31,7 +32,7 @@ class Example(NamedTuple):
 
 
 class _FileSource(seqio.DataSource):
-    """Documents of text or JSONL files, one `train` split; its shards are stretches of the files.
+    """Documents of text or JSONL files; the shards of a split are stretches of its files.
 
     Attributes:
       error: the `UserError` that TensorFlow would bury.
@@ -40,14 +41,13 @@ class _FileSource(seqio.DataSource):
     supports_arbitrary_sharding = False
 
     def __init__(self, source: Files):
-        super().__init__(splits=("train",))
+        super().__init__(splits=_splits(source))
         self.error: UserError | None = None
         self._source = source
 
     def list_shards(self, split: str) -> list[str]:
         """The paths of the files."""
-        del split
-        return paths(self._source)
+        return paths(_of_split(self._source, split))
 
     def get_dataset(
         self,
@@ -58,13 +58,14 @@ class _FileSource(seqio.DataSource):
         **_: Any,
     ) -> tf.data.Dataset:
         """The documents of all files or of a shard, in order."""
-        del split, shuffle, seed
+        del shuffle, seed
+        source = _of_split(self._source, split)
         index, number = (shard_info.index, shard_info.num_shards) if shard_info else (0, 1)
-        names = _PARTS if isinstance(self._source, config.JsonLinesExamples) else ("text",)
+        names = _PARTS if isinstance(source, config.JsonLinesExamples) else ("text",)
 
         def documents() -> Iterator[dict[str, bytes]]:
             try:
-                for found in read_files(self._source, index, number):
+                for found in read_files(source, index, number):
                     texts = (found,) if isinstance(found, str) else found
                     yield {name: text.encode("utf-8") for name, text in zip(names, texts, strict=True)}
             except UserError as error:
@@ -105,6 +106,15 @@ def paths(source: Files) -> list[str]:
     if not found:
         raise UserError(f"there is no file at {source.path}: mend the source's path")
     return found
+
+
+def _splits(source: Files) -> tuple[str, ...]:
+    return ("train", "validation") if getattr(source, "validation", "") else ("train",)
+
+
+def _of_split(source: Files, split: str) -> Files:
+    """A source of the files of one split."""
+    return dataclasses.replace(source, path=source.validation, validation="") if split == "validation" else source
 
 
 @contextlib.contextmanager
@@ -165,10 +175,19 @@ def _json_examples(path: str, source: config.JsonLinesExamples) -> Iterator[tupl
 
 
 def check(name: str, source: Any) -> None:
-    """Raises a `UserError` that says where to put or name the files of a source that has none."""
-    if isinstance(source, Files) and not storage.glob(source.path):
-        field = f"config.data.sources.{name}.path"
-        raise UserError(f"there is no file at {source.path}: put the documents of '{name}' there, or set {field}")
+    """Raises a `UserError` for a source of files that has none in a split, saying where to put them, or one in both."""
+    if not isinstance(source, Files):
+        return
+    found: set[str] = set()
+    for split in _splits(source):
+        path = _of_split(source, split).path
+        files = storage.glob(path)
+        if not files:
+            field = f"config.data.sources.{name}.{'path' if split == 'train' else split}"
+            raise UserError(f"there is no file at {path}: put the documents of '{name}' there, or set {field}")
+        if not found.isdisjoint(files):
+            raise UserError(f"source '{name}' trains on files of its validation: let path leave out {path}")
+        found.update(files)
 
 
 def task(name: str, source: Any) -> seqio.Task:
@@ -312,7 +331,10 @@ def accuracy(targets: list[str], predictions: list[str]) -> dict[str, float]:
 def fingerprint(source: Any, task: seqio.Task) -> list[str]:
     """What a source holds, as text to hash: SHA-256 of each file; of a TFDS builder its version and sizes."""
     if isinstance(source, Files):
-        return [_sha256(path) for path in paths(source)]
+        found = [_sha256(path) for path in paths(source)]
+        if "validation" in task.splits:
+            found += ["validation", *(_sha256(path) for path in paths(_of_split(source, "validation")))]
+        return found
     if isinstance(source, config.Tfds):
         info = task.source.tfds_dataset.builder.info
         return [info.full_name, *(f"{name}:{split.num_examples}" for name, split in sorted(info.splits.items()))]
@@ -323,7 +345,7 @@ def fingerprint(source: Any, task: seqio.Task) -> list[str]:
 
 def definition(source: Any) -> dict[str, Any]:
     """What of a source's config decides its documents besides their content: all but where it lies."""
-    return {k: v for k, v in config.to_dict(source).items() if k not in ("path", "data_dir")}
+    return {k: v for k, v in config.to_dict(source).items() if k not in config.places(source)}
 
 
 def _sha256(path: str) -> str:

@@ -118,26 +118,6 @@ def test_a_users_mistake_is_told_as_the_local_runner_tells_it(run, tmp_path):
     assert not os.path.exists(tmp_path / "beam" / "a")
 
 
-@pytest.mark.parametrize(
-    "option, message",
-    [
-        ("--direct_num_workers=x", "direct_num_workers: invalid int value: 'x'"),
-        ("--direct_num_worker=2", r"no option --direct_num_worker: did you mean 'direct_num_workers'\?"),
-    ],
-)
-def test_options_are_checked(option, message):
-    with pytest.raises(UserError, match=message):
-        beam._parse([option])
-
-
-def test_several_workers_are_processes():
-    assert beam._parse([]).get_all_options()["direct_running_mode"] == "in_memory"
-    assert beam._parse(["--direct_num_workers=2"]).get_all_options()["direct_running_mode"] == "multi_processing"
-    threads = ["--direct_num_workers=2", "--direct_running_mode=multi_threading"]
-    assert beam._parse(threads).get_all_options()["direct_running_mode"] == "multi_threading"
-    assert beam._runner(beam._parse(["--runner=DataflowRunner"])) == "DataflowRunner"
-
-
 def test_documents_stream_through_in_batches():
     waiting, most = 0, 0
 
@@ -164,6 +144,9 @@ def test_the_verb_prepares_with_two_processes(verb, run, tmp_path):
     assert contents(tmp_path / "beam") == contents(tmp_path / "local")
     refused = verb("prepare", arguments[0], "--", "--direct_num_workers=2")
     assert (refused.status, len(refused.errors)) == (2, 1) and "add --runner=beam" in refused.err
+    refused = verb("prepare", *arguments[:2], f"--output={tmp_path}/other", "--runner=beam", "--", "--runner=Nowhere")
+    assert (refused.status, len(refused.errors)) == (2, 1) and "Unexpected pipeline runner: Nowhere" in refused.err
+    assert "Traceback" not in refused.err
     refused = verb("evaluate", "--", "--direct_num_workers=2")
     assert (refused.status, len(refused.errors)) == (2, 1)
 

@@ -75,6 +75,18 @@ def test_cache_holds_every_document_and_the_crc_rule_parts_them(run):
     assert len(list(reader.Reader(run).batches(45))) == 5
 
 
+def test_files_for_validation_are_held_out_and_no_others(run, corpus):
+    held_out = [f"{text} held out" for text in TEXTS[:50]]
+    (corpus.parent / "validation.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in held_out))
+    source = config.JsonLines("corpus.jsonl", validation="validation.jsonl")
+    run = dataclasses.replace(run, data=dataclasses.replace(run.data, sources={"a": source}))
+    run = config.resolve(config.to_config_dict(run), str(corpus.parent / "config.py"))
+    prepare.prepare(run, show_progress=False)
+    splits = cache.open_source(run.data.cache_dir, "a").splits
+    assert sorted(stored_texts(splits["train"])) == sorted(TEXTS)
+    assert sorted(stored_texts(splits["validation"])) == sorted(held_out)
+
+
 def test_second_call_does_nothing_and_changes_start_again(run, corpus, capsys):
     prepare.prepare(run, show_progress=False)
     before = contents(run.data.cache_dir)
@@ -120,6 +132,7 @@ def test_identity_changes_with_whatever_changes_the_cache(run, corpus, tmp_path,
     moved = tmp_path / "moved.jsonl"
     moved.write_bytes(corpus.read_bytes())
     assert identity(with_source(config.JsonLines(str(moved)))) == found[0]
+    found.append(identity(with_source(config.JsonLines(str(corpus), validation=str(moved)))))
     found.append(identity(with_source(config.TextFiles(str(corpus)))))
     found.append(identity(with_source(config.TextFiles(str(corpus), document="line"))))
     found.append(identity(dataclasses.replace(run, data=dataclasses.replace(run.data, validation_fraction=0.2))))

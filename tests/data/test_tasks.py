@@ -120,3 +120,25 @@ def test_seqio_task(tmp_path, monkeypatch):
         tasks.task("x", config.SeqioTask("tested", "my_tasks"))
     with pytest.raises(UserError, match="cannot import no_module"):
         tasks.task("x", config.SeqioTask("mine", "no_module"))
+
+
+def test_json_lines_with_files_for_validation(tmp_path):
+    for name, texts in {"train-0": ["one", "two"], "train-1": ["three"], "validation-0": ["four", "five"]}.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    path, validation = str(tmp_path / "train-*"), str(tmp_path / "validation-*")
+    source = config.JsonLines(path, validation=validation)
+    task = tasks.task("source", source)
+    assert list(tasks.texts(task, "train")) == ["one", "two", "three"]
+    assert list(tasks.texts(task, "validation")) == ["four", "five"]
+    assert len(tasks.shards(source, task, "train", 9)) == 2 and len(tasks.shards(source, task, "validation", 9)) == 1
+    tasks.check("source", source)
+    alone = config.JsonLines(path)
+    contents = tasks.fingerprint(source, task)
+    assert contents[:2] == tasks.fingerprint(alone, tasks.task("source", alone)) and len(set(contents)) == 4
+    # Where files lie is no part of what a source is: caches made before there was `validation` are still good.
+    assert tasks.definition(source) == tasks.definition(alone) == {"kind": "jsonl", "field": "text"}
+    assert tasks.definition(config.Tfds("a"))["validation"] == "validation"
+    with pytest.raises(UserError, match=r"no file at .*none: .*or set config.data.sources.source.validation"):
+        tasks.check("source", config.JsonLines(path, validation=str(tmp_path / "none")))
+    with pytest.raises(UserError, match=r"'source' trains on files of its validation: let path leave out .*validation"):
+        tasks.check("source", config.JsonLines(str(tmp_path / "*"), validation=validation))

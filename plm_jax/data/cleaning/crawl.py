@@ -22,8 +22,16 @@ _SAMPLE_CHARACTERS = 10_000
 # A gzip member begins so: its mark, and "deflated".
 _MAGIC = b"\x1f\x8b\x08"
 _CHUNK, _MAX_MEMBER = 2**16, 2**28
-# What file systems say of a file that changes with its content.
-_CHANGING = ("size", "mtime", "etag", "md5Hash")
+# What stores say of a file that changes with its content.
+_CHANGING = ("mtime", "etag", "md5Hash")
+
+
+class File(NamedTuple):
+    """A file of a crawl: its name among the others, its bytes, and what changes when its content does."""
+
+    name: str
+    size: int
+    changing: str
 
 
 class Quarantined(NamedTuple):
@@ -35,29 +43,43 @@ class Quarantined(NamedTuple):
     sample: str
 
 
-def files(patterns: list[str]) -> dict[str, str]:
-    """The files that patterns or plain paths name, each with what changes when its content does.
+def files(patterns: list[str]) -> dict[str, File]:
+    """The files that patterns or plain paths name, by path, in order.
+
+    A file's name is its path from the folder that holds them all, so that it stays when the crawl is moved.
 
     Raises:
       UserError: no file at one of them, a file of another kind, or a store that cannot be reached.
     """
-    found = {}
+    found: dict[str, tuple[int, str]] = {}
     for pattern in patterns:
-        with storage.reaching(pattern):
-            system = fsspec.core.url_to_fs(pattern, use_listings_cache=False)[0]
-            at = system.glob(pattern, detail=True).items()
-        remote = storage.is_remote(pattern)
-        named = {
-            system.unstrip_protocol(path) if remote else path: [info.get(name) for name in _CHANGING]
-            for path, info in at
-            if info["type"] == "file"
-        }
+        named = _remote(pattern) if storage.is_remote(pattern) else _local(pattern)
         if not named:
             raise UserError(f"there is no file at {pattern}: mend --input")
-        found |= {path: repr(what) for path, what in named.items()}
+        found |= named
     for path in found:
         _reader(path)
-    return dict(sorted(found.items()))
+    # `commonpath` takes no mixture of paths and URLs.
+    root = os.path.commonprefix([*found]).rpartition("/")[0]  # noqa: RUF071
+    return {path: File(path[len(root) :].lstrip("/"), *found[path]) for path in sorted(found)}
+
+
+def _local(pattern: str) -> dict[str, tuple[int, str]]:
+    """By path, size and what changes of files on this machine; links count as what they lead to."""
+    stats = {os.path.abspath(path): os.stat(path) for path in storage.glob(pattern)}
+    return {path: (stat.st_size, str(stat.st_mtime_ns)) for path, stat in stats.items()}
+
+
+def _remote(pattern: str) -> dict[str, tuple[int, str]]:
+    """The same of files in a store."""
+    with storage.reaching(pattern):
+        system = fsspec.core.url_to_fs(pattern, use_listings_cache=False)[0]
+        found = system.glob(pattern, detail=True).items()
+    return {
+        system.unstrip_protocol(path): (info.get("size") or 0, repr([info.get(name) for name in _CHANGING]))
+        for path, info in found
+        if info["type"] == "file"
+    }
 
 
 def _reader(path: str):
@@ -69,37 +91,37 @@ def _reader(path: str):
     raise UserError(f"{path} is by its name no WET, WARC or JSON lines: call it *.wet.gz, *.warc.gz or *.jsonl.gz")
 
 
-def read(path: str, tally: Tally) -> Iterator[Page | Quarantined]:
+def read(path: str, name: str, tally: Tally) -> Iterator[Page | Quarantined]:
     """The pages of a file; what has no URL, text or time (in JSON lines: no text) is only counted.
 
-    A page of JSON lines is an object with `text` and, if it has them, `url` and `timestamp`; one without a URL is named
-    by file and line.
+    A page of JSON lines is an object with `text` and, if it has them, `url` and `timestamp`; one without a URL is known
+    by the file's `name` and the line.
 
     Raises:
       UserError: the file cannot be opened, or its store not be reached.
     """
     try:
         with storage.open_binary(path) as file:
-            yield from _reader(path)(path, file, tally)
+            yield from _reader(path)(name, file, tally)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
 
 
-def _quarantine(path: str, position: int, reason: str, data: bytes) -> Quarantined:
+def _quarantine(name: str, position: int, reason: str, data: bytes) -> Quarantined:
     sample = data[:_SAMPLE_CHARACTERS].decode("utf-8", errors="backslashreplace")
-    return Quarantined(os.path.basename(path), position, reason, sample)
+    return Quarantined(name, position, reason, sample)
 
 
-def _archive(path: str, file: BinaryIO, tally: Tally) -> Iterator[Page | Quarantined]:
+def _archive(name: str, file: BinaryIO, tally: Tally) -> Iterator[Page | Quarantined]:
     """The `conversion` records of a WET and the HTML `response` records of a WARC file."""
-    if not path.endswith(".gz"):
-        yield from _records(path, 0, file, tally)
+    if not name.endswith(".gz"):
+        yield from _records(name, 0, file, tally)
         return
     for position, member in _members(file):
         if isinstance(member, bytes):
-            yield from _records(path, position, io.BytesIO(member), tally)
+            yield from _records(name, position, io.BytesIO(member), tally)
         else:
-            yield _quarantine(path, position, str(member), b"")
+            yield _quarantine(name, position, str(member), b"")
 
 
 def _members(file: BinaryIO) -> Iterator[tuple[int, bytes | Exception]]:
@@ -153,7 +175,7 @@ def _next_member(file: BinaryIO, start: int) -> int:
     return 0
 
 
-def _records(path: str, start: int, file: BinaryIO, tally: Tally) -> Iterator[Page | Quarantined]:
+def _records(name: str, start: int, file: BinaryIO, tally: Tally) -> Iterator[Page | Quarantined]:
     """The pages of WARC records that are not compressed; `start` is added to their positions."""
     from fastwarc.warc import ArchiveIterator, WarcRecordType
 
@@ -164,20 +186,20 @@ def _records(path: str, start: int, file: BinaryIO, tally: Tally) -> Iterator[Pa
             position = start + record.stream_pos
             body = record.reader.read()
             if record.is_http or len(body) == record.content_length:
-                yield from _record(path, position, record, body, tally)
+                yield from _record(name, position, record, body, tally)
             else:
-                yield _quarantine(path, position, "the record is cut off", body)
+                yield _quarantine(name, position, "the record is cut off", body)
     except OSError as error:
         if error.errno is not None:  # The disk's or the network's, not the file's.
             raise
         # Nothing tells where the next record begins.
-        yield _quarantine(path, position, f"damaged from here: {error}", b"")
+        yield _quarantine(name, position, f"damaged from here: {error}", b"")
 
 
-def _record(path: str, position: int, record: Any, body: bytes, tally: Tally) -> Iterator[Page | Quarantined]:
+def _record(name: str, position: int, record: Any, body: bytes, tally: Tally) -> Iterator[Page | Quarantined]:
     from fastwarc.warc import WarcRecordType
 
-    url, timestamp = (record.headers.get(f"WARC-{name}", "").strip() for name in ("Target-URI", "Date"))
+    url, timestamp = (record.headers.get(f"WARC-{field}", "").strip() for field in ("Target-URI", "Date"))
     is_response = record.record_type == WarcRecordType.response
     if is_response and not _is_html(record):
         tally.count("no_html", "")
@@ -185,7 +207,7 @@ def _record(path: str, position: int, record: Any, body: bytes, tally: Tally) ->
     try:
         text = _html_text(record, body) if is_response else body.decode("utf-8")
     except (LookupError, ValueError) as error:
-        yield _quarantine(path, position, one_line(error, None), body)
+        yield _quarantine(name, position, one_line(error, None), body)
         return
     yield from _whole(Page(url, _tidy(text), timestamp), tally)
 
@@ -224,27 +246,27 @@ def _whole(page: Page, tally: Tally) -> Iterator[Page]:
     yield page
 
 
-def _json_lines(path: str, file: BinaryIO, tally: Tally) -> Iterator[Page | Quarantined]:
+def _json_lines(name: str, file: BinaryIO, tally: Tally) -> Iterator[Page | Quarantined]:
     number = 0
     try:
-        with gzip.open(file) if path.endswith(".gz") else contextlib.nullcontext(file) as lines:
+        with gzip.open(file) if name.endswith(".gz") else contextlib.nullcontext(file) as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
-                    yield from _json_page(path, number, line, tally)
+                    yield from _json_page(name, number, line, tally)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        yield _quarantine(path, number, f"damaged after this line: {error}", b"")
+        yield _quarantine(name, number, f"damaged after this line: {error}", b"")
 
 
-def _json_page(path: str, number: int, line: bytes, tally: Tally) -> Iterator[Page | Quarantined]:
+def _json_page(name: str, number: int, line: bytes, tally: Tally) -> Iterator[Page | Quarantined]:
     try:
         row = json.loads(line)
-        text, url, timestamp = (row.get(name) or "" for name in ("text", "url", "timestamp"))
-        page = Page(url.strip() or f"{os.path.basename(path)}:{number}", text, timestamp)
+        text, url, timestamp = (row.get(field) or "" for field in ("text", "url", "timestamp"))
+        page = Page(url.strip() or f"{name}:{number}", text, timestamp)
         "".join(page).encode("utf-8")
     except UnicodeError as error:
-        yield _quarantine(path, number, f"no valid Unicode: {error}", line)
-    except (ValueError, AttributeError, TypeError):
-        yield _quarantine(path, number, "no JSON object with the strings 'text', 'url' and 'timestamp'", line)
+        yield _quarantine(name, number, f"no valid Unicode: {error}", line)
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        yield _quarantine(name, number, "no JSON object with the strings 'text', 'url' and 'timestamp'", line)
     else:
         if page.text:
             tally.count("read", page.text)

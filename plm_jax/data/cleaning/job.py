@@ -1,12 +1,13 @@
 """A whole run: from the files of a crawl to a folder of cleaned pages with a report, done once and never half used."""
 
+import dataclasses
 import hashlib
 import json
 import logging
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from plm_jax import storage, trees
@@ -14,6 +15,9 @@ from plm_jax.data.cleaning import crawl, lists, progress, settings
 from plm_jax.errors import UserError
 
 FORMAT = 1
+# Of the crawl's files for each of the output's: compressed, and mostly left out, so that a worker can hold what stays.
+_SHARD_BYTES = 2**28
+_MANIFEST = "manifest.json"
 _UNFINISHED = ".unfinished"  # Marks a remote output that is being made, or whose run was stopped.
 _USER_ERROR = re.compile(r"UserError: (.*?)(?: \[while running.*)?$", re.MULTILINE)
 
@@ -28,30 +32,39 @@ def clean(
     """Writes the pages that pass all rules as JSON lines, for `config.JsonLines`, and prints what was removed.
 
     The folder holds `train-*.jsonl.gz` and `validation-*.jsonl.gz` (for several languages in a folder each),
-    `quarantine-*.jsonl.gz`, `report.{json,md,svg}` and, last of all, `manifest.json`. It is made beside and renamed, or
+    `quarantine/*.jsonl.gz`, `report.{json,md,svg}` and, last of all, `manifest.json`. It is made beside and renamed, or
     in a bucket filled in place; one that the same files and settings have made is left as it is. Which pages are kept
     and every byte of the files do not depend on the runner.
 
     Args:
       inputs: paths or globs of WET, WARC or JSON lines files.
-      runner_options: Beam's own, such as `--runner=DataflowRunner`; every worker must reach inputs and output.
+      runner_options: as `runners.pipeline` takes them; every worker must reach inputs and output.
 
     Raises:
-      UserError: no input, no page in it, no page that passes, a missing list, a wrong option.
+      UserError: no input, no page in it, none for training that passes, a missing list, a wrong option, an output that
+        holds something else or that the workers do not share.
     """
     files = crawl.files(inputs)
+    if rule.shards is None:
+        size = sum(file.size for file in files.values())
+        rule = dataclasses.replace(rule, shards=size // _SHARD_BYTES + 1)
     loaded = lists.load(rule)
     wanted = _identity(files, rule, loaded)
     if _finished(output).get("identity") == wanted:
         print(f"up to date at {output}")
         return
-    folder = _empty_folder(output)
-    _run(list(files), folder, rule, loaded, runner_options, show_progress)
-    found = json.loads(storage.read(os.path.join(folder, "report.json")))
+    pipeline = _pipeline(runner_options)
+    folder = _empty_folder(output, files)
+    _run(pipeline, files, folder, rule, loaded, show_progress)
+    found = _found(folder)
     if "read" not in found["counts"]:
         storage.remove(folder)
         raise UserError(f"no page in {', '.join(inputs)} can be read: give WET, WARC or JSON lines with text")
     text = _write_report(folder, rule, found["counts"])
+    if not any(os.path.basename(name).startswith("train-") for name in found["files"]):
+        storage.remove(folder)
+        print(text)
+        raise UserError("no page for training passed all rules: the table says why")
     manifest = {
         "format": FORMAT,
         "identity": wanted,
@@ -59,18 +72,16 @@ def clean(
         "inputs": list(files),
         "files": found["files"],
     }
-    storage.write(os.path.join(folder, "manifest.json"), json.dumps(manifest, indent=1).encode("utf-8"))
+    storage.write(os.path.join(folder, _MANIFEST), json.dumps(manifest, indent=1).encode("utf-8"))
     if folder == output:
         storage.remove(os.path.join(folder, _UNFINISHED))
     else:
         storage.replace_folder(folder, os.path.abspath(output))
     print(f"{text}\n{output}")
-    if not any(os.path.basename(name).startswith("train-") for name in found["files"]):
-        raise UserError(f"no page for training passed all rules: {os.path.join(output, 'report.md')} says why")
 
 
-def _identity(files: dict[str, str], rule: settings.Settings, loaded: lists.Lists) -> str:
-    """SHA-256 of the files' names, sizes and times, the settings and the lists' contents."""
+def _identity(files: Mapping[str, crawl.File], rule: settings.Settings, loaded: lists.Lists) -> str:
+    """SHA-256 of the files' paths, sizes and times, the settings and the lists' contents."""
     what = {
         "files": files,
         "settings": trees.to_dict(rule),
@@ -83,65 +94,78 @@ def _identity(files: dict[str, str], rule: settings.Settings, loaded: lists.List
 def _finished(folder: str) -> dict[str, Any]:
     """The manifest of a run that has ended, empty if there is none."""
     try:
-        manifest = json.loads(storage.read(os.path.join(folder, "manifest.json")))
+        manifest = json.loads(storage.read(os.path.join(folder, _MANIFEST)))
     except (OSError, ValueError):
         return {}
     return manifest if "inputs" in manifest else {}
 
 
-def _empty_folder(output: str) -> str:
+def _empty_folder(output: str, inputs: Iterable[str]) -> str:
     """Where a run writes: beside a local output, in place of a remote one, of which nothing else is left.
 
     Raises:
-      UserError: the output holds something that no such run has made.
+      UserError: the output is a file, or holds inputs or something that no such run has made.
     """
+    final = storage.absolute(output)
+    if os.path.isfile(final):
+        raise UserError(f"{output} is a file: give --output a new folder")
     found = storage.names(output)
     if found and not _finished(output) and _UNFINISHED not in found:
         raise UserError(f"{output} holds other files, such as {found[0]}: give --output a new folder")
+    for path in inputs:
+        if path.startswith(os.path.join(final, "")):
+            raise UserError(f"{output} holds the input {path}: give --output a new folder")
     if storage.is_remote(output):
         storage.write(os.path.join(output, _UNFINISHED), b"")
-        for name in found:
+        # First of all the manifest: what is left without it is not taken for finished.
+        for name in sorted(found, key=lambda name: name != _MANIFEST):
             if name != _UNFINISHED:
                 storage.remove(os.path.join(output, name))
         return output
-    output = os.path.abspath(output)
-    folder = os.path.join(os.path.dirname(output), f".{os.path.basename(output)}.tmp")
+    folder = os.path.join(os.path.dirname(final), f".{os.path.basename(final)}.tmp")
     storage.remove(folder)
     return folder
 
 
+def _pipeline(options: Sequence[str]) -> Any:
+    try:
+        from plm_jax.data import runners
+    except ModuleNotFoundError as error:
+        raise UserError("cleaning needs Apache Beam: pip install 'plm_jax[clean]'") from error
+    return runners.pipeline(options)
+
+
 def _run(
-    files: list[str],
+    pipeline: Any,
+    files: Mapping[str, crawl.File],
     folder: str,
     rule: settings.Settings,
     loaded: lists.Lists,
-    runner_options: Sequence[str],
     show_progress: bool,
 ) -> None:
-    """Runs the pipeline to its end."""
-    try:
-        import apache_beam as beam
-        from apache_beam.options.pipeline_options import PipelineOptions
-    except ModuleNotFoundError as error:
-        raise UserError("cleaning needs Apache Beam: pip install 'plm_jax[clean]'") from error
-    from plm_jax.data.cleaning import pipeline
+    """Cleans on an empty pipeline, to its end."""
+    from plm_jax.data.cleaning.pipeline import Cleaning
 
-    try:
-        made = beam.Pipeline(options=PipelineOptions(list(runner_options)))
-    except ValueError as error:
-        raise UserError(f"Beam does not take {' '.join(runner_options)}: {' '.join(str(error).split())}") from error
     # It would log the traceback of what a worker raises, which comes up here anyway.
     logging.getLogger("apache_beam.runners.common").setLevel(logging.CRITICAL)
-    pipeline.Cleaning(rule, folder).build(made, files, loaded)
+    Cleaning(rule, folder).build(pipeline, files, loaded)
     print(f"{len(files):,} files to clean", file=sys.stderr)
     try:
         with progress.shown(len(files), show_progress):
-            made.run().wait_until_finish()
+            pipeline.run().wait_until_finish()
     except Exception as error:  # Each runner wraps what its workers raise in its own way.
         mistake = _USER_ERROR.search(f"{type(error).__name__}: {error}")
         if mistake:
             raise UserError(mistake[1]) from error
         raise
+
+
+def _found(folder: str) -> dict[str, Any]:
+    """Files and counts as the workers report them."""
+    try:
+        return json.loads(storage.read(os.path.join(folder, "report.json")))
+    except FileNotFoundError:
+        raise UserError(f"the workers left nothing in {folder}: give an --output that they share") from None
 
 
 def _write_report(folder: str, rule: settings.Settings, counts: dict[str, Any]) -> str:

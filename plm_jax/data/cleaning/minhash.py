@@ -43,9 +43,9 @@ class Hashes:
         return minima.astype(np.uint32).reshape(self._bands, self._rows)
 
     def bands(self, text: str) -> list[bytes]:
-        """What two texts share if they agree in all rows of a band: a digest of 8 bytes a band."""
+        """What two texts share if they agree in all rows of a band: a digest of 8 bytes a band, each another."""
         rows = self.signature(text)
-        mixed = np.arange(self._bands, dtype=np.uint64)
+        mixed = _mix(np.arange(self._bands, dtype=np.uint64))  # So far apart that no sum with a row meets another.
         for row in rows.T:
             mixed = _mix(mixed + row)
         return [value.tobytes() for value in mixed.astype("<u8")]

@@ -9,7 +9,7 @@ import gzip
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import apache_beam as beam
@@ -39,8 +39,8 @@ class _Tallying(beam.DoFn):
 class _Read(_Tallying):
     """Files to pages."""
 
-    def process(self, path: str) -> Iterator[Any]:
-        for found in crawl.read(path, self._tally):
+    def process(self, file: tuple[str, str]) -> Iterator[Any]:
+        for found in crawl.read(*file, self._tally):
             if isinstance(found, Page):
                 yield found
             else:
@@ -66,7 +66,7 @@ class _Apply(_Tallying):
 
 
 class _Newest(_Tallying):
-    """Of the pages of a URL the newest; of several equally new ones that with the smallest hash of its text."""
+    """Of the pages of a URL the newest; of equally new ones that with the smallest hash of its text, then its URL."""
 
     def process(self, grouped: tuple[bytes, Iterable[Any]]) -> Iterator[Any]:
         newest = None
@@ -81,8 +81,9 @@ class _Newest(_Tallying):
         yield newest
 
 
-def _age(page: Page) -> tuple[str, int]:
-    return page.timestamp, -int.from_bytes(hashlib.md5(page.text.encode("utf-8")).digest(), "big")
+def _age(page: Page) -> tuple[str, int, int]:
+    text = hashlib.md5(page.text.encode("utf-8")).digest()
+    return page.timestamp, -int.from_bytes(text, "big"), -int.from_bytes(page.key, "big")
 
 
 class _Listed(_Tallying):
@@ -149,18 +150,18 @@ class _MergeTallies(beam.CombineFn):
 
 
 class Cleaning:
-    """The pipeline of some settings; each step takes pages and gives pages, and keeps its tally for `tally`."""
+    """The pipeline of some settings, `shards` among them; each step takes pages, gives pages and keeps its tally."""
 
     def __init__(self, rule: settings.Settings, folder: str):
         self._rule, self._folder = rule, folder
         self._tallies: list[beam.PCollection] = []
 
-    def build(self, pipeline: beam.Pipeline, files: list[str], lists: Lists) -> None:
+    def build(self, pipeline: beam.Pipeline, files: Mapping[str, crawl.File], lists: Lists) -> None:
         """Adds everything from reading `files` to writing into the folder; `lists` are what the settings name."""
         rule = self._rule
         found = (
             pipeline
-            | "files" >> beam.Create(files)
+            | "files" >> beam.Create([(path, file.name) for path, file in files.items()])
             | "spread files" >> beam.Reshuffle()
             | "reading" >> (beam.ParDo(_Read()).with_outputs(TALLY, QUARANTINE, main="pages"))
         )
@@ -259,10 +260,10 @@ def _read_urls(path: str) -> Iterator[tuple[bytes, None]]:
 def _row(page: Page, rule: settings.Settings) -> tuple[str, tuple[bytes, str]]:
     """A page's file, and its line in it. Where several languages are kept, each has its folder."""
     progress.expect("writing")
-    number = url_hash(page)
-    split = "train" if number % rule.validation_one_in else "validation"
     # The remainder by `validation_one_in` is spent: its quotient tells the shards apart.
-    name = f"{split}-{number // rule.validation_one_in % rule.shards:05d}.jsonl.gz"
+    number, remainder = divmod(url_hash(page), rule.validation_one_in)
+    split, shards = ("train", rule.shards) if remainder else ("validation", -(-rule.shards // rule.validation_one_in))
+    name = f"{split}-{number % shards:05d}.jsonl.gz"
     folder = page.language if isinstance(rule.language, settings.Cld3) else ""
     row = {"text": page.text, "url": page.url, "timestamp": page.timestamp, "language": page.language}
     return os.path.join(folder, name), (page.key, json.dumps(row, ensure_ascii=False) + "\n")
@@ -272,7 +273,7 @@ def _quarantined_row(record: crawl.Quarantined, shards: int) -> tuple[str, tuple
     progress.expect("writing")
     line = json.dumps(record._asdict(), ensure_ascii=False) + "\n"
     key = hashlib.md5(line.encode("utf-8")).digest()
-    return f"quarantine-{int.from_bytes(key, 'big') % shards:05d}.jsonl.gz", (key, line)
+    return f"quarantine/{int.from_bytes(key, 'big') % shards:05d}.jsonl.gz", (key, line)
 
 
 def _report(path: str, tally: Tally, files: list[tuple[str, int, int]]) -> None:

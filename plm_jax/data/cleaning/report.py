@@ -14,7 +14,7 @@ from matplotlib import pyplot as plt
 def reasons(rule: settings.Settings) -> dict[str, tuple[str, str, str]]:
     """By reason: the step, what is counted, and the rule in words, for those that may occur with some settings."""
     found = {
-        "quarantined": ("reading", "records", "cannot be read; kept in quarantine-*.jsonl.gz"),
+        "quarantined": ("reading", "records", "cannot be read; kept in quarantine/"),
         "no_html": ("reading", "records", "a response that is no HTML page"),
         "no_url": ("reading", "pages", "no URL"),
         "no_text": ("reading", "pages", "no text"),

@@ -91,6 +91,10 @@ class CleanLines:
 
     def __init__(self, rule: settings.CleanLines):
         self._rule = rule
+        self._placeholders, self._scripts, self._policies = (
+            [phrase.lower() for phrase in phrases]
+            for phrases in (rule.placeholder_phrases, rule.script_phrases, rule.policy_phrases)
+        )
 
     def __call__(self, page: Page, tally: Tally) -> Page | None:
         """The page with its good lines, or None."""
@@ -133,21 +137,22 @@ class CleanLines:
 
     def _is_suspicious(self, text: str) -> bool:
         """Whether some line could hold a phrase: most pages have none, and need not be looked at line by line."""
-        lower = _CITATIONS.sub("", text).lower() if "[" in text else text.lower()
-        rule = self._rule
-        phrases = (*rule.placeholder_phrases, *rule.script_phrases, *rule.code_marks, *rule.policy_phrases)
-        return any(phrase in lower for phrase in phrases)
+        text = _CITATIONS.sub("", text) if "[" in text else text
+        lower = text.lower()
+        return any(phrase in lower for phrase in (*self._placeholders, *self._scripts, *self._policies)) or any(
+            mark in text for mark in self._rule.code_marks
+        )
 
     def _phrase(self, line: str) -> tuple[str | None, str | None]:
         """Why the line is to go, and why the whole page is, by what they say."""
-        lower, rule = line.lower(), self._rule
-        if any(phrase in lower for phrase in rule.placeholder_phrases):
+        lower = line.lower()
+        if any(phrase in lower for phrase in self._placeholders):
             return None, "placeholder"
-        if any(phrase in lower for phrase in rule.script_phrases):
+        if any(phrase in lower for phrase in self._scripts):
             return "script", None
-        if any(mark in line for mark in rule.code_marks):
+        if any(mark in line for mark in self._rule.code_marks):
             return None, "code"
-        if any(phrase in lower for phrase in rule.policy_phrases):
+        if any(phrase in lower for phrase in self._policies):
             return "policy", None
         return None, None
 

@@ -139,7 +139,11 @@ class Settings:
     """What happens to the pages of a crawl, in this order; None leaves a step out.
 
     Pages with more than `max_characters` go first, then all but the newest page of each URL. One page in
-    `validation_one_in`, by a hash of its URL, is for validation. Each split is written to at most `shards` files.
+    `validation_one_in`, by a hash of its URL, is for validation.
+
+    Attributes:
+      shards: files of the training split, of which a worker holds one in memory; None: one for every 256 MiB that the
+        crawl's files have. Validation has its share of as many; one that gets no page is not written.
     """
 
     max_characters: int = 190_000
@@ -151,7 +155,7 @@ class Settings:
     badwords: BadWords | None = None
     near_duplicates: MinHash | None = None
     validation_one_in: int = 1000
-    shards: int = 16
+    shards: int | None = None
 
 
 _EN = Settings(lines=CleanLines(), duplicates=DuplicateLines(), badwords=BadWords())
@@ -172,13 +176,15 @@ FLAVOURS = {
 def resolve(flavour: str, changes: Sequence[str] = ()) -> Settings:
     """A flavour with some changes, each as in `lines.min_words=4`, `near_duplicates.kind=minhash` or `badwords=None`.
 
+    A `kind` gives its section other fields and so comes first, wherever it stands.
+
     Raises:
       UserError: no such flavour or field, a value of the wrong type or out of range, a missing path.
     """
     if flavour not in FLAVOURS:
         raise UserError(f"there is no flavour '{flavour}': {nearest(flavour, FLAVOURS)}")
     tree = trees.to_dict(FLAVOURS[flavour])
-    for change in changes:
+    for change in sorted(changes, key=lambda change: not change.partition("=")[0].endswith(".kind")):
         path, equals, value = change.partition("=")
         if not equals:
             raise UserError(f"--set={change} sets nothing: write it as in --set=lines.min_words=4")
@@ -189,7 +195,7 @@ def resolve(flavour: str, changes: Sequence[str] = ()) -> Settings:
                 node[section] = {}
             node = node.get(section)
             if not isinstance(node, dict):
-                raise UserError(f"settings.{path}: '{section}' has no fields here; set {section}.kind first")
+                raise UserError(f"settings.{path}: '{section}' has no fields here; set {section}.kind too")
         if name == "kind":
             node.clear()
         node[name] = _literal(value)
@@ -220,7 +226,9 @@ def _check(settings: Settings) -> None:
             raise UserError(f"{where} is {value}: give no negative number")
         if isinstance(value, float) and value > 1:
             raise UserError(f"{where} is {value}: give a number from 0 to 1")
-    positive = {"validation_one_in": settings.validation_one_in, "shards": settings.shards}
+    positive = {"validation_one_in": settings.validation_one_in}
+    if settings.shards is not None:
+        positive["shards"] = settings.shards
     if settings.near_duplicates is not None:
         fields = dataclasses.asdict(settings.near_duplicates)
         positive |= {f"near_duplicates.{name}": fields[name] for name in ("bands", "rows", "words")}

@@ -1,6 +1,7 @@
 """Reading crawls: as C4 reads them, and past what is damaged."""
 
 import gzip
+import pathlib
 
 import pytest
 
@@ -12,7 +13,7 @@ from tests.data.cleaning.crawls import response, warc_record, write_archive, wri
 
 def read(path) -> tuple[list[Page], list[crawl.Quarantined], dict[str, int]]:
     tally = Tally()
-    found = list(crawl.read(str(path), tally))
+    found = list(crawl.read(str(path), pathlib.Path(path).name, tally))
     pages = [each for each in found if isinstance(each, Page)]
     bad = [each for each in found if not isinstance(each, Page)]
     return pages, bad, {reason: count.number for reason, count in tally.items()}
@@ -106,6 +107,7 @@ def test_json_lines_and_their_bad_ones(tmp_path):
         b'{"text": "cut',
         b'{"text": "\xff"}',
         b'{"text": "\\ud800"}',
+        b'{"text": ' + b"[" * 100_000,
         b'{"text": "Three.", "url": null, "more": {}}',
     ]
     path = tmp_path / "a.jsonl"
@@ -114,9 +116,9 @@ def test_json_lines_and_their_bad_ones(tmp_path):
     assert pages == [
         Page("http://a.org/1", "One.", "2020"),
         Page("a.jsonl:2", "Two."),
-        Page("a.jsonl:10", "Three."),
+        Page("a.jsonl:11", "Three."),
     ]
-    assert [each.position for each in bad] == [5, 6, 7, 8, 9]
+    assert [each.position for each in bad] == [5, 6, 7, 8, 9, 10]
     assert counts == {"read": 3, "no_text": 1}
 
     whole = gzip.compress(path.read_bytes() * 100)
@@ -140,6 +142,29 @@ def test_files_are_found_and_told_apart(tmp_path):
         crawl.files([f"{tmp_path}/nothing*"])
     with pytest.raises(UserError, match="cannot read"):
         read(tmp_path / "missing.jsonl")
+
+
+def test_files_are_named_by_where_they_lie_among_the_others(tmp_path, monkeypatch):
+    for folder in ("crawl-a", "crawl-b/deep"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "0.jsonl").write_text("{}")
+    names = {"crawl-a/0.jsonl": str(tmp_path / "crawl-a/0.jsonl"), "crawl-b/deep/0.jsonl": "crawl-b/deep/0.jsonl"}
+    monkeypatch.chdir(tmp_path)
+    found = crawl.files([*names.values(), "crawl-b/../crawl-a/*"])
+    assert {file.name: path for path, file in found.items()} == {name: str(tmp_path / name) for name in names}
+    assert {file.size for file in found.values()} == {2}
+    assert [file.name for file in crawl.files([f"{tmp_path}/crawl-a/*"]).values()] == ["0.jsonl"]
+
+
+def test_links_are_followed(tmp_path):
+    (tmp_path / "a.jsonl").write_text("{}")
+    (tmp_path / "crawl").mkdir()
+    (tmp_path / "crawl" / "b.jsonl").symlink_to("../a.jsonl")
+    pattern, path = f"{tmp_path}/crawl/*", str(tmp_path / "crawl/b.jsonl")
+    before = crawl.files([pattern])
+    assert list(before) == [path]
+    (tmp_path / "a.jsonl").write_text("{} ")
+    assert crawl.files([pattern])[path] != before[path]
 
 
 def test_rows_of_the_output_can_be_cleaned_again(tmp_path):

@@ -68,7 +68,7 @@ def clean(inputs: list[str], output, rule: settings.Settings) -> dict:
 
 
 def bytes_of(folder) -> dict[str, str]:
-    return {path.name: hashlib.md5(path.read_bytes()).hexdigest() for path in sorted(folder.glob("*.gz"))}
+    return {path.name: hashlib.md5(path.read_bytes()).hexdigest() for path in sorted(folder.rglob("*.gz"))}
 
 
 def cleaned_by_c4(c4, files: list[str], output) -> list[dict[str, str]]:
@@ -163,13 +163,13 @@ def test_bad_data_is_quarantined_and_the_rest_cleaned_once(tmp_path, capsys, mon
         "no_html": 1,
         "other_language": 1,
     }
-    quarantined = {(row["file"], row["position"]) for row in read_rows(output, "quarantine-*")}
+    quarantined = {(row["file"], row["position"]) for row in read_rows(output, "quarantine/*")}
     assert quarantined == {("bad.jsonl", 1), ("bad.jsonl", 2), ("no.wet.gz", 0)}
     assert counts["other_language"]["examples"] == [{"url": "http://de.org", "text": GERMAN}]
     assert GERMAN in (output / "report.md").read_text() and (output / "report.svg").read_bytes().startswith(b"<?xml")
     manifest = json.loads((output / "manifest.json").read_text())
     assert {name: file["rows"] for name, file in manifest["files"].items()} == {
-        "quarantine-00000.jsonl.gz": 3,
+        "quarantine/00000.jsonl.gz": 3,
         "train-00000.jsonl.gz": 5,
     }
     assert not (tmp_path / ".out.tmp").exists()
@@ -253,7 +253,8 @@ def test_pages_of_a_list_only(flavour, tmp_path, bucket):
     """The second into a bucket, in which an earlier run was stopped."""
     rng = random.Random(3)
     urls = ["http://www.news.org/a/", "http://sport.news.org/b", "http://other.org/c", "https://news.org/d?utm_s=1"]
-    rows = [{"url": url, "text": "\n".join(sentence(rng) for _ in range(4))} for url in urls]
+    shared = " ".join(sentence(rng) for _ in range(3))
+    rows = [{"url": url, "text": f"{shared}\n" + "\n".join(sentence(rng) for _ in range(4))} for url in urls]
     (tmp_path / "domains.json").write_text('{"news.org": ["", "blog"]}')
     (tmp_path / "urls.txt").write_text("https://news.org/a\nhttp://other.org/c/\nhttp://nowhere.org\n")
     listed, output = {
@@ -267,7 +268,9 @@ def test_pages_of_a_list_only(flavour, tmp_path, bucket):
     job.clean([write_json(tmp_path / "a.jsonl.gz", rows)], output, rule, show_progress=False)
     counts = json.loads(storage.read(f"{output}/report.json"))["counts"]
     lines = [gzip.decompress(storage.read(path)).splitlines() for path in storage.glob(f"{output}/train-*")]
-    found = {json.loads(line)["url"] for each in lines for line in each}
+    texts = {row["url"]: row["text"] for row in (json.loads(line) for each in lines for line in each)}
+    found = set(texts)
+    assert counts["span_elsewhere"]["number"] == 3 and sum(shared in text for text in texts.values()) == 1
     if flavour == "realnewslike":
         assert found == {urls[0], urls[3]}
         assert counts["other_domain"]["number"] == counts["other_subdomain"]["number"] == 1
@@ -282,14 +285,129 @@ def test_an_output_that_holds_something_else_is_left_alone(tmp_path):
     (tmp_path / "manifest.json").write_text('{"identity": "of a cache"}')
     with pytest.raises(UserError, match=r"holds other files, such as a\.jsonl"):
         job.clean([path], str(tmp_path), settings.resolve("en.noclean"), show_progress=False)
+    for output in (path, f"{path}/"):
+        with pytest.raises(UserError, match=r"a\.jsonl/? is a file"):
+            job.clean([path], output, settings.resolve("en.noclean"), show_progress=False)
+    (tmp_path / "manifest.json").write_text('{"identity": "of an earlier run", "inputs": []}')
+    with pytest.raises(UserError, match=r"holds the input .*a\.jsonl"):
+        job.clean([path], str(tmp_path), settings.resolve("en.noclean"), show_progress=False)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["a.jsonl", "manifest.json"]
+    assert pathlib.Path(path).stat().st_size
 
 
-def test_what_a_worker_cannot_read_is_a_mistake(tmp_path, monkeypatch):
-    monkeypatch.setattr(job.crawl, "files", lambda patterns: {f"{tmp_path}/gone.jsonl": ""})
+def test_a_bucket_is_emptied_only_when_there_is_a_runner_and_first_of_its_manifest(tmp_path, bucket, monkeypatch):
+    path, rule = write_json(tmp_path / "a.jsonl.gz", [{"text": "x"}]), settings.resolve("en.noclean")
+    before = {"manifest.json": b'{"inputs": []}', "a.gz": b"", "train-00000.jsonl.gz": b"rows"}
+    for name, data in before.items():
+        storage.write(f"{bucket}/{name}", data)
+    with pytest.raises(UserError, match="Nowhere"):
+        job.clean([path], bucket, rule, ["--runner=Nowhere"], show_progress=False)
+    assert {name: storage.read(f"{bucket}/{name}") for name in storage.names(bucket)} == before
+
+    def stop(path):
+        removed.append(path)
+        raise KeyboardInterrupt
+
+    removed = []
+    monkeypatch.setattr(storage, "remove", stop)
+    with pytest.raises(KeyboardInterrupt):
+        job.clean([path], bucket, rule, show_progress=False)
+    assert removed == [f"{bucket}/manifest.json"] and ".unfinished" in storage.names(bucket)
+
+
+@pytest.mark.parametrize("options", [[], ["--direct_num_workers=2"]])
+def test_what_a_worker_cannot_read_is_a_mistake(options, tmp_path, monkeypatch):
+    gone = {f"{tmp_path}/gone.jsonl": job.crawl.File("gone.jsonl", 0, "")}
+    monkeypatch.setattr(job.crawl, "files", lambda patterns: gone)
     with pytest.raises(UserError) as raised:
-        job.clean(["x"], str(tmp_path / "out"), settings.resolve("en.noclean"), show_progress=False)
+        job.clean(["x"], str(tmp_path / "out"), settings.resolve("en.noclean"), options, show_progress=False)
     assert str(raised.value) == f"cannot read {tmp_path}/gone.jsonl: No such file or directory"
+
+
+def test_workers_that_share_no_folder_are_a_mistake(tmp_path, monkeypatch):
+    monkeypatch.setattr(job, "_run", lambda *_: None)
+    path = write_json(tmp_path / "a.jsonl.gz", [{"text": "x"}])
+    with pytest.raises(UserError, match=r"the workers left nothing in .*: give an --output that they share"):
+        job.clean([path], str(tmp_path / "out"), settings.resolve("en.noclean"), show_progress=False)
+
+
+def test_of_equal_copies_the_same_one_stays_in_whatever_order_they_come(tmp_path):
+    rng = random.Random(4)
+    texts = [" ".join(sentence(rng) for _ in range(3)) for _ in range(4)]
+    schemes = ("http://", "https://www.")
+    rows = [{"url": f"{scheme}a.org/{i}", "text": texts[i]} for i in range(4) for scheme in schemes]
+    rule = settings.resolve("en.noclean", ["language=None"])
+    for name, ordered in {"a": rows, "b": rows[::-1]}.items():
+        counts = clean([write_json(tmp_path / f"{name}.jsonl.gz", ordered)], tmp_path / name, rule)
+        assert counts["older_copy"]["number"] == 4
+    assert bytes_of(tmp_path / "a") == bytes_of(tmp_path / "b")
+
+
+def test_pages_without_a_url_are_told_apart_by_their_folders(tmp_path):
+    rng = random.Random(5)
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        rows = [{"text": " ".join(sentence(rng) for _ in range(3))} for _ in range(3)]
+        (tmp_path / folder / "part-0.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + "no JSON\n")
+    rule = settings.resolve("en.noclean", ["language=None", "badwords=None", "validation_one_in=1000000"])
+    counts = clean([f"{tmp_path}/?/*"], tmp_path / "out", rule)
+    found = {row["url"] for row in read_rows(tmp_path / "out", "train-*")}
+    assert found == {f"{folder}/part-0.jsonl:{line}" for folder in ("a", "b") for line in (1, 2, 3)}
+    assert "older_copy" not in counts
+    quarantined = {row["file"] for row in read_rows(tmp_path / "out", "quarantine/*")}
+    assert quarantined == {"a/part-0.jsonl", "b/part-0.jsonl"}
+
+
+def test_planted_near_duplicates_are_found_at_the_rate_of_the_curve(tmp_path):
+    """Pairs that share `same` of their words in a row, and so all but four of as many 5-grams."""
+    rng, pairs, words = random.Random(6), 150, 104
+    rule = settings.resolve(
+        "en.noclean", ["language=None", "near_duplicates.kind=minhash", "validation_one_in=1000000"]
+    )
+    rows, expected = [], {}
+    for same in (84, 92):
+        similarity = (same - 4) / (2 * (words - 4) - (same - 4))
+        expected[same] = 1 - (1 - similarity**rule.near_duplicates.rows) ** rule.near_duplicates.bands
+        for i in range(pairs):
+            shared = [f"w{rng.randrange(10**9)}" for _ in range(same)]
+            for copy in "ab":
+                own = [f"w{rng.randrange(10**9)}" for _ in range(words - same)]
+                rows.append({"url": f"http://{same}.org/{i}{copy}", "text": " ".join(shared + own)})
+    clean([write_json(tmp_path / "a.jsonl.gz", rows)], tmp_path / "out", rule)
+    left = [row["url"] for row in read_rows(tmp_path / "out", "train-*")]
+    for same, rate in expected.items():
+        found = 2 - sum(url.startswith(f"http://{same}.") for url in left) / pairs
+        assert 0.3 < rate < 0.95 and abs(found - rate) < 4 * (rate * (1 - rate) / pairs) ** 0.5
+
+
+def test_without_shards_files_follow_the_size_of_the_crawl(tmp_path, monkeypatch):
+    rng = random.Random(7)
+    rows = [{"url": f"http://a.org/{i}", "text": sentence(rng)} for i in range(60)]
+    path = write_json(tmp_path / "a.jsonl.gz", rows)
+    rule = settings.resolve("en.noclean", ["language=None", "validation_one_in=4"])
+    clean([path], tmp_path / "one", rule)
+    assert list(bytes_of(tmp_path / "one")) == ["train-00000.jsonl.gz", "validation-00000.jsonl.gz"]
+    monkeypatch.setattr(job, "_SHARD_BYTES", pathlib.Path(path).stat().st_size // 8 + 1)
+    clean([path], tmp_path / "many", rule)
+    names = [f"train-{i:05d}.jsonl.gz" for i in range(8)] + [f"validation-{i:05d}.jsonl.gz" for i in range(2)]
+    assert list(bytes_of(tmp_path / "many")) == names
+    for split in ("train", "validation"):
+        found = [sorted(row["url"] for row in read_rows(tmp_path / name, f"{split}-*")) for name in ("one", "many")]
+        assert found[0] == found[1]
+
+
+def test_nothing_takes_the_place_of_an_earlier_output_when_no_page_passes(tmp_path, capsys):
+    path, output = write_json(tmp_path / "a.jsonl.gz", [{"text": "One two three."}]), tmp_path / "out"
+    rule = settings.resolve("en.noclean", ["language=None", "validation_one_in=1000000"])
+    clean([path], output, rule)
+    before = bytes_of(output)
+    strict = settings.resolve("en.noclean", ["language=None", "max_characters=2"])
+    for _ in range(2):
+        capsys.readouterr()
+        with pytest.raises(UserError, match="no page for training passed"):
+            job.clean([path], str(output), strict, show_progress=False)
+        assert "| length | pages | more than 2 characters | 1 | 14 |" in capsys.readouterr().out
+        assert bytes_of(output) == before and sorted(each.name for each in tmp_path.iterdir()) == ["a.jsonl.gz", "out"]
 
 
 def test_a_crawl_without_pages_is_a_mistake(tmp_path):

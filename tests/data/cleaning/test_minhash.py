@@ -56,3 +56,9 @@ def test_other_seeds_hash_otherwise_and_the_same_seed_the_same():
     bands = [minhash.Hashes(14, 8, 5, seed).bands(text) for seed in (0, 0, 1)]
     assert bands[0] == bands[1] and not set(bands[0]) & set(bands[2])
     assert len(set(bands[0])) == 14
+
+
+def test_the_bands_of_a_text_differ():
+    """Also those of one row: many bands over many words, whose minima lie close together."""
+    bands = minhash.Hashes(bands=2000, rows=1, words=1, seed=0).bands(" ".join(map(str, range(20_000))))
+    assert len(set(bands)) == 2000

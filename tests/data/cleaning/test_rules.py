@@ -129,6 +129,15 @@ def test_a_line_goes_for_its_reason(line, reason):
         assert page.text == good + ("" if reason else "\n" + line.replace("[12]", ""))
 
 
+def test_marks_are_looked_for_as_written_and_phrases_in_any_case():
+    marked = rules.CleanLines(settings.CleanLines(min_sentences=1, code_marks=("CDATA",), script_phrases=("JScript",)))
+    text = "This line here has CDATA in it."
+    assert tallied(marked, Page("u", text)) == (None, {"code": 1})
+    assert tallied(marked, Page("u", text.lower())) == (Page("u", text.lower()), {})
+    page, reasons = tallied(marked, Page("u", "This line here has jscript in it.\nThis line here has none of it."))
+    assert (page.text, reasons) == ("This line here has none of it.", {"script": 1})
+
+
 def test_thresholds_are_settings():
     text = "Two words.\nAnd a Mr. Smith; one more sentence, then."
     strict = rules.CleanLines(settings.CleanLines())

@@ -43,6 +43,8 @@ def test_settings_can_be_changed():
     assert rule.lines.min_words == 4 and rule.duplicates == settings.DuplicateSpans(2)
     assert rule.language == settings.Langdetect("en", 1.0) and rule.badwords is None
     assert rule.near_duplicates == settings.MinHash(bands=20)
+    fields_first = ["duplicates.min_sentences=0", "duplicates.span=2", "duplicates.kind=spans"]
+    assert settings.resolve("en", [*fields_first, "badwords=None"]).duplicates == settings.DuplicateSpans(2, 0)
     assert settings.resolve("en.noclean", ["lines.kind=c4", "lines.end_marks=('.',)"]).lines.end_marks == (".",)
 
 
@@ -60,7 +62,7 @@ def test_settings_can_be_changed():
         ("en", [*LISTS[:1], "shards=0"], "settings.shards is 0: give at least 1"),
         ("en", [*LISTS[:1], "lines.min_words=-1"], "settings.lines.min_words is -1"),
         ("en", [*LISTS[:1], "language.min_probability=99.0"], "language.min_probability is 99.0: .* from 0 to 1"),
-        ("en", [*LISTS[:1], "near_duplicates.bands=3"], "near_duplicates.kind first"),
+        ("en", [*LISTS[:1], "near_duplicates.bands=3"], "near_duplicates.kind too"),
         ("en", [*LISTS[:1], "duplicates.kind=words"], "settings.duplicates.kind is 'words'"),
         ("en", [*LISTS[:1], "language=None"], "bad words are listed by language"),
         ("en.noclean", ["near_duplicates.kind=minhash", "near_duplicates.rows=0"], "near_duplicates.rows is 0"),

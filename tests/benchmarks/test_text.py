@@ -1,0 +1,34 @@
+"""The benchmarks of cleaning and of preparing run to their ends at tiny sizes."""
+
+import importlib
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def test_cleaning_is_measured_against_c4(monkeypatch, capsys):
+    utils = pytest.importorskip("tensorflow_datasets.text.c4_utils")
+    for name in ("_SENTENCE_TOKENIZER", "get_counter_inc_fn"):  # The benchmark sets them.
+        monkeypatch.setattr(utils, name, getattr(utils, name))
+    monkeypatch.setattr(sys, "argv", ["clean.py", "--tiny"])
+    importlib.import_module("clean").main()
+    found = json.loads(capsys.readouterr().out)
+    assert list(found["rules"]) == ["length", "lines", "language", "bad words", "all"]
+    assert found["rules"]["all"]["pages"] == 20 and found["rules"]["all"]["ratio"] > 0
+    assert found["rules"]["lines"]["left"] == found["rules"]["language"]["pages"] > 0
+
+
+def test_preparing_is_measured():
+    command = [sys.executable, str(ROOT / "benchmarks" / "prepare.py"), "--tiny", "--runners=local"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert 0.2 <= found["megabytes_of_text"] < 0.5
+    assert list(found["runners"]) == ["local"] and found["reading"]["batches"] == 2
+    for run in (found["runners"]["local"], found["reading"]):
+        assert run["seconds"] > 0 and run["megabytes"][0]["resident"] > 50

@@ -9,7 +9,7 @@ from scipy import stats
 
 from plm_jax.evaluation import trivial
 
-_HEAD = ("Run", "Metric", "Value", "Trivial predictor", "Better by", "Beyond noise", "Seeds", "Training minutes")
+_HEAD = ("Run", "Metric", "Value", "Trivial predictor", "Better by", "Beyond noise", "Seeds", "Minutes")
 # How sure it must be that other seeds would be better than the trivial predictor on the average.
 _CONFIDENCE = 0.99
 
@@ -22,7 +22,7 @@ def table(results: Sequence[dict[str, Any]]) -> str:
     the same for all, is not in it.
 
     Args:
-      results: of each run `name`, `error` (None if there is none), `training_minutes`, and `metrics`, TASK/METRIC to figure.
+      results: of each run `name`, `error` (None if there is none), `minutes`, and `metrics`, TASK/METRIC to figure.
         Runs of one name are one run of several seeds.
     """
     lines = [_HEAD]
@@ -31,7 +31,7 @@ def table(results: Sequence[dict[str, Any]]) -> str:
         lines += [(name, f"failed: {result['error']}", *[""] * 6) for result in same if result["error"] is not None]
         finished = [result for result in same if result["error"] is None]
         if finished:
-            minutes = f"{statistics.mean(result['training_minutes'] for result in finished):.1f}"
+            minutes = f"{statistics.mean(result['minutes'] for result in finished):.1f}"
             all_metrics = [result["metrics"] for result in finished]
             lines += [(name, *row, str(len(finished)), minutes) for row in _rows(all_metrics)]
     cells = ["| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines]

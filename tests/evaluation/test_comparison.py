@@ -7,7 +7,7 @@ from plm_jax.evaluation import comparison
 def result(name, error=None, minutes=1.0, **metrics):
     """What `comparison.table` takes of a run; `a__b` stands for a/b."""
     metrics = {key.replace("__", "/"): value for key, value in metrics.items()}
-    return {"name": name, "error": error, "training_minutes": minutes, "metrics": metrics}
+    return {"name": name, "error": error, "minutes": minutes, "metrics": metrics}
 
 
 def cells(table):

@@ -9,7 +9,7 @@ cores up to eight minutes, most one or two.
 On held-out speeches each has to beat a predictor of its own: denoisers and language models the training text's add-one
 unigram on the text among their targets (`real_loss`), sentence pairs the more frequent label (`pair_accuracy`),
 replaced-token detection chance (`discriminator_auc`; its accuracy also asks for probabilities above one half, where one
-token in eight is replaced). On held-out examples the tasks of `t5_tasks` have to beat the most frequent answer.
+token in seven is replaced). On held-out examples the tasks of `t5_tasks` have to beat the most frequent answer.
 
 What a row shows and what it does not:
 

@@ -261,7 +261,7 @@ def _misfit(member: Member) -> str | None:
         if before.get(name) != now.get(name)
     ]
     if not changed and _record(member.workdir).get("parent_began") != _parent_began(member):
-        parent = os.path.basename(member.parent)
+        parent = os.path.basename(member.run.train.init_from)
         return f"{member.workdir} began with weights of {parent}, which was trained anew since: delete it"
     if not changed:
         return None

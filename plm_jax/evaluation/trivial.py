@@ -5,7 +5,7 @@ from collections.abc import Collection
 import numpy as np
 
 # By metric what such a predictor gets: the metric with its figure, or the figure. A discriminator's accuracy is not
-# here: it says that a token is replaced only where it is more than half sure, which with one token in eight replaced
+# here: it says that a token is replaced only where it is more than half sure, which with one token in seven replaced
 # asks for more than telling them apart; that is what the area under its ROC curve measures.
 _PREDICTORS = {
     "real_loss": "unigram_loss",

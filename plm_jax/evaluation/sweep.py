@@ -9,10 +9,12 @@ A value may be a whole section (`{"objective": objectives.MaskedLM(whole_words=1
 of another run. Changes apply in their order; relative paths count from the base config's folder. `train.init_from` may
 name an earlier run of the sweep.
 
-Each run is `pretrain` and then `evaluate`, processes of their own, in the folder of its name. As a config file, this
-module is the config that a run directory holds: `--config=plm_jax/evaluation/sweep.py:WORKDIR`.
+Each run is `pretrain` and then `evaluate`, processes of their own, in the folder of its name, where `sweep.json` notes
+when it began (seconds since 1970), when the run did whose weights it took, and how many seconds all its attempts took.
+As a config file, this module is the config that a run directory holds: `--config=plm_jax/evaluation/sweep.py:WORKDIR`.
 """
 
+import contextlib
 import copy
 import dataclasses
 import json
@@ -23,7 +25,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,12 +49,14 @@ class Member:
       name: what `overrides` calls it; runs of one name differ in their seed.
       workdir: its run directory.
       changes: what it changes, as JSON.
+      parent: the directory of the sweep's run whose weights it begins with; None: there is none.
     """
 
     name: str
     workdir: str
     changes: dict[str, Any]
     run: config.Run
+    parent: str | None = None
 
 
 def get_config(workdir: str):
@@ -67,30 +71,46 @@ def run(path: str, workdir: str, seeds: Sequence[int] = ()) -> None:
       seeds: the seeds of each run; by default its own alone. Those of other seeds are in NAME-seedSEED.
 
     Raises:
-      UserError: the sweep's file cannot be used; a run failed, or one of another config is in its place. The other runs
-        are done nevertheless.
+      UserError: the sweep's file cannot be used; a run failed, or waits for its parent, which did; one of another
+        config, or that began with former weights of its parent, is in its place. The other runs are done nevertheless.
     """
     found = members(path, workdir, seeds)
-    missing = [member for member in found if not _is_finished(member)]
-    _say(f"{len(found)} runs, {len(found) - len(missing)} of them finished before")
-    errors, began = {}, time.monotonic()
+    errors: dict[str, str] = {}
+    missing = []
+    for member in found:
+        with _noted(errors, member):
+            if not _is_finished(member):
+                missing.append(member)
+    _say(f"{len(found)} runs, {len(found) - len(missing) - len(errors)} of them finished before")
+    began = time.monotonic()
     for number, member in enumerate(missing, 1):
         folder = os.path.basename(member.workdir)
         _say(f"== {number}/{len(missing)} {folder}: {member.workdir}")
-        error = _misfit(member) or _train(member)
-        if error:
-            errors[folder] = error
+        with _noted(errors, member):
+            # Parents come earlier: by now they are finished or have an error.
+            if member.parent in errors:
+                raise UserError(f"waits for {os.path.basename(member.parent)}")
+            _train(member)
         left = (time.monotonic() - began) / number * (len(missing) - number)
-        ending = f"failed: {error}" if error else "finished"
+        ending = f"failed: {errors[member.workdir]}" if member.workdir in errors else "finished"
         _say(f"== {number}/{len(missing)} {folder} {ending}; about {tqdm.format_interval(left)} left")
-    results = [_result(member, errors.get(os.path.basename(member.workdir))) for member in found]
+    results = [_result(member, errors.get(member.workdir)) for member in found]
     table = comparison.table(results)
-    storage.write(os.path.join(workdir, "sweep.json"), json.dumps(results, indent=2).encode("utf-8"))
+    _write_json(workdir, "sweep.json", results)
     storage.write(os.path.join(workdir, "table.md"), table.encode("utf-8"))
     print(table, end="", flush=True)
     if errors:
-        said = "; ".join(f"{folder}: {error}" for folder, error in errors.items())
+        said = "; ".join(f"{os.path.basename(folder)}: {error}" for folder, error in errors.items())
         raise UserError(f"{len(errors)} of {len(found)} runs failed ({said}): mend them and run the same command again")
+
+
+@contextlib.contextmanager
+def _noted(errors: dict[str, str], member: Member) -> Iterator[None]:
+    """Puts a mistake into `errors`, by the run's directory."""
+    try:
+        yield
+    except UserError as error:
+        errors[member.workdir] = str(error)
 
 
 def members(path: str, workdir: str, seeds: Sequence[int] = ()) -> list[Member]:
@@ -113,9 +133,11 @@ def members(path: str, workdir: str, seeds: Sequence[int] = ()) -> list[Member]:
                 raise UserError(f"{path} has two runs in {at}: give each seed once, and no name that ends like one")
             resolved = config.resolve(config.to_dict(as_given), base)
             train = resolved.train if seed is None else dataclasses.replace(resolved.train, seed=seed)
+            parent = None
             if init_from in described and directory(init_from, seed) in found:
-                train = dataclasses.replace(train, init_from=directory(init_from, seed))
-            found[at] = Member(name, at, changes, dataclasses.replace(resolved, train=train))
+                parent = directory(init_from, seed)
+                train = dataclasses.replace(train, init_from=parent)
+            found[at] = Member(name, at, changes, dataclasses.replace(resolved, train=train), parent)
     return list(found.values())
 
 
@@ -184,14 +206,49 @@ def _held(workdir: str) -> config.Run:
 
 def _is_finished(member: Member) -> bool:
     """Whether a run of this very config has its last checkpoint, evaluated."""
-    steps, workdir = member.run.train.steps, member.workdir
-    evaluated = any(row["step"] == steps for row in read_rows(os.path.join(workdir, "evaluation.jsonl")))
-    return evaluated and storage.exists(os.path.join(workdir, "checkpoints", str(steps))) and not _misfit(member)
+    last = os.path.join(member.workdir, "checkpoints", str(member.run.train.steps))
+    return bool(_metrics(member)) and storage.exists(last) and not _misfit(member)
+
+
+def _metrics(member: Member) -> dict[str, float]:
+    """What the last checkpoint reached on the validation split of each source; nothing if one is not evaluated."""
+    log = read_rows(os.path.join(member.workdir, "evaluation.jsonl"))
+    rows = [row for row in log if row["step"] == member.run.train.steps]
+    found: dict[str, float] = {}
+    for source in config.read_sources(member.run):
+        own = {name: value for row in rows for name, value in row.items() if name.startswith(f"{source}/")}
+        if not own:
+            return {}
+        found |= own
+    return found
+
+
+def _record(workdir: str) -> dict[str, float | None]:
+    """`began`, `parent_began` and `seconds` of a run; nothing of one that no sweep has begun.
+
+    Raises:
+      UserError: it is damaged.
+    """
+    path = os.path.join(workdir, "sweep.json")
+    try:
+        return json.loads(storage.read(path))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise UserError(f"{path} is damaged ({error}): delete {workdir}") from error
+
+
+def _parent_began(member: Member) -> float | None:
+    return _record(member.parent).get("began") if member.parent else None
+
+
+def _has_checkpoint(workdir: str) -> bool:
+    return any(name.isdecimal() for name in storage.names(os.path.join(workdir, "checkpoints")))
 
 
 def _misfit(member: Member) -> str | None:
-    """What is wrong where a run directory holds another config than the one wanted."""
-    if not storage.exists(os.path.join(member.workdir, "config.json")):
+    """What is wrong where a run directory holds another run than the one wanted."""
+    if not _has_checkpoint(member.workdir):
         return None
     try:
         held = _held(member.workdir)
@@ -203,6 +260,9 @@ def _misfit(member: Member) -> str | None:
         for name in before | now
         if before.get(name) != now.get(name)
     ]
+    if not changed and _record(member.workdir).get("parent_began") != _parent_began(member):
+        parent = os.path.basename(member.run.train.init_from)
+        return f"{member.workdir} began with weights of {parent}, which was trained anew since: delete it"
     if not changed:
         return None
     more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
@@ -221,19 +281,37 @@ def _leaves(tree: Any, path: str = ""):
         yield from _leaves(value, f"{path}.{name}" if path else name)
 
 
-def _train(member: Member) -> str | None:
-    """Pretrains and evaluates; the last line of the one that failed."""
-    path = os.path.join(member.workdir, "config.json")
-    if not storage.exists(path):
-        storage.write(path, json.dumps({"config": config.to_dict(member.run)}, indent=2).encode("utf-8"))
-    described = os.path.abspath(__file__)
-    return _call("pretrain", f"--config={described}:{member.workdir}", f"--workdir={member.workdir}") or _call(
-        "evaluate", f"--checkpoint={member.workdir}"
-    )
+def _train(member: Member) -> None:
+    """Pretrains and evaluates.
+
+    Raises:
+      UserError: another run is in its place; or a verb failed.
+    """
+    misfit = _misfit(member)
+    if misfit:
+        raise UserError(misfit)
+    if _has_checkpoint(member.workdir):
+        record = _record(member.workdir)
+    else:  # What failed before had nothing to go on with; its config may have been mended.
+        record = {"began": time.time(), "parent_began": _parent_began(member)}
+        _write_json(member.workdir, "config.json", {"config": config.to_dict(member.run)})
+        _write_json(member.workdir, "sweep.json", record)
+    began = time.monotonic()
+    try:
+        described = os.path.abspath(__file__)
+        _call("pretrain", f"--config={described}:{member.workdir}", f"--workdir={member.workdir}")
+        _call("evaluate", f"--checkpoint={member.workdir}")
+    finally:
+        seconds = record.get("seconds", 0.0) + time.monotonic() - began
+        _write_json(member.workdir, "sweep.json", record | {"seconds": seconds})
 
 
-def _call(verb: str, *flags: str) -> str | None:
-    """Runs a verb, which is heard on; None, or why it failed: the last line that it said."""
+def _call(verb: str, *flags: str) -> None:
+    """Runs a verb, which is heard on.
+
+    Raises:
+      UserError: it failed; its message is the last line that it said.
+    """
     tail = b""
     with subprocess.Popen([sys.executable, "-m", f"plm_jax.{verb}", *flags], stderr=subprocess.PIPE) as process:
         try:
@@ -244,32 +322,28 @@ def _call(verb: str, *flags: str) -> str | None:
             process.terminate()
             raise
     if not process.returncode:
-        return None
+        return
     if process.returncode < 0:
-        return f"{verb} died of {signal.Signals(-process.returncode).name}: run the same command again"
+        raise UserError(f"{verb} died of {signal.Signals(-process.returncode).name}: run the same command again")
     lines = [line.strip() for line in re.split(r"[\r\n]+", tail.decode("utf-8", "replace")) if line.strip()]
-    return lines[-1].removeprefix("error: ") if lines else f"{verb} ended with status {process.returncode}"
+    raise UserError(lines[-1].removeprefix("error: ") if lines else f"{verb} ended with status {process.returncode}")
 
 
 def _result(member: Member, error: str | None) -> dict[str, Any]:
-    """What came of a run, as JSON; `training_minutes` are those of its steps, without start and validation."""
-    metrics, minutes = {}, 0.0
-    if error is None:
-        *_, metrics = read_rows(os.path.join(member.workdir, "evaluation.jsonl"))
-        del metrics["step"]
-        before = 0
-        for row in read_rows(os.path.join(member.workdir, "metrics.jsonl")):
-            minutes += row.get("train/step_seconds", 0.0) * (row["step"] - before) / 60
-            before = row["step"]
+    """What came of a run, as JSON; `minutes` are those of all its attempts, start and evaluation included."""
     return {
         "name": member.name,
         "seed": member.run.train.seed,
         "workdir": member.workdir,
         "overrides": member.changes,
         "error": error,
-        "training_minutes": minutes,
-        "metrics": metrics,
+        "minutes": 0.0 if error else _record(member.workdir).get("seconds", 0.0) / 60,
+        "metrics": {} if error else _metrics(member),
     }
+
+
+def _write_json(workdir: str, name: str, tree: Any) -> None:
+    storage.write(os.path.join(workdir, name), json.dumps(tree, indent=2).encode("utf-8"))
 
 
 def _say(line: str) -> None:

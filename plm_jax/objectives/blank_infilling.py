@@ -185,10 +185,7 @@ class BlankInfilling:
         for name, rate in needed.items():
             if rate and getattr(special, name) is None:
                 raise UserError(f"blank infilling as configured needs an id for {name}: set config.vocabulary.{name}")
-        if "segment_ids" in example:
-            raise UserError(
-                "blank infilling cannot keep documents apart: set config.data.layout.attend_across_documents to True"
-            )
+        rows.check_joined(example, "blank infilling")
 
     def _draw(self, text, first, sentences, special, rng) -> _Blanks:
         """The blanks of a text [n], of which tokens from `first` on may be cut out; sentences begin at `sentences`."""

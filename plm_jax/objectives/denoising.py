@@ -169,10 +169,7 @@ class Denoising:
         for name in ("bos", "eos", *(["mask"] if writes_masks else [])):
             if getattr(special, name) is None:
                 raise UserError(f"denoising needs a special id {name}: set config.vocabulary.{name}")
-        if "segment_ids" in example:
-            raise UserError(
-                "denoising cannot keep documents apart: set config.data.layout.attend_across_documents to True"
-            )
+        rows.check_joined(example, "denoising")
 
     def _noised(self, tokens, example, special, rng) -> np.ndarray:
         """All noises on a text [n], one after another."""

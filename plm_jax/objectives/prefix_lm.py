@@ -7,7 +7,7 @@ import numpy as np
 
 from plm_jax.errors import UserError
 from plm_jax.objectives.causal import Causal
-from plm_jax.objectives.rows import EveryToken
+from plm_jax.objectives.rows import EveryToken, check_joined
 from plm_jax.objectives.special import Special
 from plm_jax.objectives.text_to_text import TextToText, decoder
 
@@ -61,10 +61,7 @@ class FullLM(EveryToken):
         del rng
         if special.eos is None:
             raise UserError("full lm gives the encoder eos: set config.vocabulary.eos")
-        if "segment_ids" in example:
-            raise UserError(
-                "full lm cannot keep documents apart: set config.data.layout.attend_across_documents to True"
-            )
+        check_joined(example, "full lm")
         targets = np.asarray(example["tokens"], np.int32)
         weights = np.asarray(example["mask"] if "mask" in example else np.ones(len(targets)), np.float32)
         encoder = {"tokens": np.array([special.eos], np.int32), "mask": np.ones(1, np.int32)}
@@ -94,10 +91,7 @@ class DecoderPrefixLM(Causal):
         Raises:
           UserError: documents are kept apart.
         """
-        if "segment_ids" in example:
-            raise UserError(
-                "a prefix cannot keep documents apart: set config.data.layout.attend_across_documents to True"
-            )
+        check_joined(example, "a prefix")
         made = super().apply(example, special, rng)
         length = _prefix_length(1 + int(np.count_nonzero(made["target_weights"])), rng)
         made["target_weights"][: max(0, length - 1)] = 0

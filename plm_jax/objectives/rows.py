@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from plm_jax.errors import UserError
 from plm_jax.objectives.special import Special
 
 
@@ -23,6 +24,12 @@ class EveryToken:
     def target_length(self, length: int) -> int:
         """Slots for targets in a row; of two directions, in each."""
         return length
+
+
+def check_joined(example: dict[str, np.ndarray], what: str) -> None:
+    """Raises a `UserError` where documents are kept apart, which `what` cannot do."""
+    if "segment_ids" in example:
+        raise UserError(f"{what} cannot keep documents apart: set config.data.layout.attend_across_documents to True")
 
 
 def subset(total: int, size: int, rng: np.random.Generator) -> np.ndarray:

@@ -90,10 +90,7 @@ class TextToText:
                 f"{name} takes {needed} sentinels a row, the vocabulary has {len(special.sentinels)}: "
                 f"set config.vocabulary.sentinels to at least {needed}"
             )
-        if "segment_ids" in example:
-            raise UserError(
-                f"{name} cannot keep documents apart: set config.data.layout.attend_across_documents to True"
-            )
+        rows.check_joined(example, name)
 
 
 @functools.cache

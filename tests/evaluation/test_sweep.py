@@ -1,9 +1,15 @@
 """Sweeps: which runs a file describes, that they are trained, evaluated and left alone, and what is said of them."""
 
+import collections
+import dataclasses
+import functools
 import json
 import pathlib
-import runpy
+import re
+import shutil
+import types
 
+import jax
 import pytest
 
 from plm_jax import config, objectives
@@ -11,6 +17,7 @@ from plm_jax.data.reader import blank_batch
 from plm_jax.errors import UserError
 from plm_jax.evaluation import sweep
 from plm_jax.evaluation.comparison import table
+from plm_jax.models import registry
 from tests.training import tiny as tiny_config
 
 DEMO = pathlib.Path(__file__).parents[2] / "configs" / "ablations" / "objectives_demo.py"
@@ -48,10 +55,57 @@ def calls(monkeypatch):
 
     def call(verb, *flags):
         found.append((verb, pathlib.Path(flags[-1]).name))
-        return "no more"
+        raise UserError("no more")
 
     monkeypatch.setattr(sweep, "_call", call)
     return found
+
+
+class Verbs:
+    """Stands for the verbs: each takes a minute, leaves what a sweep looks for, and is noted; some fail.
+
+    Attributes:
+      calls: the verb and the run of each call so far.
+      failing: those that fail, and leave nothing.
+    """
+
+    def __init__(self):
+        self.calls, self.failing, self._now = [], set(), 0.0
+
+    def time(self) -> float:
+        return self._now
+
+    def call(self, verb, *flags):
+        self._now += 60
+        workdir = pathlib.Path(flags[-1].partition("=")[2])
+        self.calls.append((verb, workdir.name))
+        if self.calls[-1] in self.failing:
+            raise UserError("no more")
+        steps = json.loads((workdir / "config.json").read_text())["config"]["train"]["steps"]
+        if verb == "pretrain":
+            (workdir / "checkpoints" / str(steps)).mkdir(parents=True, exist_ok=True)
+        else:
+            log(workdir, step=steps, **{"a/real_loss": 4.0, "a/unigram_loss": 5.0, "b/loss": 3.0})
+
+
+@pytest.fixture
+def verbs(monkeypatch):
+    found = Verbs()
+    monkeypatch.setattr(sweep, "_call", found.call)
+    monkeypatch.setattr(sweep, "time", types.SimpleNamespace(time=found.time, monotonic=found.time))
+    return found
+
+
+@pytest.fixture
+def warm(tiny, tmp_path):
+    """A sweep's file with a run that begins with the weights of another, `warm` with those of `good`."""
+    return write(tmp_path, tiny / "tiny.py", more='yield "warm", {"train.init_from": "good"}')
+
+
+def log(workdir, **row):
+    """Adds a row to a run's evaluation.jsonl."""
+    with open(workdir / "evaluation.jsonl", "a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")
 
 
 def test_a_failure_is_reported_and_stops_no_other(swept):
@@ -69,8 +123,6 @@ def test_a_failure_is_reported_and_stops_no_other(swept):
     (row,) = map(json.loads, (folder / "runs" / "good" / "evaluation.jsonl").read_text().splitlines())
     assert row["step"] == 2
     assert good["metrics"] == {key: value for key, value in row.items() if key != "step"}
-    seconds = [json.loads(line) for line in (folder / "runs" / "good" / "metrics.jsonl").read_text().splitlines()]
-    assert good["training_minutes"] == pytest.approx(sum(r.get("train/step_seconds", 0) for r in seconds) / 60)
     made = (folder / "runs" / "table.md").read_text()
     assert made == table([bad, good])
     assert finished.out.endswith(made)
@@ -107,6 +159,78 @@ def test_a_run_without_its_evaluation_is_not_finished(swept, calls, tmp_path):
     log.write_text(rows.replace('"step": 2', '"step": 1'))
     assert not sweep._is_finished(member)
     log.write_text(rows)
+
+
+def test_what_else_was_evaluated_is_not_in_the_table(swept):
+    folder, _ = swept
+    _, member = sweep.members(str(folder / "sweep.py"), str(folder / "runs"))
+    evaluated = pathlib.Path(member.workdir) / "evaluation.jsonl"
+    rows, before = evaluated.read_text(), sweep._metrics(member)
+    assert {"a/real_loss", "b/real_loss"} <= before.keys() and "step" not in before
+    log(evaluated.parent, step=2, **{"a:train/real_loss": 0.0})
+    log(evaluated.parent, step=1, **{"a/real_loss": 0.0})
+    assert sweep._metrics(member) == before
+    # A source without any figure is yet to be evaluated.
+    evaluated.write_text("")
+    log(evaluated.parent, step=2, **{"a/real_loss": 0.0})
+    assert not sweep._is_finished(member)
+    evaluated.write_text(rows)
+
+
+def test_a_run_waits_for_the_one_whose_weights_it_takes(verbs, warm, tmp_path):
+    verbs.failing = {("evaluate", "good")}
+    for _ in range(2):  # Trained but not evaluated, it is not finished either.
+        with pytest.raises(UserError, match=r"2 of 3 runs failed \(good: no more; warm: waits for good\)"):
+            sweep.run(warm, str(tmp_path))
+    assert not (tmp_path / "warm").exists()
+    verbs.failing = set()
+    sweep.run(warm, str(tmp_path))
+    assert verbs.calls[-2:] == [("pretrain", "warm"), ("evaluate", "warm")]
+
+
+def test_minutes_are_those_of_all_attempts(verbs, warm, tmp_path):
+    verbs.failing = {("evaluate", "good")}
+    with pytest.raises(UserError):
+        sweep.run(warm, str(tmp_path))
+    verbs.failing = set()
+    sweep.run(warm, str(tmp_path))
+    results = json.loads((tmp_path / "sweep.json").read_text())
+    assert {result["name"]: result["minutes"] for result in results} == {"bad": 2.0, "good": 4.0, "warm": 2.0}
+
+
+def test_a_run_of_weights_that_are_no_more_is_told_and_left(verbs, warm, tmp_path, capsys):
+    sweep.run(warm, str(tmp_path))
+    shutil.rmtree(tmp_path / "good")
+    with pytest.raises(UserError, match=r"warm began with weights of good, which was trained anew since: delete it"):
+        sweep.run(warm, str(tmp_path))
+    assert collections.Counter(verbs.calls)["pretrain", "good"] == 2
+    assert collections.Counter(verbs.calls)["pretrain", "warm"] == 1
+    shutil.rmtree(tmp_path / "warm")
+    sweep.run(warm, str(tmp_path))
+    capsys.readouterr()
+    sweep.run(warm, str(tmp_path))
+    assert "3 runs, 3 of them finished before" in capsys.readouterr().err
+
+
+def test_what_failed_at_once_may_be_mended(verbs, tiny, tmp_path):
+    verbs.failing = {("pretrain", "good")}
+    with pytest.raises(UserError, match="good: no more"):
+        sweep.run(write(tmp_path, tiny / "tiny.py", steps=2), str(tmp_path))
+    verbs.failing = set()
+    sweep.run(write(tmp_path, tiny / "tiny.py", steps=3), str(tmp_path))
+    assert (tmp_path / "good" / "checkpoints" / "3").exists()
+
+
+@pytest.mark.parametrize("name", ["evaluation.jsonl", "sweep.json"])
+def test_a_damaged_file_stops_its_own_run_alone(verbs, warm, tmp_path, name, capsys):
+    sweep.run(warm, str(tmp_path))
+    shutil.rmtree(tmp_path / "warm")
+    (tmp_path / "bad" / name).write_text("{\n")
+    capsys.readouterr()
+    with pytest.raises(UserError, match=f"1 of 3 runs failed .*{name}.* is damaged"):
+        sweep.run(warm, str(tmp_path))
+    assert verbs.calls[-1] == ("evaluate", "warm")
+    assert "| warm | a/real_loss | 4.000 | 5.000 | 1.000 |" in capsys.readouterr().out
 
 
 def test_a_run_directory_is_a_config(swept):
@@ -187,10 +311,26 @@ def test_the_demo_has_every_objective_in_runs_that_fit():
     assert noises == {"infilling", "masking", "deletion", "none"}
     tasks = {member.run.data.layout.task for member in found if member.run.data.layout.kind == "sentence_pairs"}
     assert tasks == {"next_sentence", "sentence_order"}
-    models = {member.workdir: member.run.model for member in found}
+    assert {member.name for member in found if config.has_examples(member.run)} == {"t5_tasks"}
     for member in found[: len(found) // 3]:
         batch = blank_batch(member.run, member.run.data.length)
         assert all(len(leaf) == 1 for leaf in batch.values())
-        # What has the same architecture as a demo begins with its weights, but the demo itself.
-        source = member.run.train.init_from
-        assert source in models or member.name in runpy.run_path(str(DEMO))["DEMO"]["RUNS"]
+
+
+def test_what_the_demo_takes_of_other_runs_fits():
+    found = {member.workdir: member for member in sweep.members(str(DEMO), "/runs")}
+    families = {member.name for member in found.values() if not member.run.train.init_from}
+    assert families == {"bert", "gpt2", "elmo", "t5", "bart", "glm"}
+
+    @functools.cache
+    def shapes(model):
+        leaves = jax.tree_util.tree_leaves_with_path(registry.shapes(model))
+        return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape for path, leaf in leaves}
+
+    for member in (member for member in found.values() if member.parent):
+        model, parent = member.run.model, found[member.parent].run.model
+        if dataclasses.replace(model, dropout=parent.dropout) != parent:
+            patterns = member.run.train.init_names
+            taken = [name for name in shapes(parent) if any(re.fullmatch(p, name) for p in patterns)]
+            own = {name: shape for name, shape in shapes(model).items() if name in taken}
+            assert own and own == {name: shapes(parent)[name] for name in own}, member.name

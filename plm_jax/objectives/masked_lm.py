@@ -110,10 +110,12 @@ class MaskedLM:
         positions = self._choose(free, num, example, rng)
         num = len(positions)
         targets = tokens[positions]
-        draw, random = self._draw(positions, rng), rng.random(num)
+        draw, more = self._draw(positions, rng)
+        random = rng.random(num)
         replaced = np.where(draw < self.mask_share + self.random_share, random * special.vocab_size, targets)
         tokens[positions] = np.where(draw < self.mask_share, special.mask, replaced)
         kept = {key: np.asarray(example[key], np.int32) for key in _KEPT if key in example}
+        kept |= {name: rows.padded(values, num, slots) for name, values in more.items()}
         return kept | {
             "tokens": tokens,
             "mask": mask,
@@ -146,9 +148,9 @@ class MaskedLM:
         begins[1:] |= candidates[1:] - candidates[:-1] > 1
         return candidates[_whole_words(begins, num, self.whole_words, rng)]
 
-    def _draw(self, positions: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """For each position the number in [0, 1) that decides what its token is replaced by."""
-        return rng.random(len(positions))
+    def _draw(self, positions: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """For each position the number in [0, 1) that decides what its token is replaced by, and more to say of it."""
+        return rng.random(len(positions)), {}
 
 
 def _whole_words(begins: np.ndarray, budget: int, longest: int, rng: np.random.Generator) -> np.ndarray:

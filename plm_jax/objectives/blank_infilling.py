@@ -211,28 +211,32 @@ class BlankInfilling:
         return _Blanks(np.array([start]), np.array([length]), special.gmask)
 
     def _sentences(self, text, sentences, begins, ends, special, rng) -> _Blanks:
-        starts = np.union1d(sentences[(sentences >= begins[0]) & (sentences < len(text))], begins)
-        stops = np.minimum(np.append(starts[1:], len(text)), ends[np.searchsorted(begins, starts, side="right") - 1])
-        starts, lengths = starts[stops > starts], (stops - starts)[stops > starts]
+        is_start = np.zeros(len(text) + 1, np.bool_)
+        is_start[sentences[(sentences >= begins[0]) & (sentences < len(text))]] = True
+        is_start[begins] = True
+        (starts,) = is_start.nonzero()
+        stops = np.minimum(np.append(starts[1:], len(text)), ends[begins.searchsorted(starts, side="right") - 1])
+        lengths = stops - starts
+        starts, lengths = starts[lengths > 0], lengths[lengths > 0]
         order = rng.permutation(len(starts))
-        num = 1 + int(np.searchsorted(lengths[order].cumsum(), self._budget(len(text))))
+        num = 1 + int(lengths[order].cumsum().searchsorted(self._budget(len(text))))
         chosen = np.sort(order[: min(num, self._spans(len(text)))])
         return _Blanks(starts[chosen], lengths[chosen], special.smask)
 
     def _short(self, text, begins, ends, special, rng) -> _Blanks:
         most = self._spans(len(text))
-        lengths = 1 + np.searchsorted(_cumulative(self.mean_span_length, self.max_span_length), rng.random(most))
-        lengths = lengths[: 1 + np.searchsorted(lengths.cumsum(), self._budget(len(text)))]
+        lengths = 1 + _cumulative(self.mean_span_length, self.max_span_length).searchsorted(rng.random(most))
+        lengths = lengths[: 1 + lengths.cumsum().searchsorted(self._budget(len(text)))]
         lengths = rng.permutation(lengths)  # The last one drawn tends to be long.
-        starts, placed = [], []
+        starts, placed = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         for begin, room, own in zip(begins.tolist(), *_share(lengths, ends - begins + 1, rng), strict=True):
             if own:
-                # Each span takes one token more than its length, which keeps it off the next one.
-                gaps = rows.subset(room + len(own), len(own), rng) - np.arange(len(own))
-                starts.append(begin + gaps + np.cumsum([0, *own[:-1]]) + np.arange(len(own)))
-                placed += own
-        starts = np.concatenate(starts) if starts else np.zeros(0, np.int64)
-        return _Blanks(starts, np.array(placed, np.int64), special.mask, short=True)
+                own = np.array(own)
+                # Each span takes one token more than its length, which keeps it off the next one. Shrunk to that one
+                # they are a subset of the places; each is then moved by the lengths of those before it.
+                starts.append(begin + rows.subset(room + len(own), len(own), rng) + own.cumsum() - own)
+                placed.append(own)
+        return _Blanks(np.concatenate(starts), np.concatenate(placed), special.mask, short=True)
 
 
 def _share(lengths, rooms, rng) -> tuple[list[int], list[list[int]]]:

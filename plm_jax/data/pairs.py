@@ -106,10 +106,9 @@ def row(
       `pair_label` [], 0 if B follows A in the text, 1 if it goes before it or is from somewhere else; all int32.
     """
     sep, end = 1 + len(part_a), 2 + len(part_a) + len(part_b)
-    tokens = np.full(length, special.pad or 0, np.int32)
+    tokens, mask, token_types = np.zeros((3, length), np.int32)
     tokens[0], tokens[sep], tokens[end] = special.cls, special.sep, special.sep
-    tokens[1:sep], tokens[sep + 1 : end] = part_a, part_b
-    mask, token_types = np.zeros((2, length), np.int32)
+    tokens[1:sep], tokens[sep + 1 : end], tokens[end + 1 :] = part_a, part_b, special.pad or 0
     mask[: end + 1] = 1
     token_types[sep + 1 : end + 1] = 1
     return {"tokens": tokens, "mask": mask, "token_types": token_types, "pair_label": np.array(label, np.int32)}

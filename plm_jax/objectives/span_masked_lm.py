@@ -71,7 +71,7 @@ class SpanMaskedLM(MaskedLM):
     def _free(self, tokens: np.ndarray, mask: np.ndarray, special: Special) -> np.ndarray:
         free = super()._free(tokens, mask, special)
         (real,) = mask.nonzero()
-        free[real[:1]] = free[real[-1:]] = False
+        free[real[:1]] = free[-1:] = False
         return free
 
     def _choose(
@@ -80,9 +80,9 @@ class SpanMaskedLM(MaskedLM):
         starts = free.copy()
         if "word_starts" in example:
             # What follows a token that stays begins a word, too.
-            begins = np.zeros(len(free), np.bool_)
+            begins = np.zeros(len(example["tokens"]), np.bool_)
             begins[example["word_starts"]] = True
-            starts[1:] &= begins[1:] | ~free[:-1]
+            starts[1:] &= begins[1 : len(free)] | ~free[:-1]
         # Drawn from what is still free, one after another: a random order, of which what is taken is passed over. Few
         # of them are looked at, so each is looked up by itself.
         anchors = rng.permutation(free.nonzero()[0])

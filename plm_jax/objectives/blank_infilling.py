@@ -192,8 +192,9 @@ class BlankInfilling:
 
     def _draw(self, text, first, sentences, special, rng) -> _Blanks:
         """The blanks of a text [n], of which tokens from `first` on may be cut out; sentences begin at `sentences`."""
-        ends = np.zeros(0, np.int64) if special.eos is None else first + np.flatnonzero(text[first:] == special.eos)
-        begins, ends = np.append(first, ends + 1), np.append(ends, len(text))
+        ends = np.zeros(0, np.int64) if special.eos is None else first + (text[first:] == special.eos).nonzero()[0]
+        bounds = np.concatenate([[first - 1], ends, [len(text)]])
+        begins, ends = bounds[:-1] + 1, bounds[1:]
         kind = rng.random()
         if kind < self.document_rate and len(text) > 2:
             return self._long(text, int(ends[0]), special, rng)
@@ -250,8 +251,8 @@ def _share(lengths, rooms, rng) -> tuple[list[int], list[list[int]]]:
       What room is left in each document, and the lengths of its spans. Where none fits a span is cut to the largest
       room; where there is none at all it is dropped.
     """
-    if len(rooms) == 1 and rooms[0] > lengths.sum() + len(lengths):
-        return [int(rooms[0] - lengths.sum() - len(lengths))], [lengths.tolist()]
+    if len(rooms) == 1 and (left := int(rooms[0] - lengths.sum()) - len(lengths)) > 0:
+        return [left], [lengths.tolist()]
     rooms, own = rooms.tolist(), [[] for _ in rooms]
     for length, draw in zip(lengths.tolist(), rng.random(len(lengths)).tolist(), strict=True):
         length = min(length, max(rooms) - 1)
@@ -273,19 +274,23 @@ def _parts(text, blanks: _Blanks, special: Special, rng) -> tuple[np.ndarray, np
     order = rng.permutation(len(blanks.starts))
     starts, lengths = blanks.starts[order], blanks.lengths[order]
     sizes = lengths + 1
-    within = np.arange(sizes.sum()) - np.repeat(sizes.cumsum() - sizes, sizes)
+    firsts = sizes.cumsum() - sizes
+    within = np.arange(sizes.sum()) - firsts.repeat(sizes)
     # The token of the text that each place predicts; at eop, which follows the last one of its span, the one beyond.
-    source = np.repeat(starts, sizes) + within
-    at_eop = within == np.repeat(lengths, sizes)
-    kept = np.ones(len(text), np.bool_)
-    kept[source[(within > 0) & ~at_eop]] = False
+    source = starts.repeat(sizes) + within
+    kept = np.ones(len(text) + 1, np.bool_)
+    kept[source] = False
+    kept[starts] = kept[starts + lengths] = True
+    kept = kept[:-1]
     part_a = text.copy()
     part_a[starts] = blanks.mask
     part_b = np.empty((4, len(within)), np.int32)
-    part_b[_TOKEN] = np.where(within == 0, special.sop, text[source - 1])
-    part_b[_POSITION] = np.repeat(kept.cumsum()[starts] - 1, sizes)
+    part_b[_TOKEN] = text.take(source - 1, mode="clip")
+    part_b[_TOKEN, firsts] = special.sop
+    part_b[_POSITION] = (kept.cumsum()[starts] - 1).repeat(sizes)
     part_b[_BLOCK_POSITION] = within + 1
-    part_b[_TARGET] = np.where(at_eop, special.eop, text[np.minimum(source, len(text) - 1)])
+    part_b[_TARGET] = text.take(source, mode="clip")
+    part_b[_TARGET, firsts + lengths] = special.eop
     return part_a[kept], part_b if blanks.closed else part_b[:, :-1]
 
 

@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import collator
 import machine
@@ -188,8 +189,8 @@ def compare(folder: str, batches: int, repeats: int) -> dict[str, dict[str, floa
     return found
 
 
-def measure_all(num_tokens: int, names: list[str], batches: int, repeats: int) -> dict[str, dict[str, float]]:
-    """Writes a cache and measures objectives on it; with masked LM, the peer too where it is installed."""
+def measure_all(num_tokens: int, names: list[str], batches: int, repeats: int) -> dict[str, Any]:
+    """Writes a cache and measures objectives on it; with masked LM, the peer too, or that it is not installed."""
     found, has_peer = {}, all(map(importlib.util.find_spec, ("torch", "transformers")))
     with tempfile.TemporaryDirectory() as folder:
         write_cache(folder, num_tokens)
@@ -198,6 +199,8 @@ def measure_all(num_tokens: int, names: list[str], batches: int, repeats: int) -
                 found |= compare(folder, batches, max(3, repeats))
             else:
                 found[name] = measure_apart(folder, name, batches, repeats)
+    if "masked_lm" in names and not has_peer:
+        found["peer"] = "not installed"
     return found
 
 

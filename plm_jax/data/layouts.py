@@ -39,6 +39,8 @@ def generator(seed: int, stream: str, *counter: int) -> np.random.Generator:
 
 # Documents of which the first one's place in the stream is kept in memory.
 _PAGE = 2**12
+# Documents that are looked at first for where a row ends; few rows have more.
+_FEW = 8
 
 
 def row(tokens: np.ndarray, begins: np.ndarray, length: int, separate: bool, pad: int = 0) -> dict[str, np.ndarray]:
@@ -80,6 +82,13 @@ class Stream:
         numbers = np.arange(*documents.indices(self._split.num_documents + 1))
         return self._split.documents[documents] + self._extra * numbers
 
+    def _starts_until(self, document: int, stop: int) -> np.ndarray:
+        """Where this document and those after it begin, on to the first at or beyond `stop`, and perhaps some more."""
+        count = _FEW
+        while len(found := self._starts(slice(document, document + count))) == count and found[-1] < stop:
+            count *= _FEW
+        return found
+
     def _read_page(self, page: int) -> np.ndarray:
         return self._starts(slice(page * _PAGE, min((page + 1) * _PAGE, self._split.num_documents)))
 
@@ -90,19 +99,18 @@ class Stream:
 
     def read(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """Tokens [start, stop) as int32, and where in them a document begins (the one running at `start` left out)."""
-        first = self._first_document(start)
-        following = self._starts(slice(first + 1, first + 2 + (stop - start))) - start
-        begins = following[: following.searchsorted(stop - start)]
-        if self._eos is None:
-            return self._split.tokens(start, stop).astype(np.int32), begins
-        ends = begins - 1
-        if following[len(begins)] == stop - start:
-            ends = np.append(ends, stop - start - 1)
-        tokens = np.full(stop - start, self._eos, np.int32)
-        keep = np.ones(stop - start, np.bool_)
-        keep[ends] = False
-        at = start - first
-        tokens[keep] = self._split.tokens(at, at + stop - start - len(ends))
+        first, size = self._first_document(start), stop - start
+        following = self._starts_until(first + 1, stop) - start
+        begins = following[: following.searchsorted(size)]
+        num_ends = self._extra * int(following.searchsorted(size, side="right"))
+        at = start - self._extra * first
+        text = self._split.tokens(at, at + size - num_ends)
+        if not num_ends:
+            return text.astype(np.int32), begins
+        tokens = np.full(size, self._eos, np.int32)
+        keep = np.ones(size, np.bool_)
+        keep[following[:num_ends] - 1] = False
+        tokens[keep] = text
         return tokens, begins
 
     def sentence_starts(self, start: int, stop: int) -> np.ndarray:
@@ -122,16 +130,16 @@ class Stream:
         """Where in tokens [start, stop) those of the split's tokens are at which its parts begin."""
         documents = self._split.documents
         first, last = self._first_document(start), self._first_document(stop - 1)
-        begin, end = np.searchsorted(parts, [start - self._extra * first, stop - self._extra * last])
+        begin, end = parts.searchsorted((start - self._extra * first, stop - self._extra * last))
         found = parts[begin:end]
-        before = first + np.searchsorted(documents[first : last + 2], found, side="right") - 1
+        before = first + documents[first : last + 2].searchsorted(found, side="right") - 1
         starts = found + self._extra * before - start
         return starts[starts < stop - start]
 
     def documents(self, start: int, stop: int) -> np.ndarray:
         """Where each document that tokens [start, stop) are of begins, and, as the last one, where the last ends."""
         first = self._first_document(start)
-        begins = self._starts(slice(first, first + 1 + (stop - start)))
+        begins = self._starts_until(first, stop)
         return begins[: begins.searchsorted(stop) + 1]
 
     def example(self, start: int, length: int, separate: bool) -> dict[str, np.ndarray]:
@@ -246,7 +254,7 @@ class Order:
         """The item that comes k-th, k counting on over epochs."""
         epoch, position = self._locate(k)
         order, ends = self._windows(epoch)
-        at = int(np.searchsorted(ends, position, side="right"))
+        at = int(ends.searchsorted(position, side="right"))
         items = self._items(epoch, int(order[at]))
         return int(items[position - int(ends[at]) + len(items)])
 

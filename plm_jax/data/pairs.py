@@ -17,6 +17,7 @@ KEY is a hash of all that decides them. Partners of random pairs, swaps and what
 """
 
 import contextlib
+import functools
 import hashlib
 import itertools
 import json
@@ -105,10 +106,9 @@ def row(
       `pair_label` [], 0 if B follows A in the text, 1 if it goes before it or is from somewhere else; all int32.
     """
     sep, end = 1 + len(part_a), 2 + len(part_a) + len(part_b)
-    tokens = np.full(length, special.pad or 0, np.int32)
+    tokens, mask, token_types = np.zeros((3, length), np.int32)
     tokens[0], tokens[sep], tokens[end] = special.cls, special.sep, special.sep
-    tokens[1:sep], tokens[sep + 1 : end] = part_a, part_b
-    mask, token_types = np.zeros((2, length), np.int32)
+    tokens[1:sep], tokens[sep + 1 : end], tokens[end + 1 :] = part_a, part_b, special.pad or 0
     mask[: end + 1] = 1
     token_types[sep + 1 : end + 1] = 1
     return {"tokens": tokens, "mask": mask, "token_types": token_types, "pair_label": np.array(label, np.int32)}
@@ -211,6 +211,7 @@ class SentencePairs:
         self._swaps = layout.task == "sentence_order"
         self._special = special
         self._has_words = "word_starts" in reads and self._split.has_words
+        self._near = functools.lru_cache(16)(self._documents_of)
         self._passes = cache.load(os.path.join(folder, "passes.npy"), layout.duplicates + 1).tolist()
         self._starts, self._lengths_a, self._lengths_b = (
             cache.load(os.path.join(folder, f"{name}.npy"), self._passes[-1], dtype) for name, dtype in _FILES.items()
@@ -245,6 +246,12 @@ class SentencePairs:
             made["word_starts"] = np.concatenate([1 + words_a, 2 + kept_a + words_b])
         return made
 
+    def _documents_of(self, stretch: int) -> tuple[int, int]:
+        """The first document that begins in a stretch and the one after the last; of all where there is but one."""
+        edges = stretch * STRETCH_TOKENS, (stretch + 1) * STRETCH_TOKENS
+        first, end = self._split.documents[:-1].searchsorted(edges).tolist()
+        return (first, end) if end - first > 1 else (0, self._split.num_documents)
+
     def _partner(self, start: int, wanted: int, rng: np.random.Generator) -> tuple[int, int]:
         """The first token and the number of tokens of whole sentences, `wanted` or more, or up to their document's end.
 
@@ -252,16 +259,14 @@ class SentencePairs:
         same stretch; where there is no other in it, anywhere.
         """
         documents, sentences = self._split.documents, self._split.sentences
-        own = int(np.searchsorted(documents, start, side="right")) - 1
-        stretch = int(documents[own]) // STRETCH_TOKENS * STRETCH_TOKENS
-        near = np.searchsorted(documents[:-1], (stretch, stretch + STRETCH_TOKENS)).tolist()
-        choices = near if near[1] - near[0] > 1 else (0, self._split.num_documents)
+        own = int(documents.searchsorted(start, side="right")) - 1
+        choices = self._near(int(documents[own]) // STRETCH_TOKENS)
         for _ in range(PARTNER_TRIES):
             document = int(rng.integers(*choices))
             if document != own:
                 break
         begin, end = documents[document : document + 2].tolist()
-        first = int(rng.integers(*np.searchsorted(sentences, (begin, end))))
+        first = int(rng.integers(*sentences.searchsorted((begin, end)).tolist()))
         start = int(sentences[first])
-        last = int(np.searchsorted(sentences, start + wanted))
+        last = int(sentences.searchsorted(start + wanted))
         return start, (end if last == len(sentences) else min(int(sentences[last]), end)) - start

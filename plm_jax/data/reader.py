@@ -288,8 +288,9 @@ def _stack(examples: list[Example]) -> Example:
 
 
 def _batch(examples: list[Example]) -> Example:
-    crcs = np.array([crc(example) for example in examples], np.uint32)
-    return _stack(examples) | {"digest": np.stack([crcs & 0xFFFF, crcs >> 16], axis=1)}
+    batch = _stack(examples)
+    found = crcs(batch)
+    return batch | {"digest": np.stack([found & 0xFFFF, found >> 16], axis=1)}
 
 
 def blank_batch(run: config.Run, length: int) -> Example:
@@ -301,18 +302,18 @@ def blank_batch(run: config.Run, length: int) -> Example:
     return _batch([examples.blank(run.data.layout, length, objective, max_characters)])
 
 
-def crc(example: Example) -> int:
-    """CRC-32 over each key in sorted order: its name, its shape as little-endian int64, its little-endian bytes."""
-    value = 0
-    for key in sorted(example):
-        array = np.asarray(example[key], example[key].dtype.newbyteorder("<"), order="C")
-        value = zlib.crc32(array.data, zlib.crc32(_header(key, array.shape), value))
-    return value
+def crcs(batch: Example) -> np.ndarray:
+    """Of each row, uint32 [rows], CRC-32 over each key in sorted order: its name, its shape and its bytes.
 
-
-@functools.lru_cache(1024)
-def _header(key: str, shape: tuple[int, ...]) -> bytes:
-    return key.encode("utf-8") + np.array(shape, "<i8").tobytes()
+    The shape is that in the row, as int64, and all numbers are little-endian.
+    """
+    pieces = []
+    for key, values in sorted(batch.items()):
+        values = np.asarray(values, values.dtype.newbyteorder("<"), order="C")
+        header = np.frombuffer(key.encode("utf-8") + np.array(values.shape[1:], "<i8").tobytes(), np.uint8)
+        pieces.append(np.broadcast_to(header, (len(values), len(header))))
+        pieces.append(values.reshape(len(values), -1).view(np.uint8))
+    return np.array([zlib.crc32(row) for row in np.concatenate(pieces, axis=1)], np.uint32)
 
 
 def digest_hex(total: Sequence[int]) -> str:

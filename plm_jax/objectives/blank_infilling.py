@@ -189,8 +189,9 @@ class BlankInfilling:
 
     def _draw(self, text, first, sentences, special, rng) -> _Blanks:
         """The blanks of a text [n], of which tokens from `first` on may be cut out; sentences begin at `sentences`."""
-        ends = np.zeros(0, np.int64) if special.eos is None else first + np.flatnonzero(text[first:] == special.eos)
-        begins, ends = np.append(first, ends + 1), np.append(ends, len(text))
+        ends = np.zeros(0, np.int64) if special.eos is None else first + (text[first:] == special.eos).nonzero()[0]
+        bounds = np.concatenate([[first - 1], ends, [len(text)]])
+        begins, ends = bounds[:-1] + 1, bounds[1:]
         kind = rng.random()
         if kind < self.document_rate and len(text) > 2:
             return self._long(text, int(ends[0]), special, rng)
@@ -208,28 +209,32 @@ class BlankInfilling:
         return _Blanks(np.array([start]), np.array([length]), special.gmask)
 
     def _sentences(self, text, sentences, begins, ends, special, rng) -> _Blanks:
-        starts = np.union1d(sentences[(sentences >= begins[0]) & (sentences < len(text))], begins)
-        stops = np.minimum(np.append(starts[1:], len(text)), ends[np.searchsorted(begins, starts, side="right") - 1])
-        starts, lengths = starts[stops > starts], (stops - starts)[stops > starts]
+        is_start = np.zeros(len(text) + 1, np.bool_)
+        is_start[sentences[(sentences >= begins[0]) & (sentences < len(text))]] = True
+        is_start[begins] = True
+        (starts,) = is_start.nonzero()
+        stops = np.minimum(np.append(starts[1:], len(text)), ends[begins.searchsorted(starts, side="right") - 1])
+        lengths = stops - starts
+        starts, lengths = starts[lengths > 0], lengths[lengths > 0]
         order = rng.permutation(len(starts))
-        num = 1 + int(np.searchsorted(lengths[order].cumsum(), self._budget(len(text))))
+        num = 1 + int(lengths[order].cumsum().searchsorted(self._budget(len(text))))
         chosen = np.sort(order[: min(num, self._spans(len(text)))])
         return _Blanks(starts[chosen], lengths[chosen], special.smask)
 
     def _short(self, text, begins, ends, special, rng) -> _Blanks:
         most = self._spans(len(text))
-        lengths = 1 + np.searchsorted(_cumulative(self.mean_span_length, self.max_span_length), rng.random(most))
-        lengths = lengths[: 1 + np.searchsorted(lengths.cumsum(), self._budget(len(text)))]
+        lengths = 1 + _cumulative(self.mean_span_length, self.max_span_length).searchsorted(rng.random(most))
+        lengths = lengths[: 1 + lengths.cumsum().searchsorted(self._budget(len(text)))]
         lengths = rng.permutation(lengths)  # The last one drawn tends to be long.
-        starts, placed = [], []
+        starts, placed = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         for begin, room, own in zip(begins.tolist(), *_share(lengths, ends - begins + 1, rng), strict=True):
             if own:
-                # Each span takes one token more than its length, which keeps it off the next one.
-                gaps = rows.subset(room + len(own), len(own), rng) - np.arange(len(own))
-                starts.append(begin + gaps + np.cumsum([0, *own[:-1]]) + np.arange(len(own)))
-                placed += own
-        starts = np.concatenate(starts) if starts else np.zeros(0, np.int64)
-        return _Blanks(starts, np.array(placed, np.int64), special.mask, short=True)
+                own = np.array(own)
+                # Each span takes one token more than its length, which keeps it off the next one. Shrunk to that one
+                # they are a subset of the places; each is then moved by the lengths of those before it.
+                starts.append(begin + rows.subset(room + len(own), len(own), rng) + own.cumsum() - own)
+                placed.append(own)
+        return _Blanks(np.concatenate(starts), np.concatenate(placed), special.mask, short=True)
 
 
 def _share(lengths, rooms, rng) -> tuple[list[int], list[list[int]]]:
@@ -243,8 +248,8 @@ def _share(lengths, rooms, rng) -> tuple[list[int], list[list[int]]]:
       What room is left in each document, and the lengths of its spans. Where none fits a span is cut to the largest
       room; where there is none at all it is dropped.
     """
-    if len(rooms) == 1 and rooms[0] > lengths.sum() + len(lengths):
-        return [int(rooms[0] - lengths.sum() - len(lengths))], [lengths.tolist()]
+    if len(rooms) == 1 and (left := int(rooms[0] - lengths.sum()) - len(lengths)) > 0:
+        return [left], [lengths.tolist()]
     rooms, own = rooms.tolist(), [[] for _ in rooms]
     for length, draw in zip(lengths.tolist(), rng.random(len(lengths)).tolist(), strict=True):
         length = min(length, max(rooms) - 1)
@@ -266,19 +271,23 @@ def _parts(text, blanks: _Blanks, special: Special, rng) -> tuple[np.ndarray, np
     order = rng.permutation(len(blanks.starts))
     starts, lengths = blanks.starts[order], blanks.lengths[order]
     sizes = lengths + 1
-    within = np.arange(sizes.sum()) - np.repeat(sizes.cumsum() - sizes, sizes)
+    firsts = sizes.cumsum() - sizes
+    within = np.arange(sizes.sum()) - firsts.repeat(sizes)
     # The token of the text that each place predicts; at eop, which follows the last one of its span, the one beyond.
-    source = np.repeat(starts, sizes) + within
-    at_eop = within == np.repeat(lengths, sizes)
-    kept = np.ones(len(text), np.bool_)
-    kept[source[(within > 0) & ~at_eop]] = False
+    source = starts.repeat(sizes) + within
+    kept = np.ones(len(text) + 1, np.bool_)
+    kept[source] = False
+    kept[starts] = kept[starts + lengths] = True
+    kept = kept[:-1]
     part_a = text.copy()
     part_a[starts] = blanks.mask
     part_b = np.empty((4, len(within)), np.int32)
-    part_b[_TOKEN] = np.where(within == 0, special.sop, text[source - 1])
-    part_b[_POSITION] = np.repeat(kept.cumsum()[starts] - 1, sizes)
+    part_b[_TOKEN] = text.take(source - 1, mode="clip")
+    part_b[_TOKEN, firsts] = special.sop
+    part_b[_POSITION] = (kept.cumsum()[starts] - 1).repeat(sizes)
     part_b[_BLOCK_POSITION] = within + 1
-    part_b[_TARGET] = np.where(at_eop, special.eop, text[np.minimum(source, len(text) - 1)])
+    part_b[_TARGET] = text.take(source, mode="clip")
+    part_b[_TARGET, firsts + lengths] = special.eop
     return part_a[kept], part_b if blanks.closed else part_b[:, :-1]
 
 

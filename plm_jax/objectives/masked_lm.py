@@ -1,5 +1,6 @@
 """Masked language modelling."""
 
+import functools
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -104,16 +105,22 @@ class MaskedLM:
             raise UserError("masked language modelling needs a mask id: set config.vocabulary.mask")
         tokens = np.array(example["tokens"], np.int32)
         mask = np.asarray(example["mask"], np.int32) if "mask" in example else np.ones(len(tokens), np.int32)
-        free = self._free(tokens, mask, special)
+        (real,) = mask.nonzero()
+        end = int(real[-1]) + 1 if len(real) else 0  # Of a short row most is padding, which need not be looked at.
+        free = self._free(tokens[:end], mask[:end], special)
         slots = self.target_length(len(tokens))
-        num = min(slots, self._budget(np.count_nonzero(mask)), np.count_nonzero(free))
+        num = min(slots, self._budget(len(real)), np.count_nonzero(free))
         positions = self._choose(free, num, example, rng)
         num = len(positions)
         targets = tokens[positions]
-        draw, random = self._draw(positions, rng), rng.random(num)
-        replaced = np.where(draw < self.mask_share + self.random_share, random * special.vocab_size, targets)
-        tokens[positions] = np.where(draw < self.mask_share, special.mask, replaced)
+        draw, more = self._draw(positions, rng)
+        random = rng.random(num)
+        replaced = random * special.vocab_size
+        np.putmask(replaced, draw >= self.mask_share + self.random_share, targets)
+        np.putmask(replaced, draw < self.mask_share, special.mask)
+        tokens[positions] = replaced
         kept = {key: np.asarray(example[key], np.int32) for key in _KEPT if key in example}
+        kept |= {name: rows.padded(values, num, slots) for name, values in more.items()}
         return kept | {
             "tokens": tokens,
             "mask": mask,
@@ -123,12 +130,9 @@ class MaskedLM:
         }
 
     def _free(self, tokens: np.ndarray, mask: np.ndarray, special: Special) -> np.ndarray:
-        """Bool [L]: which tokens may be predicted."""
-        free = mask > 0
-        for fixed in (special.bos, special.eos, special.cls, special.sep):
-            if fixed is not None:
-                free &= tokens != fixed
-        return free
+        """Bool [n]: which tokens of a row up to its last real one may be predicted."""
+        is_text = _is_text(special.bos, special.eos, special.cls, special.sep)
+        return is_text.take(tokens, mode="clip") & (mask > 0)
 
     def _choose(
         self, free: np.ndarray, num: int, example: dict[str, np.ndarray], rng: np.random.Generator
@@ -139,16 +143,25 @@ class MaskedLM:
             return candidates[rows.subset(len(candidates), num, rng)]
         if "word_starts" not in example:
             raise UserError("masking whole words takes examples with `word_starts`")
-        starts = np.zeros(len(free), np.bool_)
+        starts = np.zeros(len(example["tokens"]), np.bool_)
         starts[example["word_starts"]] = True
         begins = starts[candidates]
         begins[0] = True
         begins[1:] |= candidates[1:] - candidates[:-1] > 1
         return candidates[_whole_words(begins, num, self.whole_words, rng)]
 
-    def _draw(self, positions: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """For each position the number in [0, 1) that decides what its token is replaced by."""
-        return rng.random(len(positions))
+    def _draw(self, positions: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """For each position the number in [0, 1) that decides what its token is replaced by, and more to say of it."""
+        return rng.random(len(positions)), {}
+
+
+@functools.lru_cache(16)
+def _is_text(*fixed: int | None) -> np.ndarray:
+    """Bool [largest of these ids + 2]: whether an id is none of them; the last stands for all that are larger."""
+    ids = np.array([token for token in fixed if token is not None], np.int64)
+    table = np.ones(ids.max(initial=-1) + 2, np.bool_)
+    table[ids] = False
+    return table
 
 
 def _whole_words(begins: np.ndarray, budget: int, longest: int, rng: np.random.Generator) -> np.ndarray:

@@ -1,5 +1,6 @@
 """Masked language modelling of spans."""
 
+import bisect
 import functools
 import math
 from dataclasses import dataclass
@@ -8,7 +9,6 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from plm_jax.errors import UserError
-from plm_jax.objectives import rows
 from plm_jax.objectives.masked_lm import MaskedLM
 from plm_jax.objectives.special import Special
 
@@ -66,66 +66,58 @@ class SpanMaskedLM(MaskedLM):
           What `MaskedLM.apply` gives, and of each target `target_left` and `target_right`, the positions before and
           after its span, and `target_offsets`, its number in the span from 0; [P] int32, unused slots all 0.
         """
-        made = super().apply(example, special, rng)
-        slots, num = len(made["targets"]), np.count_nonzero(made["target_weights"])
-        positions = made["target_positions"][:num]
-        span, first, last = _spans(positions)
-        found = {
-            "target_left": first[span] - 1,
-            "target_right": last[span] + 1,
-            "target_offsets": positions - first[span],
-        }
-        return made | {name: rows.padded(values, num, slots) for name, values in found.items()}
+        return super().apply(example, special, rng)
 
     def _free(self, tokens: np.ndarray, mask: np.ndarray, special: Special) -> np.ndarray:
         free = super()._free(tokens, mask, special)
         (real,) = mask.nonzero()
-        free[real[:1]] = free[real[-1:]] = False
+        free[real[:1]] = free[-1:] = False
         return free
 
     def _choose(
         self, free: np.ndarray, num: int, example: dict[str, np.ndarray], rng: np.random.Generator
     ) -> np.ndarray:
-        (anchors,) = free.nonzero()
         starts = free.copy()
         if "word_starts" in example:
             # What follows a token that stays begins a word, too.
-            begins = np.zeros(len(free), np.bool_)
+            begins = np.zeros(len(example["tokens"]), np.bool_)
             begins[example["word_starts"]] = True
-            starts[1:] &= begins[1:] | ~free[:-1]
-        (begins,), (fixed,) = starts.nonzero(), np.append(~free, True).nonzero()
-        # Drawn from what is still free, one after another: a random order, of which what is taken is passed over.
-        anchors = rng.permutation(anchors)
-        words = starts.cumsum()[anchors] - 1
-        lengths = 1 + _cumulative(self.geometric_p, self.max_words).searchsorted(rng.random(len(anchors)), "right")
-        first = begins[words]
-        ends = np.append(begins, len(free))[np.minimum(words + lengths, len(begins))]
-        ends = np.minimum(ends, fixed[fixed.searchsorted(first)])
-        taken: set[int] = set()
-        for anchor, start, end in zip(anchors.tolist(), first.tolist(), ends.tolist(), strict=True):
-            if len(taken) == num:
+            starts[1:] &= begins[1 : len(free)] | ~free[:-1]
+        # Drawn from what is still free, one after another: a random order, of which what is taken is passed over. Few
+        # of them are looked at, so each is looked up by itself.
+        anchors = rng.permutation(free.nonzero()[0])
+        draws = rng.random(len(anchors))
+        limits = _cumulative(self.geometric_p, self.max_words)
+        starts, free, taken = starts.tobytes(), free.tobytes() + b"\0", bytearray(len(free))
+        for anchor, draw in zip(anchors.data, draws.data, strict=True):
+            if taken[anchor]:
+                continue
+            start = end = starts.rindex(1, 0, anchor + 1)
+            stop = free.index(0, start)
+            for _ in range(1 + bisect.bisect_right(limits, draw)):
+                end = starts.find(1, end + 1, stop)
+                if end < 0:
+                    end = stop
+                    break
+            while (new := taken.count(0, start, end)) > num:
+                end -= 1
+            taken[start:end] = b"\1" * (end - start)
+            num -= new
+            if not num:
                 break
-            if anchor not in taken:
-                new = [position for position in range(start, end) if position not in taken]
-                taken.update(new[: num - len(taken)])
-        return np.array(sorted(taken), np.int64)
+        return np.frombuffer(taken, np.bool_).nonzero()[0]
 
-    def _draw(self, positions: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        if self.replacement == "token":
-            return super()._draw(positions, rng)
-        span, first, _ = _spans(positions)
-        return rng.random(len(first))[span]
+    def _draw(self, positions: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        begins, ends = np.ones((2, len(positions)), np.bool_)
+        begins[1:] = ends[:-1] = positions[1:] > positions[:-1] + 1
+        span, firsts = begins.cumsum() - 1, positions[begins]
+        draws = rng.random(len(positions)) if self.replacement == "token" else rng.random(len(firsts))[span]
+        first, last = firsts[span], positions[ends][span]
+        return draws, {"target_left": first - 1, "target_right": last + 1, "target_offsets": positions - first}
 
 
 @functools.cache
-def _cumulative(p: float, longest: int) -> np.ndarray:
+def _cumulative(p: float, longest: int) -> tuple[float, ...]:
     """Of a geometric law cut off after `longest`: the probability of at most 1, 2, … up to `longest` - 1."""
     chances = (1 - p) ** np.arange(longest)
-    return np.cumsum(chances)[:-1] / chances.sum()
-
-
-def _spans(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of rising positions [n] the number of each one's run of neighbours [n], and each run's first and last."""
-    begins, ends = np.ones((2, len(positions)), np.bool_)
-    begins[1:] = ends[:-1] = positions[1:] > positions[:-1] + 1
-    return begins.cumsum() - 1, positions[begins], positions[ends]
+    return tuple((np.cumsum(chances)[:-1] / chances.sum()).tolist())

@@ -42,3 +42,11 @@ def test_the_peer_masks_the_same_blocks(bench, tmp_path, monkeypatch):
     run = bench.make_run(str(tmp_path), "full_lm", 10)
     rows = [row for batch in Reader(run).in_order("train", 4) for row in batch["targets"]]
     np.testing.assert_array_equal(seen[0], rows[:24])
+
+
+def test_a_peer_that_is_missing_is_said(bench, monkeypatch):
+    monkeypatch.setattr(bench.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(bench, "measure_apart", lambda folder, name, *rest: {"tokens_per_second": 1})
+    found = bench.measure_all(20_000, ["causal", "masked_lm"], 10, 1)
+    assert found == {"causal": {"tokens_per_second": 1}, "masked_lm": {"tokens_per_second": 1}, "peer": "not installed"}
+    assert list(bench.measure_all(20_000, ["causal"], 10, 1)) == ["causal"]

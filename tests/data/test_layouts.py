@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from plm_jax.data import cache, layouts
 
 
+@pytest.mark.parametrize("longest", [30, 2])
 @pytest.mark.parametrize("eos", [99, None])
-def test_stream_is_the_documents_each_with_eos(write_source, random_documents, eos):
-    documents = random_documents(1, 40)
+def test_stream_is_the_documents_each_with_eos(write_source, random_documents, eos, longest):
+    documents = [document[:longest] for document in random_documents(1, 40)]
     split = cache.open_source(write_source("a", {"train": documents}), "a").splits["train"]
     stream = layouts.Stream(split, eos, None)
     flat = [token for d in documents for token in (d if eos is None else [*d, eos])]

@@ -104,8 +104,23 @@ def test_a_border_that_changes_only_the_batch_changes_no_example(documents, make
 def independent_crc(example):
     data = b""
     for key, value in sorted(example.items()):
-        data += key.encode() + struct.pack(f"<{value.ndim}q", *value.shape) + value.astype(value.dtype).tobytes()
+        value = value.astype(value.dtype.newbyteorder("<"))
+        data += key.encode() + struct.pack(f"<{value.ndim}q", *value.shape) + value.tobytes()
     return zlib.crc32(data)
+
+
+def test_each_row_has_the_crc_of_its_own_bytes():
+    rng = np.random.default_rng(0)
+    batch = {
+        "tokens": rng.integers(0, 9, (5, 7), np.int32),
+        "characters": rng.integers(0, 9, (5, 2, 3, 4), np.int32),
+        "target_weights": rng.random((5, 6), np.float32),
+        "pair_label": rng.integers(0, 2, 5, np.int32),
+        "targets": rng.integers(0, 9, (6, 5), np.int32).T,
+        "positions": rng.integers(0, 9, (5, 3)).astype(">i4"),
+    }
+    rows = [{key: value[i] for key, value in batch.items()} for i in range(5)]
+    assert reader.crcs(batch).tolist() == [independent_crc(row) for row in rows]
 
 
 def test_rows_of_any_hosts_make_the_same_batch_and_digest(documents, make_run):

@@ -170,6 +170,12 @@ def test_sentences_are_cut_out_whole_until_there_are_enough(row, seed, rate):
     assert total >= budget or len(spans) in (len(whole), slots)
     if spans and len(spans) < slots:
         assert total - max(map(len, spans)) < budget
+    rng = np.random.default_rng(seed)
+    rng.random(2)  # The text stays as long as it is, and its blanks are sentences.
+    order = rng.permutation(len(whole)).tolist()
+    ends = np.cumsum([len(whole[i]) for i in order])
+    chosen = sorted(order[: min(slots, 1 + sum(ends < budget))])
+    assert spans == [whole[chosen[i]] for i in rng.permutation(len(chosen))]
 
 
 @hypothesis_settings(deadline=None)
@@ -226,6 +232,27 @@ def test_short_spans_have_the_numbers_and_lengths_of_their_distribution():
     for length in range(1, 9):
         assert near([(row == length).sum() for row in lengths], draws * probabilities[length - 1]), length
     assert min(row.sum() for row in lengths) >= 76
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_short_spans_lie_where_their_draws_say(seed):
+    tokens, rng = list(range(100, 300)), np.random.default_rng(seed)
+    made = make(tokens, seed)
+    rng.random(2)  # The text stays as long as it is, and its blanks are short.
+    limits, lengths = truncated_poisson(3.0).cumsum(), []
+    for draw in rng.random(objectives.BlankInfilling()._spans(201)).tolist():
+        lengths += [1 + int(sum(limits < draw))] if sum(lengths) < 30 else []
+    lengths = rng.permutation(lengths).tolist()
+    # Of the text and one place behind it a span takes its length and one more.
+    num_places = 201 - sum(lengths)
+    chosen = set(rng.random(num_places).argsort()[: len(lengths)].tolist())
+    at, spans = 0, []
+    for place in range(num_places):
+        if place in chosen:
+            spans.append(tokens[at : at + lengths[len(spans)]])
+            at += len(spans[-1])
+        at += 1
+    assert [span[:-1] for _, span in fillings(made)] == [spans[i] for i in rng.permutation(len(spans))]
 
 
 def test_all_ways_to_place_short_spans_are_equally_likely():

@@ -111,6 +111,26 @@ def test_separators_within_the_row_stay_and_other_keys_pass():
     assert made["pair_label"].shape == ()
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_a_row_is_what_its_draws_say(seed):
+    """Padding wherever it is, ids of all kinds, each target by itself."""
+    special = objectives.Special(pad=0, bos=7, eos=5, cls=2, sep=3, mask=4, vocab_size=1000)
+    rng = np.random.default_rng(seed)
+    tokens, mask = rng.choice([*range(8), 999, 50_000], 40), rng.integers(0, 2, 40)
+    tokens[30:], mask[30:] = 0, 0
+    made = objectives.get("masked_lm", special, rate=0.5, mask_share=0.4, random_share=0.3)(
+        {"tokens": tokens, "mask": mask}, np.random.default_rng(seed)
+    )
+    free = [i for i in range(40) if mask[i] and tokens[i] not in (7, 5, 2, 3)]
+    num = min(max(1, round(mask.sum() * 0.5)), len(free))
+    rng, want = np.random.default_rng(seed), tokens.tolist()
+    at = sorted(free[i] for i in rng.random(len(free)).argsort()[:num])
+    for i, draw, random in zip(at, rng.random(num), rng.random(num), strict=True):
+        want[i] = 4 if draw < 0.4 else int(random * 1000) if draw < 0.4 + 0.3 else want[i]
+    assert made["tokens"].tolist() == want
+    assert made["target_positions"].tolist() == at + [0] * (20 - num)
+
+
 def test_published_budgets():
     """google-research/bert: 20 predictions at length 128; round(19.2) of a whole row are used."""
     objective = objectives.get("masked_lm", BERT, max_predictions=20)

@@ -82,6 +82,28 @@ def test_spans_are_of_whole_words_but_for_the_one_that_fills_the_budget(length, 
     assert sum(not begins[span[-1] + 1] for span in spans) <= 1
 
 
+@hypothesis_settings(deadline=None)
+@given(st.integers(3, 60), st.floats(0.05, 1), st.floats(0.05, 0.9), st.integers(1, 12), st.integers(0, 99))
+def test_spans_are_those_that_the_rule_takes_token_by_token(length, rate, p, max_words, seed):
+    """Of the same draws: an order of the free tokens, and a number of words for each."""
+    example, rng = row(length, seed=seed), np.random.default_rng(seed)
+    free = sorted(set(range(length)) - {0, length // 2, length - 1})
+    begins = {i for i in free if i in example["word_starts"] or i - 1 not in free}
+    chances = (1 - p) ** np.arange(max_words)
+    ends = (chances.cumsum() / chances.sum()).tolist()[:-1]
+    num, taken = min(math.ceil(length * rate), len(free)), set()
+    for anchor, draw in zip(rng.permutation(free).tolist(), rng.random(len(free)).tolist(), strict=True):
+        if anchor not in taken:
+            place, words = max(i for i in begins if i <= anchor), 1 + sum(end <= draw for end in ends)
+            while place in free and (words := words - (place in begins)) >= 0 and len(taken) < num:
+                taken.add(place)
+                place += 1
+    made = objectives.get("span_masked_lm", SPECIAL, rate=rate, geometric_p=p, max_words=max_words)(
+        example, np.random.default_rng(seed)
+    )
+    assert made["target_positions"][made["target_weights"] > 0].tolist() == sorted(taken)
+
+
 def test_lengths_follow_the_geometric_law_cut_off_at_ten():
     """Long rows with few spans, so that hardly any touch; a word is a token. Mean 3.797 (the paper says 3.8)."""
     objective, rng = (

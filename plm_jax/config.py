@@ -184,8 +184,8 @@ class Data:
     Attributes:
       cache_dir: what `prepare` writes and the trainer reads: one folder a source.
       length: tokens a row of the batch.
-      mixture: rate of each source, in rows (`data.mixtures` has the usual rules); empty means each in proportion to its
-        tokens.
+      mixture: rate of each source, in rows or, since seqio mixes before it packs, in examples where those are packed
+        (`data.mixtures` has the usual rules); empty means each in proportion to its tokens.
       segmenters: of sources whose words the vocabulary does not tell, as of Chinese, a Python function
         `module:function` from a text to its words in order, such as `jieba:lcut`.
       validation_fraction: share of documents held out where a source has no validation split.

@@ -14,12 +14,17 @@ BLOCK_EXAMPLES = 2**18
 
 
 class Examples:
-    """A `layouts.Layout` of one pass."""
+    """A `layouts.Layout` of one pass.
+
+    Attributes:
+      examples_a_row: how many there are in a row on average.
+    """
 
     def __init__(self, split: cache.Split, rows: objectives.ExampleRows, length: int, packed: bool):
         self._split, self._rows, self._length = split, rows, length
         self._first = _pack(split, rows, length) if packed else range(split.num_documents + 1)
         self.num_rows = len(self._first) - 1
+        self.examples_a_row = split.num_documents / self.num_rows
         self.pass_tokens = split.num_tokens
 
     def windows(self, window_tokens: int) -> list[np.ndarray]:

@@ -30,6 +30,7 @@ class _Segment:
     """How a stage reads: example k is number k - base of the mixture, and each source's index counts from `offsets`."""
 
     stage: config.Stage
+    rates: dict[str, float]
     mixture: mixtures.Mixture
     base: int
     orders: dict[str, layouts.Order | streams.RowOrder]
@@ -85,19 +86,31 @@ class Reader:
         position = dict.fromkeys(self.sources, 0)
         orders: dict[str, layouts.Order] = {}
         for stage in self._stages:
-            rates = stage.mixture or {name: source.splits["train"].num_tokens for name, source in self.sources.items()}
-            mixture = mixtures.Mixture({name: rates.get(name, 0.0) for name in self.sources})
+            rates = self._rates(stage)
+            mixture = mixtures.Mixture(rates)
             last = segments[-1] if segments else None
             if last:
                 position |= last.positions(stage.first_example)
             orders_before, orders = orders, {name: self._order(name, stage) for name in self.sources}
             if last:
                 position = {name: orders[name].resume(k, orders_before[name]) for name, k in position.items()}
-            base = last.base if last and stage.mixture == last.stage.mixture else stage.first_example
+            base = last.base if last and rates == last.rates else stage.first_example
             counts = mixture.counts(stage.first_example - base)
             offsets = {name: position[name] - n for name, n in counts.items()}
-            segments.append(_Segment(stage, mixture, base, orders, offsets))
+            segments.append(_Segment(stage, rates, mixture, base, orders, offsets))
         return segments
+
+    def _rates(self, stage: config.Stage) -> dict[str, float]:
+        """Of each source in rows; those of the config are in examples, of which a packed row holds several."""
+        if not (stage.mixture or any(source.has_examples for source in self.sources.values())):
+            # Rows of text have as many tokens, and so a change of their length changes nothing here.
+            return {name: source.splits["train"].num_tokens for name, source in self.sources.items()}
+        found = {}
+        for name in self.sources:
+            layout = self._layout("train", name, stage.length)
+            rate = stage.mixture.get(name, 0.0) / getattr(layout, "examples_a_row", 1)
+            found[name] = rate if stage.mixture else layout.num_rows
+        return found
 
     def _open_layout(self, split: str, name: str, length: int) -> layouts.Layout:
         """A source's split in rows of `length`."""

@@ -26,11 +26,16 @@ def load(name: str) -> Callable[[str], list[int]]:
     except (ImportError, AttributeError, ValueError) as error:
         what = one_line(error, None)
         raise UserError(f"config.data.segmenters has '{name}' ({what}): give module:function of Python") from error
+    if not callable(segment):
+        raise UserError(f"config.data.segmenters has '{name}', which is no function: give module:function of Python")
     return lambda text: boundaries(text, segment(text), name)
 
 
 def boundaries(text: str, words: Iterable[str], name: str) -> list[int]:
     """The characters at which a word other than the first begins; `name` is what an error calls the segmenter."""
+    words = list(words) if isinstance(words, Iterable) else [words]
+    if not all(isinstance(word, str) for word in words):
+        raise UserError(f"the segmenter {name} gives {repr(words)[:40]}: give words, each a text")
     cuts, end = [], 0
     for word in filter(str.strip, words):
         begin = _SPACE.match(text, end).end()

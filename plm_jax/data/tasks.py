@@ -8,6 +8,8 @@ import importlib
 import io
 import json
 import os
+import re
+import string
 import zlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple, TextIO
@@ -21,6 +23,8 @@ Files = config.TextFiles | config.JsonLines | config.JsonLinesExamples
 _TEXT = seqio.Feature(seqio.PassThroughVocabulary(0), add_eos=False, dtype=tf.string, rank=0)
 _FEATURES = {"text": _TEXT}
 _PARTS = ("inputs", "targets")
+# JSON's escapes of half of a character, of which text has two together.
+_HALVES = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class Example(NamedTuple):
@@ -87,17 +91,9 @@ def read_files(source: Files, index: int = 0, number: int = 1) -> Iterator[Any]:
       UserError: no file at the path; a damaged file; text that is not UTF-8; a line that is no JSON object with text.
     """
     readers = {config.JsonLines.kind: _json_lines, config.JsonLinesExamples.kind: _json_examples}
-    files = paths(source)
+    read, files = readers.get(source.kind, _text_file), paths(source)
     for path in files[len(files) * index // number : len(files) * (index + 1) // number]:
-        read = readers.get(source.kind, _text_file)
-        try:
-            yield from (found for found in read(path, source) if "".join(found).strip())
-        except UnicodeDecodeError as error:
-            raise UserError(f"{path} is not UTF-8 text: convert it") from error
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise UserError(f"{path} is damaged ({error}): give a whole gzip file") from error
-        except OSError as error:
-            raise UserError(f"cannot read {path}: {error.strerror}") from error
+        yield from (found for found in read(path, source) if "".join(found).strip())
 
 
 def paths(source: Files) -> list[str]:
@@ -119,8 +115,16 @@ def _of_split(source: Files, split: str) -> Files:
 
 @contextlib.contextmanager
 def _open(path: str) -> Iterator[TextIO]:
-    with storage.open_binary(path) as file, gzip.open(file) if path.endswith(".gz") else file as data:
-        yield io.TextIOWrapper(data, encoding="utf-8")
+    """The text of a file, to be read within; what cannot be read is the user's mistake."""
+    try:
+        with storage.open_binary(path) as file, gzip.open(file) if path.endswith(".gz") else file as data:
+            yield io.TextIOWrapper(data, encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text: convert it") from error
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UserError(f"{path} is damaged ({error}): give a whole gzip file") from error
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
 
 
 def _text_file(path: str, source: config.TextFiles) -> Iterator[str]:
@@ -140,38 +144,57 @@ def _text_file(path: str, source: config.TextFiles) -> Iterator[str]:
             yield "".join(paragraph).rstrip("\n")
 
 
-def _json_rows(path: str) -> Iterator[tuple[int, Any]]:
-    """The number of each line that is not blank, and what it says."""
+def json_rows(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The place, `FILE:LINE`, of each line of a JSONL file that is not blank, and its object.
+
+    Raises:
+      UserError: as `read_files`.
+    """
     with _open(path) as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
             try:
-                yield number, json.loads(line)
+                row = json.loads(line)
+                if _HALVES.search(line):
+                    json.dumps(row, ensure_ascii=False).encode("utf-8")
+            except UnicodeEncodeError:
+                raise UserError(f"{path}:{number} has half of a surrogate pair: mend or remove the line") from None
             except ValueError:
                 raise UserError(f"{path}:{number} is no JSON: mend or remove the line") from None
+            if not isinstance(row, dict):
+                raise UserError(f"{path}:{number} is no JSON object: give one a line")
+            yield f"{path}:{number}", row
 
 
 def _json_lines(path: str, source: config.JsonLines) -> Iterator[str]:
-    for number, row in _json_rows(path):
-        text = row.get(source.field) if isinstance(row, dict) else None
+    for place, row in json_rows(path):
+        text = row.get(source.field)
         if not isinstance(text, str):
-            hint = nearest(source.field, row) if isinstance(row, dict) else "give one JSON object a line"
-            raise UserError(f"{path}:{number} has no text in '{source.field}': {hint}")
+            raise UserError(f"{place} has no text in '{source.field}': {nearest(source.field, row)}")
         yield text
 
 
+class _Template(string.Formatter):
+    """As `str.format`, of texts and numbers alone, since Python's `None` or `['a']` are no text of a task."""
+
+    def get_field(self, field_name, args, kwargs):
+        value, first = super().get_field(field_name, args, kwargs)
+        if not isinstance(value, str | int | float):
+            raise ValueError(f"'{field_name}' is {json.dumps(value)[:40]}, neither text nor a number")
+        return value, first
+
+
 def _json_examples(path: str, source: config.JsonLinesExamples) -> Iterator[tuple[str, str]]:
-    for number, row in _json_rows(path):
-        if not isinstance(row, dict):
-            raise UserError(f"{path}:{number} is no JSON object: give one a line")
+    template = _Template()
+    for place, row in json_rows(path):
         try:
-            yield source.inputs.format_map(row), source.targets.format_map(row)
+            yield template.vformat(source.inputs, (), row), template.vformat(source.targets, (), row)
         except KeyError as error:
             (name,) = error.args
-            raise UserError(f"{path}:{number} has no field '{name}': {nearest(str(name), row)}") from None
+            raise UserError(f"{place} has no field '{name}': {nearest(str(name), row)}") from None
         except (ValueError, TypeError, IndexError, AttributeError) as error:
-            raise UserError(f"{path}:{number} does not fit the source's inputs and targets: {error}") from None
+            raise UserError(f"{place} does not fit the source's inputs and targets: {error}") from None
 
 
 def check(name: str, source: Any) -> None:
@@ -194,7 +217,8 @@ def task(name: str, source: Any) -> seqio.Task:
     """The seqio task of a config's source, registered as `plm_jax:NAME:HASH` (a `SeqioTask` is there already).
 
     Raises:
-      UserError: an unknown TFDS builder, module or task; a source without a `train` split.
+      UserError: an unknown TFDS builder, module or task; a data set that cannot be downloaded; a source without a
+        `train` split.
     """
     found = registered(name, source)
     if "train" not in found.splits:
@@ -213,10 +237,18 @@ def _seqio_task(source: config.SeqioTask | config.SeqioExamples) -> seqio.Task:
         importlib.import_module(source.module)
     except ModuleNotFoundError as error:
         raise UserError(f"cannot import {source.module} ({error}): mend the source's module") from error
+    if source.name in seqio.MixtureRegistry.names():
+        raise UserError(
+            f"'{source.name}' is a mixture: name its tasks as sources, with their rates in config.data.mixture "
+            "(mixtures.proportional)"
+        )
     if source.name not in seqio.TaskRegistry.names():
         hint = nearest(source.name, seqio.TaskRegistry.names())
         raise UserError(f"{source.module} registers no task '{source.name}': {hint}")
-    return seqio.TaskRegistry.get(source.name)
+    task = seqio.TaskRegistry.get(source.name)
+    if isinstance(task.source, seqio.TfdsDataSource) and not task.source.tfds_dataset.tfds_splits:
+        _download(task.source.tfds_dataset.builder)
+    return task
 
 
 def _register(name: str, source: Files | config.Tfds) -> seqio.Task:
@@ -229,14 +261,31 @@ def _register(name: str, source: Files | config.Tfds) -> seqio.Task:
         return seqio.TaskRegistry.add(
             full_name, source=_FileSource(source), preprocessors=[], output_features=features, metric_fns=[accuracy]
         )
-    provider = _tfds(source) if isinstance(source, config.Tfds) else _FileSource(source)
-    field = source.field if isinstance(source, config.Tfds) else "text"
-    rename = [lambda dataset: dataset.map(lambda row: {"text": row[field]})]
-    return seqio.TaskRegistry.add(full_name, source=provider, preprocessors=rename, output_features=_FEATURES)
+    if isinstance(source, config.Tfds):
+        found = _download(_builder(source))
+        if source.train not in found:
+            raise UserError(f"{source.name} has no split '{source.train}': {nearest(source.train, found)}")
+        splits = {"train": source.train} | ({"validation": source.validation} if source.validation in found else {})
+        return register_tfds(full_name, source, splits)
+    return seqio.TaskRegistry.add(full_name, source=_FileSource(source), preprocessors=[], output_features=_FEATURES)
 
 
-def _tfds(source: config.Tfds) -> seqio.TfdsDataSource:
-    """The builder's splits, downloaded and prepared if they are not there: a builder knows its splits only then."""
+def register_tfds(name: str, source: config.Tfds, splits: dict[str, str] | None = None) -> seqio.Task:
+    """Registers the documents of a TFDS builder as a seqio task `name`; nothing is downloaded.
+
+    Args:
+      splits: of the task the builder's; None: all that there are, as they are named.
+
+    Raises:
+      UserError: an unknown builder or field.
+    """
+    full_name, _, version = _builder(source).info.full_name.rpartition("/")
+    provider = seqio.TfdsDataSource(f"{full_name}:{version}", source.data_dir or None, splits)
+    rename = [lambda dataset: dataset.map(lambda row: {"text": row[source.field]})]
+    return seqio.TaskRegistry.add(name, source=provider, preprocessors=rename, output_features=_FEATURES)
+
+
+def _builder(source: config.Tfds) -> tfds.core.DatasetBuilder:
     try:
         builder = tfds.builder(source.name, data_dir=source.data_dir or None)
     except (tfds.core.DatasetNotFoundError, ValueError) as error:
@@ -247,17 +296,17 @@ def _tfds(source: config.Tfds) -> seqio.TfdsDataSource:
     features = builder.info.features
     if source.field not in features:
         raise UserError(f"{source.name} has no feature '{source.field}': {nearest(source.field, features)}")
+    return builder
+
+
+def _download(builder: tfds.core.DatasetBuilder) -> tfds.core.splits.SplitDict:
+    """A builder's splits, downloaded and prepared if they are not there: it knows them only then."""
     try:
         builder.download_and_prepare()
     except Exception as error:
         what = one_line(error, 160)
-        raise UserError(f"cannot download '{source.name}' ({what}): put it into the source's data_dir") from error
-    found = builder.info.splits
-    if source.train not in found:
-        raise UserError(f"{source.name} has no split '{source.train}': {nearest(source.train, found)}")
-    splits = {"train": source.train} | ({"validation": source.validation} if source.validation in found else {})
-    name, _, version = builder.info.full_name.rpartition("/")
-    return seqio.TfdsDataSource(f"{name}:{version}", source.data_dir or None, splits)
+        raise UserError(f"cannot download '{builder.info.full_name}' ({what}): put it at {builder.data_dir}") from error
+    return builder.info.splits
 
 
 def shards(source: Any, task: seqio.Task, split: str, most: int) -> list[seqio.ShardInfo | None]:
@@ -323,13 +372,16 @@ def _text(task: seqio.Task, row: dict[str, Any], name: str) -> str:
 
 
 def accuracy(targets: list[str], predictions: list[str]) -> dict[str, float]:
-    """The share of predictions that are the target."""
+    """How many predictions are the target, in per cent, as the metrics of T5's tasks are."""
     hits = [target == prediction for target, prediction in zip(targets, predictions, strict=True)]
-    return {"accuracy": sum(hits) / len(hits)}
+    return {"accuracy": 100 * sum(hits) / len(hits)}
 
 
 def fingerprint(source: Any, task: seqio.Task) -> list[str]:
-    """What a source holds, as text to hash: SHA-256 of each file; of a TFDS builder its version and sizes."""
+    """What a source holds, as text to hash: SHA-256 of each file; of a TFDS builder its version and sizes.
+
+    Of a seqio task also that of its module, and of what its data source says, as `code`, makes the examples besides.
+    """
     if isinstance(source, Files):
         found = [_sha256(path) for path in paths(source)]
         if "validation" in task.splits:
@@ -338,9 +390,9 @@ def fingerprint(source: Any, task: seqio.Task) -> list[str]:
     if isinstance(source, config.Tfds):
         info = task.source.tfds_dataset.builder.info
         return [info.full_name, *(f"{name}:{split.num_examples}" for name, split in sorted(info.splits.items()))]
-    module = importlib.import_module(source.module).__file__
+    code = [importlib.import_module(source.module).__file__, *getattr(task.source, "code", ())]
     shards = [path for split in cache.SPLITS if split in task.splits for path in task.source.list_shards(split)]
-    return [_sha256(path) for path in [module, *shards] if path and (storage.is_remote(path) or os.path.isfile(path))]
+    return [_sha256(path) for path in [*code, *shards] if path and (storage.is_remote(path) or os.path.isfile(path))]
 
 
 def definition(source: Any) -> dict[str, Any]:

@@ -83,16 +83,27 @@ def hugging_face(tree: dict[str, Any]) -> tuple[tokenizers.Tokenizer, tokenizers
     """
     tree = tree | dict.fromkeys(("post_processor", "truncation", "padding"))
     decoder = tokenizers.Tokenizer.from_str(json.dumps(tree))
-    special = {token["content"] for token in tree["added_tokens"] if token["special"]}
+    special = {token["content"] for token in _added(tree) if token["special"]}
     hidden = _hide(tree, special) if special & decoder.get_vocab(with_added_tokens=False).keys() else None
     encoder = tokenizers.Tokenizer.from_str(json.dumps(hidden or tree))
     encoder.encode_special_tokens = True
     return encoder, decoder
 
 
+def _added(tree: dict[str, Any]) -> list[dict[str, Any]]:
+    """The tokens that a `tokenizer.json` has besides those of its model."""
+    return tree.get("added_tokens", [])
+
+
+def special_ids(tree: dict[str, Any], ids: dict[str, int]) -> set[int | None]:
+    """The tokens of a `tokenizer.json` that text never becomes, and the one for what it does not know."""
+    unknown = {ids.get(tree["model"].get("unk_token")), tree["model"].get("unk_id")}
+    return unknown | {token["id"] for token in _added(tree) if token["special"]}
+
+
 def _hide(tree: dict[str, Any], special: set[str]) -> dict[str, Any]:
     """The tree with other names for special tokens that the model itself has: some models find them in text."""
-    model, added = dict(tree["model"]), [dict(token) for token in tree["added_tokens"]]
+    model, added = dict(tree["model"]), [dict(token) for token in _added(tree)]
 
     def hide(token: str) -> str:
         return _HIDDEN + token if token in special else token

@@ -10,7 +10,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -188,11 +188,20 @@ class SentencePiece(Vocabulary):
 
 
 def _own_sentinels(path: str, tokens: Sequence[str], specials: config.Vocabulary) -> int:
-    """With how many sentinels a file ends that count among the config's."""
+    """With how many sentinels a file ends that are the config's; more, or other ids above them, would be their ids."""
     own = sum("<extra_id_" in token for token in tokens) if specials.sentinels else 0
-    if specials.sentinels < own:
+    if own and specials.sentinels != own:
         raise UserError(f"config.vocabulary.sentinels is {specials.sentinels} but {path} has {own}: set it to that")
+    if own and specials.added:
+        raise UserError(f"{path} ends with its sentinels, no id goes above them: set config.vocabulary.added to 0")
     return own
+
+
+def _check_not_text(path: str, specials: config.Vocabulary, text: Container[int]) -> None:
+    """No special id may be that of a token that text becomes."""
+    for name in SPECIALS:
+        if (given := getattr(specials, name)) is not None and given in text:
+            raise UserError(f"config.vocabulary.{name} is {given}, a token of text in {path}: give a special one's id")
 
 
 class _Tokenizer(Vocabulary):
@@ -230,6 +239,8 @@ class BytePairs(_Tokenizer):
             ) from error
         tokens = sorted(ids, key=ids.__getitem__)
         super().__init__(specials, np.array(tokenizer_files.byte_level_begins_words(tokens)))
+        merged = {*tokenizer_files.byte_characters(), *("".join(pair) for pair in pairs)}
+        _check_not_text(vocab_path, specials, {i for token, i in ids.items() if token in merged})
         self.table = {"tokens": tokens, "merges": pairs}
 
 
@@ -243,6 +254,7 @@ class TikToken(_Tokenizer):
         except ValueError as error:
             raise UserError(f"{path} is no file of tiktoken's ({one_line(error)}): give a whole one") from error
         super().__init__(specials, np.array(tokenizer_files.byte_level_begins_words(tokens)))
+        _check_not_text(path, specials, range(len(tokens)))
         self.table = {"tokens": tokens}
 
 
@@ -261,9 +273,13 @@ class HuggingFace(_Tokenizer):
             raise UserError(f"{path} is no tokenizer.json ({one_line(error)}): give a whole one") from error
         ids = self._decoder.get_vocab()
         names = {i: token for token, i in ids.items()}
+        if not names:
+            raise UserError(f"{path} has no tokens: give a whole one")
         tokens = [names.get(i, "") for i in range(max(names) + 1)]
         own = _own_sentinels(path, tokens, specials)
         super().__init__(specials, np.array(tokenizer_files.begins_words(tree, tokens[: len(tokens) - own])))
+        special = tokenizer_files.special_ids(tree, ids)
+        _check_not_text(path, specials, names.keys() - special)
         self.table = {key: tree.get(key) for key in ("model", "added_tokens", "normalizer", "pre_tokenizer")}
 
     def _decode(self, ids: Sequence[int]) -> str:
@@ -275,7 +291,7 @@ class WordPiece(_Tokenizer):
 
     Text is cleaned and cut at white space, at punctuation and around each Chinese character; a word goes into its
     longest pieces, first to last, or is unknown. The file tells whether it is uncased: if none of its tokens but the
-    bracketed has an upper-case letter, text is lower-cased and its accents are dropped.
+    bracketed has an upper-case letter, text is lower-cased and its accents are dropped, unless `train_kind` is cased.
     """
 
     def __init__(self, path: str, specials: config.Vocabulary):
@@ -285,7 +301,8 @@ class WordPiece(_Tokenizer):
             raise UserError(f"{path} is no WordPiece vocabulary: give one token a line, none twice, one of them [UNK]")
         super().__init__(specials, np.array([not token.startswith("##") for token in tokens]))
         _check_symbols(path, ids, WORDPIECE_SYMBOLS, specials)
-        lowercase = all(token == token.lower() for token in tokens if not token.startswith("["))
+        lower = all(token == token.lower() for token in tokens if not token.startswith("["))
+        lowercase = lower and specials.train_kind != "cased"
         self.tokenizer = tokenizer_files.bert(ids, lowercase)
         self.table = {"tokens": tokens, "lowercase": lowercase}
 

@@ -33,7 +33,7 @@ def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool 
     word and end of a document in both directions, with the softmax over all words.
 
     Returns:
-      `loss`, nats a target; `perplexity`, its exponential; `accuracy`; `tokens`, how many targets; of those of them
+      `loss`, nats a target; `perplexity`, its exponential; `accuracy`, a share; `tokens`, the targets; of those of them
       that are text, neither special tokens (unk counts as text) nor sentinels, `real_loss`, `unigram_loss`, that of
       the training split's add-one unigram, and `real_tokens`. Causal: `bits_per_byte` of the split's UTF-8 text. With
       sentence pairs: `pair_loss`, nats a pair, and `pair_accuracy`. Of an ELECTRA all these are the generator's, and
@@ -55,7 +55,7 @@ def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool 
     source = reader.sources[name]
     if split not in source.splits:
         raise UserError(f"'{name}' has no split '{split}': {nearest(split, source.splits)}")
-    _check_vocabulary(lm, run, reader)
+    check_vocabulary(lm, run, reader.vocabulary["id"], "prepare the cache")
     batches = reader.in_order(split, run.evaluation.batch_size)
     total = reader.num_batches(split, run.evaluation.batch_size)
     bar = tqdm(batches, task, total, unit="batch", disable=not show_progress, file=sys.stderr)
@@ -171,7 +171,12 @@ def _only(run: config.Run, lm: LanguageModel, name: str) -> config.Run:
     return dataclasses.replace(run, model=lm.config, data=data, train=dataclasses.replace(run.train, phases=()))
 
 
-def _check_vocabulary(lm: LanguageModel, run: config.Run, reader: Reader) -> None:
+def check_vocabulary(lm: LanguageModel, run: config.Run, wanted: str, mend: str) -> None:
+    """The model's vocabulary must be that of the id `wanted`; `mend` is what to do with it if another is asked for.
+
+    Raises:
+      UserError: it is another.
+    """
     found = lm.vocabulary_id
     if found is None:
         from plm_jax.data import vocabularies  # It imports seqio: seconds, and only models from elsewhere need it.
@@ -179,8 +184,5 @@ def _check_vocabulary(lm: LanguageModel, run: config.Run, reader: Reader) -> Non
         # The model's files; what ids the cache has put around documents is the config's choice.
         section = dataclasses.replace(run.vocabulary, spec=lm.vocabulary.specials.spec)
         found = vocabularies.identity(vocabularies.load(section))
-    if found != reader.vocabulary["id"]:
-        raise UserError(
-            f"the model has vocabulary {found[:12]}, the cache {reader.vocabulary['id'][:12]}: "
-            "prepare the cache with the model's vocabulary"
-        )
+    if found != wanted:
+        raise UserError(f"the model has vocabulary {found[:12]}, not {wanted[:12]}: {mend} with the model's vocabulary")

@@ -20,6 +20,7 @@ from tqdm import tqdm
 
 from plm_jax import config
 from plm_jax.data import cache, reader
+from plm_jax.data.text_to_text import formats
 from plm_jax.errors import UserError, nearest
 from plm_jax.evaluation import perplexity
 from plm_jax.evaluation.language_model import LanguageModel
@@ -31,20 +32,23 @@ def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool 
 
     Returns:
       Of a source of documents what `perplexity.evaluate` does. Of one of examples: `examples`, how many; what the
-      task's metric functions give; of those of predictions, with the prefix `most_frequent_`, what they give if the
-      answer is always the one that most of these examples have.
+      task's metric functions give, those of T5's tasks and of files in per cent; of those of predictions, with the
+      prefix `most_frequent_`, what they give if the answer is always the one that most of these examples have.
 
     Raises:
       UserError: as `perplexity.evaluate`; a task without metric functions, or one that wants more than targets and
-        predictions or scores; a split without examples.
+        predictions or scores; a split without examples or without labels.
     """
     name, _, split = task.partition(":")
     source = run.data.sources.get(name)
     if not isinstance(source, config.ExampleSource):
         return perplexity.evaluate(lm, run, task, show_progress)
-    from plm_jax.data import tasks  # It imports seqio: seconds, and only these metrics need it.
+    from plm_jax.data import tasks, vocabularies  # They import seqio: seconds, and only these metrics need it.
 
     found = tasks.registered(name, source)
+    if objects := found.metric_objs[: len(found.metric_objs) - len(found.metric_fns)]:
+        names = ", ".join(getattr(metric, "__name__", type(metric).__name__) for metric in objects)
+        raise UserError(f"task '{found.name}' has metric_objs ({names}): give it metric_fns, which alone are run")
     if not found.metric_fns:
         raise UserError(f"task '{found.name}' has no metric_fns: give it some where it is registered")
     if found.predict_with_aux_metric_fns:
@@ -52,11 +56,16 @@ def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool 
     needed = config.ARRANGEMENTS[run.objective.kind]
     if lm.config.kind != needed:
         raise UserError(f"the model is of kind '{lm.config.kind}', the config trains '{needed}': name one of its kind")
+    if run is not lm.run:
+        wanted = vocabularies.identity(vocabularies.load(run.vocabulary))
+        perplexity.check_vocabulary(lm, run, wanted, "give a config")
     examples = list(_examples(found, run, split or "validation"))
     if not examples:
         raise UserError(f"'{task}' has no examples: name another split, or raise config.data.validation_fraction")
-    answerer = _Answerer(lm, run, examples, task, show_progress)
     targets = [_processed(found, example, example.targets, is_target=True) for example in examples]
+    if any(example.targets == formats.UNKNOWN for example in examples) or all(map(_is_unknown, targets)):
+        raise UserError(f"'{task}' has no labels: name another split")
+    answerer = _Answerer(lm, run, examples, task, show_progress)
     metrics: dict[str, float] = {"examples": len(examples)}
     if found.predict_metric_fns:
         ((most_frequent, _),) = collections.Counter(example.targets for example in examples).most_common(1)
@@ -88,6 +97,11 @@ def _examples(task: Any, run: config.Run, split: str) -> Iterator[Any]:
 
 def _processed(task: Any, example: Any, text: str, is_target: bool) -> Any:
     return task.postprocess_fn(text, example=example.row, is_target=is_target)
+
+
+def _is_unknown(target: Any) -> bool:
+    """Whether a processed target is no class and no number: -1, as T5 has it where a test set has no labels."""
+    return isinstance(target, numbers.Real) and target == -1
 
 
 def _numbers(found: dict[str, Any], prefix: str = "") -> dict[str, float]:

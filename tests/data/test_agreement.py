@@ -1,16 +1,17 @@
 """Ids beside those of other libraries, on lines that mix scripts, emoji, code and control characters."""
 
 import base64
+import itertools
 import json
 import pathlib
 
 import pytest
-import sentencepiece
 import tokenizers
 
 import plm_jax
 from plm_jax import config
 from plm_jax.data import tokenizer_files, vocabularies, vocabulary_training
+from plm_jax.errors import UserError
 
 DATA = pathlib.Path(plm_jax.__file__).parent / "data"
 GPT2 = [f"{DATA}/gpt2/vocab.json", f"{DATA}/gpt2/merges.txt"]
@@ -113,17 +114,53 @@ def test_wordpiece_ids_are_hugging_faces(kind, lines, tmp_path):
     assert {"西", "湖"} <= ids.keys(), "Chinese goes into single characters"
 
 
-@pytest.mark.parametrize("kind", ["unigram", "bpe"])
-def test_sentencepiece_ids_are_its_own(kind, lines, tmp_path):
-    path = tmp_path / "v.model"
-    specials = config.Vocabulary(f"sentencepiece:{path}", train_size=500, train_kind=kind, unk=0, bos=1, eos=2)
+# Of each kind the family whose tokenizer has it, and the special ids that it asks for.
+PIECES = {
+    "unigram": ("T5Tokenizer", {"pad": 0, "eos": 1, "unk": 2}),
+    "bpe": ("LlamaTokenizer", {"unk": 0, "bos": 1, "eos": 2}),
+}
+
+
+@pytest.fixture(scope="module", params=PIECES)
+def pieces(request, lines, tmp_path_factory):
+    """A SentencePiece vocabulary of a kind, trained, its file and the family's tokenizer."""
+    family, ids = PIECES[request.param]
+    path = tmp_path_factory.mktemp(request.param) / "v.model"
+    specials = config.Vocabulary(f"sentencepiece:{path}", train_size=500, train_kind=request.param, **ids)
     vocabulary_training.train(lines, specials)
-    other = sentencepiece.SentencePieceProcessor(model_file=str(path))
-    assert other.get_piece_size() == 500
-    ours = vocabularies.load(specials)
-    assert not differences(ids_of(ours, lines), other.encode(lines), lines)
+    return vocabularies.load(specials), path, family
+
+
+def test_sentencepiece_loses_nothing(pieces, lines):
+    ours, _, _ = pieces
     texts = [line.replace("\x00", "") for line in lines]
-    assert [ours.decode(ours.encode(text)) for text in texts] == texts
+    assert ours.vocab_size == 500
+    assert [ours.decode(ids) for ids in ids_of(ours, texts)] == texts
+
+
+def test_sentencepiece_ids_are_hugging_faces(pieces, lines):
+    """T5's tokenizer knows no bytes, each run of which is one unknown token to it, and no spaces but single ones;
+    LLaMA's sees the space that SentencePiece puts before a text only where the text begins with none.
+    """
+    ours, path, family = pieces
+    transformers = pytest.importorskip("transformers")
+    converters = pytest.importorskip("transformers.convert_slow_tokenizer")
+    kind = getattr(transformers, family)
+    found = converters.SentencePieceExtractor(str(path)).extract(kind.model)
+    # To these tokenizers they are special tokens.
+    plain = [line.replace("<s>", "<b>").replace("</s>", "</b>") for line in lines]
+    if family == "T5Tokenizer":
+        other = kind(vocab=found["vocab"], extra_ids=0)
+        plain = [text for line in plain if (text := " ".join(line.split()))]
+        known = [[ours.unk_id if ours.processor.is_byte(i) else i for i in ids] for ids in ids_of(ours, plain)]
+        pairs = ([None, *ids] for ids in known)
+        ids = [[b for a, b in itertools.pairwise(pair) if not a == b == ours.unk_id] for pair in pairs]
+    else:
+        other = kind(vocab=found["vocab"], merges=found["merges"])
+        plain = [text for line in plain if (text := line.lstrip(" "))]
+        ids = ids_of(ours, plain)
+    assert len(plain) > 950
+    assert not differences(ids, other(plain, add_special_tokens=False)["input_ids"], plain)
 
 
 MODELS = {
@@ -232,6 +269,25 @@ def test_transformers_opens_a_tokenizer_json_to_the_same_ids(of_library, lines):
     ours = vocabularies.load(config.Vocabulary(f"json:{path}", **BERT))
     theirs = other(lines, add_special_tokens=False, truncation=False, padding=False)["input_ids"]
     assert not differences(ids_of(ours, lines), theirs, lines)
+
+
+def test_special_ids_that_text_has_are_told(of_library, ranks, tmp_path):
+    _, other, path = of_library
+    letter = max(other.encode("the whale", add_special_tokens=False).ids)
+    for i in (letter, other.token_to_id("whale song")):  # Added, but not as special: it comes from text.
+        with pytest.raises(UserError, match=rf"eos is {i}, a token of text in .*tokenizer\.json"):
+            vocabularies.load(config.Vocabulary(f"json:{path}", **BERT, eos=i))
+    end = other.token_to_id("<|end|>")
+    assert vocabularies.load(config.Vocabulary(f"json:{path}", **BERT, eos=end, added=1, sop=end + 2)).eos_id == end
+    with pytest.raises(UserError, match=r"bos is 5, a token of text in .*gpt2\.tiktoken"):
+        vocabularies.load(config.Vocabulary(f"tiktoken:{ranks[0]}", added=256, bos=5))
+    bare = json.loads(path.read_text())
+    del bare["added_tokens"]
+    (tmp_path / "bare.json").write_text(json.dumps(bare))
+    assert list(vocabularies.load(f"json:{tmp_path}/bare.json").encode("a"))
+    (tmp_path / "none.json").write_text(tokenizers.Tokenizer(tokenizers.models.WordLevel({}, "x")).to_str())
+    with pytest.raises(UserError, match=r"none\.json has no tokens"):
+        vocabularies.load(f"json:{tmp_path}/none.json")
 
 
 def test_identity_is_that_of_what_a_tokenizer_json_holds(of_library, tmp_path):

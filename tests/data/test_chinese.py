@@ -221,3 +221,8 @@ def test_segmenters_that_do_not_fit_are_told():
         segmenters.boundaries("白日依山盡", ["黃河"], "x")
     with pytest.raises(UserError, match="the segmenter x leaves out '依山盡'"):
         segmenters.boundaries("白日依山盡", ["白日"], "x")
+    for words in ([("白日", "n")], None):
+        with pytest.raises(UserError, match=r"the segmenter x gives .*: give words, each a text"):
+            segmenters.boundaries("白日", words, "x")
+    with pytest.raises(UserError, match="'json:__name__', which is no function"):
+        segmenters.load("json:__name__")

@@ -118,7 +118,27 @@ def test_texts_and_examples_share_a_batch(prepared, tmp_path, packed, target_len
             of_examples += 1
         elif packed:
             assert set(row["segment_ids"].tolist()) <= {0, 1}
-    assert abs(of_examples - 200) <= 1
+    held_in = sum(not prepare.held_out(inputs.decode(), 0.1) for inputs, _ in wanted(tmp_path))
+    rate = 2 * opened.num_rows("train")["up"] / held_in  # In rows, where that of the text is 1.
+    assert abs(of_examples - 300 * rate / (1 + rate)) <= 1
+
+
+def test_rates_count_examples_as_seqio_does_which_mixes_before_it_packs(prepared):
+    made, opened = prepared(length=64, target_length=20, packed=True)
+    texts, rows, examples = 0, 0, 0
+    for k in range(4000):
+        row = opened.example(k)
+        if row["targets"][0] < EOS:
+            rows, examples = rows + 1, examples + int(row["segment_ids"].max())
+        else:
+            texts += 1
+    assert examples > 1.5 * rows
+    assert examples / texts == pytest.approx(2.0, rel=0.01)
+    # Without rates all sources go through an epoch in the same time, whatever their rows hold.
+    opened = reader.Reader(dataclasses.replace(made, data=dataclasses.replace(made.data, mixture={})))
+    num_rows = opened.num_rows("train")
+    found = sum(opened.example(k)["targets"][0] < EOS for k in range(sum(num_rows.values())))
+    assert abs(found - num_rows["up"]) <= 1
 
 
 @pytest.mark.parametrize(("length", "target_length", "packed"), [(24, 8, False), (64, 20, True), (40, 9, True)])
@@ -228,13 +248,18 @@ def test_what_cannot_be_is_told(run, prepared):
         ("[1]", r"a\.jsonl:2 is no JSON object"),
         ('{"words": "x", "tags": ["y"]}', r"a\.jsonl:2 has no field 'word': did you mean 'words'"),
         ('{"word": "x", "tags": []}', r"a\.jsonl:2 does not fit the source's inputs and targets: "),
+        ('{"word": null, "tags": ["y"]}', r"a\.jsonl:2 does not fit .*: 'word' is null, neither text nor a number"),
+        ('{"word": "x", "tags": [["y"]]}', r"a\.jsonl:2 .*: 'tags\[0\]' is \["),
+        (r'{"word": "x", "tags": ["\ud83d"]}', r"a\.jsonl:2 has half of a surrogate pair"),
     ],
 )
 def test_bad_lines_are_named(tmp_path, line, message):
-    (tmp_path / "a.jsonl").write_text('{"word": "x", "tags": ["y"]}\n' + line + "\n")
+    (tmp_path / "a.jsonl").write_text('{"word": 2.5, "tags": [7]}\n' + line + "\n")
     source = config.JsonLinesExamples(str(tmp_path / "a.jsonl"), "upper: {word}", "{tags[0]}")
+    found = tasks.examples(tasks.task("a", source), "train")
+    assert next(found)[:2] == ("upper: 2.5", "7")
     with pytest.raises(UserError, match=message) as caught:
-        list(tasks.examples(tasks.task("a", source), "train"))
+        list(found)
     assert "\n" not in str(caught.value)
 
 

@@ -44,8 +44,8 @@ def test_text_files_by_file_paragraph_and_line(tmp_path):
 
 def test_json_lines(tmp_path):
     with gzip.open(tmp_path / "a.jsonl.gz", "wt") as file:
-        file.write('{"body": "one\\n"}\n\n{"body": "two", "x": 1}\n{"body": "  "}\n')
-    assert read(config.JsonLines(str(tmp_path / "a.jsonl.gz"), field="body")) == ["one\n", "two"]
+        file.write('{"body": "one\\n"}\n\n{"body": "two", "x": 1}\n{"body": "  "}\n{"body": "\\ud83d\\ude42"}\n')
+    assert read(config.JsonLines(str(tmp_path / "a.jsonl.gz"), field="body")) == ["one\n", "two", "🙂"]
 
 
 def test_tasks_are_in_seqios_registry(tmp_path):
@@ -60,9 +60,11 @@ def test_tasks_are_in_seqios_registry(tmp_path):
     "line, message",
     [
         ("{", "a.jsonl:2 is no JSON"),
-        ("[1]", "a.jsonl:2 has no text in 'text': give one JSON object a line"),
+        ("[1]", "a.jsonl:2 is no JSON object"),
         ('{"test": "x"}', "a.jsonl:2 has no text in 'text': did you mean 'test'"),
         ('{"text": 3}', "a.jsonl:2 has no text in 'text'"),
+        (r'{"text": "half \ud83d"}', "a.jsonl:2 has half of a surrogate pair"),
+        (r'{"text": "x", "\udE42": 1}', "a.jsonl:2 has half of a surrogate pair"),
     ],
 )
 def test_bad_lines_are_named(tmp_path, line, message):
@@ -99,6 +101,25 @@ def test_tfds(tmp_path):
         tasks.task("x", config.Tfds(source.name, data_dir=str(tmp_path), field="text"))
 
 
+def test_a_task_over_tfds_is_downloaded_when_it_is_asked_for(tmp_path):
+    source = config.Tfds("tiny_texts", field="body", data_dir=str(tmp_path))
+    tasks.register_tfds("tests:tiny", source)
+    assert not list(tmp_path.iterdir())
+    task = tasks.task("x", config.SeqioTask("tests:tiny", tasks.__name__))
+    assert sorted(tasks.texts(task, "train")) == ["train 0", "train 1", "train 2"]
+    assert set(task.splits) == {"train", "validation"}
+
+
+def test_a_download_that_fails_is_told(tmp_path, monkeypatch):
+    def fail(self, dl_manager):
+        raise OSError("no route\nto the host")
+
+    monkeypatch.setattr(TinyTexts, "_split_generators", fail)
+    at = f"cannot download 'tiny_texts/1.0.0' .*no route to the host.*: put it at {tmp_path}/tiny_texts/1.0.0"
+    with pytest.raises(UserError, match=at):
+        tasks.task("other", config.Tfds("tiny_texts", field="body", data_dir=str(tmp_path)))
+
+
 def test_seqio_task(tmp_path, monkeypatch):
     (tmp_path / "my_tasks.py").write_text(
         "import seqio, tensorflow as tf\n"
@@ -108,6 +129,7 @@ def test_seqio_task(tmp_path, monkeypatch):
         "for name, splits in {'mine': ['train', 'validation'], 'tested': ['test']}.items():\n"
         "    source = seqio.FunctionDataSource(make, splits=splits)\n"
         "    seqio.TaskRegistry.add(name, source=source, preprocessors=[], output_features=features)\n"
+        "seqio.MixtureRegistry.add('all_mine', ['mine', 'tested'], default_rate=1.0)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     task = tasks.task("x", config.SeqioTask("mine", "my_tasks", field="body"))
@@ -118,6 +140,8 @@ def test_seqio_task(tmp_path, monkeypatch):
         tasks.task("x", config.SeqioTask("mind", "my_tasks"))
     with pytest.raises(UserError, match="has no split 'train', only test"):
         tasks.task("x", config.SeqioTask("tested", "my_tasks"))
+    with pytest.raises(UserError, match=r"'all_mine' is a mixture: name its tasks as sources.*mixtures\.proportional"):
+        tasks.task("x", config.SeqioTask("all_mine", "my_tasks"))
     with pytest.raises(UserError, match="cannot import no_module"):
         tasks.task("x", config.SeqioTask("mine", "no_module"))
 

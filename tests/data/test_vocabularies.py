@@ -185,9 +185,11 @@ def test_sentinels_of_a_sentencepiece_file_are_the_ones_that_count(trained, tmp_
     assert not inside.word_initial[400:].any()
     ids = [402, *inside.encode("the whale"), 401]
     assert inside.decode(ids) == above.decode(ids) == "<extra_id_0> the whale <extra_id_1>"
-    assert vocabularies.load(dataclasses.replace(own, sentinels=5)).vocab_size == 405
-    with pytest.raises(UserError, match=r"sentinels is 2 but .* has 3: set it to that"):
-        vocabularies.load(dataclasses.replace(own, sentinels=2))
+    for other in (2, 5):  # Another number would make another id the first one.
+        with pytest.raises(UserError, match=rf"sentinels is {other} but .* has 3: set it to that"):
+            vocabularies.load(dataclasses.replace(own, sentinels=other))
+    with pytest.raises(UserError, match="ends with its sentinels, no id goes above them"):
+        vocabularies.load(dataclasses.replace(own, added=1, sop=402))
 
 
 def test_special_ids_may_be_added_above_the_file(trained, gpt2):
@@ -246,6 +248,10 @@ def test_mistakes_are_told(trained, tmp_path):
         vocabularies.load(config.Vocabulary("bytes", pad=0))
     with pytest.raises(UserError, match=r"vocabulary.eos is 50257"):
         vocabularies.load(config.Vocabulary(GPT2, eos=50257))
+    with pytest.raises(UserError, match=r"eos is 0, a token of text in .*vocab.json: give a special one's id"):
+        vocabularies.load(config.Vocabulary(GPT2, eos=0))
+    with pytest.raises(UserError, match=r"mask is 50255, a token of text"):
+        vocabularies.load(config.Vocabulary(GPT2, mask=50255))
     with pytest.raises(UserError, match="no SentencePiece vocabulary of 5000"):
         vocabulary_training.train(
             ["few words"], dataclasses.replace(T5_LIKE, spec=f"sentencepiece:{damaged}", train_size=5000)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plm_jax import config, objectives
-from plm_jax.data import prepare, reader, vocabularies
+from plm_jax.data import prepare, reader, vocabularies, vocabulary_training
 from plm_jax.errors import UserError
 
 BERT = config.Vocabulary("", pad=0, unk=1, cls=2, sep=3, mask=4)
@@ -117,6 +117,16 @@ def test_identity_is_that_of_tokens_and_specials(load, both):
     assert len({vocabularies.identity(v) for v in (*both, swapped, fewer)}) == 4
     assert json.loads(json.dumps(both[0].table))["lowercase"] is True and both[1].table["lowercase"] is False
     assert both[0].vocab_size == len(LOWER)
+
+
+def test_a_cased_vocabulary_of_lower_case_keeps_its_accents(load, tmp_path):
+    """What none of its letters tell: of text in lower case alone."""
+    cased = dataclasses.replace(BERT, train_size=60, train_kind="cased", spec=f"wordpiece:{tmp_path}/vocab.txt")
+    vocabulary_training.train(["élan et café, déjà là; le café où l'on lève la main, là-bas au marché"] * 3, cased)
+    vocabulary = vocabularies.load(cased)
+    assert vocabulary.table["lowercase"] is False
+    assert vocabulary.decode(vocabulary.encode("café où")) == "café où"
+    assert pieces(vocabulary, "É") == ["[UNK]"]
 
 
 def test_lines_may_end_as_on_windows(load, both, tmp_path):

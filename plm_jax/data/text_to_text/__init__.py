@@ -5,7 +5,8 @@
     metrics           the suite's metrics, each `fn(targets, predictions)`
     sizes             training examples of each task, for mixing; no imports
     suite             the table of tasks, and `register`, which makes a seqio task of one
-    tfds_tasks        importing it registers every task over TFDS, as texts: `plm_jax:glue_cola`, …
+    tfds_tasks        importing it registers every task over TFDS, as texts: `plm_jax:glue_cola`, …; their mixtures;
+                      and the corpora to pretrain on, `plm_jax:c4`, …
 
 A source of a config names a task over TFDS, such as `plm_jax:glue_cola`, and the module
 `plm_jax.data.text_to_text.tfds_tasks`; `sizes.GLUE` gives the names and rates of a mixture. Over one's own files, which

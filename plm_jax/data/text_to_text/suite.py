@@ -5,7 +5,7 @@ Importing this imports seqio and so TensorFlow; `TASKS[name].examples(row)` itse
 
 import functools
 import itertools
-import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -15,8 +15,8 @@ import numpy as np
 from plm_jax import config
 from plm_jax.data import tasks
 from plm_jax.data.tensorflow_side import seqio, tf
-from plm_jax.data.text_to_text import formats, metrics, postprocessors
-from plm_jax.errors import UserError, nearest
+from plm_jax.data.text_to_text import formats, metrics, postprocessors, wnli
+from plm_jax.errors import UserError, nearest, one_line
 
 # Rows go from TensorFlow to Python and back so many at a time; one by one they would take ten times as long.
 _BATCH = 256
@@ -24,6 +24,8 @@ _BATCH = 256
 _INTEGERS, _STRINGS = tf.TensorSpec([None], tf.int64), tf.TensorSpec([None], tf.string)
 _ANSWERS = {"answers": tf.RaggedTensorSpec([None, None], tf.string, 1)}
 _REFERENT = {"referent": _STRINGS, "label": _INTEGERS}
+# What makes the examples of rows: a cache of them hangs on it.
+_CODE = (__file__, formats.__file__, wnli.__file__)
 
 
 @dataclass(frozen=True)
@@ -229,6 +231,7 @@ def register(
         preprocessors = [functools.partial(_tfds_examples, task=made, source=data)]
     else:
         data, preprocessors = _JsonLines(made, source.paths), []
+    data.code = _CODE
     return seqio.TaskRegistry.add(
         name,
         source=data,
@@ -267,40 +270,35 @@ class _JsonLines(seqio.DataSource):
         paths = self.list_shards(split)
         if shard_info:
             paths = paths[shard_info.index :: shard_info.num_shards]
-        return _examples(self._task, self, lambda: itertools.chain.from_iterable(map(_json_rows, paths)))
-
-
-def _json_rows(path: str) -> Iterator[formats.Row]:
-    for line in tasks.read_files(config.TextFiles(path, document="line")):
-        try:
-            row = json.loads(line)
-        except ValueError:
-            row = None
-        if not isinstance(row, dict):
-            raise UserError(f"{path} has a line that is no JSON object, '{line[:40]}': mend or remove it")
-        yield row
+        return _examples(self._task, self, lambda: itertools.chain.from_iterable(map(tasks.json_rows, paths)))
 
 
 def _tfds_examples(dataset: tf.data.Dataset, task: Task, source: seqio.DataSource) -> tf.data.Dataset:
-    def rows() -> Iterator[formats.Row]:
+    def rows() -> Iterator[tuple[str, formats.Row]]:
+        numbers = itertools.count(1)
         for batch in dataset.ragged_batch(_BATCH):
             columns = tf.nest.map_structure(lambda part: part.numpy(), batch)
             for i in range(len(next(iter(tf.nest.flatten(columns))))):
-                yield _row(columns, i)
+                yield f"row {next(numbers)} of {task.tfds}", _row(columns, i)
 
     return _examples(task, source, rows)
 
 
-def _examples(task: Task, source: Any, rows: Callable[[], Iterable[formats.Row]]) -> tf.data.Dataset:
+def _examples(task: Task, source: Any, rows: Callable[[], Iterable[tuple[str, formats.Row]]]) -> tf.data.Dataset:
+    """The examples of rows, each given with its place, which an error names."""
     signature = {"inputs": _STRINGS, "targets": _STRINGS, **task.fields}
 
     def examples() -> Iterator[formats.Example]:
-        for row in rows():
+        for place, row in rows():
             try:
                 yield from task.examples(row)
             except KeyError as error:
                 missing = error.args[0]
-                raise UserError(f"a row of {task.tfds} has no '{missing}': {nearest(missing, row)}") from None
+                raise UserError(f"{place} has no '{missing}': {nearest(missing, row)}") from None
+            except UserError as error:
+                raise UserError(f"{place}: {error}") from None
+            except (TypeError, ValueError, re.error) as error:
+                raise UserError(f"{place} is no row of {task.tfds} ({one_line(error)}): mend or remove it") from None
 
     def batches() -> Iterator[dict[str, Any]]:
         made = examples()

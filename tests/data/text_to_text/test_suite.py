@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import math
 
 import numpy as np
 import pytest
@@ -104,6 +105,21 @@ def test_all_tasks_over_tfds_are_registered_by_an_import():
     assert task.postprocess_fn("equivalent", example={}, is_target=True) == 1
 
 
+def test_mixtures_and_corpora_are_registered_with_them():
+    from plm_jax.data.text_to_text import tfds_tasks
+
+    for name, rates in {"glue": sizes.GLUE, "super_glue": sizes.SUPER_GLUE, "all": sizes.ALL}.items():
+        mixture = seqio.MixtureRegistry.get(f"plm_jax:{name}")
+        found = {task.name: mixture.get_rate(task) for task in mixture.tasks}
+        assert found == {f"plm_jax:{task}": rate for task, rate in rates.items()}
+    c4 = seqio.TaskRegistry.get("plm_jax:c4")
+    assert c4.source.tfds_dataset.name.startswith("c4/en:") and set(c4.output_features) == {"text"}
+    assert seqio.MixtureRegistry.get("plm_jax:t5").tasks == [c4]
+    assert "plm_jax:bert" not in seqio.MixtureRegistry.names(), "books are files"
+    with pytest.raises(UserError, match="'plm_jax:glue' is a mixture: name its tasks as sources"):
+        tasks.task("x", config.SeqioExamples("plm_jax:glue", tfds_tasks.__name__))
+
+
 def test_tokens_end_with_eos(tmp_path, register):
     vocabulary = vocabularies.load(config.Vocabulary("bytes", pad=256, eos=257))
     path = write(tmp_path / "rows.jsonl", [row for row, _ in ROWS["glue_cola"]])
@@ -133,18 +149,61 @@ def test_several_files_a_split(tmp_path, register):
 @pytest.mark.parametrize(
     "line, message",
     [
-        ("not json", "rows.jsonl has a line that is no JSON object, 'not json'"),
-        ("[1]", "no JSON object"),
-        ('{"sentence": "a"}', "a row of glue/cola:2.0.0 has no 'label': there are: sentence"),
+        ("not json", r"rows\.jsonl:2 is no JSON: mend"),
+        ("[1]", r"rows\.jsonl:2 is no JSON object"),
+        ('{"sentence": "a"}', r"rows\.jsonl:2 has no 'label': there are: sentence"),
         ('{"sentense": "a", "label": 0}', "no 'sentence': did you mean 'sentense'"),
-        ('{"sentence": "a", "label": 5}', "label 5: give 0 to 1"),
+        ('{"sentence": "a", "label": 5}', r"rows\.jsonl:2: label 5: give 0 to 1"),
+        (r'{"sentence": "\ud800", "label": 0}', r"rows\.jsonl:2 has half of a surrogate pair"),
     ],
 )
 def test_bad_rows_are_named(tmp_path, register, line, message):
-    (tmp_path / "rows.jsonl").write_text(line)
+    (tmp_path / "rows.jsonl").write_text('{"sentence": "good", "label": 1}\n' + line)
     task = register("glue_cola", suite.FromJsonLines({"train": str(tmp_path / "rows.jsonl")}))
     with pytest.raises(UserError, match=message):
         list(tasks.texts(task, "train", "inputs"))
+
+
+BAD = [
+    ("glue_cola", {"sentence": None}, "'sentence' is None: give text"),
+    ("glue_cola", {"sentence": 3}, "'sentence' is 3: give text"),
+    ("glue_cola", {"label": None}, "label None: give 0 to 1"),
+    ("glue_stsb", {"label": "x"}, "label 'x': give a number"),
+    ("glue_stsb", {"label": None}, "label None: give a number"),
+    ("glue_stsb", {"label": math.nan}, "label nan: give a number"),
+    ("glue_stsb", {"sentence1": ["a"]}, "'sentence1' is \\['a'\\]: give text"),
+    ("glue_wnli_eval", {"sentence1": "He saw ( it .", "sentence2": "He saw ( the cup ."}, "is no row of glue/wnli"),
+    ("super_glue_multirc", {"idx": 3}, "is no row of super_glue/multirc"),
+    ("super_glue_multirc", {"idx": {"paragraph": "x", "question": 1, "answer": 1}}, "is no row of super_glue/multirc"),
+    ("super_glue_multirc", {"idx": {"paragraph": 1}}, "has no 'question'"),
+    ("super_glue_record", {"entities": [None]}, "'entities' is \\[None\\]: give a list of texts"),
+    ("super_glue_record", {"answers": "Eve"}, "'answers' is 'Eve': give a list of texts"),
+    ("super_glue_wsc_train", {"label": "1"}, "label '1': give 0 to 1"),
+    ("super_glue_wsc_eval", {"span1_text": None}, "'span1_text' is None"),
+    ("super_glue_wsc_eval", {"span2_index": "4"}, "is no row of super_glue/wsc"),
+    ("dpr", {"candidates": ["Ann", 2]}, "give a list of texts"),
+    ("squad", {"answers": []}, "is no row of squad"),
+    ("squad", {"answers": {"text": [None]}}, "'text' is \\[None\\]"),
+    ("cnn_dailymail", {"highlights": None}, "'highlights' is None"),
+    ("wmt16_enro", {"ro": None}, "'ro' is None"),
+]
+
+
+@pytest.mark.parametrize("name, changes, message", BAD)
+def test_rows_of_other_types_are_named(name, changes, message, tmp_path, register):
+    row, _ = ROWS[name][0]
+    path = write(tmp_path / "rows.jsonl", [row, row | changes])
+    task = register(name, suite.FromJsonLines({"train": path}))
+    with pytest.raises(UserError, match=rf"rows\.jsonl:2:? .*{message}") as caught:
+        list(tasks.texts(task, "train", "inputs"))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_path_found_is_read_as_it_is(tmp_path, register):
+    """Its brackets are a glob that finds another file."""
+    write(tmp_path / "a[1].jsonl", [{"sentence": "x", "label": 0}])
+    task = register("glue_sst2", suite.FromJsonLines({"train": str(tmp_path / "*.jsonl")}))
+    assert list(tasks.texts(task, "train", "inputs")) == ["sst2 sentence: x"]
 
 
 def test_mistakes_are_named(tmp_path, register):

@@ -122,8 +122,8 @@ def elmo() -> config.Run:
         data=_speeches("elmo", length=20, layout=config.Streams()),
         optimizer=config.AdamW(clip_norm=1.0),
         schedule=config.Schedule(kind="linear", learning_rate=5e-3, warmup_steps=50),
-        train=config.Train(steps=400, batch_size=64),
-        checkpoint=config.Checkpoint(save_every=400),
+        train=config.Train(steps=250, batch_size=64),
+        checkpoint=config.Checkpoint(save_every=250),
         evaluation=config.Evaluation(every=100, batch_size=64, max_batches=8),
     )
 
@@ -160,8 +160,8 @@ def _denoiser(model, objective, length: int) -> config.Run:
         data=_speeches("denoiser", length=length),
         optimizer=config.AdamW(b1=0.9, b2=0.98, weight_decay=0.01),
         schedule=config.Schedule(kind="linear", learning_rate=3e-3, warmup_steps=50),
-        train=config.Train(steps=300, batch_size=64),
-        checkpoint=config.Checkpoint(save_every=300),
+        train=config.Train(steps=200, batch_size=64),
+        checkpoint=config.Checkpoint(save_every=200),
         evaluation=config.Evaluation(every=100, batch_size=256, max_batches=2),
     )
 
@@ -192,7 +192,7 @@ def t5_tasks() -> config.Run:
             validation_fraction=0.1,
         ),
         schedule=config.Schedule(kind="linear", learning_rate=1e-2, warmup_steps=50),
-        train=config.Train(steps=800, batch_size=32, init_from="../runs/demo-t5-0"),
+        train=config.Train(steps=500, batch_size=32, init_from="../runs/demo-t5-0"),
         checkpoint=config.Checkpoint(save_every=400),
         evaluation=config.Evaluation(every=100, batch_size=64),
     )

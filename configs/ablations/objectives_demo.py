@@ -57,8 +57,8 @@ def _after(name: str, steps: int, learning_rate: float, warmup_steps: int = 20) 
 def _encoders():
     """Masked language models, those of pairs, and what is built on them."""
     yield "bert", NO_PAIRS
-    for task in ("next_sentence", "sentence_order"):
-        yield task, vars(_poems(task))
+    yield "next_sentence", vars(_poems(config.SentencePairs(parts="sentences"), 40, 400, 2e-3))
+    yield "sentence_order", vars(_poems(config.SentencePairs(task="sentence_order"), 80, 250, 1e-3))
     masks = {
         "masked_lm_static": (objectives.MaskedLM(duplicates=10), 100),
         "masked_lm_whole_words": (objectives.MaskedLM(whole_words=1), 100),
@@ -76,10 +76,10 @@ def _encoders():
     yield "replaced_token", {**vars(DEMO["electra"]()), **_after("bert", 400, 3e-3, warmup_steps=100)}
 
 
-def _poems(task: str) -> config.Run:
-    """A BERT of the demo's size on the parts of Chinese poems."""
+def _poems(layout: config.SentencePairs, length: int, steps: int, learning_rate: float) -> config.Run:
+    """A BERT of the demo's size on pairs of parts of Chinese poems."""
     demo = DEMO["bert"]()
-    vocab_size, length = 4096, 80
+    vocab_size = 4096
     return dataclasses.replace(
         demo,
         model=DEMO["_family"]("bert").model(layers=3, width=128, heads=4, vocab_size=vocab_size, length=length),
@@ -89,12 +89,12 @@ def _poems(task: str) -> config.Run:
         data=config.Data(
             cache_dir="../.cache/demo/poems",
             length=length,
-            layout=config.SentencePairs(task=task),
+            layout=layout,
             sources={"poems": config.JsonLines(path=f"{DEMO['CORPORA']}/tang_poems_zh.jsonl.gz")},
             validation_fraction=0.15,
         ),
-        schedule=config.Schedule(kind="linear", learning_rate=1e-3, warmup_steps=50),
-        train=config.Train(steps=300, batch_size=64),
+        schedule=config.Schedule(kind="linear", learning_rate=learning_rate, warmup_steps=50),
+        train=config.Train(steps=steps, batch_size=64),
     )
 
 

@@ -4,9 +4,11 @@ import os
 import pathlib
 import shutil
 
+from tests import xla
+
 # Before jax is imported: it reads them once.
 os.environ["JAX_PLATFORMS"] = os.environ.get("JAX_PLATFORMS", "cpu")
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {xla.flags(devices=8)}".strip()
 
 import jax
 import pytest

@@ -10,6 +10,8 @@ import subprocess
 import sys
 from typing import NamedTuple
 
+from tests import xla
+
 
 class Finished(NamedTuple):
     """How a command ended; `status` is negative for a signal."""
@@ -47,7 +49,7 @@ class Server:
         """`python -m plm_jax.VERB ARGUMENTS…` on so many fake devices, to its end."""
         self._count += 1
         files = [os.path.join(self._folder, f"{self._count}.{name}") for name in ("out", "err")]
-        environment |= {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+        environment |= {"XLA_FLAGS": xla.flags(devices)}
         self._process.stdin.write(json.dumps([f"plm_jax.{verb}", arguments, environment, files]) + "\n")
         self._process.stdin.flush()
         status = int(self._process.stdout.readline())

@@ -8,6 +8,8 @@ import pathlib
 import subprocess
 import sys
 
+from tests import xla
+
 ROOT = pathlib.Path(__file__).parents[2]
 
 
@@ -20,7 +22,7 @@ def test_a_run_is_interrupted_and_its_rows_are_told(tmp_path, verb):
     flags = ["--tiny", f"--cache={cache}", f"--corpus={corpus}"]
     finished = verb("prepare", *gpu_pretrain.command("prepare", gpu_pretrain.parse([*flags, "--prepare"]))[3:])
     assert finished.status == 0, finished.err
-    environment = os.environ | {"XLA_FLAGS": "", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    environment = os.environ | {"XLA_FLAGS": xla.flags(devices=1), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
     command = [sys.executable, str(ROOT / "benchmarks" / "gpu_pretrain.py"), *flags, "--minutes=0.02"]
     done = subprocess.run([*command, f"--plot={tmp_path}/p.png"], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -15,6 +15,7 @@ import jax
 import pytest
 
 from plm_jax.models import registry
+from tests import xla
 
 ROOT = pathlib.Path(__file__).parents[2]
 HEAVY = ("tensorflow", "seqio", "grain", "orbax", "array_record", "tensorboardX")
@@ -22,7 +23,12 @@ HEAVY = ("tensorflow", "seqio", "grain", "orbax", "array_record", "tensorboardX"
 
 def environment(**changed: str) -> dict[str, str]:
     """One CPU device, one thread, quick compilation."""
-    fixed = {"XLA_FLAGS": "", "OMP_NUM_THREADS": "1", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "PYTHONPATH": str(ROOT)}
+    fixed = {
+        "XLA_FLAGS": xla.flags(devices=1),
+        "OMP_NUM_THREADS": "1",
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+        "PYTHONPATH": str(ROOT),
+    }
     return os.environ | fixed | changed
 
 

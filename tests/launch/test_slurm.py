@@ -8,6 +8,7 @@ import subprocess
 
 import pytest
 
+from tests import xla
 from tests.launch import fakes
 
 SMALL = ["--nodes=2", "--gpus-per-node=1", "--ntasks-per-node=1"]
@@ -41,7 +42,7 @@ def submit(cluster: pathlib.Path, *command: str, play: str = "", job: int = 7) -
     """`sbatch` to the job's end."""
     variables = {"FAKE_SLURM_JOB_ID": str(job), "PYTHONPATH": str(fakes.ROOT), "PYTHON": "python3"}
     environment = fakes.environment(cluster, **variables) | ({"FAKE_SLURM_PLAY": play} if play else {})
-    environment |= {"XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
+    environment |= {"XLA_FLAGS": xla.flags(devices=1)}
     return subprocess.run(
         ["sbatch", *SMALL, "launch/slurm.sbatch", *command],
         cwd=cluster / "project",

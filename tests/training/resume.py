@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 
+from tests import xla
 from tests.training import tiny
 
 
@@ -28,8 +29,7 @@ def command(folder: pathlib.Path, name: str, workdir: pathlib.Path, *overrides: 
 
 def environment(devices: int = 1) -> dict[str, str]:
     """For a run on so many fake devices."""
-    flags = f"--xla_force_host_platform_device_count={devices}"
-    return os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+    return os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla.flags(devices)}
 
 
 def rows(workdir: pathlib.Path) -> list[dict]:

@@ -1,0 +1,12 @@
+"""How XLA compiles for the tests: for fake devices, and quickly."""
+
+import importlib.metadata
+
+
+def flags(devices: int) -> str:
+    """XLA_FLAGS for so many fake CPU devices."""
+    fake = f"--xla_force_host_platform_device_count={devices}"
+    # Tests compile much and compute little: without these emitters a third of their time is gone. An XLA that lacks a
+    # flag refuses to start.
+    version = tuple(int(part) for part in importlib.metadata.version("jaxlib").split(".")[:2])
+    return fake if version >= (0, 12) else f"{fake} --xla_cpu_use_fusion_emitters=false"

@@ -1,13 +1,156 @@
 """What a run's parts ask of each other, and no single field of its config can say."""
 
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from plm_jax import objectives
-from plm_jax.errors import UserError
+from plm_jax.errors import UserError, nearest
 from plm_jax.models import settings
 
+# Which arrangement an objective trains.
+ARRANGEMENTS = {
+    **dict.fromkeys(("blank_infilling", "causal", "decoder_prefix_lm"), "decoder"),
+    **dict.fromkeys(("masked_lm", "span_masked_lm"), "encoder"),
+    **{"replaced_token": "electra", "bidirectional_lm": "elmo"},
+    **dict.fromkeys(("span_corruption", "replace_spans", "drop_tokens", "mask_tokens"), "encoder_decoder"),
+    **dict.fromkeys(("denoising", "deshuffling", "prefix_lm", "full_lm", "ul2"), "encoder_decoder"),
+}
 
-def streams(run: Any, stages: Any) -> None:
+
+def run(run: Any, stages: Sequence[Any], target_length: Callable[[int], int]) -> None:
+    """All that a `config.Run` has to hold.
+
+    Args:
+      stages: the run's.
+      target_length: a row's length → its slots for targets.
+
+    Raises:
+      UserError: it does not.
+    """
+    _arrangement(run)
+    _numbers(run)
+    for stage in stages:
+        _mixture(run, stage)
+        if stage.batch_size % stage.microbatches:
+            raise UserError(
+                f"a batch of {stage.batch_size} does not divide into {stage.microbatches} microbatches: "
+                "change config.train.batch_size or config.train.microbatches"
+            )
+        if run.data.layout.kind == "whole_sentences":
+            _whole_sentences(run, stage.length)
+        if run.data.layout.kind == "sentence_pairs":
+            _pairs(run, stage.length)
+        _positions(run, stage.length, target_length)
+    _streams(run, stages)
+    _examples(run, stages)
+
+
+def _arrangement(run: Any) -> None:
+    """An objective trains models of one kind."""
+    needed = ARRANGEMENTS[run.objective.kind]
+    if run.model.kind != needed:
+        raise UserError(
+            f"objective '{run.objective.kind}' trains a model of kind '{needed}', config.model.kind is "
+            f"'{run.model.kind}': change one"
+        )
+    has_boundary = isinstance(getattr(run.model, "span_boundary", None), settings.SpanBoundary)
+    if has_boundary and run.objective.kind != "span_masked_lm":
+        raise UserError(
+            f"objective '{run.objective.kind}' does not train config.model.span_boundary: leave it out, or choose "
+            "span_masked_lm"
+        )
+
+
+def _numbers(run: Any) -> None:
+    """Numbers in their ranges, names that are there."""
+    train, data = run.train, run.data
+    for name in ("steps", "batch_size", "microbatches", "log_every"):
+        if getattr(train, name) < 1:
+            raise UserError(f"config.train.{name} is {getattr(train, name)}: give at least 1")
+    if data.length < 1:
+        raise UserError(f"config.data.length is {data.length}: give at least 1")
+    if not 0.0 <= data.validation_fraction < 1.0:
+        raise UserError(f"config.data.validation_fraction is {data.validation_fraction}: give 0 to below 1")
+    for name in ("added", "sentinels"):
+        if getattr(run.vocabulary, name) < 0:
+            raise UserError(f"config.vocabulary.{name} is {getattr(run.vocabulary, name)}: give at least 0")
+    for name in data.segmenters.keys() - data.sources.keys():
+        raise UserError(f"config.data.segmenters names '{name}': {nearest(name, data.sources)}")
+    if not data.sources:
+        raise UserError("config.data.sources is empty: name at least one corpus")
+    untils = [phase.until for phase in train.phases]
+    if untils and (untils != sorted(set(untils)) or untils[0] <= 0 or untils[-1] != 1.0):
+        raise UserError(f"config.train.phases end at {untils}: give rising fractions of which the last is 1.0")
+
+
+def _mixture(run: Any, stage: Any) -> None:
+    """Rates of sources that are there."""
+    for name, rate in stage.mixture.items():
+        if name not in run.data.sources:
+            raise UserError(f"config.data.mixture names '{name}': {nearest(name, run.data.sources)}")
+        if not (rate >= 0 and math.isfinite(rate)):
+            raise UserError(f"config.data.mixture.{name} is {rate}: give a rate of at least 0")
+    if stage.mixture and not sum(stage.mixture.values()) > 0:
+        raise UserError("config.data.mixture has no rate above 0: give at least one")
+
+
+def _positions(run: Any, length: int, target_length: Callable[[int], int]) -> None:
+    """Rows as long as the model has positions."""
+    attention, longest = getattr(run.model, "attention", None), length
+    position = attention and attention.position
+    if isinstance(run.objective, objectives.BlankInfilling):
+        longest = run.objective.text_length(length)  # What fills blanks has the positions of their masks.
+    if isinstance(run.model, settings.EncoderDecoder):
+        longest = max(longest, target_length(length))
+    tables = settings.LearnedPositions | settings.BlockPositions
+    if isinstance(position, tables) and longest > position.length:
+        text = "" if longest == length else f" with texts of {longest}"
+        raise UserError(
+            f"config.data.length is {length}{text}, above the model's {position.length} positions: "
+            "lower it or raise config.model.attention.position.length"
+        )
+
+
+def _pairs(run: Any, length: int) -> None:
+    """What sentence pairs of a length ask for."""
+    layout, objective, vocabulary = run.data.layout, run.objective, run.vocabulary
+    if layout.duplicates < 1:
+        raise UserError(f"config.data.layout.duplicates is {layout.duplicates}: give at least 1")
+    if not 0.0 <= layout.short_probability <= 1.0:
+        raise UserError(f"config.data.layout.short_probability is {layout.short_probability}: give 0 to 1")
+    if length < 5:
+        raise UserError(f"config.data.length is {length}: sentence pairs take at least 5")
+    if vocabulary.cls is None or vocabulary.sep is None:
+        raise UserError("sentence pairs need special ids: set config.vocabulary.cls and config.vocabulary.sep")
+    _rows(objective, length, "sentence pairs")
+    if not isinstance(run.model.pooler, settings.Pooler):
+        raise UserError("sentence pairs need a model with a pooler: set config.model.pooler, or blocks as the layout")
+
+
+def _whole_sentences(run: Any, length: int) -> None:
+    """What whole sentences of a length ask for."""
+    vocabulary = run.vocabulary
+    if None in (vocabulary.cls, vocabulary.sep) and None in (vocabulary.bos, vocabulary.eos):
+        raise UserError(
+            "whole sentences need special ids around them: set config.vocabulary.cls and config.vocabulary.sep, "
+            "or config.vocabulary.bos and config.vocabulary.eos"
+        )
+    if length < 3:
+        raise UserError(f"config.data.length is {length}: whole sentences take at least 3")
+    _rows(run.objective, length, "whole sentences")
+
+
+def _rows(objective: objectives.Settings, length: int, layout: str) -> None:
+    """A layout of finished rows takes an objective that leaves their length as it is."""
+    if objective.input_length(length) != length:
+        raise UserError(
+            f"objective '{objective.kind}' takes more tokens than a row has, {layout} are a row: "
+            "choose masked_lm, or blocks as config.data.layout"
+        )
+
+
+def _streams(run: Any, stages: Sequence[Any]) -> None:
     """What streams ask for, and what asks for streams, of a `config.Run` with these stages.
 
     Raises:
@@ -40,7 +183,7 @@ def streams(run: Any, stages: Any) -> None:
         raise UserError("bidirectional_lm trains a model with a head: set config.model.head.kind to softmax")
 
 
-def examples(run: Any, stages: Any) -> None:
+def _examples(run: Any, stages: Sequence[Any]) -> None:
     """What sources with inputs and targets ask for, of a `config.Run` with these stages.
 
     Raises:

@@ -12,7 +12,7 @@ from absl import flags, logging
 from ml_collections import config_flags
 
 from plm_jax import config, storage
-from plm_jax.errors import UserError, nearest
+from plm_jax.errors import UserError, nearest, one_line
 
 # glibc's malloc.h
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
@@ -109,9 +109,9 @@ def _parse_flags(argv: list[str]) -> None:
     try:
         rest = flags.FLAGS(argv)
     except (flags.Error, ValueError, TypeError) as error:
-        raise UserError(" ".join(str(error).split())) from error
+        raise UserError(one_line(error, None)) from error
     except (AttributeError, KeyError) as error:
-        raise UserError(_unknown_field(argv) or " ".join(str(error).split())) from error
+        raise UserError(_unknown_field(argv) or one_line(error, None)) from error
     if len(rest) > 1:
         raise UserError(f"'{rest[1]}' is no flag: write --name=value")
 

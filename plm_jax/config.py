@@ -5,7 +5,7 @@ A config file builds a `Run` and returns `to_config_dict(run)`; the command line
 """
 
 import dataclasses
-import math
+import functools
 import os
 import typing
 from dataclasses import dataclass, field
@@ -505,127 +505,13 @@ def from_dict(tree: Any) -> Run:
     if isinstance(tree, ml_collections.ConfigDict):
         tree = tree.to_dict()
     run = trees.parse(Run, tree, "config")
-    _check(run)
+    checks.run(run, stages(run), functools.partial(target_length, run))
     return run
 
 
 def model_from_dict(tree: Any, where: str) -> Any:
     """The settings of a model that a JSON tree describes; `where` is what errors call it. Raises as `from_dict`."""
     return trees.parse(typing.get_type_hints(Run)["model"], tree, where)
-
-
-# Which arrangement an objective trains.
-ARRANGEMENTS = {
-    **dict.fromkeys(("blank_infilling", "causal", "decoder_prefix_lm"), "decoder"),
-    **dict.fromkeys(("masked_lm", "span_masked_lm"), "encoder"),
-    **{"replaced_token": "electra", "bidirectional_lm": "elmo"},
-    **dict.fromkeys(("span_corruption", "replace_spans", "drop_tokens", "mask_tokens"), "encoder_decoder"),
-    **dict.fromkeys(("denoising", "deshuffling", "prefix_lm", "full_lm", "ul2"), "encoder_decoder"),
-}
-
-
-def _check(run: Run) -> None:
-    """What no single field can say."""
-    train, data = run.train, run.data
-    needed = ARRANGEMENTS[run.objective.kind]
-    if run.model.kind != needed:
-        raise UserError(
-            f"objective '{run.objective.kind}' trains a model of kind '{needed}', config.model.kind is "
-            f"'{run.model.kind}': change one"
-        )
-    has_boundary = isinstance(getattr(run.model, "span_boundary", None), settings.SpanBoundary)
-    if has_boundary and run.objective.kind != "span_masked_lm":
-        raise UserError(
-            f"objective '{run.objective.kind}' does not train config.model.span_boundary: leave it out, or choose "
-            "span_masked_lm"
-        )
-    for name in ("steps", "batch_size", "microbatches", "log_every"):
-        if getattr(train, name) < 1:
-            raise UserError(f"config.train.{name} is {getattr(train, name)}: give at least 1")
-    if data.length < 1:
-        raise UserError(f"config.data.length is {data.length}: give at least 1")
-    if not 0.0 <= data.validation_fraction < 1.0:
-        raise UserError(f"config.data.validation_fraction is {data.validation_fraction}: give 0 to below 1")
-    for name in ("added", "sentinels"):
-        if getattr(run.vocabulary, name) < 0:
-            raise UserError(f"config.vocabulary.{name} is {getattr(run.vocabulary, name)}: give at least 0")
-    for name in data.segmenters.keys() - data.sources.keys():
-        raise UserError(f"config.data.segmenters names '{name}': {nearest(name, data.sources)}")
-    if not data.sources:
-        raise UserError("config.data.sources is empty: name at least one corpus")
-    untils = [phase.until for phase in train.phases]
-    if untils and (untils != sorted(set(untils)) or untils[0] <= 0 or untils[-1] != 1.0):
-        raise UserError(f"config.train.phases end at {untils}: give rising fractions of which the last is 1.0")
-    for stage in stages(run):
-        for name, rate in stage.mixture.items():
-            if name not in data.sources:
-                raise UserError(f"config.data.mixture names '{name}': {nearest(name, data.sources)}")
-            if not (rate >= 0 and math.isfinite(rate)):
-                raise UserError(f"config.data.mixture.{name} is {rate}: give a rate of at least 0")
-        if stage.mixture and not sum(stage.mixture.values()) > 0:
-            raise UserError("config.data.mixture has no rate above 0: give at least one")
-        if stage.batch_size % stage.microbatches:
-            raise UserError(
-                f"a batch of {stage.batch_size} does not divide into {stage.microbatches} microbatches: "
-                "change config.train.batch_size or config.train.microbatches"
-            )
-        if isinstance(data.layout, WholeSentences):
-            _check_whole_sentences(run, stage.length)
-        if isinstance(data.layout, SentencePairs):
-            _check_pairs(run, stage.length)
-        attention, longest = getattr(run.model, "attention", None), stage.length
-        position = attention and attention.position
-        if isinstance(run.objective, objectives.BlankInfilling):
-            longest = run.objective.text_length(stage.length)  # What fills blanks has the positions of their masks.
-        if isinstance(run.model, settings.EncoderDecoder):
-            longest = max(longest, target_length(run, stage.length))
-        tables = settings.LearnedPositions | settings.BlockPositions
-        if isinstance(position, tables) and longest > position.length:
-            text = "" if longest == stage.length else f" with texts of {longest}"
-            raise UserError(
-                f"config.data.length is {stage.length}{text}, above the model's {position.length} positions: "
-                "lower it or raise config.model.attention.position.length"
-            )
-    checks.streams(run, stages(run))
-    checks.examples(run, stages(run))
-
-
-def _check_pairs(run: Run, length: int) -> None:
-    """What sentence pairs of a length ask for."""
-    layout, objective, vocabulary = run.data.layout, run.objective, run.vocabulary
-    if layout.duplicates < 1:
-        raise UserError(f"config.data.layout.duplicates is {layout.duplicates}: give at least 1")
-    if not 0.0 <= layout.short_probability <= 1.0:
-        raise UserError(f"config.data.layout.short_probability is {layout.short_probability}: give 0 to 1")
-    if length < 5:
-        raise UserError(f"config.data.length is {length}: sentence pairs take at least 5")
-    if vocabulary.cls is None or vocabulary.sep is None:
-        raise UserError("sentence pairs need special ids: set config.vocabulary.cls and config.vocabulary.sep")
-    _check_rows(objective, length, "sentence pairs")
-    if not isinstance(run.model.pooler, settings.Pooler):
-        raise UserError("sentence pairs need a model with a pooler: set config.model.pooler, or blocks as the layout")
-
-
-def _check_whole_sentences(run: Run, length: int) -> None:
-    """What whole sentences of a length ask for."""
-    vocabulary = run.vocabulary
-    if None in (vocabulary.cls, vocabulary.sep) and None in (vocabulary.bos, vocabulary.eos):
-        raise UserError(
-            "whole sentences need special ids around them: set config.vocabulary.cls and config.vocabulary.sep, "
-            "or config.vocabulary.bos and config.vocabulary.eos"
-        )
-    if length < 3:
-        raise UserError(f"config.data.length is {length}: whole sentences take at least 3")
-    _check_rows(run.objective, length, "whole sentences")
-
-
-def _check_rows(objective: objectives.Settings, length: int, layout: str) -> None:
-    """A layout of finished rows takes an objective that leaves their length as it is."""
-    if objective.input_length(length) != length:
-        raise UserError(
-            f"objective '{objective.kind}' takes more tokens than a row has, {layout} are a row: "
-            "choose masked_lm, or blocks as config.data.layout"
-        )
 
 
 def choose(table: dict[str, Any], name: str) -> Any:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from plm_jax import config
+from plm_jax import checks, config
 from plm_jax.data import cache, reader
 from plm_jax.data.text_to_text import formats
 from plm_jax.errors import UserError, nearest
@@ -53,7 +53,7 @@ def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool 
         raise UserError(f"task '{found.name}' has no metric_fns: give it some where it is registered")
     if found.predict_with_aux_metric_fns:
         raise UserError(f"task '{found.name}' has a metric of aux_values: use those of predictions or scores")
-    needed = config.ARRANGEMENTS[run.objective.kind]
+    needed = checks.ARRANGEMENTS[run.objective.kind]
     if lm.config.kind != needed:
         raise UserError(f"the model is of kind '{lm.config.kind}', the config trains '{needed}': name one of its kind")
     if run is not lm.run:

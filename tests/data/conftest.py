@@ -6,7 +6,7 @@ import hypothesis
 import numpy as np
 import pytest
 
-from plm_jax import config, objectives
+from plm_jax import checks, config, objectives
 from plm_jax.data import cache
 from plm_jax.models import settings
 
@@ -73,7 +73,7 @@ def small_model(objective, vocab_size):
         "feed_forward": settings.FeedForward(8),
         "stack": settings.Stack(1),
     }
-    kind = config.ARRANGEMENTS[objective.kind]
+    kind = checks.ARRANGEMENTS[objective.kind]
     if kind == "encoder":
         return settings.Encoder(**shared, pooler=settings.Pooler())
     if kind == "encoder_decoder":

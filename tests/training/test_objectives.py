@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from plm_jax import config, objectives
+from plm_jax import checks, config, objectives
 from plm_jax.data.reader import blank_batch
 from plm_jax.evaluation import report
 from plm_jax.models import registry, settings
@@ -29,7 +29,7 @@ MODELS = {
 def make(objective):
     """A run of an objective with its defaults."""
     return config.Run(
-        model=MODELS[config.ARRANGEMENTS[objective.kind]],
+        model=MODELS[checks.ARRANGEMENTS[objective.kind]],
         objective=objective,
         data=config.Data("cache", 64, {"a": config.TextFiles("a")}),
         vocabulary=config.Vocabulary("bytes", pad=256, eos=257, mask=258, sentinels=30),
@@ -40,7 +40,7 @@ def make(objective):
 
 
 def test_all_are_known_everywhere():
-    assert set(objectives.KINDS) <= set(config.ARRANGEMENTS) & set(losses.LOSSES) & set(report.TARGETS)
+    assert set(objectives.KINDS) <= set(checks.ARRANGEMENTS) & set(losses.LOSSES) & set(report.TARGETS)
 
 
 @pytest.mark.parametrize("kind", ["full_lm", "ul2", "replace_spans", "prefix_lm", "masked_lm", "causal"])

@@ -9,8 +9,8 @@ one nat a token under the add-one unigram's. bert: 3 layers, 128 wide, vocabular
 
     python -m plm_jax.pretrain --config=configs/demo.py:electra --workdir=runs/demo-electra-0
 
-The other families in the same sizes: electra, elmo, bart, glm. What to expect of them, and of the other objectives, is
-in configs/ablations/objectives_demo.py.
+The other families in the same sizes: electra, elmo, bart, glm. What they and the other objectives reach is in the
+README under Sweeps.
 """
 
 import dataclasses

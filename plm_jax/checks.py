@@ -18,11 +18,11 @@ ARRANGEMENTS = {
 }
 
 
-def run(run: Any, stages: Sequence[Any], target_length: Callable[[int], int]) -> None:
+def run(run: Any, stages: Callable[[], Sequence[Any]], target_length: Callable[[int], int]) -> None:
     """All that a `config.Run` has to hold.
 
     Args:
-      stages: the run's.
+      stages: gives the run's stages, once its phases are known to end.
       target_length: a row's length → its slots for targets.
 
     Raises:
@@ -30,7 +30,11 @@ def run(run: Any, stages: Sequence[Any], target_length: Callable[[int], int]) ->
     """
     _arrangement(run)
     _numbers(run)
-    for stage in stages:
+    found = stages()
+    for stage in found:
+        for name in ("length", "batch_size", "microbatches"):
+            if getattr(stage, name) < 1:
+                raise UserError(f"a phase of config.train.phases has {name} {getattr(stage, name)}: give at least 1")
         _mixture(run, stage)
         if stage.batch_size % stage.microbatches:
             raise UserError(
@@ -42,8 +46,8 @@ def run(run: Any, stages: Sequence[Any], target_length: Callable[[int], int]) ->
         if run.data.layout.kind == "sentence_pairs":
             _pairs(run, stage.length)
         _positions(run, stage.length, target_length)
-    _streams(run, stages)
-    _examples(run, stages)
+    _streams(run, found)
+    _examples(run, found)
 
 
 def _arrangement(run: Any) -> None:
@@ -64,12 +68,17 @@ def _arrangement(run: Any) -> None:
 
 def _numbers(run: Any) -> None:
     """Numbers in their ranges, names that are there."""
-    train, data = run.train, run.data
-    for name in ("steps", "batch_size", "microbatches", "log_every"):
-        if getattr(train, name) < 1:
-            raise UserError(f"config.train.{name} is {getattr(train, name)}: give at least 1")
-    if data.length < 1:
-        raise UserError(f"config.data.length is {data.length}: give at least 1")
+    data = run.data
+    positive = {
+        "train": ("steps", "batch_size", "microbatches", "log_every"),
+        "data": ("length", "window_tokens"),
+        "checkpoint": ("save_every",),
+        "evaluation": ("batch_size",),
+    }
+    for section, names in positive.items():
+        for name in names:
+            if (value := getattr(getattr(run, section), name)) < 1:
+                raise UserError(f"config.{section}.{name} is {value}: give at least 1")
     if not 0.0 <= data.validation_fraction < 1.0:
         raise UserError(f"config.data.validation_fraction is {data.validation_fraction}: give 0 to below 1")
     for name in ("added", "sentinels"):
@@ -79,7 +88,7 @@ def _numbers(run: Any) -> None:
         raise UserError(f"config.data.segmenters names '{name}': {nearest(name, data.sources)}")
     if not data.sources:
         raise UserError("config.data.sources is empty: name at least one corpus")
-    untils = [phase.until for phase in train.phases]
+    untils = [phase.until for phase in run.train.phases]
     if untils and (untils != sorted(set(untils)) or untils[0] <= 0 or untils[-1] != 1.0):
         raise UserError(f"config.train.phases end at {untils}: give rising fractions of which the last is 1.0")
 
@@ -124,7 +133,7 @@ def _pairs(run: Any, length: int) -> None:
     if vocabulary.cls is None or vocabulary.sep is None:
         raise UserError("sentence pairs need special ids: set config.vocabulary.cls and config.vocabulary.sep")
     _rows(objective, length, "sentence pairs")
-    if not isinstance(run.model.pooler, settings.Pooler):
+    if not isinstance(getattr(run.model, "pooler", None), settings.Pooler):
         raise UserError("sentence pairs need a model with a pooler: set config.model.pooler, or blocks as the layout")
 
 

@@ -185,7 +185,8 @@ class Data:
       cache_dir: what `prepare` writes and the trainer reads: one folder a source.
       length: tokens a row of the batch.
       mixture: rate of each source, in rows or, since seqio mixes before it packs, in examples where those are packed
-        (`data.mixtures` has the usual rules); empty means each in proportion to its tokens.
+        (`data.mixtures` has the usual rules); empty means each in proportion to its tokens, or, where a source has
+        examples, to its rows.
       segmenters: of sources whose words the vocabulary does not tell, as of Chinese, a Python function
         `module:function` from a text to its words in order, such as `jieba:lcut`.
       validation_fraction: share of documents held out where a source has no validation split.
@@ -505,7 +506,7 @@ def from_dict(tree: Any) -> Run:
     if isinstance(tree, ml_collections.ConfigDict):
         tree = tree.to_dict()
     run = trees.parse(Run, tree, "config")
-    checks.run(run, stages(run), functools.partial(target_length, run))
+    checks.run(run, functools.partial(stages, run), functools.partial(target_length, run))
     return run
 
 

@@ -67,9 +67,11 @@ ALLOWED = {
     "models": {"models", "errors"},
     "objectives": {"objectives", "errors"},
     "hub": {"hub", "models", "storage", "errors"},
-    "data": {"data", "objectives", "config", "trees", "storage", "errors"},
+    "data": {"data", "corpora", "objectives", "config", "trees", "storage", "errors"},
     "training": {"training", "hub", "data", "objectives", "models", "config", "storage", "errors"},
-    "evaluation": {"evaluation", "training", "hub", "data", "objectives", "models", "config", "storage", "errors"},
+    "evaluation": {
+        *("evaluation", "training", "hub", "data", "objectives", "models", "config", "checks", "storage", "errors")
+    },
 }
 
 

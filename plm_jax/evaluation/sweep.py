@@ -9,8 +9,9 @@ A value may be a whole section (`{"objective": objectives.MaskedLM(whole_words=1
 of another run. Changes apply in their order; relative paths count from the base config's folder. `train.init_from` may
 name an earlier run of the sweep.
 
-Each run is `pretrain` and then `evaluate`, processes of their own, in the folder of its name, where `sweep.json` notes
-when it began (seconds since 1970), when the run did whose weights it took, and how many seconds all its attempts took.
+Each run is `pretrain` and then `evaluate`, processes of their own, in the folder of its name, where `attempts.json`
+notes when it began (seconds since 1970), when the run did whose weights it took, and how long all its attempts took, in
+seconds.
 As a config file, this module is the config that a run directory holds: `--config=plm_jax/evaluation/sweep.py:WORKDIR`.
 """
 
@@ -37,6 +38,8 @@ from plm_jax.evaluation import comparison
 from plm_jax.training.telemetry import read_rows
 
 _FILES = "give a Python file with `base` and `overrides`"
+_RESULTS, _TABLE, _ATTEMPTS = "sweep.json", "table.md", "attempts.json"
+_NOT_YET = "not run yet"
 # Of what a failed process said last so many bytes are kept.
 _TAIL = 4096
 
@@ -65,14 +68,17 @@ def get_config(workdir: str):
 
 
 def run(path: str, workdir: str, seeds: Sequence[int] = ()) -> None:
-    """Trains and evaluates what is not finished, prints the table, writes `sweep.json` and `table.md` into `workdir`.
+    """Trains and evaluates what is not finished, and prints the table.
+
+    `sweep.json`, with every figure, and `table.md` are in `workdir`, brought up to date after each run.
 
     Args:
       seeds: the seeds of each run; by default its own alone. Those of other seeds are in NAME-seedSEED.
 
     Raises:
-      UserError: the sweep's file cannot be used; a run failed, or waits for its parent, which did; one of another
-        config, or that began with former weights of its parent, is in its place. The other runs are done nevertheless.
+      UserError: the sweep's file cannot be used, or `workdir` not be written; a run failed, or waits for its parent,
+        which did; one of another config, or that began with former weights of its parent, is in its place. The other
+        runs are done nevertheless.
     """
     found = members(path, workdir, seeds)
     errors: dict[str, str] = {}
@@ -81,7 +87,12 @@ def run(path: str, workdir: str, seeds: Sequence[int] = ()) -> None:
         with _noted(errors, member):
             if not _is_finished(member):
                 missing.append(member)
-    _say(f"{len(found)} runs, {len(found) - len(missing) - len(errors)} of them finished before")
+                errors[member.workdir] = _NOT_YET
+    try:
+        _tell(workdir, found, errors)
+    except OSError as error:
+        raise UserError(f"cannot write {workdir} ({error.strerror}): give another --workdir") from error
+    _say(f"{len(found)} runs, {len(found) - len(errors)} of them finished before")
     began = time.monotonic()
     for number, member in enumerate(missing, 1):
         folder = os.path.basename(member.workdir)
@@ -89,16 +100,17 @@ def run(path: str, workdir: str, seeds: Sequence[int] = ()) -> None:
         with _noted(errors, member):
             # Parents come earlier: by now they are finished or have an error.
             if member.parent in errors:
-                raise UserError(f"waits for {os.path.basename(member.parent)}")
+                raise UserError(_waiting(member))
             _train(member)
+            del errors[member.workdir]
+            _tell(workdir, found, errors)
         left = (time.monotonic() - began) / number * (len(missing) - number)
         ending = f"failed: {errors[member.workdir]}" if member.workdir in errors else "finished"
         _say(f"== {number}/{len(missing)} {folder} {ending}; about {tqdm.format_interval(left)} left")
-    results = [_result(member, errors.get(member.workdir)) for member in found]
-    table = comparison.table(results)
-    _write_json(workdir, "sweep.json", results)
-    storage.write(os.path.join(workdir, "table.md"), table.encode("utf-8"))
-    print(table, end="", flush=True)
+    for member in found:  # What finished before may have weights of a run that is refused now.
+        if member.parent in errors:
+            errors.setdefault(member.workdir, _waiting(member))
+    print(_tell(workdir, found, errors), end="", flush=True)
     if errors:
         said = "; ".join(f"{os.path.basename(folder)}: {error}" for folder, error in errors.items())
         raise UserError(f"{len(errors)} of {len(found)} runs failed ({said}): mend them and run the same command again")
@@ -111,6 +123,21 @@ def _noted(errors: dict[str, str], member: Member) -> Iterator[None]:
         yield
     except UserError as error:
         errors[member.workdir] = str(error)
+    except OSError as error:
+        errors[member.workdir] = f"cannot write {error.filename} ({error.strerror})"
+
+
+def _waiting(member: Member) -> str:
+    return f"waits for {os.path.basename(member.parent)}"
+
+
+def _tell(workdir: str, found: Sequence[Member], errors: dict[str, str]) -> str:
+    """Writes what the runs have reached so far, and gives the table."""
+    results = [_result(member, errors.get(member.workdir)) for member in found]
+    table = comparison.table(results)
+    _write_json(workdir, _RESULTS, results)
+    storage.write(os.path.join(workdir, _TABLE), table.encode("utf-8"))
+    return table
 
 
 def members(path: str, workdir: str, seeds: Sequence[int] = ()) -> list[Member]:
@@ -144,14 +171,21 @@ def members(path: str, workdir: str, seeds: Sequence[int] = ()) -> list[Member]:
 def _described(path: str) -> tuple[dict[str, tuple[dict[str, Any], config.Run]], str]:
     """By name each run's changes, as JSON, and its config, paths as given; and the base's file."""
     sweep = _executed(path, "--sweep", ("base", "overrides"))
+    if not isinstance(sweep["base"], str) or not callable(sweep["overrides"]):
+        raise UserError(f"{path} has a `base` that is no path, or `overrides` that is no function: {_FILES}")
     file, _, size = sweep["base"].partition(":")
     file = os.path.join(os.path.dirname(path), file)
     get = _executed(file, f"the base of {path}", ("get_config",))["get_config"]
     tree = config.to_dict(config.from_dict(get(size) if size else get()))
     described: dict[str, tuple[dict[str, Any], config.Run]] = {}
-    for name, changes in sweep["overrides"]():
-        if not re.fullmatch(r"[A-Za-z0-9][\w.+-]*", name):
-            raise UserError(f"{path} has a run '{name}': give a name of letters, digits, _ - + and .")
+    for override in sweep["overrides"]():
+        match override:
+            case str(name), dict(changes):
+                pass
+            case _:
+                raise UserError(f"`overrides` of {path} yields {override!r}: give a name and a dictionary of changes")
+        if not re.fullmatch(r"[A-Za-z0-9][\w.+-]*", name) or name in (_RESULTS, _TABLE):
+            raise UserError(f"{path} has a run '{name}': give another name, of letters, digits, _ - + and .")
         if name in described:
             raise UserError(f"{path} has two runs '{name}': give each a name of its own")
         try:
@@ -229,7 +263,7 @@ def _record(workdir: str) -> dict[str, float | None]:
     Raises:
       UserError: it is damaged.
     """
-    path = os.path.join(workdir, "sweep.json")
+    path = os.path.join(workdir, _ATTEMPTS)
     try:
         return json.loads(storage.read(path))
     except FileNotFoundError:
@@ -295,7 +329,7 @@ def _train(member: Member) -> None:
     else:  # What failed before had nothing to go on with; its config may have been mended.
         record = {"began": time.time(), "parent_began": _parent_began(member)}
         _write_json(member.workdir, "config.json", {"config": config.to_dict(member.run)})
-        _write_json(member.workdir, "sweep.json", record)
+        _write_json(member.workdir, _ATTEMPTS, record)
     began = time.monotonic()
     try:
         described = os.path.abspath(__file__)
@@ -303,7 +337,7 @@ def _train(member: Member) -> None:
         _call("evaluate", f"--checkpoint={member.workdir}")
     finally:
         seconds = record.get("seconds", 0.0) + time.monotonic() - began
-        _write_json(member.workdir, "sweep.json", record | {"seconds": seconds})
+        _write_json(member.workdir, _ATTEMPTS, record | {"seconds": seconds})
 
 
 def _call(verb: str, *flags: str) -> None:

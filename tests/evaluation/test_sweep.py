@@ -212,6 +212,37 @@ def test_a_run_of_weights_that_are_no_more_is_told_and_left(verbs, warm, tmp_pat
     assert "3 runs, 3 of them finished before" in capsys.readouterr().err
 
 
+def test_runs_of_weights_that_are_refused_are_not_in_the_table(verbs, tiny, tmp_path, capsys):
+    more = 'yield "warm", {"train.init_from": "good"}; yield "warmer", {"train.init_from": "warm"}'
+    sweep.run(write(tmp_path, tiny / "tiny.py", more=more), str(tmp_path))
+    before = len(verbs.calls)
+    capsys.readouterr()
+    with pytest.raises(UserError, match=r"3 of 4 runs failed \(good: .*another config.*warm: waits .*warmer: waits"):
+        sweep.run(write(tmp_path, tiny / "tiny.py", steps=3, more=more), str(tmp_path))
+    assert len(verbs.calls) == before and "| warm | a/" not in capsys.readouterr().out
+
+
+def test_what_is_reached_is_told_after_each_run(verbs, warm, tmp_path, monkeypatch):
+    tables = []
+
+    def call(verb, *flags):
+        tables.append((tmp_path / "table.md").read_text())
+        verbs.call(verb, *flags)
+
+    monkeypatch.setattr(sweep, "_call", call)
+    sweep.run(warm, str(tmp_path))
+    assert "| good | failed: not run yet" in tables[2] and "| warm | failed: not run yet" in tables[4]
+    assert "| bad | a/real_loss | 4.000" in tables[2] and "| good | a/real_loss | 4.000" in tables[4]
+    assert "failed" not in (tmp_path / "table.md").read_text()
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_anything_runs(verbs, warm, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"cannot write .*file .*: give another --workdir"):
+        sweep.run(warm, str(tmp_path / "file"))
+    assert not verbs.calls
+
+
 def test_what_failed_at_once_may_be_mended(verbs, tiny, tmp_path):
     verbs.failing = {("pretrain", "good")}
     with pytest.raises(UserError, match="good: no more"):
@@ -221,7 +252,7 @@ def test_what_failed_at_once_may_be_mended(verbs, tiny, tmp_path):
     assert (tmp_path / "good" / "checkpoints" / "3").exists()
 
 
-@pytest.mark.parametrize("name", ["evaluation.jsonl", "sweep.json"])
+@pytest.mark.parametrize("name", ["evaluation.jsonl", "attempts.json"])
 def test_a_damaged_file_stops_its_own_run_alone(verbs, warm, tmp_path, name, capsys):
     sweep.run(warm, str(tmp_path))
     shutil.rmtree(tmp_path / "warm")
@@ -273,7 +304,9 @@ def test_seeds_have_directories_of_their_own(tiny, tmp_path):
         ('yield "a", {"trane.steps": 1}', "there is no field config.trane: did you mean 'train'"),
         ('yield "a", {"train.steps.x": 1}', "there is no field config.train.steps.x: it is in no section"),
         ('yield "a", {"train.steps": "one"}', "config.train.steps is 'one': give an integer"),
-        ('yield "a/b", {}', "a run 'a/b': give a name"),
+        ('yield "a/b", {}', "a run 'a/b': give another name"),
+        ('yield "table.md", {}', "a run 'table.md': give another name"),
+        ('yield "a"', "yields 'a': give a name and a dictionary of changes"),
         ('yield "a", {}; yield "a", {}', "two runs 'a'"),
         ("yield from ()", "has no run"),
     ],
@@ -290,6 +323,9 @@ def test_a_file_of_something_else_is_told(tiny, tmp_path):
         sweep.members(str(tmp_path / "none.py"), str(tmp_path))
     with pytest.raises(UserError, match="has no `base`"):
         sweep.members(str(tiny / "tiny.py"), str(tmp_path))
+    (tmp_path / "base.py").write_text("base = 3\noverrides = []\n")
+    with pytest.raises(UserError, match="a `base` that is no path"):
+        sweep.members(str(tmp_path / "base.py"), str(tmp_path))
     with pytest.raises(UserError, match="give each seed once"):
         sweep.members(write(tmp_path, tiny / "tiny.py"), str(tmp_path), (2, 2))
 
@@ -320,7 +356,7 @@ def test_the_demo_has_every_objective_in_runs_that_fit():
 def test_what_the_demo_takes_of_other_runs_fits():
     found = {member.workdir: member for member in sweep.members(str(DEMO), "/runs")}
     families = {member.name for member in found.values() if not member.run.train.init_from}
-    assert families == {"bert", "gpt2", "elmo", "t5", "bart", "glm"}
+    assert families == {"bert", "next_sentence", "sentence_order", "gpt2", "elmo", "t5", "bart", "glm"}
 
     @functools.cache
     def shapes(model):

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import json
+import os
 
 import jax
 import numpy as np
@@ -18,6 +19,8 @@ from tests.training.tiny import PLAIN, RUNS
 
 LAYERS, WIDTH, VOCABULARY, POSITIONS, CHIPS = 3, 256, 1024, 128, 16
 WIDE = 4 * WIDTH
+# Compiling takes long: PLM_JAX_FULL_TESTS=1 takes a slice of three dimensions too.
+SLICES = [("v5e:4x4", 16, 256), *([("v5p:4x4x4", 64, 512)] if os.environ.get("PLM_JAX_FULL_TESTS") else [])]
 needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler")
 
 
@@ -140,7 +143,7 @@ ENTRY %main (a: f32[4]) -> f32[16] {
 
 
 @needs_libtpu
-@pytest.mark.parametrize(("topology", "chips", "width"), [("v5e:4x4", 16, 256), ("v5p:4x4x4", 64, 512)])
+@pytest.mark.parametrize(("topology", "chips", "width"), SLICES)
 def test_an_fsdp_program_gathers_layer_by_layer_and_scatters_gradients(monkeypatch, topology, chips, width):
     for name, value in cli.WITHOUT_TPU.items():
         monkeypatch.setenv(name, value)

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 
 import fsspec
 from fsspec.callbacks import TqdmCallback
+from fsspec.implementations.local import LocalFileSystem
 
 from plm_jax.errors import UserError
 
@@ -32,6 +33,20 @@ def is_remote(path: str) -> bool:
 def absolute(path: str) -> str:
     """The path from the root of its file system."""
     return path if is_remote(path) else os.path.abspath(path)
+
+
+def canonical(path: str) -> str:
+    """The one path that all names of a file or folder have in common: no links, one spelling of a store's protocol.
+
+    Raises:
+      UserError: the store cannot be reached.
+    """
+    if is_remote(path):
+        with reaching(path):
+            system, path = fsspec.core.url_to_fs(path, use_listings_cache=False)
+        if not isinstance(system, LocalFileSystem):
+            return system.unstrip_protocol(path)
+    return os.path.realpath(path)
 
 
 def cache_folder(*names: str) -> str:

@@ -39,6 +39,14 @@ def test_what_is_written_is_read(root):
     assert storage.names(root) == ["b"]
 
 
+def test_all_names_of_a_file_have_one_in_common(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to(".")
+    names = ("a", "link/a", "./b/../a", f"{tmp_path}/a", f"file://{tmp_path}/link/a", f"local://{tmp_path}/a")
+    assert {storage.canonical(name) for name in names} == {os.path.realpath(tmp_path / "a")}
+    assert storage.canonical("memory://b/a") == storage.canonical("memory:///b/a/") != storage.canonical("/b/a")
+
+
 def test_a_missing_file_is_the_same_error_everywhere(root):
     path = os.path.join(root, "a")
     with pytest.raises(FileNotFoundError) as caught:

@@ -112,8 +112,10 @@ def _empty_folder(output: str, inputs: Iterable[str]) -> str:
     found = storage.names(output)
     if found and not _finished(output) and _UNFINISHED not in found:
         raise UserError(f"{output} holds other files, such as {found[0]}: give --output a new folder")
+    # By whatever name: the earlier output goes, and would take the inputs with it.
+    inside = os.path.join(storage.canonical(output), "")
     for path in inputs:
-        if path.startswith(os.path.join(final, "")):
+        if storage.canonical(path).startswith(inside):
             raise UserError(f"{output} holds the input {path}: give --output a new folder")
     if storage.is_remote(output):
         storage.write(os.path.join(output, _UNFINISHED), b"")

@@ -295,6 +295,26 @@ def test_an_output_that_holds_something_else_is_left_alone(tmp_path):
     assert pathlib.Path(path).stat().st_size
 
 
+def test_inputs_in_the_output_are_found_by_whatever_name(tmp_path, bucket):
+    (tmp_path / "real" / "clean").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("real")
+    (tmp_path / "crawl").symlink_to("real/clean")
+    names = {
+        f"{tmp_path}/real/clean": [f"{tmp_path}/link/clean", f"{tmp_path}/crawl", f"file://{tmp_path}/link/clean"],
+        bucket: ["memory:///bucket/clean", f"{bucket}/"],
+    }
+    for folder, outputs in names.items():
+        files = {"manifest.json": b'{"inputs": []}', "train-00000.jsonl": b'{"text": "x"}\n'}
+        for name, data in files.items():
+            storage.write(f"{folder}/{name}", data)
+        for output in outputs:
+            with pytest.raises(UserError, match=r"holds the input .*train-00000\.jsonl: give --output a new folder"):
+                job.clean([f"{folder}/train-*"], output, settings.resolve("en.noclean"), show_progress=False)
+        with pytest.raises(UserError, match="holds the input"):
+            job.clean([f"{outputs[0]}/train-*"], folder, settings.resolve("en.noclean"), show_progress=False)
+        assert {name: storage.read(f"{folder}/{name}") for name in storage.names(folder)} == files
+
+
 def test_a_bucket_is_emptied_only_when_there_is_a_runner_and_first_of_its_manifest(tmp_path, bucket, monkeypatch):
     path, rule = write_json(tmp_path / "a.jsonl.gz", [{"text": "x"}]), settings.resolve("en.noclean")
     before = {"manifest.json": b'{"inputs": []}', "a.gz": b"", "train-00000.jsonl.gz": b"rows"}

@@ -7,6 +7,8 @@ import pathlib
 import random
 import subprocess
 import sys
+import threading
+from concurrent import futures
 
 import fsspec
 import pytest
@@ -428,6 +430,33 @@ def test_nothing_takes_the_place_of_an_earlier_output_when_no_page_passes(tmp_pa
             job.clean([path], str(output), strict, show_progress=False)
         assert "| length | pages | more than 2 characters | 1 | 14 |" in capsys.readouterr().out
         assert bytes_of(output) == before and sorted(each.name for each in tmp_path.iterdir()) == ["a.jsonl.gz", "out"]
+
+
+@pytest.mark.parametrize("shards, runs", [(2, 1), (1, 2)])
+def test_of_two_runs_at_once_one_waits_for_the_other(shards, runs, tmp_path, monkeypatch):
+    rng = random.Random(8)
+    rows = [{"url": f"http://a.org/{i}", "text": sentence(rng)} for i in range(20)]
+    path, output = write_json(tmp_path / "a.jsonl.gz", rows), tmp_path / "new" / "out"
+    changes = ["language=None", "validation_one_in=1000000"]
+    rules = [settings.resolve("en.noclean", [*changes, f"shards={number}"]) for number in (2, shards)]
+    run, waiting, begun, both_run = job._run, [], [], threading.Event()
+
+    def run_beside_another(*arguments):
+        begun.append(arguments)
+        if len(begun) == 1:
+            waiting.append(thread.submit(job.clean, [path], str(output), rules[1], show_progress=False))
+            assert not both_run.wait(1)
+        both_run.set()
+        run(*arguments)
+
+    monkeypatch.setattr(job, "_run", run_beside_another)
+    with futures.ThreadPoolExecutor(1) as thread:
+        clean([path], output, rules[0])
+        waiting[0].result()
+    assert len(begun) == runs
+    assert list(bytes_of(output)) == [f"train-{i:05d}.jsonl.gz" for i in range(shards)]
+    assert sorted(row["url"] for row in read_rows(output, "train-*")) == sorted(row["url"] for row in rows)
+    assert [each.name for each in (tmp_path / "new").iterdir()] == ["out"]
 
 
 def test_a_crawl_without_pages_is_a_mistake(tmp_path):

@@ -6,6 +6,7 @@ writing beside and renaming.
 
 import contextlib
 import errno
+import fcntl
 import functools
 import glob as local_glob
 import hashlib
@@ -17,6 +18,7 @@ from typing import Any, BinaryIO
 
 import fsspec
 from fsspec.callbacks import TqdmCallback
+from fsspec.implementations.local import LocalFileSystem
 
 from plm_jax.errors import UserError
 
@@ -32,6 +34,20 @@ def is_remote(path: str) -> bool:
 def absolute(path: str) -> str:
     """The path from the root of its file system."""
     return path if is_remote(path) else os.path.abspath(path)
+
+
+def canonical(path: str) -> str:
+    """The one path that all names of a file or folder have in common: no links, one spelling of a store's protocol.
+
+    Raises:
+      UserError: the store cannot be reached.
+    """
+    if is_remote(path):
+        with reaching(path):
+            system, path = fsspec.core.url_to_fs(path, use_listings_cache=False)
+        if not isinstance(system, LocalFileSystem):
+            return system.unstrip_protocol(path)
+    return os.path.realpath(path)
 
 
 def cache_folder(*names: str) -> str:
@@ -199,6 +215,34 @@ def replace_folder(temporary: str, final: str) -> None:
     os.rename(temporary, final)
     sync_folder(os.path.dirname(final))
     remove(replaced)
+
+
+@contextlib.contextmanager
+def locked(path: str) -> Iterator[None]:
+    """Holds a lock on this machine, which the system gives back when the process ends, however it ends.
+
+    The file and the folders above it are made; at the end the file is removed.
+    """
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    while True:
+        with open(path, "w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            # Who held it before may have removed this file, so that others lock a new one.
+            if not _is_at(path, file):
+                continue
+            try:
+                yield
+            finally:
+                remove(path)
+            return
+
+
+def _is_at(path: str, file: Any) -> bool:
+    """Whether a local open file is the one at a path."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
 
 
 def names(folder: str) -> list[str]:

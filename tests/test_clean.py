@@ -36,6 +36,11 @@ def test_cleaned_pages_are_ready_for_prepare(verb, crawl, tmp_path):
     assert several.status == 0 and "Traceback" not in several.err, several.err
     found = [folder / "train-00000.jsonl.gz" for folder in (output, tmp_path / "several")]
     assert found[0].read_bytes() == found[1].read_bytes()
+    # The same folder by another name, as an input, and an option that Beam would drop.
+    (tmp_path / "link").symlink_to(".")
+    for mistake in ([f"--input={output}/train-*", f"--output={tmp_path}/link/clean"], ["--", "direct_num_workers=2"]):
+        refused = verb("clean", *arguments, "--set=shards=2", *mistake)
+        assert refused.status == 2 and len(refused.errors) == 1, refused.err
     again = verb("clean", *arguments)
     assert again.status == 0 and again.out == f"up to date at {output}\n"
     strict = verb("clean", *arguments, "--set=lines.min_words=99")

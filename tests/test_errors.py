@@ -27,9 +27,9 @@ def trained_copy(trained, tmp_path):
 
 
 def contents(*folders):
-    """Every file's bytes; the lock of `prepare` and folders hold none."""
+    """Every file's bytes; folders hold none."""
     paths = (path for folder in folders for path in pathlib.Path(folder).rglob("*"))
-    return {path: path.read_bytes() for path in paths if path.is_file() and path.name != ".lock"}
+    return {path: path.read_bytes() for path in paths if path.is_file()}
 
 
 def assert_one_line(finished, *says):

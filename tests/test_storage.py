@@ -3,6 +3,8 @@
 import gzip
 import hashlib
 import os
+import time
+from concurrent import futures
 
 import fsspec
 import pytest
@@ -37,6 +39,34 @@ def test_what_is_written_is_read(root):
     storage.remove(os.path.join(root, "deep"))
     storage.remove(os.path.join(root, "deep"))
     assert storage.names(root) == ["b"]
+
+
+def test_all_names_of_a_file_have_one_in_common(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to(".")
+    names = ("a", "link/a", "./b/../a", f"{tmp_path}/a", f"file://{tmp_path}/link/a", f"local://{tmp_path}/a")
+    assert {storage.canonical(name) for name in names} == {os.path.realpath(tmp_path / "a")}
+    assert storage.canonical("memory://b/a") == storage.canonical("memory:///b/a/") != storage.canonical("/b/a")
+
+
+def test_one_at_a_time_holds_a_lock_and_leaves_no_file(tmp_path):
+    path, inside = str(tmp_path / "new" / ".lock"), []
+
+    def hold(number):
+        for _ in range(20):
+            with storage.locked(path):
+                inside.append(number)
+                time.sleep(0.0002)
+                assert inside == [number]
+                inside.clear()
+
+    with futures.ThreadPoolExecutor(8) as threads:
+        list(threads.map(hold, range(8)))
+    assert os.listdir(tmp_path / "new") == []
+    with pytest.raises(ZeroDivisionError), storage.locked(path):
+        assert os.listdir(tmp_path / "new") == [".lock"]
+        raise ZeroDivisionError
+    assert os.listdir(tmp_path / "new") == []
 
 
 def test_a_missing_file_is_the_same_error_everywhere(root):

@@ -6,7 +6,6 @@ then where the documents of one shard are.
 """
 
 import contextlib
-import fcntl
 import hashlib
 import heapq
 import json
@@ -65,8 +64,7 @@ def prepare(
     if storage.is_remote(folder):
         local = storage.cache_folder("prepare", hashlib.sha256(folder.encode("utf-8")).hexdigest()[:16])
         storage.write(os.path.join(folder, ".lock"), b"")  # It locks nothing, but what cannot be written fails now.
-    os.makedirs(local, exist_ok=True)
-    with _locked(os.path.join(local, ".lock")):
+    with storage.locked(os.path.join(local, ".lock")):
         vocabulary = _vocabulary(run, show_progress)
         vocabularies.copy(run.vocabulary.spec, os.path.join(folder, "vocabulary"))
         for name in sources:
@@ -87,14 +85,6 @@ def _is_prepared(folder: str, wanted: str) -> bool:
     with contextlib.suppress(UserError):
         return cache.read_manifest(folder).get("identity") == wanted
     return False
-
-
-@contextlib.contextmanager
-def _locked(path: str) -> Iterator[None]:
-    """Holds a lock that the system gives back when the process ends, however it ends."""
-    with open(path, "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _vocabulary(run: config.Run, show_progress: bool) -> vocabularies.Vocabulary:

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import itertools
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +22,7 @@ def pipeline(options: Sequence[str]) -> apache_beam.Pipeline:
     Without a `--runner` it runs on this machine, with more than one `--direct_num_workers` in as many processes.
 
     Raises:
-      UserError: an option that Beam or its runner refuses, a runner that is unknown or not installed.
+      UserError: an option that Beam or its runner refuses or would drop, a runner that is unknown or not installed.
     """
     parsed = _parse(options)
     runner = _runner(parsed)
@@ -33,6 +34,9 @@ def pipeline(options: Sequence[str]) -> apache_beam.Pipeline:
 
 def _parse(options: Sequence[str]) -> pipeline_options.PipelineOptions:
     """The options, checked, with what this machine's runner needs."""
+    for before, option in itertools.pairwise(["", *options]):
+        if not option.startswith("--") and (not before.startswith("--") or "=" in before):
+            raise UserError(f"'{option}' is no option of the pipeline: write --name=value")  # Beam would drop it.
     logging.basicConfig()  # Beam does it too, with whatever stderr there then is.
     said = io.StringIO()
     try:

@@ -14,7 +14,7 @@ def running_mode(*options):
 
 def test_several_workers_of_this_machine_are_processes():
     assert running_mode() == "in_memory"
-    assert running_mode("--direct_num_workers=2") == "multi_processing"
+    assert running_mode("--direct_num_workers=2") == running_mode("--direct_num_workers", "2") == "multi_processing"
     assert running_mode("--direct_num_workers=2", "--direct_running_mode=multi_threading") == "multi_threading"
 
 
@@ -30,6 +30,10 @@ def test_other_runners_are_beams():
 @pytest.mark.parametrize(
     "option, says",
     [
+        ("direct_num_workers=8", "'direct_num_workers=8' is no option of the pipeline: write --name=value"),
+        ("-direct_num_workers=8", "'-direct_num_workers=8' is no option"),
+        ("--runner=DirectRunner 8", "'8' is no option"),
+        ("--direct_num_workers 8 16", "'16' is no option"),
         ("--direct_num_workers=x", "direct_num_workers: invalid int value: 'x'"),
         ("--direct_num_worker=2", r"no option --direct_num_worker: did you mean 'direct_num_workers'\?"),
         ("--help", "documentation/runners"),
@@ -39,5 +43,5 @@ def test_other_runners_are_beams():
 )
 def test_mistakes_are_one_line(option, says, capsys):
     with pytest.raises(UserError, match=says) as raised:
-        runners.pipeline([option])
+        runners.pipeline(option.split())
     assert "\n" not in str(raised.value) and capsys.readouterr().out == ""

@@ -6,7 +6,7 @@ import io
 import json
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO, NamedTuple
 
 import fsspec
@@ -22,8 +22,8 @@ _SAMPLE_CHARACTERS = 10_000
 # A gzip member begins so: its mark, and "deflated".
 _MAGIC = b"\x1f\x8b\x08"
 _CHUNK, _MAX_MEMBER = 2**16, 2**28
-# What stores say of a file that changes with its content.
-_CHANGING = ("mtime", "etag", "md5Hash")
+# What stores say of a file that changes with its content, but for upper case and underscores.
+_CHANGING = ("mtime", "etag", "md5hash", "lastmodified", "created", "updated")
 
 
 class File(NamedTuple):
@@ -49,7 +49,8 @@ def files(patterns: list[str]) -> dict[str, File]:
     A file's name is its path from the folder that holds them all, so that it stays when the crawl is moved.
 
     Raises:
-      UserError: no file at one of them, a file of another kind, or a store that cannot be reached.
+      UserError: no file at one of them, a file of another kind, a path that is not UTF-8, or a store that cannot be
+        reached.
     """
     found: dict[str, tuple[int, str]] = {}
     for pattern in patterns:
@@ -58,6 +59,10 @@ def files(patterns: list[str]) -> dict[str, File]:
             raise UserError(f"there is no file at {pattern}: mend --input")
         found |= named
     for path in found:
+        try:
+            path.encode("utf-8")
+        except UnicodeEncodeError:
+            raise UserError(f"the path {path!a} is not UTF-8: rename it") from None
         _reader(path)
     # `commonpath` takes no mixture of paths and URLs.
     root = os.path.commonprefix([*found]).rpartition("/")[0]  # noqa: RUF071
@@ -76,10 +81,16 @@ def _remote(pattern: str) -> dict[str, tuple[int, str]]:
         system = fsspec.core.url_to_fs(pattern, use_listings_cache=False)[0]
         found = system.glob(pattern, detail=True).items()
     return {
-        system.unstrip_protocol(path): (info.get("size") or 0, repr([info.get(name) for name in _CHANGING]))
+        system.unstrip_protocol(path): (info.get("size") or 0, _changing(info))
         for path, info in found
         if info["type"] == "file"
     }
+
+
+def _changing(info: Mapping[str, Any]) -> str:
+    """What a store says of a file that changes with its content: of each store something, under its own names."""
+    known = {name.lower().replace("_", ""): value for name, value in info.items()}
+    return repr([known.get(name) for name in _CHANGING])
 
 
 def _reader(path: str):

@@ -1,5 +1,6 @@
 """A whole run: from the files of a crawl to a folder of cleaned pages with a report, done once and never half used."""
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -33,8 +34,9 @@ def clean(
 
     The folder holds `train-*.jsonl.gz` and `validation-*.jsonl.gz` (for several languages in a folder each),
     `quarantine/*.jsonl.gz`, `report.{json,md,svg}` and, last of all, `manifest.json`. It is made beside and renamed, or
-    in a bucket filled in place; one that the same files and settings have made is left as it is. Which pages are kept
-    and every byte of the files do not depend on the runner.
+    in a bucket filled in place; one that the same files and settings have made is left as it is. Of several runs of a
+    machine into one folder at once one works and the others wait for it; into a bucket there must be but one. Which
+    pages are kept and every byte of the files do not depend on the runner.
 
     Args:
       inputs: paths or globs of WET, WARC or JSON lines files.
@@ -50,34 +52,36 @@ def clean(
         rule = dataclasses.replace(rule, shards=size // _SHARD_BYTES + 1)
     loaded = lists.load(rule)
     wanted = _identity(files, rule, loaded)
-    if _finished(output).get("identity") == wanted:
-        print(f"up to date at {output}")
-        return
-    pipeline = _pipeline(runner_options)
-    folder = _empty_folder(output, files)
-    _run(pipeline, files, folder, rule, loaded, show_progress)
-    found = _found(folder)
-    if "read" not in found["counts"]:
-        storage.remove(folder)
-        raise UserError(f"no page in {', '.join(inputs)} can be read: give WET, WARC or JSON lines with text")
-    text = _write_report(folder, rule, found["counts"])
-    if not any(os.path.basename(name).startswith("train-") for name in found["files"]):
-        storage.remove(folder)
-        print(text)
-        raise UserError("no page for training passed all rules: the table says why")
-    manifest = {
-        "format": FORMAT,
-        "identity": wanted,
-        "settings": trees.to_dict(rule),
-        "inputs": list(files),
-        "files": found["files"],
-    }
-    storage.write(os.path.join(folder, _MANIFEST), json.dumps(manifest, indent=1).encode("utf-8"))
-    if folder == output:
-        storage.remove(os.path.join(folder, _UNFINISHED))
-    else:
-        storage.replace_folder(folder, os.path.abspath(output))
-    print(f"{text}\n{output}")
+    lock = contextlib.nullcontext() if storage.is_remote(output) else storage.locked(_beside(output, "lock"))
+    with lock:
+        if _finished(output).get("identity") == wanted:
+            print(f"up to date at {output}")
+            return
+        pipeline = _pipeline(runner_options)
+        folder = _empty_folder(output, files)
+        _run(pipeline, files, folder, rule, loaded, show_progress)
+        found = _found(folder)
+        if "read" not in found["counts"]:
+            storage.remove(folder)
+            raise UserError(f"no page in {', '.join(inputs)} can be read: give WET, WARC or JSON lines with text")
+        text = _write_report(folder, rule, found["counts"])
+        if not any(os.path.basename(name).startswith("train-") for name in found["files"]):
+            storage.remove(folder)
+            print(text)
+            raise UserError("no page for training passed all rules: the table says why")
+        manifest = {
+            "format": FORMAT,
+            "identity": wanted,
+            "settings": trees.to_dict(rule),
+            "inputs": list(files),
+            "files": found["files"],
+        }
+        storage.write(os.path.join(folder, _MANIFEST), json.dumps(manifest, indent=1).encode("utf-8"))
+        if folder == output:
+            storage.remove(os.path.join(folder, _UNFINISHED))
+        else:
+            storage.replace_folder(folder, os.path.abspath(output))
+        print(f"{text}\n{output}")
 
 
 def _identity(files: Mapping[str, crawl.File], rule: settings.Settings, loaded: lists.Lists) -> str:
@@ -112,8 +116,10 @@ def _empty_folder(output: str, inputs: Iterable[str]) -> str:
     found = storage.names(output)
     if found and not _finished(output) and _UNFINISHED not in found:
         raise UserError(f"{output} holds other files, such as {found[0]}: give --output a new folder")
+    # By whatever name: the earlier output goes, and would take the inputs with it.
+    inside = os.path.join(storage.canonical(output), "")
     for path in inputs:
-        if path.startswith(os.path.join(final, "")):
+        if storage.canonical(path).startswith(inside):
             raise UserError(f"{output} holds the input {path}: give --output a new folder")
     if storage.is_remote(output):
         storage.write(os.path.join(output, _UNFINISHED), b"")
@@ -122,9 +128,15 @@ def _empty_folder(output: str, inputs: Iterable[str]) -> str:
             if name != _UNFINISHED:
                 storage.remove(os.path.join(output, name))
         return output
-    folder = os.path.join(os.path.dirname(final), f".{os.path.basename(final)}.tmp")
+    folder = _beside(output, "tmp")
     storage.remove(folder)
     return folder
+
+
+def _beside(output: str, ending: str) -> str:
+    """The hidden path beside a local output that has its name and an ending."""
+    folder, name = os.path.split(os.path.abspath(output))
+    return os.path.join(folder, f".{name}.{ending}")
 
 
 def _pipeline(options: Sequence[str]) -> Any:

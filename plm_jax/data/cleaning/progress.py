@@ -1,4 +1,7 @@
-"""Bars for a pipeline that runs in this process, one after another; elsewhere its runner shows what it does."""
+"""Bars for a pipeline that runs in this process, one after another.
+
+Of one that runs in other processes nothing is shown here: some runners show it themselves, Beam's own does not.
+"""
 
 import collections
 import contextlib
@@ -48,7 +51,7 @@ def step(stage: str, number: int = 1) -> None:
 
 @contextlib.contextmanager
 def shown(num_files: int, show_progress: bool) -> Iterator[None]:
-    """Shows the bars of this process meanwhile."""
+    """Shows the bars of what this process does meanwhile."""
     global _bars
     _bars = bars = _Bars(num_files) if show_progress else None
     try:

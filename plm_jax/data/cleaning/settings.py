@@ -189,6 +189,8 @@ def resolve(flavour: str, changes: Sequence[str] = ()) -> Settings:
         if not equals:
             raise UserError(f"--set={change} sets nothing: write it as in --set=lines.min_words=4")
         *sections, name = path.split(".")
+        if path == "kind":
+            raise UserError(f"--set={change} names no section: write it as in --set=near_duplicates.kind=minhash")
         node = tree
         for section in sections:
             if node.get(section) is None and name == "kind":
@@ -226,7 +228,11 @@ def _check(settings: Settings) -> None:
             raise UserError(f"{where} is {value}: give no negative number")
         if isinstance(value, float) and value > 1:
             raise UserError(f"{where} is {value}: give a number from 0 to 1")
-    positive = {"validation_one_in": settings.validation_one_in}
+    if settings.validation_one_in < 2:
+        raise UserError(
+            f"settings.validation_one_in is {settings.validation_one_in}: give at least 2, or no page is for training"
+        )
+    positive = {}
     if settings.shards is not None:
         positive["shards"] = settings.shards
     if settings.near_duplicates is not None:

@@ -1,10 +1,13 @@
 """Reading crawls: as C4 reads them, and past what is damaged."""
 
 import gzip
+import os
 import pathlib
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
+from plm_jax import storage
 from plm_jax.data.cleaning import crawl
 from plm_jax.data.cleaning.pages import Page, Tally
 from plm_jax.errors import UserError
@@ -142,6 +145,42 @@ def test_files_are_found_and_told_apart(tmp_path):
         crawl.files([f"{tmp_path}/nothing*"])
     with pytest.raises(UserError, match="cannot read"):
         read(tmp_path / "missing.jsonl")
+
+
+def test_a_path_that_is_no_text_is_told(tmp_path):
+    (tmp_path / os.fsdecode(b"\xff.jsonl")).write_text("{}")
+    with pytest.raises(UserError, match=r"the path '.*\\udcff\.jsonl' is not UTF-8: rename it") as raised:
+        crawl.files([f"{tmp_path}/*"])
+    assert str(raised.value).isascii()
+
+
+# By gcsfs's, s3fs's and adlfs's names.
+@pytest.mark.parametrize(
+    "before, after",
+    [
+        ({"md5Hash": "a"}, {"md5Hash": "b"}),
+        ({"ETag": '"a"', "LastModified": "2024"}, {"ETag": '"b"', "LastModified": "2024"}),
+        ({"LastModified": "2024"}, {"LastModified": "2025"}),
+        ({"etag": None, "last_modified": "2024"}, {"etag": None, "last_modified": "2025"}),
+        ({"updated": "2024"}, {"updated": "2025"}),
+    ],
+)
+def test_a_remote_file_that_changes_is_told_apart(before, after, monkeypatch):
+    found = []
+    for info in (before, before, after):
+        files = {"/b/a.jsonl": {"type": "file", "size": 2, **info}}
+        monkeypatch.setattr(MemoryFileSystem, "glob", lambda *_, files=files, **__: files)
+        found += crawl.files(["memory://b/*"]).values()
+    assert found[0] == found[1] != found[2]
+
+
+def test_a_file_in_memory_that_is_replaced_by_one_of_the_same_size_is_told_apart():
+    found = []
+    for text in (b"{}", b"[]"):
+        storage.write("memory://changing/a.jsonl", text)
+        found += [crawl.files(["memory://changing/*"]) for _ in range(2)]
+    assert found[0] == found[1] != found[2] == found[3]
+    storage.remove("memory://changing")
 
 
 def test_files_are_named_by_where_they_lie_among_the_others(tmp_path, monkeypatch):

@@ -7,6 +7,8 @@ import pathlib
 import random
 import subprocess
 import sys
+import threading
+from concurrent import futures
 
 import fsspec
 import pytest
@@ -295,6 +297,26 @@ def test_an_output_that_holds_something_else_is_left_alone(tmp_path):
     assert pathlib.Path(path).stat().st_size
 
 
+def test_inputs_in_the_output_are_found_by_whatever_name(tmp_path, bucket):
+    (tmp_path / "real" / "clean").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("real")
+    (tmp_path / "crawl").symlink_to("real/clean")
+    names = {
+        f"{tmp_path}/real/clean": [f"{tmp_path}/link/clean", f"{tmp_path}/crawl", f"file://{tmp_path}/link/clean"],
+        bucket: ["memory:///bucket/clean", f"{bucket}/"],
+    }
+    for folder, outputs in names.items():
+        files = {"manifest.json": b'{"inputs": []}', "train-00000.jsonl": b'{"text": "x"}\n'}
+        for name, data in files.items():
+            storage.write(f"{folder}/{name}", data)
+        for output in outputs:
+            with pytest.raises(UserError, match=r"holds the input .*train-00000\.jsonl: give --output a new folder"):
+                job.clean([f"{folder}/train-*"], output, settings.resolve("en.noclean"), show_progress=False)
+        with pytest.raises(UserError, match="holds the input"):
+            job.clean([f"{outputs[0]}/train-*"], folder, settings.resolve("en.noclean"), show_progress=False)
+        assert {name: storage.read(f"{folder}/{name}") for name in storage.names(folder)} == files
+
+
 def test_a_bucket_is_emptied_only_when_there_is_a_runner_and_first_of_its_manifest(tmp_path, bucket, monkeypatch):
     path, rule = write_json(tmp_path / "a.jsonl.gz", [{"text": "x"}]), settings.resolve("en.noclean")
     before = {"manifest.json": b'{"inputs": []}', "a.gz": b"", "train-00000.jsonl.gz": b"rows"}
@@ -408,6 +430,33 @@ def test_nothing_takes_the_place_of_an_earlier_output_when_no_page_passes(tmp_pa
             job.clean([path], str(output), strict, show_progress=False)
         assert "| length | pages | more than 2 characters | 1 | 14 |" in capsys.readouterr().out
         assert bytes_of(output) == before and sorted(each.name for each in tmp_path.iterdir()) == ["a.jsonl.gz", "out"]
+
+
+@pytest.mark.parametrize("shards, runs", [(2, 1), (1, 2)])
+def test_of_two_runs_at_once_one_waits_for_the_other(shards, runs, tmp_path, monkeypatch):
+    rng = random.Random(8)
+    rows = [{"url": f"http://a.org/{i}", "text": sentence(rng)} for i in range(20)]
+    path, output = write_json(tmp_path / "a.jsonl.gz", rows), tmp_path / "new" / "out"
+    changes = ["language=None", "validation_one_in=1000000"]
+    rules = [settings.resolve("en.noclean", [*changes, f"shards={number}"]) for number in (2, shards)]
+    run, waiting, begun, both_run = job._run, [], [], threading.Event()
+
+    def run_beside_another(*arguments):
+        begun.append(arguments)
+        if len(begun) == 1:
+            waiting.append(thread.submit(job.clean, [path], str(output), rules[1], show_progress=False))
+            assert not both_run.wait(1)
+        both_run.set()
+        run(*arguments)
+
+    monkeypatch.setattr(job, "_run", run_beside_another)
+    with futures.ThreadPoolExecutor(1) as thread:
+        clean([path], output, rules[0])
+        waiting[0].result()
+    assert len(begun) == runs
+    assert list(bytes_of(output)) == [f"train-{i:05d}.jsonl.gz" for i in range(shards)]
+    assert sorted(row["url"] for row in read_rows(output, "train-*")) == sorted(row["url"] for row in rows)
+    assert [each.name for each in (tmp_path / "new").iterdir()] == ["out"]
 
 
 def test_a_crawl_without_pages_is_a_mistake(tmp_path):

@@ -222,10 +222,12 @@ def locked(path: str) -> Iterator[None]:
     """Holds a lock on this machine, which the system gives back when the process ends, however it ends.
 
     The file and the folders above it are made; at the end the file is removed.
+
+    Raises:
+      UserError: the file cannot be made.
     """
-    os.makedirs(os.path.dirname(path), exist_ok=True)
     while True:
-        with open(path, "w") as file:
+        with _made(path) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             # Who held it before may have removed this file, so that others lock a new one.
             if not _is_at(path, file):
@@ -237,7 +239,16 @@ def locked(path: str) -> Iterator[None]:
             return
 
 
-def _is_at(path: str, file: Any) -> bool:
+def _made(path: str) -> BinaryIO:
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        return open(path, "wb")
+    except OSError as error:
+        folder = os.path.dirname(path)
+        raise UserError(f"cannot write {folder} ({error.strerror}): make it writable or choose another") from error
+
+
+def _is_at(path: str, file: BinaryIO) -> bool:
     """Whether a local open file is the one at a path."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(file.fileno()))

@@ -49,6 +49,15 @@ def test_all_names_of_a_file_have_one_in_common(tmp_path, monkeypatch):
     assert storage.canonical("memory://b/a") == storage.canonical("memory:///b/a/") != storage.canonical("/b/a")
 
 
+def test_a_lock_that_cannot_be_made_is_told(tmp_path):
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(UserError, match=r"cannot write .*file \(.*\): make it writable"),
+        storage.locked(f"{tmp_path}/file/.lock"),
+    ):
+        pass
+
+
 def test_one_at_a_time_holds_a_lock_and_leaves_no_file(tmp_path):
     path, inside = str(tmp_path / "new" / ".lock"), []
 

@@ -72,8 +72,7 @@ def _encoders():
     spans = {"model": spanbert, "objective": objectives.SpanMaskedLM()}
     spans |= {"data.layout": config.WholeSentences(cross_documents=False)}
     yield "span_masked_lm", {**spans, **_after("bert", 200, 1e-3)}
-    # Its generator is new: the rate is the demo's.
-    yield "replaced_token", {**vars(DEMO["electra"]()), **_after("bert", 400, 3e-3, warmup_steps=100)}
+    yield "replaced_token", {**vars(DEMO["electra"]()), **_after("bert", 800, 1e-3, warmup_steps=40)}
 
 
 def _poems(layout: config.SentencePairs, length: int, steps: int, learning_rate: float) -> config.Run:
@@ -110,7 +109,7 @@ def _text_to_text():
     """T5's span corruption, what it was compared with, UL2, and two tasks with their prefixes."""
     yield "t5", vars(DEMO["t5"]())
     compared = {
-        "replace_spans": (objectives.ReplaceSpans(), 80),
+        "replace_spans": (objectives.ReplaceSpans(), 250),
         "mask_tokens_bert_style": (objectives.MaskTokens(), 80),
         "mask_tokens_mass_style": (objectives.MaskTokens(random_share=0.0), 80),
         "drop_tokens": (objectives.DropTokens(), 150),

@@ -160,7 +160,7 @@ def json_rows(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
                     json.dumps(row, ensure_ascii=False).encode("utf-8")
             except UnicodeEncodeError:
                 raise UserError(f"{path}:{number} has half of a surrogate pair: mend or remove the line") from None
-            except ValueError:
+            except (ValueError, RecursionError):
                 raise UserError(f"{path}:{number} is no JSON: mend or remove the line") from None
             if not isinstance(row, dict):
                 raise UserError(f"{path}:{number} is no JSON object: give one a line")
@@ -193,7 +193,7 @@ def _json_examples(path: str, source: config.JsonLinesExamples) -> Iterator[tupl
         except KeyError as error:
             (name,) = error.args
             raise UserError(f"{place} has no field '{name}': {nearest(str(name), row)}") from None
-        except (ValueError, TypeError, IndexError, AttributeError) as error:
+        except (ValueError, TypeError, IndexError, AttributeError, OverflowError) as error:
             raise UserError(f"{place} does not fit the source's inputs and targets: {error}") from None
 
 

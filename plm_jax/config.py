@@ -218,7 +218,8 @@ class Vocabulary:
       added: ids above the file's own, for special ones that it lacks.
       train_size: if files of SentencePiece, WordPiece, BPE or tiktoken are missing, `prepare` trains them to this size
         on the sources; a missing file of words is made of as many of the most frequent words, as far as there are.
-      train_kind: how: SentencePiece `unigram` (the default) or `bpe`, WordPiece `uncased` (the default) or `cased`.
+      train_kind: how: SentencePiece `unigram` (the default) or `bpe`, WordPiece `uncased` (the default) or `cased`. Of
+        WordPiece files that are there it also says how text is read; if it is empty, their letters tell.
       sentinels: ids added above all others, one for each span that an objective cuts out, used from the top down:
         T5's 32,000 pieces and 100 sentinels make 32,100 ids, of which the first span takes 32,099. The sentinels with
         which a SentencePiece model itself ends, as mT5's does, count among them.

@@ -20,6 +20,7 @@ from plm_jax.data.tensorflow_side import seqio, tf, tfds
 from plm_jax.errors import UserError, nearest, one_line
 
 Files = config.TextFiles | config.JsonLines | config.JsonLinesExamples
+_Registered = config.SeqioTask | config.SeqioExamples
 _TEXT = seqio.Feature(seqio.PassThroughVocabulary(0), add_eos=False, dtype=tf.string, rank=0)
 _FEATURES = {"text": _TEXT}
 _PARTS = ("inputs", "targets")
@@ -78,6 +79,10 @@ class _FileSource(seqio.DataSource):
 
         signature = {name: tf.TensorSpec([], tf.string) for name in names}
         return tf.data.Dataset.from_generator(documents, output_signature=signature)
+
+
+class _TfdsTexts(seqio.TfdsDataSource):
+    """Documents of a TFDS builder, which do not depend on each other."""
 
 
 def read_files(source: Files, index: int = 0, number: int = 1) -> Iterator[Any]:
@@ -160,7 +165,7 @@ def json_rows(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
                     json.dumps(row, ensure_ascii=False).encode("utf-8")
             except UnicodeEncodeError:
                 raise UserError(f"{path}:{number} has half of a surrogate pair: mend or remove the line") from None
-            except ValueError:
+            except (ValueError, RecursionError):
                 raise UserError(f"{path}:{number} is no JSON: mend or remove the line") from None
             if not isinstance(row, dict):
                 raise UserError(f"{path}:{number} is no JSON object: give one a line")
@@ -193,7 +198,7 @@ def _json_examples(path: str, source: config.JsonLinesExamples) -> Iterator[tupl
         except KeyError as error:
             (name,) = error.args
             raise UserError(f"{place} has no field '{name}': {nearest(str(name), row)}") from None
-        except (ValueError, TypeError, IndexError, AttributeError) as error:
+        except (ValueError, TypeError, IndexError, AttributeError, OverflowError) as error:
             raise UserError(f"{place} does not fit the source's inputs and targets: {error}") from None
 
 
@@ -228,11 +233,10 @@ def task(name: str, source: Any) -> seqio.Task:
 
 def registered(name: str, source: Any) -> seqio.Task:
     """As `task`, whatever splits there are: some are there to be evaluated alone."""
-    is_there = isinstance(source, config.SeqioTask | config.SeqioExamples)
-    return _seqio_task(source) if is_there else _register(name, source)
+    return _seqio_task(source) if isinstance(source, _Registered) else _register(name, source)
 
 
-def _seqio_task(source: config.SeqioTask | config.SeqioExamples) -> seqio.Task:
+def _seqio_task(source: _Registered) -> seqio.Task:
     try:
         importlib.import_module(source.module)
     except ModuleNotFoundError as error:
@@ -280,7 +284,7 @@ def register_tfds(name: str, source: config.Tfds, splits: dict[str, str] | None 
       UserError: an unknown builder or field.
     """
     full_name, _, version = _builder(source).info.full_name.rpartition("/")
-    provider = seqio.TfdsDataSource(f"{full_name}:{version}", source.data_dir or None, splits)
+    provider = _TfdsTexts(f"{full_name}:{version}", source.data_dir or None, splits)
     rename = [lambda dataset: dataset.map(lambda row: {"text": row[source.field]})]
     return seqio.TaskRegistry.add(name, source=provider, preprocessors=rename, output_features=_FEATURES)
 
@@ -313,9 +317,9 @@ def shards(source: Any, task: seqio.Task, split: str, most: int) -> list[seqio.S
     """What a split can be read in, one after another or at once: its files, up to `most` together.
 
     TensorFlow Datasets' files stay apart however many they are, since a whole split mixes them; those of seqio's own
-    tasks stay together, since a task's examples may depend on each other.
+    tasks stay together, since a task's examples may depend on each other, unless `register_tfds` has made it.
     """
-    if isinstance(source, config.SeqioTask | config.SeqioExamples):
+    if isinstance(source, _Registered) and not isinstance(task.source, _TfdsTexts):
         return [None]
     number = len(task.source.list_shards(split))
     if isinstance(source, Files):
@@ -378,7 +382,8 @@ def accuracy(targets: list[str], predictions: list[str]) -> dict[str, float]:
 
 
 def fingerprint(source: Any, task: seqio.Task) -> list[str]:
-    """What a source holds, as text to hash: SHA-256 of each file; of a TFDS builder its version and sizes.
+    """What a source holds, as text to hash: SHA-256 of each file; of a TFDS builder, whose files may be terabytes, its
+    version and sizes.
 
     Of a seqio task also that of its module, and of what its data source says, as `code`, makes the examples besides.
     """
@@ -387,12 +392,16 @@ def fingerprint(source: Any, task: seqio.Task) -> list[str]:
         if "validation" in task.splits:
             found += ["validation", *(_sha256(path) for path in paths(_of_split(source, "validation")))]
         return found
-    if isinstance(source, config.Tfds):
+    files, sizes = [], []
+    if isinstance(source, _Registered):
+        files += [importlib.import_module(source.module).__file__, *getattr(task.source, "code", ())]
+    if isinstance(task.source, seqio.TfdsDataSource) and not task.source.tfds_dataset.tfds_splits:
         info = task.source.tfds_dataset.builder.info
-        return [info.full_name, *(f"{name}:{split.num_examples}" for name, split in sorted(info.splits.items()))]
-    code = [importlib.import_module(source.module).__file__, *getattr(task.source, "code", ())]
-    shards = [path for split in cache.SPLITS if split in task.splits for path in task.source.list_shards(split)]
-    return [_sha256(path) for path in [*code, *shards] if path and (storage.is_remote(path) or os.path.isfile(path))]
+        sizes = [info.full_name, *(f"{name}:{split.num_examples}" for name, split in sorted(info.splits.items()))]
+    else:
+        files += [path for split in cache.SPLITS if split in task.splits for path in task.source.list_shards(split)]
+    hashed = [_sha256(path) for path in files if path and (storage.is_remote(path) or os.path.isfile(path))]
+    return [*hashed, *sizes]
 
 
 def definition(source: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import sentencepiece
 import tokenizers
 from sentencepiece import sentencepiece_model_pb2, sentencepiece_pb2
 
-from plm_jax import config, storage
+from plm_jax import config, storage, wordpiece
 from plm_jax.config import SPECIALS
 from plm_jax.data import sentences, tokenizer_files, words
 from plm_jax.data.tensorflow_side import seqio, tf
@@ -290,19 +290,20 @@ class WordPiece(_Tokenizer):
     """BERT's vocab.txt: words, one a line, and pieces of words after `##` (Devlin et al. 2019, arXiv:1810.04805).
 
     Text is cleaned and cut at white space, at punctuation and around each Chinese character; a word goes into its
-    longest pieces, first to last, or is unknown. The file tells whether it is uncased: if none of its tokens but the
-    bracketed has an upper-case letter, text is lower-cased and its accents are dropped, unless `train_kind` is cased.
+    longest pieces, first to last, or is unknown. Of an uncased vocabulary text is lower-cased and its accents are
+    dropped. Whether it is one `train_kind` says, else the file: if none of its tokens but the bracketed has an
+    upper-case letter.
     """
 
     def __init__(self, path: str, specials: config.Vocabulary):
-        tokens = _read(path).decode("utf-8", "replace").removesuffix("\n").replace("\r\n", "\n").split("\n")
+        tokens = wordpiece.read(_read(path))
         ids = {token: i for i, token in enumerate(tokens)}
         if len(ids) < len(tokens) or "[UNK]" not in ids:
             raise UserError(f"{path} is no WordPiece vocabulary: give one token a line, none twice, one of them [UNK]")
         super().__init__(specials, np.array([not token.startswith("##") for token in tokens]))
         _check_symbols(path, ids, WORDPIECE_SYMBOLS, specials)
-        lower = all(token == token.lower() for token in tokens if not token.startswith("["))
-        lowercase = lower and specials.train_kind != "cased"
+        kind = specials.train_kind
+        lowercase = kind == "uncased" if kind else wordpiece.is_uncased(tokens)
         self.tokenizer = tokenizer_files.bert(ids, lowercase)
         self.table = {"tokens": tokens, "lowercase": lowercase}
 

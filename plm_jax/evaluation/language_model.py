@@ -66,8 +66,8 @@ class LanguageModel:
       vocabulary_id: of the vocabulary that it was trained with, where that is recorded.
       special_ids: `bos_token_id`, `eos_token_id` (an integer or several), `pad_token_id`, `cls_token_id`,
         `sep_token_id`, `mask_token_id`, `decoder_start_token_id`, `sentinels` (how many), `begins_with_bos` (whether
-        every text does), of a model that fills blanks also `sop_token_id`, `eop_token_id`, `smask_token_id` and
-        `gmask_token_id`, as far as they are known.
+        every text does), `lowercase` (whether WordPiece drops case and accents), of a model that fills blanks also
+        `sop_token_id`, `eop_token_id`, `smask_token_id` and `gmask_token_id`, as far as they are known.
     """
 
     def __init__(
@@ -117,7 +117,9 @@ class LanguageModel:
         from plm_jax.data import vocabularies  # It imports seqio: seconds, and only text needs it.
 
         if self.run is None:
-            section = config.Vocabulary(self._vocabulary_spec, sentinels=self.special_ids.get("sentinels", 0))
+            kind = {True: "uncased", False: "cased"}.get(self.special_ids.get("lowercase"), "")
+            sentinels = self.special_ids.get("sentinels", 0)
+            section = config.Vocabulary(self._vocabulary_spec, train_kind=kind, sentinels=sentinels)
         else:
             section = dataclasses.replace(self.run.vocabulary, spec=self._vocabulary_spec)
         vocabulary = vocabularies.load(section)

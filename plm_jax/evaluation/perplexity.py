@@ -181,8 +181,9 @@ def check_vocabulary(lm: LanguageModel, run: config.Run, wanted: str, mend: str)
     if found is None:
         from plm_jax.data import vocabularies  # It imports seqio: seconds, and only models from elsewhere need it.
 
-        # The model's files; what ids the cache has put around documents is the config's choice.
-        section = dataclasses.replace(run.vocabulary, spec=lm.vocabulary.specials.spec)
+        # The model's files and case; what ids the cache has put around documents is the config's choice.
+        own = lm.vocabulary.specials
+        section = dataclasses.replace(run.vocabulary, spec=own.spec, train_kind=own.train_kind)
         found = vocabularies.identity(vocabularies.load(section))
     if found != wanted:
         raise UserError(f"the model has vocabulary {found[:12]}, not {wanted[:12]}: {mend} with the model's vocabulary")

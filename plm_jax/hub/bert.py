@@ -6,6 +6,7 @@ Its dense layers are torch's `Linear`, stored [out, in].
 from collections.abc import Mapping
 from typing import Any
 
+from plm_jax import wordpiece
 from plm_jax.errors import UserError
 from plm_jax.hub.table import ACTIVATIONS, Family, Tensor, dense, known, name_of, norm, unembedding, values
 from plm_jax.models import settings
@@ -138,20 +139,18 @@ def to_config(model: settings.Encoder) -> dict[str, Any]:
 SYMBOLS = {"cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 
 
-def _tokens(files: list[bytes]) -> list[str]:
-    return files[0].decode("utf-8", "replace").splitlines()
-
-
 def tokenizer_config(files: list[bytes], special_ids: Mapping[str, Any]) -> dict[str, Any]:
-    """Uncased, unless a token in vocab.txt other than the bracketed has an upper-case letter."""
-    lower = all(token == token.lower() for token in _tokens(files) if not token.startswith("["))
-    return {"tokenizer_class": "BertTokenizer", "do_lower_case": lower}
+    """Whether text is lower-cased, which vocab.txt alone does not always tell."""
+    uncased = wordpiece.is_uncased(wordpiece.read(files[0]))
+    return {"tokenizer_class": "BertTokenizer", "do_lower_case": special_ids.get("lowercase", uncased)}
 
 
 def special_ids(files: list[bytes], tokenizer_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Where vocab.txt has the tokens that frame a text and the mask."""
-    ids = {token: i for i, token in enumerate(_tokens(files))}
-    return {f"{name}_token_id": ids[symbol] for name, symbol in SYMBOLS.items() if symbol in ids}
+    """Where vocab.txt has the tokens that frame a text and the mask, and whether text is lower-cased."""
+    tokens = wordpiece.read(files[0])
+    ids = {token: i for i, token in enumerate(tokens)}
+    found = {f"{name}_token_id": ids[symbol] for name, symbol in SYMBOLS.items() if symbol in ids}
+    return found | {"lowercase": bool(tokenizer_config.get("do_lower_case", wordpiece.is_uncased(tokens)))}
 
 
 FAMILY = Family(

@@ -299,3 +299,11 @@ def test_a_vocabulary_is_trained_on_inputs_and_targets(run, tmp_path):
     prepare.prepare(dataclasses.replace(made, vocabulary=vocabulary), show_progress=False)
     words = (tmp_path / "words.txt").read_text().split()
     assert {"upper:", "the", "THE"} <= set(words)
+
+
+def test_a_number_beyond_its_format_is_named(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"x": 2}\n{"x": 1' + "0" * 400 + "}\n")
+    found = tasks.examples(tasks.task("a", config.JsonLinesExamples(str(tmp_path / "a.jsonl"), "{x:.1f}", "")), "train")
+    assert next(found).inputs == "2.0"
+    with pytest.raises(UserError, match=r"a\.jsonl:2 does not fit .*too large"):
+        next(found)

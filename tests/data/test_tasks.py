@@ -6,7 +6,7 @@ import pytest
 import seqio
 import tensorflow_datasets as tfds
 
-from plm_jax import config
+from plm_jax import config, storage
 from plm_jax.data import tasks
 from plm_jax.errors import UserError
 
@@ -61,6 +61,7 @@ def test_tasks_are_in_seqios_registry(tmp_path):
     [
         ("{", "a.jsonl:2 is no JSON"),
         ("[1]", "a.jsonl:2 is no JSON object"),
+        ('{"text": ' + "[" * 100_000, "a.jsonl:2 is no JSON"),
         ('{"test": "x"}', "a.jsonl:2 has no text in 'text': did you mean 'test'"),
         ('{"text": 3}', "a.jsonl:2 has no text in 'text'"),
         (r'{"text": "half \ud83d"}', "a.jsonl:2 has half of a surrogate pair"),
@@ -108,6 +109,40 @@ def test_a_task_over_tfds_is_downloaded_when_it_is_asked_for(tmp_path):
     task = tasks.task("x", config.SeqioTask("tests:tiny", tasks.__name__))
     assert sorted(tasks.texts(task, "train")) == ["train 0", "train 1", "train 2"]
     assert set(task.splits) == {"train", "validation"}
+
+
+def test_a_task_over_tfds_is_not_read_to_be_known_and_read_in_parts_where_it_is_texts(tmp_path, monkeypatch):
+    def split(self, dl_manager):
+        return {name: self._generate_examples(name, n) for name, n in {"train": 3, "validation": 2}.items()}
+
+    monkeypatch.setattr(TinyTexts, "_split_generators", split)
+    same = config.Tfds("tiny_texts", field="body", data_dir=str(tmp_path))
+    tfds.builder("tiny_texts", data_dir=str(tmp_path)).download_and_prepare(
+        download_config=tfds.download.DownloadConfig(num_shards=2)
+    )
+    (tmp_path / "my_tfds_tasks.py").write_text(
+        "import seqio\n"
+        "from plm_jax import config\n"
+        "from plm_jax.data import tasks\n"
+        f"folder = {str(tmp_path)!r}\n"
+        "texts = tasks.register_tfds('tests:texts', config.Tfds('tiny_texts', field='body', data_dir=folder))\n"
+        "source = seqio.TfdsDataSource('tiny_texts:1.0.0', folder)\n"
+        "seqio.TaskRegistry.add('tests:other', source, texts.output_features, preprocessors=texts.preprocessors)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    made, other = (config.SeqioTask(f"tests:{name}", "my_tfds_tasks") for name in ("texts", "other"))
+    hashed = []
+    monkeypatch.setattr(storage, "sha256", lambda path: hashed.append(path) or "code")
+    read = {}
+    for source in (same, made, other):
+        task = tasks.task("source", source)
+        code = [] if source is same else ["code"]
+        assert tasks.fingerprint(source, task) == [*code, "tiny_texts/1.0.0", "train:3", "validation:2"]
+        shards = tasks.shards(source, task, "train", 1)
+        read[source] = [list(tasks.texts(task, "train", shard=shard)) for shard in shards]
+    assert set(hashed) == {str(tmp_path / "my_tfds_tasks.py")}
+    assert sorted(map(len, read[made])) == [1, 2] and read[made] == read[same]
+    assert sorted(map(len, read[other])) == [3], "what a user's own task does to rows is not known"
 
 
 def test_a_download_that_fails_is_told(tmp_path, monkeypatch):

@@ -13,8 +13,9 @@ import pytest
 import plm_jax
 import plm_jax.training
 from plm_jax import config, objectives
+from plm_jax.data import vocabularies
 from plm_jax.errors import UserError
-from plm_jax.evaluation import decoding
+from plm_jax.evaluation import decoding, perplexity
 from plm_jax.models import settings
 from tests import golden
 
@@ -53,22 +54,31 @@ def run_of(model):
 
 
 @pytest.fixture
-def workdir(tmp_path, monkeypatch):
+def make_workdir(tmp_path, monkeypatch):
+    """Makes a run directory whose checkpoints hold a model."""
+
+    def make(pretrained, run):
+        asked = []
+
+        def load_params(path):
+            asked.append(path)
+            return pretrained.params, run, {"step": 7, "vocabulary_id": "abc"}
+
+        monkeypatch.setattr(
+            plm_jax.training, "checkpoints", types.SimpleNamespace(load_params=load_params, asked=asked), raising=False
+        )
+        (tmp_path / "run" / "checkpoints" / "7").mkdir(parents=True)
+        (tmp_path / "run" / "config.json").write_text(json.dumps({"config": config.to_dict(run)}))
+        return tmp_path / "run"
+
+    return make
+
+
+@pytest.fixture
+def workdir(make_workdir):
     """A run directory whose checkpoints hold the golden model."""
     pretrained = plm_jax.load(golden.FOLDER / "gpt2")
-    asked = []
-
-    def load_params(path):
-        asked.append(path)
-        meta = {"step": 7, "vocabulary_id": "abc"}
-        return pretrained.params, run_of(pretrained.config), meta
-
-    monkeypatch.setattr(
-        plm_jax.training, "checkpoints", types.SimpleNamespace(load_params=load_params, asked=asked), raising=False
-    )
-    (tmp_path / "run" / "checkpoints" / "7").mkdir(parents=True)
-    (tmp_path / "run" / "config.json").write_text(json.dumps({"config": config.to_dict(run_of(pretrained.config))}))
-    return tmp_path / "run"
+    return make_workdir(pretrained, run_of(pretrained.config))
 
 
 def test_importing_the_package_imports_no_jax():
@@ -239,6 +249,42 @@ def test_a_run_s_vocabulary_is_the_one_in_its_directory_and_is_saved_along(workd
     assert (tmp_path / "saved" / "vocab.json").read_text() == "v.json"
     assert (tmp_path / "saved" / "merges.txt").read_text() == "m.txt"
     assert plm_jax.load(tmp_path / "saved").special_ids == {"bos_token_id": 3, "eos_token_id": 13}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "upper", "want"),
+    [
+        ("bert", "cased", [], [6, 1]),
+        ("distilbert", "cased", [], [6, 1]),
+        ("electra", "cased", [], [6, 1]),
+        ("bert", "uncased", ["El"], [5, 7]),
+        ("bert", "", [], [5, 7]),
+        ("bert", "", ["El"], [6, 8]),
+    ],
+)
+def test_the_case_of_a_run_s_vocabulary_is_saved_along(name, kind, upper, want, make_workdir, tmp_path):
+    """What the letters of vocab.txt do not tell of a cased vocabulary over text in lower case."""
+    pretrained = plm_jax.load(golden.FOLDER / name)
+    section = config.Vocabulary("wordpiece:/elsewhere/vocab.txt", train_kind=kind, pad=0, unk=1, cls=2, sep=3, mask=4)
+    run = replace(run_of(pretrained.config), vocabulary=section, objective=objectives.MaskedLM())
+    workdir = make_workdir(pretrained, run)
+    (workdir / "vocabulary").mkdir()
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "e", "é", "el", *upper]
+    (workdir / "vocabulary" / "vocab.txt").write_text("\n".join(tokens) + "\n")
+    lm = plm_jax.load(workdir)
+    lm.save(tmp_path / "ours", format="plm_jax")
+    plm_jax.load(tmp_path / "ours").save(tmp_path / "theirs")
+    plm_jax.load(tmp_path / "theirs").save(tmp_path / "again", format="plm_jax")
+    for path in (workdir, *(tmp_path / name for name in ("ours", "theirs", "again"))):
+        assert plm_jax.load(path).vocabulary.encode("é El") == want
+    lower = want == [5, 7]
+    assert json.loads((tmp_path / "theirs" / "tokenizer_config.json").read_text())["do_lower_case"] == lower
+    # A run of the other case has another vocabulary, of the same file.
+    other = replace(lm.vocabulary.specials, train_kind="cased" if lower else "uncased")
+    asked = plm_jax.load(tmp_path / "theirs"), replace(run, vocabulary=other)
+    with pytest.raises(UserError, match="the model has vocabulary"):
+        perplexity.check_vocabulary(*asked, vocabularies.identity(vocabularies.load(other)), "prepare")
+    perplexity.check_vocabulary(*asked, vocabularies.identity(lm.vocabulary), "prepare")
 
 
 def test_a_hugging_face_directory_within_a_run_is_one(workdir):

@@ -1,5 +1,6 @@
 """BERT side by side with transformers, on random weights."""
 
+import json
 import re
 
 import numpy as np
@@ -86,3 +87,20 @@ def test_a_word_piece_vocabulary_travels_along(cased, tmp_path):
     plm_jax.load(tmp_path / "theirs").save(tmp_path / "ours")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")
     assert tokenizer.tokenize("The stately") == ["The" if cased else "the", "state", "##ly"]
+
+
+@pytest.mark.parametrize("lower", [False, True])
+@pytest.mark.parametrize("words", [["é", "e", "the"], ["é", "e", "the", "The"]])
+def test_case_is_what_the_tokenizer_s_config_says(words, lower, tmp_path):
+    """Whatever the letters of vocab.txt are."""
+    make("BertModel").save_pretrained(tmp_path / "theirs")
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]
+    (tmp_path / "theirs" / "vocab.txt").write_text("\n".join(tokens) + "\n")
+    told = {"tokenizer_class": "BertTokenizer", "do_lower_case": lower}
+    (tmp_path / "theirs" / "tokenizer_config.json").write_text(json.dumps(told))
+    plm_jax.load(tmp_path / "theirs").save(tmp_path / "ours")
+    for path in (tmp_path / "theirs", tmp_path / "ours"):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+        want = tokenizer("The é É", add_special_tokens=False).input_ids
+        assert want == [7, 6, 6] if lower else want[1:] == [5, 1]
+        assert plm_jax.load(path).vocabulary.encode("The é É") == want

@@ -110,8 +110,8 @@ def record(row: Row) -> list[Example]:
 
 
 def _group(row: Row, *parts: str) -> dict[str, int]:
-    """The parts of the row's `idx`, which tell the examples that belong together."""
-    return {f"idx/{part}": int(row["idx"][part]) for part in parts}
+    """The parts of the row's `idx`, of 64 bits as in TFDS, which tell the examples that belong together."""
+    return {f"idx/{part}": np.int64(int(row["idx"][part])) for part in parts}
 
 
 def wsc(row: Row) -> list[Example]:

@@ -297,7 +297,7 @@ def _examples(task: Task, source: Any, rows: Callable[[], Iterable[tuple[str, fo
                 raise UserError(f"{place} has no '{missing}': {nearest(missing, row)}") from None
             except UserError as error:
                 raise UserError(f"{place}: {error}") from None
-            except (TypeError, ValueError, re.error) as error:
+            except (TypeError, ValueError, OverflowError, re.error) as error:
                 raise UserError(f"{place} is no row of {task.tfds} ({one_line(error)}): mend or remove it") from None
 
     def batches() -> Iterator[dict[str, Any]]:

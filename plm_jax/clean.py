@@ -4,8 +4,7 @@
     python -m plm_jax.clean --input=a.jsonl --output=clean --set badwords=None --set near_duplicates.kind=minhash
     python -m plm_jax.clean --input=gs://b/*.wet.gz --output=gs://b/clean … -- --runner=DataflowRunner --project=P …
 
-What follows `--` are options of Beam and of its runner, such as `--direct_num_workers=8` for as many processes here, of
-which no progress is shown.
+What follows `--` are options of Beam and of its runner, such as `--direct_num_workers=8` for as many processes here.
 plm_jax/data/cleaning/settings.py holds all settings.
 """
 

@@ -80,7 +80,7 @@ def clean(
         if folder == output:
             storage.remove(os.path.join(folder, _UNFINISHED))
         else:
-            storage.replace_folder(folder, os.path.abspath(output))
+            storage.replace_folder(folder, os.path.realpath(output))
         print(f"{text}\n{output}")
 
 
@@ -134,8 +134,8 @@ def _empty_folder(output: str, inputs: Iterable[str]) -> str:
 
 
 def _beside(output: str, ending: str) -> str:
-    """The hidden path beside a local output that has its name and an ending."""
-    folder, name = os.path.split(os.path.abspath(output))
+    """The hidden path beside a local output, of which it may be given a link, with its name and an ending."""
+    folder, name = os.path.split(os.path.realpath(output))
     return os.path.join(folder, f".{name}.{ending}")
 
 

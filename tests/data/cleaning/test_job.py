@@ -297,6 +297,18 @@ def test_an_output_that_holds_something_else_is_left_alone(tmp_path):
     assert pathlib.Path(path).stat().st_size
 
 
+def test_an_output_may_be_a_link_to_a_folder(tmp_path):
+    path = write_json(
+        tmp_path / "a.jsonl.gz",
+        [{"text": "A page of some length to keep.", "url": f"http://a.org/{n}"} for n in range(9)],
+    )
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    job.clean([path], str(tmp_path / "link"), settings.resolve("en.noclean"), show_progress=False)
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "real" / "manifest.json").exists()
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["a.jsonl.gz", "link", "real"]
+
+
 def test_inputs_in_the_output_are_found_by_whatever_name(tmp_path, bucket):
     (tmp_path / "real" / "clean").mkdir(parents=True)
     (tmp_path / "link").symlink_to("real")

@@ -21,8 +21,12 @@ def main() -> None:
     run, options = cli.resolve(_CONFIG), cli.options()
     if _RUNNER.value == "local" and options:
         raise UserError(f"'{options[0]}' is an option of a pipeline: add --runner=beam before the --")
-    if _RUNNER.value == "beam" and importlib.util.find_spec("apache_beam") is None:
-        raise UserError("--runner=beam needs Apache Beam: pip install 'plm_jax[beam]'")
+    if _RUNNER.value == "beam":
+        if importlib.util.find_spec("apache_beam") is None:
+            raise UserError("--runner=beam needs Apache Beam: pip install 'plm_jax[beam]'")
+        from plm_jax.data import runners
+
+        runners.pipeline(options)  # What it refuses is told before a vocabulary is trained.
     from plm_jax.data import prepare
 
     prepare.prepare(run, _OUTPUT.value, beam_options=options if _RUNNER.value == "beam" else None)

@@ -146,7 +146,7 @@ def test_the_verb_prepares_with_two_processes(verb, run, tmp_path):
     assert (refused.status, len(refused.errors)) == (2, 1) and "add --runner=beam" in refused.err
     refused = verb("prepare", *arguments[:2], f"--output={tmp_path}/other", "--runner=beam", "--", "--runner=Nowhere")
     assert (refused.status, len(refused.errors)) == (2, 1) and "Unexpected pipeline runner: Nowhere" in refused.err
-    assert "Traceback" not in refused.err
+    assert "Traceback" not in refused.err and not (tmp_path / "other").exists()
     refused = verb("evaluate", "--", "--direct_num_workers=2")
     assert (refused.status, len(refused.errors)) == (2, 1)
 

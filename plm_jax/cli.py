@@ -5,6 +5,7 @@ import glob
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 
 import ml_collections
@@ -97,11 +98,12 @@ def options() -> list[str]:
 
 
 def _report_uncaught(kind, error, trace) -> None:
-    """`sys.excepthook`: a traceback, but for one of no meaning.
+    """`sys.excepthook`: a traceback, of the main thread alone.
 
-    Orbax closes its event loop at the first read that fails; threads of the other reads then find no loop to report to.
+    Python's own threads have a hook of their own. What comes here from others has no meaning: Orbax closes its event
+    loop at the first read that fails, and threads of the other reads find no loop to report to.
     """
-    if not (kind is RuntimeError and str(error) == "Event loop is closed"):
+    if threading.current_thread() is threading.main_thread():
         sys.__excepthook__(kind, error, trace)
 
 

@@ -90,10 +90,7 @@ def t5() -> config.Run:
 
 
 def electra() -> config.Run:
-    """A discriminator of the size of `bert`, over its vocabulary, and a generator a quarter as wide.
-
-    A discriminator learns little while its generator, of a size that learns sooner, knows as much as it does.
-    """
+    """A discriminator of the size of `bert`, over its vocabulary, and a generator a quarter as wide."""
     run = bert()
     model = _family("electra").model(3, 128, 128, 32, run.vocabulary.train_size, length=64, dropout=0.0, head_dim=32)
     return dataclasses.replace(

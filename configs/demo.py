@@ -4,8 +4,8 @@
     python -m plm_jax.pretrain --config=configs/demo.py:t5-tasks --workdir=runs/demo-t5-tasks    # after t5
 
 gpt2: 4 layers, 192 wide, vocabulary 4,096 trained on the corpus, about 2.6M tokens. Expect a held-out loss about
-one nat a token under the add-one unigram's. bert: 3 layers, 128 wide, vocabulary 1,024, pairs of 64 tokens; about
-0.45 nats under it on masked tokens. t5: 2 + 2 layers, 128 wide; about 0.7 under it on the tokens of the spans.
+one nat a token under the add-one unigram's. bert: 3 layers, 128 wide, vocabulary 1,024, rows of 64 tokens; about
+1.9 nats under it on masked tokens. t5: 2 + 2 layers, 128 wide; about one under it on the tokens of the spans.
 
     python -m plm_jax.pretrain --config=configs/demo.py:electra --workdir=runs/demo-electra-0
 
@@ -23,6 +23,8 @@ from plm_jax.models import settings
 
 CORPORA = "../plm_jax/data/corpora"
 VOCAB_SIZE = 4096
+# Of a width of 128; scores of attention are then as far apart as in BERT, whose 0.02 are for a width of 768 and more.
+INITIAL_STD = 0.06
 
 
 def gpt2() -> config.Run:
@@ -43,10 +45,22 @@ def gpt2() -> config.Run:
 
 
 def bert() -> config.Run:
-    """A BERT that leaves the plateau of word frequencies within minutes: a small vocabulary and short rows."""
+    """A BERT that learns within minutes to read what stands beside a masked token.
+
+    What it gains at first, 0.4 nats, is copied: of the tokens to predict a tenth are visible. With BERT's initial
+    spread of 0.02, or in rows of 64 tokens from the start, hundreds of steps bring little more. Rows of 8 tokens leave
+    little else to attend to: there it finds the neighbours, and then finds them in long rows, too.
+    """
     vocab_size = 1024
+    model = _family("bert").model(layers=3, width=128, heads=4, vocab_size=vocab_size, length=64, dropout=0.0)
+    position = settings.LearnedPositions(length=64, init_std=INITIAL_STD)
     return config.Run(
-        model=_family("bert").model(layers=3, width=128, heads=4, vocab_size=vocab_size, length=64, dropout=0.0),
+        model=dataclasses.replace(
+            model,
+            attention=dataclasses.replace(model.attention, position=position),
+            initializer=dataclasses.replace(model.initializer, std=INITIAL_STD),
+            pooler=settings.NoHead(),
+        ),
         objective=objectives.MaskedLM(),
         vocabulary=config.Vocabulary(
             spec="sentencepiece:../.cache/demo/sotu-bert.model",
@@ -57,12 +71,16 @@ def bert() -> config.Run:
             sep=3,
             mask=4,
         ),
-        data=_speeches("bert", length=64, layout=config.SentencePairs()),
+        data=_speeches("bert", length=64, layout=config.Blocks(attend_across_documents=False)),
         optimizer=config.AdamW(b1=0.9, b2=0.98, weight_decay=0.01),
-        schedule=config.Schedule(kind="linear", learning_rate=3e-3, warmup_steps=100),
-        train=config.Train(steps=700, batch_size=64),
-        checkpoint=config.Checkpoint(save_every=350),
-        evaluation=config.Evaluation(every=175, batch_size=256, max_batches=2),
+        schedule=config.Schedule(kind="linear", learning_rate=1.5e-3, warmup_steps=100),
+        train=config.Train(
+            steps=1200,
+            batch_size=64,
+            phases=(config.Phase(until=0.5, length=8, batch_size=256), config.Phase(until=1.0)),
+        ),
+        checkpoint=config.Checkpoint(save_every=400),
+        evaluation=config.Evaluation(every=200, batch_size=256, max_batches=2),
     )
 
 
@@ -92,13 +110,9 @@ def t5() -> config.Run:
 def electra() -> config.Run:
     """A discriminator of the size of `bert`, over its vocabulary, and a generator a quarter as wide."""
     run = bert()
-    model = _family("electra").model(3, 128, 128, 32, run.vocabulary.train_size, length=64, dropout=0.0, head_dim=32)
-    return dataclasses.replace(
-        run,
-        model=model,
-        objective=objectives.ReplacedToken(),
-        data=_speeches("bert", length=64, layout=config.Blocks(attend_across_documents=False)),
-    )
+    pair = _family("electra").model(3, 128, 128, 32, run.vocabulary.train_size, length=64, dropout=0.0, head_dim=32)
+    model = dataclasses.replace(pair, attention=run.model.attention, initializer=run.model.initializer)
+    return dataclasses.replace(run, model=model, objective=objectives.ReplacedToken())
 
 
 def elmo() -> config.Run:

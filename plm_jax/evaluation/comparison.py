@@ -22,14 +22,16 @@ def table(results: Sequence[dict[str, Any]]) -> str:
     the same for all, is not in it.
 
     Args:
-      results: of each run `name`, `error` (None if there is none), `minutes`, and `metrics`, TASK/METRIC to figure.
-        Runs of one name are one run of several seeds.
+      results: of each run `name`, `error` (None if there is none), `minutes`, and `metrics`, TASK/METRIC to figure;
+        without error and metrics it is still to be run. Runs of one name are one run of several seeds.
     """
     lines = [_HEAD]
     for name in dict.fromkeys(result["name"] for result in results):
         same = [result for result in results if result["name"] == name]
         lines += [(name, f"failed: {result['error']}", *[""] * 6) for result in same if result["error"] is not None]
-        finished = [result for result in same if result["error"] is None]
+        finished = [result for result in same if result["metrics"]]
+        if not finished and all(result["error"] is None for result in same):
+            lines.append((name, "not run yet", *[""] * 6))
         if finished:
             minutes = f"{statistics.mean(result['minutes'] for result in finished):.1f}"
             all_metrics = [result["metrics"] for result in finished]

@@ -34,8 +34,9 @@ def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool 
 
     Returns:
       `loss`, nats a target; `perplexity`, its exponential; `accuracy`, a share; `tokens`, the targets; of those of them
-      that are text, neither special tokens (unk counts as text) nor sentinels, `real_loss`, `unigram_loss`, that of
-      the training split's add-one unigram, and `real_tokens`. Causal: `bits_per_byte` of the split's UTF-8 text. With
+      that are text, neither special tokens (unk counts as text) nor sentinels, `real_loss`, `real_tokens`, and
+      `unigram_loss`, that of a unigram over the targets: it expects text in the share that text has among them, and of
+      text the training split's add-one unigram. Causal: `bits_per_byte` of the split's UTF-8 text. With
       sentence pairs: `pair_loss`, nats a pair, and `pair_accuracy`. Of an ELECTRA all these are the generator's, and
       `discriminator_loss`, nats a token of the input, `discriminator_accuracy`, `discriminator_auc`, the area under its
       ROC curve (where some tokens are replaced and some are not), and `replaced`, the share of tokens that are, with
@@ -68,7 +69,8 @@ def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool 
         "perplexity": math.exp(loss),
         "accuracy": sums["accuracy"] / sums["tokens"],
         "real_loss": sums["real_nll"] / sums["real_tokens"],
-        "unigram_loss": sums["unigram"] / sums["real_tokens"],
+        # A model that does not know where a span ends pays for it with text, too: so has what it is compared with.
+        "unigram_loss": sums["unigram"] / sums["real_tokens"] - math.log(sums["real_tokens"] / sums["tokens"]),
         "tokens": sums["tokens"],
         "real_tokens": sums["real_tokens"],
     }

@@ -26,7 +26,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +39,6 @@ from plm_jax.training.telemetry import read_rows
 
 _FILES = "give a Python file with `base` and `overrides`"
 _RESULTS, _TABLE, _ATTEMPTS = "sweep.json", "table.md", "attempts.json"
-_NOT_YET = "not run yet"
 # Of what a failed process said last so many bytes are kept.
 _TAIL = 4096
 
@@ -87,23 +86,23 @@ def run(path: str, workdir: str, seeds: Sequence[int] = ()) -> None:
         with _noted(errors, member):
             if not _is_finished(member):
                 missing.append(member)
-                errors[member.workdir] = _NOT_YET
+    pending = {member.workdir for member in missing}
     try:
-        _tell(workdir, found, errors)
+        _tell(workdir, found, errors, pending)
     except OSError as error:
         raise UserError(f"cannot write {workdir} ({error.strerror}): give another --workdir") from error
-    _say(f"{len(found)} runs, {len(found) - len(errors)} of them finished before")
+    _say(f"{len(found)} runs, {len(found) - len(errors) - len(missing)} of them finished before")
     began = time.monotonic()
     for number, member in enumerate(missing, 1):
         folder = os.path.basename(member.workdir)
         _say(f"== {number}/{len(missing)} {folder}: {member.workdir}")
+        pending.remove(member.workdir)
         with _noted(errors, member):
             # Parents come earlier: by now they are finished or have an error.
             if member.parent in errors:
                 raise UserError(_waiting(member))
             _train(member)
-            del errors[member.workdir]
-            _tell(workdir, found, errors)
+            _tell(workdir, found, errors, pending)
         left = (time.monotonic() - began) / number * (len(missing) - number)
         ending = f"failed: {errors[member.workdir]}" if member.workdir in errors else "finished"
         _say(f"== {number}/{len(missing)} {folder} {ending}; about {tqdm.format_interval(left)} left")
@@ -131,9 +130,9 @@ def _waiting(member: Member) -> str:
     return f"waits for {os.path.basename(member.parent)}"
 
 
-def _tell(workdir: str, found: Sequence[Member], errors: dict[str, str]) -> str:
-    """Writes what the runs have reached so far, and gives the table."""
-    results = [_result(member, errors.get(member.workdir)) for member in found]
+def _tell(workdir: str, found: Sequence[Member], errors: dict[str, str], pending: Collection[str] = ()) -> str:
+    """Writes what the runs have reached so far, and gives the table; `pending` are directories of runs to come."""
+    results = [_result(member, errors.get(member.workdir), member.workdir in pending) for member in found]
     table = comparison.table(results)
     _write_json(workdir, _RESULTS, results)
     storage.write(os.path.join(workdir, _TABLE), table.encode("utf-8"))
@@ -363,16 +362,17 @@ def _call(verb: str, *flags: str) -> None:
     raise UserError(lines[-1].removeprefix("error: ") if lines else f"{verb} ended with status {process.returncode}")
 
 
-def _result(member: Member, error: str | None) -> dict[str, Any]:
+def _result(member: Member, error: str | None, is_pending: bool) -> dict[str, Any]:
     """What came of a run, as JSON; `minutes` are those of all its attempts, start and evaluation included."""
+    has_result = error is None and not is_pending
     return {
         "name": member.name,
         "seed": member.run.train.seed,
         "workdir": member.workdir,
         "overrides": member.changes,
         "error": error,
-        "minutes": 0.0 if error else _record(member.workdir).get("seconds", 0.0) / 60,
-        "metrics": {} if error else _metrics(member),
+        "minutes": _record(member.workdir).get("seconds", 0.0) / 60 if has_result else 0.0,
+        "metrics": _metrics(member) if has_result else {},
     }
 
 

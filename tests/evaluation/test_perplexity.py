@@ -58,10 +58,10 @@ def test_the_metrics_equal_a_walk_over_the_text(tiny, run, lm):
     size = cache.read_manifest(f"{run.data.cache_dir}/a")["vocabulary"]["size"]
     total = sum(counts.values()) + size
     text = [token for token in stream[1:] if token != EOS]
-    unigram = -np.mean([math.log((counts[token] + 1) / total) for token in text])
+    targets = len(stream) - 1
+    unigram = -np.mean([math.log(len(text) / targets * (counts[token] + 1) / total) for token in text])
 
     found = perplexity.evaluate(lm, run, "a", show_progress=False)
-    targets = len(stream) - 1
     assert found["tokens"] == targets
     np.testing.assert_allclose(found["loss"], nll / targets, rtol=1e-5)
     np.testing.assert_allclose(found["perplexity"], math.exp(nll / targets), rtol=1e-4)

@@ -231,9 +231,9 @@ def test_what_is_reached_is_told_after_each_run(verbs, warm, tmp_path, monkeypat
 
     monkeypatch.setattr(sweep, "_call", call)
     sweep.run(warm, str(tmp_path))
-    assert "| good | failed: not run yet" in tables[2] and "| warm | failed: not run yet" in tables[4]
+    assert "| good | not run yet" in tables[2] and "| warm | not run yet" in tables[4]
     assert "| bad | a/real_loss | 4.000" in tables[2] and "| good | a/real_loss | 4.000" in tables[4]
-    assert "failed" not in (tmp_path / "table.md").read_text()
+    assert not re.search("failed|not run", (tmp_path / "table.md").read_text())
 
 
 def test_a_folder_that_cannot_be_written_is_told_before_anything_runs(verbs, warm, tmp_path):

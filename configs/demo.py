@@ -53,14 +53,8 @@ def bert() -> config.Run:
     """
     vocab_size = 1024
     model = _family("bert").model(layers=3, width=128, heads=4, vocab_size=vocab_size, length=64, dropout=0.0)
-    position = settings.LearnedPositions(length=64, init_std=INITIAL_STD)
     return config.Run(
-        model=dataclasses.replace(
-            model,
-            attention=dataclasses.replace(model.attention, position=position),
-            initializer=dataclasses.replace(model.initializer, std=INITIAL_STD),
-            pooler=settings.NoHead(),
-        ),
+        model=dataclasses.replace(_spread(model), pooler=settings.NoHead()),
         objective=objectives.MaskedLM(),
         vocabulary=config.Vocabulary(
             spec="sentencepiece:../.cache/demo/sotu-bert.model",
@@ -85,7 +79,11 @@ def bert() -> config.Run:
 
 
 def t5() -> config.Run:
-    """A T5 1.1 for a laptop."""
+    """A T5 1.1 for a laptop, rows of 16 tokens first.
+
+    In rows of 128 tokens from the start the decoder learns what follows what, and the first token of a span stays at
+    the word frequencies: nothing comes from the encoder in 600 steps.
+    """
     vocab_size, sentinels = 1024, 32
     return config.Run(
         model=_family("t5").model(2, 128, 4, 32, 384, v1_1=True, vocab_size=vocab_size + sentinels),
@@ -101,18 +99,21 @@ def t5() -> config.Run:
         data=_speeches("t5", length=128),
         optimizer=config.Adafactor(),
         schedule=config.Schedule(kind="rsqrt", learning_rate=1.0, warmup_steps=200),
-        train=config.Train(steps=600, batch_size=32),
-        checkpoint=config.Checkpoint(save_every=300),
-        evaluation=config.Evaluation(every=150, batch_size=64, max_batches=2),
+        train=config.Train(
+            steps=800,
+            batch_size=32,
+            phases=(config.Phase(until=0.4, length=16, batch_size=128), config.Phase(until=1.0)),
+        ),
+        checkpoint=config.Checkpoint(save_every=400),
+        evaluation=config.Evaluation(every=200, batch_size=64, max_batches=2),
     )
 
 
 def electra() -> config.Run:
     """A discriminator of the size of `bert`, over its vocabulary, and a generator a quarter as wide."""
     run = bert()
-    pair = _family("electra").model(3, 128, 128, 32, run.vocabulary.train_size, length=64, dropout=0.0, head_dim=32)
-    model = dataclasses.replace(pair, attention=run.model.attention, initializer=run.model.initializer)
-    return dataclasses.replace(run, model=model, objective=objectives.ReplacedToken())
+    model = _family("electra").model(3, 128, 128, 32, run.vocabulary.train_size, length=64, dropout=0.0, head_dim=32)
+    return dataclasses.replace(run, model=_spread(model), objective=objectives.ReplacedToken())
 
 
 def elmo() -> config.Run:
@@ -161,10 +162,10 @@ def glm() -> config.Run:
 
 
 def _denoiser(model, objective, length: int) -> config.Run:
-    """What `bart` and `glm` share: vocabulary, cache and recipe."""
+    """What `bart` and `glm` share: vocabulary, cache and recipe, which as in `t5` begins with short rows."""
     ids = ("pad", "eos", "unk", "bos", "cls", "mask", "sop", "eop", "smask", "gmask")
     return config.Run(
-        model=model,
+        model=_spread(model),
         objective=objective,
         vocabulary=config.Vocabulary(
             spec="sentencepiece:../.cache/demo/sotu-denoiser.model",
@@ -173,8 +174,12 @@ def _denoiser(model, objective, length: int) -> config.Run:
         ),
         data=_speeches("denoiser", length=length),
         optimizer=config.AdamW(b1=0.9, b2=0.98, weight_decay=0.01),
-        schedule=config.Schedule(kind="linear", learning_rate=3e-3, warmup_steps=50),
-        train=config.Train(steps=200, batch_size=64),
+        schedule=config.Schedule(kind="linear", learning_rate=1.5e-3, warmup_steps=50),
+        train=config.Train(
+            steps=400,
+            batch_size=64,
+            phases=(config.Phase(until=0.4, length=20, batch_size=128), config.Phase(until=1.0)),
+        ),
         checkpoint=config.Checkpoint(save_every=200),
         evaluation=config.Evaluation(every=100, batch_size=256, max_batches=2),
     )
@@ -207,7 +212,6 @@ def t5_tasks() -> config.Run:
         ),
         schedule=config.Schedule(kind="linear", learning_rate=1e-2, warmup_steps=50),
         train=config.Train(steps=500, batch_size=32, init_from="../runs/demo-t5-0"),
-        checkpoint=config.Checkpoint(save_every=400),
         evaluation=config.Evaluation(every=100, batch_size=64),
     )
 
@@ -223,6 +227,16 @@ def _speeches(family: str, **settings) -> config.Data:
         sources={"sotu": config.JsonLines(path=f"{CORPORA}/sotu.jsonl.gz")},
         validation_fraction=0.05,
         **settings,
+    )
+
+
+def _spread(model):
+    """The model with the initial spread INITIAL_STD, positions included."""
+    position = dataclasses.replace(model.attention.position, init_std=INITIAL_STD)
+    return dataclasses.replace(
+        model,
+        attention=dataclasses.replace(model.attention, position=position),
+        initializer=dataclasses.replace(model.initializer, std=INITIAL_STD),
     )
 
 

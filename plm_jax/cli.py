@@ -110,7 +110,7 @@ def _report_uncaught(kind, error, trace) -> None:
 def _parse_flags(argv: list[str]) -> None:
     try:
         rest = flags.FLAGS(argv)
-    except (flags.Error, ValueError, TypeError) as error:
+    except (flags.Error, ValueError, TypeError, SyntaxError) as error:
         raise UserError(one_line(error, None)) from error
     except (AttributeError, KeyError) as error:
         raise UserError(_unknown_field(argv) or one_line(error, None)) from error

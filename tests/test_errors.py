@@ -91,6 +91,11 @@ def test_a_config_that_is_not_there(verb_name, tiny, verb, tmp_path):
     assert_one_line(verb(verb_name, f"--config={tiny}/tiny.py:plane", *workdir), "'plane'", "did you mean 'plain'?")
 
 
+def test_a_config_that_is_no_python(verb, tmp_path):
+    (tmp_path / "broken.py").write_text("first = 1\nsecond = {\n")
+    assert_one_line(verb("prepare", f"--config={tmp_path}/broken.py"), "never closed (broken.py, line 2)")
+
+
 def test_a_missing_flag(tiny, verb):
     assert_one_line(verb("pretrain", f"--config={tiny}/tiny.py"), "--workdir")
 

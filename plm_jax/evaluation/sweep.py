@@ -33,7 +33,7 @@ from typing import Any
 from tqdm import tqdm
 
 from plm_jax import config, storage
-from plm_jax.errors import UserError, nearest
+from plm_jax.errors import UserError, nearest, one_line
 from plm_jax.evaluation import comparison
 from plm_jax.training.telemetry import read_rows
 
@@ -200,7 +200,10 @@ def _executed(path: str, what: str, names: Sequence[str]) -> dict[str, Any]:
     """What a Python file defines, these names among it."""
     if not os.path.isfile(path):
         raise UserError(f"{what} is {path}: there is no such file")
-    found = runpy.run_path(path)
+    try:
+        found = runpy.run_path(path)
+    except SyntaxError as error:
+        raise UserError(f"{what} is {path}: {one_line(error)}") from error
     for name in names:
         if name not in found:
             raise UserError(f"{what} is {path}, which has no `{name}`: {_FILES}")

@@ -18,8 +18,9 @@ What a row shows and what it does not:
   not learn to pair in so few steps.
 - Of the targets of masked language models some are visible: who only copies those gains 0.4 nats (80/10/10), an
   ELECTRA's generator 0.8.
-- Where the targets are running text (`bart` and its noises, `mask_tokens_*`, `deshuffling`, `prefix_lm`, `full_lm`) the
-  decoder alone beats the unigram, as a language model does; that the encoder helps is not shown.
+- Where the targets are all of the text, a decoder beats the unigram without its encoder, as a language model does. The
+  80 steps of `mask_tokens_*`, `deshuffling`, `prefix_lm` and `full_lm` show no more than that; `bart` and its noises,
+  with a lower loss than `full_lm`, read what they are given.
 - `masked_lm_static` reads an eighth of the text once, so that no mask comes again: here it is dynamic masking with
   other draws, and shows that it trains, not what repeated masks cost.
 """

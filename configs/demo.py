@@ -5,7 +5,7 @@
 
 gpt2: 4 layers, 192 wide, vocabulary 4,096 trained on the corpus, about 2.6M tokens. Expect a held-out loss about
 one nat a token under the add-one unigram's. bert: 3 layers, 128 wide, vocabulary 1,024, rows of 64 tokens; about
-1.9 nats under it on masked tokens. t5: 2 + 2 layers, 128 wide; about one under it on the tokens of the spans.
+1.9 nats under it on masked tokens. t5: 2 + 2 layers, 128 wide; about 1.6 under it on the tokens of the spans.
 
     python -m plm_jax.pretrain --config=configs/demo.py:electra --workdir=runs/demo-electra-0
 

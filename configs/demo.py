@@ -68,11 +68,7 @@ def bert() -> config.Run:
         data=_speeches("bert", length=64, layout=config.Blocks(attend_across_documents=False)),
         optimizer=config.AdamW(b1=0.9, b2=0.98, weight_decay=0.01),
         schedule=config.Schedule(kind="linear", learning_rate=1.5e-3, warmup_steps=100),
-        train=config.Train(
-            steps=1200,
-            batch_size=64,
-            phases=(config.Phase(until=0.5, length=8, batch_size=256), config.Phase(until=1.0)),
-        ),
+        train=_short_first(0.5, length=8, rows=256, steps=1200, batch_size=64),
         checkpoint=config.Checkpoint(save_every=400),
         evaluation=config.Evaluation(every=200, batch_size=256, max_batches=2),
     )
@@ -99,18 +95,17 @@ def t5() -> config.Run:
         data=_speeches("t5", length=128),
         optimizer=config.Adafactor(),
         schedule=config.Schedule(kind="rsqrt", learning_rate=1.0, warmup_steps=200),
-        train=config.Train(
-            steps=800,
-            batch_size=32,
-            phases=(config.Phase(until=0.4, length=16, batch_size=128), config.Phase(until=1.0)),
-        ),
+        train=_short_first(0.4, length=16, rows=128, steps=800, batch_size=32),
         checkpoint=config.Checkpoint(save_every=400),
         evaluation=config.Evaluation(every=200, batch_size=64, max_batches=2),
     )
 
 
 def electra() -> config.Run:
-    """A discriminator of the size of `bert`, over its vocabulary, and a generator a quarter as wide."""
+    """A discriminator of the size of `bert`, over its vocabulary, and a generator a quarter as wide.
+
+    What the README says of it began with the weights of `bert`; from nothing it was not tried.
+    """
     run = bert()
     model = _family("electra").model(3, 128, 128, 32, run.vocabulary.train_size, length=64, dropout=0.0, head_dim=32)
     return dataclasses.replace(run, model=_spread(model), objective=objectives.ReplacedToken())
@@ -175,11 +170,7 @@ def _denoiser(model, objective, length: int) -> config.Run:
         data=_speeches("denoiser", length=length),
         optimizer=config.AdamW(b1=0.9, b2=0.98, weight_decay=0.01),
         schedule=config.Schedule(kind="linear", learning_rate=1.5e-3, warmup_steps=50),
-        train=config.Train(
-            steps=400,
-            batch_size=64,
-            phases=(config.Phase(until=0.4, length=20, batch_size=128), config.Phase(until=1.0)),
-        ),
+        train=_short_first(0.4, length=20, rows=128, steps=400, batch_size=64),
         checkpoint=config.Checkpoint(save_every=200),
         evaluation=config.Evaluation(every=100, batch_size=256, max_batches=2),
     )
@@ -228,6 +219,12 @@ def _speeches(family: str, **settings) -> config.Data:
         validation_fraction=0.05,
         **settings,
     )
+
+
+def _short_first(until: float, length: int, rows: int, steps: int, batch_size: int) -> config.Train:
+    """Batches of `rows` of `length` tokens up to the fraction `until` of the steps, then `batch_size` of all tokens."""
+    short = config.Phase(until=until, length=length, batch_size=rows)
+    return config.Train(steps=steps, batch_size=batch_size, phases=(short, config.Phase(until=1.0)))
 
 
 def _spread(model):

@@ -69,7 +69,7 @@ def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool 
         "perplexity": math.exp(loss),
         "accuracy": sums["accuracy"] / sums["tokens"],
         "real_loss": sums["real_nll"] / sums["real_tokens"],
-        # A model that does not know where a span ends pays for it with text, too: so has what it is compared with.
+        # No model is told which targets are text, and each pays for that: the unigram, too.
         "unigram_loss": sums["unigram"] / sums["real_tokens"] - math.log(sums["real_tokens"] / sums["tokens"]),
         "tokens": sums["tokens"],
         "real_tokens": sums["real_tokens"],

@@ -5,7 +5,6 @@ import glob
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 
 import ml_collections
@@ -74,7 +73,7 @@ def run(main: Callable[[], None], takes_options: bool = False) -> None:
     if not glob.glob("/dev/accel*") and not glob.glob("/dev/vfio/*"):  # As libtpu finds the chips of a machine.
         os.environ |= WITHOUT_TPU
     logging.set_verbosity(logging.ERROR)
-    sys.excepthook = _report_uncaught
+    sys.unraisablehook = _report_unraisable
     try:
         end = sys.argv.index("--") if takes_options and "--" in sys.argv else None
         _parse_flags(sys.argv[:end])
@@ -97,14 +96,13 @@ def options() -> list[str]:
     return sys.argv[sys.argv.index("--") + 1 :] if "--" in sys.argv else []
 
 
-def _report_uncaught(kind, error, trace) -> None:
-    """`sys.excepthook`: a traceback, of the main thread alone.
+def _report_unraisable(unraisable) -> None:
+    """`sys.unraisablehook`: all but what TensorStore reports of no object and with no word of its own.
 
-    Python's own threads have a hook of their own. What comes here from others has no meaning: Orbax closes its event
-    loop at the first read that fails, and threads of the other reads find no loop to report to.
+    Orbax closes its event loop at the first read that fails; the threads of the other reads then find no loop to tell.
     """
-    if threading.current_thread() is threading.main_thread():
-        sys.__excepthook__(kind, error, trace)
+    if unraisable.object is not None or unraisable.err_msg is not None:
+        sys.__unraisablehook__(unraisable)
 
 
 def _parse_flags(argv: list[str]) -> None:

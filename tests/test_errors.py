@@ -5,6 +5,8 @@ import gzip
 import json
 import pathlib
 import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -217,6 +219,26 @@ def test_a_damaged_checkpoint_leaves_the_run(kind, how, tiny, trained_copy, verb
     if kind == "params data" and how is _truncate:
         finished = verb("pretrain", f"--config={tiny}/tiny.py", f"--workdir={trained_copy}", "--config.train.steps=3")
         assert finished.status == 0 and "resumed after step 2" in finished.err, finished.err
+
+
+def test_only_what_tensorstore_cannot_tell_its_loop_is_kept_quiet():
+    program = """
+import tensorstore
+from plm_jax import cli
+class Odd:
+    def __del__(self):
+        raise ValueError("of an object")
+def main():
+    promise, future = tensorstore.Promise.new()
+    future.add_done_callback(lambda future: 1 / 0)
+    promise.set_result(None)
+    Odd()
+cli.run(main)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "ZeroDivisionError" not in done.stderr
+    assert done.stderr.count("Traceback") == 1 and "of an object" in done.stderr
 
 
 @pytest.mark.parametrize("text", ['{"config": {"mod', "[]", "{}", '{"config": {"nothing": 1}}'])

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import os
+import pathlib
 import platform
 import re
 import subprocess
@@ -21,11 +22,21 @@ def describe(commit: str = "") -> dict[str, Any]:
     """
     return {
         "gpu": gpu(),
-        "cpu": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
+        "cpu": f"{cpu()}, {os.cpu_count()} cores",
         "versions": {"python": platform.python_version()} | versions(),
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "commit": commit or _output("git", "-C", os.path.dirname(os.path.abspath(__file__)), "rev-parse", "HEAD"),
     }
+
+
+def cpu() -> str:
+    """The processor's name where Linux tells it, else its architecture."""
+    try:
+        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
 
 
 def gpu() -> dict[str, str] | None:

@@ -4,8 +4,10 @@
     python benchmarks/input.py --objective=masked_lm         # and Hugging Face's collator on the same blocks in turn
     python benchmarks/input.py --objective=sentence_pairs    # masked LM over sentence pairs
     python benchmarks/input.py --objective=all               # every objective and layout
+    python benchmarks/input.py --processes=0                 # made by threads of the process that reads them
     python benchmarks/input.py --memory        # also anonymous memory after 2,000 batches at 50e6 and at 1e9 tokens
 
+Two processes make the batches, as in Hugging Face's loader (`config.data.processes`; by itself the reader has none).
 Tokens are the real ones of the rows that a model reads, an encoder's and a decoder's, or both directions'; a second of
 the processor's is one of all threads and workers together, on which other load on the machine bears less.
 It reads a synthetic cache (random tokens, sentences and documents of random lengths), written with the cache's own
@@ -89,7 +91,7 @@ def write_cache(folder: str, num_tokens: int) -> None:
     cache.publish(temporary, os.path.join(folder, "synthetic"), manifest)
 
 
-def make_run(folder: str, objective: str, steps: int) -> config.Run:
+def make_run(folder: str, objective: str, steps: int, processes: int = 0) -> config.Run:
     """A run over the synthetic cache."""
     made, layout = OBJECTIVES[objective]
     model = settings.Decoder(
@@ -103,7 +105,7 @@ def make_run(folder: str, objective: str, steps: int) -> config.Run:
     return config.Run(
         model=model,
         objective=made,
-        data=config.Data(folder, LENGTH, {"synthetic": config.TextFiles("-")}, layout=layout),
+        data=config.Data(folder, LENGTH, {"synthetic": config.TextFiles("-")}, layout=layout, processes=processes),
         vocabulary=VOCABULARY,
         optimizer=config.AdamW(),
         schedule=config.Schedule("constant", 1e-3),
@@ -135,9 +137,9 @@ def num_tokens(batch: dict[str, np.ndarray]) -> float:
     return float(encoder if "target_positions" in batch else encoder + batch["target_weights"].sum())
 
 
-def ours(folder: str, objective: str, batches: int) -> Iterator[float]:
+def ours(folder: str, objective: str, batches: int, processes: int) -> Iterator[float]:
     """The tokens of each batch of an objective."""
-    yield from map(num_tokens, Reader(make_run(folder, objective, batches)).batches(0))
+    yield from map(num_tokens, Reader(make_run(folder, objective, batches, processes)).batches(0))
 
 
 def theirs(folder: str, batches: int) -> Iterator[float]:
@@ -149,10 +151,11 @@ def theirs(folder: str, batches: int) -> Iterator[float]:
     yield from collator.batches(tokens.reshape(-1, LENGTH), list(IDS.values()), tokenizer, BATCH)
 
 
-def measure(folder: str, objective: str, batches: int) -> dict[str, float]:
+def measure(folder: str, objective: str, batches: int, processes: int) -> dict[str, float]:
     """Reads `batches` batches; the clocks start after the first eleven."""
     first, tokens, begin, cpu = min(10, batches // 2), 0.0, 0.0, 0.0
-    for step, count in enumerate(theirs(folder, batches) if objective == PEER else ours(folder, objective, batches)):
+    counts = theirs(folder, batches) if objective == PEER else ours(folder, objective, batches, processes)
+    for step, count in enumerate(counts):
         if step == first:
             tokens, begin, cpu = 0.0, time.perf_counter(), cpu_seconds()
             continue
@@ -166,9 +169,9 @@ def measure(folder: str, objective: str, batches: int) -> dict[str, float]:
     }
 
 
-def measure_apart(folder: str, objective: str, batches: int, repeats: int) -> dict[str, float]:
-    """Medians of measurements in fresh processes."""
-    command = [sys.executable, __file__, f"--folder={folder}", f"--objective={objective}", f"--batches={batches}"]
+def measure_apart(folder: str, objective: str, options: list[str], repeats: int) -> dict[str, float]:
+    """Medians of measurements in fresh processes, which get these options of the command line."""
+    command = [sys.executable, __file__, f"--folder={folder}", f"--objective={objective}", *options]
     runs = []
     for _ in range(repeats):
         done = subprocess.run(command, check=True, capture_output=True, text=True)
@@ -177,9 +180,9 @@ def measure_apart(folder: str, objective: str, batches: int, repeats: int) -> di
     return {key: round(statistics.median(run[key] for run in runs)) for key in runs[0]}
 
 
-def compare(folder: str, batches: int, repeats: int) -> dict[str, dict[str, float]]:
+def compare(folder: str, options: list[str], repeats: int) -> dict[str, dict[str, float]]:
     """Ours and Hugging Face's in turn, medians, and how often as many tokens ours gives as theirs."""
-    turns = [{name: measure_apart(folder, name, batches, 1) for name in ("masked_lm", PEER)} for _ in range(repeats)]
+    turns = [{name: measure_apart(folder, name, options, 1) for name in ("masked_lm", PEER)} for _ in range(repeats)]
     found = {
         name: {key: round(statistics.median(turn[name][key] for turn in turns)) for key in turns[0][name]}
         for name in turns[0]
@@ -189,16 +192,16 @@ def compare(folder: str, batches: int, repeats: int) -> dict[str, dict[str, floa
     return found
 
 
-def measure_all(num_tokens: int, names: list[str], batches: int, repeats: int) -> dict[str, Any]:
+def measure_all(num_tokens: int, names: list[str], options: list[str], repeats: int) -> dict[str, Any]:
     """Writes a cache and measures objectives on it; with masked LM, the peer too, or that it is not installed."""
     found, has_peer = {}, all(map(importlib.util.find_spec, ("torch", "transformers")))
     with tempfile.TemporaryDirectory() as folder:
         write_cache(folder, num_tokens)
         for name in names:
             if name == "masked_lm" and has_peer:
-                found |= compare(folder, batches, max(3, repeats))
+                found |= compare(folder, options, max(3, repeats))
             else:
-                found[name] = measure_apart(folder, name, batches, repeats)
+                found[name] = measure_apart(folder, name, options, repeats)
     if "masked_lm" in names and not has_peer:
         found["peer"] = "not installed"
     return found
@@ -210,22 +213,31 @@ def main() -> None:
     parser.add_argument("--objective", choices=[*OBJECTIVES, PEER, "all"], default="causal")
     parser.add_argument("--tokens", type=float, default=50e6, help="of the cache")
     parser.add_argument("--batches", type=int, default=200)
+    parser.add_argument("--processes", type=int, default=2, help="that make ours; 0: threads of the reading one do")
     parser.add_argument("--repeats", type=int, default=1, help="fresh processes, of which the median counts")
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     flags = parser.parse_args()
     if flags.folder:
-        print(json.dumps(measure(flags.folder, flags.objective, flags.batches)))
+        print(json.dumps(measure(flags.folder, flags.objective, flags.batches, flags.processes)))
         return
     names = list(OBJECTIVES) if flags.objective == "all" else [flags.objective]
+    options = [f"--batches={flags.batches}", f"--processes={flags.processes}"]
     result = {
         "benchmark": "input",
         "machine": machine.describe(),
-        "settings": {"length": LENGTH, "batch": BATCH, "batches": flags.batches, "tokens": int(flags.tokens)},
-        "speed": measure_all(int(flags.tokens), names, flags.batches, flags.repeats),
+        "settings": {
+            "length": LENGTH,
+            "batch": BATCH,
+            "batches": flags.batches,
+            "tokens": int(flags.tokens),
+            "processes": flags.processes,
+        },
+        "speed": measure_all(int(flags.tokens), names, options, flags.repeats),
     }
     if flags.memory:
-        small, large = (measure_all(int(tokens), names[:1], 2000, 1)[names[0]] for tokens in (50e6, 1e9))
+        options = ["--batches=2000", "--processes=0"]
+        small, large = (measure_all(int(tokens), names[:1], options, 1)[names[0]] for tokens in (50e6, 1e9))
         growth = round(large["rss_anon_bytes"] / small["rss_anon_bytes"] - 1, 4)
         result["memory"] = {"small": small, "large": large, "growth": growth}
     print(json.dumps(result, indent=2))

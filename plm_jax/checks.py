@@ -81,9 +81,9 @@ def _numbers(run: Any) -> None:
                 raise UserError(f"config.{section}.{name} is {value}: give at least 1")
     if not 0.0 <= data.validation_fraction < 1.0:
         raise UserError(f"config.data.validation_fraction is {data.validation_fraction}: give 0 to below 1")
-    for name in ("added", "sentinels"):
-        if getattr(run.vocabulary, name) < 0:
-            raise UserError(f"config.vocabulary.{name} is {getattr(run.vocabulary, name)}: give at least 0")
+    for section, name in (("vocabulary", "added"), ("vocabulary", "sentinels"), ("data", "processes")):
+        if (value := getattr(getattr(run, section), name)) < 0:
+            raise UserError(f"config.{section}.{name} is {value}: give at least 0")
     for name in data.segmenters.keys() - data.sources.keys():
         raise UserError(f"config.data.segmenters names '{name}': {nearest(name, data.sources)}")
     if not data.sources:

@@ -5,6 +5,10 @@ This is all of `data` that a training process imports: no seqio, no TensorFlow.
 
 import bisect
 import functools
+import multiprocessing
+import os
+import signal
+import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,6 +16,7 @@ from typing import Any
 
 import grain
 import numpy as np
+from absl import flags
 
 from plm_jax import config, objectives, storage
 from plm_jax.data import cache, examples, inputs_targets, layouts, mixtures, streams
@@ -80,6 +85,10 @@ class Reader:
         self._layout = functools.cache(self._open_layout)
         self._segments = self._plan()
         self._first_examples = [segment.stage.first_example for segment in self._segments]
+
+    def __reduce__(self):
+        """A process that is sent a reader opens the caches itself."""
+        return Reader, (self._run,)
 
     def _plan(self) -> list[_Segment]:
         segments: list[_Segment] = []
@@ -174,21 +183,33 @@ class Reader:
         return _batch([self.example(first + row) for row in rows])
 
     def batches(self, first_step: int, rows: Rows = range) -> Iterator[Example]:
-        """The batches of steps `first_step` up to `train.steps`, made ahead in threads; any start costs the same.
+        """The batches of steps `first_step` up to `train.steps`, made ahead; any start costs the same.
 
         Args:
           rows: the global batch's size → this host's rows of it; all by default.
         """
 
+        # What chooses them may know devices, which stay in this process.
+        chosen = {stage.batch_size: rows(stage.batch_size) for stage in self._stages}
+
         def batch(step: int) -> Example:
-            return self.batch(step, rows(self._stage(step).batch_size))
+            return self.batch(step, chosen[self._stage(step).batch_size])
 
-        return self._read_ahead(grain.MapDataset.range(first_step, self._run.train.steps), batch)
+        data = self._run.data
+        ahead = self._read_ahead(grain.MapDataset.range(first_step, self._run.train.steps), batch)
+        if data.processes:
+            if not flags.FLAGS.is_parsed():  # Grain asks for flags of its own.
+                flags.FLAGS.mark_as_parsed()
+            options = grain.MultiprocessingOptions(data.processes, max(1, data.prefetch // data.processes))
+            # Through pipes: Grain frees shared memory late, and containers have little of it.
+            piped = grain.experimental.DatasetOptions(min_shm_size=2**62)
+            ahead = grain.experimental.WithOptionsIterDataset(ahead, piped).mp_prefetch(options, _work)
+        return iter(ahead)
 
-    def _read_ahead(self, indices: grain.MapDataset, make: Callable[[int], Example]) -> Iterator[Example]:
+    def _read_ahead(self, indices: grain.MapDataset, make: Callable[[int], Example]) -> grain.IterDataset:
         data = self._run.data
         options = grain.ReadOptions(num_threads=data.threads, prefetch_buffer_size=max(data.prefetch, data.threads))
-        return iter(indices.map(lambda i: make(int(i))).to_iter_dataset(options))
+        return indices.map(lambda i: make(int(i))).to_iter_dataset(options)
 
     def notes(self) -> list[str]:
         """Of stages whose layout leaves rows short: how many rows have as many tokens as how many full ones.
@@ -225,10 +246,11 @@ class Reader:
         """
         number = self.num_batches(split, batch_size)
         batch_step, row_step = (1, number) if isinstance(self._run.data.layout, config.Streams) else (batch_size, 1)
-        return self._read_ahead(
+        ahead = self._read_ahead(
             grain.MapDataset.range(number),
             lambda i: _stack([self._row(split, i * batch_step + row * row_step) for row in rows(batch_size)]),
         )
+        return iter(ahead)
 
     def _row(self, split: str, index: int) -> Example:
         length, number = self._run.data.length, index
@@ -294,6 +316,18 @@ def _special(vocabulary: dict[str, Any]) -> objectives.Special:
     sentinels = tuple(range(size - 1, size - 1 - vocabulary.get("sentinels", 0), -1))
     ids = {name: vocabulary.get(name) for name in config.SPECIALS}
     return objectives.Special(**ids, sentinels=sentinels, vocab_size=size)
+
+
+def _work(index: int, count: int) -> None:
+    """Makes a process that reads end with its parent, however that ends, and leave Ctrl-C to it."""
+    del index, count
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def end_too() -> None:
+        multiprocessing.parent_process().join()
+        os._exit(1)
+
+    threading.Thread(target=end_too, daemon=True).start()
 
 
 def _stack(examples: list[Example]) -> Example:

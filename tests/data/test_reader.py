@@ -1,8 +1,11 @@
 import dataclasses
 import itertools
+import pathlib
+import pickle
 import struct
 import subprocess
 import sys
+import time
 import zlib
 
 import numpy as np
@@ -149,6 +152,43 @@ def test_batches_start_anywhere_and_end_with_the_run(documents, make_run):
     np.testing.assert_equal(next(halves), {k: v[3:] for k, v in whole[20].items()})
 
 
+def is_running(pid):
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_processes_make_the_same_batches(documents, make_run):
+    run = make_run("ab", data={"processes": 2}, train={"phases": PHASES})
+    alone = reader.Reader(make_run("ab", train={"phases": PHASES})).batches(17, lambda size: range(1, size))
+    read = list(reader.Reader(run).batches(17, lambda size: range(1, size)))
+    assert len(read) == 33
+    for expected, found in zip(alone, read, strict=True):
+        np.testing.assert_equal(found, expected)
+
+
+def test_processes_end_with_a_parent_that_is_killed(documents, make_run, tmp_path):
+    (tmp_path / "run").write_bytes(pickle.dumps(make_run("ab", data={"processes": 2})))
+    program = """
+import multiprocessing, pickle, sys, time
+from plm_jax.data.reader import Reader
+batches = Reader(pickle.load(open(sys.argv[1], "rb"))).batches(0)
+next(batches), next(batches)
+print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+time.sleep(600)
+"""
+    command = [sys.executable, "-c", program, str(tmp_path / "run")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        children = [int(pid) for pid in parent.stdout.readline().split()]
+        assert len(children) == 2 and all(map(is_running, children))
+        parent.kill()
+    deadline = time.monotonic() + 60
+    while any(map(is_running, children)):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
 @pytest.mark.parametrize("attend", [True, False])
 def test_validation_is_every_token_once_in_order(documents, make_run, attend):
     layout = config.Blocks(attend_across_documents=attend)
@@ -267,14 +307,17 @@ def test_what_does_not_match_is_told(write_source, random_documents, make_run, t
         reader.Reader(other)
 
 
-def test_a_corrupt_record_stops_the_iterator_with_its_line(write_source, random_documents, make_run, tmp_path):
+@pytest.mark.parametrize("processes", [0, 1])
+def test_a_corrupt_record_stops_the_iterator_with_its_line(
+    processes, write_source, random_documents, make_run, tmp_path
+):
     write_source("a", {"train": random_documents(0, 30)})
     path = tmp_path / "a/train/tokens-00000.array_record"
     data = bytearray(path.read_bytes())
     data[100] ^= 0xFF
     path.write_bytes(data)
     with pytest.raises(UserError, match=r"tokens-00000\.array_record is damaged"):
-        next(reader.Reader(make_run("a")).batches(0))
+        next(reader.Reader(make_run("a", data={"processes": processes})).batches(0))
 
 
 def test_reading_imports_no_tensorflow_and_no_seqio(write_source, random_documents, tmp_path):

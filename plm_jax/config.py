@@ -193,8 +193,8 @@ class Data:
       window_tokens: tokens within which examples are shuffled together; windows are shuffled too.
       threads, prefetch: batches made at once, batches made ahead, on each host. Two threads make half as many batches
         as one, since they wait for Python's lock; more than one may pay where the cache is remote and must be fetched.
-      processes: of each host that make training batches in turn, where one core's are too few; 0: the trainer's own
-        threads do. The batches are the same.
+      processes: of each host that make training batches in turn, each `prefetch` or more ahead, where one core's are
+        too few; 0: the trainer's own threads do. The batches are the same.
     """
 
     cache_dir: str

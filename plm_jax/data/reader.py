@@ -203,7 +203,7 @@ class Reader:
             options = grain.MultiprocessingOptions(data.processes, max(1, data.prefetch // data.processes))
             # Through pipes: Grain frees shared memory late, and containers have little of it.
             piped = grain.experimental.DatasetOptions(min_shm_size=2**62)
-            ahead = grain.experimental.WithOptionsIterDataset(ahead, piped).mp_prefetch(options, _work)
+            ahead = grain.experimental.WithOptionsIterDataset(ahead, piped).mp_prefetch(options, _follow_parent)
         return iter(ahead)
 
     def _read_ahead(self, indices: grain.MapDataset, make: Callable[[int], Example]) -> grain.IterDataset:
@@ -318,7 +318,7 @@ def _special(vocabulary: dict[str, Any]) -> objectives.Special:
     return objectives.Special(**ids, sentinels=sentinels, vocab_size=size)
 
 
-def _work(index: int, count: int) -> None:
+def _follow_parent(index: int, count: int) -> None:
     """Makes a process that reads end with its parent, however that ends, and leave Ctrl-C to it."""
     del index, count
     signal.signal(signal.SIGINT, signal.SIG_IGN)

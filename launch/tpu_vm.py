@@ -343,7 +343,9 @@ def launch() -> int:
 
 def main() -> None:
     """Runs; an error becomes one line and exit status 2."""
-    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
+    # Whoever stops this command gets its last word, also where a shell had the background job ignore SIGINT.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.default_int_handler)
     try:
         sys.exit(launch())
     except LaunchError as error:

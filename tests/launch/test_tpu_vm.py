@@ -102,10 +102,14 @@ def test_every_worker_gets_the_commit_and_the_pins(cloud):
     assert "delete" not in order(cloud) and "gcloud compute tpus queued-resources delete run" in err
 
 
-def test_a_launcher_that_was_stopped_follows_the_job_on(cloud):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_launcher_that_was_stopped_follows_the_job_on(number, cloud):
+    # As a shell without job control starts what runs in the background.
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     launcher = start(cloud, HOLD="yes")
+    signal.signal(signal.SIGINT, before)
     assert launcher.stdout.readline() == "resumed after 0\n"
-    launcher.send_signal(signal.SIGINT)
+    launcher.send_signal(number)
     _, err = launcher.communicate(timeout=60)
     assert launcher.returncode == 130 and "is left as it is" in err
     launcher = start(cloud)

@@ -5,7 +5,8 @@
 Published: 500,000 steps with a batch of 8,000 on RoBERTa's 160 GB of text (Liu et al. 2019), GPT-2's byte-level BPE,
 30 % of the text infilled in spans of 3 on average, all sentences permuted, no dropout in the last 10 %. The paper gives
 no optimizer, no rates and no length of the rows: Adam, its rates and the 512 tokens are RoBERTa's for the same size.
-The exact form of GELU and the 1,024 positions are those of the released code (facebookresearch/fairseq, models/bart).
+The exact form of GELU and the 1,024 positions are those of the released code (facebookresearch/fairseq, models/bart),
+and so is weight decay on biases and norms, too.
 
 Wikipedia comes from TensorFlow Datasets. Put the other four corpora (`corpora.MIXTURES["roberta"]`), one JSON object
 {"text": …} a line, where the paths in `data.sources` point, and the vocabulary of facebook/bart-base (vocab.json,
@@ -69,7 +70,9 @@ def get_config(size: str = "base"):
             **corpora.mixture("roberta"),
             length=512,
         ),
-        optimizer=config.AdamW(b1=0.9, b2=0.98, epsilon=1e-6, weight_decay=0.01, clip_norm=0.0),
+        optimizer=config.AdamW(
+            b1=0.9, b2=0.98, epsilon=1e-6, weight_decay=0.01, decay_norms_and_biases=True, clip_norm=0.0
+        ),
         schedule=config.Schedule(kind="linear", learning_rate=learning_rate, warmup_steps=warmup_steps),
         train=config.Train(
             steps=500_000,

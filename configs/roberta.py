@@ -7,7 +7,7 @@ Published (§5, appendix tables 9 and 10): BERT's layers with the exact GELU, vo
 over the ends of documents, batch 8,000, 500,000 steps, Adam with b2 0.98 and without clipping, on 160 GB of text;
 100,000 of the steps took 1,024 V100s about a day. fairseq's own recipe for fewer GPUs is a batch of 2,048 for 125,000
 steps at 5e-4 after 10,000 of warm-up. Its table of positions has two rows more than positions, and padding takes none
-of them.
+of them; weight decay acts on biases and norms, too.
 
 The batch here is 8,192, a power of two. There is one token type, as in the files of Hugging Face; fairseq has none.
 
@@ -67,7 +67,9 @@ def get_config(size: str = "base"):
             layout=config.WholeSentences(),
             length=512,
         ),
-        optimizer=config.AdamW(b1=0.9, b2=0.98, epsilon=1e-6, weight_decay=0.01, clip_norm=0.0),
+        optimizer=config.AdamW(
+            b1=0.9, b2=0.98, epsilon=1e-6, weight_decay=0.01, decay_norms_and_biases=True, clip_norm=0.0
+        ),
         schedule=config.Schedule(kind="linear", learning_rate=learning_rate, warmup_steps=warmup_steps),
         train=config.Train(steps=500_000, batch_size=8192),
         mesh=config.Mesh(data=1, fsdp=-1),

@@ -6,7 +6,8 @@ Published (§4.2; the command in facebookresearch/SpanBERT, pretraining/README.m
 its cased vocabulary, spans of 3.8 words on average up to 15 % of the tokens, each predicted as masked and from its
 boundaries, no pairs; rows of up to 512 tokens of one document, 32 GPUs with 4,096 tokens each, 2,400,000 steps, 15 days
 on 32 V100s for large, on BERT's corpus. Where the command and the code's defaults differ, the command is followed: the
-code's are longer odds against long spans, replacement by token, and no loss from the boundaries.
+code's are longer odds against long spans, replacement by token, and no loss from the boundaries. Weight decay acts on
+biases and norms, too, which fairseq's trainer keeps in one group with all others.
 
 What is saved for Hugging Face is a BERT without the head for spans.
 
@@ -61,7 +62,7 @@ def get_config(size: str = "base"):
             layout=config.WholeSentences(cross_documents=False),
             length=512,
         ),
-        optimizer=config.AdamW(weight_decay=0.01, clip_norm=1.0),
+        optimizer=config.AdamW(weight_decay=0.01, decay_norms_and_biases=True, clip_norm=1.0),
         schedule=config.Schedule(kind="linear", learning_rate=1e-4, warmup_steps=10_000),
         train=config.Train(steps=2_400_000, batch_size=256),
         mesh=config.Mesh(data=1, fsdp=-1),

@@ -249,13 +249,18 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class AdamW:
-    """Adam with decoupled weight decay, none on norms and biases; gradients clipped to `clip_norm` (0: not)."""
+    """Adam with decoupled weight decay; gradients clipped to `clip_norm` (0: not).
+
+    Attributes:
+      decay_norms_and_biases: whether weight decay acts on these too, as where all parameters are one group (fairseq).
+    """
 
     kind: ClassVar[str] = "adamw"
     b1: float = 0.9
     b2: float = 0.999
     epsilon: float = 1e-8
     weight_decay: float = 0.0
+    decay_norms_and_biases: bool = False
     bias_correction: bool = True
     clip_norm: float = 1.0
 

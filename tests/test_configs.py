@@ -1,8 +1,10 @@
 """The published configs: each size has its published number of parameters, each family its published recipe."""
 
+import ast
 import functools
 import itertools
 import pathlib
+import re
 import runpy
 from dataclasses import replace
 
@@ -117,6 +119,7 @@ RECIPES = {
         "optimizer.weight_decay": 0.01,
         "optimizer.epsilon": 1e-6,
         "optimizer.clip_norm": 1.0,
+        "optimizer.decay_norms_and_biases": False,
         "objective.rate": 0.15,
         "model.dropout.attention": 0.1,
         "model.norm.epsilon": 1e-12,
@@ -167,7 +170,7 @@ RECIPES = {
         "precision.compute": "float32",
     },
     "t5.py:1.1-xxl": {"model.dropout.residual": 0.0, "model.head.tied": False, "model.feed_forward.gated": True},
-    # Liu et al. 2019 appendix tables 9 and 10.
+    # Liu et al. 2019 appendix tables 9 and 10. Of fairseq's models all parameters decay (fairseq/trainer.py).
     "roberta.py:base": {
         "train.steps": 500_000,
         "train.batch_size": 8192,
@@ -181,6 +184,7 @@ RECIPES = {
         "optimizer.b2": 0.98,
         "optimizer.epsilon": 1e-6,
         "optimizer.weight_decay": 0.01,
+        "optimizer.decay_norms_and_biases": True,
         "optimizer.clip_norm": 0.0,
         "model.dropout.attention": 0.1,
         "model.norm.epsilon": 1e-5,
@@ -270,6 +274,7 @@ RECIPES = {
         "schedule.warmup_steps": 10_000,
         "schedule.kind": "linear",
         "optimizer.weight_decay": 0.01,
+        "optimizer.decay_norms_and_biases": True,
         "optimizer.epsilon": 1e-8,
         "optimizer.clip_norm": 1.0,
         "objective.rate": 0.15,
@@ -412,6 +417,7 @@ RECIPES = {
     "bart.py:large": {
         "train.steps": 500_000,
         "train.batch_size": 8000,
+        "optimizer.decay_norms_and_biases": True,
         "objective.permute_sentences": 1.0,
         "objective.noise.kind": "infilling",
         "objective.noise.rate": 0.3,
@@ -482,6 +488,15 @@ def test_bert_trains_a_tenth_of_its_steps_at_full_length():
         (900_000, 128),
         (1_000_000, 512),
     ]
+
+
+def test_bert_makes_fixed_copies_by_the_override_of_its_page():
+    module = runpy.run_path(str(CONFIGS / "bert.py"))
+    path, _, number = re.search(r"--config\.(\S+)(=)(\d+)` gives ten fixed copies", module["__doc__"]).groups()
+    tree = module["get_config"]("base")
+    tree.update_from_flattened_dict({path: int(number)})
+    run = config.from_dict(tree)
+    assert run.objective.duplicates == run.data.layout.duplicates == 10
 
 
 def test_a_head_for_spans_that_nothing_trains_is_told():
@@ -687,3 +702,18 @@ def test_a_run_takes_the_published_course(name):
         stage = [stage for stage in stages if stage.first_step <= step][-1]
         assert float(rate(step)) == pytest.approx(expected, rel=1e-4, abs=1e-12)
         assert (stage.batch_size, stage.length) == (batch_size, length)
+
+
+def test_a_page_says_at_what_rate_a_run_ends_before_its_decay():
+    """In its docstring, to three figures, beside the steps of the decay."""
+    told = {}
+    for name in PARAMETERS:
+        run = load(name)
+        if run.schedule.decay_steps > run.train.steps:
+            rate = float(schedules.learning_rate(run.schedule, run.train.steps, config.stages(run))(run.train.steps))
+            assert rate > 1.05 * run.schedule.learning_rate * run.schedule.final_fraction
+            page = ast.get_docstring(ast.parse((CONFIGS / name.partition(":")[0]).read_text()))
+            assert f"{run.schedule.decay_steps:,}" in page, name
+            numbers = [float(number) for number in re.findall(r"\d+(?:\.\d+)?e-?\d+", page)]
+            told[name] = any(number == float(f"{rate:.2e}") for number in numbers)
+    assert told and all(told.values()), told

@@ -35,7 +35,7 @@ def global_norm(tree) -> jax.Array:
 
 
 def decays(params):
-    """True for the leaves that weight decay and LAMB's scaling act on: all but norms' scales and biases."""
+    """True for the leaves that are neither a bias nor a norm's scale: what LAMB scales and, mostly, all that decays."""
 
     def decides(path, _):
         return not any(getattr(entry, "key", None) in ("bias", "head_bias", "scale") for entry in path)
@@ -70,11 +70,13 @@ def _clip(largest: float) -> optax.GradientTransformationExtraArgs:
 
 
 def _adamw(optimizer):
-    return _scale_by_adam(optimizer), optax.add_decayed_weights(optimizer.weight_decay, mask=decays)
+    decaying = None if optimizer.decay_norms_and_biases else decays
+    return _scale_by_adam(optimizer), optax.add_decayed_weights(optimizer.weight_decay, mask=decaying)
 
 
 def _lamb(optimizer):
-    return *_adamw(optimizer), optax.masked(_scale_by_trust_ratio(), decays)
+    decay = optax.add_decayed_weights(optimizer.weight_decay, mask=decays)
+    return _scale_by_adam(optimizer), decay, optax.masked(_scale_by_trust_ratio(), decays)
 
 
 def _adagrad(optimizer):

@@ -167,7 +167,8 @@ def adam(settings, name, p, g, kept, t):
     if settings.bias_correction:
         m, v = m / (1 - settings.b1**t), v / (1 - settings.b2**t)
     direction = m / (np.sqrt(v) + settings.epsilon)
-    return direction if is_norm_or_bias(name) else direction + settings.weight_decay * p
+    decays = getattr(settings, "decay_norms_and_biases", False) or not is_norm_or_bias(name)
+    return direction + settings.weight_decay * p if decays else direction
 
 
 def lamb(settings, name, p, g, kept, t):
@@ -218,6 +219,7 @@ def published(settings, params, steps=20):
         config.AdamW(0.8, 0.9, 1e-3, weight_decay=0.1, clip_norm=0.0),
         config.AdamW(0.8, 0.9, 1e-3, weight_decay=0.1, clip_norm=30.0),
         config.AdamW(0.8, 0.9, 1e-3, weight_decay=0.1, clip_norm=30.0, bias_correction=False),
+        config.AdamW(0.8, 0.9, 1e-3, weight_decay=0.1, clip_norm=30.0, decay_norms_and_biases=True),
         config.Lamb(0.8, 0.9, clip_norm=30.0, weight_decay=0.1),
         config.Lamb(0.8, 0.9, weight_decay=0.0, clip_norm=0.0, bias_correction=True),
         config.Adafactor(min_dim_size_to_factor=5),
@@ -245,6 +247,14 @@ def test_adafactor_is_that_of_transformers():
         lambda p: transformers.Adafactor(p, lr=1.0, relative_step=False, scale_parameter=True, warmup_init=False),
     )
     close(train(config.Adafactor(min_dim_size_to_factor=1), parameters()), want)
+
+
+def test_adam_that_decays_all_is_that_of_torch_with_one_group():
+    """As fairseq builds it: its Adam takes the rate times the decay off the weights, too (fairseq/optim/adam.py)."""
+    torch = pytest.importorskip("torch")
+    want = torch_train(torch, lambda p: torch.optim.AdamW(p, betas=(0.8, 0.9), eps=1e-3, weight_decay=0.1))
+    settings = config.AdamW(0.8, 0.9, 1e-3, weight_decay=0.1, clip_norm=0.0, decay_norms_and_biases=True)
+    close(train(settings, parameters()), want)
 
 
 def test_adagrad_is_that_of_torch():

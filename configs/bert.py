@@ -7,6 +7,10 @@ masked tokens and next-sentence pairs, the first 90 % at length 128 and the last
 correction, on BooksCorpus and English Wikipedia (3.3e9 words). Base took 16 TPU chips four days, large 64. Tiny to
 medium: Turc et al. 2019. The released code has the tanh form of GELU; Hugging Face's has the exact one.
 
+The source wrote its corpus to files ten times over, each time with other pairs and masks, which came again every ten
+epochs. Here the pairs come from ten such passes, too, while masks, random partners and what is cut off are drawn anew
+each time; `--config.objective.duplicates=10` gives ten fixed copies.
+
 Wikipedia comes from TensorFlow Datasets. Put books, one JSON object {"text": …} a line, where `data.sources.books.path`
 points, and the vocabulary of google-bert/bert-base-uncased (vocab.txt) where `vocabulary.spec` points, or set both.
 """

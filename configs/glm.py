@@ -5,8 +5,9 @@
 Published: the paper, and what each size was run with in THUDM/GLM (config/ds_block_*.sh, config_block_*.json and
 ds_blockta_large.sh): texts of 512 tokens, Adam with decoupled weight decay, a cosine that ends before the run does.
 base and large are BERT's sizes on its data and vocabulary, with 1,024 rows a batch (16 on each of 64 GPUs);
-roberta-large has RoBERTa's 8,192 rows, and 250,000 steps. These three fill short spans only; 2b and 10b also sentences
-and long blanks. How many GPUs 2b (32 rows each) and 10b (21) had is not in the scripts: here it is 64 too.
+roberta-large has RoBERTa's 8,192 rows, and 250,000 steps of a cosine over 300,000, which leave a rate of 3.66e-5. These
+three fill short spans only; 2b and 10b also sentences and long blanks. How many GPUs 2b (32 rows each) and 10b (21) had
+is not in the scripts: here it is 64 too.
 
 A row of 592 has a text of 512 tokens and room for 40 blanks, see `objectives.BlankInfilling`. roberta-large has GPT-2's
 ids here, not RoBERTa's order of the same vocabulary. Ids of special tokens are those of data_utils/tokenization.py.

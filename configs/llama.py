@@ -13,7 +13,8 @@ Not published, and chosen here: the initialisation (0.02, as Hugging Face has it
 stages, which are 405B's over their 15e12 tokens; AdamW's constants in 3 and 3.1, which are LLaMA 2's, and its epsilon
 in LLaMA 1, 1e-8. LLaMA 3.2 was pruned from 3.1-8b and learnt from it; here it is trained from scratch on 9e12 tokens at
 8b's rate. The last stages of 3.1, up to 131,072 tokens a row, are left out: for them go on from a checkpoint with a
-longer data.length.
+longer data.length. So a run ends within 405B's 1,200,000 steps of cosine, which it keeps for all of 3, 3.1 and 3.2: at
+a rate of 2.14e-6 (405b), 6.14e-6 (70b), 1.23e-5 (8b), 1.11e-4 (3.2-1b and 3.2-3b).
 
 LLaMA 1 reads C4 from TensorFlow Datasets and the other six corpora where the paths in `data.sources` point; what the
 later ones read was not published: put documents, one JSON object {"text": …} a line, where `data.sources.text.path`

@@ -309,6 +309,24 @@ def test_example_k_does_not_depend_on_what_was_read(write, paired):
     ]
 
 
+def test_as_many_fixed_masks_as_passes_are_copies_that_come_again(write, paired):
+    """What `--config.objective.duplicates=10` makes of BERT's ten passes; without it the pairs alone come again."""
+    write({"train": corpus(0, 60)})
+    drawn_anew = paired("a")
+    fixed = dataclasses.replace(drawn_anew, objective=objectives.MaskedLM(duplicates=3))
+
+    def three_epochs_twice(run):
+        reader = Reader(run)
+        num = reader._segments[0].orders["a"].num_items  # Of all passes.
+        rows = [tuple(np.concatenate([*reader.example(k).values()], axis=None)) for k in range(2 * num)]
+        return set(rows[:num]), set(rows[num:])
+
+    first, again = three_epochs_twice(fixed)
+    assert first == again and len(first) > 200
+    first, again = three_epochs_twice(drawn_anew)
+    assert len(first & again) < 0.1 * len(first)
+
+
 def test_a_longer_phase_goes_on_where_the_shorter_one_stopped(write, paired):
     """Of an epoch's windows only the one at the border is read at both lengths."""
     source = write({"train": corpus(0, 400)})

@@ -101,9 +101,14 @@ def fill(
 def decode(vocabulary, text: str, prompt: Sequence[int], fillings: Sequence[Sequence[int]], marks: Marks, special_ids):
     """The text with its masks filled, or what continues one that has none."""
     frame = {special_ids.get(f"{name}_token_id") for name in ("cls", "eos")}
-    of_masks = iter(fillings)
-    parts = [next(of_masks) if token in marks.masks else [token] for token in prompt if token not in frame]
-    filled = vocabulary.decode([token for part in parts for token in part])
+    found = parts([token for token in prompt if token not in frame], fillings, marks)
+    filled = vocabulary.decode([token for part in found for token in part])
     if any(mask in text for mask in MASKS):
         return filled
-    return filled[len(vocabulary.decode([token for part in parts[:-1] for token in part])) :]
+    return filled[len(vocabulary.decode([token for part in found[:-1] for token in part])) :]
+
+
+def parts(prompt: Sequence[int], fillings: Sequence[Sequence[int]], marks: Marks) -> list[Sequence[int]]:
+    """Each token of a prompt, or what fills it."""
+    of_masks = iter(fillings)
+    return [next(of_masks) if token in marks.masks else [token] for token in prompt]

@@ -13,7 +13,7 @@ import numpy as np
 from plm_jax import objectives
 from plm_jax.data import words
 from plm_jax.errors import UserError, nearest
-from plm_jax.evaluation import blanks, decoding, infilling
+from plm_jax.evaluation import blanks, decoding, infilling, inputs
 from plm_jax.hub.pretrained import Pretrained, float32
 from plm_jax.models import electra, registry, settings
 from plm_jax.models.arrangement import Arrangement
@@ -134,6 +134,11 @@ class LanguageModel:
         return vocabulary
 
     @property
+    def _known_vocabulary(self) -> "seqio.Vocabulary | None":
+        """The vocabulary, None if there is none: ids need none."""
+        return self.vocabulary if self._vocabulary_spec is not None or "vocabulary" in vars(self) else None
+
+    @property
     def _ids_above(self) -> list[int]:
         """Special ids that may lie above the vocabulary's file: marks of blanks, and all of a file of tiktoken's."""
         if self._marks is not None:
@@ -172,21 +177,21 @@ class LanguageModel:
           their order, are they swapped. [B, L] for "discriminator", above 0 where a token seems replaced.
 
         Raises:
-          UserError: an id outside of the vocabulary, more tokens than positions, shapes that do not fit, inputs that
-            the model does not take or lacks, a head that it does not have.
+          UserError: an id outside of the vocabulary, more tokens than positions, rows of different lengths, shapes that
+            do not fit, inputs that the model does not take or lacks, a head that it does not have.
         """
         if head not in HEADS:
             raise UserError(f"there is no head '{head}': {nearest(head, filter(None, HEADS))}, or leave it out")
         name, method = HEADS[head]
         if not self._has_head(head):
             raise UserError(f"this model has no {name} head: load a checkpoint that holds one")
-        inputs = self._checked(tokens, mask, token_types, decoder_tokens, decoder_mask)
+        given = self._checked(tokens, mask, token_types, decoder_tokens, decoder_mask)
         if isinstance(self.config, settings.EncoderDecoder) and decoder_tokens is None:
             raise UserError("this model is an encoder-decoder: give decoder_tokens too")
         model, params = self.model, self.params
         if head is None and isinstance(self.config, settings.Electra):
             model, params = electra.generator(model, params)
-        return _logits(model, params, inputs, method)
+        return _logits(model, params, given, method)
 
     def hidden_states(self, tokens, mask=None, token_types=None, decoder_tokens=None, decoder_mask=None) -> jax.Array:
         """Float32 [layers + 1, B, L, D]: embeddings, then each block, the last after the final norm.
@@ -195,15 +200,15 @@ class LanguageModel:
         Of an ELMo forward and backward side by side, [layers + 1, B, L, 2 D], the words' vectors twice; its LSTMs begin
         from zeros. Arguments and errors as `logits`.
         """
-        inputs = self._checked(tokens, mask, token_types, decoder_tokens, decoder_mask)
+        given = self._checked(tokens, mask, token_types, decoder_tokens, decoder_mask)
         if isinstance(self.config, settings.Elmo):
-            return _elmo_layers(self.model, self.params, inputs)
+            return _elmo_layers(self.model, self.params, given)
         where = {"method": "features", "embedded": "embedded", "stack": "stack"}
         if isinstance(self.config, settings.EncoderDecoder):
             where["stack"] = "decoder"
             if decoder_tokens is None:
                 where = {"method": "encode", "embedded": "encoder_embedded", "stack": "encoder"}
-        return _hidden_states(self.model, self.params, inputs, **where)
+        return _hidden_states(self.model, self.params, given, **where)
 
     def _has_head(self, head: str | None) -> bool:
         if head is None:
@@ -222,33 +227,34 @@ class LanguageModel:
                 raise UserError("an ELMo takes tokens and mask alone: leave token_types and decoder_tokens out")
             return self._spelt(tokens, mask)
         embedding, position = self.config.embedding, self.config.attention.position
-        inputs = _row_of_ids("tokens", tokens, embedding.vocab_size) | _mask_of("mask", mask, "tokens", tokens)
+        found = inputs.ids("tokens", tokens, embedding.vocab_size)
+        found |= inputs.mask("mask", mask, "tokens", found["tokens"])
         if token_types is not None:
             if not embedding.token_types:
                 raise UserError("this model has no token types: leave token_types out")
-            inputs |= _row_of_ids("token_types", token_types, embedding.token_types)
-            _same_shape("token_types", token_types, "tokens", tokens)
+            found |= inputs.ids("token_types", token_types, embedding.token_types)
+            inputs.same_shape("token_types", found["token_types"], "tokens", found["tokens"])
         if decoder_tokens is None and decoder_mask is not None:
             raise UserError("decoder_mask is given without decoder_tokens: give both")
         if decoder_tokens is not None:
             if not isinstance(self.config, settings.EncoderDecoder):
                 raise UserError("this model is no encoder-decoder: leave decoder_tokens out")
-            inputs |= _row_of_ids("decoder_tokens", decoder_tokens, embedding.vocab_size)
-            inputs |= _mask_of("decoder_mask", decoder_mask, "decoder_tokens", decoder_tokens)
-            if len(inputs["decoder_tokens"]) != len(inputs["tokens"]):
+            found |= inputs.ids("decoder_tokens", decoder_tokens, embedding.vocab_size)
+            found |= inputs.mask("decoder_mask", decoder_mask, "decoder_tokens", found["decoder_tokens"])
+            if len(found["decoder_tokens"]) != len(found["tokens"]):
                 raise UserError("decoder_tokens and tokens have different batch sizes: give the same")
-        longest = max(inputs[name].shape[1] for name in ("tokens", "decoder_tokens") if name in inputs)
+        longest = max(found[name].shape[1] for name in ("tokens", "decoder_tokens") if name in found)
         skips = isinstance(self.config, settings.Decoder) or getattr(position, "skips_padding", False)
         if skips and mask is not None:
-            longest = int(inputs["mask"].sum(axis=1).max(initial=0))
+            longest = int(found["mask"].sum(axis=1).max(initial=0))
         if self._marks is not None:
-            real = inputs.get("mask", np.ones_like(inputs["tokens"]))
-            places = infilling.places(inputs["tokens"], real, self._marks)
+            real = found.get("mask", np.ones_like(found["tokens"]))
+            places = infilling.places(found["tokens"], real, self._marks)
             longest = max(int(places[name].max(initial=0)) for name in ("positions", "block_positions"))
-            inputs |= places
+            found |= places
         if isinstance(position, settings.LearnedPositions | settings.BlockPositions) and longest > position.length:
             raise UserError(f"{longest} tokens exceed the model's {position.length} positions: give fewer")
-        return inputs
+        return found
 
     @cached_property
     def _spelling(self) -> np.ndarray:
@@ -260,15 +266,15 @@ class LanguageModel:
 
     def _spelt(self, tokens, mask) -> dict[str, np.ndarray]:
         """An ELMo's inputs, of words that are given by their ids or spelt."""
-        tokens, length = np.asarray(tokens, np.int32), self.config.embedding.max_characters
+        tokens, length = inputs.integers("tokens", tokens), self.config.embedding.max_characters
         if tokens.ndim != 3:
-            ids = _row_of_ids("tokens", tokens, len(self._spelling))["tokens"]
-            return {"characters": self._spelling[ids].astype(np.int32)} | _mask_of("mask", mask, "tokens", tokens)
+            ids = inputs.ids("tokens", tokens, len(self._spelling))["tokens"]
+            return {"characters": self._spelling[ids].astype(np.int32)} | inputs.mask("mask", mask, "tokens", ids)
         if tokens.shape[2] != length or not (tokens.min(initial=0) >= 0 and tokens.max(initial=0) <= words.PADDING):
             raise UserError(
                 f"characters have shape {tokens.shape}: give [batch, length, {length}], 0 to {words.PADDING}"
             )
-        return {"characters": tokens} | _mask_of("mask", mask, "tokens", tokens[..., 0])
+        return {"characters": tokens} | inputs.mask("mask", mask, "tokens", tokens[..., 0])
 
     def characters(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """What an ELMo reads of texts, words with white space between, each framed by `<S>` and `</S>`.
@@ -282,7 +288,7 @@ class LanguageModel:
 
     def generate(
         self,
-        prompts: str | Sequence[str],
+        prompts: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
         *,
         max_new_tokens: int = 50,
         temperature: float | None = None,
@@ -290,8 +296,8 @@ class LanguageModel:
         top_p: float | None = None,
         num_beams: int = 1,
         seed: int = 0,
-    ) -> list[str]:
-        """What the model makes of each prompt.
+    ) -> list[str] | list[list[int]]:
+        """What the model makes of each prompt: texts of texts, ids of ids.
 
         A decoder gives the continuation, without the prompt; an empty prompt starts from the vocabulary's beginning
         token, or its end token if there is none. One that was trained to fill blanks, written `[MASK]`, `[sMASK]` or
@@ -301,9 +307,14 @@ class LanguageModel:
         answers for them put in. Where it was trained to mend texts, its answer is the whole text, and `[MASK]` or
         `<mask>` in the prompt stands for what is missing.
 
+        Ids, as lists or an array [B, L], are taken as they are, nothing put before or behind them, and need no
+        vocabulary. A decoder gives the ids that follow, an encoder-decoder those of its answer, without what begins or
+        ends it; what fills blanks gives the prompt's ids with those of the masks replaced, of which there must be one.
+
         Arguments and errors as `decoding.generate`; an encoder takes none but the prompts.
         """
-        prompts = [prompts] if isinstance(prompts, str) else list(prompts)
+        prompts = inputs.prompts(prompts)
+        in_text = all(isinstance(prompt, str) for prompt in prompts)
         if isinstance(self.config, settings.Elmo):
             raise UserError("an ELMo reads text and writes none: use `hidden_states` or `logits`")
         if isinstance(self.config, settings.Encoder):
@@ -312,7 +323,7 @@ class LanguageModel:
                     "a masked model fills each blank with the most probable token: leave out temperature, top_k, "
                     "top_p and num_beams"
                 )
-            return [filled.text for filled in self.fill(prompts, top_k=1)]
+            return [filled.text for filled in self.fill(prompts, top_k=1)] if in_text else self._fill_ids(prompts)
         write = self.writer(
             max_new_tokens=max_new_tokens,
             temperature=temperature,
@@ -322,7 +333,9 @@ class LanguageModel:
             seed=seed,
         )
         if self._marks is not None:
-            return self._infill(prompts, partial(write, marks=self._marks))
+            return (self._infill if in_text else self._infill_ids)(prompts, partial(write, marks=self._marks))
+        if not in_text:
+            return write(prompts)
         encoded = [self._encode(prompt) for prompt in prompts]
         written = write(encoded)
         to_text = _continuation if isinstance(self.config, settings.Decoder) else self._answer
@@ -336,7 +349,7 @@ class LanguageModel:
             self.params,
             eos_ids=self._eos_ids,
             start_id=self.special_ids.get("decoder_start_token_id", self.special_ids.get("pad_token_id", 0)),
-            vocab_size=self.vocabulary.vocab_size,
+            vocab_size=self._known_vocabulary and self._known_vocabulary.vocab_size,
             sees_prompt=self.run is not None and isinstance(self.run.objective, objectives.DecoderPrefixLM),
             **options,
         )
@@ -363,6 +376,16 @@ class LanguageModel:
             for tokens, logits_LV in zip(encoded, logits, strict=True)
         ]
 
+    def _fill_ids(self, prompts: list[list[int]]) -> list[list[int]]:
+        """The prompts with a masked model's most probable token in place of each mask."""
+        mask_id = self.special_ids.get("mask_token_id")
+        _check_masks(prompts, [] if mask_id is None else [mask_id])
+        tokens, mask = decoding.padded(prompts, max(map(len, prompts)))
+        size = self._known_vocabulary and self._known_vocabulary.vocab_size
+        best = np.asarray(self.logits(tokens, mask)[..., :size].argmax(axis=-1))
+        filled = np.where(tokens == mask_id, best, tokens)
+        return [row[: len(prompt)].tolist() for row, prompt in zip(filled, prompts, strict=True)]
+
     @property
     def _marks(self) -> infilling.Marks | None:
         if self.run is not None and self.run.objective.kind != "blank_infilling":
@@ -378,11 +401,18 @@ class LanguageModel:
             for of_text in zip(texts, prompts, filled, strict=True)
         ]
 
+    def _infill_ids(self, prompts: list[list[int]], write) -> list[list[int]]:
+        """The prompts with what a decoder fills their masks with."""
+        _check_masks(prompts, self._marks.masks)
+        filled = infilling.fill(prompts, self._marks, write)
+        parts = (infilling.parts(*of_prompt, self._marks) for of_prompt in zip(prompts, filled, strict=True))
+        return [[token for part in found for token in part] for found in parts]
+
     @property
     def _eos_ids(self) -> list[int]:
         if self._marks is not None:
             return [self._marks.eop]
-        eos = self.special_ids.get("eos_token_id", self.vocabulary.eos_id)
+        eos = self.special_ids.get("eos_token_id", getattr(self._known_vocabulary, "eos_id", None))
         return [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
 
     @property
@@ -441,25 +471,11 @@ class LanguageModel:
         sources.save(os.fspath(directory), source, format)
 
 
-def _row_of_ids(name: str, ids, size: int) -> dict[str, np.ndarray]:
-    ids = np.asarray(ids, np.int32)
-    if ids.ndim != 2:
-        raise UserError(f"{name} have shape {ids.shape}: give [batch, length]")
-    if ids.size and not (ids.min() >= 0 and ids.max() < size):
-        raise UserError(f"{name} range from {ids.min()} to {ids.max()}: the model's go from 0 to {size - 1}")
-    return {name: ids}
-
-
-def _mask_of(name: str, mask, of: str, tokens) -> dict[str, np.ndarray]:
-    if mask is None:
-        return {}
-    _same_shape(name, mask, of, tokens)
-    return {name: np.asarray(mask, np.int32)}
-
-
-def _same_shape(name: str, values, of: str, tokens) -> None:
-    if np.shape(values) != np.shape(tokens):
-        raise UserError(f"{name} has shape {np.shape(values)}, {of} {np.shape(tokens)}: give the same")
+def _check_masks(prompts: list[list[int]], masks: Sequence[int]) -> None:
+    """Each prompt must have a blank, one of these ids."""
+    if not all(set(prompt) & set(masks) for prompt in prompts):
+        known = f"the model's is {', '.join(map(str, masks))}" if masks else "the model has none"
+        raise UserError(f"a prompt has no id of a mask: put one where a token is missing ({known})")
 
 
 def _continuation(vocabulary, prompt: Sequence[int], new: Sequence[int]) -> str:

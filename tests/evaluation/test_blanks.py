@@ -118,6 +118,18 @@ def test_each_mask_takes_the_most_probable_token_and_the_candidates_add_up():
     assert lm.generate(["a[MASK]b[MASK]"]) == [first.text]
 
 
+def test_masks_among_ids_are_filled_with_the_vocabulary_s_ids_or_all():
+    lm = masked({"x": 9.0, SIZE + 1: 99.0})
+    x, beyond, prompts = ord("x"), SIZE + 1, [[258, 260, 97, 260], [260, 98]]
+    assert lm.generate(prompts) == [[258, x, 97, x], [x, 98]]
+    lm = LanguageModel(lm.config, lm.params, special_ids=lm.special_ids)
+    assert lm.generate(prompts) == [[258, beyond, 97, beyond], [beyond, 98]]
+    with pytest.raises(UserError, match=r"a prompt has no id of a mask: .* \(the model's is 260\)"):
+        lm.generate([[260], [97]])
+    with pytest.raises(UserError, match=r"\(the model has none\)"):
+        LanguageModel(lm.config, lm.params).generate([[260]])
+
+
 def test_a_masked_model_sees_the_frame_that_it_was_trained_with(monkeypatch):
     seen = []
     logits = LanguageModel.logits

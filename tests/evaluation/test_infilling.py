@@ -142,6 +142,17 @@ def test_a_text_comes_back_filled_or_goes_on():
     assert len(lm.generate("a[MASK]b", max_new_tokens=3)) == 1
 
 
+def test_the_masks_among_ids_are_filled_as_those_of_a_text():
+    lm = model_of("glm")
+    prompts = [infilling.encode(lm.vocabulary, text, lm.special_ids) for text in ("a[MASK]b[sMASK]", "c[gMASK]")]
+    fillings = infilling.fill(prompts, MARKS, lm.writer(max_new_tokens=3, marks=MARKS))
+    (first, second), (third,) = fillings
+    assert first and third
+    assert lm.generate(prompts, max_new_tokens=3) == [[258, 97, *first, 98, *second, 257], [258, 99, *third]]
+    with pytest.raises(UserError, match="no id of a mask"):
+        lm.generate([[97]])
+
+
 def test_a_run_that_fills_no_blanks_continues_though_its_vocabulary_has_the_ids():
     lm = model_of("glm")
     lm.run = dataclasses.replace(lm.run, objective=objectives.Causal())

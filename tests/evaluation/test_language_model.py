@@ -123,6 +123,13 @@ def test_the_last_hidden_state_is_what_the_head_reads(lm):
         ([[1, 61]], None, "from 0 to 60"),
         ([[1, -1]], None, "from -1"),
         ([[1] * 33], None, "33 tokens exceed the model's 32 positions"),
+        ([[1, 2], [1]], None, "tokens have rows of different lengths: pad them"),
+        (np.array([[1, 2], [1]], object), None, "tokens have rows of different lengths: pad them"),
+        ([[1, 2]], [[1], [1, 1]], "mask have rows of different lengths"),
+        ([[1.5]], None, "tokens are no integers"),
+        ([[2**32]], None, "tokens are no integers"),
+        ([["a"]], None, "tokens are no integers"),
+        ([[None]], None, "tokens are no integers"),
     ],
 )
 def test_inputs_that_do_not_fit_are_refused(lm, tokens, mask, words):
@@ -144,6 +151,9 @@ def test_inputs_that_do_not_fit_are_refused(lm, tokens, mask, words):
         ("t5", {"decoder_tokens": [[37]]}, "decoder_tokens range from 37"),
         ("t5", {"decoder_tokens": [[1], [1]]}, "different batch sizes"),
         ("t5", {"decoder_tokens": [[1]], "decoder_mask": [[1, 1]]}, "decoder_mask has shape"),
+        ("bert", {"token_types": [[0], [0, 0]]}, "token_types have rows of different lengths"),
+        ("t5", {"decoder_tokens": [[1], [1, 2]]}, "decoder_tokens have rows of different lengths"),
+        ("t5", {"decoder_tokens": [[1]], "decoder_mask": [[1], [1, 1]]}, "decoder_mask have rows of different lengths"),
     ],
 )
 def test_inputs_of_another_arrangement_are_refused(name, inputs, words):
@@ -191,6 +201,35 @@ def test_text_is_continued(lm):
     got = lm.generate(prompts, max_new_tokens=6)
     assert got == [lm.vocabulary.decode(row) for row in want]
     assert lm.generate("HELLO", max_new_tokens=6) == got[:1]
+
+
+@pytest.mark.parametrize("has_vocabulary", [True, False])
+def test_ids_are_continued_with_ids(lm, has_vocabulary):
+    prompts = [lm.vocabulary.encode(prompt) for prompt in ("HELLO", "A")]
+    want = decoding.generate(lm.model, lm.params, prompts, max_new_tokens=6, eos_ids=[13])
+    if not has_vocabulary:
+        del lm.vocabulary
+    assert lm.generate(prompts, max_new_tokens=6) == want
+    assert lm.generate(np.array(prompts[:1]), max_new_tokens=6) == want[:1]
+    assert lm.generate(prompts[0], max_new_tokens=6) == want[:1]
+    for given, words in [
+        ([prompts[0], "A"], "some prompts are texts and some are ids"),
+        ([[]], "empty prompt"),
+        ([[1, 61]], "a prompt has token 61"),
+        ([[[1]], [[2]]], r"give \[\[1, 2, 3\], …\]"),
+        ([[1.5]], "no integers"),
+    ]:
+        with pytest.raises(UserError, match=words):
+            lm.generate(given, max_new_tokens=6)
+
+
+def test_ids_are_answered_by_an_encoder_decoder_without_a_vocabulary():
+    lm = plm_jax.load(golden.FOLDER / "t5")
+    assert lm.special_ids["eos_token_id"] == 1
+    (answer,) = lm.generate([[5, 6, 7, 1]], max_new_tokens=4)
+    begun = [[lm.special_ids["decoder_start_token_id"], *answer]]
+    best = lm.logits([[5, 6, 7, 1]], decoder_tokens=begun)[0].argmax(axis=-1).tolist()
+    assert best[: len(answer)] == answer and (len(answer) == 4 or best[len(answer)] == 1)
 
 
 def test_beams_reach_the_decoder():

@@ -150,6 +150,7 @@ def test_what_does_not_fit_is_refused(lm, whole):
         (lambda: lm.hidden_states(np.zeros((1, 2, 49))), "characters have shape"),
         (lambda: lm.hidden_states(np.full((1, 2, 50), 261)), "0 to 260"),
         (lambda: lm.hidden_states([[1]], [[1, 1]]), "mask has shape"),
+        (lambda: lm.hidden_states([[1, 2], [1]]), "tokens have rows of different lengths"),
         (lambda: whole.generate(["Why"]), "writes none"),
         (lambda: whole.save("nowhere"), "saved as bilm"),
         (lambda: plm_jax.load(golden.FOLDER / "gpt2").save("nowhere", format="bilm"), "saved as bilm"),

@@ -34,7 +34,7 @@ from array_record.python import array_record_module
 from plm_jax import storage
 from plm_jax.errors import UserError, one_line
 
-FORMAT = 2
+FORMAT = 3
 RECORD_TOKENS = 2**15
 SHARD_RECORDS = 64
 SPLITS = ("train", "validation")

@@ -26,8 +26,8 @@ _BLANK_LINE = re.compile(r"\n[^\S\n]*+\n\s*+")
 def boundaries(text: str) -> list[int]:
     """The characters at which a sentence other than the first begins, rising.
 
-    A sentence ends at a run of . ! ? … 。！？ with its closing quotes and brackets: where white space follows; always if
-    。！ or ？ is among it; directly before Chinese, Japanese or Korean text if ! or ? is (`Hi!你好`); there, after a single
+    A sentence ends at a run of . ! ? … 。！？ with its closing quotes and brackets: where white space follows; always
+    if 。！ or ？ is in it; directly before Chinese, Japanese or Korean text if ! or ? is (`Hi!你好`); there, after one
     full stop, too, if such text also goes before it (`来了.我走`, but neither `3.5版` nor `Dr.王`). It ends at a blank
     line as well. White space between two sentences belongs to the later one. A rule this simple also ends one after an
     abbreviation. At the end of the text no sentence begins.

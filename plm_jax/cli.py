@@ -12,7 +12,7 @@ from absl import flags, logging
 from ml_collections import config_flags
 
 from plm_jax import config, storage
-from plm_jax.errors import UserError, nearest, one_line
+from plm_jax.errors import UserError, in_users_code, nearest, one_line, users_code
 
 # glibc's malloc.h
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
@@ -35,8 +35,9 @@ def define_config() -> flags.FlagHolder:
 
 
 def resolve(flag: flags.FlagHolder) -> config.Run:
-    """The checked run of a `--config` flag."""
-    return config.resolve(flag.value, config_file(flag))
+    """The checked run of a `--config` flag; relative paths in its overrides count from the working directory."""
+    file = config_file(flag)
+    return config.resolve(flag.value, file, config_flags.get_override_values(flags.FLAGS["config"]))
 
 
 def config_file(flag: flags.FlagHolder) -> str:
@@ -45,11 +46,15 @@ def config_file(flag: flags.FlagHolder) -> str:
     Raises:
       UserError: no flag, or no such file.
     """
-    if flag.value is None:
+    if not flags.FLAGS["config"].present:
         raise UserError("--config is missing: give a config file, such as --config=configs/gpt2.py:small")
     path = config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")[0]
     if not isinstance(flag.value, ml_collections.ConfigDict):
-        hint = "it returns no ConfigDict" if os.path.isfile(path) else "there is no such file"
+        # Of errors in the file the flag keeps an OSError for later.
+        hidden = getattr(flag.value, "_error", None)
+        if hidden and (told := in_users_code(hidden, path)):
+            raise told
+        hint = "get_config returns no ConfigDict" if os.path.isfile(path) else "there is no such file"
         raise UserError(f"--config={path}: {hint}; give a config file, such as configs/gpt2.py:small")
     return path
 
@@ -106,22 +111,37 @@ def _report_unraisable(unraisable) -> None:
 
 
 def _parse_flags(argv: list[str]) -> None:
+    given = _config_argument(argv)
+    file = given.partition(":")[0]
     try:
-        rest = flags.FLAGS(argv)
+        with users_code(file):
+            rest = flags.FLAGS(argv)
     except (flags.Error, ValueError, TypeError, SyntaxError) as error:
-        raise UserError(one_line(error, None)) from error
+        if "Error whilst parsing config file" not in str(error):
+            raise UserError(one_line(error, None)) from error
+        # What follows is a whole traceback: of how the file's function was called, as errors within it were told.
+        while error.__context__ is not None:
+            error = error.__context__
+        raise UserError(f"--config={given}: {one_line(error)}") from error
     except (AttributeError, KeyError) as error:
+        if getattr(error, "name", None) == "get_config":
+            raise UserError(f"--config={file} has no function get_config: give a config file") from error
         raise UserError(_unknown_field(argv) or one_line(error, None)) from error
     if len(rest) > 1:
         raise UserError(f"'{rest[1]}' is no flag: write --name=value")
 
 
+def _config_argument(argv: list[str]) -> str:
+    """What `--config` is given on a command line, empty without one."""
+    joined = " ".join(argv).replace("--config ", "--config=")
+    given = [arg for arg in joined.split() if arg.startswith("--config=")]
+    return given[0].removeprefix("--config=") if given else ""
+
+
 def _unknown_field(argv: list[str]) -> str | None:
     """What to say of the first override of a field that the config file does not have."""
-    joined = " ".join(argv).replace("--config ", "--config=")
-    file = next(arg for arg in joined.split() if arg.startswith("--config=")).removeprefix("--config=")
     values = flags.FlagValues()
-    holder = config_flags.DEFINE_config_file("config", file, flag_values=values, sys_argv=[])
+    holder = config_flags.DEFINE_config_file("config", _config_argument(argv), flag_values=values, sys_argv=[])
     values(argv[:1])
     for override in (arg for arg in argv if arg.startswith("--config.")):
         section, path = holder.value, override.removeprefix("--config.").partition("=")[0].split(".")

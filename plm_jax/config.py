@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import os
 import typing
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -535,25 +536,33 @@ def choose(table: dict[str, Any], name: str) -> Any:
     return table[name]
 
 
-def resolve(tree: Any, config_file: str) -> Run:
-    """The checked `Run` of a config file's tree, its relative paths made absolute from the file's folder."""
+def resolve(tree: Any, config_file: str, overridden: Collection[str] = ()) -> Run:
+    """The checked `Run` of a config file's tree, its relative paths made absolute from the file's folder.
+
+    Args:
+      overridden: the fields, as `train.init_from`, whose relative paths count from the working directory instead.
+    """
     run = from_dict(tree)
     folder = os.path.dirname(os.path.abspath(config_file))
 
-    def absolute(path: str) -> str:
-        return (
-            path if not path or "://" in path or os.path.isabs(path) else os.path.normpath(os.path.join(folder, path))
-        )
+    def absolute(path: str, field: str) -> str:
+        if not path or "://" in path or os.path.isabs(path):
+            return path
+        return os.path.abspath(path if field in overridden else os.path.join(folder, path))
 
     sources = {
-        name: dataclasses.replace(source, **{place: absolute(getattr(source, place)) for place in places(source)})
+        name: dataclasses.replace(
+            source,
+            **{place: absolute(getattr(source, place), f"data.sources.{name}.{place}") for place in places(source)},
+        )
         for name, source in run.data.sources.items()
     }
     scheme, colon, files = run.vocabulary.spec.partition(":")
-    spec = scheme + colon + ",".join(map(absolute, files.split(",")))
+    spec = scheme + colon + ",".join(absolute(file, "vocabulary.spec") for file in files.split(","))
+    cache_dir = absolute(run.data.cache_dir, "data.cache_dir")
     return dataclasses.replace(
         run,
-        data=dataclasses.replace(run.data, cache_dir=absolute(run.data.cache_dir), sources=sources),
+        data=dataclasses.replace(run.data, cache_dir=cache_dir, sources=sources),
         vocabulary=dataclasses.replace(run.vocabulary, spec=spec),
-        train=dataclasses.replace(run.train, init_from=absolute(run.train.init_from)),
+        train=dataclasses.replace(run.train, init_from=absolute(run.train.init_from, "train.init_from")),
     )

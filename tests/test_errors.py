@@ -93,9 +93,44 @@ def test_a_config_that_is_not_there(verb_name, tiny, verb, tmp_path):
     assert_one_line(verb(verb_name, f"--config={tiny}/tiny.py:plane", *workdir), "'plane'", "did you mean 'plain'?")
 
 
-def test_a_config_that_is_no_python(verb, tmp_path):
-    (tmp_path / "broken.py").write_text("first = 1\nsecond = {\n")
-    assert_one_line(verb("prepare", f"--config={tmp_path}/broken.py"), "never closed (broken.py, line 2)")
+# What is wrong in a config file, of which the third line returns `FAULTY`, and what is said of it.
+CODE_MISTAKES = [
+    ("undefined", ["faulty.py:3: NameError: name 'undefined' is not defined"]),
+    ("{}['x']", ["faulty.py:3: KeyError: 'x'"]),
+    ("None.x", ["faulty.py:3: AttributeError"]),
+    ("int('x')", ["faulty.py:3: ValueError: invalid literal"]),
+    ("1 / 0", ["faulty.py:3: ZeroDivisionError: division by zero"]),
+    ("config.Train(stepz=3)", ["faulty.py:3: TypeError", "unexpected keyword argument 'stepz'"]),
+    ("config.to_config_dict(3)", ["faulty.py:3: TypeError"]),
+    ("open('none')", ["faulty.py:3: FileNotFoundError", "'none'"]),
+    ("__import__('none')", ["faulty.py:3: ModuleNotFoundError: No module named 'none'"]),
+    ("__import__('beside').fail()", ["beside.py:2: RuntimeError: of a helper"]),
+    ("{", ["faulty.py:3: SyntaxError: '{' was never closed"]),
+    ("None", ["faulty.py: get_config returns no ConfigDict"]),
+    ("3", ["faulty.py: get_config returns no ConfigDict"]),
+]
+
+
+@pytest.mark.parametrize(("code", "says"), CODE_MISTAKES, ids=[code for code, _ in CODE_MISTAKES])
+def test_a_mistake_in_the_code_of_a_config(code, says, verb, tmp_path):
+    """As a user's own, whose folder Python looks into."""
+    (tmp_path / "beside.py").write_text("def fail():\n    raise RuntimeError('of a helper')\n")
+    path = tmp_path / "faulty.py"
+    path.write_text(f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from plm_jax import config\n")
+    path.write_text(path.read_text() + f"def get_config():\n    return {code}\n")
+    finished = verb("prepare", f"--config={path}")
+    assert_one_line(finished, *says)
+    assert str(tmp_path) in finished.errors[0]
+
+
+def test_a_config_that_is_no_config(verb, tmp_path):
+    path = tmp_path / "faulty.py"
+    path.write_text("1 / 0\n")
+    assert_one_line(verb("prepare", f"--config={path}"), f"{path}:1: ZeroDivisionError")
+    path.write_text("sizes = {}\n")
+    assert_one_line(verb("prepare", f"--config={path}"), f"--config={path} has no function get_config")
+    path.write_text("def get_config():\n    return None\n")
+    assert_one_line(verb("prepare", f"--config={path}:base"), "get_config() takes 0 positional arguments")
 
 
 def test_a_missing_flag(tiny, verb):
@@ -150,7 +185,7 @@ def test_a_mistake_in_the_corpus_leaves_the_cache(spoil, says, tiny_copy, verb):
     spoil(tiny_copy)
     before = contents(tiny_copy)
     path = "a.jsonl.gz" if spoil is _truncated_gzip else "a.jsonl"
-    finished = verb("prepare", f"--config={tiny_copy}/tiny.py", f"--config.data.sources.a.path={path}")
+    finished = verb("prepare", f"--config={tiny_copy}/tiny.py", f"--config.data.sources.a.path={tiny_copy}/{path}")
     assert_one_line(finished, *says)
     after = contents(tiny_copy)
     assert {path: data for path, data in after.items() if ".a.tmp" not in str(path)} == before
@@ -289,9 +324,13 @@ def byte_pairs(tiny, verb, tmp_path_factory):
     ids |= {name: 256 + i for i, name in enumerate(("<end>", "<pad>", "<cls>", "<sep>", "<mask>", "<sop>", "<eop>"))}
     (folder / "vocab.json").write_text(json.dumps(ids))
     (folder / "merges.txt").write_text("#version: 0.2\n")
-    finished = verb("prepare", f"--config={folder}/tiny.py", "--config.vocabulary.spec=bpe:vocab.json,merges.txt")
+    finished = verb("prepare", f"--config={folder}/tiny.py", _spec(folder))
     assert finished.status == 0, finished.err
     return folder
+
+
+def _spec(folder, merges="merges.txt"):
+    return f"--config.vocabulary.spec=bpe:{folder}/vocab.json,{folder}/{merges}"
 
 
 @pytest.mark.parametrize("verb_name", ["prepare", "pretrain"])
@@ -299,14 +338,14 @@ def test_a_damaged_vocabulary(verb_name, byte_pairs, verb, tmp_path):
     folder = pathlib.Path(shutil.copytree(byte_pairs, tmp_path / "tiny"))
     _truncate(folder / "vocab.json")
     before = contents(folder)
-    arguments = [f"--config={folder}/tiny.py", "--config.vocabulary.spec=bpe:vocab.json,merges.txt"]
+    arguments = [f"--config={folder}/tiny.py", _spec(folder)]
     workdir = [f"--workdir={tmp_path}/run"] if verb_name == "pretrain" else []
     assert_one_line(verb(verb_name, *arguments, *workdir), str(folder / "vocab.json"))
     assert contents(folder) == before and not (tmp_path / "run").exists()
 
 
 def test_a_vocabulary_that_is_not_there(byte_pairs, verb):
-    arguments = [f"--config={byte_pairs}/tiny.py", "--config.vocabulary.spec=bpe:vocab.json,none.txt"]
+    arguments = [f"--config={byte_pairs}/tiny.py", _spec(byte_pairs, "none.txt")]
     assert_one_line(verb("prepare", *arguments), "none.txt")
 
 

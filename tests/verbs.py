@@ -33,7 +33,9 @@ class Server:
         self._folder = folder
         self._count = 0
         command = [sys.executable, "-m", "tests.verbs"]
-        environment = os.environ | {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
+        # What a verb starts finds the package from any folder.
+        path = os.pathsep.join([os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = os.environ | {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": path}
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
@@ -45,12 +47,16 @@ class Server:
         self._process.stdin.close()
         self._process.wait()
 
-    def run(self, verb: str, *arguments: str, devices: int = 1, **environment: str) -> Finished:
-        """`python -m plm_jax.VERB ARGUMENTS…` on so many fake devices, to its end."""
+    def run(
+        self, verb: str, *arguments: str, devices: int = 1, folder: os.PathLike | str = ".", **environment: str
+    ) -> Finished:
+        """`python -m plm_jax.VERB ARGUMENTS…` in a folder on so many fake devices, to its end."""
         self._count += 1
         files = [os.path.join(self._folder, f"{self._count}.{name}") for name in ("out", "err")]
         environment |= {"XLA_FLAGS": xla.flags(devices)}
-        self._process.stdin.write(json.dumps([f"plm_jax.{verb}", arguments, environment, files]) + "\n")
+        self._process.stdin.write(
+            json.dumps([f"plm_jax.{verb}", arguments, os.fspath(folder), environment, files]) + "\n"
+        )
         self._process.stdin.flush()
         status = int(self._process.stdout.readline())
         texts = []
@@ -68,16 +74,17 @@ def _serve() -> None:
     from plm_jax.data import prepare  # noqa: F401
 
     for line in sys.stdin:
-        module, arguments, environment, files = json.loads(line)
+        module, arguments, folder, environment, files = json.loads(line)
         child = os.fork()
         if child == 0:
-            _child(module, arguments, environment, files)
+            _child(module, arguments, folder, environment, files)
         _, status = os.waitpid(child, 0)
         print(os.waitstatus_to_exitcode(status), flush=True)
 
 
-def _child(module: str, arguments: list[str], environment: dict[str, str], files: list[str]) -> None:
+def _child(module: str, arguments: list[str], folder: str, environment: dict[str, str], files: list[str]) -> None:
     os.environ.update(environment)
+    os.chdir(folder)
     for descriptor, path in zip((1, 2), files, strict=True):
         target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(target, descriptor)

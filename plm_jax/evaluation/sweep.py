@@ -33,7 +33,7 @@ from typing import Any
 from tqdm import tqdm
 
 from plm_jax import config, storage
-from plm_jax.errors import UserError, nearest, one_line
+from plm_jax.errors import UserError, nearest, users_code
 from plm_jax.evaluation import comparison
 from plm_jax.training.telemetry import read_rows
 
@@ -175,9 +175,12 @@ def _described(path: str) -> tuple[dict[str, tuple[dict[str, Any], config.Run]],
     file, _, size = sweep["base"].partition(":")
     file = os.path.join(os.path.dirname(path), file)
     get = _executed(file, f"the base of {path}", ("get_config",))["get_config"]
-    tree = config.to_dict(config.from_dict(get(size) if size else get()))
+    with users_code(file):
+        tree = config.to_dict(config.from_dict(get(size) if size else get()))
+    with users_code(path):
+        overrides = list(sweep["overrides"]())
     described: dict[str, tuple[dict[str, Any], config.Run]] = {}
-    for override in sweep["overrides"]():
+    for override in overrides:
         match override:
             case str(name), dict(changes):
                 pass
@@ -200,10 +203,8 @@ def _executed(path: str, what: str, names: Sequence[str]) -> dict[str, Any]:
     """What a Python file defines, these names among it."""
     if not os.path.isfile(path):
         raise UserError(f"{what} is {path}: there is no such file")
-    try:
+    with users_code(path):
         found = runpy.run_path(path)
-    except SyntaxError as error:
-        raise UserError(f"{what} is {path}: {one_line(error)}") from error
     for name in names:
         if name not in found:
             raise UserError(f"{what} is {path}, which has no `{name}`: {_FILES}")

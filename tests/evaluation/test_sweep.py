@@ -309,7 +309,8 @@ def test_seeds_have_directories_of_their_own(tiny, tmp_path):
         ('yield "a"', "yields 'a': give a name and a dictionary of changes"),
         ('yield "a", {}; yield "a", {}', "two runs 'a'"),
         ("yield from ()", "has no run"),
-        ('yield "a", {', r"--sweep is .*: '{' was never closed"),
+        ('yield "a", {', r"sweep.py:3: SyntaxError: '{' was never closed"),
+        ("yield rate", r"sweep.py:3: NameError: name 'rate' is not defined"),
     ],
 )
 def test_a_mistake_in_the_file_is_one_line(tiny, tmp_path, overrides, said):

@@ -1,0 +1,50 @@
+"""What the verbs' command lines mean."""
+
+import json
+import os
+import shutil
+
+from plm_jax import config
+from tests.training import tiny as tiny_config
+
+
+def test_relative_paths_in_overrides_count_from_where_the_user_stands(tmp_path, monkeypatch):
+    """Each kind of place; those of the file count from the file, and absolute and remote ones stay."""
+    monkeypatch.chdir(tmp_path)
+    tree = config.to_config_dict(tiny_config.PLAIN)
+    tree.train.init_from, tree.vocabulary.spec = "runs/a", "bpe:v.json,/m.txt"
+    tree.data.sources.b.path = "gs://bucket/b.jsonl"
+
+    def places(*overridden):
+        run = config.resolve(tree, "configs/tiny.py", overridden)
+        paths = [source.path for source in run.data.sources.values()]
+        return [*paths, run.data.cache_dir, run.vocabulary.spec, run.train.init_from]
+
+    file, here = f"{tmp_path}/configs", str(tmp_path)
+    remote = "gs://bucket/b.jsonl"
+    assert places() == [f"{file}/a.jsonl", remote, f"{file}/cache", f"bpe:{file}/v.json,/m.txt", f"{file}/runs/a"]
+    fields = ["data.sources.a.path", "data.sources.b.path", "data.cache_dir", "vocabulary.spec", "train.init_from"]
+    assert places(*fields) == [
+        f"{here}/a.jsonl",
+        remote,
+        f"{here}/cache",
+        f"bpe:{here}/v.json,/m.txt",
+        f"{here}/runs/a",
+    ]
+    mixed = places("data.sources.a.path")
+    assert mixed[0] == f"{here}/a.jsonl" and mixed[2:] == places()[2:]
+
+
+def test_prepare_and_pretrain_read_the_overrides_of_where_the_user_stands(tiny, verb, tmp_path):
+    shutil.copy(tiny / "a.jsonl", tmp_path / "mine.jsonl")
+    config_file = os.path.relpath(tiny / "tiny.py", tmp_path)
+    flags = [f"--config={config_file}", "--config.data.sources.a.path=mine.jsonl", "--config.data.cache_dir=mine"]
+    prepared = verb("prepare", *flags, folder=tmp_path)
+    assert prepared.status == 0, prepared.err
+    assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == ["a", "b"]
+    # It prepares nothing of its own.
+    trained = verb("pretrain", *flags, "--workdir=run", "--config.train.steps=1", folder=tmp_path)
+    assert trained.status == 0 and "preparing" not in trained.err, trained.err
+    data = json.loads((tmp_path / "run" / "config.json").read_text())["config"]["data"]
+    assert data["cache_dir"] == f"{tmp_path}/mine" and data["sources"]["a"]["path"] == f"{tmp_path}/mine.jsonl"
+    assert data["sources"]["b"]["path"] == f"{tiny}/b.jsonl"

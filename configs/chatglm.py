@@ -12,7 +12,10 @@ later ones next-token prediction stands in for a mixture of objectives.
 
 Put your documents, one JSON object {"text": …} a line, where `data.sources.text.path` points, and ChatGLM's
 ice_text.model or ChatGLM2's tokenizer.model where `vocabulary.spec` points, or set both. GLM-4's own vocabulary is in a
-format that is not read: `prepare` trains a SentencePiece one of its size instead.
+format that is not read: `prepare` trains a SentencePiece one of its size instead, below the same special ids.
+
+From 2-6b on each document begins with `[gMASK] sop`, as their tokenizers begin every text, and ends with eos; how the
+rows of their training looked was not published.
 """
 
 import dataclasses
@@ -27,6 +30,9 @@ SIZES = {
     "3-6b": (28, 65024, 8192, 1e-5, 1.4e12),
     "4-9b": (40, 151_552, 8192, 1.5625e-7, 10e12),
 }
+# Ids above the vocabulary's file (tokenization_chatglm.py of THUDM/chatglm2-6b; tokenizer_config.json of glm-4-9b).
+CHATGLM2_IDS = {"added": 5, "eos": 2, "gmask": 64_790, "sop": 64_792}
+GLM4_IDS = {"train_size": 151_329, "added": 14, "eos": 151_329, "gmask": 151_331, "sop": 151_333}
 LENGTH, ROWS = 4096, 1024
 # Of 6b: slots of a row, tokens of its text, rows.
 BLANKS_LENGTH, BLANKS_TEXT, BLANKS_ROWS = 2304, 2048, 2048
@@ -80,7 +86,7 @@ def first(run: config.Run, dimensions, tokens: float) -> config.Run:
         model=dataclasses.replace(first_model(*dimensions), remat="full"),
         objective=objectives.BlankInfilling(document_rate=0.7, document_end_share=1.0),
         vocabulary=config.Vocabulary(spec=spec, unk=0, **ids),
-        data=dataclasses.replace(run.data, cache_dir="../.cache/chatglm", length=BLANKS_LENGTH),
+        data=dataclasses.replace(run.data, cache_dir="../.cache/chatglm", layout=config.Blocks(), length=BLANKS_LENGTH),
         train=config.Train(steps=round(tokens / (BLANKS_ROWS * BLANKS_TEXT)), batch_size=BLANKS_ROWS),
     )
 
@@ -88,16 +94,15 @@ def first(run: config.Run, dimensions, tokens: float) -> config.Run:
 def get_config(size: str = "3-6b"):
     """The run of one of SIZES."""
     *dimensions, tokens = config.choose(SIZES, size)
-    name, train_size = ("glm4", 150_000) if size == "4-9b" else ("chatglm2", 0)
+    name, above = ("glm4", GLM4_IDS) if size == "4-9b" else ("chatglm2", CHATGLM2_IDS)
     run = config.Run(
         model=dataclasses.replace(model(*dimensions), remat="full"),
         objective=objectives.Causal(),
-        vocabulary=config.Vocabulary(
-            spec=f"sentencepiece:../vocabularies/{name}/tokenizer.model", train_size=train_size, unk=0, bos=1, eos=2
-        ),
+        vocabulary=config.Vocabulary(f"sentencepiece:../vocabularies/{name}/tokenizer.model", unk=0, **above),
         data=config.Data(
             cache_dir=f"../.cache/{name}",
             sources={"text": config.JsonLines(path="../corpus/*.jsonl.gz")},
+            layout=config.Blocks(begin=("gmask", "sop")),
             length=LENGTH,
         ),
         optimizer=config.AdamW(b1=0.9, b2=0.95, epsilon=1e-5, weight_decay=0.1, clip_norm=1.0),

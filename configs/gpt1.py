@@ -8,7 +8,8 @@ dropout 0.1. Adam's constants (0.9, 0.999, 1e-8) and the clipping of gradients t
 transformer-lm. BooksCorpus' 800M words are about 1e9 of its tokens: 100 epochs are taken for 3,000,000 steps.
 
 The vocabulary, 40,478 byte pairs over words that spaCy cuts, is not read here: `prepare` trains a SentencePiece one of
-that size. Put books, one JSON object {"text": …} a line, where `data.sources.books.path` points, or set it.
+that size. In it an end of text stands after each book, for nothing was published of what parted them; there is nothing
+before. Put books, one JSON object {"text": …} a line, where `data.sources.books.path` points, or set it.
 """
 
 from plm_jax import config, corpora, objectives
@@ -45,7 +46,7 @@ def get_config(size: str = "base"):
         model=model(*config.choose(SIZES, size)),
         objective=objectives.Causal(),
         vocabulary=config.Vocabulary(
-            spec="sentencepiece:../vocabularies/gpt1/tokenizer.model", train_size=VOCAB_SIZE, unk=0, bos=1, eos=2
+            spec="sentencepiece:../vocabularies/gpt1/tokenizer.model", train_size=VOCAB_SIZE, unk=0, eos=1
         ),
         data=config.Data(
             cache_dir="../.cache/gpt1",

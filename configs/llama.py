@@ -16,6 +16,9 @@ in LLaMA 1, 1e-8. LLaMA 3.2 was pruned from 3.1-8b and learnt from it; here it i
 longer data.length. So a run ends within 405B's 1,200,000 steps of cosine, which it keeps for all of 3, 3.1 and 3.2: at
 a rate of 2.14e-6 (405b), 6.14e-6 (70b), 1.23e-5 (8b), 1.11e-4 (3.2-1b and 3.2-3b).
 
+Nor were the rows: that a document begins with bos and ends with eos (in LLaMA 3 the tokens begin_of_text and
+end_of_text) is inferred from Meta's loaders and tokenizers, which put bos before every text.
+
 LLaMA 1 reads C4 from TensorFlow Datasets and the other six corpora where the paths in `data.sources` point; what the
 later ones read was not published: put documents, one JSON object {"text": …} a line, where `data.sources.text.path`
 points. Put Meta's tokenizer.model where `vocabulary.spec` points, or set it. Without that of LLaMA 3, `prepare` trains
@@ -146,7 +149,7 @@ def get_config(size: str = "2-7b"):
         data=config.Data(
             cache_dir="../.cache/llama3" if latest else "../.cache/llama",
             **(corpora.mixture("llama") if version == "1" else OWN_TEXT),
-            layout=config.Blocks(attend_across_documents=not latest),
+            layout=config.Blocks(attend_across_documents=not latest, begin=("bos",)),
             length=length,
         ),
         optimizer=config.AdamW(

@@ -41,6 +41,8 @@ def run(run: Any, stages: Callable[[], Sequence[Any]], target_length: Callable[[
                 f"a batch of {stage.batch_size} does not divide into {stage.microbatches} microbatches: "
                 "change config.train.batch_size or config.train.microbatches"
             )
+        if run.data.layout.kind == "blocks":
+            _begin(run)
         if run.data.layout.kind == "whole_sentences":
             _whole_sentences(run, stage.length)
         if run.data.layout.kind == "sentence_pairs":
@@ -119,6 +121,18 @@ def _positions(run: Any, length: int, target_length: Callable[[int], int]) -> No
             f"config.data.length is {length}{text}, above the model's {position.length} positions: "
             "lower it or raise config.model.attention.position.length"
         )
+
+
+def _begin(run: Any) -> None:
+    """What begins documents is fed to decoders, and has an id."""
+    begin = run.data.layout.begin
+    if begin and not isinstance(run.objective, objectives.Causal):
+        raise UserError(
+            f"objective '{run.objective.kind}' has its own marks around texts: leave config.data.layout.begin out"
+        )
+    for name in begin:
+        if getattr(run.vocabulary, name) is None:
+            raise UserError(f"config.data.layout.begin names {name}: set config.vocabulary.{name}, or leave it out")
 
 
 def _pairs(run: Any, length: int) -> None:
@@ -212,7 +226,8 @@ def _examples(run: Any, stages: Sequence[Any]) -> None:
     if is_decoder and target_length is None:
         raise UserError("a decoder's row is shared by inputs and targets: set config.data.examples.target_length")
     for stage in stages if target_length is not None else ():
-        least, most = 2, stage.length if is_decoder else target_length
+        begin = len(getattr(run.data.layout, "begin", ()))
+        least, most = 2, stage.length - max(0, begin - 1) if is_decoder else target_length
         if not is_decoder and len(names) < len(run.data.sources):
             least = objective.target_length(stage.length)
         if not least <= target_length <= most:

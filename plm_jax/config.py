@@ -124,10 +124,13 @@ class Blocks:
 
     Attributes:
       attend_across_documents: whether a token sees earlier documents of its block; if not, the batch has segment ids.
+      begin: what a decoder reads before each document, by the names of `vocabulary`'s special ids, as in `("bos",)`;
+        then every prompt and every example with inputs begins with it, too.
     """
 
     kind: ClassVar[str] = "blocks"
     attend_across_documents: bool = True
+    begin: tuple[Literal["bos", "cls", "gmask", "sop"], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -31,11 +31,17 @@ def open_layout(
         return pairs.SentencePairs(source, split, layout, length, seed, special, objective.reads)
     if isinstance(layout, config.WholeSentences):
         return whole_sentences.WholeSentences(source, split, layout, length, special, objective.reads)
-    stream = layouts.Stream(source.splits[split], objective.separator, special.pad)
+    begin = begins_with(layout, special)
+    stream = layouts.Stream(source.splits[split], objective.separator, special.pad, begin)
     if isinstance(layout, config.Streams):
         return streams.Streams(stream, length, special.bos, characters)
     needed, stride = objective.input_length(length), objective.stride(length)
     return layouts.Blocks(stream, needed, stride, not layout.attend_across_documents, objective.reads)
+
+
+def begins_with(layout: Layout, special: objectives.Special) -> list[int]:
+    """The special ids before each document of a stream."""
+    return [getattr(special, name) for name in getattr(layout, "begin", ())]
 
 
 def make(

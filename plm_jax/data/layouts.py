@@ -1,12 +1,13 @@
 """Which tokens make example k: arithmetic over a split's documents and a seed, no state that matters.
 
 A layout makes numbered items of a split, and `Order` puts them in order. Here is the layout of blocks: the split is one
-long stream of tokens, its documents one after another, each followed by `eos` if there is one, and cut.
+long stream of tokens, its documents one after another, each between the special ids that begin and end one, and cut.
 """
 
 import bisect
 import functools
 import zlib
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -62,16 +63,19 @@ def row(tokens: np.ndarray, begins: np.ndarray, length: int, separate: bool, pad
 
 
 class Stream:
-    """The tokens of a split with `eos` after each document.
+    """The tokens of a split with `begin` before each document and `eos` after it.
 
     Attributes:
       num_tokens: the stream's length.
     """
 
-    def __init__(self, split: cache.Split, eos: int | None, pad: int | None):
+    def __init__(self, split: cache.Split, eos: int | None, pad: int | None, begin: Sequence[int] = ()):
         self._split = split
-        self._eos = eos
-        self._extra = 0 if eos is None else 1
+        ends = [] if eos is None else [eos]
+        # What stands around the place where one document ends and the next begins, and where, counted from there.
+        self._marks = np.array([*ends, *begin], np.int32)
+        self._marked = np.arange(-len(ends), len(begin))
+        self._begin, self._extra = len(begin), len(self._marks)
         self._pad = 0 if pad is None else pad
         self.num_tokens = split.num_tokens + self._extra * split.num_documents
         self._pages = self._starts(slice(0, split.num_documents, _PAGE))
@@ -97,19 +101,25 @@ class Stream:
         page = int(self._pages.searchsorted(token, side="right")) - 1
         return page * _PAGE + int(self._page(page).searchsorted(token, side="right")) - 1
 
+    def _text(self, document: int, start: int, token: int) -> int:
+        """How many tokens of text precede `token`, which is of the document that begins at `start` in the stream."""
+        return start - self._extra * document + max(0, token - start - self._begin)
+
     def read(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """Tokens [start, stop) as int32, and where in them a document begins (the one running at `start` left out)."""
         first, size = self._first_document(start), stop - start
-        following = self._starts_until(first + 1, stop) - start
-        begins = following[: following.searchsorted(size)]
-        num_ends = self._extra * int(following.searchsorted(size, side="right"))
-        at = start - self._extra * first
-        text = self._split.tokens(at, at + size - num_ends)
-        if not num_ends:
+        starts = self._starts_until(first, stop)
+        at, starts = self._text(first, int(starts[0]), start), starts - start
+        begins = starts[1 : max(1, starts.searchsorted(size))]
+        marked = (starts[:, None] + self._marked).ravel()
+        inside = slice(*marked.searchsorted((0, size)))
+        marked = marked[inside]
+        text = self._split.tokens(at, at + size - len(marked))
+        if not len(marked):
             return text.astype(np.int32), begins
-        tokens = np.full(size, self._eos, np.int32)
-        keep = np.ones(size, np.bool_)
-        keep[following[:num_ends] - 1] = False
+        tokens, keep = np.empty(size, np.int32), np.ones(size, np.bool_)
+        tokens[marked] = np.tile(self._marks, len(starts))[inside]
+        keep[marked] = False
         tokens[keep] = text
         return tokens, begins
 
@@ -130,10 +140,14 @@ class Stream:
         """Where in tokens [start, stop) those of the split's tokens are at which its parts begin."""
         documents = self._split.documents
         first, last = self._first_document(start), self._first_document(stop - 1)
-        begin, end = parts.searchsorted((start - self._extra * first, stop - self._extra * last))
+        edges = [
+            self._text(document, int(documents[document]) + self._extra * document, token)
+            for document, token in ((first, start), (last, stop))
+        ]
+        begin, end = parts.searchsorted(edges)
         found = parts[begin:end]
         before = first + documents[first : last + 2].searchsorted(found, side="right") - 1
-        starts = found + self._extra * before - start
+        starts = found + self._extra * before + self._begin - start
         return starts[starts < stop - start]
 
     def documents(self, start: int, stop: int) -> np.ndarray:

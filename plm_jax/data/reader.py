@@ -76,7 +76,12 @@ class Reader:
         self._example_rows = example_rows(run, special)
         self._streams = {
             split: {
-                name: layouts.Stream(source.splits[split], self.objective.separator, special.pad)
+                name: layouts.Stream(
+                    source.splits[split],
+                    self.objective.separator,
+                    special.pad,
+                    examples.begins_with(run.data.layout, special),
+                )
                 for name, source in self.sources.items()
                 if split in source.splits
             }
@@ -302,7 +307,8 @@ def example_rows(run: config.Run, special: objectives.Special) -> objectives.Exa
     if not config.has_examples(run):
         return None
     segmented = run.data.examples.packed or not run.data.layout.attend_across_documents
-    return objectives.example_rows(run.objective, special, run.data.examples.target_length, segmented)
+    begin = examples.begins_with(run.data.layout, special)
+    return objectives.example_rows(run.objective, special, run.data.examples.target_length, segmented, begin)
 
 
 def special_ids(run: config.Run, size: int) -> objectives.Special:

@@ -65,9 +65,10 @@ def _sentencepiece(texts: Iterable[str], specials: config.Vocabulary, kind: str,
     del show_progress  # It tells none but in a log.
     if specials.unk is None:
         raise UserError("SentencePiece needs an unk id: set config.vocabulary.unk")
-    ids = {name: -1 if (i := getattr(specials, name)) is None else i for name in SPECIALS}
+    given = ((name, getattr(specials, name)) for name in SPECIALS)
+    ids = {name: -1 if i is None or i >= specials.train_size else i for name, i in given}  # Others lie above the file.
     # Control symbols take the lowest free ids in the order given; text never yields them.
-    symbols = sorted((i, symbol) for name, symbol in SYMBOLS.items() if 0 <= (i := ids[name]) < specials.train_size)
+    symbols = sorted((i, symbol) for name, symbol in SYMBOLS.items() if (i := ids[name]) >= 0)
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(

@@ -66,8 +66,9 @@ class LanguageModel:
       vocabulary_id: of the vocabulary that it was trained with, where that is recorded.
       special_ids: `bos_token_id`, `eos_token_id` (an integer or several), `pad_token_id`, `cls_token_id`,
         `sep_token_id`, `mask_token_id`, `decoder_start_token_id`, `sentinels` (how many), `begins_with_bos` (whether
-        every text does), `lowercase` (whether WordPiece drops case and accents), of a model that fills blanks also
-        `sop_token_id`, `eop_token_id`, `smask_token_id` and `gmask_token_id`, as far as they are known.
+        every text does) or `begins_with` (the ids that it does), `lowercase` (whether WordPiece drops case and
+        accents), of a model that fills blanks also `sop_token_id`, `eop_token_id`, `smask_token_id` and
+        `gmask_token_id`, as far as they are known.
     """
 
     def __init__(
@@ -140,14 +141,15 @@ class LanguageModel:
 
     @property
     def _ids_above(self) -> list[int]:
-        """Special ids that may lie above the vocabulary's file: marks of blanks, and all of a file of tiktoken's."""
+        """Special ids that may lie above the vocabulary's file: of blanks, of texts, all of a file of tiktoken's."""
         if self._marks is not None:
             return [*self._marks.masks, self._marks.sop, self._marks.eop]
+        above = list(self.special_ids.get("begins_with", []))
         if self.run is None and self._vocabulary_spec.startswith("tiktoken:"):
             bos = self.special_ids.get("bos_token_id")
             eos = self.special_ids.get("eos_token_id", [])
-            return [i for i in (bos, *(eos if isinstance(eos, list | tuple) else [eos])) if i is not None]
-        return []
+            above += [i for i in (bos, *(eos if isinstance(eos, list | tuple) else [eos])) if i is not None]
+        return above
 
     def _no_vocabulary(self) -> UserError:
         files = "tokenizer.json; GPT-2: vocab.json, merges.txt; BERT: vocab.txt; T5: spiece.model; ELMo: vocabulary.txt"
@@ -299,13 +301,13 @@ class LanguageModel:
     ) -> list[str] | list[list[int]]:
         """What the model makes of each prompt: texts of texts, ids of ids.
 
-        A decoder gives the continuation, without the prompt; an empty prompt starts from the vocabulary's beginning
-        token, or its end token if there is none. One that was trained to fill blanks, written `[MASK]`, `[sMASK]` or
-        `[gMASK]`, gives the prompt with all of them filled, or the continuation if it has none. An encoder gives the
-        prompt with the most probable token in place of each `[MASK]` or `<mask>` (see `fill`). An encoder-decoder gives
-        its answer, but where the prompt has blanks, written `<extra_id_0>`, `<extra_id_1>` …, the prompt with what it
-        answers for them put in. Where it was trained to mend texts, its answer is the whole text, and `[MASK]` or
-        `<mask>` in the prompt stands for what is missing.
+        A decoder gives the continuation, without the prompt; before that it reads what began its texts in training. An
+        empty prompt starts from there or, where nothing did, from what stood between documents. One that was trained to
+        fill blanks, written `[MASK]`, `[sMASK]` or `[gMASK]`, gives the prompt with all of them filled, or the
+        continuation if it has none. An encoder gives the prompt with the most probable token in place of each `[MASK]`
+        or `<mask>` (see `fill`). An encoder-decoder gives its answer, but where the prompt has blanks, written
+        `<extra_id_0>`, `<extra_id_1>` …, the prompt with what it answers for them put in. Where it was trained to mend
+        texts, its answer is the whole text, and `[MASK]` or `<mask>` in the prompt stands for what is missing.
 
         Ids, as lists or an array [B, L], are taken as they are, nothing put before or behind them, and need no
         vocabulary. A decoder gives the ids that follow, an encoder-decoder those of its answer, without what begins or
@@ -430,11 +432,7 @@ class LanguageModel:
         """A prompt's tokens as the model was trained to see them: blanks as their ids, special tokens around."""
         vocabulary, special = self.vocabulary, self.special_ids
         if isinstance(self.config, settings.Decoder):
-            bos = special.get("bos_token_id")
-            first = [] if bos is None else [bos]
-            if special.get("begins_with_bos"):
-                return [*first, *vocabulary.encode(text)]
-            return list(vocabulary.encode(text)) or first or self._eos_ids[:1]
+            return [*self._begin, *vocabulary.encode(text)] or self._between_documents
         if isinstance(self.config, settings.EncoderDecoder):
             marks = blanks.sentinels_of(text, self._sentinels)
             if "mask_token_id" in special:
@@ -449,6 +447,25 @@ class LanguageModel:
             return tokens
         begin, end = ([] if token is None else [token] for token in self._frame)
         return [*begin, *tokens, *end]
+
+    @property
+    def _begin(self) -> list[int]:
+        """What a decoder read before every text."""
+        special = self.special_ids
+        bos = [special["bos_token_id"]] if special.get("begins_with_bos") and "bos_token_id" in special else []
+        return list(special.get("begins_with", bos))
+
+    @property
+    def _between_documents(self) -> list[int]:
+        """What stands before a decoder's texts where nothing begins them; elsewhere than here that may be called bos.
+
+        Raises:
+          UserError: nothing does.
+        """
+        bos = self.special_ids.get("bos_token_id") if self.run is None else None
+        if found := self._eos_ids[:1] if bos is None else [bos]:
+            return found
+        raise UserError("nothing stood before this model's texts, so it starts from no empty prompt: give a first word")
 
     def _answer(self, vocabulary, prompt: Sequence[int], answer: Sequence[int]) -> str:
         if set(prompt) & set(self._sentinels):

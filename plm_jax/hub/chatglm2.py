@@ -9,6 +9,8 @@ projections are one `Linear`, [queries; keys; values]. In both the feed-forward'
 from collections.abc import Mapping
 from typing import Any
 
+import sentencepiece
+
 from plm_jax.hub import rope
 from plm_jax.hub.llama import BLOCKS, dense, heads_of, separate_attention
 from plm_jax.hub.table import ACTIVATIONS, Family, Tensor, check, known, name_of, values
@@ -200,6 +202,22 @@ def chatglm_to_config(model: settings.Decoder) -> dict[str, Any]:
     }
 
 
+def special_ids(files: list[bytes], tokenizer_config: Mapping[str, Any]) -> dict[str, Any]:
+    """What every text begins with: `[gMASK] sop`, the second and fourth of the ids above a file of SentencePiece's, or
+    what `tokenizer_config.json` says (THUDM/chatglm3-6b, tokenization_chatglm.py; glm-4-9b).
+    """
+    added = tokenizer_config.get("added_tokens_decoder", {}).items()
+    ids = {token.get("content"): int(number) for number, token in added}
+    sop = ids.get("<sop>", ids.get("sop"))
+    if "[gMASK]" in ids and sop is not None:
+        return {"begins_with": [ids["[gMASK]"], sop]}
+    try:
+        size = sentencepiece.SentencePieceProcessor(model_proto=files[0]).get_piece_size()
+    except RuntimeError:  # It is tiktoken's.
+        return {}
+    return {"begins_with": [size + 1, size + 3]}
+
+
 GLM = Family(
     name="GLM-4",
     model_type="glm",
@@ -222,5 +240,6 @@ CHATGLM = Family(
     to_settings=chatglm_to_settings,
     to_config=chatglm_to_config,
     vocabulary_files={"sentencepiece": ("tokenizer.model",), "tiktoken": ("tokenizer.model",)},
+    special_ids=special_ids,
     other_heads=r"classifier_head\..*|prefix_encoder\..*",
 )

@@ -62,6 +62,8 @@ FAMILIES = {
 CONFIG, TOKENIZER = "config.json", "tokenizer_config.json"
 _RANK = re.compile(rb"[0-9A-Za-z+/]+=* \d+\r?\n")  # The first line of a file of tiktoken's.
 SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+# What every text begins with, see `Pretrained`. Names of our own: `transformers` leaves that to its tokenizers.
+BEGINS = ("begins_with_bos", "begins_with")
 START_ID = "decoder_start_token_id"
 # Settings of how a model is trained or computed, which a Hugging Face directory does not keep or not in full.
 NOT_KEPT = ("dropout.", "initializer.", "attention.position.init_std", "scan_layers", "remat", "attention_kernel")
@@ -126,7 +128,7 @@ def opened(directory: str) -> Iterator[Pretrained]:
         raise UserError(f"{directory}/{CONFIG}: model_type '{model_type}': {nearest(model_type, FAMILIES)}")
     family = FAMILIES[model_type]
     model = family.to_settings(config)
-    special_ids = {name: config[name] for name in (*SPECIAL_IDS, START_ID) if config.get(name) is not None}
+    special_ids = {name: config[name] for name in (*SPECIAL_IDS, *BEGINS, START_ID) if config.get(name) is not None}
     special_ids |= {ours: config[name] for ours, name in family.ids.items() if config.get(name) is not None}
     if family.start in special_ids:
         special_ids.setdefault(START_ID, special_ids[family.start])
@@ -169,7 +171,7 @@ def write(directory: str, pretrained: Pretrained, shard_bytes: int = files.SHARD
                 f"Hugging Face's {family.name} cannot hold this model: it needs {name} = {config[name]}, "
                 f"this one's is {special_ids[name]}"
             )
-    config |= special_ids
+    config |= special_ids | {name: pretrained.special_ids[name] for name in BEGINS if pretrained.special_ids.get(name)}
     config |= {name: pretrained.special_ids[our] for our, name in family.ids.items() if our in pretrained.special_ids}
     if family.start:
         config[START_ID] = pretrained.special_ids.get(START_ID, config[family.start])

@@ -13,7 +13,7 @@ _SPECIALS = ("bos", "eos", "pad", "cls", "sep", "mask")
 
 def special_ids(files: list[bytes], tokenizer_config: Mapping[str, Any]) -> dict[str, Any]:
     """The ids of the tokens that `tokenizer_config.json` names, how many sentinels there are, and whether texts begin
-    with the beginning token.
+    with the beginning token, or with which tokens they do.
     """
     tree = _tree(files)
     ids = {token["content"]: token["id"] for token in tree.get("added_tokens", ())}
@@ -21,7 +21,9 @@ def special_ids(files: list[bytes], tokenizer_config: Mapping[str, Any]) -> dict
     found = {f"{name}_token_id": ids[token] for name, token in named if token in ids}
     if sentinels := sum("<extra_id_" in token for token in ids):
         found["sentinels"] = sentinels
-    first = next(_framing(tree), None)
+    first, *others = [*_framing(tree)] or [None]
+    if others:
+        return found | {"begins_with": [first, *others]}
     return found | {"begins_with_bos": first is not None and first == found.get("bos_token_id", first)}
 
 

@@ -115,19 +115,22 @@ class EncoderDecoderRows:
 class DecoderRows:
     """A decoder reads the inputs and goes on with the targets and eos; what is predicted are these alone.
 
-    Beside a prefix LM the inputs see all of themselves. Without inputs, bos or eos stands for them. Inputs are cut to
-    what `target_length` leaves of a row whatever their targets, so that they are the same when an answer is asked for.
+    Beside a prefix LM the inputs see all of themselves. Without inputs and what begins texts, eos stands for them.
+    Inputs are cut to what `target_length` leaves of a row whatever their targets, so that they are the same when an
+    answer is asked for.
 
     Attributes:
       objective: the settings of the one whose rows are of the same shape.
       target_length: most tokens of the targets, eos counted.
       segmented: as in `EncoderDecoderRows`.
+      begin: what begins a text, and so the inputs.
     """
 
     objective: Any
     special: Special
     target_length: int
     segmented: bool = False
+    begin: Sequence[int] = ()
 
     def __post_init__(self):
         if self.special.eos is None:
@@ -139,18 +142,18 @@ class DecoderRows:
 
     def sizes(self, num_inputs: np.ndarray, num_targets: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
         """What examples take of the row, twice; see `EncoderDecoderRows.sizes`."""
-        inputs = np.clip(num_inputs, 1, length + 1 - self.target_length)
+        inputs = np.clip(num_inputs + len(self.begin), 1, length + 1 - self.target_length)
         size = inputs + np.minimum(num_targets, self.target_length - 1)
         return size, size
 
     def are_cut(self, num_inputs: np.ndarray, num_targets: np.ndarray, length: int) -> np.ndarray:
         """Bool [n]: of which examples inputs or targets are cut."""
-        return (num_inputs > length + 1 - self.target_length) | (num_targets >= self.target_length)
+        room = length + 1 - self.target_length - len(self.begin)
+        return (num_inputs > room) | (num_targets >= self.target_length)
 
     def prompt(self, inputs: Sequence[int], length: int) -> list[int]:
         """What of `inputs` goes before the targets in a row of `length`."""
-        begin = self.special.eos if self.special.bos is None else self.special.bos
-        return list(inputs[: length + 1 - self.target_length]) or [begin]
+        return [*self.begin, *inputs][: length + 1 - self.target_length] or [self.special.eos]
 
     def row(self, examples: Sequence[Example], length: int) -> dict[str, np.ndarray]:
         """Examples one after another, each as inputs and targets; they must fit, see `sizes`.
@@ -186,10 +189,17 @@ class DecoderRows:
 Rows = EncoderDecoderRows | DecoderRows
 
 
-def rows(objective: Any, special: Special, target_length: int | None, segmented: bool) -> Rows:
-    """Rows of examples beside those of an objective's settings, which must be one that reads them."""
-    kind = DecoderRows if isinstance(objective, Causal) else EncoderDecoderRows
-    return kind(objective, special, target_length, segmented)
+def rows(
+    objective: Any, special: Special, target_length: int | None, segmented: bool, begin: Sequence[int] = ()
+) -> Rows:
+    """Rows of examples beside those of an objective's settings, which must be one that reads them.
+
+    Args:
+      begin: what begins a decoder's texts.
+    """
+    if isinstance(objective, Causal):
+        return DecoderRows(objective, special, target_length, segmented, begin)
+    return EncoderDecoderRows(objective, special, target_length, segmented)
 
 
 def _joined(parts: Sequence[Sequence[int]], length: int, pad: int) -> tuple[np.ndarray, np.ndarray]:

@@ -136,10 +136,18 @@ def _of_run(folder: str, workdir: str) -> Source:
     ids["lowercase"] = {"uncased": True, "cased": False}.get(run.vocabulary.train_kind)
     if isinstance(run.objective, objectives.Denoising):
         ids["decoder_start_token_id"] = run.vocabulary.eos
-    special_ids = {name: token for name, token in ids.items() if token is not None}
+    special_ids = {name: token for name, token in ids.items() if token is not None} | _begins_with(run)
     vocabulary = _moved(run.vocabulary.spec, os.path.join(workdir, "vocabulary"))
     pretrained = Pretrained(run.model, params, special_ids, vocabulary)
     return Source(pretrained, run, workdir, meta["step"], meta["vocabulary_id"])
+
+
+def _begins_with(run: config.Run) -> dict[str, Any]:
+    """What a decoder reads before each text, as special ids."""
+    begin = getattr(run.data.layout, "begin", ())
+    if begin == ("bos",):
+        return {"begins_with_bos": True}
+    return {"begins_with": [getattr(run.vocabulary, name) for name in begin]} if begin else {}
 
 
 def _moved(spec: str, folder: str) -> str:

@@ -1,0 +1,112 @@
+"""What begins each document of a decoder's stream, against streams written out by hand."""
+
+import dataclasses
+import itertools
+import types
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plm_jax import config, objectives
+from plm_jax.data import cache, layouts, reader
+from plm_jax.errors import UserError
+
+BOS, GMASK, SOP, EOS = 95, 96, 97, 99
+
+
+def written(documents, begin, eos):
+    """Each token of the stream, and the document that it is of."""
+    texts = [[*begin, *document, *([] if eos is None else [eos])] for document in documents]
+    return [t for text in texts for t in text], [i for i, text in enumerate(texts) for _ in text]
+
+
+@pytest.mark.parametrize("longest", [30, 2])
+@pytest.mark.parametrize(("begin", "eos"), [([BOS], EOS), ([GMASK, SOP], EOS), ([BOS], None)])
+def test_a_stream_has_what_begins_and_ends_documents(write_source, random_documents, begin, eos, longest):
+    documents = [document[:longest] for document in random_documents(1, 40)]
+    split = cache.open_source(write_source("a", {"train": documents}), "a").splits["train"]
+    stream = layouts.Stream(split, eos, None, begin)
+    flat, number = written(documents, begin, eos)
+    assert stream.num_tokens == len(flat)
+    rng = np.random.default_rng(0)
+    for start in range(len(flat)):
+        stop = min(len(flat), start + int(rng.integers(1, 80)))
+        tokens, begins = stream.read(start, stop)
+        assert tokens.tolist() == flat[start:stop]
+        assert begins.tolist() == [i - start for i in range(start + 1, stop) if number[i] != number[i - 1]]
+
+
+@pytest.mark.parametrize("eos", [EOS, None])
+@given(st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=4), min_size=1, max_size=6), st.integers(1, 2))
+def test_words_and_sentences_are_where_they_lie_behind_it(eos, documents, num_begin):
+    """Of each document the lengths of its sentences."""
+    lengths = [length for document in documents for length in document]
+    split = types.SimpleNamespace(
+        num_documents=len(documents),
+        num_tokens=sum(lengths),
+        documents=np.cumsum([0, *map(sum, documents)]),
+        sentences=np.cumsum([0, *lengths[:-1]]),
+    )
+    stream, marks = layouts.Stream(split, eos, None, [BOS] * num_begin), []
+    for document in documents:
+        marks += [False] * num_begin + [i == 0 for length in document for i in range(length)]
+        marks += [False] * (eos is not None)
+    for start, stop in itertools.combinations(range(len(marks) + 1), 2):
+        assert stream.sentence_starts(start, stop).tolist() == np.flatnonzero(marks[start:stop]).tolist()
+
+
+def begun(run, begin, attend=True):
+    layout = config.Blocks(attend_across_documents=attend, begin=begin)
+    return dataclasses.replace(run, data=dataclasses.replace(run.data, layout=layout))
+
+
+@pytest.mark.parametrize("begin", [("bos",), ("gmask", "sop")])
+def test_the_first_token_of_a_document_is_learnt_where_documents_are_apart(write_source, make_run, begin):
+    """Of a document without what begins it only those from the second token on would be."""
+    documents = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 11, 12, 13, 14], [15]]
+    ids = {"bos": BOS, "gmask": GMASK, "sop": SOP}
+    write_source("a", {"train": documents, "validation": documents}, **ids)
+    run = begun(make_run(["a"], **ids), begin, attend=False)
+    assert config.from_dict(config.to_dict(run)) == run
+    learnt = []
+    opened = reader.Reader(run)
+    for batch in opened.in_order("validation", 2):
+        real = batch["target_weights"] > 0
+        learnt += batch["targets"][real].tolist()
+        first = (batch["positions"] == 0) & (batch["segment_ids"] > 0)
+        first[:, 0] = False  # A row may begin within a document.
+        assert set(batch["tokens"][first]) == {ids[begin[0]]}
+    assert sorted(t for t in learnt if t < 90) == list(range(1, 16))
+    counts = {t: learnt.count(t) for t in (BOS, GMASK, SOP, EOS)}
+    assert counts == {BOS: 0, GMASK: 0, SOP: len(documents) * len(begin[1:]), EOS: len(documents)}
+    blank = reader.blank_batch(run, 8)
+    assert {k: v.shape[1:] for k, v in next(opened.batches(0)).items()} == {k: v.shape[1:] for k, v in blank.items()}
+
+
+def test_examples_of_a_decoder_begin_as_its_texts_do():
+    special = objectives.Special(gmask=GMASK, sop=SOP, eos=EOS, vocab_size=100)
+    rows = objectives.example_rows(objectives.Causal(), special, 4, True, [GMASK, SOP])
+    row = rows.row([([1, 2], [3]), ([], [4])], 12)
+    assert row["tokens"].tolist() == [GMASK, SOP, 1, 2, 3, GMASK, SOP, 4, 0, 0, 0, 0]
+    assert row["targets"].tolist() == [SOP, 1, 2, 3, EOS, SOP, 4, EOS, 0, 0, 0, 0]
+    assert row["target_weights"].tolist() == [0, 0, 0, 1, 1, 0, 1, 1, 0, 0, 0, 0]
+    sizes = [size.tolist() for size in rows.sizes(np.array([2, 0, 90]), np.array([1, 1, 90]), 12)]
+    assert sizes == [[5, 3, 12], [5, 3, 12]]
+    assert rows.are_cut(np.array([7, 8]), np.array([3, 3]), 12).tolist() == [False, True]
+    assert rows.prompt(list(range(20)), 12) == [GMASK, SOP, *range(7)]
+
+
+@pytest.mark.parametrize(
+    ("begin", "objective", "ids", "message"),
+    [
+        (("bos",), objectives.Causal(), {}, "begin names bos: set config.vocabulary.bos, or leave it out"),
+        (("boss",), objectives.Causal(), {}, r"begin\[0\] is 'boss': did you mean 'bos'"),
+        (("bos",), objectives.MaskedLM(), {"bos": 3}, "'masked_lm' has its own marks around texts: leave config.data"),
+    ],
+)
+def test_what_cannot_begin_documents_is_told(make_run, begin, objective, ids, message):
+    run = begun(make_run(["a"], objective=objective, **ids), begin)
+    with pytest.raises(UserError, match=message):
+        config.from_dict(config.to_dict(run))

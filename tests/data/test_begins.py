@@ -6,7 +6,7 @@ import types
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plm_jax import config, objectives
@@ -39,6 +39,7 @@ def test_a_stream_has_what_begins_and_ends_documents(write_source, random_docume
 
 
 @pytest.mark.parametrize("eos", [EOS, None])
+@settings(max_examples=30)
 @given(st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=4), min_size=1, max_size=6), st.integers(1, 2))
 def test_words_and_sentences_are_where_they_lie_behind_it(eos, documents, num_begin):
     """Of each document the lengths of its sentences."""

@@ -17,6 +17,7 @@ from plm_jax.data import vocabularies
 from plm_jax.errors import UserError
 from plm_jax.evaluation import decoding, perplexity
 from plm_jax.models import settings
+from plm_jax.training import sources
 from tests import golden
 
 
@@ -254,6 +255,47 @@ def test_an_empty_prompt_starts_from_the_beginning_token_and_else_from_the_end_t
     assert lm.generate([""], max_new_tokens=5) == [lm.vocabulary.decode(tokens[0])]
     del lm.special_ids["bos_token_id"]
     assert lm.generate([""], max_new_tokens=5) == [lm.vocabulary.decode(tokens[1])]
+
+
+BOS, GMASK, SOP = 3, 20, 21
+
+
+@pytest.mark.parametrize("begin", [("bos",), ("gmask", "sop")])
+def test_prompts_begin_as_the_texts_of_training_did(begin, make_workdir, tmp_path):
+    """In a run and wherever it is saved; also an empty one."""
+    pretrained = plm_jax.load(golden.FOLDER / "gpt2")
+    run = run_of(pretrained.config)
+    vocabulary = replace(run.vocabulary, gmask=GMASK, sop=SOP)
+    run = replace(run, data=replace(run.data, layout=config.Blocks(begin=begin)), vocabulary=vocabulary)
+    workdir = make_workdir(pretrained, run)
+    (workdir / "vocabulary").mkdir()
+    for name in ("v.json", "m.txt"):
+        (workdir / "vocabulary" / name).write_text(name)
+    lm = plm_jax.load(workdir)
+    lm.save(tmp_path / "ours", format="plm_jax")
+    sources.convert(str(tmp_path / "ours"), str(tmp_path / "theirs"), "huggingface")
+    plm_jax.load(tmp_path / "theirs").save(tmp_path / "again", format="plm_jax")
+    first = [getattr(vocabulary, name) for name in begin]
+    letters = Letters()
+    prompts = [[*first, *letters.encode(text)] for text in ("HELLO", "")]
+    want = decoding.generate(lm.model, lm.params, prompts, max_new_tokens=5, eos_ids=[13])
+    for path in (workdir, tmp_path / "ours", tmp_path / "theirs", tmp_path / "again"):
+        lm = plm_jax.load(path)
+        lm.vocabulary = letters
+        assert lm.generate(["HELLO", ""], max_new_tokens=5) == [letters.decode(tokens) for tokens in want]
+
+
+def test_a_run_s_empty_prompt_starts_from_what_it_learnt_from_alone(make_workdir):
+    """Its bos was never fed; without an eos nothing was between its documents either."""
+    pretrained = plm_jax.load(golden.FOLDER / "gpt2")
+    lm = plm_jax.load(make_workdir(pretrained, run_of(pretrained.config)))
+    lm.vocabulary = Letters()
+    (want,) = decoding.generate(lm.model, lm.params, [[13]], max_new_tokens=5, eos_ids=[13])
+    assert lm.generate([""], max_new_tokens=5) == [lm.vocabulary.decode(want)]
+    del lm.special_ids["eos_token_id"]
+    lm.vocabulary.eos_id = None
+    with pytest.raises(UserError, match="starts from no empty prompt: give a first word"):
+        lm.generate([""])
 
 
 def test_an_end_token_within_the_prompt_does_not_hide_the_continuation(lm):

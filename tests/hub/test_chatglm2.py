@@ -1,10 +1,12 @@
 """ChatGLM2 under its original names against the same arithmetic in NumPy, and against GLM-4's layout."""
 
+import io
 import json
 
 import jax
 import numpy as np
 import pytest
+import sentencepiece
 from safetensors.numpy import save_file
 
 import plm_jax
@@ -228,3 +230,20 @@ def test_what_no_family_can_say_is_refused(tmp_path):
     model = settings.Decoder(**{**vars(model), "attention": odd})
     with pytest.raises(UserError, match="cannot hold this model"):
         huggingface.write(str(tmp_path), huggingface.Pretrained(model, {}))
+
+
+def test_texts_begin_with_what_the_published_tokenizers_begin_them_with(folder):
+    """`[MASK]`, `[gMASK]`, `[sMASK]`, `sop` and `eop` are the ids above the file of ChatGLM2 and 3; GLM-4 lists its."""
+    made = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["to be or not to be"] * 9), model_writer=made, vocab_size=12, minloglevel=2
+    )
+    (folder / "tokenizer.model").write_bytes(made.getvalue())
+    lm = plm_jax.load(folder)
+    assert lm.special_ids["begins_with"] == [13, 15]
+    text = lm.vocabulary.encode("to be")
+    assert lm._encode("to be") == [13, 15, *text] and lm._encode("") == [13, 15]
+    listed = {"5": {"content": "[gMASK]"}, "7": {"content": "<sop>"}, "9": {"content": "<|user|>"}}
+    (folder / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": listed}))
+    assert plm_jax.load(folder).special_ids["begins_with"] == [5, 7]
+    assert chatglm2.special_ids([b"IQ== 0\nIg== 1\n"], {}) == {}

@@ -51,7 +51,18 @@ def make(
     rng: np.random.Generator,
     word_initial: np.ndarray | None,
 ) -> Example:
-    """An item of a layout with noise and targets.
+    """An item of a layout with noise and targets; `word_initial` as `read` takes it."""
+    return objective(read(objective, layout, item, rng, word_initial), rng)
+
+
+def read(
+    objective: objectives.Objective,
+    layout: layouts.Layout | streams.Streams,
+    item: int,
+    rng: np.random.Generator,
+    word_initial: np.ndarray | None,
+) -> Example:
+    """An item of a layout with all that the objective reads.
 
     Args:
       word_initial: bool [vocab_size], for words masked whole where the layout does not say where they begin.
@@ -59,7 +70,7 @@ def make(
     example = layout.example(item, rng)
     if "word_starts" in objective.reads and "word_starts" not in example:
         (example["word_starts"],) = word_initial[example["tokens"]].nonzero()
-    return objective(example, rng)
+    return example
 
 
 def blank(layout: Layout, length: int, objective: objectives.Objective, max_characters: int = 0) -> Example:

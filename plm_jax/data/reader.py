@@ -25,8 +25,9 @@ from plm_jax.errors import UserError
 Example = examples.Example
 Rows = Callable[[int], Sequence[int]]
 
-# Rows whose padding stands for that of all.
+# Rows that stand for all where a run tells of padding and of words that are too long; of these from which share on.
 _SAMPLE = 512
+_LEFT_OUT = 0.01
 _AGAIN = "run `python -m plm_jax.prepare --config=…` again"
 
 
@@ -163,6 +164,11 @@ class Reader:
 
     def example(self, k: int) -> Example:
         """Example k of the run, of its stage's length."""
+        name, layout, item, rng = self._draw(k)
+        return self._make(name, layout, item, rng)
+
+    def _draw(self, k: int) -> tuple[str, layouts.Layout, int, np.random.Generator]:
+        """Of example k the source, its layout, the item, and the random numbers."""
         segment = self._segments[bisect.bisect_right(self._first_examples, k) - 1]
         name, index = segment.mixture.locate(k - segment.base)
         order, number, seed = segment.orders[name], segment.offsets[name] + index, self._run.train.seed
@@ -170,7 +176,7 @@ class Reader:
         if self.objective.duplicates:
             draw = order.epoch(number) % self.objective.duplicates
             rng = layouts.generator(seed, f"static/{name}", item, draw, segment.stage.length)
-        return self._make(name, order.layout, item, rng)
+        return name, order.layout, item, rng
 
     def _make(self, name: str, layout: layouts.Layout, item: int, rng: np.random.Generator) -> Example:
         if isinstance(layout, inputs_targets.Examples):
@@ -219,21 +225,38 @@ class Reader:
     def notes(self) -> list[str]:
         """Of stages whose layout leaves rows short: how many rows have as many tokens as how many full ones.
 
-        Of sources of examples: how many are too long.
+        Of sources of examples: how many are too long. Of words masked whole: how many tokens are never masked.
         """
         layout, found = self._run.data.layout, []
         for name in (name for name, source in self.sources.items() if source.has_examples):
             if share := self._layout("train", name, self._stages[0].length).share_cut():
                 found.append(f"{share:.1%} of the examples of '{name}' are longer than a row and lose their end")
+        if getattr(self._run.objective, "whole_words", 0):
+            share, length = max((self._share_left_out(stage), stage.length) for stage in self._stages)
+            if share >= _LEFT_OUT:
+                found.append(
+                    f"{share:.1%} of the tokens in rows of {length} are never masked: they are in words of more tokens "
+                    "than a row has predicted; name a segmenter in config.data.segmenters, or set "
+                    "config.objective.whole_words to 0"
+                )
         single = isinstance(layout, config.SentencePairs) and layout.parts == "sentences"
         if not single and not (isinstance(layout, config.WholeSentences) and not layout.cross_documents):
             return found
         for stage in self._stages:
-            first, rows = stage.first_example, (stage.end_step - stage.first_step) * stage.batch_size
-            sample = [self.example(k)["mask"].mean() for k in range(first, first + min(rows, _SAMPLE))]
+            sample = [self.example(k)["mask"].mean() for k in _sample(stage)]
             full = stage.batch_size * float(np.mean(sample))
             found.append(f"{stage.batch_size} rows of {stage.length} have as many tokens as {full:.0f} full ones")
         return found
+
+    def _share_left_out(self, stage: config.Stage) -> float:
+        """Of the tokens of a stage that may be masked, the share in words that are too long to be."""
+        found = []
+        for k in _sample(stage):
+            name, layout, item, rng = self._draw(k)
+            example = examples.read(self.objective, layout, item, rng, self.sources[name].word_initial)
+            found.append(self._run.objective.left_out(example, self.objective.special))
+        left_out, tokens = np.sum(found, axis=0)
+        return float(left_out / max(tokens, 1))
 
     def num_rows(self, split: str) -> dict[str, int]:
         """How many rows hold all of each source's tokens of a split."""
@@ -265,6 +288,12 @@ class Reader:
                 return self._make(name, self._layout(split, name, length), index, rng)
             index -= count
         return {key: np.zeros_like(value) for key, value in self._row(split, 0).items()}
+
+
+def _sample(stage: config.Stage) -> range:
+    """Some examples that stand for all of a stage."""
+    first, rows = stage.first_example, (stage.end_step - stage.first_step) * stage.batch_size
+    return range(first, first + min(rows, _SAMPLE))
 
 
 def _check_vocabulary(run: config.Run, sources: dict[str, cache.Source]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import base64
 import itertools
 import json
+import string
 from typing import Any
 
 import tokenizers
@@ -13,6 +14,9 @@ LLAMA3_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+# The marks of ALBERT's rule for words, see `sentencepiece_begins_words`.
+_MARKS = frozenset('!"#$%&()*+,-./:;?@[\\]^_`{|}~')
+_GO_ON = _MARKS | frozenset(string.ascii_lowercase)
 # Before a special token's own name it makes one that no text has.
 _HIDDEN = "\U0010ffff"
 
@@ -129,8 +133,18 @@ def begins_words(tree: dict[str, Any], tokens: list[str]) -> list[bool]:
         return [not token.startswith(model.get("continuing_subword_prefix", "##")) for token in tokens]
     if '"ByteLevel"' in json.dumps([tree.get("pre_tokenizer"), tree.get("decoder")]):
         return byte_level_begins_words(tokens)
-    has_mark = any(token.startswith("▁") for token in tokens)
-    return [token.startswith("▁") or not has_mark for token in tokens]
+    if any(token.startswith("▁") for token in tokens):
+        return sentencepiece_begins_words(tokens)
+    return [True] * len(tokens)
+
+
+def sentencepiece_begins_words(pieces: list[str]) -> list[bool]:
+    """Which pieces of SentencePiece begin a word: ALBERT's rule (`_is_start_piece_sp` in google-research/albert).
+
+    Those with ▁ or < in front, a mark by itself, and all with a character that is neither an English letter nor a mark,
+    such as a digit, an apostrophe or é: so each piece of Chinese begins one.
+    """
+    return [piece.startswith(("▁", "<")) or piece in _MARKS or not _GO_ON.issuperset(piece.lower()) for piece in pieces]
 
 
 def byte_level_begins_words(tokens: list[str]) -> list[bool]:

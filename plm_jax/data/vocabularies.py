@@ -158,8 +158,9 @@ class SentencePiece(Vocabulary):
             if isinstance(error, UserError):
                 raise
             raise UserError(f"{path} is no SentencePiece model: give a whole one") from error
-        num_text = len(model.pieces) - _own_sentinels(path, [piece.piece for piece in model.pieces], specials)
-        super().__init__(specials, np.array([piece.piece.startswith("▁") for piece in model.pieces[:num_text]]))
+        tokens = [piece.piece for piece in model.pieces]
+        num_text = len(tokens) - _own_sentinels(path, tokens, specials)
+        super().__init__(specials, np.array(tokenizer_files.sentencepiece_begins_words(tokens[:num_text])))
         pieces = {piece.piece: i for i, piece in enumerate(model.pieces)}
         for name in SPECIALS:
             own = pieces.get(SYMBOLS[name], -1) if name in SYMBOLS else getattr(self.processor, f"{name}_id")()

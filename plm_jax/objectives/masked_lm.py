@@ -18,11 +18,12 @@ class MaskedLM:
     """Predict some tokens from all others (BERT, Devlin et al. 2019, arXiv:1810.04805), drawn anew for every example.
 
     The defaults are those of `create_pretraining_data.py` in google-research/bert, and so is how whole words fill the
-    budget: in random order, those left out that would overflow it. Stretches of several words are those of the same
-    file in google-research/albert (Lan et al. 2020, arXiv:1909.11942): where one would overflow the budget it is
-    shortened, one that meets another is left out, and what goes on behind a separator counts as next to it. RoBERTa
-    (Liu et al. 2019, arXiv:1907.11692) differs little: fairseq rounds the number of predictions at random, may mask
-    what begins a row, and draws random ids that are not special.
+    budget: in random order, those left out that would overflow it. So a word of more tokens than a row may have
+    predicted is never masked, and a row of such words has no target; `left_out` counts them. Stretches of several words
+    are those of the same file in google-research/albert (Lan et al. 2020, arXiv:1909.11942): where one would overflow
+    the budget it is shortened, one that meets another is left out, and what goes on behind a separator counts as next
+    to it. RoBERTa (Liu et al. 2019, arXiv:1907.11692) differs little: fairseq rounds the number of predictions at
+    random, may mask what begins a row, and draws random ids that are not special.
 
     Attributes:
       rate: share of a row's tokens, special ones counted, that are predicted; at least one is.
@@ -103,13 +104,8 @@ class MaskedLM:
         """
         if special.mask is None:
             raise UserError("masked language modelling needs a mask id: set config.vocabulary.mask")
-        tokens = np.array(example["tokens"], np.int32)
-        mask = np.asarray(example["mask"], np.int32) if "mask" in example else np.ones(len(tokens), np.int32)
-        (real,) = mask.nonzero()
-        end = int(real[-1]) + 1 if len(real) else 0  # Of a short row most is padding, which need not be looked at.
-        free = self._free(tokens[:end], mask[:end], special)
+        tokens, mask, free, num = self._look(example, special)
         slots = self.target_length(len(tokens))
-        num = min(slots, self._budget(len(real)), np.count_nonzero(free))
         positions = self._choose(free, num, example, rng)
         num = len(positions)
         targets = tokens[positions]
@@ -129,6 +125,27 @@ class MaskedLM:
             "target_weights": rows.padded(1, num, slots, dtype=np.float32),
         }
 
+    def left_out(self, example: dict[str, np.ndarray], special: Special) -> tuple[int, int]:
+        """How many tokens of a row, as `apply` takes it, are in words too long to be ever masked, and of how many."""
+        _, _, free, num = self._look(example, special)
+        (candidates,) = free.nonzero()
+        if not self.whole_words or not num:
+            return 0, len(candidates)
+        sizes = np.diff(self._begins(candidates, example).nonzero()[0], append=len(candidates))
+        return int(sizes[sizes > num].sum()), len(candidates)
+
+    def _look(self, example, special) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+        """A row's `tokens`, a copy, and `mask` [L] int32; which of them up to the last real one may be predicted, bool;
+        and how many are to be.
+        """
+        tokens = np.array(example["tokens"], np.int32)
+        mask = np.asarray(example["mask"], np.int32) if "mask" in example else np.ones(len(tokens), np.int32)
+        (real,) = mask.nonzero()
+        end = int(real[-1]) + 1 if len(real) else 0  # Of a short row most is padding, which need not be looked at.
+        free = self._free(tokens[:end], mask[:end], special)
+        num = min(self.target_length(len(tokens)), self._budget(len(real)), np.count_nonzero(free))
+        return tokens, mask, free, num
+
     def _free(self, tokens: np.ndarray, mask: np.ndarray, special: Special) -> np.ndarray:
         """Bool [n]: which tokens of a row up to its last real one may be predicted."""
         is_text = _is_text(special.bos, special.eos, special.cls, special.sep)
@@ -141,6 +158,11 @@ class MaskedLM:
         (candidates,) = free.nonzero()
         if not self.whole_words or not num:
             return candidates[rows.subset(len(candidates), num, rng)]
+        begins = self._begins(candidates, example)
+        return candidates[_whole_words(begins, num, self.whole_words, rng)]
+
+    def _begins(self, candidates: np.ndarray, example: dict[str, np.ndarray]) -> np.ndarray:
+        """Bool [n]: which of a row's candidates, rising positions, begin a word."""
         if "word_starts" not in example:
             raise UserError("masking whole words takes examples with `word_starts`")
         starts = np.zeros(len(example["tokens"]), np.bool_)
@@ -148,7 +170,7 @@ class MaskedLM:
         begins = starts[candidates]
         begins[0] = True
         begins[1:] |= candidates[1:] - candidates[:-1] > 1
-        return candidates[_whole_words(begins, num, self.whole_words, rng)]
+        return begins
 
     def _draw(self, positions: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """For each position the number in [0, 1) that decides what its token is replaced by, and more to say of it."""

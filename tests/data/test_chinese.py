@@ -183,6 +183,55 @@ def test_without_a_segmenter_each_character_is_a_word(prepared, make_run):
     assert vocabulary.word_initial[vocabulary.encode(poems()[0])].all()
 
 
+def test_without_a_segmenter_each_piece_of_sentencepiece_is_a_word(prepared, make_run, tmp_path):
+    run = unsegmented(prepared("sentencepiece", make_run), tmp_path)
+    sizes, left_out = word_sizes(run)
+    assert np.mean(sizes) < 1.1 and left_out == 0  # Where ▁ alone began words: 20.3 pieces and 98 %.
+    assert reader.Reader(run).notes() == []
+
+
+def test_words_that_are_too_long_to_be_masked_are_told(prepared, make_run, tmp_path):
+    """To byte-level BPE a line without spaces is one word."""
+    run = unsegmented(prepared("bpe", make_run), tmp_path)
+    opened = reader.Reader(run)
+    (note,) = opened.notes()
+    sizes, left_out = word_sizes(run)
+    assert np.mean(sizes) > 10 and left_out > 0.5
+    assert note.startswith(f"{left_out:.1%} of the tokens in rows of 32 are never masked") and "segmenters" in note
+    never = sum(not opened.example(k)["target_weights"].any() for k in range(100))
+    assert never > 50
+    several = dataclasses.replace(run, objective=objectives.MaskedLM())
+    assert reader.Reader(several).notes() == []
+
+
+def unsegmented(run, folder):
+    """The run over a cache of its own, whose words the vocabulary tells."""
+    data = dataclasses.replace(run.data, cache_dir=str(folder), segmenters={})
+    run = dataclasses.replace(run, data=data, train=dataclasses.replace(run.train, batch_size=4, steps=50))
+    prepare.prepare(run, show_progress=False)
+    return run
+
+
+def word_sizes(run):
+    """The words' sizes in the run's 200 rows, and the share of tokens in words of more than 5, 15 % of a row of 32."""
+    opened, sizes = reader.Reader(run), []
+    for k in range(200):
+        made = opened.example(k)
+        tokens, real = made["tokens"].copy(), made["target_weights"] > 0
+        tokens[made["target_positions"][real]] = made["targets"][real]
+        begins = opened.sources["poems"].word_initial[tokens]
+        is_text = ~np.isin(tokens, list(BERT.values())[2:])
+        size = 0
+        for text, begin in zip(is_text.tolist(), begins.tolist(), strict=True):
+            if size and (begin or not text):
+                sizes.append(size)
+                size = 0
+            size += text
+        sizes += [size] if size else []
+    sizes = np.array(sizes)
+    return sizes, sizes[sizes > 5].sum() / sizes.sum()
+
+
 def test_the_cache_has_words_only_where_there_is_a_segmenter(prepared, make_run, tmp_path):
     run = prepared("bpe", make_run)
     plain = dataclasses.replace(run, data=dataclasses.replace(run.data, cache_dir=str(tmp_path), segmenters={}))

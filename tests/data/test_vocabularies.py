@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import pathlib
+import string
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from sentencepiece import sentencepiece_model_pb2
 
 import plm_jax
 from plm_jax import config
-from plm_jax.data import sentences, vocabularies, vocabulary_training
+from plm_jax.data import sentences, tokenizer_files, vocabularies, vocabulary_training
 from plm_jax.errors import UserError
 
 DATA = pathlib.Path(plm_jax.__file__).parent / "data"
@@ -131,6 +132,58 @@ def test_word_initial(vocabulary):
     words = np.cumsum(vocabulary.word_initial[ids])
     assert len(vocabulary.word_initial) == vocabulary.vocab_size
     assert words[-1] - words[0] == 4
+
+
+MARKS = set(string.punctuation) - set("'<=>")
+
+
+def is_start_piece(piece):
+    """`_is_start_piece_sp` of google-research/albert, create_pretraining_data.py, character by character."""
+    foreign = [c for c in piece if c not in MARKS and not "a" <= c.lower() <= "z"]
+    return piece[0] in "▁<" or (len(piece) == 1 and piece in MARKS) or len(foreign) > 0
+
+
+def test_pieces_of_sentencepiece_begin_words_by_alberts_rule(trained):
+    loaded = vocabularies.load(trained)
+    pieces = [loaded.processor.id_to_piece(i) for i in range(loaded.vocab_size)]
+    assert loaded.word_initial.tolist() == list(map(is_start_piece, pieces))
+    begin = [
+        "▁the",
+        "▁",
+        "<0x0A>",
+        "<unk>",
+        ".",
+        ",",
+        "'",
+        "'s",
+        "=",
+        "7",
+        "1st",
+        "é",
+        "caf\u00e9",
+        "白",
+        "。",
+        "€",
+        ".…",
+    ]
+    go_on = ["the", "S", "ing.", "..", '."', "-x", "[SEP]", "th"]
+    found = tokenizer_files.sentencepiece_begins_words([*begin, *go_on])
+    assert found == [True] * len(begin) + [False] * len(go_on) == list(map(is_start_piece, [*begin, *go_on]))
+
+
+def test_words_of_english_are_words_marks_and_numbers(trained):
+    """As `create_masked_lm_predictions` there gathers pieces into words."""
+    loaded = vocabularies.load(trained)
+    words = []
+    for i in loaded.encode("Call me Ishmael, he said; it's 1,851 leagues (café)."):
+        piece = loaded.processor.id_to_piece(i)
+        if loaded.word_initial[i]:
+            words.append("")
+        words[-1] += piece
+    words = [word.strip("▁") for word in words]
+    assert [word for word in words if word in ("Call", "Ishmael", ",", "said", ";", "'", "leagues", ".")]
+    assert not any(len(word) > 1 and word[-1] in ",;." for word in words), words
+    assert {"Call", "me", "Ishmael", "he", "said"} <= set(words)
 
 
 def test_identity_is_that_of_ids(trained, tmp_path):

@@ -1,10 +1,13 @@
 """Each source of a config as a seqio task that yields texts. Importing this imports seqio and so TensorFlow."""
 
+import collections
 import contextlib
 import dataclasses
+import glob
 import gzip
 import hashlib
 import importlib
+import importlib.util
 import io
 import json
 import os
@@ -17,7 +20,7 @@ from typing import Any, NamedTuple, TextIO
 from plm_jax import config, storage
 from plm_jax.data import cache
 from plm_jax.data.tensorflow_side import seqio, tf, tfds
-from plm_jax.errors import UserError, nearest, one_line
+from plm_jax.errors import UserError, nearest, one_line, users_code
 
 Files = config.TextFiles | config.JsonLines | config.JsonLinesExamples
 _Registered = config.SeqioTask | config.SeqioExamples
@@ -26,6 +29,10 @@ _FEATURES = {"text": _TEXT}
 _PARTS = ("inputs", "targets")
 # JSON's escapes of half of a character, of which text has two together.
 _HALVES = re.compile(r"\\u[dD][89a-fA-F]")
+# Of a file's name what says its form: `.jsonl`, `.jsonl.gz`, or nothing.
+_ENDING = re.compile(r"(\.\w+)?(\.gz)?$")
+# A builder's version as TFDS prints it, behind a slash; it takes one behind a colon.
+_VERSION = re.compile(r"/(\d+\.\d+\.\d+)$")
 
 
 class Example(NamedTuple):
@@ -212,10 +219,22 @@ def check(name: str, source: Any) -> None:
         files = storage.glob(path)
         if not files:
             field = f"config.data.sources.{name}.{'path' if split == 'train' else split}"
+            if pattern := _pattern_of_folder(path):
+                raise UserError(f"{path} is a folder: give {pattern}, as {field}")
             raise UserError(f"there is no file at {path}: put the documents of '{name}' there, or set {field}")
         if not found.isdisjoint(files):
             raise UserError(f"source '{name}' trains on files of its validation: let path leave out {path}")
         found.update(files)
+
+
+def _pattern_of_folder(path: str) -> str | None:
+    """The glob for most of the files in a folder, or else below it; None: it is no folder, or has no files."""
+    for pattern in ("*", "**/*"):
+        files = storage.glob(os.path.join(glob.escape(path), pattern))
+        endings = collections.Counter(_ENDING.search(os.path.basename(file))[0] for file in files)
+        if endings:
+            return os.path.join(path, pattern + endings.most_common(1)[0][0])
+    return None
 
 
 def task(name: str, source: Any) -> seqio.Task:
@@ -237,10 +256,7 @@ def registered(name: str, source: Any) -> seqio.Task:
 
 
 def _seqio_task(source: _Registered) -> seqio.Task:
-    try:
-        importlib.import_module(source.module)
-    except ModuleNotFoundError as error:
-        raise UserError(f"cannot import {source.module} ({error}): mend the source's module") from error
+    _import(source.module)
     if source.name in seqio.MixtureRegistry.names():
         raise UserError(
             f"'{source.name}' is a mixture: name its tasks as sources, with their rates in config.data.mixture "
@@ -253,6 +269,16 @@ def _seqio_task(source: _Registered) -> seqio.Task:
     if isinstance(task.source, seqio.TfdsDataSource) and not task.source.tfds_dataset.tfds_splits:
         _download(task.source.tfds_dataset.builder)
     return task
+
+
+def _import(module: str) -> None:
+    """Runs a user's module; an error within it names their line."""
+    try:
+        found = importlib.util.find_spec(module)
+        with users_code(found.origin or "") if found else contextlib.nullcontext():
+            importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise UserError(f"cannot import {module} ({error}): mend the source's module") from error
 
 
 def _register(name: str, source: Files | config.Tfds) -> seqio.Task:
@@ -291,9 +317,9 @@ def register_tfds(name: str, source: config.Tfds, splits: dict[str, str] | None 
 
 def _builder(source: config.Tfds) -> tfds.core.DatasetBuilder:
     try:
-        builder = tfds.builder(source.name, data_dir=source.data_dir or None)
-    except (tfds.core.DatasetNotFoundError, ValueError) as error:
-        what = one_line(error, 160)
+        builder = tfds.builder(_VERSION.sub(r":\1", source.name), data_dir=source.data_dir or None)
+    except (tfds.core.DatasetNotFoundError, ValueError, AssertionError) as error:  # The last: no such version.
+        what = one_line(error, 400)
         raise UserError(
             f"TensorFlow Datasets does not know '{source.name}' ({what}): mend the source's name"
         ) from error

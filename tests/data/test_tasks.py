@@ -1,6 +1,7 @@
 import gzip
 import json
 import pathlib
+import re
 
 import pytest
 import seqio
@@ -100,6 +101,52 @@ def test_tfds(tmp_path):
         tasks.task("x", config.Tfds("no_such_set"))
     with pytest.raises(UserError, match="no feature 'text': there are: body"):
         tasks.task("x", config.Tfds(source.name, data_dir=str(tmp_path), field="text"))
+
+
+def test_a_tfds_name_may_have_a_version_as_it_is_asked_for_or_printed(tmp_path):
+    for name in ("tiny_texts:1.0.0", "tiny_texts/1.0.0", "tiny_texts:1.*.*"):
+        source = config.Tfds(name, field="body", data_dir=str(tmp_path))
+        task = tasks.task("source", source)
+        assert sorted(tasks.texts(task, "train")) == ["train 0", "train 1", "train 2"]
+        assert tasks.fingerprint(source, task)[0] == "tiny_texts/1.0.0"
+    for name in ("tiny_texts:2.0.0", "tiny_texts/2.0.0"):
+        with pytest.raises(UserError, match=rf"does not know '{name}' .*version 2.0.0, only: 1.0.0"):
+            tasks.task("x", config.Tfds(name, data_dir=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("names", "pattern"),
+    [
+        (["a.jsonl.gz", "b.jsonl.gz", "README.md"], "*.jsonl.gz"),
+        (["a.1.txt", "b.2.txt"], "*.txt"),
+        (["part-0", "part-1"], "*"),
+        (["2020/a.jsonl", "2021/b.jsonl"], "**/*.jsonl"),
+        (["[1]/a.jsonl"], "**/*.jsonl"),
+    ],
+)
+def test_a_folder_as_path_is_told_the_glob_of_what_is_in_it(tmp_path, names, pattern):
+    folder = tmp_path / "texts"
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("{}")
+    for path in (folder, f"{folder}/"):
+        says = f"{path} is a folder: give {folder}/{pattern}, as config.data.sources.mine.path"
+        with pytest.raises(UserError, match=re.escape(says)):
+            tasks.check("mine", config.JsonLines(str(path)))
+    tasks.check("mine", config.JsonLines(f"{folder}/{pattern}"))
+    (tmp_path / "nothing").mkdir()
+    with pytest.raises(UserError, match=r"no file at .*/nothing"):
+        tasks.check("mine", config.JsonLines(str(tmp_path / "nothing")))
+
+
+def test_a_mistake_in_a_module_of_tasks_names_its_line(tmp_path, monkeypatch):
+    (tmp_path / "faulty_tasks.py").write_text("import seqio\nseqio.TaskRegistri\n")
+    (tmp_path / "imports_nothing.py").write_text("\nimport not_there\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(UserError, match=r"faulty_tasks.py:2: AttributeError: module 'seqio' has no"):
+        tasks.task("x", config.SeqioTask("mine", "faulty_tasks"))
+    with pytest.raises(UserError, match=r"imports_nothing.py:2: ModuleNotFoundError: No module named 'not_there'"):
+        tasks.task("x", config.SeqioTask("mine", "imports_nothing"))
 
 
 def test_a_task_over_tfds_is_downloaded_when_it_is_asked_for(tmp_path):

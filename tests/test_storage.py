@@ -10,7 +10,7 @@ import fsspec
 import pytest
 
 from plm_jax import config, storage
-from plm_jax.data import tasks
+from plm_jax.data import files
 from plm_jax.errors import UserError
 from plm_jax.training import telemetry
 
@@ -100,10 +100,10 @@ def test_corpora_are_read_from_everywhere(root):
     storage.write(os.path.join(root, "b.jsonl"), lines)
     storage.write(os.path.join(root, "a.jsonl.gz"), gzip.compress(lines))
     storage.write(os.path.join(root, "c.jsonl.gz"), gzip.compress(lines)[:-9])
-    texts = list(tasks.read_files(config.JsonLines(os.path.join(root, "[ab].jsonl*"))))
+    texts = list(files.read(config.JsonLines(os.path.join(root, "[ab].jsonl*"))))
     assert texts == 2 * [f"Größe {i}\n" for i in range(3)]
     with pytest.raises(UserError, match=r"c\.jsonl\.gz is damaged"):
-        list(tasks.read_files(config.JsonLines(os.path.join(root, "c*"))))
+        list(files.read(config.JsonLines(os.path.join(root, "c*"))))
 
 
 def test_a_store_that_fails_is_named_in_one_line(monkeypatch):

@@ -115,7 +115,7 @@ def _parted(records: list[prepare.Record]) -> bytes:
 @functools.cache
 def _vocabulary(spec: config.Vocabulary) -> vocabularies.Vocabulary:
     """The vocabulary, loaded once by a worker."""
-    return vocabularies.load(spec)
+    return vocabularies.load_plain(spec)
 
 
 @contextlib.contextmanager

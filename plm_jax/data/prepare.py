@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import struct
+import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, BinaryIO, NamedTuple, TypeVar
@@ -20,7 +21,7 @@ import numpy as np
 import tqdm
 
 from plm_jax import config, storage
-from plm_jax.data import cache, segmenters, sentences, tasks, vocabularies, vocabulary_training
+from plm_jax.data import cache, files, segmenters, sentences, vocabularies, vocabulary_training
 from plm_jax.errors import UserError
 
 NUM_SHARDS = 256
@@ -59,7 +60,7 @@ def prepare(
     for name, source in sources.items():
         if not name.replace("-", "_").isidentifier() or name == "vocabulary":
             raise UserError(f"config.data.sources has '{name}': give a name of letters, digits, - and _")
-        tasks.check(name, source)
+        files.check(name, source)
     local = folder
     if storage.is_remote(folder):
         local = storage.cache_folder("prepare", hashlib.sha256(folder.encode("utf-8")).hexdigest()[:16])
@@ -109,7 +110,7 @@ def _vocabulary(run: config.Run, show_progress: bool) -> vocabularies.Vocabulary
                     f"sources {', '.join(config.read_sources(run))} have no document for training: check their paths"
                 )
         vocabulary_training.train(texts, spec, show_progress)
-    return vocabularies.load(spec)
+    return vocabularies.load_plain(spec)
 
 
 def _sample(texts: Iterable[str], num_bytes: int) -> list[str]:
@@ -143,18 +144,33 @@ class Piece(NamedTuple):
 
 
 def pieces(name: str, source: Any, most: int = 1) -> list[Piece]:
-    """The parts of a source, in order; `most` as for `tasks.shards`."""
-    task = tasks.task(name, source)
+    """The parts of a source, in order; of files up to `most` in a split, each of as many neighbours."""
+    if isinstance(source, files.Files):
+        numbers = {split: min(most, len(files.paths(files.of_split(source, split)))) for split in files.splits(source)}
+        return [Piece(split, (index, number)) for split, number in numbers.items() for index in range(number)]
+    tasks, task = _task(name, source)
     splits = [split for split in cache.SPLITS if split in task.splits]
-    return [Piece(split, shard) for split in splits for shard in tasks.shards(source, task, split, most)]
+    return [Piece(split, shard) for split in splits for shard in tasks.shards(source, task, split)]
+
+
+def _task(name: str, source: Any) -> tuple[Any, Any]:
+    """The module `tasks` and the task of a source that is no file's: only then seconds are spent on TensorFlow."""
+    if "seqio" not in sys.modules:
+        print(f"{name}: importing TensorFlow", file=sys.stderr, flush=True)
+    from plm_jax.data import tasks
+
+    return tasks, tasks.task(name, source)
+
+
+def _splits(name: str, source: Any) -> tuple[str, ...]:
+    return files.splits(source) if isinstance(source, files.Files) else tuple(_task(name, source)[1].splits)
 
 
 def documents(run: config.Run, name: str, piece: Piece, first: int) -> Iterator[Document]:
     """The documents of a piece, numbered from `first`; of a source without a validation split CRC-32 holds some out."""
     source = run.data.sources[name]
-    task = tasks.task(name, source)
-    own, fraction = "validation" in task.splits, run.data.validation_fraction
-    found = (parts for parts in _parts(task, piece, source) if parts[0].strip() or parts[1])
+    own, fraction = "validation" in _splits(name, source), run.data.validation_fraction
+    found = (parts for parts in _parts(name, source, piece) if parts[0].strip() or parts[1])
     for number, (text, targets) in enumerate(found, first):
         held = piece.split == "validation" if own else held_out(text, fraction)
         yield Document(number, text, held, targets)
@@ -169,8 +185,12 @@ def _documents(run: config.Run, name: str, source: Any) -> Iterator[Document]:
             number = document.number + 1
 
 
-def _parts(task: Any, piece: Piece, source: Any) -> Iterator[tuple[str, str | None]]:
+def _parts(name: str, source: Any, piece: Piece) -> Iterator[tuple[str, str | None]]:
     """The text of each document and None, or the inputs and targets of each example."""
+    if isinstance(source, files.Files):
+        found = files.read(files.of_split(source, piece.split), *piece.shard)
+        return ((texts, None) if isinstance(texts, str) else texts for texts in found)
+    tasks, task = _task(name, source)
     if isinstance(source, config.ExampleSource):
         return ((example.inputs, example.targets) for example in tasks.examples(task, piece.split, piece.shard))
     field = source.field if isinstance(source, config.SeqioTask) else "text"
@@ -180,17 +200,24 @@ def _parts(task: Any, piece: Piece, source: Any) -> Iterator[tuple[str, str | No
 def identity(run: config.Run, name: str, vocabulary: vocabularies.Vocabulary) -> str:
     """SHA-256 of a source's contents, task definition, vocabulary and the cache's format version."""
     source = run.data.sources[name]
-    task = tasks.task(name, source)
     what = {
-        "contents": tasks.fingerprint(source, task),
-        "task": tasks.definition(source),
-        "validation_fraction": None if "validation" in task.splits else run.data.validation_fraction,
+        "contents": fingerprint(name, source),
+        "task": files.definition(source),
+        "validation_fraction": None if "validation" in _splits(name, source) else run.data.validation_fraction,
         "vocabulary": vocabularies.identity(vocabulary),
         "format": cache.FORMAT,
     }
     if name in run.data.segmenters:
         what["segmenter"] = run.data.segmenters[name]
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode("utf-8")).hexdigest()
+
+
+def fingerprint(name: str, source: Any) -> list[str]:
+    """What a source holds, as text to hash."""
+    if isinstance(source, files.Files):
+        return files.fingerprint(source)
+    tasks, task = _task(name, source)
+    return tasks.fingerprint(source, task)
 
 
 def _prepare_source(
@@ -253,7 +280,7 @@ def _size(name: str, source: Any) -> int | None:
     """The number of documents, where the source tells it."""
     if not isinstance(source, config.Tfds):
         return None
-    task = tasks.task(name, source)
+    _, task = _task(name, source)
     return sum(task.source.num_input_examples(split) for split in task.splits)
 
 

@@ -1,36 +1,24 @@
 """Each source of a config as a seqio task that yields texts. Importing this imports seqio and so TensorFlow."""
 
-import collections
 import contextlib
-import dataclasses
-import glob
-import gzip
 import hashlib
 import importlib
 import importlib.util
-import io
 import json
 import os
 import re
-import string
-import zlib
 from collections.abc import Iterator
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 from plm_jax import config, storage
-from plm_jax.data import cache
+from plm_jax.data import cache, files
 from plm_jax.data.tensorflow_side import seqio, tf, tfds
 from plm_jax.errors import UserError, nearest, one_line, users_code
 
-Files = config.TextFiles | config.JsonLines | config.JsonLinesExamples
 _Registered = config.SeqioTask | config.SeqioExamples
 _TEXT = seqio.Feature(seqio.PassThroughVocabulary(0), add_eos=False, dtype=tf.string, rank=0)
 _FEATURES = {"text": _TEXT}
 _PARTS = ("inputs", "targets")
-# JSON's escapes of half of a character, of which text has two together.
-_HALVES = re.compile(r"\\u[dD][89a-fA-F]")
-# Of a file's name what says its form: `.jsonl`, `.jsonl.gz`, or nothing.
-_ENDING = re.compile(r"(\.\w+)?(\.gz)?$")
 # A builder's version as TFDS prints it, behind a slash; it takes one behind a colon.
 _VERSION = re.compile(r"/(\d+\.\d+\.\d+)$")
 
@@ -52,14 +40,14 @@ class _FileSource(seqio.DataSource):
 
     supports_arbitrary_sharding = False
 
-    def __init__(self, source: Files):
-        super().__init__(splits=_splits(source))
+    def __init__(self, source: files.Files):
+        super().__init__(splits=files.splits(source))
         self.error: UserError | None = None
         self._source = source
 
     def list_shards(self, split: str) -> list[str]:
         """The paths of the files."""
-        return paths(_of_split(self._source, split))
+        return files.paths(files.of_split(self._source, split))
 
     def get_dataset(
         self,
@@ -71,13 +59,13 @@ class _FileSource(seqio.DataSource):
     ) -> tf.data.Dataset:
         """The documents of all files or of a shard, in order."""
         del shuffle, seed
-        source = _of_split(self._source, split)
+        source = files.of_split(self._source, split)
         index, number = (shard_info.index, shard_info.num_shards) if shard_info else (0, 1)
         names = _PARTS if isinstance(source, config.JsonLinesExamples) else ("text",)
 
         def documents() -> Iterator[dict[str, bytes]]:
             try:
-                for found in read_files(source, index, number):
+                for found in files.read(source, index, number):
                     texts = (found,) if isinstance(found, str) else found
                     yield {name: text.encode("utf-8") for name, text in zip(names, texts, strict=True)}
             except UserError as error:
@@ -90,151 +78,6 @@ class _FileSource(seqio.DataSource):
 
 class _TfdsTexts(seqio.TfdsDataSource):
     """Documents of a TFDS builder, which do not depend on each other."""
-
-
-def read_files(source: Files, index: int = 0, number: int = 1) -> Iterator[Any]:
-    """The documents of text or JSONL files, in the order of their paths; blank ones are left out.
-
-    Args:
-      source: which files; of a source of examples (inputs, targets) of each come out.
-      index, number: of the files in order only this stretch, of so many that are about equally long.
-
-    Raises:
-      UserError: no file at the path; a damaged file; text that is not UTF-8; a line that is no JSON object with text.
-    """
-    readers = {config.JsonLines.kind: _json_lines, config.JsonLinesExamples.kind: _json_examples}
-    read, files = readers.get(source.kind, _text_file), paths(source)
-    for path in files[len(files) * index // number : len(files) * (index + 1) // number]:
-        yield from (found for found in read(path, source) if "".join(found).strip())
-
-
-def paths(source: Files) -> list[str]:
-    """The files that a source's path or glob names, sorted."""
-    found = storage.glob(source.path)
-    if not found:
-        raise UserError(f"there is no file at {source.path}: mend the source's path")
-    return found
-
-
-def _splits(source: Files) -> tuple[str, ...]:
-    return ("train", "validation") if getattr(source, "validation", "") else ("train",)
-
-
-def _of_split(source: Files, split: str) -> Files:
-    """A source of the files of one split."""
-    return dataclasses.replace(source, path=source.validation, validation="") if split == "validation" else source
-
-
-@contextlib.contextmanager
-def _open(path: str) -> Iterator[TextIO]:
-    """The text of a file, to be read within; what cannot be read is the user's mistake."""
-    try:
-        with storage.open_binary(path) as file, gzip.open(file) if path.endswith(".gz") else file as data:
-            yield io.TextIOWrapper(data, encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text: convert it") from error
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise UserError(f"{path} is damaged ({error}): give a whole gzip file") from error
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
-
-
-def _text_file(path: str, source: config.TextFiles) -> Iterator[str]:
-    with _open(path) as file:
-        if source.document == "file":
-            yield file.read()
-        elif source.document == "line":
-            yield from (line.rstrip("\n") for line in file)
-        else:
-            paragraph: list[str] = []
-            for line in file:
-                if line.strip():
-                    paragraph.append(line)
-                else:
-                    yield "".join(paragraph).rstrip("\n")
-                    paragraph = []
-            yield "".join(paragraph).rstrip("\n")
-
-
-def json_rows(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The place, `FILE:LINE`, of each line of a JSONL file that is not blank, and its object.
-
-    Raises:
-      UserError: as `read_files`.
-    """
-    with _open(path) as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-                if _HALVES.search(line):
-                    json.dumps(row, ensure_ascii=False).encode("utf-8")
-            except UnicodeEncodeError:
-                raise UserError(f"{path}:{number} has half of a surrogate pair: mend or remove the line") from None
-            except (ValueError, RecursionError):
-                raise UserError(f"{path}:{number} is no JSON: mend or remove the line") from None
-            if not isinstance(row, dict):
-                raise UserError(f"{path}:{number} is no JSON object: give one a line")
-            yield f"{path}:{number}", row
-
-
-def _json_lines(path: str, source: config.JsonLines) -> Iterator[str]:
-    for place, row in json_rows(path):
-        text = row.get(source.field)
-        if not isinstance(text, str):
-            raise UserError(f"{place} has no text in '{source.field}': {nearest(source.field, row)}")
-        yield text
-
-
-class _Template(string.Formatter):
-    """As `str.format`, of texts and numbers alone, since Python's `None` or `['a']` are no text of a task."""
-
-    def get_field(self, field_name, args, kwargs):
-        value, first = super().get_field(field_name, args, kwargs)
-        if not isinstance(value, str | int | float):
-            raise ValueError(f"'{field_name}' is {json.dumps(value)[:40]}, neither text nor a number")
-        return value, first
-
-
-def _json_examples(path: str, source: config.JsonLinesExamples) -> Iterator[tuple[str, str]]:
-    template = _Template()
-    for place, row in json_rows(path):
-        try:
-            yield template.vformat(source.inputs, (), row), template.vformat(source.targets, (), row)
-        except KeyError as error:
-            (name,) = error.args
-            raise UserError(f"{place} has no field '{name}': {nearest(str(name), row)}") from None
-        except (ValueError, TypeError, IndexError, AttributeError, OverflowError) as error:
-            raise UserError(f"{place} does not fit the source's inputs and targets: {error}") from None
-
-
-def check(name: str, source: Any) -> None:
-    """Raises a `UserError` for a source of files that has none in a split, saying where to put them, or one in both."""
-    if not isinstance(source, Files):
-        return
-    found: set[str] = set()
-    for split in _splits(source):
-        path = _of_split(source, split).path
-        files = storage.glob(path)
-        if not files:
-            field = f"config.data.sources.{name}.{'path' if split == 'train' else split}"
-            if pattern := _pattern_of_folder(path):
-                raise UserError(f"{path} is a folder: give {pattern}, as {field}")
-            raise UserError(f"there is no file at {path}: put the documents of '{name}' there, or set {field}")
-        if not found.isdisjoint(files):
-            raise UserError(f"source '{name}' trains on files of its validation: let path leave out {path}")
-        found.update(files)
-
-
-def _pattern_of_folder(path: str) -> str | None:
-    """The glob for most of the files in a folder, or else below it; None: it is no folder, or has no files."""
-    for pattern in ("*", "**/*"):
-        files = storage.glob(os.path.join(glob.escape(path), pattern))
-        endings = collections.Counter(_ENDING.search(os.path.basename(file))[0] for file in files)
-        if endings:
-            return os.path.join(path, pattern + endings.most_common(1)[0][0])
-    return None
 
 
 def task(name: str, source: Any) -> seqio.Task:
@@ -281,7 +124,7 @@ def _import(module: str) -> None:
         raise UserError(f"cannot import {module} ({error}): mend the source's module") from error
 
 
-def _register(name: str, source: Files | config.Tfds) -> seqio.Task:
+def _register(name: str, source: files.Files | config.Tfds) -> seqio.Task:
     definition = hashlib.sha256(json.dumps(config.to_dict(source), sort_keys=True).encode()).hexdigest()
     full_name = f"plm_jax:{name}:{definition[:8]}"
     if full_name in seqio.TaskRegistry.names():
@@ -339,17 +182,15 @@ def _download(builder: tfds.core.DatasetBuilder) -> tfds.core.splits.SplitDict:
     return builder.info.splits
 
 
-def shards(source: Any, task: seqio.Task, split: str, most: int) -> list[seqio.ShardInfo | None]:
-    """What a split can be read in, one after another or at once: its files, up to `most` together.
+def shards(source: Any, task: seqio.Task, split: str) -> list[seqio.ShardInfo | None]:
+    """What a split can be read in, one after another or at once: its files.
 
-    TensorFlow Datasets' files stay apart however many they are, since a whole split mixes them; those of seqio's own
+    TensorFlow Datasets' stay apart however many they are, since a whole split mixes them; those of seqio's own
     tasks stay together, since a task's examples may depend on each other, unless `register_tfds` has made it.
     """
     if isinstance(source, _Registered) and not isinstance(task.source, _TfdsTexts):
         return [None]
     number = len(task.source.list_shards(split))
-    if isinstance(source, Files):
-        number = min(number, most)
     return [seqio.ShardInfo(index, number) for index in range(number)]
 
 
@@ -357,7 +198,7 @@ def texts(task: seqio.Task, split: str, field: str = "text", shard: seqio.ShardI
     """The documents of a split, or of a shard of it, streamed in the order of the source.
 
     Raises:
-      UserError: as `read_files`; a task whose examples lack `field`.
+      UserError: as `files.read`; a task whose examples lack `field`.
     """
     rows = _dataset(task, split, (field,), shard)
     with _source_errors(task):
@@ -408,35 +249,19 @@ def accuracy(targets: list[str], predictions: list[str]) -> dict[str, float]:
 
 
 def fingerprint(source: Any, task: seqio.Task) -> list[str]:
-    """What a source holds, as text to hash: SHA-256 of each file; of a TFDS builder, whose files may be terabytes, its
-    version and sizes.
+    """What a seqio task holds, as text to hash: SHA-256 of each file; of a TFDS builder, whose files may be terabytes,
+    its version and sizes.
 
-    Of a seqio task also that of its module, and of what its data source says, as `code`, makes the examples besides.
+    Of a registered task also that of its module, and of what its data source says, as `code`, makes the examples
+    besides.
     """
-    if isinstance(source, Files):
-        found = [_sha256(path) for path in paths(source)]
-        if "validation" in task.splits:
-            found += ["validation", *(_sha256(path) for path in paths(_of_split(source, "validation")))]
-        return found
-    files, sizes = [], []
+    found, sizes = [], []
     if isinstance(source, _Registered):
-        files += [importlib.import_module(source.module).__file__, *getattr(task.source, "code", ())]
+        found += [importlib.import_module(source.module).__file__, *getattr(task.source, "code", ())]
     if isinstance(task.source, seqio.TfdsDataSource) and not task.source.tfds_dataset.tfds_splits:
         info = task.source.tfds_dataset.builder.info
         sizes = [info.full_name, *(f"{name}:{split.num_examples}" for name, split in sorted(info.splits.items()))]
     else:
-        files += [path for split in cache.SPLITS if split in task.splits for path in task.source.list_shards(split)]
-    hashed = [_sha256(path) for path in files if path and (storage.is_remote(path) or os.path.isfile(path))]
+        found += [path for split in cache.SPLITS if split in task.splits for path in task.source.list_shards(split)]
+    hashed = [files.sha256(path) for path in found if path and (storage.is_remote(path) or os.path.isfile(path))]
     return [*hashed, *sizes]
-
-
-def definition(source: Any) -> dict[str, Any]:
-    """What of a source's config decides its documents besides their content: all but where it lies."""
-    return {k: v for k, v in config.to_dict(source).items() if k not in config.places(source)}
-
-
-def _sha256(path: str) -> str:
-    try:
-        return storage.sha256(path)
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error

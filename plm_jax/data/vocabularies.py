@@ -1,7 +1,7 @@
 """Text to ids and back, as `seqio.Vocabulary`: SentencePiece, WordPiece, byte-level BPE, words, bytes, tokenizer.json.
 
 Special ids come from the config's `vocabulary` section. Text never becomes a special token: `<|endoftext|>` in a
-document is spelt out in pieces. Importing this module imports seqio and so TensorFlow; the trainer must not.
+document is spelt out in pieces. `load` imports seqio and so TensorFlow, `load_plain` does not.
 """
 
 import abc
@@ -10,7 +10,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -21,7 +21,6 @@ from sentencepiece import sentencepiece_model_pb2, sentencepiece_pb2
 from plm_jax import config, storage, wordpiece
 from plm_jax.config import SPECIALS
 from plm_jax.data import sentences, tokenizer_files, words
-from plm_jax.data.tensorflow_side import seqio, tf
 from plm_jax.errors import UserError, nearest, one_line
 
 # How a SentencePiece model writes the special ids for which it has no field (Lan et al. 2020, arXiv:1909.11942), and
@@ -40,8 +39,8 @@ WORDPIECE_SYMBOLS = {"pad": "[PAD]", "unk": "[UNK]", **SYMBOLS}
 WORD_SYMBOLS = {"bos": words.BOS, "eos": words.EOS, "unk": words.UNK}
 
 
-class Vocabulary(seqio.Vocabulary):
-    """A `seqio.Vocabulary` that also gives sentence starts, an identity and which tokens begin words.
+class Vocabulary(abc.ABC):
+    """What `seqio.Vocabulary` asks in plain Python; sentence starts, an identity, and which tokens begin words.
 
     Attributes:
       byte_offsets: whether `encode_offsets` counts UTF-8 bytes; otherwise characters.
@@ -55,7 +54,6 @@ class Vocabulary(seqio.Vocabulary):
 
     def __init__(self, specials: config.Vocabulary, word_initial: np.ndarray):
         """`word_initial` is bool [size], without the ids that are added above."""
-        super().__init__(extra_ids=specials.sentinels)
         self.specials = specials
         word_initial = np.pad(word_initial, (0, specials.added))
         self._size = size = len(word_initial)
@@ -82,8 +80,21 @@ class Vocabulary(seqio.Vocabulary):
         return self.specials.unk
 
     @property
+    def extra_ids(self):  # noqa: D102
+        return self.specials.sentinels
+
+    @property
     def _base_vocab_size(self) -> int:
         return self._size
+
+    @property
+    def vocab_size(self) -> int:
+        """With sentinels."""
+        return self._size + self.extra_ids
+
+    def encode(self, s: str) -> Sequence[int]:
+        """The ids of a text, no more."""
+        return self._encode(s)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text up to the first eos; the k-th sentinel, k from 0, stands apart as `<extra_id_k>`."""
@@ -93,8 +104,15 @@ class Vocabulary(seqio.Vocabulary):
         parts = []
         for is_sentinel, group in itertools.groupby(ids, lambda i: self._size <= i < self.vocab_size):
             run = list(group)
-            parts += [f"<extra_id_{self.vocab_size - 1 - i}>" for i in run] if is_sentinel else [super().decode(run)]
+            known = run if self.unk_id is None else [i if i < self._size else self.unk_id for i in run]
+            parts += [f"<extra_id_{self.vocab_size - 1 - i}>" for i in run] if is_sentinel else [self._decode(known)]
         return " ".join(parts)
+
+    @abc.abstractmethod
+    def _encode(self, s: str) -> Sequence[int]: ...
+
+    @abc.abstractmethod
+    def _decode(self, ids: Sequence[int]) -> str: ...
 
     @abc.abstractmethod
     def encode_offsets(self, texts: list[str]) -> list[tuple[Sequence[int], Sequence[int]]]:
@@ -124,17 +142,6 @@ class Vocabulary(seqio.Vocabulary):
             return cuts
         parts = zip([0, *cuts], cuts, strict=False)
         return np.cumsum([len(text[a:b].encode("utf-8")) for a, b in parts]).tolist()
-
-    def _encode_tf(self, s: tf.Tensor) -> tf.Tensor:
-        ids = tf.py_function(lambda text: np.array(self._encode(text.numpy().decode("utf-8"))), [s], tf.int32)
-        return tf.ensure_shape(ids, [None])
-
-    def _decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
-        return tf.py_function(lambda i: self.decode(i.numpy().tolist()), [ids], tf.string)
-
-    def decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
-        """As `decode`; seqio's own needs an unk and an eos id."""
-        return self._decode_tf(ids)
 
     def __eq__(self, other):
         return isinstance(other, Vocabulary) and identity(self) == identity(other)
@@ -398,6 +405,13 @@ _FILES = {
 
 
 def load(vocabulary: config.Vocabulary | str) -> Vocabulary:
+    """As `load_plain`, and it is a `seqio.Vocabulary`."""
+    from plm_jax.data import seqio_vocabularies  # Seconds, which tokenising alone need not wait.
+
+    return _load(vocabulary, {scheme: seqio_vocabularies.of(kind) for scheme, kind in KINDS.items()})
+
+
+def load_plain(vocabulary: config.Vocabulary | str) -> Vocabulary:
     """The vocabulary of a config section, or of a spec alone (then without special ids).
 
     Args:
@@ -407,10 +421,14 @@ def load(vocabulary: config.Vocabulary | str) -> Vocabulary:
     Raises:
       UserError: an unknown scheme; a missing or damaged file; special ids that do not fit it.
     """
+    return _load(vocabulary, KINDS)
+
+
+def _load(vocabulary: config.Vocabulary | str, kinds: Mapping[str, Callable[..., Vocabulary]]) -> Vocabulary:
     if isinstance(vocabulary, str):
         vocabulary = config.Vocabulary(spec=vocabulary)
     scheme, paths = _parse(vocabulary.spec)
-    return KINDS[scheme](*paths, vocabulary)
+    return kinds[scheme](*paths, vocabulary)
 
 
 def _parse(spec: str) -> tuple[str, list[str]]:

@@ -8,7 +8,7 @@ import seqio
 import tensorflow_datasets as tfds
 
 from plm_jax import config, storage
-from plm_jax.data import tasks
+from plm_jax.data import files, prepare, tasks
 from plm_jax.errors import UserError
 
 
@@ -185,7 +185,7 @@ def test_a_task_over_tfds_is_not_read_to_be_known_and_read_in_parts_where_it_is_
         task = tasks.task("source", source)
         code = [] if source is same else ["code"]
         assert tasks.fingerprint(source, task) == [*code, "tiny_texts/1.0.0", "train:3", "validation:2"]
-        shards = tasks.shards(source, task, "train", 1)
+        shards = tasks.shards(source, task, "train")
         read[source] = [list(tasks.texts(task, "train", shard=shard)) for shard in shards]
     assert set(hashed) == {str(tmp_path / "my_tfds_tasks.py")}
     assert sorted(map(len, read[made])) == [1, 2] and read[made] == read[same]
@@ -236,15 +236,15 @@ def test_json_lines_with_files_for_validation(tmp_path):
     task = tasks.task("source", source)
     assert list(tasks.texts(task, "train")) == ["one", "two", "three"]
     assert list(tasks.texts(task, "validation")) == ["four", "five"]
-    assert len(tasks.shards(source, task, "train", 9)) == 2 and len(tasks.shards(source, task, "validation", 9)) == 1
-    tasks.check("source", source)
+    assert [piece.split for piece in prepare.pieces("source", source, 9)] == ["train", "train", "validation"]
+    files.check("source", source)
     alone = config.JsonLines(path)
-    contents = tasks.fingerprint(source, task)
-    assert contents[:2] == tasks.fingerprint(alone, tasks.task("source", alone)) and len(set(contents)) == 4
+    contents = files.fingerprint(source)
+    assert contents[:2] == files.fingerprint(alone) and len(set(contents)) == 4
     # Where files lie is no part of what a source is: caches made before there was `validation` are still good.
-    assert tasks.definition(source) == tasks.definition(alone) == {"kind": "jsonl", "field": "text"}
-    assert tasks.definition(config.Tfds("a"))["validation"] == "validation"
+    assert files.definition(source) == files.definition(alone) == {"kind": "jsonl", "field": "text"}
+    assert files.definition(config.Tfds("a"))["validation"] == "validation"
     with pytest.raises(UserError, match=r"no file at .*none: .*or set config.data.sources.source.validation"):
-        tasks.check("source", config.JsonLines(path, validation=str(tmp_path / "none")))
+        files.check("source", config.JsonLines(path, validation=str(tmp_path / "none")))
     with pytest.raises(UserError, match=r"'source' trains on files of its validation: let path leave out .*validation"):
-        tasks.check("source", config.JsonLines(str(tmp_path / "*"), validation=validation))
+        files.check("source", config.JsonLines(str(tmp_path / "*"), validation=validation))

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from plm_jax import config
-from plm_jax.data import tasks
+from plm_jax.data import files
 from plm_jax.data.tensorflow_side import seqio, tf
 from plm_jax.data.text_to_text import formats, metrics, postprocessors, wnli
 from plm_jax.errors import UserError, nearest, one_line
@@ -263,14 +263,14 @@ class _JsonLines(seqio.DataSource):
         super().__init__(splits=self._paths)
 
     def list_shards(self, split: str) -> list[str]:
-        return tasks.paths(config.JsonLines(self._paths[split]))
+        return files.paths(config.JsonLines(self._paths[split]))
 
     def get_dataset(self, split: str = "train", shuffle: bool = True, seed=None, shard_info=None, **_: Any):
         del shuffle, seed  # seqio shuffles what it reads.
         paths = self.list_shards(split)
         if shard_info:
             paths = paths[shard_info.index :: shard_info.num_shards]
-        return _examples(self._task, self, lambda: itertools.chain.from_iterable(map(tasks.json_rows, paths)))
+        return _examples(self._task, self, lambda: itertools.chain.from_iterable(map(files.json_rows, paths)))
 
 
 def _tfds_examples(dataset: tf.data.Dataset, task: Task, source: seqio.DataSource) -> tf.data.Dataset:

@@ -190,9 +190,9 @@ def test_bad_data_is_quarantined_and_the_rest_cleaned_once(tmp_path, capsys, mon
         job.clean(inputs, str(output), settings.resolve("en.noclean"))
     assert bytes_of(output) == before and (output / "manifest.json").exists()
 
-    from plm_jax.data import tasks
+    from plm_jax.data import files
 
-    texts_read = list(tasks.read_files(config.JsonLines(f"{output}/train-*.jsonl.gz")))
+    texts_read = list(files.read(config.JsonLines(f"{output}/train-*.jsonl.gz")))
     assert sorted(texts_read) == sorted(row["text"] for row in read_rows(output, "train-*"))
 
 

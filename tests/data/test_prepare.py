@@ -278,3 +278,29 @@ def test_a_second_process_waits_for_the_first(run, tmp_path):
     first.wait()
     assert second.wait(timeout=120) == 0
     assert cache.open_source(output, "a").splits["train"].num_documents > 0
+
+
+_WITHOUT = """
+import runpy, sys
+sys.modules |= dict.fromkeys(("tensorflow", "tensorflow_datasets", "tensorflow_text", "seqio"))
+sys.argv[0] = "prepare"
+runpy.run_module("plm_jax.prepare", run_name="__main__")
+"""
+
+
+def test_files_are_prepared_and_mistakes_are_told_without_tensorflow(corpus, tmp_path):
+    def verb(*arguments):
+        command = [sys.executable, "-c", _WITHOUT, "--config=configs/gpt2.py:small", *arguments]
+        return subprocess.run(command, capture_output=True, text=True)
+
+    path, output = f"--config.data.sources.webtext.path={corpus}", f"--output={tmp_path}/output"
+    finished = verb(path, output)
+    assert finished.returncode == 0, finished.stderr
+    assert len(stored_documents(cache.open_source(f"{tmp_path}/output", "webtext"))) == len(TEXTS)
+    for wrong in ("--config.data.sources.webtext.path=/none", f"--config.vocabulary.spec=sentencepiece:{tmp_path}/no"):
+        refused = verb(path, output, wrong)
+        assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1), refused.stderr
+
+
+def stored_documents(source):
+    return [document for split in source.splits.values() for document in split.documents[1:]]

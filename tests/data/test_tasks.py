@@ -132,11 +132,11 @@ def test_a_folder_as_path_is_told_the_glob_of_what_is_in_it(tmp_path, names, pat
     for path in (folder, f"{folder}/"):
         says = f"{path} is a folder: give {folder}/{pattern}, as config.data.sources.mine.path"
         with pytest.raises(UserError, match=re.escape(says)):
-            tasks.check("mine", config.JsonLines(str(path)))
-    tasks.check("mine", config.JsonLines(f"{folder}/{pattern}"))
+            files.check("mine", config.JsonLines(str(path)))
+    files.check("mine", config.JsonLines(f"{folder}/{pattern}"))
     (tmp_path / "nothing").mkdir()
     with pytest.raises(UserError, match=r"no file at .*/nothing"):
-        tasks.check("mine", config.JsonLines(str(tmp_path / "nothing")))
+        files.check("mine", config.JsonLines(str(tmp_path / "nothing")))
 
 
 def test_a_mistake_in_a_module_of_tasks_names_its_line(tmp_path, monkeypatch):

@@ -78,7 +78,7 @@ def write_cache(folder: str, num_tokens: int) -> None:
         tokens = rng.integers(0, TEXT_IDS, min(CHUNK, num_tokens - start), np.uint16)
         sentences = np.unique(np.append(rng.integers(0, len(tokens), len(tokens) // MEAN_SENTENCE), 0))
         documents = np.unique(np.append(rng.choice(sentences, len(tokens) // MEAN_DOCUMENT), 0))
-        writer.add(tokens, documents, sentences, 4 * len(tokens))
+        writer.add(tokens, documents, sentences, 4 * len(tokens), np.full(len(documents), 4))
     counts = {"train": writer.close()}
     cache.save(os.path.join(temporary, "word_initial.npy"), rng.random(VOCAB_SIZE) < WORDS_A_TOKEN)
     specials = config.to_dict(VOCABULARY)

@@ -193,7 +193,7 @@ class Data:
         examples, to its rows.
       segmenters: of sources whose words the vocabulary does not tell, as of Chinese, a Python function
         `module:function` from a text to its words in order, such as `jieba:lcut`.
-      validation_fraction: share of documents held out where a source has no validation split.
+      validation_fraction: share of documents held out where a source has no validation split; of several at least one.
       window_tokens: tokens within which examples are shuffled together; windows are shuffled too.
       threads, prefetch: batches made at once, batches made ahead, on each host. Two threads make half as many batches
         as one, since they wait for Python's lock; more than one may pay where the cache is remote and must be fetched.

@@ -5,6 +5,7 @@
     CACHE_DIR/SOURCE/SPLIT/tokens-00000.array_record, …   the tokens of all documents, RECORD_TOKENS a record,
                                            SHARD_RECORDS records a file
     CACHE_DIR/SOURCE/SPLIT/documents.npy   int64 [documents + 1]: first token of each document, and the end
+    CACHE_DIR/SOURCE/SPLIT/first_bytes.npy int32 [documents]: UTF-8 bytes of each document's first token
     CACHE_DIR/SOURCE/SPLIT/sentences.npy   int64 [sentences]: first token of each sentence
     CACHE_DIR/SOURCE/SPLIT/words.npy       int64 [words]: first token of each word, of a source with a segmenter alone
     CACHE_DIR/SOURCE/SPLIT/unigram.npy     int64 [vocab_size]: how often each token occurs
@@ -94,6 +95,7 @@ class SplitWriter:
         self._shard: Any = None
         self._num_records = 0
         self._documents = NpyAppender(os.path.join(folder, "documents.npy"))
+        self._first_bytes = NpyAppender(os.path.join(folder, "first_bytes.npy"), "<i4")
         self._sentences = NpyAppender(os.path.join(folder, "sentences.npy"))
         self._words = NpyAppender(os.path.join(folder, "words.npy")) if has_words else None
         self._unigram = np.zeros(vocab_size, np.int64)
@@ -108,6 +110,7 @@ class SplitWriter:
         documents: np.ndarray,
         sentences: np.ndarray,
         num_bytes: int,
+        first_bytes: Sequence[int],
         words: Sequence[int] = (),
     ) -> None:
         """Adds whole documents.
@@ -116,8 +119,10 @@ class SplitWriter:
           tokens: [n], the documents one after another.
           documents, sentences, words: where in `tokens` each begins; words where the split has them.
           num_bytes: of their text in UTF-8.
+          first_bytes: of each document, how many of them are its first token's.
         """
         self._documents.append(np.asarray(documents, np.int64) + self._num_tokens)
+        self._first_bytes.append(np.asarray(first_bytes))
         self._sentences.append(np.asarray(sentences, np.int64) + self._num_tokens)
         if self._words is not None:
             self._words.append(np.asarray(words, np.int64) + self._num_tokens)
@@ -158,6 +163,7 @@ class SplitWriter:
         self._close_shard()
         self._documents.append(np.array([self._num_tokens]))
         documents, sentences = self._documents.close() - 1, self._sentences.close()
+        self._first_bytes.close()
         save(os.path.join(self._folder, "unigram.npy"), self._unigram)
         return {
             "documents": documents,
@@ -289,6 +295,7 @@ class Split:
           UserError: one is missing or damaged.
         """
         load(self._locate("sentences.npy"), self._num_sentences)
+        load(self._locate("first_bytes.npy"), self.num_documents, np.int32)
         if self.has_words:
             load(self._locate("words.npy"), self._num_words)
         for shard in range(-(-self._num_records // SHARD_RECORDS)):
@@ -298,6 +305,11 @@ class Split:
     def sentences(self) -> np.ndarray:
         """int64 [num_sentences], memory-mapped."""
         return load(self._locate("sentences.npy"), self._num_sentences)
+
+    @functools.cached_property
+    def first_bytes(self) -> np.ndarray:
+        """int32 [num_documents], memory-mapped: UTF-8 bytes of each document's first token."""
+        return load(self._locate("first_bytes.npy"), self.num_documents, np.int32)
 
     @functools.cached_property
     def words(self) -> np.ndarray:

@@ -29,7 +29,8 @@ _BATCH_CHARACTERS = 2**20
 _VOCABULARY_SAMPLE_BYTES = 2**25
 Item = TypeVar("Item")
 Rule = Callable[[str], list[int]]  # Text → the characters at which a part other than the first begins.
-_HEADER = struct.Struct("<QB3xIIII")  # Hash, whether held out, numbers of tokens, sentences, words and bytes.
+# Hash, whether held out, numbers of tokens, sentences, words and bytes, and of the first token's bytes.
+_HEADER = struct.Struct("<QB3xIIIII")
 
 
 class Document(NamedTuple):
@@ -134,6 +135,19 @@ def _hash(number: int, text: str) -> int:
 def held_out(text: str, fraction: float) -> bool:
     """Whether a document of a source without a validation split is for validation."""
     return zlib.crc32(text.encode("utf-8")) % 1000 < 1000 * fraction
+
+
+def hold_out(texts: Sequence[str], fraction: float) -> list[bool]:
+    """Which of all documents of such a source are for validation: if CRC-32 takes none, that of the smallest hash."""
+    held = [held_out(text, fraction) for text in texts]
+    if not any(held) and _holds_first(len(texts), fraction):
+        held[min(range(len(texts)), key=lambda number: _hash(number, texts[number]))] = True
+    return held
+
+
+def _holds_first(num_documents: int, fraction: float) -> bool:
+    """Whether of so many documents, of which CRC-32 takes none, one is held out; never the only one."""
+    return fraction > 0 and num_documents > 1
 
 
 class Piece(NamedTuple):
@@ -246,13 +260,15 @@ def _prepare_source(
         num_documents, has_validation = beam.tokenise(run, name, spill, beam_options, show_progress)
     if not num_documents:
         raise UserError(f"source '{name}' has no document with text in it: check its path and field")
-    splits = cache.SPLITS if has_validation else ("train",)
+    own = "validation" in tasks.task(name, run.data.sources[name]).splits
+    hold_first = not (own or has_validation) and _holds_first(num_documents, run.data.validation_fraction)
+    splits = cache.SPLITS if has_validation or hold_first else ("train",)
     writers = {
         split: cache.SplitWriter(os.path.join(temporary, split), vocabulary.vocab_size, has_words=bool(segmenter))
         for split in splits
     }
     with tqdm.tqdm(None, f"{name}: writing", num_documents, unit=" documents", disable=not show_progress) as bar:
-        _write_shards(spill, writers, cache.dtype_for(vocabulary.vocab_size), bar)
+        _write_shards(spill, writers, cache.dtype_for(vocabulary.vocab_size), hold_first, bar)
     shutil.rmtree(spill)
     counts = {split: writer.close() for split, writer in writers.items()}
     cache.save(os.path.join(temporary, "word_initial.npy"), vocabulary.word_initial)
@@ -268,11 +284,13 @@ def _prepare_source(
     if segmenter:
         manifest["segmenter"] = segmenter
     cache.publish(temporary, final, manifest)
-    none = "" if has_validation else ", no validation split"
+    held = "none held out, so validation leaves it out"
+    if "validation" in counts:
+        held = f"{counts['validation']['documents']:,} held out"
     tokens, size = (sum(split[of] for split in counts.values()) for of in ("tokens", "bytes"))
     print(
-        f"{name}: {num_documents:,} documents, {counts['train']['tokens']:,} training tokens, "
-        f"{size / tokens:.2f} bytes a token{none}: {final}"
+        f"{name}: {num_documents:,} documents, {held}, {counts['train']['tokens']:,} training tokens, "
+        f"{size / tokens:.2f} bytes a token: {final}"
     )
 
 
@@ -315,12 +333,12 @@ def encode(
     """The records of all documents that have tokens."""
     dtype = cache.dtype_for(vocabulary.vocab_size)
     for batch in batches(documents, _BATCH_CHARACTERS, lambda document: len(document.text + (document.targets or ""))):
-        for document, (ids, (starts, *words)) in zip(batch, _encode(vocabulary, batch, rules), strict=True):
+        for document, (ids, (starts, *words), first) in zip(batch, _encode(vocabulary, batch, rules), strict=True):
             if not len(ids):
                 continue
             key = _hash(document.number, document.text)
             size = len((document.text + (document.targets or "")).encode("utf-8"))
-            header = _HEADER.pack(key, document.held_out, len(ids), len(starts), sum(map(len, words)), size)
+            header = _HEADER.pack(key, document.held_out, len(ids), len(starts), sum(map(len, words)), size, first)
             parts = [ids.astype(dtype), *(values.astype("<u4") for values in (starts, *words))]
             data = header + b"".join(part.tobytes() for part in parts)
             yield Record(key * NUM_SHARDS >> 64, document.held_out, data)
@@ -328,14 +346,14 @@ def encode(
 
 def _encode(
     vocabulary: vocabularies.Vocabulary, documents: list[Document], rules: Sequence[Rule]
-) -> list[tuple[np.ndarray, list[np.ndarray]]]:
-    """Ids of each document and, by each rule, the first tokens of its parts: of an example, its inputs and targets."""
+) -> list[tuple[np.ndarray, list[np.ndarray], int]]:
+    """As `Vocabulary.encode_parts`; of an example the parts are its inputs and targets, and no first token counts."""
     if documents[0].targets is None:
         return vocabulary.encode_parts([document.text for document in documents], rules)
     texts = [text for document in documents for text in (document.text, document.targets)]
     ids = [np.asarray(found, np.int64) for found, _ in vocabulary.encode_offsets(texts)]
     pairs = zip(ids[::2], ids[1::2], strict=True)
-    return [(np.concatenate(pair), [np.array([0, len(pair[0])])]) for pair in pairs]
+    return [(np.concatenate(pair), [np.array([0, len(pair[0])])], 0) for pair in pairs]
 
 
 def batches(items: Iterable[Item], limit: int, size: Callable[[Item], int]) -> Iterator[list[Item]]:
@@ -370,21 +388,26 @@ def _tokenise(
     return number, any_held_out
 
 
-def _write_shards(spill: str, writers: dict[str, cache.SplitWriter], dtype: np.dtype, bar: tqdm.tqdm) -> None:
-    """Moves the spilled documents to the writers, in the order of their hashes."""
+def _write_shards(
+    spill: str, writers: dict[str, cache.SplitWriter], dtype: np.dtype, hold_first: bool, bar: tqdm.tqdm
+) -> None:
+    """Moves the spilled documents to the writers, in the order of their hashes; `hold_first`: the first is held out."""
+    is_first = True
     for shard in sorted(os.listdir(spill)):
         path = os.path.join(spill, shard)
         data = np.memmap(path, np.uint8, "r") if os.path.getsize(path) else b""
         rows, offset = [], 0
         while offset < len(data):
-            key, out, num_tokens, num_sentences, num_words, size = _HEADER.unpack_from(data, offset)
-            rows.append((key, out, offset + _HEADER.size, num_tokens, num_sentences, num_words, size))
+            key, out, num_tokens, num_sentences, num_words, *sizes = _HEADER.unpack_from(data, offset)
+            rows.append((key, out, offset + _HEADER.size, num_tokens, num_sentences, num_words, *sizes))
             offset += _HEADER.size + num_tokens * dtype.itemsize + (num_sentences + num_words) * 4
-        for _, out, at, num_tokens, num_sentences, num_words, size in sorted(rows):
+        for _, out, at, num_tokens, num_sentences, num_words, size, first in sorted(rows):
             tokens = np.frombuffer(data, dtype, num_tokens, at)
             starts, words = np.split(
                 np.frombuffer(data, "<u4", num_sentences + num_words, at + tokens.nbytes), [num_sentences]
             )
-            writers["validation" if out else "train"].add(tokens, np.zeros(1, np.int64), starts, size, words)
+            held = out or (hold_first and is_first)
+            writers["validation" if held else "train"].add(tokens, [0], starts, size, [first], words)
+            is_first = False
             bar.update()
         os.remove(path)

@@ -3,6 +3,7 @@
 import base64
 import itertools
 import json
+import re
 import string
 from typing import Any
 
@@ -17,6 +18,8 @@ LLAMA3_SPLIT = (
 # The marks of ALBERT's rule for words, see `sentencepiece_begins_words`.
 _MARKS = frozenset('!"#$%&()*+,-./:;?@[\\]^_`{|}~')
 _GO_ON = _MARKS | frozenset(string.ascii_lowercase)
+# How a BPE of characters writes a byte of one that it lacks.
+_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 # Before a special token's own name it makes one that no text has.
 _HIDDEN = "\U0010ffff"
 
@@ -145,6 +148,17 @@ def sentencepiece_begins_words(pieces: list[str]) -> list[bool]:
     such as a digit, an apostrophe or é: so each piece of Chinese begins one.
     """
     return [piece.startswith(("▁", "<")) or piece in _MARKS or not _GO_ON.issuperset(piece.lower()) for piece in pieces]
+
+
+def own_bytes(tree: dict[str, Any], tokens: list[str]) -> list[int | None]:
+    """How many bytes of text each token of a `tokenizer.json` is wherever it is; None where the text has to tell."""
+    added, model = {token["content"] for token in _added(tree)}, tree["model"]
+    if model.get("byte_fallback"):
+        return [1 if _BYTE.fullmatch(token) and token not in added else None for token in tokens]
+    steps = json.dumps(tree.get("pre_tokenizer"))
+    if '"ByteLevel"' in steps and '"add_prefix_space": true' not in steps and not tree.get("normalizer"):
+        return [None if token in added else len(token) for token in tokens]
+    return [None] * len(tokens)
 
 
 def byte_level_begins_words(tokens: list[str]) -> list[bool]:

@@ -120,12 +120,13 @@ class Vocabulary(abc.ABC):
 
     def encode_sentences(self, texts: list[str]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Ids [n] of each whole text, and the first token of each of its sentences."""
-        return [(ids, starts) for ids, (starts,) in self.encode_parts(texts, [sentences.boundaries])]
+        return [(ids, starts) for ids, (starts,), _ in self.encode_parts(texts, [sentences.boundaries])]
 
     def encode_parts(
         self, texts: list[str], rules: Sequence[Callable[[str], list[int]]]
-    ) -> list[tuple[np.ndarray, list[np.ndarray]]]:
-        """Ids [n] of each whole text, and of each rule the first tokens of the parts into which it cuts the text.
+    ) -> list[tuple[np.ndarray, list[np.ndarray], int]]:
+        """Ids [n] of each whole text, of each rule the first tokens of the parts into which it cuts the text, and how
+        many UTF-8 bytes are the first token's (see `first_bytes`).
 
         Args:
           rules: text → the characters at which a part other than the first begins, rising.
@@ -133,8 +134,28 @@ class Vocabulary(abc.ABC):
         encoded = []
         for text, (ids, offsets) in zip(texts, self.encode_offsets(texts), strict=True):
             starts = [sentences.token_starts(self._units(text, rule(text)), np.asarray(offsets)) for rule in rules]
-            encoded.append((np.asarray(ids), starts))
+            encoded.append((np.asarray(ids), starts, self.first_bytes(text, ids, offsets)))
         return encoded
+
+    def first_bytes(self, text: str, ids: Sequence[int], offsets: Sequence[int]) -> int:
+        """How many of a text's UTF-8 bytes are its first token's: those before the second one, of several in one
+        character its own.
+
+        Args:
+          ids, offsets: what `encode_offsets` gives of the text.
+        """
+        if not len(ids):
+            return 0
+        if (own := self._own_bytes(int(ids[0]))) is not None:
+            return own
+        if len(ids) == 1:
+            return len(text.encode("utf-8"))
+        return int(offsets[1]) if self.byte_offsets else len(text[: offsets[1]].encode("utf-8"))
+
+    def _own_bytes(self, token: int) -> int | None:
+        """How many bytes of text a token is wherever it is; None: that is not to be seen from the token."""
+        del token
+        return None
 
     def _units(self, text: str, cuts: list[int]) -> list[int]:
         """Characters of the text, rising, in the units in which this vocabulary counts."""
@@ -186,6 +207,9 @@ class SentencePiece(Vocabulary):
     def _decode(self, ids: Sequence[int]) -> str:
         return self.processor.decode([int(i) for i in ids if 0 <= i < self.processor.get_piece_size()])
 
+    def _own_bytes(self, token: int) -> int | None:
+        return 1 if self.processor.is_byte(token) else None
+
     def encode_offsets(self, texts: list[str]) -> list[tuple[Sequence[int], Sequence[int]]]:
         """Ids and byte offsets."""
         encoded = []
@@ -217,6 +241,10 @@ class _Tokenizer(Vocabulary):
 
     byte_offsets = False
     tokenizer: tokenizers.Tokenizer
+    _sizes: Sequence[int | None] = ()
+
+    def _own_bytes(self, token: int) -> int | None:
+        return self._sizes[token] if token < len(self._sizes) else None
 
     def _encode(self, s: str) -> Sequence[int]:
         return self.tokenizer.encode(s).ids
@@ -249,6 +277,7 @@ class BytePairs(_Tokenizer):
         super().__init__(specials, np.array(tokenizer_files.byte_level_begins_words(tokens)))
         merged = {*tokenizer_files.byte_characters(), *("".join(pair) for pair in pairs)}
         _check_not_text(vocab_path, specials, {i for token, i in ids.items() if token in merged})
+        self._sizes = [len(token) for token in tokens]
         self.table = {"tokens": tokens, "merges": pairs}
 
 
@@ -263,6 +292,7 @@ class TikToken(_Tokenizer):
             raise UserError(f"{path} is no file of tiktoken's ({one_line(error)}): give a whole one") from error
         super().__init__(specials, np.array(tokenizer_files.byte_level_begins_words(tokens)))
         _check_not_text(path, specials, range(len(tokens)))
+        self._sizes = [len(token) for token in tokens]
         self.table = {"tokens": tokens}
 
 
@@ -288,6 +318,7 @@ class HuggingFace(_Tokenizer):
         super().__init__(specials, np.array(tokenizer_files.begins_words(tree, tokens[: len(tokens) - own])))
         special = tokenizer_files.special_ids(tree, ids)
         _check_not_text(path, specials, names.keys() - special)
+        self._sizes = tokenizer_files.own_bytes(tree, tokens)
         self.table = {key: tree.get(key) for key in ("model", "added_tokens", "normalizer", "pre_tokenizer")}
 
     def _decode(self, ids: Sequence[int]) -> str:

@@ -36,7 +36,8 @@ def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool 
       `loss`, nats a target; `perplexity`, its exponential; `accuracy`, a share; `tokens`, the targets; of those of them
       that are text, neither special tokens (unk counts as text) nor sentinels, `real_loss`, `real_tokens`, and
       `unigram_loss`, that of a unigram over the targets: it expects text in the share that text has among them, and of
-      text the training split's add-one unigram. Causal: `bits_per_byte` of the split's UTF-8 text. With
+      text the training split's add-one unigram. Causal: `bits_per_byte`, the bits of all targets, ends of documents
+      included, by the UTF-8 bytes of those of them that are text. With
       sentence pairs: `pair_loss`, nats a pair, and `pair_accuracy`. Of an ELECTRA all these are the generator's, and
       `discriminator_loss`, nats a token of the input, `discriminator_accuracy`, `discriminator_auc`, the area under its
       ROC curve (where some tokens are replaced and some are not), and `replaced`, the share of tokens that are, with
@@ -75,7 +76,7 @@ def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool 
         "real_tokens": sums["real_tokens"],
     }
     if run.objective.kind == "causal":
-        found["bits_per_byte"] = sums["nll"] / math.log(2) / source.splits[split].num_bytes
+        found["bits_per_byte"] = sums["nll"] / math.log(2) / predicted_bytes(source.splits[split], sums["real_tokens"])
     others = {"pairs": ("pair_loss", "pair_accuracy")}
     others["input_tokens"] = "discriminator_loss", "discriminator_accuracy", "replaced"
     found |= {key: sums[key] / sums[of] for of, keys in others.items() for key in keys if key in sums}
@@ -115,6 +116,18 @@ def _add_up(lm: LanguageModel, objective, batches: Iterable[dict], is_real: np.n
             sums[f"real_{key}"] += float(over_real)
         sums["unigram"] -= float(log_unigram[batch["targets"]].ravel() @ real_weights.ravel())
     return sums
+
+
+def predicted_bytes(split: cache.Split, num_text_targets: float) -> int:
+    """The UTF-8 bytes of a split's text that its targets are, of which so many are text.
+
+    A target needs a token before it. Where nothing marks the begin of a document, the stream's very first token has
+    none, and where documents are kept apart, no document's first one.
+    """
+    unpredicted = split.num_tokens - round(num_text_targets)
+    if unpredicted not in (0, 1, split.num_documents):
+        raise AssertionError(f"{unpredicted} tokens are no targets: they are not first ones of documents")
+    return split.num_bytes - int(split.first_bytes[:unpredicted].sum(dtype=np.int64))
 
 
 def add_one_unigram(train: cache.Split) -> np.ndarray:

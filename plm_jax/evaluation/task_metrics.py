@@ -86,8 +86,10 @@ def _examples(task: Any, run: config.Run, split: str) -> Iterator[Any]:
     from plm_jax.data import prepare, tasks
 
     if split in cache.SPLITS and "train" in task.splits and "validation" not in task.splits:
-        for example in tasks.examples(task, "train"):
-            if prepare.held_out(example.inputs, run.data.validation_fraction) == (split == "validation"):
+        found = [example for example in tasks.examples(task, "train") if example.inputs.strip() or example.targets]
+        held_out = prepare.hold_out([example.inputs for example in found], run.data.validation_fraction)
+        for example, held in zip(found, held_out, strict=True):
+            if held == (split == "validation"):
                 yield example
     elif split in task.splits:
         yield from tasks.examples(task, split)

@@ -28,7 +28,7 @@ def write_source(tmp_path):
         for split, documents in splits.items():
             writer = cache.SplitWriter(os.path.join(temporary, split), 100)
             for document in documents:
-                writer.add(np.array(document), np.array([0]), np.array([0]), 3 * len(document))
+                writer.add(np.array(document), np.array([0]), np.array([0]), 3 * len(document), [3])
             counts[split] = writer.close()
         cache.save(os.path.join(temporary, "word_initial.npy"), np.arange(100) % 2 == 0)
         vocabulary = {"id": vocabulary_id, "size": 100, "pad": None, "bos": None, "eos": eos, "unk": None}
@@ -52,7 +52,7 @@ def write_sentences(tmp_path):
             token = 4
             for lengths in documents:
                 size = sum(lengths)
-                writer.add(np.arange(token, token + size), np.array([0]), np.cumsum([0, *lengths[:-1]]), size)
+                writer.add(np.arange(token, token + size), np.array([0]), np.cumsum([0, *lengths[:-1]]), size, [1])
                 token += size
             counts[split] = writer.close()
         cache.save(os.path.join(temporary, "word_initial.npy"), np.ones(60_000, np.bool_))

@@ -68,7 +68,7 @@ def opened(tmp_path, make_run):
         spelling.write_text("".join(f"w{i}\n" for i in range(SIZE)))
         writer = cache.SplitWriter(str(tmp_path / ".a" / "train"), SIZE)
         for tokens, starts in documents():
-            writer.add(tokens, np.array([0]), starts, len(tokens))
+            writer.add(tokens, np.array([0]), starts, len(tokens), [1])
         counts = {"train": writer.close()}
         cache.save(os.path.join(tmp_path, ".a", "word_initial.npy"), WORD_INITIAL)
         vocabulary = {"id": "v", "size": SIZE, "kind": "words", "files": {"words.txt": storage.sha256(str(spelling))}}

@@ -34,7 +34,7 @@ def test_reads_across_records_and_files_whatever_is_cached(tmp_path, vocab_size,
     tokens[0] = vocab_size - 1
     writer = cache.SplitWriter(str(tmp_path / "s"), vocab_size)
     for part in np.split(tokens, [3, 40_000, 40_001]):
-        writer.add(part, np.array([0]), np.array([0]), 1)
+        writer.add(part, np.array([0]), np.array([0]), 1, [1])
     locate = functools.partial(os.path.join, tmp_path / "s")
     split = cache.Split(locate, writer.close(), np.dtype(dtype), vocab_size, cached_tokens=1)
     assert len(list((tmp_path / "s").glob("tokens-*"))) == 3

@@ -97,7 +97,7 @@ def test_rows_in_order_are_the_corpus(sizes, length, tmp_path_factory):
     folder = tmp_path_factory.mktemp("split")
     writer = cache.SplitWriter(str(folder / "train"), SIZE)
     for document in documents:
-        writer.add(np.array(document), np.array([0]), np.array([0]), len(document))
+        writer.add(np.array(document), np.array([0]), np.array([0]), len(document), [1])
     split = cache.Split(lambda name: os.path.join(folder, "train", name), writer.close(), np.dtype("<u2"), SIZE, 999)
     layout = streams.Streams(layouts.Stream(split, EOS, None), length, BOS, spelling(np.arange(SIZE)))
     bound = objectives.get("bidirectional_lm")

@@ -111,6 +111,40 @@ def test_sentences_are_cut_from_the_whole_texts_tokens(vocabulary):
         assert len(found) >= len(expected) - 1
 
 
+@pytest.mark.parametrize(
+    ("text", "sentencepiece", "bpe"),
+    [
+        ("the sea", "▁the", "the"),
+        ("  the", "▁", "Ġ"),
+        ("\n\nthe", "▁", "Ċ"),
+        ("é", "▁", "Ã©"),
+        ("欧洲", "▁", "æ"),  # The first of three bytes.
+        (" 欧", "▁", "Ġæ"),
+        ("🙂", "▁", "ðŁ"),
+        ("x", "▁", "x"),
+        ("", None, None),
+    ],
+)
+def test_the_first_tokens_bytes(trained, gpt2, text, sentencepiece, bpe):
+    """By the tokens, each of whose letters stands for a byte; SentencePiece puts the first ▁ before the text."""
+    (_, _, first), found = gpt2.encode_parts([text], [])[0], gpt2.tokenizer.encode(text).tokens
+    assert (found[:1], first) == ([bpe], len(bpe)) if bpe else (found, first) == ([], 0)
+    vocabulary = vocabularies.load(trained)
+    ids, _, first = vocabulary.encode_parts([text], [])[0]
+    assert [vocabulary.processor.id_to_piece(int(i)) for i in ids[:1]] == [sentencepiece][: len(ids)]
+    assert first == len((sentencepiece or "").removeprefix("▁"))
+    assert vocabularies.load("bytes").encode_parts([text], [])[0][2] == min(1, len(text))
+
+
+def test_the_first_tokens_bytes_where_text_is_lost(tmp_path):
+    """By hand: white space and accents go, a word is unknown; the bytes are the text's up to the second token."""
+    (tmp_path / "vocab.txt").write_text("\n".join(["[UNK]", "cafe", "##s", "the", "."]))
+    vocabulary = vocabularies.load(config.Vocabulary(f"wordpiece:{tmp_path}/vocab.txt", unk=0, train_kind="uncased"))
+    found = vocabulary.encode_parts(["Cafés.", " \u200bCafé  the", "Ünd the", "the\n", " "], [])
+    assert [ids.tolist() for ids, *_ in found] == [[1, 2, 4], [1, 3], [0, 3], [3], []]
+    assert [first for *_, first in found] == [5, 4 + 5 + 2, 5, 4, 0]
+
+
 def test_sentences_end_where_they_should():
     def split(text):
         return sentences.split(text)

@@ -58,7 +58,7 @@ def cache_dir(documents, tmp_path_factory):
     for split, rows in documents.items():
         writer = cache.SplitWriter(str(folder / ".a" / split), SIZE)
         for row in rows:
-            writer.add(row, np.array([0]), np.arange(0, len(row), 7), len(row))
+            writer.add(row, np.array([0]), np.arange(0, len(row), 7), len(row), [1])
         counts[split] = writer.close()
     cache.save(str(folder / ".a" / "word_initial.npy"), np.zeros(SIZE, bool))
     vocabulary = {name: getattr(VOCABULARY, name) for name in (*config.SPECIALS, "sentinels")}

@@ -237,3 +237,11 @@ def test_files_are_measured_on_what_prepare_holds_out(tmp_path):
     without = dataclasses.replace(run, data=dataclasses.replace(data, validation_fraction=0.0))
     with pytest.raises(UserError, match="'a' has no examples"):
         task_metrics.evaluate(lm, without, "a")
+    few = dataclasses.replace(data, validation_fraction=1e-4, cache_dir=str(tmp_path / "cache"))
+    few = dataclasses.replace(run, data=few)
+    prepare.prepare(few, show_progress=False)
+    (held,) = (i for i, out in enumerate(prepare.hold_out([str(i) for i in range(60)], 1e-4)) if out)
+    split = cache.open_source(few.data.cache_dir, "a").splits["validation"]
+    assert bytes(split.tokens(0, split.num_tokens).astype(np.uint8)).decode() == f"{held}{'ab'[held % 2]}"
+    assert task_metrics.evaluate(lm, few, "a", show_progress=False)["examples"] == 1
+    assert task_metrics.evaluate(lm, few, "a:train", show_progress=False)["examples"] == 59

@@ -260,7 +260,7 @@ def _prepare_source(
         num_documents, has_validation = beam.tokenise(run, name, spill, beam_options, show_progress)
     if not num_documents:
         raise UserError(f"source '{name}' has no document with text in it: check its path and field")
-    own = "validation" in tasks.task(name, run.data.sources[name]).splits
+    own = "validation" in _splits(name, run.data.sources[name])
     hold_first = not (own or has_validation) and _holds_first(num_documents, run.data.validation_fraction)
     splits = cache.SPLITS if has_validation or hold_first else ("train",)
     writers = {

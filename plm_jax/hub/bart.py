@@ -69,17 +69,19 @@ def to_settings(config: Mapping[str, Any]) -> settings.EncoderDecoder:
     """The settings that a BART `config.json` describes.
 
     Raises:
-      UserError: a size that is no positive integer, a rate that is no number, heads that do not divide the width,
-        stacks that differ in more than their layers, or an activation that we lack.
+      UserError: a size that is no positive integer, a rate that is no number, heads that do not divide the width, or an
+        activation that we lack.
     """
     value = values(config, DEFAULTS)
-    for name in ("attention_heads", "ffn_dim"):
-        ours, theirs = value[f"encoder_{name}"], value[f"decoder_{name}"]
-        if ours != theirs:
-            raise UserError(f"config.json: encoder_{name} is {ours}, decoder_{name} {theirs}: only equal can be read")
-    width, heads, std = value["d_model"], value["encoder_attention_heads"], value["init_std"]
-    if width % heads:
-        raise UserError(f"config.json: encoder_attention_heads {heads} does not divide d_model {width}: change one")
+    width, std = value["d_model"], value["init_std"]
+    (heads, decoder_heads), (feed_forward, decoder_feed_forward) = (
+        (value[f"encoder_{name}"], value[f"decoder_{name}"]) for name in ("attention_heads", "ffn_dim")
+    )
+    for stack, number in (("encoder", heads), ("decoder", decoder_heads)):
+        if width % number:
+            raise UserError(
+                f"config.json: {stack}_attention_heads {number} does not divide d_model {width}: change one"
+            )
     position = settings.LearnedPositions(value["max_position_embeddings"], init_std=std, offset=OFFSET)
     activation = known("activation_function", value["activation_function"], ACTIVATIONS)
     return settings.EncoderDecoder(
@@ -87,9 +89,12 @@ def to_settings(config: Mapping[str, Any]) -> settings.EncoderDecoder:
             value["vocab_size"], width, norm=True, scale_by_width=bool(value["scale_embedding"])
         ),
         attention=settings.Attention(heads, width // heads, position),
-        feed_forward=settings.FeedForward(value["encoder_ffn_dim"], activation),
+        feed_forward=settings.FeedForward(feed_forward, activation),
         stack=settings.Stack(value["encoder_layers"]),
         decoder_stack=settings.Stack(value["decoder_layers"]),
+        decoder_heads=None if decoder_heads == heads else decoder_heads,
+        decoder_head_dim=None if decoder_heads == heads else width // decoder_heads,
+        decoder_feed_forward=None if decoder_feed_forward == feed_forward else decoder_feed_forward,
         norm=settings.Norm(1e-5, placement="post"),
         head=settings.Head(bool(value["tie_word_embeddings"])),
         dropout=settings.Dropout(
@@ -108,6 +113,7 @@ def to_config(model: settings.EncoderDecoder) -> dict[str, Any]:
     It always says that embeddings are tied: else `transformers` looks for a table of tokens in each stack too. A head
     of its own is seen in the weights.
     """
+    decoder = model.decoder_model
     return {
         "architectures": ["BartForConditionalGeneration"],
         "model_type": "bart",
@@ -117,9 +123,9 @@ def to_config(model: settings.EncoderDecoder) -> dict[str, Any]:
         "encoder_layers": model.stack.layers,
         "decoder_layers": model.decoder_stack.layers,
         "encoder_attention_heads": model.attention.heads,
-        "decoder_attention_heads": model.attention.heads,
+        "decoder_attention_heads": decoder.attention.heads,
         "encoder_ffn_dim": model.feed_forward.width,
-        "decoder_ffn_dim": model.feed_forward.width,
+        "decoder_ffn_dim": decoder.feed_forward.width,
         "activation_function": name_of(model.feed_forward.activation),
         "dropout": model.dropout.residual,
         "attention_dropout": model.dropout.attention,

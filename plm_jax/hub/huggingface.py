@@ -266,14 +266,24 @@ def _needed(family: Family, model: settings.Transformer) -> list[str]:
         return [f"another {error}"]
     names = _layout_of(family, model)
     held = _with_heads(family, held, names, "head" in shapes, _name_of(family, "head_bias") in names)
-    if model.attention.score_scale == model.attention.head_dim**-0.5:
-        model = replace(model, attention=replace(model.attention, score_scale=None))
-    given = _fields(model)
+    given = _fields(_shortest(model))
     return [
         f"{name} = {value}"
         for name, value in _fields(held).items()
         if not name.startswith(NOT_KEPT) and given.get(name) != value
     ]
+
+
+def _shortest(model: settings.Transformer) -> settings.Transformer:
+    """The same model with None where that means as much as what is given."""
+    attention = model.attention
+    if isinstance(model, settings.EncoderDecoder):
+        own = {"heads": attention.heads, "head_dim": attention.head_dim, "feed_forward": model.feed_forward.width}
+        same = [f"decoder_{name}" for name, value in own.items() if getattr(model, f"decoder_{name}") == value]
+        model = replace(model, **dict.fromkeys(same))
+    if attention.score_scale == attention.head_dim**-0.5 and getattr(model, "decoder_head_dim", None) is None:
+        model = replace(model, attention=replace(attention, score_scale=None))
+    return model
 
 
 def _fields(part: Any, prefix: str = "") -> dict[str, Any]:

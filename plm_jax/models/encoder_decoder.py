@@ -1,6 +1,5 @@
 """The encoder-decoder arrangement: a bidirectional stack, a causal one that attends to it, the vocabulary head."""
 
-import dataclasses
 from typing import ClassVar
 
 from plm_jax.models.arrangement import Arrangement
@@ -16,9 +15,8 @@ class EncoderDecoder(Arrangement):
     def setup(self):
         """Modules besides those of `Arrangement`: the stacks `encoder` and `decoder`."""
         super().setup()
-        decoder_model = dataclasses.replace(self.model, stack=self.model.decoder_stack)
         self.encoder = Stack(self.model, self.dtype, causal=False)
-        self.decoder = Stack(decoder_model, self.dtype, causal=True)
+        self.decoder = Stack(self.model.decoder_model, self.dtype, causal=True)
 
     def encode(self, tokens, mask=None, positions=None, segment_ids=None, *, deterministic=True):
         """The memory [B, M, D] of tokens [B, M]; arguments as `Encoder.features`; sows `encoder_embedded`."""

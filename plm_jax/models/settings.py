@@ -480,11 +480,40 @@ class EncoderDecoder(Transformer):
 
     Attributes:
       decoder_stack: the causal one; `stack` is the bidirectional one.
+      decoder_heads, decoder_head_dim: of the causal one's attention, also of that to the other; None: as `attention`.
+      decoder_feed_forward: the width of its feed-forward; None: as `feed_forward`.
     """
 
     kind: ClassVar[str] = "encoder_decoder"
     decoder_stack: Stack
+    decoder_heads: int | None = None
+    decoder_head_dim: int | None = None
+    decoder_feed_forward: int | None = None
     head: Head = Head()
+
+    def __post_init__(self):
+        super().__post_init__()
+        _ = self.decoder_model  # It has checks of its own.
+
+    @property
+    def decoder_model(self) -> Transformer:
+        """The settings of the causal stack."""
+        attention, feed_forward = self.attention, self.feed_forward
+        return Transformer(
+            **{f.name: getattr(self, f.name) for f in dataclasses.fields(Transformer)}
+            | {
+                "attention": dataclasses.replace(
+                    attention,
+                    heads=attention.heads if self.decoder_heads is None else self.decoder_heads,
+                    head_dim=attention.head_dim if self.decoder_head_dim is None else self.decoder_head_dim,
+                ),
+                "feed_forward": dataclasses.replace(
+                    feed_forward,
+                    width=feed_forward.width if self.decoder_feed_forward is None else self.decoder_feed_forward,
+                ),
+                "stack": self.decoder_stack,
+            }
+        )
 
 
 @dataclass(frozen=True)

@@ -63,29 +63,26 @@ def per_step(model: settings.Transformer, rows: int, length: int, targets: int, 
     if isinstance(model, settings.Electra):
         pair = model.generator_model, model.discriminator_model
         return sum(per_step(one, rows, length, targets) for one in pair)
-    width = model.embedding.width
-    joined = model.attention.heads * model.attention.head_dim
-    joined_keys = model.attention.groups * model.attention.head_dim
-    matrices = 3 if model.feed_forward.gated else 2
-    feed_forward = matrices * width * model.feed_forward.width
-    windows = model.attention.windows or (0,)
-
-    def stack(blocks, queries, causal):
-        seen = [_seen(windows[i % len(windows)], queries) for i in range(blocks)]
-        attended = sum(seen) / blocks / (2 if causal else 1)
-        return blocks * queries * (2 * width * (joined + joined_keys) + feed_forward + 2 * attended * joined)
-
-    products = stack(model.stack.blocks, length, isinstance(model, settings.Decoder))
+    products = _stack(model, length, isinstance(model, settings.Decoder))
     if isinstance(model, settings.EncoderDecoder):
-        blocks = model.decoder_stack.blocks
-        products += stack(blocks, decoder_length, True)
-        # Attention to the memory: queries and outputs of the decoder, keys and values of the encoder.
-        products += blocks * 2 * width * (joined * decoder_length + joined_keys * length)
-        products += blocks * 2 * joined * decoder_length * length
-    columns = model.embedding.columns
+        products += _stack(model.decoder_model, decoder_length, True, memory_length=length)
     if model.embedding.table_width is not None:
-        products += (length + decoder_length) * columns * width
+        products += (length + decoder_length) * model.embedding.columns * model.embedding.width
     return int(3 * 2 * rows * (products + _heads(model, length, targets)))
+
+
+def _stack(model: settings.Transformer, length: int, causal: bool, memory_length: int = 0) -> float:
+    """Multiplications of a row in a stack's matrix products, forward; with a memory also those of attention to it."""
+    width, attention, blocks = model.embedding.width, model.attention, model.stack.blocks
+    joined, joined_keys = attention.heads * attention.head_dim, attention.groups * attention.head_dim
+    feed_forward = (3 if model.feed_forward.gated else 2) * width * model.feed_forward.width
+    windows = attention.windows or (0,)
+    attended = sum(_seen(windows[i % len(windows)], length) for i in range(blocks)) / blocks / (2 if causal else 1)
+    products = length * (2 * width * (joined + joined_keys) + feed_forward + 2 * attended * joined)
+    # Of attention to a memory queries and outputs are the stack's, keys and values the memory's.
+    if memory_length:
+        products += 2 * width * (joined * length + joined_keys * memory_length) + 2 * joined * length * memory_length
+    return blocks * products
 
 
 def _heads(model: settings.Transformer, length: int, targets: int) -> int:

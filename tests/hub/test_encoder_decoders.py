@@ -96,6 +96,7 @@ def test_the_table_names_every_number_of_the_model_once(tied):
         (bart, {"dropout": 0.2, "attention_dropout": 0.3, "activation_dropout": 0.4, "init_std": 0.5}),
         (bart, {"d_model": 21, "encoder_attention_heads": 7, "decoder_attention_heads": 7, "vocab_size": 11}),
         (bart, {"encoder_ffn_dim": 5, "decoder_ffn_dim": 5, "max_position_embeddings": 9}),
+        (bart, {"d_model": 12, "encoder_attention_heads": 3, "decoder_attention_heads": 2, "decoder_ffn_dim": 5}),
         (mt5, {"d_ff": 7, "num_layers": 2, "num_decoder_layers": 3, "num_heads": 5, "vocab_size": 11}),
         (mt5, {"feed_forward_proj": "gated-silu", "dropout_rate": 0.3, "tie_word_embeddings": False}),
     ],
@@ -132,6 +133,22 @@ def test_settings_beyond_bart_are_refused(tmp_path, section, value, words):
     model = replace(model, **{section: replace(getattr(model, section), **value)})
     with pytest.raises(UserError, match=words):
         huggingface.write(tmp_path / "out", huggingface.Pretrained(model, {}))
+
+
+def test_a_decoder_of_the_encoders_own_sizes_is_written_as_any(tmp_path):
+    sizes = {"d_model": 6, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": 5, "encoder_ffn_dim": 4}
+    model = bart.to_settings(sizes | {"encoder_attention_heads": 3, "decoder_attention_heads": 2})
+    params = jax.tree.map(lambda leaf: np.ones(leaf.shape, np.float32), registry.shapes(model))
+    huggingface.write(tmp_path / "out", huggingface.Pretrained(model, params))
+    assert huggingface.read(tmp_path / "out").model == model
+    even = bart.to_settings(sizes | {"encoder_attention_heads": 3, "decoder_attention_heads": 3, "decoder_ffn_dim": 4})
+    assert even.decoder_heads is even.decoder_head_dim is even.decoder_feed_forward is None
+    spelt = replace(even, decoder_heads=3, decoder_head_dim=2, decoder_feed_forward=4)
+    assert huggingface.family_of(spelt).name == "BART"
+    with pytest.raises(UserError, match="decoder_attention_heads 4 does not divide d_model 6"):
+        bart.to_settings(sizes | {"encoder_attention_heads": 3, "decoder_attention_heads": 4})
+    with pytest.raises(UserError, match=r"T5.*decoder_heads = None"):
+        huggingface.family_of(replace(mt5.to_settings({}), decoder_heads=2), "t5")
 
 
 def test_a_bart_whose_heads_do_not_make_up_its_width_is_refused_and_a_t5_is_not(tmp_path):

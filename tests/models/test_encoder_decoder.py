@@ -4,11 +4,14 @@ import math
 from dataclasses import replace
 from functools import partial
 
+import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from plm_jax import config
+from plm_jax.errors import UserError
 from plm_jax.models import registry, settings
 from plm_jax.models.transformer import sinusoids
 from tests.models.test_encoder import apply, randomised, tokens_of
@@ -28,7 +31,8 @@ BART = replace(
     attention=settings.Attention(HEADS, 4, settings.LearnedPositions(10, offset=2)),
     feed_forward=settings.FeedForward(20, "gelu_exact"),
 )
-MODELS = {"transformer": TRANSFORMER, "bart": BART}
+UNEVEN = replace(TRANSFORMER, decoder_heads=2, decoder_head_dim=5, decoder_feed_forward=28)
+MODELS = {"transformer": TRANSFORMER, "bart": BART, "uneven": UNEVEN}
 
 
 @pytest.mark.parametrize("width", [512, 12, 7])
@@ -47,22 +51,23 @@ def norm(x, scale, bias):
     return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6) * scale + bias
 
 
-def attention(x, source, visible, kernels):
+def attention(x, source, visible, kernels, heads):
     """Scaled dot products, head by head."""
     out = np.zeros((*x.shape[:2], 0))
-    for head in range(HEADS):
-        part = slice(4 * head, 4 * head + 4)
+    head_dim = kernels["query"]["kernel"].shape[1] // heads
+    for head in range(heads):
+        part = slice(head_dim * head, head_dim * (head + 1))
         query, key, value = (
             inputs @ kernels[name]["kernel"][:, part]
             for name, inputs in (("query", x), ("key", source), ("value", source))
         )
-        scores = np.where(visible, query @ key.swapaxes(1, 2) / 2.0, -np.inf)
+        scores = np.where(visible, query @ key.swapaxes(1, 2) / math.sqrt(head_dim), -np.inf)
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         out = np.concatenate([out, weights / weights.sum(-1, keepdims=True) @ value], -1)
     return out @ kernels["out"]["kernel"]
 
 
-def reference(params, tokens, decoder_tokens, mask):
+def reference(params, tokens, decoder_tokens, mask, decoder_heads):
     """The features of the decoder, written out: LayerNorm(x + Sublayer(x)) throughout, in float64."""
 
     def embed(tokens):
@@ -70,12 +75,12 @@ def reference(params, tokens, decoder_tokens, mask):
         positions = np.stack([np.sin(angles), np.cos(angles)], -1).reshape(-1, WIDTH)
         return params["token_embedding"][tokens] * math.sqrt(WIDTH) + positions
 
-    def stack(x, blocks, layers, visible, memory=None):
+    def stack(x, blocks, layers, visible, heads, memory=None):
         for layer in range(layers):
             block = jax.tree.map(lambda leaf: leaf[layer], blocks)  # noqa: B023
-            x = norm(x + attention(x, x, visible, block["attention"]), **block["attention_norm"])
+            x = norm(x + attention(x, x, visible, block["attention"], heads), **block["attention_norm"])
             if memory is not None:
-                crossed = attention(x, memory, mask[:, None, :] == 1, block["cross_attention"])
+                crossed = attention(x, memory, mask[:, None, :] == 1, block["cross_attention"], heads)
                 x = norm(x + crossed, **block["cross_attention_norm"])
             up, down = block["feed_forward"]["up"], block["feed_forward"]["down"]
             hidden = np.maximum(x @ up["kernel"] + up["bias"], 0) @ down["kernel"] + down["bias"]
@@ -83,16 +88,18 @@ def reference(params, tokens, decoder_tokens, mask):
         return x
 
     params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
-    memory = stack(embed(tokens), params["encoder"]["blocks"], 1, mask[:, None, :] == 1)
+    memory = stack(embed(tokens), params["encoder"]["blocks"], 1, mask[:, None, :] == 1, HEADS)
     length = decoder_tokens.shape[1]
-    return stack(embed(decoder_tokens), params["decoder"]["blocks"], 2, np.tri(length) == 1, memory)
+    return stack(embed(decoder_tokens), params["decoder"]["blocks"], 2, np.tri(length) == 1, decoder_heads, memory)
 
 
-def test_the_transformer_is_the_one_of_the_paper():
-    module, params = randomised(TRANSFORMER)
+@pytest.mark.parametrize(("model", "decoder_heads"), [(TRANSFORMER, HEADS), (UNEVEN, 2)])
+def test_the_transformer_is_the_one_of_the_paper(model, decoder_heads):
+    """Also with a decoder of other heads and another feed-forward."""
+    module, params = randomised(model)
     tokens, decoder_tokens = np.asarray(tokens_of()), np.asarray(tokens_of(1, length=6))
     mask = np.array([[1] * 8, [1] * 5 + [0] * 3])
-    want = reference(params, tokens, decoder_tokens, mask)
+    want = reference(params, tokens, decoder_tokens, mask, decoder_heads)
     got = apply(module, params, tokens, decoder_tokens, mask, method="features")
     np.testing.assert_allclose(got, want, atol=1e-4)
 
@@ -102,6 +109,27 @@ def test_it_has_no_parameters_but_the_papers():
     assert set(shapes) == {"token_embedding", "encoder", "decoder"}
     assert set(shapes["encoder"]) == {"blocks"}
     assert set(shapes["decoder"]["blocks"]["attention"]["query"]) == {"kernel"}
+
+
+def test_a_decoder_of_other_sizes_has_the_same_paths_in_other_shapes():
+    even, uneven = (flax.traverse_util.flatten_dict(registry.shapes(m), sep="/") for m in (TRANSFORMER, UNEVEN))
+    assert even.keys() == uneven.keys()
+    changed = {path: uneven[path].shape for path in even if uneven[path].shape != even[path].shape}
+    attention = {"query": (2, 12, 10), "key": (2, 12, 10), "value": (2, 12, 10), "out": (2, 10, 12)}
+    assert changed == {
+        **{
+            f"decoder/blocks/{name}/{part}/kernel": shape
+            for name in ("attention", "cross_attention")
+            for part, shape in attention.items()
+        },
+        "decoder/blocks/feed_forward/up/kernel": (2, 12, 28),
+        "decoder/blocks/feed_forward/up/bias": (2, 28),
+        "decoder/blocks/feed_forward/down/kernel": (2, 28, 12),
+    }
+    with pytest.raises(UserError, match="kv_heads is 3: give a divisor of the 2 heads"):
+        replace(UNEVEN, attention=replace(UNEVEN.attention, kv_heads=3))
+    tree = config.to_config_dict(UNEVEN)
+    assert config.model_from_dict(tree.to_dict(), "model") == UNEVEN
 
 
 def test_each_stack_has_positions_and_a_norm_of_its_own():

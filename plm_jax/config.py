@@ -427,7 +427,13 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Validation loss during training: every `every` steps (0: never) on up to `max_batches` (0: all)."""
+    """Validation loss during training, in rows of the phase's length and, where it is another, of the last phase's.
+
+    Attributes:
+      every: after how many steps (0: never).
+      max_batches: of all sources together, each of which has its share by the mixture's rates, but at least one batch
+        (0: all that is held out). The whole is the mean of the sources' losses by these rates, which are of rows.
+    """
 
     every: int = 0
     batch_size: int = 32

@@ -258,36 +258,59 @@ class Reader:
         left_out, tokens = np.sum(found, axis=0)
         return float(left_out / max(tokens, 1))
 
-    def num_rows(self, split: str) -> dict[str, int]:
-        """How many rows hold all of each source's tokens of a split."""
-        length = self._run.data.length
-        return {name: self._layout(split, name, length).num_rows for name in self._streams[split]}
+    def num_rows(self, split: str, name: str | None = None, length: int | None = None) -> dict[str, int]:
+        """How many rows hold all of a split's tokens, of each source that has it; arguments as of `in_order`."""
+        names = [own for own in self._streams[split] if name in (None, own)]
+        length = self._stages[-1].length if length is None else length
+        return {own: self._layout(split, own, length).num_rows for own in names}
 
-    def num_batches(self, split: str, batch_size: int) -> int:
+    def num_batches(self, split: str, batch_size: int, name: str | None = None, length: int | None = None) -> int:
         """How many batches `in_order` gives."""
-        return -(-sum(self.num_rows(split).values()) // batch_size)
+        return -(-sum(self.num_rows(split, name, length).values()) // batch_size)
 
-    def in_order(self, split: str, batch_size: int, rows: Rows = range) -> Iterator[Example]:
-        """All tokens of a split of all sources once, in order, in rows of `data.length`; noise is keyed by the index.
+    def in_order(
+        self,
+        split: str,
+        batch_size: int,
+        rows: Rows = range,
+        name: str | None = None,
+        length: int | None = None,
+        max_batches: int | None = None,
+    ) -> Iterator[Example]:
+        """All tokens of a split once, in order, in rows of `length`; noise is keyed by the index.
 
         The last batch is filled up with rows of weight 0. Of streams each row of a batch goes on in the next one.
-        """
-        number = self.num_batches(split, batch_size)
-        batch_step, row_step = (1, number) if isinstance(self._run.data.layout, config.Streams) else (batch_size, 1)
-        ahead = self._read_ahead(
-            grain.MapDataset.range(number),
-            lambda i: _stack([self._row(split, i * batch_step + row * row_step) for row in rows(batch_size)]),
-        )
-        return iter(ahead)
 
-    def _row(self, split: str, index: int) -> Example:
-        length, number = self._run.data.length, index
-        for name, count in self.num_rows(split).items():
+        Args:
+          rows: as in `batches`.
+          name: of the one source; default: of all, one after another.
+          length: default: of the last phase.
+          max_batches: where to stop.
+        """
+        length = self._stages[-1].length if length is None else length
+        counts, number = self.num_rows(split, name, length), self.num_batches(split, batch_size, name, length)
+        batch_step, row_step = (1, number) if isinstance(self._run.data.layout, config.Streams) else (batch_size, 1)
+
+        def batch(i: int) -> Example:
+            indices = (i * batch_step + row * row_step for row in rows(batch_size))
+            return _stack([self._row(split, length, counts, index) for index in indices])
+
+        number = number if max_batches is None else min(number, max_batches)
+        return iter(self._read_ahead(grain.MapDataset.range(number), batch))
+
+    def _row(self, split: str, length: int, counts: dict[str, int], index: int) -> Example:
+        number = index
+        for name, count in counts.items():
             if index < count:
                 rng = layouts.generator(self._run.train.seed, split, number)
                 return self._make(name, self._layout(split, name, length), index, rng)
             index -= count
-        return {key: np.zeros_like(value) for key, value in self._row(split, 0).items()}
+        return {key: np.zeros_like(value) for key, value in self._row(split, length, counts, 0).items()}
+
+    def rates(self, stage: config.Stage) -> dict[str, float]:
+        """Those of the sources that a stage reads, in rows."""
+        segment = next(segment for segment in self._segments if segment.stage == stage)
+        return {name: rate for name, rate in segment.rates.items() if rate > 0}
 
 
 def _sample(stage: config.Stage) -> range:

@@ -1,6 +1,5 @@
 """The loop of a pretraining run: stages, steps, validation, checkpoints, telemetry."""
 
-import collections
 import contextlib
 import dataclasses
 import functools
@@ -19,13 +18,13 @@ import numpy as np
 from plm_jax import config, storage
 from plm_jax.data.reader import Reader, digest_hex
 from plm_jax.errors import UserError
-from plm_jax.training import flops, losses, warm_start
+from plm_jax.training import flops, warm_start
 from plm_jax.training import mesh as meshes
 from plm_jax.training import state as states
-from plm_jax.training import step as steps
 from plm_jax.training.checkpoints import Checkpoints
 from plm_jax.training.program import Program
 from plm_jax.training.telemetry import Telemetry, heard
+from plm_jax.training.validation import Validation
 
 # Settings of a model that change neither its parameters nor what they mean.
 _FREE_SETTINGS = ("scan_layers", "remat", "attention_kernel", "dropout")
@@ -47,7 +46,7 @@ def pretrain(run: config.Run, workdir: str) -> None:
         with telemetry or contextlib.nullcontext(), heard(telemetry.say if telemetry else lambda line: None):
             if telemetry:
                 _describe(run, trainer.mesh, workdir)
-                for note in [*notes, *trainer.reader.notes()]:
+                for note in [*notes, *trainer.reader.notes(), *trainer.validation.notes()]:
                     telemetry.say(note)
             trainer.run_stages(state, first_step, checkpoints, telemetry)
 
@@ -58,6 +57,7 @@ class Trainer(Program):
     def __init__(self, run: config.Run, devices=None):
         super().__init__(run, devices)
         self.reader = Reader(run)
+        self.validation = Validation(self, self.reader)
 
     def start(self, checkpoints: Checkpoints) -> tuple[states.TrainState, list[str]]:
         """The state to begin with, and lines that say where it came from."""
@@ -114,7 +114,7 @@ class Trainer(Program):
                 save = step % run.checkpoint.save_every == 0 or step == run.train.steps
                 recorder.add(step, metrics, waited)
                 if validate or save:
-                    recorder.drain(functools.partial(self.validate, state.params) if validate else None)
+                    recorder.drain(functools.partial(self.validation, state.params, stage) if validate else None)
                 if save:
                     if telemetry:
                         telemetry.sync()
@@ -130,38 +130,6 @@ class Trainer(Program):
             "phase": index,
             "mesh": dict(self.mesh.shape),
         }
-
-    @functools.cached_property
-    def _validation_step(self):
-        loss = self.loss()
-
-        def sums(params, batch, carry):
-            loss_sum, weight_sum, metrics, carry = loss(params, losses.whole_batch(batch), None, carry)
-            return ({"loss": loss_sum, **metrics}, weight_sum), carry
-
-        return steps.over_mesh(sums, self.mesh, self.run.mesh.rules)
-
-    def validate(self, params) -> dict[str, float]:
-        """The loss, nats a target token, and its own metrics, means over the validation split; empty if there is none.
-
-        What is no mean over targets is one for each batch, and over the batches by their targets.
-        """
-        shards = meshes.batch_shards(self.mesh)
-        batch_size = -(-self.run.evaluation.batch_size // shards) * shards
-        sharding = meshes.batch_sharding(self.mesh)
-        rows = functools.partial(meshes.local_rows, sharding)
-        total, weight = collections.Counter(), 0.0
-        carry = self.new_carry(batch_size)
-        for number, batch in enumerate(self.reader.in_order("validation", batch_size, rows)):
-            if number == (self.run.evaluation.max_batches or -1):
-                break
-            batch = meshes.to_global(batch, rows(batch_size), batch_size, sharding)
-            of_batch, carry = self._validation_step(params, batch, carry)
-            sums, targets = jax.device_get(of_batch)
-            weight += float(targets)
-            for name, value in sums.items():
-                total[name] += float(value)
-        return {name: value / weight for name, value in total.items()} if weight else {}
 
 
 class Recorder:

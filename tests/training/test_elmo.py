@@ -297,7 +297,10 @@ def test_validation_reads_each_row_on_with_the_softmax_over_all_words(finished):
     logits = np.asarray(features @ lm.params["head"].T + lm.params["head_bias"], np.float64)
     nll = np.log(np.exp(logits).sum(-1)) - np.take_along_axis(logits, targets[..., None], -1)[..., 0]
     want = (nll * weights).sum() / weights.sum()
-    np.testing.assert_allclose(loop.Trainer(run, jax.devices()[:1]).validate(lm.params)["loss"], want, rtol=1e-5)
+    trainer = loop.Trainer(run, jax.devices()[:1])
+    validated = trainer.validation(lm.params, trainer.stages[0])
+    assert validated["a/loss"] == validated["loss"]
+    np.testing.assert_allclose(validated["loss"], want, rtol=1e-5)
     found = perplexity.evaluate(lm, lm.run, "a", show_progress=False)
     np.testing.assert_allclose([found["loss"], found["tokens"]], [want, weights.sum()], rtol=1e-5)
     assert found["real_tokens"] < found["tokens"]

@@ -74,7 +74,9 @@ def test_rows_have_their_keys(trained):
     always |= {"train/tokens_per_second", "train/step_seconds", "train/data_wait_seconds"}
     for row in rows:
         assert always <= row.keys()
-        assert ("validation/loss" in row) == (row["step"] % 4 == 0)
+        validated = {key for key in row if key.startswith("validation/") and key.endswith("loss")}
+        expected = {"validation/loss", "validation/a/loss", "validation/b/loss"} if row["step"] % 4 == 0 else set()
+        assert validated == expected
         speed = 8 * 32 / row["train/step_seconds"]
         np.testing.assert_allclose(row["train/tokens_per_second"], speed)
         assert len(row["train/batch_digest"]) == 16 and row["train/data_wait_seconds"] >= 0
@@ -97,17 +99,24 @@ def test_the_digest_is_of_the_examples(trained):
         assert digests[step] == f"{total % 2**64:016x}"
 
 
-def test_validation_is_the_mean_over_the_split_without_dropout(trained):
+def test_validation_is_the_mean_over_the_splits_without_dropout(trained):
+    """Of each source, and by rates of both: without a mixture as many as they have tokens for training."""
     from plm_jax.models.decoder import Decoder
 
     run, workdir = trained
     params = jax.tree.map(np.asarray, checkpoints.load_params(str(workdir / "checkpoints" / "12")).params)
-    total = weight = 0.0
-    for batch in Reader(run).in_order("validation", 4):
-        logits = Decoder(run.model).apply({"params": params}, batch["tokens"])
-        nll = -np.take_along_axis(np.asarray(jax.nn.log_softmax(logits)), batch["targets"][..., None], -1)[..., 0]
-        total, weight = total + (nll * batch["target_weights"]).sum(), weight + batch["target_weights"].sum()
-    np.testing.assert_allclose(runs.column(workdir, "validation/loss")[12], total / weight, rtol=1e-5)
+    opened, means, rates = Reader(run), [], []
+    for name in "ab":
+        total = weight = 0.0
+        for batch in opened.in_order("validation", 4, name=name):
+            logits = Decoder(run.model).apply({"params": params}, batch["tokens"])
+            nll = -np.take_along_axis(np.asarray(jax.nn.log_softmax(logits)), batch["targets"][..., None], -1)[..., 0]
+            total, weight = total + (nll * batch["target_weights"]).sum(), weight + batch["target_weights"].sum()
+        means.append(total / weight)
+        rates.append(opened.sources[name].splits["train"].num_tokens)
+        np.testing.assert_allclose(runs.column(workdir, f"validation/{name}/loss")[12], means[-1], rtol=1e-5)
+    assert abs(means[0] - means[1]) > 1e-3
+    np.testing.assert_allclose(runs.column(workdir, "validation/loss")[12], np.average(means, weights=rates), rtol=1e-5)
 
 
 def test_rows_after_the_checkpoint_and_a_torn_line_are_dropped(tmp_path):

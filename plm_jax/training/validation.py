@@ -1,0 +1,127 @@
+"""Validation of a run while it trains: each source by itself, and all of them as the mixture weighs them."""
+
+import collections
+import functools
+
+import jax
+
+from plm_jax import config
+from plm_jax.data.mixtures import Mixture
+from plm_jax.data.reader import Reader
+from plm_jax.training import losses
+from plm_jax.training import mesh as meshes
+from plm_jax.training import step as steps
+from plm_jax.training.program import Program
+
+Means = dict[str, float]
+
+
+class Validation:
+    """The losses of what a run's sources hold out: the same rows in the same order each time.
+
+    A batch is of one source. Of `evaluation.max_batches` each source takes its share by the rates of the stage, at
+    least one batch, and no more than it has.
+    """
+
+    def __init__(self, program: Program, reader: Reader):
+        self._program, self._reader, self._run = program, reader, program.run
+        shards = meshes.batch_shards(program.mesh)
+        self._batch_size = -(-self._run.evaluation.batch_size // shards) * shards
+
+    def __call__(self, params, stage: config.Stage) -> Means:
+        """What `metrics.jsonl` has of a stage under `validation/`; nothing if no source holds out a row.
+
+        Returns:
+          In rows of the stage's length: by `loss` and the loss's own metrics the whole; by SOURCE/loss, … each source.
+          Where the last stage's LENGTH is another, the same in such rows, by LENGTH/loss, LENGTH/SOURCE/loss, ….
+
+          A source's are means over its targets, the loss in nats; what is no mean over targets is one for each batch,
+          and over the batches by their targets. The whole is their mean by the stage's rates, which are of rows as in
+          training, of the sources that hold out some.
+        """
+        found = {}
+        for length in self._lengths(stage):
+            shares = self._shares(stage, length)
+            means = {name: self._means(params, name, length, number) for name, (_, number) in shares.items()}
+            weights = {name: share for name, (share, _) in shares.items()}
+            prefix = "" if length == stage.length else f"{length}/"
+            found |= {f"{prefix}{metric}": value for metric, value in _whole(means, weights).items()}
+            for name, of_source in means.items():
+                found |= {f"{prefix}{name}/{metric}": value for metric, value in of_source.items()}
+        return found
+
+    def notes(self) -> list[str]:
+        """Lines that say which sources hold out nothing, or less than their rates ask for."""
+        places = ((stage, length) for stage in self._program.stages for length in self._lengths(stage))
+        lines = [line for place in places for line in self._notes(*place)] if self._run.evaluation.every else []
+        return list(dict.fromkeys(lines))
+
+    def _notes(self, stage: config.Stage, length: int) -> list[str]:
+        rates, shares, found = self._reader.rates(stage), self._shares(stage, length), []
+        if missing := [name for name in rates if name not in shares]:
+            rest = "validation is of the others" if shares else "there is no validation"
+            found.append(f"nothing is held out of {', '.join(missing)}: {rest}")
+        wanted = self._wanted({name: rates[name] for name in shares})
+        few = [
+            f"of {name} {number} batches of {wanted[name]}"
+            for name, (_, number) in shares.items()
+            if number < wanted.get(name, 0)
+        ]
+        if few:
+            found.append(f"less is held out than validation would read by the rates: {', '.join(few)}")
+        return found
+
+    def _lengths(self, stage: config.Stage) -> list[int]:
+        """That of the stage and that of the last one."""
+        return list(dict.fromkeys([stage.length, self._program.stages[-1].length]))
+
+    def _wanted(self, rates: dict[str, float]) -> dict[str, int]:
+        """How many batches of each source to take; nothing: all."""
+        most = self._run.evaluation.max_batches
+        if not (most and rates):
+            return {}
+        return {name: max(1, number) for name, number in Mixture(rates).counts(most).items()}
+
+    def _shares(self, stage: config.Stage, length: int) -> dict[str, tuple[float, int]]:
+        """Of each source that holds out a row its share of the whole, and how many batches of it are read."""
+        rates, held = self._reader.rates(stage), {}
+        for name in rates:
+            if number := self._reader.num_batches("validation", self._batch_size, name, length):
+                held[name] = number
+        total, wanted = sum(rates[name] for name in held), self._wanted({name: rates[name] for name in held})
+        return {name: (rates[name] / total, min(number, wanted.get(name, number))) for name, number in held.items()}
+
+    def _means(self, params, name: str, length: int, number: int) -> Means:
+        """The loss and its metrics over so many batches of a source; nothing if they have no target."""
+        sharding = meshes.batch_sharding(self._program.mesh)
+        rows = functools.partial(meshes.local_rows, sharding)
+        total, weight = collections.Counter(), 0.0
+        carry = self._program.new_carry(self._batch_size)
+        for local in self._reader.in_order("validation", self._batch_size, rows, name, length, number):
+            batch = meshes.to_global(local, rows(self._batch_size), self._batch_size, sharding)
+            of_batch, carry = self._step(params, batch, carry)
+            sums, targets = jax.device_get(of_batch)
+            weight += float(targets)
+            for metric, value in sums.items():
+                total[metric] += float(value)
+        return {metric: value / weight for metric, value in total.items()} if weight else {}
+
+    @functools.cached_property
+    def _step(self):
+        loss = self._program.loss()
+
+        def sums(params, batch, carry):
+            loss_sum, weight_sum, metrics, carry = loss(params, losses.whole_batch(batch), None, carry)
+            return ({"loss": loss_sum, **metrics}, weight_sum), carry
+
+        return steps.over_mesh(sums, self._program.mesh, self._run.mesh.rules)
+
+
+def _whole(means: dict[str, Means], weights: dict[str, float]) -> Means:
+    """The mean of some sources' means by their weights, over those that have each."""
+    found = {}
+    for metric in dict.fromkeys(metric for of_source in means.values() for metric in of_source):
+        having = [name for name, of_source in means.items() if metric in of_source]
+        total = sum(weights[name] for name in having)
+        found[metric] = sum(weights[name] * means[name][metric] for name in having) / total
+    return found

@@ -11,7 +11,7 @@ import ml_collections
 from absl import flags, logging
 from ml_collections import config_flags
 
-from plm_jax import config, storage
+from plm_jax import config, progress, storage
 from plm_jax.errors import UserError, in_users_code, nearest, one_line, users_code
 
 # glibc's malloc.h
@@ -172,6 +172,7 @@ def start_jax() -> None:
         )
     elif os.environ.get("PLM_JAX_DISTRIBUTED") == "1":
         jax.distributed.initialize()
+        os.environ["JAX_PROCESS_ID"] = str(jax.process_index())  # As from a launcher: the first alone tells progress.
     if jax.config.jax_compilation_cache_dir is None:
         jax.config.update("jax_compilation_cache_dir", storage.cache_folder("compilation"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
@@ -210,9 +211,7 @@ def prepare_if_missing(run: config.Run) -> None:
     last = "manifest.json" if storage.is_remote(run.data.cache_dir) else ""
     folder, names = run.data.cache_dir, config.read_sources(run)
     missing = [name for name in names if not storage.exists(os.path.join(folder, name, last))]
-    # The launchers set the first, SLURM the second.
-    process = os.environ.get("JAX_PROCESS_ID") or os.environ.get("SLURM_PROCID", "0")
-    if not missing or process != "0":
+    if not missing or not progress.is_first():
         return
     print(f"no cache of {', '.join(missing)} in {run.data.cache_dir}: preparing it", file=sys.stderr, flush=True)
     # Of this process's flags the child takes --config (with its value) and its overrides.

@@ -5,7 +5,7 @@ One tensor at a time, each in the type that it has.
 
 from absl import flags
 
-from plm_jax import cli
+from plm_jax import cli, progress
 
 _SOURCE = flags.DEFINE_string("source", None, "a run, its checkpoint, a converted or a Hugging Face directory")
 _TARGET = flags.DEFINE_string("target", None, "a new folder")
@@ -16,9 +16,12 @@ def main() -> None:
     """Converts and prints what there is now."""
     source, target = cli.required(_SOURCE), cli.required(_TARGET)
     cli.start_jax_on_host()
-    from plm_jax.training import sources
+    with progress.doing("loading JAX"):
+        from plm_jax.training import sources
 
-    print(sources.convert(source, target, _FORMAT.value))
+    with progress.doing(f"converting {source}"):
+        said = sources.convert(source, target, _FORMAT.value)
+    print(said)
 
 
 if __name__ == "__main__":

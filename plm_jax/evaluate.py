@@ -4,7 +4,7 @@ import json
 
 from absl import flags
 
-from plm_jax import cli, config, storage
+from plm_jax import cli, config, progress, storage
 from plm_jax.errors import UserError
 
 _CHECKPOINT = flags.DEFINE_string("checkpoint", None, "a run, its checkpoint, a converted or a Hugging Face directory")
@@ -16,11 +16,12 @@ _CONFIG = cli.define_config()
 def main() -> None:
     """Prints the metrics; a run directory gets them in its evaluation.jsonl too."""
     checkpoint = cli.required(_CHECKPOINT)
-    cli.start_jax()
-    import plm_jax
-    from plm_jax.evaluation import perplexity, task_metrics
+    with progress.doing("loading JAX"):
+        cli.start_jax()
+        from plm_jax.evaluation import language_model, perplexity, task_metrics
 
-    lm = plm_jax.load(checkpoint)
+    with progress.doing(f"loading {checkpoint}"):
+        lm = language_model.load(checkpoint)
     if lm.run is None and _CONFIG.value is None:
         raise UserError(f"{checkpoint} says nothing of data: name a config with --config, prepared with its vocabulary")
     run = lm.run if _CONFIG.value is None else cli.resolve(_CONFIG)

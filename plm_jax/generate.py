@@ -5,7 +5,7 @@ A masked model fills each `[MASK]`, a model of spans each `<extra_id_0>`, `<extr
 
 from absl import flags
 
-from plm_jax import cli
+from plm_jax import cli, progress
 
 _CHECKPOINT = flags.DEFINE_string("checkpoint", None, "a run, its checkpoint, a converted or a Hugging Face directory")
 _PROMPT = flags.DEFINE_multi_string("prompt", [""], "what to continue or fill; may be given several times")
@@ -20,19 +20,24 @@ _SEED = flags.DEFINE_integer("seed", 0, "of the samples")
 def main() -> None:
     """Prints each prompt with its continuation, or with its blanks filled, or what an encoder-decoder answers."""
     checkpoint = cli.required(_CHECKPOINT)
-    cli.start_jax()
-    import plm_jax
+    with progress.doing("loading JAX"):
+        cli.start_jax()
+        from plm_jax.evaluation import language_model
 
-    lm = plm_jax.load(checkpoint)
-    written = lm.generate(
-        _PROMPT.value,
-        max_new_tokens=_MAX_NEW_TOKENS.value,
-        temperature=_TEMPERATURE.value,
-        top_k=_TOP_K.value,
-        top_p=_TOP_P.value,
-        num_beams=_NUM_BEAMS.value,
-        seed=_SEED.value,
-    )
+    with progress.doing(f"loading {checkpoint}"):
+        lm = language_model.load(checkpoint)
+    with progress.doing("loading the vocabulary"):
+        _ = lm.vocabulary
+    with progress.doing("compiling and generating"):
+        written = lm.generate(
+            _PROMPT.value,
+            max_new_tokens=_MAX_NEW_TOKENS.value,
+            temperature=_TEMPERATURE.value,
+            top_k=_TOP_K.value,
+            top_p=_TOP_P.value,
+            num_beams=_NUM_BEAMS.value,
+            seed=_SEED.value,
+        )
     for prompt, text in zip(_PROMPT.value, written, strict=True):
         print(prompt + text if lm.config.kind == "decoder" else text)
 

@@ -5,7 +5,7 @@ import sys
 
 from absl import flags
 
-from plm_jax import cli, storage
+from plm_jax import cli, progress, storage
 
 _CONFIG = cli.define_config()
 _TOPOLOGY = flags.DEFINE_string("topology", None, "a TPU slice such as v5e:4x4 or v5p:4x4x4; none: shapes only")
@@ -16,12 +16,13 @@ def main() -> None:
     """Compiles, prints a table, writes `--output`."""
     run, topology = cli.resolve(_CONFIG), cli.required(_TOPOLOGY)
     cli.start_jax_for_planning()
-    from plm_jax.training import planning, telemetry
+    with progress.doing("loading JAX"):
+        from plm_jax.training import planning, telemetry
 
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    with telemetry.heard(say):
+    with telemetry.heard(say), progress.doing("planning"):
         report = planning.plan(run, topology, say)
     print(planning.table(report))
     if _OUTPUT.value:

@@ -2,7 +2,7 @@
 
 from absl import flags
 
-from plm_jax import cli
+from plm_jax import cli, progress
 
 _CONFIG = cli.define_config()
 _WORKDIR = flags.DEFINE_string("workdir", None, "the run directory: config, checkpoints, metrics")
@@ -12,8 +12,9 @@ def main() -> None:
     """Trains what `--config` says in `--workdir`."""
     run, workdir = cli.resolve(_CONFIG), cli.required(_WORKDIR)
     cli.prepare_if_missing(run)
-    cli.start_jax()
-    from plm_jax.training import loop
+    with progress.doing("loading JAX"):
+        cli.start_jax()
+        from plm_jax.training import loop
 
     loop.pretrain(run, workdir)
 

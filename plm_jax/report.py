@@ -5,7 +5,7 @@ With `--zoo` instead: the README's table of published models.
 
 from absl import flags
 
-from plm_jax import cli, storage
+from plm_jax import cli, progress, storage
 from plm_jax.errors import UserError
 
 _WORKDIRS = flags.DEFINE_list("workdirs", [], "run directories")
@@ -17,15 +17,18 @@ def main() -> None:
     """Writes the page and prints its path, or prints the table."""
     if _ZOO.value:
         cli.start_jax_on_host()
-        from plm_jax.evaluation import zoo
+        with progress.doing("counting parameters"):
+            from plm_jax.evaluation import zoo
 
-        print(zoo.table(zoo.entries()))
+            table = zoo.table(zoo.entries())
+        print(table)
         return
     if not _WORKDIRS.value:
         raise UserError("--workdirs is missing: give run directories, separated by commas")
-    from plm_jax.evaluation import report
+    with progress.doing("drawing the report"):
+        from plm_jax.evaluation import report
 
-    report.write(_WORKDIRS.value, _OUTPUT.value)
+        report.write(_WORKDIRS.value, _OUTPUT.value)
     print(storage.absolute(_OUTPUT.value))
 
 

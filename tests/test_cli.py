@@ -2,7 +2,10 @@
 
 import json
 import os
+import re
 import shutil
+import subprocess
+import sys
 
 from plm_jax import config
 from tests.training import tiny as tiny_config
@@ -45,6 +48,28 @@ def test_prepare_and_pretrain_read_the_overrides_of_where_the_user_stands(tiny, 
     # It prepares nothing of its own.
     trained = verb("pretrain", *flags, "--workdir=run", "--config.train.steps=1", folder=tmp_path)
     assert trained.status == 0 and "preparing" not in trained.err, trained.err
+    assert re.search(r"^compiling step 1: \d", trained.err, re.MULTILINE) and "\r" not in trained.err
     data = json.loads((tmp_path / "run" / "config.json").read_text())["config"]["data"]
     assert data["cache_dir"] == f"{tmp_path}/mine" and data["sources"]["a"]["path"] == f"{tmp_path}/mine.jsonl"
     assert data["sources"]["b"]["path"] == f"{tiny}/b.jsonl"
+
+
+# The time from which on something is told is no time at all, and what is told is told once.
+PATIENT = """
+import runpy, sys
+from plm_jax import progress
+progress.SILENCE_SECONDS, progress.pause = 0, lambda seconds, terminal: 1000
+sys.argv = sys.argv[1:]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+
+
+def test_generate_says_what_it_waits_for_beside_the_text(tiny, verb, tmp_path):
+    workdir = tmp_path / "run"
+    trained = verb("pretrain", f"--config={tiny}/tiny.py", f"--workdir={workdir}", "--config.train.steps=1")
+    assert trained.status == 0, trained.err
+    command = [sys.executable, "-c", PATIENT, "plm_jax.generate", f"--checkpoint={workdir}", "--prompt=of a"]
+    done = subprocess.run([*command, "--max_new_tokens=3"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("of a") and "loading" not in done.stdout and done.stdout.count("\n") == 1
+    told = re.findall(r"^(.*): \d+ s$", done.stderr, re.MULTILINE)
+    assert told == ["loading JAX", f"loading {workdir}", "loading the vocabulary", "compiling and generating"]

@@ -15,7 +15,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
-from plm_jax import config, storage
+from plm_jax import config, progress, storage
 from plm_jax.errors import UserError
 from plm_jax.hub import files
 from plm_jax.training.state import TrainState
@@ -57,7 +57,8 @@ class Checkpoints:
         return self
 
     def __exit__(self, *_):
-        self._manager.close()
+        with progress.doing("writing the last checkpoint"):
+            self._manager.close()
 
     def latest(self) -> int | None:
         """The newest finished checkpoint's step."""
@@ -85,7 +86,7 @@ class Checkpoints:
         items = ocp.args.Composite(
             params=ocp.args.StandardRestore(abstract.params), training=ocp.args.StandardRestore(_rest(abstract))
         )
-        with _damage_named(self.directory / str(step)):
+        with progress.doing(f"restoring checkpoint {step}"), _damage_named(self.directory / str(step)):
             restored = self._manager.restore(step, args=items)
         return TrainState(params=restored.params, **restored.training)
 

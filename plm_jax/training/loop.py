@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from plm_jax import config, storage
+from plm_jax import config, progress, storage
 from plm_jax.data.reader import Reader, digest_hex
 from plm_jax.errors import UserError
 from plm_jax.training import flops, warm_start
@@ -56,14 +56,16 @@ class Trainer(Program):
 
     def __init__(self, run: config.Run, devices=None):
         super().__init__(run, devices)
-        self.reader = Reader(run)
-        self.validation = Validation(self, self.reader)
+        with progress.doing("opening the caches"):
+            self.reader = Reader(run)
+            self.validation = Validation(self, self.reader)
 
     def start(self, checkpoints: Checkpoints) -> tuple[states.TrainState, list[str]]:
         """The state to begin with, and lines that say where it came from."""
         latest = checkpoints.latest()
         if latest is None:
-            state = self.new_state()
+            with progress.doing("drawing the parameters"):
+                state = self.new_state()
             if not self.run.train.init_from:
                 return state, []
             params, notes = warm_start.take(state.params, self.run.train)
@@ -107,8 +109,10 @@ class Trainer(Program):
             train_step = self.stage_step(stage)
             state = self._entering(state, stage)
             recorder.begin(stage)
+            begins = step
             for batch, waited in itertools.islice(batches, stage.end_step - step):
-                state, metrics = train_step(state, batch)
+                with recorder.compiling(f"step {step + 1}") if step == begins else contextlib.nullcontext():
+                    state, metrics = train_step(state, batch)
                 step += 1
                 validate = run.evaluation.every and step % run.evaluation.every == 0
                 save = step % run.checkpoint.save_every == 0 or step == run.train.steps
@@ -148,6 +152,18 @@ class Recorder:
         self._tokens = stage.batch_size * flops.row_lengths(self._run, stage)[0]
         self._flops = flops.of_stage(self._run, stage)
         self._since, self._waited, self._steps = None, 0.0, 0
+        self._has_validated = False
+
+    def compiling(self, what: str) -> contextlib.AbstractContextManager:
+        """While it lasts a first step or validation is compiled, which is said with its seconds."""
+        return self._telemetry.doing(f"compiling {what}", tells=True) if self._telemetry else contextlib.nullcontext()
+
+    def _validating(self) -> contextlib.AbstractContextManager:
+        """As `compiling`; later ones of a stage compile nothing."""
+        if self._telemetry and self._has_validated:
+            return self._telemetry.doing("validating")
+        self._has_validated = True
+        return self.compiling("validation, and validating")
 
     def add(self, step: int, metrics, waited: float) -> None:
         """Takes the metrics of a step just dispatched; reads those of the one before."""
@@ -175,10 +191,11 @@ class Recorder:
                     f"the {name} of step {step} is {value} (batch digest {digest_hex(metrics['digest'])}): lower the "
                     "learning rate or the gradient clipping and run again, which resumes from the last checkpoint"
                 )
-        validated = validate() if validate else {}
+        with self._validating() if validate else contextlib.nullcontext():
+            validated = validate() if validate else {}
         if self._telemetry is None:
             return
-        self._telemetry.progress(step, loss, rates.get("train/tokens_per_second", 0.0))
+        self._telemetry.progress(step, loss, rates.get("train/tokens_per_second"))
         if step % self._run.train.log_every == 0 or step == self._run.train.steps or validated:
             self._telemetry.write(self._row(step, metrics, rates, validated))
             self._since, self._waited, self._steps = time.perf_counter() if validate else now, 0.0, 0

@@ -5,17 +5,18 @@ uploaded whole, before every checkpoint and about every minute; a million steps 
 """
 
 import contextlib
+import functools
 import json
 import logging
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from tqdm import tqdm
 
-from plm_jax import storage
+from plm_jax import progress, storage
 from plm_jax.errors import UserError
 
 _UPLOAD_SECONDS = 60
@@ -37,28 +38,55 @@ class Telemetry:
         self._events = _event_writer(self._folder, purge_step=first_step + 1 if first_step else None)
         self.sync()
         terminal = sys.stderr.isatty()
-        self._bar = tqdm(
+        self._doing: tuple[str, float] | None = None
+        self._bar = _Bar(
             total=steps,
             initial=first_step,
             desc="pretrain",
             unit="step",
             mininterval=0.2 if terminal else 10,
             dynamic_ncols=True,
+            file=None if terminal else _Lines(),
         )
+        self._exit.enter_context(progress.beating(functools.partial(self._tick, terminal), 1.0, lambda seconds: 1.0))
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
-        self._events.close()
-        self._bar.close()
         with self._exit:
+            self._events.close()
             self.sync()
+            self._bar.close()
 
-    def progress(self, step: int, loss: float, tokens_per_second: float) -> None:
-        """Moves the bar."""
-        self._bar.set_postfix_str(f"loss {loss:.4f}, {tokens_per_second:,.0f} tokens/s", refresh=False)
+    def progress(self, step: int, loss: float, tokens_per_second: float | None) -> None:
+        """Moves the bar; the first step of a stage has no rate yet."""
+        rate = "" if tokens_per_second is None else f", {tokens_per_second:,.0f} tokens/s"
+        self._bar.set_postfix_str(f"loss {loss:.4f}{rate}", refresh=False)
         self._bar.update(step - self._bar.n)
+
+    @contextlib.contextmanager
+    def doing(self, what: str, tells: bool = False) -> Iterator[None]:
+        """While it lasts the bar says what holds it up, and for how long; `tells`: at the end a line does."""
+        before, began = self._bar.postfix, time.monotonic()
+        self._doing = what, began
+        self._bar.set_postfix_str(what)
+        try:
+            yield
+        finally:
+            self._doing = None
+            self._bar.set_postfix_str(before or "", refresh=False)
+        if tells:
+            self.say(f"{what}: {time.monotonic() - began:.1f} s")
+
+    def _tick(self, terminal: bool, seconds: float) -> None:
+        """Draws the bar again where it has stood still for long."""
+        now = time.monotonic()
+        if now - self._bar.drawn < progress.pause(seconds, terminal) - 0.5:
+            return
+        if doing := self._doing:
+            self._bar.set_postfix_str(f"{doing[0]}, {now - doing[1]:.0f} s", refresh=False)
+        self._bar.refresh()
 
     def write(self, row: dict) -> None:
         """Adds one row; numbers also go to TensorBoard."""
@@ -81,6 +109,27 @@ class Telemetry:
             self._events.flush()
             storage.upload(self._folder, storage.names(self._folder), self._workdir)
         self._synced = time.monotonic()
+
+
+class _Bar(tqdm):
+    """A bar that knows when it was last drawn."""
+
+    drawn = 0.0
+
+    def display(self, *args, **kwargs):
+        self.drawn = time.monotonic()
+        return super().display(*args, **kwargs)
+
+
+class _Lines:
+    """A log, which takes what tqdm draws as lines."""
+
+    def write(self, text: str) -> None:
+        if text := text.strip():
+            sys.stderr.write(text + "\n")
+
+    def flush(self) -> None:
+        sys.stderr.flush()
 
 
 @contextlib.contextmanager

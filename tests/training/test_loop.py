@@ -165,7 +165,8 @@ def test_speeds_leave_validation_and_compiling_out(tiny, monkeypatch):
         clock.now += 1000
         return {"loss": 0.25}
 
-    log = types.SimpleNamespace(progress=lambda *_: None, write=written.append)
+    quiet = lambda *_, **__: contextlib.nullcontext()  # noqa: E731
+    log = types.SimpleNamespace(progress=lambda *_: None, write=written.append, doing=quiet)
     trainer = loop.Trainer(runs.make(tiny, train={"log_every": 2}), jax.devices()[:1])
     recorder = loop.Recorder(trainer, log)
     recorder.begin(trainer.stages[0])
@@ -258,7 +259,8 @@ def test_bfloat16_trains_with_float32_parameters(tiny):
 @pytest.mark.parametrize(("length", "rows"), [(32, 4), (64, 2)])
 def test_flops_are_those_of_the_compiler(length, rows):
     """An unrolled model of matrix products for the most part; the compiler counts the masked half of attention too."""
-    import dataclasses
+    import contextlib
+import dataclasses
 
     import flax.linen as nn
 

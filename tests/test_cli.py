@@ -46,9 +46,12 @@ def test_prepare_and_pretrain_read_the_overrides_of_where_the_user_stands(tiny, 
     assert prepared.status == 0, prepared.err
     assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == ["a", "b"]
     # It prepares nothing of its own.
-    trained = verb("pretrain", *flags, "--workdir=run", "--config.train.steps=1", folder=tmp_path)
+    validating = ("--config.evaluation.every=1", "--config.evaluation.max_batches=1")
+    trained = verb("pretrain", *flags, "--workdir=run", "--config.train.steps=1", *validating, folder=tmp_path)
     assert trained.status == 0 and "preparing" not in trained.err, trained.err
-    assert re.search(r"^compiling step 1: \d", trained.err, re.MULTILINE) and "\r" not in trained.err
+    for what in ("step 1", "validation, and validating"):
+        assert re.search(rf"^compiling {what}: \d+\.\d s$", trained.err, re.MULTILINE), trained.err
+    assert "\r" not in trained.err
     data = json.loads((tmp_path / "run" / "config.json").read_text())["config"]["data"]
     assert data["cache_dir"] == f"{tmp_path}/mine" and data["sources"]["a"]["path"] == f"{tmp_path}/mine.jsonl"
     assert data["sources"]["b"]["path"] == f"{tiny}/b.jsonl"

@@ -1,5 +1,6 @@
 """A run within this process: its directory, its metrics, phases, warm starts, precision."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -259,8 +260,7 @@ def test_bfloat16_trains_with_float32_parameters(tiny):
 @pytest.mark.parametrize(("length", "rows"), [(32, 4), (64, 2)])
 def test_flops_are_those_of_the_compiler(length, rows):
     """An unrolled model of matrix products for the most part; the compiler counts the masked half of attention too."""
-    import contextlib
-import dataclasses
+    import dataclasses
 
     import flax.linen as nn
 

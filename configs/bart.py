@@ -6,7 +6,9 @@ Published: 500,000 steps with a batch of 8,000 on RoBERTa's 160 GB of text (Liu 
 30 % of the text infilled in spans of 3 on average, all sentences permuted, no dropout in the last 10 %. The paper gives
 no optimizer, no rates and no length of the rows: Adam, its rates and the 512 tokens are RoBERTa's for the same size.
 The exact form of GELU and the 1,024 positions are those of the released code (facebookresearch/fairseq, models/bart),
-and so is weight decay on biases and norms, too.
+so is weight decay on biases and norms, too, and so are the rows, whole sentences of one document, as many as fit
+(`complete_doc`). data.layout.cross_documents=True goes on in the next document (`complete`); the layout `blocks` fills
+rows and cuts sentences.
 
 Wikipedia comes from TensorFlow Datasets. Put the other four corpora (`corpora.MIXTURES["roberta"]`), one JSON object
 {"text": …} a line, where the paths in `data.sources` point, and the vocabulary of facebook/bart-base (vocab.json,
@@ -68,6 +70,7 @@ def get_config(size: str = "base"):
         data=config.Data(
             cache_dir="../.cache/bart",
             **corpora.mixture("roberta"),
+            layout=config.WholeSentences(cross_documents=False),
             length=512,
         ),
         optimizer=config.AdamW(

@@ -6,8 +6,10 @@ This trains it on masked tokens alone. Published: distilled from BERT-base, of w
 start, with the losses teacher's distribution, masked tokens and cosine at 5 : 2 : 1; dynamic masks, no pairs, batches
 of up to 4,000, on BERT's corpus; 8 V100s for about 90 hours. Rates as in the released code (huggingface/transformers,
 research_projects/distillation): Adam with b2 0.98, 5e-4, linear after 5 % of warm-up, gradients clipped to 5, three
-passes over the corpus. The steps here are three passes over BERT's 4.4e9 tokens (3.3e9 words). That code masks rare
-tokens more often and drops out nothing of attention's output; here both are BERT's.
+passes over the corpus. The steps here are three passes over BERT's 4.4e9 tokens (3.3e9 words), as if rows were full. As
+in that code a row is one document, a longer one makes several, and short ones and such of unknown tokens are left out;
+documents are lines there, articles and books here. It masks rare tokens more often and drops out nothing of attention's
+output; here both are BERT's.
 
 Wikipedia comes from TensorFlow Datasets. Put books, one JSON object {"text": …} a line, where `data.sources.books.path`
 points, and the vocabulary of google-bert/bert-base-uncased (vocab.txt) where `vocabulary.spec` points, or set both.
@@ -52,6 +54,7 @@ def get_config(size: str = "base"):
         data=config.Data(
             cache_dir="../.cache/bert",
             **corpora.mixture("bert"),
+            layout=config.Documents(),
             length=512,
         ),
         optimizer=config.AdamW(b1=0.9, b2=0.98, epsilon=1e-6, clip_norm=5.0),

@@ -10,8 +10,8 @@ steps, 4 days on one V100; base: 512, 256, 766,000, 4 days on 16 TPU v3; both on
 on Hugging Face saw more: 4,000,000 steps (small; its generator as wide as itself), 1,000,000 and 1,750,000. Expect a
 GLUE score of 79.9 (small) and 85.1 (base) on the dev sets.
 
-The source's rows are two stretches of a document, cut without regard to where they end; here they are one, and end with
-the document. What is saved for Hugging Face is the discriminator.
+The rows are those of its build_pretraining_dataset.py: sentences of one document in two segments, without a label, one
+in twenty shorter. What is saved for Hugging Face is the discriminator.
 
 Wikipedia comes from TensorFlow Datasets. Put books, one JSON object {"text": …} a line, where `data.sources.books.path`
 points, and the vocabulary of google-bert/bert-base-uncased (vocab.txt) where `vocabulary.spec` points, or set both.
@@ -92,7 +92,7 @@ def get_config(size: str = "base"):
         data=config.Data(
             cache_dir="../.cache/electra",
             **corpora.mixture("bert"),
-            layout=config.Blocks(attend_across_documents=False),
+            layout=config.Segments(),
             length=length,
         ),
         optimizer=config.AdamW(epsilon=1e-6, weight_decay=0.01, bias_correction=False, clip_norm=1.0),

@@ -43,8 +43,10 @@ def run(run: Any, stages: Callable[[], Sequence[Any]], target_length: Callable[[
             )
         if run.data.layout.kind == "blocks":
             _begin(run)
-        if run.data.layout.kind == "whole_sentences":
-            _whole_sentences(run, stage.length)
+        if run.data.layout.kind in ("whole_sentences", "documents"):
+            _texts(run, stage.length)
+        if run.data.layout.kind == "segments":
+            _segments(run, stage.length)
         if run.data.layout.kind == "sentence_pairs":
             _pairs(run, stage.length)
         _positions(run, stage.length, target_length)
@@ -146,29 +148,45 @@ def _pairs(run: Any, length: int) -> None:
         raise UserError(f"config.data.length is {length}: sentence pairs take at least 5")
     if vocabulary.cls is None or vocabulary.sep is None:
         raise UserError("sentence pairs need special ids: set config.vocabulary.cls and config.vocabulary.sep")
-    _rows(objective, length, "sentence pairs")
+    _rows(objective, "sentence pairs")
     if not isinstance(getattr(run.model, "pooler", None), settings.Pooler):
         raise UserError("sentence pairs need a model with a pooler: set config.model.pooler, or blocks as the layout")
 
 
-def _whole_sentences(run: Any, length: int) -> None:
-    """What whole sentences of a length ask for."""
-    vocabulary = run.vocabulary
+def _segments(run: Any, length: int) -> None:
+    """What two segments of a length ask for."""
+    layout, vocabulary = run.data.layout, run.vocabulary
+    if not 0.0 <= layout.short_probability <= 1.0:
+        raise UserError(f"config.data.layout.short_probability is {layout.short_probability}: give 0 to 1")
+    if length < 5:
+        raise UserError(f"config.data.length is {length}: two segments take at least 5")
+    if vocabulary.cls is None or vocabulary.sep is None:
+        raise UserError("two segments need special ids: set config.vocabulary.cls and config.vocabulary.sep")
+    _rows(run.objective, "two segments")
+    if run.model.embedding.token_types < 2:
+        raise UserError("two segments need a model that tells them apart: set config.model.embedding.token_types to 2")
+
+
+def _texts(run: Any, length: int) -> None:
+    """What whole sentences or documents of a length ask for."""
+    vocabulary, is_document = run.vocabulary, run.data.layout.kind == "documents"
+    what, least = ("documents", 12) if is_document else ("whole sentences", 3)
     if None in (vocabulary.cls, vocabulary.sep) and None in (vocabulary.bos, vocabulary.eos):
         raise UserError(
-            "whole sentences need special ids around them: set config.vocabulary.cls and config.vocabulary.sep, "
+            f"{what} need special ids around them: set config.vocabulary.cls and config.vocabulary.sep, "
             "or config.vocabulary.bos and config.vocabulary.eos"
         )
-    if length < 3:
-        raise UserError(f"config.data.length is {length}: whole sentences take at least 3")
-    _rows(run.objective, length, "whole sentences")
+    if length < least:
+        raise UserError(f"config.data.length is {length}: {what} take at least {least}")
+    if is_document or not isinstance(run.objective, objectives.Denoising):
+        _rows(run.objective, what)
 
 
-def _rows(objective: objectives.Settings, length: int, layout: str) -> None:
-    """A layout of finished rows takes an objective that leaves their length as it is."""
-    if objective.input_length(length) != length:
+def _rows(objective: objectives.Settings, layout: str) -> None:
+    """A layout of finished rows takes an objective that leaves them as they are."""
+    if not isinstance(objective, objectives.MaskedLM):
         raise UserError(
-            f"objective '{objective.kind}' takes more tokens than a row has, {layout} are a row: "
+            f"objective '{objective.kind}' makes rows of its own, {layout} are a row: "
             "choose masked_lm, or blocks as config.data.layout"
         )
 

@@ -159,16 +159,44 @@ class SentencePairs:
 class WholeSentences:
     """As many whole sentences a row as fit, in the order of the text, between `cls` and `sep` (or `bos` and `eos`).
 
-    RoBERTa's formats without pairs (Liu et al. 2019 §4.2). A sentence longer than a row is cut.
+    RoBERTa's formats without pairs (Liu et al. 2019 §4.2), and BART's rows. A sentence longer than a row is cut.
 
     Attributes:
-      cross_documents: whether a row goes on in the next document, behind an extra `sep` (FULL-SENTENCES); if not, it is
-        padded (DOC-SENTENCES). RoBERTa then makes a batch larger until it has as many tokens; here a batch has
-        `train.batch_size` rows, and a run says how many rows make up for the padding.
+      cross_documents: whether a row goes on in the next document, behind an extra `sep` (FULL-SENTENCES; where a text
+        is denoised, behind nothing); if not, it is padded (DOC-SENTENCES; fairseq's default for BART). RoBERTa then
+        makes a batch larger until it has as many tokens; here a batch has `train.batch_size` rows, and a run says how
+        many rows make up for the padding.
     """
 
     kind: ClassVar[str] = "whole_sentences"
     cross_documents: bool = True
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Sentences of one document in two segments, `[CLS] first [SEP] second [SEP]`, without a label (ELECTRA).
+
+    A row takes sentences until it is full or the document ends; what is beyond its length is cut off. Up to about half
+    of it they are the first segment, the others the second, and of a tenth of the rows all are the first. That is drawn
+    anew in each epoch; where rows begin is not.
+
+    Attributes:
+      short_probability: share of rows that take sentences up to a length drawn from 5 to the row's.
+    """
+
+    kind: ClassVar[str] = "segments"
+    short_probability: float = 0.05
+
+
+@dataclass(frozen=True)
+class Documents:
+    """One document a row, between `cls` and `sep` (or `bos` and `eos`); a longer one is cut into several (DistilBERT).
+
+    Left out are rows of 11 tokens or fewer, marks counted, and such of which half or more is unknown. Short documents
+    fill little of a row: a run says how much.
+    """
+
+    kind: ClassVar[str] = "documents"
 
 
 @dataclass(frozen=True)
@@ -205,7 +233,7 @@ class Data:
     length: int
     sources: dict[str, TextFiles | JsonLines | Tfds | SeqioTask | JsonLinesExamples | SeqioExamples]
     mixture: dict[str, float] = field(default_factory=dict)
-    layout: Blocks | SentencePairs | WholeSentences | Streams = Blocks()
+    layout: Blocks | SentencePairs | WholeSentences | Segments | Documents | Streams = Blocks()
     segmenters: dict[str, str] = field(default_factory=dict)
     examples: Examples = Examples()
     validation_fraction: float = 0.01

@@ -3,10 +3,12 @@
 import numpy as np
 
 from plm_jax import config, objectives
-from plm_jax.data import cache, layouts, pairs, streams, whole_sentences
+from plm_jax.data import cache, documents, layouts, pairs, segments, streams, whole_sentences
 
 Example = dict[str, np.ndarray]
-Layout = config.Blocks | config.SentencePairs | config.WholeSentences | config.Streams
+Layout = (
+    config.Blocks | config.SentencePairs | config.WholeSentences | config.Segments | config.Documents | config.Streams
+)
 
 
 def open_layout(
@@ -30,7 +32,11 @@ def open_layout(
     if isinstance(layout, config.SentencePairs):
         return pairs.SentencePairs(source, split, layout, length, seed, special, objective.reads)
     if isinstance(layout, config.WholeSentences):
-        return whole_sentences.WholeSentences(source, split, layout, length, special, objective.reads)
+        return whole_sentences.WholeSentences(source, split, layout, length, objective)
+    if isinstance(layout, config.Segments):
+        return segments.Segments(source, split, layout, length, seed, special, objective.reads)
+    if isinstance(layout, config.Documents):
+        return documents.Documents(source, split, layout, length, special, objective.reads)
     begin = begins_with(layout, special)
     stream = layouts.Stream(source.splits[split], objective.separator, special.pad, begin)
     if isinstance(layout, config.Streams):
@@ -79,15 +85,17 @@ def blank(layout: Layout, length: int, objective: objectives.Objective, max_char
     Args:
       max_characters: of a word, for streams.
     """
-    if isinstance(layout, config.SentencePairs):
-        row = pairs.row(np.zeros(1), np.zeros(1), 0, length, objective.special)
-    elif isinstance(layout, config.WholeSentences):
-        row = whole_sentences.row(np.zeros(1), length, objective.special)
+    text = np.zeros(1, np.int32)
+    if isinstance(layout, config.SentencePairs | config.Segments):
+        row = pairs.framed(text, text, length, objective.special)
+        row |= {"pair_label": text[0]} if isinstance(layout, config.SentencePairs) else {}
+    elif isinstance(layout, config.WholeSentences | config.Documents) and not objective.frames:
+        row = layouts.framed([text], length, objective.special)
     elif isinstance(layout, config.Streams):
         characters = np.zeros((2, length, max_characters), np.int32)
         row = {"characters": characters, "targets": characters[..., 0]}
     else:
-        needed, separate = objective.input_length(length), not layout.attend_across_documents
+        needed, separate = objective.input_length(length), not getattr(layout, "attend_across_documents", True)
         row = layouts.row(np.zeros(needed, np.int32), np.zeros(0, np.int64), needed, separate)
     row |= {name: np.zeros(1, np.int64) for name in objective.reads}
     return objective(row, np.random.default_rng(0))

@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.random.bit_generator import ISeedSequence
 
+from plm_jax import objectives
 from plm_jax.data import cache
 
 
@@ -60,6 +61,29 @@ def row(tokens: np.ndarray, begins: np.ndarray, length: int, separate: bool, pad
     if padding[1]:
         found["mask"] = (np.arange(length) < num_real).astype(np.int32)
     return found
+
+
+def marks(special: objectives.Special) -> tuple[int, int]:
+    """What begins a row of whole texts, and what ends each of them."""
+    has_pair = special.cls is not None and special.sep is not None
+    return (special.cls, special.sep) if has_pair else (special.bos, special.eos)
+
+
+def framed(parts: Sequence[np.ndarray], length: int, special: objectives.Special) -> dict[str, np.ndarray]:
+    """`tokens` and `mask` (0 at padding) [length], int32: the mark that begins a row, then each part and its end."""
+    begin, end = marks(special)
+    tokens, size = np.full(length, special.pad or 0, np.int32), 1
+    tokens[0] = begin
+    for part in parts:
+        at, size = size, size + len(part) + 1
+        tokens[at : size - 1], tokens[size - 1] = part, end
+    return {"tokens": tokens, "mask": (np.arange(length) < size).astype(np.int32)}
+
+
+def windows_of(starts: np.ndarray, num_tokens: int, window_tokens: int) -> np.ndarray:
+    """The first of the items that begin at `starts` in each window of so many tokens, and the end."""
+    edges = np.arange(-(-num_tokens // window_tokens) + 1, dtype=np.int64) * window_tokens
+    return np.searchsorted(starts, edges)
 
 
 class Stream:

@@ -30,8 +30,7 @@ import numpy as np
 from tqdm import tqdm
 
 from plm_jax import config, objectives
-from plm_jax.data import cache
-from plm_jax.data.layouts import generator
+from plm_jax.data import cache, layouts
 from plm_jax.errors import UserError
 
 FORMAT = 1
@@ -96,22 +95,17 @@ def truncate(num_a: int, num_b: int, room: int) -> tuple[int, int]:
     return kept_a, min(num_b, room - kept_a)
 
 
-def row(
-    part_a: np.ndarray, part_b: np.ndarray, label: int, length: int, special: objectives.Special
-) -> dict[str, np.ndarray]:
-    """A pair as the model sees it.
+def framed(part_a: np.ndarray, part_b: np.ndarray, length: int, special: objectives.Special) -> dict[str, np.ndarray]:
+    """Two parts, of which the second may be empty, as the model sees them.
 
     Returns:
-      `tokens`, `mask` (0 at padding) and `token_types` (0 for `[CLS] A [SEP]`, 1 for `B [SEP]`) [length], and
-      `pair_label` [], 0 if B follows A in the text, 1 if it goes before it or is from somewhere else; all int32.
+      `tokens`, `mask` (0 at padding) and `token_types` (0 for `[CLS] A [SEP]`, 1 for `B [SEP]`) [length], int32.
     """
-    sep, end = 1 + len(part_a), 2 + len(part_a) + len(part_b)
-    tokens, mask, token_types = np.zeros((3, length), np.int32)
-    tokens[0], tokens[sep], tokens[end] = special.cls, special.sep, special.sep
-    tokens[1:sep], tokens[sep + 1 : end], tokens[end + 1 :] = part_a, part_b, special.pad or 0
-    mask[: end + 1] = 1
-    token_types[sep + 1 : end + 1] = 1
-    return {"tokens": tokens, "mask": mask, "token_types": token_types, "pair_label": np.array(label, np.int32)}
+    made = layouts.framed([part_a, part_b] if len(part_b) else [part_a], length, special)
+    token_types = np.zeros(length, np.int32)
+    if len(part_b):
+        token_types[2 + len(part_a) : 3 + len(part_a) + len(part_b)] = 1
+    return made | {"token_types": token_types}
 
 
 def blocks(split: cache.Split) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -134,7 +128,7 @@ def _write(folder: str, split: cache.Split, layout: config.SentencePairs, length
         for number in range(layout.duplicates):
             passes.append(passes[-1])
             for block, (sentences, documents) in enumerate(blocks(split)):
-                rng = generator(seed, stream, number, block)
+                rng = layouts.generator(seed, stream, number, block)
                 num_documents = len(documents) - 1
                 short = rng.random(num_documents) < layout.short_probability
                 lengths = rng.integers(2, longest, num_documents, endpoint=True)
@@ -221,13 +215,15 @@ class SentencePairs:
 
     def windows(self, window_tokens: int) -> list[np.ndarray]:
         """See `Layout`."""
-        edges = np.arange(-(-self._split.num_tokens // window_tokens) + 1, dtype=np.int64) * window_tokens
         return [
-            first + np.searchsorted(self._starts[first:end], edges) for first, end in itertools.pairwise(self._passes)
+            first + layouts.windows_of(self._starts[first:end], self._split.num_tokens, window_tokens)
+            for first, end in itertools.pairwise(self._passes)
         ]
 
     def example(self, item: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """A pair, see `row`."""
+        """A pair, see `framed`, and `pair_label` [] int32, 0 if B follows A in the text, 1 if it goes before it or is
+        from somewhere else.
+        """
         start_a, num_a, num_b = int(self._starts[item]), int(self._lengths_a[item]), int(self._lengths_b[item])
         label, start_b = int(num_b < 0), start_a + num_a
         if label:
@@ -240,7 +236,7 @@ class SentencePairs:
             cut_a, cut_b = rng.binomial((num_a - kept_a, num_b - kept_b), 0.5).tolist()
             start_a, start_b = start_a + cut_a, start_b + cut_b
         part_a, part_b = (self._split.tokens(s, s + n) for s, n in ((start_a, kept_a), (start_b, kept_b)))
-        made = row(part_a, part_b, label, self._length, self._special)
+        made = framed(part_a, part_b, self._length, self._special) | {"pair_label": np.array(label, np.int32)}
         if self._has_words:
             words_a, words_b = (self._split.word_starts(s, s + n) for s, n in ((start_a, kept_a), (start_b, kept_b)))
             made["word_starts"] = np.concatenate([1 + words_a, 2 + kept_a + words_b])

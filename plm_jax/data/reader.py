@@ -19,7 +19,7 @@ import numpy as np
 from absl import flags
 
 from plm_jax import config, objectives, storage
-from plm_jax.data import cache, examples, inputs_targets, layouts, mixtures, streams
+from plm_jax.data import cache, documents, examples, inputs_targets, layouts, mixtures, streams
 from plm_jax.errors import UserError
 
 Example = examples.Example
@@ -155,6 +155,11 @@ class Reader:
                 f"source '{name}' has {self._streams['train'][name].num_tokens} training words, a batch of streams "
                 f"takes {stage.batch_size * length}: lower config.train.batch_size or give more text"
             )
+        if not order.num_items and isinstance(data.layout, config.Documents):
+            raise UserError(
+                f"source '{name}' has no training document of {documents.TOO_SHORT - 1} tokens, most of them known: "
+                "give longer ones or another config.data.layout"
+            )
         if not order.num_items:
             raise UserError(
                 f"source '{name}' has {self._streams['train'][name].num_tokens} training tokens, a row of length "
@@ -239,11 +244,18 @@ class Reader:
                     "than a row has predicted; name a segmenter in config.data.segmenters, or set "
                     "config.objective.whole_words to 0"
                 )
-        single = isinstance(layout, config.SentencePairs) and layout.parts == "sentences"
-        if not single and not (isinstance(layout, config.WholeSentences) and not layout.cross_documents):
+        for name in self.sources if isinstance(layout, config.Documents) else ():
+            if share := self._layout("train", name, self._stages[0].length).share_left_out():
+                found.append(f"{share:.1%} of the tokens of '{name}' are left out, in rows too short or too unknown")
+        fills = isinstance(layout, config.Blocks | config.Streams)
+        fills = fills or (isinstance(layout, config.WholeSentences) and layout.cross_documents)
+        if fills or (isinstance(layout, config.SentencePairs) and layout.parts == "segments"):
             return found
         for stage in self._stages:
-            sample = [self.example(k)["mask"].mean() for k in _sample(stage)]
+            sample = _sample(stage)
+            # Noise makes a row no shorter.
+            real = "target_weights" if "decoder_tokens" in self.example(sample[0]) else "mask"
+            sample = [self.example(k)[real].mean() for k in sample]
             full = stage.batch_size * float(np.mean(sample))
             found.append(f"{stage.batch_size} rows of {stage.length} have as many tokens as {full:.0f} full ones")
         return found

@@ -1,12 +1,13 @@
 """Rows of whole sentences, RoBERTa's FULL-SENTENCES and DOC-SENTENCES (Liu et al. 2019, arXiv:1907.11692).
 
 As in fairseq's `TokenBlockDataset` (`complete` and `complete_doc`) each row takes sentences until the next one does not
-fit, so where a row begins depends on the one before it. The split is walked once, and what is found stays on disk,
-memory-mapped, beside the cache or its local copy:
+fit, so where a row begins depends on the one before it. BART's rows are the same (Lewis et al. 2020, arXiv:1910.13461),
+but nothing stands between documents, and what frames a row comes with the noise. The split is walked once, and what is
+found stays on disk, memory-mapped, beside the cache or its local copy:
 
     CACHE_DIR/SOURCE/index/KEY/rows.npy        int64 [1]: how many rows there are
     CACHE_DIR/SOURCE/index/KEY/starts.npy      int64 [rows + 1]: first token of each row, and the end, in the stream of
-                                               documents each followed by a separator
+                                               documents each followed by a separator, if there is one
 
 KEY is a hash of all that decides it. A row ends wherever one of the blocks of documents does that are walked at once,
 about every 262,144 sentences.
@@ -18,12 +19,13 @@ import numpy as np
 from tqdm import tqdm
 
 from plm_jax import config, objectives
-from plm_jax.data import cache, pairs
-from plm_jax.data.layouts import Stream
+from plm_jax.data import cache, layouts, pairs
 
 
-def walk(sentences: np.ndarray, documents: np.ndarray, room: int, cross_documents: bool) -> np.ndarray:
-    """Where rows begin in some documents, each followed by a separator.
+def walk(
+    sentences: np.ndarray, documents: np.ndarray, room: int, cross_documents: bool, separated: bool = True
+) -> np.ndarray:
+    """Where rows begin in some documents, each followed by a separator if they are `separated`.
 
     Args:
       sentences: [s + 1], the first token of each sentence, and the end.
@@ -40,8 +42,8 @@ def walk(sentences: np.ndarray, documents: np.ndarray, room: int, cross_document
     sentences = np.append(np.repeat(sentences[:-1], pieces) + room * number, sentences[-1])
     documents = places[documents]
     begins_document = np.zeros(len(sentences), np.int64)
-    begins_document[documents] = 1
-    starts = sentences + begins_document.cumsum() - 1
+    begins_document[documents] = separated
+    starts = sentences + begins_document.cumsum() - separated
     ends = starts - begins_document  # A separator at a row's end takes no room.
     following = ends.searchsorted(starts[:-1] + room, side="right") - 1
     if not cross_documents:
@@ -49,40 +51,24 @@ def walk(sentences: np.ndarray, documents: np.ndarray, room: int, cross_document
     return starts[pairs.follow(following)]
 
 
-def row(tokens: np.ndarray, length: int, special: objectives.Special) -> dict[str, np.ndarray]:
-    """`tokens` with what begins and ends a row; `tokens` and `mask` (0 at padding) [length], int32.
-
-    `tokens` may end with the separator already, where their last document ends.
-    """
-    begin, separator = _around(special)
-    tokens = tokens[:-1] if len(tokens) and tokens[-1] == separator else tokens
-    end = 1 + len(tokens)
-    made = np.full(length, special.pad or 0, np.int32)
-    made[0], made[1:end], made[end] = begin, tokens, separator
-    return {"tokens": made, "mask": (np.arange(length) <= end).astype(np.int32)}
-
-
-def _around(special: objectives.Special) -> tuple[int, int]:
-    """What begins a row, and what ends it and stands between documents."""
-    has_pair = special.cls is not None and special.sep is not None
-    return (special.cls, special.sep) if has_pair else (special.bos, special.eos)
-
-
-def _write(folder: str, split: cache.Split, room: int, cross_documents: bool) -> None:
+def _write(folder: str, split: cache.Split, room: int, cross_documents: bool, separated: bool) -> None:
     """Walks the split and writes the index's file into `folder`."""
     file = cache.NpyAppender(os.path.join(folder, "starts.npy"))
     walked = 0
     with tqdm(None, "indexing sentences", split.num_documents, unit=" documents", delay=2) as bar:
         for sentences, documents in pairs.blocks(split):
-            file.append(walked + walk(sentences, documents, room, cross_documents))
-            walked += len(documents) - 1
+            file.append(walked + walk(sentences, documents, room, cross_documents, separated))
+            walked += separated * (len(documents) - 1)
             bar.update(len(documents) - 1)
-    file.append(np.array([split.num_tokens + split.num_documents]))
+    file.append(np.array([split.num_tokens + walked]))
     cache.save(os.path.join(folder, "rows.npy"), np.array([file.close() - 1]))
 
 
 class WholeSentences:
-    """`[CLS] sentences [SEP]`, with `[SEP]` between documents, in rows of `length`: a `layouts.Layout` of one pass."""
+    """`[CLS] sentences [SEP]`, with `[SEP]` between documents, in rows of `length`: a `layouts.Layout` of one pass.
+
+    For an objective that frames a text itself: the sentences alone, in rows of what it takes.
+    """
 
     def __init__(
         self,
@@ -90,37 +76,46 @@ class WholeSentences:
         split: str,
         layout: config.WholeSentences,
         length: int,
-        special: objectives.Special,
-        reads: tuple[str, ...] = (),
+        objective: objectives.Objective,
     ):
         """Opens the index, or makes it: once for each length.
 
-        Rows have `word_starts` where the split has them, if the objective `reads` those.
+        Rows have `sentence_starts`, and `word_starts` where the split has them, if the objective `reads` those.
 
         Raises:
           UserError: the index is damaged or cannot be written.
         """
-        self._length, self._special = length, special
-        opened = source.splits[split]
+        opened, special = source.splits[split], objective.special
+        self._framed, self._length, self._special = not objective.frames, length, special
+        room = length - 2
+        if not self._framed:
+            self._length = room = objective.input_length(length)
         folder = pairs.open_index(
             source,
-            [split, config.to_dict(layout), length],
-            lambda made: _write(made, opened, length - 2, layout.cross_documents),
+            [split, config.to_dict(layout), room, self._framed],
+            lambda made: _write(made, opened, room, layout.cross_documents, self._framed),
         )
-        self._stream = Stream(opened, _around(special)[1], special.pad)
-        self._has_words = opened.has_words and "word_starts" in reads
+        self._separator = layouts.marks(special)[1] if self._framed else None
+        self._stream = layouts.Stream(opened, self._separator, special.pad)
+        self._reads = [name for name in objective.reads if name != "word_starts" or opened.has_words]
         self.num_rows = int(cache.load(os.path.join(folder, "rows.npy"), 1)[0])
         self._starts = cache.load(os.path.join(folder, "starts.npy"), self.num_rows + 1)
         self.pass_tokens = self._stream.num_tokens
 
     def windows(self, window_tokens: int) -> list[np.ndarray]:
         """See `Layout`."""
-        edges = np.arange(-(-self._stream.num_tokens // window_tokens) + 1, dtype=np.int64) * window_tokens
-        return [np.searchsorted(self._starts[:-1], edges)]
+        return [layouts.windows_of(self._starts[:-1], self._stream.num_tokens, window_tokens)]
 
     def example(self, item: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """A row, see `row`; nothing is drawn."""
+        """A row, see `layouts.framed`, or `layouts.row` if it is not; nothing is drawn."""
         del rng
         start, stop = self._starts[item : item + 2].tolist()
-        made = row(self._stream.read(start, stop)[0], self._length, self._special)
-        return made | ({"word_starts": 1 + self._stream.word_starts(start, stop)} if self._has_words else {})
+        tokens, begins = self._stream.read(start, stop)
+        if self._framed:
+            # A separator stands already where the row's last document ends.
+            tokens = tokens[:-1] if tokens[-1] == self._separator else tokens
+            made = layouts.framed([tokens], self._length, self._special)
+        else:
+            made = layouts.row(tokens, begins, self._length, separate=False, pad=self._special.pad or 0)
+        starts = {"sentence_starts": self._stream.sentence_starts, "word_starts": self._stream.word_starts}
+        return made | {name: self._framed + starts[name](start, stop) for name in self._reads}

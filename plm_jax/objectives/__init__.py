@@ -99,6 +99,11 @@ class Objective:
         return getattr(self.settings, "reads", ())
 
     @property
+    def frames(self) -> bool:
+        """Whether it puts a text, of up to `input_length` tokens, between the marks that begin and end a row."""
+        return getattr(self.settings, "frames", False)
+
+    @property
     def duplicates(self) -> int:
         """How many draws each row has, an epoch each, after which they come again; 0: a new one every time."""
         return getattr(self.settings, "duplicates", 0)

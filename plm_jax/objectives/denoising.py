@@ -86,6 +86,7 @@ class Denoising:
     """
 
     kind: ClassVar[str] = "denoising"
+    frames: ClassVar[bool] = True
     permute_sentences: float = 1.0
     noise: TextInfilling | TokenMasking | TokenDeletion | NoNoise = TextInfilling()
     insert: float = 0.0

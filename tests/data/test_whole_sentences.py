@@ -43,7 +43,8 @@ def published(documents, length, cross):
 
 
 def opened(source, length, cross, split="train"):
-    return whole_sentences.WholeSentences(source, split, config.WholeSentences(cross), length, SPECIAL)
+    objective = objectives.get("masked_lm", SPECIAL)
+    return whole_sentences.WholeSentences(source, split, config.WholeSentences(cross), length, objective)
 
 
 def rows_of(layout):
@@ -154,7 +155,7 @@ def test_a_run_says_how_full_short_rows_are(write_sentences, make):
 
 def test_bos_and_eos_serve_where_there_is_no_cls(make):
     bos_eos = objectives.Special(pad=1, bos=0, eos=2, vocab_size=9)
-    made = whole_sentences.row(np.array([5, 6, 2]), 6, bos_eos)
+    made = layouts.framed([np.array([5, 6])], 6, bos_eos)
     assert made["tokens"].tolist() == [0, 5, 6, 2, 1, 1] and made["mask"].tolist() == [1, 1, 1, 1, 0, 0]
     run = make(True, pad=1, bos=0, eos=2, mask=3)
     assert config.from_dict(config.to_dict(run)) == run
@@ -173,5 +174,5 @@ def test_what_they_need_is_told(make, make_run):
         data=dataclasses.replace(causal.data, layout=config.WholeSentences()),
         vocabulary=config.Vocabulary("bytes", bos=8, eos=9),
     )
-    with pytest.raises(UserError, match="objective 'causal' takes more tokens than a row has, whole sentences are"):
+    with pytest.raises(UserError, match="objective 'causal' makes rows of its own, whole sentences are"):
         config.from_dict(config.to_dict(run))

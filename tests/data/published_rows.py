@@ -1,0 +1,263 @@
+"""Rows as the published code of each family makes them, written anew from its rules: what `test_published_rows` holds.
+
+A document is a list of sentences, a sentence a list of tokens. A rule gives rows of `length`, each a dictionary:
+`tokens` without padding and, where the family has them, `types`, `positions` and `segments` of the same length, and
+`learnt`, whether the token is predicted. Ids are those of the published vocabularies.
+"""
+
+import math
+
+import numpy as np
+
+
+def flat(document):
+    return [token for sentence in document for token in sentence]
+
+
+def packed(begin, end, apart=False):
+    """Decoders: documents one after another, each between `begin` and `end`; a row of inputs and their next tokens.
+
+    Apart: no token is predicted from another document's, and positions begin anew with each.
+    """
+
+    def rows(documents, length, rng):
+        del rng
+        stream = [(t, n) for n, d in enumerate(documents) for t in [*begin, *flat(d), *end]]
+        found = []
+        for start in range(0, len(stream) - 1, length):
+            inputs, following = stream[start : start + length], stream[start + 1 : start + length + 1]
+            inputs = inputs[: len(following)] if not apart else inputs
+            row = {"tokens": [t for t, _ in inputs]}
+            row["learnt"] = [a[1] == b[1] or not apart for a, b in zip(inputs, following, strict=False)]
+            row["learnt"] += [False] * (len(inputs) - len(following))
+            if apart:
+                row["segments"] = [n - inputs[0][1] + 1 for _, n in inputs]
+                begins = [i for i, (_, n) in enumerate(inputs) if not i or n != inputs[i - 1][1]]
+                row["positions"] = [i - max(b for b in begins if b <= i) for i in range(len(inputs))]
+            found.append(row)
+        return found
+
+    return rows
+
+
+def joined(num_tokens, end=(), begin=(), ends=()):
+    """Text cut every `num_tokens(length)`, of documents each before `end`; each row between `begin` and `ends`."""
+
+    def rows(documents, length, rng):
+        del rng
+        stream, size = [t for d in documents for t in [*flat(d), *end]], num_tokens(length)
+        return [{"tokens": [*begin, *stream[i : i + size], *ends]} for i in range(0, len(stream), size)]
+
+    return rows
+
+
+def separate(end):
+    """Blocks of the stream whose documents do not see each other: the demo's masked models."""
+
+    def rows(documents, length, rng):
+        del rng
+        stream = [(t, n) for n, d in enumerate(documents) for t in [*flat(d), *end]]
+        blocks = (stream[i : i + length] for i in range(0, len(stream), length))
+        return [{"tokens": [t for t, _ in b], "segments": [n - b[0][1] + 1 for _, n in b]} for b in blocks]
+
+    return rows
+
+
+def bert_pairs(cls, sep, swap=False):
+    """google-research/bert and albert, create_pretraining_data.py: `create_instances_from_document`."""
+
+    def rows(documents, length, rng):
+        most, found = length - 3, []
+        for number, document in enumerate(documents):
+            target = rng.randint(2, most) if rng.random() < 0.1 else most
+            chunk, size, i = [], 0, 0
+            while i < len(document):
+                chunk.append(document[i])
+                size += len(document[i])
+                if i == len(document) - 1 or size >= target:
+                    a_end = rng.randint(1, len(chunk) - 1) if len(chunk) > 1 else 1
+                    a, b, label = flat(chunk[:a_end]), [], 0
+                    if len(chunk) == 1 or (not swap and rng.random() < 0.5):
+                        label = 1
+                        for _ in range(10):
+                            other = rng.randint(0, len(documents) - 1)
+                            if other != number:
+                                break
+                        for sentence in documents[other][rng.randint(0, len(documents[other]) - 1) :]:
+                            b += sentence
+                            if len(b) >= target - len(a):
+                                break
+                        i -= len(chunk) - a_end
+                    else:
+                        b = flat(chunk[a_end:])
+                        if swap and rng.random() < 0.5:
+                            a, b, label = b, a, 1
+                    a, b = list(a), list(b)
+                    while len(a) + len(b) > most:
+                        longer = a if len(a) > len(b) else b
+                        del longer[0 if rng.random() < 0.5 else -1]
+                    types = [0] * (len(a) + 2) + [1] * (len(b) + 1)
+                    found.append({"tokens": [cls, *a, sep, *b, sep], "types": types, "label": label})
+                    chunk, size = [], 0
+                i += 1
+        return found
+
+    return rows
+
+
+def electra_segments(cls, sep):
+    """google-research/electra, build_pretraining_dataset.py: `ExampleBuilder`."""
+
+    def rows(documents, length, rng):
+        found, target = [], length
+        for document in documents:
+            gathered = []
+            for number, sentence in enumerate(document):
+                gathered.append(sentence)
+                if sum(map(len, gathered)) < target and number < len(document) - 1:
+                    continue
+                limit = 100_000 if rng.random() < 0.1 else (target - 3) // 2
+                first, second = [], []
+                for part in gathered:
+                    fits = not first or len(first) + len(part) < limit
+                    if fits or (not second and len(first) < limit and rng.random() < 0.5):
+                        first = first + part
+                    else:
+                        second = second + part
+                first = first[: length - 2]
+                second = second[: max(0, length - len(first) - 3)]
+                tokens, types = [cls, *first, sep], [0] * (len(first) + 2)
+                if second:
+                    tokens, types = [*tokens, *second, sep], types + [1] * (len(second) + 1)
+                found.append({"tokens": tokens, "types": types})
+                gathered, target = [], rng.randint(5, length) if rng.random() < 0.05 else length
+        return found
+
+    return rows
+
+
+def distilbert_lines(cls, sep, unk):
+    """huggingface/transformers, distillation/lm_seqs_dataset.py, over a line a document."""
+
+    def rows(documents, length, rng):
+        del rng
+        found = []
+        for document in documents:
+            line = [cls, *flat(document), sep]
+            if len(line) <= length:
+                pieces = [line]
+            else:
+                pieces = [line[i : i + length - 2] for i in range(0, len(line), length - 2)]
+                pieces = [piece if piece[0] == cls else [cls, *piece] for piece in pieces]
+                pieces = [piece if piece[-1] == sep else [*piece, sep] for piece in pieces]
+            found += [p for p in pieces if len(p) > 11 and p.count(unk) / len(p) < 0.5]
+        return [{"tokens": piece} for piece in found]
+
+    return rows
+
+
+def fairseq_blocks(bos, eos, mode, separator):
+    """facebookresearch/fairseq, TokenBlockDataset with `complete` or `complete_doc`; too long a sentence is cut."""
+
+    def rows(documents, length, rng):
+        del rng
+        found, row, room = [], [], length - 2
+
+        def flush():
+            if row:
+                found.append({"tokens": [bos, *row, eos]})
+                row.clear()
+
+        for document in documents:
+            is_first = True
+            for sentence in document:
+                for i in range(0, len(sentence), room):
+                    piece = sentence[i : i + room]
+                    between = separator if row and is_first else []
+                    if len(row) + len(between) + len(piece) > room:
+                        flush()
+                        between = []
+                    row += [*between, *piece]
+                    is_first = False
+            if mode == "complete_doc":
+                flush()
+        flush()
+        return found
+
+    return rows
+
+
+def bilm_stream(bos, eos):
+    """allenai/bilm-tf, bilm/data.py, read forward: `<S>` and the words, and what comes next, to `</S>`."""
+
+    def rows(documents, length, rng):
+        del rng
+        words = [pair for d in documents for pair in zip([bos, *flat(d)], [*flat(d), eos], strict=True)]
+        cut = (words[i : i + length] for i in range(0, len(words), length))
+        return [{"tokens": [a for a, _ in row], "next": [b for _, b in row]} for row in cut]
+
+    return rows
+
+
+def span_text(length, density=0.15, mean=3.0):
+    """t5/data/preprocessors.py, `random_spans_helper`: the tokens of which a row of inputs is made."""
+
+    def inputs(n):
+        noise = min(max(round(n * density), 1), n - 1)
+        return n - noise + max(1, round(noise / mean)) + 1
+
+    n = length
+    while inputs(n + 1) <= length:
+        n += 1
+    return n
+
+
+def text_to_text(target_length, end):
+    """Examples of inputs and targets, each with its end, as many a row as fit (seqio's packing)."""
+
+    def rows(documents, length, rng):
+        del rng
+        found = []
+        for inputs, targets in documents:
+            parts = [*inputs[: length - 1], end], [*targets[: target_length - 1], end]
+            last = found[-1] if found else None
+            fits = last and len(last["tokens"]) + len(parts[0]) <= length
+            if not fits or len(last["next"]) + len(parts[1]) > target_length:
+                found.append({"tokens": [], "segments": [], "next": []})
+            last = found[-1]
+            last["segments"] += [1 + max(last["segments"], default=0)] * len(parts[0])
+            last["tokens"] += parts[0]
+            last["next"] += parts[1]
+        return found
+
+    return rows
+
+
+def shares(rows, cls, sep, length):
+    """What of rows is compared where they are drawn: name → one number a row."""
+
+    def of(row):
+        tokens, types = row["tokens"], row["types"]
+        second = sum(types)
+        return {
+            "begins with cls": tokens[0] == cls,
+            "ends with sep": tokens[-1] == sep,
+            "is full": len(tokens) == length,
+            "is below half": len(tokens) < length / 2,
+            "has a second segment": second > 0,
+            "types are one after another": types == sorted(types),
+            "the first type ends with sep": tokens[types.index(1) - 1 if second else -1] == sep,
+            "second segment is the longer": second > len(types) - second,
+            "second segment is below a quarter": second < len(types) / 4,
+            "separators": tokens.count(sep) == 2 - (second == 0),
+            "label": row.get("label", 0),
+        }
+
+    found = [of(row) for row in rows]
+    return {name: np.array([row[name] for row in found], float) for name in found[0]}
+
+
+def within(got, want, errors=3.0):
+    """Whether two samples' means are within so many standard errors of each other."""
+    error = math.sqrt(got.var() / len(got) + want.var() / len(want))
+    return abs(got.mean() - want.mean()) <= errors * error

@@ -109,7 +109,7 @@ class Denoising:
         Raises:
           UserError: no number does.
         """
-        num_tokens = int((length - 2) / (1 + self.insert))
+        num_tokens = int((length - 2) / (1 + self.insert)) + 1
         while num_tokens + math.ceil(self.insert * num_tokens) > length - 2:
             num_tokens -= 1
         if num_tokens < 1:
@@ -137,40 +137,67 @@ class Denoising:
         Args:
           example: `tokens` [input_length(L)]; `mask` of that shape, 0 at padding behind the text, may be left out where
             there is none. `sentence_starts` and `word_starts`, the rising indices of the tokens that begin sentences
-            and words; left out, the text is one sentence, and each token is a word.
+            and words; left out, the text is one sentence, and each token is a word. `segment_ids` of that shape, the
+            number of each token's document from 1, only if documents do not see each other: each gets its own noise.
 
         Returns:
           `tokens` and `mask` [L] int32: bos, the text with noise, eos; what does not fit, as after many spans of no
           words in a short text, is cut off before eos. `targets` [T] int32 and `target_weights` [T] float32, T =
-          `target_length(L)`: bos, the text, eos. `decoder_tokens` [T] int32: the targets shifted right behind eos.
+          `target_length(L)`: bos, the text, eos. `decoder_tokens` [T] int32: the targets shifted right behind eos. If
+          `segment_ids` were given, bos is of the first document and eos of the last; `segment_ids` [L] and
+          `decoder_segment_ids` [T] int32, 0 at padding; the decoder starts each document from eos, at place 0 of
+          `decoder_positions` [T] int32.
 
         Raises:
-          UserError: the vocabulary has no bos, eos or mask; documents are kept apart.
+          UserError: the vocabulary has no bos, eos or mask.
         """
         tokens = np.asarray(example["tokens"], np.int32)
-        self._check(example, special)
+        self._check(special)
         length, target_length = len(tokens) + math.ceil(self.insert * len(tokens)) + 2, len(tokens) + 2
         if "mask" in example:
             tokens = tokens[: np.count_nonzero(example["mask"])]
-        noised = self._noised(tokens, example, special, rng)[: length - 2]
-        pad = special.pad or 0
+        begins = np.zeros(1, np.int64)
+        if "segment_ids" in example:
+            begins = np.flatnonzero(np.diff(example["segment_ids"][: len(tokens)], prepend=0))
+        parts = self._noised_apart(tokens, begins, example, special, rng)
+        noised, pad = np.concatenate(parts)[: length - 2], special.pad or 0
         targets = _framed(tokens, target_length, special, pad)
         decoder_tokens = np.full_like(targets, special.eos)
         decoder_tokens[1:] = targets[:-1]
-        return {
+        made = {
             "tokens": _framed(noised, length, special, pad),
             "mask": rows.padded(1, len(noised) + 2, length),
             "decoder_tokens": decoder_tokens,
             "targets": targets,
             "target_weights": rows.padded(1, len(tokens) + 2, target_length, dtype=np.float32),
         }
+        if "segment_ids" in example:
+            made["segment_ids"] = _numbered(np.array([len(part) for part in parts]), len(noised), length)
+            ids = _numbered(np.diff(begins, append=len(tokens)), len(tokens), target_length)
+            made["decoder_segment_ids"], made["decoder_positions"] = ids, rows.places(ids)
+            # Of a document of which nothing is left there is nothing to say it from.
+            made["target_weights"] *= np.isin(ids, made["segment_ids"])
+            decoder_tokens[np.diff(ids, prepend=0) > 0] = special.eos
+        return made
 
-    def _check(self, example, special) -> None:
+    def _noised_apart(self, tokens, begins, example, special, rng) -> list[np.ndarray]:
+        """Of each document of a text [n], which begin at `begins`, what noise makes of it."""
+        if len(begins) == 1:
+            return [self._noised(tokens, example, special, rng)]
+        ends, found = np.append(begins[1:], len(tokens)), []
+        for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+            own = {}
+            for name in example.keys() & {"sentence_starts", "word_starts"}:
+                starts = example[name]
+                own[name] = starts[slice(*starts.searchsorted((begin, end)))] - begin
+            found.append(self._noised(tokens[begin:end], own, special, rng))
+        return found
+
+    def _check(self, special) -> None:
         writes_masks = self.insert > 0 or isinstance(self.noise, TextInfilling | TokenMasking)
         for name in ("bos", "eos", *(["mask"] if writes_masks else [])):
             if getattr(special, name) is None:
                 raise UserError(f"denoising needs a special id {name}: set config.vocabulary.{name}")
-        rows.check_joined(example, "denoising")
 
     def _noised(self, tokens, example, special, rng) -> np.ndarray:
         """All noises on a text [n], one after another."""
@@ -207,6 +234,12 @@ def _framed(text: np.ndarray, length: int, special: Special, pad: int) -> np.nda
     row = np.full(length, pad, np.int32)
     row[0], row[1 : len(text) + 1], row[len(text) + 1] = special.bos, text, special.eos
     return row
+
+
+def _numbered(sizes: np.ndarray, num_tokens: int, length: int) -> np.ndarray:
+    """The number from 1 of each token's document in a framed row [length] int32, of documents of these sizes."""
+    ids = np.repeat(np.arange(1, len(sizes) + 1), sizes)[:num_tokens]
+    return rows.padded(np.concatenate([[1], ids, [len(sizes)]]), num_tokens + 2, length)
 
 
 def _is_start(starts: np.ndarray | None, num_tokens: int) -> np.ndarray | None:

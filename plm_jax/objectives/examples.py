@@ -10,6 +10,7 @@ from plm_jax.errors import UserError
 from plm_jax.objectives.causal import Causal
 from plm_jax.objectives.denoising import Denoising
 from plm_jax.objectives.prefix_lm import DecoderPrefixLM
+from plm_jax.objectives.rows import places
 from plm_jax.objectives.special import Special
 from plm_jax.objectives.text_to_text import TextToText
 
@@ -83,7 +84,7 @@ class EncoderDecoderRows:
         )
         decoder_tokens = np.empty_like(targets)
         decoder_tokens[1:] = targets[:-1]
-        positions = _positions(decoder_segment_ids)
+        positions = places(decoder_segment_ids)
         decoder_tokens[(positions == 0) & (decoder_segment_ids > 0)] = self.special.eos if self._framed else pad
         made = {
             "tokens": tokens,
@@ -103,8 +104,9 @@ class EncoderDecoderRows:
         if self.target_length is not None:
             padding, pad = (0, self.target_length - num), self.special.pad or 0
             row = row | {key: np.pad(row[key], padding, constant_values=pad) for key in ("decoder_tokens", "targets")}
-            row["target_weights"] = np.pad(row["target_weights"], padding)
-        if self.segmented:
+            rest = row.keys() & {"target_weights", "decoder_segment_ids", "decoder_positions"}
+            row |= {key: np.pad(row[key], padding) for key in rest}
+        if self.segmented and "segment_ids" not in row:
             row = row | {"segment_ids": row["mask"]}
             row["decoder_segment_ids"] = (np.arange(len(row["targets"])) < num).astype(np.int32)
             row["decoder_positions"] = np.arange(len(row["targets"]), dtype=np.int32)
@@ -173,7 +175,7 @@ class DecoderRows:
         made = {"tokens": tokens, "targets": targets, "target_weights": _joined(is_answer, length, 0)[0]}
         made["target_weights"] = made["target_weights"].astype(np.float32)
         if self.segmented:
-            made |= {"segment_ids": segment_ids, "positions": _positions(segment_ids)}
+            made |= {"segment_ids": segment_ids, "positions": places(segment_ids)}
         if isinstance(self.objective, DecoderPrefixLM):
             made["prefix_lengths"] = np.array(len(prompts[0]), np.int32)
         return made
@@ -209,11 +211,3 @@ def _joined(parts: Sequence[Sequence[int]], length: int, pad: int) -> tuple[np.n
     row[: sum(sizes)] = np.concatenate([np.asarray(part, np.int32) for part in parts])
     numbers[: sum(sizes)] = np.repeat(np.arange(1, len(parts) + 1), sizes)
     return row, numbers
-
-
-def _positions(segment_ids: np.ndarray) -> np.ndarray:
-    """Places within each segment [n] int32, 0 at padding."""
-    index = np.arange(len(segment_ids), dtype=np.int32)
-    begins = np.ones(len(segment_ids), np.bool_)
-    begins[1:] = segment_ids[1:] != segment_ids[:-1]
-    return (index - np.maximum.accumulate(np.where(begins, index, 0))) * (segment_ids > 0)

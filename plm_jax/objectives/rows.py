@@ -46,3 +46,11 @@ def padded(values: np.ndarray | int, size: int, length: int, pad: int = 0, dtype
     if pad:
         row[size:] = pad
     return row
+
+
+def places(segment_ids: np.ndarray) -> np.ndarray:
+    """Places within each segment [n] int32, 0 at padding."""
+    index = np.arange(len(segment_ids), dtype=np.int32)
+    begins = np.ones(len(segment_ids), np.bool_)
+    begins[1:] = segment_ids[1:] != segment_ids[:-1]
+    return (index - np.maximum.accumulate(np.where(begins, index, 0))) * (segment_ids > 0)

@@ -2,6 +2,8 @@
 
 import dataclasses
 import itertools
+import json
+import pathlib
 
 import numpy as np
 import pytest
@@ -176,3 +178,47 @@ def test_what_they_need_is_told(make, make_run):
     )
     with pytest.raises(UserError, match="objective 'causal' makes rows of its own, whole sentences are"):
         config.from_dict(config.to_dict(run))
+
+
+@pytest.mark.parametrize("cross", [True, False])
+def test_rows_to_denoise_are_sentences_of_which_each_stays_whole(write_sentences, make_run, cross):
+    """BART's: nothing stands between documents; sentences change places within a row, its marks do not."""
+    documents = {"train": corpus(0, 40, 9), "validation": corpus(1, 30, 9)}
+    source = write_sentences(documents)
+    ids = {"pad": 0, "bos": 1, "eos": 2, "mask": 3}
+    vocabulary = source.vocabulary | {"cls": None, "sep": None, **ids}
+    objective = objectives.Denoising(noise=objectives.denoising.NoNoise())
+    run = make_run("a", vocab_size=60_000, objective=objective, **ids)
+    data = dataclasses.replace(run.data, layout=config.WholeSentences(cross), length=24)
+    run = dataclasses.replace(run, data=data, vocabulary=config.Vocabulary("bytes", **ids))
+    assert config.from_dict(config.to_dict(run)) == run
+    rename(source.folder, vocabulary)
+    opened = reader.Reader(run)
+    begins = set(np.cumsum([FIRST, *itertools.chain(*documents["validation"])]).tolist())
+    ends = {begin - 1 for begin in begins}
+    borders = set(np.cumsum([FIRST, *map(sum, documents["validation"])]).tolist())
+    said, moved = [], 0
+    for batch in opened.in_order("validation", 1):
+        row = {key: value[0] for key, value in batch.items()}
+        targets, inputs = row["targets"][row["target_weights"] > 0].tolist(), row["tokens"][row["mask"] > 0].tolist()
+        assert (targets[0], targets[-1], inputs[0], inputs[-1]) == (1, 2, 1, 2)
+        assert sorted(inputs) == sorted(targets)
+        assert row["decoder_tokens"][: len(targets)].tolist() == [2, *targets[:-1]]
+        said += targets[1:-1]
+        moved += inputs != targets
+        for before, after in itertools.pairwise(inputs[1:-1]):
+            assert after == before + 1 or (before in ends and after in begins)
+        if not cross:
+            assert not borders & set(targets[2:-1])
+    assert said == list(range(FIRST, FIRST + sum(map(sum, documents["validation"])))) and moved > 10
+    blank, batch = reader.blank_batch(run, 24), next(opened.batches(0))
+    assert {k: (v.shape[1:], v.dtype) for k, v in blank.items()} == {
+        k: (v.shape[1:], v.dtype) for k, v in batch.items()
+    }
+    assert bool(opened.notes()) != cross
+
+
+def rename(folder, vocabulary):
+    """Gives a cache other special ids."""
+    path = pathlib.Path(folder) / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"vocabulary": vocabulary}))

@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,8 +12,11 @@ from hypothesis import strategies as st
 
 from plm_jax import objectives
 from plm_jax.errors import UserError
+from plm_jax.models import registry
+from plm_jax.models import settings as model_settings
 from plm_jax.objectives import denoising
 from plm_jax.objectives.denoising import NoNoise, TextInfilling, TokenDeletion, TokenMasking
+from plm_jax.training import losses
 
 # Text is above the vocabulary, so that no random id is taken for it.
 MASK, TEXT = 4, 10_000
@@ -318,6 +322,67 @@ def test_the_example_stays_as_it_is():
         np.testing.assert_array_equal(example[key], value)
 
 
+@given(
+    st.lists(st.integers(1, 12), min_size=1, max_size=6),
+    st.integers(0, 3),
+    st.integers(0, 99),
+    st.sampled_from(
+        [{"permute_sentences": 1.0}, {"noise": TextInfilling()}, {"noise": TokenDeletion()}, {"rotate": 1.0}]
+    ),
+)
+@hypothesis_settings(max_examples=60)
+def test_documents_that_do_not_see_each_other_are_noised_each_by_itself(sizes, padding, seed, settings):
+    documents = np.repeat(np.arange(1, len(sizes) + 1), sizes)
+    tokens = np.pad(TEXT + np.arange(len(documents)), (0, padding))
+    example = {"tokens": tokens, "segment_ids": np.pad(documents, (0, padding))}
+    example |= {"mask": tokens > 0} if padding else {}
+    example["sentence_starts"] = np.arange(0, len(documents), 2)
+    settings = {"permute_sentences": 0.0, "noise": NoNoise(), **settings}
+    made = objectives.get("denoising", BART, **settings)(example, np.random.default_rng(seed))
+    # The encoder's row: each document's own tokens and masks, framed.
+    real = made["mask"] > 0
+    inputs, ids = made["tokens"][real], made["segment_ids"][real]
+    assert (inputs[0], ids[0], inputs[-1], ids[-1]) == (0, 1, 2, len(sizes))
+    assert (np.diff(ids) >= 0).all() and not made["segment_ids"][~real].any()
+    for token, of in zip(inputs[1:-1], ids[1:-1], strict=True):
+        assert token == MASK or documents[token - TEXT] == of
+    if isinstance(settings["noise"], NoNoise):
+        assert sorted(inputs[1:-1]) == tokens[: len(documents)].tolist()
+    # The decoder's: the clean documents, each begun from eos.
+    ids = made["decoder_segment_ids"]
+    assert ids[: len(documents) + 2].tolist() == [1, *documents, len(sizes)] and not ids[len(documents) + 2 :].any()
+    assert made["targets"][: len(documents) + 2].tolist() == [0, *tokens[: len(documents)], 2]
+    for i, of in enumerate(ids):
+        begins = of and (i == 0 or ids[i - 1] != of)
+        before = 2 if begins else made["targets"][i - 1] if of else made["decoder_tokens"][i]
+        assert made["decoder_tokens"][i] == before
+        assert made["decoder_positions"][i] == (of > 0) * (i - ids.tolist().index(of))
+        assert made["target_weights"][i] == (of in made["segment_ids"] and of > 0)
+
+
+def test_no_document_sees_another_in_the_model():
+    shared = {"embedding": model_settings.Embedding(30, 8), "feed_forward": model_settings.FeedForward(8)}
+    attention = model_settings.Attention(2, 4, model_settings.LearnedPositions(32))
+    stacks = {"stack": model_settings.Stack(1), "decoder_stack": model_settings.Stack(1)}
+    model = model_settings.EncoderDecoder(**shared, attention=attention, **stacks)
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), registry.shapes(model))
+    forward = jax.jit(registry.build(model).apply)
+    special = objectives.Special(pad=1, bos=0, eos=2, mask=4, vocab_size=30)
+    documents = np.repeat([1, 2, 3], [5, 4, 3])
+
+    def logits(tokens):
+        example = {"tokens": tokens, "segment_ids": documents, "sentence_starts": np.array([0, 2, 5, 7, 9])}
+        made = objectives.get("denoising", special)(example, np.random.default_rng(0))
+        batch = {name: made[name][None] for name in losses.INPUTS if name in made}
+        return forward({"params": params}, **batch)[0], made["decoder_segment_ids"]
+
+    tokens = np.arange(10, 22)
+    (before, ids), (after, _) = logits(tokens), logits(np.where(documents == 2, tokens + 7, tokens))
+    differs = np.abs(before - after).max(axis=-1) > 1e-5
+    assert not differs[ids != 2].any() and differs[ids == 2].all()
+
+
 def test_mistakes_are_told():
     rng = np.random.default_rng(0)
     for name in ("bos", "eos", "mask"):
@@ -325,8 +390,6 @@ def test_mistakes_are_told():
         with pytest.raises(UserError, match=rf"set config.vocabulary.{name}"):
             apply(9, rng, special=objectives.Special(**ids), noise=TextInfilling())
     apply(9, rng, special=objectives.Special(bos=0, eos=2), noise=TokenDeletion())
-    with pytest.raises(UserError, match=r"attend_across_documents to True"):
-        objectives.get("denoising", BART)({"tokens": np.arange(9), "segment_ids": np.ones(9)}, rng)
     with pytest.raises(UserError, match=r"no row of length 2: raise config.data.length"):
         objectives.get("denoising", BART).input_length(2)
     for wrong in ({"insert": -0.1}, {"permute_sentences": 1.1}, {"rotate": 2.0}, {"random_share": -1.0}):

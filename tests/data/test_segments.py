@@ -1,0 +1,115 @@
+"""Two segments of a document (ELECTRA); the shares of what is drawn are in test_published_rows."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from plm_jax import config, objectives
+from plm_jax.data import layouts, pairs, reader, segments
+from plm_jax.errors import UserError
+from plm_jax.models import settings
+
+IDS = {"pad": 0, "cls": 1, "sep": 2, "mask": 3}
+SPECIAL = objectives.Special(**IDS, vocab_size=60_000)
+
+
+def corpus(seed, num_documents, longest=12):
+    rng = np.random.default_rng(seed)
+    return [rng.integers(1, longest, rng.integers(1, 20)).tolist() for _ in range(num_documents)]
+
+
+def opened(source, length=24, seed=0, reads=()):
+    return segments.Segments(source, "train", config.Segments(), length, seed, SPECIAL, reads)
+
+
+def test_rows_take_whole_sentences_of_one_document_until_they_have_enough(write_sentences, monkeypatch):
+    monkeypatch.setattr(pairs, "BLOCK_SENTENCES", 50)
+    documents = corpus(0, 80)
+    layout = opened(write_sentences({"train": documents}))
+    ends = np.cumsum([size for sizes in documents for size in sizes]).tolist()
+    borders = np.cumsum([sum(sizes) for sizes in documents]).tolist()
+    starts = layout._starts.tolist()
+    assert starts[0] == 0 and starts[-1] == ends[-1] and set(starts[1:]) <= set(ends) and set(borders) <= set(starts)
+    short = 0
+    for start, stop, target in zip(starts, starts[1:], layout._targets.tolist(), strict=False):
+        before = [end for end in ends if start < end < stop]
+        assert stop - start >= target or stop in borders
+        assert not before or before[-1] - start < target
+        short += target < 24
+    assert 0 < short < len(starts) / 5
+
+
+def test_which_sentences_are_first_is_drawn_anew(write_sentences):
+    layout = opened(write_sentences({"train": [[3] * 40] * 5}))
+    seen = {tuple(layout.example(0, np.random.default_rng(seed))["token_types"]) for seed in range(40)}
+    # Up to below half of the row; with the sentence that passes it; all.
+    assert sorted(sum(types) for types in seen) == [0, 10, 13]
+    ours, again = (layout.example(1, np.random.default_rng(5)) for _ in range(2))
+    assert all((ours[key] == again[key]).all() for key in ours)
+
+
+def test_a_short_sentence_may_go_back_to_the_first_segment():
+    class Draws:
+        def random(self):
+            return 0.9
+
+    # 8 + 7 is too long for (30 - 3) // 2, 8 + 2 is not.
+    assert segments.in_first([8, 7, 2, 9], 30, Draws()) == [True, False, True, False]
+
+
+def test_words_begin_where_they_lie_in_the_row(write_sentences):
+    layout = opened(write_sentences({"train": corpus(1, 30)}), reads=("word_starts",))
+    split = layout._split
+    split.has_words, split.words = True, np.arange(0, split.num_tokens, 3)
+    layout._has_words = True
+    for item in range(layout.num_rows):
+        made = layout.example(item, np.random.default_rng(item))
+        # Token n of the text is 4 + n.
+        begins = (made["tokens"] >= 4) & ((made["tokens"] - 4) % 3 == 0)
+        assert made["word_starts"].tolist() == np.flatnonzero(begins).tolist()
+
+
+@pytest.fixture
+def make(make_run):
+    """A replaced-token run over segments."""
+
+    def make(length=24, token_types=2, **ids):
+        run = make_run("a", vocab_size=60_000, eos=None, objective=objectives.MaskedLM())
+        data = dataclasses.replace(run.data, layout=config.Segments(), length=length)
+        embedding = dataclasses.replace(run.model.embedding, token_types=token_types)
+        model = dataclasses.replace(run.model, embedding=embedding, pooler=settings.NoHead())
+        return dataclasses.replace(run, model=model, data=data, vocabulary=config.Vocabulary("bytes", **{**IDS, **ids}))
+
+    return make
+
+
+def test_an_epoch_has_every_row_once_and_a_run_resumes_anywhere(write_sentences, make):
+    write_sentences({"train": corpus(0, 200)})
+    run = make()
+    assert config.from_dict(config.to_dict(run)) == run
+    read = reader.Reader(run)
+    layout = read._layout("train", "a", 24)
+    order = layouts.Order(layout, 64, 3, "a")
+    for epoch in range(2):
+        items = [order.item(epoch * order.num_items + i) for i in range(order.num_items)]
+        assert sorted(items) == list(range(layout.num_rows))
+    want, again = read.example(1234), reader.Reader(run).example(1234)
+    assert all((want[key] == again[key]).all() for key in want)
+    assert want["token_types"].max() <= 1 and "pair_label" not in want
+
+
+def test_what_they_need_is_told(make, make_run):
+    causal = dataclasses.replace(make_run("a", eos=9), vocabulary=config.Vocabulary("bytes", **IDS))
+    causal = dataclasses.replace(causal, data=dataclasses.replace(causal.data, layout=config.Segments()))
+    for run, message in (
+        (causal, "objective 'causal' makes rows of its own, two segments are a row"),
+        (make(length=4), "config.data.length is 4: two segments take at least 5"),
+        (make(cls=None), "two segments need special ids: set config.vocabulary.cls and config.vocabulary.sep"),
+        (
+            make(token_types=0),
+            "two segments need a model that tells them apart: set config.model.embedding.token_types",
+        ),
+    ):
+        with pytest.raises(UserError, match=message):
+            config.from_dict(config.to_dict(run))

@@ -221,7 +221,7 @@ def write(folder, run, documents):
         writer = cache.SplitWriter(str(folder / ".a" / split), size)
         for document in documents:
             starts = np.cumsum([0, *map(len, document[:-1])])
-            writer.add(np.array(rules.flat(document)), np.array([0]), starts, 1)
+            writer.add(np.array(rules.flat(document)), np.array([0]), starts, 1, [1])
         counts[split] = writer.close()
     cache.save(str(folder / ".a" / "word_initial.npy"), np.ones(size, np.bool_))
     vocabulary = {"id": "v", "size": size, "kind": kind, "files": files, **ids}

@@ -95,10 +95,8 @@ class Stream:
 
     def __init__(self, split: cache.Split, eos: int | None, pad: int | None, begin: Sequence[int] = ()):
         self._split = split
-        ends = [] if eos is None else [eos]
         # What stands around the place where one document ends and the next begins, and where, counted from there.
-        self._marks = np.array([*ends, *begin], np.int32)
-        self._marked = np.arange(-len(ends), len(begin))
+        self._marks = [*enumerate(begin), *([] if eos is None else [(-1, eos)])]
         self._begin, self._extra = len(begin), len(self._marks)
         self._pad = 0 if pad is None else pad
         self.num_tokens = split.num_tokens + self._extra * split.num_documents
@@ -133,19 +131,17 @@ class Stream:
         """Tokens [start, stop) as int32, and where in them a document begins (the one running at `start` left out)."""
         first, size = self._first_document(start), stop - start
         starts = self._starts_until(first, stop)
-        at, starts = self._text(first, int(starts[0]), start), starts - start
-        begins = starts[1 : max(1, starts.searchsorted(size))]
-        marked = (starts[:, None] + self._marked).ravel()
-        inside = slice(*marked.searchsorted((0, size)))
-        marked = marked[inside]
-        text = self._split.tokens(at, at + size - len(marked))
-        if not len(marked):
-            return text.astype(np.int32), begins
-        tokens, keep = np.empty(size, np.int32), np.ones(size, np.bool_)
-        tokens[marked] = np.tile(self._marks, len(starts))[inside]
-        keep[marked] = False
-        tokens[keep] = text
-        return tokens, begins
+        at = self._text(first, int(starts[0]), start)
+        starts -= start
+        if starts[0] <= -self._begin and starts[1] > size:
+            return self._split.tokens(at, at + size).astype(np.int32), starts[:0]
+        tokens, is_text = np.empty(size, np.int32), np.ones(size, np.bool_)
+        for offset, mark in self._marks:
+            places = starts + offset
+            places = places[places.searchsorted(0) : places.searchsorted(size)]
+            tokens[places], is_text[places] = mark, False
+        tokens[is_text] = self._split.tokens(at, at + np.count_nonzero(is_text))
+        return tokens, starts[1 : starts.searchsorted(size)]
 
     def sentence_starts(self, start: int, stop: int) -> np.ndarray:
         """Where in tokens [start, stop) a sentence begins."""

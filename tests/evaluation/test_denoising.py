@@ -5,7 +5,7 @@ import pytest
 
 import plm_jax
 from plm_jax import config, objectives
-from plm_jax.data.reader import Reader
+from plm_jax.data.reader import Reader, blank_batch
 from plm_jax.errors import UserError
 from plm_jax.evaluation import decoding
 from plm_jax.training import loop
@@ -59,7 +59,8 @@ def test_a_row_of_targets_beyond_the_positions_is_refused(tiny):
         runs.make(tiny, RUN, objective=objective, data={"length": 60})
 
 
-def test_documents_cannot_be_kept_apart(tiny):
+def test_documents_are_kept_apart(tiny):
     run = runs.make(tiny, RUN, data={"layout": config.Blocks(attend_across_documents=False)})
-    with pytest.raises(UserError, match="attend_across_documents to True"):
-        Reader(run).example(0)
+    batch = next(Reader(run).in_order("train", 16))
+    assert batch["segment_ids"].max() > 1 and batch["decoder_segment_ids"].max() > 1
+    assert blank_batch(run, run.data.length).keys() - {"digest"} == batch.keys()

@@ -221,6 +221,9 @@ class Data:
         examples, to its rows.
       segmenters: of sources whose words the vocabulary does not tell, as of Chinese, a Python function
         `module:function` from a text to its words in order, such as `jieba:lcut`.
+      bad_rows: what `prepare` does with a line of JSONL that is none or lacks what the source asks for, and with text
+        that is not UTF-8: stop, or skip and tell them, and stop if they are more than 1 % of a source's rows. A damaged
+        file always stops it.
       validation_fraction: share of documents held out where a source has no validation split; of several at least one.
       window_tokens: tokens within which examples are shuffled together; windows are shuffled too.
       threads, prefetch: batches made at once, batches made ahead, on each host. Two threads make half as many batches
@@ -236,6 +239,7 @@ class Data:
     layout: Blocks | SentencePairs | WholeSentences | Segments | Documents | Streams = Blocks()
     segmenters: dict[str, str] = field(default_factory=dict)
     examples: Examples = Examples()
+    bad_rows: Literal["stop", "skip"] = "stop"
     validation_fraction: float = 0.01
     window_tokens: int = 2**21
     threads: int = 1

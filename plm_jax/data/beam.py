@@ -7,6 +7,7 @@ harm, and Beam itself moves no text: its runners on one machine would hold all o
 """
 
 import contextlib
+import dataclasses
 import functools
 import glob
 import io
@@ -23,7 +24,7 @@ import tqdm
 from apache_beam.options import pipeline_options
 
 from plm_jax import config, storage
-from plm_jax.data import prepare, runners, vocabularies
+from plm_jax.data import files, prepare, runners, vocabularies
 from plm_jax.errors import UserError
 
 # Each piece costs a worker some tenths of a second.
@@ -35,7 +36,7 @@ _LOOK_SECONDS = 1.0
 
 
 def tokenise(
-    run: config.Run, name: str, spill: str, options: Sequence[str], show_progress: bool = True
+    run: config.Run, name: str, spill: str, options: Sequence[str], skipped: files.Skipped, show_progress: bool = True
 ) -> tuple[int, bool]:
     """Spills all documents of a source into shards; gives their number and whether any is held out.
 
@@ -44,6 +45,7 @@ def tokenise(
       spill: where the shards go, a folder of this machine that is there.
       options: as `runners.pipeline` takes them. Where workers are elsewhere, `--temp_location` must be a place that
         they share with this process.
+      skipped: to which the bad rows that were left out are added.
       show_progress: whether to draw a bar.
 
     Raises:
@@ -63,7 +65,7 @@ def tokenise(
     try:
         with _progress(folder, f"{name}: counting, tokenising", 2 * len(pieces), show_progress):
             _run(pipeline, run, name, pieces, folder)
-        return _collect(folder, len(pieces), spill)
+        return _collect(folder, len(pieces), spill, skipped)
     finally:
         storage.remove(folder)
 
@@ -90,16 +92,16 @@ def _tokenise(
     index: int, run: config.Run, name: str, pieces: list[prepare.Piece], folder: str, counts: Mapping[int, int]
 ) -> None:
     """Writes a piece's documents: `INDEX-0`, `INDEX-1`, … and at last `INDEX.done`."""
-    number, any_held_out, files = 0, False, 0
+    number, any_held_out, written, skipped = 0, False, 0, files.Skipped()
     with _reporting(folder, index):
         first = sum(counts[before] for before in range(index))
-        documents = prepare.documents(run, name, pieces[index], first)
+        documents = prepare.documents(run, name, pieces[index], first, skipped)
         records = prepare.encode(documents, _vocabulary(run.vocabulary), prepare.rules(run, name))
         for batch in prepare.batches(records, _FILE_BYTES, lambda record: len(record.data)):
-            _write(folder, f"{index}-{files}", _parted(batch))
-            files += 1
+            _write(folder, f"{index}-{written}", _parted(batch))
+            written += 1
             number, any_held_out = number + len(batch), any_held_out or any(record.held_out for record in batch)
-        done = {"documents": number, "held_out": any_held_out, "files": files}
+        done = {"documents": number, "held_out": any_held_out, "files": written, "skipped": dataclasses.asdict(skipped)}
         _write(folder, f"{index}.done", json.dumps(done).encode("utf-8"))
 
 
@@ -162,7 +164,7 @@ def _progress(folder: str, description: str, total: int, show: bool) -> Iterator
             thread.join()
 
 
-def _collect(folder: str, num_pieces: int, spill: str) -> tuple[int, bool]:
+def _collect(folder: str, num_pieces: int, spill: str, skipped: files.Skipped) -> tuple[int, bool]:
     """Sorts what the workers wrote into the shards of this machine; gives what `tokenise` gives."""
     found = set(storage.names(folder))
     for index in range(num_pieces):
@@ -177,6 +179,7 @@ def _collect(folder: str, num_pieces: int, spill: str) -> tuple[int, bool]:
                 )
             done = json.loads(storage.read(os.path.join(folder, f"{index}.done")))
             number, any_held_out = number + done["documents"], any_held_out or done["held_out"]
+            skipped.add(files.Skipped(**done["skipped"]))
             for part in range(done["files"]):
                 path = os.path.join(folder, f"{index}-{part}")
                 _distribute(memoryview(storage.read(path)), shards)

@@ -6,6 +6,7 @@ import dataclasses
 import glob
 import gzip
 import io
+import itertools
 import json
 import os
 import re
@@ -20,24 +21,65 @@ from plm_jax.errors import UserError, nearest
 Files = config.TextFiles | config.JsonLines | config.JsonLinesExamples
 # JSON's escapes of half of a character, of which text has two together.
 _HALVES = re.compile(r"\\u[dD][89a-fA-F]")
+# The share of a source's rows above which bad ones are not left out, and how many of those that are are told.
+MOST_BAD = 0.01
+_TOLD = 3
 # Of a file's name what says its form: `.jsonl`, `.jsonl.gz`, or nothing.
 _ENDING = re.compile(r"(\.\w+)?(\.gz)?$")
 
 
-def read(source: Files, index: int = 0, number: int = 1) -> Iterator[Any]:
+class BadRow(UserError):
+    """A line, paragraph or text file that holds no document."""
+
+
+@dataclasses.dataclass
+class Skipped:
+    """How many rows there were, how many of them bad and left out, and what was wrong with the first."""
+
+    rows: int = 0
+    bad: int = 0
+    first: list[str] = dataclasses.field(default_factory=list)
+
+    def add(self, other: "Skipped") -> None:
+        """Adds those of rows that follow."""
+        self.rows, self.bad = self.rows + other.rows, self.bad + other.bad
+        self.first = [*self.first, *other.first][:_TOLD]
+
+    def check(self, name: str) -> None:
+        """Raises a `UserError` if more than MOST_BAD of a source's rows are bad."""
+        if self.bad > MOST_BAD * self.rows:
+            raise UserError(
+                f"{self.bad:,} of the {self.rows:,} rows of source '{name}' are bad, more than {MOST_BAD:.0%} "
+                f"({'; '.join(self.first)}): mend them, or what the source asks for"
+            )
+
+
+def read(source: Files, index: int = 0, number: int = 1, skipped: Skipped | None = None) -> Iterator[Any]:
     """The documents of text or JSONL files, in the order of their paths; blank ones are left out.
 
     Args:
       source: which files; of a source of examples (inputs, targets) of each come out.
       index, number: of the files in order only this stretch, of so many that are about equally long.
+      skipped: counts the rows, of which bad ones are left out; None: a bad one is an error.
 
     Raises:
       UserError: no file at the path; a damaged file; text that is not UTF-8; a line that is no JSON object with text.
     """
-    readers = {config.JsonLines.kind: _json_lines, config.JsonLinesExamples.kind: _json_examples}
-    read_file, found = readers.get(source.kind, _text_file), paths(source)
+    parsers = {config.JsonLines.kind: _json_text, config.JsonLinesExamples.kind: _json_example}
+    parse, found = parsers.get(source.kind, _text), paths(source)
     for path in found[len(found) * index // number : len(found) * (index + 1) // number]:
-        yield from (texts for texts in read_file(path, source) if "".join(texts).strip())
+        for place, row in _rows(path, getattr(source, "document", "line")):
+            try:
+                texts = parse(place, row, source)
+            except BadRow as error:
+                if skipped is None:
+                    raise
+                skipped.add(Skipped(1, 1, [str(error)]))
+                continue
+            if skipped is not None:
+                skipped.rows += 1
+            if "".join(texts).strip():
+                yield texts
 
 
 def paths(source: Files) -> list[str]:
@@ -60,33 +102,45 @@ def of_split(source: Files, split: str) -> Files:
 
 @contextlib.contextmanager
 def _open(path: str) -> Iterator[TextIO]:
-    """The text of a file, to be read within; what cannot be read is the user's mistake."""
+    """The text of a file, to be read within; what cannot be read is the user's mistake.
+
+    Bytes that are no UTF-8 are halves of characters in it, which text has none of.
+    """
     try:
         with storage.open_binary(path) as file, gzip.open(file) if path.endswith(".gz") else file as data:
-            yield io.TextIOWrapper(data, encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text: convert it") from error
+            yield io.TextIOWrapper(data, encoding="utf-8", errors="surrogateescape")
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UserError(f"{path} is damaged ({error}): give a whole gzip file") from error
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
 
 
-def _text_file(path: str, source: config.TextFiles) -> Iterator[str]:
+def _rows(path: str, document: str) -> Iterator[tuple[str, str]]:
+    """The place of each document of a file, `FILE` or `FILE:LINE`, and its text; blank ones are left out."""
     with _open(path) as file:
-        if source.document == "file":
-            yield file.read()
-        elif source.document == "line":
-            yield from (line.rstrip("\n") for line in file)
+        if document == "file":
+            yield path, file.read()
+        elif document == "line":
+            yield from ((f"{path}:{number}", line.rstrip("\n")) for number, line in enumerate(file, 1) if line.strip())
         else:
-            paragraph: list[str] = []
-            for line in file:
+            begin, paragraph = 1, []
+            for number, line in enumerate(itertools.chain(file, [""]), 1):
                 if line.strip():
                     paragraph.append(line)
-                else:
-                    yield "".join(paragraph).rstrip("\n")
-                    paragraph = []
-            yield "".join(paragraph).rstrip("\n")
+                    continue
+                if paragraph:
+                    yield f"{path}:{begin}", "".join(paragraph).rstrip("\n")
+                begin, paragraph = number + 1, []
+
+
+def _text(place: str, text: str, source: config.TextFiles | None = None) -> str:
+    """The text, which must be one."""
+    del source
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise BadRow(f"{place} is not UTF-8 text: convert it") from None
+    return text
 
 
 def json_rows(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -95,29 +149,30 @@ def json_rows(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
     Raises:
       UserError: as `read`.
     """
-    with _open(path) as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-                if _HALVES.search(line):
-                    json.dumps(row, ensure_ascii=False).encode("utf-8")
-            except UnicodeEncodeError:
-                raise UserError(f"{path}:{number} has half of a surrogate pair: mend or remove the line") from None
-            except (ValueError, RecursionError):
-                raise UserError(f"{path}:{number} is no JSON: mend or remove the line") from None
-            if not isinstance(row, dict):
-                raise UserError(f"{path}:{number} is no JSON object: give one a line")
-            yield f"{path}:{number}", row
+    return ((place, _json(place, line)) for place, line in _rows(path, "line"))
 
 
-def _json_lines(path: str, source: config.JsonLines) -> Iterator[str]:
-    for place, row in json_rows(path):
-        text = row.get(source.field)
-        if not isinstance(text, str):
-            raise UserError(f"{place} has no text in '{source.field}': {nearest(source.field, row)}")
-        yield text
+def _json(place: str, line: str) -> dict[str, Any]:
+    """The object that a line is."""
+    try:
+        row = json.loads(_text(place, line))
+        if _HALVES.search(line):
+            json.dumps(row, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        raise BadRow(f"{place} has half of a surrogate pair: mend or remove the line") from None
+    except (ValueError, RecursionError):
+        raise BadRow(f"{place} is no JSON: mend or remove the line") from None
+    if not isinstance(row, dict):
+        raise BadRow(f"{place} is no JSON object: give one a line")
+    return row
+
+
+def _json_text(place: str, line: str, source: config.JsonLines) -> str:
+    row = _json(place, line)
+    text = row.get(source.field)
+    if not isinstance(text, str):
+        raise BadRow(f"{place} has no text in '{source.field}': {nearest(source.field, row)}")
+    return text
 
 
 class _Template(string.Formatter):
@@ -130,16 +185,15 @@ class _Template(string.Formatter):
         return value, first
 
 
-def _json_examples(path: str, source: config.JsonLinesExamples) -> Iterator[tuple[str, str]]:
-    template = _Template()
-    for place, row in json_rows(path):
-        try:
-            yield template.vformat(source.inputs, (), row), template.vformat(source.targets, (), row)
-        except KeyError as error:
-            (name,) = error.args
-            raise UserError(f"{place} has no field '{name}': {nearest(str(name), row)}") from None
-        except (ValueError, TypeError, IndexError, AttributeError, OverflowError) as error:
-            raise UserError(f"{place} does not fit the source's inputs and targets: {error}") from None
+def _json_example(place: str, line: str, source: config.JsonLinesExamples) -> tuple[str, str]:
+    row, template = _json(place, line), _Template()
+    try:
+        return template.vformat(source.inputs, (), row), template.vformat(source.targets, (), row)
+    except KeyError as error:
+        (name,) = error.args
+        raise BadRow(f"{place} has no field '{name}': {nearest(str(name), row)}") from None
+    except (ValueError, TypeError, IndexError, AttributeError, OverflowError) as error:
+        raise BadRow(f"{place} does not fit the source's inputs and targets: {error}") from None
 
 
 def check(name: str, source: Any) -> None:

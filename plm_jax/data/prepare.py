@@ -6,6 +6,7 @@ then where the documents of one shard are.
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import heapq
 import json
@@ -180,29 +181,35 @@ def _splits(name: str, source: Any) -> tuple[str, ...]:
     return files.splits(source) if isinstance(source, files.Files) else tuple(_task(name, source)[1].splits)
 
 
-def documents(run: config.Run, name: str, piece: Piece, first: int) -> Iterator[Document]:
-    """The documents of a piece, numbered from `first`; of a source without a validation split CRC-32 holds some out."""
+def documents(
+    run: config.Run, name: str, piece: Piece, first: int, skipped: files.Skipped | None = None
+) -> Iterator[Document]:
+    """The documents of a piece, numbered from `first`; of a source without a validation split CRC-32 holds some out.
+
+    Where the run skips bad rows of files, `skipped` counts them.
+    """
     source = run.data.sources[name]
     own, fraction = "validation" in _splits(name, source), run.data.validation_fraction
-    found = (parts for parts in _parts(name, source, piece) if parts[0].strip() or parts[1])
+    skipped = (skipped or files.Skipped()) if run.data.bad_rows == "skip" else None
+    found = (parts for parts in _parts(name, source, piece, skipped) if parts[0].strip() or parts[1])
     for number, (text, targets) in enumerate(found, first):
         held = piece.split == "validation" if own else held_out(text, fraction)
         yield Document(number, text, held, targets)
 
 
-def _documents(run: config.Run, name: str, source: Any) -> Iterator[Document]:
+def _documents(run: config.Run, name: str, source: Any, skipped: files.Skipped | None = None) -> Iterator[Document]:
     """All documents of a source, one piece after another."""
     number = 0
     for piece in pieces(name, source):
-        for document in documents(run, name, piece, number):
+        for document in documents(run, name, piece, number, skipped):
             yield document
             number = document.number + 1
 
 
-def _parts(name: str, source: Any, piece: Piece) -> Iterator[tuple[str, str | None]]:
+def _parts(name: str, source: Any, piece: Piece, skipped: files.Skipped | None) -> Iterator[tuple[str, str | None]]:
     """The text of each document and None, or the inputs and targets of each example."""
     if isinstance(source, files.Files):
-        found = files.read(files.of_split(source, piece.split), *piece.shard)
+        found = files.read(files.of_split(source, piece.split), *piece.shard, skipped)
         return ((texts, None) if isinstance(texts, str) else texts for texts in found)
     tasks, task = _task(name, source)
     if isinstance(source, config.ExampleSource):
@@ -223,6 +230,8 @@ def identity(run: config.Run, name: str, vocabulary: vocabularies.Vocabulary) ->
     }
     if name in run.data.segmenters:
         what["segmenter"] = run.data.segmenters[name]
+    if run.data.bad_rows == "skip" and isinstance(source, files.Files):
+        what["bad_rows"] = "skip"
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode("utf-8")).hexdigest()
 
 
@@ -248,16 +257,17 @@ def _prepare_source(
     shutil.rmtree(temporary, ignore_errors=True)
     spill = os.path.join(temporary, "spill")
     os.makedirs(spill)
-    segmenter = run.data.segmenters.get(name)
+    segmenter, skipped = run.data.segmenters.get(name), files.Skipped()
     if beam_options is None:
         size = _size(name, run.data.sources[name])
-        unread = _documents(run, name, run.data.sources[name])
+        unread = _documents(run, name, run.data.sources[name], skipped)
         bar = tqdm.tqdm(unread, f"{name}: tokenising", size, unit=" documents", disable=not show_progress)
         num_documents, has_validation = _tokenise(bar, vocabulary, spill, rules(run, name))
     else:
         from plm_jax.data import beam  # A heavy import, and an optional one.
 
-        num_documents, has_validation = beam.tokenise(run, name, spill, beam_options, show_progress)
+        num_documents, has_validation = beam.tokenise(run, name, spill, beam_options, skipped, show_progress)
+    skipped.check(name)
     if not num_documents:
         raise UserError(f"source '{name}' has no document with text in it: check its path and field")
     own = "validation" in _splits(name, run.data.sources[name])
@@ -283,6 +293,8 @@ def _prepare_source(
     }
     if segmenter:
         manifest["segmenter"] = segmenter
+    if skipped.bad:
+        manifest["bad_rows"] = dataclasses.asdict(skipped)
     cache.publish(temporary, final, manifest)
     held = "none held out, so validation leaves it out"
     if "validation" in counts:
@@ -292,6 +304,8 @@ def _prepare_source(
         f"{name}: {num_documents:,} documents, {held}, {counts['train']['tokens']:,} training tokens, "
         f"{size / tokens:.2f} bytes a token: {final}"
     )
+    if skipped.bad:
+        print(f"{name}: left out {skipped.bad:,} bad rows of {skipped.rows:,} ({'; '.join(skipped.first)})")
 
 
 def _size(name: str, source: Any) -> int | None:

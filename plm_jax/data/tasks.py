@@ -40,8 +40,9 @@ class _FileSource(seqio.DataSource):
 
     supports_arbitrary_sharding = False
 
-    def __init__(self, source: files.Files):
+    def __init__(self, source: files.Files, bad_rows: str):
         super().__init__(splits=files.splits(source))
+        self._bad_rows = bad_rows
         self.error: UserError | None = None
         self._source = source
 
@@ -64,8 +65,9 @@ class _FileSource(seqio.DataSource):
         names = _PARTS if isinstance(source, config.JsonLinesExamples) else ("text",)
 
         def documents() -> Iterator[dict[str, bytes]]:
+            skipped = files.Skipped() if self._bad_rows == "skip" else None
             try:
-                for found in files.read(source, index, number):
+                for found in files.read(source, index, number, skipped):
                     texts = (found,) if isinstance(found, str) else found
                     yield {name: text.encode("utf-8") for name, text in zip(names, texts, strict=True)}
             except UserError as error:
@@ -93,9 +95,9 @@ def task(name: str, source: Any) -> seqio.Task:
     return found
 
 
-def registered(name: str, source: Any) -> seqio.Task:
-    """As `task`, whatever splits there are: some are there to be evaluated alone."""
-    return _seqio_task(source) if isinstance(source, _Registered) else _register(name, source)
+def registered(name: str, source: Any, bad_rows: str = "stop") -> seqio.Task:
+    """As `task`, whatever splits there are: some are there to be evaluated alone; `bad_rows` of files as in `Data`."""
+    return _seqio_task(source) if isinstance(source, _Registered) else _register(name, source, bad_rows)
 
 
 def _seqio_task(source: _Registered) -> seqio.Task:
@@ -124,15 +126,19 @@ def _import(module: str) -> None:
         raise UserError(f"cannot import {module} ({error}): mend the source's module") from error
 
 
-def _register(name: str, source: files.Files | config.Tfds) -> seqio.Task:
-    definition = hashlib.sha256(json.dumps(config.to_dict(source), sort_keys=True).encode()).hexdigest()
+def _register(name: str, source: files.Files | config.Tfds, bad_rows: str) -> seqio.Task:
+    definition = hashlib.sha256(json.dumps([config.to_dict(source), bad_rows], sort_keys=True).encode()).hexdigest()
     full_name = f"plm_jax:{name}:{definition[:8]}"
     if full_name in seqio.TaskRegistry.names():
         return seqio.TaskRegistry.get(full_name)
     if isinstance(source, config.JsonLinesExamples):
         features = dict.fromkeys(_PARTS, _TEXT)
         return seqio.TaskRegistry.add(
-            full_name, source=_FileSource(source), preprocessors=[], output_features=features, metric_fns=[accuracy]
+            full_name,
+            source=_FileSource(source, bad_rows),
+            preprocessors=[],
+            output_features=features,
+            metric_fns=[accuracy],
         )
     if isinstance(source, config.Tfds):
         found = _download(_builder(source))
@@ -140,7 +146,9 @@ def _register(name: str, source: files.Files | config.Tfds) -> seqio.Task:
             raise UserError(f"{source.name} has no split '{source.train}': {nearest(source.train, found)}")
         splits = {"train": source.train} | ({"validation": source.validation} if source.validation in found else {})
         return register_tfds(full_name, source, splits)
-    return seqio.TaskRegistry.add(full_name, source=_FileSource(source), preprocessors=[], output_features=_FEATURES)
+    return seqio.TaskRegistry.add(
+        full_name, source=_FileSource(source, bad_rows), preprocessors=[], output_features=_FEATURES
+    )
 
 
 def register_tfds(name: str, source: config.Tfds, splits: dict[str, str] | None = None) -> seqio.Task:

@@ -45,7 +45,7 @@ def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool 
         return perplexity.evaluate(lm, run, task, show_progress)
     from plm_jax.data import tasks, vocabularies  # They import seqio: seconds, and only these metrics need it.
 
-    found = tasks.registered(name, source)
+    found = tasks.registered(name, source, run.data.bad_rows)
     if objects := found.metric_objs[: len(found.metric_objs) - len(found.metric_fns)]:
         names = ", ".join(getattr(metric, "__name__", type(metric).__name__) for metric in objects)
         raise UserError(f"task '{found.name}' has metric_objs ({names}): give it metric_fns, which alone are run")

@@ -79,6 +79,19 @@ def test_files_give_the_same_cache_and_nothing_else_is_left(run, tmp_path, monke
     assert len(sizes) > 6 and max(sizes) < largest
 
 
+def test_bad_rows_are_left_out_and_told_as_the_local_runner_does(run, tmp_path, capsys):
+    (tmp_path / "d.jsonl.gz").write_bytes(gzip.compress(b'{"text": "one"}\n{"text": "cut o\n{"text": "two"}\n'))
+    run = dataclasses.replace(run, data=dataclasses.replace(run.data, bad_rows="skip"))
+    local, other = both(run, tmp_path)
+    assert local == other
+    told = f"left out 1 bad rows of 128 ({tmp_path}/d.jsonl.gz:2 is no JSON"
+    assert capsys.readouterr().out.count(told) == 2
+    (tmp_path / "e.jsonl.gz").write_bytes(gzip.compress(b"[]"))
+    for options in (None, []):
+        with pytest.raises(UserError, match="2 of the 129 rows of source 'a' are bad, more than 1%"):
+            prepare.prepare(run, show_progress=False, beam_options=options)
+
+
 def test_workers_meet_in_the_place_that_temp_location_names(run, tmp_path):
     local, other = both(run, tmp_path, "--temp_location=memory://bucket/temporary")
     assert other == local

@@ -1,0 +1,111 @@
+"""`data.bad_rows=skip`: the cache is that of the good rows, and what was left out is told."""
+
+import dataclasses
+import gzip
+import json
+import os
+
+import pytest
+
+from plm_jax import config
+from plm_jax.data import cache, files, prepare, tasks
+from plm_jax.errors import UserError
+from tests.data.test_prepare import contents
+
+TEXTS = [f"Document {i}. It counts: {' '.join(map(str, range(i % 23)))}! Ünd aus" for i in range(400)]
+BAD = [
+    (b'{"text": "cut o', "is no JSON"),
+    (b'{"text": "\xff"}', "is not UTF-8 text"),
+    (b'{"texts": "x"}', "has no text in 'text'"),
+    (rb'{"text": "half \ud83d"}', "has half of a surrogate pair"),
+]
+
+
+def write(path, rows):
+    path.write_bytes(b"".join(row + b"\n" for row in rows))
+
+
+def prepared(run, folder, capsys):
+    """The contents of the cache but its manifest, the manifest, and what was said."""
+    prepare.prepare(run, str(folder), show_progress=False)
+    found = contents(folder)
+    del found["a/manifest.json"]
+    return found, cache.read_manifest(os.path.join(folder, "a")), capsys.readouterr().out
+
+
+@pytest.fixture
+def make(make_run, tmp_path):
+    """A run over bytes whose source is as given."""
+
+    def make(source, bad_rows="skip"):
+        run = make_run("a", eos=256, vocab_size=257, data={"validation_fraction": 0.1, "bad_rows": bad_rows})
+        return dataclasses.replace(run, data=dataclasses.replace(run.data, sources={"a": source}))
+
+    return make
+
+
+def test_bad_lines_are_left_out_counted_and_told(make, tmp_path, capsys):
+    good = [json.dumps({"text": text}).encode() for text in TEXTS]
+    write(tmp_path / "good.jsonl", good)
+    bad = [line for line, _ in BAD]
+    write(tmp_path / "bad.jsonl", [*good[:7], b"", *bad[:2], *good[7:300], *bad[2:], *good[300:]])
+    run = make(config.JsonLines(f"{tmp_path}/bad.jsonl"))
+    found, manifest, said = prepared(run, tmp_path / "skipped", capsys)
+    wanted, other, _ = prepared(make(config.JsonLines(f"{tmp_path}/good.jsonl"), "stop"), tmp_path / "wanted", capsys)
+    assert found == wanted
+    places = [f"{tmp_path}/bad.jsonl:{line}" for line in (9, 10, 304)]
+    assert manifest["bad_rows"]["rows"] == 404 and manifest["bad_rows"]["bad"] == 4
+    for place, (_, words), line in zip(places, BAD, manifest["bad_rows"]["first"], strict=False):
+        assert line.startswith(f"{place} {words}") and line in said
+    assert "a: left out 4 bad rows of 404 (" in said
+    assert "bad_rows" not in other and manifest["splits"] == other["splits"]
+    # What is done with bad rows is a part of what the cache is.
+    with pytest.raises(UserError, match=r"bad.jsonl:9 is no JSON"):
+        prepare.prepare(make(run.data.sources["a"], "stop"), str(tmp_path / "skipped"), show_progress=False)
+
+
+def test_more_than_one_in_a_hundred_stop_it(make, tmp_path):
+    good, bad = [b'{"text": "x"}'] * 198, [b"{"] * 2
+    write(tmp_path / "a.jsonl", [*bad, *good])
+    run = make(config.JsonLines(f"{tmp_path}/a.jsonl"))
+    prepare.prepare(run, str(tmp_path / "cache"), show_progress=False)
+    write(tmp_path / "a.jsonl", [*bad, *good[1:]])
+    before = contents(tmp_path / "cache" / "a")
+    with pytest.raises(UserError, match=r"2 of the 199 rows of source 'a' are bad, more than 1% \(.*a.jsonl:1 is no"):
+        prepare.prepare(run, str(tmp_path / "cache"), show_progress=False)
+    assert contents(tmp_path / "cache" / "a") == before
+
+
+@pytest.mark.parametrize(
+    ("document", "places"),
+    [("line", [":2", ":4"]), ("paragraph", [":1", ":4"]), ("file", [""])],
+)
+def test_text_that_is_no_utf8_is_left_out_by_what_a_document_is(document, places, tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"one\n\xfftwo\n\nthr\xfee\n\nfour \xc3\xa9\n")
+    (tmp_path / "b.txt").write_text("five\n")
+    source, skipped = config.TextFiles(f"{tmp_path}/?.txt", document=document), files.Skipped()
+    found = list(files.read(source, skipped=skipped))
+    last = ["five\n"] if document == "file" else ["five"]
+    assert found == {"line": ["one", "four é"], "paragraph": ["four é"], "file": []}[document] + last
+    assert [line.partition(" is not UTF-8")[0] for line in skipped.first] == [f"{tmp_path}/a.txt{at}" for at in places]
+    assert (skipped.bad, skipped.rows) == (len(places), len(places) + len(found))
+    with pytest.raises(UserError, match=rf"a.txt{places[0]} is not UTF-8"):
+        list(files.read(source))
+
+
+def test_examples_are_left_out_as_well_where_they_are_prepared_as_where_they_are_evaluated(tmp_path):
+    write(tmp_path / "a.jsonl", [b'{"a": "x", "b": 1}', b'{"a": "x"}', b'{"a": null, "b": 2}', b'{"a": "y", "b": 3}'])
+    source, skipped = config.JsonLinesExamples(f"{tmp_path}/a.jsonl", "in {a}", "{b}"), files.Skipped()
+    wanted = [("in x", "1"), ("in y", "3")]
+    assert list(files.read(source, skipped=skipped)) == wanted and (skipped.bad, skipped.rows) == (2, 4)
+    task = tasks.registered("a", source, "skip")
+    assert [example[:2] for example in tasks.examples(task, "train")] == wanted
+    with pytest.raises(UserError, match=r"a.jsonl:2 has no field 'b'"):
+        list(tasks.examples(tasks.registered("a", source), "train"))
+
+
+def test_a_damaged_file_stops_it_always(make, tmp_path):
+    whole = gzip.compress(b'{"text": "x"}\n' * 1000)
+    (tmp_path / "a.jsonl.gz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(UserError, match=r"a.jsonl.gz is damaged"):
+        prepare.prepare(make(config.JsonLines(f"{tmp_path}/a.jsonl.gz")), show_progress=False)

@@ -20,7 +20,10 @@ LOGITS_AT_ONCE = 2**25
 
 
 class Sums(NamedTuple):
-    """Sums over target tokens: the loss to minimise, the plain negative log-likelihood (nats), hits of the argmax."""
+    """Sums over target tokens: the loss to minimise, the plain negative log-likelihood (nats), and hits.
+
+    A hit is a target whose logit is above all others; a tie is none, so that constant logits hit nothing.
+    """
 
     loss: jax.Array
     nll: jax.Array
@@ -67,17 +70,17 @@ def _walk(features, unembedding, bias, targets, weights, z_loss, label_smoothing
     def one(features_BCD, targets_BC, weights_BC):
         logits = jnp.einsum("bcd,vd->bcv", features_BCD, matrix, preferred_element_type=jnp.float32)
         logits = logits if bias is None else logits + bias
-        largest = logits.max(-1)
+        # No argmax, which costs as much as a softmax on a CPU.
+        of_target, of_others = _own_and_largest_other(logits, targets_BC)
+        largest = jnp.maximum(of_target, of_others)
         exp = jnp.exp(logits - largest[..., None])
         z = exp.sum(-1)
         log_z = largest + jnp.log(z)
-        of_target = jnp.take_along_axis(logits, targets_BC[..., None], axis=-1)[..., 0]
         nll = log_z - of_target
         loss = nll + z_loss * log_z**2
         if label_smoothing:
             loss = loss + label_smoothing * (of_target - logits.mean(-1))
-        # An argmax costs as much as a softmax on a CPU; a target whose logit is the largest is the argmax.
-        correct = (of_target >= largest).astype(jnp.float32)
+        correct = (of_target > of_others).astype(jnp.float32)
         sums = Sums(*(jnp.sum(x * weights_BC) for x in (loss, nll, correct)))
         if not with_gradients:
             return sums, None
@@ -117,6 +120,13 @@ def _walk(features, unembedding, bias, targets, weights, z_loss, label_smoothing
         return sums, None
     d_features = jnp.moveaxis(d_features, 0, 1).reshape(features.shape[0], length + padding, -1)[:, :length]
     return sums, _flat(d_features, d_head, unembedding.dtype)
+
+
+def _own_and_largest_other(logits, targets):
+    """The targets' logits [...], and the largest of the others' [...], of logits [..., V] and targets [...]."""
+    is_target = jnp.arange(logits.shape[-1]) == targets[..., None]
+    own = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    return own, jnp.where(is_target, -jnp.inf, logits).max(-1)
 
 
 def _flat(d_features, d_head, dtype):
@@ -197,10 +207,10 @@ def masked_lm(model, params, batch, rngs, carry, *, z_loss=0.0, label_smoothing=
         metrics |= {"boundary_loss": of_spans["nll"], "boundary_accuracy": of_spans["accuracy"]}
         loss = loss + boundary_loss
     if "pair_label" in batch:
-        logits, label = model.apply({"params": params}, features, method="pair_logits"), batch["pair_label"][:, None]
-        nll = -jnp.take_along_axis(jax.nn.log_softmax(logits), label, axis=1)[:, 0]
-        pair_loss = jnp.sum(nll * batch["pair_weights"])
-        hits = jnp.sum((logits.argmax(-1) == label[:, 0]) * batch["pair_weights"])
+        logits = model.apply({"params": params}, features, method="pair_logits")
+        own, other = _own_and_largest_other(logits, batch["pair_label"])
+        nll = jax.nn.logsumexp(logits, axis=-1) - own
+        pair_loss, hits = (jnp.sum(x * batch["pair_weights"]) for x in (nll, own > other))
         metrics |= {"pair_loss": pair_loss, "pair_accuracy": hits}
         loss = loss + pair_loss
     return loss, weight, metrics, carry
@@ -225,7 +235,7 @@ def replaced_token(
     discriminator_loss = jnp.sum(weights * (jax.nn.softplus(logits) - replaced * logits))
     metrics |= {
         "discriminator_loss": discriminator_loss,
-        "discriminator_accuracy": jnp.sum(weights * ((logits > 0) == (replaced > 0))),
+        "discriminator_accuracy": jnp.sum(weights * (jnp.where(replaced > 0, logits, -logits) > 0)),
         "replaced": jnp.sum(weights * replaced),
     }
     return loss + discriminator_weight * discriminator_loss, weight, metrics, carry

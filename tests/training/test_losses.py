@@ -79,6 +79,48 @@ def test_nll_and_hits_are_counted_by_weight_whatever_the_loss():
 
 
 @pytest.mark.parametrize("chunk", [3, 7])
+def test_a_tie_is_no_hit(chunk):
+    """Neither constant logits nor those of a target that shares the first place, wherever that lies."""
+    features, unembedding, bias, targets, weights = make(1)
+    arrays = features, unembedding, bias
+    for head in (jax.tree.map(np.zeros_like, arrays), (0 * features, 0 * unembedding, bias.max() + 0 * bias)):
+        assert chunked(*head, targets, weights, 0.0, 0.0, chunk).correct == 0
+        for with_gradients in (True, False):  # What training and what validation computes.
+            walk = losses._walk(*head, targets, weights, 0.0, 0.0, chunk, with_gradients=with_gradients)
+            assert walk[0].correct == 0
+    order = np.sort(features @ unembedding.T + bias, -1)
+    first = (features @ unembedding.T + bias).argmax(-1).astype(np.int32)
+    assert (order[..., -1] > order[..., -2]).all()
+    np.testing.assert_allclose(chunked(*arrays, first, weights, 0.0, 0.0, chunk).correct, weights.sum(), rtol=1e-6)
+    # Each token once more: whatever is first is so twice.
+    twice = features, np.concatenate([unembedding, unembedding]), np.concatenate([bias, bias])
+    for target in (first, first + VOCAB):
+        assert chunked(*twice, target, weights, 0.0, 0.0, chunk).correct == 0
+
+
+@pytest.mark.parametrize("kind", ["masked_lm", "replaced_token"])
+def test_a_model_that_says_nothing_hits_nothing(kind):
+    model = registry.build({"masked_lm": tiny.BERT, "replaced_token": tiny.ELECTRA}[kind])
+    params = nn.unbox(jax.jit(functools.partial(registry.init_params, model))(jax.random.key(0)))
+    rng = np.random.default_rng(0)
+    batch = {
+        "tokens": rng.integers(0, 256, (4, 16)).astype(np.int32),
+        "mask": np.ones((4, 16), np.int32),
+        "targets": rng.integers(0, 256, (4, 3)).astype(np.int32),
+        "target_positions": np.tile(np.array([1, 5, 9], np.int32), (4, 1)),
+        "target_weights": np.ones((4, 3), np.float32),
+    }
+    if kind == "masked_lm":
+        batch["pair_label"] = np.array([0, 1, 0, 1], np.int32)
+    silent = jax.tree.map(np.zeros_like, params)
+    for given, hits in ((params, True), (silent, False)):
+        *_, metrics, _ = losses.LOSSES[kind](model, given, losses.whole_batch(batch), None, {})
+        found = {name: float(value) for name, value in metrics.items() if "accuracy" in name}
+        assert found.keys() == {"accuracy", "pair_accuracy" if kind == "masked_lm" else "discriminator_accuracy"}
+        assert (max(found.values()) > 0) == hits, found
+
+
+@pytest.mark.parametrize("chunk", [3, 7])
 def test_bfloat16_features_stay_within_their_precision(chunk):
     arrays = make(2, rows=8, length=16)
     want = jax.grad(plain, (0, 1))(*arrays, 0.0, 0.0)

@@ -122,6 +122,8 @@ def opened(directory: str) -> Iterator[Pretrained]:
         missing, unknown or misshapen; the line names them.
     """
     config = files.read_json(os.path.join(directory, CONFIG))
+    if config.get("model_type") is None:
+        config = config | {"model_type": _model_type(directory, config)}
     own = (family.model_type for family in FAMILIES.values() if family.reads(config))
     model_type = next(own, str(config.get("model_type")))
     if model_type not in FAMILIES:
@@ -142,6 +144,35 @@ def opened(directory: str) -> Iterator[Pretrained]:
         stored = _by_full_name(tensors, family)
         model = _with_heads(family, model, stored, _has_own_head(family, stored), _has_head_bias(family, stored))
         yield Pretrained(model, _gather(directory, family, model, stored), special_ids, vocabulary, model_type)
+
+
+def _model_type(directory: str, config: Mapping[str, Any]) -> str:
+    """The family of a directory whose `config.json` does not name it: by its `architectures`, else by its tensors.
+
+    Raises:
+      UserError: neither tells one.
+    """
+    classes = [str(name) for name in config.get("architectures") or ()]
+    stems = {re.sub(r"(For[A-Z]\w*|(LMHead|DoubleHeads|PreTrained)?Model)$", "", name).lower() for name in classes}
+    found = [name for name in FAMILIES if name.replace("-", "") in stems]
+    if not found:
+        with files.opened(directory) as tensors:
+            found = [name for name, family in FAMILIES.items() if _knows(family, tensors)]
+    if len(found) != 1:
+        told = f"could be of {' or '.join(found)}" if found else f"are of none of {', '.join(FAMILIES)}"
+        raise UserError(
+            f"{directory}/{CONFIG} has no model_type, and by their names the tensors {told}: set model_type"
+        )
+    return found[0]
+
+
+def _knows(family: Family, tensors: Mapping[str, files.Stored]) -> bool:
+    """Whether all tensors have names that a family's may have."""
+    rows = (re.sub(r"\\\{\w+\\\}", r"\\d+", re.escape(row.name)) for row in family.tensors)
+    known = re.compile("|".join([*rows, *map(re.escape, family.copies)]))
+    others = re.compile(f"{family.buffers}|{family.other_heads}")
+    names = _by_full_name(tensors, family)
+    return all(known.fullmatch(name) or others.fullmatch(name.removeprefix(family.prefix)) for name in names)
 
 
 def read(directory: str) -> Pretrained:

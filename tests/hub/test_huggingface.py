@@ -611,3 +611,35 @@ def test_a_head_of_its_own_is_told_from_a_copy_in_shards_too(folder, name):
     edit_tensors(folder, lambda tensors: tensors.update({"lm_head.weight": other}))
     shard(folder)
     assert huggingface.read(folder).model.head.tied == (name == "head_stored_twice")
+
+
+# Bare names that several families share, and T5's, are told apart by nothing but the config.
+ALIKE = {"t5": "t5 or mt5"}
+GOLDEN = ("gpt2", "bert", "t5", "bart", "roberta", "electra", "albert", "distilbert", "gpt1", "llama")
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_a_config_without_a_model_type_is_read_by_its_architectures_or_its_tensors(name, tmp_path):
+    folder = shutil.copytree(golden.FOLDER / name, tmp_path / name)
+    want, path = huggingface.read(str(folder)), folder / "config.json"
+    config = json.loads(path.read_text())
+    architectures = huggingface.FAMILIES[config.pop("model_type")].to_config(want.model)["architectures"]
+    for given in (config | {"architectures": architectures}, config):
+        path.write_text(json.dumps(given))
+        if "architectures" not in given and name in ALIKE:
+            with pytest.raises(UserError, match=rf"no model_type, .* could be of {ALIKE[name]}: set model_type"):
+                huggingface.read(str(folder))
+            continue
+        got = huggingface.read(str(folder))
+        assert (got.model, got.family) == (want.model, want.family)
+
+
+def test_a_config_without_a_model_type_that_nothing_tells_is_one_line(tmp_path):
+    folder = shutil.copytree(golden.FOLDER / "bert", tmp_path / "bert")
+    config = json.loads((folder / "config.json").read_text())
+    del config["model_type"]
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["SomethingForMaskedLM"]}))
+    assert huggingface.read(str(folder)).family == "bert"
+    save_file({"what.weight": np.ones((2, 2), np.float32)}, folder / "model.safetensors")
+    with pytest.raises(UserError, match=r"has no model_type, and by their names the tensors are of none of gpt2, "):
+        huggingface.read(str(folder))

@@ -1,4 +1,7 @@
-"""`python -m plm_jax.evaluate --checkpoint=SRC [--tasks=a,b:train] [--output=F.json]`: metrics on prepared splits."""
+"""`python -m plm_jax.evaluate --checkpoint=SRC [--tasks=a,b:train] [--output=F.json]`: metrics on prepared splits.
+
+Each task is printed and recorded when it is done. Where nothing is held out a line says so, and the record `tokens: 0`.
+"""
 
 import json
 
@@ -25,13 +28,30 @@ def main() -> None:
     if lm.run is None and _CONFIG.value is None:
         raise UserError(f"{checkpoint} says nothing of data: name a config with --config, prepared with its vocabulary")
     run = lm.run if _CONFIG.value is None else cli.resolve(_CONFIG)
-    metrics = {task: task_metrics.evaluate(lm, run, task) for task in _TASKS.value or config.read_sources(run)}
-    for task, found in metrics.items():
-        print(f"{task}: " + ", ".join(f"{name} {value:,.4f}".removesuffix(".0000") for name, value in found.items()))
-    if lm.workdir is not None:
-        perplexity.record(lm.workdir, lm.step, metrics)
-    if _OUTPUT.value:
-        storage.write(_OUTPUT.value, json.dumps(metrics, indent=2).encode("utf-8"))
+    tasks = list(_TASKS.value or config.read_sources(run))
+    for task in tasks:
+        perplexity.split_of(run, task)  # None is worth waiting for if another is misspelt.
+    record = None if lm.workdir is None else perplexity.Record(lm.workdir, lm.step)
+    metrics: dict[str, dict[str, float]] = {}
+    nothing: dict[str, str] = {}
+    for task in tasks:
+        try:
+            metrics[task] = task_metrics.evaluate(lm, run, task)
+        except perplexity.NothingToPredictError as error:
+            metrics[task], nothing[task] = {"tokens": 0}, str(error)
+        print(f"{task}: {nothing.get(task) or _figures(metrics[task])}", flush=True)
+        if len(nothing) == len(metrics):
+            continue
+        if record is not None:
+            record.write(metrics)
+        if _OUTPUT.value:
+            storage.write(_OUTPUT.value, json.dumps(metrics, indent=2).encode("utf-8"))
+    if len(nothing) == len(tasks):
+        raise UserError("; ".join(nothing.values()))
+
+
+def _figures(metrics: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:,.4f}".removesuffix(".0000") for name, value in metrics.items())
 
 
 if __name__ == "__main__":

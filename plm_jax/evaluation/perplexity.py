@@ -25,47 +25,84 @@ from plm_jax.models import registry, settings
 from plm_jax.training import losses
 
 
+class NothingToPredictError(UserError):
+    """A split that is not there or asks nothing of a model; other tasks can be evaluated all the same."""
+
+
+def split_of(run: config.Run, task: str) -> tuple[str, str]:
+    """The source and the split of a task, `SOURCE` (its validation split) or `SOURCE:SPLIT`.
+
+    Raises:
+      UserError: an unknown source.
+    """
+    name, _, split = task.partition(":")
+    if name not in run.data.sources:
+        raise UserError(f"there is no task '{name}': {nearest(name, run.data.sources)}")
+    return name, split or "validation"
+
+
+def lengths(lm: LanguageModel, run: config.Run) -> list[int]:
+    """Of the rows in which a model is evaluated: that of its phase, and of the run's last one if it is another."""
+    stages = config.stages(run)
+    step = lm.step if run is lm.run and lm.step is not None else run.train.steps
+    now = next((stage for stage in stages if step <= stage.end_step), stages[-1])
+    return list(dict.fromkeys([now.length, stages[-1].length]))
+
+
 def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool = True) -> dict[str, float]:
     """The metrics of one `SOURCE` (its validation split) or `SOURCE:SPLIT` of `run.data`'s cache.
 
-    The targets are those of the run's objective over the whole split in rows of `run.data.length`, noise keyed by the
-    row: every token but the stream's very first, the masked tokens, the spans with their sentinels and end, or every
-    word and end of a document in both directions, with the softmax over all words.
+    The targets are those of the run's objective over the whole split in rows of the length of the checkpoint's phase,
+    noise keyed by the row: every token that has one before it, the masked tokens, the spans with their sentinels and
+    end, or every word and end of a document in both directions, with the softmax over all words.
 
     Returns:
-      `loss`, nats a target; `perplexity`, its exponential; `accuracy`, a share; `tokens`, the targets; of those of them
-      that are text, neither special tokens (unk counts as text) nor sentinels, `real_loss`, `real_tokens`, and
-      `unigram_loss`, that of a unigram over the targets: it expects text in the share that text has among them, and of
-      text the training split's add-one unigram. Causal: `bits_per_byte`, the bits of all targets, ends of documents
-      included, by the UTF-8 bytes of those of them that are text. With
-      sentence pairs: `pair_loss`, nats a pair, and `pair_accuracy`. Of an ELECTRA all these are the generator's, and
-      `discriminator_loss`, nats a token of the input, `discriminator_accuracy`, `discriminator_auc`, the area under its
+      `length`, of a row; `loss`, nats a target; `perplexity`, its exponential; `accuracy`, a share; `tokens`, the
+      targets; of those of them that are text, neither special tokens (unk counts as text) nor sentinels, `real_loss`,
+      `real_tokens`, and `unigram_loss`, that of a unigram over the targets: it expects text in the share that text has
+      among them, and of text the training split's add-one unigram. Causal: `bits_per_byte`, the bits of all targets,
+      ends of documents included, by the UTF-8 bytes of those of them that are text. With sentence pairs: `pair_loss`,
+      nats a pair, and `pair_accuracy`. Of an ELECTRA all these are the generator's, and `discriminator_loss`, nats a
+      token of the input, `discriminator_accuracy`, `discriminator_auc`, the area under its
       ROC curve (where some tokens are replaced and some are not), and `replaced`, the share of tokens that are, with
       samples drawn for each batch of `evaluation.batch_size` rows with the same key. Beside the accuracies, as
-      `pair_constant_accuracy` and `discriminator_constant_accuracy`, those of the better constant answer.
+      `pair_constant_accuracy` and `discriminator_constant_accuracy`, those of the better constant answer. Where the
+      run's last phase has rows of another LENGTH, the same of these as LENGTH/loss, ….
 
     Raises:
       UserError: an unknown source or split, no cache, a cache of another vocabulary than the model's, or a model of
-        another kind than the run's.
+        another kind than the run's; `NothingToPredictError` among them.
     """
-    name, _, split = task.partition(":")
-    split = split or "validation"
-    if name not in run.data.sources:
-        raise UserError(f"there is no task '{name}': {nearest(name, run.data.sources)}")
+    now, *last = lengths(lm, run)
+    found = _evaluate(lm, run, task, now, show_progress)
+    for length in last:
+        of_last = _evaluate(lm, run, task, length, show_progress)
+        found |= {f"{length}/{name}": value for name, value in of_last.items()}
+    return found
+
+
+def _evaluate(lm: LanguageModel, run: config.Run, task: str, length: int, show_progress: bool) -> dict[str, float]:
+    """The metrics in rows of a length."""
+    name, split = split_of(run, task)
     _check_model(lm, run)
-    reader = Reader(_only(run, lm, name))
+    reader = Reader(_only(run, lm, name, length))
     source = reader.sources[name]
     if split not in source.splits:
+        if split in cache.SPLITS:
+            mend = "name another split, or raise config.data.validation_fraction and prepare again"
+            raise NothingToPredictError(f"nothing is held out of '{name}': {mend}")
         raise UserError(f"'{name}' has no split '{split}': {nearest(split, source.splits)}")
     check_vocabulary(lm, run, reader.vocabulary["id"], "prepare the cache")
     batches = reader.in_order(split, run.evaluation.batch_size)
     total = reader.num_batches(split, run.evaluation.batch_size)
-    bar = tqdm(batches, task, total, unit="batch", disable=not show_progress, file=sys.stderr)
+    described = f"{task}, rows of {length}"
+    bar = tqdm(batches, described, total, unit="batch", disable=not show_progress, file=sys.stderr)
     sums = _add_up(lm, run.objective, bar, real_ids(reader.objective.special), add_one_unigram(source.splits["train"]))
     if not sums["real_tokens"]:
-        raise UserError(f"'{task}' has no target that is text: prepare more text or another split")
+        raise NothingToPredictError(f"'{task}' has no target that is text: prepare more text or another split")
     loss = sums["nll"] / sums["tokens"]
     found = {
+        "length": length,
         "loss": loss,
         "perplexity": math.exp(loss),
         "accuracy": sums["accuracy"] / sums["tokens"],
@@ -142,10 +179,19 @@ def real_ids(special: objectives.Special) -> np.ndarray:
     return ~np.isin(np.arange(special.vocab_size), [i for i in ids if i is not None])
 
 
-def record(workdir: str, step: int, metrics: dict[str, dict[str, float]]) -> None:
-    """Adds one row with `TASK/METRIC` keys to a run directory's evaluation.jsonl."""
-    row = {"step": step} | {f"{task}/{name}": value for task, found in metrics.items() for name, value in found.items()}
-    storage.append(os.path.join(workdir, "evaluation.jsonl"), (json.dumps(row) + "\n").encode("utf-8"))
+class Record:
+    """One row with `TASK/METRIC` keys at the end of a run directory's evaluation.jsonl, which grows with the tasks."""
+
+    def __init__(self, workdir: str, step: int):
+        self._path, self._step, self._row = os.path.join(workdir, "evaluation.jsonl"), step, b""
+
+    def write(self, metrics: dict[str, dict[str, float]]) -> None:
+        """Puts the row of these tasks in the place of what was written before."""
+        rows = storage.read(self._path) if storage.exists(self._path) else b""
+        figures = {f"{task}/{name}": value for task, found in metrics.items() for name, value in found.items()}
+        row = (json.dumps({"step": self._step} | figures) + "\n").encode("utf-8")
+        storage.write(self._path, rows.replace(self._row, b"") + row if self._row else rows + row)
+        self._row = row
 
 
 @functools.partial(jax.jit, static_argnames=("objective", "model"))
@@ -180,9 +226,9 @@ def _check_model(lm: LanguageModel, run: config.Run) -> None:
         raise UserError("the model has no vocabulary head: evaluate one that predicts tokens")
 
 
-def _only(run: config.Run, lm: LanguageModel, name: str) -> config.Run:
-    """The run with this one source, without phases, for this model."""
-    data = dataclasses.replace(run.data, sources={name: run.data.sources[name]}, mixture={})
+def _only(run: config.Run, lm: LanguageModel, name: str, length: int) -> config.Run:
+    """The run with this one source, in rows of `length` without phases, for this model."""
+    data = dataclasses.replace(run.data, length=length, sources={name: run.data.sources[name]}, mixture={})
     return dataclasses.replace(run, model=lm.config, data=data, train=dataclasses.replace(run.train, phases=()))
 
 

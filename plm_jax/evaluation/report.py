@@ -80,7 +80,9 @@ def read(workdir: str) -> RunLog:
 def write(workdirs: Sequence[str], output: str) -> None:
     """Writes the page about some run directories to `output`."""
     runs = [read(workdir) for workdir in workdirs]
-    pictures = "\n".join(f"<h2>{title}</h2>\n{_picture(runs, unit, keys)}" for title, unit, keys in PICTURES)
+    of_sources = [("Validation loss by source", "nats a target", keys)] if (keys := _of_sources(runs)) else []
+    drawn = (*PICTURES[:1], *of_sources, *PICTURES[1:])
+    pictures = "\n".join(f"<h2>{title}</h2>\n{_picture(runs, unit, keys)}" for title, unit, keys in drawn)
     configs = "\n".join(
         f"<details><summary>{html.escape(run.name)}: config.json</summary>"
         f"<pre>{html.escape(json.dumps(run.config, indent=2))}</pre></details>"
@@ -120,10 +122,22 @@ def _table(runs: Sequence[RunLog]) -> str:
 
 def _figures(run: RunLog) -> dict[str, str]:
     figures = {}
-    for row in (*run.metrics[-1:], *run.evaluation[-1:]):
+    validated = [row for row in run.metrics if "validation/loss" in row][-1:]
+    of_validation = [{name: value for name, value in row.items() if _is_validation(name)} for row in validated]
+    for row in (*run.metrics[-1:], *of_validation, *run.evaluation[-1:]):
         figures |= {name: f"{value:,.6g}" if isinstance(value, int | float) else value for name, value in row.items()}
-    validated = [row["validation/loss"] for row in run.metrics if "validation/loss" in row]
-    return figures | ({"validation/loss": f"{validated[-1]:.6g}"} if validated else {})
+    return figures
+
+
+def _is_validation(name: str) -> bool:
+    return name.startswith("validation/")
+
+
+def _of_sources(runs: Sequence[RunLog]) -> list[str]:
+    """Keys of the validation losses of sources and in rows of the last phase's length; none of a single source."""
+    names = dict.fromkeys(name for run in runs for row in run.metrics for name in row if _is_validation(name))
+    found = [name for name in names if name.endswith("/loss") and name.count("/") > 1]
+    return found if len(found) > 1 else []
 
 
 def _picture(runs: Sequence[RunLog], unit: str, keys: Sequence[str]) -> str:

@@ -61,10 +61,11 @@ def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool 
         perplexity.check_vocabulary(lm, run, wanted, "give a config")
     examples = list(_examples(found, run, split or "validation"))
     if not examples:
-        raise UserError(f"'{task}' has no examples: name another split, or raise config.data.validation_fraction")
+        mend = "name another split, or raise config.data.validation_fraction"
+        raise perplexity.NothingToPredictError(f"'{task}' has no examples: {mend}")
     targets = [_processed(found, example, example.targets, is_target=True) for example in examples]
     if any(example.targets == formats.UNKNOWN for example in examples) or all(map(_is_unknown, targets)):
-        raise UserError(f"'{task}' has no labels: name another split")
+        raise perplexity.NothingToPredictError(f"'{task}' has no labels: name another split")
     answerer = _Answerer(lm, run, examples, task, show_progress)
     metrics: dict[str, float] = {"examples": len(examples)}
     if found.predict_metric_fns:
@@ -116,7 +117,7 @@ class _Answerer:
     """A model before the examples of a task, in batches of `evaluation.batch_size`, the shortest first."""
 
     def __init__(self, lm: LanguageModel, run: config.Run, examples: Sequence[Any], task: str, show_progress: bool):
-        self._lm, self._length, self._size = lm, run.data.length, run.evaluation.batch_size
+        self._lm, self._length, self._size = lm, perplexity.lengths(lm, run)[0], run.evaluation.batch_size
         self._special = reader.special_ids(run, lm.vocabulary.vocab_size)
         self._rows = reader.example_rows(run, self._special)
         self._bar = partial(tqdm, total=len(examples), unit="example", disable=not show_progress, file=sys.stderr)

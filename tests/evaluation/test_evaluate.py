@@ -1,0 +1,84 @@
+"""`evaluate` of a run with phases, of whose sources one holds out nothing."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+import plm_jax
+from plm_jax import config
+from plm_jax.evaluation import perplexity, report
+from plm_jax.training import loop
+from tests.training import test_validation
+from tests.training.test_validation import by_hand
+
+folder = test_validation.folder
+
+
+@pytest.fixture(scope="module")
+def workdir(folder, tmp_path_factory):
+    """Four steps in rows of 16, then of 32, saved every two."""
+    path = tmp_path_factory.mktemp("evaluate") / "run"
+    phases = (config.Phase(until=0.5, length=16), config.Phase(until=1.0))
+    run = test_validation.make(folder, phases=phases)
+    train, checkpoint = dataclasses.replace(run.train, steps=4), config.Checkpoint(save_every=2)
+    loop.pretrain(dataclasses.replace(run, train=train, checkpoint=checkpoint), str(path))
+    return path
+
+
+def rows(workdir):
+    path = workdir / "evaluation.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_rows_have_the_length_of_the_checkpoints_phase_and_of_the_last(workdir):
+    early, late = (plm_jax.load(str(workdir / "checkpoints" / step)) for step in "24")
+    found = perplexity.evaluate(early, early.run, "a", show_progress=False)
+    assert (found["length"], found["32/length"]) == (16, 32)
+    expected = [by_hand(early.run, early.params, "a", length) for length in (16, 32)]
+    np.testing.assert_allclose([found["loss"], found["32/loss"]], expected, rtol=1e-5)
+    found = perplexity.evaluate(late, late.run, "a", show_progress=False)
+    assert found["length"] == 32 and not any(key.startswith("32/") for key in found)
+    np.testing.assert_allclose(found["loss"], by_hand(late.run, late.params, "a", 32), rtol=1e-5)
+
+
+def test_each_source_is_told_and_recorded_and_one_without_held_out_text_is_a_line(verb, workdir, tmp_path):
+    before, output = rows(workdir), tmp_path / "out.json"
+    finished = verb("evaluate", f"--checkpoint={workdir}", f"--output={output}")
+    assert finished.status == 0, finished.err
+    lines = finished.out.splitlines()
+    assert [line.partition(":")[0] for line in lines[-3:]] == ["a", "b", "c"]
+    assert lines[-3].startswith("a: length 32, loss ") and lines[-1].startswith("c: nothing is held out of 'c': name ")
+    metrics = json.loads(output.read_text())
+    assert metrics.keys() == {"a", "b", "c"} and metrics["c"] == {"tokens": 0}
+    flat = {f"{task}/{name}": value for task, found in metrics.items() for name, value in found.items()}
+    assert rows(workdir) == [*before, {"step": 4, **flat}]
+
+
+def test_what_is_done_stays_when_a_later_one_fails(verb, workdir):
+    before = rows(workdir)
+    finished = verb("evaluate", f"--checkpoint={workdir}", "--tasks=a,b:tran")
+    assert finished.status == 2 and "no split 'tran'" in finished.err
+    assert finished.out.splitlines()[-1].startswith("a: length 32")
+    *same, added = rows(workdir)
+    assert same == before and {key.partition("/")[0] for key in added} == {"step", "a"}
+    # A misspelt source is told before anything is evaluated.
+    finished = verb("evaluate", f"--checkpoint={workdir}", "--tasks=a,z")
+    assert finished.status == 2 and "there is no task 'z'" in finished.err and "a: " not in finished.out
+
+
+def test_nothing_to_evaluate_is_a_mistake(verb, workdir):
+    before = rows(workdir)
+    finished = verb("evaluate", f"--checkpoint={workdir}", "--tasks=c")
+    assert finished.status == 2 and rows(workdir) == before
+    assert finished.err.strip().splitlines()[-1].startswith("error: nothing is held out of 'c': name another")
+
+
+def test_the_report_shows_the_validation_of_each_source(workdir, tmp_path):
+    report.write([str(workdir)], str(tmp_path / "report.html"))
+    page = (tmp_path / "report.html").read_text()
+    assert "Validation loss by source" in page and page.count("<svg") == 6
+    for key in ("validation/loss", "validation/a/loss", "validation/b/loss"):
+        assert f"<td>{key}</td>" in page and f"<!-- run {key} -->" in page
+    assert "<!-- run validation/32/loss -->" in page

@@ -68,9 +68,10 @@ ALLOWED = {
     "objectives": {"objectives", "errors"},
     "hub": {"hub", "models", "wordpiece", "storage", "errors"},
     "data": {"data", "corpora", "objectives", "config", "trees", "wordpiece", "storage", "errors"},
-    "training": {"training", "hub", "data", "objectives", "models", "config", "storage", "errors"},
+    "training": {"training", "hub", "data", "objectives", "models", "config", "progress", "storage", "errors"},
     "evaluation": {
-        *("evaluation", "training", "hub", "data", "objectives", "models", "config", "checks", "storage", "errors")
+        *("evaluation", "training", "hub", "data", "objectives", "models"),
+        *("config", "checks", "progress", "storage", "errors"),
     },
 }
 

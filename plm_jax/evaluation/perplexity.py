@@ -1,13 +1,14 @@
 """How well a model predicts a prepared split: loss, perplexity, accuracy, beside the unigram baseline."""
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import json
 import math
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import flax.linen as nn
 import jax
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from plm_jax import config, objectives, storage
+from plm_jax import config, objectives, progress, storage
 from plm_jax.data import cache
 from plm_jax.data.reader import Reader
 from plm_jax.errors import UserError, nearest
@@ -57,7 +58,7 @@ def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool 
     end, or every word and end of a document in both directions, with the softmax over all words.
 
     Returns:
-      `length`, of a row; `loss`, nats a target; `perplexity`, its exponential; `accuracy`, a share; `tokens`, the
+      `loss`, nats a target; `perplexity`, its exponential; `accuracy`, a share; `length`, of a row; `tokens`, the
       targets; of those of them that are text, neither special tokens (unk counts as text) nor sentinels, `real_loss`,
       `real_tokens`, and `unigram_loss`, that of a unigram over the targets: it expects text in the share that text has
       among them, and of text the training split's add-one unigram. Causal: `bits_per_byte`, the bits of all targets,
@@ -95,14 +96,13 @@ def _evaluate(lm: LanguageModel, run: config.Run, task: str, length: int, show_p
     check_vocabulary(lm, run, reader.vocabulary["id"], "prepare the cache")
     batches = reader.in_order(split, run.evaluation.batch_size)
     total = reader.num_batches(split, run.evaluation.batch_size)
-    described = f"{task}, rows of {length}"
-    bar = tqdm(batches, described, total, unit="batch", disable=not show_progress, file=sys.stderr)
-    sums = _add_up(lm, run.objective, bar, real_ids(reader.objective.special), add_one_unigram(source.splits["train"]))
+    is_real, log_unigram = real_ids(reader.objective.special), add_one_unigram(source.splits["train"])
+    with bar(f"{task}, rows of {length}", total, "batch", show_progress) as drawn:
+        sums = _add_up(lm, run.objective, _counted(batches, drawn), is_real, log_unigram)
     if not sums["real_tokens"]:
         raise NothingToPredictError(f"'{task}' has no target that is text: prepare more text or another split")
     loss = sums["nll"] / sums["tokens"]
     found = {
-        "length": length,
         "loss": loss,
         "perplexity": math.exp(loss),
         "accuracy": sums["accuracy"] / sums["tokens"],
@@ -111,6 +111,7 @@ def _evaluate(lm: LanguageModel, run: config.Run, task: str, length: int, show_p
         "unigram_loss": sums["unigram"] / sums["real_tokens"] - math.log(sums["real_tokens"] / sums["tokens"]),
         "tokens": sums["tokens"],
         "real_tokens": sums["real_tokens"],
+        "length": length,
     }
     if run.objective.kind == "causal":
         found["bits_per_byte"] = sums["nll"] / math.log(2) / predicted_bytes(source.splits[split], sums["real_tokens"])
@@ -124,6 +125,23 @@ def _evaluate(lm: LanguageModel, run: config.Run, task: str, length: int, show_p
         if 0 < found["replaced"] < 1:
             found["discriminator_auc"] = trivial.auc(*map(np.concatenate, zip(*sums["scores"], strict=True)))
     return found
+
+
+@contextlib.contextmanager
+def bar(what: str, total: int, unit: str, show: bool) -> Iterator[tqdm]:
+    """A bar on stderr that is drawn again and again, also while the first batch is compiled."""
+    every = functools.partial(progress.pause, terminal=sys.stderr.isatty())
+    with (
+        tqdm(None, what, total, unit=unit, disable=not show, file=sys.stderr) as drawn,
+        progress.beating(lambda seconds: drawn.refresh(), progress.SILENCE_SECONDS, every),
+    ):
+        yield drawn
+
+
+def _counted(batches: Iterable[dict], drawn: tqdm) -> Iterator[dict]:
+    for batch in batches:
+        yield batch
+        drawn.update()
 
 
 def _add_up(lm: LanguageModel, objective, batches: Iterable[dict], is_real: np.ndarray, log_unigram: np.ndarray):

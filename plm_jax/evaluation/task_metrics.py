@@ -8,7 +8,6 @@ import collections
 import itertools
 import math
 import numbers
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -16,7 +15,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from tqdm import tqdm
 
 from plm_jax import checks, config
 from plm_jax.data import cache, reader
@@ -120,7 +118,7 @@ class _Answerer:
         self._lm, self._length, self._size = lm, perplexity.lengths(lm, run)[0], run.evaluation.batch_size
         self._special = reader.special_ids(run, lm.vocabulary.vocab_size)
         self._rows = reader.example_rows(run, self._special)
-        self._bar = partial(tqdm, total=len(examples), unit="example", disable=not show_progress, file=sys.stderr)
+        self._bar = partial(perplexity.bar, total=len(examples), unit="example", show=show_progress)
         self._task = task
         texts = [text for example in examples for text in (example.inputs, example.targets)]
         ids = [list(found) for found, _ in lm.vocabulary.encode_offsets(texts)]
@@ -149,7 +147,7 @@ class _Answerer:
         """What `of_batch` gives for the items, in their order; the last batch is filled up, so that shapes are few."""
         order = sorted(range(len(items)), key=lambda i: len(items[i]))
         found: dict[int, Any] = {}
-        with self._bar(desc=what) as bar:
+        with self._bar(what) as bar:
             for first in range(0, len(items), self._size):
                 batch = order[first : first + self._size]
                 filled = itertools.islice(itertools.cycle(batch), self._size)

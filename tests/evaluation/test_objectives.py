@@ -116,6 +116,7 @@ def test_the_metrics_equal_a_walk_over_the_rows(documents, cache_dir, name):
     total = sum(counts.values()) + SIZE
     text_share = len(targets) / sums["tokens"]
     want = {
+        "length": LENGTH,
         "loss": sums["nll"] / sums["tokens"],
         "perplexity": math.exp(sums["nll"] / sums["tokens"]),
         "accuracy": sums["hits"] / sums["tokens"],

@@ -103,9 +103,10 @@ def registered(name: str, source: Any, bad_rows: str = "stop") -> seqio.Task:
 def _seqio_task(source: _Registered) -> seqio.Task:
     _import(source.module)
     if source.name in seqio.MixtureRegistry.names():
+        mixture = seqio.MixtureRegistry.get(source.name)
+        rates = ", ".join(sorted(f"{task.name}: {mixture.get_rate(task):g}" for task in mixture.tasks))
         raise UserError(
-            f"'{source.name}' is a mixture: name its tasks as sources, with their rates in config.data.mixture "
-            "(mixtures.proportional)"
+            f"'{source.name}' is a mixture: name its tasks as sources, with these rates in config.data.mixture: {rates}"
         )
     if source.name not in seqio.TaskRegistry.names():
         hint = nearest(source.name, seqio.TaskRegistry.names())

@@ -211,7 +211,8 @@ def test_seqio_task(tmp_path, monkeypatch):
         "for name, splits in {'mine': ['train', 'validation'], 'tested': ['test']}.items():\n"
         "    source = seqio.FunctionDataSource(make, splits=splits)\n"
         "    seqio.TaskRegistry.add(name, source=source, preprocessors=[], output_features=features)\n"
-        "seqio.MixtureRegistry.add('all_mine', ['mine', 'tested'], default_rate=1.0)\n"
+        "seqio.MixtureRegistry.add('half', [('mine', 1.0), ('tested', lambda task: 3.0)])\n"
+        "seqio.MixtureRegistry.add('all_mine', [('half', 2.0), ('mine', 0.25)])\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     task = tasks.task("x", config.SeqioTask("mine", "my_tasks", field="body"))
@@ -222,7 +223,8 @@ def test_seqio_task(tmp_path, monkeypatch):
         tasks.task("x", config.SeqioTask("mind", "my_tasks"))
     with pytest.raises(UserError, match="has no split 'train', only test"):
         tasks.task("x", config.SeqioTask("tested", "my_tasks"))
-    with pytest.raises(UserError, match=r"'all_mine' is a mixture: name its tasks as sources.*mixtures\.proportional"):
+    # 2 parted as 1 to 3, and what `mine` has besides.
+    with pytest.raises(UserError, match=r"'all_mine' is a mixture: .* config.data.mixture: mine: 0\.75, tested: 1\.5$"):
         tasks.task("x", config.SeqioTask("all_mine", "my_tasks"))
     with pytest.raises(UserError, match="cannot import no_module"):
         tasks.task("x", config.SeqioTask("mine", "no_module"))

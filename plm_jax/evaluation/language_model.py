@@ -1,6 +1,5 @@
 """A trained model in one's hands: `lm = plm_jax.load(path)`."""
 
-import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
@@ -17,7 +16,7 @@ from plm_jax.evaluation import blanks, decoding, infilling, inputs
 from plm_jax.hub.pretrained import Pretrained, float32
 from plm_jax.models import electra, registry, settings
 from plm_jax.models.arrangement import Arrangement
-from plm_jax.training import sources
+from plm_jax.training import exports, sources
 
 if TYPE_CHECKING:
     import seqio
@@ -114,42 +113,16 @@ class LanguageModel:
         """
         if self._vocabulary_spec is None:
             raise self._no_vocabulary()
-        from plm_jax import config
-        from plm_jax.data import vocabularies  # It imports seqio: seconds, and only text needs it.
+        return exports.vocabulary(self._pretrained, self.run)
 
-        if self.run is None:
-            kind = {True: "uncased", False: "cased"}.get(self.special_ids.get("lowercase"), "")
-            sentinels = self.special_ids.get("sentinels", 0)
-            section = config.Vocabulary(self._vocabulary_spec, train_kind=kind, sentinels=sentinels)
-        else:
-            section = dataclasses.replace(self.run.vocabulary, spec=self._vocabulary_spec)
-        vocabulary = vocabularies.load(section)
-        lacking = max(self._ids_above, default=-1) + 1 - vocabulary.vocab_size
-        if lacking > 0:
-            vocabulary = vocabularies.load(dataclasses.replace(section, added=section.added + lacking))
-        if vocabulary.vocab_size > self.config.embedding.vocab_size:
-            raise UserError(
-                f"the vocabulary {self._vocabulary_spec} has {vocabulary.vocab_size} tokens, the model "
-                f"{self.config.embedding.vocab_size}: use the vocabulary that the model was trained with"
-            )
-        return vocabulary
+    @property
+    def _pretrained(self) -> Pretrained:
+        return Pretrained(self.config, self.params, self.special_ids, self._vocabulary_spec, self._family)
 
     @property
     def _known_vocabulary(self) -> "seqio.Vocabulary | None":
         """The vocabulary, None if there is none: ids need none."""
         return self.vocabulary if self._vocabulary_spec is not None or "vocabulary" in vars(self) else None
-
-    @property
-    def _ids_above(self) -> list[int]:
-        """Special ids that may lie above the vocabulary's file: of blanks, of texts, all of a file of tiktoken's."""
-        if self._marks is not None:
-            return [*self._marks.masks, self._marks.sop, self._marks.eop]
-        above = list(self.special_ids.get("begins_with", []))
-        if self.run is None and self._vocabulary_spec.startswith("tiktoken:"):
-            bos = self.special_ids.get("bos_token_id")
-            eos = self.special_ids.get("eos_token_id", [])
-            above += [i for i in (bos, *(eos if isinstance(eos, list | tuple) else [eos])) if i is not None]
-        return above
 
     def _no_vocabulary(self) -> UserError:
         files = "tokenizer.json; GPT-2: vocab.json, merges.txt; BERT: vocab.txt; T5: spiece.model; ELMo: vocabulary.txt"
@@ -477,14 +450,14 @@ class LanguageModel:
 
         Args:
           directory: local or in a bucket.
-          format: "huggingface", which `transformers` opens; "plm_jax", which keeps every setting and, of a model that
-            was trained here, its run; "bilm", for bilm-tf and AllenNLP, which holds an ELMo alone.
+          format: "huggingface", which `transformers` opens, its AutoTokenizer too, see `exported_tokenizers.export`;
+            "plm_jax", which keeps every setting and, of a model that was trained here, its run; "bilm", for bilm-tf and
+            AllenNLP, which holds an ELMo alone.
 
         Raises:
-          UserError: an unknown format, or a model that it does not hold.
+          UserError: an unknown format, or a model or a vocabulary that it does not hold.
         """
-        pretrained = Pretrained(self.config, self.params, self.special_ids, self._vocabulary_spec, self._family)
-        source = sources.Source(pretrained, self.run, self.workdir, self.step, self.vocabulary_id)
+        source = sources.Source(self._pretrained, self.run, self.workdir, self.step, self.vocabulary_id)
         sources.save(os.fspath(directory), source, format)
 
 

@@ -134,12 +134,11 @@ def opened(directory: str) -> Iterator[Pretrained]:
     special_ids |= {ours: config[name] for ours, name in family.ids.items() if config.get(name) is not None}
     if family.start in special_ids:
         special_ids.setdefault(START_ID, special_ids[family.start])
-    vocabulary = _vocabulary(directory, family)
+    path = os.path.join(directory, TOKENIZER)
+    tokenizer = files.read_json(path) if storage.exists(path) else {}
+    vocabulary = _vocabulary(directory, family, tokenizer)
     if vocabulary is not None:
-        path = os.path.join(directory, TOKENIZER)
-        tokenizer = files.read_json(path) if storage.exists(path) else {}
-        tell = _with_vocabulary(family, vocabulary).special_ids
-        special_ids = tell(list(files.contents(vocabulary).values()), tokenizer) | special_ids
+        special_ids = _told(directory, family, vocabulary, tokenizer) | special_ids
     with files.opened(directory) as tensors:
         stored = _by_full_name(tensors, family)
         model = _with_heads(family, model, stored, _has_own_head(family, stored), _has_head_bias(family, stored))
@@ -182,11 +181,17 @@ def read(directory: str) -> Pretrained:
         return replace(pretrained, params=flax.traverse_util.unflatten_dict(flat, sep="/"))
 
 
-def write(directory: str, pretrained: Pretrained, shard_bytes: int = files.SHARD_BYTES) -> None:
+def write(
+    directory: str,
+    pretrained: Pretrained,
+    shard_bytes: int = files.SHARD_BYTES,
+    tokenizer: tokenizer_json.Tokenizer | None = None,
+) -> None:
     """Writes what `opened` and `transformers` open: weights and vocabulary first, `config.json` last.
 
     The weights are written one tensor at a time, in the type that the parameters have. Of an ELECTRA the discriminator
-    is written, of a SpanBERT a BERT; a warning says what is left out.
+    is written, of a SpanBERT a BERT; a warning says what is left out. Without a `tokenizer` a vocabulary is written
+    only where the family has files for it, from which `transformers` makes a tokenizer of its own.
 
     Raises:
       UserError: no Hugging Face family can hold the model.
@@ -209,15 +214,31 @@ def write(directory: str, pretrained: Pretrained, shard_bytes: int = files.SHARD
     storage.remove(os.path.join(directory, CONFIG))
     tensors = _layout_of(family, pretrained.model)
     files.write(directory, {name: _content(flat, pieces) for name, pieces in tensors.items()}, shard_bytes)
-    scheme = (pretrained.vocabulary or "").partition(":")[0]
-    family = _with_vocabulary(family, pretrained.vocabulary)
-    if scheme in family.vocabulary_files:
-        contents = list(files.contents(pretrained.vocabulary).values())
-        for name, content in zip(family.vocabulary_files[scheme], contents, strict=True):
-            storage.write(os.path.join(directory, name), content)
-        if tokenizer := family.tokenizer_config(contents, pretrained.special_ids):
-            files.write_json(os.path.join(directory, TOKENIZER), tokenizer)
+    _write_vocabulary(directory, family, pretrained, tokenizer)
     files.write_json(os.path.join(directory, CONFIG), config)
+
+
+def _write_vocabulary(
+    directory: str, family: Family, pretrained: Pretrained, tokenizer: tokenizer_json.Tokenizer | None
+) -> None:
+    """The vocabulary's own files, by which we know it again, and the tokenizer's, which `transformers` takes first."""
+    scheme, described = (pretrained.vocabulary or "").partition(":")[0], {}
+    names = _files_of(family).get(scheme) or (tokenizer_json.FILES.get(scheme) if tokenizer else None)
+    if names is None:
+        return
+    contents = list(files.contents(pretrained.vocabulary).values())
+    for name, content in zip(names, contents, strict=True):
+        storage.write(os.path.join(directory, name), content)
+    if scheme in family.vocabulary_files:
+        described |= family.tokenizer_config(contents, pretrained.special_ids)
+    elif scheme == tokenizer_json.SCHEME:
+        described |= tokenizer_json.tokenizer_config(contents, pretrained.special_ids)
+    if tokenizer is not None:
+        files.write_json(os.path.join(directory, tokenizer_json.NAME), tokenizer.tree)
+        described |= {**tokenizer.config, "tokenizer_class": tokenizer_json.CLASS}
+        described[tokenizer_json.OURS] = f"{scheme}:{','.join(names)}"
+    if described:
+        files.write_json(os.path.join(directory, TOKENIZER), described)
 
 
 def layout(
@@ -451,24 +472,29 @@ def _by_full_name(tensors: Mapping[str, files.Stored], family: Family) -> dict[s
     return stored
 
 
-def _with_vocabulary(family: Family, vocabulary: str | None) -> Family:
-    """The family as it keeps this vocabulary: all keep `tokenizer.json` alike."""
-    if not (vocabulary or "").startswith(tokenizer_json.SCHEME):
-        return family
-    return replace(
-        family,
-        vocabulary_files={tokenizer_json.SCHEME: (tokenizer_json.NAME,)},
-        tokenizer_config=tokenizer_json.tokenizer_config,
-        special_ids=tokenizer_json.special_ids,
+def _files_of(family: Family) -> dict[str, tuple[str, ...]]:
+    """The family's own files by their scheme; each may have a `tokenizer.json`."""
+    return {**family.vocabulary_files, tokenizer_json.SCHEME: tokenizer_json.FILES[tokenizer_json.SCHEME]}
+
+
+def _told(folder: str, family: Family, vocabulary: str, tokenizer: Mapping[str, Any]) -> dict[str, Any]:
+    """The special ids that the vocabulary's files tell, those of a family's own or else `tokenizer.json`."""
+    if vocabulary.partition(":")[0] in family.vocabulary_files:
+        return family.special_ids(list(files.contents(vocabulary).values()), tokenizer)
+    tree = files.contents(f"{tokenizer_json.SCHEME}:{os.path.join(folder, tokenizer_json.NAME)}")
+    return tokenizer_json.special_ids(list(tree.values()), tokenizer)
+
+
+def _vocabulary(folder: str, family: Family, tokenizer: Mapping[str, Any]) -> str | None:
+    """The spec of the files that we wrote, else of the family's own, else of `tokenizer.json`."""
+    scheme, _, names = str(tokenizer.get(tokenizer_json.OURS, "")).partition(":")
+    told = (
+        {scheme: tuple(map(os.path.basename, filter(None, names.split(","))))} if scheme in tokenizer_json.FILES else {}
     )
-
-
-def _vocabulary(folder: str, family: Family) -> str | None:
-    """The spec of the family's own files, else of `tokenizer.json`."""
-    for scheme, names in {**family.vocabulary_files, tokenizer_json.SCHEME: (tokenizer_json.NAME,)}.items():
+    for scheme, names in (told | {s: n for s, n in _files_of(family).items() if s not in told}).items():
         paths = [os.path.join(folder, name) for name in names]
-        if all(map(storage.exists, paths)) and _is_of(scheme, paths[0]):
-            return f"{scheme}:{','.join(paths)}"
+        if all(map(storage.exists, paths)) and (scheme in told or _is_of(scheme, paths[0])):
+            return f"{scheme}:{','.join(paths)}".rstrip(":")
     return None
 
 

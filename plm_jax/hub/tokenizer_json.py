@@ -1,14 +1,38 @@
-"""What `tokenizer.json`, a vocabulary as Hugging Face's `tokenizers` keeps it, tells of special tokens."""
+"""`tokenizer.json`, a vocabulary as Hugging Face's `tokenizers` keeps it: what it tells of special tokens.
+
+A directory that we write has one whatever its vocabulary is, beside the vocabulary's own files; `tokenizer_config.json`
+says under OURS which these are, as in `sentencepiece:tokenizer.model`, so that we read the same vocabulary again.
+"""
 
 import itertools
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from plm_jax.errors import UserError
 
 SCHEME, NAME = "json", "tokenizer.json"
+OURS = "plm_jax_vocabulary"
+# transformers 5 then takes the pipeline as it is; other classes build their own from its tokens.
+CLASS = "PreTrainedTokenizerFast"
+# The files of a vocabulary of a scheme for which a family has no names of its own.
+FILES = {
+    "sentencepiece": ("tokenizer.model",),
+    "wordpiece": ("vocab.txt",),
+    "bpe": ("vocab.json", "merges.txt"),
+    "tiktoken": ("tokenizer.model",),
+    SCHEME: (NAME,),
+    "words": ("words.txt",),
+    "bytes": (),
+}
 _SPECIALS = ("bos", "eos", "pad", "cls", "sep", "mask")
+
+
+class Tokenizer(NamedTuple):
+    """What `tokenizer.json` and `tokenizer_config.json` hold."""
+
+    tree: Mapping[str, Any]
+    config: Mapping[str, Any]
 
 
 def special_ids(files: list[bytes], tokenizer_config: Mapping[str, Any]) -> dict[str, Any]:
@@ -21,6 +45,8 @@ def special_ids(files: list[bytes], tokenizer_config: Mapping[str, Any]) -> dict
     found = {f"{name}_token_id": ids[token] for name, token in named if token in ids}
     if sentinels := sum("<extra_id_" in token for token in ids):
         found["sentinels"] = sentinels
+    if "do_lower_case" in tokenizer_config:
+        found["lowercase"] = tokenizer_config["do_lower_case"]
     first, *others = [*_framing(tree)] or [None]
     if others:
         return found | {"begins_with": [first, *others]}
@@ -33,7 +59,7 @@ def tokenizer_config(files: list[bytes], special_ids: Mapping[str, Any]) -> dict
     ids = ((name, special_ids.get(f"{name}_token_id")) for name in _SPECIALS)
     ids = ((name, i[0] if isinstance(i, list | tuple) else i) for name, i in ids)
     named = {f"{name}_token": names[i] for name, i in ids if i in names}
-    return {"tokenizer_class": "PreTrainedTokenizerFast", **named}
+    return {"tokenizer_class": CLASS, **named}
 
 
 def _tree(files: list[bytes]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from plm_jax.errors import UserError, nearest
 from plm_jax.hub import elmo, files, huggingface
 from plm_jax.hub.pretrained import Pretrained
 from plm_jax.models import registry, settings
+from plm_jax.training import exports
 
 FORMAT = 1
 FORMATS = ("plm_jax", "huggingface", "bilm")
@@ -88,7 +89,8 @@ def save(directory: str, source: Source, format: str) -> None:
     """Writes a model and its vocabulary in one of FORMATS.
 
     Raises:
-      UserError: an unknown format, or a model that Hugging Face has no family for.
+      UserError: an unknown format, a model that Hugging Face has no family for, or a vocabulary to which its
+        tokenizers give other ids.
     """
     if format not in FORMATS:
         raise UserError(f"there is no format '{format}': {nearest(format, FORMATS)}")
@@ -96,8 +98,11 @@ def save(directory: str, source: Source, format: str) -> None:
         _write(directory, source)
     elif isinstance(source.pretrained.model, settings.Elmo) != (format == "bilm"):
         raise UserError(f"format '{format}' does not hold this model: an ELMo is saved as bilm, no other model is")
+    elif format == "bilm":
+        elmo.write(directory, source.pretrained)
     else:
-        (elmo if format == "bilm" else huggingface).write(directory, source.pretrained)
+        tokenizer = exports.tokenizer(source.pretrained, source.run)
+        huggingface.write(directory, source.pretrained, tokenizer=tokenizer)
 
 
 def convert(path: str, target: str, format: str) -> str:

@@ -268,9 +268,7 @@ def test_prompts_begin_as_the_texts_of_training_did(begin, make_workdir, tmp_pat
     vocabulary = replace(run.vocabulary, gmask=GMASK, sop=SOP)
     run = replace(run, data=replace(run.data, layout=config.Blocks(begin=begin)), vocabulary=vocabulary)
     workdir = make_workdir(pretrained, run)
-    (workdir / "vocabulary").mkdir()
-    for name in ("v.json", "m.txt"):
-        (workdir / "vocabulary" / name).write_text(name)
+    write_vocabulary(workdir)
     lm = plm_jax.load(workdir)
     lm.save(tmp_path / "ours", format="plm_jax")
     sources.convert(str(tmp_path / "ours"), str(tmp_path / "theirs"), "huggingface")
@@ -322,13 +320,21 @@ def test_a_run_directory_and_its_checkpoints_load(workdir):
         assert lm.special_ids == {"bos_token_id": 3, "eos_token_id": 13}
 
 
-def test_a_run_s_vocabulary_is_the_one_in_its_directory_and_is_saved_along(workdir, tmp_path):
+VOCABULARY = {"v.json": "vocab.json", "m.txt": "merges.txt"}
+
+
+def write_vocabulary(workdir):
+    """A vocabulary of special tokens alone."""
     (workdir / "vocabulary").mkdir()
-    for name in ("v.json", "m.txt"):
-        (workdir / "vocabulary" / name).write_text(name)
+    (workdir / "vocabulary" / "v.json").write_text(json.dumps({f"<{i}>": i for i in range(30)}))
+    (workdir / "vocabulary" / "m.txt").write_text("#version: 0.2\n")
+
+
+def test_a_run_s_vocabulary_is_the_one_in_its_directory_and_is_saved_along(workdir, tmp_path):
+    write_vocabulary(workdir)
     plm_jax.load(workdir / "checkpoints" / "7").save(tmp_path / "saved")
-    assert (tmp_path / "saved" / "vocab.json").read_text() == "v.json"
-    assert (tmp_path / "saved" / "merges.txt").read_text() == "m.txt"
+    for ours, theirs in VOCABULARY.items():
+        assert (tmp_path / "saved" / theirs).read_text() == (workdir / "vocabulary" / ours).read_text()
     assert plm_jax.load(tmp_path / "saved").special_ids == {"bos_token_id": 3, "eos_token_id": 13}
 
 

@@ -120,8 +120,9 @@ def test_a_run_saved_either_way_is_the_run(trained, tmp_path):
 
 def test_the_vocabulary_and_the_family_travel_along(tmp_path, monkeypatch):
     theirs = shutil.copytree(golden.FOLDER / "gpt2", tmp_path / "theirs")
-    for name in ("vocab.json", "merges.txt"):
-        (theirs / name).write_text(name)
+    files = {"vocab.json": json.dumps({f"<{i}>": i for i in range(30)}), "merges.txt": "#version: 0.2\n"}
+    for name, content in files.items():
+        (theirs / name).write_text(content)
     gpt2 = huggingface.FAMILIES["gpt2"]
     cousin = replace(gpt2, to_config=lambda m: gpt2.to_config(m) | {"model_type": "cousin"}, model_type="cousin")
     monkeypatch.setitem(huggingface.FAMILIES, "cousin", cousin)
@@ -130,8 +131,8 @@ def test_the_vocabulary_and_the_family_travel_along(tmp_path, monkeypatch):
     shutil.rmtree(theirs)
     os.rename(tmp_path / "ours", tmp_path / "moved")
     sources.convert(str(tmp_path / "moved"), str(tmp_path / "back"), "huggingface")
-    for name in ("vocab.json", "merges.txt"):
-        assert (tmp_path / "back" / name).read_text() == name
+    for name, content in files.items():
+        assert (tmp_path / "back" / name).read_text() == content
     assert json.loads((tmp_path / "back" / "config.json").read_text())["model_type"] == "cousin"
 
 

@@ -1,0 +1,104 @@
+"""How a model sees text, and its tokenizer for Hugging Face. Only where there is a vocabulary is seqio imported."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from plm_jax import config, objectives
+from plm_jax.errors import UserError
+from plm_jax.hub import huggingface, tokenizer_json
+from plm_jax.hub.pretrained import Pretrained
+from plm_jax.models import settings
+
+if TYPE_CHECKING:
+    from plm_jax.data import vocabularies
+
+
+def vocabulary(pretrained: Pretrained, run: config.Run | None) -> "vocabularies.Vocabulary":
+    """The vocabulary of a model that has one: as its run has it, or as its files and special ids say.
+
+    Special ids above the file are added ones.
+
+    Raises:
+      UserError: it has more tokens than the model, or a file is missing or damaged.
+    """
+    from plm_jax.data import vocabularies  # It imports seqio: seconds, and only text needs it.
+
+    special = pretrained.special_ids
+    if run is None:
+        kind = {True: "uncased", False: "cased"}.get(special.get("lowercase"), "")
+        section = config.Vocabulary(pretrained.vocabulary, train_kind=kind, sentinels=special.get("sentinels", 0))
+    else:
+        section = dataclasses.replace(run.vocabulary, spec=pretrained.vocabulary)
+    found, size = vocabularies.load(section), pretrained.model.embedding.vocab_size
+    above = [i for i in _ids(special) if i < size]
+    if (lacking := max(above, default=-1) + 1 - (found.vocab_size - found.extra_ids)) > 0:
+        found = vocabularies.load(dataclasses.replace(section, added=section.added + lacking))
+    if found.vocab_size > size:
+        raise UserError(
+            f"the vocabulary {pretrained.vocabulary} has {found.vocab_size} tokens, the model {size}: "
+            "use the vocabulary that the model was trained with"
+        )
+    return found
+
+
+def frame(model: settings.Transformer, special_ids: Mapping[str, Any], run: config.Run | None) -> tuple[list, list]:
+    """The ids before and after a text, as the model was trained to see one."""
+    ids = _by_name(special_ids)
+
+    def first(*names: str) -> list[int]:
+        return next(([ids[name]] for name in names if name in ids), [])
+
+    if isinstance(model, settings.Decoder):
+        fills_blanks = run is None or run.objective.kind == "blank_infilling"
+        if fills_blanks and "sop" in ids and "eop" in ids:  # As THUDM/GLM has it; ChatGLM-6B has no cls.
+            return first("cls"), first("eos") if "cls" in ids else []
+        return list(special_ids.get("begins_with", first("bos") if special_ids.get("begins_with_bos") else [])), []
+    if isinstance(model, settings.EncoderDecoder):
+        begins = run is None or isinstance(run.objective, objectives.Denoising)
+        return first("bos") if begins else [], first("eos")
+    if run is not None and run.data.layout.kind == "blocks":
+        return [], []
+    return first("cls", "bos"), first("sep", "eos")
+
+
+def tokenizer(pretrained: Pretrained, run: config.Run | None) -> tokenizer_json.Tokenizer | None:
+    """The files that give a model's ids in Hugging Face's libraries; None: the model has no vocabulary.
+
+    Special tokens are around texts as they were in training; in those of a pair a single mark stands between the
+    two, of RoBERTa and BART two, as in the originals.
+
+    Raises:
+      UserError: as `vocabulary`, or the vocabulary cannot be said in theirs; the line names a text.
+    """
+    if pretrained.vocabulary is None:
+        return None
+    from plm_jax.data import exported_tokenizers
+
+    model, ids = huggingface.published(pretrained.model)[0], _by_name(pretrained.special_ids)
+    before, after = frame(model, pretrained.special_ids, run)
+    if before == pretrained.special_ids.get("begins_with") and len(before) == 2:  # Of ChatGLM2's files that is all.
+        ids = {"gmask": before[0], "sop": before[1]} | ids
+    between = after * 2 if before == [ids.get("bos")] else after
+    types = getattr(model.embedding, "token_types", 0) > 1
+    is_theirs = run is None and pretrained.vocabulary.startswith(tokenizer_json.SCHEME)
+    around = exported_tokenizers.Frame(before, between or before, after, types)
+    tree, described = exported_tokenizers.export(vocabulary(pretrained, run), ids, None if is_theirs else around)
+    described["model_input_names"] = ["input_ids", *(["token_type_ids"] if types else []), "attention_mask"]
+    position = model.attention.position
+    if (length := getattr(position, "length", None)) is not None:
+        described["model_max_length"] = length
+    return tokenizer_json.Tokenizer(tree, described)
+
+
+def _by_name(special_ids: Mapping[str, Any]) -> dict[str, int]:
+    """The special ids without `_token_id`; of several for one the first."""
+    found = {name: special_ids.get(f"{name}_token_id") for name in config.SPECIALS}
+    found = {name: i[0] if isinstance(i, list | tuple) and i else i for name, i in found.items()}
+    return {name: i for name, i in found.items() if isinstance(i, int)}
+
+
+def _ids(special_ids: Mapping[str, Any]) -> list[int]:
+    """All special ids."""
+    found = (i for name, i in special_ids.items() if name.endswith("_token_id") or name == "begins_with")
+    return [i for some in found for i in (some if isinstance(some, list | tuple) else [some])]

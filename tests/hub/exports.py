@@ -1,0 +1,231 @@
+"""Vocabularies of all kinds over a few thousand sentences, models of all families, and lines to encode."""
+
+import dataclasses
+import functools
+import gzip
+import io
+import json
+import pathlib
+import random
+
+import jax
+import numpy as np
+import sentencepiece
+import tokenizers
+
+from plm_jax import config, corpora
+from plm_jax.data import sentences, vocabularies, vocabulary_training
+from plm_jax.hub import chatglm2, huggingface
+from plm_jax.hub.pretrained import Pretrained
+from plm_jax.models import registry, settings
+
+SIZE, SENTINELS = 1600, 6
+BERT = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+LLAMA = BERT | {"num_key_value_heads": 1, "head_dim": 4}
+GPT = {"n_embd": 8, "n_layer": 1, "n_head": 2}
+T5 = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2}
+BART = {"d_model": 8} | {
+    f"{stack}_{name}": size
+    for stack in ("encoder", "decoder")
+    for name, size in {"layers": 1, "attention_heads": 2, "ffn_dim": 8}.items()
+}
+CHATGLM = {"hidden_size": 8, "ffn_hidden_size": 8, "num_layers": 1, "num_attention_heads": 2, "kv_channels": 4}
+# By family: a small config.json, and the special ids that its models have.
+ENCODER, BLANKS = ("pad", "cls", "sep", "mask"), ("pad", "eos", "cls", "mask", "sop", "eop", "gmask", "smask")
+FRAMED = ("pad", "bos", "eos", "mask")
+FAMILIES = {
+    "bert": (BERT, ENCODER),
+    "albert": (BERT | {"embedding_size": 4}, ENCODER),
+    "electra": (BERT | {"embedding_size": 4}, ENCODER),
+    "distilbert": ({"dim": 8, "n_layers": 1, "n_heads": 2, "hidden_dim": 8}, ENCODER),
+    "roberta": (BERT | {"type_vocab_size": 1}, FRAMED),
+    "bart": (BART, FRAMED),
+    "t5": (T5, ("pad", "eos")),
+    "mt5": (T5, ("pad", "eos")),
+    "gpt2": (GPT, ("eos",)),
+    "openai-gpt": (GPT, ("eos",)),
+    "llama": (LLAMA, ("bos", "eos")),
+    "glm": (LLAMA, ("eos",)),
+    "chatglm": (
+        CHATGLM | {"multi_query_group_num": 1} | {name: want for name, (want, _) in chatglm2.FIXED.items()},
+        ("bos", "eos"),
+    ),
+    "glm_original": ({"hidden_size": 8, "num_layers": 1, "num_attention_heads": 2}, BLANKS),
+    "chatglm_6b": (CHATGLM | {"inner_hidden_size": 8}, ("mask", "sop", "eop", "gmask")),
+}
+IDS = {
+    name: i
+    for i, name in enumerate(("pad", "unk", "bos", "eos", *("cls", "sep", "mask", "sop", "eop", "gmask", "smask")))
+}
+ABOVE = {name: SIZE + i for i, name in enumerate(name for name in IDS if name != "unk")}
+PUBLISHED = {"pad_id": 0, "unk_id": 1, "bos_id": 2, "eos_id": 3, "byte_fallback": False}
+SYMBOLS = ["[CLS]", "[SEP]", "[MASK]", "<|startofpiece|>", "<|endofpiece|>", "[gMASK]", "[sMASK]"]
+
+
+@functools.cache
+def corpus(name: str, count: int) -> list[str]:
+    """The first sentences of a corpus that comes with the package."""
+    found = []
+    with gzip.open(pathlib.Path(corpora.__file__).parent / "data" / "corpora" / f"{name}.jsonl.gz", "rt") as file:
+        for line in file:
+            tree = json.loads(line)
+            found += [s for s in sentences.split(tree.get("text") or tree.get("sentence")) if s.strip()]
+            if len(found) >= count:
+                return found[:count]
+    return found
+
+
+@functools.cache
+def encode(kind: str, folder: pathlib.Path, texts: tuple[str, ...]) -> list[list[int]]:
+    """Our ids of texts."""
+    spec, _, case = vocabulary(kind, folder)
+    loaded = vocabularies.load(config.Vocabulary(spec, train_kind=case))
+    return [[int(i) for i in loaded.encode(text)] for text in texts]
+
+
+def texts() -> list[str]:
+    """What vocabularies are trained on."""
+    return [*corpus("sotu", 1500), *corpus("tang_poems_zh", 100)]
+
+
+def _train(folder, spec: str, kind: str = "", **ids) -> config.Vocabulary:
+    spec = spec.format(folder=folder)
+    section = config.Vocabulary(spec, train_size=SIZE, train_kind=kind, **ids)
+    vocabulary_training.train(texts(), section)
+    return section
+
+
+def _published(folder, rule: str, own: bool = False) -> str:
+    """A SentencePiece model as published ones are: Unicode normalised, spaces joined, no bytes."""
+    model = io.BytesIO()
+    sentinels = [f"<extra_id_{k}>" for k in reversed(range(SENTINELS))] if own else []
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(texts()),
+        model_writer=model,
+        vocab_size=2500,
+        normalization_rule_name=rule,
+        control_symbols=SYMBOLS,
+        hard_vocab_limit=False,
+        minloglevel=2,
+        **PUBLISHED,
+    )
+    from sentencepiece import sentencepiece_model_pb2
+
+    proto = sentencepiece_model_pb2.ModelProto.FromString(model.getvalue())
+    for sentinel in sentinels:
+        proto.pieces.add(piece="▁" + sentinel, score=0.0, type=4)
+    path = folder / "published.model"
+    path.write_bytes(proto.SerializeToString())
+    return f"sentencepiece:{path}"
+
+
+def _json(folder) -> str:
+    """Somebody's tokenizer.json: BPE over words and their ends, as GPT-1's."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
+    tokenizer.normalizer = tokenizers.normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = tokenizers.decoders.BPEDecoder()
+    names = ["<pad>", "<unk>", "<s>", "</s>", *SYMBOLS]
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=SIZE, special_tokens=names, end_of_word_suffix="</w>", show_progress=False
+    )
+    tokenizer.train_from_iterator(texts(), trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return f"json:{folder}/tokenizer.json"
+
+
+KINDS = (
+    *("unigram", "piece_bpe", "nfkc", "lowercased", "own_sentinels"),
+    *("uncased", "cased", "gpt2", "roberta", "tiktoken", "json", "words", "bytes"),
+)
+
+
+@functools.cache
+def vocabulary(kind: str, folder: pathlib.Path) -> tuple[str, dict[str, int], str]:
+    """A vocabulary's spec, the special ids that it has in its file or above, and how WordPiece reads text."""
+    folder = folder / kind
+    folder.mkdir()
+    lowercase = kind if kind in ("uncased", "cased") else ""
+    if kind in ("unigram", "piece_bpe"):
+        how = "unigram" if kind == "unigram" else "bpe"
+        return _train(folder, "sentencepiece:{folder}/v.model", how, **IDS).spec, IDS, ""
+    if kind in ("nfkc", "lowercased", "own_sentinels"):
+        rule = "nmt_nfkc_cf" if kind == "lowercased" else "nmt_nfkc"
+        symbols = ("pad", "unk", "bos", "eos", "cls", "sep", "mask", "sop", "eop", "gmask", "smask")
+        return _published(folder, rule, kind == "own_sentinels"), {name: i for i, name in enumerate(symbols)}, ""
+    if lowercase:
+        ids = {name: i for name, i in IDS.items() if name not in ("bos", "eos")}
+        ids = {name: i for i, name in enumerate(ids)}
+        above = {"bos": SIZE, "eos": SIZE + 1}
+        return _train(folder, "wordpiece:{folder}/v.txt", kind, **ids).spec, ids | above, lowercase
+    if kind == "gpt2":
+        section = _train(folder, "bpe:{folder}/v.json,{folder}/m.txt", eos=SIZE - 1)
+        return section.spec, ABOVE | {"eos": SIZE - 1}, ""
+    if kind == "roberta":
+        return _train(folder, "bpe:{folder}/v.json,{folder}/m.txt", **IDS).spec, IDS, ""
+    if kind == "tiktoken":
+        return _train(folder, "tiktoken:{folder}/v.tiktoken").spec, ABOVE, ""
+    if kind == "json":
+        return _json(folder), IDS, ""
+    if kind == "words":
+        ids = {"bos": 0, "eos": 1, "unk": 2}
+        return _train(folder, "words:{folder}/v.txt", **ids).spec, ABOVE | ids, ""
+    return "bytes", {name: 256 + i for i, name in enumerate(ABOVE)}, ""
+
+
+@functools.cache
+def pretrained(family: str, kind: str, folder: pathlib.Path) -> Pretrained:
+    """A model of zeros with the vocabulary."""
+    spec, ids, case = vocabulary(kind, folder)
+    names = FAMILIES[family][1]
+    special_ids = {f"{name}_token_id": ids[name] for name in names}
+    if case:
+        special_ids["lowercase"] = case == "uncased"
+    if family in ("t5", "mt5"):
+        special_ids["sentinels"] = SENTINELS
+        special_ids["decoder_start_token_id"] = ids["pad"]
+    if family == "llama":
+        special_ids["begins_with_bos"] = True
+    model, params = _model(family, ids["pad"] if family == "roberta" else 0)
+    return Pretrained(model, params, special_ids, spec, family)
+
+
+@functools.cache
+def _model(family: str, pad: int):
+    """A family's small model of zeros."""
+    fields = FAMILIES[family][0] | {"vocab_size": 2600, "padded_vocab_size": 2600}
+    if family == "roberta":
+        fields |= {"pad_token_id": pad, "max_position_embeddings": pad + 60}
+    model = huggingface.FAMILIES[family].to_settings(fields)
+    if family == "roberta":
+        model = dataclasses.replace(model, pooler=settings.NoHead())
+    return model, jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), registry.shapes(model))
+
+
+@functools.cache
+def lines(count: int, seed: int = 0) -> tuple[str, ...]:
+    """Speeches, a novel, reviews, poems, code and characters at random, each as it is and some with odd spaces."""
+    rng = random.Random(seed)
+    code = [
+        line.rstrip("\n")
+        for path in sorted((pathlib.Path(corpora.__file__).parent / "models").glob("*.py"))
+        for line in path.read_text().splitlines()
+    ]
+    letters = [
+        *"abcdefghij  ..--==__\t\n\u3000é你好😀<>/[]{}0123456789▁ﬁＡ½",
+        "e\u0301",
+        "E\u0323\u0302",
+        "👩‍👩‍👧",
+        "\r\n",
+        "\x00",
+    ]
+    noise = ["".join(rng.choices(letters, k=rng.randrange(50))) for _ in range(count)]
+    every = [corpus("sotu", 9000)[1500:], corpus("moby_dick", 3000), corpus("movie_sentiment", 3000)]
+    every += [corpus("tang_poems_zh", 2000), code, noise]
+    found = []
+    for k in range(count):
+        line = rng.choice(every[k % len(every)])
+        if rng.random() < 0.1:
+            line = line.replace(" ", rng.choice(["  ", " \t", "\n", "   "]))
+        found.append(rng.choice(["", "", "", " ", "  "]) + line + rng.choice(["", "", "", " "]))
+    return tuple(found)

@@ -1,0 +1,80 @@
+"""What is saved for Hugging Face against transformers' AutoTokenizer: each family with each kind of vocabulary."""
+
+import json
+
+import pytest
+
+transformers = pytest.importorskip("transformers")
+
+import plm_jax  # noqa: E402
+from plm_jax.training import sources  # noqa: E402
+from tests.hub import exports  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("vocabularies")
+
+
+def opened(path, **options):
+    """Without their authors' code, which a ChatGLM's config names."""
+    return transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=False, **options)
+
+
+@pytest.mark.parametrize("kind", exports.KINDS)
+@pytest.mark.parametrize("family", exports.FAMILIES)
+def test_a_thousand_lines_have_our_ids(family, kind, folder, tmp_path):
+    model, lines = exports.pretrained(family, kind, folder), exports.lines(1000)
+    sources.save(str(tmp_path), sources.Source(model), "huggingface")
+    tokenizer = opened(tmp_path)
+    assert tokenizer(list(lines), add_special_tokens=False).input_ids == exports.encode(kind, folder, lines)
+    for name in ("pad", "bos", "eos", "cls", "sep", "mask"):
+        assert getattr(tokenizer, f"{name}_token_id") == model.special_ids.get(f"{name}_token_id")
+
+
+@pytest.mark.parametrize("kind", ["unigram", "piece_bpe", "cased", "roberta", "tiktoken"])
+def test_special_tokens_are_text_where_that_is_asked_for(kind, folder, tmp_path):
+    sources.save(str(tmp_path), sources.Source(exports.pretrained("glm_original", kind, folder)), "huggingface")
+    texts = ("The [MASK] of", "a</s> b", "<pad><s> [CLS]x", "<0x41> <|startofpiece|>")
+    tokenizer = opened(tmp_path, split_special_tokens=True)
+    assert tokenizer(list(texts), add_special_tokens=False).input_ids == exports.encode(kind, folder, texts)
+    (mask,) = opened(tmp_path)("[MASK]" if kind != "roberta" else "<mask>", add_special_tokens=False).input_ids
+    assert mask == exports.vocabulary(kind, folder)[1]["mask"]
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "gpt2", "llama", "t5", "bart"])
+def test_the_model_opens_beside_its_tokenizer(family, folder, tmp_path):
+    sources.save(str(tmp_path), sources.Source(exports.pretrained(family, "unigram", folder)), "huggingface")
+    tokenizer, model = opened(tmp_path), transformers.AutoModel.from_pretrained(tmp_path)
+    batch = tokenizer(["The state of the Union", "is strong"], padding=family not in ("gpt2", "llama"))
+    assert {*batch} == {"input_ids", "attention_mask"} | ({"token_type_ids"} if family == "bert" else set())
+    assert max(map(max, batch["input_ids"])) < model.config.vocab_size
+    assert tokenizer.padding_side == ("left" if family == "llama" else "right")
+
+
+# What published directories have: a family's own files and no tokenizer.json.
+PUBLISHED = {
+    "bert": ("uncased", ("vocab.txt",), {}),
+    "electra": ("cased", ("vocab.txt",), {"do_lower_case": False}),
+    "gpt2": ("gpt2", ("vocab.json", "merges.txt"), {}),
+    "t5": ("nfkc", ("spiece.model",), {"extra_ids": 6}),
+    "albert": ("lowercased", ("spiece.model",), {}),
+}
+
+
+@pytest.mark.parametrize("family", PUBLISHED)
+def test_a_published_directory_gives_what_it_gave(family, folder, tmp_path):
+    kind, names, described = PUBLISHED[family]
+    model = exports.pretrained(family, kind, folder)
+    sources.save(str(tmp_path / "theirs"), sources.Source(model), "huggingface")
+    (tmp_path / "theirs" / "tokenizer.json").unlink()
+    (tmp_path / "theirs" / "tokenizer_config.json").write_text(json.dumps(described))
+    lm = plm_jax.load(tmp_path / "theirs")
+    assert all((tmp_path / "theirs" / name).exists() for name in names)
+    lm.save(tmp_path / "ours")
+    # Over the letters of English: transformers' classes for SentencePiece read others and odd spaces otherwise than it.
+    lines = exports.lines(1000)
+    if names == ("spiece.model",):
+        lines = [line for line in exports.corpus("sotu", 2500)[1500:] if line.isascii()]
+    theirs, ours = opened(tmp_path / "theirs"), opened(tmp_path / "ours")
+    assert ours(list(lines)).input_ids == theirs(list(lines)).input_ids

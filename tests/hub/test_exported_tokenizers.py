@@ -1,0 +1,232 @@
+"""What is saved for Hugging Face gives our ids: by its own `tokenizers`, for each family and each kind of vocabulary.
+
+All of one with all of the other are in test_auto_tokenizers.py, which needs transformers.
+"""
+
+import contextlib
+import io
+import json
+import pathlib
+import random
+import runpy
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+import sentencepiece
+import tokenizers
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import plm_jax
+from plm_jax import config
+from plm_jax.data import exported_tokenizers, vocabularies, vocabulary_training
+from plm_jax.errors import UserError
+from plm_jax.hub.pretrained import Pretrained
+from plm_jax.models import registry
+from plm_jax.training import sources
+from tests.hub import exports
+
+# Each family and each kind at least once.
+PAIRS = [
+    (family, exports.KINDS[i % len(exports.KINDS)]) for i, family in enumerate([*exports.FAMILIES, "gpt2", "bart"])
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("vocabularies")
+
+
+def save(pretrained, path, run=None):
+    sources.save(str(path), sources.Source(pretrained, run), "huggingface")
+    return tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
+
+
+@pytest.mark.parametrize(("family", "kind"), PAIRS)
+def test_ids_are_ours_and_are_read_again(family, kind, folder, tmp_path):
+    model, lines = exports.pretrained(family, kind, folder), exports.lines(300)
+    saved = save(model, tmp_path / "saved")
+    want = exports.encode(kind, folder, lines)
+    assert [each.ids for each in saved.encode_batch(lines, add_special_tokens=False)] == want
+    again = plm_jax.load(tmp_path / "saved")
+    assert again._vocabulary_spec.partition(":")[0] == model.vocabulary.partition(":")[0]
+    assert [[int(i) for i in again.vocabulary.encode(line)] for line in lines] == want
+    special = {name: i for name, i in model.special_ids.items() if name in again.special_ids}
+    assert {name: again.special_ids[name] for name in special} == special
+    assert {name for name in model.special_ids if name.startswith(("bos", "eos", "pad", "cls", "mask"))} <= {*special}
+    # And once more.
+    assert save(again._pretrained, tmp_path / "again").to_str() == saved.to_str()
+
+
+@pytest.mark.parametrize("kind", exports.KINDS)
+def test_any_text_has_our_ids(kind, folder):
+    """Special tokens, too, where the library is told to take them as text; marks beyond the first of a character are
+    not read by it as by SentencePiece, if that normalises.
+    """
+    model = exports.pretrained("glm_original", kind, folder)
+    loaded = vocabularies.load(config.Vocabulary(model.vocabulary, train_kind=kind if "cased" in kind else ""))
+    normalises = kind in ("nfkc", "lowercased", "own_sentinels")
+    excluded = ("Cs", "Mn", "Me", "Mc", "Cf") if normalises else ("Cs",)
+    letters = st.characters(exclude_categories=excluded)
+    special = st.sampled_from(
+        ["[MASK]", "</s>", "<0x41>", "<extra_id_0>", "[CLS]", "<|startofpiece|>", "  ", " a", "\n"]
+    )
+    tree, _ = exported_tokenizers.export(loaded, {}, None)
+    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(tree))
+
+    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(st.lists(st.one_of(st.text(letters, max_size=12), special), max_size=6).map("".join))
+    def holds(text):
+        tokenizer.encode_special_tokens = True
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        assert ids == [int(i) for i in loaded.encode(text)]
+
+    holds()
+
+
+def template(tokenizer, *texts):
+    encoded = tokenizer.encode(*texts)
+    return encoded.ids, encoded.type_ids
+
+
+@pytest.mark.parametrize(
+    ("family", "single", "pair", "types"),
+    [
+        ("bert", "cls A sep", "cls A sep B sep", True),
+        ("distilbert", "cls A sep", "cls A sep B sep", False),
+        ("roberta", "bos A eos", "bos A eos eos B eos", False),
+        ("bart", "bos A eos", "bos A eos eos B eos", False),
+        ("t5", "A eos", "A eos B eos", False),
+        ("llama", "bos A", "bos A bos B", False),
+        ("gpt2", "A", "A B", False),
+        ("glm_original", "cls A eos", "cls A eos B eos", False),
+        ("chatglm_6b", "A", "A B", False),
+    ],
+)
+def test_texts_are_framed_as_in_training(family, single, pair, types, folder, tmp_path):
+    tokenizer = save(exports.pretrained(family, "unigram", folder), tmp_path)
+    texts = {"A": "the state", "B": "of the Union"}
+    text_ids = {name: exports.encode("unigram", folder, (text,))[0] for name, text in texts.items()}
+
+    def ids(parts):
+        return [i for part in parts.split() for i in text_ids.get(part, [exports.IDS.get(part)])]
+
+    assert template(tokenizer, texts["A"])[0] == ids(single)
+    got, kinds = template(tokenizer, texts["A"], texts["B"])
+    assert got == ids(pair)
+    second = len(text_ids["B"]) + 1
+    assert kinds == ([0] * (len(got) - second) + [1] * second if types else [0] * len(got))
+    if family != "glm_original":  # Its prompts always have a blank.
+        lm = plm_jax.load(tmp_path)
+        if family not in ("bert", "distilbert", "roberta"):
+            assert lm._encode(texts["A"]) == ids(single)
+
+
+@pytest.mark.parametrize("kind", ["unigram", "piece_bpe", "nfkc", "cased", "roberta"])
+@pytest.mark.parametrize("text", ["The [MASK] of the Union", "[MASK] is strong.", "The state [MASK], and so on"])
+def test_a_prompt_with_a_blank_is_what_we_make_of_it(kind, text, folder, tmp_path):
+    tokenizer = save(exports.pretrained("bert", kind, folder), tmp_path)
+    lm = plm_jax.load(tmp_path)
+    mask = tokenizer.id_to_token(lm.special_ids["mask_token_id"])
+    assert template(tokenizer, text.replace("[MASK]", mask))[0] == lm._encode(text)
+
+
+def test_sentinels_are_where_t5_has_them(folder, tmp_path):
+    tokenizer = save(exports.pretrained("t5", "unigram", folder), tmp_path)
+    size, lm = exports.SIZE + exports.SENTINELS, plm_jax.load(tmp_path)
+    assert [tokenizer.token_to_id(f"<extra_id_{k}>") for k in range(exports.SENTINELS)] == [
+        size - 1 - k for k in range(exports.SENTINELS)
+    ]
+    text = "We the <extra_id_0> of the United <extra_id_1>."
+    assert template(tokenizer, text)[0] == lm._encode(text)
+    assert lm.special_ids["sentinels"] == exports.SENTINELS
+
+
+DEMO = runpy.run_path(str(pathlib.Path(__file__).parents[2] / "configs" / "demo.py"))["RUNS"]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert", "t5", "electra", "bart", "glm"])
+def test_the_demo_s_models_have_our_ids_there(name, tmp_path):
+    run = DEMO[name]()
+    section = replace(run.vocabulary, spec=f"sentencepiece:{tmp_path}/v.model", train_size=1024)
+    vocabulary_training.train(exports.corpus("sotu", 1500), section)
+    run = replace(run, vocabulary=section)
+    params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), registry.shapes(run.model))
+    ids = {f"{name}_token_id": getattr(section, name) for name in config.SPECIALS if name != "unk"}
+    ids |= {"sentinels": section.sentinels or None}
+    model = Pretrained(run.model, params, {k: v for k, v in ids.items() if v is not None}, section.spec)
+    with pytest.warns(UserWarning, match="generator") if name == "electra" else contextlib.nullcontext():
+        tokenizer = save(model, tmp_path / "saved", run)
+    lines, ours = exports.lines(300), vocabularies.load(section)
+    want = [[int(i) for i in ours.encode(line)] for line in lines]
+    assert [each.ids for each in tokenizer.encode_batch(lines, add_special_tokens=False)] == want
+    again = plm_jax.load(tmp_path / "saved")
+    assert [[int(i) for i in again.vocabulary.encode(line)] for line in lines] == want
+    described = json.loads((tmp_path / "saved" / "tokenizer_config.json").read_text())
+    for special in ("pad", "bos", "eos", "unk", "cls", "sep", "mask"):
+        token = described.get(f"{special}_token")
+        assert (token and tokenizer.token_to_id(token)) == getattr(section, special)
+
+
+def test_what_hugging_face_cannot_say_is_refused_before_anything_is_written(folder, tmp_path):
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(exports.texts()),
+        model_writer=model,
+        vocab_size=300,
+        model_type="word",
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    (tmp_path / "words.model").write_bytes(model.getvalue())
+    refused = replace(exports.pretrained("gpt2", "unigram", folder), vocabulary=f"sentencepiece:{tmp_path}/words.model")
+    with pytest.raises(UserError, match=r"a model of words or characters, .* save in format plm_jax"):
+        save(refused, tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()
+    sources.save(str(tmp_path / "ours"), sources.Source(refused), "plm_jax")
+
+
+def test_other_ids_are_refused_with_the_text(folder, monkeypatch, tmp_path):
+    """Should a rule of a vocabulary not be theirs."""
+    model = exports.pretrained("gpt2", "unigram", folder)
+
+    def lowercased(vocabulary):
+        tree, tokens, own = exported_tokenizers._sentencepiece(vocabulary)
+        tree["normalizer"]["normalizers"].insert(0, {"type": "Lowercase"})
+        return tree, tokens, own
+
+    monkeypatch.setitem(exported_tokenizers._BUILDERS, "sentencepiece", lowercased)
+    with pytest.raises(UserError, match=r"first for .The state of the Union.*: save in format plm_jax"):
+        save(model, tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()
+
+
+def test_a_special_id_that_text_becomes_is_no_special_token(folder, tmp_path):
+    """As some fine-tuned GPT-2s have `!`, its token 0, for padding: text keeps it."""
+    model = exports.pretrained("gpt2", "roberta", folder)
+    dot = exports.encode("roberta", folder, (".",))[0][0]
+    model = replace(model, special_ids=model.special_ids | {"pad_token_id": dot})
+    save(model, tmp_path / "saved")
+    assert "pad_token" not in json.loads((tmp_path / "saved" / "tokenizer_config.json").read_text())
+    framed = replace(exports.pretrained("t5", "roberta", folder), special_ids={"eos_token_id": dot})
+    with pytest.raises(UserError, match=f"framed by id {dot}, which is a token of text"):
+        save(framed, tmp_path / "framed")
+
+
+def test_a_trained_unigram_model_cuts_alike_wherever_equal_places_stand(folder):
+    """Sums of its scores are exact in SentencePiece's float32, so that no rounding decides between them."""
+    spec, _, _ = exports.vocabulary("unigram", folder)
+    rng = random.Random(0)
+    pieces = sentencepiece.SentencePieceProcessor(model_file=spec.partition(":")[2])
+    assert all(pieces.get_score(i) * 1024 % 1 == 0 for i in range(len(pieces)))
+    tree, _ = exported_tokenizers.export(vocabularies.load(spec), {}, None)
+    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(tree))
+    prefixes = exports.corpus("sotu", 1500)
+    texts = [
+        rng.choice(prefixes) + "".join(rng.choices(["0", "00", ",000", "a", "an", "in", "s"], k=rng.randrange(2, 12)))
+        for _ in range(3000)
+    ]
+    got = [each.ids for each in tokenizer.encode_batch(texts, add_special_tokens=False)]
+    assert got == pieces.encode(texts)

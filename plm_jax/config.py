@@ -19,6 +19,7 @@ from plm_jax.errors import UserError, nearest
 from plm_jax.models import settings
 
 to_dict, to_config_dict = trees.to_dict, trees.to_config_dict
+differences, brief = trees.differences, trees.brief
 
 # The special ids that a vocabulary may have.
 SPECIALS = ("pad", "bos", "eos", "unk", "cls", "sep", "mask", "sop", "eop", "smask", "gmask", "dblock")
@@ -491,7 +492,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Stage:
-    """A phase with everything filled in: steps [first_step, end_step), examples from `first_example`."""
+    """A phase with everything filled in: steps [first_step, end_step), examples from `first_example`.
+
+    Rates of the mixture are in the order of the sources.
+    """
 
     first_step: int
     end_step: int
@@ -508,6 +512,7 @@ def stages(run: Run) -> tuple[Stage, ...]:
     found, step, example = [], 0, 0
     for phase in run.train.phases or (Phase(until=1.0),):
         end = round(phase.until * run.train.steps)
+        rates = run.data.mixture if phase.mixture is None else phase.mixture
         stage = Stage(
             first_step=step,
             end_step=end,
@@ -515,7 +520,7 @@ def stages(run: Run) -> tuple[Stage, ...]:
             length=run.data.length if phase.length is None else phase.length,
             batch_size=run.train.batch_size if phase.batch_size is None else phase.batch_size,
             microbatches=run.train.microbatches if phase.microbatches is None else phase.microbatches,
-            mixture=dict(run.data.mixture if phase.mixture is None else phase.mixture),
+            mixture={name: rates[name] for name in dict.fromkeys([*run.data.sources, *rates]) if name in rates},
             dropout=phase.dropout,
         )
         found.append(stage)

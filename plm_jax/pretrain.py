@@ -1,4 +1,7 @@
-"""`python -m plm_jax.pretrain --config=FILE.py:SIZE --workdir=W`: trains; the same command again goes on."""
+"""`python -m plm_jax.pretrain --config=FILE.py:SIZE --workdir=W`: trains; the same command again goes on.
+
+What differs from the run so far is told; what the batches or the optimizer depend on may only with `--allow_changes`.
+"""
 
 from absl import flags
 
@@ -6,6 +9,9 @@ from plm_jax import cli, progress
 
 _CONFIG = cli.define_config()
 _WORKDIR = flags.DEFINE_string("workdir", None, "the run directory: config, checkpoints, metrics")
+_ALLOW_CHANGES = flags.DEFINE_bool(
+    "allow_changes", False, "go on, too, where the config's data, seed or optimizer are not those that the run had"
+)
 
 
 def main() -> None:
@@ -16,7 +22,7 @@ def main() -> None:
         cli.start_jax()
         from plm_jax.training import loop
 
-    loop.pretrain(run, workdir)
+    loop.pretrain(run, workdir, _ALLOW_CHANGES.value)
 
 
 if __name__ == "__main__":

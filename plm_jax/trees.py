@@ -6,12 +6,23 @@ A field whose type is a union of dataclasses is a tagged choice: in a tree it is
 import dataclasses
 import types
 import typing
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import ml_collections
 from ml_collections import config_dict
 
 from plm_jax.errors import UserError, nearest
+
+# What a field is said to be in a tree that does not have it.
+ABSENT = "not there"
+
+
+class Difference(NamedTuple):
+    """A field, its dotted path, that two trees differ in; ABSENT where one lacks it."""
+
+    field: str
+    was: Any
+    now: Any
 
 
 def to_dict(value: Any) -> Any:
@@ -105,3 +116,20 @@ def _parse_dataclass(kind: Any, value: Any, where: str) -> Any:
         if missing and name not in given:
             raise UserError(f"{where}.{name} is missing: set it")
     return kind(**{name: parse(hints[name], v, f"{where}.{name}") for name, v in given.items()})
+
+
+def differences(was: Any, now: Any, path: str = "") -> list[Difference]:
+    """Where two trees of dictionaries differ, in the order of their fields; another tagged choice is one difference."""
+    trees = isinstance(was, dict) and isinstance(now, dict)
+    if not trees or (was.get("kind") != now.get("kind") and was.keys() != now.keys()):
+        return [] if was == now else [Difference(path, was, now)]
+    found = []
+    for name in was | now:
+        found += differences(was.get(name, ABSENT), now.get(name, ABSENT), f"{path}.{name}" if path else name)
+    return found
+
+
+def brief(value: Any) -> str:
+    """A value of a tree in few characters; of a tagged choice its kind."""
+    text = str(value.get("kind", value) if isinstance(value, dict) else value)
+    return text if len(text) <= 60 else f"{text[:57]}…"

@@ -44,7 +44,8 @@ class _Segment:
 
     def positions(self, k: int) -> dict[str, int]:
         """The index of each source's first item at or after example k."""
-        return {name: self.offsets[name] + n for name, n in self.mixture.counts(k - self.base).items()}
+        counts = self.mixture.counts(k - self.base)
+        return {name: offset + counts.get(name, 0) for name, offset in self.offsets.items()}
 
 
 class Reader:
@@ -55,16 +56,20 @@ class Reader:
       vocabulary: what the manifests say of the vocabulary.
     """
 
-    def __init__(self, run: config.Run):
+    def __init__(self, run: config.Run, stages: Sequence[config.Stage] | None = None):
         """Opens the caches.
+
+        Args:
+          stages: those of the config by default; of a run whose config has changed, first those that were read. Their
+            mixtures may name sources that the config no longer has.
 
         Raises:
           UserError: a cache that is missing, damaged, of another vocabulary or too small for one row; a model whose
             embedding is smaller than the vocabulary.
         """
         self._run = run
-        self._stages = config.stages(run)
-        names = [n for n in run.data.sources if any(s.mixture.get(n, not s.mixture) for s in self._stages)]
+        self._stages = config.stages(run) if stages is None else tuple(stages)
+        names = config.read_sources(run)
         window = 3 * run.data.window_tokens
         self.sources = {name: cache.open_source(run.data.cache_dir, name, window) for name in names}
         self.vocabulary = _check_vocabulary(run, self.sources)
@@ -94,7 +99,7 @@ class Reader:
 
     def __reduce__(self):
         """A process that is sent a reader opens the caches itself."""
-        return Reader, (self._run,)
+        return Reader, (self._run, self._stages)
 
     def _plan(self) -> list[_Segment]:
         segments: list[_Segment] = []
@@ -111,7 +116,7 @@ class Reader:
                 position = {name: orders[name].resume(k, orders_before[name]) for name, k in position.items()}
             base = last.base if last and rates == last.rates else stage.first_example
             counts = mixture.counts(stage.first_example - base)
-            offsets = {name: position[name] - n for name, n in counts.items()}
+            offsets = {name: place - counts.get(name, 0) for name, place in position.items()}
             segments.append(_Segment(stage, rates, mixture, base, orders, offsets))
         return segments
 
@@ -121,7 +126,10 @@ class Reader:
             # Rows of text have as many tokens, and so a change of their length changes nothing here.
             return {name: source.splits["train"].num_tokens for name, source in self.sources.items()}
         found = {}
-        for name in self.sources:
+        for name in dict.fromkeys([*stage.mixture, *self.sources]):
+            if name not in self.sources:
+                found[name] = stage.mixture[name]
+                continue
             layout = self._layout("train", name, stage.length)
             rate = stage.mixture.get(name, 0.0) / getattr(layout, "examples_a_row", 1)
             found[name] = rate if stage.mixture else layout.num_rows

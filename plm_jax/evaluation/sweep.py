@@ -35,6 +35,7 @@ from tqdm import tqdm
 from plm_jax import config, storage
 from plm_jax.errors import UserError, nearest, users_code
 from plm_jax.evaluation import comparison
+from plm_jax.training import run_directory
 from plm_jax.training.telemetry import read_rows
 
 _FILES = "give a Python file with `base` and `overrides`"
@@ -232,13 +233,10 @@ def _held(workdir: str) -> config.Run:
     Raises:
       UserError: there is none, or it is damaged.
     """
-    path = os.path.join(workdir, "config.json")
-    try:
-        return config.from_dict(json.loads(storage.read(path))["config"])
-    except FileNotFoundError:
-        raise UserError(f"{workdir} is no run directory: it has no config.json") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is damaged ({error}): delete it") from error
+    described = run_directory.read(workdir)
+    if described is None:
+        raise UserError(f"{workdir} is no run directory: it has no config.json")
+    return config.from_dict(described["config"])
 
 
 def _is_finished(member: Member) -> bool:
@@ -291,11 +289,9 @@ def _misfit(member: Member) -> str | None:
         held = _held(member.workdir)
     except UserError as error:
         return str(error)
-    before, now = (dict(_leaves(config.to_dict(run))) for run in (held, member.run))
     changed = [
-        f"{name} was {before.get(name, 'not there')} and is {now.get(name, 'not there')}"
-        for name in before | now
-        if before.get(name) != now.get(name)
+        f"{field} was {config.brief(was)} and is {config.brief(now)}"
+        for field, was, now in config.differences(config.to_dict(held), config.to_dict(member.run))
     ]
     if not changed and _record(member.workdir).get("parent_began") != _parent_began(member):
         parent = os.path.basename(member.run.train.init_from)
@@ -307,15 +303,6 @@ def _misfit(member: Member) -> str | None:
         f"{member.workdir} holds a run of another config ({', '.join(changed[:3])}{more}): "
         "delete it, or give the run another name"
     )
-
-
-def _leaves(tree: Any, path: str = ""):
-    """(dotted path, value) of all that is in a tree of dictionaries."""
-    if not isinstance(tree, dict):
-        yield path, tree
-        return
-    for name, value in tree.items():
-        yield from _leaves(value, f"{path}.{name}" if path else name)
 
 
 def _train(member: Member) -> None:

@@ -1,7 +1,8 @@
 """Checkpoints of a run: Orbax, asynchronous, sharded, restorable on any mesh.
 
 A checkpoint holds `params` alone, so that a reader of weights need not know the optimizer; `training` (the rest of the
-train state); and `meta`: format, step, config, vocabulary id, position in the data, phase, mesh.
+train state); and `meta`: format, step, config, the identities of vocabulary and caches, the stages as they were read
+and the next example, phase, mesh, versions.
 """
 
 import contextlib
@@ -45,9 +46,7 @@ class Checkpoints:
             cleanup_tmp_directories=True,
             create=True,
         )
-        self.directory = _absolute(workdir) / "checkpoints"
-        if storage.is_remote(workdir) and not workdir.startswith("gs://"):
-            raise UserError(f"checkpoints cannot go to {workdir}: give a local --workdir or one in gs://")
+        self.directory = folder(workdir)
         with storage.reaching(workdir):
             self._manager = ocp.CheckpointManager(
                 self.directory, item_names=("params", "training", "meta"), options=options
@@ -60,10 +59,6 @@ class Checkpoints:
         with progress.doing("writing the last checkpoint"):
             self._manager.close()
 
-    def latest(self) -> int | None:
-        """The newest finished checkpoint's step."""
-        return self._manager.latest_step()
-
     def save(self, step: int, state: TrainState, meta: dict[str, Any]) -> None:
         """Begins to save the state after `step` steps; the arrays are copied before this returns."""
         items = ocp.args.Composite(
@@ -73,15 +68,11 @@ class Checkpoints:
         )
         self._manager.save(step, args=items)
 
-    def meta(self, step: int) -> dict[str, Any]:
-        """What a checkpoint says of itself."""
-        return read_meta(self.directory / str(step))
-
     def restore(self, step: int, abstract: TrainState) -> TrainState:
         """The state of a checkpoint, laid out as `abstract` (shapes with shardings) says.
 
         Raises:
-          UserError: it is damaged, or of another model or optimizer.
+          UserError: it is damaged.
         """
         items = ocp.args.Composite(
             params=ocp.args.StandardRestore(abstract.params), training=ocp.args.StandardRestore(_rest(abstract))
@@ -89,6 +80,17 @@ class Checkpoints:
         with progress.doing(f"restoring checkpoint {step}"), _damage_named(self.directory / str(step)):
             restored = self._manager.restore(step, args=items)
         return TrainState(params=restored.params, **restored.training)
+
+
+def folder(workdir: str) -> epath.Path:
+    """Where the checkpoints of a run directory are.
+
+    Raises:
+      UserError: they cannot be in this kind of store.
+    """
+    if storage.is_remote(workdir) and not workdir.startswith("gs://"):
+        raise UserError(f"checkpoints cannot go to {workdir}: give a local --workdir or one in gs://")
+    return _absolute(workdir) / "checkpoints"
 
 
 def _absolute(path: str) -> epath.Path:

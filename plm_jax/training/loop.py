@@ -3,11 +3,8 @@
 import contextlib
 import dataclasses
 import functools
-import importlib.metadata
 import itertools
-import json
-import os
-import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,10 +12,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from plm_jax import config, progress, storage
+from plm_jax import config, progress
 from plm_jax.data.reader import Reader, digest_hex
 from plm_jax.errors import UserError
-from plm_jax.training import flops, warm_start
+from plm_jax.training import flops, optimizers, resume, run_directory, warm_start
 from plm_jax.training import mesh as meshes
 from plm_jax.training import state as states
 from plm_jax.training.checkpoints import Checkpoints
@@ -26,27 +23,43 @@ from plm_jax.training.program import Program
 from plm_jax.training.telemetry import Telemetry, heard
 from plm_jax.training.validation import Validation
 
-# Settings of a model that change neither its parameters nor what they mean.
-_FREE_SETTINGS = ("scan_layers", "remat", "attention_kernel", "dropout")
 
-
-def pretrain(run: config.Run, workdir: str) -> None:
+def pretrain(run: config.Run, workdir: str, allow_changes: bool = False) -> None:
     """Trains until `run.train.steps`, from the newest checkpoint in `workdir` if there is one.
+
+    Args:
+      allow_changes: goes on from a checkpoint of another config, too, whose batches or optimizer are not those of this
+        one; the examples that it reads follow on those that were read.
 
     Raises:
       UserError: the batch does not fit the mesh, the cache or a checkpoint does not fit the config, the loss is lost.
     """
-    trainer = Trainer(run)
-    if jax.process_index() == 0:
-        _check_same_model(run, workdir)
+    is_first = jax.process_index() == 0
+    described = run_directory.read(workdir) or {}
+    resumed = resume.find(run, workdir)
+    trainer = Trainer(run, resumed=resumed)
+    notes, history = [], []
+    if resumed:
+        changes = trainer.changes()
+        notes = resumed.notes(run, changes)
+        history = [event for event in described.get("history", []) if event["step"] < resumed.step]
+        history += [run_directory.event(resumed.step, [change[:3] for change in changes])] if changes else []
+        if is_first and (resumed.step == run.train.steps or any(change.refused for change in changes)):
+            print(*notes, sep="\n", end="\n" if notes else "", file=sys.stderr)
+            notes = []
+        resumed.check(run, changes, allow_changes)
+        if resumed.step == run.train.steps:
+            if is_first:
+                print(f"{workdir} is finished at step {resumed.step}: raise train.steps to go on", file=sys.stderr)
+            return
     with Checkpoints(workdir, run.checkpoint) as checkpoints:
-        state, notes = trainer.start(checkpoints)
+        state, started = trainer.start(checkpoints)
         first_step = int(state.step)
-        telemetry = Telemetry(workdir, first_step, run.train.steps) if jax.process_index() == 0 else None
+        telemetry = Telemetry(workdir, first_step, run.train.steps) if is_first else None
         with telemetry or contextlib.nullcontext(), heard(telemetry.say if telemetry else lambda line: None):
             if telemetry:
-                _describe(run, trainer.mesh, workdir)
-                for note in [*notes, *trainer.reader.notes(), *trainer.validation.notes()]:
+                run_directory.write(workdir, run, trainer.mesh.shape, history)
+                for note in [*notes, *started, *trainer.reader.notes(), *trainer.validation.notes()]:
                     telemetry.say(note)
             trainer.run_stages(state, first_step, checkpoints, telemetry)
 
@@ -54,31 +67,38 @@ def pretrain(run: config.Run, workdir: str) -> None:
 class Trainer(Program):
     """A run's program and the data that it is fed."""
 
-    def __init__(self, run: config.Run, devices=None):
-        super().__init__(run, devices)
+    def __init__(self, run: config.Run, devices=None, resumed: resume.Resumed | None = None):
+        """`resumed` is the checkpoint that the run goes on from."""
+        super().__init__(run, devices, resumed and resumed.stages)
+        self._resumed = resumed
         with progress.doing("opening the caches"):
-            self.reader = Reader(run)
+            self.reader = Reader(run, self.stages)
             self.validation = Validation(self, self.reader)
+        self._caches = {name: source.identity for name, source in self.reader.sources.items()}
+
+    def changes(self) -> list[resume.Change]:
+        """How the run differs from the one that it goes on from."""
+        return self._resumed.changes(self.run, self._caches, self.reader.vocabulary["id"], self.mesh.shape)
 
     def start(self, checkpoints: Checkpoints) -> tuple[states.TrainState, list[str]]:
         """The state to begin with, and lines that say where it came from."""
-        latest = checkpoints.latest()
-        if latest is None:
+        if self._resumed is None:
             with progress.doing("drawing the parameters"):
                 state = self.new_state()
             if not self.run.train.init_from:
                 return state, []
             params, notes = warm_start.take(state.params, self.run.train)
             return state.replace(params=params), notes
-        meta = checkpoints.meta(latest)
-        if meta["vocabulary_id"] != self.reader.vocabulary["id"]:
-            raise UserError(
-                f"checkpoint {latest} was trained with vocabulary {meta['vocabulary_id'][:12]}, the cache has "
-                f"{self.reader.vocabulary['id'][:12]}: use the cache it was trained on or another --workdir"
-            )
-        # What was carried is of the batch size of then.
-        like = self.state_like(meta.get("batch_size", self.stages[0].batch_size))
-        return checkpoints.restore(latest, like), [f"resumed after step {latest}"]
+        step, before = self._resumed.step, self._resumed.before
+        # What was carried is of the batch size of then, and the moments are those of the optimizer of then.
+        batch_size = self._resumed.meta.get("batch_size", self.stages[0].batch_size)
+        like = self.state_like(batch_size, optimizers.build(before.optimizer, self.rate))
+        state, notes = checkpoints.restore(step, like), [f"resumed after step {step}"]
+        same_kind = before.optimizer.kind == self.run.optimizer.kind
+        if same_kind and _alike(like.optimizer, self.abstract_state.optimizer):
+            return state, notes
+        notes.append("the optimizer is another: its moments begin anew, weights and step are kept")
+        return state.replace(optimizer=self.new_moments(state.step)), notes
 
     def _entering(self, state, stage: config.Stage) -> states.TrainState:
         """The state with which a stage begins or goes on: another batch size begins with a fresh carry."""
@@ -128,7 +148,10 @@ class Trainer(Program):
     def _meta(self, step: int, stage: config.Stage, index: int) -> dict[str, Any]:
         return {
             "config": config.to_dict(self.run),
+            "versions": run_directory.versions(),
             "vocabulary_id": self.reader.vocabulary["id"],
+            "caches": self._caches,
+            "stages": [dataclasses.asdict(stage) for stage in self.stages],
             "batch_size": stage.batch_size,
             "next_example": stage.first_example + (step - stage.first_step) * stage.batch_size,
             "phase": index,
@@ -218,40 +241,7 @@ class Recorder:
         return row | {f"validation/{name}": value for name, value in validated.items()}
 
 
-def _check_same_model(run: config.Run, workdir: str) -> None:
-    """The run directory must hold the same model, but for settings of speed and dropout."""
-    path = os.path.join(workdir, "config.json")
-    if not storage.exists(path):
-        return
-    try:
-        before = config.from_dict(json.loads(storage.read(path))["config"])
-    except (ValueError, KeyError, TypeError, UserError) as error:
-        raise UserError(f"{path} is damaged ({error}): delete it to go on with the config given now") from error
-    shared = [name for name in _FREE_SETTINGS if hasattr(run.model, name) and hasattr(before.model, name)]
-    free = {name: getattr(run.model, name) for name in shared}
-    if dataclasses.replace(before.model, **free) != run.model:
-        raise UserError(f"{workdir} holds a run of another model: choose another --workdir")
-
-
-def _describe(run: config.Run, mesh, workdir: str) -> None:
-    """Writes config.json and copies the vocabulary."""
-    packages = ("jax", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
-    described = {
-        "config": config.to_dict(run),
-        "versions": {name: importlib.metadata.version(name) for name in packages},
-        "git_commit": _git_commit(),
-        "mesh": dict(mesh.shape),
-    }
-    storage.write(os.path.join(workdir, "config.json"), json.dumps(described, indent=2).encode("utf-8"))
-    vocabulary = os.path.join(run.data.cache_dir, "vocabulary")
-    for name in storage.names(vocabulary):
-        storage.copy(os.path.join(vocabulary, name), os.path.join(workdir, "vocabulary", name))
-
-
-def _git_commit() -> str | None:
-    """The commit of the source tree, None outside of one."""
-    try:
-        command = ["git", "-C", os.path.dirname(__file__), "rev-parse", "HEAD"]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None
+def _alike(tree, other) -> bool:
+    """Whether two trees have the same structure and shapes."""
+    shapes = ([leaf.shape for leaf in jax.tree.leaves(one)] for one in (tree, other))
+    return jax.tree.structure(tree) == jax.tree.structure(other) and next(shapes) == next(shapes)

@@ -26,6 +26,12 @@ def build(optimizer, rate: Callable) -> optax.GradientTransformationExtraArgs:
     )
 
 
+def at_step(state, step: jax.Array):
+    """A fresh state of `build` whose next update takes the learning rate of `step`."""
+    *others, schedule = state
+    return (*others, schedule._replace(count=schedule.count + step))  # A buffer of its own: steps give theirs up.
+
+
 def global_norm(tree) -> jax.Array:
     """The Euclidean norm of all leaves together.
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -24,15 +25,15 @@ LOSS_FIELDS = {"bidirectional_lm": ("negative_samples",), "replaced_token": ("di
 class Program:
     """The step of a run and the state that it takes; over all devices by default."""
 
-    def __init__(self, run: config.Run, devices=None):
-        """Builds the mesh and the state's shapes.
+    def __init__(self, run: config.Run, devices=None, stages: Sequence[config.Stage] | None = None):
+        """Builds the mesh and the state's shapes; `stages` are those of the config by default.
 
         Raises:
           UserError: the devices or the batch do not fit the mesh.
         """
         self.run = run
         self.mesh = meshes.build(run.mesh, devices)
-        self.stages = config.stages(run)
+        self.stages = config.stages(run) if stages is None else tuple(stages)
         for stage in self.stages:
             _check_divides(stage, meshes.batch_shards(self.mesh))
         self.root = states.key(run.train.seed, run.train.prng)
@@ -48,15 +49,18 @@ class Program:
             model = dataclasses.replace(model, dropout=model.dropout.all_at(dropout))
         return registry.build(model, jnp.dtype(self.run.precision.compute))
 
-    def _init(self, batch_size: int) -> states.TrainState:
+    def _init(self, batch_size: int, optimizer=None) -> states.TrainState:
         """A fresh state, parameters, the optimizer's copies of them and the carry boxed with their logical axes."""
         model = self.model()
         params = states.init_params(model, self.root)
-        return states.new_state(params, self.optimizer, registry.new_carry(model, batch_size))
+        return states.new_state(params, optimizer or self.optimizer, registry.new_carry(model, batch_size))
 
-    def state_like(self, batch_size: int) -> states.TrainState:
-        """The shapes, types and shardings of a state whose carry is that of batches of this size."""
-        boxed = jax.eval_shape(functools.partial(self._init, batch_size))
+    def state_like(self, batch_size: int, optimizer=None) -> states.TrainState:
+        """The shapes, types and shardings of a state whose carry is that of batches of this size.
+
+        Its moments are those of `optimizer`, an optax transformation; by default the run's.
+        """
+        boxed = jax.eval_shape(functools.partial(self._init, batch_size, optimizer))
         return jax.tree.map(
             lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
             nn.unbox(boxed),
@@ -70,6 +74,11 @@ class Program:
     def new_carry(self, batch_size: int):
         """What the loss carries before the first batch of this size, made in its place on the mesh."""
         return self._make(functools.partial(registry.new_carry, self.model(), batch_size))
+
+    def new_moments(self, step: jax.Array):
+        """The optimizer's state before its first update, which is that after `step` steps, made in its place."""
+        fresh = self._make(lambda: self._init(self.stages[0].batch_size).optimizer)
+        return optimizers.at_step(fresh, step)
 
     def _make(self, make):
         """The boxed tree that `make` gives, unboxed and laid out."""

@@ -1,0 +1,73 @@
+"""`config.json` of a run directory: the config, what it ran with, and what was changed on the way."""
+
+import importlib.metadata
+import json
+import os
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from plm_jax import config, storage
+from plm_jax.errors import UserError
+
+_PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
+
+
+def read(workdir: str) -> dict[str, Any] | None:
+    """What the config.json of a run directory says, its `config` checked; None where there is none.
+
+    Raises:
+      UserError: it is damaged.
+    """
+    path = os.path.join(workdir, "config.json")
+    try:
+        data = storage.read(path)
+    except FileNotFoundError:
+        return None
+    try:
+        described = json.loads(data)
+        config.from_dict(described["config"])
+        return described
+    except (ValueError, KeyError, TypeError, UserError) as error:
+        raise UserError(f"{path} is damaged ({error}): delete it to go on with the config given now") from error
+
+
+def write(workdir: str, run: config.Run, mesh: Mapping[str, int], history: Sequence[dict[str, Any]]) -> None:
+    """Writes config.json and copies the vocabulary; `history` has an `event` for each time that the config changed."""
+    described = {
+        "config": config.to_dict(run),
+        "versions": versions(),
+        "git_commit": git_commit(),
+        "mesh": dict(mesh),
+        "history": list(history),
+    }
+    storage.write(os.path.join(workdir, "config.json"), json.dumps(described, indent=2).encode("utf-8"))
+    vocabulary = os.path.join(run.data.cache_dir, "vocabulary")
+    for name in storage.names(vocabulary):
+        storage.copy(os.path.join(vocabulary, name), os.path.join(workdir, "vocabulary", name))
+
+
+def event(step: int, changes: Sequence[tuple[str, Any, Any]]) -> dict[str, Any]:
+    """An entry of the history: the step after which fields changed, when, from what to what, and what it runs with."""
+    return {
+        "step": step,
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "changes": {field: {"was": was, "is": now} for field, was, now in changes},
+        "versions": versions(),
+        "git_commit": git_commit(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """The versions of the packages that decide what a run computes."""
+    return {name: importlib.metadata.version(name) for name in _PACKAGES}
+
+
+def git_commit() -> str | None:
+    """The commit of the source tree, None outside of one."""
+    try:
+        command = ["git", "-C", os.path.dirname(__file__), "rev-parse", "HEAD"]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None

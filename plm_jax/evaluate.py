@@ -31,6 +31,11 @@ def main() -> None:
     tasks = list(_TASKS.value or config.read_sources(run))
     for task in tasks:
         perplexity.split_of(run, task)  # None is worth waiting for if another is misspelt.
+    sources = {name: run.data.sources[name] for name in (task.partition(":")[0] for task in tasks)}
+    # Those of examples are read themselves.
+    cached = [name for name, source in sources.items() if not isinstance(source, config.ExampleSource)]
+    if changed := cli.changed_caches(run, cached):
+        raise UserError(f"{'; '.join(changed)}: run `python -m plm_jax.prepare --config=…` first")
     record = None if lm.workdir is None else perplexity.Record(lm.workdir, lm.step)
     metrics: dict[str, dict[str, float]] = {}
     nothing: dict[str, str] = {}

@@ -17,7 +17,10 @@ _ALLOW_CHANGES = flags.DEFINE_bool(
 def main() -> None:
     """Trains what `--config` says in `--workdir`."""
     run, workdir = cli.resolve(_CONFIG), cli.required(_WORKDIR)
-    cli.prepare_if_missing(run)
+    from plm_jax.training import run_directory
+
+    keeps = not _ALLOW_CHANGES.value and run_directory.has_checkpoint(workdir)
+    cli.prepare_if_needed(run, trained=workdir if keeps else "")
     with progress.doing("loading JAX"):
         cli.start_jax()
         from plm_jax.training import loop

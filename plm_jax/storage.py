@@ -12,9 +12,10 @@ import glob as local_glob
 import hashlib
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator, Sequence
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import fsspec
 from fsspec.callbacks import TqdmCallback
@@ -24,6 +25,9 @@ from plm_jax.errors import UserError
 
 # Orbax opens paths with etils, which takes TensorFlow for gs:// wherever it is installed; a training process must not.
 os.environ["EPATH_USE_TF"] = "false"
+
+# What stores say of an object that changes when it does, hashes first: a copy has other times.
+_MARKS = ("md5Hash", "crc32c", "ETag", "etag", "updated", "LastModified", "last_modified", "mtime", "created")
 
 
 def is_remote(path: str) -> bool:
@@ -275,12 +279,38 @@ def glob(pattern: str) -> list[str]:
     Raises:
       UserError: the store cannot be reached.
     """
+    return [file.path for file in listing(pattern)]
+
+
+class File(NamedTuple):
+    """A file, its size in bytes, and what changes with it: the time of a local one, in ns, or a mark of its store's."""
+
+    path: str
+    size: int
+    modified: int | str
+
+
+def listing(pattern: str) -> list[File]:
+    """The files that a pattern or a plain path names, sorted by their paths; nothing of them is read.
+
+    Raises:
+      UserError: the store cannot be reached.
+    """
+    found = []
     if not is_remote(pattern):
-        return sorted(path for path in local_glob.glob(pattern, recursive=True) if os.path.isfile(path))
+        for path in local_glob.iglob(pattern, recursive=True):
+            with contextlib.suppress(OSError):  # A link to nowhere.
+                status = os.stat(path)
+                if stat.S_ISREG(status.st_mode):
+                    found.append(File(path, status.st_size, status.st_mtime_ns))
+        return sorted(found)
     with reaching(pattern):
         system = _system(pattern)
-        found = system.glob(pattern, detail=True).items()
-        return sorted(system.unstrip_protocol(path) for path, info in found if info["type"] == "file")
+        for path, info in system.glob(pattern, detail=True).items():
+            if info["type"] == "file":
+                marks = (str(info[name]) for name in _MARKS if info.get(name))
+                found.append(File(system.unstrip_protocol(path), info["size"], next(marks, "")))
+    return sorted(found)
 
 
 def remove(path: str) -> None:

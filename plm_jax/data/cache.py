@@ -1,6 +1,7 @@
 """The cache of tokenised documents: what `prepare` writes and the trainer reads.
 
-    CACHE_DIR/SOURCE/manifest.json         format, identity, vocabulary, dtype, counts of each split
+    CACHE_DIR/SOURCE/manifest.json         format, identity, source, vocabulary, dtype, counts of each split
+    CACHE_DIR/SOURCE/files.json            of which files it was made, see `origins`
     CACHE_DIR/SOURCE/word_initial.npy      bool [vocab_size]: whether a token begins a word
     CACHE_DIR/SOURCE/SPLIT/tokens-00000.array_record, …   the tokens of all documents, RECORD_TOKENS a record,
                                            SHARD_RECORDS records a file

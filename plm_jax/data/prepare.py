@@ -22,7 +22,7 @@ import numpy as np
 import tqdm
 
 from plm_jax import config, storage
-from plm_jax.data import cache, files, segmenters, sentences, vocabularies, vocabulary_training
+from plm_jax.data import cache, files, origins, segmenters, sentences, vocabularies, vocabulary_training
 from plm_jax.errors import UserError
 
 NUM_SHARDS = 256
@@ -71,12 +71,15 @@ def prepare(
         vocabulary = _vocabulary(run, show_progress)
         vocabularies.copy(run.vocabulary.spec, os.path.join(folder, "vocabulary"))
         for name in sources:
-            wanted, final, made = identity(run, name, vocabulary), os.path.join(folder, name), os.path.join(local, name)
+            final, made = os.path.join(folder, name), os.path.join(local, name)
+            origin = origins.look(sources[name], lambda name=name: fingerprint(name, sources[name]))
+            wanted = identity(run, name, vocabulary, origin.contents)
             if _is_prepared(final, wanted):
+                origins.note(final, sources[name], origin)
                 print(f"{name}: up to date at {final}")
                 continue
             if not _is_prepared(made, wanted):
-                _prepare_source(run, name, vocabulary, wanted, local, show_progress, beam_options)
+                _prepare_source(run, name, vocabulary, wanted, local, show_progress, beam_options, origin)
             if made != final:
                 cache.upload(made, final, show_progress)
                 shutil.rmtree(made)
@@ -218,11 +221,13 @@ def _parts(name: str, source: Any, piece: Piece, skipped: files.Skipped | None) 
     return ((text, None) for text in tasks.texts(task, piece.split, field, piece.shard))
 
 
-def identity(run: config.Run, name: str, vocabulary: vocabularies.Vocabulary) -> str:
-    """SHA-256 of a source's contents, task definition, vocabulary and the cache's format version."""
+def identity(
+    run: config.Run, name: str, vocabulary: vocabularies.Vocabulary, contents: Sequence[str] | None = None
+) -> str:
+    """SHA-256 of a source's contents, its `fingerprint`, task definition, vocabulary and the cache's format version."""
     source = run.data.sources[name]
     what = {
-        "contents": fingerprint(name, source),
+        "contents": fingerprint(name, source) if contents is None else contents,
         "task": files.definition(source),
         "validation_fraction": None if "validation" in _splits(name, source) else run.data.validation_fraction,
         "vocabulary": vocabularies.identity(vocabulary),
@@ -251,6 +256,7 @@ def _prepare_source(
     folder: str,
     show_progress: bool,
     beam_options: Sequence[str] | None,
+    origin: origins.Origin,
 ) -> None:
     """Writes the cache of a source, of the identity `wanted`, into a local folder."""
     final, temporary = os.path.join(folder, name), os.path.join(folder, f".{name}.tmp")
@@ -289,12 +295,14 @@ def _prepare_source(
         "vocabulary": _describe(run.vocabulary, vocabulary),
         "dtype": cache.dtype_for(vocabulary.vocab_size).str,
         "splits": counts,
+        "source": origins.describe(run, name, own),
         "has_examples": isinstance(run.data.sources[name], config.ExampleSource),
     }
     if segmenter:
         manifest["segmenter"] = segmenter
     if skipped.bad:
         manifest["bad_rows"] = dataclasses.asdict(skipped)
+    origins.note(temporary, run.data.sources[name], origin)
     cache.publish(temporary, final, manifest)
     held = "none held out, so validation leaves it out"
     if "validation" in counts:

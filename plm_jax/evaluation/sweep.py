@@ -277,13 +277,9 @@ def _parent_began(member: Member) -> float | None:
     return _record(member.parent).get("began") if member.parent else None
 
 
-def _has_checkpoint(workdir: str) -> bool:
-    return any(name.isdecimal() for name in storage.names(os.path.join(workdir, "checkpoints")))
-
-
 def _misfit(member: Member) -> str | None:
     """What is wrong where a run directory holds another run than the one wanted."""
-    if not _has_checkpoint(member.workdir):
+    if not run_directory.has_checkpoint(member.workdir):
         return None
     try:
         held = _held(member.workdir)
@@ -314,7 +310,7 @@ def _train(member: Member) -> None:
     misfit = _misfit(member)
     if misfit:
         raise UserError(misfit)
-    if _has_checkpoint(member.workdir):
+    if run_directory.has_checkpoint(member.workdir):
         record = _record(member.workdir)
     else:  # What failed before had nothing to go on with; its config may have been mended.
         record = {"began": time.time(), "parent_began": _parent_began(member)}

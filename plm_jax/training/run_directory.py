@@ -48,6 +48,11 @@ def write(workdir: str, run: config.Run, mesh: Mapping[str, int], history: Seque
         storage.copy(os.path.join(vocabulary, name), os.path.join(workdir, "vocabulary", name))
 
 
+def has_checkpoint(workdir: str) -> bool:
+    """Whether there is something to go on from."""
+    return any(name.isdecimal() for name in storage.names(os.path.join(workdir, "checkpoints")))
+
+
 def event(step: int, changes: Sequence[tuple[str, Any, Any]]) -> dict[str, Any]:
     """An entry of the history: the step after which fields changed, when, from what to what, and what it runs with."""
     return {

@@ -16,7 +16,7 @@ import plm_jax
 from plm_jax import config
 from plm_jax.evaluation import perplexity
 from plm_jax.models import registry
-from plm_jax.training import flops, loop, losses, optimizers, planning, state, step, warm_start
+from plm_jax.training import flops, loop, losses, optimizers, planning, resume, state, step, warm_start
 from plm_jax.training.checkpoints import Checkpoints
 from tests.training import runs, tiny
 
@@ -251,7 +251,7 @@ def back_at(workdir, copy, step):
 
 def newest(run, workdir):
     """A trainer and the state that it begins with."""
-    trainer = loop.Trainer(run)
+    trainer = loop.Trainer(run, resumed=resume.find(run, str(workdir)))
     with Checkpoints(str(workdir), run.checkpoint) as checkpoints:
         return trainer, trainer.start(checkpoints)[0]
 
@@ -281,7 +281,7 @@ def test_another_batch_size_begins_with_a_fresh_carry(finished, tmp_path):
     # And so does the command line's.
     changed = dataclasses.replace(run, train=dataclasses.replace(run.train, batch_size=48, phases=()))
     trainer, state = newest(changed, tmp_path / "run")
-    assert trainer._entering(state, trainer.stages[0]).carry["cell"].shape[0] == 48
+    assert trainer._entering(state, trainer.stages[-1]).carry["cell"].shape[0] == 48
 
 
 def test_validation_reads_each_row_on_with_the_softmax_over_all_words(finished):

@@ -1,6 +1,6 @@
 """Whether a cache is still that of a config's source: what `prepare` noted when it made it, and what is there now.
 
-    CACHE_DIR/SOURCE/manifest.json   `source`: its name, its task definition, the share that is held out
+    CACHE_DIR/SOURCE/manifest.json   `source`: its name, its task definition, the share that is held out, `bad_rows`
     CACHE_DIR/SOURCE/files.json      of a source of files, of each split: name, size, time and SHA-256 of each file
 
 The manifest depends on the texts alone, the files' times on the machine too. Nothing here imports TensorFlow, and a
@@ -31,8 +31,13 @@ class Comparison(NamedTuple):
 
 def describe(run: config.Run, name: str, has_validation: bool) -> dict[str, Any]:
     """What a manifest says of its source; `has_validation`: it has a split for that of its own."""
-    fraction = None if has_validation else run.data.validation_fraction
-    return {"name": name, "task": files.definition(run.data.sources[name]), "validation_fraction": fraction}
+    source = run.data.sources[name]
+    return {
+        "name": name,
+        "task": files.definition(source),
+        "validation_fraction": None if has_validation else run.data.validation_fraction,
+        "bad_rows": run.data.bad_rows if isinstance(source, files.Files) else None,
+    }
 
 
 class Origin(NamedTuple):

@@ -241,11 +241,13 @@ class Reader:
         Of sources of examples: how many are too long. Of words masked whole: how many tokens are never masked.
         """
         layout, found = self._run.data.layout, []
+        # Stages that were read may be of sources that are no more.
+        stages = [segment.stage for segment in self._segments if segment.rates.keys() <= self.sources.keys()]
         for name in (name for name, source in self.sources.items() if source.has_examples):
             if share := self._layout("train", name, self._stages[0].length).share_cut():
                 found.append(f"{share:.1%} of the examples of '{name}' are longer than a row and lose their end")
         if getattr(self._run.objective, "whole_words", 0):
-            share, length = max((self._share_left_out(stage), stage.length) for stage in self._stages)
+            share, length = max((self._share_left_out(stage), stage.length) for stage in stages)
             if share >= _LEFT_OUT:
                 found.append(
                     f"{share:.1%} of the tokens in rows of {length} are never masked: they are in words of more tokens "
@@ -259,7 +261,7 @@ class Reader:
         fills = fills or (isinstance(layout, config.WholeSentences) and layout.cross_documents)
         if fills or (isinstance(layout, config.SentencePairs) and layout.parts == "segments"):
             return found
-        for stage in self._stages:
+        for stage in stages:
             sample = _sample(stage)
             # Noise makes a row no shorter.
             real = "target_weights" if "decoder_tokens" in self.example(sample[0]) else "mask"
@@ -330,7 +332,7 @@ class Reader:
     def rates(self, stage: config.Stage) -> dict[str, float]:
         """Those of the sources that a stage reads, in rows."""
         segment = next(segment for segment in self._segments if segment.stage == stage)
-        return {name: rate for name, rate in segment.rates.items() if rate > 0}
+        return {name: rate for name, rate in segment.rates.items() if rate > 0 and name in self.sources}
 
 
 def _sample(stage: config.Stage) -> range:

@@ -35,6 +35,7 @@ FIELDS: dict[str, Meaning] = {
     "model.remat": "free",
     "model.scan_layers": "free",
     "objective": "fixed",
+    "data.bad_rows": "cache",
     "data.cache_dir": "cache",
     "data.examples": "fixed",
     "data.layout": "fixed",

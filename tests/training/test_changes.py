@@ -271,6 +271,7 @@ def test_what_a_source_gave_is_not_read_again_when_another_goes(tiny):
     before, read = reader.Reader(both), config.stages(both)
     stages = resume.planned(read, config.stages(alone), 3)
     after = reader.Reader(alone, stages)
+    assert after.rates(stages[0]) == {"a": 2.0} and after.notes() == []
     follow = [k for k in range(24, 72) if before._segments[0].mixture.locate(k)[0] == "a"][:16]
     for k, number in enumerate(follow, 24):
         np.testing.assert_array_equal(after.example(k)["tokens"], before.example(number)["tokens"])

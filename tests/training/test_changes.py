@@ -14,7 +14,7 @@ import pytest
 from plm_jax import config, objectives
 from plm_jax.data import reader
 from plm_jax.errors import UserError
-from plm_jax.training import checkpoints, loop, optimizers, resume, run_directory
+from plm_jax.training import checkpoints, loop, losses, optimizers, resume, run_directory
 from tests.training import runs, tiny
 from tests.training.test_resume import back_at
 
@@ -145,7 +145,7 @@ def test_another_optimizer_keeps_weights_and_step_with_fresh_moments(tiny, halfw
     loss, examples = trainer.loss(), {key: value for key, value in batch.items() if key != "digest"}
 
     def mean(params):
-        loss_sum, weight, _, _ = loss(params, loop.losses.whole_batch(examples), None, {})
+        loss_sum, weight, _, _ = loss(params, losses.whole_batch(examples), None, {})
         return loss_sum / weight
 
     grads = runs.flat(jax.grad(mean)(state.params))

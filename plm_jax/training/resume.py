@@ -26,7 +26,19 @@ FIELDS: dict[str, Meaning] = {
     **{
         f"model.{part}": "fixed"
         for part in (
-            *("embedding", "attention", "feed_forward", "norm", "stack", "decoder_stack", "head", "pooler"),
+            *(
+                "embedding",
+                "attention",
+                "feed_forward",
+                "norm",
+                "stack",
+                "decoder_stack",
+                "head",
+                "pooler",
+                "decoder_heads",
+                "decoder_feed_forward",
+                "decoder_head_dim",
+            ),
             *("span_boundary", "generator", "discriminator", "lstm", "initializer"),
         )
     },

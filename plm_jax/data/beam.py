@@ -24,7 +24,7 @@ import tqdm
 from apache_beam.options import pipeline_options
 
 from plm_jax import config, storage
-from plm_jax.data import files, prepare, runners, vocabularies
+from plm_jax.data import files, prepare, runners
 from plm_jax.errors import UserError
 
 # Each piece costs a worker some tenths of a second.
@@ -96,28 +96,24 @@ def _tokenise(
     with _reporting(folder, index):
         first = sum(counts[before] for before in range(index))
         documents = prepare.documents(run, name, pieces[index], first, skipped)
-        records = prepare.encode(documents, _vocabulary(run.vocabulary), prepare.rules(run, name))
-        for batch in prepare.batches(records, _FILE_BYTES, lambda record: len(record.data)):
+        blocks = prepare.blocks(documents, _encoder(run.vocabulary, run.data.segmenters.get(name)))
+        for batch in prepare.batches(blocks, _FILE_BYTES, len):
             _write(folder, f"{index}-{written}", _parted(batch))
             written += 1
-            number, any_held_out = number + len(batch), any_held_out or any(record.held_out for record in batch)
+            number += sum(block.documents for block in batch)
+            any_held_out = any_held_out or any(block.any_held_out for block in batch)
         done = {"documents": number, "held_out": any_held_out, "files": written, "skipped": dataclasses.asdict(skipped)}
         _write(folder, f"{index}.done", json.dumps(done).encode("utf-8"))
 
 
-def _parted(records: list[prepare.Record]) -> bytes:
-    """Where each shard's records end, and the records, shard after shard; what `_distribute` reads."""
-    shards: list[list[bytes]] = [[] for _ in range(prepare.NUM_SHARDS)]
-    for record in records:
-        shards[record.shard].append(record.data)
-    parts = [b"".join(shard) for shard in shards]
+def _parted(blocks: list[prepare.Block]) -> bytes:
+    """Where each shard's documents end, and the documents, shard after shard; what `_distribute` reads."""
+    parts = [b"".join(shard) for shard in zip(*(block.shards for block in blocks), strict=True)]
     return b"".join([np.cumsum([len(part) for part in parts], dtype=_OFFSETS).tobytes(), *parts])
 
 
-@functools.cache
-def _vocabulary(spec: config.Vocabulary) -> vocabularies.Vocabulary:
-    """The vocabulary, loaded once by a worker."""
-    return vocabularies.load_plain(spec)
+# Made once by a worker.
+_encoder = functools.cache(prepare.encoder)
 
 
 @contextlib.contextmanager

@@ -9,10 +9,10 @@ import contextlib
 import dataclasses
 import hashlib
 import heapq
+import itertools
 import json
 import os
 import shutil
-import struct
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,7 +22,17 @@ import numpy as np
 import tqdm
 
 from plm_jax import config, storage
-from plm_jax.data import cache, files, origins, segmenters, sentences, vocabularies, vocabulary_training
+from plm_jax.data import (
+    cache,
+    files,
+    origins,
+    segmenters,
+    sentences,
+    stretches,
+    vocabularies,
+    vocabulary_training,
+    workers,
+)
 from plm_jax.errors import UserError
 
 NUM_SHARDS = 256
@@ -30,8 +40,16 @@ _BATCH_CHARACTERS = 2**20
 _VOCABULARY_SAMPLE_BYTES = 2**25
 Item = TypeVar("Item")
 Rule = Callable[[str], list[int]]  # Text → the characters at which a part other than the first begins.
-# Hash, whether held out, numbers of tokens, sentences, words and bytes, and of the first token's bytes.
-_HEADER = struct.Struct("<QB3xIIIII")
+_COUNTS = ("tokens", "sentences", "words")
+_STARTS = np.dtype("<u4")
+_ROW = np.dtype(
+    [("key", "<u8"), ("bytes", "<u8"), *((name, "<u4") for name in (*_COUNTS, "first_bytes")), ("held_out", "?")]
+)
+_SHARD_SHIFT = np.uint64(64 - 8)  # A shard for each first byte of the hash.
+# Fewer are tokenised before other processes have begun.
+_INLINE_BATCHES = 4
+# How many tokens are moved at a time from the spill to the cache.
+_WRITE_TOKENS = 2**22
 
 
 class Document(NamedTuple):
@@ -123,17 +141,18 @@ def _sample(texts: Iterable[str], num_bytes: int) -> list[str]:
     kept: list[tuple[int, str]] = []
     size = 0
     for number, text in enumerate(texts):
-        heapq.heappush(kept, (-_hash(number, text), text))
+        heapq.heappush(kept, (-_hash(number, text.encode("utf-8")), text))
         size += len(text.encode("utf-8"))
         while size > num_bytes and len(kept) > 1:
             size -= len(heapq.heappop(kept)[1].encode("utf-8"))
     return [text for _, text in sorted(kept)]
 
 
-def _hash(number: int, text: str) -> int:
+def _hash(number: int, text: bytes) -> int:
     """64 bits; equal texts differ by their number, so that they do not end up side by side."""
-    data = number.to_bytes(8, "little") + text.encode("utf-8")
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big")
+    digest = hashlib.blake2b(number.to_bytes(8, "little"), digest_size=8)
+    digest.update(text)
+    return int.from_bytes(digest.digest(), "big")
 
 
 def held_out(text: str, fraction: float) -> bool:
@@ -145,7 +164,7 @@ def hold_out(texts: Sequence[str], fraction: float) -> list[bool]:
     """Which of all documents of such a source are for validation: if CRC-32 takes none, that of the smallest hash."""
     held = [held_out(text, fraction) for text in texts]
     if not any(held) and _holds_first(len(texts), fraction):
-        held[min(range(len(texts)), key=lambda number: _hash(number, texts[number]))] = True
+        held[min(range(len(texts)), key=lambda number: _hash(number, texts[number].encode("utf-8")))] = True
     return held
 
 
@@ -268,7 +287,7 @@ def _prepare_source(
         size = _size(name, run.data.sources[name])
         unread = _documents(run, name, run.data.sources[name], skipped)
         bar = tqdm.tqdm(unread, f"{name}: tokenising", size, unit=" documents", disable=not show_progress)
-        num_documents, has_validation = _tokenise(bar, vocabulary, spill, rules(run, name))
+        num_documents, has_validation = _tokenise(bar, run, name, spill)
     else:
         from plm_jax.data import beam  # A heavy import, and an optional one.
 
@@ -335,47 +354,84 @@ def _describe(spec: config.Vocabulary, vocabulary: vocabularies.Vocabulary) -> d
     }
 
 
-class Record(NamedTuple):
-    """A tokenised document in the spill's form, the shard that it belongs to and whether it is for validation."""
+class Batch(NamedTuple):
+    """Some documents one after another: the number of the first; of examples the texts are inputs."""
 
-    shard: int
-    held_out: bool
-    data: bytes
-
-
-def rules(run: config.Run, name: str) -> list[Rule]:
-    """Where sentences begin and, in a source whose words are not those of the vocabulary, where words do."""
-    segmenter = run.data.segmenters.get(name)
-    return [sentences.boundaries, *([segmenters.load(segmenter)] if segmenter else [])]
+    first: int
+    texts: list[str]
+    targets: list[str] | None
+    held_out: list[bool]
 
 
-def encode(
-    documents: Iterable[Document], vocabulary: vocabularies.Vocabulary, rules: Sequence[Rule]
-) -> Iterator[Record]:
-    """The records of all documents that have tokens."""
-    dtype = cache.dtype_for(vocabulary.vocab_size)
-    for batch in batches(documents, _BATCH_CHARACTERS, lambda document: len(document.text + (document.targets or ""))):
-        for document, (ids, (starts, *words), first) in zip(batch, _encode(vocabulary, batch, rules), strict=True):
-            if not len(ids):
-                continue
-            key = _hash(document.number, document.text)
-            size = len((document.text + (document.targets or "")).encode("utf-8"))
-            header = _HEADER.pack(key, document.held_out, len(ids), len(starts), sum(map(len, words)), size, first)
-            parts = [ids.astype(dtype), *(values.astype("<u4") for values in (starts, *words))]
-            data = header + b"".join(part.tobytes() for part in parts)
-            yield Record(key * NUM_SHARDS >> 64, document.held_out, data)
+class Block(NamedTuple):
+    """Tokenised documents, with how many there are and whether any is for validation; by shard, in the spill's form.
+
+    In a shard they are: how many documents, tokens, sentences and words there are; a `_ROW` of each document; all
+    tokens; where sentences and where words begin in their documents. Each part fills whole words of eight bytes.
+    """
+
+    documents: int
+    any_held_out: bool
+    shards: list[bytes]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.shards))
 
 
-def _encode(
-    vocabulary: vocabularies.Vocabulary, documents: list[Document], rules: Sequence[Rule]
-) -> list[tuple[np.ndarray, list[np.ndarray], int]]:
-    """As `Vocabulary.encode_parts`; of an example the parts are its inputs and targets, and no first token counts."""
-    if documents[0].targets is None:
-        return vocabulary.encode_parts([document.text for document in documents], rules)
-    texts = [text for document in documents for text in (document.text, document.targets)]
-    ids = [np.asarray(found, np.int64) for found, _ in vocabulary.encode_offsets(texts)]
-    pairs = zip(ids[::2], ids[1::2], strict=True)
-    return [(np.concatenate(pair), [np.array([0, len(pair[0])])], 0) for pair in pairs]
+def encoder(spec: config.Vocabulary, segmenter: str | None = None) -> Callable[[Batch], Block]:
+    """What tokenises, here or in a process of its own. `segmenter` finds the words where the vocabulary does not."""
+    vocabulary = vocabularies.load_plain(spec)
+    rules = [sentences.boundaries, *([segmenters.load(segmenter)] if segmenter else [])]
+    return lambda batch: encode(batch, vocabulary, rules)
+
+
+def encode(batch: Batch, vocabulary: vocabularies.Vocabulary, rules: Sequence[Rule]) -> Block:
+    """The documents of a batch that have tokens."""
+    texts = [text.encode("utf-8") for text in batch.texts]
+    rows = np.zeros(len(texts), _ROW)
+    rows["key"] = [_hash(number, text) for number, text in enumerate(texts, batch.first)]
+    rows["held_out"], rows["bytes"] = batch.held_out, list(map(len, texts))
+    if batch.targets is None:
+        ids, ends, starts, rows["first_bytes"] = vocabulary.encode_parts(batch.texts, rules)
+    else:
+        rows["bytes"] += np.array([len(target.encode("utf-8")) for target in batch.targets], np.uint64)
+        both = [text for pair in zip(batch.texts, batch.targets, strict=True) for text in pair]
+        ids, ends, _, _ = vocabulary.encode_parts(both, [])
+        starts, ends = [ends[:-1]], ends[::2]
+    tokens = np.diff(ends)
+    counts = [np.diff(np.searchsorted(of_all, ends)) for of_all in starts]
+    if batch.targets is not None:  # Either part may have no tokens, and yet begins.
+        counts = [np.full(len(texts), 2)]
+    columns = [ids.astype(cache.dtype_for(vocabulary.vocab_size))]
+    for of_all, count in zip(starts, counts, strict=True):
+        columns.append((of_all - np.repeat(ends[:-1], count)).astype(_STARTS))
+    for name, count in zip(_COUNTS, (tokens, *counts), strict=False):
+        rows[name] = count
+    order = np.argsort(rows["key"], kind="stable")
+    order = order[tokens[order] > 0]
+    places = np.searchsorted(rows["key"][order] >> _SHARD_SHIFT, np.arange(NUM_SHARDS + 1))
+    shards = [_block(rows, columns, order[a:b]) for a, b in itertools.pairwise(places.tolist())]
+    return Block(len(order), bool(rows["held_out"][order].any()), shards)
+
+
+def _block(rows: np.ndarray, columns: Sequence[np.ndarray], chosen: np.ndarray) -> bytes:
+    """Some of the documents in the spill's form."""
+    if not len(chosen):
+        return b""
+    picked, parts = rows[chosen], []
+    for name, column in zip(_COUNTS, columns, strict=False):
+        sizes = rows[name].astype(np.int64)
+        parts.append(column[stretches.ranges((np.cumsum(sizes) - sizes)[chosen], sizes[chosen])])
+    sizes = [picked[name].sum() for name in _COUNTS]
+    parts = [np.array([len(picked), *sizes], "<u8").tobytes(), picked.tobytes(), *(part.tobytes() for part in parts)]
+    return b"".join(part + bytes(-len(part) % 8) for part in parts)
+
+
+def _batches(documents: Iterable[Document]) -> Iterator[Batch]:
+    """All documents, whose numbers have no gaps."""
+    for found in batches(documents, _BATCH_CHARACTERS, lambda document: len(document.text + (document.targets or ""))):
+        numbers, texts, held_out, targets = zip(*found, strict=True)
+        yield Batch(numbers[0], list(texts), None if targets[0] is None else list(targets), list(held_out))
 
 
 def batches(items: Iterable[Item], limit: int, size: Callable[[Item], int]) -> Iterator[list[Item]]:
@@ -398,38 +454,98 @@ def open_shards(spill: str) -> Iterator[list[BinaryIO]]:
         yield [stack.enter_context(open(os.path.join(spill, f"{i:03d}"), "wb")) for i in range(NUM_SHARDS)]
 
 
-def _tokenise(
-    documents: Iterable[Document], vocabulary: vocabularies.Vocabulary, spill: str, rules: Sequence[Rule]
-) -> tuple[int, bool]:
-    """Spills all documents into shards; gives their number and whether any is held out."""
+def blocks(documents: Iterable[Document], encoder: Callable[[Batch], Block]) -> Iterator[Block]:
+    """The documents tokenised in this process."""
+    return map(encoder, _batches(documents))
+
+
+def _tokenise(documents: Iterable[Document], run: config.Run, name: str, spill: str) -> tuple[int, bool]:
+    """Spills all documents into shards, with a process for each core; gives their number and whether any is held out.
+
+    What processes make comes in the order of the documents, so that their number makes no difference.
+    """
     number, any_held_out = 0, False
-    with open_shards(spill) as shards:
-        for record in encode(documents, vocabulary, rules):
-            shards[record.shard].write(record.data)
-            number, any_held_out = number + 1, any_held_out or record.held_out
+    arguments, found = (run.vocabulary, run.data.segmenters.get(name)), _batches(documents)
+    head = list(itertools.islice(found, _INLINE_BATCHES))
+    found, processes = itertools.chain(head, found), workers.cores()
+    if processes == 1 or len(head) < _INLINE_BATCHES:
+        processes = 0
+    with open_shards(spill) as shards, contextlib.ExitStack() as stack:
+        if processes:
+            made = stack.enter_context(contextlib.closing(workers.in_order(encoder, arguments, found, processes)))
+        else:
+            made = map(encoder(*arguments), found)
+        for block in made:
+            for file, data in zip(shards, block.shards, strict=True):
+                file.write(data)
+            number, any_held_out = number + block.documents, any_held_out or block.any_held_out
     return number, any_held_out
+
+
+class _Shard:
+    """The documents that a file of the spill holds, memory-mapped."""
+
+    def __init__(self, path: str, dtype: np.dtype):
+        data = np.memmap(path, np.uint64, "r")
+        rows, firsts, offset = [], [], 0
+        while offset < len(data):
+            number, *sizes = data[offset : offset + 4].astype(np.int64).tolist()
+            end = offset + 4 + _words(number * _ROW.itemsize)
+            rows.append(data[offset + 4 : end].view(np.uint8)[: number * _ROW.itemsize].view(_ROW))
+            columns = []
+            for name, size, itemsize in zip(_COUNTS, sizes, (dtype.itemsize, 4, 4), strict=True):
+                of_each = rows[-1][name].astype(np.int64)
+                columns.append(end * (8 // itemsize) + np.cumsum(of_each) - of_each)
+                end += _words(size * itemsize)
+            firsts.append(np.stack(columns, 1))
+            offset = end
+        self.rows, firsts = np.concatenate(rows), np.concatenate(firsts)
+        kinds = zip(_COUNTS, (dtype, _STARTS, _STARTS), strict=True)
+        self._columns = {name: (data.view(kind), firsts[:, i]) for i, (name, kind) in enumerate(kinds)}
+
+    def take(self, name: str, documents: np.ndarray) -> np.ndarray:
+        """A column of some documents."""
+        values, firsts = self._columns[name]
+        return values[stretches.ranges(firsts[documents], self.rows[name][documents].astype(np.int64))]
+
+
+def _words(size: int) -> int:
+    """Whole words of eight bytes that hold so many bytes."""
+    return -(-size // 8)
 
 
 def _write_shards(
     spill: str, writers: dict[str, cache.SplitWriter], dtype: np.dtype, hold_first: bool, bar: tqdm.tqdm
 ) -> None:
     """Moves the spilled documents to the writers, in the order of their hashes; `hold_first`: the first is held out."""
-    is_first = True
-    for shard in sorted(os.listdir(spill)):
-        path = os.path.join(spill, shard)
-        data = np.memmap(path, np.uint8, "r") if os.path.getsize(path) else b""
-        rows, offset = [], 0
-        while offset < len(data):
-            key, out, num_tokens, num_sentences, num_words, *sizes = _HEADER.unpack_from(data, offset)
-            rows.append((key, out, offset + _HEADER.size, num_tokens, num_sentences, num_words, *sizes))
-            offset += _HEADER.size + num_tokens * dtype.itemsize + (num_sentences + num_words) * 4
-        for _, out, at, num_tokens, num_sentences, num_words, size, first in sorted(rows):
-            tokens = np.frombuffer(data, dtype, num_tokens, at)
-            starts, words = np.split(
-                np.frombuffer(data, "<u4", num_sentences + num_words, at + tokens.nbytes), [num_sentences]
-            )
-            held = out or (hold_first and is_first)
-            writers["validation" if held else "train"].add(tokens, [0], starts, size, [first], words)
-            is_first = False
-            bar.update()
+    for name in sorted(os.listdir(spill)):
+        path = os.path.join(spill, name)
+        if os.path.getsize(path):
+            shard = _Shard(path, dtype)
+            order = np.argsort(shard.rows["key"], kind="stable")
+            if hold_first:
+                shard.rows["held_out"][order[0]], hold_first = True, False
+            pieces = np.cumsum(shard.rows["tokens"][order], dtype=np.int64) // _WRITE_TOKENS
+            for documents in np.split(order, np.flatnonzero(np.diff(pieces)) + 1):
+                _write(shard, documents, writers)
+                bar.update(len(documents))
+            del shard
         os.remove(path)
+
+
+def _write(shard: _Shard, documents: np.ndarray, writers: dict[str, cache.SplitWriter]) -> None:
+    """Moves documents of a shard to the writers."""
+    for held_out, split in enumerate(cache.SPLITS):
+        chosen = documents[shard.rows["held_out"][documents] == held_out]
+        if not len(chosen):
+            continue
+        sizes = shard.rows["tokens"][chosen].astype(np.int64)
+        begins = np.cumsum(sizes) - sizes
+        starts, words = (
+            shard.take(name, chosen) + np.repeat(begins, shard.rows[name][chosen].astype(np.int64))
+            for name in ("sentences", "words")
+        )
+        rows = shard.rows[chosen]
+        writers[split].add(
+            shard.take("tokens", chosen), begins, starts, int(rows["bytes"].sum()), rows["first_bytes"], words
+        )

@@ -45,7 +45,7 @@ def boundaries(text: str, words: Iterable[str], name: str) -> list[int]:
                 "that join to the text"
             )
         cuts.append(end)
-        end = begin + len(word.lstrip())
+        end = begin + len(word.strip())
     if text[end:].strip():
         raise UserError(f"the segmenter {name} leaves out '{text[end : end + 20]}': give words that join to the text")
     return cuts[1:]

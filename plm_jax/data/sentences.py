@@ -3,8 +3,6 @@
 import itertools
 import re
 
-import numpy as np
-
 # Quantifiers that give nothing back (`++`, `*+`) keep an end and its closers together, and each search linear.
 _CLOSERS = r"[\"'”’»)\]」』）]*+"
 # Han, kana, Hangul, full-width letters and digits, and what opens a quotation or a bracket among them.
@@ -46,14 +44,3 @@ def split(text: str) -> list[str]:
     """The sentences of `text`; joined they are `text`."""
     cuts = [0, *boundaries(text), len(text)]
     return [text[a:b] for a, b in itertools.pairwise(cuts)]
-
-
-def token_starts(cuts: list[int], token_offsets: np.ndarray) -> np.ndarray:
-    """The first token of each sentence, int64, rising and distinct.
-
-    Args:
-      cuts: `boundaries` of the text.
-      token_offsets: [n], where in the text each token begins, in the units of `cuts`, not falling.
-    """
-    starts = np.unique(np.concatenate([[0], np.searchsorted(token_offsets, cuts, side="left")])).astype(np.int64)
-    return starts[starts < len(token_offsets)]

@@ -5,13 +5,14 @@ document is spelt out in pieces. `load` imports seqio and so TensorFlow, `load_p
 """
 
 import abc
+import functools
 import hashlib
 import itertools
 import json
 import os
 import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import sentencepiece
@@ -20,7 +21,7 @@ from sentencepiece import sentencepiece_model_pb2, sentencepiece_pb2
 
 from plm_jax import config, storage, wordpiece
 from plm_jax.config import SPECIALS
-from plm_jax.data import sentences, tokenizer_files, words
+from plm_jax.data import sentences, stretches, tokenizer_files, words
 from plm_jax.errors import UserError, nearest, one_line
 
 # How a SentencePiece model writes the special ids for which it has no field (Lan et al. 2020, arXiv:1909.11942), and
@@ -37,6 +38,26 @@ SYMBOLS = {
 }
 WORDPIECE_SYMBOLS = {"pad": "[PAD]", "unk": "[UNK]", **SYMBOLS}
 WORD_SYMBOLS = {"bos": words.BOS, "eos": words.EOS, "unk": words.UNK}
+
+
+class Encoded(NamedTuple):
+    """The tokens of several texts, one text after another.
+
+    Attributes:
+      ids: [n].
+      places: [n], where in its text each token begins, not falling.
+      sizes: [texts], how many tokens each text has.
+      units: of each text, in what `places` count it: how long a stretch of it is.
+    """
+
+    ids: np.ndarray
+    places: np.ndarray
+    sizes: np.ndarray
+    units: Sequence[Callable[[str], int]]
+
+
+def _num_bytes(text: str) -> int:
+    return len(text.encode("utf-8"))
 
 
 class Vocabulary(abc.ABC):
@@ -120,55 +141,84 @@ class Vocabulary(abc.ABC):
 
     def encode_sentences(self, texts: list[str]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Ids [n] of each whole text, and the first token of each of its sentences."""
-        return [(ids, starts) for ids, (starts,), _ in self.encode_parts(texts, [sentences.boundaries])]
+        ids, ends, (starts,), _ = self.encode_parts(texts, [sentences.boundaries])
+        return [(ids[a:b], starts[(starts >= a) & (starts < b)] - a) for a, b in itertools.pairwise(ends.tolist())]
+
+    def encode_flat(self, texts: list[str]) -> Encoded:
+        """The tokens of whole texts."""
+        encoded = self.encode_offsets(texts)
+        ids, places = (
+            np.concatenate([np.zeros(0, np.int64), *(np.asarray(pair[part], np.int64) for pair in encoded)])
+            for part in (0, 1)
+        )
+        unit = _num_bytes if self.byte_offsets else len
+        return Encoded(ids, places, np.array([len(found) for found, _ in encoded]), [unit] * len(texts))
 
     def encode_parts(
         self, texts: list[str], rules: Sequence[Callable[[str], list[int]]]
-    ) -> list[tuple[np.ndarray, list[np.ndarray], int]]:
-        """Ids [n] of each whole text, of each rule the first tokens of the parts into which it cuts the text, and how
-        many UTF-8 bytes are the first token's (see `first_bytes`).
+    ) -> tuple[np.ndarray, np.ndarray, list[np.ndarray], list[int]]:
+        """Ids of whole texts; of each rule the first tokens of the parts into which it cuts them; how many UTF-8 bytes
+        are the first token's: those before the second one, of several in one character its own.
 
         Args:
-          rules: text → the characters at which a part other than the first begins, rising.
-        """
-        encoded = []
-        for text, (ids, offsets) in zip(texts, self.encode_offsets(texts), strict=True):
-            starts = [sentences.token_starts(self._units(text, rule(text)), np.asarray(offsets)) for rule in rules]
-            encoded.append((np.asarray(ids), starts, self.first_bytes(text, ids, offsets)))
-        return encoded
+          rules: text → the characters at which a part other than the first begins, rising; none after white space.
 
-    def first_bytes(self, text: str, ids: Sequence[int], offsets: Sequence[int]) -> int:
-        """How many of a text's UTF-8 bytes are its first token's: those before the second one, of several in one
-        character its own.
-
-        Args:
-          ids, offsets: what `encode_offsets` gives of the text.
+        Returns:
+          Ids [n] of one text after another; where each text begins among them and the last ends [texts + 1]; of each
+          rule where a part does, rising, the first part of each text that has tokens among them; bytes of each text.
         """
+        ids, places, sizes, units = self.encode_flat(texts)
+        ends = np.append(0, np.cumsum(sizes))
+        first_bytes = [
+            self._first_bytes(text, ids[begin : begin + min(2, size)], places[begin : begin + min(2, size)], unit)
+            for text, begin, size, unit in zip(texts, ends.tolist(), sizes.tolist(), units, strict=False)
+        ]
+        # Texts are laid out one after another, each with more room than units: no character has more than four.
+        room = np.array([4 * len(text) + 1 for text in texts], np.int64)
+        offsets = np.cumsum(room) - room
+        places = places + np.repeat(offsets, sizes)
+        starts = []
+        for rule in rules:
+            cuts = [_measure(text, rule(text), unit) for text, unit in zip(texts, units, strict=True)]
+            counts = np.array(list(map(len, cuts)))
+            flat = np.fromiter(itertools.chain.from_iterable(cuts), np.int64, counts.sum())
+            found = np.searchsorted(places, flat + np.repeat(offsets, counts))
+            found = found[found < np.repeat(ends[1:], counts)]
+            starts.append(np.unique(np.concatenate([ends[:-1][sizes > 0], found])))
+        return ids, ends, starts, first_bytes
+
+    def _first_bytes(self, text: str, ids: np.ndarray, places: np.ndarray, unit: Callable[[str], int]) -> int:
+        """What `encode_parts` says of one text, from its first two tokens."""
         if not len(ids):
             return 0
         if (own := self._own_bytes(int(ids[0]))) is not None:
             return own
         if len(ids) == 1:
-            return len(text.encode("utf-8"))
-        return int(offsets[1]) if self.byte_offsets else len(text[: offsets[1]].encode("utf-8"))
+            return _num_bytes(text)
+        second = int(places[1])
+        if unit is _num_bytes:
+            return second
+        end = second if unit is len else next(i for i in range(len(text)) if _num_ink(text[:i]) >= second)
+        return _num_bytes(text[:end])
 
     def _own_bytes(self, token: int) -> int | None:
         """How many bytes of text a token is wherever it is; None: that is not to be seen from the token."""
         del token
         return None
 
-    def _units(self, text: str, cuts: list[int]) -> list[int]:
-        """Characters of the text, rising, in the units in which this vocabulary counts."""
-        if not (self.byte_offsets and cuts) or text.isascii():
-            return cuts
-        parts = zip([0, *cuts], cuts, strict=False)
-        return np.cumsum([len(text[a:b].encode("utf-8")) for a, b in parts]).tolist()
-
     def __eq__(self, other):
         return isinstance(other, Vocabulary) and identity(self) == identity(other)
 
     def __hash__(self):
         return hash(identity(self))
+
+
+def _measure(text: str, cuts: list[int], unit: Callable[[str], int]) -> Iterable[int]:
+    """Characters of a text, rising, in its units."""
+    if unit is len or not cuts or (unit is _num_bytes and text.isascii()):
+        return cuts
+    parts = zip([0, *cuts], cuts, strict=False)
+    return list(itertools.accumulate(unit(text[a:b]) for a, b in parts))
 
 
 class SentencePiece(Vocabulary):
@@ -195,6 +245,8 @@ class SentencePiece(Vocabulary):
             given = getattr(specials, name)
             if given is not None and own >= 0 and own != given:
                 raise UserError(f"config.vocabulary.{name} is {given} but {path} has {own}: set it to {own}")
+        self._ink = [_ink_of(piece) for piece in model.pieces]
+        self._ink_sizes = np.array(list(map(len, self._ink)))
         self.table = {
             "pieces": [(piece.piece, float(piece.score).hex(), piece.type) for piece in model.pieces],
             "normalizer": model.normalizer_spec.SerializeToString(deterministic=True).hex(),
@@ -212,11 +264,59 @@ class SentencePiece(Vocabulary):
 
     def encode_offsets(self, texts: list[str]) -> list[tuple[Sequence[int], Sequence[int]]]:
         """Ids and byte offsets."""
-        encoded = []
-        for data in self.processor.encode(texts, out_type="serialized_proto", num_threads=os.cpu_count()):
-            pieces = sentencepiece_pb2.SentencePieceText.FromString(data).pieces
-            encoded.append(([p.id for p in pieces], [p.begin for p in pieces]))
-        return encoded
+        encoded = zip(self.processor.encode(texts), map(self._begins, texts), strict=True)
+        return list(encoded)
+
+    def _begins(self, text: str) -> list[int]:
+        data = self.processor.encode(text, out_type="serialized_proto")
+        return [piece.begin for piece in sentencepiece_pb2.SentencePieceText.FromString(data).pieces]
+
+    def encode_flat(self, texts: list[str]) -> Encoded:
+        """The tokens of whole texts.
+
+        The library's offsets cost more than its ids. Where the ink of the pieces is that of the text, as it is unless a
+        normaliser changed some or a piece is unknown, the ink before a piece says where it begins.
+        """
+        encoded = self.processor.encode(texts)
+        sizes = np.array(list(map(len, encoded)), np.int64)
+        ids = np.fromiter(itertools.chain.from_iterable(encoded), np.int64, sizes.sum())
+        ink = self._ink_sizes[ids]
+        places, ends = np.cumsum(ink) - ink, np.cumsum(sizes)
+        units = []
+        for text, found, end in zip(texts, encoded, ends.tolist(), strict=True):
+            begin = end - len(found)
+            # Where a text begins with white space of its own, that is before or after the first of its pieces.
+            begins = bool(found) and (self._ink[found[0]] or not text[0].isspace())
+            if begins and b"".join(map(self._ink.__getitem__, found)) == _ink(text):
+                units.append(_num_ink)
+                places[begin:end] -= places[begin]
+            else:
+                units.append(_num_bytes)
+                places[begin:end] = self._begins(text)
+        return Encoded(ids, places, sizes, units)
+
+
+# White space of ASCII, as `str.isspace` has it.
+_SPACES = bytes(i for i in range(128) if chr(i).isspace())
+
+
+def _ink(text: str) -> bytes:
+    """A text's UTF-8 without white space."""
+    return text.encode("utf-8").translate(None, _SPACES)
+
+
+def _num_ink(text: str) -> int:
+    return len(_ink(text))
+
+
+def _ink_of(piece: sentencepiece_model_pb2.ModelProto.SentencePiece) -> bytes:
+    """The ink of a piece of SentencePiece; of one that is no text a byte that no text has."""
+    if piece.type == piece.BYTE:
+        return bytes([int(piece.piece[1:-1], 16)]).translate(None, _SPACES)
+    is_text = piece.type in (piece.NORMAL, piece.USER_DEFINED)
+    # With white space at its end a piece reaches further than its ink.
+    reaches = piece.piece.strip("▁") and piece.piece.endswith("▁")
+    return _ink(piece.piece.replace("▁", "")) if is_text and not reaches else b"\xff"
 
 
 def _own_sentinels(path: str, tokens: Sequence[str], specials: config.Vocabulary) -> int:
@@ -237,14 +337,29 @@ def _check_not_text(path: str, specials: config.Vocabulary, text: Container[int]
 
 
 class _Tokenizer(Vocabulary):
-    """A vocabulary over a `tokenizers.Tokenizer`."""
+    """A vocabulary over a `tokenizers.Tokenizer`.
+
+    Attributes:
+      separable: whether it cuts text as `stretches` has it.
+    """
 
     byte_offsets = False
+    separable: ClassVar[bool] = True
     tokenizer: tokenizers.Tokenizer
     _sizes: Sequence[int | None] = ()
 
     def _own_bytes(self, token: int) -> int | None:
         return self._sizes[token] if token < len(self._sizes) else None
+
+    @functools.cached_property
+    def _stretches(self) -> stretches.Stretches:
+        return stretches.Stretches(self.encode_offsets)
+
+    def encode_flat(self, texts: list[str]) -> Encoded:
+        """The tokens of whole texts."""
+        if not self.separable:
+            return super().encode_flat(texts)
+        return Encoded(*self._stretches(texts), [len] * len(texts))
 
     def _encode(self, s: str) -> Sequence[int]:
         return self.tokenizer.encode(s).ids
@@ -301,6 +416,8 @@ class HuggingFace(_Tokenizer):
 
     Tokens that the file marks as special never come from text, those that it adds without that mark do.
     """
+
+    separable = False
 
     def __init__(self, path: str, specials: config.Vocabulary):
         data = _read(path)

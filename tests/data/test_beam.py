@@ -15,7 +15,7 @@ import pytest
 import tensorflow_datasets as tfds
 
 from plm_jax import config, storage
-from plm_jax.data import cache, prepare, sentences, tasks, vocabularies
+from plm_jax.data import cache, prepare, tasks
 from plm_jax.errors import UserError
 from tests.data.test_prepare import contents, stored_texts
 
@@ -69,13 +69,14 @@ def test_files_give_the_same_cache_and_nothing_else_is_left(run, tmp_path, monke
         sizes.extend([len(data)] if "." not in name else [])
         write(folder, name, data)
 
+    monkeypatch.setattr(prepare, "_BATCH_CHARACTERS", 100)
     monkeypatch.setattr(beam, "_FILE_BYTES", 2000)
     monkeypatch.setattr(beam, "_write", write_and_weigh)
     local, other = both(run, tmp_path)
     assert other == local
     assert {name.split(os.sep)[0] for name in other} == {"a"}
     # What a worker holds is bounded by the size of its files, not of its piece.
-    largest = 2000 + 2 * 200 + prepare.NUM_SHARDS * 8
+    largest = 2000 + 2 * 300 + prepare.NUM_SHARDS * 8
     assert len(sizes) > 6 and max(sizes) < largest
 
 
@@ -141,10 +142,9 @@ def test_documents_stream_through_in_batches():
             most = max(most, waiting)
             yield prepare.Document(number, f"{number} " * 10_000, False)
 
-    vocabulary = vocabularies.load(config.Vocabulary("bytes"))
-    for record in prepare.encode(documents(), vocabulary, [sentences.boundaries]):
-        waiting -= 1
-        assert record.shard < prepare.NUM_SHARDS
+    for block in prepare.blocks(documents(), prepare.encoder(config.Vocabulary("bytes"))):
+        waiting -= block.documents
+        assert len(block.shards) == prepare.NUM_SHARDS
     assert waiting == 0 and most * 20_000 <= 2 * prepare._BATCH_CHARACTERS
 
 

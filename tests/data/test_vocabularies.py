@@ -127,22 +127,28 @@ def test_sentences_are_cut_from_the_whole_texts_tokens(vocabulary):
 )
 def test_the_first_tokens_bytes(trained, gpt2, text, sentencepiece, bpe):
     """By the tokens, each of whose letters stands for a byte; SentencePiece puts the first ▁ before the text."""
-    (_, _, first), found = gpt2.encode_parts([text], [])[0], gpt2.tokenizer.encode(text).tokens
+    ((_, first),), found = first_tokens(gpt2, [text]), gpt2.tokenizer.encode(text).tokens
     assert (found[:1], first) == ([bpe], len(bpe)) if bpe else (found, first) == ([], 0)
     vocabulary = vocabularies.load(trained)
-    ids, _, first = vocabulary.encode_parts([text], [])[0]
+    ((ids, first),) = first_tokens(vocabulary, [text])
     assert [vocabulary.processor.id_to_piece(int(i)) for i in ids[:1]] == [sentencepiece][: len(ids)]
     assert first == len((sentencepiece or "").removeprefix("▁"))
-    assert vocabularies.load("bytes").encode_parts([text], [])[0][2] == min(1, len(text))
+    assert first_tokens(vocabularies.load("bytes"), [text])[0][1] == min(1, len(text))
 
 
 def test_the_first_tokens_bytes_where_text_is_lost(tmp_path):
     """By hand: white space and accents go, a word is unknown; the bytes are the text's up to the second token."""
     (tmp_path / "vocab.txt").write_text("\n".join(["[UNK]", "cafe", "##s", "the", "."]))
     vocabulary = vocabularies.load(config.Vocabulary(f"wordpiece:{tmp_path}/vocab.txt", unk=0, train_kind="uncased"))
-    found = vocabulary.encode_parts(["Cafés.", " \u200bCafé  the", "Ünd the", "the\n", " "], [])
+    found = first_tokens(vocabulary, ["Cafés.", " \u200bCafé  the", "Ünd the", "the\n", " "])
     assert [ids.tolist() for ids, *_ in found] == [[1, 2, 4], [1, 3], [0, 3], [3], []]
     assert [first for *_, first in found] == [5, 4 + 5 + 2, 5, 4, 0]
+
+
+def first_tokens(vocabulary, texts):
+    """Ids of each text, and the bytes of its first token."""
+    ids, ends, _, first_bytes = vocabulary.encode_parts(texts, [])
+    return list(zip([ids[a:b] for a, b in itertools.pairwise(ends)], first_bytes, strict=True))
 
 
 def test_sentences_end_where_they_should():

@@ -1,0 +1,160 @@
+"""The fast ways to tokens and sentence starts give what the libraries' own ids and offsets give."""
+
+import dataclasses
+import os
+import pathlib
+import signal
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sentencepiece import sentencepiece_model_pb2
+
+import plm_jax
+from plm_jax import config
+from plm_jax.data import prepare, sentences, stretches, tokenizer_files, vocabularies, vocabulary_training, workers
+from plm_jax.errors import UserError
+from tests.data.test_prepare import contents, corpus, run  # noqa: F401
+
+GPT2 = pathlib.Path(plm_jax.__file__).parent / "data/gpt2"
+KINDS = ["unigram", "bpe", "nmt_nfkc", "wordpiece", "gpt2", "tiktoken"]
+ALPHABET = "abé.!?'s  \t\n\r\u00a0\u3000\u2028\x1c\x85\u200b1９½…”。你\u0301🙂▁ﬁ#"
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def vocabulary(request, tmp_path_factory, lines):
+    folder, kind = tmp_path_factory.mktemp("vocabularies"), request.param
+    specs = {
+        "wordpiece": config.Vocabulary(f"wordpiece:{folder}/v.txt", pad=0, unk=1, train_size=400),
+        "gpt2": config.Vocabulary(f"bpe:{GPT2}/vocab.json,{GPT2}/merges.txt"),
+        "tiktoken": config.Vocabulary(f"tiktoken:{folder}/v.model", train_size=400),
+    }
+    spec = specs.get(kind, config.Vocabulary(f"sentencepiece:{folder}/v.model", pad=0, eos=1, unk=2, train_size=500))
+    if kind in ("unigram", "bpe", "nmt_nfkc"):
+        spec = dataclasses.replace(spec, train_kind="" if kind == "nmt_nfkc" else kind)
+    if spec.train_size:
+        vocabulary_training.train(lines, spec)
+    if kind == "nmt_nfkc":  # T5's: characters are normalised, white space is joined, and there are unknown pieces.
+        model = sentencepiece_model_pb2.ModelProto()
+        path = vocabularies.files(spec.spec)[0]
+        model.ParseFromString(pathlib.Path(path).read_bytes())
+        for piece in model.pieces:
+            piece.type = piece.UNUSED if piece.type == piece.BYTE else piece.type
+        model.trainer_spec.byte_fallback = False
+        model.normalizer_spec.Clear()
+        model.normalizer_spec.name = "nmt_nfkc"
+        pathlib.Path(path).write_bytes(model.SerializeToString())
+    return vocabularies.load_plain(spec)
+
+
+def slowly(vocabulary, text):
+    """Ids and sentence starts of one text by the library's own offsets."""
+    ((ids, offsets),) = vocabulary.encode_offsets([text])
+    cuts = sentences.boundaries(text)
+    if vocabulary.byte_offsets:
+        cuts = [len(text[:cut].encode()) for cut in cuts]
+    starts = {0, *(next((i for i, at in enumerate(offsets) if at >= cut), len(ids)) for cut in cuts)}
+    return list(ids), sorted(start for start in starts if start < len(ids))
+
+
+def first_bytes(vocabulary, text):
+    """How many bytes the first token has, by the library's own offsets."""
+    ((ids, offsets),) = vocabulary.encode_offsets([text])
+    if not len(ids):
+        return 0
+    if (own := vocabulary._own_bytes(int(ids[0]))) is not None:
+        return own
+    if len(ids) == 1:
+        return len(text.encode())
+    return offsets[1] if vocabulary.byte_offsets else len(text[: offsets[1]].encode())
+
+
+def same(vocabulary, texts):
+    assert vocabulary.encode_parts(texts, [])[3] == [first_bytes(vocabulary, text) for text in texts]
+    for text, (ids, starts) in zip(texts, vocabulary.encode_sentences(texts), strict=True):
+        assert (ids.tolist(), starts.tolist()) == slowly(vocabulary, text), text
+
+
+def test_mixed_lines_are_encoded_as_the_library_does(vocabulary, lines):
+    same(vocabulary, [*lines[:300], "", *(" \n ".join(lines[i : i + 9]) for i in range(0, 90, 9))])
+
+
+@settings(max_examples=150)
+@given(st.lists(st.text(ALPHABET, max_size=30), max_size=4))
+def test_any_text_is_encoded_as_the_library_does(vocabulary, texts):
+    same(vocabulary, texts)
+
+
+def test_what_is_remembered_is_bounded_and_changes_nothing(vocabulary, lines, monkeypatch):
+    if not getattr(vocabulary, "separable", False):
+        pytest.skip("it remembers nothing")
+    monkeypatch.setattr(stretches, "_MOST_TOKENS", 200)
+    fresh = stretches.Stretches(vocabulary.encode_offsets)
+    for begin in range(0, 200, 20):
+        ids, _, sizes = fresh(lines[begin : begin + 20])
+        expected = [vocabulary.encode(text) for text in lines[begin : begin + 20]]
+        assert ids.tolist() == [i for found in expected for i in found]
+        assert sizes.tolist() == list(map(len, expected))
+        assert len(fresh._table.ids) < 3000
+
+
+def test_a_stretch_is_tokenised_once():
+    tokenizer = tokenizer_files.bert({"[UNK]": 0, "the": 1}, True)
+    seen = []
+
+    def encode(texts):
+        seen.extend(texts)
+        return [(e.ids, [begin for begin, _ in e.offsets]) for e in tokenizer.encode_batch(texts)]
+
+    fresh = stretches.Stretches(encode)
+    for _ in range(2):
+        ids, places, sizes = fresh(["the the sea", "sea the"])
+        assert (ids.tolist(), places.tolist(), sizes.tolist()) == ([1, 1, 0, 0, 1], [0, 4, 8, 0, 4], [3, 2])
+    assert sorted(seen) == [" sea", " the", "sea", "the"]
+
+
+def test_the_cache_is_the_same_for_any_number_of_processes(run, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(prepare, "_BATCH_CHARACTERS", 500)
+    found = []
+    for cores in (1, 2, 3):
+        monkeypatch.setattr(workers, "cores", lambda cores=cores: cores)
+        prepare.prepare(run, str(tmp_path / str(cores)), show_progress=False)
+        found.append(contents(tmp_path / str(cores)))
+    assert found[0] == found[1] == found[2]
+
+
+def make(what):
+    """What the processes below run."""
+
+    def apply(item):
+        print("noise on stdout")
+        if item == 7 and what == "mistake":
+            raise UserError("mend this")
+        if item == 7 and what == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return item * item, os.getpid()
+
+    return apply
+
+
+def test_results_come_in_order_from_several_processes():
+    squares, processes = zip(*workers.in_order(make, ["well"], range(40), 3), strict=True)
+    assert squares == tuple(i * i for i in range(40))
+    assert len(set(processes)) == 3 and os.getpid() not in processes
+
+
+@pytest.mark.parametrize(("what", "message"), [("mistake", "mend this"), ("killed", "SIGKILL ended a process")])
+def test_what_goes_wrong_in_a_process_is_told_and_none_stays(what, message):
+    seen = set()
+    with pytest.raises(UserError, match=message):
+        for _, process in workers.in_order(make, [what], range(40), 2):
+            seen.add(process)
+    for process in seen:
+        with pytest.raises(ProcessLookupError):
+            os.kill(process, 0)
+
+
+def test_ranges():
+    found = stretches.ranges(np.array([5, 0, 9]), np.array([2, 0, 3]))
+    assert found.tolist() == [5, 6, 9, 10, 11]

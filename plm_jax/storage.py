@@ -124,6 +124,14 @@ def open_binary(path: str) -> BinaryIO:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from None
 
 
+def size(path: str) -> int:
+    """How many bytes a file has; raises as `open_binary`."""
+    if not is_remote(path):
+        return os.path.getsize(path)
+    with reaching(path):
+        return _system(path).size(path)
+
+
 def read(path: str) -> bytes:
     """What a file holds; raises as `open_binary`."""
     with open_binary(path) as file:

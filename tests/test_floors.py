@@ -67,7 +67,7 @@ ALLOWED = {
     "models": {"models", "errors"},
     "objectives": {"objectives", "errors"},
     "hub": {"hub", "models", "wordpiece", "storage", "errors"},
-    "data": {"data", "corpora", "objectives", "config", "trees", "wordpiece", "storage", "errors"},
+    "data": {"data", "corpora", "objectives", "config", "progress", "trees", "wordpiece", "storage", "errors"},
     "training": {"training", "hub", "data", "objectives", "models", "config", "progress", "storage", "errors"},
     "evaluation": {
         *("evaluation", "training", "hub", "data", "objectives", "models"),

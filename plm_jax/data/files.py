@@ -12,8 +12,8 @@ import os
 import re
 import string
 import zlib
-from collections.abc import Iterator
-from typing import Any, TextIO
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO, TextIO
 
 from plm_jax import config, storage
 from plm_jax.errors import UserError, nearest
@@ -54,13 +54,20 @@ class Skipped:
             )
 
 
-def read(source: Files, index: int = 0, number: int = 1, skipped: Skipped | None = None) -> Iterator[Any]:
+def read(
+    source: Files,
+    index: int = 0,
+    number: int = 1,
+    skipped: Skipped | None = None,
+    advance: Callable[[int], Any] = lambda size: None,
+) -> Iterator[Any]:
     """The documents of text or JSONL files, in the order of their paths; blank ones are left out.
 
     Args:
       source: which files; of a source of examples (inputs, targets) of each come out.
       index, number: of the files in order only this stretch, of so many that are about equally long.
       skipped: counts the rows, of which bad ones are left out; None: a bad one is an error.
+      advance: is told how many bytes more were read, of compressed files as they are.
 
     Raises:
       UserError: no file at the path; a damaged file; text that is not UTF-8; a line that is no JSON object with text.
@@ -68,7 +75,7 @@ def read(source: Files, index: int = 0, number: int = 1, skipped: Skipped | None
     parsers = {config.JsonLines.kind: _json_text, config.JsonLinesExamples.kind: _json_example}
     parse, found = parsers.get(source.kind, _text), paths(source)
     for path in found[len(found) * index // number : len(found) * (index + 1) // number]:
-        for place, row in _rows(path, getattr(source, "document", "line")):
+        for place, row in _rows(path, getattr(source, "document", "line"), advance):
             try:
                 texts = parse(place, row, source)
             except BadRow as error:
@@ -90,6 +97,11 @@ def paths(source: Files) -> list[str]:
     return found
 
 
+def size(source: Files) -> int:
+    """How many bytes all files have."""
+    return sum(storage.size(path) for split in splits(source) for path in paths(of_split(source, split)))
+
+
 def splits(source: Files) -> tuple[str, ...]:
     """The splits of which a source has files."""
     return ("train", "validation") if getattr(source, "validation", "") else ("train",)
@@ -100,14 +112,35 @@ def of_split(source: Files, split: str) -> Files:
     return dataclasses.replace(source, path=source.validation, validation="") if split == "validation" else source
 
 
+class _Watched(io.RawIOBase):
+    """A file that tells how many bytes were read."""
+
+    def __init__(self, file: BinaryIO, advance: Callable[[int], Any]):
+        self._file, self._advance = file, advance
+
+    def readable(self) -> bool:
+        """It is there to be read."""
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:
+        """Reads the next bytes into a buffer."""
+        size = self._file.readinto(buffer)
+        self._advance(size)
+        return size
+
+
 @contextlib.contextmanager
-def _open(path: str) -> Iterator[TextIO]:
+def _open(path: str, advance: Callable[[int], Any]) -> Iterator[TextIO]:
     """The text of a file, to be read within; what cannot be read is the user's mistake.
 
     Bytes that are no UTF-8 are halves of characters in it, which text has none of.
     """
     try:
-        with storage.open_binary(path) as file, gzip.open(file) if path.endswith(".gz") else file as data:
+        with (
+            storage.open_binary(path) as unwatched,
+            io.BufferedReader(_Watched(unwatched, advance), 2**18) as file,
+            gzip.open(file) if path.endswith(".gz") else file as data,
+        ):
             yield io.TextIOWrapper(data, encoding="utf-8", errors="surrogateescape")
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UserError(f"{path} is damaged ({error}): give a whole gzip file") from error
@@ -115,9 +148,9 @@ def _open(path: str) -> Iterator[TextIO]:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
 
 
-def _rows(path: str, document: str) -> Iterator[tuple[str, str]]:
+def _rows(path: str, document: str, advance: Callable[[int], Any] = lambda size: None) -> Iterator[tuple[str, str]]:
     """The place of each document of a file, `FILE` or `FILE:LINE`, and its text; blank ones are left out."""
-    with _open(path) as file:
+    with _open(path, advance) as file:
         if document == "file":
             yield path, file.read()
         elif document == "line":

@@ -13,7 +13,6 @@ import itertools
 import json
 import os
 import shutil
-import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, BinaryIO, NamedTuple, TypeVar
@@ -21,7 +20,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 import numpy as np
 import tqdm
 
-from plm_jax import config, storage
+from plm_jax import config, progress, storage
 from plm_jax.data import (
     cache,
     files,
@@ -90,7 +89,8 @@ def prepare(
         vocabularies.copy(run.vocabulary.spec, os.path.join(folder, "vocabulary"))
         for name in sources:
             final, made = os.path.join(folder, name), os.path.join(local, name)
-            origin = origins.look(sources[name], lambda name=name: fingerprint(name, sources[name]))
+            with progress.doing(f"{name}: comparing its files"):
+                origin = origins.look(sources[name], lambda name=name: fingerprint(name, sources[name]))
             wanted = identity(run, name, vocabulary, origin.contents)
             if _is_prepared(final, wanted):
                 origins.note(final, sources[name], origin)
@@ -117,23 +117,25 @@ def _vocabulary(run: config.Run, show_progress: bool) -> vocabularies.Vocabulary
     paths = vocabularies.files(spec.spec)
     if spec.train_size > 0 and not all(map(storage.exists, paths)):
         print(f"making a vocabulary of {spec.train_size}: {', '.join(paths)}")
-        texts = (
-            text
-            for name, source in config.read_sources(run).items()
-            for document in _documents(run, name, source)
-            if not document.held_out
-            for text in (document.text, document.targets)
-            if text
-        )
-        texts = tqdm.tqdm(texts, unit=" documents", disable=not show_progress)
+        texts = _training_texts(run, show_progress)
         if not spec.spec.startswith("words:"):
             texts = _sample(texts, _VOCABULARY_SAMPLE_BYTES)
             if not texts:
                 raise UserError(
                     f"sources {', '.join(config.read_sources(run))} have no document for training: check their paths"
                 )
-        vocabulary_training.train(texts, spec, show_progress)
+        with progress.doing("training the vocabulary"):
+            vocabulary_training.train(texts, spec, show_progress)
     return vocabularies.load_plain(spec)
+
+
+def _training_texts(run: config.Run, show_progress: bool) -> Iterator[str]:
+    """The texts of all sources that are not held out."""
+    for name, source in config.read_sources(run).items():
+        with _bar(f"{name}: reading", name, source, show_progress) as bar:
+            for document in _documents(run, name, source, advance=bar.update):
+                if not document.held_out:
+                    yield from filter(None, (document.text, document.targets))
 
 
 def _sample(texts: Iterable[str], num_bytes: int) -> list[str]:
@@ -192,9 +194,8 @@ def pieces(name: str, source: Any, most: int = 1) -> list[Piece]:
 
 def _task(name: str, source: Any) -> tuple[Any, Any]:
     """The module `tasks` and the task of a source that is no file's: only then seconds are spent on TensorFlow."""
-    if "seqio" not in sys.modules:
-        print(f"{name}: importing TensorFlow", file=sys.stderr, flush=True)
-    from plm_jax.data import tasks
+    with progress.doing("importing TensorFlow"):
+        from plm_jax.data import tasks
 
     return tasks, tasks.task(name, source)
 
@@ -204,40 +205,59 @@ def _splits(name: str, source: Any) -> tuple[str, ...]:
 
 
 def documents(
-    run: config.Run, name: str, piece: Piece, first: int, skipped: files.Skipped | None = None
+    run: config.Run,
+    name: str,
+    piece: Piece,
+    first: int,
+    skipped: files.Skipped | None = None,
+    advance: Callable[[int], Any] = lambda size: None,
 ) -> Iterator[Document]:
     """The documents of a piece, numbered from `first`; of a source without a validation split CRC-32 holds some out.
 
-    Where the run skips bad rows of files, `skipped` counts them.
+    Where the run skips bad rows of files, `skipped` counts them. `advance` is told of files how many bytes more were
+    read, of other sources of each document.
     """
     source = run.data.sources[name]
     own, fraction = "validation" in _splits(name, source), run.data.validation_fraction
     skipped = (skipped or files.Skipped()) if run.data.bad_rows == "skip" else None
-    found = (parts for parts in _parts(name, source, piece, skipped) if parts[0].strip() or parts[1])
+    found = (parts for parts in _parts(name, source, piece, skipped, advance) if parts[0].strip() or parts[1])
     for number, (text, targets) in enumerate(found, first):
         held = piece.split == "validation" if own else held_out(text, fraction)
         yield Document(number, text, held, targets)
 
 
-def _documents(run: config.Run, name: str, source: Any, skipped: files.Skipped | None = None) -> Iterator[Document]:
+def _documents(
+    run: config.Run,
+    name: str,
+    source: Any,
+    skipped: files.Skipped | None = None,
+    advance: Callable[[int], Any] = lambda size: None,
+) -> Iterator[Document]:
     """All documents of a source, one piece after another."""
     number = 0
     for piece in pieces(name, source):
-        for document in documents(run, name, piece, number, skipped):
+        for document in documents(run, name, piece, number, skipped, advance):
             yield document
             number = document.number + 1
 
 
-def _parts(name: str, source: Any, piece: Piece, skipped: files.Skipped | None) -> Iterator[tuple[str, str | None]]:
+def _parts(
+    name: str, source: Any, piece: Piece, skipped: files.Skipped | None, advance: Callable[[int], Any]
+) -> Iterator[tuple[str, str | None]]:
     """The text of each document and None, or the inputs and targets of each example."""
     if isinstance(source, files.Files):
-        found = files.read(files.of_split(source, piece.split), *piece.shard, skipped)
-        return ((texts, None) if isinstance(texts, str) else texts for texts in found)
+        for texts in files.read(files.of_split(source, piece.split), *piece.shard, skipped, advance):
+            yield (texts, None) if isinstance(texts, str) else texts
+        return
     tasks, task = _task(name, source)
     if isinstance(source, config.ExampleSource):
-        return ((example.inputs, example.targets) for example in tasks.examples(task, piece.split, piece.shard))
-    field = source.field if isinstance(source, config.SeqioTask) else "text"
-    return ((text, None) for text in tasks.texts(task, piece.split, field, piece.shard))
+        found = ((example.inputs, example.targets) for example in tasks.examples(task, piece.split, piece.shard))
+    else:
+        field = source.field if isinstance(source, config.SeqioTask) else "text"
+        found = ((text, None) for text in tasks.texts(task, piece.split, field, piece.shard))
+    for parts in found:
+        advance(1)
+        yield parts
 
 
 def identity(
@@ -284,10 +304,9 @@ def _prepare_source(
     os.makedirs(spill)
     segmenter, skipped = run.data.segmenters.get(name), files.Skipped()
     if beam_options is None:
-        size = _size(name, run.data.sources[name])
-        unread = _documents(run, name, run.data.sources[name], skipped)
-        bar = tqdm.tqdm(unread, f"{name}: tokenising", size, unit=" documents", disable=not show_progress)
-        num_documents, has_validation = _tokenise(bar, run, name, spill)
+        with _bar(f"{name}: tokenising", name, run.data.sources[name], show_progress) as bar:
+            unread = _documents(run, name, run.data.sources[name], skipped, bar.update)
+            num_documents, has_validation = _tokenise(unread, run, name, spill)
     else:
         from plm_jax.data import beam  # A heavy import, and an optional one.
 
@@ -335,12 +354,15 @@ def _prepare_source(
         print(f"{name}: left out {skipped.bad:,} bad rows of {skipped.rows:,} ({'; '.join(skipped.first)})")
 
 
-def _size(name: str, source: Any) -> int | None:
-    """The number of documents, where the source tells it."""
-    if not isinstance(source, config.Tfds):
-        return None
-    _, task = _task(name, source)
-    return sum(task.source.num_input_examples(split) for split in task.splits)
+def _bar(description: str, name: str, source: Any, show: bool) -> tqdm.tqdm:
+    """Progress through a source: bytes of files, documents of another, of all if it tells how many there are."""
+    if isinstance(source, files.Files):
+        return tqdm.tqdm(None, description, files.size(source), unit="B", unit_scale=True, disable=not show)
+    total = None
+    if isinstance(source, config.Tfds):
+        _, task = _task(name, source)
+        total = sum(task.source.num_input_examples(split) for split in task.splits)
+    return tqdm.tqdm(None, description, total, unit=" documents", disable=not show)
 
 
 def _describe(spec: config.Vocabulary, vocabulary: vocabularies.Vocabulary) -> dict[str, Any]:

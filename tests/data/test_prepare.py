@@ -1,4 +1,5 @@
 import dataclasses
+import gzip
 import hashlib
 import itertools
 import json
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 from plm_jax import config, storage
-from plm_jax.data import cache, prepare, reader, vocabularies
+from plm_jax.data import cache, files, prepare, reader, vocabularies
 from plm_jax.errors import UserError
 from plm_jax.models import settings
 
@@ -323,3 +324,15 @@ def test_files_are_prepared_and_mistakes_are_told_without_tensorflow(corpus, tmp
 
 def stored_documents(source):
     return [document for split in source.splits.values() for document in split.documents[1:]]
+
+
+def test_progress_counts_the_bytes_of_the_files_as_they_are(run, corpus, capsys):
+    (corpus.parent / "more.jsonl.gz").write_bytes(gzip.compress(corpus.read_bytes() * 40))
+    source = config.JsonLines(str(corpus), validation=str(corpus.parent / "more.jsonl.gz"))
+    run = dataclasses.replace(run, data=dataclasses.replace(run.data, sources={"a": source}))
+    read = []
+    found = list(prepare._documents(run, "a", source, advance=read.append))
+    assert len(found) == 41 * len(TEXTS)
+    assert sum(read) == sum(os.path.getsize(path) for path in corpus.parent.glob("*.jsonl*")) == files.size(source)
+    prepare.prepare(run)
+    assert f"{files.size(source) / 1000:.1f}k/{files.size(source) / 1000:.1f}k" in capsys.readouterr().err

@@ -1,16 +1,22 @@
-"""`prepare` at scale: speed, and the memory of every process, locally and on Beam. Prints one JSON object.
+"""`prepare`: its rate beside that of bare tokenizers, and the memory of every process. Prints one JSON object.
 
-    python benchmarks/prepare.py                     # 1 GB of text, locally and with two workers of Beam
-    python benchmarks/prepare.py --megabytes=200 --runners local
+    python benchmarks/prepare.py                     # 150 MB a kind of vocabulary: eight minutes on two cores
+    python benchmarks/prepare.py --megabytes=1000 --kinds=gpt2      # memory
+    taskset -c 0 python benchmarks/prepare.py --runners local       # on one core
     python benchmarks/prepare.py --tiny              # to its end in seconds
 
 The text is the State of the Union addresses that come with the package, over and over, each copy under another title,
-as JSON lines; the vocabulary GPT-2's. The caches must be the same to the byte. Then 2,000 batches of 64 rows of 1,024
-tokens are read. Memory is sampled ten times a second over the tree of processes (Linux): `resident` is the
-kernel's own peak and counts pages of mapped files too, `anonymous` the largest that was seen.
+as JSON lines; the vocabularies are made of every other address, of 4,096 pieces, or GPT-2's. The bare tokenizers have
+the texts in memory and the same cores: SentencePiece's `encode` with as many threads, and Hugging Face's
+`encode_batch_fast`, which gives no offsets, for byte-level BPE and WordPiece. `ratio` is `prepare`'s rate, from the
+start of its process to its end, over theirs; they run in turn, and the bare ones once more after. The caches of both
+runners must be the same to the byte. Then batches of 64 rows of 1,024 tokens are read. Memory is sampled ten times a
+second over the tree of processes (Linux): `resident` is the kernel's own peak and counts pages of mapped files too,
+`anonymous` the largest that was seen.
 """
 
 import argparse
+import dataclasses
 import gzip
 import hashlib
 import itertools
@@ -28,26 +34,66 @@ from collections.abc import Iterator
 import machine
 
 from plm_jax import config
+from plm_jax.data import sentences, vocabularies, vocabulary_training
 from plm_jax.data.reader import Reader
 
 ROOT = pathlib.Path(__file__).parents[1]
 CORPUS = ROOT / "plm_jax/data/corpora/sotu.jsonl.gz"
-RUNNERS = {"local": [], "beam": ["--runner=beam", "--", "--direct_num_workers=2"]}
+CORES = len(os.sched_getaffinity(0))
+RUNNERS = {"local": [], "beam": ["--runner=beam", "--", f"--direct_num_workers={CORES}"]}
+# By kind of vocabulary the files of its spec and its special ids; 4,096 pieces each but GPT-2's, which comes along.
+KINDS = {
+    "sentencepiece": ("sentencepiece:{0}/v.model", {"pad": 0, "eos": 1, "unk": 2}),
+    "byte_level_bpe": ("bpe:{0}/vocab.json,{0}/merges.txt", {"eos": 0}),
+    "wordpiece": ("wordpiece:{0}/vocab.txt", {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "eos": 3, "mask": 4}),
+    "gpt2": (f"bpe:{ROOT}/plm_jax/data/gpt2/vocab.json,{ROOT}/plm_jax/data/gpt2/merges.txt", {"eos": 50256}),
+}
+PIECES = 4096
 SOURCE = "webtext"
 ROWS = 64
 
 
-def write_text(folder: pathlib.Path, num_bytes: int, num_files: int) -> int:
-    """Writes JSON lines with so much text; gives the bytes of the texts."""
+def addresses() -> list[str]:
+    """The texts that come with the package."""
     with gzip.open(CORPUS, "rt", encoding="utf-8") as file:
-        speeches = [json.loads(line)["text"] for line in file]
+        return [json.loads(line)["text"] for line in file]
+
+
+def section(kind: str, folder: pathlib.Path) -> config.Vocabulary:
+    """The vocabulary of a kind, made if its files are not there."""
+    spec, specials = KINDS[kind]
+    found = config.Vocabulary(spec.format(folder), **specials)
+    if not all(map(os.path.exists, vocabularies.files(found.spec))):
+        vocabulary_training.train(addresses()[::2], dataclasses.replace(found, train_size=PIECES))
+    return found
+
+
+def bare(vocabulary: vocabularies.Vocabulary, texts: list[str]) -> float:
+    """Megabytes a second of the library's own tokenizer."""
+    began = time.perf_counter()
+    for begin in range(0, len(texts), 256):
+        batch = texts[begin : begin + 256]
+        if isinstance(vocabulary, vocabularies.SentencePiece):
+            vocabulary.processor.encode(batch, num_threads=CORES)
+        else:
+            for encoded in vocabulary.tokenizer.encode_batch_fast(batch):
+                _ = encoded.ids
+    return sum(len(text.encode("utf-8")) for text in texts) / 1e6 / (time.perf_counter() - began)
+
+
+def write_text(folder: pathlib.Path, num_bytes: int, num_files: int, shape: str) -> int:
+    """Writes JSON lines with so much text; gives the bytes of the texts."""
+    speeches = addresses()
+    if shape == "sentences":
+        speeches = [part.strip() for speech in speeches for part in sentences.split(speech) if part.strip()]
     total = 0
     files = [open(folder / f"{i:03d}.jsonl", "w", encoding="utf-8") for i in range(num_files)]  # noqa: SIM115
     for document in itertools.count():
         if total >= num_bytes:
             break
         copy, number = divmod(document, len(speeches))
-        text = f"Copy {copy} of address {number}.\n\n{speeches[number]}"
+        title = f"Copy {copy} of address {number}.\n\n" if shape == "addresses" else f"{copy}: "
+        text = title + speeches[number]
         files[document % num_files].write(json.dumps({"text": text}) + "\n")
         total += len(text.encode("utf-8"))
     for file in files:
@@ -118,7 +164,8 @@ def read(batches: int, overrides: list[str]) -> None:
     """Reads batches of GPT-2's config with overrides."""
     path = ROOT / "configs/gpt2.py"
     tree = runpy.run_path(str(path))["get_config"]()
-    tree.update_from_flattened_dict({"train.batch_size": ROWS, **dict(o.split("=", 1) for o in overrides)})
+    given = {name: int(value) if value.isdigit() else value for name, value in (o.split("=", 1) for o in overrides)}
+    tree.update_from_flattened_dict({"train.batch_size": ROWS, **given})
     for _ in itertools.islice(Reader(config.resolve(tree, str(path))).batches(0), batches):
         pass
 
@@ -126,10 +173,12 @@ def read(batches: int, overrides: list[str]) -> None:
 def main() -> None:
     """Parses the flags and prints the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--megabytes", type=float, default=1000)
+    parser.add_argument("--megabytes", type=float, default=150)
     parser.add_argument("--files", type=int, default=8)
-    parser.add_argument("--batches", type=int, default=2000)
+    parser.add_argument("--batches", type=int, default=500)
     parser.add_argument("--runners", nargs="+", choices=RUNNERS, default=list(RUNNERS))
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS)[:3])
+    parser.add_argument("--shape", choices=["addresses", "sentences"], default="addresses", help="of a document")
     parser.add_argument("--tiny", action="store_true", help="0.2 MB, two files, two batches")
     parser.add_argument("--read", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -138,24 +187,51 @@ def main() -> None:
         return
     if arguments.tiny:
         arguments.megabytes, arguments.files, arguments.batches = 0.2, 2, 2
-    result = {"benchmark": "prepare", "machine": machine.describe(), "files": arguments.files, "runners": {}}
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"
+    result = {"benchmark": "prepare", "machine": machine.describe(), "cores": CORES}
+    result |= {"files": arguments.files, "documents": arguments.shape}
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         (folder / "text").mkdir()
-        num_bytes = write_text(folder / "text", int(arguments.megabytes * 1e6), arguments.files)
+        num_bytes = write_text(folder / "text", int(arguments.megabytes * 1e6), arguments.files, arguments.shape)
         result["megabytes_of_text"] = round(num_bytes / 1e6, 1)
-        digests = set()
-        for runner in arguments.runners:
-            paths = [f"data.sources.{SOURCE}.path={folder}/text/*.jsonl", f"data.cache_dir={folder}/{runner}"]
-            overrides = [f"--config.{path}" for path in paths]
-            verb = [sys.executable, "-m", "plm_jax.prepare", "--config=configs/gpt2.py:small", *overrides]
-            done = watched([*verb, *RUNNERS[runner]])
-            result["runners"][runner] = done | {"megabytes_per_second": round(num_bytes / 1e6 / done["seconds"], 2)}
-            digests.add(digest(folder / runner / SOURCE))
-        result["caches_are_the_same"] = len(digests) == 1
-        command = [sys.executable, __file__, f"--batches={arguments.batches}", "--read", *paths]
+        result["kinds"] = {kind: measure(kind, folder, num_bytes, arguments.runners) for kind in arguments.kinds}
+        overrides = settings(section(arguments.kinds[-1], folder), folder, arguments.kinds[-1], arguments.runners[-1])
+        command = [sys.executable, __file__, f"--batches={arguments.batches}", "--read", *overrides]
         result["reading"] = {"batches": arguments.batches} | watched(command)
     print(json.dumps(result, indent=2))
+
+
+def settings(spec: config.Vocabulary, folder: pathlib.Path, kind: str, runner: str) -> list[str]:
+    """What of GPT-2's config is another: the text, where the cache goes, and the vocabulary."""
+    given = {name: getattr(spec, name) for name in config.SPECIALS if getattr(spec, name) is not None}
+    vocabulary = {"spec": spec.spec, **given}
+    return [
+        f"data.sources.{SOURCE}.path={folder}/text/*.jsonl",
+        f"data.cache_dir={folder}/{kind}-{runner}",
+        *(f"vocabulary.{name}={value}" for name, value in vocabulary.items()),
+    ]
+
+
+def measure(kind: str, folder: pathlib.Path, num_bytes: int, runners: list[str]) -> dict:
+    """Rates with a kind of vocabulary: bare, by each runner, and bare again."""
+    spec = section(kind, folder)
+    vocabulary = vocabularies.load_plain(spec)
+    texts = addresses()
+    rates, found, digests = [bare(vocabulary, texts)], {}, set()
+    for runner in runners:
+        overrides = [f"--config.{override}" for override in settings(spec, folder, kind, runner)]
+        verb = [sys.executable, "-m", "plm_jax.prepare", "--config=configs/gpt2.py:small", *overrides]
+        done = watched([*verb, *RUNNERS[runner]])
+        found[runner] = done | {"megabytes_per_second": round(num_bytes / 1e6 / done["seconds"], 2)}
+        digests.add(digest(folder / f"{kind}-{runner}" / SOURCE))
+        rates.append(bare(vocabulary, texts))
+    rate = max(rates)
+    for done in found.values():
+        done["ratio"] = round(done["megabytes_per_second"] / rate, 3)
+    result = {"bare_megabytes_per_second": round(rate, 2), "runners": found, "caches_are_the_same": len(digests) == 1}
+    print(kind, json.dumps(result), file=sys.stderr, flush=True)
+    return result
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Texts to the cache: tokenise, shuffle documents once, write; in bounded memory and to the same bytes every time.
 
-Documents stream from the source, are tokenised in batches and spilled to NUM_SHARDS files chosen by a hash; then each
-shard is read, sorted by the hash and written. So the order is a fixed pseudo-random one, and memory holds a batch and
-then where the documents of one shard are.
+Documents stream from the source, are tokenised in batches by a process a core (`workers.py`) and spilled to NUM_SHARDS
+files chosen by a hash; then each shard is read, sorted by the hash and written. So the order is a fixed pseudo-random
+one whatever the number of processes, and memory holds some batches and then where the documents of one shard are.
 """
 
 import contextlib

@@ -24,11 +24,14 @@ def test_cleaning_is_measured_against_c4(monkeypatch, capsys):
 
 
 def test_preparing_is_measured():
-    command = [sys.executable, str(ROOT / "benchmarks" / "prepare.py"), "--tiny", "--runners=local"]
+    flags = ["--tiny", "--runners", "local", "--kinds", "sentencepiece", "gpt2"]
+    command = [sys.executable, str(ROOT / "benchmarks" / "prepare.py"), *flags]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert 0.2 <= found["megabytes_of_text"] < 0.5
-    assert list(found["runners"]) == ["local"] and found["reading"]["batches"] == 2
-    for run in (found["runners"]["local"], found["reading"]):
+    assert 0.2 <= found["megabytes_of_text"] < 0.5 and found["reading"]["batches"] == 2
+    assert list(found["kinds"]) == ["sentencepiece", "gpt2"]
+    for kind in found["kinds"].values():
+        run, rate = kind["runners"]["local"], kind["bare_megabytes_per_second"]
         assert run["seconds"] > 0 and run["megabytes"][0]["resident"] > 50
+        assert abs(run["ratio"] - run["megabytes_per_second"] / rate) < 0.01

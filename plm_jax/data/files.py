@@ -85,7 +85,7 @@ def read(
                 continue
             if skipped is not None:
                 skipped.rows += 1
-            if "".join(texts).strip():
+            if texts.strip() if isinstance(texts, str) else "".join(texts).strip():  # To join a text is slow.
                 yield texts
 
 

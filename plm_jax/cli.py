@@ -218,11 +218,17 @@ def prepare_if_needed(run: config.Run, trained: str = "") -> None:
     """
     if not progress.is_first():
         return
+    from plm_jax.data import mixture_sources  # It imports what reads caches.
+
     # In a bucket a folder is there as soon as its upload has begun.
     last = "manifest.json" if storage.is_remote(run.data.cache_dir) else ""
-    folder, names = run.data.cache_dir, config.read_sources(run)
-    missing = [name for name in names if not storage.exists(os.path.join(folder, name, last))]
-    changed = changed_caches(run, [name for name in names if name not in missing])
+    missing, changed, seen = [], [], set()
+    for each in (run, mixture_sources.expanded(run)):  # Of a mixture what is noted of it, and then its tasks' caches.
+        names = [name for name in config.read_sources(each) if name not in seen]
+        absent = [name for name in names if not storage.exists(os.path.join(run.data.cache_dir, name, last))]
+        changed += changed_caches(each, [name for name in names if name not in absent])
+        missing += absent
+        seen.update(names)
     several = os.environ.get("JAX_NUM_PROCESSES", os.environ.get("SLURM_NTASKS", "1")) != "1"
     if changed and trained:
         raise UserError(

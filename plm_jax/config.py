@@ -67,7 +67,12 @@ class Tfds:
 
 @dataclass(frozen=True)
 class SeqioTask:
-    """A task that `module` registers with seqio under `name`; its `field` holds text."""
+    """A task, or a mixture of tasks, that `module` registers with seqio under `name`; its `field` holds text.
+
+    Of a mixture each task is prepared and read as a source `SOURCE-TASK` of its own, and so the run's config.json holds
+    these, as its `validation/…` do; of the rate of SOURCE each has the share that seqio's rates give it, which
+    `prepare` works out.
+    """
 
     kind: ClassVar[str] = "seqio"
     name: str
@@ -91,9 +96,10 @@ class JsonLinesExamples:
 
 @dataclass(frozen=True)
 class SeqioExamples:
-    """A task that `module` registers with seqio under `name`; each of its rows is an example with inputs and targets.
+    """A task, or a mixture of tasks, that `module` registers with seqio; each row is an example, inputs and targets.
 
     They may be texts or tokens, whose text is then taken: `inputs_pretokenized`, or what the task's vocabulary decodes.
+    A mixture is read as in `SeqioTask`.
     """
 
     kind: ClassVar[str] = "seqio_examples"
@@ -103,6 +109,8 @@ class SeqioExamples:
 
 # Sources of examples; the others are of documents.
 ExampleSource = JsonLinesExamples | SeqioExamples
+# Sources of which seqio's registry knows more.
+Registered = SeqioTask | SeqioExamples
 
 
 @dataclass(frozen=True)
@@ -219,7 +227,7 @@ class Data:
       length: tokens a row of the batch.
       mixture: rate of each source, in rows or, since seqio mixes before it packs, in examples where those are packed
         (`data.mixtures` has the usual rules); empty means each in proportion to its tokens, or, where a source has
-        examples, to its rows.
+        examples, to its rows. It may not be empty where a mixture of seqio's is one of several sources.
       segmenters: of sources whose words the vocabulary does not tell, as of Chinese, a Python function
         `module:function` from a text to its words in order, such as `jieba:lcut`.
       bad_rows: what `prepare` does with a line of JSONL that is none or lacks what the source asks for, and with text

@@ -412,6 +412,8 @@ def open_source(cache_dir: str, name: str, cached_tokens: int = 3 * 2**21) -> So
     """
     folder = os.path.join(cache_dir, name)
     manifest = read_manifest(folder)
+    if "parts" in manifest:
+        raise UserError(f"{folder} is of another mixture of tasks: run `python -m plm_jax.prepare --config=…` again")
     try:
         vocabulary, dtype = manifest["vocabulary"], np.dtype(manifest["dtype"])
         size = vocabulary["size"]

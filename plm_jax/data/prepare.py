@@ -13,6 +13,7 @@ import itertools
 import json
 import os
 import shutil
+import types
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, BinaryIO, NamedTuple, TypeVar
@@ -24,6 +25,7 @@ from plm_jax import config, progress, storage
 from plm_jax.data import (
     cache,
     files,
+    mixture_sources,
     origins,
     segmenters,
     sentences,
@@ -65,8 +67,9 @@ def prepare(
 ) -> None:
     """Writes the cache of each of the run's sources into `output` (default: `data.cache_dir`), and its vocabulary.
 
-    A source with a rate of 0 all the time is left out. With `beam_options` Apache Beam tokenises, where and with how
-    many workers they say (`data/beam.py`); the cache is the same.
+    A source with a rate of 0 all the time is left out; of a mixture of seqio's each task has a cache
+    (`mixture_sources`). With `beam_options` Apache Beam tokenises, where and with how many workers they say
+    (`data/beam.py`); the cache is the same.
 
     A cache whose identity (source contents, task definition, vocabulary, format) has not changed is left as it is. Of
     several processes of a machine at once one works and the others wait for it. A remote cache is made on this machine
@@ -75,12 +78,14 @@ def prepare(
     Raises:
       UserError: whatever the user can mend in sources or vocabulary.
     """
-    folder, sources = output or run.data.cache_dir, config.read_sources(run)
-    for name, source in sources.items():
+    folder = output or run.data.cache_dir
+    for name, source in config.read_sources(run).items():
         if not name.replace("-", "_").isidentifier() or name == "vocabulary":
             raise UserError(f"config.data.sources has '{name}': give a name of letters, digits, - and _")
         files.check(name, source)
-    local = folder
+    given, parts = run, _parts_of_mixtures(run)
+    run = mixture_sources.expanded(given, parts)
+    sources, local = config.read_sources(run), folder
     if storage.is_remote(folder):
         local = storage.cache_folder("prepare", hashlib.sha256(folder.encode("utf-8")).hexdigest()[:16])
         storage.write(os.path.join(folder, ".lock"), b"")  # It locks nothing, but what cannot be written fails now.
@@ -98,10 +103,40 @@ def prepare(
                 continue
             if not _is_prepared(made, wanted):
                 _prepare_source(run, name, vocabulary, wanted, local, show_progress, beam_options, origin)
-            if made != final:
-                cache.upload(made, final, show_progress)
-                shutil.rmtree(made)
-                print(f"{name}: uploaded to {final}")
+            _upload(name, made, final, show_progress)
+        for name in parts:
+            own = all("validation" in _splits(part, run.data.sources[part]) for part in parts[name])
+            manifest = mixture_sources.manifest(given, name, parts[name], own)
+            _prepare_mixture(name, manifest, folder, local, show_progress)
+
+
+def _parts_of_mixtures(run: config.Run) -> dict[str, mixture_sources.Parts]:
+    """The parts of each source of the run that is a mixture, from seqio."""
+    found = {}
+    for name, source in config.read_sources(run).items():
+        if isinstance(source, config.Registered) and (rates := _tasks().rates(source)) is not None:
+            found[name] = mixture_sources.named(name, rates)
+    return found
+
+
+def _prepare_mixture(name: str, manifest: dict[str, Any], folder: str, local: str, show_progress: bool) -> None:
+    """Writes what is noted of a mixture whose tasks are prepared, if it is not there."""
+    final, made = os.path.join(folder, name), os.path.join(local, name)
+    if _is_prepared(final, manifest["identity"]):
+        print(f"{name}: up to date at {final}")
+        return
+    mixture_sources.write(local, name, manifest)
+    rates = ", ".join(f"{part} {of['rate']:g}" for part, of in manifest["parts"].items())
+    print(f"{name}: a mixture by the rates {rates}: {made}")
+    _upload(name, made, final, show_progress)
+
+
+def _upload(name: str, made: str, final: str, show_progress: bool) -> None:
+    """Moves a cache from this machine to the remote place that it was made for."""
+    if made != final:
+        cache.upload(made, final, show_progress)
+        shutil.rmtree(made)
+        print(f"{name}: uploaded to {final}")
 
 
 def _is_prepared(folder: str, wanted: str) -> bool:
@@ -192,11 +227,16 @@ def pieces(name: str, source: Any, most: int = 1) -> list[Piece]:
     return [Piece(split, shard) for split in splits for shard in tasks.shards(source, task, split)]
 
 
-def _task(name: str, source: Any) -> tuple[Any, Any]:
-    """The module `tasks` and the task of a source that is no file's: only then seconds are spent on TensorFlow."""
+def _tasks() -> types.ModuleType:
+    """The module `tasks`, for a source that is no file's: only then seconds are spent on TensorFlow."""
     with progress.doing("importing TensorFlow"):
         from plm_jax.data import tasks
+    return tasks
 
+
+def _task(name: str, source: Any) -> tuple[types.ModuleType, Any]:
+    """The module `tasks` and the task of a source that is no file's."""
+    tasks = _tasks()
     return tasks, tasks.task(name, source)
 
 

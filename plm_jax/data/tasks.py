@@ -1,10 +1,12 @@
 """Each source of a config as a seqio task that yields texts. Importing this imports seqio and so TensorFlow."""
 
 import contextlib
+import dataclasses
 import hashlib
 import importlib
 import importlib.util
 import json
+import math
 import os
 import re
 from collections.abc import Iterator
@@ -13,9 +15,8 @@ from typing import Any, NamedTuple
 from plm_jax import config, storage
 from plm_jax.data import cache, files
 from plm_jax.data.tensorflow_side import seqio, tf, tfds
-from plm_jax.errors import UserError, nearest, one_line, users_code
+from plm_jax.errors import UserError, in_users_code, nearest, one_line, users_code
 
-_Registered = config.SeqioTask | config.SeqioExamples
 _TEXT = seqio.Feature(seqio.PassThroughVocabulary(0), add_eos=False, dtype=tf.string, rank=0)
 _FEATURES = {"text": _TEXT}
 _PARTS = ("inputs", "targets")
@@ -97,24 +98,52 @@ def task(name: str, source: Any) -> seqio.Task:
 
 def registered(name: str, source: Any, bad_rows: str = "stop") -> seqio.Task:
     """As `task`, whatever splits there are: some are there to be evaluated alone; `bad_rows` of files as in `Data`."""
-    return _seqio_task(source) if isinstance(source, _Registered) else _register(name, source, bad_rows)
+    return _seqio_task(source) if isinstance(source, config.Registered) else _register(name, source, bad_rows)
 
 
-def _seqio_task(source: _Registered) -> seqio.Task:
+def _seqio_task(source: config.Registered) -> seqio.Task:
     _import(source.module)
-    if source.name in seqio.MixtureRegistry.names():
-        mixture = seqio.MixtureRegistry.get(source.name)
-        rates = ", ".join(sorted(f"{task.name}: {mixture.get_rate(task):g}" for task in mixture.tasks))
-        raise UserError(
-            f"'{source.name}' is a mixture: name its tasks as sources, with these rates in config.data.mixture: {rates}"
-        )
     if source.name not in seqio.TaskRegistry.names():
-        hint = nearest(source.name, seqio.TaskRegistry.names())
+        if source.name in seqio.MixtureRegistry.names():
+            raise UserError(
+                f"'{source.name}' is a mixture that was not prepared: run `python -m plm_jax.prepare --config=…`"
+            )
+        hint = nearest(source.name, [*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()])
         raise UserError(f"{source.module} registers no task '{source.name}': {hint}")
     task = seqio.TaskRegistry.get(source.name)
     if isinstance(task.source, seqio.TfdsDataSource) and not task.source.tfds_dataset.tfds_splits:
         _download(task.source.tfds_dataset.builder)
     return task
+
+
+def rates(source: config.Registered) -> dict[str, float] | None:
+    """The rate of each task of a registered mixture, as seqio computes it; None: `source` is a task.
+
+    As in seqio a task without a `train` split is not trained on, and is left out.
+
+    Raises:
+      UserError: a rate that is no number of at least 0, or cannot be computed; no task to train on; as `task`.
+    """
+    _import(source.module)
+    if source.name not in seqio.MixtureRegistry.names():
+        return None
+    mixture = seqio.MixtureRegistry.get(source.name)
+    found = {}
+    for name in [task.name for task in mixture.tasks]:
+        task = _seqio_task(dataclasses.replace(source, name=name))  # Rates may ask how many examples it has.
+        if "train" not in task.splits:
+            continue
+        try:
+            found[name] = float(mixture.get_rate(task))
+        except Exception as error:
+            told = in_users_code(error, importlib.import_module(source.module).__file__ or "")
+            what = told or one_line(error)
+            raise UserError(f"mixture '{source.name}' gives task '{name}' no rate ({what}): mend it") from error
+        if not (found[name] >= 0 and math.isfinite(found[name])):
+            raise UserError(f"mixture '{source.name}' gives task '{name}' the rate {found[name]}: give at least 0")
+    if not sum(found.values()) > 0:
+        raise UserError(f"mixture '{source.name}' has no task with a split 'train' and a rate above 0: choose another")
+    return found
 
 
 def _import(module: str) -> None:
@@ -197,7 +226,7 @@ def shards(source: Any, task: seqio.Task, split: str) -> list[seqio.ShardInfo | 
     TensorFlow Datasets' stay apart however many they are, since a whole split mixes them; those of seqio's own
     tasks stay together, since a task's examples may depend on each other, unless `register_tfds` has made it.
     """
-    if isinstance(source, _Registered) and not isinstance(task.source, _TfdsTexts):
+    if isinstance(source, config.Registered) and not isinstance(task.source, _TfdsTexts):
         return [None]
     number = len(task.source.list_shards(split))
     return [seqio.ShardInfo(index, number) for index in range(number)]
@@ -265,7 +294,7 @@ def fingerprint(source: Any, task: seqio.Task) -> list[str]:
     besides.
     """
     found, sizes = [], []
-    if isinstance(source, _Registered):
+    if isinstance(source, config.Registered):
         found += [importlib.import_module(source.module).__file__, *getattr(task.source, "code", ())]
     if isinstance(task.source, seqio.TfdsDataSource) and not task.source.tfds_dataset.tfds_splits:
         info = task.source.tfds_dataset.builder.info

@@ -33,6 +33,7 @@ from typing import Any
 from tqdm import tqdm
 
 from plm_jax import config, storage
+from plm_jax.data import mixture_sources
 from plm_jax.errors import UserError, nearest, users_code
 from plm_jax.evaluation import comparison
 from plm_jax.training import run_directory
@@ -250,7 +251,7 @@ def _metrics(member: Member) -> dict[str, float]:
     log = read_rows(os.path.join(member.workdir, "evaluation.jsonl"))
     rows = [row for row in log if row["step"] == member.run.train.steps]
     found: dict[str, float] = {}
-    for source in config.read_sources(member.run):
+    for source in config.read_sources(mixture_sources.expanded(member.run)):
         own = {name: value for row in rows for name, value in row.items() if name.startswith(f"{source}/")}
         if not own:
             return {}
@@ -287,7 +288,9 @@ def _misfit(member: Member) -> str | None:
         return str(error)
     changed = [
         f"{field} was {config.brief(was)} and is {config.brief(now)}"
-        for field, was, now in config.differences(config.to_dict(held), config.to_dict(member.run))
+        for field, was, now in config.differences(
+            config.to_dict(held), config.to_dict(mixture_sources.expanded(member.run))
+        )
     ]
     if not changed and _record(member.workdir).get("parent_began") != _parent_began(member):
         parent = os.path.basename(member.run.train.init_from)

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from plm_jax import config, progress
+from plm_jax.data import mixture_sources
 from plm_jax.data.reader import Reader, digest_hex
 from plm_jax.errors import UserError
 from plm_jax.training import flops, optimizers, resume, run_directory, warm_start
@@ -27,6 +28,8 @@ from plm_jax.training.validation import Validation
 def pretrain(run: config.Run, workdir: str, allow_changes: bool = False) -> None:
     """Trains until `run.train.steps`, from the newest checkpoint in `workdir` if there is one.
 
+    The run that is trained and noted has the tasks of a mixture of seqio's as sources (`mixture_sources.expanded`).
+
     Args:
       allow_changes: goes on from a checkpoint of another config, too, whose batches or optimizer are not those of this
         one; the examples that it reads follow on those that were read.
@@ -35,6 +38,7 @@ def pretrain(run: config.Run, workdir: str, allow_changes: bool = False) -> None
       UserError: the batch does not fit the mesh, the cache or a checkpoint does not fit the config, the loss is lost.
     """
     is_first = jax.process_index() == 0
+    run = mixture_sources.expanded(run)
     described = run_directory.read(workdir) or {}
     resumed = resume.find(run, workdir)
     trainer = Trainer(run, resumed=resumed)

@@ -1,0 +1,240 @@
+"""A mixture of seqio's registry as one source: its tasks' caches, its rates, runs over it."""
+
+import collections
+import dataclasses
+import json
+import subprocess
+import sys
+
+import pytest
+
+from plm_jax import config, storage
+from plm_jax.data import mixture_sources, prepare, tasks
+from plm_jax.data.mixture_sources import Part
+from plm_jax.data.reader import Reader
+from plm_jax.errors import UserError
+from tests.test_errors import assert_one_line
+from tests.training import runs, tiny
+
+# Task `letter` has texts of one letter. Of `outer`'s rate 12, 2 are parted as 1 to 3, 9 are `c`'s, and `d`'s, which
+# seqio leaves out of training, is not looked at.
+MODULE = """
+import os, seqio, tensorflow as tf
+TEXT = seqio.Feature(seqio.PassThroughVocabulary(0), add_eos=False, dtype=tf.string, rank=0)
+def register(name, splits, make):
+    features = {feature: TEXT for feature in make('x', 0)}
+    def read(split, shuffle_files):
+        rows = [make(name[-1], number) for number in range({'train': 40}.get(split, 5))]
+        return tf.data.Dataset.from_tensor_slices({key: [row[key] for row in rows] for key in features})
+    source = seqio.FunctionDataSource(read, splits=splits)
+    seqio.TaskRegistry.add(name, source=source, preprocessors=[], output_features=features)
+def text(letter, number):
+    return {'body': letter * (20 + number)}
+def example(letter, number):
+    return {'inputs': letter * (4 + number % 3), 'targets': letter}
+def of_file(task):
+    with open(os.path.join(os.path.dirname(__file__), 'rate')) as file:
+        return float(file.read())
+for name in ('mine:a', 'mine.b', 'c'):
+    register(name, ['train', 'validation'], text)
+register('d', ['test'], text)
+seqio.MixtureRegistry.add('inner', [('mine:a', 1.0), ('mine.b', 3)])
+seqio.MixtureRegistry.add('outer', [('inner', 2.0), ('c', of_file), ('d', 5.0)])
+for name in ('qa', 'qb'):
+    register(name, ['train'], example)
+seqio.MixtureRegistry.add('examples', [('qa', lambda task: 1.0), ('qb', lambda task: 3.0)])
+seqio.MixtureRegistry.add('failing', [('c', lambda task: 1 / 0)])
+seqio.MixtureRegistry.add('negative', [('c', -1.0)])
+seqio.MixtureRegistry.add('idle', [('c', 0.0), ('d', 1.0)])
+"""
+PARTS = {"mix-mine_a": 2 / 4, "mix-mine_b": 2 * 3 / 4, "mix-c": 9}
+
+
+def source(name="outer"):
+    return config.SeqioTask(name, "my_mixtures", "body")
+
+
+def shares(run, number):
+    """How many are each letter's among the first rows, which are of one letter but for what ends documents."""
+    reader, found = Reader(run), collections.Counter()
+    for k in range(number):
+        row = reader.example(k)
+        tokens = row["decoder_tokens"] if "decoder_tokens" in row else row["tokens"]
+        found[chr(next(token for token in tokens.tolist() if 97 <= token < 123))] += 1
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "my_mixtures.py").write_text(MODULE)
+    (tmp_path / "rate").write_text("9")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    registries = tasks.seqio.TaskRegistry, tasks.seqio.MixtureRegistry
+    before = [set(registry.names()) for registry in registries]
+    yield tmp_path
+    for registry, names in zip(registries, before, strict=True):
+        for name in set(registry.names()) - names:
+            registry.remove(name)
+    sys.modules.pop("my_mixtures", None)
+
+
+def make(folder, run=tiny.PLAIN, **data):
+    return runs.make(folder, run, data={"sources": {"mix": source()}, **data})
+
+
+def test_examples_come_from_each_task_by_the_rates_of_seqio(folder, capsys):
+    run = make(folder)
+    prepare.prepare(run, show_progress=False)
+    expanded = mixture_sources.expanded(run)
+    assert list(expanded.data.sources) == sorted(PARTS)
+    read_back = config.resolve(config.to_config_dict(expanded), str(folder / "tiny.py"))
+    assert list(config.stages(read_back)[0].mixture.items()) == list(config.stages(expanded)[0].mixture.items())
+    assert expanded.data.mixture == pytest.approx({name: rate / 11 for name, rate in PARTS.items()})
+    assert {source.name for source in expanded.data.sources.values()} == {"mine:a", "mine.b", "c"}
+    assert mixture_sources.expanded(expanded) == expanded
+    number = 2200
+    found = shares(expanded, number)
+    for name, rate in PARTS.items():
+        assert abs(found[name[-1]] - number * rate / 11) <= 1, found
+    capsys.readouterr()
+    prepare.prepare(run, show_progress=False)
+    assert all(": up to date at " in line for line in capsys.readouterr().out.splitlines())
+    # Another rate is noted anew, and no text is read again.
+    manifests = {name: folder / "cache" / name / "manifest.json" for name in PARTS}
+    before = {name: (path.stat().st_ino, path.read_bytes()) for name, path in manifests.items()}
+    (folder / "rate").write_text("2")
+    prepare.prepare(run, show_progress=False)
+    assert {name: (path.stat().st_ino, path.read_bytes()) for name, path in manifests.items()} == before
+    assert "mix: a mixture by the rates" in capsys.readouterr().out
+    assert mixture_sources.expanded(run).data.mixture == pytest.approx(
+        {"mix-mine_a": 0.5 / 4, "mix-mine_b": 1.5 / 4, "mix-c": 2 / 4}
+    )
+    # The cache of a mixture is none of another, nor of a task.
+    other = make(folder, sources={"mix": source("inner")})
+    assert mixture_sources.expanded(other) == other
+    with pytest.raises(UserError, match="mix is of another mixture of tasks: run"):
+        Reader(other)
+
+
+def test_a_mixture_of_examples_beside_texts_and_without_seqio(folder):
+    (folder / "a.jsonl").write_text("".join(json.dumps({"text": "z" * 50}) + "\n" for _ in range(20)))
+    run = make(
+        folder,
+        tiny.of_t5(tiny.PLAIN),
+        sources={"z": config.JsonLines("a.jsonl"), "q": config.SeqioExamples("examples", "my_mixtures")},
+        mixture={"z": 1.0, "q": 4.0},
+        examples=config.Examples(target_length=24),
+    )
+    prepare.prepare(run, show_progress=False)
+    expanded = mixture_sources.expanded(run)
+    assert expanded.data.mixture == {"z": 1.0, "q-qa": 1.0, "q-qb": 3.0}
+    assert tasks.registered("q-qb", expanded.data.sources["q-qb"]).name == "qb"
+    found = shares(expanded, 1000)
+    assert all(abs(found[letter] - wanted) <= 1 for letter, wanted in {"z": 200, "a": 200, "b": 600}.items()), found
+    (folder / "run.json").write_text(json.dumps(config.to_dict(run)))
+    code = (
+        "import json, sys; from plm_jax import config; from plm_jax.data import mixture_sources, reader\n"
+        f"run = config.from_dict(json.load(open({str(folder / 'run.json')!r})))\n"
+        "held = reader.Reader(mixture_sources.expanded(run)).sources\n"
+        "print(*held, *(m for m in sys.modules if m.startswith(('tensorflow', 'seqio'))))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["q-qa", "q-qb", "z"] == list(expanded.data.sources)
+    prepare.prepare(run, "memory://bucket/mixed", show_progress=False)
+    remote = dataclasses.replace(run, data=dataclasses.replace(run.data, cache_dir="memory://bucket/mixed"))
+    assert mixture_sources.expanded(remote).data.mixture == expanded.data.mixture
+    storage.remove("memory://bucket/mixed")
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        ("failing", r"'failing' gives task 'c' no rate \(.*my_mixtures.py:\d+: ZeroDivisionError: division by zero\)"),
+        ("negative", r"'negative' gives task 'c' the rate -1.0: give at least 0"),
+        ("idle", r"'idle' has no task with a split 'train' and a rate above 0"),
+    ],
+)
+def test_rates_that_are_none_are_told(folder, name, message):
+    with pytest.raises(UserError, match=message) as caught:
+        prepare.prepare(make(folder, sources={"mix": source(name)}), show_progress=False)
+    assert "\n" not in str(caught.value)
+    assert not (folder / "cache" / "mix").exists()
+
+
+def test_rates_are_multiplied_out_in_every_phase():
+    text = config.JsonLines("a.jsonl")
+    data = dataclasses.replace(
+        tiny.PLAIN.data,
+        sources={"x": text, "mix": source()},
+        mixture={"x": 0.75, "mix": 0.25},
+        segmenters={"mix": "jieba:lcut"},
+    )
+    phases = (config.Phase(0.5, mixture={"mix": 4.0}), config.Phase(0.75), config.Phase(1.0, mixture={"x": 1.0}))
+    train = dataclasses.replace(tiny.PLAIN.train, steps=8, phases=phases)
+    run = dataclasses.replace(tiny.PLAIN, data=data, train=train)
+    parts = {"mix": {"mix-a": Part("a", 1.0), "mix-b": Part("b", 3.0)}}
+    found = mixture_sources.expanded(run, parts)
+    assert [stage.mixture for stage in config.stages(found)] == [
+        {"mix-a": 1.0, "mix-b": 3.0},
+        {"x": 0.75, "mix-a": 0.0625, "mix-b": 0.1875},
+        {"x": 1.0},
+    ]
+    assert found.data.segmenters == {"mix-a": "jieba:lcut", "mix-b": "jieba:lcut"}
+    assert found.data.sources == {"x": text, "mix-a": source("a"), "mix-b": source("b")}
+    # What is empty is in proportion to tokens, which a mixture's rates are not.
+    with pytest.raises(UserError, match=r"'mix' is a mixture beside other sources: set .* config.data.mixture"):
+        mixture_sources.expanded(dataclasses.replace(tiny.PLAIN, data=dataclasses.replace(data, mixture={})), parts)
+    clash = dataclasses.replace(data, sources={"mix-a": text, "mix": source()}, mixture={"mix-a": 1, "mix": 1})
+    with pytest.raises(UserError, match=r"two of config.data.sources would be 'mix-a'"):
+        mixture_sources.expanded(dataclasses.replace(tiny.PLAIN, data=clash), parts)
+
+
+def test_names_of_parts_are_names_of_folders_and_differ():
+    found = mixture_sources.named("m", {"a:x": 1.0, "a.x": 2.0, "b.en-de": 3.0, "é": 4.0})
+    assert {of.task: of.rate for of in found.values()} == {"a:x": 1.0, "a.x": 2.0, "b.en-de": 3.0, "é": 4.0}
+    assert len(found) == 4 and all(name.replace("-", "_").isidentifier() and name.isascii() for name in found)
+    assert found["m-b_en-de"].task == "b.en-de" and sum(name.startswith("m-a_x-") for name in found) == 2
+
+
+CONFIG = """
+import dataclasses, pathlib, sys
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+if "prepare" not in sys.argv[0]:
+    sys.modules |= dict.fromkeys(("tensorflow", "seqio"))
+from plm_jax import config
+from tests.training import tiny
+def get_config():
+    sources = {"mix": config.SeqioTask("outer", "my_mixtures", "body")}
+    data = dataclasses.replace(tiny.PLAIN.data, sources=sources)
+    evaluation = config.Evaluation(every=2, batch_size=2)
+    return config.to_config_dict(dataclasses.replace(tiny.PLAIN, data=data, evaluation=evaluation))
+"""
+
+
+def test_the_verbs_take_a_mixture(verb, tmp_path):
+    """`pretrain` prepares it in a child, and itself can import neither TensorFlow nor seqio; it goes on by itself."""
+    (tmp_path / "my_mixtures.py").write_text(MODULE)
+    (tmp_path / "rate").write_text("9")
+    path, workdir = tmp_path / "mine.py", tmp_path / "run"
+    path.write_text(CONFIG)
+
+    def pretrain(steps):
+        return verb("pretrain", f"--config={path}", f"--workdir={workdir}", f"--config.train.steps={steps}")
+
+    trained = pretrain(2)
+    assert trained.status == 0 and "no cache of mix in" in trained.err, trained.err
+    losses = {f"validation/{name}/loss" for name in PARTS}
+    assert losses <= runs.rows(workdir)[-1].keys()
+    evaluated = verb("evaluate", f"--checkpoint={workdir}")
+    assert evaluated.status == 0, evaluated.err
+    assert {line.partition(": loss ")[0] for line in evaluated.out.splitlines()} == set(PARTS)
+    resumed = pretrain(4)
+    assert resumed.status == 0 and "resumed after step 2" in resumed.err and "preparing" not in resumed.err, resumed.err
+    assert "data." not in resumed.err, resumed.err
+    held = json.loads((workdir / "config.json").read_text())["config"]["data"]
+    assert held["mixture"] == pytest.approx({name: rate / 11 for name, rate in PARTS.items()})
+    # A task's cache that is gone is made again; other rates are no way to go on.
+    (tmp_path / "rate").write_text("1")
+    (tmp_path / "cache/mix-c").rename(tmp_path / "aside")
+    assert_one_line(pretrain(6), "data.mixture.mix-c was 0.818181", "and is 0.333333", "--allow_changes")
+    assert (tmp_path / "cache/mix-c/manifest.json").exists()

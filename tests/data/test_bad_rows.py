@@ -26,10 +26,10 @@ def write(path, rows):
 
 
 def prepared(run, folder, capsys):
-    """The contents of the cache but its manifest, the manifest, and what was said."""
+    """The contents of the cache but what tells its files, its manifest, and what was said."""
     prepare.prepare(run, str(folder), show_progress=False)
     found = contents(folder)
-    del found["a/manifest.json"]
+    del found["a/manifest.json"], found["a/files.json"]
     return found, cache.read_manifest(os.path.join(folder, "a")), capsys.readouterr().out
 
 

@@ -3,12 +3,12 @@
     python -m plm_jax.pretrain --config=configs/albert.py:v2-base --workdir=runs/albert-base
 
 Published (§4.1 and google-research/albert): tables 128 wide, one block for all layers, vocabulary of 30,000 pieces of a
-SentencePiece unigram model, pairs of 512 tokens in their order or swapped, masked in stretches of up to three words
-(marks, numbers and each piece with a letter that is not English are words, too), batch 4,096, 125,000 steps, LAMB at
-1.76e-3 with 3,125 of warm-up, on BooksCorpus and English Wikipedia, 64 to 512 TPU v3. Version 2 has no dropout,
-RoBERTa's and XLNet's corpora too, of which XLNet's are left out here, and 3,000,000 steps, base 10,000,000; for its
-rates, which were not published, the first version's stand here. The source wrote forty copies with fixed masks; here
-they are drawn anew (`--config.objective.duplicates=40`: forty).
+SentencePiece unigram model of text without case and accents, pairs of 512 tokens in their order or swapped, masked in
+stretches of up to three words (marks, numbers and each piece with a letter that is not English are words, too), batch
+4,096, 125,000 steps, LAMB at 1.76e-3 with 3,125 of warm-up, on BooksCorpus and English Wikipedia, 64 to 512 TPU v3.
+Version 2 has no dropout, RoBERTa's and XLNet's corpora too, of which XLNet's are left out here, and 3,000,000 steps,
+base 10,000,000; for its rates, which were not published, the first version's stand here. The source wrote forty copies
+with fixed masks; here they are drawn anew (`--config.objective.duplicates=40`: forty).
 
 The paper's table has 235M for xxlarge; its own settings make 223M. The first xxlarge that was released had 1,500,000
 steps (`--config.train.steps=1500000`): by the paper without dropout from 1,000,000 on, by the repository unlike its
@@ -69,7 +69,7 @@ def get_config(size: str = "base"):
         model=model(*dimensions, dropout=0.0 if size.startswith(V2) else 0.1),
         objective=objectives.MaskedLM(max_predictions=20, whole_words=3),
         vocabulary=config.Vocabulary(
-            spec="sentencepiece:../vocabularies/albert/spiece.model", pad=0, unk=1, cls=2, sep=3, mask=4
+            spec="sentencepiece:../vocabularies/albert/spiece.model", lowercase=True, pad=0, unk=1, cls=2, sep=3, mask=4
         ),
         data=config.Data(
             cache_dir="../.cache/albert",

@@ -268,6 +268,8 @@ class Vocabulary:
         on the sources; a missing file of words is made of as many of the most frequent words, as far as there are.
       train_kind: how: SentencePiece `unigram` (the default) or `bpe`, WordPiece `uncased` (the default) or `cased`. Of
         WordPiece files that are there it also says how text is read; if it is empty, their letters tell.
+      lowercase: of SentencePiece alone: whether text is folded before it is encoded and before a model is trained on
+        it, as ALBERT's is: NFKD, without accents, in lower case.
       sentinels: ids added above all others, one for each span that an objective cuts out, used from the top down:
         T5's 32,000 pieces and 100 sentinels make 32,100 ids, of which the first span takes 32,099. The sentinels with
         which a SentencePiece model itself ends, as mT5's does, count among them.
@@ -276,6 +278,7 @@ class Vocabulary:
     spec: str
     train_size: int = 0
     train_kind: Literal["", "unigram", "bpe", "uncased", "cased"] = ""
+    lowercase: bool = False
     added: int = 0
     pad: int | None = None
     bos: int | None = None

@@ -369,7 +369,7 @@ class Source:
     Attributes:
       folder: a local one, where more can be kept.
       vocabulary: `id`, `size`, `pad`, `bos`, `eos`, `unk`, `cls`, `sep`, `mask` (None where absent), `sentinels`,
-        `kind` and `files` as prepared.
+        `kind` and `files` as prepared, `lowercase` where that is true.
       splits: `train`, and `validation` where there is one.
       word_initial: bool [vocab_size]: whether a token begins a word.
       segmenter: what found the words of its splits, where they have them.

@@ -15,7 +15,7 @@ from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
 
 from plm_jax import storage
 from plm_jax.config import SPECIALS
-from plm_jax.data import tokenizer_files, vocabularies
+from plm_jax.data import folding, tokenizer_files, vocabularies
 from plm_jax.errors import UserError
 
 Tree = dict[str, Any]
@@ -48,6 +48,7 @@ PROBES = (
     "かがきぎ パピプ 한국어 텍스트",
     "Élève naïve à Zürich: ça coûte 5 €",
     "E\u0301le\u0300ve nai\u0308ve; Vie\u0323\u0302t Nam",
+    "ΟΔΟΣ ΤΗΣ Α.Σ. «ΟΔΟΣ»; İstanbul, STRASSE",
     "emoji 😀👍🏽 👩‍👩‍👧 🇫🇷",
     "Привет, мир! Ελλάδα שלום مرحبا हिन्दी ไทย",
     "ﬁne ＦＵＬＬ　ｗｉｄｔｈ ½ ① ™",
@@ -90,7 +91,7 @@ def export(
     names = _names(vocabulary, scheme, tokens, special_ids)
     tree["added_tokens"] = _added(tree, names, special_ids, vocabulary, normalized=_has_prefix(tree))
     if _has_prefix(tree):
-        _spare(tree)
+        _spare(tree, vocabulary.specials.lowercase)
     if frame is not None:
         tree["post_processor"] = _template(frame, names)
     check(vocabulary, tree, [*PROBES, *own])
@@ -102,6 +103,9 @@ def export(
         described["additional_special_tokens"] = sentinels
     if scheme == "wordpiece":
         described["do_lower_case"] = vocabulary.table["lowercase"]
+    if scheme == "sentencepiece":
+        lower = vocabulary.specials.lowercase
+        described |= {"do_lower_case": lower, "keep_accents": not lower}
     return tree, {"clean_up_tokenization_spaces": False, **described}
 
 
@@ -186,12 +190,13 @@ def _has_prefix(tree: Tree) -> bool:
     return _PREFIX in ((tree.get("normalizer") or {}).get("normalizers") or [])
 
 
-def _spare(tree: Tree) -> None:
+def _spare(tree: Tree, lowercase: bool) -> None:
     """Lets the names of special tokens get no space: they are looked for in text that has it already.
 
-    So what follows one within a text is no beginning of a text.
+    So what follows one within a text is no beginning of a text. Where text is folded, so are the names.
     """
-    names = "|".join(re.escape(token["content"]) for token in tree["added_tokens"])
+    names = (token["content"] for token in tree["added_tokens"])
+    names = "|".join(re.escape(folding.fold(name) if lowercase else name) for name in names)
     spared = {"Regex": rf"\A(?!(?:{names})?\z)"}
     tree["normalizer"]["normalizers"] = [
         step | {"pattern": spared} if step == _PREFIX else step for step in tree["normalizer"]["normalizers"]
@@ -287,13 +292,14 @@ def _sentencepiece(vocabulary) -> tuple[Tree, list[str], list[str]]:
         pre_tokenizers.append(
             {"type": "Split", "pattern": {"Regex": cuts}, "behavior": "MergedWithPrevious", "invert": False}
         )
+    normalizers = [*(_folding() if vocabulary.specials.lowercase else ()), *_normalizers(model.normalizer_spec, data)]
     user_defined = [piece.piece for piece in pieces if piece.type == piece.USER_DEFINED]
     tree = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
         "added_tokens": [],
-        "normalizer": {"type": "Sequence", "normalizers": list(_normalizers(model.normalizer_spec, data))},
+        "normalizer": {"type": "Sequence", "normalizers": normalizers},
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": pre_tokenizers},
         "post_processor": None,
         "decoder": {
@@ -309,6 +315,18 @@ def _sentencepiece(vocabulary) -> tuple[Tree, list[str], list[str]]:
     }
     own = [f"a {symbol.replace(_SPACE, ' ')} b{symbol.replace(_SPACE, ' ')}" for symbol in user_defined]
     return tree, [piece.piece for piece in pieces], own
+
+
+# A sigma at the end of a word, by Unicode's rule for it, which Hugging Face's `Lowercase` leaves out.
+_LAST_SIGMA = r"(?<=\p{Cased}|\p{Cased}\p{Case_Ignorable})Σ(?!\p{Case_Ignorable}*\p{Cased})"
+
+
+def _folding() -> Iterator[Tree]:
+    """As `folding.fold`. Hugging Face's `StripAccents` drops more, such as the vowels of Hindi."""
+    yield {"type": "NFKD"}
+    yield _replace({"Regex": folding.combining()}, "")
+    yield _replace({"Regex": _LAST_SIGMA}, "ς")
+    yield {"type": "Lowercase"}
 
 
 def _normalizers(spec, data: bytes) -> Iterator[Tree]:

@@ -411,6 +411,7 @@ def _describe(spec: config.Vocabulary, vocabulary: vocabularies.Vocabulary) -> d
         "id": vocabularies.identity(vocabulary),
         "size": vocabulary.vocab_size,
         **{name: getattr(spec, name) for name in (*config.SPECIALS, "sentinels")},
+        **({"lowercase": True} if spec.lowercase else {}),
         "kind": spec.spec.partition(":")[0],
         "files": {os.path.basename(path): storage.sha256(path) for path in vocabularies.files(spec.spec)},
     }

@@ -351,8 +351,9 @@ def _check_vocabulary(run: config.Run, sources: dict[str, cache.Source]) -> dict
     kind, _, paths = run.vocabulary.spec.partition(":")
     if kind != found["kind"]:
         raise UserError(f"config.vocabulary.spec is {kind}, the cache's is {found['kind']}: {_AGAIN}")
-    for name in (*config.SPECIALS, "sentinels"):
-        given, cached = getattr(run.vocabulary, name), found.get(name, 0 if name == "sentinels" else None)
+    absent = {"sentinels": 0, "lowercase": False}
+    for name in (*config.SPECIALS, *absent):
+        given, cached = getattr(run.vocabulary, name), found.get(name, absent.get(name))
         if given != cached:
             raise UserError(f"config.vocabulary.{name} is {given}, the cache's is {cached}: {_AGAIN}")
     for path in filter(storage.exists, paths.split(",")):

@@ -21,7 +21,7 @@ from sentencepiece import sentencepiece_model_pb2, sentencepiece_pb2
 
 from plm_jax import config, storage, wordpiece
 from plm_jax.config import SPECIALS
-from plm_jax.data import sentences, stretches, tokenizer_files, words
+from plm_jax.data import folding, sentences, stretches, tokenizer_files, words
 from plm_jax.errors import UserError, nearest, one_line
 
 # How a SentencePiece model writes the special ids for which it has no field (Lan et al. 2020, arXiv:1909.11942), and
@@ -58,6 +58,10 @@ class Encoded(NamedTuple):
 
 def _num_bytes(text: str) -> int:
     return len(text.encode("utf-8"))
+
+
+# Units of a character at most: U+FDFA is 33 bytes of NFKD.
+_MOST_UNITS = 33
 
 
 class Vocabulary(abc.ABC):
@@ -173,8 +177,8 @@ class Vocabulary(abc.ABC):
             self._first_bytes(text, ids[begin : begin + min(2, size)], places[begin : begin + min(2, size)], unit)
             for text, begin, size, unit in zip(texts, ends.tolist(), sizes.tolist(), units, strict=False)
         ]
-        # Texts are laid out one after another, each with more room than units: no character has more than four.
-        room = np.array([4 * len(text) + 1 for text in texts], np.int64)
+        # Texts are laid out one after another, each with more room than units.
+        room = np.array([_MOST_UNITS * len(text) + 1 for text in texts], np.int64)
         offsets = np.cumsum(room) - room
         places = places + np.repeat(offsets, sizes)
         starts = []
@@ -198,8 +202,11 @@ class Vocabulary(abc.ABC):
         second = int(places[1])
         if unit is _num_bytes:
             return second
-        end = second if unit is len else next(i for i in range(len(text)) if _num_ink(text[:i]) >= second)
-        return _num_bytes(text[:end])
+        return _num_bytes(text[: self._character(text, second, unit)])
+
+    def _character(self, text: str, place: int, unit: Callable[[str], int]) -> int:
+        """The character at a place of a text, in units that are no bytes."""
+        return place if unit is len else next(i for i in range(len(text)) if unit(text[:i]) >= place)
 
     def _own_bytes(self, token: int) -> int | None:
         """How many bytes of text a token is wherever it is; None: that is not to be seen from the token."""
@@ -222,7 +229,7 @@ def _measure(text: str, cuts: list[int], unit: Callable[[str], int]) -> Iterable
 
 
 class SentencePiece(Vocabulary):
-    """A SentencePiece model (Kudo and Richardson 2018, arXiv:1808.06226)."""
+    """A SentencePiece model (Kudo and Richardson 2018, arXiv:1808.06226); `lowercase`: of folded text."""
 
     byte_offsets = True
 
@@ -252,9 +259,14 @@ class SentencePiece(Vocabulary):
             "normalizer": model.normalizer_spec.SerializeToString(deterministic=True).hex(),
             "kind": [model.trainer_spec.model_type, model.trainer_spec.byte_fallback],
         }
+        if specials.lowercase:  # Only then, so that older vocabularies keep their identity.
+            self.table["lowercase"] = True
+
+    def _folded(self, text: str) -> str:
+        return folding.fold(text) if self.specials.lowercase else text
 
     def _encode(self, s: str) -> Sequence[int]:
-        return self.processor.encode(s)
+        return self.processor.encode(self._folded(s))
 
     def _decode(self, ids: Sequence[int]) -> str:
         return self.processor.decode([int(i) for i in ids if 0 <= i < self.processor.get_piece_size()])
@@ -264,8 +276,15 @@ class SentencePiece(Vocabulary):
 
     def encode_offsets(self, texts: list[str]) -> list[tuple[Sequence[int], Sequence[int]]]:
         """Ids and byte offsets."""
-        encoded = zip(self.processor.encode(texts), map(self._begins, texts), strict=True)
-        return list(encoded)
+        folded = list(map(self._folded, texts))
+        begins = map(self._begins, folded)
+        if self.specials.lowercase:
+            begins = map(folding.own_bytes, texts, begins)
+        return list(zip(self.processor.encode(folded), begins, strict=True))
+
+    def _character(self, text: str, place: int, unit: Callable[[str], int]) -> int:
+        is_folded = unit in _FOLDED.values()
+        return folding.character(text, place, unit) if is_folded else super()._character(text, place, unit)
 
     def _begins(self, text: str) -> list[int]:
         data = self.processor.encode(text, out_type="serialized_proto")
@@ -275,8 +294,11 @@ class SentencePiece(Vocabulary):
         """The tokens of whole texts.
 
         The library's offsets cost more than its ids. Where the ink of the pieces is that of the text, as it is unless a
-        normaliser changed some or a piece is unknown, the ink before a piece says where it begins.
+        normaliser changed some or a piece is unknown, the ink before a piece says where it begins. Places are those in
+        folded text; units say how long a stretch of a text is there.
         """
+        changed = [self.specials.lowercase and not text.isascii() for text in texts]
+        texts = list(map(self._folded, texts))
         encoded = self.processor.encode(texts)
         sizes = np.array(list(map(len, encoded)), np.int64)
         ids = np.fromiter(itertools.chain.from_iterable(encoded), np.int64, sizes.sum())
@@ -293,6 +315,7 @@ class SentencePiece(Vocabulary):
             else:
                 units.append(_num_bytes)
                 places[begin:end] = self._begins(text)
+        units = [_FOLDED[unit] if is_changed else unit for unit, is_changed in zip(units, changed, strict=True)]
         return Encoded(ids, places, sizes, units)
 
 
@@ -307,6 +330,18 @@ def _ink(text: str) -> bytes:
 
 def _num_ink(text: str) -> int:
     return len(_ink(text))
+
+
+def _num_folded_bytes(text: str) -> int:
+    return _num_bytes(folding.fold(text))
+
+
+def _num_folded_ink(text: str) -> int:
+    return _num_ink(folding.fold(text))
+
+
+# By a unit of a text: the same unit of the text as it is folded.
+_FOLDED = {_num_bytes: _num_folded_bytes, _num_ink: _num_folded_ink}
 
 
 def _ink_of(piece: sentencepiece_model_pb2.ModelProto.SentencePiece) -> bytes:
@@ -576,7 +611,18 @@ def _load(vocabulary: config.Vocabulary | str, kinds: Mapping[str, Callable[...,
     if isinstance(vocabulary, str):
         vocabulary = config.Vocabulary(spec=vocabulary)
     scheme, paths = _parse(vocabulary.spec)
+    check_lowercase(vocabulary)
     return kinds[scheme](*paths, vocabulary)
+
+
+def check_lowercase(vocabulary: config.Vocabulary) -> None:
+    """Refuses `lowercase` where text is not folded by us."""
+    scheme, _ = _parse(vocabulary.spec)
+    if vocabulary.lowercase and scheme != "sentencepiece":
+        instead = " and set train_kind to 'uncased'" if scheme == "wordpiece" else ""
+        raise UserError(
+            f"config.vocabulary.lowercase is for SentencePiece alone, the spec is of {scheme}: leave it out{instead}"
+        )
 
 
 def _parse(spec: str) -> tuple[str, list[str]]:

@@ -17,7 +17,7 @@ from sentencepiece import sentencepiece_model_pb2
 
 from plm_jax import config, storage
 from plm_jax.config import SPECIALS
-from plm_jax.data import sentences, tokenizer_files, vocabularies
+from plm_jax.data import folding, sentences, tokenizer_files, vocabularies
 from plm_jax.data.vocabularies import SYMBOLS, WORD_SYMBOLS, WORDPIECE_SYMBOLS
 from plm_jax.errors import UserError
 
@@ -51,6 +51,7 @@ def train(texts: Iterable[str], specials: config.Vocabulary, show_progress: bool
             f"{', '.join(paths)} is missing and {scheme} cannot be trained: put it there, or train one of "
             f"{', '.join(_TRAINERS)}"
         )
+    vocabularies.check_lowercase(specials)
     trainer, kinds = _TRAINERS[scheme]
     kind = specials.train_kind or kinds[0]
     if kind not in kinds:
@@ -63,8 +64,8 @@ def train(texts: Iterable[str], specials: config.Vocabulary, show_progress: bool
 def _sentencepiece(texts: Iterable[str], specials: config.Vocabulary, kind: str, show_progress: bool) -> list[bytes]:
     """A unigram or BPE model.
 
-    Nothing is normalised away and characters outside the model fall back to bytes, so text survives a round trip. One
-    thread and no sampling make it the same each time.
+    Nothing but what `lowercase` folds is normalised away and characters outside the model fall back to bytes, so text
+    survives a round trip. One thread and no sampling make it the same each time.
     """
     del show_progress  # It tells none but in a log.
     if specials.unk is None:
@@ -73,10 +74,11 @@ def _sentencepiece(texts: Iterable[str], specials: config.Vocabulary, kind: str,
     ids = {name: -1 if i is None or i >= specials.train_size else i for name, i in given}  # Others lie above the file.
     # Control symbols take the lowest free ids in the order given; text never yields them.
     symbols = sorted((i, symbol) for name, symbol in SYMBOLS.items() if (i := ids[name]) >= 0)
+    parts = map(folding.fold, _sentences(texts)) if specials.lowercase else _sentences(texts)
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=(" ".join(sentence.split()) for sentence in _sentences(texts)),
+            sentence_iterator=(" ".join(part.split()) for part in parts),
             model_writer=model,
             model_type=kind,
             vocab_size=specials.train_size,

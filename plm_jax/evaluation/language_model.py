@@ -65,8 +65,8 @@ class LanguageModel:
       vocabulary_id: of the vocabulary that it was trained with, where that is recorded.
       special_ids: `bos_token_id`, `eos_token_id` (an integer or several), `pad_token_id`, `cls_token_id`,
         `sep_token_id`, `mask_token_id`, `decoder_start_token_id`, `sentinels` (how many), `begins_with_bos` (whether
-        every text does) or `begins_with` (the ids that it does), `lowercase` (whether WordPiece drops case and
-        accents), of a model that fills blanks also `sop_token_id`, `eop_token_id`, `smask_token_id` and
+        every text does) or `begins_with` (the ids that it does), `lowercase` (whether WordPiece or SentencePiece
+        drops case and accents), of a model that fills blanks also `sop_token_id`, `eop_token_id`, `smask_token_id` and
         `gmask_token_id`, as far as they are known.
     """
 

@@ -262,7 +262,7 @@ def check_vocabulary(lm: LanguageModel, run: config.Run, wanted: str, mend: str)
 
         # The model's files and case; what ids the cache has put around documents is the config's choice.
         own = lm.vocabulary.specials
-        section = dataclasses.replace(run.vocabulary, spec=own.spec, train_kind=own.train_kind)
+        section = dataclasses.replace(run.vocabulary, spec=own.spec, train_kind=own.train_kind, lowercase=own.lowercase)
         found = vocabularies.identity(vocabularies.load(section))
     if found != wanted:
         raise UserError(f"the model has vocabulary {found[:12]}, not {wanted[:12]}: {mend} with the model's vocabulary")

@@ -3,6 +3,7 @@
 Its tables are narrower than its layers, and its layers, BERT's but for their names, are those of a few groups.
 """
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -79,15 +80,38 @@ def to_config(model: settings.Encoder) -> dict[str, Any]:
 
 
 def tokenizer_config(files: list[bytes], special_ids: Mapping[str, Any]) -> dict[str, Any]:
-    """Uncased, unless a piece of text in spiece.model has an upper-case letter."""
-    lower = all(piece.piece == piece.piece.lower() for piece in _pieces(files) if piece.type == piece.NORMAL)
+    """Whether text is folded; if nothing tells, spiece.model does."""
+    lower = special_ids.get("lowercase", _is_uncased(files))
     return {"tokenizer_class": "AlbertTokenizer", "do_lower_case": lower, "keep_accents": not lower}
 
 
 def special_ids(files: list[bytes], tokenizer_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Where spiece.model has the tokens that frame a text and the mask."""
+    """Where spiece.model has the tokens that frame a text and the mask, and whether text is folded.
+
+    Raises:
+      UserError: text is lower-cased with its accents kept, which no vocabulary of ours does.
+    """
     ids = {piece.piece: i for i, piece in enumerate(_pieces(files))}
-    return {f"{name}_token_id": ids[symbol] for name, symbol in bert.SYMBOLS.items() if symbol in ids}
+    lower, keeps_accents = tokenizer_config.get("do_lower_case"), tokenizer_config.get("keep_accents")
+    lower = _is_uncased(files) if lower is None else bool(lower)
+    if lower and keeps_accents:
+        raise UserError(
+            "tokenizer_config.json has keep_accents with do_lower_case: set keep_accents to false, by which letters "
+            "with accents have other ids"
+        )
+    if not lower and keeps_accents is False:
+        warnings.warn(
+            "tokenizer_config.json has neither do_lower_case nor keep_accents: here a cased vocabulary keeps accents, "
+            "and letters that have them get other ids",
+            stacklevel=2,
+        )
+    found = {f"{name}_token_id": ids[symbol] for name, symbol in bert.SYMBOLS.items() if symbol in ids}
+    return found | {"lowercase": lower}
+
+
+def _is_uncased(files: list[bytes]) -> bool:
+    """Whether no piece of text in spiece.model has an upper-case letter."""
+    return all(piece.piece == piece.piece.lower() for piece in _pieces(files) if piece.type == piece.NORMAL)
 
 
 def _pieces(files: list[bytes]):

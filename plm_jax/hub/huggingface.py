@@ -480,7 +480,10 @@ def _files_of(family: Family) -> dict[str, tuple[str, ...]]:
 def _told(folder: str, family: Family, vocabulary: str, tokenizer: Mapping[str, Any]) -> dict[str, Any]:
     """The special ids that the vocabulary's files tell, those of a family's own or else `tokenizer.json`."""
     if vocabulary.partition(":")[0] in family.vocabulary_files:
-        return family.special_ids(list(files.contents(vocabulary).values()), tokenizer)
+        found = family.special_ids(list(files.contents(vocabulary).values()), tokenizer)
+        # What we wrote says it of whatever family.
+        is_lower = tokenizer_json.OURS in tokenizer and tokenizer.get("do_lower_case")
+        return found | ({"lowercase": True} if is_lower else {})
     tree = files.contents(f"{tokenizer_json.SCHEME}:{os.path.join(folder, tokenizer_json.NAME)}")
     return tokenizer_json.special_ids(list(tree.values()), tokenizer)
 

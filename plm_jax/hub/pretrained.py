@@ -19,9 +19,9 @@ class Pretrained:
       model: the model's settings.
       params: its parameters: arrays, or `files.InFiles`, which are read when they are asked for.
       special_ids: `bos_token_id`, `eos_token_id` (an integer or several), `pad_token_id`, `decoder_start_token_id`,
-        `cls_token_id`, `sep_token_id`, `mask_token_id`, `sentinels` (how many), `lowercase` (whether WordPiece drops
-        case and accents), `begins_with_bos` (whether every text does) or `begins_with` (the ids that it does), as far
-        as the files tell them.
+        `cls_token_id`, `sep_token_id`, `mask_token_id`, `sentinels` (how many), `lowercase` (whether WordPiece or
+        SentencePiece drops case and accents), `begins_with_bos` (whether every text does) or `begins_with` (the ids
+        that it does), as far as the files tell them.
       vocabulary: a spec for `vocabularies.load`; None where there are no files for one.
       family: the model_type of the Hugging Face family that it was read as; None: it was read as none.
     """

@@ -26,8 +26,13 @@ def vocabulary(pretrained: Pretrained, run: config.Run | None) -> "vocabularies.
 
     special = pretrained.special_ids
     if run is None:
-        kind = {True: "uncased", False: "cased"}.get(special.get("lowercase"), "")
-        section = config.Vocabulary(pretrained.vocabulary, train_kind=kind, sentinels=special.get("sentinels", 0))
+        lowercase = special.get("lowercase")
+        section = config.Vocabulary(pretrained.vocabulary, sentinels=special.get("sentinels", 0))
+        if section.spec.startswith("sentencepiece:"):
+            section = dataclasses.replace(section, lowercase=bool(lowercase))
+        else:
+            kind = {True: "uncased", False: "cased"}.get(lowercase, "")
+            section = dataclasses.replace(section, train_kind=kind)
     else:
         section = dataclasses.replace(run.vocabulary, spec=pretrained.vocabulary)
     found, size = vocabularies.load(section), pretrained.model.embedding.vocab_size

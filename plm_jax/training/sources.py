@@ -138,7 +138,7 @@ def _of_run(folder: str, workdir: str) -> Source:
     params, run, meta = checkpoints.load_params(folder)
     ids = {f"{name}_token_id": getattr(run.vocabulary, name) for name in config.SPECIALS if name != "unk"}
     ids["sentinels"] = run.vocabulary.sentinels or None
-    ids["lowercase"] = {"uncased": True, "cased": False}.get(run.vocabulary.train_kind)
+    ids["lowercase"] = run.vocabulary.lowercase or {"uncased": True, "cased": False}.get(run.vocabulary.train_kind)
     if isinstance(run.objective, objectives.Denoising):
         ids["decoder_start_token_id"] = run.vocabulary.eos
     special_ids = {name: token for name, token in ids.items() if token is not None} | _begins_with(run)

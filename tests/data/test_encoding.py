@@ -18,8 +18,8 @@ from plm_jax.errors import UserError
 from tests.data.test_prepare import contents, corpus, run  # noqa: F401
 
 GPT2 = pathlib.Path(plm_jax.__file__).parent / "data/gpt2"
-KINDS = ["unigram", "bpe", "nmt_nfkc", "wordpiece", "gpt2", "tiktoken"]
-ALPHABET = "abé.!?'s  \t\n\r\u00a0\u3000\u2028\x1c\x85\u200b1９½…”。你\u0301🙂▁ﬁ#"
+KINDS = ["unigram", "bpe", "nmt_nfkc", "folded", "wordpiece", "gpt2", "tiktoken"]
+ALPHABET = "abé.!?'s  \t\n\r\u00a0\u3000\u2028\x1c\x85\u200b1９½…”。你\u0301🙂▁ﬁ#İÉΣ가"
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -31,6 +31,8 @@ def vocabulary(request, tmp_path_factory, lines):
         "tiktoken": config.Vocabulary(f"tiktoken:{folder}/v.model", train_size=400),
     }
     spec = specs.get(kind, config.Vocabulary(f"sentencepiece:{folder}/v.model", pad=0, eos=1, unk=2, train_size=500))
+    if kind == "folded":
+        spec = dataclasses.replace(spec, lowercase=True)
     if kind in ("unigram", "bpe", "nmt_nfkc"):
         spec = dataclasses.replace(spec, train_kind="" if kind == "nmt_nfkc" else kind)
     if spec.train_size:

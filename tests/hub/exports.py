@@ -79,8 +79,14 @@ def corpus(name: str, count: int) -> list[str]:
 def encode(kind: str, folder: pathlib.Path, texts: tuple[str, ...]) -> list[list[int]]:
     """Our ids of texts."""
     spec, _, case = vocabulary(kind, folder)
-    loaded = vocabularies.load(config.Vocabulary(spec, train_kind=case))
+    loaded = vocabularies.load(section(spec, case))
     return [[int(i) for i in loaded.encode(text)] for text in texts]
+
+
+def section(spec: str, case: str) -> config.Vocabulary:
+    """A vocabulary's section, which says how WordPiece or SentencePiece reads text."""
+    is_pieces = spec.startswith("sentencepiece:")
+    return config.Vocabulary(spec, **({"lowercase": case == "uncased"} if is_pieces else {"train_kind": case}))
 
 
 def texts() -> list[str]:
@@ -135,20 +141,22 @@ def _json(folder) -> str:
 
 
 KINDS = (
-    *("unigram", "piece_bpe", "nfkc", "lowercased", "own_sentinels"),
+    *("unigram", "piece_bpe", "nfkc", "lowercased", "own_sentinels", "folded"),
     *("uncased", "cased", "gpt2", "roberta", "tiktoken", "json", "words", "bytes"),
 )
 
 
 @functools.cache
 def vocabulary(kind: str, folder: pathlib.Path) -> tuple[str, dict[str, int], str]:
-    """A vocabulary's spec, the special ids that it has in its file or above, and how WordPiece reads text."""
+    """A vocabulary's spec, the special ids that it has in its file or above, and its case if that is said."""
     folder = folder / kind
     folder.mkdir()
     lowercase = kind if kind in ("uncased", "cased") else ""
     if kind in ("unigram", "piece_bpe"):
         how = "unigram" if kind == "unigram" else "bpe"
         return _train(folder, "sentencepiece:{folder}/v.model", how, **IDS).spec, IDS, ""
+    if kind == "folded":
+        return _train(folder, "sentencepiece:{folder}/v.model", lowercase=True, **IDS).spec, IDS, "uncased"
     if kind in ("nfkc", "lowercased", "own_sentinels"):
         rule = "nmt_nfkc_cf" if kind == "lowercased" else "nmt_nfkc"
         symbols = ("pad", "unk", "bos", "eos", "cls", "sep", "mask", "sop", "eop", "gmask", "smask")

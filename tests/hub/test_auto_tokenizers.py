@@ -62,6 +62,21 @@ PUBLISHED = {
 }
 
 
+def test_an_uncased_albert_reads_capitals_and_accents_as_transformers_does(folder, tmp_path):
+    sources.save(str(tmp_path), sources.Source(exports.pretrained("albert", "folded", folder)), "huggingface")
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    lm, theirs = plm_jax.load(tmp_path), opened(tmp_path)
+    assert lm.special_ids["lowercase"] and type(theirs).__name__ == "AlbertTokenizer"
+    # It joins white space, and makes other quotes of two alike, which ALBERT's own code does not.
+    lines = [" ".join(line.split()) for line in exports.corpus("sotu", 2500)[1500:] if line.isascii()]
+    lines = [line for line in lines if "''" not in line and "``" not in line]
+    lines += [f"Élève naïve à Zürich. {line.upper()}" for line in lines[:100]]
+    lines += [line.replace("a", "A\u0301").replace("e", "ê") for line in lines[:100]]
+    want = theirs(lines, add_special_tokens=False).input_ids
+    assert [[int(i) for i in lm.vocabulary.encode(line)] for line in lines] == want
+
+
 @pytest.mark.parametrize("family", PUBLISHED)
 def test_a_published_directory_gives_what_it_gave(family, folder, tmp_path):
     kind, names, described = PUBLISHED[family]

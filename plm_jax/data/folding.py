@@ -13,6 +13,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+# Before U+0300 no character is a combining one.
+_MAY_COMBINE = re.compile("[^\0-\u02ff]+")
+
 
 @functools.cache
 def combining() -> str:
@@ -22,16 +25,15 @@ def combining() -> str:
     return "[" + "".join(f"{chr(group[0][1])}-{chr(group[-1][1])}" for group in ranges) + "]"
 
 
-@functools.cache
-def _combining() -> re.Pattern:
-    return re.compile(combining())
-
-
 def fold(text: str) -> str:
     """The text as an uncased vocabulary sees it."""
     if text.isascii():
         return text.lower()
-    return _combining().sub("", unicodedata.normalize("NFKD", text)).lower()
+    return _MAY_COMBINE.sub(_without_combining, unicodedata.normalize("NFKD", text)).lower()
+
+
+def _without_combining(match: re.Match) -> str:
+    return "".join(letter for letter in match[0] if not unicodedata.combining(letter))
 
 
 def own_bytes(text: str, places: Sequence[int]) -> np.ndarray:

@@ -130,7 +130,7 @@ def test_tfds_has_the_corpus_and_its_field(name, tmp_path, monkeypatch):
         texts = list(tasks.texts(task, "train"))
         assert len(texts) == 3 and all(isinstance(text, str) and text for text in texts)
         assert [piece.split for piece in prepare.pieces(name, source)] == ["train", "validation"]
-        assert prepare._size(name, source) == 6
+        assert prepare._bar("tokenising", name, source, show=False).total == 6
 
 
 def test_a_missing_corpus_is_named_with_the_field_to_set(verb, tmp_path):

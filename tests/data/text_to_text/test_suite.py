@@ -116,7 +116,7 @@ def test_mixtures_and_corpora_are_registered_with_them():
     assert c4.source.tfds_dataset.name.startswith("c4/en:") and set(c4.output_features) == {"text"}
     assert seqio.MixtureRegistry.get("plm_jax:t5").tasks == [c4]
     assert "plm_jax:bert" not in seqio.MixtureRegistry.names(), "books are files"
-    with pytest.raises(UserError, match="'plm_jax:glue' is a mixture: name its tasks as sources"):
+    with pytest.raises(UserError, match="'plm_jax:glue' is a mixture that was not prepared"):
         tasks.task("x", config.SeqioExamples("plm_jax:glue", tfds_tasks.__name__))
 
 

@@ -299,7 +299,7 @@ class SentencePiece(Vocabulary):
         """
         changed = [self.specials.lowercase and not text.isascii() for text in texts]
         texts = list(map(self._folded, texts))
-        encoded = self.processor.encode(texts)
+        encoded = self.processor.encode(texts, num_threads=1)  # `prepare` has a process for each core.
         sizes = np.array(list(map(len, encoded)), np.int64)
         ids = np.fromiter(itertools.chain.from_iterable(encoded), np.int64, sizes.sum())
         ink = self._ink_sizes[ids]

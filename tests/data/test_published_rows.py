@@ -209,7 +209,7 @@ def corpus(unknown, seed=0, count=300):
 
 def write(folder, run, documents):
     """A cache of source `a` with the config's vocabulary, the documents as both splits; the run that reads it."""
-    ids = {name: getattr(run.vocabulary, name) for name in (*config.SPECIALS, "sentinels")}
+    ids = {name: getattr(run.vocabulary, name) for name in (*config.SPECIALS, "sentinels", "lowercase")}
     size, kind, files = run.model.embedding.vocab_size, run.vocabulary.spec.partition(":")[0], {}
     if kind == "words":
         size = LAST

@@ -139,32 +139,30 @@ def _begin(run: Any) -> None:
 
 def _pairs(run: Any, length: int) -> None:
     """What sentence pairs of a length ask for."""
-    layout, objective, vocabulary = run.data.layout, run.objective, run.vocabulary
-    if layout.duplicates < 1:
-        raise UserError(f"config.data.layout.duplicates is {layout.duplicates}: give at least 1")
-    if not 0.0 <= layout.short_probability <= 1.0:
-        raise UserError(f"config.data.layout.short_probability is {layout.short_probability}: give 0 to 1")
-    if length < 5:
-        raise UserError(f"config.data.length is {length}: sentence pairs take at least 5")
-    if vocabulary.cls is None or vocabulary.sep is None:
-        raise UserError("sentence pairs need special ids: set config.vocabulary.cls and config.vocabulary.sep")
-    _rows(objective, "sentence pairs")
+    if run.data.layout.duplicates < 1:
+        raise UserError(f"config.data.layout.duplicates is {run.data.layout.duplicates}: give at least 1")
+    _two_parts(run, length, "sentence pairs")
     if not isinstance(getattr(run.model, "pooler", None), settings.Pooler):
         raise UserError("sentence pairs need a model with a pooler: set config.model.pooler, or blocks as the layout")
 
 
 def _segments(run: Any, length: int) -> None:
     """What two segments of a length ask for."""
+    _two_parts(run, length, "two segments")
+    if run.model.embedding.token_types < 2:
+        raise UserError("two segments need a model that tells them apart: set config.model.embedding.token_types to 2")
+
+
+def _two_parts(run: Any, length: int, what: str) -> None:
+    """What rows `[CLS] a [SEP] b [SEP]` of a length ask for; `what` is what an error calls them."""
     layout, vocabulary = run.data.layout, run.vocabulary
     if not 0.0 <= layout.short_probability <= 1.0:
         raise UserError(f"config.data.layout.short_probability is {layout.short_probability}: give 0 to 1")
     if length < 5:
-        raise UserError(f"config.data.length is {length}: two segments take at least 5")
+        raise UserError(f"config.data.length is {length}: {what} take at least 5")
     if vocabulary.cls is None or vocabulary.sep is None:
-        raise UserError("two segments need special ids: set config.vocabulary.cls and config.vocabulary.sep")
-    _rows(run.objective, "two segments")
-    if run.model.embedding.token_types < 2:
-        raise UserError("two segments need a model that tells them apart: set config.model.embedding.token_types to 2")
+        raise UserError(f"{what} need special ids: set config.vocabulary.cls and config.vocabulary.sep")
+    _rows(run.objective, what)
 
 
 def _texts(run: Any, length: int) -> None:

@@ -2,13 +2,15 @@
 
 import ctypes
 import glob
+import logging
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
 
 import ml_collections
-from absl import flags, logging
+from absl import flags
+from absl import logging as absl_logging
 from ml_collections import config_flags
 
 from plm_jax import config, progress, storage
@@ -77,7 +79,9 @@ def run(main: Callable[[], None], takes_options: bool = False) -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     if not glob.glob("/dev/accel*") and not glob.glob("/dev/vfio/*"):  # As libtpu finds the chips of a machine.
         os.environ |= WITHOUT_TPU
-    logging.set_verbosity(logging.ERROR)
+    absl_logging.set_verbosity(absl_logging.ERROR)
+    # Orbax reads arrays as tasks; where several fail, asyncio prints the traceback of each that nobody asked for.
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     sys.unraisablehook = _report_unraisable
     try:
         end = sys.argv.index("--") if takes_options and "--" in sys.argv else None

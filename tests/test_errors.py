@@ -256,6 +256,24 @@ def test_a_damaged_checkpoint_leaves_the_run(kind, how, tiny, trained_copy, verb
         assert finished.status == 0 and "resumed after step 2" in finished.err, finished.err
 
 
+def test_reads_that_fail_behind_the_first_are_kept_quiet():
+    program = """
+import asyncio, gc
+from plm_jax import cli
+async def fail():
+    1 / 0
+async def main():
+    tasks = [asyncio.ensure_future(fail()) for _ in range(2)]
+    await asyncio.sleep(0)
+def verb():
+    asyncio.run(main())
+    gc.collect()
+cli.run(verb)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_only_what_tensorstore_cannot_tell_its_loop_is_kept_quiet():
     program = """
 import tensorstore

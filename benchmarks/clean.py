@@ -24,9 +24,9 @@ import machine
 from tensorflow_datasets.text import c4_utils
 
 import plm_jax
-from plm_jax.data import sentences
-from plm_jax.data.cleaning import crawl, punkt, rules, settings
-from plm_jax.data.cleaning.pages import Page, Tally
+from plm_jax.cleaning import crawl, punkt, rules, settings
+from plm_jax.cleaning.pages import Page, Tally
+from plm_jax.data.vocabularies import sentences
 
 SPEECHES = os.path.join(os.path.dirname(plm_jax.__file__), "data/corpora/sotu.jsonl.gz")
 _LETTERS = random.Random(0)

@@ -31,7 +31,8 @@ import collator
 import machine
 import numpy as np
 
-from plm_jax import config, objectives, storage
+from plm_jax import config, objectives
+from plm_jax.common import storage
 from plm_jax.data import cache, layouts
 from plm_jax.data.reader import Reader
 from plm_jax.models import settings

@@ -34,8 +34,9 @@ from collections.abc import Iterator
 import machine
 
 from plm_jax import config
-from plm_jax.data import sentences, vocabularies, vocabulary_training
+from plm_jax.data import vocabularies
 from plm_jax.data.reader import Reader
+from plm_jax.data.vocabularies import sentences, vocabulary_training
 
 ROOT = pathlib.Path(__file__).parents[1]
 CORPUS = ROOT / "plm_jax/data/corpora/sotu.jsonl.gz"

@@ -5,7 +5,7 @@
     python -m plm_jax.clean --input=gs://b/*.wet.gz --output=gs://b/clean … -- --runner=DataflowRunner --project=P …
 
 What follows `--` are options of Beam and of its runner, such as `--direct_num_workers=8` for as many processes here.
-plm_jax/data/cleaning/settings.py holds all settings.
+plm_jax/cleaning/settings.py holds all settings.
 """
 
 from absl import flags
@@ -21,7 +21,7 @@ _SET = flags.DEFINE_multi_string("set", [], "a changed setting, as in --set=line
 def main() -> None:
     """Cleans the crawl and prints what was removed."""
     inputs, output = cli.required(_INPUT), cli.required(_OUTPUT)
-    from plm_jax.data.cleaning import job, settings
+    from plm_jax.cleaning import job, settings
 
     job.clean(inputs, output, settings.resolve(_FLAVOUR.value, _SET.value), cli.options())
 

@@ -13,8 +13,9 @@ from absl import flags
 from absl import logging as absl_logging
 from ml_collections import config_flags
 
-from plm_jax import config, progress, storage
-from plm_jax.errors import UserError, in_users_code, nearest, one_line, users_code
+from plm_jax import config
+from plm_jax.common import progress, storage
+from plm_jax.common.errors import UserError, in_users_code, nearest, one_line, users_code
 
 # glibc's malloc.h
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
@@ -222,7 +223,7 @@ def prepare_if_needed(run: config.Run, trained: str = "") -> None:
     """
     if not progress.is_first():
         return
-    from plm_jax.data import mixture_sources  # It imports what reads caches.
+    from plm_jax.data.sources import mixture_sources  # It imports what reads caches.
 
     # In a bucket a folder is there as soon as its upload has begun.
     last = "manifest.json" if storage.is_remote(run.data.cache_dir) else ""
@@ -260,7 +261,7 @@ def changed_caches(run: config.Run, names: Iterable[str]) -> list[str]:
     Raises:
       UserError: a cache is missing or damaged.
     """
-    from plm_jax.data import origins  # It imports what reads caches.
+    from plm_jax.data.cache import origins  # It imports what reads caches.
 
     changed, unseen = [], []
     for name in names:

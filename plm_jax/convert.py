@@ -5,7 +5,8 @@ One tensor at a time, each in the type that it has.
 
 from absl import flags
 
-from plm_jax import cli, progress
+from plm_jax import cli
+from plm_jax.common import progress
 
 _SOURCE = flags.DEFINE_string("source", None, "a run, its checkpoint, a converted or a Hugging Face directory")
 _TARGET = flags.DEFINE_string("target", None, "a new folder")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from plm_jax import config
-from plm_jax.errors import UserError, nearest
+from plm_jax.common.errors import UserError, nearest
 
 Source = config.JsonLines | config.Tfds
 

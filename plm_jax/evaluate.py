@@ -7,8 +7,9 @@ import json
 
 from absl import flags
 
-from plm_jax import cli, config, progress, storage
-from plm_jax.errors import UserError
+from plm_jax import cli, config
+from plm_jax.common import progress, storage
+from plm_jax.common.errors import UserError
 
 _CHECKPOINT = flags.DEFINE_string("checkpoint", None, "a run, its checkpoint, a converted or a Hugging Face directory")
 _TASKS = flags.DEFINE_list("tasks", [], "sources of the config, each with :SPLIT or for validation; default: all")
@@ -21,8 +22,9 @@ def main() -> None:
     checkpoint = cli.required(_CHECKPOINT)
     with progress.doing("loading JAX"):
         cli.start_jax()
-        from plm_jax.data import mixture_sources
-        from plm_jax.evaluation import language_model, perplexity, task_metrics
+        from plm_jax.data.sources import mixture_sources
+        from plm_jax.evaluation import perplexity, task_metrics
+        from plm_jax.inference import language_model
 
     with progress.doing(f"loading {checkpoint}"):
         lm = language_model.load(checkpoint)

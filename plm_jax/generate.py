@@ -5,7 +5,8 @@ A masked model fills each `[MASK]`, a model of spans each `<extra_id_0>`, `<extr
 
 from absl import flags
 
-from plm_jax import cli, progress
+from plm_jax import cli
+from plm_jax.common import progress
 
 _CHECKPOINT = flags.DEFINE_string("checkpoint", None, "a run, its checkpoint, a converted or a Hugging Face directory")
 _PROMPT = flags.DEFINE_multi_string("prompt", [""], "what to continue or fill; may be given several times")
@@ -22,7 +23,7 @@ def main() -> None:
     checkpoint = cli.required(_CHECKPOINT)
     with progress.doing("loading JAX"):
         cli.start_jax()
-        from plm_jax.evaluation import language_model
+        from plm_jax.inference import language_model
 
     with progress.doing(f"loading {checkpoint}"):
         lm = language_model.load(checkpoint)

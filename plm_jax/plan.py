@@ -5,7 +5,8 @@ import sys
 
 from absl import flags
 
-from plm_jax import cli, progress, storage
+from plm_jax import cli
+from plm_jax.common import progress, storage
 
 _CONFIG = cli.define_config()
 _TOPOLOGY = flags.DEFINE_string("topology", None, "a TPU slice such as v5e:4x4 or v5p:4x4x4; none: shapes only")
@@ -17,7 +18,8 @@ def main() -> None:
     run, topology = cli.resolve(_CONFIG), cli.required(_TOPOLOGY)
     cli.start_jax_for_planning()
     with progress.doing("loading JAX"):
-        from plm_jax.training import planning, telemetry
+        from plm_jax.planning import plan as planning
+        from plm_jax.training import telemetry
 
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)

@@ -9,7 +9,7 @@ import importlib.util
 from absl import flags
 
 from plm_jax import cli
-from plm_jax.errors import UserError
+from plm_jax.common.errors import UserError
 
 _CONFIG = cli.define_config()
 _OUTPUT = flags.DEFINE_string("output", None, "where the cache goes; by default the config's data.cache_dir")
@@ -24,7 +24,7 @@ def main() -> None:
     if _RUNNER.value == "beam":
         if importlib.util.find_spec("apache_beam") is None:
             raise UserError("--runner=beam needs Apache Beam: pip install 'plm_jax[beam]'")
-        from plm_jax.data import runners
+        from plm_jax.data.prepare import runners
 
         runners.pipeline(options)  # What it refuses is told before a vocabulary is trained.
     from plm_jax.data import prepare

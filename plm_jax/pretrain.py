@@ -5,7 +5,8 @@ What differs from the run so far is told; what the batches or the optimizer depe
 
 from absl import flags
 
-from plm_jax import cli, progress
+from plm_jax import cli
+from plm_jax.common import progress
 
 _CONFIG = cli.define_config()
 _WORKDIR = flags.DEFINE_string("workdir", None, "the run directory: config, checkpoints, metrics")

@@ -1,32 +1,33 @@
 """`python -m plm_jax.report --workdirs=A,B --output=report.html`: a page about runs, its pictures inside.
 
-With `--zoo` instead: the README's table of published models.
+With `--model_table` instead: the README's table of published models.
 """
 
 from absl import flags
 
-from plm_jax import cli, progress, storage
-from plm_jax.errors import UserError
+from plm_jax import cli
+from plm_jax.common import progress, storage
+from plm_jax.common.errors import UserError
 
 _WORKDIRS = flags.DEFINE_list("workdirs", [], "run directories")
 _OUTPUT = flags.DEFINE_string("output", "report.html", "the page")
-_ZOO = flags.DEFINE_bool("zoo", False, "print the table of published models instead")
+_MODEL_TABLE = flags.DEFINE_bool("model_table", False, "print the table of published models instead")
 
 
 def main() -> None:
     """Writes the page and prints its path, or prints the table."""
-    if _ZOO.value:
+    if _MODEL_TABLE.value:
         cli.start_jax_on_host()
         with progress.doing("counting parameters"):
-            from plm_jax.evaluation import zoo
+            from plm_jax.experiments import model_table
 
-            table = zoo.table(zoo.entries())
+            table = model_table.table(model_table.entries())
         print(table)
         return
     if not _WORKDIRS.value:
         raise UserError("--workdirs is missing: give run directories, separated by commas")
     with progress.doing("drawing the report"):
-        from plm_jax.evaluation import report
+        from plm_jax.experiments import report
 
         report.write(_WORKDIRS.value, _OUTPUT.value)
     print(storage.absolute(_OUTPUT.value))

@@ -9,7 +9,7 @@ import sys
 from absl import flags
 
 from plm_jax import cli
-from plm_jax.errors import UserError
+from plm_jax.common.errors import UserError
 
 _SWEEP = flags.DEFINE_string("sweep", None, "a file with `base` and `overrides`, such as configs/ablations/X.py")
 _WORKDIR = flags.DEFINE_string("workdir", None, "where each run gets a directory of its name, and the table goes")
@@ -26,7 +26,7 @@ def main() -> None:
         raise UserError(f"--seeds is {','.join(_SEEDS.value)}: give integers, separated by commas") from None
     # Whoever stops this process stops the one that it waits for.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    from plm_jax.evaluation import sweep
+    from plm_jax.experiments import sweep
 
     sweep.run(path, workdir, seeds)
 

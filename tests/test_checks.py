@@ -6,7 +6,7 @@ import math
 import pytest
 
 from plm_jax import config, objectives
-from plm_jax.errors import UserError
+from plm_jax.common.errors import UserError
 from tests.training.tiny import RUNS
 
 

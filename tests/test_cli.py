@@ -60,7 +60,7 @@ def test_prepare_and_pretrain_read_the_overrides_of_where_the_user_stands(tiny, 
 # The time from which on something is told is no time at all, and what is told is told once.
 PATIENT = """
 import runpy, sys
-from plm_jax import progress
+from plm_jax.common import progress
 progress.SILENCE_SECONDS, progress.pause = 0, lambda seconds, terminal: 1000
 sys.argv = sys.argv[1:]
 runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

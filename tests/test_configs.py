@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 
 from plm_jax import config, objectives
-from plm_jax.errors import UserError
-from plm_jax.evaluation.zoo import count, entries
+from plm_jax.common.errors import UserError
+from plm_jax.experiments.model_table import count, entries
 from plm_jax.models import settings
 from plm_jax.training import schedules
 

@@ -9,7 +9,7 @@ import types
 import pytest
 
 from plm_jax import config, corpora
-from plm_jax.errors import UserError
+from plm_jax.common.errors import UserError
 from tests.training import tiny
 
 # Brown et al. 2020, table 2.2.
@@ -117,7 +117,8 @@ TFDS["c4_multilingual_sw"] = corpora.sources("c4_multilingual:sw")["c4_multiling
 @pytest.mark.parametrize("name", TFDS)
 def test_tfds_has_the_corpus_and_its_field(name, tmp_path, monkeypatch):
     tfds = pytest.importorskip("tensorflow_datasets")
-    from plm_jax.data import prepare, tasks
+    from plm_jax.data import prepare
+    from plm_jax.data.sources import tasks
 
     source = TFDS[name]
     splits = {

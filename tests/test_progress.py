@@ -9,13 +9,13 @@ import time
 
 import pytest
 
-from plm_jax import progress
+from plm_jax.common import progress
 from plm_jax.training import telemetry
 
 # Says what it does until its second word has been heard, whichever the terminal or pipe is.
 PROGRAM = """
 import sys
-from plm_jax import progress
+from plm_jax.common import progress
 progress.SILENCE_SECONDS = 0
 progress.pause = lambda seconds, terminal: 0.01
 with progress.doing("loading"):

@@ -9,9 +9,10 @@ from concurrent import futures
 import fsspec
 import pytest
 
-from plm_jax import config, storage
-from plm_jax.data import files
-from plm_jax.errors import UserError
+from plm_jax import config
+from plm_jax.common import storage
+from plm_jax.common.errors import UserError
+from plm_jax.data.sources import files
 from plm_jax.training import telemetry
 
 

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from plm_jax import config, objectives
-from plm_jax.data import cache, examples, layouts
+from plm_jax.data import cache, layouts
+from plm_jax.data.layouts import examples
 from plm_jax.data.tensorflow_side import tf
 from plm_jax.data.vocabularies import Vocabulary
 

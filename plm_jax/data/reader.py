@@ -18,9 +18,11 @@ import grain
 import numpy as np
 from absl import flags
 
-from plm_jax import config, objectives, storage
-from plm_jax.data import cache, documents, examples, inputs_targets, layouts, mixtures, streams
-from plm_jax.errors import UserError
+from plm_jax import config, objectives
+from plm_jax.common import storage
+from plm_jax.common.errors import UserError
+from plm_jax.data import cache, layouts, mixtures
+from plm_jax.data.layouts import documents, examples, inputs_targets, streams
 
 Example = examples.Example
 Rows = Callable[[int], Sequence[int]]

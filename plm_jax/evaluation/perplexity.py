@@ -16,14 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from plm_jax import config, objectives, progress, storage
+from plm_jax import config, losses, objectives
+from plm_jax.common import progress, storage
+from plm_jax.common.errors import UserError, nearest
 from plm_jax.data import cache
 from plm_jax.data.reader import Reader
-from plm_jax.errors import UserError, nearest
-from plm_jax.evaluation import trivial
-from plm_jax.evaluation.language_model import LanguageModel
+from plm_jax.evaluation import baselines
+from plm_jax.inference.language_model import LanguageModel
 from plm_jax.models import registry, settings
-from plm_jax.training import losses
 
 
 class NothingToPredictError(UserError):
@@ -119,11 +119,11 @@ def _evaluate(lm: LanguageModel, run: config.Run, task: str, length: int, show_p
     others["input_tokens"] = "discriminator_loss", "discriminator_accuracy", "replaced"
     found |= {key: sums[key] / sums[of] for of, keys in others.items() for key in keys if key in sums}
     if "pairs" in sums:
-        found["pair_constant_accuracy"] = trivial.constant_accuracy(sums["pair_labels"] / sums["pairs"])
+        found["pair_constant_accuracy"] = baselines.constant_accuracy(sums["pair_labels"] / sums["pairs"])
     if "replaced" in found:
-        found["discriminator_constant_accuracy"] = trivial.constant_accuracy(found["replaced"])
+        found["discriminator_constant_accuracy"] = baselines.constant_accuracy(found["replaced"])
         if 0 < found["replaced"] < 1:
-            found["discriminator_auc"] = trivial.auc(*map(np.concatenate, zip(*sums["scores"], strict=True)))
+            found["discriminator_auc"] = baselines.auc(*map(np.concatenate, zip(*sums["scores"], strict=True)))
     return found
 
 

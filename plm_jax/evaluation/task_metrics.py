@@ -16,13 +16,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from plm_jax import checks, config
+from plm_jax import config, losses
+from plm_jax.common.errors import UserError, nearest
+from plm_jax.config import checks
 from plm_jax.data import cache, reader
 from plm_jax.data.text_to_text import formats
-from plm_jax.errors import UserError, nearest
 from plm_jax.evaluation import perplexity
-from plm_jax.evaluation.language_model import LanguageModel
-from plm_jax.training import losses
+from plm_jax.inference.language_model import LanguageModel
 
 
 def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool = True) -> dict[str, float]:
@@ -41,7 +41,8 @@ def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool 
     source = run.data.sources.get(name)
     if not isinstance(source, config.ExampleSource):
         return perplexity.evaluate(lm, run, task, show_progress)
-    from plm_jax.data import tasks, vocabularies  # They import seqio: seconds, and only these metrics need it.
+    from plm_jax.data import vocabularies  # They import seqio: seconds, and only these metrics need it.
+    from plm_jax.data.sources import tasks  # They import seqio: seconds, and only these metrics need it.
 
     found = tasks.registered(name, source, run.data.bad_rows)
     if objects := found.metric_objs[: len(found.metric_objs) - len(found.metric_fns)]:
@@ -82,7 +83,8 @@ def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool 
 
 def _examples(task: Any, run: config.Run, split: str) -> Iterator[Any]:
     """Those of a split; of a task without one for validation those that `prepare` holds out, or not."""
-    from plm_jax.data import prepare, tasks
+    from plm_jax.data import prepare
+    from plm_jax.data.sources import tasks
 
     if split in cache.SPLITS and "train" in task.splits and "validation" not in task.splits:
         found = [example for example in tasks.examples(task, "train") if example.inputs.strip() or example.targets]

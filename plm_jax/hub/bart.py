@@ -7,7 +7,7 @@ the published models; it becomes a parameter of ours only where it is not 0.
 from collections.abc import Mapping
 from typing import Any
 
-from plm_jax.errors import UserError
+from plm_jax.common.errors import UserError
 from plm_jax.hub import roberta
 from plm_jax.hub.table import ACTIVATIONS, Family, Tensor, dense, known, name_of, norm, values
 from plm_jax.models import settings

@@ -6,8 +6,8 @@ Its dense layers are torch's `Linear`, stored [out, in].
 from collections.abc import Mapping
 from typing import Any
 
-from plm_jax import wordpiece
-from plm_jax.errors import UserError
+from plm_jax.common import wordpiece
+from plm_jax.common.errors import UserError
 from plm_jax.hub.table import ACTIVATIONS, Family, Tensor, dense, known, name_of, norm, unembedding, values
 from plm_jax.models import settings
 

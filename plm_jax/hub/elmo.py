@@ -14,8 +14,8 @@ import flax
 import h5py
 import numpy as np
 
-from plm_jax import storage
-from plm_jax.errors import UserError
+from plm_jax.common import storage
+from plm_jax.common.errors import UserError
 from plm_jax.hub.pretrained import Pretrained
 from plm_jax.models import registry, settings
 

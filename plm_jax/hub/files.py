@@ -17,8 +17,8 @@ from typing import Any, BinaryIO, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from plm_jax import storage
-from plm_jax.errors import UserError
+from plm_jax.common import storage
+from plm_jax.common.errors import UserError
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")

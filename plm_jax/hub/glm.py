@@ -11,7 +11,7 @@ ChatGLM-6B head by head. GLM's feed-forward has the tanh form of GELU, as in THU
 from collections.abc import Mapping
 from typing import Any
 
-from plm_jax.errors import UserError
+from plm_jax.common.errors import UserError
 from plm_jax.hub.llama import BLOCKS, dense
 from plm_jax.hub.table import Family, Tensor, check, values
 from plm_jax.models import settings

@@ -7,7 +7,7 @@ vocabulary is read from `tokenizer.json` alone, which cuts words as BERT does; t
 from collections.abc import Mapping
 from typing import Any
 
-from plm_jax.errors import UserError
+from plm_jax.common.errors import UserError
 from plm_jax.hub.table import Family, Tensor, known, name_of, values
 from plm_jax.models import settings
 

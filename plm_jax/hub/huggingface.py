@@ -16,8 +16,8 @@ from typing import Any
 import flax
 import numpy as np
 
-from plm_jax import storage
-from plm_jax.errors import UserError, nearest
+from plm_jax.common import storage
+from plm_jax.common.errors import UserError, nearest
 from plm_jax.hub import (
     albert,
     bart,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from plm_jax.errors import UserError
+from plm_jax.common.errors import UserError
 from plm_jax.hub import bert
 from plm_jax.hub.table import Family, check, check_size, dense, norm, unembedding
 from plm_jax.models import settings

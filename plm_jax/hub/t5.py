@@ -6,7 +6,7 @@ Its dense layers are torch's `Linear`, stored [out, in]; the relative bias of a 
 from collections.abc import Mapping
 from typing import Any
 
-from plm_jax.errors import UserError
+from plm_jax.common.errors import UserError
 from plm_jax.hub.table import ACTIVATIONS, Family, Tensor, check_size, known, name_of, values
 from plm_jax.models import settings
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from plm_jax.errors import UserError, nearest
+from plm_jax.common.errors import UserError, nearest
 from plm_jax.models import settings
 
 

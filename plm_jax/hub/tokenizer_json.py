@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from plm_jax.errors import UserError
+from plm_jax.common.errors import UserError
 
 SCHEME, NAME = "json", "tokenizer.json"
 OURS = "plm_jax_vocabulary"

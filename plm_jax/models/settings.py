@@ -8,7 +8,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from plm_jax.errors import UserError
+from plm_jax.common.errors import UserError
 
 Activation = Literal["gelu_tanh", "gelu_exact", "relu", "silu", "tanh"]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from plm_jax.errors import UserError, nearest
+from plm_jax.common.errors import UserError, nearest
 from plm_jax.objectives.bidirectional_lm import BidirectionalLM
 from plm_jax.objectives.blank_infilling import BlankInfilling
 from plm_jax.objectives.causal import Causal

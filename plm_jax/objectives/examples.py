@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from plm_jax.errors import UserError
+from plm_jax.common.errors import UserError
 from plm_jax.objectives.causal import Causal
 from plm_jax.objectives.denoising import Denoising
 from plm_jax.objectives.prefix_lm import DecoderPrefixLM

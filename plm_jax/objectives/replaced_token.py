@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from plm_jax.errors import UserError
+from plm_jax.common.errors import UserError
 from plm_jax.objectives.masked_lm import MaskedLM
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from plm_jax.errors import UserError
+from plm_jax.common.errors import UserError
 from plm_jax.objectives.special import Special
 
 

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from plm_jax.errors import UserError
+from plm_jax.common.errors import UserError
 from plm_jax.objectives.masked_lm import MaskedLM
 from plm_jax.objectives.special import Special
 

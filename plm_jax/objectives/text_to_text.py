@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from plm_jax.errors import UserError
+from plm_jax.common.errors import UserError
 from plm_jax.objectives import rows
 from plm_jax.objectives.special import Special
 

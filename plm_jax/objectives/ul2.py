@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from plm_jax.errors import UserError, nearest
+from plm_jax.common.errors import UserError, nearest
 from plm_jax.objectives.span_corruption import SpanCorruption
 from plm_jax.objectives.special import Special
 from plm_jax.objectives.text_to_text import TextToText

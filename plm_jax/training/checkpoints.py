@@ -16,8 +16,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
-from plm_jax import config, progress, storage
-from plm_jax.errors import UserError
+from plm_jax import config
+from plm_jax.common import progress, storage
+from plm_jax.common.errors import UserError
 from plm_jax.hub import files
 from plm_jax.training.state import TrainState
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from plm_jax import config, objectives
-from plm_jax.errors import UserError
+from plm_jax.common.errors import UserError
 from plm_jax.hub import huggingface, tokenizer_json
 from plm_jax.hub.pretrained import Pretrained
 from plm_jax.models import settings
@@ -78,7 +78,7 @@ def tokenizer(pretrained: Pretrained, run: config.Run | None) -> tokenizer_json.
     """
     if pretrained.vocabulary is None:
         return None
-    from plm_jax.data import exported_tokenizers
+    from plm_jax.data.vocabularies import exported_tokenizers
 
     model, ids = huggingface.published(pretrained.model)[0], _by_name(pretrained.special_ids)
     before, after = frame(model, pretrained.special_ids, run)

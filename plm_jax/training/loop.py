@@ -12,10 +12,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from plm_jax import config, progress
-from plm_jax.data import mixture_sources
+from plm_jax import config
+from plm_jax.common import progress
+from plm_jax.common.errors import UserError
 from plm_jax.data.reader import Reader, digest_hex
-from plm_jax.errors import UserError
+from plm_jax.data.sources import mixture_sources
 from plm_jax.training import flops, optimizers, resume, run_directory, warm_start
 from plm_jax.training import mesh as meshes
 from plm_jax.training import state as states

@@ -8,7 +8,7 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from plm_jax.errors import UserError
+from plm_jax.common.errors import UserError
 from plm_jax.models.partitioning import Rules, partition_spec
 
 AXES = ("data", "fsdp", "tensor", "context")

@@ -9,12 +9,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from plm_jax import config
-from plm_jax.errors import UserError
+from plm_jax import config, losses
+from plm_jax.common.errors import UserError
 from plm_jax.models import registry
 from plm_jax.models.arrangement import Arrangement
-from plm_jax.training import losses, optimizers, schedules
 from plm_jax.training import mesh as meshes
+from plm_jax.training import optimizers, schedules
 from plm_jax.training import state as states
 from plm_jax.training import step as steps
 

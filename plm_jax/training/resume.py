@@ -7,8 +7,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from plm_jax import config, storage
-from plm_jax.errors import UserError
+from plm_jax import config
+from plm_jax.common import storage
+from plm_jax.common.errors import UserError
 from plm_jax.models import registry
 from plm_jax.training import checkpoints, run_directory, schedules
 

@@ -8,8 +8,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from plm_jax import config, storage
-from plm_jax.errors import UserError
+from plm_jax import config
+from plm_jax.common import storage
+from plm_jax.common.errors import UserError
 
 _PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 

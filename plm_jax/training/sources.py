@@ -20,8 +20,9 @@ from typing import Any
 import flax
 import jax
 
-from plm_jax import config, objectives, storage
-from plm_jax.errors import UserError, nearest
+from plm_jax import config, objectives
+from plm_jax.common import storage
+from plm_jax.common.errors import UserError, nearest
 from plm_jax.hub import elmo, files, huggingface
 from plm_jax.hub.pretrained import Pretrained
 from plm_jax.models import registry, settings

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
+from plm_jax import losses
 from plm_jax.models.partitioning import constrain
-from plm_jax.training import losses, optimizers
 from plm_jax.training import mesh as meshes
+from plm_jax.training import optimizers
 from plm_jax.training.state import TrainState, named_key
 
 

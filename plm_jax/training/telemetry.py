@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 
 from tqdm import tqdm
 
-from plm_jax import progress, storage
-from plm_jax.errors import UserError
+from plm_jax.common import progress, storage
+from plm_jax.common.errors import UserError
 
 _UPLOAD_SECONDS = 60
 

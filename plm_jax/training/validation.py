@@ -5,10 +5,9 @@ import functools
 
 import jax
 
-from plm_jax import config
+from plm_jax import config, losses
 from plm_jax.data.mixtures import Mixture
 from plm_jax.data.reader import Reader
-from plm_jax.training import losses
 from plm_jax.training import mesh as meshes
 from plm_jax.training import step as steps
 from plm_jax.training.program import Program

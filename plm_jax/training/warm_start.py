@@ -4,7 +4,7 @@ import re
 
 import jax
 
-from plm_jax.errors import UserError
+from plm_jax.common.errors import UserError
 from plm_jax.hub.pretrained import float32
 from plm_jax.training import sources
 

@@ -6,7 +6,8 @@ import hypothesis
 import numpy as np
 import pytest
 
-from plm_jax import checks, config, objectives
+from plm_jax import config, objectives
+from plm_jax.config import checks
 from plm_jax.data import cache
 from plm_jax.models import settings
 

@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 import seqio
 
-from plm_jax import config, objectives, storage
-from plm_jax.data import adapters, cache, examples, reader, vocabularies, words
+from plm_jax import config, objectives
+from plm_jax.common import storage
+from plm_jax.data import adapters, cache, reader, vocabularies
+from plm_jax.data.layouts import examples
 from plm_jax.data.tensorflow_side import tf
+from plm_jax.data.vocabularies import words
 from plm_jax.models import settings as model_settings
 
 IDS = {"pad": 80, "bos": 81, "eos": 82, "unk": 83, "cls": 84, "sep": 85, "mask": 86, "sop": 87, "eop": 88}

@@ -10,8 +10,9 @@ import tokenizers
 
 import plm_jax
 from plm_jax import config
-from plm_jax.data import tokenizer_files, vocabularies, vocabulary_training
-from plm_jax.errors import UserError
+from plm_jax.common.errors import UserError
+from plm_jax.data import vocabularies
+from plm_jax.data.vocabularies import tokenizer_files, vocabulary_training
 
 DATA = pathlib.Path(plm_jax.__file__).parent / "data"
 GPT2 = [f"{DATA}/gpt2/vocab.json", f"{DATA}/gpt2/merges.txt"]

@@ -8,8 +8,9 @@ import os
 import pytest
 
 from plm_jax import config
-from plm_jax.data import cache, files, prepare, tasks
-from plm_jax.errors import UserError
+from plm_jax.common.errors import UserError
+from plm_jax.data import cache, prepare
+from plm_jax.data.sources import files, tasks
 from tests.data.test_prepare import contents
 
 TEXTS = [f"Document {i}. It counts: {' '.join(map(str, range(i % 23)))}! Ünd aus" for i in range(400)]

@@ -14,13 +14,15 @@ import sys
 import pytest
 import tensorflow_datasets as tfds
 
-from plm_jax import config, storage
-from plm_jax.data import cache, prepare, tasks
-from plm_jax.errors import UserError
+from plm_jax import config
+from plm_jax.common import storage
+from plm_jax.common.errors import UserError
+from plm_jax.data import cache, prepare
+from plm_jax.data.sources import tasks
 from tests.data.test_prepare import contents, stored_texts
 
 pytest.importorskip("apache_beam")
-beam = importlib.import_module("plm_jax.data.beam")
+beam = importlib.import_module("plm_jax.data.prepare.beam")
 TEXTS = [f"Document {i}. It counts: {' '.join(map(str, range(i % 23)))}! Ünd aus" for i in range(120)]
 
 
@@ -166,7 +168,8 @@ def test_the_verb_prepares_with_two_processes(verb, run, tmp_path):
 
 _KILLER = """
 import os, pickle, signal, sys, time
-from plm_jax.data import beam, prepare
+from plm_jax.data import prepare
+from plm_jax.data.prepare import beam
 run, root, moments = pickle.load(open(sys.argv[1], "rb"))
 
 def start(folder, options):

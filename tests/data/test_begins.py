@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plm_jax import config, objectives
+from plm_jax.common.errors import UserError
 from plm_jax.data import cache, layouts, reader
-from plm_jax.errors import UserError
 
 BOS, GMASK, SOP, EOS = 95, 96, 97, 99
 

@@ -9,9 +9,9 @@ import fsspec
 import numpy as np
 import pytest
 
-from plm_jax import storage
+from plm_jax.common import storage
+from plm_jax.common.errors import UserError
 from plm_jax.data import cache
-from plm_jax.errors import UserError
 
 
 def test_splits_hold_what_was_written(write_source, random_documents):

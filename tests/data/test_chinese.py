@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 import plm_jax
 from plm_jax import config, objectives
-from plm_jax.data import cache, prepare, reader, segmenters, sentences, vocabularies
-from plm_jax.errors import UserError
+from plm_jax.common.errors import UserError
+from plm_jax.data import cache, prepare, reader, vocabularies
+from plm_jax.data.prepare import segmenters
+from plm_jax.data.vocabularies import sentences
 
 POEMS = pathlib.Path(plm_jax.__file__).parent / "data/corpora/tang_poems_zh.jsonl.gz"
 NUMBER = 200

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plm_jax import config, objectives
-from plm_jax.data import documents, layouts, reader
-from plm_jax.errors import UserError
+from plm_jax.common.errors import UserError
+from plm_jax.data import layouts, reader
+from plm_jax.data.layouts import documents
 
 IDS = {"pad": 0, "cls": 1, "sep": 2, "mask": 3, "unk": 4}
 

@@ -13,8 +13,10 @@ from sentencepiece import sentencepiece_model_pb2
 
 import plm_jax
 from plm_jax import config
-from plm_jax.data import prepare, sentences, stretches, tokenizer_files, vocabularies, vocabulary_training, workers
-from plm_jax.errors import UserError
+from plm_jax.common.errors import UserError
+from plm_jax.data import prepare, vocabularies
+from plm_jax.data.prepare import workers
+from plm_jax.data.vocabularies import sentences, stretches, tokenizer_files, vocabulary_training
 from tests.data.test_prepare import contents, corpus, run  # noqa: F401
 
 GPT2 = pathlib.Path(plm_jax.__file__).parent / "data/gpt2"

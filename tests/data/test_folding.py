@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plm_jax import config
-from plm_jax.data import cache, folding, prepare, sentences, vocabularies, vocabulary_training
-from plm_jax.errors import UserError
+from plm_jax.common.errors import UserError
+from plm_jax.data import cache, prepare, vocabularies
+from plm_jax.data.vocabularies import folding, sentences, vocabulary_training
 from tests.data.test_prepare import corpus, run  # noqa: F401
 
 TEXTS = [

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from plm_jax import config, objectives
-from plm_jax.data import cache, inputs_targets, prepare, reader, tasks
-from plm_jax.errors import UserError
+from plm_jax.common.errors import UserError
+from plm_jax.data import cache, prepare, reader
+from plm_jax.data.layouts import inputs_targets
+from plm_jax.data.sources import tasks
 from tests.training.tiny import TEXT
 
 EOS, PAD = 256, 257

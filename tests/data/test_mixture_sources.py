@@ -8,11 +8,13 @@ import sys
 
 import pytest
 
-from plm_jax import config, storage
-from plm_jax.data import mixture_sources, prepare, tasks
-from plm_jax.data.mixture_sources import Part
+from plm_jax import config
+from plm_jax.common import storage
+from plm_jax.common.errors import UserError
+from plm_jax.data import prepare
 from plm_jax.data.reader import Reader
-from plm_jax.errors import UserError
+from plm_jax.data.sources import mixture_sources, tasks
+from plm_jax.data.sources.mixture_sources import Part
 from tests.test_errors import assert_one_line
 from tests.training import runs, tiny
 

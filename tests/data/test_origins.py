@@ -7,9 +7,11 @@ import shutil
 
 import pytest
 
-from plm_jax import config, storage
-from plm_jax.data import origins, prepare
-from plm_jax.errors import UserError
+from plm_jax import config
+from plm_jax.common import storage
+from plm_jax.common.errors import UserError
+from plm_jax.data import prepare
+from plm_jax.data.cache import origins
 
 TEXTS = {"a": [f"A whale of {i} feet." for i in range(30)], "b": [f"A ship of {i} masts." for i in range(30)]}
 

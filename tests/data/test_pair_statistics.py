@@ -5,7 +5,8 @@ import types
 import numpy as np
 
 from plm_jax import config, objectives
-from plm_jax.data import cache, layouts, pairs
+from plm_jax.data import cache, layouts
+from plm_jax.data.layouts import pairs
 
 SPECIAL = objectives.Special(pad=0, cls=1, sep=2, mask=3, vocab_size=60_000)
 DOCUMENTS, SENTENCES, TOKENS = 2000, 4, 125

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plm_jax import config, objectives
-from plm_jax.data import layouts, pairs
+from plm_jax.common.errors import UserError
+from plm_jax.data import layouts
+from plm_jax.data.layouts import pairs
 from plm_jax.data.reader import Reader, crcs
-from plm_jax.errors import UserError
 from plm_jax.models import settings
 
 PAD, CLS, SEP, MASK, FIRST = 0, 1, 2, 3, 4

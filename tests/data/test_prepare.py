@@ -14,9 +14,11 @@ import zlib
 import numpy as np
 import pytest
 
-from plm_jax import config, storage
-from plm_jax.data import cache, files, prepare, reader, vocabularies
-from plm_jax.errors import UserError
+from plm_jax import config
+from plm_jax.common import storage
+from plm_jax.common.errors import UserError
+from plm_jax.data import cache, prepare, reader, vocabularies
+from plm_jax.data.sources import files
 from plm_jax.models import settings
 
 TEXTS = [f"Document {i}. It counts: {' '.join(map(str, range(i % 23)))}! Ünd aus" for i in range(400)]

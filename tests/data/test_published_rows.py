@@ -14,8 +14,10 @@ import runpy
 import numpy as np
 import pytest
 
-from plm_jax import config, storage
-from plm_jax.data import cache, reader, words
+from plm_jax import config
+from plm_jax.common import storage
+from plm_jax.data import cache, reader
+from plm_jax.data.vocabularies import words
 from tests.data import published_rows as rules
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from plm_jax import config, objectives
+from plm_jax.common.errors import UserError
 from plm_jax.data import layouts, reader
-from plm_jax.errors import UserError
 
 PHASES = (
     config.Phase(until=0.2),

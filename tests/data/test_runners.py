@@ -2,10 +2,10 @@
 
 import pytest
 
-from plm_jax.errors import UserError
+from plm_jax.common.errors import UserError
 
 pytest.importorskip("apache_beam")
-from plm_jax.data import runners
+from plm_jax.data.prepare import runners
 
 
 def running_mode(*options):

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from plm_jax import config, objectives
-from plm_jax.data import layouts, pairs, reader, segments
-from plm_jax.errors import UserError
+from plm_jax.common.errors import UserError
+from plm_jax.data import layouts, reader
+from plm_jax.data.layouts import pairs, segments
 from plm_jax.models import settings
 
 IDS = {"pad": 0, "cls": 1, "sep": 2, "mask": 3}

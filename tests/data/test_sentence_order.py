@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from plm_jax import config, objectives
-from plm_jax.data import layouts, pairs
+from plm_jax.data import layouts
+from plm_jax.data.layouts import pairs
 
 SPECIAL = objectives.Special(pad=0, cls=1, sep=2, mask=3, vocab_size=60_000)
 FIRST = 4

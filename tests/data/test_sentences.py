@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from plm_jax.data import sentences
+from plm_jax.data.vocabularies import sentences
 
 ENDS, WIDE, CLOSERS = ".!?…。！？", "。！？", "\"'”’»)]」』）"
 # What stands in these tests for Chinese, Japanese and Korean text.

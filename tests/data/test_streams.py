@@ -8,9 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plm_jax import config, objectives, storage
-from plm_jax.data import cache, layouts, reader, streams, words
-from plm_jax.errors import UserError
+from plm_jax import config, objectives
+from plm_jax.common import storage
+from plm_jax.common.errors import UserError
+from plm_jax.data import cache, layouts, reader
+from plm_jax.data.layouts import streams
+from plm_jax.data.vocabularies import words
 from plm_jax.models import settings as model_settings
 
 BOS, EOS, UNK, SIZE, SPELT = 97, 98, 96, 100, 5

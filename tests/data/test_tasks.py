@@ -7,9 +7,11 @@ import pytest
 import seqio
 import tensorflow_datasets as tfds
 
-from plm_jax import config, storage
-from plm_jax.data import files, prepare, tasks
-from plm_jax.errors import UserError
+from plm_jax import config
+from plm_jax.common import storage
+from plm_jax.common.errors import UserError
+from plm_jax.data import prepare
+from plm_jax.data.sources import files, tasks
 
 
 class TinyTexts(tfds.core.GeneratorBasedBuilder):
@@ -170,7 +172,7 @@ def test_a_task_over_tfds_is_not_read_to_be_known_and_read_in_parts_where_it_is_
     (tmp_path / "my_tfds_tasks.py").write_text(
         "import seqio\n"
         "from plm_jax import config\n"
-        "from plm_jax.data import tasks\n"
+        "from plm_jax.data.sources import tasks\n"
         f"folder = {str(tmp_path)!r}\n"
         "texts = tasks.register_tfds('tests:texts', config.Tfds('tiny_texts', field='body', data_dir=folder))\n"
         "source = seqio.TfdsDataSource('tiny_texts:1.0.0', folder)\n"

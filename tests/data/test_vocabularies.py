@@ -14,8 +14,9 @@ from sentencepiece import sentencepiece_model_pb2
 
 import plm_jax
 from plm_jax import config
-from plm_jax.data import sentences, tokenizer_files, vocabularies, vocabulary_training
-from plm_jax.errors import UserError
+from plm_jax.common.errors import UserError
+from plm_jax.data import vocabularies
+from plm_jax.data.vocabularies import sentences, tokenizer_files, vocabulary_training
 
 DATA = pathlib.Path(plm_jax.__file__).parent / "data"
 GPT2 = f"bpe:{DATA}/gpt2/vocab.json,{DATA}/gpt2/merges.txt"

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 import plm_jax
 from plm_jax import config
-from plm_jax.data import vocabularies, vocabulary_training
-from plm_jax.errors import UserError
+from plm_jax.common.errors import UserError
+from plm_jax.data import vocabularies
+from plm_jax.data.vocabularies import vocabulary_training
 
 CORPORA = pathlib.Path(plm_jax.__file__).parent / "data/corpora"
 SIZE = 700

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plm_jax import config, objectives
-from plm_jax.data import layouts, pairs, reader, whole_sentences
-from plm_jax.errors import UserError
+from plm_jax.common.errors import UserError
+from plm_jax.data import layouts, reader
+from plm_jax.data.layouts import pairs, whole_sentences
 
 PAD, CLS, SEP, MASK, FIRST = 0, 1, 2, 3, 4
 SPECIAL = objectives.Special(pad=PAD, cls=CLS, sep=SEP, mask=MASK, vocab_size=60_000)

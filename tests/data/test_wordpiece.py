@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plm_jax import config, objectives
-from plm_jax.data import prepare, reader, vocabularies, vocabulary_training
-from plm_jax.errors import UserError
+from plm_jax.common.errors import UserError
+from plm_jax.data import prepare, reader, vocabularies
+from plm_jax.data.vocabularies import vocabulary_training
 
 BERT = config.Vocabulary("", pad=0, unk=1, cls=2, sep=3, mask=4)
 SYMBOLS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

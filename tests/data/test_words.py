@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from plm_jax import config
-from plm_jax.data import vocabularies, vocabulary_training, words
-from plm_jax.errors import UserError
+from plm_jax.common.errors import UserError
+from plm_jax.data import vocabularies
+from plm_jax.data.vocabularies import vocabulary_training, words
 
 SPECIALS = {"bos": 0, "eos": 1, "unk": 2}
 

@@ -14,7 +14,7 @@ import plm_jax
 from plm_jax import config
 from plm_jax.data import cache, prepare, vocabularies
 from plm_jax.evaluation import perplexity
-from plm_jax.evaluation.language_model import LanguageModel
+from plm_jax.inference.language_model import LanguageModel
 from plm_jax.models import registry, settings
 from tests.training import tiny
 

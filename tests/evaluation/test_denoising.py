@@ -5,9 +5,9 @@ import pytest
 
 import plm_jax
 from plm_jax import config, objectives
+from plm_jax.common.errors import UserError
 from plm_jax.data.reader import Reader, blank_batch
-from plm_jax.errors import UserError
-from plm_jax.evaluation import decoding
+from plm_jax.inference import decoding
 from plm_jax.training import loop
 from tests.training import runs, tiny
 

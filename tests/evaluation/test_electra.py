@@ -7,7 +7,7 @@ import pytest
 import plm_jax
 from plm_jax.data.reader import Reader
 from plm_jax.evaluation import perplexity
-from plm_jax.evaluation.language_model import LanguageModel
+from plm_jax.inference.language_model import LanguageModel
 from plm_jax.models import settings
 from plm_jax.training import loop
 from plm_jax.training.checkpoints import Checkpoints

@@ -8,7 +8,8 @@ import pytest
 
 import plm_jax
 from plm_jax import config
-from plm_jax.evaluation import perplexity, report
+from plm_jax.evaluation import perplexity
+from plm_jax.experiments import report
 from plm_jax.training import loop
 from tests.training import test_validation
 from tests.training.test_validation import by_hand

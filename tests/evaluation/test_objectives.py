@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from plm_jax import config, objectives
+from plm_jax.common.errors import UserError
 from plm_jax.data import cache
 from plm_jax.data.reader import Reader
-from plm_jax.errors import UserError
 from plm_jax.evaluation import perplexity
-from plm_jax.evaluation.language_model import LanguageModel
+from plm_jax.inference.language_model import LanguageModel
 from plm_jax.models import registry, settings
 from tests.training import tiny
 

@@ -7,10 +7,10 @@ import jax
 import numpy as np
 import pytest
 
+from plm_jax.common.errors import UserError
 from plm_jax.data import cache
-from plm_jax.errors import UserError
 from plm_jax.evaluation import perplexity
-from plm_jax.evaluation.language_model import LanguageModel
+from plm_jax.inference.language_model import LanguageModel
 from plm_jax.training import state
 from tests.training import runs
 

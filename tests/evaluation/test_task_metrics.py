@@ -11,11 +11,11 @@ import seqio
 import tensorflow_datasets as tfds
 
 from plm_jax import config, objectives
+from plm_jax.common.errors import UserError
 from plm_jax.data import cache, prepare, vocabularies
 from plm_jax.data.text_to_text import suite
-from plm_jax.errors import UserError
 from plm_jax.evaluation import task_metrics
-from plm_jax.evaluation.language_model import LanguageModel
+from plm_jax.inference.language_model import LanguageModel
 from plm_jax.models import registry
 from tests.data.text_to_text.rows import ROWS
 from tests.training import tiny

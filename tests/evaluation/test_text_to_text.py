@@ -6,9 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from plm_jax.errors import UserError
-from plm_jax.evaluation import decoding
-from plm_jax.evaluation.language_model import LanguageModel
+from plm_jax.common.errors import UserError
+from plm_jax.inference import decoding
+from plm_jax.inference.language_model import LanguageModel
 from plm_jax.models import registry, settings
 
 VOCAB, WIDTH, HEADS, HEAD_DIM, MLP, LAYERS, BUCKETS = 31, 12, 3, 5, 20, 2, 6

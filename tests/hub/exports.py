@@ -14,7 +14,8 @@ import sentencepiece
 import tokenizers
 
 from plm_jax import config, corpora
-from plm_jax.data import sentences, vocabularies, vocabulary_training
+from plm_jax.data import vocabularies
+from plm_jax.data.vocabularies import sentences, vocabulary_training
 from plm_jax.hub import chatglm2, huggingface
 from plm_jax.hub.pretrained import Pretrained
 from plm_jax.models import registry, settings

@@ -10,7 +10,7 @@ import sentencepiece
 from safetensors.numpy import save_file
 
 import plm_jax
-from plm_jax.errors import UserError
+from plm_jax.common.errors import UserError
 from plm_jax.hub import chatglm2, gpt1, huggingface, llama
 from plm_jax.models import settings
 

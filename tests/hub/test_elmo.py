@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import plm_jax
-from plm_jax.errors import UserError
-from plm_jax.evaluation.language_model import LanguageModel
+from plm_jax.common.errors import UserError
 from plm_jax.hub import elmo
+from plm_jax.inference.language_model import LanguageModel
 from plm_jax.models import registry, settings
 from tests import golden
 

@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import plm_jax
-from plm_jax.errors import UserError
+from plm_jax.common.errors import UserError
 from plm_jax.hub import bart, huggingface, mt5
 from plm_jax.models import registry, settings
 from tests import golden

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import plm_jax
-from plm_jax.errors import UserError
+from plm_jax.common.errors import UserError
 from plm_jax.hub import albert, bert, distilbert, huggingface, roberta
 from plm_jax.models import settings
 from tests import golden

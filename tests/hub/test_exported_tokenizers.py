@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 
 import plm_jax
 from plm_jax import config
-from plm_jax.data import exported_tokenizers, vocabularies, vocabulary_training
-from plm_jax.errors import UserError
+from plm_jax.common.errors import UserError
+from plm_jax.data import vocabularies
+from plm_jax.data.vocabularies import exported_tokenizers, vocabulary_training
 from plm_jax.hub.pretrained import Pretrained
 from plm_jax.models import registry
 from plm_jax.training import sources

@@ -11,8 +11,8 @@ import pytest
 import safetensors
 from safetensors.numpy import load_file, save_file
 
-from plm_jax import storage
-from plm_jax.errors import UserError
+from plm_jax.common import storage
+from plm_jax.common.errors import UserError
 from plm_jax.hub import files
 
 

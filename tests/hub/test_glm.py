@@ -8,7 +8,7 @@ import pytest
 import safetensors.numpy
 
 import plm_jax
-from plm_jax.errors import UserError
+from plm_jax.common.errors import UserError
 from plm_jax.hub import glm, huggingface
 from plm_jax.models import registry, settings
 from tests.models.test_glm import reference

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import plm_jax
-from plm_jax.evaluation import decoding
+from plm_jax.inference import decoding
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

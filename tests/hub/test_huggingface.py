@@ -11,10 +11,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import plm_jax
-from plm_jax import storage
-from plm_jax.errors import UserError
-from plm_jax.evaluation import decoding
+from plm_jax.common import storage
+from plm_jax.common.errors import UserError
 from plm_jax.hub import bert, files, gpt2, huggingface, t5
+from plm_jax.inference import decoding
 from plm_jax.models import settings
 from tests import golden
 

@@ -10,9 +10,9 @@ import tokenizers
 from flax import linen as nn
 
 import plm_jax
-from plm_jax.errors import UserError
-from plm_jax.evaluation.language_model import LanguageModel
+from plm_jax.common.errors import UserError
 from plm_jax.hub import tokenizer_json
+from plm_jax.inference.language_model import LanguageModel
 from plm_jax.models import registry, settings
 from tests import golden
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from plm_jax.errors import UserError
+from plm_jax.common.errors import UserError
 from plm_jax.models import settings
 from plm_jax.models.decoder import Decoder
 

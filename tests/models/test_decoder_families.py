@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from plm_jax.errors import UserError
+from plm_jax.common.errors import UserError
 from plm_jax.models import kernels, registry, settings
 from plm_jax.models.kernels import Context, choose
 from tests.models.test_decoder import extend, initial, logits, reach, small, tokens_of

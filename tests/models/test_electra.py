@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from plm_jax.errors import UserError
+from plm_jax.common.errors import UserError
 from plm_jax.models import electra, registry, settings
 from plm_jax.models.encoder import Encoder
 from tests.models.test_encoder import VOCAB, apply, randomised, small_encoder, tokens_of

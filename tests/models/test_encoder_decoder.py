@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from plm_jax import config
-from plm_jax.errors import UserError
+from plm_jax.common.errors import UserError
 from plm_jax.models import registry, settings
 from plm_jax.models.transformer import sinusoids
 from tests.models.test_encoder import apply, randomised, tokens_of

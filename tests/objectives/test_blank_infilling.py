@@ -9,7 +9,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from plm_jax import objectives
-from plm_jax.errors import UserError
+from plm_jax.common.errors import UserError
 
 IDS = {"pad": 1, "eos": 2, "cls": 3, "mask": 4, "sop": 5, "eop": 6, "smask": 7, "gmask": 8, "dblock": 9}
 GLM = objectives.Special(**IDS, vocab_size=10_000)

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plm_jax import objectives
-from plm_jax.errors import UserError
+from plm_jax.common.errors import UserError
 
 RNG = np.random.default_rng(0)
 

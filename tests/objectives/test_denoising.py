@@ -10,13 +10,12 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from plm_jax import objectives
-from plm_jax.errors import UserError
+from plm_jax import losses, objectives
+from plm_jax.common.errors import UserError
 from plm_jax.models import registry
 from plm_jax.models import settings as model_settings
 from plm_jax.objectives import denoising
 from plm_jax.objectives.denoising import NoNoise, TextInfilling, TokenDeletion, TokenMasking
-from plm_jax.training import losses
 
 # Text is above the vocabulary, so that no random id is taken for it.
 MASK, TEXT = 4, 10_000

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plm_jax import objectives
-from plm_jax.errors import UserError
+from plm_jax.common.errors import UserError
 
 T5 = objectives.Special(pad=0, eos=1, sentinels=(99, 98, 97, 96), vocab_size=100)
 BART = objectives.Special(pad=1, bos=0, eos=2, mask=9, vocab_size=100)

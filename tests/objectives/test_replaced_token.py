@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from plm_jax import objectives
-from plm_jax.errors import UserError
+from plm_jax.common.errors import UserError
 
 SPECIAL = objectives.Special(pad=0, unk=1, cls=2, sep=3, mask=4, vocab_size=1000)
 TOKENS = np.array([2, *range(100, 610), 3])

@@ -11,7 +11,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from plm_jax import objectives
-from plm_jax.errors import UserError
+from plm_jax.common.errors import UserError
 
 T5 = objectives.Special(pad=0, eos=1, unk=2, sentinels=tuple(range(32_099, 31_999, -1)), vocab_size=32_100)
 S1, S2, S3 = T5.sentinels[:3]

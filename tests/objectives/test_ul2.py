@@ -6,8 +6,9 @@ import json
 import numpy as np
 import pytest
 
-from plm_jax import objectives, trees
-from plm_jax.errors import UserError
+from plm_jax import objectives
+from plm_jax.common import trees
+from plm_jax.common.errors import UserError
 
 T5 = objectives.Special(pad=0, eos=1, unk=2, sentinels=tuple(range(32_099, 31_999, -1)), vocab_size=32_100)
 MODES = dict(zip((32_002, 32_001, 32_000), "RSX", strict=True))

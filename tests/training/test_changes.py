@@ -11,10 +11,10 @@ import jax
 import numpy as np
 import pytest
 
-from plm_jax import config, objectives
+from plm_jax import config, losses, objectives
+from plm_jax.common.errors import UserError
 from plm_jax.data import reader
-from plm_jax.errors import UserError
-from plm_jax.training import checkpoints, loop, losses, optimizers, resume, run_directory
+from plm_jax.training import checkpoints, loop, optimizers, resume, run_directory
 from tests.training import runs, tiny
 from tests.training.test_resume import back_at
 

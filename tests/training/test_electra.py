@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from plm_jax import objectives
+from plm_jax import losses, objectives
 from plm_jax.models import electra, registry, settings
-from plm_jax.training import flops, losses
+from plm_jax.training import flops
 from tests.models.test_encoder import apply
 from tests.training import tiny
 

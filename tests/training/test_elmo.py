@@ -13,10 +13,11 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import plm_jax
-from plm_jax import config
+from plm_jax import config, losses
 from plm_jax.evaluation import perplexity
 from plm_jax.models import registry
-from plm_jax.training import flops, loop, losses, optimizers, planning, resume, state, step, warm_start
+from plm_jax.planning import plan as planning
+from plm_jax.training import flops, loop, optimizers, resume, state, step, warm_start
 from plm_jax.training.checkpoints import Checkpoints
 from tests.training import runs, tiny
 

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from plm_jax import config, objectives
+from plm_jax import config, losses, objectives
 from plm_jax.data import prepare
 from plm_jax.data.reader import Reader
 from plm_jax.evaluation import task_metrics
-from plm_jax.evaluation.language_model import load
+from plm_jax.inference.language_model import load
 from plm_jax.models import registry, settings
-from plm_jax.training import loop, losses
+from plm_jax.training import loop
 from tests.training import runs, tiny
 
 SPECIAL = objectives.Special(pad=0, eos=1, vocab_size=272)

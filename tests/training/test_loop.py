@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from plm_jax import config
+from plm_jax.common.errors import UserError
 from plm_jax.data.reader import Reader
-from plm_jax.errors import UserError
 from plm_jax.hub import huggingface
 from plm_jax.training import checkpoints, flops, loop, telemetry
 from tests.training import runs

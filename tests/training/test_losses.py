@@ -9,9 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from plm_jax import objectives
+from plm_jax import losses, objectives
 from plm_jax.models import registry, settings
-from plm_jax.training import losses
 from tests.training import tiny
 
 ROWS, LENGTH, WIDTH, VOCAB = 3, 7, 5, 11

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from plm_jax import config
-from plm_jax.errors import UserError
+from plm_jax.common.errors import UserError
 from plm_jax.training import loop, mesh
 from tests.training import resume, runs
 from tests.training.tiny import RUNS

@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from plm_jax import checks, config, objectives
+from plm_jax import config, losses, objectives
+from plm_jax.config import checks
 from plm_jax.data.reader import blank_batch
-from plm_jax.evaluation import report
+from plm_jax.experiments import report
 from plm_jax.models import registry, settings
-from plm_jax.training import flops, losses
+from plm_jax.training import flops
 
 PARTS = {
     "embedding": settings.Embedding(300, 16, token_types=2),

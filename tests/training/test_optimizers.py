@@ -12,7 +12,7 @@ import pytest
 from hypothesis import strategies as st
 
 from plm_jax import config
-from plm_jax.errors import UserError
+from plm_jax.common.errors import UserError
 from plm_jax.models.decoder import Decoder
 from plm_jax.training import mesh, optimizers, schedules, state
 from tests.training import tiny

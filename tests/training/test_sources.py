@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 import plm_jax
 from plm_jax import config
-from plm_jax.errors import UserError
+from plm_jax.common.errors import UserError
 from plm_jax.hub import files, huggingface
 from plm_jax.models import registry, settings
 from plm_jax.training import checkpoints, loop, sources

@@ -10,8 +10,9 @@ import numpy as np
 import optax
 import pytest
 
+from plm_jax import losses
 from plm_jax.models.decoder import Decoder
-from plm_jax.training import losses, state, step
+from plm_jax.training import state, step
 from tests.training import tiny
 
 ROOT = state.key(7, "threefry")

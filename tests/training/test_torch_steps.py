@@ -7,10 +7,10 @@ import jax
 import numpy as np
 import pytest
 
-from plm_jax import config
+from plm_jax import config, losses
 from plm_jax.hub import huggingface
 from plm_jax.models import registry
-from plm_jax.training import losses, optimizers, schedules, state, step
+from plm_jax.training import optimizers, schedules, state, step
 from tests.golden import FOLDER
 
 # As in tests/golden/make_training.py, which is not imported because it imports torch.

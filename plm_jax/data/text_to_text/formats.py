@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from plm_jax.common.errors import UserError
 from plm_jax.data.text_to_text import wnli
-from plm_jax.errors import UserError
 
 Row = Mapping[str, Any]
 Example = dict[str, Any]

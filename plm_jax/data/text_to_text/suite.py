@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from plm_jax import config
-from plm_jax.data import files
+from plm_jax.common.errors import UserError, nearest, one_line
+from plm_jax.data.sources import files
 from plm_jax.data.tensorflow_side import seqio, tf
 from plm_jax.data.text_to_text import formats, metrics, postprocessors, wnli
-from plm_jax.errors import UserError, nearest, one_line
 
 # Rows go from TensorFlow to Python and back so many at a time; one by one they would take ten times as long.
 _BATCH = 256

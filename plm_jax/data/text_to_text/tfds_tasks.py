@@ -6,7 +6,7 @@ sizes of their tasks as T5 has them; tasks `plm_jax:CORPUS`, the corpora to pret
 """
 
 from plm_jax import config, corpora
-from plm_jax.data import tasks
+from plm_jax.data.sources import tasks
 from plm_jax.data.tensorflow_side import seqio
 from plm_jax.data.text_to_text import sizes, suite
 

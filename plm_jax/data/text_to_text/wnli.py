@@ -7,7 +7,7 @@ Raffel et al. 2020 (arXiv:1910.10683, appendix B) recast the task so, for evalua
 import re
 from collections.abc import Sequence
 
-from plm_jax.errors import UserError
+from plm_jax.common.errors import UserError
 
 _PRONOUNS = frozenset({"he", "she", "they", "it", "her", "his", "their", "them", "him"})
 _ARTICLES = ("a", "an", "the")

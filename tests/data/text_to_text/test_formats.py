@@ -6,8 +6,8 @@ import tensorflow_datasets as tfds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plm_jax.common.errors import UserError
 from plm_jax.data.text_to_text import formats, suite
-from plm_jax.errors import UserError
 from tests.data.text_to_text.rows import ROWS, T5_NAMES
 
 

@@ -10,9 +10,10 @@ import seqio
 import tensorflow_datasets as tfds
 
 from plm_jax import config
-from plm_jax.data import tasks, vocabularies
+from plm_jax.common.errors import UserError
+from plm_jax.data import vocabularies
+from plm_jax.data.sources import tasks
 from plm_jax.data.text_to_text import metrics, sizes, suite
-from plm_jax.errors import UserError
 from tests.data.text_to_text.rows import ROWS, T5_NAMES
 
 

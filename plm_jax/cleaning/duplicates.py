@@ -1,0 +1,128 @@
+"""Duplicates across pages. A page is a set of units (lines, spans of sentences, MinHash bands), each a digest.
+
+Of all pages with a unit, the one with the smallest key owns it; so the choice depends neither on the order in which
+pages come nor on the machines, and no site is favoured. A page then keeps what it owns.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterator, Set
+
+from plm_jax.cleaning import minhash, punkt, settings
+from plm_jax.cleaning.pages import Page, Tally
+
+_SPACE = re.compile(r"\s+")
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.md5(text.encode("utf-8")).digest()
+
+
+class Lines:
+    """Lines, stripped and in lower case."""
+
+    def __init__(self, rule: settings.DuplicateLines):
+        self._min_sentences = rule.min_sentences
+
+    def units(self, page: Page) -> Iterator[bytes]:
+        """A digest a line."""
+        return (_digest(line.strip().lower()) for line in page.text.split("\n"))
+
+    def keep(self, page: Page, owned: Set[bytes], tally: Tally) -> Page | None:
+        """The page with its own lines, each once, or None."""
+        kept, elsewhere, here = [], [], []
+        seen = set()
+        for line, unit in zip(page.text.split("\n"), self.units(page), strict=True):
+            (elsewhere if unit not in owned else here if unit in seen else kept).append(line)
+            seen.add(unit)
+        for reason, lines in (("line_elsewhere", elsewhere), ("line_here", here)):
+            if lines:
+                tally.add(reason, page, lines)
+        return _remaining(page, "\n".join(kept), self._min_sentences, tally)
+
+
+class Spans:
+    """Spans of sentences, in lower case and with single spaces; a sentence goes with any span that goes."""
+
+    def __init__(self, rule: settings.DuplicateSpans):
+        self._rule = rule
+
+    def units(self, page: Page) -> Iterator[bytes]:
+        """A digest for each sentence that has enough others after it."""
+        return iter(self._digests([sentence for line in self._sentences(page) for sentence in line]))
+
+    def _sentences(self, page: Page) -> list[list[str]]:
+        """The sentences of each line."""
+        return [punkt.split(line) for line in page.text.split("\n")]
+
+    def _digests(self, sentences: list[str]) -> list[bytes]:
+        plain = [_SPACE.sub(" ", sentence.strip().lower()) for sentence in sentences]
+        return [_digest("\n".join(plain[i : i + self._rule.span])) for i in range(len(plain) - self._rule.span + 1)]
+
+    def keep(self, page: Page, owned: Set[bytes], tally: Tally) -> Page | None:
+        """The page without the sentences of spans that others own or that it has had before, or None."""
+        lines = self._sentences(page)
+        sentences = [sentence for line in lines for sentence in line]
+        elsewhere, here, first = set(), set(), {}
+        for start, unit in enumerate(self._digests(sentences)):
+            span = range(start, start + self._rule.span)
+            if unit not in owned:
+                elsewhere.update(span)
+            elif start >= first.setdefault(unit, start) + self._rule.span:
+                here.update(span)
+        here -= elsewhere
+        for reason, numbers in (("span_elsewhere", elsewhere), ("span_here", here)):
+            if numbers:
+                tally.add(reason, page, [sentences[number] for number in sorted(numbers)])
+        return _remaining(page, _without(page, lines, elsewhere | here), self._rule.min_sentences, tally)
+
+
+def _without(page: Page, lines: list[list[str]], dropped: Set[int]) -> str:
+    """The text without some sentences; lines that lose none stay as they are."""
+    kept, number = [], 0
+    for line, sentences in zip(page.text.split("\n"), lines, strict=True):
+        left = [sentence for i, sentence in enumerate(sentences, number) if i not in dropped]
+        number += len(sentences)
+        if len(left) == len(sentences):
+            kept.append(line)
+        elif left:
+            kept.append(" ".join(left))
+    return "\n".join(kept)
+
+
+def _remaining(page: Page, text: str, min_sentences: int, tally: Tally) -> Page | None:
+    """The page with what is left of its text, or None if that is too little."""
+    if not text:
+        tally.add("nothing_new", page, [page.text])
+    elif not punkt.has_sentences([text], min_sentences):
+        tally.add("few_new_sentences", page, [page.text])
+    else:
+        return page._replace(text=text)
+    return None
+
+
+class NearDuplicates:
+    """MinHash bands: a page that shares one with a page of a smaller key goes."""
+
+    def __init__(self, rule: settings.MinHash):
+        self._bands = rule.bands
+        self._hashes = minhash.Hashes(rule.bands, rule.rows, rule.words, rule.seed)
+
+    def units(self, page: Page) -> list[bytes]:
+        """A digest a band."""
+        return self._hashes.bands(page.text)
+
+    def keep(self, page: Page, owned: Set[bytes], tally: Tally) -> Page | None:
+        """The page if all its bands are its own, else None."""
+        # A page owns no others' bands, and its own differ: their number says enough, without hashing it again.
+        if len(owned) == self._bands:
+            return page
+        tally.add("near_duplicate", page, [page.text])
+        return None
+
+
+KINDS = {
+    settings.DuplicateLines: Lines,
+    settings.DuplicateSpans: Spans,
+    settings.MinHash: NearDuplicates,
+}

@@ -1,0 +1,289 @@
+"""Cleaning a crawl on Apache Beam, on any of its runners, to the same bytes on each.
+
+The order is that of `tensorflow_datasets/text/c4.py`: length, sites, newest copy, list of URLs, paragraphs, lines,
+duplicates, language, bad words; near-duplicates come last. Pages are grouped by MD5s, which spread evenly.
+"""
+
+import functools
+import gzip
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import apache_beam as beam
+from apache_beam.transforms import window
+from apache_beam.utils.windowed_value import WindowedValue
+
+from plm_jax.cleaning import crawl, duplicates, progress, rules, settings
+from plm_jax.cleaning.lists import Lists
+from plm_jax.cleaning.pages import Page, Tally, normalize_url, url_hash
+from plm_jax.common import storage
+
+TALLY, QUARANTINE = "tally", "quarantine"
+_COMPRESSION = 6
+
+
+class _Tallying(beam.DoFn):
+    """Counts what happens to pages, and hands the counts on once a bundle."""
+
+    def start_bundle(self):
+        self._tally = Tally()
+
+    def finish_bundle(self):
+        counts = WindowedValue(self._tally, window.GlobalWindow().max_timestamp(), [window.GlobalWindow()])
+        yield beam.pvalue.TaggedOutput(TALLY, counts)
+
+
+class _Read(_Tallying):
+    """Files to pages."""
+
+    def process(self, file: tuple[str, str]) -> Iterator[Any]:
+        for found in crawl.read(*file, self._tally):
+            if isinstance(found, Page):
+                yield found
+            else:
+                self._tally.add("quarantined", Page(f"{found.file}:{found.position}", found.sample), [found.reason])
+                yield beam.pvalue.TaggedOutput(QUARANTINE, found)
+        progress.step("reading")
+
+
+class _Apply(_Tallying):
+    """A rule of one page, made anew in each worker."""
+
+    def __init__(self, stage: str, make: Callable[..., rules.Rule], arguments: tuple[Any, ...]):
+        self._stage, self._make, self._arguments = stage, make, arguments
+
+    def setup(self):
+        self._rule = self._make(*self._arguments)
+
+    def process(self, page: Page) -> Iterator[Any]:
+        kept = self._rule(page, self._tally)
+        if kept is not None:
+            self._tally.count(f"after {self._stage}", kept.text)
+            yield kept
+
+
+class _Newest(_Tallying):
+    """Of the pages of a URL the newest; of equally new ones that with the smallest hash of its text, then its URL."""
+
+    def process(self, grouped: tuple[bytes, Iterable[Any]]) -> Iterator[Any]:
+        newest = None
+        for page in grouped[1]:
+            progress.step("newest copies")
+            if newest is None:
+                newest = page
+                continue
+            older, newest = sorted((newest, page), key=_age)
+            self._tally.add("older_copy", older, [older.text])
+        self._tally.count("after newest copies", newest.text)
+        yield newest
+
+
+def _age(page: Page) -> tuple[str, int, int]:
+    text = hashlib.md5(page.text.encode("utf-8")).digest()
+    return page.timestamp, -int.from_bytes(text, "big"), -int.from_bytes(page.key, "big")
+
+
+class _Listed(_Tallying):
+    """Of the pages those whose URL is listed."""
+
+    def process(self, joined: tuple[bytes, dict[str, Iterable[Any]]]) -> Iterator[Any]:
+        listed = any(True for _ in joined[1]["listed"])
+        for page in joined[1]["pages"]:
+            progress.step("list of URLs")
+            if listed:
+                self._tally.count("after list of URLs", page.text)
+                yield page
+            else:
+                self._tally.add("unlisted_url", page, [page.text])
+
+
+class _KeepOwn(_Tallying):
+    """Of each page what it owns."""
+
+    def __init__(self, stage: str, rule: Any):
+        self._stage, self._rule = stage, rule
+
+    def process(self, joined: tuple[bytes, dict[str, Iterable[Any]]]) -> Iterator[Any]:
+        owned = frozenset(joined[1]["owned"])
+        for page in joined[1]["pages"]:
+            kept = self._rule.keep(page, owned, self._tally)
+            progress.step(self._stage)
+            if kept is not None:
+                self._tally.count(f"after {self._stage}", kept.text)
+                yield kept
+
+
+class _Write(beam.DoFn):
+    """The rows of a file, sorted, so that it does not depend on the order in which they come."""
+
+    def __init__(self, folder: str):
+        self._folder = folder
+
+    def process(self, grouped: tuple[str, Iterable[tuple[bytes, str]]]) -> Iterator[tuple[str, int, int]]:
+        name, rows = grouped
+        lines = [row for _, row in sorted(rows)]
+        with (
+            storage.writing(os.path.join(self._folder, name)) as file,
+            # Neither name nor time, which would differ.
+            gzip.GzipFile("", "wb", _COMPRESSION, file, mtime=0) as packed,
+        ):
+            packed.writelines(line.encode("utf-8") for line in lines)
+        progress.step("writing", len(lines))
+        yield name, len(lines), sum(len(line) for line in lines)
+
+
+class _MergeTallies(beam.CombineFn):
+    def create_accumulator(self):
+        return Tally()
+
+    def add_input(self, accumulator, tally):
+        return accumulator.merge(tally)
+
+    def merge_accumulators(self, accumulators):
+        return functools.reduce(Tally.merge, accumulators, Tally())
+
+    def extract_output(self, accumulator):
+        return accumulator
+
+
+class Cleaning:
+    """The pipeline of some settings, `shards` among them; each step takes pages, gives pages and keeps its tally."""
+
+    def __init__(self, rule: settings.Settings, folder: str):
+        self._rule, self._folder = rule, folder
+        self._tallies: list[beam.PCollection] = []
+
+    def build(self, pipeline: beam.Pipeline, files: Mapping[str, crawl.File], lists: Lists) -> None:
+        """Adds everything from reading `files` to writing into the folder; `lists` are what the settings name."""
+        rule = self._rule
+        found = (
+            pipeline
+            | "files" >> beam.Create([(path, file.name) for path, file in files.items()])
+            | "spread files" >> beam.Reshuffle()
+            | "reading" >> (beam.ParDo(_Read()).with_outputs(TALLY, QUARANTINE, main="pages"))
+        )
+        self._tallies.append(found[TALLY])
+        pages = found["pages"] | "spread pages" >> beam.Reshuffle()
+        pages = self._apply(pages, "length", rules.MaxCharacters, rule.max_characters)
+        if isinstance(rule.pages, settings.Domains):
+            pages = self._apply(pages, "sites", rules.InDomains, lists.domains)
+        grouped = self._keyed(pages, "newest copies", _by_url) | "copies" >> beam.GroupByKey()
+        pages = self._step(grouped, "newest copies", _Newest())
+        if isinstance(rule.pages, settings.Urls):
+            pages = self._listed(pages, pipeline | "URL files" >> beam.Create(lists.url_files))
+        if rule.paragraphs is not None:
+            pages = self._apply(pages, "paragraphs", rules.HasParagraphs, rule.paragraphs)
+        if rule.lines is not None:
+            pages = self._apply(pages, "lines", rules.CleanLines, rule.lines)
+        if rule.duplicates is not None:
+            pages = self._deduplicate(pages, "duplicates", rule.duplicates)
+        if rule.language is not None:
+            pages = self._apply(pages, "language", rules.LANGUAGES[type(rule.language)], rule.language)
+        if rule.badwords is not None:
+            pages = self._apply(pages, "bad words", rules.NoBadWords, lists.badwords, rule.badwords.fraction)
+        if rule.near_duplicates is not None:
+            pages = self._deduplicate(pages, "near-duplicates", rule.near_duplicates)
+        self._write(pipeline, pages, found[QUARANTINE])
+
+    def _step(self, pages: Any, stage: str, step: _Tallying) -> beam.PCollection:
+        kept = pages | stage >> beam.ParDo(step).with_outputs(TALLY, main="pages")
+        self._tallies.append(kept[TALLY])
+        return kept["pages"]
+
+    def _apply(
+        self, pages: beam.PCollection, stage: str, make: Callable[..., rules.Rule], *arguments: Any
+    ) -> beam.PCollection:
+        return self._step(pages, stage, _Apply(stage, make, arguments))
+
+    def _keyed(self, pages: beam.PCollection, stage: str, key: Callable[[Page], bytes]) -> beam.PCollection:
+        return pages | f"{stage}: by key" >> beam.Map(_with_key, key, stage)
+
+    def _listed(self, pages: beam.PCollection, files: beam.PCollection) -> beam.PCollection:
+        """Pages whose URL is in one of the files."""
+        stage = "list of URLs"
+        both = {"pages": self._keyed(pages, stage, _by_url), "listed": files | "URLs" >> beam.FlatMap(_read_urls)}
+        return self._step(both | f"{stage}: join" >> beam.CoGroupByKey(), stage, _Listed())
+
+    def _deduplicate(self, pages: beam.PCollection, stage: str, rule: Any) -> beam.PCollection:
+        """Pages without what others own; `rule` is one of `duplicates.KINDS`."""
+        kind = duplicates.KINDS[type(rule)](rule)
+        owned = (
+            pages
+            | f"{stage}: units" >> beam.FlatMap(_units, kind)
+            | f"{stage}: owners" >> beam.CombinePerKey(min)
+            | f"{stage}: by owner" >> beam.KvSwap()
+        )
+        both = {"pages": self._keyed(pages, stage, _by_page), "owned": owned}
+        return self._step(both | f"{stage}: join" >> beam.CoGroupByKey(), stage, _KeepOwn(stage, kind))
+
+    def _write(self, pipeline: beam.Pipeline, pages: beam.PCollection, quarantine: beam.PCollection) -> None:
+        """Writes the pages, what is quarantined, and `report.json`: files and tally."""
+        rows = pages | "rows" >> beam.Map(_row, self._rule)
+        bad = quarantine | "quarantined rows" >> beam.Map(_quarantined_row, self._rule.shards)
+        files = (rows, bad) | beam.Flatten() | "by file" >> beam.GroupByKey() | beam.ParDo(_Write(self._folder))
+        tally = self._tallies | "tallies" >> beam.Flatten() | beam.CombineGlobally(_MergeTallies())
+        _ = (
+            pipeline
+            | "once" >> beam.Create([os.path.join(self._folder, "report.json")])
+            | beam.Map(_report, beam.pvalue.AsSingleton(tally), beam.pvalue.AsList(files))
+        )
+
+
+def _with_key(page: Page, key: Callable[[Page], bytes], stage: str) -> tuple[bytes, Any]:
+    progress.expect(stage)
+    return key(page), page
+
+
+def _by_url(page: Page) -> bytes:
+    return hashlib.md5(page.normalized_url.encode("utf-8")).digest()
+
+
+def _by_page(page: Page) -> bytes:
+    return page.key
+
+
+def _units(page: Page, kind: Any) -> Iterator[tuple[bytes, bytes]]:
+    key = page.key
+    return ((unit, key) for unit in set(kind.units(page)))
+
+
+def _read_urls(path: str) -> Iterator[tuple[bytes, None]]:
+    with storage.open_binary(path) as file:
+        for line in file:
+            url = normalize_url(line.decode("utf-8", errors="replace").strip())
+            yield hashlib.md5(url.encode("utf-8")).digest(), None
+
+
+def _row(page: Page, rule: settings.Settings) -> tuple[str, tuple[bytes, str]]:
+    """A page's file, and its line in it. Where several languages are kept, each has its folder."""
+    progress.expect("writing")
+    # The remainder by `validation_one_in` is spent: its quotient tells the shards apart.
+    number, remainder = divmod(url_hash(page), rule.validation_one_in)
+    split, shards = ("train", rule.shards) if remainder else ("validation", -(-rule.shards // rule.validation_one_in))
+    name = f"{split}-{number % shards:05d}.jsonl.gz"
+    folder = page.language if isinstance(rule.language, settings.Cld3) else ""
+    row = {"text": page.text, "url": page.url, "timestamp": page.timestamp, "language": page.language}
+    return os.path.join(folder, name), (page.key, json.dumps(row, ensure_ascii=False) + "\n")
+
+
+def _quarantined_row(record: crawl.Quarantined, shards: int) -> tuple[str, tuple[bytes, str]]:
+    progress.expect("writing")
+    line = json.dumps(record._asdict(), ensure_ascii=False) + "\n"
+    key = hashlib.md5(line.encode("utf-8")).digest()
+    return f"quarantine/{int.from_bytes(key, 'big') % shards:05d}.jsonl.gz", (key, line)
+
+
+def _report(path: str, tally: Tally, files: list[tuple[str, int, int]]) -> None:
+    counts = {
+        reason: {
+            "number": count.number,
+            "characters": count.characters,
+            "examples": [{"url": url, "text": text} for _, url, text in count.examples],
+        }
+        for reason, count in sorted(tally.items())
+    }
+    written = {name: {"rows": rows, "characters": characters} for name, rows, characters in sorted(files)}
+    storage.write(path, json.dumps({"files": written, "counts": counts}, ensure_ascii=False, indent=1).encode("utf-8"))

@@ -1,0 +1,124 @@
+"""What each rule removed: a table with examples, and a picture."""
+
+import io
+from typing import Any
+
+import matplotlib
+
+from plm_jax.cleaning import settings
+
+matplotlib.use("svg")  # No display is needed.
+from matplotlib import pyplot as plt
+
+
+def reasons(rule: settings.Settings) -> dict[str, tuple[str, str, str]]:
+    """By reason: the step, what is counted, and the rule in words, for those that may occur with some settings."""
+    found = {
+        "quarantined": ("reading", "records", "cannot be read; kept in quarantine/"),
+        "no_html": ("reading", "records", "a response that is no HTML page"),
+        "no_url": ("reading", "pages", "no URL"),
+        "no_text": ("reading", "pages", "no text"),
+        "no_timestamp": ("reading", "pages", "no time"),
+        "too_long": ("length", "pages", f"more than {rule.max_characters:,} characters"),
+        "other_domain": ("sites", "pages", "a site that is not listed"),
+        "other_subdomain": ("sites", "pages", "a subdomain that is not listed"),
+        "older_copy": ("newest copies", "pages", "an older copy of a URL"),
+        "unlisted_url": ("list of URLs", "pages", "a URL that is not listed"),
+    }
+    if (paragraphs := rule.paragraphs) is not None:
+        few = f"fewer than {paragraphs.min_paragraphs} lines of {paragraphs.min_characters} characters"
+        found["few_paragraphs"] = ("paragraphs", "pages", few)
+    if (lines := rule.lines) is not None:
+        found |= {
+            "long_word": ("lines", "lines", f"a word of more than {lines.max_word_characters:,} characters"),
+            "no_end_mark": ("lines", "lines", f"ends in none of {' '.join(lines.end_marks)}, or in an ellipsis"),
+            "few_words": ("lines", "lines", f"fewer than {lines.min_words} words"),
+            "script": ("lines", "lines", f"says {_listed(lines.script_phrases)}"),
+            "policy": ("lines", "lines", f"says {_listed(lines.policy_phrases)}"),
+            "placeholder": ("lines", "pages", f"says {_listed(lines.placeholder_phrases)}"),
+            "code": ("lines", "pages", f"has {_listed(lines.code_marks)}"),
+            "few_sentences": ("lines", "pages", f"fewer than {lines.min_sentences} sentences"),
+        }
+    if (duplicates := rule.duplicates) is not None:
+        spans = isinstance(duplicates, settings.DuplicateSpans)
+        what, unit = ("span", "sentences") if spans else ("line", "lines")
+        found |= {
+            f"{what}_elsewhere": ("duplicates", unit, f"a {what} that another page keeps"),
+            f"{what}_here": ("duplicates", unit, f"a {what} that the page has had before"),
+            "nothing_new": ("duplicates", "pages", "nothing is left"),
+            "few_new_sentences": ("duplicates", "pages", f"fewer than {duplicates.min_sentences} sentences left"),
+        }
+    if (language := rule.language) is not None:
+        wanted = language.language if isinstance(language, settings.Langdetect) else "those that are kept"
+        found |= {
+            "unsure_language": ("language", "pages", f"no language with probability {language.min_probability}"),
+            "other_language": ("language", "pages", f"another language than {wanted}"),
+        }
+    if rule.badwords is not None:
+        found["bad_word"] = ("bad words", "pages", "a word of the language's list")
+    if rule.near_duplicates is not None:
+        found["near_duplicate"] = ("near-duplicates", "pages", "much like a page that stays")
+    return found
+
+
+def _listed(phrases: tuple[str, ...]) -> str:
+    return " or ".join(f'"{phrase}"' for phrase in phrases)
+
+
+def steps(counts: dict[str, Any]) -> dict[str, tuple[int, int]]:
+    """Pages and characters after each step, in the order of the steps."""
+    names = ("length", "sites", "newest copies", "list of URLs", "paragraphs", "lines", "duplicates", "language")
+    names += ("bad words", "near-duplicates")
+    found = {"reading": counts.get("read")} | {name: counts.get(f"after {name}") for name in names}
+    return {name: (count["number"], count["characters"]) for name, count in found.items() if count}
+
+
+def table(rule: settings.Settings, counts: dict[str, Any]) -> str:
+    """What was removed and what was left, in Markdown."""
+    left = steps(counts)
+    first = left["reading"]
+    rows = ["| after | pages | characters | of all characters |", "|---|---:|---:|---:|"]
+    rows += [f"| {name} | {n:,} | {size:,} | {size / max(first[1], 1):.1%} |" for name, (n, size) in left.items()]
+    rows += ["", "| step | removed | because | number | characters |", "|---|---|---|---:|---:|"]
+    for reason, (step, unit, what) in reasons(rule).items():
+        if reason in counts:
+            number, size = counts[reason]["number"], counts[reason]["characters"]
+            rows.append(f"| {step} | {unit} | {_escape(what)} | {number:,} | {size:,} |")
+    return "\n".join(rows) + "\n"
+
+
+def examples(rule: settings.Settings, counts: dict[str, Any]) -> str:
+    """Some of what each rule removed, in Markdown."""
+    parts = []
+    for reason, (step, unit, what) in reasons(rule).items():
+        found = counts.get(reason, {}).get("examples")
+        if found:
+            lines = [f"- `{_escape(example['url'])}`: {_escape(example['text'])}" for example in found]
+            parts.append("\n".join([f"## {step}, {unit}: {_escape(what)}", "", *lines, ""]))
+    return "\n".join(parts)
+
+
+def _escape(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;").replace("`", "'")
+
+
+def picture(rule: settings.Settings, counts: dict[str, Any]) -> bytes:
+    """An SVG: the share of pages and characters left after each step, and the characters that each rule removed."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(13, 5), layout="constrained")
+    shares = steps(counts)
+    first = shares["reading"]
+    for column, (label, height) in enumerate((("pages", -0.2), ("characters", 0.2))):
+        share = [values[column] / max(first[column], 1) for values in shares.values()]
+        left.barh([i + height for i in range(len(shares))], share, 0.4, label=label)
+    left.set(yticks=range(len(shares)), yticklabels=shares, xlabel="share left after the step", xlim=(0, 1))
+    left.legend()
+    removed = {reason: counts[reason]["characters"] for reason in reasons(rule) if reason in counts}
+    right.barh(list(removed), list(removed.values()))
+    right.set(xlabel="characters removed, logarithmic", xscale="log")
+    for axes in (left, right):
+        axes.invert_yaxis()
+        axes.grid(axis="x", alpha=0.3)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="svg")
+    plt.close(figure)
+    return drawn.getvalue()

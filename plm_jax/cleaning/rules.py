@@ -1,0 +1,259 @@
+"""The rules that look at one page: each takes a page and a tally, and gives the page, changed or not, or None.
+
+They decide as `tensorflow_datasets/text/c4_utils.py` (3.1.0) does, with less work.
+"""
+
+import re
+import sys
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from plm_jax.cleaning import punkt, settings
+from plm_jax.cleaning.pages import Page, Tally, url_hash
+from plm_jax.common.errors import UserError
+
+UNKNOWN_LANGUAGE = "und"
+# Languages written without spaces: their bad words are looked for inside of words too. C4 leaves out those words of
+# their lists that are parts of common ones.
+UNSPACED = ("ja", "th", "zh")
+ALLOWED_WORDS = {"ja": {"sm", "グロ", "女の子"}, "zh": {"性"}}
+
+_CITATIONS = re.compile(r"\[\d*\]|\[edit\]|\[citation needed\]")
+_ELLIPSIS = "..."
+_WORDS = re.compile(r"\w+")
+
+
+class Rule(Protocol):
+    """What the rules are."""
+
+    def __call__(self, page: Page, tally: Tally) -> Page | None:
+        """The page, changed or not, or None to drop it; what is dropped is tallied."""
+
+
+class MaxCharacters:
+    """Drops pages of more characters."""
+
+    def __init__(self, limit: int):
+        self._limit = limit
+
+    def __call__(self, page: Page, tally: Tally) -> Page | None:
+        """The page, or None."""
+        if len(page.text) <= self._limit:
+            return page
+        tally.add("too_long", page, [page.text])
+        return None
+
+
+class InDomains:
+    """Drops pages of other sites.
+
+    Args:
+      domains: registered domain (`bbc.co.uk`) → a list of its allowed subdomains, or anything else for all.
+    """
+
+    def __init__(self, domains: Mapping[str, Any]):
+        import tldextract
+
+        self._domains = domains
+        # The list of public suffixes that comes with the package: the same everywhere, without a network.
+        self._extract = tldextract.TLDExtract(cache_dir=None, suffix_list_urls=())
+
+    def __call__(self, page: Page, tally: Tally) -> Page | None:
+        """The page, or None."""
+        parts = self._extract(page.normalized_url)
+        allowed = self._domains.get(f"{parts.domain}.{parts.suffix}")
+        if allowed is None:
+            tally.add("other_domain", page, [page.text])
+        elif isinstance(allowed, list) and parts.subdomain not in allowed:
+            tally.add("other_subdomain", page, [page.text])
+        else:
+            return page
+        return None
+
+
+class HasParagraphs:
+    """Drops pages with too few long lines."""
+
+    def __init__(self, rule: settings.Paragraphs):
+        self._rule = rule
+
+    def __call__(self, page: Page, tally: Tally) -> Page | None:
+        """The page, or None."""
+        num_long = sum(len(line) >= self._rule.min_characters for line in page.text.split("\n"))
+        if num_long >= self._rule.min_paragraphs:
+            return page
+        tally.add("few_paragraphs", page, [page.text])
+        return None
+
+
+class CleanLines:
+    """Drops lines that are no prose, and pages of placeholder text, of code or of too few sentences."""
+
+    def __init__(self, rule: settings.CleanLines):
+        self._rule = rule
+        self._placeholders, self._scripts, self._policies = (
+            [phrase.lower() for phrase in phrases]
+            for phrases in (rule.placeholder_phrases, rule.script_phrases, rule.policy_phrases)
+        )
+
+    def __call__(self, page: Page, tally: Tally) -> Page | None:
+        """The page with its good lines, or None."""
+        dropped: dict[str, list[str]] = {}
+        lines, verdict = self._lines(page.text, dropped)
+        if verdict is None and not punkt.has_sentences(lines, self._rule.min_sentences):
+            verdict = "few_sentences"
+        for reason, texts in dropped.items():
+            tally.add(reason, page, texts)
+        if verdict is not None:
+            tally.add(verdict, page, [page.text])
+            return None
+        return page._replace(text="\n".join(lines).strip())
+
+    def _lines(self, text: str, dropped: dict[str, list[str]]) -> tuple[list[str], str | None]:
+        """The good lines, and why the page is to go if it is; fills `dropped` by reason."""
+        rule, lines = self._rule, []
+        suspicious = self._is_suspicious(text)
+        for line in text.splitlines():
+            line = line.strip()
+            reason = None
+            if len(line) > rule.max_word_characters and max(map(len, line.split())) > rule.max_word_characters:
+                reason = "long_word"
+            else:
+                if "[" in line:
+                    line = _CITATIONS.sub("", line)
+                if not line.endswith(rule.end_marks) or line.endswith(_ELLIPSIS):
+                    reason = "no_end_mark"
+                elif len(line.split(None, rule.min_words)) < rule.min_words:
+                    reason = "few_words"
+                elif suspicious:
+                    reason, verdict = self._phrase(line)
+                    if verdict is not None:
+                        return lines, verdict
+            if reason is None:
+                lines.append(line)
+            else:
+                dropped.setdefault(reason, []).append(line)
+        return lines, None
+
+    def _is_suspicious(self, text: str) -> bool:
+        """Whether some line could hold a phrase: most pages have none, and need not be looked at line by line."""
+        text = _CITATIONS.sub("", text) if "[" in text else text
+        lower = text.lower()
+        return any(phrase in lower for phrase in (*self._placeholders, *self._scripts, *self._policies)) or any(
+            mark in text for mark in self._rule.code_marks
+        )
+
+    def _phrase(self, line: str) -> tuple[str | None, str | None]:
+        """Why the line is to go, and why the whole page is, by what they say."""
+        lower = line.lower()
+        if any(phrase in lower for phrase in self._placeholders):
+            return None, "placeholder"
+        if any(phrase in lower for phrase in self._scripts):
+            return "script", None
+        if any(mark in line for mark in self._rule.code_marks):
+            return None, "code"
+        if any(phrase in lower for phrase in self._policies):
+            return "policy", None
+        return None, None
+
+
+class Langdetect:
+    """Drops pages that are not surely of one language; the same answer every time."""
+
+    def __init__(self, rule: settings.Langdetect):
+        from langdetect import detector_factory
+
+        self._rule = rule
+        self._factory = detector_factory.DetectorFactory()
+        self._factory.load_profile(detector_factory.PROFILES_DIRECTORY)
+        self._factory.set_seed(0)
+
+    def __call__(self, page: Page, tally: Tally) -> Page | None:
+        """The page with its language, or None."""
+        from langdetect.lang_detect_exception import LangDetectException
+
+        detector = self._factory.create()
+        detector.append(page.text)
+        try:
+            found = detector.get_probabilities()
+        except LangDetectException:  # No letters.
+            found = []
+        if not found or found[0].prob < self._rule.min_probability:
+            tally.add("unsure_language", page, [page.text])
+            return None
+        if found[0].lang != self._rule.language:
+            tally.add("other_language", page, [page.text])
+            return None
+        return page._replace(language=found[0].lang)
+
+
+class Cld3:
+    """Tells the language of pages, `und` where that is not sure, and drops those of other languages."""
+
+    def __init__(self, rule: settings.Cld3):
+        if "tensorflow" in sys.modules:
+            raise UserError("CLD3 crashes in a process that holds TensorFlow: run `python -m plm_jax.clean` by itself")
+        import gcld3
+
+        self._rule = rule
+        self._languages = frozenset(rule.languages)
+        self._identifier = gcld3.NNetLanguageIdentifier(min_num_bytes=rule.min_bytes, max_num_bytes=rule.max_bytes)
+
+    def __call__(self, page: Page, tally: Tally) -> Page | None:
+        """The page with its language, or None."""
+        found = self._identifier.FindLanguage(page.text)
+        if not found.is_reliable or found.probability < self._rule.min_probability:
+            return page._replace(language=UNKNOWN_LANGUAGE)
+        if found.language not in self._languages:
+            tally.add("other_language", page, [page.text])
+            return None
+        return page._replace(language=found.language)
+
+
+LANGUAGES = {settings.Langdetect: Langdetect, settings.Cld3: Cld3}
+
+
+class NoBadWords:
+    """Drops pages with a word of their language's list.
+
+    Args:
+      words: language → words and phrases in lower case.
+      fraction: of those pages, the share to drop.
+    """
+
+    def __init__(self, words: Mapping[str, set[str]], fraction: float):
+        # A float is a fraction of two integers; their quotient decides as C4's code does, to the last bit.
+        self._numerator, self._denominator = fraction.as_integer_ratio()
+        self._find = {
+            language: _contains(listed) if language in UNSPACED else _WordSearch(listed)
+            for language, listed in words.items()
+        }
+
+    def __call__(self, page: Page, tally: Tally) -> Page | None:
+        """The page, or None."""
+        find = self._find.get(page.language.split("-")[0])
+        if find is None or not find(page.text.lower()):
+            return page
+        if url_hash(page) % self._denominator >= self._numerator:
+            return page
+        tally.add("bad_word", page, [page.text])
+        return None
+
+
+def _contains(words: set[str]):
+    return re.compile("|".join(re.escape(word) for word in sorted(words))).search
+
+
+class _WordSearch:
+    """Whether a text has one of some words or phrases between characters that are not of words."""
+
+    def __init__(self, listed: set[str]):
+        # A listed run of word characters stands so exactly if it is one of the text's words: a look-up instead of a
+        # search for each.
+        self._words = {word for word in listed if _WORDS.fullmatch(word)}
+        phrases = [re.escape(phrase) for phrase in sorted(listed - self._words)]
+        self._phrases = re.compile(rf"(?:\W|^)(?:{'|'.join(phrases)})(?:\W|$)") if phrases else None
+
+    def __call__(self, text: str) -> bool:
+        words = _WORDS.findall(text)
+        return not self._words.isdisjoint(words) or bool(self._phrases and self._phrases.search(text))

@@ -1,0 +1,255 @@
+"""What cleaning does: every rule with its thresholds, and C4's flavours (`tensorflow_datasets/text/c4.py`, 3.1.0)."""
+
+import ast
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from plm_jax.common import trees
+from plm_jax.common.errors import UserError, nearest
+
+# The languages of mC4: those of CLD3 with at least 10,000 pages.
+_CODES = """
+af am ar az be bg bg-Latn bn ca ceb co cs cy da de el el-Latn en eo es et eu fa fi fil fr fy ga gd gl gu ha haw
+hi hi-Latn hmn ht hu hy id ig is it iw ja ja-Latn jv ka kk km kn ko ku ky la lb lo lt lv mg mi mk ml mn mr ms mt my
+ne nl no ny pa pl ps pt ro ru ru-Latn sd si sk sl sm sn so sq sr st su sv sw ta te tg th tr uk ur uz vi xh yi yo zh
+zh-Latn zu
+"""
+MC4_LANGUAGES = tuple(_CODES.split())
+
+
+@dataclass(frozen=True)
+class Domains:
+    """Only some sites: a JSON file of registered domain → its allowed subdomains, or true for all (RealNews)."""
+
+    kind: ClassVar[str] = "domains"
+    path: str = ""
+
+
+@dataclass(frozen=True)
+class Urls:
+    """Only pages whose normalised URL stands in a list: text files, one URL a line, `path` may be a glob (WebText)."""
+
+    kind: ClassVar[str] = "urls"
+    path: str = ""
+
+
+@dataclass(frozen=True)
+class Paragraphs:
+    """Only pages with so many lines of so many characters each."""
+
+    kind: ClassVar[str] = "paragraphs"
+    min_paragraphs: int = 3
+    min_characters: int = 200
+
+
+@dataclass(frozen=True)
+class CleanLines:
+    """C4's rules about lines, and about pages by their lines (Raffel et al. 2020, section 2.2).
+
+    Sentences are those of NLTK's English Punkt; phrases are looked for in lower case.
+    """
+
+    kind: ClassVar[str] = "c4"
+    max_word_characters: int = 1000
+    end_marks: tuple[str, ...] = (".", "?", "!", '"')
+    min_words: int = 5
+    placeholder_phrases: tuple[str, ...] = ("lorem ipsum",)
+    script_phrases: tuple[str, ...] = ("javascript",)
+    code_marks: tuple[str, ...] = ("{",)
+    policy_phrases: tuple[str, ...] = (
+        "terms of use",
+        "privacy policy",
+        "cookie policy",
+        "uses cookies",
+        "use of cookies",
+        "use cookies",
+    )
+    min_sentences: int = 3
+
+
+@dataclass(frozen=True)
+class DuplicateLines:
+    """Each line, stripped and in lower case, stays once in the corpus, as in the public code."""
+
+    kind: ClassVar[str] = "lines"
+    min_sentences: int = 3
+
+
+@dataclass(frozen=True)
+class DuplicateSpans:
+    """Each span of `span` sentences stays once in the corpus, as in the paper (Raffel et al. 2020, section 2.2)."""
+
+    kind: ClassVar[str] = "spans"
+    span: int = 3
+    min_sentences: int = 3
+
+
+@dataclass(frozen=True)
+class Langdetect:
+    """Only pages of one language, told by `langdetect` with seed 0, as for the English C4."""
+
+    kind: ClassVar[str] = "langdetect"
+    language: str = "en"
+    min_probability: float = 0.99
+
+
+@dataclass(frozen=True)
+class Cld3:
+    """Only pages of some languages or of none for sure (`und`), told by CLD3 from their first bytes, as for mC4."""
+
+    kind: ClassVar[str] = "cld3"
+    languages: tuple[str, ...] = MC4_LANGUAGES
+    min_probability: float = 0.95
+    min_bytes: int = 100
+    max_bytes: int = 10_000
+
+
+@dataclass(frozen=True)
+class BadWords:
+    """Drops pages with a word of their language's list: files named by the language, one word or phrase a line.
+
+    C4 takes the lists of github.com/LDNOOBW (CC BY 4.0), English at 25e679f and the others at 5faf2ba. `path` may be a
+    glob. A `fraction` under 1 keeps the other pages, chosen by a hash of the URL.
+    """
+
+    kind: ClassVar[str] = "badwords"
+    path: str = ""
+    fraction: float = 1.0
+
+
+@dataclass(frozen=True)
+class MinHash:
+    """Of pages that look alike one stays (Broder 1997).
+
+    Two pages whose sets of `words`-grams have Jaccard similarity s are taken for near-duplicates with probability
+    1 - (1 - s^rows)^bands; the numbers are FineWeb's (Penedo et al. 2024): 56 % of those with s = 0.70, 92 % with 0.80.
+    """
+
+    kind: ClassVar[str] = "minhash"
+    bands: int = 14
+    rows: int = 8
+    words: int = 5
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What happens to the pages of a crawl, in this order; None leaves a step out.
+
+    Pages with more than `max_characters` go first, then all but the newest page of each URL. One page in
+    `validation_one_in`, by a hash of its URL, is for validation.
+
+    Attributes:
+      shards: files of the training split, of which a worker holds one in memory; None: one for every 256 MiB that the
+        crawl's files have. Validation has its share of as many; one that gets no page is not written.
+    """
+
+    max_characters: int = 190_000
+    pages: Domains | Urls | None = None
+    paragraphs: Paragraphs | None = None
+    lines: CleanLines | None = None
+    duplicates: DuplicateLines | DuplicateSpans | None = None
+    language: Langdetect | Cld3 | None = field(default_factory=Langdetect)
+    badwords: BadWords | None = None
+    near_duplicates: MinHash | None = None
+    validation_one_in: int = 1000
+    shards: int | None = None
+
+
+_EN = Settings(lines=CleanLines(), duplicates=DuplicateLines(), badwords=BadWords())
+FLAVOURS = {
+    "en": _EN,
+    "en.noclean": Settings(),
+    "realnewslike": dataclasses.replace(_EN, pages=Domains()),
+    "webtextlike": dataclasses.replace(_EN, pages=Urls()),
+    "multilingual": Settings(
+        paragraphs=Paragraphs(),
+        duplicates=DuplicateLines(min_sentences=0),
+        language=Cld3(),
+        badwords=BadWords(fraction=0.999),
+    ),
+}
+
+
+def resolve(flavour: str, changes: Sequence[str] = ()) -> Settings:
+    """A flavour with some changes, each as in `lines.min_words=4`, `near_duplicates.kind=minhash` or `badwords=None`.
+
+    A `kind` gives its section other fields and so comes first, wherever it stands.
+
+    Raises:
+      UserError: no such flavour or field, a value of the wrong type or out of range, a missing path.
+    """
+    if flavour not in FLAVOURS:
+        raise UserError(f"there is no flavour '{flavour}': {nearest(flavour, FLAVOURS)}")
+    tree = trees.to_dict(FLAVOURS[flavour])
+    for change in sorted(changes, key=lambda change: not change.partition("=")[0].endswith(".kind")):
+        path, equals, value = change.partition("=")
+        if not equals:
+            raise UserError(f"--set={change} sets nothing: write it as in --set=lines.min_words=4")
+        *sections, name = path.split(".")
+        if path == "kind":
+            raise UserError(f"--set={change} names no section: write it as in --set=near_duplicates.kind=minhash")
+        node = tree
+        for section in sections:
+            if node.get(section) is None and name == "kind":
+                node[section] = {}
+            node = node.get(section)
+            if not isinstance(node, dict):
+                raise UserError(f"settings.{path}: '{section}' has no fields here; set {section}.kind too")
+        if name == "kind":
+            node.clear()
+        node[name] = _literal(value)
+    settings = trees.parse(Settings, tree, "settings")
+    _check(settings)
+    return settings
+
+
+def _literal(text: str):
+    """A number, tuple, None or quoted string as Python writes it, else the text itself."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def _check(settings: Settings) -> None:
+    for section, what in (("pages", "lists of allowed pages"), ("badwords", "lists of bad words")):
+        part = getattr(settings, section)
+        if part is not None and not part.path:
+            raise UserError(
+                f"{what} is not part of plm_jax: give it with --set={section}.path=FILE or set {section}=None"
+            )
+    if settings.badwords is not None and settings.language is None:
+        raise UserError("bad words are listed by language: set badwords=None, or language.kind to langdetect or cld3")
+    for where, value in _numbers("settings", settings):
+        if value < 0:
+            raise UserError(f"{where} is {value}: give no negative number")
+        if isinstance(value, float) and value > 1:
+            raise UserError(f"{where} is {value}: give a number from 0 to 1")
+    if settings.validation_one_in < 2:
+        raise UserError(
+            f"settings.validation_one_in is {settings.validation_one_in}: give at least 2, or no page is for training"
+        )
+    positive = {}
+    if settings.shards is not None:
+        positive["shards"] = settings.shards
+    if settings.near_duplicates is not None:
+        fields = dataclasses.asdict(settings.near_duplicates)
+        positive |= {f"near_duplicates.{name}": fields[name] for name in ("bands", "rows", "words")}
+    if isinstance(settings.duplicates, DuplicateSpans):
+        positive["duplicates.span"] = settings.duplicates.span
+    for name, value in positive.items():
+        if value < 1:
+            raise UserError(f"settings.{name} is {value}: give at least 1")
+
+
+def _numbers(where: str, part):
+    """Every number of a dataclass and those in it, with its name."""
+    for each in dataclasses.fields(part):
+        value = getattr(part, each.name)
+        if dataclasses.is_dataclass(value):
+            yield from _numbers(f"{where}.{each.name}", value)
+        elif isinstance(value, int | float):
+            yield f"{where}.{each.name}", value

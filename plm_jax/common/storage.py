@@ -1,0 +1,359 @@
+"""Files on this machine or in a bucket: every path may be local, `gs://bucket/…`, or another that fsspec opens.
+
+An object in a bucket appears whole or not at all but cannot be appended to or renamed; on a disk the same is had by
+writing beside and renaming.
+"""
+
+import contextlib
+import errno
+import fcntl
+import functools
+import glob as local_glob
+import hashlib
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator, Sequence
+from typing import Any, BinaryIO, NamedTuple
+
+import fsspec
+from fsspec.callbacks import TqdmCallback
+from fsspec.implementations.local import LocalFileSystem
+
+from plm_jax.common.errors import UserError
+
+# Orbax opens paths with etils, which takes TensorFlow for gs:// wherever it is installed; a training process must not.
+os.environ["EPATH_USE_TF"] = "false"
+
+# What stores say of an object that changes when it does, hashes first: a copy has other times.
+_MARKS = ("md5Hash", "crc32c", "ETag", "etag", "updated", "LastModified", "last_modified", "mtime", "created")
+
+
+def is_remote(path: str) -> bool:
+    """Whether a path lies in a bucket."""
+    return "://" in path
+
+
+def absolute(path: str) -> str:
+    """The path from the root of its file system."""
+    return path if is_remote(path) else os.path.abspath(path)
+
+
+def canonical(path: str) -> str:
+    """The one path that all names of a file or folder have in common: no links, one spelling of a store's protocol.
+
+    Raises:
+      UserError: the store cannot be reached.
+    """
+    if is_remote(path):
+        with reaching(path):
+            system, path = fsspec.core.url_to_fs(path, use_listings_cache=False)
+        if not isinstance(system, LocalFileSystem):
+            return system.unstrip_protocol(path)
+    return os.path.realpath(path)
+
+
+def cache_folder(*names: str) -> str:
+    """A folder of this machine for what can be made or fetched again."""
+    return os.path.join(os.path.expanduser("~/.cache/plm_jax"), *names)
+
+
+@contextlib.contextmanager
+def reaching(path: str) -> Iterator[None]:
+    """Names a remote path in a `UserError` when its store fails, in whichever way; local errors pass.
+
+    Raises:
+      FileNotFoundError: the store says so of what it was asked for.
+    """
+    try:
+        yield
+    except (UserError, FileNotFoundError):
+        raise
+    except Exception as error:  # Each store, and each library below it, has its own errors.
+        if not is_remote(path):
+            raise
+        raise _unreachable(path, error) from error
+
+
+def _unreachable(path: str, error: Exception) -> UserError:
+    what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    return UserError(f"cannot reach {path} ({what}): check the path, the bucket and your rights to it")
+
+
+@contextlib.contextmanager
+def _having(path: str) -> Iterator[None]:
+    """As `reaching`, for what must be there: not to find a remote file or its bucket is to fail too."""
+    try:
+        with reaching(path):
+            yield
+    except FileNotFoundError as error:
+        raise _unreachable(path, error) from error
+
+
+def _system(path: str) -> Any:
+    """The fsspec file system of a remote path; other processes write too, so that it must not remember listings."""
+    return fsspec.core.url_to_fs(path, use_listings_cache=False)[0]
+
+
+def exists(path: str) -> bool:
+    """Whether there is a file or folder.
+
+    Raises:
+      UserError: the store cannot be reached.
+    """
+    if not is_remote(path):
+        return os.path.exists(path)
+    with reaching(path):
+        return _system(path).exists(path)
+
+
+def open_binary(path: str) -> BinaryIO:
+    """A file, opened to read.
+
+    Raises:
+      UserError: the store cannot be reached.
+      OSError: the file cannot be opened.
+    """
+    if not is_remote(path):
+        return open(path, "rb")
+    with reaching(path):
+        try:
+            return _system(path).open(path, "rb")
+        except FileNotFoundError:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from None
+
+
+def size(path: str) -> int:
+    """How many bytes a file has; raises as `open_binary`."""
+    if not is_remote(path):
+        return os.path.getsize(path)
+    with reaching(path):
+        return _system(path).size(path)
+
+
+def read(path: str) -> bytes:
+    """What a file holds; raises as `open_binary`."""
+    with open_binary(path) as file:
+        return file.read()
+
+
+def sha256(path: str) -> str:
+    """The SHA-256 of a file, in hex; raises as `open_binary`."""
+    digest = hashlib.sha256()
+    with open_binary(path) as file:
+        for piece in iter(functools.partial(file.read, 2**20), b""):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def write(path: str, data: bytes) -> None:
+    """Writes a file, which then is on disk whole or not at all, and the folders above it.
+
+    Raises:
+      UserError: the store cannot be reached, or there is no such bucket.
+      OSError: a local file cannot be written.
+    """
+    if is_remote(path):
+        with _having(path):
+            _system(path).pipe_file(path, data)
+        return
+    with writing(path) as file:
+        file.write(data)
+
+
+@contextlib.contextmanager
+def writing(path: str) -> Iterator[BinaryIO]:
+    """A file of any size, to be written piece by piece: it is there at the end, whole, after an error not at all.
+
+    A remote one is uploaded at the end. Raises as `write`.
+    """
+    if is_remote(path):
+        with tempfile.TemporaryDirectory() as folder:
+            local = os.path.join(folder, "file")
+            with open(local, "wb") as file:
+                yield file
+            with _having(path):
+                _system(path).put_file(local, path)
+        return
+    folder = os.path.dirname(os.path.abspath(path))
+    os.makedirs(folder, exist_ok=True)
+    try:
+        with open(path + ".tmp", "wb") as file:
+            yield file
+            sync(file)
+    except BaseException:
+        remove(path + ".tmp")
+        raise
+    os.replace(path + ".tmp", path)
+    sync_folder(folder)
+
+
+def append(path: str, data: bytes) -> None:
+    """Adds to the end of a file, of which there is one writer; a remote one is written anew. Raises as `write`."""
+    if is_remote(path):
+        write(path, (read(path) if exists(path) else b"") + data)
+        return
+    with open(path, "ab") as file:
+        file.write(data)
+
+
+def copy(source: str, target: str) -> None:
+    """Copies a file that fits in memory; raises as `read` and `write`."""
+    write(target, read(source))
+
+
+def sync(file: Any) -> None:
+    """Everything written to a local `file` reaches the disk."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def sync_folder(path: str) -> None:
+    """The names in a local folder reach the disk."""
+    folder = os.open(path, os.O_RDONLY)
+    os.fsync(folder)
+    os.close(folder)
+
+
+def replace_folder(temporary: str, final: str) -> None:
+    """Renames a local folder, all of which then is on disk, to `final`, replacing what is there."""
+    for folder, _, _ in os.walk(temporary):
+        sync_folder(folder)
+    replaced = temporary + ".replaced"
+    remove(replaced)
+    if os.path.exists(final):
+        os.rename(final, replaced)
+    os.rename(temporary, final)
+    sync_folder(os.path.dirname(final))
+    remove(replaced)
+
+
+@contextlib.contextmanager
+def locked(path: str) -> Iterator[None]:
+    """Holds a lock on this machine, which the system gives back when the process ends, however it ends.
+
+    The file and the folders above it are made; at the end the file is removed.
+
+    Raises:
+      UserError: the file cannot be made.
+    """
+    while True:
+        with _made(path) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            # Who held it before may have removed this file, so that others lock a new one.
+            if not _is_at(path, file):
+                continue
+            try:
+                yield
+            finally:
+                remove(path)
+            return
+
+
+def _made(path: str) -> BinaryIO:
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        return open(path, "wb")
+    except OSError as error:
+        folder = os.path.dirname(path)
+        raise UserError(f"cannot write {folder} ({error.strerror}): make it writable or choose another") from error
+
+
+def _is_at(path: str, file: BinaryIO) -> bool:
+    """Whether a local open file is the one at a path."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
+
+
+def names(folder: str) -> list[str]:
+    """The names of the files and folders in a folder, sorted; none if it is not there, as empty ones are in buckets.
+
+    Raises:
+      UserError: the store cannot be reached.
+    """
+    if not is_remote(folder):
+        return sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+    with contextlib.suppress(FileNotFoundError), reaching(folder):
+        return sorted(os.path.basename(path.rstrip("/")) for path in _system(folder).ls(folder, detail=False))
+    return []
+
+
+def glob(pattern: str) -> list[str]:
+    """The files that a pattern or a plain path names, sorted.
+
+    Raises:
+      UserError: the store cannot be reached.
+    """
+    return [file.path for file in listing(pattern)]
+
+
+class File(NamedTuple):
+    """A file, its size in bytes, and what changes with it: the time of a local one, in ns, or a mark of its store's."""
+
+    path: str
+    size: int
+    modified: int | str
+
+
+def listing(pattern: str) -> list[File]:
+    """The files that a pattern or a plain path names, sorted by their paths; nothing of them is read.
+
+    Raises:
+      UserError: the store cannot be reached.
+    """
+    found = []
+    if not is_remote(pattern):
+        for path in local_glob.iglob(pattern, recursive=True):
+            with contextlib.suppress(OSError):  # A link to nowhere.
+                status = os.stat(path)
+                if stat.S_ISREG(status.st_mode):
+                    found.append(File(path, status.st_size, status.st_mtime_ns))
+        return sorted(found)
+    with reaching(pattern):
+        system = _system(pattern)
+        for path, info in system.glob(pattern, detail=True).items():
+            if info["type"] == "file":
+                marks = (str(info[name]) for name in _MARKS if info.get(name))
+                found.append(File(system.unstrip_protocol(path), info["size"], next(marks, "")))
+    return sorted(found)
+
+
+def remove(path: str) -> None:
+    """Removes a file or a folder with all that is in it, if it is there.
+
+    Raises:
+      UserError: the store cannot be reached.
+    """
+    if is_remote(path):
+        with contextlib.suppress(FileNotFoundError), reaching(path):
+            _system(path).rm(path, recursive=True)
+    elif os.path.isdir(path):
+        shutil.rmtree(path)
+    else:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(path)
+
+
+def download(source: str, target: str) -> None:
+    """Fetches a remote file of any size to the local `target`, in a folder that is there.
+
+    Raises:
+      UserError: it is not there, the store cannot be reached, or the local file cannot be written.
+    """
+    with _having(source):
+        _system(source).get_file(source, target)
+
+
+def upload(folder: str, names: Sequence[str], remote: str, description: str | None = None) -> None:
+    """Copies files of any size from a local folder to a remote one; a description has a bar show the progress.
+
+    Raises:
+      UserError: the store cannot be reached, or there is no such bucket.
+    """
+    bar = {"desc": description, "unit": " files", "disable": description is None}
+    sources, targets = ([os.path.join(root, name) for name in names] for root in (folder, remote))
+    with _having(remote):
+        _system(remote).put(sources, targets, callback=TqdmCallback(tqdm_kwargs=bar))

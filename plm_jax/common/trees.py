@@ -1,0 +1,135 @@
+"""Frozen dataclasses as plain trees, for JSON and ConfigDicts, and back, with errors that name the field.
+
+A field whose type is a union of dataclasses is a tagged choice: in a tree it is its fields and `kind`.
+"""
+
+import dataclasses
+import types
+import typing
+from typing import Any, Literal, NamedTuple
+
+import ml_collections
+from ml_collections import config_dict
+
+from plm_jax.common.errors import UserError, nearest
+
+# What a field is said to be in a tree that does not have it.
+ABSENT = "not there"
+
+
+class Difference(NamedTuple):
+    """A field, its dotted path, that two trees differ in; ABSENT where one lacks it."""
+
+    field: str
+    was: Any
+    now: Any
+
+
+def to_dict(value: Any) -> Any:
+    """Dataclasses to plain dictionaries, tagged choices with their `kind`; the result is JSON."""
+    if dataclasses.is_dataclass(value):
+        fields = {f.name: to_dict(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {"kind": value.kind, **fields} if "kind" not in fields and hasattr(value, "kind") else fields
+    if isinstance(value, dict):
+        return {k: to_dict(v) for k, v in value.items()}
+    if isinstance(value, tuple | list):
+        return [to_dict(v) for v in value]
+    return value
+
+
+def to_config_dict(value: Any) -> ml_collections.ConfigDict:
+    """A dataclass as a ConfigDict; fields that may be None keep their type for overrides."""
+    tree = ml_collections.ConfigDict({"kind": value.kind} if isinstance(getattr(value, "kind", None), str) else {})
+    for f in dataclasses.fields(value):
+        item = getattr(value, f.name)
+        if dataclasses.is_dataclass(item):
+            item = to_config_dict(item)
+        elif isinstance(item, dict):
+            item = ml_collections.ConfigDict(
+                {k: to_config_dict(v) if dataclasses.is_dataclass(v) else v for k, v in item.items()}
+            )
+        elif isinstance(item, tuple):
+            item = tuple(to_dict(v) if dataclasses.is_dataclass(v) else v for v in item)
+        elif item is None:
+            given = next(a for a in typing.get_args(f.type) if a is not types.NoneType)
+            item = config_dict.placeholder(str if typing.get_origin(given) is Literal else given)
+        tree[f.name] = item
+    return tree
+
+
+def parse(kind: Any, value: Any, where: str) -> Any:
+    """`value` as the annotated type `kind`; `where` is what errors call it.
+
+    Raises:
+      UserError: an unknown field (the nearest name is given), a missing one, or a value of the wrong type.
+    """
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        if value is None and types.NoneType in args:
+            return None
+        choices = {c.kind: c for c in args if dataclasses.is_dataclass(c)}
+        if not choices:
+            return parse(next(a for a in args if a is not types.NoneType), value, where)
+        if not isinstance(value, dict) or value.get("kind") not in choices:
+            tag = value.get("kind") if isinstance(value, dict) else value
+            raise UserError(f"{where}.kind is {tag!r}: {nearest(str(tag), choices)}")
+        return parse(choices[value["kind"]], value, where)
+    if dataclasses.is_dataclass(kind):
+        return _parse_dataclass(kind, value, where)
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise UserError(f"{where} is {value!r}: give a mapping of names")
+        return {k: parse(args[1], v, f"{where}.{k}") for k, v in value.items()}
+    if origin is tuple:
+        if not isinstance(value, tuple | list):
+            raise UserError(f"{where} is {value!r}: give a tuple")
+        items = [args[0]] * len(value) if args[-1] is ... else args
+        return tuple(parse(a, v, f"{where}[{i}]") for i, (a, v) in enumerate(zip(items, value, strict=True)))
+    if origin is Literal:
+        if value not in args:
+            raise UserError(f"{where} is {value!r}: {nearest(str(value), map(str, args))}")
+        return value
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise UserError(f"{where} is {value!r}: give {_article(kind.__name__)}")
+    return value
+
+
+def _article(name: str) -> str:
+    return {"int": "an integer", "str": "a string", "float": "a number", "bool": "True or False"}[name]
+
+
+def _parse_dataclass(kind: Any, value: Any, where: str) -> Any:
+    if not isinstance(value, dict):
+        raise UserError(f"{where} is {value!r}: give its fields")
+    hints = typing.get_type_hints(kind)
+    known = {f.name: f for f in dataclasses.fields(kind)}
+    given = {k: v for k, v in value.items() if k != "kind" or "kind" in known}
+    if "kind" not in known and "kind" in value and value["kind"] != getattr(kind, "kind", None):
+        raise UserError(f"{where}.kind is {value['kind']!r}: {nearest(str(value['kind']), [kind.kind])}")
+    for name in given:
+        if name not in known:
+            raise UserError(f"there is no field {where}.{name}: {nearest(name, known)}")
+    for name, f in known.items():
+        missing = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+        if missing and name not in given:
+            raise UserError(f"{where}.{name} is missing: set it")
+    return kind(**{name: parse(hints[name], v, f"{where}.{name}") for name, v in given.items()})
+
+
+def differences(was: Any, now: Any, path: str = "") -> list[Difference]:
+    """Where two trees of dictionaries differ, in the order of their fields; another tagged choice is one difference."""
+    trees = isinstance(was, dict) and isinstance(now, dict)
+    if not trees or (was.get("kind") != now.get("kind") and was.keys() != now.keys()):
+        return [] if was == now else [Difference(path, was, now)]
+    found = []
+    for name in was | now:
+        found += differences(was.get(name, ABSENT), now.get(name, ABSENT), f"{path}.{name}" if path else name)
+    return found
+
+
+def brief(value: Any) -> str:
+    """A value of a tree in few characters; of a tagged choice its kind."""
+    text = str(value.get("kind", value) if isinstance(value, dict) else value)
+    return text if len(text) <= 60 else f"{text[:57]}…"

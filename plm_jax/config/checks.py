@@ -1,0 +1,263 @@
+"""What a run's parts ask of each other, and no single field of its config can say."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from plm_jax import objectives
+from plm_jax.common.errors import UserError, nearest
+from plm_jax.models import settings
+
+# Which arrangement an objective trains.
+ARRANGEMENTS = {
+    **dict.fromkeys(("blank_infilling", "causal", "decoder_prefix_lm"), "decoder"),
+    **dict.fromkeys(("masked_lm", "span_masked_lm"), "encoder"),
+    **{"replaced_token": "electra", "bidirectional_lm": "elmo"},
+    **dict.fromkeys(("span_corruption", "replace_spans", "drop_tokens", "mask_tokens"), "encoder_decoder"),
+    **dict.fromkeys(("denoising", "deshuffling", "prefix_lm", "full_lm", "ul2"), "encoder_decoder"),
+}
+
+
+def run(run: Any, stages: Callable[[], Sequence[Any]], target_length: Callable[[int], int]) -> None:
+    """All that a `config.Run` has to hold.
+
+    Args:
+      stages: gives the run's stages, once its phases are known to end.
+      target_length: a row's length → its slots for targets.
+
+    Raises:
+      UserError: it does not.
+    """
+    _arrangement(run)
+    _numbers(run)
+    found = stages()
+    for stage in found:
+        for name in ("length", "batch_size", "microbatches"):
+            if getattr(stage, name) < 1:
+                raise UserError(f"a phase of config.train.phases has {name} {getattr(stage, name)}: give at least 1")
+        _mixture(run, stage)
+        if stage.batch_size % stage.microbatches:
+            raise UserError(
+                f"a batch of {stage.batch_size} does not divide into {stage.microbatches} microbatches: "
+                "change config.train.batch_size or config.train.microbatches"
+            )
+        if run.data.layout.kind == "blocks":
+            _begin(run)
+        if run.data.layout.kind in ("whole_sentences", "documents"):
+            _texts(run, stage.length)
+        if run.data.layout.kind == "segments":
+            _segments(run, stage.length)
+        if run.data.layout.kind == "sentence_pairs":
+            _pairs(run, stage.length)
+        _positions(run, stage.length, target_length)
+    _streams(run, found)
+    _examples(run, found)
+
+
+def _arrangement(run: Any) -> None:
+    """An objective trains models of one kind."""
+    needed = ARRANGEMENTS[run.objective.kind]
+    if run.model.kind != needed:
+        raise UserError(
+            f"objective '{run.objective.kind}' trains a model of kind '{needed}', config.model.kind is "
+            f"'{run.model.kind}': change one"
+        )
+    has_boundary = isinstance(getattr(run.model, "span_boundary", None), settings.SpanBoundary)
+    if has_boundary and run.objective.kind != "span_masked_lm":
+        raise UserError(
+            f"objective '{run.objective.kind}' does not train config.model.span_boundary: leave it out, or choose "
+            "span_masked_lm"
+        )
+
+
+def _numbers(run: Any) -> None:
+    """Numbers in their ranges, names that are there."""
+    data = run.data
+    positive = {
+        "train": ("steps", "batch_size", "microbatches", "log_every"),
+        "data": ("length", "window_tokens"),
+        "checkpoint": ("save_every",),
+        "evaluation": ("batch_size",),
+    }
+    for section, names in positive.items():
+        for name in names:
+            if (value := getattr(getattr(run, section), name)) < 1:
+                raise UserError(f"config.{section}.{name} is {value}: give at least 1")
+    if not 0.0 <= data.validation_fraction < 1.0:
+        raise UserError(f"config.data.validation_fraction is {data.validation_fraction}: give 0 to below 1")
+    for section, name in (("vocabulary", "added"), ("vocabulary", "sentinels"), ("data", "processes")):
+        if (value := getattr(getattr(run, section), name)) < 0:
+            raise UserError(f"config.{section}.{name} is {value}: give at least 0")
+    for name in data.segmenters.keys() - data.sources.keys():
+        raise UserError(f"config.data.segmenters names '{name}': {nearest(name, data.sources)}")
+    if not data.sources:
+        raise UserError("config.data.sources is empty: name at least one corpus")
+    untils = [phase.until for phase in run.train.phases]
+    if untils and (untils != sorted(set(untils)) or untils[0] <= 0 or untils[-1] != 1.0):
+        raise UserError(f"config.train.phases end at {untils}: give rising fractions of which the last is 1.0")
+
+
+def _mixture(run: Any, stage: Any) -> None:
+    """Rates of sources that are there."""
+    for name, rate in stage.mixture.items():
+        if name not in run.data.sources:
+            raise UserError(f"config.data.mixture names '{name}': {nearest(name, run.data.sources)}")
+        if not (rate >= 0 and math.isfinite(rate)):
+            raise UserError(f"config.data.mixture.{name} is {rate}: give a rate of at least 0")
+    if stage.mixture and not sum(stage.mixture.values()) > 0:
+        raise UserError("config.data.mixture has no rate above 0: give at least one")
+
+
+def _positions(run: Any, length: int, target_length: Callable[[int], int]) -> None:
+    """Rows as long as the model has positions."""
+    attention, longest = getattr(run.model, "attention", None), length
+    position = attention and attention.position
+    if isinstance(run.objective, objectives.BlankInfilling):
+        longest = run.objective.text_length(length)  # What fills blanks has the positions of their masks.
+    if isinstance(run.model, settings.EncoderDecoder):
+        longest = max(longest, target_length(length))
+    tables = settings.LearnedPositions | settings.BlockPositions
+    if isinstance(position, tables) and longest > position.length:
+        text = "" if longest == length else f" with texts of {longest}"
+        raise UserError(
+            f"config.data.length is {length}{text}, above the model's {position.length} positions: "
+            "lower it or raise config.model.attention.position.length"
+        )
+
+
+def _begin(run: Any) -> None:
+    """What begins documents is fed to decoders, and has an id."""
+    begin = run.data.layout.begin
+    if begin and not isinstance(run.objective, objectives.Causal):
+        raise UserError(
+            f"objective '{run.objective.kind}' has its own marks around texts: leave config.data.layout.begin out"
+        )
+    for name in begin:
+        if getattr(run.vocabulary, name) is None:
+            raise UserError(f"config.data.layout.begin names {name}: set config.vocabulary.{name}, or leave it out")
+
+
+def _pairs(run: Any, length: int) -> None:
+    """What sentence pairs of a length ask for."""
+    if run.data.layout.duplicates < 1:
+        raise UserError(f"config.data.layout.duplicates is {run.data.layout.duplicates}: give at least 1")
+    _two_parts(run, length, "sentence pairs")
+    if not isinstance(getattr(run.model, "pooler", None), settings.Pooler):
+        raise UserError("sentence pairs need a model with a pooler: set config.model.pooler, or blocks as the layout")
+
+
+def _segments(run: Any, length: int) -> None:
+    """What two segments of a length ask for."""
+    _two_parts(run, length, "two segments")
+    if run.model.embedding.token_types < 2:
+        raise UserError("two segments need a model that tells them apart: set config.model.embedding.token_types to 2")
+
+
+def _two_parts(run: Any, length: int, what: str) -> None:
+    """What rows `[CLS] a [SEP] b [SEP]` of a length ask for; `what` is what an error calls them."""
+    layout, vocabulary = run.data.layout, run.vocabulary
+    if not 0.0 <= layout.short_probability <= 1.0:
+        raise UserError(f"config.data.layout.short_probability is {layout.short_probability}: give 0 to 1")
+    if length < 5:
+        raise UserError(f"config.data.length is {length}: {what} take at least 5")
+    if vocabulary.cls is None or vocabulary.sep is None:
+        raise UserError(f"{what} need special ids: set config.vocabulary.cls and config.vocabulary.sep")
+    _rows(run.objective, what)
+
+
+def _texts(run: Any, length: int) -> None:
+    """What whole sentences or documents of a length ask for."""
+    vocabulary, is_document = run.vocabulary, run.data.layout.kind == "documents"
+    what, least = ("documents", 12) if is_document else ("whole sentences", 3)
+    if None in (vocabulary.cls, vocabulary.sep) and None in (vocabulary.bos, vocabulary.eos):
+        raise UserError(
+            f"{what} need special ids around them: set config.vocabulary.cls and config.vocabulary.sep, "
+            "or config.vocabulary.bos and config.vocabulary.eos"
+        )
+    if length < least:
+        raise UserError(f"config.data.length is {length}: {what} take at least {least}")
+    if is_document or not isinstance(run.objective, objectives.Denoising):
+        _rows(run.objective, what)
+
+
+def _rows(objective: objectives.Settings, layout: str) -> None:
+    """A layout of finished rows takes an objective that leaves them as they are."""
+    if not isinstance(objective, objectives.MaskedLM):
+        raise UserError(
+            f"objective '{objective.kind}' makes rows of its own, {layout} are a row: "
+            "choose masked_lm, or blocks as config.data.layout"
+        )
+
+
+def _streams(run: Any, stages: Sequence[Any]) -> None:
+    """What streams ask for, and what asks for streams, of a `config.Run` with these stages.
+
+    Raises:
+      UserError: another objective reads them; several sources; no ids to frame documents with; a softmax over too many
+        words, or one that takes other settings; a model without a head.
+    """
+    objective, data, vocabulary, train = run.objective, run.data, run.vocabulary, run.train
+    reads_both_ways = isinstance(objective, objectives.BidirectionalLM)
+    if reads_both_ways != (data.layout.kind == "streams"):
+        raise UserError(
+            f"objective '{objective.kind}' does not read config.data.layout '{data.layout.kind}': bidirectional_lm "
+            "reads streams, all others read the other layouts"
+        )
+    if not reads_both_ways:
+        return
+    for stage in stages:
+        rates = stage.mixture or dict.fromkeys(data.sources, 1.0)
+        if sum(rate > 0 for rate in rates.values()) != 1:
+            raise UserError("streams read one source: name one in config.data.sources, of several files if need be")
+    if None in (vocabulary.bos, vocabulary.eos):
+        raise UserError("streams frame documents: set config.vocabulary.bos and config.vocabulary.eos")
+    if objective.negative_samples >= run.model.embedding.vocab_size:
+        raise UserError(
+            f"config.objective.negative_samples is {objective.negative_samples}, the model has "
+            f"{run.model.embedding.vocab_size} words: give fewer, or 0 for the softmax over all"
+        )
+    if objective.negative_samples and (train.z_loss or train.label_smoothing):
+        raise UserError("a sampled softmax takes no z_loss and no label_smoothing: set them or negative_samples to 0")
+    if isinstance(run.model.head, settings.NoHead):
+        raise UserError("bidirectional_lm trains a model with a head: set config.model.head.kind to softmax")
+
+
+def _examples(run: Any, stages: Sequence[Any]) -> None:
+    """What sources with inputs and targets ask for, of a `config.Run` with these stages.
+
+    Raises:
+      UserError: an objective whose model answers nothing; a length of the targets that does not fit the rows; packed
+        rows for a model that tells places in a row, or whose inputs see all of themselves.
+    """
+    objective, given = run.objective, run.data.examples
+    names = [name for name, source in run.data.sources.items() if source.kind.endswith("_examples")]
+    if not names:
+        return
+    if not isinstance(objective, objectives.ReadsExamples):
+        raise UserError(
+            f"source '{names[0]}' has inputs and targets, beside which objective '{objective.kind}' makes no rows: "
+            "choose one for an encoder-decoder, causal or decoder_prefix_lm"
+        )
+    is_decoder, target_length = isinstance(run.model, settings.Decoder), given.target_length
+    if is_decoder and target_length is None:
+        raise UserError("a decoder's row is shared by inputs and targets: set config.data.examples.target_length")
+    for stage in stages if target_length is not None else ():
+        begin = len(getattr(run.data.layout, "begin", ()))
+        least, most = 2, stage.length - max(0, begin - 1) if is_decoder else target_length
+        if not is_decoder and len(names) < len(run.data.sources):
+            least = objective.target_length(stage.length)
+        if not least <= target_length <= most:
+            limit = f"{least} to {most}" if is_decoder else f"at least {least}"
+            raise UserError(
+                f"config.data.examples.target_length is {target_length}, with rows of {stage.length}: give {limit}"
+            )
+    if not given.packed:
+        return
+    if isinstance(objective, objectives.DecoderPrefixLM):
+        raise UserError("a row has one prefix: set config.data.examples.packed to False")
+    position = run.model.attention.position
+    if not is_decoder and not isinstance(position, settings.RelativeBias | settings.NoPositions):
+        raise UserError(
+            f"packed examples share an encoder's places, which '{position.kind}' positions tell: set "
+            "config.data.examples.packed to False"
+        )

@@ -1,0 +1,195 @@
+"""Tokenising on Apache Beam: workers take the pieces of a source, each on its own; what comes out is the local cache.
+
+A document's number, which its place depends on, counts from the source's beginning: a first pass counts each piece's.
+Then a worker writes what it made of a piece into files, parted by shard, in a folder that this process shares with it,
+and this process sorts the parts into its own shards. The names follow from the piece, so that to do one twice does no
+harm, and Beam itself moves no text: its runners on one machine would hold all of it in memory.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import glob
+import io
+import json
+import os
+import shutil
+import threading
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+
+import apache_beam
+import numpy as np
+import tqdm
+from apache_beam.options import pipeline_options
+
+from plm_jax import config
+from plm_jax.common import storage
+from plm_jax.common.errors import UserError
+from plm_jax.data import prepare
+from plm_jax.data.prepare import runners
+from plm_jax.data.sources import files
+
+# Each piece costs a worker some tenths of a second.
+_MOST_PIECES = 1024
+# What a worker holds before it writes a file.
+_FILE_BYTES = 2**26
+_OFFSETS = np.dtype("<u8")
+_LOOK_SECONDS = 1.0
+
+
+def tokenise(
+    run: config.Run, name: str, spill: str, options: Sequence[str], skipped: files.Skipped, show_progress: bool = True
+) -> tuple[int, bool]:
+    """Spills all documents of a source into shards; gives their number and whether any is held out.
+
+    Args:
+      run, name: the run, and which of its sources.
+      spill: where the shards go, a folder of this machine that is there.
+      options: as `runners.pipeline` takes them. Where workers are elsewhere, `--temp_location` must be a place that
+        they share with this process.
+      skipped: to which the bad rows that were left out are added.
+      show_progress: whether to draw a bar.
+
+    Raises:
+      UserError: an option that Beam refuses; no folder in common; what the source's files are to blame for.
+    """
+    pipeline = runners.pipeline(options)
+    pieces = prepare.pieces(name, run.data.sources[name], _MOST_PIECES)
+    root = pipeline.options.view_as(pipeline_options.GoogleCloudOptions).temp_location
+    if not root:
+        root = os.path.dirname(os.path.dirname(spill))
+        # What a killed run left. Its workers, which may outlive it, stop when they find their folder gone.
+        for stale in glob.glob(os.path.join(glob.escape(root), f".{name}.pieces-*")):
+            shutil.rmtree(stale, ignore_errors=True)
+    folder = os.path.join(root, f".{name}.pieces-{uuid.uuid4().hex}")
+    if not storage.is_remote(folder):
+        os.makedirs(folder)
+    try:
+        with _progress(folder, f"{name}: counting, tokenising", 2 * len(pieces), show_progress):
+            _run(pipeline, run, name, pieces, folder)
+        return _collect(folder, len(pieces), spill, skipped)
+    finally:
+        storage.remove(folder)
+
+
+def _run(pipeline: apache_beam.Pipeline, run: config.Run, name: str, pieces: list[prepare.Piece], folder: str) -> None:
+    """The pipeline, to its end."""
+    with pipeline:
+        indices = pipeline | apache_beam.Create(range(len(pieces))) | apache_beam.Reshuffle()
+        counts = indices | "Count" >> apache_beam.Map(_count, run, name, pieces, folder)
+        numbers = apache_beam.pvalue.AsDict(counts)
+        _ = indices | "Tokenise" >> apache_beam.Map(_tokenise, run, name, pieces, folder, numbers)
+
+
+def _count(index: int, run: config.Run, name: str, pieces: list[prepare.Piece], folder: str) -> tuple[int, int]:
+    """The number of documents in a piece, with its index."""
+    number = 0
+    with _reporting(folder, index):
+        number = sum(1 for _ in prepare.documents(run, name, pieces[index], 0))
+        _write(folder, f"{index}.counted", b"")
+    return index, number
+
+
+def _tokenise(
+    index: int, run: config.Run, name: str, pieces: list[prepare.Piece], folder: str, counts: Mapping[int, int]
+) -> None:
+    """Writes a piece's documents: `INDEX-0`, `INDEX-1`, … and at last `INDEX.done`."""
+    number, any_held_out, written, skipped = 0, False, 0, files.Skipped()
+    with _reporting(folder, index):
+        first = sum(counts[before] for before in range(index))
+        documents = prepare.documents(run, name, pieces[index], first, skipped)
+        blocks = prepare.blocks(documents, _encoder(run.vocabulary, run.data.segmenters.get(name)))
+        for batch in prepare.batches(blocks, _FILE_BYTES, len):
+            _write(folder, f"{index}-{written}", _parted(batch))
+            written += 1
+            number += sum(block.documents for block in batch)
+            any_held_out = any_held_out or any(block.any_held_out for block in batch)
+        done = {"documents": number, "held_out": any_held_out, "files": written, "skipped": dataclasses.asdict(skipped)}
+        _write(folder, f"{index}.done", json.dumps(done).encode("utf-8"))
+
+
+def _parted(blocks: list[prepare.Block]) -> bytes:
+    """Where each shard's documents end, and the documents, shard after shard; what `_distribute` reads."""
+    parts = [b"".join(shard) for shard in zip(*(block.shards for block in blocks), strict=True)]
+    return b"".join([np.cumsum([len(part) for part in parts], dtype=_OFFSETS).tobytes(), *parts])
+
+
+# Made once by a worker.
+_encoder = functools.cache(prepare.encoder)
+
+
+@contextlib.contextmanager
+def _reporting(folder: str, index: int) -> Iterator[None]:
+    """Leaves a user's mistake to the process that started the pipeline: Beam would bury it in a traceback."""
+    try:
+        yield
+    except UserError as error:
+        _write(folder, f"{index}.error", str(error).encode("utf-8"))
+
+
+def _write(folder: str, name: str, data: bytes) -> None:
+    """Writes a file, whole or not at all, into a folder that must still be there."""
+    path = os.path.join(folder, name)
+    if storage.is_remote(path):
+        storage.write(path, data)
+        return
+    temporary = f"{path}.{uuid.uuid4().hex}"
+    with open(temporary, "wb") as file:
+        file.write(data)
+    os.replace(temporary, path)
+
+
+@contextlib.contextmanager
+def _progress(folder: str, description: str, total: int, show: bool) -> Iterator[None]:
+    """Draws how many times a piece was counted or tokenised."""
+    over = threading.Event()
+
+    def look() -> None:
+        with tqdm.tqdm(None, description, total, unit=" pieces") as bar:
+            last = False
+            while not last:
+                last = over.wait(_LOOK_SECONDS)
+                bar.update(sum(name.endswith((".counted", ".done")) for name in storage.names(folder)) - bar.n)
+
+    thread = threading.Thread(target=look, daemon=True)
+    if show:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        if show:
+            thread.join()
+
+
+def _collect(folder: str, num_pieces: int, spill: str, skipped: files.Skipped) -> tuple[int, bool]:
+    """Sorts what the workers wrote into the shards of this machine; gives what `tokenise` gives."""
+    found = set(storage.names(folder))
+    for index in range(num_pieces):
+        if f"{index}.error" in found:
+            raise UserError(storage.read(os.path.join(folder, f"{index}.error")).decode("utf-8"))
+    number, any_held_out = 0, False
+    with prepare.open_shards(spill) as shards:
+        for index in range(num_pieces):
+            if f"{index}.done" not in found:
+                raise UserError(
+                    f"the workers left nothing in {folder}: give a --temp_location that they share with this machine"
+                )
+            done = json.loads(storage.read(os.path.join(folder, f"{index}.done")))
+            number, any_held_out = number + done["documents"], any_held_out or done["held_out"]
+            skipped.add(files.Skipped(**done["skipped"]))
+            for part in range(done["files"]):
+                path = os.path.join(folder, f"{index}-{part}")
+                _distribute(memoryview(storage.read(path)), shards)
+                storage.remove(path)
+    return number, any_held_out
+
+
+def _distribute(data: memoryview, shards: list[io.BufferedWriter]) -> None:
+    """Appends the parts of a worker's file to the shards that they belong to."""
+    start = prepare.NUM_SHARDS * _OFFSETS.itemsize
+    ends = np.frombuffer(data[:start], _OFFSETS) + np.uint64(start)
+    for shard, end in zip(shards, ends.tolist(), strict=True):
+        shard.write(data[start:end])
+        start = end

@@ -1,0 +1,72 @@
+"""Pipelines of Apache Beam from its own options, as on a command line: what `prepare` and `clean` run on."""
+
+import contextlib
+import io
+import itertools
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import apache_beam
+from apache_beam.options import pipeline_options
+from apache_beam.portability.api import beam_provision_api_pb2
+from apache_beam.runners.portability import portable_runner
+from apache_beam.runners.portability.fn_api_runner import fn_runner
+
+from plm_jax.common.errors import UserError, nearest, one_line
+
+
+def pipeline(options: Sequence[str]) -> apache_beam.Pipeline:
+    """An empty pipeline with the runner and the options that are asked for.
+
+    Without a `--runner` it runs on this machine, with more than one `--direct_num_workers` in as many processes.
+
+    Raises:
+      UserError: an option that Beam or its runner refuses or would drop, a runner that is unknown or not installed.
+    """
+    parsed = _parse(options)
+    runner = _runner(parsed)
+    try:
+        return apache_beam.Pipeline(runner, parsed)
+    except Exception as error:  # Each runner checks its options in its own way, some in their cloud.
+        raise UserError(f"Beam does not take {' '.join(options)}: {one_line(error, 400)}") from error
+
+
+def _parse(options: Sequence[str]) -> pipeline_options.PipelineOptions:
+    """The options, checked, with what this machine's runner needs."""
+    for before, option in itertools.pairwise(["", *options]):
+        if not option.startswith("--") and (not before.startswith("--") or "=" in before):
+            raise UserError(f"'{option}' is no option of the pipeline: write --name=value")  # Beam would drop it.
+    logging.basicConfig()  # Beam does it too, with whatever stderr there then is.
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+            parsed = pipeline_options.PipelineOptions(list(options))
+            given = parsed.get_all_options(retain_unknown_options=True)
+    except SystemExit as stop:
+        refused = said.getvalue().strip().rpartition("error: ")[2] if stop.code else "--help"
+        raise UserError(f"options of the pipeline, {refused}: see beam.apache.org/documentation/runners") from None
+    if _is_local(parsed):
+        known = pipeline_options.PipelineOptions([]).get_all_options()
+        for name in given.keys() - known.keys():
+            raise UserError(f"Beam has no option --{name}: {nearest(name, known)}")
+        direct = parsed.view_as(pipeline_options.DirectOptions)
+        if direct.direct_num_workers != 1 and direct.direct_running_mode == "in_memory":
+            direct.direct_running_mode = "multi_processing"
+        worker = parsed.view_as(pipeline_options.WorkerOptions)
+        worker.default_sdk_harness_log_level = worker.default_sdk_harness_log_level or "ERROR"
+    return parsed
+
+
+def _is_local(options: pipeline_options.PipelineOptions) -> bool:
+    runner = options.view_as(pipeline_options.StandardOptions).runner
+    return runner is None or runner.lower() in ("direct", "directrunner")
+
+
+def _runner(options: pipeline_options.PipelineOptions) -> Any:
+    """The runner; on this machine the one that `DirectRunner` takes once it has failed to download another."""
+    if not _is_local(options):
+        return options.view_as(pipeline_options.StandardOptions).runner
+    encoded = portable_runner.JobServiceHandle.encode_pipeline_options(options.get_all_options())
+    provision = beam_provision_api_pb2.ProvisionInfo(pipeline_options=encoded)
+    return fn_runner.FnApiRunner(provision_info=fn_runner.ExtendedProvisionInfo(provision))

@@ -1,0 +1,307 @@
+"""Each source of a config as a seqio task that yields texts. Importing this imports seqio and so TensorFlow."""
+
+import contextlib
+import dataclasses
+import hashlib
+import importlib
+import importlib.util
+import json
+import math
+import os
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from plm_jax import config
+from plm_jax.common import storage
+from plm_jax.common.errors import UserError, in_users_code, nearest, one_line, users_code
+from plm_jax.data import cache
+from plm_jax.data.sources import files
+from plm_jax.data.tensorflow_side import seqio, tf, tfds
+
+_TEXT = seqio.Feature(seqio.PassThroughVocabulary(0), add_eos=False, dtype=tf.string, rank=0)
+_FEATURES = {"text": _TEXT}
+_PARTS = ("inputs", "targets")
+# A builder's version as TFDS prints it, behind a slash; it takes one behind a colon.
+_VERSION = re.compile(r"/(\d+\.\d+\.\d+)$")
+
+
+class Example(NamedTuple):
+    """The texts of an example's inputs and targets, and the task's whole row, NumPy arrays and bytes by name."""
+
+    inputs: str
+    targets: str
+    row: dict[str, Any]
+
+
+class _FileSource(seqio.DataSource):
+    """Documents of text or JSONL files; the shards of a split are stretches of its files.
+
+    Attributes:
+      error: the `UserError` that TensorFlow would bury.
+    """
+
+    supports_arbitrary_sharding = False
+
+    def __init__(self, source: files.Files, bad_rows: str):
+        super().__init__(splits=files.splits(source))
+        self._bad_rows = bad_rows
+        self.error: UserError | None = None
+        self._source = source
+
+    def list_shards(self, split: str) -> list[str]:
+        """The paths of the files."""
+        return files.paths(files.of_split(self._source, split))
+
+    def get_dataset(
+        self,
+        split: str = "train",
+        shuffle: bool = False,
+        seed: int | None = None,
+        shard_info: seqio.ShardInfo | None = None,
+        **_: Any,
+    ) -> tf.data.Dataset:
+        """The documents of all files or of a shard, in order."""
+        del shuffle, seed
+        source = files.of_split(self._source, split)
+        index, number = (shard_info.index, shard_info.num_shards) if shard_info else (0, 1)
+        names = _PARTS if isinstance(source, config.JsonLinesExamples) else ("text",)
+
+        def documents() -> Iterator[dict[str, bytes]]:
+            skipped = files.Skipped() if self._bad_rows == "skip" else None
+            try:
+                for found in files.read(source, index, number, skipped):
+                    texts = (found,) if isinstance(found, str) else found
+                    yield {name: text.encode("utf-8") for name, text in zip(names, texts, strict=True)}
+            except UserError as error:
+                self.error = error
+                raise
+
+        signature = {name: tf.TensorSpec([], tf.string) for name in names}
+        return tf.data.Dataset.from_generator(documents, output_signature=signature)
+
+
+class _TfdsTexts(seqio.TfdsDataSource):
+    """Documents of a TFDS builder, which do not depend on each other."""
+
+
+def task(name: str, source: Any) -> seqio.Task:
+    """The seqio task of a config's source, registered as `plm_jax:NAME:HASH` (a `SeqioTask` is there already).
+
+    Raises:
+      UserError: an unknown TFDS builder, module or task; a data set that cannot be downloaded; a source without a
+        `train` split.
+    """
+    found = registered(name, source)
+    if "train" not in found.splits:
+        raise UserError(f"source '{name}' has no split 'train', only {', '.join(found.splits)}: choose another")
+    return found
+
+
+def registered(name: str, source: Any, bad_rows: str = "stop") -> seqio.Task:
+    """As `task`, whatever splits there are: some are there to be evaluated alone; `bad_rows` of files as in `Data`."""
+    return _seqio_task(source) if isinstance(source, config.Registered) else _register(name, source, bad_rows)
+
+
+def _seqio_task(source: config.Registered) -> seqio.Task:
+    _import(source.module)
+    if source.name not in seqio.TaskRegistry.names():
+        if source.name in seqio.MixtureRegistry.names():
+            raise UserError(
+                f"'{source.name}' is a mixture that was not prepared: run `python -m plm_jax.prepare --config=…`"
+            )
+        hint = nearest(source.name, [*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()])
+        raise UserError(f"{source.module} registers no task '{source.name}': {hint}")
+    task = seqio.TaskRegistry.get(source.name)
+    if isinstance(task.source, seqio.TfdsDataSource) and not task.source.tfds_dataset.tfds_splits:
+        _download(task.source.tfds_dataset.builder)
+    return task
+
+
+def rates(source: config.Registered) -> dict[str, float] | None:
+    """The rate of each task of a registered mixture, as seqio computes it; None: `source` is a task.
+
+    As in seqio a task without a `train` split is not trained on, and is left out.
+
+    Raises:
+      UserError: a rate that is no number of at least 0, or cannot be computed; no task to train on; as `task`.
+    """
+    _import(source.module)
+    if source.name not in seqio.MixtureRegistry.names():
+        return None
+    mixture = seqio.MixtureRegistry.get(source.name)
+    found = {}
+    for name in [task.name for task in mixture.tasks]:
+        task = _seqio_task(dataclasses.replace(source, name=name))  # Rates may ask how many examples it has.
+        if "train" not in task.splits:
+            continue
+        try:
+            found[name] = float(mixture.get_rate(task))
+        except Exception as error:
+            told = in_users_code(error, importlib.import_module(source.module).__file__ or "")
+            what = told or one_line(error)
+            raise UserError(f"mixture '{source.name}' gives task '{name}' no rate ({what}): mend it") from error
+        if not (found[name] >= 0 and math.isfinite(found[name])):
+            raise UserError(f"mixture '{source.name}' gives task '{name}' the rate {found[name]}: give at least 0")
+    if not sum(found.values()) > 0:
+        raise UserError(f"mixture '{source.name}' has no task with a split 'train' and a rate above 0: choose another")
+    return found
+
+
+def _import(module: str) -> None:
+    """Runs a user's module; an error within it names their line."""
+    try:
+        found = importlib.util.find_spec(module)
+        with users_code(found.origin or "") if found else contextlib.nullcontext():
+            importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise UserError(f"cannot import {module} ({error}): mend the source's module") from error
+
+
+def _register(name: str, source: files.Files | config.Tfds, bad_rows: str) -> seqio.Task:
+    definition = hashlib.sha256(json.dumps([config.to_dict(source), bad_rows], sort_keys=True).encode()).hexdigest()
+    full_name = f"plm_jax:{name}:{definition[:8]}"
+    if full_name in seqio.TaskRegistry.names():
+        return seqio.TaskRegistry.get(full_name)
+    if isinstance(source, config.JsonLinesExamples):
+        features = dict.fromkeys(_PARTS, _TEXT)
+        return seqio.TaskRegistry.add(
+            full_name,
+            source=_FileSource(source, bad_rows),
+            preprocessors=[],
+            output_features=features,
+            metric_fns=[accuracy],
+        )
+    if isinstance(source, config.Tfds):
+        found = _download(_builder(source))
+        if source.train not in found:
+            raise UserError(f"{source.name} has no split '{source.train}': {nearest(source.train, found)}")
+        splits = {"train": source.train} | ({"validation": source.validation} if source.validation in found else {})
+        return register_tfds(full_name, source, splits)
+    return seqio.TaskRegistry.add(
+        full_name, source=_FileSource(source, bad_rows), preprocessors=[], output_features=_FEATURES
+    )
+
+
+def register_tfds(name: str, source: config.Tfds, splits: dict[str, str] | None = None) -> seqio.Task:
+    """Registers the documents of a TFDS builder as a seqio task `name`; nothing is downloaded.
+
+    Args:
+      splits: of the task the builder's; None: all that there are, as they are named.
+
+    Raises:
+      UserError: an unknown builder or field.
+    """
+    full_name, _, version = _builder(source).info.full_name.rpartition("/")
+    provider = _TfdsTexts(f"{full_name}:{version}", source.data_dir or None, splits)
+    rename = [lambda dataset: dataset.map(lambda row: {"text": row[source.field]})]
+    return seqio.TaskRegistry.add(name, source=provider, preprocessors=rename, output_features=_FEATURES)
+
+
+def _builder(source: config.Tfds) -> tfds.core.DatasetBuilder:
+    try:
+        builder = tfds.builder(_VERSION.sub(r":\1", source.name), data_dir=source.data_dir or None)
+    except (tfds.core.DatasetNotFoundError, ValueError, AssertionError) as error:  # The last: no such version.
+        what = one_line(error, 400)
+        raise UserError(
+            f"TensorFlow Datasets does not know '{source.name}' ({what}): mend the source's name"
+        ) from error
+    features = builder.info.features
+    if source.field not in features:
+        raise UserError(f"{source.name} has no feature '{source.field}': {nearest(source.field, features)}")
+    return builder
+
+
+def _download(builder: tfds.core.DatasetBuilder) -> tfds.core.splits.SplitDict:
+    """A builder's splits, downloaded and prepared if they are not there: it knows them only then."""
+    try:
+        builder.download_and_prepare()
+    except Exception as error:
+        what = one_line(error, 160)
+        raise UserError(f"cannot download '{builder.info.full_name}' ({what}): put it at {builder.data_dir}") from error
+    return builder.info.splits
+
+
+def shards(source: Any, task: seqio.Task, split: str) -> list[seqio.ShardInfo | None]:
+    """What a split can be read in, one after another or at once: its files.
+
+    TensorFlow Datasets' stay apart however many they are, since a whole split mixes them; those of seqio's own
+    tasks stay together, since a task's examples may depend on each other, unless `register_tfds` has made it.
+    """
+    if isinstance(source, config.Registered) and not isinstance(task.source, _TfdsTexts):
+        return [None]
+    number = len(task.source.list_shards(split))
+    return [seqio.ShardInfo(index, number) for index in range(number)]
+
+
+def texts(task: seqio.Task, split: str, field: str = "text", shard: seqio.ShardInfo | None = None) -> Iterator[str]:
+    """The documents of a split, or of a shard of it, streamed in the order of the source.
+
+    Raises:
+      UserError: as `files.read`; a task whose examples lack `field`.
+    """
+    rows = _dataset(task, split, (field,), shard)
+    with _source_errors(task):
+        for row in rows.map(lambda row: row[field]).as_numpy_iterator():
+            yield row.decode("utf-8")
+
+
+def examples(task: seqio.Task, split: str, shard: seqio.ShardInfo | None = None) -> Iterator[Example]:
+    """The examples of a split or of a shard of it, streamed in the order of the source. Raises as `texts`."""
+    rows = _dataset(task, split, _PARTS, shard)
+    with _source_errors(task):
+        for row in rows.as_numpy_iterator():
+            yield Example(*(_text(task, row, name) for name in _PARTS), row)
+
+
+def _dataset(task: seqio.Task, split: str, features: tuple[str, ...], shard: seqio.ShardInfo | None) -> tf.data.Dataset:
+    """All rows of a split or shard, which must have these features."""
+    rows = task.get_dataset(sequence_length=None, split=split, shuffle=False, use_cached=False, shard_info=shard)
+    for field in features:
+        if field not in rows.element_spec:
+            raise UserError(f"task '{task.name}' has no feature '{field}': {nearest(field, rows.element_spec)}")
+    return rows
+
+
+@contextlib.contextmanager
+def _source_errors(task: seqio.Task) -> Iterator[None]:
+    """Lets out the `UserError` of a source of files that TensorFlow has buried."""
+    try:
+        yield
+    except tf.errors.OpError:
+        if getattr(task.source, "error", None):
+            raise task.source.error from None
+        raise
+
+
+def _text(task: seqio.Task, row: dict[str, Any], name: str) -> str:
+    """The text of a feature of a row that is text, or of tokens, beside which seqio keeps the text as a rule."""
+    value = row.get(f"{name}_pretokenized", row[name])
+    if isinstance(value, bytes):
+        return value.decode("utf-8")
+    return task.output_features[name].vocabulary.decode(value.tolist())
+
+
+def accuracy(targets: list[str], predictions: list[str]) -> dict[str, float]:
+    """How many predictions are the target, in per cent, as the metrics of T5's tasks are."""
+    hits = [target == prediction for target, prediction in zip(targets, predictions, strict=True)]
+    return {"accuracy": 100 * sum(hits) / len(hits)}
+
+
+def fingerprint(source: Any, task: seqio.Task) -> list[str]:
+    """What a seqio task holds, as text to hash: SHA-256 of each file; of a TFDS builder, whose files may be terabytes,
+    its version and sizes.
+
+    Of a registered task also that of its module, and of what its data source says, as `code`, makes the examples
+    besides.
+    """
+    found, sizes = [], []
+    if isinstance(source, config.Registered):
+        found += [importlib.import_module(source.module).__file__, *getattr(task.source, "code", ())]
+    if isinstance(task.source, seqio.TfdsDataSource) and not task.source.tfds_dataset.tfds_splits:
+        info = task.source.tfds_dataset.builder.info
+        sizes = [info.full_name, *(f"{name}:{split.num_examples}" for name, split in sorted(info.splits.items()))]
+    else:
+        found += [path for split in cache.SPLITS if split in task.splits for path in task.source.list_shards(split)]
+    hashed = [files.sha256(path) for path in found if path and (storage.is_remote(path) or os.path.isfile(path))]
+    return [*hashed, *sizes]

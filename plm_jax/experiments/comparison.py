@@ -1,0 +1,81 @@
+"""A table of runs: what each reached on its tasks, beside what a predictor gets that looks at no input."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from scipy import stats
+
+from plm_jax.evaluation import baselines
+
+_HEAD = ("Run", "Metric", "Value", "Trivial predictor", "Better by", "Beyond noise", "Seeds", "Minutes")
+# How sure it must be that other seeds would be better than the trivial predictor on the average.
+_CONFIDENCE = 0.99
+
+
+def table(results: Sequence[dict[str, Any]]) -> str:
+    """A Markdown table; a figure of several seeds is their mean ± sample standard deviation.
+
+    Of a task whose metrics have a trivial predictor those are shown, of another all. Whether it is beaten beyond the
+    noise is a one-sided t-test at 99 % on the seeds, of which there must be two; that of the held-out text, which is
+    the same for all, is not in it.
+
+    Args:
+      results: of each run `name`, `error` (None if there is none), `minutes`, and `metrics`, TASK/METRIC to figure;
+        without error and metrics it is still to be run. Runs of one name are one run of several seeds.
+    """
+    lines = [_HEAD]
+    for name in dict.fromkeys(result["name"] for result in results):
+        same = [result for result in results if result["name"] == name]
+        lines += [(name, f"failed: {result['error']}", *[""] * 6) for result in same if result["error"] is not None]
+        finished = [result for result in same if result["metrics"]]
+        if not finished and all(result["error"] is None for result in same):
+            lines.append((name, "not run yet", *[""] * 6))
+        if finished:
+            minutes = f"{statistics.mean(result['minutes'] for result in finished):.1f}"
+            all_metrics = [result["metrics"] for result in finished]
+            lines += [(name, *row, str(len(finished)), minutes) for row in _rows(all_metrics)]
+    cells = ["| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines]
+    return "\n".join([cells[0], "| :-- | :-- | --: | --: | --: | :-- | --: | --: |", *cells[1:]]) + "\n"
+
+
+def _rows(metrics: Sequence[dict[str, float]]) -> list[tuple[str, str, str, str, str]]:
+    """Metric, value, trivial predictor's, by how much it is beaten, and whether beyond the noise.
+
+    Args:
+      metrics: those of each seed.
+    """
+    rows = []
+    names = [name for name in metrics[0] if all(name in found for found in metrics)]
+    for task in dict.fromkeys(name.rpartition("/")[0] for name in names):
+        own = [name.removeprefix(f"{task}/") for name in names if name.rpartition("/")[0] == task]
+        predictors = {name: baselines.predictor(name, own) for name in own}
+        judged = [name for name in own if predictors[name] is not None]
+        for name in judged or own:
+            values = [found[f"{task}/{name}"] for found in metrics]
+            if not judged:
+                rows.append((f"{task}/{name}", _figure(values), "", "", ""))
+                continue
+            predictor = predictors[name]
+            least = [predictor if isinstance(predictor, float) else found[f"{task}/{predictor}"] for found in metrics]
+            sign = -1 if name.endswith("loss") else 1
+            # Rounded, since of two equal accuracies one may be 1 - x.
+            gains = [round(sign * (value - bar), 9) for value, bar in zip(values, least, strict=True)]
+            rows.append((f"{task}/{name}", _figure(values), _figure(least), _figure(gains), _beyond_noise(gains)))
+    return rows
+
+
+def _beyond_noise(gains: Sequence[float]) -> str:
+    """Whether the mean of all seeds there could be is above 0, as a one-sided t-test at _CONFIDENCE has it."""
+    n = len(gains)
+    if n == 1:
+        return ""
+    noise = stats.t.ppf(_CONFIDENCE, n - 1) * statistics.stdev(gains) / math.sqrt(n)
+    return "yes" if statistics.mean(gains) > noise else "no"
+
+
+def _figure(values: Sequence[float]) -> str:
+    """The mean, of several values with their sample standard deviation."""
+    mean = f"{statistics.mean(values):,.3f}"
+    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):,.3f}"

@@ -1,0 +1,109 @@
+"""The model table: a Markdown table of the published models that `configs/` trains.
+
+A config takes part by two constants: `PUBLISHED`, by size the parameters counted from the original and how many they
+are usually said to be, and `SOURCE`, where they were published.
+"""
+
+import math
+import os
+import runpy
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import jax
+
+import plm_jax
+from plm_jax import config
+from plm_jax.common.errors import UserError
+from plm_jax.hub import huggingface
+from plm_jax.models import registry, settings
+
+CONFIGS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(plm_jax.__file__))), "configs")
+COLUMNS = (
+    "Config",
+    "Parameters",
+    "Published",
+    "Objective",
+    "Batch × length × steps",
+    "Optimizer, rate",
+    "Hugging Face",
+    "Source",
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A published model.
+
+    Attributes:
+      name: FILE.py:SIZE.
+      counted: parameters of the original.
+      said: how many it is usually said to have.
+      source: where it was published.
+      run: what the config trains.
+    """
+
+    name: str
+    counted: int
+    said: str
+    source: str
+    run: config.Run
+
+
+def entries(folder: str = CONFIGS) -> list[Entry]:
+    """The published models of the configs in a folder.
+
+    Raises:
+      UserError: there is no such folder, as where the package was installed without it.
+    """
+    if not os.path.isdir(folder):
+        raise UserError(f"there is no {folder}: take the configs from the project's repository")
+    found = []
+    for file in sorted(name for name in os.listdir(folder) if name.endswith(".py")):
+        module = runpy.run_path(os.path.join(folder, file))
+        for size, (counted, said) in module.get("PUBLISHED", {}).items():
+            run = config.from_dict(module["get_config"](size))
+            found.append(Entry(f"{file}:{size}", counted, said, module["SOURCE"], run))
+    return found
+
+
+def count(model: settings.Transformer) -> int:
+    """How many numbers a model trains, by shape evaluation; tied weights count once."""
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(registry.shapes(model)))
+
+
+def table(found: Iterable[Entry]) -> str:
+    """The Markdown table of some entries."""
+    lines = [COLUMNS, [":--", "--:", "--:", *[":--"] * (len(COLUMNS) - 3)], *map(_cells, found)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _cells(entry: Entry) -> list[str]:
+    run, stages = entry.run, config.stages(entry.run)
+    layout = run.data.layout.kind
+    batches, lengths = (_changing([getattr(stage, name) for stage in stages]) for name in ("batch_size", "length"))
+    return [
+        f"`{entry.name}`",
+        f"{count(run.model):,}",
+        entry.said,
+        run.objective.kind + (f", {layout}" if layout != config.Blocks.kind else ""),
+        f"{batches} × {lengths} × {run.train.steps:,}",
+        f"{type(run.optimizer).__name__} {run.schedule.learning_rate:g}, {run.schedule.kind}",
+        _hugging_face(run.model),
+        entry.source,
+    ]
+
+
+def _changing(values: list[int]) -> str:
+    """A value over a run's phases."""
+    return " → ".join(f"{new:,}" for old, new in zip([None, *values], values, strict=False) if new != old)
+
+
+def _hugging_face(model: settings.Transformer) -> str:
+    """The family that the hub reads and writes such a model, or a part of it, as."""
+    if isinstance(model, settings.Elmo):
+        return "– (bilm-tf)"
+    try:
+        return huggingface.family_of(huggingface.published(model)[0]).name
+    except UserError:
+        return "–"

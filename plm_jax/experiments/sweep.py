@@ -1,0 +1,375 @@
+"""Several runs of one base config, one after another on this machine, and one table of what they reached.
+
+A sweep is a Python file with
+
+    base         a config file with or without a size, as in "../demo.py:bert", its path from the sweep's folder
+    overrides()  yields pairs: the name of a run, and what it changes in the base, {"train.steps": 100, …}
+
+A value may be a whole section (`{"objective": objectives.MaskedLM(whole_words=1)}`), and `vars(run)` are all sections
+of another run. Changes apply in their order; relative paths count from the base config's folder. `train.init_from` may
+name an earlier run of the sweep.
+
+Each run is `pretrain` and then `evaluate`, processes of their own, in the folder of its name, where `attempts.json`
+notes when it began (seconds since 1970), when the run did whose weights it took, and how long all its attempts took, in
+seconds.
+As a config file, this module is the config that a run directory holds: `--config=plm_jax/experiments/sweep.py:WORKDIR`.
+"""
+
+import contextlib
+import copy
+import dataclasses
+import json
+import os
+import re
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tqdm import tqdm
+
+from plm_jax import config
+from plm_jax.common import storage
+from plm_jax.common.errors import UserError, nearest, users_code
+from plm_jax.data.sources import mixture_sources
+from plm_jax.experiments import comparison
+from plm_jax.training import run_directory
+from plm_jax.training.telemetry import read_rows
+
+_FILES = "give a Python file with `base` and `overrides`"
+_RESULTS, _TABLE, _ATTEMPTS = "sweep.json", "table.md", "attempts.json"
+# Of what a failed process said last so many bytes are kept.
+_TAIL = 4096
+
+
+@dataclass(frozen=True)
+class Member:
+    """A run of a sweep.
+
+    Attributes:
+      name: what `overrides` calls it; runs of one name differ in their seed.
+      workdir: its run directory.
+      changes: what it changes, as JSON.
+      parent: the directory of the sweep's run whose weights it begins with; None: there is none.
+    """
+
+    name: str
+    workdir: str
+    changes: dict[str, Any]
+    run: config.Run
+    parent: str | None = None
+
+
+def get_config(workdir: str):
+    """The config in a run directory."""
+    return config.to_config_dict(_held(workdir))
+
+
+def run(path: str, workdir: str, seeds: Sequence[int] = ()) -> None:
+    """Trains and evaluates what is not finished, and prints the table.
+
+    `sweep.json`, with every figure, and `table.md` are in `workdir`, brought up to date after each run.
+
+    Args:
+      seeds: the seeds of each run; by default its own alone. Those of other seeds are in NAME-seedSEED.
+
+    Raises:
+      UserError: the sweep's file cannot be used, or `workdir` not be written; a run failed, or waits for its parent,
+        which did; one of another config, or that began with former weights of its parent, is in its place. The other
+        runs are done nevertheless.
+    """
+    found = members(path, workdir, seeds)
+    errors: dict[str, str] = {}
+    missing = []
+    for member in found:
+        with _noted(errors, member):
+            if not _is_finished(member):
+                missing.append(member)
+    pending = {member.workdir for member in missing}
+    try:
+        _tell(workdir, found, errors, pending)
+    except OSError as error:
+        raise UserError(f"cannot write {workdir} ({error.strerror}): give another --workdir") from error
+    _say(f"{len(found)} runs, {len(found) - len(errors) - len(missing)} of them finished before")
+    began = time.monotonic()
+    for number, member in enumerate(missing, 1):
+        folder = os.path.basename(member.workdir)
+        _say(f"== {number}/{len(missing)} {folder}: {member.workdir}")
+        pending.remove(member.workdir)
+        with _noted(errors, member):
+            # Parents come earlier: by now they are finished or have an error.
+            if member.parent in errors:
+                raise UserError(_waiting(member))
+            _train(member)
+            _tell(workdir, found, errors, pending)
+        left = (time.monotonic() - began) / number * (len(missing) - number)
+        ending = f"failed: {errors[member.workdir]}" if member.workdir in errors else "finished"
+        _say(f"== {number}/{len(missing)} {folder} {ending}; about {tqdm.format_interval(left)} left")
+    for member in found:  # What finished before may have weights of a run that is refused now.
+        if member.parent in errors:
+            errors.setdefault(member.workdir, _waiting(member))
+    print(_tell(workdir, found, errors), end="", flush=True)
+    if errors:
+        said = "; ".join(f"{os.path.basename(folder)}: {error}" for folder, error in errors.items())
+        raise UserError(f"{len(errors)} of {len(found)} runs failed ({said}): mend them and run the same command again")
+
+
+@contextlib.contextmanager
+def _noted(errors: dict[str, str], member: Member) -> Iterator[None]:
+    """Puts a mistake into `errors`, by the run's directory."""
+    try:
+        yield
+    except UserError as error:
+        errors[member.workdir] = str(error)
+    except OSError as error:
+        errors[member.workdir] = f"cannot write {error.filename} ({error.strerror})"
+
+
+def _waiting(member: Member) -> str:
+    return f"waits for {os.path.basename(member.parent)}"
+
+
+def _tell(workdir: str, found: Sequence[Member], errors: dict[str, str], pending: Collection[str] = ()) -> str:
+    """Writes what the runs have reached so far, and gives the table; `pending` are directories of runs to come."""
+    results = [_result(member, errors.get(member.workdir), member.workdir in pending) for member in found]
+    table = comparison.table(results)
+    _write_json(workdir, _RESULTS, results)
+    storage.write(os.path.join(workdir, _TABLE), table.encode("utf-8"))
+    return table
+
+
+def members(path: str, workdir: str, seeds: Sequence[int] = ()) -> list[Member]:
+    """The runs that a sweep's file describes, of the first seed, then of the next.
+
+    Raises:
+      UserError: there is no such file, it is none of a sweep, or a run's changes make no config.
+    """
+    described, base = _described(path)
+
+    def directory(name: str, seed: int | None) -> str:
+        own = described[name][1].train.seed
+        return os.path.join(storage.absolute(workdir), name if seed in (None, own) else f"{name}-seed{seed}")
+
+    found: dict[str, Member] = {}
+    for seed in seeds or (None,):
+        for name, (changes, as_given) in described.items():
+            at, init_from = directory(name, seed), as_given.train.init_from
+            if at in found:
+                raise UserError(f"{path} has two runs in {at}: give each seed once, and no name that ends like one")
+            resolved = config.resolve(config.to_dict(as_given), base)
+            train = resolved.train if seed is None else dataclasses.replace(resolved.train, seed=seed)
+            parent = None
+            if init_from in described and directory(init_from, seed) in found:
+                parent = directory(init_from, seed)
+                train = dataclasses.replace(train, init_from=parent)
+            found[at] = Member(name, at, changes, dataclasses.replace(resolved, train=train), parent)
+    return list(found.values())
+
+
+def _described(path: str) -> tuple[dict[str, tuple[dict[str, Any], config.Run]], str]:
+    """By name each run's changes, as JSON, and its config, paths as given; and the base's file."""
+    sweep = _executed(path, "--sweep", ("base", "overrides"))
+    if not isinstance(sweep["base"], str) or not callable(sweep["overrides"]):
+        raise UserError(f"{path} has a `base` that is no path, or `overrides` that is no function: {_FILES}")
+    file, _, size = sweep["base"].partition(":")
+    file = os.path.join(os.path.dirname(path), file)
+    get = _executed(file, f"the base of {path}", ("get_config",))["get_config"]
+    with users_code(file):
+        tree = config.to_dict(config.from_dict(get(size) if size else get()))
+    with users_code(path):
+        overrides = list(sweep["overrides"]())
+    described: dict[str, tuple[dict[str, Any], config.Run]] = {}
+    for override in overrides:
+        match override:
+            case str(name), dict(changes):
+                pass
+            case _:
+                raise UserError(f"`overrides` of {path} yields {override!r}: give a name and a dictionary of changes")
+        if not re.fullmatch(r"[A-Za-z0-9][\w.+-]*", name) or name in (_RESULTS, _TABLE):
+            raise UserError(f"{path} has a run '{name}': give another name, of letters, digits, _ - + and .")
+        if name in described:
+            raise UserError(f"{path} has two runs '{name}': give each a name of its own")
+        try:
+            described[name] = config.to_dict(changes), config.from_dict(_changed(tree, changes))
+        except UserError as error:
+            raise UserError(f"run '{name}' of {path}: {error}") from error
+    if not described:
+        raise UserError(f"{path} has no run: let `overrides` yield names and changes")
+    return described, file
+
+
+def _executed(path: str, what: str, names: Sequence[str]) -> dict[str, Any]:
+    """What a Python file defines, these names among it."""
+    if not os.path.isfile(path):
+        raise UserError(f"{what} is {path}: there is no such file")
+    with users_code(path):
+        found = runpy.run_path(path)
+    for name in names:
+        if name not in found:
+            raise UserError(f"{what} is {path}, which has no `{name}`: {_FILES}")
+    return found
+
+
+def _changed(tree: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """A config's tree with other values at dotted paths."""
+    tree = copy.deepcopy(tree)
+    for path, value in changes.items():
+        section, names = tree, path.split(".")
+        for depth, name in enumerate(names):
+            if not isinstance(section, dict) or (depth < len(names) - 1 and name not in section):
+                hint = nearest(name, section) if isinstance(section, dict) else "it is in no section"
+                raise UserError(f"there is no field config.{'.'.join(names[: depth + 1])}: {hint}")
+            if depth < len(names) - 1:
+                section = section[name]
+        section[names[-1]] = config.to_dict(value)
+    return tree
+
+
+def _held(workdir: str) -> config.Run:
+    """The config that a run directory holds.
+
+    Raises:
+      UserError: there is none, or it is damaged.
+    """
+    described = run_directory.read(workdir)
+    if described is None:
+        raise UserError(f"{workdir} is no run directory: it has no config.json")
+    return config.from_dict(described["config"])
+
+
+def _is_finished(member: Member) -> bool:
+    """Whether a run of this very config has its last checkpoint, evaluated."""
+    last = os.path.join(member.workdir, "checkpoints", str(member.run.train.steps))
+    return bool(_metrics(member)) and storage.exists(last) and not _misfit(member)
+
+
+def _metrics(member: Member) -> dict[str, float]:
+    """What the last checkpoint reached on the validation split of each source; nothing if one is not evaluated."""
+    log = read_rows(os.path.join(member.workdir, "evaluation.jsonl"))
+    rows = [row for row in log if row["step"] == member.run.train.steps]
+    found: dict[str, float] = {}
+    for source in config.read_sources(mixture_sources.expanded(member.run)):
+        own = {name: value for row in rows for name, value in row.items() if name.startswith(f"{source}/")}
+        if not own:
+            return {}
+        found |= own
+    return found
+
+
+def _record(workdir: str) -> dict[str, float | None]:
+    """`began`, `parent_began` and `seconds` of a run; nothing of one that no sweep has begun.
+
+    Raises:
+      UserError: it is damaged.
+    """
+    path = os.path.join(workdir, _ATTEMPTS)
+    try:
+        return json.loads(storage.read(path))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise UserError(f"{path} is damaged ({error}): delete {workdir}") from error
+
+
+def _parent_began(member: Member) -> float | None:
+    return _record(member.parent).get("began") if member.parent else None
+
+
+def _misfit(member: Member) -> str | None:
+    """What is wrong where a run directory holds another run than the one wanted."""
+    if not run_directory.has_checkpoint(member.workdir):
+        return None
+    try:
+        held = _held(member.workdir)
+    except UserError as error:
+        return str(error)
+    changed = [
+        f"{field} was {config.brief(was)} and is {config.brief(now)}"
+        for field, was, now in config.differences(
+            config.to_dict(held), config.to_dict(mixture_sources.expanded(member.run))
+        )
+    ]
+    if not changed and _record(member.workdir).get("parent_began") != _parent_began(member):
+        parent = os.path.basename(member.run.train.init_from)
+        return f"{member.workdir} began with weights of {parent}, which was trained anew since: delete it"
+    if not changed:
+        return None
+    more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+    return (
+        f"{member.workdir} holds a run of another config ({', '.join(changed[:3])}{more}): "
+        "delete it, or give the run another name"
+    )
+
+
+def _train(member: Member) -> None:
+    """Pretrains and evaluates.
+
+    Raises:
+      UserError: another run is in its place; or a verb failed.
+    """
+    misfit = _misfit(member)
+    if misfit:
+        raise UserError(misfit)
+    if run_directory.has_checkpoint(member.workdir):
+        record = _record(member.workdir)
+    else:  # What failed before had nothing to go on with; its config may have been mended.
+        record = {"began": time.time(), "parent_began": _parent_began(member)}
+        _write_json(member.workdir, "config.json", {"config": config.to_dict(member.run)})
+        _write_json(member.workdir, _ATTEMPTS, record)
+    began = time.monotonic()
+    try:
+        described = os.path.abspath(__file__)
+        _call("pretrain", f"--config={described}:{member.workdir}", f"--workdir={member.workdir}")
+        _call("evaluate", f"--checkpoint={member.workdir}")
+    finally:
+        seconds = record.get("seconds", 0.0) + time.monotonic() - began
+        _write_json(member.workdir, _ATTEMPTS, record | {"seconds": seconds})
+
+
+def _call(verb: str, *flags: str) -> None:
+    """Runs a verb, which is heard on.
+
+    Raises:
+      UserError: it failed; its message is the last line that it said.
+    """
+    tail = b""
+    with subprocess.Popen([sys.executable, "-m", f"plm_jax.{verb}", *flags], stderr=subprocess.PIPE) as process:
+        try:
+            while said := os.read(process.stderr.fileno(), 2**16):
+                os.write(2, said)
+                tail = (tail + said)[-_TAIL:]
+        except BaseException:
+            process.terminate()
+            raise
+    if not process.returncode:
+        return
+    if process.returncode < 0:
+        raise UserError(f"{verb} died of {signal.Signals(-process.returncode).name}: run the same command again")
+    lines = [line.strip() for line in re.split(r"[\r\n]+", tail.decode("utf-8", "replace")) if line.strip()]
+    raise UserError(lines[-1].removeprefix("error: ") if lines else f"{verb} ended with status {process.returncode}")
+
+
+def _result(member: Member, error: str | None, is_pending: bool) -> dict[str, Any]:
+    """What came of a run, as JSON; `minutes` are those of all its attempts, start and evaluation included."""
+    has_result = error is None and not is_pending
+    return {
+        "name": member.name,
+        "seed": member.run.train.seed,
+        "workdir": member.workdir,
+        "overrides": member.changes,
+        "error": error,
+        "minutes": _record(member.workdir).get("seconds", 0.0) / 60 if has_result else 0.0,
+        "metrics": _metrics(member) if has_result else {},
+    }
+
+
+def _write_json(workdir: str, name: str, tree: Any) -> None:
+    storage.write(os.path.join(workdir, name), json.dumps(tree, indent=2).encode("utf-8"))
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,211 @@
+"""Reading crawls: as C4 reads them, and past what is damaged."""
+
+import gzip
+import os
+import pathlib
+
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from plm_jax.cleaning import crawl
+from plm_jax.cleaning.pages import Page, Tally
+from plm_jax.common import storage
+from plm_jax.common.errors import UserError
+from tests.cleaning.crawls import response, warc_record, write_archive, write_json
+
+
+def read(path) -> tuple[list[Page], list[crawl.Quarantined], dict[str, int]]:
+    tally = Tally()
+    found = list(crawl.read(str(path), pathlib.Path(path).name, tally))
+    pages = [each for each in found if isinstance(each, Page)]
+    bad = [each for each in found if not isinstance(each, Page)]
+    return pages, bad, {reason: count.number for reason, count in tally.items()}
+
+
+WET = [
+    warc_record("http://a.org/1", "  One line. \r\n\r\n\tAnöther line.\rA third.\n".encode()),
+    warc_record("http://a.org/2", b"Kept.\nContent-Security is a header, they say.\nWARCs too.\n"),
+    warc_record("", b"No URL.\n"),
+    warc_record("http://a.org/3", b" \n \n"),
+    warc_record("http://a.org/4", b"No time.\n", date=""),
+    warc_record("http://a.org/5", b"Last.\n", date="2020-01-01T00:00:00Z"),
+]
+
+
+def test_wet_files_are_read_as_c4_reads_them(c4, tmp_path):
+    path = write_archive(tmp_path / "a.warc.wet.gz", WET)
+    pages, bad, counts = read(path)
+    theirs = [(page.url, page.text, page.timestamp) for page in c4.split_wet_file(path, counter_inc_fn=lambda *_: None)]
+    assert [(page.url, page.text, page.timestamp) for page in pages] == theirs
+    assert [page.url[-1] for page in pages] == ["1", "2", "5"]
+    assert pages[0].text == "One line.\nAnöther line.\nA third."
+    assert counts == {"read": 3, "no_url": 1, "no_text": 1, "no_timestamp": 1} and not bad
+
+
+def test_bad_wet_records_are_quarantined(tmp_path):
+    records = [WET[0], warc_record("http://a.org/9", b"not \xff UTF-8\n"), WET[1]]
+    path = write_archive(tmp_path / "a.wet.gz", records)
+    pages, bad, counts = read(path)
+    assert [page.url[-1] for page in pages] == ["1", "2"] and counts == {"read": 2}
+    assert [(each.file, each.sample) for each in bad] == [("a.wet.gz", "not \\xff UTF-8\n")]
+    assert gzip.decompress((tmp_path / "a.wet.gz").read_bytes()[bad[0].position :]).startswith(b"WARC/1.0")
+
+    whole = (tmp_path / "a.wet.gz").read_bytes()
+    last = len(gzip.compress(records[-1]))
+    for left in (last // 2, last - 10, 1):
+        (tmp_path / "cut.wet.gz").write_bytes(whole[: len(whole) - left])
+        pages, bad, _ = read(tmp_path / "cut.wet.gz")
+        assert [page.url[-1] for page in pages] == ["1"]
+        assert (bad[-1].position, bad[-1].reason) == (len(whole) - last, "the file is cut off")
+
+    # A damaged record is lost alone.
+    spoiled = bytearray(whole)
+    spoiled[len(gzip.compress(warc_record("", b"software: none", "warcinfo"))) + 60] ^= 0xFF
+    (tmp_path / "spoiled.wet.gz").write_bytes(spoiled)
+    pages, bad, _ = read(tmp_path / "spoiled.wet.gz")
+    assert [page.url[-1] for page in pages] == ["2"] and len(bad) == 2
+
+    plain = b"".join(records)
+    (tmp_path / "cut.wet").write_bytes(plain[:-40])
+    pages, bad, _ = read(tmp_path / "cut.wet")
+    assert [page.url[-1] for page in pages] == ["1"] and bad[-1].reason == "the record is cut off"
+    assert bad[-1].position == plain.rindex(b"WARC/1.0")
+
+    (tmp_path / "no.wet.gz").write_bytes(b"This is no crawl. " * 100)
+    pages, bad, counts = read(tmp_path / "no.wet.gz")
+    assert not pages and len(bad) == 1 and not counts
+
+
+HTML = """<html><head><title>A title</title><style>p {color: red}</style></head><body>
+<p>One &amp; ünder.</p>
+<ul><li>first</li><li>second</li></ul><script>var a = {};</script><div>Last.</div></body></html>"""
+
+
+def test_pages_of_warc_files_are_their_visible_lines(tmp_path):
+    latin = HTML.replace("<head>", '<head><meta charset="iso-8859-1">').encode("latin-1")
+    records = [
+        warc_record("http://a.org/1", response(HTML.encode()), "response"),
+        warc_record("http://a.org/2", response(latin, kind="text/html"), "response"),
+        warc_record("http://a.org/3", response(b"gone", "404 Not Found"), "response"),
+        warc_record("http://a.org/4", response(b"\x89PNG", kind="image/png"), "response"),
+        warc_record("http://a.org/5", response(HTML.encode(), kind="text/html; charset=nonsense"), "response"),
+        warc_record("http://a.org/6", response(b"<p>", kind="text/html"), "response"),
+        warc_record("http://a.org/7", b"\x00\x01 no HTTP", "response"),
+    ]
+    pages, bad, counts = read(write_archive(tmp_path / "a.warc.gz", records))
+    assert [page.url[-1] for page in pages] == ["1", "2", "5"] and not bad
+    assert {page.text for page in pages} == {"One & ünder.\nfirst\nsecond\nLast."}
+    assert pages[0].timestamp == "2019-04-24T09:23:58Z"
+    assert counts == {"read": 3, "no_html": 3, "no_text": 1}
+
+
+def test_json_lines_and_their_bad_ones(tmp_path):
+    lines = [
+        b'{"text": "One.", "url": "http://a.org/1", "timestamp": "2020"}',
+        b'{"text": "Two."}',
+        b"",
+        b'{"text": ""}',
+        b'{"text": 5}',
+        b'["text"]',
+        b'{"text": "cut',
+        b'{"text": "\xff"}',
+        b'{"text": "\\ud800"}',
+        b'{"text": ' + b"[" * 100_000,
+        b'{"text": "Three.", "url": null, "more": {}}',
+    ]
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"\n".join(lines))
+    pages, bad, counts = read(path)
+    assert pages == [
+        Page("http://a.org/1", "One.", "2020"),
+        Page("a.jsonl:2", "Two."),
+        Page("a.jsonl:11", "Three."),
+    ]
+    assert [each.position for each in bad] == [5, 6, 7, 8, 9, 10]
+    assert counts == {"read": 3, "no_text": 1}
+
+    whole = gzip.compress(path.read_bytes() * 100)
+    (tmp_path / "cut.jsonl.gz").write_bytes(whole[: len(whole) // 2])
+    pages, bad, _ = read(tmp_path / "cut.jsonl.gz")
+    assert pages and "damaged" in bad[-1].reason
+
+
+def test_files_are_found_and_told_apart(tmp_path):
+    for name in ("b.jsonl", "a.warc.wet.gz"):
+        (tmp_path / name).write_text("{}")
+    found = crawl.files([f"{tmp_path}/*"])
+    assert list(found) == [str(tmp_path / "a.warc.wet.gz"), str(tmp_path / "b.jsonl")]
+    (tmp_path / "b.jsonl").write_text("{} ")
+    changed = crawl.files([f"{tmp_path}/*"])
+    assert [found[path] == changed[path] for path in found] == [True, False]
+    (tmp_path / "c.txt").write_text("")
+    with pytest.raises(UserError, match=r"c.txt is by its name no WET"):
+        crawl.files([f"{tmp_path}/*"])
+    with pytest.raises(UserError, match=r"there is no file at .*nothing"):
+        crawl.files([f"{tmp_path}/nothing*"])
+    with pytest.raises(UserError, match="cannot read"):
+        read(tmp_path / "missing.jsonl")
+
+
+def test_a_path_that_is_no_text_is_told(tmp_path):
+    (tmp_path / os.fsdecode(b"\xff.jsonl")).write_text("{}")
+    with pytest.raises(UserError, match=r"the path '.*\\udcff\.jsonl' is not UTF-8: rename it") as raised:
+        crawl.files([f"{tmp_path}/*"])
+    assert str(raised.value).isascii()
+
+
+# By gcsfs's, s3fs's and adlfs's names.
+@pytest.mark.parametrize(
+    "before, after",
+    [
+        ({"md5Hash": "a"}, {"md5Hash": "b"}),
+        ({"ETag": '"a"', "LastModified": "2024"}, {"ETag": '"b"', "LastModified": "2024"}),
+        ({"LastModified": "2024"}, {"LastModified": "2025"}),
+        ({"etag": None, "last_modified": "2024"}, {"etag": None, "last_modified": "2025"}),
+        ({"updated": "2024"}, {"updated": "2025"}),
+    ],
+)
+def test_a_remote_file_that_changes_is_told_apart(before, after, monkeypatch):
+    found = []
+    for info in (before, before, after):
+        files = {"/b/a.jsonl": {"type": "file", "size": 2, **info}}
+        monkeypatch.setattr(MemoryFileSystem, "glob", lambda *_, files=files, **__: files)
+        found += crawl.files(["memory://b/*"]).values()
+    assert found[0] == found[1] != found[2]
+
+
+def test_a_file_in_memory_that_is_replaced_by_one_of_the_same_size_is_told_apart():
+    found = []
+    for text in (b"{}", b"[]"):
+        storage.write("memory://changing/a.jsonl", text)
+        found += [crawl.files(["memory://changing/*"]) for _ in range(2)]
+    assert found[0] == found[1] != found[2] == found[3]
+    storage.remove("memory://changing")
+
+
+def test_files_are_named_by_where_they_lie_among_the_others(tmp_path, monkeypatch):
+    for folder in ("crawl-a", "crawl-b/deep"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "0.jsonl").write_text("{}")
+    names = {"crawl-a/0.jsonl": str(tmp_path / "crawl-a/0.jsonl"), "crawl-b/deep/0.jsonl": "crawl-b/deep/0.jsonl"}
+    monkeypatch.chdir(tmp_path)
+    found = crawl.files([*names.values(), "crawl-b/../crawl-a/*"])
+    assert {file.name: path for path, file in found.items()} == {name: str(tmp_path / name) for name in names}
+    assert {file.size for file in found.values()} == {2}
+    assert [file.name for file in crawl.files([f"{tmp_path}/crawl-a/*"]).values()] == ["0.jsonl"]
+
+
+def test_links_are_followed(tmp_path):
+    (tmp_path / "a.jsonl").write_text("{}")
+    (tmp_path / "crawl").mkdir()
+    (tmp_path / "crawl" / "b.jsonl").symlink_to("../a.jsonl")
+    pattern, path = f"{tmp_path}/crawl/*", str(tmp_path / "crawl/b.jsonl")
+    before = crawl.files([pattern])
+    assert list(before) == [path]
+    (tmp_path / "a.jsonl").write_text("{} ")
+    assert crawl.files([pattern])[path] != before[path]
+
+
+def test_rows_of_the_output_can_be_cleaned_again(tmp_path):
+    row = {"text": "One.", "url": "http://a.org/1", "timestamp": "2020", "language": "en"}
+    assert read(write_json(tmp_path / "a.jsonl.gz", [row]))[0] == [Page("http://a.org/1", "One.", "2020")]

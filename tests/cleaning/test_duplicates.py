@@ -1,0 +1,83 @@
+"""What is kept of pages that share lines, spans of sentences or most of their words."""
+
+import random
+
+from plm_jax.cleaning import duplicates, settings
+from plm_jax.cleaning.pages import Page, Tally
+
+
+def kept(kind, pages: list[Page]) -> tuple[dict[str, str], dict[str, int]]:
+    """URL → text of the pages that stay, and the tally, by the plainest means."""
+    owners = {}
+    for page in pages:
+        for unit in kind.units(page):
+            owners[unit] = min(page.key, owners.get(unit, page.key))
+    tally = Tally()
+    found = [kind.keep(page, {u for u, key in owners.items() if key == page.key}, tally) for page in pages]
+    return {page.url: page.text for page in found if page}, {reason: count.number for reason, count in tally.items()}
+
+
+def by_key(*texts: str) -> list[Page]:
+    """Pages of the texts, with URLs so that the first text's page has the smallest key."""
+    urls = sorted((f"http://site.org/{i}" for i in range(len(texts))), key=lambda url: Page(url, "").key)
+    return [Page(url, text) for url, text in zip(urls, texts, strict=True)]
+
+
+def test_a_line_stays_on_one_page_and_once():
+    pages = by_key(
+        "Shared line one.\nMine.\nmine. \nAlso mine.\nAnd mine.",
+        "  SHARED line one.\nYours. It has two.\nAnd a third.",
+        "shared line ONE.\nThird page. Not enough.",
+        "Mine.",
+    )
+    for order in (pages, pages[::-1]):
+        texts, counts = kept(duplicates.Lines(settings.DuplicateLines()), order)
+        assert texts == {
+            pages[0].url: "Shared line one.\nMine.\nAlso mine.\nAnd mine.",
+            pages[1].url: "Yours. It has two.\nAnd a third.",
+        }
+        assert counts == {"line_elsewhere": 3, "line_here": 1, "few_new_sentences": 1, "nothing_new": 1}
+
+
+def test_lines_without_a_least_number_of_sentences():
+    pages = by_key("a\nb", "b\nc", "a\nb")
+    texts, counts = kept(duplicates.Lines(settings.DuplicateLines(min_sentences=0)), pages)
+    assert texts == {pages[0].url: "a\nb", pages[1].url: "c"}
+    assert counts == {"line_elsewhere": 3, "nothing_new": 1}
+
+
+A, B, C, D, E, F, G = (f"Sentence {letter} is here." for letter in "ABCDEFG")
+
+
+def test_a_span_of_sentences_stays_on_one_page():
+    pages = by_key(
+        f"{A} {B}\n{C} {D}",
+        f"{E} {A} {B} {C.upper()}\n{D} {F} {G}",  # A B C and B C D are the first page's, across its lines.
+        f"{A} {B} {E} {F}",  # Two sentences are no span.
+        f"{B}  {C} {D}",
+    )
+    texts, counts = kept(duplicates.Spans(settings.DuplicateSpans()), pages)
+    assert texts == {pages[0].url: pages[0].text, pages[1].url: f"{E}\n{F} {G}", pages[2].url: pages[2].text}
+    assert counts == {"span_elsewhere": 7, "nothing_new": 1}
+
+
+def test_a_span_that_a_page_repeats_stays_once():
+    rule = duplicates.Spans(settings.DuplicateSpans())
+    (page,) = by_key(f"{A} {B} {C}\n{D}\n{A} {B} {C} {E}")
+    assert kept(rule, [page]) == ({page.url: f"{A} {B} {C}\n{D}\n{E}"}, {"span_here": 3})
+    (page,) = by_key(f"{A} " * 4 + A)  # Spans that overlap are one stretch, not copies.
+    assert kept(rule, [page]) == ({page.url: page.text}, {})
+    (page,) = by_key(f"{A} " * 6 + A)
+    assert kept(rule, [page]) == ({page.url: " ".join([A] * 3)}, {"span_here": 4})
+
+
+def test_of_pages_that_look_alike_one_stays():
+    rng = random.Random(0)
+    words = [f"word{i}" for i in range(300)]
+    other = [f"other{i}" for i in range(300)]
+    changed = [*words[:299], "changed"]
+    rng.shuffle(other)
+    pages = by_key(" ".join(words), " ".join(changed), " ".join(other), " ".join(words).upper())
+    texts, counts = kept(duplicates.NearDuplicates(settings.MinHash()), pages)
+    assert set(texts) == {pages[0].url, pages[2].url}
+    assert counts == {"near_duplicate": 2}

@@ -1,0 +1,480 @@
+"""Whole runs on Beam's local runner: against C4's own steps, to the same bytes however it is cut, past bad data."""
+
+import gzip
+import hashlib
+import json
+import pathlib
+import random
+import subprocess
+import sys
+import threading
+from concurrent import futures
+
+import fsspec
+import pytest
+
+from plm_jax import config
+from plm_jax.cleaning import job, report, settings
+from plm_jax.common import storage
+from plm_jax.common.errors import UserError
+from tests.cleaning.crawls import read_rows, response, sentence, warc_record, write_archive, write_json
+
+ROOT = pathlib.Path(__file__).parents[3]
+SHARED = ("This line stands on many pages of the crawl.", "So does this one, as it is a notice.")
+GERMAN = (
+    "Die Lehrerin aus dem Dorf ging jeden Winter über den Fluss und dachte an die Briefe des alten Kapitäns zurück."
+)
+
+
+def english_pages(number: int) -> list[dict[str, str]]:
+    """Rows that all rules of the English C4 have something to do with."""
+    rng = random.Random(1)
+    rows = []
+    for i in range(number):
+        lines = [" ".join(sentence(rng) for _ in range(rng.randint(1, 2))) for _ in range(rng.randint(1, 5))]
+        lines += rng.sample(SHARED, rng.randint(0, 2)) + ["menu | home"] * rng.randint(0, 1)
+        lines += {1: ["He said darn it all to the captain."], 2: ["if (this) { it is code; }."]}.get(i % 23, [])
+        lines = [f"{GERMAN} Es war Zeile {k} von {i}." for k in range(4)] if i % 31 == 3 else lines
+        rng.shuffle(lines)
+        scheme = rng.choice(["http://", "https://", "https://www."])
+        rows.append(
+            {"url": f"{scheme}site{i}.org/{i}", "text": "\n".join(lines), "timestamp": f"2019-04-{i % 28 + 1:02}"}
+        )
+    for i in range(0, number, 9):
+        newer = f"{rows[i]['text']}\nThis page has been changed since, it says."
+        rows.append({"url": f"http://site{i}.org/{i}/?utm_x", "text": newer, "timestamp": f"20{i % 3 + 18}-05-01"})
+    rows.append({"url": "http://long.org", "text": "A sentence of five words.\n" * 7308, "timestamp": "2019"})
+    return rows
+
+
+def archive(path, rows: list[dict[str, str]]) -> str:
+    return write_archive(path, [warc_record(row["url"], row["text"].encode(), date=row["timestamp"]) for row in rows])
+
+
+@pytest.fixture
+def badwords(tmp_path):
+    folder = tmp_path / "lists"
+    folder.mkdir()
+    (folder / "en").write_text("darn\nwhat the heck\n")
+    (folder / "LICENSE").write_text("captain\n")
+    return folder
+
+
+def clean(inputs: list[str], output, rule: settings.Settings) -> dict:
+    """Runs, and gives the counts of the report."""
+    job.clean(inputs, str(output), rule, show_progress=False)
+    counts = json.loads((output / "report.json").read_text())["counts"]
+    assert {reason for reason in counts if not reason.startswith(("read", "after "))} <= set(report.reasons(rule))
+    for step, (number, _) in report.steps(counts).items():
+        assert f"| {step} | {number:,} |" in (output / "report.md").read_text()
+    return counts
+
+
+def bytes_of(folder) -> dict[str, str]:
+    return {path.name: hashlib.md5(path.read_bytes()).hexdigest() for path in sorted(folder.rglob("*.gz"))}
+
+
+def cleaned_by_c4(c4, files: list[str], output) -> list[dict[str, str]]:
+    """What `tensorflow_datasets/text/c4.py` makes of the files with its config `en`."""
+    beam = pytest.importorskip("apache_beam")
+    words = c4.get_badwords_filter_fn({"en": ["darn", "what the heck"]})
+
+    def write(page):
+        with open(output, "a") as file:
+            file.write(json.dumps({"url": page.url, "text": page.text, "timestamp": page.timestamp}) + "\n")
+
+    with beam.Pipeline() as pipeline:
+        pages = (
+            pipeline
+            | beam.Create(files)
+            | beam.FlatMap(c4.split_wet_file)
+            | beam.Filter(c4.is_valid_length)
+            | "key" >> beam.Map(lambda page: (page.normalized_url, page))
+            | beam.CombinePerKey(c4.select_newest_page)
+            | beam.Values()
+            | "clean" >> beam.FlatMap(c4.get_clean_page_fn())
+        )
+        _ = (
+            c4.remove_duplicate_text(pages)
+            | "english" >> beam.FlatMap(c4.detect_english)
+            | "words" >> beam.Filter(words)
+            | "write" >> beam.Map(write)
+        )
+    return [json.loads(line) for line in output.read_text().splitlines()]
+
+
+def test_english_is_what_c4_makes_of_it_however_the_crawl_is_cut(c4, badwords, tmp_path, capsys):
+    rows = english_pages(100)
+    halves = [archive(tmp_path / f"{i}.warc.wet.gz", rows[i::2]) for i in range(2)]
+    expected = cleaned_by_c4(c4, halves, tmp_path / "theirs.jsonl")
+    rule = settings.resolve("en", [f"badwords.path={badwords}/*", "validation_one_in=10", "shards=2"])
+    counts = clean(halves, tmp_path / "ours", rule)
+    found = [row for name in ("train", "validation") for row in read_rows(tmp_path / "ours", f"{name}-*")]
+    assert {row.pop("language") for row in found} == {"en"}
+
+    def url(row):
+        return row["url"]
+
+    assert sorted(found, key=url) == sorted(expected, key=url)
+    assert 40 < len(found) < 90
+    for reason in ("too_long", "older_copy", "no_end_mark", "code", "line_elsewhere", "other_language", "bad_word"):
+        assert counts[reason]["number"], reason
+    assert {"few_sentences", "few_new_sentences"} <= set(counts)
+    assert counts["older_copy"]["number"] == 12
+    held_out = {row["url"] for row in read_rows(tmp_path / "ours", "validation-*")}
+    assert held_out == {
+        row["url"] for row in found if int(hashlib.md5(c4.normalize_url(row["url"]).encode()).hexdigest(), 16) % 10 == 0
+    }
+    printed = capsys.readouterr().out
+    assert '| lines | pages | has "{" |' in printed and str(tmp_path / "ours") in printed
+
+    thirds = [write_json(tmp_path / f"{i}.jsonl.gz", rows[::-1][i::3]) for i in range(3)]
+    clean(thirds, tmp_path / "again", rule)
+    assert bytes_of(tmp_path / "again") == bytes_of(tmp_path / "ours")
+
+
+def test_bad_data_is_quarantined_and_the_rest_cleaned_once(tmp_path, capsys, monkeypatch):
+    rng = random.Random(2)
+    texts = ["\n".join(sentence(rng) for _ in range(12)) for _ in range(4)]
+    rows = [{"url": f"http://a.org/{i}", "text": text} for i, text in enumerate(texts)]
+    near = {"url": "http://copy.org", "text": texts[0].replace("every", "each", 1)}
+    good = write_json(tmp_path / "good.jsonl.gz", [*rows, near, {"url": "http://de.org", "text": GERMAN}])
+    bad = tmp_path / "bad.jsonl"
+    bad.write_bytes(b'{"text": "cut\n{"text": "\xff"}\n')
+    pages = [f"<p>{line}</p>" for line in (sentence(rng), sentence(rng))]
+    warc = write_archive(
+        tmp_path / "a.warc.gz",
+        [
+            warc_record("http://w.org", response("".join(pages).encode()), "response"),
+            warc_record("http://w.org/gone", response(b"", "404 Not Found"), "response"),
+        ],
+    )
+    (tmp_path / "no.wet.gz").write_bytes(b"no crawl")
+    inputs, output = [good, str(bad), warc, str(tmp_path / "no.wet.gz")], tmp_path / "out"
+    (tmp_path / ".out.tmp").mkdir()
+    (tmp_path / ".out.tmp" / "train-99999.jsonl.gz").write_text("of a run that was stopped")
+    rule = settings.resolve("en.noclean", ["near_duplicates.kind=minhash", "shards=1", "max_characters=2000"])
+    counts = clean(inputs, output, rule)
+    found = {row["url"] for row in read_rows(output, "train-*")}
+    assert len(found) == 5 and {"http://a.org/1", "http://w.org"} < found
+    assert len(found & {"http://a.org/0", "http://copy.org"}) == 1
+    assert {
+        name: counts[name]["number"] for name in ("quarantined", "near_duplicate", "no_html", "other_language")
+    } == {
+        "quarantined": 3,
+        "near_duplicate": 1,
+        "no_html": 1,
+        "other_language": 1,
+    }
+    quarantined = {(row["file"], row["position"]) for row in read_rows(output, "quarantine/*")}
+    assert quarantined == {("bad.jsonl", 1), ("bad.jsonl", 2), ("no.wet.gz", 0)}
+    assert counts["other_language"]["examples"] == [{"url": "http://de.org", "text": GERMAN}]
+    assert GERMAN in (output / "report.md").read_text() and (output / "report.svg").read_bytes().startswith(b"<?xml")
+    manifest = json.loads((output / "manifest.json").read_text())
+    assert {name: file["rows"] for name, file in manifest["files"].items()} == {
+        "quarantine/00000.jsonl.gz": 3,
+        "train-00000.jsonl.gz": 5,
+    }
+    assert not (tmp_path / ".out.tmp").exists()
+
+    capsys.readouterr()
+    before = bytes_of(output)
+    monkeypatch.setattr(job, "_run", lambda *_: pytest.fail("it ran again"))
+    job.clean(inputs, str(output), rule)
+    assert capsys.readouterr().out == f"up to date at {output}\n" and bytes_of(output) == before
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(job, "_run", stop)
+    with pytest.raises(KeyboardInterrupt):
+        job.clean(inputs, str(output), settings.resolve("en.noclean"))
+    assert bytes_of(output) == before and (output / "manifest.json").exists()
+
+    from plm_jax.data.sources import files
+
+    texts_read = list(files.read(config.JsonLines(f"{output}/train-*.jsonl.gz")))
+    assert sorted(texts_read) == sorted(row["text"] for row in read_rows(output, "train-*"))
+
+
+STORIES = {
+    "en": (
+        "The teacher of the village crossed the river every winter and remembered the letters of the captain.",
+        "His ship had gone down near the old harbour many years before, and nobody knew what became of the crew.",
+        "On market days the children asked her about him, but she only smiled and told them to open their books.",
+    ),
+    "de": (
+        GERMAN,
+        "Sein Schiff war vor vielen Jahren in der Nähe des Hafens gesunken, und niemand wusste, was geschehen war.",
+        "An Markttagen fragten die Kinder sie nach ihm, aber sie lächelte nur und ließ sie ihre Bücher aufschlagen.",
+    ),
+    "fr": (
+        "La maîtresse du village traversait la rivière chaque hiver et se souvenait des longues lettres du capitaine.",
+        "Son navire avait coulé près du vieux port il y a bien des années, et personne ne savait où était l'équipage.",
+        "Les jours de marché, les enfants lui parlaient de lui, mais elle souriait et leur faisait ouvrir un livre.",
+    ),
+    "bad": (
+        "My brother bought a small boat last summer and sailed it along the coast with two friends from the office.",
+        "Well, darn it, he said when the wind turned at noon and the rain began to fall on all of their sandwiches.",
+        "They came home late in the evening, wet and tired, and promised never to trust the weather report again.",
+    ),
+}
+
+
+def test_many_languages_have_a_folder_each(tmp_path):
+    lines = {name: list(story) for name, story in STORIES.items()}
+    lines["und"] = [str(i) * 120 for i in range(3)]
+    lines["short"] = [lines["en"][0] + "!", lines["en"][1] + "!", "A short line."]
+    lines["twice"] = lines["de"]
+    rows = [{"url": f"http://{name}.org", "text": "\n".join(each)} for name, each in lines.items()]
+    (tmp_path / "en").write_text("darn\n")
+    # As a command, as CLD3 and TensorFlow, which other tests have loaded, do not get along in one process.
+    changes = [f"badwords.path={tmp_path}/en", "language.languages=('en','de')", "paragraphs.min_characters=100"]
+    command = [sys.executable, "-m", "plm_jax.clean", f"--input={write_json(tmp_path / 'a.jsonl.gz', rows)}"]
+    command += [f"--output={tmp_path}/out", "--flavour=multilingual", *(f"--set={change}" for change in changes)]
+    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+    counts = json.loads((tmp_path / "out" / "report.json").read_text())["counts"]
+    found = {
+        path.parent.name: {row["url"] for row in read_rows(path.parent, path.name)}
+        for path in (tmp_path / "out").glob("*/train-*.jsonl.gz")
+    }
+    assert found["en"] == {"http://en.org"} and found["und"] == {"http://und.org"} and set(found) == {"en", "de", "und"}
+    assert found["de"] < {"http://de.org", "http://twice.org"}
+    expected = {"few_paragraphs": 1, "bad_word": 1, "other_language": 1, "line_elsewhere": 3, "nothing_new": 1}
+    assert {name: counts[name]["number"] for name in expected} == expected
+
+
+@pytest.fixture
+def bucket():
+    yield "memory://bucket/clean"
+    fsspec.filesystem("memory").store.clear()
+
+
+@pytest.mark.parametrize("flavour", ["realnewslike", "webtextlike"])
+def test_pages_of_a_list_only(flavour, tmp_path, bucket):
+    """The second into a bucket, in which an earlier run was stopped."""
+    rng = random.Random(3)
+    urls = ["http://www.news.org/a/", "http://sport.news.org/b", "http://other.org/c", "https://news.org/d?utm_s=1"]
+    shared = " ".join(sentence(rng) for _ in range(3))
+    rows = [{"url": url, "text": f"{shared}\n" + "\n".join(sentence(rng) for _ in range(4))} for url in urls]
+    (tmp_path / "domains.json").write_text('{"news.org": ["", "blog"]}')
+    (tmp_path / "urls.txt").write_text("https://news.org/a\nhttp://other.org/c/\nhttp://nowhere.org\n")
+    listed, output = {
+        "realnewslike": ("domains.json", str(tmp_path / "out")),
+        "webtextlike": ("urls.txt", bucket),
+    }[flavour]
+    if output == bucket:
+        for name in (".unfinished", "train-99999.jsonl.gz"):
+            storage.write(f"{bucket}/{name}", b"")
+    rule = settings.resolve(flavour, [f"pages.path={tmp_path / listed}", "badwords=None", "duplicates.kind=spans"])
+    job.clean([write_json(tmp_path / "a.jsonl.gz", rows)], output, rule, show_progress=False)
+    counts = json.loads(storage.read(f"{output}/report.json"))["counts"]
+    lines = [gzip.decompress(storage.read(path)).splitlines() for path in storage.glob(f"{output}/train-*")]
+    texts = {row["url"]: row["text"] for row in (json.loads(line) for each in lines for line in each)}
+    found = set(texts)
+    assert counts["span_elsewhere"]["number"] == 3 and sum(shared in text for text in texts.values()) == 1
+    if flavour == "realnewslike":
+        assert found == {urls[0], urls[3]}
+        assert counts["other_domain"]["number"] == counts["other_subdomain"]["number"] == 1
+    else:
+        assert found == {urls[0], urls[2]} and counts["unlisted_url"]["number"] == 2
+        assert {"manifest.json", "report.md", "report.svg"} < set(storage.names(bucket))
+        assert ".unfinished" not in storage.names(bucket)
+
+
+def test_an_output_that_holds_something_else_is_left_alone(tmp_path):
+    path = write_json(tmp_path / "a.jsonl", [{"text": "x"}])
+    (tmp_path / "manifest.json").write_text('{"identity": "of a cache"}')
+    with pytest.raises(UserError, match=r"holds other files, such as a\.jsonl"):
+        job.clean([path], str(tmp_path), settings.resolve("en.noclean"), show_progress=False)
+    for output in (path, f"{path}/"):
+        with pytest.raises(UserError, match=r"a\.jsonl/? is a file"):
+            job.clean([path], output, settings.resolve("en.noclean"), show_progress=False)
+    (tmp_path / "manifest.json").write_text('{"identity": "of an earlier run", "inputs": []}')
+    with pytest.raises(UserError, match=r"holds the input .*a\.jsonl"):
+        job.clean([path], str(tmp_path), settings.resolve("en.noclean"), show_progress=False)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["a.jsonl", "manifest.json"]
+    assert pathlib.Path(path).stat().st_size
+
+
+def test_an_output_may_be_a_link_to_a_folder(tmp_path):
+    path = write_json(
+        tmp_path / "a.jsonl.gz",
+        [{"text": "A page of some length to keep.", "url": f"http://a.org/{n}"} for n in range(9)],
+    )
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    job.clean([path], str(tmp_path / "link"), settings.resolve("en.noclean"), show_progress=False)
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "real" / "manifest.json").exists()
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["a.jsonl.gz", "link", "real"]
+
+
+def test_inputs_in_the_output_are_found_by_whatever_name(tmp_path, bucket):
+    (tmp_path / "real" / "clean").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("real")
+    (tmp_path / "crawl").symlink_to("real/clean")
+    names = {
+        f"{tmp_path}/real/clean": [f"{tmp_path}/link/clean", f"{tmp_path}/crawl", f"file://{tmp_path}/link/clean"],
+        bucket: ["memory:///bucket/clean", f"{bucket}/"],
+    }
+    for folder, outputs in names.items():
+        files = {"manifest.json": b'{"inputs": []}', "train-00000.jsonl": b'{"text": "x"}\n'}
+        for name, data in files.items():
+            storage.write(f"{folder}/{name}", data)
+        for output in outputs:
+            with pytest.raises(UserError, match=r"holds the input .*train-00000\.jsonl: give --output a new folder"):
+                job.clean([f"{folder}/train-*"], output, settings.resolve("en.noclean"), show_progress=False)
+        with pytest.raises(UserError, match="holds the input"):
+            job.clean([f"{outputs[0]}/train-*"], folder, settings.resolve("en.noclean"), show_progress=False)
+        assert {name: storage.read(f"{folder}/{name}") for name in storage.names(folder)} == files
+
+
+def test_a_bucket_is_emptied_only_when_there_is_a_runner_and_first_of_its_manifest(tmp_path, bucket, monkeypatch):
+    path, rule = write_json(tmp_path / "a.jsonl.gz", [{"text": "x"}]), settings.resolve("en.noclean")
+    before = {"manifest.json": b'{"inputs": []}', "a.gz": b"", "train-00000.jsonl.gz": b"rows"}
+    for name, data in before.items():
+        storage.write(f"{bucket}/{name}", data)
+    with pytest.raises(UserError, match="Nowhere"):
+        job.clean([path], bucket, rule, ["--runner=Nowhere"], show_progress=False)
+    assert {name: storage.read(f"{bucket}/{name}") for name in storage.names(bucket)} == before
+
+    def stop(path):
+        removed.append(path)
+        raise KeyboardInterrupt
+
+    removed = []
+    monkeypatch.setattr(storage, "remove", stop)
+    with pytest.raises(KeyboardInterrupt):
+        job.clean([path], bucket, rule, show_progress=False)
+    assert removed == [f"{bucket}/manifest.json"] and ".unfinished" in storage.names(bucket)
+
+
+@pytest.mark.parametrize("options", [[], ["--direct_num_workers=2"]])
+def test_what_a_worker_cannot_read_is_a_mistake(options, tmp_path, monkeypatch):
+    gone = {f"{tmp_path}/gone.jsonl": job.crawl.File("gone.jsonl", 0, "")}
+    monkeypatch.setattr(job.crawl, "files", lambda patterns: gone)
+    with pytest.raises(UserError) as raised:
+        job.clean(["x"], str(tmp_path / "out"), settings.resolve("en.noclean"), options, show_progress=False)
+    assert str(raised.value) == f"cannot read {tmp_path}/gone.jsonl: No such file or directory"
+
+
+def test_workers_that_share_no_folder_are_a_mistake(tmp_path, monkeypatch):
+    monkeypatch.setattr(job, "_run", lambda *_: None)
+    path = write_json(tmp_path / "a.jsonl.gz", [{"text": "x"}])
+    with pytest.raises(UserError, match=r"the workers left nothing in .*: give an --output that they share"):
+        job.clean([path], str(tmp_path / "out"), settings.resolve("en.noclean"), show_progress=False)
+
+
+def test_of_equal_copies_the_same_one_stays_in_whatever_order_they_come(tmp_path):
+    rng = random.Random(4)
+    texts = [" ".join(sentence(rng) for _ in range(3)) for _ in range(4)]
+    schemes = ("http://", "https://www.")
+    rows = [{"url": f"{scheme}a.org/{i}", "text": texts[i]} for i in range(4) for scheme in schemes]
+    rule = settings.resolve("en.noclean", ["language=None"])
+    for name, ordered in {"a": rows, "b": rows[::-1]}.items():
+        counts = clean([write_json(tmp_path / f"{name}.jsonl.gz", ordered)], tmp_path / name, rule)
+        assert counts["older_copy"]["number"] == 4
+    assert bytes_of(tmp_path / "a") == bytes_of(tmp_path / "b")
+
+
+def test_pages_without_a_url_are_told_apart_by_their_folders(tmp_path):
+    rng = random.Random(5)
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        rows = [{"text": " ".join(sentence(rng) for _ in range(3))} for _ in range(3)]
+        (tmp_path / folder / "part-0.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + "no JSON\n")
+    rule = settings.resolve("en.noclean", ["language=None", "badwords=None", "validation_one_in=1000000"])
+    counts = clean([f"{tmp_path}/?/*"], tmp_path / "out", rule)
+    found = {row["url"] for row in read_rows(tmp_path / "out", "train-*")}
+    assert found == {f"{folder}/part-0.jsonl:{line}" for folder in ("a", "b") for line in (1, 2, 3)}
+    assert "older_copy" not in counts
+    quarantined = {row["file"] for row in read_rows(tmp_path / "out", "quarantine/*")}
+    assert quarantined == {"a/part-0.jsonl", "b/part-0.jsonl"}
+
+
+def test_planted_near_duplicates_are_found_at_the_rate_of_the_curve(tmp_path):
+    """Pairs that share `same` of their words in a row, and so all but four of as many 5-grams."""
+    rng, pairs, words = random.Random(6), 150, 104
+    rule = settings.resolve(
+        "en.noclean", ["language=None", "near_duplicates.kind=minhash", "validation_one_in=1000000"]
+    )
+    rows, expected = [], {}
+    for same in (84, 92):
+        similarity = (same - 4) / (2 * (words - 4) - (same - 4))
+        expected[same] = 1 - (1 - similarity**rule.near_duplicates.rows) ** rule.near_duplicates.bands
+        for i in range(pairs):
+            shared = [f"w{rng.randrange(10**9)}" for _ in range(same)]
+            for copy in "ab":
+                own = [f"w{rng.randrange(10**9)}" for _ in range(words - same)]
+                rows.append({"url": f"http://{same}.org/{i}{copy}", "text": " ".join(shared + own)})
+    clean([write_json(tmp_path / "a.jsonl.gz", rows)], tmp_path / "out", rule)
+    left = [row["url"] for row in read_rows(tmp_path / "out", "train-*")]
+    for same, rate in expected.items():
+        found = 2 - sum(url.startswith(f"http://{same}.") for url in left) / pairs
+        assert 0.3 < rate < 0.95 and abs(found - rate) < 4 * (rate * (1 - rate) / pairs) ** 0.5
+
+
+def test_without_shards_files_follow_the_size_of_the_crawl(tmp_path, monkeypatch):
+    rng = random.Random(7)
+    rows = [{"url": f"http://a.org/{i}", "text": sentence(rng)} for i in range(60)]
+    path = write_json(tmp_path / "a.jsonl.gz", rows)
+    rule = settings.resolve("en.noclean", ["language=None", "validation_one_in=4"])
+    clean([path], tmp_path / "one", rule)
+    assert list(bytes_of(tmp_path / "one")) == ["train-00000.jsonl.gz", "validation-00000.jsonl.gz"]
+    monkeypatch.setattr(job, "_SHARD_BYTES", pathlib.Path(path).stat().st_size // 8 + 1)
+    clean([path], tmp_path / "many", rule)
+    names = [f"train-{i:05d}.jsonl.gz" for i in range(8)] + [f"validation-{i:05d}.jsonl.gz" for i in range(2)]
+    assert list(bytes_of(tmp_path / "many")) == names
+    for split in ("train", "validation"):
+        found = [sorted(row["url"] for row in read_rows(tmp_path / name, f"{split}-*")) for name in ("one", "many")]
+        assert found[0] == found[1]
+
+
+def test_nothing_takes_the_place_of_an_earlier_output_when_no_page_passes(tmp_path, capsys):
+    path, output = write_json(tmp_path / "a.jsonl.gz", [{"text": "One two three."}]), tmp_path / "out"
+    rule = settings.resolve("en.noclean", ["language=None", "validation_one_in=1000000"])
+    clean([path], output, rule)
+    before = bytes_of(output)
+    strict = settings.resolve("en.noclean", ["language=None", "max_characters=2"])
+    for _ in range(2):
+        capsys.readouterr()
+        with pytest.raises(UserError, match="no page for training passed"):
+            job.clean([path], str(output), strict, show_progress=False)
+        assert "| length | pages | more than 2 characters | 1 | 14 |" in capsys.readouterr().out
+        assert bytes_of(output) == before and sorted(each.name for each in tmp_path.iterdir()) == ["a.jsonl.gz", "out"]
+
+
+@pytest.mark.parametrize("shards, runs", [(2, 1), (1, 2)])
+def test_of_two_runs_at_once_one_waits_for_the_other(shards, runs, tmp_path, monkeypatch):
+    rng = random.Random(8)
+    rows = [{"url": f"http://a.org/{i}", "text": sentence(rng)} for i in range(20)]
+    path, output = write_json(tmp_path / "a.jsonl.gz", rows), tmp_path / "new" / "out"
+    changes = ["language=None", "validation_one_in=1000000"]
+    rules = [settings.resolve("en.noclean", [*changes, f"shards={number}"]) for number in (2, shards)]
+    run, waiting, begun, both_run = job._run, [], [], threading.Event()
+
+    def run_beside_another(*arguments):
+        begun.append(arguments)
+        if len(begun) == 1:
+            waiting.append(thread.submit(job.clean, [path], str(output), rules[1], show_progress=False))
+            assert not both_run.wait(1)
+        both_run.set()
+        run(*arguments)
+
+    monkeypatch.setattr(job, "_run", run_beside_another)
+    with futures.ThreadPoolExecutor(1) as thread:
+        clean([path], output, rules[0])
+        waiting[0].result()
+    assert len(begun) == runs
+    assert list(bytes_of(output)) == [f"train-{i:05d}.jsonl.gz" for i in range(shards)]
+    assert sorted(row["url"] for row in read_rows(output, "train-*")) == sorted(row["url"] for row in rows)
+    assert [each.name for each in (tmp_path / "new").iterdir()] == ["out"]
+
+
+def test_a_crawl_without_pages_is_a_mistake(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text("no JSON\n")
+    with pytest.raises(UserError, match=r"no page in .*a.jsonl can be read"):
+        job.clean([str(path)], str(tmp_path / "out"), settings.resolve("en.noclean"), show_progress=False)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["a.jsonl"]

@@ -1,0 +1,346 @@
+"""Every rule against C4's own code, on pages at and around its threshold, and against worked examples."""
+
+import collections
+import hashlib
+import pathlib
+import random
+import subprocess
+import sys
+
+import pytest
+
+from plm_jax.cleaning import punkt, rules, settings
+from plm_jax.cleaning.pages import Page, Tally, normalize_url, url_hash
+from plm_jax.common.errors import UserError
+from tests.cleaning.crawls import sentence
+
+ROOT = pathlib.Path(__file__).parents[3]
+
+# Their name of a reason → ours.
+REASONS = {
+    "line-filtered:too_long_word": "long_word",
+    "line-filtered:no_endmark": "no_end_mark",
+    "line-filtered:too_short": "few_words",
+    "line-filtered:javascript": "script",
+    "line-filtered:policy": "policy",
+    "filtered:loremipsum": "placeholder",
+    "filtered:squigglybracket": "code",
+    "filtered:too_few_sentences": "few_sentences",
+}
+ODD_LINES = (
+    "a" * 1000 + " is a word of a thousand letters.",
+    "a" * 1001 + " is a word of more letters than that.",
+    "   A line with white space around it, which counts not.  ",
+    "A line that ends in no mark at all",
+    "A line that ends in an ellipsis, which is no end...",
+    "A line that ends in the one-character ellipsis…",
+    "Does this line end in a question mark?",
+    "How this line ends in an exclamation!",
+    'He said that "this line ends in a quotation."',
+    "He said that this ends in a curly quotation.”",
+    "Four words are few.",
+    "Five words are enough here.",
+    "Four words  and\tspaces.",
+    "[1] Three words [2].",
+    "This one cites something.[12]",
+    "This one cites something. [3]",
+    "This one wants a source[citation needed]. One may change it.[edit]",
+    "Lorem ipsum dolor sit amet, consectetur adipiscing elit.",
+    "This one has lorem[1] ipsum once its citation is gone.",
+    "lorem ipsum without a mark at its end",
+    "Please turn on JavaScript so that this page can be seen.",
+    "JavaScript and lorem ipsum stand side by side in here.",
+    "JavaScript may be { like this } where it says so.",
+    "function f(a) { return a + 10 } and then a mark.",
+    "{ one two three four five",
+    "Read our Terms of Use before you go on, please.",
+    "Read our PRIVACY POLICY before you go on, please.",
+    "A cookie policy, { too, is in this line here.",
+    "This site uses cookies as all sites do now.",
+    "We make use of cookies as all sites do now.",
+    "We use cookies as all sites do now, sir.",
+    "A line with a vertical\x0btab in it has two lines.",
+    "A line with a\u2028separator of lines has two as well.",
+    "Dr. Roberts met Mr. Smith of the U.S. Navy at noon.",
+    "He came. He saw. He wrote it all down in a book.",
+    "Is it so?! It is. (Or so they say.) And that is all.",
+    "",
+    "   ",
+    "İstanbul'da kışlar ılık ve yağışlı geçer, ΣΊΣΥΦΟΣ.",
+)
+
+
+def pages(number: int) -> list[Page]:
+    """Pages of up to six lines, plain ones and odd ones."""
+    rng = random.Random(0)
+    made = []
+    for i in range(number):
+        lines = [
+            rng.choice(ODD_LINES) if rng.random() < 0.5 else " ".join(sentence(rng) for _ in range(rng.randint(1, 2)))
+            for _ in range(rng.randint(1, 6))
+        ]
+        made.append(Page(f"http://site{i}.org/", rng.choice(["\n", "\n", "\r\n", "\n\n"]).join(lines)))
+    return made
+
+
+def tallied(rule, page: Page) -> tuple[Page | None, dict[str, int]]:
+    tally = Tally()
+    return rule(page, tally), {reason: count.number for reason, count in tally.items()}
+
+
+def test_lines_are_cleaned_as_c4_cleans_them(c4):
+    rule, clean = rules.CleanLines(settings.CleanLines()), c4.get_clean_page_fn()
+    seen, kept = collections.Counter(), 0
+    for page in pages(600):
+        theirs = collections.Counter()
+        found = list(clean(c4.PageFeatures(text=page.text), counter_inc_fn=lambda name, t=theirs: t.update([name])))
+        ours, reasons = tallied(rule, page)
+        assert (ours.text if ours else None) == (found[0].text if found else None), page.text
+        assert reasons == {REASONS[name]: n for name, n in theirs.items() if name in REASONS}, page.text
+        seen.update(reasons)
+        kept += ours is not None
+    assert seen.keys() == set(REASONS.values()) and min(seen.values()) > 10, seen
+    assert 100 < kept < 500
+
+
+@pytest.mark.parametrize(
+    "line, reason",
+    [
+        ("b" * 1001 + " and some words more.", "long_word"),
+        ("This line has no end", "no_end_mark"),
+        ("This line trails off into nothing...", "no_end_mark"),
+        ("Only four words here.", "few_words"),
+        ("Enable JavaScript in your browser, please.", "script"),
+        ("Here is our cookie policy for you.", "policy"),
+        ("Here stands Lorem Ipsum and no more.", "placeholder"),
+        ("if (x) { this is code and more.", "code"),
+        ("These five words are left.", None),
+        ("a" * 1000 + " and some words more.", None),
+        ("This cites something of weight[12].", None),
+    ],
+)
+def test_a_line_goes_for_its_reason(line, reason):
+    good = "The first line is long enough.\nThe second line is long enough.\nThe third line is long enough."
+    page, reasons = tallied(rules.CleanLines(settings.CleanLines()), Page("u", f"{good}\n{line}"))
+    assert reasons == ({reason: 1} if reason else {})
+    if reason in ("placeholder", "code"):
+        assert page is None
+    else:
+        assert page.text == good + ("" if reason else "\n" + line.replace("[12]", ""))
+
+
+def test_marks_are_looked_for_as_written_and_phrases_in_any_case():
+    marked = rules.CleanLines(settings.CleanLines(min_sentences=1, code_marks=("CDATA",), script_phrases=("JScript",)))
+    text = "This line here has CDATA in it."
+    assert tallied(marked, Page("u", text)) == (None, {"code": 1})
+    assert tallied(marked, Page("u", text.lower())) == (Page("u", text.lower()), {})
+    page, reasons = tallied(marked, Page("u", "This line here has jscript in it.\nThis line here has none of it."))
+    assert (page.text, reasons) == ("This line here has none of it.", {"script": 1})
+
+
+def test_thresholds_are_settings():
+    text = "Two words.\nAnd a Mr. Smith; one more sentence, then."
+    strict = rules.CleanLines(settings.CleanLines())
+    lax = rules.CleanLines(settings.CleanLines(min_words=2, min_sentences=2, end_marks=(".", ";")))
+    assert tallied(strict, Page("u", text)) == (None, {"few_words": 1, "few_sentences": 1})
+    assert tallied(lax, Page("u", text)) == (Page("u", text), {})
+
+
+@pytest.mark.parametrize(
+    "text, number",
+    [
+        ("He came. He saw.", 2),
+        ("Dr. Roberts met Mr. Smith.", 1),
+        ("It looks like three...but is really one.", 1),
+        ("Is it so?! It is. (Or so they say.) The end.", 4),
+        ("The U.S. Navy came at noon. However, it left.", 2),
+    ],
+)
+def test_sentences_are_punkts(text, number):
+    assert len(punkt.split(text)) == number
+    assert punkt.has_sentences([text], number) and not punkt.has_sentences([text], number + 1)
+
+
+def test_punkt_does_not_grow_with_what_it_reads():
+    before = len(punkt.english()._params.ortho_context)
+    punkt.split("Xyzzy. Plugh. Frotz Qwertz. Zork came.")
+    assert len(punkt.english()._params.ortho_context) == before
+
+
+@pytest.mark.parametrize("length", [189_999, 190_000, 190_001])
+def test_pages_may_be_so_long(c4, length):
+    page = Page("u", "x" * length)
+    kept, reasons = tallied(rules.MaxCharacters(190_000), page)
+    assert (kept is not None) == c4.is_valid_length(c4.PageFeatures(text=page.text)) == (length <= 190_000)
+    assert reasons == ({} if kept else {"too_long": 1})
+
+
+@pytest.mark.parametrize("lengths", [(200, 200, 200), (200, 200, 199), (200, 200), (5, 300, 0, 200, 200), ()])
+def test_pages_need_paragraphs(c4, lengths):
+    page = Page("u", "\n".join("x" * n for n in lengths))
+    kept, _ = tallied(rules.HasParagraphs(settings.Paragraphs()), page)
+    assert (kept is not None) == c4.paragraph_filter(c4.PageFeatures(text=page.text))
+    assert (kept is not None) == (sum(n >= 200 for n in lengths) >= 3)
+
+
+URLS = (
+    "http://www.bbc.co.uk/news/1/",
+    "https://bbc.co.uk/news?utm_source=x&a=b",
+    "https://sport.bbc.co.uk/?ref=9",
+    "http://example.com/a?feed=rss",
+    "http://blog.example.com/a?b=c",
+    "https://other.org//",
+    "http://www.www.example.com/http://www.x.y/",
+    "ftp://example.com",
+)
+
+
+@pytest.mark.parametrize("url", URLS)
+def test_sites_and_urls_are_told_as_c4_tells_them(c4, url, monkeypatch):
+    import tldextract
+
+    assert normalize_url(url) == c4.normalize_url(url)
+    page = Page(url, "x")
+    theirs = c4.PageFeatures(url=url, normalized_url=normalize_url(url))
+    hashed = []
+    c4.get_hashed_url_filter_fn(hashed.append)(theirs)
+    assert hashed == [url_hash(page)]
+    # Theirs fetches the list of public suffixes.
+    offline = tldextract.TLDExtract(cache_dir=None, suffix_list_urls=())
+    monkeypatch.setattr(tldextract, "extract", offline)
+    domains = {"bbc.co.uk": ["", "news"], "example.com": True}
+    kept, _ = tallied(rules.InDomains(domains), page)
+    assert (kept is not None) == c4.is_realnews_domain(theirs, domains)
+
+
+def test_sites_are_those_listed():
+    rule = rules.InDomains({"bbc.co.uk": ["", "news"], "example.com": True})
+    found = [tallied(rule, Page(url, "x"))[1] for url in URLS[:6]]
+    assert found == [{}, {}, {"other_subdomain": 1}, {}, {}, {"other_domain": 1}]
+
+
+WORDS = {"en": {"darn", "heck", "what the", "f*g", "ne'er"}, "ja": {"バカ"}, "fr": {"zut"}}
+BAD_TEXTS = [
+    ("en", "Well, darn it."),
+    ("en", "He darned socks all day, heckling."),
+    ("en", "DARN"),
+    ("en", "darn_it is one word"),
+    ("en", "so what the, he said"),
+    ("en", "so what\nthe, he said"),
+    ("en", "say f*g now, f*ging no"),
+    ("en", "of*g"),
+    ("en", "ne'er do well"),
+    ("en", "a line\nheck\nanother"),
+    ("en", "zut alors"),
+    ("en-Latn", "oh heck"),
+    ("ja", "あのバカもの"),
+    ("fr", "zut alors"),
+    ("fr", "azut"),
+    ("de", "darn heck zut"),
+]
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.999, 0.5])
+def test_bad_words_are_found_as_c4_finds_them(c4, fraction):
+    rule, theirs = rules.NoBadWords(WORDS, fraction), c4.get_badwords_filter_fn(WORDS, fraction)
+    dropped = 0
+    for i in range(40):
+        for language, text in BAD_TEXTS:
+            page = Page(f"http://site{i}.org/", text, language=language)
+            features = c4.PageFeatures(text=text, normalized_url=f"site{i}.org", language=language)
+            kept, reasons = tallied(rule, page)
+            assert (kept is not None) == theirs(features), (page, fraction)
+            assert reasons == ({} if kept else {"bad_word": 1})
+            dropped += kept is None
+    bad = 40 * 9
+    assert abs(dropped - fraction * bad) <= (0 if fraction == 1 else 120)
+
+
+def test_bad_words_stand_between_other_characters():
+    rule = rules.NoBadWords(WORDS, 1.0)
+    found = [tallied(rule, Page("u", text, language=language))[0] is None for language, text in BAD_TEXTS]
+    assert found == [
+        True,
+        False,
+        True,
+        False,
+        True,
+        False,
+        True,
+        False,
+        True,
+        True,
+        False,
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+TEXTS = {
+    "en": "The teacher of the village crossed the river every winter and remembered the letters of the captain.",
+    "de": "Die Lehrerin aus dem Dorf ging jeden Winter über den Fluss und dachte an die Briefe des Kapitäns zurück.",
+    "fr": "La maîtresse du village traversait la rivière chaque hiver et se souvenait des lettres du capitaine absent.",
+    "ru": "Учительница из деревни каждую зиму переходила реку и вспоминала письма старого капитана дальнего плавания.",
+    "zh": "村里的老师每年冬天都要过河，她常常想起船长的来信，讲的都是海上的故事，孩子们都喜欢听她念。",
+    "mixed": "The teacher Die Lehrerin La maîtresse of aus dem du village Dorf village crossed ging the Fluss",
+    "short": "Hello there.",
+    "digits": "1234 5678 9012 3456 7890",
+    "empty": " ",
+}
+
+
+def test_languages_are_told_as_c4_tells_them(c4):
+    rule = rules.Langdetect(settings.Langdetect())
+    for name, text in TEXTS.items():
+        theirs = [found.language for found in c4.detect_english(c4.PageFeatures(text=text))]
+        kept, reasons = tallied(rule, Page("u", text))
+        assert ([kept.language] if kept else []) == theirs, name
+        if name != "short":
+            expected = {"en": set(), "de": {"other_language"}, "empty": {"unsure_language"}}
+            assert set(reasons) == expected.get(name, set(reasons)) and (kept is not None) == (name == "en"), name
+
+
+def test_many_languages_are_told_as_c4_tells_them():
+    """In a process of its own, as CLD3 and TensorFlow do not get along in one."""
+    code = "from tests.cleaning import test_rules; test_rules.compare_many_languages()"
+    finished = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+
+
+def compare_many_languages() -> None:
+    from tensorflow_datasets.text import c4_utils
+
+    class Pages:
+        """Takes the function that theirs would apply to pages."""
+
+        def __or__(self, applied):
+            return applied.fn
+
+    kept_languages = ("en", "de", "zh")
+    theirs = c4_utils.detect_languages(Pages(), kept_languages)
+    theirs.start_bundle()
+    rule = rules.Cld3(settings.Cld3(languages=kept_languages))
+    found = {}
+    for name, text in TEXTS.items():
+        expected = [page.language for page in theirs.process(c4_utils.PageFeatures(text=text))]
+        kept, _ = tallied(rule, Page("u", text))
+        found[name] = kept.language if kept else None
+        assert ([kept.language] if kept else []) == expected, name
+    assert found["en"] == "en" and found["de"] == "de" and found["zh"] == "zh"
+    assert found["fr"] is None and found["short"] == found["empty"] == "und"
+
+
+def test_cld3_refuses_to_crash_beside_tensorflow(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorflow", object())
+    with pytest.raises(UserError, match="by itself"):
+        rules.Cld3(settings.Cld3())
+
+
+def test_validation_is_one_page_in_a_thousand_by_the_hash():
+    chosen = sum(url_hash(Page(f"http://site.org/{i}", "x")) % 1000 == 0 for i in range(50_000))
+    assert abs(chosen - 50) < 4 * 50**0.5
+    expected = int(hashlib.md5(b"site.org/7").hexdigest(), 16)
+    assert url_hash(Page("https://www.site.org/7/", "x")) == expected

@@ -1,0 +1,102 @@
+"""The flavours are C4's, every threshold can be set, and what cannot be is one clear line."""
+
+import pytest
+
+from plm_jax.cleaning import lists, settings
+from plm_jax.common.errors import UserError
+
+LISTS = ["badwords.path=x", "pages.path=y"]
+
+
+def test_flavours_are_those_of_tfds():
+    c4 = pytest.importorskip("tensorflow_datasets.text.c4")
+    theirs = {each.name: each for each in c4.C4.BUILDER_CONFIGS}
+    assert set(theirs) == set(settings.FLAVOURS)
+    for name, rule in settings.FLAVOURS.items():
+        their = theirs[name]
+        assert their.clean == (rule.lines is not None)
+        assert their.dedupe == (rule.duplicates is not None)
+        assert their.paragraph_filter == (rule.paragraphs is not None)
+        assert their.badwords_filter_fraction == (rule.badwords.fraction if rule.badwords else 0)
+        assert their.realnewslike == isinstance(rule.pages, settings.Domains)
+        assert their.webtextlike == isinstance(rule.pages, settings.Urls)
+        languages = ["en"] if isinstance(rule.language, settings.Langdetect) else list(rule.language.languages)
+        assert their.languages == languages
+
+
+def test_thresholds_are_the_published_ones():
+    english, many = settings.FLAVOURS["en"], settings.FLAVOURS["multilingual"]
+    lines = english.lines
+    assert (english.max_characters, english.validation_one_in) == (190_000, 1000)
+    assert (lines.max_word_characters, lines.min_words, lines.min_sentences) == (1000, 5, 3)
+    assert lines.end_marks == (".", "?", "!", '"') and len(lines.policy_phrases) == 6
+    assert english.duplicates == settings.DuplicateLines(3) and english.language == settings.Langdetect("en", 0.99)
+    assert many.paragraphs == settings.Paragraphs(3, 200) and many.duplicates.min_sentences == 0
+    assert (many.language.min_probability, many.language.min_bytes, many.language.max_bytes) == (0.95, 100, 10_000)
+
+
+def test_settings_can_be_changed():
+    changes = ["lines.min_words=4", "duplicates.kind=spans", "duplicates.span=2", "language.min_probability=1"]
+    rule = settings.resolve(
+        "en", [*changes, "badwords=None", "near_duplicates.kind=minhash", "near_duplicates.bands=20"]
+    )
+    assert rule.lines.min_words == 4 and rule.duplicates == settings.DuplicateSpans(2)
+    assert rule.language == settings.Langdetect("en", 1.0) and rule.badwords is None
+    assert rule.near_duplicates == settings.MinHash(bands=20)
+    fields_first = ["duplicates.min_sentences=0", "duplicates.span=2", "duplicates.kind=spans"]
+    assert settings.resolve("en", [*fields_first, "badwords=None"]).duplicates == settings.DuplicateSpans(2, 0)
+    assert settings.resolve("en.noclean", ["lines.kind=c4", "lines.end_marks=('.',)"]).lines.end_marks == (".",)
+
+
+@pytest.mark.parametrize(
+    "flavour, changes, says",
+    [
+        ("english", [], r"no flavour 'english': .*en"),
+        ("en", [], "--set=badwords.path=FILE"),
+        ("realnewslike", ["badwords=None"], "--set=pages.path=FILE"),
+        ("webtextlike", ["badwords=None"], "--set=pages.path=FILE"),
+        ("en", [*LISTS[:1], "lines.min_word=4"], r"no field settings.lines.min_word: did you mean 'min_words'"),
+        ("en", [*LISTS[:1], "lines.min_words=four"], "settings.lines.min_words is 'four': give an integer"),
+        ("en", [*LISTS[:1], "lines.min_words"], "sets nothing"),
+        ("en", [*LISTS[:1], "shard=4"], "no field settings.shard: did you mean 'shards'"),
+        ("en", [*LISTS[:1], "shards=0"], "settings.shards is 0: give at least 1"),
+        ("en", [*LISTS[:1], "validation_one_in=1"], "settings.validation_one_in is 1: give at least 2"),
+        ("en", [*LISTS[:1], "lines.min_words=-1"], "settings.lines.min_words is -1"),
+        ("en", [*LISTS[:1], "language.min_probability=99.0"], "language.min_probability is 99.0: .* from 0 to 1"),
+        ("en", [*LISTS[:1], "near_duplicates.bands=3"], "near_duplicates.kind too"),
+        ("en", [*LISTS[:1], "kind=minhash"], "--set=kind=minhash names no section: .*near_duplicates.kind=minhash"),
+        ("en", [*LISTS[:1], "duplicates.kind=words"], "settings.duplicates.kind is 'words'"),
+        ("en", [*LISTS[:1], "language=None"], "bad words are listed by language"),
+        ("en.noclean", ["near_duplicates.kind=minhash", "near_duplicates.rows=0"], "near_duplicates.rows is 0"),
+    ],
+)
+def test_mistakes_are_told(flavour, changes, says):
+    with pytest.raises(UserError, match=says) as raised:
+        settings.resolve(flavour, changes)
+    assert "\n" not in str(raised.value)
+
+
+def test_lists_are_read_and_their_mistakes_told(tmp_path):
+    (tmp_path / "en").write_text("darn\n\nheck \n")
+    (tmp_path / "fr").write_text("zut\n")
+    (tmp_path / "fr-CA-u-sd-caqc").write_text("tabarnak\n")
+    (tmp_path / "zh").write_text("性\n坏\n")
+    (tmp_path / "README.md").write_text("words\n")
+    (tmp_path / "urls.txt").write_text("http://a.org\n")
+    found = lists.load(
+        settings.resolve("webtextlike", [f"badwords.path={tmp_path}/[efRz]*", f"pages.path={tmp_path}/u*"])
+    )
+    assert found.badwords == {"en": {"darn", "heck"}, "fr": {"zut", "tabarnak"}, "zh": {"坏"}}
+    assert found.url_files == [str(tmp_path / "urls.txt")] and found.domains == {}
+
+    def load(flavour, *changes):
+        return lists.load(settings.resolve(flavour, changes))
+
+    with pytest.raises(UserError, match=r"there is no file at .*nothing: mend settings.badwords.path"):
+        load("en", f"badwords.path={tmp_path}/nothing")
+    with pytest.raises(UserError, match="has no words for en: name each file by its language"):
+        load("en", f"badwords.path={tmp_path}/fr")
+    with pytest.raises(UserError, match="no JSON object of domains"):
+        load("realnewslike", "badwords=None", f"pages.path={tmp_path}/urls.txt")
+    with pytest.raises(UserError, match=r"mend settings.pages.path"):
+        load("webtextlike", "badwords=None", f"pages.path={tmp_path}/nothing")

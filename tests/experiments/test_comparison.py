@@ -1,0 +1,100 @@
+import numpy as np
+import pytest
+
+from plm_jax.experiments import comparison
+
+
+def result(name, error=None, minutes=1.0, **metrics):
+    """What `comparison.table` takes of a run; `a__b` stands for a/b."""
+    metrics = {key.replace("__", "/"): value for key, value in metrics.items()}
+    return {"name": name, "error": error, "minutes": minutes, "metrics": metrics}
+
+
+def cells(table):
+    """The table's lines after the head, as lists."""
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+
+
+def test_what_has_a_trivial_predictor_stands_beside_it():
+    metrics = {
+        "a__loss": 5.0,
+        "a__real_loss": 4.5,
+        "a__unigram_loss": 5.25,
+        "a__pair_accuracy": 0.75,
+        "a__pair_constant_accuracy": 0.5,
+        "a__discriminator_auc": 0.625,
+    }
+    assert cells(comparison.table([result("one", **metrics)])) == [
+        ["one", "a/real_loss", "4.500", "5.250", "0.750", "", "1", "1.0"],
+        ["one", "a/pair_accuracy", "0.750", "0.500", "0.250", "", "1", "1.0"],
+        ["one", "a/discriminator_auc", "0.625", "0.500", "0.125", "", "1", "1.0"],
+    ]
+
+
+def test_a_worse_model_is_better_by_less_than_nothing():
+    ((*_, gain, _, _, _),) = cells(comparison.table([result("one", a__real_loss=6.0, a__unigram_loss=5.5)]))
+    assert gain == "-0.500"
+
+
+def test_answers_are_judged_by_the_most_frequent_one():
+    metrics = {"qa__examples": 90.0, "qa__accuracy": 0.75, "qa__f1": 0.5, "qa__most_frequent_accuracy": 0.25}
+    assert cells(comparison.table([result("one", **metrics)])) == [
+        ["one", "qa/accuracy", "0.750", "0.250", "0.500", "", "1", "1.0"]
+    ]
+
+
+def test_a_task_without_a_trivial_predictor_shows_all_it_has():
+    table = comparison.table([result("one", glue_cola__matthews=12.5, glue_cola__count=1043.0)])
+    assert [row[1:4] for row in cells(table)] == [
+        ["glue_cola/matthews", "12.500", ""],
+        ["glue_cola/count", "1,043.000", ""],
+    ]
+
+
+def test_seeds_are_one_row_with_their_spread():
+    losses = [4.0, 4.25, 5.0]
+    seeds = [result("one", minutes=i, a__real_loss=x, a__unigram_loss=5.0 + i) for i, x in enumerate(losses)]
+    (row,) = cells(comparison.table(seeds))
+    gains = 5.0 + np.arange(3) - losses
+    assert row[2] == f"{np.mean(losses):.3f} ± {np.std(losses, ddof=1):.3f}"
+    assert row[4] == f"{gains.mean():.3f} ± {gains.std(ddof=1):.3f}"
+    assert row[6:] == ["3", "1.0"]
+
+
+# The limits, in standard errors, are the 99 % points of Student's t with 1 to 4 degrees of freedom. The gains have a
+# sample standard deviation of 1.
+@pytest.mark.parametrize(
+    ("spread", "errors"),
+    [
+        ([-(0.5**0.5), 0.5**0.5], 31.821),
+        ([-1, 0, 1], 6.965),
+        ([-(0.75**0.5), -(0.75**0.5), 0.75**0.5, 0.75**0.5], 4.541),
+        ([-1, -1, 0, 1, 1], 3.747),
+    ],
+)
+def test_a_gain_is_told_from_the_noise_of_the_seeds(spread, errors):
+    limit = errors / len(spread) ** 0.5
+    for mean, said in ((limit - 0.001, "no"), (limit + 0.001, "yes"), (-limit - 1, "no")):
+        gains = [mean + x for x in spread]
+        (row,) = cells(comparison.table([result("one", a__real_loss=9.0 - x, a__unigram_loss=9.0) for x in gains]))
+        assert row[5] == said
+
+
+def test_no_gain_is_not_beyond_the_noise():
+    # One of them is 1 - x, so they differ by rounding.
+    same = {"a__pair_accuracy": 1 - 0.242, "a__pair_constant_accuracy": 0.758 - 2e-16}
+    (row,) = cells(comparison.table([result("one", **same)] * 3))
+    assert row[4:6] == ["0.000 ± 0.000", "no"]
+
+
+def test_a_failure_has_a_row_and_the_other_seeds_theirs():
+    one = {"a__real_loss": 4.0, "a__unigram_loss": 5.0}
+    table = comparison.table([result("one", **one), result("one", error="out | of memory"), result("two", **one)])
+    assert "out \\| of memory" in table
+    rows = cells(table.replace("\\|", "/"))
+    assert [(row[0], row[1]) for row in rows] == [
+        ("one", "failed: out / of memory"),
+        ("one", "a/real_loss"),
+        ("two", "a/real_loss"),
+    ]
+    assert rows[1][6] == "1"

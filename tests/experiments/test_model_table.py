@@ -1,0 +1,74 @@
+"""The table of published models, and that the README has it."""
+
+import pathlib
+from dataclasses import replace
+
+import pytest
+
+from plm_jax import config
+from plm_jax.common.errors import UserError
+from plm_jax.experiments import model_table
+from plm_jax.models import settings
+
+README = pathlib.Path(__file__).parents[2] / "README.md"
+CONFIG = """
+from plm_jax import config, objectives
+from plm_jax.models import settings
+PUBLISHED = {"one": (20, "20"), "two": (21, "21")}
+SOURCE = "somewhere"
+def get_config(size):
+    model = settings.Decoder(
+        embedding=settings.Embedding(7, 4), feed_forward=settings.FeedForward(8), stack=settings.Stack(1),
+        attention=settings.Attention(2, 2, settings.LearnedPositions(16), bias=size == "one"),
+    )
+    phases = (config.Phase(until=0.5, length=8), config.Phase(until=0.75), config.Phase(until=1.0, batch_size=2000))
+    return config.to_config_dict(config.Run(
+        model=model, objective=objectives.Causal(), vocabulary=config.Vocabulary("bytes"),
+        data=config.Data(cache_dir="c", length=16, sources={"a": config.TextFiles("a")}),
+        optimizer=config.Lamb(), schedule=config.Schedule("cosine", 1.5e-4),
+        train=config.Train(steps=4000, batch_size=10, phases=phases),
+    ))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "small.py").write_text(CONFIG)
+    (tmp_path / "demo.py").write_text("raise_no_error = 1\n")
+    (tmp_path / "notes.txt").write_text("")
+    return str(tmp_path)
+
+
+def test_the_readme_has_the_table_that_report_prints(verb):
+    printed = verb("report", "--model_table")
+    assert printed.status == 0, printed.err
+    assert len(printed.out.splitlines()) > 20
+    assert f"\n\n{printed.out}\n" in README.read_text(), "put what `plm_jax.report --model_table` prints there"
+
+
+def test_a_row_says_size_recipe_and_source(folder):
+    lines = model_table.table(model_table.entries(folder)).splitlines()
+    # Embeddings, positions, attention with its biases, feed-forward, three norms.
+    count = 7 * 4 + 16 * 4 + 4 * (16 + 4) + 4 * 8 + 8 + 8 * 4 + 4 + 3 * 8
+    recipe = "causal | 10 → 2,000 × 8 → 16 × 4,000 | Lamb 0.00015, cosine"
+    assert lines[2:] == [
+        f"| `small.py:one` | {count} | 20 | {recipe} | GPT-2 | somewhere |",
+        f"| `small.py:two` | {count - 16} | 21 | {recipe} | – | somewhere |",
+    ]
+    assert {line.count("|") for line in lines} == {len(model_table.COLUMNS) + 1}
+
+
+def test_sentence_pairs_are_said(folder):
+    entry = model_table.entries(folder)[0]
+    run = replace(entry.run, data=replace(entry.run.data, layout=config.SentencePairs()))
+    assert "| causal, sentence_pairs |" in model_table.table([replace(entry, run=run)])
+
+
+def test_tied_weights_count_once(folder):
+    model = model_table.entries(folder)[0].run.model
+    assert model_table.count(replace(model, head=settings.Head(tied=False))) == model_table.count(model) + 7 * 4
+
+
+def test_without_configs_there_is_no_zoo(tmp_path):
+    with pytest.raises(UserError, match=r"there is no .*configs: take the configs"):
+        model_table.entries(str(tmp_path / "configs"))

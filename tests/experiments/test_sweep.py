@@ -1,0 +1,374 @@
+"""Sweeps: which runs a file describes, that they are trained, evaluated and left alone, and what is said of them."""
+
+import collections
+import dataclasses
+import functools
+import json
+import pathlib
+import re
+import shutil
+import types
+
+import jax
+import pytest
+
+from plm_jax import config, objectives
+from plm_jax.common.errors import UserError
+from plm_jax.data.reader import blank_batch
+from plm_jax.experiments import sweep
+from plm_jax.experiments.comparison import table
+from plm_jax.models import registry
+from tests.training import tiny as tiny_config
+
+DEMO = pathlib.Path(__file__).parents[2] / "configs" / "ablations" / "objectives_demo.py"
+SWEEP = """
+from plm_jax import config
+
+base = "{base}"
+
+def overrides():
+    yield "bad", {{"train.steps": 2, "train.init_from": "nowhere"}}
+    yield "good", {{"train.steps": {steps}, "evaluation": config.Evaluation(batch_size=8)}}
+    {more}
+"""
+
+
+def write(folder, base, steps=2, more="") -> str:
+    """A sweep's file over `tiny.py`."""
+    path = folder / "sweep.py"
+    path.write_text(SWEEP.format(base=base, steps=steps, more=more))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def swept(tiny, verb, tmp_path_factory):
+    """A sweep of a run that fails and one that does not: its folder, and how the verb ended."""
+    folder = tmp_path_factory.mktemp("sweep")
+    path = write(folder, tiny / "tiny.py")
+    return folder, verb("sweep", f"--sweep={path}", f"--workdir={folder / 'runs'}")
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The verbs that a sweep in this process calls, without calling them: all fail."""
+    found = []
+
+    def call(verb, *flags):
+        found.append((verb, pathlib.Path(flags[-1]).name))
+        raise UserError("no more")
+
+    monkeypatch.setattr(sweep, "_call", call)
+    return found
+
+
+class Verbs:
+    """Stands for the verbs: each takes a minute, leaves what a sweep looks for, and is noted; some fail.
+
+    Attributes:
+      calls: the verb and the run of each call so far.
+      failing: those that fail, and leave nothing.
+    """
+
+    def __init__(self):
+        self.calls, self.failing, self._now = [], set(), 0.0
+
+    def time(self) -> float:
+        return self._now
+
+    def call(self, verb, *flags):
+        self._now += 60
+        workdir = pathlib.Path(flags[-1].partition("=")[2])
+        self.calls.append((verb, workdir.name))
+        if self.calls[-1] in self.failing:
+            raise UserError("no more")
+        steps = json.loads((workdir / "config.json").read_text())["config"]["train"]["steps"]
+        if verb == "pretrain":
+            (workdir / "checkpoints" / str(steps)).mkdir(parents=True, exist_ok=True)
+        else:
+            log(workdir, step=steps, **{"a/real_loss": 4.0, "a/unigram_loss": 5.0, "b/loss": 3.0})
+
+
+@pytest.fixture
+def verbs(monkeypatch):
+    found = Verbs()
+    monkeypatch.setattr(sweep, "_call", found.call)
+    monkeypatch.setattr(sweep, "time", types.SimpleNamespace(time=found.time, monotonic=found.time))
+    return found
+
+
+@pytest.fixture
+def warm(tiny, tmp_path):
+    """A sweep's file with a run that begins with the weights of another, `warm` with those of `good`."""
+    return write(tmp_path, tiny / "tiny.py", more='yield "warm", {"train.init_from": "good"}')
+
+
+def log(workdir, **row):
+    """Adds a row to a run's evaluation.jsonl."""
+    with open(workdir / "evaluation.jsonl", "a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def test_a_failure_is_reported_and_stops_no_other(swept):
+    folder, finished = swept
+    assert finished.status == 2
+    # What the runs say is heard, an error too.
+    of_run, error = finished.errors
+    assert error.startswith("error: 1 of 2 runs failed (bad: ") and of_run.removeprefix("error: ") in error
+    assert "nowhere does not exist" in of_run
+    assert "== 2/2 good finished" in finished.err
+    bad, good = json.loads((folder / "runs" / "sweep.json").read_text())
+    assert (bad["name"], good["name"]) == ("bad", "good")
+    assert (bad["error"], good["error"]) == (of_run.removeprefix("error: "), None)
+    assert good["overrides"]["evaluation"]["batch_size"] == 8
+    (row,) = map(json.loads, (folder / "runs" / "good" / "evaluation.jsonl").read_text().splitlines())
+    assert row["step"] == 2
+    assert good["metrics"] == {key: value for key, value in row.items() if key != "step"}
+    made = (folder / "runs" / "table.md").read_text()
+    assert made == table([bad, good])
+    assert finished.out.endswith(made)
+    assert "| bad | failed: " in made
+
+
+def test_run_again_only_what_failed_is_tried(swept, calls, capsys):
+    folder, _ = swept
+    before = (folder / "runs" / "good" / "config.json").read_text()
+    with pytest.raises(UserError, match=r"1 of 2 runs failed \(bad: no more\)"):
+        sweep.run(str(folder / "sweep.py"), str(folder / "runs"))
+    assert calls == [("pretrain", "bad")]
+    said = capsys.readouterr()
+    assert "2 runs, 1 of them finished before" in said.err
+    assert "| good | a/real_loss |" in said.out
+    assert (folder / "runs" / "good" / "config.json").read_text() == before
+
+
+def test_another_config_in_the_place_of_a_run_is_told_and_left(swept, calls, tiny, tmp_path):
+    folder, _ = swept
+    path = write(tmp_path, tiny / "tiny.py", steps=3)
+    with pytest.raises(UserError, match=r"holds a run of another config \(train.steps was 2 and is 3\): delete it"):
+        sweep.run(path, str(folder / "runs"))
+    assert ("pretrain", "good") not in calls
+    assert json.loads((folder / "runs" / "good" / "config.json").read_text())["config"]["train"]["steps"] == 2
+
+
+def test_a_run_without_its_evaluation_is_not_finished(swept, calls, tmp_path):
+    folder, _ = swept
+    _, member = sweep.members(str(folder / "sweep.py"), str(folder / "runs"))
+    assert sweep._is_finished(member)
+    log = pathlib.Path(member.workdir) / "evaluation.jsonl"
+    rows = log.read_text()
+    log.write_text(rows.replace('"step": 2', '"step": 1'))
+    assert not sweep._is_finished(member)
+    log.write_text(rows)
+
+
+def test_what_else_was_evaluated_is_not_in_the_table(swept):
+    folder, _ = swept
+    _, member = sweep.members(str(folder / "sweep.py"), str(folder / "runs"))
+    evaluated = pathlib.Path(member.workdir) / "evaluation.jsonl"
+    rows, before = evaluated.read_text(), sweep._metrics(member)
+    assert {"a/real_loss", "b/real_loss"} <= before.keys() and "step" not in before
+    log(evaluated.parent, step=2, **{"a:train/real_loss": 0.0})
+    log(evaluated.parent, step=1, **{"a/real_loss": 0.0})
+    assert sweep._metrics(member) == before
+    # A source without any figure is yet to be evaluated.
+    evaluated.write_text("")
+    log(evaluated.parent, step=2, **{"a/real_loss": 0.0})
+    assert not sweep._is_finished(member)
+    evaluated.write_text(rows)
+
+
+def test_a_run_waits_for_the_one_whose_weights_it_takes(verbs, warm, tmp_path):
+    verbs.failing = {("evaluate", "good")}
+    for _ in range(2):  # Trained but not evaluated, it is not finished either.
+        with pytest.raises(UserError, match=r"2 of 3 runs failed \(good: no more; warm: waits for good\)"):
+            sweep.run(warm, str(tmp_path))
+    assert not (tmp_path / "warm").exists()
+    verbs.failing = set()
+    sweep.run(warm, str(tmp_path))
+    assert verbs.calls[-2:] == [("pretrain", "warm"), ("evaluate", "warm")]
+
+
+def test_minutes_are_those_of_all_attempts(verbs, warm, tmp_path):
+    verbs.failing = {("evaluate", "good")}
+    with pytest.raises(UserError):
+        sweep.run(warm, str(tmp_path))
+    verbs.failing = set()
+    sweep.run(warm, str(tmp_path))
+    results = json.loads((tmp_path / "sweep.json").read_text())
+    assert {result["name"]: result["minutes"] for result in results} == {"bad": 2.0, "good": 4.0, "warm": 2.0}
+
+
+def test_a_run_of_weights_that_are_no_more_is_told_and_left(verbs, warm, tmp_path, capsys):
+    sweep.run(warm, str(tmp_path))
+    shutil.rmtree(tmp_path / "good")
+    with pytest.raises(UserError, match=r"warm began with weights of good, which was trained anew since: delete it"):
+        sweep.run(warm, str(tmp_path))
+    assert collections.Counter(verbs.calls)["pretrain", "good"] == 2
+    assert collections.Counter(verbs.calls)["pretrain", "warm"] == 1
+    shutil.rmtree(tmp_path / "warm")
+    sweep.run(warm, str(tmp_path))
+    capsys.readouterr()
+    sweep.run(warm, str(tmp_path))
+    assert "3 runs, 3 of them finished before" in capsys.readouterr().err
+
+
+def test_runs_of_weights_that_are_refused_are_not_in_the_table(verbs, tiny, tmp_path, capsys):
+    more = 'yield "warm", {"train.init_from": "good"}; yield "warmer", {"train.init_from": "warm"}'
+    sweep.run(write(tmp_path, tiny / "tiny.py", more=more), str(tmp_path))
+    before = len(verbs.calls)
+    capsys.readouterr()
+    with pytest.raises(UserError, match=r"3 of 4 runs failed \(good: .*another config.*warm: waits .*warmer: waits"):
+        sweep.run(write(tmp_path, tiny / "tiny.py", steps=3, more=more), str(tmp_path))
+    assert len(verbs.calls) == before and "| warm | a/" not in capsys.readouterr().out
+
+
+def test_what_is_reached_is_told_after_each_run(verbs, warm, tmp_path, monkeypatch):
+    tables = []
+
+    def call(verb, *flags):
+        tables.append((tmp_path / "table.md").read_text())
+        verbs.call(verb, *flags)
+
+    monkeypatch.setattr(sweep, "_call", call)
+    sweep.run(warm, str(tmp_path))
+    assert "| good | not run yet" in tables[2] and "| warm | not run yet" in tables[4]
+    assert "| bad | a/real_loss | 4.000" in tables[2] and "| good | a/real_loss | 4.000" in tables[4]
+    assert not re.search("failed|not run", (tmp_path / "table.md").read_text())
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_anything_runs(verbs, warm, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"cannot write .*file .*: give another --workdir"):
+        sweep.run(warm, str(tmp_path / "file"))
+    assert not verbs.calls
+
+
+def test_what_failed_at_once_may_be_mended(verbs, tiny, tmp_path):
+    verbs.failing = {("pretrain", "good")}
+    with pytest.raises(UserError, match="good: no more"):
+        sweep.run(write(tmp_path, tiny / "tiny.py", steps=2), str(tmp_path))
+    verbs.failing = set()
+    sweep.run(write(tmp_path, tiny / "tiny.py", steps=3), str(tmp_path))
+    assert (tmp_path / "good" / "checkpoints" / "3").exists()
+
+
+@pytest.mark.parametrize("name", ["evaluation.jsonl", "attempts.json"])
+def test_a_damaged_file_stops_its_own_run_alone(verbs, warm, tmp_path, name, capsys):
+    sweep.run(warm, str(tmp_path))
+    shutil.rmtree(tmp_path / "warm")
+    (tmp_path / "bad" / name).write_text("{\n")
+    capsys.readouterr()
+    with pytest.raises(UserError, match=f"1 of 3 runs failed .*{name}.* is damaged"):
+        sweep.run(warm, str(tmp_path))
+    assert verbs.calls[-1] == ("evaluate", "warm")
+    assert "| warm | a/real_loss | 4.000 | 5.000 | 1.000 |" in capsys.readouterr().out
+
+
+def test_a_run_directory_is_a_config(swept):
+    folder, _ = swept
+    _, member = sweep.members(str(folder / "sweep.py"), str(folder / "runs"))
+    assert config.from_dict(sweep.get_config(member.workdir)) == member.run
+
+
+def test_mistakes_on_the_command_line_are_one_line(verb, tmp_path):
+    sweep_file = f"--sweep={tmp_path}/none.py"
+    for flags, said in (
+        (["--launcher=slurm", sweep_file, f"--workdir={tmp_path}"], "--launcher=slurm"),
+        ([sweep_file], "--workdir is missing"),
+        ([sweep_file, f"--workdir={tmp_path}", "--seeds=0,one"], "--seeds is 0,one: give integers"),
+    ):
+        finished = verb("sweep", *flags)
+        assert finished.status == 2
+        (error,) = finished.errors
+        assert said in error
+
+
+def test_seeds_have_directories_of_their_own(tiny, tmp_path):
+    path = write(tmp_path, tiny / "tiny.py", more='yield "warm", {"train.init_from": "good"}')
+    found = sweep.members(path, str(tmp_path), (1, 5))
+    # The config's own seed is 1.
+    names = ["bad", "good", "warm", "bad-seed5", "good-seed5", "warm-seed5"]
+    assert [pathlib.Path(member.workdir).name for member in found] == names
+    assert [member.run.train.seed for member in found] == [1, 1, 1, 5, 5, 5]
+    assert [member.name for member in found] == ["bad", "good", "warm"] * 2
+    # An earlier run of the same seed; other paths are those of the base.
+    assert [found[i].run.train.init_from for i in (2, 5)] == [found[1].workdir, found[4].workdir]
+    assert found[0].run.train.init_from == str(tiny / "nowhere")
+    assert found[0].run.data.cache_dir == str(tiny / "cache")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ('yield "a", {"train.stepz": 1}', "run 'a' of .*: there is no field config.train.stepz: did you mean 'steps'"),
+        ('yield "a", {"trane.steps": 1}', "there is no field config.trane: did you mean 'train'"),
+        ('yield "a", {"train.steps.x": 1}', "there is no field config.train.steps.x: it is in no section"),
+        ('yield "a", {"train.steps": "one"}', "config.train.steps is 'one': give an integer"),
+        ('yield "a/b", {}', "a run 'a/b': give another name"),
+        ('yield "table.md", {}', "a run 'table.md': give another name"),
+        ('yield "a"', "yields 'a': give a name and a dictionary of changes"),
+        ('yield "a", {}; yield "a", {}', "two runs 'a'"),
+        ("yield from ()", "has no run"),
+        ('yield "a", {', r"sweep.py:3: SyntaxError: '{' was never closed"),
+        ("yield rate", r"sweep.py:3: NameError: name 'rate' is not defined"),
+    ],
+)
+def test_a_mistake_in_the_file_is_one_line(tiny, tmp_path, overrides, said):
+    path = tmp_path / "sweep.py"
+    path.write_text(f'base = "{tiny}/tiny.py:plain"\ndef overrides():\n    {overrides}\n')
+    with pytest.raises(UserError, match=said):
+        sweep.members(str(path), str(tmp_path))
+
+
+def test_a_file_of_something_else_is_told(tiny, tmp_path):
+    with pytest.raises(UserError, match="there is no such file"):
+        sweep.members(str(tmp_path / "none.py"), str(tmp_path))
+    with pytest.raises(UserError, match="has no `base`"):
+        sweep.members(str(tiny / "tiny.py"), str(tmp_path))
+    (tmp_path / "base.py").write_text("base = 3\noverrides = []\n")
+    with pytest.raises(UserError, match="a `base` that is no path"):
+        sweep.members(str(tmp_path / "base.py"), str(tmp_path))
+    with pytest.raises(UserError, match="give each seed once"):
+        sweep.members(write(tmp_path, tiny / "tiny.py"), str(tmp_path), (2, 2))
+
+
+def test_a_section_may_come_from_another_run(tiny, tmp_path):
+    path = tmp_path / "sweep.py"
+    path.write_text(
+        f'import runpy\nbase = "{tiny}/tiny.py:plain"\nRUNS = runpy.run_path("{tiny}/tiny.py")["RUNS"]\n'
+        'def overrides():\n    yield "electra", {**vars(RUNS["electra"]), "train.steps": 9}\n'
+    )
+    (member,) = sweep.members(str(path), str(tmp_path))
+    assert member.run.model == tiny_config.ELECTRA and member.run.train.steps == 9
+
+
+def test_the_demo_has_every_objective_in_runs_that_fit():
+    found = sweep.members(str(DEMO), "/runs", (0, 1, 2))
+    assert {member.run.objective.kind for member in found} == set(objectives.KINDS)
+    noises = {run.objective.noise.kind for run in (m.run for m in found) if run.objective.kind == "denoising"}
+    assert noises == {"infilling", "masking", "deletion", "none"}
+    tasks = {member.run.data.layout.task for member in found if member.run.data.layout.kind == "sentence_pairs"}
+    assert tasks == {"next_sentence", "sentence_order"}
+    assert {member.name for member in found if config.has_examples(member.run)} == {"t5_tasks"}
+    for member in found[: len(found) // 3]:
+        batch = blank_batch(member.run, member.run.data.length)
+        assert all(len(leaf) == 1 for leaf in batch.values())
+
+
+def test_what_the_demo_takes_of_other_runs_fits():
+    found = {member.workdir: member for member in sweep.members(str(DEMO), "/runs")}
+    families = {member.name for member in found.values() if not member.run.train.init_from}
+    assert families == {"bert", "next_sentence", "sentence_order", "gpt2", "elmo", "t5", "bart", "glm"}
+
+    @functools.cache
+    def shapes(model):
+        leaves = jax.tree_util.tree_leaves_with_path(registry.shapes(model))
+        return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape for path, leaf in leaves}
+
+    for member in (member for member in found.values() if member.parent):
+        model, parent = member.run.model, found[member.parent].run.model
+        if dataclasses.replace(model, dropout=parent.dropout) != parent:
+            patterns = member.run.train.init_names
+            taken = [name for name in shapes(parent) if any(re.fullmatch(p, name) for p in patterns)]
+            own = {name: shape for name, shape in shapes(model).items() if name in taken}
+            assert own and own == {name: shapes(parent)[name] for name in own}, member.name

@@ -1,0 +1,206 @@
+"""Blanks in prompts: how they are read, and what fills them."""
+
+import dataclasses
+import string
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as settings_of_test
+from hypothesis import strategies as st
+
+from plm_jax import config, objectives
+from plm_jax.common.errors import UserError
+from plm_jax.inference import blanks
+from plm_jax.inference.language_model import LanguageModel
+from plm_jax.models import registry, settings
+from tests.training import tiny
+
+BYTES = config.Vocabulary("bytes", pad=256, eos=257, cls=258, sep=259, mask=260, sentinels=3)
+SIZE = 264
+SENTINELS = (263, 262, 261)
+PLAIN = settings.Transformer(
+    embedding=settings.Embedding(SIZE + 4, 16),
+    attention=settings.Attention(2, 8, settings.NoPositions()),
+    feed_forward=settings.FeedForward(8),
+    stack=settings.Stack(1),
+)
+TEXT = st.text(string.ascii_letters + "., ", max_size=12)
+
+
+class Characters:
+    """A vocabulary whose token i is the character with code i."""
+
+    vocab_size, eos_id = 128, None
+
+    def encode(self, text):
+        return [ord(character) for character in text]
+
+    def decode(self, tokens):
+        return "".join(map(chr, tokens))
+
+
+def a_run(model, **sections):
+    return dataclasses.replace(tiny.PLAIN, model=model, vocabulary=BYTES, **sections)
+
+
+def of_zeros(model, **changes):
+    """A model that says whatever the bias of its head says, at every position."""
+    params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), registry.shapes(model))
+    return params | changes
+
+
+def masked(scores, **sections):
+    """A masked model whose every position has these logits, {byte: logit}."""
+    fields = {f.name: getattr(PLAIN, f.name) for f in dataclasses.fields(PLAIN)}
+    model = settings.Encoder(**fields, head=settings.Head(bias=True))
+    bias = np.zeros(SIZE + 4, np.float32)
+    for token, score in scores.items():
+        bias[token if isinstance(token, int) else ord(token)] = score
+    ids = {"cls_token_id": 258, "sep_token_id": 259, "mask_token_id": 260, "sentinels": 3}
+    return LanguageModel(
+        model,
+        of_zeros(model, head_bias=bias),
+        run=a_run(model, objective=objectives.MaskedLM(), **sections),
+        vocabulary_spec="bytes",
+        special_ids=ids,
+    )
+
+
+@given(st.lists(TEXT, min_size=1, max_size=5), st.data())
+def test_a_prompt_is_its_parts_between_the_marks(parts, data):
+    marks = {"<a>": 500, "[MASK]": 501}
+    drawn = [data.draw(st.sampled_from(sorted(marks))) for _ in parts[1:]]
+    text = parts[0] + "".join(mark + part for mark, part in zip(drawn, parts[1:], strict=True))
+    tokens = blanks.encode(Characters(), text, marks)
+    assert [token for token in tokens if token >= 500] == [marks[mark] for mark in drawn]
+    shown = "".join({500: "<a>", 501: "[MASK]"}.get(token) or chr(token) for token in tokens)
+    before = [part.rstrip() for part in parts[:-1]]
+    assert shown == "".join(part + mark for part, mark in zip(before, drawn, strict=True)) + parts[-1]
+
+
+@settings_of_test(max_examples=50)
+@given(st.integers(2, 60), st.integers(0, 10**6))
+def test_the_targets_of_span_corruption_fill_its_blanks(length, seed):
+    """Corrupted with the objective and filled with its own targets, a text is back."""
+    rng = np.random.default_rng(seed)
+    sentinels = tuple(range(199, 149, -1))
+    corrupt = objectives.get("span_corruption", objectives.Special(pad=0, eos=1, sentinels=sentinels, vocab_size=200))
+    tokens = rng.integers(2, 150, length)
+    made = corrupt({"tokens": tokens}, rng)
+    inputs, targets = made["tokens"][made["mask"] > 0][:-1], made["targets"][made["target_weights"] > 0][:-1]
+    assert blanks.fill_spans(inputs.tolist(), targets.tolist(), sentinels) == tokens.tolist()
+
+
+def test_a_span_that_was_not_answered_stays_a_blank():
+    assert blanks.fill_spans([5, 99, 6, 98, 7], [1, 99, 2, 3, 97, 4], (99, 98, 97)) == [5, 2, 3, 6, 98, 7]
+
+
+def test_sentinels_are_counted_from_the_top():
+    assert blanks.sentinels_of("a <extra_id_0> b <extra_id_2>", SENTINELS) == {"<extra_id_0>": 263, "<extra_id_2>": 261}
+    with pytest.raises(UserError, match="has <extra_id_3>, the vocabulary 3 sentinels"):
+        blanks.sentinels_of("<extra_id_3>", SENTINELS)
+
+
+def test_each_mask_takes_the_most_probable_token_and_the_candidates_add_up():
+    lm = masked({"x": 9.0, "y": 8.0, SIZE + 1: 99.0})  # The last is beyond the vocabulary.
+    first, second = lm.fill(["a[MASK]b[MASK]", "long [MASK] text"], top_k=SIZE)
+    assert (first.text, second.text) == ("axbx", "longx text")
+    assert [len(first.candidates), len(second.candidates)] == [2, 1]
+    for of_mask in (*first.candidates, *second.candidates):
+        total = np.exp(9) + np.exp(8) + SIZE - 2
+        assert [candidate.text for candidate in of_mask[:2]] == ["x", "y"]
+        got = [candidate.probability for candidate in of_mask]
+        np.testing.assert_allclose(got[:3], [np.exp(9) / total, np.exp(8) / total, 1 / total], rtol=1e-4)
+        np.testing.assert_allclose(sum(got), 1, rtol=1e-5)
+    assert len(lm.fill("[MASK]", top_k=2)[0].candidates[0]) == 2
+    assert lm.generate(["a[MASK]b[MASK]"]) == [first.text]
+
+
+def test_masks_among_ids_are_filled_with_the_vocabulary_s_ids_or_all():
+    lm = masked({"x": 9.0, SIZE + 1: 99.0})
+    x, beyond, prompts = ord("x"), SIZE + 1, [[258, 260, 97, 260], [260, 98]]
+    assert lm.generate(prompts) == [[258, x, 97, x], [x, 98]]
+    lm = LanguageModel(lm.config, lm.params, special_ids=lm.special_ids)
+    assert lm.generate(prompts) == [[258, beyond, 97, beyond], [beyond, 98]]
+    with pytest.raises(UserError, match=r"a prompt has no id of a mask: .* \(the model's is 260\)"):
+        lm.generate([[260], [97]])
+    with pytest.raises(UserError, match=r"\(the model has none\)"):
+        LanguageModel(lm.config, lm.params).generate([[260]])
+
+
+def test_a_masked_model_sees_the_frame_that_it_was_trained_with(monkeypatch):
+    seen = []
+    logits = LanguageModel.logits
+
+    def spy(self, tokens, mask=None):
+        seen.append((tokens.tolist(), mask.tolist()))
+        return logits(self, tokens, mask)
+
+    monkeypatch.setattr(LanguageModel, "logits", spy)
+    pairs = dataclasses.replace(tiny.PLAIN.data, layout=config.SentencePairs())
+    masked({}, data=pairs).fill(["[MASK]!", "[MASK]"])
+    masked({}).fill("[MASK]!")
+    assert seen == [
+        ([[258, 260, 33, 259], [258, 260, 259, 0]], [[1] * 4, [1, 1, 1, 0]]),
+        ([[260, 33]], [[1, 1]]),
+    ]
+
+
+def test_where_nothing_frames_a_text_alone_the_tokens_that_begin_and_end_it_do(monkeypatch):
+    """RoBERTa's way, whose mask is written `<mask>`."""
+    seen = []
+    logits = LanguageModel.logits
+    monkeypatch.setattr(
+        LanguageModel, "logits", lambda self, tokens, mask: seen.append(tokens.tolist()) or logits(self, tokens, mask)
+    )
+    lm = masked({"x": 9.0}, data=dataclasses.replace(tiny.PLAIN.data, layout=config.SentencePairs()))
+    lm.special_ids = {"bos_token_id": 258, "eos_token_id": 259, "mask_token_id": 260}
+    assert [filled.text for filled in lm.fill("a<mask>b[MASK]")] == ["axbx"]
+    assert seen == [[[258, 97, 260, 98, 260, 259]]]
+
+
+def a_text_to_text_model():
+    fields = {f.name: getattr(PLAIN, f.name) for f in dataclasses.fields(PLAIN)}
+    model = settings.EncoderDecoder(
+        **fields, decoder_stack=settings.Stack(1), head=settings.Head(tied=False, bias=False)
+    )
+    return model, of_zeros(model)
+
+
+def test_a_model_of_spans_puts_its_answer_into_the_blanks():
+    """A decoder whose blocks add nothing, and whose head maps each token's embedding to the next of the answer."""
+    answer = [263, ord("p"), ord("q"), 262, ord("r"), 257]
+    model, params = a_text_to_text_model()
+    codes = np.random.default_rng(0).normal(size=(SIZE + 4, 16)).astype(np.float32)
+    codes -= codes.mean(-1, keepdims=True)
+    codes /= codes.std(-1, keepdims=True)
+    params["token_embedding"] = codes
+    params["decoder"]["final_norm"]["scale"] += 1
+    for token, successor in zip([256, *answer], answer, strict=False):
+        params["head"][successor] = codes[token]
+    ids = {"pad_token_id": 256, "eos_token_id": 257, "sentinels": 3}
+    run = a_run(model, objective=objectives.SpanCorruption())
+    lm = LanguageModel(model, params, run=run, vocabulary_spec="bytes", special_ids=ids)
+    assert lm.generate(["a <extra_id_0> b <extra_id_1>.", "<extra_id_2>c"]) == ["apq br.", "<extra_id_2> c"]
+    assert lm.generate("no blank") == ["<extra_id_0> pq <extra_id_1> r"]
+    with pytest.raises(UserError, match="has <extra_id_3>"):
+        lm.generate("<extra_id_3>")
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda lm: lm.fill("no blank"), r"there is no \[MASK\] in 'no blank'"),
+        (lambda lm: lm.fill("[MASK]", top_k=0), "top_k is 0"),
+        (lambda lm: lm.generate("[MASK]", num_beams=2), "leave out temperature, top_k, top_p and num_beams"),
+        (lambda lm: lm.generate("[MASK]", temperature=1.0), "leave out temperature"),
+        (lambda lm: lm.generate("[MASK]", top_k=3), "leave out temperature"),
+        (lambda lm: lm.special_ids.pop("mask_token_id") and lm.fill("[MASK]"), "no mask in its vocabulary"),
+        (lambda lm: LanguageModel(*a_text_to_text_model()).fill("[MASK]"), "is no masked one"),
+    ],
+)
+def test_what_cannot_be_filled_is_said(call, words):
+    with pytest.raises(UserError, match=words):
+        call(masked({}))

@@ -1,0 +1,398 @@
+"""`plm_jax.load` and what it returns."""
+
+import json
+import shutil
+import subprocess
+import sys
+import types
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import plm_jax
+import plm_jax.training
+from plm_jax import config, objectives
+from plm_jax.common.errors import UserError
+from plm_jax.data import vocabularies
+from plm_jax.evaluation import perplexity
+from plm_jax.inference import decoding
+from plm_jax.models import settings
+from plm_jax.training import sources
+from tests import golden
+
+
+class Letters:
+    """A vocabulary whose token i is the letter with code i + 32; like seqio's it stops decoding at its end token."""
+
+    vocab_size, eos_id = 61, 13
+
+    def encode(self, text):
+        return [ord(letter) - 32 for letter in text]
+
+    def decode(self, tokens):
+        tokens = list(tokens)
+        tokens = tokens[: tokens.index(self.eos_id) + 1] if self.eos_id in tokens else tokens
+        return "".join(chr(token + 32) for token in tokens)
+
+
+@pytest.fixture
+def lm():
+    model = plm_jax.load(golden.FOLDER / "gpt2")
+    model.vocabulary = Letters()
+    return model
+
+
+def run_of(model):
+    return config.Run(
+        model=model,
+        objective=objectives.Causal(),
+        data=config.Data(cache_dir="cache", length=8, sources={"a": config.TextFiles("a.txt")}),
+        vocabulary=config.Vocabulary("bpe:/elsewhere/v.json,/elsewhere/m.txt", eos=13, bos=3),
+        optimizer=config.AdamW(),
+        schedule=config.Schedule("constant", 1e-3),
+        train=config.Train(steps=1, batch_size=1),
+    )
+
+
+@pytest.fixture
+def make_workdir(tmp_path, monkeypatch):
+    """Makes a run directory whose checkpoints hold a model."""
+
+    def make(pretrained, run):
+        asked = []
+
+        def load_params(path):
+            asked.append(path)
+            return pretrained.params, run, {"step": 7, "vocabulary_id": "abc"}
+
+        monkeypatch.setattr(
+            plm_jax.training, "checkpoints", types.SimpleNamespace(load_params=load_params, asked=asked), raising=False
+        )
+        (tmp_path / "run" / "checkpoints" / "7").mkdir(parents=True)
+        (tmp_path / "run" / "config.json").write_text(json.dumps({"config": config.to_dict(run)}))
+        return tmp_path / "run"
+
+    return make
+
+
+@pytest.fixture
+def workdir(make_workdir):
+    """A run directory whose checkpoints hold the golden model."""
+    pretrained = plm_jax.load(golden.FOLDER / "gpt2")
+    return make_workdir(pretrained, run_of(pretrained.config))
+
+
+def test_importing_the_package_imports_no_jax():
+    program = "import plm_jax, sys; assert 'jax' not in sys.modules; plm_jax.load; assert 'jax' in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+    with pytest.raises(AttributeError, match="lode"):
+        _ = plm_jax.lode
+
+
+def test_what_a_loaded_model_says_about_itself(lm):
+    assert isinstance(lm, plm_jax.LanguageModel)
+    assert isinstance(lm.config, settings.Decoder) and lm.config.stack.layers == 2
+    assert lm.run is None
+    assert lm.special_ids == {"bos_token_id": 3, "eos_token_id": 13}
+    by_hand = 61 * 24 + 32 * 24 + 2 * (4 * (24 * 24 + 24) + 24 * 40 + 40 + 40 * 24 + 24 + 4 * 24) + 2 * 24
+    assert lm.num_parameters == by_hand
+
+
+def test_the_parameters_apply_to_the_plain_module(lm):
+    tokens = golden.expected("gpt2")["tokens"]
+    np.testing.assert_allclose(lm.model.apply({"params": lm.params}, tokens), lm.logits(tokens), atol=1e-5)
+
+
+def test_no_mask_means_that_all_tokens_are_real(lm):
+    tokens = golden.expected("gpt2")["tokens"]
+    for outputs in (lm.logits, lm.hidden_states):
+        np.testing.assert_array_equal(outputs(tokens), outputs(tokens, np.ones_like(tokens)))
+        assert outputs(tokens.tolist()).dtype == np.float32
+
+
+def test_the_last_hidden_state_is_what_the_head_reads(lm):
+    tokens = golden.expected("gpt2")["tokens"]
+    last = lm.hidden_states(tokens)[-1]
+    np.testing.assert_allclose(last @ lm.params["token_embedding"].T, lm.logits(tokens), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "mask", "words"),
+    [
+        ([1, 2], None, "give \\[batch, length\\]"),
+        ([[1, 2]], [[1]], "mask has shape"),
+        ([[1, 61]], None, "from 0 to 60"),
+        ([[1, -1]], None, "from -1"),
+        ([[1] * 33], None, "33 tokens exceed the model's 32 positions"),
+        ([[1, 2], [1]], None, "tokens have rows of different lengths: pad them"),
+        (np.array([[1, 2], [1]], object), None, "tokens have rows of different lengths: pad them"),
+        ([[1, 2]], [[1], [1, 1]], "mask have rows of different lengths"),
+        ([[1.5]], None, "tokens are no integers"),
+        ([[2**32]], None, "tokens are no integers"),
+        ([["a"]], None, "tokens are no integers"),
+        ([[None]], None, "tokens are no integers"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused(lm, tokens, mask, words):
+    for outputs in (lm.logits, lm.hidden_states):
+        with pytest.raises(UserError, match=words):
+            outputs(tokens, mask)
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "words"),
+    [
+        ("gpt2", {"token_types": [[0]]}, "no token types"),
+        ("gpt2", {"decoder_tokens": [[0]]}, "no encoder-decoder"),
+        ("gpt2", {"decoder_mask": [[1]]}, "decoder_mask is given without decoder_tokens"),
+        ("bert", {"token_types": [[3]]}, "token_types range from 3 to 3: the model's go from 0 to 2"),
+        ("bert", {"token_types": [[0, 0]]}, "token_types has shape"),
+        ("bert", {"tokens": [[1] * 13], "mask": [[1] + [0] * 12]}, "13 tokens exceed the model's 12 positions"),
+        ("t5", {"token_types": [[0]]}, "no token types"),
+        ("t5", {"decoder_tokens": [[37]]}, "decoder_tokens range from 37"),
+        ("t5", {"decoder_tokens": [[1], [1]]}, "different batch sizes"),
+        ("t5", {"decoder_tokens": [[1]], "decoder_mask": [[1, 1]]}, "decoder_mask has shape"),
+        ("bert", {"token_types": [[0], [0, 0]]}, "token_types have rows of different lengths"),
+        ("t5", {"decoder_tokens": [[1], [1, 2]]}, "decoder_tokens have rows of different lengths"),
+        ("t5", {"decoder_tokens": [[1]], "decoder_mask": [[1], [1, 1]]}, "decoder_mask have rows of different lengths"),
+    ],
+)
+def test_inputs_of_another_arrangement_are_refused(name, inputs, words):
+    model = plm_jax.load(golden.FOLDER / name)
+    for outputs in (model.logits, model.hidden_states):
+        with pytest.raises(UserError, match=words):
+            outputs(**{"tokens": [[1]], **inputs})
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "words"),
+    [
+        ("gpt2", "sentence_pair", "no sentence-pair head"),
+        ("t5", "sentence_pair", "no sentence-pair head"),
+        ("t5", None, "give decoder_tokens too"),
+        ("bert", "sentence_pairs", "no head 'sentence_pairs': did you mean 'sentence_pair'"),
+    ],
+)
+def test_heads_that_a_model_lacks_are_refused(name, head, words):
+    with pytest.raises(UserError, match=words):
+        plm_jax.load(golden.FOLDER / name).logits([[1]], head=head)
+
+
+def test_an_encoder_alone_has_hidden_states_but_no_logits():
+    whole = plm_jax.load(golden.FOLDER / "bert")
+    alone = replace(whole.config, head=settings.NoHead(), pooler=settings.NoHead())
+    heads = ("head_bias", "head_transform", "head_norm", "pooler", "classifier")
+    params = {name: value for name, value in whole.params.items() if name not in heads}
+    features = plm_jax.LanguageModel(alone, params)
+    np.testing.assert_allclose(features.hidden_states([[1, 2]]), whole.hidden_states([[1, 2]]), atol=1e-5)
+    for head, words in ((None, "no vocabulary head"), ("sentence_pair", "no sentence-pair head")):
+        with pytest.raises(UserError, match=words):
+            features.logits([[1, 2]], head=head)
+
+
+def test_padding_may_go_beyond_the_positions(lm):
+    tokens, mask = np.ones((1, 40), int), np.arange(40)[None] >= 8
+    np.testing.assert_allclose(lm.logits(tokens, mask)[:, 8:], lm.logits(tokens[:, 8:]), atol=1e-5)
+
+
+def test_text_is_continued(lm):
+    prompts = ["HELLO", "A"]
+    tokens = [lm.vocabulary.encode(prompt) for prompt in prompts]
+    want = decoding.generate(lm.model, lm.params, tokens, max_new_tokens=6, eos_ids=[13])
+    got = lm.generate(prompts, max_new_tokens=6)
+    assert got == [lm.vocabulary.decode(row) for row in want]
+    assert lm.generate("HELLO", max_new_tokens=6) == got[:1]
+
+
+@pytest.mark.parametrize("has_vocabulary", [True, False])
+def test_ids_are_continued_with_ids(lm, has_vocabulary):
+    prompts = [lm.vocabulary.encode(prompt) for prompt in ("HELLO", "A")]
+    want = decoding.generate(lm.model, lm.params, prompts, max_new_tokens=6, eos_ids=[13])
+    if not has_vocabulary:
+        del lm.vocabulary
+    assert lm.generate(prompts, max_new_tokens=6) == want
+    assert lm.generate(np.array(prompts[:1]), max_new_tokens=6) == want[:1]
+    assert lm.generate(prompts[0], max_new_tokens=6) == want[:1]
+    for given, words in [
+        ([prompts[0], "A"], "some prompts are texts and some are ids"),
+        ([[]], "empty prompt"),
+        ([[1, 61]], "a prompt has token 61"),
+        ([[[1]], [[2]]], r"give \[\[1, 2, 3\], …\]"),
+        ([[1.5]], "no integers"),
+    ]:
+        with pytest.raises(UserError, match=words):
+            lm.generate(given, max_new_tokens=6)
+
+
+def test_ids_are_answered_by_an_encoder_decoder_without_a_vocabulary():
+    lm = plm_jax.load(golden.FOLDER / "t5")
+    assert lm.special_ids["eos_token_id"] == 1
+    (answer,) = lm.generate([[5, 6, 7, 1]], max_new_tokens=4)
+    begun = [[lm.special_ids["decoder_start_token_id"], *answer]]
+    best = lm.logits([[5, 6, 7, 1]], decoder_tokens=begun)[0].argmax(axis=-1).tolist()
+    assert best[: len(answer)] == answer and (len(answer) == 4 or best[len(answer)] == 1)
+
+
+def test_beams_reach_the_decoder():
+    lm = plm_jax.load(golden.FOLDER / "gpt2_unusual")
+    lm.vocabulary, want = Letters(), golden.expected("gpt2_unusual")
+    prompt = lm.vocabulary.decode(want["tokens"][0])
+    new = [token for token in want["beam"][0] if token >= 0]
+    assert lm.generate([prompt], max_new_tokens=10, num_beams=3) == [lm.vocabulary.decode(new)]
+
+
+def test_sampling_arguments_reach_the_decoder(lm):
+    first = lm.generate(["HELLO"], max_new_tokens=9, temperature=3.0, seed=1)
+    assert first == lm.generate(["HELLO"], max_new_tokens=9, temperature=3.0, seed=1)
+    assert first != lm.generate(["HELLO"], max_new_tokens=9, temperature=3.0, seed=2)
+    greedy = lm.generate(["HELLO"], max_new_tokens=9)
+    assert greedy == lm.generate(["HELLO"], max_new_tokens=9, temperature=3.0, top_k=1)
+    assert greedy == lm.generate(["HELLO"], max_new_tokens=9, temperature=3.0, top_p=1e-9)
+
+
+def test_an_empty_prompt_starts_from_the_beginning_token_and_else_from_the_end_token(lm):
+    tokens = decoding.generate(lm.model, lm.params, [[3], [13]], max_new_tokens=5, eos_ids=[13])
+    assert lm.generate([""], max_new_tokens=5) == [lm.vocabulary.decode(tokens[0])]
+    del lm.special_ids["bos_token_id"]
+    assert lm.generate([""], max_new_tokens=5) == [lm.vocabulary.decode(tokens[1])]
+
+
+BOS, GMASK, SOP = 3, 20, 21
+
+
+@pytest.mark.parametrize("begin", [("bos",), ("gmask", "sop")])
+def test_prompts_begin_as_the_texts_of_training_did(begin, make_workdir, tmp_path):
+    """In a run and wherever it is saved; also an empty one."""
+    pretrained = plm_jax.load(golden.FOLDER / "gpt2")
+    run = run_of(pretrained.config)
+    vocabulary = replace(run.vocabulary, gmask=GMASK, sop=SOP)
+    run = replace(run, data=replace(run.data, layout=config.Blocks(begin=begin)), vocabulary=vocabulary)
+    workdir = make_workdir(pretrained, run)
+    write_vocabulary(workdir)
+    lm = plm_jax.load(workdir)
+    lm.save(tmp_path / "ours", format="plm_jax")
+    sources.convert(str(tmp_path / "ours"), str(tmp_path / "theirs"), "huggingface")
+    plm_jax.load(tmp_path / "theirs").save(tmp_path / "again", format="plm_jax")
+    first = [getattr(vocabulary, name) for name in begin]
+    letters = Letters()
+    prompts = [[*first, *letters.encode(text)] for text in ("HELLO", "")]
+    want = decoding.generate(lm.model, lm.params, prompts, max_new_tokens=5, eos_ids=[13])
+    for path in (workdir, tmp_path / "ours", tmp_path / "theirs", tmp_path / "again"):
+        lm = plm_jax.load(path)
+        lm.vocabulary = letters
+        assert lm.generate(["HELLO", ""], max_new_tokens=5) == [letters.decode(tokens) for tokens in want]
+
+
+def test_a_run_s_empty_prompt_starts_from_what_it_learnt_from_alone(make_workdir):
+    """Its bos was never fed; without an eos nothing was between its documents either."""
+    pretrained = plm_jax.load(golden.FOLDER / "gpt2")
+    lm = plm_jax.load(make_workdir(pretrained, run_of(pretrained.config)))
+    lm.vocabulary = Letters()
+    (want,) = decoding.generate(lm.model, lm.params, [[13]], max_new_tokens=5, eos_ids=[13])
+    assert lm.generate([""], max_new_tokens=5) == [lm.vocabulary.decode(want)]
+    del lm.special_ids["eos_token_id"]
+    lm.vocabulary.eos_id = None
+    with pytest.raises(UserError, match="starts from no empty prompt: give a first word"):
+        lm.generate([""])
+
+
+def test_an_end_token_within_the_prompt_does_not_hide_the_continuation(lm):
+    assert lm.generate(["A-B"], max_new_tokens=5)[0] == lm.vocabulary.decode(
+        decoding.generate(lm.model, lm.params, [lm.vocabulary.encode("A-B")], max_new_tokens=5, eos_ids=[13])[0]
+    )
+    assert lm.vocabulary.encode("-") == [13]
+
+
+def test_without_a_vocabulary_text_is_refused():
+    with pytest.raises(UserError, match=r"vocab\.json"):
+        plm_jax.load(golden.FOLDER / "gpt2").generate(["a"], max_new_tokens=1)
+
+
+def test_a_run_directory_and_its_checkpoints_load(workdir):
+    tokens = golden.expected("gpt2")["tokens"]
+    want = plm_jax.load(golden.FOLDER / "gpt2").logits(tokens)
+    for path in (workdir, workdir / "checkpoints" / "7"):
+        lm = plm_jax.load(path)
+        assert plm_jax.training.checkpoints.asked.pop() == str(path)
+        np.testing.assert_array_equal(lm.logits(tokens), want)
+        assert lm.run == run_of(lm.config)
+        assert (lm.workdir, lm.step, lm.vocabulary_id) == (str(workdir), 7, "abc")
+        assert lm.special_ids == {"bos_token_id": 3, "eos_token_id": 13}
+
+
+VOCABULARY = {"v.json": "vocab.json", "m.txt": "merges.txt"}
+
+
+def write_vocabulary(workdir):
+    """A vocabulary of special tokens alone."""
+    (workdir / "vocabulary").mkdir()
+    (workdir / "vocabulary" / "v.json").write_text(json.dumps({f"<{i}>": i for i in range(30)}))
+    (workdir / "vocabulary" / "m.txt").write_text("#version: 0.2\n")
+
+
+def test_a_run_s_vocabulary_is_the_one_in_its_directory_and_is_saved_along(workdir, tmp_path):
+    write_vocabulary(workdir)
+    plm_jax.load(workdir / "checkpoints" / "7").save(tmp_path / "saved")
+    for ours, theirs in VOCABULARY.items():
+        assert (tmp_path / "saved" / theirs).read_text() == (workdir / "vocabulary" / ours).read_text()
+    assert plm_jax.load(tmp_path / "saved").special_ids == {"bos_token_id": 3, "eos_token_id": 13}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "upper", "want"),
+    [
+        ("bert", "cased", [], [6, 1]),
+        ("distilbert", "cased", [], [6, 1]),
+        ("electra", "cased", [], [6, 1]),
+        ("bert", "uncased", ["El"], [5, 7]),
+        ("bert", "", [], [5, 7]),
+        ("bert", "", ["El"], [6, 8]),
+    ],
+)
+def test_the_case_of_a_run_s_vocabulary_is_saved_along(name, kind, upper, want, make_workdir, tmp_path):
+    """What the letters of vocab.txt do not tell of a cased vocabulary over text in lower case."""
+    pretrained = plm_jax.load(golden.FOLDER / name)
+    section = config.Vocabulary("wordpiece:/elsewhere/vocab.txt", train_kind=kind, pad=0, unk=1, cls=2, sep=3, mask=4)
+    run = replace(run_of(pretrained.config), vocabulary=section, objective=objectives.MaskedLM())
+    workdir = make_workdir(pretrained, run)
+    (workdir / "vocabulary").mkdir()
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "e", "é", "el", *upper]
+    (workdir / "vocabulary" / "vocab.txt").write_text("\n".join(tokens) + "\n")
+    lm = plm_jax.load(workdir)
+    lm.save(tmp_path / "ours", format="plm_jax")
+    plm_jax.load(tmp_path / "ours").save(tmp_path / "theirs")
+    plm_jax.load(tmp_path / "theirs").save(tmp_path / "again", format="plm_jax")
+    for path in (workdir, *(tmp_path / name for name in ("ours", "theirs", "again"))):
+        assert plm_jax.load(path).vocabulary.encode("é El") == want
+    lower = want == [5, 7]
+    assert json.loads((tmp_path / "theirs" / "tokenizer_config.json").read_text())["do_lower_case"] == lower
+    # A run of the other case has another vocabulary, of the same file.
+    other = replace(lm.vocabulary.specials, train_kind="cased" if lower else "uncased")
+    asked = plm_jax.load(tmp_path / "theirs"), replace(run, vocabulary=other)
+    with pytest.raises(UserError, match="the model has vocabulary"):
+        perplexity.check_vocabulary(*asked, vocabularies.identity(vocabularies.load(other)), "prepare")
+    perplexity.check_vocabulary(*asked, vocabularies.identity(lm.vocabulary), "prepare")
+
+
+def test_a_hugging_face_directory_within_a_run_is_one(workdir):
+    export = shutil.copytree(golden.FOLDER / "gpt2", workdir / "export" / "gpt2")
+    assert plm_jax.load(export).run is None
+
+
+def test_saved_models_load_again(lm, tmp_path):
+    lm.save(tmp_path / "saved")
+    tokens = golden.expected("gpt2")["tokens"]
+    np.testing.assert_array_equal(plm_jax.load(tmp_path / "saved").logits(tokens), lm.logits(tokens))
+    with pytest.raises(UserError, match="did you mean 'huggingface'"):
+        lm.save(tmp_path / "saved", format="hugingface")
+
+
+def test_paths_without_a_model_are_refused(tmp_path):
+    with pytest.raises(UserError, match="nowhere does not exist"):
+        plm_jax.load(tmp_path / "nowhere")
+    with pytest.raises(UserError, match=r"no config\.json"):
+        plm_jax.load(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(UserError, match="damaged"):
+        plm_jax.load(tmp_path)

@@ -1,0 +1,317 @@
+"""The plan of a step: its batch is the reader's, its bytes are counted by hand, its program is a TPU's."""
+
+import dataclasses
+import importlib.util
+import json
+import os
+
+import jax
+import numpy as np
+import pytest
+
+from plm_jax import cli, config
+from plm_jax.common.errors import UserError
+from plm_jax.models import settings
+from plm_jax.planning import hlo
+from plm_jax.planning import plan as planning
+from plm_jax.training import flops, loop
+from plm_jax.training.program import Program
+from tests.training import runs
+from tests.training.tiny import PLAIN, RUNS
+
+LAYERS, WIDTH, VOCABULARY, POSITIONS, CHIPS = 3, 256, 1024, 128, 16
+WIDE = 4 * WIDTH
+# Compiling takes long: PLM_JAX_FULL_TESTS=1 takes a slice of three dimensions too.
+SLICES = [("v5e:4x4", 16, 256), *([("v5p:4x4x4", 64, 512)] if os.environ.get("PLM_JAX_FULL_TESTS") else [])]
+needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler")
+
+
+def wide(width: int, chips: int) -> config.Run:
+    """A run of three layers, sharded over all chips, 4 rows each."""
+    model = settings.Decoder(
+        embedding=settings.Embedding(vocab_size=VOCABULARY, width=width),
+        attention=settings.Attention(
+            heads=width // 128, head_dim=128, position=settings.LearnedPositions(length=POSITIONS)
+        ),
+        feed_forward=settings.FeedForward(width=4 * width, bias=False),
+        stack=settings.Stack(layers=LAYERS),
+        remat="full",
+    )
+    return dataclasses.replace(
+        PLAIN,
+        model=model,
+        data=dataclasses.replace(PLAIN.data, length=POSITIONS),
+        train=dataclasses.replace(PLAIN.train, batch_size=4 * chips),
+        mesh=config.Mesh(data=1, fsdp=-1),
+        precision=config.Precision(compute="bfloat16"),
+    )
+
+
+SHARDED = wide(WIDTH, CHIPS)
+
+
+@pytest.mark.parametrize("name", ["plain", "separate", "bert", "t5", "electra", "spanbert"])
+def test_the_planned_batch_is_that_of_the_reader(tiny, name):
+    trainer = loop.Trainer(runs.make(tiny, RUNS[name]), jax.devices()[:2])
+    stage = trainer.stages[-1]
+    real = trainer.reader.batch(stage.first_step, range(stage.batch_size))
+    planned = planning.batch_like(trainer, stage)
+    assert {k: (v.shape, v.dtype) for k, v in planned.items()} == {k: (v.shape, v.dtype) for k, v in real.items()}
+    placed, _ = next(trainer.batches(stage.first_step))
+    assert {k: v.sharding for k, v in planned.items()} == {k: v.sharding for k, v in placed.items()}
+
+
+def test_bytes_are_those_counted_by_hand():
+    matrices = LAYERS * (4 * WIDTH * WIDTH + 2 * WIDTH * WIDE) + VOCABULARY * WIDTH + POSITIONS * WIDTH
+    vectors = LAYERS * (4 * WIDTH + 2 * 2 * WIDTH) + 2 * WIDTH
+    program = Program(SHARDED, jax.devices()[:8])
+    assert sum(leaf.size for leaf in jax.tree.leaves(program.abstract_state.params)) == matrices + vectors
+    assert planning.device_bytes(program.abstract_state.params) == 4 * (matrices + vectors) / 8
+    counters = 2 * 4
+    assert planning.device_bytes(program.abstract_state.optimizer) == 8 * (matrices + vectors) / 8 + counters
+
+
+def test_the_flops_of_the_program_count_loops_and_recomputation():
+    def counted(**changed):
+        run = dataclasses.replace(SHARDED, model=dataclasses.replace(SHARDED.model, **changed))
+        program = Program(run, jax.devices()[:1])
+        (stage,) = program.stages
+        traced = program.stage_step(stage).trace(program.abstract_state, planning.batch_like(program, stage))
+        return flops.of_program(traced.jaxpr.jaxpr), flops.of_stage(run, stage)
+
+    scanned, model = counted(remat="none")
+    # Causal attention is computed whole, and counted half in the model's FLOPs.
+    other_half = 3 * 2 * LAYERS * 4 * CHIPS * POSITIONS**2 * 256
+    state = Program(SHARDED, jax.devices()[:1]).abstract_state
+    grad_norm = 2 * sum(leaf.size for leaf in jax.tree.leaves(state.params))
+    assert scanned == model + other_half + grad_norm
+    assert counted(remat="none", scan_layers=False)[0] == scanned
+    head, down = (2 * 4 * CHIPS * POSITIONS * WIDTH * size for size in (VOCABULARY, LAYERS * WIDE))
+    # Of a block's products the last one is not computed again: nothing asks for its result.
+    assert counted(remat="full")[0] == scanned + (model + other_half) // 3 - head - down
+
+
+def test_collectives_are_read_in_every_form_that_the_compiler_gives_them():
+    text = """
+%cond (c: (u32[])) -> pred[] {
+  %limit = u32[] constant(14)
+  %c = (u32[]) parameter(0)
+  %i = u32[] get-tuple-element(%c), index=0
+  ROOT %less = pred[] compare(%i, %limit), direction=LT
+}
+
+%wide.windowed_dot_general_body_rs.1 (b: (u32[])) -> (u32[]) {
+  %b = (u32[]) parameter(0)
+  %x = bf16[2,8]{1,0:T(8,128)(2,1)} get-tuple-element(%b), index=0
+  %p = (bf16[2,8]{1,0}, bf16[2,8]{1,0}) collective-permute-start(%x), channel_id=1, metadata={op_name="layer/while"}
+  %old = u32[] get-tuple-element(%b), index=0
+  %two = u32[] constant(2)
+  %next = u32[] add(%old, %two)
+  ROOT %t = (u32[]) tuple(%next)
+}
+
+%start (s: f32[4]) -> f32[16] {
+  %s = f32[4] parameter(0)
+  ROOT %g = f32[16]{0} all-gather(%s), channel_id=2, replica_groups={{0,1,2,3}}, dimensions={0}
+}
+
+%all-reduce-scatter.1 (i: f32[16]) -> f32[2] {
+  %i = f32[16] parameter(0)
+  %whole = f32[16] all-reduce(%i), channel_id=4, replica_groups={{0,1,2,3,4,5,6,7}}, to_apply=%start
+  ROOT %part = f32[2] dynamic-slice(%whole), dynamic_slice_sizes={2}
+}
+
+%called (l: f32[16]) -> f32[2] {
+  %l = f32[16] parameter(0)
+  ROOT %part = f32[2] reduce-scatter(%l), channel_id=5, replica_groups=mesh['a'=2,'b'=8] {'b'}, to_apply=%start
+}
+
+ENTRY %main (a: f32[4]) -> f32[16] {
+  %a = f32[4] parameter(0)
+  %loop = (u32[]) while(%a), condition=%cond, body=%wide.windowed_dot_general_body_rs.1
+  %first = f32[16] fusion(%a), kind=kCustom, calls=%start
+  %second = f32[16] fusion(%a), kind=kCustom, calls=%start
+  %third = f32[2] fusion(%second), kind=kCustom, calls=%all-reduce-scatter.1
+  %fourth = ((f32[16]), f32[2]) call-start(%second), async_execution_thread="sparsecore", to_apply=%called
+  ROOT %r = f32[16] all-reduce(%second), channel_id=3, replica_groups=[2,8]<=[16], to_apply=%start
+}
+"""
+    ring, gather, fused, offloaded, reduce = hlo.Module(text).collectives()
+    assert (ring.kind, ring.times, ring.sent, ring.source) == ("reduce-scatter", 7, 32, "layer/while")
+    assert (gather.kind, gather.times, gather.sent) == ("all-gather", 1, 64 * 3 / 4)
+    assert (fused.kind, fused.times, fused.sent) == ("reduce-scatter", 1, 64 * 7 / 8)
+    assert (offloaded.kind, offloaded.times, offloaded.sent) == ("reduce-scatter", 1, 64 * 7 / 8)
+    assert (reduce.kind, reduce.times, reduce.sent) == ("all-reduce", 1, 2 * 64 * 7 / 8)
+
+
+@needs_libtpu
+@pytest.mark.parametrize(("topology", "chips", "width"), SLICES)
+def test_an_fsdp_program_gathers_layer_by_layer_and_scatters_gradients(monkeypatch, topology, chips, width):
+    for name, value in cli.WITHOUT_TPU.items():
+        monkeypatch.setenv(name, value)
+    program = Program(wide(width, chips), planning.slice_devices(topology))
+    (stage,) = program.stages
+    step = program.stage_step(stage).lower(program.abstract_state, planning.batch_like(program, stage)).compile()
+    collectives = hlo.Module(step.as_text()).collectives()
+    matrix = 2 * width * 4 * width  # The largest of a layer, in bfloat16.
+
+    def in_the_layers(kind):
+        # The trips of no other loop of this program are a multiple of the layers.
+        return [c for c in collectives if c.kind == kind and c.times % LAYERS == 0]
+
+    def sent(collectives):
+        return sum(c.sent * c.times for c in collectives)
+
+    # Each layer's matrices in bfloat16, forward, backward and, some, recomputed; a ring sends one piece too many.
+    gathered, scattered = in_the_layers("all-gather"), in_the_layers("reduce-scatter")
+    once = LAYERS * 3 * matrix * (chips - 1) / chips
+    assert 2 * once <= sent(gathered) <= 3.3 * once
+    assert once <= sent(scattered) <= 1.1 * once
+    largest = max(array.nbytes for c in gathered + scattered for array in c.arrays)
+    assert largest <= matrix, "more than one matrix of one layer at once"
+    # Outside of the loops: the embeddings and what is no larger than a row of a matrix.
+    others = [c for c in collectives if c not in gathered + scattered and c.kind in ("all-gather", "all-reduce")]
+    assert max(array.nbytes for c in others for array in c.arrays) <= 4 * VOCABULARY * width
+
+
+@pytest.mark.parametrize(
+    ("message", "needed"),
+    [
+        ("memory required for HLO temporaries (58.21G) exceeds available HBM (15.75G).", int(58.21 * 2**30)),
+        ("Ran out of memory in memory space hbm. Used 17.50M of 15.75M hbm.", int(17.5 * 2**20)),
+        ("no figure", None),
+    ],
+)
+def test_what_a_step_asked_for_is_read_from_the_refusal(message, needed):
+    assert planning._wanted(message) == needed
+
+
+def test_remedies_go_from_cheap_to_dear():
+    run = dataclasses.replace(SHARDED, mesh=config.Mesh(), train=dataclasses.replace(SHARDED.train, batch_size=128))
+    run = dataclasses.replace(run, model=dataclasses.replace(run.model, remat="none"))
+    changes = [change for change, _ in planning.remedies(run, 16)]
+    assert changes[0] == {"mesh.data": 1, "mesh.fsdp": -1}
+    assert [(c["model.remat"], c["train.microbatches"]) for c in changes[1:]] == [
+        *[("none", 2), ("none", 4), ("dots", 1), ("dots", 2), ("dots", 4)],
+        *[("full", 1), ("full", 2), ("full", 4), ("full", 8)],
+    ]
+    for change, changed in planning.remedies(run, 16):
+        assert changed.train.microbatches == change.get("train.microbatches", 1)
+        assert changed.model.remat == change.get("model.remat", "none")
+        Program(changed, jax.devices()[:8])
+
+
+@pytest.mark.parametrize(("enough", "suggestion"), [("dots", ("dots", 1)), ("nothing", None)])
+def test_what_would_make_a_step_fit_is_the_first_remedy_that_does(monkeypatch, enough, suggestion):
+    tried = []
+
+    def compiled(program, say):
+        tried.append(program.run.model.remat)
+        return {"fits": program.run.model.remat == enough}
+
+    monkeypatch.setattr(planning, "_compiled", compiled)
+    monkeypatch.setattr(planning, "slice_devices", lambda topology: jax.devices()[:8])
+    run = dataclasses.replace(SHARDED, model=dataclasses.replace(SHARDED.model, remat="none", scan_layers=False))
+    lines = []
+    report = planning.plan(run, "v5e:2x4", lines.append)
+    assert not report["fits"]
+    assert len(lines) == len(tried) - 1
+    if suggestion:
+        assert report["suggestion"] == dict(zip(("model.remat", "train.microbatches"), suggestion, strict=True))
+    else:
+        assert report["suggestion"] is None and tried[-1] == "full"
+
+
+def test_a_refusal_of_the_compiler_is_no_fit(monkeypatch):
+    program = Program(SHARDED, jax.devices()[:8])
+
+    def refuse(*_):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory. Used 20.00G of 15.75G hbm.")
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", refuse)
+    monkeypatch.setattr(flops, "chip", lambda device: flops.CHIPS["v5e"])
+    report = planning._compiled(program, lambda line: None)
+    assert report["fits"] is False and report["bytes_per_device"]["total"] == 20 * 2**30
+    assert "no, a device has 17.2 GB" in planning.table(report | {"suggestion": None})
+
+
+def test_the_estimate_names_what_binds():
+    chip = flops.Chip(flops=100.0, hbm_bytes=1, hbm_bandwidth=10.0, network_bandwidth=1.0)
+    assert planning.estimate(chip, 50, 100, 5, 0.5) | {"seconds_alone": 0} == {
+        "seconds": 1.0,
+        "mfu": 0.5,
+        "bound": "compute",
+        "seconds_alone": 0,
+    }
+    assert planning.estimate(chip, 50, 100, 20, 0.5)["bound"] == "memory"
+    assert planning.estimate(chip, 50, 100, 5, 4)["bound"] == "network"
+    assert planning.estimate(chip, 50, 100, 5, 4)["mfu"] == 0.125
+
+
+def test_shapes_alone_need_no_data_and_no_compiler(tmp_path, verb):
+    output = tmp_path / "plan.json"
+    finished = verb("plan", "--config=configs/gpt2.py:small", "--topology=none", f"--output={output}")
+    assert finished.status == 0, finished.err
+    report = json.loads(output.read_text())
+    assert report["parameters"] == 124_439_808
+    assert "124,439,808" in finished.out
+    assert report["bytes_per_device"] == {
+        "parameters": 4 * 124_439_808,
+        "optimizer": 8 * 124_439_808 + 8,
+        "temporaries": None,
+        "total": None,
+    }
+    assert report["model_flops_per_step"] == flops.per_step(_config("gpt2.py", "small").model, 512, 1024, 1024)
+
+
+def _config(file, size):
+    spec = importlib.util.spec_from_file_location("configs", f"configs/{file}")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return config.from_dict(module.get_config(size))
+
+
+@pytest.mark.parametrize(
+    ("topology", "wraps"),
+    [
+        ("v5p:4x4x8", (True, True, True)),
+        ("v4:2x4x4", (False, False, False)),
+        ("v5e:8x16", (False, True, False)),
+        ("v6e:16x16", (True, True, False)),
+        ("nonsense", (False, False, False)),
+    ],
+)
+def test_slices_that_are_tori_are_known(topology, wraps):
+    assert planning._wraps(topology) == wraps
+
+
+def test_a_missing_compiler_is_said(monkeypatch):
+    monkeypatch.setattr(planning.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="pip install 'libtpu"):
+        planning.slice_devices("v5e:4x4")
+
+
+@needs_libtpu
+def test_a_wrong_topology_is_said(verb):
+    finished = verb("plan", "--config=configs/gpt2.py:small", "--topology=v9:4x4")
+    assert finished.status == 2
+    assert len(finished.errors) == 1 and "v5e:4x4" in finished.errors[0]
+
+
+def test_another_chip_is_not_taken_for_a_known_one():
+    assert flops.chip("TPU v5 lite").hbm_bytes == 16 * 2**30
+    assert flops.chip("cpu") is None
+    assert np.isclose(flops.chip("TPU v5").flops, 459e12)
+
+
+def test_windows_count_their_own_keys_alone():
+    def counted(windows):
+        attention = dataclasses.replace(SHARDED.model.attention, windows=windows)
+        return flops.per_step(dataclasses.replace(SHARDED.model, attention=attention), 2, 20, 20)
+
+    distance = np.abs(np.arange(20)[:, None] - np.arange(20))
+    unseen = {window: (distance >= window).sum() / 2 for window in (5, 7)}  # Half of them lie after the query.
+    scores_and_mix = 2 * 3 * 2 * 2 * WIDTH
+    assert counted((0, 0)) == counted(()) == counted((20,))
+    assert np.isclose(counted(()) - counted((0, 5)), scores_and_mix * unseen[5])
+    assert np.isclose(counted(()) - counted((7, 5)), scores_and_mix * (unseen[5] + 2 * unseen[7]))

@@ -1,6 +1,6 @@
 """Frozen dataclasses as plain trees, for JSON and ConfigDicts, and back, with errors that name the field.
 
-A field whose type is a union of dataclasses is a tagged choice: in a tree it is its fields and `kind`.
+A field whose type is a role, or a union of dataclasses, is a tagged choice: in a tree it is its fields and `kind`.
 """
 
 import dataclasses
@@ -12,6 +12,7 @@ import ml_collections
 from ml_collections import config_dict
 
 from plm_jax.common.errors import UserError, nearest
+from plm_jax.common.roles import is_role
 
 # What a field is said to be in a tree that does not have it.
 ABSENT = "not there"
@@ -70,10 +71,9 @@ def parse(kind: Any, value: Any, where: str) -> Any:
         choices = {c.kind: c for c in args if dataclasses.is_dataclass(c)}
         if not choices:
             return parse(next(a for a in args if a is not types.NoneType), value, where)
-        if not isinstance(value, dict) or value.get("kind") not in choices:
-            tag = value.get("kind") if isinstance(value, dict) else value
-            raise UserError(f"{where}.kind is {tag!r}: {nearest(str(tag), choices)}")
-        return parse(choices[value["kind"]], value, where)
+        return _parse_choice(choices, value, where)
+    if is_role(kind):
+        return _parse_choice(kind.choices, value, where)
     if dataclasses.is_dataclass(kind):
         return _parse_dataclass(kind, value, where)
     if origin is dict:
@@ -94,6 +94,13 @@ def parse(kind: Any, value: Any, where: str) -> Any:
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise UserError(f"{where} is {value!r}: give {_article(kind.__name__)}")
     return value
+
+
+def _parse_choice(choices: dict[str, type], value: Any, where: str) -> Any:
+    if not isinstance(value, dict) or value.get("kind") not in choices:
+        tag = value.get("kind") if isinstance(value, dict) else value
+        raise UserError(f"{where}.kind is {tag!r}: {nearest(str(tag), choices)}")
+    return _parse_dataclass(choices[value["kind"]], value, where)
 
 
 def _article(name: str) -> str:

@@ -1,0 +1,46 @@
+"""Roles of a config, each of which one of several choices plays: an optimizer, a layout, a position scheme, ….
+
+    class Optimizer(Role):
+        \"\"\"What turns gradients into updates.\"\"\"
+
+    @dataclass(frozen=True)
+    class AdamW(Optimizer):
+        kind: ClassVar[str] = "adamw"
+
+A role is an abstract base; a dataclass below it becomes a choice by naming its `kind`, wherever it is written: one of a
+user's own enters as ours do. In a tree a choice is its fields and its `kind`.
+"""
+
+from typing import ClassVar, Self
+
+from plm_jax.common.errors import UserError
+
+
+class Role:
+    """The base of all roles.
+
+    Attributes:
+      kind: what a choice is called in a config.
+      choices: of each role its choices by their kinds.
+    """
+
+    kind: ClassVar[str]
+    choices: ClassVar[dict[str, type[Self]]]
+
+    def __init_subclass__(cls, **arguments):
+        super().__init_subclass__(**arguments)
+        if is_role(cls):
+            cls.choices = {}
+        elif "kind" in vars(cls):
+            other = cls.choices.get(cls.kind)
+            if other and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
+                raise UserError(
+                    f"{cls.__module__}.{cls.__qualname__} calls itself '{cls.kind}', as "
+                    f"{other.__module__}.{other.__qualname__} does: give it another kind"
+                )
+            cls.choices[cls.kind] = cls
+
+
+def is_role(annotation: object) -> bool:
+    """Whether a type is a role, and not one of its choices."""
+    return isinstance(annotation, type) and Role in annotation.__bases__

@@ -8,8 +8,8 @@ from plm_jax import objectives
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.models import settings
 
-# Which arrangement an objective trains.
-ARRANGEMENTS = {
+# Which architecture an objective trains.
+ARCHITECTURES = {
     **dict.fromkeys(("blank_infilling", "causal", "decoder_prefix_lm"), "decoder"),
     **dict.fromkeys(("masked_lm", "span_masked_lm"), "encoder"),
     **{"replaced_token": "electra", "bidirectional_lm": "elmo"},
@@ -28,7 +28,7 @@ def run(run: Any, stages: Callable[[], Sequence[Any]], target_length: Callable[[
     Raises:
       UserError: it does not.
     """
-    _arrangement(run)
+    _architecture(run)
     _numbers(run)
     found = stages()
     for stage in found:
@@ -54,9 +54,9 @@ def run(run: Any, stages: Callable[[], Sequence[Any]], target_length: Callable[[
     _examples(run, found)
 
 
-def _arrangement(run: Any) -> None:
+def _architecture(run: Any) -> None:
     """An objective trains models of one kind."""
-    needed = ARRANGEMENTS[run.objective.kind]
+    needed = ARCHITECTURES[run.objective.kind]
     if run.model.kind != needed:
         raise UserError(
             f"objective '{run.objective.kind}' trains a model of kind '{needed}', config.model.kind is "

@@ -52,7 +52,7 @@ def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool 
         raise UserError(f"task '{found.name}' has no metric_fns: give it some where it is registered")
     if found.predict_with_aux_metric_fns:
         raise UserError(f"task '{found.name}' has a metric of aux_values: use those of predictions or scores")
-    needed = checks.ARRANGEMENTS[run.objective.kind]
+    needed = checks.ARCHITECTURES[run.objective.kind]
     if lm.config.kind != needed:
         raise UserError(f"the model is of kind '{lm.config.kind}', the config trains '{needed}': name one of its kind")
     if run is not lm.run:

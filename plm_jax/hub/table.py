@@ -62,7 +62,7 @@ class Family:
     Attributes:
       name: what people call it.
       model_type: what `config.json` calls it, unless `reads` says more.
-      kind: the arrangement of its models, as in `settings`.
+      kind: the architecture of its models, as in `settings`.
       prefix: the part of the names that a file of the bare model, without its head, leaves out.
       tensors: the table; a row whose parameters a model lacks does not apply to it.
       buffers: regular expression of names, without the prefix, that hold no weights.

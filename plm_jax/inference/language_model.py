@@ -15,7 +15,7 @@ from plm_jax.data.vocabularies import words
 from plm_jax.hub.pretrained import Pretrained, float32
 from plm_jax.inference import blanks, decoding, infilling, inputs
 from plm_jax.models import electra, registry, settings
-from plm_jax.models.arrangement import Arrangement
+from plm_jax.models.architecture import Architecture
 from plm_jax.training import exports, sources
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class LanguageModel:
         self._family = family
 
     @cached_property
-    def model(self) -> Arrangement:
+    def model(self) -> Architecture:
         """The Linen module, computing in float32: `lm.model.apply({"params": lm.params}, tokens, mask)`."""
         return registry.build(self.config)
 

@@ -159,7 +159,7 @@ def _vocabulary_loss(model, params, features, batch, z_loss, label_smoothing, ba
     return _head_loss(_vocabulary_head(model, params, features), batch, z_loss, label_smoothing, batch_shards)
 
 
-# What of a batch a model reads, each arrangement some of it; the rest is for the loss.
+# What of a batch a model reads, each architecture some of it; the rest is for the loss.
 INPUTS = (
     *("tokens", "mask", "token_types", "positions", "segment_ids", "block_positions", "prefix_lengths"),
     *("decoder_tokens", "decoder_positions", "decoder_segment_ids"),

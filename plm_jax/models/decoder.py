@@ -1,15 +1,15 @@
-"""The decoder arrangement: embeddings, a causal stack, the vocabulary head."""
+"""The decoder architecture: embeddings, a causal stack, the vocabulary head."""
 
-from plm_jax.models.arrangement import Arrangement
+from plm_jax.models.architecture import Architecture
 from plm_jax.models.kernels import Context
 from plm_jax.models.transformer import Stack, causal_positions
 
 
-class Decoder(Arrangement):
+class Decoder(Architecture):
     """A language model of `settings.Decoder`: causal, but for a prefix where one is given."""
 
     def setup(self):
-        """Modules besides those of `Arrangement`: `stack`."""
+        """Modules besides those of `Architecture`: `stack`."""
         super().setup()
         self.stack = Stack(self.model, self.dtype, causal=True)
 

@@ -1,4 +1,4 @@
-"""The ELECTRA arrangement: a discriminator and a generator over the same tables of embeddings (Clark et al. 2020)."""
+"""The ELECTRA architecture: a discriminator and a generator over the same tables of embeddings (Clark et al. 2020)."""
 
 import jax.numpy as jnp
 

@@ -1,4 +1,4 @@
-"""The encoder arrangement: embeddings, a bidirectional stack, heads for masked and replaced tokens, spans and pairs."""
+"""The encoder architecture: embeddings, a bidirectional stack, and heads for masked tokens, replaced ones, spans, pairs."""
 
 from typing import Any
 
@@ -6,16 +6,16 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from plm_jax.models import settings
-from plm_jax.models.arrangement import Arrangement
+from plm_jax.models.architecture import Architecture
 from plm_jax.models.kernels import Context
 from plm_jax.models.transformer import ACTIVATIONS, Dense, Stack, encoder_positions, kernel_init, norm
 
 
-class Encoder(Arrangement):
+class Encoder(Architecture):
     """A bidirectional model of `settings.Encoder`."""
 
     def setup(self):
-        """Modules besides those of `Arrangement`: `stack`, `pooler` [D, D], `classifier` [D, classes],
+        """Modules besides those of `Architecture`: `stack`, `pooler` [D, D], `classifier` [D, classes],
         `discriminator_transform` [D, D], `discriminator` [D, 1], `span_boundary`.
         """
         super().setup()

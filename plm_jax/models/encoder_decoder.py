@@ -1,19 +1,19 @@
-"""The encoder-decoder arrangement: a bidirectional stack, a causal one that attends to it, the vocabulary head."""
+"""The encoder-decoder architecture: a bidirectional stack, a causal one that attends to it, the vocabulary head."""
 
 from typing import ClassVar
 
-from plm_jax.models.arrangement import Arrangement
+from plm_jax.models.architecture import Architecture
 from plm_jax.models.kernels import Context
 from plm_jax.models.transformer import Stack, causal_positions, encoder_positions
 
 
-class EncoderDecoder(Arrangement):
+class EncoderDecoder(Architecture):
     """A text-to-text model of `settings.EncoderDecoder`. M is the encoder's length, L the decoder's."""
 
     inputs: ClassVar[tuple[str, ...]] = ("encoder_", "decoder_")
 
     def setup(self):
-        """Modules besides those of `Arrangement`: the stacks `encoder` and `decoder`."""
+        """Modules besides those of `Architecture`: the stacks `encoder` and `decoder`."""
         super().setup()
         self.encoder = Stack(self.model, self.dtype, causal=False)
         self.decoder = Stack(self.model.decoder_model, self.dtype, causal=True)

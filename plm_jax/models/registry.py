@@ -1,4 +1,4 @@
-"""From settings to modules and parameters, whatever the arrangement."""
+"""From settings to modules and parameters, whatever the architecture."""
 
 from typing import Any
 
@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 
 from plm_jax.models import elmo, settings
-from plm_jax.models.arrangement import Arrangement
+from plm_jax.models.architecture import Architecture
 from plm_jax.models.decoder import Decoder
 from plm_jax.models.electra import Electra
 from plm_jax.models.encoder import Encoder
 from plm_jax.models.encoder_decoder import EncoderDecoder
 
-ARRANGEMENTS = {
+ARCHITECTURES = {
     "decoder": Decoder,
     "encoder": Encoder,
     "electra": Electra,
@@ -22,12 +22,12 @@ ARRANGEMENTS = {
 }
 
 
-def build(model: settings.Transformer | settings.Elmo, dtype: Any = jnp.float32) -> Arrangement:
+def build(model: settings.Transformer | settings.Elmo, dtype: Any = jnp.float32) -> Architecture:
     """The module of a model's settings; `dtype` is its activations'."""
-    return ARRANGEMENTS[model.kind](model, dtype)
+    return ARCHITECTURES[model.kind](model, dtype)
 
 
-def init_params(module: Arrangement, key: jax.Array):
+def init_params(module: Architecture, key: jax.Array):
     """Fresh parameters, boxed with their logical axes."""
     tokens = jnp.zeros((1, 1), jnp.int32)
     if isinstance(module, elmo.Elmo):
@@ -36,7 +36,7 @@ def init_params(module: Arrangement, key: jax.Array):
     return module.init(key, *inputs)["params"]
 
 
-def new_carry(module: Arrangement, rows: int):
+def new_carry(module: Architecture, rows: int):
     """What the loss carries from batch to batch before the first: a tree of arrays [rows, ...], boxed; mostly empty."""
     return elmo.new_carry(module.model, rows) if isinstance(module, elmo.Elmo) else {}
 

@@ -373,7 +373,7 @@ class FanIn:
 
 @dataclass(frozen=True, kw_only=True)
 class Transformer:
-    """What the arrangements share.
+    """What the architectures share.
 
     Attributes:
       scan_layers: compile one block and loop, or unroll all; parameters are stacked on a `layers` axis either way.

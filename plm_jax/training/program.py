@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from plm_jax import config, losses
 from plm_jax.common.errors import UserError
 from plm_jax.models import registry
-from plm_jax.models.arrangement import Arrangement
+from plm_jax.models.architecture import Architecture
 from plm_jax.training import mesh as meshes
 from plm_jax.training import optimizers, schedules
 from plm_jax.training import state as states
@@ -42,7 +42,7 @@ class Program:
         self.abstract_state = self.state_like(self.stages[0].batch_size)
         self.shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state)
 
-    def model(self, dropout: float | None = None) -> Arrangement:
+    def model(self, dropout: float | None = None) -> Architecture:
         """The module, with all dropout rates at `dropout` unless it is None."""
         model = self.run.model
         if dropout is not None:

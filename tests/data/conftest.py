@@ -74,7 +74,7 @@ def small_model(objective, vocab_size):
         "feed_forward": settings.FeedForward(8),
         "stack": settings.Stack(1),
     }
-    kind = checks.ARRANGEMENTS[objective.kind]
+    kind = checks.ARCHITECTURES[objective.kind]
     if kind == "encoder":
         return settings.Encoder(**shared, pooler=settings.Pooler())
     if kind == "encoder_decoder":

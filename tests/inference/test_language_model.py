@@ -158,7 +158,7 @@ def test_inputs_that_do_not_fit_are_refused(lm, tokens, mask, words):
         ("t5", {"decoder_tokens": [[1]], "decoder_mask": [[1], [1, 1]]}, "decoder_mask have rows of different lengths"),
     ],
 )
-def test_inputs_of_another_arrangement_are_refused(name, inputs, words):
+def test_inputs_of_another_architecture_are_refused(name, inputs, words):
     model = plm_jax.load(golden.FOLDER / name)
     for outputs in (model.logits, model.hidden_states):
         with pytest.raises(UserError, match=words):

@@ -30,7 +30,7 @@ MODELS = {
 def make(objective):
     """A run of an objective with its defaults."""
     return config.Run(
-        model=MODELS[checks.ARRANGEMENTS[objective.kind]],
+        model=MODELS[checks.ARCHITECTURES[objective.kind]],
         objective=objective,
         data=config.Data("cache", 64, {"a": config.TextFiles("a")}),
         vocabulary=config.Vocabulary("bytes", pad=256, eos=257, mask=258, sentinels=30),
@@ -41,7 +41,7 @@ def make(objective):
 
 
 def test_all_are_known_everywhere():
-    assert set(objectives.KINDS) <= set(checks.ARRANGEMENTS) & set(losses.LOSSES) & set(report.TARGETS)
+    assert set(objectives.KINDS) <= set(checks.ARCHITECTURES) & set(losses.LOSSES) & set(report.TARGETS)
 
 
 @pytest.mark.parametrize("kind", ["full_lm", "ul2", "replace_spans", "prefix_lm", "masked_lm", "causal"])
@@ -57,7 +57,7 @@ def test_counted_rows_are_those_of_the_batch(kind):
     assert flops.of_stage(run, stage) == flops.per_step(run.model, 4, batch["tokens"].shape[1], targets, of_decoder)
 
 
-def test_an_objective_trains_its_arrangement():
+def test_an_objective_trains_its_architecture():
     run = make(objectives.PrefixLM())
     with pytest.raises(config.UserError, match="'prefix_lm' trains a model of kind 'encoder_decoder'"):
         config.from_dict(config.to_dict(dataclasses.replace(run, model=MODELS["decoder"])))

@@ -1,4 +1,4 @@
-"""What every arrangement has: tables of embeddings before its stacks, a head to the vocabulary after them."""
+"""What every architecture has: tables of embeddings before its stacks, a head to the vocabulary after them."""
 
 from typing import Any, ClassVar
 
@@ -10,13 +10,13 @@ from plm_jax.models.partitioning import constrain
 from plm_jax.models.transformer import ACTIVATIONS, Dense, dropout, kernel_init, norm, normal, sinusoids
 
 
-class Arrangement(nn.Module):
+class Architecture(nn.Module):
     """The base of `Decoder`, `Encoder` and `EncoderDecoder`.
 
     Attributes:
       model: its settings.
       dtype: of activations.
-      inputs: prefixes of the names of what the arrangement has once for each of its inputs.
+      inputs: prefixes of the names of what the architecture has once for each of its inputs.
     """
 
     inputs: ClassVar[tuple[str, ...]] = ("",)

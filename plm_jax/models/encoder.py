@@ -1,4 +1,4 @@
-"""The encoder architecture: embeddings, a bidirectional stack, and heads for masked tokens, replaced ones, spans, pairs."""
+"""The encoder architecture: embeddings, a bidirectional stack, and heads for tokens, spans and pairs of sentences."""
 
 from typing import Any
 

@@ -36,7 +36,7 @@ import machine
 from plm_jax import config
 from plm_jax.data import vocabularies
 from plm_jax.data.reader import Reader
-from plm_jax.data.vocabularies import sentences, vocabulary_training
+from plm_jax.data.vocabularies import sentences, training
 
 ROOT = pathlib.Path(__file__).parents[1]
 CORPUS = ROOT / "plm_jax/data/corpora/sotu.jsonl.gz"
@@ -65,7 +65,7 @@ def section(kind: str, folder: pathlib.Path) -> config.Vocabulary:
     spec, specials = KINDS[kind]
     found = config.Vocabulary(spec.format(folder), **specials)
     if not all(map(os.path.exists, vocabularies.files(found.spec))):
-        vocabulary_training.train(addresses()[::2], dataclasses.replace(found, train_size=PIECES))
+        training.train(addresses()[::2], dataclasses.replace(found, train_size=PIECES))
     return found
 
 

@@ -223,12 +223,12 @@ def prepare_if_needed(run: config.Run, trained: str = "") -> None:
     """
     if not progress.is_first():
         return
-    from plm_jax.data.sources import mixture_sources  # It imports what reads caches.
+    from plm_jax.data.sources import task_mixtures  # It imports what reads caches.
 
     # In a bucket a folder is there as soon as its upload has begun.
     last = "manifest.json" if storage.is_remote(run.data.cache_dir) else ""
     missing, changed, seen = [], [], set()
-    for each in (run, mixture_sources.expanded(run)):  # Of a mixture what is noted of it, and then its tasks' caches.
+    for each in (run, task_mixtures.expanded(run)):  # Of a mixture what is noted of it, and then its tasks' caches.
         names = [name for name in config.read_sources(each) if name not in seen]
         absent = [name for name in names if not storage.exists(os.path.join(run.data.cache_dir, name, last))]
         changed += changed_caches(each, [name for name in names if name not in absent])

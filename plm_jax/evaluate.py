@@ -22,7 +22,7 @@ def main() -> None:
     checkpoint = cli.required(_CHECKPOINT)
     with progress.doing("loading JAX"):
         cli.start_jax()
-        from plm_jax.data.sources import mixture_sources
+        from plm_jax.data.sources import task_mixtures
         from plm_jax.evaluation import perplexity, task_metrics
         from plm_jax.inference import language_model
 
@@ -30,7 +30,7 @@ def main() -> None:
         lm = language_model.load(checkpoint)
     if lm.run is None and _CONFIG.value is None:
         raise UserError(f"{checkpoint} says nothing of data: name a config with --config, prepared with its vocabulary")
-    run = lm.run if _CONFIG.value is None else mixture_sources.expanded(cli.resolve(_CONFIG))
+    run = lm.run if _CONFIG.value is None else task_mixtures.expanded(cli.resolve(_CONFIG))
     tasks = list(_TASKS.value or config.read_sources(run))
     for task in tasks:
         perplexity.split_of(run, task)  # None is worth waiting for if another is misspelt.

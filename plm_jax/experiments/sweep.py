@@ -35,7 +35,7 @@ from tqdm import tqdm
 from plm_jax import config
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError, nearest, users_code
-from plm_jax.data.sources import mixture_sources
+from plm_jax.data.sources import task_mixtures
 from plm_jax.experiments import comparison
 from plm_jax.training import run_directory
 from plm_jax.training.telemetry import read_rows
@@ -252,7 +252,7 @@ def _metrics(member: Member) -> dict[str, float]:
     log = read_rows(os.path.join(member.workdir, "evaluation.jsonl"))
     rows = [row for row in log if row["step"] == member.run.train.steps]
     found: dict[str, float] = {}
-    for source in config.read_sources(mixture_sources.expanded(member.run)):
+    for source in config.read_sources(task_mixtures.expanded(member.run)):
         own = {name: value for row in rows for name, value in row.items() if name.startswith(f"{source}/")}
         if not own:
             return {}
@@ -290,7 +290,7 @@ def _misfit(member: Member) -> str | None:
     changed = [
         f"{field} was {config.brief(was)} and is {config.brief(now)}"
         for field, was, now in config.differences(
-            config.to_dict(held), config.to_dict(mixture_sources.expanded(member.run))
+            config.to_dict(held), config.to_dict(task_mixtures.expanded(member.run))
         )
     ]
     if not changed and _record(member.workdir).get("parent_began") != _parent_began(member):

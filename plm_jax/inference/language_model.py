@@ -450,7 +450,7 @@ class LanguageModel:
 
         Args:
           directory: local or in a bucket.
-          format: "huggingface", which `transformers` opens, its AutoTokenizer too, see `exported_tokenizers.export`;
+          format: "huggingface", which `transformers` opens, its AutoTokenizer too, see `exported.export`;
             "plm_jax", which keeps every setting and, of a model that was trained here, its run; "bilm", for bilm-tf and
             AllenNLP, which holds an ELMo alone.
 

@@ -78,7 +78,7 @@ def tokenizer(pretrained: Pretrained, run: config.Run | None) -> tokenizer_json.
     """
     if pretrained.vocabulary is None:
         return None
-    from plm_jax.data.vocabularies import exported_tokenizers
+    from plm_jax.data.vocabularies import exported
 
     model, ids = huggingface.published(pretrained.model)[0], _by_name(pretrained.special_ids)
     before, after = frame(model, pretrained.special_ids, run)
@@ -87,8 +87,8 @@ def tokenizer(pretrained: Pretrained, run: config.Run | None) -> tokenizer_json.
     between = after * 2 if before == [ids.get("bos")] else after
     types = getattr(model.embedding, "token_types", 0) > 1
     is_theirs = run is None and pretrained.vocabulary.startswith(tokenizer_json.SCHEME)
-    around = exported_tokenizers.Frame(before, between or before, after, types)
-    tree, described = exported_tokenizers.export(vocabulary(pretrained, run), ids, None if is_theirs else around)
+    around = exported.Frame(before, between or before, after, types)
+    tree, described = exported.export(vocabulary(pretrained, run), ids, None if is_theirs else around)
     described["model_input_names"] = ["input_ids", *(["token_type_ids"] if types else []), "attention_mask"]
     position = model.attention.position
     if (length := getattr(position, "length", None)) is not None:

@@ -16,7 +16,7 @@ from plm_jax import config
 from plm_jax.common import progress
 from plm_jax.common.errors import UserError
 from plm_jax.data.reader import Reader, digest_hex
-from plm_jax.data.sources import mixture_sources
+from plm_jax.data.sources import task_mixtures
 from plm_jax.training import flops, optimizers, resume, run_directory, warm_start
 from plm_jax.training import mesh as meshes
 from plm_jax.training import state as states
@@ -29,7 +29,7 @@ from plm_jax.training.validation import Validation
 def pretrain(run: config.Run, workdir: str, allow_changes: bool = False) -> None:
     """Trains until `run.train.steps`, from the newest checkpoint in `workdir` if there is one.
 
-    The run that is trained and noted has the tasks of a mixture of seqio's as sources (`mixture_sources.expanded`).
+    The run that is trained and noted has the tasks of a mixture of seqio's as sources (`task_mixtures.expanded`).
 
     Args:
       allow_changes: goes on from a checkpoint of another config, too, whose batches or optimizer are not those of this
@@ -39,7 +39,7 @@ def pretrain(run: config.Run, workdir: str, allow_changes: bool = False) -> None
       UserError: the batch does not fit the mesh, the cache or a checkpoint does not fit the config, the loss is lost.
     """
     is_first = jax.process_index() == 0
-    run = mixture_sources.expanded(run)
+    run = task_mixtures.expanded(run)
     described = run_directory.read(workdir) or {}
     resumed = resume.find(run, workdir)
     trainer = Trainer(run, resumed=resumed)

@@ -12,7 +12,7 @@ import plm_jax
 from plm_jax import config
 from plm_jax.common.errors import UserError
 from plm_jax.data import vocabularies
-from plm_jax.data.vocabularies import tokenizer_files, vocabulary_training
+from plm_jax.data.vocabularies import tokenizer_files, training
 
 DATA = pathlib.Path(plm_jax.__file__).parent / "data"
 GPT2 = [f"{DATA}/gpt2/vocab.json", f"{DATA}/gpt2/merges.txt"]
@@ -91,7 +91,7 @@ def test_roberta_ids_are_hugging_faces(lines, tmp_path):
     specials = config.Vocabulary(
         f"bpe:{','.join(files)}", train_size=700, bos=0, pad=1, eos=2, unk=3, mask=699, cls=0, sep=2
     )
-    vocabulary_training.train(lines, specials)
+    training.train(lines, specials)
     other = transformers.RobertaTokenizer(vocab=files[0], merges=files[1])
     assert [other.convert_tokens_to_ids(token) for token in ("<s>", "<pad>", "</s>", "<unk>", "<mask>")] == [
         0, 1, 2, 3, 699,
@@ -105,7 +105,7 @@ def test_roberta_ids_are_hugging_faces(lines, tmp_path):
 def test_wordpiece_ids_are_hugging_faces(kind, lines, tmp_path):
     transformers = pytest.importorskip("transformers")
     specials = config.Vocabulary(f"wordpiece:{tmp_path}/vocab.txt", train_size=380, train_kind=kind, **BERT)
-    vocabulary_training.train(lines, specials)
+    training.train(lines, specials)
     ours = vocabularies.load(specials)
     assert ours.table["lowercase"] == (kind == "uncased")
     ids = {token: i for i, token in enumerate(ours.table["tokens"])}
@@ -128,7 +128,7 @@ def pieces(request, lines, tmp_path_factory):
     family, ids = PIECES[request.param]
     path = tmp_path_factory.mktemp(request.param) / "v.model"
     specials = config.Vocabulary(f"sentencepiece:{path}", train_size=500, train_kind=request.param, **ids)
-    vocabulary_training.train(lines, specials)
+    training.train(lines, specials)
     return vocabularies.load(specials), path, family
 
 

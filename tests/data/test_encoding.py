@@ -16,7 +16,7 @@ from plm_jax import config
 from plm_jax.common.errors import UserError
 from plm_jax.data import prepare, vocabularies
 from plm_jax.data.prepare import workers
-from plm_jax.data.vocabularies import sentences, stretches, tokenizer_files, vocabulary_training
+from plm_jax.data.vocabularies import sentences, stretches, tokenizer_files, training
 from tests.data.test_prepare import contents, corpus, run  # noqa: F401
 
 GPT2 = pathlib.Path(plm_jax.__file__).parent / "data/gpt2"
@@ -38,7 +38,7 @@ def vocabulary(request, tmp_path_factory, lines):
     if kind in ("unigram", "bpe", "nmt_nfkc"):
         spec = dataclasses.replace(spec, train_kind="" if kind == "nmt_nfkc" else kind)
     if spec.train_size:
-        vocabulary_training.train(lines, spec)
+        training.train(lines, spec)
     if kind == "nmt_nfkc":  # T5's: characters are normalised, white space is joined, and there are unknown pieces.
         model = sentencepiece_model_pb2.ModelProto()
         path = vocabularies.files(spec.spec)[0]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from plm_jax import config
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache, prepare, vocabularies
-from plm_jax.data.vocabularies import folding, sentences, vocabulary_training
+from plm_jax.data.vocabularies import folding, sentences, training
 from tests.data.test_prepare import corpus, run  # noqa: F401
 
 TEXTS = [
@@ -41,7 +41,7 @@ def section(request, tmp_path_factory):
     found = config.Vocabulary(
         f"sentencepiece:{path}", train_size=340, train_kind=request.param, lowercase=True, pad=0, eos=1, unk=2
     )
-    vocabulary_training.train(TEXTS * 3, found)
+    training.train(TEXTS * 3, found)
     return found
 
 

@@ -16,7 +16,7 @@ import plm_jax
 from plm_jax import config
 from plm_jax.common.errors import UserError
 from plm_jax.data import vocabularies
-from plm_jax.data.vocabularies import sentences, tokenizer_files, vocabulary_training
+from plm_jax.data.vocabularies import sentences, tokenizer_files, training
 
 DATA = pathlib.Path(plm_jax.__file__).parent / "data"
 GPT2 = f"bpe:{DATA}/gpt2/vocab.json,{DATA}/gpt2/merges.txt"
@@ -41,7 +41,7 @@ TEXTS = [
 def trained(tmp_path_factory):
     path = str(tmp_path_factory.mktemp("sp") / "v.model")
     specials = dataclasses.replace(T5_LIKE, spec=f"sentencepiece:{path}")
-    vocabulary_training.train(TEXTS[:2], specials)
+    training.train(TEXTS[:2], specials)
     return specials
 
 
@@ -243,7 +243,7 @@ def test_identity_is_that_of_ids(trained, tmp_path):
 
 def test_training_is_deterministic_and_t5_like(trained, tmp_path):
     path = str(tmp_path / "again.model")
-    vocabulary_training.train(TEXTS[:2], dataclasses.replace(T5_LIKE, spec=f"sentencepiece:{path}"))
+    training.train(TEXTS[:2], dataclasses.replace(T5_LIKE, spec=f"sentencepiece:{path}"))
     with open(path, "rb") as again, open(vocabularies.files(trained.spec)[0], "rb") as first:
         assert again.read() == first.read()
     loaded = vocabularies.load(trained)
@@ -305,7 +305,7 @@ def test_special_ids_may_be_added_above_the_file(trained, gpt2):
 def test_control_symbols_are_trained_at_their_ids_and_text_never_gives_them(tmp_path):
     path = str(tmp_path / "bert.model")
     bert = config.Vocabulary(f"sentencepiece:{path}", train_size=400, pad=0, unk=1, cls=3, sep=2, mask=4)
-    vocabulary_training.train(TEXTS[:2], bert)
+    training.train(TEXTS[:2], bert)
     loaded = vocabularies.load(bert)
     assert [loaded.processor.id_to_piece(i) for i in range(5)] == ["<pad>", "<unk>", "[SEP]", "[CLS]", "[MASK]"]
     assert loaded.vocab_size == 400
@@ -347,8 +347,6 @@ def test_mistakes_are_told(trained, tmp_path):
     with pytest.raises(UserError, match=r"mask is 50255, a token of text"):
         vocabularies.load(config.Vocabulary(GPT2, mask=50255))
     with pytest.raises(UserError, match="no SentencePiece vocabulary of 5000"):
-        vocabulary_training.train(
-            ["few words"], dataclasses.replace(T5_LIKE, spec=f"sentencepiece:{damaged}", train_size=5000)
-        )
+        training.train(["few words"], dataclasses.replace(T5_LIKE, spec=f"sentencepiece:{damaged}", train_size=5000))
     with pytest.raises(UserError, match="needs an unk id"):
-        vocabulary_training.train(["x"], config.Vocabulary(f"sentencepiece:{damaged}", train_size=400))
+        training.train(["x"], config.Vocabulary(f"sentencepiece:{damaged}", train_size=400))

@@ -15,7 +15,7 @@ import plm_jax
 from plm_jax import config
 from plm_jax.common.errors import UserError
 from plm_jax.data import vocabularies
-from plm_jax.data.vocabularies import vocabulary_training
+from plm_jax.data.vocabularies import training
 
 CORPORA = pathlib.Path(plm_jax.__file__).parent / "data/corpora"
 SIZE = 700
@@ -52,7 +52,7 @@ def trained(tmp_path_factory):
     @functools.cache
     def make(name):
         specials = specials_of(name, tmp_path_factory.mktemp(name))
-        vocabulary_training.train(texts(), specials)
+        training.train(texts(), specials)
         return specials
 
     return make
@@ -104,7 +104,7 @@ def test_uncased_and_cased(trained):
 def test_the_same_texts_give_the_same_files(trained, name, tmp_path):
     """The library's own trainer of WordPiece would not: it numbers letters as a hash table has them."""
     specials = specials_of(name, tmp_path)
-    vocabulary_training.train(texts(), specials)
+    training.train(texts(), specials)
     assert contents(specials) == contents(trained(name))
 
 
@@ -146,25 +146,25 @@ def test_wordpieces_are_the_most_frequent_merges(tmp_path):
     """Worked by hand: of "ab" ×5, "abc" ×4 and "bc" ×2 first a+##b is merged, 9 times, then ab+##c, then b+##c."""
     path = tmp_path / "vocab.txt"
     specials = config.Vocabulary(f"wordpiece:{path}", unk=0, train_size=7)
-    vocabulary_training.train(["ab " * 5, "abc, " * 4 + "bc " * 2], specials)
+    training.train(["ab " * 5, "abc, " * 4 + "bc " * 2], specials)
     assert path.read_text().split() == ["[UNK]", "##b", "##c", ",", "a", "b", "ab"]
-    vocabulary_training.train(["ab " * 5, "abc, " * 4 + "bc " * 2], dataclasses.replace(specials, train_size=9))
+    training.train(["ab " * 5, "abc, " * 4 + "bc " * 2], dataclasses.replace(specials, train_size=9))
     assert path.read_text().split()[6:] == ["ab", "abc", "bc"]
 
 
 def test_rare_characters_are_left_to_unknown(tmp_path):
     specials = config.Vocabulary(f"wordpiece:{tmp_path}/vocab.txt", unk=0, train_size=4)
-    vocabulary_training.train(["ab " * 30_000 + "☃"], specials)
+    training.train(["ab " * 30_000 + "☃"], specials)
     assert (tmp_path / "vocab.txt").read_text().split() == ["[UNK]", "##b", "a", "ab"]
-    vocabulary_training.train(["西湖西子西湖"], specials)
+    training.train(["西湖西子西湖"], specials)
     assert sorted((tmp_path / "vocab.txt").read_text().split()) == ["[UNK]", "子", "湖", "西"]
-    vocabulary_training.train(["西湖西子西湖"], dataclasses.replace(specials, train_size=3))
+    training.train(["西湖西子西湖"], dataclasses.replace(specials, train_size=3))
     assert sorted((tmp_path / "vocab.txt").read_text().split()) == ["[UNK]", "湖", "西"]
 
 
 def test_what_cannot_be_trained_is_told(tmp_path):
     def train(name, text="few words", **changes):
-        vocabulary_training.train([text], specials_of(name, tmp_path, **changes))
+        training.train([text], specials_of(name, tmp_path, **changes))
 
     for name in ("gpt2", "uncased"):
         with pytest.raises(UserError, match=rf"train_size is {SIZE}, the texts give no more than \d+: lower it"):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from plm_jax import config, objectives
 from plm_jax.common.errors import UserError
 from plm_jax.data import prepare, reader, vocabularies
-from plm_jax.data.vocabularies import vocabulary_training
+from plm_jax.data.vocabularies import training
 
 BERT = config.Vocabulary("", pad=0, unk=1, cls=2, sep=3, mask=4)
 SYMBOLS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -123,7 +123,7 @@ def test_identity_is_that_of_tokens_and_specials(load, both):
 def test_a_cased_vocabulary_of_lower_case_keeps_its_accents(load, tmp_path):
     """What none of its letters tell: of text in lower case alone."""
     cased = dataclasses.replace(BERT, train_size=60, train_kind="cased", spec=f"wordpiece:{tmp_path}/vocab.txt")
-    vocabulary_training.train(["élan et café, déjà là; le café où l'on lève la main, là-bas au marché"] * 3, cased)
+    training.train(["élan et café, déjà là; le café où l'on lève la main, là-bas au marché"] * 3, cased)
     vocabulary = vocabularies.load(cased)
     assert vocabulary.table["lowercase"] is False
     assert vocabulary.decode(vocabulary.encode("café où")) == "café où"

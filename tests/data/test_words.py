@@ -8,7 +8,7 @@ import pytest
 from plm_jax import config
 from plm_jax.common.errors import UserError
 from plm_jax.data import vocabularies
-from plm_jax.data.vocabularies import vocabulary_training, words
+from plm_jax.data.vocabularies import training, words
 
 SPECIALS = {"bos": 0, "eos": 1, "unk": 2}
 
@@ -90,9 +90,9 @@ def test_files_that_are_no_vocabulary_of_words_are_refused(text, specials, says,
 def test_the_most_frequent_words_are_counted_after_the_special_ones(tmp_path):
     path = str(tmp_path / "made.txt")
     specials = config.Vocabulary(f"words:{path}", train_size=6, bos=1, eos=0, unk=2)
-    vocabulary_training.train(["b a b c", "<UNK> c b <UNK>", "d <UNK>"], specials)
+    training.train(["b a b c", "<UNK> c b <UNK>", "d <UNK>"], specials)
     assert words.read(path) == ["</S>", "<S>", "<UNK>", "b", "c", "a"]
     with pytest.raises(UserError, match="0, 1 and 2"):
-        vocabulary_training.train(["a"], dataclasses.replace(specials, eos=5))
+        training.train(["a"], dataclasses.replace(specials, eos=5))
     with pytest.raises(UserError, match="no document"):
-        vocabulary_training.train(["<S>"], specials)
+        training.train(["<S>"], specials)

@@ -15,7 +15,7 @@ import tokenizers
 
 from plm_jax import config, corpora
 from plm_jax.data import vocabularies
-from plm_jax.data.vocabularies import sentences, vocabulary_training
+from plm_jax.data.vocabularies import sentences, training
 from plm_jax.hub import chatglm2, huggingface
 from plm_jax.hub.pretrained import Pretrained
 from plm_jax.models import registry, settings
@@ -98,7 +98,7 @@ def texts() -> list[str]:
 def _train(folder, spec: str, kind: str = "", **ids) -> config.Vocabulary:
     spec = spec.format(folder=folder)
     section = config.Vocabulary(spec, train_size=SIZE, train_kind=kind, **ids)
-    vocabulary_training.train(texts(), section)
+    training.train(texts(), section)
     return section
 
 

@@ -23,7 +23,7 @@ import plm_jax
 from plm_jax import config
 from plm_jax.common.errors import UserError
 from plm_jax.data import vocabularies
-from plm_jax.data.vocabularies import exported_tokenizers, vocabulary_training
+from plm_jax.data.vocabularies import exported, training
 from plm_jax.hub.pretrained import Pretrained
 from plm_jax.models import registry
 from plm_jax.training import sources
@@ -76,7 +76,7 @@ def test_any_text_has_our_ids(kind, folder):
     special = st.sampled_from(
         ["[MASK]", "</s>", "<0x41>", "<extra_id_0>", "[CLS]", "<|startofpiece|>", "  ", " a", "\n"]
     )
-    tree, _ = exported_tokenizers.export(loaded, {}, None)
+    tree, _ = exported.export(loaded, {}, None)
     tokenizer = tokenizers.Tokenizer.from_str(json.dumps(tree))
 
     @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
@@ -154,7 +154,7 @@ DEMO = runpy.run_path(str(pathlib.Path(__file__).parents[2] / "configs" / "demo.
 def test_the_demo_s_models_have_our_ids_there(name, tmp_path):
     run = DEMO[name]()
     section = replace(run.vocabulary, spec=f"sentencepiece:{tmp_path}/v.model", train_size=1024)
-    vocabulary_training.train(exports.corpus("sotu", 1500), section)
+    training.train(exports.corpus("sotu", 1500), section)
     run = replace(run, vocabulary=section)
     params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), registry.shapes(run.model))
     ids = {f"{name}_token_id": getattr(section, name) for name in config.SPECIALS if name != "unk"}
@@ -196,11 +196,11 @@ def test_other_ids_are_refused_with_the_text(folder, monkeypatch, tmp_path):
     model = exports.pretrained("gpt2", "unigram", folder)
 
     def lowercased(vocabulary):
-        tree, tokens, own = exported_tokenizers._sentencepiece(vocabulary)
+        tree, tokens, own = exported._sentencepiece(vocabulary)
         tree["normalizer"]["normalizers"].insert(0, {"type": "Lowercase"})
         return tree, tokens, own
 
-    monkeypatch.setitem(exported_tokenizers._BUILDERS, "sentencepiece", lowercased)
+    monkeypatch.setitem(exported._BUILDERS, "sentencepiece", lowercased)
     with pytest.raises(UserError, match=r"first for .The state of the Union.*: save in format plm_jax"):
         save(model, tmp_path / "saved")
     assert not (tmp_path / "saved").exists()
@@ -224,7 +224,7 @@ def test_a_trained_unigram_model_cuts_alike_wherever_equal_places_stand(folder):
     rng = random.Random(0)
     pieces = sentencepiece.SentencePieceProcessor(model_file=spec.partition(":")[2])
     assert all(pieces.get_score(i) * 1024 % 1 == 0 for i in range(len(pieces)))
-    tree, _ = exported_tokenizers.export(vocabularies.load(spec), {}, None)
+    tree, _ = exported.export(vocabularies.load(spec), {}, None)
     tokenizer = tokenizers.Tokenizer.from_str(json.dumps(tree))
     prefixes = exports.corpus("sotu", 1500)
     texts = [

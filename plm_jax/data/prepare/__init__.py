@@ -27,8 +27,8 @@ from plm_jax.common.errors import UserError
 from plm_jax.data import cache, vocabularies
 from plm_jax.data.cache import origins
 from plm_jax.data.prepare import segmenters, workers
-from plm_jax.data.sources import files, mixture_sources
-from plm_jax.data.vocabularies import sentences, stretches, vocabulary_training
+from plm_jax.data.sources import files, task_mixtures
+from plm_jax.data.vocabularies import sentences, stretches, training
 
 NUM_SHARDS = 256
 _BATCH_CHARACTERS = 2**20
@@ -62,7 +62,7 @@ def prepare(
     """Writes the cache of each of the run's sources into `output` (default: `data.cache_dir`), and its vocabulary.
 
     A source with a rate of 0 all the time is left out; of a mixture of seqio's each task has a cache
-    (`mixture_sources`). With `beam_options` Apache Beam tokenises, where and with how many workers they say
+    (`task_mixtures`). With `beam_options` Apache Beam tokenises, where and with how many workers they say
     (`data/beam.py`); the cache is the same.
 
     A cache whose identity (source contents, task definition, vocabulary, format) has not changed is left as it is. Of
@@ -78,7 +78,7 @@ def prepare(
             raise UserError(f"config.data.sources has '{name}': give a name of letters, digits, - and _")
         files.check(name, source)
     given, parts = run, _parts_of_mixtures(run)
-    run = mixture_sources.expanded(given, parts)
+    run = task_mixtures.expanded(given, parts)
     sources, local = config.read_sources(run), folder
     if storage.is_remote(folder):
         local = storage.cache_folder("prepare", hashlib.sha256(folder.encode("utf-8")).hexdigest()[:16])
@@ -100,16 +100,16 @@ def prepare(
             _upload(name, made, final, show_progress)
         for name in parts:
             own = all("validation" in _splits(part, run.data.sources[part]) for part in parts[name])
-            manifest = mixture_sources.manifest(given, name, parts[name], own)
+            manifest = task_mixtures.manifest(given, name, parts[name], own)
             _prepare_mixture(name, manifest, folder, local, show_progress)
 
 
-def _parts_of_mixtures(run: config.Run) -> dict[str, mixture_sources.Parts]:
+def _parts_of_mixtures(run: config.Run) -> dict[str, task_mixtures.Parts]:
     """The parts of each source of the run that is a mixture, from seqio."""
     found = {}
     for name, source in config.read_sources(run).items():
         if isinstance(source, config.Registered) and (rates := _tasks().rates(source)) is not None:
-            found[name] = mixture_sources.named(name, rates)
+            found[name] = task_mixtures.named(name, rates)
     return found
 
 
@@ -119,7 +119,7 @@ def _prepare_mixture(name: str, manifest: dict[str, Any], folder: str, local: st
     if _is_prepared(final, manifest["identity"]):
         print(f"{name}: up to date at {final}")
         return
-    mixture_sources.write(local, name, manifest)
+    task_mixtures.write(local, name, manifest)
     rates = ", ".join(f"{part} {of['rate']:g}" for part, of in manifest["parts"].items())
     print(f"{name}: a mixture by the rates {rates}: {made}")
     _upload(name, made, final, show_progress)
@@ -154,7 +154,7 @@ def _vocabulary(run: config.Run, show_progress: bool) -> vocabularies.Vocabulary
                     f"sources {', '.join(config.read_sources(run))} have no document for training: check their paths"
                 )
         with progress.doing("training the vocabulary"):
-            vocabulary_training.train(texts, spec, show_progress)
+            training.train(texts, spec, show_progress)
     return vocabularies.load_plain(spec)
 
 

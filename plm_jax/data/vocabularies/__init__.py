@@ -590,9 +590,9 @@ _FILES = {
 
 def load(vocabulary: config.Vocabulary | str) -> Vocabulary:
     """As `load_plain`, and it is a `seqio.Vocabulary`."""
-    from plm_jax.data.vocabularies import seqio_vocabularies  # Seconds, which tokenising alone need not wait.
+    from plm_jax.data.vocabularies import for_seqio  # Seconds, which tokenising alone need not wait.
 
-    return _load(vocabulary, {scheme: seqio_vocabularies.of(kind) for scheme, kind in KINDS.items()})
+    return _load(vocabulary, {scheme: for_seqio.of(kind) for scheme, kind in KINDS.items()})
 
 
 def load_plain(vocabulary: config.Vocabulary | str) -> Vocabulary:

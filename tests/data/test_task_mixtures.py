@@ -13,8 +13,8 @@ from plm_jax.common import storage
 from plm_jax.common.errors import UserError
 from plm_jax.data import prepare
 from plm_jax.data.reader import Reader
-from plm_jax.data.sources import mixture_sources, tasks
-from plm_jax.data.sources.mixture_sources import Part
+from plm_jax.data.sources import task_mixtures, tasks
+from plm_jax.data.sources.task_mixtures import Part
 from tests.test_errors import assert_one_line
 from tests.training import runs, tiny
 
@@ -87,13 +87,13 @@ def make(folder, run=tiny.PLAIN, **data):
 def test_examples_come_from_each_task_by_the_rates_of_seqio(folder, capsys):
     run = make(folder)
     prepare.prepare(run, show_progress=False)
-    expanded = mixture_sources.expanded(run)
+    expanded = task_mixtures.expanded(run)
     assert list(expanded.data.sources) == sorted(PARTS)
     read_back = config.resolve(config.to_config_dict(expanded), str(folder / "tiny.py"))
     assert list(config.stages(read_back)[0].mixture.items()) == list(config.stages(expanded)[0].mixture.items())
     assert expanded.data.mixture == pytest.approx({name: rate / 11 for name, rate in PARTS.items()})
     assert {source.name for source in expanded.data.sources.values()} == {"mine:a", "mine.b", "c"}
-    assert mixture_sources.expanded(expanded) == expanded
+    assert task_mixtures.expanded(expanded) == expanded
     number = 2200
     found = shares(expanded, number)
     for name, rate in PARTS.items():
@@ -108,12 +108,12 @@ def test_examples_come_from_each_task_by_the_rates_of_seqio(folder, capsys):
     prepare.prepare(run, show_progress=False)
     assert {name: (path.stat().st_ino, path.read_bytes()) for name, path in manifests.items()} == before
     assert "mix: a mixture by the rates" in capsys.readouterr().out
-    assert mixture_sources.expanded(run).data.mixture == pytest.approx(
+    assert task_mixtures.expanded(run).data.mixture == pytest.approx(
         {"mix-mine_a": 0.5 / 4, "mix-mine_b": 1.5 / 4, "mix-c": 2 / 4}
     )
     # The cache of a mixture is none of another, nor of a task.
     other = make(folder, sources={"mix": source("inner")})
-    assert mixture_sources.expanded(other) == other
+    assert task_mixtures.expanded(other) == other
     with pytest.raises(UserError, match="mix is of another mixture of tasks: run"):
         Reader(other)
 
@@ -128,23 +128,23 @@ def test_a_mixture_of_examples_beside_texts_and_without_seqio(folder):
         examples=config.Examples(target_length=24),
     )
     prepare.prepare(run, show_progress=False)
-    expanded = mixture_sources.expanded(run)
+    expanded = task_mixtures.expanded(run)
     assert expanded.data.mixture == {"z": 1.0, "q-qa": 1.0, "q-qb": 3.0}
     assert tasks.registered("q-qb", expanded.data.sources["q-qb"]).name == "qb"
     found = shares(expanded, 1000)
     assert all(abs(found[letter] - wanted) <= 1 for letter, wanted in {"z": 200, "a": 200, "b": 600}.items()), found
     (folder / "run.json").write_text(json.dumps(config.to_dict(run)))
     code = (
-        "import json, sys; from plm_jax import config; from plm_jax.data import mixture_sources, reader\n"
+        "import json, sys; from plm_jax import config; from plm_jax.data import task_mixtures, reader\n"
         f"run = config.from_dict(json.load(open({str(folder / 'run.json')!r})))\n"
-        "held = reader.Reader(mixture_sources.expanded(run)).sources\n"
+        "held = reader.Reader(task_mixtures.expanded(run)).sources\n"
         "print(*held, *(m for m in sys.modules if m.startswith(('tensorflow', 'seqio'))))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["q-qa", "q-qb", "z"] == list(expanded.data.sources)
     prepare.prepare(run, "memory://bucket/mixed", show_progress=False)
     remote = dataclasses.replace(run, data=dataclasses.replace(run.data, cache_dir="memory://bucket/mixed"))
-    assert mixture_sources.expanded(remote).data.mixture == expanded.data.mixture
+    assert task_mixtures.expanded(remote).data.mixture == expanded.data.mixture
     storage.remove("memory://bucket/mixed")
 
 
@@ -175,7 +175,7 @@ def test_rates_are_multiplied_out_in_every_phase():
     train = dataclasses.replace(tiny.PLAIN.train, steps=8, phases=phases)
     run = dataclasses.replace(tiny.PLAIN, data=data, train=train)
     parts = {"mix": {"mix-a": Part("a", 1.0), "mix-b": Part("b", 3.0)}}
-    found = mixture_sources.expanded(run, parts)
+    found = task_mixtures.expanded(run, parts)
     assert [stage.mixture for stage in config.stages(found)] == [
         {"mix-a": 1.0, "mix-b": 3.0},
         {"x": 0.75, "mix-a": 0.0625, "mix-b": 0.1875},
@@ -185,14 +185,14 @@ def test_rates_are_multiplied_out_in_every_phase():
     assert found.data.sources == {"x": text, "mix-a": source("a"), "mix-b": source("b")}
     # What is empty is in proportion to tokens, which a mixture's rates are not.
     with pytest.raises(UserError, match=r"'mix' is a mixture beside other sources: set .* config.data.mixture"):
-        mixture_sources.expanded(dataclasses.replace(tiny.PLAIN, data=dataclasses.replace(data, mixture={})), parts)
+        task_mixtures.expanded(dataclasses.replace(tiny.PLAIN, data=dataclasses.replace(data, mixture={})), parts)
     clash = dataclasses.replace(data, sources={"mix-a": text, "mix": source()}, mixture={"mix-a": 1, "mix": 1})
     with pytest.raises(UserError, match=r"two of config.data.sources would be 'mix-a'"):
-        mixture_sources.expanded(dataclasses.replace(tiny.PLAIN, data=clash), parts)
+        task_mixtures.expanded(dataclasses.replace(tiny.PLAIN, data=clash), parts)
 
 
 def test_names_of_parts_are_names_of_folders_and_differ():
-    found = mixture_sources.named("m", {"a:x": 1.0, "a.x": 2.0, "b.en-de": 3.0, "é": 4.0})
+    found = task_mixtures.named("m", {"a:x": 1.0, "a.x": 2.0, "b.en-de": 3.0, "é": 4.0})
     assert {of.task: of.rate for of in found.values()} == {"a:x": 1.0, "a.x": 2.0, "b.en-de": 3.0, "é": 4.0}
     assert len(found) == 4 and all(name.replace("-", "_").isidentifier() and name.isascii() for name in found)
     assert found["m-b_en-de"].task == "b.en-de" and sum(name.startswith("m-a_x-") for name in found) == 2

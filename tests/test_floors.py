@@ -82,6 +82,7 @@ ALLOWED = {
         "inference",
         "training",
         "hub",
+        "data",
         "objectives",
         "models",
         "config",

@@ -4,7 +4,7 @@ import os
 import pathlib
 import shutil
 
-from tests import xla
+from tests.support import xla
 
 # Before jax is imported: it reads them once.
 os.environ["JAX_PLATFORMS"] = os.environ.get("JAX_PLATFORMS", "cpu")
@@ -13,8 +13,8 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {xla.flags(devices
 import jax
 import pytest
 
-from tests import verbs
-from tests.training import tiny as tiny_config
+from tests.support import tiny as tiny_config
+from tests.support import verbs
 
 # Tests compile much and compute little: this halves their time.
 jax.config.update("jax_disable_most_optimizations", True)

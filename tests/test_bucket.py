@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 import plm_jax
-from tests import bucket
-from tests.training import resume
-from tests.training import tiny as tiny_config
+from tests.support import bucket, resume
+from tests.support import tiny as tiny_config
 
 SYMBOLS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[sMASK]", "[gMASK]", "<|startofpiece|>", "<|endofpiece|>"]
 WORDS = [*SYMBOLS, ".", *sorted(set(tiny_config.TEXT.split()))]

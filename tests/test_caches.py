@@ -6,8 +6,8 @@ import shutil
 
 import pytest
 
+from tests.support import runs
 from tests.test_errors import assert_one_line, contents
-from tests.training import runs
 
 
 @pytest.fixture

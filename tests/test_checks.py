@@ -7,7 +7,7 @@ import pytest
 
 from plm_jax import config, objectives
 from plm_jax.common.errors import UserError
-from tests.training.tiny import RUNS
+from tests.support.tiny import RUNS
 
 
 def phases(**changed):

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 from plm_jax import config
-from tests.training import tiny as tiny_config
+from tests.support import tiny as tiny_config
 
 
 def test_relative_paths_in_overrides_count_from_where_the_user_stands(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ import pytest
 
 from plm_jax import config, corpora
 from plm_jax.common.errors import UserError
-from tests.training import tiny
+from tests.support import tiny
 
 # Brown et al. 2020, table 2.2.
 GPT3 = {"common_crawl": 60, "webtext2": 22, "books1": 8, "books2": 8, "wikipedia": 3}

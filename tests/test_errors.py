@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from tests.training import runs
+from tests.support import runs
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.training import resume
+from tests.support import resume
 
 PACKAGE = pathlib.Path(__file__).parents[1] / "plm_jax"
 STANDARD = set(sys.stdlib_module_names)

@@ -8,7 +8,7 @@ import pathlib
 import subprocess
 import sys
 
-from tests import xla
+from tests.support import xla
 
 ROOT = pathlib.Path(__file__).parents[2]
 

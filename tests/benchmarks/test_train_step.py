@@ -15,7 +15,7 @@ import jax
 import pytest
 
 from plm_jax.models import registry
-from tests import xla
+from tests.support import xla
 
 ROOT = pathlib.Path(__file__).parents[2]
 HEAVY = ("tensorflow", "seqio", "grain", "orbax", "array_record", "tensorboardX")

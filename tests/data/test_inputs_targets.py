@@ -13,7 +13,7 @@ from plm_jax.common.errors import UserError
 from plm_jax.data import cache, prepare, reader
 from plm_jax.data.layouts import inputs_targets
 from plm_jax.data.sources import tasks
-from tests.training.tiny import TEXT
+from tests.support.tiny import TEXT
 
 EOS, PAD = 256, 257
 WORDS = TEXT.split()

@@ -18,7 +18,7 @@ from plm_jax import config
 from plm_jax.common import storage
 from plm_jax.data import cache, reader
 from plm_jax.data.vocabularies import words
-from tests.data import published_rows as rules
+from tests.support import published_rows as rules
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 LENGTH = 64

@@ -15,8 +15,8 @@ from plm_jax.data import prepare
 from plm_jax.data.reader import Reader
 from plm_jax.data.sources import task_mixtures, tasks
 from plm_jax.data.sources.task_mixtures import Part
+from tests.support import runs, tiny
 from tests.test_errors import assert_one_line
-from tests.training import runs, tiny
 
 # Task `letter` has texts of one letter. Of `outer`'s rate 12, 2 are parted as 1 to 3, 9 are `c`'s, and `d`'s, which
 # seqio leaves out of training, is not looked at.
@@ -204,7 +204,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 if "prepare" not in sys.argv[0]:
     sys.modules |= dict.fromkeys(("tensorflow", "seqio"))
 from plm_jax import config
-from tests.training import tiny
+from tests.support import tiny
 def get_config():
     sources = {"mix": config.SeqioTask("outer", "my_mixtures", "body")}
     data = dataclasses.replace(tiny.PLAIN.data, sources=sources)

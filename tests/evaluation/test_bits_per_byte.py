@@ -16,7 +16,7 @@ from plm_jax.data import cache, prepare, vocabularies
 from plm_jax.evaluation import perplexity
 from plm_jax.inference.language_model import LanguageModel
 from plm_jax.models import registry, settings
-from tests.training import tiny
+from tests.support import tiny
 
 GPT2 = pathlib.Path(plm_jax.__file__).parent / "data" / "gpt2"
 # By vocabulary, how many ids there are and which one ends a document.

@@ -9,7 +9,7 @@ from plm_jax.common.errors import UserError
 from plm_jax.data.reader import Reader, blank_batch
 from plm_jax.inference import decoding
 from plm_jax.training import loop
-from tests.training import runs, tiny
+from tests.support import runs, tiny
 
 RUN = tiny.RUNS["bart"]
 BOS, EOS, MASK = 258, 256, 260

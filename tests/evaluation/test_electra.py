@@ -11,8 +11,8 @@ from plm_jax.inference.language_model import LanguageModel
 from plm_jax.models import settings
 from plm_jax.training import loop
 from plm_jax.training.checkpoints import Checkpoints
-from tests.training import runs
-from tests.training.tiny import ELECTRA, RUNS
+from tests.support import runs
+from tests.support.tiny import ELECTRA, RUNS
 
 METRICS = ("loss", "nll", "accuracy", "discriminator_loss", "discriminator_accuracy", "replaced")
 

@@ -15,7 +15,7 @@ from plm_jax.data.reader import Reader
 from plm_jax.evaluation import perplexity
 from plm_jax.inference.language_model import LanguageModel
 from plm_jax.models import registry, settings
-from tests.training import tiny
+from tests.support import tiny
 
 VOCABULARY = config.Vocabulary("bytes", bos=259, pad=256, eos=257, unk=258, cls=259, sep=260, mask=261, sentinels=8)
 SIZE, TEXT_IDS = 270, set(range(256)) | {258}

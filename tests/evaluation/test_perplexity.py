@@ -12,7 +12,7 @@ from plm_jax.data import cache
 from plm_jax.evaluation import perplexity
 from plm_jax.inference.language_model import LanguageModel
 from plm_jax.training import state
-from tests.training import runs
+from tests.support import runs
 
 EOS, VOCAB, LENGTH = 256, 264, 32
 

@@ -17,8 +17,8 @@ from plm_jax.data.text_to_text import suite
 from plm_jax.evaluation import task_metrics
 from plm_jax.inference.language_model import LanguageModel
 from plm_jax.models import registry
-from tests.data.text_to_text.rows import ROWS
-from tests.training import tiny
+from tests.support import tiny
+from tests.support.task_rows import ROWS
 
 MODULE = """
 import seqio, tensorflow as tf

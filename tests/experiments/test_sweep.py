@@ -18,7 +18,7 @@ from plm_jax.data.reader import blank_batch
 from plm_jax.experiments import sweep
 from plm_jax.experiments.comparison import table
 from plm_jax.models import registry
-from tests.training import tiny as tiny_config
+from tests.support import tiny as tiny_config
 
 DEMO = pathlib.Path(__file__).parents[2] / "configs" / "ablations" / "objectives_demo.py"
 SWEEP = """

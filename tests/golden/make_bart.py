@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from tests.golden.make_bert_t5 import FOLDER, write
-from tests.hub import theirs
+from tests.support import theirs
 
 
 def main():

@@ -1,7 +1,7 @@
 """Writes the golden files of BERT and T5 with transformers: `python -m tests.golden.make_bert_t5`.
 
 Each folder holds a Hugging Face directory with random weights and `expected.npz`: the inputs and outputs of
-`tests.hub.theirs.run`, under the names there.
+`tests.support.theirs.run`, under the names there.
 """
 
 import json
@@ -11,7 +11,7 @@ import numpy as np
 import transformers
 from safetensors.torch import save_file
 
-from tests.hub import theirs
+from tests.support import theirs
 
 FOLDER = pathlib.Path(__file__).parent
 

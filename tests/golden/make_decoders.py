@@ -12,7 +12,7 @@ import transformers
 from safetensors.torch import save_file
 
 from tests.golden.make_gpt2 import BEAMS, MASK, NEW_TOKENS, continuations
-from tests.hub import theirs
+from tests.support import theirs
 
 FOLDER = pathlib.Path(__file__).parent
 SIZES = {"vocab_size": 61, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "initializer_range": 0.3}

@@ -6,7 +6,7 @@ Each folder is as those of `make_bert_t5.py`.
 import transformers
 
 from tests.golden.make_bert_t5 import FOLDER, write
-from tests.hub import theirs
+from tests.support import theirs
 
 
 def main():

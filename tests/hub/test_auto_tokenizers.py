@@ -8,7 +8,7 @@ transformers = pytest.importorskip("transformers")
 
 import plm_jax  # noqa: E402
 from plm_jax.training import sources  # noqa: E402
-from tests.hub import exports  # noqa: E402
+from tests.support import exports  # noqa: E402
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from plm_jax.inference import decoding
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
-from tests.hub import theirs  # noqa: E402
+from tests.support import theirs  # noqa: E402
 
 CONFIGS = {
     "odd_heads_tanh_gelu_scaled": {

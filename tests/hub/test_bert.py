@@ -11,7 +11,7 @@ from plm_jax.models import settings
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
-from tests.hub import theirs  # noqa: E402
+from tests.support import theirs  # noqa: E402
 
 CONFIGS = {
     "odd_heads_tanh_gelu": {"hidden_size": 21, "num_attention_heads": 7, "hidden_act": "gelu_new"},

@@ -13,7 +13,7 @@ from plm_jax.hub import electra, huggingface
 from plm_jax.inference.language_model import LanguageModel
 from plm_jax.models import registry, settings
 from tests import golden
-from tests.training import tiny
+from tests.support import tiny
 
 SMALL = {"hidden_size": 6, "num_attention_heads": 2, "num_hidden_layers": 3, "intermediate_size": 5}
 

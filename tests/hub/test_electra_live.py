@@ -10,7 +10,7 @@ from plm_jax.models import settings
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
-from tests.hub import theirs  # noqa: E402
+from tests.support import theirs  # noqa: E402
 
 DISCRIMINATOR, GENERATOR = "ElectraForPreTraining", "ElectraForMaskedLM"
 CONFIGS = {

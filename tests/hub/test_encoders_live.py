@@ -12,7 +12,7 @@ from plm_jax.models import settings
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
-from tests.hub import theirs  # noqa: E402
+from tests.support import theirs  # noqa: E402
 
 WHOLE = {"roberta": "RobertaForMaskedLM", "albert": "AlbertForPreTraining", "distilbert": "DistilBertForMaskedLM"}
 CONFIGS = {

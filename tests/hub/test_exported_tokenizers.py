@@ -27,7 +27,7 @@ from plm_jax.data.vocabularies import exported, training
 from plm_jax.hub.pretrained import Pretrained
 from plm_jax.models import registry
 from plm_jax.training import sources
-from tests.hub import exports
+from tests.support import exports
 
 # Each family and each kind at least once.
 PAIRS = [

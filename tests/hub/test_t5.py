@@ -10,7 +10,7 @@ import plm_jax
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
-from tests.hub import theirs  # noqa: E402
+from tests.support import theirs  # noqa: E402
 
 CONFIGS = {
     "odd_heads_shallow_decoder": {"d_kv": 3, "num_heads": 5, "num_decoder_layers": 1},

@@ -15,7 +15,7 @@ from plm_jax.common.errors import UserError
 from plm_jax.inference import blanks
 from plm_jax.inference.language_model import LanguageModel
 from plm_jax.models import registry, settings
-from tests.training import tiny
+from tests.support import tiny
 
 BYTES = config.Vocabulary("bytes", pad=256, eos=257, cls=258, sep=259, mask=260, sentinels=3)
 SIZE = 264

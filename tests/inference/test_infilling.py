@@ -14,8 +14,8 @@ from plm_jax.evaluation import perplexity
 from plm_jax.inference import decoding, infilling
 from plm_jax.inference.language_model import LanguageModel
 from plm_jax.models import registry
-from tests.training import runs
-from tests.training import tiny as tiny_config
+from tests.support import runs
+from tests.support import tiny as tiny_config
 
 IDS = {"pad": 256, "eos": 257, "cls": 258, "mask": 259, "smask": 260, "gmask": 261, "sop": 262, "eop": 263}
 SIZE = 264

@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 
-from tests.training import resume
+from tests.support import resume
 
 LAUNCH = pathlib.Path(__file__).parents[2] / "launch" / "local.py"
 

@@ -8,8 +8,8 @@ import subprocess
 
 import pytest
 
-from tests import xla
 from tests.launch import fakes
+from tests.support import xla
 
 SMALL = ["--nodes=2", "--gpus-per-node=1", "--ntasks-per-node=1"]
 # A process of a training job, as far as joining goes; the first life waits for its end.

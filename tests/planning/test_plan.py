@@ -16,8 +16,8 @@ from plm_jax.planning import hlo
 from plm_jax.planning import plan as planning
 from plm_jax.training import flops, loop
 from plm_jax.training.program import Program
-from tests.training import runs
-from tests.training.tiny import PLAIN, RUNS
+from tests.support import runs
+from tests.support.tiny import PLAIN, RUNS
 
 LAYERS, WIDTH, VOCABULARY, POSITIONS, CHIPS = 3, 256, 1024, 128, 16
 WIDE = 4 * WIDTH

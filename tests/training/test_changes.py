@@ -15,7 +15,7 @@ from plm_jax import config, losses, objectives
 from plm_jax.common.errors import UserError
 from plm_jax.data import reader
 from plm_jax.training import checkpoints, loop, optimizers, resume, run_directory
-from tests.training import runs, tiny
+from tests.support import runs, tiny
 from tests.training.test_resume import back_at
 
 

@@ -12,7 +12,7 @@ from plm_jax import losses, objectives
 from plm_jax.models import electra, registry, settings
 from plm_jax.training import flops
 from tests.models.test_encoder import apply
-from tests.training import tiny
+from tests.support import tiny
 
 SPECIAL = objectives.Special(pad=257, cls=258, sep=259, mask=260, vocab_size=261)
 LENGTH = 20

@@ -19,7 +19,7 @@ from plm_jax.models import registry
 from plm_jax.planning import plan as planning
 from plm_jax.training import flops, loop, optimizers, resume, state, step, warm_start
 from plm_jax.training.checkpoints import Checkpoints
-from tests.training import runs, tiny
+from tests.support import runs, tiny
 
 ROOT = state.key(7, "threefry")
 KEYS = ("dropout", "sample")

@@ -16,7 +16,7 @@ from plm_jax.evaluation import task_metrics
 from plm_jax.inference.language_model import load
 from plm_jax.models import registry, settings
 from plm_jax.training import loop
-from tests.training import runs, tiny
+from tests.support import runs, tiny
 
 SPECIAL = objectives.Special(pad=0, eos=1, vocab_size=272)
 EXAMPLES = [([11, 12, 13], [21, 22]), ([14], [23]), ([15, 16, 17, 18], [24, 25, 26])]

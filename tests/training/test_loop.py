@@ -15,8 +15,8 @@ from plm_jax.common.errors import UserError
 from plm_jax.data.reader import Reader
 from plm_jax.hub import huggingface
 from plm_jax.training import checkpoints, flops, loop, telemetry
-from tests.training import runs
-from tests.training.tiny import MODEL
+from tests.support import runs
+from tests.support.tiny import MODEL
 
 
 @pytest.fixture(scope="module")

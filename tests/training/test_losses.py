@@ -11,7 +11,7 @@ import pytest
 
 from plm_jax import losses, objectives
 from plm_jax.models import registry, settings
-from tests.training import tiny
+from tests.support import tiny
 
 ROWS, LENGTH, WIDTH, VOCAB = 3, 7, 5, 11
 

@@ -14,8 +14,8 @@ import pytest
 from plm_jax import config
 from plm_jax.common.errors import UserError
 from plm_jax.training import loop, mesh
-from tests.training import resume, runs
-from tests.training.tiny import RUNS
+from tests.support import resume, runs
+from tests.support.tiny import RUNS
 
 LAUNCH = pathlib.Path(__file__).parents[2] / "launch" / "local.py"
 MESHES = [

@@ -15,7 +15,7 @@ from plm_jax import config
 from plm_jax.common.errors import UserError
 from plm_jax.models.decoder import Decoder
 from plm_jax.training import mesh, optimizers, schedules, state
-from tests.training import tiny
+from tests.support import tiny
 
 STEPS = np.array([0, 1, 5, 9, 10, 11, 55, 99, 100, 150])
 

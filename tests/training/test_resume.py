@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from plm_jax.data import reader
-from tests.training import resume, runs
-from tests.training.tiny import RUNS
+from tests.support import resume, runs
+from tests.support.tiny import RUNS
 
 LAUNCH = pathlib.Path(__file__).parents[2] / "launch" / "local.py"
 

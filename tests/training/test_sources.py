@@ -19,9 +19,9 @@ from plm_jax.common.errors import UserError
 from plm_jax.hub import files, huggingface
 from plm_jax.models import registry, settings
 from plm_jax.training import checkpoints, loop, sources
-from tests import bucket, golden
-from tests.training import resume, runs
-from tests.training import tiny as tiny_config
+from tests import golden
+from tests.support import bucket, resume, runs
+from tests.support import tiny as tiny_config
 
 
 def weights(folder) -> dict[str, np.ndarray]:

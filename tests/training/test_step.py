@@ -13,7 +13,7 @@ import pytest
 from plm_jax import losses
 from plm_jax.models.decoder import Decoder
 from plm_jax.training import state, step
-from tests.training import tiny
+from tests.support import tiny
 
 ROOT = state.key(7, "threefry")
 

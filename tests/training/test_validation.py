@@ -13,7 +13,7 @@ from plm_jax.data.reader import Reader
 from plm_jax.models import registry
 from plm_jax.models.decoder import Decoder
 from plm_jax.training import loop
-from tests.training import runs, tiny
+from tests.support import runs, tiny
 
 EOS, BATCH = 256, 4
 # Source `c` has one document, which is for training.

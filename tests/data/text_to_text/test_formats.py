@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from plm_jax.common.errors import UserError
 from plm_jax.data.text_to_text import formats, suite
-from tests.data.text_to_text.rows import ROWS, T5_NAMES
+from tests.support.task_rows import ROWS, T5_NAMES
 
 
 def test_every_task_has_rows():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from plm_jax.data.text_to_text import metrics, postprocessors, suite
-from tests.data.text_to_text.rows import ROWS, T5_NAMES
+from tests.support.task_rows import ROWS, T5_NAMES
 
 LABELS = ([0, 1, 1, 0, 1, 0], [0, 1, 0, 1, 1, -1])
 CLASSES = ([0, 1, 2, 2, 0, 1], [0, 2, 2, -1, 1, 1])

@@ -14,7 +14,7 @@ from plm_jax.common.errors import UserError
 from plm_jax.data import vocabularies
 from plm_jax.data.sources import tasks
 from plm_jax.data.text_to_text import metrics, sizes, suite
-from tests.data.text_to_text.rows import ROWS, T5_NAMES
+from tests.support.task_rows import ROWS, T5_NAMES
 
 
 @pytest.fixture

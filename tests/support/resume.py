@@ -1,6 +1,6 @@
 """Kills a pretraining run again and again and compares it with one that was left alone.
 
-    python -m tests.training.resume --kills=10
+    python -m tests.support.resume --kills=10
 
 Every other kill falls into the saving of a checkpoint, the rest at random moments. Prints JSON and exits with status 1
 if a digest or a loss differs by a bit, or a step is missing or there twice.
@@ -17,8 +17,7 @@ import sys
 import tempfile
 import time
 
-from tests import xla
-from tests.training import tiny
+from tests.support import tiny, xla
 
 
 def command(folder: pathlib.Path, name: str, workdir: pathlib.Path, *overrides: str) -> list[str]:

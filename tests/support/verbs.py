@@ -10,7 +10,7 @@ import subprocess
 import sys
 from typing import NamedTuple
 
-from tests import xla
+from tests.support import xla
 
 
 class Finished(NamedTuple):
@@ -32,7 +32,7 @@ class Server:
     def __init__(self, folder: str):
         self._folder = folder
         self._count = 0
-        command = [sys.executable, "-m", "tests.verbs"]
+        command = [sys.executable, "-m", "tests.support.verbs"]
         # What a verb starts finds the package from any folder.
         path = os.pathsep.join([os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = os.environ | {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": path}

@@ -9,7 +9,7 @@ import numpy as np
 
 from plm_jax import config
 from plm_jax.training import loop
-from tests.training import tiny
+from tests.support import tiny
 
 
 def make(folder: pathlib.Path, run: config.Run = tiny.PLAIN, dropout: float | None = None, **sections) -> config.Run:

@@ -43,7 +43,7 @@ TEXT_IDS = VOCAB_SIZE - SENTINELS - len(config.SPECIALS)
 IDS = {name: TEXT_IDS + number for number, name in enumerate(config.SPECIALS)}
 VOCABULARY = config.Vocabulary("words:words.txt", **IDS, sentinels=SENTINELS)
 WORDS = [f"word{number}" for number in range(VOCAB_SIZE)]
-OBJECTIVES = {kind: (make(), config.Blocks()) for kind, make in objectives.KINDS.items()}
+OBJECTIVES = {kind: (make(), config.Blocks()) for kind, make in objectives.Objective.choices.items()}
 NOISES = denoising.TokenMasking(), denoising.TokenDeletion(), denoising.TextInfilling()
 OBJECTIVES |= {
     "bidirectional_lm": (objectives.BidirectionalLM(), config.Streams()),

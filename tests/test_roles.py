@@ -42,6 +42,28 @@ def test_a_field_of_a_role_takes_every_choice_that_exists_when_it_is_read():
     assert trees.parse(Drawing, trees.to_config_dict(drawing).to_dict(), "drawing") == drawing
 
 
+def test_a_choice_sets_what_its_role_declares():
+    class Body(Role):
+        """A role."""
+
+        sides: ClassVar[int]
+        name: ClassVar[str] = "body"
+
+    class Solid(Body):
+        """No choice yet."""
+
+    class Cube(Solid):
+        kind: ClassVar[str] = "cube"
+        sides: ClassVar[int] = 6
+
+    with pytest.raises(UserError, match="Ball says nothing of its sides"):
+
+        class Ball(Solid):
+            kind: ClassVar[str] = "ball"
+
+    assert Body.choices == {"cube": Cube}
+
+
 def test_an_unknown_kind_names_the_field_and_the_nearest_one():
     with pytest.raises(UserError, match=r"drawing\.first\.kind is 'weel': .*wheel"):
         trees.parse(Drawing, {"first": {"kind": "weel"}}, "drawing")

@@ -11,7 +11,7 @@ A role is an abstract base; a dataclass below it becomes a choice by naming its 
 user's own enters as ours do. In a tree a choice is its fields and its `kind`.
 """
 
-from typing import ClassVar, Self
+from typing import ClassVar, Self, get_origin
 
 from plm_jax.common.errors import UserError
 
@@ -38,7 +38,17 @@ class Role:
                     f"{cls.__module__}.{cls.__qualname__} calls itself '{cls.kind}', as "
                     f"{other.__module__}.{other.__qualname__} does: give it another kind"
                 )
+            if missing := [name for name in _declared(cls) if not hasattr(cls, name)]:
+                raise UserError(f"{cls.__module__}.{cls.__qualname__} says nothing of its {', '.join(missing)}: set it")
             cls.choices[cls.kind] = cls
+
+
+def _declared(choice: type[Role]) -> list[str]:
+    """What the role of a choice asks each of its choices to set, besides fields."""
+    role = next(base for base in choice.__mro__ if is_role(base))
+    return [
+        name for name, annotation in vars(role).get("__annotations__", {}).items() if get_origin(annotation) is ClassVar
+    ]
 
 
 def is_role(annotation: object) -> bool:

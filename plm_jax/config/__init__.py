@@ -491,7 +491,7 @@ class Run:
     """Everything that a run is."""
 
     model: settings.Decoder | settings.Encoder | settings.Electra | settings.EncoderDecoder | settings.Elmo
-    objective: objectives.Settings
+    objective: objectives.Objective
     data: Data
     vocabulary: Vocabulary
     optimizer: AdamW | Lamb | Adafactor | Adagrad

@@ -4,18 +4,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from plm_jax import objectives
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.models import settings
-
-# Which architecture an objective trains.
-ARCHITECTURES = {
-    **dict.fromkeys(("blank_infilling", "causal", "decoder_prefix_lm"), "decoder"),
-    **dict.fromkeys(("masked_lm", "span_masked_lm"), "encoder"),
-    **{"replaced_token": "electra", "bidirectional_lm": "elmo"},
-    **dict.fromkeys(("span_corruption", "replace_spans", "drop_tokens", "mask_tokens"), "encoder_decoder"),
-    **dict.fromkeys(("denoising", "deshuffling", "prefix_lm", "full_lm", "ul2"), "encoder_decoder"),
-}
+from plm_jax.objectives import Objective
 
 
 def run(run: Any, stages: Callable[[], Sequence[Any]], target_length: Callable[[int], int]) -> None:
@@ -55,15 +46,15 @@ def run(run: Any, stages: Callable[[], Sequence[Any]], target_length: Callable[[
 
 
 def _architecture(run: Any) -> None:
-    """An objective trains models of one kind."""
-    needed = ARCHITECTURES[run.objective.kind]
-    if run.model.kind != needed:
+    """An objective trains models of some kinds."""
+    if run.model.kind not in run.objective.architectures:
+        kinds = "' or '".join(run.objective.architectures)
         raise UserError(
-            f"objective '{run.objective.kind}' trains a model of kind '{needed}', config.model.kind is "
+            f"objective '{run.objective.kind}' trains a model of kind '{kinds}', config.model.kind is "
             f"'{run.model.kind}': change one"
         )
     has_boundary = isinstance(getattr(run.model, "span_boundary", None), settings.SpanBoundary)
-    if has_boundary and run.objective.kind != "span_masked_lm":
+    if has_boundary and not run.objective.marks_spans:
         raise UserError(
             f"objective '{run.objective.kind}' does not train config.model.span_boundary: leave it out, or choose "
             "span_masked_lm"
@@ -110,10 +101,8 @@ def _mixture(run: Any, stage: Any) -> None:
 
 def _positions(run: Any, length: int, target_length: Callable[[int], int]) -> None:
     """Rows as long as the model has positions."""
-    attention, longest = getattr(run.model, "attention", None), length
+    attention, longest = getattr(run.model, "attention", None), run.objective.num_positions(length)
     position = attention and attention.position
-    if isinstance(run.objective, objectives.BlankInfilling):
-        longest = run.objective.text_length(length)  # What fills blanks has the positions of their masks.
     if isinstance(run.model, settings.EncoderDecoder):
         longest = max(longest, target_length(length))
     tables = settings.LearnedPositions | settings.BlockPositions
@@ -128,7 +117,7 @@ def _positions(run: Any, length: int, target_length: Callable[[int], int]) -> No
 def _begin(run: Any) -> None:
     """What begins documents is fed to decoders, and has an id."""
     begin = run.data.layout.begin
-    if begin and not isinstance(run.objective, objectives.Causal):
+    if begin and not run.objective.takes_begin:
         raise UserError(
             f"objective '{run.objective.kind}' has its own marks around texts: leave config.data.layout.begin out"
         )
@@ -176,13 +165,13 @@ def _texts(run: Any, length: int) -> None:
         )
     if length < least:
         raise UserError(f"config.data.length is {length}: {what} take at least {least}")
-    if is_document or not isinstance(run.objective, objectives.Denoising):
+    if is_document or not run.objective.frames:
         _rows(run.objective, what)
 
 
-def _rows(objective: objectives.Settings, layout: str) -> None:
+def _rows(objective: Objective, layout: str) -> None:
     """A layout of finished rows takes an objective that leaves them as they are."""
-    if not isinstance(objective, objectives.MaskedLM):
+    if "row" not in objective.takes:
         raise UserError(
             f"objective '{objective.kind}' makes rows of its own, {layout} are a row: "
             "choose masked_lm, or blocks as config.data.layout"
@@ -197,7 +186,7 @@ def _streams(run: Any, stages: Sequence[Any]) -> None:
         words, or one that takes other settings; a model without a head.
     """
     objective, data, vocabulary, train = run.objective, run.data, run.vocabulary, run.train
-    reads_both_ways = isinstance(objective, objectives.BidirectionalLM)
+    reads_both_ways = "stream" in objective.takes
     if reads_both_ways != (data.layout.kind == "streams"):
         raise UserError(
             f"objective '{objective.kind}' does not read config.data.layout '{data.layout.kind}': bidirectional_lm "
@@ -233,7 +222,7 @@ def _examples(run: Any, stages: Sequence[Any]) -> None:
     names = [name for name, source in run.data.sources.items() if source.kind.endswith("_examples")]
     if not names:
         return
-    if not isinstance(objective, objectives.ReadsExamples):
+    if objective.example_rows is None:
         raise UserError(
             f"source '{names[0]}' has inputs and targets, beside which objective '{objective.kind}' makes no rows: "
             "choose one for an encoder-decoder, causal or decoder_prefix_lm"
@@ -253,7 +242,7 @@ def _examples(run: Any, stages: Sequence[Any]) -> None:
             )
     if not given.packed:
         return
-    if isinstance(objective, objectives.DecoderPrefixLM):
+    if objective.has_prefix:
         raise UserError("a row has one prefix: set config.data.examples.packed to False")
     position = run.model.attention.position
     if not is_decoder and not isinstance(position, settings.RelativeBias | settings.NoPositions):

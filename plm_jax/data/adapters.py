@@ -58,7 +58,7 @@ def _ragged(batch: tf.Tensor | tf.RaggedTensor) -> tf.RaggedTensor:
 
 
 def preprocessor(
-    objective: objectives.Objective,
+    objective: objectives.BoundObjective,
     length: int,
     seed: int = 0,
     split: str = "train",

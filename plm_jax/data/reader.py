@@ -80,7 +80,7 @@ class Reader:
             if source.has_examples != isinstance(run.data.sources[name], config.ExampleSource):
                 raise UserError(f"the cache of '{name}' is of another kind of source: {_AGAIN}")
         special = _special(self.vocabulary)
-        self.objective = objectives.Objective(run.objective, special)
+        self.objective = objectives.BoundObjective(run.objective, special)
         self._example_rows = example_rows(run, special)
         self._streams = {
             split: {
@@ -248,7 +248,7 @@ class Reader:
         for name in (name for name, source in self.sources.items() if source.has_examples):
             if share := self._layout("train", name, self._stages[0].length).share_cut():
                 found.append(f"{share:.1%} of the examples of '{name}' are longer than a row and lose their end")
-        if getattr(self._run.objective, "whole_words", 0):
+        if self._run.objective.whole_words:
             share, length = max((self._share_left_out(stage), stage.length) for stage in stages)
             if share >= _LEFT_OUT:
                 found.append(
@@ -385,7 +385,7 @@ def example_rows(run: config.Run, special: objectives.Special) -> objectives.Exa
         return None
     segmented = run.data.examples.packed or not run.data.layout.attend_across_documents
     begin = examples.begins_with(run.data.layout, special)
-    return objectives.example_rows(run.objective, special, run.data.examples.target_length, segmented, begin)
+    return run.objective.example_rows(run.objective, special, run.data.examples.target_length, segmented, begin)
 
 
 def special_ids(run: config.Run, size: int) -> objectives.Special:
@@ -425,7 +425,7 @@ def _batch(examples: list[Example]) -> Example:
 
 def blank_batch(run: config.Run, length: int) -> Example:
     """A batch of one row without text: the keys, shapes and types of the run's batches. It needs no cache."""
-    objective = objectives.Objective(run.objective, special_ids(run, run.model.embedding.vocab_size))
+    objective = objectives.BoundObjective(run.objective, special_ids(run, run.model.embedding.vocab_size))
     if (rows := example_rows(run, objective.special)) is not None:
         return _batch([rows.row([((), ())], length)])
     max_characters = getattr(run.model.embedding, "max_characters", 0)

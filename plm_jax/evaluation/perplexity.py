@@ -113,7 +113,7 @@ def _evaluate(lm: LanguageModel, run: config.Run, task: str, length: int, show_p
         "real_tokens": sums["real_tokens"],
         "length": length,
     }
-    if run.objective.kind == "causal":
+    if run.objective.is_likelihood:
         found["bits_per_byte"] = sums["nll"] / math.log(2) / predicted_bytes(source.splits[split], sums["real_tokens"])
     others = {"pairs": ("pair_loss", "pair_accuracy")}
     others["input_tokens"] = "discriminator_loss", "discriminator_accuracy", "replaced"

@@ -18,7 +18,6 @@ import numpy as np
 
 from plm_jax import config, losses
 from plm_jax.common.errors import UserError, nearest
-from plm_jax.config import checks
 from plm_jax.data import cache, reader
 from plm_jax.data.text_to_text import formats
 from plm_jax.evaluation import perplexity
@@ -52,9 +51,9 @@ def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool 
         raise UserError(f"task '{found.name}' has no metric_fns: give it some where it is registered")
     if found.predict_with_aux_metric_fns:
         raise UserError(f"task '{found.name}' has a metric of aux_values: use those of predictions or scores")
-    needed = checks.ARCHITECTURES[run.objective.kind]
-    if lm.config.kind != needed:
-        raise UserError(f"the model is of kind '{lm.config.kind}', the config trains '{needed}': name one of its kind")
+    if lm.config.kind != run.model.kind:
+        trained = f"the config trains '{run.model.kind}'"
+        raise UserError(f"the model is of kind '{lm.config.kind}', {trained}: name one of its kind")
     if run is not lm.run:
         wanted = vocabularies.identity(vocabularies.load(run.vocabulary))
         perplexity.check_vocabulary(lm, run, wanted, "give a config")

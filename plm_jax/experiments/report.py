@@ -11,6 +11,7 @@ import matplotlib
 
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError
+from plm_jax.objectives import Objective
 from plm_jax.training.telemetry import read_rows
 
 matplotlib.use("svg")  # No display is needed.
@@ -23,25 +24,6 @@ PICTURES = (
     ("Learning rate", "", ("train/learning_rate",)),
     ("Gradient norm", "", ("train/grad_norm",)),
 )
-# By kind of objective: what the targets are.
-TARGETS = {
-    "causal": "every next token",
-    "masked_lm": "the masked tokens; with sentence pairs the loss is theirs and the pairs' added up",
-    "span_masked_lm": "the masked tokens; the loss is theirs and that of the spans' boundaries added up",
-    "replaced_token": "the masked tokens, which the generator fills; the loss has the discriminator's added up",
-    "blank_infilling": "the tokens of the blanks and their ends",
-    "bidirectional_lm": "every next word, and every one before when reading backward",
-    "span_corruption": "the spans that were cut out, with their sentinels and the end token",
-    "replace_spans": "the stretches of noise, with the sentinels of the text between them and the end token",
-    "drop_tokens": "the tokens that were left out, and the end token",
-    "mask_tokens": "the whole text, and the end token",
-    "deshuffling": "the text in its order, and the end token",
-    "prefix_lm": "the text after the encoder's part, and the end token",
-    "full_lm": "every token",
-    "denoising": "the whole clean text, with its beginning and end tokens",
-    "ul2": "the spans that were cut out, of all modes, with their sentinels and the end token",
-    "decoder_prefix_lm": "every next token after the prefix",
-}
 STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}
 table{border-collapse:collapse;margin:1rem 0}td,th{padding:.25rem .75rem;border-bottom:1px solid #ddd;text-align:right}
 td:first-child,th:first-child{text-align:left}svg{max-width:100%;height:auto}
@@ -88,9 +70,7 @@ def write(workdirs: Sequence[str], output: str) -> None:
         f"<pre>{html.escape(json.dumps(run.config, indent=2))}</pre></details>"
         for run in runs
     )
-    targets = "\n".join(
-        f"<li>{html.escape(run.name)}: {TARGETS[run.config['config']['objective']['kind']]}.</li>" for run in runs
-    )
+    targets = "\n".join(f"<li>{html.escape(run.name)}: {html.escape(_targets(run))}.</li>" for run in runs)
     title = "plm_jax: " + ", ".join(html.escape(run.name) for run in runs)
     page = f"""<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>
 <meta name="viewport" content="width=device-width"><style>{STYLE}</style></head><body><h1>{title}</h1>
@@ -104,6 +84,13 @@ text alone, without special tokens and sentinels:</p>
 </body></html>
 """
     storage.write(output, page.encode("utf-8"))
+
+
+def _targets(run: RunLog) -> str:
+    """What the run's objective predicts."""
+    kind = run.config["config"]["objective"]["kind"]
+    known = Objective.choices.get(kind)
+    return known.targets if known else f"those of objective '{kind}'"
 
 
 def _table(runs: Sequence[RunLog]) -> str:

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from plm_jax import objectives
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.data.vocabularies import words
 from plm_jax.hub.pretrained import Pretrained, float32
@@ -325,7 +324,7 @@ class LanguageModel:
             eos_ids=self._eos_ids,
             start_id=self.special_ids.get("decoder_start_token_id", self.special_ids.get("pad_token_id", 0)),
             vocab_size=self._known_vocabulary and self._known_vocabulary.vocab_size,
-            sees_prompt=self.run is not None and isinstance(self.run.objective, objectives.DecoderPrefixLM),
+            sees_prompt=self.run is not None and self.run.objective.has_prefix,
             **options,
         )
 
@@ -363,7 +362,7 @@ class LanguageModel:
 
     @property
     def _marks(self) -> infilling.Marks | None:
-        if self.run is not None and self.run.objective.kind != "blank_infilling":
+        if self.run is not None and not self.run.objective.fills_blanks:
             return None
         return infilling.marks(self.config, self.special_ids)
 
@@ -410,7 +409,7 @@ class LanguageModel:
             marks = blanks.sentinels_of(text, self._sentinels)
             if "mask_token_id" in special:
                 marks |= {mask: special["mask_token_id"] for mask in blanks.MASKS if mask in text}
-            framed = self.run is None or isinstance(self.run.objective, objectives.Denoising)
+            framed = self.run is None or self.run.objective.frames
             bos = [special["bos_token_id"]] if framed and "bos_token_id" in special else []
             return bos + blanks.encode(vocabulary, text, marks) + self._eos_ids[:1]
         if not any(mask in text for mask in blanks.MASKS):

@@ -6,12 +6,12 @@ from typing import ClassVar
 import numpy as np
 
 from plm_jax.common.errors import UserError
-from plm_jax.objectives.rows import EveryToken
+from plm_jax.objectives.objective import Objective
 from plm_jax.objectives.special import Special
 
 
 @dataclass(frozen=True)
-class BidirectionalLM(EveryToken):
+class BidirectionalLM(Objective):
     """Predict each word from those before it, and from those after it (ELMo, Peters et al. 2018, arXiv:1802.05365).
 
     The loss is the mean of both directions'. The layout of streams gives what allenai/bilm-tf reads; characters are
@@ -23,6 +23,11 @@ class BidirectionalLM(EveryToken):
     """
 
     kind: ClassVar[str] = "bidirectional_lm"
+    architectures: ClassVar[tuple[str, ...]] = ("elmo",)
+    loss: ClassVar[str] = "bidirectional_lm"
+    loss_fields: ClassVar[tuple[str, ...]] = ("negative_samples",)
+    targets: ClassVar[str] = "every next word, and every one before when reading backward"
+    takes: ClassVar[tuple[str, ...]] = ("stream",)
     negative_samples: int = 0
 
     def __post_init__(self):

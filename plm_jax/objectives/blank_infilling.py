@@ -11,6 +11,7 @@ import numpy as np
 
 from plm_jax.common.errors import UserError
 from plm_jax.objectives import rows
+from plm_jax.objectives.objective import Objective
 from plm_jax.objectives.special import Special
 
 # The shortest text that `short_probability` makes, in tokens (THUDM/GLM, blocklm_utils.py).
@@ -28,7 +29,7 @@ class _Blanks(NamedTuple):
 
 
 @dataclass(frozen=True)
-class BlankInfilling:
+class BlankInfilling(Objective):
     """Blanks in a text are filled token by token, in any order (GLM, Du et al. 2022, arXiv:2103.10360).
 
     A row is part A, cls if there is one and the text with one mask for each span that is cut out of it, and part B, the
@@ -54,6 +55,10 @@ class BlankInfilling:
     """
 
     kind: ClassVar[str] = "blank_infilling"
+    architectures: ClassVar[tuple[str, ...]] = ("decoder",)
+    loss: ClassVar[str] = "masked_lm"
+    targets: ClassVar[str] = "the tokens of the blanks and their ends"
+    fills_blanks: ClassVar[bool] = True
     rate: float = 0.15
     mean_span_length: float = 3.0
     max_span_length: int = 39
@@ -98,13 +103,9 @@ class BlankInfilling:
         """The text of a row but for cls: 511 for a row of 592."""
         return self.text_length(length) - 1
 
-    def stride(self, length: int) -> int:
-        """Rows do not overlap."""
-        return self.input_length(length)
-
-    def separator(self, special: Special) -> int | None:
-        """What ends a document in a stream."""
-        return special.eos
+    def num_positions(self, length: int) -> int:
+        """Those of the text: what fills blanks has the positions of their masks."""
+        return self.text_length(length)
 
     def target_length(self, length: int) -> int:
         """Slots for part B: 154 in a row of 592 with short spans alone."""

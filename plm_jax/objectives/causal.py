@@ -5,11 +5,13 @@ from typing import ClassVar
 
 import numpy as np
 
+from plm_jax.objectives.examples import DecoderRows
+from plm_jax.objectives.objective import Objective
 from plm_jax.objectives.special import Special
 
 
 @dataclass(frozen=True)
-class Causal:
+class Causal(Objective):
     """Predict each token from those before it (GPT, Radford et al. 2018).
 
     Documents follow one another in full rows, each behind the last one's eos, and a token sees those before its own, as
@@ -19,6 +21,11 @@ class Causal:
     """
 
     kind: ClassVar[str] = "causal"
+    architectures: ClassVar[tuple[str, ...]] = ("decoder",)
+    targets: ClassVar[str] = "every next token"
+    takes_begin: ClassVar[bool] = True
+    is_likelihood: ClassVar[bool] = True
+    example_rows: ClassVar[type | None] = DecoderRows
 
     def input_length(self, length: int) -> int:
         """One more than the row: every input has a target."""
@@ -26,14 +33,6 @@ class Causal:
 
     def stride(self, length: int) -> int:
         """Rows overlap by one token, so every token but the very first is a target once."""
-        return length
-
-    def separator(self, special: Special) -> int | None:
-        """What ends a document in a stream."""
-        return special.eos
-
-    def target_length(self, length: int) -> int:
-        """Slots for targets in a row."""
         return length
 
     def apply(

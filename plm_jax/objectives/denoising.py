@@ -8,6 +8,8 @@ import numpy as np
 
 from plm_jax.common.errors import UserError
 from plm_jax.objectives import rows
+from plm_jax.objectives.examples import EncoderDecoderRows
+from plm_jax.objectives.objective import Objective
 from plm_jax.objectives.special import Special
 
 
@@ -65,7 +67,7 @@ class NoNoise:
 
 
 @dataclass(frozen=True)
-class Denoising:
+class Denoising(Objective):
     """The encoder reads a text with noise, the decoder says the text (BART, Lewis et al. 2020, arXiv:1910.13461).
 
     The noises come in the order of facebookresearch/fairseq, denoising_dataset.py: sentences are permuted, `noise` acts
@@ -86,7 +88,10 @@ class Denoising:
     """
 
     kind: ClassVar[str] = "denoising"
+    architectures: ClassVar[tuple[str, ...]] = ("encoder_decoder",)
+    targets: ClassVar[str] = "the whole clean text, with its beginning and end tokens"
     frames: ClassVar[bool] = True
+    example_rows: ClassVar[type | None] = EncoderDecoderRows
     permute_sentences: float = 1.0
     noise: TextInfilling | TokenMasking | TokenDeletion | NoNoise = TextInfilling()
     insert: float = 0.0
@@ -115,10 +120,6 @@ class Denoising:
         if num_tokens < 1:
             raise UserError(f"denoising makes no row of length {length}: raise config.data.length")
         return num_tokens
-
-    def stride(self, length: int) -> int:
-        """Rows do not overlap."""
-        return self.input_length(length)
 
     def separator(self, special: Special) -> int | None:
         """Nothing: fairseq joins documents without a mark."""

@@ -2,40 +2,67 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from plm_jax.common.errors import UserError
-from plm_jax.objectives.causal import Causal
-from plm_jax.objectives.denoising import Denoising
-from plm_jax.objectives.prefix_lm import DecoderPrefixLM
+from plm_jax.objectives.objective import Objective
 from plm_jax.objectives.rows import places
 from plm_jax.objectives.special import Special
-from plm_jax.objectives.text_to_text import TextToText
 
 Example = tuple[np.ndarray, np.ndarray]
-# The objectives beside whose rows those of examples can be.
-Objectives = TextToText | Denoising | Causal
 
 
 @dataclass(frozen=True)
-class EncoderDecoderRows:
+class Rows:
+    """The base of rows of examples, each inputs and targets.
+
+    Attributes:
+      objective: the one whose rows are of the same shape.
+      target_length: most tokens of the targets, their end counted; in an encoder-decoder the length of the decoder's
+        row, and None is as the objective makes it.
+      segmented: whether rows say which example each token is of, so that several can share a row.
+      begin: what begins a decoder's texts, and so its inputs.
+    """
+
+    objective: Objective
+    special: Special
+    target_length: int | None = None
+    segmented: bool = False
+    begin: Sequence[int] = ()
+
+    def lengths(self, length: int) -> tuple[int, int]:
+        """Of the row of inputs and that of targets, of `length` for the former."""
+        raise NotImplementedError
+
+    def sizes(self, num_inputs: np.ndarray, num_targets: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+        """What examples take of the row of inputs and that of targets, of their numbers of tokens [n]."""
+        raise NotImplementedError
+
+    def are_cut(self, num_inputs: np.ndarray, num_targets: np.ndarray, length: int) -> np.ndarray:
+        """Bool [n]: of which examples inputs or targets are cut."""
+        raise NotImplementedError
+
+    def prompt(self, inputs: Sequence[int], length: int) -> list[int]:
+        """What of `inputs`, with the marks around them, a model reads in a row of `length`."""
+        raise NotImplementedError
+
+    def row(self, examples: Sequence[Example], length: int) -> dict[str, np.ndarray]:
+        """Examples one after another, each as inputs and targets; they must fit, see `sizes`."""
+        raise NotImplementedError
+
+    def align(self, row: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The objective's row of a text with the keys and lengths of rows of examples."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class EncoderDecoderRows(Rows):
     """The encoder reads the inputs, the decoder says the targets, both ended by eos (Raffel et al. 2020 §2.4).
 
     Beside denoising both begin with bos, and the decoder with eos, as BART has it. What is too long is cut at its end,
     before eos, as T5's `append_eos_after_trim` does.
-
-    Attributes:
-      objective: the settings of the one whose rows are of the same shape.
-      target_length: of the decoder's row; None: as the objective makes it.
-      segmented: whether rows say which example each token is of, so that several can share a row.
     """
-
-    objective: Any
-    special: Special
-    target_length: int | None = None
-    segmented: bool = False
 
     def __post_init__(self):
         if self.special.eos is None or (self._framed and self.special.bos is None):
@@ -43,7 +70,7 @@ class EncoderDecoderRows:
 
     @property
     def _framed(self) -> bool:
-        return isinstance(self.objective, Denoising)
+        return self.objective.frames
 
     @property
     def _around(self) -> int:
@@ -114,25 +141,13 @@ class EncoderDecoderRows:
 
 
 @dataclass(frozen=True)
-class DecoderRows:
+class DecoderRows(Rows):
     """A decoder reads the inputs and goes on with the targets and eos; what is predicted are these alone.
 
     Beside a prefix LM the inputs see all of themselves. Without inputs and what begins texts, eos stands for them.
     Inputs are cut to what `target_length` leaves of a row whatever their targets, so that they are the same when an
     answer is asked for.
-
-    Attributes:
-      objective: the settings of the one whose rows are of the same shape.
-      target_length: most tokens of the targets, eos counted.
-      segmented: as in `EncoderDecoderRows`.
-      begin: what begins a text, and so the inputs.
     """
-
-    objective: Any
-    special: Special
-    target_length: int
-    segmented: bool = False
-    begin: Sequence[int] = ()
 
     def __post_init__(self):
         if self.special.eos is None:
@@ -176,7 +191,7 @@ class DecoderRows:
         made["target_weights"] = made["target_weights"].astype(np.float32)
         if self.segmented:
             made |= {"segment_ids": segment_ids, "positions": places(segment_ids)}
-        if isinstance(self.objective, DecoderPrefixLM):
+        if self.objective.has_prefix:
             made["prefix_lengths"] = np.array(len(prompts[0]), np.int32)
         return made
 
@@ -186,22 +201,6 @@ class DecoderRows:
             return row
         num = len(row["tokens"])
         return row | {"segment_ids": np.ones(num, np.int32), "positions": np.arange(num, dtype=np.int32)}
-
-
-Rows = EncoderDecoderRows | DecoderRows
-
-
-def rows(
-    objective: Any, special: Special, target_length: int | None, segmented: bool, begin: Sequence[int] = ()
-) -> Rows:
-    """Rows of examples beside those of an objective's settings, which must be one that reads them.
-
-    Args:
-      begin: what begins a decoder's texts.
-    """
-    if isinstance(objective, Causal):
-        return DecoderRows(objective, special, target_length, segmented, begin)
-    return EncoderDecoderRows(objective, special, target_length, segmented)
 
 
 def _joined(parts: Sequence[Sequence[int]], length: int, pad: int) -> tuple[np.ndarray, np.ndarray]:

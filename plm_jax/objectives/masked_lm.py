@@ -8,13 +8,14 @@ import numpy as np
 
 from plm_jax.common.errors import UserError
 from plm_jax.objectives import rows
+from plm_jax.objectives.objective import Objective
 from plm_jax.objectives.special import Special
 
 _KEPT = ("token_types", "segment_ids", "positions", "pair_label")
 
 
 @dataclass(frozen=True)
-class MaskedLM:
+class MaskedLM(Objective):
     """Predict some tokens from all others (BERT, Devlin et al. 2019, arXiv:1810.04805), drawn anew for every example.
 
     The defaults are those of `create_pretraining_data.py` in google-research/bert, and so is how whole words fill the
@@ -38,6 +39,10 @@ class MaskedLM:
     """
 
     kind: ClassVar[str] = "masked_lm"
+    architectures: ClassVar[tuple[str, ...]] = ("encoder",)
+    loss: ClassVar[str] = "masked_lm"
+    targets: ClassVar[str] = "the masked tokens; with sentence pairs the loss is theirs and the pairs' added up"
+    takes: ClassVar[tuple[str, ...]] = ("text", "row")
     rate: float = 0.15
     max_predictions: int = 0
     mask_share: float = 0.8
@@ -63,14 +68,6 @@ class MaskedLM:
     def reads(self) -> tuple[str, ...]:
         """What examples must have besides tokens."""
         return ("word_starts",) if self.whole_words else ()
-
-    def input_length(self, length: int) -> int:
-        """The row's own."""
-        return length
-
-    def stride(self, length: int) -> int:
-        """Rows do not overlap."""
-        return length
 
     def separator(self, special: Special) -> int | None:
         """What ends a document in a stream."""

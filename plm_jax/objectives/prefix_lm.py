@@ -7,7 +7,8 @@ import numpy as np
 
 from plm_jax.common.errors import UserError
 from plm_jax.objectives.causal import Causal
-from plm_jax.objectives.rows import EveryToken, check_joined
+from plm_jax.objectives.objective import Objective
+from plm_jax.objectives.rows import check_joined
 from plm_jax.objectives.special import Special
 from plm_jax.objectives.text_to_text import TextToText, decoder
 
@@ -26,6 +27,7 @@ class PrefixLM(TextToText):
     """
 
     kind: ClassVar[str] = "prefix_lm"
+    targets: ClassVar[str] = "the text after the encoder's part, and the end token"
 
     def corrupt(self, tokens: np.ndarray, special: Special, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """The text up to a place, and from there on."""
@@ -35,13 +37,19 @@ class PrefixLM(TextToText):
 
 
 @dataclass(frozen=True)
-class FullLM(EveryToken):
+class FullLM(Objective):
     """The decoder says the text after an encoder that reads nothing but eos (T5's `full_lm`, for an encoder-decoder).
 
     Documents end with eos, rows do not. `config.data.length` is the decoder's; the encoder's row is of length 1.
     """
 
     kind: ClassVar[str] = "full_lm"
+    architectures: ClassVar[tuple[str, ...]] = ("encoder_decoder",)
+    targets: ClassVar[str] = "every token"
+
+    def row_length(self, length: int) -> int:
+        """Eos alone."""
+        return 1
 
     def apply(
         self, example: dict[str, np.ndarray], special: Special, rng: np.random.Generator
@@ -78,6 +86,9 @@ class DecoderPrefixLM(Causal):
     """
 
     kind: ClassVar[str] = "decoder_prefix_lm"
+    targets: ClassVar[str] = "every next token after the prefix"
+    has_prefix: ClassVar[bool] = True
+    is_likelihood: ClassVar[bool] = False
 
     def apply(
         self, example: dict[str, np.ndarray], special: Special, rng: np.random.Generator

@@ -3,27 +3,6 @@
 import numpy as np
 
 from plm_jax.common.errors import UserError
-from plm_jax.objectives.special import Special
-
-
-class EveryToken:
-    """What objectives share that predict all tokens of a row of a stream, the first too: no rows overlap."""
-
-    def input_length(self, length: int) -> int:
-        """The row's own."""
-        return length
-
-    def stride(self, length: int) -> int:
-        """Rows do not overlap."""
-        return length
-
-    def separator(self, special: Special) -> int | None:
-        """What ends a document in a stream."""
-        return special.eos
-
-    def target_length(self, length: int) -> int:
-        """Slots for targets in a row; of two directions, in each."""
-        return length
 
 
 def check_joined(example: dict[str, np.ndarray], what: str) -> None:

@@ -26,6 +26,7 @@ class SpanCorruption(TextToText):
     """
 
     kind: ClassVar[str] = "span_corruption"
+    targets: ClassVar[str] = "the spans that were cut out, with their sentinels and the end token"
     noise_density: float = 0.15
     mean_span_length: float = 3.0
 

@@ -32,6 +32,8 @@ class SpanMaskedLM(MaskedLM):
     """
 
     kind: ClassVar[str] = "span_masked_lm"
+    targets: ClassVar[str] = "the masked tokens; the loss is theirs and that of the spans' boundaries added up"
+    marks_spans: ClassVar[bool] = True
     geometric_p: float = 0.2
     max_words: int = 10
     replacement: Literal["span", "token"] = "span"

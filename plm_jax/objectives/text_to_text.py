@@ -7,19 +7,24 @@ inputs of tokens and mask, another the targets.
 
 import bisect
 import functools
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from plm_jax.common.errors import UserError
 from plm_jax.objectives import rows
+from plm_jax.objectives.examples import EncoderDecoderRows
+from plm_jax.objectives.objective import Objective
 from plm_jax.objectives.special import Special
 
 
-class TextToText:
+@dataclass(frozen=True)
+class TextToText(Objective):
     """The base of objectives that make inputs and targets of a text; by default both may be as long as the text."""
 
-    kind: ClassVar[str]
+    architectures: ClassVar[tuple[str, ...]] = ("encoder_decoder",)
+    example_rows: ClassVar[type | None] = EncoderDecoderRows
 
     def lengths(self, num_tokens: int) -> tuple[int, int]:
         """Lengths of the encoder's and the decoder's row for so many tokens, each with eos."""
@@ -37,10 +42,6 @@ class TextToText:
           UserError: no number does.
         """
         return _input_length(self, length)
-
-    def stride(self, length: int) -> int:
-        """Rows do not overlap."""
-        return self.input_length(length)
 
     def separator(self, special: Special) -> int | None:
         """Nothing: T5 joins documents without a mark."""

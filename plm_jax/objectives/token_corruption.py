@@ -38,6 +38,7 @@ class ReplaceSpans(TextToText):
     """
 
     kind: ClassVar[str] = "replace_spans"
+    targets: ClassVar[str] = "the stretches of noise, with the sentinels of the text between them and the end token"
     noise_density: float = 0.15
 
     def __post_init__(self):
@@ -78,6 +79,7 @@ class DropTokens(TextToText):
     """
 
     kind: ClassVar[str] = "drop_tokens"
+    targets: ClassVar[str] = "the tokens that were left out, and the end token"
     noise_density: float = 0.15
 
     def __post_init__(self):
@@ -109,6 +111,7 @@ class MaskTokens(TextToText):
     """
 
     kind: ClassVar[str] = "mask_tokens"
+    targets: ClassVar[str] = "the whole text, and the end token"
     noise_density: float = 0.15
     random_share: float = 0.1
 
@@ -147,6 +150,7 @@ class Deshuffling(TextToText):
     """The text's tokens in random order; the targets are the text (T5's "deshuffling")."""
 
     kind: ClassVar[str] = "deshuffling"
+    targets: ClassVar[str] = "the text in its order, and the end token"
 
     def corrupt(self, tokens: np.ndarray, special: Special, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """The text shuffled, and the text."""

@@ -52,6 +52,7 @@ class UL2(TextToText):
     """
 
     kind: ClassVar[str] = "ul2"
+    targets: ClassVar[str] = "the spans that were cut out, of all modes, with their sentinels and the end token"
     denoisers: tuple[Denoiser, ...] = (
         Denoiser(0.15, 3.0, "R", 0.2),
         Denoiser(0.15, 8.0, "R", 0.2),

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from plm_jax import config, objectives
+from plm_jax import config
 from plm_jax.common.errors import UserError
 from plm_jax.hub import huggingface, tokenizer_json
 from plm_jax.hub.pretrained import Pretrained
@@ -55,12 +55,12 @@ def frame(model: settings.Transformer, special_ids: Mapping[str, Any], run: conf
         return next(([ids[name]] for name in names if name in ids), [])
 
     if isinstance(model, settings.Decoder):
-        fills_blanks = run is None or run.objective.kind == "blank_infilling"
+        fills_blanks = run is None or run.objective.fills_blanks
         if fills_blanks and "sop" in ids and "eop" in ids:  # As THUDM/GLM has it; ChatGLM-6B has no cls.
             return first("cls"), first("eos") if "cls" in ids else []
         return list(special_ids.get("begins_with", first("bos") if special_ids.get("begins_with_bos") else [])), []
     if isinstance(model, settings.EncoderDecoder):
-        begins = run is None or isinstance(run.objective, objectives.Denoising)
+        begins = run is None or run.objective.frames
         return first("bos") if begins else [], first("eos")
     if run is not None and run.data.layout.kind == "blocks":
         return [], []

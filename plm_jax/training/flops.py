@@ -5,7 +5,7 @@ import math
 
 from jax.extend import core
 
-from plm_jax import config, objectives
+from plm_jax import config
 from plm_jax.models import settings
 
 
@@ -134,8 +134,7 @@ def row_lengths(run: config.Run, stage: config.Stage) -> tuple[int, int, int]:
     """Of a row of a stage: its tokens, target positions, and how many of the tokens are an encoder-decoder's second."""
     targets = config.target_length(run, stage.length)
     decoder_length = targets if isinstance(run.model, settings.EncoderDecoder) else 0
-    length = 1 if isinstance(run.objective, objectives.FullLM) else stage.length
-    return length + decoder_length, targets, decoder_length
+    return run.objective.row_length(stage.length) + decoder_length, targets, decoder_length
 
 
 def of_program(jaxpr) -> int:

@@ -20,7 +20,7 @@ from typing import Any
 import flax
 import jax
 
-from plm_jax import config, objectives
+from plm_jax import config
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.hub import elmo, files, huggingface
@@ -140,7 +140,7 @@ def _of_run(folder: str, workdir: str) -> Source:
     ids = {f"{name}_token_id": getattr(run.vocabulary, name) for name in config.SPECIALS if name != "unk"}
     ids["sentinels"] = run.vocabulary.sentinels or None
     ids["lowercase"] = run.vocabulary.lowercase or {"uncased": True, "cased": False}.get(run.vocabulary.train_kind)
-    if isinstance(run.objective, objectives.Denoising):
+    if run.objective.frames:
         ids["decoder_start_token_id"] = run.vocabulary.eos
     special_ids = {name: token for name, token in ids.items() if token is not None} | _begins_with(run)
     vocabulary = _moved(run.vocabulary.spec, os.path.join(workdir, "vocabulary"))

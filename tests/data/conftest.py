@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from plm_jax import config, objectives
-from plm_jax.config import checks
 from plm_jax.data import cache
 from plm_jax.models import settings
 
@@ -74,7 +73,7 @@ def small_model(objective, vocab_size):
         "feed_forward": settings.FeedForward(8),
         "stack": settings.Stack(1),
     }
-    kind = checks.ARCHITECTURES[objective.kind]
+    kind = objective.architectures[0]
     if kind == "encoder":
         return settings.Encoder(**shared, pooler=settings.Pooler())
     if kind == "encoder_decoder":

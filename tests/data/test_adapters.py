@@ -127,7 +127,7 @@ SPECIAL = objectives.Special(**{k: v for k, v in IDS.items() if k != "sentinels"
 
 
 def test_the_same_seed_gives_the_same_noise():
-    objective = objectives.Objective(MASKED, SPECIAL)
+    objective = objectives.BoundObjective(MASKED, SPECIAL)
     first, again, other = (read(objective, documents(), seed=seed) for seed in (0, 0, 1))
     np.testing.assert_equal(first, again)
     assert len(first) == len(other)
@@ -136,12 +136,12 @@ def test_the_same_seed_gives_the_same_noise():
 
 def test_documents_are_laid_out_so_many_at_a_time():
     """Rows of the first ten documents, then of the next; empty ones do not count; each noise is of its own."""
-    objective, rows = objectives.Objective(objectives.Causal(), SPECIAL), documents()
+    objective, rows = objectives.BoundObjective(objectives.Causal(), SPECIAL), documents()
     empty = np.zeros(0, np.int32), np.zeros(0, np.int32)
     found = read(objective, [empty, *rows[:10], empty, *rows[10:]], num_documents=10)
     parts = [read(objective, rows[first : first + 10]) for first in (0, 10, 20)]
     np.testing.assert_equal(found, [row for part in parts for row in part])
-    masked = objectives.Objective(MASKED, SPECIAL)
+    masked = objectives.BoundObjective(MASKED, SPECIAL)
     twice = read(masked, rows[:10] * 2, num_documents=10)
     first, second = twice[: len(twice) // 2], twice[len(twice) // 2 :]
     np.testing.assert_equal(first, read(masked, rows[:10]))
@@ -149,7 +149,7 @@ def test_documents_are_laid_out_so_many_at_a_time():
 
 
 def test_without_sentences_each_document_is_one():
-    objective = objectives.Objective(objectives.Denoising(noise=objectives.denoising.NoNoise()), SPECIAL)
+    objective = objectives.BoundObjective(objectives.Denoising(noise=objectives.denoising.NoNoise()), SPECIAL)
     rows = [(np.arange(1, 5, dtype=np.int32), None), (np.arange(5, 17, dtype=np.int32), None)]
     found = read(objective, rows * 20, with_sentences=False, num_documents=2)
     text = np.arange(1, 17)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from plm_jax import config, objectives
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache, layouts, reader
+from plm_jax.objectives.examples import DecoderRows
 
 BOS, GMASK, SOP, EOS = 95, 96, 97, 99
 
@@ -88,7 +89,7 @@ def test_the_first_token_of_a_document_is_learnt_where_documents_are_apart(write
 
 def test_examples_of_a_decoder_begin_as_its_texts_do():
     special = objectives.Special(gmask=GMASK, sop=SOP, eos=EOS, vocab_size=100)
-    rows = objectives.example_rows(objectives.Causal(), special, 4, True, [GMASK, SOP])
+    rows = DecoderRows(objectives.Causal(), special, 4, True, [GMASK, SOP])
     row = rows.row([([1, 2], [3]), ([], [4])], 12)
     assert row["tokens"].tolist() == [GMASK, SOP, 1, 2, 3, GMASK, SOP, 4, 0, 0, 0, 0]
     assert row["targets"].tolist() == [SOP, 1, 2, 3, EOS, SOP, 4, EOS, 0, 0, 0, 0]

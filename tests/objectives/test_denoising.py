@@ -310,7 +310,7 @@ def test_the_defaults_are_those_of_bart_and_not_of_fairseq():
     settings = objectives.Denoising()
     assert (settings.noise, settings.permute_sentences) == (TextInfilling(0.3, 3.0), 1.0)
     assert (settings.insert, settings.rotate, settings.random_share) == (0.0, 0.0, 0.0)
-    assert objectives.Objective(settings, BART).separator is None
+    assert objectives.BoundObjective(settings, BART).separator is None
 
 
 def test_the_example_stays_as_it_is():

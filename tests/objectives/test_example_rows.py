@@ -15,7 +15,7 @@ SPANS = objectives.SpanCorruption()
 
 
 def rows(objective=SPANS, special=T5, target_length=None, segmented=False):
-    return objectives.example_rows(objective, special, target_length, segmented)
+    return objective.example_rows(objective, special, target_length, segmented)
 
 
 def plain(row):
@@ -136,7 +136,7 @@ def test_sizes_are_those_of_the_row(objective, special, target_length, inputs, t
     ids=lambda value: getattr(value, "kind", ""),
 )
 def test_rows_of_texts_get_the_keys_and_shapes_of_rows_of_examples(objective, special, target_length, segmented):
-    of, bound = rows(objective, special, target_length, segmented), objectives.Objective(objective, special)
+    of, bound = rows(objective, special, target_length, segmented), objectives.BoundObjective(objective, special)
     text = bound({"tokens": np.arange(10, 10 + bound.input_length(24))}, np.random.default_rng(0))
     aligned, example = of.align(text), of.row([([11], [21])], 24)
     shapes = [{name: (value.shape, value.dtype) for name, value in row.items()} for row in (aligned, example)]

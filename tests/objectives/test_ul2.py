@@ -77,7 +77,7 @@ def test_rows_of_other_lengths_hold_any_kind(length):
 
 def test_the_last_quarter_is_the_sequential_kinds():
     objective = objectives.UL2((objectives.Denoiser(0.25, 1e9, "S"),))
-    made = objectives.Objective(objective, T5)({"tokens": np.arange(100, 140)}, np.random.default_rng(0))
+    made = objectives.BoundObjective(objective, T5)({"tokens": np.arange(100, 140)}, np.random.default_rng(0))
     assert parts(made["tokens"]) == ("S", [list(range(100, 130)), []])
     assert parts(made["targets"]) == (None, [[], list(range(130, 140))])
 
@@ -85,7 +85,7 @@ def test_the_last_quarter_is_the_sequential_kinds():
 def test_it_is_a_tree_and_back():
     made = objectives.UL2((objectives.Denoiser(0.3, 5.0, "X", 2.0),))
     tree = json.loads(json.dumps(trees.to_dict(made)))
-    assert tree["kind"] == "ul2" and trees.parse(objectives.Settings, tree, "config.objective") == made
+    assert tree["kind"] == "ul2" and trees.parse(objectives.Objective, tree, "config.objective") == made
 
 
 def test_mistakes_are_told():

@@ -24,7 +24,7 @@ EXAMPLES = [([11, 12, 13], [21, 22]), ([14], [23]), ([15, 16, 17, 18], [24, 25, 
 
 def of(model, segmented):
     objective = objectives.SpanCorruption() if isinstance(model, settings.EncoderDecoder) else objectives.Causal()
-    return objectives.example_rows(objective, SPECIAL, 10 if objective.kind == "span_corruption" else 5, segmented)
+    return objective.example_rows(objective, SPECIAL, 10 if objective.kind == "span_corruption" else 5, segmented)
 
 
 def make(model):

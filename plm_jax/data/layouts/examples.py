@@ -18,7 +18,7 @@ def open_layout(
     split: str,
     length: int,
     seed: int,
-    objective: objectives.Objective,
+    objective: objectives.BoundObjective,
     characters: np.ndarray | None = None,
 ) -> layouts.Layout | streams.Streams:
     """A source's split in rows of `length`.
@@ -52,7 +52,7 @@ def begins_with(layout: Layout, special: objectives.Special) -> list[int]:
 
 
 def make(
-    objective: objectives.Objective,
+    objective: objectives.BoundObjective,
     layout: layouts.Layout | streams.Streams,
     item: int,
     rng: np.random.Generator,
@@ -63,7 +63,7 @@ def make(
 
 
 def read(
-    objective: objectives.Objective,
+    objective: objectives.BoundObjective,
     layout: layouts.Layout | streams.Streams,
     item: int,
     rng: np.random.Generator,
@@ -80,7 +80,7 @@ def read(
     return example
 
 
-def blank(layout: Layout, length: int, objective: objectives.Objective, max_characters: int = 0) -> Example:
+def blank(layout: Layout, length: int, objective: objectives.BoundObjective, max_characters: int = 0) -> Example:
     """An example without text: the keys, shapes and types of all that `make` gives.
 
     Args:

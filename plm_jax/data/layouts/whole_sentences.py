@@ -77,7 +77,7 @@ class WholeSentences:
         split: str,
         layout: config.WholeSentences,
         length: int,
-        objective: objectives.Objective,
+        objective: objectives.BoundObjective,
     ):
         """Opens the index, or makes it: once for each length.
 

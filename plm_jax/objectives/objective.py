@@ -1,0 +1,130 @@
+"""What an objective is: the role that each file of this package plays once."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from plm_jax.common.roles import Role
+from plm_jax.objectives.special import Special
+
+
+@dataclass(frozen=True)
+class Objective(Role):
+    """What a model is asked to predict of a text: the noise, the targets, and all that the rest asks about them.
+
+    A choice sets `kind`, `architectures`, `targets` and `apply`, and `loss` unless it is the next token's; of all else
+    the defaults are those of an objective that makes rows of a text as long as they are.
+
+    Attributes:
+      architectures: kinds of the models that it trains.
+      loss: kind of the loss that is minimised, in `losses/`.
+      loss_fields: its own fields that are the loss's, too.
+      targets: what is predicted, as a page of figures says it.
+      reads: what it asks of examples besides tokens: `word_starts`, the rising indices of the tokens that begin words,
+        or `sentence_starts`, where sentences begin.
+      takes: of which forms examples may be: `text`, a stretch of documents one after another, without marks around it;
+        `row`, a row whose marks and padding are in their place, and stay there; `stream`, what ELMo's streams give.
+      frames: whether it puts a text, of up to `input_length` tokens, between the marks that begin and end a row.
+      takes_begin: whether texts may begin with special ids of the layout's choice.
+      has_prefix: whether rows begin with a prefix that sees all of itself, `prefix_lengths`.
+      fills_blanks: whether rows are a text with blanks and then what fills them.
+      marks_spans: whether each target tells its span: `target_left`, `target_right`, `target_offsets`.
+      is_likelihood: whether each token of a text that has one before it is a target once and is told from these alone,
+        so that the loss of a text counts its bits.
+      example_rows: a class of `objectives.examples`, how examples with inputs and targets become rows beside its own;
+        None: they do not.
+      duplicates: how many draws each row has, an epoch each, after which they come again; 0: a new one every time.
+      whole_words: how many words are masked together at most; 0: tokens are one by one. See `left_out`.
+    """
+
+    architectures: ClassVar[tuple[str, ...]]
+    loss: ClassVar[str] = "next_token"
+    loss_fields: ClassVar[tuple[str, ...]] = ()
+    targets: ClassVar[str]
+    reads: ClassVar[tuple[str, ...]] = ()
+    takes: ClassVar[tuple[str, ...]] = ("text",)
+    frames: ClassVar[bool] = False
+    takes_begin: ClassVar[bool] = False
+    has_prefix: ClassVar[bool] = False
+    fills_blanks: ClassVar[bool] = False
+    marks_spans: ClassVar[bool] = False
+    is_likelihood: ClassVar[bool] = False
+    example_rows: ClassVar[type | None] = None
+    duplicates: ClassVar[int] = 0
+    whole_words: ClassVar[int] = 0
+
+    def input_length(self, length: int) -> int:
+        """How many tokens make a row of `length`."""
+        return length
+
+    def stride(self, length: int) -> int:
+        """By how many tokens the inputs of consecutive rows advance; by default rows do not overlap."""
+        return self.input_length(length)
+
+    def row_length(self, length: int) -> int:
+        """How many tokens a row has, of an encoder-decoder the encoder's, where `config.data.length` is `length`."""
+        return length
+
+    def num_positions(self, length: int) -> int:
+        """How many places the tokens of a row of `length` have."""
+        return length
+
+    def target_length(self, length: int) -> int:
+        """Slots for targets in a row; of two directions, in each."""
+        return length
+
+    def separator(self, special: Special) -> int | None:
+        """The id that follows each document of a stream; None: there is none."""
+        return special.eos
+
+    def left_out(self, example: dict[str, np.ndarray], special: Special) -> tuple[int, int]:
+        """How many tokens of an example, as `apply` takes it, are in words too long for a target, and of how many."""
+        del special
+        return 0, len(example["tokens"])
+
+    def apply(
+        self, example: dict[str, np.ndarray], special: Special, rng: np.random.Generator
+    ) -> dict[str, np.ndarray]:
+        """The example, `tokens` [input_length] and what it `reads`, with noise and targets; it stays as it is."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class BoundObjective:
+    """An objective bound to the special ids that it writes."""
+
+    settings: Objective
+    special: Special
+
+    @property
+    def separator(self) -> int | None:
+        """The id that follows each document of a stream; None: there is none."""
+        return self.settings.separator(self.special)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """See `Objective.reads`."""
+        return self.settings.reads
+
+    @property
+    def frames(self) -> bool:
+        """See `Objective.frames`."""
+        return self.settings.frames
+
+    @property
+    def duplicates(self) -> int:
+        """See `Objective.duplicates`."""
+        return self.settings.duplicates
+
+    def input_length(self, length: int) -> int:
+        """How many tokens make a row of `length`."""
+        return self.settings.input_length(length)
+
+    def stride(self, length: int) -> int:
+        """By how many tokens the inputs of consecutive rows advance."""
+        return self.settings.stride(length)
+
+    def __call__(self, example: dict[str, np.ndarray], rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """The example with noise and targets; `example` holds `tokens` [input_length] and stays as it is."""
+        return self.settings.apply(example, self.special, rng)

@@ -7,16 +7,14 @@ bfloat16, torch by autocast, and torch's attention is its fused one wherever the
 import dataclasses
 import functools
 import os
-import runpy
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from plm_jax import config
+from plm_jax.config import pages
 from plm_jax.models import settings
-
-CONFIGS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "configs")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,8 +44,7 @@ class Case:
     @functools.cached_property
     def run(self) -> config.Run:
         """The run of the config file; its model without dropout, recomputation and pooler."""
-        file, _, size = self.config.partition(":")
-        run = config.from_dict(runpy.run_path(os.path.join(CONFIGS, file))["get_config"](size))
+        run = config.from_dict(pages.load(os.path.join(pages.FOLDER, self.config)).config())
         fewer = settings.Stack(self.layers or run.model.stack.layers)
         changed = {"stack": fewer, "decoder_stack": fewer, "pooler": settings.NoHead()}
         changed = {name: value for name, value in changed.items() if hasattr(run.model, name)}

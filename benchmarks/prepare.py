@@ -23,7 +23,6 @@ import itertools
 import json
 import os
 import pathlib
-import runpy
 import subprocess
 import sys
 import tempfile
@@ -34,6 +33,7 @@ from collections.abc import Iterator
 import machine
 
 from plm_jax import config
+from plm_jax.config import pages
 from plm_jax.data import vocabularies
 from plm_jax.data.reader import Reader
 from plm_jax.data.vocabularies import sentences, training
@@ -163,11 +163,11 @@ def digest(folder: pathlib.Path) -> str:
 
 def read(batches: int, overrides: list[str]) -> None:
     """Reads batches of GPT-2's config with overrides."""
-    path = ROOT / "configs/gpt2.py"
-    tree = runpy.run_path(str(path))["get_config"]()
+    page = pages.load(f"{ROOT}/configs/gpt2.py")
+    tree = page.config()
     given = {name: int(value) if value.isdigit() else value for name, value in (o.split("=", 1) for o in overrides)}
     tree.update_from_flattened_dict({"train.batch_size": ROWS, **given})
-    for _ in itertools.islice(Reader(config.resolve(tree, str(path))).batches(0), batches):
+    for _ in itertools.islice(Reader(config.resolve(tree, page.file)).batches(0), batches):
         pass
 
 

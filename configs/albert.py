@@ -19,7 +19,8 @@ line, where the paths in `data.sources` point, and the model of albert/albert-ba
 `vocabulary.spec` points, or set both.
 """
 
-from plm_jax import config, corpora, objectives
+from plm_jax import config, objectives
+from plm_jax.data.sources import corpora
 from plm_jax.models import settings
 
 # size: layers, width, heads

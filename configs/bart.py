@@ -17,7 +17,8 @@ merges.txt) where `vocabulary.spec` points, or set both.
 
 import dataclasses
 
-from plm_jax import config, corpora, objectives
+from plm_jax import config, objectives
+from plm_jax.data.sources import corpora
 from plm_jax.models import settings
 
 # size: layers of each stack, width, heads, learning rate, steps of warm-up

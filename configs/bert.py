@@ -17,7 +17,8 @@ points, and the vocabulary of google-bert/bert-base-uncased (vocab.txt) where `v
 
 import dataclasses
 
-from plm_jax import config, corpora, objectives
+from plm_jax import config, objectives
+from plm_jax.data.sources import corpora
 from plm_jax.models import settings
 
 # size: layers, width, heads

@@ -14,13 +14,17 @@ README under Sweeps.
 """
 
 import dataclasses
-import importlib.util
-import pathlib
 
 from plm_jax import config, objectives
+from plm_jax.configs.bart import model as bart_model
+from plm_jax.configs.bert import model as bert_model
+from plm_jax.configs.electra import model as electra_model
+from plm_jax.configs.glm import model as glm_model
+from plm_jax.configs.gpt2 import model as gpt2_model
+from plm_jax.configs.t5 import model as t5_model
 from plm_jax.models import settings
 
-CORPORA = "../plm_jax/data/corpora"
+CORPORA = "package:data/corpora"
 VOCAB_SIZE = 4096
 # Of a width of 128; scores of attention are then as far apart as in BERT, whose 0.02 are for a width of 768 and more.
 INITIAL_STD = 0.06
@@ -29,7 +33,7 @@ INITIAL_STD = 0.06
 def gpt2() -> config.Run:
     """A GPT-2 small enough for a laptop."""
     return config.Run(
-        model=_family("gpt2").model(layers=4, width=192, heads=6, vocab_size=VOCAB_SIZE, length=128, dropout=0.0),
+        model=gpt2_model(layers=4, width=192, heads=6, vocab_size=VOCAB_SIZE, length=128, dropout=0.0),
         objective=objectives.Causal(),
         vocabulary=config.Vocabulary(
             spec="sentencepiece:../.cache/demo/sotu.model", train_size=VOCAB_SIZE, pad=0, eos=1, unk=2
@@ -51,7 +55,7 @@ def bert() -> config.Run:
     little else to attend to: there it finds the neighbours, and then finds them in long rows, too.
     """
     vocab_size = 1024
-    model = _family("bert").model(layers=3, width=128, heads=4, vocab_size=vocab_size, length=64, dropout=0.0)
+    model = bert_model(layers=3, width=128, heads=4, vocab_size=vocab_size, length=64, dropout=0.0)
     return config.Run(
         model=dataclasses.replace(_spread(model), pooler=settings.NoHead()),
         objective=objectives.MaskedLM(),
@@ -81,7 +85,7 @@ def t5() -> config.Run:
     """
     vocab_size, sentinels = 1024, 32
     return config.Run(
-        model=_family("t5").model(2, 128, 4, 32, 384, v1_1=True, vocab_size=vocab_size + sentinels),
+        model=t5_model(2, 128, 4, 32, 384, v1_1=True, vocab_size=vocab_size + sentinels),
         objective=objectives.SpanCorruption(),
         vocabulary=config.Vocabulary(
             spec="sentencepiece:../.cache/demo/sotu-t5.model",
@@ -106,7 +110,7 @@ def electra() -> config.Run:
     What the README says of it began with the weights of `bert`; from nothing it was not tried.
     """
     run = bert()
-    model = _family("electra").model(3, 128, 128, 32, run.vocabulary.train_size, length=64, dropout=0.0, head_dim=32)
+    model = electra_model(3, 128, 128, 32, run.vocabulary.train_size, length=64, dropout=0.0, head_dim=32)
     return dataclasses.replace(run, model=_spread(model), objective=objectives.ReplacedToken())
 
 
@@ -140,7 +144,7 @@ def elmo() -> config.Run:
 def bart() -> config.Run:
     """A BART of 2 + 2 layers, 128 wide."""
     return _denoiser(
-        model=_family("bart").model(2, 128, 4, vocab_size=1024, length=64, dropout=0.0),
+        model=bart_model(2, 128, 4, vocab_size=1024, length=64, dropout=0.0),
         objective=objectives.Denoising(),
         length=64,
     )
@@ -149,7 +153,7 @@ def bart() -> config.Run:
 def glm() -> config.Run:
     """A GLM of 3 layers, 128 wide, that fills blanks of all three kinds, over the vocabulary of `bart`."""
     return _denoiser(
-        model=_family("glm").model(layers=3, width=128, heads=4, vocab_size=1024, length=64, dropout=0.0),
+        model=glm_model(layers=3, width=128, heads=4, vocab_size=1024, length=64, dropout=0.0),
         objective=objectives.BlankInfilling(sentence_rate=0.3, document_rate=0.3),
         length=80,
     )
@@ -237,15 +241,6 @@ def _spread(model):
         attention=dataclasses.replace(model.attention, position=position),
         initializer=dataclasses.replace(model.initializer, std=INITIAL_STD),
     )
-
-
-def _family(name: str):
-    """A sibling config file as a module: `configs/` is no package."""
-    path = pathlib.Path(__file__).with_name(f"{name}.py")
-    spec = importlib.util.spec_from_file_location(f"configs_{name}", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def get_config(family: str = "gpt2"):

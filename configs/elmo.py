@@ -17,7 +17,8 @@ between (`config.TextFiles(path, document="line")`). The file of words, `vocabul
 `prepare` makes it of the corpus. A word that it lacks comes in as `<UNK>` here, where bilm-tf has its characters.
 """
 
-from plm_jax import config, corpora, objectives
+from plm_jax import config, objectives
+from plm_jax.data.sources import corpora
 from plm_jax.models import settings
 
 # size: width, units of an LSTM's memory, highway layers

@@ -19,7 +19,8 @@ For base and large Wikipedia comes from TensorFlow Datasets: put books, one JSON
 
 import dataclasses
 
-from plm_jax import config, corpora, objectives
+from plm_jax import config, objectives
+from plm_jax.data.sources import corpora
 from plm_jax.models import settings
 
 # size: layers, width, heads, vocabulary, positions
@@ -52,7 +53,7 @@ BERT = config.Vocabulary(
     **{"pad": 0, "eos": 0, "unk": 100, "cls": 101, "sep": 102, "mask": 103, "sop": 30_522, "eop": 30_523},
 )
 GPT2 = config.Vocabulary(
-    spec="bpe:../plm_jax/data/gpt2/vocab.json,../plm_jax/data/gpt2/merges.txt",
+    spec="bpe:package:data/gpt2/vocab.json,package:data/gpt2/merges.txt",
     added=9,
     **{"pad": 50_256, "eos": 50_256, "sop": 50_257, "eop": 50_258, "cls": 50_259, "mask": 50_260},
     **{"sep": 50_261, "unk": 50_262, "gmask": 50_263, "smask": 50_264, "dblock": 50_265},

@@ -12,7 +12,8 @@ that size. In it an end of text stands after each book, for nothing was publishe
 before. Put books, one JSON object {"text": …} a line, where `data.sources.books.path` points, or set it.
 """
 
-from plm_jax import config, corpora, objectives
+from plm_jax import config, objectives
+from plm_jax.data.sources import corpora
 from plm_jax.models import settings
 
 # size: layers, width, heads

@@ -13,7 +13,8 @@ WebText was not released: put your own documents, one JSON object {"text": …} 
 
 import dataclasses
 
-from plm_jax import config, corpora, objectives
+from plm_jax import config, objectives
+from plm_jax.data.sources import corpora
 from plm_jax.models import settings
 
 # size: layers, width, heads, learning rate
@@ -60,9 +61,7 @@ def get_config(size: str = "small"):
     run = config.Run(
         model=dataclasses.replace(model(layers, width, heads), remat=remat),
         objective=objectives.Causal(),
-        vocabulary=config.Vocabulary(
-            spec="bpe:../plm_jax/data/gpt2/vocab.json,../plm_jax/data/gpt2/merges.txt", eos=50256
-        ),
+        vocabulary=config.Vocabulary(spec="bpe:package:data/gpt2/vocab.json,package:data/gpt2/merges.txt", eos=50256),
         data=config.Data(
             cache_dir="../.cache/gpt2",
             **corpora.mixture("gpt2"),

@@ -19,7 +19,8 @@ Common Crawl as it was filtered, WebText2 and the two corpora of books were not 
 
 import dataclasses
 
-from plm_jax import config, corpora, objectives
+from plm_jax import config, objectives
+from plm_jax.data.sources import corpora
 from plm_jax.models import settings
 
 LENGTH, FIRST_ROWS = 2048, 16
@@ -102,9 +103,7 @@ def get_config(size: str = "125m"):
     run = config.Run(
         model=dataclasses.replace(model(*dimensions), remat=remat),
         objective=objectives.Causal(),
-        vocabulary=config.Vocabulary(
-            spec="bpe:../plm_jax/data/gpt2/vocab.json,../plm_jax/data/gpt2/merges.txt", eos=50256
-        ),
+        vocabulary=config.Vocabulary(spec="bpe:package:data/gpt2/vocab.json,package:data/gpt2/merges.txt", eos=50256),
         data=config.Data(
             cache_dir="../.cache/gpt3",
             **corpora.mixture("gpt3"),

@@ -27,7 +27,8 @@ one of its kind and size.
 
 import dataclasses
 
-from plm_jax import config, corpora, objectives
+from plm_jax import config, objectives
+from plm_jax.data.sources import corpora
 from plm_jax.models import settings
 
 # size: layers, width, heads, heads of keys and values, feed-forward width, learning rate, tokens to train on

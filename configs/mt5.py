@@ -13,10 +13,9 @@ sentinels, where `vocabulary.spec` points, or set it.
 """
 
 import dataclasses
-import pathlib
-import runpy
 
 from plm_jax import config, objectives
+from plm_jax.configs import t5
 
 # size: layers of each stack, width, heads, head_dim, feed-forward width
 SIZES = {
@@ -42,8 +41,7 @@ SOURCE = "Xue et al. 2021"
 
 def model(*dimensions: int):
     """A model of mT5's kind: T5 1.1 with more tokens."""
-    t5 = runpy.run_path(str(pathlib.Path(__file__).with_name("t5.py")))
-    return t5["model"](*dimensions, v1_1=True, vocab_size=250112)
+    return t5.model(*dimensions, v1_1=True, vocab_size=250112)
 
 
 def get_config(size: str = "base"):

@@ -16,7 +16,8 @@ Wikipedia comes from TensorFlow Datasets. Put the other four corpora (`corpora.M
 merges.txt) where `vocabulary.spec` points, or set both.
 """
 
-from plm_jax import config, corpora, objectives
+from plm_jax import config, objectives
+from plm_jax.data.sources import corpora
 from plm_jax.models import settings
 
 # size: layers, width, heads, learning rate, warm-up

@@ -15,7 +15,8 @@ Wikipedia comes from TensorFlow Datasets. Put books, one JSON object {"text": â€
 points, and the vocabulary of google-bert/bert-base-cased (vocab.txt) where `vocabulary.spec` points, or set both.
 """
 
-from plm_jax import config, corpora, objectives
+from plm_jax import config, objectives
+from plm_jax.data.sources import corpora
 from plm_jax.models import settings
 
 # size: layers, width, heads

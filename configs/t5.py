@@ -12,7 +12,8 @@ SentencePiece model where `vocabulary.spec` points, or set it.
 
 import dataclasses
 
-from plm_jax import config, corpora, objectives
+from plm_jax import config, objectives
+from plm_jax.data.sources import corpora
 from plm_jax.models import settings
 
 # size: layers of each stack, width, heads, head_dim, feed-forward width

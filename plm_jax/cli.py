@@ -15,7 +15,8 @@ from ml_collections import config_flags
 
 from plm_jax import config
 from plm_jax.common import progress, storage
-from plm_jax.common.errors import UserError, in_users_code, nearest, one_line, users_code
+from plm_jax.common.errors import UserError, nearest, one_line
+from plm_jax.config import pages
 
 # glibc's malloc.h
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
@@ -32,9 +33,19 @@ WITHOUT_TPU = {
 }
 
 
-def define_config() -> flags.FlagHolder:
-    """The `--config=FILE.py:SIZE` flag with its `--config.section.field=value` overrides."""
-    return config_flags.DEFINE_config_file("config", None, "a config file, such as configs/gpt2.py:small")
+class _PageParser(flags.ArgumentParser):
+    """Takes a config page for the tree that it gives."""
+
+    def parse(self, given: str) -> ml_collections.ConfigDict:
+        return pages.load(given).config().lock()
+
+
+def define_config(**options) -> flags.FlagHolder:
+    """The `--config=PAGE:SIZE` flag with its `--config.section.field=value` overrides."""
+    told = "a config file, such as configs/gpt2.py:small, or a name, such as gpt2:small"
+    holder = config_flags.DEFINE_config_file("config", None, told, **options)
+    options.get("flag_values", flags.FLAGS)["config"].parser = _PageParser()
+    return holder
 
 
 def resolve(flag: flags.FlagHolder) -> config.Run:
@@ -44,22 +55,14 @@ def resolve(flag: flags.FlagHolder) -> config.Run:
 
 
 def config_file(flag: flags.FlagHolder) -> str:
-    """The path in a `--config` flag, without the size.
+    """The file from whose folder the paths in a `--config` page count.
 
     Raises:
-      UserError: no flag, or no such file.
+      UserError: no flag.
     """
     if not flags.FLAGS["config"].present:
         raise UserError("--config is missing: give a config file, such as --config=configs/gpt2.py:small")
-    path = config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")[0]
-    if not isinstance(flag.value, ml_collections.ConfigDict):
-        # Of errors in the file the flag keeps an OSError for later.
-        hidden = getattr(flag.value, "_error", None)
-        if hidden and (told := in_users_code(hidden, path)):
-            raise told
-        hint = "get_config returns no ConfigDict" if os.path.isfile(path) else "there is no such file"
-        raise UserError(f"--config={path}: {hint}; give a config file, such as configs/gpt2.py:small")
-    return path
+    return pages.load(config_flags.get_config_filename(flags.FLAGS["config"])).file
 
 
 def required(flag: flags.FlagHolder) -> str:
@@ -116,21 +119,11 @@ def _report_unraisable(unraisable) -> None:
 
 
 def _parse_flags(argv: list[str]) -> None:
-    given = _config_argument(argv)
-    file = given.partition(":")[0]
     try:
-        with users_code(file):
-            rest = flags.FLAGS(argv)
-    except (flags.Error, ValueError, TypeError, SyntaxError) as error:
-        if "Error whilst parsing config file" not in str(error):
-            raise UserError(one_line(error, None)) from error
-        # What follows is a whole traceback: of how the file's function was called, as errors within it were told.
-        while error.__context__ is not None:
-            error = error.__context__
-        raise UserError(f"--config={given}: {one_line(error)}") from error
+        rest = flags.FLAGS(argv)
+    except (flags.Error, ValueError, TypeError) as error:
+        raise UserError(one_line(error, None)) from error
     except (AttributeError, KeyError) as error:
-        if getattr(error, "name", None) == "get_config":
-            raise UserError(f"--config={file} has no function get_config: give a config file") from error
         raise UserError(_unknown_field(argv) or one_line(error, None)) from error
     if len(rest) > 1:
         raise UserError(f"'{rest[1]}' is no flag: write --name=value")
@@ -146,8 +139,8 @@ def _config_argument(argv: list[str]) -> str:
 def _unknown_field(argv: list[str]) -> str | None:
     """What to say of the first override of a field that the config file does not have."""
     values = flags.FlagValues()
-    holder = config_flags.DEFINE_config_file("config", _config_argument(argv), flag_values=values, sys_argv=[])
-    values(argv[:1])
+    holder = define_config(flag_values=values, sys_argv=[])
+    values([argv[0], f"--config={_config_argument(argv)}"])
     for override in (arg for arg in argv if arg.startswith("--config.")):
         section, path = holder.value, override.removeprefix("--config.").partition("=")[0].split(".")
         for depth, name in enumerate(path):

@@ -5,13 +5,14 @@ import functools
 import itertools
 import pathlib
 import re
-import runpy
 from dataclasses import replace
 
 import pytest
 
 from plm_jax import config, objectives
 from plm_jax.common.errors import UserError
+from plm_jax.config import pages
+from plm_jax.configs import bert
 from plm_jax.experiments.model_table import count, entries
 from plm_jax.models import settings
 from plm_jax.training import schedules
@@ -50,18 +51,17 @@ BACKBONES = {
 
 @functools.cache
 def load(name: str) -> config.Run:
-    file, _, size = name.partition(":")
-    return config.from_dict(runpy.run_path(str(CONFIGS / file))["get_config"](size))
+    return config.from_dict(pages.load(f"{CONFIGS}/{name}").config())
 
 
 @pytest.mark.parametrize("file", sorted(CONFIGS.glob("*.py")), ids=lambda path: path.stem)
 def test_every_size_says_what_was_published(file):
-    module = runpy.run_path(str(file))
-    if file.stem == "demo":
-        assert "PUBLISHED" not in module
+    module = pages.module(str(file))
+    if file.stem in ("demo", "__init__"):
+        assert not hasattr(module, "PUBLISHED")
     else:
-        assert module["PUBLISHED"].keys() >= module["SIZES"].keys()
-        assert all(said[-1] in "MB" for _, said in module["PUBLISHED"].values())
+        assert module.PUBLISHED.keys() >= module.SIZES.keys()
+        assert all(said[-1] in "MB" for _, said in module.PUBLISHED.values())
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
@@ -491,9 +491,8 @@ def test_bert_trains_a_tenth_of_its_steps_at_full_length():
 
 
 def test_bert_makes_fixed_copies_by_the_override_of_its_page():
-    module = runpy.run_path(str(CONFIGS / "bert.py"))
-    path, _, number = re.search(r"--config\.(\S+)(=)(\d+)` gives ten fixed copies", module["__doc__"]).groups()
-    tree = module["get_config"]("base")
+    path, _, number = re.search(r"--config\.(\S+)(=)(\d+)` gives ten fixed copies", bert.__doc__).groups()
+    tree = bert.get_config("base")
     tree.update_from_flattened_dict({path: int(number)})
     run = config.from_dict(tree)
     assert run.objective.duplicates == run.data.layout.duplicates == 10

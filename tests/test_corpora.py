@@ -1,15 +1,16 @@
 """The corpora and mixtures by name: rates as published, every source a config that TensorFlow Datasets knows."""
 
 import json
-import runpy
 import subprocess
 import sys
 import types
 
 import pytest
 
-from plm_jax import config, corpora
+from plm_jax import config
 from plm_jax.common.errors import UserError
+from plm_jax.config import pages
+from plm_jax.data.sources import corpora
 from tests.support import tiny
 
 # Brown et al. 2020, table 2.2.
@@ -77,8 +78,7 @@ FAMILIES = {
 @pytest.mark.parametrize("name", FAMILIES)
 def test_families_read_what_their_papers_did(name):
     for family in FAMILIES[name]:
-        file, _, size = family.partition(":")
-        run = config.from_dict(runpy.run_path(f"configs/{file}")["get_config"](size))
+        run = config.from_dict(pages.load(f"configs/{family}").config())
         assert {"sources": run.data.sources, "mixture": run.data.mixture} == corpora.mixture(name), family
 
 
@@ -105,7 +105,7 @@ def test_a_source_with_rate_0_is_not_read():
 
 
 def test_nothing_of_tensorflow_is_imported():
-    code = "import sys; from plm_jax import corpora; corpora.mixture('gpt3'); print(*sys.modules)"
+    code = "import sys; from plm_jax.data.sources import corpora; corpora.mixture('gpt3'); print(*sys.modules)"
     held = {name.split(".")[0] for name in subprocess.check_output([sys.executable, "-c", code], text=True).split()}
     assert held & {"tensorflow", "tensorflow_datasets", "seqio", "apache_beam", "torch"} == set()
 

@@ -28,15 +28,13 @@ What a row shows and what it does not:
 """
 
 import dataclasses
-import os
-import runpy
 
 from plm_jax import config, objectives
+from plm_jax.configs import bert, demo
 from plm_jax.models import settings
 from plm_jax.objectives import denoising
 
 base = "../demo.py:bert"
-DEMO = runpy.run_path(os.path.join(os.path.dirname(__file__), "..", "demo.py"))
 
 
 def overrides():
@@ -69,28 +67,28 @@ def _encoders():
     }
     for name, objective in masks.items():
         yield name, {"objective": objective, **_after("bert", 100, 1e-3)}
-    spanbert = dataclasses.replace(DEMO["bert"]().model, span_boundary=settings.SpanBoundary(width=32))
+    spanbert = dataclasses.replace(demo.bert().model, span_boundary=settings.SpanBoundary(width=32))
     spans = {"model": spanbert, "objective": objectives.SpanMaskedLM()}
     spans |= {"data.layout": config.WholeSentences(cross_documents=False)}
     yield "span_masked_lm", {**spans, **_after("bert", 200, 1e-3)}
-    yield "replaced_token", {**vars(DEMO["electra"]()), **_after("bert", 400, 1e-3, warmup_steps=40)}
+    yield "replaced_token", {**vars(demo.electra()), **_after("bert", 400, 1e-3, warmup_steps=40)}
 
 
 def _poems(layout: config.SentencePairs, length: int, steps: int, learning_rate: float) -> config.Run:
     """A BERT of the demo's size on pairs of parts of Chinese poems."""
-    demo = DEMO["bert"]()
+    run = demo.bert()
     vocab_size = 4096
     return dataclasses.replace(
-        demo,
-        model=DEMO["_family"]("bert").model(layers=3, width=128, heads=4, vocab_size=vocab_size, length=length),
+        run,
+        model=bert.model(layers=3, width=128, heads=4, vocab_size=vocab_size, length=length),
         vocabulary=dataclasses.replace(
-            demo.vocabulary, spec="wordpiece:../.cache/demo/poems.txt", train_size=vocab_size
+            run.vocabulary, spec="wordpiece:../.cache/demo/poems.txt", train_size=vocab_size
         ),
         data=config.Data(
             cache_dir="../.cache/demo/poems",
             length=length,
             layout=layout,
-            sources={"poems": config.JsonLines(path=f"{DEMO['CORPORA']}/tang_poems_zh.jsonl.gz")},
+            sources={"poems": config.JsonLines(path=f"{demo.CORPORA}/tang_poems_zh.jsonl.gz")},
             validation_fraction=0.15,
         ),
         schedule=config.Schedule(kind="linear", learning_rate=learning_rate, warmup_steps=50),
@@ -100,15 +98,15 @@ def _poems(layout: config.SentencePairs, length: int, steps: int, learning_rate:
 
 def _decoders():
     """Language models in one direction, after a prefix, in both directions."""
-    yield "gpt2", vars(DEMO["gpt2"]())
-    prefix_lm = {**vars(DEMO["gpt2"]()), "objective": objectives.DecoderPrefixLM()}
+    yield "gpt2", vars(demo.gpt2())
+    prefix_lm = {**vars(demo.gpt2()), "objective": objectives.DecoderPrefixLM()}
     yield "decoder_prefix_lm", {**prefix_lm, **_after("gpt2", 30, 5e-4)}
-    yield "elmo", vars(DEMO["elmo"]())
+    yield "elmo", vars(demo.elmo())
 
 
 def _text_to_text():
     """T5's span corruption, what it was compared with, UL2, and two tasks with their prefixes."""
-    yield "t5", vars(DEMO["t5"]())
+    yield "t5", vars(demo.t5())
     # Where targets tell no place, it takes longer to find them by the encoder.
     compared = {
         "replace_spans": (objectives.ReplaceSpans(), 80, 2e-2),
@@ -121,13 +119,13 @@ def _text_to_text():
         "ul2": (objectives.UL2(), 80, 2e-2),
     }
     for name, (objective, steps, learning_rate) in compared.items():
-        yield name, {**vars(DEMO["t5"]()), "objective": objective, **_after("t5", steps, learning_rate)}
-    yield "t5_tasks", {**vars(DEMO["t5_tasks"]()), "train.init_from": "t5"}
+        yield name, {**vars(demo.t5()), "objective": objective, **_after("t5", steps, learning_rate)}
+    yield "t5_tasks", {**vars(demo.t5_tasks()), "train.init_from": "t5"}
 
 
 def _denoisers():
     """BART's noises and GLM's blanks."""
-    yield "bart", vars(DEMO["bart"]())
+    yield "bart", vars(demo.bart())
     alone = objectives.Denoising(permute_sentences=0.0)
     noises = {
         "text_infilling": alone,
@@ -137,5 +135,5 @@ def _denoisers():
         "document_rotation": dataclasses.replace(alone, noise=denoising.NoNoise(), rotate=1.0),
     }
     for name, objective in noises.items():
-        yield name, {**vars(DEMO["bart"]()), "objective": objective, **_after("bart", 60, 1e-3)}
-    yield "glm", vars(DEMO["glm"]())
+        yield name, {**vars(demo.bart()), "objective": objective, **_after("bart", 60, 1e-3)}
+    yield "glm", vars(demo.glm())

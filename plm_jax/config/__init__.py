@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 
 import ml_collections
 
+import plm_jax
 from plm_jax import objectives
 from plm_jax.common import trees
 from plm_jax.common.errors import UserError, nearest
@@ -22,6 +23,9 @@ from plm_jax.models import settings
 
 to_dict, to_config_dict = trees.to_dict, trees.to_config_dict
 differences, brief = trees.differences, trees.brief
+
+# What a path begins with that counts from this package's folder, as `package:data/corpora/sotu.jsonl.gz`.
+PACKAGE = "package:"
 
 # The special ids that a vocabulary may have.
 SPECIALS = ("pad", "bos", "eos", "unk", "cls", "sep", "mask", "sop", "eop", "smask", "gmask", "dblock")
@@ -605,6 +609,8 @@ def resolve(tree: Any, config_file: str, overridden: Collection[str] = ()) -> Ru
     folder = os.path.dirname(os.path.abspath(config_file))
 
     def absolute(path: str, field: str) -> str:
+        if path.startswith(PACKAGE):
+            return os.path.join(os.path.dirname(os.path.abspath(plm_jax.__file__)), path.removeprefix(PACKAGE))
         if not path or "://" in path or os.path.isabs(path):
             return path
         return os.path.abspath(path if field in overridden else os.path.join(folder, path))

@@ -6,19 +6,17 @@ are usually said to be, and `SOURCE`, where they were published.
 
 import math
 import os
-import runpy
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import jax
 
-import plm_jax
 from plm_jax import config
 from plm_jax.common.errors import UserError
+from plm_jax.config import pages
 from plm_jax.hub import huggingface
 from plm_jax.models import registry, settings
 
-CONFIGS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(plm_jax.__file__))), "configs")
 COLUMNS = (
     "Config",
     "Parameters",
@@ -50,20 +48,14 @@ class Entry:
     run: config.Run
 
 
-def entries(folder: str = CONFIGS) -> list[Entry]:
-    """The published models of the configs in a folder.
-
-    Raises:
-      UserError: there is no such folder, as where the package was installed without it.
-    """
-    if not os.path.isdir(folder):
-        raise UserError(f"there is no {folder}: take the configs from the project's repository")
+def entries(folder: str = pages.FOLDER) -> list[Entry]:
+    """The published models of the config pages in a folder."""
     found = []
     for file in sorted(name for name in os.listdir(folder) if name.endswith(".py")):
-        module = runpy.run_path(os.path.join(folder, file))
-        for size, (counted, said) in module.get("PUBLISHED", {}).items():
-            run = config.from_dict(module["get_config"](size))
-            found.append(Entry(f"{file}:{size}", counted, said, module["SOURCE"], run))
+        page = pages.load(os.path.join(folder, file))
+        for size, (counted, said) in getattr(page.module, "PUBLISHED", {}).items():
+            run = config.from_dict(page.module.get_config(size))
+            found.append(Entry(f"{file}:{size}", counted, said, page.module.SOURCE, run))
     return found
 
 

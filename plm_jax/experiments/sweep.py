@@ -2,7 +2,7 @@
 
 A sweep is a Python file with
 
-    base         a config file with or without a size, as in "../demo.py:bert", its path from the sweep's folder
+    base         a config with or without a size, "../demo.py:bert", its path from the sweep's folder, or "demo:bert"
     overrides()  yields pairs: the name of a run, and what it changes in the base, {"train.steps": 100, …}
 
 A value may be a whole section (`{"objective": objectives.MaskedLM(whole_words=1)}`), and `vars(run)` are all sections
@@ -21,7 +21,6 @@ import dataclasses
 import json
 import os
 import re
-import runpy
 import signal
 import subprocess
 import sys
@@ -35,6 +34,7 @@ from tqdm import tqdm
 from plm_jax import config
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError, nearest, users_code
+from plm_jax.config import pages
 from plm_jax.data.sources import task_mixtures
 from plm_jax.experiments import comparison
 from plm_jax.training import run_directory
@@ -172,16 +172,17 @@ def members(path: str, workdir: str, seeds: Sequence[int] = ()) -> list[Member]:
 
 def _described(path: str) -> tuple[dict[str, tuple[dict[str, Any], config.Run]], str]:
     """By name each run's changes, as JSON, and its config, paths as given; and the base's file."""
-    sweep = _executed(path, "--sweep", ("base", "overrides"))
-    if not isinstance(sweep["base"], str) or not callable(sweep["overrides"]):
+    sweep = pages.load(path, "--sweep=")
+    for name in ("base", "overrides"):
+        if not hasattr(sweep.module, name):
+            raise UserError(f"--sweep={path} has no `{name}`: {_FILES}")
+    if not isinstance(sweep.module.base, str) or not callable(sweep.module.overrides):
         raise UserError(f"{path} has a `base` that is no path, or `overrides` that is no function: {_FILES}")
-    file, _, size = sweep["base"].partition(":")
-    file = os.path.join(os.path.dirname(path), file)
-    get = _executed(file, f"the base of {path}", ("get_config",))["get_config"]
-    with users_code(file):
-        tree = config.to_dict(config.from_dict(get(size) if size else get()))
-    with users_code(path):
-        overrides = list(sweep["overrides"]())
+    base = pages.load(sweep.module.base, f"the base of {path} is ", beside=sweep)
+    with users_code(base.module.__file__):
+        tree = config.to_dict(config.from_dict(base.config()))
+    with users_code(sweep.module.__file__):
+        overrides = list(sweep.module.overrides())
     described: dict[str, tuple[dict[str, Any], config.Run]] = {}
     for override in overrides:
         match override:
@@ -199,19 +200,7 @@ def _described(path: str) -> tuple[dict[str, tuple[dict[str, Any], config.Run]],
             raise UserError(f"run '{name}' of {path}: {error}") from error
     if not described:
         raise UserError(f"{path} has no run: let `overrides` yield names and changes")
-    return described, file
-
-
-def _executed(path: str, what: str, names: Sequence[str]) -> dict[str, Any]:
-    """What a Python file defines, these names among it."""
-    if not os.path.isfile(path):
-        raise UserError(f"{what} is {path}: there is no such file")
-    with users_code(path):
-        found = runpy.run_path(path)
-    for name in names:
-        if name not in found:
-            raise UserError(f"{what} is {path}, which has no `{name}`: {_FILES}")
-    return found
+    return described, base.file
 
 
 def _changed(tree: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

@@ -9,13 +9,13 @@ import fnmatch
 import functools
 import pathlib
 import random
-import runpy
 
 import numpy as np
 import pytest
 
 from plm_jax import config
 from plm_jax.common import storage
+from plm_jax.config import pages
 from plm_jax.data import cache, reader
 from plm_jax.data.vocabularies import words
 from tests.support import published_rows as rules
@@ -155,14 +155,13 @@ PUBLISHED = {
 def sizes():
     """The names of all sizes of all configs."""
     for path in sorted(CONFIGS.glob("*.py")):
-        module = runpy.run_path(str(path))
-        yield from (f"{path.name}:{size}" for size in module.get("SIZES", module.get("RUNS")))
+        module = pages.module(str(path))
+        yield from (f"{path.name}:{size}" for size in getattr(module, "SIZES", getattr(module, "RUNS", ())))
 
 
 @functools.cache
 def load(name):
-    file, _, size = name.partition(":")
-    return config.from_dict(runpy.run_path(str(CONFIGS / file))["get_config"](size))
+    return config.from_dict(pages.load(f"{CONFIGS}/{name}").config())
 
 
 def kinds():

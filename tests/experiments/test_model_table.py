@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from plm_jax import config
-from plm_jax.common.errors import UserError
 from plm_jax.experiments import model_table
 from plm_jax.models import settings
 
@@ -67,8 +66,3 @@ def test_sentence_pairs_are_said(folder):
 def test_tied_weights_count_once(folder):
     model = model_table.entries(folder)[0].run.model
     assert model_table.count(replace(model, head=settings.Head(tied=False))) == model_table.count(model) + 7 * 4
-
-
-def test_without_configs_there_is_no_zoo(tmp_path):
-    with pytest.raises(UserError, match=r"there is no .*configs: take the configs"):
-        model_table.entries(str(tmp_path / "configs"))

@@ -6,9 +6,7 @@ All of one with all of the other are in test_auto_tokenizers.py, which needs tra
 import contextlib
 import io
 import json
-import pathlib
 import random
-import runpy
 from dataclasses import replace
 
 import jax
@@ -22,6 +20,7 @@ from hypothesis import strategies as st
 import plm_jax
 from plm_jax import config
 from plm_jax.common.errors import UserError
+from plm_jax.configs import demo
 from plm_jax.data import vocabularies
 from plm_jax.data.vocabularies import exported, training
 from plm_jax.hub.pretrained import Pretrained
@@ -147,12 +146,9 @@ def test_sentinels_are_where_t5_has_them(folder, tmp_path):
     assert lm.special_ids["sentinels"] == exports.SENTINELS
 
 
-DEMO = runpy.run_path(str(pathlib.Path(__file__).parents[2] / "configs" / "demo.py"))["RUNS"]
-
-
 @pytest.mark.parametrize("name", ["gpt2", "bert", "t5", "electra", "bart", "glm"])
 def test_the_demo_s_models_have_our_ids_there(name, tmp_path):
-    run = DEMO[name]()
+    run = demo.RUNS[name]()
     section = replace(run.vocabulary, spec=f"sentencepiece:{tmp_path}/v.model", train_size=1024)
     training.train(exports.corpus("sotu", 1500), section)
     run = replace(run, vocabulary=section)
@@ -271,7 +267,7 @@ def test_accents_that_would_be_read_otherwise_are_told(folder, tmp_path):
 def test_a_run_with_folded_text_is_an_albert_that_folds_text(folder, tmp_path):
     model = exports.pretrained("albert", "folded", folder)
     section = config.Vocabulary(model.vocabulary, lowercase=True, **exports.IDS)
-    run = replace(DEMO["bert"](), model=model.model, vocabulary=section)
+    run = replace(demo.bert(), model=model.model, vocabulary=section)
     of_run = replace(model, special_ids={i: k for i, k in model.special_ids.items() if i != "lowercase"})
     tokenizer = save(of_run, tmp_path, run)
     (want,) = exports.encode("folded", folder, ("The State",))

@@ -11,6 +11,7 @@ import pytest
 
 from plm_jax import cli, config
 from plm_jax.common.errors import UserError
+from plm_jax.config import pages
 from plm_jax.models import settings
 from plm_jax.planning import hlo
 from plm_jax.planning import plan as planning
@@ -265,10 +266,7 @@ def test_shapes_alone_need_no_data_and_no_compiler(tmp_path, verb):
 
 
 def _config(file, size):
-    spec = importlib.util.spec_from_file_location("configs", f"configs/{file}")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return config.from_dict(module.get_config(size))
+    return config.from_dict(pages.load(f"configs/{file}:{size}").config())
 
 
 @pytest.mark.parametrize(

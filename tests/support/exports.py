@@ -13,7 +13,8 @@ import numpy as np
 import sentencepiece
 import tokenizers
 
-from plm_jax import config, corpora
+import plm_jax
+from plm_jax import config
 from plm_jax.data import vocabularies
 from plm_jax.data.vocabularies import sentences, training
 from plm_jax.hub import chatglm2, huggingface
@@ -67,7 +68,7 @@ SYMBOLS = ["[CLS]", "[SEP]", "[MASK]", "<|startofpiece|>", "<|endofpiece|>", "[g
 def corpus(name: str, count: int) -> list[str]:
     """The first sentences of a corpus that comes with the package."""
     found = []
-    with gzip.open(pathlib.Path(corpora.__file__).parent / "data" / "corpora" / f"{name}.jsonl.gz", "rt") as file:
+    with gzip.open(pathlib.Path(plm_jax.__file__).parent / "data" / "corpora" / f"{name}.jsonl.gz", "rt") as file:
         for line in file:
             tree = json.loads(line)
             found += [s for s in sentences.split(tree.get("text") or tree.get("sentence")) if s.strip()]
@@ -217,7 +218,7 @@ def lines(count: int, seed: int = 0) -> tuple[str, ...]:
     rng = random.Random(seed)
     code = [
         line.rstrip("\n")
-        for path in sorted((pathlib.Path(corpora.__file__).parent / "models").glob("*.py"))
+        for path in sorted((pathlib.Path(plm_jax.__file__).parent / "models").glob("*.py"))
         for line in path.read_text().splitlines()
     ]
     letters = [

@@ -5,8 +5,8 @@ sizes of their tasks as T5 has them; tasks `plm_jax:CORPUS`, the corpora to pret
 `text`; mixtures `plm_jax:MODEL` of these alone, such as `plm_jax:t5`.
 """
 
-from plm_jax import config, corpora
-from plm_jax.data.sources import tasks
+from plm_jax import config
+from plm_jax.data.sources import corpora, tasks
 from plm_jax.data.tensorflow_side import seqio
 from plm_jax.data.text_to_text import sizes, suite
 

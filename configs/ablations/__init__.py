@@ -1,0 +1,1 @@
+"""Sweeps: pages with `base` and `overrides()`, see `plm_jax.experiments.sweep`."""

@@ -1,0 +1,131 @@
+"""Config pages: Python files whose `get_config` gives a run, by file, `configs/bert.py:base`, or by name, `bert:base`.
+
+A name is that of a page of `plm_jax.configs`, found wherever the package is installed. Relative paths of a page that is
+given as a file count from the file's folder; given by name it reads and writes as if it lay in `./configs`, where the
+user stands. However a page is found, by file, by name or by an import, it is one module: a class in it exists once.
+"""
+
+import importlib
+import importlib.util
+import os
+import sys
+import zlib
+from dataclasses import dataclass
+from types import ModuleType
+
+import ml_collections
+
+import plm_jax
+from plm_jax.common.errors import UserError, nearest, one_line, users_code
+
+_PACKAGE = os.path.dirname(os.path.abspath(plm_jax.__file__))
+FOLDER = os.path.join(_PACKAGE, "configs")
+_HINT = "give a config file, such as configs/gpt2.py:small, or a name, such as gpt2:small"
+
+
+@dataclass(frozen=True)
+class Page:
+    """A config page and the size that is asked of it.
+
+    Attributes:
+      given: what the user wrote for it, without the size.
+      module: the page.
+      file: from whose folder its relative paths count; need not be there if the page was given by name.
+      size: what follows the colon; None: the page's default.
+    """
+
+    given: str
+    module: ModuleType
+    file: str
+    size: str | None
+
+    def config(self) -> ml_collections.ConfigDict:
+        """What `get_config` of the page gives, as written: unchecked, relative paths relative.
+
+        Raises:
+          UserError: the page has no `get_config`, it fails, or it gives something else.
+        """
+        if not hasattr(self.module, "get_config"):
+            raise UserError(f"{self.given} has no function get_config: give a config file")
+        try:
+            with users_code(self.module.__file__):
+                tree = self.module.get_config(*() if self.size is None else (self.size,))
+        except TypeError as error:  # The call itself: what is raised within has become a line of the file.
+            raise UserError(f"{self.given}: {one_line(error)}") from error
+        if not isinstance(tree, ml_collections.ConfigDict):
+            raise UserError(f"{self.given}: get_config returns no ConfigDict; {_HINT}")
+        return tree
+
+
+def load(given: str, what: str = "--config=", beside: Page | None = None) -> Page:
+    """The page that a user names, as `FILE.py`, `FILE.py:SIZE`, `NAME` or `NAME:SIZE`.
+
+    Args:
+      what: stands before `given` in errors.
+      beside: a page from whose folder a relative file counts, instead of the working directory.
+
+    Raises:
+      UserError: there is no such page, or its code fails.
+    """
+    path, colon, size = given.partition(":")
+    if path.endswith(".py"):
+        folders = (os.path.dirname(beside.module.__file__), os.path.dirname(beside.file)) if beside else ("", "")
+        source, file = (os.path.join(folder, path) for folder in folders)
+        if not os.path.isfile(source):
+            raise UserError(f"{what}{path}: there is no such file; {_HINT}")
+    else:
+        source, file = os.path.join(FOLDER, f"{path}.py"), os.path.join("configs", f"{path}.py")
+        if not os.path.isfile(source):
+            raise UserError(f"{what}{path}: no config has that name (a file ends in .py); {nearest(path, names())}")
+    return Page(f"{what}{path}", module(source), os.path.abspath(file), size if colon else None)
+
+
+def names() -> list[str]:
+    """The names of the pages that come with the package, with a `/` those in folders."""
+    found = []
+    for folder, _, files in os.walk(FOLDER):
+        inside = os.path.relpath(folder, FOLDER)
+        found += [os.path.normpath(os.path.join(inside, file))[:-3] for file in files if file.endswith(".py")]
+    return sorted(name for name in found if not name.endswith("__init__"))
+
+
+def module(path: str) -> ModuleType:
+    """A Python file as a module, the same at each call until the file has changed.
+
+    A file of this package is the module that an import gives.
+
+    Raises:
+      UserError: its code fails; the line is named.
+    """
+    path = os.path.abspath(path)
+    if dotted := _dotted(path):
+        with users_code(path):
+            return importlib.import_module(dotted)
+    name = f"page_{os.path.basename(path).removesuffix('.py')}_{zlib.crc32(os.path.realpath(path).encode()):08x}"
+    with open(path, "rb") as file:
+        source = file.read()
+    if name in sys.modules and sys.modules[name].__source__ == source:
+        return sys.modules[name]
+    found = importlib.util.module_from_spec(importlib.util.spec_from_file_location(name, path))
+    found.__source__ = source
+    before, sys.modules[name] = sys.modules.get(name), found  # Where dataclasses look for it.
+    try:
+        with users_code(path):
+            exec(compile(source, path, "exec"), vars(found))
+    except BaseException:
+        if before is None:
+            del sys.modules[name]
+        else:
+            sys.modules[name] = before
+        raise
+    return found
+
+
+def _dotted(path: str) -> str | None:
+    """Of a file of this package the name of its module."""
+    real = os.path.realpath(path)
+    for package, folder in (("plm_jax.configs", FOLDER), ("plm_jax", _PACKAGE)):
+        inside = os.path.relpath(real, os.path.realpath(folder))
+        if not inside.startswith(os.pardir):
+            return ".".join([package, *inside.removesuffix(".py").split(os.sep)]).removesuffix(".__init__")
+    return None

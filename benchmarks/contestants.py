@@ -107,7 +107,7 @@ def make_ours(case: Case, scan_layers: bool) -> Contestant:
         case.run,
         model=dataclasses.replace(case.run.model, scan_layers=scan_layers),
         optimizer=config.AdamW(weight_decay=0.1, clip_norm=0.0),
-        schedule=config.Schedule("constant", 1e-4),
+        schedule=config.ConstantSchedule(1e-4),
         train=config.Train(steps=1, batch_size=case.rows),
         mesh=config.Mesh(),
         precision=config.Precision("bfloat16" if case.device == "gpu" else "float32"),

@@ -109,7 +109,7 @@ def make_run(folder: str, objective: str, steps: int, processes: int = 0) -> con
         data=config.Data(folder, LENGTH, {"synthetic": config.TextFiles("-")}, layout=layout, processes=processes),
         vocabulary=VOCABULARY,
         optimizer=config.AdamW(),
-        schedule=config.Schedule("constant", 1e-3),
+        schedule=config.ConstantSchedule(1e-3),
         train=config.Train(steps=steps, batch_size=BATCH),
     )
 

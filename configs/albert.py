@@ -79,7 +79,7 @@ def get_config(size: str = "base"):
             length=512,
         ),
         optimizer=config.Lamb(),
-        schedule=config.Schedule(kind="linear", learning_rate=1.76e-3, warmup_steps=3125, decay_counts_warmup=True),
+        schedule=config.LinearSchedule(learning_rate=1.76e-3, warmup_steps=3125, decay_counts_warmup=True),
         train=config.Train(steps=STEPS.get(size, 125_000), batch_size=4096),
         mesh=config.Mesh(data=1, fsdp=-1),
         precision=config.Precision(compute="bfloat16"),

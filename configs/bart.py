@@ -77,7 +77,7 @@ def get_config(size: str = "base"):
         optimizer=config.AdamW(
             b1=0.9, b2=0.98, epsilon=1e-6, weight_decay=0.01, decay_norms_and_biases=True, clip_norm=0.0
         ),
-        schedule=config.Schedule(kind="linear", learning_rate=learning_rate, warmup_steps=warmup_steps),
+        schedule=config.LinearSchedule(learning_rate=learning_rate, warmup_steps=warmup_steps),
         train=config.Train(
             steps=500_000,
             batch_size=8000,

@@ -84,7 +84,7 @@ def get_config(size: str = "base"):
             length=128,
         ),
         optimizer=config.AdamW(epsilon=1e-6, weight_decay=0.01, bias_correction=False, clip_norm=1.0),
-        schedule=config.Schedule(kind="linear", learning_rate=1e-4, warmup_steps=10_000, decay_counts_warmup=True),
+        schedule=config.LinearSchedule(learning_rate=1e-4, warmup_steps=10_000, decay_counts_warmup=True),
         train=config.Train(
             steps=1_000_000,
             batch_size=256,

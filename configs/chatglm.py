@@ -106,7 +106,7 @@ def get_config(size: str = "3-6b"):
             length=LENGTH,
         ),
         optimizer=config.AdamW(b1=0.9, b2=0.95, epsilon=1e-5, weight_decay=0.1, clip_norm=1.0),
-        schedule=config.Schedule(kind="cosine", learning_rate=3e-4, warmup_steps=2000, final_fraction=0.1),
+        schedule=config.CosineSchedule(learning_rate=3e-4, warmup_steps=2000, final_fraction=0.1),
         train=config.Train(steps=round(tokens / (ROWS * LENGTH)), batch_size=ROWS),
         mesh=config.Mesh(data=1, fsdp=-1),
         precision=config.Precision(compute="bfloat16"),

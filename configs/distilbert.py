@@ -59,7 +59,7 @@ def get_config(size: str = "base"):
             length=512,
         ),
         optimizer=config.AdamW(b1=0.9, b2=0.98, epsilon=1e-6, clip_norm=5.0),
-        schedule=config.Schedule(kind="linear", learning_rate=5e-4, warmup_steps=315),
+        schedule=config.LinearSchedule(learning_rate=5e-4, warmup_steps=315),
         train=config.Train(steps=6300, batch_size=4096),
         mesh=config.Mesh(data=1, fsdp=-1),
         precision=config.Precision(compute="bfloat16"),

@@ -97,9 +97,7 @@ def get_config(size: str = "base"):
             length=length,
         ),
         optimizer=config.AdamW(epsilon=1e-6, weight_decay=0.01, bias_correction=False, clip_norm=1.0),
-        schedule=config.Schedule(
-            kind="linear", learning_rate=learning_rate, warmup_steps=10_000, decay_counts_warmup=True
-        ),
+        schedule=config.LinearSchedule(learning_rate=learning_rate, warmup_steps=10_000, decay_counts_warmup=True),
         train=config.Train(steps=steps, batch_size=batch_size),
         mesh=config.Mesh(data=1, fsdp=-1),
         precision=config.Precision(compute="bfloat16"),

@@ -61,7 +61,7 @@ def get_config(size: str = "original"):
             layout=config.Streams(),
         ),
         optimizer=config.Adagrad(initial_accumulator=1.0 / LENGTH**2, clip_norm=10.0 / LENGTH),
-        schedule=config.Schedule(kind="constant", learning_rate=0.2),
+        schedule=config.ConstantSchedule(learning_rate=0.2),
         train=config.Train(steps=EPOCHS * (WORDS // (BATCH_SIZE * LENGTH)), batch_size=BATCH_SIZE),
         mesh=config.Mesh(data=1, fsdp=-1),
         evaluation=config.Evaluation(every=10_000, batch_size=256, max_batches=64),

@@ -106,8 +106,7 @@ def get_config(size: str = "base"):
             weight_decay=weight_decay,
             clip_norm=1.0,
         ),
-        schedule=config.Schedule(
-            kind="cosine",
+        schedule=config.CosineSchedule(
             learning_rate=learning_rate,
             warmup_steps=warmup_steps,
             decay_steps=decay_steps,

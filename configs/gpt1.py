@@ -55,7 +55,7 @@ def get_config(size: str = "base"):
             length=512,
         ),
         optimizer=config.AdamW(b1=0.9, b2=0.999, epsilon=1e-8, weight_decay=0.01, clip_norm=1.0),
-        schedule=config.Schedule(kind="cosine", learning_rate=2.5e-4, warmup_steps=2000),
+        schedule=config.CosineSchedule(learning_rate=2.5e-4, warmup_steps=2000),
         train=config.Train(steps=3_000_000, batch_size=64),
         mesh=config.Mesh(data=1, fsdp=-1),
         precision=config.Precision(compute="bfloat16"),

@@ -68,7 +68,7 @@ def get_config(size: str = "small"):
             length=1024,
         ),
         optimizer=config.AdamW(b1=0.9, b2=0.95, epsilon=1e-8, weight_decay=0.1, clip_norm=1.0),
-        schedule=config.Schedule(kind="cosine", learning_rate=learning_rate, warmup_steps=2000, final_fraction=0.1),
+        schedule=config.CosineSchedule(learning_rate=learning_rate, warmup_steps=2000, final_fraction=0.1),
         train=config.Train(steps=300_000, batch_size=512, microbatches=microbatches),
         mesh=config.Mesh(data=1, fsdp=-1),
         precision=config.Precision(compute="bfloat16"),

@@ -110,8 +110,7 @@ def get_config(size: str = "125m"):
             length=LENGTH,
         ),
         optimizer=config.AdamW(b1=0.9, b2=0.95, epsilon=1e-8, weight_decay=0.1, clip_norm=1.0),
-        schedule=config.Schedule(
-            kind="cosine",
+        schedule=config.CosineSchedule(
             learning_rate=learning_rate,
             warmup_steps=steps_until(375e6, stages),
             decay_steps=steps_until(260e9, stages),

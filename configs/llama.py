@@ -156,8 +156,7 @@ def get_config(size: str = "2-7b"):
         optimizer=config.AdamW(
             b1=0.9, b2=0.95, epsilon=1e-8 if version in ("1", "tiny") else 1e-5, weight_decay=0.1, clip_norm=1.0
         ),
-        schedule=config.Schedule(
-            kind="cosine",
+        schedule=config.CosineSchedule(
             learning_rate=learning_rate,
             warmup_steps=8000 if latest else 2000,
             decay_steps=1_200_000 if latest else 0,

@@ -60,7 +60,7 @@ def get_config(size: str = "base"):
             length=1024,
         ),
         optimizer=config.Adafactor(),
-        schedule=config.Schedule(kind="rsqrt", learning_rate=1.0, warmup_steps=10_000),
+        schedule=config.RsqrtSchedule(learning_rate=1.0, warmup_steps=10_000),
         train=config.Train(steps=1_000_000, batch_size=1024, microbatches=microbatches, z_loss=1e-4),
         mesh=config.Mesh(data=1, fsdp=-1),
         precision=config.Precision(compute="bfloat16"),

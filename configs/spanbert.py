@@ -64,7 +64,7 @@ def get_config(size: str = "base"):
             length=512,
         ),
         optimizer=config.AdamW(weight_decay=0.01, decay_norms_and_biases=True, clip_norm=1.0),
-        schedule=config.Schedule(kind="linear", learning_rate=1e-4, warmup_steps=10_000),
+        schedule=config.LinearSchedule(learning_rate=1e-4, warmup_steps=10_000),
         train=config.Train(steps=2_400_000, batch_size=256),
         mesh=config.Mesh(data=1, fsdp=-1),
         precision=config.Precision(compute="bfloat16"),

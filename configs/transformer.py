@@ -70,7 +70,7 @@ def get_config(size: str = "base"):
             length=128,
         ),
         optimizer=config.AdamW(b1=0.9, b2=0.98, epsilon=1e-9, clip_norm=0.0),
-        schedule=config.Schedule(kind="rsqrt_warmup", learning_rate=width**-0.5, warmup_steps=4000),
+        schedule=config.RsqrtWarmupSchedule(learning_rate=width**-0.5, warmup_steps=4000),
         train=config.Train(steps=steps, batch_size=192, label_smoothing=0.1),
         mesh=config.Mesh(data=1, fsdp=-1),
         precision=config.Precision(compute="bfloat16"),

@@ -15,7 +15,6 @@ from plm_jax.config import pages
 from plm_jax.configs import bert
 from plm_jax.experiments.model_table import count, entries
 from plm_jax.models import settings
-from plm_jax.training import schedules
 
 CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
 
@@ -694,7 +693,7 @@ def test_a_run_takes_the_published_course(name):
     optimizer, course = COURSES[name]
     run = load(name)
     stages = config.stages(run)
-    rate = schedules.learning_rate(run.schedule, run.train.steps, stages)
+    rate = run.schedule.rate(run.train.steps, stages)
     assert type(run.optimizer).__name__ == optimizer
     assert (course[0][0], course[-1][0]) == (0, run.train.steps)
     for step, expected, batch_size, length in course:
@@ -708,8 +707,8 @@ def test_a_page_says_at_what_rate_a_run_ends_before_its_decay():
     told = {}
     for name in PARAMETERS:
         run = load(name)
-        if run.schedule.decay_steps > run.train.steps:
-            rate = float(schedules.learning_rate(run.schedule, run.train.steps, config.stages(run))(run.train.steps))
+        if getattr(run.schedule, "decay_steps", 0) > run.train.steps:
+            rate = float(run.schedule.rate(run.train.steps, config.stages(run))(run.train.steps))
             assert rate > 1.05 * run.schedule.learning_rate * run.schedule.final_fraction
             page = ast.get_docstring(ast.parse((CONFIGS / name.partition(":")[0]).read_text()))
             assert f"{run.schedule.decay_steps:,}" in page, name

@@ -51,7 +51,7 @@ def _after(name: str, steps: int, learning_rate: float, warmup_steps: int = 20) 
         "train.init_from": name,
         "train.steps": steps,
         "train.phases": (),
-        "schedule": config.Schedule(kind="linear", learning_rate=learning_rate, warmup_steps=warmup_steps),
+        "schedule": config.LinearSchedule(learning_rate=learning_rate, warmup_steps=warmup_steps),
     }
 
 
@@ -91,7 +91,7 @@ def _poems(layout: config.SentencePairs, length: int, steps: int, learning_rate:
             sources={"poems": config.JsonLines(path=f"{demo.CORPORA}/tang_poems_zh.jsonl.gz")},
             validation_fraction=0.15,
         ),
-        schedule=config.Schedule(kind="linear", learning_rate=learning_rate, warmup_steps=50),
+        schedule=config.LinearSchedule(learning_rate=learning_rate, warmup_steps=50),
         train=config.Train(steps=steps, batch_size=64),
     )
 

@@ -1,27 +1,25 @@
 """What a run's parts ask of each other, and no single field of its config can say."""
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from plm_jax.common.errors import UserError, nearest
+from plm_jax.config.run import Run
+from plm_jax.config.stages import stages, target_length
+from plm_jax.config.training import Stage
 from plm_jax.models import settings
 from plm_jax.objectives import Objective
 
 
-def run(run: Any, stages: Callable[[], Sequence[Any]], target_length: Callable[[int], int]) -> None:
-    """All that a `config.Run` has to hold.
-
-    Args:
-      stages: gives the run's stages, once its phases are known to end.
-      target_length: a row's length → its slots for targets.
+def check(run: Run) -> None:
+    """All that a run has to hold.
 
     Raises:
       UserError: it does not.
     """
     _architecture(run)
     _numbers(run)
-    found = stages()
+    found = stages(run)
     for stage in found:
         for name in ("length", "batch_size", "microbatches"):
             if getattr(stage, name) < 1:
@@ -40,12 +38,12 @@ def run(run: Any, stages: Callable[[], Sequence[Any]], target_length: Callable[[
             _segments(run, stage.length)
         if run.data.layout.kind == "sentence_pairs":
             _pairs(run, stage.length)
-        _positions(run, stage.length, target_length)
+        _positions(run, stage.length)
     _streams(run, found)
     _examples(run, found)
 
 
-def _architecture(run: Any) -> None:
+def _architecture(run: Run) -> None:
     """An objective trains models of some kinds."""
     if run.model.kind not in run.objective.architectures:
         kinds = "' or '".join(run.objective.architectures)
@@ -61,7 +59,7 @@ def _architecture(run: Any) -> None:
         )
 
 
-def _numbers(run: Any) -> None:
+def _numbers(run: Run) -> None:
     """Numbers in their ranges, names that are there."""
     data = run.data
     positive = {
@@ -88,7 +86,7 @@ def _numbers(run: Any) -> None:
         raise UserError(f"config.train.phases end at {untils}: give rising fractions of which the last is 1.0")
 
 
-def _mixture(run: Any, stage: Any) -> None:
+def _mixture(run: Run, stage: Stage) -> None:
     """Rates of sources that are there."""
     for name, rate in stage.mixture.items():
         if name not in run.data.sources:
@@ -99,12 +97,12 @@ def _mixture(run: Any, stage: Any) -> None:
         raise UserError("config.data.mixture has no rate above 0: give at least one")
 
 
-def _positions(run: Any, length: int, target_length: Callable[[int], int]) -> None:
+def _positions(run: Run, length: int) -> None:
     """Rows as long as the model has positions."""
     attention, longest = getattr(run.model, "attention", None), run.objective.num_positions(length)
     position = attention and attention.position
     if isinstance(run.model, settings.EncoderDecoder):
-        longest = max(longest, target_length(length))
+        longest = max(longest, target_length(run, length))
     tables = settings.LearnedPositions | settings.BlockPositions
     if isinstance(position, tables) and longest > position.length:
         text = "" if longest == length else f" with texts of {longest}"
@@ -114,7 +112,7 @@ def _positions(run: Any, length: int, target_length: Callable[[int], int]) -> No
         )
 
 
-def _begin(run: Any) -> None:
+def _begin(run: Run) -> None:
     """What begins documents is fed to decoders, and has an id."""
     begin = run.data.layout.begin
     if begin and not run.objective.takes_begin:
@@ -126,7 +124,7 @@ def _begin(run: Any) -> None:
             raise UserError(f"config.data.layout.begin names {name}: set config.vocabulary.{name}, or leave it out")
 
 
-def _pairs(run: Any, length: int) -> None:
+def _pairs(run: Run, length: int) -> None:
     """What sentence pairs of a length ask for."""
     if run.data.layout.duplicates < 1:
         raise UserError(f"config.data.layout.duplicates is {run.data.layout.duplicates}: give at least 1")
@@ -135,14 +133,14 @@ def _pairs(run: Any, length: int) -> None:
         raise UserError("sentence pairs need a model with a pooler: set config.model.pooler, or blocks as the layout")
 
 
-def _segments(run: Any, length: int) -> None:
+def _segments(run: Run, length: int) -> None:
     """What two segments of a length ask for."""
     _two_parts(run, length, "two segments")
     if run.model.embedding.token_types < 2:
         raise UserError("two segments need a model that tells them apart: set config.model.embedding.token_types to 2")
 
 
-def _two_parts(run: Any, length: int, what: str) -> None:
+def _two_parts(run: Run, length: int, what: str) -> None:
     """What rows `[CLS] a [SEP] b [SEP]` of a length ask for; `what` is what an error calls them."""
     layout, vocabulary = run.data.layout, run.vocabulary
     if not 0.0 <= layout.short_probability <= 1.0:
@@ -154,7 +152,7 @@ def _two_parts(run: Any, length: int, what: str) -> None:
     _rows(run.objective, what)
 
 
-def _texts(run: Any, length: int) -> None:
+def _texts(run: Run, length: int) -> None:
     """What whole sentences or documents of a length ask for."""
     vocabulary, is_document = run.vocabulary, run.data.layout.kind == "documents"
     what, least = ("documents", 12) if is_document else ("whole sentences", 3)
@@ -178,8 +176,8 @@ def _rows(objective: Objective, layout: str) -> None:
         )
 
 
-def _streams(run: Any, stages: Sequence[Any]) -> None:
-    """What streams ask for, and what asks for streams, of a `config.Run` with these stages.
+def _streams(run: Run, found: Sequence[Stage]) -> None:
+    """What streams ask for, and what asks for streams, of a run with these stages.
 
     Raises:
       UserError: another objective reads them; several sources; no ids to frame documents with; a softmax over too many
@@ -194,7 +192,7 @@ def _streams(run: Any, stages: Sequence[Any]) -> None:
         )
     if not reads_both_ways:
         return
-    for stage in stages:
+    for stage in found:
         rates = stage.mixture or dict.fromkeys(data.sources, 1.0)
         if sum(rate > 0 for rate in rates.values()) != 1:
             raise UserError("streams read one source: name one in config.data.sources, of several files if need be")
@@ -211,8 +209,8 @@ def _streams(run: Any, stages: Sequence[Any]) -> None:
         raise UserError("bidirectional_lm trains a model with a head: set config.model.head.kind to softmax")
 
 
-def _examples(run: Any, stages: Sequence[Any]) -> None:
-    """What sources with inputs and targets ask for, of a `config.Run` with these stages.
+def _examples(run: Run, found: Sequence[Stage]) -> None:
+    """What sources with inputs and targets ask for, of a run with these stages.
 
     Raises:
       UserError: an objective whose model answers nothing; a length of the targets that does not fit the rows; packed
@@ -230,7 +228,7 @@ def _examples(run: Any, stages: Sequence[Any]) -> None:
     is_decoder, target_length = isinstance(run.model, settings.Decoder), given.target_length
     if is_decoder and target_length is None:
         raise UserError("a decoder's row is shared by inputs and targets: set config.data.examples.target_length")
-    for stage in stages if target_length is not None else ():
+    for stage in found if given.target_length is not None else ():
         begin = len(getattr(run.data.layout, "begin", ()))
         least, most = 2, stage.length - max(0, begin - 1) if is_decoder else target_length
         if not is_decoder and len(names) < len(run.data.sources):

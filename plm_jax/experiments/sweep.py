@@ -227,7 +227,7 @@ def _held(workdir: str) -> config.Run:
     described = run_directory.read(workdir)
     if described is None:
         raise UserError(f"{workdir} is no run directory: it has no config.json")
-    return config.from_dict(described["config"])
+    return config.from_saved(described["config"])
 
 
 def _is_finished(member: Member) -> bool:

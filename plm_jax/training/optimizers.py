@@ -13,15 +13,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from plm_jax.config.optimizers import Adafactor, Adagrad, AdamW, Lamb, Optimizer
 
-def build(optimizer, rate: Callable) -> optax.GradientTransformationExtraArgs:
-    """The transformation of one of config's optimizers with the learning rate `rate(step)`.
+
+def build(optimizer: Optimizer, rate: Callable) -> optax.GradientTransformationExtraArgs:
+    """The transformation of an optimizer with the learning rate `rate(step)`.
 
     Its `update(grads, state, params, grad_norm=None)` takes the gradients' global norm where the caller has it.
     """
     return optax.chain(
         _clip(optimizer.clip_norm) if optimizer.clip_norm else optax.identity(),
-        *_DIRECTIONS[optimizer.kind](optimizer),
+        *optimizer.transformations(),
         optax.scale_by_learning_rate(rate),
     )
 
@@ -75,22 +77,24 @@ def _clip(largest: float) -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(optax.init_empty_state, clip)
 
 
-def _adamw(optimizer):
+def adamw(optimizer: AdamW) -> tuple[optax.GradientTransformation, ...]:
+    """The direction of Adam and a decay of the weights."""
     decaying = None if optimizer.decay_norms_and_biases else decays
     return _scale_by_adam(optimizer), optax.add_decayed_weights(optimizer.weight_decay, mask=decaying)
 
 
-def _lamb(optimizer):
+def lamb(optimizer: Lamb) -> tuple[optax.GradientTransformation, ...]:
+    """As `adamw`, scaled to each tensor's norm."""
     decay = optax.add_decayed_weights(optimizer.weight_decay, mask=decays)
     return _scale_by_adam(optimizer), decay, optax.masked(_scale_by_trust_ratio(), decays)
 
 
-def _adagrad(optimizer):
-    # TensorFlow's has no epsilon.
+def adagrad(optimizer: Adagrad) -> tuple[optax.GradientTransformation, ...]:
+    """The gradient over the root of the sum of all its squares; TensorFlow's has no epsilon."""
     return (optax.scale_by_rss(optimizer.initial_accumulator, eps=0.0),)
 
 
-def _scale_by_adam(optimizer) -> optax.GradientTransformation:
+def _scale_by_adam(optimizer: AdamW | Lamb) -> optax.GradientTransformation:
     """Adam's direction; without bias correction as in BERT's optimizer (google-research/bert, optimization.py)."""
     adam = optax.scale_by_adam(optimizer.b1, optimizer.b2, optimizer.epsilon)
     if optimizer.bias_correction:
@@ -130,7 +134,7 @@ class _AdafactorState(NamedTuple):
     second_moments: Any
 
 
-def _adafactor(optimizer):
+def adafactor(optimizer: Adafactor) -> tuple[optax.GradientTransformation, ...]:
     """Adafactor's direction (Shazeer & Stern 2018, algorithms 4 to 6)."""
 
     def init(params):
@@ -184,6 +188,3 @@ def _zeros_without(leaf, axis: int):
     if isinstance(leaf, nn.Partitioned):
         return leaf.replace(value=_zeros_without(leaf.value, axis), names=others(leaf.names))
     return jnp.zeros(others(leaf.shape), leaf.dtype)
-
-
-_DIRECTIONS = {"adamw": _adamw, "lamb": _lamb, "adafactor": _adafactor, "adagrad": _adagrad}

@@ -14,7 +14,7 @@ from plm_jax.common.errors import UserError
 from plm_jax.models import registry
 from plm_jax.models.architecture import Architecture
 from plm_jax.training import mesh as meshes
-from plm_jax.training import optimizers, schedules
+from plm_jax.training import optimizers
 from plm_jax.training import state as states
 from plm_jax.training import step as steps
 
@@ -37,7 +37,7 @@ class Program:
         for stage in self.stages:
             _check_divides(stage, meshes.batch_shards(self.mesh))
         self.root = states.key(run.train.seed, run.train.prng)
-        self.rate = schedules.learning_rate(run.schedule, run.train.steps, self.stages)
+        self.rate = run.schedule.rate(run.train.steps, self.stages)
         self.optimizer = optimizers.build(run.optimizer, self.rate)
         self.abstract_state = self.state_like(self.stages[0].batch_size)
         self.shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state)

@@ -11,7 +11,7 @@ from plm_jax import config
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError
 from plm_jax.models import registry
-from plm_jax.training import checkpoints, run_directory, schedules
+from plm_jax.training import checkpoints, run_directory
 
 # What a change of each field of a config means to a run that goes on; all of it is told. A name stands for all that is
 # below it, and the longest one counts: of what has a part with a name of its own, each part has one.
@@ -181,7 +181,7 @@ class Resumed:
         stages_before = planned(self.stages, config.stages(self.before), self.step)
         steps = np.unique(np.linspace(self.step, max(self.step, run.train.steps - 1), 1000, dtype=np.int64))
         was, now = (
-            np.asarray(schedules.learning_rate(of.schedule, of.train.steps, stages)(steps))
+            np.asarray(of.schedule.rate(of.train.steps, stages)(steps))
             for of, stages in ((self.before, stages_before), (run, self.stages))
         )
         differs = np.flatnonzero(~np.isclose(was, now, rtol=1e-5, atol=0))
@@ -211,7 +211,7 @@ def find(run: config.Run, workdir: str) -> Resumed | None:
             f"{workdir} is at step {step}, config.train.steps is {run.train.steps}: raise it, or choose another "
             "--workdir"
         )
-    before = config.from_dict(meta["config"])
+    before = config.from_saved(meta["config"])
     read = [config.Stage(**stage) for stage in meta["stages"]] if "stages" in meta else config.stages(before)
     return Resumed(workdir, step, meta, before, planned(read, config.stages(run), step))
 

@@ -28,7 +28,7 @@ def read(workdir: str) -> dict[str, Any] | None:
         return None
     try:
         described = json.loads(data)
-        config.from_dict(described["config"])
+        config.from_saved(described["config"])
         return described
     except (ValueError, KeyError, TypeError, UserError) as error:
         raise UserError(f"{path} is damaged ({error}): delete it to go on with the config given now") from error

@@ -1,4 +1,7 @@
-"""The learning rate as a function of the step."""
+"""The learning rate as a function of the step: that of the update which follows so many finished ones.
+
+`config.schedules` holds the settings and says of each kind what it is; `stages` are a run's.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -6,40 +9,81 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from plm_jax.config.schedules import (
+    ConstantSchedule,
+    CosineSchedule,
+    DecayingSchedule,
+    LinearSchedule,
+    RsqrtSchedule,
+    RsqrtWarmupSchedule,
+)
+from plm_jax.config.training import Stage
 
-def learning_rate(schedule, total_steps: int, stages: Sequence = ()) -> Callable[[jax.Array], jax.Array]:
-    """The rate of the update that follows `step` finished ones; `schedule` is a `config.Schedule`.
+Rate = Callable[[jax.Array], jax.Array]
 
-    Linear warm-up from 0 at step 0 to the peak at `warmup_steps`; then as its `kind` says. `rsqrt` has no ramp: it is
-    flat until `warmup_steps` (Raffel et al. 2020 §3.1.2). `rsqrt_warmup` is learning_rate · min(step^-0.5,
-    step · warmup_steps^-1.5) (Vaswani et al. 2017 §5.3). `stages` are the run's, for a schedule that goes by tokens.
-    """
-    peak, floor = schedule.learning_rate, schedule.final_fraction
-    clock = _tokens_by(stages) if schedule.by_tokens else lambda step: step
-    warmup, end = clock(schedule.warmup_steps), clock(schedule.decay_steps or total_steps)
-    decay_start = 0 if schedule.decay_counts_warmup else warmup
-    decay = end - decay_start
+
+def constant(schedule: ConstantSchedule, stages: Sequence[Stage] = ()) -> Rate:
+    """The rate of a constant schedule, once it is warm."""
+    return _warmed_up(schedule, _clock(schedule, stages), lambda now: 1.0)
+
+
+def linear(schedule: LinearSchedule, total_steps: int, stages: Sequence[Stage] = ()) -> Rate:
+    """The rate of a schedule that falls in a straight line."""
+    return _decaying(schedule, total_steps, stages, lambda progress: 1 - progress)
+
+
+def cosine(schedule: CosineSchedule, total_steps: int, stages: Sequence[Stage] = ()) -> Rate:
+    """The rate of a schedule that falls along half a cosine."""
+    return _decaying(schedule, total_steps, stages, lambda progress: 0.5 * (1 + jnp.cos(jnp.pi * progress)))
+
+
+def rsqrt(schedule: RsqrtSchedule) -> Rate:
+    """The rate of a schedule that falls with the root of the step and is flat before."""
+    flat = max(schedule.warmup_steps, 1)
+    return lambda step: schedule.learning_rate / jnp.sqrt(jnp.maximum(jnp.asarray(step, jnp.float32), flat))
+
+
+def rsqrt_warmup(schedule: RsqrtWarmupSchedule) -> Rate:
+    """The rate of a schedule that falls with the root of the step and rises before."""
+    flat = max(schedule.warmup_steps, 1)
 
     def rate(step):
         step = jnp.asarray(step, jnp.float32)
-        if schedule.kind in ("rsqrt", "rsqrt_warmup"):
-            flat = max(schedule.warmup_steps, 1)
-            ramp = jnp.minimum(step / flat, 1.0) if schedule.kind == "rsqrt_warmup" else 1.0
-            return ramp * peak / jnp.sqrt(jnp.maximum(step, flat))
-        now = clock(step)
-        progress = jnp.clip((now - decay_start) / max(decay, 1), 0.0, 1.0)
-        factor = {
-            "constant": 1.0,
-            "linear": floor + (1 - floor) * (1 - progress),
-            "cosine": floor + (1 - floor) * 0.5 * (1 + jnp.cos(jnp.pi * progress)),
-        }[schedule.kind]
-        return peak * jnp.where(now < warmup, now / max(warmup, 1), factor)
+        return jnp.minimum(step / flat, 1.0) * schedule.learning_rate / jnp.sqrt(jnp.maximum(step, flat))
 
     return rate
 
 
-def _tokens_by(stages):
-    """The tokens read by the time of a step, a number or an array, as its function; the last stage goes on for ever."""
+def _decaying(schedule: DecayingSchedule, total_steps: int, stages: Sequence[Stage], shape: Callable) -> Rate:
+    """The rate that falls to its final fraction as `shape(progress)` does from 1 to 0, of a progress from 0 to 1."""
+    clock, floor = _clock(schedule, stages), schedule.final_fraction
+    begin = 0 if schedule.decay_counts_warmup else clock(schedule.warmup_steps)
+    decay = clock(schedule.decay_steps or total_steps) - begin
+
+    def factor(now):
+        return floor + (1 - floor) * shape(jnp.clip((now - begin) / max(decay, 1), 0.0, 1.0))
+
+    return _warmed_up(schedule, clock, factor)
+
+
+def _warmed_up(schedule: ConstantSchedule | DecayingSchedule, clock: Callable, factor: Callable) -> Rate:
+    """The rate that rises to the peak at the end of the warm-up, and is `factor(now)` of it from there on."""
+    warmup = clock(schedule.warmup_steps)
+
+    def rate(step):
+        now = clock(jnp.asarray(step, jnp.float32))
+        return schedule.learning_rate * jnp.where(now < warmup, now / max(warmup, 1), factor(now))
+
+    return rate
+
+
+def _clock(schedule: ConstantSchedule | DecayingSchedule, stages: Sequence[Stage]) -> Callable:
+    """A step, a number or an array, → what warm-up and decay count: it, or the tokens read by then.
+
+    The last stage goes on for ever.
+    """
+    if not schedule.by_tokens:
+        return lambda step: step
     steps = np.array([*(stage.first_step for stage in stages), 2**30])
     tokens = np.cumsum([0.0, *(np.diff(steps) * [stage.batch_size * stage.length for stage in stages])])
     return lambda step: (jnp if isinstance(step, jax.Array) else np).interp(step, steps, tokens)

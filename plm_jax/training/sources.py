@@ -200,7 +200,7 @@ def _converted(folder: str, described: Mapping[str, Any], tensors: Mapping[str, 
     )
     return Source(
         pretrained,
-        run and config.from_dict(run),
+        run and config.from_saved(run),
         step=described["step"],
         vocabulary_id=described["vocabulary_id"],
     )

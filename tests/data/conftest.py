@@ -100,7 +100,7 @@ def make_run(tmp_path):
             ),
             vocabulary=config.Vocabulary("bytes", eos=eos, **specials),
             optimizer=config.AdamW(),
-            schedule=config.Schedule("constant", 1e-3),
+            schedule=config.ConstantSchedule(1e-3),
             train=config.Train(**{"steps": 50, "batch_size": 4, "seed": 3, **dict(train)}),
         )
 

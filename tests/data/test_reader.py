@@ -330,7 +330,7 @@ from plm_jax.models import settings as s
 model = s.Decoder(embedding=s.Embedding(100, 8), attention=s.Attention(1, 8, s.NoPositions()),
                   feed_forward=s.FeedForward(8), stack=s.Stack(1))
 run = config.Run(model, objectives.Causal(), config.Data({str(tmp_path)!r}, 8, {{"a": config.TextFiles("a")}}),
-                 config.Vocabulary("bytes", eos=99), config.AdamW(), config.Schedule("constant", 1.0),
+                 config.Vocabulary("bytes", eos=99), config.AdamW(), config.ConstantSchedule(1.0),
                  config.Train(steps=3, batch_size=2))
 assert len(list(Reader(run).batches(0))) == 3
 print(sorted(m for m in sys.modules if m.startswith(("tensorflow", "seqio"))))

@@ -44,7 +44,7 @@ def make_run(folder, length=4, batch_size=3, phases=(), **changed):
         "data": config.Data(str(folder), length, {"a": config.TextFiles("a")}, layout=config.Streams()),
         "vocabulary": config.Vocabulary("words:words.txt", bos=BOS, eos=EOS, unk=UNK),
         "optimizer": config.Adagrad(),
-        "schedule": config.Schedule("constant", 0.1),
+        "schedule": config.ConstantSchedule(0.1),
         "train": config.Train(steps=500, batch_size=batch_size, phases=phases),
     }
     return config.from_dict(config.to_dict(config.Run(**fields | changed)))

@@ -24,7 +24,7 @@ def get_config(size):
     return config.to_config_dict(config.Run(
         model=model, objective=objectives.Causal(), vocabulary=config.Vocabulary("bytes"),
         data=config.Data(cache_dir="c", length=16, sources={"a": config.TextFiles("a")}),
-        optimizer=config.Lamb(), schedule=config.Schedule("cosine", 1.5e-4),
+        optimizer=config.Lamb(), schedule=config.CosineSchedule(1.5e-4),
         train=config.Train(steps=4000, batch_size=10, phases=phases),
     ))
 """

@@ -50,7 +50,7 @@ def run_of(model):
         data=config.Data(cache_dir="cache", length=8, sources={"a": config.TextFiles("a.txt")}),
         vocabulary=config.Vocabulary("bpe:/elsewhere/v.json,/elsewhere/m.txt", eos=13, bos=3),
         optimizer=config.AdamW(),
-        schedule=config.Schedule("constant", 1e-3),
+        schedule=config.ConstantSchedule(1e-3),
         train=config.Train(steps=1, batch_size=1),
     )
 

@@ -129,7 +129,7 @@ PLAIN = config.Run(
     ),
     # At the default 1e-8 a gradient that is rounding alone moves its element by a visible part of the rate.
     optimizer=config.AdamW(epsilon=1e-6, weight_decay=0.1),
-    schedule=config.Schedule("constant", 1e-3),
+    schedule=config.ConstantSchedule(1e-3),
     train=config.Train(steps=6, batch_size=8, seed=1, log_every=1),
     checkpoint=config.Checkpoint(save_every=3),
 )
@@ -145,7 +145,7 @@ EVERYTHING = dataclasses.replace(
     PLAIN,
     model=with_dropout(MODEL),
     data=dataclasses.replace(PLAIN.data, mixture={"a": 2.0, "b": 1.0}),
-    schedule=config.Schedule("cosine", 1e-3, warmup_steps=4),
+    schedule=config.CosineSchedule(1e-3, warmup_steps=4),
     train=dataclasses.replace(
         PLAIN.train,
         steps=24,
@@ -230,7 +230,7 @@ RUNS = {
     "bert_everything": of_bert(EVERYTHING, with_dropout(BERT)),
     "roberta": dataclasses.replace(PLAIN, model=ROBERTA, objective=objectives.MaskedLM()),
     "albert": dataclasses.replace(
-        of_bert(PLAIN, ALBERT), optimizer=config.Lamb(), schedule=config.Schedule("constant", 1e-2)
+        of_bert(PLAIN, ALBERT), optimizer=config.Lamb(), schedule=config.ConstantSchedule(1e-2)
     ),
     "distilbert": dataclasses.replace(PLAIN, model=DISTILBERT, objective=objectives.MaskedLM()),
     "llama": dataclasses.replace(PLAIN, model=LLAMA),

@@ -189,7 +189,7 @@ def test_the_recipe_makes_the_updates_of_a_loss_summed_over_the_steps_of_a_row()
     """bilm-tf's Adagrad and clip on 20 times the gradient, and the config's on the gradient."""
     rng = np.random.default_rng(0)
     theirs, ours = (
-        optimizers.build(config.Adagrad(initial, clip), lambda _: 0.2)
+        optimizers.build(config.Adagrad(initial_accumulator=initial, clip_norm=clip), lambda _: 0.2)
         for initial, clip in ((1.0, 10.0), (1 / 400, 0.5))
     )
     params = {"w": jnp.zeros(5)}

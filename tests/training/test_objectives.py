@@ -33,7 +33,7 @@ def make(objective):
         data=config.Data("cache", 64, {"a": config.TextFiles("a")}),
         vocabulary=config.Vocabulary("bytes", pad=256, eos=257, mask=258, sentinels=30),
         optimizer=config.AdamW(),
-        schedule=config.Schedule("constant", 1e-3),
+        schedule=config.ConstantSchedule(1e-3),
         train=config.Train(steps=5, batch_size=4),
     )
 

@@ -14,38 +14,40 @@ from hypothesis import strategies as st
 from plm_jax import config
 from plm_jax.common.errors import UserError
 from plm_jax.models.decoder import Decoder
-from plm_jax.training import mesh, optimizers, schedules, state
+from plm_jax.training import mesh, optimizers, state
 from tests.support import tiny
 
 STEPS = np.array([0, 1, 5, 9, 10, 11, 55, 99, 100, 150])
 
 
-def rates(total=100, **fields):
-    rate = schedules.learning_rate(config.Schedule(learning_rate=0.5, **fields), total)
+def rates(schedule, total=100):
+    rate = schedule.rate(total)
     return np.array([float(rate(jnp.int32(n))) for n in STEPS])
 
 
 def test_constant_after_a_linear_warm_up():
-    np.testing.assert_allclose(rates(kind="constant"), 0.5 * np.ones(len(STEPS)))
-    np.testing.assert_allclose(rates(kind="constant", warmup_steps=10), 0.5 * np.minimum(1, STEPS / 10), rtol=1e-6)
+    np.testing.assert_allclose(rates(config.ConstantSchedule(0.5)), 0.5 * np.ones(len(STEPS)))
+    np.testing.assert_allclose(
+        rates(config.ConstantSchedule(0.5, warmup_steps=10)), 0.5 * np.minimum(1, STEPS / 10), rtol=1e-6
+    )
 
 
 def test_linear_falls_to_the_floor_and_stays():
     progress = np.clip((STEPS - 10) / 90, 0, 1)
     want = 0.5 * np.minimum(1, STEPS / 10) * (1 - 0.8 * progress)
-    np.testing.assert_allclose(rates(kind="linear", warmup_steps=10, final_fraction=0.2), want, rtol=1e-6)
+    np.testing.assert_allclose(rates(config.LinearSchedule(0.5, warmup_steps=10, final_fraction=0.2)), want, rtol=1e-6)
 
 
 def test_cosine_falls_to_the_floor_by_its_own_number_of_steps():
     progress = np.clip((STEPS - 10) / 40, 0, 1)
     want = 0.5 * np.minimum(1, STEPS / 10) * (0.1 + 0.9 * (1 + np.cos(np.pi * progress)) / 2)
-    got = rates(kind="cosine", warmup_steps=10, decay_steps=50, final_fraction=0.1)
+    got = rates(config.CosineSchedule(0.5, warmup_steps=10, decay_steps=50, final_fraction=0.1))
     np.testing.assert_allclose(got, want, rtol=1e-5)
     assert got[-1] == got[-2] == np.float32(0.05)
 
 
 def test_rsqrt_is_flat_until_the_warm_up_ends():
-    rate = schedules.learning_rate(config.Schedule("rsqrt", 1.0, warmup_steps=10_000), 1)
+    rate = config.RsqrtSchedule(1.0, warmup_steps=10_000).rate(1)
     for n in (0, 1, 9_999, 10_000, 10_001, 40_000, 2**20):
         np.testing.assert_allclose(float(rate(n)), 1 / np.sqrt(max(n, 1e4)), rtol=1e-6)
 
@@ -54,20 +56,20 @@ def test_by_tokens_a_growing_batch_has_the_rate_of_its_tokens():
     phases = (config.Phase(0.4, length=8, batch_size=2), config.Phase(0.7, length=8, batch_size=8), config.Phase(1.0))
     train = config.Train(steps=100, batch_size=16, phases=phases)
     stages = config.stages(dataclasses.replace(tiny.PLAIN, train=train))
-    fields = {"kind": "cosine", "learning_rate": 0.5, "warmup_steps": 20, "decay_steps": 90, "final_fraction": 0.1}
-    rate = schedules.learning_rate(config.Schedule(**fields, by_tokens=True), 100, stages)
+    fields = {"learning_rate": 0.5, "warmup_steps": 20, "decay_steps": 90, "final_fraction": 0.1}
+    rate = config.CosineSchedule(**fields, by_tokens=True).rate(100, stages)
     tokens = np.concatenate([[0], np.cumsum([2 * 8] * 40 + [8 * 8] * 30 + [16 * 32] * 30)])
     warm, end = tokens[20], tokens[90]
     progress = np.clip((tokens - warm) / (end - warm), 0, 1)
     want = 0.5 * np.where(tokens < warm, tokens / warm, 0.1 + 0.9 * (1 + np.cos(np.pi * progress)) / 2)
     np.testing.assert_allclose([float(rate(jnp.int32(n))) for n in range(101)], want, rtol=1e-5)
-    evenly = schedules.learning_rate(config.Schedule(**fields), 100, stages)
+    evenly = config.CosineSchedule(**fields).rate(100, stages)
     assert float(evenly(jnp.int32(55))) < 0.8 * want[55]
 
 
 def test_rsqrt_with_a_warm_up_is_the_schedule_of_the_transformer():
     """Vaswani et al. 2017, formula 3."""
-    rate = schedules.learning_rate(config.Schedule("rsqrt_warmup", 512**-0.5, warmup_steps=4000), 1)
+    rate = config.RsqrtWarmupSchedule(512**-0.5, warmup_steps=4000).rate(1)
     assert float(rate(0)) == 0
     for step in (1, 2, 3_999, 4_000, 4_001, 100_000):
         want = 512**-0.5 * min(step**-0.5, step * 4000**-1.5)
@@ -77,7 +79,7 @@ def test_rsqrt_with_a_warm_up_is_the_schedule_of_the_transformer():
 def test_linear_that_counts_warm_up_is_the_schedule_of_bert():
     # google-research/bert, optimization.py: a line from step 0 to the end, replaced below `num_warmup_steps`.
     want = np.where(STEPS < 10, 0.5 * STEPS / 10, 0.5 * np.clip(1 - STEPS / 100, 0, 1))
-    got = rates(kind="linear", warmup_steps=10, decay_counts_warmup=True)
+    got = rates(config.LinearSchedule(0.5, warmup_steps=10, decay_counts_warmup=True))
     np.testing.assert_allclose(got, want, rtol=1e-6)
     assert got[STEPS == 10] == np.float32(0.45)
 

@@ -10,7 +10,7 @@ import pytest
 from plm_jax import config, losses
 from plm_jax.hub import huggingface
 from plm_jax.models import registry
-from plm_jax.training import optimizers, schedules, state, step
+from plm_jax.training import optimizers, state, step
 from tests.golden import FOLDER
 
 # As in tests/golden/make_training.py, which is not imported because it imports torch.
@@ -28,7 +28,7 @@ MICROBATCHES = 2
 def train(family: str, pretrained: huggingface.Pretrained, batches) -> tuple[list[float], dict]:
     """Our losses and final parameters."""
     settings, peak, loss = RECIPES[family]
-    rate = schedules.learning_rate(config.Schedule("constant", peak, warmup_steps=5), 20)
+    rate = config.ConstantSchedule(peak, warmup_steps=5).rate(20)
     optimizer = optimizers.build(settings, rate)
     loss = functools.partial(loss, registry.build(pretrained.model))
     run = jax.jit(step.train_step(loss, optimizer, rate, state.key(0, "threefry"), MICROBATCHES))

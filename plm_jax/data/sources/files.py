@@ -268,7 +268,7 @@ def fingerprint(source: Files) -> list[str]:
 
 def definition(source: Any) -> dict[str, Any]:
     """What of a source's config decides its documents besides their content: all but where it lies."""
-    return {k: v for k, v in config.to_dict(source).items() if k not in config.places(source)}
+    return {k: v for k, v in config.to_dict(source).items() if k not in source.places}
 
 
 def sha256(path: str) -> str:

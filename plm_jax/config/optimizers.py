@@ -1,0 +1,119 @@
+"""What turns gradients into updates."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from plm_jax.common.roles import Role
+
+if TYPE_CHECKING:
+    import optax
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer(Role):
+    """Gradients are clipped, become a direction, and are scaled by the learning rate.
+
+    Attributes:
+      clip_norm: the largest norm of all gradients together (0: not clipped).
+    """
+
+    clip_norm: float = 1.0
+
+    def transformations(self) -> Sequence["optax.GradientTransformation"]:
+        """What makes a direction of clipped gradients, one after another; importing JAX is left until then."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class AdamW(Optimizer):
+    """Adam with decoupled weight decay.
+
+    Attributes:
+      decay_norms_and_biases: whether weight decay acts on these too, as where all parameters are one group (fairseq).
+    """
+
+    kind: ClassVar[str] = "adamw"
+    b1: float = 0.9
+    b2: float = 0.999
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    decay_norms_and_biases: bool = False
+    bias_correction: bool = True
+
+    def transformations(self) -> Sequence["optax.GradientTransformation"]:
+        """As the base says."""
+        from plm_jax.training import optimizers
+
+        return optimizers.adamw(self)
+
+
+@dataclass(frozen=True)
+class Lamb(Optimizer):
+    """AdamW's direction scaled to each tensor's norm, norms and biases left as they are (You et al. 2020).
+
+    The defaults are ALBERT's (google-research/albert, lamb_optimizer.py); You et al. correct the bias.
+    """
+
+    kind: ClassVar[str] = "lamb"
+    b1: float = 0.9
+    b2: float = 0.999
+    epsilon: float = 1e-6
+    weight_decay: float = 0.01
+    bias_correction: bool = False
+
+    def transformations(self) -> Sequence["optax.GradientTransformation"]:
+        """As the base says."""
+        from plm_jax.training import optimizers
+
+        return optimizers.lamb(self)
+
+
+@dataclass(frozen=True)
+class Adafactor(Optimizer):
+    """Adafactor without momentum (Shazeer & Stern 2018); the defaults are t5x's, by which T5 was trained.
+
+    Attributes:
+      decay_exponent: the second moment of update t decays by 1 - t^-decay_exponent.
+      clipping_threshold: the largest root mean square of a tensor's direction.
+      min_dim_size_to_factor: a matrix whose sides are both at least this keeps moments of its rows and columns only.
+      epsilon: added to squared gradients.
+      multiply_by_parameter_scale: whether the rate is relative to the root mean square of the tensor, which counts as
+        at least `parameter_epsilon`.
+    """
+
+    kind: ClassVar[str] = "adafactor"
+    decay_exponent: float = 0.8
+    clipping_threshold: float = 1.0
+    min_dim_size_to_factor: int = 128
+    epsilon: float = 1e-30
+    multiply_by_parameter_scale: bool = True
+    parameter_epsilon: float = 1e-3
+    clip_norm: float = field(default=0.0, kw_only=True)
+    clip_norm: float = field(default=0.0, kw_only=True)
+
+    def transformations(self) -> Sequence["optax.GradientTransformation"]:
+        """As the base says."""
+        from plm_jax.training import optimizers
+
+        return optimizers.adafactor(self)
+
+
+@dataclass(frozen=True)
+class Adagrad(Optimizer):
+    """Adagrad (Duchi et al. 2011); the defaults are those of ELMo's training (allenai/bilm-tf, train_elmo.py).
+
+    Attributes:
+      initial_accumulator: the sum of squared gradients before the first, TensorFlow's way to keep first steps small.
+    """
+
+    kind: ClassVar[str] = "adagrad"
+    initial_accumulator: float = 1.0
+    clip_norm: float = field(default=10.0, kw_only=True)
+    clip_norm: float = field(default=10.0, kw_only=True)
+
+    def transformations(self) -> Sequence["optax.GradientTransformation"]:
+        """As the base says."""
+        from plm_jax.training import optimizers
+
+        return optimizers.adagrad(self)

@@ -1,0 +1,90 @@
+"""Trees as runs: from a config page, the command line, or a run directory."""
+
+import dataclasses
+import os
+import typing
+from collections.abc import Collection
+from typing import Any
+
+import ml_collections
+
+import plm_jax
+from plm_jax.common import trees
+from plm_jax.common.errors import UserError, nearest
+from plm_jax.config import checks, migration
+from plm_jax.config.run import Run
+
+# What a path begins with that counts from this package's folder, as `package:data/corpora/sotu.jsonl.gz`.
+PACKAGE = "package:"
+
+
+def from_dict(tree: Any) -> Run:
+    """The `Run` that a ConfigDict or a JSON tree describes.
+
+    Raises:
+      UserError: an unknown field (the nearest name is given), a missing one, or a value of the wrong type.
+    """
+    if isinstance(tree, ml_collections.ConfigDict):
+        tree = tree.to_dict()
+    run = trees.parse(Run, tree, "config")
+    checks.check(run)
+    return run
+
+
+def from_saved(tree: Any) -> Run:
+    """The `Run` that a run directory, checkpoint or converted directory holds, written by any version of ours.
+
+    Raises:
+      UserError: as `from_dict`.
+    """
+    return from_dict(migration.migrated(tree))
+
+
+def model_from_dict(tree: Any, where: str) -> Any:
+    """The settings of a model that a JSON tree describes; `where` is what errors call it. Raises as `from_dict`."""
+    return trees.parse(typing.get_type_hints(Run)["model"], tree, where)
+
+
+def choose(table: dict[str, Any], name: str) -> Any:
+    """The entry of a config file's table of sizes.
+
+    Raises:
+      UserError: there is none of that name.
+    """
+    if name not in table:
+        raise UserError(f"there is no size '{name}' in this config: {nearest(name, table)}")
+    return table[name]
+
+
+def resolve(tree: Any, config_file: str, overridden: Collection[str] = ()) -> Run:
+    """The checked `Run` of a config file's tree, its relative paths made absolute from the file's folder.
+
+    Args:
+      overridden: the fields, as `train.init_from`, whose relative paths count from the working directory instead.
+    """
+    run = from_dict(tree)
+    folder = os.path.dirname(os.path.abspath(config_file))
+
+    def absolute(path: str, field: str) -> str:
+        if path.startswith(PACKAGE):
+            return os.path.join(os.path.dirname(os.path.abspath(plm_jax.__file__)), path.removeprefix(PACKAGE))
+        if not path or "://" in path or os.path.isabs(path):
+            return path
+        return os.path.abspath(path if field in overridden else os.path.join(folder, path))
+
+    sources = {
+        name: dataclasses.replace(
+            source,
+            **{place: absolute(getattr(source, place), f"data.sources.{name}.{place}") for place in source.places},
+        )
+        for name, source in run.data.sources.items()
+    }
+    scheme, colon, files = run.vocabulary.spec.partition(":")
+    spec = scheme + colon + ",".join(absolute(file, "vocabulary.spec") for file in files.split(","))
+    cache_dir = absolute(run.data.cache_dir, "data.cache_dir")
+    return dataclasses.replace(
+        run,
+        data=dataclasses.replace(run.data, cache_dir=cache_dir, sources=sources),
+        vocabulary=dataclasses.replace(run.vocabulary, spec=spec),
+        train=dataclasses.replace(run.train, init_from=absolute(run.train.init_from, "train.init_from")),
+    )

@@ -1,0 +1,125 @@
+"""The learning rate of each step.
+
+Whatever the kind, the rate rises linearly from 0 at step 0 to its peak at `warmup_steps`; `rsqrt` alone has no ramp.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from plm_jax.common.roles import Role
+from plm_jax.config.training import Stage
+
+if TYPE_CHECKING:
+    import jax
+
+
+@dataclass(frozen=True)
+class Schedule(Role):
+    """The learning rate as a function of the step.
+
+    Attributes:
+      learning_rate: its peak, or what the kind's formula scales.
+    """
+
+    learning_rate: float
+
+    def rate(self, total_steps: int, stages: Sequence[Stage] = ()) -> Callable[["jax.Array"], "jax.Array"]:
+        """Makes the function that gives the rate of the update after so many finished ones; JAX is imported here.
+
+        Args:
+          total_steps: `train.steps`.
+          stages: the run's, for a schedule that goes by tokens.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class ConstantSchedule(Schedule):
+    """The peak from the warm-up on.
+
+    Attributes:
+      by_tokens: the warm-up goes by the tokens read so far and not evenly from step to step.
+    """
+
+    kind: ClassVar[str] = "constant"
+    warmup_steps: int = 0
+    by_tokens: bool = False
+
+    def rate(self, total_steps: int, stages: Sequence[Stage] = ()) -> Callable[["jax.Array"], "jax.Array"]:
+        """As the base says."""
+        from plm_jax.training import schedules
+
+        return schedules.constant(self, stages)
+
+
+@dataclass(frozen=True)
+class DecayingSchedule(Schedule):
+    """After the warm-up down to `final_fraction` of the peak at `decay_steps` (0: at train.steps), then flat.
+
+    Attributes:
+      decay_counts_warmup: the decay counts from step 0 and not from the warm-up's end, where the rate then steps down
+        a little, as BERT's does (google-research/bert, optimization.py).
+      by_tokens: warm-up and decay go by the tokens read so far and not evenly from step to step, so that a batch that
+        grows does not make the rate fall too soon (GPT-3). Where they end is given in steps all the same.
+    """
+
+    warmup_steps: int = 0
+    decay_steps: int = 0
+    final_fraction: float = 0.0
+    decay_counts_warmup: bool = False
+    by_tokens: bool = False
+
+
+@dataclass(frozen=True)
+class LinearSchedule(DecayingSchedule):
+    """The rate falls in a straight line."""
+
+    kind: ClassVar[str] = "linear"
+
+    def rate(self, total_steps: int, stages: Sequence[Stage] = ()) -> Callable[["jax.Array"], "jax.Array"]:
+        """As the base says."""
+        from plm_jax.training import schedules
+
+        return schedules.linear(self, total_steps, stages)
+
+
+@dataclass(frozen=True)
+class CosineSchedule(DecayingSchedule):
+    """The rate falls along half a cosine."""
+
+    kind: ClassVar[str] = "cosine"
+
+    def rate(self, total_steps: int, stages: Sequence[Stage] = ()) -> Callable[["jax.Array"], "jax.Array"]:
+        """As the base says."""
+        from plm_jax.training import schedules
+
+        return schedules.cosine(self, total_steps, stages)
+
+
+@dataclass(frozen=True)
+class RsqrtSchedule(Schedule):
+    """learning_rate / sqrt(max(step, warmup_steps)), without a ramp, as T5 had it (Raffel et al. 2020 §3.1.2)."""
+
+    kind: ClassVar[str] = "rsqrt"
+    warmup_steps: int = 0
+
+    def rate(self, total_steps: int, stages: Sequence[Stage] = ()) -> Callable[["jax.Array"], "jax.Array"]:
+        """As the base says."""
+        from plm_jax.training import schedules
+
+        return schedules.rsqrt(self)
+
+
+@dataclass(frozen=True)
+class RsqrtWarmupSchedule(Schedule):
+    """learning_rate · min(step^-0.5, step · warmup_steps^-1.5), with a ramp (Vaswani et al. 2017 §5.3)."""
+
+    kind: ClassVar[str] = "rsqrt_warmup"
+    warmup_steps: int = 0
+
+    def rate(self, total_steps: int, stages: Sequence[Stage] = ()) -> Callable[["jax.Array"], "jax.Array"]:
+        """As the base says."""
+        from plm_jax.training import schedules
+
+        return schedules.rsqrt_warmup(self)

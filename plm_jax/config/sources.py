@@ -1,0 +1,110 @@
+"""Where the documents and examples of a run come from."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from plm_jax.common.roles import Role
+
+
+class Source(Role):
+    """A corpus.
+
+    Attributes:
+      places: the fields that say where it lies, and nothing of what it is; relative ones count from the config file.
+    """
+
+    places: ClassVar[tuple[str, ...]] = ()
+
+
+class ExampleSource(Source):
+    """A source of examples, with inputs and targets; the others are of documents."""
+
+
+@dataclass(frozen=True)
+class TextFiles(Source):
+    """Plain text, `.gz` allowed. `path` may be a glob. One document a file, or one a paragraph or line."""
+
+    kind: ClassVar[str] = "text"
+    places: ClassVar[tuple[str, ...]] = ("path",)
+    path: str
+    document: Literal["file", "paragraph", "line"] = "file"
+
+
+@dataclass(frozen=True)
+class JsonLines(Source):
+    """One JSON object a line, `.gz` allowed; `field` holds the document's text.
+
+    Attributes:
+      path, validation: the files for training and those for validation, each may be a glob; without the latter `Data`
+        parts the former.
+    """
+
+    kind: ClassVar[str] = "jsonl"
+    places: ClassVar[tuple[str, ...]] = ("path", "validation")
+    path: str
+    field: str = "text"
+    validation: str = ""
+
+
+@dataclass(frozen=True)
+class Tfds(Source):
+    """A TensorFlow Datasets builder, `name` as in `wikipedia/20230601.en`; `field` holds the document's text.
+
+    Attributes:
+      train, validation: the builder's splits that are these two; one without the second is parted by `Data`.
+    """
+
+    kind: ClassVar[str] = "tfds"
+    places: ClassVar[tuple[str, ...]] = ("data_dir",)
+    name: str
+    field: str = "text"
+    data_dir: str = ""
+    train: str = "train"
+    validation: str = "validation"
+
+
+@dataclass(frozen=True)
+class SeqioTask(Source):
+    """A task, or a mixture of tasks, that `module` registers with seqio under `name`; its `field` holds text.
+
+    Of a mixture each task is prepared and read as a source `SOURCE-TASK` of its own, and so the run's config.json holds
+    these, as its `validation/…` do; of the rate of SOURCE each has the share that seqio's rates give it, which
+    `prepare` works out.
+    """
+
+    kind: ClassVar[str] = "seqio"
+    name: str
+    module: str
+    field: str = "text"
+
+
+@dataclass(frozen=True)
+class JsonLinesExamples(ExampleSource):
+    """One JSON object a line, `.gz` allowed, each an example with inputs and targets; `path` may be a glob.
+
+    Attributes:
+      inputs, targets: templates in which `{name}` stands for a field, as in `sentiment: {sentence}` or `{choices[0]}`.
+    """
+
+    kind: ClassVar[str] = "jsonl_examples"
+    places: ClassVar[tuple[str, ...]] = ("path",)
+    path: str
+    inputs: str = "{inputs}"
+    targets: str = "{targets}"
+
+
+@dataclass(frozen=True)
+class SeqioExamples(ExampleSource):
+    """A task, or a mixture of tasks, that `module` registers with seqio; each row is an example, inputs and targets.
+
+    They may be texts or tokens, whose text is then taken: `inputs_pretokenized`, or what the task's vocabulary decodes.
+    A mixture is read as in `SeqioTask`.
+    """
+
+    kind: ClassVar[str] = "seqio_examples"
+    name: str
+    module: str
+
+
+# Sources of which seqio's registry knows more.
+Registered = SeqioTask | SeqioExamples

@@ -1,0 +1,116 @@
+"""How a run trains: its steps, phases and devices, and when it saves and validates."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Devices along each axis (one may be -1: what is left) and the rules that lay logical axes onto them.
+
+    Attributes:
+      rules: (logical axis, mesh axis), in order: a mesh axis is given to the first logical axis of an array that names
+        it and that it divides, once per array.
+    """
+
+    data: int = -1
+    fsdp: int = 1
+    tensor: int = 1
+    context: int = 1
+    rules: tuple[tuple[str, str], ...] = (
+        ("batch", "data"),
+        ("batch", "fsdp"),
+        ("vocab", "tensor"),
+        ("heads", "tensor"),
+        ("mlp", "tensor"),
+        ("cell", "tensor"),
+        ("embed", "fsdp"),
+        ("mlp", "fsdp"),
+        ("heads", "fsdp"),
+        ("head_dim", "fsdp"),
+        ("vocab", "fsdp"),
+    )
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of the run, up to the fraction `until` of its steps; what is not set stays as in the config."""
+
+    until: float
+    length: int | None = None
+    batch_size: int | None = None
+    microbatches: int | None = None
+    mixture: dict[str, float] | None = None
+    dropout: float | None = None
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A phase with everything filled in: steps [first_step, end_step), examples from `first_example`.
+
+    Rates of the mixture are in the order of the sources.
+    """
+
+    first_step: int
+    end_step: int
+    first_example: int
+    length: int
+    batch_size: int
+    microbatches: int
+    mixture: dict[str, float]
+    dropout: float | None
+
+
+@dataclass(frozen=True)
+class Train:
+    """The run itself.
+
+    Attributes:
+      batch_size: rows of the global batch; `microbatches` divides it, one after another within a step.
+      init_from: any checkpoint to take weights from; of them the names that a regular expression in `init_names`
+        matches whole.
+      prng: `rbg` is faster on TPUs and gives up that losses are the same on every mesh.
+    """
+
+    steps: int
+    batch_size: int
+    microbatches: int = 1
+    seed: int = 0
+    log_every: int = 10
+    phases: tuple[Phase, ...] = ()
+    init_from: str = ""
+    init_names: tuple[str, ...] = (".*",)
+    z_loss: float = 0.0
+    label_smoothing: float = 0.0
+    prng: Literal["threefry", "rbg"] = "threefry"
+
+
+@dataclass(frozen=True)
+class Precision:
+    """`compute` is the type of activations; parameters, optimizer state and the loss stay float32."""
+
+    compute: Literal["float32", "bfloat16"] = "float32"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Saved every `save_every` steps and at the end; the last `keep_last` stay, and each multiple of `keep_every`."""
+
+    save_every: int = 1000
+    keep_last: int = 2
+    keep_every: int = 0
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Validation loss during training, in rows of the phase's length and, where it is another, of the last phase's.
+
+    Attributes:
+      every: after how many steps (0: never).
+      max_batches: of all sources together, each of which has its share by the mixture's rates, but at least one batch
+        (0: all that is held out). The whole is the mean of the sources' losses by these rates, which are of rows.
+    """
+
+    every: int = 0
+    batch_size: int = 32
+    max_batches: int = 0

@@ -13,6 +13,7 @@ import pytest
 
 from plm_jax import config, losses, objectives
 from plm_jax.common.errors import UserError
+from plm_jax.common.roles import is_role
 from plm_jax.data import reader
 from plm_jax.training import checkpoints, loop, optimizers, resume, run_directory
 from tests.support import runs, tiny
@@ -282,9 +283,13 @@ def tiny_source(name, folder):
 
 def fields(kind, path=""):
     """The dotted paths of all fields of a schema's type, sections and what is in them."""
-    for choice in (
-        (kind, *typing.get_args(kind)) if typing.get_origin(kind) in (types.UnionType, typing.Union) else (kind,)
-    ):
+    if is_role(kind):
+        choices = tuple(kind.choices.values())
+    else:
+        choices = (
+            (kind, *typing.get_args(kind)) if typing.get_origin(kind) in (types.UnionType, typing.Union) else (kind,)
+        )
+    for choice in choices:
         if dataclasses.is_dataclass(choice):
             hints = typing.get_type_hints(choice)
             for f in dataclasses.fields(choice):

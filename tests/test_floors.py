@@ -5,6 +5,7 @@ import json
 import pathlib
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
 
 import pytest
 
@@ -17,15 +18,29 @@ STEP_MODULES = ("state", "step", "optimizers", "schedules", "mesh")
 
 def imports(path: pathlib.Path) -> set[str]:
     """Every module that a file imports, wherever in it, as `jax` or, of ours, `plm_jax.room.module`."""
-    return _imported(ast.walk(ast.parse(path.read_text())), path)
+    return _imported(_walk(ast.parse(path.read_text())), path)
 
 
 def imports_at_once(path: pathlib.Path) -> set[str]:
     """What a file imports when it is imported itself, outside of all functions."""
-    return _imported(ast.parse(path.read_text()).body, path)
+    left = ast.parse(path.read_text()).body
+    return _imported((node for node in left if not _is_for_annotations(node)), path)
 
 
-def _imported(nodes, path: pathlib.Path) -> set[str]:
+def _is_for_annotations(node: ast.AST) -> bool:
+    """Whether a statement is `if TYPE_CHECKING:`, which does nothing when a program runs."""
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def _walk(tree: ast.AST) -> Iterator[ast.AST]:
+    left = [tree]
+    while left:
+        if not _is_for_annotations(node := left.pop()):
+            yield node
+            left += ast.iter_child_nodes(node)
+
+
+def _imported(nodes: Iterable[ast.AST], path: pathlib.Path) -> set[str]:
     found = set()
     for node in nodes:
         if isinstance(node, ast.Import):
@@ -73,9 +88,23 @@ def test_what_a_step_needs_imports_jax_flax_optax_numpy_and_models_only(name):
     assert {name.removeprefix("plm_jax.") for name in ours} - {"training"} <= set(STEP_MODULES)
 
 
+@pytest.mark.parametrize("path", files("data/layouts"), ids=lambda p: p.stem)
+def test_layouts_import_numpy_only_until_they_are_opened(path):
+    """A config holds their settings: `cache`, which reads files, and progress come in where an index is opened."""
+    at_once = imports_at_once(path)
+    assert outside(at_once) <= {"numpy"}
+    assert rooms(at_once) <= {"data", "objectives", "common"}
+    assert not any(name.startswith("plm_jax.data.cache") for name in at_once)
+
+
+def test_a_config_knows_of_data_the_layouts_alone():
+    found = set().union(*map(imports, files("config")))
+    assert all(name.startswith("plm_jax.data.layouts.") for name in found if name.startswith("plm_jax.data."))
+
+
 ALLOWED = {
     "common": {"common"},
-    "config": {"config", "objectives", "models", "common"},
+    "config": {"config", "data", "objectives", "models", "common"},  # Of data its layouts, see above.
     "models": {"models", "common"},
     "objectives": {"objectives", "common"},
     "losses": {"losses", "models", "training", "common"},

@@ -6,7 +6,6 @@ A config file builds a `Run` and returns `to_config_dict(run)`; the command line
 
 from plm_jax.common.trees import brief, differences, to_config_dict, to_dict
 from plm_jax.config.data import SPECIALS, Data, Examples, Vocabulary
-from plm_jax.config.layouts import Blocks, Documents, Segments, SentencePairs, Streams, WholeSentences
 from plm_jax.config.optimizers import Adafactor, Adagrad, AdamW, Lamb, Optimizer
 from plm_jax.config.reading import choose, from_dict, from_saved, model_from_dict, resolve
 from plm_jax.config.run import Run
@@ -31,6 +30,7 @@ from plm_jax.config.sources import (
 )
 from plm_jax.config.stages import has_examples, read_sources, stages, target_length
 from plm_jax.config.training import Checkpoint, Evaluation, Mesh, Phase, Precision, Stage, Train
+from plm_jax.data.layouts import Blocks, Documents, Layout, Segments, SentencePairs, Streams, WholeSentences
 
 __all__ = [
     "SPECIALS",
@@ -49,6 +49,7 @@ __all__ = [
     "JsonLines",
     "JsonLinesExamples",
     "Lamb",
+    "Layout",
     "LinearSchedule",
     "Mesh",
     "Optimizer",

@@ -8,7 +8,6 @@ from plm_jax.config.run import Run
 from plm_jax.config.stages import stages, target_length
 from plm_jax.config.training import Stage
 from plm_jax.models import settings
-from plm_jax.objectives import Objective
 
 
 def check(run: Run) -> None:
@@ -30,16 +29,9 @@ def check(run: Run) -> None:
                 f"a batch of {stage.batch_size} does not divide into {stage.microbatches} microbatches: "
                 "change config.train.batch_size or config.train.microbatches"
             )
-        if run.data.layout.kind == "blocks":
-            _begin(run)
-        if run.data.layout.kind in ("whole_sentences", "documents"):
-            _texts(run, stage.length)
-        if run.data.layout.kind == "segments":
-            _segments(run, stage.length)
-        if run.data.layout.kind == "sentence_pairs":
-            _pairs(run, stage.length)
+        run.data.layout.check(run, stage)
         _positions(run, stage.length)
-    _streams(run, found)
+    _words(run)
     _examples(run, found)
 
 
@@ -112,92 +104,11 @@ def _positions(run: Run, length: int) -> None:
         )
 
 
-def _begin(run: Run) -> None:
-    """What begins documents is fed to decoders, and has an id."""
-    begin = run.data.layout.begin
-    if begin and not run.objective.takes_begin:
-        raise UserError(
-            f"objective '{run.objective.kind}' has its own marks around texts: leave config.data.layout.begin out"
-        )
-    for name in begin:
-        if getattr(run.vocabulary, name) is None:
-            raise UserError(f"config.data.layout.begin names {name}: set config.vocabulary.{name}, or leave it out")
-
-
-def _pairs(run: Run, length: int) -> None:
-    """What sentence pairs of a length ask for."""
-    if run.data.layout.duplicates < 1:
-        raise UserError(f"config.data.layout.duplicates is {run.data.layout.duplicates}: give at least 1")
-    _two_parts(run, length, "sentence pairs")
-    if not isinstance(getattr(run.model, "pooler", None), settings.Pooler):
-        raise UserError("sentence pairs need a model with a pooler: set config.model.pooler, or blocks as the layout")
-
-
-def _segments(run: Run, length: int) -> None:
-    """What two segments of a length ask for."""
-    _two_parts(run, length, "two segments")
-    if run.model.embedding.token_types < 2:
-        raise UserError("two segments need a model that tells them apart: set config.model.embedding.token_types to 2")
-
-
-def _two_parts(run: Run, length: int, what: str) -> None:
-    """What rows `[CLS] a [SEP] b [SEP]` of a length ask for; `what` is what an error calls them."""
-    layout, vocabulary = run.data.layout, run.vocabulary
-    if not 0.0 <= layout.short_probability <= 1.0:
-        raise UserError(f"config.data.layout.short_probability is {layout.short_probability}: give 0 to 1")
-    if length < 5:
-        raise UserError(f"config.data.length is {length}: {what} take at least 5")
-    if vocabulary.cls is None or vocabulary.sep is None:
-        raise UserError(f"{what} need special ids: set config.vocabulary.cls and config.vocabulary.sep")
-    _rows(run.objective, what)
-
-
-def _texts(run: Run, length: int) -> None:
-    """What whole sentences or documents of a length ask for."""
-    vocabulary, is_document = run.vocabulary, run.data.layout.kind == "documents"
-    what, least = ("documents", 12) if is_document else ("whole sentences", 3)
-    if None in (vocabulary.cls, vocabulary.sep) and None in (vocabulary.bos, vocabulary.eos):
-        raise UserError(
-            f"{what} need special ids around them: set config.vocabulary.cls and config.vocabulary.sep, "
-            "or config.vocabulary.bos and config.vocabulary.eos"
-        )
-    if length < least:
-        raise UserError(f"config.data.length is {length}: {what} take at least {least}")
-    if is_document or not run.objective.frames:
-        _rows(run.objective, what)
-
-
-def _rows(objective: Objective, layout: str) -> None:
-    """A layout of finished rows takes an objective that leaves them as they are."""
-    if "row" not in objective.takes:
-        raise UserError(
-            f"objective '{objective.kind}' makes rows of its own, {layout} are a row: "
-            "choose masked_lm, or blocks as config.data.layout"
-        )
-
-
-def _streams(run: Run, found: Sequence[Stage]) -> None:
-    """What streams ask for, and what asks for streams, of a run with these stages.
-
-    Raises:
-      UserError: another objective reads them; several sources; no ids to frame documents with; a softmax over too many
-        words, or one that takes other settings; a model without a head.
-    """
-    objective, data, vocabulary, train = run.objective, run.data, run.vocabulary, run.train
-    reads_both_ways = "stream" in objective.takes
-    if reads_both_ways != (data.layout.kind == "streams"):
-        raise UserError(
-            f"objective '{objective.kind}' does not read config.data.layout '{data.layout.kind}': bidirectional_lm "
-            "reads streams, all others read the other layouts"
-        )
-    if not reads_both_ways:
+def _words(run: Run) -> None:
+    """What an objective that predicts words in both directions asks of a model's softmax."""
+    objective, train = run.objective, run.train
+    if "stream" not in objective.takes:
         return
-    for stage in found:
-        rates = stage.mixture or dict.fromkeys(data.sources, 1.0)
-        if sum(rate > 0 for rate in rates.values()) != 1:
-            raise UserError("streams read one source: name one in config.data.sources, of several files if need be")
-    if None in (vocabulary.bos, vocabulary.eos):
-        raise UserError("streams frame documents: set config.vocabulary.bos and config.vocabulary.eos")
     if objective.negative_samples >= run.model.embedding.vocab_size:
         raise UserError(
             f"config.objective.negative_samples is {objective.negative_samples}, the model has "
@@ -229,7 +140,7 @@ def _examples(run: Run, found: Sequence[Stage]) -> None:
     if is_decoder and target_length is None:
         raise UserError("a decoder's row is shared by inputs and targets: set config.data.examples.target_length")
     for stage in found if given.target_length is not None else ():
-        begin = len(getattr(run.data.layout, "begin", ()))
+        begin = len(run.data.layout.begin)
         least, most = 2, stage.length - max(0, begin - 1) if is_decoder else target_length
         if not is_decoder and len(names) < len(run.data.sources):
             least = objective.target_length(stage.length)

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from plm_jax.config.layouts import Blocks, Documents, Segments, SentencePairs, Streams, WholeSentences
 from plm_jax.config.sources import Source
+from plm_jax.data.layouts import Blocks, Layout
 
 # The special ids that a vocabulary may have.
 SPECIALS = ("pad", "bos", "eos", "unk", "cls", "sep", "mask", "sop", "eop", "smask", "gmask", "dblock")
@@ -51,7 +51,7 @@ class Data:
     length: int
     sources: dict[str, Source]
     mixture: dict[str, float] = field(default_factory=dict)
-    layout: Blocks | SentencePairs | WholeSentences | Segments | Documents | Streams = Blocks()
+    layout: Layout = field(default=Blocks())
     segmenters: dict[str, str] = field(default_factory=dict)
     examples: Examples = Examples()
     bad_rows: Literal["stop", "skip"] = "stop"

@@ -15,7 +15,7 @@ import numpy as np
 
 from plm_jax import config, objectives
 from plm_jax.data import cache, layouts
-from plm_jax.data.layouts import examples
+from plm_jax.data.layouts import noising
 from plm_jax.data.tensorflow_side import tf
 from plm_jax.data.vocabularies import Vocabulary
 
@@ -37,19 +37,27 @@ def tokenize(vocabulary: Vocabulary, feature: str = "targets") -> Preprocessor:
     return lambda dataset: dataset.map(row)
 
 
-class _Documents:
-    """Documents in memory, with what layouts read of a `cache.Split`."""
+class _Documents(cache.Documents):
+    """Documents in memory, with their sentences."""
 
     def __init__(self, tokens: np.ndarray, documents: np.ndarray, sentences: np.ndarray, counts: np.ndarray):
         """`sentences` are those of all documents, each counted from its document's begin; `counts` tells how many."""
         self._tokens = tokens
         self.documents = documents.astype(np.int64)
-        self.sentences = sentences + np.repeat(self.documents[:-1], counts)
-        self.num_tokens, self.num_documents, self.has_words = len(tokens), len(counts), False
+        self._sentences = sentences + np.repeat(self.documents[:-1], counts)
+        self.num_tokens, self.num_documents = len(tokens), len(counts)
 
     def tokens(self, start: int, stop: int) -> np.ndarray:
-        """See `cache.Split`."""
+        """See `cache.Documents.tokens`."""
         return self._tokens[start:stop]
+
+    def has(self, name: str) -> bool:
+        """See `cache.Documents.has`."""
+        return name == SENTENCES
+
+    def column(self, name: str) -> np.ndarray:
+        """See `cache.Documents.column`."""
+        return self._sentences
 
 
 def _ragged(batch: tf.Tensor | tf.RaggedTensor) -> tf.RaggedTensor:
@@ -65,7 +73,7 @@ def preprocessor(
     feature: str = "targets",
     word_initial: np.ndarray | None = None,
     *,
-    layout: examples.Layout = BLOCKS,
+    layout: layouts.Layout = BLOCKS,
     characters: np.ndarray | None = None,
     identity: str = "",
     num_documents: int = 2**14,
@@ -84,20 +92,20 @@ def preprocessor(
       identity: of the cache whose pairs are wanted, as in its manifest; pairs are drawn by it, too.
       num_documents: more are more alike to the trainer's rows, and fewer sooner begun.
     """
-    like = examples.blank(layout, length, objective, 0 if characters is None else characters.shape[1])
+    like = noising.blank(layout, length, objective, 0 if characters is None else characters.shape[1])
     signature = {key: tf.TensorSpec(value.shape, value.dtype) for key, value in like.items()}
 
     def read(row: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
         starts = tf.cast(row[SENTENCES], tf.int32) if SENTENCES in row else tf.zeros([1], tf.int32)
         return tf.cast(row[feature], tf.int32), starts
 
-    def rows(number: np.ndarray, *documents: np.ndarray) -> Iterator[examples.Example]:
+    def rows(number: np.ndarray, *documents: np.ndarray) -> Iterator[layouts.Example]:
         with tempfile.TemporaryDirectory() as folder:
             source = cache.Source(folder, identity, {}, {split: _Documents(*documents)}, word_initial)
-            opened = examples.open_layout(layout, source, split, length, seed, objective, characters)
+            opened = layout.open(source, split, length, seed, objective, characters)
             for index in range(opened.num_rows):
                 rng = layouts.generator(seed, split, index, int(number))
-                yield examples.make(objective, opened, index, rng, word_initial)
+                yield noising.make(objective, opened, index, rng, word_initial)
 
     def lay_out(number: tf.Tensor, documents: tuple[tf.Tensor, tf.Tensor]) -> tf.data.Dataset:
         tokens, starts = map(_ragged, documents)

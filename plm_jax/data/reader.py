@@ -22,10 +22,10 @@ from plm_jax import config, objectives
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache, layouts, mixtures
-from plm_jax.data.layouts import documents, examples, inputs_targets, streams
+from plm_jax.data.layouts import inputs_targets, noising
 
-Example = examples.Example
-Rows = Callable[[int], Sequence[int]]
+Example = layouts.Example
+HostRows = Callable[[int], Sequence[int]]
 
 # Rows that stand for all where a run tells of padding and of words that are too long; of these from which share on.
 _SAMPLE = 512
@@ -41,7 +41,7 @@ class _Segment:
     rates: dict[str, float]
     mixture: mixtures.Mixture
     base: int
-    orders: dict[str, layouts.Order | streams.RowOrder]
+    orders: dict[str, layouts.Order]
     offsets: dict[str, int]
 
     def positions(self, k: int) -> dict[str, int]:
@@ -82,20 +82,7 @@ class Reader:
         special = _special(self.vocabulary)
         self.objective = objectives.BoundObjective(run.objective, special)
         self._example_rows = example_rows(run, special)
-        self._streams = {
-            split: {
-                name: layouts.Stream(
-                    source.splits[split],
-                    self.objective.separator,
-                    special.pad,
-                    examples.begins_with(run.data.layout, special),
-                )
-                for name, source in self.sources.items()
-                if split in source.splits
-            }
-            for split in cache.SPLITS
-        }
-        self._layout = functools.cache(self._open_layout)
+        self._rows = functools.cache(self._open)
         self._segments = self._plan()
         self._first_examples = [segment.stage.first_example for segment in self._segments]
 
@@ -132,58 +119,42 @@ class Reader:
             if name not in self.sources:
                 found[name] = stage.mixture[name]
                 continue
-            layout = self._layout("train", name, stage.length)
-            rate = stage.mixture.get(name, 0.0) / getattr(layout, "examples_a_row", 1)
-            found[name] = rate if stage.mixture else layout.num_rows
+            rows = self._rows("train", name, stage.length)
+            rate = stage.mixture.get(name, 0.0) / rows.examples_a_row
+            found[name] = rate if stage.mixture else rows.num_rows
         return found
 
-    def _open_layout(self, split: str, name: str, length: int) -> layouts.Layout:
+    def _open(self, split: str, name: str, length: int) -> layouts.Rows:
         """A source's split in rows of `length`."""
-        layout, seed = self._run.data.layout, self._run.train.seed
-        if self.sources[name].has_examples:
+        layout, source = self._run.data.layout, self.sources[name]
+        if source.has_examples:
             packed = self._run.data.examples.packed
-            return inputs_targets.Examples(self.sources[name].splits[split], self._example_rows, length, packed)
-        characters = self._spelling if isinstance(layout, config.Streams) else None
-        return examples.open_layout(layout, self.sources[name], split, length, seed, self.objective, characters)
+            return inputs_targets.ExampleRows(source.splits[split], self._example_rows, length, packed)
+        characters = self._spelling if layout.reads_characters else None
+        return layout.open(source, split, length, self._run.train.seed, self.objective, characters)
 
     @functools.cached_property
     def _spelling(self) -> np.ndarray:
         """The characters of each word, [vocab_size, C]."""
-        length = self._run.model.embedding.max_characters
-        return streams.spelling(self._run.data.cache_dir, self.vocabulary, length)
+        from plm_jax.data.vocabularies import words  # With the libraries of all vocabularies, which others need not.
 
-    def _order(self, name: str, stage: config.Stage) -> layouts.Order | streams.RowOrder:
+        length = self._run.model.embedding.max_characters
+        return words.spelling(self._run.data.cache_dir, self.vocabulary, length)
+
+    def _order(self, name: str, stage: config.Stage) -> layouts.Order:
         """The order of a source's training examples in a stage."""
-        data, length = self._run.data, stage.length
-        layout = self._layout("train", name, length)
-        if isinstance(data.layout, config.Streams):
-            order = streams.RowOrder(layout, length, stage.batch_size)
-        else:
-            order = layouts.Order(layout, data.window_tokens, self._run.train.seed, name)
-        if not order.num_items and isinstance(data.layout, config.Streams):
-            raise UserError(
-                f"source '{name}' has {self._streams['train'][name].num_tokens} training words, a batch of streams "
-                f"takes {stage.batch_size * length}: lower config.train.batch_size or give more text"
-            )
-        if not order.num_items and isinstance(data.layout, config.Documents):
-            raise UserError(
-                f"source '{name}' has no training document of {documents.TOO_SHORT - 1} tokens, most of them known: "
-                "give longer ones or another config.data.layout"
-            )
+        rows = self._rows("train", name, stage.length)
+        order = rows.order(self._run.data.window_tokens, stage.batch_size, self._run.train.seed, name)
         if not order.num_items:
-            raise UserError(
-                f"source '{name}' has {self._streams['train'][name].num_tokens} training tokens, a row of length "
-                f"{length} takes {self.objective.input_length(length)}: lower config.data.length or give more text"
-            )
+            raise UserError(f"source '{name}' {rows.shortage(stage.length, stage.batch_size)}")
         return order
 
     def example(self, k: int) -> Example:
         """Example k of the run, of its stage's length."""
-        name, layout, item, rng = self._draw(k)
-        return self._make(name, layout, item, rng)
+        return self._make(*self._draw(k))
 
-    def _draw(self, k: int) -> tuple[str, layouts.Layout, int, np.random.Generator]:
-        """Of example k the source, its layout, the item, and the random numbers."""
+    def _draw(self, k: int) -> tuple[str, layouts.Rows, int, np.random.Generator]:
+        """Of example k the source, its rows, the number among these, and the random numbers."""
         segment = self._segments[bisect.bisect_right(self._first_examples, k) - 1]
         name, index = segment.mixture.locate(k - segment.base)
         order, number, seed = segment.orders[name], segment.offsets[name] + index, self._run.train.seed
@@ -193,10 +164,10 @@ class Reader:
             rng = layouts.generator(seed, f"static/{name}", item, draw, segment.stage.length)
         return name, order.layout, item, rng
 
-    def _make(self, name: str, layout: layouts.Layout, item: int, rng: np.random.Generator) -> Example:
-        if isinstance(layout, inputs_targets.Examples):
-            return layout.example(item, rng)
-        made = examples.make(self.objective, layout, item, rng, self.sources[name].word_initial)
+    def _make(self, name: str, rows: layouts.Rows, item: int, rng: np.random.Generator) -> Example:
+        if rows.is_finished:
+            return rows.example(item, rng)
+        made = noising.make(self.objective, rows, item, rng, self.sources[name].word_initial)
         return made if self._example_rows is None else self._example_rows.align(made)
 
     def _stage(self, step: int) -> config.Stage:
@@ -208,7 +179,7 @@ class Reader:
         first = stage.first_example + (step - stage.first_step) * stage.batch_size
         return _batch([self.example(first + row) for row in rows])
 
-    def batches(self, first_step: int, rows: Rows = range) -> Iterator[Example]:
+    def batches(self, first_step: int, rows: HostRows = range) -> Iterator[Example]:
         """The batches of steps `first_step` up to `train.steps`, made ahead; any start costs the same.
 
         Args:
@@ -242,12 +213,10 @@ class Reader:
 
         Of sources of examples: how many are too long. Of words masked whole: how many tokens are never masked.
         """
-        layout, found = self._run.data.layout, []
         # Stages that were read may be of sources that are no more.
         stages = [segment.stage for segment in self._segments if segment.rates.keys() <= self.sources.keys()]
-        for name in (name for name, source in self.sources.items() if source.has_examples):
-            if share := self._layout("train", name, self._stages[0].length).share_cut():
-                found.append(f"{share:.1%} of the examples of '{name}' are longer than a row and lose their end")
+        length = self._stages[0].length
+        found = [note for name in self.sources for note in self._rows("train", name, length).notes(name)]
         if self._run.objective.whole_words:
             share, length = max((self._share_left_out(stage), stage.length) for stage in stages)
             if share >= _LEFT_OUT:
@@ -256,17 +225,13 @@ class Reader:
                     "than a row has predicted; name a segmenter in config.data.segmenters, or set "
                     "config.objective.whole_words to 0"
                 )
-        for name in self.sources if isinstance(layout, config.Documents) else ():
-            if share := self._layout("train", name, self._stages[0].length).share_left_out():
-                found.append(f"{share:.1%} of the tokens of '{name}' are left out, in rows too short or too unknown")
-        fills = isinstance(layout, config.Blocks | config.Streams)
-        fills = fills or (isinstance(layout, config.WholeSentences) and layout.cross_documents)
-        if fills or (isinstance(layout, config.SentencePairs) and layout.parts == "segments"):
+        if self._run.data.layout.is_full():
             return found
         for stage in stages:
             sample = _sample(stage)
             # Noise makes a row no shorter.
-            real = "target_weights" if "decoder_tokens" in self.example(sample[0]) else "mask"
+            first = self.example(sample[0])
+            real = "target_weights" if "decoder_tokens" in first or "mask" not in first else "mask"
             sample = [self.example(k)[real].mean() for k in sample]
             full = stage.batch_size * float(np.mean(sample))
             found.append(f"{stage.batch_size} rows of {stage.length} have as many tokens as {full:.0f} full ones")
@@ -276,17 +241,17 @@ class Reader:
         """Of the tokens of a stage that may be masked, the share in words that are too long to be."""
         found = []
         for k in _sample(stage):
-            name, layout, item, rng = self._draw(k)
-            example = examples.read(self.objective, layout, item, rng, self.sources[name].word_initial)
+            name, rows, item, rng = self._draw(k)
+            example = noising.read(self.objective, rows, item, rng, self.sources[name].word_initial)
             found.append(self._run.objective.left_out(example, self.objective.special))
         left_out, tokens = np.sum(found, axis=0)
         return float(left_out / max(tokens, 1))
 
     def num_rows(self, split: str, name: str | None = None, length: int | None = None) -> dict[str, int]:
         """How many rows hold all of a split's tokens, of each source that has it; arguments as of `in_order`."""
-        names = [own for own in self._streams[split] if name in (None, own)]
+        names = [own for own, source in self.sources.items() if split in source.splits and name in (None, own)]
         length = self._stages[-1].length if length is None else length
-        return {own: self._layout(split, own, length).num_rows for own in names}
+        return {own: self._rows(split, own, length).num_rows for own in names}
 
     def num_batches(self, split: str, batch_size: int, name: str | None = None, length: int | None = None) -> int:
         """How many batches `in_order` gives."""
@@ -296,7 +261,7 @@ class Reader:
         self,
         split: str,
         batch_size: int,
-        rows: Rows = range,
+        rows: HostRows = range,
         name: str | None = None,
         length: int | None = None,
         max_batches: int | None = None,
@@ -313,7 +278,7 @@ class Reader:
         """
         length = self._stages[-1].length if length is None else length
         counts, number = self.num_rows(split, name, length), self.num_batches(split, batch_size, name, length)
-        batch_step, row_step = (1, number) if isinstance(self._run.data.layout, config.Streams) else (batch_size, 1)
+        batch_step, row_step = (1, number) if self._run.data.layout.goes_on else (batch_size, 1)
 
         def batch(i: int) -> Example:
             indices = (i * batch_step + row * row_step for row in rows(batch_size))
@@ -327,7 +292,7 @@ class Reader:
         for name, count in counts.items():
             if index < count:
                 rng = layouts.generator(self._run.train.seed, split, number)
-                return self._make(name, self._layout(split, name, length), index, rng)
+                return self._make(name, self._rows(split, name, length), index, rng)
             index -= count
         return {key: np.zeros_like(value) for key, value in self._row(split, length, counts, 0).items()}
 
@@ -384,7 +349,7 @@ def example_rows(run: config.Run, special: objectives.Special) -> objectives.Exa
     if not config.has_examples(run):
         return None
     segmented = run.data.examples.packed or not run.data.layout.attend_across_documents
-    begin = examples.begins_with(run.data.layout, special)
+    begin = layouts.begins_with(run.data.layout, special)
     return run.objective.example_rows(run.objective, special, run.data.examples.target_length, segmented, begin)
 
 
@@ -429,7 +394,7 @@ def blank_batch(run: config.Run, length: int) -> Example:
     if (rows := example_rows(run, objective.special)) is not None:
         return _batch([rows.row([((), ())], length)])
     max_characters = getattr(run.model.embedding, "max_characters", 0)
-    return _batch([examples.blank(run.data.layout, length, objective, max_characters)])
+    return _batch([noising.blank(run.data.layout, length, objective, max_characters)])
 
 
 def crcs(batch: Example) -> np.ndarray:

@@ -150,7 +150,7 @@ def _of_run(folder: str, workdir: str) -> Source:
 
 def _begins_with(run: config.Run) -> dict[str, Any]:
     """What a decoder reads before each text, as special ids."""
-    begin = getattr(run.data.layout, "begin", ())
+    begin = run.data.layout.begin
     if begin == ("bos",):
         return {"begins_with_bos": True}
     return {"begins_with": [getattr(run.vocabulary, name) for name in begin]} if begin else {}

@@ -11,7 +11,7 @@ import seqio
 from plm_jax import config, objectives
 from plm_jax.common import storage
 from plm_jax.data import adapters, cache, reader, vocabularies
-from plm_jax.data.layouts import examples
+from plm_jax.data.layouts import noising
 from plm_jax.data.tensorflow_side import tf
 from plm_jax.data.vocabularies import words
 from plm_jax.models import settings as model_settings
@@ -95,7 +95,7 @@ def read(objective, rows, layout=BLOCKS, with_sentences=True, **options):
         made = lambda: (dict(zip(signature, row, strict=False)) for row in rows)  # noqa: E731
         return tf.data.Dataset.from_generator(made, output_signature=signature)
 
-    like = examples.blank(layout, LENGTH, objective, SPELT)
+    like = noising.blank(layout, LENGTH, objective, SPELT)
     vocabulary = seqio.PassThroughVocabulary(SIZE)
     seqio.TaskRegistry.remove("rows")
     task = seqio.TaskRegistry.add(
@@ -159,7 +159,7 @@ def test_without_sentences_each_document_is_one():
 
 @pytest.mark.parametrize("kind", ["bytes", "bpe"])
 def test_sentences_of_any_vocabulary_change_places(kind):
-    folder = os.path.join(os.path.dirname(vocabularies.__file__), "gpt2")
+    folder = os.path.join(os.path.dirname(vocabularies.__file__), os.pardir, "gpt2")
     files = "" if kind == "bytes" else f":{folder}/vocab.json,{folder}/merges.txt"
     vocabulary = vocabularies.load(kind + files)
     special = objectives.Special(pad=60_000, bos=60_001, eos=60_002)

@@ -49,14 +49,14 @@ def test_words_and_sentences_are_where_they_lie_behind_it(eos, documents, num_be
         num_documents=len(documents),
         num_tokens=sum(lengths),
         documents=np.cumsum([0, *map(sum, documents)]),
-        sentences=np.cumsum([0, *lengths[:-1]]),
+        column={"sentence_starts": np.cumsum([0, *lengths[:-1]])}.get,
     )
     stream, marks = layouts.Stream(split, eos, None, [BOS] * num_begin), []
     for document in documents:
         marks += [False] * num_begin + [i == 0 for length in document for i in range(length)]
         marks += [False] * (eos is not None)
     for start, stop in itertools.combinations(range(len(marks) + 1), 2):
-        assert stream.sentence_starts(start, stop).tolist() == np.flatnonzero(marks[start:stop]).tolist()
+        assert stream.starts("sentence_starts", start, stop).tolist() == np.flatnonzero(marks[start:stop]).tolist()
 
 
 def begun(run, begin, attend=True):

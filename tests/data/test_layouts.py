@@ -1,12 +1,18 @@
+import dataclasses
 import itertools
+import json
 import types
+from typing import ClassVar
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plm_jax.data import cache, layouts
+from plm_jax import config
+from plm_jax.common.errors import UserError
+from plm_jax.data import cache, layouts, reader
+from plm_jax.data.layouts import blocks as block_rows
 
 
 @pytest.mark.parametrize("longest", [30, 2])
@@ -37,7 +43,7 @@ def test_stream_is_the_documents_each_with_eos(write_source, random_documents, e
 
 def block_order(num_tokens, length, stride, window, seed=0, name="a"):
     stream = types.SimpleNamespace(num_tokens=num_tokens)
-    return layouts.Order(layouts.Blocks(stream, length, stride, separate=False), window, seed, name)
+    return layouts.Order(block_rows.BlockRows(stream, length, stride, separate=False), window, seed, name)
 
 
 @given(
@@ -108,11 +114,13 @@ def test_generators_differ_by_seed_stream_and_counter():
 def test_sentence_starts_are_those_of_the_documents_where_they_lie_in_the_stream(eos, documents):
     """Of each document the lengths of its sentences."""
     lengths = [length for document in documents for length in document]
+    columns = {"sentence_starts": np.cumsum([0, *lengths[:-1]])}
     split = types.SimpleNamespace(
         num_documents=len(documents),
         num_tokens=sum(lengths),
         documents=np.cumsum([0, *map(sum, documents)]),
-        sentences=np.cumsum([0, *lengths[:-1]]),
+        has=lambda name: name in columns,
+        column=lambda name: columns[name],
         tokens=lambda start, stop: np.zeros(stop - start, int),
     )
     stream = layouts.Stream(split, eos, None)
@@ -121,12 +129,79 @@ def test_sentence_starts_are_those_of_the_documents_where_they_lie_in_the_stream
         marks += [i == 0 for length in document for i in range(length)] + [False] * (eos is not None)
     assert stream.num_tokens == len(marks)
     for start, stop in itertools.combinations(range(len(marks) + 1), 2):
-        assert stream.sentence_starts(start, stop).tolist() == np.flatnonzero(marks[start:stop]).tolist()
-    blocks = layouts.Blocks(stream, 5, 5, False, reads=("sentence_starts",))
+        assert stream.starts("sentence_starts", start, stop).tolist() == np.flatnonzero(marks[start:stop]).tolist()
+    blocks = block_rows.BlockRows(stream, 5, 5, False, reads=("sentence_starts",))
     for item in range(blocks.num_rows):
         found = blocks.example(item, None)["sentence_starts"]
         assert found.tolist() == np.flatnonzero(marks[5 * item : 5 * item + 5]).tolist()
-    assert "sentence_starts" not in layouts.Blocks(stream, 5, 5, False).example(0, None)
-    split.has_words, split.words = True, split.sentences  # Words are found the same way.
-    found = layouts.Blocks(stream, 5, 5, False, reads=("word_starts",)).example(0, None)
+    assert "sentence_starts" not in block_rows.BlockRows(stream, 5, 5, False).example(0, None)
+    columns["word_starts"] = columns["sentence_starts"]  # Words are found the same way.
+    found = block_rows.BlockRows(stream, 5, 5, False, reads=("word_starts",)).example(0, None)
     assert "sentence_starts" not in found and found["word_starts"].tolist() == np.flatnonzero(marks[:5]).tolist()
+
+
+@dataclasses.dataclass(frozen=True)
+class Ends(layouts.Layout):
+    """A user's own: the last tokens of each document a row, all of it in this one class and that of its rows."""
+
+    kind: ClassVar[str] = "tests_ends"
+    plural: ClassVar[str] = "ends"
+    least: int = 2
+
+    def is_full(self):
+        return False
+
+    def check(self, run, stage):
+        super().check(run, stage)
+        if stage.length < self.least:
+            raise UserError(f"config.data.length is {stage.length}: ends take at least {self.least}")
+
+    def open(self, source, split, length, seed, objective, characters=None):
+        return EndRows(source.splits[split], objective.input_length(length), objective.special.pad)
+
+
+class EndRows(layouts.Rows):
+    def __init__(self, split, size, pad):
+        self._split, self._size, self._pad = split, size, pad
+        self.num_rows, self.pass_tokens = split.num_documents, split.num_tokens
+
+    def windows(self, window_tokens):
+        edges = np.arange(0, self._split.num_tokens + window_tokens, window_tokens)
+        return [self._split.documents[:-1].searchsorted(edges)]
+
+    def example(self, item, rng):
+        start, stop = self._split.documents[item : item + 2].tolist()
+        tokens = self._split.tokens(max(start, stop - self._size), stop).astype(np.int32)
+        mask = (np.arange(self._size) < len(tokens)).astype(np.int32)
+        return {"tokens": np.pad(tokens, (0, self._size - len(tokens)), constant_values=self._pad), "mask": mask}
+
+
+def test_a_layout_of_a_users_own_is_read_like_ours(write_source, make_run, random_documents):
+    documents = random_documents(3, 40)
+    write_source("a", {"train": documents, "validation": documents[:5]}, pad=98)
+    run = make_run("a", data={"layout": Ends()}, pad=98)
+    run = config.from_dict(json.loads(json.dumps(config.to_dict(run))))
+    assert run.data.layout == Ends()
+    opened = reader.Reader(run)
+    expected = sorted((d[-9:] + [98] * 9)[:9] for d in documents)  # A causal row takes one token more.
+    for epoch in range(2):
+        rows = [opened.example(k) for k in range(epoch * 40, (epoch + 1) * 40)]
+        found = sorted([*row["tokens"].tolist(), int(row["targets"][-1])] for row in rows)
+        assert found == expected
+    blank, batch = reader.blank_batch(run, 8), opened.batch(0, range(1))
+    assert {k: (v.shape, v.dtype) for k, v in blank.items()} == {k: (v.shape, v.dtype) for k, v in batch.items()}
+    assert opened.notes()[0].startswith("4 rows of 8 have as many tokens as")
+    tree = config.to_dict(run)
+    tree["data"]["length"] = 1
+    with pytest.raises(UserError, match="ends take at least 2"):
+        config.from_dict(tree)
+
+
+def test_a_row_is_as_its_format_says():
+    """An order of marks that no layout here has: A, two marks, B, and what begins the others at the end."""
+    made = layouts.RowFormat((), (7, 7), (7, 8), pad=9, has_types=True).row([np.array([1, 2]), np.array([3])], 9)
+    assert made["tokens"].tolist() == [1, 2, 7, 7, 3, 7, 8, 9, 9]
+    assert made["mask"].tolist() == [1, 1, 1, 1, 1, 1, 1, 0, 0]
+    assert made["token_types"].tolist() == [0, 0, 0, 0, 1, 1, 1, 0, 0]
+    row_format = layouts.RowFormat((5,), (7, 7), (8,))
+    assert (row_format.room(9), row_format.room(9, 2), row_format.begins([3, 1])) == (7, 5, [1, 6])

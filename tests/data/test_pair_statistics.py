@@ -6,7 +6,6 @@ import numpy as np
 
 from plm_jax import config, objectives
 from plm_jax.data import cache, layouts
-from plm_jax.data.layouts import pairs
 
 SPECIAL = objectives.Special(pad=0, cls=1, sep=2, mask=3, vocab_size=60_000)
 DOCUMENTS, SENTENCES, TOKENS = 2000, 4, 125
@@ -24,7 +23,7 @@ def labels(folder, task):
     )
     source = cache.Source(str(folder), "i", {}, {"train": split}, None)
     layout = config.SentencePairs(task=task, duplicates=1, short_probability=0.0)
-    opened = pairs.SentencePairs(source, "train", layout, 512, 0, SPECIAL)
+    opened = layout.open(source, "train", 512, 0, objectives.get("masked_lm", SPECIAL))
     found = [opened.example(item, layouts.generator(1, "draws", item)) for item in range(opened.num_rows)]
     is_label = np.array([example["pair_label"] for example in found])
     return is_label, (np.array([example["tokens"][1] for example in found]) - 4) // SENTENCES

@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 from plm_jax import config, objectives
 from plm_jax.common.errors import UserError
 from plm_jax.data import layouts
-from plm_jax.data.layouts import pairs
+from plm_jax.data.layouts import index, sentence_pairs
 from plm_jax.data.reader import Reader, crcs
 from plm_jax.models import settings
 
 PAD, CLS, SEP, MASK, FIRST = 0, 1, 2, 3, 4
 VOCAB_SIZE = 60_000
 SPECIAL = objectives.Special(pad=PAD, cls=CLS, sep=SEP, mask=MASK, vocab_size=VOCAB_SIZE)
+MASKED_LM = objectives.get("masked_lm", SPECIAL)
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ def corpus(seed, num_documents, longest_sentence=9):
 
 
 def opened(source, length, split="train", seed=0, **settings):
-    return pairs.SentencePairs(source, split, config.SentencePairs(**settings), length, seed, SPECIAL)
+    return config.SentencePairs(**settings).open(source, split, length, seed, MASKED_LM)
 
 
 def examples(layout, items=None):
@@ -112,7 +113,7 @@ def test_all_documents_at_once_are_each_document_in_turn(documents, longest, see
         for a, b, wanted in published_walk(document, target, draws[first:]):
             length_b = sum(document[j] for j in b) if b else -max(1, wanted)
             expected.append((sentences[first + a[0]], sum(document[j] for j in a), length_b))
-    found = pairs.walk(sentences, firsts, targets, draws)
+    found = sentence_pairs.walk(sentences, firsts, targets, draws)
     assert list(zip(*(column.tolist() for column in found), strict=True)) == expected
 
 
@@ -121,13 +122,13 @@ def test_truncation_is_one_token_at_a_time(num_a, num_b, room):
     a, b = num_a, num_b
     while a + b > room:
         a, b = (a - 1, b) if a > b else (a, b - 1)
-    assert pairs.truncate(num_a, num_b, room) == (a, b)
+    assert sentence_pairs.truncate(num_a, num_b, room) == (a, b)
 
 
 def test_each_pass_is_the_whole_text_in_order(write, monkeypatch):
     """Sentences of one token leave nothing to truncate, so A, and B where it is next, join to the text."""
     documents = [[1] * n for n in np.random.default_rng(0).integers(1, 60, 80)]
-    monkeypatch.setattr(pairs, "BLOCK_SENTENCES", 100)
+    monkeypatch.setattr(index, "BLOCK_SENTENCES", 100)
     layout = opened(write({"train": documents}), 16, duplicates=4)
     text = list(range(FIRST, FIRST + sum(map(sum, documents))))
     borders = np.cumsum([FIRST, *map(sum, documents)])
@@ -183,7 +184,7 @@ def test_shares_are_the_closed_forms(write):
 
 def test_short_documents_are_a_tenth_and_short_throughout(write, monkeypatch):
     num, longest = 1000, 13
-    monkeypatch.setattr(pairs, "BLOCK_SENTENCES", 200)
+    monkeypatch.setattr(index, "BLOCK_SENTENCES", 200)
     layout = opened(write({"train": [[1] * 50] * num}), 16, duplicates=1)
     sizes = {}
     for a, b, label in examples(layout):
@@ -219,7 +220,7 @@ def test_partners_are_uniform_over_other_documents_and_their_sentences(write):
 
 def test_partners_begin_in_the_same_stretch_or_anywhere_if_there_is_none(write, monkeypatch):
     """Stretches of 100 tokens: documents 0 to 3 begin in the first, 4 (running on through the third) in the second."""
-    monkeypatch.setattr(pairs, "STRETCH_TOKENS", 100)
+    monkeypatch.setattr(sentence_pairs, "STRETCH_TOKENS", 100)
     begins = np.array([0, 30, 60, 90, 120, 320])
     layout = opened(write({"train": [[10] * (size // 10) for size in (30, 30, 30, 30, 200, 30)]}), 16, duplicates=1)
     wanted = {0: {1, 2, 3}, 3: {0, 1, 2}, 4: {0, 1, 2, 3, 5}, 5: {0, 1, 2, 3, 4}}
@@ -256,14 +257,14 @@ def test_the_index_is_made_once_for_each_seed_and_length(write, tmp_path):
 def test_the_index_of_another_maker_is_taken(write, tmp_path, monkeypatch):
     """A second maker that ends first leaves its files, and nothing else stays behind."""
     source = write({"train": corpus(0, 40)})
-    make = pairs._write
+    make = index._write
 
     def outrun(*args):
-        monkeypatch.setattr(pairs, "_write", make)
+        monkeypatch.setattr(index, "_write", make)
         opened(source, 16)
         make(*args)
 
-    monkeypatch.setattr(pairs, "_write", outrun)
+    monkeypatch.setattr(index, "_write", outrun)
     late = opened(source, 16)
     assert len(list((tmp_path / "a/index").iterdir())) == 1
     np.testing.assert_array_equal(late._starts, opened(source, 16)._starts)
@@ -373,8 +374,11 @@ def test_what_pairs_need_is_told(make_run, paired):
     refuse("need a model with a pooler", model=dataclasses.replace(run.model, pooler=settings.NoHead()))
     refuse("set config.vocabulary.cls and", vocabulary=dataclasses.replace(run.vocabulary, sep=None))
     refuse("config.data.length is 4: sentence pairs take", data=dataclasses.replace(run.data, length=4))
-    for layout, message in (
-        (config.SentencePairs(duplicates=0), "duplicates is 0: give at least 1"),
-        (config.SentencePairs(short_probability=1.5), "short_probability is 1.5: give 0 to 1"),
+    for changed, message in (
+        ({"duplicates": 0}, "duplicates is 0: give at least 1"),
+        ({"short_probability": 1.5}, "short_probability is 1.5: give 0 to 1"),
     ):
-        refuse(message, data=dataclasses.replace(run.data, layout=layout))
+        tree = config.to_dict(run)
+        tree["data"]["layout"] |= changed
+        with pytest.raises(UserError, match=f"config.data.layout.{message}"):
+            config.from_dict(tree)

@@ -8,7 +8,7 @@ import pytest
 from plm_jax import config, objectives
 from plm_jax.common.errors import UserError
 from plm_jax.data import layouts, reader
-from plm_jax.data.layouts import pairs, segments
+from plm_jax.data.layouts import index, segments
 from plm_jax.models import settings
 
 IDS = {"pad": 0, "cls": 1, "sep": 2, "mask": 3}
@@ -20,17 +20,19 @@ def corpus(seed, num_documents, longest=12):
     return [rng.integers(1, longest, rng.integers(1, 20)).tolist() for _ in range(num_documents)]
 
 
-def opened(source, length=24, seed=0, reads=()):
-    return segments.Segments(source, "train", config.Segments(), length, seed, SPECIAL, reads)
+def opened(source, length=24, seed=0, whole_words=0):
+    return config.Segments().open(
+        source, "train", length, seed, objectives.get("masked_lm", SPECIAL, whole_words=whole_words)
+    )
 
 
 def test_rows_take_whole_sentences_of_one_document_until_they_have_enough(write_sentences, monkeypatch):
-    monkeypatch.setattr(pairs, "BLOCK_SENTENCES", 50)
+    monkeypatch.setattr(index, "BLOCK_SENTENCES", 50)
     documents = corpus(0, 80)
     layout = opened(write_sentences({"train": documents}))
     ends = np.cumsum([size for sizes in documents for size in sizes]).tolist()
     borders = np.cumsum([sum(sizes) for sizes in documents]).tolist()
-    starts = layout._starts.tolist()
+    starts = [*layout._starts.tolist(), ends[-1]]
     assert starts[0] == 0 and starts[-1] == ends[-1] and set(starts[1:]) <= set(ends) and set(borders) <= set(starts)
     short = 0
     for start, stop, target in zip(starts, starts[1:], layout._targets.tolist(), strict=False):
@@ -60,10 +62,10 @@ def test_a_short_sentence_may_go_back_to_the_first_segment():
 
 
 def test_words_begin_where_they_lie_in_the_row(write_sentences):
-    layout = opened(write_sentences({"train": corpus(1, 30)}), reads=("word_starts",))
-    split = layout._split
-    split.has_words, split.words = True, np.arange(0, split.num_tokens, 3)
-    layout._has_words = True
+    source = write_sentences({"train": corpus(1, 30)})
+    split = source.splits["train"]
+    split.has_words, split._words = True, np.arange(0, split.num_tokens, 3)
+    layout = opened(source, whole_words=1)
     for item in range(layout.num_rows):
         made = layout.example(item, np.random.default_rng(item))
         # Token n of the text is 4 + n.
@@ -90,7 +92,7 @@ def test_an_epoch_has_every_row_once_and_a_run_resumes_anywhere(write_sentences,
     run = make()
     assert config.from_dict(config.to_dict(run)) == run
     read = reader.Reader(run)
-    layout = read._layout("train", "a", 24)
+    layout = read._rows("train", "a", 24)
     order = layouts.Order(layout, 64, 3, "a")
     for epoch in range(2):
         items = [order.item(epoch * order.num_items + i) for i in range(order.num_items)]

@@ -7,15 +7,14 @@ import pytest
 
 from plm_jax import config, objectives
 from plm_jax.data import layouts
-from plm_jax.data.layouts import pairs
 
-SPECIAL = objectives.Special(pad=0, cls=1, sep=2, mask=3, vocab_size=60_000)
+MASKED_LM = objectives.get("masked_lm", objectives.Special(pad=0, cls=1, sep=2, mask=3, vocab_size=60_000))
 FIRST = 4
 
 
 def examples(source, length=16, **settings):
     """(A, B, label) of each pair of all passes, as numbers of tokens in the text."""
-    layout = pairs.SentencePairs(source, "train", config.SentencePairs(**settings), length, 0, SPECIAL)
+    layout = config.SentencePairs(**settings).open(source, "train", length, 0, MASKED_LM)
     found = []
     for item in range(layout._passes[-1]):
         made = layout.example(item, layouts.generator(5, "draws", item))
@@ -50,7 +49,7 @@ def test_a_worked_example(write_sentences, task, firsts):
     source, found, lasts = write_sentences({"train": [[2, 1], [3]]}), set(), set()
     settings = config.SentencePairs(task=task, duplicates=1, short_probability=0.0)
     for seed in range(20):
-        layout = pairs.SentencePairs(source, "train", settings, 10, seed, SPECIAL)
+        layout = settings.open(source, "train", 10, seed, MASKED_LM)
         rows = [layout.example(item, layouts.generator(seed, "b", item)) for item in range(layout.num_rows)]
         names = "tokens", "token_types", "pair_label"
         *first, last = (tuple(tuple(row[n].tolist()) if row[n].ndim else int(row[n]) for n in names) for row in rows)

@@ -102,7 +102,7 @@ def test_rows_in_order_are_the_corpus(sizes, length, tmp_path_factory):
     for document in documents:
         writer.add(np.array(document), np.array([0]), np.array([0]), len(document), [1])
     split = cache.Split(lambda name: os.path.join(folder, "train", name), writer.close(), np.dtype("<u2"), SIZE, 999)
-    layout = streams.Streams(layouts.Stream(split, EOS, None), length, BOS, spelling(np.arange(SIZE)))
+    layout = streams.StreamRows(layouts.Stream(split, EOS, None), length, BOS, spelling(np.arange(SIZE)))
     bound = objectives.get("bidirectional_lm")
     rng = np.random.default_rng(0)
     rows = [bound(layout.example(item, rng), rng) for item in range(layout.num_rows)]
@@ -196,6 +196,6 @@ def test_what_streams_cannot_read_is_refused(folder):
     with pytest.raises(UserError, match="is not the vocabulary of the cache"):
         reader.Reader(make_run(folder)).example(0)
     with pytest.raises(UserError, match="streams read whole words"):
-        streams.spelling(str(folder), {"kind": "bytes"}, 5)
+        words.spelling(str(folder), {"kind": "bytes"}, 5)
     with pytest.raises(UserError, match="choose streams"):
         objectives.get("bidirectional_lm")({"tokens": np.zeros(3, np.int32)}, np.random.default_rng(0))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from plm_jax import config, objectives
 from plm_jax.common.errors import UserError
 from plm_jax.data import layouts, reader
-from plm_jax.data.layouts import pairs, whole_sentences
+from plm_jax.data.layouts import index, whole_sentences
 
 PAD, CLS, SEP, MASK, FIRST = 0, 1, 2, 3, 4
 SPECIAL = objectives.Special(pad=PAD, cls=CLS, sep=SEP, mask=MASK, vocab_size=60_000)
@@ -47,7 +47,7 @@ def published(documents, length, cross):
 
 def opened(source, length, cross, split="train"):
     objective = objectives.get("masked_lm", SPECIAL)
-    return whole_sentences.WholeSentences(source, split, config.WholeSentences(cross), length, objective)
+    return config.WholeSentences(cross).open(source, split, length, 0, objective)
 
 
 def rows_of(layout):
@@ -92,7 +92,7 @@ def test_where_rows_begin(documents, room, cross):
 
 @pytest.mark.parametrize("cross", [True, False])
 def test_blocks_of_documents_leave_no_token_out(write_sentences, monkeypatch, cross):
-    monkeypatch.setattr(pairs, "BLOCK_SENTENCES", 50)
+    monkeypatch.setattr(index, "BLOCK_SENTENCES", 50)
     documents = corpus(1, 120, 6)
     rows = rows_of(opened(write_sentences({"train": documents}), 24, cross))
     assert [t for row in rows for t in row if t >= FIRST] == list(range(FIRST, FIRST + sum(map(sum, documents))))
@@ -158,7 +158,7 @@ def test_a_run_says_how_full_short_rows_are(write_sentences, make):
 
 def test_bos_and_eos_serve_where_there_is_no_cls(make):
     bos_eos = objectives.Special(pad=1, bos=0, eos=2, vocab_size=9)
-    made = layouts.framed([np.array([5, 6])], 6, bos_eos)
+    made = layouts.RowFormat.of(bos_eos).row([np.array([5, 6])], 6)
     assert made["tokens"].tolist() == [0, 5, 6, 2, 1, 1] and made["mask"].tolist() == [1, 1, 1, 1, 0, 0]
     run = make(True, pad=1, bos=0, eos=2, mask=3)
     assert config.from_dict(config.to_dict(run)) == run

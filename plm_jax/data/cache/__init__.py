@@ -18,6 +18,7 @@ each file is fetched when it is first read (`Mirror`), so that the disk need not
 array_record only.
 """
 
+import abc
 import contextlib
 import functools
 import glob
@@ -26,6 +27,7 @@ import json
 import os
 import threading
 import uuid
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
@@ -59,10 +61,15 @@ def shard_name(number: int) -> str:
 
 
 class NpyAppender:
-    """Writes a vector of unknown length to a .npy file, piece by piece."""
+    """Writes a vector of unknown length to a .npy file, piece by piece.
+
+    Attributes:
+      crc32: that of the values' bytes so far.
+    """
 
     def __init__(self, path: str, dtype: Any = "<i8"):
         self._dtype = np.dtype(dtype)
+        self.crc32 = 0
         self._file: BinaryIO = open(path, "wb")  # noqa: SIM115 (closed in close)
         self._length = 0
         self._write_header()
@@ -75,7 +82,9 @@ class NpyAppender:
 
     def append(self, values: np.ndarray) -> None:
         """Adds `values` [n]."""
-        self._file.write(np.ascontiguousarray(values, self._dtype).data)
+        data = np.ascontiguousarray(values, self._dtype).data
+        self._file.write(data)
+        self.crc32 = zlib.crc32(data, self.crc32)
         self._length += len(values)
 
     def close(self) -> int:
@@ -260,7 +269,42 @@ def prune(folder: str, limit: int) -> None:
         total -= size
 
 
-class Split:
+class Documents(abc.ABC):
+    """Tokenised documents one after another, and what more is known of them in columns: what layouts read.
+
+    Attributes:
+      documents: int64 [num_documents + 1], the first token of each document, and the end.
+    """
+
+    documents: np.ndarray
+    num_documents: int
+    num_tokens: int
+
+    @abc.abstractmethod
+    def tokens(self, start: int, stop: int) -> np.ndarray:
+        """Tokens [start, stop) of all documents one after another."""
+
+    @abc.abstractmethod
+    def has(self, name: str) -> bool:
+        """Whether there is a column `name`."""
+
+    @abc.abstractmethod
+    def column(self, name: str) -> np.ndarray:
+        """All of a column that is there."""
+
+    @property
+    def sentences(self) -> np.ndarray:
+        """int64 [sentences], the first token of each."""
+        return self.column("sentence_starts")
+
+    def starts(self, name: str, start: int, stop: int) -> np.ndarray:
+        """Where in tokens [start, stop) the parts begin whose first tokens a column holds."""
+        column = self.column(name)
+        begin, end = column.searchsorted((start, stop))
+        return column[begin:end] - start
+
+
+class Split(Documents):
     """A split of a source, opened; safe to read from several threads.
 
     Attributes:
@@ -303,7 +347,7 @@ class Split:
             self._open_shard(shard)
 
     @functools.cached_property
-    def sentences(self) -> np.ndarray:
+    def _sentences(self) -> np.ndarray:
         """int64 [num_sentences], memory-mapped."""
         return load(self._locate("sentences.npy"), self._num_sentences)
 
@@ -313,14 +357,17 @@ class Split:
         return load(self._locate("first_bytes.npy"), self.num_documents, np.int32)
 
     @functools.cached_property
-    def words(self) -> np.ndarray:
+    def _words(self) -> np.ndarray:
         """int64 [num_words], memory-mapped; of a split that has them."""
         return load(self._locate("words.npy"), self._num_words)
 
-    def word_starts(self, start: int, stop: int) -> np.ndarray:
-        """Where in tokens [start, stop) a word begins."""
-        begin, end = np.searchsorted(self.words, (start, stop))
-        return self.words[begin:end] - start
+    def has(self, name: str) -> bool:
+        """See `Documents.has`."""
+        return name == "sentence_starts" or (name == "word_starts" and self.has_words)
+
+    def column(self, name: str) -> np.ndarray:
+        """See `Documents.column`."""
+        return self._sentences if name == "sentence_starts" else self._words
 
     @functools.cached_property
     def unigram(self) -> np.ndarray:

@@ -3,29 +3,82 @@
 The rules are those of huggingface/transformers, research_projects/distillation (`scripts/binarized_data.py`, where a
 document is a line, and `lm_seqs_dataset.py`): each document stands between `[CLS]` and `[SEP]`. One that is longer than
 a row is cut, marks and all, into pieces of two tokens less, each of which gets the marks that it lacks. Rows of at most
-11 tokens go, and rows of which at least half are unknown. The split is walked once, and what is found stays on disk,
-memory-mapped, beside the cache or its local copy:
+11 tokens go, and rows of which at least half are unknown. The split is walked once, and its index, see `index`, has
+these columns:
 
-    CACHE_DIR/SOURCE/index/KEY/rows.npy        int64 [1]: how many rows there are
-    CACHE_DIR/SOURCE/index/KEY/starts.npy      int64 [rows]: first token of text of each row
-    CACHE_DIR/SOURCE/index/KEY/lengths.npy     int32 [rows]: how many tokens of text it has
-
-KEY is a hash of all that decides them.
+    starts   first token of text of each row
+    lengths  how many tokens of text it has
 """
 
-import os
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from tqdm import tqdm
 
-from plm_jax import config, objectives
-from plm_jax.data import cache, layouts
-from plm_jax.data.layouts import pairs
+from plm_jax import objectives
+from plm_jax.common import trees
+from plm_jax.data.layouts import index
+from plm_jax.data.layouts.formats import RowFormat
+from plm_jax.data.layouts.layout import Example, Form, Layout, check_around, check_length
+
+if TYPE_CHECKING:
+    from plm_jax import config
+    from plm_jax.data import cache
 
 BLOCK_TOKENS = 2**20
 # Of a row, marks counted: most tokens of one that goes, and the share of unknown ones with which it goes.
 TOO_SHORT, TOO_UNKNOWN = 11, 0.5
+
+
+@dataclass(frozen=True)
+class Documents(Layout):
+    """One document a row, between `cls` and `sep` (or `bos` and `eos`); a longer one is cut into several (DistilBERT).
+
+    Left out are rows of 11 tokens or fewer, marks counted, and such of which half or more is unknown. Short documents
+    fill little of a row: a run says how much.
+    """
+
+    kind: ClassVar[str] = "documents"
+    plural: ClassVar[str] = "documents"
+
+    def gives(self, objective: objectives.Objective) -> Form:
+        """Rows with their marks."""
+        del objective
+        return "row"
+
+    def is_full(self) -> bool:
+        """A row ends with its document."""
+        return False
+
+    def check(self, run: "config.Run", stage: "config.Stage") -> None:
+        """Rows longer than what is left out, and the marks around them."""
+        super().check(run, stage)
+        check_around(run.vocabulary, self.plural)
+        check_length(stage.length, TOO_SHORT + 1, self.plural)
+
+    def blank(self, length: int, objective: objectives.BoundObjective, num_characters: int = 0) -> Example:
+        """See `Layout.blank`."""
+        del num_characters
+        return RowFormat.of(objective.special).row([np.zeros(1, np.int32)], length)
+
+    def open(
+        self,
+        source: "cache.Source",
+        split: str,
+        length: int,
+        seed: int,
+        objective: objectives.BoundObjective,
+        characters: np.ndarray | None = None,
+    ) -> "DocumentRows":
+        """Opens the index, or makes it: once for each length."""
+        del seed, characters
+        opened, columns = source.splits[split], {"starts": "<i8", "lengths": "<i4"}
+        what = [trees.to_dict(self), length]
+        found = index.open_index(
+            source, split, what, columns, lambda number: _walk(opened, length, objective.special.unk)
+        )
+        return DocumentRows(found, opened, length, objective)
 
 
 def cut(documents: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
@@ -45,7 +98,7 @@ def cut(documents: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
     return starts, stops
 
 
-def _blocks(split: cache.Split) -> Iterator[np.ndarray]:
+def _blocks(split: "cache.Split") -> Iterator[np.ndarray]:
     """Where documents begin, and the end, about BLOCK_TOKENS a time."""
     first = 0
     while first < split.num_documents:
@@ -55,69 +108,44 @@ def _blocks(split: cache.Split) -> Iterator[np.ndarray]:
         first = last
 
 
-def _write(folder: str, split: cache.Split, length: int, unk: int | None) -> None:
-    """Walks the split and writes the index's files into `folder`."""
-    starts = cache.NpyAppender(os.path.join(folder, "starts.npy"))
-    lengths = cache.NpyAppender(os.path.join(folder, "lengths.npy"), np.dtype("<i4"))
-    with tqdm(None, "indexing documents", split.num_documents, unit=" documents", delay=2) as bar:
-        for documents in _blocks(split):
-            begins, ends = cut(documents, length)
-            sizes = ends - begins + 2
-            keep = sizes > TOO_SHORT
-            if unk is not None:
-                unknown = split.tokens(int(documents[0]), int(documents[-1])) == unk
-                before = np.concatenate([[0], unknown.cumsum()])
-                keep &= before[ends - documents[0]] - before[begins - documents[0]] < TOO_UNKNOWN * sizes
-            starts.append(begins[keep])
-            lengths.append((ends - begins)[keep])
-            bar.update(len(documents) - 1)
-    starts.close()
-    cache.save(os.path.join(folder, "rows.npy"), np.array([lengths.close()]))
+def _walk(split: "cache.Split", length: int, unk: int | None) -> Iterator[index.Found]:
+    """The rows of a split that stay."""
+    for documents in _blocks(split):
+        begins, ends = cut(documents, length)
+        sizes = ends - begins + 2
+        keep = sizes > TOO_SHORT
+        if unk is not None:
+            unknown = split.tokens(int(documents[0]), int(documents[-1])) == unk
+            before = np.concatenate([[0], unknown.cumsum()])
+            keep &= before[ends - documents[0]] - before[begins - documents[0]] < TOO_UNKNOWN * sizes
+        yield index.Found(len(documents) - 1, [begins[keep], (ends - begins)[keep]])
 
 
-class Documents:
-    """`[CLS] document [SEP]` in rows of `length`: a `layouts.Layout` of one pass."""
+class DocumentRows(index.IndexedRows):
+    """`[CLS] document [SEP]` in rows of `length`, in one pass."""
 
-    def __init__(
-        self,
-        source: cache.Source,
-        split: str,
-        layout: config.Documents,
-        length: int,
-        special: objectives.Special,
-        reads: tuple[str, ...] = (),
-    ):
-        """Opens the index, or makes it: once for each length.
+    def __init__(self, found: index.Index, split: "cache.Split", length: int, objective: objectives.BoundObjective):
+        super().__init__(found, split, split.num_tokens, objective.reads)
+        self._lengths, self._length = found.columns["lengths"], length
+        self._format = RowFormat.of(objective.special)
 
-        Rows have `word_starts` where the split has them, if the objective `reads` those.
-
-        Raises:
-          UserError: the index is damaged or cannot be written.
-        """
-        self._split, self._length, self._special = source.splits[split], length, special
-        folder = pairs.open_index(
-            source,
-            [split, config.to_dict(layout), length],
-            lambda made: _write(made, self._split, length, special.unk),
-        )
-        self._has_words = "word_starts" in reads and self._split.has_words
-        self.num_rows = int(cache.load(os.path.join(folder, "rows.npy"), 1)[0])
-        self._starts = cache.load(os.path.join(folder, "starts.npy"), self.num_rows)
-        self._lengths = cache.load(os.path.join(folder, "lengths.npy"), self.num_rows, np.dtype("<i4"))
-        self.pass_tokens = self._split.num_tokens
-
-    def windows(self, window_tokens: int) -> list[np.ndarray]:
-        """See `Layout`."""
-        return [layouts.windows_of(self._starts, self._split.num_tokens, window_tokens)]
-
-    def example(self, item: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """A row, see `layouts.framed`; nothing is drawn."""
+    def example(self, item: int, rng: np.random.Generator) -> Example:
+        """A row, see `RowFormat.row`; nothing is drawn."""
         del rng
         start = int(self._starts[item])
-        stop = start + int(self._lengths[item])
-        made = layouts.framed([self._split.tokens(start, stop)], self._length, self._special)
-        return made | ({"word_starts": 1 + self._split.word_starts(start, stop)} if self._has_words else {})
+        stretch = start, start + int(self._lengths[item])
+        made = self._format.row([self._split.tokens(*stretch)], self._length)
+        return made | self._starts_in([stretch], self._format.begins([0]))
 
-    def share_left_out(self) -> float:
+    def shortage(self, length: int, batch_size: int) -> str:
+        """See `Rows.shortage`."""
+        del length, batch_size
+        return (
+            f"has no training document of {TOO_SHORT - 1} tokens, most of them known: "
+            "give longer ones or another config.data.layout"
+        )
+
+    def notes(self, name: str) -> list[str]:
         """The share of the split's tokens that are in no row."""
-        return 1 - int(self._lengths.sum(dtype=np.int64)) / max(1, self._split.num_tokens)
+        share = 1 - int(self._lengths.sum(dtype=np.int64)) / max(1, self._split.num_tokens)
+        return [f"{share:.1%} of the tokens of '{name}' are left out, in rows too short or too unknown"] * (share > 0)

@@ -5,23 +5,26 @@ which may have no tokens. Where packed rows begin follows from the examples' len
 `prepare` shuffled; a row ends wherever one of the blocks of examples does that are walked at once.
 """
 
+from typing import TYPE_CHECKING, ClassVar
+
 import numpy as np
 
 from plm_jax import objectives
-from plm_jax.data import cache
-from plm_jax.data.layouts import pairs
+from plm_jax.data.layouts import index
+from plm_jax.data.layouts.layout import Example, Rows
+
+if TYPE_CHECKING:
+    from plm_jax.data import cache
 
 BLOCK_EXAMPLES = 2**18
 
 
-class Examples:
-    """A `layouts.Layout` of one pass.
+class ExampleRows(Rows):
+    """Finished rows of examples, in one pass."""
 
-    Attributes:
-      examples_a_row: how many there are in a row on average.
-    """
+    is_finished: ClassVar[bool] = True
 
-    def __init__(self, split: cache.Split, rows: objectives.ExampleRows, length: int, packed: bool):
+    def __init__(self, split: "cache.Split", rows: objectives.ExampleRows, length: int, packed: bool):
         self._split, self._rows, self._length = split, rows, length
         self._first = _pack(split, rows, length) if packed else range(split.num_documents + 1)
         self.num_rows = len(self._first) - 1
@@ -29,13 +32,12 @@ class Examples:
         self.pass_tokens = split.num_tokens
 
     def windows(self, window_tokens: int) -> list[np.ndarray]:
-        """See `Layout`."""
-        edges = np.arange(-(-self._split.num_tokens // window_tokens) + 1, dtype=np.int64) * window_tokens
+        """See `Rows.windows`."""
         begins = self._split.documents
         begins = begins[:-1] if isinstance(self._first, range) else begins[self._first[:-1]]
-        return [np.searchsorted(begins, edges)]
+        return [index.windows_of(begins, self._split.num_tokens, window_tokens)]
 
-    def example(self, item: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    def example(self, item: int, rng: np.random.Generator) -> Example:
         """A finished row; nothing is drawn."""
         del rng
         numbers = range(self._first[item], self._first[item + 1])
@@ -47,18 +49,20 @@ class Examples:
         tokens, size = self._split.tokens(start, stop), int(self._split.sentences[2 * number + 1]) - start
         return tokens[:size], tokens[size:]
 
-    def share_cut(self) -> float:
+    def notes(self, name: str) -> list[str]:
         """The share of the examples of which inputs or targets do not fit into a row and lose their end."""
-        return float(np.mean(self._rows.are_cut(*_lengths(self._split, 0, self._split.num_documents), self._length)))
+        lengths = _lengths(self._split, 0, self._split.num_documents)
+        share = float(np.mean(self._rows.are_cut(*lengths, self._length)))
+        return [f"{share:.1%} of the examples of '{name}' are longer than a row and lose their end"] * (share > 0)
 
 
-def _lengths(split: cache.Split, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
+def _lengths(split: "cache.Split", first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
     """Numbers of tokens of the inputs and targets of examples [first, last)."""
     documents, targets = split.documents[first : last + 1], split.sentences[2 * first + 1 : 2 * last : 2]
     return targets - documents[:-1], documents[1:] - targets
 
 
-def _pack(split: cache.Split, rows: objectives.ExampleRows, length: int) -> np.ndarray:
+def _pack(split: "cache.Split", rows: objectives.ExampleRows, length: int) -> np.ndarray:
     """The first example of each row [rows], and the end; each row takes examples until the next one does not fit."""
     found = []
     for first in range(0, split.num_documents, BLOCK_EXAMPLES):
@@ -67,5 +71,5 @@ def _pack(split: cache.Split, rows: objectives.ExampleRows, length: int) -> np.n
         for sizes, limit in zip(rows.sizes(*lengths, length), rows.lengths(length), strict=True):
             ends = np.concatenate([[0], sizes.cumsum()])
             following.append(ends.searchsorted(ends[:-1] + limit, side="right") - 1)
-        found.append(first + pairs.follow(np.minimum(*following)))
+        found.append(first + index.follow(np.minimum(*following)))
     return np.concatenate([*found, [split.num_documents]])

@@ -2,28 +2,105 @@
 
 The rules are those of `build_pretraining_dataset.py` in google-research/electra. A row takes sentences of one document
 until they have as many tokens as were drawn for it, so where it begins depends on the one before it. The split is
-walked once, and what is found stays on disk, memory-mapped, beside the cache or its local copy:
+walked once, and its index, see `index`, has these columns:
 
-    CACHE_DIR/SOURCE/index/KEY/rows.npy        int64 [1]: how many rows there are
-    CACHE_DIR/SOURCE/index/KEY/starts.npy      int64 [rows + 1]: first token of each row, and the end
-    CACHE_DIR/SOURCE/index/KEY/targets.npy     int32 [rows]: the tokens that each should have
+    starts   first token of each row, which goes on to the next one's
+    targets  the tokens that each should have
 
-KEY is a hash of all that decides them. Which sentences are the first segment is drawn by example.
+Which sentences are the first segment is drawn by example.
 """
 
-import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from tqdm import tqdm
 
-from plm_jax import config, objectives
-from plm_jax.data import cache, layouts
-from plm_jax.data.layouts import pairs
+from plm_jax import objectives
+from plm_jax.common import trees
+from plm_jax.common.errors import UserError
+from plm_jax.data.layouts import index
+from plm_jax.data.layouts.layout import Example, Form, Layout, check_share
+from plm_jax.data.layouts.randomness import generator
+from plm_jax.data.layouts.sentence_pairs import check_two_parts, pair_format
+
+if TYPE_CHECKING:
+    from plm_jax import config
+    from plm_jax.data import cache
 
 # Share of the rows whose sentences are all one segment, and chance that the sentence with which the first one would be
 # more than half of the row is still part of it.
 ONE_SEGMENT, GOES_BEYOND = 0.1, 0.5
 SHORTEST = 5
+
+
+@dataclass(frozen=True)
+class Segments(Layout):
+    """Sentences of one document in two segments, `[CLS] first [SEP] second [SEP]`, without a label (ELECTRA).
+
+    A row takes sentences until it is full or the document ends; what is beyond its length is cut off. Up to about half
+    of it they are the first segment, the others the second, and of a tenth of the rows all are the first. That is drawn
+    anew in each epoch; where rows begin is not.
+
+    Attributes:
+      short_probability: share of rows that take sentences up to a length drawn from 5 to the row's.
+    """
+
+    kind: ClassVar[str] = "segments"
+    plural: ClassVar[str] = "two segments"
+    short_probability: float = 0.05
+
+    def __post_init__(self):
+        check_share("short_probability", self.short_probability)
+
+    def gives(self, objective: objectives.Objective) -> Form:
+        """Rows with their marks."""
+        del objective
+        return "row"
+
+    def is_full(self) -> bool:
+        """A row ends with its document."""
+        return False
+
+    def check(self, run: "config.Run", stage: "config.Stage") -> None:
+        """Rows for two segments, the marks around them, and a model that tells them apart."""
+        super().check(run, stage)
+        check_two_parts(self, run, stage.length)
+        if run.model.embedding.token_types < 2:
+            raise UserError(
+                "two segments need a model that tells them apart: set config.model.embedding.token_types to 2"
+            )
+
+    def blank(self, length: int, objective: objectives.BoundObjective, num_characters: int = 0) -> Example:
+        """See `Layout.blank`."""
+        del num_characters
+        text = np.zeros(1, np.int32)
+        return pair_format(objective.special).row([text, text], length)
+
+    def open(
+        self,
+        source: "cache.Source",
+        split: str,
+        length: int,
+        seed: int,
+        objective: objectives.BoundObjective,
+        characters: np.ndarray | None = None,
+    ) -> "SegmentRows":
+        """Opens the index, or makes it: once for each length and seed."""
+        del characters
+        opened, stream = source.splits[split], f"segments/{source.identity}/{split}"
+
+        def walk_all(number: int) -> Iterator[index.Found]:
+            del number  # There is one pass.
+            for block, (sentences, documents) in enumerate(index.blocks(opened)):
+                rng, num = generator(seed, stream, block), len(sentences) - 1
+                short = rng.random(num) < self.short_probability
+                wanted = np.where(short, rng.integers(SHORTEST, length, num, endpoint=True), length)
+                yield index.Found(len(documents) - 1, walk(sentences, documents, wanted))
+
+        columns = {"starts": "<i8", "targets": "<i4"}
+        found = index.open_index(source, split, [trees.to_dict(self), length, seed], columns, walk_all)
+        return SegmentRows(found, opened, length, objective)
 
 
 def walk(sentences: np.ndarray, documents: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -38,7 +115,7 @@ def walk(sentences: np.ndarray, documents: np.ndarray, targets: np.ndarray) -> t
       The first token of each row, and how many it should have.
     """
     last = np.repeat(documents[1:], np.diff(documents))
-    path = pairs.follow(np.minimum(np.searchsorted(sentences, sentences[:-1] + targets), last))
+    path = index.follow(np.minimum(np.searchsorted(sentences, sentences[:-1] + targets), last))
     return sentences[path], targets[path]
 
 
@@ -54,74 +131,29 @@ def in_first(sizes: list[int], target: int, rng: np.random.Generator) -> list[bo
     return found
 
 
-def _write(folder: str, split: cache.Split, layout: config.Segments, length: int, seed: int, stream: str) -> None:
-    """Walks the split and writes the index's files into `folder`."""
-    starts = cache.NpyAppender(os.path.join(folder, "starts.npy"))
-    targets = cache.NpyAppender(os.path.join(folder, "targets.npy"), np.dtype("<i4"))
-    with tqdm(None, "indexing sentences", split.num_documents, unit=" documents", delay=2) as bar:
-        for block, (sentences, documents) in enumerate(pairs.blocks(split)):
-            rng, num = layouts.generator(seed, stream, block), len(sentences) - 1
-            short = rng.random(num) < layout.short_probability
-            wanted = np.where(short, rng.integers(SHORTEST, length, num, endpoint=True), length)
-            for file, values in zip((starts, targets), walk(sentences, documents, wanted), strict=True):
-                file.append(values)
-            bar.update(len(documents) - 1)
-    starts.append(np.array([split.num_tokens]))
-    starts.close()
-    cache.save(os.path.join(folder, "rows.npy"), np.array([targets.close()]))
+class SegmentRows(index.IndexedRows):
+    """`[CLS] first [SEP] second [SEP]` in rows of `length`, in one pass."""
 
+    def __init__(self, found: index.Index, split: "cache.Split", length: int, objective: objectives.BoundObjective):
+        super().__init__(found, split, split.num_tokens, objective.reads)
+        self._targets, self._length = found.columns["targets"], length
+        self._format = pair_format(objective.special)
 
-class Segments:
-    """`[CLS] first [SEP] second [SEP]` in rows of `length`: a `layouts.Layout` of one pass."""
-
-    def __init__(
-        self,
-        source: cache.Source,
-        split: str,
-        layout: config.Segments,
-        length: int,
-        seed: int,
-        special: objectives.Special,
-        reads: tuple[str, ...] = (),
-    ):
-        """Opens the index, or makes it: once for each length and seed.
-
-        Rows have `word_starts` where the split has them, if the objective `reads` those.
-
-        Raises:
-          UserError: the index is damaged or cannot be written.
-        """
-        self._split, self._length, self._special = source.splits[split], length, special
-        stream = f"segments/{source.identity}/{split}"
-        folder = pairs.open_index(
-            source,
-            [split, config.to_dict(layout), length, seed],
-            lambda made: _write(made, self._split, layout, length, seed, stream),
-        )
-        self._has_words = "word_starts" in reads and self._split.has_words
-        self.num_rows = int(cache.load(os.path.join(folder, "rows.npy"), 1)[0])
-        self._starts = cache.load(os.path.join(folder, "starts.npy"), self.num_rows + 1)
-        self._targets = cache.load(os.path.join(folder, "targets.npy"), self.num_rows, np.dtype("<i4"))
-        self.pass_tokens = self._split.num_tokens
-
-    def windows(self, window_tokens: int) -> list[np.ndarray]:
-        """See `Layout`."""
-        return [layouts.windows_of(self._starts[:-1], self._split.num_tokens, window_tokens)]
-
-    def example(self, item: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """A row, see `pairs.framed`."""
-        start, stop = self._starts[item : item + 2].tolist()
+    def example(self, item: int, rng: np.random.Generator) -> Example:
+        """A row, see `pair_format`."""
+        start, stop = self._stretch(item)
         sentences = self._split.sentences
         bounds = sentences[slice(*sentences.searchsorted((start, stop)))] - start
         sizes = np.diff(bounds, append=stop - start)
         is_first = np.repeat(in_first(sizes.tolist(), int(self._targets[item]), rng), sizes)
-        first = is_first.nonzero()[0][: self._length - 2]
-        second = (~is_first).nonzero()[0][: max(0, self._length - len(first) - 3)]
-        tokens = self._split.tokens(start, stop)
-        made = pairs.framed(tokens[first], tokens[second], self._length, self._special)
-        if self._has_words:
-            begins = np.zeros(stop - start, np.bool_)
-            begins[self._split.word_starts(start, stop)] = True
-            words_a, words_b = (begins[part].nonzero()[0] for part in (first, second))
-            made["word_starts"] = np.concatenate([1 + words_a, 2 + len(first) + words_b])
+        first = is_first.nonzero()[0][: self._format.room(self._length)]
+        second = (~is_first).nonzero()[0][: max(0, self._format.room(self._length, 2) - len(first))]
+        tokens, parts = self._split.tokens(start, stop), [first, second] if len(second) else [first]
+        made = self._format.row([tokens[part] for part in parts], self._length)
+        begins = self._format.begins([len(part) for part in parts])
+        for name in self._reads:
+            is_start = np.zeros(stop - start, np.bool_)
+            is_start[self._split.starts(name, start, stop)] = True
+            found = (at + is_start[part].nonzero()[0] for at, part in zip(begins, parts, strict=True))
+            made[name] = np.concatenate(list(found))
         return made

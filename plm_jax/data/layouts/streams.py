@@ -6,26 +6,77 @@ words in reverse, from `</S>` to `<S>`. Both directions go through the documents
 they carry is at any time that of the documents before (allenai/bilm-tf, bilm/data.py, where a line is a document).
 """
 
-import os
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from plm_jax.common import storage
+from plm_jax import objectives
 from plm_jax.common.errors import UserError
-from plm_jax.data import layouts
-from plm_jax.data.vocabularies import words
+from plm_jax.data.layouts.layout import Example, Form, Layout, Rows
+from plm_jax.data.layouts.stream import Stream
+
+if TYPE_CHECKING:
+    from plm_jax import config
+    from plm_jax.data import cache
 
 
-class Streams:
-    """The places of a split in rows of `length`, numbered in the order of the text: a layout of one pass.
+@dataclass(frozen=True)
+class Streams(Layout):
+    """Each row of a batch goes on where it ended in the batch before, with a state carried along (ELMo).
 
-    Attributes:
-      num_rows: rows that hold all places; the last may be short and is then padded.
-      num_whole: rows that are not padded.
+    Example k depends on the batch size too, and so each change of it begins with a fresh state.
     """
 
-    def __init__(self, stream: layouts.Stream, length: int, bos: int, characters: np.ndarray):
+    kind: ClassVar[str] = "streams"
+    plural: ClassVar[str] = "streams"
+    goes_on: ClassVar[bool] = True
+    reads_characters: ClassVar[bool] = True
+
+    def gives(self, objective: objectives.Objective) -> Form:
+        """Words in both directions."""
+        del objective
+        return "stream"
+
+    def check(self, run: "config.Run", stage: "config.Stage") -> None:
+        """One source, and the words around its documents."""
+        super().check(run, stage)
+        rates = stage.mixture or dict.fromkeys(run.data.sources, 1.0)
+        if sum(rate > 0 for rate in rates.values()) != 1:
+            raise UserError("streams read one source: name one in config.data.sources, of several files if need be")
+        if None in (run.vocabulary.bos, run.vocabulary.eos):
+            raise UserError("streams frame documents: set config.vocabulary.bos and config.vocabulary.eos")
+
+    def blank(self, length: int, objective: objectives.BoundObjective, num_characters: int = 0) -> Example:
+        """See `Layout.blank`."""
+        del objective
+        characters = np.zeros((2, length, num_characters), np.int32)
+        return {"characters": characters, "targets": np.zeros((2, length), np.int32)}
+
+    def open(
+        self,
+        source: "cache.Source",
+        split: str,
+        length: int,
+        seed: int,
+        objective: objectives.BoundObjective,
+        characters: np.ndarray | None = None,
+    ) -> "StreamRows":
+        """See `Layout.open`."""
+        del seed
+        special = objective.special
+        stream = Stream(source.splits[split], objective.separator, special.pad)
+        return StreamRows(stream, length, special.bos, characters)
+
+
+class StreamRows(Rows):
+    """The places of a split in rows of `length`, in one pass.
+
+    Attributes:
+      num_whole: rows that are not padded; the last may be short.
+    """
+
+    def __init__(self, stream: Stream, length: int, bos: int, characters: np.ndarray):
         """`stream` has its `eos`; `characters` [vocab_size, C] are those of each word."""
         self._stream = stream
         self._length = length
@@ -33,8 +84,26 @@ class Streams:
         self._characters = characters
         self.num_rows = -(-stream.num_tokens // length)
         self.num_whole = stream.num_tokens // length
+        self.pass_tokens = stream.num_tokens
 
-    def example(self, item: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    def windows(self, window_tokens: int) -> list[np.ndarray]:
+        """One, for rows are read in the order of the text."""
+        del window_tokens
+        return [np.array([0, self.num_rows])]
+
+    def order(self, window_tokens: int, batch_size: int, seed: int, name: str) -> "StreamOrder":
+        """The order of the text, in each row of a batch."""
+        del window_tokens, seed, name
+        return StreamOrder(self, self._length, batch_size)
+
+    def shortage(self, length: int, batch_size: int) -> str:
+        """See `Rows.shortage`."""
+        return (
+            f"has {self._stream.num_tokens} training words, a batch of streams takes {batch_size * length}: "
+            "lower config.train.batch_size or give more text"
+        )
+
+    def example(self, item: int, rng: np.random.Generator) -> Example:
         """`characters` int32 [2, length, C] and `targets` int32 [2, length], forward and backward; nothing is drawn.
 
         Where the row is short, `mask` [length] is 0 at padding and 1 elsewhere.
@@ -64,7 +133,7 @@ class Streams:
         return tokens[places - first], before
 
 
-class RowOrder:
+class StreamOrder:
     """The order of streams' rows over batches: row r of every batch reads on in its own share of the text.
 
     Once a row has come to the end of its share it goes on with the next one's, and from the end of the text to its
@@ -75,7 +144,7 @@ class RowOrder:
       num_items: rows in as many batches as the text makes.
     """
 
-    def __init__(self, layout: Streams, length: int, batch_size: int):
+    def __init__(self, layout: StreamRows, length: int, batch_size: int):
         self.layout = layout
         self._length = length
         self._batch_size = batch_size
@@ -87,25 +156,7 @@ class RowOrder:
         batch, row = divmod(k, self._batch_size)
         return (row * self._share + batch) % self.layout.num_whole
 
-    def resume(self, k: int, before: "RowOrder") -> int:
+    def resume(self, k: int, before: "StreamOrder") -> int:
         """Where to go on after k rows in the order `before`: a whole number of batches, as many words into the text."""
         places = k * before._length
         return -(-places // (self._batch_size * self._length)) * self._batch_size
-
-
-def spelling(cache_dir: str, vocabulary: dict[str, Any], length: int) -> np.ndarray:
-    """The characters uint16 [vocab_size, length] of a cache's words, from the copy of their file beside it.
-
-    Args:
-      vocabulary: what the manifest says of it.
-
-    Raises:
-      UserError: it is no vocabulary of words, or its file is missing or has changed.
-    """
-    if vocabulary["kind"] != "words":
-        raise UserError(f"streams read whole words: set config.vocabulary.spec to words:FILE, not {vocabulary['kind']}")
-    ((name, digest),) = vocabulary["files"].items()
-    path = os.path.join(cache_dir, "vocabulary", name)
-    if not storage.exists(path) or storage.sha256(path) != digest:
-        raise UserError(f"{path} is not the vocabulary of the cache: run `python -m plm_jax.prepare --config=…` again")
-    return words.characters(words.read(path), length)

@@ -2,25 +2,94 @@
 
 As in fairseq's `TokenBlockDataset` (`complete` and `complete_doc`) each row takes sentences until the next one does not
 fit, so where a row begins depends on the one before it. BART's rows are the same (Lewis et al. 2020, arXiv:1910.13461),
-but nothing stands between documents, and what frames a row comes with the noise. The split is walked once, and what is
-found stays on disk, memory-mapped, beside the cache or its local copy:
-
-    CACHE_DIR/SOURCE/index/KEY/rows.npy        int64 [1]: how many rows there are
-    CACHE_DIR/SOURCE/index/KEY/starts.npy      int64 [rows + 1]: first token of each row, and the end, in the stream of
-                                               documents each followed by a separator, if there is one
-
-KEY is a hash of all that decides it. A row ends wherever one of the blocks of documents does that are walked at once,
-about every 262,144 sentences.
+but nothing stands between documents, and what frames a row comes with the noise. The split is walked once, and its
+index, see `index`, has the column `starts`: the first token of each row, in the stream of documents each followed by a
+separator, if there is one. A row ends wherever one of the blocks of documents does that are walked at once, about every
+262,144 sentences.
 """
 
-import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from tqdm import tqdm
 
-from plm_jax import config, objectives
-from plm_jax.data import cache, layouts
-from plm_jax.data.layouts import pairs
+from plm_jax import objectives
+from plm_jax.common import trees
+from plm_jax.data.layouts import formats, index
+from plm_jax.data.layouts.layout import Example, Form, Layout, check_around, check_length
+from plm_jax.data.layouts.stream import Stream
+
+if TYPE_CHECKING:
+    from plm_jax import config
+    from plm_jax.data import cache
+
+
+@dataclass(frozen=True)
+class WholeSentences(Layout):
+    """As many whole sentences a row as fit, in the order of the text, between `cls` and `sep` (or `bos` and `eos`).
+
+    RoBERTa's formats without pairs (Liu et al. 2019 §4.2), and BART's rows. A sentence longer than a row is cut.
+
+    Attributes:
+      cross_documents: whether a row goes on in the next document, behind an extra `sep` (FULL-SENTENCES; where a text
+        is denoised, behind nothing); if not, it is padded (DOC-SENTENCES; fairseq's default for BART). RoBERTa then
+        makes a batch larger until it has as many tokens; here a batch has `train.batch_size` rows, and a run says how
+        many rows make up for the padding.
+    """
+
+    kind: ClassVar[str] = "whole_sentences"
+    plural: ClassVar[str] = "whole sentences"
+    cross_documents: bool = True
+
+    def gives(self, objective: objectives.Objective) -> Form:
+        """Rows with their marks, or the sentences alone where the objective frames a text itself."""
+        return "text" if objective.frames else "row"
+
+    def is_full(self) -> bool:
+        """A row of one document ends with it."""
+        return self.cross_documents
+
+    def check(self, run: "config.Run", stage: "config.Stage") -> None:
+        """Rows with room for a token, and the marks around them."""
+        super().check(run, stage)
+        check_around(run.vocabulary, self.plural)
+        check_length(stage.length, 3, self.plural)
+
+    def blank(self, length: int, objective: objectives.BoundObjective, num_characters: int = 0) -> Example:
+        """See `Layout.blank`."""
+        if objective.frames:
+            return super().blank(length, objective, num_characters)
+        return formats.RowFormat.of(objective.special).row([np.zeros(1, np.int32)], length)
+
+    def open(
+        self,
+        source: "cache.Source",
+        split: str,
+        length: int,
+        seed: int,
+        objective: objectives.BoundObjective,
+        characters: np.ndarray | None = None,
+    ) -> "SentenceRows":
+        """Opens the index, or makes it: once for each length."""
+        del seed, characters
+        opened, special = source.splits[split], objective.special
+        row_format = None if objective.frames else formats.RowFormat.of(special)
+        size = objective.input_length(length) if row_format is None else length
+        room = size if row_format is None else row_format.room(length)
+        stream = Stream(opened, row_format and row_format.between[0], special.pad)
+
+        def walk_all(number: int) -> Iterator[index.Found]:
+            del number  # There is one pass.
+            walked, separated = 0, row_format is not None
+            for sentences, documents in index.blocks(opened):
+                starts = walk(sentences, documents, room, self.cross_documents, separated)
+                yield index.Found(len(documents) - 1, [walked + starts])
+                walked += separated * (len(documents) - 1)
+
+        what = [trees.to_dict(self), room, row_format is not None]
+        found = index.open_index(source, split, what, {"starts": "<i8"}, walk_all)
+        return SentenceRows(found, opened, stream, size, objective, row_format)
 
 
 def walk(
@@ -49,74 +118,37 @@ def walk(
     following = ends.searchsorted(starts[:-1] + room, side="right") - 1
     if not cross_documents:
         following = np.minimum(following, np.repeat(documents[1:], np.diff(documents)))
-    return starts[pairs.follow(following)]
+    return starts[index.follow(following)]
 
 
-def _write(folder: str, split: cache.Split, room: int, cross_documents: bool, separated: bool) -> None:
-    """Walks the split and writes the index's file into `folder`."""
-    file = cache.NpyAppender(os.path.join(folder, "starts.npy"))
-    walked = 0
-    with tqdm(None, "indexing sentences", split.num_documents, unit=" documents", delay=2) as bar:
-        for sentences, documents in pairs.blocks(split):
-            file.append(walked + walk(sentences, documents, room, cross_documents, separated))
-            walked += separated * (len(documents) - 1)
-            bar.update(len(documents) - 1)
-    file.append(np.array([split.num_tokens + walked]))
-    cache.save(os.path.join(folder, "rows.npy"), np.array([file.close() - 1]))
+class SentenceRows(index.IndexedRows):
+    """`[CLS] sentences [SEP]`, with `[SEP]` between documents, in rows of `length` and in one pass.
 
-
-class WholeSentences:
-    """`[CLS] sentences [SEP]`, with `[SEP]` between documents, in rows of `length`: a `layouts.Layout` of one pass.
-
-    For an objective that frames a text itself: the sentences alone, in rows of what it takes.
+    Without a format they are the sentences alone.
     """
 
     def __init__(
         self,
-        source: cache.Source,
-        split: str,
-        layout: config.WholeSentences,
+        found: index.Index,
+        split: "cache.Split",
+        stream: Stream,
         length: int,
         objective: objectives.BoundObjective,
+        row_format: formats.RowFormat | None,
     ):
-        """Opens the index, or makes it: once for each length.
+        super().__init__(found, split, stream.num_tokens, objective.reads)
+        self._stream, self._length, self._format = stream, length, row_format
+        self._pad = objective.special.pad or 0
 
-        Rows have `sentence_starts`, and `word_starts` where the split has them, if the objective `reads` those.
-
-        Raises:
-          UserError: the index is damaged or cannot be written.
-        """
-        opened, special = source.splits[split], objective.special
-        self._framed, self._length, self._special = not objective.frames, length, special
-        room = length - 2
-        if not self._framed:
-            self._length = room = objective.input_length(length)
-        folder = pairs.open_index(
-            source,
-            [split, config.to_dict(layout), room, self._framed],
-            lambda made: _write(made, opened, room, layout.cross_documents, self._framed),
-        )
-        self._separator = layouts.marks(special)[1] if self._framed else None
-        self._stream = layouts.Stream(opened, self._separator, special.pad)
-        self._reads = [name for name in objective.reads if name != "word_starts" or opened.has_words]
-        self.num_rows = int(cache.load(os.path.join(folder, "rows.npy"), 1)[0])
-        self._starts = cache.load(os.path.join(folder, "starts.npy"), self.num_rows + 1)
-        self.pass_tokens = self._stream.num_tokens
-
-    def windows(self, window_tokens: int) -> list[np.ndarray]:
-        """See `Layout`."""
-        return [layouts.windows_of(self._starts[:-1], self._stream.num_tokens, window_tokens)]
-
-    def example(self, item: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """A row, see `layouts.framed`, or `layouts.row` if it is not; nothing is drawn."""
+    def example(self, item: int, rng: np.random.Generator) -> Example:
+        """A row, see `RowFormat.row`, or `formats.stretch` if it has no format; nothing is drawn."""
         del rng
-        start, stop = self._starts[item : item + 2].tolist()
+        start, stop = self._stretch(item)
         tokens, begins = self._stream.read(start, stop)
-        if self._framed:
-            # A separator stands already where the row's last document ends.
-            tokens = tokens[:-1] if tokens[-1] == self._separator else tokens
-            made = layouts.framed([tokens], self._length, self._special)
+        if self._format is None:
+            at, made = 0, formats.stretch(tokens, begins, self._length, separate=False, pad=self._pad)
         else:
-            made = layouts.row(tokens, begins, self._length, separate=False, pad=self._special.pad or 0)
-        starts = {"sentence_starts": self._stream.sentence_starts, "word_starts": self._stream.word_starts}
-        return made | {name: self._framed + starts[name](start, stop) for name in self._reads}
+            # A separator stands already where the row's last document ends.
+            tokens = tokens[:-1] if tokens[-1] == self._format.after[0] else tokens
+            at, made = len(self._format.before), self._format.row([tokens], self._length)
+        return made | {name: at + self._stream.starts(name, start, stop) for name in self._reads}

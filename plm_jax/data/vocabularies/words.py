@@ -4,7 +4,9 @@ A character is a byte of the word's UTF-8, 0 to 255; beyond are those below. bil
 stands for padded words (262 ids in place of 261); here a mask says which words are padding.
 """
 
+import os
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -61,3 +63,21 @@ def sentences(texts: Iterable[str], length: int) -> tuple[np.ndarray, np.ndarray
     found = np.full((*mask.shape, length), PADDING, np.int32)
     found[mask > 0] = characters([word for text in framed for word in text], length)
     return found, mask
+
+
+def spelling(cache_dir: str, vocabulary: dict[str, Any], length: int) -> np.ndarray:
+    """The characters uint16 [vocab_size, length] of a cache's words, from the copy of their file beside it.
+
+    Args:
+      vocabulary: what the manifest says of it.
+
+    Raises:
+      UserError: it is no vocabulary of words, or its file is missing or has changed.
+    """
+    if vocabulary["kind"] != "words":
+        raise UserError(f"streams read whole words: set config.vocabulary.spec to words:FILE, not {vocabulary['kind']}")
+    ((name, digest),) = vocabulary["files"].items()
+    path = os.path.join(cache_dir, "vocabulary", name)
+    if not storage.exists(path) or storage.sha256(path) != digest:
+        raise UserError(f"{path} is not the vocabulary of the cache: run `python -m plm_jax.prepare --config=…` again")
+    return characters(read(path), length)

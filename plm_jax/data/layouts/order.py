@@ -1,0 +1,71 @@
+"""In which order rows are read: a seeded permutation, a pure function of the place in it."""
+
+import bisect
+import functools
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from plm_jax.data.layouts.randomness import generator
+
+if TYPE_CHECKING:
+    from plm_jax.data.layouts.layout import Rows
+
+
+class Order:
+    """The order of a layout's items over epochs, which walk through its passes again and again.
+
+    Windows of `window_tokens` are permuted each epoch, and items within each window.
+
+    Attributes:
+      layout: whose items they are.
+      num_items: in all windows of all passes.
+    """
+
+    def __init__(self, layout: "Rows", window_tokens: int, seed: int, name: str):
+        self.layout = layout
+        self._first = layout.windows(window_tokens)
+        self._passes = [int(first[0]) for first in self._first]
+        self.num_items = int(self._first[-1][-1])
+        self._seed = seed
+        self._name = name
+        self._windows = functools.lru_cache(4)(self._permute_windows)
+        self._items = functools.lru_cache(8)(self._permute_items)
+
+    def _permute_windows(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """Windows in the epoch's order, and how many of its items precede the end of each."""
+        sizes = np.diff(self._first[epoch % len(self._first)])
+        order = generator(self._seed, f"windows/{self._name}", epoch).permutation(len(sizes))
+        return order, np.cumsum(sizes[order])
+
+    def _permute_items(self, epoch: int, window: int) -> np.ndarray:
+        """Items of a window in the epoch's order."""
+        first = self._first[epoch % len(self._first)]
+        order = generator(self._seed, f"blocks/{self._name}", epoch, window)
+        return order.permutation(np.arange(first[window], first[window + 1]))
+
+    def _locate(self, k: int) -> tuple[int, int]:
+        """The epoch of k, k counting on over epochs, and how many of its items precede."""
+        cycle, item = divmod(k, self.num_items)
+        number = bisect.bisect_right(self._passes, item) - 1
+        return cycle * len(self._passes) + number, item - self._passes[number]
+
+    def epoch(self, k: int) -> int:
+        """The epoch of k, counted over all passes."""
+        return self._locate(k)[0]
+
+    def item(self, k: int) -> int:
+        """The item that comes k-th, k counting on over epochs."""
+        epoch, position = self._locate(k)
+        order, ends = self._windows(epoch)
+        at = int(ends.searchsorted(position, side="right"))
+        items = self._items(epoch, int(order[at]))
+        return int(items[position - int(ends[at]) + len(items)])
+
+    def resume(self, k: int, before: "Order") -> int:
+        """Where to go on after k items in the order `before`: as many tokens into the same epoch."""
+        epoch, position = before._locate(k)
+        cycle, number = divmod(epoch, len(self._passes))
+        old, new = (int(order._first[number][-1]) - order._passes[number] for order in (before, self))
+        position = -(-position * before.layout.pass_tokens * new // (old * self.layout.pass_tokens))
+        return cycle * self.num_items + self._passes[number] + min(position, new)

@@ -1,0 +1,29 @@
+"""Random numbers that depend on a seed, the name of a stream and a few counts, and on nothing that went before."""
+
+import functools
+import zlib
+
+import numpy as np
+from numpy.random.bit_generator import ISeedSequence
+
+
+class _Key(ISeedSequence):
+    """A key of Philox. Given one as it is, NumPy first gathers entropy from the system: most of a generator's cost."""
+
+    def __init__(self, *words: int):
+        self._words = np.array(words, np.uint64)
+
+    def generate_state(self, n_words, dtype=np.uint32):
+        """The two words of 64 bits that Philox asks for."""
+        return self._words
+
+
+@functools.lru_cache(64)
+def _key(seed: int, stream: str) -> _Key:
+    return _Key(seed % 2**64, zlib.crc32(stream.encode("utf-8")))
+
+
+def generator(seed: int, stream: str, *counter: int) -> np.random.Generator:
+    """The random numbers of (seed, stream, counter): Philox keyed by the first two, started at up to three counts."""
+    start = np.array([0, *counter, *[0] * (3 - len(counter))], np.uint64)
+    return np.random.Generator(np.random.Philox(_key(seed, stream), counter=start))

@@ -1,0 +1,249 @@
+"""Pairs for next-sentence prediction (BERT) and for sentence-order prediction (ALBERT).
+
+The rules are those of `create_pretraining_data.py` in google-research/bert (Devlin et al. 2019, arXiv:1810.04805) and
+in google-research/albert (Lan et al. 2020, arXiv:1909.11942), where the second part is put before the first instead of
+being random, but in chunks of one sentence. RoBERTa's pairs of two single sentences (Liu et al. 2019,
+arXiv:1907.11692) are the same with chunks of two sentences. Where an example begins depends on the one
+before it in its document, because sentences that a random second part displaces are put back. So each pass over the
+text is walked once, and its index, see `index`, has these columns:
+
+    starts     first token of the first part
+    lengths_a  tokens of the first part, before truncation
+    lengths_b  tokens of the second part, which follows the first; if negative, at least so many come from somewhere
+               else
+
+Partners of random pairs, swaps and what is truncated are drawn by example.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import numpy as np
+
+from plm_jax import objectives
+from plm_jax.common import trees
+from plm_jax.common.errors import UserError
+from plm_jax.data.layouts import index
+from plm_jax.data.layouts.formats import RowFormat
+from plm_jax.data.layouts.layout import Example, Form, Layout, check_length, check_share
+from plm_jax.data.layouts.randomness import generator
+
+if TYPE_CHECKING:
+    from plm_jax import config
+    from plm_jax.data import cache
+
+# Share of pairs whose second part is from elsewhere, and, where order is the task, that are swapped.
+RANDOM_NEXT = SWAPPED = 0.5
+PARTNER_TRIES = 10
+# Random parts come from the same stretch of text as the first part, for `prepare` has shuffled the documents: what is
+# read stays close together. The source, too, draws from the documents of the files at hand, not from the whole corpus.
+STRETCH_TOKENS = 2**21
+_COLUMNS = {"starts": "<i8", "lengths_a": "<i4", "lengths_b": "<i4"}
+
+
+@dataclass(frozen=True)
+class SentencePairs(Layout):
+    """Two stretches of text a row, of which the second follows the first or does not, as `pair_label` says.
+
+    Attributes:
+      task: what label 0, the second follows, is told from: 1, it is from another document, in half of the pairs and
+        where a document has but one sentence left (`next_sentence`, BERT); or 1, the two are swapped, in half of the
+        pairs, or the second is from another document where there is but one sentence (`sentence_order`, ALBERT).
+      parts: stretches of several sentences that fill the row (BERT, and RoBERTa's SEGMENT-PAIR), or two single ones
+        (RoBERTa's SENTENCE-PAIR). Single ones fill little of a row: a run says how much.
+      short_probability: share of documents that are cut into pairs shorter than the row; single sentences are as long
+        as they are.
+      duplicates: different passes over each document, an epoch each; then they come again.
+    """
+
+    kind: ClassVar[str] = "sentence_pairs"
+    plural: ClassVar[str] = "sentence pairs"
+    short_probability: float = 0.1
+    duplicates: int = 10
+    task: Literal["next_sentence", "sentence_order"] = "next_sentence"
+    parts: Literal["segments", "sentences"] = "segments"
+
+    def __post_init__(self):
+        check_share("short_probability", self.short_probability)
+        if self.duplicates < 1:
+            raise UserError(f"config.data.layout.duplicates is {self.duplicates}: give at least 1")
+
+    def gives(self, objective: objectives.Objective) -> Form:
+        """Rows with their marks."""
+        del objective
+        return "row"
+
+    def is_full(self) -> bool:
+        """Single sentences fill little of a row."""
+        return self.parts == "segments"
+
+    def check(self, run: "config.Run", stage: "config.Stage") -> None:
+        """Rows for two parts, the marks around them, and a model with what tells the label."""
+        super().check(run, stage)
+        check_two_parts(self, run, stage.length)
+        if getattr(getattr(run.model, "pooler", None), "kind", "none") == "none":
+            raise UserError(
+                "sentence pairs need a model with a pooler: set config.model.pooler, or blocks as the layout"
+            )
+
+    def blank(self, length: int, objective: objectives.BoundObjective, num_characters: int = 0) -> Example:
+        """See `Layout.blank`."""
+        del num_characters
+        text = np.zeros(1, np.int32)
+        return pair_format(objective.special).row([text, text], length) | {"pair_label": text[0]}
+
+    def open(
+        self,
+        source: "cache.Source",
+        split: str,
+        length: int,
+        seed: int,
+        objective: objectives.BoundObjective,
+        characters: np.ndarray | None = None,
+    ) -> "PairRows":
+        """Opens the index, or makes it: once for each length and seed, half a second for 2 million sentences a pass."""
+        del characters
+        opened, stream = source.splits[split], f"pairs/{source.identity}/{split}"
+        found = index.open_index(
+            source,
+            split,
+            [trees.to_dict(self), length, seed],
+            _COLUMNS,
+            lambda number: self._walk(opened, length, functools.partial(generator, seed, stream, number)),
+            self.duplicates,
+        )
+        return PairRows(found, opened, length, objective, swaps=self.task == "sentence_order")
+
+    def _walk(
+        self, split: "cache.Split", length: int, generator_of: Callable[[int], np.random.Generator]
+    ) -> Iterator[index.Found]:
+        """A pass over a split; `generator_of` the number of a block of documents."""
+        longest, random_next = length - 3, RANDOM_NEXT if self.task == "next_sentence" else 0.0
+        for block, (sentences, documents) in enumerate(index.blocks(split)):
+            rng, num_documents = generator_of(block), len(documents) - 1
+            short = rng.random(num_documents) < self.short_probability
+            lengths = rng.integers(2, longest, num_documents, endpoint=True)
+            targets = np.where(short, lengths, longest)
+            draws = rng.random((len(sentences) - 1, 2))
+            found = walk(sentences, documents, targets, draws, random_next, self.parts == "sentences")
+            yield index.Found(num_documents, found)
+
+
+def pair_format(special: objectives.Special) -> RowFormat:
+    """`[CLS] A [SEP] B [SEP]`, with `token_types` 0 up to the first `[SEP]` and 1 from there."""
+    return RowFormat.of(special, has_types=True)
+
+
+def check_two_parts(layout: Layout, run: "config.Run", length: int) -> None:
+    """What rows of two parts ask for."""
+    check_length(length, 5, layout.plural)
+    if run.vocabulary.cls is None or run.vocabulary.sep is None:
+        raise UserError(f"{layout.plural} need special ids: set config.vocabulary.cls and config.vocabulary.sep")
+
+
+def walk(
+    sentences: np.ndarray,
+    documents: np.ndarray,
+    targets: np.ndarray,
+    draws: np.ndarray,
+    random_next: float = RANDOM_NEXT,
+    single: bool = False,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The pairs of some documents, each from its first sentence to its last.
+
+    Args:
+      sentences: [s + 1], the first token of each sentence, and the end.
+      documents: [d + 1], the first sentence of each document, and the end.
+      targets: [d], how many tokens a pair of each document should have.
+      draws: [s, 2], uniform in [0, 1), for the pair that begins at a sentence: where it is cut, and whether at random.
+      random_next: chance of a second part from elsewhere where the document has one.
+      single: each part is one sentence, whatever the target.
+
+    Returns:
+      `starts`, `lengths_a` and `lengths_b` of the index, in order.
+    """
+    counts = np.diff(documents)
+    target, last = np.repeat(targets, counts), np.repeat(documents[1:], counts)
+    numbers = np.arange(len(last))
+    # What a pair that begins at a sentence would be is found for all sentences at once, then the path is followed.
+    end = np.minimum(numbers + 2 if single else np.searchsorted(sentences, sentences[:-1] + target), last)
+    choices = end - numbers - 1
+    cut = numbers + 1 + (draws[:, 0] * choices).astype(np.int64)
+    is_random = (choices == 0) | (draws[:, 1] < random_next)
+    path = index.follow(np.where(is_random, cut, end))
+    starts, middle = sentences[path], sentences[cut[path]]
+    lengths_a = middle - starts
+    wanted = 1 if single else np.maximum(target[path] - lengths_a, 1)
+    return starts, lengths_a, np.where(is_random[path], -wanted, sentences[end[path]] - middle)
+
+
+def truncate(num_a: int, num_b: int, room: int) -> tuple[int, int]:
+    """What is left of two lengths when the longer one, B if they are equal, loses one until both fit into `room`."""
+    kept_a = min(num_a, max(room - room // 2, room - num_b))
+    return kept_a, min(num_b, room - kept_a)
+
+
+class PairRows(index.IndexedRows):
+    """`[CLS] A [SEP] B [SEP]` in rows of `length`."""
+
+    def __init__(
+        self,
+        found: index.Index,
+        split: "cache.Split",
+        length: int,
+        objective: objectives.BoundObjective,
+        swaps: bool,
+    ):
+        super().__init__(found, split, split.num_tokens, objective.reads)
+        self._lengths_a, self._lengths_b = found.columns["lengths_a"], found.columns["lengths_b"]
+        self._format = pair_format(objective.special)
+        self._length = length
+        self._swaps = swaps
+        self._near = functools.lru_cache(16)(self._documents_of)
+
+    def example(self, item: int, rng: np.random.Generator) -> Example:
+        """A pair, see `pair_format`, and `pair_label` [] int32, 0 if B follows A in the text, 1 if it goes before it or
+        is from somewhere else.
+        """
+        start_a, num_a, num_b = int(self._starts[item]), int(self._lengths_a[item]), int(self._lengths_b[item])
+        label, start_b = int(num_b < 0), start_a + num_a
+        if label:
+            start_b, num_b = self._partner(start_a, -num_b, rng)
+        elif self._swaps and rng.random() < SWAPPED:
+            label, (start_a, num_a), (start_b, num_b) = 1, (start_b, num_b), (start_a, num_a)
+        room = self._format.room(self._length, 2)
+        kept_a, kept_b = truncate(num_a, num_b, room)
+        if num_a + num_b > room:  # Each token that goes is the first or the last.
+            cut_a, cut_b = rng.binomial((num_a - kept_a, num_b - kept_b), 0.5).tolist()
+            start_a, start_b = start_a + cut_a, start_b + cut_b
+        stretches = (start_a, start_a + kept_a), (start_b, start_b + kept_b)
+        made = self._format.row([self._split.tokens(*stretch) for stretch in stretches], self._length)
+        made["pair_label"] = np.array(label, np.int32)
+        return made | self._starts_in(stretches, self._format.begins((kept_a, kept_b)))
+
+    def _documents_of(self, stretch: int) -> tuple[int, int]:
+        """The first document that begins in a stretch and the one after the last; of all where there is but one."""
+        edges = stretch * STRETCH_TOKENS, (stretch + 1) * STRETCH_TOKENS
+        first, end = self._split.documents[:-1].searchsorted(edges).tolist()
+        return (first, end) if end - first > 1 else (0, self._split.num_documents)
+
+    def _partner(self, start: int, wanted: int, rng: np.random.Generator) -> tuple[int, int]:
+        """The first token and the number of tokens of whole sentences, `wanted` or more, or up to their document's end.
+
+        The document is another one than that of the token `start`, but for ten failures to draw one, and begins in the
+        same stretch; where there is no other in it, anywhere.
+        """
+        documents, sentences = self._split.documents, self._split.sentences
+        own = int(documents.searchsorted(start, side="right")) - 1
+        choices = self._near(int(documents[own]) // STRETCH_TOKENS)
+        for _ in range(PARTNER_TRIES):
+            document = int(rng.integers(*choices))
+            if document != own:
+                break
+        begin, end = documents[document : document + 2].tolist()
+        first = int(rng.integers(*sentences.searchsorted((begin, end)).tolist()))
+        start = int(sentences[first])
+        last = int(sentences.searchsorted(start + wanted))
+        return start, (end if last == len(sentences) else min(int(sentences[last]), end)) - start

@@ -59,7 +59,7 @@ def model(layers: int, width: int, heads: int, vocab_size: int, length: int = 51
         feed_forward=settings.FeedForward(width=4 * width, activation="gelu_tanh"),
         norm=settings.Norm(epsilon=1e-12, placement="post"),
         stack=settings.Stack(layers=layers),
-        head=settings.Head(transform="gelu_tanh", bias=True),
+        head=settings.VocabularyHead(transform="gelu_tanh", bias=True),
         pooler=settings.Pooler(),
         dropout=settings.Dropout(embedding=dropout, attention=dropout, residual=dropout),
         initializer=settings.Initializer(std=0.02, truncated=True),

@@ -60,7 +60,7 @@ def model(layers: int, vocab_size: int, length: int, epsilon: float):
         feed_forward=settings.FeedForward(width=13_696, activation="silu", gated=True, bias=False),
         norm=settings.Norm(kind="rms", epsilon=epsilon),
         stack=settings.Stack(layers=layers),
-        head=settings.Head(tied=False),
+        head=settings.VocabularyHead(tied=False),
         initializer=settings.Initializer(std=0.02),
     )
 

@@ -110,7 +110,7 @@ def model(
         feed_forward=settings.FeedForward(width=feed_forward, activation="silu", gated=True, bias=False),
         norm=settings.Norm(kind="rms", epsilon=epsilon),
         stack=settings.Stack(layers=layers),
-        head=settings.Head(tied=tied),
+        head=settings.VocabularyHead(tied=tied),
         initializer=settings.Initializer(std=0.02),
     )
 

@@ -42,7 +42,7 @@ def model(layers: int, width: int, heads: int, vocab_size: int = 28996, length: 
         feed_forward=settings.FeedForward(width=4 * width, activation="gelu_exact"),
         norm=settings.Norm(epsilon=1e-12, placement="post"),
         stack=settings.Stack(layers=layers),
-        head=settings.Head(transform="gelu_exact", bias=True),
+        head=settings.VocabularyHead(transform="gelu_exact", bias=True),
         span_boundary=settings.SpanBoundary(),
         dropout=settings.Dropout(embedding=dropout, attention=dropout, residual=dropout),
         initializer=settings.Initializer(std=0.02),

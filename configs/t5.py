@@ -72,7 +72,7 @@ def model(
         norm=settings.Norm(kind="rms", epsilon=1e-6),
         stack=settings.Stack(layers=layers),
         decoder_stack=settings.Stack(layers=layers),
-        head=settings.Head(tied=not v1_1, scale_by_width=not v1_1),
+        head=settings.VocabularyHead(tied=not v1_1, scale_by_width=not v1_1),
         dropout=settings.Dropout(broadcast=True).all_at(rate),
         initializer=settings.FanIn(),
     )

@@ -91,15 +91,13 @@ def _mixture(run: Run, stage: Stage) -> None:
 
 def _positions(run: Run, length: int) -> None:
     """Rows as long as the model has positions."""
-    attention, longest = getattr(run.model, "attention", None), run.objective.num_positions(length)
-    position = attention and attention.position
-    if isinstance(run.model, settings.EncoderDecoder):
+    longest, most = run.objective.num_positions(length), run.model.num_positions
+    if run.model.has_decoder:
         longest = max(longest, target_length(run, length))
-    tables = settings.LearnedPositions | settings.BlockPositions
-    if isinstance(position, tables) and longest > position.length:
+    if most is not None and longest > most:
         text = "" if longest == length else f" with texts of {longest}"
         raise UserError(
-            f"config.data.length is {length}{text}, above the model's {position.length} positions: "
+            f"config.data.length is {length}{text}, above the model's {most} positions: "
             "lower it or raise config.model.attention.position.length"
         )
 
@@ -109,10 +107,10 @@ def _words(run: Run) -> None:
     objective, train = run.objective, run.train
     if "stream" not in objective.takes:
         return
-    if objective.negative_samples >= run.model.embedding.vocab_size:
+    if objective.negative_samples >= run.model.vocab_size:
         raise UserError(
             f"config.objective.negative_samples is {objective.negative_samples}, the model has "
-            f"{run.model.embedding.vocab_size} words: give fewer, or 0 for the softmax over all"
+            f"{run.model.vocab_size} words: give fewer, or 0 for the softmax over all"
         )
     if objective.negative_samples and (train.z_loss or train.label_smoothing):
         raise UserError("a sampled softmax takes no z_loss and no label_smoothing: set them or negative_samples to 0")
@@ -154,7 +152,7 @@ def _examples(run: Run, found: Sequence[Stage]) -> None:
     if objective.has_prefix:
         raise UserError("a row has one prefix: set config.data.examples.packed to False")
     position = run.model.attention.position
-    if not is_decoder and not isinstance(position, settings.RelativeBias | settings.NoPositions):
+    if not is_decoder and position.tells_places:
         raise UserError(
             f"packed examples share an encoder's places, which '{position.kind}' positions tell: set "
             "config.data.examples.packed to False"

@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import typing
 from collections.abc import Collection
 from typing import Any
 
@@ -13,6 +12,7 @@ from plm_jax.common import trees
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.config import checks, migration
 from plm_jax.config.run import Run
+from plm_jax.models.settings import Model
 
 # What a path begins with that counts from this package's folder, as `package:data/corpora/sotu.jsonl.gz`.
 PACKAGE = "package:"
@@ -40,9 +40,9 @@ def from_saved(tree: Any) -> Run:
     return from_dict(migration.migrated(tree))
 
 
-def model_from_dict(tree: Any, where: str) -> Any:
+def model_from_dict(tree: Any, where: str) -> Model:
     """The settings of a model that a JSON tree describes; `where` is what errors call it. Raises as `from_dict`."""
-    return trees.parse(typing.get_type_hints(Run)["model"], tree, where)
+    return trees.parse(Model, tree, where)
 
 
 def choose(table: dict[str, Any], name: str) -> Any:

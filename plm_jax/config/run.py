@@ -7,14 +7,14 @@ from plm_jax.config.data import Data, Vocabulary
 from plm_jax.config.optimizers import Optimizer
 from plm_jax.config.schedules import Schedule
 from plm_jax.config.training import Checkpoint, Evaluation, Mesh, Precision, Train
-from plm_jax.models import settings
+from plm_jax.models.settings import Model
 
 
 @dataclass(frozen=True)
 class Run:
     """Everything that a run is."""
 
-    model: settings.Decoder | settings.Encoder | settings.Electra | settings.EncoderDecoder | settings.Elmo
+    model: Model
     objective: objectives.Objective
     data: Data
     vocabulary: Vocabulary

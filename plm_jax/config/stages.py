@@ -3,7 +3,6 @@
 from plm_jax.config.run import Run
 from plm_jax.config.sources import ExampleSource, Source
 from plm_jax.config.training import Phase, Stage
-from plm_jax.models import settings
 
 
 def stages(run: Run) -> tuple[Stage, ...]:
@@ -40,6 +39,6 @@ def has_examples(run: Run) -> bool:
 
 def target_length(run: Run, length: int) -> int:
     """Slots for targets in a row of `length`; in an encoder-decoder the length of the decoder's row."""
-    if has_examples(run) and run.data.examples.target_length and isinstance(run.model, settings.EncoderDecoder):
+    if has_examples(run) and run.data.examples.target_length and run.model.has_decoder:
         return run.data.examples.target_length
     return run.objective.target_length(length)

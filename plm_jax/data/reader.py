@@ -138,7 +138,7 @@ class Reader:
         """The characters of each word, [vocab_size, C]."""
         from plm_jax.data.vocabularies import words  # With the libraries of all vocabularies, which others need not.
 
-        length = self._run.model.embedding.max_characters
+        length = self._run.model.max_characters
         return words.spelling(self._run.data.cache_dir, self.vocabulary, length)
 
     def _order(self, name: str, stage: config.Stage) -> layouts.Order:
@@ -326,9 +326,9 @@ def _check_vocabulary(run: config.Run, sources: dict[str, cache.Source]) -> dict
     for path in filter(storage.exists, paths.split(",")):
         if storage.sha256(path) not in found["files"].values():
             raise UserError(f"{path} is not the vocabulary that the cache was made with: {_AGAIN}")
-    if run.model.embedding.vocab_size < found["size"]:
+    if run.model.vocab_size < found["size"]:
         raise UserError(
-            f"config.model.embedding.vocab_size is {run.model.embedding.vocab_size}: "
+            f"config.model.embedding.vocab_size is {run.model.vocab_size}: "
             f"give at least the vocabulary's size, {found['size']}"
         )
     return found
@@ -390,11 +390,10 @@ def _batch(examples: list[Example]) -> Example:
 
 def blank_batch(run: config.Run, length: int) -> Example:
     """A batch of one row without text: the keys, shapes and types of the run's batches. It needs no cache."""
-    objective = objectives.BoundObjective(run.objective, special_ids(run, run.model.embedding.vocab_size))
+    objective = objectives.BoundObjective(run.objective, special_ids(run, run.model.vocab_size))
     if (rows := example_rows(run, objective.special)) is not None:
         return _batch([rows.row([((), ())], length)])
-    max_characters = getattr(run.model.embedding, "max_characters", 0)
-    return _batch([noising.blank(run.data.layout, length, objective, max_characters)])
+    return _batch([noising.blank(run.data.layout, length, objective, run.model.max_characters)])
 
 
 def crcs(batch: Example) -> np.ndarray:

@@ -68,7 +68,7 @@ def to_settings(config: Mapping[str, Any]) -> settings.Encoder:
 
 def to_config(model: settings.Encoder) -> dict[str, Any]:
     """The `config.json` of an ALBERT with these settings."""
-    config, has_head, stack = bert.to_config(model), isinstance(model.head, settings.Head), model.stack
+    config, has_head, stack = bert.to_config(model), isinstance(model.head, settings.VocabularyHead), model.stack
     whole = has_head and isinstance(model.pooler, settings.Pooler) and model.pooler.classes > 0
     return config | {
         "architectures": ["AlbertForPreTraining" if whole else "AlbertForMaskedLM" if has_head else "AlbertModel"],

@@ -96,7 +96,7 @@ def to_settings(config: Mapping[str, Any]) -> settings.EncoderDecoder:
         decoder_head_dim=None if decoder_heads == heads else width // decoder_heads,
         decoder_feed_forward=None if decoder_feed_forward == feed_forward else decoder_feed_forward,
         norm=settings.Norm(1e-5, placement="post"),
-        head=settings.Head(bool(value["tie_word_embeddings"])),
+        head=settings.VocabularyHead(bool(value["tie_word_embeddings"])),
         dropout=settings.Dropout(
             embedding=value["dropout"],
             attention=value["attention_dropout"],

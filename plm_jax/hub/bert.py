@@ -103,7 +103,7 @@ def to_settings(config: Mapping[str, Any]) -> settings.Encoder:
         feed_forward=settings.FeedForward(value["intermediate_size"], activation),
         stack=settings.Stack(value["num_hidden_layers"]),
         norm=settings.Norm(value["layer_norm_eps"], placement="post"),
-        head=settings.Head(bool(value["tie_word_embeddings"]), transform=activation, bias=True),
+        head=settings.VocabularyHead(bool(value["tie_word_embeddings"]), transform=activation, bias=True),
         pooler=settings.Pooler(),
         dropout=settings.Dropout(
             embedding=value["hidden_dropout_prob"],
@@ -116,7 +116,7 @@ def to_settings(config: Mapping[str, Any]) -> settings.Encoder:
 
 def to_config(model: settings.Encoder) -> dict[str, Any]:
     """The `config.json` of a BERT with these settings; one dropout rate stands for embeddings and sub-layers."""
-    has_head, pooler = isinstance(model.head, settings.Head), model.pooler
+    has_head, pooler = isinstance(model.head, settings.VocabularyHead), model.pooler
     return {
         "architectures": [ARCHITECTURES[has_head, isinstance(pooler, settings.Pooler) and pooler.classes > 0]],
         "model_type": "bert",

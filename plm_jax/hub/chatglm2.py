@@ -15,6 +15,7 @@ from plm_jax.hub import rope
 from plm_jax.hub.llama import BLOCKS, dense, heads_of, separate_attention
 from plm_jax.hub.table import ACTIVATIONS, Family, Tensor, check, known, name_of, values
 from plm_jax.models import settings
+from plm_jax.models.activations import Activation
 
 LAYER = "model.layers.{layer}"
 GLM_TENSORS = (
@@ -100,7 +101,7 @@ def glm_to_settings(config: Mapping[str, Any]) -> settings.Decoder:
     return _settings(value, position, known("hidden_act", value["hidden_act"], ACTIVATIONS))
 
 
-def _settings(value, position: settings.Rotary, activation: settings.Activation) -> settings.Decoder:
+def _settings(value, position: settings.Rotary, activation: Activation) -> settings.Decoder:
     heads, head_dim, kv_heads = heads_of(value)
     bias = bool(value["attention_bias"])
     return settings.Decoder(
@@ -111,7 +112,7 @@ def _settings(value, position: settings.Rotary, activation: settings.Activation)
         feed_forward=settings.FeedForward(value["intermediate_size"], activation, bias=False, gated=True),
         stack=settings.Stack(value["num_hidden_layers"]),
         norm=settings.Norm(value["rms_norm_eps"], kind="rms"),
-        head=settings.Head(bool(value["tie_word_embeddings"])),
+        head=settings.VocabularyHead(bool(value["tie_word_embeddings"])),
         dropout=settings.Dropout(attention=value["attention_dropout"]),
         initializer=settings.Initializer(value["initializer_range"]),
     )

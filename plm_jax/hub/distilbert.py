@@ -63,9 +63,9 @@ def to_settings(config: Mapping[str, Any]) -> settings.Encoder:
 
 def to_config(model: settings.Encoder) -> dict[str, Any]:
     """The `config.json` of a DistilBERT with these settings."""
-    config = bert.to_config(model)
+    config, has_head = bert.to_config(model), isinstance(model.head, settings.VocabularyHead)
     return {
-        "architectures": ["DistilBertForMaskedLM" if isinstance(model.head, settings.Head) else "DistilBertModel"],
+        "architectures": ["DistilBertForMaskedLM" if has_head else "DistilBertModel"],
         "model_type": "distilbert",
         **{name: config[NAMES.get(name, name)] for name in DEFAULTS},
     }

@@ -53,7 +53,7 @@ def to_settings(config: Mapping[str, Any]) -> settings.Encoder:
 
 def to_config(model: settings.Encoder) -> dict[str, Any]:
     """The `config.json` of an ELECTRA with these settings."""
-    architecture = "ElectraForMaskedLM" if isinstance(model.head, settings.Head) else "ElectraModel"
+    architecture = "ElectraForMaskedLM" if isinstance(model.head, settings.VocabularyHead) else "ElectraModel"
     if isinstance(model.discriminator, settings.Discriminator):
         architecture = "ElectraForPreTraining"
     return bert.to_config(model) | {

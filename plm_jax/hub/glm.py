@@ -107,7 +107,7 @@ def glm_to_settings(config: Mapping[str, Any]) -> settings.Decoder:
         feed_forward=settings.FeedForward(4 * value["hidden_size"]),
         stack=settings.Stack(value["num_layers"]),
         norm=settings.Norm(value["layernorm_epsilon"]),
-        head=settings.Head(bool(value["tie_word_embeddings"])),
+        head=settings.VocabularyHead(bool(value["tie_word_embeddings"])),
         dropout=settings.Dropout(
             embedding=value["embedding_dropout_prob"],
             attention=value["attention_dropout_prob"],
@@ -156,7 +156,7 @@ def chatglm_to_settings(config: Mapping[str, Any]) -> settings.Decoder:
         feed_forward=settings.FeedForward(value["inner_hidden_size"]),
         stack=settings.Stack(value["num_layers"]),
         norm=settings.Norm(value["layernorm_epsilon"], placement="deep"),
-        head=settings.Head(bool(value["tie_word_embeddings"])),
+        head=settings.VocabularyHead(bool(value["tie_word_embeddings"])),
     )
 
 

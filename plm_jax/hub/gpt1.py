@@ -71,7 +71,7 @@ def to_settings(config: Mapping[str, Any]) -> settings.Decoder:
         feed_forward=settings.FeedForward(4 * width, known("afn", value["afn"], ACTIVATIONS)),
         stack=settings.Stack(value["n_layer"]),
         norm=settings.Norm(value["layer_norm_epsilon"], placement="post"),
-        head=settings.Head(bool(value["tie_word_embeddings"])),
+        head=settings.VocabularyHead(bool(value["tie_word_embeddings"])),
         dropout=settings.Dropout(
             embedding=value["embd_pdrop"], attention=value["attn_pdrop"], residual=value["resid_pdrop"]
         ),

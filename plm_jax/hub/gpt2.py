@@ -86,7 +86,7 @@ def to_settings(config: Mapping[str, Any]) -> settings.Decoder:
         feed_forward=settings.FeedForward(value["n_inner"], activation),
         stack=settings.Stack(value["n_layer"]),
         norm=settings.Norm(value["layer_norm_epsilon"]),
-        head=settings.Head(bool(value["tie_word_embeddings"])),
+        head=settings.VocabularyHead(bool(value["tie_word_embeddings"])),
         dropout=settings.Dropout(
             embedding=value["embd_pdrop"], attention=value["attn_pdrop"], residual=value["resid_pdrop"]
         ),

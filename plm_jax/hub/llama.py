@@ -107,7 +107,7 @@ def to_settings(config: Mapping[str, Any]) -> settings.Decoder:
         ),
         stack=settings.Stack(value["num_hidden_layers"]),
         norm=settings.Norm(value["rms_norm_eps"], kind="rms"),
-        head=settings.Head(bool(value["tie_word_embeddings"])),
+        head=settings.VocabularyHead(bool(value["tie_word_embeddings"])),
         dropout=settings.Dropout(attention=value["attention_dropout"]),
         initializer=settings.Initializer(value["initializer_range"]),
     )

@@ -50,7 +50,7 @@ def to_config(model: settings.Encoder) -> dict[str, Any]:
     """The `config.json` of a RoBERTa with these settings, and the padding's id, from which positions follow."""
     config, offset = bert.to_config(model), max(1, getattr(model.attention.position, "offset", 1))
     return config | {
-        "architectures": ["RobertaForMaskedLM" if isinstance(model.head, settings.Head) else "RobertaModel"],
+        "architectures": ["RobertaForMaskedLM" if isinstance(model.head, settings.VocabularyHead) else "RobertaModel"],
         "model_type": "roberta",
         "max_position_embeddings": config["max_position_embeddings"] + offset,
         "pad_token_id": offset - 1,

@@ -99,7 +99,7 @@ def to_settings(config: Mapping[str, Any]) -> settings.EncoderDecoder:
         decoder_stack=settings.Stack(value["num_decoder_layers"]),
         norm=settings.Norm(value["layer_norm_epsilon"], kind="rms"),
         # Older files have no `scale_decoder_outputs`: there it was the tied head that was scaled.
-        head=settings.Head(tied, scale_by_width=bool(config.get("scale_decoder_outputs", tied))),
+        head=settings.VocabularyHead(tied, scale_by_width=bool(config.get("scale_decoder_outputs", tied))),
         dropout=settings.Dropout(broadcast=True).all_at(value["dropout_rate"]),
         initializer=settings.FanIn(),
     )

@@ -6,6 +6,7 @@ from typing import Any
 
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.models import settings
+from plm_jax.models.activations import Activation
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ ACTIVATIONS = {
 }
 
 
-def name_of(activation: settings.Activation, names: Mapping[str, Any] = ACTIVATIONS) -> str:
+def name_of(activation: Activation, names: Mapping[str, Any] = ACTIVATIONS) -> str:
     """The first of Hugging Face's `names` for a value of ours."""
     return next(name for name, value in names.items() if value == activation)
 

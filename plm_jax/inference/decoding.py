@@ -127,18 +127,18 @@ def _check(model: settings.Decoder | settings.EncoderDecoder, prompts, max_new_t
     if not prompts or not all(len(prompt) for prompt in prompts):
         raise UserError("there is an empty prompt: give at least one token")
     ids = [token for prompt in prompts for token in prompt]
-    if min(ids) < 0 or max(ids) >= model.embedding.vocab_size:
+    if min(ids) < 0 or max(ids) >= model.vocab_size:
         raise UserError(
             f"a prompt has token {max(ids) if min(ids) >= 0 else min(ids)}, the model's vocabulary "
-            f"{model.embedding.vocab_size}: use the vocabulary that the model was trained with"
+            f"{model.vocab_size}: use the vocabulary that the model was trained with"
         )
-    position, longest = model.attention.position, max(map(len, prompts))
-    if not isinstance(position, settings.LearnedPositions | settings.BlockPositions):
+    most, longest = model.num_positions, max(map(len, prompts))
+    if most is None:
         return
-    together = isinstance(model, settings.Decoder) and isinstance(position, settings.LearnedPositions)
-    if (longest + max_new_tokens if together else max(longest, max_new_tokens)) > position.length:
+    together = not model.has_decoder and not model.attention.position.counts_blanks
+    if (longest + max_new_tokens if together else max(longest, max_new_tokens)) > most:
         raise UserError(
-            f"{longest} prompt tokens and {max_new_tokens} new ones exceed the model's {position.length} positions: "
+            f"{longest} prompt tokens and {max_new_tokens} new ones exceed the model's {most} positions: "
             "shorten the prompt or lower max_new_tokens"
         )
 

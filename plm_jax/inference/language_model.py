@@ -201,7 +201,7 @@ class LanguageModel:
                 raise UserError("an ELMo takes tokens and mask alone: leave token_types and decoder_tokens out")
             return self._spelt(tokens, mask)
         embedding, position = self.config.embedding, self.config.attention.position
-        found = inputs.ids("tokens", tokens, embedding.vocab_size)
+        found = inputs.ids("tokens", tokens, self.config.vocab_size)
         found |= inputs.mask("mask", mask, "tokens", found["tokens"])
         if token_types is not None:
             if not embedding.token_types:
@@ -213,12 +213,12 @@ class LanguageModel:
         if decoder_tokens is not None:
             if not isinstance(self.config, settings.EncoderDecoder):
                 raise UserError("this model is no encoder-decoder: leave decoder_tokens out")
-            found |= inputs.ids("decoder_tokens", decoder_tokens, embedding.vocab_size)
+            found |= inputs.ids("decoder_tokens", decoder_tokens, self.config.vocab_size)
             found |= inputs.mask("decoder_mask", decoder_mask, "decoder_tokens", found["decoder_tokens"])
             if len(found["decoder_tokens"]) != len(found["tokens"]):
                 raise UserError("decoder_tokens and tokens have different batch sizes: give the same")
         longest = max(found[name].shape[1] for name in ("tokens", "decoder_tokens") if name in found)
-        skips = isinstance(self.config, settings.Decoder) or getattr(position, "skips_padding", False)
+        skips = isinstance(self.config, settings.Decoder) or position.skips_padding
         if skips and mask is not None:
             longest = int(found["mask"].sum(axis=1).max(initial=0))
         if self._marks is not None:
@@ -226,8 +226,8 @@ class LanguageModel:
             places = infilling.places(found["tokens"], real, self._marks)
             longest = max(int(places[name].max(initial=0)) for name in ("positions", "block_positions"))
             found |= places
-        if isinstance(position, settings.LearnedPositions | settings.BlockPositions) and longest > position.length:
-            raise UserError(f"{longest} tokens exceed the model's {position.length} positions: give fewer")
+        if (most := self.config.num_positions) is not None and longest > most:
+            raise UserError(f"{longest} tokens exceed the model's {most} positions: give fewer")
         return found
 
     @cached_property
@@ -236,11 +236,11 @@ class LanguageModel:
         if self._vocabulary_spec is None:
             raise self._no_vocabulary()
         path = self._vocabulary_spec.partition(":")[2]
-        return words.characters(words.read(path), self.config.embedding.max_characters)
+        return words.characters(words.read(path), self.config.max_characters)
 
     def _spelt(self, tokens, mask) -> dict[str, np.ndarray]:
         """An ELMo's inputs, of words that are given by their ids or spelt."""
-        tokens, length = inputs.integers("tokens", tokens), self.config.embedding.max_characters
+        tokens, length = inputs.integers("tokens", tokens), self.config.max_characters
         if tokens.ndim != 3:
             ids = inputs.ids("tokens", tokens, len(self._spelling))["tokens"]
             return {"characters": self._spelling[ids].astype(np.int32)} | inputs.mask("mask", mask, "tokens", ids)
@@ -258,7 +258,7 @@ class LanguageModel:
         """
         if not isinstance(self.config, settings.Elmo):
             raise UserError("this model reads no characters: give the ids of tokens")
-        return words.sentences(texts, self.config.embedding.max_characters)
+        return words.sentences(texts, self.config.max_characters)
 
     def generate(
         self,

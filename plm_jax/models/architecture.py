@@ -5,9 +5,10 @@ from typing import Any, ClassVar
 import flax.linen as nn
 import jax.numpy as jnp
 
-from plm_jax.models import settings
+from plm_jax.models import initializers, settings
+from plm_jax.models.activations import ACTIVATIONS
 from plm_jax.models.partitioning import constrain
-from plm_jax.models.transformer import ACTIVATIONS, Dense, dropout, kernel_init, norm, normal, sinusoids
+from plm_jax.models.transformer import Dense, declared, dropout, norm
 
 
 class Architecture(nn.Module):
@@ -16,76 +17,62 @@ class Architecture(nn.Module):
     Attributes:
       model: its settings.
       dtype: of activations.
-      inputs: prefixes of the names of what the architecture has once for each of its inputs.
+      prefixes: of the names of what the architecture has once for each of its texts.
     """
 
-    inputs: ClassVar[tuple[str, ...]] = ("",)
+    prefixes: ClassVar[tuple[str, ...]] = ("",)
     model: settings.Transformer
     dtype: Any = jnp.float32
 
     def setup(self):
-        """Parameters: `token_embedding` [V, E], `position_embedding` and `block_position_embedding` [P, E],
-        `token_type_embedding` [T, E], `head` [V, E], `head_bias` [V]; modules `embedding_norm`, `embedding_projection`
-        [E, D], `head_transform` [D, E], `head_norm`: what the settings ask for. E is the tables' width, by default D.
+        """Parameters: `token_embedding` [V, E], the position scheme's tables [P, E], `token_type_embedding` [T, E],
+        `head` [V, E], `head_bias` [V]; modules `embedding_norm`, `embedding_projection` [E, D], `head_transform`
+        [D, E], `head_norm`: what the settings ask for. E is the tables' width, by default D.
 
-        Positions and the norm of embeddings are there once for each of `inputs`.
+        Positions and the norm of embeddings are there once for each of `prefixes`.
         """
         embedding, position, head = self.model.embedding, self.model.attention.position, self.model.head
-        initializer = self.model.initializer
-        table_std = 1.0 if isinstance(initializer, settings.FanIn) else initializer.std
 
         def table(name, rows, axis, init):
             return self.param(name, nn.with_logical_partitioning(init, (axis, "embed")), (rows, embedding.columns))
 
-        table_init = normal(self.model, table_std)
+        table_init = initializers.table(self.model)
         self.token_embedding = table("token_embedding", embedding.vocab_size, "vocab", table_init)
-        for prefix in self.inputs:
-            if isinstance(position, settings.LearnedPositions):
-                name, init = f"{prefix}position_embedding", normal(self.model, position.init_std)
-                setattr(self, name, table(name, position.offset + position.length, "positions", init))
-            if embedding.norm:
+        tables = position.embedding_tables(self.model)
+        self.position_tables = {
+            prefix: {name: declared(self, f"{prefix}{name}", table) for name, table in tables.items()}
+            for prefix in self.prefixes
+        }
+        if embedding.norm:
+            for prefix in self.prefixes:
                 setattr(self, f"{prefix}embedding_norm", norm(self.model, self.dtype))
-        if isinstance(position, settings.BlockPositions):
-            rows, init = position.length + 1, normal(self.model, position.init_std)
-            self.position_embedding = table("position_embedding", rows, "positions", init)
-            self.block_position_embedding = table("block_position_embedding", rows, "positions", init)
         if embedding.token_types:
             self.token_type_embedding = table("token_type_embedding", embedding.token_types, None, table_init)
         self.embedding_dropout = dropout(self.model, "embedding")
         if embedding.table_width is not None:
-            axes, init = (None, "embed"), kernel_init(self.model)
+            axes, init = (None, "embed"), initializers.kernel_init(self.model)
             self.embedding_projection = Dense(embedding.width, axes, True, init, self.dtype)
         if isinstance(head, settings.NoHead):
             return
         if head.transform:
-            axes = ("embed", None)
-            self.head_transform = Dense(embedding.columns, axes, True, kernel_init(self.model), self.dtype)
+            axes, init = ("embed", None), initializers.kernel_init(self.model)
+            self.head_transform = Dense(embedding.columns, axes, True, init, self.dtype)
             self.head_norm = norm(self.model, self.dtype)
         if not head.tied:
-            fan_in = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal", in_axis=1, out_axis=0)
-            init = fan_in if isinstance(initializer, settings.FanIn) else table_init
-            self.head = table("head", embedding.vocab_size, "vocab", init)
+            self.head = table("head", embedding.vocab_size, "vocab", initializers.unembedding(self.model))
         if head.bias:
             bias = nn.with_logical_partitioning(nn.initializers.zeros, ("vocab",))
             self.head_bias = self.param("head_bias", bias, (embedding.vocab_size,))
 
     def embed(self, tokens, positions, token_types=None, block_positions=None, prefix="", *, deterministic):
         """[B, L, D] of tokens [B, L], positions [B or 1, L] and, where the model has them, token types [B, L] and
-        places within blanks [B, L]; of the last two, None is 0 everywhere. `prefix` is which of `inputs` they are.
+        places within blanks [B, L]; of the last two, None is 0 everywhere. `prefix` is which of `prefixes` they are of.
         """
         embedding, position = self.model.embedding, self.model.attention.position
         x = self.token_embedding.astype(self.dtype)[tokens]
         if embedding.scale_by_width:
             x = x * embedding.width**0.5
-        if isinstance(position, settings.LearnedPositions):
-            table = getattr(self, f"{prefix}position_embedding")
-            x = x + table.astype(self.dtype)[positions + position.offset]
-        if isinstance(position, settings.BlockPositions):
-            within = jnp.zeros_like(tokens) if block_positions is None else block_positions
-            x = x + self.position_embedding.astype(self.dtype)[positions]
-            x = x + self.block_position_embedding.astype(self.dtype)[within]
-        if isinstance(position, settings.SinusoidalPositions):
-            x = x + sinusoids(positions, embedding.columns).astype(self.dtype)
+        x = position.embed(x, self.position_tables[prefix], positions, block_positions)
         if embedding.token_types:
             types = jnp.zeros_like(tokens) if token_types is None else token_types
             x = x + self.token_type_embedding.astype(self.dtype)[types]

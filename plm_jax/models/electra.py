@@ -1,12 +1,7 @@
 """The ELECTRA architecture: a discriminator and a generator over the same tables of embeddings (Clark et al. 2020)."""
 
-import jax.numpy as jnp
-
 from plm_jax.models import settings
 from plm_jax.models.encoder import Encoder
-
-# What the generator has from the discriminator, as in google-research/electra, modeling.py.
-SHARED = ("token_embedding", "position_embedding", "token_type_embedding", "embedding_norm")
 
 
 class Electra(Encoder):
@@ -21,10 +16,16 @@ class Electra(Encoder):
 
 def generator(module: Electra, params) -> tuple[Encoder, dict]:
     """The generator as an encoder by itself, and of `params`, the pair's, all that are its."""
-    shared = {name: params[name] for name in SHARED if name in params}
+    shared = {name: params[name] for name in _shared(module.model) if name in params}
     return Encoder(module.model.generator_model, module.dtype), {**shared, **params["generator"]}
 
 
+def _shared(model: settings.Encoder) -> set[str]:
+    """What the generator has from the discriminator, as in google-research/electra, modeling.py."""
+    tables = model.attention.position.embedding_tables(model)
+    return {"token_embedding", "token_type_embedding", "embedding_norm", *tables}
+
+
 def _init_generator(key, model: settings.Encoder):
-    params = Encoder(model, parent=None).init(key, jnp.zeros((1, 1), jnp.int32))["params"]
-    return {name: leaf for name, leaf in params.items() if name not in SHARED}
+    params = Encoder(model, parent=None).init(key, **model.init_inputs())["params"]
+    return {name: leaf for name, leaf in params.items() if name not in _shared(model)}

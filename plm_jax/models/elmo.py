@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from plm_jax.models import settings
+from plm_jax.models.activations import ACTIVATIONS
 from plm_jax.models.partitioning import constrain
-from plm_jax.models.transformer import ACTIVATIONS, REMAT_POLICIES, Dense, _unrolled
+from plm_jax.models.transformer import REMAT_POLICIES, Dense, _unrolled
 
 # A word's bytes, and the beginnings and ends of sentences and words, and what fills a word up.
 CHARACTERS = 261

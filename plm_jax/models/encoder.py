@@ -6,9 +6,11 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from plm_jax.models import settings
+from plm_jax.models.activations import ACTIVATIONS
 from plm_jax.models.architecture import Architecture
+from plm_jax.models.initializers import kernel_init
 from plm_jax.models.kernels import Context
-from plm_jax.models.transformer import ACTIVATIONS, Dense, Stack, encoder_positions, kernel_init, norm
+from plm_jax.models.transformer import Dense, Stack, norm
 
 
 class Encoder(Architecture):
@@ -39,12 +41,12 @@ class Encoder(Architecture):
           tokens: int32 [B, L].
           mask: [B, L], 1 for real tokens.
           token_types: int32 [B, L], which part of a pair each token is of; by default all 0.
-          positions: int32 [B, L]; by default as `encoder_positions`.
+          positions: int32 [B, L]; by default as the position scheme's `places`.
           segment_ids: int32 [B, L]; tokens see their own segment only.
           deterministic: no dropout.
         """
         if positions is None:
-            positions = encoder_positions(self.model, tokens.shape[1], mask)
+            positions = self.model.attention.position.places(tokens.shape[1], mask)
         x = self.embed(tokens, positions, token_types, deterministic=deterministic)
         self.sow("intermediates", "embedded", x)
         segments = None if segment_ids is None else (segment_ids, segment_ids)

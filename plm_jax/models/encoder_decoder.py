@@ -4,13 +4,13 @@ from typing import ClassVar
 
 from plm_jax.models.architecture import Architecture
 from plm_jax.models.kernels import Context
-from plm_jax.models.transformer import Stack, causal_positions, encoder_positions
+from plm_jax.models.transformer import Stack, causal_positions
 
 
 class EncoderDecoder(Architecture):
     """A text-to-text model of `settings.EncoderDecoder`. M is the encoder's length, L the decoder's."""
 
-    inputs: ClassVar[tuple[str, ...]] = ("encoder_", "decoder_")
+    prefixes: ClassVar[tuple[str, ...]] = ("encoder_", "decoder_")
 
     def setup(self):
         """Modules besides those of `Architecture`: the stacks `encoder` and `decoder`."""
@@ -21,7 +21,7 @@ class EncoderDecoder(Architecture):
     def encode(self, tokens, mask=None, positions=None, segment_ids=None, *, deterministic=True):
         """The memory [B, M, D] of tokens [B, M]; arguments as `Encoder.features`; sows `encoder_embedded`."""
         if positions is None:
-            positions = encoder_positions(self.model, tokens.shape[1], mask)
+            positions = self.model.attention.position.places(tokens.shape[1], mask)
         x = self.embed(tokens, positions, prefix="encoder_", deterministic=deterministic)
         self.sow("intermediates", "encoder_embedded", x)
         segments = None if segment_ids is None else (segment_ids, segment_ids)

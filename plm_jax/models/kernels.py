@@ -9,6 +9,7 @@ Softmax runs in float32.
 
 import functools
 import logging
+from collections.abc import Callable
 from typing import Any, Literal
 
 import flax.linen as nn
@@ -19,7 +20,6 @@ from jax.sharding import PartitionSpec
 
 from plm_jax.models import settings
 from plm_jax.models.partitioning import partition_spec
-from plm_jax.models.rotary import Rotation, Rotation2D
 
 logger = logging.getLogger(__name__)
 
@@ -41,8 +41,8 @@ class Context:
         there is one.
       positions: of the queries and of the keys that this call makes, int32 [B or 1, Q], for rotary positions.
       block_positions: of the same, their places within blanks, int32 [B, Q]; None: 0 everywhere.
-      rotation: what turns both by their positions; None: nothing does.
-      bias: added to the scores, float32 [1, N, Q, K].
+      rotation: what turns both by their positions, as `Position.rotation` gives it; None: nothing does.
+      bias: added to the scores, float32 [1, N, Q, K], or a function of queries and keys, as `Position.bias` gives it.
       windows: in layer i a query sees keys less than windows[i % len(windows)] places away, 0: all; empty: all layers
         do.
       cache_index: where in the cache's slots the keys of this call go; None: there is no cache.
@@ -56,8 +56,8 @@ class Context:
     segment_ids: tuple[jax.Array, jax.Array] | None = None
     positions: jax.Array | None = None
     block_positions: jax.Array | None = None
-    rotation: Rotation | Rotation2D | None = None
-    bias: jax.Array | None = None
+    rotation: Callable | None = struct.field(pytree_node=False, default=None)
+    bias: jax.Array | Callable | None = None
     windows: tuple[int, ...] = struct.field(pytree_node=False, default=())
     cache_index: jax.Array | int | None = None
     prefix_lengths: jax.Array | None = None
@@ -110,6 +110,7 @@ def choose(
     queries: int,
     keys: int,
     bias: bool = False,
+    of_text: bool = False,
     dense: bool = False,
     prefix: bool = False,
     dropout: bool = False,
@@ -122,6 +123,7 @@ def choose(
       platform: as `platform` gives it.
       dtype: of queries, keys and values.
       bias: whether something is added to the scores.
+      of_text: whether that depends on queries and keys.
       dense: whether there is padding, or segments.
       prefix: whether some keys are seen by all queries of a causal stack.
       dropout: whether attention weights are dropped.
@@ -143,6 +145,7 @@ def choose(
             f"cudnn takes a bias or mask of even lengths, not {queries} and {keys}": (
                 (bias or dense or prefix) and (queries % 2 or keys % 2)
             ),
+            "cudnn takes a bias that is the same for all texts": of_text,
             "jax's cudnn drops no attention weights": dropout,
             "here cudnn sees alike in all layers, it takes no windows": windows,
         },
@@ -165,6 +168,7 @@ def pick(
         queries=queries,
         keys=keys,
         bias=context.bias is not None,
+        of_text=callable(context.bias),
         dense=context.mask is not None or context.segment_ids is not None,
         prefix=context.prefix_lengths is not None,
         dropout=dropout,
@@ -205,7 +209,8 @@ def _xla(query_BNQH, key_BGKH, value_BGKH, context, drop, depth):
     scores_BGRK = jnp.einsum("bgrh,bgkh->bgrk", query_BGRH, key_BGKH, preferred_element_type=jnp.float32)
     scores_BNQK = scores_BGRK.reshape(batch, heads, queries, keys)
     if context.bias is not None:
-        scores_BNQK = scores_BNQK + context.bias
+        bias = context.bias(query_BNQH, key_BGKH) if callable(context.bias) else context.bias
+        scores_BNQK = scores_BNQK + bias
     if context.visible is not None:
         scores_BNQK = jnp.where(context.visible, scores_BNQK, jnp.finfo(jnp.float32).min)
     if context.windows:

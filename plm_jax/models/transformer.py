@@ -6,25 +6,19 @@ All blocks of a stack lie on a leading `layers` axis; those that layers share li
 """
 
 import functools
-import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from plm_jax.models import kernels, rotary, settings
+from plm_jax.models import kernels, settings
+from plm_jax.models.activations import ACTIVATIONS
+from plm_jax.models.initializers import kernel_init
 from plm_jax.models.kernels import Context
 from plm_jax.models.partitioning import constrain
-
-ACTIVATIONS = {
-    "gelu_tanh": lambda x: nn.gelu(x, approximate=True),
-    "gelu_exact": lambda x: nn.gelu(x, approximate=False),
-    "relu": nn.relu,
-    "silu": nn.silu,
-    "tanh": jnp.tanh,
-}
+from plm_jax.models.positions import Table
 
 # What a flash kernel leaves is no larger than a product of weights, and costs more.
 _PRODUCTS = jax.checkpoint_policies.save_from_both_policies(
@@ -32,21 +26,6 @@ _PRODUCTS = jax.checkpoint_policies.save_from_both_policies(
     jax.checkpoint_policies.save_only_these_names(kernels.RESIDUALS),
 )
 REMAT_POLICIES = {"dots": _PRODUCTS, "full": None}
-
-
-def kernel_init(model: settings.Transformer, role: Literal["", "query", "residual"] = "") -> Callable:
-    """The initialiser of a matrix [in, out]; `residual`: it writes to the residual stream."""
-    if isinstance(model.initializer, settings.FanIn):
-        scale = 1 / model.attention.head_dim if role == "query" else 1.0
-        return nn.initializers.variance_scaling(scale, "fan_in", "truncated_normal")
-    shrinks = model.initializer.shrink_residual and role == "residual"
-    return normal(model, model.initializer.std / (2 * model.stack.blocks) ** 0.5 if shrinks else model.initializer.std)
-
-
-def normal(model: settings.Transformer, std: float) -> Callable:
-    """Normal, truncated where the model's initialisers are."""
-    truncated = isinstance(model.initializer, settings.Initializer) and model.initializer.truncated
-    return nn.initializers.truncated_normal(std) if truncated else nn.initializers.normal(std)
 
 
 def dropout(model: settings.Transformer, place: str) -> nn.Module:
@@ -78,6 +57,11 @@ class Dense(nn.Module):
         return y
 
 
+def declared(module: nn.Module, name: str, table: Table) -> jax.Array:
+    """The parameter of a module that a position scheme asks for."""
+    return module.param(name, nn.with_logical_partitioning(table.init, table.axes), table.shape)
+
+
 def norm(model: settings.Transformer, dtype: Any, name: str | None = None) -> nn.Module:
     """The model's norm over the last axis, statistics in float32; parameters `scale` [D] and, in LayerNorm, `bias`."""
     scale_init = nn.with_logical_partitioning(nn.initializers.ones, ("embed",))
@@ -89,45 +73,11 @@ def norm(model: settings.Transformer, dtype: Any, name: str | None = None) -> nn
     )
 
 
-def relative_buckets(distances, position: settings.RelativeBias, causal: bool):
-    """The bucket of each distance key - query, of any shape (Raffel et al. 2020 §2.1; google-research/t5x).
-
-    Both directions split the buckets between them, the upper half for keys after the query; a causal stack gives all
-    to keys before it. The first half of a side are single distances, the others grow to `max_distance`.
-    """
-    buckets = position.buckets if causal else position.buckets // 2
-    first = 0 if causal else jnp.where(distances > 0, buckets, 0)
-    distances = jnp.maximum(-distances, 0) if causal else jnp.abs(distances)
-    exact = buckets // 2
-    share = jnp.log(jnp.maximum(distances, 1) / exact + jnp.finfo(jnp.float32).eps)
-    share = share / math.log(position.max_distance / exact)
-    far = exact + (share * (buckets - exact)).astype(jnp.int32)
-    return first + jnp.where(distances < exact, distances, jnp.minimum(far, buckets - 1))
-
-
-def sinusoids(positions, width):
-    """Positions [...] as float32 [..., width]: sin(p / 10,000^(2i/width)) at place 2i, its cosine at place 2i + 1.
-
-    So Vaswani et al. 2017 §3.5 write them; their code (tensorflow/tensor2tensor) puts all sines before all cosines.
-    """
-    places = jnp.arange(width)
-    angles = positions[..., None] * 1e4 ** (-(places - places % 2) / width)
-    return jnp.where(places % 2 == 0, jnp.sin(angles), jnp.cos(angles))
-
-
 def causal_positions(length, mask=None, cache_index=None):
     """Positions [B or 1, length] of a causal stack's tokens: cumsum(mask) - 1, with a cache or no mask the slots."""
     if mask is None or cache_index is not None:
         return (0 if cache_index is None else cache_index) + jnp.arange(length)[None]
     return jnp.maximum(jnp.cumsum(mask, axis=1) - 1, 0)
-
-
-def encoder_positions(model: settings.Transformer, length, mask=None):
-    """Positions [B or 1, length] of a bidirectional stack's tokens: the slots, or as `skips_padding` says."""
-    position = model.attention.position
-    if mask is None or not getattr(position, "skips_padding", False):
-        return jnp.arange(length)[None]
-    return jnp.maximum(jnp.cumsum(mask, axis=1) * mask - 1, -position.offset)
 
 
 class Attention(nn.Module):
@@ -302,10 +252,10 @@ class Stack(nn.Module):
         queries = x.shape[1]
         keys = source.shape[1] if context.cache_index is None else context.mask.shape[1]
         if attention == "attention":
-            windows = self.model.attention.windows
+            windows, position = self.model.attention.windows, self.model.attention.position
             context = context.replace(
-                bias=self._relative_bias(queries, keys, context.cache_index),
-                rotation=self._rotation(context),
+                bias=self._bias(queries, keys, context.cache_index),
+                rotation=position.rotation(self.model.attention.head_dim, context.positions, context.block_positions),
                 windows=windows if any(windows) else (),
             )
         if self.is_initializing() or context.cache_index is not None:
@@ -314,30 +264,13 @@ class Stack(nn.Module):
         kernel = kernels.pick(f"{self.name} {attention}", self.model, context, self.dtype, queries, keys, dropped)
         return context.with_kernel(kernel, queries, keys)
 
-    def _rotation(self, context):
-        """What turns queries and keys at the positions of a context; None: nothing does."""
-        position, head_dim = self.model.attention.position, self.model.attention.head_dim
-        if isinstance(position, settings.Rotary):
-            return rotary.rotation(position, head_dim, context.positions)
-        if isinstance(position, settings.Rotary2D):
-            return rotary.rotation_2d(position, head_dim, context.positions, context.block_positions)
-        return None
-
-    def _relative_bias(self, queries, keys, cache_index):
-        """What is added to scores for the distance of key and query, float32 [1, N, Q, K]; None: nothing."""
+    def _bias(self, queries, keys, cache_index):
+        """What the position scheme adds to scores, as its `bias` says."""
         position = self.model.attention.position
-        if not isinstance(position, settings.RelativeBias):
-            return None
-        init = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
-        if isinstance(self.model.initializer, settings.Initializer):
-            init = normal(self.model, self.model.initializer.std)
-        shape = position.buckets, self.model.attention.heads
-        table = self.param("relative_bias", nn.with_logical_partitioning(init, (None, "heads")), shape)
+        tables = {name: declared(self, name, table) for name, table in position.score_tables(self.model).items()}
         first = 0 if cache_index is None else cache_index
-        distances = jnp.arange(keys)[None, :] - (first + jnp.arange(queries))[:, None]
-        # A product, not a look-up: its gradient is one too, instead of a scatter of every score.
-        one_hot_QKB = jax.nn.one_hot(relative_buckets(distances, position, self.causal), position.buckets)
-        return jnp.einsum("qkb,bn->nqk", one_hot_QKB, table)[None]
+        places = first + jnp.arange(queries), jnp.arange(keys)
+        return position.bias(tables, *places, self.model.attention.heads, self.causal)
 
 
 def _stacked_init(key, block, layers, x, crosses):

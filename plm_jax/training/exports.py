@@ -35,7 +35,7 @@ def vocabulary(pretrained: Pretrained, run: config.Run | None) -> "vocabularies.
             section = dataclasses.replace(section, train_kind=kind)
     else:
         section = dataclasses.replace(run.vocabulary, spec=pretrained.vocabulary)
-    found, size = vocabularies.load(section), pretrained.model.embedding.vocab_size
+    found, size = vocabularies.load(section), pretrained.model.vocab_size
     above = [i for i in _ids(special) if i < size]
     if (lacking := max(above, default=-1) + 1 - (found.vocab_size - found.extra_ids)) > 0:
         found = vocabularies.load(dataclasses.replace(section, added=section.added + lacking))

@@ -6,7 +6,7 @@ import math
 from jax.extend import core
 
 from plm_jax import config
-from plm_jax.models import settings
+from plm_jax.models.protocol import Model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,90 +50,26 @@ CHIPS = {
 }
 
 
-def per_step(model: settings.Transformer, rows: int, length: int, targets: int, decoder_length: int = 0) -> int:
-    """FLOPs of one training step on `rows` × `length` tokens.
+def per_step(model: Model, rows: int, length: int, targets: int, decoder_length: int = 0, samples: int = 0) -> int:
+    """FLOPs of one training step on `rows` × `length` tokens; further arguments as `Model.products`.
 
     Matrix products of the forward pass × 3, causal attention halved, of layers with windows the keys within them, no
     recomputation, no embedding look-up, the head at target positions only.
-
-    Args:
-      targets: target positions a row.
-      decoder_length: tokens a row of an encoder-decoder's second stack.
     """
-    if isinstance(model, settings.Electra):
-        pair = model.generator_model, model.discriminator_model
-        return sum(per_step(one, rows, length, targets) for one in pair)
-    products = _stack(model, length, isinstance(model, settings.Decoder))
-    if isinstance(model, settings.EncoderDecoder):
-        products += _stack(model.decoder_model, decoder_length, True, memory_length=length)
-    if model.embedding.table_width is not None:
-        products += (length + decoder_length) * model.embedding.columns * model.embedding.width
-    return int(3 * 2 * rows * (products + _heads(model, length, targets)))
-
-
-def _stack(model: settings.Transformer, length: int, causal: bool, memory_length: int = 0) -> float:
-    """Multiplications of a row in a stack's matrix products, forward; with a memory also those of attention to it."""
-    width, attention, blocks = model.embedding.width, model.attention, model.stack.blocks
-    joined, joined_keys = attention.heads * attention.head_dim, attention.groups * attention.head_dim
-    feed_forward = (3 if model.feed_forward.gated else 2) * width * model.feed_forward.width
-    windows = attention.windows or (0,)
-    attended = sum(_seen(windows[i % len(windows)], length) for i in range(blocks)) / blocks / (2 if causal else 1)
-    products = length * (2 * width * (joined + joined_keys) + feed_forward + 2 * attended * joined)
-    # Of attention to a memory queries and outputs are the stack's, keys and values the memory's.
-    if memory_length:
-        products += 2 * width * (joined * length + joined_keys * memory_length) + 2 * joined * length * memory_length
-    return blocks * products
-
-
-def _heads(model: settings.Transformer, length: int, targets: int) -> int:
-    """Multiplications with the matrices of a row's heads, forward; a pooler's, at one token, are left out."""
-    width, columns = model.embedding.width, model.embedding.columns
-    products, unembedding = 0, targets * columns * model.embedding.vocab_size
-    if isinstance(model.head, settings.Head):
-        products += unembedding + (targets * width * columns if model.head.transform else 0)
-    if not isinstance(model, settings.Encoder):
-        return products
-    if isinstance(model.discriminator, settings.Discriminator):
-        products += length * (width * width + width)
-    if isinstance(boundary := model.span_boundary, settings.SpanBoundary):
-        products += unembedding + targets * ((2 * width + boundary.width) * width + width * columns)
-    return products
-
-
-def _seen(window: int, length: int) -> float:
-    """Keys less than `window` (0: any number) places away, on either side, in the mean over `length` queries."""
-    window = min(window or length, length)
-    return 2 * window - 1 - window * (window - 1) / length
-
-
-def of_elmo(model: settings.Elmo, rows: int, length: int, samples: int = 0) -> int:
-    """FLOPs of one training step of a bidirectional model, counted as in `per_step`; each direction reads every word.
-
-    Args:
-      samples: words that a target is compared with; 0: all.
-    """
-    embedding, lstm = model.embedding, model.lstm
-    places = ((width, number, embedding.max_characters - width + 1) for width, number in embedding.filters)
-    filters = sum(number for _, number in embedding.filters)
-    products = sum(width * embedding.dim * number * fits for width, number, fits in places)
-    products += 2 * embedding.highway_layers * filters**2 + filters * embedding.width
-    products += lstm.layers * (2 * embedding.width * 4 * lstm.cell + lstm.cell * embedding.width)
-    products += embedding.width * (samples + 1 if samples else embedding.vocab_size)
-    return 3 * 2 * 2 * rows * length * products
+    return int(3 * 2 * rows * model.products(length, targets, decoder_length, samples))
 
 
 def of_stage(run: config.Run, stage: config.Stage) -> int:
     """FLOPs of one training step of a stage, counted as in `per_step`."""
-    if isinstance(run.model, settings.Elmo):
-        return of_elmo(run.model, stage.batch_size, stage.length, run.objective.negative_samples)
     tokens, targets, decoder_length = row_lengths(run, stage)
-    return per_step(run.model, stage.batch_size, tokens - decoder_length, targets, decoder_length)
+    samples = getattr(run.objective, "negative_samples", 0)
+    return per_step(run.model, stage.batch_size, tokens - decoder_length, targets, decoder_length, samples)
 
 
 def row_lengths(run: config.Run, stage: config.Stage) -> tuple[int, int, int]:
     """Of a row of a stage: its tokens, target positions, and how many of the tokens are an encoder-decoder's second."""
     targets = config.target_length(run, stage.length)
-    decoder_length = targets if isinstance(run.model, settings.EncoderDecoder) else 0
+    decoder_length = targets if run.model.has_decoder else 0
     return run.objective.row_length(stage.length) + decoder_length, targets, decoder_length
 
 

@@ -1,6 +1,5 @@
 """What a run compiles: mesh, model, optimizer, shardings, step. It reads no data."""
 
-import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +11,7 @@ import jax.numpy as jnp
 from plm_jax import config, losses
 from plm_jax.common.errors import UserError
 from plm_jax.models import registry
-from plm_jax.models.architecture import Architecture
+from plm_jax.models.protocol import Module
 from plm_jax.training import mesh as meshes
 from plm_jax.training import optimizers
 from plm_jax.training import state as states
@@ -42,11 +41,9 @@ class Program:
         self.abstract_state = self.state_like(self.stages[0].batch_size)
         self.shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state)
 
-    def model(self, dropout: float | None = None) -> Architecture:
+    def model(self, dropout: float | None = None) -> Module:
         """The module, with all dropout rates at `dropout` unless it is None."""
-        model = self.run.model
-        if dropout is not None:
-            model = dataclasses.replace(model, dropout=model.dropout.all_at(dropout))
+        model = self.run.model if dropout is None else self.run.model.with_dropout(dropout)
         return registry.build(model, jnp.dtype(self.run.precision.compute))
 
     def _init(self, batch_size: int, optimizer=None) -> states.TrainState:
@@ -96,14 +93,13 @@ class Program:
     def stage_step(self, stage: config.Stage):
         """The jitted train step of a stage."""
         train = self.run.train
-        rates = self.model(stage.dropout).model.dropout.rates.values()
         step = steps.train_step(
             self.loss(stage.dropout, z_loss=train.z_loss, label_smoothing=train.label_smoothing),
             self.optimizer,
             self.rate,
             self.root,
             stage.microbatches,
-            dropout=any(rates),
+            dropout=self.model(stage.dropout).model.drops,
             samples=self.run.objective.kind in losses.SAMPLING,
         )
         return steps.jit_step(step, self.mesh, self.run.mesh.rules, self.shardings)

@@ -38,7 +38,7 @@ def model(vocab_size):
         attention=settings.Attention(heads=1, head_dim=8, position=settings.LearnedPositions(length=16)),
         feed_forward=settings.FeedForward(width=8),
         stack=settings.Stack(layers=1),
-        head=settings.Head(tied=False, bias=True),
+        head=settings.VocabularyHead(tied=False, bias=True),
     )
     bias = np.random.default_rng(0).normal(size=vocab_size).astype(np.float32)
     zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), registry.shapes(made))

@@ -27,7 +27,7 @@ PARTS = {
     "stack": settings.Stack(2),
     "dropout": settings.Dropout(0.5, 0.5, 0.5),
 }
-ENCODER = settings.Encoder(**PARTS, head=settings.Head(transform="relu", bias=True), pooler=settings.Pooler())
+ENCODER = settings.Encoder(**PARTS, head=settings.VocabularyHead(transform="relu", bias=True), pooler=settings.Pooler())
 ENCODER_DECODER = settings.EncoderDecoder(
     **PARTS | {"embedding": settings.Embedding(SIZE, 16)}, decoder_stack=settings.Stack(1)
 )

@@ -38,7 +38,7 @@ def model_and_params():
             norm=settings.Norm(1e-6, kind="rms"),
             stack=settings.Stack(LAYERS),
             decoder_stack=settings.Stack(LAYERS),
-            head=settings.Head(scale_by_width=True),
+            head=settings.VocabularyHead(scale_by_width=True),
         )
     )
     rng = np.random.default_rng(0)

@@ -58,7 +58,7 @@ def test_a_file_with_some_of_the_heads_gives_those(architecture, head, pooler, t
     model = make(architecture)
     model.save_pretrained(tmp_path / "theirs")
     lm = plm_jax.load(tmp_path / "theirs")
-    assert isinstance(lm.config.head, settings.Head) == head
+    assert isinstance(lm.config.head, settings.VocabularyHead) == head
     assert lm.config.pooler == pooler
     assert lm.num_parameters == model.num_parameters()
     lm.save(tmp_path / "ours")

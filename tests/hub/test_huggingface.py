@@ -233,7 +233,7 @@ def test_the_settings_have_the_heads_that_the_file_holds(tmp_path, absent, head,
     folder = shutil.copytree(golden.FOLDER / "bert", tmp_path / "bert")
     edit_tensors(folder, lambda tensors: [tensors.pop(name) for name in list(tensors) if name.startswith(absent)])
     read = huggingface.read(folder)
-    assert (isinstance(read.model.head, settings.Head), read.model.pooler) == (head, pooler)
+    assert (isinstance(read.model.head, settings.VocabularyHead), read.model.pooler) == (head, pooler)
     huggingface.write(tmp_path / "copy", read)
     assert huggingface.read(tmp_path / "copy").model == read.model
     assert_same(load_file(folder / "model.safetensors"), load_file(tmp_path / "copy" / "model.safetensors"))
@@ -256,7 +256,7 @@ def test_a_fine_tuned_head_is_left_out_with_a_word(tmp_path):
     ],
 )
 def test_what_a_t5_config_says_of_its_head(config, tied, scaled):
-    assert t5.to_settings(config).head == settings.Head(tied, scale_by_width=scaled)
+    assert t5.to_settings(config).head == settings.VocabularyHead(tied, scale_by_width=scaled)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64])

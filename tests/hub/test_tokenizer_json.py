@@ -105,7 +105,7 @@ def test_a_llama_3_has_a_file_of_tiktokens(tmp_path):
         feed_forward=settings.FeedForward(8, "silu", gated=True, bias=False),
         norm=settings.Norm(1e-5, kind="rms"),
         stack=settings.Stack(1),
-        head=settings.Head(tied=False),
+        head=settings.VocabularyHead(tied=False),
     )
     params = nn.unbox(registry.init_params(registry.build(model), jax.random.key(0)))
     ids = {"bos_token_id": 259, "eos_token_id": [260, 261], "begins_with_bos": True}

@@ -54,7 +54,7 @@ def of_zeros(model, **changes):
 def masked(scores, **sections):
     """A masked model whose every position has these logits, {byte: logit}."""
     fields = {f.name: getattr(PLAIN, f.name) for f in dataclasses.fields(PLAIN)}
-    model = settings.Encoder(**fields, head=settings.Head(bias=True))
+    model = settings.Encoder(**fields, head=settings.VocabularyHead(bias=True))
     bias = np.zeros(SIZE + 4, np.float32)
     for token, score in scores.items():
         bias[token if isinstance(token, int) else ord(token)] = score
@@ -164,7 +164,7 @@ def test_where_nothing_frames_a_text_alone_the_tokens_that_begin_and_end_it_do(m
 def a_text_to_text_model():
     fields = {f.name: getattr(PLAIN, f.name) for f in dataclasses.fields(PLAIN)}
     model = settings.EncoderDecoder(
-        **fields, decoder_stack=settings.Stack(1), head=settings.Head(tied=False, bias=False)
+        **fields, decoder_stack=settings.Stack(1), head=settings.VocabularyHead(tied=False, bias=False)
     )
     return model, of_zeros(model)
 

@@ -29,7 +29,7 @@ def model_and_params(vocab=23, std=0.5):
             attention=settings.Attention(heads=3, head_dim=4, position=settings.LearnedPositions(40, init_std=std)),
             feed_forward=settings.FeedForward(20),
             stack=settings.Stack(2),
-            head=settings.Head(tied=False),
+            head=settings.VocabularyHead(tied=False),
             initializer=settings.Initializer(std),
         )
     )

@@ -22,7 +22,7 @@ def small(layers=2, tied=True, **fields) -> settings.Decoder:
         "attention": settings.Attention(heads=3, head_dim=4, position=settings.LearnedPositions(POSITIONS)),
         "feed_forward": settings.FeedForward(20),
         "stack": settings.Stack(layers),
-        "head": settings.Head(tied),
+        "head": settings.VocabularyHead(tied),
         "initializer": settings.Initializer(std=0.3),
     }
     return settings.Decoder(**{**defaults, **fields})

@@ -75,7 +75,7 @@ def test_the_discriminator_is_a_dense_layer_gelu_and_a_number():
 
 
 def test_a_generator_must_lead_back_to_the_tables():
-    own = settings.Generator(width=6, heads=2, head_dim=3, feed_forward=10, layers=1, head=settings.Head())
+    own = settings.Generator(width=6, heads=2, head_dim=3, feed_forward=10, layers=1, head=settings.VocabularyHead())
     with pytest.raises(UserError, match=r"set head\.transform"):
         replace(small_electra(), generator=own)
 

@@ -11,7 +11,7 @@ import pytest
 
 from plm_jax.hub import bert, t5
 from plm_jax.models import registry, settings
-from plm_jax.models.transformer import relative_buckets
+from plm_jax.models.positions.relative_bias import relative_buckets
 
 VOCAB = 31
 

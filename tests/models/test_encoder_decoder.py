@@ -13,7 +13,7 @@ import pytest
 from plm_jax import config
 from plm_jax.common.errors import UserError
 from plm_jax.models import registry, settings
-from plm_jax.models.transformer import sinusoids
+from plm_jax.models.positions.sinusoidal import sinusoids
 from tests.models.test_encoder import apply, randomised, tokens_of
 
 VOCAB, WIDTH, HEADS = 31, 12, 3

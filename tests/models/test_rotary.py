@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from plm_jax.common.errors import UserError
-from plm_jax.models import rotary, settings
+from plm_jax.models import settings
 from plm_jax.models.decoder import Decoder
 from plm_jax.models.encoder import Encoder
 from plm_jax.models.settings import Rotary, RotaryScaling
@@ -33,7 +33,7 @@ def turned(x_BNLH, positions_BL, rotated, theta, interleaved):
 def test_a_rotation_is_a_product_of_complex_numbers(interleaved, fraction):
     position = Rotary(theta=50.0, fraction=fraction, interleaved=interleaved)
     x = jax.random.normal(jax.random.key(0), (2, 3, 5, 12))
-    got = rotary.rotation(position, 12, POSITIONS)(x)
+    got = position.rotation(12, POSITIONS, None)(x)
     want = turned(x, POSITIONS, {1.0: 12, 0.5: 6, 0.4: 4}[fraction], 50.0, interleaved)
     np.testing.assert_allclose(got, want, atol=2e-4)
     assert np.abs(want - x).max() > 1
@@ -41,8 +41,8 @@ def test_a_rotation_is_a_product_of_complex_numbers(interleaved, fraction):
 
 def test_bfloat16_is_turned_in_float32():
     x = jax.random.normal(jax.random.key(0), (2, 1, 5, 8), jnp.bfloat16)
-    got = rotary.rotation(Rotary(), 8, POSITIONS)(x)
-    want = rotary.rotation(Rotary(), 8, POSITIONS)(x.astype(jnp.float32)).astype(jnp.bfloat16)
+    got = Rotary().rotation(8, POSITIONS, None)(x)
+    want = Rotary().rotation(8, POSITIONS, None)(x.astype(jnp.float32)).astype(jnp.bfloat16)
     assert got.dtype == jnp.bfloat16
     np.testing.assert_array_equal(got.astype(np.float32), want.astype(np.float32))
 
@@ -52,7 +52,7 @@ def test_scores_depend_on_the_distance_alone():
 
     def score(position, at):
         places = jnp.array([[at + 9], [at]])
-        q, k = rotary.rotation(position, 16, places)(jnp.concatenate([query, key]))
+        q, k = position.rotation(16, places, None)(jnp.concatenate([query, key]))
         return float((q * k).sum())
 
     for position in (Rotary(theta=100.0), Rotary(theta=100.0, fraction=0.5, interleaved=True)):
@@ -63,7 +63,7 @@ def test_scores_depend_on_the_distance_alone():
 def test_llama_3_1_turns_slowly_what_it_turned_less_than_once_over_8192_tokens():
     """meta-llama/llama-models, llama3/model.py, head_dim 128, theta 500,000."""
     plain, scaled = (
-        np.array(rotary.frequencies(Rotary(500_000.0, scaling=scaling), 128)) for scaling in (None, RotaryScaling())
+        np.array(Rotary(500_000.0, scaling=scaling).frequencies(128)) for scaling in (None, RotaryScaling())
     )
     ratios = scaled / plain
     np.testing.assert_allclose(plain, 500_000.0 ** (-np.arange(64) / 64))

@@ -149,7 +149,7 @@ def test_narrow_tables_are_led_to_the_width_and_back():
         (lambda: settings.Stack(6, groups=0), "stack.groups is 0"),
         (lambda: settings.Stack(6, inner=0), "stack.inner is 0"),
         (
-            lambda: small_encoder(embedding=settings.Embedding(9, 12, table_width=4), head=settings.Head()),
+            lambda: small_encoder(embedding=settings.Embedding(9, 12, table_width=4), head=settings.VocabularyHead()),
             "set head.transform",
         ),
     ],

@@ -22,7 +22,7 @@ BERT = settings.Encoder(
     feed_forward=MODEL.feed_forward,
     norm=settings.Norm(placement="post"),
     stack=MODEL.stack,
-    head=settings.Head(transform="gelu_tanh", bias=True),
+    head=settings.VocabularyHead(transform="gelu_tanh", bias=True),
     pooler=settings.Pooler(),
 )
 ROBERTA = dataclasses.replace(
@@ -48,7 +48,7 @@ T5 = settings.EncoderDecoder(
     norm=settings.Norm(kind="rms"),
     stack=MODEL.stack,
     decoder_stack=MODEL.stack,
-    head=settings.Head(tied=False),
+    head=settings.VocabularyHead(tied=False),
     dropout=settings.Dropout(broadcast=True),
     initializer=settings.FanIn(),
 )

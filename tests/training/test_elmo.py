@@ -331,7 +331,7 @@ def test_flops_are_those_of_the_forward_pass_times_three(samples):
         return losses.bidirectional_lm(model, params, batch, rngs, carry, negative_samples=samples)[0]
 
     counted = flops.of_program(jax.make_jaxpr(forward)(params).jaxpr)
-    assert flops.of_elmo(model.model, 4, 5, samples) == 3 * counted
+    assert flops.per_step(model.model, 4, 5, 5, samples=samples) == 3 * counted
     run = tiny.of_elmo(tiny.PLAIN, negative_samples=samples)
     stage = dataclasses.replace(config.stages(run)[0], batch_size=4)
     assert flops.of_stage(run, stage) == 3 * counted

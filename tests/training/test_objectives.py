@@ -20,7 +20,7 @@ PARTS = {
 }
 MODELS = {
     "decoder": settings.Decoder(**PARTS),
-    "encoder": settings.Encoder(**PARTS, head=settings.Head(bias=True), pooler=settings.Pooler()),
+    "encoder": settings.Encoder(**PARTS, head=settings.VocabularyHead(bias=True), pooler=settings.Pooler()),
     "encoder_decoder": settings.EncoderDecoder(**PARTS, decoder_stack=settings.Stack(1)),
 }
 

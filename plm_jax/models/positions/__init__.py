@@ -1,0 +1,23 @@
+"""Position schemes, one file each; `position` says what one is. A file here, named below, is all that another takes."""
+
+from plm_jax.models.positions.block import BlockPositions
+from plm_jax.models.positions.learned import LearnedPositions
+from plm_jax.models.positions.none import NoPositions
+from plm_jax.models.positions.position import Position, Table
+from plm_jax.models.positions.relative_bias import RelativeBias
+from plm_jax.models.positions.rotary import Rotary, RotaryScaling
+from plm_jax.models.positions.rotary_2d import Rotary2D
+from plm_jax.models.positions.sinusoidal import SinusoidalPositions
+
+__all__ = [
+    "BlockPositions",
+    "LearnedPositions",
+    "NoPositions",
+    "Position",
+    "RelativeBias",
+    "Rotary",
+    "Rotary2D",
+    "RotaryScaling",
+    "SinusoidalPositions",
+    "Table",
+]

@@ -1,0 +1,41 @@
+"""GLM's positions: a trained vector for the place in the text, and one for that within a blank."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from plm_jax.common.lazy import lazy
+from plm_jax.models.positions.position import Position, Table
+
+jnp = lazy("jax.numpy")
+initializers = lazy("plm_jax.models.initializers")
+
+
+@dataclass(frozen=True)
+class BlockPositions(Position):
+    """Two trained tables [length + 1, embed], both added to the token embeddings (GLM, Du et al. 2022).
+
+    One is for the place in the text, where all of a blank has that of its mask, the other for the place within the
+    blank, from 1 on, 0 outside of blanks.
+    """
+
+    kind: ClassVar[str] = "block"
+    length: int
+    init_std: float = 0.02
+    counts_blanks = True
+
+    @property
+    def limit(self):
+        """As many as the tables have rows for; of either kind."""
+        return self.length
+
+    def embedding_tables(self, model):
+        """`position_embedding` and `block_position_embedding`, both [length + 1, D]."""
+        init = initializers.normal(model, self.init_std)
+        table = Table((self.length + 1, model.embedding.columns), ("positions", "embed"), init)
+        return {"position_embedding": table, "block_position_embedding": table}
+
+    def embed(self, x, tables, positions, block_positions):
+        """The vectors of both places are added."""
+        within = jnp.zeros(x.shape[:-1], jnp.int32) if block_positions is None else block_positions
+        x = x + tables["position_embedding"].astype(x.dtype)[positions]
+        return x + tables["block_position_embedding"].astype(x.dtype)[within]

@@ -1,0 +1,48 @@
+"""Learned positions: a trained vector for each."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from plm_jax.common.lazy import lazy
+from plm_jax.models.positions.position import Position, Table
+
+jnp = lazy("jax.numpy")
+initializers = lazy("plm_jax.models.initializers")
+
+
+@dataclass(frozen=True)
+class LearnedPositions(Position):
+    """A trained table [offset + length, embed], added to the token embeddings.
+
+    Attributes:
+      length: how many positions there are.
+      offset: rows before the first position's; fairseq's tables have two (Liu et al. 2019, Lewis et al. 2020).
+      skips_padding: a bidirectional stack counts real tokens alone, as a causal one does; padding takes the row before
+        the first position's where there is one (Liu et al. 2019, fairseq).
+    """
+
+    kind: ClassVar[str] = "learned"
+    length: int
+    init_std: float = 0.02
+    offset: int = 0
+    skips_padding: bool = False
+
+    @property
+    def limit(self):
+        """As many as the table has rows for."""
+        return self.length
+
+    def places(self, length, mask):
+        """The slots, or as `skips_padding` says."""
+        if mask is None or not self.skips_padding:
+            return super().places(length, mask)
+        return jnp.maximum(jnp.cumsum(mask, axis=1) * mask - 1, -self.offset)
+
+    def embedding_tables(self, model):
+        """`position_embedding` [offset + length, D]."""
+        shape = self.offset + self.length, model.embedding.columns
+        return {"position_embedding": Table(shape, ("positions", "embed"), initializers.normal(model, self.init_std))}
+
+    def embed(self, x, tables, positions, block_positions):
+        """The vectors of the positions are added."""
+        return x + tables["position_embedding"].astype(x.dtype)[positions + self.offset]

@@ -1,0 +1,53 @@
+"""T5's positions: a trained bias on scores for each distance of query and key."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from plm_jax.common.lazy import lazy
+from plm_jax.models.positions.position import Position, Table
+
+jax = lazy("jax")
+jnp = lazy("jax.numpy")
+initializers = lazy("plm_jax.models.initializers")
+
+
+@dataclass(frozen=True)
+class RelativeBias(Position):
+    """A trained bias on scores by head and distance, one table [buckets, heads] a stack (Raffel et al. 2020 §2.1).
+
+    Half of the buckets are single distances, the others are spaced logarithmically up to `max_distance`.
+    """
+
+    kind: ClassVar[str] = "relative_bias"
+    buckets: int = 32
+    max_distance: int = 128
+    tells_places = False
+
+    def score_tables(self, model):
+        """`relative_bias` [buckets, N]."""
+        shape = self.buckets, model.attention.heads
+        return {"relative_bias": Table(shape, (None, "heads"), initializers.score_bias(model))}
+
+    def bias(self, tables, query_places, key_places, heads, causal):
+        """The table's rows for the distances, float32 [1, N, Q, K]."""
+        distances = key_places[None, :] - query_places[:, None]
+        # A product, not a look-up: its gradient is one too, instead of a scatter of every score.
+        one_hot_QKB = jax.nn.one_hot(relative_buckets(distances, self, causal), self.buckets)
+        return jnp.einsum("qkb,bn->nqk", one_hot_QKB, tables["relative_bias"])[None]
+
+
+def relative_buckets(distances, position: RelativeBias, causal: bool):
+    """The bucket of each distance key - query, of any shape (Raffel et al. 2020 §2.1; google-research/t5x).
+
+    Both directions split the buckets between them, the upper half for keys after the query; a causal stack gives all
+    to keys before it. The first half of a side are single distances, the others grow to `max_distance`.
+    """
+    buckets = position.buckets if causal else position.buckets // 2
+    first = 0 if causal else jnp.where(distances > 0, buckets, 0)
+    distances = jnp.maximum(-distances, 0) if causal else jnp.abs(distances)
+    exact = buckets // 2
+    share = jnp.log(jnp.maximum(distances, 1) / exact + jnp.finfo(jnp.float32).eps)
+    share = share / math.log(position.max_distance / exact)
+    far = exact + (share * (buckets - exact)).astype(jnp.int32)
+    return first + jnp.where(distances < exact, distances, jnp.minimum(far, buckets - 1))

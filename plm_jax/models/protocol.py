@@ -1,0 +1,121 @@
+"""What a model is, to all that trains, plans, evaluates or converts one: settings that build a Linen module.
+
+    settings = Encoder(…)                        # hashable, JSON, plain Python: jitted functions are static on them
+    module = settings.module(jnp.bfloat16)       # a `Module`; JAX is imported here
+    params = module.init(key, **settings.init_inputs())["params"]
+    features = module.apply({"params": params}, **settings.read(batch), method="features")
+
+A model of another kind is a frozen dataclass below `Model` and a Linen module that keeps `Module`.
+"""
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+
+from plm_jax.common.lazy import lazy
+from plm_jax.common.roles import Role
+
+if TYPE_CHECKING:
+    import flax.linen as nn
+    import jax
+
+jnp = lazy("jax.numpy")
+
+
+class Model(Role):
+    """The base of models' settings.
+
+    Attributes:
+      kind: what configs call it.
+      architecture: what objectives call the models that they train; its `kind`, or that of the model it varies.
+      inputs: what of a batch `Module.features` takes, by name.
+      vocab_size: how many tokens, or words, it tells apart; perhaps more than the vocabulary has.
+      num_positions: how many tokens a row may have; None: any number.
+      max_characters: of a word, of a model that reads words by their characters; 0: it reads tokens.
+      dropout: its rates, with `rates` and `all_at` as `settings.Dropout` has them; None: it has no dropout.
+    """
+
+    architecture: ClassVar[str]
+    inputs: ClassVar[tuple[str, ...]] = ("tokens",)
+    vocab_size: int
+    num_positions = None
+    max_characters = 0
+    dropout = None
+
+    def __init_subclass__(cls, **arguments):
+        super().__init_subclass__(**arguments)
+        if "kind" in vars(cls) and not hasattr(cls, "architecture"):
+            cls.architecture = cls.kind
+
+    def module(self, dtype: Any) -> "Module":
+        """The Linen module of these settings, with activations of this type."""
+        raise NotImplementedError
+
+    def init_inputs(self) -> "dict[str, jax.Array]":
+        """The smallest inputs of the module, all zeros, with which its parameters are made."""
+        return {"tokens": jnp.zeros((1, 1), jnp.int32)}
+
+    def new_carry(self, rows: int) -> Any:
+        """What a loss carries from batch to batch before the first: a tree of boxed arrays [rows, …]; mostly empty."""
+        del rows
+        return {}
+
+    def products(self, length: int, targets: int, decoder_length: int = 0, samples: int = 0) -> float:
+        """Multiplications in the matrix products of a row's forward pass, causal attention halved, no look-ups.
+
+        Args:
+          length: tokens of the row.
+          targets: of them, or of the decoder's, predicted: the head is applied there only.
+          decoder_length: tokens of the decoder, of a model with `decoder_tokens` among its inputs.
+          samples: words that a target is compared with in training; 0: all.
+        """
+        raise NotImplementedError
+
+    def read(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """What of a batch the module's `features` takes."""
+        return {name: batch[name] for name in self.inputs if name in batch}
+
+    @property
+    def has_decoder(self) -> bool:
+        """Whether a second text answers the first: its inputs are `tokens` and `decoder_tokens`."""
+        return "decoder_tokens" in self.inputs
+
+    @property
+    def drops(self) -> bool:
+        """Whether it has dropout of a rate above 0."""
+        return self.dropout is not None and any(self.dropout.rates.values())
+
+    def with_dropout(self, rate: float) -> Self:
+        """The same with all dropout at this rate."""
+        return self if self.dropout is None else dataclasses.replace(self, dropout=self.dropout.all_at(rate))
+
+
+class Module(Protocol):
+    """What the Linen module of a `Model` offers besides `init` and `apply`.
+
+    Shapes: B batch, L length, T targets, D width, E the columns of the unembedding, V vocabulary.
+
+    Attributes:
+      model: the settings.
+      dtype: of activations.
+    """
+
+    model: Model
+    dtype: Any
+
+    def features(self, **inputs: "jax.Array") -> "jax.Array":
+        """What heads are applied to, [B, L, D], of `Model.inputs` and `deterministic` (no dropout)."""
+
+    def head_features(self, features: "jax.Array") -> "jax.Array":
+        """What the unembedding is applied to, [..., D] → [..., E]."""
+
+    def unembedding(self) -> "tuple[jax.Array, jax.Array | None]":
+        """The vocabulary head's matrix [V, E] and bias [V] (None: it has none)."""
+
+    def logits(self, features: "jax.Array") -> "jax.Array":
+        """The vocabulary head: [B, L, D] → float32 [B, L, V]."""
+
+    def apply(self, variables: Any, *args: Any, **kwargs: Any) -> Any:
+        """As `flax.linen.Module.apply`."""
+
+    def init(self, rngs: "jax.Array", *args: Any, **kwargs: Any) -> "nn.FrozenDict | dict":
+        """As `flax.linen.Module.init`; makes the parameters of all heads."""

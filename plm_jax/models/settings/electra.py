@@ -1,0 +1,73 @@
+"""Settings of an ELECTRA: a discriminator and a generator."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import ClassVar
+
+from plm_jax.models.heads import Discriminator, NoHead, VocabularyHead
+from plm_jax.models.settings.encoder import Encoder
+
+
+@dataclass(frozen=True)
+class Generator:
+    """The masked language model that replaces an ELECTRA's tokens; in all else it is as the discriminator.
+
+    Attributes:
+      width: of its stack; where the tables of embeddings have another, a dense layer leads to it and the head's
+        transform back.
+    """
+
+    width: int
+    heads: int
+    head_dim: int
+    feed_forward: int
+    layers: int
+    head: VocabularyHead = VocabularyHead(transform="gelu_exact", bias=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Electra(Encoder):
+    """A discriminator and its generator, which share all tables of embeddings (Clark et al. 2020 §3.2)."""
+
+    kind: ClassVar[str] = "electra"
+    architecture: ClassVar[str] = "electra"
+    head: NoHead = NoHead()
+    pooler: NoHead = NoHead()
+    discriminator: Discriminator = Discriminator()
+    span_boundary: NoHead = NoHead()
+    generator: Generator
+
+    def __post_init__(self):
+        super().__post_init__()
+        _ = self.generator_model  # It has checks of its own.
+
+    @property
+    def discriminator_model(self) -> Encoder:
+        """The discriminator by itself."""
+        return Encoder(**{f.name: getattr(self, f.name) for f in dataclasses.fields(Encoder)})
+
+    @property
+    def generator_model(self) -> Encoder:
+        """The generator by itself."""
+        own, columns = self.generator, self.embedding.columns
+        return dataclasses.replace(
+            self.discriminator_model,
+            embedding=dataclasses.replace(
+                self.embedding, width=own.width, table_width=None if columns == own.width else columns
+            ),
+            attention=dataclasses.replace(self.attention, heads=own.heads, head_dim=own.head_dim, kv_heads=None),
+            feed_forward=dataclasses.replace(self.feed_forward, width=own.feed_forward),
+            stack=dataclasses.replace(self.stack, layers=own.layers),
+            head=own.head,
+            discriminator=NoHead(),
+        )
+
+    def module(self, dtype):
+        """A `models.electra.Electra`."""
+        from plm_jax.models.electra import Electra as Module
+
+        return Module(self, dtype)
+
+    def products(self, length, targets, decoder_length=0, samples=0):
+        """Of both."""
+        return sum(one.products(length, targets) for one in (self.generator_model, self.discriminator_model))

@@ -1,0 +1,126 @@
+"""Settings of an ELMo: words by their characters, LSTMs in both directions."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from plm_jax.common.errors import UserError
+from plm_jax.common.lazy import lazy
+from plm_jax.models.heads import NoHead, Softmax
+from plm_jax.models.protocol import Model
+from plm_jax.models.settings.parts import Dropout
+
+jnp = lazy("jax.numpy")
+
+
+@dataclass(frozen=True)
+class CharacterCNN:
+    """Words from their characters (Kim et al. 2016), as in allenai/bilm-tf: no word is out of reach.
+
+    Attributes:
+      vocab_size: words that the head tells apart.
+      width: of a word's vector, and of what each LSTM gives.
+      dim: of a character's vector.
+      filters: (characters wide, how many), each applied wherever it fits; of each the largest value stays.
+      max_characters: of a word, its begin and end among them; a longer one is cut.
+      activation: after the largest value is taken.
+      highway_layers: between the filters and the projection to `width` (Srivastava et al. 2015).
+    """
+
+    vocab_size: int
+    width: int = 512
+    dim: int = 16
+    filters: tuple[tuple[int, int], ...] = ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7, 1024))
+    max_characters: int = 50
+    activation: Literal["relu", "tanh"] = "relu"
+    highway_layers: int = 2
+
+    def __post_init__(self):
+        widest = max((width for width, _ in self.filters), default=0)
+        if not self.filters or min(min(pair) for pair in self.filters) < 1 or widest > self.max_characters:
+            raise UserError(
+                f"embedding.filters are {self.filters}: give (characters, filters), both at least 1, at most "
+                f"{self.max_characters} characters"
+            )
+        if self.highway_layers < 1:
+            raise UserError(f"embedding.highway_layers is {self.highway_layers}: give at least 1")
+
+
+@dataclass(frozen=True)
+class Lstm:
+    """LSTMs with a projection of what they give (Sak et al. 2014), a stack of them for each direction.
+
+    Attributes:
+      cell: units of the memory.
+      cell_clip, projection_clip: the largest absolute value of the memory and of what is given.
+    """
+
+    layers: int = 2
+    cell: int = 4096
+    cell_clip: float = 3.0
+    projection_clip: float = 3.0
+
+
+@dataclass(frozen=True)
+class LstmDropout:
+    """Rates: on what goes into each LSTM, on what leaves the last."""
+
+    input: float = 0.0
+    output: float = 0.0
+
+    rates = Dropout.rates
+    all_at = Dropout.all_at
+
+
+@dataclass(frozen=True, kw_only=True)
+class Elmo(Model):
+    """A bidirectional language model (Peters et al. 2018): LSTMs that read forward and others that read backward.
+
+    Attributes:
+      scan_layers, remat: as in `Transformer`.
+    """
+
+    kind: ClassVar[str] = "elmo"
+    inputs = ("characters", "mask")
+    embedding: CharacterCNN
+    lstm: Lstm = Lstm()
+    head: Softmax | NoHead = Softmax()
+    dropout: LstmDropout = LstmDropout()
+    scan_layers: bool = True
+    remat: Literal["none", "dots", "full"] = "none"
+
+    @property
+    def vocab_size(self) -> int:
+        """Words that the head tells apart."""
+        return self.embedding.vocab_size
+
+    @property
+    def max_characters(self) -> int:
+        """Of a word, its begin and end among them."""
+        return self.embedding.max_characters
+
+    def module(self, dtype):
+        """A `models.elmo.Elmo`."""
+        from plm_jax.models.elmo import Elmo as Module
+
+        return Module(self, dtype)
+
+    def init_inputs(self):
+        """One word's characters."""
+        return {"characters": jnp.zeros((1, 1, self.max_characters), jnp.int32)}
+
+    def new_carry(self, rows):
+        """The state of the LSTMs before the first word."""
+        from plm_jax.models import elmo
+
+        return elmo.new_carry(self, rows)
+
+    def products(self, length, targets, decoder_length=0, samples=0):
+        """Each direction reads every word and predicts one at each."""
+        embedding, lstm = self.embedding, self.lstm
+        places = ((width, number, embedding.max_characters - width + 1) for width, number in embedding.filters)
+        filters = sum(number for _, number in embedding.filters)
+        products = sum(width * embedding.dim * number * fits for width, number, fits in places)
+        products += 2 * embedding.highway_layers * filters**2 + filters * embedding.width
+        products += lstm.layers * (2 * embedding.width * 4 * lstm.cell + lstm.cell * embedding.width)
+        products += embedding.width * (samples + 1 if samples else embedding.vocab_size)
+        return 2 * length * products

@@ -1,0 +1,81 @@
+"""What the architectures share, as settings."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from plm_jax.common.errors import UserError
+from plm_jax.models.heads import VocabularyHead
+from plm_jax.models.protocol import Model
+from plm_jax.models.settings.parts import (
+    Attention,
+    Dropout,
+    Embedding,
+    FanIn,
+    FeedForward,
+    Initializer,
+    Norm,
+    Stack,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transformer(Model):
+    """What the architectures share.
+
+    Attributes:
+      scan_layers: compile one block and loop, or unroll all; parameters are stacked on a `layers` axis either way.
+      remat: what the backward pass recomputes: nothing; all but the products of weight matrices; whole blocks.
+      attention_kernel: what computes attention: XLA; flash attention on NVIDIA GPUs (cuDNN; Ampere or newer) or TPUs
+        (Splash; elsewhere interpreted, which is slow); `auto`: the device's. What a kernel cannot do falls back to XLA.
+    """
+
+    embedding: Embedding
+    attention: Attention
+    feed_forward: FeedForward
+    stack: Stack
+    norm: Norm = Norm()
+    dropout: Dropout = Dropout()
+    initializer: Initializer | FanIn = field(default_factory=Initializer)
+    scan_layers: bool = True
+    remat: Literal["none", "dots", "full"] = "none"
+    attention_kernel: Literal["auto", "xla", "cudnn", "splash"] = "auto"
+
+    def __post_init__(self):
+        head = getattr(self, "head", None)
+        if self.embedding.table_width is not None and isinstance(head, VocabularyHead) and head.transform is None:
+            raise UserError("embedding.table_width needs a head that leads back to it: set head.transform")
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the token table."""
+        return self.embedding.vocab_size
+
+    @property
+    def num_positions(self) -> int | None:
+        """As many as the position scheme has."""
+        return self.attention.position.limit
+
+    def stack_products(self, length: int, causal: bool, memory_length: int = 0) -> float:
+        """Multiplications of a row in the stack's matrix products; with a memory also those of attention to it."""
+        width, attention, blocks = self.embedding.width, self.attention, self.stack.blocks
+        joined, joined_keys = attention.heads * attention.head_dim, attention.groups * attention.head_dim
+        feed_forward = (3 if self.feed_forward.gated else 2) * width * self.feed_forward.width
+        windows = attention.windows or (0,)
+        attended = sum(_seen(windows[i % len(windows)], length) for i in range(blocks)) / blocks / (2 if causal else 1)
+        products = length * (2 * width * (joined + joined_keys) + feed_forward + 2 * attended * joined)
+        # Of attention to a memory queries and outputs are the stack's, keys and values the memory's.
+        if memory_length:
+            products += 2 * width * (joined * length + joined_keys * memory_length)
+            products += 2 * joined * length * memory_length
+        return blocks * products
+
+    def projection_products(self, length: int) -> int:
+        """Multiplications with the matrix that leads from the tables' width to the model's, where they differ."""
+        embedding = self.embedding
+        return 0 if embedding.table_width is None else length * embedding.columns * embedding.width
+
+
+def _seen(window: int, length: int) -> float:
+    """Keys less than `window` (0: any number) places away, on either side, in the mean over `length` queries."""
+    window = min(window or length, length)
+    return 2 * window - 1 - window * (window - 1) / length

@@ -37,7 +37,7 @@ def check(run: Run) -> None:
 
 def _architecture(run: Run) -> None:
     """An objective trains models of some kinds."""
-    if run.model.kind not in run.objective.architectures:
+    if run.model.architecture not in run.objective.architectures:
         kinds = "' or '".join(run.objective.architectures)
         raise UserError(
             f"objective '{run.objective.kind}' trains a model of kind '{kinds}', config.model.kind is "

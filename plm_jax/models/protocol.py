@@ -42,9 +42,9 @@ class Model(Role):
     dropout = None
 
     def __init_subclass__(cls, **arguments):
-        super().__init_subclass__(**arguments)
         if "kind" in vars(cls) and not hasattr(cls, "architecture"):
             cls.architecture = cls.kind
+        super().__init_subclass__(**arguments)
 
     def module(self, dtype: Any) -> "Module":
         """The Linen module of these settings, with activations of this type."""

@@ -14,7 +14,7 @@ from absl import logging as absl_logging
 from ml_collections import config_flags
 
 from plm_jax import config
-from plm_jax.common import progress, storage
+from plm_jax.common import extras, progress, storage
 from plm_jax.common.errors import UserError, nearest, one_line
 from plm_jax.config import pages
 
@@ -90,7 +90,8 @@ def run(main: Callable[[], None], takes_options: bool = False) -> None:
     try:
         end = sys.argv.index("--") if takes_options and "--" in sys.argv else None
         _parse_flags(sys.argv[:end])
-        main()
+        with extras.told():
+            main()
     except UserError as error:
         # Threads of readers and savers must not keep a failed process alive, nor talk into its one line.
         sys.stdout.flush()

@@ -49,7 +49,7 @@ SOURCE = "Lan et al. 2020"
 def model(layers: int, width: int, heads: int, vocab_size: int = 30000, length: int = 512, dropout: float = 0.0):
     """A model of ALBERT's kind, with its heads for masked tokens and pairs."""
     return settings.Encoder(
-        embedding=settings.Embedding(vocab_size=vocab_size, width=width, token_types=2, norm=True, table_width=128),
+        embedding=settings.Embedding(vocab_size=vocab_size, width=width, token_types=2, norm=True, embedding_size=128),
         attention=settings.Attention(
             heads=heads, head_dim=width // heads, position=settings.LearnedPositions(length=length)
         ),

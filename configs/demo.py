@@ -186,10 +186,10 @@ def t5_tasks() -> config.Run:
     """
     pretrained = t5()
     tasks = {
-        "sentiment": config.JsonLinesExamples(
+        "sentiment": config.JsonLinesInputsTargets(
             path=f"{CORPORA}/movie_sentiment.jsonl.gz", inputs="sentiment: {sentence}", targets="{sentiment}"
         ),
-        "quartz": config.JsonLinesExamples(
+        "quartz": config.JsonLinesInputsTargets(
             path=f"{CORPORA}/quartz.jsonl.gz",
             inputs="quartz choice1: {choices[0]} choice2: {choices[1]} question: {question}",
             targets="{answer}",
@@ -204,7 +204,7 @@ def t5_tasks() -> config.Run:
             length=128,
             sources=tasks,
             mixture={"sentiment": 3.0, "quartz": 1.0},
-            examples=config.Examples(target_length=24, packed=True),
+            inputs_targets=config.InputsTargets(target_length=24, packed=True),
             validation_fraction=0.1,
         ),
         schedule=config.LinearSchedule(learning_rate=3e-2, warmup_steps=50),

@@ -46,7 +46,7 @@ SOURCE = "Clark et al. 2020"
 def model(
     layers: int,
     width: int,
-    table_width: int,
+    embedding_size: int,
     generator_width: int,
     vocab_size: int = 30522,
     length: int = 512,
@@ -60,7 +60,7 @@ def model(
             width=width,
             token_types=2,
             norm=True,
-            table_width=None if table_width == width else table_width,
+            embedding_size=None if embedding_size == width else embedding_size,
         ),
         attention=settings.Attention(
             heads=width // head_dim, head_dim=head_dim, position=settings.LearnedPositions(length=length)

@@ -16,7 +16,7 @@ from ml_collections import config_flags
 from plm_jax import config
 from plm_jax.common import extras, progress, storage
 from plm_jax.common.errors import UserError, nearest, one_line
-from plm_jax.config import pages
+from plm_jax.config import migrations, pages
 
 # glibc's malloc.h
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
@@ -148,7 +148,8 @@ def _unknown_field(argv: list[str]) -> str | None:
             if not isinstance(section, ml_collections.ConfigDict) or name not in section:
                 known = section.keys() if isinstance(section, ml_collections.ConfigDict) else []
                 hint = nearest(name, known) if known else "it is no section"
-                return f"there is no field {'.'.join(['config', *path[: depth + 1]])}: {hint}"
+                renamed = migrations.told(".".join(path[: depth + 1]))
+                return renamed or f"there is no field {'.'.join(['config', *path[: depth + 1]])}: {hint}"
             section = section[name]
     return None
 

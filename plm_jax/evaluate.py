@@ -36,7 +36,7 @@ def main() -> None:
         perplexity.split_of(run, task)  # None is worth waiting for if another is misspelt.
     sources = {name: run.data.sources[name] for name in (task.partition(":")[0] for task in tasks)}
     # Those of examples are read themselves.
-    cached = [name for name, source in sources.items() if not isinstance(source, config.ExampleSource)]
+    cached = [name for name, source in sources.items() if not isinstance(source, config.InputsTargetsSource)]
     if changed := cli.changed_caches(run, cached):
         raise UserError(f"{'; '.join(changed)}: run `python -m plm_jax.prepare --config=…` first")
     record = None if lm.workdir is None else perplexity.Record(lm.workdir, lm.step)

@@ -244,7 +244,7 @@ RECIPES = {
         "objective.discriminator_weight": 50.0,
         "model.generator.width": 64,
         "model.generator.heads": 1,
-        "model.embedding.table_width": 128,
+        "model.embedding.embedding_size": 128,
         "model.norm.placement": "post",
     },
     "electra.py:base": {
@@ -254,7 +254,7 @@ RECIPES = {
         "objective.rate": 0.15,
         "model.generator.width": 256,
         "model.generator.heads": 4,
-        "model.embedding.table_width": None,
+        "model.embedding.embedding_size": None,
     },
     "electra.py:large": {
         "train.batch_size": 2048,

@@ -5,9 +5,9 @@ A config file builds a `Run` and returns `to_config_dict(run)`; the command line
 """
 
 from plm_jax.common.trees import brief, differences, to_config_dict, to_dict
-from plm_jax.config.data import SPECIALS, Data, Examples, Vocabulary
+from plm_jax.config.data import SPECIALS, Data, InputsTargets, Vocabulary
 from plm_jax.config.optimizers import Adafactor, Adagrad, AdamW, Lamb, Optimizer
-from plm_jax.config.reading import choose, from_dict, from_saved, model_from_dict, resolve
+from plm_jax.config.reading import choose, from_dict, from_saved, model_from_saved, resolve
 from plm_jax.config.run import Run
 from plm_jax.config.schedules import (
     ConstantSchedule,
@@ -18,17 +18,17 @@ from plm_jax.config.schedules import (
     Schedule,
 )
 from plm_jax.config.sources import (
-    ExampleSource,
+    InputsTargetsSource,
     JsonLines,
-    JsonLinesExamples,
+    JsonLinesInputsTargets,
     Registered,
-    SeqioExamples,
+    SeqioInputsTargets,
     SeqioTask,
     Source,
     TextFiles,
     Tfds,
 )
-from plm_jax.config.stages import has_examples, read_sources, stages, target_length
+from plm_jax.config.stages import has_inputs_targets, read_sources, stages, target_length
 from plm_jax.config.training import Checkpoint, Evaluation, Mesh, Phase, Precision, Stage, Train
 from plm_jax.data.layouts import Blocks, Documents, Layout, Segments, SentencePairs, Streams, WholeSentences
 
@@ -44,10 +44,10 @@ __all__ = [
     "Data",
     "Documents",
     "Evaluation",
-    "ExampleSource",
-    "Examples",
+    "InputsTargets",
+    "InputsTargetsSource",
     "JsonLines",
-    "JsonLinesExamples",
+    "JsonLinesInputsTargets",
     "Lamb",
     "Layout",
     "LinearSchedule",
@@ -62,7 +62,7 @@ __all__ = [
     "Schedule",
     "Segments",
     "SentencePairs",
-    "SeqioExamples",
+    "SeqioInputsTargets",
     "SeqioTask",
     "Source",
     "Stage",
@@ -77,8 +77,8 @@ __all__ = [
     "differences",
     "from_dict",
     "from_saved",
-    "has_examples",
-    "model_from_dict",
+    "has_inputs_targets",
+    "model_from_saved",
     "read_sources",
     "resolve",
     "stages",

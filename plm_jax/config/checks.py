@@ -125,8 +125,8 @@ def _examples(run: Run, found: Sequence[Stage]) -> None:
       UserError: an objective whose model answers nothing; a length of the targets that does not fit the rows; packed
         rows for a model that tells places in a row, or whose inputs see all of themselves.
     """
-    objective, given = run.objective, run.data.examples
-    names = [name for name, source in run.data.sources.items() if source.kind.endswith("_examples")]
+    objective, given = run.objective, run.data.inputs_targets
+    names = [name for name, source in run.data.sources.items() if source.kind.endswith("_inputs_targets")]
     if not names:
         return
     if objective.example_rows is None:
@@ -136,7 +136,7 @@ def _examples(run: Run, found: Sequence[Stage]) -> None:
         )
     is_decoder, target_length = isinstance(run.model, settings.Decoder), given.target_length
     if is_decoder and target_length is None:
-        raise UserError("a decoder's row is shared by inputs and targets: set config.data.examples.target_length")
+        raise UserError("a decoder's row is shared by inputs and targets: set config.data.inputs_targets.target_length")
     for stage in found if given.target_length is not None else ():
         begin = len(run.data.layout.begin)
         least, most = 2, stage.length - max(0, begin - 1) if is_decoder else target_length
@@ -145,15 +145,16 @@ def _examples(run: Run, found: Sequence[Stage]) -> None:
         if not least <= target_length <= most:
             limit = f"{least} to {most}" if is_decoder else f"at least {least}"
             raise UserError(
-                f"config.data.examples.target_length is {target_length}, with rows of {stage.length}: give {limit}"
+                f"config.data.inputs_targets.target_length is {target_length}, with rows of {stage.length}: "
+                f"give {limit}"
             )
     if not given.packed:
         return
     if objective.has_prefix:
-        raise UserError("a row has one prefix: set config.data.examples.packed to False")
+        raise UserError("a row has one prefix: set config.data.inputs_targets.packed to False")
     position = run.model.attention.position
     if not is_decoder and position.tells_places:
         raise UserError(
             f"packed examples share an encoder's places, which '{position.kind}' positions tell: set "
-            "config.data.examples.packed to False"
+            "config.data.inputs_targets.packed to False"
         )

@@ -11,7 +11,7 @@ SPECIALS = ("pad", "bos", "eos", "unk", "cls", "sep", "mask", "sop", "eop", "sma
 
 
 @dataclass(frozen=True)
-class Examples:
+class InputsTargets:
     """How the examples of sources that have inputs and targets become rows, beside which the objective's are of texts.
 
     Attributes:
@@ -53,7 +53,7 @@ class Data:
     mixture: dict[str, float] = field(default_factory=dict)
     layout: Layout = field(default=Blocks())
     segmenters: dict[str, str] = field(default_factory=dict)
-    examples: Examples = Examples()
+    inputs_targets: InputsTargets = InputsTargets()
     bad_rows: Literal["stop", "skip"] = "stop"
     validation_fraction: float = 0.01
     window_tokens: int = 2**21

@@ -10,7 +10,7 @@ import ml_collections
 import plm_jax
 from plm_jax.common import trees
 from plm_jax.common.errors import UserError, nearest
-from plm_jax.config import checks, migration
+from plm_jax.config import checks, migrations
 from plm_jax.config.run import Run
 from plm_jax.models.settings import Model
 
@@ -26,7 +26,10 @@ def from_dict(tree: Any) -> Run:
     """
     if isinstance(tree, ml_collections.ConfigDict):
         tree = tree.to_dict()
-    run = trees.parse(Run, tree, "config")
+    try:
+        run = trees.parse(Run, tree, "config")
+    except UserError as error:
+        raise UserError(migrations.former(tree) or str(error)) from error
     checks.check(run)
     return run
 
@@ -37,12 +40,12 @@ def from_saved(tree: Any) -> Run:
     Raises:
       UserError: as `from_dict`.
     """
-    return from_dict(migration.migrated(tree))
+    return from_dict(migrations.migrated(tree))
 
 
-def model_from_dict(tree: Any, where: str) -> Model:
-    """The settings of a model that a JSON tree describes; `where` is what errors call it. Raises as `from_dict`."""
-    return trees.parse(Model, tree, where)
+def model_from_saved(tree: Any, where: str) -> Model:
+    """The settings of a model that a converted directory holds, as `from_saved`; `where` is what errors call it."""
+    return trees.parse(Model, migrations.migrated({"model": tree})["model"], where)
 
 
 def choose(table: dict[str, Any], name: str) -> Any:

@@ -16,7 +16,7 @@ class Source(Role):
     places: ClassVar[tuple[str, ...]] = ()
 
 
-class ExampleSource(Source):
+class InputsTargetsSource(Source):
     """A source of examples, with inputs and targets; the others are of documents."""
 
 
@@ -79,14 +79,14 @@ class SeqioTask(Source):
 
 
 @dataclass(frozen=True)
-class JsonLinesExamples(ExampleSource):
+class JsonLinesInputsTargets(InputsTargetsSource):
     """One JSON object a line, `.gz` allowed, each an example with inputs and targets; `path` may be a glob.
 
     Attributes:
       inputs, targets: templates in which `{name}` stands for a field, as in `sentiment: {sentence}` or `{choices[0]}`.
     """
 
-    kind: ClassVar[str] = "jsonl_examples"
+    kind: ClassVar[str] = "jsonl_inputs_targets"
     places: ClassVar[tuple[str, ...]] = ("path",)
     path: str
     inputs: str = "{inputs}"
@@ -94,17 +94,17 @@ class JsonLinesExamples(ExampleSource):
 
 
 @dataclass(frozen=True)
-class SeqioExamples(ExampleSource):
+class SeqioInputsTargets(InputsTargetsSource):
     """A task, or a mixture of tasks, that `module` registers with seqio; each row is an example, inputs and targets.
 
     They may be texts or tokens, whose text is then taken: `inputs_pretokenized`, or what the task's vocabulary decodes.
     A mixture is read as in `SeqioTask`.
     """
 
-    kind: ClassVar[str] = "seqio_examples"
+    kind: ClassVar[str] = "seqio_inputs_targets"
     name: str
     module: str
 
 
 # Sources of which seqio's registry knows more.
-Registered = SeqioTask | SeqioExamples
+Registered = SeqioTask | SeqioInputsTargets

@@ -1,7 +1,7 @@
 """What a run reads and trains from which step on."""
 
 from plm_jax.config.run import Run
-from plm_jax.config.sources import ExampleSource, Source
+from plm_jax.config.sources import InputsTargetsSource, Source
 from plm_jax.config.training import Phase, Stage
 
 
@@ -32,13 +32,14 @@ def read_sources(run: Run) -> dict[str, Source]:
     return {name: s for name, s in run.data.sources.items() if any(m.get(name, not m) > 0 for m in mixtures)}
 
 
-def has_examples(run: Run) -> bool:
+def has_inputs_targets(run: Run) -> bool:
     """Whether a source has examples with inputs and targets."""
-    return any(isinstance(source, ExampleSource) for source in run.data.sources.values())
+    return any(isinstance(source, InputsTargetsSource) for source in run.data.sources.values())
 
 
 def target_length(run: Run, length: int) -> int:
     """Slots for targets in a row of `length`; in an encoder-decoder the length of the decoder's row."""
-    if has_examples(run) and run.data.examples.target_length and run.model.has_decoder:
-        return run.data.examples.target_length
+    given = run.data.inputs_targets.target_length
+    if has_inputs_targets(run) and given and run.model.has_decoder:
+        return given
     return run.objective.target_length(length)

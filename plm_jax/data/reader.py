@@ -77,7 +77,7 @@ class Reader:
         self.vocabulary = _check_vocabulary(run, self.sources)
         _check_segmenters(run, self.sources)
         for name, source in self.sources.items():
-            if source.has_examples != isinstance(run.data.sources[name], config.ExampleSource):
+            if source.has_examples != isinstance(run.data.sources[name], config.InputsTargetsSource):
                 raise UserError(f"the cache of '{name}' is of another kind of source: {_AGAIN}")
         special = _special(self.vocabulary)
         self.objective = objectives.BoundObjective(run.objective, special)
@@ -128,7 +128,7 @@ class Reader:
         """A source's split in rows of `length`."""
         layout, source = self._run.data.layout, self.sources[name]
         if source.has_examples:
-            packed = self._run.data.examples.packed
+            packed = self._run.data.inputs_targets.packed
             return inputs_targets.ExampleRows(source.splits[split], self._example_rows, length, packed)
         characters = self._spelling if layout.reads_characters else None
         return layout.open(source, split, length, self._run.train.seed, self.objective, characters)
@@ -346,11 +346,11 @@ def _check_segmenters(run: config.Run, sources: dict[str, cache.Source]) -> None
 
 def example_rows(run: config.Run, special: objectives.Special) -> objectives.ExampleRows | None:
     """How the run makes rows of examples; None: no source has any."""
-    if not config.has_examples(run):
+    if not config.has_inputs_targets(run):
         return None
-    segmented = run.data.examples.packed or not run.data.layout.attend_across_documents
+    segmented = run.data.inputs_targets.packed or not run.data.layout.attend_across_documents
     begin = layouts.begins_with(run.data.layout, special)
-    return run.objective.example_rows(run.objective, special, run.data.examples.target_length, segmented, begin)
+    return run.objective.example_rows(run.objective, special, run.data.inputs_targets.target_length, segmented, begin)
 
 
 def special_ids(run: config.Run, size: int) -> objectives.Special:

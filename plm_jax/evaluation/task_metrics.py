@@ -38,7 +38,7 @@ def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool 
     """
     name, _, split = task.partition(":")
     source = run.data.sources.get(name)
-    if not isinstance(source, config.ExampleSource):
+    if not isinstance(source, config.InputsTargetsSource):
         return perplexity.evaluate(lm, run, task, show_progress)
     from plm_jax.data import vocabularies  # They import seqio: seconds, and only these metrics need it.
     from plm_jax.data.sources import tasks  # They import seqio: seconds, and only these metrics need it.

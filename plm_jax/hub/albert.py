@@ -61,7 +61,7 @@ def to_settings(config: Mapping[str, Any]) -> settings.Encoder:
         )
     return replace(
         model,
-        embedding=replace(model.embedding, table_width=value["embedding_size"]),
+        embedding=replace(model.embedding, embedding_size=value["embedding_size"]),
         stack=settings.Stack(layers, None if groups == layers else groups, value["inner_group_num"]),
     )
 

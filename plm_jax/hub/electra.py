@@ -40,10 +40,10 @@ def to_settings(config: Mapping[str, Any]) -> settings.Encoder:
       UserError: as `bert.to_settings`.
     """
     value = values(config, DEFAULTS)
-    model, table_width = bert.to_settings(value), value["embedding_size"]
+    model, size = bert.to_settings(value), value["embedding_size"]
     return replace(
         model,
-        embedding=replace(model.embedding, table_width=None if table_width == model.embedding.width else table_width),
+        embedding=replace(model.embedding, embedding_size=None if size == model.embedding.width else size),
         # Whatever `hidden_act` is.
         head=replace(model.head, transform="gelu_exact"),
         pooler=settings.NoHead(),

@@ -124,7 +124,7 @@ def to_config(model: settings.Decoder) -> dict[str, Any]:
         "intermediate_size": feed_forward.width,
         "num_hidden_layers": model.stack.layers,
         "num_attention_heads": attention.heads,
-        "num_key_value_heads": attention.groups,
+        "num_key_value_heads": attention.num_kv_heads,
         "head_dim": attention.head_dim,
         "hidden_act": name_of(feed_forward.activation),
         "initializer_range": getattr(model.initializer, "std", DEFAULTS["initializer_range"]),

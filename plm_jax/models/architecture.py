@@ -49,7 +49,7 @@ class Architecture(nn.Module):
         if embedding.token_types:
             self.token_type_embedding = table("token_type_embedding", embedding.token_types, None, table_init)
         self.embedding_dropout = dropout(self.model, "embedding")
-        if embedding.table_width is not None:
+        if embedding.embedding_size is not None:
             axes, init = (None, "embed"), initializers.kernel_init(self.model)
             self.embedding_projection = Dense(embedding.width, axes, True, init, self.dtype)
         if isinstance(head, settings.NoHead):
@@ -79,7 +79,7 @@ class Architecture(nn.Module):
         if embedding.norm:
             x = getattr(self, f"{prefix}embedding_norm")(x)
         x = self.embedding_dropout(x, deterministic=deterministic)
-        if embedding.table_width is not None:
+        if embedding.embedding_size is not None:
             x = self.embedding_projection(x)
         return constrain(x, "batch", "length", "embed")
 

@@ -114,8 +114,8 @@ class Attention(nn.Module):
         if source is None:
             key_BGKH, value_BGKH = (self.get_variable("cache", f"cached_{name}") for name in ("key", "value"))
         else:
-            key_BGKH = self._remember("key", rotate(project("key", source, attention.groups)), context)
-            value_BGKH = self._remember("value", project("value", source, attention.groups), context)
+            key_BGKH = self._remember("key", rotate(project("key", source, attention.num_kv_heads)), context)
+            value_BGKH = self._remember("value", project("value", source, attention.num_kv_heads), context)
         drop = functools.partial(dropout(self.model, "attention"), deterministic=self.deterministic)
         mixed_BNQH = kernels.attend(query_BNQH, key_BGKH, value_BGKH, context, drop, depth)
         mixed = constrain(mixed_BNQH.swapaxes(1, 2).reshape(*x.shape[:-1], -1), "batch", "length", "heads")

@@ -50,7 +50,7 @@ FIELDS: dict[str, Meaning] = {
     "objective": "fixed",
     "data.bad_rows": "cache",
     "data.cache_dir": "cache",
-    "data.examples": "fixed",
+    "data.inputs_targets": "fixed",
     "data.layout": "fixed",
     "data.length": "read",
     "data.mixture": "read",

@@ -189,7 +189,7 @@ def _check_format(folder: str, described: Mapping[str, Any]) -> None:
 
 
 def _converted(folder: str, described: Mapping[str, Any], tensors: Mapping[str, files.Stored]) -> Source:
-    model = config.model_from_dict(described["model"], f"{folder}/{CONFIG}: model")
+    model = config.model_from_saved(described["model"], f"{folder}/{CONFIG}: model")
     run, vocabulary = described["run"], described["vocabulary"]
     pretrained = Pretrained(
         model,

@@ -96,7 +96,7 @@ def test_text_that_is_no_utf8_is_left_out_by_what_a_document_is(document, places
 
 def test_examples_are_left_out_as_well_where_they_are_prepared_as_where_they_are_evaluated(tmp_path):
     write(tmp_path / "a.jsonl", [b'{"a": "x", "b": 1}', b'{"a": "x"}', b'{"a": null, "b": 2}', b'{"a": "y", "b": 3}'])
-    source, skipped = config.JsonLinesExamples(f"{tmp_path}/a.jsonl", "in {a}", "{b}"), files.Skipped()
+    source, skipped = config.JsonLinesInputsTargets(f"{tmp_path}/a.jsonl", "in {a}", "{b}"), files.Skipped()
     wanted = [("in x", "1"), ("in y", "3")]
     assert list(files.read(source, skipped=skipped)) == wanted and (skipped.bad, skipped.rows) == (2, 4)
     task = tasks.registered("a", source, "skip")

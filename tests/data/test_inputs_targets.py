@@ -40,7 +40,7 @@ def run(make_run, tmp_path):
         made = make_run("a", vocab_size=272, objective=objective, **IDS)
         every = {
             "text": config.TextFiles(str(tmp_path / "text.txt"), document="line"),
-            "up": config.JsonLinesExamples(str(tmp_path / "up.jsonl"), "upper: {word}", "{tags[0]}"),
+            "up": config.JsonLinesInputsTargets(str(tmp_path / "up.jsonl"), "upper: {word}", "{tags[0]}"),
         }
         data = dataclasses.replace(
             made.data,
@@ -48,7 +48,7 @@ def run(make_run, tmp_path):
             mixture={name: rate for name, rate in (("text", 1.0), ("up", 2.0)) if name in sources},
             length=length,
             validation_fraction=0.1,
-            examples=config.Examples(**fields),
+            inputs_targets=config.InputsTargets(**fields),
             layout=config.Blocks(**dict(layout)),
         )
         made = dataclasses.replace(made, data=data)
@@ -232,7 +232,7 @@ def test_what_cannot_be_is_told(run, prepared):
             run(*args, **kwargs)
 
     refused("objective 'full_lm' makes no rows", objectives.FullLM())
-    refused(r"set config\.data\.examples\.target_length", objectives.Causal())
+    refused(r"set config\.data\.inputs_targets\.target_length", objectives.Causal())
     refused("target_length is 25, with rows of 24: give 2 to 24", objectives.Causal(), target_length=25)
     refused("target_length is 1, with rows of 24: give 2", objectives.Causal(), target_length=1)
     refused("target_length is 4, with rows of 24: give at least", target_length=4)
@@ -257,7 +257,7 @@ def test_what_cannot_be_is_told(run, prepared):
 )
 def test_bad_lines_are_named(tmp_path, line, message):
     (tmp_path / "a.jsonl").write_text('{"word": 2.5, "tags": [7]}\n' + line + "\n")
-    source = config.JsonLinesExamples(str(tmp_path / "a.jsonl"), "upper: {word}", "{tags[0]}")
+    source = config.JsonLinesInputsTargets(str(tmp_path / "a.jsonl"), "upper: {word}", "{tags[0]}")
     found = tasks.examples(tasks.task("a", source), "train")
     assert next(found)[:2] == ("upper: 2.5", "7")
     with pytest.raises(UserError, match=message) as caught:
@@ -285,14 +285,14 @@ def test_seqio_tasks_of_texts_and_of_tokens(tmp_path, monkeypatch):
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     for name in ("as_text", "kept", "tokens"):
-        task = tasks.task("x", config.SeqioExamples(f"more_{name}", "more_tasks"))
+        task = tasks.task("x", config.SeqioInputsTargets(f"more_{name}", "more_tasks"))
         found = list(tasks.examples(task, "validation"))
         assert [(example.inputs, example.targets) for example in found] == [("say a", "A"), ("say b", "B")]
         assert [example.row["number"] for example in found] == [1, 2]
     with pytest.raises(UserError, match="task 'more_documents' has no feature 'inputs': "):
-        next(tasks.examples(tasks.task("x", config.SeqioExamples("more_documents", "more_tasks")), "train"))
+        next(tasks.examples(tasks.task("x", config.SeqioInputsTargets("more_documents", "more_tasks")), "train"))
     with pytest.raises(UserError, match="registers no task 'more_token': did you mean 'more_tokens'"):
-        tasks.task("x", config.SeqioExamples("more_token", "more_tasks"))
+        tasks.task("x", config.SeqioInputsTargets("more_token", "more_tasks"))
 
 
 def test_a_vocabulary_is_trained_on_inputs_and_targets(run, tmp_path):
@@ -305,7 +305,8 @@ def test_a_vocabulary_is_trained_on_inputs_and_targets(run, tmp_path):
 
 def test_a_number_beyond_its_format_is_named(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"x": 2}\n{"x": 1' + "0" * 400 + "}\n")
-    found = tasks.examples(tasks.task("a", config.JsonLinesExamples(str(tmp_path / "a.jsonl"), "{x:.1f}", "")), "train")
+    source = config.JsonLinesInputsTargets(str(tmp_path / "a.jsonl"), "{x:.1f}", "")
+    found = tasks.examples(tasks.task("a", source), "train")
     assert next(found).inputs == "2.0"
     with pytest.raises(UserError, match=r"a\.jsonl:2 does not fit .*too large"):
         next(found)

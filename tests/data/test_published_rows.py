@@ -169,7 +169,7 @@ def kinds():
     found = {}
     for name in sizes():
         run = load(name)
-        parts = (name.partition(":")[0], run.objective, run.data.layout, run.data.examples, run.vocabulary)
+        parts = (name.partition(":")[0], run.objective, run.data.layout, run.data.inputs_targets, run.vocabulary)
         found.setdefault(repr(parts), name)
     return list(found.values())
 
@@ -227,7 +227,7 @@ def write(folder, run, documents):
     cache.save(str(folder / ".a" / "word_initial.npy"), np.ones(size, np.bool_))
     vocabulary = {"id": "v", "size": size, "kind": kind, "files": files, **ids}
     manifest = {"identity": "i", "vocabulary": vocabulary, "dtype": cache.dtype_for(size).str, "splits": counts}
-    manifest["has_examples"] = config.has_examples(run)
+    manifest["has_examples"] = config.has_inputs_targets(run)
     cache.publish(str(folder / ".a"), str(folder / "a"), manifest)
     source = next(iter(run.data.sources.values()))
     data = dataclasses.replace(run.data, cache_dir=str(folder), sources={"a": source}, mixture={}, segmenters={})
@@ -240,7 +240,7 @@ def test_rows_are_the_published_ones(name, tmp_path):
     shown, rule, options = line(name)
     run = load(name)
     documents = corpus(run.vocabulary.unk or FIRST)
-    if config.has_examples(run):
+    if config.has_inputs_targets(run):
         documents = [[document[0][:60], document[-1][:30]] for document in documents]
     run = write(tmp_path, run, documents)
     length = options.get("length", LENGTH) or run.data.length

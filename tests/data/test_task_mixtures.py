@@ -123,9 +123,9 @@ def test_a_mixture_of_examples_beside_texts_and_without_seqio(folder):
     run = make(
         folder,
         tiny.of_t5(tiny.PLAIN),
-        sources={"z": config.JsonLines("a.jsonl"), "q": config.SeqioExamples("examples", "my_mixtures")},
+        sources={"z": config.JsonLines("a.jsonl"), "q": config.SeqioInputsTargets("examples", "my_mixtures")},
         mixture={"z": 1.0, "q": 4.0},
-        examples=config.Examples(target_length=24),
+        inputs_targets=config.InputsTargets(target_length=24),
     )
     prepare.prepare(run, show_progress=False)
     expanded = task_mixtures.expanded(run)
@@ -135,7 +135,8 @@ def test_a_mixture_of_examples_beside_texts_and_without_seqio(folder):
     assert all(abs(found[letter] - wanted) <= 1 for letter, wanted in {"z": 200, "a": 200, "b": 600}.items()), found
     (folder / "run.json").write_text(json.dumps(config.to_dict(run)))
     code = (
-        "import json, sys; from plm_jax import config; from plm_jax.data import task_mixtures, reader\n"
+        "import json, sys; from plm_jax import config; from plm_jax.data import reader\n"
+        "from plm_jax.data.sources import task_mixtures\n"
         f"run = config.from_dict(json.load(open({str(folder / 'run.json')!r})))\n"
         "held = reader.Reader(task_mixtures.expanded(run)).sources\n"
         "print(*held, *(m for m in sys.modules if m.startswith(('tensorflow', 'seqio'))))"

@@ -70,9 +70,9 @@ def module(tmp_path, monkeypatch):
 
 def run_of(objective=objectives.SpanCorruption(), model=tiny.T5, target_length=6):  # noqa: B008
     names = ("both", "none", "aux", "objects")
-    sources = {name: config.SeqioExamples(f"measured_{name}", "measured_tasks") for name in names}
+    sources = {name: config.SeqioInputsTargets(f"measured_{name}", "measured_tasks") for name in names}
     data = dataclasses.replace(
-        tiny.PLAIN.data, length=24, sources=sources, examples=config.Examples(target_length=target_length)
+        tiny.PLAIN.data, length=24, sources=sources, inputs_targets=config.InputsTargets(target_length=target_length)
     )
     evaluation = config.Evaluation(batch_size=4)
     return dataclasses.replace(tiny.PLAIN, model=model, objective=objective, data=data, evaluation=evaluation)
@@ -175,7 +175,7 @@ def register():
 
     def make(task, source, name):
         names.append(suite.register(task, source, name=name).name)
-        return config.SeqioExamples(name, suite.__name__)
+        return config.SeqioInputsTargets(name, suite.__name__)
 
     yield make
     for name in names:
@@ -226,7 +226,8 @@ def test_files_are_measured_on_what_prepare_holds_out(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps({"inputs": str(i), "targets": "ab"[i % 2]}) + "\n" for i in range(60)))
     run = run_of()
-    data = dataclasses.replace(run.data, sources={"a": config.JsonLinesExamples(str(path))}, validation_fraction=0.3)
+    sources = {"a": config.JsonLinesInputsTargets(str(path))}
+    data = dataclasses.replace(run.data, sources=sources, validation_fraction=0.3)
     run = dataclasses.replace(run, data=data)
     lm = language_model(run)
     held_out = sum(prepare.held_out(str(i), 0.3) for i in range(60))

@@ -62,8 +62,8 @@ def test_settings_say_what_the_config_says():
     model = electra.to_settings({"hidden_act": "relu"})
     assert model.discriminator == settings.Discriminator("relu")
     assert model.head.transform == "gelu_exact"
-    assert (model.embedding.width, model.embedding.table_width) == (256, 128)
-    assert electra.to_settings({"embedding_size": 256}).embedding.table_width is None
+    assert (model.embedding.width, model.embedding.embedding_size) == (256, 128)
+    assert electra.to_settings({"embedding_size": 256}).embedding.embedding_size is None
 
 
 def test_a_discriminator_that_acts_otherwise_than_its_layers_is_refused(tmp_path):

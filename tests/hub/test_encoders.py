@@ -74,7 +74,7 @@ def test_settings_say_what_the_config_says():
     assert roberta.to_settings({"hidden_act": "relu"}).head.transform == "gelu_exact"
     assert albert.to_settings({}).stack == settings.Stack(12, groups=1)
     assert albert.to_settings({"num_hidden_groups": 12}).stack == settings.Stack(12)
-    assert albert.to_settings({"embedding_size": 4096}).embedding.table_width == 4096
+    assert albert.to_settings({"embedding_size": 4096}).embedding.embedding_size == 4096
     assert distilbert.to_settings({}).embedding.token_types == 0
     assert distilbert.to_settings({"n_heads": 6}).attention.head_dim == 128
 

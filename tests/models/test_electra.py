@@ -17,7 +17,7 @@ from tests.models.test_encoder import VOCAB, apply, randomised, small_encoder, t
 def small_electra(**fields) -> settings.Electra:
     given = small_encoder(**fields)
     parts = {name: getattr(given, name) for name in settings.Transformer.__dataclass_fields__}
-    embedding = replace(given.embedding, table_width=9)
+    embedding = replace(given.embedding, embedding_size=9)
     own = settings.Generator(width=6, heads=2, head_dim=3, feed_forward=10, layers=1)
     return settings.Electra(**parts | {"embedding": embedding}, generator=own)
 
@@ -96,10 +96,10 @@ def span_boundary(params, features, left, right, offsets):
     return logits
 
 
-@pytest.mark.parametrize("table_width", [None, 7])
-def test_the_span_boundary_head_is_the_published_formula(table_width):
+@pytest.mark.parametrize("embedding_size", [None, 7])
+def test_the_span_boundary_head_is_the_published_formula(embedding_size):
     model = small_encoder(span_boundary=settings.SpanBoundary(positions=3, width=4))
-    model = replace(model, embedding=replace(model.embedding, table_width=table_width))
+    model = replace(model, embedding=replace(model.embedding, embedding_size=embedding_size))
     module, params = randomised(model)
     rng = np.random.default_rng(5)
     features = rng.normal(size=(2, 9, 12)).astype(np.float32)

@@ -129,7 +129,7 @@ def test_a_decoder_of_other_sizes_has_the_same_paths_in_other_shapes():
     with pytest.raises(UserError, match="kv_heads is 3: give a divisor of the 2 heads"):
         replace(UNEVEN, attention=replace(UNEVEN.attention, kv_heads=3))
     tree = config.to_config_dict(UNEVEN)
-    assert config.model_from_dict(tree.to_dict(), "model") == UNEVEN
+    assert config.model_from_saved(tree.to_dict(), "model") == UNEVEN
 
 
 def test_each_stack_has_positions_and_a_norm_of_its_own():

@@ -121,7 +121,7 @@ def test_padding_takes_no_position(offset):
 def test_narrow_tables_are_led_to_the_width_and_back():
     """By hand, in NumPy."""
     model = small_encoder(stack=settings.Stack(1), norm=settings.Norm(1e-5, placement="post"))
-    module, params = randomised(replace(model, embedding=replace(model.embedding, table_width=5)))
+    module, params = randomised(replace(model, embedding=replace(model.embedding, embedding_size=5)))
 
     def norm(x, name):
         x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
@@ -149,7 +149,9 @@ def test_narrow_tables_are_led_to_the_width_and_back():
         (lambda: settings.Stack(6, groups=0), "stack.groups is 0"),
         (lambda: settings.Stack(6, inner=0), "stack.inner is 0"),
         (
-            lambda: small_encoder(embedding=settings.Embedding(9, 12, table_width=4), head=settings.VocabularyHead()),
+            lambda: small_encoder(
+                embedding=settings.Embedding(9, 12, embedding_size=4), head=settings.VocabularyHead()
+            ),
             "set head.transform",
         ),
     ],

@@ -35,7 +35,7 @@ ROBERTA = dataclasses.replace(
 )
 ALBERT = dataclasses.replace(
     BERT,
-    embedding=dataclasses.replace(BERT.embedding, table_width=16),
+    embedding=dataclasses.replace(BERT.embedding, embedding_size=16),
     stack=settings.Stack(layers=4, groups=2),
 )
 DISTILBERT = dataclasses.replace(
@@ -53,7 +53,7 @@ T5 = settings.EncoderDecoder(
     initializer=settings.FanIn(),
 )
 ELECTRA = settings.Electra(
-    embedding=settings.Embedding(vocab_size=272, width=32, token_types=2, norm=True, table_width=16),
+    embedding=settings.Embedding(vocab_size=272, width=32, token_types=2, norm=True, embedding_size=16),
     attention=MODEL.attention,
     feed_forward=settings.FeedForward(width=64, activation="gelu_exact"),
     norm=BERT.norm,

@@ -81,7 +81,7 @@ def write(folder):
 def mixed(tiny_copy):
     """A run of T5 on the texts and two tasks, prepared, with fields changed."""
     write(tiny_copy)
-    tasks = {name: config.JsonLinesExamples(f"{name}.jsonl", name + ": {word}", "{answer}") for name in ANSWERS}
+    tasks = {name: config.JsonLinesInputsTargets(f"{name}.jsonl", name + ": {word}", "{answer}") for name in ANSWERS}
 
     def get(texts=True, **sections):
         data = dataclasses.replace(
@@ -89,7 +89,7 @@ def mixed(tiny_copy):
             cache_dir="cache_mixed",
             sources=(tiny.PLAIN.data.sources if texts else {}) | tasks,
             mixture=({"a": 1.0, "b": 1.0} if texts else {}) | dict.fromkeys(tasks, 1.0),
-            examples=config.Examples(target_length=9, packed=True),
+            inputs_targets=config.InputsTargets(target_length=9, packed=True),
         )
         run = runs.make(tiny_copy, dataclasses.replace(tiny.of_t5(tiny.PLAIN), data=data), **sections)
         prepare.prepare(run, show_progress=False)
@@ -120,7 +120,7 @@ def test_a_small_t5_learns_two_tasks_at_once(mixed, tmp_path):
         optimizer=config.AdamW(),
         schedule={"learning_rate": 3e-3},
         checkpoint={"save_every": 70},
-        data={"length": 40, "examples": config.Examples(target_length=8, packed=True)},
+        data={"length": 40, "inputs_targets": config.InputsTargets(target_length=8, packed=True)},
     )
     loop.pretrain(run, str(tmp_path / "run"))
     lm = load(tmp_path / "run")

@@ -12,9 +12,9 @@ from tests.models.test_encoder_decoder import MODELS
 @pytest.mark.parametrize(
     "stack", [settings.Stack(3), settings.Stack(4, groups=1), settings.Stack(4, groups=2, inner=2)]
 )
-@pytest.mark.parametrize("table_width", [None, 5])
-def test_the_flops_of_an_encoder_are_those_of_its_products(stack, table_width):
-    embedding = settings.Embedding(31, 12, token_types=2, norm=True, table_width=table_width)
+@pytest.mark.parametrize("embedding_size", [None, 5])
+def test_the_flops_of_an_encoder_are_those_of_its_products(stack, embedding_size):
+    embedding = settings.Embedding(31, 12, token_types=2, norm=True, embedding_size=embedding_size)
     model = small_encoder(stack=stack, embedding=embedding, pooler=settings.NoHead())
     module, tokens = registry.build(model), jax.ShapeDtypeStruct((2, 8), "int32")
     traced = jax.make_jaxpr(lambda params, tokens: module.apply({"params": params}, tokens))(

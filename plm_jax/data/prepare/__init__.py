@@ -284,7 +284,7 @@ def _parts(
             yield (texts, None) if isinstance(texts, str) else texts
         return
     tasks, task = _task(name, source)
-    if isinstance(source, config.ExampleSource):
+    if isinstance(source, config.InputsTargetsSource):
         found = ((example.inputs, example.targets) for example in tasks.examples(task, piece.split, piece.shard))
     else:
         field = source.field if isinstance(source, config.SeqioTask) else "text"
@@ -368,7 +368,7 @@ def _prepare_source(
         "dtype": cache.dtype_for(vocabulary.vocab_size).str,
         "splits": counts,
         "source": origins.describe(run, name, own),
-        "has_examples": isinstance(run.data.sources[name], config.ExampleSource),
+        "has_examples": isinstance(run.data.sources[name], config.InputsTargetsSource),
     }
     if segmenter:
         manifest["segmenter"] = segmenter

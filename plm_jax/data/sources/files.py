@@ -19,7 +19,9 @@ from plm_jax import config
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError, nearest
 
-Files = config.TextFiles | config.JsonLines | config.JsonLinesExamples
+Files = config.TextFiles | config.JsonLines | config.JsonLinesInputsTargets
+# Kinds by what they were called when the first caches were made, whose identities hash that.
+_FIRST_KINDS = {"jsonl_inputs_targets": "jsonl_examples", "seqio_inputs_targets": "seqio_examples"}
 # JSON's escapes of half of a character, of which text has two together.
 _HALVES = re.compile(r"\\u[dD][89a-fA-F]")
 # The share of a source's rows above which bad ones are not left out, and how many of those that are are told.
@@ -73,7 +75,7 @@ def read(
     Raises:
       UserError: no file at the path; a damaged file; text that is not UTF-8; a line that is no JSON object with text.
     """
-    parsers = {config.JsonLines.kind: _json_text, config.JsonLinesExamples.kind: _json_example}
+    parsers = {config.JsonLines.kind: _json_text, config.JsonLinesInputsTargets.kind: _json_example}
     parse, found = parsers.get(source.kind, _text), paths(source)
     for path in found[len(found) * index // number : len(found) * (index + 1) // number]:
         for place, row in _rows(path, getattr(source, "document", "line"), advance):
@@ -219,7 +221,7 @@ class _Template(string.Formatter):
         return value, first
 
 
-def _json_example(place: str, line: str, source: config.JsonLinesExamples) -> tuple[str, str]:
+def _json_example(place: str, line: str, source: config.JsonLinesInputsTargets) -> tuple[str, str]:
     row, template = _json(place, line), _Template()
     try:
         return template.vformat(source.inputs, (), row), template.vformat(source.targets, (), row)
@@ -268,7 +270,8 @@ def fingerprint(source: Files) -> list[str]:
 
 def definition(source: Any) -> dict[str, Any]:
     """What of a source's config decides its documents besides their content: all but where it lies."""
-    return {k: v for k, v in config.to_dict(source).items() if k not in source.places}
+    found = {k: v for k, v in config.to_dict(source).items() if k not in source.places}
+    return found | {"kind": _FIRST_KINDS.get(source.kind, source.kind)}
 
 
 def sha256(path: str) -> str:

@@ -65,7 +65,7 @@ class _FileSource(seqio.DataSource):
         del shuffle, seed
         source = files.of_split(self._source, split)
         index, number = (shard_info.index, shard_info.num_shards) if shard_info else (0, 1)
-        names = _PARTS if isinstance(source, config.JsonLinesExamples) else ("text",)
+        names = _PARTS if isinstance(source, config.JsonLinesInputsTargets) else ("text",)
 
         def documents() -> Iterator[dict[str, bytes]]:
             skipped = files.Skipped() if self._bad_rows == "skip" else None
@@ -163,7 +163,7 @@ def _register(name: str, source: files.Files | config.Tfds, bad_rows: str) -> se
     full_name = f"plm_jax:{name}:{definition[:8]}"
     if full_name in seqio.TaskRegistry.names():
         return seqio.TaskRegistry.get(full_name)
-    if isinstance(source, config.JsonLinesExamples):
+    if isinstance(source, config.JsonLinesInputsTargets):
         features = dict.fromkeys(_PARTS, _TEXT)
         return seqio.TaskRegistry.add(
             full_name,

@@ -53,7 +53,7 @@ class Electra(Encoder):
         return dataclasses.replace(
             self.discriminator_model,
             embedding=dataclasses.replace(
-                self.embedding, width=own.width, table_width=None if columns == own.width else columns
+                self.embedding, width=own.width, embedding_size=None if columns == own.width else columns
             ),
             attention=dataclasses.replace(self.attention, heads=own.heads, head_dim=own.head_dim, kv_heads=None),
             feed_forward=dataclasses.replace(self.feed_forward, width=own.feed_forward),

@@ -17,8 +17,8 @@ class Embedding:
     Attributes:
       token_types: rows of a second table, for the parts of a pair (BERT's segments); 0: there is none.
       norm: whether the sum of the embeddings is normed.
-      table_width: of all tables, where it is not `width`: a dense layer with a bias leads from their sum, normed, to
-        `width`, and the head's transform back (Lan et al. 2020 §3.1).
+      embedding_size: the width of all tables, where it is not `width`: a dense layer with a bias leads from their sum,
+        normed, to `width`, and the head's transform back (Lan et al. 2020 §3.1).
       scale_by_width: the tokens' embeddings grow by width ** 0.5 before the sum.
     """
 
@@ -26,13 +26,13 @@ class Embedding:
     width: int
     token_types: int = 0
     norm: bool = False
-    table_width: int | None = None
+    embedding_size: int | None = None
     scale_by_width: bool = False
 
     @property
     def columns(self) -> int:
         """The tables' width."""
-        return self.width if self.table_width is None else self.table_width
+        return self.width if self.embedding_size is None else self.embedding_size
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Attention:
         self.position.check(self)
 
     @property
-    def groups(self) -> int:
+    def num_kv_heads(self) -> int:
         """Heads of keys and values."""
         return self.heads if self.kv_heads is None else self.kv_heads
 

@@ -42,8 +42,8 @@ class Transformer(Model):
 
     def __post_init__(self):
         head = getattr(self, "head", None)
-        if self.embedding.table_width is not None and isinstance(head, VocabularyHead) and head.transform is None:
-            raise UserError("embedding.table_width needs a head that leads back to it: set head.transform")
+        if self.embedding.embedding_size is not None and isinstance(head, VocabularyHead) and head.transform is None:
+            raise UserError("embedding.embedding_size needs a head that leads back to it: set head.transform")
 
     @property
     def vocab_size(self) -> int:
@@ -58,7 +58,7 @@ class Transformer(Model):
     def stack_products(self, length: int, causal: bool, memory_length: int = 0) -> float:
         """Multiplications of a row in the stack's matrix products; with a memory also those of attention to it."""
         width, attention, blocks = self.embedding.width, self.attention, self.stack.blocks
-        joined, joined_keys = attention.heads * attention.head_dim, attention.groups * attention.head_dim
+        joined, joined_keys = attention.heads * attention.head_dim, attention.num_kv_heads * attention.head_dim
         feed_forward = (3 if self.feed_forward.gated else 2) * width * self.feed_forward.width
         windows = attention.windows or (0,)
         attended = sum(_seen(windows[i % len(windows)], length) for i in range(blocks)) / blocks / (2 if causal else 1)
@@ -72,7 +72,7 @@ class Transformer(Model):
     def projection_products(self, length: int) -> int:
         """Multiplications with the matrix that leads from the tables' width to the model's, where they differ."""
         embedding = self.embedding
-        return 0 if embedding.table_width is None else length * embedding.columns * embedding.width
+        return 0 if embedding.embedding_size is None else length * embedding.columns * embedding.width
 
 
 def _seen(window: int, length: int) -> float:

@@ -118,7 +118,7 @@ def test_mixtures_and_corpora_are_registered_with_them():
     assert seqio.MixtureRegistry.get("plm_jax:t5").tasks == [c4]
     assert "plm_jax:bert" not in seqio.MixtureRegistry.names(), "books are files"
     with pytest.raises(UserError, match="'plm_jax:glue' is a mixture that was not prepared"):
-        tasks.task("x", config.SeqioExamples("plm_jax:glue", tfds_tasks.__name__))
+        tasks.task("x", config.SeqioInputsTargets("plm_jax:glue", tfds_tasks.__name__))
 
 
 def test_tokens_end_with_eos(tmp_path, register):

@@ -15,6 +15,7 @@ from plm_jax import config
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache, prepare, vocabularies
 from plm_jax.data.vocabularies import folding, sentences, training
+from plm_jax.data.vocabularies.vocabulary import MOST_UNITS
 from tests.data.test_prepare import corpus, run  # noqa: F401
 
 TEXTS = [
@@ -65,7 +66,7 @@ def test_any_text_is_folded_letter_by_letter(text):
     assert folding.fold(text) == folded(text)
     sizes = [len(folding.fold(letter).encode()) for letter in text]
     assert sum(sizes) == len(folded(text).encode())
-    assert max(sizes, default=0) <= vocabularies._MOST_UNITS
+    assert max(sizes, default=0) <= MOST_UNITS
 
 
 def test_ids_are_those_of_folded_text_and_places_those_of_the_text(section):

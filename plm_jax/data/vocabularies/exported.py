@@ -17,7 +17,7 @@ from plm_jax.common import storage
 from plm_jax.common.errors import UserError
 from plm_jax.config import SPECIALS
 from plm_jax.data import vocabularies
-from plm_jax.data.vocabularies import folding, tokenizer_files
+from plm_jax.data.vocabularies import folding, symbols, tokenizer_files
 
 Tree = dict[str, Any]
 # The special tokens that Hugging Face has a name for.
@@ -25,7 +25,7 @@ NAMED = ("bos", "eos", "unk", "pad", "cls", "sep", "mask")
 # What a blank is marked by; the space before one belongs to what fills it.
 _MARKS = {"mask", "smask", "gmask", "dblock"}
 # How special tokens above a file are written.
-_ABOVE = {"pad": "<pad>", "bos": "<s>", "eos": "</s>", "unk": "<unk>", **vocabularies.SYMBOLS}
+_ABOVE = {"pad": "<pad>", "bos": "<s>", "eos": "</s>", "unk": "<unk>", **symbols.SYMBOLS}
 _ABOVE_TIKTOKEN = {"bos": "<|begin_of_text|>", "eos": "<|end_of_text|>"}
 _SPACE = "▁"
 # SentencePiece gives a symbol of the user's a score for each of its bytes, the best of all pieces, and this.
@@ -258,7 +258,7 @@ def _bytes(vocabulary) -> tuple[Tree, list[str], list[str]]:
 def _words(vocabulary) -> tuple[Tree, list[str], list[str]]:
     tokens = vocabulary.table["words"]
     ids = {token: i for i, token in enumerate(tokens)}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(ids, unk_token=vocabularies.WORD_SYMBOLS["unk"]))
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(ids, unk_token=symbols.WORD_SYMBOLS["unk"]))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(_WHITE_SPACE), "removed")
     return _tree(tokenizer), tokens, []
 
@@ -432,5 +432,5 @@ _UNKNOWN = {
     "sentencepiece": lambda vocabulary, tokens: vocabulary.processor.unk_id(),
     "wordpiece": lambda vocabulary, tokens: tokens.index("[UNK]"),
     "bpe": lambda vocabulary, tokens: tokens.index("<unk>") if "<unk>" in tokens else None,
-    "words": lambda vocabulary, tokens: tokens.index(vocabularies.WORD_SYMBOLS["unk"]),
+    "words": lambda vocabulary, tokens: tokens.index(symbols.WORD_SYMBOLS["unk"]),
 }

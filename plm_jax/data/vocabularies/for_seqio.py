@@ -4,8 +4,8 @@ import functools
 
 import numpy as np
 
-from plm_jax.data import vocabularies
 from plm_jax.data.tensorflow_side import seqio, tf
+from plm_jax.data.vocabularies.vocabulary import Vocabulary
 
 
 class _InGraphs:
@@ -24,6 +24,6 @@ class _InGraphs:
 
 
 @functools.cache
-def of(kind: type[vocabularies.Vocabulary]) -> type[vocabularies.Vocabulary]:
+def of(kind: type[Vocabulary]) -> type[Vocabulary]:
     """A kind of vocabulary that is a `seqio.Vocabulary`, too; both have one name, which the identity counts."""
     return type(kind.__name__, (_InGraphs, kind, seqio.Vocabulary), {"__doc__": kind.__doc__})

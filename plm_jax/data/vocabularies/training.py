@@ -20,7 +20,8 @@ from plm_jax.common import storage
 from plm_jax.common.errors import UserError
 from plm_jax.config import SPECIALS
 from plm_jax.data import vocabularies
-from plm_jax.data.vocabularies import SYMBOLS, WORD_SYMBOLS, WORDPIECE_SYMBOLS, folding, sentences, tokenizer_files
+from plm_jax.data.vocabularies import folding, sentences, tokenizer_files
+from plm_jax.data.vocabularies.symbols import SYMBOLS, WORD_SYMBOLS, WORDPIECE_SYMBOLS
 
 # RoBERTa's symbols; where an id has several, the first. A text's end alone is GPT-2's.
 _BPE_SYMBOLS = {"bos": "<s>", "pad": "<pad>", "eos": "</s>", "unk": "<unk>", **SYMBOLS, "mask": "<mask>"}

@@ -1,0 +1,100 @@
+"""Which vocabulary a config means: its kinds by the schemes of a spec, and the files that a spec names."""
+
+import os
+from collections.abc import Callable, Mapping
+
+from plm_jax import config
+from plm_jax.common import storage
+from plm_jax.common.errors import UserError, nearest
+from plm_jax.data.vocabularies.plain import Bytes, Words
+from plm_jax.data.vocabularies.sentence_piece import SentencePiece
+from plm_jax.data.vocabularies.subwords import BytePairs, HuggingFace, TikToken, WordPiece
+from plm_jax.data.vocabularies.vocabulary import Vocabulary
+
+KINDS = {
+    "sentencepiece": SentencePiece,
+    "wordpiece": WordPiece,
+    "bpe": BytePairs,
+    "tiktoken": TikToken,
+    "json": HuggingFace,
+    "words": Words,
+    "bytes": Bytes,
+}
+# The files that a spec names, by its scheme.
+_FILES = {
+    "sentencepiece": ("FILE",),
+    "wordpiece": ("FILE",),
+    "bpe": ("VOCAB", "MERGES"),
+    "tiktoken": ("FILE",),
+    "json": ("tokenizer.json",),
+    "words": ("FILE",),
+    "bytes": (),
+}
+
+
+def load(vocabulary: config.Vocabulary | str) -> Vocabulary:
+    """As `load_plain`, and it is a `seqio.Vocabulary`."""
+    from plm_jax.data.vocabularies import for_seqio  # Seconds, which tokenising alone need not wait.
+
+    return _load(vocabulary, {scheme: for_seqio.of(kind) for scheme, kind in KINDS.items()})
+
+
+def load_plain(vocabulary: config.Vocabulary | str) -> Vocabulary:
+    """The vocabulary of a config section, or of a spec alone (then without special ids).
+
+    Args:
+      vocabulary: its `spec` is `sentencepiece:FILE`, `wordpiece:FILE`, `bpe:VOCAB,MERGES`, `tiktoken:FILE`,
+        `json:tokenizer.json`, `words:FILE` or `bytes`.
+
+    Raises:
+      UserError: an unknown scheme; a missing or damaged file; special ids that do not fit it.
+    """
+    return _load(vocabulary, KINDS)
+
+
+def _load(vocabulary: config.Vocabulary | str, kinds: Mapping[str, Callable[..., Vocabulary]]) -> Vocabulary:
+    if isinstance(vocabulary, str):
+        vocabulary = config.Vocabulary(spec=vocabulary)
+    scheme, paths = _parse(vocabulary.spec)
+    check_lowercase(vocabulary)
+    return kinds[scheme](*paths, vocabulary)
+
+
+def check_lowercase(vocabulary: config.Vocabulary) -> None:
+    """Refuses `lowercase` where text is not folded by us."""
+    scheme, _ = _parse(vocabulary.spec)
+    if vocabulary.lowercase and scheme != "sentencepiece":
+        instead = " and set train_kind to 'uncased'" if scheme == "wordpiece" else ""
+        raise UserError(
+            f"config.vocabulary.lowercase is for SentencePiece alone, the spec is of {scheme}: leave it out{instead}"
+        )
+
+
+def _parse(spec: str) -> tuple[str, list[str]]:
+    """A spec's scheme and files."""
+    scheme, _, rest = spec.partition(":")
+    paths = [path for path in rest.split(",") if path]
+    if scheme not in _FILES:
+        raise UserError(f"config.vocabulary.spec is '{spec}': {nearest(scheme, _FILES)}")
+    if len(paths) != len(_FILES[scheme]):
+        raise UserError(
+            f"config.vocabulary.spec is '{spec}': give {':'.join([scheme, ','.join(_FILES[scheme])]).rstrip(':')}"
+        )
+    return scheme, paths
+
+
+def files(spec: str) -> list[str]:
+    """The files that a spec names."""
+    return _parse(spec)[1]
+
+
+def within(spec: str, folder: str) -> str:
+    """The spec with its files in `folder`, where `copy` puts them."""
+    scheme, paths = _parse(spec)
+    return ":".join([scheme, *([",".join(os.path.join(folder, os.path.basename(p)) for p in paths)] if paths else [])])
+
+
+def copy(spec: str, folder: str) -> None:
+    """Copies a spec's files into `folder`; no reader sees half of one."""
+    for path in files(spec):
+        storage.copy(path, os.path.join(folder, os.path.basename(path)))

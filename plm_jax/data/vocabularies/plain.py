@@ -1,0 +1,69 @@
+"""Vocabularies of whole words and of bytes."""
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from plm_jax import config
+from plm_jax.common.errors import UserError
+from plm_jax.config import SPECIALS
+from plm_jax.data.vocabularies import symbols, words
+from plm_jax.data.vocabularies.vocabulary import Vocabulary
+
+
+class Words(Vocabulary):
+    """Whole words, one a line of a file, as allenai/bilm-tf has them; others are `<UNK>`.
+
+    Text is cut at white space alone: give it as the words' file has it, with punctuation apart.
+    """
+
+    byte_offsets = False
+
+    def __init__(self, path: str, specials: config.Vocabulary):
+        try:
+            self.table = {"words": words.read(path)}
+        except OSError as error:
+            raise symbols.unreadable(path, error) from error
+        self._ids = {word: i for i, word in enumerate(self.table["words"])}
+        if words.UNK not in self._ids:
+            raise UserError(f"{path} has no {words.UNK}: add it")
+        super().__init__(specials, np.ones(len(self._ids), np.bool_))
+        symbols.check_symbols(path, self._ids, symbols.WORD_SYMBOLS, specials)
+        self._unknown = self._ids[words.UNK]
+        for symbol in symbols.WORD_SYMBOLS.values():
+            self._ids.pop(symbol, None)
+
+    def _encode(self, s: str) -> Sequence[int]:
+        return [self._ids.get(word, self._unknown) for word in s.split()]
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return " ".join(self.table["words"][int(i)] for i in ids if 0 <= i < self._size)
+
+    def encode_offsets(self, texts: list[str]) -> list[tuple[Sequence[int], Sequence[int]]]:
+        """Ids and character offsets."""
+        return [(self._encode(text), [match.start() for match in re.finditer(r"\S+", text)]) for text in texts]
+
+
+class Bytes(Vocabulary):
+    """UTF-8 bytes: id = byte. Special ids, if any, are 256 and up, sentinels above the last of them."""
+
+    byte_offsets = True
+
+    def __init__(self, specials: config.Vocabulary):
+        given = [i for name in SPECIALS if (i := getattr(specials, name)) is not None]
+        if given and min(given) < 256:
+            raise UserError(f"config.vocabulary has special id {min(given)}, which is a byte: give 256 or more")
+        super().__init__(specials, np.isin(np.arange(max([255, *given]) + 1), list(b" \t\n\r\v\f")))
+        self.table = "bytes"
+
+    def _encode(self, s: str) -> Sequence[int]:
+        return list(s.encode("utf-8"))
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return bytes(int(i) for i in ids if 0 <= i < 256).decode("utf-8", errors="replace")
+
+    def encode_offsets(self, texts: list[str]) -> list[tuple[Sequence[int], Sequence[int]]]:
+        """Ids and byte offsets."""
+        arrays = [np.frombuffer(text.encode("utf-8"), np.uint8) for text in texts]
+        return [(array, np.arange(len(array))) for array in arrays]

@@ -1,0 +1,143 @@
+"""Vocabularies over a tokenizer of Hugging Face's library: byte-level BPE, tiktoken's, tokenizer.json, WordPiece."""
+
+import functools
+import json
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+import tokenizers
+
+from plm_jax import config
+from plm_jax.common import wordpiece
+from plm_jax.common.errors import UserError, one_line
+from plm_jax.data.vocabularies import stretches, symbols, tokenizer_files
+from plm_jax.data.vocabularies.vocabulary import Encoded, Vocabulary
+
+
+class _Tokenizer(Vocabulary):
+    """A vocabulary over a `tokenizers.Tokenizer`.
+
+    Attributes:
+      separable: whether it cuts text as `stretches` has it.
+    """
+
+    byte_offsets = False
+    separable: ClassVar[bool] = True
+    tokenizer: tokenizers.Tokenizer
+    _sizes: Sequence[int | None] = ()
+
+    def _own_bytes(self, token: int) -> int | None:
+        return self._sizes[token] if token < len(self._sizes) else None
+
+    @functools.cached_property
+    def _stretches(self) -> stretches.Stretches:
+        return stretches.Stretches(self.encode_offsets)
+
+    def encode_flat(self, texts: list[str]) -> Encoded:
+        """The tokens of whole texts."""
+        if not self.separable:
+            return super().encode_flat(texts)
+        return Encoded(*self._stretches(texts), [len] * len(texts))
+
+    def _encode(self, s: str) -> Sequence[int]:
+        return self.tokenizer.encode(s).ids
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self.tokenizer.decode([int(i) for i in ids if 0 <= i < self._size], skip_special_tokens=False)
+
+    def encode_offsets(self, texts: list[str]) -> list[tuple[Sequence[int], Sequence[int]]]:
+        """Ids and character offsets."""
+        encoded = self.tokenizer.encode_batch(texts)
+        return [(e.ids, [begin for begin, _ in e.offsets]) for e in encoded]
+
+
+class BytePairs(_Tokenizer):
+    """GPT-2's byte-level BPE (Radford et al. 2019) over a vocabulary and its merges."""
+
+    def __init__(self, vocab_path: str, merges_path: str, specials: config.Vocabulary):
+        vocab, merges = (symbols.read(path).decode("utf-8", "replace") for path in (vocab_path, merges_path))
+        try:
+            ids = json.loads(vocab)
+            pairs = [tuple(line.split(" ")) for line in merges.splitlines() if line and not line.startswith("#version")]
+            if sorted(ids.values()) != list(range(len(ids))):
+                raise ValueError("ids are not 0 to size - 1")
+            self.tokenizer = tokenizer_files.byte_level(tokenizers.models.BPE(ids, pairs))
+        except Exception as error:
+            raise UserError(
+                f"{vocab_path} and {merges_path} make no BPE vocabulary ({one_line(error)}): give whole files"
+            ) from error
+        tokens = sorted(ids, key=ids.__getitem__)
+        super().__init__(specials, np.array(tokenizer_files.byte_level_begins_words(tokens)))
+        merged = {*tokenizer_files.byte_characters(), *("".join(pair) for pair in pairs)}
+        symbols.check_not_text(vocab_path, specials, {i for token, i in ids.items() if token in merged})
+        self._sizes = [len(token) for token in tokens]
+        self.table = {"tokens": tokens, "merges": pairs}
+
+
+class TikToken(_Tokenizer):
+    """LLaMA 3's byte-level BPE over a file of tiktoken's; its special tokens are ids above the file (`added`)."""
+
+    def __init__(self, path: str, specials: config.Vocabulary):
+        data = symbols.read(path)
+        try:
+            tokens, self.tokenizer = tokenizer_files.tiktoken(data)
+        except ValueError as error:
+            raise UserError(f"{path} is no file of tiktoken's ({one_line(error)}): give a whole one") from error
+        super().__init__(specials, np.array(tokenizer_files.byte_level_begins_words(tokens)))
+        symbols.check_not_text(path, specials, range(len(tokens)))
+        self._sizes = [len(token) for token in tokens]
+        self.table = {"tokens": tokens}
+
+
+class HuggingFace(_Tokenizer):
+    """A `tokenizer.json`: any model of Hugging Face's tokenizers, with what that does to text before.
+
+    Tokens that the file marks as special never come from text, those that it adds without that mark do.
+    """
+
+    separable = False
+
+    def __init__(self, path: str, specials: config.Vocabulary):
+        data = symbols.read(path)
+        try:
+            tree = json.loads(data)
+            self.tokenizer, self._decoder = tokenizer_files.hugging_face(tree)
+        except Exception as error:
+            raise UserError(f"{path} is no tokenizer.json ({one_line(error)}): give a whole one") from error
+        ids = self._decoder.get_vocab()
+        names = {i: token for token, i in ids.items()}
+        if not names:
+            raise UserError(f"{path} has no tokens: give a whole one")
+        tokens = [names.get(i, "") for i in range(max(names) + 1)]
+        own = symbols.own_sentinels(path, tokens, specials)
+        super().__init__(specials, np.array(tokenizer_files.begins_words(tree, tokens[: len(tokens) - own])))
+        special = tokenizer_files.special_ids(tree, ids)
+        symbols.check_not_text(path, specials, names.keys() - special)
+        self._sizes = tokenizer_files.own_bytes(tree, tokens)
+        self.table = {key: tree.get(key) for key in ("model", "added_tokens", "normalizer", "pre_tokenizer")}
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self._decoder.decode([int(i) for i in ids if 0 <= i < self._size], skip_special_tokens=False)
+
+
+class WordPiece(_Tokenizer):
+    """BERT's vocab.txt: words, one a line, and pieces of words after `##` (Devlin et al. 2019, arXiv:1810.04805).
+
+    Text is cleaned and cut at white space, at punctuation and around each Chinese character; a word goes into its
+    longest pieces, first to last, or is unknown. Of an uncased vocabulary text is lower-cased and its accents are
+    dropped. Whether it is one `train_kind` says, else the file: if none of its tokens but the bracketed has an
+    upper-case letter.
+    """
+
+    def __init__(self, path: str, specials: config.Vocabulary):
+        tokens = wordpiece.read(symbols.read(path))
+        ids = {token: i for i, token in enumerate(tokens)}
+        if len(ids) < len(tokens) or "[UNK]" not in ids:
+            raise UserError(f"{path} is no WordPiece vocabulary: give one token a line, none twice, one of them [UNK]")
+        super().__init__(specials, np.array([not token.startswith("##") for token in tokens]))
+        symbols.check_symbols(path, ids, symbols.WORDPIECE_SYMBOLS, specials)
+        kind = specials.train_kind
+        lowercase = kind == "uncased" if kind else wordpiece.is_uncased(tokens)
+        self.tokenizer = tokenizer_files.bert(ids, lowercase)
+        self.table = {"tokens": tokens, "lowercase": lowercase}

@@ -6,6 +6,7 @@ A field whose type is a role, or a union of dataclasses, is a tagged choice: in 
 import dataclasses
 import types
 import typing
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import ml_collections
@@ -58,6 +59,38 @@ def to_config_dict(value: Any) -> ml_collections.ConfigDict:
     return tree
 
 
+def choices(kind: Any) -> dict[str, type] | None:
+    """By kind what may play the role that a type is, or the tagged dataclasses of a union; None: it is neither."""
+    if is_role(kind):
+        return kind.choices
+    if typing.get_origin(kind) not in (types.UnionType, typing.Union):
+        return None
+    found: dict[str, type] = {}
+    for part in typing.get_args(kind):
+        if is_role(part):
+            found |= part.choices
+        elif dataclasses.is_dataclass(part):
+            found[part.kind] = part
+    return found or None
+
+
+def choice(choices: Mapping[str, type], tree: Any, where: str) -> type:
+    """The choice that a tree names as its `kind`.
+
+    Raises:
+      UserError: there is none of that kind.
+    """
+    kind = tree.get("kind") if isinstance(tree, Mapping) else tree
+    if kind not in choices:
+        raise UserError(f"{where}.kind is {kind!r}: {nearest(str(kind), choices)}")
+    return choices[kind]
+
+
+def default(field: dataclasses.Field) -> Any:
+    """A field's default; `dataclasses.MISSING`: it has none."""
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
 def parse(kind: Any, value: Any, where: str) -> Any:
     """`value` as the annotated type `kind`; `where` is what errors call it.
 
@@ -68,12 +101,10 @@ def parse(kind: Any, value: Any, where: str) -> Any:
     if origin in (types.UnionType, typing.Union):
         if value is None and types.NoneType in args:
             return None
-        choices = {c.kind: c for c in args if dataclasses.is_dataclass(c)}
-        if not choices:
+        if choices(kind) is None:
             return parse(next(a for a in args if a is not types.NoneType), value, where)
-        return _parse_choice(choices, value, where)
-    if is_role(kind):
-        return _parse_choice(kind.choices, value, where)
+    if (found := choices(kind)) is not None:
+        return _parse_dataclass(choice(found, value, where), value, where)
     if dataclasses.is_dataclass(kind):
         return _parse_dataclass(kind, value, where)
     if origin is dict:
@@ -84,6 +115,8 @@ def parse(kind: Any, value: Any, where: str) -> Any:
         if not isinstance(value, tuple | list):
             raise UserError(f"{where} is {value!r}: give a tuple")
         items = [args[0]] * len(value) if args[-1] is ... else args
+        if len(items) != len(value):
+            raise UserError(f"{where} is {value!r}: give {len(items)} values")
         return tuple(parse(a, v, f"{where}[{i}]") for i, (a, v) in enumerate(zip(items, value, strict=True)))
     if origin is Literal:
         if value not in args:
@@ -94,13 +127,6 @@ def parse(kind: Any, value: Any, where: str) -> Any:
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise UserError(f"{where} is {value!r}: give {_article(kind.__name__)}")
     return value
-
-
-def _parse_choice(choices: dict[str, type], value: Any, where: str) -> Any:
-    if not isinstance(value, dict) or value.get("kind") not in choices:
-        tag = value.get("kind") if isinstance(value, dict) else value
-        raise UserError(f"{where}.kind is {tag!r}: {nearest(str(tag), choices)}")
-    return _parse_dataclass(choices[value["kind"]], value, where)
 
 
 def _article(name: str) -> str:
@@ -119,8 +145,7 @@ def _parse_dataclass(kind: Any, value: Any, where: str) -> Any:
         if name not in known:
             raise UserError(f"there is no field {where}.{name}: {nearest(name, known)}")
     for name, f in known.items():
-        missing = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-        if missing and name not in given:
+        if name not in given and default(f) is dataclasses.MISSING:
             raise UserError(f"{where}.{name} is missing: set it")
     return kind(**{name: parse(hints[name], v, f"{where}.{name}") for name, v in given.items()})
 

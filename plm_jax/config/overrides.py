@@ -1,0 +1,217 @@
+"""Changes of a config, as the command line and sweeps give them: a dotted path and a value, or the text of one.
+
+    train.steps=1e5   optimizer.kind=adafactor   train.phases.0.length=64   data.mixture.books=2   vocabulary.pad=None
+
+`SECTION.kind=K` swaps a section to the defaults of that kind, but for fields without a default, which stay as they were
+where the kind of before has them, too. It acts before all that is given of the section, in whatever order they come.
+"""
+
+import ast
+import dataclasses
+import re
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from plm_jax.common import trees
+from plm_jax.common.errors import UserError, nearest
+
+Change = tuple[str, Any]
+_TRUE, _FALSE = ("true", "t", "yes", "y", "1"), ("false", "f", "no", "n", "0")
+_INDEX = re.compile(r"\[(\d+)\]")
+
+
+def apply(tree: Mapping[str, Any], changes: Sequence[Change], schema: type, root: str = "config") -> dict[str, Any]:
+    """A tree of a schema, which stays as it is, with other values at dotted paths.
+
+    Args:
+      changes: in order; a value that is a string is read as the field's type asks, any other stands for itself. Of a
+        path that is given again the last value counts; those of a tuple make one tuple.
+      schema: the dataclass that the tree describes.
+      root: what errors call it.
+
+    Raises:
+      UserError: a field that is not there (the nearest name is given), a value that the field does not take, a section
+        after some field of it, or a kind whose fields without a default are not given.
+    """
+    found, swapped = dict(tree), []
+    for path, value in _in_order(changes, root):
+        names = path.split(".")
+        if names[-1] == "kind":
+            swapped.append(names[:-1])
+        found = _changed(schema, found, names, value, root)
+    for names in swapped:
+        _check_complete(schema, found, names, root)
+    return found
+
+
+def _in_order(changes: Sequence[Change], root: str) -> list[tuple[str, list[Any]]]:
+    """Each path once, with all its values; kinds before what else is given of their section."""
+    values: dict[str, list[Any]] = {}
+    for path, value in changes:
+        path = _INDEX.sub(r".\1", path)
+        values[path] = [*values.pop(path, []), value]
+    ordered: list[str] = []
+    for path in values:
+        section, _, name = path.rpartition(".")
+        below = [other for other in ordered if name == "kind" and other.startswith(f"{section}.")]
+        ordered.insert(ordered.index(below[0]) if below else len(ordered), path)
+    for index, path in enumerate(ordered):
+        if of := [other for other in ordered[:index] if other.startswith(f"{path}.")]:
+            raise UserError(f"{root}.{path} is given after {root}.{of[0]}, which it would undo: give it before")
+    return [(path, values[path]) for path in ordered]
+
+
+def _changed(kind: Any, node: Any, names: Sequence[str], values: Sequence[Any], path: str) -> Any:
+    """A node of the annotated type `kind`, at `path`, with other values at `names` below it."""
+    if not names:
+        return _value(kind, values, path)
+    node = None if node is dataclasses.MISSING else node
+    name, others, kind = names[0], names[1:], _required(kind)
+    at, choices = f"{path}.{name}", trees.choices(kind)
+    if choices is not None and name == "kind" and not others:
+        return _swapped(choices, node, values[-1], path)
+    if choices is not None or dataclasses.is_dataclass(kind):
+        if choices is not None:
+            if node is None:
+                raise UserError(f"there is no field {at}: {path} is None, set {path}.kind too")
+            kind = trees.choice(choices, node, path)
+        hints = typing.get_type_hints(kind)
+        known = {f.name: f for f in dataclasses.fields(kind)}
+        if name not in known:
+            raise UserError(f"there is no field {at}: {nearest(name, known)}")
+        below = node[name] if node and name in node else trees.to_dict(trees.default(known[name]))
+        return {**(node or {}), name: _changed(hints[name], below, others, values, at)}
+    if typing.get_origin(kind) is dict:
+        element, node = typing.get_args(kind)[1], node or {}
+        is_section = trees.choices(element) is not None or dataclasses.is_dataclass(element)
+        if name not in node and is_section and list(others) != ["kind"]:
+            raise UserError(f"there is no field {at}: {nearest(name, node)}")
+        return {**node, name: _changed(element, node.get(name), others, values, at)}
+    if typing.get_origin(kind) is tuple:
+        items = list(node or ())
+        if not name.isdecimal() or int(name) >= len(items):
+            there = f"give a number from 0 to {len(items) - 1}" if items else f"{path} is empty"
+            raise UserError(f"there is no field {at}: {there}")
+        items[int(name)] = _changed(_elements(kind, items)[int(name)], items[int(name)], others, values, at)
+        return items
+    raise UserError(f"there is no field {at}: {path} is no section")
+
+
+def _swapped(choices: Mapping[str, type], node: Any, name: Any, path: str) -> dict[str, Any]:
+    """A section of another kind: its defaults, and of the fields without one what the section had."""
+    kind = trees.choice(choices, {"kind": name}, path)
+    if isinstance(node, Mapping) and node.get("kind") == name:
+        return dict(node)
+    found, hints = {"kind": name}, typing.get_type_hints(kind)
+    for f in dataclasses.fields(kind):
+        if (default := trees.default(f)) is not dataclasses.MISSING:
+            found[f.name] = trees.to_dict(default)
+        elif isinstance(node, Mapping) and f.name in node and _fits(hints[f.name], node[f.name]):
+            found[f.name] = node[f.name]
+    return found
+
+
+def _fits(kind: Any, value: Any) -> bool:
+    try:
+        trees.parse(kind, value, "")
+    except UserError:
+        return False
+    return True
+
+
+def _check_complete(schema: type, tree: Any, names: Sequence[str], root: str) -> None:
+    """Refuses a section of a new kind that lacks fields."""
+    kind: Any = schema
+    for name in names:
+        if typing.get_origin(kind) in (dict, tuple):
+            kind = typing.get_args(kind)[1 if typing.get_origin(kind) is dict else 0]
+        else:
+            choices = trees.choices(kind)
+            kind = typing.get_type_hints(trees.choice(choices, tree, root) if choices else kind)[name]
+        kind, tree, root = _required(kind), tree[int(name) if isinstance(tree, list) else name], f"{root}.{name}"
+    kind = trees.choice(trees.choices(kind) or {}, tree, root)
+    missing = [f.name for f in dataclasses.fields(kind) if f.name not in tree]
+    if missing:
+        given = " ".join(f"--{root}.{name}=…" for name in missing)
+        raise UserError(f"{root}.kind is '{tree['kind']}', which has no default for {', '.join(missing)}: add {given}")
+
+
+def _required(kind: Any) -> Any:
+    """A type without None."""
+    if typing.get_origin(kind) not in (types.UnionType, typing.Union):
+        return kind
+    others = [a for a in typing.get_args(kind) if a is not types.NoneType]
+    return others[0] if len(others) == 1 else kind
+
+
+def _elements(kind: Any, items: Sequence[Any]) -> Sequence[Any]:
+    """The types of a tuple's items."""
+    args = typing.get_args(kind)
+    return [args[0]] * len(items) if args[-1] is ... else args
+
+
+def _value(kind: Any, values: Sequence[Any], path: str) -> Any:
+    """What a field of a type is set to."""
+    if typing.get_origin(_required(kind)) is tuple:
+        if values[-1] in ("None", "none") and _required(kind) is not kind:
+            return None
+        items = [item for value in values for item in _items(value)]
+        elements = _elements(_required(kind), items)
+        if len(elements) != len(items):
+            raise UserError(f"{path} is {tuple(items)}: give {len(elements)} values")
+        return [_read(element, item, path) for element, item in zip(elements, items, strict=True)]
+    return _read(kind, values[-1], path)
+
+
+def _items(value: Any) -> Sequence[Any]:
+    """The items that a value of a tuple stands for; one alone needs no brackets."""
+    value = _literal(value) if isinstance(value, str) else value
+    return list(value) if isinstance(value, tuple | list) else [value]
+
+
+def _literal(text: str) -> Any:
+    """What a text is in Python, if it is something there, else the text."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def _read(kind: Any, value: Any, path: str) -> Any:
+    """The value of a type that a text stands for; any other value stands for itself."""
+    if not isinstance(value, str):
+        return int(value) if kind is int and isinstance(value, float) and value.is_integer() else trees.to_dict(value)
+    required = _required(kind)
+    if required is not kind and value in ("None", "none"):
+        return None
+    if required is str:
+        return value
+    if required is bool:
+        if value.lower() not in (*_TRUE, *_FALSE):
+            raise UserError(f"{path} is '{value}': give yes or no")
+        return value.lower() in _TRUE
+    if required in (int, float):
+        return _number(required, value, path)
+    if typing.get_origin(required) is Literal:
+        args = {str(a): a for a in typing.get_args(required)}
+        if value not in args:
+            raise UserError(f"{path} is '{value}': {nearest(value, args)}")
+        return args[value]
+    found = _literal(value)
+    if isinstance(found, str):
+        raise UserError(f"{path} is a section: set its fields, as in --{path}.NAME={value or 'VALUE'}")
+    return found
+
+
+def _number(kind: type, text: str, path: str) -> int | float:
+    try:
+        number = float(text)
+        whole = int(text) if re.fullmatch(r"[+-]?[\d_]+", text) else int(number) if number.is_integer() else None
+    except ValueError:
+        whole = number = None
+    found = number if kind is float else whole
+    if found is None:
+        raise UserError(f"{path} is '{text}': give {'a number' if kind is float else 'an integer'}")
+    return found

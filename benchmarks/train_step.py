@@ -134,7 +134,7 @@ def compare(arguments, cases: dict[str, contestants.Case]) -> dict:
     }
 
 
-# What `launch/environment.sh` and `cli.keep_freed_memory` set.
+# What `launch/environment.sh` and `command_line.keep_freed_memory` set.
 MEMORY = ":".join(
     f"glibc.malloc.{setting}" for setting in ("hugetlb=1", "mmap_max=0", "trim_threshold=1000000000000", "arena_max=1")
 )

@@ -10,7 +10,7 @@ plm_jax/cleaning/settings.py holds all settings.
 
 from absl import flags
 
-from plm_jax import cli
+from plm_jax.common import command_line
 
 _INPUT = flags.DEFINE_list("input", [], "paths or globs of WET, WARC or JSON lines files")
 _OUTPUT = flags.DEFINE_string("output", None, "the folder for the cleaned pages and the report")
@@ -20,11 +20,11 @@ _SET = flags.DEFINE_multi_string("set", [], "a changed setting, as in --set=line
 
 def main() -> None:
     """Cleans the crawl and prints what was removed."""
-    inputs, output = cli.required(_INPUT), cli.required(_OUTPUT)
+    inputs, output = command_line.required(_INPUT), command_line.required(_OUTPUT)
     from plm_jax.cleaning import job, settings
 
-    job.clean(inputs, output, settings.resolve(_FLAVOUR.value, _SET.value), cli.options())
+    job.clean(inputs, output, settings.resolve(_FLAVOUR.value, _SET.value), command_line.options())
 
 
 if __name__ == "__main__":
-    cli.run(main, takes_options=True)
+    command_line.run(main, takes_options=True)

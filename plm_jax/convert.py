@@ -5,8 +5,7 @@ One tensor at a time, each in the type that it has.
 
 from absl import flags
 
-from plm_jax import cli
-from plm_jax.common import progress
+from plm_jax.common import command_line, progress
 
 _SOURCE = flags.DEFINE_string("source", None, "a run, its checkpoint, a converted or a Hugging Face directory")
 _TARGET = flags.DEFINE_string("target", None, "a new folder")
@@ -15,8 +14,8 @@ _FORMAT = flags.DEFINE_enum("format", "plm_jax", ["plm_jax", "huggingface", "bil
 
 def main() -> None:
     """Converts and prints what there is now."""
-    source, target = cli.required(_SOURCE), cli.required(_TARGET)
-    cli.start_jax_on_host()
+    source, target = command_line.required(_SOURCE), command_line.required(_TARGET)
+    command_line.start_jax_on_host()
     with progress.doing("loading JAX"):
         from plm_jax.training import sources
 
@@ -26,4 +25,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    command_line.run(main)

@@ -7,37 +7,40 @@ import json
 
 from absl import flags
 
-from plm_jax import cli, config
-from plm_jax.common import progress, storage
+from plm_jax import config
+from plm_jax.common import command_line, progress, storage
 from plm_jax.common.errors import UserError
+from plm_jax.config.flags import ConfigFlag
 
 _CHECKPOINT = flags.DEFINE_string("checkpoint", None, "a run, its checkpoint, a converted or a Hugging Face directory")
 _TASKS = flags.DEFINE_list("tasks", [], "sources of the config, each with :SPLIT or for validation; default: all")
 _OUTPUT = flags.DEFINE_string("output", None, "a JSON file for the metrics")
-_CONFIG = cli.define_config()
+_CONFIG = ConfigFlag()
 
 
 def main() -> None:
     """Prints the metrics; a run directory gets them in its evaluation.jsonl too."""
-    checkpoint = cli.required(_CHECKPOINT)
+    checkpoint = command_line.required(_CHECKPOINT)
+    given = _CONFIG.run() if _CONFIG.is_given else None
     with progress.doing("loading JAX"):
-        cli.start_jax()
+        command_line.start_jax()
+        from plm_jax.data import preparation
         from plm_jax.data.sources import task_mixtures
         from plm_jax.evaluation import perplexity, task_metrics
         from plm_jax.inference import language_model
 
     with progress.doing(f"loading {checkpoint}"):
         lm = language_model.load(checkpoint)
-    if lm.run is None and _CONFIG.value is None:
+    if lm.run is None and given is None:
         raise UserError(f"{checkpoint} says nothing of data: name a config with --config, prepared with its vocabulary")
-    run = lm.run if _CONFIG.value is None else task_mixtures.expanded(cli.resolve(_CONFIG))
+    run = lm.run if given is None else task_mixtures.expanded(given)
     tasks = list(_TASKS.value or config.read_sources(run))
     for task in tasks:
         perplexity.split_of(run, task)  # None is worth waiting for if another is misspelt.
     sources = {name: run.data.sources[name] for name in (task.partition(":")[0] for task in tasks)}
     # Those of examples are read themselves.
     cached = [name for name, source in sources.items() if not isinstance(source, config.InputsTargetsSource)]
-    if changed := cli.changed_caches(run, cached):
+    if changed := preparation.changed_caches(run, cached):
         raise UserError(f"{'; '.join(changed)}: run `python -m plm_jax.prepare --config=…` first")
     record = None if lm.workdir is None else perplexity.Record(lm.workdir, lm.step)
     metrics: dict[str, dict[str, float]] = {}
@@ -63,4 +66,4 @@ def _figures(metrics: dict[str, float]) -> str:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    command_line.run(main)

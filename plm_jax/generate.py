@@ -5,8 +5,7 @@ A masked model fills each `[MASK]`, a model of spans each `<extra_id_0>`, `<extr
 
 from absl import flags
 
-from plm_jax import cli
-from plm_jax.common import progress
+from plm_jax.common import command_line, progress
 
 _CHECKPOINT = flags.DEFINE_string("checkpoint", None, "a run, its checkpoint, a converted or a Hugging Face directory")
 _PROMPT = flags.DEFINE_multi_string("prompt", [""], "what to continue or fill; may be given several times")
@@ -20,9 +19,9 @@ _SEED = flags.DEFINE_integer("seed", 0, "of the samples")
 
 def main() -> None:
     """Prints each prompt with its continuation, or with its blanks filled, or what an encoder-decoder answers."""
-    checkpoint = cli.required(_CHECKPOINT)
+    checkpoint = command_line.required(_CHECKPOINT)
     with progress.doing("loading JAX"):
-        cli.start_jax()
+        command_line.start_jax()
         from plm_jax.inference import language_model
 
     with progress.doing(f"loading {checkpoint}"):
@@ -44,4 +43,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    command_line.run(main)

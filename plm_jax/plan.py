@@ -5,18 +5,18 @@ import sys
 
 from absl import flags
 
-from plm_jax import cli
-from plm_jax.common import progress, storage
+from plm_jax.common import command_line, progress, storage
+from plm_jax.config.flags import ConfigFlag
 
-_CONFIG = cli.define_config()
+_CONFIG = ConfigFlag()
 _TOPOLOGY = flags.DEFINE_string("topology", None, "a TPU slice such as v5e:4x4 or v5p:4x4x4; none: shapes only")
 _OUTPUT = flags.DEFINE_string("output", None, "where the figures go as JSON")
 
 
 def main() -> None:
     """Compiles, prints a table, writes `--output`."""
-    run, topology = cli.resolve(_CONFIG), cli.required(_TOPOLOGY)
-    cli.start_jax_for_planning()
+    run, topology = _CONFIG.run(), command_line.required(_TOPOLOGY)
+    command_line.start_jax_for_planning()
     with progress.doing("loading JAX"):
         from plm_jax.planning import plan as planning
         from plm_jax.training import telemetry
@@ -32,4 +32,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    command_line.run(main)

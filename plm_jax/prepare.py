@@ -8,17 +8,18 @@ import importlib.util
 
 from absl import flags
 
-from plm_jax import cli
+from plm_jax.common import command_line
 from plm_jax.common.errors import UserError
+from plm_jax.config.flags import ConfigFlag
 
-_CONFIG = cli.define_config()
+_CONFIG = ConfigFlag()
 _OUTPUT = flags.DEFINE_string("output", None, "where the cache goes; by default the config's data.cache_dir")
 _RUNNER = flags.DEFINE_enum("runner", "local", ["local", "beam"], "where it runs; after -- options of Beam's pipeline")
 
 
 def main() -> None:
     """Writes the caches of the config's sources."""
-    run, options = cli.resolve(_CONFIG), cli.options()
+    run, options = _CONFIG.run(), command_line.options()
     if _RUNNER.value == "local" and options:
         raise UserError(f"'{options[0]}' is an option of a pipeline: add --runner=beam before the --")
     if _RUNNER.value == "beam":
@@ -33,4 +34,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main, takes_options=True)
+    command_line.run(main, takes_options=True)

@@ -5,10 +5,10 @@ What differs from the run so far is told; what the batches or the optimizer depe
 
 from absl import flags
 
-from plm_jax import cli
-from plm_jax.common import progress
+from plm_jax.common import command_line, progress
+from plm_jax.config.flags import ConfigFlag
 
-_CONFIG = cli.define_config()
+_CONFIG = ConfigFlag()
 _WORKDIR = flags.DEFINE_string("workdir", None, "the run directory: config, checkpoints, metrics")
 _ALLOW_CHANGES = flags.DEFINE_bool(
     "allow_changes", False, "go on, too, where the config's data, seed or optimizer are not those that the run had"
@@ -17,17 +17,18 @@ _ALLOW_CHANGES = flags.DEFINE_bool(
 
 def main() -> None:
     """Trains what `--config` says in `--workdir`."""
-    run, workdir = cli.resolve(_CONFIG), cli.required(_WORKDIR)
+    run, workdir = _CONFIG.run(), command_line.required(_WORKDIR)
+    from plm_jax.data import preparation
     from plm_jax.training import run_directory
 
     keeps = not _ALLOW_CHANGES.value and run_directory.has_checkpoint(workdir)
-    cli.prepare_if_needed(run, trained=workdir if keeps else "")
+    preparation.prepare_if_needed(run, _CONFIG.arguments(), trained=workdir if keeps else "")
     with progress.doing("loading JAX"):
-        cli.start_jax()
+        command_line.start_jax()
         from plm_jax.training import loop
 
     loop.pretrain(run, workdir, _ALLOW_CHANGES.value)
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    command_line.run(main)

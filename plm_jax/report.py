@@ -5,8 +5,7 @@ With `--model_table` instead: the README's table of published models.
 
 from absl import flags
 
-from plm_jax import cli
-from plm_jax.common import progress, storage
+from plm_jax.common import command_line, progress, storage
 from plm_jax.common.errors import UserError
 
 _WORKDIRS = flags.DEFINE_list("workdirs", [], "run directories")
@@ -17,7 +16,7 @@ _MODEL_TABLE = flags.DEFINE_bool("model_table", False, "print the table of publi
 def main() -> None:
     """Writes the page and prints its path, or prints the table."""
     if _MODEL_TABLE.value:
-        cli.start_jax_on_host()
+        command_line.start_jax_on_host()
         with progress.doing("counting parameters"):
             from plm_jax.experiments import model_table
 
@@ -34,4 +33,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    command_line.run(main)

@@ -8,7 +8,7 @@ import sys
 
 from absl import flags
 
-from plm_jax import cli
+from plm_jax.common import command_line
 from plm_jax.common.errors import UserError
 
 _SWEEP = flags.DEFINE_string("sweep", None, "a file with `base` and `overrides`, such as configs/ablations/X.py")
@@ -19,7 +19,7 @@ _LAUNCHER = flags.DEFINE_enum("launcher", "local", ["local"], "where runs go: on
 
 def main() -> None:
     """Runs what is not finished and prints the table."""
-    path, workdir = cli.required(_SWEEP), cli.required(_WORKDIR)
+    path, workdir = command_line.required(_SWEEP), command_line.required(_WORKDIR)
     try:
         seeds = [int(seed) for seed in _SEEDS.value]
     except ValueError:
@@ -32,4 +32,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    command_line.run(main)

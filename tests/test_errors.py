@@ -259,7 +259,7 @@ def test_a_damaged_checkpoint_leaves_the_run(kind, how, tiny, trained_copy, verb
 def test_reads_that_fail_behind_the_first_are_kept_quiet():
     program = """
 import asyncio, gc
-from plm_jax import cli
+from plm_jax.common import command_line
 async def fail():
     1 / 0
 async def main():
@@ -268,7 +268,7 @@ async def main():
 def verb():
     asyncio.run(main())
     gc.collect()
-cli.run(verb)
+command_line.run(verb)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
@@ -277,7 +277,7 @@ cli.run(verb)
 def test_only_what_tensorstore_cannot_tell_its_loop_is_kept_quiet():
     program = """
 import tensorstore
-from plm_jax import cli
+from plm_jax.common import command_line
 class Odd:
     def __del__(self):
         raise ValueError("of an object")
@@ -286,7 +286,7 @@ def main():
     future.add_done_callback(lambda future: 1 / 0)
     promise.set_result(None)
     Odd()
-cli.run(main)
+command_line.run(main)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0

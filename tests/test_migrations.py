@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from plm_jax import cli, config
+from plm_jax import config
 from plm_jax.common.errors import UserError
-from plm_jax.config import migrations, pages
+from plm_jax.config import migrations, overrides, pages
 
 # What the config.json of three published configs held before the first fields were renamed.
 BEFORE = json.loads((pathlib.Path(__file__).parent / "golden" / "configs_before_renaming.json").read_text())
@@ -53,9 +53,10 @@ def test_a_name_of_before_in_a_config_is_refused_with_that_of_today():
 
 
 def test_a_name_of_before_on_the_command_line_is_answered_with_that_of_today():
-    argv = ["pretrain", "--config=albert:base", "--config.model.embedding.table_width=64"]
-    line = "there is no field config.model.embedding.table_width: it is called embedding_size now"
-    assert cli._unknown_field(argv) == line
+    tree = pages.load("albert:base").config().to_dict()
+    line = r"there is no field config\.model\.embedding\.table_width: it is called embedding_size now"
+    with pytest.raises(UserError, match=line):
+        overrides.apply(tree, [("model.embedding.table_width", "64")], config.Run)
 
 
 def test_fields_of_the_same_name_in_models_of_ones_own_stay():

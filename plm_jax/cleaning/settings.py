@@ -1,6 +1,5 @@
 """What cleaning does: every rule with its thresholds, and C4's flavours (`tensorflow_datasets/text/c4.py`, 3.1.0)."""
 
-import ast
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,6 +7,7 @@ from typing import ClassVar
 
 from plm_jax.common import trees
 from plm_jax.common.errors import UserError, nearest
+from plm_jax.config import overrides
 
 # The languages of mC4: those of CLD3 with at least 10,000 pages.
 _CODES = """
@@ -176,42 +176,23 @@ FLAVOURS = {
 def resolve(flavour: str, changes: Sequence[str] = ()) -> Settings:
     """A flavour with some changes, each as in `lines.min_words=4`, `near_duplicates.kind=minhash` or `badwords=None`.
 
-    A `kind` gives its section other fields and so comes first, wherever it stands.
-
     Raises:
       UserError: no such flavour or field, a value of the wrong type or out of range, a missing path.
     """
     if flavour not in FLAVOURS:
         raise UserError(f"there is no flavour '{flavour}': {nearest(flavour, FLAVOURS)}")
-    tree = trees.to_dict(FLAVOURS[flavour])
-    for change in sorted(changes, key=lambda change: not change.partition("=")[0].endswith(".kind")):
+    given = []
+    for change in changes:
         path, equals, value = change.partition("=")
         if not equals:
             raise UserError(f"--set={change} sets nothing: write it as in --set=lines.min_words=4")
-        *sections, name = path.split(".")
         if path == "kind":
             raise UserError(f"--set={change} names no section: write it as in --set=near_duplicates.kind=minhash")
-        node = tree
-        for section in sections:
-            if node.get(section) is None and name == "kind":
-                node[section] = {}
-            node = node.get(section)
-            if not isinstance(node, dict):
-                raise UserError(f"settings.{path}: '{section}' has no fields here; set {section}.kind too")
-        if name == "kind":
-            node.clear()
-        node[name] = _literal(value)
+        given.append((path, value))
+    tree = overrides.apply(trees.to_dict(FLAVOURS[flavour]), given, Settings, "settings")
     settings = trees.parse(Settings, tree, "settings")
     _check(settings)
     return settings
-
-
-def _literal(text: str):
-    """A number, tuple, None or quoted string as Python writes it, else the text itself."""
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
 
 
 def _check(settings: Settings) -> None:

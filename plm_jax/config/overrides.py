@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from plm_jax.common import trees
 from plm_jax.common.errors import UserError, nearest
+from plm_jax.config import migrations
 
 Change = tuple[str, Any]
 _TRUE, _FALSE = ("true", "t", "yes", "y", "1"), ("false", "f", "no", "n", "0")
@@ -68,8 +69,8 @@ def _changed(kind: Any, node: Any, names: Sequence[str], values: Sequence[Any], 
     if not names:
         return _value(kind, values, path)
     node = None if node is dataclasses.MISSING else node
-    name, others, kind = names[0], names[1:], _required(kind)
-    at, choices = f"{path}.{name}", trees.choices(kind)
+    name, others, choices = names[0], names[1:], trees.choices(kind)
+    at, kind = f"{path}.{name}", _required(kind)
     if choices is not None and name == "kind" and not others:
         return _swapped(choices, node, values[-1], path)
     if choices is not None or dataclasses.is_dataclass(kind):
@@ -80,7 +81,8 @@ def _changed(kind: Any, node: Any, names: Sequence[str], values: Sequence[Any], 
         hints = typing.get_type_hints(kind)
         known = {f.name: f for f in dataclasses.fields(kind)}
         if name not in known:
-            raise UserError(f"there is no field {at}: {nearest(name, known)}")
+            renamed = migrations.told(at.removeprefix("config."))
+            raise UserError(renamed or f"there is no field {at}: {nearest(name, known)}")
         below = node[name] if node and name in node else trees.to_dict(trees.default(known[name]))
         return {**(node or {}), name: _changed(hints[name], below, others, values, at)}
     if typing.get_origin(kind) is dict:
@@ -128,14 +130,20 @@ def _check_complete(schema: type, tree: Any, names: Sequence[str], root: str) ->
         if typing.get_origin(kind) in (dict, tuple):
             kind = typing.get_args(kind)[1 if typing.get_origin(kind) is dict else 0]
         else:
-            choices = trees.choices(kind)
-            kind = typing.get_type_hints(trees.choice(choices, tree, root) if choices else kind)[name]
-        kind, tree, root = _required(kind), tree[int(name) if isinstance(tree, list) else name], f"{root}.{name}"
-    kind = trees.choice(trees.choices(kind) or {}, tree, root)
-    missing = [f.name for f in dataclasses.fields(kind) if f.name not in tree]
+            kind = typing.get_type_hints(_section(kind, tree, root))[name]
+        tree, root = tree[int(name) if isinstance(tree, list) else name], f"{root}.{name}"
+    missing = [f.name for f in dataclasses.fields(_section(kind, tree, root)) if f.name not in tree]
     if missing:
-        given = " ".join(f"--{root}.{name}=…" for name in missing)
-        raise UserError(f"{root}.kind is '{tree['kind']}', which has no default for {', '.join(missing)}: add {given}")
+        raise UserError(
+            f"{root}.kind is '{tree['kind']}', which has no default for {', '.join(missing)}: set that too, as in "
+            f"{root}.{missing[0]}=…"
+        )
+
+
+def _section(kind: Any, tree: Any, path: str) -> Any:
+    """The dataclass that a tree of a type is."""
+    choices = trees.choices(kind)
+    return _required(kind) if choices is None else trees.choice(choices, tree, path)
 
 
 def _required(kind: Any) -> Any:
@@ -201,7 +209,7 @@ def _read(kind: Any, value: Any, path: str) -> Any:
         return args[value]
     found = _literal(value)
     if isinstance(found, str):
-        raise UserError(f"{path} is a section: set its fields, as in --{path}.NAME={value or 'VALUE'}")
+        raise UserError(f"{path} is a section: set its fields, as in {path}.NAME=…")
     return found
 
 

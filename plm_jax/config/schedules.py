@@ -39,6 +39,7 @@ class ConstantSchedule(Schedule):
     """The peak from the warm-up on.
 
     Attributes:
+      warmup_steps: how long the rate rises.
       by_tokens: the warm-up goes by the tokens read so far and not evenly from step to step.
     """
 
@@ -55,9 +56,11 @@ class ConstantSchedule(Schedule):
 
 @dataclass(frozen=True)
 class DecayingSchedule(Schedule):
-    """After the warm-up down to `final_fraction` of the peak at `decay_steps` (0: at train.steps), then flat.
+    """After the warm-up the rate falls, then it is flat.
 
     Attributes:
+      warmup_steps: how long the rate rises.
+      decay_steps: where it has fallen to `final_fraction` of the peak (0: at train.steps).
       decay_counts_warmup: the decay counts from step 0 and not from the warm-up's end, where the rate then steps down
         a little, as BERT's does (google-research/bert, optimization.py).
       by_tokens: warm-up and decay go by the tokens read so far and not evenly from step to step, so that a batch that

@@ -16,7 +16,6 @@ As a config file, this module is the config that a run directory holds: `--confi
 """
 
 import contextlib
-import copy
 import dataclasses
 import json
 import os
@@ -33,8 +32,8 @@ from tqdm import tqdm
 
 from plm_jax import config
 from plm_jax.common import storage
-from plm_jax.common.errors import UserError, nearest, users_code
-from plm_jax.config import pages
+from plm_jax.common.errors import UserError, users_code
+from plm_jax.config import overrides, pages
 from plm_jax.data.sources import task_mixtures
 from plm_jax.experiments import comparison
 from plm_jax.training import run_directory
@@ -182,40 +181,28 @@ def _described(path: str) -> tuple[dict[str, tuple[dict[str, Any], config.Run]],
     with users_code(base.module.__file__):
         tree = config.to_dict(config.from_dict(base.config()))
     with users_code(sweep.module.__file__):
-        overrides = list(sweep.module.overrides())
+        members = list(sweep.module.overrides())
     described: dict[str, tuple[dict[str, Any], config.Run]] = {}
-    for override in overrides:
-        match override:
+    for member in members:
+        match member:
             case str(name), dict(changes):
                 pass
             case _:
-                raise UserError(f"`overrides` of {path} yields {override!r}: give a name and a dictionary of changes")
+                raise UserError(f"`overrides` of {path} yields {member!r}: give a name and a dictionary of changes")
         if not re.fullmatch(r"[A-Za-z0-9][\w.+-]*", name) or name in (_RESULTS, _TABLE):
             raise UserError(f"{path} has a run '{name}': give another name, of letters, digits, _ - + and .")
         if name in described:
             raise UserError(f"{path} has two runs '{name}': give each a name of its own")
         try:
-            described[name] = config.to_dict(changes), config.from_dict(_changed(tree, changes))
+            described[name] = (
+                config.to_dict(changes),
+                config.from_dict(overrides.apply(tree, list(changes.items()), config.Run)),
+            )
         except UserError as error:
             raise UserError(f"run '{name}' of {path}: {error}") from error
     if not described:
         raise UserError(f"{path} has no run: let `overrides` yield names and changes")
     return described, base.file
-
-
-def _changed(tree: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """A config's tree with other values at dotted paths."""
-    tree = copy.deepcopy(tree)
-    for path, value in changes.items():
-        section, names = tree, path.split(".")
-        for depth, name in enumerate(names):
-            if not isinstance(section, dict) or (depth < len(names) - 1 and name not in section):
-                hint = nearest(name, section) if isinstance(section, dict) else "it is in no section"
-                raise UserError(f"there is no field config.{'.'.join(names[: depth + 1])}: {hint}")
-            if depth < len(names) - 1:
-                section = section[name]
-        section[names[-1]] = config.to_dict(value)
-    return tree
 
 
 def _held(workdir: str) -> config.Run:

@@ -302,7 +302,7 @@ def test_seeds_have_directories_of_their_own(tiny, tmp_path):
     [
         ('yield "a", {"train.stepz": 1}', "run 'a' of .*: there is no field config.train.stepz: did you mean 'steps'"),
         ('yield "a", {"trane.steps": 1}', "there is no field config.trane: did you mean 'train'"),
-        ('yield "a", {"train.steps.x": 1}', "there is no field config.train.steps.x: it is in no section"),
+        ('yield "a", {"train.steps.x": 1}', "there is no field config.train.steps.x: config.train.steps is no section"),
         ('yield "a", {"train.steps": "one"}', "config.train.steps is 'one': give an integer"),
         ('yield "a/b", {}', "a run 'a/b': give another name"),
         ('yield "table.md", {}', "a run 'table.md': give another name"),

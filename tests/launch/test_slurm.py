@@ -15,8 +15,8 @@ SMALL = ["--nodes=2", "--gpus-per-node=1", "--ntasks-per-node=1"]
 # A process of a training job, as far as joining goes; the first life waits for its end.
 TRAIN = """
 import os, pathlib, time
-from plm_jax import cli
-cli.start_jax()
+from plm_jax.common import command_line
+command_line.start_jax()
 import jax
 import numpy as np
 from jax.experimental import multihost_utils

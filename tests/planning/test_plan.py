@@ -9,7 +9,8 @@ import jax
 import numpy as np
 import pytest
 
-from plm_jax import cli, config
+from plm_jax import config
+from plm_jax.common import command_line
 from plm_jax.common.errors import UserError
 from plm_jax.config import pages
 from plm_jax.models import settings
@@ -148,7 +149,7 @@ ENTRY %main (a: f32[4]) -> f32[16] {
 @needs_libtpu
 @pytest.mark.parametrize(("topology", "chips", "width"), SLICES)
 def test_an_fsdp_program_gathers_layer_by_layer_and_scatters_gradients(monkeypatch, topology, chips, width):
-    for name, value in cli.WITHOUT_TPU.items():
+    for name, value in command_line.WITHOUT_TPU.items():
         monkeypatch.setenv(name, value)
     program = Program(wide(width, chips), planning.slice_devices(topology))
     (stage,) = program.stages

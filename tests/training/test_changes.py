@@ -103,7 +103,7 @@ def test_fewer_steps_than_were_taken_are_a_mistake_more_are_told(tiny, halfway, 
     assert fewer.status == 2 and contents(halfway) == before
     (line,) = fewer.errors
     assert "is at step 3, config.train.steps is 2" in line
-    more = go_on("--config.train.steps=5", "--config.schedule.kind=linear")
+    more = go_on("--config.train.steps=5", "--config.schedule.kind=linear", "--config.schedule.decay_steps=10")
     assert more.status == 0, more.err
     table = more.err[more.err.index("what differs from the run up to step 3:") :].splitlines()
     assert [line.split() for line in table[1:4]] == [
@@ -111,9 +111,9 @@ def test_fewer_steps_than_were_taken_are_a_mistake_more_are_told(tiny, halfway, 
         ["schedule", "constant", "linear"],
         ["train.steps", "6", "5"],
     ]
-    # 0.001 falls by a fifth of it a step.
-    assert "the learning rates to come change with that: that of step 4 is 0.0004 and would have been 0.001" in more.err
-    np.testing.assert_allclose(list(runs.column(halfway, "train/learning_rate").values())[3:], [4e-4, 2e-4], rtol=1e-5)
+    # 0.001 falls by a tenth of it a step.
+    assert "the learning rates to come change with that: that of step 4 is 0.0007 and would have been 0.001" in more.err
+    np.testing.assert_allclose(list(runs.column(halfway, "train/learning_rate").values())[3:], [7e-4, 6e-4], rtol=1e-5)
     assert runs.rows(halfway)[-1]["step"] == 5
 
 

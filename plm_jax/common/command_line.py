@@ -1,0 +1,212 @@
+"""What the verbs share: flags and help, errors as one line with exit status 2, the JAX set-up of their processes."""
+
+import ctypes
+import glob
+import logging
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+
+from absl import flags
+from absl import logging as absl_logging
+
+from plm_jax.common import extras, storage
+from plm_jax.common.errors import UserError, one_line
+
+# glibc's malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
+
+# libtpu, with which `plan` compiles, then looks for no TPU and no other process, and does not tell at length that it
+# found none.
+WITHOUT_TPU = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "v5p-8",
+    "TPU_STDERR_LOG_LEVEL": "3",
+    "TPU_MIN_LOG_LEVEL": "3",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+
+
+class _DottedFlag(flags.Flag):
+    """A flag below which there are fields, `--NAME.a.b=value`, that only its value tells.
+
+    Attributes:
+      below: what the help says of these.
+    """
+
+    def __init__(self, name: str, told: str, below: str):
+        super().__init__(flags.ArgumentParser(), flags.ArgumentSerializer(), name, None, told)
+        self.below = below
+
+
+def define_dotted(name: str, told: str, below: str) -> flags.FlagHolder:
+    """A flag `--NAME=value` with `--NAME.a.b=value`, which `dotted` gives; `told` and `below` are the help of both."""
+    return flags.DEFINE_flag(_DottedFlag(name, told, below))
+
+
+def dotted(flag: flags.FlagHolder) -> list[tuple[str, str]]:
+    """What the command line sets below a flag, in order: the path of each and its value, `("a.b", "value")`."""
+    _, found = _parted(_arguments(), flag.name)
+    return found
+
+
+def required(flag: flags.FlagHolder) -> str:
+    """The value of a flag that must be given."""
+    if not flag.value:
+        raise UserError(f"--{flag.name} is missing: set it")
+    return flag.value
+
+
+def run(main: Callable[[], None], takes_options: bool = False) -> None:
+    """Parses the command line and calls `main`; a `UserError` becomes one line and exit status 2.
+
+    Args:
+      main: what the verb does.
+      takes_options: whether options of another program may follow after `--`, see `options`.
+    """
+    # Libraries' chatter would bury the one line that matters.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    if not glob.glob("/dev/accel*") and not glob.glob("/dev/vfio/*"):  # As libtpu finds the chips of a machine.
+        os.environ |= WITHOUT_TPU
+    absl_logging.set_verbosity(absl_logging.ERROR)
+    # Orbax reads arrays as tasks; where several fail, asyncio prints the traceback of each that nobody asked for.
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+    sys.unraisablehook = _report_unraisable
+    try:
+        if {"--help", "-h", "--helpfull"} & set(_arguments()):
+            print(_help(main))
+            return
+        _parse_flags(takes_options)
+        with extras.told():
+            main()
+    except UserError as error:
+        # Threads of readers and savers must not keep a failed process alive, nor talk into its one line.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        stderr = os.dup(2)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        os.write(stderr, f"error: {error}\n".encode())
+        os._exit(2)
+    except KeyboardInterrupt:
+        print("stopped; run the same command again to go on", file=sys.stderr, flush=True)
+        os._exit(130)
+
+
+def options() -> list[str]:
+    """What follows after `--` on the command line."""
+    return sys.argv[sys.argv.index("--") + 1 :] if "--" in sys.argv else []
+
+
+def _report_unraisable(unraisable) -> None:
+    """`sys.unraisablehook`: all but what TensorStore reports of no object and with no word of its own.
+
+    Orbax closes its event loop at the first read that fails; the threads of the other reads then find no loop to tell.
+    """
+    if unraisable.object is not None or unraisable.err_msg is not None:
+        sys.__unraisablehook__(unraisable)
+
+
+def _arguments() -> list[str]:
+    """The command line up to `--`, with what `--flagfile` holds in its place."""
+    end = sys.argv.index("--") if "--" in sys.argv else None
+    return flags.FLAGS.read_flags_from_files(sys.argv[1:end], force_gnu=False)
+
+
+def _parse_flags(takes_options: bool) -> None:
+    arguments = _arguments() + ([] if takes_options or "--" not in sys.argv else ["--", *options()])
+    for name in [name for name in flags.FLAGS if isinstance(flags.FLAGS[name], _DottedFlag)]:
+        arguments, _ = _parted(arguments, name)
+    try:
+        rest = flags.FLAGS([sys.argv[0], *arguments])
+    except flags.Error as error:
+        raise UserError(one_line(error, None)) from error
+    if len(rest) > 1:
+        raise UserError(f"'{rest[1]}' is no flag: write --name=value")
+
+
+def _parted(arguments: Sequence[str], name: str) -> tuple[list[str], list[tuple[str, str]]]:
+    """The arguments without those that set something below a flag, and these as (dotted path, value).
+
+    As in absl `--NAME.path value` is `--NAME.path=value`, `--NAME.path` alone is yes, and `--noNAME.path` is no.
+    """
+    others, found, left = [], [], list(arguments)
+    while left:
+        argument = left.pop(0)
+        match = re.fullmatch(rf"--?(no)?{name}\.([^=]+)(?:=(.*))?", argument, re.DOTALL)
+        if match is None:
+            others.append(argument)
+            continue
+        negated, path, value = match.groups()
+        if value is None and not negated and left and not re.match(r"-[^\d.]", left[0]):
+            value = left.pop(0)
+        found.append((path, ("no" if negated else "yes") if value is None else value))
+    return others, found
+
+
+def _help(main: Callable[[], None]) -> str:
+    """What a verb does, and its flags; those that libraries define are left out."""
+    rows = []
+    modules = flags.FLAGS.flags_by_module_dict()
+    ours = [name for name in modules if name.startswith("plm_jax.") or name == sys.argv[0]]  # absl's `__main__`.
+    for flag in sorted((flag for name in ours for flag in modules[name]), key=lambda flag: flag.name != "config"):
+        default = f" (default: {flag.default_as_str})" if flag.default not in (None, "", [], [""]) else ""
+        told, _, _ = flag.help.partition(";\n")  # What absl adds of flags that may be given again.
+        rows.append((f"--{flag.name}=…", f"{told}{default}"))
+        if isinstance(flag, _DottedFlag):
+            rows.append((f"--{flag.name}.FIELD=…", flag.below))
+    width = max((len(name) for name, _ in rows), default=0)
+    docstring = (main.__globals__.get("__doc__") or "").strip()
+    return "\n".join([docstring, "", *(f"  {name:<{width}}  {told}" for name, told in rows)])
+
+
+def start_jax() -> None:
+    """Joins the job's other processes, if the environment names any, and turns the compilation cache on.
+
+    `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES` and `JAX_PROCESS_ID` are what `launch/local.py` sets; on a TPU pod,
+    SLURM or GKE jax finds them itself once `PLM_JAX_DISTRIBUTED=1` asks for it.
+    """
+    import jax
+
+    # SIGTERM ends a process: jax would take it for a notice that somebody asks for, and go on.
+    jax.config.update("jax_enable_preemption_service", False)
+    if "JAX_NUM_PROCESSES" in os.environ:
+        jax.distributed.initialize(
+            os.environ["JAX_COORDINATOR_ADDRESS"],
+            int(os.environ["JAX_NUM_PROCESSES"]),
+            int(os.environ["JAX_PROCESS_ID"]),
+        )
+    elif os.environ.get("PLM_JAX_DISTRIBUTED") == "1":
+        jax.distributed.initialize()
+        os.environ["JAX_PROCESS_ID"] = str(jax.process_index())  # As from a launcher: the first alone tells progress.
+    if jax.config.jax_compilation_cache_dir is None:
+        jax.config.update("jax_compilation_cache_dir", storage.cache_folder("compilation"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    if jax.default_backend() == "cpu":
+        keep_freed_memory()
+    if jax.default_backend() == "cpu" and jax.device_count() > 1:
+        # Read back from the cache, a program for several CPU devices deadlocks (seen with jax 0.10.2): its devices
+        # come to the collectives in different orders.
+        jax.config.update("jax_enable_compilation_cache", False)
+
+
+def start_jax_for_planning() -> None:
+    """Sets JAX up to compile for TPUs that are not there; to be called before JAX is imported."""
+    os.environ |= WITHOUT_TPU | {"JAX_PLATFORMS": "cpu"}
+
+
+def start_jax_on_host() -> None:
+    """Leaves accelerators, which another process may hold, alone; to be called before JAX is imported."""
+    os.environ["JAX_PLATFORMS"] = "cpu"
+
+
+def keep_freed_memory() -> None:
+    """Has glibc's malloc keep what a step frees, for the next step; other C libraries stay as they are.
+
+    On a CPU the step's temporaries are malloc's. Given back to the kernel they are zeroed page by page at every step.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "gnu_get_libc_version"):
+        for parameter, value in ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, -1), (_M_ARENA_MAX, 1)):
+            libc.mallopt(parameter, value)

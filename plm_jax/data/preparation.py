@@ -1,0 +1,78 @@
+"""Whether the caches of a run are there and of its texts; if not, they are prepared before it trains."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+
+from plm_jax import config
+from plm_jax.common import progress, storage
+from plm_jax.common.errors import UserError
+from plm_jax.data.cache import origins
+from plm_jax.data.sources import task_mixtures
+
+
+def prepare_if_needed(run: config.Run, arguments: Sequence[str], trained: str = "") -> None:
+    """Prepares the caches of the config's sources in a child process, so that this one never imports TensorFlow.
+
+    Those that are missing, and those that are of other texts or settings than the config's.
+
+    Args:
+      arguments: the flags that make `prepare` read the same config.
+      trained: what was trained on the caches that are there, which then are not replaced.
+
+    Raises:
+      UserError: a cache is of other texts or settings, and is not replaced, or several processes would read it.
+    """
+    if not progress.is_first():
+        return
+    # In a bucket a folder is there as soon as its upload has begun.
+    last = "manifest.json" if storage.is_remote(run.data.cache_dir) else ""
+    missing, changed, seen = [], [], set()
+    for each in (run, task_mixtures.expanded(run)):  # Of a mixture what is noted of it, and then its tasks' caches.
+        names = [name for name in config.read_sources(each) if name not in seen]
+        absent = [name for name in names if not storage.exists(os.path.join(run.data.cache_dir, name, last))]
+        changed += changed_caches(each, [name for name in names if name not in absent])
+        missing += absent
+        seen.update(names)
+    several = os.environ.get("JAX_NUM_PROCESSES", os.environ.get("SLURM_NTASKS", "1")) != "1"
+    if changed and trained:
+        raise UserError(
+            f"{'; '.join(changed)}; {trained} was trained on it: change that back, choose another --workdir, or have "
+            "it prepared anew and go on with --allow_changes"
+        )
+    if changed and (several or os.environ.get("PLM_JAX_DISTRIBUTED") == "1"):
+        raise UserError(f"{'; '.join(changed)}: run `python -m plm_jax.prepare --config=…` first")
+    if missing:
+        _say(f"no cache of {', '.join(missing)} in {run.data.cache_dir}: preparing it")
+    for change in changed:
+        _say(f"{change}: preparing it anew")
+    if not missing and not changed:
+        return
+    finished = subprocess.run([sys.executable, "-m", "plm_jax.prepare", *arguments])
+    if finished.returncode:
+        sys.exit(finished.returncode)
+
+
+def changed_caches(run: config.Run, names: Iterable[str]) -> list[str]:
+    """Of these sources' caches those that are not of the config's texts and settings, and why; says what is not there.
+
+    Raises:
+      UserError: a cache is missing or damaged.
+    """
+    changed, unseen = [], []
+    for name in names:
+        found = origins.compare(run, name, _say)
+        if found.changed:
+            changed.append(
+                f"the cache of '{name}' in {run.data.cache_dir} is not of what the config names ({found.changed})"
+            )
+        elif found.unseen:
+            unseen.append(f"'{name}' ({found.unseen})")
+    if unseen:
+        _say(f"the texts of {', '.join(unseen)} are not here: their caches are taken as they are")
+    return changed
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -19,16 +19,26 @@ line, where the paths in `data.sources` point, and the model of albert/albert-ba
 `vocabulary.spec` points, or set both.
 """
 
+from typing import NamedTuple
+
 from plm_jax import config, objectives
 from plm_jax.data.sources import corpora
 from plm_jax.models import settings
 
-# size: layers, width, heads
+
+class Size(NamedTuple):
+    """Dimensions."""
+
+    layers: int
+    width: int
+    heads: int
+
+
 SIZES = {
-    "base": (12, 768, 12),
-    "large": (24, 1024, 16),
-    "xlarge": (24, 2048, 16),
-    "xxlarge": (12, 4096, 64),
+    "base": Size(layers=12, width=768, heads=12),
+    "large": Size(layers=24, width=1024, heads=16),
+    "xlarge": Size(layers=24, width=2048, heads=16),
+    "xxlarge": Size(layers=12, width=4096, heads=64),
 }
 V2 = "v2-"
 STEPS = {"v2-base": 10_000_000, "v2-large": 3_000_000, "v2-xlarge": 3_000_000, "v2-xxlarge": 3_000_000}
@@ -65,9 +75,9 @@ def model(layers: int, width: int, heads: int, vocab_size: int = 30000, length: 
 
 def get_config(size: str = "base"):
     """The run of one of SIZES; with `v2-` before it, of the second version."""
-    dimensions = config.choose(SIZES | {V2 + name: dimensions for name, dimensions in SIZES.items()}, size)
+    of = config.choose(SIZES | {V2 + name: of for name, of in SIZES.items()}, size)
     run = config.Run(
-        model=model(*dimensions, dropout=0.0 if size.startswith(V2) else 0.1),
+        model=model(*of, dropout=0.0 if size.startswith(V2) else 0.1),
         objective=objectives.MaskedLM(max_predictions=20, whole_words=3),
         vocabulary=config.Vocabulary(
             spec="sentencepiece:../vocabularies/albert/spiece.model", lowercase=True, pad=0, unk=1, cls=2, sep=3, mask=4

@@ -16,19 +16,27 @@ merges.txt) where `vocabulary.spec` points, or set both.
 """
 
 import dataclasses
+from typing import NamedTuple
 
 from plm_jax import config, objectives
 from plm_jax.data.sources import corpora
 from plm_jax.models import settings
 
-# size: layers of each stack, width, heads, learning rate, steps of warm-up
+
+class Size(NamedTuple):
+    """Dimensions, of each stack its layers; the peak of the rate, and its warm-up."""
+
+    layers: int
+    width: int
+    heads: int
+    learning_rate: float
+    warmup_steps: int
+
+
 SIZES = {
-    "base": (6, 768, 12, 6e-4, 24_000),
-    "large": (12, 1024, 16, 4e-4, 30_000),
+    "base": Size(layers=6, width=768, heads=12, learning_rate=6e-4, warmup_steps=24_000),
+    "large": Size(layers=12, width=1024, heads=16, learning_rate=4e-4, warmup_steps=30_000),
 }
-# size: what the backward pass recomputes, microbatches. Where memory is ample, set model.remat=none and
-# train.microbatches=1. `plm_jax.plan` says what a slice needs.
-MEMORY = {"base": ("dots", 5), "large": ("dots", 5)}
 # size: parameters counted from the original, as they are usually said
 PUBLISHED = {
     "base": (139_420_416, "140M"),
@@ -55,10 +63,9 @@ def model(layers: int, width: int, heads: int, vocab_size: int = 50265, length: 
 
 def get_config(size: str = "base"):
     """The run of one of SIZES."""
-    layers, width, heads, learning_rate, warmup_steps = config.choose(SIZES, size)
-    remat, microbatches = MEMORY[size]
+    of = config.choose(SIZES, size)
     run = config.Run(
-        model=dataclasses.replace(model(layers, width, heads), remat=remat),
+        model=dataclasses.replace(model(of.layers, of.width, of.heads), remat="dots"),
         objective=objectives.Denoising(),
         vocabulary=config.Vocabulary(
             spec="bpe:../vocabularies/bart/vocab.json,../vocabularies/bart/merges.txt",
@@ -77,11 +84,11 @@ def get_config(size: str = "base"):
         optimizer=config.AdamW(
             b1=0.9, b2=0.98, epsilon=1e-6, weight_decay=0.01, decay_norms_and_biases=True, clip_norm=0.0
         ),
-        schedule=config.LinearSchedule(learning_rate=learning_rate, warmup_steps=warmup_steps),
+        schedule=config.LinearSchedule(learning_rate=of.learning_rate, warmup_steps=of.warmup_steps),
         train=config.Train(
             steps=500_000,
             batch_size=8000,
-            microbatches=microbatches,
+            microbatches=5,  # As `remat`: so they fit; where memory is ample, 1 and none.
             phases=(config.Phase(until=0.9), config.Phase(until=1.0, dropout=0.0)),
         ),
         mesh=config.Mesh(data=1, fsdp=-1),

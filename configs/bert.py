@@ -16,19 +16,32 @@ points, and the vocabulary of google-bert/bert-base-uncased (vocab.txt) where `v
 """
 
 import dataclasses
+from typing import NamedTuple
 
 from plm_jax import config, objectives
 from plm_jax.data.sources import corpora
 from plm_jax.models import settings
 
-# size: layers, width, heads
+
+class Size(NamedTuple):
+    """Dimensions; `remat` is what the backward pass recomputes."""
+
+    layers: int
+    width: int
+    heads: int
+    remat: str = "none"
+    microbatches: int = 1
+
+
+# `remat` and `microbatches`: so 1,024 rows of 512 fit 16 chips of TPU v5e; where memory is ample, set model.remat=none
+# and train.microbatches=1. `plm_jax.plan` says what another size or slice needs.
 SIZES = {
-    "tiny": (2, 128, 2),
-    "mini": (4, 256, 4),
-    "small": (4, 512, 8),
-    "medium": (8, 512, 8),
-    "base": (12, 768, 12),
-    "large": (24, 1024, 16),
+    "tiny": Size(layers=2, width=128, heads=2),
+    "mini": Size(layers=4, width=256, heads=4),
+    "small": Size(layers=4, width=512, heads=8),
+    "medium": Size(layers=8, width=512, heads=8),
+    "base": Size(layers=12, width=768, heads=12),
+    "large": Size(layers=24, width=1024, heads=16, remat="dots", microbatches=4),
 }
 # size: parameters counted from the original with both heads, as they are usually said
 PUBLISHED = {
@@ -42,9 +55,6 @@ PUBLISHED = {
     "large-cased": (334_661_958, "340M"),
 }
 SOURCE = "Devlin et al. 2019; Turc et al. 2019"
-# size: what the backward pass recomputes, microbatches. So 1,024 rows of 512 fit 16 chips of TPU v5e; where memory is
-# ample, set model.remat=none and train.microbatches=1. `plm_jax.plan` says what another size or slice needs.
-MEMORY = {"large": ("dots", 4)}
 CASED = "-cased"
 VOCAB_SIZES = {False: 30522, True: 28996}
 
@@ -70,11 +80,10 @@ def get_config(size: str = "base"):
     """The run of one of SIZES; `base-cased` and `large-cased` keep capitals and accents."""
     names = [*SIZES, *(f"{name}{CASED}" for name in ("base", "large"))]
     cased = config.choose({name: name.endswith(CASED) for name in names}, size)
-    layers, width, heads = SIZES[size.removesuffix(CASED)]
-    remat, microbatches = MEMORY.get(size.removesuffix(CASED), ("none", 1))
+    of = SIZES[size.removesuffix(CASED)]
     folder = f"../vocabularies/bert-{'cased' if cased else 'uncased'}"
     run = config.Run(
-        model=dataclasses.replace(model(layers, width, heads, VOCAB_SIZES[cased]), remat=remat),
+        model=dataclasses.replace(model(of.layers, of.width, of.heads, VOCAB_SIZES[cased]), remat=of.remat),
         objective=objectives.MaskedLM(),
         vocabulary=config.Vocabulary(spec=f"wordpiece:{folder}/vocab.txt", pad=0, unk=100, cls=101, sep=102, mask=103),
         data=config.Data(
@@ -88,7 +97,7 @@ def get_config(size: str = "base"):
         train=config.Train(
             steps=1_000_000,
             batch_size=256,
-            microbatches=microbatches,
+            microbatches=of.microbatches,
             phases=(config.Phase(until=0.9, length=128), config.Phase(until=1.0, length=512)),
         ),
         mesh=config.Mesh(data=1, fsdp=-1),

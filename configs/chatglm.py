@@ -19,16 +19,27 @@ rows of their training looked was not published.
 """
 
 import dataclasses
+from typing import NamedTuple
 
 from plm_jax import config, objectives
 from plm_jax.models import settings
 
-# size: layers, vocabulary, longest text, epsilon of the norms, tokens to train on
+
+class Size(NamedTuple):
+    """Dimensions, the longest text, the epsilon of the norms, and tokens to train on."""
+
+    layers: int
+    vocab_size: int
+    length: int
+    epsilon: float
+    tokens: float
+
+
 SIZES = {
-    "6b": (28, 130_528, 2048, 1e-5, 1e12),
-    "2-6b": (28, 65024, 32_768, 1e-5, 1.4e12),
-    "3-6b": (28, 65024, 8192, 1e-5, 1.4e12),
-    "4-9b": (40, 151_552, 8192, 1.5625e-7, 10e12),
+    "6b": Size(layers=28, vocab_size=130_528, length=2048, epsilon=1e-5, tokens=1e12),
+    "2-6b": Size(layers=28, vocab_size=65024, length=32_768, epsilon=1e-5, tokens=1.4e12),
+    "3-6b": Size(layers=28, vocab_size=65024, length=8192, epsilon=1e-5, tokens=1.4e12),
+    "4-9b": Size(layers=40, vocab_size=151_552, length=8192, epsilon=1.5625e-7, tokens=10e12),
 }
 # Ids above the vocabulary's file (tokenization_chatglm.py of THUDM/chatglm2-6b; tokenizer_config.json of glm-4-9b).
 CHATGLM2_IDS = {"added": 5, "eos": 2, "gmask": 64_790, "sop": 64_792}
@@ -77,26 +88,26 @@ def first_model(layers: int, vocab_size: int, length: int, epsilon: float):
     )
 
 
-def first(run: config.Run, dimensions, tokens: float) -> config.Run:
+def first(run: config.Run, of: Size) -> config.Run:
     """What is otherwise in 6b."""
     ids = {"pad": 3, "eos": 2, "mask": 130_000, "gmask": 130_001, "sop": 130_004, "eop": 130_005}
     spec = "sentencepiece:../vocabularies/chatglm/ice_text.model"
     return dataclasses.replace(
         run,
-        model=dataclasses.replace(first_model(*dimensions), remat="full"),
+        model=dataclasses.replace(first_model(of.layers, of.vocab_size, of.length, of.epsilon), remat="full"),
         objective=objectives.BlankInfilling(document_rate=0.7, document_end_share=1.0),
         vocabulary=config.Vocabulary(spec=spec, unk=0, **ids),
         data=dataclasses.replace(run.data, cache_dir="../.cache/chatglm", layout=config.Blocks(), length=BLANKS_LENGTH),
-        train=config.Train(steps=round(tokens / (BLANKS_ROWS * BLANKS_TEXT)), batch_size=BLANKS_ROWS),
+        train=config.Train(steps=round(of.tokens / (BLANKS_ROWS * BLANKS_TEXT)), batch_size=BLANKS_ROWS),
     )
 
 
 def get_config(size: str = "3-6b"):
     """The run of one of SIZES."""
-    *dimensions, tokens = config.choose(SIZES, size)
+    of = config.choose(SIZES, size)
     name, above = ("glm4", GLM4_IDS) if size == "4-9b" else ("chatglm2", CHATGLM2_IDS)
     run = config.Run(
-        model=dataclasses.replace(model(*dimensions), remat="full"),
+        model=dataclasses.replace(model(of.layers, of.vocab_size, of.length, of.epsilon), remat="full"),
         objective=objectives.Causal(),
         vocabulary=config.Vocabulary(f"sentencepiece:../vocabularies/{name}/tokenizer.model", unk=0, **above),
         data=config.Data(
@@ -107,9 +118,9 @@ def get_config(size: str = "3-6b"):
         ),
         optimizer=config.AdamW(b1=0.9, b2=0.95, epsilon=1e-5, weight_decay=0.1, clip_norm=1.0),
         schedule=config.CosineSchedule(learning_rate=3e-4, warmup_steps=2000, final_fraction=0.1),
-        train=config.Train(steps=round(tokens / (ROWS * LENGTH)), batch_size=ROWS),
+        train=config.Train(steps=round(of.tokens / (ROWS * LENGTH)), batch_size=ROWS),
         mesh=config.Mesh(data=1, fsdp=-1),
         precision=config.Precision(compute="bfloat16"),
         evaluation=config.Evaluation(every=5000, max_batches=64),
     )
-    return config.to_config_dict(first(run, dimensions, tokens) if size == "6b" else run)
+    return config.to_config_dict(first(run, of) if size == "6b" else run)

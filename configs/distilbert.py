@@ -15,12 +15,24 @@ Wikipedia comes from TensorFlow Datasets. Put books, one JSON object {"text": â€
 points, and the vocabulary of google-bert/bert-base-uncased (vocab.txt) where `vocabulary.spec` points, or set both.
 """
 
+from typing import NamedTuple
+
 from plm_jax import config, objectives
 from plm_jax.data.sources import corpora
 from plm_jax.models import settings
 
-# size: layers, width, heads
-SIZES = {"base": (6, 768, 12)}
+
+class Size(NamedTuple):
+    """Dimensions."""
+
+    layers: int
+    width: int
+    heads: int
+
+
+SIZES = {
+    "base": Size(layers=6, width=768, heads=12),
+}
 # size: parameters counted from the original, as they are usually said
 PUBLISHED = {
     "base": (66_985_530, "66M"),

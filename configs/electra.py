@@ -17,21 +17,43 @@ Wikipedia comes from TensorFlow Datasets. Put books, one JSON object {"text": â€
 points, and the vocabulary of google-bert/bert-base-uncased (vocab.txt) where `vocabulary.spec` points, or set both.
 """
 
+from typing import NamedTuple
+
 from plm_jax import config, objectives
 from plm_jax.data.sources import corpora
 from plm_jax.models import settings
 
-# size: layers, width, width of the tables, width of the generator
+
+class Size(NamedTuple):
+    """Dimensions, of the tables and the generator, too."""
+
+    layers: int
+    width: int
+    embedding_size: int
+    generator_width: int
+
+
 SIZES = {
-    "small": (12, 256, 128, 64),
-    "base": (12, 768, 768, 256),
-    "large": (24, 1024, 1024, 256),
+    "small": Size(layers=12, width=256, embedding_size=128, generator_width=64),
+    "base": Size(layers=12, width=768, embedding_size=768, generator_width=256),
+    "large": Size(layers=24, width=1024, embedding_size=1024, generator_width=256),
 }
-# size: share of masked tokens, row's length, batch, steps, learning rate
+
+
+class Recipe(NamedTuple):
+    """How a size is trained; `rate` is the share of masked tokens, `length` a row's."""
+
+    rate: float
+    length: int
+    batch_size: int
+    steps: int
+    learning_rate: float
+
+
 RECIPES = {
-    "small": (0.15, 128, 128, 1_000_000, 5e-4),
-    "base": (0.15, 512, 256, 766_000, 2e-4),
-    "large": (0.25, 512, 2048, 400_000, 2e-4),
+    "small": Recipe(rate=0.15, length=128, batch_size=128, steps=1_000_000, learning_rate=5e-4),
+    "base": Recipe(rate=0.15, length=512, batch_size=256, steps=766_000, learning_rate=2e-4),
+    "large": Recipe(rate=0.25, length=512, batch_size=2048, steps=400_000, learning_rate=2e-4),
 }
 HEAD_DIM = 64
 # size: parameters of discriminator and generator, tables once; the discriminator alone, as it is usually said
@@ -82,11 +104,10 @@ def model(
 
 def get_config(size: str = "base"):
     """The run of one of SIZES."""
-    dimensions = config.choose(SIZES, size)
-    rate, length, batch_size, steps, learning_rate = RECIPES[size]
+    of, recipe = config.choose(SIZES, size), RECIPES[size]
     run = config.Run(
-        model=model(*dimensions),
-        objective=objectives.ReplacedToken(rate=rate),
+        model=model(*of),
+        objective=objectives.ReplacedToken(rate=recipe.rate),
         vocabulary=config.Vocabulary(
             spec="wordpiece:../vocabularies/bert-uncased/vocab.txt", pad=0, unk=100, cls=101, sep=102, mask=103
         ),
@@ -94,11 +115,13 @@ def get_config(size: str = "base"):
             cache_dir="../.cache/electra",
             **corpora.mixture("bert"),
             layout=config.Segments(),
-            length=length,
+            length=recipe.length,
         ),
         optimizer=config.AdamW(epsilon=1e-6, weight_decay=0.01, bias_correction=False, clip_norm=1.0),
-        schedule=config.LinearSchedule(learning_rate=learning_rate, warmup_steps=10_000, decay_counts_warmup=True),
-        train=config.Train(steps=steps, batch_size=batch_size),
+        schedule=config.LinearSchedule(
+            learning_rate=recipe.learning_rate, warmup_steps=10_000, decay_counts_warmup=True
+        ),
+        train=config.Train(steps=recipe.steps, batch_size=recipe.batch_size),
         mesh=config.Mesh(data=1, fsdp=-1),
         precision=config.Precision(compute="bfloat16"),
         evaluation=config.Evaluation(every=10_000, max_batches=64),

@@ -17,15 +17,25 @@ between (`config.TextFiles(path, document="line")`). The file of words, `vocabul
 `prepare` makes it of the corpus. A word that it lacks comes in as `<UNK>` here, where bilm-tf has its characters.
 """
 
+from typing import NamedTuple
+
 from plm_jax import config, objectives
 from plm_jax.data.sources import corpora
 from plm_jax.models import settings
 
-# size: width, units of an LSTM's memory, highway layers
+
+class Size(NamedTuple):
+    """Dimensions; `cell` are the units of an LSTM's memory."""
+
+    width: int
+    cell: int
+    highway_layers: int
+
+
 SIZES = {
-    "small": (128, 1024, 1),
-    "medium": (256, 2048, 1),
-    "original": (512, 4096, 2),
+    "small": Size(width=128, cell=1024, highway_layers=1),
+    "medium": Size(width=256, cell=2048, highway_layers=1),
+    "original": Size(width=512, cell=4096, highway_layers=2),
 }
 WORDS, EPOCHS, BATCH_SIZE, LENGTH = 768_648_884, 10, 3 * 128, 20
 # size: parameters counted from the original with the softmax over 793,471 words, which those that are said leave out

@@ -18,30 +18,101 @@ For base and large Wikipedia comes from TensorFlow Datasets: put books, one JSON
 """
 
 import dataclasses
+from typing import NamedTuple
 
 from plm_jax import config, objectives
 from plm_jax.data.sources import corpora
 from plm_jax.models import settings
 
-# size: layers, width, heads, vocabulary, positions
+
+class Size(NamedTuple):
+    """Dimensions; `length` are the positions."""
+
+    layers: int
+    width: int
+    heads: int
+    vocab_size: int
+    length: int
+
+
 SIZES = {
-    "base": (12, 768, 12, 30_592, 512),
-    "large": (24, 1024, 16, 30_592, 512),
-    "roberta-large": (24, 1024, 16, 50_304, 512),
-    "2b": (36, 2048, 32, 50_304, 1024),
-    "10b": (48, 4096, 64, 50_304, 1024),
+    "base": Size(layers=12, width=768, heads=12, vocab_size=30_592, length=512),
+    "large": Size(layers=24, width=1024, heads=16, vocab_size=30_592, length=512),
+    "roberta-large": Size(layers=24, width=1024, heads=16, vocab_size=50_304, length=512),
+    "2b": Size(layers=36, width=2048, heads=32, vocab_size=50_304, length=1024),
+    "10b": Size(layers=48, width=4096, heads=64, vocab_size=50_304, length=1024),
 }
-# size: batch, steps, rate, warm-up, end of the decay, what is left of the rate, weight decay
+
+
+class Recipe(NamedTuple):
+    """How a size is trained; `remat` is what the backward pass recomputes."""
+
+    batch_size: int
+    steps: int
+    learning_rate: float
+    warmup_steps: int
+    decay_steps: int
+    final_fraction: float
+    weight_decay: float
+    remat: str = "none"
+    microbatches: int = 1
+
+
+# Where memory is ample, set model.remat=none and train.microbatches=1. `plm_jax.plan` says what another size or slice
+# needs.
 RECIPES = {
-    "base": (1024, 150_000, 4e-4, 6000, 120_000, 0.05, 0.1),
-    "large": (1024, 200_000, 2e-4, 8000, 160_000, 0.05, 0.1),
-    "roberta-large": (8192, 250_000, 4e-4, 30_000, 300_000, 0.01, 0.01),
-    "2b": (32 * 64, 250_000, 1e-4, 7000, 175_000, 0.1, 0.1),
-    "10b": (21 * 64, 250_000, 1e-4, 7000, 175_000, 0.1, 0.1),
+    "base": Recipe(
+        batch_size=1024,
+        steps=150_000,
+        learning_rate=4e-4,
+        warmup_steps=6000,
+        decay_steps=120_000,
+        final_fraction=0.05,
+        weight_decay=0.1,
+    ),
+    "large": Recipe(
+        batch_size=1024,
+        steps=200_000,
+        learning_rate=2e-4,
+        warmup_steps=8000,
+        decay_steps=160_000,
+        final_fraction=0.05,
+        weight_decay=0.1,
+    ),
+    "roberta-large": Recipe(
+        batch_size=8192,
+        steps=250_000,
+        learning_rate=4e-4,
+        warmup_steps=30_000,
+        decay_steps=300_000,
+        final_fraction=0.01,
+        weight_decay=0.01,
+        remat="dots",
+        microbatches=8,
+    ),
+    "2b": Recipe(
+        batch_size=32 * 64,
+        steps=250_000,
+        learning_rate=1e-4,
+        warmup_steps=7000,
+        decay_steps=175_000,
+        final_fraction=0.1,
+        weight_decay=0.1,
+        remat="full",
+        microbatches=2,
+    ),
+    "10b": Recipe(
+        batch_size=21 * 64,
+        steps=250_000,
+        learning_rate=1e-4,
+        warmup_steps=7000,
+        decay_steps=175_000,
+        final_fraction=0.1,
+        weight_decay=0.1,
+        remat="full",
+        microbatches=1,
+    ),
 }
-# size: what the backward pass recomputes, microbatches; where memory is ample, set model.remat=none and
-# train.microbatches=1. `plm_jax.plan` says what another size or slice needs.
-MEMORY = {"roberta-large": ("dots", 8), "2b": ("full", 2), "10b": ("full", 1)}
 OBJECTIVES = {
     "2b": objectives.BlankInfilling(sentence_rate=0.3, document_rate=0.3, block_mask_rate=0.1, short_probability=0.02),
     "10b": objectives.BlankInfilling(sentence_rate=0.3, document_rate=0.2, block_mask_rate=0.1, short_probability=0.02),
@@ -86,12 +157,10 @@ def model(layers: int, width: int, heads: int, vocab_size: int, length: int, dro
 
 def get_config(size: str = "base"):
     """The run of one of SIZES."""
-    dimensions = config.choose(SIZES, size)
-    batch_size, steps, learning_rate, warmup_steps, decay_steps, final_fraction, weight_decay = RECIPES[size]
-    remat, microbatches = MEMORY.get(size, ("none", 1))
+    of, recipe = config.choose(SIZES, size), RECIPES[size]
     bert, large = size in ("base", "large"), size in OBJECTIVES
     run = config.Run(
-        model=dataclasses.replace(model(*dimensions), remat=remat),
+        model=dataclasses.replace(model(*of), remat=recipe.remat),
         objective=OBJECTIVES.get(size, objectives.BlankInfilling()),
         vocabulary=BERT if bert else GPT2,
         data=config.Data(
@@ -103,16 +172,16 @@ def get_config(size: str = "base"):
             b1=0.9,
             b2=0.95 if large else 0.98,
             epsilon=1e-8 if large else 1e-6,
-            weight_decay=weight_decay,
+            weight_decay=recipe.weight_decay,
             clip_norm=1.0,
         ),
         schedule=config.CosineSchedule(
-            learning_rate=learning_rate,
-            warmup_steps=warmup_steps,
-            decay_steps=decay_steps,
-            final_fraction=final_fraction,
+            learning_rate=recipe.learning_rate,
+            warmup_steps=recipe.warmup_steps,
+            decay_steps=recipe.decay_steps,
+            final_fraction=recipe.final_fraction,
         ),
-        train=config.Train(steps=steps, batch_size=batch_size, microbatches=microbatches),
+        train=config.Train(steps=recipe.steps, batch_size=recipe.batch_size, microbatches=recipe.microbatches),
         mesh=config.Mesh(data=1, fsdp=-1),
         precision=config.Precision(compute="bfloat16"),
         evaluation=config.Evaluation(every=5000, max_batches=64),

@@ -12,12 +12,24 @@ that size. In it an end of text stands after each book, for nothing was publishe
 before. Put books, one JSON object {"text": …} a line, where `data.sources.books.path` points, or set it.
 """
 
+from typing import NamedTuple
+
 from plm_jax import config, objectives
 from plm_jax.data.sources import corpora
 from plm_jax.models import settings
 
-# size: layers, width, heads
-SIZES = {"base": (12, 768, 12)}
+
+class Size(NamedTuple):
+    """Dimensions."""
+
+    layers: int
+    width: int
+    heads: int
+
+
+SIZES = {
+    "base": Size(layers=12, width=768, heads=12),
+}
 VOCAB_SIZE = 40_478
 # size: parameters counted from the original, as they are usually said
 PUBLISHED = {

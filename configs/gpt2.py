@@ -12,17 +12,31 @@ WebText was not released: put your own documents, one JSON object {"text": …} 
 """
 
 import dataclasses
+from typing import NamedTuple
 
 from plm_jax import config, objectives
 from plm_jax.data.sources import corpora
 from plm_jax.models import settings
 
-# size: layers, width, heads, learning rate
+
+class Size(NamedTuple):
+    """Dimensions, the peak of the rate; `remat` is what the backward pass recomputes."""
+
+    layers: int
+    width: int
+    heads: int
+    learning_rate: float
+    remat: str = "none"
+    microbatches: int = 1
+
+
+# `remat` and `microbatches`: so the published batch fits 16 chips of TPU v5e; where memory is ample, set
+# model.remat=none and train.microbatches=1. `plm_jax.plan` says what another size or slice needs.
 SIZES = {
-    "small": (12, 768, 12, 6e-4),
-    "medium": (24, 1024, 16, 3e-4),
-    "large": (36, 1280, 20, 2.5e-4),
-    "xl": (48, 1600, 25, 2e-4),
+    "small": Size(layers=12, width=768, heads=12, learning_rate=6e-4),
+    "medium": Size(layers=24, width=1024, heads=16, learning_rate=3e-4),
+    "large": Size(layers=36, width=1280, heads=20, learning_rate=2.5e-4),
+    "xl": Size(layers=48, width=1600, heads=25, learning_rate=2e-4, remat="dots", microbatches=16),
 }
 # size: parameters counted from the original, as they are usually said
 PUBLISHED = {
@@ -32,9 +46,6 @@ PUBLISHED = {
     "xl": (1_557_611_200, "1.5B"),
 }
 SOURCE = "Radford et al. 2019"
-# size: what the backward pass recomputes, microbatches. So the published batch fits 16 chips of TPU v5e; where memory
-# is ample, set model.remat=none and train.microbatches=1. `plm_jax.plan` says what another size or slice needs.
-MEMORY = {"xl": ("dots", 16)}
 
 
 def model(layers: int, width: int, heads: int, vocab_size: int = 50257, length: int = 1024, dropout: float = 0.1):
@@ -56,10 +67,9 @@ def model(layers: int, width: int, heads: int, vocab_size: int = 50257, length: 
 
 def get_config(size: str = "small"):
     """The run of one of SIZES."""
-    layers, width, heads, learning_rate = config.choose(SIZES, size)
-    remat, microbatches = MEMORY.get(size, ("none", 1))
+    of = config.choose(SIZES, size)
     run = config.Run(
-        model=dataclasses.replace(model(layers, width, heads), remat=remat),
+        model=dataclasses.replace(model(of.layers, of.width, of.heads), remat=of.remat),
         objective=objectives.Causal(),
         vocabulary=config.Vocabulary(spec="bpe:package:data/gpt2/vocab.json,package:data/gpt2/merges.txt", eos=50256),
         data=config.Data(
@@ -68,8 +78,8 @@ def get_config(size: str = "small"):
             length=1024,
         ),
         optimizer=config.AdamW(b1=0.9, b2=0.95, epsilon=1e-8, weight_decay=0.1, clip_norm=1.0),
-        schedule=config.CosineSchedule(learning_rate=learning_rate, warmup_steps=2000, final_fraction=0.1),
-        train=config.Train(steps=300_000, batch_size=512, microbatches=microbatches),
+        schedule=config.CosineSchedule(learning_rate=of.learning_rate, warmup_steps=2000, final_fraction=0.1),
+        train=config.Train(steps=300_000, batch_size=512, microbatches=of.microbatches),
         mesh=config.Mesh(data=1, fsdp=-1),
         precision=config.Precision(compute="bfloat16"),
         evaluation=config.Evaluation(every=5000, max_batches=64),

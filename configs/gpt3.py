@@ -18,30 +18,83 @@ Common Crawl as it was filtered, WebText2 and the two corpora of books were not 
 """
 
 import dataclasses
+from typing import NamedTuple
 
 from plm_jax import config, objectives
 from plm_jax.data.sources import corpora
 from plm_jax.models import settings
 
 LENGTH, FIRST_ROWS = 2048, 16
-# size: layers, width, heads, learning rate, rows of the full batch, tokens until it is full
+
+
+class Size(NamedTuple):
+    """Dimensions and recipe; the batch is full, `batch_size` rows, after `ramp_tokens`."""
+
+    layers: int
+    width: int
+    heads: int
+    learning_rate: float
+    batch_size: int
+    ramp_tokens: float
+    remat: str = "none"
+    rows_at_once: int | None = None
+
+
+# `plm_jax.plan` says what another size or slice needs than this `remat` and so many rows at a time.
 SIZES = {
-    "125m": (12, 768, 12, 6e-4, 256, 4e9),
-    "350m": (24, 1024, 16, 3e-4, 256, 4e9),
-    "760m": (24, 1536, 16, 2.5e-4, 256, 4e9),
-    "1.3b": (24, 2048, 16, 2e-4, 512, 6e9),
-    "2.7b": (32, 2560, 32, 1.6e-4, 512, 6e9),
-    "6.7b": (32, 4096, 32, 1.2e-4, 1024, 8e9),
-    "13b": (40, 5120, 40, 1e-4, 1024, 10e9),
-    "175b": (96, 12288, 96, 0.6e-4, 1536, 12e9),
-}
-# size: what the backward pass recomputes, rows at a time. `plm_jax.plan` says what another size or slice needs.
-MEMORY = {
-    "1.3b": ("dots", 128),
-    "2.7b": ("dots", 128),
-    "6.7b": ("full", 128),
-    "13b": ("full", 128),
-    "175b": ("full", 64),
+    "125m": Size(layers=12, width=768, heads=12, learning_rate=6e-4, batch_size=256, ramp_tokens=4e9),
+    "350m": Size(layers=24, width=1024, heads=16, learning_rate=3e-4, batch_size=256, ramp_tokens=4e9),
+    "760m": Size(layers=24, width=1536, heads=16, learning_rate=2.5e-4, batch_size=256, ramp_tokens=4e9),
+    "1.3b": Size(
+        layers=24,
+        width=2048,
+        heads=16,
+        learning_rate=2e-4,
+        batch_size=512,
+        ramp_tokens=6e9,
+        remat="dots",
+        rows_at_once=128,
+    ),
+    "2.7b": Size(
+        layers=32,
+        width=2560,
+        heads=32,
+        learning_rate=1.6e-4,
+        batch_size=512,
+        ramp_tokens=6e9,
+        remat="dots",
+        rows_at_once=128,
+    ),
+    "6.7b": Size(
+        layers=32,
+        width=4096,
+        heads=32,
+        learning_rate=1.2e-4,
+        batch_size=1024,
+        ramp_tokens=8e9,
+        remat="full",
+        rows_at_once=128,
+    ),
+    "13b": Size(
+        layers=40,
+        width=5120,
+        heads=40,
+        learning_rate=1e-4,
+        batch_size=1024,
+        ramp_tokens=10e9,
+        remat="full",
+        rows_at_once=128,
+    ),
+    "175b": Size(
+        layers=96,
+        width=12288,
+        heads=96,
+        learning_rate=0.6e-4,
+        batch_size=1536,
+        ramp_tokens=12e9,
+        remat="full",
+        rows_at_once=64,
+    ),
 }
 # size: parameters counted from the original, as they are usually said
 PUBLISHED = {
@@ -92,16 +145,16 @@ def steps_until(tokens: float, stages: list[tuple[int, float]]) -> int:
 
 def get_config(size: str = "125m"):
     """The run of one of SIZES."""
-    *dimensions, learning_rate, rows, ramp_tokens = config.choose(SIZES, size)
-    remat, at_once = MEMORY.get(size, ("none", rows))
-    stages = [*ramp(rows, ramp_tokens), (rows, 300e9)]
+    of = config.choose(SIZES, size)
+    rows, at_once = of.batch_size, of.rows_at_once or of.batch_size
+    stages = [*ramp(rows, of.ramp_tokens), (rows, 300e9)]
     steps = steps_until(300e9, stages)
     phases = tuple(
         config.Phase(until=steps_until(end, stages) / steps, batch_size=few, microbatches=max(few // at_once, 1))
         for few, end in stages
     )
     run = config.Run(
-        model=dataclasses.replace(model(*dimensions), remat=remat),
+        model=dataclasses.replace(model(of.layers, of.width, of.heads), remat=of.remat),
         objective=objectives.Causal(),
         vocabulary=config.Vocabulary(spec="bpe:package:data/gpt2/vocab.json,package:data/gpt2/merges.txt", eos=50256),
         data=config.Data(
@@ -111,7 +164,7 @@ def get_config(size: str = "125m"):
         ),
         optimizer=config.AdamW(b1=0.9, b2=0.95, epsilon=1e-8, weight_decay=0.1, clip_norm=1.0),
         schedule=config.CosineSchedule(
-            learning_rate=learning_rate,
+            learning_rate=of.learning_rate,
             warmup_steps=steps_until(375e6, stages),
             decay_steps=steps_until(260e9, stages),
             final_fraction=0.1,

@@ -26,44 +26,95 @@ one of its kind and size.
 """
 
 import dataclasses
+from typing import NamedTuple
 
 from plm_jax import config, objectives
 from plm_jax.data.sources import corpora
 from plm_jax.models import settings
 
-# size: layers, width, heads, heads of keys and values, feed-forward width, learning rate, tokens to train on
+
+class Size(NamedTuple):
+    """Dimensions, the peak of the rate, and tokens to train on."""
+
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    feed_forward: int
+    learning_rate: float
+    tokens: float
+
+
 SIZES = {
-    "1-7b": (32, 4096, 32, 32, 11008, 3e-4, 1.0e12),
-    "1-13b": (40, 5120, 40, 40, 13824, 3e-4, 1.0e12),
-    "1-33b": (60, 6656, 52, 52, 17920, 1.5e-4, 1.4e12),
-    "1-65b": (80, 8192, 64, 64, 22016, 1.5e-4, 1.4e12),
-    "2-7b": (32, 4096, 32, 32, 11008, 3e-4, 2e12),
-    "2-13b": (40, 5120, 40, 40, 13824, 3e-4, 2e12),
-    "2-34b": (48, 8192, 64, 8, 22016, 1.5e-4, 2e12),
-    "2-70b": (80, 8192, 64, 8, 28672, 1.5e-4, 2e12),
-    "3-8b": (32, 4096, 32, 8, 14336, 3e-4, 15e12),
-    "3-70b": (80, 8192, 64, 8, 28672, 1.5e-4, 15e12),
-    "3.1-8b": (32, 4096, 32, 8, 14336, 3e-4, 15e12),
-    "3.1-70b": (80, 8192, 64, 8, 28672, 1.5e-4, 15e12),
-    "3.1-405b": (126, 16384, 128, 8, 53248, 8e-5, 15.6e12),
-    "3.2-1b": (16, 2048, 32, 8, 8192, 3e-4, 9e12),
-    "3.2-3b": (28, 3072, 24, 8, 8192, 3e-4, 9e12),
-    "tiny-1.1b": (22, 2048, 32, 4, 5632, 4e-4, 3e12),
+    "1-7b": Size(layers=32, width=4096, heads=32, kv_heads=32, feed_forward=11008, learning_rate=3e-4, tokens=1.0e12),
+    "1-13b": Size(layers=40, width=5120, heads=40, kv_heads=40, feed_forward=13824, learning_rate=3e-4, tokens=1.0e12),
+    "1-33b": Size(
+        layers=60, width=6656, heads=52, kv_heads=52, feed_forward=17920, learning_rate=1.5e-4, tokens=1.4e12
+    ),
+    "1-65b": Size(
+        layers=80, width=8192, heads=64, kv_heads=64, feed_forward=22016, learning_rate=1.5e-4, tokens=1.4e12
+    ),
+    "2-7b": Size(layers=32, width=4096, heads=32, kv_heads=32, feed_forward=11008, learning_rate=3e-4, tokens=2e12),
+    "2-13b": Size(layers=40, width=5120, heads=40, kv_heads=40, feed_forward=13824, learning_rate=3e-4, tokens=2e12),
+    "2-34b": Size(layers=48, width=8192, heads=64, kv_heads=8, feed_forward=22016, learning_rate=1.5e-4, tokens=2e12),
+    "2-70b": Size(layers=80, width=8192, heads=64, kv_heads=8, feed_forward=28672, learning_rate=1.5e-4, tokens=2e12),
+    "3-8b": Size(layers=32, width=4096, heads=32, kv_heads=8, feed_forward=14336, learning_rate=3e-4, tokens=15e12),
+    "3-70b": Size(layers=80, width=8192, heads=64, kv_heads=8, feed_forward=28672, learning_rate=1.5e-4, tokens=15e12),
+    "3.1-8b": Size(layers=32, width=4096, heads=32, kv_heads=8, feed_forward=14336, learning_rate=3e-4, tokens=15e12),
+    "3.1-70b": Size(
+        layers=80, width=8192, heads=64, kv_heads=8, feed_forward=28672, learning_rate=1.5e-4, tokens=15e12
+    ),
+    "3.1-405b": Size(
+        layers=126, width=16384, heads=128, kv_heads=8, feed_forward=53248, learning_rate=8e-5, tokens=15.6e12
+    ),
+    "3.2-1b": Size(layers=16, width=2048, heads=32, kv_heads=8, feed_forward=8192, learning_rate=3e-4, tokens=9e12),
+    "3.2-3b": Size(layers=28, width=3072, heads=24, kv_heads=8, feed_forward=8192, learning_rate=3e-4, tokens=9e12),
+    "tiny-1.1b": Size(layers=22, width=2048, heads=32, kv_heads=4, feed_forward=5632, learning_rate=4e-4, tokens=3e12),
 }
-# version: vocabulary, tokens a row, positions
+
+
+class Version(NamedTuple):
+    """What the sizes of a version share; `length` is a row's."""
+
+    vocab_size: int
+    length: int
+    position: settings.Rotary
+
+
 VERSIONS = {
-    "1": (32000, 2048, settings.Rotary(length=2048)),
-    "2": (32000, 4096, settings.Rotary(length=4096)),
-    "3": (128256, 8192, settings.Rotary(theta=500_000.0, length=8192)),
-    "3.1": (128256, 8192, settings.Rotary(500_000.0, scaling=settings.RotaryScaling(), length=131_072)),
-    "3.2": (128256, 8192, settings.Rotary(500_000.0, scaling=settings.RotaryScaling(factor=32.0), length=131_072)),
-    "tiny": (32000, 2048, settings.Rotary(length=2048)),
+    "1": Version(vocab_size=32000, length=2048, position=settings.Rotary(length=2048)),
+    "2": Version(vocab_size=32000, length=4096, position=settings.Rotary(length=4096)),
+    "3": Version(vocab_size=128256, length=8192, position=settings.Rotary(theta=500_000.0, length=8192)),
+    "3.1": Version(
+        vocab_size=128256,
+        length=8192,
+        position=settings.Rotary(500_000.0, scaling=settings.RotaryScaling(), length=131_072),
+    ),
+    "3.2": Version(
+        vocab_size=128256,
+        length=8192,
+        position=settings.Rotary(500_000.0, scaling=settings.RotaryScaling(factor=32.0), length=131_072),
+    ),
+    "tiny": Version(vocab_size=32000, length=2048, position=settings.Rotary(length=2048)),
 }
 OWN_TEXT = {"sources": {"text": config.JsonLines(path="../corpus/*.jsonl.gz")}}
 FINER_NORM = ("1-7b", "1-13b", "1-33b")  # Their epsilon is 1e-6.
 TIED = ("3.2-1b", "3.2-3b")
-# rows, tokens a row, tokens after which it ends; None: the run's
-STAGES = ((1024, 4096, 252e6), (1024, 8192, 2.87e12), (2048, 8192, None))
+
+
+class Stage(NamedTuple):
+    """A stage of LLaMA 3's training: rows of so many tokens, up to so many tokens in all; None: the run's."""
+
+    rows: int
+    length: int
+    until: float | None
+
+
+STAGES = (
+    Stage(rows=1024, length=4096, until=252e6),
+    Stage(rows=1024, length=8192, until=2.87e12),
+    Stage(rows=2048, length=8192, until=None),
+)
 # size: parameters counted from the original, as they are usually said
 PUBLISHED = {
     "1-7b": (6_738_415_616, "6.7B"),
@@ -93,7 +144,7 @@ def model(
     kv_heads: int,
     feed_forward: int,
     vocab_size: int = 32000,
-    position: settings.Rotary = VERSIONS["2"][-1],
+    position: settings.Rotary = VERSIONS["2"].position,
     epsilon: float = 1e-5,
     tied: bool = False,
 ):
@@ -121,23 +172,23 @@ def train(version: str, length: int, tokens: float) -> config.Train:
         rows = (2**21 if version == "tiny" else 2**22) // length
         return config.Train(steps=round(tokens / (rows * length)), batch_size=rows)
     ends, done = [], 0.0
-    for rows, row, until in STAGES:
-        ends.append((ends[-1] if ends else 0) + round(((until or tokens) - done) / (rows * row)))
-        done = until
+    for stage in STAGES:
+        ends.append((ends[-1] if ends else 0) + round(((stage.until or tokens) - done) / (stage.rows * stage.length)))
+        done = stage.until
     phases = (
-        config.Phase(until=end / ends[-1], length=row, batch_size=rows)
-        for end, (rows, row, _) in zip(ends, STAGES, strict=True)
+        config.Phase(until=end / ends[-1], length=stage.length, batch_size=stage.rows)
+        for end, stage in zip(ends, STAGES, strict=True)
     )
-    return config.Train(steps=ends[-1], batch_size=STAGES[-1][0], phases=tuple(phases))
+    return config.Train(steps=ends[-1], batch_size=STAGES[-1].rows, phases=tuple(phases))
 
 
 def get_config(size: str = "2-7b"):
     """The run of one of SIZES."""
-    *dimensions, learning_rate, tokens = config.choose(SIZES, size)
-    version = size.partition("-")[0]
+    of, version = config.choose(SIZES, size), size.partition("-")[0]
     vocab_size, length, position = VERSIONS[version]
     latest = version.startswith("3")
     epsilon = 1e-6 if size in FINER_NORM else 1e-5
+    dimensions = (of.layers, of.width, of.heads, of.kv_heads, of.feed_forward)
     llama = model(*dimensions, vocab_size, position, epsilon, tied=size in TIED)
     vocabulary = config.Vocabulary(spec="sentencepiece:../vocabularies/llama/tokenizer.model", unk=0, bos=1, eos=2)
     if latest:  # Its special tokens are the 256 ids above the file.
@@ -157,12 +208,12 @@ def get_config(size: str = "2-7b"):
             b1=0.9, b2=0.95, epsilon=1e-8 if version in ("1", "tiny") else 1e-5, weight_decay=0.1, clip_norm=1.0
         ),
         schedule=config.CosineSchedule(
-            learning_rate=learning_rate,
+            learning_rate=of.learning_rate,
             warmup_steps=8000 if latest else 2000,
             decay_steps=1_200_000 if latest else 0,
             final_fraction=0.01 if latest else 0.1,
         ),
-        train=train(version, length, tokens),
+        train=train(version, length, of.tokens),
         mesh=config.Mesh(data=1, fsdp=-1),
         precision=config.Precision(compute="bfloat16"),
         evaluation=config.Evaluation(every=5000, max_batches=64),

@@ -13,21 +13,33 @@ sentinels, where `vocabulary.spec` points, or set it.
 """
 
 import dataclasses
+from typing import NamedTuple
 
 from plm_jax import config, objectives
 from plm_jax.configs import t5
 
-# size: layers of each stack, width, heads, head_dim, feed-forward width
+
+class Size(NamedTuple):
+    """Dimensions, of each stack its layers; `remat` is what the backward pass recomputes."""
+
+    layers: int
+    width: int
+    heads: int
+    head_dim: int
+    feed_forward: int
+    remat: str = "none"
+    microbatches: int = 1
+
+
+# `remat` and `microbatches` as for T5 11b; where memory is ample, set model.remat=none and train.microbatches=1.
+# `plm_jax.plan` says what another size or slice needs.
 SIZES = {
-    "small": (8, 512, 6, 64, 1024),
-    "base": (12, 768, 12, 64, 2048),
-    "large": (24, 1024, 16, 64, 2816),
-    "xl": (24, 2048, 32, 64, 5120),
-    "xxl": (24, 4096, 64, 64, 10240),
+    "small": Size(layers=8, width=512, heads=6, head_dim=64, feed_forward=1024),
+    "base": Size(layers=12, width=768, heads=12, head_dim=64, feed_forward=2048),
+    "large": Size(layers=24, width=1024, heads=16, head_dim=64, feed_forward=2816),
+    "xl": Size(layers=24, width=2048, heads=32, head_dim=64, feed_forward=5120),
+    "xxl": Size(layers=24, width=4096, heads=64, head_dim=64, feed_forward=10240, remat="full", microbatches=2),
 }
-# size: what the backward pass recomputes, microbatches, as for T5 11b. Where memory is ample, set model.remat=none and
-# train.microbatches=1. `plm_jax.plan` says what another size or slice needs.
-MEMORY = {"xxl": ("full", 2)}
 # size: parameters counted from the original, as they are usually said
 PUBLISHED = {
     "small": (300_176_768, "300M"),
@@ -46,10 +58,9 @@ def model(*dimensions: int):
 
 def get_config(size: str = "base"):
     """The run of one of SIZES."""
-    dimensions = config.choose(SIZES, size)
-    remat, microbatches = MEMORY.get(size, ("none", 1))
+    of = config.choose(SIZES, size)
     run = config.Run(
-        model=dataclasses.replace(model(*dimensions), remat=remat),
+        model=dataclasses.replace(model(of.layers, of.width, of.heads, of.head_dim, of.feed_forward), remat=of.remat),
         objective=objectives.SpanCorruption(),
         vocabulary=config.Vocabulary(
             spec="sentencepiece:../vocabularies/mt5/spiece.model", sentinels=100, pad=0, eos=1, unk=2
@@ -61,7 +72,7 @@ def get_config(size: str = "base"):
         ),
         optimizer=config.Adafactor(),
         schedule=config.RsqrtSchedule(learning_rate=1.0, warmup_steps=10_000),
-        train=config.Train(steps=1_000_000, batch_size=1024, microbatches=microbatches, z_loss=1e-4),
+        train=config.Train(steps=1_000_000, batch_size=1024, microbatches=of.microbatches, z_loss=1e-4),
         mesh=config.Mesh(data=1, fsdp=-1),
         precision=config.Precision(compute="bfloat16"),
         evaluation=config.Evaluation(every=10_000, max_batches=64),

@@ -16,14 +16,26 @@ Wikipedia comes from TensorFlow Datasets. Put the other four corpora (`corpora.M
 merges.txt) where `vocabulary.spec` points, or set both.
 """
 
+from typing import NamedTuple
+
 from plm_jax import config, objectives
 from plm_jax.data.sources import corpora
 from plm_jax.models import settings
 
-# size: layers, width, heads, learning rate, warm-up
+
+class Size(NamedTuple):
+    """Dimensions, the peak of the rate, and its warm-up."""
+
+    layers: int
+    width: int
+    heads: int
+    learning_rate: float
+    warmup_steps: int
+
+
 SIZES = {
-    "base": (12, 768, 12, 6e-4, 24_000),
-    "large": (24, 1024, 16, 4e-4, 30_000),
+    "base": Size(layers=12, width=768, heads=12, learning_rate=6e-4, warmup_steps=24_000),
+    "large": Size(layers=24, width=1024, heads=16, learning_rate=4e-4, warmup_steps=30_000),
 }
 # size: parameters counted from the original, as they are usually said
 PUBLISHED = {
@@ -50,9 +62,9 @@ def model(layers: int, width: int, heads: int, vocab_size: int = 50265, length: 
 
 def get_config(size: str = "base"):
     """The run of one of SIZES."""
-    *dimensions, learning_rate, warmup_steps = config.choose(SIZES, size)
+    of = config.choose(SIZES, size)
     run = config.Run(
-        model=model(*dimensions),
+        model=model(of.layers, of.width, of.heads),
         objective=objectives.MaskedLM(),
         vocabulary=config.Vocabulary(
             spec="bpe:../vocabularies/roberta/vocab.json,../vocabularies/roberta/merges.txt",
@@ -71,7 +83,7 @@ def get_config(size: str = "base"):
         optimizer=config.AdamW(
             b1=0.9, b2=0.98, epsilon=1e-6, weight_decay=0.01, decay_norms_and_biases=True, clip_norm=0.0
         ),
-        schedule=config.LinearSchedule(learning_rate=learning_rate, warmup_steps=warmup_steps),
+        schedule=config.LinearSchedule(learning_rate=of.learning_rate, warmup_steps=of.warmup_steps),
         train=config.Train(steps=500_000, batch_size=8192),
         mesh=config.Mesh(data=1, fsdp=-1),
         precision=config.Precision(compute="bfloat16"),

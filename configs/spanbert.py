@@ -15,14 +15,24 @@ Wikipedia comes from TensorFlow Datasets. Put books, one JSON object {"text": â€
 points, and the vocabulary of google-bert/bert-base-cased (vocab.txt) where `vocabulary.spec` points, or set both.
 """
 
+from typing import NamedTuple
+
 from plm_jax import config, objectives
 from plm_jax.data.sources import corpora
 from plm_jax.models import settings
 
-# size: layers, width, heads
+
+class Size(NamedTuple):
+    """Dimensions."""
+
+    layers: int
+    width: int
+    heads: int
+
+
 SIZES = {
-    "base": (12, 768, 12),
-    "large": (24, 1024, 16),
+    "base": Size(layers=12, width=768, heads=12),
+    "large": Size(layers=24, width=1024, heads=16),
 }
 # size: parameters of the cased BERT with its head for masked tokens and the head for spans, counted by hand
 PUBLISHED = {

@@ -11,23 +11,38 @@ SentencePiece model where `vocabulary.spec` points, or set it.
 """
 
 import dataclasses
+from typing import NamedTuple
 
 from plm_jax import config, objectives
 from plm_jax.data.sources import corpora
 from plm_jax.models import settings
 
-# size: layers of each stack, width, heads, head_dim, feed-forward width
+
+class Size(NamedTuple):
+    """Dimensions, of each stack its layers; `remat` is what the backward pass recomputes."""
+
+    layers: int
+    width: int
+    heads: int
+    head_dim: int
+    feed_forward: int
+    remat: str = "none"
+    microbatches: int = 1
+
+
+# `remat` and `microbatches`: so the published batch fits 64 chips of TPU v5p; where memory is ample, set
+# model.remat=none and train.microbatches=1. `plm_jax.plan` says what another size or slice needs.
 SIZES = {
-    "small": (6, 512, 8, 64, 2048),
-    "base": (12, 768, 12, 64, 3072),
-    "large": (24, 1024, 16, 64, 4096),
-    "3b": (24, 1024, 32, 128, 16384),
-    "11b": (24, 1024, 128, 128, 65536),
-    "1.1-small": (8, 512, 6, 64, 1024),
-    "1.1-base": (12, 768, 12, 64, 2048),
-    "1.1-large": (24, 1024, 16, 64, 2816),
-    "1.1-xl": (24, 2048, 32, 64, 5120),
-    "1.1-xxl": (24, 4096, 64, 64, 10240),
+    "small": Size(layers=6, width=512, heads=8, head_dim=64, feed_forward=2048),
+    "base": Size(layers=12, width=768, heads=12, head_dim=64, feed_forward=3072),
+    "large": Size(layers=24, width=1024, heads=16, head_dim=64, feed_forward=4096),
+    "3b": Size(layers=24, width=1024, heads=32, head_dim=128, feed_forward=16384),
+    "11b": Size(layers=24, width=1024, heads=128, head_dim=128, feed_forward=65536, remat="full", microbatches=2),
+    "1.1-small": Size(layers=8, width=512, heads=6, head_dim=64, feed_forward=1024),
+    "1.1-base": Size(layers=12, width=768, heads=12, head_dim=64, feed_forward=2048),
+    "1.1-large": Size(layers=24, width=1024, heads=16, head_dim=64, feed_forward=2816),
+    "1.1-xl": Size(layers=24, width=2048, heads=32, head_dim=64, feed_forward=5120),
+    "1.1-xxl": Size(layers=24, width=4096, heads=64, head_dim=64, feed_forward=10240),
 }
 # size: parameters counted from the original, as they are usually said
 PUBLISHED = {
@@ -43,9 +58,6 @@ PUBLISHED = {
     "1.1-xxl": (11_135_332_352, "11B"),
 }
 SOURCE = "Raffel et al. 2020"
-# size: what the backward pass recomputes, microbatches. So the published batch fits 64 chips of TPU v5p; where memory
-# is ample, set model.remat=none and train.microbatches=1. `plm_jax.plan` says what another size or slice needs.
-MEMORY = {"11b": ("full", 2)}
 
 
 def model(
@@ -80,10 +92,10 @@ def model(
 
 def get_config(size: str = "base"):
     """The run of one of SIZES."""
-    dimensions = config.choose(SIZES, size)
-    remat, microbatches = MEMORY.get(size, ("none", 1))
+    of = config.choose(SIZES, size)
+    dimensions = (of.layers, of.width, of.heads, of.head_dim, of.feed_forward)
     run = config.Run(
-        model=dataclasses.replace(model(*dimensions, v1_1=size.startswith("1.1")), remat=remat),
+        model=dataclasses.replace(model(*dimensions, v1_1=size.startswith("1.1")), remat=of.remat),
         objective=objectives.SpanCorruption(),
         vocabulary=config.Vocabulary(
             spec="sentencepiece:../vocabularies/t5/spiece.model", sentinels=100, pad=0, eos=1, unk=2
@@ -95,7 +107,7 @@ def get_config(size: str = "base"):
         ),
         optimizer=config.Adafactor(),
         schedule=config.RsqrtSchedule(learning_rate=1.0, warmup_steps=10_000),
-        train=config.Train(steps=1_000_000, batch_size=2048, microbatches=microbatches, z_loss=1e-4),
+        train=config.Train(steps=1_000_000, batch_size=2048, microbatches=of.microbatches, z_loss=1e-4),
         mesh=config.Mesh(data=1, fsdp=-1),
         precision=config.Precision(compute="bfloat16"),
         evaluation=config.Evaluation(every=10_000, max_batches=64),

@@ -15,13 +15,26 @@ which `prepare` trains, stands in for the byte pairs.
 Put your documents, one JSON object {"text": …} a line, where `data.sources.text.path` points, or set it.
 """
 
+from typing import NamedTuple
+
 from plm_jax import config, objectives
 from plm_jax.models import settings
 
-# size: layers of each stack, width, heads, feed-forward width, dropout, steps
+
+class Size(NamedTuple):
+    """Dimensions, of each stack its layers, and recipe."""
+
+    layers: int
+    width: int
+    heads: int
+    feed_forward: int
+    dropout: float
+    steps: int
+
+
 SIZES = {
-    "base": (6, 512, 8, 2048, 0.1, 100_000),
-    "big": (6, 1024, 16, 4096, 0.3, 300_000),
+    "base": Size(layers=6, width=512, heads=8, feed_forward=2048, dropout=0.1, steps=100_000),
+    "big": Size(layers=6, width=1024, heads=16, feed_forward=4096, dropout=0.3, steps=300_000),
 }
 VOCAB_SIZE = 37_000
 # size: parameters counted by hand, as they are usually said
@@ -50,10 +63,9 @@ def model(layers: int, width: int, heads: int, feed_forward: int, dropout: float
 
 def get_config(size: str = "base"):
     """The run of one of SIZES."""
-    *dimensions, steps = config.choose(SIZES, size)
-    width = dimensions[1]
+    of = config.choose(SIZES, size)
     run = config.Run(
-        model=model(*dimensions),
+        model=model(of.layers, of.width, of.heads, of.feed_forward, of.dropout),
         objective=objectives.Denoising(),
         vocabulary=config.Vocabulary(
             spec="sentencepiece:../.cache/transformer/text.model",
@@ -70,8 +82,8 @@ def get_config(size: str = "base"):
             length=128,
         ),
         optimizer=config.AdamW(b1=0.9, b2=0.98, epsilon=1e-9, clip_norm=0.0),
-        schedule=config.RsqrtWarmupSchedule(learning_rate=width**-0.5, warmup_steps=4000),
-        train=config.Train(steps=steps, batch_size=192, label_smoothing=0.1),
+        schedule=config.RsqrtWarmupSchedule(learning_rate=of.width**-0.5, warmup_steps=4000),
+        train=config.Train(steps=of.steps, batch_size=192, label_smoothing=0.1),
         mesh=config.Mesh(data=1, fsdp=-1),
         precision=config.Precision(compute="bfloat16"),
         evaluation=config.Evaluation(every=1000, max_batches=64),

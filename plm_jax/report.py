@@ -1,6 +1,6 @@
 """`python -m plm_jax.report --workdirs=A,B --output=report.html`: a page about runs, its pictures inside.
 
-With `--model_table` instead: the README's table of published models.
+With `--model_table` instead: the table of published models that docs/models.md has.
 """
 
 from absl import flags
@@ -10,6 +10,7 @@ from plm_jax.common.errors import UserError
 
 _WORKDIRS = flags.DEFINE_list("workdirs", [], "run directories")
 _OUTPUT = flags.DEFINE_string("output", "report.html", "the page")
+_PNG = flags.DEFINE_string("png", None, "a folder for the page's pictures, too")
 _MODEL_TABLE = flags.DEFINE_bool("model_table", False, "print the table of published models instead")
 
 
@@ -28,7 +29,7 @@ def main() -> None:
     with progress.doing("drawing the report"):
         from plm_jax.experiments import report
 
-        report.write(_WORKDIRS.value, _OUTPUT.value)
+        report.write(_WORKDIRS.value, _OUTPUT.value, _PNG.value)
     print(storage.absolute(_OUTPUT.value))
 
 

@@ -59,12 +59,17 @@ def read(workdir: str) -> RunLog:
     return RunLog(os.path.basename(os.path.normpath(workdir)), config, *rows)
 
 
-def write(workdirs: Sequence[str], output: str) -> None:
-    """Writes the page about some run directories to `output`."""
+def write(workdirs: Sequence[str], output: str, png: str | None = None) -> None:
+    """Writes the page about some run directories to `output`, and its pictures, TITLE.png, to the folder `png`."""
     runs = [read(workdir) for workdir in workdirs]
     of_sources = [("Validation loss by source", "nats a target", keys)] if (keys := _of_sources(runs)) else []
     drawn = (*PICTURES[:1], *of_sources, *PICTURES[1:])
-    pictures = "\n".join(f"<h2>{title}</h2>\n{_picture(runs, unit, keys)}" for title, unit, keys in drawn)
+    pictures = ""
+    for title, unit, keys in drawn:
+        svg, pixels = _picture(runs, unit, keys)
+        pictures += f"<h2>{title}</h2>\n{svg}\n"
+        if png is not None:
+            storage.write(os.path.join(png, f"{title.lower().replace(' ', '_')}.png"), pixels)
     configs = "\n".join(
         f"<details><summary>{html.escape(run.name)}: config.json</summary>"
         f"<pre>{html.escape(json.dumps(run.config, indent=2))}</pre></details>"
@@ -127,8 +132,8 @@ def _of_sources(runs: Sequence[RunLog]) -> list[str]:
     return found if len(found) > 1 else []
 
 
-def _picture(runs: Sequence[RunLog], unit: str, keys: Sequence[str]) -> str:
-    """The curves of some keys over steps, as SVG; with the loss, as levels, what the evaluation compares."""
+def _picture(runs: Sequence[RunLog], unit: str, keys: Sequence[str]) -> tuple[str, bytes]:
+    """The curves of some keys over steps, as SVG and PNG; with the loss, as levels, what the evaluation compares."""
     figure, axes = plt.subplots(figsize=(9, 4), layout="constrained")
     for run in runs:
         for key in keys:
@@ -143,7 +148,8 @@ def _picture(runs: Sequence[RunLog], unit: str, keys: Sequence[str]) -> str:
     axes.grid(alpha=0.3)
     if axes.get_legend_handles_labels()[0]:
         axes.legend()
-    drawn = io.StringIO()
-    figure.savefig(drawn, format="svg")
+    svg, pixels = io.StringIO(), io.BytesIO()
+    figure.savefig(svg, format="svg")
+    figure.savefig(pixels, format="png")
     plt.close(figure)
-    return drawn.getvalue()[drawn.getvalue().index("<svg") :]
+    return svg.getvalue()[svg.getvalue().index("<svg") :], pixels.getvalue()

@@ -78,7 +78,10 @@ def test_nothing_to_evaluate_is_a_mistake(verb, workdir):
 
 
 def test_the_report_shows_the_validation_of_each_source(workdir, tmp_path):
-    report.write([str(workdir)], str(tmp_path / "report.html"))
+    report.write([str(workdir)], str(tmp_path / "report.html"), str(tmp_path / "png"))
+    pictures = {path.stem: path.read_bytes()[1:4] for path in (tmp_path / "png").iterdir()}
+    names = ("loss", "validation_loss_by_source", "accuracy", "throughput", "learning_rate", "gradient_norm")
+    assert pictures == dict.fromkeys(names, b"PNG")
     page = (tmp_path / "report.html").read_text()
     assert "Validation loss by source" in page and page.count("<svg") == 6
     for key in ("validation/loss", "validation/a/loss", "validation/b/loss"):

@@ -1,6 +1,7 @@
 """Frozen dataclasses as plain trees, for JSON and ConfigDicts, and back, with errors that name the field.
 
-A field whose type is a role, or a union of dataclasses, is a tagged choice: in a tree it is its fields and `kind`.
+A field whose type is a role, or a union of dataclasses, is a tagged choice: in a tree it is its fields and `kind`. One
+that is a tuple of pairs, names and choices, which is hashable, is a mapping in a tree.
 """
 
 import dataclasses
@@ -30,7 +31,8 @@ class Difference(NamedTuple):
 def to_dict(value: Any) -> Any:
     """Dataclasses to plain dictionaries, tagged choices with their `kind`; the result is JSON."""
     if dataclasses.is_dataclass(value):
-        fields = {f.name: to_dict(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        items = {f.name: (f.type, getattr(value, f.name)) for f in dataclasses.fields(value)}
+        fields = {name: to_dict(dict(item) if named(kind) else item) for name, (kind, item) in items.items()}
         return {"kind": value.kind, **fields} if "kind" not in fields and hasattr(value, "kind") else fields
     if isinstance(value, dict):
         return {k: to_dict(v) for k, v in value.items()}
@@ -44,6 +46,8 @@ def to_config_dict(value: Any) -> ml_collections.ConfigDict:
     tree = ml_collections.ConfigDict({"kind": value.kind} if isinstance(getattr(value, "kind", None), str) else {})
     for f in dataclasses.fields(value):
         item = getattr(value, f.name)
+        if named(f.type):
+            item = dict(item)
         if dataclasses.is_dataclass(item):
             item = to_config_dict(item)
         elif isinstance(item, dict):
@@ -91,6 +95,13 @@ def default(field: dataclasses.Field) -> Any:
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
+def named(kind: Any) -> Any:
+    """The role of the values of a tuple of names and choices; None for any other type."""
+    args = typing.get_args(kind)
+    pair = typing.get_args(args[0]) if typing.get_origin(kind) is tuple and args[1:] == (...,) else ()
+    return pair[1] if len(pair) == 2 and pair[0] is str and is_role(pair[1]) else None
+
+
 def parse(kind: Any, value: Any, where: str) -> Any:
     """`value` as the annotated type `kind`; `where` is what errors call it.
 
@@ -107,10 +118,11 @@ def parse(kind: Any, value: Any, where: str) -> Any:
         return _parse_dataclass(choice(found, value, where), value, where)
     if dataclasses.is_dataclass(kind):
         return _parse_dataclass(kind, value, where)
-    if origin is dict:
+    if origin is dict or named(kind):
         if not isinstance(value, dict):
             raise UserError(f"{where} is {value!r}: give a mapping of names")
-        return {k: parse(args[1], v, f"{where}.{k}") for k, v in value.items()}
+        found = {k: parse(named(kind) or args[1], v, f"{where}.{k}") for k, v in value.items()}
+        return tuple(found.items()) if named(kind) else found
     if origin is tuple:
         if not isinstance(value, tuple | list):
             raise UserError(f"{where} is {value!r}: give a tuple")

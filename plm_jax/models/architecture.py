@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from plm_jax.models import initializers, settings
 from plm_jax.models.activations import ACTIVATIONS
+from plm_jax.models.head_module import HeadModule
 from plm_jax.models.partitioning import constrain
 from plm_jax.models.transformer import Dense, declared, dropout, norm
 
@@ -27,7 +28,7 @@ class Architecture(nn.Module):
     def setup(self):
         """Parameters: `token_embedding` [V, E], the position scheme's tables [P, E], `token_type_embedding` [T, E],
         `head` [V, E], `head_bias` [V]; modules `embedding_norm`, `embedding_projection` [E, D], `head_transform`
-        [D, E], `head_norm`: what the settings ask for. E is the tables' width, by default D.
+        [D, E], `head_norm`, `heads_NAME`: what the settings ask for. E is the tables' width, by default D.
 
         Positions and the norm of embeddings are there once for each of `prefixes`.
         """
@@ -52,6 +53,7 @@ class Architecture(nn.Module):
         if embedding.embedding_size is not None:
             axes, init = (None, "embed"), initializers.kernel_init(self.model)
             self.embedding_projection = Dense(embedding.width, axes, True, init, self.dtype)
+        self.heads = {name: HeadModule(head, self.model, self.dtype) for name, head in self.model.heads}
         if isinstance(head, settings.NoHead):
             return
         if head.transform:
@@ -103,3 +105,22 @@ class Architecture(nn.Module):
         )
         logits = logits if bias is None else logits + bias
         return constrain(logits, "batch", "length", "vocab")
+
+    def head_module(self, name):
+        """The `HeadModule` of one of the settings' `named_heads`, not the vocabulary's."""
+        return self.heads[name]
+
+    def head_output(self, features, name, **inputs):
+        """What one of the settings' `named_heads` gives of features [B, L, D] and what else it reads; of the
+        vocabulary's the logits.
+        """
+        return self.logits(features) if name == "vocabulary" else self.head_module(name)(features, **inputs)
+
+    def __call__(self, *args, **kwargs):
+        """Logits, float32 [B, L, V], or the features of a model without that head; arguments as `features`."""
+        features = self.features(*args, **kwargs)
+        if self.is_initializing():
+            for name, head in self.model.named_heads.items():
+                if name != "vocabulary":
+                    self.head_output(features, name, **head.init_inputs(features))
+        return features if isinstance(self.model.head, settings.NoHead) else self.logits(features)

@@ -55,7 +55,3 @@ class Decoder(Architecture):
             prefix_lengths=prefix_lengths,
         )
         return self.stack(x, context, deterministic=deterministic)
-
-    def __call__(self, tokens, *args, **kwargs):
-        """Logits, float32 [B, L, V]; arguments as `features`."""
-        return self.logits(self.features(tokens, *args, **kwargs))

@@ -73,7 +73,3 @@ class EncoderDecoder(Architecture):
         segment_ids = decoder.get("segment_ids")
         memory = self.encode(tokens, mask, None, segment_ids, deterministic=deterministic)
         return self.decode(decoder_tokens, memory, mask, deterministic=deterministic, **decoder)
-
-    def __call__(self, tokens, decoder_tokens, *args, **kwargs):
-        """Logits, float32 [B, L, V]; arguments as `features`."""
-        return self.logits(self.features(tokens, decoder_tokens, *args, **kwargs))

@@ -1,20 +1,55 @@
-"""Heads: what a model makes of its features."""
+"""Heads: what a model makes of its features.
+
+Shapes: B batch, L length, D width, E the tables' width, T targets, V vocabulary.
+"""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from plm_jax.common.lazy import lazy
 from plm_jax.common.roles import Role
-from plm_jax.models.activations import Activation
+from plm_jax.models.activations import ACTIVATIONS, Activation
 
 if TYPE_CHECKING:
+    import jax
+
+    from plm_jax.models.head_module import HeadModule
     from plm_jax.models.settings import Transformer
+
+jnp = lazy("jax.numpy")
 
 
 class Head(Role):
-    """The base of heads' settings."""
+    """The base of heads. One is a frozen dataclass of its fields and what it computes.
+
+    Attributes:
+      loss: kind of the loss, or of the term of one, that trains it, in `losses/`; None: the loss of an objective names
+        the head.
+    """
+
+    loss: str | None = None
+
+    def compute(self, module: "HeadModule", features: "jax.Array", **inputs: "jax.Array") -> Any:
+        """What it gives of features [B, L, D].
+
+        Args:
+          module: has the parameters: inside of this function Linen modules and `module.param` make them, as in a
+            `compact` method.
+          features: the model's.
+          inputs: what else it reads, by name.
+        """
+        raise NotImplementedError
+
+    def init_inputs(self, features: "jax.Array") -> "dict[str, jax.Array]":
+        """Inputs besides the features with which its parameters are made."""
+        del features
+        return {}
 
     def products(self, model: "Transformer", length: int, targets: int) -> int:
-        """Multiplications with its matrices, forward, for a row of so many tokens, so many of them targets."""
+        """Multiplications with its matrices, forward, for a row of so many tokens, so many of them targets.
+
+        What is done once a row is left out.
+        """
         del model, length, targets
         return 0
 
@@ -28,7 +63,7 @@ class NoHead(Head):
 
 @dataclass(frozen=True)
 class VocabularyHead(Head):
-    """The projection to the vocabulary.
+    """The projection to the vocabulary, which the architecture makes beside its tables of embeddings.
 
     Attributes:
       tied: it is the token table transposed.
@@ -55,7 +90,13 @@ class Pooler(Head):
     """A dense layer with tanh on the first position, and `classes` of the text from it (0: features only)."""
 
     kind: ClassVar[str] = "pooler"
+    loss = "pair"
     classes: int = 2
+
+    def compute(self, module, features):
+        """[B, L, D] → float32 [B, classes], or [B, D]."""
+        pooled = jnp.tanh(module.dense("pooler", features[:, 0], module.model.embedding.width))
+        return module.dense("classifier", pooled, self.classes).astype(jnp.float32) if self.classes else pooled
 
 
 @dataclass(frozen=True)
@@ -63,7 +104,13 @@ class Discriminator(Head):
     """Whether each token was replaced: a dense layer with this activation, and one number (Clark et al. 2020 §2)."""
 
     kind: ClassVar[str] = "discriminator"
+    loss = "replaced_token"
     activation: Activation = "gelu_exact"
+
+    def compute(self, module, features):
+        """[B, L, D] → float32 [B, L], above 0 where a token was replaced."""
+        hidden = module.dense("discriminator_transform", features, module.model.embedding.width)
+        return module.dense("discriminator", ACTIVATIONS[self.activation](hidden), 1)[..., 0].astype(jnp.float32)
 
     def products(self, model, length, targets):
         """At all tokens."""
@@ -84,9 +131,33 @@ class SpanBoundary(Head):
     """
 
     kind: ClassVar[str] = "span_boundary"
+    loss = "boundary"
     positions: int = 15
     width: int = 200
     activation: Activation = "gelu_exact"
+
+    def compute(self, module, features, left, right, offsets):
+        """From features [B, L, D] to those of T targets, [B, T, E], and the bias [V] of what they are multiplied with.
+
+        Args:
+          module: as in `Head`.
+          features: [B, L, D].
+          left, right: int32 [B, T], the positions before and after each target's span.
+          offsets: int32 [B, T], each target's number in its span, from 0.
+        """
+        embedding = module.model.embedding
+        table = module.table("position_embedding", self.positions, self.width)
+        boundaries = [jnp.take_along_axis(features, at[..., None], axis=1) for at in (left, right)]
+        x = jnp.concatenate([*boundaries, table[jnp.minimum(offsets, self.positions - 1)]], axis=-1)
+        for number, width in enumerate((embedding.width, embedding.columns)):
+            axes = ("embed", None) if number else (None, "embed")
+            x = module.dense(f"transform_{number}", x, width, axes)
+            x = module.norm(f"norm_{number}", ACTIVATIONS[self.activation](x))
+        return x, module.bias("bias", embedding.vocab_size, "vocab")
+
+    def init_inputs(self, features):
+        """One target a token."""
+        return dict.fromkeys(("left", "right", "offsets"), jnp.zeros(features.shape[:2], jnp.int32))
 
     def products(self, model, length, targets):
         """At targets alone."""

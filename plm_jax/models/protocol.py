@@ -15,8 +15,12 @@ from plm_jax.common.lazy import lazy
 from plm_jax.common.roles import Role
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import flax.linen as nn
     import jax
+
+    from plm_jax.models.heads import Head
 
 jnp = lazy("jax.numpy")
 
@@ -75,6 +79,11 @@ class Model(Role):
         return {name: batch[name] for name in self.inputs if name in batch}
 
     @property
+    def named_heads(self) -> "Mapping[str, Head]":
+        """Its heads by the names that losses and callers ask for them by; "vocabulary" is that of tokens."""
+        return {}
+
+    @property
     def has_decoder(self) -> bool:
         """Whether a second text answers the first: its inputs are `tokens` and `decoder_tokens`."""
         return "decoder_tokens" in self.inputs
@@ -113,6 +122,9 @@ class Module(Protocol):
 
     def logits(self, features: "jax.Array") -> "jax.Array":
         """The vocabulary head: [B, L, D] → float32 [B, L, V]."""
+
+    def head_output(self, features: "jax.Array", name: str, **inputs: "jax.Array") -> Any:
+        """What one of `Model.named_heads` gives of features and what else it reads; "vocabulary": `logits`."""
 
     def apply(self, variables: Any, *args: Any, **kwargs: Any) -> Any:
         """As `flax.linen.Module.apply`."""

@@ -22,6 +22,6 @@ class Decoder(Transformer):
         return Module(self, dtype)
 
     def products(self, length, targets, decoder_length=0, samples=0):
-        """Of a causal stack and its head."""
+        """Of a causal stack and its heads."""
         stack = self.stack_products(length, causal=True)
-        return stack + self.projection_products(length) + self.head.products(self, length, targets)
+        return stack + self.projection_products(length) + self.heads_products(length, targets)

@@ -60,7 +60,13 @@ class Electra(Encoder):
             stack=dataclasses.replace(self.stack, layers=own.layers),
             head=own.head,
             discriminator=NoHead(),
+            heads=(),
         )
+
+    @property
+    def named_heads(self):
+        """The generator's for the vocabulary, the others the discriminator's."""
+        return {"vocabulary": self.generator.head} | super().named_heads
 
     def module(self, dtype):
         """A `models.electra.Electra`."""

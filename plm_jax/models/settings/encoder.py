@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from plm_jax.models.heads import Discriminator, NoHead, Pooler, SpanBoundary, VocabularyHead
+from plm_jax.models.heads import Discriminator, Head, NoHead, Pooler, SpanBoundary, VocabularyHead
 from plm_jax.models.settings.transformer import Transformer
 
 
@@ -18,6 +18,18 @@ class Encoder(Transformer):
     discriminator: Discriminator | NoHead = NoHead()
     span_boundary: SpanBoundary | NoHead = NoHead()
 
+    @property
+    def own_heads(self) -> dict[str, Head]:
+        """Those of its fields but the vocabulary's."""
+        pair = "sentence_pair" if getattr(self.pooler, "classes", 0) else "pooled"
+        heads = {pair: self.pooler, "discriminator": self.discriminator, "span_boundary": self.span_boundary}
+        return {name: head for name, head in heads.items() if not isinstance(head, NoHead)}
+
+    @property
+    def named_heads(self) -> dict[str, Head]:
+        """Those of its fields, and the others."""
+        return {**super().named_heads, **self.own_heads}
+
     def module(self, dtype):
         """A `models.encoder.Encoder`."""
         from plm_jax.models.encoder import Encoder as Module
@@ -25,8 +37,6 @@ class Encoder(Transformer):
         return Module(self, dtype)
 
     def products(self, length, targets, decoder_length=0, samples=0):
-        """Of a stack that sees both ways and all heads; a pooler's, at one token, are left out."""
-        heads = (self.head, self.pooler, self.discriminator, self.span_boundary)
+        """Of a stack that sees both ways, and the heads."""
         stack = self.stack_products(length, causal=False)
-        of_heads = sum(head.products(self, length, targets) for head in heads)
-        return stack + self.projection_products(length) + of_heads
+        return stack + self.projection_products(length) + self.heads_products(length, targets)

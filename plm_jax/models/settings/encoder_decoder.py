@@ -71,7 +71,7 @@ class EncoderDecoder(Transformer):
         return {"tokens": tokens, "decoder_tokens": tokens}
 
     def products(self, length, targets, decoder_length=0, samples=0):
-        """Of both stacks, of the attention between them and the head."""
+        """Of both stacks, of the attention between them and the heads."""
         stacks = self.stack_products(length, causal=False)
         stacks += self.decoder_model.stack_products(decoder_length, causal=True, memory_length=length)
-        return stacks + self.projection_products(length + decoder_length) + self.head.products(self, length, targets)
+        return stacks + self.projection_products(length + decoder_length) + self.heads_products(length, targets)

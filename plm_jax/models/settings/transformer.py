@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from plm_jax.common.errors import UserError
-from plm_jax.models.heads import VocabularyHead
+from plm_jax.models.heads import Head, NoHead, VocabularyHead
 from plm_jax.models.protocol import Model
 from plm_jax.models.settings.parts import (
     Attention,
@@ -25,6 +25,8 @@ class Transformer(Model):
     Attributes:
       scan_layers: compile one block and loop, or unroll all; parameters are stacked on a `layers` axis either way.
       remat: what the backward pass recomputes: nothing; all but the products of weight matrices; whole blocks.
+      heads: others than those of the fields, by the names that losses and callers ask for them by; in a config a
+        mapping.
       attention_kernel: what computes attention: XLA; flash attention on NVIDIA GPUs (cuDNN; Ampere or newer) or TPUs
         (Splash; elsewhere interpreted, which is slow); `auto`: the device's. What a kernel cannot do falls back to XLA.
     """
@@ -39,8 +41,10 @@ class Transformer(Model):
     scan_layers: bool = True
     remat: Literal["none", "dots", "full"] = "none"
     attention_kernel: Literal["auto", "xla", "cudnn", "splash"] = "auto"
+    heads: tuple[tuple[str, Head], ...] = ()
 
     def __post_init__(self):
+        _check_heads(self.heads)
         head = getattr(self, "head", None)
         if self.embedding.embedding_size is not None and isinstance(head, VocabularyHead) and head.transform is None:
             raise UserError("embedding.embedding_size needs a head that leads back to it: set head.transform")
@@ -54,6 +58,16 @@ class Transformer(Model):
     def num_positions(self) -> int | None:
         """As many as the position scheme has."""
         return self.attention.position.limit
+
+    @property
+    def named_heads(self) -> dict[str, Head]:
+        """The vocabulary head, where there is one, and the others."""
+        head = getattr(self, "head", NoHead())
+        return ({} if isinstance(head, NoHead) else {"vocabulary": head}) | dict(self.heads)
+
+    def heads_products(self, length: int, targets: int) -> int:
+        """Multiplications of a row with the matrices of all heads."""
+        return sum(head.products(self, length, targets) for head in self.named_heads.values())
 
     def stack_products(self, length: int, causal: bool, memory_length: int = 0) -> float:
         """Multiplications of a row in the stack's matrix products; with a memory also those of attention to it."""
@@ -73,6 +87,17 @@ class Transformer(Model):
         """Multiplications with the matrix that leads from the tables' width to the model's, where they differ."""
         embedding = self.embedding
         return 0 if embedding.embedding_size is None else length * embedding.columns * embedding.width
+
+
+# The names of heads that are fields of a model's settings, or what they give.
+OWN = ("vocabulary", "sentence_pair", "pooled", "discriminator", "span_boundary")
+
+
+def _check_heads(heads: tuple[tuple[str, Head], ...]) -> None:
+    names = [name for name, _ in heads]
+    taken = [name for name in names if name in OWN or names.count(name) > 1]
+    if taken:
+        raise UserError(f"model.heads has '{taken[0]}', which names another head: give it another name")
 
 
 def _seen(window: int, length: int) -> float:

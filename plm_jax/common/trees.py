@@ -32,7 +32,7 @@ def to_dict(value: Any) -> Any:
     """Dataclasses to plain dictionaries, tagged choices with their `kind`; the result is JSON."""
     if dataclasses.is_dataclass(value):
         items = {f.name: (f.type, getattr(value, f.name)) for f in dataclasses.fields(value)}
-        fields = {name: to_dict(dict(item) if named(kind) else item) for name, (kind, item) in items.items()}
+        fields = {name: to_dict(item if values(kind) is None else dict(item)) for name, (kind, item) in items.items()}
         return {"kind": value.kind, **fields} if "kind" not in fields and hasattr(value, "kind") else fields
     if isinstance(value, dict):
         return {k: to_dict(v) for k, v in value.items()}
@@ -46,7 +46,7 @@ def to_config_dict(value: Any) -> ml_collections.ConfigDict:
     tree = ml_collections.ConfigDict({"kind": value.kind} if isinstance(getattr(value, "kind", None), str) else {})
     for f in dataclasses.fields(value):
         item = getattr(value, f.name)
-        if named(f.type):
+        if values(f.type) is not None:
             item = dict(item)
         if dataclasses.is_dataclass(item):
             item = to_config_dict(item)
@@ -95,11 +95,12 @@ def default(field: dataclasses.Field) -> Any:
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
-def named(kind: Any) -> Any:
-    """The role of the values of a tuple of names and choices; None for any other type."""
-    args = typing.get_args(kind)
-    pair = typing.get_args(args[0]) if typing.get_origin(kind) is tuple and args[1:] == (...,) else ()
-    return pair[1] if len(pair) == 2 and pair[0] is str and is_role(pair[1]) else None
+def values(kind: Any) -> Any:
+    """The type of the values of what trees hold as a mapping, a dict or a tuple of names and choices; else None."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    pair = typing.get_args(args[0]) if origin is tuple and args[1:] == (...,) else ()
+    is_named = len(pair) == 2 and pair[0] is str and is_role(pair[1])
+    return args[1] if origin is dict else pair[1] if is_named else None
 
 
 def parse(kind: Any, value: Any, where: str) -> Any:
@@ -118,11 +119,11 @@ def parse(kind: Any, value: Any, where: str) -> Any:
         return _parse_dataclass(choice(found, value, where), value, where)
     if dataclasses.is_dataclass(kind):
         return _parse_dataclass(kind, value, where)
-    if origin is dict or named(kind):
+    if (element := values(kind)) is not None:
         if not isinstance(value, dict):
             raise UserError(f"{where} is {value!r}: give a mapping of names")
-        found = {k: parse(named(kind) or args[1], v, f"{where}.{k}") for k, v in value.items()}
-        return tuple(found.items()) if named(kind) else found
+        named = {k: parse(element, v, f"{where}.{k}") for k, v in value.items()}
+        return named if origin is dict else tuple(named.items())
     if origin is tuple:
         if not isinstance(value, tuple | list):
             raise UserError(f"{where} is {value!r}: give a tuple")

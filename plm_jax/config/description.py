@@ -21,7 +21,9 @@ def lines(section: Any) -> Iterator[str]:
 
 
 def _lines(name: str, value: Any, kind: Any, told: str) -> Iterator[str]:
-    choices = trees.choices(kind)
+    choices, element = trees.choices(kind), trees.values(kind)
+    if element is not None:
+        value = dict(value)
     if dataclasses.is_dataclass(value):
         of = f" of {', '.join(sorted(choices))}" if choices else ""
         yield f"{name}:" + (f"  # {told or _sentence(type(value).__doc__)}" if not choices else "")
@@ -31,7 +33,7 @@ def _lines(name: str, value: Any, kind: Any, told: str) -> Iterator[str]:
     elif isinstance(value, Mapping) and value:
         yield f"{name}:  # {told}".rstrip(" #")
         for key, item in value.items():
-            yield from (_INDENT + line for line in _lines(key, item, typing.get_args(kind)[1], ""))
+            yield from (_INDENT + line for line in _lines(key, item, element, ""))
     elif isinstance(value, tuple) and any(dataclasses.is_dataclass(item) for item in value):
         yield f"{name}:  # {told}".rstrip(" #")
         element = typing.get_args(kind)[0]
@@ -49,10 +51,10 @@ def _type(kind: Any) -> str:
         return " | ".join(repr(a) if a == "" else str(a) for a in args)
     if origin in (types.UnionType, typing.Union):
         return " | ".join(map(_type, args))
+    if (element := trees.values(kind)) is not None:
+        return f"{_type(element)} by name"
     if origin is tuple:
         return f"tuple of {_type(args[0])}" if args[-1] is ... else f"({', '.join(map(_type, args))})"
-    if origin is dict:
-        return f"{_type(args[1])} by name"
     return {types.NoneType: "None", int: "integer", float: "number", str: "text", bool: "yes | no"}.get(
         kind, getattr(kind, "__name__", str(kind))
     )

@@ -85,8 +85,8 @@ def _changed(kind: Any, node: Any, names: Sequence[str], values: Sequence[Any], 
             raise UserError(renamed or f"there is no field {at}: {nearest(name, known)}")
         below = node[name] if node and name in node else trees.to_dict(trees.default(known[name]))
         return {**(node or {}), name: _changed(hints[name], below, others, values, at)}
-    if typing.get_origin(kind) is dict:
-        element, node = typing.get_args(kind)[1], node or {}
+    if (element := trees.values(kind)) is not None:
+        node = node or {}
         is_section = trees.choices(element) is not None or dataclasses.is_dataclass(element)
         if name not in node and is_section and list(others) != ["kind"]:
             raise UserError(f"there is no field {at}: {nearest(name, node)}")
@@ -128,7 +128,7 @@ def _check_complete(schema: type, tree: Any, names: Sequence[str], root: str) ->
     kind: Any = schema
     for name in names:
         if typing.get_origin(kind) in (dict, tuple):
-            kind = typing.get_args(kind)[1 if typing.get_origin(kind) is dict else 0]
+            kind = trees.values(kind) or typing.get_args(kind)[0]
         else:
             kind = typing.get_type_hints(_section(kind, tree, root))[name]
         tree, root = tree[int(name) if isinstance(tree, list) else name], f"{root}.{name}"
@@ -162,7 +162,7 @@ def _elements(kind: Any, items: Sequence[Any]) -> Sequence[Any]:
 
 def _value(kind: Any, values: Sequence[Any], path: str) -> Any:
     """What a field of a type is set to."""
-    if typing.get_origin(_required(kind)) is tuple:
+    if typing.get_origin(_required(kind)) is tuple and trees.values(kind) is None:
         if values[-1] in ("None", "none") and _required(kind) is not kind:
             return None
         items = [item for value in values for item in _items(value)]

@@ -12,6 +12,7 @@ import pytest
 from plm_jax.common.errors import UserError
 from plm_jax.models import kernels, registry, settings
 from plm_jax.models.kernels import Context, choose
+from tests.models.own_positions import DistanceKeys, Slopes
 from tests.models.test_decoder import extend, initial, logits, reach, small, tokens_of
 from tests.models.test_kernels import HEADS, PLAIN, exactly, inputs
 
@@ -26,6 +27,8 @@ MODELS = {
     "chatglm": small(attention=CHATGLM_ATTENTION, feed_forward=SWIGLU, norm=RMS, tied=False),
     "gpt1": small(norm=settings.Norm(placement="post")),
     "gpt3": small(attention=replace(LEARNED, windows=(0, 3))),
+    "own_slopes": small(attention=replace(LEARNED, position=Slopes())),
+    "own_distance_keys": small(attention=replace(LEARNED, position=DistanceKeys()), scan_layers=False),
 }
 families = pytest.mark.parametrize("family", MODELS)
 

@@ -1,0 +1,46 @@
+"""Position schemes that the package does not have: a bias for distances, and one that the text has a say in."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from plm_jax.models import initializers
+from plm_jax.models.positions import Position, Table
+
+
+@dataclass(frozen=True)
+class Slopes(Position):
+    """Scores fall with the distance, in each head by another factor (Press et al. 2022, "ALiBi")."""
+
+    kind: ClassVar[str] = "slopes"
+    tells_places = False
+
+    def bias(self, tables, query_places, key_places, heads, causal):
+        slopes = 2.0 ** (-8 * jnp.arange(1, heads + 1) / heads)
+        distances = jnp.abs(key_places[None, :] - query_places[:, None])
+        return -(slopes[:, None, None] * distances)[None]
+
+
+@dataclass(frozen=True)
+class DistanceKeys(Position):
+    """To the score of a query and a key comes that of the query and a vector for their distance (Shaw et al. 2018)."""
+
+    kind: ClassVar[str] = "distance_keys"
+    reach: int = 4
+    tells_places = False
+
+    def score_tables(self, model):
+        shape = 2 * self.reach + 1, model.attention.head_dim
+        return {"distance_keys": Table(shape, (None, None), initializers.normal(model, 0.3))}
+
+    def bias(self, tables, query_places, key_places, heads, causal):
+        distances = jnp.clip(key_places[None, :] - query_places[:, None], -self.reach, self.reach)
+        vectors_QKH = tables["distance_keys"][distances + self.reach]
+
+        def of_text(query_BNQH: jax.Array, key_BGKH: jax.Array) -> jax.Array:
+            del key_BGKH
+            return jnp.einsum("bnqh,qkh->bnqk", query_BNQH.astype(jnp.float32), vectors_QKH)
+
+        return of_text

@@ -1,0 +1,107 @@
+"""Position schemes as parts: what any tile of a text is told, and schemes that are written outside of the package."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from plm_jax.common import trees
+from plm_jax.common.errors import UserError
+from plm_jax.models import kernels, registry, settings
+from plm_jax.models.kernels import Context
+from plm_jax.models.positions import Position
+from tests.models.own_positions import DistanceKeys, Slopes
+from tests.models.test_decoder import small
+from tests.models.test_encoder import apply, randomised, small_encoder, tokens_of
+
+OWN = {"slopes": Slopes(), "distance_keys": DistanceKeys()}
+own = pytest.mark.parametrize("position", OWN.values(), ids=OWN)
+
+
+def with_position(model, position):
+    return replace(model, attention=replace(model.attention, position=position))
+
+
+def rng_arrays(*shapes):
+    rng = np.random.default_rng(0)
+    return [rng.normal(size=shape).astype(np.float32) for shape in shapes]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("position", [settings.RelativeBias(8, 20), *OWN.values()], ids=lambda p: p.kind)
+def test_the_bias_of_a_tile_is_that_of_the_whole(position, causal):
+    model, heads, length = small_encoder(), 3, 12
+    tables = {name: rng_arrays(table.shape)[0] for name, table in position.score_tables(model).items()}
+    query, key = rng_arrays((2, heads, length, 4), (2, heads, length, 4))
+
+    def bias(queries, keys):
+        found = position.bias(tables, jnp.arange(length)[queries], jnp.arange(length)[keys], heads, causal)
+        return found(query[:, :, queries], key[:, :, keys]) if callable(found) else found
+
+    whole = bias(slice(None), slice(None))
+    assert whole.shape in {(1, heads, length, length), (2, heads, length, length)}
+    np.testing.assert_allclose(bias(slice(4, 8), slice(2, 12)), whole[:, :, 4:8, 2:12], rtol=1e-6)
+
+
+def test_scores_fall_by_each_heads_slope():
+    """Against the formula in NumPy, a loop over heads, queries and keys."""
+    query, key, value = rng_arrays((1, 2, 5, 4), (1, 2, 5, 4), (1, 2, 5, 4))
+    bias = Slopes().bias({}, jnp.arange(5), jnp.arange(5), 2, causal=False)
+    got = kernels.attend(query, key, value, Context(bias=bias).with_kernel("xla", 5, 5), lambda weights: weights)
+    for head, slope in enumerate((1 / 16, 1 / 256)):
+        for place in range(5):
+            scores = [query[0, head, place] @ key[0, head, k] - slope * abs(k - place) for k in range(5)]
+            weights = np.exp(scores) / np.exp(scores).sum()
+            np.testing.assert_allclose(got[0, head, place], weights @ value[0, head], rtol=1e-5)
+
+
+@own
+def test_an_encoder_of_a_users_own_positions_is_the_same_scanned_and_unrolled(position):
+    model = with_position(small_encoder(), position)
+    module, params = randomised(model)
+    tokens, mask = tokens_of(), jnp.ones((2, 8), jnp.int32).at[1, 5:].set(0)
+    scanned, unrolled, without = (
+        apply(registry.build(one), params, tokens, mask)
+        for one in (model, replace(model, scan_layers=False), with_position(model, settings.NoPositions()))
+    )
+    np.testing.assert_allclose(unrolled, scanned, rtol=1e-4, atol=1e-4)
+    assert np.abs(scanned - without).max() > 1e-3
+
+
+def test_a_bias_that_the_text_has_a_say_in_is_trained():
+    module, params = randomised(with_position(small_encoder(), DistanceKeys()))
+    gradients = jax.grad(lambda params: jnp.sin(apply(module, params, tokens_of())).sum())(params)
+    assert np.abs(gradients["stack"]["distance_keys"]).max() > 1e-4
+
+
+@own
+def test_flash_kernels_leave_a_users_own_bias_to_xla(position, caplog):
+    model = replace(with_position(small(), position), attention_kernel="splash")
+    tokens = jnp.zeros((1, 4), jnp.int32)
+    caplog.set_level("WARNING")
+    jax.eval_shape(lambda params: registry.build(model).apply({"params": params}, tokens), registry.shapes(model))
+    assert "kernel xla (splash adds no bias to scores" in caplog.text
+    common = {"dtype": jnp.bfloat16, "head_dim": 64, "queries": 128, "keys": 128, "bias": True}
+    chosen, reason = kernels.choose("cudnn", "cuda", **common, of_text=position.kind == "distance_keys")
+    assert chosen == ("xla" if reason else "cudnn")
+    assert ("the same for all texts" in reason) == (position.kind == "distance_keys")
+
+
+@own
+def test_a_users_own_positions_have_no_end_and_may_be_packed(position):
+    assert with_position(small(), position).num_positions is None
+    assert not position.tells_places
+
+
+@own
+def test_a_users_own_positions_are_a_choice_in_a_config(position):
+    model = with_position(small(), position)
+    assert trees.parse(settings.Model, trees.to_dict(model), "model") == model
+    assert Position.choices[position.kind] is type(position)
+
+
+def test_rotary_2d_asks_for_heads_of_two_halves():
+    with pytest.raises(UserError, match=r"attention\.head_dim is 6: rotary_2d takes a multiple of 4"):
+        settings.Attention(2, 6, settings.Rotary2D())

@@ -49,6 +49,8 @@ def _imported(nodes: Iterable[ast.AST], path: pathlib.Path) -> set[str]:
             assert node.level == 0, f"{path} imports relatively"
             ours = node.module.split(".")[0] == "plm_jax"
             found |= {f"{node.module}.{alias.name}" for alias in node.names} if ours else {node.module}
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "lazy":
+            found.add(node.args[0].value)
     return {name if name.startswith("plm_jax") else name.split(".")[0] for name in found}
 
 

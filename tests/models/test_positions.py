@@ -60,7 +60,7 @@ def test_scores_fall_by_each_heads_slope():
 @own
 def test_an_encoder_of_a_users_own_positions_is_the_same_scanned_and_unrolled(position):
     model = with_position(small_encoder(), position)
-    module, params = randomised(model)
+    _, params = randomised(model)
     tokens, mask = tokens_of(), jnp.ones((2, 8), jnp.int32).at[1, 5:].set(0)
     scanned, unrolled, without = (
         apply(registry.build(one), params, tokens, mask)

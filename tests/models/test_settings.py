@@ -1,0 +1,167 @@
+"""Settings as values: read without JAX, hashable, the same again from JSON; the protocol that all models keep."""
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from plm_jax import config
+from plm_jax.common import trees
+from plm_jax.common.errors import UserError
+from plm_jax.config import pages
+from plm_jax.models import registry, settings
+from plm_jax.models.heads import Head
+from tests.golden import make_configs
+from tests.models.test_elmo import MODEL as ELMO
+from tests.models.test_encoder import apply, randomised, small_encoder, small_encoder_decoder, tokens_of
+
+PAGES = [name for name in pages.names() if make_configs.sizes(name)]
+
+
+def test_settings_are_read_without_jax():
+    program = (
+        "import sys; from plm_jax.models import heads, positions, protocol, settings;"
+        "settings.Attention(4, 8, settings.Rotary2D()); settings.CharacterCNN(7);"
+        "assert not {'jax', 'flax', 'numpy'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_model_is_hashable_and_the_same_from_json(name):
+    compiled = []
+
+    def traced(x, model):
+        compiled.append(model.kind)
+        return x
+
+    for size in make_configs.sizes(name):
+        model = config.from_dict(pages.load(f"{name}:{size}").config()).model
+        again = trees.parse(settings.Model, json.loads(json.dumps(trees.to_dict(model))), "model")
+        assert again == model and again is not model and hash(again) == hash(model)
+        compiled.clear()
+        jitted = jax.jit(traced, static_argnames="model")
+        jitted(0, model), jitted(0, again)
+        assert compiled == [model.kind]
+
+
+MODELS = {
+    "encoder": small_encoder(),
+    "encoder_decoder": small_encoder_decoder(),
+    "elmo": ELMO,
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_module_reads_what_its_settings_say(name):
+    model = MODELS[name]
+    module, params = registry.build(model), registry.shapes(model)
+    inputs = {name: jax.ShapeDtypeStruct((2, 3, *x.shape[2:]), x.dtype) for name, x in model.init_inputs().items()}
+    batch = inputs | {"targets": 0, "target_weights": 0}
+    assert model.read(batch) == inputs
+    features = jax.eval_shape(
+        lambda params, inputs: module.apply({"params": params}, **inputs, method="features"), params, inputs
+    )
+    logits = jax.eval_shape(lambda p, f: module.apply({"params": p}, f, method="logits"), params, features)
+    assert logits.shape == (2, 3, model.vocab_size)
+    assert model.has_decoder == (name == "encoder_decoder")
+
+
+@dataclass(frozen=True)
+class TokenClasses(Head):
+    """A class of each token: a user's own head."""
+
+    kind: ClassVar[str] = "token_classes"
+    classes: int = 3
+
+    def compute(self, module, features):
+        return module.dense("classes", features, self.classes).astype(jnp.float32)
+
+    def products(self, model, length, targets):
+        return length * model.embedding.width * self.classes
+
+
+@pytest.mark.parametrize("make", [small_encoder, small_encoder_decoder])
+def test_a_head_of_a_users_own_is_made_named_and_counted(make):
+    plain = make()
+    model = replace(plain, heads=(("task", TokenClasses(5)), ("other", TokenClasses(2))))
+    assert trees.to_dict(model)["heads"]["task"] == {"kind": "token_classes", "classes": 5}
+    assert trees.parse(settings.Model, json.loads(json.dumps(trees.to_dict(model))), "model") == model
+    shapes = registry.shapes(model)
+    assert {name: leaf for name, leaf in shapes.items() if not name.startswith("heads_")} == registry.shapes(plain)
+    assert shapes["heads_task"]["classes"]["kernel"].shape == (12, 5)
+    module, params = randomised(model)
+    features = np.random.default_rng(1).normal(size=(2, 8, 12)).astype(np.float32)
+    kernel, bias = (np.asarray(params["heads_task"]["classes"][name]) for name in ("kernel", "bias"))
+
+    def given(*head, method="head_output"):
+        return module.apply({"params": params}, features, *head, method=method)
+
+    np.testing.assert_allclose(given("task"), features @ kernel + bias, rtol=1e-5, atol=1e-5)
+    assert given("other").shape == (2, 8, 2)
+    np.testing.assert_array_equal(given("vocabulary"), given(method="logits"))
+    assert model.products(8, 2, 4) - plain.products(8, 2, 4) == 8 * 12 * (5 + 2)
+
+
+@pytest.mark.parametrize("names", [("vocabulary",), ("task", "task")])
+def test_a_name_is_of_one_head(names):
+    with pytest.raises(UserError, match=f"model.heads has '{names[0]}', which names another head"):
+        small_encoder(heads=tuple((name, TokenClasses()) for name in names))
+
+
+@dataclass(frozen=True)
+class Words(settings.Model):
+    """No transformer: a vector for each token, and one for each as a neighbour of another (Mikolov et al. 2013)."""
+
+    kind: ClassVar[str] = "words"
+    vocab_size: int
+    width: int = 8
+
+    def module(self, dtype):
+        return WordsModule(self, dtype)
+
+    def products(self, length, targets, decoder_length=0, samples=0):
+        return targets * self.width * (samples + 1 if samples else self.vocab_size)
+
+
+class WordsModule(nn.Module):
+    model: Words
+    dtype: object = jnp.float32
+
+    def setup(self):
+        init = nn.with_logical_partitioning(nn.initializers.normal(0.1), ("vocab", "embed"))
+        shape = self.model.vocab_size, self.model.width
+        self.words, self.neighbours = self.param("words", init, shape), self.param("neighbours", init, shape)
+
+    def features(self, tokens, *, deterministic=True):
+        return self.words.astype(self.dtype)[tokens]
+
+    def head_features(self, features):
+        return features
+
+    def unembedding(self):
+        return self.neighbours, None
+
+    def logits(self, features):
+        return jnp.einsum("bld,vd->blv", features, self.neighbours)
+
+    def __call__(self, tokens):
+        return self.logits(self.features(tokens))
+
+
+def test_a_model_of_a_users_own_keeps_the_protocol():
+    model = trees.parse(settings.Model, {"kind": "words", "vocab_size": 31}, "model")
+    assert model == Words(31) and model.architecture == "words" and model.num_positions is None
+    assert not model.drops and model.with_dropout(0.5) == model and model.named_heads == {}
+    module, params = randomised(model)
+    assert registry.new_carry(module, 3) == {}
+    tokens = tokens_of()
+    got = apply(module, params, **model.read({"tokens": tokens, "targets": tokens}))
+    np.testing.assert_allclose(got, params["words"][tokens] @ params["neighbours"].T, rtol=1e-5, atol=1e-6)

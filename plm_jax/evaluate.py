@@ -21,6 +21,7 @@ _CONFIG = ConfigFlag()
 def main() -> None:
     """Prints the metrics; a run directory gets them in its evaluation.jsonl too."""
     checkpoint = command_line.required(_CHECKPOINT)
+    _CONFIG.modules.load()
     given = _CONFIG.run() if _CONFIG.is_given else None
     with progress.doing("loading JAX"):
         command_line.start_jax()

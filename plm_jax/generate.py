@@ -6,6 +6,7 @@ A masked model fills each `[MASK]`, a model of spans each `<extra_id_0>`, `<extr
 from absl import flags
 
 from plm_jax.common import command_line, progress
+from plm_jax.config.flags import ModulesFlag
 
 _CHECKPOINT = flags.DEFINE_string("checkpoint", None, "a run, its checkpoint, a converted or a Hugging Face directory")
 _PROMPT = flags.DEFINE_multi_string("prompt", [""], "what to continue or fill; may be given several times")
@@ -15,11 +16,13 @@ _TOP_K = flags.DEFINE_integer("top_k", None, "sample among the k most probable t
 _TOP_P = flags.DEFINE_float("top_p", None, "sample among the fewest tokens that have this probability together")
 _NUM_BEAMS = flags.DEFINE_integer("num_beams", 1, "above 1: beam search")
 _SEED = flags.DEFINE_integer("seed", 0, "of the samples")
+_MODULES = ModulesFlag()
 
 
 def main() -> None:
     """Prints each prompt with its continuation, or with its blanks filled, or what an encoder-decoder answers."""
     checkpoint = command_line.required(_CHECKPOINT)
+    _MODULES.load()
     with progress.doing("loading JAX"):
         command_line.start_jax()
         from plm_jax.inference import language_model

@@ -7,11 +7,13 @@ from absl import flags
 
 from plm_jax.common import command_line, progress, storage
 from plm_jax.common.errors import UserError
+from plm_jax.config.flags import ModulesFlag
 
 _WORKDIRS = flags.DEFINE_list("workdirs", [], "run directories")
 _OUTPUT = flags.DEFINE_string("output", "report.html", "the page")
 _PNG = flags.DEFINE_string("png", None, "a folder for the page's pictures, too")
 _MODEL_TABLE = flags.DEFINE_bool("model_table", False, "print the table of published models instead")
+_MODULES = ModulesFlag()
 
 
 def main() -> None:
@@ -26,6 +28,7 @@ def main() -> None:
         return
     if not _WORKDIRS.value:
         raise UserError("--workdirs is missing: give run directories, separated by commas")
+    _MODULES.load()
     with progress.doing("drawing the report"):
         from plm_jax.experiments import report
 

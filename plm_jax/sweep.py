@@ -10,16 +10,19 @@ from absl import flags
 
 from plm_jax.common import command_line
 from plm_jax.common.errors import UserError
+from plm_jax.config.flags import ModulesFlag
 
 _SWEEP = flags.DEFINE_string("sweep", None, "a file with `base` and `overrides`, such as configs/ablations/X.py")
 _WORKDIR = flags.DEFINE_string("workdir", None, "where each run gets a directory of its name, and the table goes")
 _SEEDS = flags.DEFINE_list("seeds", [], "seeds of each run; by default its config's")
 _LAUNCHER = flags.DEFINE_enum("launcher", "local", ["local"], "where runs go: one after another on this machine")
+_MODULES = ModulesFlag()
 
 
 def main() -> None:
     """Runs what is not finished and prints the table."""
     path, workdir = command_line.required(_SWEEP), command_line.required(_WORKDIR)
+    _MODULES.load()
     try:
         seeds = [int(seed) for seed in _SEEDS.value]
     except ValueError:

@@ -1,15 +1,39 @@
-"""The flags of verbs that take a config: `--config=PAGE:SIZE` and `--config.section.field=value`."""
+"""The flags of verbs: `--config=PAGE:SIZE` with `--config.section.field=value`, and `--module=FILE` of users' code."""
 
-from plm_jax.common import command_line
+from absl import flags
+
+from plm_jax.common import command_line, users
 from plm_jax.common.errors import UserError
 from plm_jax.config import overrides, pages, reading
 from plm_jax.config.run import Run
 
 
-class ConfigFlag:
-    """The flag `--config` and its overrides; a verb defines it once."""
+class ModulesFlag:
+    """The flag `--module`, which may be given again; a verb that opens what users' code may have made defines it."""
 
     def __init__(self):
+        told = "a Python file or module with classes of your own; may be given again"
+        self._modules = flags.DEFINE_multi_string("module", [], told)
+
+    def load(self) -> None:
+        """Imports the modules, so that their classes are choices.
+
+        Raises:
+          UserError: there is no such module, or its code fails.
+        """
+        for given in self._modules.value:
+            users.load(given)
+
+    def arguments(self) -> list[str]:
+        """The flag as it was given, for a process of another verb."""
+        return [f"--module={given}" for given in self._modules.value]
+
+
+class ConfigFlag:
+    """The flags `--config` with its overrides and `--module`; a verb defines them once."""
+
+    def __init__(self):
+        self.modules = ModulesFlag()
         told = "a config file, such as configs/gpt2.py:small, or a name, such as gpt2:small"
         below = "another value of a field; `python -m plm_jax.config --config=…` lists all of them"
         self._page = command_line.define_dotted("config", told, below)
@@ -27,10 +51,12 @@ class ConfigFlag:
         """
         if not self.is_given:
             raise UserError("--config is missing: give a config file, such as --config=configs/gpt2.py:small")
+        self.modules.load()
         page, changes = pages.load(self._page.value), command_line.dotted(self._page)
         tree = overrides.apply(page.config().to_dict(), changes, Run)
         return reading.resolve(tree, page.file, [path for path, _ in changes])
 
     def arguments(self) -> list[str]:
-        """The flag as it was given, for a process of another verb."""
-        return [f"--config={self._page.value}", *(f"--config.{p}={v}" for p, v in command_line.dotted(self._page))]
+        """The flags as they were given, for a process of another verb."""
+        changes = [f"--config.{path}={value}" for path, value in command_line.dotted(self._page)]
+        return [f"--config={self._page.value}", *changes, *self.modules.arguments()]

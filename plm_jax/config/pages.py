@@ -5,17 +5,14 @@ given as a file count from the file's folder; given by name it reads and writes 
 user stands. However a page is found, by file, by name or by an import, it is one module: a class in it exists once.
 """
 
-import importlib
-import importlib.util
 import os
-import sys
-import zlib
 from dataclasses import dataclass
 from types import ModuleType
 
 import ml_collections
 
 import plm_jax
+from plm_jax.common import users
 from plm_jax.common.errors import UserError, nearest, one_line, users_code
 
 _PACKAGE = os.path.dirname(os.path.abspath(plm_jax.__file__))
@@ -77,7 +74,7 @@ def load(given: str, what: str = "--config=", beside: Page | None = None) -> Pag
         source, file = os.path.join(FOLDER, f"{path}.py"), os.path.join("configs", f"{path}.py")
         if not os.path.isfile(source):
             raise UserError(f"{what}{path}: no config has that name (a file ends in .py); {nearest(path, names())}")
-    return Page(f"{what}{path}", module(source), os.path.abspath(file), size if colon else None)
+    return Page(f"{what}{path}", users.module(source), os.path.abspath(file), size if colon else None)
 
 
 def names() -> list[str]:
@@ -87,45 +84,3 @@ def names() -> list[str]:
         inside = os.path.relpath(folder, FOLDER)
         found += [os.path.normpath(os.path.join(inside, file))[:-3] for file in files if file.endswith(".py")]
     return sorted(name for name in found if not name.endswith("__init__"))
-
-
-def module(path: str) -> ModuleType:
-    """A Python file as a module, the same at each call until the file has changed.
-
-    A file of this package is the module that an import gives.
-
-    Raises:
-      UserError: its code fails; the line is named.
-    """
-    path = os.path.abspath(path)
-    if dotted := _dotted(path):
-        with users_code(path):
-            return importlib.import_module(dotted)
-    name = f"page_{os.path.basename(path).removesuffix('.py')}_{zlib.crc32(os.path.realpath(path).encode()):08x}"
-    with open(path, "rb") as file:
-        source = file.read()
-    if name in sys.modules and sys.modules[name].__source__ == source:
-        return sys.modules[name]
-    found = importlib.util.module_from_spec(importlib.util.spec_from_file_location(name, path))
-    found.__source__ = source
-    before, sys.modules[name] = sys.modules.get(name), found  # Where dataclasses look for it.
-    try:
-        with users_code(path):
-            exec(compile(source, path, "exec"), vars(found))
-    except BaseException:
-        if before is None:
-            del sys.modules[name]
-        else:
-            sys.modules[name] = before
-        raise
-    return found
-
-
-def _dotted(path: str) -> str | None:
-    """Of a file of this package the name of its module."""
-    real = os.path.realpath(path)
-    for package, folder in (("plm_jax.configs", FOLDER), ("plm_jax", _PACKAGE)):
-        inside = os.path.relpath(real, os.path.realpath(folder))
-        if not inside.startswith(os.pardir):
-            return ".".join([package, *inside.removesuffix(".py").split(os.sep)]).removesuffix(".__init__")
-    return None

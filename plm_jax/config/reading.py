@@ -1,14 +1,15 @@
 """Trees as runs: from a config page, the command line, or a run directory."""
 
+import contextlib
 import dataclasses
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import ml_collections
 
 import plm_jax
-from plm_jax.common import trees
+from plm_jax.common import trees, users
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.config import checks, migrations
 from plm_jax.config.run import Run
@@ -34,18 +35,33 @@ def from_dict(tree: Any) -> Run:
     return run
 
 
-def from_saved(tree: Any) -> Run:
+def from_saved(tree: Any, modules: users.Record | None = None) -> Run:
     """The `Run` that a run directory, checkpoint or converted directory holds, written by any version of ours.
 
+    Args:
+      modules: what is noted there of users' code, which is never loaded for that.
+
     Raises:
-      UserError: as `from_dict`.
+      UserError: as `from_dict`; it takes code of a user's that is not loaded.
     """
-    return from_dict(migrations.migrated(tree))
+    with _told(modules):
+        return from_dict(migrations.migrated(tree))
 
 
-def model_from_saved(tree: Any, where: str) -> Model:
+def model_from_saved(tree: Any, where: str, modules: users.Record | None = None) -> Model:
     """The settings of a model that a converted directory holds, as `from_saved`; `where` is what errors call it."""
-    return trees.parse(Model, migrations.migrated({"model": tree})["model"], where)
+    with _told(modules):
+        return trees.parse(Model, migrations.migrated({"model": tree})["model"], where)
+
+
+@contextlib.contextmanager
+def _told(modules: users.Record | None) -> Iterator[None]:
+    """Within it settings are read that were made with these modules."""
+    try:
+        yield
+    except UserError as error:
+        users.check(modules or {}, error)
+        raise
 
 
 def choose(table: dict[str, Any], name: str) -> Any:

@@ -31,7 +31,7 @@ from typing import Any
 from tqdm import tqdm
 
 from plm_jax import config
-from plm_jax.common import storage
+from plm_jax.common import storage, users
 from plm_jax.common.errors import UserError, users_code
 from plm_jax.config import overrides, pages
 from plm_jax.data.sources import task_mixtures
@@ -214,7 +214,7 @@ def _held(workdir: str) -> config.Run:
     described = run_directory.read(workdir)
     if described is None:
         raise UserError(f"{workdir} is no run directory: it has no config.json")
-    return config.from_saved(described["config"])
+    return config.from_saved(described["config"], described.get("modules"))
 
 
 def _is_finished(member: Member) -> bool:
@@ -294,13 +294,14 @@ def _train(member: Member) -> None:
         record = _record(member.workdir)
     else:  # What failed before had nothing to go on with; its config may have been mended.
         record = {"began": time.time(), "parent_began": _parent_began(member)}
-        _write_json(member.workdir, "config.json", {"config": config.to_dict(member.run)})
+        described = {"config": config.to_dict(member.run), "modules": users.used(member.run)}
+        _write_json(member.workdir, "config.json", described)
         _write_json(member.workdir, _ATTEMPTS, record)
     began = time.monotonic()
     try:
-        described = os.path.abspath(__file__)
-        _call("pretrain", f"--config={described}:{member.workdir}", f"--workdir={member.workdir}")
-        _call("evaluate", f"--checkpoint={member.workdir}")
+        held, modules = f"{os.path.abspath(__file__)}:{member.workdir}", users.flags(member.run)
+        _call("pretrain", f"--config={held}", f"--workdir={member.workdir}", *modules)
+        _call("evaluate", f"--checkpoint={member.workdir}", *modules)
     finally:
         seconds = record.get("seconds", 0.0) + time.monotonic() - began
         _write_json(member.workdir, _ATTEMPTS, record | {"seconds": seconds})

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from plm_jax.common import users
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.data.vocabularies import words
 from plm_jax.hub.pretrained import Pretrained, float32
@@ -473,14 +474,20 @@ def _continuation(vocabulary, prompt: Sequence[int], new: Sequence[int]) -> str:
     return vocabulary.decode([*context, *new])[len(vocabulary.decode(context)) :]
 
 
-def load(path: str | os.PathLike[str] | tuple[str, str]) -> LanguageModel:
+def load(path: str | os.PathLike[str] | tuple[str, str], modules: Sequence[str] = ()) -> LanguageModel:
     """Opens a run directory, one of its checkpoints, a converted, a Hugging Face or a bilm-tf directory: the files say.
 
     Also an ELMo's options and weights, as a pair of paths.
 
+    Args:
+      modules: Python files or modules with code of one's own that the model is made with.
+
     Raises:
-      UserError: there is no such path, it holds no model, or a file of it is missing or damaged.
+      UserError: there is no such path, it holds no model, a file of it is missing or damaged, or it takes code of a
+        user's that is not among `modules`.
     """
+    for given in modules:
+        users.load(given)
     with sources.opened(path) as source:
         pretrained = source.pretrained
         return LanguageModel(

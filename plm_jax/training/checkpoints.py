@@ -165,7 +165,7 @@ def load_params(path: str) -> Loaded:
             raise UserError(f"{path} has no finished checkpoint: train first, or give another path")
         checkpoint = checkpoint / "checkpoints" / str(steps[-1])
     meta = read_meta(checkpoint)
-    run = config.from_saved(meta["config"])
+    run = config.from_saved(meta["config"], meta.get("modules"))
     with _damage_named(checkpoint), ocp.StandardCheckpointer() as checkpointer:
         tree = checkpointer.metadata(checkpoint / "params").item_metadata.tree
 

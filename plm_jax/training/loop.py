@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from plm_jax import config
-from plm_jax.common import progress
+from plm_jax.common import progress, users
 from plm_jax.common.errors import UserError
 from plm_jax.data.reader import Reader, digest_hex
 from plm_jax.data.sources import task_mixtures
@@ -153,6 +153,7 @@ class Trainer(Program):
     def _meta(self, step: int, stage: config.Stage, index: int) -> dict[str, Any]:
         return {
             "config": config.to_dict(self.run),
+            "modules": users.used(self.run),
             "versions": run_directory.versions(),
             "vocabulary_id": self.reader.vocabulary["id"],
             "caches": self._caches,

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from plm_jax import config
-from plm_jax.common import storage
+from plm_jax.common import storage, users
 from plm_jax.common.errors import UserError
 from plm_jax.models import registry
 from plm_jax.training import checkpoints, run_directory
@@ -147,6 +147,8 @@ class Resumed:
             found.append(Change(field, *values, refused))
         if self.meta["vocabulary_id"] != vocabulary_id:
             found.append(Change("the vocabulary", self.meta["vocabulary_id"][:12], vocabulary_id[:12], True))
+        for name, (then, code) in users.changed(self.meta.get("modules", {}), run).items():
+            found.append(Change(f"the code in {name}", then, code, False))
         before = self.meta.get("caches", caches)  # Checkpoints of old do not say.
         by_size = not all(stage.mixture for stage in self.stages if stage.first_step < self.step)
         for field, *values in config.differences(before, caches):
@@ -211,7 +213,7 @@ def find(run: config.Run, workdir: str) -> Resumed | None:
             f"{workdir} is at step {step}, config.train.steps is {run.train.steps}: raise it, or choose another "
             "--workdir"
         )
-    before = config.from_saved(meta["config"])
+    before = config.from_saved(meta["config"], meta.get("modules"))
     read = [config.Stage(**stage) for stage in meta["stages"]] if "stages" in meta else config.stages(before)
     return Resumed(workdir, step, meta, before, planned(read, config.stages(run), step))
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from plm_jax import config
-from plm_jax.common import storage
+from plm_jax.common import storage, users
 from plm_jax.common.errors import UserError
 
 _PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
@@ -28,8 +28,10 @@ def read(workdir: str) -> dict[str, Any] | None:
         return None
     try:
         described = json.loads(data)
-        config.from_saved(described["config"])
+        config.from_saved(described["config"], described.get("modules"))
         return described
+    except users.MissingCodeError:
+        raise
     except (ValueError, KeyError, TypeError, UserError) as error:
         raise UserError(f"{path} is damaged ({error}): delete it to go on with the config given now") from error
 
@@ -38,6 +40,7 @@ def write(workdir: str, run: config.Run, mesh: Mapping[str, int], history: Seque
     """Writes config.json and copies the vocabulary; `history` has an `event` for each time that the config changed."""
     described = {
         "config": config.to_dict(run),
+        "modules": users.used(run),
         "versions": versions(),
         "git_commit": git_commit(),
         "mesh": dict(mesh),

@@ -13,6 +13,7 @@ too, and because every other framework opens it.
 import contextlib
 import math
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,7 @@ import flax
 import jax
 
 from plm_jax import config
-from plm_jax.common import storage
+from plm_jax.common import storage, users
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.hub import elmo, files, huggingface
 from plm_jax.hub.pretrained import Pretrained
@@ -137,6 +138,7 @@ def _of_run(folder: str, workdir: str) -> Source:
     from plm_jax.training import checkpoints  # It imports Orbax: seconds.
 
     params, run, meta = checkpoints.load_params(folder)
+    _tell_changed(folder, meta.get("modules"), run)
     ids = {f"{name}_token_id": getattr(run.vocabulary, name) for name in config.SPECIALS if name != "unk"}
     ids["sentinels"] = run.vocabulary.sentinels or None
     ids["lowercase"] = run.vocabulary.lowercase or {"uncased": True, "cased": False}.get(run.vocabulary.train_kind)
@@ -175,10 +177,17 @@ def _write(directory: str, source: Source) -> None:
         "special_ids": pretrained.special_ids,
         "vocabulary": vocabulary and _moved(vocabulary, "vocabulary"),
         "vocabulary_id": source.vocabulary_id,
+        "modules": users.used({"model": pretrained.model, "run": source.run}),
         "run": source.run and config.to_dict(source.run),
         "step": source.step,
     }
     files.write_json(os.path.join(directory, CONFIG), described)
+
+
+def _tell_changed(folder: str, modules: users.Record | None, settings: Any) -> None:
+    """Says which of the users' code that a model was trained with is another now."""
+    for name, (was, now) in users.changed(modules or {}, settings).items():
+        print(f"{folder} was written with other code than {name} has now ({was}, {now})", file=sys.stderr, flush=True)
 
 
 def _check_format(folder: str, described: Mapping[str, Any]) -> None:
@@ -189,8 +198,10 @@ def _check_format(folder: str, described: Mapping[str, Any]) -> None:
 
 
 def _converted(folder: str, described: Mapping[str, Any], tensors: Mapping[str, files.Stored]) -> Source:
-    model = config.model_from_saved(described["model"], f"{folder}/{CONFIG}: model")
-    run, vocabulary = described["run"], described["vocabulary"]
+    modules = described.get("modules")
+    model = config.model_from_saved(described["model"], f"{folder}/{CONFIG}: model", modules)
+    run, vocabulary = described["run"] and config.from_saved(described["run"], modules), described["vocabulary"]
+    _tell_changed(folder, modules, {"model": model, "run": run})
     pretrained = Pretrained(
         model,
         flax.traverse_util.unflatten_dict(_checked(folder, model, tensors), sep="/"),
@@ -200,7 +211,7 @@ def _converted(folder: str, described: Mapping[str, Any], tensors: Mapping[str, 
     )
     return Source(
         pretrained,
-        run and config.from_saved(run),
+        run,
         step=described["step"],
         vocabulary_id=described["vocabulary_id"],
     )

@@ -9,6 +9,7 @@ import pytest
 
 import plm_jax
 from plm_jax import config
+from plm_jax.common import users
 from plm_jax.common.errors import UserError
 from plm_jax.config import pages
 
@@ -27,7 +28,7 @@ def test_a_page_is_one_module_however_it_is_found(name, tmp_path):
     for folder in (ROOT / "configs", ROOT / "plm_jax/configs", tmp_path / "linked"):
         assert pages.load(f"{folder}/{name}.py").module is imported
     assert pages.load(name).module is imported
-    assert pages.module(str(ROOT / "plm_jax/experiments/sweep.py")) is importlib.import_module(
+    assert users.module(str(ROOT / "plm_jax/experiments/sweep.py")) is importlib.import_module(
         "plm_jax.experiments.sweep"
     )
 

@@ -68,7 +68,6 @@ def _changed(kind: Any, node: Any, names: Sequence[str], values: Sequence[Any], 
     """A node of the annotated type `kind`, at `path`, with other values at `names` below it."""
     if not names:
         return _value(kind, values, path)
-    node = None if node is dataclasses.MISSING else node
     name, others, choices = names[0], names[1:], trees.choices(kind)
     at, kind = f"{path}.{name}", _required(kind)
     if choices is not None and name == "kind" and not others:
@@ -83,7 +82,8 @@ def _changed(kind: Any, node: Any, names: Sequence[str], values: Sequence[Any], 
         if name not in known:
             renamed = migrations.told(at.removeprefix("config."))
             raise UserError(renamed or f"there is no field {at}: {nearest(name, known)}")
-        below = node[name] if node and name in node else trees.to_dict(trees.default(known[name]))
+        below = node[name] if node and name in node else _default(known[name])
+        below = None if below is dataclasses.MISSING else below
         return {**(node or {}), name: _changed(hints[name], below, others, values, at)}
     if (element := trees.values(kind)) is not None:
         node = node or {}
@@ -108,11 +108,18 @@ def _swapped(choices: Mapping[str, type], node: Any, name: Any, path: str) -> di
         return dict(node)
     found, hints = {"kind": name}, typing.get_type_hints(kind)
     for f in dataclasses.fields(kind):
-        if (default := trees.default(f)) is not dataclasses.MISSING:
-            found[f.name] = trees.to_dict(default)
+        if (default := _default(f)) is not dataclasses.MISSING:
+            found[f.name] = default
         elif isinstance(node, Mapping) and f.name in node and _fits(hints[f.name], node[f.name]):
             found[f.name] = node[f.name]
     return found
+
+
+def _default(field: dataclasses.Field) -> Any:
+    """A field's default in a tree; MISSING: it has none."""
+    default = trees.default(field)
+    is_mapping = default is not dataclasses.MISSING and trees.values(field.type) is not None
+    return trees.to_dict(dict(default) if is_mapping else default)
 
 
 def _fits(kind: Any, value: Any) -> bool:

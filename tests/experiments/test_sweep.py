@@ -335,7 +335,7 @@ def test_a_file_of_something_else_is_told(tiny, tmp_path):
 def test_a_section_may_come_from_another_run(tiny, tmp_path):
     path = tmp_path / "sweep.py"
     path.write_text(
-        f'from plm_jax.config import pages\nbase = "{tiny}/tiny.py:plain"\nRUNS = pages.module("{tiny}/tiny.py").RUNS\n'
+        f'from plm_jax.common import users\nbase = "{tiny}/tiny.py:plain"\nRUNS = users.module("{tiny}/tiny.py").RUNS\n'
         'def overrides():\n    yield "electra", {**vars(RUNS["electra"]), "train.steps": 9}\n'
     )
     (member,) = sweep.members(str(path), str(tmp_path))

@@ -7,7 +7,6 @@ from plm_jax.common.errors import UserError, nearest
 from plm_jax.config.run import Run
 from plm_jax.config.stages import stages, target_length
 from plm_jax.config.training import Stage
-from plm_jax.models import settings
 
 
 def check(run: Run) -> None:
@@ -43,8 +42,7 @@ def _architecture(run: Run) -> None:
             f"objective '{run.objective.kind}' trains a model of kind '{kinds}', config.model.kind is "
             f"'{run.model.kind}': change one"
         )
-    has_boundary = isinstance(getattr(run.model, "span_boundary", None), settings.SpanBoundary)
-    if has_boundary and not run.objective.marks_spans:
+    if "span_boundary" in run.model.named_heads and not run.objective.marks_spans:
         raise UserError(
             f"objective '{run.objective.kind}' does not train config.model.span_boundary: leave it out, or choose "
             "span_masked_lm"
@@ -114,7 +112,7 @@ def _words(run: Run) -> None:
         )
     if objective.negative_samples and (train.z_loss or train.label_smoothing):
         raise UserError("a sampled softmax takes no z_loss and no label_smoothing: set them or negative_samples to 0")
-    if isinstance(run.model.head, settings.NoHead):
+    if "vocabulary" not in run.model.named_heads:
         raise UserError("bidirectional_lm trains a model with a head: set config.model.head.kind to softmax")
 
 
@@ -134,16 +132,16 @@ def _examples(run: Run, found: Sequence[Stage]) -> None:
             f"source '{names[0]}' has inputs and targets, beside which objective '{objective.kind}' makes no rows: "
             "choose one for an encoder-decoder, causal or decoder_prefix_lm"
         )
-    is_decoder, target_length = isinstance(run.model, settings.Decoder), given.target_length
-    if is_decoder and target_length is None:
+    shares_row, target_length = not run.model.has_decoder, given.target_length
+    if shares_row and target_length is None:
         raise UserError("a decoder's row is shared by inputs and targets: set config.data.inputs_targets.target_length")
     for stage in found if given.target_length is not None else ():
         begin = len(run.data.layout.begin)
-        least, most = 2, stage.length - max(0, begin - 1) if is_decoder else target_length
-        if not is_decoder and len(names) < len(run.data.sources):
+        least, most = 2, stage.length - max(0, begin - 1) if shares_row else target_length
+        if not shares_row and len(names) < len(run.data.sources):
             least = objective.target_length(stage.length)
         if not least <= target_length <= most:
-            limit = f"{least} to {most}" if is_decoder else f"at least {least}"
+            limit = f"{least} to {most}" if shares_row else f"at least {least}"
             raise UserError(
                 f"config.data.inputs_targets.target_length is {target_length}, with rows of {stage.length}: "
                 f"give {limit}"
@@ -152,9 +150,8 @@ def _examples(run: Run, found: Sequence[Stage]) -> None:
         return
     if objective.has_prefix:
         raise UserError("a row has one prefix: set config.data.inputs_targets.packed to False")
-    position = run.model.attention.position
-    if not is_decoder and position.tells_places:
+    if not shares_row and run.model.tells_places:
         raise UserError(
-            f"packed examples share an encoder's places, which '{position.kind}' positions tell: set "
-            "config.data.inputs_targets.packed to False"
+            "packed examples share an encoder's places, which the model's positions tell: set "
+            "config.data.inputs_targets.packed to False, or config.model.attention.position.kind to relative_bias"
         )

@@ -271,6 +271,10 @@ class Elmo(nn.Module):
         """The word before each place, from those from it on: [B, S, L, D] → float32 [B, L, V]."""
         return self._logits(features[:, 1])
 
+    def head_output(self, features, name):
+        """The logits of either direction: "vocabulary" or "backward"."""
+        return {"vocabulary": self.logits, "backward": self.backward_logits}[name](features)
+
     def __call__(self, characters, mask=None):
         """Logits of the forward direction, float32 [B, L, V], or the features of a model without a head."""
         features = self.features(characters, mask)

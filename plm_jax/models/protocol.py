@@ -35,6 +35,9 @@ class Model(Role):
       vocab_size: how many tokens, or words, it tells apart; perhaps more than the vocabulary has.
       num_positions: how many tokens a row may have; None: any number.
       max_characters: of a word, of a model that reads words by their characters; 0: it reads tokens.
+      token_types: of how many parts of a row it tells which a token is of; 0: of none.
+      tells_places: a text reads otherwise where it stands further back in a row.
+      remat_levels: values of its field `remat`, from what recomputes least to most; "none" alone: it has no such field.
       dropout: its rates, with `rates` and `all_at` as `settings.Dropout` has them; None: it has no dropout.
     """
 
@@ -43,6 +46,10 @@ class Model(Role):
     vocab_size: int
     num_positions = None
     max_characters = 0
+    token_types = 0
+    tells_places = False
+    remat = "none"
+    remat_levels: ClassVar[tuple[str, ...]] = ("none",)
     dropout = None
 
     def __init_subclass__(cls, **arguments):
@@ -92,6 +99,11 @@ class Model(Role):
     def drops(self) -> bool:
         """Whether it has dropout of a rate above 0."""
         return self.dropout is not None and any(self.dropout.rates.values())
+
+    def with_speed(self, **fields: Any) -> Self:
+        """The same with other settings of how it is computed, such as `scan_layers`, those of them that it has."""
+        own = {field.name for field in dataclasses.fields(self)}
+        return dataclasses.replace(self, **{name: value for name, value in fields.items() if name in own})
 
     def with_dropout(self, rate: float) -> Self:
         """The same with all dropout at this rate."""

@@ -42,7 +42,7 @@ def plan(run: config.Run, topology: str, say: Callable[[str], None] = lambda lin
     Raises:
       UserError: no compiler, no such topology, or a mesh or batch that does not fit it.
     """
-    run = dataclasses.replace(run, model=dataclasses.replace(run.model, scan_layers=True))
+    run = dataclasses.replace(run, model=run.model.with_speed(scan_layers=True))
     if topology == "none":
         run = dataclasses.replace(run, mesh=config.Mesh())
         return _shapes(Program(run, jax.devices()[:1]))
@@ -126,14 +126,14 @@ def remedies(run: config.Run, num_devices: int) -> Iterator[tuple[dict[str, Any]
     stage = costliest(config.stages(run))
     rows = stage.batch_size // (num_devices // run.mesh.tensor)
     counts = [count for count in (stage.microbatches * factor for factor in (1, 2, 4)) if rows % count == 0]
-    levels = ("none", "dots", "full")
-    levels = levels[levels.index(run.model.remat) :]
+    levels = run.model.remat_levels[run.model.remat_levels.index(run.model.remat) :]
     tried = [(remat, count) for remat in levels for count in counts]
-    for remat, count in (*tried[1:], ("full", rows)):
+    for remat, count in (*tried[1:], (levels[-1], rows)):
         phases = tuple(dataclasses.replace(phase, microbatches=None) for phase in run.train.phases)
         train = dataclasses.replace(run.train, microbatches=count, phases=phases)
-        model = dataclasses.replace(run.model, remat=remat)
-        settings = change | {"model.remat": remat, "train.microbatches": count}
+        model = run.model.with_speed(remat=remat)
+        settings = change | ({"model.remat": remat} if len(run.model.remat_levels) > 1 else {})
+        settings["train.microbatches"] = count
         yield settings, dataclasses.replace(run, model=model, train=train)
 
 

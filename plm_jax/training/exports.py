@@ -85,7 +85,7 @@ def tokenizer(pretrained: Pretrained, run: config.Run | None) -> tokenizer_json.
     if before == pretrained.special_ids.get("begins_with") and len(before) == 2:  # Of ChatGLM2's files that is all.
         ids = {"gmask": before[0], "sop": before[1]} | ids
     between = after * 2 if before == [ids.get("bos")] else after
-    types = getattr(model.embedding, "token_types", 0) > 1
+    types = model.token_types > 1
     is_theirs = run is None and pretrained.vocabulary.startswith(tokenizer_json.SCHEME)
     around = exported.Frame(before, between or before, after, types)
     tree, described = exported.export(vocabulary(pretrained, run), ids, None if is_theirs else around)

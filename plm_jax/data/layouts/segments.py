@@ -66,7 +66,7 @@ class Segments(Layout):
         """Rows for two segments, the marks around them, and a model that tells them apart."""
         super().check(run, stage)
         check_two_parts(self, run, stage.length)
-        if run.model.embedding.token_types < 2:
+        if run.model.token_types < 2:
             raise UserError(
                 "two segments need a model that tells them apart: set config.model.embedding.token_types to 2"
             )

@@ -83,7 +83,7 @@ class SentencePairs(Layout):
         """Rows for two parts, the marks around them, and a model with what tells the label."""
         super().check(run, stage)
         check_two_parts(self, run, stage.length)
-        if getattr(getattr(run.model, "pooler", None), "kind", "none") == "none":
+        if not {"sentence_pair", "pooled"} & run.model.named_heads.keys():
             raise UserError(
                 "sentence pairs need a model with a pooler: set config.model.pooler, or blocks as the layout"
             )

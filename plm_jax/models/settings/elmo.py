@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 from plm_jax.common.errors import UserError
 from plm_jax.common.lazy import lazy
-from plm_jax.models.heads import NoHead, Softmax
+from plm_jax.models.heads import Head, NoHead, Softmax
 from plm_jax.models.protocol import Model
 from plm_jax.models.settings.parts import Dropout
 
@@ -80,6 +80,7 @@ class Elmo(Model):
     """
 
     kind: ClassVar[str] = "elmo"
+    remat_levels = ("none", "dots", "full")
     inputs = ("characters", "mask")
     embedding: CharacterCNN
     lstm: Lstm = Lstm()
@@ -97,6 +98,11 @@ class Elmo(Model):
     def max_characters(self) -> int:
         """Of a word, its begin and end among them."""
         return self.embedding.max_characters
+
+    @property
+    def named_heads(self) -> dict[str, Head]:
+        """The softmax, after the words so far and before those to come."""
+        return {} if isinstance(self.head, NoHead) else dict.fromkeys(("vocabulary", "backward"), self.head)
 
     def module(self, dtype):
         """A `models.elmo.Elmo`."""

@@ -49,6 +49,8 @@ class Transformer(Model):
         if self.embedding.embedding_size is not None and isinstance(head, VocabularyHead) and head.transform is None:
             raise UserError("embedding.embedding_size needs a head that leads back to it: set head.transform")
 
+    remat_levels = ("none", "dots", "full")
+
     @property
     def vocab_size(self) -> int:
         """Rows of the token table."""
@@ -58,6 +60,16 @@ class Transformer(Model):
     def num_positions(self) -> int | None:
         """As many as the position scheme has."""
         return self.attention.position.limit
+
+    @property
+    def token_types(self) -> int:
+        """Rows of the table for the parts of a row."""
+        return self.embedding.token_types
+
+    @property
+    def tells_places(self) -> bool:
+        """As its position scheme does."""
+        return self.attention.position.tells_places
 
     @property
     def named_heads(self) -> dict[str, Head]:

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from plm_jax import config, objectives
+from plm_jax.common import users
 from plm_jax.common.errors import UserError
 from plm_jax.config import pages
 from plm_jax.configs import bert
@@ -70,7 +71,7 @@ def load(name: str) -> config.Run:
 
 @pytest.mark.parametrize("file", sorted(CONFIGS.glob("*.py")), ids=lambda path: path.stem)
 def test_every_size_says_what_was_published(file):
-    module = pages.module(str(file))
+    module = users.module(str(file))
     if file.stem in ("demo", "__init__"):
         assert not hasattr(module, "PUBLISHED")
     else:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from plm_jax import config
-from plm_jax.common import storage
+from plm_jax.common import storage, users
 from plm_jax.config import pages
 from plm_jax.data import cache, reader
 from plm_jax.data.vocabularies import words
@@ -155,7 +155,7 @@ PUBLISHED = {
 def sizes():
     """The names of all sizes of all configs."""
     for path in sorted(CONFIGS.glob("*.py")):
-        module = pages.module(str(path))
+        module = users.module(str(path))
         yield from (f"{path.name}:{size}" for size in getattr(module, "SIZES", getattr(module, "RUNS", ())))
 
 

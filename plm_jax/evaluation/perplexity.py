@@ -1,6 +1,5 @@
 """How well a model predicts a prepared split: loss, perplexity, accuracy, beside the unigram baseline."""
 
-import collections
 import contextlib
 import dataclasses
 import functools
@@ -23,6 +22,7 @@ from plm_jax.data import cache
 from plm_jax.data.reader import Reader
 from plm_jax.evaluation import baselines
 from plm_jax.inference.language_model import LanguageModel
+from plm_jax.losses import means
 from plm_jax.models import registry, settings
 
 
@@ -58,17 +58,19 @@ def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool 
     end, or every word and end of a document in both directions, with the softmax over all words.
 
     Returns:
-      `loss`, nats a target; `perplexity`, its exponential; `accuracy`, a share; `length`, of a row; `tokens`, the
-      targets; of those of them that are text, neither special tokens (unk counts as text) nor sentinels, `real_loss`,
-      `real_tokens`, and `unigram_loss`, that of a unigram over the targets: it expects text in the share that text has
-      among them, and of text the training split's add-one unigram. Causal: `bits_per_byte`, the bits of all targets,
-      ends of documents included, by the UTF-8 bytes of those of them that are text. With sentence pairs: `pair_loss`,
-      nats a pair, and `pair_accuracy`. Of an ELECTRA all these are the generator's, and `discriminator_loss`, nats a
-      token of the input, `discriminator_accuracy`, `discriminator_auc`, the area under its
-      ROC curve (where some tokens are replaced and some are not), and `replaced`, the share of tokens that are, with
-      samples drawn for each batch of `evaluation.batch_size` rows with the same key. Beside the accuracies, as
-      `pair_constant_accuracy` and `discriminator_constant_accuracy`, those of the better constant answer. Where the
-      run's last phase has rows of another LENGTH, the same of these as LENGTH/loss, ….
+      `loss`, what training minimises, and of several terms each, as `validation/…` in metrics.jsonl: with sentence
+      pairs `masked_lm_loss` and `pair_loss`, nats a pair, of an ELECTRA `generator_loss` and `discriminator_loss`, nats
+      a token of the input. `nll`, nats a target; `perplexity`, its exponential; `accuracy`, a share; `length`, of a
+      row; `tokens`, the targets; of those of them that are text, neither special tokens (unk counts as text) nor
+      sentinels, `real_loss`, `real_tokens`, and `unigram_loss`, that of a unigram over the targets: it expects text in
+      the share that text has among them, and of text the training split's add-one unigram. Causal: `bits_per_byte`, the
+      bits of all targets, ends of documents included, by the UTF-8 bytes of those of them that are text. With sentence
+      pairs: `pair_accuracy`. Of an ELECTRA all of targets is the generator's, and there are `discriminator_accuracy`,
+      `discriminator_auc`, the area under its ROC curve (where some tokens are replaced and some are not), and
+      `replaced`, the share of tokens that are, with samples drawn for each batch of `evaluation.batch_size` rows with
+      the same key. Beside the accuracies, as `pair_constant_accuracy` and `discriminator_constant_accuracy`, those of
+      the better constant answer. Where the run's last phase has rows of another LENGTH, the same of these as
+      LENGTH/loss, ….
 
     Raises:
       UserError: an unknown source or split, no cache, a cache of another vocabulary than the model's, or a model of
@@ -97,33 +99,32 @@ def _evaluate(lm: LanguageModel, run: config.Run, task: str, length: int, show_p
     batches = reader.in_order(split, run.evaluation.batch_size)
     total = reader.num_batches(split, run.evaluation.batch_size)
     is_real, log_unigram = real_ids(reader.objective.special), add_one_unigram(source.splits["train"])
+    loss = losses.get(run.objective.loss, **run.objective.loss_settings)
     with bar(f"{task}, rows of {length}", total, "batch", show_progress) as drawn:
-        sums = _add_up(lm, run.objective, _counted(batches, drawn), is_real, log_unigram)
-    if not sums["real_tokens"]:
+        sums = _add_up(lm, loss, _counted(batches, drawn), is_real, log_unigram)
+    if not sums.real_tokens:
         raise NothingToPredictError(f"'{task}' has no target that is text: prepare more text or another split")
-    loss = sums["nll"] / sums["tokens"]
-    found = {
-        "loss": loss,
-        "perplexity": math.exp(loss),
-        "accuracy": sums["accuracy"] / sums["tokens"],
-        "real_loss": sums["real_nll"] / sums["real_tokens"],
+    found = means.of_total(loss, sums.total)
+    found |= {
+        "perplexity": math.exp(found["nll"]),
+        "real_loss": sums.real_nll / sums.real_tokens,
         # No model is told which targets are text, and each pays for that: the unigram, too.
-        "unigram_loss": sums["unigram"] / sums["real_tokens"] - math.log(sums["real_tokens"] / sums["tokens"]),
-        "tokens": sums["tokens"],
-        "real_tokens": sums["real_tokens"],
+        "unigram_loss": sums.unigram / sums.real_tokens - math.log(sums.real_tokens / sums.tokens),
+        "tokens": sums.tokens,
+        "real_tokens": sums.real_tokens,
         "length": length,
     }
     if run.objective.is_likelihood:
-        found["bits_per_byte"] = sums["nll"] / math.log(2) / predicted_bytes(source.splits[split], sums["real_tokens"])
-    others = {"pairs": ("pair_loss", "pair_accuracy")}
-    others["input_tokens"] = "discriminator_loss", "discriminator_accuracy", "replaced"
-    found |= {key: sums[key] / sums[of] for of, keys in others.items() for key in keys if key in sums}
-    if "pairs" in sums:
-        found["pair_constant_accuracy"] = baselines.constant_accuracy(sums["pair_labels"] / sums["pairs"])
-    if "replaced" in found:
-        found["discriminator_constant_accuracy"] = baselines.constant_accuracy(found["replaced"])
-        if 0 < found["replaced"] < 1:
-            found["discriminator_auc"] = baselines.auc(*map(np.concatenate, zip(*sums["scores"], strict=True)))
+        nats = found["nll"] * sums.tokens
+        found["bits_per_byte"] = nats / math.log(2) / predicted_bytes(source.splits[split], sums.real_tokens)
+    if "pair_accuracy" in found:
+        pairs = sums.total.weights["pair"]
+        found["pair_constant_accuracy"] = baselines.constant_accuracy(sums.pair_labels / pairs)
+    for name, parts in sums.decisions.items():
+        scores, labels = map(np.concatenate, zip(*parts, strict=True))
+        found[f"{name}_constant_accuracy"] = baselines.constant_accuracy(labels.mean())
+        if 0 < labels.mean() < 1:
+            found[f"{name}_auc"] = baselines.auc(scores, labels)
     return found
 
 
@@ -144,33 +145,45 @@ def _counted(batches: Iterable[dict], drawn: tqdm) -> Iterator[dict]:
         drawn.update()
 
 
-def _add_up(lm: LanguageModel, objective, batches: Iterable[dict], is_real: np.ndarray, log_unigram: np.ndarray):
-    """Sums over the batches: the loss's metrics and `tokens`, each also as `real_…`; `unigram`; `pairs`, their
-    `pair_labels`; `input_tokens`, and in pairs of arrays their `scores` and whether they are replaced.
+@dataclasses.dataclass
+class _Sums:
+    """Sums over the batches of a split.
+
+    Attributes:
+      total: those of the loss; None: there was no batch.
+      tokens, real_tokens, real_nll, unigram: of targets, how many; of those that are text, how many, and the nats of
+        the model and of the unigram.
+      pair_labels: of pairs, how many have label 1.
+      decisions: by the name of a term parts of its scores [n] and labels, bool [n].
     """
-    sums = collections.Counter()
-    carry = None
-    knows_pairs = isinstance(lm.config, settings.Encoder) and getattr(lm.config.pooler, "classes", 0)
+
+    total: losses.Sums | None = None
+    tokens: float = 0.0
+    real_tokens: float = 0.0
+    real_nll: float = 0.0
+    unigram: float = 0.0
+    pair_labels: float = 0.0
+    decisions: dict[str, list[tuple[np.ndarray, np.ndarray]]] = dataclasses.field(default_factory=dict)
+
+
+def _add_up(lm: LanguageModel, loss: losses.Loss, batches: Iterable[dict], is_real: np.ndarray, log_unigram) -> _Sums:
+    found, carry = _Sums(), None
     for batch in batches:
-        if not knows_pairs:
-            batch.pop("pair_label", None)
-        real_weights = batch["target_weights"] * is_real[batch["targets"]]
+        weights = batch["target_weights"]
+        real_weights = weights * is_real[batch["targets"]]
+        carry = nn.unbox(registry.new_carry(lm.model, len(weights))) if carry is None else carry
+        of_batch, real_nll, carry = _of_batch(loss, lm.model, lm.params, batch, real_weights, carry)
+        found.total = means.add(found.total, of_batch)
+        found.tokens += float(weights.sum())
+        found.real_tokens += float(real_weights.sum())
+        found.real_nll += float(real_nll)
+        found.unigram -= float(log_unigram[batch["targets"]].ravel() @ real_weights.ravel())
         if "pair_label" in batch:
-            batch["pair_weights"] = batch["mask"].any(axis=1).astype(np.float32)
-            sums["pairs"] += float(batch["pair_weights"].sum())
-            sums["pair_labels"] += float(batch["pair_weights"] @ batch["pair_label"])
-        if isinstance(objective, objectives.ReplacedToken):
-            batch["token_weights"] = batch["mask"].astype(np.float32)
-            sums["input_tokens"] += float(batch["token_weights"].sum())
-            scored = _discriminated(lm.model, lm.params, batch)
-            sums.setdefault("scores", []).append([np.asarray(found)[batch["mask"] > 0] for found in scored])
-        carry = nn.unbox(registry.new_carry(lm.model, len(real_weights))) if carry is None else carry
-        metrics, carry = _metrics(objective.kind, lm.model, lm.params, batch, real_weights, carry)
-        for key, (over_all, over_real) in metrics.items():
-            sums[key] += float(over_all)
-            sums[f"real_{key}"] += float(over_real)
-        sums["unigram"] -= float(log_unigram[batch["targets"]].ravel() @ real_weights.ravel())
-    return sums
+            found.pair_labels += float(batch["mask"].any(axis=1) @ batch["pair_label"])
+        for name, (scores, labels, counts) in _decisions(loss, lm.model, lm.params, batch).items():
+            counts = np.asarray(counts)
+            found.decisions.setdefault(name, []).append((np.asarray(scores)[counts], np.asarray(labels)[counts]))
+    return found
 
 
 def predicted_bytes(split: cache.Split, num_text_targets: float) -> int:
@@ -212,27 +225,23 @@ class Record:
         self._row = row
 
 
-@functools.partial(jax.jit, static_argnames=("objective", "model"))
-def _metrics(objective, model, params, batch, real_weights, carry):
-    """Sums [2], over all targets and over the real ones, of the metrics of an objective's loss and of `tokens`.
-
-    Also what the loss carries on to the next batch.
-    """
+@functools.partial(jax.jit, static_argnames=("loss", "model"))
+def _of_batch(loss, model, params, batch, real_weights, carry):
+    """The sums of a batch, the nats of its targets that are text, and what the loss carries on to the next batch."""
 
     def under(weights):
-        weighted = batch | {"target_weights": weights}
-        _, tokens, metrics, after = losses.LOSSES[objective](model, params, weighted, None, carry)
-        return metrics | {"tokens": tokens}, after
+        found, after = means.sums(loss, model, params, batch | {"target_weights": weights}, carry)
+        return found, after
 
     # Mapped over the weights alone, so there is one forward pass (of what reads samples, two).
-    return jax.vmap(under, out_axes=(0, None))(jnp.stack([batch["target_weights"], real_weights]))
+    both, carry = jax.vmap(under, out_axes=(0, None))(jnp.stack([batch["target_weights"], real_weights]))
+    over_all, over_real = (jax.tree.map(lambda x, i=i: x[i], both) for i in range(2))
+    return over_all, next(own["nll"] for own in over_real.metrics.values() if "nll" in own), carry
 
 
-@functools.partial(jax.jit, static_argnames="model")
-def _discriminated(model, params, batch):
-    """The discriminator's logits, and which tokens are replaced, bool; both [B, L]."""
-    _, logits, replaced = losses.discriminate(model, params, batch, None)
-    return logits, replaced > 0
+@functools.partial(jax.jit, static_argnames=("loss", "model"))
+def _decisions(loss, model, params, batch):
+    return loss.decisions(model, params, batch)
 
 
 def _check_model(lm: LanguageModel, run: config.Run) -> None:

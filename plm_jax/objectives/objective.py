@@ -1,7 +1,7 @@
 """What an objective is: the role that each file of this package plays once."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -52,6 +52,11 @@ class Objective(Role):
     example_rows: ClassVar[type | None] = None
     duplicates: ClassVar[int] = 0
     whole_words: ClassVar[int] = 0
+
+    @property
+    def loss_settings(self) -> dict[str, Any]:
+        """The fields of the loss that are its own, too."""
+        return {name: getattr(self, name) for name in self.loss_fields}
 
     def input_length(self, length: int) -> int:
         """How many tokens make a row of `length`."""

@@ -17,9 +17,6 @@ from plm_jax.training import optimizers
 from plm_jax.training import state as states
 from plm_jax.training import step as steps
 
-# Fields of objectives that their losses take.
-LOSS_FIELDS = {"bidirectional_lm": ("negative_samples",), "replaced_token": ("discriminator_weight",)}
-
 
 class Program:
     """The step of a run and the state that it takes; over all devices by default."""
@@ -83,24 +80,23 @@ class Program:
         shardings = meshes.shardings(jax.eval_shape(make), self.mesh, rules)
         return steps.over_mesh(lambda: nn.unbox(make()), self.mesh, rules, out_shardings=shardings)()
 
-    def loss(self, dropout: float | None = None, **options: Any):
-        """The run's loss as a function of `(params, batch, rngs, carry)`."""
+    def loss(self, **options: Any) -> losses.Loss:
+        """What the run minimises; `options` are further fields of it."""
         objective = self.run.objective
-        options |= {name: getattr(objective, name) for name in LOSS_FIELDS.get(objective.kind, ())}
-        loss = functools.partial(losses.LOSSES[objective.kind], self.model(dropout))
-        return functools.partial(loss, batch_shards=meshes.batch_shards(self.mesh), **options)
+        options |= {"batch_shards": meshes.batch_shards(self.mesh)}
+        return losses.get(objective.loss, **objective.loss_settings, **options)
 
     def stage_step(self, stage: config.Stage):
         """The jitted train step of a stage."""
-        train = self.run.train
+        train, model = self.run.train, self.model(stage.dropout)
         step = steps.train_step(
-            self.loss(stage.dropout, z_loss=train.z_loss, label_smoothing=train.label_smoothing),
+            self.loss(z_loss=train.z_loss, label_smoothing=train.label_smoothing),
+            model,
             self.optimizer,
             self.rate,
             self.root,
             stage.microbatches,
-            dropout=self.model(stage.dropout).model.drops,
-            samples=self.run.objective.kind in losses.SAMPLING,
+            dropout=model.model.drops,
         )
         return steps.jit_step(step, self.mesh, self.run.mesh.rules, self.shardings)
 

@@ -1,6 +1,5 @@
 """The train state and its making."""
 
-import zlib
 from typing import Any
 
 import flax.linen as nn
@@ -9,6 +8,7 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
+from plm_jax.common.keys import named_key
 from plm_jax.models import registry
 
 
@@ -32,11 +32,6 @@ class TrainState:
 def key(seed: int, prng: str) -> jax.Array:
     """The root key of a run; `prng` as in `config.Train`."""
     return jax.random.key(seed, impl={"threefry": "threefry2x32", "rbg": "rbg"}[prng])
-
-
-def named_key(parent: jax.Array, name: str) -> jax.Array:
-    """The key of `name` under `parent`."""
-    return jax.random.fold_in(parent, zlib.crc32(name.encode()))
 
 
 def init_params(model: nn.Module, root: jax.Array):

@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from plm_jax import losses
+from plm_jax.common.keys import named_key
+from plm_jax.losses import Loss, Sums, means
 from plm_jax.models.partitioning import constrain
 from plm_jax.training import mesh as meshes
 from plm_jax.training import optimizers
-from plm_jax.training.state import TrainState, named_key
+from plm_jax.training.state import TrainState
 
 
 def rngs(root: jax.Array, step, microbatch, names: Sequence[str]) -> dict[str, jax.Array]:
@@ -42,19 +43,22 @@ def join_microbatches(parts):
     return jax.tree.map(join, parts)
 
 
-def gradients(loss: Callable, params, batch, root, step, carry, microbatches: int, names: Sequence[str]):
-    """Sums over the microbatches: (d loss_sum / d params, loss_sum, weight_sum, metrics, carry); `names` of keys."""
+def gradients(loss: Loss, model, params, batch, weights, root, step, carry, microbatches: int, names: Sequence[str]):
+    """Sums over the microbatches: (gradients times `means.unit(weights)`, terms, metrics, carry).
+
+    `weights` are the loss's of the whole batch, `names` those of keys.
+    """
 
     def value(params, part, microbatch, carry):
         keys = rngs(root, step, microbatch, names) if names else None
-        loss_sum, weight_sum, metrics, carry = loss(params, part, keys, carry)
-        return loss_sum, (weight_sum, metrics, carry)
+        terms, metrics, carry = loss(model, params, part, keys, carry)
+        return means.in_units(loss, terms, weights), (terms, metrics, carry)
 
-    differentiate = jax.value_and_grad(value, has_aux=True)
+    differentiate = jax.grad(value, has_aux=True)
 
     def one(part, microbatch, carry):
-        (loss_sum, (weight_sum, metrics, carry)), grads = differentiate(params, part, microbatch, carry)
-        return (grads, loss_sum, weight_sum, metrics), carry
+        grads, (terms, metrics, carry) = differentiate(params, part, microbatch, carry)
+        return (grads, terms, metrics), carry
 
     if microbatches == 1:
         sums, carry = one(batch, 0, carry)
@@ -74,46 +78,47 @@ def gradients(loss: Callable, params, batch, root, step, carry, microbatches: in
 
 
 def train_step(
-    loss: Callable,
+    loss: Loss,
+    model: nn.Module,
     optimizer: optax.GradientTransformation,
     rate: Callable,
     root: jax.Array,
     microbatches: int = 1,
     dropout: bool = False,
-    samples: bool = False,
 ) -> Callable[[TrainState, dict[str, jax.Array]], tuple[TrainState, dict[str, jax.Array]]]:
     """The pure step `(state, batch) → (state, metrics)`.
 
     Args:
-      loss: `(params, batch, rngs, carry) → (loss_sum, weight_sum, metrics, carry)`.
-      optimizer: of the mean gradient over target tokens.
+      loss: what is minimised.
+      model: the module.
+      optimizer: of the gradients of the loss.
       rate: the learning rate by step, reported.
       root: the run's key.
       microbatches: parts of the batch whose gradients are added up.
-      dropout, samples: whether the loss is given a key `dropout`, a key `sample`.
+      dropout: whether the loss is given a key `dropout`.
 
     Returns:
-      Metrics: `loss`, `grad_norm`, `learning_rate`, each of the loss's own as a mean over target tokens, and `digest`,
-      the batch's uint32 digest halves [B, 2] added up.
+      Metrics: the means of the loss, see `losses.means`, `grad_norm`, `learning_rate`, and `digest`, the batch's uint32
+      digest halves [B, 2] added up.
     """
     # Not all of optax takes a `grad_norm`.
     optimizer = optax.with_extra_args_support(optimizer)
-    names = [name for name, needed in (("dropout", dropout), ("sample", samples)) if needed]
+    names = [name for name, needed in (("dropout", dropout), ("sample", loss.samples)) if needed]
 
     def step(state: TrainState, batch):
         batch = dict(batch)
         digest = batch.pop("digest").sum(0)
-        batch = losses.whole_batch(batch)
-        grads, loss_sum, weight_sum, metrics, carry = gradients(
-            loss, state.params, batch, root, state.step, state.carry, microbatches, names
+        weights = loss.weights(model, batch)
+        grads, terms, metrics, carry = gradients(
+            loss, model, state.params, batch, weights, root, state.step, state.carry, microbatches, names
         )
-        weight_sum = jnp.maximum(weight_sum, 1.0)
+        unit = means.unit(weights)
         # Of the sums, and a product: XLA melts it into the optimizer's passes, a division it would write to memory.
-        grad_norm = optimizers.global_norm(grads) / weight_sum
-        scale = 1.0 / weight_sum
+        grad_norm = optimizers.global_norm(grads) / unit
+        scale = 1.0 / unit
         grads = jax.tree.map(lambda g: g * scale, grads)
         updates, optimizer_state = optimizer.update(grads, state.optimizer, state.params, grad_norm=grad_norm)
-        metrics = {name: value / weight_sum for name, value in {"loss": loss_sum, **metrics}.items()}
+        metrics = means.means(loss, Sums(terms, metrics, weights))
         metrics |= {"grad_norm": grad_norm, "learning_rate": rate(state.step), "digest": digest}
         params = optax.apply_updates(state.params, updates)
         return TrainState(state.step + 1, params, optimizer_state, carry), metrics

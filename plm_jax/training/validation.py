@@ -1,13 +1,13 @@
 """Validation of a run while it trains: each source by itself, and all of them as the mixture weighs them."""
 
-import collections
 import functools
 
 import jax
 
-from plm_jax import config, losses
+from plm_jax import config
 from plm_jax.data.mixtures import Mixture
 from plm_jax.data.reader import Reader
+from plm_jax.losses import means
 from plm_jax.training import mesh as meshes
 from plm_jax.training import step as steps
 from plm_jax.training.program import Program
@@ -34,18 +34,17 @@ class Validation:
           In rows of the stage's length: by `loss` and the loss's own metrics the whole; by SOURCE/loss, … each source.
           Where the last stage's LENGTH is another, the same in such rows, by LENGTH/loss, LENGTH/SOURCE/loss, ….
 
-          A source's are means over its targets, the loss in nats; what is no mean over targets is one for each batch,
-          and over the batches by their targets. The whole is their mean by the stage's rates, which are of rows as in
-          training, of the sources that hold out some.
+          A source's are means over all of its targets, rows or tokens, as each is counted in, the loss in nats. The
+          whole is their mean by the stage's rates, which are of rows as in training, of the sources that hold out some.
         """
         found = {}
         for length in self._lengths(stage):
             shares = self._shares(stage, length)
-            means = {name: self._means(params, name, length, number) for name, (_, number) in shares.items()}
+            of_sources = {name: self._means(params, name, length, number) for name, (_, number) in shares.items()}
             weights = {name: share for name, (share, _) in shares.items()}
             prefix = "" if length == stage.length else f"{length}/"
-            found |= {f"{prefix}{metric}": value for metric, value in _whole(means, weights).items()}
-            for name, of_source in means.items():
+            found |= {f"{prefix}{metric}": value for metric, value in _whole(of_sources, weights).items()}
+            for name, of_source in of_sources.items():
                 found |= {f"{prefix}{name}/{metric}": value for metric, value in of_source.items()}
         return found
 
@@ -91,29 +90,25 @@ class Validation:
         return {name: (rates[name] / total, min(number, wanted.get(name, number))) for name, number in held.items()}
 
     def _means(self, params, name: str, length: int, number: int) -> Means:
-        """The loss and its metrics over so many batches of a source; nothing if they have no target."""
+        """The means of the loss over so many batches of a source; nothing of a term for which they count nothing."""
         sharding = meshes.batch_sharding(self._program.mesh)
         rows = functools.partial(meshes.local_rows, sharding)
-        total, weight = collections.Counter(), 0.0
+        total = None
         carry = self._program.new_carry(self._batch_size)
         for local in self._reader.in_order("validation", self._batch_size, rows, name, length, number):
             batch = meshes.to_global(local, rows(self._batch_size), self._batch_size, sharding)
             of_batch, carry = self._step(params, batch, carry)
-            sums, targets = jax.device_get(of_batch)
-            weight += float(targets)
-            for metric, value in sums.items():
-                total[metric] += float(value)
-        return {metric: value / weight for metric, value in total.items()} if weight else {}
+            total = means.add(total, jax.device_get(of_batch))
+        return means.of_total(self._program.loss(), total)
 
     @functools.cached_property
     def _step(self):
-        loss = self._program.loss()
-
-        def sums(params, batch, carry):
-            loss_sum, weight_sum, metrics, carry = loss(params, losses.whole_batch(batch), None, carry)
-            return ({"loss": loss_sum, **metrics}, weight_sum), carry
-
-        return steps.over_mesh(sums, self._program.mesh, self._run.mesh.rules)
+        loss, model = self._program.loss(), self._program.model()
+        return steps.over_mesh(
+            lambda params, batch, carry: means.sums(loss, model, params, batch, carry),
+            self._program.mesh,
+            self._run.mesh.rules,
+        )
 
 
 def _whole(means: dict[str, Means], weights: dict[str, float]) -> Means:

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from plm_jax import config, losses, objectives
+from plm_jax import config, objectives
 from plm_jax.common.errors import UserError
 from plm_jax.common.roles import is_role
 from plm_jax.data import reader
@@ -142,11 +142,16 @@ def test_another_optimizer_keeps_weights_and_step_with_fresh_moments(tiny, halfw
         np.testing.assert_array_equal(before[name], leaf)
     # Adagrad's first update, by hand, at the rate of the fourth step: 0.01 falls by a tenth of it a step.
     batch = next(trainer.batches(3))[0]
-    loss, examples = trainer.loss(), {key: value for key, value in batch.items() if key != "digest"}
+    loss, model, examples = (
+        trainer.loss(),
+        trainer.model(),
+        {key: value for key, value in batch.items() if key != "digest"},
+    )
 
     def mean(params):
-        loss_sum, weight, _, _ = loss(params, losses.whole_batch(examples), None, {})
-        return loss_sum / weight
+        terms, _, _ = loss(model, params, examples, None, {})
+        (value,), (weight,) = terms.values(), loss.weights(model, examples).values()
+        return value / weight
 
     grads = runs.flat(jax.grad(mean)(state.params))
     state, metrics = trainer.stage_step(trainer.stages[-1])(state, batch)

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from plm_jax import losses, objectives
+from plm_jax.losses import replaced_token, vocabulary
+from plm_jax.losses.means import means as of_sums
 from plm_jax.models import electra, registry, settings
 from plm_jax.training import flops
 from tests.models.test_encoder import apply
@@ -80,21 +82,24 @@ def expected(module, params, batch, samples):
         "discriminator_accuracy": ((scores > 0) == replaced)[real].mean(),
         "replaced": replaced[real].mean(),
     }
+    found |= {"generator_loss": found["nll"]}
     return found | {"loss": found["nll"] + 50 * found["discriminator_loss"]}
 
 
 @functools.partial(jax.jit, static_argnames=("module", "sampler", "options"))
 def sums(module, params, batch, rngs=None, sampler=None, options=()):
-    """(loss, weight, metrics); `sampler` instead of the one that draws."""
+    """Those of the loss; `sampler` instead of the one that draws."""
+    loss = losses.ReplacedToken(**dict(options))
     with pytest.MonkeyPatch.context() as patch:
         if sampler is not None:
-            patch.setattr(losses, "_sample", sampler)
-        return losses.replaced_token(module, params, batch, rngs, {}, **dict(options))[:3]
+            patch.setattr(replaced_token, "_sample", sampler)
+        terms, metrics, _ = loss(module, params, batch, rngs, {})
+    return losses.Sums(terms, metrics, loss.weights(module, batch))
 
 
-def means(module, params, batch, *args, **kwargs):
-    loss, weight, metrics = sums(module, params, losses.whole_batch(batch), *args, **kwargs)
-    return {name: float(value / weight) for name, value in {"loss": loss, **metrics}.items()}
+def means(module, params, batch, rngs=None, sampler=None, options=()):
+    found = sums(module, params, batch, rngs, sampler, options)
+    return {name: float(value) for name, value in of_sums(losses.ReplacedToken(**dict(options)), found).items()}
 
 
 def test_the_losses_are_the_published_ones_given_the_samples():
@@ -118,19 +123,19 @@ def test_unused_slots_change_no_token():
         "target_positions": jnp.array([[0, 2, 0, 0]]),
         "target_weights": jnp.array([[1.0, 1.0, 0.0, 0.0]]),
     }
-    assert losses._filled(batch, jnp.array([[1, 2, 0, 0]])).tolist() == [[1, 8, 2]]
+    assert replaced_token._filled(batch, jnp.array([[1, 2, 0, 0]])).tolist() == [[1, 8, 2]]
 
 
 def test_no_gradient_passes_through_samples():
     """The generator's own parameters move as in a masked language model, the shared tables by both losses."""
-    batch, (module, params) = losses.whole_batch(make(ELECTRA)), model_and_params("electra")
+    batch, (module, params) = make(ELECTRA), model_and_params("electra")
     generator, own = electra.generator(module, params)
 
-    def gradient(loss, params):
-        return jax.jit(jax.grad(lambda params: loss(params)[0]))(params)
+    def gradient(loss, module, params):
+        return jax.jit(jax.grad(lambda params: sum(loss(module, params, batch, None, {})[0].values())))(params)
 
-    both = gradient(lambda params: losses.replaced_token(module, params, batch, None, {}), params)
-    alone = gradient(lambda own: losses.masked_lm(generator, own, batch, None, {}), own)
+    both = gradient(losses.ReplacedToken(), module, params)
+    alone = gradient(losses.MaskedLM(), generator, own)
     for name, leaf in both["generator"].items():
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), leaf, alone[name])
     assert not np.allclose(both["token_embedding"], alone["token_embedding"], atol=1e-2)
@@ -143,14 +148,13 @@ def test_parts_of_a_batch_add_up_to_it():
     def sampler(features, *_):
         return (features.sum(-1) * 1000).astype(jnp.int32) % 256
 
-    (module, params), whole = model_and_params("electra"), losses.whole_batch(make(ELECTRA))
+    (module, params), whole = model_and_params("electra"), make(ELECTRA)
     parts = [{name: value[rows] for name, value in whole.items()} for rows in (slice(0, 2), slice(2, 4))]
-    loss, weight, metrics = sums(module, params, whole, sampler=sampler)
-    found = [sums(module, params, part, sampler=sampler) for part in parts]
-    assert found[0][1] != found[1][1] and sum(part[1] for part in found) == weight
-    np.testing.assert_allclose(sum(part[0] for part in found), loss, rtol=1e-5)
-    for name, value in metrics.items():
-        np.testing.assert_allclose(sum(part[2][name] for part in found), value, rtol=1e-5, err_msg=name)
+    one, other = (sums(module, params, part, sampler=sampler) for part in parts)
+    assert all(one.weights[name] != weight for name, weight in other.weights.items())
+    both = jax.tree.map(np.add, one, other)
+    want = sums(module, params, whole, sampler=sampler)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), both, want)
 
 
 def test_samples_are_drawn_anew_with_each_key_and_validation_repeats_itself():
@@ -189,7 +193,7 @@ def test_samples_follow_the_softmax_at_a_temperature_of_one_whatever_the_chunks(
     p = np.exp(features @ matrix.T + bias)
     p /= p.sum(-1, keepdims=True)
     rows = jnp.broadcast_to(features, (draws, 3, 2))
-    drawn = [np.asarray(losses._sample(rows, matrix, bias, jax.random.key(5), chunk)) for chunk in (1, 2, 3)]
+    drawn = [np.asarray(replaced_token._sample(rows, matrix, bias, jax.random.key(5), chunk)) for chunk in (1, 2, 3)]
     np.testing.assert_array_equal(drawn[0], drawn[1])
     np.testing.assert_array_equal(drawn[0], drawn[2])
     counts = np.stack([np.bincount(column, minlength=5) for column in drawn[0].T])
@@ -202,13 +206,14 @@ SPANBERT = objectives.get("span_masked_lm", SPECIAL, rate=0.4)
 
 @functools.partial(jax.jit, static_argnames="module")
 def masked_lm(module, params, batch):
-    return losses.masked_lm(module, params, losses.whole_batch(batch), None, {})[:3]
+    terms, metrics, _ = losses.MaskedLM()(module, params, batch, None, {})
+    return terms, metrics, losses.MaskedLM().weights(module, batch)
 
 
 def test_each_target_is_predicted_as_masked_and_from_its_boundaries():
     batch, (module, params) = make(SPANBERT), model_and_params("spanbert")
     assert batch["target_offsets"].max() >= tiny.SPANBERT.span_boundary.positions, "some are beyond the head"
-    loss, weight, metrics = masked_lm(module, params, batch)
+    terms, metrics, weights = masked_lm(module, params, batch)
     features = apply(module, params, batch["tokens"], batch["mask"], method="features")
     spans = [batch[f"target_{name}"] for name in ("left", "right", "offsets")]
     head, matrix, bias = apply(module, params, features, *spans, method="boundary_head")
@@ -217,18 +222,22 @@ def test_each_target_is_predicted_as_masked_and_from_its_boundaries():
         nll_of(head @ matrix.T + bias, counted),
         nll_of(logits_at_targets(module, params, batch), batch),
     )
-    assert weight == batch["target_weights"].sum()
-    np.testing.assert_allclose(metrics["nll"], of_masks, rtol=1e-5)
-    np.testing.assert_allclose(metrics["boundary_loss"], of_spans, rtol=1e-5)
-    np.testing.assert_allclose(loss, of_masks + of_spans, rtol=1e-5)
+    num_targets, num_counted = batch["target_weights"].sum(), counted["target_weights"].sum()
+    assert weights == {"masked_lm": num_targets, "boundary": num_counted} and num_counted < num_targets
+    np.testing.assert_allclose(terms["masked_lm"], of_masks, rtol=1e-5)
+    np.testing.assert_allclose(terms["boundary"], of_spans, rtol=1e-5)
+    found = of_sums(losses.MaskedLM(), losses.Sums(terms, metrics, weights))
+    np.testing.assert_allclose(found["nll"], of_masks / num_targets, rtol=1e-5)
+    np.testing.assert_allclose(found["boundary_loss"], of_spans / num_counted, rtol=1e-5)
+    np.testing.assert_allclose(found["loss"], of_masks / num_targets + of_spans / num_counted, rtol=1e-5)
 
 
 def test_span_masking_without_the_head_is_masked_language_modelling():
     batch, (_, params) = make(SPANBERT), model_and_params("spanbert")
     module = registry.build(dataclasses.replace(tiny.SPANBERT, span_boundary=settings.NoHead()))
-    loss, _, metrics = masked_lm(module, params, batch)
-    np.testing.assert_allclose(loss, nll_of(logits_at_targets(module, params, batch), batch), rtol=1e-5)
-    assert metrics.keys() == {"nll", "accuracy"}
+    terms, metrics, _ = masked_lm(module, params, batch)
+    np.testing.assert_allclose(terms["masked_lm"], nll_of(logits_at_targets(module, params, batch), batch), rtol=1e-5)
+    assert {name: own.keys() for name, own in metrics.items()} == {"masked_lm": {"nll", "accuracy"}}
 
 
 @pytest.mark.parametrize("kind", ["electra", "spanbert"])
@@ -239,7 +248,7 @@ def test_flops_are_those_of_the_forward_pass(kind):
     tokens, at = np.zeros((rows, LENGTH), np.int32), np.zeros((rows, targets), np.int32)
 
     def heads(model, params, features):
-        part, matrix, _ = losses._vocabulary_head(model, params, features[:, :targets])
+        part, matrix, _ = vocabulary.head(model, params, features[:, :targets])
         return jnp.einsum("btd,vd->btv", part, matrix)
 
     def forward(params):

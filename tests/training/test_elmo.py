@@ -15,6 +15,8 @@ from jax.sharding import PartitionSpec as P
 import plm_jax
 from plm_jax import config, losses
 from plm_jax.evaluation import perplexity
+from plm_jax.losses import sampled_softmax
+from plm_jax.losses.cross_entropy import linear_cross_entropy
 from plm_jax.models import registry
 from plm_jax.planning import plan as planning
 from plm_jax.training import flops, loop, optimizers, resume, state, step, warm_start
@@ -49,7 +51,7 @@ def shares(vocab_size):
 
 
 def test_expected_draws_are_those_of_draws_until_enough_words_have_come():
-    np.testing.assert_allclose(losses.log_uniform(np.arange(40), 40), shares(40), rtol=1e-5)
+    np.testing.assert_allclose(sampled_softmax.log_uniform(np.arange(40), 40), shares(40), rtol=1e-5)
     rng = np.random.default_rng(0)
     counts = []
     for _ in range(300):
@@ -58,13 +60,13 @@ def test_expected_draws_are_those_of_draws_until_enough_words_have_come():
             seen.add(int(rng.choice(40, p=shares(40))))
             draws += 1
         counts.append(draws)
-    np.testing.assert_allclose(losses.expected_draws(40, 20), np.mean(counts), rtol=0.05)
+    np.testing.assert_allclose(sampled_softmax.expected_draws(40, 20), np.mean(counts), rtol=0.05)
 
 
 def sampled_by_hand(arrays, drawn, samples):
     """One position after another, with the words that were drawn."""
     features, unembedding, bias, targets, weights = arrays
-    expected = 1 - (1 - shares(len(bias))) ** losses.expected_draws(len(bias), samples)
+    expected = 1 - (1 - shares(len(bias))) ** sampled_softmax.expected_draws(len(bias), samples)
     total = 0.0
     for row, place in np.ndindex(targets.shape):
         logits = unembedding @ features[row, place] + bias - np.log(expected)
@@ -78,19 +80,19 @@ def test_the_sampled_softmax_is_over_the_target_and_the_drawn_words():
     arrays, key = head(), jax.random.key(1)
     drawn = np.argsort(-(np.log(shares(40)) + np.asarray(jax.random.gumbel(key, (40,)))))[:12]
     assert any(target in drawn for target in arrays[3].ravel())
-    got = losses.sampled_softmax(*arrays, key, 12)
+    got = sampled_softmax.sampled_softmax(*arrays, key, 12)
     np.testing.assert_allclose(got, sampled_by_hand(arrays, drawn, 12), rtol=1e-5)
-    gradient = jax.grad(losses.sampled_softmax, argnums=1)(*arrays, key, 12)
+    gradient = jax.grad(sampled_softmax.sampled_softmax, argnums=1)(*arrays, key, 12)
     touched = np.isin(np.arange(40), [*drawn, *arrays[3].ravel()])
     assert (abs(gradient[touched]).max(1) > 0).all() and not gradient[~touched].any()
 
 
 def test_with_nearly_all_words_drawn_it_is_nearly_the_full_softmax():
     arrays = head(2)
-    full = losses.linear_cross_entropy(*arrays, 0.0, 0.0, 5).loss
+    full = linear_cross_entropy(*arrays, 0.0, 0.0, 5).loss
 
     def distance(samples):
-        loss = jax.jit(functools.partial(losses.sampled_softmax, samples=samples))
+        loss = jax.jit(functools.partial(sampled_softmax.sampled_softmax, samples=samples))
         found = [loss(*arrays, jax.random.key(seed)) for seed in range(20)]
         return abs(np.mean(found) / full - 1)
 
@@ -114,7 +116,10 @@ def model_and_batch(rows=4, length=5):
 
 @functools.partial(jax.jit, static_argnames=("model", "negative_samples"))
 def loss_of(model, params, batch, rngs, carry, negative_samples=0):
-    return losses.bidirectional_lm(model, params, batch, rngs, carry, negative_samples=negative_samples)
+    """The sum, the weight, the metrics and the carry."""
+    loss = losses.BidirectionalLM(negative_samples=negative_samples)
+    terms, metrics, carry = loss(model, params, batch, rngs, carry)
+    return terms["bidirectional_lm"], loss.weights(model, batch)["bidirectional_lm"], *metrics.values(), carry
 
 
 @functools.partial(jax.jit, static_argnames="model")
@@ -149,16 +154,14 @@ def test_no_gradient_reaches_the_batch_before():
     second = first | {"characters": first["characters"][:, ::-1]}
 
     def loss(params, batch, carry):
-        loss_sum, _, _, after = losses.bidirectional_lm(model, params, batch, None, carry)
+        loss_sum, _, _, after = loss_of(model, params, batch, None, carry)
         return loss_sum, after
 
     def of_both(params, *, cut):
         after = loss(params, first, carry)[1]
         return loss(params, second, jax.lax.stop_gradient(after) if cut else after)[0]
 
-    run = step.train_step(
-        functools.partial(losses.bidirectional_lm, model), optax.sgd(0.0), lambda _: 0.0, ROOT, dropout=False
-    )
+    run = step.train_step(losses.BidirectionalLM(), model, optax.sgd(0.0), lambda _: 0.0, ROOT, dropout=False)
     digest = {"digest": jnp.zeros((4, 2), jnp.uint32)}
     run = jax.jit(run)
     after, _ = run(state.new_state(params, optax.sgd(0.0), carry), first | digest)
@@ -174,8 +177,8 @@ def test_microbatches_carry_each_row_on():
     batch |= {"digest": jnp.zeros((6, 2), jnp.uint32)}
 
     def once(count):
-        loss, sgd = functools.partial(losses.bidirectional_lm, model), optax.sgd(1.0)
-        run = step.train_step(loss, sgd, lambda _: 1.0, ROOT, count)
+        sgd = optax.sgd(1.0)
+        run = step.train_step(losses.BidirectionalLM(), model, sgd, lambda _: 1.0, ROOT, count)
         return jax.jit(run)(state.new_state(params, sgd, carry), batch)
 
     whole, metrics = once(1)
@@ -328,7 +331,7 @@ def test_flops_are_those_of_the_forward_pass_times_three(samples):
 
     def forward(params):
         rngs = step.rngs(ROOT, 0, 0, KEYS)
-        return losses.bidirectional_lm(model, params, batch, rngs, carry, negative_samples=samples)[0]
+        return loss_of(model, params, batch, rngs, carry, samples)[0]
 
     counted = flops.of_program(jax.make_jaxpr(forward)(params).jaxpr)
     assert flops.per_step(model.model, 4, 5, 5, samples=samples) == 3 * counted

@@ -1,6 +1,7 @@
 """Training on examples with inputs and targets, alone and among texts."""
 
 import dataclasses
+import functools
 import json
 import shutil
 
@@ -37,10 +38,15 @@ def stacked(rows):
     return {name: np.array([row[name] for row in rows]) for name in rows[0]}
 
 
+def sum_and_weight(module, params, batch):
+    terms, _, _ = losses.NextToken()(module, params, batch, None, {})
+    return terms["next_token"], losses.NextToken().weights(module, batch)["next_token"]
+
+
 @pytest.mark.parametrize("model", [tiny.T5, tiny.MODEL, tiny.LLAMA], ids=["t5", "gpt2", "llama"])
 def test_packed_examples_are_what_they_are_alone(model):
     module, params = make(model)
-    loss = jax.jit(lambda batch: losses.next_token(module, params, batch, None, {})[:2])
+    loss = jax.jit(functools.partial(sum_and_weight, module, params))
     packed, alone = of(model, True), of(model, False)
     want = loss(stacked([alone.row([example], 16) for example in EXAMPLES]))
     found = loss(stacked([packed.row(EXAMPLES, 16)]))
@@ -60,7 +66,7 @@ def test_the_loss_is_that_of_the_targets_and_eos_alone(model):
     log_p = np.asarray(jax.nn.log_softmax(module.apply({"params": params}, **inputs)))[0]
     first = 0 if "decoder_tokens" in row else 2  # The last token of the inputs is asked for the first target.
     want = -sum(log_p[first + i, token] for i, token in enumerate([21, 22, 1]))
-    loss, weight, _, _ = losses.next_token(module, params, row, None, {})
+    loss, weight = sum_and_weight(module, params, row)
     assert weight == 3
     np.testing.assert_allclose(loss, want, rtol=1e-5)
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from plm_jax import losses, objectives
+from plm_jax.losses import cross_entropy, means
 from plm_jax.models import registry, settings
 from tests.support import tiny
 
@@ -38,7 +39,7 @@ def plain(features, unembedding, bias, targets, weights, z_loss, label_smoothing
 
 
 def chunked(*arguments):
-    return losses.linear_cross_entropy(*arguments)
+    return cross_entropy.linear_cross_entropy(*arguments)
 
 
 def test_a_head_without_a_bias_has_a_bias_of_zero():
@@ -85,7 +86,7 @@ def test_a_tie_is_no_hit(chunk):
     for head in (jax.tree.map(np.zeros_like, arrays), (0 * features, 0 * unembedding, bias.max() + 0 * bias)):
         assert chunked(*head, targets, weights, 0.0, 0.0, chunk).correct == 0
         for with_gradients in (True, False):  # What training and what validation computes.
-            walk = losses._walk(*head, targets, weights, 0.0, 0.0, chunk, with_gradients=with_gradients)
+            walk = cross_entropy._walk(*head, targets, weights, 0.0, 0.0, chunk, with_gradients=with_gradients)
             assert walk[0].correct == 0
     order = np.sort(features @ unembedding.T + bias, -1)
     first = (features @ unembedding.T + bias).argmax(-1).astype(np.int32)
@@ -113,8 +114,8 @@ def test_a_model_that_says_nothing_hits_nothing(kind):
         batch["pair_label"] = np.array([0, 1, 0, 1], np.int32)
     silent = jax.tree.map(np.zeros_like, params)
     for given, hits in ((params, True), (silent, False)):
-        *_, metrics, _ = losses.LOSSES[kind](model, given, losses.whole_batch(batch), None, {})
-        found = {name: float(value) for name, value in metrics.items() if "accuracy" in name}
+        _, metrics, _ = losses.get(kind)(model, given, batch, None, {})
+        found = {name: float(value) for own in metrics.values() for name, value in own.items() if "accuracy" in name}
         assert found.keys() == {"accuracy", "pair_accuracy" if kind == "masked_lm" else "discriminator_accuracy"}
         assert (max(found.values()) > 0) == hits, found
 
@@ -140,7 +141,7 @@ def test_peak_memory_is_below_half_of_the_plain_loss():
         jax.ShapeDtypeStruct((rows, length), jnp.int32),
         jax.ShapeDtypeStruct((rows, length), jnp.float32),
     ]
-    chunk = losses.chunk_length(rows, length, vocab)
+    chunk = cross_entropy.chunk_length(rows, length, vocab)
     assert 1 <= chunk < length
 
     def plain_loss(features, unembedding, targets, weights):
@@ -148,7 +149,7 @@ def test_peak_memory_is_below_half_of_the_plain_loss():
         return -jnp.sum(weights * jnp.take_along_axis(log_p, targets[..., None], -1)[..., 0])
 
     def chunked_loss(features, unembedding, *targets):
-        return losses.linear_cross_entropy(features, unembedding, None, *targets, 0.0, 0.0, chunk).loss
+        return cross_entropy.linear_cross_entropy(features, unembedding, None, *targets, 0.0, 0.0, chunk).loss
 
     def peak(loss):
         analysis = jax.jit(jax.value_and_grad(loss, (0, 1))).lower(*shapes).compile().memory_analysis()
@@ -165,13 +166,19 @@ def test_peak_memory_is_below_half_of_the_plain_loss():
 
 def test_chunks_are_even_and_hold_no_more_logits_than_a_device_may():
     for rows, length, vocab, shards in ((8, 512, 50257, 1), (64, 1024, 50257, 8), (4, 256, 50257, 1), (3, 97, 9999, 2)):
-        chunk = losses.chunk_length(rows, length, vocab, shards)
+        chunk = cross_entropy.chunk_length(rows, length, vocab, shards)
         chunks = -(-length // chunk)
         assert chunks * chunk - length < chunks  # Less than one position of padding a chunk.
-        assert (chunk - 1) * rows * vocab / shards < losses.LOGITS_AT_ONCE
-        assert chunks == 1 or 2 * chunk * rows * vocab / shards > losses.LOGITS_AT_ONCE
-    assert losses.chunk_length(2, 100, 300) == 100
-    assert losses.chunk_length(10**6, 512, 50257) == 1
+        assert (chunk - 1) * rows * vocab / shards < cross_entropy.LOGITS_AT_ONCE
+        assert chunks == 1 or 2 * chunk * rows * vocab / shards > cross_entropy.LOGITS_AT_ONCE
+    assert cross_entropy.chunk_length(2, 100, 300) == 100
+    assert cross_entropy.chunk_length(10**6, 512, 50257) == 1
+
+
+def sums(loss, model, params, batch):
+    """Of a loss of one term: its sum, its metrics', its weight."""
+    found, _ = means.sums(loss, model, params, batch, {})
+    return tuple(*zip(*(part.values() for part in found), strict=True))
 
 
 def test_blanks_cost_what_all_places_would_with_no_weight_on_the_text():
@@ -183,12 +190,12 @@ def test_blanks_cost_what_all_places_would_with_no_weight_on_the_text():
     batch = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
     model = registry.build(dataclasses.replace(tiny.GLM, embedding=settings.Embedding(40, 32)))
     params = nn.unbox(jax.jit(functools.partial(registry.init_params, model))(jax.random.key(0)))
-    got = losses.LOSSES["blank_infilling"](model, params, batch, None, {})
+    got = sums(losses.MaskedLM(), model, params, batch)
     whole = {name: np.zeros(batch["tokens"].shape, batch[name].dtype) for name in ("targets", "target_weights")}
     for row, at in enumerate(batch["target_positions"]):
         real = batch["target_weights"][row] > 0
         for name in whole:
             whole[name][row, at[real]] = batch[name][row, real]
-    want = losses.next_token(model, params, batch | whole, None, {})
-    assert got[1] == want[1] > 20
+    want = sums(losses.NextToken(), model, params, batch | whole)
+    assert got[2] == want[2] > 20
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), got, want)

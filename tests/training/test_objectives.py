@@ -67,9 +67,8 @@ def test_the_loss_is_that_of_the_suffix_behind_a_prefix_that_sees_itself():
     objective = objectives.BoundObjective(run.objective, objectives.Special(eos=1, vocab_size=300))
     rows = [objective({"tokens": rng.integers(2, 300, 13)}, rng) for _ in range(4)]
     batch = {key: np.array([row[key] for row in rows]) for key in rows[0]}
-    loss, weight, _, _ = jax.jit(lambda batch: losses.LOSSES["decoder_prefix_lm"](module, params, batch, None, {}))(
-        batch
-    )
+    loss = losses.get(run.objective.loss)
+    terms, _, _ = jax.jit(lambda batch: loss(module, params, batch, None, {}))(batch)
     asked = [(row, end) for row in rows for end in range(int(row["prefix_lengths"]), 13)]
     index = np.arange(12)
     seen = np.array([np.where(index < end, row["tokens"], rng.integers(2, 300, 12)) for row, end in asked])
@@ -77,8 +76,8 @@ def test_the_loss_is_that_of_the_suffix_behind_a_prefix_that_sees_itself():
     logits = jax.jit(lambda *args: module.apply({"params": params}, args[0], prefix_lengths=args[1]))(seen, prefixes)
     log_p = np.asarray(jax.nn.log_softmax(logits), np.float64)
     expected = -sum(log_p[i, end - 1, row["targets"][end - 1]] for i, (row, end) in enumerate(asked))
-    assert len(asked) == weight
-    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+    assert loss.weights(module, batch) == {"next_token": len(asked)}
+    np.testing.assert_allclose(terms["next_token"], expected, rtol=1e-5)
     # Of a prefix each token sees the last: with another one, the first one's logits are others.
     (i, length) = next((i, n) for i, n in enumerate(prefixes.tolist()) if n > 1)
     changed = seen[i : i + 1].copy()

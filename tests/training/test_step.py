@@ -1,6 +1,5 @@
 """The train step: randomness by step, microbatch and name; sums over microbatches divided once."""
 
-import functools
 import zlib
 
 import flax.linen as nn
@@ -26,11 +25,14 @@ def expected_key(number, microbatch):
 
 @pytest.mark.parametrize("microbatches", [1, 3])
 def test_keys_are_of_the_step_then_the_microbatch_then_the_name(microbatches):
-    def loss(params, batch, rngs, carry):
-        noise = jax.random.normal(rngs["dropout"], (4,))
-        return jnp.sum(params * noise), batch["x"].sum(), {}, carry
+    class Noisy(losses.Loss):
+        def weights(self, model, batch):
+            return {"noise": batch["x"].sum()}
 
-    run = step.train_step(loss, optax.sgd(1.0), lambda _: 1.0, ROOT, microbatches, dropout=True)
+        def __call__(self, model, params, batch, rngs, carry):
+            return {"noise": jnp.sum(params * jax.random.normal(rngs["dropout"], (4,)))}, {}, carry
+
+    run = step.train_step(Noisy(), None, optax.sgd(1.0), lambda _: 1.0, ROOT, microbatches, dropout=True)
     current = state.new_state(jnp.zeros(4), optax.sgd(1.0))
     batch = {"x": jnp.ones(6), "digest": jnp.zeros((6, 2), jnp.uint32)}
     params = np.zeros(4)
@@ -55,11 +57,11 @@ def model_and_batch(rows=8, length=16):
 
 def test_microbatches_of_unequal_target_counts_are_one_batch():
     model, params, batch = model_and_batch()
-    loss = functools.partial(losses.next_token, model, label_smoothing=0.1, z_loss=0.01)
+    loss = losses.NextToken(label_smoothing=0.1, z_loss=0.01)
     optimizer = optax.sgd(1.0)
 
     def once(count):
-        run = step.train_step(loss, optimizer, lambda _: 1.0, ROOT, count)
+        run = step.train_step(loss, model, optimizer, lambda _: 1.0, ROOT, count)
         return jax.jit(run)(state.new_state(params, optimizer), batch)
 
     whole, whole_metrics = once(1)
@@ -76,7 +78,7 @@ def test_metrics_are_means_over_target_tokens():
     logits = np.asarray(model.apply({"params": params}, batch["tokens"]), np.float64)
     nll = np.log(np.exp(logits).sum(-1)) - np.take_along_axis(logits, batch["targets"][..., None], -1)[..., 0]
     weights = batch["target_weights"]
-    run = step.train_step(functools.partial(losses.next_token, model), optax.sgd(1.0), lambda _: 0.25, ROOT)
+    run = step.train_step(losses.NextToken(), model, optax.sgd(1.0), lambda _: 0.25, ROOT)
     after, metrics = jax.jit(run)(state.new_state(params, optax.sgd(1.0)), batch)
     np.testing.assert_allclose(metrics["loss"], (nll * weights).sum() / weights.sum(), rtol=1e-6)
     hits = (logits.argmax(-1) == batch["targets"]) * weights

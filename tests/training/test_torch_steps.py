@@ -1,7 +1,5 @@
 """Twenty optimizer steps against torch's: from golden files, and live where torch and transformers are."""
 
-import functools
-
 import flax
 import jax
 import numpy as np
@@ -18,9 +16,9 @@ ADAMW = config.AdamW(b1=0.9, b2=0.95, epsilon=1e-8, weight_decay=0.1, clip_norm=
 # transformers factors every matrix.
 ADAFACTOR = config.Adafactor(clip_norm=0.5, min_dim_size_to_factor=1)
 RECIPES = {
-    "gpt2": (ADAMW, 2e-3, losses.next_token),
-    "bert": (ADAMW, 2e-3, losses.masked_lm),
-    "t5": (ADAFACTOR, 0.05, losses.next_token),
+    "gpt2": (ADAMW, 2e-3, losses.NextToken()),
+    "bert": (ADAMW, 2e-3, losses.MaskedLM()),
+    "t5": (ADAFACTOR, 0.05, losses.NextToken()),
 }
 MICROBATCHES = 2
 
@@ -30,8 +28,8 @@ def train(family: str, pretrained: huggingface.Pretrained, batches) -> tuple[lis
     settings, peak, loss = RECIPES[family]
     rate = config.ConstantSchedule(peak, warmup_steps=5).rate(20)
     optimizer = optimizers.build(settings, rate)
-    loss = functools.partial(loss, registry.build(pretrained.model))
-    run = jax.jit(step.train_step(loss, optimizer, rate, state.key(0, "threefry"), MICROBATCHES))
+    model = registry.build(pretrained.model)
+    run = jax.jit(step.train_step(loss, model, optimizer, rate, state.key(0, "threefry"), MICROBATCHES))
     # The golden files are in torch's order of microbatches: first half, second half. Ours takes every other row.
     order = np.arange(len(batches["tokens"][0])).reshape(MICROBATCHES, -1).T.ravel()
     current, found = state.new_state(pretrained.params, optimizer), []

@@ -1,0 +1,51 @@
+"""Prediction of each word from those before it, and from those after it."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from plm_jax.losses import vocabulary
+from plm_jax.losses.features import dropout_keys
+from plm_jax.losses.loss import Loss, num_targets
+from plm_jax.losses.sampled_softmax import sampled_softmax
+
+
+@dataclass(frozen=True)
+class BidirectionalLM(Loss):
+    """Cross-entropy of both directions of streams [B, 2, L], weighed alike; `carry` is the state of the LSTMs.
+
+    No gradient reaches the batches before: they are data.
+
+    Attributes:
+      negative_samples: in training, where it is not 0, the cross-entropy is that of `sampled_softmax` among so many
+        words, and there are no metrics.
+    """
+
+    kind: ClassVar[str] = "bidirectional_lm"
+    negative_samples: int = 0
+
+    @property
+    def samples(self) -> bool:
+        """Not for the softmax over all words."""
+        return self.negative_samples > 0
+
+    def weights(self, model, batch):
+        """Targets of both directions."""
+        del model
+        return {"bidirectional_lm": num_targets(batch)}
+
+    def __call__(self, model, params, batch, rngs, carry):
+        """See `Loss`."""
+        keys = dropout_keys(rngs)
+        features, carry = model.apply(
+            {"params": params}, batch["characters"], carry, deterministic=not keys, rngs=keys, method="streams"
+        )
+        rows = len(features)
+        flat = {name: batch[name].reshape(rows, -1) for name in ("targets", "target_weights")}
+        features = features.reshape(rows, -1, features.shape[-1])
+        if rngs is None or not self.samples:
+            loss, metrics = vocabulary.sums(self, *vocabulary.head(model, params, features), flat)
+        else:
+            head = model.apply({"params": params}, method="unembedding")
+            targets = flat["targets"], flat["target_weights"]
+            loss, metrics = sampled_softmax(features, *head, *targets, rngs["sample"], self.negative_samples), {}
+        return {"bidirectional_lm": loss}, {"bidirectional_lm": metrics}, carry

@@ -1,0 +1,26 @@
+"""From a batch to a model's features."""
+
+import jax.numpy as jnp
+
+# What of a batch a model reads, each architecture some of it; the rest is for the loss.
+INPUTS = (
+    *("tokens", "mask", "token_types", "positions", "segment_ids", "block_positions", "prefix_lengths"),
+    *("decoder_tokens", "decoder_positions", "decoder_segment_ids"),
+)
+
+
+def dropout_keys(rngs):
+    """The key `dropout` of `rngs` as Linen takes it; nothing where there is none."""
+    return {name: key for name, key in (rngs or {}).items() if name == "dropout"}
+
+
+def features_of(model, params, batch, rngs):
+    """The model's features of a batch; no key `dropout` among `rngs`: no dropout."""
+    inputs = {name: batch[name] for name in INPUTS if name in batch}
+    keys = dropout_keys(rngs)
+    return model.apply({"params": params}, **inputs, deterministic=not keys, rngs=keys, method="features")
+
+
+def at_targets(features, batch):
+    """Features [B, L, D] at `target_positions`: [B, T, D]."""
+    return jnp.take_along_axis(features, batch["target_positions"][..., None], axis=1)

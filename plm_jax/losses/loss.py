@@ -1,0 +1,101 @@
+"""What a loss is: named terms, each a sum over the batch with a weight that divides it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax
+
+from plm_jax.common.roles import Role
+
+Batch = Mapping[str, jax.Array]
+# By the names of terms: their sums; by those of terms and then of metrics, the metrics' sums.
+Terms = dict[str, jax.Array]
+Metrics = dict[str, dict[str, jax.Array]]
+
+
+@dataclass(frozen=True)
+class Loss(Role):
+    """A pure function `(model, params, batch, rngs, carry) → (terms, metrics, carry)`, what is minimised.
+
+    What is minimised is the sum over the terms of coefficient × sum / weight. Sums, so that microbatches, batches and
+    hosts add up; weights are functions of the batch alone, so that those of a whole batch are known before its parts
+    are. Metrics are sums, too, each beside the term whose weight divides it.
+
+    Attributes:
+      samples: whether it draws in training, with a key `sample`.
+      z_loss: factor of log(Z)² per token (Chowdhery et al. 2022 §5).
+      label_smoothing: share of a target's mass spread evenly over the vocabulary.
+      batch_shards: over how many devices rows are spread, by which the logits held at once are counted.
+    """
+
+    samples: ClassVar[bool] = False
+    z_loss: float = 0.0
+    label_smoothing: float = 0.0
+    batch_shards: int = 1
+
+    @property
+    def coefficients(self) -> dict[str, float]:
+        """Those of the terms; 1 for one that is left out."""
+        return {}
+
+    def weights(self, model: Any, batch: Batch) -> dict[str, jax.Array]:
+        """By the names of the terms what divides their sums, float32 []: how many are counted in a batch.
+
+        Args:
+          model: the module, of which the settings alone may be asked.
+          batch: a whole one.
+        """
+        raise NotImplementedError
+
+    def __call__(
+        self, model: Any, params: Any, batch: Batch, rngs: Mapping[str, jax.Array] | None, carry: Any
+    ) -> tuple[Terms, Metrics, Any]:
+        """The sums of a batch or a part of one.
+
+        Args:
+          model: the Linen module.
+          params: its parameters.
+          batch: arrays [B, …].
+          rngs: keys `dropout` and `sample`, of which one that is not there is not used; None outside of training.
+          carry: a tree of arrays [B, …], a state that each row takes on to the next batch; mostly empty.
+
+        Returns:
+          The terms' sums, float32 []; the metrics'; what is carried on.
+        """
+        raise NotImplementedError
+
+    def decisions(self, model: Any, params: Any, batch: Batch) -> dict[str, tuple[jax.Array, jax.Array, jax.Array]]:
+        """Of each of its terms that tells yes from no, of which an evaluation draws the ROC curve: scores, above 0 for
+        yes; whether it is so, bool; which of them count, bool; all of a shape. By default there is none.
+        """
+        del model, params, batch
+        return {}
+
+
+@dataclass(frozen=True)
+class Term(Role):
+    """A term that a head adds to the losses of the features that it is applied to, wherever a model has that head and
+    a batch what it is told by: the losses of `features` look at all choices.
+
+    Its `kind` names it.
+    """
+
+    def applies(self, model: Any, batch: Batch) -> bool:
+        """Whether the module's settings and the batch's keys ask for it."""
+        raise NotImplementedError
+
+    def weight(self, model: Any, batch: Batch) -> jax.Array:
+        """As one of `Loss.weights`."""
+        raise NotImplementedError
+
+    def __call__(
+        self, loss: Loss, model: Any, params: Any, features: jax.Array, batch: Batch
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """Its sum and its metrics' sums, of the model's features [B, L, D]; `loss` is the one that it is added to."""
+        raise NotImplementedError
+
+
+def num_targets(batch: Batch) -> jax.Array:
+    """The weight of a mean over targets."""
+    return batch["target_weights"].sum()

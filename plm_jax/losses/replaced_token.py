@@ -1,0 +1,104 @@
+"""Replaced token detection."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from plm_jax.common.keys import named_key
+from plm_jax.losses import vocabulary
+from plm_jax.losses.cross_entropy import chunk_length
+from plm_jax.losses.features import at_targets, features_of
+from plm_jax.losses.loss import Loss, num_targets
+from plm_jax.models import electra
+
+
+@dataclass(frozen=True)
+class ReplacedToken(Loss):
+    """The generator's cross-entropy at `target_positions`, and the discriminator's at all real tokens (ELECTRA).
+
+    The discriminator sees the text with a sample of the generator's in each target's place, drawn with the key
+    `sample`, and has to say which tokens are not the text's; a sample may be (Clark et al. 2020 §3.1). No gradient
+    passes through samples. Without keys, as in validation, each batch draws with the same one.
+
+    Attributes:
+      discriminator_weight: of the discriminator's mean over tokens beside the generator's over targets.
+    """
+
+    kind: ClassVar[str] = "replaced_token"
+    samples: ClassVar[bool] = True
+    discriminator_weight: float = 50.0
+
+    @property
+    def coefficients(self):
+        """The generator's is 1."""
+        return {"discriminator": self.discriminator_weight}
+
+    def weights(self, model, batch):
+        """Targets, and real tokens."""
+        del model
+        return {"generator": num_targets(batch), "discriminator": batch["mask"].astype(jnp.float32).sum()}
+
+    def __call__(self, model, params, batch, rngs, carry):
+        """See `Loss`; `replaced` is the share of tokens that are not the text's."""
+        head, logits, replaced = self._discriminated(model, params, batch, rngs)
+        generator, of_generator = vocabulary.sums(self, *head, batch)
+        mask = batch["mask"].astype(jnp.float32)
+        of_discriminator = {
+            "discriminator_accuracy": jnp.sum(mask * (jnp.where(replaced > 0, logits, -logits) > 0)),
+            "replaced": jnp.sum(mask * replaced),
+        }
+        terms = {
+            "generator": generator,
+            "discriminator": jnp.sum(mask * (jax.nn.softplus(logits) - replaced * logits)),
+        }
+        return terms, {"generator": of_generator, "discriminator": of_discriminator}, carry
+
+    def decisions(self, model, params, batch):
+        """The discriminator's, of all tokens."""
+        _, logits, replaced = self._discriminated(model, params, batch, None)
+        return {"discriminator": (logits, replaced > 0, batch["mask"] > 0)}
+
+    def _discriminated(self, model, params, batch, rngs):
+        """The parts of the generator's head, see `vocabulary.head`; the discriminator's logits [B, L]; `replaced`
+        float32 [B, L], 1 where a token is not the text's.
+        """
+        generator, generator_params = electra.generator(model, params)
+        keys = rngs or {"sample": jax.random.key(0)}
+        own_keys = {name: named_key(key, "generator") for name, key in keys.items()}
+        features = at_targets(features_of(generator, generator_params, batch, own_keys), batch)
+        head = vocabulary.head(generator, generator_params, features)
+        chunk = chunk_length(*features.shape[:2], head[1].shape[0], self.batch_shards)
+        sampled = _sample(*jax.lax.stop_gradient(head), keys["sample"], chunk)
+
+        text, corrupted = _filled(batch, batch["targets"]), _filled(batch, sampled)
+        replaced = (text != corrupted).astype(jnp.float32)
+        features = features_of(model, params, batch | {"tokens": corrupted}, keys)
+        return head, model.apply({"params": params}, features, method="discriminator_logits"), replaced
+
+
+def _sample(features, unembedding, bias, key, chunk):
+    """A token from each softmax of features [B, T, E] @ unembedding.T + bias, int32 [B, T]; `chunk` of T at a time.
+
+    Each of the T has a key of its own, so that neither chunks nor meshes change what is drawn.
+    """
+    matrix = unembedding.astype(features.dtype)
+
+    def one(slot):
+        features_BE, key = slot
+        logits = jnp.einsum("be,ve->bv", features_BE, matrix, preferred_element_type=jnp.float32)
+        return jax.random.categorical(key, logits if bias is None else logits + bias)
+
+    slots = features.swapaxes(0, 1), jax.random.split(key, features.shape[1])
+    return jax.lax.map(one, slots, batch_size=chunk).swapaxes(0, 1)
+
+
+def _filled(batch, values):
+    """`tokens` [B, L] with values [B, T] at the target positions."""
+
+    def of_row(tokens, positions, values, weights):
+        # Added, since unused slots all name one position.
+        return tokens.at[positions].add(jnp.where(weights > 0, values - tokens[positions], 0))
+
+    return jax.vmap(of_row)(batch["tokens"], batch["target_positions"], values, batch["target_weights"])

@@ -80,6 +80,11 @@ def test_objectives_import_numpy_only(path):
     assert rooms(imports(path)) <= {"objectives", "common"}
 
 
+@pytest.mark.parametrize("path", files("losses"), ids=lambda p: p.stem)
+def test_losses_import_jax_and_numpy_only(path):
+    assert outside(imports(path)) <= {"jax", "numpy"}
+
+
 @pytest.mark.parametrize("name", STEP_MODULES)
 def test_what_a_step_needs_imports_jax_flax_optax_numpy_and_models_only(name):
     found = imports(PACKAGE / "training" / f"{name}.py")
@@ -109,7 +114,7 @@ ALLOWED = {
     "config": {"config", "data", "objectives", "models", "common"},  # Of data its layouts, see above.
     "models": {"models", "common"},
     "objectives": {"objectives", "common"},
-    "losses": {"losses", "models", "training", "common"},
+    "losses": {"losses", "models", "common"},
     "hub": {"hub", "models", "common"},
     "data": {"data", "objectives", "config", "common"},
     "configs": {"configs", "data", "objectives", "models", "config"},

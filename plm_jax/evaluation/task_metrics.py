@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from plm_jax import config, losses
+from plm_jax import config
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.data import cache, reader
 from plm_jax.data.text_to_text import formats
@@ -160,7 +160,6 @@ class _Answerer:
 @partial(jax.jit, static_argnames="model")
 def _log_likelihoods(model, params, batch):
     """Sums of the targets' log-probabilities under `target_weights`, float32 [B]."""
-    inputs = {name: batch[name] for name in losses.INPUTS if name in batch}
-    log_probs = jax.nn.log_softmax(model.apply({"params": params}, **inputs))
+    log_probs = jax.nn.log_softmax(model.apply({"params": params}, **model.model.read(batch)))
     of_targets = jnp.take_along_axis(log_probs, batch["targets"][..., None], axis=-1)[..., 0]
     return jnp.sum(of_targets * batch["target_weights"], axis=-1)

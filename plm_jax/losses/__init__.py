@@ -5,7 +5,6 @@ from typing import Any
 
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.losses.bidirectional_lm import BidirectionalLM
-from plm_jax.losses.features import INPUTS
 from plm_jax.losses.loss import Loss, Term
 from plm_jax.losses.masked_lm import MaskedLM
 from plm_jax.losses.means import Sums
@@ -15,7 +14,6 @@ from plm_jax.losses.sentence_pairs import SentencePairs
 from plm_jax.losses.span_boundary import SpanBoundary
 
 __all__ = [
-    "INPUTS",
     "BidirectionalLM",
     "Loss",
     "MaskedLM",

@@ -2,12 +2,6 @@
 
 import jax.numpy as jnp
 
-# What of a batch a model reads, each architecture some of it; the rest is for the loss.
-INPUTS = (
-    *("tokens", "mask", "token_types", "positions", "segment_ids", "block_positions", "prefix_lengths"),
-    *("decoder_tokens", "decoder_positions", "decoder_segment_ids"),
-)
-
 
 def dropout_keys(rngs):
     """The key `dropout` of `rngs` as Linen takes it; nothing where there is none."""
@@ -15,9 +9,9 @@ def dropout_keys(rngs):
 
 
 def features_of(model, params, batch, rngs):
-    """The model's features of a batch; no key `dropout` among `rngs`: no dropout."""
-    inputs = {name: batch[name] for name in INPUTS if name in batch}
+    """The model's features [B, L, D] of a batch; no key `dropout` among `rngs`: no dropout."""
     keys = dropout_keys(rngs)
+    inputs = model.model.read(batch)
     return model.apply({"params": params}, **inputs, deterministic=not keys, rngs=keys, method="features")
 
 

@@ -5,7 +5,6 @@ from typing import ClassVar
 
 from plm_jax.losses import vocabulary
 from plm_jax.losses.loss import Term
-from plm_jax.models import settings
 
 
 @dataclass(frozen=True)
@@ -19,9 +18,7 @@ class SpanBoundary(Term):
 
     def applies(self, model, batch):
         """Targets that tell their spans, and the head."""
-        return "target_offsets" in batch and isinstance(
-            getattr(model.model, "span_boundary", None), settings.SpanBoundary
-        )
+        return "target_offsets" in batch and _positions(model) > 0
 
     def weight(self, model, batch):
         """Targets near enough to their span's beginning."""
@@ -36,4 +33,9 @@ class SpanBoundary(Term):
 
 
 def _counted(model, batch):
-    return batch["target_weights"] * (batch["target_offsets"] < model.model.span_boundary.positions)
+    return batch["target_weights"] * (batch["target_offsets"] < _positions(model))
+
+
+def _positions(model) -> int:
+    """How many tokens of a span the model's head predicts; 0: it has none."""
+    return getattr(getattr(model.model, "span_boundary", None), "positions", 0)

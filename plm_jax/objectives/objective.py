@@ -34,6 +34,7 @@ class Objective(Role):
       example_rows: a class of `objectives.examples`, how examples with inputs and targets become rows beside its own;
         None: they do not.
       duplicates: how many draws each row has, an epoch each, after which they come again; 0: a new one every time.
+      negative_samples: how many words a target is compared with in training; 0: all.
       whole_words: how many words are masked together at most; 0: tokens are one by one. See `left_out`.
     """
 
@@ -51,6 +52,7 @@ class Objective(Role):
     is_likelihood: ClassVar[bool] = False
     example_rows: ClassVar[type | None] = None
     duplicates: ClassVar[int] = 0
+    negative_samples: ClassVar[int] = 0
     whole_words: ClassVar[int] = 0
 
     @property

@@ -62,8 +62,9 @@ def per_step(model: Model, rows: int, length: int, targets: int, decoder_length:
 def of_stage(run: config.Run, stage: config.Stage) -> int:
     """FLOPs of one training step of a stage, counted as in `per_step`."""
     tokens, targets, decoder_length = row_lengths(run, stage)
-    samples = getattr(run.objective, "negative_samples", 0)
-    return per_step(run.model, stage.batch_size, tokens - decoder_length, targets, decoder_length, samples)
+    return per_step(
+        run.model, stage.batch_size, tokens - decoder_length, targets, decoder_length, run.objective.negative_samples
+    )
 
 
 def row_lengths(run: config.Run, stage: config.Stage) -> tuple[int, int, int]:

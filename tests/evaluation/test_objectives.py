@@ -15,6 +15,7 @@ from plm_jax.data.reader import Reader
 from plm_jax.evaluation import perplexity
 from plm_jax.inference.language_model import LanguageModel
 from plm_jax.models import registry, settings
+from plm_jax.training import loop
 from tests.support import tiny
 
 VOCABULARY = config.Vocabulary("bytes", bos=259, pad=256, eos=257, unk=258, cls=259, sep=260, mask=261, sentinels=8)
@@ -70,7 +71,7 @@ def cache_dir(documents, tmp_path_factory):
 
 def make(cache_dir, name):
     """A run, and a model of it with random parameters."""
-    model, objective, layout = RUNS[name]
+    model, objective, layout = (RUNS | {"electra": (tiny.ELECTRA, objectives.ReplacedToken(), config.Blocks())})[name]
     run = dataclasses.replace(
         tiny.PLAIN,
         model=model,
@@ -138,6 +139,20 @@ def test_the_metrics_equal_a_walk_over_the_rows(documents, cache_dir, name):
     assert found.keys() == want.keys()
     for key, value in want.items():
         np.testing.assert_allclose(found[key], value, rtol=2e-5, err_msg=key)
+
+
+@pytest.mark.parametrize("name", ["pairs", "electra"])
+def test_validation_and_evaluation_say_the_same_of_the_same_rows(cache_dir, name):
+    """Over several batches, of which the last is smaller, so that a mean of their means would be another."""
+    run, lm = make(cache_dir, name)
+    trainer = loop.Trainer(run, jax.devices()[:1])
+    validated = trainer.validation(lm.params, trainer.stages[0])
+    found = perplexity.evaluate(lm, run, "a", show_progress=False)
+    terms = {"pairs": ("masked_lm", "pair"), "electra": ("generator", "discriminator")}[name]
+    for key in ("loss", "nll", "accuracy", f"{terms[1]}_accuracy", *(f"{term}_loss" for term in terms)):
+        np.testing.assert_allclose(validated[key], found[key], rtol=1e-6, err_msg=key)
+        np.testing.assert_allclose(validated[f"a/{key}"], found[key], rtol=1e-6, err_msg=key)
+    assert abs(found["loss"] - found["nll"]) > 0.1
 
 
 def test_a_model_without_a_pair_head_is_evaluated_on_its_tokens(cache_dir):

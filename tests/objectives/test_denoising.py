@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from plm_jax import losses, objectives
+from plm_jax import objectives
 from plm_jax.common.errors import UserError
 from plm_jax.models import registry
 from plm_jax.models import settings as model_settings
@@ -373,7 +373,7 @@ def test_no_document_sees_another_in_the_model():
     def logits(tokens):
         example = {"tokens": tokens, "segment_ids": documents, "sentence_starts": np.array([0, 2, 5, 7, 9])}
         made = objectives.get("denoising", special)(example, np.random.default_rng(0))
-        batch = {name: made[name][None] for name in losses.INPUTS if name in made}
+        batch = {name: values[None] for name, values in model.read(made).items()}
         return forward({"params": params}, **batch)[0], made["decoder_segment_ids"]
 
     tokens = np.arange(10, 22)

@@ -62,7 +62,7 @@ def test_packed_examples_are_what_they_are_alone(model):
 def test_the_loss_is_that_of_the_targets_and_eos_alone(model):
     module, params = make(model)
     row = stacked([of(model, False).row(EXAMPLES[:1], 16)])
-    inputs = {name: row[name] for name in losses.INPUTS if name in row}
+    inputs = model.read(row)
     log_p = np.asarray(jax.nn.log_softmax(module.apply({"params": params}, **inputs)))[0]
     first = 0 if "decoder_tokens" in row else 2  # The last token of the inputs is asked for the first target.
     want = -sum(log_p[first + i, token] for i, token in enumerate([21, 22, 1]))

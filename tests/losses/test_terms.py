@@ -1,0 +1,265 @@
+"""Each term's mean over what it counts, by hand; its gradients whatever the parts of a batch; terms of one's own."""
+
+import dataclasses
+import functools
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from plm_jax import config, losses, objectives
+from plm_jax.common.errors import UserError
+from plm_jax.losses import means
+from plm_jax.models import registry
+from plm_jax.models.protocol import Model
+from plm_jax.training import mesh, state, step
+from tests.support import tiny
+
+ROWS, LENGTH, TARGETS = 8, 12, 4
+ROOT = state.key(0, "threefry")
+MODELS = {"masked_lm": tiny.BERT, "span_masked_lm": tiny.SPANBERT, "replaced_token": tiny.ELECTRA}
+
+
+def batch_of(kind):
+    """Rows of 0 to 12 tokens and 0 to 4 targets, of which those of one are padding alone, and their halves differ."""
+    rng = np.random.default_rng(0)
+    lengths = np.array([12, 3, 11, 4, 12, 5, 7, 0])
+    counts = np.array([4, 1, 4, 1, 3, 0, 2, 0])
+    mask = (np.arange(LENGTH) < lengths[:, None]).astype(np.int32)
+    weights = (np.arange(TARGETS) < counts[:, None]).astype(np.float32)
+    batch = {
+        "tokens": rng.integers(0, 256, (ROWS, LENGTH), np.int32) * mask,
+        "mask": mask,
+        "targets": rng.integers(0, 256, (ROWS, TARGETS), np.int32),
+        "target_positions": np.tile(np.arange(TARGETS, dtype=np.int32), (ROWS, 1)),
+        "target_weights": weights,
+    }
+    if kind == "masked_lm":
+        batch["pair_label"] = rng.integers(0, 2, ROWS, np.int32)
+    if kind == "span_masked_lm":
+        batch["target_left"] = np.zeros((ROWS, TARGETS), np.int32)
+        batch["target_right"] = np.full((ROWS, TARGETS), 5, np.int32)
+        # The head tells the first 4 tokens of a span; of two rows all targets are beyond, of two some.
+        offsets = np.arange(TARGETS, dtype=np.int32) + np.array([0, 4, 2, 0, 3, 0, 4, 0], np.int32)[:, None]
+        batch["target_offsets"] = offsets
+    return batch
+
+
+@functools.cache
+def made(kind):
+    """The module, parameters, and the loss; the generator always says the same token."""
+    model, rng = MODELS[kind], np.random.default_rng(1)
+    params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32) / 4, registry.shapes(model))
+    if kind == "replaced_token":
+        params["generator"]["head_bias"] = np.where(np.arange(272) == 9, 1e4, 0.0).astype(np.float32)
+    objective = objectives.Objective.choices[kind]()
+    loss = losses.get(objective.loss, **objective.loss_settings)
+    return registry.build(model), jax.tree.map(jnp.asarray, params), loss
+
+
+def by_hand(kind, batch):
+    """The means, walked row by row with all logits."""
+    module, params, _ = made(kind)
+    apply = jax.jit(functools.partial(module.apply, {"params": params}), static_argnames="method")
+    rows = [row for row in range(ROWS) if batch["mask"][row].any()]
+    features = apply(batch["tokens"], batch["mask"], method="features")
+
+    def nlls(logits, labels):
+        return -np.take_along_axis(np.asarray(jax.nn.log_softmax(logits), np.float64), labels[..., None], -1)[..., 0]
+
+    if kind == "masked_lm":
+        logits = np.asarray(apply(features, method="pair_logits"))
+        nll = nlls(logits, batch["pair_label"])
+        hits = logits.argmax(-1) == batch["pair_label"]
+        return {"pair_loss": np.mean([nll[row] for row in rows]), "pair_accuracy": np.mean([hits[row] for row in rows])}
+    if kind == "span_masked_lm":
+        spans = [batch[f"target_{name}"] for name in ("left", "right", "offsets")]
+        head, matrix, bias = apply(features, *spans, method="boundary_head")
+        nll = nlls(head @ matrix.T + bias, batch["targets"])
+        counted = [
+            (row, slot)
+            for row, slot in np.argwhere(batch["target_weights"] > 0)
+            if batch["target_offsets"][row, slot] < 4
+        ]
+        assert 0 < len(counted) < batch["target_weights"].sum()
+        return {"boundary_loss": np.mean([nll[row, slot] for row, slot in counted])}
+    corrupted = batch["tokens"].copy()
+    original = batch["tokens"].copy()
+    for row, slot in np.argwhere(batch["target_weights"] > 0):
+        corrupted[row, batch["target_positions"][row, slot]] = 9
+        original[row, batch["target_positions"][row, slot]] = batch["targets"][row, slot]
+    seen = apply(corrupted, batch["mask"], method="features")
+    scores = np.asarray(apply(seen, method="discriminator_logits"), np.float64)
+    places = [(row, at) for row in rows for at in np.flatnonzero(batch["mask"][row])]
+    signs = {place: 1.0 if corrupted[place] != original[place] else -1.0 for place in places}
+    return {
+        "discriminator_loss": np.mean([np.log1p(np.exp(-signs[place] * scores[place])) for place in places]),
+        "discriminator_accuracy": np.mean([signs[place] * scores[place] > 0 for place in places]),
+        "replaced": np.mean([sign > 0 for sign in signs.values()]),
+    }
+
+
+def stepped(kind, microbatches=1, devices=1):
+    """The metrics of a step, and by how much it moves each parameter: with SGD at 1 the gradient."""
+    module, params, loss = made(kind)
+    own = mesh.build(config.Mesh(), jax.devices()[:devices])
+    run = step.train_step(loss, module, optax.sgd(1.0), lambda _: 1.0, ROOT, microbatches)
+    run = step.over_mesh(run, own, config.Mesh().rules)
+    batch = batch_of(kind) | {"digest": np.zeros((ROWS, 2), np.uint32)}
+    current = jax.device_put(state.new_state(params, optax.sgd(1.0)), mesh.replicated(own))
+    after, metrics = run(current, jax.device_put(batch, mesh.batch_sharding(own)))
+    return jax.device_get((metrics, jax.tree.map(jnp.subtract, params, jax.device_get(after.params))))
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_each_term_is_its_own_mean_whatever_the_parts_of_the_batch(kind):
+    want, want_gradient = stepped(kind)
+    for name, value in by_hand(kind, batch_of(kind)).items():
+        np.testing.assert_allclose(want[name], value, rtol=2e-6, err_msg=name)
+    terms = {name for name in want if name.endswith("_loss")}
+    assert len(terms) == 2
+    coefficients = {"discriminator_loss": 50.0}
+    total = sum(coefficients.get(name, 1.0) * want[name] for name in terms)
+    np.testing.assert_allclose(want["loss"], total, rtol=1e-6)
+    norm = optax.global_norm(want_gradient)
+    np.testing.assert_allclose(want["grad_norm"], norm, rtol=1e-5)
+    for microbatches, devices in ((2, 1), (4, 1), (1, 8)) if kind == "masked_lm" else ((4, 1), (1, 8)):
+        found, gradient = stepped(kind, microbatches, devices)
+        difference = optax.global_norm(jax.tree.map(jnp.subtract, gradient, want_gradient))
+        assert difference < 1e-6 * norm, (microbatches, devices, difference / norm)
+        for name in want:
+            np.testing.assert_allclose(found[name], want[name], rtol=2e-6, err_msg=name)
+
+
+def test_sums_over_batches_are_those_of_all_their_rows():
+    """Pairs are as many in each half, targets are not."""
+    module, params, loss = made("masked_lm")
+    whole = batch_of("masked_lm")
+    sums = jax.jit(lambda batch: means.sums(loss, module, params, batch, {})[0])
+    total = None
+    for rows in (slice(0, 5), slice(5, 8)):
+        total = means.add(total, jax.device_get(sums({name: values[rows] for name, values in whole.items()})))
+    found, want = means.of_total(loss, total), means.of_total(loss, means.add(None, jax.device_get(sums(whole))))
+    assert found.keys() == want.keys() >= {"loss", "masked_lm_loss", "pair_loss", "pair_accuracy", "nll", "accuracy"}
+    for name, value in want.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-6, err_msg=name)
+
+
+def test_a_term_that_counts_nothing_has_no_mean():
+    loss = losses.MaskedLM()
+    metrics = {"masked_lm": {"nll": 6.0}, "pair": {"pair_accuracy": 0.0}}
+    found = losses.Sums({"masked_lm": 6.0, "pair": 0.0}, metrics, {"masked_lm": 2.0, "pair": 0.0})
+    assert means.of_total(loss, found) == {"loss": 3.0, "nll": 3.0}
+    none = losses.Sums(found.terms, metrics, dict.fromkeys(found.weights, 0.0))
+    assert means.of_total(loss, none) == {} == means.of_total(loss, None)
+
+
+@pytest.fixture
+def own():
+    """An objective, a loss and a term as a user writes them; gone afterwards."""
+
+    @dataclass(frozen=True)
+    class EveryOther(objectives.Causal):
+        """Predict every other token, and say how long the row is."""
+
+        kind: ClassVar[str] = "every_other"
+        loss: ClassVar[str] = "tempered"
+        loss_fields: ClassVar[tuple[str, ...]] = ("temperature",)
+        targets: ClassVar[str] = "every other token"
+        temperature: float = 2.0
+
+        def apply(self, example, special, rng):
+            made = super().apply(example, special, rng)
+            weights = made["target_weights"] * (np.arange(len(made["targets"])) % 2 == 0)
+            return made | {"target_weights": weights.astype(np.float32)}
+
+    @dataclass(frozen=True)
+    class Tempered(losses.Loss):
+        kind: ClassVar[str] = "tempered"
+        temperature: float = 1.0
+
+        @property
+        def coefficients(self):
+            return {"size": 0.25}
+
+        def weights(self, model, batch):
+            return {"tokens": batch["target_weights"].sum(), "size": jnp.float32(len(batch["tokens"]))}
+
+        def __call__(self, model, params, batch, rngs, carry):
+            logits = model.apply({"params": params}, batch["tokens"]) / self.temperature
+            nll = -jnp.take_along_axis(jax.nn.log_softmax(logits), batch["targets"][..., None], -1)[..., 0]
+            size = jnp.sum(jnp.square(logits.mean((1, 2))))
+            return {"tokens": jnp.sum(nll * batch["target_weights"]), "size": size}, {"size": {"rms": size}}, carry
+
+    @dataclass(frozen=True)
+    class Norm(losses.Term):
+        kind: ClassVar[str] = "norm"
+
+        def applies(self, model, batch):
+            return "norms" in batch
+
+        def weight(self, model, batch):
+            return jnp.float32(batch["norms"].size)
+
+        def __call__(self, loss, model, params, features, batch):
+            return jnp.sum((jnp.square(features).sum((1, 2)) - batch["norms"]) ** 2), {}
+
+    yield EveryOther, Tempered, Norm
+    for choice in (EveryOther, Tempered, Norm):
+        del choice.choices[choice.kind]
+
+
+def test_a_users_objective_trains_by_a_users_loss(own):
+    objective, _, _ = own
+    run = dataclasses.replace(tiny.PLAIN, objective=objective(temperature=3.0))
+    assert config.from_dict(config.to_dict(run)) == run
+    loss = losses.get(run.objective.loss, **run.objective.loss_settings)
+    assert loss.temperature == 3.0
+    module, rng = registry.build(tiny.MODEL), np.random.default_rng(0)
+    params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32) / 4, registry.shapes(tiny.MODEL))
+    bound = objectives.get("every_other", objectives.Special(eos=257))
+    rows = [bound({"tokens": rng.integers(0, 256, 10)}, rng) for _ in range(4)]
+    batch = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+    assert batch["target_weights"].sum() == 4 * 5
+    logits = np.asarray(module.apply({"params": params}, batch["tokens"]), np.float64) / 3.0
+    log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    tokens = -np.take_along_axis(log_p, batch["targets"][..., None], -1)[:, ::2].mean()
+    size = np.square(logits.mean((1, 2))).mean()
+    for microbatches in (1, 2):
+        train_step = step.train_step(loss, module, optax.sgd(0.1), lambda _: 0.1, ROOT, microbatches)
+        digest = {"digest": np.zeros((4, 2), np.uint32)}
+        _, metrics = jax.jit(train_step)(state.new_state(params, optax.sgd(0.1)), batch | digest)
+        wanted = {"loss": tokens + size / 4, "tokens_loss": tokens, "size_loss": size, "rms": size}
+        for name, value in wanted.items():
+            np.testing.assert_allclose(metrics[name], value, rtol=1e-5, err_msg=name)
+
+
+def test_a_users_term_is_added_where_a_batch_asks_for_it(own):
+    module, params, loss = made("masked_lm")
+    batch = batch_of("masked_lm")
+    asked = batch | {"norms": np.arange(ROWS, dtype=np.float32)}
+    terms, _, _ = loss(module, params, asked, None, {})
+    features = module.apply({"params": params}, batch["tokens"], batch["mask"], method="features")
+    want = np.square(np.square(np.asarray(features, np.float64)).sum((1, 2)) - np.arange(ROWS)).sum()
+    np.testing.assert_allclose(terms["norm"], want, rtol=1e-5)
+    assert loss.weights(module, asked)["norm"] == ROWS
+    assert "norm" not in loss.weights(module, batch)
+
+
+def test_a_loss_that_is_not_there_is_told():
+    with pytest.raises(UserError, match=r"there is no loss 'masked'.*masked_lm"):
+        losses.get("masked")
+    with pytest.raises(UserError, match=r"loss 'masked_lm' has no setting 'smoothing'.*label_smoothing"):
+        losses.get("masked_lm", smoothing=0.1)
+
+
+@pytest.mark.parametrize("kind", objectives.Objective.choices)
+def test_every_objective_names_a_loss_with_the_fields_that_it_gives(kind):
+    objective = objectives.Objective.choices[kind]()
+    loss = losses.get(objective.loss, **objective.loss_settings)
+    assert all(getattr(loss, name) == value for name, value in objective.loss_settings.items())
+    assert objective.targets and set(objective.architectures) <= Model.choices.keys()

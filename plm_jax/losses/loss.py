@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import jax
 
+from plm_jax.common.errors import UserError, nearest
 from plm_jax.common.roles import Role
 
 Batch = Mapping[str, jax.Array]
@@ -75,15 +76,17 @@ class Loss(Role):
 
 @dataclass(frozen=True)
 class Term(Role):
-    """A term that a head adds to the losses of the features that it is applied to, wherever a model has that head and
-    a batch what it is told by: the losses of `features` look at all choices.
+    """A term that a head of a model adds to the losses of the features that it is applied to.
 
-    Its `kind` names it.
+    Its `kind`, which heads name as their `loss`, is its name among the terms.
+
+    Attributes:
+      reads: what of a batch it is told by; where a batch lacks some of it, there is no such term.
+      head: which of the model's `named_heads` it is of.
     """
 
-    def applies(self, model: Any, batch: Batch) -> bool:
-        """Whether the module's settings and the batch's keys ask for it."""
-        raise NotImplementedError
+    reads: ClassVar[tuple[str, ...]]
+    head: str
 
     def weight(self, model: Any, batch: Batch) -> jax.Array:
         """As one of `Loss.weights`."""
@@ -94,6 +97,26 @@ class Term(Role):
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Its sum and its metrics' sums, of the model's features [B, L, D]; `loss` is the one that it is added to."""
         raise NotImplementedError
+
+
+def terms_of(model: Any, batch: Batch) -> list[Term]:
+    """Those of the heads of a module that a batch tells them.
+
+    Raises:
+      UserError: a head names a loss that is not there, or two name the same term.
+    """
+    found = {}
+    for name, head in model.model.named_heads.items():
+        if head.loss in Term.choices:
+            term = Term.choices[head.loss](name)
+            other = found.setdefault(term.kind, term)
+            if other is not term:
+                raise UserError(f"heads '{other.head}' and '{name}' both have the loss '{term.kind}': leave one out")
+        elif head.loss is not None and head.loss not in Loss.choices:
+            raise UserError(
+                f"there is no loss '{head.loss}', which head '{name}' names: {nearest(head.loss, Term.choices)}"
+            )
+    return [term for term in found.values() if set(term.reads) <= batch.keys()]
 
 
 def num_targets(batch: Batch) -> jax.Array:

@@ -5,35 +5,33 @@ from typing import ClassVar
 
 from plm_jax.losses import vocabulary
 from plm_jax.losses.features import features_of
-from plm_jax.losses.loss import Loss, Term, num_targets
+from plm_jax.losses.loss import Loss, num_targets, terms_of
 
 
 @dataclass(frozen=True)
 class NextToken(Loss):
     """Cross-entropy at each of `tokens`, of `decoder_tokens` where there are some, with `targets`.
 
-    Each `Term` that the model and the batch ask for is added.
+    The terms of the model's other heads are added, as far as the batch tells them.
     """
 
     kind: ClassVar[str] = "next_token"
 
     def weights(self, model, batch):
         """Targets, and what the other terms count."""
-        return {self.kind: num_targets(batch)} | {term.kind: term.weight(model, batch) for term in _terms(model, batch)}
+        return {self.kind: num_targets(batch)} | {
+            term.kind: term.weight(model, batch) for term in terms_of(model, batch)
+        }
 
     def __call__(self, model, params, batch, rngs, carry):
         """See `Loss`."""
         features = features_of(model, params, batch, rngs)
         head = vocabulary.head(model, params, self.predicting(features, batch))
         found = {self.kind: vocabulary.sums(self, *head, batch)}
-        found |= {term.kind: term(self, model, params, features, batch) for term in _terms(model, batch)}
+        found |= {term.kind: term(self, model, params, features, batch) for term in terms_of(model, batch)}
         return {name: loss for name, (loss, _) in found.items()}, {name: own for name, (_, own) in found.items()}, carry
 
     def predicting(self, features, batch):
         """Of features [B, L, D] those that targets are predicted from, [B, T, D]."""
         del batch
         return features
-
-
-def _terms(model, batch) -> list[Term]:
-    return [term for term in (choice() for choice in Term.choices.values()) if term.applies(model, batch)]

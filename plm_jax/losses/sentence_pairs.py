@@ -18,10 +18,7 @@ class SentencePairs(Term):
     """
 
     kind: ClassVar[str] = "pair"
-
-    def applies(self, model, batch):
-        """Rows with labels, and a pooler with classes."""
-        return "pair_label" in batch and bool(getattr(getattr(model.model, "pooler", None), "classes", 0))
+    reads: ClassVar[tuple[str, ...]] = ("pair_label",)
 
     def weight(self, model, batch):
         """Rows with a token."""
@@ -29,7 +26,7 @@ class SentencePairs(Term):
 
     def __call__(self, loss, model, params, features, batch):
         """See `Term`."""
-        logits = model.apply({"params": params}, features, method="pair_logits")
+        logits = model.apply({"params": params}, features, self.head, method="head_output")
         own, other = own_and_largest_other(logits, batch["pair_label"])
         nll, real = jax.nn.logsumexp(logits, axis=-1) - own, _real(batch)
         return jnp.sum(nll * real), {"pair_accuracy": jnp.sum((own > other) * real)}

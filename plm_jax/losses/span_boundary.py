@@ -15,27 +15,18 @@ class SpanBoundary(Term):
     """
 
     kind: ClassVar[str] = "boundary"
-
-    def applies(self, model, batch):
-        """Targets that tell their spans, and the head."""
-        return "target_offsets" in batch and _positions(model) > 0
+    reads: ClassVar[tuple[str, ...]] = ("target_left", "target_right", "target_offsets")
 
     def weight(self, model, batch):
         """Targets near enough to their span's beginning."""
-        return _counted(model, batch).sum()
+        return self._counted(model, batch).sum()
 
     def __call__(self, loss, model, params, features, batch):
         """See `Term`."""
-        spans = [batch[f"target_{name}"] for name in ("left", "right", "offsets")]
-        head = model.apply({"params": params}, features, *spans, method="boundary_head")
-        found, metrics = vocabulary.sums(loss, *head, batch | {"target_weights": _counted(model, batch)})
+        head = model.apply({"params": params}, features, *(batch[name] for name in self.reads), method="boundary_head")
+        found, metrics = vocabulary.sums(loss, *head, batch | {"target_weights": self._counted(model, batch)})
         return found, {"boundary_accuracy": metrics["accuracy"]}
 
-
-def _counted(model, batch):
-    return batch["target_weights"] * (batch["target_offsets"] < _positions(model))
-
-
-def _positions(model) -> int:
-    """How many tokens of a span the model's head predicts; 0: it has none."""
-    return getattr(getattr(model.model, "span_boundary", None), "positions", 0)
+    def _counted(self, model, batch):
+        """The targets' weights [B, T], 0 beyond the head's positions."""
+        return batch["target_weights"] * (batch["target_offsets"] < model.model.named_heads[self.head].positions)

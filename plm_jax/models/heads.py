@@ -90,8 +90,12 @@ class Pooler(Head):
     """A dense layer with tanh on the first position, and `classes` of the text from it (0: features only)."""
 
     kind: ClassVar[str] = "pooler"
-    loss = "pair"
     classes: int = 2
+
+    @property
+    def loss(self) -> str | None:
+        """That of pairs; features alone have none."""
+        return "pair" if self.classes else None
 
     def compute(self, module, features):
         """[B, L, D] → float32 [B, classes], or [B, D]."""

@@ -15,6 +15,7 @@ from plm_jax import config, losses, objectives
 from plm_jax.common.errors import UserError
 from plm_jax.losses import means
 from plm_jax.models import registry
+from plm_jax.models.heads import Head
 from plm_jax.models.protocol import Model
 from plm_jax.training import mesh, state, step
 from tests.support import tiny
@@ -160,7 +161,7 @@ def test_a_term_that_counts_nothing_has_no_mean():
 
 @pytest.fixture
 def own():
-    """An objective, a loss and a term as a user writes them; gone afterwards."""
+    """An objective, a loss, a term and its head as a user writes them; gone afterwards."""
 
     @dataclass(frozen=True)
     class EveryOther(objectives.Causal):
@@ -198,23 +199,30 @@ def own():
     @dataclass(frozen=True)
     class Norm(losses.Term):
         kind: ClassVar[str] = "norm"
-
-        def applies(self, model, batch):
-            return "norms" in batch
+        reads: ClassVar[tuple[str, ...]] = ("norms",)
 
         def weight(self, model, batch):
             return jnp.float32(batch["norms"].size)
 
         def __call__(self, loss, model, params, features, batch):
-            return jnp.sum((jnp.square(features).sum((1, 2)) - batch["norms"]) ** 2), {}
+            found = model.apply({"params": params}, features, self.head, method="head_output")
+            return jnp.sum((found - batch["norms"]) ** 2), {}
 
-    yield EveryOther, Tempered, Norm
-    for choice in (EveryOther, Tempered, Norm):
+    @dataclass(frozen=True)
+    class NormHead(Head):
+        kind: ClassVar[str] = "norm"
+        loss: ClassVar[str] = "norm"
+
+        def compute(self, module, features):
+            return jnp.square(features).sum((1, 2))
+
+    yield EveryOther, NormHead
+    for choice in (EveryOther, Tempered, Norm, NormHead):
         del choice.choices[choice.kind]
 
 
 def test_a_users_objective_trains_by_a_users_loss(own):
-    objective, _, _ = own
+    objective, _ = own
     run = dataclasses.replace(tiny.PLAIN, objective=objective(temperature=3.0))
     assert config.from_dict(config.to_dict(run)) == run
     loss = losses.get(run.objective.loss, **run.objective.loss_settings)
@@ -239,7 +247,9 @@ def test_a_users_objective_trains_by_a_users_loss(own):
 
 
 def test_a_users_term_is_added_where_a_batch_asks_for_it(own):
-    module, params, loss = made("masked_lm")
+    _, head = own
+    _, params, loss = made("masked_lm")
+    module = registry.build(dataclasses.replace(tiny.BERT, heads=(("size", head()),)))
     batch = batch_of("masked_lm")
     asked = batch | {"norms": np.arange(ROWS, dtype=np.float32)}
     terms, _, _ = loss(module, params, asked, None, {})
@@ -248,6 +258,24 @@ def test_a_users_term_is_added_where_a_batch_asks_for_it(own):
     np.testing.assert_allclose(terms["norm"], want, rtol=1e-5)
     assert loss.weights(module, asked)["norm"] == ROWS
     assert "norm" not in loss.weights(module, batch)
+
+
+def test_heads_that_name_no_loss_or_the_same_are_told(own):
+    _, head = own
+
+    @dataclass(frozen=True)
+    class Lost(head):
+        kind: ClassVar[str] = "lost"
+        loss: ClassVar[str] = "nrom"
+
+    del Head.choices["lost"]
+    for heads, said in (
+        ({"size": Lost()}, r"there is no loss 'nrom', which head 'size' names: .*norm"),
+        ({"size": head(), "width": head()}, r"heads 'size' and 'width' both have the loss 'norm'"),
+    ):
+        module = registry.build(dataclasses.replace(tiny.BERT, heads=tuple(heads.items())))
+        with pytest.raises(UserError, match=said):
+            losses.MaskedLM().weights(module, batch_of("masked_lm"))
 
 
 def test_a_loss_that_is_not_there_is_told():

@@ -142,11 +142,8 @@ def test_another_optimizer_keeps_weights_and_step_with_fresh_moments(tiny, halfw
         np.testing.assert_array_equal(before[name], leaf)
     # Adagrad's first update, by hand, at the rate of the fourth step: 0.01 falls by a tenth of it a step.
     batch = next(trainer.batches(3))[0]
-    loss, model, examples = (
-        trainer.loss(),
-        trainer.model(),
-        {key: value for key, value in batch.items() if key != "digest"},
-    )
+    loss, model = trainer.loss(), trainer.model()
+    examples = {key: value for key, value in batch.items() if key != "digest"}
 
     def mean(params):
         terms, _, _ = loss(model, params, examples, None, {})

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from plm_jax import config, losses, objectives
+from plm_jax.common.errors import UserError
 from plm_jax.data.reader import blank_batch
 from plm_jax.models import registry, settings
 from plm_jax.training import flops
@@ -53,7 +54,7 @@ def test_counted_rows_are_those_of_the_batch(kind):
 
 def test_an_objective_trains_its_architecture():
     run = make(objectives.PrefixLM())
-    with pytest.raises(config.UserError, match="'prefix_lm' trains a model of kind 'encoder_decoder'"):
+    with pytest.raises(UserError, match="'prefix_lm' trains a model of kind 'encoder_decoder'"):
         config.from_dict(config.to_dict(dataclasses.replace(run, model=MODELS["decoder"])))
 
 

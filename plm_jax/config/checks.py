@@ -16,12 +16,8 @@ def check(run: Run) -> None:
       UserError: it does not.
     """
     _architecture(run)
-    _numbers(run)
     found = stages(run)
     for stage in found:
-        for name in ("length", "batch_size", "microbatches"):
-            if getattr(stage, name) < 1:
-                raise UserError(f"a phase of config.train.phases has {name} {getattr(stage, name)}: give at least 1")
         _mixture(run, stage)
         if stage.batch_size % stage.microbatches:
             raise UserError(
@@ -47,33 +43,6 @@ def _architecture(run: Run) -> None:
             f"objective '{run.objective.kind}' does not train config.model.span_boundary: leave it out, or choose "
             "span_masked_lm"
         )
-
-
-def _numbers(run: Run) -> None:
-    """Numbers in their ranges, names that are there."""
-    data = run.data
-    positive = {
-        "train": ("steps", "batch_size", "microbatches", "log_every"),
-        "data": ("length", "window_tokens"),
-        "checkpoint": ("save_every",),
-        "evaluation": ("batch_size",),
-    }
-    for section, names in positive.items():
-        for name in names:
-            if (value := getattr(getattr(run, section), name)) < 1:
-                raise UserError(f"config.{section}.{name} is {value}: give at least 1")
-    if not 0.0 <= data.validation_fraction < 1.0:
-        raise UserError(f"config.data.validation_fraction is {data.validation_fraction}: give 0 to below 1")
-    for section, name in (("vocabulary", "added"), ("vocabulary", "sentinels"), ("data", "processes")):
-        if (value := getattr(getattr(run, section), name)) < 0:
-            raise UserError(f"config.{section}.{name} is {value}: give at least 0")
-    for name in data.segmenters.keys() - data.sources.keys():
-        raise UserError(f"config.data.segmenters names '{name}': {nearest(name, data.sources)}")
-    if not data.sources:
-        raise UserError("config.data.sources is empty: name at least one corpus")
-    untils = [phase.until for phase in run.train.phases]
-    if untils and (untils != sorted(set(untils)) or untils[0] <= 0 or untils[-1] != 1.0):
-        raise UserError(f"config.train.phases end at {untils}: give rising fractions of which the last is 1.0")
 
 
 def _mixture(run: Run, stage: Stage) -> None:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from plm_jax.common.errors import UserError, nearest
+from plm_jax.config import bounds
 from plm_jax.config.sources import Source
 from plm_jax.data.layouts import Blocks, Layout
 
@@ -61,6 +63,15 @@ class Data:
     prefetch: int = 4
     processes: int = 0
 
+    def __post_init__(self):
+        bounds.at_least(1, "data", self, "length", "window_tokens", "threads")
+        bounds.at_least(0, "data", self, "prefetch", "processes")
+        bounds.share("data", self, "validation_fraction")
+        for name in self.segmenters.keys() - self.sources.keys():
+            raise UserError(f"config.data.segmenters names '{name}': {nearest(name, self.sources)}")
+        if not self.sources:
+            raise UserError("config.data.sources is empty: name at least one corpus")
+
 
 @dataclass(frozen=True)
 class Vocabulary:
@@ -99,3 +110,6 @@ class Vocabulary:
     gmask: int | None = None
     dblock: int | None = None
     sentinels: int = 0
+
+    def __post_init__(self):
+        bounds.at_least(0, "vocabulary", self, "train_size", "added", "sentinels")

@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from plm_jax.common.errors import UserError
+from plm_jax.config import bounds
+
 
 @dataclass(frozen=True)
 class Mesh:
@@ -42,6 +45,13 @@ class Phase:
     microbatches: int | None = None
     mixture: dict[str, float] | None = None
     dropout: float | None = None
+
+    def __post_init__(self):
+        for name in ("length", "batch_size", "microbatches"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise UserError(f"a phase of config.train.phases has {name} {value}: give at least 1")
+        if self.dropout is not None and not 0.0 <= self.dropout < 1.0:
+            raise UserError(f"a phase of config.train.phases has dropout {self.dropout}: give 0 to below 1")
 
 
 @dataclass(frozen=True)
@@ -84,6 +94,13 @@ class Train:
     label_smoothing: float = 0.0
     prng: Literal["threefry", "rbg"] = "threefry"
 
+    def __post_init__(self):
+        bounds.at_least(1, "train", self, "steps", "batch_size", "microbatches", "log_every")
+        bounds.share("train", self, "label_smoothing")
+        untils = [phase.until for phase in self.phases]
+        if untils and (untils != sorted(set(untils)) or untils[0] <= 0 or untils[-1] != 1.0):
+            raise UserError(f"config.train.phases end at {untils}: give rising fractions of which the last is 1.0")
+
 
 @dataclass(frozen=True)
 class Precision:
@@ -100,6 +117,10 @@ class Checkpoint:
     keep_last: int = 2
     keep_every: int = 0
 
+    def __post_init__(self):
+        bounds.at_least(1, "checkpoint", self, "save_every")
+        bounds.at_least(0, "checkpoint", self, "keep_every")
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -114,3 +135,7 @@ class Evaluation:
     every: int = 0
     batch_size: int = 32
     max_batches: int = 0
+
+    def __post_init__(self):
+        bounds.at_least(1, "evaluation", self, "batch_size")
+        bounds.at_least(0, "evaluation", self, "every", "max_batches")

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from plm_jax.models import initializers, settings
 from plm_jax.models.activations import ACTIVATIONS
 from plm_jax.models.head_module import HeadModule
+from plm_jax.models.layers import Dense, declared, dropout, norm
 from plm_jax.models.partitioning import constrain
-from plm_jax.models.transformer import Dense, declared, dropout, norm
 
 
 class Architecture(nn.Module):

@@ -1,8 +1,9 @@
 """The decoder architecture: embeddings, a causal stack, the vocabulary head."""
 
 from plm_jax.models.architecture import Architecture
+from plm_jax.models.attention import causal_positions
 from plm_jax.models.kernels import Context
-from plm_jax.models.transformer import Stack, causal_positions
+from plm_jax.models.stack import Stack
 
 
 class Decoder(Architecture):

@@ -11,10 +11,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from plm_jax.models import settings
+from plm_jax.models import loops, settings
 from plm_jax.models.activations import ACTIVATIONS
+from plm_jax.models.layers import Dense
 from plm_jax.models.partitioning import constrain
-from plm_jax.models.transformer import REMAT_POLICIES, Dense, _unrolled
 
 # A word's bytes, and the beginnings and ends of sentences and words, and what fills a word up.
 CHARACTERS = 261
@@ -60,7 +60,7 @@ class CharacterCNN(nn.Module):
             new = nn.relu(x @ layer["transform"]["kernel"] + layer["transform"]["bias"])
             return gate * new + (1 - gate) * x, None
 
-        x_WN, _ = (jax.lax.scan if self.model.scan_layers else _unrolled)(highway, x_WN, blocks)
+        x_WN, _ = loops.loop(self.model)(highway, x_WN, blocks)
         init = nn.initializers.normal(x_WN.shape[-1] ** -0.5)
         x_WD = Dense(embedding.width, ("mlp", "embed"), True, init, self.dtype, name="projection")(x_WN)
         return x_WD.reshape(*characters.shape[:-1], embedding.width)
@@ -129,12 +129,10 @@ class Lstm(nn.Module):
             x = constrain(given + x * (depth > 0), *SIDES)
             return x, (x, state)
 
-        if self.model.remat != "none":
-            policy = REMAT_POLICIES[self.model.remat]
-            layer = jax.checkpoint(layer, policy=policy, prevent_cse=not self.model.scan_layers)
-        loop = jax.lax.scan if self.model.scan_layers else _unrolled
         states = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 1, 0), carry)
-        _, (hidden, states) = loop(layer, x, (jnp.arange(lstm.layers), blocks, states, keys))
+        _, (hidden, states) = loops.loop(self.model)(
+            loops.recomputed(self.model, layer), x, (jnp.arange(lstm.layers), blocks, states, keys)
+        )
         return hidden, jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1), states)
 
 

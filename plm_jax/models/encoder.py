@@ -5,7 +5,7 @@ import flax.linen as nn
 from plm_jax.models.architecture import Architecture
 from plm_jax.models.head_module import HeadModule
 from plm_jax.models.kernels import Context
-from plm_jax.models.transformer import Stack
+from plm_jax.models.stack import Stack
 
 # The modules of the heads that are fields of `settings.Encoder`, by the names of the heads.
 OWN_HEADS = {

@@ -3,8 +3,9 @@
 from typing import ClassVar
 
 from plm_jax.models.architecture import Architecture
+from plm_jax.models.attention import causal_positions
 from plm_jax.models.kernels import Context
-from plm_jax.models.transformer import Stack, causal_positions
+from plm_jax.models.stack import Stack
 
 
 class EncoderDecoder(Architecture):

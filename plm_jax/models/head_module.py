@@ -8,7 +8,7 @@ import jax
 from plm_jax.models import settings
 from plm_jax.models.heads import Head
 from plm_jax.models.initializers import kernel_init
-from plm_jax.models.transformer import Dense, norm
+from plm_jax.models.layers import Dense, norm
 
 
 class HeadModule(nn.Module):

@@ -1,6 +1,6 @@
 """Optimizers as optax transformations: gradients clipped, a direction, weight decay, the learning rate.
 
-Parameters under `blocks` hold all layers of a stack on their first axis (models/transformer.py). What an optimizer asks
+Parameters under `blocks` hold all layers of a stack on their first axis (models/stack.py). What an optimizer asks
 of a whole tensor, it asks of each layer; an attention kernel is a matrix [embed, heads × head_dim] as it is stored.
 """
 

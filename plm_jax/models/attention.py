@@ -1,0 +1,77 @@
+"""Attention, over itself, a cache or a memory.
+
+Shapes: B batch, L length, M memory's length, Q queries, D width, N heads, G heads of keys and values, H head_dim.
+Scores and softmax run in float32.
+"""
+
+import functools
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from plm_jax.models import kernels, settings
+from plm_jax.models.initializers import kernel_init
+from plm_jax.models.layers import Dense, dropout
+from plm_jax.models.partitioning import constrain
+
+
+def causal_positions(length, mask=None, cache_index=None):
+    """Positions [B or 1, length] of a causal stack's tokens: cumsum(mask) - 1, with a cache or no mask the slots."""
+    if mask is None or cache_index is not None:
+        return (0 if cache_index is None else cache_index) + jnp.arange(length)[None]
+    return jnp.maximum(jnp.cumsum(mask, axis=1) - 1, 0)
+
+
+class Attention(nn.Module):
+    """Multi-head attention of x [B, Q, D] over itself, over a key/value cache, or over a memory."""
+
+    model: settings.Transformer
+    dtype: Any
+    deterministic: bool
+
+    @nn.compact
+    def __call__(self, x, source, context, depth):
+        """Attends.
+
+        Args:
+          x: [B, Q, D], what asks.
+          source: what keys and values are made of: x, or a memory [B, M, D]; None: the cached keys of one seen before.
+          context: the `Context` of this attention.
+          depth: this block's number, from 0.
+        """
+        attention = self.model.attention
+        scale = attention.head_dim**-0.5 if attention.score_scale is None else attention.score_scale
+        if attention.scale_by_inverse_depth:
+            scale = scale / (depth + 1)
+
+        def project(name, x, heads):
+            init = kernel_init(self.model, "query" if name == "query" else "")
+            joined = heads * attention.head_dim
+            projected = Dense(joined, ("embed", "heads"), attention.bias, init, self.dtype, name=name)(x)
+            projected = projected.reshape(*x.shape[:-1], heads, attention.head_dim)
+            return constrain(projected.swapaxes(1, 2), "batch", "heads", "length", None)
+
+        rotate = context.rotation or (lambda x: x)
+        query_BNQH = (rotate(project("query", x, attention.heads)) * scale).astype(self.dtype)
+        if source is None:
+            key_BGKH, value_BGKH = (self.get_variable("cache", f"cached_{name}") for name in ("key", "value"))
+        else:
+            key_BGKH = self._remember("key", rotate(project("key", source, attention.num_kv_heads)), context)
+            value_BGKH = self._remember("value", project("value", source, attention.num_kv_heads), context)
+        drop = functools.partial(dropout(self.model, "attention"), deterministic=self.deterministic)
+        mixed_BNQH = kernels.attend(query_BNQH, key_BGKH, value_BGKH, context, drop, depth)
+        mixed = constrain(mixed_BNQH.swapaxes(1, 2).reshape(*x.shape[:-1], -1), "batch", "length", "heads")
+        init = kernel_init(self.model, "residual")
+        return Dense(x.shape[-1], ("heads", "embed"), attention.bias_after, init, self.dtype, name="out")(mixed)
+
+    def _remember(self, name, new_BGLH, context):
+        """With a cache: writes new keys or values to its slots from `cache_index` on and returns all of them."""
+        if context.cache_index is None:
+            return new_BGLH
+        batch, groups, _, head_dim = new_BGLH.shape
+        shape = batch, groups, context.mask.shape[1], head_dim
+        cache = self.variable("cache", f"cached_{name}", jnp.zeros, shape, new_BGLH.dtype)
+        cache.value = jax.lax.dynamic_update_slice_in_dim(cache.value, new_BGLH, context.cache_index, axis=2)
+        return cache.value

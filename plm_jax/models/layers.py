@@ -1,0 +1,86 @@
+"""The layers that every family shares: dense, norm, dropout, feed-forward.
+
+Parameters are float32 and cast to `dtype` where they are used; norms run in float32.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+
+from plm_jax.models import settings
+from plm_jax.models.activations import ACTIVATIONS
+from plm_jax.models.initializers import kernel_init
+from plm_jax.models.partitioning import constrain
+from plm_jax.models.positions import Table
+
+
+def dropout(model: settings.Transformer, place: str) -> nn.Module:
+    """Dropout at the rate of a field of `settings.Dropout`, over [..., length, features]."""
+    rate = getattr(model.dropout, place)
+    return nn.Dropout(rate, broadcast_dims=(-2,) if model.dropout.broadcast else ())
+
+
+class Dense(nn.Module):
+    """x [..., in] @ kernel [in, out] + bias [out]."""
+
+    features: int
+    axes: tuple[str | None, str | None]
+    bias: bool
+    initializer: Callable
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x):
+        """[..., in] → [..., out]."""
+        kernel = self.param(
+            "kernel", nn.with_logical_partitioning(self.initializer, self.axes), (x.shape[-1], self.features)
+        )
+        # In two dimensions: XLA's CPU backend would transpose a copy of a 3-D gradient, a quarter of the backward pass.
+        y = (x.reshape(-1, x.shape[-1]) @ kernel.astype(self.dtype)).reshape(*x.shape[:-1], self.features)
+        if self.bias:
+            bias = nn.with_logical_partitioning(nn.initializers.zeros, self.axes[1:])
+            y = y + self.param("bias", bias, (self.features,)).astype(self.dtype)
+        return y
+
+
+def declared(module: nn.Module, name: str, table: Table) -> jax.Array:
+    """The parameter of a module that a position scheme asks for."""
+    return module.param(name, nn.with_logical_partitioning(table.init, table.axes), table.shape)
+
+
+def norm(model: settings.Transformer, dtype: Any, name: str | None = None) -> nn.Module:
+    """The model's norm over the last axis, statistics in float32; parameters `scale` [D] and, in LayerNorm, `bias`."""
+    scale_init = nn.with_logical_partitioning(nn.initializers.ones, ("embed",))
+    if model.norm.kind == "rms":
+        return nn.RMSNorm(model.norm.epsilon, dtype=dtype, use_fast_variance=False, scale_init=scale_init, name=name)
+    bias_init = nn.with_logical_partitioning(nn.initializers.zeros, ("embed",))
+    return nn.LayerNorm(
+        model.norm.epsilon, dtype=dtype, use_fast_variance=False, scale_init=scale_init, bias_init=bias_init, name=name
+    )
+
+
+class FeedForward(nn.Module):
+    """Two dense layers around an activation, or three around a gated one."""
+
+    model: settings.Transformer
+    dtype: Any
+    deterministic: bool
+
+    @nn.compact
+    def __call__(self, x):
+        """[B, L, D] → [B, L, D]."""
+        feed_forward = self.model.feed_forward
+
+        def widen(name):
+            dense = Dense(
+                feed_forward.width, ("embed", "mlp"), feed_forward.bias, kernel_init(self.model), self.dtype, name=name
+            )
+            return constrain(dense(x), "batch", "length", "mlp")
+
+        activation = ACTIVATIONS[feed_forward.activation]
+        hidden = activation(widen("gate")) * widen("up") if feed_forward.gated else activation(widen("up"))
+        hidden = dropout(self.model, "feed_forward")(hidden, deterministic=self.deterministic)
+        init = kernel_init(self.model, "residual")
+        return Dense(x.shape[-1], ("mlp", "embed"), feed_forward.bias, init, self.dtype, name="down")(hidden)

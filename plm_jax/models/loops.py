@@ -1,0 +1,65 @@
+"""How layers are gone through: in a compiled loop or one after another, and what the backward pass recomputes."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from plm_jax.models import kernels, settings
+
+# What a flash kernel leaves is no larger than a product of weights, and costs more.
+_PRODUCTS = jax.checkpoint_policies.save_from_both_policies(
+    jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    jax.checkpoint_policies.save_only_these_names(kernels.RESIDUALS),
+)
+REMAT_POLICIES = {"dots": _PRODUCTS, "full": None}
+
+
+def recomputed(model: settings.Transformer | settings.Elmo, layer: Callable) -> Callable:
+    """A layer of which the backward pass recomputes what the model's `remat` says."""
+    if model.remat == "none":
+        return layer
+    # Inside a compiled loop XLA cannot merge the two computations, so the costly barrier is not needed there.
+    return jax.checkpoint(layer, policy=REMAT_POLICIES[model.remat], prevent_cse=not model.scan_layers)
+
+
+def loop(model: settings.Transformer | settings.Elmo) -> Callable:
+    """`jax.lax.scan`, or the same written out, as the model's `scan_layers` says."""
+    return jax.lax.scan if model.scan_layers else unrolled
+
+
+def unrolled(function, carry, stacked):
+    """As `jax.lax.scan(function, carry, stacked)`, written out."""
+    leaves, structure = jax.tree.flatten(stacked)
+    # Split, not indexed: the transpose of one split is one concatenation of all layers' gradients.
+    columns = [leaf if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else _split(leaf) for leaf in leaves]
+    results = []
+    for layer in zip(*columns, strict=True):
+        carry, result = function(carry, jax.tree.unflatten(structure, layer))
+        results.append(result)
+    return carry, jax.tree.map(lambda *parts: jnp.stack(parts), *results)
+
+
+def _split(leaf):
+    """The slices of the leading axis."""
+    return [part[0] for part in jax.lax.split(leaf, [1] * leaf.shape[0])]
+
+
+def over_groups(loop, stack, function, carry, stacked):
+    """As `loop(function, carry, (params, others))`, params being those of the stored blocks and others of all.
+
+    To the loop over the layers of a group its parameters are constants: nothing keeps them once for each layer.
+    """
+
+    def of_group(carry, group):
+        params, others = group
+        return loop(lambda carry, others: unrolled(function, carry, (params, others)), carry, others)
+
+    def cut(tree, *shape):
+        return jax.tree.map(lambda leaf: leaf.reshape(*shape, *leaf.shape[1:]), tree)
+
+    params, others = stacked
+    repeats = stack.layers // stack.groups
+    groups = cut(params, stack.groups, stack.inner), cut(others, stack.groups, repeats, stack.inner)
+    carry, results = loop(of_group, carry, groups)
+    return carry, jax.tree.map(lambda leaf: leaf.reshape(stack.blocks, *leaf.shape[3:]), results)

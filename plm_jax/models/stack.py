@@ -1,0 +1,144 @@
+"""Blocks of attention and feed-forward, and the stack of them.
+
+Shapes: B batch, L length, M memory's length, Q queries, K keys, D width. All blocks of a stack lie on a leading
+`layers` axis; those that layers share lie there once.
+"""
+
+import functools
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from plm_jax.models import kernels, loops, settings
+from plm_jax.models.attention import Attention
+from plm_jax.models.kernels import Context
+from plm_jax.models.layers import FeedForward, declared, dropout, norm
+from plm_jax.models.partitioning import constrain
+
+
+class Block(nn.Module):
+    """Attention, attention to a memory if there is one, and feed-forward: each one normed and added to the stream."""
+
+    model: settings.Transformer
+    dtype: Any
+    deterministic: bool
+
+    @nn.compact
+    def __call__(self, x, depth, context, memory=None, memory_context=None):
+        """[B, L, D] → [B, L, D].
+
+        Args:
+          x: [B, L, D].
+          depth: this block's number, from 0.
+          context: of the attention of x to itself.
+          memory: [B, M, D], or None if its keys are cached.
+          memory_context: of the attention to the memory; None: the block has none.
+        """
+
+        def add(name, sublayer, x):
+            drop = dropout(self.model, "residual")
+            normed = norm(self.model, self.dtype, name=f"{name}_norm")
+            if self.model.norm.placement == "post":
+                return normed(x + drop(sublayer(x), deterministic=self.deterministic))
+            inner = normed(x)
+            if self.model.norm.placement == "deep":
+                x = inner * (2 * self.model.stack.layers) ** 0.5
+            return x + drop(sublayer(inner), deterministic=self.deterministic)
+
+        attention = Attention(self.model, self.dtype, self.deterministic, name="attention")
+        x = add("attention", lambda x: attention(x, x, context, depth), x)
+        if memory_context is not None:
+            cross_attention = Attention(self.model, self.dtype, self.deterministic, name="cross_attention")
+            x = add("cross_attention", lambda x: cross_attention(x, memory, memory_context, depth), x)
+        x = add("feed_forward", FeedForward(self.model, self.dtype, self.deterministic, name="feed_forward"), x)
+        return constrain(x, "batch", "length", "embed")
+
+
+class Stack(nn.Module):
+    """All blocks, scanned or unrolled over one layout of parameters, `blocks` [layers, ...], and the norm after them.
+
+    Where layers share parameters, `blocks` are the stored ones, [groups · inner, ...].
+
+    The blocks are pure functions of a slice of the stacked parameters, so a loop and an unrolled program see the same
+    parameters and the same dropout keys.
+    """
+
+    model: settings.Transformer
+    dtype: Any
+    causal: bool
+
+    @nn.compact
+    def __call__(self, x, context, memory=None, memory_context=None, *, deterministic):
+        """[B, L, D] → [B, L, D]; sows `hidden` [layers, B, L, D], each layer's output; arguments as `Block`."""
+        stack = self.model.stack
+        context = self._with_kernel("attention", context, x, x, deterministic)
+        if memory_context is not None:
+            memory_context = self._with_kernel("cross_attention", memory_context, x, memory, deterministic)
+        block = Block(self.model, self.dtype, deterministic, parent=None)
+        params = self.param("blocks", _stacked_init, block, stack.stored_blocks, x[:1, :1], memory_context is not None)
+        cache = self.get_variable("cache", "blocks")
+        keys = None if deterministic else jax.random.split(self.make_rng("dropout"), stack.blocks)
+        wants_hidden = self.is_mutable_collection("intermediates")
+
+        def apply(x, one):
+            params, (depth, cache, key) = one
+            variables = {"params": params} if cache is None else {"params": params, "cache": cache}
+            rngs = None if key is None else {"dropout": key}
+            x, updated = block.apply(variables, x, depth, context, memory, memory_context, rngs=rngs, mutable=["cache"])
+            return x, (updated.get("cache"), x if wants_hidden else None)
+
+        loop = loops.loop(self.model)
+        if stack.stored_blocks < stack.blocks:
+            loop = functools.partial(loops.over_groups, loop, stack)
+        layers = params, (jnp.arange(stack.blocks), cache, keys)
+        x, (cache, hidden) = loop(loops.recomputed(self.model, apply), x, layers)
+        if context.cache_index is not None:
+            self.put_variable("cache", "blocks", cache)
+        self.sow("intermediates", "hidden", hidden if hidden is None else hidden[stack.inner - 1 :: stack.inner])
+        if self.model.norm.placement != "post":
+            x = norm(self.model, self.dtype, name="final_norm")(x)
+        return dropout(self.model, "output")(x, deterministic=deterministic)
+
+    def _with_kernel(self, attention, context, x, source, deterministic):
+        """The context of an attention of x [B, Q, D] to a source [B, K, D] with its kernel, and its bias.
+
+        A cache is left to `xla` without a word: its few queries a call are no work for the others.
+        """
+        queries = x.shape[1]
+        keys = source.shape[1] if context.cache_index is None else context.mask.shape[1]
+        if attention == "attention":
+            windows, position = self.model.attention.windows, self.model.attention.position
+            context = context.replace(
+                bias=self._bias(queries, keys, context.cache_index),
+                rotation=position.rotation(self.model.attention.head_dim, context.positions, context.block_positions),
+                windows=windows if any(windows) else (),
+            )
+        if self.is_initializing() or context.cache_index is not None:
+            return context.with_kernel("xla", queries, keys)
+        dropped = not deterministic and self.model.dropout.attention > 0
+        kernel = kernels.pick(f"{self.name} {attention}", self.model, context, self.dtype, queries, keys, dropped)
+        return context.with_kernel(kernel, queries, keys)
+
+    def _bias(self, queries, keys, cache_index):
+        """What the position scheme adds to scores, as its `bias` says."""
+        position = self.model.attention.position
+        tables = {name: declared(self, name, table) for name, table in position.score_tables(self.model).items()}
+        first = 0 if cache_index is None else cache_index
+        places = first + jnp.arange(queries), jnp.arange(keys)
+        return position.bias(tables, *places, self.model.attention.heads, self.causal)
+
+
+def _stacked_init(key, block, layers, x, crosses):
+    """Parameters of `layers` blocks, each leaf with a leading axis of that name; x [1, 1, D] gives the width."""
+    context = Context()
+
+    def init_one(key):
+        return block.init(key, x, 0, context, *((x, context) if crosses else ()))["params"]
+
+    return jax.tree.map(
+        lambda leaf: leaf.replace(names=("layers", *leaf.names)),
+        jax.vmap(init_one)(jax.random.split(key, layers)),
+        is_leaf=lambda leaf: isinstance(leaf, nn.LogicallyPartitioned),
+    )

@@ -19,15 +19,9 @@ SMALL = {"hidden_size": 6, "num_attention_heads": 2, "num_hidden_layers": 3, "in
 
 
 @pytest.mark.parametrize("name", golden.ELECTRA)
-def test_logits_and_hidden_states_are_those_of_transformers(name):
+def test_a_discriminator_and_a_generator_lack_the_other_s_head(name):
     lm, want = plm_jax.load(golden.FOLDER / name), golden.expected(name)
-    inputs, real = {key: want[key] for key in ("tokens", "mask", "token_types")}, want["mask"] == 1
-    logits = lm.logits(**inputs, head="discriminator" if name == "electra" else None)
-    assert logits.shape == want["logits"].shape and logits.dtype == np.float32
-    np.testing.assert_allclose(logits[real], want["logits"][real], atol=1e-4)
-    hidden = np.asarray(lm.hidden_states(**inputs))
-    assert hidden.shape == want["hidden_states"].shape
-    np.testing.assert_allclose(hidden[:, real], want["hidden_states"][:, real], atol=1e-4)
+    inputs = {key: want[key] for key in ("tokens", "mask", "token_types")}
     absent = {"electra": (None, "vocabulary"), "electra_generator": ("discriminator", "discriminator")}[name]
     with pytest.raises(UserError, match=f"this model has no {absent[1]} head"):
         lm.logits(**inputs, head=absent[0])

@@ -14,7 +14,6 @@ import plm_jax
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError
 from plm_jax.hub import bert, files, gpt2, huggingface, t5
-from plm_jax.inference import decoding
 from plm_jax.models import settings
 from tests import golden
 
@@ -47,67 +46,6 @@ def assert_refused(folder, *words):
     assert "\n" not in str(error.value)
     for word in words:
         assert word in str(error.value)
-
-
-@pytest.mark.parametrize("name", golden.DECODERS)
-def test_logits_hidden_states_and_continuations_are_those_of_transformers(name):
-    lm, want = plm_jax.load(golden.FOLDER / name), golden.expected(name)
-    tokens, mask = want["tokens"], want["mask"]
-    real = mask == 1
-    np.testing.assert_allclose(lm.logits(tokens, mask)[real], want["logits"][real], atol=1e-4)
-    hidden = np.asarray(lm.hidden_states(tokens, mask))
-    assert hidden.shape == want["hidden_states"].shape
-    np.testing.assert_allclose(hidden[:, real], want["hidden_states"][:, real], atol=1e-4)
-    prompts = [row[keep] for row, keep in zip(tokens[:2], real[:2], strict=True)]
-    for beams, key in ((1, "greedy"), (3, "beam")):
-        got = decoding.generate(
-            lm.model,
-            lm.params,
-            prompts,
-            max_new_tokens=want[key].shape[1],
-            num_beams=beams,
-            eos_ids=[lm.special_ids["eos_token_id"]],
-        )
-        assert got == [[token for token in row if token >= 0] for row in want[key].tolist()]
-
-
-INPUTS = ("tokens", "mask", "token_types", "decoder_tokens", "decoder_mask")
-
-
-def test_both_heads_and_the_hidden_states_of_bert_are_those_of_transformers():
-    lm, want = plm_jax.load(golden.FOLDER / "bert"), golden.expected("bert")
-    inputs, real = {name: want[name] for name in INPUTS if name in want}, want["mask"] == 1
-    np.testing.assert_allclose(lm.logits(**inputs)[real], want["prediction_logits"][real], atol=1e-4)
-    pair = lm.logits(**inputs, head="sentence_pair")
-    np.testing.assert_allclose(pair, want["seq_relationship_logits"], atol=1e-4)
-    hidden = np.asarray(lm.hidden_states(**inputs))
-    assert hidden.shape == want["hidden_states"].shape
-    np.testing.assert_allclose(hidden[:, real], want["hidden_states"][:, real], atol=1e-4)
-
-
-def test_logits_and_the_hidden_states_of_both_stacks_of_t5_are_those_of_transformers():
-    lm, want = plm_jax.load(golden.FOLDER / "t5"), golden.expected("t5")
-    assert not lm.config.head.tied and not lm.config.head.scale_by_width
-    inputs, real = {name: want[name] for name in INPUTS if name in want}, want["decoder_mask"] == 1
-    np.testing.assert_allclose(lm.logits(**inputs)[real], want["logits"][real], atol=1e-4)
-    encoder_inputs = {name: inputs[name] for name in ("tokens", "mask")}
-    for name, got in (("encoder", lm.hidden_states(**encoder_inputs)), ("decoder", lm.hidden_states(**inputs))):
-        wanted = want[f"{name}_hidden_states"]
-        real = want["mask" if name == "encoder" else "decoder_mask"] == 1
-        assert got.shape == wanted.shape
-        np.testing.assert_allclose(np.asarray(got)[:, real], wanted[:, real], atol=1e-4)
-
-
-@pytest.mark.parametrize("name", golden.ALL)
-def test_a_round_trip_changes_no_bit_and_no_setting(name, tmp_path):
-    before = huggingface.read(golden.FOLDER / name)
-    huggingface.write(tmp_path / "copy", before)
-    after = huggingface.read(tmp_path / "copy")
-    assert_same(before.params, after.params)
-    assert (before.model, before.special_ids) == (after.model, after.special_ids)
-    assert_same(
-        load_file(golden.FOLDER / name / "model.safetensors"), load_file(tmp_path / "copy" / "model.safetensors")
-    )
 
 
 SMALL_BERT = {"hidden_size": 6, "num_attention_heads": 2, "num_hidden_layers": 3}

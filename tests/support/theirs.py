@@ -4,6 +4,7 @@ import zlib
 
 import numpy as np
 import torch
+import transformers
 
 # Both sides of padding. `DECODER_MASK` is for what an encoder-decoder's decoder reads.
 MASK = np.array([[1] * 8, [0] * 3 + [1] * 5, [1] * 6 + [0] * 2])
@@ -11,6 +12,7 @@ DECODER_MASK = np.array([[1] * 6, [0] * 2 + [1] * 4, [1] * 5 + [0]])
 # For BART, whose decoder's positions count padding: ours count real tokens.
 RIGHT_MASK = np.array([[1] * 6, [1] * 4 + [0] * 2, [1] * 5 + [0]])
 _STACK = {"layers": 2, "attention_heads": 3, "ffn_dim": 20}
+# By model_type.
 SIZES = {
     "bert": {
         "vocab_size": 37,
@@ -38,9 +40,31 @@ SIZES = {
         "max_position_embeddings": 12,
         "init_std": 0.3,
     },
+    "openai-gpt": {
+        "vocab_size": 37,
+        "n_positions": 12,
+        "n_embd": 12,
+        "n_layer": 2,
+        "n_head": 3,
+        "initializer_range": 0.3,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    },
 }
 SIZES["roberta"] = SIZES["bert"]
 SIZES["albert"] = SIZES["electra"] = SIZES["bert"] | {"embedding_size": 7}
+SIZES["mt5"] = SIZES["t5"]
+SIZES["gpt2"] = SIZES["openai-gpt"]
+SIZES["llama"] = {name: size for name, size in SIZES["bert"].items() if name != "max_position_embeddings"}
+SIZES["llama"] |= {"bos_token_id": 1, "eos_token_id": 2}
+SIZES["glm"] = SIZES["llama"] | {"head_dim": 8, "num_key_value_heads": 1, "pad_token_id": 0}
+
+
+def make(architecture: str, untied=False, **fields):
+    """A model of a class's name with the sizes above and a config's other fields; as `randomised`."""
+    architecture = getattr(transformers, architecture)
+    config = architecture.config_class
+    return randomised(architecture, config(**SIZES[config.model_type] | fields), untied)
 
 
 def randomised(architecture, config, untied=False):
@@ -83,8 +107,11 @@ def run(model, seed=0):
         "decoder_tokens": "decoder_input_ids",
         "decoder_mask": "decoder_attention_mask",
     }
+    given = {names[k]: torch.tensor(v) for k, v in inputs.items()}
+    if sizes.model_type in ("gpt2", "openai-gpt"):  # They do not derive positions from the mask.
+        given["position_ids"] = (given["attention_mask"].cumsum(1) - 1).clamp(min=0)
     with torch.no_grad():
-        output = model(**{names[k]: torch.tensor(v) for k, v in inputs.items()}, output_hidden_states=True)
+        output = model(**given, output_hidden_states=True)
     arrays = {k: (torch.stack(v) if isinstance(v, tuple) else v).numpy() for k, v in output.items() if k not in SKIPPED}
     return inputs, arrays
 

@@ -1,0 +1,438 @@
+"""Each family beside transformers on random weights: the same outputs, and each opens what the other saved.
+
+The golden files, which tests/golden/make_*.py wrote, need no transformers; `CASES` are made where it is installed.
+"""
+
+import json
+import re
+import shutil
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import plm_jax
+from plm_jax.hub import huggingface
+from plm_jax.inference import decoding
+from plm_jax.models import settings
+from tests import golden
+
+INPUTS = ("tokens", "mask", "token_types", "decoder_tokens", "decoder_mask")
+HEADS = {"seq_relationship_logits": "sentence_pair", "sop_logits": "sentence_pair"}
+
+
+@pytest.fixture
+def theirs():
+    """`tests.support.theirs`, where there is torch."""
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    from tests.support import theirs
+
+    return theirs
+
+
+def assert_same_outputs(lm, inputs, want):
+    """Fails unless every array of `want`, named as transformers does, is what we make of the real tokens."""
+    is_real = inputs["mask"] == 1
+    is_last = inputs.get("decoder_mask", inputs["mask"]) == 1
+    for name, wanted in want.items():
+        if name == "encoder_hidden_states":
+            got = np.asarray(lm.hidden_states(inputs["tokens"], inputs["mask"]))
+            at = np.s_[:, is_real]
+        elif name.endswith("hidden_states"):
+            got, at = np.asarray(lm.hidden_states(**inputs)), np.s_[:, is_last]
+            # Of a layer of several blocks transformers gives the states between them too.
+            wanted = wanted[:: lm.config.stack.inner]
+            assert len(wanted) == (lm.config.decoder_stack if "decoder" in name else lm.config.stack).layers + 1
+        else:
+            is_discriminator = name == "logits" and wanted.ndim == 2
+            head = "discriminator" if is_discriminator else HEADS.get(name)
+            got, at = lm.logits(**inputs, head=head), np.s_[:] if name in HEADS else is_last
+            assert got.dtype == np.float32
+        assert got.shape == wanted.shape, name
+        np.testing.assert_allclose(got[at], wanted[at], atol=1e-4, err_msg=name)
+        if name == "hidden_states" and isinstance(lm.config, settings.Encoder):
+            # Padding has its position and its token type too.
+            np.testing.assert_allclose(got[0], wanted[0], atol=1e-4)
+
+
+def outputs_of(name):
+    """Inputs and outputs of a golden directory, and how its decoder goes on."""
+    arrays = golden.expected(name)
+    inputs = {key: arrays.pop(key) for key in INPUTS if key in arrays}
+    continuations = {beams: arrays.pop(key) for beams, key in ((1, "greedy"), (3, "beam")) if key in arrays}
+    return inputs, arrays, continuations
+
+
+@pytest.mark.parametrize("name", golden.ALL)
+def test_golden_outputs_are_reproduced(name):
+    lm, (inputs, want, continuations) = plm_jax.load(golden.FOLDER / name), outputs_of(name)
+    assert len(want) >= 2  # Logits and hidden states.
+    assert_same_outputs(lm, inputs, want)
+    assert bool(continuations) == (name in golden.DECODERS)
+    prompts = [row[keep == 1] for row, keep in zip(inputs["tokens"][:2], inputs["mask"][:2], strict=True)]
+    for beams, rows in continuations.items():
+        ends, new_tokens = [lm.special_ids["eos_token_id"]], rows.shape[1]
+        got = decoding.generate(lm.model, lm.params, prompts, max_new_tokens=new_tokens, num_beams=beams, eos_ids=ends)
+        assert got == [[token for token in row if token >= 0] for row in rows.tolist()]
+
+
+def test_what_is_golden_has_what_makes_it_hard():
+    configs = {name: huggingface.read(golden.FOLDER / name).model for name in ("albert", "t5")}
+    assert configs["albert"].stack == settings.Stack(4, groups=2, inner=2)
+    assert not configs["t5"].head.tied and not configs["t5"].head.scale_by_width
+
+
+def test_the_golden_t5_is_an_mt5_too(tmp_path):
+    """It is of mT5's kind: gated by the tanh GELU, untied, not scaled."""
+    folder, (inputs, want, _) = shutil.copytree(golden.FOLDER / "t5", tmp_path / "mt5"), outputs_of("t5")
+    fields = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(fields | {"model_type": "mt5"}))
+    assert_same_outputs(plm_jax.load(folder), inputs, want)
+
+
+@pytest.mark.parametrize("name", golden.ALL)
+def test_a_round_trip_changes_no_bit_and_no_setting(name, tmp_path):
+    before = huggingface.read(golden.FOLDER / name)
+    huggingface.write(tmp_path / "copy", before)
+    after = huggingface.read(tmp_path / "copy")
+    jax.tree.map(np.testing.assert_array_equal, before.params, after.params)
+    assert (before.model, before.special_ids) == (after.model, after.special_ids)
+    tensors = (load_file(folder / "model.safetensors") for folder in (golden.FOLDER / name, tmp_path / "copy"))
+    jax.tree.map(np.testing.assert_array_equal, *tensors)
+
+
+class Case(NamedTuple):
+    """A model of transformers: of a class, with fields of its config that are not the usual ones."""
+
+    architecture: str
+    name: str
+    fields: dict = {}  # noqa: RUF012
+    untied: bool = False  # Its lm_head has numbers of its own, whatever the config says.
+    has_bias: bool = False  # So has its final_logits_bias.
+    otherwise: tuple = ()  # Fields that our config.json says in other words, or that say nothing of the model.
+
+
+SCALED = {
+    "rope_type": "llama3",
+    "rope_theta": 1000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 2.0,
+    "original_max_position_embeddings": 16,
+}
+PARTIAL = {"rope_type": "default", "rope_theta": 50.0, "partial_rotary_factor": 0.75}
+BERT, ROBERTA, ALBERT = "BertForPreTraining", "RobertaForMaskedLM", "AlbertForPreTraining"
+DISTILBERT, DISCRIMINATOR, GENERATOR = "DistilBertForMaskedLM", "ElectraForPreTraining", "ElectraForMaskedLM"
+T5, MT5, BART = (f"{name}ForConditionalGeneration" for name in ("T5", "MT5", "Bart"))
+GPT2, GPT1, LLAMA, GLM = "GPT2LMHeadModel", "OpenAIGPTLMHeadModel", "LlamaForCausalLM", "GlmForCausalLM"
+CASES = [
+    Case(BERT, "odd_heads_tanh_gelu", {"hidden_size": 21, "num_attention_heads": 7, "hidden_act": "gelu_new"}),
+    Case(BERT, "one_type_large_epsilon", {"type_vocab_size": 1, "layer_norm_eps": 0.1, "num_hidden_layers": 1}),
+    Case(
+        BERT,
+        "three_types_untied",
+        {"type_vocab_size": 3, "tie_word_embeddings": False, "intermediate_size": 5},
+    ),
+    Case(ROBERTA, "odd_heads_tanh_gelu", {"hidden_size": 21, "num_attention_heads": 7, "hidden_act": "gelu_new"}),
+    Case(
+        ROBERTA,
+        "three_types_untied",
+        {"type_vocab_size": 3, "tie_word_embeddings": False, "num_hidden_layers": 1},
+    ),
+    Case(ROBERTA, "other_padding", {"pad_token_id": 4, "max_position_embeddings": 13, "layer_norm_eps": 0.1}),
+    Case(ALBERT, "one_group_odd_heads", {"num_hidden_layers": 3, "hidden_size": 21, "num_attention_heads": 7}),
+    Case(
+        ALBERT,
+        "groups_of_two_untied",
+        {"num_hidden_layers": 4, "num_hidden_groups": 2, "inner_group_num": 2, "tie_word_embeddings": False},
+    ),
+    Case(ALBERT, "wide_tables_unshared", {"embedding_size": 19, "num_hidden_groups": 2, "hidden_act": "relu"}),
+    Case(DISTILBERT, "odd_heads_tanh", {"dim": 21, "n_heads": 7, "activation": "tanh"}),
+    Case(DISTILBERT, "one_layer_untied", {"n_layers": 1, "tie_word_embeddings": False}),
+    Case(DISCRIMINATOR, "odd_heads_wide_tables", {"hidden_size": 21, "num_attention_heads": 7, "embedding_size": 25}),
+    Case(
+        DISCRIMINATOR,
+        "one_width_tanh_gelu",
+        {"embedding_size": 12, "hidden_act": "gelu_new", "type_vocab_size": 1},
+    ),
+    Case(GENERATOR, "one_layer_relu", {"num_hidden_layers": 1, "hidden_act": "relu", "layer_norm_eps": 0.1}),
+    Case(GENERATOR, "untied", {"tie_word_embeddings": False, "type_vocab_size": 3, "embedding_size": 20}),
+    Case(T5, "odd_heads_shallow_decoder", {"d_kv": 3, "num_heads": 5, "num_decoder_layers": 1}),
+    Case(
+        T5,
+        "1.1_few_buckets_deep_decoder",
+        {
+            "feed_forward_proj": "gated-gelu",
+            "tie_word_embeddings": False,  # So it is not scaled.
+            "num_layers": 1,
+            "num_decoder_layers": 3,
+            "relative_attention_num_buckets": 8,
+            "relative_attention_max_distance": 5,
+        },
+        untied=True,
+        otherwise=("tie_word_embeddings",),  # Their config writes true again.
+    ),
+    Case(T5, "scaled_gated_silu_large_epsilon", {"feed_forward_proj": "gated-silu", "layer_norm_epsilon": 0.1}),
+    Case(MT5, "tied_odd_heads_shallow_decoder", {"d_kv": 3, "num_heads": 5, "num_decoder_layers": 1}),
+    Case(
+        MT5,
+        "untied_few_buckets_large_epsilon",
+        {
+            "relative_attention_num_buckets": 8,
+            "relative_attention_max_distance": 5,
+            "layer_norm_epsilon": 0.1,
+        },
+        untied=True,
+        otherwise=("tie_word_embeddings",),
+    ),
+    Case(
+        BART,
+        "odd_heads_tanh_gelu_scaled",
+        {
+            **{"d_model": 21, "encoder_attention_heads": 7, "decoder_attention_heads": 7},
+            **{"activation_function": "gelu_new", "scale_embedding": True},
+        },
+    ),
+    Case(
+        BART,
+        "untied_shallow_encoder_deep_decoder_silu",
+        {
+            **{"encoder_layers": 1, "decoder_layers": 3, "activation_function": "silu"},
+            **{"attention_dropout": 0.3, "activation_dropout": 0.2},
+        },
+        untied=True,
+    ),
+    Case(
+        BART,
+        "head_bias_relu_narrow",
+        {"activation_function": "relu", "encoder_ffn_dim": 5, "decoder_ffn_dim": 5},
+        has_bias=True,
+    ),
+    Case(
+        BART,
+        "halves_of_different_heads_widths_and_layers",
+        {
+            **{"encoder_attention_heads": 3, "decoder_attention_heads": 2, "encoder_layers": 3, "decoder_layers": 1},
+            **{"encoder_ffn_dim": 20, "decoder_ffn_dim": 7, "encoder_layerdrop": 0.1, "decoder_layerdrop": 0.2},
+        },
+        otherwise=("encoder_layerdrop", "decoder_layerdrop"),
+    ),
+    Case(GPT2, "usual", {"n_embd": 16, "n_layer": 2, "n_head": 4}),
+    Case(
+        GPT2,
+        "one_layer_odd_heads_exact_gelu",
+        {"n_embd": 21, "n_layer": 1, "n_head": 7, "activation_function": "gelu"},
+    ),
+    Case(
+        GPT2,
+        "narrow_inner_pytorch_tanh",
+        {"n_inner": 5, "activation_function": "gelu_pytorch_tanh"},
+        otherwise=("activation_function",),
+    ),
+    Case(GPT2, "relu_large_epsilon", {"activation_function": "relu", "layer_norm_epsilon": 0.1}),
+    Case(GPT2, "silu_untied", {"activation_function": "silu", "tie_word_embeddings": False}),
+    Case(GPT2, "tanh_unscaled", {"activation_function": "tanh", "scale_attn_weights": False}),
+    Case(
+        GPT2,
+        "inverse_depth_upcast",
+        {"n_layer": 3, "scale_attn_by_inverse_layer_idx": True, "reorder_and_upcast_attn": True},
+        otherwise=("reorder_and_upcast_attn",),
+    ),
+    Case(
+        GPT2,
+        "both_scales_one_head",
+        {"n_head": 1, "scale_attn_weights": False, "scale_attn_by_inverse_layer_idx": True},
+    ),
+    Case(LLAMA, "odd_heads"),
+    Case(
+        LLAMA,
+        "grouped_scaled_tied",
+        {
+            **{"num_attention_heads": 4, "head_dim": 4, "num_key_value_heads": 2, "rope_parameters": SCALED},
+            **{"max_position_embeddings": 64, "tie_word_embeddings": True},
+        },
+    ),
+    Case(
+        LLAMA,
+        "all_biases_wide_heads",
+        {
+            **{"head_dim": 6, "num_key_value_heads": 1, "attention_bias": True, "mlp_bias": True},
+            **{"hidden_act": "relu", "rms_norm_eps": 0.1},
+        },
+    ),
+    Case(GLM, "usual"),
+    Case(
+        GLM,
+        "three_quarters_no_bias_tied",
+        {"attention_bias": False, "rope_parameters": PARTIAL, "tie_word_embeddings": True, "rms_norm_eps": 0.1},
+    ),
+    Case(GPT1, "usual"),
+    Case(GPT1, "relu_large_epsilon", {"afn": "relu", "layer_norm_epsilon": 0.1, "n_head": 1}),
+]
+# What an untied head leaves unused, by model_type.
+UNUSED = {"bert": "cls.predictions.bias", "roberta": "lm_head.bias", "albert": "predictions.bias"}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.architecture}-{case.name}")
+def test_outputs_are_equal_and_what_we_save_opens_there(case, theirs, tmp_path):
+    model = theirs.make(case.architecture, case.untied, **case.fields)
+    if case.has_bias:
+        model.final_logits_bias.normal_()
+    model.save_pretrained(tmp_path / "theirs")
+    lm, (inputs, want) = plm_jax.load(tmp_path / "theirs"), theirs.run(model)
+    assert_same_outputs(lm, inputs, want)
+    family = model.config.model_type
+    unused = {UNUSED[family]} if family in UNUSED and not lm.config.head.tied else set()
+    count = sum(tensor.numel() for name, tensor in model.named_parameters() if name not in unused)
+    assert lm.num_parameters == count + (model.final_logits_bias.numel() if case.has_bias else 0)
+
+    lm.save(tmp_path / "ours")
+    again = type(model).from_pretrained(tmp_path / "ours").eval()
+    theirs.assert_same_state(model, again, unused)
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-5), theirs.run(again)[1], want)
+    written, original = (json.loads((tmp_path / side / "config.json").read_text()) for side in ("ours", "theirs"))
+    differ = {key for key in written.keys() & original.keys() if written[key] != original[key]}
+    # GPT-2's n_inner is 4 widths unless it is said.
+    assert differ | (case.fields.keys() - written.keys()) <= {"n_inner", *case.otherwise}
+    assert written.keys() >= {"model_type", "architectures"} and len(written.keys() & original.keys()) > 15
+    if model.config.is_encoder_decoder:
+        assert again.generation_config.decoder_start_token_id == (2 if family == "bart" else 0)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "head", "pooler"),
+    [
+        ("BertForMaskedLM", True, settings.NoHead()),
+        ("BertForNextSentencePrediction", False, settings.Pooler(2)),
+        ("BertModel", False, settings.Pooler(0)),
+        ("RobertaModel", False, settings.Pooler(0)),
+        ("AlbertForMaskedLM", True, settings.NoHead()),
+        ("AlbertModel", False, settings.Pooler(0)),
+        ("DistilBertModel", False, settings.NoHead()),
+        ("ElectraModel", False, settings.NoHead()),
+    ],
+)
+def test_a_file_with_some_of_the_heads_gives_those(architecture, head, pooler, theirs, tmp_path):
+    model = theirs.make(architecture)
+    model.save_pretrained(tmp_path / "theirs")
+    lm = plm_jax.load(tmp_path / "theirs")
+    assert isinstance(lm.config.head, settings.VocabularyHead) == head
+    assert (lm.config.pooler, lm.config.discriminator) == (pooler, settings.NoHead())
+    assert lm.num_parameters == model.num_parameters()
+    lm.save(tmp_path / "ours")
+    again = type(model).from_pretrained(tmp_path / "ours")
+    assert again.config.architectures == [architecture]
+    theirs.assert_same_state(model, again)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "left_out"),
+    [
+        ("BertForQuestionAnswering", "qa_outputs.bias, qa_outputs.weight"),
+        ("RobertaForSequenceClassification", "classifier"),
+        ("AlbertForSequenceClassification", "classifier"),
+        ("DistilBertForSequenceClassification", "classifier"),
+        ("ElectraForSequenceClassification", "classifier"),
+        ("BartForSequenceClassification", "classification_head.dense.bias"),
+    ],
+)
+def test_the_stack_of_a_fine_tuned_model_loads_and_its_head_is_named_as_left_out(
+    architecture, left_out, theirs, tmp_path
+):
+    model = theirs.make(architecture)
+    model.save_pretrained(tmp_path)
+    with pytest.warns(UserWarning, match=f"left out: .*{re.escape(left_out)}"):
+        lm = plm_jax.load(tmp_path)
+    if architecture != "BartForSequenceClassification":  # That asks for an end in each row.
+        inputs, want = theirs.run(model)
+        assert_same_outputs(lm, inputs, {"hidden_states": want["hidden_states"]})
+
+
+@pytest.mark.parametrize("architecture", [GPT2, LLAMA, GLM, GPT1, BART])
+def test_the_bare_model_in_shards_loads(architecture, theirs, tmp_path):
+    model = theirs.make(architecture, **({} if architecture == BART else {"tie_word_embeddings": True}))
+    model.base_model.save_pretrained(tmp_path, max_shard_size="4KB")
+    assert (tmp_path / "model.safetensors.index.json").exists()
+    lm = plm_jax.load(tmp_path)
+    assert lm.num_parameters == model.num_parameters() and lm.config.head.tied
+    assert_same_outputs(lm, *theirs.run(model))
+
+
+def test_older_files_of_llama_say_their_positions_otherwise(theirs, tmp_path):
+    model = theirs.make(LLAMA, rope_parameters=SCALED)
+    model.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    scaling = config.pop("rope_parameters")
+    path.write_text(json.dumps({**config, "rope_theta": scaling.pop("rope_theta"), "rope_scaling": scaling}))
+    lm = plm_jax.load(tmp_path)
+    assert lm.config.attention.position == settings.Rotary(
+        1000.0, scaling=settings.RotaryScaling(4.0, 1.0, 2.0, 16), length=2048
+    )
+    assert_same_outputs(lm, *theirs.run(model))
+
+
+def until(ends, row):
+    """What of a row stands before the first of `ends`."""
+    return row[: min((row.index(end) for end in ends if end in row), default=len(row))]
+
+
+@pytest.mark.parametrize("ends", [[31], [6, 24, 32]])
+@pytest.mark.parametrize("beams", [1, 2, 4])
+def test_continuations_of_a_decoder_are_equal(beams, ends, theirs, tmp_path):
+    torch = pytest.importorskip("torch")
+    model = theirs.make(GPT2, n_positions=40)
+    model.save_pretrained(tmp_path)
+    lm = plm_jax.load(tmp_path)
+    tokens, mask = np.random.default_rng(1).integers(0, 37, (8, 6)), np.ones((8, 6), int)
+    for row in range(8):
+        mask[row, : row % 4] = 0
+    new = model.generate(
+        torch.tensor(tokens),
+        attention_mask=torch.tensor(mask),
+        max_new_tokens=20,
+        num_beams=beams,
+        do_sample=False,
+        eos_token_id=ends,
+        pad_token_id=ends[0],
+    )
+    want = [until(ends, row) for row in new[:, 6:].tolist()]
+    prompts = [row[keep == 1] for row, keep in zip(tokens, mask, strict=True)]
+    got = decoding.generate(lm.model, lm.params, prompts, max_new_tokens=20, num_beams=beams, eos_ids=ends)
+    assert got == want
+    assert any(0 < len(row) < 20 for row in got), "no continuation ended early: the test has lost its point"
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_answers_of_an_encoder_decoder_are_equal(beams, theirs, tmp_path):
+    torch = pytest.importorskip("torch")
+    model = theirs.make(BART, max_position_embeddings=40)
+    model.save_pretrained(tmp_path)
+    lm = plm_jax.load(tmp_path)
+    prompts = [[0, 8, 15, 16, 2], [0, 23, 2], [0, 3, 4, 20, 31, 6, 9, 8, 7, 6, 11, 2]]
+    tokens, mask = decoding.padded(prompts, 12)
+
+    def both(eos):
+        new = model.generate(
+            input_ids=torch.tensor(tokens).long(),
+            attention_mask=torch.tensor(mask).long(),
+            max_new_tokens=10,
+            num_beams=beams,
+            do_sample=False,
+            eos_token_id=eos,
+            forced_eos_token_id=None,
+        )
+        got = decoding.generate(
+            lm.model, lm.params, prompts, max_new_tokens=10, num_beams=beams, start_id=2, eos_ids=[eos]
+        )
+        return got, [until([eos], row) for row in new[:, 1:].tolist()]
+
+    got, want = both(2)
+    assert got == want
+    got, want = both(got[0][3])
+    assert got == want
+    assert len({*map(len, got), 10}) > 1

@@ -1,0 +1,129 @@
+"""A vocabulary that lies beside transformers' models comes along, and their tokenizer reads what we save of it."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+import sentencepiece
+from tokenizers.pre_tokenizers import ByteLevel
+
+import plm_jax
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+from tests.support import theirs  # noqa: E402
+
+TEXT = "the state of the union is strong and we the people stand"
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "state", "##ly"]
+
+
+def pieces(vocab_size, text=TEXT, **options):
+    """The bytes of a SentencePiece model over a sentence."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([text] * 30), model_writer=model, vocab_size=vocab_size, minloglevel=2, **options
+    )
+    return model.getvalue()
+
+
+def travel(folder, architecture, files, **fields):
+    """A model saved by them with files beside it, and again by us: our model of theirs, and their tokenizer of ours."""
+    theirs.make(architecture, **fields).save_pretrained(folder / "theirs")
+    for name, content in files.items():
+        (folder / "theirs" / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    lm = plm_jax.load(folder / "theirs")
+    lm.save(folder / "ours")
+    return lm, transformers.AutoTokenizer.from_pretrained(folder / "ours")
+
+
+def lines(words):
+    return "\n".join(words) + "\n"
+
+
+@pytest.mark.parametrize("architecture", ["BertModel", "ElectraForPreTraining", "DistilBertModel"])
+def test_of_word_pieces(architecture, tmp_path):
+    _, tokenizer = travel(tmp_path, architecture, {"vocab.txt": lines(WORDS)})
+    assert tokenizer("The stately").input_ids == [2, 5, 6, 7, 3]
+
+
+def test_of_cased_word_pieces(tmp_path):
+    _, tokenizer = travel(tmp_path, "BertModel", {"vocab.txt": lines([*WORDS, "The"])})
+    assert tokenizer.tokenize("The stately") == ["The", "state", "##ly"]
+
+
+@pytest.mark.parametrize("lower", [False, True])
+@pytest.mark.parametrize("words", [["é", "e", "the"], ["é", "e", "the", "The"]])
+def test_case_is_what_the_tokenizer_s_config_says(words, lower, tmp_path):
+    """Whatever the letters of vocab.txt are."""
+    told = json.dumps({"tokenizer_class": "BertTokenizer", "do_lower_case": lower})
+    travel(tmp_path, "BertModel", {"vocab.txt": lines([*WORDS[:5], *words]), "tokenizer_config.json": told})
+    for path in (tmp_path / "theirs", tmp_path / "ours"):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+        want = tokenizer("The é É", add_special_tokens=False).input_ids
+        assert want == [7, 6, 6] if lower else want[1:] == [5, 1]
+        assert plm_jax.load(path).vocabulary.encode("The é É") == want
+
+
+def test_of_t5_s_pieces_with_their_sentinels(tmp_path):
+    model = pieces(27, pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
+    files = {"spiece.model": model, "tokenizer_config.json": '{"extra_ids": 9}'}
+    _, tokenizer = travel(tmp_path, "T5ForConditionalGeneration", files)
+    ids = sentencepiece.SentencePieceProcessor(model_proto=model).encode("the state")
+    assert tokenizer("the state").input_ids == [*ids, 1]
+    assert tokenizer("<extra_id_0><extra_id_8>").input_ids == [35, 27, 1]
+
+
+@pytest.mark.parametrize("cased", [False, True])
+def test_of_albert_s_pieces(cased, tmp_path):
+    ids = {"pad_id": 0, "unk_id": 1, "bos_id": -1, "eos_id": -1, "control_symbols": ["[CLS]", "[SEP]", "[MASK]"]}
+    model = pieces(31 if cased else 27, TEXT.title() if cased else TEXT, **ids)
+    lm, tokenizer = travel(tmp_path, "AlbertModel", {"spiece.model": model})
+    assert {key: lm.special_ids[f"{key}_token_id"] for key in ("cls", "sep", "mask")} == {"cls": 2, "sep": 3, "mask": 4}
+    wanted = sentencepiece.SentencePieceProcessor(model_proto=model).encode("The State" if cased else "the state")
+    assert tokenizer("The State").input_ids == [2, *wanted, 3]
+    assert tokenizer.mask_token_id == 4
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_of_llama_s_pieces_and_whether_texts_begin_with_bos(begins, tmp_path):
+    told = json.dumps({"add_bos_token": begins})
+    files = {"tokenizer.model": pieces(37, model_type="bpe"), "tokenizer_config.json": told}
+    lm, tokenizer = travel(tmp_path, "LlamaForCausalLM", files)
+    want = tokenizer("the state").input_ids
+    assert (want[0] == 1) == begins
+    assert lm._encode("the state") == want
+
+
+def byte_pairs(*merges):
+    """The files of a vocabulary as RoBERTa's and BART's: special tokens, every byte, some merges, the mask."""
+    tokens = ["<s>", "<pad>", "</s>", "<unk>", *sorted(ByteLevel.alphabet()), *map("".join, merges), "<mask>"]
+    ids = {token: i for i, token in enumerate(tokens)}
+    merged = ["#version: 0.2", *(f"{a} {b}" for a, b in merges)]
+    return ids, {"vocab.json": json.dumps(ids), "merges.txt": lines(merged)}
+
+
+def test_of_bart_s_bytes_and_they_frame_texts(tmp_path):
+    ids, files = byte_pairs()
+    lm, tokenizer = travel(tmp_path, "BartForConditionalGeneration", files, vocab_size=len(ids))
+    text = list(lm.vocabulary.encode("the state"))
+    assert tokenizer("the state").input_ids == [0, *text, 2] == lm._encode("the state")
+    assert tokenizer("the<mask>").input_ids == [0, *text[:3], ids["<mask>"], 2] == lm._encode("the [MASK]")
+
+
+def test_of_roberta_s_bytes_and_it_fills_what_transformers_fills(tmp_path):
+    ids, files = byte_pairs(("t", "h"), ("th", "e"), ("Ġ", "the"), ("Ġ", "s"))
+    fields = {"vocab_size": len(ids), "max_position_embeddings": 40}
+    _, tokenizer = travel(tmp_path, "RobertaForMaskedLM", files, **fields)
+    lm = plm_jax.load(tmp_path / "ours")
+    given = tokenizer("the state of the<mask> is the<mask>.", return_tensors="pt").input_ids
+    assert given[0, 0] == 0 and given[0, -1] == 2
+    with torch.no_grad():
+        logits = theirs.make("RobertaForMaskedLM", **fields)(given).logits[0]
+    at = torch.nonzero(given[0] == ids["<mask>"])[:, 0]
+    wanted = logits[at].softmax(-1).topk(3)
+    (filled,) = lm.fill("the state of the <mask> is the [MASK].", top_k=3)
+    got = [[candidate.probability for candidate in of_mask] for of_mask in filled.candidates]
+    np.testing.assert_allclose(got, wanted.values, atol=1e-5)
+    given[0, at] = wanted.indices[:, 0]
+    assert filled.text == tokenizer.decode(given[0, 1:-1])

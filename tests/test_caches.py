@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from tests.support import runs
-from tests.test_errors import assert_one_line, contents
+from tests.support.verbs import assert_one_line, contents
 
 
 @pytest.fixture

@@ -5,12 +5,11 @@ import gzip
 import json
 import pathlib
 import shutil
-import subprocess
-import sys
 
 import pytest
 
 from tests.support import runs
+from tests.support.verbs import assert_one_line, contents
 
 
 @pytest.fixture(scope="module")
@@ -26,22 +25,6 @@ def trained(tiny, verb, tmp_path_factory):
 @pytest.fixture
 def trained_copy(trained, tmp_path):
     return pathlib.Path(shutil.copytree(trained, tmp_path / "run"))
-
-
-def contents(*folders):
-    """Every file's bytes; folders hold none."""
-    paths = (path for folder in folders for path in pathlib.Path(folder).rglob("*"))
-    return {path: path.read_bytes() for path in paths if path.is_file()}
-
-
-def assert_one_line(finished, *says):
-    assert finished.status == 2, (finished.status, finished.err)
-    assert "Traceback" not in finished.err and "Traceback" not in finished.out
-    assert len(finished.errors) == 1, finished.err
-    after = finished.err.split(finished.errors[0], 1)[1]
-    assert not after.strip(), f"more follows the one line: {after}"
-    for words in says:
-        assert words in finished.errors[0], finished.errors[0]
 
 
 CONFIG_MISTAKES = [
@@ -254,44 +237,6 @@ def test_a_damaged_checkpoint_leaves_the_run(kind, how, tiny, trained_copy, verb
     if kind == "params data" and how is _truncate:
         finished = verb("pretrain", f"--config={tiny}/tiny.py", f"--workdir={trained_copy}", "--config.train.steps=3")
         assert finished.status == 0 and "resumed after step 2" in finished.err, finished.err
-
-
-def test_reads_that_fail_behind_the_first_are_kept_quiet():
-    program = """
-import asyncio, gc
-from plm_jax.common import command_line
-async def fail():
-    1 / 0
-async def main():
-    tasks = [asyncio.ensure_future(fail()) for _ in range(2)]
-    await asyncio.sleep(0)
-def verb():
-    asyncio.run(main())
-    gc.collect()
-command_line.run(verb)
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_only_what_tensorstore_cannot_tell_its_loop_is_kept_quiet():
-    program = """
-import tensorstore
-from plm_jax.common import command_line
-class Odd:
-    def __del__(self):
-        raise ValueError("of an object")
-def main():
-    promise, future = tensorstore.Promise.new()
-    future.add_done_callback(lambda future: 1 / 0)
-    promise.set_result(None)
-    Odd()
-command_line.run(main)
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0
-    assert "ZeroDivisionError" not in done.stderr
-    assert done.stderr.count("Traceback") == 1 and "of an object" in done.stderr
 
 
 @pytest.mark.parametrize("text", ['{"config": {"mod', "[]", "{}", '{"config": {"nothing": 1}}'])

@@ -16,7 +16,7 @@ from plm_jax.data.reader import Reader
 from plm_jax.data.sources import task_mixtures, tasks
 from plm_jax.data.sources.task_mixtures import Part
 from tests.support import runs, tiny
-from tests.test_errors import assert_one_line
+from tests.support.verbs import assert_one_line
 
 # Task `letter` has texts of one letter. Of `outer`'s rate 12, 2 are parted as 1 to 3, 9 are `c`'s, and `d`'s, which
 # seqio leaves out of training, is not looked at.

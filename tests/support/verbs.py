@@ -5,6 +5,7 @@ The server has no backend of JAX and so no threads of its own; each child sets i
 
 import json
 import os
+import pathlib
 import runpy
 import subprocess
 import sys
@@ -64,6 +65,23 @@ class Server:
             with open(path, encoding="utf-8") as file:
                 texts.append(file.read())
         return Finished(status, *texts)
+
+
+def contents(*folders) -> dict[pathlib.Path, bytes]:
+    """Every file's bytes; folders hold none."""
+    paths = (path for folder in folders for path in pathlib.Path(folder).rglob("*"))
+    return {path: path.read_bytes() for path in paths if path.is_file()}
+
+
+def assert_one_line(finished: Finished, *says: str) -> None:
+    """Fails unless a verb ended with status 2 and one line that says these words."""
+    assert finished.status == 2, (finished.status, finished.err)
+    assert "Traceback" not in finished.err and "Traceback" not in finished.out
+    assert len(finished.errors) == 1, finished.err
+    after = finished.err.split(finished.errors[0], 1)[1]
+    assert not after.strip(), f"more follows the one line: {after}"
+    for words in says:
+        assert words in finished.errors[0], finished.errors[0]
 
 
 def _serve() -> None:

@@ -72,7 +72,7 @@ def test_an_unknown_kind_names_the_field_and_the_nearest_one():
 
 
 def test_two_choices_of_a_kind_are_refused_and_a_page_read_again_is_not():
-    with pytest.raises(UserError, match=r"Other calls itself 'circle', as tests\.test_roles\.Circle does"):
+    with pytest.raises(UserError, match=r"Other calls itself 'circle', as tests\.common\.test_roles\.Circle does"):
 
         class Other(Shape):
             kind: ClassVar[str] = "circle"

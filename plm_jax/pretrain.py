@@ -6,6 +6,7 @@ What differs from the run so far is told; what the batches or the optimizer depe
 from absl import flags
 
 from plm_jax.common import command_line, progress
+from plm_jax.config import checks
 from plm_jax.config.flags import ConfigFlag
 
 _CONFIG = ConfigFlag()
@@ -21,7 +22,10 @@ def main() -> None:
     from plm_jax.data import preparation
     from plm_jax.training import run_directory
 
-    keeps = not _ALLOW_CHANGES.value and run_directory.has_checkpoint(workdir)
+    goes_on = run_directory.has_checkpoint(workdir)
+    if not goes_on:
+        checks.refuse_unused(run)
+    keeps = not _ALLOW_CHANGES.value and goes_on
     preparation.prepare_if_needed(run, _CONFIG.arguments(), trained=workdir if keeps else "")
     with progress.doing("loading JAX"):
         command_line.start_jax()

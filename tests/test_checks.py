@@ -1,11 +1,13 @@
 """What a run's parts ask of each other is said in one line before anything begins."""
 
+import dataclasses
 import math
 
 import pytest
 
 from plm_jax import config, objectives
 from plm_jax.common.errors import UserError
+from plm_jax.config import checks
 from tests.support.tiny import RUNS
 
 
@@ -46,3 +48,25 @@ def test_a_mistake_is_said(changes, said):
         tree[section] = config.to_dict(tree[section] | change if isinstance(change, dict) else change)
     with pytest.raises(UserError, match=said):
         config.from_dict(tree)
+
+
+UNUSED = [
+    (
+        "bert",
+        {"data": {"layout": config.Blocks(attend_across_documents=False)}},
+        "has no pairs, which config.model.pooler",
+    ),
+    ("plain", {"data": {"inputs_targets": config.InputsTargets(packed=True)}}, "no source has inputs and targets"),
+    ("plain", {"train": {"init_names": ("a",)}}, "config.train.init_from, which is empty"),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "said"), UNUSED, ids=[said for _, _, said in UNUSED])
+def test_what_a_new_run_would_ignore_is_refused_and_an_old_one_is_read(name, changes, said):
+    run = RUNS[name]
+    checks.refuse_unused(run)
+    for section, change in changes.items():
+        run = dataclasses.replace(run, **{section: dataclasses.replace(getattr(run, section), **change)})
+    assert config.from_saved(config.to_dict(run)) == run
+    with pytest.raises(UserError, match=said):
+        checks.refuse_unused(run)

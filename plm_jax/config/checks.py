@@ -4,9 +4,10 @@ import math
 from collections.abc import Sequence
 
 from plm_jax.common.errors import UserError, nearest
+from plm_jax.config.data import InputsTargets
 from plm_jax.config.run import Run
-from plm_jax.config.stages import stages, target_length
-from plm_jax.config.training import Stage
+from plm_jax.config.stages import has_inputs_targets, stages, target_length
+from plm_jax.config.training import Stage, Train
 
 
 def check(run: Run) -> None:
@@ -28,6 +29,26 @@ def check(run: Run) -> None:
         _positions(run, stage.length)
     _words(run)
     _examples(run, found)
+
+
+def refuse_unused(run: Run) -> None:
+    """Refuses what a new run would ignore; one that goes on may have it since before it was refused.
+
+    Raises:
+      UserError: a head that nothing trains, or settings of what is not there.
+    """
+    if "sentence_pair" in run.model.named_heads and not run.data.layout.labels_pairs:
+        raise UserError(
+            f"config.data.layout '{run.data.layout.kind}' has no pairs, which config.model.pooler would be trained to "
+            "tell apart: set config.model.pooler.classes to 0 or config.model.pooler.kind to none, or choose "
+            "sentence_pairs"
+        )
+    if run.data.inputs_targets != InputsTargets() and not has_inputs_targets(run):
+        raise UserError("no source has inputs and targets: leave config.data.inputs_targets out")
+    if run.train.init_names != Train.init_names and not run.train.init_from:
+        raise UserError(
+            "config.train.init_names is for config.train.init_from, which is empty: set it, or leave it out"
+        )
 
 
 def _architecture(run: Run) -> None:

@@ -15,9 +15,11 @@ class Optimizer(Role):
     """Gradients are clipped, become a direction, and are scaled by the learning rate.
 
     Attributes:
+      recipe: fields whose change leaves the state what it is, so that a run may go on with it; any other is refused.
       clip_norm: the largest norm of all gradients together (0: not clipped).
     """
 
+    recipe: ClassVar[tuple[str, ...]] = ("clip_norm",)
     clip_norm: float = 1.0
 
     def transformations(self) -> Sequence["optax.GradientTransformation"]:
@@ -34,6 +36,7 @@ class AdamW(Optimizer):
     """
 
     kind: ClassVar[str] = "adamw"
+    recipe: ClassVar[tuple[str, ...]] = ("b1", "b2", "epsilon", "weight_decay", "bias_correction", "clip_norm")
     b1: float = 0.9
     b2: float = 0.999
     epsilon: float = 1e-8
@@ -56,6 +59,7 @@ class Lamb(Optimizer):
     """
 
     kind: ClassVar[str] = "lamb"
+    recipe: ClassVar[tuple[str, ...]] = ("b1", "b2", "epsilon", "weight_decay", "bias_correction", "clip_norm")
     b1: float = 0.9
     b2: float = 0.999
     epsilon: float = 1e-6
@@ -83,6 +87,10 @@ class Adafactor(Optimizer):
     """
 
     kind: ClassVar[str] = "adafactor"
+    recipe: ClassVar[tuple[str, ...]] = (
+        *("decay_exponent", "clipping_threshold", "epsilon", "multiply_by_parameter_scale", "parameter_epsilon"),
+        "clip_norm",
+    )
     decay_exponent: float = 0.8
     clipping_threshold: float = 1.0
     min_dim_size_to_factor: int = 128
@@ -108,6 +116,7 @@ class Adagrad(Optimizer):
     """
 
     kind: ClassVar[str] = "adagrad"
+    recipe: ClassVar[tuple[str, ...]] = ("initial_accumulator", "clip_norm")
     initial_accumulator: float = 1.0
     clip_norm: float = field(default=10.0, kw_only=True)
     clip_norm: float = field(default=10.0, kw_only=True)

@@ -35,6 +35,7 @@ FIELDS: dict[str, Meaning] = {
                 "stack",
                 "decoder_stack",
                 "head",
+                "heads",
                 "pooler",
                 "decoder_heads",
                 "decoder_feed_forward",
@@ -62,20 +63,7 @@ FIELDS: dict[str, Meaning] = {
     "data.validation_fraction": "cache",
     "data.window_tokens": "fixed",
     "vocabulary": "cache",
-    "optimizer": "fixed",  # Another kind, whose moments are others.
-    "optimizer.b1": "recipe",
-    "optimizer.b2": "recipe",
-    "optimizer.bias_correction": "recipe",
-    "optimizer.clip_norm": "recipe",
-    "optimizer.clipping_threshold": "recipe",
-    "optimizer.decay_exponent": "recipe",
-    "optimizer.decay_norms_and_biases": "fixed",  # So is the tree of its state.
-    "optimizer.epsilon": "recipe",
-    "optimizer.initial_accumulator": "free",  # Only the first step takes it.
-    "optimizer.min_dim_size_to_factor": "fixed",  # The shapes of the moments.
-    "optimizer.multiply_by_parameter_scale": "recipe",
-    "optimizer.parameter_epsilon": "recipe",
-    "optimizer.weight_decay": "recipe",
+    "optimizer": "fixed",  # But for what its class says is `recipe`.
     "schedule": "recipe",
     "train.batch_size": "read",
     "train.init_from": "free",  # Only the first step takes it, and `init_names`.
@@ -98,8 +86,11 @@ FIELDS: dict[str, Meaning] = {
 _NAMED = 5
 
 
-def meaning(field: str) -> Meaning:
-    """What a change of a field, by its dotted path, means to a run that goes on."""
+def meaning(field: str, optimizer: config.Optimizer) -> Meaning:
+    """What a change of a field, by its dotted path, means to a run that goes on with an optimizer."""
+    section, _, name = field.partition(".")
+    if section == "optimizer" and name in optimizer.recipe:
+        return "recipe"
     while field not in FIELDS:
         field = field.rpartition(".")[0]
     return FIELDS[field]
@@ -143,7 +134,8 @@ class Resumed:
         reads_anew = taken(config.stages(self.before), self.step) != taken(config.stages(run), self.step)
         found = []
         for field, *values in config.differences(was, now):
-            refused = meaning(field) == "fixed" or (meaning(field) == "read" and reads_anew)
+            means = meaning(field, run.optimizer)
+            refused = means == "fixed" or (means == "read" and reads_anew)
             found.append(Change(field, *values, refused))
         if self.meta["vocabulary_id"] != vocabulary_id:
             found.append(Change("the vocabulary", self.meta["vocabulary_id"][:12], vocabulary_id[:12], True))

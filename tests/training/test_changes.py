@@ -323,7 +323,23 @@ def test_moments_are_taken_over_wherever_the_table_says_that_the_recipe_alone_ch
         value = {bool: lambda v: not v, int: lambda v: 8, float: lambda v: v + 0.5 if v < 0.5 else v / 2}
         changed = dataclasses.replace(kind(), **{f.name: value[type(f.default)](f.default)})
         same = loop._alike(state(kind()), state(changed))
-        assert same or resume.meaning(f"optimizer.{f.name}") == "fixed", f.name
+        assert same or resume.meaning(f"optimizer.{f.name}", kind()) == "fixed", f.name
+
+
+def test_fields_of_a_users_own_are_refused_unless_their_class_says_that_they_are_the_recipe():
+    class Own(config.Optimizer):
+        recipe = (*config.Optimizer.recipe, "power")
+
+    fields = (
+        "optimizer.power",
+        "optimizer.clip_norm",
+        "optimizer.b1",
+        "model.own.part",
+        "objective.own",
+        "data.layout.b1",
+    )
+    meanings = [resume.meaning(field, Own()) for field in fields]
+    assert meanings == ["recipe", "recipe", "fixed", "fixed", "fixed", "fixed"]
 
 
 def test_a_history_has_no_event_of_steps_that_are_no_more(tiny, halfway, verb):

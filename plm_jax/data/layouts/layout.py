@@ -75,6 +75,7 @@ class Layout(Role):
       begin: the special ids before each document, by their names in a config's `vocabulary`.
       goes_on: whether a row of a batch goes on where the same row of the batch before ended, and so the state of a
         model that has one.
+      labels_pairs: whether its rows are pairs with a `pair_label`.
       reads_characters: whether `open` takes the characters of words.
     """
 
@@ -82,6 +83,7 @@ class Layout(Role):
     attend_across_documents: ClassVar[bool] = True
     begin: ClassVar[tuple[str, ...]] = ()
     goes_on: ClassVar[bool] = False
+    labels_pairs: ClassVar[bool] = False
     reads_characters: ClassVar[bool] = False
 
     def open(

@@ -59,6 +59,7 @@ class SentencePairs(Layout):
     """
 
     kind: ClassVar[str] = "sentence_pairs"
+    labels_pairs: ClassVar[bool] = True
     plural: ClassVar[str] = "sentence pairs"
     short_probability: float = 0.1
     duplicates: int = 10

@@ -23,7 +23,7 @@ from plm_jax.data.reader import Reader
 from plm_jax.evaluation import baselines
 from plm_jax.inference.language_model import LanguageModel
 from plm_jax.losses import means
-from plm_jax.models import registry, settings
+from plm_jax.models import registry
 
 
 class NothingToPredictError(UserError):
@@ -249,7 +249,7 @@ def _check_model(lm: LanguageModel, run: config.Run) -> None:
         raise UserError(
             f"the model is of kind '{lm.config.kind}', the config trains '{run.model.kind}': name a config of its kind"
         )
-    if isinstance(getattr(lm.config, "generator", lm.config).head, settings.NoHead):
+    if "vocabulary" not in lm.config.named_heads:
         raise UserError("the model has no vocabulary head: evaluate one that predicts tokens")
 
 

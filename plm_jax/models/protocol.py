@@ -9,18 +9,16 @@ A model of another kind is a frozen dataclass below `Model` and a Linen module t
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from plm_jax.common.lazy import lazy
 from plm_jax.common.roles import Role
+from plm_jax.models.heads import Head, VocabularyHead
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import flax.linen as nn
     import jax
-
-    from plm_jax.models.heads import Head
 
 jnp = lazy("jax.numpy")
 
@@ -34,6 +32,7 @@ class Model(Role):
       inputs: what of a batch `Module.features` takes, by name.
       vocab_size: how many tokens, or words, it tells apart; perhaps more than the vocabulary has.
       num_positions: how many tokens a row may have; None: any number.
+      meant_length: how many tokens of a row it is meant for; None: it is not said.
       max_characters: of a word, of a model that reads words by their characters; 0: it reads tokens.
       token_types: of how many parts of a row it tells which a token is of; 0: of none.
       tells_places: a text reads otherwise where it stands further back in a row.
@@ -45,6 +44,7 @@ class Model(Role):
     inputs: ClassVar[tuple[str, ...]] = ("tokens",)
     vocab_size: int
     num_positions = None
+    meant_length = None
     max_characters = 0
     token_types = 0
     tells_places = False
@@ -86,9 +86,9 @@ class Model(Role):
         return {name: batch[name] for name in self.inputs if name in batch}
 
     @property
-    def named_heads(self) -> "Mapping[str, Head]":
-        """Its heads by the names that losses and callers ask for them by; "vocabulary" is that of tokens."""
-        return {}
+    def named_heads(self) -> Mapping[str, Head]:
+        """Its heads by the names that losses and callers ask for them by; by default `Module.logits` alone."""
+        return {"vocabulary": VocabularyHead(tied=False)}
 
     @property
     def has_decoder(self) -> bool:

@@ -90,9 +90,8 @@ def tokenizer(pretrained: Pretrained, run: config.Run | None) -> tokenizer_json.
     around = exported.Frame(before, between or before, after, types)
     tree, described = exported.export(vocabulary(pretrained, run), ids, None if is_theirs else around)
     described["model_input_names"] = ["input_ids", *(["token_type_ids"] if types else []), "attention_mask"]
-    position = model.attention.position
-    if (length := getattr(position, "length", None)) is not None:
-        described["model_max_length"] = length
+    if model.meant_length is not None:
+        described["model_max_length"] = model.meant_length
     return tokenizer_json.Tokenizer(tree, described)
 
 

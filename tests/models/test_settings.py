@@ -159,7 +159,7 @@ class WordsModule(nn.Module):
 def test_a_model_of_a_users_own_keeps_the_protocol():
     model = trees.parse(settings.Model, {"kind": "words", "vocab_size": 31}, "model")
     assert model == Words(31) and model.architecture == "words" and model.num_positions is None
-    assert not model.drops and model.with_dropout(0.5) == model and model.named_heads == {}
+    assert not model.drops and model.with_dropout(0.5) == model and model.named_heads.keys() == {"vocabulary"}
     module, params = randomised(model)
     assert registry.new_carry(module, 3) == {}
     tokens = tokens_of()

@@ -62,6 +62,11 @@ class Transformer(Model):
         return self.attention.position.limit
 
     @property
+    def meant_length(self) -> int | None:
+        """As its position scheme says."""
+        return getattr(self.attention.position, "length", None)
+
+    @property
     def token_types(self) -> int:
         """Rows of the table for the parts of a row."""
         return self.embedding.token_types

@@ -371,7 +371,8 @@ def test_what_pairs_need_is_told(make_run, paired):
     causal = make_run("a", vocab_size=VOCAB_SIZE).model
     refuse("trains a model of kind 'decoder', config.model.kind is 'encoder'", objective=objectives.Causal())
     refuse("objective 'causal' makes rows of its own", objective=objectives.Causal(), model=causal)
-    refuse("need a model with a pooler", model=dataclasses.replace(run.model, pooler=settings.NoHead()))
+    for pooler in (settings.NoHead(), settings.Pooler(classes=0)):
+        refuse("need a model with a pooler of two classes", model=dataclasses.replace(run.model, pooler=pooler))
     refuse("set config.vocabulary.cls and", vocabulary=dataclasses.replace(run.vocabulary, sep=None))
     refuse("config.data.length is 4: sentence pairs take", data=dataclasses.replace(run.data, length=4))
     for changed, message in (

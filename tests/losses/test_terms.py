@@ -128,7 +128,7 @@ def test_each_term_is_its_own_mean_whatever_the_parts_of_the_batch(kind):
     np.testing.assert_allclose(want["loss"], total, rtol=1e-6)
     norm = optax.global_norm(want_gradient)
     np.testing.assert_allclose(want["grad_norm"], norm, rtol=1e-5)
-    for microbatches, devices in ((2, 1), (4, 1), (1, 8)) if kind == "masked_lm" else ((4, 1), (1, 8)):
+    for microbatches, devices in ((4, 1), (1, 8)) if kind == "masked_lm" else ((2, 4),):
         found, gradient = stepped(kind, microbatches, devices)
         difference = optax.global_norm(jax.tree.map(jnp.subtract, gradient, want_gradient))
         assert difference < 1e-6 * norm, (microbatches, devices, difference / norm)

@@ -84,9 +84,10 @@ class SentencePairs(Layout):
         """Rows for two parts, the marks around them, and a model with what tells the label."""
         super().check(run, stage)
         check_two_parts(self, run, stage.length)
-        if not {"sentence_pair", "pooled"} & run.model.named_heads.keys():
+        if getattr(run.model.named_heads.get("sentence_pair"), "classes", 0) < 2:
             raise UserError(
-                "sentence pairs need a model with a pooler: set config.model.pooler, or blocks as the layout"
+                "sentence pairs need a model with a pooler of two classes: set config.model.pooler, or blocks as the "
+                "layout"
             )
 
     def blank(self, length: int, objective: objectives.BoundObjective, num_characters: int = 0) -> Example:

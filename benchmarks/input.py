@@ -34,6 +34,7 @@ import numpy as np
 from plm_jax import config, objectives
 from plm_jax.common import storage
 from plm_jax.data import cache, layouts
+from plm_jax.data.cache import columns
 from plm_jax.data.reader import Reader
 from plm_jax.models import settings
 from plm_jax.objectives import denoising
@@ -79,16 +80,24 @@ def write_cache(folder: str, num_tokens: int) -> None:
         tokens = rng.integers(0, TEXT_IDS, min(CHUNK, num_tokens - start), np.uint16)
         sentences = np.unique(np.append(rng.integers(0, len(tokens), len(tokens) // MEAN_SENTENCE), 0))
         documents = np.unique(np.append(rng.choice(sentences, len(tokens) // MEAN_DOCUMENT), 0))
-        writer.add(tokens, documents, sentences, 4 * len(tokens), np.full(len(documents), 4))
+        sizes, first = np.diff(documents, append=len(tokens)), sentences.searchsorted(documents)
+        counts = np.diff(first, append=len(sentences))
+        found = {
+            "tokens": cache.Values(tokens, sizes),
+            "sentence_starts": cache.Values(sentences - np.repeat(documents, counts), counts),
+            "first_bytes": cache.Values(np.full(len(documents), 4)),
+        }
+        writer.add(found, 4 * len(tokens))
     counts = {"train": writer.close()}
-    cache.save(os.path.join(temporary, "word_initial.npy"), rng.random(VOCAB_SIZE) < WORDS_A_TOKEN)
+    word_initial = rng.random(VOCAB_SIZE) < WORDS_A_TOKEN
+    described = cache.describe(VOCAB_SIZE, (columns.SENTENCE_STARTS, columns.FIRST_BYTES), word_initial, temporary)
     specials = config.to_dict(VOCABULARY)
     words = os.path.join(folder, "vocabulary", "words.txt")
     os.makedirs(os.path.dirname(words))
     storage.write(words, "\n".join(WORDS).encode())
     files = {"words.txt": storage.sha256(words)}
     vocabulary = {"id": "synthetic", "size": VOCAB_SIZE, "kind": "words", "files": files, **specials}
-    manifest = {"identity": "synthetic", "vocabulary": vocabulary, "dtype": "<u2", "splits": counts}
+    manifest = {"identity": "synthetic", "vocabulary": vocabulary, "splits": counts, **described}
     cache.publish(temporary, os.path.join(folder, "synthetic"), manifest)
 
 

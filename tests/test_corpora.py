@@ -10,6 +10,7 @@ import pytest
 from plm_jax import config
 from plm_jax.common.errors import UserError
 from plm_jax.config import pages
+from plm_jax.data.prepare import making, reading
 from plm_jax.data.sources import corpora
 from tests.support import tiny
 
@@ -117,7 +118,6 @@ TFDS["c4_multilingual_sw"] = corpora.sources("c4_multilingual:sw")["c4_multiling
 @pytest.mark.parametrize("name", TFDS)
 def test_tfds_has_the_corpus_and_its_field(name, tmp_path, monkeypatch):
     tfds = pytest.importorskip("tensorflow_datasets")
-    from plm_jax.data import prepare
     from plm_jax.data.sources import tasks
 
     source = TFDS[name]
@@ -130,8 +130,8 @@ def test_tfds_has_the_corpus_and_its_field(name, tmp_path, monkeypatch):
         task = tasks.task(name, source)
         texts = list(tasks.texts(task, "train"))
         assert len(texts) == 3 and all(isinstance(text, str) and text for text in texts)
-        assert [piece.split for piece in prepare.pieces(name, source)] == ["train", "validation"]
-        assert prepare._bar("tokenising", name, source, show=False).total == 6
+        assert [piece.split for piece in reading.pieces(name, source)] == ["train", "validation"]
+        assert making.bar("tokenising", source.open(name), show=False).total == 6
 
 
 def test_a_missing_corpus_is_named_with_the_field_to_set(verb, tmp_path):

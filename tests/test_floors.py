@@ -1,6 +1,7 @@
 """Imports go down only; a training process imports no TensorFlow, no seqio, no torch."""
 
 import ast
+import graphlib
 import json
 import pathlib
 import subprocess
@@ -104,9 +105,22 @@ def test_layouts_import_numpy_only_until_they_are_opened(path):
     assert not any(name.startswith("plm_jax.data.cache") for name in at_once)
 
 
-def test_a_config_knows_of_data_the_layouts_alone():
-    found = set().union(*map(imports, files("config")))
+def test_a_config_knows_of_data_the_layouts_alone_until_its_sources_are_opened():
+    found = set().union(*map(imports, files("config"))) - BEHAVIOUR["config"]
     assert all(name.startswith("plm_jax.data.layouts.") for name in found if name.startswith("plm_jax.data."))
+
+
+def test_no_modules_import_each_other():
+    """Nor in a longer circle; those of `data` not within functions either."""
+    modules = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in files("")}
+    modules = {name.removesuffix(".__init__"): path for name, path in modules.items()}
+    graph = {}
+    for name, path in modules.items():
+        found = imports_at_once(path)
+        if name.startswith("plm_jax.data."):
+            found |= {full for full in imports(path) if full.startswith("plm_jax.data.")}
+        graph[name] = modules.keys() & {full if full in modules else full.rpartition(".")[0] for full in found} - {name}
+    graphlib.TopologicalSorter(graph).prepare()
 
 
 ALLOWED = {
@@ -139,7 +153,14 @@ ALLOWED = {
 
 
 # What a setting's methods import once they are called: the behaviour of its kind.
-BEHAVIOUR = {"config": {"plm_jax.training.optimizers", "plm_jax.training.schedules"}}
+BEHAVIOUR = {
+    "config": {
+        "plm_jax.training.optimizers",
+        "plm_jax.training.schedules",
+        "plm_jax.data.sources.files",
+        "plm_jax.data.sources.tasks",
+    }
+}
 
 
 @pytest.mark.parametrize("room", ALLOWED)

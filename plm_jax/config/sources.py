@@ -1,9 +1,13 @@
 """Where the documents and examples of a run come from."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
+from plm_jax.common import progress
 from plm_jax.common.roles import Role
+
+if TYPE_CHECKING:
+    from plm_jax.data.sources.corpus import Corpus
 
 
 class Source(Role):
@@ -15,13 +19,55 @@ class Source(Role):
 
     places: ClassVar[tuple[str, ...]] = ()
 
+    def open(self, name: str) -> "Corpus":
+        """Its documents, as `prepare` reads them; `name` is what the config calls it.
+
+        Raises:
+          UserError: what the user can mend in it.
+        """
+        raise NotImplementedError
+
+    def rates(self) -> dict[str, float] | None:
+        """Of a mixture of tasks the rate of each; None: it is none."""
+        return None
+
+
+class FileSource(Source):
+    """A source of text or JSONL files."""
+
+    def open(self, name: str) -> "Corpus":
+        """See `Source.open`."""
+        from plm_jax.data.sources import files
+
+        return files.FileCorpus(name, self)
+
+
+class TaskSource(Source):
+    """A source that seqio reads; seconds are spent on TensorFlow only where there is one."""
+
+    def open(self, name: str) -> "Corpus":
+        """See `Source.open`."""
+        with progress.doing("importing TensorFlow"):
+            from plm_jax.data.sources import tasks
+        return tasks.TaskCorpus(name, self)
+
+
+class RegisteredSource(TaskSource):
+    """A source of which seqio's registry knows more; there its name may be that of a mixture."""
+
+    def rates(self) -> dict[str, float] | None:
+        """See `Source.rates`."""
+        with progress.doing("importing TensorFlow"):
+            from plm_jax.data.sources import tasks
+        return tasks.rates(self)
+
 
 class InputsTargetsSource(Source):
     """A source of examples, with inputs and targets; the others are of documents."""
 
 
 @dataclass(frozen=True)
-class TextFiles(Source):
+class TextFiles(FileSource):
     """Plain text, `.gz` allowed. `path` may be a glob. One document a file, or one a paragraph or line."""
 
     kind: ClassVar[str] = "text"
@@ -31,7 +77,7 @@ class TextFiles(Source):
 
 
 @dataclass(frozen=True)
-class JsonLines(Source):
+class JsonLines(FileSource):
     """One JSON object a line, `.gz` allowed; `field` holds the document's text.
 
     Attributes:
@@ -47,7 +93,7 @@ class JsonLines(Source):
 
 
 @dataclass(frozen=True)
-class Tfds(Source):
+class Tfds(TaskSource):
     """A TensorFlow Datasets builder, `name` as in `wikipedia/20230601.en`; `field` holds the document's text.
 
     Attributes:
@@ -64,7 +110,7 @@ class Tfds(Source):
 
 
 @dataclass(frozen=True)
-class SeqioTask(Source):
+class SeqioTask(RegisteredSource):
     """A task, or a mixture of tasks, that `module` registers with seqio under `name`; its `field` holds text.
 
     Of a mixture each task is prepared and read as a source `SOURCE-TASK` of its own, and so the run's config.json holds
@@ -79,7 +125,7 @@ class SeqioTask(Source):
 
 
 @dataclass(frozen=True)
-class JsonLinesInputsTargets(InputsTargetsSource):
+class JsonLinesInputsTargets(FileSource, InputsTargetsSource):
     """One JSON object a line, `.gz` allowed, each an example with inputs and targets; `path` may be a glob.
 
     Attributes:
@@ -94,7 +140,7 @@ class JsonLinesInputsTargets(InputsTargetsSource):
 
 
 @dataclass(frozen=True)
-class SeqioInputsTargets(InputsTargetsSource):
+class SeqioInputsTargets(RegisteredSource, InputsTargetsSource):
     """A task, or a mixture of tasks, that `module` registers with seqio; each row is an example, inputs and targets.
 
     They may be texts or tokens, whose text is then taken: `inputs_pretokenized`, or what the task's vocabulary decodes.
@@ -104,7 +150,3 @@ class SeqioInputsTargets(InputsTargetsSource):
     kind: ClassVar[str] = "seqio_inputs_targets"
     name: str
     module: str
-
-
-# Sources of which seqio's registry knows more.
-Registered = SeqioTask | SeqioInputsTargets

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from plm_jax import config
 from plm_jax.common import progress, storage
 from plm_jax.common.errors import UserError
-from plm_jax.data.cache import origins
+from plm_jax.data.cache import staleness
 from plm_jax.data.sources import task_mixtures
 
 
@@ -62,7 +62,7 @@ def changed_caches(run: config.Run, names: Iterable[str]) -> list[str]:
     """
     changed, unseen = [], []
     for name in names:
-        found = origins.compare(run, name, _say)
+        found = staleness.compare(run, name, _say)
         if found.changed:
             changed.append(
                 f"the cache of '{name}' in {run.data.cache_dir} is not of what the config names ({found.changed})"

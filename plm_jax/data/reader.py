@@ -77,7 +77,7 @@ class Reader:
         self.vocabulary = _check_vocabulary(run, self.sources)
         _check_segmenters(run, self.sources)
         for name, source in self.sources.items():
-            if source.has_examples != isinstance(run.data.sources[name], config.InputsTargetsSource):
+            if source.has_inputs_targets != isinstance(run.data.sources[name], config.InputsTargetsSource):
                 raise UserError(f"the cache of '{name}' is of another kind of source: {_AGAIN}")
         special = _special(self.vocabulary)
         self.objective = objectives.BoundObjective(run.objective, special)
@@ -111,7 +111,7 @@ class Reader:
 
     def _rates(self, stage: config.Stage) -> dict[str, float]:
         """Of each source in rows; those of the config are in examples, of which a packed row holds several."""
-        if not (stage.mixture or any(source.has_examples for source in self.sources.values())):
+        if not (stage.mixture or any(source.has_inputs_targets for source in self.sources.values())):
             # Rows of text have as many tokens, and so a change of their length changes nothing here.
             return {name: source.splits["train"].num_tokens for name, source in self.sources.items()}
         found = {}
@@ -127,9 +127,9 @@ class Reader:
     def _open(self, split: str, name: str, length: int) -> layouts.Rows:
         """A source's split in rows of `length`."""
         layout, source = self._run.data.layout, self.sources[name]
-        if source.has_examples:
+        if source.has_inputs_targets:
             packed = self._run.data.inputs_targets.packed
-            return inputs_targets.ExampleRows(source.splits[split], self._example_rows, length, packed)
+            return inputs_targets.InputsTargetsRows(source.splits[split], self._example_rows, length, packed)
         characters = self._spelling if layout.reads_characters else None
         return layout.open(source, split, length, self._run.train.seed, self.objective, characters)
 

@@ -195,7 +195,7 @@ def predicted_bytes(split: cache.Split, num_text_targets: float) -> int:
     unpredicted = split.num_tokens - round(num_text_targets)
     if unpredicted not in (0, 1, split.num_documents):
         raise AssertionError(f"{unpredicted} tokens are no targets: they are not first ones of documents")
-    return split.num_bytes - int(split.first_bytes[:unpredicted].sum(dtype=np.int64))
+    return split.num_bytes - int(split.column("first_bytes")[:unpredicted].sum(dtype=np.int64))
 
 
 def add_one_unigram(train: cache.Split) -> np.ndarray:

@@ -1,7 +1,5 @@
 """Tiny caches written with the cache's writer, and runs over them."""
 
-import os
-
 import hypothesis
 import numpy as np
 import pytest
@@ -9,6 +7,7 @@ import pytest
 from plm_jax import config, objectives
 from plm_jax.data import cache
 from plm_jax.models import settings
+from tests.support import caches
 
 EOS = 99
 CAUSAL = objectives.Causal()
@@ -23,18 +22,10 @@ def write_source(tmp_path):
     """`write(name, {split: [[token, …], …]})` makes a source's cache of vocabulary size 100 under `tmp_path`."""
 
     def write(name, splits, vocabulary_id="v", eos=EOS, **specials):
-        temporary = str(tmp_path / f".{name}")
-        counts = {}
-        for split, documents in splits.items():
-            writer = cache.SplitWriter(os.path.join(temporary, split), 100)
-            for document in documents:
-                writer.add(np.array(document), np.array([0]), np.array([0]), 3 * len(document), [3])
-            counts[split] = writer.close()
-        cache.save(os.path.join(temporary, "word_initial.npy"), np.arange(100) % 2 == 0)
-        vocabulary = {"id": vocabulary_id, "size": 100, "pad": None, "bos": None, "eos": eos, "unk": None}
-        vocabulary |= {"kind": "bytes", "files": {}, **specials}
-        manifest = {"identity": "i", "vocabulary": vocabulary, "dtype": "<u2", "splits": counts}
-        cache.publish(temporary, str(tmp_path / name), manifest)
+        found = {split: [(document, [0]) for document in documents] for split, documents in splits.items()}
+        vocabulary = {"id": vocabulary_id, "kind": "bytes", "pad": None, "bos": None, "eos": eos, "unk": None}
+        vocabulary |= specials
+        caches.write(tmp_path, name, found, 100, vocabulary, np.arange(100) % 2 == 0, bytes_a_token=3)
         return str(tmp_path)
 
     return write
@@ -45,21 +36,15 @@ def write_sentences(tmp_path):
     """`write({split: [[sentence length, …], …]}, name)`: a source of which token n of each split is 4 + n."""
 
     def write(splits, name="a"):
-        temporary = str(tmp_path / f".{name}")
-        counts = {}
+        found = {}
         for split, documents in splits.items():
-            writer = cache.SplitWriter(os.path.join(temporary, split), 60_000)
-            token = 4
-            for lengths in documents:
-                size = sum(lengths)
-                writer.add(np.arange(token, token + size), np.array([0]), np.cumsum([0, *lengths[:-1]]), size, [1])
-                token += size
-            counts[split] = writer.close()
-        cache.save(os.path.join(temporary, "word_initial.npy"), np.ones(60_000, np.bool_))
-        ids = {"pad": 0, "bos": None, "eos": None, "unk": None, "cls": 1, "sep": 2, "mask": 3}
-        vocabulary = {"id": "v", "size": 60_000, "kind": "bytes", "files": {}, **ids}
-        manifest = {"identity": name, "vocabulary": vocabulary, "dtype": "<u2", "splits": counts}
-        cache.publish(temporary, str(tmp_path / name), manifest)
+            ends = 4 + np.cumsum([0, *map(sum, documents)])
+            found[split] = [
+                (np.arange(start, start + sum(lengths)), np.cumsum([0, *lengths[:-1]]))
+                for start, lengths in zip(ends.tolist(), documents, strict=False)
+            ]
+        vocabulary = {"kind": "bytes", "pad": 0, "bos": None, "eos": None, "unk": None, "cls": 1, "sep": 2, "mask": 3}
+        caches.write(tmp_path, name, found, 60_000, vocabulary, identity=name)
         return cache.open_source(str(tmp_path), name)
 
     return write

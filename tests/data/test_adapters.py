@@ -10,11 +10,12 @@ import seqio
 
 from plm_jax import config, objectives
 from plm_jax.common import storage
-from plm_jax.data import adapters, cache, reader, vocabularies
+from plm_jax.data import adapters, reader, vocabularies
 from plm_jax.data.layouts import noising
 from plm_jax.data.tensorflow_side import tf
 from plm_jax.data.vocabularies import words
 from plm_jax.models import settings as model_settings
+from tests.support import caches
 
 IDS = {"pad": 80, "bos": 81, "eos": 82, "unk": 83, "cls": 84, "sep": 85, "mask": 86, "sop": 87, "eop": 88}
 IDS |= {"smask": 89, "gmask": 90, "dblock": 91, "sentinels": 8}
@@ -69,14 +70,8 @@ def opened(tmp_path, make_run):
         spelling = tmp_path / "vocabulary" / "words.txt"
         spelling.parent.mkdir()
         spelling.write_text("".join(f"w{i}\n" for i in range(SIZE)))
-        writer = cache.SplitWriter(str(tmp_path / ".a" / "train"), SIZE)
-        for tokens, starts in documents():
-            writer.add(tokens, np.array([0]), starts, len(tokens), [1])
-        counts = {"train": writer.close()}
-        cache.save(os.path.join(tmp_path, ".a", "word_initial.npy"), WORD_INITIAL)
-        vocabulary = {"id": "v", "size": SIZE, "kind": "words", "files": {"words.txt": storage.sha256(str(spelling))}}
-        manifest = {"identity": "i", "vocabulary": vocabulary | IDS, "dtype": "<u2", "splits": counts}
-        cache.publish(str(tmp_path / ".a"), str(tmp_path / "a"), manifest)
+        vocabulary = {"kind": "words", "files": {"words.txt": storage.sha256(str(spelling))}, **IDS}
+        caches.write(tmp_path, "a", {"train": documents()}, SIZE, vocabulary, WORD_INITIAL)
         run = make_run("a", data={"length": LENGTH, "layout": layout}, train={"seed": 5}, objective=objective, **IDS)
         if isinstance(layout, config.Streams):
             embedding = model_settings.CharacterCNN(SIZE, 2, 2, ((1, 4),), max_characters=SPELT, highway_layers=1)

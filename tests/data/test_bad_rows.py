@@ -10,7 +10,7 @@ import pytest
 from plm_jax import config
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache, prepare
-from plm_jax.data.sources import files, tasks
+from plm_jax.data.sources import corpus, files, tasks
 from tests.data.test_prepare import contents
 
 TEXTS = [f"Document {i}. It counts: {' '.join(map(str, range(i % 23)))}! Ünd aus" for i in range(400)]
@@ -27,11 +27,14 @@ def write(path, rows):
 
 
 def prepared(run, folder, capsys):
-    """The contents of the cache but what tells its files, its manifest, and what was said."""
+    """The contents of the cache but what tells where documents come from, its manifest, and what was said."""
     prepare.prepare(run, str(folder), show_progress=False)
-    found = contents(folder)
-    del found["a/manifest.json"], found["a/files.json"]
-    return found, cache.read_manifest(os.path.join(folder, "a")), capsys.readouterr().out
+    others = "manifest.json", "files.json", "origin.npy", "checksums.npy"
+    found = {name: data for name, data in contents(folder).items() if os.path.basename(name) not in others}
+    manifest = cache.read_manifest(os.path.join(folder, "a"))
+    for counts in manifest["splits"].values():
+        del counts["crc32"]
+    return found, manifest, capsys.readouterr().out
 
 
 @pytest.fixture
@@ -77,6 +80,10 @@ def test_more_than_one_in_a_hundred_stop_it(make, tmp_path):
     assert contents(tmp_path / "cache" / "a") == before
 
 
+# Of the documents that are read, file and line.
+PLACES = {"line": [(0, 1), (0, 6), (1, 1)], "paragraph": [(0, 6), (1, 1)], "file": [(1, 1)]}
+
+
 @pytest.mark.parametrize(
     ("document", "places"),
     [("line", [":2", ":4"]), ("paragraph", [":1", ":4"]), ("file", [""])],
@@ -84,10 +91,12 @@ def test_more_than_one_in_a_hundred_stop_it(make, tmp_path):
 def test_text_that_is_no_utf8_is_left_out_by_what_a_document_is(document, places, tmp_path):
     (tmp_path / "a.txt").write_bytes(b"one\n\xfftwo\n\nthr\xfee\n\nfour \xc3\xa9\n")
     (tmp_path / "b.txt").write_text("five\n")
-    source, skipped = config.TextFiles(f"{tmp_path}/?.txt", document=document), files.Skipped()
+    source, skipped = config.TextFiles(f"{tmp_path}/?.txt", document=document), corpus.Skipped()
     found = list(files.read(source, skipped=skipped))
     last = ["five\n"] if document == "file" else ["five"]
-    assert found == {"line": ["one", "four é"], "paragraph": ["four é"], "file": []}[document] + last
+    texts = [record.text for record in found]
+    assert texts == {"line": ["one", "four é"], "paragraph": ["four é"], "file": []}[document] + last
+    assert [record[2:4] for record in found] == PLACES[document]
     assert [line.partition(" is not UTF-8")[0] for line in skipped.first] == [f"{tmp_path}/a.txt{at}" for at in places]
     assert (skipped.bad, skipped.rows) == (len(places), len(places) + len(found))
     with pytest.raises(UserError, match=rf"a.txt{places[0]} is not UTF-8"):
@@ -96,9 +105,12 @@ def test_text_that_is_no_utf8_is_left_out_by_what_a_document_is(document, places
 
 def test_examples_are_left_out_as_well_where_they_are_prepared_as_where_they_are_evaluated(tmp_path):
     write(tmp_path / "a.jsonl", [b'{"a": "x", "b": 1}', b'{"a": "x"}', b'{"a": null, "b": 2}', b'{"a": "y", "b": 3}'])
-    source, skipped = config.JsonLinesInputsTargets(f"{tmp_path}/a.jsonl", "in {a}", "{b}"), files.Skipped()
+    source, skipped = config.JsonLinesInputsTargets(f"{tmp_path}/a.jsonl", "in {a}", "{b}"), corpus.Skipped()
     wanted = [("in x", "1"), ("in y", "3")]
-    assert list(files.read(source, skipped=skipped)) == wanted and (skipped.bad, skipped.rows) == (2, 4)
+    assert [record[:2] for record in files.read(source, skipped=skipped)] == wanted and (skipped.bad, skipped.rows) == (
+        2,
+        4,
+    )
     task = tasks.registered("a", source, "skip")
     assert [example[:2] for example in tasks.examples(task, "train")] == wanted
     with pytest.raises(UserError, match=r"a.jsonl:2 has no field 'b'"):

@@ -18,6 +18,7 @@ from plm_jax import config
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache, prepare
+from plm_jax.data.prepare import reading, spill, tokenising
 from plm_jax.data.sources import tasks
 from tests.data.test_prepare import contents, stored_texts
 
@@ -71,14 +72,14 @@ def test_files_give_the_same_cache_and_nothing_else_is_left(run, tmp_path, monke
         sizes.extend([len(data)] if "." not in name else [])
         write(folder, name, data)
 
-    monkeypatch.setattr(prepare, "_BATCH_CHARACTERS", 100)
+    monkeypatch.setattr(tokenising, "_BATCH_CHARACTERS", 100)
     monkeypatch.setattr(beam, "_FILE_BYTES", 2000)
     monkeypatch.setattr(beam, "_write", write_and_weigh)
     local, other = both(run, tmp_path)
     assert other == local
     assert {name.split(os.sep)[0] for name in other} == {"a"}
     # What a worker holds is bounded by the size of its files, not of its piece.
-    largest = 2000 + 2 * 300 + prepare.NUM_SHARDS * 8
+    largest = 2000 + 2 * 300 + spill.NUM_SHARDS * 8
     assert len(sizes) > 6 and max(sizes) < largest
 
 
@@ -112,11 +113,11 @@ def test_sharded_tfds_gives_the_same_cache_in_the_order_of_its_files(run, tmp_pa
     run = with_source(run, source)
     local, other = both(run, tmp_path)
     assert other == local
-    (*train, validation) = prepare.pieces("a", source)[:4]
+    (*train, validation) = reading.pieces("a", source)[:4]
     assert [piece.split for piece in train] == ["train"] * 3 and validation.split == "validation"
     files = [tfds.core.ReadInstruction("en", from_=i, to=i + 1, unit="shard") for i in range(3)]
     ordered = [row["text"].decode() for file in files for row in builder.as_dataset(split=file).as_numpy_iterator()]
-    assert [document.text for document in prepare._documents(run, "a", source)][:60] == ordered
+    assert [document.text for document in reading.all_documents(run, "a")][:60] == ordered
     splits = cache.open_source(str(tmp_path / "beam"), "a").splits
     assert sorted(stored_texts(splits["train"])) == sorted(TEXTS[:60])
     assert sorted(stored_texts(splits["validation"])) == sorted(TEXTS[60:80])
@@ -142,12 +143,13 @@ def test_documents_stream_through_in_batches():
         for number in range(300):
             waiting += 1
             most = max(most, waiting)
-            yield prepare.Document(number, f"{number} " * 10_000, False)
+            yield reading.Document(number, f"{number} " * 10_000, False)
 
-    for block in prepare.blocks(documents(), prepare.encoder(config.Vocabulary("bytes"))):
+    task = tokenising.Task(config.Vocabulary("bytes"), None, ())
+    for block in tokenising.blocks(documents(), tokenising.encoder(task)):
         waiting -= block.documents
-        assert len(block.shards) == prepare.NUM_SHARDS
-    assert waiting == 0 and most * 20_000 <= 2 * prepare._BATCH_CHARACTERS
+        assert len(block.shards) == spill.NUM_SHARDS
+    assert waiting == 0 and most * 20_000 <= 2 * tokenising._BATCH_CHARACTERS
 
 
 def test_the_verb_prepares_with_two_processes(verb, run, tmp_path):

@@ -1,4 +1,3 @@
-import functools
 import itertools
 import json
 import os
@@ -12,6 +11,8 @@ import pytest
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache
+from plm_jax.data.cache import form, mirror
+from tests.support import caches
 
 
 def test_splits_hold_what_was_written(write_source, random_documents):
@@ -29,15 +30,14 @@ def test_splits_hold_what_was_written(write_source, random_documents):
 
 @pytest.mark.parametrize("vocab_size, dtype", [(65_536, "<u2"), (65_537, "<u4")])
 def test_reads_across_records_and_files_whatever_is_cached(tmp_path, vocab_size, dtype, monkeypatch):
-    monkeypatch.setattr(cache, "SHARD_RECORDS", 2)
-    tokens = np.random.default_rng(0).integers(0, vocab_size, 5 * cache.RECORD_TOKENS + 17)
+    monkeypatch.setattr(form, "SHARD_RECORDS", 2)
+    tokens = np.random.default_rng(0).integers(0, vocab_size, 5 * form.RECORD_TOKENS + 17)
     tokens[0] = vocab_size - 1
-    writer = cache.SplitWriter(str(tmp_path / "s"), vocab_size)
-    for part in np.split(tokens, [3, 40_000, 40_001]):
-        writer.add(part, np.array([0]), np.array([0]), 1, [1])
-    locate = functools.partial(os.path.join, tmp_path / "s")
-    split = cache.Split(locate, writer.close(), np.dtype(dtype), vocab_size, cached_tokens=1)
-    assert len(list((tmp_path / "s").glob("tokens-*"))) == 3
+    parts = np.split(tokens, [3, 40_000, 40_001])
+    caches.write(tmp_path, "a", {"s": [(part, [0]) for part in parts]}, vocab_size, {})
+    split = cache.open_source(str(tmp_path), "a", cached_tokens=1).splits["s"]
+    assert split.tokens(0, 1).dtype == dtype
+    assert len(list((tmp_path / "a/s").glob("tokens-*"))) == 3
     starts = np.random.default_rng(1).integers(0, len(tokens), 200)
 
     def read(starts):
@@ -79,7 +79,7 @@ def test_unknown_format_is_refused(write_source, random_documents, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["manifest.json", "train/documents.npy", "train/sentences.npy", "train/tokens-00000.array_record"]
+    "name", ["manifest.json", "train/documents.npy", "train/sentence_starts.npy", "train/tokens-00000.array_record"]
 )
 def test_truncated_file_is_named(write_source, random_documents, tmp_path, name):
     write_source("a", {"train": random_documents(0, 30)})
@@ -104,7 +104,7 @@ def test_manifest_that_disagrees_with_the_files_is_damage(write_source, random_d
     path.write_text(json.dumps(manifest))
     with pytest.raises(UserError, match=r"documents.npy is damaged"):
         cache.open_source(str(tmp_path), "a")
-    del manifest["dtype"]
+    del manifest["columns"]
     path.write_text(json.dumps(manifest))
     with pytest.raises(UserError, match=r"manifest.json is damaged"):
         cache.open_source(str(tmp_path), "a")
@@ -113,8 +113,8 @@ def test_manifest_that_disagrees_with_the_files_is_damage(write_source, random_d
 @pytest.fixture
 def remote(write_source, random_documents, tmp_path, monkeypatch):
     """The folder of a local cache of six token files, and of the same one in a bucket; the mirror is empty."""
-    monkeypatch.setattr(cache, "RECORD_TOKENS", 8)
-    monkeypatch.setattr(cache, "SHARD_RECORDS", 2)
+    monkeypatch.setattr(form, "RECORD_TOKENS", 8)
+    monkeypatch.setattr(form, "SHARD_RECORDS", 2)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     local = write_source("a", {"train": [list(range(96))]})
     cache.upload(os.path.join(local, "a"), "memory://cache/a", show_progress=False)
@@ -142,12 +142,12 @@ def test_a_remote_cache_is_the_local_one_and_is_fetched_in_pieces(remote, tmp_pa
 
 def test_the_mirror_keeps_what_was_read_last(remote, tmp_path, monkeypatch):
     split = cache.open_source("memory://cache", "a").splits["train"]
-    monkeypatch.setattr(cache, "_MIRROR_FETCHES", 1)
+    monkeypatch.setattr(mirror, "_MIRROR_FETCHES", 1)
     split.tokens(0, 48)
     first = next((tmp_path / "home").rglob("tokens-00000*"))
     size = first.stat().st_size
     os.utime(first, (later := time.time() + 60, later))  # The clock of files is a coarse one.
-    monkeypatch.setattr(cache, "_MIRROR_BYTES", 2 * size)
+    monkeypatch.setattr(mirror, "_MIRROR_BYTES", 2 * size)
     split.tokens(48, 49)
     assert mirrored(tmp_path) == ["tokens-00000.array_record", "tokens-00003.array_record"]
     assert split.tokens(0, 96).tolist() == list(range(96))

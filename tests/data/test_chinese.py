@@ -239,7 +239,7 @@ def test_the_cache_has_words_only_where_there_is_a_segmenter(prepared, make_run,
     plain = dataclasses.replace(run, data=dataclasses.replace(run.data, cache_dir=str(tmp_path), segmenters={}))
     prepare.prepare(plain, show_progress=False)
     source = cache.open_source(str(tmp_path), "poems")
-    assert source.segmenter is None and not source.splits["train"].has_words
+    assert source.segmenter is None and not source.splits["train"].has("word_starts")
     assert not list(tmp_path.glob("*/*/words.npy"))
     vocabulary = vocabularies.load(run.vocabulary)
     assert prepare.identity(plain, "poems", vocabulary) != prepare.identity(run, "poems", vocabulary)

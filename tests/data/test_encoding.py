@@ -15,7 +15,7 @@ import plm_jax
 from plm_jax import config
 from plm_jax.common.errors import UserError
 from plm_jax.data import prepare, vocabularies
-from plm_jax.data.prepare import workers
+from plm_jax.data.prepare import tokenising, workers
 from plm_jax.data.vocabularies import sentences, stretches, tokenizer_files, training
 from tests.data.test_prepare import contents, corpus, run  # noqa: F401
 
@@ -119,7 +119,7 @@ def test_a_stretch_is_tokenised_once():
 
 
 def test_the_cache_is_the_same_for_any_number_of_processes(run, tmp_path, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(prepare, "_BATCH_CHARACTERS", 500)
+    monkeypatch.setattr(tokenising, "_BATCH_CHARACTERS", 500)
     found = []
     for cores in (1, 2, 3):
         monkeypatch.setattr(workers, "cores", lambda cores=cores: cores)

@@ -87,7 +87,7 @@ def pieces(row):
 def test_the_cache_holds_inputs_and_targets_and_parts_them_by_the_inputs(prepared, tmp_path):
     made, _ = prepared()
     source = cache.open_source(made.data.cache_dir, "up")
-    assert source.has_examples and not cache.open_source(made.data.cache_dir, "text").has_examples
+    assert source.has_inputs_targets and not cache.open_source(made.data.cache_dir, "text").has_inputs_targets
     everything = set()
     for name, split in source.splits.items():
         assert len(split.sentences) == 2 * split.num_documents

@@ -18,7 +18,8 @@ from plm_jax import config
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache, prepare, reader, vocabularies
-from plm_jax.data.sources import files
+from plm_jax.data.cache import form
+from plm_jax.data.prepare import caches, reading, tokenising
 from plm_jax.models import settings
 
 TEXTS = [f"Document {i}. It counts: {' '.join(map(str, range(i % 23)))}! Ünd aus" for i in range(400)]
@@ -74,7 +75,7 @@ def test_cache_holds_every_document_and_the_crc_rule_parts_them(run):
     flat = "".join(train).encode()
     for a, b in itertools.pairwise(split.sentences):
         assert flat[a:b].decode().strip().endswith((".", "!", "aus"))
-    assert split.first_bytes.tolist() == [1] * len(train)
+    assert split.column("first_bytes").tolist() == [1] * len(train)
     assert split.unigram.tolist() == np.bincount(list(flat), minlength=257).tolist()
     assert len(list(reader.Reader(run).batches(45))) == 5
 
@@ -133,7 +134,7 @@ def test_a_cut_off_upload_is_taken_up_without_preparing_again(run, tmp_path, mon
         prepare.prepare(run, "memory://bucket/cache", show_progress=False)
     assert not storage.exists("memory://bucket/cache/a/manifest.json")
     with monkeypatch.context() as patch:
-        patch.setattr(prepare, "_tokenise", cut_off)
+        patch.setattr(tokenising, "tokenise", cut_off)
         prepare.prepare(run, "memory://bucket/cache", show_progress=False)
     prepare.prepare(run, show_progress=False)
     splits = [
@@ -159,7 +160,7 @@ def test_identity_changes_with_whatever_changes_the_cache(run, corpus, tmp_path,
     found.append(identity(with_source(config.TextFiles(str(corpus), document="line"))))
     found.append(identity(dataclasses.replace(run, data=dataclasses.replace(run.data, validation_fraction=0.2))))
     with monkeypatch.context() as patch:
-        patch.setattr(cache, "FORMAT", cache.FORMAT + 1)
+        patch.setattr(form, "CONTENT", form.CONTENT + 1)
         found.append(identity(run))
     corpus.write_text(corpus.read_text().replace("counts", "count"))
     found.append(identity(run))
@@ -241,23 +242,24 @@ def test_a_vocabulary_cannot_be_trained_on_nothing(run, corpus, tmp_path):
 
 
 def test_sample_is_bounded_and_depends_on_the_texts_alone():
-    sample = prepare._sample(iter(TEXTS), 2000)
-    assert sample == prepare._sample(iter(TEXTS), 2000)
+    sample = caches.sample(iter(TEXTS), 2000)
+    assert sample == caches.sample(iter(TEXTS), 2000)
     assert 1500 < sum(len(text.encode()) for text in sample) <= 2000
     assert {TEXTS.index(text) // 100 for text in sample} == {0, 1, 2, 3}
-    assert sorted(prepare._sample(iter(TEXTS), 10**9)) == sorted(TEXTS)
+    assert sorted(caches.sample(iter(TEXTS), 10**9)) == sorted(TEXTS)
 
 
 _KILLED = """
 import pickle, sys, time
 from plm_jax.data import cache, prepare
+from plm_jax.data.prepare import making
 run, output, stop_at = pickle.load(open(sys.argv[1], "rb"))
 print("started", flush=True)
 if stop_at == "spill":
-    original = prepare._write_shards
+    original = making.write_shards
     def stop(*args):
         print("stopped", flush=True); time.sleep(600)
-    prepare._write_shards = stop
+    making.write_shards = stop
 elif stop_at == "publish":
     def stop(*args):
         print("stopped", flush=True); time.sleep(600)
@@ -333,8 +335,9 @@ def test_progress_counts_the_bytes_of_the_files_as_they_are(run, corpus, capsys)
     source = config.JsonLines(str(corpus), validation=str(corpus.parent / "more.jsonl.gz"))
     run = dataclasses.replace(run, data=dataclasses.replace(run.data, sources={"a": source}))
     read = []
-    found = list(prepare._documents(run, "a", source, advance=read.append))
+    found = list(reading.all_documents(run, "a", advance=read.append))
     assert len(found) == 41 * len(TEXTS)
-    assert sum(read) == sum(os.path.getsize(path) for path in corpus.parent.glob("*.jsonl*")) == files.size(source)
+    size = sum(os.path.getsize(path) for path in corpus.parent.glob("*.jsonl*"))
+    assert sum(read) == size == source.open("a").progress()["total"]
     prepare.prepare(run)
-    assert f"{files.size(source) / 1000:.1f}k/{files.size(source) / 1000:.1f}k" in capsys.readouterr().err
+    assert f"{size / 1000:.1f}k/{size / 1000:.1f}k" in capsys.readouterr().err

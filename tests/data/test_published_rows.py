@@ -18,6 +18,7 @@ from plm_jax.common import storage, users
 from plm_jax.config import pages
 from plm_jax.data import cache, reader
 from plm_jax.data.vocabularies import words
+from tests.support import caches
 from tests.support import published_rows as rules
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
@@ -217,18 +218,10 @@ def write(folder, run, documents):
         (folder / "vocabulary").mkdir()
         (folder / "vocabulary" / "words.txt").write_text("\n".join([*WORDS, ""]))
         files = {"words.txt": storage.sha256(str(folder / "vocabulary" / "words.txt"))}
-    counts = {}
-    for split in cache.SPLITS:
-        writer = cache.SplitWriter(str(folder / ".a" / split), size)
-        for document in documents:
-            starts = np.cumsum([0, *map(len, document[:-1])])
-            writer.add(np.array(rules.flat(document)), np.array([0]), starts, 1, [1])
-        counts[split] = writer.close()
-    cache.save(str(folder / ".a" / "word_initial.npy"), np.ones(size, np.bool_))
-    vocabulary = {"id": "v", "size": size, "kind": kind, "files": files, **ids}
-    manifest = {"identity": "i", "vocabulary": vocabulary, "dtype": cache.dtype_for(size).str, "splits": counts}
-    manifest["has_examples"] = config.has_inputs_targets(run)
-    cache.publish(str(folder / ".a"), str(folder / "a"), manifest)
+    found = [(rules.flat(document), np.cumsum([0, *map(len, document[:-1])])) for document in documents]
+    vocabulary = {"kind": kind, "files": files, **ids}
+    has_both = config.has_inputs_targets(run)
+    caches.write(folder, "a", dict.fromkeys(cache.SPLITS, found), size, vocabulary, has_inputs_targets=has_both)
     source = next(iter(run.data.sources.values()))
     data = dataclasses.replace(run.data, cache_dir=str(folder), sources={"a": source}, mixture={}, segmenters={})
     train = dataclasses.replace(run.train, batch_size=2, microbatches=1, phases=())

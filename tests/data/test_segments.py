@@ -61,10 +61,12 @@ def test_a_short_sentence_may_go_back_to_the_first_segment():
     assert segments.in_first([8, 7, 2, 9], 30, Draws()) == [True, False, True, False]
 
 
-def test_words_begin_where_they_lie_in_the_row(write_sentences):
+def test_words_begin_where_they_lie_in_the_row(write_sentences, monkeypatch):
     source = write_sentences({"train": corpus(1, 30)})
     split = source.splits["train"]
-    split.has_words, split._words = True, np.arange(0, split.num_tokens, 3)
+    words, column = np.arange(0, split.num_tokens, 3), split.column
+    monkeypatch.setattr(split, "has", lambda name: name == "word_starts")
+    monkeypatch.setattr(split, "column", lambda name: words if name == "word_starts" else column(name))
     layout = opened(source, whole_words=1)
     for item in range(layout.num_rows):
         made = layout.example(item, np.random.default_rng(item))

@@ -1,7 +1,6 @@
 """Streams against a walk through the documents, one word after another, as bilm-tf reads them."""
 
 import itertools
-import os
 
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ from plm_jax.data import cache, layouts, reader
 from plm_jax.data.layouts import streams
 from plm_jax.data.vocabularies import words
 from plm_jax.models import settings as model_settings
+from tests.support import caches
 
 BOS, EOS, UNK, SIZE, SPELT = 97, 98, 96, 100, 5
 
@@ -98,10 +98,8 @@ def test_the_walk_is_bilm_tfs():
 def test_rows_in_order_are_the_corpus(sizes, length, tmp_path_factory):
     documents = [(np.arange(size) * 7 + number).tolist() for number, size in enumerate(sizes)]
     folder = tmp_path_factory.mktemp("split")
-    writer = cache.SplitWriter(str(folder / "train"), SIZE)
-    for document in documents:
-        writer.add(np.array(document), np.array([0]), np.array([0]), len(document), [1])
-    split = cache.Split(lambda name: os.path.join(folder, "train", name), writer.close(), np.dtype("<u2"), SIZE, 999)
+    caches.write(folder, "a", {"train": [(document, [0]) for document in documents]}, SIZE, {})
+    split = cache.open_source(str(folder), "a").splits["train"]
     layout = streams.StreamRows(layouts.Stream(split, EOS, None), length, BOS, spelling(np.arange(SIZE)))
     bound = objectives.get("bidirectional_lm")
     rng = np.random.default_rng(0)

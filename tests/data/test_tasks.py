@@ -10,7 +10,7 @@ import tensorflow_datasets as tfds
 from plm_jax import config
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError
-from plm_jax.data import prepare
+from plm_jax.data.prepare import reading
 from plm_jax.data.sources import files, tasks
 
 
@@ -239,11 +239,11 @@ def test_json_lines_with_files_for_validation(tmp_path):
     task = tasks.task("source", source)
     assert list(tasks.texts(task, "train")) == ["one", "two", "three"]
     assert list(tasks.texts(task, "validation")) == ["four", "five"]
-    assert [piece.split for piece in prepare.pieces("source", source, 9)] == ["train", "train", "validation"]
+    assert [piece.split for piece in reading.pieces("source", source, 9)] == ["train", "train", "validation"]
     files.check("source", source)
     alone = config.JsonLines(path)
-    contents = files.fingerprint(source)
-    assert contents[:2] == files.fingerprint(alone) and len(set(contents)) == 4
+    contents = source.open("a").fingerprint()
+    assert contents[:2] == alone.open("a").fingerprint() and len(set(contents)) == 4
     # Where files lie is no part of what a source is: caches made before there was `validation` are still good.
     assert files.definition(source) == files.definition(alone) == {"kind": "jsonl", "field": "text"}
     assert files.definition(config.Tfds("a"))["validation"] == "validation"

@@ -10,13 +10,12 @@ import pytest
 
 from plm_jax import config, objectives
 from plm_jax.common.errors import UserError
-from plm_jax.data import cache
 from plm_jax.data.reader import Reader
 from plm_jax.evaluation import perplexity
 from plm_jax.inference.language_model import LanguageModel
 from plm_jax.models import registry, settings
 from plm_jax.training import loop
-from tests.support import tiny
+from tests.support import caches, tiny
 
 VOCABULARY = config.Vocabulary("bytes", bos=259, pad=256, eos=257, unk=258, cls=259, sep=260, mask=261, sentinels=8)
 SIZE, TEXT_IDS = 270, set(range(256)) | {258}
@@ -55,17 +54,9 @@ def documents():
 @pytest.fixture(scope="module")
 def cache_dir(documents, tmp_path_factory):
     folder = tmp_path_factory.mktemp("cache")
-    counts = {}
-    for split, rows in documents.items():
-        writer = cache.SplitWriter(str(folder / ".a" / split), SIZE)
-        for row in rows:
-            writer.add(row, np.array([0]), np.arange(0, len(row), 7), len(row), [1])
-        counts[split] = writer.close()
-    cache.save(str(folder / ".a" / "word_initial.npy"), np.zeros(SIZE, bool))
+    splits = {split: [(row, np.arange(0, len(row), 7)) for row in rows] for split, rows in documents.items()}
     vocabulary = {name: getattr(VOCABULARY, name) for name in (*config.SPECIALS, "sentinels")}
-    vocabulary |= {"id": "v", "size": SIZE, "kind": "bytes", "files": {}}
-    manifest = {"identity": "i", "vocabulary": vocabulary, "dtype": "<u2", "splits": counts}
-    cache.publish(str(folder / ".a"), str(folder / "a"), manifest)
+    caches.write(folder, "a", splits, SIZE, vocabulary | {"kind": "bytes"}, np.zeros(SIZE, np.bool_))
     return str(folder)
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 BLOCK_EXAMPLES = 2**18
 
 
-class ExampleRows(Rows):
+class InputsTargetsRows(Rows):
     """Finished rows of examples, in one pass."""
 
     is_finished: ClassVar[bool] = True

@@ -26,9 +26,8 @@ from apache_beam.options import pipeline_options
 from plm_jax import config
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError
-from plm_jax.data import prepare
-from plm_jax.data.prepare import runners
-from plm_jax.data.sources import files
+from plm_jax.data.prepare import reading, runners, spill, tokenising
+from plm_jax.data.sources.corpus import Skipped
 
 # Each piece costs a worker some tenths of a second.
 _MOST_PIECES = 1024
@@ -39,13 +38,13 @@ _LOOK_SECONDS = 1.0
 
 
 def tokenise(
-    run: config.Run, name: str, spill: str, options: Sequence[str], skipped: files.Skipped, show_progress: bool = True
+    run: config.Run, name: str, target: str, options: Sequence[str], skipped: Skipped, show_progress: bool = True
 ) -> tuple[int, bool]:
     """Spills all documents of a source into shards; gives their number and whether any is held out.
 
     Args:
       run, name: the run, and which of its sources.
-      spill: where the shards go, a folder of this machine that is there.
+      target: where the shards go, a folder of this machine that is there.
       options: as `runners.pipeline` takes them. Where workers are elsewhere, `--temp_location` must be a place that
         they share with this process.
       skipped: to which the bad rows that were left out are added.
@@ -55,10 +54,10 @@ def tokenise(
       UserError: an option that Beam refuses; no folder in common; what the source's files are to blame for.
     """
     pipeline = runners.pipeline(options)
-    pieces = prepare.pieces(name, run.data.sources[name], _MOST_PIECES)
+    pieces = reading.pieces(name, run.data.sources[name], _MOST_PIECES)
     root = pipeline.options.view_as(pipeline_options.GoogleCloudOptions).temp_location
     if not root:
-        root = os.path.dirname(os.path.dirname(spill))
+        root = os.path.dirname(os.path.dirname(target))
         # What a killed run left. Its workers, which may outlive it, stop when they find their folder gone.
         for stale in glob.glob(os.path.join(glob.escape(root), f".{name}.pieces-*")):
             shutil.rmtree(stale, ignore_errors=True)
@@ -68,12 +67,12 @@ def tokenise(
     try:
         with _progress(folder, f"{name}: counting, tokenising", 2 * len(pieces), show_progress):
             _run(pipeline, run, name, pieces, folder)
-        return _collect(folder, len(pieces), spill, skipped)
+        return _collect(folder, len(pieces), target, skipped)
     finally:
         storage.remove(folder)
 
 
-def _run(pipeline: apache_beam.Pipeline, run: config.Run, name: str, pieces: list[prepare.Piece], folder: str) -> None:
+def _run(pipeline: apache_beam.Pipeline, run: config.Run, name: str, pieces: list[reading.Piece], folder: str) -> None:
     """The pipeline, to its end."""
     with pipeline:
         indices = pipeline | apache_beam.Create(range(len(pieces))) | apache_beam.Reshuffle()
@@ -82,25 +81,25 @@ def _run(pipeline: apache_beam.Pipeline, run: config.Run, name: str, pieces: lis
         _ = indices | "Tokenise" >> apache_beam.Map(_tokenise, run, name, pieces, folder, numbers)
 
 
-def _count(index: int, run: config.Run, name: str, pieces: list[prepare.Piece], folder: str) -> tuple[int, int]:
+def _count(index: int, run: config.Run, name: str, pieces: list[reading.Piece], folder: str) -> tuple[int, int]:
     """The number of documents in a piece, with its index."""
     number = 0
     with _reporting(folder, index):
-        number = sum(1 for _ in prepare.documents(run, name, pieces[index], 0))
+        number = sum(1 for _ in reading.documents(run, name, pieces[index], 0))
         _write(folder, f"{index}.counted", b"")
     return index, number
 
 
 def _tokenise(
-    index: int, run: config.Run, name: str, pieces: list[prepare.Piece], folder: str, counts: Mapping[int, int]
+    index: int, run: config.Run, name: str, pieces: list[reading.Piece], folder: str, counts: Mapping[int, int]
 ) -> None:
     """Writes a piece's documents: `INDEX-0`, `INDEX-1`, … and at last `INDEX.done`."""
-    number, any_held_out, written, skipped = 0, False, 0, files.Skipped()
+    number, any_held_out, written, skipped = 0, False, 0, Skipped()
     with _reporting(folder, index):
         first = sum(counts[before] for before in range(index))
-        documents = prepare.documents(run, name, pieces[index], first, skipped)
-        blocks = prepare.blocks(documents, _encoder(run.vocabulary, run.data.segmenters.get(name)))
-        for batch in prepare.batches(blocks, _FILE_BYTES, len):
+        documents = reading.documents(run, name, pieces[index], first, skipped)
+        blocks = tokenising.blocks(documents, _encoder(tokenising.task(run, name)))
+        for batch in tokenising.batches(blocks, _FILE_BYTES, len):
             _write(folder, f"{index}-{written}", _parted(batch))
             written += 1
             number += sum(block.documents for block in batch)
@@ -109,14 +108,14 @@ def _tokenise(
         _write(folder, f"{index}.done", json.dumps(done).encode("utf-8"))
 
 
-def _parted(blocks: list[prepare.Block]) -> bytes:
+def _parted(blocks: list[tokenising.Block]) -> bytes:
     """Where each shard's documents end, and the documents, shard after shard; what `_distribute` reads."""
     parts = [b"".join(shard) for shard in zip(*(block.shards for block in blocks), strict=True)]
     return b"".join([np.cumsum([len(part) for part in parts], dtype=_OFFSETS).tobytes(), *parts])
 
 
 # Made once by a worker.
-_encoder = functools.cache(prepare.encoder)
+_encoder = functools.cache(tokenising.encoder)
 
 
 @contextlib.contextmanager
@@ -163,14 +162,14 @@ def _progress(folder: str, description: str, total: int, show: bool) -> Iterator
             thread.join()
 
 
-def _collect(folder: str, num_pieces: int, spill: str, skipped: files.Skipped) -> tuple[int, bool]:
+def _collect(folder: str, num_pieces: int, target: str, skipped: Skipped) -> tuple[int, bool]:
     """Sorts what the workers wrote into the shards of this machine; gives what `tokenise` gives."""
     found = set(storage.names(folder))
     for index in range(num_pieces):
         if f"{index}.error" in found:
             raise UserError(storage.read(os.path.join(folder, f"{index}.error")).decode("utf-8"))
     number, any_held_out = 0, False
-    with prepare.open_shards(spill) as shards:
+    with spill.open_shards(target) as shards:
         for index in range(num_pieces):
             if f"{index}.done" not in found:
                 raise UserError(
@@ -178,7 +177,7 @@ def _collect(folder: str, num_pieces: int, spill: str, skipped: files.Skipped) -
                 )
             done = json.loads(storage.read(os.path.join(folder, f"{index}.done")))
             number, any_held_out = number + done["documents"], any_held_out or done["held_out"]
-            skipped.add(files.Skipped(**done["skipped"]))
+            skipped.add(Skipped(**done["skipped"]))
             for part in range(done["files"]):
                 path = os.path.join(folder, f"{index}-{part}")
                 _distribute(memoryview(storage.read(path)), shards)
@@ -188,7 +187,7 @@ def _collect(folder: str, num_pieces: int, spill: str, skipped: files.Skipped) -
 
 def _distribute(data: memoryview, shards: list[io.BufferedWriter]) -> None:
     """Appends the parts of a worker's file to the shards that they belong to."""
-    start = prepare.NUM_SHARDS * _OFFSETS.itemsize
+    start = spill.NUM_SHARDS * _OFFSETS.itemsize
     ends = np.frombuffer(data[:start], _OFFSETS) + np.uint64(start)
     for shard, end in zip(shards, ends.tolist(), strict=True):
         shard.write(data[start:end])

@@ -18,15 +18,12 @@ from typing import Any, BinaryIO, TextIO
 from plm_jax import config
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError, nearest
+from plm_jax.data.sources.corpus import Corpus, Record, Skipped, ignore
 
-Files = config.TextFiles | config.JsonLines | config.JsonLinesInputsTargets
 # Kinds by what they were called when the first caches were made, whose identities hash that.
 _FIRST_KINDS = {"jsonl_inputs_targets": "jsonl_examples", "seqio_inputs_targets": "seqio_examples"}
 # JSON's escapes of half of a character, of which text has two together.
 _HALVES = re.compile(r"\\u[dD][89a-fA-F]")
-# The share of a source's rows above which bad ones are not left out, and how many of those that are are told.
-MOST_BAD = 0.01
-_TOLD = 3
 # Of a file's name what says its form: `.jsonl`, `.jsonl.gz`, or nothing.
 _ENDING = re.compile(r"(\.\w+)?(\.gz)?$")
 
@@ -35,39 +32,16 @@ class BadRow(UserError):
     """A line, paragraph or text file that holds no document."""
 
 
-@dataclasses.dataclass
-class Skipped:
-    """How many rows there were, how many of them bad and left out, and what was wrong with the first."""
-
-    rows: int = 0
-    bad: int = 0
-    first: list[str] = dataclasses.field(default_factory=list)
-
-    def add(self, other: "Skipped") -> None:
-        """Adds those of rows that follow."""
-        self.rows, self.bad = self.rows + other.rows, self.bad + other.bad
-        self.first = [*self.first, *other.first][:_TOLD]
-
-    def check(self, name: str) -> None:
-        """Raises a `UserError` if more than MOST_BAD of a source's rows are bad."""
-        if self.bad > MOST_BAD * self.rows:
-            raise UserError(
-                f"{self.bad:,} of the {self.rows:,} rows of source '{name}' are bad, more than {MOST_BAD:.0%} "
-                f"({'; '.join(self.first)}): mend them, or what the source asks for"
-            )
-
-
 def read(
-    source: Files,
+    source: config.FileSource,
     index: int = 0,
     number: int = 1,
     skipped: Skipped | None = None,
-    advance: Callable[[int], Any] = lambda size: None,
-) -> Iterator[Any]:
+    advance: Callable[[int], Any] = ignore,
+) -> Iterator[Record]:
     """The documents of text or JSONL files, in the order of their paths; blank ones are left out.
 
     Args:
-      source: which files; of a source of examples (inputs, targets) of each come out.
       index, number: of the files in order only this stretch, of so many that are about equally long.
       skipped: counts the rows, of which bad ones are left out; None: a bad one is an error.
       advance: is told how many bytes more were read, of compressed files as they are.
@@ -76,11 +50,11 @@ def read(
       UserError: no file at the path; a damaged file; text that is not UTF-8; a line that is no JSON object with text.
     """
     parsers = {config.JsonLines.kind: _json_text, config.JsonLinesInputsTargets.kind: _json_example}
-    parse, found = parsers.get(source.kind, _text), paths(source)
-    for path in found[len(found) * index // number : len(found) * (index + 1) // number]:
-        for place, row in _rows(path, getattr(source, "document", "line"), advance):
+    parse, found = parsers.get(source.kind, _plain), paths(source)
+    for file in range(len(found) * index // number, len(found) * (index + 1) // number):
+        for line, place, row in _rows(found[file], getattr(source, "document", "line"), advance):
             try:
-                texts = parse(place, row, source)
+                text, targets = parse(place, row, source)
             except BadRow as error:
                 if skipped is None:
                     raise
@@ -88,11 +62,44 @@ def read(
                 continue
             if skipped is not None:
                 skipped.rows += 1
-            if texts.strip() if isinstance(texts, str) else "".join(texts).strip():  # To join a text is slow.
-                yield texts
+            if text.strip() or (targets or "").strip():
+                yield Record(text, targets, file, line)
 
 
-def paths(source: Files) -> list[str]:
+class FileCorpus(Corpus):
+    """Documents of text or JSONL files."""
+
+    skips_bad_rows = True
+
+    def __init__(self, name: str, source: config.FileSource):
+        del name
+        self._source, self.splits = source, splits(source)
+
+    def shards(self, split: str, most: int = 1) -> list[tuple[int, int]]:
+        """Neighbouring files: which stretch of them, of how many."""
+        number = min(most, len(paths(of_split(self._source, split))))
+        return [(index, number) for index in range(number)]
+
+    def read(
+        self, split: str, shard: Any, skipped: Skipped | None = None, advance: Callable[[int], Any] = ignore
+    ) -> Iterator[Record]:
+        """See `Corpus.read`."""
+        return read(of_split(self._source, split), *shard, skipped, advance)
+
+    def fingerprint(self) -> list[str]:
+        """SHA-256 of each file."""
+        found = []
+        for split in self.splits:
+            found += [*([] if split == "train" else [split]), *map(sha256, paths(of_split(self._source, split)))]
+        return found
+
+    def progress(self) -> dict[str, Any]:
+        """So many bytes."""
+        total = sum(storage.size(path) for split in self.splits for path in paths(of_split(self._source, split)))
+        return {"total": total, "unit": "B", "unit_scale": True}
+
+
+def paths(source: config.FileSource) -> list[str]:
     """The files that a source's path or glob names, sorted."""
     found = storage.glob(source.path)
     if not found:
@@ -100,17 +107,12 @@ def paths(source: Files) -> list[str]:
     return found
 
 
-def size(source: Files) -> int:
-    """How many bytes all files have."""
-    return sum(storage.size(path) for split in splits(source) for path in paths(of_split(source, split)))
-
-
-def splits(source: Files) -> tuple[str, ...]:
+def splits(source: config.FileSource) -> tuple[str, ...]:
     """The splits of which a source has files."""
     return ("train", "validation") if getattr(source, "validation", "") else ("train",)
 
 
-def of_split(source: Files, split: str) -> Files:
+def of_split(source: config.FileSource, split: str) -> config.FileSource:
     """A source of the files of one split."""
     return dataclasses.replace(source, path=source.validation, validation="") if split == "validation" else source
 
@@ -151,13 +153,15 @@ def _open(path: str, advance: Callable[[int], Any]) -> Iterator[TextIO]:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
 
 
-def _rows(path: str, document: str, advance: Callable[[int], Any] = lambda size: None) -> Iterator[tuple[str, str]]:
-    """The place of each document of a file, `FILE` or `FILE:LINE`, and its text; blank ones are left out."""
+def _rows(path: str, document: str, advance: Callable[[int], Any] = ignore) -> Iterator[tuple[int, str, str]]:
+    """Of each document that is not blank its first line, from 1, its place, `FILE` or `FILE:LINE`, and its text."""
     with _open(path, advance) as file:
         if document == "file":
-            yield path, file.read()
+            yield 1, path, file.read()
         elif document == "line":
-            yield from ((f"{path}:{number}", line.rstrip("\n")) for number, line in enumerate(file, 1) if line.strip())
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield number, f"{path}:{number}", line.rstrip("\n")
         else:
             begin, paragraph = 1, []
             for number, line in enumerate(itertools.chain(file, [""]), 1):
@@ -165,13 +169,12 @@ def _rows(path: str, document: str, advance: Callable[[int], Any] = lambda size:
                     paragraph.append(line)
                     continue
                 if paragraph:
-                    yield f"{path}:{begin}", "".join(paragraph).rstrip("\n")
+                    yield begin, f"{path}:{begin}", "".join(paragraph).rstrip("\n")
                 begin, paragraph = number + 1, []
 
 
-def _text(place: str, text: str, source: config.TextFiles | None = None) -> str:
+def _text(place: str, text: str) -> str:
     """The text, which must be one."""
-    del source
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -185,7 +188,7 @@ def json_rows(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
     Raises:
       UserError: as `read`.
     """
-    return ((place, _json(place, line)) for place, line in _rows(path, "line"))
+    return ((place, _json(place, line)) for _, place, line in _rows(path, "line"))
 
 
 def _json(place: str, line: str) -> dict[str, Any]:
@@ -203,12 +206,17 @@ def _json(place: str, line: str) -> dict[str, Any]:
     return row
 
 
-def _json_text(place: str, line: str, source: config.JsonLines) -> str:
+def _plain(place: str, text: str, source: config.FileSource) -> tuple[str, None]:
+    del source
+    return _text(place, text), None
+
+
+def _json_text(place: str, line: str, source: config.JsonLines) -> tuple[str, None]:
     row = _json(place, line)
     text = row.get(source.field)
     if not isinstance(text, str):
         raise BadRow(f"{place} has no text in '{source.field}': {nearest(source.field, row)}")
-    return text
+    return text, None
 
 
 class _Template(string.Formatter):
@@ -232,9 +240,9 @@ def _json_example(place: str, line: str, source: config.JsonLinesInputsTargets) 
         raise BadRow(f"{place} does not fit the source's inputs and targets: {error}") from None
 
 
-def check(name: str, source: Any) -> None:
+def check(name: str, source: config.Source) -> None:
     """Raises a `UserError` for a source of files that has none in a split, saying where to put them, or one in both."""
-    if not isinstance(source, Files):
+    if not isinstance(source, config.FileSource):
         return
     found: set[str] = set()
     for split in splits(source):
@@ -258,14 +266,6 @@ def _pattern_of_folder(path: str) -> str | None:
         if endings:
             return os.path.join(path, pattern + endings.most_common(1)[0][0])
     return None
-
-
-def fingerprint(source: Files) -> list[str]:
-    """What the files hold, as text to hash: SHA-256 of each."""
-    found = []
-    for split in splits(source):
-        found += [*([] if split == "train" else [split]), *map(sha256, paths(of_split(source, split)))]
-    return found
 
 
 def definition(source: Any) -> dict[str, Any]:

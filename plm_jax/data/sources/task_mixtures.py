@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from plm_jax import config
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache, mixtures
-from plm_jax.data.cache import origins
+from plm_jax.data.cache import staleness
 from plm_jax.data.sources import files
 
 _UNSAFE = re.compile(r"[^\w-]", re.ASCII)
@@ -52,7 +52,7 @@ def named(name: str, rates: Mapping[str, float]) -> Parts:
 def manifest(run: config.Run, name: str, parts: Parts, has_validation: bool) -> dict[str, Any]:
     """What is noted of a mixture; `has_validation`: each of its tasks has a split for that of its own."""
     found = {
-        "source": origins.describe(run, name, has_validation),
+        "source": staleness.describe(run, name, has_validation),
         "parts": {part: of._asdict() for part, of in parts.items()},
     }
     return {"identity": hashlib.sha256(json.dumps(found, sort_keys=True).encode("utf-8")).hexdigest()} | found
@@ -70,7 +70,7 @@ def prepared(run: config.Run) -> dict[str, Parts]:
     """The parts of each source of the run that is a mixture, as far as they were prepared."""
     found = {}
     for name, source in config.read_sources(run).items():
-        if not isinstance(source, config.Registered):
+        if not isinstance(source, config.RegisteredSource):
             continue
         with contextlib.suppress(UserError):  # What is missing or damaged is told where caches are opened.
             held = cache.read_manifest(os.path.join(run.data.cache_dir, name))

@@ -9,7 +9,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from plm_jax import config
@@ -17,6 +17,7 @@ from plm_jax.common import storage
 from plm_jax.common.errors import UserError, in_users_code, nearest, one_line, users_code
 from plm_jax.data import cache
 from plm_jax.data.sources import files
+from plm_jax.data.sources.corpus import Corpus, Record, Skipped, ignore
 from plm_jax.data.tensorflow_side import seqio, tf, tfds
 
 _TEXT = seqio.Feature(seqio.PassThroughVocabulary(0), add_eos=False, dtype=tf.string, rank=0)
@@ -43,7 +44,7 @@ class _FileSource(seqio.DataSource):
 
     supports_arbitrary_sharding = False
 
-    def __init__(self, source: files.Files, bad_rows: str):
+    def __init__(self, source: config.FileSource, bad_rows: str):
         super().__init__(splits=files.splits(source))
         self._bad_rows = bad_rows
         self.error: UserError | None = None
@@ -68,11 +69,11 @@ class _FileSource(seqio.DataSource):
         names = _PARTS if isinstance(source, config.JsonLinesInputsTargets) else ("text",)
 
         def documents() -> Iterator[dict[str, bytes]]:
-            skipped = files.Skipped() if self._bad_rows == "skip" else None
+            skipped = Skipped() if self._bad_rows == "skip" else None
             try:
                 for found in files.read(source, index, number, skipped):
-                    texts = (found,) if isinstance(found, str) else found
-                    yield {name: text.encode("utf-8") for name, text in zip(names, texts, strict=True)}
+                    texts = found.text, found.targets  # Of a document the latter is None.
+                    yield {name: text.encode("utf-8") for name, text in zip(names, texts, strict=False)}
             except UserError as error:
                 self.error = error
                 raise
@@ -83,6 +84,47 @@ class _FileSource(seqio.DataSource):
 
 class _TfdsTexts(seqio.TfdsDataSource):
     """Documents of a TFDS builder, which do not depend on each other."""
+
+
+class TaskCorpus(Corpus):
+    """Documents, or inputs and targets, of a seqio task."""
+
+    def __init__(self, name: str, source: config.TaskSource):
+        self._source, self._task = source, task(name, source)
+        self.splits = tuple(self._task.splits)
+
+    def shards(self, split: str, most: int = 1) -> list[seqio.ShardInfo | None]:
+        """Its files, see `shards`."""
+        del most
+        return shards(self._source, self._task, split)
+
+    def read(
+        self,
+        split: str,
+        shard: seqio.ShardInfo | None,
+        skipped: Skipped | None = None,
+        advance: Callable[[int], Any] = ignore,
+    ) -> Iterator[Record]:
+        """See `Corpus.read`; progress counts documents."""
+        del skipped
+        if isinstance(self._source, config.InputsTargetsSource):
+            found = ((example.inputs, example.targets) for example in examples(self._task, split, shard))
+        else:
+            field = self._source.field if isinstance(self._source, config.RegisteredSource) else "text"
+            found = ((text, None) for text in texts(self._task, split, field, shard))
+        for place, (text, targets) in enumerate(found, 1):
+            advance(1)
+            yield Record(text, targets, shard.index if shard else 0, place)
+
+    def fingerprint(self) -> list[str]:
+        """See `fingerprint`."""
+        return fingerprint(self._source, self._task)
+
+    def progress(self) -> dict[str, Any]:
+        """So many documents, where it tells how many there are."""
+        if not isinstance(self._source, config.Tfds):
+            return super().progress()
+        return {"total": sum(map(self._task.source.num_input_examples, self._task.splits)), "unit": " documents"}
 
 
 def task(name: str, source: Any) -> seqio.Task:
@@ -100,10 +142,10 @@ def task(name: str, source: Any) -> seqio.Task:
 
 def registered(name: str, source: Any, bad_rows: str = "stop") -> seqio.Task:
     """As `task`, whatever splits there are: some are there to be evaluated alone; `bad_rows` of files as in `Data`."""
-    return _seqio_task(source) if isinstance(source, config.Registered) else _register(name, source, bad_rows)
+    return _seqio_task(source) if isinstance(source, config.RegisteredSource) else _register(name, source, bad_rows)
 
 
-def _seqio_task(source: config.Registered) -> seqio.Task:
+def _seqio_task(source: config.RegisteredSource) -> seqio.Task:
     _import(source.module)
     if source.name not in seqio.TaskRegistry.names():
         if source.name in seqio.MixtureRegistry.names():
@@ -118,7 +160,7 @@ def _seqio_task(source: config.Registered) -> seqio.Task:
     return task
 
 
-def rates(source: config.Registered) -> dict[str, float] | None:
+def rates(source: config.RegisteredSource) -> dict[str, float] | None:
     """The rate of each task of a registered mixture, as seqio computes it; None: `source` is a task.
 
     As in seqio a task without a `train` split is not trained on, and is left out.
@@ -158,7 +200,7 @@ def _import(module: str) -> None:
         raise UserError(f"cannot import {module} ({error}): mend the source's module") from error
 
 
-def _register(name: str, source: files.Files | config.Tfds, bad_rows: str) -> seqio.Task:
+def _register(name: str, source: config.FileSource | config.Tfds, bad_rows: str) -> seqio.Task:
     definition = hashlib.sha256(json.dumps([config.to_dict(source), bad_rows], sort_keys=True).encode()).hexdigest()
     full_name = f"plm_jax:{name}:{definition[:8]}"
     if full_name in seqio.TaskRegistry.names():
@@ -228,7 +270,7 @@ def shards(source: Any, task: seqio.Task, split: str) -> list[seqio.ShardInfo | 
     TensorFlow Datasets' stay apart however many they are, since a whole split mixes them; those of seqio's own
     tasks stay together, since a task's examples may depend on each other, unless `register_tfds` has made it.
     """
-    if isinstance(source, config.Registered) and not isinstance(task.source, _TfdsTexts):
+    if isinstance(source, config.RegisteredSource) and not isinstance(task.source, _TfdsTexts):
         return [None]
     number = len(task.source.list_shards(split))
     return [seqio.ShardInfo(index, number) for index in range(number)]
@@ -296,7 +338,7 @@ def fingerprint(source: Any, task: seqio.Task) -> list[str]:
     besides.
     """
     found, sizes = [], []
-    if isinstance(source, config.Registered):
+    if isinstance(source, config.RegisteredSource):
         found += [importlib.import_module(source.module).__file__, *getattr(task.source, "code", ())]
     if isinstance(task.source, seqio.TfdsDataSource) and not task.source.tfds_dataset.tfds_splits:
         info = task.source.tfds_dataset.builder.info

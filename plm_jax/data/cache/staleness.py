@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from plm_jax import config
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError
-from plm_jax.data import cache
+from plm_jax.data.cache import form
 from plm_jax.data.sources import files
 
 FILE = "files.json"
@@ -38,12 +38,12 @@ def describe(run: config.Run, name: str, has_validation: bool) -> dict[str, Any]
         "name": name,
         "task": files.definition(source),
         "validation_fraction": None if has_validation else run.data.validation_fraction,
-        "bad_rows": run.data.bad_rows if isinstance(source, files.Files) else None,
+        "bad_rows": run.data.bad_rows if isinstance(source, config.FileSource) else None,
     }
 
 
 class Origin(NamedTuple):
-    """What a source holds: `files.fingerprint` or `tasks.fingerprint`, and of files how they were listed before."""
+    """What a source holds: `Corpus.fingerprint`, and of files how they were listed before."""
 
     contents: list[str]
     listed: Listing
@@ -51,7 +51,7 @@ class Origin(NamedTuple):
 
 def look(source: Any, fingerprint: Callable[[], list[str]]) -> Origin:
     """What a source holds now; its files are listed before they are read, so that a later change is seen."""
-    listed = _listing(source) if isinstance(source, files.Files) else {}
+    listed = _listing(source) if isinstance(source, config.FileSource) else {}
     return Origin(fingerprint(), listed)
 
 
@@ -71,7 +71,7 @@ def note(folder: str, source: Any, origin: Origin) -> None:
     storage.write(path, data)
 
 
-def _listing(source: files.Files) -> Listing:
+def _listing(source: config.FileSource) -> Listing:
     """The files of each split of a source, in their order; none where there are none."""
     return {split: storage.listing(files.of_split(source, split).path) for split in files.splits(source)}
 
@@ -83,7 +83,7 @@ def compare(run: config.Run, name: str, say: Callable[[str], None]) -> Compariso
       UserError: the cache is missing or damaged.
     """
     source, folder = run.data.sources[name], os.path.join(run.data.cache_dir, name)
-    was = cache.read_manifest(folder).get("source")
+    was = form.read_manifest(folder).get("source")
     if was is None:
         return Comparison("it does not say what it was made of")
     now = describe(run, name, was["validation_fraction"] is None)
@@ -94,7 +94,7 @@ def compare(run: config.Run, name: str, say: Callable[[str], None]) -> Compariso
             f"{field} was {config.brief(before)} and is {config.brief(value)}" for field, before, value in changes
         )
         return Comparison(", ".join(fields))
-    if not isinstance(source, files.Files):
+    if not isinstance(source, config.FileSource):
         return Comparison()
     try:
         listed = _listing(source)
@@ -107,7 +107,7 @@ def compare(run: config.Run, name: str, say: Callable[[str], None]) -> Compariso
     return Comparison(_changed_files(folder, source, listed, say))
 
 
-def _changed_files(folder: str, source: files.Files, listed: Listing, say: Callable[[str], None]) -> str | None:
+def _changed_files(folder: str, source: config.FileSource, listed: Listing, say: Callable[[str], None]) -> str | None:
     """What is changed of the files that a cache was made of; those that are proved to be the same are noted."""
     try:
         noted: Mapping[str, Any] = json.loads(storage.read(os.path.join(folder, FILE)))
@@ -136,7 +136,7 @@ def _changed_files(folder: str, source: files.Files, listed: Listing, say: Calla
     return None
 
 
-def _name(source: files.Files, split: str, path: str) -> str:
+def _name(source: config.FileSource, split: str, path: str) -> str:
     """A file's path from the folder that its source's pattern begins with, which may move."""
     head = re.split(r"[*?[]", files.of_split(source, split).path, maxsplit=1)[0]
     return os.path.relpath(path, os.path.dirname(head))

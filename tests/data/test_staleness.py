@@ -11,7 +11,7 @@ from plm_jax import config
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError
 from plm_jax.data import prepare
-from plm_jax.data.cache import origins
+from plm_jax.data.cache import staleness
 
 TEXTS = {"a": [f"A whale of {i} feet." for i in range(30)], "b": [f"A ship of {i} masts." for i in range(30)]}
 
@@ -54,11 +54,11 @@ def hashed(monkeypatch):
     return found
 
 
-SAME = origins.Comparison()
+SAME = staleness.Comparison()
 
 
 def compare(run, name="a", said=None):
-    return origins.compare(run, name, [].append if said is None else said.append)
+    return staleness.compare(run, name, [].append if said is None else said.append)
 
 
 def test_what_is_as_it_was_is_not_read(run, hashed):
@@ -148,7 +148,7 @@ def test_a_data_set_of_tensorflow_s_is_told_by_its_settings(run):
     assert "kind" in compare(own).changed or "task" in compare(own).changed
     with open(path) as file:
         manifest = json.load(file)
-    manifest["source"] = origins.describe(own, "a", has_validation=False)
+    manifest["source"] = staleness.describe(own, "a", has_validation=False)
     with open(path, "w") as file:
         json.dump(manifest, file)
     assert compare(own) == SAME

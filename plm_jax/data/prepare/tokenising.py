@@ -1,0 +1,182 @@
+"""Documents to tokens and to the columns that are kept beside them, in batches, with a process for each core."""
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from plm_jax import config
+from plm_jax.data import vocabularies
+from plm_jax.data.cache import columns
+from plm_jax.data.cache.columns import Column, Values
+from plm_jax.data.prepare import reading, segmenters, workers
+from plm_jax.data.prepare.reading import Document
+from plm_jax.data.prepare.spill import Spill, open_shards
+from plm_jax.data.vocabularies import sentences
+
+_BATCH_CHARACTERS = 2**20
+# Fewer are tokenised before other processes have begun.
+_INLINE_BATCHES = 4
+Item = TypeVar("Item")
+Rule = Callable[[str], list[int]]  # Text → the characters at which a part other than the first begins.
+
+
+class Batch(NamedTuple):
+    """Some documents one after another: the number of the first; of examples the texts are inputs.
+
+    Attributes:
+      values: of each column that documents bring along those of all.
+    """
+
+    first: int
+    texts: list[str]
+    targets: list[str] | None
+    held_out: list[bool]
+    values: dict[str, list[Any]]
+
+
+class Block(NamedTuple):
+    """Tokenised documents, with how many there are and whether any is for validation; by shard, in the spill's form."""
+
+    documents: int
+    any_held_out: bool
+    shards: list[bytes]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.shards))
+
+
+class Task(NamedTuple):
+    """What a worker has to know of a source to tokenise its documents.
+
+    Attributes:
+      segmenter: finds the words where the vocabulary does not.
+      brought: the columns that documents bring along.
+    """
+
+    vocabulary: config.Vocabulary
+    segmenter: str | None
+    brought: tuple[Column, ...]
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """All that is kept besides the tokens."""
+        words = (columns.WORD_STARTS,) if self.segmenter else ()
+        return (columns.SENTENCE_STARTS, *words, columns.FIRST_BYTES, *self.brought)
+
+
+def task(run: config.Run, name: str) -> Task:
+    """That of a source of a run."""
+    return Task(run.vocabulary, run.data.segmenters.get(name), reading.brought(name, run.data.sources[name]))
+
+
+def encoder(task: Task) -> Callable[[Batch], Block]:
+    """What tokenises, here or in a process of its own."""
+    vocabulary = vocabularies.load_plain(task.vocabulary)
+    rules = {"sentence_starts": sentences.boundaries}
+    if task.segmenter:
+        rules["word_starts"] = segmenters.load(task.segmenter)
+    spill = Spill(vocabulary.vocab_size, task.columns)
+    return lambda batch: encode(batch, vocabulary, rules, task.brought, spill)
+
+
+def encode(
+    batch: Batch,
+    vocabulary: vocabularies.Vocabulary,
+    rules: dict[str, Rule],
+    brought: Sequence[Column],
+    spill: Spill,
+) -> Block:
+    """The documents of a batch that have tokens; `rules` find the starts of parts of texts, each for a column."""
+    texts = [text.encode("utf-8") for text in batch.texts]
+    num_bytes = np.array(list(map(len, texts)), np.uint64)
+    if batch.targets is None:
+        found = _texts(batch.texts, vocabulary, rules)
+    else:
+        found = _examples(batch.texts, batch.targets, vocabulary)
+        found |= {name: columns.gather(columns.WORD_STARTS, [()] * len(texts)) for name in rules.keys() - found.keys()}
+        num_bytes += np.array([len(target.encode("utf-8")) for target in batch.targets], np.uint64)
+    found |= {column.name: columns.gather(column, batch.values[column.name]) for column in brought}
+    keys = [reading.key(number, text) for number, text in enumerate(texts, batch.first)]
+    rows = spill.rows(keys, num_bytes, batch.held_out, found)
+    (chosen,) = found["tokens"].sizes.nonzero()
+    return Block(len(chosen), bool(rows["held_out"][chosen].any()), spill.shards(rows, found, chosen))
+
+
+def _texts(texts: list[str], vocabulary: vocabularies.Vocabulary, rules: dict[str, Rule]) -> dict[str, Values]:
+    """The tokens of texts, and where parts begin in each."""
+    ids, ends, starts, first_bytes = vocabulary.encode_parts(texts, list(rules.values()))
+    found = {"tokens": Values(ids, np.diff(ends)), "first_bytes": Values(np.array(first_bytes))}
+    for name, of_all in zip(rules, starts, strict=True):
+        found[name] = _within(of_all, np.diff(np.searchsorted(of_all, ends)), ends)
+    return found
+
+
+def _examples(inputs: list[str], targets: list[str], vocabulary: vocabularies.Vocabulary) -> dict[str, Values]:
+    """The tokens of inputs and targets as those of one document, of which these are the two sentences.
+
+    Either may have no tokens, and yet begins.
+    """
+    both = [text for pair in zip(inputs, targets, strict=True) for text in pair]
+    ids, ends, _, _ = vocabulary.encode_parts(both, [])
+    starts, ends = ends[:-1], ends[::2]
+    return {
+        "tokens": Values(ids, np.diff(ends)),
+        "sentence_starts": _within(starts, np.full(len(inputs), 2), ends),
+        "first_bytes": Values(np.zeros(len(inputs), np.int64)),
+    }
+
+
+def _within(starts: np.ndarray, sizes: np.ndarray, ends: np.ndarray) -> Values:
+    """Starts counted from the first token of their document; documents begin and the last one ends at `ends`."""
+    return Values(starts - np.repeat(ends[:-1], sizes), sizes)
+
+
+def in_batches(documents: Iterable[Document]) -> Iterator[Batch]:
+    """All documents, whose numbers have no gaps."""
+    for found in batches(documents, _BATCH_CHARACTERS, lambda document: len(document.text + (document.targets or ""))):
+        numbers, texts, held_out, targets, values = zip(*found, strict=True)
+        brought = {name: [of[name] for of in values] for name in values[0]}
+        yield Batch(numbers[0], list(texts), None if targets[0] is None else list(targets), list(held_out), brought)
+
+
+def batches(items: Iterable[Item], limit: int, size: Callable[[Item], int]) -> Iterator[list[Item]]:
+    """Items in lists, each of which ends when its sizes add up to `limit`."""
+    batch, total = [], 0
+    for item in items:
+        batch.append(item)
+        total += size(item)
+        if total >= limit:
+            yield batch
+            batch, total = [], 0
+    if batch:
+        yield batch
+
+
+def blocks(documents: Iterable[Document], encoder: Callable[[Batch], Block]) -> Iterator[Block]:
+    """The documents tokenised in this process."""
+    return map(encoder, in_batches(documents))
+
+
+def tokenise(documents: Iterable[Document], task: Task, folder: str) -> tuple[int, bool]:
+    """Spills all documents into shards, with a process for each core; gives their number and whether any is held out.
+
+    What processes make comes in the order of the documents, so that their number makes no difference.
+    """
+    number, any_held_out, found = 0, False, in_batches(documents)
+    head = list(itertools.islice(found, _INLINE_BATCHES))
+    found, processes = itertools.chain(head, found), workers.cores()
+    if processes == 1 or len(head) < _INLINE_BATCHES:
+        processes = 0
+    with open_shards(folder) as shards, contextlib.ExitStack() as stack:
+        if processes:
+            made = stack.enter_context(contextlib.closing(workers.in_order(encoder, (task,), found, processes)))
+        else:
+            made = map(encoder(task), found)
+        for block in made:
+            for file, data in zip(shards, block.shards, strict=True):
+                file.write(data)
+            number, any_held_out = number + block.documents, any_held_out or block.any_held_out
+    return number, any_held_out

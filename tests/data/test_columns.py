@@ -1,0 +1,273 @@
+"""Named columns of a cache: a source's own, where documents come from, checksums, and caches of before."""
+
+import dataclasses
+import itertools
+import json
+import pathlib
+import re
+import tarfile
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from plm_jax import config, objectives
+from plm_jax.common.errors import UserError
+from plm_jax.data import cache, prepare, reader
+from plm_jax.data.cache import columns, form
+from plm_jax.data.layouts import index
+from plm_jax.data.sources.corpus import Corpus, Record
+
+EOS = 256
+NOTES = [cache.Column("label", "<i2", "document"), cache.Column("scores", "<f4", "value")]
+NOTES += [cache.Column("kinds", "<u1", "token"), cache.Column("line_starts", "<u4", "start")]
+
+
+def lines(number):
+    """The lines of a document; of the text of bytes each byte is a token."""
+    return [f"line {i} of {number} " + "x" * (number % 7) for i in range(1 + number % 4)]
+
+
+def noted(number):
+    """What the source says of a document."""
+    sizes = [len(line) + 1 for line in lines(number)]
+    return {
+        "label": number - 20,
+        "scores": [number / 8] * (number % 3),
+        "kinds": [i % 5 for i in range(sum(sizes) - 1)],
+        "line_starts": np.cumsum([0, *sizes[:-1]]).tolist(),
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Noted(config.Source):
+    """A source of a test's own, with all that it takes in this file."""
+
+    kind: ClassVar[str] = "tests_noted"
+    documents: int = 40
+
+    def open(self, name):
+        return NotedCorpus(self.documents)
+
+
+class NotedCorpus(Corpus):
+    splits = ("train",)
+    columns = tuple(NOTES)
+
+    def __init__(self, documents):
+        self._documents = documents
+
+    def shards(self, split, most=1):
+        return [0, 1, 2]
+
+    def read(self, split, shard, skipped=None, advance=lambda size: None):
+        for place, number in enumerate(range(shard, self._documents, 3), 1):
+            advance(1)
+            yield Record("\n".join(lines(number)), None, shard, place, noted(number))
+
+    def fingerprint(self):
+        return [str(self._documents)]
+
+
+@pytest.fixture
+def run(make_run, tmp_path):
+    """`run(source)`: a run over bytes of a source `a`."""
+
+    def run(source, **data):
+        made = make_run("a", eos=EOS, vocab_size=257, data={"validation_fraction": 0.2, **data})
+        return dataclasses.replace(made, data=dataclasses.replace(made.data, sources={"a": source}))
+
+    return run
+
+
+def contents(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_columns_of_a_sources_own_reach_the_reader(run, tmp_path):
+    """Labels, ragged numbers, something of each token, starts of parts: no line of ours knows them."""
+    made = run(Noted())
+    made = config.from_dict(json.loads(json.dumps(config.to_dict(made))))
+    prepare.prepare(made, show_progress=False)
+    source = cache.open_source(str(tmp_path), "a")
+    seen = []
+    for name, split in source.splits.items():
+        assert set(split.columns) == {"sentence_starts", "first_bytes", "origin", *(column.name for column in NOTES)}
+        for document, (start, stop) in enumerate(itertools.pairwise(split.documents)):
+            number = int(split.of_document("label", document)) + 20
+            assert bytes(split.tokens(start, stop).astype(np.uint8)).decode() == "\n".join(lines(number))
+            for column in NOTES:
+                found = split.of_document(column.name, document)
+                assert found.tolist() == noted(number)[column.name]
+                assert column.kind == "start" or found.dtype == column.dtype
+            assert source.origin(name, document) == (f"part {number % 3}", number // 3 + 1)
+            seen.append(number)
+    assert sorted(seen) == list(range(40))
+    cache.verify(str(tmp_path), "a")
+    described = cache.read_manifest(str(tmp_path / "a"))["columns"]
+    assert {"name": "scores", "dtype": "<f4", "kind": "value"} in described
+
+
+class Lines(objectives.Objective):
+    """Asks a layout for the test's own starts."""
+
+    architectures: ClassVar[tuple[str, ...]] = ("decoder",)
+    targets: ClassVar[str] = "lines"
+    reads: ClassVar[tuple[str, ...]] = ("line_starts",)
+
+    def apply(self, example, special, rng):
+        return example
+
+
+def test_an_objective_reads_a_column_of_a_sources_own(run, tmp_path):
+    prepare.prepare(run(Noted()), show_progress=False)
+    source = cache.open_source(str(tmp_path), "a")
+    special = objectives.Special(eos=EOS, vocab_size=257)
+    rows = config.Blocks().open(source, "train", 50, 0, objectives.BoundObjective(Lines(), special))
+    for item in range(rows.num_rows):
+        example = rows.example(item, np.random.default_rng(0))
+        tokens, real = example["tokens"].tolist(), example.get("mask", np.ones(50)).sum()
+        begins = [i for i in range(1, int(real)) if tokens[i - 1] in (EOS, ord("\n"))]
+        assert [i for i in example["line_starts"].tolist() if i] == begins
+
+
+def test_the_local_runner_and_beam_write_the_same_columns(run, tmp_path):
+    made = run(Noted())
+    for name, options in (("one", None), ("other", ())):
+        prepare.prepare(made, str(tmp_path / name), show_progress=False, beam_options=options)
+    assert contents(tmp_path / "one" / "a") == contents(tmp_path / "other" / "a")
+
+
+def test_a_cache_tells_of_each_document_the_file_and_the_line(run, tmp_path):
+    texts = {name: [f"{name} {i} ends. It ended" for i in range(30)] for name in ("one", "two")}
+    for name, found in texts.items():
+        rows = "".join(json.dumps({"text": text}) + "\n" + "\n" * (i % 2) for i, text in enumerate(found))
+        (tmp_path / f"{name}.jsonl").write_text(rows)
+    prepare.prepare(run(config.JsonLines(f"{tmp_path}/*.jsonl")), show_progress=False)
+    source, places = cache.open_source(str(tmp_path), "a"), []
+    for name, split in source.splits.items():
+        for document, (start, stop) in enumerate(itertools.pairwise(split.documents)):
+            file, line = source.origin(name, document)
+            text = bytes(split.tokens(start, stop).astype(np.uint8)).decode()
+            assert json.loads((tmp_path / file).read_text().split("\n")[line - 1])["text"] == text
+            places.append((file, line))
+    assert len(set(places)) == 60
+
+
+def flip(path, at):
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0x10
+    path.write_bytes(data)
+
+
+def test_damage_of_any_file_is_noticed(run, tmp_path):
+    prepare.prepare(run(Noted()), show_progress=False)
+    files = [path for path in sorted((tmp_path / "a").rglob("*")) if path.is_file()]
+    assert {path.name for path in files} >= {"manifest.json", "checksums.npy", "scores.offsets.npy", "unigram.npy"}
+    for path in files:
+        whole = path.read_bytes()
+        # The last bytes of values; of records, whose file is padded, some of the first.
+        last = 300 if path.suffix == ".array_record" else len(whole) - 3
+        for at in (last, last - 1):
+            flip(path, at)
+            with pytest.raises(UserError, match=rf"{re.escape(str(path))} is damaged"):
+                cache.verify(str(tmp_path), "a")
+            path.write_bytes(whole)
+        if path.suffix == ".npy":  # Short ones are looked at whenever a cache is opened.
+            flip(path, last)
+            with pytest.raises(UserError, match=rf"{re.escape(str(path))} is damaged"):
+                cache.open_source(str(tmp_path), "a")
+            path.write_bytes(whole)
+    cache.verify(str(tmp_path), "a")
+
+
+def test_two_token_files_that_change_places_are_noticed(write_source, tmp_path, monkeypatch):
+    """Each of them is whole."""
+    monkeypatch.setattr(form, "RECORD_TOKENS", 8)
+    monkeypatch.setattr(form, "SHARD_RECORDS", 2)
+    write_source("a", {"train": [list(range(32))]})
+    one, two = (tmp_path / "a/train" / form.shard_name(i) for i in (0, 1))
+    one.rename(tmp_path / "kept"), two.rename(one), (tmp_path / "kept").rename(two)
+    with pytest.raises(UserError, match=r"tokens-00000.array_record is damaged \(its bytes have changed"):
+        cache.verify(str(tmp_path), "a")
+
+
+def test_damage_of_an_index_is_noticed(write_sentences, tmp_path):
+    source = write_sentences({"train": [[3, 4, 5]] * 30})
+    special = objectives.Special(pad=0, cls=1, sep=2, mask=3, vocab_size=60_000)
+    config.WholeSentences().open(source, "train", 16, 0, objectives.get("masked_lm", special))
+    (folder,) = (tmp_path / "a/index").iterdir()
+    index.verify(str(folder))
+    flip(folder / "starts.npy", 200)
+    with pytest.raises(UserError, match=r"starts.npy is damaged"):
+        index.verify(str(folder))
+
+
+def test_long_vectors_have_a_checksum_for_each_block(tmp_path, monkeypatch):
+    monkeypatch.setattr(cache.vectors, "BLOCK_BYTES", 64)
+    values = np.arange(1000)
+    file = cache.NpyAppender(str(tmp_path / "a.npy"))
+    for part in np.split(values, [0, 3, 3, 20, 555]):
+        file.append(part)
+    assert (file.close(), len(file.checksums)) == (1000, 125)
+    load = cache.load(str(tmp_path / "a.npy"), 1000, checksums=file.checksums, check_all=True)
+    assert load.tolist() == values.tolist()
+    changed = [*file.checksums[:-1], 0]
+    assert cache.load(str(tmp_path / "a.npy"), 1000, checksums=changed).tolist() == values.tolist()
+    with pytest.raises(UserError, match="its bytes have changed"):
+        cache.load(str(tmp_path / "a.npy"), 1000, checksums=changed, check_all=True)
+
+
+def test_a_cache_of_before_is_read_and_is_the_one_of_today(make_run, tmp_path, monkeypatch):
+    """`old/format_3.tar.gz` holds a cache that version 0.1 wrote at commit 38c9921, and its corpus.
+
+    Its batches were noted there, and where words began is what the segmenter says.
+    """
+    with tarfile.open(pathlib.Path(__file__).parent / "old" / "format_3.tar.gz") as file:
+        file.extractall(tmp_path, filter="data")
+    made = make_run("a", eos=EOS, vocab_size=257, data={"validation_fraction": 0.1, "window_tokens": 2**21})
+    source = config.JsonLines(str(tmp_path / "a.jsonl"))
+    data = {"sources": {"a": source}, "length": 16, "segmenters": {"a": "shlex_words:split"}}
+    data |= {"cache_dir": str(tmp_path / "cache")}
+    made = dataclasses.replace(
+        made, data=dataclasses.replace(made.data, **data), train=dataclasses.replace(made.train, seed=0)
+    )
+    noted_then = ["00000001a542f136", "0000000189c2a9e7", "000000024da32550"]
+
+    def digests(run):
+        opened = reader.Reader(run)
+        batches = (opened.batch(step, range(4))["digest"].astype(np.uint64) for step in range(3))
+        return [reader.digest_hex(batch.sum(0)) for batch in batches]
+
+    assert digests(made) == noted_then
+    old = cache.open_source(made.data.cache_dir, "a")
+    assert old.origin("train", 0) is None
+    cache.verify(made.data.cache_dir, "a")
+    (tmp_path / "shlex_words.py").write_text("import re\ndef split(text): return re.findall(r'\\s*\\S+', text)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    before = contents(tmp_path / "cache" / "a")
+    prepare.prepare(made, show_progress=False)
+    assert contents(tmp_path / "cache" / "a").keys() == before.keys()  # It is up to date, and stays as it is.
+    again = dataclasses.replace(made, data=dataclasses.replace(made.data, cache_dir=str(tmp_path / "again")))
+    prepare.prepare(again, show_progress=False)
+    new = cache.open_source(again.data.cache_dir, "a")
+    assert new.identity == old.identity and digests(again) == noted_then
+    for split in old.splits:
+        for name in ("sentence_starts", "word_starts", "first_bytes"):
+            np.testing.assert_array_equal(new.splits[split].column(name), old.splits[split].column(name))
+        np.testing.assert_array_equal(new.splits[split].unigram, old.splits[split].unigram)
+    assert new.origin("train", 0)[0] == "a.jsonl"
+
+
+def test_names_that_a_cache_keeps_for_itself_are_refused(run):
+    @dataclasses.dataclass(frozen=True)
+    class Taken(Noted):
+        kind: ClassVar[str] = "tests_taken"
+
+        def open(self, name):
+            corpus = NotedCorpus(4)
+            corpus.columns = (columns.Column("documents", "<i2", "document"),)
+            return corpus
+
+    with pytest.raises(UserError, match="'documents'"):
+        prepare.prepare(run(Taken()), show_progress=False)

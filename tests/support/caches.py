@@ -1,0 +1,39 @@
+"""Caches of documents that a test makes up, written with the cache's writer."""
+
+import os
+
+import numpy as np
+
+from plm_jax.data import cache
+from plm_jax.data.cache import columns
+
+
+def write_split(folder, documents, vocab_size, bytes_a_token=1):
+    """Writes (tokens, sentence starts) of documents, and gives what a manifest says of the split."""
+    writer = cache.SplitWriter(str(folder), vocab_size)
+    for tokens, starts in documents:
+        found = {"tokens": tokens, "sentence_starts": starts}
+        values = {name: cache.Values(np.asarray(of), np.array([len(of)])) for name, of in found.items()}
+        first_bytes = cache.Values(np.array([bytes_a_token]))
+        writer.add(values | {"first_bytes": first_bytes}, bytes_a_token * len(tokens))
+    return writer.close()
+
+
+def write(folder, name, splits, vocab_size, vocabulary, word_initial=None, bytes_a_token=1, **more):
+    """Writes the cache of source `name` into a folder.
+
+    Args:
+      splits: of each (tokens, sentence starts) of its documents.
+      vocabulary: what its manifest says of it but `id`, `size` and `files`, of no files by default.
+      more: further entries of the manifest.
+    """
+    temporary = os.path.join(folder, f".{name}")
+    counts = {
+        split: write_split(os.path.join(temporary, split), documents, vocab_size, bytes_a_token)
+        for split, documents in splits.items()
+    }
+    word_initial = np.ones(vocab_size, np.bool_) if word_initial is None else word_initial
+    described = cache.describe(vocab_size, (columns.SENTENCE_STARTS, columns.FIRST_BYTES), word_initial, temporary)
+    vocabulary = {"id": "v", "size": vocab_size, "files": {}} | vocabulary
+    manifest = {"identity": "i", "vocabulary": vocabulary, "splits": counts, **described, **more}
+    cache.publish(temporary, os.path.join(folder, name), manifest)

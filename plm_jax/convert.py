@@ -20,10 +20,10 @@ def main() -> None:
     command_line.start_jax_on_host()
     _MODULES.load()
     with progress.doing("loading JAX"):
-        from plm_jax.training import sources
+        from plm_jax.training import checkpoint_formats
 
     with progress.doing(f"converting {source}"):
-        said = sources.convert(source, target, _FORMAT.value)
+        said = checkpoint_formats.convert(source, target, _FORMAT.value)
     print(said)
 
 

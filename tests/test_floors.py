@@ -129,7 +129,7 @@ ALLOWED = {
     "models": {"models", "common"},
     "objectives": {"objectives", "common"},
     "losses": {"losses", "models", "common"},
-    "hub": {"hub", "models", "common"},
+    "hub": {"hub", "config", "models", "common"},
     "data": {"data", "objectives", "config", "common"},
     "configs": {"configs", "data", "objectives", "models", "config"},
     "cleaning": {"cleaning", "data", "config", "common"},

@@ -3,13 +3,14 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from plm_jax.common import special_ids
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.config import bounds
 from plm_jax.config.sources import Source
 from plm_jax.data.layouts import Blocks, Layout
 
 # The special ids that a vocabulary may have.
-SPECIALS = ("pad", "bos", "eos", "unk", "cls", "sep", "mask", "sop", "eop", "smask", "gmask", "dblock")
+SPECIALS = special_ids.NAMES
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class Data:
 
 
 @dataclass(frozen=True)
-class Vocabulary:
+class Vocabulary(special_ids.SpecialIds):
     """The vocabulary and its special ids (None: there is none).
 
     Attributes:
@@ -97,18 +98,6 @@ class Vocabulary:
     train_kind: Literal["", "unigram", "bpe", "uncased", "cased"] = ""
     lowercase: bool = False
     added: int = 0
-    pad: int | None = None
-    bos: int | None = None
-    eos: int | None = None
-    unk: int | None = None
-    cls: int | None = None
-    sep: int | None = None
-    mask: int | None = None
-    sop: int | None = None
-    eop: int | None = None
-    smask: int | None = None
-    gmask: int | None = None
-    dblock: int | None = None
     sentinels: int = 0
 
     def __post_init__(self):

@@ -1,8 +1,8 @@
-"""A model with its weights, wherever it came from and wherever it goes."""
+"""The one record of a trained model: its settings, its weights, and what is known of where they come from."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import flax
 import jax
@@ -10,20 +10,27 @@ import numpy as np
 
 from plm_jax.models import settings
 
+if TYPE_CHECKING:
+    from plm_jax.config import Run
+
 
 @dataclass(frozen=True)
 class Pretrained:
-    """What a directory holds.
+    """A trained model.
 
     Attributes:
       model: the model's settings.
       params: its parameters: arrays, or `files.InFiles`, which are read when they are asked for.
-      special_ids: `bos_token_id`, `eos_token_id` (an integer or several), `pad_token_id`, `decoder_start_token_id`,
-        `cls_token_id`, `sep_token_id`, `mask_token_id`, `sentinels` (how many), `lowercase` (whether WordPiece or
-        SentencePiece drops case and accents), `begins_with_bos` (whether every text does) or `begins_with` (the ids
-        that it does), as far as the files tell them.
+      special_ids: `NAME_token_id` for the names of `common.special_ids` (an integer, of `eos` perhaps several),
+        `decoder_start_token_id`, `sentinels` (how many), `lowercase` (whether WordPiece or SentencePiece drops case
+        and accents), `begins_with_bos` (whether every text does) or `begins_with` (the ids that it does), as far as
+        they are known.
       vocabulary: a spec for `vocabularies.load`; None where there are no files for one.
       family: the model_type of the Hugging Face family that it was read as; None: it was read as none.
+      run: the whole config of the run that trained it; None for a model from elsewhere.
+      workdir: the run's directory; None for a model that is in none.
+      step: the checkpoint's step; None for a model from elsewhere.
+      vocabulary_id: of the vocabulary that it was trained with, where that is recorded.
     """
 
     model: settings.Transformer
@@ -31,6 +38,10 @@ class Pretrained:
     special_ids: Mapping[str, Any] = field(default_factory=dict)
     vocabulary: str | None = None
     family: str | None = None
+    run: "Run | None" = None
+    workdir: str | None = None
+    step: int | None = None
+    vocabulary_id: str | None = None
 
     def flat(self) -> dict[str, Any]:
         """The parameters by their paths, joined by `/`; those on devices are fetched."""

@@ -6,7 +6,7 @@ import jax
 
 from plm_jax.common.errors import UserError
 from plm_jax.hub.pretrained import float32
-from plm_jax.training import sources
+from plm_jax.training import checkpoint_formats
 
 
 def take(params, train):
@@ -23,25 +23,25 @@ def take(params, train):
     def wanted(name):
         return any(pattern.fullmatch(name) for pattern in patterns)
 
-    with sources.opened(train.init_from) as opened:
-        source = {name: leaf for name, leaf in _named(opened.pretrained.params) if wanted(name)}
+    with checkpoint_formats.opened(train.init_from) as pretrained:
+        found = {name: leaf for name, leaf in _named(pretrained.params) if wanted(name)}
         new, leaves = [], []
         for name, leaf in _named(params):
-            if name not in source:
+            if name not in found:
                 new.append(name)
                 leaves.append(leaf)
                 continue
-            if source[name].shape != leaf.shape:
+            if found[name].shape != leaf.shape:
                 raise UserError(
-                    f"{name} is {source[name].shape} in {train.init_from} and {leaf.shape} here: leave it out by "
+                    f"{name} is {found[name].shape} in {train.init_from} and {leaf.shape} here: leave it out by "
                     "config.train.init_names, or change the model"
                 )
-            leaves.append(jax.device_put(float32(source.pop(name)), leaf.sharding))
+            leaves.append(jax.device_put(float32(found.pop(name)), leaf.sharding))
     taken = len(leaves) - len(new)
     if not taken:
         raise UserError(f"nothing in {train.init_from} matches config.train.init_names {train.init_names}")
     notes = [f"took {taken} of {len(leaves)} parameters from {train.init_from}"]
-    notes += [f"{what}: {', '.join(names)}" for what, names in (("new", new), ("left out", source)) if names]
+    notes += [f"{what}: {', '.join(names)}" for what, names in (("new", new), ("left out", found)) if names]
     return jax.tree.unflatten(jax.tree.structure(params), leaves), notes
 
 

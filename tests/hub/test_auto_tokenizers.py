@@ -7,7 +7,7 @@ import pytest
 transformers = pytest.importorskip("transformers")
 
 import plm_jax  # noqa: E402
-from plm_jax.training import sources  # noqa: E402
+from plm_jax.training import checkpoint_formats  # noqa: E402
 from tests.support import exports  # noqa: E402
 
 
@@ -25,7 +25,7 @@ def opened(path, **options):
 @pytest.mark.parametrize("family", exports.FAMILIES)
 def test_a_thousand_lines_have_our_ids(family, kind, folder, tmp_path):
     model, lines = exports.pretrained(family, kind, folder), exports.lines(1000)
-    sources.save(str(tmp_path), sources.Source(model), "huggingface")
+    checkpoint_formats.save(str(tmp_path), model, "huggingface")
     tokenizer = opened(tmp_path)
     assert tokenizer(list(lines), add_special_tokens=False).input_ids == exports.encode(kind, folder, lines)
     for name in ("pad", "bos", "eos", "cls", "sep", "mask"):
@@ -34,7 +34,7 @@ def test_a_thousand_lines_have_our_ids(family, kind, folder, tmp_path):
 
 @pytest.mark.parametrize("kind", ["unigram", "piece_bpe", "cased", "roberta", "tiktoken"])
 def test_special_tokens_are_text_where_that_is_asked_for(kind, folder, tmp_path):
-    sources.save(str(tmp_path), sources.Source(exports.pretrained("glm_original", kind, folder)), "huggingface")
+    checkpoint_formats.save(str(tmp_path), exports.pretrained("glm_original", kind, folder), "huggingface")
     texts = ("The [MASK] of", "a</s> b", "<pad><s> [CLS]x", "<0x41> <|startofpiece|>")
     tokenizer = opened(tmp_path, split_special_tokens=True)
     assert tokenizer(list(texts), add_special_tokens=False).input_ids == exports.encode(kind, folder, texts)
@@ -44,7 +44,7 @@ def test_special_tokens_are_text_where_that_is_asked_for(kind, folder, tmp_path)
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "gpt2", "llama", "t5", "bart"])
 def test_the_model_opens_beside_its_tokenizer(family, folder, tmp_path):
-    sources.save(str(tmp_path), sources.Source(exports.pretrained(family, "unigram", folder)), "huggingface")
+    checkpoint_formats.save(str(tmp_path), exports.pretrained(family, "unigram", folder), "huggingface")
     tokenizer, model = opened(tmp_path), transformers.AutoModel.from_pretrained(tmp_path)
     batch = tokenizer(["The state of the Union", "is strong"], padding=family not in ("gpt2", "llama"))
     assert {*batch} == {"input_ids", "attention_mask"} | ({"token_type_ids"} if family == "bert" else set())
@@ -63,7 +63,7 @@ PUBLISHED = {
 
 
 def test_an_uncased_albert_reads_capitals_and_accents_as_transformers_does(folder, tmp_path):
-    sources.save(str(tmp_path), sources.Source(exports.pretrained("albert", "folded", folder)), "huggingface")
+    checkpoint_formats.save(str(tmp_path), exports.pretrained("albert", "folded", folder), "huggingface")
     (tmp_path / "tokenizer.json").unlink()
     (tmp_path / "tokenizer_config.json").write_text("{}")
     lm, theirs = plm_jax.load(tmp_path), opened(tmp_path)
@@ -81,7 +81,7 @@ def test_an_uncased_albert_reads_capitals_and_accents_as_transformers_does(folde
 def test_a_published_directory_gives_what_it_gave(family, folder, tmp_path):
     kind, names, described = PUBLISHED[family]
     model = exports.pretrained(family, kind, folder)
-    sources.save(str(tmp_path / "theirs"), sources.Source(model), "huggingface")
+    checkpoint_formats.save(str(tmp_path / "theirs"), model, "huggingface")
     (tmp_path / "theirs" / "tokenizer.json").unlink()
     (tmp_path / "theirs" / "tokenizer_config.json").write_text(json.dumps(described))
     lm = plm_jax.load(tmp_path / "theirs")

@@ -242,7 +242,7 @@ def test_texts_begin_with_what_the_published_tokenizers_begin_them_with(folder):
     lm = plm_jax.load(folder)
     assert lm.special_ids["begins_with"] == [13, 15]
     text = lm.vocabulary.encode("to be")
-    assert lm._encode("to be") == [13, 15, *text] and lm._encode("") == [13, 15]
+    assert lm.strategy.encode("to be") == [13, 15, *text] and lm.strategy.encode("") == [13, 15]
     listed = {"5": {"content": "[gMASK]"}, "7": {"content": "<sop>"}, "9": {"content": "<|user|>"}}
     (folder / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": listed}))
     assert plm_jax.load(folder).special_ids["begins_with"] == [5, 7]

@@ -25,7 +25,7 @@ from plm_jax.data import vocabularies
 from plm_jax.data.vocabularies import exported, training
 from plm_jax.hub.pretrained import Pretrained
 from plm_jax.models import registry
-from plm_jax.training import sources
+from plm_jax.training import checkpoint_formats
 from tests.support import exports
 
 # Each family and each kind at least once.
@@ -40,7 +40,7 @@ def folder(tmp_path_factory):
 
 
 def save(pretrained, path, run=None):
-    sources.save(str(path), sources.Source(pretrained, run), "huggingface")
+    checkpoint_formats.save(str(path), replace(pretrained, run=run), "huggingface")
     return tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
 
 
@@ -120,10 +120,11 @@ def test_texts_are_framed_as_in_training(family, single, pair, types, folder, tm
     assert got == ids(pair)
     second = len(text_ids["B"]) + 1
     assert kinds == ([0] * (len(got) - second) + [1] * second if types else [0] * len(got))
-    if family != "glm_original":  # Its prompts always have a blank.
+    if family != "glm_original":  # Its prompts always have a blank; ChatGLM-6B's, too, at their end.
         lm = plm_jax.load(tmp_path)
         if family not in ("bert", "distilbert", "roberta"):
-            assert lm._encode(texts["A"]) == ids(single)
+            end = [lm.special_ids["gmask_token_id"]] if family == "chatglm_6b" else []
+            assert lm.strategy.encode(texts["A"]) == ids(single) + end
 
 
 @pytest.mark.parametrize("kind", ["unigram", "piece_bpe", "nfkc", "cased", "roberta"])
@@ -132,7 +133,7 @@ def test_a_prompt_with_a_blank_is_what_we_make_of_it(kind, text, folder, tmp_pat
     tokenizer = save(exports.pretrained("bert", kind, folder), tmp_path)
     lm = plm_jax.load(tmp_path)
     mask = tokenizer.id_to_token(lm.special_ids["mask_token_id"])
-    assert template(tokenizer, text.replace("[MASK]", mask))[0] == lm._encode(text)
+    assert template(tokenizer, text.replace("[MASK]", mask))[0] == lm.strategy.encode(text)
 
 
 def test_sentinels_are_where_t5_has_them(folder, tmp_path):
@@ -142,7 +143,7 @@ def test_sentinels_are_where_t5_has_them(folder, tmp_path):
         size - 1 - k for k in range(exports.SENTINELS)
     ]
     text = "We the <extra_id_0> of the United <extra_id_1>."
-    assert template(tokenizer, text)[0] == lm._encode(text)
+    assert template(tokenizer, text)[0] == lm.strategy.encode(text)
     assert lm.special_ids["sentinels"] == exports.SENTINELS
 
 
@@ -184,7 +185,7 @@ def test_what_hugging_face_cannot_say_is_refused_before_anything_is_written(fold
     with pytest.raises(UserError, match=r"a model of words or characters, .* save in format plm_jax"):
         save(refused, tmp_path / "saved")
     assert not (tmp_path / "saved").exists()
-    sources.save(str(tmp_path / "ours"), sources.Source(refused), "plm_jax")
+    checkpoint_formats.save(str(tmp_path / "ours"), refused, "plm_jax")
 
 
 def test_other_ids_are_refused_with_the_text(folder, monkeypatch, tmp_path):

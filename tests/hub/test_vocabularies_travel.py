@@ -92,7 +92,7 @@ def test_of_llama_s_pieces_and_whether_texts_begin_with_bos(begins, tmp_path):
     lm, tokenizer = travel(tmp_path, "LlamaForCausalLM", files)
     want = tokenizer("the state").input_ids
     assert (want[0] == 1) == begins
-    assert lm._encode("the state") == want
+    assert lm.strategy.encode("the state") == want
 
 
 def byte_pairs(*merges):
@@ -107,8 +107,8 @@ def test_of_bart_s_bytes_and_they_frame_texts(tmp_path):
     ids, files = byte_pairs()
     lm, tokenizer = travel(tmp_path, "BartForConditionalGeneration", files, vocab_size=len(ids))
     text = list(lm.vocabulary.encode("the state"))
-    assert tokenizer("the state").input_ids == [0, *text, 2] == lm._encode("the state")
-    assert tokenizer("the<mask>").input_ids == [0, *text[:3], ids["<mask>"], 2] == lm._encode("the [MASK]")
+    assert tokenizer("the state").input_ids == [0, *text, 2] == lm.strategy.encode("the state")
+    assert tokenizer("the<mask>").input_ids == [0, *text[:3], ids["<mask>"], 2] == lm.strategy.encode("the [MASK]")
 
 
 def test_of_roberta_s_bytes_and_it_fills_what_transformers_fills(tmp_path):

@@ -11,7 +11,7 @@ from plm_jax import config, objectives
 from plm_jax.common.errors import UserError
 from plm_jax.data.reader import Reader
 from plm_jax.evaluation import perplexity
-from plm_jax.inference import decoding, infilling
+from plm_jax.inference import decoding, infilling, strategies
 from plm_jax.inference.language_model import LanguageModel
 from plm_jax.models import registry
 from tests.support import runs
@@ -132,8 +132,8 @@ def test_prompts_are_framed_as_the_models_were_trained_to_see_them():
 class Scripted(LanguageModel):
     """Fills blanks as it is told."""
 
-    def _infill(self, texts, write):
-        return super()._infill(texts, lambda rows: [[120 + number] * 2 for number, _ in enumerate(rows)])
+    def writer(self, **options):
+        return lambda rows, marks: [[120 + number] * 2 for number, _ in enumerate(rows)]
 
 
 def test_a_text_comes_back_filled_or_goes_on():
@@ -157,7 +157,7 @@ def test_the_masks_among_ids_are_filled_as_those_of_a_text():
 def test_a_run_that_fills_no_blanks_continues_though_its_vocabulary_has_the_ids():
     lm = model_of("glm")
     lm.run = dataclasses.replace(lm.run, objective=objectives.Causal())
-    assert lm._marks is None
+    assert type(lm.strategy) is strategies.Decoder
     tokens = [[1, 2, 262, 3]]
     want = lm.model.apply({"params": lm.params}, jnp.array(tokens))
     np.testing.assert_allclose(lm.logits(tokens), want, atol=1e-5)

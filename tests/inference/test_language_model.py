@@ -18,7 +18,7 @@ from plm_jax.data import vocabularies
 from plm_jax.evaluation import perplexity
 from plm_jax.inference import decoding
 from plm_jax.models import settings
-from plm_jax.training import sources
+from plm_jax.training import checkpoint_formats
 from tests import golden
 
 
@@ -272,7 +272,7 @@ def test_prompts_begin_as_the_texts_of_training_did(begin, make_workdir, tmp_pat
     write_vocabulary(workdir)
     lm = plm_jax.load(workdir)
     lm.save(tmp_path / "ours", format="plm_jax")
-    sources.convert(str(tmp_path / "ours"), str(tmp_path / "theirs"), "huggingface")
+    checkpoint_formats.convert(str(tmp_path / "ours"), str(tmp_path / "theirs"), "huggingface")
     plm_jax.load(tmp_path / "theirs").save(tmp_path / "again", format="plm_jax")
     first = [getattr(vocabulary, name) for name in begin]
     letters = Letters()

@@ -1,20 +1,24 @@
-"""How a model sees text, and its tokenizer for Hugging Face. Only where there is a vocabulary is seqio imported."""
+"""How a model sees text: its vocabulary, what stands around a text, and its tokenizer for Hugging Face.
+
+Only where there is a vocabulary is seqio imported.
+"""
 
 import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from plm_jax import config
+from plm_jax.common import special_ids
 from plm_jax.common.errors import UserError
 from plm_jax.hub import huggingface, tokenizer_json
 from plm_jax.hub.pretrained import Pretrained
-from plm_jax.models import settings
+from plm_jax.models.protocol import Model
 
 if TYPE_CHECKING:
     from plm_jax.data import vocabularies
 
 
-def vocabulary(pretrained: Pretrained, run: config.Run | None) -> "vocabularies.Vocabulary":
+def vocabulary(pretrained: Pretrained) -> "vocabularies.Vocabulary":
     """The vocabulary of a model that has one: as its run has it, or as its files and special ids say.
 
     Special ids above the file are added ones.
@@ -24,7 +28,7 @@ def vocabulary(pretrained: Pretrained, run: config.Run | None) -> "vocabularies.
     """
     from plm_jax.data import vocabularies  # It imports seqio: seconds, and only text needs it.
 
-    special = pretrained.special_ids
+    special, run = pretrained.special_ids, pretrained.run
     if run is None:
         lowercase = special.get("lowercase")
         section = config.Vocabulary(pretrained.vocabulary, sentinels=special.get("sentinels", 0))
@@ -47,19 +51,19 @@ def vocabulary(pretrained: Pretrained, run: config.Run | None) -> "vocabularies.
     return found
 
 
-def frame(model: settings.Transformer, special_ids: Mapping[str, Any], run: config.Run | None) -> tuple[list, list]:
-    """The ids before and after a text, as the model was trained to see one."""
-    ids = _by_name(special_ids)
+def frame(model: Model, ids: Mapping[str, Any], run: config.Run | None) -> tuple[list[int], list[int]]:
+    """The ids before and after a text, as the model was trained to see one; `ids` as `Pretrained.special_ids`."""
+    known = _by_name(ids)
 
     def first(*names: str) -> list[int]:
-        return next(([ids[name]] for name in names if name in ids), [])
+        return next(([known[name]] for name in names if name in known), [])
 
-    if isinstance(model, settings.Decoder):
+    if model.architecture == "decoder":
         fills_blanks = run is None or run.objective.fills_blanks
-        if fills_blanks and "sop" in ids and "eop" in ids:  # As THUDM/GLM has it; ChatGLM-6B has no cls.
-            return first("cls"), first("eos") if "cls" in ids else []
-        return list(special_ids.get("begins_with", first("bos") if special_ids.get("begins_with_bos") else [])), []
-    if isinstance(model, settings.EncoderDecoder):
+        if fills_blanks and "sop" in known and "eop" in known:  # As THUDM/GLM has it; ChatGLM-6B has no cls.
+            return first("cls"), first("eos") if "cls" in known else []
+        return begins_with(ids), []
+    if model.has_decoder:
         begins = run is None or run.objective.frames
         return first("bos") if begins else [], first("eos")
     if run is not None and run.data.layout.kind == "blocks":
@@ -67,7 +71,13 @@ def frame(model: settings.Transformer, special_ids: Mapping[str, Any], run: conf
     return first("cls", "bos"), first("sep", "eos")
 
 
-def tokenizer(pretrained: Pretrained, run: config.Run | None) -> tokenizer_json.Tokenizer | None:
+def begins_with(ids: Mapping[str, Any]) -> list[int]:
+    """The ids that a decoder reads before every text."""
+    bos = _by_name(ids).get("bos") if ids.get("begins_with_bos") else None
+    return list(ids.get("begins_with", [] if bos is None else [bos]))
+
+
+def tokenizer(pretrained: Pretrained) -> tokenizer_json.Tokenizer | None:
     """The files that give a model's ids in Hugging Face's libraries; None: the model has no vocabulary.
 
     Special tokens are around texts as they were in training; in those of a pair a single mark stands between the
@@ -81,28 +91,28 @@ def tokenizer(pretrained: Pretrained, run: config.Run | None) -> tokenizer_json.
     from plm_jax.data.vocabularies import exported
 
     model, ids = huggingface.published(pretrained.model)[0], _by_name(pretrained.special_ids)
-    before, after = frame(model, pretrained.special_ids, run)
+    before, after = frame(model, pretrained.special_ids, pretrained.run)
     if before == pretrained.special_ids.get("begins_with") and len(before) == 2:  # Of ChatGLM2's files that is all.
         ids = {"gmask": before[0], "sop": before[1]} | ids
     between = after * 2 if before == [ids.get("bos")] else after
     types = model.token_types > 1
-    is_theirs = run is None and pretrained.vocabulary.startswith(tokenizer_json.SCHEME)
+    is_theirs = pretrained.run is None and pretrained.vocabulary.startswith(tokenizer_json.SCHEME)
     around = exported.Frame(before, between or before, after, types)
-    tree, described = exported.export(vocabulary(pretrained, run), ids, None if is_theirs else around)
+    tree, described = exported.export(vocabulary(pretrained), ids, None if is_theirs else around)
     described["model_input_names"] = ["input_ids", *(["token_type_ids"] if types else []), "attention_mask"]
     if model.meant_length is not None:
         described["model_max_length"] = model.meant_length
     return tokenizer_json.Tokenizer(tree, described)
 
 
-def _by_name(special_ids: Mapping[str, Any]) -> dict[str, int]:
+def _by_name(ids: Mapping[str, Any]) -> dict[str, int]:
     """The special ids without `_token_id`; of several for one the first."""
-    found = {name: special_ids.get(f"{name}_token_id") for name in config.SPECIALS}
+    found = {name: ids.get(f"{name}_token_id") for name in special_ids.NAMES}
     found = {name: i[0] if isinstance(i, list | tuple) and i else i for name, i in found.items()}
     return {name: i for name, i in found.items() if isinstance(i, int)}
 
 
-def _ids(special_ids: Mapping[str, Any]) -> list[int]:
+def _ids(ids: Mapping[str, Any]) -> list[int]:
     """All special ids."""
-    found = (i for name, i in special_ids.items() if name.endswith("_token_id") or name == "begins_with")
+    found = (i for name, i in ids.items() if name.endswith("_token_id") or name == "begins_with")
     return [i for some in found for i in (some if isinstance(some, list | tuple) else [some])]

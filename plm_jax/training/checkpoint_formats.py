@@ -15,19 +15,18 @@ import math
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import flax
 import jax
 
 from plm_jax import config
-from plm_jax.common import storage, users
+from plm_jax.common import special_ids, storage, users
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.hub import elmo, files, huggingface
 from plm_jax.hub.pretrained import Pretrained
-from plm_jax.models import registry, settings
-from plm_jax.training import exports
+from plm_jax.models import registry
+from plm_jax.training import model_text
 
 FORMAT = 1
 FORMATS = ("plm_jax", "huggingface", "bilm")
@@ -35,34 +34,15 @@ CONFIG = "config.json"
 FIELDS = ("format", "model", "family", "special_ids", "vocabulary", "vocabulary_id", "run", "step")
 
 
-@dataclass(frozen=True)
-class Source:
-    """A model, and of one that was trained here what is known of that.
-
-    Attributes:
-      pretrained: the model, its parameters perhaps still in their files.
-      run: the whole config of the run that trained it; None for a model from elsewhere.
-      workdir: the run's directory; None for a model that is in none.
-      step: the checkpoint's step.
-      vocabulary_id: of the vocabulary that it was trained with.
-    """
-
-    pretrained: Pretrained
-    run: config.Run | None = None
-    workdir: str | None = None
-    step: int | None = None
-    vocabulary_id: str | None = None
-
-
 @contextlib.contextmanager
-def opened(path: str | os.PathLike[str] | tuple[str, str]) -> Iterator[Source]:
+def opened(path: str | os.PathLike[str] | tuple[str, str]) -> Iterator[Pretrained]:
     """The model at a path; its files say what it is, and stay open while this lasts. A pair: an ELMo's two files.
 
     Raises:
       UserError: there is no such path, it holds no model, or a file of it is missing or damaged.
     """
     if isinstance(path, tuple):
-        yield Source(elmo.read(*map(storage.absolute, map(os.fspath, path))))
+        yield elmo.read(*map(storage.absolute, map(os.fspath, path)))
         return
     path = os.fspath(path)
     folder = storage.absolute(path).rstrip("/")
@@ -77,17 +57,17 @@ def opened(path: str | os.PathLike[str] | tuple[str, str]) -> Iterator[Source]:
     elif not described:
         if not (pair := elmo.find(folder)):
             raise UserError(f"{path} has no {CONFIG}: {wanted}")
-        yield Source(elmo.read(*pair))
+        yield elmo.read(*pair)
     elif "format" in described:
         _check_format(folder, described)
         with files.opened(folder) as tensors:
             yield _converted(folder, described, tensors)
     else:
         with huggingface.opened(folder) as pretrained:
-            yield Source(pretrained)
+            yield pretrained
 
 
-def save(directory: str, source: Source, format: str) -> None:
+def save(directory: str, pretrained: Pretrained, format: str) -> None:
     """Writes a model and its vocabulary in one of FORMATS.
 
     Raises:
@@ -97,14 +77,13 @@ def save(directory: str, source: Source, format: str) -> None:
     if format not in FORMATS:
         raise UserError(f"there is no format '{format}': {nearest(format, FORMATS)}")
     if format == "plm_jax":
-        _write(directory, source)
-    elif isinstance(source.pretrained.model, settings.Elmo) != (format == "bilm"):
+        _write(directory, pretrained)
+    elif (pretrained.model.architecture == "elmo") != (format == "bilm"):
         raise UserError(f"format '{format}' does not hold this model: an ELMo is saved as bilm, no other model is")
     elif format == "bilm":
-        elmo.write(directory, source.pretrained)
+        elmo.write(directory, pretrained)
     else:
-        tokenizer = exports.tokenizer(source.pretrained, source.run)
-        huggingface.write(directory, source.pretrained, tokenizer=tokenizer)
+        huggingface.write(directory, pretrained, tokenizer=model_text.tokenizer(pretrained))
 
 
 def convert(path: str, target: str, format: str) -> str:
@@ -115,9 +94,9 @@ def convert(path: str, target: str, format: str) -> str:
     """
     if storage.names(target) or os.path.isfile(target):
         raise UserError(f"{target} is not empty: give a new folder, or empty it")
-    with opened(path) as source:
-        save(target, source, format)
-        return f"{storage.absolute(target)}: {_summary(source.pretrained)}"
+    with opened(path) as pretrained:
+        save(target, pretrained, format)
+        return f"{storage.absolute(target)}: {_summary(pretrained)}"
 
 
 def _summary(pretrained: Pretrained) -> str:
@@ -134,20 +113,28 @@ def _described(folder: str) -> dict[str, Any]:
     return files.read_json(path) if storage.exists(path) else {}
 
 
-def _of_run(folder: str, workdir: str) -> Source:
+def _of_run(folder: str, workdir: str) -> Pretrained:
     from plm_jax.training import checkpoints  # It imports Orbax: seconds.
 
     params, run, meta = checkpoints.load_params(folder)
     _tell_changed(folder, meta.get("modules"), run)
-    ids = {f"{name}_token_id": getattr(run.vocabulary, name) for name in config.SPECIALS if name != "unk"}
+    ids = {f"{name}_token_id": getattr(run.vocabulary, name) for name in special_ids.NAMES if name != "unk"}
     ids["sentinels"] = run.vocabulary.sentinels or None
     ids["lowercase"] = run.vocabulary.lowercase or {"uncased": True, "cased": False}.get(run.vocabulary.train_kind)
     if run.objective.frames:
         ids["decoder_start_token_id"] = run.vocabulary.eos
-    special_ids = {name: token for name, token in ids.items() if token is not None} | _begins_with(run)
+    known = {name: token for name, token in ids.items() if token is not None} | _begins_with(run)
     vocabulary = _moved(run.vocabulary.spec, os.path.join(workdir, "vocabulary"))
-    pretrained = Pretrained(run.model, params, special_ids, vocabulary)
-    return Source(pretrained, run, workdir, meta["step"], meta["vocabulary_id"])
+    return Pretrained(
+        run.model,
+        params,
+        known,
+        vocabulary,
+        run=run,
+        workdir=workdir,
+        step=meta["step"],
+        vocabulary_id=meta["vocabulary_id"],
+    )
 
 
 def _begins_with(run: config.Run) -> dict[str, Any]:
@@ -164,8 +151,8 @@ def _moved(spec: str, folder: str) -> str:
     return scheme + colon + ",".join(os.path.join(folder, os.path.basename(path)) for path in paths.split(",") if path)
 
 
-def _write(directory: str, source: Source) -> None:
-    pretrained, vocabulary = source.pretrained, source.pretrained.vocabulary
+def _write(directory: str, pretrained: Pretrained) -> None:
+    vocabulary = pretrained.vocabulary
     storage.remove(os.path.join(directory, CONFIG))
     files.write(directory, {path: files.Content.of(leaf) for path, leaf in pretrained.flat().items()})
     for name, content in files.contents(vocabulary or "").items():
@@ -176,10 +163,10 @@ def _write(directory: str, source: Source) -> None:
         "family": pretrained.family,
         "special_ids": pretrained.special_ids,
         "vocabulary": vocabulary and _moved(vocabulary, "vocabulary"),
-        "vocabulary_id": source.vocabulary_id,
-        "modules": users.used({"model": pretrained.model, "run": source.run}),
-        "run": source.run and config.to_dict(source.run),
-        "step": source.step,
+        "vocabulary_id": pretrained.vocabulary_id,
+        "modules": users.used({"model": pretrained.model, "run": pretrained.run}),
+        "run": pretrained.run and config.to_dict(pretrained.run),
+        "step": pretrained.step,
     }
     files.write_json(os.path.join(directory, CONFIG), described)
 
@@ -197,21 +184,18 @@ def _check_format(folder: str, described: Mapping[str, Any]) -> None:
         raise UserError(f"{folder}/{CONFIG} is damaged (no {', '.join(missing)}): convert again")
 
 
-def _converted(folder: str, described: Mapping[str, Any], tensors: Mapping[str, files.Stored]) -> Source:
+def _converted(folder: str, described: Mapping[str, Any], tensors: Mapping[str, files.Stored]) -> Pretrained:
     modules = described.get("modules")
     model = config.model_from_saved(described["model"], f"{folder}/{CONFIG}: model", modules)
     run, vocabulary = described["run"] and config.from_saved(described["run"], modules), described["vocabulary"]
     _tell_changed(folder, modules, {"model": model, "run": run})
-    pretrained = Pretrained(
+    return Pretrained(
         model,
         flax.traverse_util.unflatten_dict(_checked(folder, model, tensors), sep="/"),
         described["special_ids"],
         vocabulary and _moved(vocabulary, os.path.join(folder, "vocabulary")),
         described["family"],
-    )
-    return Source(
-        pretrained,
-        run,
+        run=run,
         step=described["step"],
         vocabulary_id=described["vocabulary_id"],
     )

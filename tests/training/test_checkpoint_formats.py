@@ -18,7 +18,7 @@ from plm_jax import config
 from plm_jax.common.errors import UserError
 from plm_jax.hub import files, huggingface
 from plm_jax.models import registry, settings
-from plm_jax.training import checkpoints, loop, sources
+from plm_jax.training import checkpoint_formats, checkpoints, loop
 from tests import golden
 from tests.support import bucket, resume, runs
 from tests.support import tiny as tiny_config
@@ -53,7 +53,7 @@ def trained(tiny, verb, tmp_path_factory):
 @pytest.fixture(scope="module")
 def converted(trained, tmp_path_factory):
     folder = tmp_path_factory.mktemp("converted") / "run"
-    sources.convert(str(trained), str(folder), "plm_jax")
+    checkpoint_formats.convert(str(trained), str(folder), "plm_jax")
     return folder
 
 
@@ -69,8 +69,8 @@ def test_from_hugging_face_to_ours_and_back_no_bit_changes(name, dtype, tmp_path
     theirs = shutil.copytree(golden.FOLDER / name, tmp_path / "theirs")
     narrow = {key: np.ascontiguousarray(value.astype(dtype)) for key, value in weights(theirs).items()}
     save_file(narrow, theirs / "model.safetensors")
-    sources.convert(str(theirs), str(tmp_path / "ours"), "plm_jax")
-    sources.convert(str(tmp_path / "ours"), str(tmp_path / "back"), "huggingface")
+    checkpoint_formats.convert(str(theirs), str(tmp_path / "ours"), "plm_jax")
+    checkpoint_formats.convert(str(tmp_path / "ours"), str(tmp_path / "back"), "huggingface")
     assert_same(weights(tmp_path / "back"), narrow)
     one, other = plm_jax.load(theirs), plm_jax.load(tmp_path / "ours")
     assert (one.config, one.special_ids) == (other.config, other.special_ids)
@@ -79,7 +79,7 @@ def test_from_hugging_face_to_ours_and_back_no_bit_changes(name, dtype, tmp_path
 
 
 def test_our_names_are_those_of_the_parameters_with_layers_stacked(tmp_path):
-    sources.convert(str(golden.FOLDER / "gpt2"), str(tmp_path / "ours"), "plm_jax")
+    checkpoint_formats.convert(str(golden.FOLDER / "gpt2"), str(tmp_path / "ours"), "plm_jax")
     lm, found = plm_jax.load(golden.FOLDER / "gpt2"), weights(tmp_path / "ours")
     assert_same(found, runs.flat(lm.params))
     assert found["stack/blocks/attention/query/kernel"].shape == (2, 24, 24)
@@ -99,7 +99,7 @@ def test_what_a_converted_directory_says_of_itself(converted, trained):
 def test_a_checkpoint_converts_wherever_it_lies(trained, tmp_path):
     shutil.copytree(trained / "checkpoints" / "2", tmp_path / "alone")
     for name, path in (("inside", trained / "checkpoints" / "2"), ("outside", tmp_path / "alone")):
-        sources.convert(str(path), str(tmp_path / name), "plm_jax")
+        checkpoint_formats.convert(str(path), str(tmp_path / name), "plm_jax")
         lm = plm_jax.load(tmp_path / name)
         assert lm.step == 2
         assert_same(runs.flat(lm.params), runs.flat(checkpoints.load_params(str(path)).params))
@@ -127,10 +127,10 @@ def test_the_vocabulary_and_the_family_travel_along(tmp_path, monkeypatch):
     cousin = replace(gpt2, to_config=lambda m: gpt2.to_config(m) | {"model_type": "cousin"}, model_type="cousin")
     monkeypatch.setitem(huggingface.FAMILIES, "cousin", cousin)
     edit(theirs, model_type="cousin")
-    sources.convert(str(theirs), str(tmp_path / "ours"), "plm_jax")
+    checkpoint_formats.convert(str(theirs), str(tmp_path / "ours"), "plm_jax")
     shutil.rmtree(theirs)
     os.rename(tmp_path / "ours", tmp_path / "moved")
-    sources.convert(str(tmp_path / "moved"), str(tmp_path / "back"), "huggingface")
+    checkpoint_formats.convert(str(tmp_path / "moved"), str(tmp_path / "back"), "huggingface")
     for name, content in files.items():
         assert (tmp_path / "back" / name).read_text() == content
     assert json.loads((tmp_path / "back" / "config.json").read_text())["model_type"] == "cousin"
@@ -263,19 +263,19 @@ def test_in_a_bucket_and_back(converted, tmp_path, monkeypatch):
     with bucket.Bucket() as remote:
         for name, value in {**remote.environment, "HOME": str(tmp_path / "home")}.items():
             monkeypatch.setenv(name, value)
-        sources.convert(str(converted), "gs://bucket/ours", "plm_jax")
+        checkpoint_formats.convert(str(converted), "gs://bucket/ours", "plm_jax")
         assert remote.names()[0] == "ours/config.json" and len(remote.names()) == 2
-        sources.convert("gs://bucket/ours", "gs://bucket/theirs", "huggingface")
+        checkpoint_formats.convert("gs://bucket/ours", "gs://bucket/theirs", "huggingface")
         with pytest.raises(UserError, match="gs://bucket/theirs is not empty"):
-            sources.convert(str(converted), "gs://bucket/theirs", "huggingface")
-        sources.convert("gs://bucket/theirs", str(tmp_path / "back"), "plm_jax")
+            checkpoint_formats.convert(str(converted), "gs://bucket/theirs", "huggingface")
+        checkpoint_formats.convert("gs://bucket/theirs", str(tmp_path / "back"), "plm_jax")
     assert_same(weights(tmp_path / "back"), weights(converted))
 
 
 # What a process keeps in memory, KiB: files that are mapped count too.
 PEAK = """
 import sys
-from plm_jax.training import sources
+from plm_jax.training import checkpoint_formats
 
 def kibibytes(name):
     with open("/proc/self/status") as status:
@@ -284,7 +284,7 @@ def kibibytes(name):
 with open("/proc/self/clear_refs", "w") as file:
     file.write("5")  # The peak begins here.
 before = kibibytes("VmRSS")
-sources.convert(*sys.argv[1:])
+checkpoint_formats.convert(*sys.argv[1:])
 print(kibibytes("VmHWM") - before)
 """
 

@@ -1,0 +1,54 @@
+"""Decoders that fill blanks behind the text (GLM)."""
+
+from functools import partial
+
+import numpy as np
+
+from plm_jax.inference import infilling
+from plm_jax.inference.strategies.decoder import Decoder
+from plm_jax.inference.strategies.strategy import check_masks
+
+
+class BlankInfilling(Decoder):
+    """A decoder that fills the blanks of a prompt, or one at its end, so that it goes on.
+
+    Attributes:
+      marks: the ids that stand for blanks.
+    """
+
+    def __init__(self, lm, marks: infilling.Marks):
+        super().__init__(lm)
+        self.marks = marks
+
+    def places(self, given):
+        """A row is a text up to its first sop, see `infilling.places`."""
+        tokens = given["tokens"]
+        return infilling.places(tokens, given.get("mask", np.ones_like(tokens)), self.marks)
+
+    def longest(self, given):
+        """Places in the text and within a blank have a table each."""
+        return max(int(given[name].max(initial=0)) for name in ("positions", "block_positions"))
+
+    @property
+    def eos_ids(self):
+        """What ends the filling of a blank."""
+        return [self.marks.eop]
+
+    def encode(self, text):
+        """A text with its blanks."""
+        return infilling.encode(self.lm.vocabulary, text, self.lm.special_ids)
+
+    def generate(self, prompts, in_text, **options):
+        """The prompts with their blanks filled, or what continues them."""
+        write = partial(self.lm.writer(**options), marks=self.marks)
+        if in_text:
+            encoded = [self.encode(text) for text in prompts]
+            filled = infilling.fill(encoded, self.marks, write)
+            return [
+                infilling.decode(self.lm.vocabulary, *of_text, self.marks, self.lm.special_ids)
+                for of_text in zip(prompts, encoded, filled, strict=True)
+            ]
+        check_masks(prompts, self.marks.masks)
+        filled = infilling.fill(prompts, self.marks, write)
+        parts = (infilling.parts(*of_prompt, self.marks) for of_prompt in zip(prompts, filled, strict=True))
+        return [[token for part in found for token in part] for found in parts]

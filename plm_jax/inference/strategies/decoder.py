@@ -1,0 +1,35 @@
+"""Decoders: they continue a text."""
+
+from plm_jax.common.errors import UserError
+from plm_jax.inference.strategies.strategy import Writer
+from plm_jax.training import model_text
+
+
+class Decoder(Writer):
+    """A decoder, which gives what follows a prompt."""
+
+    def longest(self, given):
+        """Positions count real tokens alone."""
+        return int(given["mask"].sum(axis=1).max(initial=0)) if "mask" in given else super().longest(given)
+
+    def encode(self, text):
+        """What began its texts in training, and the text; where both are empty, what stood between documents."""
+        begin = model_text.begins_with(self.lm.special_ids)
+        return [*begin, *self.lm.vocabulary.encode(text)] or self._between_documents
+
+    def to_text(self, vocabulary, prompt, new):
+        """The continuation, decoded with the prompt, since SentencePiece drops the space before a first word."""
+        context = [token for token in prompt if token != vocabulary.eos_id]  # seqio cuts at an end token.
+        return vocabulary.decode([*context, *new])[len(vocabulary.decode(context)) :]
+
+    @property
+    def _between_documents(self) -> list[int]:
+        """What stands before a text where nothing begins it; of a model from elsewhere that may be called bos.
+
+        Raises:
+          UserError: nothing does.
+        """
+        bos = self.lm.special_ids.get("bos_token_id") if self.lm.run is None else None
+        if found := self.eos_ids[:1] if bos is None else [bos]:
+            return found
+        raise UserError("nothing stood before this model's texts, so it starts from no empty prompt: give a first word")

@@ -1,0 +1,189 @@
+"""What a strategy is: what a model's inputs are, and what it makes of prompts."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from plm_jax.common.errors import UserError, nearest
+from plm_jax.inference import decoding, inputs
+from plm_jax.models.heads import Head
+from plm_jax.training import model_text
+
+if TYPE_CHECKING:
+    import seqio
+
+    from plm_jax.inference.language_model import LanguageModel
+
+Rows = Sequence[Sequence[int]]
+# The heads of published models that `LanguageModel.logits` tells about.
+HEADS = ("sentence_pair", "discriminator", "backward")
+
+
+class Strategy:
+    """The base: it reads ids of tokens, and writes nothing.
+
+    Attributes:
+      lm: the model.
+    """
+
+    def __init__(self, lm: "LanguageModel"):
+        self.lm = lm
+
+    def read(
+        self,
+        tokens: Any,
+        mask: Any = None,
+        token_types: Any = None,
+        decoder_tokens: Any = None,
+        decoder_mask: Any = None,
+    ) -> dict[str, np.ndarray]:
+        """The module's inputs by their names; arguments and errors as `LanguageModel.logits`."""
+        model = self.lm.config
+        found = inputs.ids("tokens", tokens, model.vocab_size)
+        found |= inputs.mask("mask", mask, "tokens", found["tokens"])
+        if token_types is not None:
+            types = model.token_types
+            if not types:
+                raise UserError("this model has no token types: leave token_types out")
+            found |= inputs.ids("token_types", token_types, types)
+            inputs.same_shape("token_types", found["token_types"], "tokens", found["tokens"])
+        if decoder_tokens is None and decoder_mask is not None:
+            raise UserError("decoder_mask is given without decoder_tokens: give both")
+        if decoder_tokens is not None:
+            if not model.has_decoder:
+                raise UserError("this model is no encoder-decoder: leave decoder_tokens out")
+            found |= inputs.ids("decoder_tokens", decoder_tokens, model.vocab_size)
+            found |= inputs.mask("decoder_mask", decoder_mask, "decoder_tokens", found["decoder_tokens"])
+            if len(found["decoder_tokens"]) != len(found["tokens"]):
+                raise UserError("decoder_tokens and tokens have different batch sizes: give the same")
+        found |= self.places(found)
+        if (most := model.num_positions) is not None and (longest := self.longest(found)) > most:
+            raise UserError(f"{longest} tokens exceed the model's {most} positions: give fewer")
+        return found
+
+    def places(self, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Inputs that say where tokens stand, of a model for which the others do not tell it."""
+        del given
+        return {}
+
+    def longest(self, given: dict[str, np.ndarray]) -> int:
+        """How many positions the inputs take."""
+        return max(given[name].shape[1] for name in ("tokens", "decoder_tokens") if name in given)
+
+    @property
+    def heads(self) -> set[str]:
+        """The names of the heads that read features alone; "vocabulary" is that of tokens."""
+        named = self.lm.config.named_heads
+        return {name for name, head in named.items() if type(head).init_inputs is Head.init_inputs}
+
+    def head(self, name: str | None) -> str:
+        """The name of a head that the model has; None: that of tokens.
+
+        Raises:
+          UserError: there is no such head, or the model has none.
+        """
+        heads, wanted = self.heads, name or "vocabulary"
+        if wanted not in heads and wanted not in ("vocabulary", *HEADS):
+            known = {*HEADS, *heads} - {"vocabulary"}
+            raise UserError(f"there is no head '{name}': {nearest(wanted, known)}, or leave it out")
+        if wanted not in heads:
+            said = wanted.replace("_", "-")
+            raise UserError(f"this model has no {said} head: load a checkpoint that holds one")
+        return wanted
+
+    def logits(self, given: dict[str, np.ndarray], head: str) -> jax.Array:
+        """What one of `heads` gives for inputs as `read` gives them."""
+        return head_output(self.lm.model, self.lm.params, given, head)
+
+    def hidden_states(self, given: dict[str, np.ndarray]) -> jax.Array:
+        """Float32 [layers + 1, B, L, D], see `LanguageModel.hidden_states`."""
+        return hidden_states(self.lm.model, self.lm.params, given, "features", "embedded", "stack")
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a prompt, as the model was trained to see it."""
+        raise NotImplementedError
+
+    def generate(self, prompts: list[str] | list[list[int]], in_text: bool, **options: Any) -> list[Any]:
+        """What the model makes of prompts, texts or ids; options as `decoding.generate`."""
+        raise UserError(f"a model of kind '{self.lm.config.kind}' writes no text: use `hidden_states` or `logits`")
+
+    def fill(self, texts: Sequence[str], top_k: int) -> list[Any]:
+        """See `LanguageModel.fill`."""
+        raise UserError("this model is no masked one, or has no mask in its vocabulary: use `generate`")
+
+    # What those that write share.
+
+    def writer(self, **options: Any) -> Callable[[Rows], list[list[int]]]:
+        """`decoding.generate` with this model and options: from rows of tokens to what follows or answers each."""
+        lm, special = self.lm, self.lm.special_ids
+        return partial(
+            decoding.generate,
+            lm.model,
+            lm.params,
+            eos_ids=self.eos_ids,
+            start_id=special.get("decoder_start_token_id", special.get("pad_token_id", 0)),
+            vocab_size=self.known_size,
+            sees_prompt=lm.run is not None and lm.run.objective.has_prefix,
+            **options,
+        )
+
+    @property
+    def eos_ids(self) -> list[int]:
+        """What ends a text."""
+        vocabulary = self.lm.vocabulary if self.lm.has_vocabulary else None
+        eos = self.lm.special_ids.get("eos_token_id", getattr(vocabulary, "eos_id", None))
+        return [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
+
+    @property
+    def known_size(self) -> int | None:
+        """How many tokens the vocabulary has; None: there is none, ids need none."""
+        return self.lm.vocabulary.vocab_size if self.lm.has_vocabulary else None
+
+    @property
+    def frame(self) -> tuple[list[int], list[int]]:
+        """The ids before and after a text."""
+        return model_text.frame(self.lm.config, self.lm.special_ids, self.lm.run)
+
+
+class Writer(Strategy):
+    """The base of those that write token by token."""
+
+    def generate(self, prompts, in_text, **options):
+        """What follows each prompt, or answers it."""
+        write = self.lm.writer(**options)
+        if not in_text:
+            return write(prompts)
+        encoded = [self.encode(prompt) for prompt in prompts]
+        vocabulary = self.lm.vocabulary
+        return [self.to_text(vocabulary, *pair) for pair in zip(encoded, write(encoded), strict=True)]
+
+    def to_text(self, vocabulary: "seqio.Vocabulary", prompt: Sequence[int], new: Sequence[int]) -> str:
+        """What was written, as text."""
+        raise NotImplementedError
+
+
+def check_masks(prompts: Rows, masks: Sequence[int]) -> None:
+    """Raises a `UserError` unless each prompt has a blank, one of these ids."""
+    if not all(set(prompt) & set(masks) for prompt in prompts):
+        known = f"the model's is {', '.join(map(str, masks))}" if masks else "the model has none"
+        raise UserError(f"a prompt has no id of a mask: put one where a token is missing ({known})")
+
+
+@partial(jax.jit, static_argnames=("model", "head"))
+def head_output(model, params, inputs, head):
+    """What a head of a module gives for inputs."""
+    features = model.apply({"params": params}, **inputs, method="features")
+    return model.apply({"params": params}, features, head, method="head_output")
+
+
+@partial(jax.jit, static_argnames=("model", "method", "embedded", "stack"))
+def hidden_states(model, params, inputs, method, embedded, stack):
+    """What a method of a module sows as `embedded` and, of each layer, in a stack, and what it gives."""
+    features, sown = model.apply({"params": params}, **inputs, method=method, mutable=["intermediates"])
+    (first,) = sown["intermediates"][embedded]
+    (hidden,) = sown["intermediates"][stack]["hidden"]
+    return jnp.concatenate([first[None], hidden[:-1], features[None]]).astype(jnp.float32)

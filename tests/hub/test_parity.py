@@ -381,7 +381,7 @@ def until(ends, row):
     return row[: min((row.index(end) for end in ends if end in row), default=len(row))]
 
 
-@pytest.mark.parametrize("ends", [[31], [6, 24, 32]])
+@pytest.mark.parametrize("ends", [[3], [7, 24, 3]])
 @pytest.mark.parametrize("beams", [1, 2, 4])
 def test_continuations_of_a_decoder_are_equal(beams, ends, theirs, tmp_path):
     torch = pytest.importorskip("torch")

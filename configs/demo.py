@@ -10,7 +10,7 @@ one nat a token under the add-one unigram's. bert: 3 layers, 128 wide, vocabular
     python -m plm_jax.pretrain --config=configs/demo.py:electra --workdir=runs/demo-electra-0
 
 The other families in the same sizes: electra, elmo, bart, glm. What they and the other objectives reach is in the
-README under Sweeps.
+docs, docs/sweeps.md.
 """
 
 import dataclasses
@@ -107,7 +107,7 @@ def t5() -> config.Run:
 def electra() -> config.Run:
     """A discriminator of the size of `bert`, over its vocabulary, and a generator a quarter as wide.
 
-    What the README says of it began with the weights of `bert`; from nothing it was not tried.
+    What docs/sweeps.md says of it began with the weights of `bert`; from nothing it was not tried.
     """
     run = bert()
     model = electra_model(3, 128, 128, 32, run.vocabulary.train_size, length=64, dropout=0.0, head_dim=32)

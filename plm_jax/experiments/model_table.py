@@ -75,7 +75,7 @@ def _cells(entry: Entry) -> list[str]:
     layout = run.data.layout.kind
     batches, lengths = (_changing([getattr(stage, name) for stage in stages]) for name in ("batch_size", "length"))
     return [
-        f"`{entry.name}`",
+        f"`{entry.name.replace('.py:', ':')}`",
         f"{count(run.model):,}",
         entry.said,
         run.objective.kind + (f", {layout}" if layout != config.Blocks.kind else ""),

@@ -1,0 +1,204 @@
+"""README and docs: every command and every piece of Python in them is run, or where it cannot be here, parsed.
+
+Run is what takes the demo's configs or runs, tiny ones; of other configs the flags are parsed and the run is resolved.
+"""
+
+import gzip
+import json
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")]}
+# What follows shares a folder, in this order.
+RUN_TOGETHER = (
+    ("README.md", "docs/models.md"),
+    ("docs/data.md", "docs/vocabularies.md"),
+    ("docs/tasks.md",),
+    ("docs/install.md", "docs/config.md", "docs/sweeps.md"),
+)
+TINY = {
+    "demo": (
+        *("--config.data.sources.sotu.path=text.jsonl", "--config.data.validation_fraction=0.2"),
+        *("--config.vocabulary.train_size=600", "--config.model.stack.layers=1", "--config.train.phases=()"),
+    ),
+    "steps": ("--config.train.steps=2", "--config.train.batch_size=8", "--config.evaluation.every=0"),
+}
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """The fenced blocks of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGES[page], re.MULTILINE | re.DOTALL)
+
+
+def commands(page: str) -> list[list[str]]:
+    """The words of each command."""
+    lines = "".join(blocks(page, "bash")).replace("\\\n", " ").splitlines()
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+def is_run(words: list[str]) -> bool:
+    """Whether a command of ours is quick and needs nothing that is not here."""
+    told = " ".join(words)
+    if words[1] in ("--help", "config") or "--help" in words or "--topology=none" in words:
+        return True
+    ours = re.search(r"=(demo:|runs/demo-|configs/mine|runs/mine)", told) and "huggingface" not in told
+    return bool(ours) and words[1] in ("prepare", "pretrain", "evaluate", "generate", "convert", "report")
+
+
+@pytest.fixture
+def sandbox(tmp_path, monkeypatch):
+    """A folder with what the pages say is there: texts, letters, reviews."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("configs", "configs/letters"):
+        (tmp_path / name).mkdir()
+    with gzip.open(ROOT / "plm_jax/data/corpora/sotu.jsonl.gz") as file:
+        texts = [json.loads(next(file))["text"] for _ in range(12)]
+    for number, text in enumerate(texts):
+        (tmp_path / f"configs/letters/{number}.txt").write_text(text)
+    paragraphs = [{"text": part} for text in texts for part in text.split("\n") if len(part) > 200]
+    (tmp_path / "text.jsonl").write_text("".join(json.dumps(row) + "\n" for row in paragraphs[:200]))
+    stars = [{"text": f"it was {['bad', 'good'][i % 2]}, said {i}", "stars": 1 + i % 2} for i in range(200)]
+    (tmp_path / "configs/reviews.jsonl").write_text("".join(json.dumps(row) + "\n" for row in stars))
+    return tmp_path
+
+
+def run(verb, words: list[str], folder: pathlib.Path) -> None:
+    """Runs a command of ours, with fewer and smaller steps."""
+    name, *arguments = words[1:]
+    if name == "--help":
+        finished = subprocess.run([sys.executable, "-m", "plm_jax", name], cwd=ROOT, capture_output=True, text=True)
+        assert finished.returncode == 0 and "pretrain" in finished.stdout
+        return
+    if "--help" not in words and name in ("prepare", "pretrain"):
+        arguments += TINY["demo"] if "--config=demo" in " ".join(arguments) else ()
+        arguments += TINY["steps"]
+    finished = verb(name, *arguments, folder=folder)
+    assert finished.status == 0 and finished.out + finished.err, f"{shlex.join(words)}: {finished.err}"
+    if name == "evaluate":
+        assert re.search(r"^\w+: (loss|examples) \d", finished.out, re.MULTILINE), finished.out
+
+
+def execute(code: str, folder: pathlib.Path) -> None:
+    """Runs Python, or puts it where its first line says that it is."""
+    if place := re.match(r"# (configs/\w+\.py)\n", code):
+        (folder / place[1]).write_text(code)
+    else:
+        exec(compile(code, "docs", "exec"), {})
+
+
+@pytest.mark.parametrize("pages", RUN_TOGETHER, ids=lambda pages: pages[0])
+def test_what_the_pages_say_runs(pages, verb, sandbox):
+    for page in pages:
+        found = re.findall(r"^```(bash|python)\n(.*?)^```$", PAGES[page], re.MULTILINE | re.DOTALL)
+        for language, code in found:
+            if language == "python":
+                execute(code, sandbox)
+                continue
+            for line in code.replace("\\\n", " ").splitlines():
+                words = shlex.split(line, comments=True)
+                if words and words[0] == "plm_jax" and is_run(words):
+                    run(verb, words, sandbox)
+    if pages == ("docs/tasks.md",):
+        (row,) = map(json.loads, (sandbox / "runs/mine/evaluation.jsonl").read_text().splitlines())
+        assert row["reviews/most_frequent_accuracy"] >= 50 and "letters/loss" in row
+    if pages[-1] == "docs/sweeps.md":
+        from plm_jax.experiments import sweep
+
+        assert [member.name for member in sweep.members("configs/rates.py", "runs/rates")][-1] == "prefix_lm"
+
+
+def test_python_is_nowhere_else():
+    for page in PAGES.keys() - {page for pages in RUN_TOGETHER for page in pages}:
+        assert not blocks(page, "python"), f"{page} has Python that no test runs"
+
+
+# Parses the flags of verbs and resolves their configs, but does nothing more: a process each, of one that has imported.
+PARSE = """
+import json, os, runpy, sys
+from plm_jax.common import command_line
+from plm_jax.config.flags import ConfigFlag
+
+def parse(main, takes_options=False):
+    command_line._parse_flags(takes_options)
+    for flag in main.__globals__.values():
+        if isinstance(flag, ConfigFlag) and flag.is_given:
+            flag.run()
+
+command_line.run = parse
+for words in json.load(sys.stdin):
+    child = os.fork()
+    if child == 0:
+        try:
+            sys.argv = words
+            runpy.run_module(f"plm_jax.{words[0]}", run_name="__main__", alter_sys=True)
+        except BaseException as error:
+            print(words, repr(error), flush=True)
+            os._exit(1)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+def ours(words: list[str]) -> list[str] | None:
+    """The verb and the arguments of a command, or of one within."""
+    if words[0] == "plm_jax":
+        return words[1:]
+    if "-m" in words and words[words.index("-m") + 1].startswith("plm_jax."):
+        return [words[words.index("-m") + 1].removeprefix("plm_jax."), *words[words.index("-m") + 2 :]]
+    return None
+
+
+def test_commands_that_are_not_run_parse():
+    told = [found for page in PAGES for words in commands(page) if (found := ours(words)) and not is_run(["", *found])]
+    assert {words[0] for words in told} >= {"plan", "prepare", "clean", "sweep", "pretrain"}
+    parsed = subprocess.run(
+        [sys.executable, "-c", PARSE], cwd=ROOT, input=json.dumps(told), capture_output=True, text=True
+    )
+    assert (parsed.returncode, parsed.stdout, parsed.stderr) == (0, "", "")
+
+
+def test_other_commands_are_those_of_the_project():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for words in (words for page in PAGES for words in commands(page)):
+        match words:
+            case ["plm_jax", *_]:
+                pass
+            case ["bash", script]:
+                subprocess.run(["bash", "-n", script], cwd=ROOT, check=True)
+            case ["pip", "install", what]:
+                assert all(name in extras for name in re.findall(r"\w+", what)), what
+            case ["python", "launch/tpu_vm.py", *rest]:
+                command = [sys.executable, "launch/tpu_vm.py", "--dry_run", *rest]
+                dry = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+                assert dry.returncode == 0 and "plm_jax.pretrain" in dry.stdout, dry.stderr
+            case ["sbatch", _, script, *rest]:
+                subprocess.run(["bash", script, "--dry_run", *rest], cwd=ROOT, check=True, capture_output=True)
+            case ["python", "launch/local.py", *rest]:
+                told = subprocess.check_output([sys.executable, "launch/local.py", "--help"], cwd=ROOT, text=True)
+                assert all(flag.partition("=")[0] in told for flag in rest[: rest.index("--")])
+            case _:
+                raise AssertionError(f"a command that no test knows: {shlex.join(words)}")
+
+
+def test_links_lead_somewhere_and_every_page_is_linked():
+    linked = set()
+    for page, text in PAGES.items():
+        for link in re.findall(r"\]\(([^)#:]+)\)", text):
+            target = (ROOT / page).parent / link
+            assert target.exists(), f"{page} links to {link}"
+            linked.add(target.resolve().relative_to(ROOT).as_posix())
+    assert PAGES.keys() - {"README.md"} <= linked
+
+
+def test_files_that_are_named_are_there():
+    for page, text in PAGES.items():
+        prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+        for path in re.findall(r"`((?:plm_jax|configs|launch|benchmarks|tests)/[\w./]*)", prose):
+            assert (ROOT / path).exists(), f"{page} names {path}"

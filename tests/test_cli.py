@@ -34,6 +34,7 @@ def test_relative_paths_in_overrides_count_from_where_the_user_stands(tmp_path, 
         f"bpe:{here}/v.json,/m.txt",
         f"{here}/runs/a",
     ]
+    assert places("data", "vocabulary", "train") == places(*fields)
     mixed = places("data.sources.a.path")
     assert mixed[0] == f"{here}/a.jsonl" and mixed[2:] == places()[2:]
 

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import ml_collections
-from ml_collections import config_dict
 
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.common.roles import is_role
@@ -42,7 +41,7 @@ def to_dict(value: Any) -> Any:
 
 
 def to_config_dict(value: Any) -> ml_collections.ConfigDict:
-    """A dataclass as a ConfigDict; fields that may be None keep their type for overrides."""
+    """A dataclass as a ConfigDict, tagged choices with their `kind`."""
     tree = ml_collections.ConfigDict({"kind": value.kind} if isinstance(getattr(value, "kind", None), str) else {})
     for f in dataclasses.fields(value):
         item = getattr(value, f.name)
@@ -56,9 +55,6 @@ def to_config_dict(value: Any) -> ml_collections.ConfigDict:
             )
         elif isinstance(item, tuple):
             item = tuple(to_dict(v) if dataclasses.is_dataclass(v) else v for v in item)
-        elif item is None:
-            given = next(a for a in typing.get_args(f.type) if a is not types.NoneType)
-            item = config_dict.placeholder(str if typing.get_origin(given) is Literal else given)
         tree[f.name] = item
     return tree
 

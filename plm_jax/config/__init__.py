@@ -1,7 +1,7 @@
 """The schema of a run: frozen dataclasses; files, command lines and run directories hold the same tree as ConfigDicts.
 
-A config file builds a `Run` and returns `to_config_dict(run)`; the command line overrides fields of that ConfigDict;
-`resolve` turns it back into a checked `Run` with absolute paths. `Run` is what everything else takes.
+A config page builds a `Run` and returns `to_config_dict(run)`; the command line changes fields of that tree, see
+`overrides`; `resolve` turns it back into a checked `Run` with absolute paths. `Run` is what everything else takes.
 """
 
 from plm_jax.common.trees import brief, differences, to_config_dict, to_dict

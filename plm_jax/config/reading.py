@@ -79,7 +79,7 @@ def resolve(tree: Any, config_file: str, overridden: Collection[str] = ()) -> Ru
     """The checked `Run` of a config file's tree, its relative paths made absolute from the file's folder.
 
     Args:
-      overridden: the fields, as `train.init_from`, whose relative paths count from the working directory instead.
+      overridden: the fields and sections, as `train.init_from`, whose relative paths count from the working directory.
     """
     run = from_dict(tree)
     folder = os.path.dirname(os.path.abspath(config_file))
@@ -89,7 +89,8 @@ def resolve(tree: Any, config_file: str, overridden: Collection[str] = ()) -> Ru
             return os.path.join(os.path.dirname(os.path.abspath(plm_jax.__file__)), path.removeprefix(PACKAGE))
         if not path or "://" in path or os.path.isabs(path):
             return path
-        return os.path.abspath(path if field in overridden else os.path.join(folder, path))
+        is_overridden = any(f"{field}.".startswith(f"{other}.") for other in overridden)
+        return os.path.abspath(path if is_overridden else os.path.join(folder, path))
 
     sources = {
         name: dataclasses.replace(

@@ -6,6 +6,7 @@ when they are handed settings of its classes; their environment lists the files.
 """
 
 import dataclasses
+import functools
 import hashlib
 import importlib
 import importlib.abc
@@ -157,13 +158,19 @@ def _parts(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 def _told(name: str) -> tuple[str, str]:
     """What `--module` takes for a module, and the SHA-256 of its source."""
     found = sys.modules[name]
-    file = getattr(found, "__file__", None)
-    source = getattr(found, "__source__", None)
-    if source is None and file:
-        with open(file, "rb") as opened:
-            source = opened.read()
+    file, source = getattr(found, "__file__", None) or "", getattr(found, "__source__", None)
     is_file = file and ("." not in name or name.startswith(f"{__name__}."))
-    return os.path.abspath(file) if is_file else name, hashlib.sha256(source or b"").hexdigest()
+    digest = _digest(file) if source is None else hashlib.sha256(source).hexdigest()
+    return os.path.abspath(file) if is_file else name, digest
+
+
+@functools.cache
+def _digest(file: str) -> str:
+    """The SHA-256 of a module that Python imported, when it was first asked for; of none that of nothing."""
+    if not os.path.isfile(file):
+        return hashlib.sha256().hexdigest()
+    with open(file, "rb") as opened:
+        return hashlib.sha256(opened.read()).hexdigest()
 
 
 def _files() -> list[str]:

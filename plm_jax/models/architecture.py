@@ -1,6 +1,6 @@
 """What every architecture has: tables of embeddings before its stacks, a head to the vocabulary after them."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -10,9 +10,10 @@ from plm_jax.models.activations import ACTIVATIONS
 from plm_jax.models.head_module import HeadModule
 from plm_jax.models.layers import Dense, declared, dropout, norm
 from plm_jax.models.partitioning import constrain
+from plm_jax.models.vocabulary_module import VocabularyModule
 
 
-class Architecture(nn.Module):
+class Architecture(VocabularyModule):
     """The base of `Decoder`, `Encoder` and `EncoderDecoder`.
 
     Attributes:
@@ -23,7 +24,6 @@ class Architecture(nn.Module):
 
     prefixes: ClassVar[tuple[str, ...]] = ("",)
     model: settings.Transformer
-    dtype: Any = jnp.float32
 
     def setup(self):
         """Parameters: `token_embedding` [V, E], the position scheme's tables [P, E], `token_type_embedding` [T, E],
@@ -96,15 +96,6 @@ class Architecture(nn.Module):
         """The head's matrix [V, E] and bias [V] (None: it has none)."""
         head = self.model.head
         return self.token_embedding if head.tied else self.head, self.head_bias if head.bias else None
-
-    def logits(self, features):
-        """The head: [B, L, D] → float32 [B, L, V]."""
-        matrix, bias = self.unembedding()
-        logits = jnp.einsum(
-            "bld,vd->blv", self.head_features(features), matrix.astype(self.dtype), preferred_element_type=jnp.float32
-        )
-        logits = logits if bias is None else logits + bias
-        return constrain(logits, "batch", "length", "vocab")
 
     def head_module(self, name):
         """The `HeadModule` of one of the settings' `named_heads`, not the vocabulary's."""

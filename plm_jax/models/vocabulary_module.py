@@ -1,0 +1,39 @@
+"""What follows from a module's features and its unembedding."""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from plm_jax.models.partitioning import constrain
+from plm_jax.models.protocol import Model
+
+
+class VocabularyModule(nn.Module):
+    """The base of modules that predict tokens; one has `features` and `unembedding`, see `protocol.Module`.
+
+    Attributes:
+      model: its settings.
+      dtype: of activations.
+    """
+
+    model: Model
+    dtype: Any = jnp.float32
+
+    def head_features(self, features: jax.Array) -> jax.Array:
+        """What the unembedding is applied to, [..., D] → [..., E]; by default the features."""
+        return features
+
+    def logits(self, features: jax.Array) -> jax.Array:
+        """The vocabulary head: [B, L, D] → float32 [B, L, V]."""
+        matrix, bias = self.unembedding()
+        logits = jnp.einsum(
+            "bld,vd->blv", self.head_features(features), matrix.astype(self.dtype), preferred_element_type=jnp.float32
+        )
+        logits = logits if bias is None else logits + bias
+        return constrain(logits, "batch", "length", "vocab")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> jax.Array:
+        """Logits; arguments as `features`."""
+        return self.logits(self.features(*args, **kwargs))

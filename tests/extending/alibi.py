@@ -1,0 +1,41 @@
+"""A position scheme of one's own: ALiBi (Press et al. 2022), scores that fall with the distance of query and key."""
+
+import math
+from dataclasses import dataclass, replace
+
+import jax.numpy as jnp
+import numpy as np
+
+from plm_jax import config
+from plm_jax.configs import demo
+from plm_jax.models.positions import Position
+
+
+@dataclass(frozen=True)
+class Alibi(Position):
+    """Each head takes its slope times the distance off a score; it has no parameters and takes texts of any length."""
+
+    kind = "alibi"
+    tells_places = False
+
+    def bias(self, tables, query_places, key_places, heads, causal):
+        """Float32 [1, N, Q, K]."""
+        distances = jnp.abs(query_places[:, None] - key_places[None, :])
+        return -(slopes(heads)[:, None, None] * distances)[None]
+
+
+def slopes(heads: int) -> np.ndarray:
+    """Float32 [N]: 2^(-8 n / N) for n from 1 to N; where N is no power of two, those of the one below and, of the next
+    one, every other (ofirpress/attention_with_linear_biases).
+    """
+    power = 2 ** int(math.log2(heads))
+    first = 2.0 ** (-8 / power * np.arange(1, power + 1))
+    others = 2.0 ** (-4 / power * np.arange(1, 2 * power, 2))
+    return np.concatenate([first, others])[:heads].astype(np.float32)
+
+
+def get_config():
+    """The demo's GPT-2 without its table of positions."""
+    run = demo.gpt2()
+    attention = replace(run.model.attention, position=Alibi())
+    return config.to_config_dict(replace(run, model=replace(run.model, attention=attention)))

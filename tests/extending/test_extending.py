@@ -1,0 +1,154 @@
+"""What users write in a folder of their own works by the ordinary commands, and nothing in the package names it."""
+
+import gzip
+import json
+import pathlib
+import re
+import shutil
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import plm_jax
+from plm_jax.common import users
+from plm_jax.models import settings
+
+FOLDER = pathlib.Path(__file__).parent
+PAGES = sorted(path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith(("test_", "__")))
+SMALL = (
+    "--config.data.sources.sotu.path=text.jsonl",
+    "--config.data.cache_dir=cache_{}",
+    "--config.data.length=32",
+    "--config.vocabulary.spec=sentencepiece:{}.model",
+    "--config.vocabulary.train_size=500",
+    "--config.train.batch_size=8",
+    "--config.train.phases=()",
+    "--config.train.log_every=1",
+    "--config.evaluation.every=2",
+)
+TRANSFORMER = ("--config.model.stack.layers=1", "--config.model.embedding.width=48", "--config.model.attention.heads=6")
+
+
+def page(name):
+    """One of the folder's modules, as a config page."""
+    return users.module(str(FOLDER / f"{name}.py"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A user's folder: the pages and a little text."""
+    folder = tmp_path_factory.mktemp("own")
+    for name in PAGES:
+        shutil.copy(FOLDER / f"{name}.py", folder)
+    corpus = pathlib.Path(plm_jax.__file__).parent / "data/corpora/moby_dick.jsonl.gz"
+    with gzip.open(corpus, "rt") as file, open(folder / "text.jsonl", "w") as small:
+        for line in list(file)[:24]:
+            small.write(json.dumps({"text": json.loads(line)["text"][:1000]}) + "\n")
+    return folder
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_it_trains_goes_on_evaluates_and_reports(name, folder, verb):
+    written = page(name).get_config()
+    base = (
+        "gpt2" if written.vocabulary.mask is None else "bert"
+    )  # Pages that have a vocabulary in common share a cache.
+    small = [option.format(base) for option in SMALL] + list(TRANSFORMER if "attention" in written.model else ())
+    run = [f"--config={name}.py", f"--workdir=runs/{name}", *small]
+    for steps in (2, 3):
+        finished = verb("pretrain", *run, f"--config.train.steps={steps}", folder=folder)
+        assert finished.status == 0, finished.err
+    assert "resumed after step 2" in finished.err
+    rows = [json.loads(line) for line in (folder / "runs" / name / "metrics.jsonl").read_text().splitlines()]
+    losses = [row["train/loss"] for row in rows if "train/loss" in row]
+    assert len(losses) == 3 and all(np.isfinite(losses)) and len(set(losses)) == 3
+
+    checkpoint, module = f"--checkpoint=runs/{name}", f"--module={name}.py"
+    if name == PAGES[0]:
+        refused = verb("evaluate", checkpoint, folder=folder)
+        assert refused.status == 2 and f"--module={folder / name}.py" in refused.errors[0], refused.err
+    finished = verb("evaluate", checkpoint, module, "--output=found.json", folder=folder)
+    assert finished.status == 0, finished.err
+    found = json.loads((folder / "found.json").read_text())
+    assert np.isfinite(found["sotu"]["loss"]), found
+    finished = verb("report", f"--workdirs=runs/{name}", "--output=report.html", module, folder=folder)
+    assert finished.status == 0 and (folder / "report.html").stat().st_size > 1000, finished.err
+    if name == "token_classification":
+        assert {"validation/tag_accuracy"} <= rows[1].keys()
+
+
+def test_the_package_names_none_of_them():
+    kinds = ("alibi", "lion", "skip_gram", "span_order", "tagged_masked_lm")
+    package = pathlib.Path(plm_jax.__file__).parent
+    names = re.compile(rf"\b({'|'.join(kinds)})\b", re.IGNORECASE)
+    assert [path for path in package.rglob("*.py") if names.search(path.read_text())] == []
+
+
+def test_the_guide_shows_what_the_pages_hold():
+    guide = (FOLDER.parents[1] / "docs/extending.md").read_text()
+    shown = re.findall(r"^```python\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
+    pages = [(FOLDER / f"{name}.py").read_text() for name in PAGES]
+    assert shown and all(any(part in page for page in pages) for part in shown)
+    assert all(f"tests/extending/{name}.py" in guide for name in PAGES)
+
+
+def test_the_slopes_of_alibi_are_the_published_ones():
+    slopes = page("alibi").slopes
+    assert slopes(8) == pytest.approx([2.0**-n for n in range(1, 9)])
+    # ofirpress/attention_with_linear_biases, models.py: get_slopes(12).
+    assert slopes(12) == pytest.approx([*slopes(8), *(2.0 ** -(n / 2) for n in (1, 3, 5, 7))])
+
+
+@pytest.mark.parametrize("scan", [True, False])
+@pytest.mark.parametrize("kind", [settings.Decoder, settings.Encoder])
+def test_alibi_attends_as_the_paper_says(kind, scan):
+    """One block, with nothing but attention: against the sums written out."""
+    heads, dim, length = 2, 4, 7
+    model = kind(
+        embedding=settings.Embedding(vocab_size=11, width=heads * dim),
+        attention=settings.Attention(heads=heads, head_dim=dim, position=page("alibi").Alibi(), bias=False),
+        feed_forward=settings.FeedForward(width=4, bias=False),
+        stack=settings.Stack(layers=1),
+        scan_layers=scan,
+    )
+    module, tokens = model.module(jnp.float32), np.random.default_rng(0).integers(0, 11, (1, length))
+    params = nn.unbox(module.init(jax.random.key(0), tokens)["params"])
+    block = jax.tree.map(lambda leaf: leaf[0], params["stack"]["blocks"])
+    block["feed_forward"] = jax.tree.map(jnp.zeros_like, block["feed_forward"])
+    params["stack"]["blocks"] = jax.tree.map(lambda leaf: leaf[None], block)
+    found = module.apply({"params": params}, tokens, method="features")
+
+    def norm(x):
+        return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + model.norm.epsilon)
+
+    x = np.asarray(params["token_embedding"])[tokens[0]]
+    project = {name: np.asarray(block["attention"][name]["kernel"]) for name in ("query", "key", "value", "out")}
+    query, key, value = ((norm(x) @ project[name]).reshape(length, heads, dim) for name in ("query", "key", "value"))
+    scores = np.einsum("qnh,knh->nqk", query, key) / dim**0.5
+    place = np.arange(length)
+    scores -= np.array([2.0**-4, 2.0**-8])[:, None, None] * np.abs(place[:, None] - place)
+    if kind is settings.Decoder:
+        scores = np.where(place[:, None] >= place, scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    mixed = np.einsum("nqk,knh->qnh", weights, value).reshape(length, -1) @ project["out"]
+    np.testing.assert_allclose(found[0], norm(x + mixed), atol=1e-5)
+
+
+def test_lion_is_optax_lion():
+    from plm_jax.training import optimizers
+
+    params = {"kernel": jnp.arange(6.0).reshape(2, 3)}
+    ours = optimizers.build(page("lion").Lion(clip_norm=0.0), lambda step: 0.01)
+    theirs = optax.lion(0.01, b1=0.9, b2=0.99, weight_decay=0.1)
+    states, followed = [ours.init(params), theirs.init(params)], [params, params]
+    for step in range(3):
+        gradients = {"kernel": jax.random.normal(jax.random.key(step), (2, 3))}
+        for i, optimizer in enumerate((ours, theirs)):
+            updates, states[i] = optimizer.update(gradients, states[i], followed[i])
+            followed[i] = optax.apply_updates(followed[i], updates)
+    np.testing.assert_allclose(*(tree["kernel"] for tree in followed), rtol=1e-6)

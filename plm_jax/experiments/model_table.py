@@ -14,7 +14,7 @@ import jax
 from plm_jax import config
 from plm_jax.common.errors import UserError
 from plm_jax.config import pages
-from plm_jax.hub import huggingface
+from plm_jax.hub import families
 from plm_jax.models import registry, settings
 
 COLUMNS = (
@@ -96,6 +96,6 @@ def _hugging_face(model: settings.Transformer) -> str:
     if isinstance(model, settings.Elmo):
         return "– (bilm-tf)"
     try:
-        return huggingface.family_of(huggingface.published(model)[0]).name
+        return families.family_of(families.published(model)[0]).name
     except UserError:
         return "–"

@@ -10,7 +10,7 @@ from typing import Any
 
 from plm_jax.common.errors import UserError
 from plm_jax.hub import bert
-from plm_jax.hub.table import Family, dense, norm, unembedding, values
+from plm_jax.hub.family import Family, dense, norm, unembedding, values
 from plm_jax.models import settings
 
 LAYER, BLOCKS = "albert.encoder.albert_layer_groups.{group}.albert_layers.{inner}", "stack/blocks"

@@ -9,17 +9,17 @@ from typing import Any
 
 from plm_jax.common.errors import UserError
 from plm_jax.hub import roberta
-from plm_jax.hub.table import ACTIVATIONS, Family, Tensor, dense, known, name_of, norm, values
+from plm_jax.hub.family import ACTIVATIONS, Family, Tensor, dense, known, name_of, norm, values
 from plm_jax.models import settings
 
 
 def _attention(name: str, path: str) -> tuple[Tensor, ...]:
     parts = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "out"}
-    return tuple(row for a, b in parts.items() for row in dense(f"{name}.{a}", f"{path}/{b}"))
+    return tuple(tensor for a, b in parts.items() for tensor in dense(f"{name}.{a}", f"{path}/{b}"))
 
 
 def _stack(stack: str) -> tuple[Tensor, ...]:
-    """The rows of a stack and of its embeddings."""
+    """The tensors of a stack and of its embeddings."""
     layer, blocks = f"model.{stack}.layers.{{layer}}", f"{stack}/blocks"
     return (
         Tensor(f"model.{stack}.embed_positions.weight", (f"{stack}_position_embedding",)),

@@ -8,12 +8,12 @@ from typing import Any
 
 from plm_jax.common import wordpiece
 from plm_jax.common.errors import UserError
-from plm_jax.hub.table import ACTIVATIONS, Family, Tensor, dense, known, name_of, norm, unembedding, values
+from plm_jax.hub.family import ACTIVATIONS, Family, Tensor, dense, known, name_of, norm, unembedding, values
 from plm_jax.models import settings
 
 
 def embeddings(prefix: str) -> tuple[Tensor, ...]:
-    """The rows of the tables, as BERT and its kin call them."""
+    """The tensors of the tables, as BERT and its kin call them."""
     return (
         Tensor(f"{prefix}.embeddings.word_embeddings.weight", ("token_embedding",)),
         Tensor(f"{prefix}.embeddings.position_embeddings.weight", ("position_embedding",)),
@@ -23,7 +23,7 @@ def embeddings(prefix: str) -> tuple[Tensor, ...]:
 
 
 def layers(prefix: str) -> tuple[Tensor, ...]:
-    """The rows of the blocks, as BERT and its closest kin call them."""
+    """The tensors of the blocks, as BERT and its closest kin call them."""
     layer, blocks = f"{prefix}.encoder.layer.{{layer}}", "stack/blocks"
     return (
         *dense(f"{layer}.attention.self.query", f"{blocks}/attention/query"),

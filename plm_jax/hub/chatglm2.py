@@ -12,8 +12,8 @@ from typing import Any
 import sentencepiece
 
 from plm_jax.hub import rope
+from plm_jax.hub.family import ACTIVATIONS, Family, Tensor, check, known, name_of, values
 from plm_jax.hub.llama import BLOCKS, dense, heads_of, separate_attention
-from plm_jax.hub.table import ACTIVATIONS, Family, Tensor, check, known, name_of, values
 from plm_jax.models import settings
 from plm_jax.models.activations import Activation
 

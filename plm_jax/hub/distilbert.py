@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from plm_jax.hub import bert
-from plm_jax.hub.table import Family, Tensor, dense, norm, values
+from plm_jax.hub.family import Family, Tensor, dense, norm, values
 from plm_jax.models import settings
 
 LAYER, BLOCKS = "distilbert.transformer.layer.{layer}", "stack/blocks"

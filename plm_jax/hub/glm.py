@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from plm_jax.common.errors import UserError
+from plm_jax.hub.family import Family, Tensor, check, values
 from plm_jax.hub.llama import BLOCKS, dense
-from plm_jax.hub.table import Family, Tensor, check, values
 from plm_jax.models import settings
 
 FUSED = tuple(f"{BLOCKS}/attention/{part}" for part in ("query", "key", "value"))

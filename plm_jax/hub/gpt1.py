@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from plm_jax.common.errors import UserError
-from plm_jax.hub.table import Family, Tensor, known, name_of, values
+from plm_jax.hub.family import Family, Tensor, known, name_of, values
 from plm_jax.models import settings
 
 LAYER, BLOCKS = "transformer.h.{layer}", "stack/blocks"
 
 
 def _pair(name: str, kind: str, *paths: str) -> tuple[Tensor, Tensor]:
-    """The rows of a dense layer or norm; `kind` is what its weight is to us."""
+    """The tensors of a dense layer or norm; `kind` is what its weight is to us."""
     return (
         Tensor(f"{name}.weight", tuple(f"{BLOCKS}/{path}/{kind}" for path in paths)),
         Tensor(f"{name}.bias", tuple(f"{BLOCKS}/{path}/bias" for path in paths)),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from plm_jax.common.errors import UserError
-from plm_jax.hub.table import ACTIVATIONS, Family, Tensor, check_size, known, name_of, values
+from plm_jax.hub.family import ACTIVATIONS, Family, Tensor, check_size, known, name_of, values
 from plm_jax.models import settings
 
 TENSORS = (

@@ -9,14 +9,14 @@ from typing import Any
 
 from plm_jax.common.errors import UserError
 from plm_jax.hub import rope
-from plm_jax.hub.table import ACTIVATIONS, Family, Tensor, check_size, known, name_of, values
+from plm_jax.hub.family import ACTIVATIONS, Family, Tensor, check_size, known, name_of, values
 from plm_jax.models import settings
 
 BLOCKS = "stack/blocks"
 
 
 def dense(name: str, *paths: str, by_head: bool = False) -> tuple[Tensor, Tensor]:
-    """The rows of a `Linear` that holds our layers side by side; that of its bias applies where they have one."""
+    """The tensors of a `Linear` that holds our layers side by side; that of its bias applies where they have one."""
     return (
         Tensor(f"{name}.weight", tuple(f"{path}/kernel" for path in paths), transposed=True, by_head=by_head),
         Tensor(f"{name}.bias", tuple(f"{path}/bias" for path in paths), by_head=by_head),
@@ -24,9 +24,9 @@ def dense(name: str, *paths: str, by_head: bool = False) -> tuple[Tensor, Tensor
 
 
 def separate_attention(name: str) -> tuple[Tensor, ...]:
-    """The rows of an attention whose four projections lie by themselves."""
+    """The tensors of an attention whose four projections lie by themselves."""
     parts = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "o_proj": "out"}
-    return tuple(row for a, b in parts.items() for row in dense(f"{name}.{a}", f"{BLOCKS}/attention/{b}"))
+    return tuple(tensor for a, b in parts.items() for tensor in dense(f"{name}.{a}", f"{BLOCKS}/attention/{b}"))
 
 
 LAYER = "model.layers.{layer}"

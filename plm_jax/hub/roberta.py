@@ -10,7 +10,7 @@ from typing import Any
 
 from plm_jax.common.errors import UserError
 from plm_jax.hub import bert
-from plm_jax.hub.table import Family, check, check_size, dense, norm, unembedding
+from plm_jax.hub.family import Family, check, check_size, dense, norm, unembedding
 from plm_jax.models import settings
 
 TENSORS = (

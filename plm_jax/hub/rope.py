@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from plm_jax.hub.table import check, check_size, known, values
+from plm_jax.hub.family import check, check_size, known, values
 from plm_jax.models import settings
 
 # How `config.json` calls the frequencies → whether they are scaled.

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from plm_jax.common.errors import UserError
-from plm_jax.hub.table import ACTIVATIONS, Family, Tensor, check_size, known, name_of, values
+from plm_jax.hub.family import ACTIVATIONS, Family, Tensor, check_size, known, name_of, values
 from plm_jax.models import settings
 
 
 def _stack(stack: str, feed_forward: int) -> tuple[Tensor, ...]:
-    """The rows of a stack, whose feed-forward is the sub-layer of this number."""
+    """The tensors of a stack, whose feed-forward is the sub-layer of this number."""
     layer, blocks = f"{stack}.block.{{layer}}.layer", f"{stack}/blocks"
     wide, gate = f"{layer}.{feed_forward}.DenseReluDense", f"{blocks}/feed_forward/gate/kernel"
     up = (f"{blocks}/feed_forward/up/kernel",)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from plm_jax import config
 from plm_jax.common import special_ids
 from plm_jax.common.errors import UserError
-from plm_jax.hub import huggingface, tokenizer_json
+from plm_jax.hub import families, tokenizer_json
 from plm_jax.hub.pretrained import Pretrained
 from plm_jax.models.protocol import Model
 
@@ -90,7 +90,7 @@ def tokenizer(pretrained: Pretrained) -> tokenizer_json.Tokenizer | None:
         return None
     from plm_jax.data.vocabularies import exported
 
-    model, ids = huggingface.published(pretrained.model)[0], _by_name(pretrained.special_ids)
+    model, ids = families.published(pretrained.model)[0], _by_name(pretrained.special_ids)
     before, after = frame(model, pretrained.special_ids, pretrained.run)
     if before == pretrained.special_ids.get("begins_with") and len(before) == 2:  # Of ChatGLM2's files that is all.
         ids = {"gmask": before[0], "sop": before[1]} | ids

@@ -9,7 +9,7 @@ import pytest
 
 import plm_jax
 from plm_jax.common.errors import UserError
-from plm_jax.hub import electra, huggingface
+from plm_jax.hub import electra, families, huggingface, tensor_layout
 from plm_jax.inference.language_model import LanguageModel
 from plm_jax.models import registry, settings
 from tests import golden
@@ -31,8 +31,8 @@ def test_a_discriminator_and_a_generator_lack_the_other_s_head(name):
 @pytest.mark.parametrize("config", [SMALL | {"embedding_size": 4}, SMALL | {"embedding_size": 6}])
 def test_the_table_names_every_number_of_the_model_once(config, tied):
     model = electra.to_settings({"vocab_size": 5, "tie_word_embeddings": tied, **config})
-    shapes = huggingface._shapes(model)
-    pieces = [piece for parts in huggingface.layout(electra.TENSORS, shapes).values() for piece in parts]
+    shapes = tensor_layout.shapes_of(model)
+    pieces = [piece for parts in tensor_layout.layout(electra.TENSORS, shapes).values() for piece in parts]
     assert len({(piece.path, piece.index) for piece in pieces}) == len(pieces)
     assert sum(np.prod(piece.shape) for piece in pieces) == sum(np.prod(shape) for shape in shapes.values())
     assert ("embedding_projection/kernel" in shapes) == (config["embedding_size"] != 6)
@@ -101,5 +101,5 @@ def test_a_spanbert_is_saved_as_a_bert(tmp_path):
 
 def test_each_family_keeps_its_own():
     for name in ("bert", *golden.ELECTRA):
-        model_type = huggingface.family_of(huggingface.read(golden.FOLDER / name).model).model_type
+        model_type = families.family_of(huggingface.read(golden.FOLDER / name).model).model_type
         assert model_type == name.removesuffix("_generator")

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 import plm_jax
 from plm_jax.common.errors import UserError
-from plm_jax.hub import bart, huggingface, mt5
+from plm_jax.hub import bart, families, huggingface, mt5, tensor_layout
 from plm_jax.models import registry, settings
 from tests import golden
 
@@ -64,8 +64,8 @@ def test_the_table_names_every_number_of_the_model_once(tied):
     model = bart.to_settings(config | heads)
     for has_bias in (False, True):
         model = replace(model, head=replace(model.head, bias=has_bias))
-        shapes = huggingface._shapes(model)
-        pieces = [piece for parts in huggingface.layout(bart.TENSORS, shapes).values() for piece in parts]
+        shapes = tensor_layout.shapes_of(model)
+        pieces = [piece for parts in tensor_layout.layout(bart.TENSORS, shapes).values() for piece in parts]
         assert len({(piece.path, piece.index) for piece in pieces}) == len(pieces)
         assert sum(np.prod(piece.shape) for piece in pieces) == sum(np.prod(shape) for shape in shapes.values())
 
@@ -125,11 +125,11 @@ def test_a_decoder_of_the_encoders_own_sizes_is_written_as_any(tmp_path):
     even = bart.to_settings(sizes | {"encoder_attention_heads": 3, "decoder_attention_heads": 3, "decoder_ffn_dim": 4})
     assert even.decoder_heads is even.decoder_head_dim is even.decoder_feed_forward is None
     spelt = replace(even, decoder_heads=3, decoder_head_dim=2, decoder_feed_forward=4)
-    assert huggingface.family_of(spelt).name == "BART"
+    assert families.family_of(spelt).name == "BART"
     with pytest.raises(UserError, match="decoder_attention_heads 4 does not divide d_model 6"):
         bart.to_settings(sizes | {"encoder_attention_heads": 3, "decoder_attention_heads": 4})
     with pytest.raises(UserError, match=r"T5.*decoder_heads = None"):
-        huggingface.family_of(replace(mt5.to_settings({}), decoder_heads=2), "t5")
+        families.family_of(replace(mt5.to_settings({}), decoder_heads=2), "t5")
 
 
 def test_a_bart_whose_heads_do_not_make_up_its_width_is_refused_and_a_t5_is_not(tmp_path):

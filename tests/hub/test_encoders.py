@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from plm_jax.common.errors import UserError
-from plm_jax.hub import albert, bert, distilbert, huggingface, roberta
+from plm_jax.hub import albert, bert, distilbert, families, huggingface, roberta, tensor_layout
 from plm_jax.models import settings
 from tests import golden
 
@@ -33,8 +33,8 @@ def test_the_table_names_every_number_of_the_model_once(name, config, tied):
     model = family.to_settings({"vocab_size": 5, "tie_word_embeddings": tied, **config})
     if name == "roberta":
         model = replace(model, pooler=settings.Pooler(0))  # It has no classifier of pairs.
-    shapes = huggingface._shapes(model)
-    layout = huggingface.layout(family.tensors, shapes, model.stack.inner)
+    shapes = tensor_layout.shapes_of(model)
+    layout = tensor_layout.layout(family.tensors, shapes, model.stack.inner)
     if not tied:
         layout = {key: pieces for key, pieces in layout.items() if key not in family.copies.values()}
     pieces = [piece for parts in layout.values() for piece in parts]
@@ -45,7 +45,7 @@ def test_the_table_names_every_number_of_the_model_once(name, config, tied):
 
 def test_a_group_s_blocks_are_stored_where_they_belong():
     lm = huggingface.read(golden.FOLDER / "albert")
-    layout = huggingface.layout(albert.TENSORS, huggingface._shapes(lm.model), lm.model.stack.inner)
+    layout = tensor_layout.layout(albert.TENSORS, tensor_layout.shapes_of(lm.model), lm.model.stack.inner)
     name = "albert.encoder.albert_layer_groups.1.albert_layers.0.ffn.weight"
     assert [(piece.path, piece.index) for piece in layout[name]] == [("stack/blocks/feed_forward/up/kernel", 2)]
 
@@ -81,7 +81,7 @@ def test_settings_survive_the_way_to_config_json_and_back(name, config):
 
 
 def changed(name, section, **fields):
-    model = huggingface.FAMILIES[name].to_settings(SMALL[name] | {"vocab_size": 9})
+    model = families.FAMILIES[name].to_settings(SMALL[name] | {"vocab_size": 9})
     return replace(model, **{section: replace(getattr(model, section), **fields)})
 
 
@@ -153,8 +153,8 @@ def test_a_vocabulary_travels_along_with_its_special_ids(tmp_path, name, files, 
 @pytest.mark.parametrize(("name", "file"), [("roberta", "vocab.json"), ("albert", "spiece.model")])
 def test_a_damaged_vocabulary_is_named(tmp_path, name, file):
     folder = shutil.copytree(golden.FOLDER / name, tmp_path / name)
-    for vocabulary_file in huggingface.FAMILIES[name].vocabulary_files:
-        for part in huggingface.FAMILIES[name].vocabulary_files[vocabulary_file]:
+    for vocabulary_file in families.FAMILIES[name].vocabulary_files:
+        for part in families.FAMILIES[name].vocabulary_files[vocabulary_file]:
             (folder / part).write_text("{")
     with pytest.raises(UserError, match=f"{file} is damaged"):
         huggingface.read(folder)
@@ -163,6 +163,6 @@ def test_a_damaged_vocabulary_is_named(tmp_path, name, file):
 def test_a_bert_stays_a_bert():
     """Of several families that are alike a model goes to the one that says all of it."""
     for name in ("bert", *golden.ENCODERS):
-        assert huggingface.family_of(huggingface.read(golden.FOLDER / name).model).model_type == name
+        assert families.family_of(huggingface.read(golden.FOLDER / name).model).model_type == name
     unpooled = replace(bert.to_settings(SMALL["roberta"]), pooler=settings.NoHead())
-    assert huggingface.family_of(unpooled).model_type == "bert"
+    assert families.family_of(unpooled).model_type == "bert"

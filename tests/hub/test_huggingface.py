@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 import plm_jax
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError
-from plm_jax.hub import bert, files, gpt2, huggingface, t5
+from plm_jax.hub import bert, families, files, gpt2, huggingface, t5, tensor_layout
 from plm_jax.models import settings
 from tests import golden
 
@@ -64,8 +64,8 @@ SMALL_T5 = {"d_model": 6, "num_heads": 2, "num_layers": 3, "num_decoder_layers":
 )
 def test_the_table_names_every_number_of_the_model_once(family, config, tied):
     model = family.to_settings({"vocab_size": 5, "tie_word_embeddings": tied, **config})
-    shapes = huggingface._shapes(model)
-    layout = huggingface.layout(family.tensors, shapes)
+    shapes = tensor_layout.shapes_of(model)
+    layout = tensor_layout.layout(family.tensors, shapes)
     if not tied:
         layout.pop("cls.predictions.bias", None)  # BERT then has two names for the bias.
     pieces = [piece for parts in layout.values() for piece in parts]
@@ -484,38 +484,38 @@ NARROW = replace(
 
 
 @pytest.fixture
-def families(monkeypatch):
+def several(monkeypatch):
     """Several decoders, the narrow one first."""
     others = (NARROW, gpt2.FAMILY, SIBLING, bert.FAMILY, t5.FAMILY)
-    monkeypatch.setattr(huggingface, "FAMILIES", {family.model_type: family for family in others})
+    monkeypatch.setattr(families, "FAMILIES", {family.model_type: family for family in others})
 
 
-def test_of_several_families_the_one_that_fits_is_taken_and_of_equals_the_first(families):
+def test_of_several_families_the_one_that_fits_is_taken_and_of_equals_the_first(several):
     model = gpt2.to_settings({})
-    assert huggingface.family_of(model) is gpt2.FAMILY
-    assert huggingface.family_of(replace(model, norm=settings.Norm(0.5))) is gpt2.FAMILY
+    assert families.family_of(model) is gpt2.FAMILY
+    assert families.family_of(replace(model, norm=settings.Norm(0.5))) is gpt2.FAMILY
     narrow = NARROW.to_settings({"n_embd": 64})
-    assert huggingface.family_of(narrow) is NARROW
-    assert huggingface.family_of(bert.to_settings({})) is bert.FAMILY
+    assert families.family_of(narrow) is NARROW
+    assert families.family_of(bert.to_settings({})) is bert.FAMILY
 
 
-def test_a_model_goes_back_to_the_family_that_it_came_from_if_it_still_fits(families, folder, tmp_path):
+def test_a_model_goes_back_to_the_family_that_it_came_from_if_it_still_fits(several, folder, tmp_path):
     edit_config(folder, model_type="sibling")
     plm_jax.load(folder).save(tmp_path / "copy")
     assert json.loads((tmp_path / "copy" / "config.json").read_text())["model_type"] == "sibling"
-    assert huggingface.family_of(gpt2.to_settings({}), preferred="narrow") is gpt2.FAMILY
-    assert huggingface.family_of(gpt2.to_settings({}), preferred="bert") is gpt2.FAMILY
+    assert families.family_of(gpt2.to_settings({}), preferred="narrow") is gpt2.FAMILY
+    assert families.family_of(gpt2.to_settings({}), preferred="bert") is gpt2.FAMILY
 
 
-def test_where_none_fits_the_nearest_is_named(families):
+def test_where_none_fits_the_nearest_is_named(several):
     with pytest.raises(UserError, match=r"GPT-2 cannot hold .*norm\.kind = layer; .*format plm_jax"):
-        huggingface.family_of(replace(gpt2.to_settings({}), norm=settings.Norm(kind="rms")))
+        families.family_of(replace(gpt2.to_settings({}), norm=settings.Norm(kind="rms")))
 
 
 def test_where_there_is_no_family_of_the_kind_that_is_said(monkeypatch):
-    monkeypatch.setattr(huggingface, "FAMILIES", {"bert": bert.FAMILY})
+    monkeypatch.setattr(families, "FAMILIES", {"bert": bert.FAMILY})
     with pytest.raises(UserError, match="no family for a model of kind 'decoder': save it in format plm_jax"):
-        huggingface.family_of(gpt2.to_settings({}))
+        families.family_of(gpt2.to_settings({}))
 
 
 ODD = [
@@ -535,10 +535,10 @@ ODD = [
 
 
 @pytest.mark.parametrize("model", ODD)
-@pytest.mark.parametrize("family", huggingface.FAMILIES.values(), ids=lambda family: family.model_type)
+@pytest.mark.parametrize("family", families.FAMILIES.values(), ids=lambda family: family.model_type)
 def test_every_family_says_of_any_model_of_its_kind_what_does_not_fit(family, model):
     if family.kind == model.kind:
-        needed = huggingface._needed(family, model)
+        needed = families.beyond(family, model)
         assert all(isinstance(what, str) for what in needed)
 
 
@@ -561,7 +561,7 @@ def test_a_config_without_a_model_type_is_read_by_its_architectures_or_its_tenso
     folder = shutil.copytree(golden.FOLDER / name, tmp_path / name)
     want, path = huggingface.read(str(folder)), folder / "config.json"
     config = json.loads(path.read_text())
-    architectures = huggingface.FAMILIES[config.pop("model_type")].to_config(want.model)["architectures"]
+    architectures = families.FAMILIES[config.pop("model_type")].to_config(want.model)["architectures"]
     for given in (config | {"architectures": architectures}, config):
         path.write_text(json.dumps(given))
         if "architectures" not in given and name in ALIKE:

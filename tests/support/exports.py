@@ -17,7 +17,7 @@ import plm_jax
 from plm_jax import config
 from plm_jax.data import vocabularies
 from plm_jax.data.vocabularies import sentences, training
-from plm_jax.hub import chatglm2, huggingface
+from plm_jax.hub import chatglm2, families
 from plm_jax.hub.pretrained import Pretrained
 from plm_jax.models import registry, settings
 
@@ -206,7 +206,7 @@ def _model(family: str, pad: int):
     fields = FAMILIES[family][0] | {"vocab_size": 2600, "padded_vocab_size": 2600}
     if family == "roberta":
         fields |= {"pad_token_id": pad, "max_position_embeddings": pad + 60}
-    model = huggingface.FAMILIES[family].to_settings(fields)
+    model = families.FAMILIES[family].to_settings(fields)
     if family == "roberta":
         model = dataclasses.replace(model, pooler=settings.NoHead())
     return model, jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), registry.shapes(model))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from plm_jax import config, losses
-from plm_jax.hub import huggingface
+from plm_jax.hub import families, huggingface, tensor_layout
 from plm_jax.models import registry
 from plm_jax.training import optimizers, state, step
 from tests.golden import FOLDER
@@ -47,7 +47,7 @@ def check(family: str, pretrained, batches, want_losses, tensors) -> None:
     np.testing.assert_allclose(got_losses, want_losses, atol=1e-4, rtol=0)
     assert abs(want_losses[0] - want_losses[-1]) > 0.1, "nothing was learnt"
     flat, start = (flax.traverse_util.flatten_dict(tree, sep="/") for tree in (params, pretrained.params))
-    layout = huggingface.layout(huggingface.FAMILIES[family].tensors, {name: leaf.shape for name, leaf in flat.items()})
+    layout = tensor_layout.layout(families.FAMILIES[family].tensors, {name: leaf.shape for name, leaf in flat.items()})
     assert {piece.path for pieces in layout.values() for piece in pieces} == flat.keys()
     for name, pieces in layout.items():
         tensor = tensors[name].T if pieces[0].transposed else tensors[name]

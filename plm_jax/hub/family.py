@@ -19,7 +19,7 @@ class Tensor:
       parameters: our paths, joined by `/`; several lie side by side along the tensor's last axis.
       transposed: it is stored [out, in], as torch's `Linear` keeps its weight.
       by_head: the parameters, of one width, alternate head by head.
-      applies: whether the row is for a model with these parameters, as far as it has those of the row.
+      applies: whether a model with these parameters has the tensor, as far as it has the parameters named.
       as_row: a vector is stored as a matrix of one row, [1, n].
     """
 
@@ -32,7 +32,7 @@ class Tensor:
 
 
 def dense(name: str, path: str) -> tuple[Tensor, Tensor]:
-    """The rows of torch's `Linear` with a bias, our `Dense`."""
+    """The tensors of torch's `Linear` with a bias, our `Dense`."""
     return (
         Tensor(f"{name}.weight", (f"{path}/kernel",), transposed=True),
         Tensor(f"{name}.bias", (f"{path}/bias",)),
@@ -40,12 +40,12 @@ def dense(name: str, path: str) -> tuple[Tensor, Tensor]:
 
 
 def norm(name: str, path: str) -> tuple[Tensor, Tensor]:
-    """The rows of torch's `LayerNorm`, ours."""
+    """The tensors of torch's `LayerNorm`, ours."""
     return Tensor(f"{name}.weight", (f"{path}/scale",)), Tensor(f"{name}.bias", (f"{path}/bias",))
 
 
 def unembedding(name: str) -> tuple[Tensor, Tensor, Tensor]:
-    """The rows of a `decoder` whose bias lies beside it once more: untied, its own counts, and the other is not used.
+    """The tensors of a `decoder` whose bias is stored beside it, too: untied, its own counts, and the other is unused.
 
     `Family.copies` is to name the bias of a tied one.
     """
@@ -65,7 +65,7 @@ class Family:
       model_type: what `config.json` calls it, unless `reads` says more.
       kind: the architecture of its models, as in `settings`.
       prefix: the part of the names that a file of the bare model, without its head, leaves out.
-      tensors: the table; a row whose parameters a model lacks does not apply to it.
+      tensors: the table of names; a model has those of which it has the parameters.
       buffers: regular expression of names, without the prefix, that hold no weights.
       to_settings: `config.json` → the settings of a model with all its heads; UserError for what those cannot say.
       to_config: the inverse, without the special ids, of any settings of this kind; what it cannot say it leaves out.

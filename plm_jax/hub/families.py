@@ -1,0 +1,194 @@
+"""The families that Hugging Face's libraries know, and which of them a model is of."""
+
+import dataclasses
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from plm_jax.common.errors import UserError
+from plm_jax.hub import (
+    albert,
+    bart,
+    bert,
+    chatglm2,
+    distilbert,
+    electra,
+    files,
+    glm,
+    gpt1,
+    gpt2,
+    llama,
+    mt5,
+    roberta,
+    t5,
+    tensor_layout,
+)
+from plm_jax.hub.family import Family
+from plm_jax.models import settings
+
+CONFIG = "config.json"
+FAMILIES = {
+    family.model_type: family
+    for family in (
+        gpt2.FAMILY,
+        bert.FAMILY,
+        t5.FAMILY,
+        mt5.FAMILY,
+        bart.FAMILY,
+        roberta.FAMILY,
+        electra.FAMILY,
+        albert.FAMILY,
+        distilbert.FAMILY,
+        gpt1.FAMILY,
+        llama.FAMILY,
+        chatglm2.GLM,
+        chatglm2.CHATGLM,
+        glm.GLM,
+        glm.CHATGLM,
+    )
+}
+# Settings of how a model is trained or computed, which a Hugging Face directory does not keep or not in full.
+NOT_KEPT = ("dropout.", "initializer.", "attention.position.init_std", "scan_layers", "remat", "attention_kernel")
+
+
+def family_of(model: settings.Transformer, preferred: str | None = None) -> Family:
+    """The family whose `config.json` says all of a model's settings; of several, the preferred one or else the first.
+
+    Raises:
+      UserError: there is none; the line names the nearest and what that one cannot say.
+    """
+    families = [family for family in FAMILIES.values() if family.kind == model.kind]
+    if not families:
+        raise UserError(f"Hugging Face has no family for a model of kind '{model.kind}': save it in format plm_jax")
+    families.sort(key=lambda family: family.model_type != preferred)
+    family, needed = min(((family, beyond(family, model)) for family in families), key=lambda pair: len(pair[1]))
+    if needed:
+        raise UserError(
+            f"Hugging Face's {family.name} cannot hold this model: it needs {', '.join(needed)}; change the model, or "
+            "save it in format plm_jax"
+        )
+    return family
+
+
+def beyond(family: Family, model: settings.Transformer) -> list[str]:
+    """What of the settings would be otherwise once they were written and read."""
+    shapes = tensor_layout.shapes_of(model)
+    try:
+        held = family.to_settings(family.to_config(model))
+    except UserError as error:  # As of heads that do not divide the width.
+        return [f"another {error}"]
+    names = layout_of(family, model)
+    held = with_heads(family, held, names, "head" in shapes, name_in(family, "head_bias") in names)
+    given = _fields(_shortest(model))
+    return [
+        f"{name} = {value}"
+        for name, value in _fields(held).items()
+        if not name.startswith(NOT_KEPT) and given.get(name) != value
+    ]
+
+
+def _shortest(model: settings.Transformer) -> settings.Transformer:
+    """The same model with None where that means as much as what is given."""
+    attention = model.attention
+    if isinstance(model, settings.EncoderDecoder):
+        own = {"heads": attention.heads, "head_dim": attention.head_dim, "feed_forward": model.feed_forward.width}
+        same = [f"decoder_{name}" for name, value in own.items() if getattr(model, f"decoder_{name}") == value]
+        model = replace(model, **dict.fromkeys(same))
+    if attention.score_scale == attention.head_dim**-0.5 and getattr(model, "decoder_head_dim", None) is None:
+        model = replace(model, attention=replace(attention, score_scale=None))
+    return model
+
+
+def _fields(part: Any, prefix: str = "") -> dict[str, Any]:
+    """The settings by their dotted names, each choice's kind among them."""
+    found = {f"{prefix}kind": part.kind} if hasattr(part, "kind") else {}
+    for field_ in dataclasses.fields(part):
+        value = getattr(part, field_.name)
+        name = prefix + field_.name
+        found |= _fields(value, f"{name}.") if dataclasses.is_dataclass(value) else {name: value}
+    return found
+
+
+def with_heads(
+    family: Family, model: settings.Transformer, names: Collection[str], own_head: bool, has_bias: bool
+) -> settings.Transformer:
+    """The settings with those heads alone whose tensors are among the names: these decide, not the config."""
+    tied, bias = model.head.tied and not own_head, model.head.bias or has_bias
+    model = replace(model, head=replace(model.head, tied=tied, bias=bias))
+    if not isinstance(model, settings.Encoder):
+        return model
+    head, pooler, classifier, discriminator = (
+        name_in(family, f"{part}/kernel") in names
+        for part in ("head_transform", "pooler", "classifier", "discriminator")
+    )
+    return replace(
+        model,
+        head=model.head if head else settings.NoHead(),
+        pooler=settings.Pooler(2 if classifier else 0) if pooler else settings.NoHead(),
+        discriminator=model.discriminator if discriminator else settings.NoHead(),
+    )
+
+
+def layout_of(family: Family, model: settings.Transformer) -> dict[str, list[tensor_layout.Piece]]:
+    """The pieces that make up each tensor of a model."""
+    return tensor_layout.layout(
+        family.tensors, tensor_layout.shapes_of(model), model.stack.inner, model.attention.heads
+    )
+
+
+def name_in(family: Family, parameter: str) -> str | None:
+    """The tensor that holds a parameter alone; None where the family has none."""
+    return next((tensor.name for tensor in family.tensors if tensor.parameters == (parameter,)), None)
+
+
+def published(model: settings.Transformer) -> tuple[settings.Transformer, str | None]:
+    """What of a model Hugging Face has a place for, and the name of the parameters that are left out."""
+    if isinstance(model, settings.Electra):
+        return model.discriminator_model, "generator"
+    if isinstance(model, settings.Encoder) and isinstance(model.span_boundary, settings.SpanBoundary):
+        return replace(model, span_boundary=settings.NoHead()), "span_boundary"
+    return model, None
+
+
+def model_type_of(directory: str, config: Mapping[str, Any]) -> str:
+    """The family of a directory whose `config.json` does not name it: by its `architectures`, else by its tensors.
+
+    Raises:
+      UserError: neither tells one.
+    """
+    classes = [str(name) for name in config.get("architectures") or ()]
+    stems = {re.sub(r"(For[A-Z]\w*|(LMHead|DoubleHeads|PreTrained)?Model)$", "", name).lower() for name in classes}
+    found = [name for name in FAMILIES if name.replace("-", "") in stems]
+    if not found:
+        with files.opened(directory) as tensors:
+            found = [name for name, family in FAMILIES.items() if _knows(family, tensors)]
+    if len(found) != 1:
+        told = f"could be of {' or '.join(found)}" if found else f"are of none of {', '.join(FAMILIES)}"
+        raise UserError(
+            f"{directory}/{CONFIG} has no model_type, and by their names the tensors {told}: set model_type"
+        )
+    return found[0]
+
+
+def _knows(family: Family, tensors: Mapping[str, files.Stored]) -> bool:
+    """Whether all tensors have names that a family's may have."""
+    patterns = (re.sub(r"\\\{\w+\\\}", r"\\d+", re.escape(tensor.name)) for tensor in family.tensors)
+    known = re.compile("|".join([*patterns, *map(re.escape, family.copies)]))
+    others = re.compile(f"{family.buffers}|{family.other_heads}")
+    names = by_full_name(tensors, family)
+    return all(known.fullmatch(name) or others.fullmatch(name.removeprefix(family.prefix)) for name in names)
+
+
+def by_full_name(tensors: Mapping[str, files.Stored], family: Family) -> dict[str, files.Stored]:
+    """The tensors by today's names with the prefix, whatever the files leave out or call otherwise."""
+    heads = {tensor.name for tensor in family.tensors if not tensor.name.startswith(family.prefix)}
+    stored = {}
+    for name, tensor in tensors.items():
+        for old, new in family.old_endings.items():
+            name = name.removesuffix(old) + new if name.endswith(old) else name
+        stored[name if name in heads else family.prefix + name.removeprefix(family.prefix)] = tensor
+    for copy, name in family.copies.items():
+        if copy in stored:
+            stored.setdefault(name, stored[copy])
+    return stored

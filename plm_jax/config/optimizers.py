@@ -98,7 +98,6 @@ class Adafactor(Optimizer):
     multiply_by_parameter_scale: bool = True
     parameter_epsilon: float = 1e-3
     clip_norm: float = field(default=0.0, kw_only=True)
-    clip_norm: float = field(default=0.0, kw_only=True)
 
     def transformations(self) -> Sequence["optax.GradientTransformation"]:
         """As the base says."""
@@ -118,7 +117,6 @@ class Adagrad(Optimizer):
     kind: ClassVar[str] = "adagrad"
     recipe: ClassVar[tuple[str, ...]] = ("initial_accumulator", "clip_norm")
     initial_accumulator: float = 1.0
-    clip_norm: float = field(default=10.0, kw_only=True)
     clip_norm: float = field(default=10.0, kw_only=True)
 
     def transformations(self) -> Sequence["optax.GradientTransformation"]:

@@ -188,7 +188,7 @@ def _truncate(path):
     path.write_bytes(data[: len(data) // 2])
 
 
-CACHE_FILES = ["manifest.json", "train/tokens-00000.array_record", "train/documents.npy", "train/sentences.npy"]
+CACHE_FILES = ["manifest.json", "train/tokens-00000.array_record", "train/documents.npy", "train/sentence_starts.npy"]
 
 
 @pytest.mark.parametrize("how", [_truncate, pathlib.Path.unlink], ids=["truncated", "removed"])

@@ -240,7 +240,7 @@ def test_the_cache_has_words_only_where_there_is_a_segmenter(prepared, make_run,
     prepare.prepare(plain, show_progress=False)
     source = cache.open_source(str(tmp_path), "poems")
     assert source.segmenter is None and not source.splits["train"].has("word_starts")
-    assert not list(tmp_path.glob("*/*/words.npy"))
+    assert not list(tmp_path.glob("*/*/word_starts.npy"))
     vocabulary = vocabularies.load(run.vocabulary)
     assert prepare.identity(plain, "poems", vocabulary) != prepare.identity(run, "poems", vocabulary)
     reader.Reader(plain)

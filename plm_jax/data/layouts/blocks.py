@@ -88,7 +88,9 @@ class BlockRows(Rows):
         start = item * self._stride
         stop = min(start + self._length, self._stream.num_tokens)
         made = self._stream.example(start, self._length, self._separate)
-        return made | {name: self._stream.starts(name, start, stop) for name in self._reads}
+        for name in self._reads:
+            made[name] = self._stream.starts(name, start, stop)
+        return made
 
     def shortage(self, length: int, batch_size: int) -> str:
         """See `Rows.shortage`."""

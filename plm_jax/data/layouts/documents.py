@@ -135,7 +135,7 @@ class DocumentRows(index.IndexedRows):
         start = int(self._starts[item])
         stretch = start, start + int(self._lengths[item])
         made = self._format.row([self._split.tokens(*stretch)], self._length)
-        return made | self._starts_in([stretch], self._format.begins([0]))
+        return self._with_starts(made, [stretch], [0], self._format)
 
     def shortage(self, length: int, batch_size: int) -> str:
         """See `Rows.shortage`."""

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from plm_jax.common.errors import UserError, one_line
-from plm_jax.data.layouts.layout import Rows
+from plm_jax.data.layouts.formats import RowFormat
+from plm_jax.data.layouts.layout import Example, Rows
 
 if TYPE_CHECKING:
     from plm_jax.data import cache
@@ -205,11 +206,12 @@ class IndexedRows(Rows):
         stop = int(self._starts[item + 1]) if item + 1 < self.num_rows else self.pass_tokens
         return int(self._starts[item]), stop
 
-    def _starts_in(self, stretches: Sequence[tuple[int, int]], begins: Sequence[int]) -> dict[str, np.ndarray]:
-        """What is read besides tokens, of stretches [start, stop) of the split that lie in a row where each begins."""
-        return {
-            name: np.concatenate(
-                [at + self._split.starts(name, *stretch) for at, stretch in zip(begins, stretches, strict=True)]
-            )
-            for name in self._reads
-        }
+    def _with_starts(
+        self, row: Example, stretches: Sequence[tuple[int, int]], sizes: Sequence[int], row_format: RowFormat
+    ) -> Example:
+        """A row with what is read besides tokens; its texts, of these sizes, are stretches [start, stop) of the split."""
+        if self._reads:
+            places = list(zip(row_format.begins(sizes), stretches, strict=True))
+            for name in self._reads:
+                row[name] = np.concatenate([at + self._split.starts(name, *stretch) for at, stretch in places])
+        return row

@@ -223,7 +223,7 @@ class PairRows(index.IndexedRows):
         stretches = (start_a, start_a + kept_a), (start_b, start_b + kept_b)
         made = self._format.row([self._split.tokens(*stretch) for stretch in stretches], self._length)
         made["pair_label"] = np.array(label, np.int32)
-        return made | self._starts_in(stretches, self._format.begins((kept_a, kept_b)))
+        return self._with_starts(made, stretches, (kept_a, kept_b), self._format)
 
     def _documents_of(self, stretch: int) -> tuple[int, int]:
         """The first document that begins in a stretch and the one after the last; of all where there is but one."""

@@ -30,7 +30,7 @@ def main() -> None:
     with progress.doing(f"loading {checkpoint}"):
         lm = language_model.load(checkpoint)
     with progress.doing("loading the vocabulary"):
-        _ = lm.vocabulary
+        _ = lm.tokenizer
     with progress.doing("compiling and generating"):
         written = lm.generate(
             _PROMPT.value,

@@ -267,11 +267,11 @@ def check_vocabulary(lm: LanguageModel, run: config.Run, wanted: str, mend: str)
     """
     found = lm.vocabulary_id
     if found is None:
-        from plm_jax.data import vocabularies  # It imports seqio: seconds, and only models from elsewhere need it.
+        from plm_jax.data import vocabularies  # Only models from elsewhere need it.
 
         # The model's files and case; what ids the cache has put around documents is the config's choice.
-        own = lm.vocabulary.specials
+        own = lm.tokenizer.specials
         section = dataclasses.replace(run.vocabulary, spec=own.spec, train_kind=own.train_kind, lowercase=own.lowercase)
-        found = vocabularies.identity(vocabularies.load(section))
+        found = vocabularies.identity(vocabularies.load_plain(section))
     if found != wanted:
         raise UserError(f"the model has vocabulary {found[:12]}, not {wanted[:12]}: {mend} with the model's vocabulary")

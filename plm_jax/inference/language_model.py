@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import seqio
 
     from plm_jax.config import Run
+    from plm_jax.data import vocabularies
 
 
 class LanguageModel:
@@ -69,11 +70,25 @@ class LanguageModel:
 
     @cached_property
     def vocabulary(self) -> "seqio.Vocabulary":
-        """The vocabulary, loaded when first asked for.
+        """The vocabulary as a `seqio.Vocabulary`, loaded when first asked for.
 
         Raises:
           UserError: there is none, or it has more tokens than the model.
         """
+        _ = self.vocabulary_path
+        return model_text.vocabulary(self._pretrained, in_seqio=True)
+
+    @property
+    def tokenizer(self) -> "vocabularies.Vocabulary":
+        """The vocabulary in plain Python: what reads and writes text here, without seqio and so TensorFlow.
+
+        Raises:
+          UserError: as `vocabulary`.
+        """
+        return self.vocabulary if "vocabulary" in vars(self) else self._tokenizer
+
+    @cached_property
+    def _tokenizer(self) -> "vocabularies.Vocabulary":
         _ = self.vocabulary_path
         return model_text.vocabulary(self._pretrained)
 

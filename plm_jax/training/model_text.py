@@ -1,7 +1,4 @@
-"""How a model sees text: its vocabulary, what stands around a text, and its tokenizer for Hugging Face.
-
-Only where there is a vocabulary is seqio imported.
-"""
+"""How a model sees text: its vocabulary, what stands around a text, and its tokenizer for Hugging Face."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -18,16 +15,20 @@ if TYPE_CHECKING:
     from plm_jax.data import vocabularies
 
 
-def vocabulary(pretrained: Pretrained) -> "vocabularies.Vocabulary":
+def vocabulary(pretrained: Pretrained, in_seqio: bool = False) -> "vocabularies.Vocabulary":
     """The vocabulary of a model that has one: as its run has it, or as its files and special ids say.
 
     Special ids above the file are added ones.
 
+    Args:
+      in_seqio: whether it is a `seqio.Vocabulary`, too, for which seconds are spent on TensorFlow.
+
     Raises:
       UserError: it has more tokens than the model, or a file is missing or damaged.
     """
-    from plm_jax.data import vocabularies  # It imports seqio: seconds, and only text needs it.
+    from plm_jax.data import vocabularies  # With the libraries of all, which only text needs.
 
+    load = vocabularies.load if in_seqio else vocabularies.load_plain
     special, run = pretrained.special_ids, pretrained.run
     if run is None:
         lowercase = special.get("lowercase")
@@ -39,10 +40,10 @@ def vocabulary(pretrained: Pretrained) -> "vocabularies.Vocabulary":
             section = dataclasses.replace(section, train_kind=kind)
     else:
         section = dataclasses.replace(run.vocabulary, spec=pretrained.vocabulary)
-    found, size = vocabularies.load(section), pretrained.model.vocab_size
+    found, size = load(section), pretrained.model.vocab_size
     above = [i for i in _ids(special) if i < size]
     if (lacking := max(above, default=-1) + 1 - (found.vocab_size - found.extra_ids)) > 0:
-        found = vocabularies.load(dataclasses.replace(section, added=section.added + lacking))
+        found = load(dataclasses.replace(section, added=section.added + lacking))
     if found.vocab_size > size:
         raise UserError(
             f"the vocabulary {pretrained.vocabulary} has {found.vocab_size} tokens, the model {size}: "

@@ -6,9 +6,11 @@ import json
 import numpy as np
 import pytest
 import sentencepiece
+import seqio
 from tokenizers.pre_tokenizers import ByteLevel
 
 import plm_jax
+from plm_jax.data import vocabularies
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -93,6 +95,21 @@ def test_of_llama_s_pieces_and_whether_texts_begin_with_bos(begins, tmp_path):
     want = tokenizer("the state").input_ids
     assert (want[0] == 1) == begins
     assert lm.strategy.encode("the state") == want
+
+
+def test_text_is_read_and_written_without_seqio(tmp_path, monkeypatch):
+    lm, _ = travel(tmp_path, "LlamaForCausalLM", {"tokenizer.model": pieces(37, model_type="bpe")})
+
+    def load(vocabulary):
+        raise AssertionError("it would import TensorFlow")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(vocabularies, "load", load)
+        lm = plm_jax.load(tmp_path / "ours")
+        (written,) = lm.generate("the state", max_new_tokens=2)
+        encoded = lm.strategy.encode("the state")
+        assert isinstance(written, str)
+    assert isinstance(lm.vocabulary, seqio.Vocabulary) and encoded[-2:] == list(lm.vocabulary.encode("the state"))[-2:]
 
 
 def byte_pairs(*merges):

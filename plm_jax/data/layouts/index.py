@@ -209,7 +209,7 @@ class IndexedRows(Rows):
     def _with_starts(
         self, row: Example, stretches: Sequence[tuple[int, int]], sizes: Sequence[int], row_format: RowFormat
     ) -> Example:
-        """A row with what is read besides tokens; its texts, of these sizes, are stretches [start, stop) of the split."""
+        """A row with what is read besides tokens; its texts, of these sizes, are stretches [start, stop) of a split."""
         if self._reads:
             places = list(zip(row_format.begins(sizes), stretches, strict=True))
             for name in self._reads:

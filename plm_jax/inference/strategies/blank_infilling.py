@@ -36,7 +36,7 @@ class BlankInfilling(Decoder):
 
     def encode(self, text):
         """A text with its blanks."""
-        return infilling.encode(self.lm.vocabulary, text, self.lm.special_ids)
+        return infilling.encode(self.lm.tokenizer, text, self.lm.special_ids)
 
     def generate(self, prompts, in_text, **options):
         """The prompts with their blanks filled, or what continues them."""
@@ -45,7 +45,7 @@ class BlankInfilling(Decoder):
             encoded = [self.encode(text) for text in prompts]
             filled = infilling.fill(encoded, self.marks, write)
             return [
-                infilling.decode(self.lm.vocabulary, *of_text, self.marks, self.lm.special_ids)
+                infilling.decode(self.lm.tokenizer, *of_text, self.marks, self.lm.special_ids)
                 for of_text in zip(prompts, encoded, filled, strict=True)
             ]
         check_masks(prompts, self.marks.masks)

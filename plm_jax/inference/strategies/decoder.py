@@ -15,7 +15,7 @@ class Decoder(Writer):
     def encode(self, text):
         """What began its texts in training, and the text; where both are empty, what stood between documents."""
         begin = model_text.begins_with(self.lm.special_ids)
-        return [*begin, *self.lm.vocabulary.encode(text)] or self._between_documents
+        return [*begin, *self.lm.tokenizer.encode(text)] or self._between_documents
 
     def to_text(self, vocabulary, prompt, new):
         """The continuation, decoded with the prompt, since SentencePiece drops the space before a first word."""

@@ -23,7 +23,7 @@ class Encoder(Strategy):
             raise UserError(f"there is no {blanks.MASKS[0]} in '{text}': write one where a token is missing")
         marks = dict.fromkeys(blanks.MASKS, self.lm.special_ids["mask_token_id"])
         before, after = self.frame
-        return [*before, *blanks.encode(self.lm.vocabulary, text, marks), *after]
+        return [*before, *blanks.encode(self.lm.tokenizer, text, marks), *after]
 
     def generate(self, prompts, in_text, *, max_new_tokens=None, temperature, top_k, top_p, num_beams, seed=None):
         """The prompts with their masks filled; of options there is no choice."""
@@ -44,7 +44,7 @@ class Encoder(Strategy):
         encoded, frame = [self.encode(text) for text in texts], [token for part in self.frame for token in part]
         logits = self.lm.logits(*decoding.padded(encoded, max(map(len, encoded), default=0)))
         return [
-            blanks.fill_masks(self.lm.vocabulary, tokens, logits_LV, mask_id, frame, top_k)
+            blanks.fill_masks(self.lm.tokenizer, tokens, logits_LV, mask_id, frame, top_k)
             for tokens, logits_LV in zip(encoded, logits, strict=True)
         ]
 

@@ -27,7 +27,7 @@ class EncoderDecoder(Writer):
         if (mask := self.lm.special_ids.get("mask_token_id")) is not None:
             marks |= {mark: mask for mark in blanks.MASKS if mark in text}
         before, _ = self.frame
-        return before + blanks.encode(self.lm.vocabulary, text, marks) + self.eos_ids[:1]
+        return before + blanks.encode(self.lm.tokenizer, text, marks) + self.eos_ids[:1]
 
     def to_text(self, vocabulary, prompt, new):
         """The answer, or the prompt with the answer's spans in its blanks."""
@@ -37,5 +37,5 @@ class EncoderDecoder(Writer):
 
     @property
     def _sentinels(self) -> range:
-        size = self.lm.vocabulary.vocab_size
+        size = self.lm.tokenizer.vocab_size
         return range(size - 1, size - 1 - self.lm.special_ids.get("sentinels", 0), -1)

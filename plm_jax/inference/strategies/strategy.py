@@ -134,14 +134,14 @@ class Strategy:
     @property
     def eos_ids(self) -> list[int]:
         """What ends a text."""
-        vocabulary = self.lm.vocabulary if self.lm.has_vocabulary else None
+        vocabulary = self.lm.tokenizer if self.lm.has_vocabulary else None
         eos = self.lm.special_ids.get("eos_token_id", getattr(vocabulary, "eos_id", None))
         return [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
 
     @property
     def known_size(self) -> int | None:
         """How many tokens the vocabulary has; None: there is none, ids need none."""
-        return self.lm.vocabulary.vocab_size if self.lm.has_vocabulary else None
+        return self.lm.tokenizer.vocab_size if self.lm.has_vocabulary else None
 
     @property
     def frame(self) -> tuple[list[int], list[int]]:
@@ -158,7 +158,7 @@ class Writer(Strategy):
         if not in_text:
             return write(prompts)
         encoded = [self.encode(prompt) for prompt in prompts]
-        vocabulary = self.lm.vocabulary
+        vocabulary = self.lm.tokenizer
         return [self.to_text(vocabulary, *pair) for pair in zip(encoded, write(encoded), strict=True)]
 
     def to_text(self, vocabulary: "seqio.Vocabulary", prompt: Sequence[int], new: Sequence[int]) -> str:

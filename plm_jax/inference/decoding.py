@@ -16,7 +16,7 @@ import numpy as np
 
 from plm_jax.common.errors import UserError
 from plm_jax.inference import infilling
-from plm_jax.models import settings
+from plm_jax.models.protocol import Model
 
 END = -1  # Stands in the output from the end token on.
 NEVER = -1e9  # A score that loses to every real one.
@@ -76,7 +76,7 @@ def generate(
     sampling = _sampling(temperature, top_k, top_p, num_beams)
     _check(model.model, prompts, max_new_tokens, num_beams)
     slots = 8 << max(0, (max(map(len, prompts)) - 1).bit_length() - 3)  # Few lengths, so few compilations.
-    if isinstance(model.model, settings.EncoderDecoder):
+    if model.model.has_decoder:
         source, begun = padded(prompts, slots), padded([[start_id]] * len(prompts), 1)
     else:
         source, begun = None, padded(prompts, slots, left=True)
@@ -121,7 +121,7 @@ def _sampling(temperature, top_k, top_p, num_beams) -> Sampling | None:
     return Sampling(temperature, largest if top_k is None else top_k, 1.0 if top_p is None else top_p)
 
 
-def _check(model: settings.Decoder | settings.EncoderDecoder, prompts, max_new_tokens, num_beams) -> None:
+def _check(model: Model, prompts, max_new_tokens, num_beams) -> None:
     if max_new_tokens < 1 or num_beams < 1:
         raise UserError(f"max_new_tokens is {max_new_tokens}, num_beams {num_beams}: give at least 1")
     if not prompts or not all(len(prompt) for prompt in prompts):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from plm_jax.inference import blanks
-from plm_jax.models import settings
+from plm_jax.models.protocol import Model
 
 # The masks as prompts have them, and the special ids that they are.
 MASKS = {"[MASK]": "mask_token_id", "[sMASK]": "smask_token_id", "[gMASK]": "gmask_token_id"}
@@ -23,11 +23,11 @@ class Marks(NamedTuple):
     eop: int
 
 
-def marks(model: settings.Transformer, special_ids: Mapping[str, Any]) -> Marks | None:
+def marks(model: Model, special_ids: Mapping[str, Any]) -> Marks | None:
     """The marks of a decoder that fills blanks; None: it is none, or its ids are not known."""
     masks = tuple(special_ids[name] for name in MASKS.values() if name in special_ids)
     ends = [special_ids.get(name) for name in ("sop_token_id", "eop_token_id")]
-    if not isinstance(model, settings.Decoder) or not masks or None in ends:
+    if model.architecture != "decoder" or not masks or None in ends:
         return None
     return Marks(masks, *ends)
 

@@ -75,7 +75,7 @@ class ReplacedToken(Loss):
         text, corrupted = _filled(batch, batch["targets"]), _filled(batch, sampled)
         replaced = (text != corrupted).astype(jnp.float32)
         features = features_of(model, params, batch | {"tokens": corrupted}, keys)
-        return head, model.apply({"params": params}, features, method="discriminator_logits"), replaced
+        return head, model.apply({"params": params}, features, "discriminator", method="head_output"), replaced
 
 
 def _sample(features, unembedding, bias, key, chunk):

@@ -54,14 +54,6 @@ class Encoder(Architecture):
         """That of one of the settings' heads."""
         return getattr(self, OWN_HEADS[name]) if name in OWN_HEADS else super().head_module(name)
 
-    def pair_logits(self, features):
-        """The classes of the pair: [B, L, D] → float32 [B, classes]."""
-        return self.head_output(features, "sentence_pair")
-
-    def discriminator_logits(self, features):
-        """Whether each token was replaced, above 0: it was: [B, L, D] → float32 [B, L]."""
-        return self.head_output(features, "discriminator")
-
     def boundary_head(self, features, left, right, offsets):
         """The second vocabulary head of tokens in spans; arguments as `SpanBoundary.compute`.
 

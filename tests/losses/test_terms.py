@@ -65,7 +65,7 @@ def made(kind):
 def by_hand(kind, batch):
     """The means, walked row by row with all logits."""
     module, params, _ = made(kind)
-    apply = jax.jit(functools.partial(module.apply, {"params": params}), static_argnames="method")
+    apply = jax.jit(functools.partial(module.apply, {"params": params}), static_argnames=("method", "name"))
     rows = [row for row in range(ROWS) if batch["mask"][row].any()]
     features = apply(batch["tokens"], batch["mask"], method="features")
 
@@ -73,7 +73,7 @@ def by_hand(kind, batch):
         return -np.take_along_axis(np.asarray(jax.nn.log_softmax(logits), np.float64), labels[..., None], -1)[..., 0]
 
     if kind == "masked_lm":
-        logits = np.asarray(apply(features, method="pair_logits"))
+        logits = np.asarray(apply(features, name="sentence_pair", method="head_output"))
         nll = nlls(logits, batch["pair_label"])
         hits = logits.argmax(-1) == batch["pair_label"]
         return {"pair_loss": np.mean([nll[row] for row in rows]), "pair_accuracy": np.mean([hits[row] for row in rows])}
@@ -94,7 +94,7 @@ def by_hand(kind, batch):
         corrupted[row, batch["target_positions"][row, slot]] = 9
         original[row, batch["target_positions"][row, slot]] = batch["targets"][row, slot]
     seen = apply(corrupted, batch["mask"], method="features")
-    scores = np.asarray(apply(seen, method="discriminator_logits"), np.float64)
+    scores = np.asarray(apply(seen, name="discriminator", method="head_output"), np.float64)
     places = [(row, at) for row in rows for at in np.flatnonzero(batch["mask"][row])]
     signs = {place: 1.0 if corrupted[place] != original[place] else -1.0 for place in places}
     return {

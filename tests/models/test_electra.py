@@ -55,7 +55,9 @@ def test_both_read_the_tables_and_each_its_own_stack(part):
     def outputs(params):
         features = apply(module, params, tokens, method="features")
         generator, own = electra.generator(module, params)
-        return apply(module, params, features, method="discriminator_logits"), apply(generator, own, tokens)
+        return apply(module, params, features, name="discriminator", method="head_output"), apply(
+            generator, own, tokens
+        )
 
     (before, other), (after, changed) = outputs(params), outputs(moved)
     assert before.shape == (2, 8) and other.shape == (2, 8, VOCAB)
@@ -66,7 +68,7 @@ def test_both_read_the_tables_and_each_its_own_stack(part):
 def test_the_discriminator_is_a_dense_layer_gelu_and_a_number():
     module, params = randomised(small_electra())
     features = np.random.default_rng(3).normal(size=(2, 5, 12)).astype(np.float32)
-    got = apply(module, params, features, method="discriminator_logits")
+    got = apply(module, params, features, name="discriminator", method="head_output")
     dense, last = params["discriminator_transform"], params["discriminator"]
     x = features @ dense["kernel"] + dense["bias"]
     x = x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))

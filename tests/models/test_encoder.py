@@ -49,7 +49,7 @@ def tokens_of(seed=0, batch=2, length=8):
     return jax.random.randint(jax.random.key(seed), (batch, length), 0, VOCAB)
 
 
-@partial(jax.jit, static_argnames=("module", "method"))
+@partial(jax.jit, static_argnames=("module", "method", "name"))
 def apply(module, params, *args, method="__call__", **kwargs):
     return module.apply({"params": params}, *args, method=method, **kwargs)
 

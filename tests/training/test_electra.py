@@ -72,7 +72,7 @@ def expected(module, params, batch, samples):
     num_targets = batch["target_weights"].sum()
     text, corrupted = text_and_corrupted(batch, samples)
     features = apply(module, params, corrupted, batch["mask"], method="features")
-    scores = np.asarray(apply(module, params, features, method="discriminator_logits"), np.float64)
+    scores = np.asarray(apply(module, params, features, name="discriminator", method="head_output"), np.float64)
     replaced, real = text != corrupted, batch["mask"] == 1
     p_right = 1 / (1 + np.exp(np.where(replaced, -scores, scores)))
     found = {
@@ -259,7 +259,7 @@ def test_flops_are_those_of_the_forward_pass(kind):
         generator, own = electra.generator(module, params)
         generated = generator.apply({"params": own}, tokens, method="features")
         return heads(generator, own, generated), module.apply(
-            {"params": params}, features, method="discriminator_logits"
+            {"params": params}, features, "discriminator", method="head_output"
         )
 
     counted = flops.of_program(jax.make_jaxpr(forward)(params).jaxpr)

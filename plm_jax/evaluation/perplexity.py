@@ -60,17 +60,17 @@ def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool 
     Returns:
       `loss`, what training minimises, and of several terms each, as `validation/…` in metrics.jsonl: with sentence
       pairs `masked_lm_loss` and `pair_loss`, nats a pair, of an ELECTRA `generator_loss` and `discriminator_loss`, nats
-      a token of the input. `nll`, nats a target; `perplexity`, its exponential; `accuracy`, a share; `length`, of a
-      row; `tokens`, the targets; of those of them that are text, neither special tokens (unk counts as text) nor
-      sentinels, `real_loss`, `real_tokens`, and `unigram_loss`, that of a unigram over the targets: it expects text in
-      the share that text has among them, and of text the training split's add-one unigram. Causal: `bits_per_byte`, the
-      bits of all targets, ends of documents included, by the UTF-8 bytes of those of them that are text. With sentence
-      pairs: `pair_accuracy`. Of an ELECTRA all of targets is the generator's, and there are `discriminator_accuracy`,
-      `discriminator_auc`, the area under its ROC curve (where some tokens are replaced and some are not), and
-      `replaced`, the share of tokens that are, with samples drawn for each batch of `evaluation.batch_size` rows with
-      the same key. Beside the accuracies, as `pair_constant_accuracy` and `discriminator_constant_accuracy`, those of
-      the better constant answer. Where the run's last phase has rows of another LENGTH, the same of these as
-      LENGTH/loss, ….
+      a token of the input; the loss's own metrics; `length`, of a row. Of a loss that tells `nll`, nats a target:
+      `perplexity`, its exponential; `accuracy`, a share; `tokens`, the targets; of those of them that are text, neither
+      special tokens (unk counts as text) nor sentinels, `real_loss`, `real_tokens`, and `unigram_loss`, that of a
+      unigram over the targets: it expects text in the share that text has among them, and of text the training split's
+      add-one unigram. Causal: `bits_per_byte`, the bits of all targets, ends of documents included, by the UTF-8 bytes
+      of those of them that are text. With sentence pairs: `pair_accuracy`. Of an ELECTRA all of targets is the
+      generator's, and there are `discriminator_accuracy`, `discriminator_auc`, the area under its ROC curve (where some
+      tokens are replaced and some are not), and `replaced`, the share of tokens that are, with samples drawn for each
+      batch of `evaluation.batch_size` rows with the same key. Beside the accuracies, as `pair_constant_accuracy` and
+      `discriminator_constant_accuracy`, those of the better constant answer. Where the run's last phase has rows of
+      another LENGTH, the same of these as LENGTH/loss, ….
 
     Raises:
       UserError: an unknown source or split, no cache, a cache of another vocabulary than the model's, or a model of
@@ -87,7 +87,8 @@ def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool 
 def _evaluate(lm: LanguageModel, run: config.Run, task: str, length: int, show_progress: bool) -> dict[str, float]:
     """The metrics in rows of a length."""
     name, split = split_of(run, task)
-    _check_model(lm, run)
+    loss = losses.get(run.objective.loss, **run.objective.loss_settings)
+    _check_model(lm, run, loss)
     reader = Reader(_only(run, lm, name, length))
     source = reader.sources[name]
     if split not in source.splits:
@@ -99,21 +100,21 @@ def _evaluate(lm: LanguageModel, run: config.Run, task: str, length: int, show_p
     batches = reader.in_order(split, run.evaluation.batch_size)
     total = reader.num_batches(split, run.evaluation.batch_size)
     is_real, log_unigram = real_ids(reader.objective.special), add_one_unigram(source.splits["train"])
-    loss = losses.get(run.objective.loss, **run.objective.loss_settings)
     with bar(f"{task}, rows of {length}", total, "batch", show_progress) as drawn:
         sums = _add_up(lm, loss, _counted(batches, drawn), is_real, log_unigram)
-    if not sums.real_tokens:
-        raise NothingToPredictError(f"'{task}' has no target that is text: prepare more text or another split")
     found = means.of_total(loss, sums.total)
-    found |= {
-        "perplexity": math.exp(found["nll"]),
-        "real_loss": sums.real_nll / sums.real_tokens,
-        # No model is told which targets are text, and each pays for that: the unigram, too.
-        "unigram_loss": sums.unigram / sums.real_tokens - math.log(sums.real_tokens / sums.tokens),
-        "tokens": sums.tokens,
-        "real_tokens": sums.real_tokens,
-        "length": length,
-    }
+    if not found or ("nll" in found and not sums.real_tokens):
+        raise NothingToPredictError(f"'{task}' has no target that is text: prepare more text or another split")
+    found["length"] = length
+    if "nll" in found:
+        found |= {
+            "perplexity": math.exp(found["nll"]),
+            "real_loss": sums.real_nll / sums.real_tokens,
+            # No model is told which targets are text, and each pays for that: the unigram, too.
+            "unigram_loss": sums.unigram / sums.real_tokens - math.log(sums.real_tokens / sums.tokens),
+            "tokens": sums.tokens,
+            "real_tokens": sums.real_tokens,
+        }
     if run.objective.is_likelihood:
         nats = found["nll"] * sums.tokens
         found["bits_per_byte"] = nats / math.log(2) / predicted_bytes(source.splits[split], sums.real_tokens)
@@ -169,15 +170,15 @@ class _Sums:
 def _add_up(lm: LanguageModel, loss: losses.Loss, batches: Iterable[dict], is_real: np.ndarray, log_unigram) -> _Sums:
     found, carry = _Sums(), None
     for batch in batches:
-        weights = batch["target_weights"]
-        real_weights = weights * is_real[batch["targets"]]
-        carry = nn.unbox(registry.new_carry(lm.model, len(weights))) if carry is None else carry
+        carry = nn.unbox(registry.new_carry(lm.model, len(next(iter(batch.values()))))) if carry is None else carry
+        targets, weights = (batch.get(name, np.zeros(0, np.int32)) for name in ("targets", "target_weights"))
+        real_weights = weights * is_real[targets]
         of_batch, real_nll, carry = _of_batch(loss, lm.model, lm.params, batch, real_weights, carry)
         found.total = means.add(found.total, of_batch)
         found.tokens += float(weights.sum())
         found.real_tokens += float(real_weights.sum())
         found.real_nll += float(real_nll)
-        found.unigram -= float(log_unigram[batch["targets"]].ravel() @ real_weights.ravel())
+        found.unigram -= float(log_unigram[targets].ravel() @ real_weights.ravel())
         if "pair_label" in batch:
             found.pair_labels += float(batch["mask"].any(axis=1) @ batch["pair_label"])
         for name, (scores, labels, counts) in _decisions(loss, lm.model, lm.params, batch).items():
@@ -229,14 +230,20 @@ class Record:
 def _of_batch(loss, model, params, batch, real_weights, carry):
     """The sums of a batch, the nats of its targets that are text, and what the loss carries on to the next batch."""
 
+    def nll_of(found):
+        return next((own["nll"] for own in found.metrics.values() if "nll" in own), jnp.zeros(()))
+
     def under(weights):
         found, after = means.sums(loss, model, params, batch | {"target_weights": weights}, carry)
-        return found, after
+        return found, nll_of(found), after
 
+    if "target_weights" not in batch:
+        found, after = means.sums(loss, model, params, batch, carry)
+        return found, nll_of(found), after
     # Mapped over the weights alone, so there is one forward pass (of what reads samples, two).
-    both, carry = jax.vmap(under, out_axes=(0, None))(jnp.stack([batch["target_weights"], real_weights]))
-    over_all, over_real = (jax.tree.map(lambda x, i=i: x[i], both) for i in range(2))
-    return over_all, next(own["nll"] for own in over_real.metrics.values() if "nll" in own), carry
+    weights = jnp.stack([batch["target_weights"], real_weights])
+    both, nlls, carry = jax.vmap(under, out_axes=(0, 0, None))(weights)
+    return jax.tree.map(lambda x: x[0], both), nlls[1], carry
 
 
 @functools.partial(jax.jit, static_argnames=("loss", "model"))
@@ -244,13 +251,14 @@ def _decisions(loss, model, params, batch):
     return loss.decisions(model, params, batch)
 
 
-def _check_model(lm: LanguageModel, run: config.Run) -> None:
+def _check_model(lm: LanguageModel, run: config.Run, loss: losses.Loss) -> None:
     if lm.config.kind != run.model.kind:
         raise UserError(
             f"the model is of kind '{lm.config.kind}', the config trains '{run.model.kind}': name a config of its kind"
         )
-    if "vocabulary" not in lm.config.named_heads:
-        raise UserError("the model has no vocabulary head: evaluate one that predicts tokens")
+    for head in loss.heads:
+        if head not in lm.config.named_heads:
+            raise UserError(f"the model has no {head} head: evaluate one that has")
 
 
 def _only(run: config.Run, lm: LanguageModel, name: str, length: int) -> config.Run:

@@ -21,6 +21,7 @@ class BidirectionalLM(Loss):
     """
 
     kind: ClassVar[str] = "bidirectional_lm"
+    heads: ClassVar[tuple[str, ...]] = ("vocabulary",)
     negative_samples: int = 0
 
     @property

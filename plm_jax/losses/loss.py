@@ -25,12 +25,14 @@ class Loss(Role):
 
     Attributes:
       samples: whether it draws in training, with a key `sample`.
+      heads: which of a model's `named_heads` it needs, besides those that add terms.
       z_loss: factor of log(Z)² per token (Chowdhery et al. 2022 §5).
       label_smoothing: share of a target's mass spread evenly over the vocabulary.
       batch_shards: over how many devices rows are spread, by which the logits held at once are counted.
     """
 
     samples: ClassVar[bool] = False
+    heads: ClassVar[tuple[str, ...]] = ()
     z_loss: float = 0.0
     label_smoothing: float = 0.0
     batch_shards: int = 1
@@ -42,6 +44,8 @@ class Loss(Role):
 
     def weights(self, model: Any, batch: Batch) -> dict[str, jax.Array]:
         """By the names of the terms what divides their sums, float32 []: how many are counted in a batch.
+
+        Rows that fill a batch up are zeros throughout, and are not to count.
 
         Args:
           model: the module, of which the settings alone may be asked.

@@ -16,6 +16,7 @@ class NextToken(Loss):
     """
 
     kind: ClassVar[str] = "next_token"
+    heads: ClassVar[tuple[str, ...]] = ("vocabulary",)
 
     def weights(self, model, batch):
         """Targets, and what the other terms count."""

@@ -27,6 +27,7 @@ class ReplacedToken(Loss):
     """
 
     kind: ClassVar[str] = "replaced_token"
+    heads: ClassVar[tuple[str, ...]] = ("vocabulary", "discriminator")
     samples: ClassVar[bool] = True
     discriminator_weight: float = 50.0
 

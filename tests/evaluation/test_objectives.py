@@ -3,12 +3,15 @@
 import collections
 import dataclasses
 import math
+from dataclasses import dataclass
+from typing import ClassVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from plm_jax import config, objectives
+from plm_jax import config, losses, objectives
 from plm_jax.common.errors import UserError
 from plm_jax.data.reader import Reader
 from plm_jax.evaluation import perplexity
@@ -144,6 +147,38 @@ def test_validation_and_evaluation_say_the_same_of_the_same_rows(cache_dir, name
         np.testing.assert_allclose(validated[key], found[key], rtol=1e-6, err_msg=key)
         np.testing.assert_allclose(validated[f"a/{key}"], found[key], rtol=1e-6, err_msg=key)
     assert abs(found["loss"] - found["nll"]) > 0.1
+
+
+def test_a_loss_of_ones_own_that_tells_no_likelihoods_is_evaluated(cache_dir):
+    @dataclass(frozen=True)
+    class Square(losses.Loss):
+        kind: ClassVar[str] = "square"
+
+        def weights(self, model, batch):
+            return {"rows": batch["real"].sum()}
+
+        def __call__(self, model, params, batch, rngs, carry):
+            first = batch["tokens"][:, 0] * batch["real"]
+            return {"rows": jnp.sum(first**2)}, {"rows": {"first": jnp.sum(first)}}, carry
+
+    @dataclass(frozen=True)
+    class First(objectives.MaskedLM):
+        kind: ClassVar[str] = "first"
+        loss: ClassVar[str] = "square"
+
+        def apply(self, example, special, rng):
+            return {"tokens": np.asarray(example["tokens"], np.int32), "real": np.float32(1)}
+
+    try:
+        run, lm = make(cache_dir, "masked_lm")
+        run = dataclasses.replace(run, objective=First())
+        firsts = [int(row["tokens"][0, 0]) for row in Reader(run).in_order("validation", 1)]
+        found = perplexity.evaluate(lm, run, "a", show_progress=False)
+    finally:
+        del losses.Loss.choices["square"], objectives.Objective.choices["first"]
+    want = {"loss": np.mean(np.square(firsts)), "first": np.mean(firsts), "length": LENGTH}
+    assert found.keys() == want.keys() and len(firsts) > run.evaluation.batch_size
+    assert found == pytest.approx(want)
 
 
 def test_a_model_without_a_pair_head_is_evaluated_on_its_tokens(cache_dir):

@@ -33,7 +33,7 @@ from collections.abc import Iterator
 import machine
 
 from plm_jax import config
-from plm_jax.config import pages
+from plm_jax.config import overrides, pages
 from plm_jax.data import vocabularies
 from plm_jax.data.reader import Reader
 from plm_jax.data.vocabularies import sentences, training
@@ -161,12 +161,10 @@ def digest(folder: pathlib.Path) -> str:
     return found.hexdigest()
 
 
-def read(batches: int, overrides: list[str]) -> None:
+def read(batches: int, changes: list[str]) -> None:
     """Reads batches of GPT-2's config with overrides."""
-    page = pages.load(f"{ROOT}/configs/gpt2.py")
-    tree = page.config()
-    given = {name: int(value) if value.isdigit() else value for name, value in (o.split("=", 1) for o in overrides)}
-    tree.update_from_flattened_dict({"train.batch_size": ROWS, **given})
+    page, given = pages.load(f"{ROOT}/configs/gpt2.py"), [tuple(change.split("=", 1)) for change in changes]
+    tree = overrides.apply(page.config().to_dict(), [("train.batch_size", ROWS), *given], config.Run)
     for _ in itertools.islice(Reader(config.resolve(tree, page.file)).batches(0), batches):
         pass
 

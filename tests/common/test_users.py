@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+import plm_jax
 from plm_jax import config
 from plm_jax.common import users
 from plm_jax.common.errors import UserError
@@ -93,6 +94,13 @@ def test_a_module_that_cannot_be_loaded_is_one_line(given, said, tmp_path, monke
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=said):
         users.load(given)
+
+
+def test_load_takes_modules_before_it_opens_anything(tmp_path):
+    (tmp_path / "own_three.py").write_text(OPTIMIZER.replace("sign_descent", "sign_descent_of_three"))
+    with pytest.raises(UserError, match="nothing does not exist"):
+        plm_jax.load("nothing", modules=[str(tmp_path / "own_three.py")])
+    assert "sign_descent_of_three" in config.Optimizer.choices
 
 
 def test_a_process_that_is_handed_settings_finds_their_classes(tmp_path):

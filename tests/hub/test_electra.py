@@ -9,7 +9,7 @@ import pytest
 
 import plm_jax
 from plm_jax.common.errors import UserError
-from plm_jax.hub import electra, families, huggingface, tensor_layout
+from plm_jax.hub import electra, families, huggingface
 from plm_jax.inference.language_model import LanguageModel
 from plm_jax.models import registry, settings
 from tests import golden
@@ -25,31 +25,6 @@ def test_a_discriminator_and_a_generator_lack_the_other_s_head(name):
     absent = {"electra": (None, "vocabulary"), "electra_generator": ("discriminator", "discriminator")}[name]
     with pytest.raises(UserError, match=f"this model has no {absent[1]} head"):
         lm.logits(**inputs, head=absent[0])
-
-
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("config", [SMALL | {"embedding_size": 4}, SMALL | {"embedding_size": 6}])
-def test_the_table_names_every_number_of_the_model_once(config, tied):
-    model = electra.to_settings({"vocab_size": 5, "tie_word_embeddings": tied, **config})
-    shapes = tensor_layout.shapes_of(model)
-    pieces = [piece for parts in tensor_layout.layout(electra.TENSORS, shapes).values() for piece in parts]
-    assert len({(piece.path, piece.index) for piece in pieces}) == len(pieces)
-    assert sum(np.prod(piece.shape) for piece in pieces) == sum(np.prod(shape) for shape in shapes.values())
-    assert ("embedding_projection/kernel" in shapes) == (config["embedding_size"] != 6)
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"embedding_size": 7, "hidden_act": "relu", "type_vocab_size": 3, "layer_norm_eps": 0.1},
-        {"embedding_size": 256, "hidden_dropout_prob": 0.2, "tie_word_embeddings": False},
-    ],
-)
-def test_settings_survive_the_way_to_config_json_and_back(config):
-    model = electra.to_settings(config)
-    written = electra.to_config(model)
-    assert {key: written[key] for key in config} == config
-    assert electra.to_settings(written) == model != electra.to_settings({})
 
 
 def test_settings_say_what_the_config_says():

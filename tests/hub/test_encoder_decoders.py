@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 import plm_jax
 from plm_jax.common.errors import UserError
-from plm_jax.hub import bart, families, huggingface, mt5, tensor_layout
+from plm_jax.hub import bart, families, huggingface, mt5
 from plm_jax.models import registry, settings
 from tests import golden
 
@@ -55,37 +55,6 @@ def test_older_files_hold_the_table_of_tokens_more_than_once(folder):
     assert got.special_ids["decoder_start_token_id"] == 2
     for name in ("token_embedding", "encoder_position_embedding", "decoder_position_embedding", "head_bias"):
         np.testing.assert_array_equal(got.params[name], want.params[name])
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_the_table_names_every_number_of_the_model_once(tied):
-    config = {"vocab_size": 5, "d_model": 6, "encoder_layers": 3, "decoder_layers": 2, "tie_word_embeddings": tied}
-    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
-    model = bart.to_settings(config | heads)
-    for has_bias in (False, True):
-        model = replace(model, head=replace(model.head, bias=has_bias))
-        shapes = tensor_layout.shapes_of(model)
-        pieces = [piece for parts in tensor_layout.layout(bart.TENSORS, shapes).values() for piece in parts]
-        assert len({(piece.path, piece.index) for piece in pieces}) == len(pieces)
-        assert sum(np.prod(piece.shape) for piece in pieces) == sum(np.prod(shape) for shape in shapes.values())
-
-
-@pytest.mark.parametrize(
-    ("family", "config"),
-    [
-        (bart, {"activation_function": "gelu_new", "encoder_layers": 2, "decoder_layers": 3, "scale_embedding": True}),
-        (bart, {"dropout": 0.2, "attention_dropout": 0.3, "activation_dropout": 0.4, "init_std": 0.5}),
-        (bart, {"d_model": 21, "encoder_attention_heads": 7, "decoder_attention_heads": 7, "vocab_size": 11}),
-        (bart, {"encoder_ffn_dim": 5, "decoder_ffn_dim": 5, "max_position_embeddings": 9}),
-        (bart, {"d_model": 12, "encoder_attention_heads": 3, "decoder_attention_heads": 2, "decoder_ffn_dim": 5}),
-        (mt5, {"d_ff": 7, "num_layers": 2, "num_decoder_layers": 3, "num_heads": 5, "vocab_size": 11}),
-        (mt5, {"feed_forward_proj": "gated-silu", "dropout_rate": 0.3, "tie_word_embeddings": False}),
-    ],
-)
-def test_settings_survive_the_way_to_config_json_and_back(family, config):
-    model, written = family.to_settings(config), family.to_config(family.to_settings(config))
-    assert {name: written[name] for name in config} == config
-    assert family.to_settings(written) == model != family.to_settings({})
 
 
 def test_an_empty_config_means_bart_large_and_mt5_small():

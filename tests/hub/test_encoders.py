@@ -4,7 +4,6 @@ import json
 import shutil
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from plm_jax.common.errors import UserError
@@ -18,29 +17,6 @@ SMALL = {
     "distilbert": {"dim": 6, "n_heads": 2, "n_layers": 3, "hidden_dim": 5},
 }
 SMALL["albert"] = SMALL["roberta"] | {"embedding_size": 4}
-
-
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize(
-    ("name", "config"),
-    [
-        *SMALL.items(),
-        ("albert", SMALL["albert"] | {"num_hidden_layers": 6, "num_hidden_groups": 3, "inner_group_num": 2}),
-    ],
-)
-def test_the_table_names_every_number_of_the_model_once(name, config, tied):
-    family = FAMILIES[name].FAMILY
-    model = family.to_settings({"vocab_size": 5, "tie_word_embeddings": tied, **config})
-    if name == "roberta":
-        model = replace(model, pooler=settings.Pooler(0))  # It has no classifier of pairs.
-    shapes = tensor_layout.shapes_of(model)
-    layout = tensor_layout.layout(family.tensors, shapes, model.stack.inner)
-    if not tied:
-        layout = {key: pieces for key, pieces in layout.items() if key not in family.copies.values()}
-    pieces = [piece for parts in layout.values() for piece in parts]
-    assert len({(piece.path, piece.index) for piece in pieces}) == len(pieces)
-    assert sum(np.prod(piece.shape) for piece in pieces) == sum(np.prod(shape) for shape in shapes.values())
-    assert ("head" in shapes) != tied
 
 
 def test_a_group_s_blocks_are_stored_where_they_belong():
@@ -59,25 +35,6 @@ def test_settings_say_what_the_config_says():
     assert albert.to_settings({"embedding_size": 4096}).embedding.embedding_size == 4096
     assert distilbert.to_settings({}).embedding.token_types == 0
     assert distilbert.to_settings({"n_heads": 6}).attention.head_dim == 128
-
-
-@pytest.mark.parametrize(
-    ("name", "config"),
-    [
-        ("roberta", {"hidden_act": "gelu_new", "pad_token_id": 5, "max_position_embeddings": 9, "type_vocab_size": 3}),
-        ("roberta", {"tie_word_embeddings": False, "layer_norm_eps": 0.1, "hidden_dropout_prob": 0.2}),
-        ("albert", {"embedding_size": 7, "hidden_act": "relu", "num_hidden_groups": 3, "inner_group_num": 2}),
-        ("albert", {"attention_probs_dropout_prob": 0.2, "num_attention_heads": 32, "max_position_embeddings": 9}),
-        ("distilbert", {"dim": 24, "n_heads": 8, "n_layers": 5, "hidden_dim": 7, "activation": "silu"}),
-        ("distilbert", {"dropout": 0.2, "attention_dropout": 0.3, "max_position_embeddings": 9}),
-    ],
-)
-def test_settings_survive_the_way_to_config_json_and_back(name, config):
-    family = FAMILIES[name]
-    model = family.to_settings(config)
-    written = family.to_config(model)
-    assert {key: written[key] for key in config} == config
-    assert family.to_settings(written) == model != family.to_settings({})
 
 
 def changed(name, section, **fields):

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 import plm_jax
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError
-from plm_jax.hub import bert, families, files, gpt2, huggingface, t5, tensor_layout
+from plm_jax.hub import bert, families, files, gpt2, huggingface, t5
 from plm_jax.models import settings
 from tests import golden
 
@@ -50,28 +50,6 @@ def assert_refused(folder, *words):
 
 SMALL_BERT = {"hidden_size": 6, "num_attention_heads": 2, "num_hidden_layers": 3}
 SMALL_T5 = {"d_model": 6, "num_heads": 2, "num_layers": 3, "num_decoder_layers": 2}
-
-
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize(
-    ("family", "config"),
-    [
-        (gpt2.FAMILY, {"n_embd": 6, "n_head": 2, "n_layer": 3}),
-        (bert.FAMILY, SMALL_BERT),
-        (t5.FAMILY, SMALL_T5),
-        (t5.FAMILY, SMALL_T5 | {"feed_forward_proj": "gated-gelu"}),
-    ],
-)
-def test_the_table_names_every_number_of_the_model_once(family, config, tied):
-    model = family.to_settings({"vocab_size": 5, "tie_word_embeddings": tied, **config})
-    shapes = tensor_layout.shapes_of(model)
-    layout = tensor_layout.layout(family.tensors, shapes)
-    if not tied:
-        layout.pop("cls.predictions.bias", None)  # BERT then has two names for the bias.
-    pieces = [piece for parts in layout.values() for piece in parts]
-    assert len({(piece.path, piece.index) for piece in pieces}) == len(pieces)
-    assert sum(np.prod(piece.shape) for piece in pieces) == sum(np.prod(shape) for shape in shapes.values())
-    assert ("head" in shapes) != tied
 
 
 def test_query_key_and_value_are_the_thirds_of_the_fused_tensor():
@@ -335,25 +313,6 @@ def test_settings_survive_the_way_to_config_json_and_back(activation):
     assert model.feed_forward.activation == activation
     assert (model.dropout.residual, model.dropout.embedding, model.dropout.attention) == (0.11, 0.12, 0.13)
     assert gpt2.to_settings(gpt2.to_config(model)) == model
-
-
-@pytest.mark.parametrize(
-    ("family", "config"),
-    [
-        (t5, {"feed_forward_proj": name, "d_kv": 7, "num_decoder_layers": 2, "dropout_rate": 0.3})
-        for name in ("relu", "gated-gelu", "gated-silu", "gelu", "gated-relu", "gelu_new")
-    ]
-    + [
-        (t5, {"relative_attention_num_buckets": 6, "relative_attention_max_distance": 9, "layer_norm_epsilon": 0.1}),
-        (bert, {"hidden_act": "gelu_new", "type_vocab_size": 3, "max_position_embeddings": 7}),
-        (bert, {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.3, "layer_norm_eps": 0.1}),
-        (bert, {"intermediate_size": 5, "initializer_range": 0.5, "tie_word_embeddings": False}),
-    ],
-)
-def test_settings_of_bert_and_t5_survive_the_way_to_config_json_and_back(family, config):
-    model, written = family.to_settings(config), family.to_config(family.to_settings(config))
-    assert {name: written[name] for name in config} == config
-    assert family.to_settings(written) == model != family.to_settings({})
 
 
 @pytest.mark.parametrize(

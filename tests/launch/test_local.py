@@ -106,6 +106,7 @@ def test_a_program_that_is_not_there_is_named():
 
 
 STEPS = ("--config.train.steps=12", "--config.checkpoint.save_every=4")
+MESH = {"data": 2, "fsdp": 4}
 FULL = bool(os.environ.get("PLM_JAX_FULL_TESTS"))
 
 
@@ -123,8 +124,9 @@ def process_of(launcher: subprocess.Popen, number: int) -> int:
 
 
 def start(tiny, processes: int, workdir: pathlib.Path, log) -> subprocess.Popen:
-    command = [sys.executable, str(LAUNCH), f"--processes={processes}", "--devices=1", "--"]
-    command += resume.command(tiny, "plain", workdir, *STEPS)
+    command = [sys.executable, str(LAUNCH), f"--processes={processes}", f"--devices={8 // processes}", "--"]
+    meshes = [f"--config.mesh.{axis}={size}" for axis, size in MESH.items()]
+    command += resume.command(tiny, "dropout", workdir, *STEPS, *meshes)
     return subprocess.Popen(command, env=resume.environment(), stdout=log, stderr=log)
 
 
@@ -139,6 +141,8 @@ def test_a_job_survives_the_kill_of_one_process(processes, victim, tiny, verb, t
             time.sleep(0.005)
         os.kill(process_of(launcher, victim), signal.SIGKILL)
         assert launcher.wait() == 0
+    mesh = json.loads((killed / "config.json").read_text())["mesh"]
+    assert {axis: mesh[axis] for axis in MESH} == MESH
     said = (tmp_path / "log").read_text()
     assert said.count("died of SIGKILL") == 1 and "resumed after step " in said
 
@@ -146,12 +150,12 @@ def test_a_job_survives_the_kill_of_one_process(processes, victim, tiny, verb, t
         assert start(tiny, processes, alone, subprocess.DEVNULL).wait() == 0
         assert resume.differences(killed, alone) == []
     else:
-        finished = verb("pretrain", f"--config={tiny}/tiny.py:plain", f"--workdir={alone}", *STEPS)
+        finished = verb("pretrain", f"--config={tiny}/tiny.py:dropout", f"--workdir={alone}", *STEPS)
         assert finished.status == 0, finished.err
     found, want = resume.rows(killed), resume.rows(alone)
     assert [row["step"] for row in found] == list(range(1, 13))
     assert [row["train/batch_digest"] for row in found] == [row["train/batch_digest"] for row in want]
-    # One device sums in another order than several.
+    # One device sums in another order than several, and draws the same dropout.
     losses = [[row["train/loss"] for row in table] for table in (found, want)]
     np.testing.assert_allclose(*losses, rtol=1e-5)
 

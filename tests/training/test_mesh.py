@@ -1,11 +1,7 @@
 """Meshes of eight devices against one device: losses, updates, sharding constraints, memory."""
 
 import functools
-import json
 import os
-import pathlib
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -14,10 +10,9 @@ import pytest
 from plm_jax import config
 from plm_jax.common.errors import UserError
 from plm_jax.training import loop, mesh
-from tests.support import resume, runs
+from tests.support import runs
 from tests.support.tiny import RUNS
 
-LAUNCH = pathlib.Path(__file__).parents[2] / "launch" / "local.py"
 MESHES = [
     {"data": 8},
     {"data": 1, "fsdp": 8},
@@ -37,10 +32,22 @@ if not FULL:
     CASES += [("llama", MESHES[3], 0.1)]
 
 
-@functools.cache
-def trained(folder, dropout, family="plain", **sizes):
+def make(folder, dropout, family="plain", **sizes):
+    """A run on a mesh, and how many devices that has."""
     run = runs.make(folder, RUNS[family], dropout, mesh=config.Mesh(**sizes), train={"steps": STEPS})
-    return runs.steps(run, int(np.prod(list(sizes.values()))))
+    return run, int(np.prod(list(sizes.values())))
+
+
+@functools.cache
+def trained(folder, dropout, family, **sizes):
+    return runs.steps(*make(folder, dropout, family, **sizes))
+
+
+def fresh(folder, dropout, **sizes):
+    """A trainer on a mesh, and the state before its first step."""
+    run, devices = make(folder, dropout, **sizes)
+    trainer = loop.Trainer(run, jax.devices()[:devices])
+    return trainer, trainer.new_state()
 
 
 @pytest.mark.parametrize(("family", "sizes", "dropout"), CASES, ids=str)
@@ -59,30 +66,14 @@ def test_losses_and_updates_are_those_of_one_device(tiny, family, sizes, dropout
         assert difference < 1e-3, (name, difference)
 
 
-@pytest.mark.parametrize("dropout", [0.1, 0.0] if FULL else [0.1])
-def test_two_processes_of_four_devices_have_the_losses_of_one_device(tiny, tmp_path, dropout, verb):
-    want = trained(tiny, dropout, data=1)[0]
-    launch = [sys.executable, str(LAUNCH), "--processes=2", "--devices=4", "--"]
-    options = [f"--config.train.steps={STEPS}", "--config.mesh.data=2", "--config.mesh.fsdp=4"]
-    options += [f"--config.model.dropout.{name}={dropout}" for name in RUNS["plain"].model.dropout.rates]
-    command = [*launch, *resume.command(tiny, "plain", tmp_path / "run", *options)]
-    finished = subprocess.run(command, env=resume.environment(), capture_output=True, text=True)
-    assert finished.returncode == 0, finished.stderr
-    assert json.loads((tmp_path / "run" / "config.json").read_text())["mesh"]["fsdp"] == 4
-    np.testing.assert_allclose(list(runs.column(tmp_path / "run", "train/loss").values()), want, rtol=1e-5)
-
-
 def test_dropout_changes_the_losses(tiny):
-    assert trained(tiny, 0.0, data=1)[0][1:] != trained(tiny, 0.1, data=1)[0][1:]
+    assert trained(tiny, 0.0, "plain", data=1)[0][1:] != trained(tiny, 0.1, "plain", data=1)[0][1:]
 
 
 def test_the_lowered_step_holds_the_sharding_constraints(tiny):
-    def lowered(**sizes):
-        _, _, _, trainer, state = trained(tiny, 0.1, **sizes)
-        batch, _ = next(trainer.batches(0))
-        return trainer.stage_step(trainer.stages[0]).lower(state, batch).as_text()
-
-    text = lowered(data=1, fsdp=4, tensor=2)
+    trainer, state = fresh(tiny, 0.1, data=1, fsdp=4, tensor=2)
+    batch, _ = next(trainer.batches(0))
+    text = trainer.stage_step(trainer.stages[0]).lower(state, batch).as_text()
     constraints = [line for line in text.splitlines() if "sdy.sharding_constraint" in line]
     assert any('"fsdp"' in line and '"tensor"' in line for line in constraints)
     # After the embeddings; in the block: query, key, value, mixed heads, hidden layer, output.
@@ -91,15 +82,15 @@ def test_the_lowered_step_holds_the_sharding_constraints(tiny):
 
 def test_bytes_per_device_fall_as_one_over_fsdp(tiny):
     def local_bytes(fsdp):
-        _, _, _, _, state = trained(tiny, 0.1, data=1, fsdp=fsdp)
+        _, state = fresh(tiny, 0.1, data=1, fsdp=fsdp)
         leaves = [leaf for leaf in jax.tree.leaves((state.params, state.optimizer)) if leaf.ndim]
         device = jax.devices()[0]
-        return sum(s.data.nbytes for leaf in leaves for s in leaf.addressable_shards if s.device == device)
+        return state, sum(s.data.nbytes for leaf in leaves for s in leaf.addressable_shards if s.device == device)
 
-    model = sum(leaf.nbytes for leaf in trained(tiny, 0.0, data=1)[2].values())
-    one = sum(leaf.nbytes for leaf in jax.tree.leaves(trained(tiny, 0.0, data=1)[4].optimizer) if leaf.ndim) + model
+    state, one = local_bytes(1)
+    model = sum(leaf.nbytes for leaf in jax.tree.leaves(state.params))
     assert one == 3 * model, "parameters and Adam's two moments"
-    assert local_bytes(8) == one / 8
+    assert local_bytes(8)[1] == one / 8
 
 
 def test_what_does_not_divide_is_left_whole(tiny):

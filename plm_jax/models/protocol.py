@@ -5,7 +5,8 @@
     params = module.init(key, **settings.init_inputs())["params"]
     features = module.apply({"params": params}, **settings.read(batch), method="features")
 
-A model of another kind is a frozen dataclass below `Model` and a Linen module that keeps `Module`.
+A model of another kind is a frozen dataclass below `Model` and a Linen module that keeps `Module`; one below
+`VocabularyModule` has most of it.
 """
 
 import dataclasses

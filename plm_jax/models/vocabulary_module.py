@@ -34,6 +34,10 @@ class VocabularyModule(nn.Module):
         logits = logits if bias is None else logits + bias
         return constrain(logits, "batch", "length", "vocab")
 
+    def head_output(self, features: jax.Array, name: str) -> jax.Array:
+        """What one of the settings' `named_heads` gives of features [B, L, D]: here there is the vocabulary's alone."""
+        return {"vocabulary": self.logits}[name](features)
+
     def __call__(self, *args: Any, **kwargs: Any) -> jax.Array:
         """Logits; arguments as `features`."""
         return self.logits(self.features(*args, **kwargs))

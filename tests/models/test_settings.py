@@ -18,6 +18,7 @@ from plm_jax.common.errors import UserError
 from plm_jax.config import pages
 from plm_jax.models import registry, settings
 from plm_jax.models.heads import Head
+from plm_jax.models.vocabulary_module import VocabularyModule
 from tests.golden import make_configs
 from tests.models.test_elmo import MODEL as ELMO
 from tests.models.test_encoder import apply, randomised, small_encoder, small_encoder_decoder, tokens_of
@@ -131,10 +132,7 @@ class Words(settings.Model):
         return targets * self.width * (samples + 1 if samples else self.vocab_size)
 
 
-class WordsModule(nn.Module):
-    model: Words
-    dtype: object = jnp.float32
-
+class WordsModule(VocabularyModule):
     def setup(self):
         init = nn.with_logical_partitioning(nn.initializers.normal(0.1), ("vocab", "embed"))
         shape = self.model.vocab_size, self.model.width
@@ -143,17 +141,8 @@ class WordsModule(nn.Module):
     def features(self, tokens, *, deterministic=True):
         return self.words.astype(self.dtype)[tokens]
 
-    def head_features(self, features):
-        return features
-
     def unembedding(self):
         return self.neighbours, None
-
-    def logits(self, features):
-        return jnp.einsum("bld,vd->blv", features, self.neighbours)
-
-    def __call__(self, tokens):
-        return self.logits(self.features(tokens))
 
 
 def test_a_model_of_a_users_own_keeps_the_protocol():

@@ -184,6 +184,8 @@ def head_output(model, params, inputs, head):
 def hidden_states(model, params, inputs, method, embedded, stack):
     """What a method of a module sows as `embedded` and, of each layer, in a stack, and what it gives."""
     features, sown = model.apply({"params": params}, **inputs, method=method, mutable=["intermediates"])
+    if not sown:  # A model that is no stack of layers.
+        return features[None].astype(jnp.float32)
     (first,) = sown["intermediates"][embedded]
     (hidden,) = sown["intermediates"][stack]["hidden"]
     return jnp.concatenate([first[None], hidden[:-1], features[None]]).astype(jnp.float32)

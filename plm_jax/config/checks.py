@@ -11,7 +11,7 @@ from plm_jax.config.training import Stage, Train
 
 
 def check(run: Run) -> None:
-    """All that a run has to hold.
+    """Checks what the sections of a run ask of each other.
 
     Raises:
       UserError: it does not.

@@ -15,7 +15,7 @@ SPECIALS = special_ids.NAMES
 
 @dataclass(frozen=True)
 class InputsTargets:
-    """How the examples of sources that have inputs and targets become rows, beside which the objective's are of texts.
+    """How text-to-text examples, inputs and targets, become rows; those of other sources are the objective's.
 
     Attributes:
       target_length: tokens of the targets, end included, and of a decoder's row in an encoder-decoder, where None is
@@ -29,7 +29,7 @@ class InputsTargets:
 
 @dataclass(frozen=True)
 class Data:
-    """What is read.
+    """What is read: sources, their mixture, and how rows are made of them.
 
     Attributes:
       cache_dir: what `prepare` writes and the trainer reads: one folder a source.

@@ -12,7 +12,7 @@ from plm_jax.models.settings import Model
 
 @dataclass(frozen=True)
 class Run:
-    """Everything that a run is."""
+    """The whole config of a run: model, objective, data, optimizer and all else."""
 
     model: Model
     objective: objectives.Objective

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Source(Role):
-    """A corpus.
+    """Where text comes from: a corpus, or a task of inputs and targets.
 
     Attributes:
       places: the fields that say where it lies, and nothing of what it is; relative ones count from the config file.

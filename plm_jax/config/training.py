@@ -9,7 +9,7 @@ from plm_jax.config import bounds
 
 @dataclass(frozen=True)
 class Mesh:
-    """Devices along each axis (one may be -1: what is left) and the rules that lay logical axes onto them.
+    """The device mesh: how many devices along each axis (one may be -1: the rest), and sharding rules for it.
 
     Attributes:
       rules: (logical axis, mesh axis), in order: a mesh axis is given to the first logical axis of an array that names
@@ -56,7 +56,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Stage:
-    """A phase with everything filled in: steps [first_step, end_step), examples from `first_example`.
+    """A phase of training with all values filled in: steps [first_step, end_step), examples from `first_example`.
 
     Rates of the mixture are in the order of the sources.
     """
@@ -73,7 +73,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Train:
-    """The run itself.
+    """How long and in what batches a run trains, and what it begins with.
 
     Attributes:
       batch_size: rows of the global batch; `microbatches` divides it, one after another within a step.

@@ -1,4 +1,4 @@
-"""What a model has to beat: predictors that look at no input."""
+"""Trivial baselines that a model has to beat: predictors that look at no input."""
 
 from collections.abc import Collection
 

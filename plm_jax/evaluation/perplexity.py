@@ -43,7 +43,7 @@ def split_of(run: config.Run, task: str) -> tuple[str, str]:
 
 
 def lengths(lm: LanguageModel, run: config.Run) -> list[int]:
-    """Of the rows in which a model is evaluated: that of its phase, and of the run's last one if it is another."""
+    """The row lengths at which a model is evaluated: its phase's, and the last phase's if that is another."""
     stages = config.stages(run)
     step = lm.step if run is lm.run and lm.step is not None else run.train.steps
     now = next((stage for stage in stages if step <= stage.end_step), stages[-1])
@@ -212,13 +212,13 @@ def real_ids(special: objectives.Special) -> np.ndarray:
 
 
 class Record:
-    """One row with `TASK/METRIC` keys at the end of a run directory's evaluation.jsonl, which grows with the tasks."""
+    """One line with `TASK/METRIC` keys at the end of a run directory's evaluation.jsonl, which grows with the tasks."""
 
     def __init__(self, workdir: str, step: int):
         self._path, self._step, self._row = os.path.join(workdir, "evaluation.jsonl"), step, b""
 
     def write(self, metrics: dict[str, dict[str, float]]) -> None:
-        """Puts the row of these tasks in the place of what was written before."""
+        """Puts the line of these tasks in the place of what was written before."""
         rows = storage.read(self._path) if storage.exists(self._path) else b""
         figures = {f"{task}/{name}": value for task, found in metrics.items() for name, value in found.items()}
         row = (json.dumps({"step": self._step} | figures) + "\n").encode("utf-8")

@@ -1,4 +1,4 @@
-"""A table of runs: what each reached on its tasks, beside what a predictor gets that looks at no input."""
+"""A Markdown table that compares runs: the metrics of each beside those of trivial baselines."""
 
 import math
 import statistics

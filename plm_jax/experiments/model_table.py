@@ -60,7 +60,7 @@ def entries(folder: str = pages.FOLDER) -> list[Entry]:
 
 
 def count(model: settings.Transformer) -> int:
-    """How many numbers a model trains, by shape evaluation; tied weights count once."""
+    """How many parameters a model has, by shape evaluation; tied weights count once."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(registry.shapes(model)))
 
 

@@ -12,7 +12,7 @@ import matplotlib
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError
 from plm_jax.objectives import Objective
-from plm_jax.training.telemetry import read_rows
+from plm_jax.training.telemetry import read_lines
 
 matplotlib.use("svg")  # No display is needed.
 from matplotlib import pyplot as plt
@@ -32,7 +32,7 @@ pre{overflow-x:auto;background:#f6f6f6;padding:1rem;font-size:13px}"""
 
 @dataclass(frozen=True)
 class RunLog:
-    """What a run directory tells: its config and the rows of its two logs."""
+    """What a run directory holds for a report: its config, and the lines of its two logs."""
 
     name: str
     config: dict
@@ -49,7 +49,7 @@ def read(workdir: str) -> RunLog:
     path = os.path.join(workdir, "config.json")
     try:
         config = json.loads(storage.read(path))
-        rows = [read_rows(os.path.join(workdir, name)) for name in ("metrics.jsonl", "evaluation.jsonl")]
+        rows = [read_lines(os.path.join(workdir, name)) for name in ("metrics.jsonl", "evaluation.jsonl")]
     except FileNotFoundError:
         raise UserError(f"{workdir} is no run directory: it has no config.json") from None
     except ValueError as error:

@@ -37,7 +37,7 @@ from plm_jax.config import overrides, pages
 from plm_jax.data.sources import task_mixtures
 from plm_jax.experiments import comparison
 from plm_jax.training import run_directory
-from plm_jax.training.telemetry import read_rows
+from plm_jax.training.telemetry import read_lines
 
 _FILES = "give a Python file with `base` and `overrides`"
 _RESULTS, _TABLE, _ATTEMPTS = "sweep.json", "table.md", "attempts.json"
@@ -64,12 +64,12 @@ class Member:
 
 
 def get_config(workdir: str):
-    """The config in a run directory."""
+    """The config of a run directory, as a config page gives it."""
     return config.to_config_dict(_held(workdir))
 
 
 def run(path: str, workdir: str, seeds: Sequence[int] = ()) -> None:
-    """Trains and evaluates what is not finished, and prints the table.
+    """Trains and evaluates the runs of a sweep that are not finished, and prints the table of all.
 
     `sweep.json`, with every figure, and `table.md` are in `workdir`, brought up to date after each run.
 
@@ -225,7 +225,7 @@ def _is_finished(member: Member) -> bool:
 
 def _metrics(member: Member) -> dict[str, float]:
     """What the last checkpoint reached on the validation split of each source; nothing if one is not evaluated."""
-    log = read_rows(os.path.join(member.workdir, "evaluation.jsonl"))
+    log = read_lines(os.path.join(member.workdir, "evaluation.jsonl"))
     rows = [row for row in log if row["step"] == member.run.train.steps]
     found: dict[str, float] = {}
     for source in config.read_sources(task_mixtures.expanded(member.run)):

@@ -1,4 +1,4 @@
-"""What a family is to the hub: a table of names and a pair of functions between `config.json` and our settings."""
+"""A Hugging Face model family: its table of tensor names, and functions between `config.json` and our settings."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from plm_jax.models.activations import Activation
 
 @dataclass(frozen=True)
 class Tensor:
-    """A Hugging Face tensor and what it holds.
+    """A Hugging Face tensor, and which of our parameters it holds.
 
     Attributes:
       name: its full name; `{layer}` stands for the block's number, and the parameters are then stacked [layers, ...].
@@ -113,7 +113,7 @@ ACTIVATIONS = {
 
 
 def name_of(activation: Activation, names: Mapping[str, Any] = ACTIVATIONS) -> str:
-    """The first of Hugging Face's `names` for a value of ours."""
+    """The name in `config.json` of a value of ours, of several the first."""
     return next(name for name, value in names.items() if value == activation)
 
 
@@ -146,7 +146,7 @@ def check(name: str, value: Any, right: bool, wanted: str) -> None:
 
 
 def known(name: str, value: Any, names: Mapping[str, Any]) -> Any:
-    """What a name in `config.json` stands for.
+    """Our value for a name in `config.json`.
 
     Raises:
       UserError: it is not among the names.

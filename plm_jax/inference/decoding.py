@@ -1,4 +1,4 @@
-"""From prompts to continuations: greedy, sampled, and beam search over a key/value cache.
+"""Text generation: greedy decoding, sampling, and beam search, over a key/value cache.
 
 One jitted program: what is there in one call, then a loop of single tokens. A decoder has the left-padded prompts; an
 encoder-decoder encodes them and its decoder has a start token. Shapes: B prompts, K beams, R = B · K rows of the

@@ -1,4 +1,4 @@
-"""Blanks that a decoder fills one after another behind the text (GLM): places, prompts, answers.
+"""How GLM fills blanks, one after another behind the text: positions, prompts and answers.
 
 Part A is a prompt with masks; each sop behind it begins the filling of the next mask (see `objectives.BlankInfilling`).
 """

@@ -1,4 +1,4 @@
-"""A trained model in one's hands: `lm = plm_jax.load(path)`."""
+"""A loaded model and its Python interface: `lm = plm_jax.load(path)`."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class LanguageModel:
-    """A model with its parameters and, where it has one, its vocabulary. How it reads and writes is its `strategy`'s.
+    """A trained model with its parameters and, where it has one, its vocabulary.
 
     Attributes:
       config: the model's settings.
@@ -99,7 +99,7 @@ class LanguageModel:
 
     @property
     def vocabulary_path(self) -> str:
-        """Of the vocabulary's files.
+        """The paths of the vocabulary's files, joined by commas.
 
         Raises:
           UserError: there is none.

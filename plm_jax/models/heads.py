@@ -56,7 +56,7 @@ class Head(Role):
 
 @dataclass(frozen=True)
 class NoHead(Head):
-    """Features only."""
+    """No head: the model gives features only."""
 
     kind: ClassVar[str] = "none"
 
@@ -105,7 +105,7 @@ class Pooler(Head):
 
 @dataclass(frozen=True)
 class Discriminator(Head):
-    """Whether each token was replaced: a dense layer with this activation, and one number (Clark et al. 2020 §2)."""
+    """ELECTRA's head: for each token a dense layer and one logit, was it replaced (Clark et al. 2020 §2)."""
 
     kind: ClassVar[str] = "discriminator"
     loss = "replaced_token"
@@ -124,7 +124,7 @@ class Discriminator(Head):
 
 @dataclass(frozen=True)
 class SpanBoundary(Head):
-    """The tokens of a span from what lies on both sides of it (Joshi et al. 2020 §3.2), beside the vocabulary head.
+    """SpanBERT's span boundary head: a span's tokens from the two beside it (Joshi et al. 2020 §3.2).
 
     The defaults are those of the command in facebookresearch/SpanBERT, pretraining/README.md.
 

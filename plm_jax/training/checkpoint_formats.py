@@ -1,4 +1,4 @@
-"""Where weights come from and go to: a run, one of its checkpoints, a converted or a Hugging Face directory.
+"""Opening and saving a trained model: as a run, one of its checkpoints, a converted or a Hugging Face directory.
 
 A converted directory is what weights are kept and passed on as, whatever they came from:
 

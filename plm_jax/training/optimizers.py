@@ -17,7 +17,7 @@ from plm_jax.config.optimizers import Adafactor, Adagrad, AdamW, Lamb, Optimizer
 
 
 def build(optimizer: Optimizer, rate: Callable) -> optax.GradientTransformationExtraArgs:
-    """The transformation of an optimizer with the learning rate `rate(step)`.
+    """An optimizer as an optax transformation, with the learning rate `rate(step)`.
 
     Its `update(grads, state, params, grad_norm=None)` takes the gradients' global norm where the caller has it.
     """

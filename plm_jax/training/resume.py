@@ -189,7 +189,7 @@ class Resumed:
 
 
 def find(run: config.Run, workdir: str) -> Resumed | None:
-    """What a run in a directory goes on from: its newest checkpoint; None where there is none.
+    """The newest checkpoint of a run directory, from which the run goes on; None where there is none.
 
     Raises:
       UserError: the checkpoint is damaged, or beyond the last step.
@@ -229,7 +229,7 @@ def planned(read: Sequence[config.Stage], stages: Sequence[config.Stage], step: 
 
 
 def taken(stages: Sequence[config.Stage], step: int) -> list[tuple[int, int, dict[str, float], int]]:
-    """Length, batch size, mixture and number of each stretch of equal ones among the first steps."""
+    """The first steps in stretches of the same length, batch size and mixture: these three, and how many steps."""
     found: list[tuple[int, int, dict[str, float], int]] = []
     for stage in stages:
         number = min(stage.end_step, step) - stage.first_step

@@ -14,7 +14,7 @@ from plm_jax.models import registry
 
 @struct.dataclass
 class TrainState:
-    """Everything a step changes.
+    """The state of training: everything that a step changes.
 
     Attributes:
       step: int32, finished steps.

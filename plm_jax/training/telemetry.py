@@ -23,17 +23,17 @@ _UPLOAD_SECONDS = 60
 
 
 class Telemetry:
-    """Writes the rows of one run; use as a context manager. Only the first process should have one."""
+    """Writes metrics.jsonl and TensorBoard files of a run; a context manager, for the first process alone."""
 
     def __init__(self, workdir: str, first_step: int, steps: int):
-        """Opens the files; rows after `first_step`, left by a run that was cut off, are dropped."""
+        """Opens the files; lines after `first_step`, left by a run that was cut off, are dropped."""
         self._exit = contextlib.ExitStack()
         self._workdir = self._folder = workdir
         if storage.is_remote(workdir):
             self._folder = self._exit.enter_context(tempfile.TemporaryDirectory())
         path = os.path.join(self._folder, "metrics.jsonl")
-        rows = [row for row in read_rows(os.path.join(workdir, "metrics.jsonl")) if row["step"] <= first_step]
-        storage.write(path, "".join(json.dumps(row) + "\n" for row in rows).encode("utf-8"))
+        lines = [line for line in read_lines(os.path.join(workdir, "metrics.jsonl")) if line["step"] <= first_step]
+        storage.write(path, "".join(json.dumps(line) + "\n" for line in lines).encode("utf-8"))
         self._file = self._exit.enter_context(open(path, "a", encoding="utf-8"))  # noqa: SIM115
         self._events = _event_writer(self._folder, purge_step=first_step + 1 if first_step else None)
         self.sync()
@@ -88,13 +88,13 @@ class Telemetry:
             self._bar.set_postfix_str(f"{doing[0]}, {now - doing[1]:.0f} s", refresh=False)
         self._bar.refresh()
 
-    def write(self, row: dict) -> None:
-        """Adds one row; numbers also go to TensorBoard."""
-        self._file.write(json.dumps(row) + "\n")
+    def write(self, line: dict) -> None:
+        """Adds one line to metrics.jsonl; numbers also go to TensorBoard."""
+        self._file.write(json.dumps(line) + "\n")
         self._file.flush()
-        for name, value in row.items():
+        for name, value in line.items():
             if isinstance(value, float):
-                self._events.add_scalar(name, value, row["step"])
+                self._events.add_scalar(name, value, line["step"])
         if self._folder != self._workdir and time.monotonic() - self._synced > _UPLOAD_SECONDS:
             self.sync()
 
@@ -103,7 +103,7 @@ class Telemetry:
         self._bar.write(line, file=sys.stderr)
 
     def sync(self) -> None:
-        """Returns once all rows are on disk, or in the bucket."""
+        """Returns once all lines are on disk, or in the bucket."""
         storage.sync(self._file)
         if self._folder != self._workdir:
             self._events.flush()
@@ -168,19 +168,19 @@ def _event_writer(*args, **kwargs):
     return SummaryWriter(*args, **kwargs)
 
 
-def read_rows(path: str) -> list[dict]:
-    """The whole rows of a metrics file; a last line that was cut off is left out.
+def read_lines(path: str) -> list[dict]:
+    """The objects of a .jsonl file, one a line; a last line that was cut off is left out.
 
     Raises:
       UserError: another line is damaged.
     """
     if not storage.exists(path):
         return []
-    rows = []
+    found = []
     for number, line in enumerate(storage.read(path).splitlines(keepends=True), 1):
         if line.endswith(b"\n"):
             try:
-                rows.append(json.loads(line))
+                found.append(json.loads(line))
             except ValueError as error:
                 raise UserError(f"{path}:{number} is damaged ({error}): remove the line") from error
-    return rows
+    return found

@@ -41,7 +41,7 @@ def write_json(path, rows: list[dict]) -> str:
     return str(path)
 
 
-def read_rows(folder, pattern: str) -> list[dict]:
+def read_lines(folder, pattern: str) -> list[dict]:
     """All rows of a folder's files."""
     return [
         json.loads(line)

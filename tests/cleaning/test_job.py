@@ -17,7 +17,7 @@ from plm_jax import config
 from plm_jax.cleaning import job, report, settings
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError
-from tests.cleaning.crawls import read_rows, response, sentence, warc_record, write_archive, write_json
+from tests.cleaning.crawls import read_lines, response, sentence, warc_record, write_archive, write_json
 
 ROOT = pathlib.Path(__file__).parents[3]
 SHARED = ("This line stands on many pages of the crawl.", "So does this one, as it is a notice.")
@@ -109,7 +109,7 @@ def test_english_is_what_c4_makes_of_it_however_the_crawl_is_cut(c4, badwords, t
     expected = cleaned_by_c4(c4, halves, tmp_path / "theirs.jsonl")
     rule = settings.resolve("en", [f"badwords.path={badwords}/*", "validation_one_in=10", "shards=2"])
     counts = clean(halves, tmp_path / "ours", rule)
-    found = [row for name in ("train", "validation") for row in read_rows(tmp_path / "ours", f"{name}-*")]
+    found = [row for name in ("train", "validation") for row in read_lines(tmp_path / "ours", f"{name}-*")]
     assert {row.pop("language") for row in found} == {"en"}
 
     def url(row):
@@ -121,7 +121,7 @@ def test_english_is_what_c4_makes_of_it_however_the_crawl_is_cut(c4, badwords, t
         assert counts[reason]["number"], reason
     assert {"few_sentences", "few_new_sentences"} <= set(counts)
     assert counts["older_copy"]["number"] == 12
-    held_out = {row["url"] for row in read_rows(tmp_path / "ours", "validation-*")}
+    held_out = {row["url"] for row in read_lines(tmp_path / "ours", "validation-*")}
     assert held_out == {
         row["url"] for row in found if int(hashlib.md5(c4.normalize_url(row["url"]).encode()).hexdigest(), 16) % 10 == 0
     }
@@ -155,7 +155,7 @@ def test_bad_data_is_quarantined_and_the_rest_cleaned_once(tmp_path, capsys, mon
     (tmp_path / ".out.tmp" / "train-99999.jsonl.gz").write_text("of a run that was stopped")
     rule = settings.resolve("en.noclean", ["near_duplicates.kind=minhash", "shards=1", "max_characters=2000"])
     counts = clean(inputs, output, rule)
-    found = {row["url"] for row in read_rows(output, "train-*")}
+    found = {row["url"] for row in read_lines(output, "train-*")}
     assert len(found) == 5 and {"http://a.org/1", "http://w.org"} < found
     assert len(found & {"http://a.org/0", "http://copy.org"}) == 1
     assert {
@@ -166,7 +166,7 @@ def test_bad_data_is_quarantined_and_the_rest_cleaned_once(tmp_path, capsys, mon
         "no_html": 1,
         "other_language": 1,
     }
-    quarantined = {(row["file"], row["position"]) for row in read_rows(output, "quarantine/*")}
+    quarantined = {(row["file"], row["position"]) for row in read_lines(output, "quarantine/*")}
     assert quarantined == {("bad.jsonl", 1), ("bad.jsonl", 2), ("no.wet.gz", 0)}
     assert counts["other_language"]["examples"] == [{"url": "http://de.org", "text": GERMAN}]
     assert GERMAN in (output / "report.md").read_text() and (output / "report.svg").read_bytes().startswith(b"<?xml")
@@ -194,7 +194,7 @@ def test_bad_data_is_quarantined_and_the_rest_cleaned_once(tmp_path, capsys, mon
     from plm_jax.data.sources import files
 
     texts_read = [record.text for record in files.read(config.JsonLines(f"{output}/train-*.jsonl.gz"))]
-    assert sorted(texts_read) == sorted(row["text"] for row in read_rows(output, "train-*"))
+    assert sorted(texts_read) == sorted(row["text"] for row in read_lines(output, "train-*"))
 
 
 STORIES = {
@@ -236,7 +236,7 @@ def test_many_languages_have_a_folder_each(tmp_path):
     assert finished.returncode == 0, finished.stderr
     counts = json.loads((tmp_path / "out" / "report.json").read_text())["counts"]
     found = {
-        path.parent.name: {row["url"] for row in read_rows(path.parent, path.name)}
+        path.parent.name: {row["url"] for row in read_lines(path.parent, path.name)}
         for path in (tmp_path / "out").glob("*/train-*.jsonl.gz")
     }
     assert found["en"] == {"http://en.org"} and found["und"] == {"http://und.org"} and set(found) == {"en", "de", "und"}
@@ -386,10 +386,10 @@ def test_pages_without_a_url_are_told_apart_by_their_folders(tmp_path):
         (tmp_path / folder / "part-0.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + "no JSON\n")
     rule = settings.resolve("en.noclean", ["language=None", "badwords=None", "validation_one_in=1000000"])
     counts = clean([f"{tmp_path}/?/*"], tmp_path / "out", rule)
-    found = {row["url"] for row in read_rows(tmp_path / "out", "train-*")}
+    found = {row["url"] for row in read_lines(tmp_path / "out", "train-*")}
     assert found == {f"{folder}/part-0.jsonl:{line}" for folder in ("a", "b") for line in (1, 2, 3)}
     assert "older_copy" not in counts
-    quarantined = {row["file"] for row in read_rows(tmp_path / "out", "quarantine/*")}
+    quarantined = {row["file"] for row in read_lines(tmp_path / "out", "quarantine/*")}
     assert quarantined == {"a/part-0.jsonl", "b/part-0.jsonl"}
 
 
@@ -409,7 +409,7 @@ def test_planted_near_duplicates_are_found_at_the_rate_of_the_curve(tmp_path):
                 own = [f"w{rng.randrange(10**9)}" for _ in range(words - same)]
                 rows.append({"url": f"http://{same}.org/{i}{copy}", "text": " ".join(shared + own)})
     clean([write_json(tmp_path / "a.jsonl.gz", rows)], tmp_path / "out", rule)
-    left = [row["url"] for row in read_rows(tmp_path / "out", "train-*")]
+    left = [row["url"] for row in read_lines(tmp_path / "out", "train-*")]
     for same, rate in expected.items():
         found = 2 - sum(url.startswith(f"http://{same}.") for url in left) / pairs
         assert 0.3 < rate < 0.95 and abs(found - rate) < 4 * (rate * (1 - rate) / pairs) ** 0.5
@@ -427,7 +427,7 @@ def test_without_shards_files_follow_the_size_of_the_crawl(tmp_path, monkeypatch
     names = [f"train-{i:05d}.jsonl.gz" for i in range(8)] + [f"validation-{i:05d}.jsonl.gz" for i in range(2)]
     assert list(bytes_of(tmp_path / "many")) == names
     for split in ("train", "validation"):
-        found = [sorted(row["url"] for row in read_rows(tmp_path / name, f"{split}-*")) for name in ("one", "many")]
+        found = [sorted(row["url"] for row in read_lines(tmp_path / name, f"{split}-*")) for name in ("one", "many")]
         assert found[0] == found[1]
 
 
@@ -468,7 +468,7 @@ def test_of_two_runs_at_once_one_waits_for_the_other(shards, runs, tmp_path, mon
         waiting[0].result()
     assert len(begun) == runs
     assert list(bytes_of(output)) == [f"train-{i:05d}.jsonl.gz" for i in range(shards)]
-    assert sorted(row["url"] for row in read_rows(output, "train-*")) == sorted(row["url"] for row in rows)
+    assert sorted(row["url"] for row in read_lines(output, "train-*")) == sorted(row["url"] for row in rows)
     assert [each.name for each in (tmp_path / "new").iterdir()] == ["out"]
 
 

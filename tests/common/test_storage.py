@@ -126,12 +126,12 @@ def test_rows_are_in_the_bucket_at_each_sync_and_later_ones_are_dropped_on_resum
         for step in (1, 2, 3):
             log.write({"step": step, "train/loss": 1.5})
         log.sync()
-        assert [row["step"] for row in telemetry.read_rows(path)] == [1, 2, 3]
+        assert [row["step"] for row in telemetry.read_lines(path)] == [1, 2, 3]
         log.write({"step": 4})
-    assert [row["step"] for row in telemetry.read_rows(path)] == [1, 2, 3, 4]
+    assert [row["step"] for row in telemetry.read_lines(path)] == [1, 2, 3, 4]
     monkeypatch.setattr(telemetry, "_UPLOAD_SECONDS", -1)
     with telemetry.Telemetry(root, 2, 9) as log:
-        assert [row["step"] for row in telemetry.read_rows(path)] == [1, 2]
+        assert [row["step"] for row in telemetry.read_lines(path)] == [1, 2]
         log.write({"step": 3})
-        assert [row["step"] for row in telemetry.read_rows(path)] == [1, 2, 3]
+        assert [row["step"] for row in telemetry.read_lines(path)] == [1, 2, 3]
     assert len([name for name in storage.names(root) if "tfevents" in name]) >= 1

@@ -30,16 +30,6 @@ class Elmo(Strategy):
             )
         return {"characters": tokens} | inputs.mask("mask", mask, "tokens", tokens[..., 0])
 
-    @property
-    def heads(self):
-        """One matrix for both directions."""
-        return set() if self.lm.config.head.kind == "none" else {"vocabulary", "backward"}
-
-    def logits(self, given, head):
-        """Of the word after each place, or before it."""
-        method = "logits" if head == "vocabulary" else "backward_logits"
-        return _logits(self.lm.model, self.lm.params, given, method)
-
     def hidden_states(self, given):
         """Forward and backward side by side, the words' vectors twice."""
         return _layers(self.lm.model, self.lm.params, given)
@@ -53,12 +43,6 @@ class Elmo(Strategy):
 def _spelling(path: str, length: int) -> np.ndarray:
     """The characters of a file's words, [V, C]."""
     return words.characters(words.read(path), length)
-
-
-@functools.partial(jax.jit, static_argnames=("model", "method"))
-def _logits(model, params, inputs, method):
-    features = model.apply({"params": params}, **inputs, method="features")
-    return model.apply({"params": params}, features, method=method)
 
 
 @functools.partial(jax.jit, static_argnames=("model",))

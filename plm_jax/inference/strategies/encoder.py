@@ -60,11 +60,6 @@ class Encoder(Strategy):
 class Electra(Encoder):
     """A discriminator, whose generator fills masks."""
 
-    @property
-    def heads(self):
-        """Both models'."""
-        return super().heads | {*self.lm.config.generator_model.named_heads}
-
     def logits(self, given, head):
         """Those of tokens are the generator's."""
         if head != "vocabulary":

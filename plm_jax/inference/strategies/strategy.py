@@ -1,4 +1,4 @@
-"""What a strategy is: what a model's inputs are, and what it makes of prompts."""
+"""The base of strategies: how a model's inputs are checked, and what it makes of prompts."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -66,7 +66,7 @@ class Strategy:
         return found
 
     def places(self, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Inputs that say where tokens stand, of a model for which the others do not tell it."""
+        """Positions of tokens, as further inputs, of a model that does not count them itself."""
         del given
         return {}
 

@@ -12,7 +12,7 @@ initializers = lazy("plm_jax.models.initializers")
 
 @dataclass(frozen=True)
 class BlockPositions(Position):
-    """Two trained tables [length + 1, embed], both added to the token embeddings (GLM, Du et al. 2022).
+    """GLM's learned positions: two trained tables [length + 1, embed], added to the embeddings (Du et al. 2022).
 
     One is for the place in the text, where all of a blank has that of its mask, the other for the place within the
     blank, from 1 on, 0 outside of blanks.

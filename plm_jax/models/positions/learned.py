@@ -12,7 +12,7 @@ initializers = lazy("plm_jax.models.initializers")
 
 @dataclass(frozen=True)
 class LearnedPositions(Position):
-    """A trained table [offset + length, embed], added to the token embeddings.
+    """Learned absolute positions: a trained table [offset + length, embed], added to the token embeddings.
 
     Attributes:
       length: how many positions there are.

@@ -8,7 +8,7 @@ from plm_jax.models.positions.position import Position
 
 @dataclass(frozen=True)
 class NoPositions(Position):
-    """Order reaches the model through the causal mask alone."""
+    """No positions: only the causal mask tells the order of tokens."""
 
     kind: ClassVar[str] = "none"
     tells_places = False

@@ -14,7 +14,7 @@ initializers = lazy("plm_jax.models.initializers")
 
 @dataclass(frozen=True)
 class RelativeBias(Position):
-    """A trained bias on scores by head and distance, one table [buckets, heads] a stack (Raffel et al. 2020 §2.1).
+    """T5's relative positions: a trained bias on scores, [buckets, heads], one a stack (Raffel et al. 2020 §2.1).
 
     Half of the buckets are single distances, the others are spaced logarithmically up to `max_distance`.
     """

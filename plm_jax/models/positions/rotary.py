@@ -16,7 +16,7 @@ jnp = lazy("jax.numpy")
 
 @dataclass(frozen=True)
 class RotaryScaling:
-    """Slower turns, for texts longer than a model was first trained on (meta-llama/llama-models, llama3/model.py).
+    """LLaMA 3.1's scaling of frequencies, for longer texts (meta-llama/llama-models, llama3/model.py).
 
     Pairs that turn at least `high_frequency_factor` times over `original_length` tokens keep their frequency, those
     that turn at most `low_frequency_factor` times have it divided by `factor`; between the two it changes linearly.
@@ -47,7 +47,7 @@ class RotaryScaling:
 
 @dataclass(frozen=True)
 class Rotary(Position):
-    """Queries and keys turn, pair of dimensions by pair, by angles that grow with the position (Su et al. 2021).
+    """Rotary positions: pairs of dimensions of queries and keys are rotated by the position (Su et al. 2021).
 
     Attributes:
       theta: pair i of a head's d rotated dimensions turns by theta ** (-2i / d) radians a position.

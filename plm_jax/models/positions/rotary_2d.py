@@ -13,7 +13,7 @@ jnp = lazy("jax.numpy")
 
 @dataclass(frozen=True)
 class Rotary2D(Position):
-    """Of each head the first half turns by the place in the text, the second by that within a blank (ChatGLM-6B).
+    """Rotary positions in two halves of each head: the place in the text, and that within a blank (ChatGLM-6B).
 
     Both as a half-split `Rotary` of that many dimensions; for the two places see `BlockPositions`.
 

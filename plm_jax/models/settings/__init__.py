@@ -1,4 +1,4 @@
-"""What a model is: small frozen dataclasses, nested; plain Python, so that a config can be read without JAX.
+"""The settings of models: small nested frozen dataclasses, plain Python, so that a config is read without JAX.
 
 A field that is one of several dataclasses is a tagged choice: in a config file each is written as its fields plus
 `kind`, so a field of one choice cannot be given to another. All that a config page writes of a model is found here.

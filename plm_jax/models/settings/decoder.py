@@ -9,7 +9,7 @@ from plm_jax.models.settings.transformer import Transformer
 
 @dataclass(frozen=True, kw_only=True)
 class Decoder(Transformer):
-    """A causal language model."""
+    """A causal language model: GPT, LLaMA, GLM and their kin."""
 
     kind: ClassVar[str] = "decoder"
     inputs = ("tokens", "mask", "positions", "segment_ids", "block_positions", "prefix_lengths")

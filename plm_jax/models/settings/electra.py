@@ -10,7 +10,7 @@ from plm_jax.models.settings.encoder import Encoder
 
 @dataclass(frozen=True)
 class Generator:
-    """The masked language model that replaces an ELECTRA's tokens; in all else it is as the discriminator.
+    """The sizes of the masked language model that replaces tokens for an ELECTRA; all else is as in the discriminator.
 
     Attributes:
       width: of its stack; where the tables of embeddings have another, a dense layer leads to it and the head's

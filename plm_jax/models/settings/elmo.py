@@ -14,7 +14,7 @@ jnp = lazy("jax.numpy")
 
 @dataclass(frozen=True)
 class CharacterCNN:
-    """Words from their characters (Kim et al. 2016), as in allenai/bilm-tf: no word is out of reach.
+    """Embeddings of words made from their characters by a CNN (Kim et al. 2016), as in allenai/bilm-tf.
 
     Attributes:
       vocab_size: words that the head tells apart.
@@ -47,7 +47,7 @@ class CharacterCNN:
 
 @dataclass(frozen=True)
 class Lstm:
-    """LSTMs with a projection of what they give (Sak et al. 2014), a stack of them for each direction.
+    """Stacked LSTMs with a projection of their output (Sak et al. 2014), one stack for each direction.
 
     Attributes:
       cell: units of the memory.
@@ -62,7 +62,7 @@ class Lstm:
 
 @dataclass(frozen=True)
 class LstmDropout:
-    """Rates: on what goes into each LSTM, on what leaves the last."""
+    """Dropout rates: on the input of each LSTM, on the output of the last."""
 
     input: float = 0.0
     output: float = 0.0

@@ -9,7 +9,7 @@ from plm_jax.models.settings.transformer import Transformer
 
 @dataclass(frozen=True, kw_only=True)
 class Encoder(Transformer):
-    """A bidirectional model; its pooler's classes are those of a pair of sentences."""
+    """A bidirectional transformer with optional heads: BERT and its kin. The pooler classifies pairs of sentences."""
 
     kind: ClassVar[str] = "encoder"
     inputs = ("tokens", "mask", "token_types", "positions", "segment_ids")

@@ -14,7 +14,7 @@ jnp = lazy("jax.numpy")
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderDecoder(Transformer):
-    """A bidirectional stack that a causal one attends to.
+    """A text-to-text transformer, such as T5 or BART: a causal stack that attends to a bidirectional one.
 
     One table of token embeddings serves both; learned positions and the norm of the embeddings are each stack's own.
 

@@ -12,7 +12,7 @@ Activation = Literal["gelu_tanh", "gelu_exact", "relu", "silu", "tanh"]
 
 @dataclass(frozen=True)
 class Embedding:
-    """The token table [vocab_size, width]; `vocab_size` may exceed the vocabulary's.
+    """The embeddings of tokens, [vocab_size, width]; `vocab_size` may be larger than the vocabulary.
 
     Attributes:
       token_types: rows of a second table, for the parts of a pair (BERT's segments); 0: there is none.
@@ -31,13 +31,13 @@ class Embedding:
 
     @property
     def columns(self) -> int:
-        """The tables' width."""
+        """The width of the embedding tables: `embedding_size`, or else `width`."""
         return self.width if self.embedding_size is None else self.embedding_size
 
 
 @dataclass(frozen=True)
 class Attention:
-    """Multi-head attention.
+    """Multi-head attention, with a position scheme; grouped-query attention where `kv_heads` is given.
 
     Attributes:
       kv_heads: heads of keys and values, each shared by as many heads in a row (Ainslie et al. 2023); None: all heads
@@ -67,7 +67,7 @@ class Attention:
 
     @property
     def num_kv_heads(self) -> int:
-        """Heads of keys and values."""
+        """How many heads of keys and values there are."""
         return self.heads if self.kv_heads is None else self.kv_heads
 
     @property
@@ -78,7 +78,7 @@ class Attention:
 
 @dataclass(frozen=True)
 class FeedForward:
-    """width → activation → back; `gated` multiplies the activation with a second product (Shazeer 2020)."""
+    """The feed-forward layer: to `width`, an activation, and back; `gated`: times a second product (Shazeer 2020)."""
 
     width: int
     activation: Activation = "gelu_tanh"
@@ -88,7 +88,7 @@ class FeedForward:
 
 @dataclass(frozen=True)
 class Norm:
-    """LayerNorm, or RMSNorm, which has neither mean nor bias (Zhang and Sennrich 2019).
+    """The normalisation: LayerNorm, or RMSNorm, which has neither mean nor bias (Zhang and Sennrich 2019).
 
     Attributes:
       placement: before each sub-layer and once more after the stack; or after each addition of a sub-layer's output;
@@ -103,13 +103,13 @@ class Norm:
 
 @dataclass(frozen=True)
 class Stack:
-    """How many blocks.
+    """How many layers there are, and which of them share parameters.
 
     Attributes:
       layers: how many; each gives a hidden state.
-      groups: so many runs of layers, all as long, of which each shares its parameters (Lan et al. 2020 §3.1); None:
-        each layer has its own.
-      inner: blocks of a layer, one after another, each with parameters of its own.
+      groups: the layers are divided into this many groups of consecutive layers, and those of a group share one set of
+        parameters (ALBERT's `num_hidden_groups`, Lan et al. 2020 §3.1); None: nothing is shared.
+      inner: transformer blocks within a layer, each with parameters of its own (ALBERT's `inner_group_num`).
     """
 
     layers: int
@@ -124,19 +124,26 @@ class Stack:
 
     @property
     def blocks(self) -> int:
-        """How many a token goes through."""
+        """How many transformer blocks a token goes through."""
         return self.layers * self.inner
 
     @property
     def stored_blocks(self) -> int:
-        """How many have parameters."""
+        """How many transformer blocks have parameters of their own."""
         return (self.layers if self.groups is None else self.groups) * self.inner
 
 
 @dataclass(frozen=True)
 class Dropout:
-    """Rates: after the embeddings, on attention probabilities, on each sub-layer's output before it is added, on the
-    activations of the feed-forward, on what leaves a stack. `broadcast` drops the same units at every position (T5).
+    """Dropout rates.
+
+    Attributes:
+      embedding: after the embeddings.
+      attention: on attention probabilities.
+      residual: on the output of each sub-layer before it is added.
+      feed_forward: on the activations of the feed-forward layer.
+      output: on the output of a stack.
+      broadcast: the same units are dropped at every position (T5).
     """
 
     embedding: float = 0.0
@@ -158,7 +165,7 @@ class Dropout:
 
 @dataclass(frozen=True)
 class Initializer:
-    """Normal with `std`, its tails cut at two of them if `truncated`.
+    """Parameters are drawn from a normal distribution with `std`; `truncated`: cut off at two standard deviations.
 
     Attributes:
       shrink_residual: the projections that write to the residual stream shrink by 1 / sqrt(2 · layers).
@@ -172,7 +179,7 @@ class Initializer:
 
 @dataclass(frozen=True)
 class FanIn:
-    """T5's: matrices with a variance of 1 / inputs, queries also / head_dim; tables of embeddings with one of 1.
+    """T5's initialisation: matrices with a variance of 1 / inputs, queries also / head_dim; embeddings with one of 1.
 
     google-research/t5x, examples/t5/layers.py.
     """

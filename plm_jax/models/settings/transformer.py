@@ -20,7 +20,7 @@ from plm_jax.models.settings.parts import (
 
 @dataclass(frozen=True, kw_only=True)
 class Transformer(Model):
-    """What the architectures share.
+    """The settings that all transformers have.
 
     Attributes:
       scan_layers: compile one block and loop, or unroll all; parameters are stacked on a `layers` axis either way.
@@ -53,12 +53,12 @@ class Transformer(Model):
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the token table."""
+        """How many tokens have an embedding."""
         return self.embedding.vocab_size
 
     @property
     def num_positions(self) -> int | None:
-        """As many as the position scheme has."""
+        """How many positions the position scheme has; None: any number."""
         return self.attention.position.limit
 
     @property

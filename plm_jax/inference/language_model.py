@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from plm_jax.config import Run
     from plm_jax.data import vocabularies
 
+VOCABULARY_FILES = (
+    "tokenizer.json; GPT-2: vocab.json, merges.txt; BERT: vocab.txt; T5: spiece.model; ELMo: vocabulary.txt"
+)
+
 
 class LanguageModel:
     """A trained model with its parameters and, where it has one, its vocabulary.
@@ -105,10 +109,7 @@ class LanguageModel:
           UserError: there is none.
         """
         if self._vocabulary_spec is None:
-            names = "tokenizer.json; GPT-2: vocab.json, merges.txt; BERT: vocab.txt; T5: spiece.model"
-            raise UserError(
-                f"the model has no vocabulary beside it: put its files there ({names}; ELMo: vocabulary.txt)"
-            )
+            raise UserError(f"the model has no vocabulary beside it: put its files there ({VOCABULARY_FILES})")
         return self._vocabulary_spec.partition(":")[2]
 
     @property
@@ -261,14 +262,7 @@ def load(path: str | os.PathLike[str] | tuple[str, str], modules: Sequence[str] 
     for given in modules:
         users.load(given)
     with checkpoint_formats.opened(path) as pretrained:
-        return LanguageModel(
-            pretrained.model,
-            jax.tree.map(float32, pretrained.params),
-            run=pretrained.run,
-            workdir=pretrained.workdir,
-            step=pretrained.step,
-            vocabulary_spec=pretrained.vocabulary,
-            vocabulary_id=pretrained.vocabulary_id,
-            special_ids=pretrained.special_ids,
-            family=pretrained.family,
-        )
+        names = ("run", "workdir", "step", "vocabulary_id", "special_ids", "family")
+        known = {name: getattr(pretrained, name) for name in names}
+        params = jax.tree.map(float32, pretrained.params)
+        return LanguageModel(pretrained.model, params, vocabulary_spec=pretrained.vocabulary, **known)

@@ -64,7 +64,7 @@ def assert_told(finished, extra):
     """One line says which extra to install."""
     said = rf"error: .* need.*: pip install 'plm_jax\[{extra}\]'"
     assert finished.returncode == 2 and re.fullmatch(said, finished.stderr.splitlines()[-1]), finished.stderr
-    assert "Traceback" not in finished.stderr and not finished.stdout
+    assert "Traceback" not in finished.stderr
 
 
 # A demo of a few seconds.
@@ -83,8 +83,6 @@ def test_an_installed_trainer_works_from_another_folder_without_any_extra(instal
     (*_, last) = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
     assert json.loads(last)["step"] == 2
     asked = installed(tmp_path, "generate", "--checkpoint=run", "--prompt=The [MASK]", extras=False)
-    assert_told(asked, "tasks")
-    asked = installed(tmp_path, "generate", "--checkpoint=run", "--prompt=The [MASK]")
     assert (asked.returncode, asked.stdout[:3]) == (0, "The"), asked.stderr
 
 
@@ -96,6 +94,7 @@ def test_an_installed_plan_works_from_another_folder_without_any_extra(installed
 @pytest.mark.parametrize(
     ("extra", "arguments"),
     [
+        ("tasks", ["prepare", "--config=elmo:small"]),
         ("report", ["report", "--workdirs=."]),
         ("clean", ["clean", "--input=a.jsonl", "--output=b", "--set=badwords=None"]),
     ],

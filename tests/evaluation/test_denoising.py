@@ -27,7 +27,7 @@ def trained(tiny, tmp_path_factory):
 def test_prompts_are_framed_masked_and_answered_from_eos_on(trained):
     assert trained.special_ids["decoder_start_token_id"] == EOS
     text = [BOS, *b"the", MASK, *b" of", EOS]
-    assert trained._encode("the [MASK] of") == text
+    assert trained.strategy.encode("the [MASK] of") == text
     (answer,) = decoding.generate(
         trained.model,
         trained.params,

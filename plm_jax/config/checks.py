@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.config.data import InputsTargets
 from plm_jax.config.run import Run
+from plm_jax.config.sources import InputsTargetsSource
 from plm_jax.config.stages import has_inputs_targets, stages, target_length
 from plm_jax.config.training import Stage, Train
 
@@ -114,7 +115,7 @@ def _examples(run: Run, found: Sequence[Stage]) -> None:
         rows for a model that tells places in a row, or whose inputs see all of themselves.
     """
     objective, given = run.objective, run.data.inputs_targets
-    names = [name for name, source in run.data.sources.items() if source.kind.endswith("_inputs_targets")]
+    names = [name for name, source in run.data.sources.items() if isinstance(source, InputsTargetsSource)]
     if not names:
         return
     if objective.example_rows is None:

@@ -263,7 +263,10 @@ def _check_model(lm: LanguageModel, run: config.Run, loss: losses.Loss) -> None:
 
 def _only(run: config.Run, lm: LanguageModel, name: str, length: int) -> config.Run:
     """The run with this one source, in rows of `length` without phases, for this model."""
-    data = dataclasses.replace(run.data, length=length, sources={name: run.data.sources[name]}, mixture={})
+    segmenters = {source: how for source, how in run.data.segmenters.items() if source == name}
+    data = dataclasses.replace(
+        run.data, length=length, sources={name: run.data.sources[name]}, mixture={}, segmenters=segmenters
+    )
     return dataclasses.replace(run, model=lm.config, data=data, train=dataclasses.replace(run.train, phases=()))
 
 

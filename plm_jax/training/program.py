@@ -8,10 +8,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from plm_jax import config, losses
+from plm_jax import config, losses, objectives
 from plm_jax.common.errors import UserError
 from plm_jax.models import registry
-from plm_jax.models.protocol import Module
+from plm_jax.models.protocol import Model, Module
 from plm_jax.training import mesh as meshes
 from plm_jax.training import optimizers
 from plm_jax.training import state as states
@@ -25,13 +25,14 @@ class Program:
         """Builds the mesh and the state's shapes; `stages` are those of the config by default.
 
         Raises:
-          UserError: the devices or the batch do not fit the mesh.
+          UserError: the devices or the batch do not fit the mesh; the model lacks a head that the loss needs.
         """
         self.run = run
         self.mesh = meshes.build(run.mesh, devices)
         self.stages = config.stages(run) if stages is None else tuple(stages)
         for stage in self.stages:
             _check_divides(stage, meshes.batch_shards(self.mesh))
+        _check_heads(run.model, run.objective, self.loss())
         self.root = states.key(run.train.seed, run.train.prng)
         self.rate = run.schedule.rate(run.train.steps, self.stages)
         self.optimizer = optimizers.build(run.optimizer, self.rate)
@@ -99,6 +100,15 @@ class Program:
             dropout=model.model.drops,
         )
         return steps.jit_step(step, self.mesh, self.run.mesh.rules, self.shardings)
+
+
+def _check_heads(model: Model, objective: objectives.Objective, loss: losses.Loss) -> None:
+    for head in loss.heads:
+        if head not in model.named_heads:
+            raise UserError(
+                f"objective '{objective.kind}' trains the {head} head, which config.model has not: give it one, or "
+                "choose another objective"
+            )
 
 
 def _check_divides(stage: config.Stage, shards: int) -> None:

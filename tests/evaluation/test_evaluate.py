@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import types
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from plm_jax import config
 from plm_jax.evaluation import perplexity
 from plm_jax.experiments import report
 from plm_jax.training import loop
+from tests.support import tiny as tiny_runs
 from tests.training import test_validation
 from tests.training.test_validation import by_hand
 
@@ -87,3 +89,10 @@ def test_the_report_shows_the_validation_of_each_source(workdir, tmp_path):
     for key in ("validation/loss", "validation/a/loss", "validation/b/loss"):
         assert f"<td>{key}</td>" in page and f"<!-- run {key} -->" in page
     assert "<!-- run validation/32/loss -->" in page
+
+
+def test_a_source_is_evaluated_by_itself_beside_one_that_a_segmenter_reads():
+    run = tiny_runs.PLAIN
+    data = dataclasses.replace(run.data, segmenters={"b": "jieba:lcut"})
+    only = perplexity._only(dataclasses.replace(run, data=data), types.SimpleNamespace(config=run.model), "a", 16)
+    assert (list(only.data.sources), only.data.segmenters, only.data.length) == (["a"], {}, 16)

@@ -1,6 +1,7 @@
 """A run within this process: its directory, its metrics, phases, warm starts, precision."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import shutil
@@ -14,8 +15,10 @@ from plm_jax import config
 from plm_jax.common.errors import UserError
 from plm_jax.data.reader import Reader
 from plm_jax.hub import huggingface
-from plm_jax.training import checkpoints, flops, loop, telemetry
+from plm_jax.models import settings
+from plm_jax.training import checkpoints, flops, loop, program, telemetry
 from tests.support import runs
+from tests.support import tiny as tiny_runs
 from tests.support.tiny import MODEL
 
 
@@ -283,3 +286,10 @@ def test_flops_are_those_of_the_compiler(length, rows):
     # By hand: the head alone, and only where there are targets.
     difference = flops.per_step(model, rows, length, length) - flops.per_step(model, rows, length, targets=5)
     assert difference == 3 * 2 * rows * (length - 5) * 128 * 600
+
+
+def test_an_objective_whose_head_the_model_lacks_is_refused():
+    run = tiny_runs.RUNS["roberta"]
+    headless = dataclasses.replace(run, model=dataclasses.replace(run.model, head=settings.NoHead()))
+    with pytest.raises(UserError, match="trains the vocabulary head"):
+        program.Program(headless)

@@ -21,7 +21,7 @@ class Elmo(Strategy):
             raise UserError("an ELMo takes tokens and mask alone: leave token_types and decoder_tokens out")
         tokens, length = inputs.integers("tokens", tokens), self.lm.config.max_characters
         if tokens.ndim != 3:
-            spelling = _spelling(self.lm.tokenizer_path, length)
+            spelling = _spelling(self.lm.vocabulary_path, length)
             ids = inputs.ids("tokens", tokens, len(spelling))["tokens"]
             return {"characters": spelling[ids].astype(np.int32)} | inputs.mask("mask", mask, "tokens", ids)
         if tokens.shape[2] != length or not (tokens.min(initial=0) >= 0 and tokens.max(initial=0) <= words.PADDING):

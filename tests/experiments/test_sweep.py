@@ -19,6 +19,7 @@ from plm_jax.experiments import sweep
 from plm_jax.experiments.comparison import table
 from plm_jax.models import registry
 from tests.support import tiny as tiny_config
+from tests.support.roles import built_in
 
 DEMO = pathlib.Path(__file__).parents[2] / "configs" / "ablations" / "objectives_demo.py"
 SWEEP = """
@@ -344,7 +345,7 @@ def test_a_section_may_come_from_another_run(tiny, tmp_path):
 
 def test_the_demo_has_every_objective_in_runs_that_fit():
     found = sweep.members(str(DEMO), "/runs", (0, 1, 2))
-    assert {member.run.objective.kind for member in found} == set(objectives.Objective.choices)
+    assert {member.run.objective.kind for member in found} == set(built_in(objectives.Objective))
     noises = {run.objective.noise.kind for run in (m.run for m in found) if run.objective.kind == "denoising"}
     assert noises == {"infilling", "masking", "deletion", "none"}
     tasks = {member.run.data.layout.task for member in found if member.run.data.layout.kind == "sentence_pairs"}

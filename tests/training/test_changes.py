@@ -17,6 +17,7 @@ from plm_jax.common.roles import is_role
 from plm_jax.data import reader
 from plm_jax.training import checkpoints, loop, optimizers, resume, run_directory
 from tests.support import runs, tiny
+from tests.support.roles import built_in
 from tests.training.test_resume import back_at
 
 
@@ -286,7 +287,7 @@ def tiny_source(name, folder):
 def fields(kind, path=""):
     """The dotted paths of all fields of a schema's type, sections and what is in them."""
     if is_role(kind):
-        choices = tuple(kind.choices.values())
+        choices = tuple(built_in(kind).values())
     else:
         choices = (
             (kind, *typing.get_args(kind)) if typing.get_origin(kind) in (types.UnionType, typing.Union) else (kind,)

@@ -19,7 +19,7 @@ from plm_jax.common import storage
 from plm_jax.common.errors import UserError
 from tests.cleaning.crawls import read_lines, response, sentence, warc_record, write_archive, write_json
 
-ROOT = pathlib.Path(__file__).parents[3]
+ROOT = pathlib.Path(__file__).parents[2]
 SHARED = ("This line stands on many pages of the crawl.", "So does this one, as it is a notice.")
 GERMAN = (
     "Die Lehrerin aus dem Dorf ging jeden Winter über den Fluss und dachte an die Briefe des alten Kapitäns zurück."

@@ -14,7 +14,7 @@ from plm_jax.cleaning.pages import Page, Tally, normalize_url, url_hash
 from plm_jax.common.errors import UserError
 from tests.cleaning.crawls import sentence
 
-ROOT = pathlib.Path(__file__).parents[3]
+ROOT = pathlib.Path(__file__).parents[2]
 
 # Their name of a reason → ours.
 REASONS = {

@@ -40,8 +40,9 @@ def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool 
     source = run.data.sources.get(name)
     if not isinstance(source, config.InputsTargetsSource):
         return perplexity.evaluate(lm, run, task, show_progress)
-    from plm_jax.data import vocabularies  # They import seqio: seconds, and only these metrics need it.
-    from plm_jax.data.sources import tasks  # They import seqio: seconds, and only these metrics need it.
+    # They import seqio: seconds, and only these metrics need it.
+    from plm_jax.data import vocabularies
+    from plm_jax.data.sources import tasks
 
     found = tasks.registered(name, source, run.data.bad_rows)
     if objects := found.metric_objs[: len(found.metric_objs) - len(found.metric_fns)]:

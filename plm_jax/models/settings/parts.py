@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from plm_jax.common.errors import UserError
+from plm_jax.models.activations import Activation
 from plm_jax.models.positions import Position
-
-Activation = Literal["gelu_tanh", "gelu_exact", "relu", "silu", "tanh"]
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,10 @@ class Optimizer(Role):
         raise NotImplementedError
 
 
+# What AdamW and LAMB may go on with.
+_OF_MOMENTS = ("b1", "b2", "epsilon", "weight_decay", "bias_correction", "clip_norm", "first_moment")
+
+
 @dataclass(frozen=True)
 class AdamW(Optimizer):
     """Adam with decoupled weight decay.
@@ -38,15 +42,7 @@ class AdamW(Optimizer):
     """
 
     kind: ClassVar[str] = "adamw"
-    recipe: ClassVar[tuple[str, ...]] = (
-        "b1",
-        "b2",
-        "epsilon",
-        "weight_decay",
-        "bias_correction",
-        "clip_norm",
-        "first_moment",
-    )
+    recipe: ClassVar[tuple[str, ...]] = _OF_MOMENTS
     b1: float = 0.9
     b2: float = 0.999
     epsilon: float = 1e-8
@@ -73,15 +69,7 @@ class Lamb(Optimizer):
     """
 
     kind: ClassVar[str] = "lamb"
-    recipe: ClassVar[tuple[str, ...]] = (
-        "b1",
-        "b2",
-        "epsilon",
-        "weight_decay",
-        "bias_correction",
-        "clip_norm",
-        "first_moment",
-    )
+    recipe: ClassVar[tuple[str, ...]] = _OF_MOMENTS
     b1: float = 0.9
     b2: float = 0.999
     epsilon: float = 1e-6

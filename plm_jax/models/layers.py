@@ -35,6 +35,8 @@ class Dropout(nn.Module):
         """[B, ..., length, features], of the rows with these numbers, int32 [B]; by default they count from 0."""
         if self.rate == 0 or deterministic:
             return x
+        if self.rate == 1:  # x / 0 is no number, nor is its gradient.
+            return jnp.zeros_like(x)
         rows = jnp.arange(len(x)) if rows is None else rows
         keys = jax.vmap(jax.random.fold_in, (None, 0))(self.make_rng("dropout"), rows)
         shape = (*x.shape[1:-2], 1, x.shape[-1]) if self.broadcast else x.shape[1:]

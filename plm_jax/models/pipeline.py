@@ -43,11 +43,6 @@ def num_microbatches(wanted: int, stages: int, rows: int) -> int:
     return max(count for count in range(stages, most + 1, stages) if rows % count == 0)
 
 
-def idle_share(stages: int, microbatches: int) -> float:
-    """The share of the time for which a stage has nothing of use to do (Huang et al. 2019 §2)."""
-    return (stages - 1) / (microbatches + stages - 1)
-
-
 def pipelined(model: settings.Transformer, stack: settings.Stack, through: Callable, x, of_rows, layers):
     """As `through(stack, x, of_rows, layers)[0]`, by stages.
 

@@ -139,6 +139,9 @@ class Module:
 
     def __init__(self, text: str):
         self._computations: dict[str, dict[str, Instruction]] = {}
+        # Its header says on how many devices it runs, where that is more than one.
+        found = re.search(r"^HloModule .*\bnum_partitions=(\d+)", text, re.MULTILINE)
+        self._devices = int(found[1]) if found else 1
         for line in text.splitlines():
             if header := _COMPUTATION.match(line):
                 current = self._computations[header[2]] = {}
@@ -180,7 +183,10 @@ class Module:
         found = []
         for steps in parts.values():
             begun = [step for step in steps if not _goes_on(step)] or [max(steps, key=lambda step: step.times)]
-            found += [_transfer(step) if _between_slices(step.instruction) else _collective(step) for step in begun]
+            found += [
+                _transfer(step) if _between_slices(step.instruction) else _collective(step, self._devices)
+                for step in begun
+            ]
         return found
 
     def hbm_bytes(self) -> int:
@@ -307,12 +313,12 @@ def _transfer(step: Step) -> Collective:
     return Collective(kind, "asynchronous", arrays, sent, step.times, (), "")
 
 
-def _collective(step: Step) -> Collective:
+def _collective(step: Step, devices: int) -> Collective:
     instruction, caller = step.instruction, step.caller
     kind, starts = instruction.opcode.removesuffix("-start"), instruction.opcode.endswith("-start")
     # Of most that start, (operands, results, …); an all-reduce that starts yields what it will have reduced.
     arrays = _arrays(instruction.elements[1] if starts and kind != "all-reduce" else instruction.shape)
-    groups = _groups(instruction.rest)
+    groups = _groups(instruction.rest, devices)
     group, nbytes = max(len(groups[0]), 1), sum(array.nbytes for array in arrays)
     share = (group - 1) / group
     sent = {"all-reduce": 2 * share, "collective-permute": 1.0, "reduce-scatter": group - 1}.get(kind, share) * nbytes
@@ -330,10 +336,10 @@ def _collective(step: Step) -> Collective:
     return Collective(kind, form, tuple(arrays), sent, step.times, groups, source[1] if source else "")
 
 
-def _groups(text: str) -> tuple[tuple[int, ...], ...]:
+def _groups(text: str, devices: int) -> tuple[tuple[int, ...], ...]:
     """The devices of the first group that takes part, or the pairs of a permute.
 
-    Written as `{{0,1},{2,3}}`, `[2,2]<=[2,2]T(1,0)` or `mesh['a'=2,'b'=2] {'b'}`.
+    Written as `{{0,1},{2,3}}`, `[2,2]<=[2,2]T(1,0)` or `mesh['a'=2,'b'=2] {'b'}`; not at all or as `{}` where all do.
     """
     if pairs := re.search(r"source_target_pairs=\{(\{[\d,{}]*\})\}", text):
         return tuple(_numbers(pair) for pair in re.findall(r"\{([\d,]+)\}", pairs[1]))
@@ -349,7 +355,9 @@ def _groups(text: str) -> tuple[tuple[int, ...], ...]:
         ids = np.arange(int(tiled[1]) * int(tiled[2])).reshape(_numbers(tiled[3]))
         ids = ids.transpose(_numbers(tiled[4])) if tiled[4] else ids
         return (tuple(ids.reshape(int(tiled[1]), int(tiled[2]))[0].tolist()),)
-    return ((0,),)
+    if unknown := re.search(r"\b(?:replica_groups|source_target_pairs)=(?!\{\}).*", text):
+        raise ValueError(f"this compiler writes groups of devices in another form: {unknown[0]}")
+    return (tuple(range(devices)),)
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -206,6 +206,16 @@ ENTRY %main (a: f32[8,32]) -> f32[8,32] {{
     assert hlo.Module(text).hbm_bytes() == bytes_moved
 
 
+def reduces(written):
+    """A module of twelve devices with one all-reduce."""
+    return hlo.Module(f"""HloModule jit_f, is_scheduled=true, num_partitions=12
+
+ENTRY %main (a: f32[4]) -> f32[4] {{
+  %a = f32[4] all-reduce(%x), {written}, to_apply=%sum
+}}
+""")
+
+
 @pytest.mark.parametrize(
     ("written", "group"),
     [
@@ -213,13 +223,20 @@ ENTRY %main (a: f32[8,32]) -> f32[8,32] {{
         ("replica_groups=[2,4]<=[8]", (0, 1, 2, 3)),
         ("replica_groups=[4,2]<=[2,4]T(1,0)", (0, 4)),
         ("replica_groups=mesh['a'=2,'b'=3,'c'=2] {'a','c'}", (0, 1, 6, 7)),
-        ("channel_id=1", (0,)),
+        ("replica_groups={}", tuple(range(12))),
+        ("channel_id=1", tuple(range(12))),
     ],
 )
 def test_groups_are_read_as_they_are_written(written, group):
-    text = f"ENTRY %main (a: f32[4]) -> f32[4] {{\n  %a = f32[4] all-reduce(%x), {written}, to_apply=%sum\n}}"
-    (found,) = hlo.Module(text).collectives()
+    (found,) = reduces(written).collectives()
     assert found.groups == (group,)
+    assert found.sent == 2 * (1 - 1 / len(group)) * 16
+
+
+@pytest.mark.parametrize("written", ["replica_groups=<4,3>", "replica_groups=[4,3]<-[12]"])
+def test_groups_of_another_form_are_refused(written):
+    with pytest.raises(ValueError, match="another form"):
+        reduces(written).collectives()
 
 
 @pytest.mark.parametrize(("kind", "sent"), [("ALL_REDUCE", 2 * 3 / 4), ("ALL_GATHER", 3), ("REDUCE_SCATTER", 3 / 4)])

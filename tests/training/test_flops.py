@@ -11,6 +11,7 @@ from jax.experimental import pallas as pl
 from jax.sharding import AxisType, PartitionSpec
 
 from plm_jax.models import registry, settings
+from plm_jax.models.kernels import tiles, tpu
 from plm_jax.planning import plan as planning
 from plm_jax.training import flops
 from plm_jax.training.program import Program
@@ -132,6 +133,34 @@ def test_recomputed_kernels_count_again():
             jnp.ones((16, 16)), jnp.ones((16, 16))
         )
         assert flops.kernels(traced.jaxpr) == {"forward": 1000 * times}
+
+
+def scores_of_flash(queries, tile=128, keys=2048, groups=2, head_dim=64):
+    """How many scores flash attention computes for some queries of a causal row."""
+
+    def attend(query, key):
+        return tpu.flash(
+            query,
+            key,
+            key,
+            causal=True,
+            rate=0.0,
+            broadcast=False,
+            interpret=True,
+            offsets=jnp.zeros(4, jnp.int32),
+            tile=tiles.Tile(tile, tile, groups),
+        )
+
+    query, key = (jax.ShapeDtypeStruct((1, groups, length, head_dim), jnp.bfloat16) for length in (queries, keys))
+    (found,) = flops.scores(jax.make_jaxpr(attend)(query, key).jaxpr).values()
+    return found / groups
+
+
+def test_parts_of_a_causal_row_count_what_the_whole_one_does():
+    """Their places in the row are not known where they are counted: each is an average one."""
+    tiles_of_row = 2048 // 128
+    assert scores_of_flash(2048) == 128**2 * tiles_of_row * (tiles_of_row + 1) / 2
+    assert 8 * scores_of_flash(2048 // 8) == scores_of_flash(2048)
 
 
 def test_a_part_of_the_mesh_counts_its_own_devices_alone():

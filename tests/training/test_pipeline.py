@@ -68,7 +68,10 @@ def test_between_stages_only_neighbours_speak(tiny):
 
 
 def test_the_idle_share_is_what_is_computed_beyond_the_model(tiny):
-    """Of what the stages compute in their ticks; all else in the step is as on one device."""
+    """Of what the stages compute in their ticks; all else in the step is as on one device.
+
+    It is (stages - 1) / (microbatches + stages - 1) of it (Huang et al. 2019 §2).
+    """
     one, some, many = (
         flops.of_program(traced(tiny, microbatches, stage=stages).jaxpr.jaxpr)
         for microbatches, stages in ((0, 1), (2, 2), (8, 2))
@@ -76,7 +79,7 @@ def test_the_idle_share_is_what_is_computed_beyond_the_model(tiny):
     # The stack is computed once for each of 3 ticks with half of the rows each.
     of_stack = (some - one) / (3 / 2 - 1)
     assert one / 2 < of_stack < one
-    np.testing.assert_allclose((many - one) / (of_stack + many - one), pipeline.idle_share(2, 8))
+    np.testing.assert_allclose((many - one) / (of_stack + many - one), (2 - 1) / (8 + 2 - 1))
 
 
 def test_a_row_draws_by_its_number():
@@ -91,6 +94,14 @@ def test_a_row_draws_by_its_number():
     assert 0.22 < (whole == 0).mean() < 0.28
     same = Dropout(0.25, broadcast=True).apply({}, x, deterministic=False, rngs={"dropout": jax.random.key(0)})
     assert (same == same[:, :1]).all() and 0 < (same == 0).mean() < 1
+
+
+def test_where_all_is_dropped_gradients_are_zero():
+    drop, x = Dropout(1.0), jnp.ones((2, 3, 4))
+    total = lambda x: drop.apply({}, x, deterministic=False, rngs={"dropout": jax.random.key(0)}).sum()  # noqa: E731
+    value, gradient = jax.value_and_grad(total)(x)
+    assert value == 0
+    np.testing.assert_array_equal(gradient, jnp.zeros_like(x))
 
 
 @pytest.mark.parametrize(

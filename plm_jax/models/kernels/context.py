@@ -13,6 +13,9 @@ from flax import struct
 
 # What `jax.checkpoint` policies call the output of a flash kernel and the sums of its softmax.
 RESIDUALS = "attention"
+# In flash kernels the score of what is not seen: finite, so that no difference of two is NaN; its exponential is 0
+# beside any other.
+UNSEEN = -1e30
 
 
 @struct.dataclass

@@ -20,11 +20,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from plm_jax.models.kernels import seen, tiles
-from plm_jax.models.kernels.context import RESIDUALS
+from plm_jax.models.kernels.context import RESIDUALS, UNSEEN
 from plm_jax.models.kernels.dropout import keep
 
-# The score of what is not seen: finite, so that no difference of two is NaN; its exponential is 0 beside any other.
-UNSEEN = -1e30
 _LOG2E = math.log2(math.e)
 _LOG2E_BITS = 0x3FB8AA3B  # As a float32.
 # What nobody asks for is left out of a program as a whole: jax keeps a bare kernel.

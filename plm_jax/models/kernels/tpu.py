@@ -18,11 +18,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from plm_jax.models.kernels import tiles
-from plm_jax.models.kernels.context import RESIDUALS
+from plm_jax.models.kernels.context import RESIDUALS, UNSEEN
 from plm_jax.models.kernels.dropout import meet, word
 
-# The score of what is not seen: finite, so that no difference of two is NaN; its exponential is 0 beside any other.
-UNSEEN = -1e30
 # Numbers that programs read, before what is given for each row: where each stands in the array of all.
 SEED, ROW, HEAD, QUERY, KEY, WINDOW, ROWS = 0, 2, 3, 4, 5, 6, 7
 

@@ -28,6 +28,8 @@ _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%(?P<name>\S+) = (?P<shape>.+?) (?P<op
 _ARRAY = re.compile(r"\b(pred|bf16|[a-z]+(\d+)\w*)\[([\d,]*)\](\{[^}]*\})?")
 _CALLED = re.compile(r"\b(?:calls|body|\w+_computations?)=\{?((?:%[^\s,}]+,? ?)+)")
 
+_NAMED = re.compile(r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(((?:[^()]|\([^()]*\))*)\))? \{([^}:]*)\}")
+
 
 class Array(NamedTuple):
     """An array of a shape's text; `in_hbm` is false where its layout names another memory space."""
@@ -339,25 +341,36 @@ def _collective(step: Step, devices: int) -> Collective:
 def _groups(text: str, devices: int) -> tuple[tuple[int, ...], ...]:
     """The devices of the first group that takes part, or the pairs of a permute.
 
-    Written as `{{0,1},{2,3}}`, `[2,2]<=[2,2]T(1,0)` or `mesh['a'=2,'b'=2] {'b'}`; not at all or as `{}` where all do.
+    Written as `{{0,1},{2,3}}`, `[2,2]<=[2,2]T(1,0)` or `mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'b'}`; not at all
+    or as `{}` where all do.
     """
     if pairs := re.search(r"source_target_pairs=\{(\{[\d,{}]*\})\}", text):
         return tuple(_numbers(pair) for pair in re.findall(r"\{([\d,]+)\}", pairs[1]))
-    if named := re.search(r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\([^)]*\))? \{([^}]*)\}", text):
+    named = re.search(
+        r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(((?:[^()]|\([^()]*\))*)\))? \{([^}:]*)\}", text
+    )
+    if named:
         sizes = {name: int(size) for name, size in (axis.split("=") for axis in named[1].split(","))}
-        ids = np.arange(math.prod(sizes.values())).reshape(*sizes.values())
-        taken = named[2].split(",")
+        ids = _device_ids(named[2] or f"[{math.prod(sizes.values())}]").reshape(*sizes.values())
+        taken = named[3].split(",")
         first = ids[tuple(slice(None) if name in taken else 0 for name in sizes)]
         return (tuple(first.ravel().tolist()),)
     if listed := re.search(r"replica_groups=\{\{([\d,]*)\}", text):
         return (_numbers(listed[1]),)
-    if tiled := re.search(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text):
-        ids = np.arange(int(tiled[1]) * int(tiled[2])).reshape(_numbers(tiled[3]))
-        ids = ids.transpose(_numbers(tiled[4])) if tiled[4] else ids
-        return (tuple(ids.reshape(int(tiled[1]), int(tiled[2]))[0].tolist()),)
+    if tiled := re.search(r"replica_groups=\[(\d+),(\d+)\]<=(\[[\d,]+\](?:T\([\d,]+\))?)", text):
+        return (tuple(_device_ids(tiled[3])[: int(tiled[2])].tolist()),)
     if unknown := re.search(r"\b(?:replica_groups|source_target_pairs)=(?!\{\}).*", text):
         raise ValueError(f"this compiler writes groups of devices in another form: {unknown[0]}")
     return (tuple(range(devices)),)
+
+
+def _device_ids(text: str) -> np.ndarray:
+    """All devices in the order that is written as `[2,4]T(1,0)`, of an array with these sizes, or one by one."""
+    if counted := re.fullmatch(r"\[([\d,]+)\](?:T\(([\d,]+)\))?", text):
+        sizes = _numbers(counted[1])
+        ids = np.arange(math.prod(sizes)).reshape(sizes)
+        return ids.transpose(_numbers(counted[2]) if counted[2] else range(ids.ndim)).ravel()
+    return np.array(_numbers(text))
 
 
 def _numbers(text: str) -> tuple[int, ...]:

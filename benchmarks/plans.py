@@ -26,9 +26,14 @@ import machine
 ROOT = pathlib.Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results"
 PAGE = ROOT / "docs/pods.md"
+# Of BERT's kin those whose batches have a row for each of 512 chips, and those of fewer rows.
+MANY_ROWS = ("roberta:large", "electra:large", "albert:xxlarge", "albert:xlarge", "distilbert:base", "roberta:base")
+MANY_ROWS += ("albert:large", "albert:base")
+FEW_ROWS = ("bert:large", "spanbert:large", "bert:base", "electra:base", "electra:small", "spanbert:base")
 # The most important first.
 ROWS = {
     "bert_large_v5e_4x4": "bert:large v5e:4x4 --config.train.batch_size=1024 --config.train.microbatches=16",
+    "bert_large_v5e_4x4_as_shipped": "bert:large v5e:4x4",
     "gpt2_xl_v5e_4x4": "gpt2:xl v5e:4x4",
     "llama_2_7b_v5p_4x4x4_as_maxtext": (
         "llama:2-7b v5p:4x4x4 --config.data.length=2048 --config.train.batch_size=256 --config.train.microbatches=1 "
@@ -45,7 +50,8 @@ ROWS = {
     "glm_10b_v6e_16x16": "glm:10b v6e:16x16",
     "elmo_original_v5e_2x4": "elmo:original v5e:2x4",
     "bert_large_two_v5e_4x4": "bert:large v5e:4x4 --slices=2 --config.mesh.data=2",
-    "roberta_large_v5p_8x8x8": "roberta:large v5p:8x8x8",
+    **{f"{config.replace(':', '_')}_v5p_8x8x8": f"{config} v5p:8x8x8" for config in MANY_ROWS},
+    **{f"{config.replace(':', '_')}_v5p_4x4x4": f"{config} v5p:4x4x4" for config in FEW_ROWS},
     "bert_large_h100_8": "bert:large gpu:h100:8",
     "gpt2_small_h100_8": "gpt2:small gpu:h100:8",
     "llama_tiny_1.1b_h100_8": (

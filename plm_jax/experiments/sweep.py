@@ -7,7 +7,9 @@ A sweep is a Python file with
 
 A value may be a whole section (`{"objective": objectives.MaskedLM(whole_words=1)}`), and `vars(run)` are all sections
 of another run. Changes apply in their order; relative paths count from the base config's folder. `train.init_from` may
-name an earlier run of the sweep.
+name an earlier run of the sweep. It may have, too,
+
+    rivals()     a list of `comparison.Rivals`, beside which runs are told in a second table
 
 Each run is `pretrain` and then `evaluate`, processes of their own, in the folder of its name, where `attempts.json`
 notes when it began (seconds since 1970), when the run did whose weights it took, and how long all its attempts took, in
@@ -17,6 +19,7 @@ As a config file, this module is the config that a run directory holds: `--confi
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import re
@@ -32,7 +35,7 @@ from tqdm import tqdm
 
 from plm_jax import config
 from plm_jax.common import storage, users
-from plm_jax.common.errors import UserError, users_code
+from plm_jax.common.errors import UserError, nearest, users_code
 from plm_jax.config import overrides, pages
 from plm_jax.data.sources import task_mixtures
 from plm_jax.experiments import comparison
@@ -82,6 +85,8 @@ def run(path: str, workdir: str, seeds: Sequence[int] = ()) -> None:
         runs are done nevertheless.
     """
     found = members(path, workdir, seeds)
+    rivals = _rivals(path, {member.name for member in found})
+    tell = functools.partial(_tell, workdir, rivals, found)
     errors: dict[str, str] = {}
     missing = []
     for member in found:
@@ -90,7 +95,7 @@ def run(path: str, workdir: str, seeds: Sequence[int] = ()) -> None:
                 missing.append(member)
     pending = {member.workdir for member in missing}
     try:
-        _tell(workdir, found, errors, pending)
+        tell(errors, pending)
     except OSError as error:
         raise UserError(f"cannot write {workdir} ({error.strerror}): give another --workdir") from error
     _say(f"{len(found)} runs, {len(found) - len(errors) - len(missing)} of them finished before")
@@ -104,14 +109,14 @@ def run(path: str, workdir: str, seeds: Sequence[int] = ()) -> None:
             if member.parent in errors:
                 raise UserError(_waiting(member))
             _train(member)
-            _tell(workdir, found, errors, pending)
+            tell(errors, pending)
         left = (time.monotonic() - began) / number * (len(missing) - number)
         ending = f"failed: {errors[member.workdir]}" if member.workdir in errors else "finished"
         _say(f"== {number}/{len(missing)} {folder} {ending}; about {tqdm.format_interval(left)} left")
     for member in found:  # What finished before may have weights of a run that is refused now.
         if member.parent in errors:
             errors.setdefault(member.workdir, _waiting(member))
-    print(_tell(workdir, found, errors), end="", flush=True)
+    print(tell(errors), end="", flush=True)
     if errors:
         said = "; ".join(f"{os.path.basename(folder)}: {error}" for folder, error in errors.items())
         raise UserError(f"{len(errors)} of {len(found)} runs failed ({said}): mend them and run the same command again")
@@ -132,10 +137,35 @@ def _waiting(member: Member) -> str:
     return f"waits for {os.path.basename(member.parent)}"
 
 
-def _tell(workdir: str, found: Sequence[Member], errors: dict[str, str], pending: Collection[str] = ()) -> str:
+def _rivals(path: str, runs: Collection[str]) -> Sequence[comparison.Rivals]:
+    """Those that a sweep's file names, none by default; `runs` are the names of its runs.
+
+    Raises:
+      UserError: one names another run.
+    """
+    sweep = pages.load(path, "--sweep=")
+    with users_code(sweep.module.__file__):
+        found = list(sweep.module.rivals()) if hasattr(sweep.module, "rivals") else []
+    for rival in found:
+        others = [name for name in rival.others.values() if isinstance(name, str) and "/" not in name]
+        for name in (rival.run, *others):
+            if name not in runs:
+                raise UserError(f"`rivals` of {path} names a run '{name}': {nearest(name, runs)}")
+    return found
+
+
+def _tell(
+    workdir: str,
+    rivals: Sequence[comparison.Rivals],
+    found: Sequence[Member],
+    errors: dict[str, str],
+    pending: Collection[str] = (),
+) -> str:
     """Writes what the runs have reached so far, and gives the table; `pending` are directories of runs to come."""
     results = [_result(member, errors.get(member.workdir), member.workdir in pending) for member in found]
     table = comparison.table(results)
+    if rivals:
+        table += "\n" + comparison.beside(results, rivals)
     _write_json(workdir, _RESULTS, results)
     storage.write(os.path.join(workdir, _TABLE), table.encode("utf-8"))
     return table

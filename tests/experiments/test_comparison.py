@@ -1,5 +1,8 @@
+import hypothesis
+import hypothesis.strategies as st
 import numpy as np
 import pytest
+import scipy.stats
 
 from plm_jax.experiments import comparison
 
@@ -98,3 +101,28 @@ def test_a_failure_has_a_row_and_the_other_seeds_theirs():
         ("two", "a/real_loss"),
     ]
     assert rows[1][6] == "1"
+
+
+def test_runs_stand_beside_their_rivals_with_welchs_test():
+    ours, other = [0.81, 0.83, 0.82], [0.60, 0.70, 0.64]
+    results = [result("tuned", s__accuracy=x, s__most_frequent_accuracy=0.5) for x in ours]
+    results += [result("scratch", s__accuracy=x) for x in other]
+    others = {"trivial": "s/most_frequent_accuracy", "words": 0.815, "random weights": "scratch"}
+    found = comparison.beside(results, [comparison.Rivals("tuned", "s/accuracy", others)])
+    (row,) = cells(found)
+    assert found.splitlines()[0].count("better by") == 3
+    assert row[:3] == ["tuned", "s/accuracy", "0.820 ± 0.010"]
+    assert row[3:6] == ["0.500 ± 0.000", "+0.320", "yes"] and row[6:9] == ["0.815", "+0.005", "no"]
+    expected = scipy.stats.ttest_ind(ours, other, equal_var=False, alternative="greater").pvalue
+    assert row[11] == ("yes" if expected < 0.01 else "no")
+
+
+@hypothesis.given(*[st.lists(st.floats(0, 1).map(lambda x: round(x, 3)), min_size=2, max_size=6)] * 2)
+def test_the_verdict_is_that_of_scipys_test(values, others):
+    if len({*values}) == len({*others}) == 1:
+        expected = values[0] > others[0]
+    else:
+        expected = scipy.stats.ttest_ind(values, others, equal_var=False, alternative="greater").pvalue < 0.01
+    results = [result("a", s__x=x) for x in values] + [result("b", s__x=x) for x in others]
+    (row,) = cells(comparison.beside(results, [comparison.Rivals("a", "s/x", {"b": "b"})]))
+    assert row[5] == ("yes" if expected else "no")

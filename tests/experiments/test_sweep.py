@@ -237,6 +237,31 @@ def test_what_is_reached_is_told_after_each_run(verbs, warm, tmp_path, monkeypat
     assert not re.search("failed|not run", (tmp_path / "table.md").read_text())
 
 
+RIVALS = """
+from plm_jax.experiments.comparison import Rivals
+
+def rivals():
+    return [Rivals("{run}", "a/real_loss", {{"trivial": "a/unigram_loss", "words": 3.5, "before": "{other}"}})]
+"""
+
+
+def test_runs_are_told_beside_their_rivals(verbs, warm, tmp_path):
+    path = pathlib.Path(warm)
+    path.write_text(path.read_text() + RIVALS.format(run="warm", other="good"))
+    sweep.run(warm, str(tmp_path))
+    last = (tmp_path / "table.md").read_text().splitlines()[-1]
+    assert last == "| warm | a/real_loss | 4.000 | 5.000 | -1.000 |  | 3.500 | +0.500 |  | 4.000 | +0.000 |  |"
+
+
+@pytest.mark.parametrize(("run", "other"), [("warn", "good"), ("warm", "god")])
+def test_a_rival_that_is_no_run_is_one_line(verbs, warm, tmp_path, run, other):
+    path = pathlib.Path(warm)
+    path.write_text(path.read_text() + RIVALS.format(run=run, other=other))
+    with pytest.raises(UserError, match=f"names a run '{run if run == 'warn' else other}': did you mean"):
+        sweep.run(warm, str(tmp_path))
+    assert not verbs.calls
+
+
 def test_a_folder_that_cannot_be_written_is_told_before_anything_runs(verbs, warm, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"cannot write .*file .*: give another --workdir"):

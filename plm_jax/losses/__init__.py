@@ -12,6 +12,7 @@ from plm_jax.losses.next_token import NextToken
 from plm_jax.losses.replaced_token import ReplacedToken
 from plm_jax.losses.sentence_pairs import SentencePairs
 from plm_jax.losses.span_boundary import SpanBoundary
+from plm_jax.losses.task import Task
 
 __all__ = [
     "BidirectionalLM",
@@ -22,6 +23,7 @@ __all__ = [
     "SentencePairs",
     "SpanBoundary",
     "Sums",
+    "Task",
     "Term",
     "get",
 ]

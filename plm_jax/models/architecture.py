@@ -19,10 +19,12 @@ class Architecture(VocabularyModule):
     Attributes:
       model: its settings.
       dtype: of activations.
+      last_stack: which of its stacks gives the features.
       prefixes: of the names of what the architecture has once for each of its texts.
     """
 
     prefixes: ClassVar[tuple[str, ...]] = ("",)
+    last_stack: ClassVar[str] = "stack"
     model: settings.Transformer
 
     def setup(self):
@@ -96,6 +98,15 @@ class Architecture(VocabularyModule):
         if embedding.embedding_size is not None:
             x = self.embedding_projection(x)
         return constrain(x, "batch", "length", "embed")
+
+    def states(self, *args, **kwargs):
+        """The embeddings, then what each layer of the last stack gives, [layers + 1, B, L, D], the last after the final
+        norm; arguments as `features`. The collection `intermediates` is to be mutable.
+        """
+        features = self.features(*args, **kwargs)
+        (embedded,) = self.get_variable("intermediates", "embedded")
+        (hidden,) = getattr(self, self.last_stack).get_variable("intermediates", "hidden")
+        return jnp.concatenate([embedded[None], hidden[:-1], features[None]])
 
     def head_features(self, features):
         """What the unembedding is applied to, [..., D] → [..., E]."""

@@ -11,28 +11,15 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from plm_jax.models import loops, settings
+from plm_jax.models import loops, recurrent, settings
 from plm_jax.models.activations import ACTIVATIONS
+from plm_jax.models.head_module import HeadModule
 from plm_jax.models.layers import Dense
 from plm_jax.models.partitioning import constrain
 
 # A word's bytes, and the beginnings and ends of sentences and words, and what fills a word up.
 CHARACTERS = 261
-# What TensorFlow's LSTM adds to the forget gate, beside the trained bias.
-FORGET_BIAS = 1.0
 SIDES = ("batch", None, "length", "embed")
-
-
-def _uniform(largest: float):
-    return lambda key, shape, dtype=jnp.float32: jax.random.uniform(key, shape, dtype, -largest, largest)
-
-
-def _tree(key, leaves):
-    """Boxed parameters by their names, from (initialiser, logical axes, shape) of each."""
-    leaves, structure = jax.tree.flatten(leaves, is_leaf=lambda leaf: isinstance(leaf, tuple))
-    keyed = zip(jax.random.split(key, len(leaves)), leaves, strict=True)
-    made = [nn.with_logical_partitioning(init, axes)(own_key, shape) for own_key, (init, axes, shape) in keyed]
-    return jax.tree.unflatten(structure, made)
 
 
 class CharacterCNN(nn.Module):
@@ -46,7 +33,7 @@ class CharacterCNN(nn.Module):
         """int32 [..., C] → [..., D]."""
         embedding = self.model.embedding
         activation = ACTIVATIONS[embedding.activation]
-        table = nn.with_logical_partitioning(_uniform(1.0), (None, None))
+        table = nn.with_logical_partitioning(recurrent.uniform(1.0), (None, None))
         table = self.param("characters", table, (CHARACTERS, embedding.dim))
         x_WCE = table.astype(self.dtype)[characters.reshape(-1, characters.shape[-1])]
         filters = self.param("filters", _init_filters, embedding)
@@ -76,11 +63,11 @@ def _largest(x_WCE, of_width, dtype):
 def _init_filters(key, embedding):
     def of(width, number):
         return {
-            "kernel": (_uniform(0.05), (None, None, "mlp"), (width, embedding.dim, number)),
+            "kernel": (recurrent.uniform(0.05), (None, None, "mlp"), (width, embedding.dim, number)),
             "bias": (nn.initializers.zeros, ("mlp",), (number,)),
         }
 
-    return _tree(key, {f"{i}": of(*pair) for i, pair in enumerate(embedding.filters)})
+    return recurrent.parameters(key, {f"{i}": of(*pair) for i, pair in enumerate(embedding.filters)})
 
 
 def _init_highway(key, layers, width):
@@ -91,7 +78,7 @@ def _init_highway(key, layers, width):
         }
 
     # At first most of what comes is carried on.
-    return _tree(key, {"carry": gate(-2.0), "transform": gate(0.0)})
+    return recurrent.parameters(key, {"carry": gate(-2.0), "transform": gate(0.0)})
 
 
 class Lstm(nn.Module):
@@ -124,7 +111,7 @@ class Lstm(nn.Module):
             depth, block, state, key = numbered
             if key is not None:
                 x = nn.Dropout(dropout.input).apply({}, x, deterministic=False, rngs={"dropout": key})
-            given, state = _run(block, x, state, steps_LBS, lstm, self.dtype)
+            given, state = recurrent.run(block, x, state, steps_LBS, lstm, self.dtype)
             # Around all but the first; what is added is no part of the state.
             x = constrain(given + x * (depth > 0), *SIDES)
             return x, (x, state)
@@ -139,9 +126,9 @@ class Lstm(nn.Module):
 def _init_lstm(key, model):
     layers, cell, width = model.lstm.layers, model.lstm.cell, model.embedding.width
     # Glorot's, of the matrix [2 D, 4 M] that both kernels make, and of the projection.
-    of_gates, of_projection = (_uniform((6 / sides) ** 0.5) for sides in (2 * width + 4 * cell, cell + width))
+    of_gates, of_projection = (recurrent.uniform((6 / sides) ** 0.5) for sides in (2 * width + 4 * cell, cell + width))
     gates, axes = (layers, 2, width, 4, cell), ("layers", None, "embed", None, "cell")
-    return _tree(
+    return recurrent.parameters(
         key,
         {
             "input": {
@@ -152,35 +139,6 @@ def _init_lstm(key, model):
             "projection": {"kernel": (of_projection, ("layers", None, "cell", "embed"), (layers, 2, cell, width))},
         },
     )
-
-
-def _run(block, x_BSLD, state, steps_LBS, lstm, dtype):
-    """One layer over all steps: [B, S, L, D] and the state after it."""
-    # Whole over `embed` from here on, so that they are gathered once and not at every step.
-    recurrent = constrain(block["recurrent"]["kernel"].astype(dtype), None, None, None, "cell")
-    projection = constrain(block["projection"]["kernel"].astype(dtype), None, "cell", None)
-    gates_LBSGM = jnp.einsum(
-        "bsld,sdgm->lbsgm", x_BSLD, block["input"]["kernel"].astype(dtype), preferred_element_type=jnp.float32
-    )
-    gates_LBSGM = constrain(gates_LBSGM + block["input"]["bias"], "length", "batch", None, None, "cell")
-
-    def step(state, inputs):
-        gates_BSGM, real_BS = inputs
-        hidden = state["hidden"].astype(dtype)
-        gates_BSGM += jnp.einsum("bsd,sdgm->bsgm", hidden, recurrent, preferred_element_type=jnp.float32)
-        take, new, forget, give = (gates_BSGM[:, :, gate] for gate in range(4))
-        cell = nn.sigmoid(forget + FORGET_BIAS) * state["cell"] + nn.sigmoid(take) * jnp.tanh(new)
-        cell = jnp.clip(cell, -lstm.cell_clip, lstm.cell_clip)
-        given = (nn.sigmoid(give) * jnp.tanh(cell)).astype(dtype)
-        hidden = jnp.einsum("bsm,smd->bsd", given, projection, preferred_element_type=jnp.float32)
-        hidden = jnp.clip(hidden, -lstm.projection_clip, lstm.projection_clip)
-        after = {"cell": constrain(cell, "batch", None, "cell"), "hidden": constrain(hidden, "batch", None, "embed")}
-        if real_BS is not None:
-            after = jax.tree.map(lambda one, other: jnp.where(real_BS[..., None] > 0, one, other), after, state)
-        return after, after["hidden"].astype(dtype)
-
-    state, given_LBSD = jax.lax.scan(step, state, (gates_LBSGM, steps_LBS))
-    return jnp.moveaxis(given_LBSD, 0, 2), state
 
 
 class Elmo(nn.Module):
@@ -195,9 +153,10 @@ class Elmo(nn.Module):
     dtype: Any = jnp.float32
 
     def setup(self):
-        """Modules `embedding`, `lstm`; parameters `head` [V, D], `head_bias` [V] where there is a head."""
+        """Modules `embedding`, `lstm`, `heads_NAME`; parameters of a softmax `head` [V, D], `head_bias` [V]."""
         self.embedding = CharacterCNN(self.model, self.dtype)
         self.lstm = Lstm(self.model, self.dtype)
+        self.heads = {name: HeadModule(head, self.model, self.dtype) for name, head in self.model.heads}
         self.output_dropout = nn.Dropout(self.model.dropout.output)
         if isinstance(self.model.head, settings.Softmax):
             vocab_size, width = self.model.embedding.vocab_size, self.model.embedding.width
@@ -220,6 +179,14 @@ class Elmo(nn.Module):
         x = constrain(self.embedding(characters), *SIDES)
         hidden, carry = self.lstm(x, carry, deterministic=deterministic)
         return self.output_dropout(hidden[-1], deterministic=deterministic), carry
+
+    def states(self, characters, mask=None, *, deterministic=True):
+        """Both directions side by side, the words' vectors twice: [layers + 1, B, L, 2 D] of texts, as `layers`.
+
+        There is no dropout, as in a model that has been trained and is read from.
+        """
+        del deterministic
+        return jax.vmap(_side_by_side)(self.layers(characters, mask)[0])
 
     def layers(self, characters, mask=None, carry=None):
         """All layers of texts that both directions read, the backward one from the end.
@@ -244,8 +211,9 @@ class Elmo(nn.Module):
         """[..., S, L, D] with the second direction's sequence turned round."""
         return jnp.stack([x[..., 0, :, :], x[..., 1, ::-1, :]], axis=-3)
 
-    def features(self, characters, mask=None):
-        """What the head is applied to: [B, S, L, D] of texts, as in `layers`."""
+    def features(self, characters, mask=None, *, deterministic=True):
+        """What the head is applied to: [B, S, L, D] of texts, as in `layers`; there is no dropout."""
+        del deterministic
         return self.layers(characters, mask)[0][-1]
 
     def head_features(self, features):
@@ -269,14 +237,28 @@ class Elmo(nn.Module):
         """The word before each place, from those from it on: [B, S, L, D] → float32 [B, L, V]."""
         return self._logits(features[:, 1])
 
-    def head_output(self, features, name):
-        """The logits of either direction: "vocabulary" or "backward"."""
-        return {"vocabulary": self.logits, "backward": self.backward_logits}[name](features)
+    def head_output(self, features, name, **inputs):
+        """The logits of either direction, "vocabulary" or "backward", or what another head gives of both and `inputs`.
+
+        That takes features [B, S, L, D], or what `states` gives of a layer, [B, L, 2 D].
+        """
+        own = {"vocabulary": self.logits, "backward": self.backward_logits}
+        if name in own:
+            return own[name](features)
+        return self.heads[name](_side_by_side(features) if features.ndim == 4 else features, **inputs)
 
     def __call__(self, characters, mask=None):
         """Logits of the forward direction, float32 [B, L, V], or the features of a model without a head."""
         features = self.features(characters, mask)
+        if self.is_initializing():
+            for name, head in self.model.heads:
+                self.head_output(features, name, **head.init_inputs(features))
         return features if isinstance(self.model.head, settings.NoHead) else self.logits(features)
+
+
+def _side_by_side(x):
+    """[B, S, L, D] → [B, L, S · D]."""
+    return jnp.concatenate([x[:, 0], x[:, 1]], axis=-1)
 
 
 def new_carry(model: settings.Elmo, rows: int):
@@ -286,14 +268,3 @@ def new_carry(model: settings.Elmo, rows: int):
         return nn.LogicallyPartitioned(jnp.zeros((rows, model.lstm.layers, 2, size)), ("batch", "layers", None, axis))
 
     return {"cell": zeros(model.lstm.cell, "cell"), "hidden": zeros(model.embedding.width, "embed")}
-
-
-class ScalarMix(nn.Module):
-    """γ · Σ softmax(w)_j · layer_j (Peters et al. 2018, equation 1): what a task trains beside a frozen model."""
-
-    @nn.compact
-    def __call__(self, layers):
-        """[layers + 1, ...] → [...]."""
-        weights = nn.softmax(self.param("weights", nn.initializers.zeros, (len(layers),)))
-        scale = self.param("scale", nn.initializers.ones, ())
-        return scale * jnp.tensordot(weights, layers, axes=1)

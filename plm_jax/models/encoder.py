@@ -1,5 +1,7 @@
 """The encoder architecture: embeddings, a bidirectional stack, and heads for tokens, spans and pairs of sentences."""
 
+import functools
+
 import flax.linen as nn
 
 from plm_jax.models.architecture import Architecture
@@ -53,6 +55,12 @@ class Encoder(Architecture):
     def head_module(self, name):
         """That of one of the settings' heads."""
         return getattr(self, OWN_HEADS[name]) if name in OWN_HEADS else super().head_module(name)
+
+    def head_output(self, features, name, **inputs):
+        """See `Architecture`; a task's head may read the pooler."""
+        if getattr(self.model.named_heads.get(name), "feature", None) == "pooler":
+            inputs["pool"] = functools.partial(self.pair_head, classify=False)
+        return super().head_output(features, name, **inputs)
 
     def boundary_head(self, features, left, right, offsets):
         """The second vocabulary head of tokens in spans; arguments as `SpanBoundary.compute`.

@@ -12,6 +12,7 @@ class EncoderDecoder(Architecture):
     """A text-to-text model of `settings.EncoderDecoder`. M is the encoder's length, L the decoder's."""
 
     prefixes: ClassVar[tuple[str, ...]] = ("encoder_", "decoder_")
+    last_stack: ClassVar[str] = "decoder"
 
     def setup(self):
         """Modules besides those of `Architecture`: the stacks `encoder` and `decoder`."""

@@ -8,7 +8,8 @@ import jax
 from plm_jax.models import settings
 from plm_jax.models.heads import Head
 from plm_jax.models.initializers import kernel_init
-from plm_jax.models.layers import Dense, norm
+from plm_jax.models.layers import Dense, Dropout, ScalarMix, norm
+from plm_jax.models.recurrent import BiLstm
 
 
 class HeadModule(nn.Module):
@@ -30,10 +31,29 @@ class HeadModule(nn.Module):
         return self.head.compute(self, features, **inputs)
 
     def dense(
-        self, name: str, x: jax.Array, features: int, axes: tuple[str | None, str | None] = ("embed", None)
+        self,
+        name: str,
+        x: jax.Array,
+        features: int,
+        axes: tuple[str | None, str | None] = ("embed", None),
+        bias: bool = True,
     ) -> jax.Array:
-        """A dense layer with a bias, [..., in] → [..., features]; `axes` are the logical ones of its matrix."""
-        return Dense(features, axes, True, kernel_init(self.model), self.dtype, name=name)(x)
+        """A dense layer, [..., in] → [..., features]; `axes` are the logical ones of its matrix."""
+        return Dense(features, axes, bias, kernel_init(self.model), self.dtype, name=name)(x)
+
+    def dropout(self, x: jax.Array, rate: float, shared: bool, deterministic: bool) -> jax.Array:
+        """Dropout over [B, L, features]; `shared`: the same features at each of L."""
+        return Dropout(rate, shared)(x, deterministic=deterministic)
+
+    def mixed(self, name: str, layers: jax.Array, mask: jax.Array | None, layer_norm: bool) -> jax.Array:
+        """The `ScalarMix` of layers [S, B, L, D]: [B, L, D]."""
+        return ScalarMix(layer_norm, name=name)(layers, mask).astype(self.dtype)
+
+    def recurrent(
+        self, name: str, lstm: settings.BiLstm, x: jax.Array, mask: jax.Array | None, deterministic: bool
+    ) -> jax.Array:
+        """LSTMs in both directions, [B, L, D] → [B, L, 2 · cell]."""
+        return BiLstm(lstm, self.dtype, name=name)(x, mask, deterministic=deterministic)
 
     def norm(self, name: str, x: jax.Array) -> jax.Array:
         """The model's norm, [..., width] → [..., width]."""

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 jnp = lazy("jax.numpy")
 
+# What the head of a task is called among a model's `heads`.
+TASK = "task"
+
 
 class Head(Role):
     """The base of heads. One is a frozen dataclass of its fields and what it computes.
@@ -25,9 +28,16 @@ class Head(Role):
     Attributes:
       loss: kind of the loss, or of the term of one, that trains it, in `losses/`; None: the loss of an objective names
         the head.
+      drops: whether it has dropout of a rate above 0.
     """
 
     loss: str | None = None
+    drops = False
+
+    def with_dropout(self, rate: float) -> "Head":
+        """The same with all its dropout at this rate."""
+        del rate
+        return self
 
     def compute(self, module: "HeadModule", features: "jax.Array", **inputs: "jax.Array") -> Any:
         """What it gives of features [B, L, D].
@@ -97,10 +107,12 @@ class Pooler(Head):
         """That of pairs; features alone have none."""
         return "pair" if self.classes else None
 
-    def compute(self, module, features):
-        """[B, L, D] → float32 [B, classes], or [B, D]."""
+    def compute(self, module, features, classify=True):
+        """[B, L, D] → float32 [B, classes]; without classes, or where they are not asked for, [B, D]."""
         pooled = jnp.tanh(module.dense("pooler", features[:, 0], module.model.embedding.width))
-        return module.dense("classifier", pooled, self.classes).astype(jnp.float32) if self.classes else pooled
+        if not (self.classes and classify):
+            return pooled
+        return module.dense("classifier", pooled, self.classes).astype(jnp.float32)
 
 
 @dataclass(frozen=True)

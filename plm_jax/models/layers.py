@@ -117,6 +117,32 @@ def norm(model: settings.Transformer, dtype: Any, name: str | None = None) -> nn
     )
 
 
+class ScalarMix(nn.Module):
+    """γ · Σ softmax(w)_j · layer_j (Peters et al. 2018, equation 1): what a task trains beside a frozen model.
+
+    Attributes:
+      layer_norm: each layer is normed before, over all real places and channels of a text together.
+    """
+
+    layer_norm: bool = False
+
+    @nn.compact
+    def __call__(self, layers, mask=None):
+        """[layers, B, L, ...] → [B, L, ...]; `mask` [B, L] says which places a norm counts."""
+        weights = nn.softmax(self.param("weights", nn.initializers.zeros, (len(layers),)))
+        scale = self.param("scale", nn.initializers.ones, ())
+        if self.layer_norm:
+            axes = tuple(range(2, layers.ndim))
+            real = None if mask is None else mask.reshape(mask.shape + (1,) * (layers.ndim - 3)) > 0
+            # A text of padding alone has no mean.
+            real = real if real is None else real | ~real.any(axes[0] - 1, keepdims=True)
+            layers = layers.astype(jnp.float32)
+            mean = layers.mean(axes, where=real, keepdims=True)
+            variance = layers.var(axes, where=real, keepdims=True)
+            layers = (layers - mean) * jax.lax.rsqrt(variance + 1e-12)
+        return scale * jnp.tensordot(weights, layers, axes=1)
+
+
 class FeedForward(nn.Module):
     """Two dense layers around an activation, or three around a gated one."""
 

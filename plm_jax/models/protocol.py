@@ -13,9 +13,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
+from plm_jax.common.errors import UserError
 from plm_jax.common.lazy import lazy
 from plm_jax.common.roles import Role
-from plm_jax.models.heads import Head, VocabularyHead
+from plm_jax.models.heads import TASK, Head, VocabularyHead
 
 if TYPE_CHECKING:
     import flax.linen as nn
@@ -42,6 +43,8 @@ class Model(Role):
       remat_levels: values of its field `remat`, from what recomputes least to most; "none" alone: it has no such field.
       stacks: `settings.Stack`s of its layers, each of which a mesh's stages cut; none: they cannot.
       pipeline_microbatches: as of `settings.Transformer`.
+      num_states: how many [B, L, state_width] the heads of tasks read from, the embeddings and what each layer gives.
+      heads: those that are not its fields by themselves, by name; () where it can have none.
       dropout: its rates, with `rates` and `all_at` as `settings.Dropout` has them; None: it has no dropout.
     """
 
@@ -60,6 +63,7 @@ class Model(Role):
     stacks = ()
     pipeline_microbatches = 0
     dropout = None
+    heads: tuple[tuple[str, Head], ...] = ()
 
     def __init_subclass__(cls, **arguments):
         if "kind" in vars(cls) and not hasattr(cls, "architecture"):
@@ -107,7 +111,18 @@ class Model(Role):
     @property
     def drops(self) -> bool:
         """Whether it has dropout of a rate above 0."""
-        return self.dropout is not None and any(self.dropout.rates.values())
+        own = self.dropout is not None and any(self.dropout.rates.values())
+        return own or any(head.drops for _, head in self.heads)
+
+    def with_task(self, head: Head) -> "Model":
+        """The model to be trained for a task alone: with this head, called "task", and no others but the vocabulary's.
+
+        Raises:
+          UserError: it takes none.
+        """
+        if "heads" not in {field.name for field in dataclasses.fields(self)}:
+            raise UserError(f"a model of kind '{self.kind}' takes no head of a task: choose another model")
+        return dataclasses.replace(self, heads=((TASK, head),))
 
     def with_speed(self, **fields: Any) -> Self:
         """The same with other settings of how it is computed, such as `scan_layers`, those of them that it has."""
@@ -116,7 +131,12 @@ class Model(Role):
 
     def with_dropout(self, rate: float) -> Self:
         """The same with all dropout at this rate."""
-        return self if self.dropout is None else dataclasses.replace(self, dropout=self.dropout.all_at(rate))
+        if self.dropout is None:
+            return self
+        changed = {"dropout": self.dropout.all_at(rate)}
+        if self.heads:
+            changed["heads"] = tuple((name, head.with_dropout(rate)) for name, head in self.heads)
+        return dataclasses.replace(self, **changed)
 
 
 class Module(Protocol):
@@ -134,6 +154,11 @@ class Module(Protocol):
 
     def features(self, **inputs: "jax.Array") -> "jax.Array":
         """What heads are applied to, [B, L, D], of `Model.inputs` and `deterministic` (no dropout)."""
+
+    def states(self, **inputs: "jax.Array") -> "jax.Array":
+        """The embeddings, then what each layer gives, [layers + 1, B, L, D], for the heads of tasks; arguments as
+        `features`. The collection `intermediates` is to be mutable.
+        """
 
     def head_features(self, features: "jax.Array") -> "jax.Array":
         """What the unembedding is applied to, [..., D] → [..., E]."""

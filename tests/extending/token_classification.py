@@ -14,8 +14,8 @@ from plm_jax.models.heads import Head
 class TagHead(Head):
     """One of `classes` for each token, [B, L, D] → float32 [B, L, classes]."""
 
-    kind = "tags"
-    loss = "tags"
+    kind = "word_beginnings"
+    loss = "word_beginnings"
     classes: int = 2
 
     def compute(self, module, features):
@@ -26,7 +26,7 @@ class TagHead(Head):
 class TagTerm(losses.Term):
     """Cross-entropy with the `tags` of a batch, int32 [B, L], over real tokens."""
 
-    kind = "tags"
+    kind = "word_beginnings"
     reads = ("tags",)
 
     def weight(self, model, batch):

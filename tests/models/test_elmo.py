@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from plm_jax.models import elmo, registry, settings
+from plm_jax.models import elmo, layers, registry, settings
 from tests.models import elmo_numpy
 
 MODEL = settings.Elmo(
@@ -180,10 +180,10 @@ def test_dropout_is_on_each_lstms_input_and_on_the_output():
 
 
 def test_the_scalar_mix_is_a_scaled_mean_under_softmax_weights():
-    layers = np.random.default_rng(0).normal(size=(3, 2, 4)).astype(np.float32)
-    mix = elmo.ScalarMix()
-    np.testing.assert_allclose(mix.apply(mix.init(jax.random.key(0), layers), layers), layers.mean(0), atol=1e-6)
+    states = np.random.default_rng(0).normal(size=(3, 2, 4)).astype(np.float32)
+    mix = layers.ScalarMix()
+    np.testing.assert_allclose(mix.apply(mix.init(jax.random.key(0), states), states), states.mean(0), atol=1e-6)
     weights = np.array([0.5, -1.0, 2.0], np.float32)
     shares = np.exp(weights) / np.exp(weights).sum()
-    got = mix.apply({"params": {"weights": weights, "scale": np.float32(1.5)}}, layers)
-    np.testing.assert_allclose(got, 1.5 * sum(s * layer for s, layer in zip(shares, layers, strict=True)), atol=1e-6)
+    got = mix.apply({"params": {"weights": weights, "scale": np.float32(1.5)}}, states)
+    np.testing.assert_allclose(got, 1.5 * sum(s * layer for s, layer in zip(shares, states, strict=True)), atol=1e-6)

@@ -47,5 +47,4 @@ def _spelling(path: str, length: int) -> np.ndarray:
 
 @functools.partial(jax.jit, static_argnames=("model",))
 def _layers(model, params, inputs):
-    layers, _ = model.apply({"params": params}, **inputs, method="layers")
-    return jnp.concatenate([layers[:, :, 0], layers[:, :, 1]], axis=-1).astype(jnp.float32)
+    return model.apply({"params": params}, **inputs, method="states").astype(jnp.float32)

@@ -32,11 +32,26 @@ from plm_jax.models.settings.parts import (
     Stack,
 )
 from plm_jax.models.settings.transformer import Transformer
+from plm_jax.models.task_heads import (
+    BiLstm,
+    Choice,
+    Classes,
+    ConcatenatedLayers,
+    LastLayer,
+    MixedLayers,
+    Score,
+    Span,
+    Tags,
+)
 
 __all__ = [
     "Attention",
+    "BiLstm",
     "BlockPositions",
     "CharacterCNN",
+    "Choice",
+    "Classes",
+    "ConcatenatedLayers",
     "Decoder",
     "Discriminator",
     "Dropout",
@@ -49,9 +64,11 @@ __all__ = [
     "FeedForward",
     "Generator",
     "Initializer",
+    "LastLayer",
     "LearnedPositions",
     "Lstm",
     "LstmDropout",
+    "MixedLayers",
     "Model",
     "NoHead",
     "NoPositions",
@@ -61,10 +78,13 @@ __all__ = [
     "Rotary",
     "Rotary2D",
     "RotaryScaling",
+    "Score",
     "SinusoidalPositions",
     "Softmax",
+    "Span",
     "SpanBoundary",
     "Stack",
+    "Tags",
     "Transformer",
     "VocabularyHead",
 ]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from plm_jax.models.heads import VocabularyHead
+from plm_jax.models.heads import NoHead, VocabularyHead
 from plm_jax.models.settings.transformer import Transformer
 
 
@@ -13,7 +13,7 @@ class Decoder(Transformer):
 
     kind: ClassVar[str] = "decoder"
     inputs = ("tokens", "mask", "positions", "segment_ids", "block_positions", "prefix_lengths")
-    head: VocabularyHead = VocabularyHead()
+    head: VocabularyHead | NoHead = VocabularyHead()
 
     def module(self, dtype):
         """A `models.decoder.Decoder`."""

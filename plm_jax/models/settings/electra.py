@@ -68,6 +68,10 @@ class Electra(Encoder):
         """The generator's for the vocabulary, the others the discriminator's."""
         return {"vocabulary": self.generator.head} | super().named_heads
 
+    def with_task(self, head):
+        """The discriminator by itself with it."""
+        return self.discriminator_model.with_task(head)
+
     @property
     def stacks(self):
         """The discriminator's and the generator's."""

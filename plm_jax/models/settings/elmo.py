@@ -7,7 +7,7 @@ from plm_jax.common.errors import UserError
 from plm_jax.common.lazy import lazy
 from plm_jax.models.heads import Head, NoHead, Softmax
 from plm_jax.models.protocol import Model
-from plm_jax.models.settings.parts import Dropout
+from plm_jax.models.settings.parts import Dropout, Initializer
 
 jnp = lazy("jax.numpy")
 
@@ -76,6 +76,7 @@ class Elmo(Model):
     """A bidirectional language model (Peters et al. 2018): LSTMs that read forward and others that read backward.
 
     Attributes:
+      heads: as of `Transformer`; they read both directions side by side.
       scan_layers, remat: as in `Transformer`, of whose values `remat` has three.
     """
 
@@ -85,8 +86,11 @@ class Elmo(Model):
     inputs = ("characters", "mask")
     embedding: CharacterCNN
     lstm: Lstm = Lstm()
+    # What heads of tasks are drawn from.
+    initializer = Initializer()
     head: Softmax | NoHead = Softmax()
     dropout: LstmDropout = LstmDropout()
+    heads: tuple[tuple[str, Head], ...] = ()
     scan_layers: bool = True
     remat: Literal["none", "dots", "full"] = "none"
 
@@ -102,8 +106,19 @@ class Elmo(Model):
 
     @property
     def named_heads(self) -> dict[str, Head]:
-        """The softmax, after the words so far and before those to come."""
-        return {} if isinstance(self.head, NoHead) else dict.fromkeys(("vocabulary", "backward"), self.head)
+        """The softmax, after the words so far and before those to come, and the others."""
+        own = () if isinstance(self.head, NoHead) else ("vocabulary", "backward")
+        return dict.fromkeys(own, self.head) | dict(self.heads)
+
+    @property
+    def num_states(self) -> int:
+        """The words' vectors and each layer."""
+        return self.lstm.layers + 1
+
+    @property
+    def state_width(self) -> int:
+        """Both directions'."""
+        return 2 * self.embedding.width
 
     def module(self, dtype):
         """A `models.elmo.Elmo`."""
@@ -130,4 +145,4 @@ class Elmo(Model):
         products += 2 * embedding.highway_layers * filters**2 + filters * embedding.width
         products += lstm.layers * (2 * embedding.width * 4 * lstm.cell + lstm.cell * embedding.width)
         products += embedding.width * (samples + 1 if samples else embedding.vocab_size)
-        return 2 * length * products
+        return 2 * length * products + sum(head.products(self, length, targets) for _, head in self.heads)

@@ -1,9 +1,10 @@
 """Settings of bidirectional models."""
 
+import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar
 
-from plm_jax.models.heads import Discriminator, Head, NoHead, Pooler, SpanBoundary, VocabularyHead
+from plm_jax.models.heads import TASK, Discriminator, Head, NoHead, Pooler, SpanBoundary, VocabularyHead
 from plm_jax.models.settings.transformer import Transformer
 
 
@@ -29,6 +30,12 @@ class Encoder(Transformer):
     def named_heads(self) -> dict[str, Head]:
         """Those of its fields, and the others."""
         return {**super().named_heads, **self.own_heads}
+
+    def with_task(self, head):
+        """Without the heads that it was trained with, but for a pooler that the task's head reads."""
+        pooler = Pooler(0) if getattr(head, "feature", None) == "pooler" else NoHead()
+        fields = {"head": NoHead(), "discriminator": NoHead(), "span_boundary": NoHead(), "pooler": pooler}
+        return dataclasses.replace(self, heads=((TASK, head),), **fields)
 
     def module(self, dtype):
         """A `models.encoder.Encoder`."""

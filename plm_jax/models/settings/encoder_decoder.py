@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from plm_jax.common.lazy import lazy
-from plm_jax.models.heads import VocabularyHead
+from plm_jax.models.heads import NoHead, VocabularyHead
 from plm_jax.models.settings.parts import Stack
 from plm_jax.models.settings.transformer import Transformer
 
@@ -27,13 +27,13 @@ class EncoderDecoder(Transformer):
     kind: ClassVar[str] = "encoder_decoder"
     inputs = (
         *("tokens", "mask", "segment_ids"),
-        *("decoder_tokens", "decoder_positions", "decoder_segment_ids"),
+        *("decoder_tokens", "decoder_mask", "decoder_positions", "decoder_segment_ids"),
     )
     decoder_stack: Stack
     decoder_heads: int | None = None
     decoder_head_dim: int | None = None
     decoder_feed_forward: int | None = None
-    head: VocabularyHead = VocabularyHead()
+    head: VocabularyHead | NoHead = VocabularyHead()
 
     def __post_init__(self):
         super().__post_init__()

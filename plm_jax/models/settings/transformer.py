@@ -52,7 +52,7 @@ class Transformer(Model):
     heads: tuple[tuple[str, Head], ...] = ()
 
     def __post_init__(self):
-        _check_heads(self.heads)
+        _check_heads(self)
         if self.pipeline_microbatches < 0:
             raise UserError(f"config.model.pipeline_microbatches is {self.pipeline_microbatches}: give at least 0")
         head = getattr(self, "head", None)
@@ -102,6 +102,16 @@ class Transformer(Model):
         head = getattr(self, "head", NoHead())
         return ({} if isinstance(head, NoHead) else {"vocabulary": head}) | dict(self.heads)
 
+    @property
+    def num_states(self) -> int:
+        """The embeddings and each layer of the stack that heads read."""
+        return getattr(self, "decoder_stack", self.stack).layers + 1
+
+    @property
+    def state_width(self) -> int:
+        """The stack's."""
+        return self.embedding.width
+
     def heads_products(self, length: int, targets: int) -> int:
         """Multiplications of a row with the matrices of all heads."""
         return sum(head.products(self, length, targets) for head in self.named_heads.values())
@@ -130,11 +140,17 @@ class Transformer(Model):
 OWN = ("vocabulary", "sentence_pair", "pooled", "discriminator", "span_boundary")
 
 
-def _check_heads(heads: tuple[tuple[str, Head], ...]) -> None:
-    names = [name for name, _ in heads]
+def _check_heads(model: Transformer) -> None:
+    names = [name for name, _ in model.heads]
     taken = [name for name in names if name in OWN or names.count(name) > 1]
     if taken:
         raise UserError(f"model.heads has '{taken[0]}', which names another head: give it another name")
+    for name, head in model.heads:
+        if getattr(head, "feature", None) == "pooler" and isinstance(getattr(model, "pooler", NoHead()), NoHead):
+            raise UserError(
+                f"model.heads.{name}.feature is 'pooler', and the model has none: set model.pooler.kind to pooler, or "
+                "the feature to first"
+            )
 
 
 def _seen(window: int, length: int) -> float:

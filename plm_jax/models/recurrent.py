@@ -1,0 +1,111 @@
+"""LSTMs that run in both directions.
+
+Shapes: B batch, S the two directions (forward, backward), L length, D width, M units of an LSTM's memory. The gates and
+states are float32.
+"""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from plm_jax.models import settings
+from plm_jax.models.layers import Dropout
+from plm_jax.models.partitioning import constrain
+
+# What TensorFlow's LSTM adds to the forget gate, beside the trained bias.
+FORGET_BIAS = 1.0
+
+
+def uniform(largest: float):
+    """An initialiser that draws from -largest to largest."""
+    return lambda key, shape, dtype=jnp.float32: jax.random.uniform(key, shape, dtype, -largest, largest)
+
+
+def parameters(key, leaves):
+    """Boxed parameters by their names, from (initialiser, logical axes, shape) of each."""
+    leaves, structure = jax.tree.flatten(leaves, is_leaf=lambda leaf: isinstance(leaf, tuple))
+    keyed = zip(jax.random.split(key, len(leaves)), leaves, strict=True)
+    made = [nn.with_logical_partitioning(init, axes)(own_key, shape) for own_key, (init, axes, shape) in keyed]
+    return jax.tree.unflatten(structure, made)
+
+
+def run(block, x_BSLD, state, steps_LBS, lstm, dtype):
+    """One layer over all steps: [B, S, L, D] and the state after it.
+
+    Args:
+      block: its parameters; those of a projection only where `lstm` is given.
+      x_BSLD: [B, S, L, D].
+      state: `cell` and `hidden` before them, [B, S, …].
+      steps_LBS: 1 at the steps that count; others leave the state as it is. None: all count.
+      lstm: the `settings.Lstm` whose limits hold; None: there are none, and no projection.
+      dtype: of activations.
+    """
+    # Whole over `embed` from here on, so that they are gathered once and not at every step.
+    recurrent = constrain(block["recurrent"]["kernel"].astype(dtype), None, None, None, "cell")
+    if lstm:
+        projection = constrain(block["projection"]["kernel"].astype(dtype), None, "cell", None)
+    gates_LBSGM = jnp.einsum(
+        "bsld,sdgm->lbsgm", x_BSLD, block["input"]["kernel"].astype(dtype), preferred_element_type=jnp.float32
+    )
+    gates_LBSGM = constrain(gates_LBSGM + block["input"]["bias"], "length", "batch", None, None, "cell")
+
+    def step(state, inputs):
+        gates_BSGM, real_BS = inputs
+        hidden = state["hidden"].astype(dtype)
+        gates_BSGM += jnp.einsum("bsd,sdgm->bsgm", hidden, recurrent, preferred_element_type=jnp.float32)
+        take, new, forget, give = (gates_BSGM[:, :, gate] for gate in range(4))
+        cell = nn.sigmoid(forget + FORGET_BIAS) * state["cell"] + nn.sigmoid(take) * jnp.tanh(new)
+        cell = jnp.clip(cell, -lstm.cell_clip, lstm.cell_clip) if lstm else cell
+        hidden = nn.sigmoid(give) * jnp.tanh(cell)
+        if lstm:
+            hidden = jnp.einsum("bsm,smd->bsd", hidden.astype(dtype), projection, preferred_element_type=jnp.float32)
+            hidden = jnp.clip(hidden, -lstm.projection_clip, lstm.projection_clip)
+        after = {"cell": constrain(cell, "batch", None, "cell"), "hidden": constrain(hidden, "batch", None, "embed")}
+        if real_BS is not None:
+            after = jax.tree.map(lambda one, other: jnp.where(real_BS[..., None] > 0, one, other), after, state)
+        return after, after["hidden"].astype(dtype)
+
+    state, given_LBSD = jax.lax.scan(step, state, (gates_LBSGM, steps_LBS))
+    return jnp.moveaxis(given_LBSD, 0, 2), state
+
+
+class BiLstm(nn.Module):
+    """The LSTMs of `settings.BiLstm`, whose states are what they give.
+
+    Attributes:
+      lstm: the settings.
+      dtype: of activations.
+    """
+
+    lstm: settings.BiLstm
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x, mask=None, *, deterministic):
+        """[B, L, D] → [B, L, 2 M]; the mask [B, L] is 1 at real places, and what stands at others is not read."""
+        cell = self.lstm.cell
+        steps_LBS = None if mask is None else jnp.moveaxis(jnp.stack([mask, mask[:, ::-1]], axis=1), -1, 0)
+        zeros = jnp.zeros((len(x), 2, cell))
+        for number in range(self.lstm.layers):
+            x = Dropout(self.lstm.dropout)(x, deterministic=deterministic)
+            block = self.param(f"layer_{number}", _init_lstm, x.shape[-1], cell)
+            both = jnp.stack([x, x[:, ::-1]], axis=1)
+            given, _ = run(block, both, {"cell": zeros, "hidden": zeros}, steps_LBS, None, self.dtype)
+            x = jnp.concatenate([given[:, 0], given[:, 1, ::-1]], axis=-1)
+        return x
+
+
+def _init_lstm(key, width, cell):
+    init, axes = uniform(cell**-0.5), (None, "embed", None, "cell")
+    return parameters(
+        key,
+        {
+            "input": {
+                "kernel": (init, axes, (2, width, 4, cell)),
+                "bias": (nn.initializers.zeros, (None, None, "cell"), (2, 4, cell)),
+            },
+            "recurrent": {"kernel": (init, axes, (2, cell, 4, cell))},
+        },
+    )

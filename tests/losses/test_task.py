@@ -1,0 +1,136 @@
+"""The loss of fine-tuning, by hand: of each kind of head, of padding, and GPT-1's language model beside it."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from plm_jax import losses
+from plm_jax.losses import means
+from plm_jax.models import registry, settings, task_heads
+from tests.support import tiny
+
+ROWS, LENGTH, LABELS = 5, 9, ("a", "b", "c")
+REAL = np.array([9, 3, 5, 7, 0])  # The last row fills the batch up.
+HEADS = {
+    "classes": settings.Classes(labels=LABELS),
+    "score": settings.Score(feature="mean"),
+    "tags": settings.Tags(labels=LABELS),
+    "span": settings.Span(),
+    "choice": settings.Choice(),
+}
+
+
+def batch_of(kind):
+    rng = np.random.default_rng(0)
+    mask = (np.arange(LENGTH) < REAL[:, None]).astype(np.int32)
+    tokens = rng.integers(1, 256, (ROWS, LENGTH), np.int32) * mask
+    if kind == "choice":
+        tokens, mask = (np.stack([x, x[:, ::-1] if x is tokens else x], 1) for x in (tokens, mask))
+        tokens *= mask
+    labels = {
+        "classes": {"label": rng.integers(0, 3, ROWS, np.int32)},
+        "score": {"score": rng.normal(size=ROWS).astype(np.float32)},
+        "tags": {"tags": rng.integers(-1, 3, (ROWS, LENGTH), np.int32)},
+        "span": {name: rng.integers(0, 3, ROWS, np.int32) for name in ("span_starts", "span_ends")},
+        "choice": {"label": rng.integers(0, 2, ROWS, np.int32)},
+    }[kind]
+    return {"tokens": tokens, "mask": mask} | {
+        name: np.where((REAL > 0).reshape(-1, *[1] * (value.ndim - 1)), value, 0) for name, value in labels.items()
+    }
+
+
+@functools.cache
+def made(kind, model=tiny.BERT):
+    model, rng = model.with_task(HEADS[kind]), np.random.default_rng(1)
+    draw = lambda leaf: jnp.asarray(rng.normal(size=leaf.shape).astype(np.float32) / 4)  # noqa: E731
+    return registry.build(model), jax.tree.map(draw, registry.shapes(model))
+
+
+def means_of(loss, module, params, batch):
+    sums = jax.jit(lambda params, batch: means.sums(loss, module, params, batch, {})[0])(params, batch)
+    return {name: float(value) for name, value in means.means(loss, sums).items()}
+
+
+@functools.partial(jax.jit, static_argnames="module")
+def output_of(module, params, batch):
+    return task_heads.output(module, params, batch)[0]
+
+
+def nll(logits, label):
+    logits = np.asarray(logits, np.float64)
+    return np.log(np.exp(logits).sum()) - logits[label]
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_each_loss_is_its_formula_over_what_counts(kind):
+    module, params = made(kind)
+    batch, loss = batch_of(kind), losses.get("task")
+    output = np.asarray(output_of(module, params, batch), np.float64)
+    rows = range(ROWS - 1)
+    if kind == "score":
+        want = {"loss": np.mean([(output[row, 0] - batch["score"][row]) ** 2 for row in rows])}
+    elif kind == "span":
+        sides = [(output[row, :, side], batch[name][row]) for row in rows for side, name in SIDES]
+        right = [np.argmax(logits) == label for logits, label in sides]
+        want = {
+            "loss": np.mean([nll(*side) for side in sides]),
+            "accuracy": np.mean(np.all(np.reshape(right, (-1, 2)), 1)),
+        }
+    else:
+        if kind == "tags":
+            places = [(row, at) for row in rows for at in range(REAL[row]) if batch["tags"][row, at] >= 0]
+            assert 0 < len(places) < sum(REAL)
+            told = [(output[place], batch["tags"][place]) for place in places]
+        else:
+            told = [(output[row], batch["label"][row]) for row in rows]
+        hits = np.mean([np.argmax(logits) == label for logits, label in told])
+        want = {"loss": np.mean([nll(*one) for one in told]), "accuracy": hits}
+    got = means_of(loss, module, params, batch)
+    assert got == pytest.approx(want, abs=1e-5)
+    assert loss.heads == ("task",)
+    # What fills a batch up changes nothing.
+    fewer = means_of(loss, module, params, {name: value[:-1] for name, value in batch.items()})
+    assert fewer == pytest.approx(got, abs=1e-6)
+
+
+SIDES = ((0, "span_starts"), (1, "span_ends"))
+
+
+@pytest.mark.parametrize("kind", ["classes", "choice"])
+def test_a_language_model_is_learnt_beside_it_in_the_mean_over_texts(kind):
+    module, params = made(kind, tiny.MODEL)
+    batch = batch_of(kind)
+    targets = np.roll(batch["tokens"], -1, axis=-1)
+    weights = np.roll(batch["mask"], -1, axis=-1) * batch["mask"] * 1.0
+    weights[..., -1] = 0
+    batch |= {"targets": targets, "target_weights": weights.astype(np.float32)}
+    loss = losses.get("task", lm_coefficient=0.5)
+    assert loss.heads == ("task", "vocabulary")
+    flat = {name: batch[name].reshape(-1, LENGTH) for name in ("tokens", "mask", "targets", "target_weights")}
+    logits = np.asarray(jax.jit(module.apply)({"params": params}, flat["tokens"], flat["mask"]))
+    texts = [
+        np.mean(
+            [nll(logits[row, at], flat["targets"][row, at]) for at in range(LENGTH) if flat["target_weights"][row, at]]
+        )
+        for row in range(len(logits))
+        if flat["target_weights"][row].any()
+    ]
+    assert len(texts) == 4 * (2 if kind == "choice" else 1)
+    alone = means_of(losses.get("task"), module, params, batch)
+    got = means_of(loss, module, params, batch)
+    assert got["lm_loss"] == pytest.approx(np.mean(texts), abs=1e-5)
+    assert got[f"{kind}_loss"] == pytest.approx(alone["loss"], abs=1e-6)
+    assert got["loss"] == pytest.approx(alone["loss"] + 0.5 * np.mean(texts), abs=1e-5)
+
+
+def test_labels_may_be_smoothed():
+    module, params = made("classes")
+    batch = batch_of("classes")
+    output = np.asarray(output_of(module, params, batch), np.float64)[:-1]
+    log = np.log(np.exp(output) / np.exp(output).sum(-1, keepdims=True))
+    soft = 0.9 * np.eye(3)[batch["label"][:-1]] + 0.1 / 3
+    got = means_of(losses.get("task", label_smoothing=0.1), module, params, batch)
+    assert got["loss"] == pytest.approx(-(soft * log).sum(1).mean(), abs=1e-5)

@@ -1,0 +1,252 @@
+"""Heads of tasks: what of a text they read, from which layers, on either side of padding, for several texts a row."""
+
+import functools
+from dataclasses import replace
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from plm_jax.common import trees
+from plm_jax.common.errors import UserError
+from plm_jax.models import layers, recurrent, registry, settings, task_heads
+from tests.support import tiny
+
+LENGTH = 10
+REAL = np.array([10, 4, 7])
+RIGHT = (np.arange(LENGTH) < REAL[:, None]).astype(np.int32)
+LEFT = RIGHT[:, ::-1].copy()
+ELMO = settings.Elmo(
+    embedding=settings.CharacterCNN(9, width=6, dim=3, filters=((1, 3), (2, 4)), max_characters=8, highway_layers=1),
+    lstm=settings.Lstm(layers=2, cell=5),
+)
+
+
+@functools.cache
+def made(model):
+    """A module and random parameters."""
+    rng = np.random.default_rng(1)
+    draw = lambda leaf: jnp.asarray(rng.normal(size=leaf.shape).astype(np.float32) / 4)  # noqa: E731
+    return registry.build(model), jax.tree.map(draw, registry.shapes(model))
+
+
+@functools.partial(jax.jit, static_argnames="model")
+def output(model, params, batch, keys=None):
+    return task_heads.output(registry.build(model), params, batch, keys)
+
+
+def texts(mask, model=tiny.MODEL):
+    """The same texts, wherever the mask says they stand."""
+    rng = np.random.default_rng(3)
+    shape = (model.max_characters,) if model.max_characters else ()
+    high = 200 if model.max_characters else model.vocab_size
+    name, values = "characters" if shape else "tokens", np.zeros((*mask.shape, *shape), np.int32)
+    for row, real in enumerate(REAL):
+        values[row][mask[row] == 1] = rng.integers(1, high, (real, *shape))
+    return {name: values, "mask": mask}
+
+
+def features_of(model, batch, method="features"):
+    module, params = made(model)
+    given = {"mutable": ["intermediates"]} if method == "states" else {}
+    found = jax.jit(functools.partial(module.apply, method=method, **given))({"params": params}, **model.read(batch))
+    return np.asarray(found[0] if given else found, np.float64)
+
+
+def dense(params, name, x):
+    leaf = params["heads_task"][name]
+    return x @ np.asarray(leaf["kernel"], np.float64) + (np.asarray(leaf["bias"]) if "bias" in leaf else 0)
+
+
+@pytest.mark.parametrize("mask", [RIGHT, LEFT], ids=["right", "left"])
+@pytest.mark.parametrize("feature", ["first", "last", "mean", "max"])
+def test_a_feature_is_of_the_real_tokens(feature, mask):
+    model = tiny.MODEL.with_task(
+        settings.Classes(labels=("a", "b", "c"), feature=feature, transform="tanh", bias=False)
+    )
+    _, params = made(model)
+    assert params["heads_task"]["output"].keys() == {"kernel"}
+    batch = texts(mask)
+    got, features = output(model, params, batch)
+    want = features_of(model, batch)
+    np.testing.assert_allclose(features, want, atol=1e-5)
+    read = [x[keep == 1] for x, keep in zip(want, mask, strict=True)]
+    take = {"first": lambda x: x[0], "last": lambda x: x[-1], "mean": lambda x: x.mean(0), "max": lambda x: x.max(0)}
+    hidden = np.tanh(dense(params, "transform", np.array([take[feature](x) for x in read])))
+    np.testing.assert_allclose(got, dense(params, "output", hidden), atol=1e-5)
+    assert got.shape == (3, 3) and got.dtype == np.float32
+    np.testing.assert_allclose(got, output(model, params, texts(RIGHT))[0], atol=1e-5)
+
+
+def test_the_pooler_is_the_models_own():
+    head = settings.Score(feature="pooler")
+    model = tiny.BERT.with_task(head)
+    assert model.pooler == settings.Pooler(0) and isinstance(model.head, settings.NoHead)
+    _, params = made(model)
+    assert {name for name in params if "pool" in name} == {"pooler"}
+    assert params["heads_task"].keys() == {"output"}
+    batch = texts(RIGHT)
+    got, features = output(model, params, batch)
+    pooled = np.tanh(np.asarray(features)[:, 0] @ params["pooler"]["kernel"] + params["pooler"]["bias"])
+    np.testing.assert_allclose(got, dense(params, "output", pooled), atol=1e-5)
+    # Beside the pairs' classes, which its dense layer is for, too.
+    both = replace(tiny.BERT, heads=(("task", head),))
+    module, params = made(both)
+    got, features = output(both, params, batch)
+    pooled = np.tanh(np.asarray(features)[:, 0] @ params["pooler"]["kernel"] + params["pooler"]["bias"])
+    np.testing.assert_allclose(got, dense(params, "output", pooled), atol=1e-5)
+    pairs = module.apply({"params": params}, features, "sentence_pair", method="head_output")
+    want = pooled @ params["classifier"]["kernel"] + params["classifier"]["bias"]
+    np.testing.assert_allclose(pairs, want, atol=1e-5)
+    with pytest.raises(UserError, match=r"model.heads.task.feature is 'pooler', and the model has none"):
+        replace(tiny.MODEL, heads=(("task", head),))
+
+
+@pytest.mark.parametrize("model", [tiny.MODEL, tiny.BERT, tiny.BART], ids=lambda model: model.kind)
+def test_layers_are_concatenated_or_mixed(model):
+    batch = texts(RIGHT, model)
+    if model.has_decoder:
+        batch |= {"decoder_tokens": batch["tokens"][:, ::-1], "decoder_mask": RIGHT}
+    tags = settings.Tags(labels=("O", "B"))
+    beside = model.with_task(replace(tags, layers=settings.ConcatenatedLayers((0, -1, 1))))
+    _, params = made(beside)
+    states = features_of(beside, batch, "states")
+    assert len(states) == 3 == beside.num_states
+    want = dense(params, "output", np.concatenate([states[0], states[2], states[1]], -1))
+    np.testing.assert_allclose(output(beside, params, batch)[0], want, atol=1e-5)
+
+    mixing = model.with_task(replace(tags, layers=settings.MixedLayers((1, 2), words=True)))
+    _, params = made(mixing)
+    states, mix = features_of(mixing, batch, "states"), params["heads_task"]["mix"]
+    shares = np.exp(mix["weights"]) / np.exp(mix["weights"]).sum()
+    mixed = mix["scale"] * (shares[0] * states[1] + shares[1] * states[2])
+    want = dense(params, "output", np.concatenate([states[0], mixed], -1))
+    np.testing.assert_allclose(output(mixing, params, batch)[0], want, atol=1e-5)
+    with pytest.raises(UserError, match=r"reads layer 3: the model has 0 \(its embeddings\) to 2"):
+        registry.shapes(model.with_task(replace(tags, layers=settings.ConcatenatedLayers((3,)))))
+
+
+def test_a_mixed_layer_is_normed_over_the_real_places_of_a_text():
+    states = np.random.default_rng(0).normal(2, 3, size=(2, 3, LENGTH, 5)).astype(np.float32)
+    weights = {"weights": np.array([0.3, -0.2], np.float32), "scale": np.float32(1.5)}
+    got = layers.ScalarMix(True).apply({"params": weights}, states, RIGHT)
+    shares = np.exp(weights["weights"]) / np.exp(weights["weights"]).sum()
+    for row, real in enumerate(REAL):
+        own = states[:, row, :real].astype(np.float64)
+        normed = [(layer - layer.mean()) / np.sqrt(layer.var() + 1e-12) for layer in own]
+        want = 1.5 * (shares[0] * normed[0] + shares[1] * normed[1])
+        np.testing.assert_allclose(got[row, :real], want, atol=1e-5)
+
+
+def lstm_by_hand(params, side, x_LD):
+    """[L, M]: the equations of an LSTM, torch's but for 1 that is added to the bias of the forget gate."""
+    leaf = {name: np.asarray(params["input"][name][side], np.float64) for name in ("kernel", "bias")}
+    recurrent_kernel = np.asarray(params["recurrent"]["kernel"][side], np.float64)
+    hidden = cell = np.zeros(recurrent_kernel.shape[0])
+    found = []
+    for x in x_LD:
+        gates = np.einsum("d,dgm->gm", x, leaf["kernel"]) + leaf["bias"]
+        take, new, forget, give = gates + np.einsum("m,mgn->gn", hidden, recurrent_kernel)
+        sigmoid = lambda y: 1 / (1 + np.exp(-y))  # noqa: E731
+        cell = sigmoid(forget + 1) * cell + sigmoid(take) * np.tanh(new)
+        hidden = sigmoid(give) * np.tanh(cell)
+        found.append(hidden)
+    return np.array(found)
+
+
+@pytest.mark.parametrize("mask", [RIGHT, LEFT], ids=["right", "left"])
+def test_lstms_run_both_ways_over_the_real_places(mask):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(3, LENGTH, 4)).astype(np.float32)
+    module = recurrent.BiLstm(settings.BiLstm(cell=3, layers=2), jnp.float32)
+    shapes = nn.unbox(jax.eval_shape(lambda: module.init(jax.random.key(0), x, mask, deterministic=True))["params"])
+    params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), shapes)
+    got = module.apply({"params": params}, x, mask, deterministic=True)
+    for row in range(3):
+        own = x[row][mask[row] == 1].astype(np.float64)
+        for number in range(2):
+            both = [lstm_by_hand(params[f"layer_{number}"], side, own[:: 1 - 2 * side]) for side in range(2)]
+            own = np.concatenate([both[0], both[1][::-1]], -1)
+        np.testing.assert_allclose(got[row][mask[row] == 1], own, atol=1e-5)
+
+
+def test_an_elmo_tags_and_classifies_from_its_words_beside_their_mix():
+    head = settings.Tags(labels=("O", "B"), layers=settings.MixedLayers(words=True), recurrent=settings.BiLstm(4, 2))
+    tagger = ELMO.with_task(head)
+    _, params = made(tagger)
+    shape = params["heads_task"]["recurrent"]["layer_0"]["input"]["kernel"].shape
+    assert shape == (2, 6 + 2 * 6, 4, 4), "the words' vectors and both directions"
+    right, left = (np.asarray(output(tagger, params, texts(mask, ELMO))[0]) for mask in (RIGHT, LEFT))
+    assert right.shape == (3, LENGTH, 2)
+    np.testing.assert_allclose(right[RIGHT == 1], left[LEFT == 1], atol=1e-5)
+    states = features_of(tagger, texts(RIGHT, ELMO), "states")
+    mix, parts = params["heads_task"]["mix"], params["heads_task"]["recurrent"]
+    shares = np.exp(mix["weights"]) / np.exp(mix["weights"]).sum()
+    x = np.concatenate([states[0, ..., :6], mix["scale"] * np.tensordot(shares, states, 1)], -1)[1, :4]
+    for number in range(2):
+        both = [lstm_by_hand(parts[f"layer_{number}"], side, x[:: 1 - 2 * side]) for side in range(2)]
+        x = np.concatenate([both[0], both[1][::-1]], -1)
+    np.testing.assert_allclose(right[1, :4], dense(params, "output", x), atol=1e-5)
+
+    classes = settings.Classes(labels=("a", "b", "c"), feature="max", layers=head.layers, recurrent=head.recurrent)
+    classifier = ELMO.with_task(classes)
+    _, params = made(classifier)
+    right, left = (np.asarray(output(classifier, params, texts(mask, ELMO))[0]) for mask in (RIGHT, LEFT))
+    assert right.shape == (3, 3)
+    np.testing.assert_allclose(right, left, atol=1e-5)
+    # What it was made for is still there, and it runs in training, too.
+    module = registry.build(tagger)
+    assert tagger.named_heads.keys() == {"vocabulary", "backward", "task"}
+    given = module.apply({"params": made(tagger)[1]}, **texts(RIGHT, ELMO), method="features", deterministic=False)
+    assert given.shape == (3, 2, LENGTH, 6)
+
+
+def test_several_texts_are_put_together_again():
+    head = settings.Choice(feature="last", bias=False)
+    model = tiny.MODEL.with_task(head)
+    _, params = made(model)
+    flat = texts(RIGHT)
+    rows = {name: np.stack([value, value[::-1]], axis=1) for name, value in flat.items()}
+    got, features = output(model, params, rows)
+    one, _ = output(model, params, flat | {name: value[:, None] for name, value in flat.items()})
+    assert got.shape == (3, 2) and one.shape == (3, 1) and features.shape == (6, LENGTH, 32)
+    np.testing.assert_allclose(got, np.concatenate([one, one[::-1]], 1), atol=1e-5)
+    # In both orders: the sum of the two features, before the last layer.
+    both_orders = tiny.MODEL.with_task(settings.Classes(labels=("a", "b"), feature="last"))
+    _, params = made(both_orders)
+    found, one = output(both_orders, params, rows)[0], output(both_orders, params, flat)[0]
+    np.testing.assert_allclose(found, one + one[::-1] - params["heads_task"]["output"]["bias"], atol=1e-5)
+
+
+def test_dropout_is_in_training_alone_and_one_for_a_rows_texts():
+    head = settings.Choice(feature="last", dropout=0.5)
+    model = tiny.MODEL.with_task(head)
+    assert model.drops and not tiny.MODEL.drops and not model.with_dropout(0.0).drops
+    assert dict(model.with_dropout(0.3).heads)["task"].dropout == 0.3
+    _, params = made(model)
+    flat = texts(RIGHT)
+    same = {name: np.stack([value, value], axis=1) for name, value in flat.items()}
+    plain = output(model, params, same)[0]
+    np.testing.assert_array_equal(plain, output(model, params, same, {})[0])
+    dropped = output(model, params, same, {"dropout": jax.random.key(1)})[0]
+    np.testing.assert_allclose(dropped[:, 0], dropped[:, 1], atol=1e-6)
+    assert np.abs(dropped - plain).min() > 1e-4
+    assert len({f"{value:.4f}" for value in np.asarray(dropped[:, 0] / plain[:, 0])}) == 3, "each row has a mask"
+
+
+def test_it_is_a_choice_in_a_config_and_counts_its_products():
+    head = settings.Tags(
+        labels=("O", "B-PER"), layers=settings.MixedLayers((-2, -1)), recurrent=settings.BiLstm(8), transform="tanh"
+    )
+    model = tiny.BERT.with_task(head)
+    assert trees.parse(settings.Model, trees.to_dict(model), "model") == model
+    plain = replace(model, heads=())
+    each = 2 * 4 * 8 * (32 + 8) + 16 * 32 + 32 * 2
+    assert model.products(12, 3) - plain.products(12, 3) == 12 * each
+    assert replace(model, heads=(("task", settings.Score()),)).products(12, 3) == plain.products(12, 3)
+    assert tiny.ELECTRA.with_task(head).kind == "encoder"
+    assert "vocabulary" in tiny.LLAMA.with_task(head).named_heads
+    with pytest.raises(UserError, match=r"has no labels: set model.heads.task.labels"):
+        registry.shapes(tiny.MODEL.with_task(settings.Tags()))

@@ -6,6 +6,17 @@ A config page builds a `Run` and returns `to_config_dict(run)`; the command line
 
 from plm_jax.common.trees import brief, differences, to_config_dict, to_dict
 from plm_jax.config.data import SPECIALS, Data, InputsTargets, Vocabulary
+from plm_jax.config.labelled import (
+    Answers,
+    Choices,
+    Classes,
+    Form,
+    LabelledJsonLines,
+    LabelledSource,
+    LabelledTfds,
+    Score,
+    Tags,
+)
 from plm_jax.config.optimizers import Adafactor, Adagrad, AdamW, Lamb, Optimizer
 from plm_jax.config.reading import choose, from_dict, from_saved, model_from_saved, resolve
 from plm_jax.config.run import Run
@@ -32,25 +43,33 @@ from plm_jax.config.sources import (
 )
 from plm_jax.config.stages import has_inputs_targets, read_sources, stages, target_length
 from plm_jax.config.training import Checkpoint, Evaluation, Mesh, Phase, Precision, Stage, Train
-from plm_jax.data.layouts import Blocks, Documents, Layout, Segments, SentencePairs, Streams, WholeSentences
+from plm_jax.data.layouts import Blocks, Documents, Labelled, Layout, Segments, SentencePairs, Streams, WholeSentences
 
 __all__ = [
     "SPECIALS",
     "Adafactor",
     "Adagrad",
     "AdamW",
+    "Answers",
     "Blocks",
     "Checkpoint",
+    "Choices",
+    "Classes",
     "ConstantSchedule",
     "CosineSchedule",
     "Data",
     "Documents",
     "Evaluation",
     "FileSource",
+    "Form",
     "InputsTargets",
     "InputsTargetsSource",
     "JsonLines",
     "JsonLinesInputsTargets",
+    "Labelled",
+    "LabelledJsonLines",
+    "LabelledSource",
+    "LabelledTfds",
     "Lamb",
     "Layout",
     "LinearSchedule",
@@ -63,6 +82,7 @@ __all__ = [
     "RsqrtWarmupSchedule",
     "Run",
     "Schedule",
+    "Score",
     "Segments",
     "SentencePairs",
     "SeqioInputsTargets",
@@ -70,6 +90,7 @@ __all__ = [
     "Source",
     "Stage",
     "Streams",
+    "Tags",
     "TaskSource",
     "TextFiles",
     "Tfds",

@@ -60,6 +60,7 @@ class Reader:
     Attributes:
       sources: the opened caches of all sources with a rate above 0 in some stage.
       vocabulary: what the manifests say of the vocabulary.
+      rows: the `layouts.Rows` of a split, a source's name and a length.
     """
 
     def __init__(self, run: config.Run, stages: Sequence[config.Stage] | None = None, share: float = 1.0):
@@ -88,7 +89,7 @@ class Reader:
         special = _special(self.vocabulary)
         self.objective = objectives.BoundObjective(run.objective, special)
         self._example_rows = example_rows(run, special)
-        self._rows = functools.cache(self._open)
+        self.rows = functools.cache(self._open)
         self._segments = self._plan()
         self._first_examples = [segment.stage.first_example for segment in self._segments]
 
@@ -125,7 +126,7 @@ class Reader:
             if name not in self.sources:
                 found[name] = stage.mixture[name]
                 continue
-            rows = self._rows("train", name, stage.length)
+            rows = self.rows("train", name, stage.length)
             rate = stage.mixture.get(name, 0.0) / rows.examples_a_row
             found[name] = rate if stage.mixture else rows.num_rows
         return found
@@ -136,7 +137,7 @@ class Reader:
         if source.has_inputs_targets:
             packed = self._run.data.inputs_targets.packed
             return inputs_targets.InputsTargetsRows(source.splits[split], self._example_rows, length, packed)
-        characters = self._spelling if layout.reads_characters else None
+        characters = self._spelling if layout.reads_characters(self._run.objective) else None
         return layout.open(source, split, length, self._run.train.seed, self.objective, characters)
 
     @functools.cached_property
@@ -149,7 +150,7 @@ class Reader:
 
     def _order(self, name: str, stage: config.Stage) -> layouts.Order:
         """The order of a source's training examples in a stage."""
-        rows = self._rows("train", name, stage.length)
+        rows = self.rows("train", name, stage.length)
         order = rows.order(self._run.data.window_tokens, stage.batch_size, self._run.train.seed, name)
         if not order.num_items:
             raise UserError(f"source '{name}' {rows.shortage(stage.length, stage.batch_size)}")
@@ -232,7 +233,7 @@ class Reader:
         # Stages that were read may be of sources that are no more.
         stages = [segment.stage for segment in self._segments if segment.rates.keys() <= self.sources.keys()]
         length = self._stages[0].length
-        found = [note for name in self.sources for note in self._rows("train", name, length).notes(name)]
+        found = [note for name in self.sources for note in self.rows("train", name, length).notes(name)]
         if self._run.objective.whole_words:
             share, length = max((self._share_left_out(stage), stage.length) for stage in stages)
             if share >= _LEFT_OUT:
@@ -247,7 +248,8 @@ class Reader:
             sample = _sample(stage)
             # Noise makes a row no shorter.
             first = self.example(sample[0])
-            real = "target_weights" if "decoder_tokens" in first or "mask" not in first else "mask"
+            has_targets = "decoder_tokens" in first and "target_weights" in first
+            real = "target_weights" if has_targets or "mask" not in first else "mask"
             sample = [self.example(k)[real].mean() for k in sample]
             full = stage.batch_size * float(np.mean(sample))
             found.append(f"{stage.batch_size} rows of {stage.length} have as many tokens as {full:.0f} full ones")
@@ -267,7 +269,7 @@ class Reader:
         """How many rows hold all of a split's tokens, of each source that has it; arguments as of `in_order`."""
         names = [own for own, source in self.sources.items() if split in source.splits and name in (None, own)]
         length = self._stages[-1].length if length is None else length
-        return {own: self._rows(split, own, length).num_rows for own in names}
+        return {own: self.rows(split, own, length).num_rows for own in names}
 
     def num_batches(self, split: str, batch_size: int, name: str | None = None, length: int | None = None) -> int:
         """How many batches `in_order` gives."""
@@ -308,7 +310,7 @@ class Reader:
         for name, count in counts.items():
             if index < count:
                 rng = layouts.generator(self._run.train.seed, split, number)
-                return self._make(name, self._rows(split, name, length), index, rng)
+                return self._make(name, self.rows(split, name, length), index, rng)
             index -= count
         return {key: np.zeros_like(value) for key, value in self._row(split, length, counts, 0).items()}
 

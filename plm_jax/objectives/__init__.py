@@ -7,15 +7,21 @@ from plm_jax.common.errors import UserError, nearest
 from plm_jax.objectives.bidirectional_lm import BidirectionalLM
 from plm_jax.objectives.blank_infilling import BlankInfilling
 from plm_jax.objectives.causal import Causal
+from plm_jax.objectives.classification import Classification, Regression
 from plm_jax.objectives.denoising import Denoising
 from plm_jax.objectives.examples import Rows as ExampleRows
+from plm_jax.objectives.labelled import Labelled
 from plm_jax.objectives.masked_lm import MaskedLM
+from plm_jax.objectives.multiple_choice import MultipleChoice
 from plm_jax.objectives.objective import BoundObjective, Objective
 from plm_jax.objectives.prefix_lm import DecoderPrefixLM, FullLM, PrefixLM
 from plm_jax.objectives.replaced_token import ReplacedToken
+from plm_jax.objectives.row_format import RowFormat
 from plm_jax.objectives.span_corruption import SpanCorruption
+from plm_jax.objectives.span_extraction import SpanExtraction, Window
 from plm_jax.objectives.span_masked_lm import SpanMaskedLM
 from plm_jax.objectives.special import Special
+from plm_jax.objectives.tagging import Tagging
 from plm_jax.objectives.token_corruption import Deshuffling, DropTokens, MaskTokens, ReplaceSpans
 from plm_jax.objectives.ul2 import UL2, Denoiser
 
@@ -25,6 +31,7 @@ __all__ = [
     "BlankInfilling",
     "BoundObjective",
     "Causal",
+    "Classification",
     "DecoderPrefixLM",
     "Denoiser",
     "Denoising",
@@ -32,15 +39,22 @@ __all__ = [
     "DropTokens",
     "ExampleRows",
     "FullLM",
+    "Labelled",
     "MaskTokens",
     "MaskedLM",
+    "MultipleChoice",
     "Objective",
     "PrefixLM",
+    "Regression",
     "ReplaceSpans",
     "ReplacedToken",
+    "RowFormat",
     "SpanCorruption",
+    "SpanExtraction",
     "SpanMaskedLM",
     "Special",
+    "Tagging",
+    "Window",
     "get",
 ]
 

@@ -23,7 +23,8 @@ class Objective(Role):
       reads: what it asks of examples besides tokens: `word_starts`, the rising indices of the tokens that begin words,
         or `sentence_starts`, where sentences begin.
       takes: of which forms examples may be: `text`, a stretch of documents one after another, without marks around it;
-        `row`, a row whose marks and padding are in their place, and stay there; `stream`, what ELMo's streams give.
+        `row`, a row whose marks and padding are in their place, and stay there; `stream`, what ELMo's streams
+        give; `labelled`, the texts of an example and its label.
       frames: whether it puts a text, of up to `input_length` tokens, between the marks that begin and end a row.
       takes_begin: whether texts may begin with special ids of the layout's choice.
       has_prefix: whether rows begin with a prefix that sees all of itself, `prefix_lengths`.

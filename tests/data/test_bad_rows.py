@@ -107,7 +107,8 @@ def test_examples_are_left_out_as_well_where_they_are_prepared_as_where_they_are
     write(tmp_path / "a.jsonl", [b'{"a": "x", "b": 1}', b'{"a": "x"}', b'{"a": null, "b": 2}', b'{"a": "y", "b": 3}'])
     source, skipped = config.JsonLinesInputsTargets(f"{tmp_path}/a.jsonl", "in {a}", "{b}"), corpus.Skipped()
     wanted = [("in x", "1"), ("in y", "3")]
-    assert [record[:2] for record in files.read(source, skipped=skipped)] == wanted and (skipped.bad, skipped.rows) == (
+    found = [(record.text, *record.others) for record in files.read(source, skipped=skipped)]
+    assert found == wanted and (skipped.bad, skipped.rows) == (
         2,
         4,
     )

@@ -164,7 +164,7 @@ def test_words_of_the_segmenter_are_masked_together(prepared, make_run, layout):
     run = dataclasses.replace(run, data=dataclasses.replace(run.data, layout=LAYOUTS[layout]))
     vocabulary, opened = vocabularies.load(run.vocabulary), reader.Reader(run)
     known = "".join("|" + "|".join(filter(None, halves(text))) for text in poems()) + "|"
-    rows, several = opened._rows("train", "poems", run.data.length), 0
+    rows, several = opened.rows("train", "poems", run.data.length), 0
     for item in range(40):
         row = rows.example(item, np.random.default_rng(item))
         spans, stretches = words_of(row, vocabulary)

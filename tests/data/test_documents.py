@@ -46,7 +46,7 @@ def test_short_and_unknown_rows_are_left_out_and_a_run_says_how_much(write_sourc
     run = make()
     assert config.from_dict(config.to_dict(run)) == run
     opened = reader.Reader(run)
-    layout = opened._rows("train", "a", 16)
+    layout = opened.rows("train", "a", 16)
     rows = [layout.example(item, None) for item in range(layout.num_rows)]
     found = [row["tokens"][row["mask"] > 0].tolist() for row in rows]
     # 6 of 14 and 7 of 16 are below half, 8 of 16 are not; of 40 tokens 13, 14 and 13 make a row.

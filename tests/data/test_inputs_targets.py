@@ -166,7 +166,7 @@ def test_each_epoch_and_the_validation_have_every_example_once(
     assert sorted(itertools.chain(*found)) == sorted(parts[True])
     if packed:  # No row could have taken the first example of the next one; blocks of 50 end rows, too.
         split, sizes = opened.sources["up"].splits["train"], [[], []]
-        layout = opened._rows("train", "up", length)
+        layout = opened.rows("train", "up", length)
         counts = inputs_targets._lengths(split, 0, split.num_documents)
         for part in (0, 1):
             sizes[part] = np.minimum(counts[part] + 1, (length, target_length)[part])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plm_jax import config
+from plm_jax import config, objectives
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache, layouts, reader
 from plm_jax.data.cache import rising
@@ -201,9 +201,9 @@ def test_a_layout_of_a_users_own_is_read_like_ours(write_source, make_run, rando
 
 def test_a_row_is_as_its_format_says():
     """An order of marks that no layout here has: A, two marks, B, and what begins the others at the end."""
-    made = layouts.RowFormat((), (7, 7), (7, 8), pad=9, has_types=True).row([np.array([1, 2]), np.array([3])], 9)
+    made = objectives.RowFormat((), (7, 7), (7, 8), pad=9, has_types=True).row([np.array([1, 2]), np.array([3])], 9)
     assert made["tokens"].tolist() == [1, 2, 7, 7, 3, 7, 8, 9, 9]
     assert made["mask"].tolist() == [1, 1, 1, 1, 1, 1, 1, 0, 0]
     assert made["token_types"].tolist() == [0, 0, 0, 0, 1, 1, 1, 0, 0]
-    row_format = layouts.RowFormat((5,), (7, 7), (8,))
+    row_format = objectives.RowFormat((5,), (7, 7), (8,))
     assert (row_format.room(9), row_format.room(9, 2), row_format.begins([3, 1])) == (7, 5, [1, 6])

@@ -94,7 +94,7 @@ def test_an_epoch_has_every_row_once_and_a_run_resumes_anywhere(write_sentences,
     run = make()
     assert config.from_dict(config.to_dict(run)) == run
     read = reader.Reader(run)
-    layout = read._rows("train", "a", 24)
+    layout = read.rows("train", "a", 24)
     order = layouts.Order(layout, 64, 3, "a")
     for epoch in range(2):
         items = [order.item(epoch * order.num_items + i) for i in range(order.num_items)]

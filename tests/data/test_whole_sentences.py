@@ -158,7 +158,7 @@ def test_a_run_says_how_full_short_rows_are(write_sentences, make):
 
 def test_bos_and_eos_serve_where_there_is_no_cls(make):
     bos_eos = objectives.Special(pad=1, bos=0, eos=2, vocab_size=9)
-    made = layouts.RowFormat.of(bos_eos).row([np.array([5, 6])], 6)
+    made = objectives.RowFormat.of(bos_eos).row([np.array([5, 6])], 6)
     assert made["tokens"].tolist() == [0, 5, 6, 2, 1, 1] and made["mask"].tolist() == [1, 1, 1, 1, 0, 0]
     run = make(True, pad=1, bos=0, eos=2, mask=3)
     assert config.from_dict(config.to_dict(run)) == run

@@ -43,6 +43,8 @@ SENTENCE_STARTS = Column("sentence_starts", "<u4", "start")
 WORD_STARTS = Column("word_starts", "<u4", "start")
 # UTF-8 bytes of a document's first token, which no model predicts.
 FIRST_BYTES = Column("first_bytes", "<i4", "document")
+# Of each token the characters of its text that it is, from which on and up to which, white space around left out.
+OFFSETS = (Column("char_starts", "<u4", "token"), Column("char_ends", "<u4", "token"))
 # Where a document comes from, see `origin`.
 ORIGIN = Column("origin", "<u8", "document")
 

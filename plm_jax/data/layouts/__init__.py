@@ -4,7 +4,7 @@
     order.py      which row comes k-th: windows permuted by a seed, and rows within each
     stream.py     a split as one stream of tokens with marks around documents
     index.py      where rows begin of which each depends on the one before
-    formats.py    the marks, types and padding of a row
+    formats.py    a row that is a stretch of a stream
     noising.py    a row with an objective's noise and targets
 
 and one file for each layout. No state decides which row is the k-th. Nothing is imported here that a config would have
@@ -13,7 +13,7 @@ to wait for: what reads and writes files is, once a layout is opened.
 
 from plm_jax.data.layouts.blocks import Blocks
 from plm_jax.data.layouts.documents import Documents
-from plm_jax.data.layouts.formats import RowFormat
+from plm_jax.data.layouts.labelled import Labelled
 from plm_jax.data.layouts.layout import Example, Layout, Rows, begins_with
 from plm_jax.data.layouts.order import Order
 from plm_jax.data.layouts.randomness import generator
@@ -27,9 +27,9 @@ __all__ = [
     "Blocks",
     "Documents",
     "Example",
+    "Labelled",
     "Layout",
     "Order",
-    "RowFormat",
     "Rows",
     "Segments",
     "SentencePairs",

@@ -19,7 +19,6 @@ import numpy as np
 from plm_jax import objectives
 from plm_jax.common import trees
 from plm_jax.data.layouts import index
-from plm_jax.data.layouts.formats import RowFormat
 from plm_jax.data.layouts.layout import Example, Form, Layout, check_around, check_length
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ class Documents(Layout):
     def blank(self, length: int, objective: objectives.BoundObjective, num_characters: int = 0) -> Example:
         """See `Layout.blank`."""
         del num_characters
-        return RowFormat.of(objective.special).row([np.zeros(1, np.int32)], length)
+        return objectives.RowFormat.of(objective.special).row([np.zeros(1, np.int32)], length)
 
     def open(
         self,
@@ -127,7 +126,7 @@ class DocumentRows(index.IndexedRows):
     def __init__(self, found: index.Index, split: "cache.Split", length: int, objective: objectives.BoundObjective):
         super().__init__(found, split, split.num_tokens, objective.reads)
         self._lengths, self._length = found.columns["lengths"], length
-        self._format = RowFormat.of(objective.special)
+        self._format = objectives.RowFormat.of(objective.special)
 
     def example(self, item: int, rng: np.random.Generator) -> Example:
         """A row, see `RowFormat.row`; nothing is drawn."""

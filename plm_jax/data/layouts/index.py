@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from plm_jax import objectives
 from plm_jax.common.errors import UserError, one_line
-from plm_jax.data.layouts.formats import RowFormat
 from plm_jax.data.layouts.layout import Example, Rows
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ class IndexedRows(Rows):
         return int(self._starts[item]), stop
 
     def _with_starts(
-        self, row: Example, stretches: Sequence[tuple[int, int]], sizes: Sequence[int], row_format: RowFormat
+        self, row: Example, stretches: Sequence[tuple[int, int]], sizes: Sequence[int], row_format: objectives.RowFormat
     ) -> Example:
         """A row with what is read besides tokens; its texts, of these sizes, are stretches [start, stop) of a split."""
         if self._reads:

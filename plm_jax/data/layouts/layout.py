@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from plm_jax.data import cache
 
 Example = formats.Example
-Form = Literal["text", "row", "stream"]
+Form = Literal["text", "row", "stream", "labelled"]
 
 
 class Rows(abc.ABC):
@@ -76,7 +76,6 @@ class Layout(Role):
       goes_on: whether a row of a batch goes on where the same row of the batch before ended, and so the state of a
         model that has one.
       labels_pairs: whether its rows are pairs with a `pair_label`.
-      reads_characters: whether `open` takes the characters of words.
     """
 
     plural: ClassVar[str]
@@ -84,7 +83,6 @@ class Layout(Role):
     begin: ClassVar[tuple[str, ...]] = ()
     goes_on: ClassVar[bool] = False
     labels_pairs: ClassVar[bool] = False
-    reads_characters: ClassVar[bool] = False
 
     def open(
         self,
@@ -110,6 +108,11 @@ class Layout(Role):
         del objective
         return "text"
 
+    def reads_characters(self, objective: objectives.Objective) -> bool:
+        """Whether `open` takes the characters of words."""
+        del objective
+        return False
+
     def is_full(self) -> bool:
         """Whether padding is at the end of a split alone; if not, a run says how much there is."""
         return True
@@ -134,6 +137,11 @@ class Layout(Role):
         form, takes = self.gives(run.objective), run.objective.takes
         if form in takes:
             return
+        if "labelled" in (form, *takes):
+            raise UserError(
+                f"objective '{run.objective.kind}' does not read config.data.layout '{self.kind}': labelled is the "
+                "layout of classification, regression, tagging, span_extraction and multiple_choice, and of them alone"
+            )
         if "stream" in (form, *takes):
             raise UserError(
                 f"objective '{run.objective.kind}' does not read config.data.layout '{self.kind}': bidirectional_lm "

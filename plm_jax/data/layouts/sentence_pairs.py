@@ -26,7 +26,6 @@ from plm_jax import objectives
 from plm_jax.common import trees
 from plm_jax.common.errors import UserError
 from plm_jax.data.layouts import index
-from plm_jax.data.layouts.formats import RowFormat
 from plm_jax.data.layouts.layout import Example, Form, Layout, check_length, check_share
 from plm_jax.data.layouts.randomness import generator
 
@@ -133,9 +132,9 @@ class SentencePairs(Layout):
             yield index.Found(num_documents, found)
 
 
-def pair_format(special: objectives.Special) -> RowFormat:
+def pair_format(special: objectives.Special) -> objectives.RowFormat:
     """`[CLS] A [SEP] B [SEP]`, with `token_types` 0 up to the first `[SEP]` and 1 from there."""
-    return RowFormat.of(special, has_types=True)
+    return objectives.RowFormat.of(special, has_types=True)
 
 
 def check_two_parts(layout: Layout, run: "config.Run", length: int) -> None:

@@ -31,12 +31,16 @@ class Streams(Layout):
     kind: ClassVar[str] = "streams"
     plural: ClassVar[str] = "streams"
     goes_on: ClassVar[bool] = True
-    reads_characters: ClassVar[bool] = True
 
     def gives(self, objective: objectives.Objective) -> Form:
         """Words in both directions."""
         del objective
         return "stream"
+
+    def reads_characters(self, objective: objectives.Objective) -> bool:
+        """Words are read by them."""
+        del objective
+        return True
 
     def check(self, run: "config.Run", stage: "config.Stage") -> None:
         """One source, and the words around its documents."""

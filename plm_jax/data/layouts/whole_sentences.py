@@ -60,7 +60,7 @@ class WholeSentences(Layout):
         """See `Layout.blank`."""
         if objective.frames:
             return super().blank(length, objective, num_characters)
-        return formats.RowFormat.of(objective.special).row([np.zeros(1, np.int32)], length)
+        return objectives.RowFormat.of(objective.special).row([np.zeros(1, np.int32)], length)
 
     def open(
         self,
@@ -74,7 +74,7 @@ class WholeSentences(Layout):
         """Opens the index, or makes it: once for each length."""
         del seed, characters
         opened, special = source.splits[split], objective.special
-        row_format = None if objective.frames else formats.RowFormat.of(special)
+        row_format = None if objective.frames else objectives.RowFormat.of(special)
         size = objective.input_length(length) if row_format is None else length
         room = size if row_format is None else row_format.room(length)
         stream = Stream(opened, row_format and row_format.between[0], special.pad)
@@ -134,7 +134,7 @@ class SentenceRows(index.IndexedRows):
         stream: Stream,
         length: int,
         objective: objectives.BoundObjective,
-        row_format: formats.RowFormat | None,
+        row_format: objectives.RowFormat | None,
     ):
         super().__init__(found, split, stream.num_tokens, objective.reads)
         self._stream, self._length, self._format = stream, length, row_format

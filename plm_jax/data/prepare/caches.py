@@ -128,7 +128,7 @@ def _training_texts(run: config.Run, show_progress: bool) -> Iterator[str]:
         with making.bar(f"{name}: reading", source.open(name), show_progress) as bar:
             for document in reading.all_documents(run, name, advance=bar.update):
                 if not document.held_out:
-                    yield from filter(None, (document.text, document.targets))
+                    yield from filter(None, (document.text, *(document.others or ())))
 
 
 def sample(texts: Iterable[str], num_bytes: int) -> list[str]:

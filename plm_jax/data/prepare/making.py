@@ -46,6 +46,8 @@ def make(
     if not num_documents:
         raise UserError(f"source '{name}' has no document with text in it: check its path and field")
     own = "validation" in reading.splits(name, source)
+    if own and not has_validation:
+        raise UserError(f"source '{name}' has no row in its validation: check config.data.sources.{name}")
     hold_first = not (own or has_validation) and reading.holds_first(num_documents, run.data.validation_fraction)
     splits = cache.SPLITS if has_validation or hold_first else ("train",)
     size = vocabulary.vocab_size

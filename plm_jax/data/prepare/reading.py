@@ -10,20 +10,21 @@ from plm_jax import config
 from plm_jax.data import vocabularies
 from plm_jax.data.cache import columns, form
 from plm_jax.data.sources import files
-from plm_jax.data.sources.corpus import Skipped, ignore
+from plm_jax.data.sources.corpus import Record, Skipped, ignore
 
 
 class Document(NamedTuple):
-    """A text, its number within the source, and whether it is for validation; of an example `text` is its inputs.
+    """A text, its number within the source, and whether it is for validation; of an example `text` is its first.
 
     Attributes:
+      others: of an example the texts that follow; None: it is a document.
       values: of each column that it brings along what it has: its `origin`, and what its source says of it.
     """
 
     number: int
     text: str
     held_out: bool
-    targets: str | None = None
+    others: tuple[str, ...] | None = None
     values: Mapping[str, Any] = {}
 
 
@@ -53,7 +54,9 @@ def brought(name: str, source: config.Source) -> tuple[columns.Column, ...]:
       UserError: one of its own that cannot be kept.
     """
     own = source.open(name).columns
-    columns.check(own, (columns.SENTENCE_STARTS, columns.WORD_STARTS, columns.FIRST_BYTES, columns.ORIGIN))
+    columns.check(
+        own, (columns.SENTENCE_STARTS, columns.WORD_STARTS, columns.FIRST_BYTES, *columns.OFFSETS, columns.ORIGIN)
+    )
     return (columns.ORIGIN, *own)
 
 
@@ -72,10 +75,15 @@ def documents(
     corpus, fraction = run.data.sources[name].open(name), run.data.validation_fraction
     skipped = (skipped or Skipped()) if run.data.bad_rows == "skip" else None
     found = corpus.read(piece.split, piece.shard, skipped, advance)
-    for number, record in enumerate((record for record in found if record.text.strip() or record.targets), first):
+    for number, record in enumerate(filter(_has_text, found), first):
         held = piece.split == "validation" if "validation" in corpus.splits else held_out(record.text, fraction)
         values = {**record.values, "origin": columns.origin(record.file, record.place)}
-        yield Document(number, record.text, held, record.targets, values)
+        yield Document(number, record.text, held, record.others, values)
+
+
+def _has_text(record: Record) -> bool:
+    """Whether there is anything to tokenise."""
+    return bool(record.text.strip() or any(record.others or ()))
 
 
 def all_documents(

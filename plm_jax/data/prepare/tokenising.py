@@ -2,7 +2,7 @@
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -24,15 +24,16 @@ Rule = Callable[[str], list[int]]  # Text → the characters at which a part oth
 
 
 class Batch(NamedTuple):
-    """Some documents one after another: the number of the first; of examples the texts are inputs.
+    """Some documents one after another: the number of the first; of examples the texts are their first.
 
     Attributes:
+      others: of examples the texts that follow; None: they are documents.
       values: of each column that documents bring along those of all.
     """
 
     first: int
     texts: list[str]
-    targets: list[str] | None
+    others: list[tuple[str, ...]] | None
     held_out: list[bool]
     values: dict[str, list[Any]]
 
@@ -54,22 +55,27 @@ class Task(NamedTuple):
     Attributes:
       segmenter: finds the words where the vocabulary does not.
       brought: the columns that documents bring along.
+      keeps_offsets: see `Corpus`.
     """
 
     vocabulary: config.Vocabulary
     segmenter: str | None
     brought: tuple[Column, ...]
+    keeps_offsets: bool
 
     @property
     def columns(self) -> tuple[Column, ...]:
         """All that is kept besides the tokens."""
         words = (columns.WORD_STARTS,) if self.segmenter else ()
-        return (columns.SENTENCE_STARTS, *words, columns.FIRST_BYTES, *self.brought)
+        offsets = columns.OFFSETS if self.keeps_offsets else ()
+        return (columns.SENTENCE_STARTS, *words, columns.FIRST_BYTES, *offsets, *self.brought)
 
 
 def task(run: config.Run, name: str) -> Task:
     """That of a source of a run."""
-    return Task(run.vocabulary, run.data.segmenters.get(name), reading.brought(name, run.data.sources[name]))
+    source = run.data.sources[name]
+    keeps_offsets = source.open(name).keeps_offsets
+    return Task(run.vocabulary, run.data.segmenters.get(name), reading.brought(name, source), keeps_offsets)
 
 
 def encoder(task: Task) -> Callable[[Batch], Block]:
@@ -79,26 +85,22 @@ def encoder(task: Task) -> Callable[[Batch], Block]:
     if task.segmenter:
         rules["word_starts"] = segmenters.load(task.segmenter)
     spill = Spill(vocabulary.vocab_size, task.columns)
-    return lambda batch: encode(batch, vocabulary, rules, task.brought, spill)
+    return lambda batch: encode(batch, task, vocabulary, rules, spill)
 
 
 def encode(
-    batch: Batch,
-    vocabulary: vocabularies.Vocabulary,
-    rules: dict[str, Rule],
-    brought: Sequence[Column],
-    spill: Spill,
+    batch: Batch, task: Task, vocabulary: vocabularies.Vocabulary, rules: dict[str, Rule], spill: Spill
 ) -> Block:
     """The documents of a batch that have tokens; `rules` find the starts of parts of texts, each for a column."""
     texts = [text.encode("utf-8") for text in batch.texts]
     num_bytes = np.array(list(map(len, texts)), np.uint64)
-    if batch.targets is None:
+    if batch.others is None:
         found = _texts(batch.texts, vocabulary, rules)
     else:
-        found = _examples(batch.texts, batch.targets, vocabulary)
+        found = _examples(batch.texts, batch.others, vocabulary, task.keeps_offsets)
         found |= {name: columns.gather(columns.WORD_STARTS, [()] * len(texts)) for name in rules.keys() - found.keys()}
-        num_bytes += np.array([len(target.encode("utf-8")) for target in batch.targets], np.uint64)
-    found |= {column.name: columns.gather(column, batch.values[column.name]) for column in brought}
+        num_bytes += np.array([len("".join(others).encode("utf-8")) for others in batch.others], np.uint64)
+    found |= {column.name: columns.gather(column, batch.values[column.name]) for column in task.brought}
     keys = [reading.key(number, text) for number, text in enumerate(texts, batch.first)]
     rows = spill.rows(keys, num_bytes, batch.held_out, found)
     (chosen,) = found["tokens"].sizes.nonzero()
@@ -114,18 +116,29 @@ def _texts(texts: list[str], vocabulary: vocabularies.Vocabulary, rules: dict[st
     return found
 
 
-def _examples(inputs: list[str], targets: list[str], vocabulary: vocabularies.Vocabulary) -> dict[str, Values]:
-    """The tokens of inputs and targets as those of one document, of which these are the two sentences.
+def _examples(
+    firsts: list[str], others: list[tuple[str, ...]], vocabulary: vocabularies.Vocabulary, keeps_offsets: bool
+) -> dict[str, Values]:
+    """The tokens of the texts of each example as those of one document, of which these are the sentences.
 
-    Either may have no tokens, and yet begins.
+    Each may have no tokens, and yet begins.
     """
-    both = [text for pair in zip(inputs, targets, strict=True) for text in pair]
-    ids, ends, _, _ = vocabulary.encode_parts(both, [])
-    starts, ends = ends[:-1], ends[::2]
-    return {
+    texts = [text for first, rest in zip(firsts, others, strict=True) for text in (first, *rest)]
+    counts = np.array([1 + len(rest) for rest in others])
+    found: dict[str, Values] = {}
+    if keeps_offsets:
+        encoded = vocabulary.encode_spans(texts)
+        ids, *offsets = (np.concatenate([np.zeros(0, np.int64), *part]) for part in zip(*encoded, strict=True))
+        starts = np.cumsum([0, *(len(spans.ids) for spans in encoded)])
+    else:
+        (ids, starts, _, _), offsets = vocabulary.encode_parts(texts, []), ()
+    ends = starts[np.append(0, np.cumsum(counts))]
+    for column, values in zip(columns.OFFSETS, offsets, strict=False):
+        found[column.name] = Values(values, np.diff(ends))
+    return found | {
         "tokens": Values(ids, np.diff(ends)),
-        "sentence_starts": _within(starts, np.full(len(inputs), 2), ends),
-        "first_bytes": Values(np.zeros(len(inputs), np.int64)),
+        "sentence_starts": _within(starts[:-1], counts, ends),
+        "first_bytes": Values(np.zeros(len(firsts), np.int64)),
     }
 
 
@@ -136,10 +149,14 @@ def _within(starts: np.ndarray, sizes: np.ndarray, ends: np.ndarray) -> Values:
 
 def in_batches(documents: Iterable[Document]) -> Iterator[Batch]:
     """All documents, whose numbers have no gaps."""
-    for found in batches(documents, _BATCH_CHARACTERS, lambda document: len(document.text + (document.targets or ""))):
-        numbers, texts, held_out, targets, values = zip(*found, strict=True)
+    for found in batches(documents, _BATCH_CHARACTERS, _num_characters):
+        numbers, texts, held_out, others, values = zip(*found, strict=True)
         brought = {name: [of[name] for of in values] for name in values[0]}
-        yield Batch(numbers[0], list(texts), None if targets[0] is None else list(targets), list(held_out), brought)
+        yield Batch(numbers[0], list(texts), None if others[0] is None else list(others), list(held_out), brought)
+
+
+def _num_characters(document: Document) -> int:
+    return sum(map(len, (document.text, *(document.others or ()))))
 
 
 def batches(items: Iterable[Item], limit: int, size: Callable[[Item], int]) -> Iterator[list[Item]]:

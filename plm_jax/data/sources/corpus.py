@@ -13,18 +13,22 @@ MOST_BAD = 0.01
 _TOLD = 3
 
 
+class BadRow(UserError):
+    """A line, paragraph, record or text file that holds no document or example."""
+
+
 class Record(NamedTuple):
-    """A document, or an example.
+    """A document, or an example of several texts.
 
     Attributes:
-      text: of an example its inputs.
-      targets: of an example; None: it is a document.
+      text: of an example its first, such as inputs; what is held out follows from it.
+      others: of an example those that follow, such as targets; None: it is a document.
       file, place: which of the source's files, or shards, it is from, counted from 0, and which line or record, from 1.
       values: of each of the source's `columns` what the document has.
     """
 
     text: str
-    targets: str | None = None
+    others: tuple[str, ...] | None = None
     file: int = 0
     place: int = 0
     values: Mapping[str, Any] = {}
@@ -63,11 +67,13 @@ class Corpus(abc.ABC):
       splits: `train`, and `validation` where it has one of its own.
       columns: what it says of documents besides their text; each record's `values` have them, a number of a column of
         kind `document`, of kind `value` any sequence of them.
+      keeps_offsets: whether of each token is kept which characters of its text it is.
       skips_bad_rows: whether `read` counts rows and leaves bad ones out where it is asked to.
     """
 
     splits: tuple[str, ...]
     columns: tuple[Column, ...] = ()
+    keeps_offsets: bool = False
     skips_bad_rows: bool = False
 
     @abc.abstractmethod

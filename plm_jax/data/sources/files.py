@@ -18,7 +18,8 @@ from typing import Any, BinaryIO, TextIO
 from plm_jax import config
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError, nearest
-from plm_jax.data.sources.corpus import Corpus, Record, Skipped, ignore
+from plm_jax.data.sources import labelled
+from plm_jax.data.sources.corpus import BadRow, Corpus, Record, Skipped, ignore
 
 # Kinds by what they were called when the first caches were made, whose identities hash that.
 _FIRST_KINDS = {"jsonl_inputs_targets": "jsonl_examples", "seqio_inputs_targets": "seqio_examples"}
@@ -26,10 +27,6 @@ _FIRST_KINDS = {"jsonl_inputs_targets": "jsonl_examples", "seqio_inputs_targets"
 _HALVES = re.compile(r"\\u[dD][89a-fA-F]")
 # Of a file's name what says its form: `.jsonl`, `.jsonl.gz`, or nothing.
 _ENDING = re.compile(r"(\.\w+)?(\.gz)?$")
-
-
-class BadRow(UserError):
-    """A line, paragraph or text file that holds no document."""
 
 
 def read(
@@ -49,12 +46,16 @@ def read(
     Raises:
       UserError: no file at the path; a damaged file; text that is not UTF-8; a line that is no JSON object with text.
     """
-    parsers = {config.JsonLines.kind: _json_text, config.JsonLinesInputsTargets.kind: _json_example}
+    parsers = {
+        config.JsonLines.kind: _json_text,
+        config.JsonLinesInputsTargets.kind: _json_example,
+        config.LabelledJsonLines.kind: _json_labelled,
+    }
     parse, found = parsers.get(source.kind, _plain), paths(source)
     for file in range(len(found) * index // number, len(found) * (index + 1) // number):
         for line, place, row in _rows(found[file], getattr(source, "document", "line"), advance):
             try:
-                text, targets = parse(place, row, source)
+                record = parse(place, row, source)
             except BadRow as error:
                 if skipped is None:
                     raise
@@ -62,8 +63,8 @@ def read(
                 continue
             if skipped is not None:
                 skipped.rows += 1
-            if text.strip() or (targets or "").strip():
-                yield Record(text, targets, file, line)
+            if any(map(str.strip, (record.text, *(record.others or ())))):
+                yield record._replace(file=file, place=line)
 
 
 class FileCorpus(Corpus):
@@ -74,6 +75,8 @@ class FileCorpus(Corpus):
     def __init__(self, name: str, source: config.FileSource):
         del name
         self._source, self.splits = source, splits(source)
+        if isinstance(source, config.LabelledSource):
+            self.columns, self.keeps_offsets = labelled.columns(source.form), labelled.keeps_offsets(source.form)
 
     def shards(self, split: str, most: int = 1) -> list[tuple[int, int]]:
         """Neighbouring files: which stretch of them, of how many."""
@@ -206,17 +209,21 @@ def _json(place: str, line: str) -> dict[str, Any]:
     return row
 
 
-def _plain(place: str, text: str, source: config.FileSource) -> tuple[str, None]:
+def _plain(place: str, text: str, source: config.FileSource) -> Record:
     del source
-    return _text(place, text), None
+    return Record(_text(place, text))
 
 
-def _json_text(place: str, line: str, source: config.JsonLines) -> tuple[str, None]:
+def _json_labelled(place: str, line: str, source: config.LabelledJsonLines) -> Record:
+    return labelled.record(source.form, place, _json(place, line))
+
+
+def _json_text(place: str, line: str, source: config.JsonLines) -> Record:
     row = _json(place, line)
     text = row.get(source.field)
     if not isinstance(text, str):
         raise BadRow(f"{place} has no text in '{source.field}': {nearest(source.field, row)}")
-    return text, None
+    return Record(text)
 
 
 class _Template(string.Formatter):
@@ -229,10 +236,10 @@ class _Template(string.Formatter):
         return value, first
 
 
-def _json_example(place: str, line: str, source: config.JsonLinesInputsTargets) -> tuple[str, str]:
+def _json_example(place: str, line: str, source: config.JsonLinesInputsTargets) -> Record:
     row, template = _json(place, line), _Template()
     try:
-        return template.vformat(source.inputs, (), row), template.vformat(source.targets, (), row)
+        return Record(template.vformat(source.inputs, (), row), (template.vformat(source.targets, (), row),))
     except KeyError as error:
         (name,) = error.args
         raise BadRow(f"{place} has no field '{name}': {nearest(str(name), row)}") from None

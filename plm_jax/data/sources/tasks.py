@@ -72,8 +72,8 @@ class _FileSource(seqio.DataSource):
             skipped = Skipped() if self._bad_rows == "skip" else None
             try:
                 for found in files.read(source, index, number, skipped):
-                    texts = found.text, found.targets  # Of a document the latter is None.
-                    yield {name: text.encode("utf-8") for name, text in zip(names, texts, strict=False)}
+                    texts = found.text, *(found.others or ())
+                    yield {name: text.encode("utf-8") for name, text in zip(names, texts, strict=True)}
             except UserError as error:
                 self.error = error
                 raise
@@ -108,13 +108,13 @@ class TaskCorpus(Corpus):
         """See `Corpus.read`; progress counts documents."""
         del skipped
         if isinstance(self._source, config.InputsTargetsSource):
-            found = ((example.inputs, example.targets) for example in examples(self._task, split, shard))
+            found = ((example.inputs, (example.targets,)) for example in examples(self._task, split, shard))
         else:
             field = self._source.field if isinstance(self._source, config.RegisteredSource) else "text"
             found = ((text, None) for text in texts(self._task, split, field, shard))
-        for place, (text, targets) in enumerate(found, 1):
+        for place, (text, others) in enumerate(found, 1):
             advance(1)
-            yield Record(text, targets, shard.index if shard else 0, place)
+            yield Record(text, others, shard.index if shard else 0, place)
 
     def fingerprint(self) -> list[str]:
         """See `fingerprint`."""
@@ -156,7 +156,7 @@ def _seqio_task(source: config.RegisteredSource) -> seqio.Task:
         raise UserError(f"{source.module} registers no task '{source.name}': {hint}")
     task = seqio.TaskRegistry.get(source.name)
     if isinstance(task.source, seqio.TfdsDataSource) and not task.source.tfds_dataset.tfds_splits:
-        _download(task.source.tfds_dataset.builder)
+        download(task.source.tfds_dataset.builder)
     return task
 
 
@@ -215,7 +215,7 @@ def _register(name: str, source: config.FileSource | config.Tfds, bad_rows: str)
             metric_fns=[accuracy],
         )
     if isinstance(source, config.Tfds):
-        found = _download(_builder(source))
+        found = download(builder(source))
         if source.train not in found:
             raise UserError(f"{source.name} has no split '{source.train}': {nearest(source.train, found)}")
         splits = {"train": source.train} | ({"validation": source.validation} if source.validation in found else {})
@@ -234,27 +234,32 @@ def register_tfds(name: str, source: config.Tfds, splits: dict[str, str] | None 
     Raises:
       UserError: an unknown builder or field.
     """
-    full_name, _, version = _builder(source).info.full_name.rpartition("/")
+    full_name, _, version = builder(source).info.full_name.rpartition("/")
     provider = _TfdsTexts(f"{full_name}:{version}", source.data_dir or None, splits)
     rename = [lambda dataset: dataset.map(lambda row: {"text": row[source.field]})]
     return seqio.TaskRegistry.add(name, source=provider, preprocessors=rename, output_features=_FEATURES)
 
 
-def _builder(source: config.Tfds) -> tfds.core.DatasetBuilder:
+def builder(source: config.Tfds | config.LabelledTfds) -> tfds.core.DatasetBuilder:
+    """That of a source, whose field it has.
+
+    Raises:
+      UserError: an unknown builder or field.
+    """
     try:
-        builder = tfds.builder(_VERSION.sub(r":\1", source.name), data_dir=source.data_dir or None)
+        found = tfds.builder(_VERSION.sub(r":\1", source.name), data_dir=source.data_dir or None)
     except (tfds.core.DatasetNotFoundError, ValueError, AssertionError) as error:  # The last: no such version.
         what = one_line(error, 400)
         raise UserError(
             f"TensorFlow Datasets does not know '{source.name}' ({what}): mend the source's name"
         ) from error
-    features = builder.info.features
-    if source.field not in features:
+    features = found.info.features
+    if isinstance(source, config.Tfds) and source.field not in features:
         raise UserError(f"{source.name} has no feature '{source.field}': {nearest(source.field, features)}")
-    return builder
+    return found
 
 
-def _download(builder: tfds.core.DatasetBuilder) -> tfds.core.splits.SplitDict:
+def download(builder: tfds.core.DatasetBuilder) -> tfds.core.splits.SplitDict:
     """A builder's splits, downloaded and prepared if they are not there: it knows them only then."""
     try:
         builder.download_and_prepare()
@@ -341,9 +346,14 @@ def fingerprint(source: Any, task: seqio.Task) -> list[str]:
     if isinstance(source, config.RegisteredSource):
         found += [importlib.import_module(source.module).__file__, *getattr(task.source, "code", ())]
     if isinstance(task.source, seqio.TfdsDataSource) and not task.source.tfds_dataset.tfds_splits:
-        info = task.source.tfds_dataset.builder.info
-        sizes = [info.full_name, *(f"{name}:{split.num_examples}" for name, split in sorted(info.splits.items()))]
+        sizes = builder_fingerprint(task.source.tfds_dataset.builder)
     else:
         found += [path for split in cache.SPLITS if split in task.splits for path in task.source.list_shards(split)]
     hashed = [files.sha256(path) for path in found if path and (storage.is_remote(path) or os.path.isfile(path))]
     return [*hashed, *sizes]
+
+
+def builder_fingerprint(builder: tfds.core.DatasetBuilder) -> list[str]:
+    """What a TFDS builder holds: its version and sizes."""
+    splits = sorted(builder.info.splits.items())
+    return [builder.info.full_name, *(f"{name}:{split.num_examples}" for name, split in splits)]

@@ -40,9 +40,13 @@ class Words(Vocabulary):
     def _decode(self, ids: Sequence[int]) -> str:
         return " ".join(self.table["words"][int(i)] for i in ids if 0 <= i < self._size)
 
-    def encode_offsets(self, texts: list[str]) -> list[tuple[Sequence[int], Sequence[int]]]:
-        """Ids and character offsets."""
-        return [(self._encode(text), [match.start() for match in re.finditer(r"\S+", text)]) for text in texts]
+    def spans(self, texts: list[str]) -> list[tuple[Sequence[int], Sequence[int], Sequence[int]]]:
+        """See `Vocabulary.spans`."""
+        found = []
+        for text in texts:
+            words = [match.span() for match in re.finditer(r"\S+", text)]
+            found.append((self._encode(text), [begin for begin, _ in words], [end for _, end in words]))
+        return found
 
 
 class Bytes(Vocabulary):
@@ -63,7 +67,7 @@ class Bytes(Vocabulary):
     def _decode(self, ids: Sequence[int]) -> str:
         return bytes(int(i) for i in ids if 0 <= i < 256).decode("utf-8", errors="replace")
 
-    def encode_offsets(self, texts: list[str]) -> list[tuple[Sequence[int], Sequence[int]]]:
-        """Ids and byte offsets."""
+    def spans(self, texts: list[str]) -> list[tuple[Sequence[int], Sequence[int], Sequence[int]]]:
+        """See `Vocabulary.spans`."""
         arrays = [np.frombuffer(text.encode("utf-8"), np.uint8) for text in texts]
-        return [(array, np.arange(len(array))) for array in arrays]
+        return [(array, np.arange(len(array)), np.arange(1, len(array) + 1)) for array in arrays]

@@ -64,21 +64,33 @@ class SentencePiece(Vocabulary):
     def _own_bytes(self, token: int) -> int | None:
         return 1 if self.processor.is_byte(token) else None
 
-    def encode_offsets(self, texts: list[str]) -> list[tuple[Sequence[int], Sequence[int]]]:
-        """Ids and byte offsets."""
-        folded = list(map(self._folded, texts))
-        begins = map(self._begins, folded)
-        if self.specials.lowercase:
-            begins = map(folding.own_bytes, texts, begins)
-        return list(zip(self.processor.encode(folded), begins, strict=True))
+    def spans(self, texts: list[str]) -> list[tuple[Sequence[int], Sequence[int], Sequence[int]]]:
+        """See `Vocabulary.spans`."""
+        found = []
+        for text in texts:
+            pieces = self._pieces(self._folded(text))
+            begins, ends = (np.array([getattr(piece, at) for piece in pieces], np.int64) for at in ("begin", "end"))
+            for i in reversed(range(len(pieces) - 1)):  # Of the bytes of a character the last has what they are.
+                if begins[i] == ends[i] and self.processor.is_byte(pieces[i].id):
+                    begins[i], ends[i] = begins[i + 1], ends[i + 1]
+            if self.specials.lowercase:
+                last = np.maximum(folding.own_bytes(text, np.maximum(ends - 1, 0)) + 1, 0)
+                ends, begins = np.where(ends > begins, last, -1), folding.own_bytes(text, begins)
+                ends = np.maximum(ends, begins)
+            found.append(([piece.id for piece in pieces], begins, ends))
+        return found
 
     def _character(self, text: str, place: int, unit: Callable[[str], int]) -> int:
         is_folded = unit in _FOLDED.values()
         return folding.character(text, place, unit) if is_folded else super()._character(text, place, unit)
 
     def _begins(self, text: str) -> list[int]:
+        return [piece.begin for piece in self._pieces(text)]
+
+    def _pieces(self, text: str) -> Sequence[sentencepiece_pb2.SentencePieceText.SentencePiece]:
+        """What the library says of the tokens of folded text."""
         data = self.processor.encode(text, out_type="serialized_proto")
-        return [piece.begin for piece in sentencepiece_pb2.SentencePieceText.FromString(data).pieces]
+        return sentencepiece_pb2.SentencePieceText.FromString(data).pieces
 
     def encode_flat(self, texts: list[str]) -> Encoded:
         """The tokens of whole texts.

@@ -46,10 +46,10 @@ class _Tokenizer(Vocabulary):
     def _decode(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode([int(i) for i in ids if 0 <= i < self._size], skip_special_tokens=False)
 
-    def encode_offsets(self, texts: list[str]) -> list[tuple[Sequence[int], Sequence[int]]]:
-        """Ids and character offsets."""
-        encoded = self.tokenizer.encode_batch(texts)
-        return [(e.ids, [begin for begin, _ in e.offsets]) for e in encoded]
+    def spans(self, texts: list[str]) -> list[tuple[Sequence[int], Sequence[int], Sequence[int]]]:
+        """See `Vocabulary.spans`."""
+        encoded = [(e.ids, e.offsets) for e in self.tokenizer.encode_batch(texts)]
+        return [(ids, [begin for begin, _ in places], [end for _, end in places]) for ids, places in encoded]
 
 
 class BytePairs(_Tokenizer):

@@ -31,6 +31,14 @@ class Encoded(NamedTuple):
     units: Sequence[Callable[[str], int]]
 
 
+class Spans(NamedTuple):
+    """The tokens of a text, and of each what of it from `begins` on and up to `ends` it is; all [n]."""
+
+    ids: np.ndarray
+    begins: np.ndarray
+    ends: np.ndarray
+
+
 def num_bytes(text: str) -> int:
     """How many bytes of UTF-8 a text has."""
     return len(text.encode("utf-8"))
@@ -44,7 +52,7 @@ class Vocabulary(abc.ABC):
     """What `seqio.Vocabulary` asks in plain Python; sentence starts, an identity, and which tokens begin words.
 
     Attributes:
-      byte_offsets: whether `encode_offsets` counts UTF-8 bytes; otherwise characters.
+      byte_offsets: whether `spans` and `encode_offsets` count UTF-8 bytes; otherwise characters.
       specials: the config's section, its special ids and number of sentinels.
       table: what decides the ids, as JSON: tokens (with scores or merges) and normaliser.
       word_initial: bool [vocab_size]; no sentinel begins a word.
@@ -116,8 +124,34 @@ class Vocabulary(abc.ABC):
     def _decode(self, ids: Sequence[int]) -> str: ...
 
     @abc.abstractmethod
+    def spans(self, texts: list[str]) -> list[tuple[Sequence[int], Sequence[int], Sequence[int]]]:
+        """Ids of each text, and where in the text each token begins and ends."""
+
     def encode_offsets(self, texts: list[str]) -> list[tuple[Sequence[int], Sequence[int]]]:
         """Ids of each text, and where in the text each token begins."""
+        return [(ids, begins) for ids, begins, _ in self.spans(texts)]
+
+    def encode_spans(self, texts: list[str]) -> list[Spans]:
+        """The tokens of each text, by its characters, white space around a token left out.
+
+        Of the tokens of one character each is all of it; one that is white space, or nothing, has no length.
+        """
+        found = []
+        for text, (ids, begins, ends) in zip(texts, self.spans(texts), strict=True):
+            begins, ends = np.asarray(begins, np.int64), np.asarray(ends, np.int64)
+            if self.byte_offsets:
+                letters = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+                sizes = 1 + sum((letters >= least).astype(np.int64) for least in (0x80, 0x800, 0x10000))
+                places = np.append(0, np.cumsum(sizes))
+                begins, ends = places.searchsorted(begins, side="right") - 1, places.searchsorted(ends)
+            spaces = np.fromiter(map(str.isspace, text), np.bool_, len(text))
+            first, last = np.arange(len(text) + 1), np.arange(len(text) + 1)
+            first[:-1][spaces] = len(text)
+            last[1:][spaces] = 0
+            first, last = np.minimum.accumulate(first[::-1])[::-1], np.maximum.accumulate(last)
+            begins = np.minimum(first[begins], ends)
+            found.append(Spans(np.asarray(ids, np.int64), begins, np.maximum(last[ends], begins)))
+        return found
 
     def encode_sentences(self, texts: list[str]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Ids [n] of each whole text, and the first token of each of its sentences."""

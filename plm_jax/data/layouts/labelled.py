@@ -1,0 +1,284 @@
+"""Labelled examples, one a row, or in as many windows as a long context takes.
+
+In the cache of a labelled source a document is an example, and its sentences are its texts (`sources.labelled`).
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from plm_jax import objectives
+from plm_jax.common.errors import UserError, nearest
+from plm_jax.data.layouts import index
+from plm_jax.data.layouts.layout import Form, Layout, Rows, check_around, check_length
+
+if TYPE_CHECKING:
+    from plm_jax import config
+    from plm_jax.data import cache
+
+# Tokens of text that the shortest row has.
+_LEAST_TOKENS = 2
+
+
+@dataclass(frozen=True)
+class Labelled(Layout):
+    """Labelled examples: texts and a label, of which objectives such as `classification` make rows."""
+
+    kind: ClassVar[str] = "labelled"
+    plural: ClassVar[str] = "labelled examples"
+
+    def gives(self, objective: objectives.Objective) -> Form:
+        """Texts and a label."""
+        del objective
+        return "labelled"
+
+    def reads_characters(self, objective: objectives.Objective) -> bool:
+        """Rows of an ELMo are characters."""
+        return getattr(objective, "rows", None) == "elmo"
+
+    def is_full(self) -> bool:
+        """A row ends with its example."""
+        return False
+
+    def check(self, run: "config.Run", stage: "config.Stage") -> None:
+        """Sources of the objective's form, the marks of its rows and room between them, and a head for the labels."""
+        super().check(run, stage)
+        objective = run.objective
+        if objective.rows != run.model.architecture:
+            raise UserError(
+                f"config.objective.rows is {objective.rows}, config.model.kind is '{run.model.kind}': set rows to "
+                f"{run.model.architecture}"
+            )
+        forms = [_form(name, source, objective) for name, source in run.data.sources.items()]
+        for form in forms:
+            _check_texts(objective, form.num_texts)
+        for name in objective.special_tokens(forms[0].num_texts):
+            if getattr(run.vocabulary, name) is None:
+                raise UserError(
+                    f"a decoder's rows of {objective.kind} begin with bos, have sep between texts, end with cls: set "
+                    f"config.vocabulary.{name}, to a new id if need be (config.vocabulary.added)"
+                )
+        if objective.rows != "decoder":
+            check_around(run.vocabulary, self.plural)
+        _check_room(objective, objectives.Special(**_ids(run.vocabulary)), forms[0].num_texts, stage.length)
+        _check_labels(run, {name: form.labels for name, form in zip(run.data.sources, forms, strict=True)})
+
+    def blank(self, length: int, objective: objectives.BoundObjective, num_characters: int = 0) -> dict[str, Any]:
+        """See `Layout.blank`."""
+        settings = objective.settings
+        spelling = np.broadcast_to(np.zeros(num_characters, np.uint16), (objective.special.vocab_size, num_characters))
+        texts = [np.zeros(0, np.int32)] * settings.least_texts
+        return {"texts": texts, "length": length, "spelling": spelling} | settings.blank_label()
+
+    def open(
+        self,
+        source: "cache.Source",
+        split: str,
+        length: int,
+        seed: int,
+        objective: objectives.BoundObjective,
+        characters: np.ndarray | None = None,
+    ) -> "LabelledRows":
+        """See `Layout.open`."""
+        del seed
+        return LabelledRows(source.splits[split], length, objective, characters)
+
+
+def _ids(vocabulary: "config.Vocabulary") -> dict[str, int | None]:
+    return {name: getattr(vocabulary, name) for name in ("pad", "bos", "eos", "cls", "sep")}
+
+
+def _form(name: str, source: "config.Source", objective: objectives.Labelled) -> "config.Form":
+    """The form of a source, which must be the objective's."""
+    form = getattr(source, "form", None)
+    if form is None or form.kind != objective.form:
+        what = "is no labelled source" if form is None else f"has form.kind {form.kind}"
+        raise UserError(f"source '{name}' {what}: objective '{objective.kind}' reads form.kind {objective.form}")
+    return form
+
+
+def _check_texts(objective: objectives.Labelled, num_texts: int) -> None:
+    """Refuses examples with more or fewer texts than rows have."""
+    if isinstance(objective, objectives.MultipleChoice) and num_texts != 1 + objective.num_choices:
+        raise UserError(
+            f"config.objective.num_choices is {objective.num_choices}, the source has form.number {num_texts - 1}: "
+            "give as many"
+        )
+    if num_texts < objective.least_texts:
+        raise UserError("config.objective.both_orders is for pairs of texts: name form.pair of the source")
+    if objective.rows == "elmo" and num_texts > 1:
+        raise UserError("an ELMo reads one text a row: leave form.pair of the source out")
+
+
+def _check_room(objective: objectives.Labelled, special: objectives.Special, num_texts: int, length: int) -> None:
+    """Refuses rows too short for their marks and some text."""
+    num_texts = min(num_texts, 2)
+    marks = length - objective.row_format(special).room(length, num_texts)
+    check_length(length, marks + _LEAST_TOKENS, f"rows of {num_texts} texts with {marks} special tokens")
+    if objective.rows == "decoder" and num_texts == 2:
+        check_length(length, 6, "a decoder's rows of two texts, each half of the row less two,")
+    if isinstance(objective, objectives.SpanExtraction):
+        least = marks + objective.question_length + objective.stride + 1
+        if length < least:
+            raise UserError(
+                f"config.data.length is {length}, too few for windows to advance: give at least {least}, or "
+                "lower config.objective.stride or config.objective.question_length"
+            )
+
+
+def _check_labels(run: "config.Run", labels: dict[str, tuple[str, ...]]) -> None:
+    """Refuses sources whose labels differ from each other's, or from the head's."""
+    (first, own), *others = labels.items()
+    for name, of in others:
+        if of != own:
+            raise UserError(f"sources '{first}' and '{name}' have different form.labels: give them the same")
+    named = getattr(run.model.named_heads.get("task"), "labels", ())
+    if not named or not own:
+        return
+    if len(named) != len(own):
+        raise UserError(
+            f"config.model.heads.task has {len(named)} labels ({', '.join(named)}), source '{first}' {len(own)} "
+            f"({', '.join(own)}): give the same"
+        )
+    for head, source in zip(named, own, strict=True):
+        if head != source:
+            raise UserError(
+                f"config.model.heads.task.labels has '{head}' where form.labels of source '{first}' has '{source}': "
+                f"give the same, in one order ({nearest(head, own)})"
+            )
+
+
+class LabelledRows(Rows):
+    """Labelled examples and their windows, in one pass.
+
+    Attributes:
+      objective: what makes rows of them.
+      length: of a row.
+    """
+
+    def __init__(
+        self,
+        split: "cache.Split",
+        length: int,
+        objective: objectives.BoundObjective,
+        characters: np.ndarray | None = None,
+    ):
+        self._split, self.length, self.objective, self._characters = split, length, objective, characters
+        documents, starts = np.asarray(split.documents), np.asarray(split.sentences)
+        num_texts = len(starts) // split.num_documents
+        sizes = np.diff(np.append(starts, split.num_tokens)).reshape(split.num_documents, num_texts)
+        # Of a question and its context the cache has the context first, by which it parts them.
+        self._order = [1, 0] if self._has_windows else list(range(num_texts))
+        self.sizes = sizes[:, self._order]
+        counts = objective.settings.num_windows(self.sizes, length, objective.special)
+        self._first = np.append(0, np.cumsum(counts))
+        self.num_rows, self.pass_tokens = int(self._first[-1]), split.num_tokens
+        self.examples_a_row = split.num_documents / self.num_rows
+        self._begins = np.repeat(documents[:-1], counts)
+
+    @property
+    def _has_windows(self) -> bool:
+        return isinstance(self.objective.settings, objectives.SpanExtraction)
+
+    @property
+    def num_documents(self) -> int:
+        """How many examples there are."""
+        return self._split.num_documents
+
+    def windows(self, window_tokens: int) -> list[np.ndarray]:
+        """See `Rows.windows`."""
+        return [index.windows_of(self._begins, self.pass_tokens, window_tokens)]
+
+    def document(self, item: int) -> int:
+        """The number of the example that a row is of."""
+        return int(self._first.searchsorted(item, side="right")) - 1
+
+    def rows_of(self, document: int) -> range:
+        """The rows of an example."""
+        return range(int(self._first[document]), int(self._first[document + 1]))
+
+    def window(self, item: int) -> objectives.Window:
+        """The part of its context that a row holds."""
+        document = self.document(item)
+        number = item - int(self._first[document])
+        question, context = self.sizes[document].tolist()
+        return self.objective.settings.window(question, context, self.length, self.objective.special, number)
+
+    def values(self, name: str, document: int) -> np.ndarray:
+        """What a column has of an example."""
+        return self._split.of_document(name, document)
+
+    def context(self, document: int) -> str:
+        """The text of an example's context."""
+        return bytes(self.values("context_bytes", document)).decode("utf-8")
+
+    def context_offsets(self, document: int) -> tuple[np.ndarray, np.ndarray]:
+        """At which character of its context each of its tokens begins and ends, two [tokens]."""
+        size = int(self.sizes[document, 1])
+        return tuple(self.values(name, document)[:size] for name in ("char_starts", "char_ends"))
+
+    def word_tokens(self, document: int) -> np.ndarray:
+        """The first token of each word [words]; -1: it has none."""
+        begins, starts = self.values("word_begins", document), self.values("char_starts", document)
+        found = starts.searchsorted(np.append(begins, np.iinfo(np.int64).max))
+        return np.where(found[:-1] < found[1:], found[:-1], -1)
+
+    def word_places(self, document: int) -> np.ndarray:
+        """Where in a row the first token of each word is [words]; -1: it is cut off, or has none."""
+        tokens, row_format = self.word_tokens(document), self.objective.settings.row_format(self.objective.special)
+        there = (tokens >= 0) & (tokens < row_format.room(self.length))
+        return np.where(there, row_format.begins([0])[0] + tokens, -1)
+
+    def answer(self, document: int) -> tuple[int, int] | None:
+        """The first and the last token of the context that are of the first answer; None: there is none."""
+        begins, ends = self.values("answer_begins", document), self.values("answer_ends", document)
+        if not len(begins):
+            return None
+        starts, stops = self.context_offsets(document)
+        (inside,) = ((stops > begins[0]) & (starts < ends[0])).nonzero()
+        return (int(inside[0]), int(inside[-1])) if len(inside) else None
+
+    def example(self, item: int, rng: np.random.Generator) -> dict[str, Any]:
+        """The texts of a row's example and its label; nothing is drawn."""
+        del rng
+        document = self.document(item)
+        start, stop = self._split.documents[document : document + 2].tolist()
+        tokens = self._split.tokens(start, stop)
+        sizes = np.empty(len(self._order), np.int64)
+        sizes[self._order] = self.sizes[document]
+        texts = np.split(tokens, np.cumsum(sizes)[:-1])
+        example: dict[str, Any] = {"texts": [texts[i] for i in self._order], "length": self.length}
+        if self._characters is not None:
+            example["spelling"] = self._characters
+        form = self.objective.settings.form
+        if form == "span":
+            return example | {"answer": self.answer(document), "window": item - int(self._first[document])}
+        if form == "tags":
+            return example | {"tags": self.values("tags", document), "word_tokens": self.word_tokens(document)}
+        name = "score" if form == "score" else "label"
+        return example | {name: self.values(name, document)}
+
+    def notes(self, name: str) -> list[str]:
+        """How many examples lose tokens, and how many answers are in no window whole."""
+        settings, special = self.objective.settings, self.objective.special
+        found, cut = [], int(settings.are_cut(self.sizes, self.length, special).sum())
+        if cut:
+            what = "have a question too long" if self._has_windows else "are longer than a row"
+            found.append(f"{cut:,} of the {self.num_documents:,} examples of '{name}' {what} and are cut")
+        if self._has_windows and (lost := self._lost_answers()):
+            found.append(f"of '{name}' {lost:,} answers are in no window whole: no row of theirs is told to find them")
+        return found
+
+    def _lost_answers(self) -> int:
+        """How many examples have an answer that no window holds, which a single window does if it has tokens."""
+        lost = 0
+        for document in range(self.num_documents):
+            if not len(self.values("answer_begins", document)):
+                continue
+            if (answer := self.answer(document)) is None:
+                lost += 1
+            elif len(rows := self.rows_of(document)) > 1:
+                windows = map(self.window, rows)
+                lost += not any(of.first <= answer[0] and answer[1] < of.first + of.size for of in windows)
+        return lost

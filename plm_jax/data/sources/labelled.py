@@ -1,0 +1,174 @@
+"""Rows of labelled sources as the texts and columns of the cache.
+
+An example's texts are the sentences of its document: a text and its pair; words, joined by spaces; a context and then
+the question to it; a context and its choices. What is held out follows from the first. Its columns are, of each form:
+
+    classes   label         the class
+    score     score
+    tags      tags          of each word, and `word_begins`, at which character of the text it begins
+    span      answer_begins of each answer the character of the context with which it begins, `answer_ends`, up to
+                            which it goes, and `context_bytes`, the context's UTF-8
+    choice    label         which choice is right
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from plm_jax import config
+from plm_jax.common.errors import nearest
+from plm_jax.data.cache.columns import Column
+from plm_jax.data.sources.corpus import BadRow, Record
+
+Row = Mapping[str, Any]
+
+_LABEL = Column("label", "<i4", "document")
+_COLUMNS = {
+    "classes": (_LABEL,),
+    "score": (Column("score", "<f4", "document"),),
+    "tags": (Column("tags", "<i4", "value"), Column("word_begins", "<u4", "value")),
+    "span": (
+        Column("answer_begins", "<u4", "value"),
+        Column("answer_ends", "<u4", "value"),
+        Column("context_bytes", "|u1", "value"),
+    ),
+    "choice": (_LABEL,),
+}
+
+
+def columns(form: config.Form) -> tuple[Column, ...]:
+    """What documents of a form bring along."""
+    return _COLUMNS[form.kind]
+
+
+def keeps_offsets(form: config.Form) -> bool:
+    """Whether labels of a form are those of stretches of text."""
+    return form.kind in ("tags", "span")
+
+
+def record(form: config.Form, place: str, row: Row) -> Record:
+    """The example that a row is; `place` is what errors call it.
+
+    Raises:
+      BadRow: it lacks a field, or what it holds is not of the form.
+    """
+    return _RECORDS[form.kind](form, place, row)
+
+
+def _field(place: str, row: Row, name: str) -> Any:
+    if name not in row:
+        raise BadRow(f"{place} has no field '{name}': {nearest(name, row)}")
+    return row[name]
+
+
+def _text(place: str, row: Row, name: str) -> str:
+    text = _field(place, row, name)
+    if not isinstance(text, str):
+        raise BadRow(f"{place} has {_brief(text)} in '{name}': give a text")
+    return text
+
+
+def _texts(place: str, row: Row, name: str) -> list[str]:
+    texts = _field(place, row, name)
+    if not (isinstance(texts, list) and all(isinstance(text, str) for text in texts)):
+        raise BadRow(f"{place} has {_brief(texts)} in '{name}': give a list of texts")
+    return texts
+
+
+def _brief(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)[:40]
+
+
+def _label(place: str, field: str, value: Any, labels: tuple[str, ...]) -> int:
+    """The id of a label, which is a name, or a number where no name is one."""
+    if str(value) in labels:
+        return labels.index(str(value))
+    is_number = isinstance(value, int) and not any(name.lstrip("-").isdigit() for name in labels)
+    if is_number and 0 <= value < len(labels):
+        return int(value)
+    raise BadRow(f"{place} has {_brief(value)} in '{field}', none of form.labels: {nearest(str(value), labels)}")
+
+
+def _one_or_two(form: config.Classes | config.Score, place: str, row: Row) -> tuple[str, tuple[str, ...]]:
+    """The text of a row, and the one that it is paired with."""
+    return _text(place, row, form.text), (_text(place, row, form.pair),) if form.pair else ()
+
+
+def _classes(form: config.Classes, place: str, row: Row) -> Record:
+    label = _label(place, form.label, _field(place, row, form.label), form.labels)
+    return Record(*_one_or_two(form, place, row), values={"label": label})
+
+
+def _score(form: config.Score, place: str, row: Row) -> Record:
+    score = _field(place, row, form.score)
+    if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
+        raise BadRow(f"{place} has {_brief(score)} in '{form.score}': give a number")
+    return Record(*_one_or_two(form, place, row), values={"score": score})
+
+
+def _tags(form: config.Tags, place: str, row: Row) -> Record:
+    words, tags = _texts(place, row, form.words), _field(place, row, form.tags)
+    if not isinstance(tags, list) or len(tags) != len(words):
+        number = len(tags) if isinstance(tags, list) else "no"
+        raise BadRow(f"{place} has {len(words)} words and {number} tags: give a tag for each word")
+    if not all(map(str.strip, words)):
+        raise BadRow(f"{place} has an empty word in '{form.words}': leave it and its tag out")
+    begins, at = [], 0
+    for word in words:
+        begins.append(at)
+        at += len(word) + 1
+    ids = [_label(place, form.tags, tag, form.labels) for tag in tags]
+    return Record(" ".join(words), (), values={"tags": ids, "word_begins": begins})
+
+
+def _span(form: config.Answers, place: str, row: Row) -> Record:
+    context, question = _text(place, row, form.context), _text(place, row, form.question)
+    begins, ends = [], []
+    for text, begin in _answers(place, form.answers, _field(place, row, form.answers)):
+        if not text.strip():
+            raise BadRow(f"{place} has an answer without text in '{form.answers}': leave it out")
+        if begin < 0 or not context.startswith(text, begin):
+            found = context[max(begin, 0) :][: len(text)]
+            raise BadRow(
+                f"{place} has the answer {_brief(text)} not at its offset: at {begin} of its context is {_brief(found)}"
+            )
+        begins.append(begin)
+        ends.append(begin + len(text))
+    values = {"answer_begins": begins, "answer_ends": ends, "context_bytes": list(context.encode("utf-8"))}
+    return Record(context, (question,), values=values)
+
+
+def _answers(place: str, field: str, answers: Any) -> list[tuple[str, int]]:
+    """The text of each answer and the character with which it begins."""
+    try:
+        if isinstance(answers, Mapping):
+            found = list(zip(answers["text"], answers["answer_start"], strict=True))
+        else:
+            found = [(of["text"], of["answer_start" if "answer_start" in of else "start"]) for of in answers]
+        if all(isinstance(text, str) and isinstance(begin, int) for text, begin in found):
+            return found
+    except (KeyError, TypeError, ValueError):
+        pass
+    raise BadRow(
+        f"{place} has {_brief(answers)} in '{field}': give a list of texts and starts, as in "
+        '{"text": ["here"], "answer_start": [7]}'
+    )
+
+
+def _choice(form: config.Choices, place: str, row: Row) -> Record:
+    choices, label = _texts(place, row, form.endings), _field(place, row, form.label)
+    if len(choices) != form.number:
+        raise BadRow(f"{place} has {len(choices)} choices, form.number is {form.number}: give as many")
+    if isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < form.number:
+        raise BadRow(f"{place} has {_brief(label)} in '{form.label}': give 0 to {form.number - 1}")
+    return Record(_text(place, row, form.context), tuple(choices), values={"label": label})
+
+
+_RECORDS: dict[str, Callable[[Any, str, Row], Record]] = {
+    "classes": _classes,
+    "score": _score,
+    "tags": _tags,
+    "span": _span,
+    "choice": _choice,
+}

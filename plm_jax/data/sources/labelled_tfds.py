@@ -1,0 +1,74 @@
+"""Labelled examples of TensorFlow Datasets. Importing this imports TensorFlow."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from plm_jax import config
+from plm_jax.common.errors import UserError, nearest
+from plm_jax.data.sources import labelled, tasks
+from plm_jax.data.sources.corpus import BadRow, Corpus, Record, Skipped, ignore
+from plm_jax.data.tensorflow_side import tfds
+
+
+class TfdsCorpus(Corpus):
+    """Labelled examples of a builder's splits, in its order."""
+
+    skips_bad_rows = True
+
+    def __init__(self, name: str, source: config.LabelledTfds):
+        del name
+        self._source, self._builder = source, tasks.builder(source)
+        self._found = tasks.download(self._builder)
+        if source.train not in self._found:
+            raise UserError(f"{source.name} has no split '{source.train}': {nearest(source.train, self._found)}")
+        self.splits = ("train", "validation") if source.validation in self._found else ("train",)
+        self.columns, self.keeps_offsets = labelled.columns(source.form), labelled.keeps_offsets(source.form)
+
+    def shards(self, split: str, most: int = 1) -> list[None]:
+        """All of a split at once."""
+        del split, most
+        return [None]
+
+    def read(
+        self, split: str, shard: None, skipped: Skipped | None = None, advance: Callable[[int], Any] = ignore
+    ) -> Iterator[Record]:
+        """See `Corpus.read`; progress counts examples."""
+        del shard
+        own = getattr(self._source, split)
+        # One file after another.
+        reading = tfds.ReadConfig(interleave_cycle_length=1)
+        rows = self._builder.as_dataset(own, shuffle_files=False, read_config=reading)
+        for number, row in enumerate(tfds.as_numpy(rows), 1):
+            advance(1)
+            try:
+                found = labelled.record(self._source.form, f"{self._source.name} {own}:{number}", _plain(row))
+            except BadRow as error:
+                if skipped is None:
+                    raise
+                skipped.add(Skipped(1, 1, [str(error)]))
+                continue
+            if skipped is not None:
+                skipped.rows += 1
+            yield found._replace(place=number)
+
+    def fingerprint(self) -> list[str]:
+        """The builder's name and version, and the sizes of its splits."""
+        return tasks.builder_fingerprint(self._builder)
+
+    def progress(self) -> dict[str, Any]:
+        """So many examples."""
+        total = sum(self._found[getattr(self._source, split)].num_examples for split in self.splits)
+        return {"total": total, "unit": " examples"}
+
+
+def _plain(value: Any) -> Any:
+    """What JSON would hold of a row's NumPy values."""
+    if isinstance(value, Mapping):
+        return {name: _plain(of) for name, of in value.items()}
+    if isinstance(value, np.ndarray):
+        return [_plain(of) for of in value] if value.ndim else _plain(value[()])
+    if isinstance(value, bytes):
+        return value.decode("utf-8")
+    return value.item() if isinstance(value, np.generic) else value

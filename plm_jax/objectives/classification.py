@@ -1,0 +1,75 @@
+"""The class or the score of a text or of a pair of texts."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from plm_jax.common.errors import UserError
+from plm_jax.objectives.labelled import Labelled, number, stacked
+from plm_jax.objectives.special import Special
+
+
+@dataclass(frozen=True)
+class _OneOrTwo(Labelled):
+    """What both read.
+
+    Attributes:
+      both_orders: whether a decoder reads a pair in both orders, a row each, for what is alike whichever comes first
+        (Radford et al. 2018 §3.3, similarity).
+    """
+
+    architectures: ClassVar[tuple[str, ...]] = ("encoder", "decoder", "encoder_decoder", "elmo")
+    both_orders: bool = False
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.both_orders and self.rows != "decoder":
+            raise UserError(f"config.objective.both_orders is for decoders, rows are for {self.rows}: leave it out")
+
+    @property
+    def least_texts(self) -> int:
+        """See `Labelled`."""
+        return 2 if self.both_orders else 1
+
+    def _rows(self, example: dict[str, Any], special: Special) -> dict[str, np.ndarray]:
+        texts = example["texts"]
+        if not self.both_orders:
+            return self.make_row(texts, example, special).row
+        return stacked([self.make_row(order, example, special).row for order in (texts, texts[::-1])])
+
+
+@dataclass(frozen=True)
+class Classification(_OneOrTwo):
+    """Tell the class of a text, or of a pair of texts (Devlin et al. 2019 §4.1; Radford et al. 2018 §3.3)."""
+
+    kind: ClassVar[str] = "classification"
+    form: ClassVar[str] = "classes"
+    targets: ClassVar[str] = "the class of each text or pair"
+
+    def blank_label(self) -> dict[str, Any]:
+        """See `Labelled`."""
+        return {"label": 0}
+
+    def apply(self, example: dict[str, Any], special: Special, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """The row, see `Labelled.make_row`, of both orders on a first axis, and `label` [] int32."""
+        del rng
+        return self._rows(example, special) | {"label": number(example["label"])}
+
+
+@dataclass(frozen=True)
+class Regression(_OneOrTwo):
+    """Tell the score of a text, or of a pair of texts, by its squared error."""
+
+    kind: ClassVar[str] = "regression"
+    form: ClassVar[str] = "score"
+    targets: ClassVar[str] = "the score of each text or pair"
+
+    def blank_label(self) -> dict[str, Any]:
+        """See `Labelled`."""
+        return {"score": 0.0}
+
+    def apply(self, example: dict[str, Any], special: Special, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """As `Classification`, with `score` [] float32."""
+        del rng
+        return self._rows(example, special) | {"score": number(example["score"], np.float32)}

@@ -1,0 +1,55 @@
+"""Which of several texts goes on with a context, or answers it."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from plm_jax.common.errors import UserError
+from plm_jax.objectives.labelled import Labelled, number, stacked
+from plm_jax.objectives.special import Special
+
+
+@dataclass(frozen=True)
+class MultipleChoice(Labelled):
+    """Tell which of several texts is right, each in a row with the context (Devlin et al. 2019 §4.4).
+
+    Attributes:
+      num_choices: how many there are, as many as the sources' `form.number`.
+    """
+
+    kind: ClassVar[str] = "multiple_choice"
+    form: ClassVar[str] = "choice"
+    architectures: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
+    targets: ClassVar[str] = "the right one of several texts"
+    num_choices: int = 2
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.num_choices < 2:
+            raise UserError(f"config.objective.num_choices is {self.num_choices}: give at least 2")
+
+    @property
+    def least_texts(self) -> int:
+        """See `Labelled`."""
+        return 1 + self.num_choices
+
+    def blank_label(self) -> dict[str, Any]:
+        """See `Labelled`."""
+        return {"label": 0}
+
+    def special_tokens(self, num_texts: int) -> tuple[str, ...]:
+        """See `Labelled`; each row has two texts."""
+        return super().special_tokens(min(num_texts, 2))
+
+    def are_cut(self, sizes: np.ndarray, length: int, special: Special) -> np.ndarray:
+        """Of which examples a row is."""
+        pairs = (sizes[:, [0, choice]] for choice in range(1, sizes.shape[1]))
+        return np.any([super(MultipleChoice, self).are_cut(pair, length, special) for pair in pairs], axis=0)
+
+    def apply(self, example: dict[str, Any], special: Special, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """Rows, see `Labelled.make_row`, of the context with each choice, on a first axis, and `label` [] int32."""
+        del rng
+        context, *choices = example["texts"]
+        rows = [self.make_row([context, choice], example, special).row for choice in choices]
+        return stacked(rows) | {"label": number(example["label"])}

@@ -1,0 +1,517 @@
+"""Labelled examples: from files through the cache to the rows that the reader gives."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from tokenizers.processors import TemplateProcessing
+
+from plm_jax import config, objectives
+from plm_jax.common.errors import UserError
+from plm_jax.data import cache, prepare, reader, vocabularies
+from plm_jax.data.layouts.labelled import LabelledRows
+from plm_jax.data.vocabularies import words
+from plm_jax.models import settings
+
+WORDS = [
+    "the",
+    "union",
+    "is",
+    "strong",
+    "and",
+    "whales",
+    "swim",
+    "in",
+    "naïve",
+    "seas",
+    ",",
+    "1862",
+    "!",
+    "unaffable",
+    "café",
+]
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "un", "##aff", "##able", "##s", "the", "union", "is", "strong"]
+PIECES += ["and", "whale", "swim", "in", "naive", "seas", ",", "18", "##62", "!", "ca", "##fe"]
+TAGS = ("O", "B-A", "I-A", "B-B", "I-B")
+BPE = "bpe:plm_jax/data/gpt2/vocab.json,plm_jax/data/gpt2/merges.txt"
+ROBERTA = config.Vocabulary(BPE, added=3, bos=50257, pad=50258, eos=50259)
+GPT = config.Vocabulary(BPE, added=3, bos=50257, sep=50258, cls=50259)
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    path = tmp_path_factory.mktemp("vocabulary") / "vocab.txt"
+    path.write_text("\n".join(PIECES) + "\n")
+    return config.Vocabulary(f"wordpiece:{path}", pad=0, unk=1, cls=2, sep=3, mask=4)
+
+
+@pytest.fixture(scope="module")
+def elmo(tmp_path_factory):
+    path = tmp_path_factory.mktemp("vocabulary") / "words.txt"
+    path.write_text("\n".join(["<S>", "</S>", "<UNK>", *WORDS]) + "\n")
+    return config.Vocabulary(f"words:{path}", bos=0, eos=1, unk=2)
+
+
+def model_for(rows, vocab_size):
+    shared = {
+        "embedding": settings.Embedding(vocab_size, 8, token_types=2),
+        "attention": settings.Attention(1, 8, settings.NoPositions()),
+        "feed_forward": settings.FeedForward(8),
+        "stack": settings.Stack(1),
+    }
+    if rows == "elmo":
+        return settings.Elmo(embedding=settings.CharacterCNN(vocab_size, max_characters=12, filters=((1, 4),)))
+    if rows == "encoder":
+        return settings.Encoder(**shared)
+    if rows == "encoder_decoder":
+        return settings.EncoderDecoder(**shared, decoder_stack=settings.Stack(1))
+    return settings.Decoder(**shared)
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture
+def make(tmp_path):
+    """`make(rows of the file, form, objective, vocabulary, length)`: a run over them, for validation, too."""
+
+    def make(rows, form, objective, vocabulary, length=16, validation=None):
+        files = [write(tmp_path / name, found) for name, found in (("a.jsonl", rows), ("b.jsonl", validation or rows))]
+        return config.Run(
+            model=model_for(objective.rows, 50260),
+            objective=objective,
+            data=config.Data(
+                str(tmp_path / "cache"),
+                length,
+                {"a": config.LabelledJsonLines(files[0], form, files[1])},
+                layout=config.Labelled(),
+            ),
+            vocabulary=vocabulary,
+            optimizer=config.AdamW(),
+            schedule=config.ConstantSchedule(1e-3),
+            train=config.Train(steps=50, batch_size=4, seed=3),
+        )
+
+    return make
+
+
+@pytest.fixture
+def read(make):
+    """The rows of the validation split in order, and what the cache says of where they were in the file, from 0."""
+
+    def read(*args, **kwargs):
+        run = make(*args, **kwargs)
+        assert config.from_dict(config.to_config_dict(run)) == config.from_dict(config.to_dict(run)) == run
+        prepare.prepare(run, show_progress=False)
+        opened = reader.Reader(run)
+        rows = opened.rows("validation", "a", run.data.length)
+        batches = list(opened.in_order("validation", 4))
+        made = {key: np.concatenate([batch[key] for batch in batches]) for key in batches[0]}
+        filled = {key: value[rows.num_rows :] for key, value in made.items()}
+        assert not any(value.any() for value in filled.values())
+        blank, first = reader.blank_batch(run, run.data.length), opened.batch(0, range(4))
+        shapes = [{key: (of.shape[1:], of.dtype) for key, of in batch.items()} for batch in (blank, first)]
+        assert shapes[0] == shapes[1]
+        source = opened.sources["a"]
+        origins = [source.origin("validation", rows.document(item))[1] - 1 for item in range(rows.num_rows)]
+        assert set(origins) == set(range(source.splits["validation"].num_documents)), "every document, once"
+        return {key: value[: rows.num_rows] for key, value in made.items()}, origins, rows
+
+    return read
+
+
+def texts_of(seed, count, longest):
+    rng = np.random.default_rng(seed)
+    return [" ".join(rng.choice(WORDS, rng.integers(1, longest))) for _ in range(count)]
+
+
+def theirs(vocabulary, length, **truncation):
+    """The library's own tokenizer with marks, types, padding and truncation of its own."""
+    if vocabulary.spec.startswith("wordpiece"):
+        found = tokenizers.BertWordPieceTokenizer(vocabulary.spec.partition(":")[2])
+        pairs = "[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1", [("[CLS]", 2), ("[SEP]", 3)]
+    else:
+        found = tokenizers.ByteLevelBPETokenizer(*vocabulary.spec.partition(":")[2].split(","))
+        pairs = "<s>:0 $A:0 </s>:0 </s>:0 $B:0 </s>:0", [("<s>", 50257), ("</s>", 50259)]
+    single = " ".join(pairs[0].split(" ")[:3])
+    found._tokenizer.post_processor = TemplateProcessing(single=single, pair=pairs[0], special_tokens=pairs[1])
+    found._tokenizer.enable_padding(pad_id=vocabulary.pad, length=length)
+    found._tokenizer.enable_truncation(length, **truncation)
+    return found._tokenizer
+
+
+@pytest.mark.parametrize("pair", [False, True])
+@pytest.mark.parametrize("name", ["bert", "roberta", "bart"])
+def test_texts_become_the_rows_of_hugging_faces_tokenizers(read, bert, name, pair):
+    vocabulary, rows = bert if name == "bert" else ROBERTA, "encoder_decoder" if name == "bart" else "encoder"
+    pairs = list(zip(texts_of(0, 23, 14), texts_of(1, 23, 14), strict=True))
+    examples = [{"a": a, "b": b, "label": i % 3} for i, (a, b) in enumerate(pairs)]
+    form = config.Classes(("x", "y", "z"), "a", "b" if pair else "")
+    made, origins, _ = read(examples, form, objectives.Classification(rows=rows), vocabulary)
+    tokenizer = theirs(vocabulary, 16)
+    wanted = tokenizer.encode_batch([pairs[i] if pair else pairs[i][0] for i in origins])
+    assert made["tokens"].tolist() == [encoding.ids for encoding in wanted]
+    assert made["mask"].tolist() == [encoding.attention_mask for encoding in wanted]
+    assert made["label"].tolist() == [i % 3 for i in origins]
+    if name == "bert":
+        assert made["token_types"].tolist() == [encoding.type_ids for encoding in wanted]
+    else:
+        assert "token_types" not in made
+    if name == "bart":
+        shifted = [[vocabulary.eos, *encoding.ids[:-1]] for encoding in wanted]
+        assert made["decoder_tokens"].tolist() == shifted
+        assert (made["decoder_mask"] == made["mask"]).all()
+
+
+def by_the_script(texts, length, special, vocabulary):
+    """A row by `transform_roc` of openai/finetune-transformer-lm's train.py, or of one text."""
+    most = length // 2 - 2 if len(texts) > 1 else length - 2
+    parts = [list(vocabulary.encode(text))[:most] for text in texts]
+    joined = [special.bos, *parts[0], *([special.sep, *parts[1]] if len(texts) > 1 else []), special.cls]
+    return joined + [0] * (length - len(joined)), [1] * len(joined) + [0] * (length - len(joined))
+
+
+@pytest.mark.parametrize("form", ["text", "entailment", "similarity", "choice"])
+def test_decoders_rows_are_gpt_1s(read, form):
+    pairs = list(zip(texts_of(0, 15, 12), texts_of(1, 15, 12), texts_of(2, 15, 12), strict=True))
+    examples = [{"a": a, "b": b, "c": [b, c], "label": i % 2} for i, (a, b, c) in enumerate(pairs)]
+    if form == "choice":
+        objective = objectives.MultipleChoice(rows="decoder", lm_coefficient=0.5)
+        made, origins, _ = read(examples, config.Choices(2, "a", "c"), objective, GPT)
+    else:
+        objective = objectives.Classification("decoder", 0.5, both_orders=form == "similarity")
+        source = config.Classes(("x", "y"), "a", "" if form == "text" else "b")
+        made, origins, _ = read(examples, source, objective, GPT)
+    vocabulary = vocabularies.load_plain(GPT)
+    kinds = {"text": [(0,)], "entailment": [(0, 1)], "similarity": [(0, 1), (1, 0)], "choice": [(0, 1), (0, 2)]}
+    for row, i in enumerate(origins):
+        wanted = [by_the_script([pairs[i][k] for k in order], 16, GPT, vocabulary) for order in kinds[form]]
+        tokens, mask = (np.array(part) for part in zip(*wanted, strict=True))
+        if len(kinds[form]) == 1:
+            tokens, mask = tokens[0], mask[0]
+        np.testing.assert_array_equal(made["tokens"][row], tokens)
+        np.testing.assert_array_equal(made["mask"][row], mask)
+        # Every real token but the first is predicted, by the one before it.
+        real = made["target_weights"][row][..., :-1] > 0
+        np.testing.assert_array_equal(real, mask[..., 1:] > 0)
+        np.testing.assert_array_equal(made["targets"][row][..., :-1][real], tokens[..., 1:][real])
+        assert not made["target_weights"][row][..., -1].any()
+        assert made["label"][row] == i % 2
+
+
+def test_rows_without_an_lm_term_have_no_targets(read):
+    examples = [{"text": text, "score": i / 3} for i, text in enumerate(texts_of(0, 6, 9))]
+    made, origins, _ = read(examples, config.Score(), objectives.Regression("decoder"), GPT)
+    assert "targets" not in made and made["score"].dtype == np.float32
+    np.testing.assert_allclose(made["score"], [i / 3 for i in origins], rtol=1e-6)
+
+
+def tagged(seed, count, longest):
+    rng = np.random.default_rng(seed)
+    found = []
+    for _ in range(count):
+        size = rng.integers(1, longest)
+        found.append({"tokens": rng.choice(WORDS, size).tolist(), "tags": rng.choice(TAGS, size).tolist()})
+    return found
+
+
+@pytest.mark.parametrize("name", ["bert", "bart"])
+def test_a_tag_is_at_the_first_piece_of_its_word(read, bert, name):
+    vocabulary, rows = (bert, "encoder") if name == "bert" else (ROBERTA, "encoder_decoder")
+    examples = tagged(0, 17, 19)
+    made, origins, opened = read(examples, config.Tags(TAGS), objectives.Tagging(rows), vocabulary)
+    plain = vocabularies.load_plain(vocabulary)
+    cut = 0
+    for row, i in enumerate(origins):
+        pieces, tags = [], []
+        for number, (word, tag) in enumerate(zip(examples[i]["tokens"], examples[i]["tags"], strict=True)):
+            of_word = plain.encode(word if name == "bert" or not number else f" {word}")
+            pieces += list(of_word)
+            tags += [TAGS.index(tag)] + [-1] * (len(of_word) - 1)
+        cut += len(pieces) > 14
+        end = min(len(pieces), 14) + 1
+        assert made["tokens"][row][1:end].tolist() == pieces[:14]
+        assert made["tags"][row].tolist() == [-1, *tags[:14], *[-1] * (16 - end)]
+    assert 0 < cut < 17
+    assert opened.notes("a") == [f"{cut} of the 17 examples of 'a' are longer than a row and are cut"]
+
+
+def test_an_elmo_reads_the_characters_of_words(read, elmo, make):
+    examples = tagged(1, 9, 10)
+    made, origins, _ = read(examples, config.Tags(TAGS), objectives.Tagging("elmo"), elmo)
+    spelt, mask = words.sentences([" ".join(examples[i]["tokens"]) for i in origins], made["characters"].shape[-1])
+    width = mask.shape[1]
+    assert (made["mask"][:, :width] == mask).all() and not made["mask"][:, width:].any()
+    assert (made["characters"][:, :width][mask > 0] == spelt[mask > 0]).all()
+    for row, i in enumerate(origins):
+        tags = [TAGS.index(tag) for tag in examples[i]["tags"]]
+        assert made["tags"][row].tolist() == [-1, *tags, *[-1] * (15 - len(tags))]
+
+
+QUESTIONS = ["who is strong ?", "the whales swim in naïve seas and the unaffable seas", "when ?"]
+
+
+def asked(seed, count, longest=60):
+    """Questions with contexts and answers of whole words, some with none."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for number in range(count):
+        context = rng.choice(WORDS, rng.integers(3, longest)).tolist()
+        begin = int(rng.integers(len(context)))
+        text = " ".join(context[begin : begin + int(rng.integers(1, 6))])
+        answers = {"text": [text], "answer_start": [len(" ".join(context[:begin])) + (begin > 0)]}
+        if number % 5 == 4:
+            answers = {"text": [], "answer_start": []}
+        found.append({"question": QUESTIONS[number % 3], "context": " ".join(context), "answers": answers})
+    return found
+
+
+def run_qas_labels(encoding, answers):
+    """The rule of `prepare_train_features` in transformers' examples/pytorch/question-answering/run_qa.py, reread."""
+    inside = [i for i, sequence in enumerate(encoding.sequence_ids) if sequence == 1]
+    if not answers["text"]:
+        return 0, 0
+    begin = answers["answer_start"][0]
+    end = begin + len(answers["text"][0])
+    offsets = encoding.offsets
+    if not (offsets[inside[0]][0] <= begin and offsets[inside[-1]][1] >= end):
+        return 0, 0
+    first = max(i for i in inside if offsets[i][0] <= begin)
+    last = min(i for i in inside if offsets[i][1] >= end)
+    return first, last
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "bart"])
+def test_windows_and_answers_are_those_of_run_qa(read, bert, name):
+    vocabulary, rows = bert if name == "bert" else ROBERTA, "encoder_decoder" if name == "bart" else "encoder"
+    examples = asked(0, 21)
+    objective = objectives.SpanExtraction(rows=rows, stride=5, question_length=18)
+    made, origins, opened = read(examples, config.Answers(), objective, vocabulary, 32)
+    tokenizer = theirs(vocabulary, 32, stride=5, strategy="only_second")
+    documents = list(dict.fromkeys(origins))
+    answered = 0
+    for document, i in zip(range(len(documents)), documents, strict=True):
+        example = examples[i]
+        first = tokenizer.encode(example["question"], example["context"])
+        encodings = [first, *first.overflowing]
+        found = opened.rows_of(document)
+        assert len(found) == len(encodings)
+        for item, encoding in zip(found, encodings, strict=True):
+            assert made["tokens"][item].tolist() == encoding.ids
+            span = int(made["span_starts"][item]), int(made["span_ends"][item])
+            assert span == run_qas_labels(encoding, example["answers"])
+            window = opened.window(item)
+            inside = [n for n, sequence in enumerate(encoding.sequence_ids) if sequence == 1]
+            assert (window.place, window.size) == (inside[0], len(inside))
+            if span != (0, 0):
+                answered += 1
+                begins, ends = opened.context_offsets(document)
+                a, b = (at - window.place + window.first for at in span)
+                assert opened.context(document)[begins[a] : ends[b]] == example["answers"]["text"][0]
+    assert answered > 10 and len(made["tokens"]) > len(documents)
+
+
+def test_a_note_tells_of_answers_that_no_window_holds(read, bert):
+    context = "the union is strong and the union is strong and the union is strong"
+    answers = {"text": [context, "union"], "answer_start": [0, 4]}
+    examples = [
+        {"question": "who ?", "context": context, "answers": answers},
+        {"question": "who is strong and who is strong and who ?", "context": "the union", "answers": []},
+    ]
+    objective = objectives.SpanExtraction(stride=2, question_length=6)
+    made, _, opened = read(examples, config.Answers(), objective, bert)
+    assert not made["span_starts"].any()
+    assert opened.notes("a") == [
+        "1 of the 2 examples of 'a' have a question too long and are cut",
+        "of 'a' 1 answers are in no window whole: no row of theirs is told to find them",
+    ]
+
+
+def test_all_of_a_label_set_is_read_by_name_or_number(read, bert):
+    labels = ("no", "yes")
+    examples = [{"text": "the union", "label": label} for label in ("no", "yes", 0, 1)]
+    made, origins, _ = read(examples, config.Classes(labels), objectives.Classification(), bert)
+    assert made["label"].tolist() == [i % 2 for i in origins]
+    # Names that are numbers are names.
+    examples = [{"text": "the union", "label": label} for label in ("2", 1, 2)]
+    made, origins, _ = read(examples, config.Classes(("1", "2")), objectives.Classification(), bert)
+    assert made["label"].tolist() == [(1, 0, 1)[i] for i in origins]
+
+
+def test_training_reads_each_row_once_an_epoch(make, bert):
+    run = make(asked(0, 21), config.Answers(), objectives.SpanExtraction(stride=5, question_length=18), bert, 32)
+    prepare.prepare(run, show_progress=False)
+    opened = reader.Reader(run)
+    number = opened.num_rows("train")["a"]
+    epochs = [[opened.example(k) for k in range(first, first + number)] for first in (0, number)]
+    keys = [sorted((*tuple(row["tokens"]), int(row["span_starts"])) for row in epoch) for epoch in epochs]
+    every = opened.in_order("train", number)
+    assert keys[0] == keys[1]
+    (batch,) = every
+    assert keys[0] == sorted(
+        (*tuple(tokens), start) for tokens, start in zip(batch["tokens"], batch["span_starts"].tolist(), strict=True)
+    )
+
+
+def test_a_cache_is_another_where_its_form_is(make, bert):
+    examples = [{"text": "the union", "label": "no"}, {"text": "whales", "label": "yes"}]
+    run = make(examples, config.Classes(("no", "yes")), objectives.Classification(), bert)
+    prepare.prepare(run, show_progress=False)
+    first = cache.read_manifest(f"{run.data.cache_dir}/a")["identity"]
+    source = dataclasses.replace(run.data.sources["a"], form=config.Classes(("yes", "no")))
+    swapped = dataclasses.replace(run, data=dataclasses.replace(run.data, sources={"a": source}))
+    prepare.prepare(swapped, show_progress=False)
+    assert cache.read_manifest(f"{run.data.cache_dir}/a")["identity"] != first
+
+
+@given(
+    st.lists(st.text(st.characters(codec="utf-8", exclude_categories=["Z", "C"]), min_size=1, max_size=6), max_size=8)
+)
+@hypothesis_settings(max_examples=60)
+def test_every_word_has_the_tokens_between_its_ends(found):
+    """Whatever the words are: tokens of a word lie in it, and the first one at or after its begin is its first."""
+    vocabulary = gpt2()
+    text = " ".join(found)
+    ((ids, begins, ends),) = vocabulary.encode_spans([text])
+    assert list(ids) == list(vocabulary.encode(text))
+    assert (np.diff(begins) >= 0).all() and (begins <= ends).all()
+    at = 0
+    for word in found:
+        inside = [
+            i for i, (begin, end) in enumerate(zip(begins, ends, strict=True)) if at < end and begin < at + len(word)
+        ]
+        assert inside and begins[inside[0]] == at and ends[inside[-1]] == at + len(word)
+        at += len(word) + 1
+
+
+def gpt2():
+    if "gpt2" not in _LOADED:
+        _LOADED["gpt2"] = vocabularies.load_plain(config.Vocabulary(BPE))
+    return _LOADED["gpt2"]
+
+
+_LOADED: dict[str, vocabularies.Vocabulary] = {}
+
+CLASSES, TEXT = config.Classes(("no", "yes")), {"text": "the union", "label": "no"}
+MISTAKES = [
+    (
+        CLASSES,
+        {"text": "a", "label": "yess"},
+        r"a.jsonl:1 has \"yess\" in 'label', none of form.labels: did you mean",
+    ),
+    (CLASSES, {"text": "a", "label": 2}, "has 2 in 'label', none of form.labels"),
+    (CLASSES, {"texts": "a", "label": 1}, "has no field 'text': did you mean 'texts'"),
+    (CLASSES, {"text": 3, "label": 1}, "has 3 in 'text': give a text"),
+    (config.Score(), {"text": "a", "score": "1"}, "in 'score': give a number"),
+    (config.Tags(TAGS), {"tokens": ["a", "b"], "tags": ["O"]}, "has 2 words and 1 tags: give a tag for each word"),
+    (config.Tags(TAGS), {"tokens": ["a", " "], "tags": ["O", "O"]}, "has an empty word"),
+    (config.Choices(2), {"question": "a", "choices": ["b"], "label": 0}, "has 1 choices, form.number is 2"),
+    (config.Choices(2), {"question": "a", "choices": ["b", "c"], "label": 2}, "in 'label': give 0 to 1"),
+    (
+        config.Answers(),
+        {"question": "a", "context": "the union", "answers": [{"text": "union", "start": 3}]},
+        r"has the answer \"union\" not at its offset: at 3 of its context is \" unio\"",
+    ),
+    (
+        config.Answers(),
+        {"question": "a", "context": "b", "answers": {"text": ["b"]}},
+        "give a list of texts and starts",
+    ),
+]
+OBJECTIVES = {
+    "classes": objectives.Classification(),
+    "score": objectives.Regression(),
+    "tags": objectives.Tagging(),
+    "choice": objectives.MultipleChoice(),
+    "span": objectives.SpanExtraction(stride=1, question_length=3),
+}
+
+
+@pytest.mark.parametrize(("form", "row", "said"), MISTAKES, ids=[said[:30] for *_, said in MISTAKES])
+def test_a_bad_row_is_said(make, bert, form, row, said):
+    run = make([row], form, OBJECTIVES[form.kind], bert)
+    with pytest.raises(UserError, match=said) as told:
+        prepare.prepare(run, show_progress=False)
+    assert "\n" not in str(told.value)
+
+
+def test_a_split_without_a_row_is_said(make, bert, tmp_path):
+    run = make([TEXT], CLASSES, OBJECTIVES["classes"], bert)
+    (tmp_path / "b.jsonl").write_text("\n")
+    with pytest.raises(UserError, match=r"source 'a' has no row in its validation: check config.data.sources.a"):
+        prepare.prepare(run, show_progress=False)
+
+
+def changed(run, **sections):
+    for section, fields in sections.items():
+        run = dataclasses.replace(run, **{section: dataclasses.replace(getattr(run, section), **fields)})
+    return run
+
+
+def test_parts_that_do_not_fit_are_said(make, bert):
+    run = make([TEXT], CLASSES, OBJECTIVES["classes"], bert)
+    source = run.data.sources["a"]
+    pair = {"a": dataclasses.replace(source, form=dataclasses.replace(CLASSES, pair="b"))}
+    other = {"a": source, "b": dataclasses.replace(source, form=config.Classes(("yes", "no")))}
+    span = {"a": dataclasses.replace(source, form=config.Answers())}
+    choices = {"a": dataclasses.replace(source, form=config.Choices(3))}
+    mistakes = [
+        ({"data": {"length": 3}}, "length is 3: rows of 1 texts with 2 special tokens take at least 4"),
+        (
+            {"data": {"length": 4, "sources": pair}},
+            "length is 4: rows of 2 texts with 3 special tokens take at least 5",
+        ),
+        ({"data": {"sources": other}}, "sources 'a' and 'b' have different form.labels"),
+        (
+            {"data": {"sources": span}},
+            "'a' has form.kind span: objective 'classification' reads form.kind classes",
+        ),
+        ({"data": {"sources": {"a": config.JsonLines("x")}}}, "source 'a' is no labelled source"),
+        ({"data": {"layout": config.Blocks()}}, "'classification' does not read config.data.layout 'blocks'"),
+        ({"objective": {"rows": "encoder_decoder"}}, "rows is encoder_decoder, config.model.kind is 'encoder'"),
+        ({"vocabulary": {"cls": None}}, "labelled examples need special ids around them"),
+    ]
+    for changes, said in mistakes:
+        with pytest.raises(UserError, match=said):
+            config.from_dict(config.to_dict(changed(run, **changes)))
+    asks = dataclasses.replace(changed(run, data={"sources": span}), objective=objectives.SpanExtraction())
+    with pytest.raises(UserError, match="length is 16, too few for windows to advance: give at least 196"):
+        config.from_dict(config.to_dict(asks))
+    chooses = dataclasses.replace(changed(run, data={"sources": choices}), objective=objectives.MultipleChoice())
+    with pytest.raises(UserError, match=r"num_choices is 2, the source has form.number 3"):
+        config.from_dict(config.to_dict(chooses))
+    decodes = dataclasses.replace(
+        run, objective=objectives.Classification("decoder"), model=model_for("decoder", 50260)
+    )
+    with pytest.raises(UserError, match=r"with bos, have sep between texts, end with cls: set config.vocabulary.bos"):
+        config.from_dict(config.to_dict(decodes))
+    for arguments, said in (
+        ({"rows": "decoder", "both_orders": True, "lm_coefficient": -1.0}, "lm_coefficient is -1.0"),
+        ({"lm_coefficient": 0.5}, "lm_coefficient is 0.5, with rows for encoder"),
+        ({"both_orders": True}, "both_orders is for decoders"),
+    ):
+        with pytest.raises(UserError, match=said):
+            objectives.Classification(**arguments)
+    with pytest.raises(UserError, match="rows is decoder: tagging has rows for encoder, encoder_decoder, elmo"):
+        objectives.Tagging("decoder")
+    with pytest.raises(UserError, match="give at least two, none twice"):
+        config.Classes(("a", "a"))
+
+
+def test_an_unknown_field_of_a_form_is_said(make, bert):
+    tree = config.to_dict(make([TEXT], CLASSES, OBJECTIVES["classes"], bert))
+    tree["data"]["sources"]["a"]["form"]["lable"] = "label"
+    with pytest.raises(UserError, match=r"lable.*did you mean 'label'"):
+        config.from_dict(tree)
+
+
+def test_rows_are_those_of_the_class_that_is_opened(read, bert):
+    _, _, rows = read([TEXT], CLASSES, OBJECTIVES["classes"], bert)
+    assert isinstance(rows, LabelledRows) and rows.num_documents == 1

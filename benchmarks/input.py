@@ -44,7 +44,11 @@ TEXT_IDS = VOCAB_SIZE - SENTINELS - len(config.SPECIALS)
 IDS = {name: TEXT_IDS + number for number, name in enumerate(config.SPECIALS)}
 VOCABULARY = config.Vocabulary("words:words.txt", **IDS, sentinels=SENTINELS)
 WORDS = [f"word{number}" for number in range(VOCAB_SIZE)]
-OBJECTIVES = {kind: (make(), config.Blocks()) for kind, make in objectives.Objective.choices.items()}
+OBJECTIVES = {
+    kind: (make(), config.Blocks())
+    for kind, make in objectives.Objective.choices.items()
+    if not issubclass(make, objectives.Labelled)
+}
 NOISES = denoising.TokenMasking(), denoising.TokenDeletion(), denoising.TextInfilling()
 OBJECTIVES |= {
     "bidirectional_lm": (objectives.BidirectionalLM(), config.Streams()),

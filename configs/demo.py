@@ -187,7 +187,10 @@ def t5_tasks() -> config.Run:
     pretrained = t5()
     tasks = {
         "sentiment": config.JsonLinesInputsTargets(
-            path=f"{CORPORA}/movie_sentiment.jsonl.gz", inputs="sentiment: {sentence}", targets="{sentiment}"
+            path=f"{CORPORA}/movie_sentiment.jsonl.gz",
+            inputs="sentiment: {sentence}",
+            targets="{sentiment}",
+            only="clear",
         ),
         "quartz": config.JsonLinesInputsTargets(
             path=f"{CORPORA}/quartz.jsonl.gz",

@@ -158,6 +158,7 @@ BEHAVIOUR = {
         "plm_jax.training.optimizers",
         "plm_jax.training.schedules",
         "plm_jax.data.sources.files",
+        "plm_jax.data.sources.labelled_tfds",
         "plm_jax.data.sources.tasks",
     }
 }

@@ -130,6 +130,7 @@ class JsonLinesInputsTargets(FileSource, InputsTargetsSource):
 
     Attributes:
       inputs, targets: templates in which `{name}` stands for a field, as in `sentiment: {sentence}` or `{choices[0]}`.
+      only: a field of rows that is true in those that are taken; empty: all are.
     """
 
     kind: ClassVar[str] = "jsonl_inputs_targets"
@@ -137,6 +138,7 @@ class JsonLinesInputsTargets(FileSource, InputsTargetsSource):
     path: str
     inputs: str = "{inputs}"
     targets: str = "{targets}"
+    only: str = ""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Sources of examples: from files and seqio's tasks through the cache to the rows that the reader gives."""
 
 import dataclasses
+import hashlib
 import itertools
 import json
 import re
@@ -10,9 +11,10 @@ import pytest
 
 from plm_jax import config, objectives
 from plm_jax.common.errors import UserError
+from plm_jax.config import pages
 from plm_jax.data import cache, prepare, reader
 from plm_jax.data.layouts import inputs_targets
-from plm_jax.data.sources import tasks
+from plm_jax.data.sources import files, tasks
 from tests.support.tiny import TEXT
 
 EOS, PAD = 256, 257
@@ -97,6 +99,30 @@ def test_the_cache_holds_inputs_and_targets_and_parts_them_by_the_inputs(prepare
             everything.add(parts)
         assert split.num_bytes == split.num_tokens
     assert everything == set(wanted(tmp_path))
+
+
+def test_rows_may_be_those_alone_in_which_a_field_is_true(tmp_path):
+    rows = [{"inputs": str(i), "targets": "t", "kept": i % 2 == 0} for i in range(4)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = config.JsonLinesInputsTargets(str(tmp_path / "a.jsonl"))
+    assert [record.text for record in files.read(source)] == ["0", "1", "2", "3"]
+    assert "only" not in files.definition(source), "older caches keep their identity"
+    some = dataclasses.replace(source, only="kept")
+    assert [(record.text, record.place) for record in files.read(some)] == [("0", 1), ("2", 3)]
+    assert files.definition(some)["only"] == "kept"
+    with pytest.raises(UserError, match=r"a.jsonl:1 has no field 'keep': did you mean 'kept'"):
+        list(files.read(dataclasses.replace(source, only="keep")))
+
+
+def test_the_reviews_are_those_that_people_agreed_on():
+    """What was vendored before the others came with their scores; its SHA-256 is of texts and labels."""
+    run = config.from_dict(pages.load("demo").module.get_config("t5-tasks"))
+    path = run.data.sources["sentiment"].path.replace("package:", "plm_jax/")
+    source = dataclasses.replace(run.data.sources["sentiment"], path=path)
+    found = [(record.text, *record.others) for record in files.read(source)]
+    assert len(found) == 9173
+    digest = hashlib.sha256(json.dumps(found, ensure_ascii=False).encode()).hexdigest()
+    assert digest == "2347307af1adead2785aa14834aa8949ce81faf45063af52eee620633be0bba4"
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -63,7 +63,7 @@ def read(
                 continue
             if skipped is not None:
                 skipped.rows += 1
-            if any(map(str.strip, (record.text, *(record.others or ())))):
+            if record is not None and any(map(str.strip, (record.text, *(record.others or ())))):
                 yield record._replace(file=file, place=line)
 
 
@@ -236,9 +236,11 @@ class _Template(string.Formatter):
         return value, first
 
 
-def _json_example(place: str, line: str, source: config.JsonLinesInputsTargets) -> Record:
+def _json_example(place: str, line: str, source: config.JsonLinesInputsTargets) -> Record | None:
     row, template = _json(place, line), _Template()
     try:
+        if source.only and not row[source.only]:
+            return None
         return Record(template.vformat(source.inputs, (), row), (template.vformat(source.targets, (), row),))
     except KeyError as error:
         (name,) = error.args
@@ -277,7 +279,8 @@ def _pattern_of_folder(path: str) -> str | None:
 
 def definition(source: Any) -> dict[str, Any]:
     """What of a source's config decides its documents besides their content: all but where it lies."""
-    found = {k: v for k, v in config.to_dict(source).items() if k not in source.places}
+    # What came later counts only where it is given, so that older caches keep their identity.
+    found = {k: v for k, v in config.to_dict(source).items() if k not in source.places and (k, v) != ("only", "")}
     return found | {"kind": _FIRST_KINDS.get(source.kind, source.kind)}
 
 

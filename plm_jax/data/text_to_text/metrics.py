@@ -94,7 +94,11 @@ def mean_of_groups(metric: Metric) -> Metric:
 
 
 def squad(targets: Sequence[Sequence[str]], predictions: Sequence[str]) -> dict[str, float]:
-    """Exact match and F1 of words, each against the best of the right answers; SQuAD's own normalisation."""
+    """Exact match and F1 of words, each against the best of the right answers; SQuAD's own normalisation.
+
+    F1 of nothing against nothing is 0, as in SQuAD 1.1's own script and in T5; by that of 2.0 it is 1, see
+    `data.labelled.metrics`.
+    """
     exact, f1 = [], []
     for right, found in zip(targets, predictions, strict=True):
         words = _answer_words(found)

@@ -140,5 +140,11 @@ FAMILY = Family(
     tokenizer_config=tokenizer_config,
     special_ids=special_ids,
     copies={"predictions.decoder.bias": "predictions.bias"},
+    # transformers gives its rate a default of its own.
+    tasks={
+        kind: layout if kind == "span" else replace(layout, default=0.1)
+        for kind, layout in bert.tasks("classifier_dropout_prob").items()
+    },
+    task_class="Albert",
     other_heads=bert.OTHER_HEADS,
 )

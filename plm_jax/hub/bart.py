@@ -9,7 +9,18 @@ from typing import Any
 
 from plm_jax.common.errors import UserError
 from plm_jax.hub import roberta
-from plm_jax.hub.family import ACTIVATIONS, Family, Tensor, dense, known, name_of, norm, values
+from plm_jax.hub.family import (
+    ACTIVATIONS,
+    Family,
+    TaskLayout,
+    Tensor,
+    dense,
+    known,
+    name_of,
+    norm,
+    task_layouts,
+    values,
+)
 from plm_jax.models import settings
 
 
@@ -151,5 +162,17 @@ FAMILY = Family(
     special_ids=roberta.special_ids,
     start="eos_token_id",
     copies={f"model.{stack}.embed_tokens.weight": "model.shared.weight" for stack in ("encoder", "decoder")},
+    tasks=task_layouts(
+        TaskLayout(
+            "classification_head.out_proj",
+            {"feature": "last", "transform": "tanh"},
+            "classification_head.dense",
+            rate="classifier_dropout",
+            default=0.0,
+            drops_input=True,
+        ),
+        span=TaskLayout("qa_outputs", default=0.0),
+    ),
+    task_class="Bart",
     other_heads=r"(classification_head|qa_outputs)\..*",
 )

@@ -8,7 +8,19 @@ from typing import Any
 
 from plm_jax.common import wordpiece
 from plm_jax.common.errors import UserError
-from plm_jax.hub.family import ACTIVATIONS, Family, Tensor, dense, known, name_of, norm, unembedding, values
+from plm_jax.hub.family import (
+    ACTIVATIONS,
+    Family,
+    TaskLayout,
+    Tensor,
+    dense,
+    known,
+    name_of,
+    norm,
+    task_layouts,
+    unembedding,
+    values,
+)
 from plm_jax.models import settings
 
 
@@ -67,7 +79,21 @@ DEFAULTS = {
 }
 
 BUFFERS = r"embeddings\.(position_ids|token_type_ids)"
-OTHER_HEADS = r"(pre_classifier|classifier|qa_outputs)\..*"
+OTHER_HEADS = r"(pre_classifier|classifier|qa_outputs|sequence_summary)\..*"
+
+
+def tasks(rate: str, text: TaskLayout | None = None, **others: TaskLayout) -> dict[str, TaskLayout]:
+    """The heads of tasks, a text's by default over the pooler; `rate` is what `config.json` calls their dropout's."""
+    pooled = TaskLayout("classifier", {"feature": "pooler"}, rate=rate)
+    tags, span = TaskLayout("classifier", rate=rate), TaskLayout("qa_outputs", default=0.0)
+    return task_layouts(text or pooled, **{"tags": tags, "span": span, "choice": pooled} | others)
+
+
+def transformed(activation: str, rate: str) -> TaskLayout:
+    """A text's head with a dense layer of its own on the first token."""
+    fields = {"feature": "first", "transform": activation}
+    return TaskLayout("classifier.out_proj", fields, "classifier.dense", rate, drops_input=True)
+
 
 # By whether there are a masked LM head and a pair classifier.
 ARCHITECTURES = {
@@ -167,5 +193,7 @@ FAMILY = Family(
     special_ids=special_ids,
     copies={"cls.predictions.decoder.bias": "cls.predictions.bias"},
     old_endings={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
+    tasks=tasks("classifier_dropout"),
+    task_class="Bert",
     other_heads=OTHER_HEADS,
 )

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from plm_jax.hub import bert
-from plm_jax.hub.family import Family, Tensor, dense, norm, values
+from plm_jax.hub.family import Family, TaskLayout, Tensor, dense, norm, task_layouts, values
 from plm_jax.models import settings
 
 LAYER, BLOCKS = "distilbert.transformer.layer.{layer}", "stack/blocks"
@@ -71,6 +71,14 @@ def to_config(model: settings.Encoder) -> dict[str, Any]:
     }
 
 
+OF_TEXT = TaskLayout(
+    "classifier",
+    {"feature": "first", "transform": "relu"},
+    "pre_classifier",
+    rate="seq_classif_dropout",
+    default=0.2,
+)
+
 FAMILY = Family(
     name="DistilBERT",
     model_type="distilbert",
@@ -83,5 +91,12 @@ FAMILY = Family(
     vocabulary_files=bert.FAMILY.vocabulary_files,
     tokenizer_config=lambda *given: bert.tokenizer_config(*given) | {"tokenizer_class": "DistilBertTokenizer"},
     special_ids=bert.special_ids,
+    tasks=task_layouts(
+        OF_TEXT,
+        tags=TaskLayout("classifier"),
+        span=TaskLayout("qa_outputs", rate="qa_dropout", default=0.1),
+        choice=OF_TEXT,
+    ),
+    task_class="DistilBert",
     other_heads=bert.OTHER_HEADS,
 )

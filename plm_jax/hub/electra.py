@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from plm_jax.hub import bert
-from plm_jax.hub.family import Family, Tensor, dense, norm, values
+from plm_jax.hub.family import Family, TaskLayout, Tensor, dense, norm, values
 from plm_jax.models import settings
 
 TENSORS = (
@@ -75,5 +75,17 @@ FAMILY = Family(
     vocabulary_files={"wordpiece": ("vocab.txt",)},
     tokenizer_config=bert.tokenizer_config,
     special_ids=bert.special_ids,
+    tasks=bert.tasks(
+        "classifier_dropout",
+        bert.transformed("gelu_exact", "classifier_dropout"),
+        choice=TaskLayout(
+            "classifier",
+            {"feature": "first", "transform": "gelu_exact"},
+            "sequence_summary.summary",
+            rate="summary_last_dropout",
+            default=0.1,
+        ),
+    ),
+    task_class="Electra",
     other_heads=bert.OTHER_HEADS,
 )

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
+from plm_jax.common import trees
 from plm_jax.common.errors import UserError
 from plm_jax.hub import (
     albert,
@@ -22,6 +23,7 @@ from plm_jax.hub import (
     mt5,
     roberta,
     t5,
+    tasks,
     tensor_layout,
 )
 from plm_jax.hub.family import Family
@@ -71,20 +73,32 @@ def family_of(model: settings.Transformer, preferred: str | None = None) -> Fami
     return family
 
 
+def to_settings(family: Family, config: Mapping[str, Any]) -> settings.Transformer:
+    """The settings that a family's `config.json` describes, with all heads; UserError for what those cannot say."""
+    return tasks.to_settings(family, config, family.to_settings(config))
+
+
+def to_config(family: Family, model: settings.Transformer) -> dict[str, Any]:
+    """The inverse, without the special ids; what it cannot say it leaves out."""
+    return family.to_config(model) | tasks.to_config(family, model)
+
+
 def beyond(family: Family, model: settings.Transformer) -> list[str]:
     """What of the settings would be otherwise once they were written and read."""
     shapes = tensor_layout.shapes_of(model)
     try:
-        held = family.to_settings(family.to_config(model))
+        held = to_settings(family, to_config(family, model))
     except UserError as error:  # As of heads that do not divide the width.
         return [f"another {error}"]
     names = layout_of(family, model)
     held = with_heads(family, held, names, "head" in shapes, name_in(family, "head_bias") in names)
+    # Of the rates of a head one at most is kept.
+    held, model = (model.with_dropout(0.0) for model in (held, model))
     given = _fields(_shortest(model))
     return [
         f"{name} = {value}"
         for name, value in _fields(held).items()
-        if not name.startswith(NOT_KEPT) and given.get(name) != value
+        if not name.startswith(NOT_KEPT) and given.get(name, trees.ABSENT) != value
     ]
 
 
@@ -106,6 +120,11 @@ def _fields(part: Any, prefix: str = "") -> dict[str, Any]:
     for field_ in dataclasses.fields(part):
         value = getattr(part, field_.name)
         name = prefix + field_.name
+        if name == "heads":
+            found[name] = tuple(key for key, _ in value)
+            for key, head in value:
+                found |= _fields(head, f"{name}.{key}.")
+            continue
         found |= _fields(value, f"{name}.") if dataclasses.is_dataclass(value) else {name: value}
     return found
 
@@ -114,17 +133,19 @@ def with_heads(
     family: Family, model: settings.Transformer, names: Collection[str], own_head: bool, has_bias: bool
 ) -> settings.Transformer:
     """The settings with those heads alone whose tensors are among the names: these decide, not the config."""
+    model = tasks.kept(family, model, names)
     tied, bias = model.head.tied and not own_head, model.head.bias or has_bias
-    model = replace(model, head=replace(model.head, tied=tied, bias=bias))
+    vocabulary = replace(model.head, tied=tied, bias=bias)
     if not isinstance(model, settings.Encoder):
-        return model
+        is_left_out = not tied and model.heads and name_in(family, "head") not in names
+        return replace(model, head=settings.NoHead() if is_left_out else vocabulary)
     head, pooler, classifier, discriminator = (
         name_in(family, f"{part}/kernel") in names
         for part in ("head_transform", "pooler", "classifier", "discriminator")
     )
     return replace(
         model,
-        head=model.head if head else settings.NoHead(),
+        head=vocabulary if head else settings.NoHead(),
         pooler=settings.Pooler(2 if classifier else 0) if pooler else settings.NoHead(),
         discriminator=model.discriminator if discriminator else settings.NoHead(),
     )
@@ -132,8 +153,10 @@ def with_heads(
 
 def layout_of(family: Family, model: settings.Transformer) -> dict[str, list[tensor_layout.Piece]]:
     """The pieces that make up each tensor of a model."""
+    head = tasks.head_of(model)
+    of_task = () if head is None else tasks.tensors(family, head.kind)
     return tensor_layout.layout(
-        family.tensors, tensor_layout.shapes_of(model), model.stack.inner, model.attention.heads
+        (*family.tensors, *of_task), tensor_layout.shapes_of(model), model.stack.inner, model.attention.heads
     )
 
 
@@ -183,6 +206,7 @@ def _knows(family: Family, tensors: Mapping[str, files.Stored]) -> bool:
 def by_full_name(tensors: Mapping[str, files.Stored], family: Family) -> dict[str, files.Stored]:
     """The tensors by today's names with the prefix, whatever the files leave out or call otherwise."""
     heads = {tensor.name for tensor in family.tensors if not tensor.name.startswith(family.prefix)}
+    heads |= tasks.names(family)
     stored = {}
     for name, tensor in tensors.items():
         for old, new in family.old_endings.items():

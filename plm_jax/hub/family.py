@@ -57,6 +57,35 @@ def unembedding(name: str) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
+class TaskLayout:
+    """How a family keeps a head of a task, of `models.task_heads`.
+
+    Attributes:
+      output: the name of the tensors of its last layer.
+      fields: of the head's settings, but labels and rates.
+      transform: the name of those of its transform, where it has one.
+      rate: what `config.json` calls the rate of its dropout; None: it has no name there.
+      default: the rate where `config.json` says nothing; None: that of the model's sub-layers.
+      drops_input: dropout of that rate comes before the transform, too.
+    """
+
+    output: str
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    transform: str | None = None
+    rate: str | None = None
+    default: float | None = None
+    drops_input: bool = False
+
+
+def task_layouts(
+    text: TaskLayout, tags: TaskLayout | None = None, span: TaskLayout | None = None, choice: TaskLayout | None = None
+) -> dict[str, TaskLayout]:
+    """`Family.tasks` of a family, of which a class and a score are told alike."""
+    found = {"classes": text, "score": text, "tags": tags, "span": span, "choice": choice}
+    return {kind: layout for kind, layout in found.items() if layout}
+
+
+@dataclass(frozen=True)
 class Family:
     """How Hugging Face keeps a family's models.
 
@@ -78,7 +107,10 @@ class Family:
       old_endings: endings of names in old files → today's.
       reads: whether a `config.json` is of this family though its `model_type` is another's.
       ids: special ids that `config.json` keeps beside those that all do, and what it calls them.
-      other_heads: regular expression of names, without the prefix, of heads of fine-tuned models; they are left out.
+      tasks: by their kinds the heads of tasks that fine-tuned models have.
+      task_class: what the names of these models' classes begin with.
+      other_heads: regular expression of names, without the prefix, of heads of fine-tuned models; they are left out
+        where they are none of `tasks` or not whole.
     """
 
     name: str
@@ -97,6 +129,8 @@ class Family:
     old_endings: Mapping[str, str] = field(default_factory=dict)
     reads: Callable[[Mapping[str, Any]], bool] = lambda config: False
     ids: Mapping[str, str] = field(default_factory=dict)
+    tasks: Mapping[str, TaskLayout] = field(default_factory=dict)
+    task_class: str = ""
     other_heads: str = "(?!)"  # Nothing.
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from plm_jax.common.errors import UserError
-from plm_jax.hub.family import ACTIVATIONS, Family, Tensor, check_size, known, name_of, values
+from plm_jax.hub.family import ACTIVATIONS, Family, TaskLayout, Tensor, check_size, known, name_of, task_layouts, values
 from plm_jax.models import settings
 
 TENSORS = (
@@ -128,4 +128,7 @@ FAMILY = Family(
     to_settings=to_settings,
     to_config=to_config,
     vocabulary_files={"bpe": ("vocab.json", "merges.txt"), "sentencepiece": ("tokenizer.model",)},
+    tasks=task_layouts(TaskLayout("score", {"feature": "last", "bias": False}, default=0.0)),
+    task_class="GPT2",
+    other_heads=r"score\.weight",
 )

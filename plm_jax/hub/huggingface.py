@@ -44,7 +44,7 @@ def opened(directory: str) -> Iterator[Pretrained]:
     if model_type not in families.FAMILIES:
         raise UserError(f"{directory}/{CONFIG}: model_type '{model_type}': {nearest(model_type, families.FAMILIES)}")
     family = families.FAMILIES[model_type]
-    model = family.to_settings(config)
+    model = families.to_settings(family, config)
     special_ids = {name: config[name] for name in (*SPECIAL_IDS, *BEGINS, START_ID) if config.get(name) is not None}
     special_ids |= {ours: config[name] for ours, name in family.ids.items() if config.get(name) is not None}
     if family.start in special_ids:
@@ -87,7 +87,7 @@ def write(
     pretrained = _published(pretrained)
     family = families.family_of(pretrained.model, pretrained.family)
     flat = pretrained.flat()
-    config = family.to_config(pretrained.model) | {"dtype": str(files.common_type(flat.values()))}
+    config = families.to_config(family, pretrained.model) | {"dtype": str(files.common_type(flat.values()))}
     special_ids = {name: pretrained.special_ids.get(name) for name in SPECIAL_IDS}
     for name in config.keys() & special_ids.keys():  # Those that the settings ask for.
         if config[name] != special_ids[name]:

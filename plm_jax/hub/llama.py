@@ -9,7 +9,7 @@ from typing import Any
 
 from plm_jax.common.errors import UserError
 from plm_jax.hub import rope
-from plm_jax.hub.family import ACTIVATIONS, Family, Tensor, check_size, known, name_of, values
+from plm_jax.hub.family import ACTIVATIONS, Family, TaskLayout, Tensor, check_size, known, name_of, task_layouts, values
 from plm_jax.models import settings
 
 BLOCKS = "stack/blocks"
@@ -162,5 +162,7 @@ FAMILY = Family(
     vocabulary_files={"sentencepiece": ("tokenizer.model",), "tiktoken": ("tokenizer.model",)},
     tokenizer_config=tokenizer_config,
     special_ids=special_ids,
+    tasks=task_layouts(TaskLayout("score", {"feature": "last", "bias": False}, default=0.0)),
+    task_class="Llama",
     other_heads=r"score\.weight",
 )

@@ -10,7 +10,7 @@ from typing import Any
 
 from plm_jax.common.errors import UserError
 from plm_jax.hub import bert
-from plm_jax.hub.family import Family, check, check_size, dense, norm, unembedding
+from plm_jax.hub.family import Family, TaskLayout, check, check_size, dense, norm, unembedding
 from plm_jax.models import settings
 
 TENSORS = (
@@ -79,5 +79,11 @@ FAMILY = Family(
     tokenizer_config=lambda files, special_ids: {"tokenizer_class": "RobertaTokenizer"},
     special_ids=special_ids,
     copies={"lm_head.decoder.bias": "lm_head.bias"},
+    tasks=bert.tasks(
+        "classifier_dropout",
+        bert.transformed("tanh", "classifier_dropout"),
+        choice=TaskLayout("classifier", {"feature": "pooler"}),
+    ),
+    task_class="Roberta",
     other_heads=bert.OTHER_HEADS,
 )

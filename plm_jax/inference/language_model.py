@@ -16,6 +16,7 @@ from plm_jax.data.vocabularies import words
 from plm_jax.hub.pretrained import Pretrained, float32
 from plm_jax.inference import blanks, inputs, strategies
 from plm_jax.models import registry
+from plm_jax.models.heads import TASK
 from plm_jax.models.protocol import Model, Module
 from plm_jax.training import checkpoint_formats, model_text
 
@@ -111,21 +112,24 @@ class LanguageModel:
 
         Args:
           tokens: [B, L], ids below the model's vocabulary size; an encoder-decoder's input. An ELMo takes the words'
-            characters too, [B, L, C], as `characters` gives them, and then needs no vocabulary.
+            characters too, [B, L, C], as `characters` gives them, and then needs no vocabulary. For the head of a task
+            [B, N, L] are N texts a row, such as choices, and all other inputs then have these axes, too.
           mask: [B, L], 1 for real tokens, 0 for padding on either side; None: all are real.
           token_types: [B, L], which part of a pair each token is of, for a model that tells them apart; None: all 0.
-          decoder_tokens: [B, L'], what the decoder reads, for an encoder-decoder.
+          decoder_tokens: [B, L'], what the decoder reads, for an encoder-decoder; for the head of a task by default
+            `tokens` again, after what its texts start with.
           decoder_mask: [B, L'], as `mask`.
           head: None, in an ELECTRA the generator's; "sentence_pair" for the classes of a pair; "discriminator" for
             which tokens were replaced; "backward" for an ELMo's scores of the word before each place, from those from
-            it on.
+            it on; "task" for what the model was fine-tuned for.
 
         A decoder that fills blanks sees all of a row up to its first sop, see `infilling.places`.
 
         Returns:
           float32 [B, L, V], of an encoder-decoder [B, L', V]; at padding the values mean nothing. [B, 2] for
           "sentence_pair", for BERT: is the second the sentence after the first, is it not; for ALBERT: are they in
-          their order, are they swapped. [B, L] for "discriminator", above 0 where a token seems replaced.
+          their order, are they swapped. [B, L] for "discriminator", above 0 where a token seems replaced. For "task":
+          classes [B, C], a score [B, 1], tags [B, L, C], a span's first and last token [B, L, 2], choices [B, N].
 
         Raises:
           UserError: an id outside of the vocabulary, more tokens than positions, rows of different lengths, shapes that
@@ -133,7 +137,8 @@ class LanguageModel:
         """
         strategy = self.strategy
         name = strategy.head(head)
-        return strategy.logits(strategy.read(tokens, mask, token_types, decoder_tokens, decoder_mask), name)
+        read = strategy.read_texts if name == TASK else strategy.read
+        return strategy.logits(read(tokens, mask, token_types, decoder_tokens, decoder_mask), name)
 
     def hidden_states(self, tokens, mask=None, token_types=None, decoder_tokens=None, decoder_mask=None) -> jax.Array:
         """Float32 [layers + 1, B, L, D]: embeddings, then each block, the last after the final norm.

@@ -69,6 +69,9 @@ class NoHead(Head):
     """No head: the model gives features only."""
 
     kind: ClassVar[str] = "none"
+    # As of a `VocabularyHead`.
+    tied = False
+    scale_by_width = False
 
 
 @dataclass(frozen=True)

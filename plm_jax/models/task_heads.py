@@ -325,9 +325,14 @@ class Classes(TextHead):
 
 @dataclass(frozen=True)
 class Score(TextHead):
-    """A number for a text: float32 [B, 1]."""
+    """A number for a text: float32 [B, 1].
+
+    Attributes:
+      labels: what it is called, if it is.
+    """
 
     kind: ClassVar[str] = "score"
+    labels: tuple[str, ...] = ()
     outputs = 1
 
 
@@ -348,19 +353,24 @@ class Choice(TextHead):
 
 
 def output(
-    module: "Module", params: Any, batch: Mapping[str, "jax.Array"], keys: Mapping[str, "jax.Array"] | None = None
+    module: "Module",
+    params: Any,
+    batch: Mapping[str, "jax.Array"],
+    keys: Mapping[str, "jax.Array"] | None = None,
+    name: str = TASK,
 ) -> "tuple[jax.Array, jax.Array]":
     """What a model's head of a task gives for a batch, and the features [B · N, L, D] that other heads may read.
 
     Args:
-      module: of a model with the head "task".
+      module: of a model with the head.
       params: its parameters.
       batch: its inputs, each [B, L], or [B, N, L] for several texts a row; others are not read. Which tokens are real
         tells `mask`, of an encoder-decoder's decoder `decoder_mask`; without it all are.
       keys: `dropout`, or none.
+      name: of the head.
     """
     model, keys = module.model, dict(keys or {})
-    head = model.named_heads[TASK]
+    head = model.named_heads[name]
     inputs, texts = flattened(model, model.read(batch))
     given = {"deterministic": not keys, "rngs": keys}
     if head.layers.reads_states:
@@ -369,7 +379,7 @@ def output(
     else:
         features, read = module.apply({"params": params}, **inputs, **given, method="features"), {}
     read |= {"mask": inputs.get("decoder_mask" if model.has_decoder else "mask"), "texts": texts}
-    return module.apply({"params": params}, features, TASK, **read, **given, method="head_output"), features
+    return module.apply({"params": params}, features, name, **read, **given, method="head_output"), features
 
 
 def flattened(model: "Model", inputs: Mapping[str, "jax.Array"]) -> "tuple[dict[str, jax.Array], int]":

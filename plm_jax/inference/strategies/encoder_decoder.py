@@ -1,18 +1,31 @@
 """Encoder-decoders: they answer a text."""
 
+import numpy as np
+
 from plm_jax.common.errors import UserError
 from plm_jax.inference import blanks
 from plm_jax.inference.strategies.strategy import Writer, hidden_states
+from plm_jax.models.heads import TASK
 
 
 class EncoderDecoder(Writer):
     """An encoder-decoder, which answers a prompt, or gives it with what it answers for its blanks put in."""
 
     def logits(self, given, head):
-        """Those of the decoder's tokens, which there must be."""
+        """Those of the decoder's tokens, which there must be; for a task they are by default the encoder's."""
+        if "decoder_tokens" not in given and head == TASK:
+            given = given | self._read_again(given["tokens"], given.get("mask"))
         if "decoder_tokens" not in given:
             raise UserError("this model is an encoder-decoder: give decoder_tokens too")
         return super().logits(given, head)
+
+    def _read_again(self, tokens, mask):
+        """The decoder's inputs [..., L] that are the encoder's after what a text starts with, as in BART's tasks."""
+        start = self.start_id
+        mask = np.ones_like(tokens) if mask is None else mask
+        before = [(0, 0)] * (tokens.ndim - 1) + [(1, 0)]
+        shifted, follows = (np.pad(x, before)[..., :-1] for x in (tokens, mask))
+        return {"decoder_tokens": np.where(follows > 0, shifted, start), "decoder_mask": mask}
 
     def hidden_states(self, given):
         """The decoder's where it has tokens, else the encoder's."""

@@ -10,7 +10,9 @@ import numpy as np
 
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.inference import decoding, inputs
-from plm_jax.models.heads import Head
+from plm_jax.models import task_heads
+from plm_jax.models.heads import TASK, Head
+from plm_jax.models.task_heads import TaskHead
 from plm_jax.training import model_text
 
 if TYPE_CHECKING:
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
 Rows = Sequence[Sequence[int]]
 # The heads of published models that `LanguageModel.logits` tells about.
-HEADS = ("sentence_pair", "discriminator", "backward")
+HEADS = ("sentence_pair", "discriminator", "backward", TASK)
 
 
 class Strategy:
@@ -65,6 +67,20 @@ class Strategy:
             raise UserError(f"{longest} tokens exceed the model's {most} positions: give fewer")
         return found
 
+    def read_texts(self, tokens: Any, *others: Any) -> dict[str, np.ndarray]:
+        """As `read`, for the head of a task: of rows [B, L], or [B, N, L] of several texts each."""
+        tokens = inputs.integers("tokens", tokens)
+        (one,) = {name: value for name, value in self.lm.config.init_inputs().items() if "decoder" not in name}.values()
+        if tokens.ndim <= one.ndim:
+            return self.read(tokens, *others)
+        rows = tokens.shape[:2]
+        given = [None if value is None else inputs.integers("inputs", value) for value in others]
+        for value in given:
+            if value is not None and value.shape[:2] != rows:
+                raise UserError(f"inputs have shapes {tokens.shape} and {value.shape}: give the same rows of texts")
+        flat = [None if value is None else value.reshape(-1, *value.shape[2:]) for value in (tokens, *given)]
+        return {name: value.reshape(*rows, *value.shape[1:]) for name, value in self.read(*flat).items()}
+
     def places(self, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Positions of tokens, as further inputs, of a model that does not count them itself."""
         del given
@@ -96,7 +112,9 @@ class Strategy:
         return wanted
 
     def logits(self, given: dict[str, np.ndarray], head: str) -> jax.Array:
-        """What one of `heads` gives for inputs as `read` gives them."""
+        """What one of `heads` gives for inputs as `read` or `read_texts` gives them."""
+        if isinstance(self.lm.config.named_heads[head], TaskHead):
+            return task_output(self.lm.model, self.lm.params, given, head)
         return head_output(self.lm.model, self.lm.params, given, head)
 
     def hidden_states(self, given: dict[str, np.ndarray]) -> jax.Array:
@@ -119,17 +137,24 @@ class Strategy:
 
     def writer(self, **options: Any) -> Callable[[Rows], list[list[int]]]:
         """`decoding.generate` with this model and options: from rows of tokens to what follows or answers each."""
-        lm, special = self.lm, self.lm.special_ids
+        lm = self.lm
+        self.head(None)
         return partial(
             decoding.generate,
             lm.model,
             lm.params,
             eos_ids=self.eos_ids,
-            start_id=special.get("decoder_start_token_id", special.get("pad_token_id", 0)),
+            start_id=self.start_id,
             vocab_size=self.known_size,
             sees_prompt=lm.run is not None and lm.run.objective.has_prefix,
             **options,
         )
+
+    @property
+    def start_id(self) -> int:
+        """What a decoder that answers begins with."""
+        special = self.lm.special_ids
+        return special.get("decoder_start_token_id", special.get("pad_token_id", 0))
 
     @property
     def eos_ids(self) -> list[int]:
@@ -178,6 +203,12 @@ def head_output(model, params, inputs, head):
     """What a head of a module gives for inputs."""
     features = model.apply({"params": params}, **inputs, method="features")
     return model.apply({"params": params}, features, head, method="head_output")
+
+
+@partial(jax.jit, static_argnames=("model", "head"))
+def task_output(model, params, inputs, head):
+    """What the head of a task gives for inputs."""
+    return task_heads.output(model, params, inputs, name=head)[0]
 
 
 @partial(jax.jit, static_argnames=("model", "method", "embedded", "stack"))

@@ -1,0 +1,229 @@
+"""Heads of tasks beside transformers on random weights: the same outputs, in and out again, with their labels."""
+
+import json
+import warnings
+from dataclasses import replace
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import pytest
+
+import plm_jax
+from plm_jax.common.errors import UserError
+from plm_jax.hub import families, huggingface, tasks
+from plm_jax.hub.pretrained import Pretrained
+from plm_jax.models import registry, settings
+from tests.support import tiny
+
+LENGTH, VOCAB, PAD, EOS = 8, 37, 36, 2
+RIGHT = (np.arange(LENGTH) < np.array([8, 5, 6])[:, None]).astype(np.int64)
+LEFT = RIGHT[:, ::-1].copy()
+LABELS = ("entailment", "neutral", "contradiction")
+NAMES = {"classes": LABELS, "tags": LABELS, "score": ("grade",)}
+SIDES = ("right", "left")
+# By the kinds of heads what config.json calls the rate of their dropout, and what it is where nothing is said.
+RATES = [
+    ("bert", 0.3, {"classes": ("classifier_dropout", 0.1), "tags": ("classifier_dropout", 0.1), "span": (None, 0.0)}),
+    ("roberta", 0.3, {"classes": ("classifier_dropout", 0.1), "choice": (None, 0.1)}),
+    ("albert", 0.3, {"classes": ("classifier_dropout_prob", 0.1), "span": (None, 0.0)}),
+    ("electra", 0.3, {"classes": ("classifier_dropout", 0.1), "choice": ("summary_last_dropout", 0.1)}),
+    ("distilbert", 0.3, {"choice": ("seq_classif_dropout", 0.2), "span": ("qa_dropout", 0.1), "tags": (None, 0.1)}),
+    ("bart", 0.3, {"classes": ("classifier_dropout", 0.0), "span": (None, 0.0)}),
+    ("gpt2", 0.3, {"classes": (None, 0.0)}),
+]
+ENCODERS = {"Bert": {}, "Roberta": {"pad_token_id": 1}, "Albert": {}, "Electra": {}, "DistilBert": {}}
+
+
+class Case(NamedTuple):
+    """A class of transformers, the kind of head that it is for us, and how many numbers an output has."""
+
+    family: str
+    kind: str
+    side: str = "right"
+
+    @property
+    def architecture(self):
+        return f"{self.family}{tasks.FORMS[self.kind]}"
+
+
+CASES = [
+    *(Case(family, kind) for family in ENCODERS for kind in tasks.FORMS),
+    *(Case(family, kind, side) for family in ("GPT2", "Llama") for kind in ("classes", "score") for side in SIDES),
+    *(Case("Bart", kind) for kind in ("classes", "score", "span")),
+]
+
+
+@pytest.fixture
+def theirs():
+    """`tests.support.theirs`, where there is torch."""
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    from tests.support import theirs
+
+    return theirs
+
+
+def made(case, theirs, **fields):
+    """A model of a case with labels of its own and a dropout that no other has."""
+    labels = NAMES.get(case.kind)
+    if labels:
+        fields |= {"id2label": dict(enumerate(labels)), "label2id": {name: i for i, name in enumerate(labels)}}
+    if case.family in ("GPT2", "Llama"):
+        fields["pad_token_id"] = PAD
+    return theirs.make(case.architecture, **ENCODERS.get(case.family, {}), **fields)
+
+
+def inputs_of(case, model):
+    """Ours by their names; the padding's id is nowhere in a text, and each of BART's has one end."""
+    rng, mask = np.random.default_rng(0), LEFT if case.side == "left" else RIGHT
+    low, high = (3, VOCAB) if case.family == "Roberta" else (3, PAD)
+    if case.kind == "choice":
+        mask = np.stack([mask, mask[::-1]], 1)
+    pad = model.config.pad_token_id or 0
+    tokens = np.where(mask == 1, rng.integers(low, high, mask.shape), pad)
+    if case.family == "Bart":
+        tokens[np.arange(3), mask.sum(1) - 1] = EOS
+    inputs = {"tokens": tokens, "mask": mask}
+    if getattr(model.config, "type_vocab_size", 0) > 1 and case.family != "Roberta":
+        inputs["token_types"] = rng.integers(0, 2, mask.shape) * mask
+    return inputs
+
+
+def outputs(model, inputs):
+    """Theirs, as ours are shaped."""
+    torch = pytest.importorskip("torch")
+    names = {"tokens": "input_ids", "mask": "attention_mask", "token_types": "token_type_ids"}
+    given = {names[name]: torch.tensor(value) for name, value in inputs.items()}
+    if model.config.model_type in ("gpt2", "llama"):
+        given["position_ids"] = (given["attention_mask"].cumsum(1) - 1).clamp(min=0)
+    with torch.no_grad():
+        found = model(**given)
+    if "logits" in found:
+        return found.logits.numpy()
+    return np.stack([found.start_logits.numpy(), found.end_logits.numpy()], -1)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.architecture}-{case.kind}-{case.side}")
+def test_outputs_are_equal_in_and_out(case, theirs, tmp_path):
+    model = made(case, theirs)
+    model.save_pretrained(tmp_path / "theirs")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lm = plm_jax.load(tmp_path / "theirs")
+    head = dict(lm.config.heads)["task"]
+    assert (head.kind, getattr(head, "labels", None)) == (case.kind, NAMES.get(case.kind))
+    assert lm.num_parameters == sum(tensor.numel() for tensor in model.parameters())
+    inputs = inputs_of(case, model)
+    want, got = outputs(model, inputs), np.asarray(lm.logits(**inputs, head="task"))
+    real = inputs["mask"] == 1 if case.kind in ("tags", "span") else np.s_[:]
+    assert got.shape == want.shape and got.dtype == np.float32
+    np.testing.assert_allclose(got[real], want[real], atol=1e-4)
+
+    lm.save(tmp_path / "ours")
+    again = type(model).from_pretrained(tmp_path / "ours").eval()
+    theirs.assert_same_state(model, again)
+    np.testing.assert_allclose(outputs(again, inputs)[real], want[real], atol=1e-5)
+    written, original = (json.loads((tmp_path / side / "config.json").read_text()) for side in ("ours", "theirs"))
+    assert written["architectures"] == [case.architecture]
+    if case.kind in ("classes", "tags", "score"):
+        assert again.config.id2label == model.config.id2label and again.config.label2id == model.config.label2id
+    if case.kind in tasks.PROBLEMS:
+        assert written["problem_type"] == tasks.PROBLEMS[case.kind]
+    differ = {key for key in written.keys() & original.keys() if written[key] != original[key]}
+    assert differ <= {"n_inner", "problem_type", "classifier_dropout"}
+    lm.save(tmp_path / "plm_jax", format="plm_jax")
+    kept = plm_jax.load(tmp_path / "plm_jax")
+    assert kept.config == lm.config
+    np.testing.assert_array_equal(kept.logits(**inputs, head="task"), got)
+
+
+@pytest.mark.parametrize(("family", "rate", "shown"), RATES)
+def test_the_rates_of_a_heads_dropout_are_read_and_written(family, rate, shown, tmp_path):
+    model = families.FAMILIES[family].to_settings({})
+    for kind, (name, default) in shown.items():
+        layout = families.FAMILIES[family]
+        config = layout.to_config(model) | {"architectures": [f"{layout.task_class}{tasks.FORMS[kind]}"]}
+        config.pop(name or "", None)
+        assert dict(families.to_settings(layout, config).heads)["task"].dropout == default
+        if name:
+            found = families.to_settings(layout, config | {name: rate})
+            assert dict(found.heads)["task"].dropout == rate
+            assert families.to_config(layout, found)[name] == rate
+
+
+def test_heads_that_we_lack_are_left_out_with_a_warning(theirs, tmp_path):
+    model = theirs.make("BertForSequenceClassification", num_labels=3, problem_type="multi_label_classification")
+    model.save_pretrained(tmp_path)
+    with pytest.warns(UserWarning, match=r"left out: classifier.bias, classifier.weight"):
+        lm = plm_jax.load(tmp_path)
+    assert lm.config.heads == ()
+    with pytest.raises(UserError, match="this model has no task head: load a checkpoint that holds one"):
+        lm.logits([[1, 2]], head="task")
+
+
+def pretrained(model):
+    params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), registry.shapes(model))
+    return Pretrained(model, params, {"pad_token_id": 0})
+
+
+@pytest.mark.parametrize(
+    ("head", "needs"),
+    [
+        (settings.Classes(labels=("a", "b"), feature="mean"), "heads.task.feature = pooler"),
+        (settings.Tags(labels=("a",), layers=settings.ConcatenatedLayers((-2, -1))), "heads.task.layers.kind = last"),
+        (settings.Tags(labels=("a",), recurrent=settings.BiLstm()), "heads.task.recurrent = None"),
+        (settings.Span(transform="tanh"), "heads.task.transform = None"),
+    ],
+)
+def test_a_head_that_no_family_has_is_saved_in_our_format_alone(head, needs, tmp_path):
+    model = replace(tiny.BERT, heads=(("task", head),))
+    with pytest.raises(UserError, match=f"Hugging Face's .* cannot hold this model: it needs .*{needs}"):
+        huggingface.write(tmp_path, pretrained(model))
+
+
+@pytest.mark.parametrize("config", [{"id2label": {"0": "a", "2": "b"}}, {"id2label": {"1": "a"}}])
+def test_labels_are_numbered_from_0(config):
+    with pytest.raises(UserError, match="number them from 0 on"):
+        tasks.labels_of(config)
+    assert tasks.labels_of({}) == ("LABEL_0", "LABEL_1") and tasks.labels_of({"num_labels": 1}) == ("LABEL_0",)
+
+
+def test_a_new_head_is_laid_out_as_the_familys():
+    def new(kind, model, family=None):
+        return tasks.new(kind, model, NAMES.get(kind, ()), families.FAMILIES.get(family))
+
+    bert = replace(tiny.BERT, dropout=settings.Dropout(residual=0.2))
+    pooled = settings.Classes(labels=LABELS, feature="pooler", dropout=0.2)
+    assert new("classes", bert, "bert") == pooled
+    assert new("span", bert, "bert") == settings.Span()
+    own = settings.Classes(labels=LABELS, feature="first", transform="tanh", dropout=0.2, input_dropout=0.2)
+    assert new("classes", bert, "roberta") == own
+    assert new("classes", replace(bert, pooler=settings.NoHead()), "bert") == replace(own, input_dropout=0.0)
+    assert new("choice", tiny.MODEL) == settings.Choice(feature="last", bias=False)
+    assert new("score", tiny.BART, "bart") == settings.Score(labels=("grade",), feature="last", transform="tanh")
+    assert new("tags", tiny.T5, "t5") == settings.Tags(labels=LABELS)
+    with pytest.raises(UserError, match="there is no head of a task of kind 'summary'"):
+        new("summary", bert)
+
+
+def test_what_a_row_of_texts_cannot_be(theirs, tmp_path):
+    case = Case("Bert", "choice")
+    model = made(case, theirs)
+    model.save_pretrained(tmp_path)
+    lm, inputs = plm_jax.load(tmp_path), inputs_of(case, model)
+    with pytest.raises(UserError, match=r"inputs have shapes \(3, 2, 8\) and \(3, 8\): give the same rows of texts"):
+        lm.logits(inputs["tokens"], inputs["mask"][:, 0], head="task")
+    with pytest.raises(UserError, match=r"tokens have shape \(3, 2, 8\): give \[batch, length\]"):
+        lm.logits(inputs["tokens"], head="pooled")
+    # One text a row is one choice.
+    one = lm.logits(inputs["tokens"][:, 0], inputs["mask"][:, 0], inputs["token_types"][:, 0], head="task")
+    np.testing.assert_allclose(one[:, 0], lm.logits(**inputs, head="task")[:, 0], atol=1e-5)
+
+
+def test_a_classifier_without_an_unembedding_writes_nothing(theirs, tmp_path):
+    made(Case("Llama", "classes"), theirs).save_pretrained(tmp_path)
+    lm = plm_jax.load(tmp_path)
+    assert isinstance(lm.config.head, settings.NoHead)
+    with pytest.raises(UserError, match="this model has no vocabulary head"):
+        lm.generate([[3, 4]])

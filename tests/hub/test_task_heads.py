@@ -48,8 +48,9 @@ class Case(NamedTuple):
 
 
 CASES = [
-    *(Case(family, kind) for family in ENCODERS for kind in tasks.FORMS),
-    *(Case(family, kind, side) for family in ("GPT2", "Llama") for kind in ("classes", "score") for side in SIDES),
+    *(Case(family, kind) for family in ENCODERS for kind in ("classes", "tags", "span", "choice")),
+    *(Case(family, "classes", side) for family in ("GPT2", "Llama") for side in SIDES),
+    *(Case("Bert", "score"), Case("GPT2", "score", "left")),
     *(Case("Bart", kind) for kind in ("classes", "score", "span")),
 ]
 

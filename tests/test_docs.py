@@ -22,6 +22,7 @@ RUN_TOGETHER = (
     ("docs/data.md", "docs/vocabularies.md"),
     ("docs/tasks.md",),
     ("docs/install.md", "docs/config.md", "docs/sweeps.md"),
+    ("docs/finetuning.md",),
 )
 TINY = {
     "demo": (

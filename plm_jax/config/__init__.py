@@ -17,7 +17,7 @@ from plm_jax.config.labelled import (
     Score,
     Tags,
 )
-from plm_jax.config.optimizers import Adafactor, Adagrad, AdamW, Lamb, Optimizer
+from plm_jax.config.optimizers import Adafactor, Adagrad, AdamW, Lamb, Optimizer, Sgd
 from plm_jax.config.reading import choose, from_dict, from_saved, model_from_saved, resolve
 from plm_jax.config.run import Run
 from plm_jax.config.schedules import (
@@ -87,6 +87,7 @@ __all__ = [
     "SentencePairs",
     "SeqioInputsTargets",
     "SeqioTask",
+    "Sgd",
     "Source",
     "Stage",
     "Streams",

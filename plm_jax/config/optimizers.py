@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from plm_jax.common.errors import UserError
 from plm_jax.common.roles import Role
 
 if TYPE_CHECKING:
@@ -17,10 +18,20 @@ class Optimizer(Role):
     Attributes:
       recipe: fields whose change leaves the state what it is, so that a run may go on with it; any other is refused.
       clip_norm: the largest norm of all gradients together (0: not clipped).
+      layer_decay: factor on the learning rate from each layer to the one below it, as of ELECTRA when it is fine-tuned
+        (google-research/electra, model/optimization.py): of n layers those of depth d have rate · layer_decay ** (n + 2
+        - d), where d is 0 for the embeddings, i + 1 for layer i, n + 1 for a norm after the last one and n + 2 for
+        heads. Layers that share parameters have the rate of the last of them, and of several stacks, as an encoder and
+        a decoder, each counts its own layers; embeddings count those of the deepest.
     """
 
-    recipe: ClassVar[tuple[str, ...]] = ("clip_norm",)
+    recipe: ClassVar[tuple[str, ...]] = ("clip_norm", "layer_decay")
     clip_norm: float = 1.0
+    layer_decay: float = 1.0
+
+    def __post_init__(self):
+        if not 0.0 < self.layer_decay <= 1.0:
+            raise UserError(f"config.optimizer.layer_decay is {self.layer_decay}: give a factor above 0, at most 1")
 
     def transformations(self) -> Sequence["optax.GradientTransformation"]:
         """What makes a direction of clipped gradients, one after another; importing JAX is left until then."""
@@ -28,7 +39,7 @@ class Optimizer(Role):
 
 
 # What AdamW and LAMB may go on with.
-_OF_MOMENTS = ("b1", "b2", "epsilon", "weight_decay", "bias_correction", "clip_norm", "first_moment")
+_OF_MOMENTS = ("b1", "b2", "epsilon", "weight_decay", "bias_correction", "first_moment", *Optimizer.recipe)
 
 
 @dataclass(frozen=True)
@@ -100,7 +111,7 @@ class Adafactor(Optimizer):
     kind: ClassVar[str] = "adafactor"
     recipe: ClassVar[tuple[str, ...]] = (
         *("decay_exponent", "clipping_threshold", "epsilon", "multiply_by_parameter_scale", "parameter_epsilon"),
-        "clip_norm",
+        *Optimizer.recipe,
     )
     decay_exponent: float = 0.8
     clipping_threshold: float = 1.0
@@ -126,7 +137,7 @@ class Adagrad(Optimizer):
     """
 
     kind: ClassVar[str] = "adagrad"
-    recipe: ClassVar[tuple[str, ...]] = ("initial_accumulator", "clip_norm")
+    recipe: ClassVar[tuple[str, ...]] = ("initial_accumulator", *Optimizer.recipe)
     initial_accumulator: float = 1.0
     clip_norm: float = field(default=10.0, kw_only=True)
 
@@ -135,3 +146,18 @@ class Adagrad(Optimizer):
         from plm_jax.training import optimizers
 
         return optimizers.adagrad(self)
+
+
+@dataclass(frozen=True)
+class Sgd(Optimizer):
+    """The gradient itself, or with `momentum` the sum of all before it, each times momentum once a step since."""
+
+    kind: ClassVar[str] = "sgd"
+    momentum: float = 0.0
+    clip_norm: float = field(default=0.0, kw_only=True)
+
+    def transformations(self) -> Sequence["optax.GradientTransformation"]:
+        """As the base says."""
+        from plm_jax.training import optimizers
+
+        return optimizers.sgd(self)

@@ -7,6 +7,9 @@ from typing import Literal
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.config import bounds
 
+# Regular expressions that match the names of all parameters.
+ALL_NAMES = (".*",)
+
 
 @dataclass(frozen=True)
 class Mesh:
@@ -106,6 +109,9 @@ class Train:
       batch_size: rows of the global batch; `microbatches` divides it, one after another within a step.
       init_from: any checkpoint to take weights from; of them the names that a regular expression in `init_names`
         matches whole.
+      reinitialise_top: of these weights the layers at the top of each stack that are drawn anew, so many.
+      trainable: the parameters that are trained, those whose names one of these regular expressions matches whole. The
+        layers of a stack are told apart by their numbers, as in `stack/blocks/11/.*`. The others stay as they are.
       prng: `rbg` is faster on TPUs and gives up that losses are the same on every mesh.
     """
 
@@ -116,13 +122,16 @@ class Train:
     log_every: int = 10
     phases: tuple[Phase, ...] = ()
     init_from: str = ""
-    init_names: tuple[str, ...] = (".*",)
+    init_names: tuple[str, ...] = ALL_NAMES
+    reinitialise_top: int = 0
+    trainable: tuple[str, ...] = ALL_NAMES
     z_loss: float = 0.0
     label_smoothing: float = 0.0
     prng: Literal["threefry", "rbg"] = "threefry"
 
     def __post_init__(self):
         bounds.at_least(1, "train", self, "steps", "batch_size", "microbatches", "log_every")
+        bounds.at_least(0, "train", self, "reinitialise_top")
         bounds.share("train", self, "label_smoothing")
         untils = [phase.until for phase in self.phases]
         if untils and (untils != sorted(set(untils)) or untils[0] <= 0 or untils[-1] != 1.0):

@@ -18,7 +18,7 @@ from plm_jax.common.errors import UserError
 from plm_jax.data.reader import Reader, blank_batch, digest_hex
 from plm_jax.data.sources import task_mixtures
 from plm_jax.losses.loss import untrained_heads
-from plm_jax.training import flops, optimizers, resume, run_directory, warm_start
+from plm_jax.training import flops, optimizers, resume, run_directory, trainable, warm_start
 from plm_jax.training import mesh as meshes
 from plm_jax.training import state as states
 from plm_jax.training.checkpoints import Checkpoints
@@ -65,7 +65,7 @@ def pretrain(run: config.Run, workdir: str, allow_changes: bool = False) -> None
         with telemetry or contextlib.nullcontext(), heard(telemetry.say if telemetry else lambda line: None):
             if telemetry:
                 run_directory.write(workdir, run, trainer.mesh.shape, history)
-                for note in [*notes, *started, *trainer.reader.notes(), *trainer.validation.notes()]:
+                for note in [*notes, *started, *trainer.notes(), *trainer.reader.notes(), *trainer.validation.notes()]:
                     telemetry.say(note)
             trainer.run_stages(state, first_step, checkpoints, telemetry)
 
@@ -102,19 +102,20 @@ class Trainer(Program):
             if not self.run.train.init_from:
                 return state, []
             published = fitted(state, self.published_state, meshes.refitted)
-            params, notes = warm_start.take(published.params, self.run.train)
+            params, notes = warm_start.take(published.params, self.run.train, self.run.model)
             return fitted(published.replace(params=params), self.abstract_state, meshes.refitted), notes
         step, before = self._resumed.step, self._resumed.before
         # What was carried is of the batch size of then, and the moments are those of the optimizer of then.
         batch_size = self._resumed.meta.get("batch_size", self.batch_size)
-        optimizer = optimizers.build(before.optimizer, self.rate)
+        part = trainable.Part(before.train.trainable)
+        optimizer = optimizers.build(before.optimizer, self.rate, part, before.model)
         like = self.state_like(batch_size, optimizer)
         state = checkpoints.restore(step, self.state_like(batch_size, optimizer, padded=False))
         state, notes = fitted(state, like, meshes.refitted), [f"resumed after step {step}"]
-        same_kind = before.optimizer.kind == self.run.optimizer.kind
+        same_kind = before.optimizer.kind == self.run.optimizer.kind and part == self.part
         if same_kind and _alike(like.optimizer, self.abstract_state.optimizer):
             return state.replace(optimizer=_in_types(state.optimizer, self.abstract_state.optimizer)), notes
-        notes.append("the optimizer is another: its moments begin anew, weights and step are kept")
+        notes.append("the optimizer, or what it trains, is another: its moments begin anew, weights and step are kept")
         return state.replace(optimizer=self.new_moments(state.step)), notes
 
     def _refuse_untrained(self) -> None:

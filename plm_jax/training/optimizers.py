@@ -13,19 +13,36 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from plm_jax.config.optimizers import Adafactor, Adagrad, AdamW, Lamb, Optimizer
+from plm_jax.config.optimizers import Adafactor, Adagrad, AdamW, Lamb, Optimizer, Sgd
+from plm_jax.models.protocol import Model
+from plm_jax.training import layer_decay, trainable
 
 
-def build(optimizer: Optimizer, rate: Callable) -> optax.GradientTransformationExtraArgs:
+def build(
+    optimizer: Optimizer, rate: Callable, part: trainable.Part = trainable.ALL, model: Model | None = None
+) -> optax.GradientTransformationExtraArgs:
     """An optimizer as an optax transformation, with the learning rate `rate(step)`.
 
     Its `update(grads, state, params, grad_norm=None)` takes the gradients' global norm where the caller has it.
+
+    Args:
+      part: of the parameters; gradients and updates are trees of it alone, and so is the state.
+      model: whose parameters they are; a `layer_decay` goes by its stacks.
     """
-    return optax.chain(
+    whole = optax.chain(
         _clip(optimizer.clip_norm) if optimizer.clip_norm else optax.identity(),
         *optimizer.transformations(),
         optax.scale_by_learning_rate(rate),
     )
+
+    def update(grads, state, params, **extra):
+        updates, state = whole.update(grads, state, part.of(params), **extra)
+        if optimizer.layer_decay != 1.0:
+            factors = part.of(layer_decay.factors(model, optimizer.layer_decay, params))
+            updates = jax.tree.map(jnp.multiply, updates, factors)
+        return updates, state
+
+    return optax.GradientTransformationExtraArgs(lambda params: whole.init(part.of(params)), update)
 
 
 def at_step(state, step: jax.Array):
@@ -92,6 +109,11 @@ def lamb(optimizer: Lamb) -> tuple[optax.GradientTransformation, ...]:
 def adagrad(optimizer: Adagrad) -> tuple[optax.GradientTransformation, ...]:
     """The gradient over the root of the sum of all its squares; TensorFlow's has no epsilon."""
     return (optax.scale_by_rss(optimizer.initial_accumulator, eps=0.0),)
+
+
+def sgd(optimizer: Sgd) -> tuple[optax.GradientTransformation, ...]:
+    """The gradient, or a sum of it and those before."""
+    return (optax.trace(optimizer.momentum),) if optimizer.momentum else ()
 
 
 def _scale_by_adam(optimizer: AdamW | Lamb) -> optax.GradientTransformation:

@@ -15,7 +15,7 @@ from plm_jax import config, losses, objectives
 from plm_jax.common.errors import UserError
 from plm_jax.models import pipeline, registry
 from plm_jax.models.protocol import Model, Module
-from plm_jax.training import compiler, flops, optimizers
+from plm_jax.training import compiler, flops, layer_decay, optimizers, trainable
 from plm_jax.training import mesh as meshes
 from plm_jax.training import state as states
 from plm_jax.training import step as steps
@@ -33,6 +33,7 @@ class Program:
     Attributes:
       batch_shards: what a batch's rows must be a multiple of to fit the mesh of every stage.
       batch_size: of the first stage that is to be trained.
+      part: of the parameters, what is trained.
     """
 
     def __init__(
@@ -68,10 +69,21 @@ class Program:
         _check_heads(run.model, run.objective, self.loss())
         self.root = states.key(run.train.seed, run.train.prng)
         self.rate = rate or run.schedule.rate(run.train.steps, self.stages)
-        self.optimizer = optimizers.build(run.optimizer, self.rate)
+        self.part = trainable.Part(run.train.trainable)
+        self.part.check(registry.shapes(run.model), max(mesh.shape["stage"] for mesh in built.values()))
+        layer_decay.check(run.model, run.optimizer.layer_decay)
+        self.optimizer = optimizers.build(run.optimizer, self.rate, self.part, run.model)
         self.abstract_state = self.state_like(self.batch_size)
         self.published_state = self.state_like(self.batch_size, padded=False)
         self.shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state)
+
+    def notes(self) -> list[str]:
+        """Lines that say what is trained, where that is not all, and what shares a rate."""
+        shapes = registry.shapes(self.run.model)
+        return [
+            *self.part.notes(shapes, getattr(self.run.model, "scan_layers", False)),
+            *layer_decay.notes(self.run.model, self.run.optimizer.layer_decay),
+        ]
 
     def at(self, stage: config.Stage) -> "Program":
         """The program over the mesh of a stage to come: this one, or one of the stages with that mesh."""
@@ -167,6 +179,7 @@ class Program:
             self.root,
             stage.microbatches,
             dropout=model.model.drops,
+            part=self.part,
             gradients=jnp.result_type(*{self.run.precision.compute, self.run.precision.gradients}),
             layouts=self._whole_kernels() if self.run.mesh.gather == "step" else None,
         )

@@ -67,8 +67,10 @@ FIELDS: dict[str, Meaning] = {
     "optimizer": "fixed",  # But for what its class says is `recipe`.
     "schedule": "recipe",
     "train.batch_size": "read",
-    "train.init_from": "free",  # Only the first step takes it, and `init_names`.
+    "train.init_from": "free",  # Only the first step takes it, `init_names` and `reinitialise_top`.
     "train.init_names": "free",
+    "train.reinitialise_top": "free",
+    "train.trainable": "fixed",  # The moments are of it alone.
     "train.label_smoothing": "recipe",
     "train.log_every": "free",
     "train.microbatches": "free",

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from plm_jax.common.keys import named_key
 from plm_jax.losses import Loss, Sums, means
 from plm_jax.models.partitioning import constrain
-from plm_jax.training import compiler, optimizers, weights
+from plm_jax.training import compiler, optimizers, trainable, weights
 from plm_jax.training import mesh as meshes
 from plm_jax.training.state import TrainState
 
@@ -87,6 +87,7 @@ def train_step(
     root: jax.Array,
     microbatches: int = 1,
     dropout: bool = False,
+    part: trainable.Part = trainable.ALL,
     **holding: Any,
 ) -> Callable[[TrainState, dict[str, jax.Array]], tuple[TrainState, dict[str, jax.Array]]]:
     """The pure step `(state, batch) → (state, metrics)`.
@@ -94,11 +95,12 @@ def train_step(
     Args:
       loss: what is minimised.
       model: the module.
-      optimizer: of the gradients of the loss.
+      optimizer: of the gradients of the loss; its updates are of `part`.
       rate: the learning rate by step, reported.
       root: the run's key.
       microbatches: parts of the batch whose gradients are added up.
       dropout: whether the loss is given a key `dropout`.
+      part: of the parameters, what is trained.
       holding: how microbatches take the parameters, see `weights.held`.
 
     Returns:
@@ -113,7 +115,7 @@ def train_step(
         batch = dict(batch)
         digest = batch.pop("digest").sum(0)
         counts = loss.weights(model, batch)
-        held = weights.held(model, state.params, **holding)
+        held = weights.held(model, state.params, part=part, **holding)
         grads, terms, metrics, carry = gradients(
             loss, model, held, batch, counts, root, state.step, state.carry, microbatches, names
         )
@@ -125,7 +127,7 @@ def train_step(
         updates, optimizer_state = optimizer.update(grads, state.optimizer, state.params, grad_norm=grad_norm)
         metrics = means.means(loss, Sums(terms, metrics, counts))
         metrics |= {"grad_norm": grad_norm, "learning_rate": rate(state.step), "digest": digest}
-        params = optax.apply_updates(state.params, updates)
+        params = part.put(state.params, optax.apply_updates(part.of(state.params), updates))
         return TrainState(state.step + 1, params, optimizer_state, carry), metrics
 
     return step

@@ -1,32 +1,38 @@
 """`train.init_from`: weights of another checkpoint, whole or by name."""
 
-import re
-
 import jax
+import jax.numpy as jnp
 
 from plm_jax.common.errors import UserError
 from plm_jax.hub.pretrained import float32
+from plm_jax.models.protocol import Model
 from plm_jax.training import checkpoint_formats
+from plm_jax.training.trainable import STACKED, compiled, named, unmatched
 
 
-def take(params, train):
+def take(params, train, model: Model):
     """`params` with the leaves of `train.init_from` whose names match one of `train.init_names`.
+
+    The last `train.reinitialise_top` layers of each of the model's stacks stay as they are in `params`.
 
     Returns:
       The parameters, laid out as before, and lines that say what was taken, what is new, and what has no place here.
 
     Raises:
-      UserError: nothing matches, or a leaf has another shape.
+      UserError: a pattern or all of them match nothing, a leaf has another shape, or there are not so many layers.
     """
-    patterns = [re.compile(pattern) for pattern in train.init_names]
+    tops = _tops(model, train.reinitialise_top)
 
     def wanted(name):
-        return any(pattern.fullmatch(name) for pattern in patterns)
+        return any(compiled(pattern).fullmatch(name) for pattern in train.init_names)
 
     with checkpoint_formats.opened(train.init_from) as pretrained:
-        found = {name: leaf for name, leaf in _named(pretrained.params) if wanted(name)}
+        there = named(pretrained.params)
+        if pattern := unmatched(train.init_names, [name for name, _ in there]):
+            raise UserError(f"config.train.init_names has {pattern} in {train.init_from}")
+        found = {name: leaf for name, leaf in there if wanted(name)}
         new, leaves = [], []
-        for name, leaf in _named(params):
+        for name, leaf in named(params):
             if name not in found:
                 new.append(name)
                 leaves.append(leaf)
@@ -36,16 +42,39 @@ def take(params, train):
                     f"{name} is {found[name].shape} in {train.init_from} and {leaf.shape} here: leave it out by "
                     "config.train.init_names, or change the model"
                 )
-            leaves.append(jax.device_put(float32(found.pop(name)), leaf.sharding))
+            taken = jax.device_put(float32(found.pop(name)), leaf.sharding)
+            leaves.append(_with_top(taken, leaf, tops.get(name.partition(f"/{STACKED}/")[0], 0)))
     taken = len(leaves) - len(new)
     if not taken:
         raise UserError(f"nothing in {train.init_from} matches config.train.init_names {train.init_names}")
     notes = [f"took {taken} of {len(leaves)} parameters from {train.init_from}"]
     notes += [f"{what}: {', '.join(names)}" for what, names in (("new", new), ("left out", found)) if names]
+    notes += [f"drawn anew: the {train.reinitialise_top} layers at the top of {stack}" for stack in tops]
     return jax.tree.unflatten(jax.tree.structure(params), leaves), notes
 
 
-def _named(params):
-    """(name such as `stack/blocks/attention/query/kernel`, leaf) for every leaf."""
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    return [("/".join(key.key for key in path), leaf) for path, leaf in leaves]
+def _tops(model: Model, layers: int) -> dict[str, int]:
+    """By the paths of a model's stacks how many stored blocks their last layers are."""
+    if layers and not model.stacks:
+        raise UserError(
+            f"a model of kind '{model.kind}' has no stack of whose layers config.train.reinitialise_top could be drawn "
+            "anew: leave it out"
+        )
+    found = {}
+    for path, stack in zip(model.stack_paths, model.stacks, strict=True) if layers else ():
+        a_group = 1 if stack.groups is None else stack.layers // stack.groups
+        if layers > stack.layers or layers % a_group:
+            raise UserError(
+                f"config.train.reinitialise_top is {layers}: {path} has {stack.layers} layers"
+                + (f", {a_group} of which share parameters" if a_group > 1 else "")
+            )
+        found[path] = layers // a_group * stack.inner
+    return found
+
+
+def _with_top(taken: jax.Array, fresh: jax.Array, top: int) -> jax.Array:
+    """A stacked leaf with the last blocks of a fresh one."""
+    if not top:
+        return taken
+    join = jax.jit(lambda old, new: jnp.concatenate([old[:-top], new[-top:]]), out_shardings=fresh.sharding)
+    return join(taken, fresh)

@@ -7,13 +7,14 @@ import jax
 import jax.numpy as jnp
 
 from plm_jax.models import tables
+from plm_jax.training import trainable
 
 
 class Held(NamedTuple):
     """What a step holds of its parameters while it goes through its microbatches.
 
     Attributes:
-      trained: the tree that gradients are of.
+      trained: the tree that gradients are of, of the part that is trained.
       zeros: float32, to which microbatches' gradients are added.
       params: makes of such a tree the parameters that the loss is given.
       reduced: makes of the gradients' sums over microbatches those of the parameters, float32.
@@ -25,7 +26,13 @@ class Held(NamedTuple):
     reduced: Callable[[Any], Any]
 
 
-def held(model: Any, params: Any, gradients: Any = jnp.float32, layouts: Any = None) -> Held:
+def held(
+    model: Any,
+    params: Any,
+    gradients: Any = jnp.float32,
+    layouts: Any = None,
+    part: trainable.Part = trainable.ALL,
+) -> Held:
     """What a step holds: of tables of embeddings whole copies, see `models.tables`; of kernels those of a type.
 
     Args:
@@ -33,11 +40,12 @@ def held(model: Any, params: Any, gradients: Any = jnp.float32, layouts: Any = N
       params: its parameters.
       gradients: the type that kernels are held in, and their gradients made and reduced in.
       layouts: of all parameters' shardings, to lay kernels out by; None: they stay as they are.
+      part: of the parameters, what is trained.
     """
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), params)
     axes = {name: axis for name, axis in getattr(model, "tables", {}).items() if name in params}
     if not axes:
-        return Held(params, zeros, lambda trained: trained, lambda grads: grads)
+        return Held(part.of(params), part.of(zeros), lambda trained: part.put(params, trained), lambda grads: grads)
     matrices = {name: tables.gathered(params[name], model.dtype, axis) for name, axis in axes.items()}
     rows = {name: len(params[name]) for name in axes}
 
@@ -50,12 +58,16 @@ def held(model: Any, params: Any, gradients: Any = jnp.float32, layouts: Any = N
     kernels = jax.tree.map_with_path(kernel, params, *([] if layouts is None else [layouts]))
     own_zeros = {name: tables.no_gradient(params[name].shape, axis) for name, axis in axes.items()}
 
+    held_params = kernels | own_zeros
+
     def whole(trained):
+        trained = part.put(held_params, trained)
         own = {name: tables.Whole(matrices[name], trained[name], rows[name], axis) for name, axis in axes.items()}
         return trained | own
 
     def reduced(grads):
         grads = jax.tree.map(lambda grad: grad.astype(jnp.float32), grads)
-        return grads | {name: tables.reduced(grads[name], rows[name], axis) for name, axis in axes.items()}
+        own = {name: axis for name, axis in axes.items() if name in grads}
+        return grads | {name: tables.reduced(grads[name], rows[name], axis) for name, axis in own.items()}
 
-    return Held(kernels | own_zeros, zeros | own_zeros, whole, reduced)
+    return Held(part.of(held_params), part.of(zeros | own_zeros), whole, reduced)

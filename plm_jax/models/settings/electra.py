@@ -31,6 +31,7 @@ class Electra(Encoder):
 
     kind: ClassVar[str] = "electra"
     architecture: ClassVar[str] = "electra"
+    stack_paths: ClassVar[tuple[str, ...]] = ("stack", "generator/stack")
     head: NoHead = NoHead()
     pooler: NoHead = NoHead()
     discriminator: Discriminator = Discriminator()

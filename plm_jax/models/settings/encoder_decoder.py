@@ -29,6 +29,7 @@ class EncoderDecoder(Transformer):
         *("tokens", "mask", "segment_ids"),
         *("decoder_tokens", "decoder_mask", "decoder_positions", "decoder_segment_ids"),
     )
+    stack_paths = ("encoder", "decoder")
     decoder_stack: Stack
     decoder_heads: int | None = None
     decoder_head_dim: int | None = None

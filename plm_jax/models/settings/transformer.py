@@ -59,6 +59,7 @@ class Transformer(Model):
         if self.embedding.embedding_size is not None and isinstance(head, VocabularyHead) and head.transform is None:
             raise UserError("embedding.embedding_size needs a head that leads back to it: set head.transform")
 
+    stack_paths = ("stack",)
     remat_levels = ("none", "dots", "minimal", "attention", "full", "offload")
 
     @property

@@ -1,0 +1,65 @@
+"""`optimizer.layer_decay`: learning rates that fall from the heads down to the embeddings, layer by layer."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from plm_jax.common.errors import UserError
+from plm_jax.models.protocol import Model
+from plm_jax.models.settings import Stack
+from plm_jax.training.trainable import STACKED
+
+
+def factors(model: Model, decay: float, params: Any) -> Any:
+    """What each parameter's learning rate is multiplied with: a tree of numbers, of stacked leaves [layers, 1, …].
+
+    `decay` to the power of `n + 2 - d`, as `config.Optimizer` says of the depth d.
+    """
+    stacks = dict(zip(model.stack_paths, model.stacks, strict=True))
+
+    def factor(path, leaf):
+        names = [entry.key for entry in path]
+        above = _layers_above(names, leaf.ndim, stacks)
+        return np.float32(decay**above)
+
+    return jax.tree.map_with_path(factor, params)
+
+
+def _layers_above(names: list[str], rank: int, stacks: dict[str, Stack]) -> Any:
+    """Of a leaf n + 2 - d, of one that holds layers an array of them [layers, 1, …]."""
+    name = "/".join(names)
+    for at, stack in stacks.items():
+        if not name.startswith(f"{at}/"):
+            continue
+        inside = name.removeprefix(f"{at}/").split("/")
+        if inside[0] == STACKED:
+            # Of a group of layers that share parameters the last one counts.
+            group = np.arange(stack.stored_blocks) // stack.inner + 1
+            depth = group * (stack.layers // (stack.stored_blocks // stack.inner))
+            return (stack.layers + 2.0 - depth).reshape(-1, *[1] * (rank - 1))
+        return 1.0 if inside[0] == "final_norm" else stack.layers + 2.0  # A table of positions, as embeddings.
+    of_embeddings = "embedding" in names[0] or (len(names) > 2 and "embedding" in names[1])
+    return max(stack.layers for stack in stacks.values()) + 2.0 if of_embeddings else 0.0
+
+
+def check(model: Model, decay: float) -> None:
+    """Refuses a decay for a model that has no stack of layers.
+
+    Raises:
+      UserError: as it says.
+    """
+    if decay != 1.0 and not model.stacks:
+        raise UserError(
+            f"a model of kind '{model.kind}' has no stack whose layers config.optimizer.layer_decay could count: leave "
+            "it out"
+        )
+
+
+def notes(model: Model, decay: float) -> list[str]:
+    """Lines that say which layers share one rate."""
+    shared = [stack for stack in model.stacks if stack.stored_blocks < stack.blocks]
+    if decay == 1.0 or not shared:
+        return []
+    sizes = " and ".join(str(stack.layers // stack.groups) for stack in shared)
+    return [f"config.optimizer.layer_decay: {sizes} layers share parameters, and so one rate, that of the last of them"]

@@ -1,0 +1,243 @@
+"""`train.trainable`, `optimizer.layer_decay`, `train.reinitialise_top`: what moves, and how far."""
+
+import dataclasses
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from plm_jax import config
+from plm_jax.common.errors import UserError
+from plm_jax.models import registry
+from plm_jax.training import checkpoints, layer_decay, loop, optimizers
+from plm_jax.training.program import Program
+from plm_jax.training.trainable import Part
+from tests.support import runs
+from tests.support import tiny as tiny_config
+
+# The top layer's attention and feed-forward, the norm after it, and, tied to the head, no embedding.
+TOP = (r"stack/blocks/1/.*", "stack/final_norm/.*")
+OPTIMIZERS = [config.AdamW(weight_decay=0.1), config.Adafactor(min_dim_size_to_factor=16)]
+
+
+def made(folder, steps=3, trainable=TOP, **sections):
+    """A run of the tiny decoder."""
+    train = {"steps": steps, "trainable": trainable} | sections.pop("train", {})
+    return runs.make(folder, train=train, **sections)
+
+
+def moved(before, after):
+    """The names of the tensors that differ in a bit, layers of stacks by their numbers."""
+    found = set()
+    for name, leaf in before.items():
+        head, stacked, rest = name.partition("/blocks/")
+        layers = {f"{head}{stacked}{i}/{rest}": i for i in range(len(leaf))} if stacked else {name: ...}
+        found |= {own for own, i in layers.items() if leaf[i].tobytes() != after[name][i].tobytes()}
+    return found
+
+
+def loaded(workdir):
+    """The parameters of the last checkpoint, on the host."""
+    return jax.tree.map(np.asarray, checkpoints.load_params(str(workdir)).params)
+
+
+def is_top(name):
+    return name.startswith(("stack/blocks/1/", "stack/final_norm/"))
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda settings: settings.kind)
+def test_only_what_is_trained_moves_and_has_moments(optimizer, tiny):
+    _, before, after, _, state = runs.steps(made(tiny, steps=50, optimizer=optimizer), 1)
+    want = {n for n in moved(before, {k: v + 1 for k, v in before.items()}) if is_top(n)}
+    assert moved(before, after) == want
+    moments = jax.tree_util.tree_leaves_with_path(state.optimizer)
+    kept = [(jax.tree_util.keystr(path), leaf) for path, leaf in moments if leaf.ndim]
+    assert kept and all("'blocks'" in path or "'final_norm'" in path for path, _ in kept)
+    assert all(leaf.shape[0] == 1 for path, leaf in kept if "'blocks'" in path)
+
+
+KINDS = [*OPTIMIZERS, config.Lamb(), config.Adagrad(clip_norm=1.0), config.Sgd(momentum=0.9)]
+
+
+@pytest.mark.parametrize("settings", KINDS, ids=lambda settings: settings.kind)
+def test_each_optimizer_updates_a_part_as_if_there_were_no_more(settings):
+    rng = np.random.default_rng(0)
+    params = {"stack": {"blocks": {"kernel": rng.normal(size=(3, 20, 20)).astype(np.float32)}}, "head": np.ones(3)}
+    part = Part(("stack/blocks/[12]/.*",))
+    grads = {"stack": {"blocks": {"kernel": rng.normal(size=(2, 20, 20)).astype(np.float32)}}}
+    of_part = optimizers.build(settings, lambda _: 0.1, part)
+    whole = optimizers.build(settings, lambda _: 0.1)
+    got, state = of_part.update(grads, of_part.init(params), params)
+    want, want_state = whole.update(grads, whole.init(part.of(params)), part.of(params))
+    for one, other in zip(jax.tree.leaves((got, state)), jax.tree.leaves((want, want_state)), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+SWITCHES = {
+    "all at once": (
+        {"fsdp": 4, "tensor": 2, "data": 1, "gather": "step"},
+        {"microbatches": 2},
+        {"scan_layers": False},
+        TOP,
+    ),
+    "stages": ({"stage": 2, "fsdp": 2, "data": 1}, {}, {}, ("stack/.*",)),
+}
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_meshes_and_switches_of_speed_train_the_same_part(name, tiny):
+    mesh, train, model, trainable = SWITCHES[name]
+    devices = int(np.prod([size for size in mesh.values() if isinstance(size, int)]))
+    one = made(tiny, trainable=trainable)
+    other = made(
+        tiny,
+        trainable=trainable,
+        mesh=config.Mesh(**mesh),
+        train=train,
+        model=dataclasses.replace(tiny_config.MODEL, **model),
+    )
+    losses, before, after, _, _ = runs.steps(other, devices)
+    want_losses, _, want, _, _ = runs.steps(one, 1)
+    np.testing.assert_allclose(losses, want_losses, rtol=1e-5)
+    for leaf, value in want.items():
+        np.testing.assert_allclose(after[leaf], value, rtol=1e-4, atol=1e-5, err_msg=leaf)
+    parts = tuple(pattern.removesuffix(".*") for pattern in trainable)
+    assert moved(before, after) and all(own.startswith(parts) for own in moved(before, after))
+
+
+def test_layers_in_part_are_not_cut_into_stages(tiny):
+    with pytest.raises(UserError, match=r"leaves out layers of stack/blocks/\S+, which mesh.stage=2 cuts"):
+        Program(made(tiny, mesh=config.Mesh(stage=2, data=1)), jax.devices()[:2])
+
+
+def test_a_pattern_that_matches_nothing_is_told(tiny, tmp_path):
+    with pytest.raises(UserError, match=r"config.train.trainable has 'stack/blocks/2/\.\*', which matches no name"):
+        Program(made(tiny, trainable=("token_embedding", "stack/blocks/2/.*")), jax.devices()[:1])
+    with pytest.raises(UserError, match=r"'stack/\(' is no regular expression"):
+        Program(made(tiny, trainable=("stack/(",)), jax.devices()[:1])
+
+
+def test_a_leaf_of_several_runs_of_layers_is_put_together_again():
+    tree = {"stack": {"blocks": {"kernel": np.arange(24.0).reshape(6, 4)}}, "head": np.ones(3)}
+    part = Part(("stack/blocks/[1245]/kernel",))
+    taken = part.of(tree)
+    np.testing.assert_array_equal(taken["stack"]["blocks"]["kernel"][:, 0], [4, 8, 16, 20])
+    put = part.put(tree, jax.tree.map(lambda leaf: -leaf, taken))
+    np.testing.assert_array_equal(put["stack"]["blocks"]["kernel"][:, 0], [0, -4, -8, 12, -16, -20])
+    assert taken.keys() == {"stack"} and put["head"] is tree["head"]
+
+
+def test_going_on_is_the_same_to_the_bit_and_another_part_is_refused(tiny, tmp_path):
+    run = made(tiny, steps=4, checkpoint={"save_every": 2}, model=tiny_config.with_dropout(tiny_config.MODEL))
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    loop.pretrain(run, str(whole))
+    shutil.copytree(whole, parts)
+    shutil.rmtree(parts / "checkpoints/4")
+    other = dataclasses.replace(run, train=dataclasses.replace(run.train, trainable=(".*",)))
+    with pytest.raises(UserError, match=r"train\.trainable was .*--allow_changes"):
+        loop.pretrain(other, str(parts))
+    loop.pretrain(run, str(parts))
+    for name in ("train/loss", "train/grad_norm"):
+        assert runs.column(whole, name) == runs.column(parts, name)
+    for name, leaf in runs.flat(loaded(whole)).items():
+        np.testing.assert_array_equal(leaf, runs.flat(loaded(parts))[name], err_msg=name)
+
+
+def test_the_top_layers_are_drawn_anew(tiny, tmp_path):
+    loop.pretrain(made(tiny, steps=1, trainable=(".*",)), str(tmp_path / "before"))
+    before, train = runs.flat(loaded(tmp_path / "before")), {"init_from": str(tmp_path / "before"), "seed": 7}
+
+    def started(layers):
+        run = made(
+            tiny, trainable=(".*",), train=train | {"reinitialise_top": layers}, mesh=config.Mesh(fsdp=2, data=1)
+        )
+        trainer = loop.Trainer(run, jax.devices()[:2])
+        state, notes = trainer.start(None)
+        return runs.flat(state.params), runs.flat(trainer.new_state().params), notes
+
+    params, fresh, notes = started(1)
+    assert notes[-1] == "drawn anew: the 1 layers at the top of stack"
+    for name, leaf in params.items():
+        stays = leaf[:1] if "/blocks/" in name else leaf
+        np.testing.assert_array_equal(stays, before[name][: len(stays)], err_msg=name)
+        if "/blocks/" in name:
+            np.testing.assert_array_equal(leaf[1:], fresh[name][1:], err_msg=name)
+    with pytest.raises(UserError, match="reinitialise_top is 3: stack has 2 layers"):
+        started(3)
+    with pytest.raises(UserError, match=r"config.train.init_names has 'nothing', which matches no name"):
+        run = made(tiny, trainable=(".*",), train=train | {"init_names": (".*", "nothing")})
+        loop.Trainer(run, jax.devices()[:1]).start(None)
+
+
+DECAY = 0.5
+# By hand: of each tensor n + 2 - d.
+ABOVE = {
+    "PLAIN": {"token_embedding": 4, "stack/blocks/0/": 3, "stack/blocks/1/": 2, "stack/final_norm/": 1},
+    "ALBERT": {"embedding_projection/": 6, "stack/blocks/0/": 4, "stack/blocks/1/": 2, "pooler/": 0, "head_norm/": 0},
+    "T5": {
+        **{"token_embedding": 4, "encoder/blocks/0/": 3, "encoder/blocks/1/": 2, "encoder/final_norm/": 1},
+        **{"encoder/relative_bias": 4, "decoder/blocks/0/": 3, "decoder/blocks/1/": 2, "head": 0},
+    },
+    "ELECTRA": {
+        **{"embedding_norm/": 4, "stack/blocks/0/": 3, "generator/stack/blocks/0/": 2, "discriminator/": 0},
+        **{"generator/embedding_projection/": 4, "generator/head_norm/": 0},
+    },
+}
+
+
+def factors(name):
+    """The factor of each tensor of a model of `tiny.py`, layers of stacks by their numbers."""
+    model = tiny_config.MODEL if name == "PLAIN" else getattr(tiny_config, name)
+    found = {}
+    for leaf, factor in runs.flat(layer_decay.factors(model, DECAY, registry.shapes(model))).items():
+        head, stacked, rest = leaf.partition("/blocks/")
+        found |= (
+            {f"{head}{stacked}{i}/{rest}": x.item() for i, x in enumerate(factor)} if stacked else {leaf: factor.item()}
+        )
+    return found
+
+
+@pytest.mark.parametrize("name", ABOVE)
+def test_rates_fall_from_the_heads_to_the_embeddings(name):
+    found = factors(name)
+    for prefix, above in ABOVE[name].items():
+        of_prefix = {own: factor for own, factor in found.items() if own.startswith(prefix)}
+        assert of_prefix and set(of_prefix.values()) == {DECAY**above}, prefix
+
+
+@pytest.mark.parametrize("model", ["scanned", "unrolled", "shared"])
+def test_with_sgd_each_layer_moves_by_its_rate_times_the_gradient(model, tiny):
+    rate, fields = 0.5, {"scan_layers": False} if model == "unrolled" else {}
+    settings = (
+        tiny_config.MODEL
+        if model != "shared"
+        else dataclasses.replace(tiny_config.MODEL, stack=dataclasses.replace(tiny_config.MODEL.stack, groups=1))
+    )
+    settings = dataclasses.replace(settings, **fields)
+
+    def update(decay):
+        run = made(
+            tiny,
+            steps=1,
+            trainable=(".*",),
+            model=settings,
+            schedule=config.ConstantSchedule(rate),
+            optimizer=config.Sgd(layer_decay=decay),
+        )
+        _, before, after, trainer, _ = runs.steps(run, 1)
+        return {name: after[name] - before[name] for name in before}, trainer.notes()
+
+    (whole, _), (decayed, notes) = update(1.0), update(DECAY)
+    above = {0: 3, 1: 2} if model != "shared" else {0: 2}
+    for name, gradient in whole.items():
+        layers = above if "/blocks/" in name else {...: 1 if "final_norm" in name else 4}
+        for layer, power in layers.items():
+            want = DECAY**power * gradient[layer]
+            np.testing.assert_allclose(decayed[name][layer], want, rtol=1e-4, atol=1e-6, err_msg=name)
+            assert np.abs(want).max() > 1e-5 or "key/bias" in name, name
+    assert notes == (
+        ["config.optimizer.layer_decay: 2 layers share parameters, and so one rate, that of the last of them"]
+        if model == "shared"
+        else []
+    )

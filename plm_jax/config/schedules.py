@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from plm_jax.common.errors import UserError
 from plm_jax.common.roles import Role
+from plm_jax.config import bounds
 from plm_jax.config.training import Stage
 
 if TYPE_CHECKING:
@@ -35,31 +37,54 @@ class Schedule(Role):
 
 
 @dataclass(frozen=True)
-class ConstantSchedule(Schedule):
+class RampedSchedule(Schedule):
+    """The rate rises to its peak first.
+
+    Attributes:
+      warmup_steps: how long.
+      warmup_fraction: how long, as a share of all steps; instead of `warmup_steps`.
+    """
+
+    warmup_steps: int = 0
+    warmup_fraction: float = 0.0
+
+    def __post_init__(self):
+        bounds.at_least(0, "schedule", self, "warmup_steps")
+        bounds.share("schedule", self, "warmup_fraction")
+        if self.warmup_steps and self.warmup_fraction:
+            raise UserError(
+                f"config.schedule has warmup_steps {self.warmup_steps} and warmup_fraction {self.warmup_fraction}: "
+                "set one of them to 0"
+            )
+
+    def warmup(self, total_steps: int) -> int:
+        """The step at which the rate is at its peak."""
+        return self.warmup_steps or round(self.warmup_fraction * total_steps)
+
+
+@dataclass(frozen=True)
+class ConstantSchedule(RampedSchedule):
     """The peak from the warm-up on.
 
     Attributes:
-      warmup_steps: how long the rate rises.
       by_tokens: the warm-up goes by the tokens read so far and not evenly from step to step.
     """
 
     kind: ClassVar[str] = "constant"
-    warmup_steps: int = 0
     by_tokens: bool = False
 
     def rate(self, total_steps: int, stages: Sequence[Stage] = ()) -> Callable[["jax.Array"], "jax.Array"]:
         """As the base says."""
         from plm_jax.training import schedules
 
-        return schedules.constant(self, stages)
+        return schedules.constant(self, total_steps, stages)
 
 
 @dataclass(frozen=True)
-class DecayingSchedule(Schedule):
+class DecayingSchedule(RampedSchedule):
     """After the warm-up the rate falls, then it is flat.
 
     Attributes:
-      warmup_steps: how long the rate rises.
       decay_steps: where it has fallen to `final_fraction` of the peak (0: at train.steps).
       decay_counts_warmup: the decay counts from step 0 and not from the warm-up's end, where the rate then steps down
         a little, as BERT's does (google-research/bert, optimization.py).
@@ -67,7 +92,6 @@ class DecayingSchedule(Schedule):
         grows does not make the rate fall too soon (GPT-3). Where they end is given in steps all the same.
     """
 
-    warmup_steps: int = 0
     decay_steps: int = 0
     final_fraction: float = 0.0
     decay_counts_warmup: bool = False

@@ -1,6 +1,7 @@
 """How a run trains: its steps, phases and devices, and when it saves and validates."""
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -106,6 +107,8 @@ class Train:
     """How long and in what batches a run trains, and what it begins with.
 
     Attributes:
+      steps: how many; where `epochs` are given, their steps are put here when the caches are opened.
+      epochs: how often all rows of all sources are read; None: `steps` says how long.
       batch_size: rows of the global batch; `microbatches` divides it, one after another within a step.
       init_from: any checkpoint to take weights from; of them the names that a regular expression in `init_names`
         matches whole.
@@ -115,7 +118,8 @@ class Train:
       prng: `rbg` is faster on TPUs and gives up that losses are the same on every mesh.
     """
 
-    steps: int
+    steps: int = field(default=0, kw_only=True)
+    epochs: float | None = field(default=None, kw_only=True)
     batch_size: int
     microbatches: int = 1
     seed: int = 0
@@ -130,7 +134,10 @@ class Train:
     prng: Literal["threefry", "rbg"] = "threefry"
 
     def __post_init__(self):
-        bounds.at_least(1, "train", self, "steps", "batch_size", "microbatches", "log_every")
+        bounds.at_least(1, "train", self, *(["steps"] if self.epochs is None else []))
+        bounds.at_least(1, "train", self, "batch_size", "microbatches", "log_every")
+        if self.epochs is not None and not 0 < self.epochs < math.inf:
+            raise UserError(f"config.train.epochs is {self.epochs}: give a number above 0, or None and train.steps")
         bounds.at_least(0, "train", self, "reinitialise_top")
         bounds.share("train", self, "label_smoothing")
         untils = [phase.until for phase in self.phases]

@@ -18,7 +18,7 @@ from plm_jax.common.errors import UserError
 from plm_jax.data.reader import Reader, blank_batch, digest_hex
 from plm_jax.data.sources import task_mixtures
 from plm_jax.losses.loss import untrained_heads
-from plm_jax.training import flops, optimizers, resume, run_directory, trainable, warm_start
+from plm_jax.training import epochs, flops, optimizers, resume, run_directory, trainable, warm_start
 from plm_jax.training import mesh as meshes
 from plm_jax.training import state as states
 from plm_jax.training.checkpoints import Checkpoints
@@ -30,7 +30,8 @@ from plm_jax.training.validation import Validation
 def pretrain(run: config.Run, workdir: str, allow_changes: bool = False) -> None:
     """Trains until `run.train.steps`, from the newest checkpoint in `workdir` if there is one.
 
-    The run that is trained and noted has the tasks of a mixture of seqio's as sources (`task_mixtures.expanded`).
+    The run that is trained and noted has the tasks of a mixture of seqio's as sources (`task_mixtures.expanded`), and
+    the steps of its epochs (`epochs.resolved`).
 
     Args:
       allow_changes: goes on from a checkpoint of another config, too, whose batches or optimizer are not those of this
@@ -40,7 +41,7 @@ def pretrain(run: config.Run, workdir: str, allow_changes: bool = False) -> None
       UserError: the batch does not fit the mesh, the cache or a checkpoint does not fit the config, the loss is lost.
     """
     is_first = jax.process_index() == 0
-    run = task_mixtures.expanded(run)
+    run = epochs.resolved(task_mixtures.expanded(run))
     described = run_directory.read(workdir) or {}
     resumed = resume.find(run, workdir)
     trainer = Trainer(run, resumed=resumed)

@@ -67,6 +67,7 @@ FIELDS: dict[str, Meaning] = {
     "optimizer": "fixed",  # But for what its class says is `recipe`.
     "schedule": "recipe",
     "train.batch_size": "read",
+    "train.epochs": "free",  # What is read goes by the steps that they come to.
     "train.init_from": "free",  # Only the first step takes it, `init_names` and `reinitialise_top`.
     "train.init_names": "free",
     "train.reinitialise_top": "free",

@@ -14,6 +14,7 @@ from plm_jax.config.schedules import (
     CosineSchedule,
     DecayingSchedule,
     LinearSchedule,
+    RampedSchedule,
     RsqrtSchedule,
     RsqrtWarmupSchedule,
 )
@@ -22,9 +23,9 @@ from plm_jax.config.training import Stage
 Rate = Callable[[jax.Array], jax.Array]
 
 
-def constant(schedule: ConstantSchedule, stages: Sequence[Stage] = ()) -> Rate:
+def constant(schedule: ConstantSchedule, total_steps: int, stages: Sequence[Stage] = ()) -> Rate:
     """The rate of a constant schedule, once it is warm."""
-    return _warmed_up(schedule, _clock(schedule, stages), lambda now: 1.0)
+    return _warmed_up(schedule, total_steps, _clock(schedule, stages), lambda now: 1.0)
 
 
 def linear(schedule: LinearSchedule, total_steps: int, stages: Sequence[Stage] = ()) -> Rate:
@@ -57,18 +58,18 @@ def rsqrt_warmup(schedule: RsqrtWarmupSchedule) -> Rate:
 def _decaying(schedule: DecayingSchedule, total_steps: int, stages: Sequence[Stage], shape: Callable) -> Rate:
     """The rate that falls to its final fraction as `shape(progress)` does from 1 to 0, of a progress from 0 to 1."""
     clock, floor = _clock(schedule, stages), schedule.final_fraction
-    begin = 0 if schedule.decay_counts_warmup else clock(schedule.warmup_steps)
+    begin = 0 if schedule.decay_counts_warmup else clock(schedule.warmup(total_steps))
     decay = clock(schedule.decay_steps or total_steps) - begin
 
     def factor(now):
         return floor + (1 - floor) * shape(jnp.clip((now - begin) / max(decay, 1), 0.0, 1.0))
 
-    return _warmed_up(schedule, clock, factor)
+    return _warmed_up(schedule, total_steps, clock, factor)
 
 
-def _warmed_up(schedule: ConstantSchedule | DecayingSchedule, clock: Callable, factor: Callable) -> Rate:
+def _warmed_up(schedule: RampedSchedule, total_steps: int, clock: Callable, factor: Callable) -> Rate:
     """The rate that rises to the peak at the end of the warm-up, and is `factor(now)` of it from there on."""
-    warmup = clock(schedule.warmup_steps)
+    warmup = clock(schedule.warmup(total_steps))
 
     def rate(step):
         now = clock(jnp.asarray(step, jnp.float32))

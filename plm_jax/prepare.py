@@ -14,6 +14,7 @@ from plm_jax.config.flags import ConfigFlag
 
 _CONFIG = ConfigFlag()
 _OUTPUT = flags.DEFINE_string("output", None, "where the cache goes; by default the config's data.cache_dir")
+_FROM = flags.DEFINE_string("from", None, "the checkpoint whose vocabulary it is for, as of `pretrain --from`")
 _RUNNER = flags.DEFINE_enum("runner", "local", ["local", "beam"], "where it runs; after -- options of Beam's pipeline")
 
 
@@ -28,6 +29,11 @@ def main() -> None:
         from plm_jax.data.prepare import runners
 
         runners.pipeline(options)  # What it refuses is told before a vocabulary is trained.
+    if _FROM.value:
+        command_line.start_jax_on_host()
+        from plm_jax.training import transfer
+
+        run = transfer.resolve(run, _FROM.value)
     from plm_jax.data import prepare
 
     prepare.prepare(run, _OUTPUT.value, beam_options=options if _RUNNER.value == "beam" else None)

@@ -11,6 +11,7 @@ too, and because every other framework opens it.
 """
 
 import contextlib
+import dataclasses
 import math
 import os
 import sys
@@ -31,6 +32,7 @@ from plm_jax.training import model_text
 FORMAT = 1
 FORMATS = ("plm_jax", "huggingface", "bilm")
 CONFIG = "config.json"
+_WANTED = "give a run directory, a checkpoint of one, a converted directory, or a Hugging Face one"
 FIELDS = ("format", "model", "family", "special_ids", "vocabulary", "vocabulary_id", "run", "step")
 
 
@@ -44,19 +46,12 @@ def opened(path: str | os.PathLike[str] | tuple[str, str]) -> Iterator[Pretraine
     if isinstance(path, tuple):
         yield elmo.read(*map(storage.absolute, map(os.fspath, path)))
         return
-    path = os.fspath(path)
-    folder = storage.absolute(path).rstrip("/")
-    wanted = "give a run directory, a checkpoint of one, a converted directory, or a Hugging Face one"
-    if not storage.exists(folder):
-        raise UserError(f"{path} does not exist: {wanted}")
-    above = os.path.dirname(folder)
-    workdir = os.path.dirname(above) if os.path.basename(above) == "checkpoints" else folder
-    described = _described(folder)
-    if "config" in _described(workdir) or storage.exists(os.path.join(folder, "meta", "metadata")):
+    folder, workdir = _located(path)
+    if workdir:
         yield _of_run(folder, workdir)
-    elif not described:
+    elif not (described := _described(folder)):
         if not (pair := elmo.find(folder)):
-            raise UserError(f"{path} has no {CONFIG}: {wanted}")
+            raise UserError(f"{path} has no {CONFIG}: {_WANTED}")
         yield elmo.read(*pair)
     elif "format" in described:
         _check_format(folder, described)
@@ -65,6 +60,30 @@ def opened(path: str | os.PathLike[str] | tuple[str, str]) -> Iterator[Pretraine
     else:
         with huggingface.opened(folder) as pretrained:
             yield pretrained
+
+
+def described(path: str) -> Pretrained:
+    """The model at a path without its weights; raises as `opened`."""
+    folder, workdir = _located(path)
+    if workdir:
+        from plm_jax.training import checkpoints
+
+        checkpoint = checkpoints.newest(folder)
+        meta = checkpoints.read_meta(checkpoint)
+        return of_run(config.from_saved(meta["config"], meta.get("modules")), {}, workdir, meta)
+    with opened(path) as pretrained:
+        return dataclasses.replace(pretrained, params={})
+
+
+def _located(path: str | os.PathLike[str]) -> tuple[str, str | None]:
+    """The folder at a path, absolute, and of a run or one of its checkpoints the run's."""
+    folder = storage.absolute(os.fspath(path)).rstrip("/")
+    if not storage.exists(folder):
+        raise UserError(f"{path} does not exist: {_WANTED}")
+    above = os.path.dirname(folder)
+    workdir = os.path.dirname(above) if os.path.basename(above) == "checkpoints" else folder
+    is_run = "config" in _described(workdir) or storage.exists(os.path.join(folder, "meta", "metadata"))
+    return folder, workdir if is_run else None
 
 
 def save(directory: str, pretrained: Pretrained, format: str) -> None:
@@ -118,6 +137,13 @@ def _of_run(folder: str, workdir: str) -> Pretrained:
 
     params, run, meta = checkpoints.load_params(folder)
     _tell_changed(folder, meta.get("modules"), run)
+    return of_run(run, params, workdir, meta)
+
+
+def of_run(
+    run: config.Run, params: Mapping[str, Any], workdir: str, meta: Mapping[str, Any] | None = None
+) -> Pretrained:
+    """The model that a run trains, with what its checkpoint says of itself; without that of a run to come."""
     ids = {f"{name}_token_id": getattr(run.vocabulary, name) for name in special_ids.NAMES if name != "unk"}
     ids["sentinels"] = run.vocabulary.sentinels or None
     ids["lowercase"] = run.vocabulary.lowercase or {"uncased": True, "cased": False}.get(run.vocabulary.train_kind)
@@ -132,8 +158,8 @@ def _of_run(folder: str, workdir: str) -> Pretrained:
         vocabulary,
         run=run,
         workdir=workdir,
-        step=meta["step"],
-        vocabulary_id=meta["vocabulary_id"],
+        step=meta and meta["step"],
+        vocabulary_id=meta and meta["vocabulary_id"],
     )
 
 

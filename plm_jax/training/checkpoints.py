@@ -152,18 +152,28 @@ class Saved(files.InFiles):
         return self._read(self._path)[index]
 
 
+def newest(path: str) -> epath.Path:
+    """The folder of the newest checkpoint of a run directory, or of the one checkpoint at a path.
+
+    Raises:
+      UserError: there is none.
+    """
+    checkpoint = _absolute(path)
+    if (checkpoint / "params").exists():
+        return checkpoint
+    steps = finished(checkpoint / "checkpoints")
+    if not steps:
+        raise UserError(f"{path} has no finished checkpoint: train first, or give another path")
+    return checkpoint / "checkpoints" / str(steps[-1])
+
+
 def load_params(path: str) -> Loaded:
     """The newest checkpoint of a run directory, or one checkpoint; its parameters are read when they are asked for.
 
     Raises:
       UserError: there is no checkpoint, or it is damaged.
     """
-    checkpoint = _absolute(path)
-    if not (checkpoint / "params").exists():
-        steps = finished(checkpoint / "checkpoints")
-        if not steps:
-            raise UserError(f"{path} has no finished checkpoint: train first, or give another path")
-        checkpoint = checkpoint / "checkpoints" / str(steps[-1])
+    checkpoint = newest(path)
     meta = read_meta(checkpoint)
     run = config.from_saved(meta["config"], meta.get("modules"))
     with _damage_named(checkpoint), ocp.StandardCheckpointer() as checkpointer:

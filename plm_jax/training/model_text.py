@@ -29,19 +29,9 @@ def vocabulary(pretrained: Pretrained, in_seqio: bool = False) -> "vocabularies.
     from plm_jax.data import vocabularies  # With the libraries of all, which only text needs.
 
     load = vocabularies.load if in_seqio else vocabularies.load_plain
-    special, run = pretrained.special_ids, pretrained.run
-    if run is None:
-        lowercase = special.get("lowercase")
-        section = config.Vocabulary(pretrained.vocabulary, sentinels=special.get("sentinels", 0))
-        if section.spec.startswith("sentencepiece:"):
-            section = dataclasses.replace(section, lowercase=bool(lowercase))
-        else:
-            kind = {True: "uncased", False: "cased"}.get(lowercase, "")
-            section = dataclasses.replace(section, train_kind=kind)
-    else:
-        section = dataclasses.replace(run.vocabulary, spec=pretrained.vocabulary)
+    section = _section(pretrained)
     found, size = load(section), pretrained.model.vocab_size
-    above = [i for i in _ids(special) if i < size]
+    above = [i for i in _ids(pretrained.special_ids) if i < size]
     if (lacking := max(above, default=-1) + 1 - (found.vocab_size - found.extra_ids)) > 0:
         found = load(dataclasses.replace(section, added=section.added + lacking))
     if found.vocab_size > size:
@@ -50,6 +40,34 @@ def vocabulary(pretrained: Pretrained, in_seqio: bool = False) -> "vocabularies.
             "use the vocabulary that the model was trained with"
         )
     return found
+
+
+def _section(pretrained: Pretrained) -> config.Vocabulary:
+    """The vocabulary of a model as a config has it; of one from elsewhere without its special ids."""
+    special, run = pretrained.special_ids, pretrained.run
+    if run is not None:
+        return dataclasses.replace(run.vocabulary, spec=pretrained.vocabulary)
+    lowercase = special.get("lowercase")
+    section = config.Vocabulary(pretrained.vocabulary, sentinels=special.get("sentinels", 0))
+    if section.spec.startswith("sentencepiece:"):
+        return dataclasses.replace(section, lowercase=bool(lowercase))
+    return dataclasses.replace(section, train_kind={True: "uncased", False: "cased"}.get(lowercase, ""))
+
+
+def section(pretrained: Pretrained) -> config.Vocabulary:
+    """The vocabulary of a model that has one as the config of a run that trains it further.
+
+    Raises:
+      UserError: as `vocabulary`.
+    """
+    found = _section(pretrained)
+    if pretrained.run is not None:
+        return found
+    size = vocabulary(pretrained).vocab_size
+    own = {name: i for name, i in _by_name(pretrained.special_ids).items() if i < size}
+    found = dataclasses.replace(found, **own)
+    added = vocabulary(pretrained).specials.added
+    return dataclasses.replace(found, added=added)
 
 
 def frame(model: Model, ids: Mapping[str, Any], run: config.Run | None) -> tuple[list[int], list[int]]:

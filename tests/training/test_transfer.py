@@ -1,0 +1,83 @@
+"""`pretrain --from=SRC`: what is taken of a run, a converted and a Hugging Face directory, and what is not."""
+
+import dataclasses
+import shutil
+
+import numpy as np
+import pytest
+
+import plm_jax
+from plm_jax import config, objectives
+from plm_jax.common.errors import UserError
+from plm_jax.data import vocabularies
+from plm_jax.models import settings
+from plm_jax.training import checkpoint_formats, loop, transfer
+from tests.support import runs
+from tests.support import tiny as tiny_config
+
+
+@pytest.fixture(scope="module")
+def sources(tiny, tmp_path_factory):
+    """The tiny run in all the forms that it may have, by the forms' names."""
+    folder = tmp_path_factory.mktemp("sources")
+    loop.pretrain(runs.make(tiny, train={"steps": 1}), str(folder / "run"))
+    for form in ("plm_jax", "huggingface"):
+        checkpoint_formats.convert(str(folder / "run"), str(folder / form), form)
+    return folder
+
+
+@pytest.mark.parametrize("form", ["run", "plm_jax", "huggingface"])
+def test_a_config_takes_the_model_and_the_vocabulary_of_a_checkpoint(form, sources, tiny):
+    wider = dataclasses.replace(
+        tiny_config.with_dropout(tiny_config.MODEL),
+        feed_forward=settings.FeedForward(width=128),
+        scan_layers=False,
+        remat="full",
+    )
+    page = runs.make(tiny, model=wider, vocabulary={"spec": "wordpiece:nowhere", "eos": 3, "sentinels": 0})
+    run = transfer.resolve(page, str(sources / form))
+    own = runs.make(tiny)
+    # The widths and ids are the checkpoint's; dropout and speed, of which it knows nothing, the page's.
+    assert run.model.feed_forward.width == 64 and run.model.embedding == own.model.embedding
+    assert (run.model.dropout, run.model.scan_layers, run.model.remat) == (wider.dropout, False, "full")
+    assert run.vocabulary.eos == 256 and run.vocabulary.spec.split(":")[0] in ("bytes", "json")
+    if form != "huggingface":
+        assert dataclasses.replace(run.vocabulary, spec="bytes") == own.vocabulary
+    assert run.train.init_from == str(sources / "run/checkpoints/1" if form == "run" else sources / form)
+    identity = vocabularies.identity(vocabularies.load_plain(run.vocabulary))
+    assert run.data.cache_dir == f"{page.data.cache_dir}/{identity[:12]}"
+    for section in ("objective", "optimizer", "schedule", "mesh", "precision", "checkpoint", "evaluation"):
+        assert getattr(run, section) == getattr(page, section)
+    # One checkpoint of a run is itself, wherever it is kept.
+    shutil.copytree(sources / "run/checkpoints/1", sources / "run/checkpoints/best", dirs_exist_ok=True)
+    best = transfer.resolve(page, str(sources / "run/checkpoints/best"))
+    assert best.train.init_from == str(sources / "run/checkpoints/best")
+
+
+def test_a_checkpoint_of_an_architecture_that_the_objective_does_not_train_is_refused(sources, tiny):
+    page = runs.make(tiny, model=tiny_config.BERT, objective=objectives.MaskedLM(), data={"layout": config.Blocks()})
+    with pytest.raises(
+        UserError, match=r"objective .masked_lm. trains a model of kind .* config\.model\.kind is .decoder."
+    ):
+        transfer.resolve(page, str(sources / "run"))
+
+
+def test_the_same_command_begins_and_goes_on(sources, tiny, verb, tmp_path):
+    options = ("--config.schedule.learning_rate=0", "--config.optimizer.weight_decay=0", "--config.train.steps=1")
+    command = (f"--config={tiny}/tiny.py:plain", f"--from={sources}/run", f"--workdir={tmp_path}", *options)
+    finished = verb("pretrain", *command)
+    assert finished.status == 0, finished.err
+    before, after = (runs.flat(plm_jax.load(str(path)).params) for path in (sources / "run", tmp_path))
+    for name, leaf in before.items():
+        np.testing.assert_array_equal(leaf, after[name], err_msg=name)
+    again = verb("pretrain", *command)
+    assert again.status == 0 and "is finished at step 1" in again.err, again.err
+
+
+def test_a_source_without_a_vocabulary_is_told(sources, tiny, tmp_path):
+    shutil.copytree(sources / "huggingface", tmp_path / "bare")
+    for path in (tmp_path / "bare").iterdir():
+        if path.name not in ("config.json", "model.safetensors"):
+            path.unlink()
+    with pytest.raises(UserError, match="bare has no vocabulary beside it"):
+        transfer.resolve(runs.make(tiny), str(tmp_path / "bare"))

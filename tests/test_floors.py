@@ -14,7 +14,10 @@ from tests.support import resume
 
 PACKAGE = pathlib.Path(__file__).parents[1] / "plm_jax"
 STANDARD = set(sys.stdlib_module_names)
-STEP_MODULES = ("state", "step", "optimizers", "schedules", "mesh", "compiler", "weights")
+STEP_MODULES = (
+    *("state", "step", "optimizers", "schedules", "mesh", "compiler", "weights"),
+    *("trainable", "layer_decay"),
+)
 
 
 def imports(path: pathlib.Path) -> set[str]:

@@ -8,9 +8,6 @@ from typing import Literal
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.config import bounds
 
-# Regular expressions that match the names of all parameters.
-ALL_NAMES = (".*",)
-
 
 @dataclass(frozen=True)
 class Mesh:
@@ -126,9 +123,9 @@ class Train:
     log_every: int = 10
     phases: tuple[Phase, ...] = ()
     init_from: str = ""
-    init_names: tuple[str, ...] = ALL_NAMES
+    init_names: tuple[str, ...] = (".*",)
     reinitialise_top: int = 0
-    trainable: tuple[str, ...] = ALL_NAMES
+    trainable: tuple[str, ...] = (".*",)
     z_loss: float = 0.0
     label_smoothing: float = 0.0
     prng: Literal["threefry", "rbg"] = "threefry"

@@ -16,10 +16,10 @@ import jax
 import jax.numpy as jnp
 
 from plm_jax.common.errors import UserError
-from plm_jax.config.training import ALL_NAMES
 
 Path = tuple[str, ...]
 STACKED = "blocks"
+_EVERYTHING = (".*",)
 
 
 def named(params: Any) -> list[tuple[str, Any]]:
@@ -38,7 +38,7 @@ def unmatched(patterns: Sequence[str], names: Sequence[str]) -> str | None:
     """What to say of the first pattern that matches none of the names; None: each matches some."""
     for pattern in patterns:
         if not any(compiled(pattern).fullmatch(name) for name in names):
-            return f"'{pattern}', which matches no name such as {names[0]} or {names[-1]}"
+            return f"'{pattern}', which matches nothing: names are such as {names[0]} and {names[-1]}"
     return None
 
 
@@ -63,7 +63,7 @@ class Part:
       patterns: regular expressions.
     """
 
-    patterns: tuple[str, ...] = ALL_NAMES
+    patterns: tuple[str, ...] = _EVERYTHING
 
     def of(self, params: Any) -> Any:
         """The part of a tree: without the other leaves, and of a stacked leaf only the layers that are in it."""
@@ -87,7 +87,7 @@ class Part:
     @property
     def is_all(self) -> bool:
         """Whether nothing is left out."""
-        return self.patterns == ALL_NAMES
+        return self.patterns == _EVERYTHING
 
     def check(self, shapes: Any, stages: int) -> None:
         """Refuses patterns that match nothing, and layers in part that lie in stages.

@@ -29,7 +29,7 @@ def take(params, train, model: Model):
     with checkpoint_formats.opened(train.init_from) as pretrained:
         there = named(pretrained.params)
         if pattern := unmatched(train.init_names, [name for name, _ in there]):
-            raise UserError(f"config.train.init_names has {pattern} in {train.init_from}")
+            raise UserError(f"{train.init_from}: config.train.init_names has {pattern}")
         found = {name: leaf for name, leaf in there if wanted(name)}
         new, leaves = [], []
         for name, leaf in named(params):

@@ -112,7 +112,7 @@ def test_layers_in_part_are_not_cut_into_stages(tiny):
 
 
 def test_a_pattern_that_matches_nothing_is_told(tiny, tmp_path):
-    with pytest.raises(UserError, match=r"config.train.trainable has 'stack/blocks/2/\.\*', which matches no name"):
+    with pytest.raises(UserError, match=r"config.train.trainable has 'stack/blocks/2/\.\*', which matches nothing"):
         Program(made(tiny, trainable=("token_embedding", "stack/blocks/2/.*")), jax.devices()[:1])
     with pytest.raises(UserError, match=r"'stack/\(' is no regular expression"):
         Program(made(tiny, trainable=("stack/(",)), jax.devices()[:1])
@@ -165,7 +165,7 @@ def test_the_top_layers_are_drawn_anew(tiny, tmp_path):
             np.testing.assert_array_equal(leaf[1:], fresh[name][1:], err_msg=name)
     with pytest.raises(UserError, match="reinitialise_top is 3: stack has 2 layers"):
         started(3)
-    with pytest.raises(UserError, match=r"config.train.init_names has 'nothing', which matches no name"):
+    with pytest.raises(UserError, match=r"config.train.init_names has 'nothing', which matches nothing"):
         run = made(tiny, trainable=(".*",), train=train | {"init_names": (".*", "nothing")})
         loop.Trainer(run, jax.devices()[:1]).start(None)
 

@@ -16,12 +16,16 @@ from jax.sharding import PartitionSpec
 from plm_jax.models import settings
 from plm_jax.models.activations import ACTIVATIONS
 from plm_jax.models.initializers import kernel_init
+from plm_jax.models.kernels.dropout import keep
 from plm_jax.models.partitioning import constrain, mesh_axes, spec_in_force
 from plm_jax.models.positions import Table
 
 
 class Dropout(nn.Module):
     """Dropout of which each row draws for itself, by its number in the batch: what stands beside it changes nothing.
+
+    What is dropped is told by a hash, as in attention (`kernels.dropout`): draws of threefry for every feature would
+    take a good part of a step.
 
     Attributes:
       broadcast: the same features are dropped at every place.
@@ -32,20 +36,20 @@ class Dropout(nn.Module):
 
     @nn.compact
     def __call__(self, x, rows=None, *, deterministic):
-        """[B, ..., length, features], of the rows with these numbers, int32 [B]; by default they count from 0."""
+        """[B, length, features], of the rows with these numbers, int32 [B]; by default they count from 0."""
         if self.rate == 0 or deterministic:
             return x
         if self.rate == 1:  # x / 0 is no number, nor is its gradient.
             return jnp.zeros_like(x)
         rows = jnp.arange(len(x)) if rows is None else rows
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(self.make_rng("dropout"), rows)
-        shape = (*x.shape[1:-2], 1, x.shape[-1]) if self.broadcast else x.shape[1:]
-        kept = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - self.rate, shape))(keys)
+        places = jnp.arange(1 if self.broadcast else x.shape[1])
+        seed = jax.random.bits(self.make_rng("dropout"), (2,), jnp.uint32)
+        kept = keep(seed, rows[:, None, None], 0, places[:, None], jnp.arange(x.shape[2]), self.rate)
         return jnp.where(kept, x / (1 - self.rate), 0)
 
 
 def dropout(model: settings.Transformer, place: str) -> Dropout:
-    """Dropout at the rate of a field of `settings.Dropout`, over [B, ..., length, features]."""
+    """Dropout at the rate of a field of `settings.Dropout`, over [B, length, features]."""
     return Dropout(getattr(model.dropout, place), model.dropout.broadcast)
 
 

@@ -80,13 +80,14 @@ class Architecture(VocabularyModule):
         }
         return {"token_embedding": "vocab", "token_type_embedding": None, "head": "vocab"} | positions
 
-    def embed(self, tokens, positions, token_types=None, block_positions=None, prefix="", *, deterministic):
+    def embed(self, tokens, positions, token_types=None, block_positions=None, prefix="", *, deterministic, read=None):
         """[B, L, D] of tokens [B, L], positions [B or 1, L] and, where the model has them, token types [B, L] and
-        places within blanks [B, L]; of the last two, None is 0 everywhere. `prefix` is which of `prefixes` they are of.
+        places within blanks [B, L]; of the last two, None is 0 everywhere. `prefix` is which of `prefixes` they are of,
+        `read` [B, L, E] what stands in the place of the tokens' embeddings.
         """
         embedding, position = self.model.embedding, self.model.attention.position
-        x = tables.look_up(self.token_embedding, tokens, self.dtype)
-        if embedding.scale_by_width:
+        x = tables.look_up(self.token_embedding, tokens, self.dtype) if read is None else read
+        if embedding.scale_by_width and read is None:
             x = x * embedding.width**0.5
         x = position.embed(x, self.position_tables[prefix], positions, block_positions)
         if embedding.token_types:

@@ -4,6 +4,7 @@ from typing import ClassVar
 
 from plm_jax.models.architecture import Architecture
 from plm_jax.models.attention import causal_positions
+from plm_jax.models.encoder import Encoder
 from plm_jax.models.kernels import Context
 from plm_jax.models.stack import Stack
 
@@ -15,8 +16,12 @@ class EncoderDecoder(Architecture):
     last_stack: ClassVar[str] = "decoder"
 
     def setup(self):
-        """Modules besides those of `Architecture`: the stacks `encoder` and `decoder`."""
+        """Modules besides those of `Architecture`: the stacks `encoder` and `decoder`, and where the settings have one
+        `source_encoder`, a whole `Encoder`.
+        """
         super().setup()
+        if self.model.source_encoder is not None:
+            self.source_encoder = Encoder(self.model.source_model, self.dtype)
         self.encoder = Stack(self.model, self.dtype, causal=False)
         self.decoder = Stack(self.model.decoder_model, self.dtype, causal=True)
 
@@ -24,7 +29,12 @@ class EncoderDecoder(Architecture):
         """The memory [B, M, D] of tokens [B, M]; arguments as `Encoder.features`; sows `encoder_embedded`."""
         if positions is None:
             positions = self.model.attention.position.places(tokens.shape[1], mask)
-        x = self.embed(tokens, positions, prefix="encoder_", deterministic=deterministic)
+        read = None
+        if self.model.source_encoder is not None:
+            read = self.source_encoder.features(
+                tokens, mask, positions=positions, segment_ids=segment_ids, deterministic=deterministic
+            )
+        x = self.embed(tokens, positions, prefix="encoder_", deterministic=deterministic, read=read)
         self.sow("intermediates", "encoder_embedded", x)
         segments = None if segment_ids is None else (segment_ids, segment_ids)
         context = Context(mask=mask, segment_ids=segments, positions=positions)

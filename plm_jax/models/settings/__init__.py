@@ -20,7 +20,7 @@ from plm_jax.models.settings.decoder import Decoder
 from plm_jax.models.settings.electra import Electra, Generator
 from plm_jax.models.settings.elmo import CharacterCNN, Elmo, Lstm, LstmDropout
 from plm_jax.models.settings.encoder import Encoder
-from plm_jax.models.settings.encoder_decoder import EncoderDecoder
+from plm_jax.models.settings.encoder_decoder import EncoderDecoder, SourceEncoder
 from plm_jax.models.settings.parts import (
     Attention,
     Dropout,
@@ -81,6 +81,7 @@ __all__ = [
     "Score",
     "SinusoidalPositions",
     "Softmax",
+    "SourceEncoder",
     "Span",
     "SpanBoundary",
     "Stack",

@@ -4,12 +4,29 @@ import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar
 
+from plm_jax.common.errors import UserError
 from plm_jax.common.lazy import lazy
 from plm_jax.models.heads import NoHead, VocabularyHead
+from plm_jax.models.settings.encoder import Encoder
 from plm_jax.models.settings.parts import Stack
 from plm_jax.models.settings.transformer import Transformer
 
 jnp = lazy("jax.numpy")
+
+
+@dataclass(frozen=True)
+class SourceEncoder:
+    """A new encoder whose outputs take the place of the token embeddings that a pretrained encoder reads.
+
+    So a BART learns to translate (Lewis et al. 2020 §3.4). It has a table of tokens of its own; but for how many layers
+    it has, it is made as the model's own encoder, and shares nothing with it.
+
+    Attributes:
+      layers: of its stack; the paper's has 6.
+    """
+
+    kind: ClassVar[str] = "source_encoder"
+    layers: int = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +39,7 @@ class EncoderDecoder(Transformer):
       decoder_stack: the causal one; `stack` is the bidirectional one.
       decoder_heads, decoder_head_dim: of the causal one's attention, also of that to the other; None: as `attention`.
       decoder_feed_forward: the width of its feed-forward; None: as `feed_forward`.
+      source_encoder: what reads the input's tokens before the bidirectional stack; None: their embeddings do.
     """
 
     kind: ClassVar[str] = "encoder_decoder"
@@ -29,16 +47,18 @@ class EncoderDecoder(Transformer):
         *("tokens", "mask", "segment_ids"),
         *("decoder_tokens", "decoder_mask", "decoder_positions", "decoder_segment_ids"),
     )
-    stack_paths = ("encoder", "decoder")
     decoder_stack: Stack
     decoder_heads: int | None = None
     decoder_head_dim: int | None = None
     decoder_feed_forward: int | None = None
+    source_encoder: SourceEncoder | None = None
     head: VocabularyHead | NoHead = VocabularyHead()
 
     def __post_init__(self):
         super().__post_init__()
-        _ = self.decoder_model  # It has checks of its own.
+        _ = self.decoder_model, self.source_model  # They have checks of their own.
+        if self.source_encoder is not None and self.embedding.embedding_size is not None:
+            raise UserError("source_encoder gives what is as wide as the model: leave embedding.embedding_size out")
 
     @property
     def decoder_model(self) -> Transformer:
@@ -61,9 +81,23 @@ class EncoderDecoder(Transformer):
         )
 
     @property
+    def source_model(self) -> Encoder | None:
+        """The settings of the new encoder of the input; None: there is none."""
+        if self.source_encoder is None:
+            return None
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(Transformer)} | {"heads": ()}
+        fields["stack"] = dataclasses.replace(self.stack, layers=self.source_encoder.layers)
+        return Encoder(**fields, head=NoHead())
+
+    @property
     def stacks(self):
-        """Both."""
-        return self.stack, self.decoder_stack
+        """Both, and the new encoder's."""
+        return (self.stack, self.decoder_stack, *(() if self.source_encoder is None else (self.source_model.stack,)))
+
+    @property
+    def stack_paths(self):
+        """Of each of `stacks`."""
+        return ("encoder", "decoder", *(() if self.source_encoder is None else ("source_encoder/stack",)))
 
     def module(self, dtype):
         """A `models.encoder_decoder.EncoderDecoder`."""
@@ -79,5 +113,7 @@ class EncoderDecoder(Transformer):
     def products(self, length, targets, decoder_length=0, samples=0):
         """Of both stacks, of the attention between them and the heads."""
         stacks = self.stack_products(length, causal=False)
+        if self.source_encoder is not None:
+            stacks += self.source_model.products(length, 0)
         stacks += self.decoder_model.stack_products(decoder_length, causal=True, memory_length=length)
         return stacks + self.projection_products(length + decoder_length) + self.heads_products(length, targets)

@@ -1,0 +1,72 @@
+"""A new encoder in the place of the token embeddings that a pretrained encoder reads, as BART learns to translate."""
+
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from plm_jax.common import trees
+from plm_jax.common.errors import UserError
+from plm_jax.hub import families
+from plm_jax.models import registry, settings
+from plm_jax.training import trainable
+from tests.support import tiny
+
+MODEL = replace(tiny.BART, source_encoder=settings.SourceEncoder(layers=1))
+# What stage 1 trains: the new encoder, the positions, and the first layer's projections to queries, keys and values.
+STAGE_1 = (
+    "source_encoder/.*",
+    "encoder_position_embedding",
+    "encoder/blocks/0/attention/(query|key|value)/(kernel|bias)",
+)
+
+
+def made(model):
+    rng = np.random.default_rng(0)
+    draw = lambda leaf: jnp.asarray(rng.normal(size=leaf.shape).astype(np.float32) / 4)  # noqa: E731
+    return registry.build(model), jax.tree.map(draw, registry.shapes(model))
+
+
+def test_what_it_gives_is_read_as_embeddings():
+    module, params = made(MODEL)
+    tokens = np.random.default_rng(1).integers(0, 272, (2, 7), np.int32)
+    mask = np.array([[1] * 7, [1] * 4 + [0] * 3], np.int32)
+    encode = jax.jit(partial(module.apply, method="encode"))
+    got = encode({"params": params}, tokens, mask)
+
+    source = registry.build(MODEL.source_model)
+    assert params["source_encoder"].keys() == registry.shapes(MODEL.source_model).keys()
+    read = jax.jit(partial(source.apply, method="features"))({"params": params["source_encoder"]}, tokens, mask)
+    plain = registry.build(tiny.BART)
+    for row in range(2):  # The same by a table that has the row's vectors.
+        table = jnp.zeros((272, 32)).at[:7].set(read[row])
+        own = {name: leaf for name, leaf in params.items() if name != "source_encoder"} | {"token_embedding": table}
+        want = plain.apply({"params": own}, np.arange(7)[None], mask[row : row + 1], method="encode")
+        np.testing.assert_allclose(got[row, : mask[row].sum()], want[0, : mask[row].sum()], atol=1e-5)
+    # The decoder keeps the embeddings that it had.
+    other = params | {"token_embedding": params["token_embedding"] + 1}
+    np.testing.assert_array_equal(got, encode({"params": other}, tokens, mask))
+
+
+def test_nothing_else_changes_and_its_leaves_are_counted_and_named():
+    shapes, plain = registry.shapes(MODEL), registry.shapes(tiny.BART)
+    assert {name: leaf for name, leaf in shapes.items() if name != "source_encoder"} == plain
+    assert trees.parse(settings.Model, trees.to_dict(MODEL), "model") == MODEL
+    assert MODEL.stack_paths == ("encoder", "decoder", "source_encoder/stack") and len(MODEL.stacks) == 3
+    added = MODEL.products(10, 3, 5) - tiny.BART.products(10, 3, 5)
+    assert added == MODEL.source_model.products(10, 0) > 0
+    with pytest.raises(UserError, match="BART cannot hold this model: it needs source_encoder = None"):
+        families.family_of(MODEL, "bart")
+
+    part = trainable.Part(STAGE_1)
+    part.check(shapes, stages=1)
+    chosen = dict(trainable.named(part.of(jax.tree.map(lambda leaf: np.zeros(leaf.shape), shapes))))
+    of_source = {name for name, _ in trainable.named(shapes) if name.startswith("source_encoder/")}
+    projections = {f"encoder/blocks/attention/{x}/{y}" for x in ("query", "key", "value") for y in ("kernel", "bias")}
+    assert {name for name, leaf in chosen.items() if leaf.size} == of_source | projections | {
+        "encoder_position_embedding"
+    }
+    assert all(chosen[name].shape[0] == 1 for name in projections)

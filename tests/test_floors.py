@@ -78,6 +78,12 @@ def test_models_import_jax_and_flax_only(path):
     assert rooms(imports(path)) <= {"models", "common"}
 
 
+@pytest.mark.parametrize("path", files("data/labelled"), ids=lambda p: p.stem)
+def test_figures_of_labels_import_numpy_only(path):
+    assert outside(imports(path)) <= {"numpy"}
+    assert rooms(imports(path)) <= {"data", "objectives"}
+
+
 @pytest.mark.parametrize("path", files("objectives"), ids=lambda p: p.stem)
 def test_objectives_import_numpy_only(path):
     assert outside(imports(path)) <= {"numpy"}

@@ -108,7 +108,7 @@ class Answers(Form):
 
 @dataclass(frozen=True)
 class Choices(Form):
-    """A context, a list of `number` texts that may go on with it, and which one is right, a number from 0."""
+    """A context, a list of `number` texts that may go on with it, and the right one, its number from 0 or the text."""
 
     kind: ClassVar[str] = "choice"
     number: int

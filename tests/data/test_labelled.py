@@ -14,7 +14,7 @@ from tokenizers.processors import TemplateProcessing
 from plm_jax import config, objectives
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache, prepare, reader, vocabularies
-from plm_jax.data.layouts.labelled import LabelledRows
+from plm_jax.data.labelled import metrics
 from plm_jax.data.vocabularies import words
 from plm_jax.models import settings
 
@@ -399,6 +399,64 @@ def gpt2():
 
 _LOADED: dict[str, vocabularies.Vocabulary] = {}
 
+
+def one_hot(values, size):
+    return [np.eye(size)[value] for value in values]
+
+
+def test_figures_of_what_is_right_are_100(read, bert):
+    """Scores that are the labels', of every form; of answers over all windows."""
+    labels = ("no", "yes")
+    examples = [{"text": text, "label": i % 2, "score": i / 2} for i, text in enumerate(texts_of(0, 9, 6))]
+    made, _, rows = read(examples, config.Classes(labels), objectives.Classification(), bert)
+    right = dict.fromkeys(metrics.names(objectives.Classification(), labels), 100.0)
+    assert metrics.of_outputs(rows, one_hot(made["label"], 2), labels) == pytest.approx(right)
+    wrong = metrics.of_outputs(rows, one_hot(1 - made["label"], 2), labels)
+    assert wrong == pytest.approx({"accuracy": 0.0, "matthews": -100.0, "f1": 0.0})
+    made, _, rows = read(examples, config.Score(), objectives.Regression(), bert)
+    found = metrics.of_outputs(rows, made["score"][:, None])
+    assert found == pytest.approx({"pearson": 100.0, "spearman": 100.0, "mse": 0.0})
+    assert metrics.of_outputs(rows, np.ones((9, 1)))["pearson"] == 0.0
+
+
+def test_words_that_are_cut_off_count_as_outside(read, bert):
+    examples = tagged(0, 17, 19)
+    made, origins, rows = read(examples, config.Tags(TAGS), objectives.Tagging(), bert)
+    outputs = [np.where(tags[:, None] >= 0, np.eye(5)[tags], np.eye(5)[1]) for tags in made["tags"]]
+    lost = 0
+    for item, i in enumerate(origins):
+        told = metrics.tags_of(rows, item, outputs[item], TAGS)
+        kept = int((made["tags"][item] >= 0).sum())
+        assert told == examples[i]["tags"][:kept] + ["O"] * (len(told) - kept)
+        assert len(told) == len(examples[i]["tokens"])
+        lost += sum(tag != "O" for tag in examples[i]["tags"][kept:])
+    found = metrics.of_outputs(rows, outputs, TAGS)
+    words = sum(len(example["tokens"]) for example in examples)
+    assert lost and found["token_accuracy"] == pytest.approx(100 * (1 - lost / words))
+    assert found["strict_recall"] < 100 and found["recall"] < 100
+    assert list(found) == ["token_accuracy", "precision", "recall", "f1"] + [
+        f"strict_{name}" for name in ("precision", "recall", "f1")
+    ]
+    parts = metrics.of_outputs(rows, outputs, ("NOUN", *TAGS[1:]))
+    assert list(parts) == metrics.names(objectives.Tagging(), ("NOUN", *TAGS[1:])) == ["token_accuracy"]
+
+
+def test_the_answer_is_found_in_whichever_window_holds_it(read, bert):
+    examples = asked(0, 21)
+    objective = objectives.SpanExtraction(stride=5, question_length=18, unanswerable=True)
+    made, origins, rows = read(examples, config.Answers(), objective, bert, 32)
+    outputs = np.zeros((rows.num_rows, 32, 2), np.float32)
+    for item in range(rows.num_rows):
+        outputs[item, made["span_starts"][item], 0] = outputs[item, made["span_ends"][item], 1] = 5.0
+    # A window without the answer says so, but another, with it, does not.
+    found = metrics.answers(rows, outputs)
+    for document, i in enumerate(dict.fromkeys(origins)):
+        assert found[document].text == "".join(examples[i]["answers"]["text"])
+    assert metrics.of_outputs(rows, outputs) == {"exact_match": 100.0, "f1": 100.0}
+    nothing = metrics.of_outputs(rows, np.eye(32)[0][None, :, None].repeat(rows.num_rows, 0).repeat(2, 2))
+    assert nothing["exact_match"] == nothing["f1"] == pytest.approx(100 * 4 / 21)
+
+
 CLASSES, TEXT = config.Classes(("no", "yes")), {"text": "the union", "label": "no"}
 MISTAKES = [
     (
@@ -413,7 +471,11 @@ MISTAKES = [
     (config.Tags(TAGS), {"tokens": ["a", "b"], "tags": ["O"]}, "has 2 words and 1 tags: give a tag for each word"),
     (config.Tags(TAGS), {"tokens": ["a", " "], "tags": ["O", "O"]}, "has an empty word"),
     (config.Choices(2), {"question": "a", "choices": ["b"], "label": 0}, "has 1 choices, form.number is 2"),
-    (config.Choices(2), {"question": "a", "choices": ["b", "c"], "label": 2}, "in 'label': give 0 to 1"),
+    (
+        config.Choices(2),
+        {"question": "a", "choices": ["b", "c"], "label": 2},
+        "'label': give 0 to 1, or the text of",
+    ),
     (
         config.Answers(),
         {"question": "a", "context": "the union", "answers": [{"text": "union", "start": 3}]},
@@ -482,6 +544,17 @@ def test_parts_that_do_not_fit_are_said(make, bert):
         with pytest.raises(UserError, match=said):
             config.from_dict(config.to_dict(changed(run, **changes)))
     asks = dataclasses.replace(changed(run, data={"sources": span}), objective=objectives.SpanExtraction())
+    heads = [
+        (
+            ("no", "yes", "maybe"),
+            r"task has 3 labels \(no, yes, maybe\), source 'a' 2 \(no, yes\): give the same",
+        ),
+        (("yes", "no"), "heads.task.labels has 'yes' where form.labels of source 'a' has 'no'"),
+    ]
+    for labels, said in heads:
+        model = dataclasses.replace(run.model, heads=(("task", settings.Classes(labels=labels)),))
+        with pytest.raises(UserError, match=said):
+            config.from_dict(config.to_dict(dataclasses.replace(run, model=model)))
     with pytest.raises(UserError, match="length is 16, too few for windows to advance: give at least 196"):
         config.from_dict(config.to_dict(asks))
     chooses = dataclasses.replace(changed(run, data={"sources": choices}), objective=objectives.MultipleChoice())
@@ -512,6 +585,22 @@ def test_an_unknown_field_of_a_form_is_said(make, bert):
         config.from_dict(tree)
 
 
-def test_rows_are_those_of_the_class_that_is_opened(read, bert):
-    _, _, rows = read([TEXT], CLASSES, OBJECTIVES["classes"], bert)
-    assert isinstance(rows, LabelledRows) and rows.num_documents == 1
+def test_a_verb_says_a_bad_row_in_one_line(verb, make, bert, tmp_path):
+    run = make([{"text": "a", "label": "maybe"}], CLASSES, OBJECTIVES["classes"], bert)
+    tree = json.dumps(config.to_dict(run))
+    page = f"import json\nfrom plm_jax import config\n\n\ndef get_config():\n    tree = json.loads({tree!r})\n"
+    (tmp_path / "page.py").write_text(f"{page}    return config.to_config_dict(config.from_dict(tree))\n")
+    finished = verb("prepare", f"--config={tmp_path}/page.py")
+    assert finished.status == 2
+    assert finished.errors == [
+        f"error: {tmp_path}/a.jsonl:1 has \"maybe\" in 'label', none of form.labels: there are: no, yes"
+    ]
+
+
+def test_a_choice_may_be_told_by_its_text(read, bert):
+    examples = [
+        {"question": "the union is", "choices": ["strong", "naive"], "label": label}
+        for label in (0, 1, "strong", "naive")
+    ]
+    made, origins, _ = read(examples, config.Choices(2), OBJECTIVES["choice"], bert)
+    assert made["label"].tolist() == [i % 2 for i in origins]

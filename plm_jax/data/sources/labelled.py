@@ -160,8 +160,11 @@ def _choice(form: config.Choices, place: str, row: Row) -> Record:
     choices, label = _texts(place, row, form.endings), _field(place, row, form.label)
     if len(choices) != form.number:
         raise BadRow(f"{place} has {len(choices)} choices, form.number is {form.number}: give as many")
+    if isinstance(label, str) and choices.count(label) == 1:
+        label = choices.index(label)
     if isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < form.number:
-        raise BadRow(f"{place} has {_brief(label)} in '{form.label}': give 0 to {form.number - 1}")
+        most = form.number - 1
+        raise BadRow(f"{place} has {_brief(label)} in '{form.label}': give 0 to {most}, or the text of one choice")
     return Record(_text(place, row, form.context), tuple(choices), values={"label": label})
 
 

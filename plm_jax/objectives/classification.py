@@ -32,6 +32,11 @@ class _OneOrTwo(Labelled):
         """See `Labelled`."""
         return 2 if self.both_orders else 1
 
+    @property
+    def rows_an_example(self) -> int:
+        """One for each order."""
+        return 2 if self.both_orders else 1
+
     def _rows(self, example: dict[str, Any], special: Special) -> dict[str, np.ndarray]:
         texts = example["texts"]
         if not self.both_orders:

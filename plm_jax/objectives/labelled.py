@@ -70,6 +70,10 @@ class Labelled(Objective):
         """What examples hold besides their texts, without a meaning."""
         raise NotImplementedError
 
+    def target_length(self, length: int) -> int:
+        """The next tokens of a decoder, where they are told; of an encoder-decoder the length of the decoder's row."""
+        return length if self.lm_coefficient or self.rows == "encoder_decoder" else 0
+
     def special_tokens(self, num_texts: int) -> tuple[str, ...]:
         """The special ids, by their names in a config's `vocabulary`, that a decoder's rows take; of others none, which
         have those of their pretraining."""

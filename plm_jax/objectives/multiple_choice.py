@@ -34,6 +34,11 @@ class MultipleChoice(Labelled):
         """See `Labelled`."""
         return 1 + self.num_choices
 
+    @property
+    def rows_an_example(self) -> int:
+        """One for each choice."""
+        return self.num_choices
+
     def blank_label(self) -> dict[str, Any]:
         """See `Labelled`."""
         return {"label": 0}

@@ -77,6 +77,11 @@ class Objective(Role):
         """How many places the tokens of a row of `length` have."""
         return length
 
+    @property
+    def rows_an_example(self) -> int:
+        """How many rows an example of a batch is, on an axis of their own where they are several."""
+        return 1
+
     def target_length(self, length: int) -> int:
         """Slots for targets in a row; of two directions, in each."""
         return length

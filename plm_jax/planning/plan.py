@@ -240,7 +240,7 @@ def _compiled(program: Program, say: Callable[[str], None], price: float = 0.0) 
         "hbm_bytes_per_step": work.hbm_bytes,
         "collectives": _by_kind(module.collectives()),
         "sent_between_slices_per_step": int(work.between_slices),
-        "tokens_per_step": stage.batch_size * flops.row_lengths(program.run, stage)[0],
+        "tokens_per_step": flops.tokens_of_stage(program.run, stage),
         "estimate": estimates.estimate(device_kind, work),
     }
     if price:

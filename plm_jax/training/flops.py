@@ -70,9 +70,13 @@ def per_step(model: Model, rows: int, length: int, targets: int, decoder_length:
 def of_stage(run: config.Run, stage: config.Stage) -> int:
     """FLOPs of one training step of a stage, counted as in `per_step`."""
     tokens, targets, decoder_length = row_lengths(run, stage)
-    return per_step(
-        run.model, stage.batch_size, tokens - decoder_length, targets, decoder_length, run.objective.negative_samples
-    )
+    rows = stage.batch_size * run.objective.rows_an_example
+    return per_step(run.model, rows, tokens - decoder_length, targets, decoder_length, run.objective.negative_samples)
+
+
+def tokens_of_stage(run: config.Run, stage: config.Stage) -> int:
+    """Tokens of a batch of a stage, padding too."""
+    return stage.batch_size * run.objective.rows_an_example * row_lengths(run, stage)[0]
 
 
 def row_lengths(run: config.Run, stage: config.Stage) -> tuple[int, int, int]:

@@ -202,7 +202,7 @@ class Recorder:
 
     def begin(self, stage: config.Stage) -> None:
         """A new stage: its first step compiles and is left out of the speeds."""
-        self._tokens = stage.batch_size * flops.row_lengths(self._run, stage)[0]
+        self._tokens = flops.tokens_of_stage(self._run, stage)
         self._flops = flops.of_stage(self._run, stage)
         self._since, self._waited, self._steps = None, 0.0, 0
         self._has_validated = False

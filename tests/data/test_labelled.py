@@ -17,6 +17,7 @@ from plm_jax.data import cache, prepare, reader, vocabularies
 from plm_jax.data.labelled import metrics
 from plm_jax.data.vocabularies import words
 from plm_jax.models import settings
+from plm_jax.training import flops
 
 WORDS = [
     "the",
@@ -583,6 +584,34 @@ def test_an_unknown_field_of_a_form_is_said(make, bert):
     tree["data"]["sources"]["a"]["form"]["lable"] = "label"
     with pytest.raises(UserError, match=r"lable.*did you mean 'label'"):
         config.from_dict(tree)
+
+
+def test_each_row_of_an_example_costs_what_a_row_does():
+    """Pairs in both orders, and choices, are two rows each; next tokens cost a softmax where they are told."""
+    model = model_for("decoder", 50260)
+
+    def costs(objective, form):
+        source = config.LabelledJsonLines("a", form)
+        run = config.Run(
+            model=model,
+            objective=objective,
+            data=config.Data("cache", 16, {"a": source}, layout=config.Labelled()),
+            vocabulary=GPT,
+            optimizer=config.AdamW(),
+            schedule=config.ConstantSchedule(1e-3),
+            train=config.Train(steps=5, batch_size=4),
+        )
+        (stage,) = config.stages(run)
+        batch = reader.blank_batch(run, 16)
+        assert flops.tokens_of_stage(run, stage) == 4 * batch["tokens"].size
+        return flops.of_stage(run, stage)
+
+    pair = config.Classes(("x", "y"), pair="b")
+    one = costs(objectives.Classification("decoder"), pair)
+    assert costs(objectives.Classification("decoder", both_orders=True), pair) == 2 * one
+    assert costs(objectives.MultipleChoice("decoder"), config.Choices(2)) == 2 * one
+    told = costs(objectives.Classification("decoder", lm_coefficient=0.5), pair)
+    assert told - one == 3 * 2 * 4 * 16 * 8 * 50260
 
 
 def test_a_verb_says_a_bad_row_in_one_line(verb, make, bert, tmp_path):

@@ -61,7 +61,7 @@ class Task(NamedTuple):
     vocabulary: config.Vocabulary
     segmenter: str | None
     brought: tuple[Column, ...]
-    keeps_offsets: bool
+    keeps_offsets: bool = False
 
     @property
     def columns(self) -> tuple[Column, ...]:

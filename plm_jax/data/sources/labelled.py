@@ -16,6 +16,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from plm_jax import config
 from plm_jax.common.errors import nearest
 from plm_jax.data.cache.columns import Column
@@ -135,7 +137,7 @@ def _span(form: config.Answers, place: str, row: Row) -> Record:
             )
         begins.append(begin)
         ends.append(begin + len(text))
-    values = {"answer_begins": begins, "answer_ends": ends, "context_bytes": list(context.encode("utf-8"))}
+    values = {"answer_begins": begins, "answer_ends": ends, "context_bytes": np.frombuffer(context.encode("utf-8"), np.uint8)}
     return Record(context, (question,), values=values)
 
 

@@ -2,14 +2,16 @@
 
 import functools
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from plm_jax import losses
+from plm_jax import config, losses
 from plm_jax.losses import means
 from plm_jax.models import registry, settings, task_heads
+from plm_jax.training import mesh
 from tests.support import tiny
 
 ROWS, LENGTH, LABELS = 5, 9, ("a", "b", "c")
@@ -134,3 +136,37 @@ def test_labels_may_be_smoothed():
     soft = 0.9 * np.eye(3)[batch["label"][:-1]] + 0.1 / 3
     got = means_of(losses.get("task", label_smoothing=0.1), module, params, batch)
     assert got["loss"] == pytest.approx(-(soft * log).sum(1).mean(), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("model", "head", "lm"),
+    [
+        (tiny.MODEL, settings.Choice(feature="last"), 0.5),
+        (tiny.BERT, settings.Tags(labels=LABELS, layers=settings.MixedLayers(), recurrent=settings.BiLstm(4)), 0.0),
+    ],
+    ids=["choice", "tags"],
+)
+def test_a_mesh_changes_neither_values_nor_gradients(model, head, lm):
+    module, rng = registry.build(model.with_task(head)), np.random.default_rng(1)
+    draw = lambda leaf: jnp.asarray(rng.normal(size=leaf.shape).astype(np.float32) / 4)  # noqa: E731
+    params = jax.tree.map(draw, registry.shapes(module.model))
+    batch = {name: np.concatenate([value[:4], value[1:]]) for name, value in batch_of(head.kind).items()}
+    if lm:
+        batch |= {"targets": batch["tokens"], "target_weights": batch["mask"].astype(np.float32)}
+    loss = losses.get("task", lm_coefficient=lm)
+
+    def value(params, batch):
+        weights = loss.weights(module, batch)
+        return means.in_units(loss, loss(module, params, batch, None, {})[0], weights) / means.unit(weights)
+
+    want = jax.jit(jax.value_and_grad(value))(params, batch)
+    own = mesh.build(config.Mesh(data=1, fsdp=4, tensor=2), jax.devices()[:8])
+
+    def traced(params, batch):
+        with nn.logical_axis_rules(config.Mesh().rules):
+            return jax.value_and_grad(value)(params, batch)
+
+    with jax.set_mesh(own):
+        rows = jax.sharding.NamedSharding(own, jax.sharding.PartitionSpec("fsdp"))
+        got = jax.jit(traced)(params, jax.device_put(batch, rows))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), got, want)

@@ -7,6 +7,7 @@ the name that it has in bilm-tf's graph, and bilm-tf and AllenNLP do not mind.
 import io
 import json
 import os
+import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -69,7 +70,10 @@ def read(options_path: str, weights_path: str) -> Pretrained:
 
 
 def write(directory: str, pretrained: Pretrained) -> None:
-    """Writes what `read`, bilm-tf and AllenNLP open: the options last."""
+    """Writes what `read`, bilm-tf and AllenNLP open: the options last. A warning says which heads are left out."""
+    if pretrained.model.heads:
+        names = ", ".join(name for name, _ in pretrained.model.heads)
+        warnings.warn(f"bilm-tf's model has no place for the head of '{names}': it is left out", stacklevel=3)
     flat = pretrained.flat()
     buffer = io.BytesIO()
     with h5py.File(buffer, "w") as weights:

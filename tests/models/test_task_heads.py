@@ -9,8 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import plm_jax
 from plm_jax.common import trees
 from plm_jax.common.errors import UserError
+from plm_jax.inference.language_model import LanguageModel
 from plm_jax.models import layers, recurrent, registry, settings, task_heads
 from tests.support import tiny
 
@@ -172,7 +174,7 @@ def test_lstms_run_both_ways_over_the_real_places(mask):
         np.testing.assert_allclose(got[row][mask[row] == 1], own, atol=1e-5)
 
 
-def test_an_elmo_tags_and_classifies_from_its_words_beside_their_mix():
+def test_an_elmo_tags_and_classifies_from_its_words_beside_their_mix(tmp_path):
     head = settings.Tags(labels=("O", "B"), layers=settings.MixedLayers(words=True), recurrent=settings.BiLstm(4, 2))
     tagger = ELMO.with_task(head)
     _, params = made(tagger)
@@ -189,6 +191,7 @@ def test_an_elmo_tags_and_classifies_from_its_words_beside_their_mix():
         both = [lstm_by_hand(parts[f"layer_{number}"], side, x[:: 1 - 2 * side]) for side in range(2)]
         x = np.concatenate([both[0], both[1][::-1]], -1)
     np.testing.assert_allclose(right[1, :4], dense(params, "output", x), atol=1e-5)
+    right_tags = right
 
     classes = settings.Classes(labels=("a", "b", "c"), feature="max", layers=head.layers, recurrent=head.recurrent)
     classifier = ELMO.with_task(classes)
@@ -196,6 +199,14 @@ def test_an_elmo_tags_and_classifies_from_its_words_beside_their_mix():
     right, left = (np.asarray(output(classifier, params, texts(mask, ELMO))[0]) for mask in (RIGHT, LEFT))
     assert right.shape == (3, 3)
     np.testing.assert_allclose(right, left, atol=1e-5)
+    lm = LanguageModel(tagger, made(tagger)[1])
+    given = texts(RIGHT, ELMO)
+    lm.save(tmp_path / "ours", format="plm_jax")
+    for one in (lm, plm_jax.load(tmp_path / "ours")):
+        got = one.logits(given["characters"], given["mask"], head="task")
+        np.testing.assert_allclose(got, right_tags, atol=1e-5)
+    with pytest.warns(UserWarning, match="bilm-tf's model has no place for the head of 'task': it is left out"):
+        lm.save(tmp_path / "bilm", format="bilm")
     # What it was made for is still there, and it runs in training, too.
     module = registry.build(tagger)
     assert tagger.named_heads.keys() == {"vocabulary", "backward", "task"}

@@ -137,7 +137,11 @@ def _span(form: config.Answers, place: str, row: Row) -> Record:
             )
         begins.append(begin)
         ends.append(begin + len(text))
-    values = {"answer_begins": begins, "answer_ends": ends, "context_bytes": np.frombuffer(context.encode("utf-8"), np.uint8)}
+    values = {
+        "answer_begins": begins,
+        "answer_ends": ends,
+        "context_bytes": np.frombuffer(context.encode("utf-8"), np.uint8),
+    }
     return Record(context, (question,), values=values)
 
 

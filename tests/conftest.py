@@ -1,12 +1,14 @@
 """Eight fake devices for all tests; for those of training a tiny corpus, prepared once, and the verbs."""
 
+import gc
 import os
 import pathlib
 import shutil
 
 from tests.support import xla
 
-# Before jax is imported: it reads them once.
+# Before jax is imported: it reads them once. Where each line of a program comes from nobody asks here.
+os.environ |= {"JAX_INCLUDE_FULL_TRACEBACKS_IN_LOCATIONS": "0", "JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0"}
 os.environ["JAX_PLATFORMS"] = os.environ.get("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {xla.flags(devices=8)}".strip()
 
@@ -18,6 +20,9 @@ from tests.support import verbs
 
 # Tests compile much and compute little: this halves their time.
 jax.config.update("jax_disable_most_optimizations", True)
+# A trace makes millions of objects that live on.
+gc.freeze()
+gc.set_threshold(100_000, 20, 100)
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 """From settings to modules and parameters, whatever the model."""
 
+import functools
 from typing import Any
 
 import flax.linen as nn
@@ -24,6 +25,12 @@ def new_carry(module: Module, rows: int) -> Any:
     return module.model.new_carry(rows)
 
 
+@functools.cache
+def boxed_shapes(model: Model) -> Any:
+    """The parameters' shapes and types, as a tree of `jax.ShapeDtypeStruct` in the boxes of `init_params`."""
+    return jax.eval_shape(lambda: init_params(build(model), jax.random.key(0)))
+
+
 def shapes(model: Model) -> Any:
     """The parameters' shapes and types, as a tree of `jax.ShapeDtypeStruct`, without making them."""
-    return nn.unbox(jax.eval_shape(lambda: init_params(build(model), jax.random.key(0))))
+    return nn.unbox(boxed_shapes(model))

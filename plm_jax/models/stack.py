@@ -157,6 +157,7 @@ def _lengths(context, x, source):
     return x.shape[1], source.shape[1] if context.cache_index is None else context.mask.shape[1]
 
 
+@functools.partial(jax.jit, static_argnums=(1, 2, 4))  # Traced once: Flax asks for the shapes in every call, too.
 def _stacked_init(key, block, layers, x, crosses):
     """Parameters of `layers` blocks, each leaf with a leading axis of that name; x [1, 1, D] gives the width."""
     context = Context()

@@ -116,11 +116,12 @@ class Program:
         model = self.run.model if dropout is None else self.run.model.with_dropout(dropout)
         return registry.build(model, jnp.dtype(self.run.precision.compute))
 
-    def _init(self, batch_size: int, optimizer=None) -> states.TrainState:
+    def _init(self) -> states.TrainState:
         """A fresh state, parameters, the optimizer's copies of them and the carry boxed with their logical axes."""
-        model = self.model()
-        params = states.init_params(model, self.root)
-        return states.new_state(params, optimizer or self.optimizer, registry.new_carry(model, batch_size))
+        return self._around(states.init_params(self.model(), self.root), self.batch_size, self.optimizer)
+
+    def _around(self, params, batch_size: int, optimizer) -> states.TrainState:
+        return states.new_state(params, optimizer, registry.new_carry(self.model(), batch_size))
 
     def state_like(self, batch_size: int, optimizer=None, *, padded: bool = True) -> states.TrainState:
         """The shapes, types and shardings of a state whose carry is that of batches of this size.
@@ -128,18 +129,19 @@ class Program:
         Its moments are those of `optimizer`, an optax transformation; by default the run's. Not `padded`, it is as
         checkpoints hold it, see `meshes.stored`.
         """
-        boxed = jax.eval_shape(functools.partial(self._init, batch_size, optimizer))
+        around = functools.partial(self._around, batch_size=batch_size, optimizer=optimizer or self.optimizer)
+        boxed = jax.eval_shape(around, registry.boxed_shapes(self.run.model))
         return meshes.stored(boxed, self.mesh, self.run.mesh.rules, padded=padded)
 
     def _whole_kernels(self):
         """The shardings of the parameters where no axis cuts them that tokens alone are spread over."""
-        boxed = jax.eval_shape(self._init, self.batch_size).params
+        boxed = registry.boxed_shapes(self.run.model)
         rules = meshes.whole_over_tokens(self.run.mesh.rules)
         return jax.tree.map(lambda leaf: leaf.sharding, meshes.stored(boxed, self.mesh, rules))
 
     def new_state(self) -> states.TrainState:
         """A fresh state, made in its place on the mesh."""
-        return self._make(functools.partial(self._init, self.batch_size))
+        return self._make(self._init)
 
     def new_carry(self, batch_size: int):
         """What the loss carries before the first batch of this size, made in its place on the mesh."""
@@ -147,7 +149,7 @@ class Program:
 
     def new_moments(self, step: jax.Array):
         """The optimizer's state before its first update, which is that after `step` steps, made in its place."""
-        fresh = self._make(lambda: self._init(self.batch_size).optimizer)
+        fresh = self._make(lambda: self._init().optimizer)
         return optimizers.at_step(fresh, step)
 
     def _make(self, make):

@@ -3,6 +3,7 @@
 The server has no backend of JAX and so no threads of its own; each child sets its own environment and output first.
 """
 
+import gc
 import json
 import os
 import pathlib
@@ -88,9 +89,12 @@ def _serve() -> None:
     import grain  # noqa: F401
     import jax  # noqa: F401
     import orbax.checkpoint  # noqa: F401
+    import tensorboardX  # noqa: F401
 
     from plm_jax.data import prepare  # noqa: F401
+    from plm_jax.training import loop  # noqa: F401
 
+    gc.freeze()  # Children do not go through what they share.
     for line in sys.stdin:
         module, arguments, folder, environment, files = json.loads(line)
         child = os.fork()

@@ -15,23 +15,29 @@ Needs Python and a `kubectl` that has the cluster, with JobSet 0.10 or newer in 
 import argparse
 import json
 import math
+import pathlib
 import re
 import shlex
 import subprocess
+import sys
 import time
 from typing import Any
 
 import jobs
 from jobs import LaunchError, call, say
 
-# The node label of a generation, and how many axes its slices have;
-# https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus. A machine of several has four chips.
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+from plm_jax.common.errors import UserError
+from plm_jax.planning import slices
+
+# The node label of a generation; https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus. A machine of
+# several has four chips.
 ACCELERATORS = {
-    "v4": ("tpu-v4-podslice", 3),
-    "v5e": ("tpu-v5-lite-podslice", 2),
-    "v5p": ("tpu-v5p-slice", 3),
-    "v6e": ("tpu-v6e-slice", 2),
-    "tpu7x": ("tpu7x", 3),
+    "v4": "tpu-v4-podslice",
+    "v5e": "tpu-v5-lite-podslice",
+    "v5p": "tpu-v5p-slice",
+    "v6e": "tpu-v6e-slice",
+    "tpu7x": "tpu7x",
 }
 CHIPS_A_HOST = 4
 CONTAINER, LEADER = "main", "slice"
@@ -47,20 +53,16 @@ def slice_of(topology: str) -> tuple[str, str, int, int]:
     """Of `v5p:4x4x4` the node label, the shape, the machines, and the chips of each.
 
     Raises:
-      LaunchError: there is no such generation, or its slices have no such shape.
+      LaunchError: Google offers no such slice, for which a job would wait for ever.
     """
+    try:
+        slices.check(topology)
+    except UserError as error:
+        raise LaunchError(str(error)) from error
     generation, _, shape = topology.partition(":")
-    accelerator, axes = ACCELERATORS.get(generation, (None, 0))
-    if accelerator is None or not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", shape) or shape.count("x") + 1 != axes:
-        raise LaunchError(
-            f"--topology={topology} is none: write GENERATION:SHAPE, such as v5e:4x4 or v5p:4x4x4, "
-            f"with one of {', '.join(ACCELERATORS)}"
-        )
     chips = math.prod(map(int, shape.split("x")))
     a_host = min(CHIPS_A_HOST, chips)
-    if chips % a_host:
-        raise LaunchError(f"--topology={topology} has {chips} chips: machines have {CHIPS_A_HOST}")
-    return accelerator, shape, chips // a_host, a_host
+    return ACCELERATORS[generation], shape, chips // a_host, a_host
 
 
 def manifest(arguments: argparse.Namespace, command: list[str]) -> dict[str, Any]:
@@ -185,17 +187,44 @@ class Cluster:
         return json.loads(told) if told.strip() else None
 
     def leaders(self) -> list[dict[str, Any]]:
-        """The pods of slice 0's machine 0 that have begun, one after another."""
+        """The pods of slice 0's machine 0 that have begun, one after another: name, uid, and whether each has ended."""
         labels = {f"{JOBSET}/jobset-name": self.name, f"{JOBSET}/job-index": "0"}
         labels["batch.kubernetes.io/job-completion-index"] = "0"
         selector = ",".join(f"{key}={value}" for key, value in labels.items())
         pods = json.loads(call(self.kubectl("get", "pods", f"--selector={selector}", "--output=json")))["items"]
-        begun = [pod["metadata"] for pod in pods if pod["status"]["phase"] != "Pending"]
-        return sorted(begun, key=lambda pod: pod["creationTimestamp"])
+        begun = [pod for pod in pods if pod["status"]["phase"] != "Pending"]
+        begun.sort(key=lambda pod: pod["metadata"]["creationTimestamp"])
+        ended = ("Succeeded", "Failed")
+        return [pod["metadata"] | {"ended": pod["status"]["phase"] in ended} for pod in begun]
 
-    def show_log(self, pod: str) -> None:
-        """Shows a pod's log to its end; a connection that breaks is an end, too."""
-        subprocess.run(self.kubectl("logs", "--follow", f"--container={CONTAINER}", f"pod/{pod}"), check=False)
+    def show_log(self, pod: str, last: str) -> str:
+        """Shows a pod's log to its end, or until the connection breaks.
+
+        Args:
+          last: the time of the line that was shown last, as the log has it; "": none was.
+
+        Returns:
+          The same of now.
+        """
+        since = [f"--since-time={last}"] if last else []
+        words = ("logs", "--follow", "--timestamps", *since, f"--container={CONTAINER}", f"pod/{pod}")
+        command = self.kubectl(*words)
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, errors="replace", bufsize=1) as process:
+            try:
+                for line in process.stdout:
+                    time, _, text = line.partition(" ")
+                    if instant(time) > instant(last):  # The cluster goes by whole seconds.
+                        print(text, end="", flush=True)
+                        last = time
+            finally:
+                process.kill()  # Whoever stops the launcher stops this with it.
+        return last
+
+
+def instant(time: str) -> tuple[str, str]:
+    """What orders the times of a log, as in `2026-01-31T23:59:59.0123Z`."""
+    seconds, _, fraction = time.rstrip("Z").partition(".")
+    return seconds, fraction.rstrip("0")
 
 
 def end_of(found: dict[str, Any]) -> str | None:
@@ -205,7 +234,7 @@ def end_of(found: dict[str, Any]) -> str | None:
 
 def follow(cluster: Cluster, poll_seconds: float) -> int:
     """Shows the log of the first worker, over restarts, until the set has ended: 0, 2 for a user's mistake, else 1."""
-    shown, told, failures = set(), None, 0
+    shown, last, told, failures = set(), {}, None, 0
     while True:
         try:
             found, leaders = cluster.found(), cluster.leaders()
@@ -223,14 +252,15 @@ def follow(cluster: Cluster, poll_seconds: float) -> int:
         if now != told:
             say(f"{cluster.name}: {now}")
             told = now
-        unseen = [pod for pod in leaders if pod["uid"] not in shown]
-        for pod in unseen:
-            cluster.show_log(pod["name"])
-            shown.add(pod["uid"])
-        if not unseen and end_of(found):
+        for pod in leaders:
+            uid = pod["uid"]
+            if uid not in shown:
+                last[uid] = cluster.show_log(pod["name"], last.get(uid, ""))
+            if pod["ended"] or end_of(found):  # Before its log was shown, which so is all of it.
+                shown.add(uid)
+        if end_of(found):
             return status_of(found)
-        if not unseen:
-            time.sleep(poll_seconds)
+        time.sleep(poll_seconds)
 
 
 def status_of(found: dict[str, Any]) -> int:

@@ -4,6 +4,7 @@ What a GPU is to the compiler stands in `targets/KIND.txtpb`, XLA's `GpuTargetCo
 """
 
 import importlib.util
+import os
 import pathlib
 import re
 
@@ -16,6 +17,8 @@ from plm_jax.common.errors import UserError
 GPUS_A_HOST = 8
 # What a compiler without a GPU cannot know.
 UNASKED = "whether cuDNN takes these shapes, and which products are fastest: only a GPU can be asked"
+# What JAX takes of a GPU's memory unless it is told otherwise (docs.jax.dev/en/latest/gpu_memory_allocation.html).
+MEMORY_SHARE = 0.75
 _TARGETS = pathlib.Path(__file__).parent / "targets"
 
 
@@ -46,3 +49,20 @@ def devices(topology: str, slices: int = 1) -> list[jax.Device]:
         target_config=(_TARGETS / f"{found[1]}.txtpb").read_text(),
         topology=f"1x{hosts}x{count // hosts}",
     ).devices
+
+
+def memory_share() -> float:
+    """The share of a GPU's memory that JAX takes, as the environment of here tells it to.
+
+    Raises:
+      UserError: what it is told is no share.
+    """
+    names = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
+    name, told = next(((name, os.environ[name]) for name in names if os.environ.get(name)), ("", MEMORY_SHARE))
+    try:
+        share = float(told)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise UserError(f"{name}={told}: give the share of a GPU's memory that JAX is to take, such as 0.9")
+    return share

@@ -8,7 +8,7 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -64,7 +64,7 @@ def plan(
     devices = slice_devices(topology, slices)
     where = {"topology": topology, "slices": slices}
     if devices[0].platform == "gpu":
-        where["unasked"] = gpus.UNASKED
+        where |= {"unasked": gpus.UNASKED, "memory_is": f"JAX takes {gpus.memory_share():.0%} of a device,"}
     if searched:
         return where | _search(run, devices, price, say)
     report = where | _compiled(of_costliest(run, devices), say, price)
@@ -82,11 +82,19 @@ def slice_devices(topology: str, slices: int = 1) -> list[jax.Device]:
     return gpus.devices(topology, slices) if topology.startswith("gpu:") else tpus.devices(topology, slices)
 
 
+def _chip(devices: Sequence[jax.Device]) -> flops.Chip:
+    """What each device can do, with the memory that JAX takes of it."""
+    chip = flops.chip(devices[0].device_kind)
+    if devices[0].platform != "gpu":
+        return chip
+    return dataclasses.replace(chip, hbm_bytes=int(chip.hbm_bytes * gpus.memory_share()))
+
+
 def _suggestion(
     run: config.Run, devices: list[jax.Device], wanted: int | None, say: Callable[[str], None]
 ) -> dict[str, Any] | None:
     """The first of `remedies` that fits, but for those that by `search.guessed` save far too little of `wanted`."""
-    stage, chip = costliest(config.stages(run)), flops.chip(devices[0].device_kind)
+    stage, chip = costliest(config.stages(run)), _chip(devices)
     parameters = _count(run)
 
     def guessed(program: Program) -> float:
@@ -114,7 +122,7 @@ def _search(run: config.Run, devices: list[jax.Device], price: float, say: Calla
       The report of the fastest by its estimate, with `settings` that differ from the run's; `tried` holds settings,
       memory and estimate of each that was compiled, the fastest first, those that do not fit last.
     """
-    stage, chip = costliest(config.stages(run)), flops.chip(devices[0].device_kind)
+    stage, chip = costliest(config.stages(run)), _chip(devices)
     ranked = search.candidates(run, stage, _count(run), chip, len(devices))
     say(f"{len(ranked):,} meshes, microbatches and levels of recomputation may fit by a rough guess")
     reports: list[dict[str, Any]] = []
@@ -175,13 +183,14 @@ def remedies(run: config.Run, num_devices: int) -> Iterator[tuple[dict[str, Any]
     operations a little time and whole blocks a quarter of the step; the last is one row of a device at a time.
     """
     change: dict[str, Any] = {}
-    if run.mesh.data != 1:
-        mesh = dataclasses.replace(run.mesh, data=1, fsdp=-1)
-        run = dataclasses.replace(run, mesh=mesh)
-        change |= {"mesh.data": 1, "mesh.fsdp": -1}
+    sizes = meshes.resolved(run.mesh, num_devices)
+    if sizes["data"] != 1:
+        sizes |= {"data": 1, "fsdp": sizes["data"] * sizes["fsdp"]}
+        change |= {f"mesh.{axis}": size for axis, size in sizes.items() if size != getattr(run.mesh, axis)}
+        run = dataclasses.replace(run, mesh=dataclasses.replace(run.mesh, **sizes))
         yield dict(change), run
     stage = costliest(config.stages(run))
-    rows = stage.batch_size // (num_devices // (run.mesh.tensor * run.mesh.context))
+    rows = stage.batch_size // math.prod(sizes[axis] for axis in meshes.BATCH_AXES)
     counts = [count for count in (stage.microbatches * factor for factor in (1, 2, 4)) if rows % count == 0]
     levels = run.model.remat_levels[run.model.remat_levels.index(run.model.remat) :]
     levels = [level for level in levels if level in (run.model.remat, "dots", "full")]  # Each compiles for minutes.
@@ -212,8 +221,7 @@ def _compiled(program: Program, say: Callable[[str], None], price: float = 0.0) 
     """`_shapes`, and what the compiler tells; with a price also what a token costs."""
     report, stage = _shapes(program), costliest(program.stages)
     num_devices = program.mesh.size
-    device_kind = program.mesh.devices.flat[0].device_kind
-    chip = flops.chip(device_kind)
+    chip = _chip(program.mesh.devices.flat)
     report |= {"devices": num_devices, "hbm_bytes": chip.hbm_bytes}
     say(f"compiling for {num_devices} devices, {report['mesh']}, rows of {stage.length}; this takes minutes")
     began = time.perf_counter()
@@ -241,7 +249,7 @@ def _compiled(program: Program, say: Callable[[str], None], price: float = 0.0) 
         "collectives": _by_kind(module.collectives()),
         "sent_between_slices_per_step": int(work.between_slices),
         "tokens_per_step": flops.tokens_of_stage(program.run, stage),
-        "estimate": estimates.estimate(device_kind, work),
+        "estimate": estimates.estimate(program.mesh.devices.flat[0].device_kind, work),
     }
     if price:
         chips, seconds = num_devices / chip.devices, report["estimate"]["seconds"]
@@ -288,7 +296,7 @@ def table(report: dict[str, Any]) -> str:
         fits = "yes"
         if not report["fits"]:
             fits = "no" if own["total"] is None else f"no, by {(own['total'] - report['hbm_bytes']) / 1e9:.1f} GB"
-        rows["fits"] = f"{fits}, a device has {report['hbm_bytes'] / 1e9:.1f} GB"
+        rows["fits"] = f"{fits}, {report.get('memory_is', 'a device has')} {report['hbm_bytes'] / 1e9:.1f} GB"
         rows["compiled in"] = f"{report['compile_seconds']:.0f} s"
     if "estimate" in report:
         guess = report["estimate"]

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from plm_jax import config
+from plm_jax.models.pipeline import cuts
 from plm_jax.models.settings import Transformer
 from plm_jax.training import flops
 from plm_jax.training import mesh as meshes
@@ -127,8 +128,7 @@ def _meshes(run: config.Run, stage: config.Stage, devices: int) -> Iterator[dict
     heads = model.attention.num_kv_heads if isinstance(model, Transformer) else 1
     tensors = [size for size in _powers(min(LARGEST_TENSOR, devices)) if heads % size == 0]
     contexts = [size for size in _powers(16) if stage.length % (2 * size) == 0 and (size == 1 or stage.length >= 8192)]
-    layers = model.stack.layers if isinstance(model, Transformer) and not model.has_decoder else 1
-    stages = [size for size in _powers(16) if layers % size == 0] if "stage" in meshes.AXES else [1]
+    stages = [size for size in _powers(16) if cuts(model.stacks, size)]
     for tensor, context, pipeline in itertools.product(tensors, contexts, stages):
         left, rest = divmod(devices, tensor * context * pipeline)
         if rest:

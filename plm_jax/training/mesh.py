@@ -34,19 +34,28 @@ def build(mesh, devices=None) -> Mesh:
       UserError: the axes do not multiply to the number of devices, or do not divide over the slices.
     """
     devices = jax.devices() if devices is None else devices
+    return Mesh(_arranged(list(resolved(mesh, len(devices)).values()), devices), AXES)
+
+
+def resolved(mesh, num_devices: int) -> dict[str, int]:
+    """The sizes of the axes of a `config.Mesh` over so many devices.
+
+    Raises:
+      UserError: they do not multiply to the number of devices.
+    """
     asked = dict(zip(AXES, sizes(mesh), strict=True))
     found = list(asked.values())
     if found.count(-1) > 1 or any(size < 1 and size != -1 for size in found):
         raise UserError(f"config.mesh is {asked}: give sizes of at least 1, one may be -1")
     fixed = math.prod(size for size in found if size != -1)
-    if -1 in found and len(devices) % fixed == 0:
-        found[found.index(-1)] = len(devices) // fixed
-    if math.prod(found) != len(devices):
+    if -1 in found and num_devices % fixed == 0:
+        found[found.index(-1)] = num_devices // fixed
+    if math.prod(found) != num_devices:
         raise UserError(
-            f"config.mesh {told(asked)} does not fit {len(devices)} devices: the nearest that does is "
-            f"{told(nearest(asked, len(devices)))}"
+            f"config.mesh {told(asked)} does not fit {num_devices} devices: the nearest that does is "
+            f"{told(nearest(asked, num_devices))}"
         )
-    return Mesh(_arranged(found, devices), AXES)
+    return dict(zip(AXES, found, strict=True))
 
 
 def _arranged(sizes: list[int], devices) -> np.ndarray:

@@ -74,7 +74,7 @@ FIELDS: dict[str, Meaning] = {
     "train.trainable": "fixed",  # The moments are of it alone.
     "train.label_smoothing": "recipe",
     "train.log_every": "free",
-    "train.microbatches": "free",
+    "train.microbatches": "recipe",  # Each draws for itself what is dropped.
     "train.phases": "read",
     "train.prng": "fixed",
     "train.seed": "fixed",

@@ -44,8 +44,6 @@ def held(
     """
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), params)
     axes = {name: axis for name, axis in getattr(model, "tables", {}).items() if name in params}
-    if not axes:
-        return Held(part.of(params), part.of(zeros), lambda trained: part.put(params, trained), lambda grads: grads)
     matrices = {name: tables.gathered(params[name], model.dtype, axis) for name, axis in axes.items()}
     rows = {name: len(params[name]) for name in axes}
 

@@ -219,18 +219,24 @@ def get(state: dict, kind: str, *words: str) -> None:
 
 
 def logs(state: dict, *words: str) -> None:
-    """A pod's log to its end."""
-    follow, container, pod = words
-    assert (follow, container) == ("--follow", "--container=main")
+    """A pod's log to its end, or, with `FAKE_BREAKS`, each line by a connection of its own.
+
+    Two lines are of the same second; of what is since a time the cluster sends all from its second on.
+    """
+    follow, timestamps, *since, container, pod = words
+    assert (follow, timestamps, container) == ("--follow", "--timestamps", "--container=main")
     folder, seen = PODS / pod.removeprefix("pod/"), 0
+    last = since[0].removeprefix("--since-time=").rstrip("Z") if since else ""
     while True:
         has_ended = not alive(folder)
-        with open(folder / "log", "rb") as file:
-            file.seek(seen)
-            data = file.read()
-        seen += len(data)
-        sys.stdout.buffer.write(data)
-        sys.stdout.flush()
+        lines = (folder / "log").read_text().splitlines()
+        for number in range(seen, len(lines)):
+            time_of_line = f"2026-01-01T00:00:{number // 2:02d}{('', '.5')[number % 2]}"
+            if time_of_line >= last.partition(".")[0]:
+                print(f"{time_of_line}Z {lines[number]}", flush=True)
+            if "FAKE_BREAKS" in os.environ and time_of_line > last and not has_ended:
+                sys.exit("error: unexpected EOF")
+        seen = len(lines)
         if has_ended or (FOLDER / "evict").exists():
             return
         time.sleep(0.02)

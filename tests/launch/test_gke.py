@@ -34,7 +34,7 @@ exit "${1/hold/0}"
 @pytest.fixture
 def cluster(tmp_path):
     fakes.programs(tmp_path)
-    fakes.project(tmp_path)
+    (fakes.project(tmp_path) / "plm_jax").symlink_to(fakes.ROOT / "plm_jax")
     (tmp_path / "bucket").mkdir()
     yield tmp_path
     for pod in tmp_path.glob("pods/*/pid"):
@@ -138,11 +138,25 @@ def test_a_set_that_has_ended_makes_room(cluster):
     assert sorted(path.name for path in (cluster / "bucket").iterdir()) == ["00", "01", "10", "11"]
 
 
+def test_a_log_whose_connection_breaks_goes_on_where_it_broke(cluster):
+    # A line is written once the one before was shown, and its connection has broken.
+    job = """n=0
+for line in one two "three  3" four; do
+  echo "$line"; n=$((n + 1))
+  until [ "$(grep -c '"logs"' "$FAKES/kubectl.calls")" -gt $n ]; do sleep 0.05; done
+done"""
+    launcher = start(cluster, job, "--topology=v6e:1x1", FAKE_BREAKS="1")
+    out, err = launcher.communicate(timeout=60)
+    assert launcher.returncode == 0 and out == "one\ntwo\nthree  3\nfour\n", err
+    assert verbs(cluster).count("logs") > 4
+
+
 def test_mistakes_get_one_line(cluster):
     for options, hint in (
         (["--topology=v5e:4"], "v5e:4x4"),
         (["--topology=v9:4x4"], "tpu7x"),
-        (["--topology=v5p:3x3x3"], "27 chips"),
+        (["--topology=v5p:3x3x3"], "the nearest is v5p:2x4x4"),
+        (["--topology=v5e:4x16"], "the nearest is v5e:8x8"),
         (["--name=My_Run"], "lower-case"),
         (["--slices=0"], "at least 1"),
     ):

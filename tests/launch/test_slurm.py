@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import socket
 import subprocess
 
@@ -130,7 +131,7 @@ def test_a_dry_run_shows_the_step_and_runs_nothing(cluster):
         ),
         (
             "/images/plm.sif",
-            "apptainer exec --nv --bind {0} --pwd {0} --env PYTHONPATH={0} /images/plm.sif",
+            "apptainer exec --nv --bind {0}:{0} --pwd {0} --env PYTHONPATH={0} /images/plm.sif",
         ),
     ],
 )
@@ -143,6 +144,24 @@ def test_a_container_has_the_checkout_and_its_own_packages(cluster, image, step)
         last == f"PLM_JAX_DISTRIBUTED=1 srun --kill-on-bad-exit=0 --wait=60 --cpus-per-task=8 {wanted} python -m train"
     )
     assert "environment.sh" not in finished.stdout
+
+
+@pytest.mark.parametrize("image", ["registry#plm_jax:1", "/images/plm.sif"])
+@pytest.mark.parametrize(
+    "words, mounted",
+    [
+        (("--workdir=../runs/a",), ",{0}/runs/a:{0}/runs/a"),
+        (("--workdir", "/runs/b"), ",/runs/b:/runs/b"),
+        (("--workdir=runs/c",), ""),
+        (("--workdir=gs://bucket/d",), ""),
+    ],
+)
+def test_a_container_has_the_workdir_wherever_it_is(cluster, image, words, mounted):
+    finished = run(cluster, "--dry_run", "python", "-m", "train", *words, PLM_JAX_CONTAINER=image)
+    assert finished.returncode == 0, finished.stderr
+    project = cluster / "project"
+    found = re.search(r"(?:--bind |--container-mounts=)(\S+)", finished.stdout)[1].replace("\\", "")
+    assert found == f"{project}:{project}{mounted.format(cluster)}"
 
 
 def test_settings_of_nccl_come_by_the_gpu_and_leave_what_is_set(cluster):

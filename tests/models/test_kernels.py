@@ -14,6 +14,7 @@ import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh
 
 from plm_jax import config
+from plm_jax.common.errors import UserError
 from plm_jax.models import kernels, registry, settings
 from plm_jax.models.kernels import Context, choose
 from tests.models.own_positions import DistanceKeys
@@ -238,3 +239,13 @@ def test_what_was_picked_is_logged_and_a_fall_back_warned_of(caplog):
             *(("WARNING", f"{name}: {said}") for name in names[:2]),
             ("INFO", f"{names[2]}: kernel flash"),
         ]
+
+
+def test_where_jax_finds_no_cudnn_it_is_said(monkeypatch):
+    def missing(*_, **__):
+        raise RuntimeError("cuDNN is not detected.")
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", missing)
+    arrays = inputs(8, 8, HEADS)
+    with pytest.raises(UserError, match=r"no cuDNN that it can use \(cuDNN is not detected\.\): pip install"):
+        kernels.attend(*arrays, Context(kernel="cudnn"))

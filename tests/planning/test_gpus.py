@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+import types
 
 import numpy as np
 import pytest
@@ -26,6 +27,27 @@ def test_without_the_compiler_it_says_what_brings_it(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'plm_jax\[gpu-plan\]'"):
         planning.slice_devices("gpu:h100:8")
+
+
+@pytest.mark.parametrize(
+    ("environment", "share"),
+    [({}, 0.75), ({"XLA_CLIENT_MEM_FRACTION": "0.9"}, 0.9), ({"XLA_PYTHON_CLIENT_MEM_FRACTION": ".5"}, 0.5)],
+)
+def test_a_step_fits_what_jax_takes_of_a_gpu(monkeypatch, environment, share):
+    for name in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    h100 = types.SimpleNamespace(platform="gpu", device_kind="NVIDIA H100 80GB HBM3")
+    assert planning._chip([h100]).hbm_bytes == int(80e9 * share)
+    v5e = types.SimpleNamespace(platform="tpu", device_kind="TPU v5 lite")
+    assert planning._chip([v5e]) == flops.CHIPS["v5e"]
+
+
+def test_a_share_that_is_none_is_told(monkeypatch):
+    monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "most")
+    with pytest.raises(UserError, match=r"XLA_CLIENT_MEM_FRACTION=most: give the share"):
+        gpus.memory_share()
 
 
 @pytest.mark.skipif(NO_COMPILER, reason="needs jax's plugin for CUDA")

@@ -16,6 +16,7 @@ from plm_jax.config import pages
 from plm_jax.models import settings
 from plm_jax.planning import hlo, tpus
 from plm_jax.planning import plan as planning
+from plm_jax.planning import slices as offers
 from plm_jax.training import flops, loop
 from plm_jax.training.program import Program
 from tests.support import runs
@@ -139,18 +140,33 @@ def test_what_a_step_asked_for_is_read_from_the_refusal(message, needed):
 
 
 def test_remedies_go_from_cheap_to_dear():
-    run = dataclasses.replace(SHARDED, mesh=config.Mesh(), train=dataclasses.replace(SHARDED.train, batch_size=128))
+    run = dataclasses.replace(SHARDED, mesh=config.Mesh(), train=dataclasses.replace(SHARDED.train, batch_size=64))
     run = dataclasses.replace(run, model=dataclasses.replace(run.model, remat="none"))
-    changes = [change for change, _ in planning.remedies(run, 16)]
-    assert changes[0] == {"mesh.data": 1, "mesh.fsdp": -1}
+    changes = [change for change, _ in planning.remedies(run, 8)]
+    assert changes[0] == {"mesh.data": 1, "mesh.fsdp": 8}
     assert [(c["model.remat"], c["train.microbatches"]) for c in changes[1:]] == [
         *[("none", 2), ("none", 4), ("dots", 1), ("dots", 2), ("dots", 4)],
         *[("full", 1), ("full", 2), ("full", 4), ("full", 8)],
     ]
-    for change, changed in planning.remedies(run, 16):
+    for change, changed in planning.remedies(run, 8):
         assert changed.train.microbatches == change.get("train.microbatches", 1)
         assert changed.model.remat == change.get("model.remat", "none")
         Program(changed, jax.devices()[:8])
+
+
+@pytest.mark.parametrize(
+    ("mesh", "sharded", "rows"),
+    [
+        (config.Mesh(data=2, tensor=-1), {"mesh.data": 1, "mesh.fsdp": 2, "mesh.tensor": 4}, 32),
+        (config.Mesh(data=2, tensor=2, context=-1), {"mesh.data": 1, "mesh.fsdp": 2, "mesh.context": 2}, 32),
+        (config.Mesh(data=2, stage=-1), {"mesh.data": 1, "mesh.fsdp": 2, "mesh.stage": 4}, 8),
+    ],
+)
+def test_remedies_know_every_axis(mesh, sharded, rows):
+    """The last one takes the rows of a device one after another."""
+    run = dataclasses.replace(SHARDED, mesh=mesh, train=dataclasses.replace(SHARDED.train, batch_size=64))
+    changes = [change for change, _ in planning.remedies(run, 8)]
+    assert changes[0] == sharded and changes[-1]["train.microbatches"] == rows
 
 
 @pytest.mark.parametrize(("enough", "suggestion"), [("dots", ("dots", 1)), ("nothing", None)])
@@ -219,7 +235,7 @@ def _config(file, size):
     ],
 )
 def test_slices_that_are_tori_are_known(topology, wraps):
-    assert tpus.wraps(topology) == wraps
+    assert offers.wraps(topology) == wraps
 
 
 def test_a_missing_compiler_is_said(monkeypatch):
@@ -249,9 +265,9 @@ def test_slices_that_google_does_not_offer_are_refused(topology, told):
 
 def test_slices_that_google_offers_are_known():
     for offered in ("v4:2x2x1", "v5p:8x8x16", "v5p:16x16x24", "v6e:16x16", "v5e:2x4", "tpu7x:16x24x24"):
-        tpus.check(offered)
-    assert max(map(np.prod, tpus.slices_of("v5p"))) == 6144
-    assert len(set(tpus.slices_of("v4"))) == len(tpus.slices_of("v4"))
+        offers.check(offered)
+    assert max(map(np.prod, offers.slices_of("v5p"))) == 6144
+    assert len(set(offers.slices_of("v4"))) == len(offers.slices_of("v4"))
 
 
 @needs_libtpu

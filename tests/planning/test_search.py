@@ -9,11 +9,12 @@ import pytest
 from plm_jax import config
 from plm_jax.common.errors import UserError
 from plm_jax.config import pages
-from plm_jax.models import registry
+from plm_jax.models import registry, settings
 from plm_jax.planning import plan as planning
 from plm_jax.planning import search
 from plm_jax.training import flops
 from tests.planning.test_plan import SHARDED
+from tests.support.tiny import T5
 
 CHIP = flops.CHIPS["v5p"]
 RUN = dataclasses.replace(SHARDED, model=dataclasses.replace(SHARDED.model, remat="none"))
@@ -38,6 +39,16 @@ def test_all_that_divides_is_tried_and_nothing_else():
     assert len({str(c.settings) for c in candidates}) == len(candidates)
     guesses = [c.guess.seconds for c in candidates]
     assert guesses == sorted(guesses)
+
+
+def test_stages_are_tried_where_they_cut_the_layers():
+    def stages(model):
+        run = dataclasses.replace(RUN, model=model)
+        return {candidate.run.mesh.stage for candidate in found(run)}
+
+    four = dataclasses.replace(RUN.model, stack=settings.Stack(layers=4))
+    assert stages(four) == {1, 2, 4} and stages(RUN.model) == {1}
+    assert stages(dataclasses.replace(T5, stack=four.stack, decoder_stack=settings.Stack(layers=2))) == {1, 2}
 
 
 def test_what_is_far_too_large_is_left_out():

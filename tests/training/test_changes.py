@@ -344,6 +344,11 @@ def test_fields_of_a_users_own_are_refused_unless_their_class_says_that_they_are
     assert meanings == ["recipe", "recipe", "fixed", "fixed", "fixed", "fixed"]
 
 
+def test_what_changes_draws_to_come_is_more_than_rounding():
+    assert resume.meaning("train.microbatches", config.AdamW()) == resume.meaning("model.dropout", config.AdamW())
+    assert resume.meaning("train.log_every", config.AdamW()) == "free"
+
+
 def test_a_history_has_no_event_of_steps_that_are_no_more(tiny, halfway, verb):
     described = run_directory.read(str(halfway))
     events = [{"step": step, "changes": {}} for step in (1, 3, 5)]

@@ -6,17 +6,18 @@ import numpy as np
 import pytest
 
 from plm_jax import config
-from plm_jax.models import layers
+from plm_jax.models import layers, registry
 from plm_jax.planning import plan as planning
+from plm_jax.training import weights
 from plm_jax.training.program import Program
 from tests.support import runs
 from tests.support.tiny import RUNS
 
 
-def make(folder, gather="layer", **precision):
+def make(folder, gather="layer", name="plain", **precision):
     return runs.make(
         folder,
-        RUNS["plain"],
+        RUNS[name],
         0.1,
         mesh=config.Mesh(data=1, fsdp=4, tensor=2, gather=gather),
         train={"steps": 3, "microbatches": 2},
@@ -51,6 +52,23 @@ def test_kernels_are_held_in_the_type_of_their_gradients(tiny, compute, gradient
     traced = program.stage_step(stage).trace(program.abstract_state, planning.batch_like(program, stage))
     # Of both layers before the loop over them, which takes one after the other.
     assert ("bf16[2,32,64]" in str(traced.jaxpr)) == (held == "bf16")
+
+
+def test_a_model_without_embeddings_of_tokens_is_held_alike(tiny):
+    model = RUNS["elmo"].model
+    module = registry.build(model, jnp.bfloat16)
+    held = jax.eval_shape(lambda params: weights.held(module, params, jnp.bfloat16).trained, registry.shapes(model))
+    for path, leaf in jax.tree.leaves_with_path(held):
+        assert leaf.dtype == (jnp.bfloat16 if path[-1].key == "kernel" else jnp.float32), path
+
+    def constraints(gather):
+        program = Program(make(tiny, gather, "elmo"), jax.devices()[:8])
+        (stage,) = program.stages
+        return str(program.stage_step(stage).trace(program.abstract_state, planning.batch_like(program, stage)).jaxpr)
+
+    by_layer, by_step = (constraints(gather).count("sharding_constraint") for gather in ("layer", "step"))
+    kernels = [path for path, _ in jax.tree.leaves_with_path(registry.shapes(RUNS["elmo"].model))]
+    assert by_step - by_layer == sum(path[-1].key == "kernel" for path in kernels)
 
 
 @pytest.mark.parametrize(("dtype", "error"), [(jnp.float32, 1e-6), (jnp.bfloat16, 4e-3)])

@@ -2,6 +2,8 @@
 
 import jax
 
+from plm_jax.common.errors import UserError, one_line
+
 
 def attend(query_BNQH, key_BGKH, value_BGKH, *, causal: bool, visible=None) -> jax.Array:
     """[B, N, Q, H], each device's own rows and heads.
@@ -10,15 +12,26 @@ def attend(query_BNQH, key_BGKH, value_BGKH, *, causal: bool, visible=None) -> j
       query_BNQH: scaled already.
       causal: a query sees no key after its own place.
       visible: bool [B or 1, 1, Q, K], what else it sees; None: everything.
+
+    Raises:
+      UserError: jax finds no cuDNN, or one that is too old.
     """
     query_BQNH, key_BKGH, value_BKGH = (x.swapaxes(1, 2) for x in (query_BNQH, key_BGKH, value_BGKH))
-    mixed_BQNH = jax.nn.dot_product_attention(
-        query_BQNH,
-        key_BKGH,
-        value_BKGH,
-        mask=visible,
-        scale=1.0,
-        is_causal=causal,
-        implementation="cudnn",
-    )
+    try:
+        mixed_BQNH = jax.nn.dot_product_attention(
+            query_BQNH,
+            key_BKGH,
+            value_BKGH,
+            mask=visible,
+            scale=1.0,
+            is_causal=causal,
+            implementation="cudnn",
+        )
+    except RuntimeError as error:
+        if "cudnn" not in str(error).lower():
+            raise
+        raise UserError(
+            f"jax finds no cuDNN that it can use ({one_line(error)}): pip install nvidia-cudnn-cu13, or set "
+            "config.model.attention_kernel=flash"
+        ) from error
     return mixed_BQNH.swapaxes(1, 2)

@@ -72,7 +72,7 @@ def train_with_kills(folder: pathlib.Path, name: str, workdir: pathlib.Path, kil
             command(folder, name, workdir), env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         step = max(1, round((number + rng.random()) * (total - 4) / kills))
-        cut_off += kill_at(process, workdir, step, in_save=number % 2 == 1, delay=rng.random() / 20)
+        cut_off += kill_at(process, workdir, step, in_save=number % 2 == 0, delay=rng.random() / 20)
     subprocess.run(command(folder, name, workdir), env=environment(), check=True, capture_output=True)
     return cut_off
 

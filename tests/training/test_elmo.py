@@ -262,7 +262,7 @@ def newest(run, workdir):
 
 def test_a_resumed_run_is_the_same_to_the_bit_with_what_it_carries(finished, tmp_path):
     run, workdir = finished
-    resumed = back_at(workdir, tmp_path / "run", 8)
+    resumed = back_at(workdir, tmp_path / "run", 16)  # Amid the second phase.
     loop.pretrain(run, str(resumed))
     assert [row["step"] for row in runs.rows(resumed)] == list(range(1, 25))
     for name in ("train/batch_digest", "train/loss", "validation/loss"):

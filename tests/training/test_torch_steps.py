@@ -1,5 +1,7 @@
 """Twenty optimizer steps against torch's: from golden files, and live where torch and transformers are."""
 
+import functools
+
 import flax
 import jax
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 
 from plm_jax import config, losses
 from plm_jax.hub import families, huggingface, tensor_layout
-from plm_jax.models import registry
+from plm_jax.models import registry, settings
 from plm_jax.training import optimizers, state, step
 from tests.golden import FOLDER
 
@@ -23,13 +25,19 @@ RECIPES = {
 MICROBATCHES = 2
 
 
+@functools.cache
+def compiled(family: str, model: settings.Transformer):
+    """The step of a recipe, and its optimizer."""
+    recipe, peak, loss = RECIPES[family]
+    rate = config.ConstantSchedule(peak, warmup_steps=5).rate(20)
+    optimizer = optimizers.build(recipe, rate)
+    root = state.key(0, "threefry")
+    return jax.jit(step.train_step(loss, registry.build(model), optimizer, rate, root, MICROBATCHES)), optimizer
+
+
 def train(family: str, pretrained: huggingface.Pretrained, batches) -> tuple[list[float], dict]:
     """Our losses and final parameters."""
-    settings, peak, loss = RECIPES[family]
-    rate = config.ConstantSchedule(peak, warmup_steps=5).rate(20)
-    optimizer = optimizers.build(settings, rate)
-    model = registry.build(pretrained.model)
-    run = jax.jit(step.train_step(loss, model, optimizer, rate, state.key(0, "threefry"), MICROBATCHES))
+    run, optimizer = compiled(family, pretrained.model)
     # The golden files are in torch's order of microbatches: first half, second half. Ours takes every other row.
     order = np.arange(len(batches["tokens"][0])).reshape(MICROBATCHES, -1).T.ravel()
     current, found = state.new_state(pretrained.params, optimizer), []
@@ -79,17 +87,11 @@ def test_twenty_steps_equal_torch_live(family, tmp_path):
     from tests.golden import make_training as recipe
 
     torch.manual_seed(1)
-    sizes = {
-        "gpt2": {"vocab_size": 97, "n_positions": 16, "n_embd": 32, "n_layer": 2, "n_head": 4},
-        "bert": {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4},
-        "t5": {"vocab_size": 97, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4},
-    }[family]
-    settings = transformers.AutoConfig.for_model(family, **sizes)
-    model = recipe.ARCHITECTURES[family](settings)
+    model = recipe.ARCHITECTURES[family](transformers.AutoConfig.from_pretrained(FOLDER / family))
     for parameter in model.parameters():
         if parameter.ndim == 1:
             torch.nn.init.normal_(parameter, mean=parameter.mean().item(), std=0.1)
     model.save_pretrained(tmp_path)
-    batches = recipe.batches(family, 1, 97)
+    batches = recipe.batches(family, 1, model.config.vocab_size)
     want = recipe.train(model, batches)
     check(family, huggingface.read(str(tmp_path)), batches, want, {k: v.numpy() for k, v in model.state_dict().items()})

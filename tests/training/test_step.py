@@ -30,17 +30,17 @@ def test_keys_are_of_the_step_then_the_microbatch_then_the_name(microbatches):
             return {"noise": batch["x"].sum()}
 
         def __call__(self, model, params, batch, rngs, carry):
-            return {"noise": jnp.sum(params * jax.random.normal(rngs["dropout"], (4,)))}, {}, carry
+            return {"noise": jnp.sum(params["bias"] * jax.random.normal(rngs["dropout"], (4,)))}, {}, carry
 
     run = step.train_step(Noisy(), None, optax.sgd(1.0), lambda _: 1.0, ROOT, microbatches, dropout=True)
-    current = state.new_state(jnp.zeros(4), optax.sgd(1.0))
+    current = state.new_state({"bias": jnp.zeros(4)}, optax.sgd(1.0))
     batch = {"x": jnp.ones(6), "digest": jnp.zeros((6, 2), jnp.uint32)}
     params = np.zeros(4)
     for number in range(3):
         current, _ = jax.jit(run)(current, batch)
         noise = sum(jax.random.normal(expected_key(number, m), (4,)) for m in range(microbatches))
         params -= np.asarray(noise) / 6
-        np.testing.assert_allclose(current.params, params, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(current.params["bias"], params, rtol=1e-5, atol=1e-6)
     assert int(current.step) == 3
 
 

@@ -4,6 +4,7 @@ Parameters are float32 and cast to `dtype` where they are used; norms run in flo
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ from plm_jax.models import settings
 from plm_jax.models.activations import ACTIVATIONS
 from plm_jax.models.initializers import kernel_init
 from plm_jax.models.kernels.dropout import keep
-from plm_jax.models.partitioning import constrain, mesh_axes, spec_in_force
+from plm_jax.models.partitioning import axes_of, constrain, mesh_axes, spec_in_force
 from plm_jax.models.positions import Table
 
 
@@ -55,27 +56,68 @@ def dropout(model: settings.Transformer, place: str) -> Dropout:
 
 # What `jax.checkpoint` policies call the products of weight matrices; with a bias they go by their modules' names.
 PRODUCTS = "product"
+# Rows of a tile of a TPU's arrays of two bytes a number.
+TILE = 16
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def product(x: jax.Array, kernel: jax.Array, spec: PartitionSpec | None) -> jax.Array:
-    """x [..., in] @ kernel [in, out] in the type of x; the kernel's gradient is made, and so reduced, in the kernel's.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def product(x: jax.Array, kernel: jax.Array, spec: PartitionSpec | None, of_rows: tuple[str, ...] = ()) -> jax.Array:
+    """x [rows, ..., in] @ kernel [in, out] in the type of x; the kernel's gradient is made, and so reduced, in the
+    kernel's.
 
-    That gradient is laid out by `spec`, the parameter's: it never is whole on a device.
+    That gradient is laid out by `spec`, the parameter's: it never is whole on a device. `of_rows` are the axes of the
+    mesh that cut rows, where none but `tensor` cuts anything else of x.
     """
-    del spec
+    del spec, of_rows
     return x @ kernel.astype(x.dtype)
 
 
-def _product_backward(spec, residuals, d_y):
+def _product_backward(spec, of_rows, residuals, d_y):
     x, kernel = residuals
-    rows = tuple(range(x.ndim - 1))
-    d_kernel = jax.lax.dot_general(x, d_y, ((rows, rows), ((), ())), preferred_element_type=kernel.dtype)
+    cuts = [axes_of(cut) for cut in spec or ()]
+    uneven = [
+        dimension
+        for dimension, cut in enumerate(cuts)
+        if cut and set(cut) <= set(of_rows) and kernel.shape[dimension] // _devices(cut) % TILE
+    ]
+    if uneven and len(x) % _devices(of_rows) == 0:
+        d_kernel = _scattered(x, d_y, kernel.dtype, of_rows, uneven[0], cuts[uneven[0]])
+    else:
+        d_kernel = _outer(x, d_y, kernel.dtype)
     d_kernel = d_kernel if spec is None else jax.lax.with_sharding_constraint(d_kernel, spec)
     return d_y @ kernel.astype(x.dtype).T, d_kernel
 
 
-product.defvjp(lambda x, kernel, spec: (product(x, kernel, spec), (x, kernel)), _product_backward)
+product.defvjp(lambda x, kernel, spec, of_rows: (product(x, kernel, spec, of_rows), (x, kernel)), _product_backward)
+
+
+def _devices(axes: tuple[str, ...]) -> int:
+    """How many there are along some axes of the mesh in force."""
+    return math.prod(jax.sharding.get_abstract_mesh().shape[axis] for axis in axes)
+
+
+def _outer(x, y, dtype):
+    """x [rows, ..., m] and y [rows, ..., n] → [m, n]."""
+    summed = tuple(range(x.ndim - 1))
+    return jax.lax.dot_general(x, y, ((summed, summed), ((), ())), preferred_element_type=dtype)
+
+
+def _scattered(x, d_y, dtype, of_rows, dimension, cut):
+    """`_outer` of both, each device's own sums scattered over `cut` along a dimension of the result.
+
+    Left to XLA's TPU backend, sums whose parts are no whole tiles would be reduced whole on every device, and then cut:
+    here the parts stand on an axis in front.
+    """
+    others = tuple(axis for axis in of_rows if axis not in cut)
+
+    def scatter(first, second):
+        sums = _outer(first, second, dtype)
+        sums = jax.lax.psum_scatter(sums.reshape(_devices(cut), -1, sums.shape[-1]), cut)
+        return jax.lax.psum(sums, others)
+
+    of_arrays, of_sums = PartitionSpec(of_rows), PartitionSpec(cut)
+    run = jax.shard_map(scatter, in_specs=of_arrays, out_specs=of_sums, axis_names=set(of_rows), check_vma=False)
+    return run(d_y, x).T if dimension else run(x, d_y)
 
 
 class Dense(nn.Module):
@@ -98,7 +140,8 @@ class Dense(nn.Module):
         flat = x if mesh_axes("length") else x.reshape(-1, x.shape[-1])
         # The rules that are in force here need not be when the gradient is made.
         spec = spec_in_force(kernel.shape, *self.axes)
-        y = checkpoint_name(product(flat, kernel, spec), PRODUCTS).reshape(*x.shape[:-1], self.features)
+        of_rows = () if "context" in mesh_axes("length") else tuple(mesh_axes("batch"))
+        y = checkpoint_name(product(flat, kernel, spec, of_rows), PRODUCTS).reshape(*x.shape[:-1], self.features)
         if self.bias:
             bias = nn.with_logical_partitioning(nn.initializers.zeros, self.axes[1:])
             y = y + self.param("bias", bias, (self.features,)).astype(self.dtype)

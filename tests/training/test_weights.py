@@ -1,12 +1,15 @@
 """How microbatches hold the parameters: all at once or layer by layer, in either type, the updates are the same."""
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from plm_jax import config
 from plm_jax.models import layers, registry
+from plm_jax.planning import hlo
 from plm_jax.planning import plan as planning
 from plm_jax.training import weights
 from plm_jax.training.program import Program
@@ -81,3 +84,32 @@ def test_a_kernels_gradient_is_made_in_the_kernels_type(dtype, error):
     assert got.dtype == dtype
     off = np.abs(np.asarray(got, np.float64) - want).max() / np.abs(want).max()
     assert error / 100 < off < error or (dtype == jnp.float32 and off < error)
+
+
+@pytest.mark.parametrize("sizes", [{"fsdp": 8}, {"fsdp": 4, "tensor": 2}, {"data": 2, "fsdp": 4}])
+@pytest.mark.parametrize("axes", [("embed", "mlp"), ("mlp", "embed")])
+def test_gradients_whose_parts_are_no_whole_tiles_are_scattered(sizes, axes):
+    """No device ever has the sum of all: XLA for TPUs would leave it so, and so does XLA for CPUs."""
+    lengths = {"embed": 24, "mlp": 32}
+    mesh = Mesh(np.array(jax.devices()[:8]).reshape(*sizes.values()), tuple(sizes))
+    rng = np.random.default_rng(0)
+    x, d_y = (jnp.asarray(rng.normal(size=(8, 4, lengths[axis])), jnp.float32) for axis in axes)
+    dense = layers.Dense(lengths[axes[1]], axes, False, jax.nn.initializers.zeros, jnp.float32)
+
+    def gradient(x, d_y):
+        with nn.logical_axis_rules(config.Mesh().rules):
+            kernel = jnp.zeros([lengths[axis] for axis in axes])
+            return jax.vjp(lambda kernel: dense.apply({"params": {"kernel": kernel}}, x), kernel)[1](d_y)[0]
+
+    with jax.set_mesh(mesh):
+        rows = NamedSharding(mesh, PartitionSpec(tuple(axis for axis in sizes if axis != "tensor")))
+        compiled = jax.jit(gradient, in_shardings=rows).lower(x, d_y).compile()
+        got = compiled(jax.device_put(x, rows), jax.device_put(d_y, rows))
+    np.testing.assert_allclose(got, np.einsum("bli,blo->io", x, d_y), rtol=1e-5, atol=1e-5)
+    parts = np.prod(got.shape) // np.prod(got.sharding.shard_shape(got.shape))
+    assert parts == 8 // sizes.get("data", 1)
+    collectives = hlo.Module(compiled.as_text()).collectives()
+    assert [c.kind for c in collectives].count("reduce-scatter") == 1
+    # Between copies of the model parts are reduced.
+    reduced = [array for c in collectives if c.kind == "all-reduce" for array in c.arrays]
+    assert all(np.prod(array.dimensions) * parts <= got.size for array in reduced)

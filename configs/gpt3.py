@@ -99,10 +99,10 @@ SIZES = {
         learning_rate=0.6e-4,
         batch_size=1536,
         ramp_tokens=12e9,
-        remat="full",
-        rows_at_once=64,
-        tensor=16,
-        meshes={16: {"tensor": 32, "context": 2}, 32: {"tensor": 32}},
+        remat="dots",
+        rows_at_once=512,
+        tensor=4,
+        meshes={16: {"tensor": 32, "context": 2}} | {rows: {"tensor": 1024 // rows} for rows in (32, 64, 128)},
     ),
 }
 # size: parameters counted from the original, as they are usually said

@@ -22,7 +22,11 @@ _ALLOW_CHANGES = flags.DEFINE_bool(
 
 def main() -> None:
     """Trains what `--config` says in `--workdir`."""
-    run, workdir, arguments = _CONFIG.run(), command_line.required(_WORKDIR), _CONFIG.arguments()
+    run, workdir, arguments = (
+        _CONFIG.run(may_lack_model=bool(_FROM.value)),
+        command_line.required(_WORKDIR),
+        _CONFIG.arguments(),
+    )
     if _FROM.value:
         with progress.doing(f"looking at {_FROM.value}"):
             from plm_jax.training import transfer

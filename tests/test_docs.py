@@ -18,16 +18,19 @@ ROOT = pathlib.Path(__file__).parents[1]
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")]}
 # What follows shares a folder, in this order.
 RUN_TOGETHER = (
-    ("README.md", "docs/models.md"),
+    ("README.md", "docs/models.md", "docs/finetuning.md"),
     ("docs/data.md", "docs/vocabularies.md"),
     ("docs/tasks.md", "docs/labelled.md"),
     ("docs/install.md", "docs/config.md", "docs/sweeps.md"),
-    ("docs/finetuning.md",),
 )
 TINY = {
     "demo": (
         *("--config.data.sources.sotu.path=text.jsonl", "--config.data.validation_fraction=0.2"),
         *("--config.vocabulary.train_size=600", "--config.model.stack.layers=1", "--config.train.phases=()"),
+    ),
+    "finetune": (
+        *("--config.train.epochs=0.1", "--config.train.batch_size=8", "--config.evaluation.every=1"),
+        "--config.evaluation.batch_size=8",
     ),
     "steps": ("--config.train.steps=2", "--config.train.batch_size=8", "--config.evaluation.every=0"),
 }
@@ -50,7 +53,7 @@ def is_run(words: list[str]) -> bool:
     if words[1] in ("--help", "config") or "--help" in words or "--topology=none" in words:
         return True
     ours = re.search(r"=(demo:|runs/demo-|configs/mine|runs/mine)", told) and "huggingface" not in told
-    return bool(ours) and words[1] in ("prepare", "pretrain", "evaluate", "generate", "convert", "report")
+    return bool(ours) and words[1] in ("prepare", "pretrain", "finetune", "evaluate", "generate", "convert", "report")
 
 
 @pytest.fixture
@@ -67,6 +70,9 @@ def sandbox(tmp_path, monkeypatch):
     (tmp_path / "text.jsonl").write_text("".join(json.dumps(row) + "\n" for row in paragraphs[:200]))
     stars = [{"text": f"it was {['bad', 'good'][i % 2]}, said {i}", "stars": 1 + i % 2} for i in range(200)]
     (tmp_path / "configs/reviews.jsonl").write_text("".join(json.dumps(row) + "\n" for row in stars))
+    stars = [{"sentence": row["text"], "label": ["negative", "positive"][row["stars"] - 1]} for row in stars]
+    for name, rows in (("movies", stars[40:]), ("held-out", stars[:40])):
+        (tmp_path / f"configs/{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return tmp_path
 
 
@@ -80,6 +86,7 @@ def run(verb, words: list[str], folder: pathlib.Path) -> None:
     if "--help" not in words and name in ("prepare", "pretrain"):
         arguments += TINY["demo"] if "--config=demo" in " ".join(arguments) else ()
         arguments += TINY["steps"]
+    arguments += TINY.get(name, ())
     finished = verb(name, *arguments, folder=folder)
     assert finished.status == 0 and finished.out + finished.err, f"{shlex.join(words)}: {finished.err}"
     if name == "evaluate":

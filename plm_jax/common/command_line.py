@@ -59,6 +59,13 @@ def required(flag: flags.FlagHolder) -> str:
     return flag.value
 
 
+def integers(flag: flags.FlagHolder) -> list[int]:
+    """The values of a flag that is a list of integers, none twice."""
+    if not all(re.fullmatch(r"\d+", value) for value in flag.value) or len(set(flag.value)) < len(flag.value):
+        raise UserError(f"--{flag.name} is {','.join(flag.value)}: give integers, each once, as in 0,1,2")
+    return [int(value) for value in flag.value]
+
+
 def run(main: Callable[[], None], takes_options: bool = False) -> None:
     """Parses the command line and calls `main`; a `UserError` becomes one line and exit status 2.
 

@@ -12,7 +12,7 @@ _CONFIG = ConfigFlag()
 
 def main() -> None:
     """Prints the config, a field a line."""
-    print("\n".join(description.lines(_CONFIG.run())))
+    print("\n".join(description.lines(_CONFIG.run(may_lack_model=True))))
 
 
 if __name__ == "__main__":

@@ -12,11 +12,15 @@ from plm_jax.config.training import Stage, Train
 
 
 def check(run: Run) -> None:
-    """Checks what the sections of a run ask of each other.
+    """Checks what the sections of a run ask of each other; of one without a model little can be said yet.
 
     Raises:
       UserError: it does not.
     """
+    if run.model.stands_in:
+        return
+    if not run.vocabulary.spec:
+        raise UserError("config.vocabulary.spec is missing: set it")
     _architecture(run)
     found = stages(run)
     for stage in found:
@@ -30,6 +34,19 @@ def check(run: Run) -> None:
         _positions(run, stage.length)
     _words(run)
     _examples(run, found)
+
+
+def refuse_stand_in(run: Run) -> None:
+    """Refuses a run whose model a checkpoint is to bring, where nothing brings one.
+
+    Raises:
+      UserError: it is such a run.
+    """
+    if run.model.stands_in:
+        raise UserError(
+            f"config.model.kind is '{run.model.kind}', which stands for a checkpoint's model: name one, as in "
+            "`plm_jax finetune --checkpoint=SRC` or `--from=SRC` of prepare and pretrain"
+        )
 
 
 def refuse_unused(run: Run) -> None:

@@ -80,7 +80,7 @@ class Vocabulary(special_ids.SpecialIds):
 
     Attributes:
       spec: `sentencepiece:FILE`, `wordpiece:FILE`, `bpe:VOCAB,MERGES`, `tiktoken:FILE`, `json:tokenizer.json`,
-        `words:FILE` or `bytes`.
+        `words:FILE` or `bytes`. Empty where the model is that of a checkpoint, which brings its own.
       added: ids above the file's own, for special ones that it lacks.
       train_size: if files of SentencePiece, WordPiece, BPE or tiktoken are missing, `prepare` trains them to this size
         on the sources; a missing file of words is made of as many of the most frequent words, as far as there are.
@@ -93,7 +93,7 @@ class Vocabulary(special_ids.SpecialIds):
         which a SentencePiece model itself ends, as mT5's does, count among them.
     """
 
-    spec: str
+    spec: str = ""
     train_size: int = 0
     train_kind: Literal["", "unigram", "bpe", "uncased", "cased"] = ""
     lowercase: bool = False

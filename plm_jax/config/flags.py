@@ -4,7 +4,7 @@ from absl import flags
 
 from plm_jax.common import command_line, users
 from plm_jax.common.errors import UserError
-from plm_jax.config import overrides, pages, reading
+from plm_jax.config import checks, overrides, pages, reading
 from plm_jax.config.run import Run
 
 
@@ -43,8 +43,11 @@ class ConfigFlag:
         """Whether the command line has a config."""
         return self._page.value is not None
 
-    def run(self) -> Run:
+    def run(self, may_lack_model: bool = False) -> Run:
         """The checked run; relative paths in its overrides count from the working directory.
+
+        Args:
+          may_lack_model: whether its model may be that of a checkpoint to come.
 
         Raises:
           UserError: there is no flag, no such page, or the page or an override is wrong.
@@ -54,7 +57,10 @@ class ConfigFlag:
         self.modules.load()
         page, changes = pages.load(self._page.value), command_line.dotted(self._page)
         tree = overrides.apply(page.config().to_dict(), changes, Run)
-        return reading.resolve(tree, page.file, [path for path, _ in changes])
+        run = reading.resolve(tree, page.file, [path for path, _ in changes])
+        if not may_lack_model:
+            checks.refuse_stand_in(run)
+        return run
 
     def arguments(self) -> list[str]:
         """The flags as they were given, for a process of another verb."""

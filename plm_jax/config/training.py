@@ -109,6 +109,8 @@ class Train:
       batch_size: rows of the global batch; `microbatches` divides it, one after another within a step.
       init_from: any checkpoint to take weights from; of them the names that a regular expression in `init_names`
         matches whole.
+      new_tokens: of the vocabulary's last tokens how many `init_from` has no rows for: these are drawn with a standard
+        deviation of 0.02.
       reinitialise_top: of these weights the layers at the top of each stack that are drawn anew, so many.
       trainable: the parameters that are trained, those whose names one of these regular expressions matches whole. The
         layers of a stack are told apart by their numbers, as in `stack/blocks/11/.*`. The others stay as they are.
@@ -124,6 +126,7 @@ class Train:
     phases: tuple[Phase, ...] = ()
     init_from: str = ""
     init_names: tuple[str, ...] = (".*",)
+    new_tokens: int = 0
     reinitialise_top: int = 0
     trainable: tuple[str, ...] = (".*",)
     z_loss: float = 0.0
@@ -135,7 +138,7 @@ class Train:
         bounds.at_least(1, "train", self, "batch_size", "microbatches", "log_every")
         if self.epochs is not None and not 0 < self.epochs < math.inf:
             raise UserError(f"config.train.epochs is {self.epochs}: give a number above 0, or None and train.steps")
-        bounds.at_least(0, "train", self, "reinitialise_top")
+        bounds.at_least(0, "train", self, "new_tokens", "reinitialise_top")
         bounds.share("train", self, "label_smoothing")
         untils = [phase.until for phase in self.phases]
         if untils and (untils != sorted(set(untils)) or untils[0] <= 0 or untils[-1] != 1.0):
@@ -176,13 +179,19 @@ class Evaluation:
     Attributes:
       every: after how many steps (0: never).
       max_batches: of all sources together, each of which has its share by the mixture's rates, but at least one batch
-        (0: all that is held out). The whole is the mean of the sources' losses by these rates, which are of rows.
+        (0: all that is held out). The whole is the mean of the sources' losses by these rates, which are of rows. Of
+        labelled examples all are read.
+      select: `SOURCE/METRIC`, of `validation/SOURCE/METRIC`: the weights of the step at which it was best stay in
+        `checkpoints/best`, of several the first one; a loss, or `mse`, is best where it is lowest.
     """
 
     every: int = 0
     batch_size: int = 32
     max_batches: int = 0
+    select: str = ""
 
     def __post_init__(self):
         bounds.at_least(1, "evaluation", self, "batch_size")
         bounds.at_least(0, "evaluation", self, "every", "max_batches")
+        if self.select and not self.every:
+            raise UserError(f"config.evaluation.select is '{self.select}': set config.evaluation.every too")

@@ -89,7 +89,7 @@ def _evaluate(lm: LanguageModel, run: config.Run, task: str, length: int, show_p
     name, split = split_of(run, task)
     loss = losses.get(run.objective.loss, **run.objective.loss_settings)
     _check_model(lm, run, loss)
-    reader = Reader(_only(run, lm, name, length))
+    reader = Reader(only(run, lm, name, length))
     source = reader.sources[name]
     if split not in source.splits:
         if split in cache.SPLITS:
@@ -261,7 +261,7 @@ def _check_model(lm: LanguageModel, run: config.Run, loss: losses.Loss) -> None:
             raise UserError(f"the model has no {head} head: evaluate one that has")
 
 
-def _only(run: config.Run, lm: LanguageModel, name: str, length: int) -> config.Run:
+def only(run: config.Run, lm: LanguageModel, name: str, length: int) -> config.Run:
     """The run with this one source, in rows of `length` without phases, for this model."""
     segmenters = {source: how for source, how in run.data.segmenters.items() if source == name}
     data = dataclasses.replace(

@@ -20,7 +20,7 @@ from plm_jax import config
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.data import cache, reader
 from plm_jax.data.text_to_text import formats
-from plm_jax.evaluation import perplexity
+from plm_jax.evaluation import labelled, perplexity
 from plm_jax.inference.language_model import LanguageModel
 
 
@@ -28,9 +28,10 @@ def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool 
     """The metrics of one `SOURCE` (its validation split) or `SOURCE:SPLIT` of `run.data`.
 
     Returns:
-      Of a source of documents what `perplexity.evaluate` does. Of one of examples: `examples`, how many; what the
-      task's metric functions give, those of T5's tasks and of files in per cent; of those of predictions, with the
-      prefix `most_frequent_`, what they give if the answer is always the one that most of these examples have.
+      Of a source of documents what `perplexity.evaluate` does, of labelled examples what `labelled.evaluate` does. Of
+      one of inputs and targets: `examples`, how many; what the task's metric functions give, those of T5's tasks and
+      of files in per cent; of those of predictions, with the prefix `most_frequent_`, what they give if the answer is
+      always the one that most of these examples have.
 
     Raises:
       UserError: as `perplexity.evaluate`; a task without metric functions, or one that wants more than targets and
@@ -38,6 +39,8 @@ def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool 
     """
     name, _, split = task.partition(":")
     source = run.data.sources.get(name)
+    if isinstance(source, config.LabelledSource):
+        return labelled.evaluate(lm, run, task, show_progress)
     if not isinstance(source, config.InputsTargetsSource):
         return perplexity.evaluate(lm, run, task, show_progress)
     # They import seqio: seconds, and only these metrics need it.

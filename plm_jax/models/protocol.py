@@ -42,6 +42,7 @@ class Model(Role):
       tells_places: a text reads otherwise where it stands further back in a row.
       remat_levels: values of its field `remat`, from what recomputes least to most; "none" alone: it has no such field.
       stacks: `settings.Stack`s of its layers, each of which a mesh's stages cut; none: they cannot.
+      stands_in: it is no model, and a config has it where a checkpoint is to bring one.
       stack_paths: of each of these where its parameters are in the tree, as `encoder`.
       pipeline_microbatches: as of `settings.Transformer`.
       num_states: how many [B, L, state_width] the heads of tasks read from, the embeddings and what each layer gives.
@@ -63,6 +64,7 @@ class Model(Role):
     remat_levels: ClassVar[tuple[str, ...]] = ("none",)
     stacks = ()
     stack_paths: ClassVar[tuple[str, ...]] = ()
+    stands_in: ClassVar[bool] = False
     pipeline_microbatches = 0
     dropout = None
     heads: tuple[tuple[str, Head], ...] = ()

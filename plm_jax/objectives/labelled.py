@@ -84,7 +84,8 @@ class Labelled(Objective):
     def row_format(self, special: Special) -> RowFormat:
         """The marks of its rows."""
         if self.rows == "decoder":
-            return RowFormat((special.bos,), (special.sep,), (special.cls,), special.pad or 0)
+            between = () if special.sep is None else (special.sep,)  # One text has none.
+            return RowFormat((special.bos,), between, (special.cls,), special.pad or 0)
         return RowFormat.labelled(special)
 
     def num_windows(self, sizes: np.ndarray, length: int, special: Special) -> np.ndarray:

@@ -23,6 +23,8 @@ from plm_jax.hub import files
 from plm_jax.training.state import TrainState
 
 FORMAT = 1
+# The folder of the weights that `evaluation.select` keeps.
+BEST = "best"
 
 
 def _rest(state: TrainState) -> dict[str, Any]:
@@ -68,6 +70,21 @@ class Checkpoints:
             meta=ocp.args.JsonSave({"format": FORMAT, "step": step, **meta}),
         )
         self._manager.save(step, args=items)
+
+    def save_best(self, step: int, params: Any, meta: dict[str, Any]) -> None:
+        """Saves weights in the place of the best ones so far, and waits for it; `meta` as of `save`."""
+        items = ocp.args.Composite(
+            params=ocp.args.StandardSave(params), meta=ocp.args.JsonSave({"format": FORMAT, "step": step, **meta})
+        )
+        with progress.doing("writing the best checkpoint"), ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as saver:
+            saver.save(self.directory / BEST, items, force=True)
+
+    def best(self) -> dict[str, Any] | None:
+        """The `meta` of the best weights so far; None: there are none, or they are damaged."""
+        try:
+            return read_meta(self.directory / BEST)
+        except UserError:
+            return None
 
     def restore(self, step: int, abstract: TrainState) -> TrainState:
         """The state of a checkpoint, laid out as `abstract` (shapes with shardings) says.

@@ -57,7 +57,7 @@ def pretrain(run: config.Run, workdir: str, allow_changes: bool = False) -> None
         resumed.check(run, changes, allow_changes)
         if resumed.step == run.train.steps:
             if is_first:
-                print(f"{workdir} is finished at step {resumed.step}: raise train.steps to go on", file=sys.stderr)
+                print(f"{workdir} is finished at step {resumed.step}: raise train.{'steps' if run.train.epochs is None else 'epochs'} to go on", file=sys.stderr)
             return
     with Checkpoints(workdir, run.checkpoint) as checkpoints:
         state, started = trainer.start(checkpoints)
@@ -82,6 +82,7 @@ class Trainer(Program):
             rows = meshes.local_rows(meshes.batch_sharding(self.mesh), self.batch_size)
             self.reader = Reader(run, self.stages, len(rows) / self.batch_size)
             self.validation = Validation(self, self.reader)
+            self.validation.check_select()
         self._caches = {name: source.identity for name, source in self.reader.sources.items()}
 
     def changes(self) -> list[resume.Change]:
@@ -149,6 +150,7 @@ class Trainer(Program):
         """Steps through what is left of every stage."""
         run, step = self.run, first_step
         recorder = Recorder(self, telemetry)
+        selection = Selection(self, checkpoints, first_step) if run.evaluation.select else None
         batches, program = self.batches(first_step), self
         for index, stage in enumerate(self.stages):
             if step >= stage.end_step:
@@ -166,12 +168,19 @@ class Trainer(Program):
                 save = step % run.checkpoint.save_every == 0 or step == run.train.steps
                 recorder.add(step, metrics, waited)
                 if validate or save:
-                    recorder.drain(functools.partial(self.validation, state.params, stage) if validate else None)
+                    found = recorder.drain(
+                        functools.partial(self.validation, state.params, stage) if validate else None
+                    )
+                is_best = selection and validate and selection.takes(found)
+                if save or is_best:
+                    published = fitted(state, program.published_state, meshes.refitted)
+                    meta = self._meta(step, stage, index)
+                if is_best:
+                    selection.save(step, published.params, meta)
                 if save:
                     if telemetry:
                         telemetry.sync()
-                    published = fitted(state, program.published_state, meshes.refitted)
-                    checkpoints.save(step, published, self._meta(step, stage, index))
+                    checkpoints.save(step, published, meta)
             recorder.drain()
 
     def _meta(self, step: int, stage: config.Stage, index: int) -> dict[str, Any]:
@@ -187,6 +196,34 @@ class Trainer(Program):
             "phase": index,
             "mesh": dict(self.at(stage).mesh.shape),
         }
+
+
+class Selection:
+    """Keeps the weights that `evaluation.select` finds best.
+
+    They are saved before the checkpoint of their step begins. So weights of a step beyond the one that a run goes on
+    from are found again, if nothing changed, and others count from there on.
+    """
+
+    def __init__(self, trainer: Trainer, checkpoints: Checkpoints, first_step: int):
+        """`first_step` is the one that the run goes on from."""
+        self._validation, self._checkpoints = trainer.validation, checkpoints
+        self._select, self._best = trainer.run.evaluation.select, None
+        found = checkpoints.best()
+        if found and found["step"] <= first_step and found["selected"]["by"] == self._select:
+            self._best = found["selected"]["value"]
+
+    def takes(self, found: dict[str, float]) -> bool:
+        """Whether what a validation found is better than all before."""
+        value = self._validation.selected(found)
+        is_better = self._best is None or value > self._best
+        self._best = value if is_better else self._best
+        return is_better
+
+    def save(self, step: int, params: Any, meta: dict[str, Any]) -> None:
+        """Saves the weights that were taken."""
+        selected = {"by": self._select, "value": self._best}
+        self._checkpoints.save_best(step, params, meta | {"selected": selected})
 
 
 class Recorder:
@@ -223,10 +260,14 @@ class Recorder:
         self.drain()
         self._pending = step, metrics, waited
 
-    def drain(self, validate: Callable[[], dict[str, float]] | None = None) -> None:
-        """Reads the pending metrics, waiting for them, and writes their row if one is due; validates, off the clock."""
+    def drain(self, validate: Callable[[], dict[str, float]] | None = None) -> dict[str, float]:
+        """Reads the pending metrics, waiting for them, and writes their row if one is due; validates, off the clock.
+
+        Returns:
+          What the validation found.
+        """
         if self._pending is None:
-            return
+            return {}
         step, metrics, waited = self._pending
         self._pending = None
         metrics = jax.device_get(metrics)
@@ -247,11 +288,12 @@ class Recorder:
         with self._validating() if validate else contextlib.nullcontext():
             validated = validate() if validate else {}
         if self._telemetry is None:
-            return
+            return validated
         self._telemetry.progress(step, loss, rates.get("train/tokens_per_second"))
         if step % self._run.train.log_every == 0 or step == self._run.train.steps or validated:
             self._telemetry.write(self._row(step, metrics, rates, validated))
             self._since, self._waited, self._steps = time.perf_counter() if validate else now, 0.0, 0
+        return validated
 
     def _rates(self, now: float) -> dict[str, float]:
         seconds = (now - self._since) / self._steps

@@ -64,10 +64,17 @@ def section(pretrained: Pretrained) -> config.Vocabulary:
     if pretrained.run is not None:
         return found
     size = vocabulary(pretrained).vocab_size
-    own = {name: i for name, i in _by_name(pretrained.special_ids).items() if i < size}
-    found = dataclasses.replace(found, **own)
-    added = vocabulary(pretrained).specials.added
-    return dataclasses.replace(found, added=added)
+    return with_ids(found, {name: i for name, i in _by_name(pretrained.special_ids).items() if i < size})
+
+
+def with_ids(section: config.Vocabulary, ids: Mapping[str, int]) -> config.Vocabulary:
+    """A vocabulary with these special ids, and room for those that are above its own."""
+    from plm_jax.data import vocabularies
+
+    if section.spec != "bytes":  # That has as many ids as it needs.
+        room = vocabularies.load_plain(section).vocab_size - section.sentinels
+        section = dataclasses.replace(section, added=section.added + max(0, max(ids.values(), default=-1) + 1 - room))
+    return dataclasses.replace(section, **ids)
 
 
 def frame(model: Model, ids: Mapping[str, Any], run: config.Run | None) -> tuple[list[int], list[int]]:

@@ -70,6 +70,7 @@ FIELDS: dict[str, Meaning] = {
     "train.epochs": "free",  # What is read goes by the steps that they come to.
     "train.init_from": "free",  # Only the first step takes it, `init_names` and `reinitialise_top`.
     "train.init_names": "free",
+    "train.new_tokens": "free",
     "train.reinitialise_top": "free",
     "train.trainable": "fixed",  # The moments are of it alone.
     "train.label_smoothing": "recipe",

@@ -7,10 +7,13 @@ it is computed. Nothing here reads a weight.
 import dataclasses
 import os
 
-from plm_jax import config
+from plm_jax import config, objectives
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError
+from plm_jax.hub import families, tasks
+from plm_jax.hub.family import Family
 from plm_jax.hub.pretrained import Pretrained
+from plm_jax.models.heads import TASK, NoHead, Softmax, VocabularyHead
 from plm_jax.models.protocol import Model
 from plm_jax.training import checkpoint_formats, model_text
 
@@ -49,25 +52,95 @@ def adapted(page: config.Run, pretrained: Pretrained, init_from: str) -> config.
             f"{init_from} has no vocabulary beside it, with which rows are made: put the files there that the model "
             "was trained with"
         )
-    vocabulary = model_text.section(pretrained)
-    identity = vocabularies.identity(vocabularies.load_plain(vocabulary))
     run = dataclasses.replace(
         page,
-        model=_model(page.model, pretrained.model),
-        vocabulary=vocabulary,
-        data=dataclasses.replace(page.data, cache_dir=os.path.join(page.data.cache_dir, identity[:12])),
+        model=_computed(page.model, pretrained.model),
+        vocabulary=model_text.section(pretrained),
         train=dataclasses.replace(page.train, init_from=init_from),
     )
+    if isinstance(page.objective, objectives.Labelled):
+        run = _with_marks(_for_task(run, page.model, pretrained))
+    run = dataclasses.replace(run, model=_dropped(page.model, run.model))
+    identity = vocabularies.identity(vocabularies.load_plain(run.vocabulary))
+    cache_dir = os.path.join(page.data.cache_dir, identity[:12])
+    run = dataclasses.replace(run, data=dataclasses.replace(page.data, cache_dir=cache_dir))
     return config.from_dict(config.to_dict(run))
 
 
-def _model(given: Model, of: Model) -> Model:
-    """A model computed and dropped as a config says."""
-    speed = {name: getattr(given, name) for name in _SPEED if hasattr(given, name)}
-    found = of.with_speed(**speed)
-    if type(given.dropout) is type(found.dropout) and found.dropout is not None:
-        found = dataclasses.replace(found, dropout=given.dropout)
-    return found
+def _computed(given: Model, of: Model) -> Model:
+    """A model computed as a config says."""
+    speed = {name: getattr(given, name, None) for name in _SPEED}
+    return of.with_speed(**{name: value for name, value in speed.items() if value is not None})
+
+
+def _dropped(given: Model, of: Model) -> Model:
+    """A model with the dropout of a config's."""
+    if isinstance(given.dropout, float):
+        return of.with_dropout(given.dropout)
+    is_alike = given.dropout is not None and type(given.dropout) is type(of.dropout)
+    return dataclasses.replace(of, dropout=given.dropout) if is_alike else of
+
+
+def _for_task(run: config.Run, given: Model, pretrained: Pretrained) -> config.Run:
+    """The run with the head of its task, and rows for its model's kind."""
+    objective, train = run.objective, run.train
+    labels = next((form.labels for form in _forms(run) if form.labels), ())
+    wanted, own = dict(given.heads).get(TASK), tasks.head_of(pretrained.model)
+    if wanted is None and own is not None and own.kind == objective.form and getattr(own, "labels", labels) == labels:
+        wanted = own
+    head = wanted or tasks.new(objective.form, pretrained.model, labels, _family(pretrained))
+    if not getattr(head, "labels", labels):
+        head = dataclasses.replace(head, labels=labels)
+    if own is not None and head != own and train.init_names == config.Train.init_names:
+        # Another head, or one of other labels, which would fit by chance.
+        train = dataclasses.replace(train, init_names=(rf"(?!{tasks.PATH}/).*",))
+    model = run.model.with_task(head)
+    if not objective.lm_coefficient and isinstance(getattr(model, "head", None), VocabularyHead | Softmax):
+        model = dataclasses.replace(model, head=NoHead())
+    objective = dataclasses.replace(objective, rows=model.architecture)
+    return dataclasses.replace(run, model=model, objective=objective, train=train)
+
+
+def _forms(run: config.Run) -> list[config.Form]:
+    """Those of its labelled sources."""
+    return [source.form for source in run.data.sources.values() if isinstance(source, config.LabelledSource)]
+
+
+def _family(pretrained: Pretrained) -> Family | None:
+    """The family of Hugging Face's that a model is of; None: of none."""
+    try:
+        return families.family_of(pretrained.model, pretrained.family)
+    except UserError:
+        return None
+
+
+def _with_marks(run: config.Run) -> config.Run:
+    """The run with ids for the marks of a decoder's rows that its vocabulary lacks: new ones, at its end."""
+    from plm_jax.data import vocabularies
+
+    vocabulary, model = run.vocabulary, run.model
+    num_texts = max((form.num_texts for form in _forms(run)), default=1)
+    lacking = [name for name in run.objective.special_tokens(num_texts) if getattr(vocabulary, name) is None]
+    if not lacking:
+        return run
+    if vocabulary.sentinels:
+        raise UserError(
+            f"the vocabulary has no {', '.join(lacking)} for rows of {run.objective.kind}, and none can be added: its "
+            "last ids are sentinels"
+        )
+    first = vocabularies.load_plain(vocabulary).vocab_size
+    size = first + len(lacking)
+    new = {name: first + number for number, name in enumerate(lacking)}
+    grown = max(0, size - model.vocab_size)
+    if grown:
+        embedding = dataclasses.replace(model.embedding, vocab_size=size)
+        model = dataclasses.replace(model, embedding=embedding)
+    return dataclasses.replace(
+        run,
+        model=model,
+        vocabulary=model_text.with_ids(vocabulary, new),
+        train=dataclasses.replace(run.train, new_tokens=grown),
+    )
 
 
 def _exactly(source: str, pretrained: Pretrained) -> str:

@@ -1,13 +1,19 @@
 """Validation of a run while it trains: each source by itself, and all of them as the mixture weighs them."""
 
 import functools
+from collections.abc import Sequence
 
 import jax
+import numpy as np
 
-from plm_jax import config
+from plm_jax import config, objectives
+from plm_jax.common.errors import UserError, nearest
+from plm_jax.data.labelled import metrics
 from plm_jax.data.mixtures import Mixture
 from plm_jax.data.reader import Reader
 from plm_jax.losses import means
+from plm_jax.models import task_heads
+from plm_jax.models.heads import TASK
 from plm_jax.training import mesh as meshes
 from plm_jax.training import step as steps
 from plm_jax.training.program import Program
@@ -36,6 +42,7 @@ class Validation:
 
           A source's are means over all of its targets, rows or tokens, as each is counted in, the loss in nats. The
           whole is their mean by the stage's rates, which are of rows as in training, of the sources that hold out some.
+          Of labelled examples there are also the figures that `evaluate` gives, in their places where names are alike.
         """
         found = {}
         for length in self._lengths(stage):
@@ -79,7 +86,7 @@ class Validation:
     def _wanted(self, rates: dict[str, float]) -> dict[str, int]:
         """How many batches of each source to take; nothing: all."""
         most = self._run.evaluation.max_batches
-        if not (most and rates):
+        if self._is_labelled or not (most and rates):
             return {}
         return {name: max(1, number) for name, number in Mixture(rates).counts(most).items()}
 
@@ -95,24 +102,74 @@ class Validation:
     def _means(self, program: Program, params, name: str, length: int, number: int) -> Means:
         """The means of the loss over so many batches of a source; nothing of a term for which they count nothing."""
         rows = functools.partial(meshes.local_rows, meshes.batch_sharding(program.mesh))
-        total = None
+        total, outputs = None, []
         carry = program.new_carry(self._batch_size)
         for local in self._reader.in_order("validation", self._batch_size, rows, name, length, number):
             batch = meshes.to_global(local, rows(self._batch_size), self._batch_size, program.mesh)
-            of_batch, carry = self._step(program)(params, batch, carry)
+            of_batch, carry, output = self._step(program)(params, batch, carry)
             total = means.add(total, jax.device_get(of_batch))
-        return means.of_total(program.loss(), total)
+            outputs.append(jax.device_get(output))
+        found = means.of_total(program.loss(), total)
+        if self._is_labelled:
+            labelled = self._reader.rows("validation", name, length)
+            found |= metrics.of_outputs(labelled, np.concatenate(outputs), self._labels)
+        return found
+
+    @property
+    def _is_labelled(self) -> bool:
+        return isinstance(self._run.objective, objectives.Labelled)
+
+    @property
+    def _labels(self) -> Sequence[str]:
+        return getattr(self._run.model.named_heads[TASK], "labels", ())
+
+    def check_select(self) -> None:
+        """Refuses a metric to select by that is not computed, as far as that is known before it would be.
+
+        Raises:
+          UserError: as it says.
+        """
+        select, last = self._run.evaluation.select, self._program.stages[-1]
+        if not select:
+            return
+        source, _, metric = select.partition("/")
+        shares = self._shares(last, last.length)
+        if source not in shares:
+            raise UserError(
+                f"config.evaluation.select is '{select}', as SOURCE/METRIC: of sources that hold out rows "
+                f"{nearest(source, shares)}"
+            )
+        known = ["loss", *metrics.names(self._run.objective, self._labels)] if self._is_labelled else [metric]
+        if metric not in known:
+            raise UserError(f"config.evaluation.select is '{select}', which is not computed: {nearest(metric, known)}")
+
+    def selected(self, found: Means) -> float:
+        """Of what was found the value to select by, larger where it is better.
+
+        Raises:
+          UserError: it is not there.
+        """
+        select = self._run.evaluation.select
+        if select not in found:
+            raise UserError(f"config.evaluation.select is '{select}', which is not computed: {nearest(select, found)}")
+        return -found[select] if select.endswith(("loss", "mse")) else found[select]
 
 
 def _step(program: Program):
-    """The sums of a batch over the program's mesh."""
+    """The sums of a batch over the program's mesh, what it carries on, and the output of a task's head."""
     loss, model, published = program.loss(), program.model(), program.published_state.params
-    return steps.over_mesh(
-        lambda params, batch, carry: means.sums(loss, model, meshes.fitted(params, published), batch, carry),
-        program.mesh,
-        program.run.mesh.rules,
-        program.options,
-    )
+    is_labelled = isinstance(program.run.objective, objectives.Labelled)
+
+    def step(params, batch, carry):
+        params = meshes.fitted(params, published)
+        sums, carry = means.sums(loss, model, params, batch, carry)
+        if not is_labelled:
+            return sums, carry, ()
+        # What is computed again XLA computes once. Every process gets all rows.
+        output, _ = task_heads.output(model, params, batch)
+        return sums, carry, jax.lax.with_sharding_constraint(output, meshes.replicated(program.mesh))
+
+    return steps.over_mesh(step, program.mesh, program.run.mesh.rules, program.options)
 
 
 def _whole(means: dict[str, Means], weights: dict[str, float]) -> Means:

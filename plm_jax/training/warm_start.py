@@ -2,15 +2,18 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from plm_jax import config
 from plm_jax.common.errors import UserError
+from plm_jax.data import layouts
 from plm_jax.hub.pretrained import float32
 from plm_jax.models.protocol import Model
 from plm_jax.training import checkpoint_formats
 from plm_jax.training.trainable import STACKED, compiled, named, unmatched
 
 
-def take(params, train, model: Model):
+def take(params, train: config.Train, model: Model):
     """`params` with the leaves of `train.init_from` whose names match one of `train.init_names`.
 
     The last `train.reinitialise_top` layers of each of the model's stacks stay as they are in `params`.
@@ -37,12 +40,15 @@ def take(params, train, model: Model):
                 new.append(name)
                 leaves.append(leaf)
                 continue
-            if found[name].shape != leaf.shape:
+            taken = float32(found.pop(name))
+            if train.new_tokens and taken.shape == (leaf.shape[0] - train.new_tokens, *leaf.shape[1:]):
+                taken = _with_new_rows(taken, train, name)
+            if taken.shape != leaf.shape:
                 raise UserError(
-                    f"{name} is {found[name].shape} in {train.init_from} and {leaf.shape} here: leave it out by "
+                    f"{name} is {taken.shape} in {train.init_from} and {leaf.shape} here: leave it out by "
                     "config.train.init_names, or change the model"
                 )
-            taken = jax.device_put(float32(found.pop(name)), leaf.sharding)
+            taken = jax.device_put(taken, leaf.sharding)
             leaves.append(_with_top(taken, leaf, tops.get(name.partition(f"/{STACKED}/")[0], 0)))
     taken = len(leaves) - len(new)
     if not taken:
@@ -51,6 +57,13 @@ def take(params, train, model: Model):
     notes += [f"{what}: {', '.join(names)}" for what, names in (("new", new), ("left out", found)) if names]
     notes += [f"drawn anew: the {train.reinitialise_top} layers at the top of {stack}" for stack in tops]
     return jax.tree.unflatten(jax.tree.structure(params), leaves), notes
+
+
+def _with_new_rows(taken: np.ndarray, train: config.Train, name: str) -> np.ndarray:
+    """A matrix or bias of the vocabulary with rows for new tokens at its end; a bias has zeros there."""
+    rng = layouts.generator(train.seed, f"new tokens/{name}", 0)
+    rows = rng.normal(0.0, 0.02, (train.new_tokens, *taken.shape[1:])) if taken.ndim > 1 else np.zeros(train.new_tokens)
+    return np.concatenate([taken, rows.astype(np.float32)])
 
 
 def _tops(model: Model, layers: int) -> dict[str, int]:

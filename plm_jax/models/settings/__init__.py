@@ -21,6 +21,7 @@ from plm_jax.models.settings.electra import Electra, Generator
 from plm_jax.models.settings.elmo import CharacterCNN, Elmo, Lstm, LstmDropout
 from plm_jax.models.settings.encoder import Encoder
 from plm_jax.models.settings.encoder_decoder import EncoderDecoder, SourceEncoder
+from plm_jax.models.settings.from_checkpoint import FromCheckpoint
 from plm_jax.models.settings.parts import (
     Attention,
     Dropout,
@@ -62,6 +63,7 @@ __all__ = [
     "EncoderDecoder",
     "FanIn",
     "FeedForward",
+    "FromCheckpoint",
     "Generator",
     "Initializer",
     "LastLayer",

@@ -1,0 +1,73 @@
+"""How well a model tells the labels of a prepared split, beside an answer that looks at no text."""
+
+import functools
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from plm_jax import config
+from plm_jax.common.errors import UserError, nearest
+from plm_jax.data.labelled import metrics
+from plm_jax.data.layouts.labelled import LabelledRows
+from plm_jax.data.reader import Reader
+from plm_jax.evaluation import perplexity
+from plm_jax.inference.language_model import LanguageModel
+from plm_jax.models import task_heads
+from plm_jax.models.heads import TASK
+
+
+def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool = True) -> dict[str, float]:
+    """The figures of one `SOURCE` (its validation split) or `SOURCE:SPLIT` of labelled examples of `run.data`.
+
+    Returns:
+      `examples`, how many; what `data.labelled.metrics` tells of them; and the same with the prefix `trivial_` of an
+      answer that is always the same: the most frequent class, choice or tag, the mean score, all of the context.
+
+    Raises:
+      UserError: an unknown source or split, no cache, one of another vocabulary, a model without the task's head.
+    """
+    name, split = perplexity.split_of(run, task)
+    head = lm.config.named_heads.get(TASK)
+    if getattr(head, "kind", None) != run.objective.form:
+        raise UserError(f"the model has no head for {run.objective.kind}: fine-tune it first, with plm_jax finetune")
+    length = perplexity.lengths(lm, run)[-1]
+    reader = Reader(perplexity.only(run, lm, name, length))
+    splits = reader.sources[name].splits
+    if split not in splits:
+        raise perplexity.NothingToPredictError(f"'{name}' has no split '{split}': {nearest(split, splits)}")
+    perplexity.check_vocabulary(lm, run, reader.vocabulary["id"], "prepare the cache")
+    rows, size = reader.rows(split, name, length), run.evaluation.batch_size
+    total = reader.num_batches(split, size, name, length)
+    outputs = []
+    with perplexity.bar(task, total, "batch", show_progress) as drawn:
+        for batch in reader.in_order(split, size, name=name, length=length):
+            given = {key: value for key, value in batch.items() if key != "digest"}
+            outputs.append(np.asarray(_output(lm.model, lm.params, given)))
+            drawn.update()
+    labels = getattr(head, "labels", ())
+    found = metrics.of_outputs(rows, np.concatenate(outputs), labels)
+    constant = trivial(rows, labels)
+    return {"examples": rows.num_documents} | found | {f"trivial_{key}": value for key, value in constant.items()}
+
+
+def trivial(rows: LabelledRows, labels: Sequence[str] = ()) -> dict[str, float]:
+    """The figures of the best answer that is the same for all examples; of spans those of the whole context."""
+    form, documents = rows.objective.settings.form, range(rows.num_documents)
+    if form == "span":
+        pairs = [(metrics.right_answers(rows, document), rows.context(document)) for document in documents]
+        return {
+            "exact_match": 100 * float(np.mean([metrics.exact_match(*pair) for pair in pairs])),
+            "f1": 100 * float(np.mean([metrics.answer_f1(*pair) for pair in pairs])),
+        }
+    column = {"score": "score", "tags": "tags"}.get(form, "label")
+    values = np.concatenate([np.atleast_1d(rows.values(column, document)) for document in documents])
+    output = np.array([values.mean()]) if form == "score" else 1.0 * np.bincount(values.astype(np.int64))
+    if form == "tags":
+        output = np.broadcast_to(output, (rows.length, len(output)))
+    return metrics.of_outputs(rows, [output] * rows.num_rows, labels)
+
+
+@functools.partial(jax.jit, static_argnames="module")
+def _output(module, params, batch):
+    return task_heads.output(module, params, batch)[0]

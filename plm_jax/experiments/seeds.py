@@ -1,0 +1,26 @@
+"""What runs that differ in their seeds alone reach."""
+
+import os
+import statistics
+from collections.abc import Sequence
+
+from plm_jax.training.telemetry import read_lines
+
+
+def lines(workdirs: Sequence[str]) -> list[str]:
+    """Of each `validation/…` of the runs' last validations the mean, the standard deviation and each run's own."""
+    last = [_last(workdir) for workdir in workdirs]
+    names = [name for name in last[0] if all(name in row for row in last)]
+    return [_line(name, [row[name] for row in last]) for name in names] or ["nothing was validated"]
+
+
+def _line(name: str, values: list[float]) -> str:
+    deviation = f" ± {statistics.stdev(values):.4g}" if len(values) > 1 else ""
+    return f"{name} {statistics.mean(values):.4f}{deviation} ({', '.join(f'{value:.4f}' for value in values)})"
+
+
+def _last(workdir: str) -> dict[str, float]:
+    """The figures of a run's last validation; empty where there was none."""
+    rows = read_lines(os.path.join(workdir, "metrics.jsonl"))
+    of_validation = ({k: v for k, v in row.items() if k.startswith("validation/")} for row in reversed(rows))
+    return next(filter(None, of_validation), {})

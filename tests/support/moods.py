@@ -1,0 +1,74 @@
+"""A task that a tiny model learns at once, and a tiny model to fine-tune for it, as a config page and files.
+
+As a page, with `path` beside it, it is what `finetune --config=…/moods.py` reads.
+"""
+
+import dataclasses
+import json
+import pathlib
+import random
+import shutil
+
+import flax.linen as nn
+import jax
+
+from plm_jax import config, objectives
+from plm_jax.hub.pretrained import Pretrained
+from plm_jax.models import registry, settings
+from plm_jax.training import checkpoint_formats
+from tests.support import tiny
+
+LABELS = ("bad", "good")
+RUN = config.Run(
+    model=settings.FromCheckpoint(dropout=0.1),
+    objective=objectives.Classification(),
+    vocabulary=config.Vocabulary(),
+    data=config.Data(
+        cache_dir="cache",
+        length=40,
+        layout=config.Labelled(),
+        sources={"mood": config.LabelledJsonLines("mood.jsonl", config.Classes(LABELS), "held_out.jsonl")},
+    ),
+    optimizer=config.AdamW(epsilon=1e-6, weight_decay=0.01),
+    schedule=config.LinearSchedule(3e-3, warmup_fraction=0.2),
+    train=config.Train(epochs=4.0, batch_size=8, log_every=1),
+    checkpoint=config.Checkpoint(save_every=2),
+    evaluation=config.Evaluation(every=1, select="mood/loss"),
+)
+
+
+def get_config(size: str = "classes"):
+    """The page."""
+    del size
+    return config.to_config_dict(RUN)
+
+
+def rows(number: int, seed: int) -> list[dict]:
+    """Examples of all forms: a text, whether it is good, how good it is, and which of its words are colours."""
+    rng, found = random.Random(seed), []
+    for _ in range(number):
+        good, colour = rng.random() < 0.5, rng.choice(["red", "blue"])
+        words = ["the", colour, "one", "was", "fine" if good else "dull", str(rng.randrange(100))]
+        tags = ["B-C" if word == colour else "O" for word in words]
+        label = {"label": LABELS[good], "score": 2.0 * good - 0.5, "tokens": words, "tags": tags}
+        found.append({"text": " ".join(words)} | label)
+    return found
+
+
+def write(folder: pathlib.Path) -> None:
+    """Puts the page, its rows, and models to be fine-tuned, `encoder` and `decoder`, into a folder."""
+    shutil.copy(__file__, folder / "moods.py")
+    for name, number, seed in (("mood", 48, 0), ("held_out", 20, 1)):
+        lines = (json.dumps(row) + "\n" for row in rows(number, seed))
+        (folder / f"{name}.jsonl").write_text("".join(lines))
+    for name, model in (("encoder", tiny.BERT), ("decoder", tiny.MODEL)):
+        checkpoint_formats.save(str(folder / name), pretrained(model), "plm_jax")
+
+
+def pretrained(model: settings.Transformer, seed: int = 0, vocab_size: int = 272) -> Pretrained:
+    """A model with random weights, over bytes and up to eight special tokens."""
+    model = dataclasses.replace(model, embedding=dataclasses.replace(model.embedding, vocab_size=vocab_size))
+    params = nn.unbox(registry.init_params(registry.build(model), jax.random.key(seed)))
+    names = ("eos", "pad", "cls", "sep") if model.kind == "encoder" else ("eos", "pad", "bos")
+    ids = {f"{name}_token_id": 256 + number for number, name in enumerate(names)}
+    return Pretrained(model, params, ids, "bytes")

@@ -10,13 +10,19 @@ from plm_jax.training.telemetry import read_lines
 def lines(workdirs: Sequence[str]) -> list[str]:
     """Of each `validation/…` of the runs' last validations the mean, the standard deviation and each run's own."""
     last = [_last(workdir) for workdir in workdirs]
-    names = [name for name in last[0] if all(name in row for row in last)]
+    names = [name for name in last[0] if all(name in row for row in last) and not _is_all_of(name, last[0])]
     return [_line(name, [row[name] for row in last]) for name in names] or ["nothing was validated"]
 
 
 def _line(name: str, values: list[float]) -> str:
     deviation = f" ± {statistics.stdev(values):.4g}" if len(values) > 1 else ""
     return f"{name} {statistics.mean(values):.4f}{deviation} ({', '.join(f'{value:.4f}' for value in values)})"
+
+
+def _is_all_of(name: str, row: dict[str, float]) -> bool:
+    """Whether a figure is that of a source which is the only one, and so said already."""
+    whole, _, metric = name.rpartition("/")
+    return whole != "validation" and row.get(f"validation/{metric}") == row[name]
 
 
 def _last(workdir: str) -> dict[str, float]:

@@ -57,7 +57,8 @@ def pretrain(run: config.Run, workdir: str, allow_changes: bool = False) -> None
         resumed.check(run, changes, allow_changes)
         if resumed.step == run.train.steps:
             if is_first:
-                print(f"{workdir} is finished at step {resumed.step}: raise train.{'steps' if run.train.epochs is None else 'epochs'} to go on", file=sys.stderr)
+                more = "train.steps" if run.train.epochs is None else "train.epochs"
+                print(f"{workdir} is finished at step {resumed.step}: raise {more} to go on", file=sys.stderr)
             return
     with Checkpoints(workdir, run.checkpoint) as checkpoints:
         state, started = trainer.start(checkpoints)

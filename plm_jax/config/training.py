@@ -108,7 +108,7 @@ class Train:
       epochs: how often all rows of all sources are read; None: `steps` says how long.
       batch_size: rows of the global batch; `microbatches` divides it, one after another within a step.
       init_from: any checkpoint to take weights from; of them the names that a regular expression in `init_names`
-        matches whole.
+        matches whole: with none of these no weight is taken, but the model where the config has none of its own.
       new_tokens: of the vocabulary's last tokens how many `init_from` has no rows for: these are drawn with a standard
         deviation of 0.02.
       reinitialise_top: of these weights the layers at the top of each stack that are drawn anew, so many.

@@ -7,7 +7,8 @@ A sweep is a Python file with
 
 A value may be a whole section (`{"objective": objectives.MaskedLM(whole_words=1)}`), and `vars(run)` are all sections
 of another run. Changes apply in their order; relative paths count from the base config's folder. `train.init_from` may
-name an earlier run of the sweep. It may have, too,
+name an earlier run of the sweep; a config without a model of its own takes it from there (`transfer.resolve`). The file
+may have, too,
 
     rivals()     a list of `comparison.Rivals`, beside which runs are told in a second table
 
@@ -39,7 +40,7 @@ from plm_jax.common.errors import UserError, nearest, users_code
 from plm_jax.config import overrides, pages
 from plm_jax.data.sources import task_mixtures
 from plm_jax.experiments import comparison
-from plm_jax.training import run_directory
+from plm_jax.training import run_directory, transfer
 from plm_jax.training.telemetry import read_lines
 
 _FILES = "give a Python file with `base` and `overrides`"
@@ -249,14 +250,15 @@ def _held(workdir: str) -> config.Run:
 
 def _is_finished(member: Member) -> bool:
     """Whether a run of this very config has its last checkpoint, evaluated."""
-    last = os.path.join(member.workdir, "checkpoints", str(member.run.train.steps))
+    last = os.path.join(member.workdir, "checkpoints", str(_steps(member)))
     return bool(_metrics(member)) and storage.exists(last) and not _misfit(member)
 
 
 def _metrics(member: Member) -> dict[str, float]:
     """What the last checkpoint reached on the validation split of each source; nothing if one is not evaluated."""
     log = read_lines(os.path.join(member.workdir, "evaluation.jsonl"))
-    rows = [row for row in log if row["step"] == member.run.train.steps]
+    steps = _steps(member)
+    rows = [row for row in log if row["step"] == steps]
     found: dict[str, float] = {}
     for source in config.read_sources(task_mixtures.expanded(member.run)):
         own = {name: value for row in rows for name, value in row.items() if name.startswith(f"{source}/")}
@@ -264,6 +266,23 @@ def _metrics(member: Member) -> dict[str, float]:
             return {}
         found |= own
     return found
+
+
+def _steps(member: Member) -> int:
+    """Those of a run; of one that goes by epochs those that it found them to be, 0 before that."""
+    if member.run.train.epochs is None:
+        return member.run.train.steps
+    return _held(member.workdir).train.steps if run_directory.has_checkpoint(member.workdir) else 0
+
+
+def _resolved(member: Member) -> config.Run:
+    """The run as it is trained: with the tasks of mixtures, and the model of the checkpoint that it begins with.
+
+    Raises:
+      UserError: that checkpoint is not there, or does not fit the config.
+    """
+    run = task_mixtures.expanded(member.run)
+    return transfer.resolve(run, run.train.init_from) if run.model.stands_in else run
 
 
 def _record(workdir: str) -> dict[str, float | None]:
@@ -290,14 +309,14 @@ def _misfit(member: Member) -> str | None:
     if not run_directory.has_checkpoint(member.workdir):
         return None
     try:
-        held = _held(member.workdir)
+        held, wanted = _held(member.workdir), _resolved(member)
     except UserError as error:
         return str(error)
+    if wanted.train.epochs is not None:
+        wanted = dataclasses.replace(wanted, train=dataclasses.replace(wanted.train, steps=held.train.steps))
     changed = [
         f"{field} was {config.brief(was)} and is {config.brief(now)}"
-        for field, was, now in config.differences(
-            config.to_dict(held), config.to_dict(task_mixtures.expanded(member.run))
-        )
+        for field, was, now in config.differences(config.to_dict(held), config.to_dict(wanted))
     ]
     if not changed and _record(member.workdir).get("parent_began") != _parent_began(member):
         parent = os.path.basename(member.run.train.init_from)
@@ -324,7 +343,8 @@ def _train(member: Member) -> None:
         record = _record(member.workdir)
     else:  # What failed before had nothing to go on with; its config may have been mended.
         record = {"began": time.time(), "parent_began": _parent_began(member)}
-        described = {"config": config.to_dict(member.run), "modules": users.used(member.run)}
+        run = _resolved(member)
+        described = {"config": config.to_dict(run), "modules": users.used(run)}
         _write_json(member.workdir, "config.json", described)
         _write_json(member.workdir, _ATTEMPTS, record)
     began = time.monotonic()

@@ -13,6 +13,7 @@ from plm_jax.common.errors import UserError
 from plm_jax.hub import families, tasks
 from plm_jax.hub.family import Family
 from plm_jax.hub.pretrained import Pretrained
+from plm_jax.models import settings
 from plm_jax.models.heads import TASK, NoHead, Softmax, VocabularyHead
 from plm_jax.models.protocol import Model
 from plm_jax.training import checkpoint_formats, model_text
@@ -68,9 +69,17 @@ def adapted(page: config.Run, pretrained: Pretrained, init_from: str) -> config.
 
 
 def _computed(given: Model, of: Model) -> Model:
-    """A model computed as a config says."""
+    """A model computed as a config says, with the new encoder that it names."""
     speed = {name: getattr(given, name, None) for name in _SPEED}
-    return of.with_speed(**{name: value for name, value in speed.items() if value is not None})
+    found = of.with_speed(**{name: value for name, value in speed.items() if value is not None})
+    if (encoder := getattr(given, "source_encoder", None)) is None:
+        return found
+    if not isinstance(found, settings.EncoderDecoder):
+        raise UserError(
+            f"config.model.source_encoder is for an encoder-decoder, such as a BART, the checkpoint's model is of kind "
+            f"'{found.kind}': name another checkpoint"
+        )
+    return dataclasses.replace(found, source_encoder=encoder)
 
 
 def _dropped(given: Model, of: Model) -> Model:

@@ -51,7 +51,7 @@ def take(params, train: config.Train, model: Model):
             taken = jax.device_put(taken, leaf.sharding)
             leaves.append(_with_top(taken, leaf, tops.get(name.partition(f"/{STACKED}/")[0], 0)))
     taken = len(leaves) - len(new)
-    if not taken:
+    if not taken and train.init_names:
         raise UserError(f"nothing in {train.init_from} matches config.train.init_names {train.init_names}")
     notes = [f"took {taken} of {len(leaves)} parameters from {train.init_from}"]
     notes += [f"{what}: {', '.join(names)}" for what, names in (("new", new), ("left out", found)) if names]

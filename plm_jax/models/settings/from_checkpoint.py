@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 from plm_jax.common.errors import UserError
 from plm_jax.models.heads import Head
 from plm_jax.models.protocol import Model
+from plm_jax.models.settings.encoder_decoder import SourceEncoder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,6 +17,7 @@ class FromCheckpoint(Model):
       dropout: all rates, those of a task's head too.
       heads: `task`: that of the task; without it the checkpoint's, if that is of the objective's kind and labels, or
         else one as the model's family lays it out. Labels that it does not name are those of the sources.
+      source_encoder: of an encoder-decoder, a new one; None: as the checkpoint has it.
       scan_layers, remat, attention_kernel, pipeline_microbatches: as of any transformer.
     """
 
@@ -23,6 +25,7 @@ class FromCheckpoint(Model):
     stands_in: ClassVar[bool] = True
     dropout: float | None = None
     heads: tuple[tuple[str, Head], ...] = ()
+    source_encoder: SourceEncoder | None = None
     scan_layers: bool | None = None
     remat: Literal["none", "dots", "minimal", "attention", "full", "offload"] | None = None
     attention_kernel: Literal["auto", "xla", "flash", "cudnn"] | None = None

@@ -1,0 +1,74 @@
+"""Recipes of fine-tuning, as they were published, and runs by them. This page is read by the others of the folder."""
+
+from typing import Any, NamedTuple
+
+from plm_jax import config, objectives
+from plm_jax.models import settings
+
+
+class Recipe(NamedTuple):
+    """What is not named here is the same in all: a linear rise and fall of the rate, dropout of 0.1.
+
+    Attributes:
+      warmup_fraction: share of the steps in which the rate rises.
+      clip_norm: 0: gradients are not clipped.
+      lm_coefficient: of the loss of a decoder's next tokens, where the task has it.
+    """
+
+    learning_rate: float
+    batch_size: int = 32
+    epochs: float = 3
+    warmup_fraction: float = 0.1
+    weight_decay: float = 0.01
+    b2: float = 0.999
+    epsilon: float = 1e-8
+    clip_norm: float = 1.0
+    layer_decay: float = 1.0
+    lm_coefficient: float = 0.0
+
+    @property
+    def objective(self) -> dict[str, Any]:
+        """Fields of the objective that are the recipe's, and rows for the models that it is of."""
+        return {"rows": "decoder", "lm_coefficient": self.lm_coefficient} if self.lm_coefficient else {}
+
+
+RECIPES = {
+    # Devlin et al. 2019, appendix A.3: the best of 5e-5, 3e-5 and 2e-5, of batches of 16 and 32, of 2 to 4 epochs. Its
+    # Adam left its bias uncorrected, which made runs on few rows collapse (Mosbach et al. 2021); ours corrects it.
+    "bert": Recipe(learning_rate=3e-5, epsilon=1e-6),
+    # facebookresearch/fairseq, examples/roberta/README.glue.md, the large one.
+    "roberta": Recipe(1e-5, epochs=10, warmup_fraction=0.06, weight_decay=0.1, b2=0.98, epsilon=1e-6, clip_norm=0.0),
+    # google-research/electra, configure_finetuning.py, small and base; its Adam left its bias uncorrected, too.
+    "electra": Recipe(1e-4, epsilon=1e-6, layer_decay=0.8),
+    # openai/finetune-transformer-lm, train.py.
+    "gpt1": Recipe(6.25e-5, warmup_fraction=0.002, lm_coefficient=0.5),
+    # facebookresearch/fairseq, examples/bart/README.glue.md, which counts updates and not epochs: 3 are ours.
+    "bart": Recipe(1e-5, warmup_fraction=0.06, b2=0.98, clip_norm=0.0),
+}
+
+
+def run(recipe: str, objective: objectives.Labelled, sources: dict[str, config.Source], length: int) -> config.Run:
+    """The run that tunes a checkpoint's model for an objective on labelled sources, in rows of `length`."""
+    of = config.choose(RECIPES, recipe)
+    return config.Run(
+        model=settings.FromCheckpoint(dropout=0.1),
+        objective=objective,
+        vocabulary=config.Vocabulary(),
+        data=config.Data(
+            cache_dir=f"../../.cache/tasks/{next(iter(sources))}",
+            length=length,
+            layout=config.Labelled(),
+            sources=sources,
+            validation_fraction=0.1,
+        ),
+        optimizer=config.AdamW(
+            b2=of.b2,
+            epsilon=of.epsilon,
+            weight_decay=of.weight_decay,
+            clip_norm=of.clip_norm,
+            layer_decay=of.layer_decay,
+        ),
+        schedule=config.LinearSchedule(learning_rate=of.learning_rate, warmup_fraction=of.warmup_fraction),
+        train=config.Train(epochs=of.epochs, batch_size=of.batch_size),
+        evaluation=config.Evaluation(every=100, batch_size=64),
+    )

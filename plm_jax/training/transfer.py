@@ -98,7 +98,7 @@ def _for_task(run: config.Run, given: Model, pretrained: Pretrained) -> config.R
     if wanted is None and own is not None and own.kind == objective.form and getattr(own, "labels", labels) == labels:
         wanted = own
     head = wanted or tasks.new(objective.form, pretrained.model, labels, _family(pretrained))
-    if not getattr(head, "labels", labels):
+    if not getattr(head, "labels", True):
         head = dataclasses.replace(head, labels=labels)
     if own is not None and head != own and train.init_names == config.Train.init_names:
         # Another head, or one of other labels, which would fit by chance.

@@ -18,6 +18,7 @@ from plm_jax.data.reader import blank_batch
 from plm_jax.experiments import sweep
 from plm_jax.experiments.comparison import table
 from plm_jax.models import registry
+from tests.support import moods
 from tests.support import tiny as tiny_config
 from tests.support.roles import built_in
 
@@ -260,6 +261,30 @@ def test_a_rival_that_is_no_run_is_one_line(verbs, warm, tmp_path, run, other):
     with pytest.raises(UserError, match=f"names a run '{run if run == 'warn' else other}': did you mean"):
         sweep.run(warm, str(tmp_path))
     assert not verbs.calls
+
+
+TUNED = """
+base = "moods.py"
+
+def overrides():
+    yield "tuned", {"train.init_from": "encoder"}
+    yield "random", {"train.init_from": "encoder", "train.init_names": ()}
+    yield "further", {"train.init_from": "tuned"}
+"""
+
+
+def test_a_run_takes_its_model_from_the_checkpoint_that_it_begins_with(verbs, tmp_path):
+    moods.write(tmp_path)
+    (tmp_path / "sweep.py").write_text(TUNED)
+    found = sweep.members(str(tmp_path / "sweep.py"), str(tmp_path / "runs"))
+    with pytest.raises(UserError, match="further"):  # Its parent is none in truth.
+        sweep.run(str(tmp_path / "sweep.py"), str(tmp_path / "runs"))
+    assert [call for call in verbs.calls if call[0] == "pretrain"] == [("pretrain", "tuned"), ("pretrain", "random")]
+    for member in found[:2]:
+        held = config.from_dict(sweep.get_config(member.workdir))
+        assert held.model.kind == "encoder" and held.model.named_heads["task"].labels == moods.LABELS
+        assert held.train.init_from == str(tmp_path / "encoder")
+    assert held.train.init_names == ()
 
 
 def test_a_folder_that_cannot_be_written_is_told_before_anything_runs(verbs, warm, tmp_path):

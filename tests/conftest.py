@@ -7,8 +7,7 @@ import shutil
 
 from tests.support import xla
 
-# Before jax is imported: it reads them once. Where each line of a program comes from nobody asks here.
-os.environ |= {"JAX_INCLUDE_FULL_TRACEBACKS_IN_LOCATIONS": "0", "JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0"}
+# Before jax is imported: it reads them once.
 os.environ["JAX_PLATFORMS"] = os.environ.get("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {xla.flags(devices=8)}".strip()
 

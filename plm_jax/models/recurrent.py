@@ -4,6 +4,7 @@ Shapes: B batch, S the two directions (forward, backward), L length, D width, M 
 states are float32.
 """
 
+import functools
 from typing import Any
 
 import flax.linen as nn
@@ -42,33 +43,79 @@ def run(block, x_BSLD, state, steps_LBS, lstm, dtype):
       lstm: the `settings.Lstm` whose limits hold; None: there are none, and no projection.
       dtype: of activations.
     """
-    # Whole over `embed` from here on, so that they are gathered once and not at every step.
-    recurrent = constrain(block["recurrent"]["kernel"].astype(dtype), None, None, None, "cell")
-    if lstm:
-        projection = constrain(block["projection"]["kernel"].astype(dtype), None, "cell", None)
     gates_LBSGM = jnp.einsum(
         "bsld,sdgm->lbsgm", x_BSLD, block["input"]["kernel"].astype(dtype), preferred_element_type=jnp.float32
     )
     gates_LBSGM = constrain(gates_LBSGM + block["input"]["bias"], "length", "batch", None, None, "cell")
+    kernels = {name: block[name]["kernel"] for name in ("recurrent", *(["projection"] if lstm else []))}
+    given_LBSD, state = _over_steps(lstm, dtype, kernels, gates_LBSGM, state, steps_LBS)
+    return jnp.moveaxis(given_LBSD, 0, 2), state
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _over_steps(lstm, dtype, kernels, gates_LBSGM, state, steps_LBS):
+    """What each step gives, [L, B, S, D], and the state after them.
+
+    The kernels' gradients are products over all steps at once, in the kernels' type and layout: summed step by step
+    they would be read and written whole at each.
+    """
+    return _forward(lstm, dtype, kernels, gates_LBSGM, state, steps_LBS)[0]
+
+
+def _forward(lstm, dtype, kernels, gates_LBSGM, state, steps_LBS):
+    # Whole over `embed` from here on, so that they are gathered once and not at every step.
+    recurrent = constrain(kernels["recurrent"].astype(dtype), None, None, None, "cell")
+    if lstm:
+        projection = constrain(kernels["projection"].astype(dtype), None, "cell", None)
 
     def step(state, inputs):
-        gates_BSGM, real_BS = inputs
+        gates_BSGM, nothing_BSD, real_BS = inputs
         hidden = state["hidden"].astype(dtype)
         gates_BSGM += jnp.einsum("bsd,sdgm->bsgm", hidden, recurrent, preferred_element_type=jnp.float32)
         take, new, forget, give = (gates_BSGM[:, :, gate] for gate in range(4))
         cell = nn.sigmoid(forget + FORGET_BIAS) * state["cell"] + nn.sigmoid(take) * jnp.tanh(new)
         cell = jnp.clip(cell, -lstm.cell_clip, lstm.cell_clip) if lstm else cell
-        hidden = nn.sigmoid(give) * jnp.tanh(cell)
+        hidden, projected = nn.sigmoid(give) * jnp.tanh(cell), None
         if lstm:
-            hidden = jnp.einsum("bsm,smd->bsd", hidden.astype(dtype), projection, preferred_element_type=jnp.float32)
-            hidden = jnp.clip(hidden, -lstm.projection_clip, lstm.projection_clip)
+            projected = hidden.astype(dtype)
+            hidden = jnp.einsum("bsm,smd->bsd", projected, projection, preferred_element_type=jnp.float32)
+            hidden = jnp.clip(hidden + nothing_BSD, -lstm.projection_clip, lstm.projection_clip)
         after = {"cell": constrain(cell, "batch", None, "cell"), "hidden": constrain(hidden, "batch", None, "embed")}
         if real_BS is not None:
             after = jax.tree.map(lambda one, other: jnp.where(real_BS[..., None] > 0, one, other), after, state)
-        return after, after["hidden"].astype(dtype)
+        return after, (after["hidden"].astype(dtype), projected)
 
-    state, given_LBSD = jax.lax.scan(step, state, (gates_LBSGM, steps_LBS))
-    return jnp.moveaxis(given_LBSD, 0, 2), state
+    def over_steps(gates_LBSGM, nothing_LBSD, state):
+        state, (given_LBSD, projected_LBSM) = jax.lax.scan(step, state, (gates_LBSGM, nothing_LBSD, steps_LBS))
+        return (given_LBSD, state), projected_LBSM
+
+    # Its gradient is that of what the projection gives.
+    nothing_LBSD = jnp.zeros((len(gates_LBSGM), *state["hidden"].shape)) if lstm else None
+    (given_LBSD, after), backward, projected_LBSM = jax.vjp(over_steps, gates_LBSGM, nothing_LBSD, state, has_aux=True)
+    before_LBSD = jnp.concatenate([state["hidden"].astype(dtype)[None], given_LBSD[:-1]])
+    return (given_LBSD, after), (backward, before_LBSD, projected_LBSM, kernels)
+
+
+def _backward(lstm, dtype, residuals, gradients):
+    backward, before_LBSD, projected_LBSM, kernels = residuals
+    d_gates_LBSGM, d_hidden_LBSD, d_state = backward(gradients)
+
+    def product(equation, x, d_y, name, *axes):
+        kernel = kernels[name]
+        d_kernel = jnp.einsum(equation, x, d_y.astype(dtype), preferred_element_type=kernel.dtype)
+        return constrain(d_kernel, None, *axes)
+
+    d_kernels = {
+        "recurrent": product("lbsd,lbsgm->sdgm", before_LBSD, d_gates_LBSGM, "recurrent", "embed", None, "cell")
+    }
+    if lstm:
+        # Scattered over `embed` in front of `cell`: XLA for TPUs reduces whole what is cut within a tile's columns.
+        turned = product("lbsm,lbsd->sdm", projected_LBSM, d_hidden_LBSD, "projection", "embed", "cell")
+        d_kernels["projection"] = jnp.swapaxes(turned, 1, 2)
+    return d_kernels, d_gates_LBSGM, d_state, None
+
+
+_over_steps.defvjp(_forward, _backward)
 
 
 class BiLstm(nn.Module):

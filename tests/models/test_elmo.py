@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from plm_jax.models import elmo, layers, registry, settings
+from plm_jax.models import elmo, layers, recurrent, registry, settings
 from tests.models import elmo_numpy
 
 MODEL = settings.Elmo(
@@ -67,6 +67,37 @@ def test_layers_are_the_equations_with_the_backward_direction_from_the_end():
             want, _, _ = elmo_numpy.lstm(params, MODEL, side, x_LD[::way], *begin)
             np.testing.assert_allclose(layers[0, row, side], x_LD, atol=1e-5)
             np.testing.assert_allclose(layers[1:, row, side], want[:, ::way], atol=1e-5)
+
+
+@pytest.mark.parametrize("projected", [True, False])
+def test_gradients_are_the_slopes(projected):
+    """Of all parameters and of the state, with steps that do not count; in ELMo's LSTM some values are clipped."""
+    cell, width, rng = 3, 2 if projected else 3, np.random.default_rng(0)
+    lstm = settings.Lstm(cell=cell, cell_clip=0.5, projection_clip=0.2) if projected else None
+    shapes = {"input": {"kernel": (2, 2, 4, cell), "bias": (2, 4, cell)}, "recurrent": {"kernel": (2, width, 4, cell)}}
+    shapes |= {"projection": {"kernel": (2, cell, width)}} if projected else {}
+    block = jax.tree.map(lambda shape: rng.normal(size=shape) / 2, shapes, is_leaf=lambda leaf: isinstance(leaf, tuple))
+    x, weigh = rng.normal(size=(2, 2, 5, 2)), rng.normal(size=(2, 2, 5, width))
+    state = {"cell": rng.normal(size=(2, 2, cell)) / 9, "hidden": rng.normal(size=(2, 2, width)) / 9}
+    steps = rng.random((5, 2, 2)) < 0.7
+
+    @jax.jit
+    def weighed(block, x, state):
+        given, after = recurrent.run(block, x, state, steps, lstm, jnp.float32)
+        return (given * weigh).sum() + sum((leaf**2).sum() for leaf in jax.tree.leaves(after)) / 2, given
+
+    of_all = (block, x, state)
+    assert not projected or 0 < (abs(weighed(*of_all)[1]) == 0.2).mean() < 1
+    gradient = jax.grad(weighed, argnums=(0, 1, 2), has_aux=True)(*of_all)[0]
+    for leaf, got in zip(jax.tree.leaves(of_all), jax.tree.leaves(gradient), strict=True):
+        want = np.zeros_like(leaf)
+        for place in np.ndindex(leaf.shape):
+            here, ends = leaf[place], []
+            for change in (0.01, -0.01):
+                leaf[place] = here + change
+                ends.append(float(weighed(*of_all)[0]))
+            leaf[place], want[place] = here, (ends[0] - ends[1]) / 0.02
+        np.testing.assert_allclose(got, want, atol=0.02 * np.abs(want).max())
 
 
 @pytest.mark.parametrize("front", [True, False])

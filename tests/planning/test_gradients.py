@@ -20,6 +20,7 @@ BASES = {"decoder": tiny.PLAIN, "encoder": tiny.of_bert(tiny.PLAIN), "encoder_de
 # Compiling takes long: PLM_JAX_FULL_TESTS=1 takes every pair.
 FULL = [(kind, tied) for kind in BASES for tied in (True, False)]
 CASES = FULL if os.environ.get("PLM_JAX_FULL_TESTS") else [("decoder", False), ("encoder", True)]
+needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler")
 
 
 def run(kind, tied):
@@ -44,15 +45,45 @@ def run(kind, tied):
     )
 
 
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler")
-@pytest.mark.parametrize(("kind", "tied"), CASES)
-def test_gradients_are_scattered_and_a_tables_once_a_step(monkeypatch, kind, tied):
+def collectives_of(monkeypatch, run, topology):
     for name, value in command_line.WITHOUT_TPU.items():
         monkeypatch.setenv(name, value)
-    program = Program(run(kind, tied), planning.slice_devices("v5e:4x4"))
+    program = Program(run, planning.slice_devices(topology))
     (stage,) = program.stages
     step = program.stage_step(stage).lower(program.abstract_state, planning.batch_like(program, stage)).compile()
-    collectives = hlo.Module(step.as_text()).collectives()
+    return hlo.Module(step.as_text()).collectives()
+
+
+@needs_libtpu
+def test_gradients_of_lstms_are_scattered(monkeypatch):
+    """A projection's parts are narrower than a tile: as it lies XLA would reduce it whole."""
+    base = tiny.RUNS["elmo"]
+    embedding = dataclasses.replace(base.model.embedding, width=WIDTH)
+    model = dataclasses.replace(base.model, embedding=embedding, lstm=settings.Lstm(layers=2, cell=4 * WIDTH))
+    collectives = collectives_of(
+        monkeypatch,
+        dataclasses.replace(
+            base,
+            model=model,
+            train=dataclasses.replace(base.train, batch_size=32, microbatches=1),
+            mesh=config.Mesh(data=1, fsdp=-1),
+            precision=config.Precision(compute="bfloat16"),
+        ),
+        "v5e:2x4",
+    )
+    kernel = 2 * WIDTH * 4 * WIDTH
+
+    def largest(kind):
+        return max(math.prod(a.dimensions) for c in collectives if c.kind == kind for a in c.arrays)
+
+    # What is reduced is a gradient of vectors: each direction's bias of the gates.
+    assert largest("all-reduce") <= 2 * 4 * 4 * WIDTH < kernel <= largest("reduce-scatter") * 8
+
+
+@needs_libtpu
+@pytest.mark.parametrize(("kind", "tied"), CASES)
+def test_gradients_are_scattered_and_a_tables_once_a_step(monkeypatch, kind, tied):
+    collectives = collectives_of(monkeypatch, run(kind, tied), "v5e:4x4")
     whole = [a for c in collectives if c.kind == "all-reduce" for a in c.arrays]
     # A bias of all heads or of the vocabulary is the largest of vectors.
     assert max(math.prod(a.dimensions) for a in whole) <= max(4 * WIDTH, VOCABULARY)

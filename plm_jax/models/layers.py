@@ -18,7 +18,7 @@ from plm_jax.models import settings
 from plm_jax.models.activations import ACTIVATIONS
 from plm_jax.models.initializers import kernel_init
 from plm_jax.models.kernels.dropout import keep
-from plm_jax.models.partitioning import axes_of, constrain, mesh_axes, spec_in_force
+from plm_jax.models.partitioning import axes_of, constrain, device, mesh_axes, spec_in_force
 from plm_jax.models.positions import Table
 
 
@@ -58,6 +58,8 @@ def dropout(model: settings.Transformer, place: str) -> Dropout:
 PRODUCTS = "product"
 # Rows of a tile of a TPU's arrays of two bytes a number.
 TILE = 16
+# Parts of jax's device_kind for which XLA scatters gradients whatever their parts, in rings beside the products.
+RINGS = ("v5 lite", "v5e", "v6")
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
@@ -66,7 +68,7 @@ def product(x: jax.Array, kernel: jax.Array, spec: PartitionSpec | None, of_rows
     kernel's.
 
     That gradient is laid out by `spec`, the parameter's: it never is whole on a device. `of_rows` are the axes of the
-    mesh that cut rows, where none but `tensor` cuts anything else of x.
+    mesh that cut rows, where none but `tensor` cuts anything else of x and XLA does not scatter by itself; else ().
     """
     del spec, of_rows
     return x @ kernel.astype(x.dtype)
@@ -140,7 +142,8 @@ class Dense(nn.Module):
         flat = x if mesh_axes("length") else x.reshape(-1, x.shape[-1])
         # The rules that are in force here need not be when the gradient is made.
         spec = spec_in_force(kernel.shape, *self.axes)
-        of_rows = () if "context" in mesh_axes("length") else tuple(mesh_axes("batch"))
+        by_xla = "context" in mesh_axes("length") or any(kind in device().device_kind for kind in RINGS)
+        of_rows = () if by_xla else tuple(mesh_axes("batch"))
         y = checkpoint_name(product(flat, kernel, spec, of_rows), PRODUCTS).reshape(*x.shape[:-1], self.features)
         if self.bias:
             bias = nn.with_logical_partitioning(nn.initializers.zeros, self.axes[1:])

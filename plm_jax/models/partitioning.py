@@ -5,6 +5,7 @@ Model code names axes (`batch`, `length`, `embed`, `heads`, `mlp`, `vocab`, `lay
 
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -71,6 +72,14 @@ def mesh_axes(axis: str) -> dict[str, int]:
     sizes = {} if mesh.empty else dict(mesh.shape)
     named = dict.fromkeys(name for logical, name in nn.get_logical_axis_rules() if logical == axis)
     return {name: sizes[name] for name in named if sizes.get(name, 1) > 1}
+
+
+def device() -> Any:
+    """One of those of the mesh in force, which a host may compile for without having them; else the first there is.
+
+    It has a `platform` and a `device_kind`.
+    """
+    return jax.sharding.get_abstract_mesh().abstract_device or jax.devices()[0]
 
 
 def without(axes: Collection[str]) -> contextlib.AbstractContextManager[None]:

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from plm_jax import config
 from plm_jax.models import layers, registry
@@ -113,3 +113,17 @@ def test_gradients_whose_parts_are_no_whole_tiles_are_scattered(sizes, axes):
     # Between copies of the model parts are reduced.
     reduced = [array for c in collectives if c.kind == "all-reduce" for array in c.arrays]
     assert all(np.prod(array.dimensions) * parts <= got.size for array in reduced)
+
+
+@pytest.mark.parametrize(("kind", "scattered"), [("TPU v5", 1), ("TPU v5 lite", 0), ("TPU v6 lite", 0)])
+def test_what_xla_scatters_in_rings_is_left_to_it(kind, scattered):
+    dense = layers.Dense(32, ("embed", "mlp"), False, jax.nn.initializers.zeros, jnp.float32)
+    device = AbstractDevice(kind, None, "tpu")
+    mesh = AbstractMesh((8,), ("fsdp",), (AxisType.Auto,), abstract_device=device)
+
+    def output(kernel, x):
+        return dense.apply({"params": {"kernel": kernel}}, x).sum()
+
+    with jax.sharding.use_abstract_mesh(mesh), nn.logical_axis_rules(config.Mesh().rules):
+        program = str(jax.make_jaxpr(jax.grad(output))(jnp.zeros([24, 32]), jnp.zeros([8, 4, 24])))
+    assert program.count("reduce_scatter") == scattered

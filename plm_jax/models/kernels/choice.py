@@ -3,10 +3,9 @@
 import logging
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
-from plm_jax.models import settings
+from plm_jax.models import partitioning, settings
 from plm_jax.models.kernels.context import Context
 from plm_jax.models.kernels.over_mesh import cuts_queries
 
@@ -17,11 +16,8 @@ PREFERRED = {"tpu": ("flash",), "cuda": ("cudnn", "flash")}
 
 
 def platform() -> str:
-    """Where what is traced will run: `tpu`, `cuda` or what else jax calls a device.
-
-    The mesh in force says it: a host may compile for devices that it does not have.
-    """
-    device = jax.sharding.get_abstract_mesh().abstract_device or jax.devices()[0]
+    """Where what is traced will run: `tpu`, `cuda` or what else jax calls a device."""
+    device = partitioning.device()
     return "cuda" if device.platform == "gpu" and "nvidia" in device.device_kind.lower() else device.platform
 
 

@@ -20,6 +20,7 @@ from jax.experimental.pallas import tpu as pltpu
 from plm_jax.models.kernels import tiles
 from plm_jax.models.kernels.context import RESIDUALS, UNSEEN
 from plm_jax.models.kernels.dropout import meet, word
+from plm_jax.models.partitioning import device
 
 # Numbers that programs read, before what is given for each row: where each stands in the array of all.
 SEED, ROW, HEAD, QUERY, KEY, WINDOW, ROWS = 0, 2, 3, 4, 5, 6, 7
@@ -151,7 +152,7 @@ def flash(
         has_prefix=prefix_lengths is not None,
         has_window=window is not None,
         has_bias=distance_bias is not None,
-        device_kind=(jax.sharding.get_abstract_mesh().abstract_device or jax.devices()[0]).device_kind,
+        device_kind=device().device_kind,
     )
     query, key, value = (x.swapaxes(1, 2).reshape(batch, x.shape[2], -1) for x in (query_BNQH, key_BGKH, value_BGKH))
     query = _filled(query, 1, call.tile.queries)

@@ -31,7 +31,8 @@ class Program:
     Stages with another mesh have a program of their own, see `at`.
 
     Attributes:
-      batch_shards: what a batch's rows must be a multiple of to fit the mesh of every stage.
+      batch_shards: what a batch's rows must be a multiple of to fit the mesh of every phase, those that are over too,
+        so that a run that goes on validates in the batches of one that was never cut off.
       batch_size: of the first stage that is to be trained.
       part: of the parameters, what is trained.
     """
@@ -64,7 +65,8 @@ class Program:
         first, self.batch_size = meshes.sizes(coming[0].mesh), coming[0].batch_size
         self.mesh = built[first]
         self.options = compiler.options(self.mesh, run.mesh.compiler_preset, run.mesh.compiler_options)
-        self.batch_shards = math.lcm(*map(meshes.batch_shards, built.values()))
+        num_devices = self.mesh.size
+        self.batch_shards = math.lcm(*(_batch_shards(stage.mesh, num_devices) for stage in config.stages(run)))
         self._programs = {first: self}
         _check_heads(run.model, run.objective, self.loss())
         self.root = states.key(run.train.seed, run.train.prng)
@@ -197,6 +199,15 @@ class Program:
 def fitted(state: states.TrainState, like: states.TrainState, fit: Callable = meshes.fitted) -> states.TrainState:
     """A state in the shapes of another, as `fit` does it; what is carried has no vocabulary, and stays."""
     return state.replace(params=fit(state.params, like.params), optimizer=fit(state.optimizer, like.optimizer))
+
+
+def _batch_shards(mesh: config.Mesh, num_devices: int) -> int:
+    """Into how many parts the mesh of a phase cuts rows; 1 where it is over and so many devices do not fit it."""
+    try:
+        found = meshes.resolved(mesh, num_devices)
+    except UserError:
+        return 1
+    return math.prod(found[axis] for axis in meshes.BATCH_AXES)
 
 
 def _check_heads(model: Model, objective: objectives.Objective, loss: losses.Loss) -> None:

@@ -58,8 +58,9 @@ def dropout(model: settings.Transformer, place: str) -> Dropout:
 PRODUCTS = "product"
 # Rows of a tile of a TPU's arrays of two bytes a number.
 TILE = 16
-# Parts of jax's device_kind for which XLA scatters gradients whatever their parts, in rings beside the products.
-RINGS = ("v5 lite", "v5e", "v6")
+# Parts of jax's device_kind for which XLA scatters gradients whatever their parts, beside other work: in rings on v5e,
+# by SparseCores on v6e.
+SCATTERED_BY_XLA = ("v5 lite", "v5e", "v6")
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
@@ -142,7 +143,7 @@ class Dense(nn.Module):
         flat = x if mesh_axes("length") else x.reshape(-1, x.shape[-1])
         # The rules that are in force here need not be when the gradient is made.
         spec = spec_in_force(kernel.shape, *self.axes)
-        by_xla = "context" in mesh_axes("length") or any(kind in device().device_kind for kind in RINGS)
+        by_xla = "context" in mesh_axes("length") or any(kind in device().device_kind for kind in SCATTERED_BY_XLA)
         of_rows = () if by_xla else tuple(mesh_axes("batch"))
         y = checkpoint_name(product(flat, kernel, spec, of_rows), PRODUCTS).reshape(*x.shape[:-1], self.features)
         if self.bias:

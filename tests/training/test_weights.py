@@ -116,7 +116,7 @@ def test_gradients_whose_parts_are_no_whole_tiles_are_scattered(sizes, axes):
 
 
 @pytest.mark.parametrize(("kind", "scattered"), [("TPU v5", 1), ("TPU v5 lite", 0), ("TPU v6 lite", 0)])
-def test_what_xla_scatters_in_rings_is_left_to_it(kind, scattered):
+def test_what_xla_scatters_beside_other_work_is_left_to_it(kind, scattered):
     dense = layers.Dense(32, ("embed", "mlp"), False, jax.nn.initializers.zeros, jnp.float32)
     device = AbstractDevice(kind, None, "tpu")
     mesh = AbstractMesh((8,), ("fsdp",), (AxisType.Auto,), abstract_device=device)

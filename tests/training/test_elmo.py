@@ -320,7 +320,7 @@ def test_a_run_s_model_reads_words_and_is_saved(finished, tmp_path):
     np.testing.assert_array_equal(plm_jax.load(tmp_path).logits(ids), lm.logits(ids))
     # And is taken up again.
     source = dataclasses.replace(lm.run.train, init_from=str(tmp_path))
-    params, notes = warm_start.take(jax.tree.map(jnp.zeros_like, lm.params), source)
+    params, notes = warm_start.take(jax.tree.map(jnp.zeros_like, lm.params), source, lm.run.model)
     jax.tree.map(np.testing.assert_array_equal, params, lm.params)
     assert len(notes) == 1
 

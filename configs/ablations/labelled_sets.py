@@ -207,16 +207,18 @@ def source(name: str, train: int, test: int, fits: bool = False) -> config.Label
     """A set's source, its rows in files: `test` of them, no more than a fifth, and at most `train` of the others.
 
     Args:
-      fits: it is tested on the rows that it is trained on, which shows that a form is learnt and no more.
+      fits: the shortest rows, on which it is tested, too: that shows that a form is learnt, and no more.
     """
     of = SETS[name]
     rows = sorted(of.read(), key=lambda row: hashlib.sha256(repr(of.key(row)).encode("utf-8")).digest())
     stop = min(test, len(rows) // 5)
     while stop < len(rows) and of.key(rows[stop]) == of.key(rows[stop - 1]):
         stop += 1
-    parts = {"train": rows[stop : stop + train], "test": rows[:stop]}
     if fits:
-        parts["test"] = parts["train"]
+        shortest = sorted(rows, key=lambda row: len(json.dumps(row)))[:train]
+        parts = {"train": shortest, "test": shortest}
+    else:
+        parts = {"train": rows[stop : stop + train], "test": rows[:stop]}
     paths = []
     for part, chosen in parts.items():
         paths.append(os.path.abspath(os.path.join(FOLDER, f"{name}-{train}-{part}{'-fits' * fits}.jsonl")))

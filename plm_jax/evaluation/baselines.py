@@ -16,8 +16,8 @@ _PREDICTORS = {
 
 def predictor(metric: str, found: Collection[str]) -> str | float | None:
     """What a predictor gets that looks at no input: a metric among those `found`, or a figure; None: there is none."""
-    of_answers = f"most_frequent_{metric}"
-    return of_answers if of_answers in found else _PREDICTORS.get(metric)
+    of_answers = (f"{prefix}_{metric}" for prefix in ("most_frequent", "trivial"))
+    return next((name for name in of_answers if name in found), _PREDICTORS.get(metric))
 
 
 def constant_accuracy(share: float) -> float:

@@ -124,7 +124,7 @@ def _rows(metrics: Sequence[dict[str, float]]) -> list[tuple[str, str, str, str,
                 continue
             predictor = predictors[name]
             least = [predictor if isinstance(predictor, float) else found[f"{task}/{predictor}"] for found in metrics]
-            sign = -1 if name.endswith("loss") else 1
+            sign = -1 if name.endswith(("loss", "mse")) else 1
             # Rounded, since of two equal accuracies one may be 1 - x.
             gains = [round(sign * (value - bar), 9) for value, bar in zip(values, least, strict=True)]
             rows.append((f"{task}/{name}", _figure(values), _figure(least), _figure(gains), _beyond_noise(gains)))

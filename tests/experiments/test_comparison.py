@@ -46,6 +46,13 @@ def test_answers_are_judged_by_the_most_frequent_one():
     ]
 
 
+def test_labels_are_judged_by_the_answer_that_looks_at_no_text():
+    metrics = {"ner__examples": 9.0, "ner__f1": 0.75, "ner__trivial_f1": 0.25}
+    assert cells(comparison.table([result("one", **metrics)])) == [
+        ["one", "ner/f1", "0.750", "0.250", "0.500", "", "1", "1.0"]
+    ]
+
+
 def test_a_task_without_a_trivial_predictor_shows_all_it_has():
     table = comparison.table([result("one", glue_cola__matthews=12.5, glue_cola__count=1043.0)])
     assert [row[1:4] for row in cells(table)] == [

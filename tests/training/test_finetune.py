@@ -237,15 +237,17 @@ def test_the_best_weights_wait_until_what_killed_saves_left_is_removed(tmp_path,
 
 
 @pytest.mark.parametrize(
-    ("select", "says"),
+    ("select", "every", "says"),
     [
-        ("mood/f2", r"select is 'mood/f2', which is not computed: there are: accuracy, f1, loss, matthews"),
-        ("mud/f1", r"of sources that hold out rows "),
+        ("mood/f2", 1, r"select is 'mood/f2', which is not computed: there are: accuracy, f1, loss, matthews"),
+        ("mud/f1", 1, r"of sources that hold out rows "),
+        ("mood/f1", 2, r"nothing is validated: the run has 1 steps, config.evaluation.every is 2"),
     ],
 )
-def test_a_metric_that_is_not_computed_is_told(select, says, folder):
+def test_a_metric_that_is_not_computed_is_told(select, every, says, folder):
     run = transfer.resolve(
-        page(folder, evaluation={"select": select}, train={"steps": 1, "epochs": None}), str(folder / "encoder")
+        page(folder, evaluation={"select": select, "every": every}, train={"steps": 1, "epochs": None}),
+        str(folder / "encoder"),
     )
     prepare.prepare(run)
     with pytest.raises(UserError, match=says):

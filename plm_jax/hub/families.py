@@ -171,6 +171,9 @@ def published(model: settings.Transformer) -> tuple[settings.Transformer, str | 
         return model.discriminator_model, "generator"
     if isinstance(model, settings.Encoder) and isinstance(model.span_boundary, settings.SpanBoundary):
         return replace(model, span_boundary=settings.NoHead()), "span_boundary"
+    if isinstance(model, settings.EncoderDecoder) and isinstance(model.head, settings.NoHead):
+        # Theirs have embeddings that are tied, the two sides' to each other as well, or none that are.
+        return replace(model, head=settings.VocabularyHead()), None
     return model, None
 
 

@@ -109,7 +109,7 @@ def write(
 def _published(pretrained: Pretrained) -> Pretrained:
     model, left_out = families.published(pretrained.model)
     if left_out is None:
-        return pretrained
+        return replace(pretrained, model=model)
     warnings.warn(f"Hugging Face's model has no place for '{left_out}': it is left out", stacklevel=3)
     params = {name: leaf for name, leaf in pretrained.params.items() if name != left_out}
     return replace(pretrained, model=model, params=params)

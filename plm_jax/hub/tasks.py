@@ -24,6 +24,8 @@ FORMS = {
 }
 PROBLEMS = {"classes": "single_label_classification", "score": "regression"}
 PATH = f"heads_{TASK}"
+# What transformers calls a score that has no name.
+_UNNAMED = ("LABEL_0",)
 
 
 def head_of(model: Model) -> TaskHead | None:
@@ -69,6 +71,7 @@ def to_settings(family: Family, config: Mapping[str, Any], model: Model) -> Mode
         if problem == "multi_label_classification" or (is_score and len(labels) > 1):
             return model
         kind = "score" if is_score else kind
+        labels = () if is_score and labels == _UNNAMED else labels
     layout = family.tasks[kind]
     rate = config.get(layout.rate) if layout.rate else None
     rate = layout.default if rate is None else rate
@@ -114,7 +117,7 @@ def to_config(family: Family, model: Model) -> dict[str, Any]:
     layout = family.tasks[head.kind]
     found: dict[str, Any] = {"architectures": [f"{family.task_class}{FORMS[head.kind]}"]}
     if head.kind in ("classes", "tags", "score"):
-        labels = head.labels or ("LABEL_0",)
+        labels = head.labels or _UNNAMED
         found["id2label"] = {str(number): label for number, label in enumerate(labels)}
         found["label2id"] = {label: number for number, label in enumerate(labels)}
     if head.kind in PROBLEMS:

@@ -47,6 +47,7 @@ class Labelled(Objective):
     loss: ClassVar[str] = "task"
     loss_fields: ClassVar[tuple[str, ...]] = ("lm_coefficient",)
     takes: ClassVar[tuple[str, ...]] = ("labelled",)
+    frames: ClassVar[bool] = True
     rows: Literal["encoder", "decoder", "encoder_decoder", "elmo"] = "encoder"
     lm_coefficient: float = 0.0
 

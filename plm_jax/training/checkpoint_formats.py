@@ -147,7 +147,7 @@ def of_run(
     ids = {f"{name}_token_id": getattr(run.vocabulary, name) for name in special_ids.NAMES if name != "unk"}
     ids["sentinels"] = run.vocabulary.sentinels or None
     ids["lowercase"] = run.vocabulary.lowercase or {"uncased": True, "cased": False}.get(run.vocabulary.train_kind)
-    if run.objective.frames:
+    if run.objective.frames and run.model.has_decoder:
         ids["decoder_start_token_id"] = run.vocabulary.eos
     known = {name: token for name, token in ids.items() if token is not None} | _begins_with(run)
     vocabulary = _moved(run.vocabulary.spec, os.path.join(workdir, "vocabulary"))

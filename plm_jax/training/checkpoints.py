@@ -76,6 +76,9 @@ class Checkpoints:
         items = ocp.args.Composite(
             params=ocp.args.StandardSave(params), meta=ocp.args.JsonSave({"format": FORMAT, "step": step, **meta})
         )
+        # Orbax removes what killed saves have left on a thread, which would take what is being written for that; its
+        # manager's own saves wait for it, too.
+        self._manager._maybe_await_cleanup_tmp_directory()
         with progress.doing("writing the best checkpoint"), ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as saver:
             saver.save(self.directory / BEST, items, force=True)
 

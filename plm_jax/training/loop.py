@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -217,7 +218,7 @@ class Selection:
     def takes(self, found: dict[str, float]) -> bool:
         """Whether what a validation found is better than all before."""
         value = self._validation.selected(found)
-        is_better = self._best is None or value > self._best
+        is_better = value > (-math.inf if self._best is None else self._best)  # What is no number never is.
         self._best = value if is_better else self._best
         return is_better
 

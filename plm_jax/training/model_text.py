@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from plm_jax import config
+from plm_jax import config, objectives
 from plm_jax.common import special_ids
 from plm_jax.common.errors import UserError
 from plm_jax.hub import families, tokenizer_json
@@ -84,6 +84,8 @@ def frame(model: Model, ids: Mapping[str, Any], run: config.Run | None) -> tuple
     def first(*names: str) -> list[int]:
         return next(([known[name]] for name in names if name in known), [])
 
+    if row_format := _labelled_format(run):
+        return list(row_format.before), list(row_format.after)
     if model.architecture == "decoder":
         fills_blanks = run is None or run.objective.fills_blanks
         if fills_blanks and "sop" in known and "eop" in known:  # As THUDM/GLM has it; ChatGLM-6B has no cls.
@@ -95,6 +97,15 @@ def frame(model: Model, ids: Mapping[str, Any], run: config.Run | None) -> tuple
     if run is not None and run.data.layout.kind == "blocks":
         return [], []
     return first("cls", "bos"), first("sep", "eos")
+
+
+def _labelled_format(run: config.Run | None) -> objectives.RowFormat | None:
+    """What stands around the texts of labelled examples; None: a model was not trained on such."""
+    if run is None or not isinstance(run.objective, objectives.Labelled):
+        return None
+    names = [field.name for field in dataclasses.fields(objectives.Special)]
+    special = objectives.Special(**{name: getattr(run.vocabulary, name, None) for name in names})
+    return run.objective.row_format(special)
 
 
 def begins_with(ids: Mapping[str, Any]) -> list[int]:
@@ -120,7 +131,8 @@ def tokenizer(pretrained: Pretrained) -> tokenizer_json.Tokenizer | None:
     before, after = frame(model, pretrained.special_ids, pretrained.run)
     if before == pretrained.special_ids.get("begins_with") and len(before) == 2:  # Of ChatGLM2's files that is all.
         ids = {"gmask": before[0], "sop": before[1]} | ids
-    between = after * 2 if before == [ids.get("bos")] else after
+    row_format = _labelled_format(pretrained.run)
+    between = list(row_format.between) if row_format else after * 2 if before == [ids.get("bos")] else after
     types = model.token_types > 1
     is_theirs = pretrained.run is None and pretrained.vocabulary.startswith(tokenizer_json.SCHEME)
     around = exported.Frame(before, between or before, after, types)

@@ -95,7 +95,8 @@ def _for_task(run: config.Run, given: Model, pretrained: Pretrained) -> config.R
     objective, train = run.objective, run.train
     labels = next((form.labels for form in _forms(run) if form.labels), ())
     wanted, own = dict(given.heads).get(TASK), tasks.head_of(pretrained.model)
-    if wanted is None and own is not None and own.kind == objective.form and getattr(own, "labels", labels) == labels:
+    fits = own is not None and own.kind == objective.form and (not labels or own.labels == labels)
+    if wanted is None and fits:
         wanted = own
     head = wanted or tasks.new(objective.form, pretrained.model, labels, _family(pretrained))
     if not getattr(head, "labels", True):
@@ -118,7 +119,7 @@ def _forms(run: config.Run) -> list[config.Form]:
 def _family(pretrained: Pretrained) -> Family | None:
     """The family of Hugging Face's that a model is of; None: of none."""
     try:
-        return families.family_of(pretrained.model, pretrained.family)
+        return families.family_of(families.published(pretrained.model)[0], pretrained.family)
     except UserError:
         return None
 

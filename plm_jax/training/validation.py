@@ -132,6 +132,11 @@ class Validation:
         select, last = self._run.evaluation.select, self._program.stages[-1]
         if not select:
             return
+        if (every := self._run.evaluation.every) > last.end_step:
+            raise UserError(
+                f"config.evaluation.select is '{select}', and nothing is validated: the run has {last.end_step} steps, "
+                f"config.evaluation.every is {every}: set it to at most the steps"
+            )
         source, _, metric = select.partition("/")
         shares = self._shares(last, last.length)
         if source not in shares:

@@ -487,6 +487,8 @@ MISTAKES = [
         {"question": "a", "context": "b", "answers": {"text": ["b"]}},
         "give a list of texts and starts",
     ),
+    (CLASSES, {"text": " ", "label": 0}, "jsonl:1 has no text: leave it out"),
+    (config.Tags(("O", "B-C")), {"tokens": [], "tags": []}, "jsonl:1 has no text"),
 ]
 OBJECTIVES = {
     "classes": objectives.Classification(),

@@ -183,6 +183,14 @@ def test_a_head_that_no_family_has_is_saved_in_our_format_alone(head, needs, tmp
         huggingface.write(tmp_path, pretrained(model))
 
 
+def test_a_score_without_a_name_comes_back_without_one(tmp_path):
+    model = replace(tiny.BERT, head=settings.NoHead(), pooler=settings.Pooler(0))
+    model = replace(model, heads=(("task", settings.Score(feature="pooler")),))
+    huggingface.write(tmp_path, pretrained(model))
+    assert json.loads((tmp_path / "config.json").read_text())["id2label"] == {"0": "LABEL_0"}
+    assert dict(plm_jax.load(tmp_path).config.heads)["task"] == settings.Score(feature="pooler")
+
+
 @pytest.mark.parametrize("config", [{"id2label": {"0": "a", "2": "b"}}, {"id2label": {"1": "a"}}])
 def test_labels_are_numbered_from_0(config):
     with pytest.raises(UserError, match="number them from 0 on"):

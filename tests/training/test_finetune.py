@@ -1,16 +1,22 @@
 """`finetune`: what a config becomes with a checkpoint, the weights that it begins with and keeps, kills and meshes."""
 
+import asyncio
 import dataclasses
 import json
+import math
 import shutil
 import signal
 import subprocess
 import sys
 import time
 
+import flax.linen as nn
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
+import tokenizers
+from orbax.checkpoint._src.path import temporary_paths
 
 import plm_jax
 from plm_jax import config, objectives
@@ -18,7 +24,7 @@ from plm_jax.common.errors import UserError
 from plm_jax.data import prepare
 from plm_jax.experiments import seeds
 from plm_jax.hub import tasks
-from plm_jax.models import settings
+from plm_jax.models import registry, settings, task_heads
 from plm_jax.training import checkpoint_formats, loop, transfer
 from plm_jax.training.checkpoints import Checkpoints
 from tests.support import moods, resume, runs
@@ -95,6 +101,49 @@ def test_a_head_of_the_checkpoint_is_kept_where_it_fits_and_told_where_not(folde
     assert any(note.startswith("new: heads_task/output/bias") for note in notes)
 
 
+def test_a_score_of_the_checkpoint_is_kept_whatever_it_is_called(folder, tmp_path):
+    head = tasks.new("score", tiny_config.BERT, ("grade",))
+    checkpoint_formats.save(str(tmp_path / "named"), moods.pretrained(tiny_config.BERT.with_task(head)), "plm_jax")
+    run = transfer.resolve(page(folder, "score"), str(tmp_path / "named"))
+    assert dict(run.model.heads)["task"] == dataclasses.replace(head, dropout=0.1, input_dropout=0.1)
+    assert run.train.init_names == config.Train.init_names
+
+
+def test_an_electra_has_the_head_of_its_discriminators_family(folder, tmp_path):
+    bert = moods.pretrained(tiny_config.BERT)
+    electra = dataclasses.replace(bert, model=tiny_config.ELECTRA, params=registry.shapes(tiny_config.ELECTRA))
+    zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), electra.params)
+    checkpoint_formats.save(str(tmp_path / "electra"), dataclasses.replace(electra, params=zeros), "plm_jax")
+    head = dict(transfer.resolve(page(folder), str(tmp_path / "electra")).model.heads)["task"]
+    assert (head.feature, head.transform) == ("first", "gelu_exact")
+
+
+@pytest.mark.parametrize("name", ["MODEL", "BART", "BERT"])
+def test_a_tuned_model_is_asked_as_it_was_trained_here_and_at_hugging_faces(name, folder, tmp_path):
+    source = moods.pretrained(getattr(tiny_config, name))
+    if name == "BART":
+        source = dataclasses.replace(
+            source, special_ids={"bos_token_id": 256, "pad_token_id": 257, "eos_token_id": 258}
+        )
+    checkpoint_formats.save(str(tmp_path / "source"), source, "plm_jax")
+    pair = dataclasses.replace(moods.RUN.data.sources["mood"], form=config.Classes(moods.LABELS, pair="text"))
+    run = transfer.resolve(page(folder, data={"sources": {"mood": pair}}), str(tmp_path / "source"))
+    params = registry.init_params(registry.build(run.model), jax.random.key(0))
+    tuned = checkpoint_formats.of_run(run, nn.unbox(params), str(tmp_path))
+    vocabulary = run.vocabulary
+    special = objectives.Special(**{mark: getattr(vocabulary, mark) for mark in ("pad", "bos", "eos", "cls", "sep")})
+    row = run.objective.make_row([np.array([97, 98]), np.array([99])], {"length": 12}, special).row
+    batch = {key: value[None] for key, value in row.items()}
+    wanted, _ = task_heads.output(registry.build(run.model), tuned.params, batch)
+    for form in checkpoint_formats.FORMATS[:2]:
+        checkpoint_formats.save(str(tmp_path / form), tuned, form)
+        given = {key: batch[key] for key in ("tokens", "mask", "token_types") if key in batch}
+        logits = plm_jax.load(str(tmp_path / form)).logits(**given, head="task")
+        np.testing.assert_allclose(logits, wanted, atol=1e-6)
+    tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "huggingface/tokenizer.json"))
+    assert tokenizer.encode("ab", "c").ids == row["tokens"][row["mask"] > 0].tolist()
+
+
 def weights(path):
     """The weights of a converted directory, in memory."""
     return plm_jax.load(path).params
@@ -168,18 +217,37 @@ def test_the_first_of_the_best_stays_and_what_is_to_come_again_does_not_count(tm
     assert select([31.0], 4)["selected"] == {"by": "mood/f1", "value": 31.0}
     # From step 3 on, step 5 is to come again; if it comes otherwise, its old weights are not the best.
     assert select([1.0, 2.0], 3)["step"] == 5 and select([0.5], 3)["step"] == 4
+    # A loss that is lost is none of the best.
+    assert select([math.nan, -1.0, -2.0, math.nan], 0)["step"] == 2
+
+
+def test_the_best_weights_wait_until_what_killed_saves_left_is_removed(tmp_path, monkeypatch):
+    remove, done = temporary_paths.cleanup_temporary_paths, []
+
+    async def late(*args, **options):
+        await asyncio.sleep(0.2)
+        await remove(*args, **options)
+        done.append("removed")
+
+    monkeypatch.setattr(temporary_paths, "cleanup_temporary_paths", late)
+    monkeypatch.setattr(ocp.Checkpointer, "save", lambda *_, **__: done.append("saved"))
+    with Checkpoints(str(tmp_path), config.Checkpoint()) as checkpoints:
+        checkpoints.save_best(3, {"x": np.float32([1.0])}, {"config": {}})
+    assert done == ["removed", "saved"]
 
 
 @pytest.mark.parametrize(
-    ("select", "says"),
+    ("select", "every", "says"),
     [
-        ("mood/f2", r"select is 'mood/f2', which is not computed: there are: accuracy, f1, loss, matthews"),
-        ("mud/f1", r"of sources that hold out rows "),
+        ("mood/f2", 1, r"select is 'mood/f2', which is not computed: there are: accuracy, f1, loss, matthews"),
+        ("mud/f1", 1, r"of sources that hold out rows "),
+        ("mood/f1", 2, r"nothing is validated: the run has 1 steps, config.evaluation.every is 2"),
     ],
 )
-def test_a_metric_that_is_not_computed_is_told(select, says, folder):
+def test_a_metric_that_is_not_computed_is_told(select, every, says, folder):
     run = transfer.resolve(
-        page(folder, evaluation={"select": select}, train={"steps": 1, "epochs": None}), str(folder / "encoder")
+        page(folder, evaluation={"select": select, "every": every}, train={"steps": 1, "epochs": None}),
+        str(folder / "encoder"),
     )
     prepare.prepare(run)
     with pytest.raises(UserError, match=says):

@@ -53,9 +53,12 @@ def record(form: config.Form, place: str, row: Row) -> Record:
     """The example that a row is; `place` is what errors call it.
 
     Raises:
-      BadRow: it lacks a field, or what it holds is not of the form.
+      BadRow: it lacks a field, what it holds is not of the form, or it has no text.
     """
-    return _RECORDS[form.kind](form, place, row)
+    found = _RECORDS[form.kind](form, place, row)
+    if not any(map(str.strip, (found.text, *found.others))):
+        raise BadRow(f"{place} has no text: leave it out")  # Left out unseen it would count nowhere.
+    return found
 
 
 def _field(place: str, row: Row, name: str) -> Any:

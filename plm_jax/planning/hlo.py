@@ -172,6 +172,8 @@ class Module:
         counter, limit = (condition[name] for name in compare.operands)
         *_, results = (i for i in body.values() if i.opcode == "tuple")
         added = body[results.operands[int(counter.attribute("index"))]]
+        while added.opcode == "copy":
+            added = body[added.operands[0]]
         increment = body[added.operands[1]]
         return -(-_constant(limit) // _constant(increment))
 

@@ -33,7 +33,8 @@ source_target_pairs={{0,1},{1,0}}, metadata={op_name="layer/while"}
   %old = u32[] get-tuple-element(%b), index=0
   %two = u32[] constant(2)
   %next = u32[] add(%old, %two)
-  ROOT %t = (u32[]) tuple(%next)
+  %kept = u32[] copy(%next)
+  ROOT %t = (u32[]) tuple(%kept)
 }
 
 %gather (s: f32[4]) -> f32[16] {

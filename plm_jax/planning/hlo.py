@@ -168,14 +168,25 @@ class Module:
         if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.rest):
             return int(known[1])
         condition, body = (self._computations[loop.attribute(name).removeprefix("%")] for name in ("condition", "body"))
-        compare = next(i for i in condition.values() if i.opcode == "compare" and i.attribute("direction") == "LT")
-        counter, limit = (condition[name] for name in compare.operands)
+        computed = (self._computed(condition, i) for i in condition.values())
+        counter, limit = next(of for i, of in computed if i.opcode == "compare" and i.attribute("direction") == "LT")
         *_, results = (i for i in body.values() if i.opcode == "tuple")
-        added = body[results.operands[int(counter.attribute("index"))]]
-        while added.opcode == "copy":
-            added = body[added.operands[0]]
-        increment = body[added.operands[1]]
+        _, (_, increment) = self._computed(body, body[results.operands[int(counter.attribute("index"))]])
         return -(-_constant(limit) // _constant(increment))
+
+    def _computed(
+        self, computation: dict[str, Instruction], found: Instruction
+    ) -> tuple[Instruction, list[Instruction]]:
+        """The operation behind copies and a fusion (on GPUs a loop's own are fused), and its operands."""
+        while found.opcode == "copy":
+            found = computation[found.operands[0]]
+        given = [computation[name] for name in found.operands if name in computation]
+        if found.opcode != "fusion":
+            return found, given
+        inner = self._computations[found.called[0]]
+        *_, root = inner.values()
+        operands = [inner[name] for name in root.operands]
+        return root, [given[int(re.match(r"\d+", i.rest)[0])] if i.opcode == "parameter" else i for i in operands]
 
     def collectives(self) -> list[Collective]:
         """The program's collectives; the parts of an asynchronous one, which share a channel, are one."""

@@ -308,3 +308,41 @@ def test_a_real_program_reads_and_writes_its_arrays_once(monkeypatch):
     module = compiled(monkeypatch, add, *[(shape, jnp.float32, ("fsdp",))] * 2)
     assert module.hbm_bytes() == 3 * math.prod(shape)
     assert module.collectives() == []
+
+
+def test_loops_of_gpus_whose_counting_is_fused_are_counted():
+    text = """
+%less (p: s32[]) -> pred[] {
+  %p = s32[] parameter(0)
+  %limit = s32[] constant(31)
+  ROOT %lt = pred[] compare(%p, %limit), direction=LT
+}
+
+%plus (q: s32[]) -> s32[] {
+  %q = s32[] parameter(0)
+  %one = s32[] constant(1)
+  ROOT %sum = s32[] add(%q, %one)
+}
+
+%cond (c: (s32[], f32[4])) -> pred[] {
+  %c = (s32[], f32[4]) parameter(0)
+  %i = s32[] get-tuple-element(%c), index=0
+  ROOT %compared = pred[] fusion(%i), kind=kLoop, calls=%less
+}
+
+%body (b: (s32[], f32[4])) -> (s32[], f32[4]) {
+  %b = (s32[], f32[4]) parameter(0)
+  %j = s32[] get-tuple-element(%b), index=0
+  %x = f32[4] get-tuple-element(%b), index=1
+  %reduced = f32[4] all-reduce(%x), channel_id=1, replica_groups={{0,1,2,3}}, to_apply=%plus
+  %added = s32[] fusion(%j), kind=kLoop, calls=%plus
+  ROOT %t = (s32[], f32[4]) tuple(%added, %reduced)
+}
+
+ENTRY %main (a: (s32[], f32[4])) -> (s32[], f32[4]) {
+  %a = (s32[], f32[4]) parameter(0)
+  ROOT %loop = (s32[], f32[4]) while(%a), condition=%cond, body=%body
+}
+"""
+    (reduced,) = hlo.Module(text).collectives()
+    assert reduced.times == 31

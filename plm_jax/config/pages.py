@@ -6,6 +6,7 @@ user stands. However a page is found, by file, by name or by an import, it is on
 """
 
 import os
+import pathlib
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -78,9 +79,10 @@ def load(given: str, what: str = "--config=", beside: Page | None = None) -> Pag
 
 
 def names() -> list[str]:
-    """The names of the pages that come with the package, with a `/` those in folders."""
+    """The names of the pages and sweeps that come with the package, with a `/` those in folders."""
     found = []
-    for folder, _, files in os.walk(FOLDER):
-        inside = os.path.relpath(folder, FOLDER)
-        found += [os.path.normpath(os.path.join(inside, file))[:-3] for file in files if file.endswith(".py")]
-    return sorted(name for name in found if not name.endswith("__init__"))
+    for path in pathlib.Path(FOLDER).rglob("*.py"):
+        # Others are what several pages share.
+        if any(f"\ndef {name}(" in path.read_text(encoding="utf-8") for name in ("get_config", "overrides")):
+            found.append(path.relative_to(FOLDER).with_suffix("").as_posix())
+    return sorted(found)

@@ -40,6 +40,7 @@ FIELDS: dict[str, Meaning] = {
                 "decoder_heads",
                 "decoder_feed_forward",
                 "decoder_head_dim",
+                "source_encoder",
             ),
             *("span_boundary", "generator", "discriminator", "lstm", "initializer"),
         )

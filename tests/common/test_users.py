@@ -133,7 +133,12 @@ def test_a_run_with_a_users_own_classes_is_opened_with_their_modules_alone(folde
     first = verb(*train, "--config.train.steps=1")
     assert first.status == 0, first.err
     described = json.loads((workdir / "config.json").read_text())
-    assert described["config"]["optimizer"] == {"kind": "sign_descent", "clip_norm": 1.0, "decay": 0.0}
+    assert described["config"]["optimizer"] == {
+        "kind": "sign_descent",
+        "clip_norm": 1.0,
+        "layer_decay": 1.0,
+        "decay": 0.0,
+    }
     kinds = {name.rpartition("/")[2]: one["kinds"] for name, one in described["modules"].items()}
     assert kinds == {"own_optimizer.py": {"optimizer": "sign_descent"}, "page.py": {"schedule": "halving"}}
     (folder / "own_optimizer.py").write_text(OPTIMIZER + "\n# Another.\n")

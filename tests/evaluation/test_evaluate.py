@@ -94,5 +94,5 @@ def test_the_report_shows_the_validation_of_each_source(workdir, tmp_path):
 def test_a_source_is_evaluated_by_itself_beside_one_that_a_segmenter_reads():
     run = tiny_runs.PLAIN
     data = dataclasses.replace(run.data, segmenters={"b": "jieba:lcut"})
-    only = perplexity._only(dataclasses.replace(run, data=data), types.SimpleNamespace(config=run.model), "a", 16)
+    only = perplexity.only(dataclasses.replace(run, data=data), types.SimpleNamespace(config=run.model), "a", 16)
     assert (list(only.data.sources), only.data.segmenters, only.data.length) == (["a"], {}, 16)

@@ -92,7 +92,7 @@ def test_a_family_trains_as_on_one_device(folder, family, name):
     want_losses, before, want = on_one_device(folder, family)
     got_losses, _, got = trained(folder, FAMILIES[family][0], 0.1, **MESHES[name])
     np.testing.assert_allclose(got_losses, want_losses, rtol=1e-5)
-    assert want_losses[0] - want_losses[-1] > 0.02
+    assert want_losses[0] - want_losses[-1] > 0.01
     for path in want:
         np.testing.assert_allclose(got[path], want[path], atol=1e-5, err_msg=path)
         if path.endswith("key/bias"):  # Its gradient is mathematically zero: what moves it is rounding.

@@ -10,10 +10,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from plm_jax.models import kernels, settings
+from plm_jax.models import kernels, partitioning, settings
 from plm_jax.models.initializers import kernel_init
 from plm_jax.models.layers import Dense
-from plm_jax.models.partitioning import constrain
+from plm_jax.models.partitioning import constrain, mesh_axes
 
 
 def causal_positions(length, mask=None, cache_index=None):
@@ -49,8 +49,12 @@ class Attention(nn.Module):
             init = kernel_init(self.model, "query" if name == "query" else "")
             joined = heads * attention.head_dim
             projected = Dense(joined, ("embed", "heads"), attention.bias, init, self.dtype, name=name)(x)
-            projected = projected.reshape(*x.shape[:-1], heads, attention.head_dim)
-            return constrain(projected.swapaxes(1, 2), "batch", "heads", "length", None)
+            # Where more devices share a kernel than there are heads, each has parts of heads: of these XLA makes wrong
+            # gradients, so that all heads are whole on each.
+            with partitioning.without(["tensor"] if heads % mesh_axes("heads").get("tensor", 1) else []):
+                projected = constrain(projected, "batch", "length", None)
+                projected = projected.reshape(*x.shape[:-1], heads, attention.head_dim)
+                return constrain(projected.swapaxes(1, 2), "batch", "heads", "length", None)
 
         rotate = context.rotation or (lambda x: x)
         query_BNQH = (rotate(project("query", x, attention.heads)) * scale).astype(self.dtype)

@@ -41,7 +41,7 @@ FAMILIES = {
     "gpt1": (changed("plain", norm=settings.Norm(placement="post")), "three"),
     "gpt2": (RUNS["plain"], "tensor_context"),
     "gpt3": (RUNS["gpt3"], "stage_context"),
-    "llama": (RUNS["llama"], "three"),
+    "llama": (RUNS["llama"], "data_tensor"),  # More devices than heads of keys.
     "glm": (RUNS["glm"], "stage_data"),
     "chatglm": (RUNS["chatglm"], "fsdp_tensor"),
     "t5": (changed("t5", feed_forward=RELU, head=settings.VocabularyHead(scale_by_width=True)), "tensor_context"),

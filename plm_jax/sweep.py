@@ -9,7 +9,6 @@ import sys
 from absl import flags
 
 from plm_jax.common import command_line
-from plm_jax.common.errors import UserError
 from plm_jax.config.flags import ModulesFlag
 
 _SWEEP = flags.DEFINE_string("sweep", None, "a file with `base` and `overrides`, such as configs/ablations/X.py")
@@ -23,10 +22,7 @@ def main() -> None:
     """Runs what is not finished and prints the table."""
     path, workdir = command_line.required(_SWEEP), command_line.required(_WORKDIR)
     _MODULES.load()
-    try:
-        seeds = [int(seed) for seed in _SEEDS.value]
-    except ValueError:
-        raise UserError(f"--seeds is {','.join(_SEEDS.value)}: give integers, separated by commas") from None
+    seeds = command_line.integers(_SEEDS)
     # Whoever stops this process stops the one that it waits for.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     from plm_jax.experiments import sweep

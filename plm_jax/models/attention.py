@@ -51,8 +51,10 @@ class Attention(nn.Module):
             projected = Dense(joined, ("embed", "heads"), attention.bias, init, self.dtype, name=name)(x)
             # Where more devices share a kernel than there are heads, each has parts of heads: of these XLA makes wrong
             # gradients, so that all heads are whole on each.
-            with partitioning.without(["tensor"] if heads % mesh_axes("heads").get("tensor", 1) else []):
-                projected = constrain(projected, "batch", "length", None)
+            in_parts = heads % mesh_axes("heads").get("tensor", 1) > 0
+            with partitioning.without(["tensor"] if in_parts else []):
+                if in_parts:
+                    projected = constrain(projected, "batch", "length", None)
                 projected = projected.reshape(*x.shape[:-1], heads, attention.head_dim)
                 return constrain(projected.swapaxes(1, 2), "batch", "heads", "length", None)
 

@@ -240,20 +240,26 @@ class TaskHead(Head):
 
 
 @dataclass(frozen=True)
-class Tags(TaskHead):
-    """A class for each token: float32 [B, L, C].
+class _OfLabels(TaskHead):
+    """The base of heads that tell one of several labels.
 
     Attributes:
-      labels: the classes' names, in the order of their ids.
+      labels: their names, in the order of their ids.
     """
 
-    kind: ClassVar[str] = "tags"
     labels: tuple[str, ...] = ()
 
     @property
     def outputs(self):
         """One a label."""
         return len(self.labels)
+
+
+@dataclass(frozen=True)
+class Tags(_OfLabels):
+    """A label for each token: float32 [B, L, C]."""
+
+    kind: ClassVar[str] = "tags"
 
 
 @dataclass(frozen=True)
@@ -307,20 +313,10 @@ def _gathered(x, mask, feature):
 
 
 @dataclass(frozen=True)
-class Classes(TextHead):
-    """One of several classes of a text: float32 [B, C].
-
-    Attributes:
-      labels: the classes' names, in the order of their ids.
-    """
+class Classes(TextHead, _OfLabels):
+    """One of several labels of a text: float32 [B, C]."""
 
     kind: ClassVar[str] = "classes"
-    labels: tuple[str, ...] = ()
-
-    @property
-    def outputs(self):
-        """One a label."""
-        return len(self.labels)
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,14 @@ class _OneOrTwo(Labelled):
     """What both read.
 
     Attributes:
+      label, dtype: the key of the label in examples and rows, and its type in rows.
       both_orders: whether a decoder reads a pair in both orders, a row each, for what is alike whichever comes first
         (Radford et al. 2018 §3.3, similarity).
     """
 
     architectures: ClassVar[tuple[str, ...]] = ("encoder", "decoder", "encoder_decoder", "elmo")
+    label: ClassVar[str]
+    dtype: ClassVar[type]
     both_orders: bool = False
 
     def __post_init__(self):
@@ -37,11 +40,19 @@ class _OneOrTwo(Labelled):
         """One for each order."""
         return 2 if self.both_orders else 1
 
-    def _rows(self, example: dict[str, Any], special: Special) -> dict[str, np.ndarray]:
+    def blank_label(self) -> dict[str, Any]:
+        """See `Labelled`."""
+        return {self.label: 0}
+
+    def apply(self, example: dict[str, Any], special: Special, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """The row, see `Labelled.make_row`, of both orders on a first axis, and the label []."""
+        del rng
         texts = example["texts"]
-        if not self.both_orders:
-            return self.make_row(texts, example, special).row
-        return stacked([self.make_row(order, example, special).row for order in (texts, texts[::-1])])
+        if self.both_orders:
+            row = stacked([self.make_row(order, example, special).row for order in (texts, texts[::-1])])
+        else:
+            row = self.make_row(texts, example, special).row
+        return row | {self.label: number(example[self.label], self.dtype)}
 
 
 @dataclass(frozen=True)
@@ -51,15 +62,8 @@ class Classification(_OneOrTwo):
     kind: ClassVar[str] = "classification"
     form: ClassVar[str] = "classes"
     targets: ClassVar[str] = "the class of each text or pair"
-
-    def blank_label(self) -> dict[str, Any]:
-        """See `Labelled`."""
-        return {"label": 0}
-
-    def apply(self, example: dict[str, Any], special: Special, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """The row, see `Labelled.make_row`, of both orders on a first axis, and `label` [] int32."""
-        del rng
-        return self._rows(example, special) | {"label": number(example["label"])}
+    label: ClassVar[str] = "label"
+    dtype: ClassVar[type] = np.int32
 
 
 @dataclass(frozen=True)
@@ -69,12 +73,5 @@ class Regression(_OneOrTwo):
     kind: ClassVar[str] = "regression"
     form: ClassVar[str] = "score"
     targets: ClassVar[str] = "the score of each text or pair"
-
-    def blank_label(self) -> dict[str, Any]:
-        """See `Labelled`."""
-        return {"score": 0.0}
-
-    def apply(self, example: dict[str, Any], special: Special, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """As `Classification`, with `score` [] float32."""
-        del rng
-        return self._rows(example, special) | {"score": number(example["score"], np.float32)}
+    label: ClassVar[str] = "score"
+    dtype: ClassVar[type] = np.float32

@@ -359,10 +359,7 @@ def _groups(text: str, devices: int) -> tuple[tuple[int, ...], ...]:
     """
     if pairs := re.search(r"source_target_pairs=\{(\{[\d,{}]*\})\}", text):
         return tuple(_numbers(pair) for pair in re.findall(r"\{([\d,]+)\}", pairs[1]))
-    named = re.search(
-        r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(((?:[^()]|\([^()]*\))*)\))? \{([^}:]*)\}", text
-    )
-    if named:
+    if named := _NAMED.search(text):
         sizes = {name: int(size) for name, size in (axis.split("=") for axis in named[1].split(","))}
         ids = _device_ids(named[2] or f"[{math.prod(sizes.values())}]").reshape(*sizes.values())
         taken = named[3].split(",")

@@ -89,20 +89,21 @@ def _ranks(values: Sequence[float]) -> np.ndarray:
 
 def exact_match(right: Sequence[str], told: str) -> bool:
     """Whether an answer is one of the right ones by SQuAD's normalisation; without any, whether it is empty."""
-    return any(_words(answer) == _words(told) for answer in right or [""])
+    return any(answer_words(answer) == answer_words(told) for answer in right or [""])
 
 
 def answer_f1(right: Sequence[str], told: str) -> float:
     """F1 of an answer's words against the best of the right ones, 0 to 1; of empty and empty it is 1."""
-    return max(_word_f1(_words(answer), _words(told)) for answer in right or [""])
+    return max(word_f1(answer_words(answer), answer_words(told)) for answer in right or [""])
 
 
-def _words(text: str) -> list[str]:
-    """In lower case, without punctuation and articles."""
+def answer_words(text: str) -> list[str]:
+    """The words of an answer by SQuAD's normalisation: in lower case, without punctuation and articles."""
     return _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split()
 
 
-def _word_f1(right: list[str], told: list[str]) -> float:
+def word_f1(right: list[str], told: list[str]) -> float:
+    """F1 of words, 0 to 1; of none against none it is 1."""
     if not right or not told:
         return float(right == told)
     same = (collections.Counter(right) & collections.Counter(told)).total()

@@ -56,6 +56,24 @@ class Skipped:
             )
 
 
+def kept(make: Callable[[], Record | None], skipped: Skipped | None) -> Record | None:
+    """The record that `make` gives; None: a bad one, which is counted, or what `make` leaves out.
+
+    Raises:
+      BadRow: a bad one that nobody counts.
+    """
+    try:
+        record = make()
+    except BadRow as error:
+        if skipped is None:
+            raise
+        skipped.add(Skipped(1, 1, [str(error)]))
+        return None
+    if skipped is not None:
+        skipped.rows += 1
+    return record
+
+
 def ignore(size: int) -> None:
     """Progress that nobody watches."""
 

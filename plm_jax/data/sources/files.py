@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import dataclasses
+import functools
 import glob
 import gzip
 import io
@@ -19,7 +20,7 @@ from plm_jax import config
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.data.sources import labelled
-from plm_jax.data.sources.corpus import BadRow, Corpus, Record, Skipped, ignore
+from plm_jax.data.sources.corpus import BadRow, Corpus, Record, Skipped, ignore, kept
 
 # Kinds by what they were called when the first caches were made, whose identities hash that.
 _FIRST_KINDS = {"jsonl_inputs_targets": "jsonl_examples", "seqio_inputs_targets": "seqio_examples"}
@@ -54,15 +55,7 @@ def read(
     parse, found = parsers.get(source.kind, _plain), paths(source)
     for file in range(len(found) * index // number, len(found) * (index + 1) // number):
         for line, place, row in _rows(found[file], getattr(source, "document", "line"), advance):
-            try:
-                record = parse(place, row, source)
-            except BadRow as error:
-                if skipped is None:
-                    raise
-                skipped.add(Skipped(1, 1, [str(error)]))
-                continue
-            if skipped is not None:
-                skipped.rows += 1
+            record = kept(functools.partial(parse, place, row, source), skipped)
             if record is not None and any(map(str.strip, (record.text, *(record.others or ())))):
                 yield record._replace(file=file, place=line)
 

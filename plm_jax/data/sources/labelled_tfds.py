@@ -1,5 +1,6 @@
 """Labelled examples of TensorFlow Datasets. Importing this imports TensorFlow."""
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 from plm_jax import config
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.data.sources import labelled, tasks
-from plm_jax.data.sources.corpus import BadRow, Corpus, Record, Skipped, ignore
+from plm_jax.data.sources.corpus import Corpus, Record, Skipped, ignore, kept
 from plm_jax.data.tensorflow_side import tfds
 
 
@@ -42,16 +43,10 @@ class TfdsCorpus(Corpus):
         rows = self._builder.as_dataset(own, shuffle_files=False, read_config=reading)
         for number, row in enumerate(tfds.as_numpy(rows), 1):
             advance(1)
-            try:
-                found = labelled.record(self._source.form, f"{self._source.name} {own}:{number}", _plain(row))
-            except BadRow as error:
-                if skipped is None:
-                    raise
-                skipped.add(Skipped(1, 1, [str(error)]))
-                continue
-            if skipped is not None:
-                skipped.rows += 1
-            yield found._replace(place=number)
+            place = f"{self._source.name} {own}:{number}"
+            found = kept(functools.partial(labelled.record, self._source.form, place, _plain(row)), skipped)
+            if found is not None:
+                yield found._replace(place=number)
 
     def fingerprint(self) -> list[str]:
         """The builder's name and version, and the sizes of its splits."""

@@ -5,8 +5,6 @@ ROUGE is the mean over the summaries where T5 draws samples of it and takes the 
 """
 
 import collections
-import re
-import string
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +13,8 @@ import sacrebleu
 import scipy.stats
 import sklearn.metrics
 from rouge_score import rouge_scorer
+
+from plm_jax.data.labelled.metrics import answer_words, word_f1
 
 Metric = Callable[[Sequence[Any], Sequence[Any]], dict[str, float]]
 
@@ -101,21 +101,10 @@ def squad(targets: Sequence[Sequence[str]], predictions: Sequence[str]) -> dict[
     """
     exact, f1 = [], []
     for right, found in zip(targets, predictions, strict=True):
-        words = _answer_words(found)
-        exact.append(max(words == _answer_words(answer) for answer in right))
-        f1.append(max(_word_f1(_answer_words(answer), words) for answer in right))
+        words, wanted = answer_words(found), [answer_words(answer) for answer in right]
+        exact.append(words in wanted)
+        f1.append(max(word_f1(of, words) for of in wanted) if words else 0.0)
     return {"em": 100 * float(np.mean(exact)), "f1": 100 * float(np.mean(f1))}
-
-
-def _answer_words(text: str) -> list[str]:
-    """In lower case, without punctuation and articles."""
-    text = text.lower().translate(str.maketrans("", "", string.punctuation))
-    return re.sub(r"\b(a|an|the)\b", " ", text).split()
-
-
-def _word_f1(target: list[str], prediction: list[str]) -> float:
-    same = (collections.Counter(target) & collections.Counter(prediction)).total()
-    return 2 * same / (len(target) + len(prediction)) if same else 0.0
 
 
 def rouge(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, float]:

@@ -1,5 +1,7 @@
 """Attention whose queries are cut over devices: equal to one device's, and as much work on each."""
 
+import re
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -7,10 +9,11 @@ import numpy as np
 import pytest
 
 from plm_jax import config
-from plm_jax.models import kernels
+from plm_jax.models import kernels, registry
 from plm_jax.models.kernels import Context
 from plm_jax.models.kernels.over_mesh import cuts_queries, over_mesh
 from plm_jax.training import mesh
+from tests.support import tiny
 
 ROWS, LENGTH, HEADS, GROUPS, HEAD_DIM = 2, 64, 4, 2, 8
 MESHES = ({"context": 4, "tensor": 2}, {"fsdp": 2, "context": 2, "tensor": 2}, {"context": 8})
@@ -84,3 +87,17 @@ def test_devices_of_a_causal_attention_compute_an_early_part_and_a_late_one(caus
     want = [0, 1, 2, 3, 3, 2, 1, 0] if causal else [0, 0, 1, 1, 2, 2, 3, 3]
     np.testing.assert_array_equal(devices, np.repeat(want, LENGTH // 8))
     assert set(seen) == {((2, 2, LENGTH // (8 if causal else 4), HEAD_DIM), (2, 2, LENGTH, HEAD_DIM))}
+
+
+@pytest.mark.parametrize(("tensor", "whole"), [(2, 0), (4, 2)])
+def test_heads_stay_cut_but_where_more_devices_share_a_kernel_than_it_has(tensor, whole):
+    """The constraints of a layer's trace: keys and values alone are laid out whole, where `tensor` has more parts."""
+    module = registry.build(tiny.RUNS["llama"].model)  # Four heads, two of keys.
+    params = registry.shapes(module.model)
+    tokens = jax.ShapeDtypeStruct((2, 8), jnp.int32)
+    with jax.set_mesh(on({"tensor": tensor})), nn.logical_axis_rules(config.Mesh().rules):
+        text = str(jax.make_jaxpr(lambda params, tokens: module.apply({"params": params}, tokens))(params, tokens))
+    # Of [B, L, heads · head_dim], which the products of queries, keys and values give.
+    keys = module.model.attention.num_kv_heads * module.model.attention.head_dim
+    constrained = re.findall(rf":f32\[2,8,{keys}\] = sharding_constraint\[[^\]]*?spec=P\(([^)]*)\)", text, re.DOTALL)
+    assert len(constrained) == whole and not any("tensor" in spec for spec in constrained)

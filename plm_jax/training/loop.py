@@ -166,8 +166,9 @@ class Trainer(Program):
                 with recorder.compiling(f"step {step + 1}") if step == begins else contextlib.nullcontext():
                     state, metrics = train_step(state, batch)
                 step += 1
-                validate = run.evaluation.every and step % run.evaluation.every == 0
-                save = step % run.checkpoint.save_every == 0 or step == run.train.steps
+                is_last = step == run.train.steps
+                validate = run.evaluation.every and (is_last or step % run.evaluation.every == 0)
+                save = is_last or step % run.checkpoint.save_every == 0
                 recorder.add(step, metrics, waited)
                 if validate or save:
                     found = recorder.drain(

@@ -72,11 +72,11 @@ def counting() -> Iterator[list[int]]:
     """Bytes and requests within."""
     fsspec.register_implementation("counted", Counted, clobber=True)
     Counted.fetched[:] = 0, 0
-    limit, vectors._CHECKED_BLOCKS = vectors._CHECKED_BLOCKS, 0
+    limit, vectors._SHORT_BYTES = vectors._SHORT_BYTES, 0
     try:
         yield Counted.fetched
     finally:
-        vectors._CHECKED_BLOCKS = limit
+        vectors._SHORT_BYTES = limit
 
 
 def simulate(folder: str, length: int, batch: int, num_hosts: int, host: int, steps: int) -> dict[str, float]:

@@ -84,6 +84,8 @@ class Reader:
         self.vocabulary = _check_vocabulary(run, self.sources)
         _check_segmenters(run, self.sources)
         for name, source in self.sources.items():
+            if "train" not in source.splits:
+                raise UserError(f"the cache of '{name}' has no split train: {_AGAIN}")
             if source.has_inputs_targets != isinstance(run.data.sources[name], config.InputsTargetsSource):
                 raise UserError(f"the cache of '{name}' is of another kind of source: {_AGAIN}")
         special = _special(self.vocabulary)
@@ -228,12 +230,18 @@ class Reader:
     def notes(self) -> list[str]:
         """Of stages whose layout leaves rows short: how many rows have as many tokens as how many full ones.
 
-        Of sources of examples: how many are too long. Of words masked whole: how many tokens are never masked.
+        Of sources of examples: how many are too long. Of words masked whole: how many tokens are never masked. Of
+        caches of before: that not all that is read of them is checked.
         """
         # Stages that were read may be of sources that are no more.
         stages = [segment.stage for segment in self._segments if segment.rates.keys() <= self.sources.keys()]
         length = self._stages[0].length
         found = [note for name in self.sources for note in self.rows("train", name, length).notes(name)]
+        if unchecked := [name for name, source in self.sources.items() if not source.is_checked]:
+            found.append(
+                f"the indices of {', '.join(unchecked)} are of an older form, without checksums for what is read of "
+                f"them: damage may go unseen; remove their folders in {self._run.data.cache_dir} and prepare them again"
+            )
         if self._run.objective.whole_words:
             share, length = max((self._share_left_out(stage), stage.length) for stage in stages)
             if share >= _LEFT_OUT:

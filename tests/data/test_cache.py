@@ -1,6 +1,7 @@
 import itertools
 import json
 import os
+import re
 import threading
 import time
 
@@ -98,16 +99,45 @@ def test_corrupt_record_is_named(write_source, random_documents, tmp_path):
 
 def test_manifest_that_disagrees_with_the_files_is_damage(write_source, random_documents, tmp_path):
     write_source("a", {"train": random_documents(0, 30)})
-    path = tmp_path / "a" / "manifest.json"
-    manifest = json.loads(path.read_text())
-    manifest["splits"]["train"]["documents"] += 1
-    path.write_text(json.dumps(manifest))
+    path, more = tmp_path / "a" / "manifest.json", lambda manifest: counts(manifest).update(documents=31)
+    whole = path.read_text()
+    path.write_text(whole.replace('"documents": 30', '"documents": 31'))
+    with pytest.raises(UserError, match=r"manifest.json is damaged \(it has changed"):
+        cache.open_source(str(tmp_path), "a")
+    path.write_text(whole)
+    caches.rewrite(tmp_path / "a", more)
     with pytest.raises(UserError, match=r"documents.npy is damaged"):
         cache.open_source(str(tmp_path), "a")
-    del manifest["columns"]
-    path.write_text(json.dumps(manifest))
-    with pytest.raises(UserError, match=r"manifest.json is damaged"):
+
+
+def counts(manifest):
+    return manifest["splits"]["train"]
+
+
+MISTAKES = {
+    "columns": lambda manifest: manifest.pop("columns"),
+    "identity": lambda manifest: manifest.pop("identity"),
+    "splits.train.tokens": lambda manifest: counts(manifest).update(tokens="12"),
+    "splits.train.blocks": lambda manifest: counts(manifest).update(blocks=[1]),
+    "splits.train lacks first_bytes": lambda manifest: counts(manifest)["sizes"].pop("first_bytes"),
+    "splits.train lacks unigram": lambda manifest: counts(manifest)["blocks"].pop("unigram"),
+    "numbers below 0": lambda manifest: counts(manifest).update(documents=-1),
+    "vocabulary.size": lambda manifest: manifest["vocabulary"].update(size=1e300),
+    "manifest.vocabulary is": lambda manifest: manifest.update(vocabulary=None),
+    "columns.tokens is of O": lambda manifest: manifest["columns"][0].update(dtype="O"),
+    "manifest names": lambda manifest: manifest["columns"][1].update(name="../../x"),
+    "records": lambda manifest: manifest.update(record_tokens=7),
+    "has format": lambda manifest: manifest.update(format=None),
+}
+
+
+@pytest.mark.parametrize("told", MISTAKES)
+def test_a_manifest_with_a_field_missing_or_of_another_type_is_one_line(write_source, random_documents, tmp_path, told):
+    write_source("a", {"train": random_documents(0, 30)})
+    caches.rewrite(tmp_path / "a", MISTAKES[told])
+    with pytest.raises(UserError, match=re.escape(told)) as caught:
         cache.open_source(str(tmp_path), "a")
+    assert "\n" not in str(caught.value) and "plm_jax.prepare" in str(caught.value)
 
 
 @pytest.fixture
@@ -157,11 +187,7 @@ def test_a_cache_that_is_replaced_is_never_mixed_up(remote, write_source):
     split = cache.open_source("memory://cache", "a").splits["train"]
     split.tokens(0, 8)
     local = write_source("b", {"train": [list(range(96))[::-1]]})
-    manifest = os.path.join(local, "b", "manifest.json")
-    with open(manifest) as file:
-        described = json.load(file)
-    with open(manifest, "w") as file:
-        json.dump(described | {"identity": "other"}, file)
+    caches.rewrite(os.path.join(local, "b"), lambda manifest: manifest.update(identity="other"))
     cache.upload(os.path.join(local, "b"), "memory://cache/a", show_progress=False)
     with pytest.raises(UserError, match="another cache has taken the place"):
         split.tokens(40, 48)

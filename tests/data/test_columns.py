@@ -6,6 +6,7 @@ import json
 import pathlib
 import re
 import tarfile
+import zlib
 from typing import ClassVar
 
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 from plm_jax import config, objectives
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache, prepare, reader
-from plm_jax.data.cache import columns, form
+from plm_jax.data.cache import columns, form, vectors
 from plm_jax.data.layouts import index
 from plm_jax.data.sources.corpus import Corpus, Record
 
@@ -204,18 +205,19 @@ def test_damage_of_an_index_is_noticed(write_sentences, tmp_path):
 
 
 def test_long_vectors_have_a_checksum_for_each_block(tmp_path, monkeypatch):
-    monkeypatch.setattr(cache.vectors, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(vectors, "BLOCK_BYTES", 64)
     values = np.arange(1000)
     file = cache.NpyAppender(str(tmp_path / "a.npy"))
     for part in np.split(values, [0, 3, 3, 20, 555]):
         file.append(part)
     assert (file.close(), len(file.checksums)) == (1000, 125)
-    load = cache.load(str(tmp_path / "a.npy"), 1000, checksums=file.checksums, check_all=True)
-    assert load.tolist() == values.tolist()
-    changed = [*file.checksums[:-1], 0]
-    assert cache.load(str(tmp_path / "a.npy"), 1000, checksums=changed).tolist() == values.tolist()
-    with pytest.raises(UserError, match="its bytes have changed"):
-        cache.load(str(tmp_path / "a.npy"), 1000, checksums=changed, check_all=True)
+    assert file.checksums == [zlib.crc32(values[at : at + 8]) for at in range(0, 1000, 8)]
+    wanted = vectors.Checksums(np.array(file.checksums), 0, 125, 64)
+    assert vectors.load(str(tmp_path / "a.npy"), 1000, checksums=wanted).tolist() == values.tolist()
+    for checksums in ([*file.checksums[:-1], 0], file.checksums[:-1]):
+        changed = vectors.Checksums(np.array(checksums), 0, len(checksums), 64)
+        with pytest.raises(UserError, match="its bytes have changed"):
+            vectors.load(str(tmp_path / "a.npy"), 1000, checksums=changed)
 
 
 def test_a_cache_of_before_is_read_and_is_the_one_of_today(make_run, tmp_path, monkeypatch):
@@ -240,6 +242,8 @@ def test_a_cache_of_before_is_read_and_is_the_one_of_today(make_run, tmp_path, m
         return [reader.digest_hex(batch.sum(0)) for batch in batches]
 
     assert digests(made) == noted_then
+    (note,) = [note for note in reader.Reader(made).notes() if "without checksums" in note]
+    assert note.startswith("the indices of a are of an older form") and "\n" not in note
     old = cache.open_source(made.data.cache_dir, "a")
     assert old.origin("train", 0) is None
     cache.verify(made.data.cache_dir, "a")

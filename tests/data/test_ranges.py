@@ -3,7 +3,6 @@
 import bisect
 import io
 import itertools
-import json
 import os
 import threading
 
@@ -17,7 +16,6 @@ from plm_jax.common import storage
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache, layouts
 from plm_jax.data.cache import form, mirror, rising, shards, vectors
-from plm_jax.data.cache.split import Split
 from plm_jax.data.reader import Reader
 from tests.support import caches
 
@@ -55,7 +53,8 @@ def ranged(numbers, page):
         return data[start:stop]
 
     milestones = rising.milestones(numbers, int(numbers[-1]))
-    return rising.Ranged("v.npy", fetch, lambda: numbers, len(numbers), "<i8", page, milestones), fetched
+    found = rising.Ranged("v.npy", fetch, lambda: numbers, len(numbers), "<i8", page, milestones=milestones)
+    return found, fetched
 
 
 @pytest.mark.parametrize("kind", ["even", "uneven", "repeated"])
@@ -97,7 +96,7 @@ def test_milestones_that_are_written_are_those_of_all_numbers(write_source, rand
     documents = [*random_documents(0, 40), list(range(70)), *random_documents(1, 3)]
     split = cache.open_source(write_source("a", {"train": documents}), "a").splits["train"]
     assert split.milestones.tolist() == rising.milestones(split.documents, split.num_tokens).tolist()
-    assert "documents.milestones" in split._vectors() and "sentence_starts.milestones" in split._vectors()
+    assert "documents.milestones" in split._names() and "sentence_starts.milestones" in split._names()
     split.verify()
 
 
@@ -110,7 +109,7 @@ def afar(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
 
     def upload(folder, *names):
-        monkeypatch.setattr(vectors, "_CHECKED_BLOCKS", -1)
+        monkeypatch.setattr(vectors, "_SHORT_BYTES", -1)
         for name in names:
             cache.upload(os.path.join(folder, name), f"memory://cache/{name}", show_progress=False)
         return "memory://cache"
@@ -162,9 +161,12 @@ def test_a_file_that_is_no_more_as_it_was_is_named(write_source, random_document
     name = "/cache/a/train/tokens-00001.array_record"
     store[name].seek(0)
     data = store[name].read()
-    fsspec.filesystem("memory").pipe_file(name, data[4:])
-    with pytest.raises(UserError, match=r"train/tokens-00001.array_record is damaged .*record 0"):
-        split.tokens(256, 300)
+    changed = bytearray(data)
+    changed[200] ^= 1
+    for other in (data[4:], bytes(changed)):
+        fsspec.filesystem("memory").pipe_file(name, other)
+        with pytest.raises(UserError, match=r"train/tokens-00001.array_record is damaged \(its bytes have changed"):
+            split.tokens(256, 300)
     fsspec.filesystem("memory").pipe_file(name, data[:200])
     with pytest.raises(UserError, match=r"tokens-00001.array_record is damaged"):
         split.tokens(400, 440)
@@ -194,10 +196,10 @@ def test_of_a_cache_without_milestones_indices_are_fetched_whole(
     write_source, random_documents, afar, tmp_path, monkeypatch
 ):
     write_source("a", {"train": random_documents(0, 60)})
-    remote, has_file = afar(str(tmp_path), "a"), Split._has_file
-    monkeypatch.setattr(Split, "_has_file", lambda self, name: "milestones" not in name and has_file(self, name))
+    remote = afar(str(tmp_path), "a")
+    monkeypatch.setattr(form, "milestones_name", lambda vector: f"no.{vector}")
     old, local = (cache.open_source(folder, "a", share=1 / 256).splits["train"] for folder in (remote, str(tmp_path)))
-    assert isinstance(old.documents, np.ndarray) and list((tmp_path / "home").rglob("documents.npy"))
+    assert list((tmp_path / "home").rglob("documents.npy"))
     streams = [layouts.Stream(split, 99, None) for split in (old, local)]
     for start in range(0, streams[0].num_tokens - 16, 7):
         (one, begins), (other, others) = (stream.read(start, start + 16) for stream in streams)
@@ -210,7 +212,7 @@ def test_another_cache_in_its_place_is_seen_in_time(write_source, random_documen
     split = cache.open_source(remote, "a", share=1 / 256).splits["train"]
     monkeypatch.setattr(mirror, "_LOOK_SECONDS", 0.0)
     assert len(split.tokens(0, 40)) == 40
-    described = json.loads(storage.read(f"{remote}/a/manifest.json"))
-    storage.write(f"{remote}/a/manifest.json", json.dumps(described | {"identity": "other"}).encode())
+    caches.rewrite(tmp_path / "a", lambda manifest: manifest.update(identity="other"))
+    storage.copy(str(tmp_path / "a/manifest.json"), f"{remote}/a/manifest.json")
     with pytest.raises(UserError, match="another cache has taken the place"):
         split.tokens(0, 40)

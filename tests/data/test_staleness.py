@@ -12,6 +12,7 @@ from plm_jax.common import storage
 from plm_jax.common.errors import UserError
 from plm_jax.data import prepare
 from plm_jax.data.cache import staleness
+from tests.support import caches
 
 TEXTS = {"a": [f"A whale of {i} feet." for i in range(30)], "b": [f"A ship of {i} masts." for i in range(30)]}
 
@@ -142,15 +143,12 @@ def test_other_settings_are_told(run, corpora):
 
 
 def test_a_data_set_of_tensorflow_s_is_told_by_its_settings(run):
-    path = os.path.join(run.data.cache_dir, "a", "manifest.json")
+    folder = os.path.join(run.data.cache_dir, "a")
     source = config.Tfds("wikipedia/20230601.en")
     own = dataclasses.replace(run, data=dataclasses.replace(run.data, sources={"a": source}))
     assert "kind" in compare(own).changed or "task" in compare(own).changed
-    with open(path) as file:
-        manifest = json.load(file)
-    manifest["source"] = staleness.describe(own, "a", has_validation=False)
-    with open(path, "w") as file:
-        json.dump(manifest, file)
+    described = staleness.describe(own, "a", has_validation=False)
+    caches.rewrite(folder, lambda manifest: manifest.update(source=described))
     assert compare(own) == SAME
     for changed in (dataclasses.replace(source, name="wikipedia/20230601.de"), dataclasses.replace(source, train="a")):
         other = dataclasses.replace(run, data=dataclasses.replace(run.data, sources={"a": changed}))

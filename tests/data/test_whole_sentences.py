@@ -2,8 +2,6 @@
 
 import dataclasses
 import itertools
-import json
-import pathlib
 
 import numpy as np
 import pytest
@@ -14,6 +12,7 @@ from plm_jax import config, objectives
 from plm_jax.common.errors import UserError
 from plm_jax.data import layouts, reader
 from plm_jax.data.layouts import index, whole_sentences
+from tests.support import caches
 
 PAD, CLS, SEP, MASK, FIRST = 0, 1, 2, 3, 4
 SPECIAL = objectives.Special(pad=PAD, cls=CLS, sep=SEP, mask=MASK, vocab_size=60_000)
@@ -221,5 +220,4 @@ def test_rows_to_denoise_are_sentences_of_which_each_stays_whole(write_sentences
 
 def rename(folder, vocabulary):
     """Gives a cache other special ids."""
-    path = pathlib.Path(folder) / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"vocabulary": vocabulary}))
+    caches.rewrite(folder, lambda manifest: manifest.update(vocabulary=vocabulary))

@@ -1,6 +1,8 @@
 """Caches of documents that a test makes up, written with the cache's writer."""
 
+import json
 import os
+import pathlib
 
 import numpy as np
 
@@ -34,6 +36,14 @@ def write(folder, name, splits, vocab_size, vocabulary, word_initial=None, bytes
     }
     word_initial = np.ones(vocab_size, np.bool_) if word_initial is None else word_initial
     described = cache.describe(vocab_size, (columns.SENTENCE_STARTS, columns.FIRST_BYTES), word_initial, temporary)
-    vocabulary = {"id": "v", "size": vocab_size, "files": {}} | vocabulary
+    vocabulary = {"id": "v", "size": vocab_size, "kind": "bytes", "files": {}} | vocabulary
     manifest = {"identity": "i", "vocabulary": vocabulary, "splits": counts, **described, **more}
     cache.publish(temporary, os.path.join(folder, name), manifest)
+
+
+def rewrite(folder, change):
+    """Writes the manifest in a source's folder anew, as if it had been made so: `change` is given it."""
+    path = pathlib.Path(folder) / "manifest.json"
+    manifest = json.loads(path.read_text())
+    change(manifest)
+    path.write_text(json.dumps(manifest | {"crc32": cache.crc32(manifest)}))

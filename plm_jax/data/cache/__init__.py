@@ -2,8 +2,9 @@
 
     columns.py    what is kept of documents: named columns, each of one type and one kind
     form.py       names and sizes of the files, the manifest, and older forms
-    vectors.py    .npy files, written piece by piece, memory-mapped, checked block by block
-    rising.py     where parts begin: found by milestones; read by pages where they are in a bucket
+    vectors.py    .npy files, written piece by piece, checked block by block
+    rising.py     long vectors, read by pages; where parts begin in them, found by milestones
+    checked.py    the vectors of a folder, each compared with its checksums
     shards.py     where the bytes of tokens lie in their files
     writer.py     writes splits, publishes and uploads a cache
     split.py      reads a split
@@ -12,34 +13,42 @@
     staleness.py  whether a cache is still that of a config's source
 
 Documents hold no special tokens. Where the manifest says `has_inputs_targets`, the sentences of a document are two,
-inputs and targets; either may have no tokens. Records are read through a small cache, the .npy files are memory-mapped
-and a few token files are open at once, so memory does not grow with the corpus. Of a remote cache each file is fetched
-when it is first read (`Mirror`), so that the disk need not hold the corpus either; long vectors, and tokens of which a
-process reads few, are fetched by range. NumPy and array_record only.
+inputs and targets; either may have no tokens. Records and long vectors are read through small caches, and a few token
+files are open at once, so memory does not grow with the corpus. Of a remote cache each file is fetched when it is first
+read (`Mirror`), so that the disk need not hold the corpus either; long vectors, and tokens of which a process reads
+few, are fetched by range. Whatever is read is compared with its checksum. NumPy and array_record only.
 """
 
+from plm_jax.data.cache.checked import Vectors
 from plm_jax.data.cache.columns import Column, Values, gather
-from plm_jax.data.cache.form import SPLITS, read_manifest
+from plm_jax.data.cache.form import SPLITS, crc32, read_manifest
+from plm_jax.data.cache.mirror import Folder
+from plm_jax.data.cache.rising import Ranged
 from plm_jax.data.cache.source import Source, open_source, verify
 from plm_jax.data.cache.split import Documents, Split
-from plm_jax.data.cache.vectors import NpyAppender, load
+from plm_jax.data.cache.vectors import NpyAppender, damaged, save_checksums
 from plm_jax.data.cache.writer import SplitWriter, describe, publish, upload
 
 __all__ = [
     "SPLITS",
     "Column",
     "Documents",
+    "Folder",
     "NpyAppender",
+    "Ranged",
     "Source",
     "Split",
     "SplitWriter",
     "Values",
+    "Vectors",
+    "crc32",
+    "damaged",
     "describe",
     "gather",
-    "load",
     "open_source",
     "publish",
     "read_manifest",
+    "save_checksums",
     "upload",
     "verify",
 ]

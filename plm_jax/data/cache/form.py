@@ -13,32 +13,100 @@
                                            below token 0, MILESTONE_TOKENS, … and the split's end; older ones lack it
     CACHE_DIR/SOURCE/SPLIT/unigram.npy     int64 [vocab_size]: how often each token occurs
     CACHE_DIR/SOURCE/SPLIT/checksums.npy   uint32: CRC-32 of each block of these files, in the manifest's order: of
-                                           each record of tokens, of each `vectors.BLOCK_BYTES` of a vector's values
+                                           each `vectors.BLOCK_BYTES` of the tokens of all records, and of each vector's
+                                           values; a file's first is after those of the files before it
 
-Of format 3, which is read too, there are no checksums, `sentences.npy` and `words.npy` hold the starts of these, and
-nothing tells where documents come from.
+Older formats are read, too. Of format 4 blocks were a record of tokens, and 2^20 bytes of a vector. Of format 3 there
+are no checksums, `sentences.npy` and `words.npy` hold the starts of these, and nothing tells where documents come from.
 """
 
+import dataclasses
 import json
 import os
 import zlib
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from plm_jax.common import storage
+import numpy as np
+
+from plm_jax.common import storage, trees
 from plm_jax.common.errors import UserError, one_line
-from plm_jax.data.cache.columns import FIRST_BYTES, SENTENCE_STARTS, WORD_STARTS, described
-from plm_jax.data.cache.vectors import damaged
+from plm_jax.data.cache.columns import FIRST_BYTES, SENTENCE_STARTS, WORD_STARTS, Column, described
+from plm_jax.data.cache.vectors import BLOCK_BYTES, damaged
 
 # The form of the files, and what decides which tokens are in them, and in which order: identities count that alone.
-FORMAT, CONTENT = 4, 3
+FORMAT, CONTENT = 5, 3
 RECORD_TOKENS = 2**15
 SHARD_RECORDS = 64
 MILESTONE_TOKENS = 2**19
 SPLITS = ("train", "validation")
-CHECKSUMS = "checksums.npy"
+FILES = "files.json"
+# The formats that are read: of each the bytes of a block of a vector.
+_VECTOR_BLOCKS = {3: 2**20, 4: 2**20, FORMAT: BLOCK_BYTES}
 # How format 3 calls the files of columns.
 _OLD_FILES = {"sentence_starts": "sentences", "word_starts": "words"}
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What a manifest says of the vocabulary, special ids apart."""
+
+    id: str
+    size: int
+    kind: str
+    files: dict[str, str]
+    sentinels: int = 0
+    lowercase: bool = False
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What a manifest says of a split.
+
+    Attributes:
+      bytes: of its documents' text.
+      sizes: how many values each column but the tokens has.
+      blocks: of each file how many checksums it has; none: the format has none.
+      crc32: that of all checksums.
+    """
+
+    documents: int
+    tokens: int
+    bytes: int
+    sizes: dict[str, int]
+    blocks: dict[str, int] = field(default_factory=dict)
+    crc32: int = 0
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a manifest says of what is in the cache.
+
+    Attributes:
+      word_initial: the checksums of that file.
+      files: of columns in files of another name, that.
+    """
+
+    format: int
+    identity: str
+    vocabulary: Vocabulary
+    columns: tuple[Column, ...]
+    splits: dict[str, Counts]
+    word_initial: tuple[int, ...] = ()
+    segmenter: str | None = None
+    has_inputs_targets: bool = False
+    files: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def block_bytes(self) -> int:
+        """Of a vector."""
+        return _VECTOR_BLOCKS[self.format]
+
+    @property
+    def has_checksums(self) -> bool:
+        """Whether there are any."""
+        return self.format > 3
 
 
 def shard_name(number: int) -> str:
@@ -63,7 +131,7 @@ def crc32(manifest: Mapping[str, Any]) -> int:
 
 
 def read_manifest(folder: str) -> dict[str, Any]:
-    """The manifest in a source's folder, in today's form.
+    """The manifest in a source's folder, in the form that today's has.
 
     Raises:
       UserError: it is missing, damaged, out of reach, or of a format that this version does not read.
@@ -73,20 +141,74 @@ def read_manifest(folder: str) -> dict[str, Any]:
         manifest = json.loads(storage.read(path))
     except FileNotFoundError:
         raise UserError(f"there is no cache at {folder}: run `python -m plm_jax.prepare --config=…`") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise damaged(path, one_line(error)) from error
     found = manifest.get("format") if isinstance(manifest, dict) else None
-    try:
-        if found == 3:
-            return manifest if "parts" in manifest else _from_3(manifest)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise damaged(path, f"lacks {one_line(error)}") from error
-    if found != FORMAT:
+    if not isinstance(found, int) or found not in _VECTOR_BLOCKS:
         raise UserError(
-            f"{path} has format {found}, this version reads 3 and {FORMAT}: "
+            f"{path} has format {found}, this version reads {min(_VECTOR_BLOCKS)} to {FORMAT}: "
             "run `python -m plm_jax.prepare --config=…` again"
         )
-    return manifest
+    # What came before checksums has none.
+    if manifest.get("crc32", crc32(manifest) if found == 3 else None) != crc32(manifest):
+        raise damaged(path, "it has changed")
+    if not isinstance(manifest.get("identity"), str):
+        raise damaged(path, "lacks 'identity'")
+    try:
+        return _from_3(manifest) if found == 3 and "parts" not in manifest else manifest
+    except (KeyError, TypeError, AttributeError) as error:
+        raise damaged(path, f"lacks {one_line(error)}") from error
+
+
+def parse(folder: str, manifest: Mapping[str, Any]) -> Manifest:
+    """What the manifest in a folder, as it was read, says of what is in the cache.
+
+    Raises:
+      UserError: something is missing or wrong.
+    """
+    path, known = os.path.join(folder, "manifest.json"), {f.name for f in dataclasses.fields(Manifest)}
+    tree = {name: value for name, value in manifest.items() if name in known}
+    of_vocabulary = {f.name for f in dataclasses.fields(Vocabulary)}
+    if isinstance(tree.get("vocabulary"), dict):
+        tree["vocabulary"] = {name: value for name, value in tree["vocabulary"].items() if name in of_vocabulary}
+    try:
+        found = trees.parse(Manifest, tree, "manifest")
+        _check(found)
+    except (UserError, TypeError, ValueError, SyntaxError) as error:  # As NumPy has it of types.
+        raise damaged(path, one_line(error)) from error
+    if any(manifest.get(name, value) != value for name, value in sizes().items()):
+        raise damaged(path, "its records have another size")
+    return found
+
+
+def _check(manifest: Manifest) -> None:
+    """Refuses what types alone do not tell."""
+    columns = {column.name: column for column in manifest.columns}
+    names = [*manifest.splits, *columns, *manifest.files.values()]
+    if not all(map(str.isidentifier, names)) or "tokens" not in columns:
+        raise UserError(f"manifest names {', '.join(names)}")
+    for column in manifest.columns:
+        if np.dtype(column.dtype).kind not in "biuf":
+            raise UserError(f"manifest.columns.{column.name} is of {column.dtype}")
+    others = {*columns} - {"tokens"}
+    others |= {offsets_name(name) for name, column in columns.items() if column.kind == "value"}
+    needed = {*others, "tokens", "documents", "unigram"} if manifest.has_checksums else set()
+    for split, counts in manifest.splits.items():
+        for lacking in sorted(others - counts.sizes.keys()) or sorted(needed - counts.blocks.keys()):
+            raise UserError(f"manifest.splits.{split} lacks {lacking}")
+        if min(counts.documents, counts.tokens, manifest.vocabulary.size, *counts.sizes.values(), 0) < 0:
+            raise UserError(f"manifest.splits.{split} has numbers below 0")
+
+
+def sizes() -> dict[str, int]:
+    """How many tokens or records there are in what a cache is divided into."""
+    return {"record_tokens": RECORD_TOKENS, "shard_records": SHARD_RECORDS, "milestone_tokens": MILESTONE_TOKENS}
+
+
+def token_block_bytes(format: int, item_bytes: int) -> int:
+    """How many bytes of tokens of so many bytes each have a checksum, a record at most."""
+    record = RECORD_TOKENS * item_bytes
+    return record if format < FORMAT else min(BLOCK_BYTES, record)
 
 
 def _from_3(manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,3 +224,21 @@ def _from_3(manifest: Mapping[str, Any]) -> dict[str, Any]:
     listed = [tokens, *described(columns)]
     kind = {"has_inputs_targets": manifest.get("has_examples", False)}
     return {**manifest, **kind, "columns": listed, "splits": splits, "files": _OLD_FILES}
+
+
+def files_json(rows: Mapping[str, Any]) -> bytes:
+    """What `files.json` holds: of each split its files, each a list that begins with the name, and their CRC-32."""
+    return json.dumps(rows | {"crc32": crc32(rows)}).encode("utf-8")
+
+
+def read_files(folder: str) -> dict[str, list[Any]] | None:
+    """What `files.json` says of each split's files; None: it is not there, or not as it was written."""
+    try:
+        rows = json.loads(storage.read(os.path.join(folder, FILES)))
+        noted = rows.pop("crc32", None)  # Older ones have none.
+        is_whole = noted in (None, crc32(rows)) and all(
+            isinstance(of, list) and all(isinstance(row, list) and len(row) == 4 for row in of) for of in rows.values()
+        )
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
+        return None
+    return rows if is_whole else None

@@ -31,6 +31,10 @@ class Folder:
         """The local path of a file."""
         return os.path.join(self.folder, *names)
 
+    def origin(self, *names: str) -> str:
+        """The path of a file where the cache is."""
+        return os.path.join(self.folder, *names)
+
     def has(self, *names: str) -> bool:
         """Whether a file is on this machine."""
         return os.path.exists(os.path.join(self.folder, *names))
@@ -63,13 +67,17 @@ class Mirror(Folder):
             self._fetch(names, path)
         return path
 
+    def origin(self, *names: str) -> str:
+        """See `Folder.origin`."""
+        return os.path.join(self._remote, *names)
+
     def read(self, start: int, stop: int, *names: str) -> bytes:
         """Bytes [start, stop) of a file, of which no copy is kept.
 
         Raises:
           UserError: as of a call; that another cache has taken the place is seen within a minute.
         """
-        data = storage.read_range(os.path.join(self._remote, *names), start, stop)
+        data = storage.read_range(self.origin(*names), start, stop)
         if time.monotonic() > self._looked + _LOOK_SECONDS:
             self._look()
         return data
@@ -84,7 +92,7 @@ class Mirror(Folder):
         os.makedirs(os.path.dirname(path), exist_ok=True)
         temporary = f"{path}.{uuid.uuid4().hex}"
         try:
-            storage.download(os.path.join(self._remote, *names), temporary)
+            storage.download(self.origin(*names), temporary)
             self._look()
             os.replace(temporary, path)
         finally:

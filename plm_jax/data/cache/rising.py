@@ -1,12 +1,11 @@
-"""Rising numbers that say where parts of a split begin: how one is found without a look at all of them.
+"""Long vectors, read by pages that are checked; of rising numbers, how one is found without a look at all of them.
 
-Beside such a vector the cache keeps milestones, how many of its numbers are below 0, MILESTONE_TOKENS, and so on: few,
-so that they are at hand at once. The others stay where they are, on a disk, or in a bucket, to be read by range.
+Beside a vector of rising numbers, which say where parts of a split begin, the cache keeps milestones, how many of its
+numbers are below 0, MILESTONE_TOKENS, and so on: few, so that they are at hand at once. The others stay where they are,
+on a disk or in a bucket. Nothing is memory-mapped: a file that is cut would end the process that maps it.
 """
 
-import collections
 import functools
-import io
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -15,13 +14,14 @@ from typing import Any
 import numpy as np
 
 from plm_jax.data.cache import form
-from plm_jax.data.cache.vectors import damaged
+from plm_jax.data.cache.vectors import HEADER_BYTES, Checksums, check_rising, damaged, read_header
 
-# What NumPy writes before the numbers of a vector.
-_HEADER_BYTES = 128
-_PAGES = 256
+# Of each vector so many bytes are kept, and so many pages.
+_KEPT_BYTES, _PAGES = 2**24, 256
 # Looks at pages, guessed from the numbers around, after which the middle is taken: of what is spread unevenly.
 _GUESSES = 4
+# The numbers between two milestones are taken at once where they are on so few pages.
+_FEW_PAGES = 4
 
 
 def milestones(numbers: np.ndarray, num_tokens: int) -> np.ndarray:
@@ -46,7 +46,7 @@ class Search:
             return 0
         # All before `low` are at most the limit, none from `high` on.
         low, high = int(self._counts[place - 1]), int(self._counts[place])
-        if isinstance(self._numbers, np.ndarray):
+        if isinstance(self._numbers, np.ndarray) or high - low <= _FEW_PAGES * self._numbers.page_size:
             return low + int(self._local(low, high).searchsorted(limit, side="right"))
         first = int(self._edges[place - 1])
         return self._by_pages(limit, low, high, (first, first + form.MILESTONE_TOKENS))
@@ -75,9 +75,12 @@ class Search:
 
 
 class Ranged:
-    """A vector in a .npy file in a bucket: what is asked of it, as of NumPy's arrays, is fetched by pages.
+    """A vector in a .npy file that is read by pages: what is asked of it, as of NumPy's arrays, is fetched and checked.
 
-    `np.asarray` gives all of it, fetched whole, once.
+    `np.asarray` gives all of it.
+
+    Attributes:
+      page_size: numbers of a page.
     """
 
     def __init__(
@@ -88,6 +91,8 @@ class Ranged:
         length: int,
         dtype: Any,
         page: int,
+        checksums: Checksums | None = None,
+        limit: int | None = None,
         milestones: np.ndarray | None = None,
     ):
         """Reads the file's header.
@@ -95,28 +100,26 @@ class Ranged:
         Args:
           path: what errors call it.
           fetch: gives bytes [start, stop) of the file.
-          load: fetches it whole, and gives it.
-          page: numbers of a page.
+          load: gives it whole.
+          page: numbers of a page, at least.
+          checksums: of its blocks.
+          limit: up to which its numbers rise from 0; None: they need not.
           milestones: of rising numbers, to search in.
 
         Raises:
           UserError: the file is not that of such a vector.
         """
         self._path, self._bytes, self._load, self._length = path, fetch, load, length
-        self._dtype, self._size, self._milestones = np.dtype(dtype), page, milestones
+        self._dtype, self._checksums, self._milestones, self._limit = np.dtype(dtype), checksums, milestones, limit
+        a_block = 1 if checksums is None else checksums.block_bytes // self._dtype.itemsize
+        self.page_size = -(-page // a_block) * a_block
+        self._num_kept = min(_PAGES, max(2 * _FEW_PAGES, _KEPT_BYTES // (self.page_size * self._dtype.itemsize)))
         self._search = None if milestones is None else Search(self, milestones)
         self._whole: np.ndarray | None = None
         self._lock = threading.Lock()
-        self._pages: collections.OrderedDict[int, Future] = collections.OrderedDict()
-        head = io.BytesIO(fetch(0, _HEADER_BYTES))
-        try:
-            np.lib.format.read_magic(head)
-            shape, _, found = np.lib.format.read_array_header_1_0(head)
-        except ValueError as error:
-            raise damaged(path, str(error).splitlines()[0]) from error
-        if shape != (length,) or found != self._dtype:
-            raise damaged(path, f"holds {found}{list(shape)}, not {self._dtype}[{length}]")
-        self._begin = head.tell()
+        self._kept: dict[int, np.ndarray] = {}
+        self._fetched: dict[int, Future] = {}
+        self._begin = read_header(path, fetch(0, HEADER_BYTES), length, dtype)
 
     def __len__(self) -> int:
         return self._length
@@ -127,49 +130,69 @@ class Ranged:
         return np.array(self._whole, dtype, copy=copy)
 
     def page(self, number: int) -> tuple[int, np.ndarray]:
-        """The page that a number is on, and which the first of it is."""
-        page = number // self._size
-        if self._whole is not None:
-            return page * self._size, self._whole[page * self._size : (page + 1) * self._size]
+        """The first number of the page that a number is on, and the page, read-only."""
+        page = number // self.page_size
+        found = self._kept.get(page)  # Which takes no lock, as most of what is asked for is kept.
+        return page * self.page_size, self._wanted(page) if found is None else found
+
+    def _wanted(self, page: int) -> np.ndarray:
+        """A page that is fetched, once for all who want it at once; the oldest one goes."""
         with self._lock:
-            future = self._pages.pop(page, None)
-            is_new = future is None
-            self._pages[page] = future = Future() if is_new else future
-            if len(self._pages) > _PAGES:
-                self._pages.popitem(last=False)
-        if is_new:  # Others who want it wait for this one.
-            try:
-                future.set_result(self._fetch(page * self._size, min((page + 1) * self._size, self._length)))
-            except BaseException as error:
-                with self._lock:
-                    self._pages.pop(page, None)
-                future.set_exception(error)
-        return page * self._size, future.result()
+            if page in self._kept:
+                return self._kept[page]
+            is_new = page not in self._fetched
+            future = self._fetched.setdefault(page, Future())
+        if not is_new:
+            return future.result()
+        try:
+            found = self._fetch(page * self.page_size, min((page + 1) * self.page_size, self._length))
+        except BaseException as error:
+            with self._lock:
+                del self._fetched[page]
+            future.set_exception(error)
+            raise
+        with self._lock:
+            del self._fetched[page]
+            self._kept[page] = found
+            if len(self._kept) > self._num_kept:
+                del self._kept[next(iter(self._kept))]
+        future.set_result(found)
+        return found
 
     def _fetch(self, start: int, stop: int) -> np.ndarray:
-        first, end = (self._begin + at * self._dtype.itemsize for at in (start, stop))
-        data = self._bytes(first, end)
-        if len(data) != end - first:
-            raise damaged(self._path, f"ends before byte {end}")
-        return np.frombuffer(data, self._dtype)
+        size = self._dtype.itemsize
+        data = self._bytes(self._begin + start * size, self._begin + stop * size)
+        if len(data) != (stop - start) * size:
+            raise damaged(self._path, f"ends before byte {self._begin + stop * size}")
+        if self._checksums is not None and not self._checksums.are(start * size, data):
+            raise damaged(self._path, "its bytes have changed")
+        numbers = np.frombuffer(data, self._dtype)
+        check_rising(self._path, numbers, self._limit)
+        return numbers
 
     def __getitem__(self, key: int | slice) -> Any:
         if isinstance(key, slice):
             start, stop, step = key.indices(self._length)
             return self._read(start, stop)[::step]
-        at = range(self._length)[key]
-        return self._read(at, at + 1)[0]
+        first, page = self.page(at := range(self._length)[key])
+        return page[at - first]
 
     def _read(self, start: int, stop: int) -> np.ndarray:
-        """Numbers [start, stop), a new array."""
+        """Numbers [start, stop), perhaps read-only."""
         if stop <= start:
             return np.zeros(0, self._dtype)
-        pages = [self.page(at) for at in range(start - start % self._size, stop, self._size)]
-        joined = np.concatenate([page for _, page in pages])
-        return joined[start - pages[0][0] : stop - pages[0][0]]
+        first, page = self.page(start)
+        if stop <= first + len(page):
+            return page[start - first : stop - first]
+        parts = [page[start - first :]]
+        for at in range(first + len(page), stop, self.page_size):
+            parts.append(self.page(at)[1][: stop - at])
+        return np.concatenate(parts)
 
     def searchsorted(self, values: Any, side: str = "left") -> Any:
         """As of an array of whole numbers."""
+        if isinstance(values, int):
+            return self._count(values - (side == "left"))
         found = [self._count(int(value) - (side == "left")) for value in np.ravel(values)]
         return np.array(found).reshape(np.shape(values))[()]
 

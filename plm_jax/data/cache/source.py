@@ -1,6 +1,5 @@
 """A source's cache, opened."""
 
-import json
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -8,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from plm_jax.common import storage
-from plm_jax.common.errors import UserError, one_line
-from plm_jax.data.cache import columns, form
+from plm_jax.common.errors import UserError
+from plm_jax.data.cache import form
 from plm_jax.data.cache.form import read_manifest
 from plm_jax.data.cache.mirror import Folder, Mirror
 from plm_jax.data.cache.split import Split
-from plm_jax.data.cache.vectors import damaged, load
+from plm_jax.data.cache.vectors import Checksums, load
 
 
 @dataclass(frozen=True)
@@ -29,6 +28,8 @@ class Source:
       word_initial: bool [vocab_size]: whether a token begins a word.
       segmenter: what found the words of its splits, where they have them.
       has_inputs_targets: whether the two sentences of each document are inputs and targets.
+      is_checked: whether all that is read is compared with what was written; caches of format 3 have no checksums, of
+        those of format 4 not all is in a bucket.
     """
 
     folder: str
@@ -39,6 +40,7 @@ class Source:
     segmenter: str | None = None
     has_inputs_targets: bool = False
     path: str = ""
+    is_checked: bool = True
 
     def origin(self, split: str, document: int) -> tuple[str, int] | None:
         """Where a document comes from: a file, or a part of another source, and in it which line or record, from 1.
@@ -49,12 +51,9 @@ class Source:
         if not opened.has("origin"):
             return None
         file, place = divmod(int(opened.of_document("origin", document)), 2**32)
-        try:
-            listed = json.loads(storage.read(os.path.join(self.path, "files.json")))
-        except (OSError, ValueError):
-            return f"part {file}", place
-        names = [row[0] for row in listed[split if split in listed else "train"]]
-        return names[file], place
+        listed = form.read_files(self.path) or {}
+        rows = listed.get(split, listed.get("train", []))
+        return rows[file][0] if file < len(rows) else f"part {file}", place
 
 
 def open_source(cache_dir: str, name: str, cached_tokens: int = 3 * 2**21, share: float = 1.0) -> Source:
@@ -67,27 +66,29 @@ def open_source(cache_dir: str, name: str, cached_tokens: int = 3 * 2**21, share
       UserError: the cache is missing, damaged or of another format.
     """
     folder = os.path.join(cache_dir, name)
-    manifest = read_manifest(folder)
-    if "parts" in manifest:
+    found = read_manifest(folder)
+    if "parts" in found:
         raise UserError(f"{folder} is of another mixture of tasks: run `python -m plm_jax.prepare --config=…` again")
-    try:
-        vocabulary, listed = manifest["vocabulary"], columns.read(manifest["columns"])
-        size, files = vocabulary["size"], manifest.get("files")
-        remote = storage.is_remote(folder)
-        place = Mirror(folder, manifest["identity"]) if remote else Folder(folder)
-        splits = {
-            split: Split(place, split, counts, listed, size, cached_tokens, share, files)
-            for split, counts in manifest["splits"].items()
-        }
-        word_initial = np.array(load(place("word_initial.npy"), size, np.bool_, manifest.get("word_initial")))
-    except (KeyError, TypeError, AttributeError, StopIteration) as error:
-        raise damaged(os.path.join(folder, "manifest.json"), f"lacks {one_line(error)}") from error
+    manifest, remote = form.parse(folder, found), storage.is_remote(folder)
+    place = Mirror(folder, manifest.identity) if remote else Folder(folder)
+    splits = {split: Split(place, split, manifest, cached_tokens, share) for split in manifest.splits}
+    size, crc32s = manifest.vocabulary.size, np.array(manifest.word_initial)
+    checksums = Checksums(crc32s, 0, len(crc32s), manifest.block_bytes) if manifest.has_checksums else None
+    word_initial = load(place("word_initial.npy"), size, np.bool_, checksums)
     if not remote:  # Of a remote one, files stay where they are until they are read.
         for split in splits.values():
             split.check()
-    has_inputs_targets = manifest.get("has_inputs_targets", False)
-    identity, segmenter = manifest["identity"], manifest.get("segmenter")
-    return Source(place.folder, identity, vocabulary, splits, word_initial, segmenter, has_inputs_targets, folder)
+    return Source(
+        place.folder,
+        manifest.identity,
+        found["vocabulary"],
+        splits,
+        word_initial,
+        manifest.segmenter,
+        manifest.has_inputs_targets,
+        folder,
+        manifest.format == form.FORMAT or (manifest.has_checksums and not remote),
+    )
 
 
 def verify(cache_dir: str, name: str) -> None:
@@ -96,9 +97,5 @@ def verify(cache_dir: str, name: str) -> None:
     Raises:
       UserError: a file is missing or damaged.
     """
-    opened, folder = open_source(cache_dir, name), os.path.join(cache_dir, name)
-    manifest = read_manifest(folder)
-    if manifest.get("crc32", wanted := form.crc32(manifest)) != wanted:
-        raise damaged(os.path.join(folder, "manifest.json"), "it has changed")
-    for split in opened.splits.values():
+    for split in open_source(cache_dir, name).splits.values():
         split.verify()

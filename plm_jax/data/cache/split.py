@@ -3,8 +3,6 @@
 import abc
 import functools
 import threading
-import zlib
-from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,18 +11,17 @@ from array_record.python import array_record_module
 from plm_jax.common import storage
 from plm_jax.common.errors import one_line
 from plm_jax.data.cache import form, rising
-from plm_jax.data.cache.columns import Column
+from plm_jax.data.cache.checked import Vectors
 from plm_jax.data.cache.mirror import Folder
 from plm_jax.data.cache.rising import Ranged
 from plm_jax.data.cache.shards import Shard
-from plm_jax.data.cache.vectors import damaged, is_short, load
+from plm_jax.data.cache.vectors import Checksums, damaged, is_short
 
 _OPTIONS = "readahead_buffer_size:0,index_storage_option:in_memory,footer_prefetch_bytes:0"
 _OPEN_SHARDS = 32
 # Who reads fewer rows of a remote file of tokens fetches these alone, else the file: a request costs about as much as
-# the 64th part of one. Of vectors a page is what the reader's part of a file of tokens takes, within bounds.
+# the 64th part of one.
 _FEW_ROWS = 64
-_PAGE, _LEAST_PAGE = 2**13, 2**6
 
 
 class Documents(abc.ABC):
@@ -74,41 +71,28 @@ class Documents(abc.ABC):
 class Split(Documents):
     """A split of a source, opened; safe to read from several threads.
 
-    Vectors are memory-mapped. Of a remote cache long ones are read by range, and so are tokens where few are wanted.
+    Short vectors are read whole, long ones by pages; of a remote cache tokens are read by range where few are wanted.
+    All that is read is compared with its checksums, where the cache has any.
 
     Attributes:
       columns: all but the tokens, by name.
     """
 
-    def __init__(
-        self,
-        place: Folder,
-        name: str,
-        counts: Mapping[str, Any],
-        columns: Sequence[Column],
-        vocab_size: int,
-        cached_tokens: int,
-        share: float = 1.0,
-        files: Mapping[str, str] | None = None,
-    ):
+    def __init__(self, place: Folder, name: str, manifest: form.Manifest, cached_tokens: int, share: float = 1.0):
         """Opens it.
 
         Args:
           place: the source's folder, in which `name` is the split's.
-          counts: what the manifest says of it.
-          columns: the tokens and all others.
           cached_tokens: about how many tokens are kept in memory.
           share: of the rows around each one that is read, how many are, too.
-          files: of columns in files of another name, that.
         """
-        self._place, self._name, self._share = place, name, share
-        self._locate = functools.partial(place, name)
-        self._dtype = np.dtype(next(column.dtype for column in columns if column.name == "tokens"))
-        self._vocab_size = vocab_size
-        self.columns = {column.name: column for column in columns if column.name != "tokens"}
-        self.num_tokens, self.num_documents, self.num_bytes = (counts[k] for k in ("tokens", "documents", "bytes"))
-        self._sizes, self._blocks, self._files = counts["sizes"], counts.get("blocks"), files or {}
-        self._crc32 = counts.get("crc32")
+        counts, blocks = manifest.splits[name], manifest.splits[name].blocks if manifest.has_checksums else None
+        self._place, self._name, self._share, self._manifest = place, name, share, manifest
+        self._vectors = Vectors(place, name, blocks, counts.crc32, manifest.block_bytes, share, manifest.files)
+        self._dtype = np.dtype(next(column.dtype for column in manifest.columns if column.name == "tokens"))
+        self.columns = {column.name: column for column in manifest.columns if column.name != "tokens"}
+        self.num_tokens, self.num_documents, self.num_bytes = counts.tokens, counts.documents, counts.bytes
+        self._counts = counts
         self._num_records = -(-self.num_tokens // form.RECORD_TOKENS)
         self._lock = threading.Lock()
         self._vector = functools.cache(self._load)
@@ -117,92 +101,61 @@ class Split(Documents):
         self._checked: set[int] = set()
         self.documents = self._vector("documents")
         if self.documents[0] != 0 or self.documents[-1] != self.num_tokens:
-            raise damaged(self._locate("documents.npy"), "does not span the tokens")
+            raise damaged(self._vectors.path("documents"), "does not span the tokens")
 
     @functools.cached_property
     def milestones(self) -> np.ndarray:
         """See `Documents.milestones`."""
-        name = form.milestones_name("documents")
-        return self._load_whole(name) if self._has_file(name) else super().milestones
+        return self._milestones("documents")
 
-    def _has_file(self, name: str) -> bool:
-        """Whether there is a vector that caches did not have at all times."""
-        return name in (self._blocks or ())
+    def _milestones(self, name: str) -> np.ndarray:
+        """Those of a vector of rising numbers, which caches did not have at all times."""
+        if (own := form.milestones_name(name)) in self._counts.blocks:
+            return self._vectors.whole(own, *self._shape(own))
+        return rising.milestones(self._vectors.whole(name, *self._shape(name)), self.num_tokens)
 
-    def _checksums(self, name: str) -> list[int] | None:
-        """The CRC-32 of each block of a file; None of an old cache."""
-        if not self._has_file(name):
-            return None
-        names = list(self._blocks)
-        begin = sum(self._blocks[before] for before in names[: names.index(name)])
-        return self._all_checksums[begin : begin + self._blocks[name]].tolist()
-
-    @functools.cached_property
-    def _all_checksums(self) -> np.ndarray | Ranged:
-        """Those of all files."""
-        length, file = sum(self._blocks.values()), form.CHECKSUMS
-        if self._is_ranged(file, length, "<u4"):
-            return self._ranged(file, length, "<u4", lambda: load(self._locate(file), length, np.uint32))
-        found = load(self._locate(file), length, np.uint32)
-        if zlib.crc32(found.tobytes()) != self._crc32:
-            raise damaged(self._locate(file), "its bytes have changed")
-        return found
-
-    def _is_ranged(self, file: str, length: int, dtype: str) -> bool:
-        """Whether a vector stays in the bucket that it is in."""
-        is_afar = self._place.is_remote and not self._place.has(self._name, file)
-        return is_afar and not is_short(length * np.dtype(dtype).itemsize)
-
-    def _ranged(
-        self, file: str, length: int, dtype: str, load: Callable[[], np.ndarray], milestones: np.ndarray | None = None
-    ) -> Ranged:
-        def fetch(start: int, stop: int) -> bytes:
-            return self._place.read(start, stop, self._name, file)
-
-        page = max(_LEAST_PAGE, int(_PAGE * self._share))
-        return Ranged(file, fetch, load, length, dtype, page, milestones)
-
-    def _length_and_dtype(self, name: str) -> tuple[int, str]:
-        known = {"documents": (self.num_documents + 1, "<i8"), "unigram": (self._vocab_size, "<i8")}
-        milestones = -(-self.num_tokens // form.MILESTONE_TOKENS) + 1, "<i8"
-        known |= {form.milestones_name(of): milestones for of in ("documents", *self.columns)}
-        if name in known:
-            return known[name]
-        if name not in self.columns:
-            return self.num_documents + 1, "<i8"  # The offsets of a column.
-        column = self.columns[name]
-        return self._sizes[name], "<i8" if column.kind == "start" else column.dtype
+    def _shape(self, name: str) -> tuple[int, str, int | None]:
+        """A vector's length and type, and up to which its numbers rise; None: they need not."""
+        of, _, what = name.rpartition(".")
+        if name == "documents":
+            return self.num_documents + 1, "<i8", self.num_tokens
+        if name == "unigram":
+            return self._manifest.vocabulary.size, "<i8", None
+        if what == "milestones":
+            most = self.num_documents + 1 if of == "documents" else self._counts.sizes[of]
+            return -(-self.num_tokens // form.MILESTONE_TOKENS) + 1, "<i8", most
+        if what == "offsets":
+            return self.num_documents + 1, "<i8", self._counts.sizes[of]
+        if self.columns[name].kind == "start":
+            return self._counts.sizes[name], "<i8", self.num_tokens
+        return self._counts.sizes[name], self.columns[name].dtype, None
 
     def _load(self, name: str) -> np.ndarray | Ranged:
-        """A vector of the split; a short one is checked."""
-        file, (length, dtype) = f"{self._files.get(name, name)}.npy", self._length_and_dtype(name)
-        is_rising = name == "documents" or (name in self.columns and self.columns[name].kind == "start")
-        milestones = form.milestones_name(name)
-        # Without milestones nothing is found in a rising one that stays afar.
-        if self._is_ranged(file, length, dtype) and (not is_rising or self._has_file(milestones)):
-            found = self._load_whole(milestones) if is_rising else None
-            return self._ranged(file, length, dtype, functools.partial(self._load_whole, name), found)
-        return self._load_whole(name)
-
-    def _load_whole(self, name: str, check_all: bool = False) -> np.ndarray:
-        path = self._locate(f"{self._files.get(name, name)}.npy")
-        return load(path, *self._length_and_dtype(name), self._checksums(name), check_all)
+        """A vector of the split."""
+        length, dtype, limit = self._shape(name)
+        is_long = not is_short(length * np.dtype(dtype).itemsize)
+        is_start = name == "documents" or (name in self.columns and self.columns[name].kind == "start")
+        milestones = self._milestones(name) if is_long and is_start else None
+        return self._vectors.open(name, length, dtype, limit, milestones)
 
     def check(self) -> None:
-        """Opens every vector; sees that all files of tokens are in the folder; opens the first and the last of them.
+        """Looks at every vector, of long ones at both ends; sees that all files of tokens are in the folder; opens the
+        first and the last of them.
 
-        There may be many: the others are checked when they are read.
+        There may be many: what is not looked at is checked when it is read.
 
         Raises:
           UserError: one is missing or damaged.
         """
-        for name in self._vectors():
-            self._vector(name)
+        for name in self._names():
+            found = self._load(name)  # Kept only where it is asked for.
+            if isinstance(found, Ranged):
+                found[-1]
         shards = range(-(-self._num_records // form.SHARD_RECORDS))
-        names = set(storage.names(self._locate()))
+        names = set(storage.names(self._place(self._name)))
         for shard in shards:
             if form.shard_name(shard) not in names:
-                raise damaged(self._locate(form.shard_name(shard)), "is missing")
+                raise damaged(self._place(self._name, form.shard_name(shard)), "is missing")
         for shard in {*shards[:1], *shards[-1:]}:
             self._open_shard(shard)
 
@@ -212,22 +165,24 @@ class Split(Documents):
         Raises:
           UserError: one is missing or damaged.
         """
-        for name in self._vectors():
-            self._load_whole(name, check_all=True)
-        for index, crc32 in enumerate(self._checksums("tokens") or []):
-            if zlib.crc32(self._read(index)) != crc32:
-                raise damaged(self._locate(form.shard_name(index // form.SHARD_RECORDS)), "its bytes have changed")
+        if self._manifest.has_checksums:
+            self._vectors.verified_checksums()
+        for name in self._names():
+            self._vectors.whole(name, *self._shape(name))
+        for index in range(self._num_records):
+            self._read(index, check_all=True)
 
-    def _vectors(self) -> list[str]:
+    def _names(self) -> list[str]:
+        """Those of all vectors."""
         offsets = [form.offsets_name(name) for name, column in self.columns.items() if column.kind == "value"]
-        milestones = [name for name in map(form.milestones_name, ["documents", *self.columns]) if self._has_file(name)]
-        return ["documents", *self.columns, *offsets, *milestones, "unigram"]
+        milestones = map(form.milestones_name, ["documents", *self.columns])
+        return ["documents", *self.columns, *offsets, *(n for n in milestones if n in self._counts.blocks), "unigram"]
 
     def has(self, name: str) -> bool:
         """See `Documents.has`."""
         return name in self.columns
 
-    def column(self, name: str) -> np.ndarray:
+    def column(self, name: str) -> np.ndarray | Ranged:
         """See `Documents.column`."""
         return self._vector(name)
 
@@ -245,11 +200,14 @@ class Split(Documents):
     @property
     def unigram(self) -> np.ndarray:
         """int64 [vocab_size]: how often each token occurs."""
-        return self._vector("unigram")
+        found = np.asarray(self._vector("unigram"))
+        if found.min(initial=0) < 0 or found.sum() != self.num_tokens:
+            raise damaged(self._vectors.path("unigram"), "its counts are not those of the tokens")
+        return found
 
     def _open_shard(self, shard: int) -> Any:
         expected = min(form.SHARD_RECORDS, self._num_records - shard * form.SHARD_RECORDS)
-        path = self._locate(form.shard_name(shard))
+        path = self._place(self._name, form.shard_name(shard))
         try:
             reader = array_record_module.ArrayRecordReader(path, _OPTIONS)
             found = reader.num_records()
@@ -273,35 +231,55 @@ class Split(Documents):
         joined = records[0] if first == last else np.concatenate(records)
         return joined[start - first * size : stop - first * size]
 
+    @property
+    def _token_checksums(self) -> Checksums | None:
+        block_bytes = form.token_block_bytes(self._manifest.format, self._dtype.itemsize)
+        return self._vectors.checksums("tokens", block_bytes)
+
     def _fetch(self, start: int, stop: int) -> bytes:
         """The bytes of tokens [start, stop) of a remote split, of which no copy is kept."""
-        size, item, parts = form.RECORD_TOKENS * form.SHARD_RECORDS, self._dtype.itemsize, []
-        for number in range(start // size, (stop - 1) // size + 1):
-            first, name = number * size, form.shard_name(number)
+        shard, item, parts = form.RECORD_TOKENS * form.SHARD_RECORDS, self._dtype.itemsize, []
+        for number in range(start // shard, (stop - 1) // shard + 1):
+            first = number * shard
+            size = min(shard, self.num_tokens - first) * item
+            wanted = max(start - first, 0) * item, min(stop - first, shard) * item
+            parts.append(self._fetch_of_shard(number, *wanted, size))
+        return b"".join(parts)
 
-            def fetch(begin: int, end: int, name: str = name) -> bytes:
-                return self._place.read(begin, end, self._name, name)
-
-            shard = Shard(fetch, form.RECORD_TOKENS * item, (min(size, self.num_tokens - first)) * item)
-            begin, end = max(start - first, 0) * item, min(stop - first, size) * item
-            try:
+    def _fetch_of_shard(self, number: int, begin: int, end: int, size: int) -> bytes:
+        """Bytes [begin, end) of the `size` bytes of tokens in a remote file, and in one with what is checked."""
+        name, checksums, item = form.shard_name(number), self._token_checksums, self._dtype.itemsize
+        shard = Shard(lambda *bounds: self._place.read(*bounds, self._name, name), form.RECORD_TOKENS * item, size)
+        try:
+            if checksums is None or self._manifest.format < form.FORMAT:  # Records were blocks, which are too long.
                 if number not in self._checked:
                     shard.check(begin // shard.record_bytes)
                     self._checked.add(number)
-                parts.append(shard.read(begin, end))
-            except ValueError as error:
-                raise damaged(f"{self._name}/{name}", one_line(error)) from error
-        return b"".join(parts)
+                return shard.read(begin, end)
+            first, last = checksums.covering(begin, end, size)
+            data = shard.read(first, last)
+        except ValueError as error:
+            raise damaged(self._place.origin(self._name, name), one_line(error)) from error
+        if not checksums.are(number * form.SHARD_RECORDS * shard.record_bytes + first, data):
+            raise damaged(self._place.origin(self._name, name), "its bytes have changed")
+        return data[begin - first : end - first]
 
-    def _read(self, index: int) -> np.ndarray:
-        """A record, which ArrayRecord checks against a hash of its own."""
+    def _read(self, index: int, check_all: bool = False) -> np.ndarray:
+        """A record, which ArrayRecord compares with a hash of its own."""
         shard, place = divmod(index, form.SHARD_RECORDS)
-        reader = self._reader(shard)
+        reader, path = self._reader(shard), self._place(self._name, form.shard_name(shard))
         try:
             (data,) = reader.read([place])
         except (RuntimeError, ValueError, IndexError) as error:
-            raise damaged(self._locate(form.shard_name(shard)), one_line(error)) from error
-        expected = min(form.RECORD_TOKENS, self.num_tokens - index * form.RECORD_TOKENS)
-        if len(data) != expected * self._dtype.itemsize:
-            raise damaged(self._locate(form.shard_name(shard)), f"record {place} has the wrong size")
+            raise damaged(path, one_line(error)) from error
+        size = form.RECORD_TOKENS * self._dtype.itemsize
+        if len(data) != min(size, self.num_tokens * self._dtype.itemsize - index * size):
+            raise damaged(path, f"record {place} has the wrong size")
+        # That the record is whole its hash has told; that it is this one, its ends do, and in a `verify` all of it.
+        checksums = self._token_checksums
+        if checksums is not None:
+            block, end = checksums.block_bytes, len(data)
+            parts = [(0, end)] if check_all else [(0, min(block, end)), ((end - 1) // block * block, end)]
+            if not all(checksums.are(index * size + first, data[first:last]) for first, last in parts):
+                raise damaged(path, "its bytes have changed")
         return np.frombuffer(data, self._dtype)

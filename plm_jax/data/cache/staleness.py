@@ -8,10 +8,9 @@ file is read only where its time has changed and its size has not.
 """
 
 import contextlib
-import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from plm_jax import config
@@ -20,7 +19,6 @@ from plm_jax.common.errors import UserError
 from plm_jax.data.cache import form
 from plm_jax.data.sources import files
 
-FILE = "files.json"
 Listing = dict[str, list[storage.File]]
 
 
@@ -64,7 +62,7 @@ def note(folder: str, source: Any, origin: Origin) -> None:
         split: [[_name(source, split, file.path), file.size, file.modified, next(hashes)] for file in found]
         for split, found in origin.listed.items()
     }
-    path, data = os.path.join(folder, FILE), json.dumps(rows).encode("utf-8")
+    path, data = os.path.join(folder, form.FILES), form.files_json(rows)
     with contextlib.suppress(FileNotFoundError):
         if storage.read(path) == data:
             return
@@ -84,7 +82,7 @@ def compare(run: config.Run, name: str, say: Callable[[str], None]) -> Compariso
     """
     source, folder = run.data.sources[name], os.path.join(run.data.cache_dir, name)
     was = form.read_manifest(folder).get("source")
-    if was is None:
+    if not isinstance(was, dict) or not {"name", "validation_fraction"} <= was.keys():
         return Comparison("it does not say what it was made of")
     now = describe(run, name, was["validation_fraction"] is None)
     # That of another name may hold the same texts.
@@ -109,9 +107,8 @@ def compare(run: config.Run, name: str, say: Callable[[str], None]) -> Compariso
 
 def _changed_files(folder: str, source: config.FileSource, listed: Listing, say: Callable[[str], None]) -> str | None:
     """What is changed of the files that a cache was made of; those that are proved to be the same are noted."""
-    try:
-        noted: Mapping[str, Any] = json.loads(storage.read(os.path.join(folder, FILE)))
-    except (OSError, ValueError):
+    noted = form.read_files(folder)
+    if noted is None:
         return "it does not say of which files it was made"
     doubtful: list[tuple[str, str]] = []
     contents: list[str] = []

@@ -3,7 +3,6 @@
 import glob
 import json
 import os
-import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from plm_jax.common import storage
 from plm_jax.data.cache import form
 from plm_jax.data.cache.columns import FIRST_BYTES, SENTENCE_STARTS, Column, Values, described, tokens
 from plm_jax.data.cache.rising import MilestonesWriter
-from plm_jax.data.cache.vectors import NpyAppender, save
+from plm_jax.data.cache.vectors import NpyAppender, crc32s, save, save_checksums
 
 _OPTIONS = "group_size:1,uncompressed"
 
@@ -84,15 +83,14 @@ class SplitWriter:
             sizes[name] = vector.close()
             checksums[name] = vector.checksums
         checksums["unigram"] = save(os.path.join(self._folder, "unigram.npy"), self._tokens.unigram)
-        blocks = np.array([crc for of_file in checksums.values() for crc in of_file], np.uint32)
-        save(os.path.join(self._folder, form.CHECKSUMS), blocks)
+        blocks, crc32 = save_checksums(self._folder, checksums)
         return {
             "documents": sizes.pop("documents") - 1,
             "tokens": self._tokens.num_tokens,
             "bytes": self._num_bytes,
             "sizes": sizes,
-            "blocks": {name: len(of_file) for name, of_file in checksums.items()},
-            "crc32": zlib.crc32(blocks.tobytes()),
+            "blocks": blocks,
+            "crc32": crc32,
         }
 
 
@@ -101,13 +99,14 @@ class _TokensWriter:
 
     Attributes:
       unigram: int64 [vocab_size], how often each token occurs.
-      checksums: the CRC-32 of each record.
+      checksums: the CRC-32 of each block of all records.
     """
 
     def __init__(self, folder: str, vocab_size: int):
         self._folder = folder
         self._dtype = np.dtype(tokens(vocab_size).dtype)
         self._shard: Any = None
+        self._num_records = 0
         self.checksums: list[int] = []
         self.unigram = np.zeros(vocab_size, np.int64)
         self._pending: list[np.ndarray] = []
@@ -131,13 +130,15 @@ class _TokensWriter:
         self._pending, self._num_pending = [found[end:].copy()], len(found) - end
 
     def _write(self, data: bytes) -> None:
-        shard, place = divmod(len(self.checksums), form.SHARD_RECORDS)
+        shard, place = divmod(self._num_records, form.SHARD_RECORDS)
         if place == 0:
             self._close_shard()
             self._shard_path = os.path.join(self._folder, form.shard_name(shard))
             self._shard = array_record_module.ArrayRecordWriter(self._shard_path, _OPTIONS)
         self._shard.write(data)
-        self.checksums.append(zlib.crc32(data))
+        self._num_records += 1
+        # Records but the last are whole blocks.
+        self.checksums += crc32s(data, form.token_block_bytes(form.FORMAT, self._dtype.itemsize))
 
     def _close_shard(self) -> None:
         if self._shard is not None:
@@ -159,8 +160,7 @@ def describe(vocab_size: int, columns: Sequence[Column], word_initial: np.ndarra
 def publish(temporary: str, final: str, manifest: Mapping[str, Any]) -> None:
     """Writes the manifest, last of all, and renames the folder to `final`, replacing what is there."""
     with open(os.path.join(temporary, "manifest.json"), "w") as file:
-        sizes = {"format": form.FORMAT, "record_tokens": form.RECORD_TOKENS, "shard_records": form.SHARD_RECORDS}
-        written = sizes | {"milestone_tokens": form.MILESTONE_TOKENS} | dict(manifest)
+        written = {"format": form.FORMAT} | form.sizes() | dict(manifest)
         json.dump(written | {"crc32": form.crc32(written)}, file, indent=2)
         storage.sync(file)
     storage.replace_folder(temporary, final)

@@ -1,10 +1,11 @@
 """Where rows begin, for layouts of which each row depends on the one before: found once, then read from disk.
 
-A split is walked document after document, and what is found stays beside the cache or its local copy, memory-mapped:
+A split is walked document after document, and what is found stays beside the cache or its local copy:
 
-    CACHE_DIR/SOURCE/index/KEY/index.json    `passes`, the first row of each pass, and the end; `columns`, of each its
-                                             type and the CRC-32 of its bytes
+    CACHE_DIR/SOURCE/index/KEY/index.json    `key`; `passes`, the first row of each pass, and the end; `blocks` and
+                                             `checksums`, as of a split of a cache; `crc32`, its own
     CACHE_DIR/SOURCE/index/KEY/COLUMN.npy    a number of each row
+    CACHE_DIR/SOURCE/index/KEY/checksums.npy CRC-32 of each block of these
 
 KEY is a hash of all that decides them.
 """
@@ -15,21 +16,23 @@ import itertools
 import json
 import os
 import tempfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from plm_jax import objectives
+from plm_jax.common import storage
 from plm_jax.common.errors import UserError, one_line
 from plm_jax.data.layouts.layout import Example, Rows
 
 if TYPE_CHECKING:
     from plm_jax.data import cache
 
-FORMAT = 2
+FORMAT = 3
 BLOCK_SENTENCES = 2**18
+# Rows of which windows are found at once.
+_BLOCK_ROWS = 2**20
 
 
 class Found(NamedTuple):
@@ -44,11 +47,11 @@ class Index(NamedTuple):
 
     Attributes:
       passes: the first row of each pass over the split, and the end.
-      columns: [passes[-1]], memory-mapped, by name.
+      columns: [passes[-1]], by name.
     """
 
     passes: list[int]
-    columns: dict[str, np.ndarray]
+    columns: "dict[str, np.ndarray | cache.Ranged]"
 
 
 def open_index(
@@ -69,27 +72,30 @@ def open_index(
     Raises:
       UserError: it is damaged or cannot be written.
     """
-    key = json.dumps([FORMAT, source.identity, split, *what, dict(columns), num_passes])
+    what = [FORMAT, source.identity, split, *what, dict(columns), num_passes]
+    key = hashlib.sha256(json.dumps(what).encode("utf-8")).hexdigest()[:16]
     root = os.path.join(source.folder, "index")
-    folder = os.path.join(root, hashlib.sha256(key.encode("utf-8")).hexdigest()[:16])
+    folder = os.path.join(root, key)
     if not os.path.exists(folder):
         try:
             os.makedirs(root, exist_ok=True)
             with tempfile.TemporaryDirectory(prefix=".", dir=root) as temporary:
                 made = os.path.join(temporary, "index")
                 os.mkdir(made)
-                _write(made, columns, walk, num_passes, source.splits[split].num_documents)
+                _write(made, key, columns, walk, num_passes, source.splits[split].num_documents)
                 with contextlib.suppress(OSError):  # Another one was first.
                     os.rename(made, folder)
         except OSError as error:
             raise UserError(
                 f"cannot write {root} ({error.strerror}): make it writable or move config.data.cache_dir"
             ) from error
-    return _read(folder, columns)
+    vectors, passes = _open(folder)
+    return Index(passes, {name: vectors.open(name, passes[-1], dtype) for name, dtype in columns.items()})
 
 
 def _write(
     folder: str,
+    key: str,
     columns: Mapping[str, str],
     walk: Callable[[int], Iterator[Found]],
     num_passes: int,
@@ -112,29 +118,37 @@ def _write(
                 bar.update(found.num_documents)
     for file in files.values():
         file.close()
-    told = {name: {"dtype": dtype, "crc32": files[name].crc32} for name, dtype in columns.items()}
+    found = {name: file.checksums for name, file in files.items()}
+    blocks, checksums = cache.save_checksums(folder, found)
+    described = {"key": key, "passes": passes, "types": dict(columns), "blocks": blocks, "checksums": checksums}
     with open(os.path.join(folder, "index.json"), "w") as file:
-        json.dump({"passes": passes, "columns": told}, file)
-
-
-def _read(folder: str, columns: Mapping[str, str]) -> Index:
-    from plm_jax.data import cache
-
-    passes = _describe(folder)["passes"]
-    found = {
-        name: cache.load(os.path.join(folder, f"{name}.npy"), passes[-1], np.dtype(dtype))
-        for name, dtype in columns.items()
-    }
-    return Index(passes, found)
+        json.dump(described | {"crc32": cache.crc32(described)}, file)
+        storage.sync(file)
 
 
 def _describe(folder: str) -> dict[str, Any]:
+    """What its `index.json` says of the index in a folder, which has the name of its key."""
+    from plm_jax.data import cache
+
     path = os.path.join(folder, "index.json")
     try:
         with open(path) as file:
-            return json.load(file)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} is damaged ({one_line(error)}): delete its folder, and it is made again") from error
+            described = json.load(file)
+        is_whole = described["crc32"] == cache.crc32(described) and described["key"] == os.path.basename(folder)
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise cache.damaged(path, one_line(error)) from error
+    if not is_whole:
+        raise cache.damaged(path, "it has changed")
+    return described
+
+
+def _open(folder: str) -> "tuple[cache.Vectors, list[int]]":
+    """The columns of an index, and its passes."""
+    from plm_jax.data import cache
+
+    described, place = _describe(folder), cache.Folder(os.path.dirname(folder))
+    vectors = cache.Vectors(place, os.path.basename(folder), described["blocks"], described["checksums"])
+    return vectors, described["passes"]
 
 
 def verify(folder: str) -> None:
@@ -143,14 +157,9 @@ def verify(folder: str) -> None:
     Raises:
       UserError: a file of it is damaged.
     """
-    from plm_jax.data import cache
-
-    described = _describe(folder)
-    for name, told in described["columns"].items():
-        path = os.path.join(folder, f"{name}.npy")
-        values = cache.load(path, described["passes"][-1], np.dtype(told["dtype"]))
-        if zlib.crc32(np.ascontiguousarray(values).data) != told["crc32"]:
-            raise UserError(f"{path} is damaged (its bytes have changed): delete its folder, and it is made again")
+    vectors, passes = _open(folder)
+    for name, dtype in _describe(folder)["types"].items():
+        vectors.whole(name, passes[-1], dtype)
 
 
 def blocks(split: "cache.Split") -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -177,10 +186,20 @@ def follow(following: np.ndarray) -> np.ndarray:
     return np.array(visited)
 
 
-def windows_of(starts: np.ndarray, num_tokens: int, window_tokens: int) -> np.ndarray:
-    """The first of the rows that begin at `starts` in each window of so many tokens, and the end."""
-    edges = np.arange(-(-num_tokens // window_tokens) + 1, dtype=np.int64) * window_tokens
-    return starts.searchsorted(edges)
+def edges_of(num_tokens: int, window_tokens: int) -> np.ndarray:
+    """The first token of each window of so many, and the end of the last."""
+    return np.arange(-(-num_tokens // window_tokens) + 1, dtype=np.int64) * window_tokens
+
+
+def _first_from(starts: "np.ndarray | cache.Ranged", first: int, end: int, edges: np.ndarray) -> np.ndarray:
+    """Which of `starts`, which rise from `first` up to `end`, is the first at or beyond each of rising `edges`."""
+    found, done = np.full(len(edges), end), 0
+    for begin in range(first, end, _BLOCK_ROWS):
+        part = starts[begin : min(begin + _BLOCK_ROWS, end)]
+        last = int(edges.searchsorted(part[-1], side="right"))
+        found[done:last] = begin + part.searchsorted(edges[done:last])
+        done = last
+    return found
 
 
 class IndexedRows(Rows):
@@ -197,10 +216,8 @@ class IndexedRows(Rows):
 
     def windows(self, window_tokens: int) -> list[np.ndarray]:
         """See `Rows.windows`."""
-        return [
-            first + windows_of(self._starts[first:end], self.pass_tokens, window_tokens)
-            for first, end in itertools.pairwise(self._passes)
-        ]
+        edges = edges_of(self.pass_tokens, window_tokens)
+        return [_first_from(self._starts, first, end, edges) for first, end in itertools.pairwise(self._passes)]
 
     def _stretch(self, item: int) -> tuple[int, int]:
         """The tokens [start, stop) of a row that goes on to where the next one begins."""

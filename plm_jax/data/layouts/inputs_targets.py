@@ -35,7 +35,8 @@ class InputsTargetsRows(Rows):
         """See `Rows.windows`."""
         documents, is_packed = self._split.documents, not isinstance(self._first, range)
         begins = np.asarray(documents)[self._first[:-1]] if is_packed else documents
-        return [np.minimum(index.windows_of(begins, self._split.num_tokens, window_tokens), self.num_rows)]
+        edges = index.edges_of(self._split.num_tokens, window_tokens)
+        return [np.minimum(begins.searchsorted(edges), self.num_rows)]
 
     def example(self, item: int, rng: np.random.Generator) -> Example:
         """A finished row; nothing is drawn."""

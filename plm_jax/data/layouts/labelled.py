@@ -167,6 +167,8 @@ class LabelledRows(Rows):
         self._split, self.length, self.objective, self._characters = split, length, objective, characters
         documents, starts = np.asarray(split.documents), np.asarray(split.sentences)
         num_texts = len(starts) // split.num_documents
+        if num_texts * split.num_documents != len(starts):
+            raise UserError("the examples of a cache have not all as many texts: prepare it again")
         sizes = np.diff(np.append(starts, split.num_tokens)).reshape(split.num_documents, num_texts)
         # Of a question and its context the cache has the context first, by which it parts them.
         self._order = [1, 0] if self._has_windows else list(range(num_texts))
@@ -188,7 +190,7 @@ class LabelledRows(Rows):
 
     def windows(self, window_tokens: int) -> list[np.ndarray]:
         """See `Rows.windows`."""
-        return [index.windows_of(self._begins, self.pass_tokens, window_tokens)]
+        return [self._begins.searchsorted(index.edges_of(self.pass_tokens, window_tokens))]
 
     def document(self, item: int) -> int:
         """The number of the example that a row is of."""

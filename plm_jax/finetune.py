@@ -18,6 +18,9 @@ _CHECKPOINT = flags.DEFINE_string("checkpoint", None, "a run, its checkpoint, a 
 _WORKDIR = flags.DEFINE_string("workdir", None, "the run directory: config, checkpoints, metrics")
 _SEEDS = flags.DEFINE_list("seeds", [], "seeds of as many runs; by default the config's alone")
 _ALLOW_CHANGES = flags.DEFINE_bool("allow_changes", False, "as of pretrain")
+_REFUSE_DAMAGED = flags.DEFINE_bool(
+    "refuse_damaged", False, "end where the newest checkpoint is damaged; else the run goes on from the one before"
+)
 
 
 def main() -> None:
@@ -43,7 +46,7 @@ def main() -> None:
         from plm_jax.training import loop
 
     for path, one in runs.items():
-        loop.pretrain(one, path, _ALLOW_CHANGES.value)
+        loop.pretrain(one, path, _ALLOW_CHANGES.value, _REFUSE_DAMAGED.value)
     if seeds and progress.is_first():
         print("\n".join(experiments.lines(list(runs))))
 

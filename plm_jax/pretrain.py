@@ -18,6 +18,9 @@ _FROM = flags.DEFINE_string(
 _ALLOW_CHANGES = flags.DEFINE_bool(
     "allow_changes", False, "go on, too, where the config's data, seed or optimizer are not those that the run had"
 )
+_REFUSE_DAMAGED = flags.DEFINE_bool(
+    "refuse_damaged", False, "end where the newest checkpoint is damaged; else the run goes on from the one before"
+)
 
 
 def main() -> None:
@@ -44,7 +47,7 @@ def main() -> None:
         command_line.start_jax()
         from plm_jax.training import loop
 
-    loop.pretrain(run, workdir, _ALLOW_CHANGES.value)
+    loop.pretrain(run, workdir, _ALLOW_CHANGES.value, _REFUSE_DAMAGED.value)
 
 
 if __name__ == "__main__":

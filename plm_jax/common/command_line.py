@@ -1,5 +1,6 @@
 """What the verbs share: flags and help, errors as one line with exit status 2, the JAX set-up of their processes."""
 
+import contextlib
 import ctypes
 import glob
 import logging
@@ -7,12 +8,16 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from absl import flags
 from absl import logging as absl_logging
 
 from plm_jax.common import extras, storage
-from plm_jax.common.errors import UserError, one_line
+from plm_jax.common.errors import Interrupted, UserError, one_line, told
+
+# EX_TEMPFAIL of sysexits.h: the same command again goes on.
+SAVED = 75
 
 # glibc's malloc.h
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
@@ -66,12 +71,15 @@ def integers(flag: flags.FlagHolder) -> list[int]:
     return [int(value) for value in flag.value]
 
 
-def run(main: Callable[[], None], takes_options: bool = False) -> None:
+def run(main: Callable[..., None], takes_options: bool = False, words: Sequence[str] = ()) -> None:
     """Parses the command line and calls `main`; a `UserError` becomes one line and exit status 2.
+
+    So does an error of the operating system's. A run that was stopped, its step saved, ends with 75.
 
     Args:
       main: what the verb does.
       takes_options: whether options of another program may follow after `--`, see `options`.
+      words: what the words are called that stand on the command line beside flags; `main` is given them.
     """
     # Libraries' chatter would bury the one line that matters.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -85,20 +93,30 @@ def run(main: Callable[[], None], takes_options: bool = False) -> None:
         if {"--help", "-h", "--helpfull"} & set(_arguments()):
             print(_help(main))
             return
-        _parse_flags(takes_options)
+        given = _parse_flags(takes_options, words)
         with extras.told():
-            main()
+            main(*given)
     except UserError as error:
-        # Threads of readers and savers must not keep a failed process alive, nor talk into its one line.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        stderr = os.dup(2)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        os.write(stderr, f"error: {error}\n".encode())
-        os._exit(2)
+        _end(f"error: {error}", 2)
+    except OSError as error:
+        _end(f"error: {told(error)}", 2)
+    except Interrupted as stopped:
+        _end(str(stopped), SAVED)
     except KeyboardInterrupt:
         print("stopped; run the same command again to go on", file=sys.stderr, flush=True)
         os._exit(130)
+
+
+def _end(line: str, status: int) -> NoReturn:
+    # Threads of readers and savers must not keep an ended process alive, nor talk into its one line.
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    stderr = os.dup(2)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    with contextlib.suppress(OSError):
+        os.write(stderr, f"{line}\n".encode())
+    os._exit(status)
 
 
 def options() -> list[str]:
@@ -121,7 +139,8 @@ def _arguments() -> list[str]:
     return flags.FLAGS.read_flags_from_files(sys.argv[1:end], force_gnu=False)
 
 
-def _parse_flags(takes_options: bool) -> None:
+def _parse_flags(takes_options: bool, words: Sequence[str]) -> list[str]:
+    """Sets the flags; returns the words beside them."""
     arguments = _arguments() + ([] if takes_options or "--" not in sys.argv else ["--", *options()])
     for name in [name for name in flags.FLAGS if isinstance(flags.FLAGS[name], _DottedFlag)]:
         arguments, _ = _parted(arguments, name)
@@ -129,8 +148,12 @@ def _parse_flags(takes_options: bool) -> None:
         rest = flags.FLAGS([sys.argv[0], *arguments])
     except flags.Error as error:
         raise UserError(one_line(error, None)) from error
-    if len(rest) > 1:
-        raise UserError(f"'{rest[1]}' is no flag: write --name=value")
+    given = rest[1:]
+    if len(given) > len(words):
+        raise UserError(f"'{given[len(words)]}' is no flag: write --name=value")
+    if len(given) < len(words):
+        raise UserError(f"{words[len(given)]} is missing: give {' '.join(words)}, then --name=value")
+    return given
 
 
 def _parted(arguments: Sequence[str], name: str) -> tuple[list[str], list[tuple[str, str]]]:
@@ -152,7 +175,7 @@ def _parted(arguments: Sequence[str], name: str) -> tuple[list[str], list[tuple[
     return others, found
 
 
-def _help(main: Callable[[], None]) -> str:
+def _help(main: Callable[..., None]) -> str:
     """What a verb does, and its flags; those that libraries define are left out."""
     rows = []
     modules = flags.FLAGS.flags_by_module_dict()
@@ -176,7 +199,7 @@ def start_jax() -> None:
     """
     import jax
 
-    # SIGTERM ends a process: jax would take it for a notice that somebody asks for, and go on.
+    # `training.interruption` hears signals itself.
     jax.config.update("jax_enable_preemption_service", False)
     if "JAX_NUM_PROCESSES" in os.environ:
         jax.distributed.initialize(

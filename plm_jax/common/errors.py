@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import errno
 import os
 import sysconfig
 import traceback
@@ -10,6 +11,37 @@ from collections.abc import Iterable, Iterator
 
 class UserError(Exception):
     """A mistake in what the user gave; the message is one line that says what to do."""
+
+
+class Interrupted(Exception):
+    """A run that was asked to stop and did, its step saved; the message is one line. A verb exits with status 75."""
+
+
+def told(error: Exception) -> str:
+    """An error in one line; one of the operating system's says what to do."""
+    if not isinstance(error, OSError):
+        return one_line(error)
+    what = f"{error.strerror or one_line(error)}"
+    where = f" ({error.filename})" if error.filename else ""
+    return f"{what}{where}: {_REMEDIES.get(error.errno, 'see to it that it can be read and written')}"
+
+
+_REMEDIES = {
+    errno.ENOSPC: "make room there, or choose another folder",
+    errno.EDQUOT: "make room there, or choose another folder",
+    errno.EROFS: "choose a folder that can be written",
+    errno.EACCES: "give yourself the right to it, or choose another folder",
+    errno.EPERM: "give yourself the right to it, or choose another folder",
+    errno.ENOENT: "it is not there, or was removed meanwhile: check the path",
+    errno.ENOTDIR: "a part of the path is a file: check the path",
+    errno.EISDIR: "that is a folder: give a file",
+    errno.EEXIST: "that is there already: choose another path",
+    errno.ENAMETOOLONG: "choose a shorter path",
+    errno.ELOOP: "its links lead in a circle: check the path",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.EIO: "the disk fails: choose another",
+    errno.ESTALE: "the folder was removed on its server: check the path",
+}
 
 
 def one_line(error: Exception, limit: int | None = 200) -> str:

@@ -184,6 +184,29 @@ def write(path: str, data: bytes) -> None:
         file.write(data)
 
 
+def create(path: str, data: bytes) -> None:
+    """Writes a file that is not there, and the folders above it; of several processes at once one does.
+
+    Raises:
+      FileExistsError: there is one.
+      UserError: the store cannot be reached.
+      OSError: it cannot be written.
+    """
+    if is_remote(path):
+        try:
+            with _having(path):
+                _system(path).pipe_file(path, data, mode="create")
+        except UserError as error:
+            if isinstance(error.__cause__, FileExistsError) or exists(path):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path) from error
+            raise
+        return
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    with open(path, "xb") as file:
+        file.write(data)
+        sync(file)
+
+
 @contextlib.contextmanager
 def writing(path: str) -> Iterator[BinaryIO]:
     """A file of any size, to be written piece by piece: it is there at the end, whole, after an error not at all.
@@ -341,6 +364,41 @@ def listing(pattern: str) -> list[File]:
                 marks = (str(info[name]) for name in _MARKS if info.get(name))
                 found.append(File(system.unstrip_protocol(path), info["size"], next(marks, "")))
     return sorted(found)
+
+
+def files_below(folder: str) -> list[str]:
+    """The regular files in a folder and the folders below it, by their paths in it, sorted; no links, hidden ones too.
+
+    Raises:
+      UserError: the store cannot be reached.
+    """
+    if is_remote(folder):
+        with reaching(folder):
+            system = _system(folder)
+            root = system._strip_protocol(folder).rstrip("/") + "/"
+            return sorted(path.removeprefix(root) for path in system.find(folder))
+    found = []
+    for above, _, files in os.walk(folder):
+        for path in (os.path.join(above, name) for name in files):
+            with contextlib.suppress(FileNotFoundError):
+                if stat.S_ISREG(os.lstat(path).st_mode):
+                    found.append(os.path.relpath(path, folder))
+    return sorted(found)
+
+
+def rename(source: str, target: str) -> None:
+    """Gives a folder another name in the folder that it is in; in a bucket every object is copied.
+
+    Raises:
+      UserError: the store cannot be reached.
+      OSError: a local folder cannot be renamed.
+    """
+    if is_remote(source):
+        with _having(source):
+            _system(source).mv(source, target, recursive=True)
+        return
+    os.rename(source, target)
+    sync_folder(os.path.dirname(target))
 
 
 def remove(path: str) -> None:

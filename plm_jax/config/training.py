@@ -161,15 +161,24 @@ class Precision:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Saved every `save_every` steps and at the end; the last `keep_last` stay, and each multiple of `keep_every`."""
+    """Saved every `save_every` steps and at the end; the last `keep_last` stay, and each multiple of `keep_every`.
+
+    Attributes:
+      save_minutes: after so many since the last one began it is saved, too (0: never).
+      grace_seconds: from a signal, or a preemption notice, to the end of the process at the latest.
+      max_failures: so many saves that fail in a row end the run; each is tried again before, later and later.
+    """
 
     save_every: int = 1000
+    save_minutes: float = 15.0
     keep_last: int = 2
     keep_every: int = 0
+    grace_seconds: float = 120.0
+    max_failures: int = 5
 
     def __post_init__(self):
-        bounds.at_least(1, "checkpoint", self, "save_every")
-        bounds.at_least(0, "checkpoint", self, "keep_every")
+        bounds.at_least(1, "checkpoint", self, "save_every", "keep_last", "max_failures")
+        bounds.at_least(0, "checkpoint", self, "keep_every", "save_minutes", "grace_seconds")
 
 
 @dataclass(frozen=True)

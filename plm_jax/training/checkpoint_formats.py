@@ -27,6 +27,7 @@ from plm_jax.common.errors import UserError, nearest
 from plm_jax.hub import elmo, files, huggingface
 from plm_jax.hub.pretrained import Pretrained
 from plm_jax.models import registry
+from plm_jax.training import checkpoint_folders as folders
 from plm_jax.training import model_text
 
 FORMAT = 1
@@ -66,10 +67,7 @@ def described(path: str) -> Pretrained:
     """The model at a path without its weights; raises as `opened`."""
     folder, workdir = _located(path)
     if workdir:
-        from plm_jax.training import checkpoints
-
-        checkpoint = checkpoints.newest(folder)
-        meta = checkpoints.read_meta(checkpoint)
+        meta = folders.checked(folders.newest(folder), ["meta/"])
         return of_run(config.from_saved(meta["config"], meta.get("modules")), {}, workdir, meta)
     with opened(path) as pretrained:
         return dataclasses.replace(pretrained, params={})

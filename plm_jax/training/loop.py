@@ -15,20 +15,22 @@ import numpy as np
 
 from plm_jax import config
 from plm_jax.common import progress, users
-from plm_jax.common.errors import UserError
+from plm_jax.common.errors import Interrupted, UserError
 from plm_jax.data.reader import Reader, blank_batch, digest_hex
 from plm_jax.data.sources import task_mixtures
 from plm_jax.losses.loss import untrained_heads
-from plm_jax.training import epochs, flops, optimizers, resume, run_directory, trainable, warm_start
+from plm_jax.training import epochs, flops, optimizers, resume, run_directory, trainable, warm_start, workdir_lock
 from plm_jax.training import mesh as meshes
 from plm_jax.training import state as states
 from plm_jax.training.checkpoints import Checkpoints
+from plm_jax.training.interruption import Interruption
 from plm_jax.training.program import Program, fitted
+from plm_jax.training.saving import Saving
 from plm_jax.training.telemetry import Telemetry, heard
 from plm_jax.training.validation import Validation
 
 
-def pretrain(run: config.Run, workdir: str, allow_changes: bool = False) -> None:
+def pretrain(run: config.Run, workdir: str, allow_changes: bool = False, refuse_damaged: bool = False) -> None:
     """Trains until `run.train.steps`, from the newest checkpoint in `workdir` if there is one.
 
     The run that is trained and noted has the tasks of a mixture of seqio's as sources (`task_mixtures.expanded`), and
@@ -37,14 +39,24 @@ def pretrain(run: config.Run, workdir: str, allow_changes: bool = False) -> None
     Args:
       allow_changes: goes on from a checkpoint of another config, too, whose batches or optimizer are not those of this
         one; the examples that it reads follow on those that were read.
+      refuse_damaged: a checkpoint that is damaged is an error; else the run goes on from the one before.
 
     Raises:
-      UserError: the batch does not fit the mesh, the cache or a checkpoint does not fit the config, the loss is lost.
+      UserError: the batch does not fit the mesh, the cache or a checkpoint does not fit the config, the loss is lost,
+        another process trains in `workdir`, or too many saves failed.
+      Interrupted: it was asked to stop, and its last step is saved.
     """
+    with workdir_lock.held(workdir), Interruption(run.checkpoint.grace_seconds) as interruption:
+        _pretrain(run, workdir, allow_changes, refuse_damaged, interruption)
+
+
+def _pretrain(
+    run: config.Run, workdir: str, allow_changes: bool, refuse_damaged: bool, interruption: Interruption
+) -> None:
     is_first = jax.process_index() == 0
     run = epochs.resolved(task_mixtures.expanded(run))
     described = run_directory.read(workdir) or {}
-    resumed = resume.find(run, workdir)
+    resumed = resume.find(run, workdir, refuse_damaged)
     trainer = Trainer(run, resumed=resumed)
     notes, history = [], []
     if resumed:
@@ -70,7 +82,8 @@ def pretrain(run: config.Run, workdir: str, allow_changes: bool = False) -> None
                 run_directory.write(workdir, run, trainer.mesh.shape, history)
                 for note in [*notes, *started, *trainer.notes(), *trainer.reader.notes(), *trainer.validation.notes()]:
                     telemetry.say(note)
-            trainer.run_stages(state, first_step, checkpoints, telemetry)
+            saving = Saving(run.checkpoint, checkpoints, telemetry, interruption, f"{workdir}/{first_step}")
+            trainer.run_stages(state, first_step, checkpoints, saving, telemetry)
 
 
 class Trainer(Program):
@@ -148,8 +161,14 @@ class Trainer(Program):
                 waited = time.perf_counter() - began
                 yield meshes.to_global(batch, rows, stage.batch_size, mesh), waited
 
-    def run_stages(self, state, first_step: int, checkpoints: Checkpoints, telemetry: Telemetry | None) -> None:
-        """Steps through what is left of every stage."""
+    def run_stages(
+        self, state, first_step: int, checkpoints: Checkpoints, saving: Saving, telemetry: Telemetry | None
+    ) -> None:
+        """Steps through what is left of every stage.
+
+        Raises:
+          Interrupted: the run was asked to stop, and its step is saved.
+        """
         run, step = self.run, first_step
         recorder = Recorder(self, telemetry)
         selection = Selection(self, checkpoints, first_step) if run.evaluation.select else None
@@ -166,10 +185,11 @@ class Trainer(Program):
                 with recorder.compiling(f"step {step + 1}") if step == begins else contextlib.nullcontext():
                     state, metrics = train_step(state, batch)
                 step += 1
+                recorder.add(step, metrics, waited)
+                decided = saving.after(step)
                 is_last = step == run.train.steps
                 validate = run.evaluation.every and (is_last or step % run.evaluation.every == 0)
-                save = is_last or step % run.checkpoint.save_every == 0
-                recorder.add(step, metrics, waited)
+                save = is_last or decided.save or step % run.checkpoint.save_every == 0
                 if validate or save:
                     found = recorder.drain(
                         functools.partial(self.validation, state.params, stage) if validate else None
@@ -181,9 +201,11 @@ class Trainer(Program):
                 if is_best:
                     selection.save(step, published.params, meta)
                 if save:
-                    if telemetry:
-                        telemetry.sync()
-                    checkpoints.save(step, published, meta)
+                    saving.save(step, published, meta, is_last or bool(decided.stop))
+                if decided.stop and not is_last:
+                    raise Interrupted(
+                        f"stopped by {decided.stop} after step {step}, which is saved: the same command goes on"
+                    )
             recorder.drain()
 
     def _meta(self, step: int, stage: config.Stage, index: int) -> dict[str, Any]:

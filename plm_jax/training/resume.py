@@ -11,7 +11,8 @@ from plm_jax import config
 from plm_jax.common import storage, users
 from plm_jax.common.errors import UserError
 from plm_jax.models import registry
-from plm_jax.training import checkpoints, run_directory
+from plm_jax.training import checkpoint_folders as folders
+from plm_jax.training import run_directory
 
 # What a change of each field of a config means to a run that goes on; all of it is told. A name stands for all that is
 # below it, and the longest one counts: of what has a part with a name of its own, each part has one.
@@ -120,6 +121,7 @@ class Resumed:
       meta: what it says of itself.
       before: the config of its run.
       stages: what was read up to it, and from there on what the config of now says.
+      told: what is to be said of the checkpoint, and of newer ones that are damaged.
     """
 
     workdir: str
@@ -127,6 +129,7 @@ class Resumed:
     meta: Mapping[str, Any]
     before: config.Run
     stages: tuple[config.Stage, ...]
+    told: tuple[str, ...] = ()
 
     def changes(
         self, run: config.Run, caches: Mapping[str, str], vocabulary_id: str, mesh: Mapping[str, int]
@@ -171,13 +174,13 @@ class Resumed:
             )
 
     def notes(self, run: config.Run, changes: Sequence[Change]) -> list[str]:
-        """What to say of the changes: a table, and whether the learning rate of the steps to come is another."""
+        """What to say of the checkpoint, of changes, and whether the learning rate of the steps to come is another."""
         if not changes:
-            return []
+            return [*self.told]
         rows = [("field", "was", "is"), *((c.field, config.brief(c.was), config.brief(c.now)) for c in changes)]
         widths = [max(len(row[column]) for row in rows) for column in range(2)]
         table = [f"  {field:<{widths[0]}}  {was:<{widths[1]}}  {now}" for field, was, now in rows]
-        said = ["\n".join([f"what differs from the run up to step {self.step}:", *table])]
+        said = [*self.told, "\n".join([f"what differs from the run up to step {self.step}:", *table])]
         stages_before = planned(self.stages, config.stages(self.before), self.step)
         steps = np.unique(np.linspace(self.step, max(self.step, run.train.steps - 1), 1000, dtype=np.int64))
         was, now = (
@@ -194,18 +197,19 @@ class Resumed:
         return said
 
 
-def find(run: config.Run, workdir: str) -> Resumed | None:
-    """The newest checkpoint of a run directory, from which the run goes on; None where there is none.
+def find(run: config.Run, workdir: str, refuse_damaged: bool = False) -> Resumed | None:
+    """The newest checkpoint of a run directory that is not damaged, to go on from; None where there is none.
 
     Raises:
-      UserError: the checkpoint is damaged, or beyond the last step.
+      UserError: none of those there are can be used, or it is beyond the last step; with `refuse_damaged` the newest is
+        damaged.
     """
     with storage.reaching(workdir):
-        steps = checkpoints.finished(checkpoints.folder(workdir))
-    if not steps:
+        found = folders.newest_good(folders.of_run(workdir), refuse_damaged)
+    if found is None:
         return None
-    step = steps[-1]
-    meta = checkpoints.read_meta(checkpoints.folder(workdir) / str(step))
+    meta = found.meta
+    step = meta["step"]
     if step > run.train.steps:
         raise UserError(
             f"{workdir} is at step {step}, config.train.steps is {run.train.steps}: raise it, or choose another "
@@ -213,7 +217,7 @@ def find(run: config.Run, workdir: str) -> Resumed | None:
         )
     before = config.from_saved(meta["config"], meta.get("modules"))
     read = [config.Stage(**stage) for stage in meta["stages"]] if "stages" in meta else config.stages(before)
-    return Resumed(workdir, step, meta, before, planned(read, config.stages(run), step))
+    return Resumed(workdir, step, meta, before, planned(read, config.stages(run), step), tuple(found.notes))
 
 
 def planned(read: Sequence[config.Stage], stages: Sequence[config.Stage], step: int) -> tuple[config.Stage, ...]:

@@ -5,6 +5,7 @@ uploaded whole, before every checkpoint and about every minute; a million steps 
 """
 
 import contextlib
+import errno
 import functools
 import json
 import logging
@@ -13,11 +14,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from tqdm import tqdm
 
 from plm_jax.common import progress, storage
-from plm_jax.common.errors import UserError
+from plm_jax.common.errors import UserError, told
 
 _UPLOAD_SECONDS = 60
 
@@ -28,14 +30,16 @@ class Telemetry:
     def __init__(self, workdir: str, first_step: int, steps: int):
         """Opens the files; lines after `first_step`, left by a run that was cut off, are dropped."""
         self._exit = contextlib.ExitStack()
+        self._fails = False
         self._workdir = self._folder = workdir
         if storage.is_remote(workdir):
             self._folder = self._exit.enter_context(tempfile.TemporaryDirectory())
         path = os.path.join(self._folder, "metrics.jsonl")
         lines = [line for line in read_lines(os.path.join(workdir, "metrics.jsonl")) if line["step"] <= first_step]
         storage.write(path, "".join(json.dumps(line) + "\n" for line in lines).encode("utf-8"))
-        self._file = self._exit.enter_context(open(path, "a", encoding="utf-8"))  # noqa: SIM115
-        self._events = _event_writer(self._folder, purge_step=first_step + 1 if first_step else None)
+        self._rows = _Rows(path)
+        self._exit.callback(self._rows.close)
+        self._events = _Events(self._folder, purge_step=first_step + 1 if first_step else None)
         self.sync()
         terminal = sys.stderr.isatty()
         self._doing: tuple[str, float] | None = None
@@ -55,9 +59,10 @@ class Telemetry:
 
     def __exit__(self, *_):
         with self._exit:
-            self._events.close()
-            self.sync()
-            self._bar.close()
+            try:
+                self.sync()
+            finally:
+                self._bar.close()
 
     def progress(self, step: int, loss: float, tokens_per_second: float | None) -> None:
         """Moves the bar; the first step of a stage has no rate yet."""
@@ -89,26 +94,95 @@ class Telemetry:
         self._bar.refresh()
 
     def write(self, line: dict) -> None:
-        """Adds one line to metrics.jsonl; numbers also go to TensorBoard."""
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
-        for name, value in line.items():
-            if isinstance(value, float):
-                self._events.add_scalar(name, value, line["step"])
-        if self._folder != self._workdir and time.monotonic() - self._synced > _UPLOAD_SECONDS:
-            self.sync()
+        """Adds one line to metrics.jsonl, now or as soon as it can be written; numbers also go to TensorBoard."""
+        numbers = {name: value for name, value in line.items() if isinstance(value, float)}
+        try:
+            self._rows.add(line)
+            self._events.add(line["step"], numbers)
+            if self._folder != self._workdir and time.monotonic() - self._synced > _UPLOAD_SECONDS:
+                self.sync()
+            self._fails = False
+        except (OSError, UserError) as error:
+            if not self._fails:
+                self.say(f"metrics cannot be written now ({told(error)}): rows wait until they can")
+            self._fails = True
 
     def say(self, line: str) -> None:
         """Prints a line above the bar."""
         self._bar.write(line, file=sys.stderr)
 
     def sync(self) -> None:
-        """Returns once all lines are on disk, or in the bucket."""
-        storage.sync(self._file)
+        """Returns once all lines are on disk, or in the bucket.
+
+        Raises:
+          UserError: the store cannot be reached.
+          OSError: they cannot be written.
+        """
+        self._rows.sync()
+        self._events.flush()
         if self._folder != self._workdir:
-            self._events.flush()
             storage.upload(self._folder, storage.names(self._folder), self._workdir)
         self._synced = time.monotonic()
+
+
+class _Rows:
+    """A .jsonl file that is added to; a row is in it whole or waits for the next call."""
+
+    def __init__(self, path: str):
+        self._file = open(path, "r+b", buffering=0)  # noqa: SIM115
+        self._end = self._file.seek(0, os.SEEK_END)
+        self._waiting = b""
+
+    def add(self, row: dict) -> None:
+        self._waiting += json.dumps(row).encode("utf-8") + b"\n"
+        self._write()
+
+    def sync(self) -> None:
+        self._write()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self) -> None:
+        if not self._waiting:
+            return
+        self._file.seek(self._end)
+        try:
+            if self._file.write(self._waiting) != len(self._waiting):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._file.name)
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._file.truncate(self._end)
+            raise
+        self._end, self._waiting = self._end + len(self._waiting), b""
+
+
+class _Events:
+    """TensorBoard's file, written by whoever adds to it: a thread of its own would lose what it cannot write."""
+
+    def __init__(self, folder: str, purge_step: int | None):
+        # Left alone, the import of tensorboardX takes seconds to import torch where that is installed.
+        hidden = sys.modules.setdefault("torch", None) is None
+        from tensorboardX import event_file_writer, summary
+        from tensorboardX.proto import event_pb2
+
+        if hidden:
+            del sys.modules["torch"]
+        self._event, self._scalar = event_pb2.Event, summary.scalar
+        self._writer = event_file_writer.EventsWriter(os.path.join(folder, "events"))
+        if purge_step is not None:
+            self._write(purge_step, session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START))
+
+    def add(self, step: int, numbers: dict[str, float]) -> None:
+        for name, value in numbers.items():
+            self._write(step, summary=self._scalar(name, value))
+
+    def flush(self) -> None:
+        self._writer.flush()
+
+    def _write(self, step: int, **content: Any) -> None:
+        self._writer.write_event(self._event(wall_time=time.time(), step=step, **content))
 
 
 class _Bar(tqdm):
@@ -156,16 +230,6 @@ def heard(say: Callable[[str], None]):
         logger.removeHandler(handler)
         logger.setLevel(level)
         logger.propagate = propagate
-
-
-def _event_writer(*args, **kwargs):
-    """A tensorboardX SummaryWriter; left alone, its import takes seconds to import torch where that is installed."""
-    hidden = sys.modules.setdefault("torch", None) is None
-    from tensorboardX import SummaryWriter
-
-    if hidden:
-        del sys.modules["torch"]
-    return SummaryWriter(*args, **kwargs)
 
 
 def read_lines(path: str) -> list[dict]:

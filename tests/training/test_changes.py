@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 
 from plm_jax import config, objectives
+from plm_jax.common import sealing
 from plm_jax.common.errors import UserError
 from plm_jax.common.roles import is_role
 from plm_jax.data import reader
+from plm_jax.training import checkpoint_folders as folders
 from plm_jax.training import checkpoints, loop, optimizers, resume, run_directory
 from tests.support import runs, tiny
 from tests.support.roles import built_in
@@ -37,7 +39,7 @@ def halfway(trained, tmp_path):
 
 
 def contents(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.parent.name != "lock"}
 
 
 def digest(examples) -> str:
@@ -91,7 +93,7 @@ def test_another_batch_size_goes_on_after_the_examples_that_were_read(tiny, trai
     assert again.status == 0 and "differs" not in again.err, again.err
     assert runs.column(halfway, "train/batch_digest") == wanted and runs.column(halfway, "train/loss") == loss
     assert json.loads((halfway / "config.json").read_text())["history"] == [event]
-    assert checkpoints.read_meta(checkpoints.folder(str(halfway)) / "6")["next_example"] == 24 + 3 * 16
+    assert folders.read_meta(folders.of_run(str(halfway)) / "6")["next_example"] == 24 + 3 * 16
 
 
 def test_fewer_steps_than_were_taken_are_a_mistake_more_are_told(tiny, halfway, verb):
@@ -189,6 +191,7 @@ def test_another_cache_of_the_same_config_is_refused(tiny, halfway):
     assert meta["caches"].keys() == {"a", "b"}
     meta["caches"]["a"] = "0" * 64
     (halfway / "checkpoints" / "3" / "meta" / "metadata").write_text(json.dumps(meta))
+    sealing.seal(str(halfway / "checkpoints" / "3"), {"format": 2, "checkpoint": "3", "step": 3})
     run = runs.make(tiny)
     resumed, _, changes = going_on(halfway, run)
     assert [change.field for change in changes] == ["the cache of 'a'"]

@@ -1,6 +1,5 @@
 """`finetune`: what a config becomes with a checkpoint, the weights that it begins with and keeps, kills and meshes."""
 
-import asyncio
 import dataclasses
 import json
 import math
@@ -13,10 +12,8 @@ import time
 import flax.linen as nn
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 import tokenizers
-from orbax.checkpoint._src.path import temporary_paths
 
 import plm_jax
 from plm_jax import config, objectives
@@ -219,21 +216,6 @@ def test_the_first_of_the_best_stays_and_what_is_to_come_again_does_not_count(tm
     assert select([1.0, 2.0], 3)["step"] == 5 and select([0.5], 3)["step"] == 4
     # A loss that is lost is none of the best.
     assert select([math.nan, -1.0, -2.0, math.nan], 0)["step"] == 2
-
-
-def test_the_best_weights_wait_until_what_killed_saves_left_is_removed(tmp_path, monkeypatch):
-    remove, done = temporary_paths.cleanup_temporary_paths, []
-
-    async def late(*args, **options):
-        await asyncio.sleep(0.2)
-        await remove(*args, **options)
-        done.append("removed")
-
-    monkeypatch.setattr(temporary_paths, "cleanup_temporary_paths", late)
-    monkeypatch.setattr(ocp.Checkpointer, "save", lambda *_, **__: done.append("saved"))
-    with Checkpoints(str(tmp_path), config.Checkpoint()) as checkpoints:
-        checkpoints.save_best(3, {"x": np.float32([1.0])}, {"config": {}})
-    assert done == ["removed", "saved"]
 
 
 @pytest.mark.parametrize(

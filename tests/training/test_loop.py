@@ -17,6 +17,7 @@ from plm_jax.data import cache
 from plm_jax.data.reader import Reader
 from plm_jax.hub import huggingface
 from plm_jax.models import settings
+from plm_jax.training import checkpoint_folders as folders
 from plm_jax.training import checkpoints, flops, loop, program, telemetry
 from tests.support import runs
 from tests.support import tiny as tiny_runs
@@ -66,13 +67,13 @@ def test_a_trainer_opens_its_caches_as_one_of_those_who_read_them(tiny, monkeypa
 
 def test_the_last_checkpoints_and_each_multiple_stay(trained):
     _, workdir = trained
-    assert checkpoints.finished(workdir / "checkpoints") == [4, 8, 10, 12]
+    assert folders.finished(workdir / "checkpoints") == [4, 8, 10, 12]
 
 
 def test_a_checkpoint_says_what_it_is(trained):
     run, workdir = trained
-    meta = checkpoints.read_meta(workdir / "checkpoints" / "8")
-    assert (meta["format"], meta["step"], meta["phase"], meta["next_example"]) == (1, 8, 0, 8 * run.train.batch_size)
+    meta = folders.read_meta(workdir / "checkpoints" / "8")
+    assert (meta["format"], meta["step"], meta["phase"], meta["next_example"]) == (2, 8, 0, 8 * run.train.batch_size)
     assert config.from_dict(meta["config"]) == run
     assert meta["vocabulary_id"] == Reader(run).vocabulary["id"]
     loaded = checkpoints.load_params(str(workdir / "checkpoints" / "8"))
@@ -82,8 +83,8 @@ def test_a_checkpoint_says_what_it_is(trained):
 def test_an_unknown_format_is_refused(trained, tmp_path):
     copy = shutil.copytree(trained[1] / "checkpoints" / "8", tmp_path / "8")
     path = copy / "meta" / "metadata"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 2}))
-    with pytest.raises(UserError, match="format 2"):
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 3}))
+    with pytest.raises(UserError, match="format 3"):
         checkpoints.load_params(str(copy))
 
 

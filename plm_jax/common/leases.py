@@ -1,0 +1,179 @@
+"""A folder that one process at a time may write in, on this machine, a shared disk or in a bucket.
+
+    FOLDER/NUMBER.json    who holds it: host, pid, when it began, when it was last alive; or that it was given back
+
+The file with the highest number counts. Each is created once, which every store does for one process alone, and a
+number is never used again. Of a process of this machine the system says whether it lives; of another machine's, that
+its file changes.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from plm_jax.common import progress, storage
+from plm_jax.common.errors import UserError
+
+# Seconds between two signs of life, and without one until another process may take the folder.
+_BEAT, _LEASE = 10.0, 60.0
+
+
+def taken(folder: str) -> dict[str, Any] | None:
+    """Who holds a folder, as its file says; None where nobody does. Whether it lives is for `is_alive` to say.
+
+    Raises:
+      UserError: the store cannot be reached.
+    """
+    number = _newest(folder)
+    found = _read(folder, number) if number else None
+    return None if found is None or "released" in found else found
+
+
+def is_alive(folder: str, wait: float = _LEASE) -> bool:
+    """Whether the process that holds a folder lives; of another machine's, whether it says so within `wait` seconds."""
+    holder = taken(folder)
+    if holder is None or not _is_here(holder):
+        return holder is not None and _changes(folder, _newest(folder), wait)
+    return _started(holder["pid"]) == holder["process_start"]
+
+
+@contextlib.contextmanager
+def held(folder: str, what: str, about: Callable[[], dict[str, Any]] = dict) -> Iterator[None]:
+    """Holds a folder while it lasts.
+
+    Args:
+      what: it is for, as in "another process WHAT".
+      about: what is to be told beside each sign of life.
+
+    Raises:
+      UserError: another process holds it.
+      OSError: the folder cannot be written.
+    """
+    number, mine = _take(folder, what)
+    lost = threading.Event()
+
+    def beat(seconds: float) -> None:
+        del seconds
+        with contextlib.suppress(UserError, OSError):  # The next one may come through.
+            if _newest(folder) != number:
+                if storage.exists(os.path.dirname(folder)) and _newest(folder) > number and not lost.is_set():
+                    lost.set()
+                    os.write(2, f"error: another process {what} since this one was not heard of for long\n".encode())
+                    os._exit(2)
+                return
+            storage.write(_path(folder, number), _encoded(mine | {"alive": time.time()} | about()))
+
+    try:
+        with progress.beating(beat, _BEAT, lambda seconds: _BEAT):
+            yield
+    finally:
+        with contextlib.suppress(UserError, OSError):
+            if _newest(folder) == number:
+                storage.write(_path(folder, number), _encoded({"released": time.time()} | about()))
+
+
+def _take(folder: str, what: str) -> tuple[int, dict[str, Any]]:
+    mine = _identity()
+    while True:
+        last = _newest(folder)
+        if holder := last and _read(folder, last):
+            _refuse_unless_free(folder, last, holder, what)
+        path = _path(folder, last + 1)
+        with contextlib.suppress(FileExistsError):
+            storage.create(path, _encoded(mine | {"alive": time.time()}))
+            # A process that stood still for long may have created a number that others are long beyond.
+            if _newest(folder) == last + 1:
+                for older in _numbers(folder):
+                    if older <= last:
+                        storage.remove(_path(folder, older))
+                return last + 1, mine
+            storage.remove(path)
+
+
+def _refuse_unless_free(folder: str, number: int, holder: dict[str, Any], what: str) -> None:
+    if "released" in holder:
+        return
+    here = _is_here(holder)
+    if here and _started(holder["pid"]) != holder["process_start"]:
+        return
+    who = f"process {holder.get('pid')} on {holder.get('host')}, begun {holder.get('began')}"
+    if not here:
+        with progress.doing(f"waiting to see whether {who} lives"):
+            if not _changes(folder, number, _LEASE):
+                return
+    raise UserError(f"another process {what} ({who}): wait until it has ended, or end it first")
+
+
+def _changes(folder: str, number: int, seconds: float) -> bool:
+    """Whether a process gives a sign of life within so many seconds."""
+    first, deadline = _read(folder, number), time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        time.sleep(min(1.0, seconds))
+        now = _read(folder, number)
+        if now is None or "released" in now:
+            return False
+        if now != first:
+            return True
+    return False
+
+
+def _identity() -> dict[str, Any]:
+    return {
+        "host": socket.gethostname(),
+        "machine": _machine(),
+        "pid": os.getpid(),
+        "process_start": _started(os.getpid()),
+        "began": time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()) + " UTC",
+    }
+
+
+def _machine() -> str | None:
+    """This boot of this machine, and of it the part in which process ids mean the same; None: it does not say."""
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+    return None
+
+
+def _is_here(holder: dict[str, Any]) -> bool:
+    return holder.get("machine") is not None and holder["machine"] == _machine()
+
+
+def _started(pid: int) -> str | None:
+    """When a process of this machine began, in ticks since its boot; None: there is none, or it has ended."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+        fields = file.read().rpartition(")")[2].split()
+        return None if fields[0] in "ZX" else fields[19]
+    return None
+
+
+def _path(folder: str, number: int) -> str:
+    return os.path.join(folder, f"{number}.json")
+
+
+def _numbers(folder: str) -> list[int]:
+    names = (name.removesuffix(".json") for name in storage.names(folder) if name.endswith(".json"))
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
+def _newest(folder: str) -> int:
+    return max(_numbers(folder), default=0)
+
+
+def _read(folder: str, number: int) -> dict[str, Any] | None:
+    """What a file says; None where it is gone. One that is being written, or damaged, says nothing."""
+    try:
+        found = json.loads(storage.read(_path(folder, number)))
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _encoded(content: dict[str, Any]) -> bytes:
+    return json.dumps(content, indent=1).encode("utf-8")

@@ -1,0 +1,151 @@
+"""A folder that tells whether it is as it was written: a manifest with the SHA-256 of every file, written last.
+
+    manifest.json    {"sha256" of all the rest, what the folder is, "files": {path: [bytes, SHA-256]}}
+
+Several processes may write in it: each hashes its own files, and the first one puts what they found together.
+"""
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent import futures
+from dataclasses import dataclass
+from typing import Any
+
+from plm_jax.common import storage
+from plm_jax.common.errors import UserError
+
+MANIFEST = "manifest.json"
+_PART = "manifest-part-{}.json"
+# How long the first process waits for the parts of others; as long as Orbax waits for their files.
+_PARTS_SECONDS = 600.0
+# Read and hashed at once: a bucket answers late, and hashing leaves Python's lock.
+_THREADS = 4
+# How many files a line names.
+_NAMED = 3
+
+
+class DamagedError(UserError):
+    """A folder that is not as it was sealed, or never was; `reason` says why, the message what to do, too."""
+
+    def __init__(self, reason: str, message: str = ""):
+        super().__init__(message or reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which files a process of a job hashes: those that it wrote, as far as their paths tell.
+
+    Attributes:
+      owner: of a path in the folder, the number of the process that wrote it.
+    """
+
+    process: int = 0
+    processes: int = 1
+    owner: Callable[[str], int] = lambda path: 0
+
+    def of(self, paths: Iterable[str]) -> list[str]:
+        """The paths that are this process's."""
+        return [path for path in paths if self.owner(path) % self.processes == self.process]
+
+
+def seal(folder: str, about: Mapping[str, Any], share: Share = Share()) -> None:
+    """Writes the manifest of a folder; every process of `share` calls it, when what it wrote is there.
+
+    Raises:
+      UserError: another process's part did not come, or the store cannot be reached.
+      OSError: a file cannot be read or written.
+    """
+    files = _hashed(folder, share.of(_paths(folder)))
+    if share.process:
+        storage.write(os.path.join(folder, _PART.format(share.process)), json.dumps(files).encode("utf-8"))
+        return
+    parts = [os.path.join(folder, _PART.format(process)) for process in range(1, share.processes)]
+    for part in parts:
+        files |= json.loads(_awaited(part))
+    for part in parts:
+        storage.remove(part)
+    storage.write(os.path.join(folder, MANIFEST), _encoded(dict(about) | {"files": dict(sorted(files.items()))}))
+
+
+def read(folder: str) -> dict[str, Any]:
+    """What the manifest of a folder says.
+
+    Raises:
+      DamagedError: there is none, or it is damaged.
+      OSError: it cannot be read.
+    """
+    try:
+        data = storage.read(os.path.join(folder, MANIFEST))
+    except FileNotFoundError:
+        raise DamagedError(f"it has no {MANIFEST}") from None
+    try:
+        content = json.loads(data)
+        del content["sha256"]
+        # To the byte: nothing in the file may change unseen, not even what nobody reads.
+        if _encoded(content) == data:
+            return content
+    except (ValueError, KeyError, TypeError, RecursionError):
+        pass
+    raise DamagedError(f"its {MANIFEST} is damaged")
+
+
+def verify(folder: str, below: Sequence[str] = ("",), share: Share = Share()) -> dict[str, Any]:
+    """What the manifest of a folder says, once its files are found to be as it says.
+
+    Args:
+      below: only files whose paths begin with one of these.
+
+    Raises:
+      DamagedError: it names what is wrong.
+      OSError: a file cannot be read.
+    """
+    manifest, below = read(folder), tuple(below)
+    sealed = {path: entry for path, entry in manifest["files"].items() if path.startswith(below)}
+    there = {path for path in _paths(folder) if path.startswith(below)}
+    wrong = [f"{path} is missing" for path in sealed if path not in there]
+    wrong += [f"{path} was added" for path in sorted(there - sealed.keys())]
+    for path, (size, digest) in _hashed(folder, [path for path in share.of(sealed) if path in there]).items():
+        if [size, digest] != sealed[path]:
+            cut = f" has {size:,} bytes and not {sealed[path][0]:,}"
+            wrong.append(path + (cut if size != sealed[path][0] else " is damaged"))
+    if wrong:
+        more = f" and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
+        raise DamagedError(", ".join(wrong[:_NAMED]) + more)
+    return manifest
+
+
+def _encoded(content: Mapping[str, Any]) -> bytes:
+    digest = hashlib.sha256(json.dumps(content).encode("utf-8")).hexdigest()
+    return json.dumps({"sha256": digest, **content}, indent=1).encode("utf-8")
+
+
+def _paths(folder: str) -> list[str]:
+    """The files in a folder, by their paths in it, without manifests."""
+    return [path for path in storage.files_below(folder) if not path.startswith("manifest")]
+
+
+def _hashed(folder: str, paths: Sequence[str]) -> dict[str, list]:
+    """[bytes, SHA-256] by path."""
+
+    def entry(path: str) -> list:
+        whole = os.path.join(folder, path)
+        return [storage.size(whole), storage.sha256(whole)]
+
+    with futures.ThreadPoolExecutor(_THREADS, "hashing") as pool:
+        return dict(zip(paths, pool.map(entry, paths), strict=True))
+
+
+def _awaited(part: str) -> bytes:
+    """A file that another process is about to write."""
+    deadline = time.monotonic() + _PARTS_SECONDS
+    while True:
+        try:
+            return storage.read(part)
+        except FileNotFoundError:
+            if time.monotonic() > deadline:
+                raise UserError(f"{part} did not come from its process") from None
+            time.sleep(0.05)

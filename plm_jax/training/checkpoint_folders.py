@@ -1,0 +1,260 @@
+"""The checkpoints of a run as folders: which there are, whether they are as they were saved, which stay.
+
+    checkpoints/STEP            what `checkpoints.Checkpoints` saved, sealed by its manifest
+    checkpoints/best            the weights that `evaluation.select` keeps
+    checkpoints/STEP.damaged    one that was found damaged; nothing takes it for a checkpoint and nothing removes it
+
+On a disk a checkpoint is written beside its place and renamed once it is sealed; in a bucket its manifest ends it.
+Whoever reads one of this machine holds a lock on it, with which it is not removed.
+"""
+
+import contextlib
+import fcntl
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from etils import epath
+from jax.experimental import multihost_utils
+
+from plm_jax.common import progress, sealing, storage
+from plm_jax.common.errors import UserError, one_line
+
+# Those of format 1 have no manifest.
+FORMAT = 2
+_READABLE = (1, FORMAT)
+BEST = "best"
+# What is being written, what is being removed, and what was found damaged, after the name of the checkpoint.
+UNSEALED, REMOVED, DAMAGED = ".unsealed", ".removed", ".damaged"
+_META = ("meta", "metadata")
+
+
+def of_run(workdir: str) -> epath.Path:
+    """Where the checkpoints of a run directory are.
+
+    Raises:
+      UserError: they cannot be in this kind of store.
+    """
+    if storage.is_remote(workdir) and not workdir.startswith("gs://"):
+        raise UserError(f"checkpoints cannot go to {workdir}: give a local --workdir or one in gs://")
+    return absolute(workdir) / "checkpoints"
+
+
+def absolute(path: str) -> epath.Path:
+    """Orbax takes no relative paths."""
+    return epath.Path(storage.absolute(path))
+
+
+def finished(directory: epath.Path) -> list[int]:
+    """The steps of the finished checkpoints in a folder, ascending; in a bucket, unfinished ones lie beside them."""
+    steps = [directory / name for name in storage.names(str(directory)) if name.isdecimal()]
+    if storage.is_remote(str(directory)):  # Of format 1 Orbax's own file is the end.
+        steps = [
+            path for path in steps if any((path / end).exists() for end in (sealing.MANIFEST, "commit_success.txt"))
+        ]
+    return sorted(int(path.name) for path in steps)
+
+
+def newest(path: str) -> epath.Path:
+    """The folder of the newest checkpoint of a run directory, or of the one checkpoint at a path.
+
+    Raises:
+      UserError: there is none.
+    """
+    checkpoint = absolute(path)
+    if (checkpoint / "params").exists():
+        return checkpoint
+    steps = finished(checkpoint / "checkpoints")
+    if not steps:
+        raise UserError(f"{path} has no finished checkpoint: train first, or give another path")
+    return checkpoint / "checkpoints" / str(steps[-1])
+
+
+def read_meta(checkpoint: epath.Path) -> dict[str, Any]:
+    """The `meta` of a checkpoint's folder, of which nothing else is looked at.
+
+    Raises:
+      UserError: there is none, it is damaged, or its format is unknown.
+    """
+    try:
+        meta = dict(json.loads(checkpoint.joinpath(*_META).read_text()))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise damaged(checkpoint, one_line(error)) from error
+    if meta.get("format") not in _READABLE:
+        raise UserError(
+            f"checkpoint {checkpoint} has format {meta.get('format')}: this version reads "
+            f"{' and '.join(map(str, _READABLE))}, upgrade plm_jax"
+        )
+    return meta
+
+
+def checked(checkpoint: epath.Path, below: Sequence[str] = ("",)) -> dict[str, Any]:
+    """The `meta` of a checkpoint, once its files are found to be as they were saved.
+
+    Each process of a job reads the files that it wrote.
+
+    Args:
+      below: only files whose paths in the checkpoint begin with one of these, and `meta`.
+
+    Raises:
+      UserError: they are not, or the format is unknown.
+    """
+    meta = read_meta(checkpoint)
+    if meta["format"] == 1:
+        return meta
+    try:
+        with progress.doing(f"verifying {checkpoint}"):
+            manifest = sealing.verify(str(checkpoint), (*below, "meta/"), share())
+    except (sealing.DamagedError, OSError) as error:
+        raise damaged(checkpoint, one_line(error)) from error
+    name = checkpoint.name if checkpoint.parent.name == "checkpoints" else manifest["checkpoint"]
+    if (manifest["checkpoint"], manifest["step"], manifest["format"]) != (name, meta["step"], meta["format"]):
+        raise damaged(checkpoint, f"it was saved as {manifest['checkpoint']}, of step {manifest['step']}")
+    return meta
+
+
+def unsealed_note(checkpoint: epath.Path, meta: dict[str, Any]) -> list[str]:
+    """What is to be said of a checkpoint that nothing can tell to be damaged."""
+    unsealed = meta["format"] == 1
+    return [f"checkpoint {checkpoint} is of format 1, without checksums: damage would not be noticed"] * unsealed
+
+
+def damaged(checkpoint: epath.Path, reason: str) -> sealing.DamagedError:
+    """The error that says so and what to do."""
+    others = [step for step in finished(checkpoint.parent) if str(step) != checkpoint.name]
+    instead = f"another checkpoint, such as {checkpoint.parent / str(others[-1])}" if others else "a copy of it"
+    return sealing.DamagedError(reason, f"checkpoint {checkpoint} is damaged ({reason}): use {instead}")
+
+
+class Good(NamedTuple):
+    """A checkpoint that is as it was saved, its `meta`, and what is to be said of it and of newer ones."""
+
+    checkpoint: epath.Path
+    meta: dict[str, Any]
+    notes: list[str]
+
+
+def newest_good(directory: epath.Path, refuse: bool) -> Good | None:
+    """The newest checkpoint that is as it was saved; newer ones are set aside.
+
+    All processes of a job call it, and agree.
+
+    Args:
+      refuse: a damaged one is an error.
+
+    Raises:
+      UserError: none of those there are can be used.
+    """
+    steps, notes = finished(directory), []
+    for step in reversed(steps):
+        checkpoint, meta, found = directory / str(step), None, None
+        try:
+            meta = checked(checkpoint)
+        except sealing.DamagedError as error:
+            found = error
+        if not anywhere(found is not None):
+            return Good(checkpoint, meta, notes + unsealed_note(checkpoint, meta))
+        found = found or damaged(checkpoint, "another process says which file")
+        if refuse or step == steps[0]:
+            raise found
+        if jax.process_index() == 0:
+            aside = set_aside(checkpoint).name
+            notes.append(f"checkpoint {step} is damaged ({found.reason}): it stays as {aside}, the one before is taken")
+    return None
+
+
+def anywhere(here: bool) -> bool:
+    """Whether something is so in one of the processes of the job."""
+    if jax.process_count() == 1:
+        return here
+    return bool(np.any(multihost_utils.process_allgather(np.array(here))))
+
+
+def share() -> sealing.Share:
+    """Which files of a checkpoint this process hashes: Orbax names its processes in the paths of what they write."""
+
+    def owner(path: str) -> int:
+        found = re.search(r"process_(\d+)(?:/|$)", path)
+        return int(found[1]) if found else 0
+
+    return sealing.Share(jax.process_index(), jax.process_count(), owner)
+
+
+def retained(steps: Sequence[int], keep_last: int, keep_every: int) -> set[int]:
+    """Of the steps of checkpoints, ascending, those that stay."""
+    return {*steps[-keep_last:], *(step for step in steps if keep_every and step % keep_every == 0)}
+
+
+def prune(directory: epath.Path, kept: set[int]) -> list[int]:
+    """Removes checkpoints but those of some steps and those that a process of this machine reads.
+
+    Returns:
+      The steps of those that were removed.
+    """
+    return [step for step in finished(directory) if step not in kept and _removed(directory / str(step))]
+
+
+def _removed(checkpoint: epath.Path) -> bool:
+    """Removes a checkpoint; whether it did, and nobody reads it."""
+    if storage.is_remote(str(checkpoint)):
+        storage.remove(str(checkpoint / sealing.MANIFEST))  # First what it is not finished without.
+        storage.remove(str(checkpoint))
+        return True
+    with contextlib.suppress(FileNotFoundError), open(checkpoint.joinpath(*_META), "rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    # At once for whoever looks: half a checkpoint would look damaged.
+    gone = checkpoint.parent / (checkpoint.name + REMOVED)
+    storage.rename(str(checkpoint), str(gone))
+    storage.remove(str(gone))
+    return True
+
+
+def held(checkpoint: epath.Path) -> contextlib.AbstractContextManager:
+    """A lock on a checkpoint of this machine: until it is closed, or forgotten, the checkpoint is not removed.
+
+    Raises:
+      FileNotFoundError: it is not there, or no longer.
+    """
+    if storage.is_remote(str(checkpoint)):
+        return contextlib.nullcontext()
+    file = open(checkpoint.joinpath(*_META), "rb")  # noqa: SIM115
+    fcntl.flock(file, fcntl.LOCK_SH)
+    if not checkpoint.exists():
+        file.close()
+        raise FileNotFoundError(checkpoint)
+    return file
+
+
+def set_aside(checkpoint: epath.Path) -> epath.Path:
+    """Gives a damaged checkpoint a name under which nothing takes it for one and nothing removes it."""
+    numbers = ("", *(f"-{number}" for number in range(2, 1000)))
+    names = (checkpoint.parent / f"{checkpoint.name}{DAMAGED}{number}" for number in numbers)
+    aside = next(path for path in names if not path.exists())
+    storage.rename(str(checkpoint), str(aside))
+    return aside
+
+
+def replace(place: epath.Path, final: epath.Path) -> None:
+    """Gives a sealed checkpoint its name, in the place of what has it; `clear` ends what is cut off in between."""
+    replaced = final.parent / (final.name + REMOVED)
+    storage.remove(str(replaced))
+    if final.exists():
+        storage.rename(str(final), str(replaced))
+    storage.rename(str(place), str(final))
+    storage.remove(str(replaced))
+
+
+def clear(directory: epath.Path) -> None:
+    """Removes what saves that were cut off have left."""
+    best, replaced = directory / BEST, directory / (BEST + REMOVED)
+    if replaced.exists() and not best.exists():
+        storage.rename(str(replaced), str(best))
+    for name in storage.names(str(directory)):
+        if name.endswith((UNSEALED, REMOVED)) or ".orbax-checkpoint-tmp" in name:
+            storage.remove(str(directory / name))

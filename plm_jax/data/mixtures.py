@@ -41,6 +41,16 @@ class Mixture:
             k -= before
         raise AssertionError("the last source takes all that is left")
 
+    def place(self, name: str, index: int) -> int:
+        """Which example is the one of a source with this index among its own: the inverse of `locate`."""
+        low, high = index, 2 * index + 2
+        while self.counts(high)[name] <= index:
+            high *= 2
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self.counts(middle + 1)[name] > index else (middle + 1, high)
+        return low
+
 
 def equal(names: Iterable[str]) -> dict[str, float]:
     """The same rate for each source."""

@@ -173,6 +173,41 @@ class Reader:
             rng = layouts.generator(seed, f"static/{name}", item, draw, segment.stage.length)
         return name, order.layout, item, rng
 
+    def origin(self, k: int) -> tuple[str, list[int]]:
+        """Of example k the source and, by their numbers in its training split, the documents that it has text of."""
+        name, rows, item, rng = self._draw(k)
+        return name, list(rows.documents(item, rng))
+
+    def examples_with(self, name: str, document: int, steps: int) -> Iterator[int]:
+        """The examples of the first so many steps that have text of a source's training document, in order.
+
+        What is looked at are the rows that may have some of it, in each epoch; nothing is read of the others.
+        """
+        for segment in self._segments:
+            stage, end_step = segment.stage, min(segment.stage.end_step, steps)
+            if end_step <= stage.first_step or name not in segment.mixture.names:
+                continue
+            end = stage.first_example + (end_step - stage.first_step) * stage.batch_size
+            first, last = (segment.positions(k)[name] for k in (stage.first_example, end))
+            order, offset = segment.orders[name], segment.offsets[name]
+            places = [order.places(rows, first, last) for rows in order.layout.rows_with(document)]
+            for place in np.unique(np.concatenate(places)).tolist():
+                k = segment.base + segment.mixture.place(name, place - offset)
+                if document in self.origin(k)[1]:
+                    yield k
+
+    def numbers(self, step: int) -> range:
+        """The examples of a step, counted from 0: its batch's rows in order."""
+        stage = self._stage(step)
+        first = stage.first_example + (step - stage.first_step) * stage.batch_size
+        return range(first, first + stage.batch_size)
+
+    def place(self, k: int) -> tuple[int, int]:
+        """The step, counted from 0, that reads example k, and the row of its batch."""
+        stage = self._segments[bisect.bisect_right(self._first_examples, k) - 1].stage
+        step, row = divmod(k - stage.first_example, stage.batch_size)
+        return stage.first_step + step, row
+
     def _make(self, name: str, rows: layouts.Rows, item: int, rng: np.random.Generator) -> Example:
         if rows.is_finished:
             return rows.example(item, rng)
@@ -184,9 +219,8 @@ class Reader:
 
     def batch(self, step: int, rows: Sequence[int]) -> Example:
         """These rows of a step's global batch, [rows, …], and `digest` uint32 [rows, 2] (see `digest_hex`)."""
-        stage = self._stage(step)
-        first = stage.first_example + (step - stage.first_step) * stage.batch_size
-        return _batch(self._fetched(self.example, [first + row for row in rows]))
+        numbers = self.numbers(step)
+        return _batch(self._fetched(self.example, [numbers[row] for row in rows]))
 
     def batches(self, first_step: int, rows: StageRows | None = None) -> Iterator[Example]:
         """The batches of steps `first_step` up to `train.steps`, made ahead; any start costs the same.

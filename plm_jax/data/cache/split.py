@@ -52,6 +52,11 @@ class Documents(abc.ABC):
         """How many documents begin before each so many-th token, see `rising`."""
         return rising.milestones(self.documents, self.num_tokens)
 
+    def numbers(self, start: int, stop: int) -> range:
+        """The documents that tokens [start, stop) are of."""
+        first, last = self.documents.searchsorted((start, stop - 1), side="right").tolist()
+        return range(first - 1, last)
+
     def search(self, extra: int = 0) -> rising.Search:
         """Finds documents by the place where they begin if each takes so many `extra` places besides its tokens."""
         return rising.Search(self.documents, self.milestones, extra)

@@ -92,6 +92,18 @@ class BlockRows(Rows):
             made[name] = self._stream.starts(name, start, stop)
         return made
 
+    def documents(self, item: int, rng: np.random.Generator) -> range:
+        """See `Rows.documents`."""
+        del rng
+        start = item * self._stride
+        return self._stream.numbers(start, min(start + self._length, self._stream.num_tokens))
+
+    def rows_with(self, document: int) -> list[range]:
+        """See `Rows.rows_with`."""
+        start, stop = self._stream.stretch(document)
+        first = max(0, (start - self._length) // self._stride + 1)
+        return [range(first, min((stop - 1) // self._stride + 1, self.num_rows))]
+
     def shortage(self, length: int, batch_size: int) -> str:
         """See `Rows.shortage`."""
         del batch_size

@@ -136,6 +136,16 @@ class DocumentRows(index.IndexedRows):
         made = self._format.row([self._split.tokens(*stretch)], self._length)
         return self._with_starts(made, [stretch], [0], self._format)
 
+    def documents(self, item: int, rng: np.random.Generator) -> range:
+        """See `Rows.documents`."""
+        del rng
+        start = int(self._starts[item])
+        return self._split.numbers(start, start + int(self._lengths[item]))
+
+    def rows_with(self, document: int) -> list[range]:
+        """See `Rows.rows_with`."""
+        return self._rows_within(*self._split.documents[document : document + 2].tolist())
+
     def shortage(self, length: int, batch_size: int) -> str:
         """See `Rows.shortage`."""
         del length, batch_size

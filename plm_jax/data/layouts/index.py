@@ -219,6 +219,15 @@ class IndexedRows(Rows):
         edges = edges_of(self.pass_tokens, window_tokens)
         return [_first_from(self._starts, first, end, edges) for first, end in itertools.pairwise(self._passes)]
 
+    def _rows_within(self, start: int, stop: int) -> list[range]:
+        """The rows of each pass that go on to where the next one begins and have some of tokens [start, stop)."""
+        found = []
+        for first, end in itertools.pairwise(self._passes):
+            starts = self._starts[first:end]
+            begin = max(0, int(starts.searchsorted(start, side="right")) - 1)
+            found.append(range(first + begin, first + int(starts.searchsorted(stop))))
+        return found
+
     def _stretch(self, item: int) -> tuple[int, int]:
         """The tokens [start, stop) of a row that goes on to where the next one begins."""
         stop = int(self._starts[item + 1]) if item + 1 < self.num_rows else self.pass_tokens

@@ -44,6 +44,18 @@ class InputsTargetsRows(Rows):
         numbers = range(self._first[item], self._first[item + 1])
         return self._rows.row([self._read(number) for number in numbers], self._length)
 
+    def documents(self, item: int, rng: np.random.Generator) -> range:
+        """See `Rows.documents`."""
+        del rng
+        return range(int(self._first[item]), int(self._first[item + 1]))
+
+    def rows_with(self, document: int) -> list[range]:
+        """See `Rows.rows_with`."""
+        row = document
+        if not isinstance(self._first, range):
+            row = int(self._first.searchsorted(document, side="right")) - 1
+        return [range(row, row + 1)]
+
     def _read(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """Inputs and targets of an example."""
         start, stop = self._split.documents[number : number + 2].tolist()

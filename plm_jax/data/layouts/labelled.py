@@ -261,6 +261,15 @@ class LabelledRows(Rows):
         name = "score" if form == "score" else "label"
         return example | {name: self.values(name, document)}
 
+    def documents(self, item: int, rng: np.random.Generator) -> list[int]:
+        """See `Rows.documents`."""
+        del rng
+        return [self.document(item)]
+
+    def rows_with(self, document: int) -> list[range]:
+        """See `Rows.rows_with`."""
+        return [self.rows_of(document)]
+
     def notes(self, name: str) -> list[str]:
         """How many examples lose tokens, and how many answers are in no window whole."""
         settings, special = self.objective.settings, self.objective.special

@@ -1,6 +1,7 @@
 """What a layout is: the role of a config that says which tokens make each row, and the rows that its opening gives."""
 
 import abc
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -47,6 +48,18 @@ class Rows(abc.ABC):
     @abc.abstractmethod
     def example(self, item: int, rng: np.random.Generator) -> Example:
         """Row number `item`, as an objective takes it; `rng` makes what is drawn anew each time."""
+
+    def documents(self, item: int, rng: np.random.Generator) -> Iterable[int]:
+        """The numbers of the documents that row number `item` has text of, drawn by `rng` as `example` draws.
+
+        None by default: of a layout of a user's own they are not known.
+        """
+        del item, rng
+        return ()
+
+    def rows_with(self, document: int) -> Iterable[np.ndarray | range]:
+        """The numbers of the rows that may have text of a document, of each pass; `documents` tells which have it."""
+        raise UserError(f"{type(self).__name__} does not tell of which documents its rows are: give it `rows_with`")
 
     def order(self, window_tokens: int, batch_size: int, seed: int, name: str) -> Any:
         """In which order training reads the rows, as `Order` tells; `name` is the source's."""

@@ -2,6 +2,7 @@
 
 import bisect
 import functools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -61,6 +62,25 @@ class Order:
         at = int(ends.searchsorted(position, side="right"))
         items = self._items(epoch, int(order[at]))
         return int(items[position - int(ends[at]) + len(items)])
+
+    def places(self, rows: Sequence[int] | np.ndarray, first: int, last: int) -> np.ndarray:
+        """At which places from `first` up to `last` these items come, rising: the inverse of `item`."""
+        rows, found = np.asarray(rows, np.int64), [np.zeros(0, np.int64)]
+        if last <= first or not len(rows):
+            return found[0]
+        for epoch in range(self.epoch(first), self.epoch(last - 1) + 1):
+            cycle, number = divmod(epoch, len(self._first))
+            begins = self._first[number]
+            own = rows[(rows >= begins[0]) & (rows < begins[-1])]
+            windows = begins.searchsorted(own, side="right") - 1
+            order, ends = self._windows(epoch)
+            at, before = np.argsort(order), cycle * self.num_items + self._passes[number]
+            for window in np.unique(windows).tolist():
+                items, end = self._items(epoch, window), int(ends[at[window]])
+                ranks = np.argsort(items)[own[windows == window] - int(begins[window])]
+                found.append(before + end - len(items) + ranks)
+        places = np.concatenate(found)
+        return np.sort(places[(places >= first) & (places < last)])
 
     def resume(self, k: int, before: "Order") -> int:
         """Where to go on after k items in the order `before`: as many tokens into the same epoch."""

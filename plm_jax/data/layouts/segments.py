@@ -157,3 +157,12 @@ class SegmentRows(index.IndexedRows):
             found = (at + is_start[part].nonzero()[0] for at, part in zip(begins, parts, strict=True))
             made[name] = np.concatenate(list(found))
         return made
+
+    def documents(self, item: int, rng: np.random.Generator) -> range:
+        """See `Rows.documents`."""
+        del rng
+        return self._split.numbers(*self._stretch(item))
+
+    def rows_with(self, document: int) -> list[range]:
+        """See `Rows.rows_with`."""
+        return self._rows_within(*self._split.documents[document : document + 2].tolist())

@@ -16,6 +16,7 @@ Partners of random pairs, swaps and what is truncated are drawn by example.
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -223,6 +224,32 @@ class PairRows(index.IndexedRows):
         made = self._format.row([self._split.tokens(*stretch) for stretch in stretches], self._length)
         made["pair_label"] = np.array(label, np.int32)
         return self._with_starts(made, stretches, (kept_a, kept_b), self._format)
+
+    def documents(self, item: int, rng: np.random.Generator) -> list[int]:
+        """See `Rows.documents`."""
+        start, wanted = int(self._starts[item]), -int(self._lengths_b[item])
+        starts = [start, self._partner(start, wanted, rng)[0]] if wanted > 0 else [start]
+        return [number for at in starts for number in self._split.numbers(at, at + 1)]
+
+    def rows_with(self, document: int) -> Iterator[np.ndarray]:
+        """See `Rows.rows_with`: those of the document itself, and those whose random second part it may be."""
+        documents = self._split.documents
+        own = documents[document : document + 2].tolist()
+        for first, end in itertools.pairwise(self._passes):
+            starts = self._starts[first:end]
+            yield np.arange(*(first + starts.searchsorted(own)))
+            for stretch in {own[0] // STRETCH_TOKENS, *self._lonely}:
+                edges = documents.searchsorted((stretch * STRETCH_TOKENS, (stretch + 1) * STRETCH_TOKENS))
+                tokens = [int(documents[min(edge, self._split.num_documents)]) for edge in edges.tolist()]
+                begin, stop = (first + starts.searchsorted(tokens)).tolist()
+                found = begin + (self._lengths_b[begin:stop] < 0).nonzero()[0]
+                yield found[(self._starts[found] < own[0]) | (self._starts[found] >= own[1])]
+
+    @functools.cached_property
+    def _lonely(self) -> list[int]:
+        """The stretches in which one document begins: its partners are from anywhere."""
+        edges = np.arange(-(-self._split.num_tokens // STRETCH_TOKENS) + 1) * STRETCH_TOKENS
+        return (np.diff(self._split.documents.searchsorted(edges)) == 1).nonzero()[0].tolist()
 
     def _documents_of(self, stretch: int) -> tuple[int, int]:
         """The first document that begins in a stretch and the one after the last; of all where there is but one."""

@@ -66,6 +66,23 @@ class Stream:
         tokens[is_text] = self._split.tokens(at, at + np.count_nonzero(is_text))
         return tokens, starts[1 : starts.searchsorted(size)]
 
+    def numbers(self, start: int, stop: int) -> range:
+        """The documents of whose text tokens [start, stop) are some."""
+        first, last = self._first_document(start), self._first_document(stop - 1) + 1
+        _, text_end = self._text_of(first)
+        text_begin, _ = self._text_of(last - 1)
+        return range(first + (start >= text_end), last - (stop <= text_begin))
+
+    def _text_of(self, document: int) -> tuple[int, int]:
+        """The tokens [start, stop) of a document without its marks."""
+        start, stop = self.stretch(document)
+        return start + self._begin, stop - (self._extra - self._begin)
+
+    def stretch(self, document: int) -> tuple[int, int]:
+        """The tokens [start, stop) of a document and its marks."""
+        start, stop = self._starts(slice(document, document + 2)).tolist()
+        return start, stop
+
     def has(self, name: str) -> bool:
         """Whether its split has a column."""
         return self._split.has(name)

@@ -6,6 +6,7 @@ words in reverse, from `</S>` to `<S>`. Both directions go through the documents
 they carry is at any time that of the documents before (allenai/bilm-tf, bilm/data.py, where a line is a document).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -129,6 +130,17 @@ class StreamRows(Rows):
             example["mask"] = (np.arange(self._length) < len(places)).astype(np.int32)
         return example
 
+    def documents(self, item: int, rng: np.random.Generator) -> range:
+        """See `Rows.documents`."""
+        del rng
+        start = item * self._length
+        return self._stream.numbers(start, min(start + self._length, self._stream.num_tokens))
+
+    def rows_with(self, document: int) -> list[range]:
+        """See `Rows.rows_with`."""
+        start, stop = self._stream.stretch(document)
+        return [range(start // self._length, (stop - 1) // self._length + 1)]
+
     def _words(self, places: np.ndarray, begin: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """What is at these places, and what is before it; each one's document begins at `begin`."""
         first = max(0, int(places.min()) - 1)
@@ -159,6 +171,21 @@ class StreamOrder:
         """The row of the text that comes k-th."""
         batch, row = divmod(k, self._batch_size)
         return (row * self._share + batch) % self.layout.num_whole
+
+    def places(self, rows: Sequence[int] | np.ndarray, first: int, last: int) -> np.ndarray:
+        """See `Order.places`."""
+        found, batches = [], np.array([first // self._batch_size, -(-last // self._batch_size)])
+        for item in rows:
+            if item < self.layout.num_whole:
+                starts = (item - np.arange(self._batch_size) * self._share) % self.layout.num_whole
+                for row, start in enumerate(starts.tolist()):
+                    # Every so many batches a row of the batch comes to the same row of the text.
+                    begin = (
+                        start + -(-(max(0, int(batches[0]) - start)) // self.layout.num_whole) * self.layout.num_whole
+                    )
+                    found.append(np.arange(begin, batches[1], self.layout.num_whole) * self._batch_size + row)
+        places = np.concatenate([np.zeros(0, np.int64), *found])
+        return np.sort(places[(places >= first) & (places < last)])
 
     def resume(self, k: int, before: "StreamOrder") -> int:
         """Where to go on after k rows in the order `before`: a whole number of batches, as many words into the text."""

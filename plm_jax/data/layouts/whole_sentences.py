@@ -152,3 +152,12 @@ class SentenceRows(index.IndexedRows):
             tokens = tokens[:-1] if tokens[-1] == self._format.after[0] else tokens
             at, made = len(self._format.before), self._format.row([tokens], self._length)
         return made | {name: at + self._stream.starts(name, start, stop) for name in self._reads}
+
+    def documents(self, item: int, rng: np.random.Generator) -> range:
+        """See `Rows.documents`."""
+        del rng
+        return self._stream.numbers(*self._stretch(item))
+
+    def rows_with(self, document: int) -> list[range]:
+        """See `Rows.rows_with`."""
+        return self._rows_within(*self._stream.stretch(document))

@@ -1,0 +1,85 @@
+"""Which documents a row has text of, and which rows a document is read in: against tokens that tell their document."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from plm_jax import config, objectives
+from plm_jax.data import layouts, mixtures, reader
+
+MASKED = objectives.MaskedLM(random_share=0.0)
+SPECIALS = {"pad": 0, "cls": 1, "sep": 2, "mask": 3}
+LAYOUTS = {
+    "blocks": (config.Blocks(), objectives.Causal()),
+    "masked_blocks": (config.Blocks(), MASKED),
+    "whole_sentences": (config.WholeSentences(), MASKED),
+    "one_document": (config.WholeSentences(cross_documents=False), MASKED),
+    "documents": (config.Documents(), MASKED),
+    "segments": (config.Segments(), objectives.ReplacedToken()),
+    "next_sentence": (config.SentencePairs(duplicates=3), MASKED),
+    "sentence_order": (config.SentencePairs(task="sentence_order", duplicates=2), MASKED),
+    "static": (config.SentencePairs(), dataclasses.replace(MASKED, duplicates=2)),
+}
+PHASES = (config.Phase(until=0.3), config.Phase(until=0.5, batch_size=3), config.Phase(until=1.0, length=20))
+
+
+@pytest.fixture
+def documents(write_sentences):
+    """Of two sources the sentences of each document; token n of each split is 4 + n."""
+    rng = np.random.default_rng(0)
+    found = {
+        name: [rng.integers(1, 9, rng.integers(1, 6)).tolist() for _ in range(number)]
+        for name, number in {"a": 30, "b": 12}.items()
+    }
+    for name, texts in found.items():
+        write_sentences({"train": texts}, name)
+    return found
+
+
+def written(example):
+    """The tokens of text that are in an example, before noise."""
+    shown = np.concatenate([np.ravel(example[key]) for key in ("tokens", "targets") if key in example])
+    return np.unique(shown[shown >= 4]) - 4
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_documents_of_rows_are_those_whose_tokens_they_have(documents, make_run, name):
+    layout, objective = LAYOUTS[name]
+    run = make_run(
+        documents, 60_000, eos=None, objective=objective, **SPECIALS,
+        data={"layout": layout, "length": 16, "mixture": {"a": 2.0, "b": 1.0}}, train={"phases": PHASES, "steps": 40},
+    )  # fmt: skip
+    opened = reader.Reader(run)
+    ends = {source: np.cumsum([sum(sizes) for sizes in texts]) for source, texts in documents.items()}
+    found = {}
+    for step in range(30):
+        for row, k in enumerate(opened.numbers(step)):
+            assert opened.place(k) == (step, row)
+            source, numbers = opened.origin(k)
+            has = np.unique(ends[source].searchsorted(written(opened.example(k)), side="right")).tolist()
+            assert sorted(set(numbers)) == has, (k, numbers, has)
+            for number in set(numbers):
+                found.setdefault((source, number), []).append(k)
+    assert len(found) > 25 and max(map(len, found.values())) > 1
+    for source, texts in documents.items():
+        for number in range(len(texts)):
+            assert list(opened.examples_with(source, number, 30)) == found.get((source, number), []), number
+
+
+def test_rows_of_streams_come_where_their_order_says():
+    class Text:
+        num_whole, num_rows = 23, 24
+
+    order = layouts.streams.StreamOrder(Text, 5, 4)
+    items = [order.item(k) for k in range(400)]
+    for item in range(24):
+        expected = [k for k in range(37, 391) if items[k] == item]
+        assert order.places([item], 37, 391).tolist() == expected
+
+
+@pytest.mark.parametrize("rates", [{"a": 1.0}, {"a": 1.0, "b": 2.5, "c": 0.01}])
+def test_the_place_of_an_example_in_a_mixture(rates):
+    mixture = mixtures.Mixture(rates)
+    for k in [*range(300), 10**12, 10**12 + 1]:
+        assert mixture.place(*mixture.locate(k)) == k

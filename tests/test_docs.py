@@ -134,8 +134,8 @@ import json, os, runpy, sys
 from plm_jax.common import command_line
 from plm_jax.config.flags import ConfigFlag
 
-def parse(main, takes_options=False):
-    command_line._parse_flags(takes_options)
+def parse(main, takes_options=False, words=()):
+    command_line._parse_flags(takes_options, words)
     for flag in main.__globals__.values():
         if isinstance(flag, ConfigFlag) and flag.is_given:
             flag.run()

@@ -16,7 +16,7 @@ PACKAGE = pathlib.Path(__file__).parents[1] / "plm_jax"
 STANDARD = set(sys.stdlib_module_names)
 STEP_MODULES = (
     *("state", "step", "optimizers", "schedules", "mesh", "compiler", "weights"),
-    *("trainable", "layer_decay"),
+    *("trainable", "layer_decay", "norms", "spikes"),
 )
 
 

@@ -14,6 +14,7 @@ EXTRAS = {
     "clean": ("nltk", "punkt", "langdetect", "gcld3", "resiliparse", "fastwarc", "tldextract"),
     "report": ("matplotlib",),
     "gcs": ("gcsfs",),
+    "wandb": ("wandb",),
 }
 
 

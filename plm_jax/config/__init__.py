@@ -42,7 +42,7 @@ from plm_jax.config.sources import (
     Tfds,
 )
 from plm_jax.config.stages import has_inputs_targets, read_sources, stages, target_length
-from plm_jax.config.training import Checkpoint, Evaluation, Mesh, Phase, Precision, Stage, Train
+from plm_jax.config.training import Checkpoint, Evaluation, Incidents, Mesh, Phase, Precision, Stage, Train
 from plm_jax.data.layouts import Blocks, Documents, Labelled, Layout, Segments, SentencePairs, Streams, WholeSentences
 
 __all__ = [
@@ -62,6 +62,7 @@ __all__ = [
     "Evaluation",
     "FileSource",
     "Form",
+    "Incidents",
     "InputsTargets",
     "InputsTargetsSource",
     "JsonLines",

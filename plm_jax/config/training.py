@@ -100,6 +100,33 @@ class Stage:
 
 
 @dataclass(frozen=True)
+class Incidents:
+    """What a run does about a step whose loss or gradients are not finite, or a spike; `W/incidents` has each of them.
+
+    Numbers that are not finite leave the state as it was, and the run goes on with the next batch. A spike is a loss or
+    a gradient norm above the mean of the last `window` steps of the same phase by more than `deviations` times their
+    mean distance from it (that distance counts as at least a hundredth of the mean).
+
+    Attributes:
+      spikes: `record`: they change nothing; `skip`: they, too, leave the state as it was; `roll_back`: weights and
+        optimizer become those of the last checkpoint at a multiple of `checkpoint.save_every`, and the run goes on with
+        the next batch; each step is then waited for.
+      most_in_a_row: steps without an update after which a run goes on; with one more it ends.
+    """
+
+    spikes: Literal["record", "skip", "roll_back"] = "record"
+    window: int = 128
+    deviations: float = 10.0
+    most_in_a_row: int = 10
+
+    def __post_init__(self):
+        bounds.at_least(2, "train.incidents", self, "window")
+        bounds.at_least(0, "train.incidents", self, "most_in_a_row")
+        if not self.deviations > 0:
+            raise UserError(f"config.train.incidents.deviations is {self.deviations}: give a number above 0")
+
+
+@dataclass(frozen=True)
 class Train:
     """How long and in what batches a run trains, and what it begins with.
 
@@ -115,6 +142,9 @@ class Train:
       trainable: the parameters that are trained, those whose names one of these regular expressions matches whole. The
         layers of a stack are told apart by their numbers, as in `stack/blocks/11/.*`. The others stay as they are.
       prng: `rbg` is faster on TPUs and gives up that losses are the same on every mesh.
+      log_norms: whether rows of metrics have the norms of gradients, parameters and updates of each layer.
+      profile_steps: of which `jax.profiler` writes a trace to `W/profile`, each with those that follow it in the list.
+      wandb_project: of Weights & Biases, where the metrics go, too; empty: to none.
     """
 
     steps: int = field(default=0, kw_only=True)
@@ -132,6 +162,10 @@ class Train:
     z_loss: float = 0.0
     label_smoothing: float = 0.0
     prng: Literal["threefry", "rbg"] = "threefry"
+    incidents: Incidents = Incidents()
+    log_norms: bool = False
+    profile_steps: tuple[int, ...] = ()
+    wandb_project: str = ""
 
     def __post_init__(self):
         bounds.at_least(1, "train", self, *(["steps"] if self.epochs is None else []))
@@ -140,6 +174,8 @@ class Train:
             raise UserError(f"config.train.epochs is {self.epochs}: give a number above 0, or None and train.steps")
         bounds.at_least(0, "train", self, "new_tokens", "reinitialise_top")
         bounds.share("train", self, "label_smoothing")
+        if any(step < 1 for step in self.profile_steps):
+            raise UserError(f"config.train.profile_steps is {self.profile_steps}: give steps, the first is 1")
         untils = [phase.until for phase in self.phases]
         if untils and (untils != sorted(set(untils)) or untils[0] <= 0 or untils[-1] != 1.0):
             raise UserError(f"config.train.phases end at {untils}: give rising fractions of which the last is 1.0")

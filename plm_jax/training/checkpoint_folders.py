@@ -183,9 +183,10 @@ def share() -> sealing.Share:
     return sealing.Share(jax.process_index(), jax.process_count(), owner)
 
 
-def retained(steps: Sequence[int], keep_last: int, keep_every: int) -> set[int]:
-    """Of the steps of checkpoints, ascending, those that stay."""
-    return {*steps[-keep_last:], *(step for step in steps if keep_every and step % keep_every == 0)}
+def retained(steps: Sequence[int], keep_last: int, keep_every: int, base: int = 0) -> set[int]:
+    """Of the steps of checkpoints, ascending, those that stay; of multiples of `base` the newest, too."""
+    of_base = [step for step in steps if base and step % base == 0]
+    return {*steps[-keep_last:], *of_base[-1:], *(step for step in steps if keep_every and step % keep_every == 0)}
 
 
 def prune(directory: epath.Path, kept: set[int]) -> list[int]:

@@ -45,9 +45,10 @@ class Checkpoints:
     A save that fails leaves the checkpoints as they were, and `failure` says why.
     """
 
-    def __init__(self, workdir: str, settings: config.Checkpoint):
+    def __init__(self, workdir: str, settings: config.Checkpoint, base: int = 0):
+        """`base` is as of `folders.retained`."""
         self.directory = folders.of_run(workdir)
-        self._settings = settings
+        self._settings, self._base = settings, base
         self._is_remote = storage.is_remote(str(self.directory))
         self._saver = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler())
         self._saving: threading.Thread | None = None
@@ -129,7 +130,7 @@ class Checkpoints:
             if not self._is_remote:
                 folders.replace(place, self.directory / name)
             kept = folders.retained(
-                folders.finished(self.directory), self._settings.keep_last, self._settings.keep_every
+                folders.finished(self.directory), self._settings.keep_last, self._settings.keep_every, self._base
             )
             folders.prune(self.directory, kept)
 
@@ -139,6 +140,24 @@ class Checkpoints:
             yield
         except Exception as error:  # Orbax, TensorStore and each store have their own.
             self._failure = f"checkpoint {name} could not be saved ({one_line(error.__cause__ or error)})"
+
+
+def read_state(checkpoint: epath.Path, abstract: TrainState) -> TrainState:
+    """As `Checkpoints.restore`, of a checkpoint's folder, in and beside which nothing is written.
+
+    Raises:
+      UserError: it is damaged.
+    """
+    items = ocp.args.Composite(
+        params=ocp.args.StandardRestore(abstract.params), training=ocp.args.StandardRestore(_rest(abstract))
+    )
+    with (
+        progress.doing(f"restoring {checkpoint}"),
+        _damage_named(checkpoint),
+        ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer,
+    ):
+        restored = checkpointer.restore(checkpoint, args=items)
+    return TrainState(params=restored.params, **restored.training)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 
 from plm_jax import config
 from plm_jax.common import progress, users
@@ -19,7 +18,21 @@ from plm_jax.common.errors import Interrupted, UserError
 from plm_jax.data.reader import Reader, blank_batch, digest_hex
 from plm_jax.data.sources import task_mixtures
 from plm_jax.losses.loss import untrained_heads
-from plm_jax.training import epochs, flops, optimizers, resume, run_directory, trainable, warm_start, workdir_lock
+from plm_jax.models import registry
+from plm_jax.training import (
+    epochs,
+    flops,
+    incidents,
+    optimizers,
+    profiling,
+    resume,
+    run_directory,
+    spikes,
+    trainable,
+    warm_start,
+    weights_and_biases,
+    workdir_lock,
+)
 from plm_jax.training import mesh as meshes
 from plm_jax.training import state as states
 from plm_jax.training.checkpoints import Checkpoints
@@ -28,6 +41,10 @@ from plm_jax.training.program import Program, fitted
 from plm_jax.training.saving import Saving
 from plm_jax.training.telemetry import Telemetry, heard
 from plm_jax.training.validation import Validation
+
+Restore = Callable[[int, states.TrainState], states.TrainState]
+# Of what a step gives, what is not one number for a row.
+_NO_FIGURES = ("digest", "norms", "incident", "limits")
 
 
 def pretrain(run: config.Run, workdir: str, allow_changes: bool = False, refuse_damaged: bool = False) -> None:
@@ -73,7 +90,8 @@ def _pretrain(
                 more = "train.steps" if run.train.epochs is None else "train.epochs"
                 print(f"{workdir} is finished at step {resumed.step}: raise {more} to go on", file=sys.stderr)
             return
-    with Checkpoints(workdir, run.checkpoint) as checkpoints:
+    rolls_back = run.train.incidents.spikes == "roll_back"
+    with Checkpoints(workdir, run.checkpoint, run.checkpoint.save_every if rolls_back else 0) as checkpoints:
         state, started = trainer.start(checkpoints)
         first_step = int(state.step)
         telemetry = Telemetry(workdir, first_step, run.train.steps) if is_first else None
@@ -82,8 +100,10 @@ def _pretrain(
                 run_directory.write(workdir, run, trainer.mesh.shape, history)
                 for note in [*notes, *started, *trainer.notes(), *trainer.reader.notes(), *trainer.validation.notes()]:
                     telemetry.say(note)
+                sink = weights_and_biases.Sink(run, workdir, telemetry.say)
+                telemetry.pass_on(sink.write, sink.close)
             saving = Saving(run.checkpoint, checkpoints, telemetry, interruption, f"{workdir}/{first_step}")
-            trainer.run_stages(state, first_step, checkpoints, saving, telemetry)
+            trainer.run_stages(state, first_step, checkpoints, saving, telemetry, workdir)
 
 
 class Trainer(Program):
@@ -114,21 +134,31 @@ class Trainer(Program):
         """The state to begin with, and lines that say where it came from."""
         if self._resumed is None:
             self._refuse_untrained()
-            with progress.doing("drawing the parameters"):
-                state = self.new_state()
-            if not self.run.train.init_from:
-                return state, []
-            published = fitted(state, self.published_state, meshes.refitted)
-            params, notes = warm_start.take(published.params, self.run.train, self.run.model)
-            return fitted(published.replace(params=params), self.abstract_state, meshes.refitted), notes
-        step, before = self._resumed.step, self._resumed.before
+            return self.beginning()
+        return self.restored(self._resumed, checkpoints.restore)
+
+    def beginning(self) -> tuple[states.TrainState, list[str]]:
+        """The state before the first step, and lines that say where it came from."""
+        with progress.doing("drawing the parameters"):
+            state = self.new_state()
+        if not self.run.train.init_from:
+            return state, []
+        published = fitted(state, self.published_state, meshes.refitted)
+        params, notes = warm_start.take(published.params, self.run.train, self.run.model)
+        return fitted(published.replace(params=params), self.abstract_state, meshes.refitted), notes
+
+    def restored(self, resumed: resume.Resumed, restore: Restore) -> tuple[states.TrainState, list[str]]:
+        """The state of a checkpoint, which `restore` reads, and lines that say where it came from."""
+        step, before = resumed.step, resumed.before
         # What was carried is of the batch size of then, and the moments are those of the optimizer of then.
-        batch_size = self._resumed.meta.get("batch_size", self.batch_size)
+        batch_size = resumed.meta.get("batch_size", self.batch_size)
         part = trainable.Part(before.train.trainable)
         optimizer = optimizers.build(before.optimizer, self.rate, part, before.model)
         like = self.state_like(batch_size, optimizer)
-        state = checkpoints.restore(step, self.state_like(batch_size, optimizer, padded=False))
+        state = restore(step, self.state_like(batch_size, optimizer, padded=False))
         state, notes = fitted(state, like, meshes.refitted), [f"resumed after step {step}"]
+        recent = incidents.window(resumed.meta.get("incidents", {}), self.run.train.incidents.window)
+        state = state.replace(recent=jax.device_put(recent, self.shardings.recent))
         same_kind = before.optimizer.kind == self.run.optimizer.kind and part == self.part
         if same_kind and _alike(like.optimizer, self.abstract_state.optimizer):
             return state.replace(optimizer=_in_types(state.optimizer, self.abstract_state.optimizer)), notes
@@ -161,16 +191,28 @@ class Trainer(Program):
                 waited = time.perf_counter() - began
                 yield meshes.to_global(batch, rows, stage.batch_size, mesh), waited
 
+    def incidents(self, workdir: str) -> incidents.Incidents:
+        """What is known of the run's incidents where it begins, or goes on."""
+        saved = self._resumed.meta.get("incidents", {}) if self._resumed else {}
+        names = self.part.names(registry.shapes(self.run.model))
+        return incidents.Incidents(self.run, workdir, self.reader, names, saved)
+
     def run_stages(
-        self, state, first_step: int, checkpoints: Checkpoints, saving: Saving, telemetry: Telemetry | None
+        self,
+        state,
+        first_step: int,
+        checkpoints: Checkpoints,
+        saving: Saving,
+        telemetry: Telemetry | None,
+        workdir: str,
     ) -> None:
         """Steps through what is left of every stage.
 
         Raises:
           Interrupted: the run was asked to stop, and its step is saved.
         """
-        run, step = self.run, first_step
-        recorder = Recorder(self, telemetry)
+        run, step, seen = self.run, first_step, self.incidents(workdir)
+        recorder, profiler = Recorder(self, telemetry, seen), profiling.Profiler(run, workdir)
         selection = Selection(self, checkpoints, first_step) if run.evaluation.select else None
         batches, program = self.batches(first_step), self
         for index, stage in enumerate(self.stages):
@@ -183,8 +225,13 @@ class Trainer(Program):
             begins = step
             for batch, waited in itertools.islice(batches, stage.end_step - step):
                 with recorder.compiling(f"step {step + 1}") if step == begins else contextlib.nullcontext():
+                    profiler.before(step + 1)
                     state, metrics = train_step(state, batch)
                 step += 1
+                profiler.after(step, metrics)
+                if seen.rolls_back and int(metrics["incident"]) == spikes.SPIKE:
+                    checkpoints.wait()
+                    state = seen.roll_back(self, program, stage, state, checkpoints.directory, checkpoints.restore)
                 recorder.add(step, metrics, waited)
                 decided = saving.after(step)
                 is_last = step == run.train.steps
@@ -197,7 +244,7 @@ class Trainer(Program):
                 is_best = selection and validate and selection.takes(found)
                 if save or is_best:
                     published = fitted(state, program.published_state, meshes.refitted)
-                    meta = self._meta(step, stage, index)
+                    meta = self._meta(step, stage, index) | {"incidents": seen.saved(state.recent)}
                 if is_best:
                     selection.save(step, published.params, meta)
                 if save:
@@ -220,6 +267,7 @@ class Trainer(Program):
             "next_example": stage.first_example + (step - stage.first_step) * stage.batch_size,
             "phase": index,
             "mesh": dict(self.at(stage).mesh.shape),
+            "devices": run_directory.devices(),
         }
 
 
@@ -254,8 +302,8 @@ class Selection:
 class Recorder:
     """Reads metrics one step late, so that the device never waits for the host, and writes the rows."""
 
-    def __init__(self, trainer: Trainer, telemetry: Telemetry | None):
-        self._run, self._telemetry = trainer.run, telemetry
+    def __init__(self, trainer: Trainer, telemetry: Telemetry | None, seen: incidents.Incidents):
+        self._run, self._telemetry, self._incidents = trainer.run, telemetry, seen
         chip = flops.chip(jax.devices()[0].device_kind)
         self._peak = chip and chip.flops * jax.device_count()
         self._pending = None
@@ -303,20 +351,14 @@ class Recorder:
             self._steps, self._waited = self._steps + 1, self._waited + waited
             rates = self._rates(now)
         loss = float(metrics["loss"])
-        # A gradient that is lost leaves lost parameters behind, though the loss before them was none.
-        for name, value in (("loss", loss), ("gradient norm", float(metrics["grad_norm"]))):
-            if not np.isfinite(value):
-                raise UserError(
-                    f"the {name} of step {step} is {value} (batch digest {digest_hex(metrics['digest'])}): lower the "
-                    "learning rate or the gradient clipping and run again, which resumes from the last checkpoint"
-                )
+        incident = self._incidents.see(step, metrics, self._telemetry and self._telemetry.say)
         with self._validating() if validate else contextlib.nullcontext():
             validated = validate() if validate else {}
         if self._telemetry is None:
             return validated
         self._telemetry.progress(step, loss, rates.get("train/tokens_per_second"))
-        if step % self._run.train.log_every == 0 or step == self._run.train.steps or validated:
-            self._telemetry.write(self._row(step, metrics, rates, validated))
+        if step % self._run.train.log_every == 0 or step == self._run.train.steps or validated or incident:
+            self._telemetry.write(self._row(step, metrics, rates, validated) | incident)
             self._since, self._waited, self._steps = time.perf_counter() if validate else now, 0.0, 0
         return validated
 
@@ -332,8 +374,9 @@ class Recorder:
         return rates
 
     def _row(self, step: int, metrics, rates, validated) -> dict[str, Any]:
-        row = {"step": step}
-        row |= {f"train/{name}": float(value) for name, value in metrics.items() if name != "digest"}
+        numbers = {name: float(value) for name, value in metrics.items() if name not in _NO_FIGURES}
+        row = {"step": step} | {f"train/{name}": value for name, value in numbers.items() if math.isfinite(value)}
+        row |= self._incidents.norms(metrics)
         row |= rates | {"train/batch_digest": digest_hex(metrics["digest"])}
         return row | {f"validation/{name}": value for name, value in validated.items()}
 

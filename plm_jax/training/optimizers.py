@@ -45,10 +45,19 @@ def build(
     return optax.GradientTransformationExtraArgs(lambda params: whole.init(part.of(params)), update)
 
 
-def at_step(state, step: jax.Array):
-    """A fresh state of `build` whose next update takes the learning rate of `step`."""
+def later(state, steps: jax.Array | int):
+    """A state of `build` whose next update takes the learning rate of so many steps later."""
     *others, schedule = state
-    return (*others, schedule._replace(count=schedule.count + step))  # A buffer of its own: steps give theirs up.
+    return (*others, schedule._replace(count=schedule.count + steps))  # A buffer of its own: steps give theirs up.
+
+
+def unless_skipped(taken: jax.Array, new, old):
+    """A state of `build` after an update if it is `taken`, else as before it; the learning rate goes by steps."""
+
+    def choose(new, old):
+        return new if isinstance(new, optax.ScaleByScheduleState) else jnp.where(taken, new, old)
+
+    return jax.tree.map(choose, new, old, is_leaf=lambda x: isinstance(x, optax.ScaleByScheduleState))
 
 
 def global_norm(tree) -> jax.Array:
@@ -68,16 +77,11 @@ def decays(params):
     return jax.tree.map_with_path(decides, params)
 
 
-def _stacked(path) -> bool:
-    """Whether the leaf at `path` holds a stack's layers on its first axis."""
-    return any(getattr(entry, "key", None) == "blocks" for entry in path)
-
-
 def _map_tensors(function: Callable, tree, *rest):
     """`jax.tree.map` with each layer of a stacked leaf on its own."""
 
     def of_leaf(path, *leaves):
-        return (jax.vmap(function) if _stacked(path) else function)(*leaves)
+        return (jax.vmap(function) if trainable.is_stacked(path) else function)(*leaves)
 
     return jax.tree.map_with_path(of_leaf, tree, *rest)
 
@@ -172,7 +176,7 @@ def adafactor(optimizer: Adafactor) -> tuple[optax.GradientTransformation, ...]:
     def init(params):
         def zeros(path, leaf):
             shape = jax.tree.leaves(leaf)[0].shape
-            tensor = shape[1:] if _stacked(path) else shape
+            tensor = shape[1:] if trainable.is_stacked(path) else shape
             if len(tensor) == 2 and min(tensor) >= optimizer.min_dim_size_to_factor:
                 return _Factored(rows=_zeros_without(leaf, -1), columns=_zeros_without(leaf, -2))
             return jax.tree.map(jnp.zeros_like, leaf)

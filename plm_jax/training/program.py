@@ -15,7 +15,7 @@ from plm_jax import config, losses, objectives
 from plm_jax.common.errors import UserError
 from plm_jax.models import pipeline, registry
 from plm_jax.models.protocol import Model, Module
-from plm_jax.training import compiler, flops, layer_decay, optimizers, trainable
+from plm_jax.training import compiler, flops, layer_decay, optimizers, spikes, trainable
 from plm_jax.training import mesh as meshes
 from plm_jax.training import state as states
 from plm_jax.training import step as steps
@@ -123,7 +123,8 @@ class Program:
         return self._around(states.init_params(self.model(), self.root), self.batch_size, self.optimizer)
 
     def _around(self, params, batch_size: int, optimizer) -> states.TrainState:
-        return states.new_state(params, optimizer, registry.new_carry(self.model(), batch_size))
+        carry = registry.new_carry(self.model(), batch_size)
+        return states.new_state(params, optimizer, carry, self.run.train.incidents.window)
 
     def state_like(self, batch_size: int, optimizer=None, *, padded: bool = True) -> states.TrainState:
         """The shapes, types and shardings of a state whose carry is that of batches of this size.
@@ -152,7 +153,7 @@ class Program:
     def new_moments(self, step: jax.Array):
         """The optimizer's state before its first update, which is that after `step` steps, made in its place."""
         fresh = self._make(lambda: self._init().optimizer)
-        return optimizers.at_step(fresh, step)
+        return optimizers.later(fresh, step)
 
     def _make(self, make):
         """The boxed tree that `make` gives, unboxed and laid out."""
@@ -184,6 +185,8 @@ class Program:
             stage.microbatches,
             dropout=model.model.drops,
             part=self.part,
+            watch=spikes.Watch(train.incidents.deviations, train.incidents.spikes != "record", stage.first_step),
+            log_norms=train.log_norms,
             gradients=jnp.result_type(*{self.run.precision.compute, self.run.precision.gradients}),
             layouts=self._whole_kernels() if self.run.mesh.gather == "step" else None,
         )

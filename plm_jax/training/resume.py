@@ -75,13 +75,17 @@ FIELDS: dict[str, Meaning] = {
     "train.new_tokens": "free",
     "train.reinitialise_top": "free",
     "train.trainable": "fixed",  # The moments are of it alone.
+    "train.incidents": "recipe",
     "train.label_smoothing": "recipe",
     "train.log_every": "free",
+    "train.log_norms": "free",
     "train.microbatches": "recipe",  # Each draws for itself what is dropped.
     "train.phases": "read",
     "train.prng": "fixed",
+    "train.profile_steps": "free",
     "train.seed": "fixed",
     "train.steps": "read",
+    "train.wandb_project": "free",
     "train.z_loss": "recipe",
     "mesh": "free",
     "precision": "recipe",
@@ -208,16 +212,21 @@ def find(run: config.Run, workdir: str, refuse_damaged: bool = False) -> Resumed
         found = folders.newest_good(folders.of_run(workdir), refuse_damaged)
     if found is None:
         return None
-    meta = found.meta
-    step = meta["step"]
+    step = found.meta["step"]
     if step > run.train.steps:
         raise UserError(
             f"{workdir} is at step {step}, config.train.steps is {run.train.steps}: raise it, or choose another "
             "--workdir"
         )
+    return of(run, workdir, found.meta, found.notes)
+
+
+def of(run: config.Run, workdir: str, meta: Mapping[str, Any], told: Sequence[str] = ()) -> Resumed:
+    """A checkpoint of a run directory, by its `meta`, as one that the run goes on from."""
     before = config.from_saved(meta["config"], meta.get("modules"))
     read = [config.Stage(**stage) for stage in meta["stages"]] if "stages" in meta else config.stages(before)
-    return Resumed(workdir, step, meta, before, planned(read, config.stages(run), step), tuple(found.notes))
+    step = meta["step"]
+    return Resumed(workdir, step, meta, before, planned(read, config.stages(run), step), tuple(told))
 
 
 def planned(read: Sequence[config.Stage], stages: Sequence[config.Stage], step: int) -> tuple[config.Stage, ...]:

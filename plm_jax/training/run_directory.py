@@ -44,6 +44,7 @@ def write(workdir: str, run: config.Run, mesh: Mapping[str, int], history: Seque
         "versions": versions(),
         "git_commit": git_commit(),
         "mesh": dict(mesh),
+        "devices": devices(),
         "history": list(history),
     }
     storage.write(os.path.join(workdir, "config.json"), json.dumps(described, indent=2).encode("utf-8"))
@@ -71,6 +72,13 @@ def event(step: int, changes: Sequence[tuple[str, Any, Any]]) -> dict[str, Any]:
 def versions() -> dict[str, str]:
     """The versions of the packages that decide what a run computes."""
     return {name: importlib.metadata.version(name) for name in _PACKAGES}
+
+
+def devices() -> dict[str, Any]:
+    """What a run computes on."""
+    import jax  # Who asks for something else of a run directory need not wait for it.
+
+    return {"kind": jax.devices()[0].device_kind, "count": jax.device_count()}
 
 
 def git_commit() -> str | None:

@@ -10,6 +10,7 @@ from flax import struct
 
 from plm_jax.common.keys import named_key
 from plm_jax.models import registry
+from plm_jax.training import spikes
 
 
 @struct.dataclass
@@ -21,12 +22,14 @@ class TrainState:
       params: parameters, float32.
       optimizer: the optimizer's state.
       carry: what a loss carries from batch to batch, [B, ...] (an ELMo's LSTM state); empty for most.
+      recent: losses and gradient norms of the last steps, see `spikes.window`; empty where none are watched.
     """
 
     step: jax.Array
     params: Any
     optimizer: Any
     carry: Any
+    recent: Any = ()
 
 
 def key(seed: int, prng: str) -> jax.Array:
@@ -39,7 +42,8 @@ def init_params(model: nn.Module, root: jax.Array):
     return registry.init_params(model, named_key(root, "params"))
 
 
-def new_state(params, optimizer: optax.GradientTransformation, carry: Any = None) -> TrainState:
-    """The state before the first step; `carry` is empty by default."""
+def new_state(params, optimizer: optax.GradientTransformation, carry: Any = None, window: int = 0) -> TrainState:
+    """The state before the first step; `carry` is empty by default, `window` steps are watched for spikes."""
     zero = jnp.zeros((), jnp.int32)
-    return TrainState(step=zero, params=params, optimizer=optimizer.init(params), carry=carry or {})
+    recent = spikes.window(window) if window else ()
+    return TrainState(step=zero, params=params, optimizer=optimizer.init(params), carry=carry or {}, recent=recent)

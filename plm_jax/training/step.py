@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from plm_jax.common.keys import named_key
 from plm_jax.losses import Loss, Sums, means
 from plm_jax.models.partitioning import constrain
-from plm_jax.training import compiler, optimizers, trainable, weights
+from plm_jax.training import compiler, norms, optimizers, spikes, trainable, weights
 from plm_jax.training import mesh as meshes
 from plm_jax.training.state import TrainState
 
@@ -88,9 +88,14 @@ def train_step(
     microbatches: int = 1,
     dropout: bool = False,
     part: trainable.Part = trainable.ALL,
+    watch: spikes.Watch | None = None,
+    log_norms: bool = False,
     **holding: Any,
 ) -> Callable[[TrainState, dict[str, jax.Array]], tuple[TrainState, dict[str, jax.Array]]]:
     """The pure step `(state, batch) → (state, metrics)`.
+
+    Where the loss or the gradients are not finite the update is left out: the state stays as it was, but for the step,
+    and with it the learning rate.
 
     Args:
       loss: what is minimised.
@@ -101,11 +106,15 @@ def train_step(
       microbatches: parts of the batch whose gradients are added up.
       dropout: whether the loss is given a key `dropout`.
       part: of the parameters, what is trained.
+      watch: for spikes, in the state's `recent`; None: for none.
+      log_norms: whether norms are of parameters and updates, too.
       holding: how microbatches take the parameters, see `weights.held`.
 
     Returns:
-      Metrics: the means of the loss, see `losses.means`, `grad_norm`, `learning_rate`, and `digest`, the batch's uint32
-      digest halves [B, 2] added up.
+      Metrics: the means of the loss, see `losses.means`, `grad_norm`, `learning_rate`; `digest`, the batch's uint32
+      digest halves [B, 2] added up; `norms` of the gradients [1, tensors], with those of the parameters before the
+      update and of the updates [3, tensors], in the order of `trainable.Part.names`; `incident` int32, what the step
+      was, see `spikes`, and `limits` [2] above which loss and gradient norm are spikes.
     """
     # Not all of optax takes a `grad_norm`.
     optimizer = optax.with_extra_args_support(optimizer)
@@ -121,16 +130,48 @@ def train_step(
         )
         unit = means.unit(counts)
         # Of the sums, and a product: XLA melts it into the optimizer's passes, a division it would write to memory.
-        grad_norm = optimizers.global_norm(grads) / unit
+        of_gradients = norms.squares(grads)
+        grad_norm = jnp.sqrt(of_gradients.sum()) / unit
         scale = 1.0 / unit
         grads = jax.tree.map(lambda g: g * scale, grads)
         updates, optimizer_state = optimizer.update(grads, state.optimizer, state.params, grad_norm=grad_norm)
         metrics = means.means(loss, Sums(terms, metrics, counts))
+        seen = _seen(watch, state, jnp.stack([metrics["loss"], grad_norm]))
+        own = part.of(state.params)
+        others = [jnp.sqrt(norms.squares(tree)) for tree in (own, updates)] if log_norms else []
         metrics |= {"grad_norm": grad_norm, "learning_rate": rate(state.step), "digest": digest}
-        params = part.put(state.params, optax.apply_updates(part.of(state.params), updates))
-        return TrainState(state.step + 1, params, optimizer_state, carry), metrics
+        metrics |= {"norms": jnp.stack([jnp.sqrt(of_gradients) / unit, *others])}
+        metrics |= {"incident": seen.incident, "limits": seen.limits}
+
+        def unless_skipped(new, old):
+            return jax.tree.map(functools.partial(jnp.where, seen.taken), new, old)
+
+        params = part.put(state.params, unless_skipped(optax.apply_updates(own, updates), own))
+        optimizer_state = optimizers.unless_skipped(seen.taken, optimizer_state, state.optimizer)
+        carry = unless_skipped(carry, state.carry)
+        return TrainState(state.step + 1, params, optimizer_state, carry, seen.recent), metrics
 
     return step
+
+
+class _Seen(NamedTuple):
+    """What a step's loss and gradient norm say: what it is, whether its update is taken, and the window after it."""
+
+    incident: jax.Array
+    taken: jax.Array
+    limits: jax.Array
+    recent: Any
+
+
+def _seen(watch: spikes.Watch | None, state: TrainState, values: jax.Array) -> _Seen:
+    is_lost = ~jnp.isfinite(values).all()
+    if watch is None:
+        return _Seen(jnp.where(is_lost, spikes.LOST, spikes.NONE), ~is_lost, jnp.full(2, jnp.inf), state.recent)
+    limits = watch.limits(state.recent, state.step)
+    is_spike = (values > limits).any() & ~is_lost
+    incident = jnp.where(is_lost, spikes.LOST, jnp.where(is_spike, spikes.SPIKE, spikes.NONE))
+    recent = watch.after(state.recent, state.step, values, limits)
+    return _Seen(incident, ~(is_lost | (is_spike & watch.skips)), limits, recent)
 
 
 def over_mesh(function: Callable, mesh: Mesh, rules, options: Mapping[str, str] | None = None, **jit: Any) -> Callable:

@@ -31,6 +31,7 @@ class Telemetry:
         """Opens the files; lines after `first_step`, left by a run that was cut off, are dropped."""
         self._exit = contextlib.ExitStack()
         self._fails = False
+        self._others: list[Callable[[dict], None]] = []
         self._workdir = self._folder = workdir
         if storage.is_remote(workdir):
             self._folder = self._exit.enter_context(tempfile.TemporaryDirectory())
@@ -93,6 +94,11 @@ class Telemetry:
             self._bar.set_postfix_str(f"{doing[0]}, {now - doing[1]:.0f} s", refresh=False)
         self._bar.refresh()
 
+    def pass_on(self, write: Callable[[dict], None], close: Callable[[], None]) -> None:
+        """From now on each line is given to `write`, too; `close` is called at the end."""
+        self._others.append(write)
+        self._exit.callback(close)
+
     def write(self, line: dict) -> None:
         """Adds one line to metrics.jsonl, now or as soon as it can be written; numbers also go to TensorBoard."""
         numbers = {name: value for name, value in line.items() if isinstance(value, float)}
@@ -106,6 +112,8 @@ class Telemetry:
             if not self._fails:
                 self.say(f"metrics cannot be written now ({told(error)}): rows wait until they can")
             self._fails = True
+        for write in self._others:
+            write(line)
 
     def say(self, line: str) -> None:
         """Prints a line above the bar."""

@@ -34,6 +34,17 @@ def layers(name: str, leaf: Any) -> list[str]:
     return [f"{before}{stacked}{layer}/{after}" for layer in _first_axis(leaf)] if stacked else []
 
 
+def layer_of(name: str) -> str:
+    """`stack/blocks/3` of `stack/blocks/3/attention/query/kernel`; a name without layers as it is."""
+    before, stacked, after = name.partition(f"/{STACKED}/")
+    return f"{before}{stacked}{after.partition('/')[0]}"
+
+
+def is_stacked(path: Sequence[Any]) -> bool:
+    """Whether the leaf at a path of JAX's holds a stack's layers on its first axis."""
+    return any(getattr(entry, "key", None) == STACKED for entry in path)
+
+
 def unmatched(patterns: Sequence[str], names: Sequence[str]) -> str | None:
     """What to say of the first pattern that matches none of the names; None: each matches some."""
     for pattern in patterns:
@@ -117,6 +128,14 @@ class Part:
                 "the gradients of all layers are computed, since a loop goes through them: "
                 "config.model.scan_layers=False computes those of the trained ones alone"
             )
+        return found
+
+    def names(self, shapes: Any) -> list[str]:
+        """The names of the leaves of the part, of stacked ones those of the layers, in the order of JAX's leaves."""
+        chosen, found = self._chosen(shapes), []
+        for name, leaf in named(shapes):
+            runs, of_layers = chosen.get(tuple(name.split("/")), []), layers(name, leaf)
+            found += [each for begin, end in runs for each in of_layers[begin:end]] if of_layers else [name] * len(runs)
         return found
 
     def cuts(self, shapes: Any) -> list[str]:

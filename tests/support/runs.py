@@ -49,7 +49,7 @@ def _beginning(trainer: loop.Trainer, params: dict[str, np.ndarray]):
     """The state before the first step with these parameters."""
     params = flax.traverse_util.unflatten_dict(params, sep="/")
     carry = trainer.new_carry(trainer.stages[0].batch_size)
-    state = states.new_state(params, trainer.optimizer, carry)
+    state = states.new_state(params, trainer.optimizer, carry, trainer.run.train.incidents.window)
     return jax.device_put(fitted(state, trainer.abstract_state), trainer.shardings)
 
 

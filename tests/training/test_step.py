@@ -68,7 +68,8 @@ def test_microbatches_of_unequal_target_counts_are_one_batch():
     for microbatches in (2, 8):
         parts, metrics = once(microbatches)
         for name in whole_metrics:
-            np.testing.assert_allclose(metrics[name], whole_metrics[name], rtol=1e-6, err_msg=name)
+            # The gradients of keys' biases are rounding alone.
+            np.testing.assert_allclose(metrics[name], whole_metrics[name], rtol=1e-6, atol=1e-9, err_msg=name)
         np.testing.assert_array_equal(metrics["digest"], batch["digest"].sum(0))
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=3e-7), parts.params, whole.params)
 

@@ -1,0 +1,52 @@
+"""Spikes of the loss and of the gradient norm: what is far above the steps before it, told on the device.
+
+The window of these steps is part of the train state, and what is told a pure function of it. So a run that was cut off
+tells the same as one that was not.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+# Distances from the mean count as at least this share of it: where all steps are alike none is a spike for a trifle.
+_LEAST = 0.01
+# What a step was: as `metrics["incident"]` tells.
+NONE, LOST, SPIKE = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What a spike is, and whether its update is left out.
+
+    Attributes:
+      deviations: how far above the mean of the window, in mean distances from it.
+      skips: whether a spike leaves the state as it was.
+      first_step: at which the window begins anew: other rows have other losses.
+    """
+
+    deviations: float
+    skips: bool
+    first_step: int = 0
+
+    def limits(self, recent: jax.Array, step: jax.Array) -> jax.Array:
+        """Above which the loss and the gradient norm are spikes, [2]; infinite until the window is full."""
+        recent = self._since(recent, step)
+        mean = recent.mean(1)
+        distance = jnp.abs(recent - mean[:, None]).mean(1)
+        limit = mean + self.deviations * jnp.maximum(distance, _LEAST * jnp.abs(mean))
+        return jnp.where(jnp.isnan(limit), jnp.inf, limit)
+
+    def after(self, recent: jax.Array, step: jax.Array, values: jax.Array, limits: jax.Array) -> jax.Array:
+        """The window after a step with these values [2]; a spike counts as its limit, and lost numbers do not."""
+        recent = self._since(recent, step)
+        moved = jnp.concatenate([recent[:, 1:], jnp.minimum(values, limits)[:, None]], axis=1)
+        return jnp.where(jnp.isfinite(values).all(), moved, recent)
+
+    def _since(self, recent, step):
+        return jnp.where(step == self.first_step, jnp.nan, recent)
+
+
+def window(size: int) -> jax.Array:
+    """An empty window, float32 [2, size]: losses and gradient norms, the last at the end, NaN where there is none."""
+    return jnp.full((2, size), jnp.nan, jnp.float32)

@@ -21,6 +21,7 @@ from plm_jax.common import storage
 from plm_jax.common.errors import UserError, one_line
 from plm_jax.data.reader import Reader, digest_hex
 from plm_jax.training import checkpoint_folders as folders
+from plm_jax.training import mesh as meshes
 from plm_jax.training import norms, optimizers, resume, spikes
 from plm_jax.training.state import TrainState
 
@@ -145,7 +146,7 @@ class Incidents:
         self._targets[step] = target
         state = program.place(state, trainer, stage.batch_size)
         optimizer = optimizers.later(state.optimizer, step - target)
-        recent = jax.device_put(recent, program.shardings.recent)
+        recent = meshes.place(recent, program.shardings.recent)
         return state.replace(step=state.step + (step - target), optimizer=optimizer, recent=recent)
 
 

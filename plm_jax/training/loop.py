@@ -158,7 +158,7 @@ class Trainer(Program):
         state = restore(step, self.state_like(batch_size, optimizer, padded=False))
         state, notes = fitted(state, like, meshes.refitted), [f"resumed after step {step}"]
         recent = incidents.window(resumed.meta.get("incidents", {}), self.run.train.incidents.window)
-        state = state.replace(recent=jax.device_put(recent, self.shardings.recent))
+        state = state.replace(recent=meshes.place(recent, self.shardings.recent))
         same_kind = before.optimizer.kind == self.run.optimizer.kind and part == self.part
         if same_kind and _alike(like.optimizer, self.abstract_state.optimizer):
             return state.replace(optimizer=_in_types(state.optimizer, self.abstract_state.optimizer)), notes

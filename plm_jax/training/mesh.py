@@ -131,6 +131,11 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
+def place(values: np.ndarray, sharding: NamedSharding) -> jax.Array:
+    """An array that every process has, laid out; `jax.device_put` takes no NaN for the same in all of them."""
+    return jax.make_array_from_callback(values.shape, sharding, lambda index: np.array(values[index]))
+
+
 def whole_over_tokens(rules: Rules) -> list[tuple[str, str]]:
     """The rules by which parameters are cut over no axis that tokens alone are: `tensor` cuts the products, too."""
     return [rule for rule in rules if rule[1] not in (*BATCH_AXES, "context") or rule[0] == "layers"]

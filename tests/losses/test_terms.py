@@ -133,8 +133,9 @@ def test_each_term_is_its_own_mean_whatever_the_parts_of_the_batch(kind):
         found, gradient = stepped(kind, microbatches, devices)
         difference = optax.global_norm(jax.tree.map(jnp.subtract, gradient, want_gradient))
         assert difference < 1e-6 * norm, (microbatches, devices, difference / norm)
-        for name in want:
-            np.testing.assert_allclose(found[name], want[name], rtol=2e-6, err_msg=name)
+        for name in want:  # Of some tensors, as of keys' biases, the gradient is rounding alone.
+            tolerance = {"rtol": 1e-5, "atol": 1e-7} if name == "norms" else {"rtol": 2e-6}
+            np.testing.assert_allclose(found[name], want[name], **tolerance, err_msg=name)
 
 
 def test_sums_over_batches_are_those_of_all_their_rows():

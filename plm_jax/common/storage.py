@@ -11,6 +11,7 @@ import functools
 import glob as local_glob
 import hashlib
 import os
+import secrets
 import shutil
 import stat
 import tempfile
@@ -119,16 +120,43 @@ def open_binary(path: str) -> BinaryIO:
     """A file, opened to read.
 
     Raises:
-      UserError: the store cannot be reached.
+      UserError: it is no file but a folder, a pipe or a device, or the store cannot be reached.
       OSError: the file cannot be opened.
     """
     if not is_remote(path):
-        return open(path, "rb")
+        return open(path, "rb", opener=_open_regular)
     with reaching(path):
         try:
             return _system(path).open(path, "rb")
         except FileNotFoundError:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from None
+
+
+def _open_regular(path: str, flags: int) -> int:
+    """As `os.open`, of a file that has a size: to open a pipe waits for its other end, a device may never end."""
+    refuse_special(path)
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)  # Should it become a pipe meanwhile.
+
+
+def _open_own(path: str, flags: int) -> int:
+    """As `_open_regular`, and of none that a link leads to: who made the link may mean it for another's file."""
+    if os.path.islink(path):
+        raise UserError(f"{path} is a link, through which nothing is written: remove it")
+    if os.path.exists(path):
+        refuse_special(path)
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW, 0o666)
+
+
+def refuse_special(path: str) -> None:
+    """Refuses a local path at which there is no file but a folder, a pipe, a socket or a device.
+
+    Raises:
+      FileNotFoundError: there is nothing.
+    """
+    mode = os.stat(path).st_mode
+    if not stat.S_ISREG(mode):
+        kinds = {stat.S_IFDIR: "folder", stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket"}
+        raise UserError(f"{path} is a {kinds.get(stat.S_IFMT(mode), 'device')}: give a file")
 
 
 def size(path: str) -> int:
@@ -139,9 +167,16 @@ def size(path: str) -> int:
         return _system(path).size(path)
 
 
-def read(path: str) -> bytes:
-    """What a file holds; raises as `open_binary`."""
+def read(path: str, most: int | None = None) -> bytes:
+    """What a file holds; raises as `open_binary`.
+
+    Raises:
+      UserError: it has more than `most` bytes.
+    """
     with open_binary(path) as file:
+        if most is not None and (found := file.seek(0, os.SEEK_END)) > most:
+            raise UserError(f"{path} has {found:,} bytes, at most {most:,} are read: give another file")
+        file.seek(0)
         return file.read()
 
 
@@ -153,7 +188,7 @@ def read_range(path: str, start: int, stop: int) -> bytes:
       OSError: a local file cannot be opened.
     """
     if not is_remote(path):
-        with open(path, "rb") as file:
+        with open_binary(path) as file:
             file.seek(start)
             return file.read(stop - start)
     with _having(path):
@@ -223,23 +258,32 @@ def writing(path: str) -> Iterator[BinaryIO]:
         return
     folder = os.path.dirname(os.path.abspath(path))
     os.makedirs(folder, exist_ok=True)
+    if os.path.exists(path):
+        refuse_special(path)
+    # A name that nobody can put a link at before.
+    temporary = f"{path}.{secrets.token_hex(8)}.tmp"
     try:
-        with open(path + ".tmp", "wb") as file:
+        with open(temporary, "xb") as file:
             yield file
             sync(file)
+        os.replace(temporary, path)
     except BaseException:
-        remove(path + ".tmp")
+        remove(temporary)
         raise
-    os.replace(path + ".tmp", path)
     sync_folder(folder)
 
 
 def append(path: str, data: bytes) -> None:
-    """Adds to the end of a file, of which there is one writer; a remote one is written anew. Raises as `write`."""
+    """Adds to the end of a file, of which there is one writer; a remote one is written anew.
+
+    Raises:
+      UserError: as `write`, or the file is a link.
+      OSError: as `write`.
+    """
     if is_remote(path):
         write(path, (read(path) if exists(path) else b"") + data)
         return
-    with open(path, "ab") as file:
+    with open(path, "ab", opener=_open_own) as file:
         file.write(data)
 
 
@@ -299,7 +343,7 @@ def locked(path: str) -> Iterator[None]:
 def _made(path: str) -> BinaryIO:
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        return open(path, "wb")
+        return open(path, "wb", opener=_open_own)
     except OSError as error:
         folder = os.path.dirname(path)
         raise UserError(f"cannot write {folder} ({error.strerror}): make it writable or choose another") from error

@@ -18,7 +18,7 @@ from plm_jax.config.labelled import (
     Tags,
 )
 from plm_jax.config.optimizers import Adafactor, Adagrad, AdamW, Lamb, Optimizer, Sgd
-from plm_jax.config.reading import choose, from_dict, from_saved, model_from_saved, resolve
+from plm_jax.config.reading import choose, from_dict, from_saved, model_from_saved, modules, resolve
 from plm_jax.config.run import Run
 from plm_jax.config.schedules import (
     ConstantSchedule,
@@ -106,6 +106,7 @@ __all__ = [
     "from_saved",
     "has_inputs_targets",
     "model_from_saved",
+    "modules",
     "read_sources",
     "resolve",
     "stages",

@@ -13,6 +13,7 @@ from plm_jax.common import trees, users
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.config import checks, migrations
 from plm_jax.config.run import Run
+from plm_jax.config.sources import RegisteredSource
 from plm_jax.models.settings import Model
 
 # What a path begins with that counts from this package's folder, as `package:data/corpora/sotu.jsonl.gz`.
@@ -64,6 +65,12 @@ def _told(modules: users.Record | None) -> Iterator[None]:
         raise
 
 
+def modules(run: Run) -> set[str]:
+    """The Python modules that a run names: those that register its sources' tasks, and those of its segmenters."""
+    registering = {source.module for source in run.data.sources.values() if isinstance(source, RegisteredSource)}
+    return registering | {name.partition(":")[0] for name in run.data.segmenters.values()}
+
+
 def choose(table: dict[str, Any], name: str) -> Any:
     """The entry of a config file's table of sizes.
 
@@ -78,10 +85,13 @@ def choose(table: dict[str, Any], name: str) -> Any:
 def resolve(tree: Any, config_file: str, overridden: Collection[str] = ()) -> Run:
     """The checked `Run` of a config file's tree, its relative paths made absolute from the file's folder.
 
+    The modules that it names may then be imported, as those of a checkpoint's config may not.
+
     Args:
       overridden: the fields and sections, as `train.init_from`, whose relative paths count from the working directory.
     """
     run = from_dict(tree)
+    users.trust(modules(run))
     folder = os.path.dirname(os.path.abspath(config_file))
 
     def absolute(path: str, field: str) -> str:

@@ -351,6 +351,7 @@ def _train(member: Member) -> None:
     try:
         held, modules = f"{os.path.abspath(__file__)}:{member.workdir}", users.flags(member.run)
         _call("pretrain", f"--config={held}", f"--workdir={member.workdir}", *modules)
+        users.trust(config.modules(member.run))  # `evaluate` would take them for any checkpoint's.
         _call("evaluate", f"--checkpoint={member.workdir}", *modules)
     finally:
         seconds = record.get("seconds", 0.0) + time.monotonic() - began

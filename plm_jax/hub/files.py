@@ -1,8 +1,8 @@
 """The files of a model's directory: JSON, and safetensors, read and written one tensor at a time, here or in a bucket.
 
 A safetensors file is the length of its header (8 bytes, little-endian), the header (JSON: each tensor's type, shape,
-and where its bytes lie after the header), and the bytes. A model is one such file, or several with an index of which
-tensor is where (https://github.com/huggingface/safetensors).
+and where its bytes lie after the header), and the bytes, without gaps. A model is one such file, or several with an
+index of which tensor is where (https://github.com/huggingface/safetensors). What is not as the format says is refused.
 """
 
 import contextlib
@@ -17,8 +17,8 @@ from typing import Any, BinaryIO, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from plm_jax.common import storage
-from plm_jax.common.errors import UserError
+from plm_jax.common import storage, strict_json
+from plm_jax.common.errors import UserError, one_line
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -33,6 +33,11 @@ SHARD_BYTES = 5 * 10**9
 # By their names in a header. Other types a file may hold, but no model's weights.
 FLOATS = {"F64": np.dtype("float64"), "F32": np.dtype("float32"), "F16": np.dtype("float16")}
 FLOATS["BF16"] = np.dtype(jnp.bfloat16)
+# Bits of a number of each type.
+_BITS = {name: 8 * dtype.itemsize for name, dtype in FLOATS.items()}
+_BITS |= {"BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64, "C64": 64}
+_BITS |= {"F8_E5M2": 8, "F8_E4M3": 8, "F8_E5M2FNUZ": 8, "F8_E4M3FNUZ": 8, "F8_E8M0": 8}
+_BITS |= {"F6_E2M3": 6, "F6_E3M2": 6, "F4": 4}
 
 
 class InFiles:
@@ -120,56 +125,112 @@ def opened(folder: str) -> Iterator[dict[str, Stored]]:
     """The tensors of a model by their names, to be read while this lasts.
 
     Raises:
-      UserError: a file is missing or damaged, or the weights are a pickle.
+      UserError: a file is missing or damaged, a tensor is not in the one file that the index says, or the weights are a
+        pickle.
     """
+    shards, names = _shards(folder)
     with contextlib.ExitStack() as stack:
-        yield {name: tensor for path in _shards(folder) for name, tensor in _open(path, stack).items()}
+        tensors: dict[str, Stored] = {}
+        for shard in shards:
+            path = os.path.join(folder, shard)
+            found = _open(path, stack)
+            elsewhere = [name for name in found if names.get(name, shard) != shard or name in tensors]
+            if elsewhere:
+                raise _damaged(path, f"it has {elsewhere[0][:200]!r}, which {INDEX} says is in another file")
+            tensors |= found
+        if missing := names.keys() - tensors.keys():
+            raise _damaged(os.path.join(folder, INDEX), f"{min(missing)[:200]!r} is not where it says")
+        yield tensors
 
 
-def _shards(folder: str) -> list[str]:
-    weights, index = os.path.join(folder, WEIGHTS), os.path.join(folder, INDEX)
-    if storage.exists(weights):
-        return [weights]
+def _shards(folder: str) -> tuple[list[str], dict[str, str]]:
+    """The names of the files, and in which of them the index says each tensor is."""
+    if storage.exists(os.path.join(folder, WEIGHTS)):
+        return [WEIGHTS], {}
+    index = os.path.join(folder, INDEX)
     if not storage.exists(index):
         if any(storage.exists(os.path.join(folder, name)) for name in PICKLES):
             raise UserError(f"{folder} holds a pickle, which could run any code, so it is not read: {UNPICKLE}")
         raise UserError(f"{folder} has neither {WEIGHTS} nor {INDEX}: save the weights as safetensors")
     names = read_json(index).get("weight_map")
-    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+    if not isinstance(names, dict) or not names or not all(isinstance(name, str) for name in names.values()):
         raise UserError(f"{index} is damaged: it has no weight_map; fetch it again")
-    shards = [os.path.join(folder, name) for name in sorted(set(names.values()))]
+    shards = sorted(set(names.values()))
     for shard in shards:
-        if not storage.exists(shard):
-            raise UserError(f"{shard} is missing, though {INDEX} lists it: fetch it again")
-    return shards
+        if not re.fullmatch(r"[\w.-]+\.safetensors", shard, re.ASCII) or shard.startswith("."):
+            raise _damaged(index, f"{shard[:200]!r} is no name of a shard beside it")
+        if not storage.exists(os.path.join(folder, shard)):
+            raise UserError(f"{folder}/{shard} is missing, though {INDEX} lists it: fetch it again")
+    return shards, names
 
 
 def _open(path: str, stack: contextlib.ExitStack) -> dict[str, Stored]:
-    file = stack.enter_context(storage.open_binary(path))
-    with storage.reaching(path):
-        size = file.seek(0, os.SEEK_END)
-        file.seek(0)
-        length = int.from_bytes(file.read(8), "little")
-        header = file.read(length) if 8 + length <= size else b""
     try:
-        tensors, end = {}, 8 + length
-        for name, entry in json.loads(header).items():
-            if name == "__metadata__":
-                continue
-            first, last = entry["data_offsets"]
-            stored = Stored(file, path, name, entry["dtype"], tuple(entry["shape"]), 8 + length + first)
-            if stored.code in FLOATS and last - first != math.prod(stored.shape) * stored.dtype.itemsize:
-                raise ValueError(f"{name} has {last - first} bytes")
-            tensors[name], end = stored, max(end, 8 + length + last)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _damaged(path, f"no header of safetensors: {error}") from error
+        file = stack.enter_context(storage.open_binary(path))
+        with storage.reaching(path):
+            size = file.seek(0, os.SEEK_END)
+            file.seek(0)
+            length = int.from_bytes(file.read(8), "little")
+            if 8 + length > size:
+                raise ValueError("no header of safetensors")
+            if length > strict_json.MOST_BYTES:
+                raise ValueError(f"a header of {length:,} bytes, at most {strict_json.MOST_BYTES:,} are read")
+            header = strict_json.loads(file.read(length))
+        return _tensors(file, path, header, 8 + length, size)
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except ValueError as error:
+        raise _damaged(path, one_line(error)) from error
+
+
+def _tensors(file: BinaryIO, path: str, header: Any, begin: int, size: int) -> dict[str, Stored]:
+    """Those of a header that is as the format has it: together the tensors are all bytes from `begin` on, each once.
+
+    Raises:
+      ValueError: it is not.
+    """
+    if not isinstance(header, dict):
+        raise ValueError("its header is no JSON object")
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise ValueError("its __metadata__ maps names to other than texts")
+    stored, end = {}, begin
+    spans = []
+    for name, entry in header.items():
+        if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+            raise ValueError(f"{name[:200]!r} has other than dtype, shape and data_offsets")
+        code, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+        if not isinstance(code, str) or code not in _BITS:
+            raise ValueError(f"{name[:200]!r} has the type {str(code)[:200]!r}")
+        if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
+            raise ValueError(f"{name[:200]!r} has a shape or data_offsets that are no sizes")
+        if math.prod(shape) * _BITS[code] != 8 * (offsets[1] - offsets[0]):
+            raise ValueError(f"{name[:200]!r} has {offsets[1] - offsets[0]} bytes, which its type and shape are not")
+        stored[name] = Stored(file, path, name, code, tuple(shape), begin + offsets[0])
+        spans.append((begin + offsets[0], begin + offsets[1], name))
+    for first, last, name in sorted(spans):
+        if first != end:
+            raise ValueError(
+                f"{name[:200]!r} begins at byte {first:,} and not at {end:,}, where the one before it ends"
+            )
+        end = last
     if end != size:
-        raise _damaged(path, f"{size:,} bytes and not {end:,}")
-    return tensors
+        raise ValueError(f"{size:,} bytes and not {end:,}")
+    return stored
+
+
+def _are_sizes(value: Any) -> bool:
+    """Whether it is a list of integers that a file's sizes can be; there is none of 32 axes."""
+    return isinstance(value, list) and len(value) <= 32 and all(type(i) is int and 0 <= i < 2**63 for i in value)
 
 
 def _damaged(path: str, what: str) -> UserError:
     return UserError(f"{path} is damaged ({what}): fetch it again")
+
+
+def unreadable(path: str, error: OSError) -> UserError:
+    """What to say of a file that the system does not let be read."""
+    return UserError(f"cannot read {path} ({error.strerror}): make it readable or give another")
 
 
 def write(folder: str | os.PathLike[str], tensors: Mapping[str, Content], shard_bytes: int = SHARD_BYTES) -> None:
@@ -247,14 +308,16 @@ def read_json(path: str) -> dict[str, Any]:
     """A file's JSON object.
 
     Raises:
-      UserError: the file is missing or holds none.
+      UserError: the file is missing, cannot be read or holds none.
     """
     try:
-        tree = json.loads(storage.read(path))
+        tree = strict_json.read(path)
     except FileNotFoundError:
         raise UserError(f"{path} is missing: a model's directory has one") from None
+    except OSError as error:
+        raise unreadable(path, error) from error
     except ValueError as error:
-        raise _damaged(path, str(error)) from error
+        raise _damaged(path, one_line(error)) from error
     if not isinstance(tree, dict):
         raise _damaged(path, "no JSON object")
     return tree
@@ -264,12 +327,14 @@ def contents(vocabulary: str) -> dict[str, bytes]:
     """What the files of a vocabulary's spec hold, by their names, in order.
 
     Raises:
-      UserError: one is missing.
+      UserError: one is missing, cannot be read or is larger than any vocabulary.
     """
     found = {}
     for path in filter(None, vocabulary.partition(":")[2].split(",")):
         try:
-            found[os.path.basename(path)] = storage.read(path)
+            found[os.path.basename(path)] = storage.read(path, strict_json.MOST_BYTES)
         except FileNotFoundError:
             raise UserError(f"{path} is missing: put the model's vocabulary there") from None
+        except OSError as error:
+            raise unreadable(path, error) from error
     return found

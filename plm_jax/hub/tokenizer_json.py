@@ -5,11 +5,11 @@ says under OURS which these are, as in `sentencepiece:tokenizer.model`, so that 
 """
 
 import itertools
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from plm_jax.common.errors import UserError
+from plm_jax.common import strict_json
+from plm_jax.common.errors import UserError, one_line
 
 SCHEME, NAME = "json", "tokenizer.json"
 OURS = "plm_jax_vocabulary"
@@ -64,9 +64,9 @@ def tokenizer_config(files: list[bytes], special_ids: Mapping[str, Any]) -> dict
 
 def _tree(files: list[bytes]) -> dict[str, Any]:
     try:
-        tree = json.loads(files[0])
+        tree = strict_json.loads(files[0])
     except ValueError as error:
-        raise UserError(f"{NAME} is damaged ({error}): fetch it again") from error
+        raise UserError(f"{NAME} is damaged ({one_line(error)}): fetch it again") from error
     if not isinstance(tree, dict):
         raise UserError(f"{NAME} is damaged (no JSON object): fetch it again")
     return tree

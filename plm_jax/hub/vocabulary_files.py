@@ -67,4 +67,7 @@ def files_of(family: Family) -> dict[str, tuple[str, ...]]:
 def _is_of(scheme: str, path: str) -> bool:
     """Whether a file may be of a scheme: SentencePiece's and tiktoken's have the same name, and tiktoken's is text."""
     is_tiktoken = scheme == "tiktoken"
-    return not (is_tiktoken or scheme == "sentencepiece") or is_tiktoken == bool(_RANK.match(storage.read(path)))
+    if not is_tiktoken and scheme != "sentencepiece":
+        return True
+    (data,) = files.contents(f"{scheme}:{path}").values()
+    return is_tiktoken == bool(_RANK.match(data))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import plm_jax
 from plm_jax import config, objectives
+from plm_jax.common import users
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache, prepare, reader, vocabularies
 from plm_jax.data.prepare import segmenters
@@ -58,6 +59,7 @@ def prepared(tmp_path_factory):
     with gzip.open(folder / "poems.jsonl.gz", "wt", encoding="utf-8") as file:
         file.writelines(json.dumps({"text": text}) + "\n" for text in poems())
     made = {}
+    users.trust([SEGMENTER.partition(":")[0]])
 
     def make(name, make_run):
         if name not in made:
@@ -264,6 +266,7 @@ def test_cuts_join_to_the_text(words):
 
 
 def test_segmenters_that_do_not_fit_are_told():
+    users.trust(["nowhere.at_all", "json", ""])
     assert segmenters.load(SEGMENTER)("白日依山盡。 黃河") == [2, 4, 5, 6]
     assert segmenters.load("tests.data.test_chinese:everything")(" 白日 ") == []
     for name in ("nowhere.at_all:cut", "json:nothing", "json", ""):

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from plm_jax import config, objectives
+from plm_jax.common import users
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache, prepare, reader
 from plm_jax.data.cache import columns, form, vectors
@@ -249,6 +250,7 @@ def test_a_cache_of_before_is_read_and_is_the_one_of_today(make_run, tmp_path, m
     cache.verify(made.data.cache_dir, "a")
     (tmp_path / "shlex_words.py").write_text("import re\ndef split(text): return re.findall(r'\\s*\\S+', text)\n")
     monkeypatch.syspath_prepend(tmp_path)
+    users.trust(["shlex_words"])
     before = contents(tmp_path / "cache" / "a")
     prepare.prepare(made, show_progress=False)
     assert contents(tmp_path / "cache" / "a").keys() == before.keys()  # It is up to date, and stays as it is.

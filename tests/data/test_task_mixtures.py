@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from plm_jax import config
-from plm_jax.common import storage
+from plm_jax.common import storage, users
 from plm_jax.common.errors import UserError
 from plm_jax.data import prepare
 from plm_jax.data.reader import Reader
@@ -71,6 +71,7 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "my_mixtures.py").write_text(MODULE)
     (tmp_path / "rate").write_text("9")
     monkeypatch.syspath_prepend(str(tmp_path))
+    users.trust(["my_mixtures"])
     registries = tasks.seqio.TaskRegistry, tasks.seqio.MixtureRegistry
     before = [set(registry.names()) for registry in registries]
     yield tmp_path

@@ -8,10 +8,11 @@ import seqio
 import tensorflow_datasets as tfds
 
 from plm_jax import config
-from plm_jax.common import storage
+from plm_jax.common import storage, users
 from plm_jax.common.errors import UserError
-from plm_jax.data.prepare import reading
+from plm_jax.data.prepare import reading, segmenters
 from plm_jax.data.sources import files, tasks
+from tests.support import tiny
 
 
 class TinyTexts(tfds.core.GeneratorBasedBuilder):
@@ -141,10 +142,38 @@ def test_a_folder_as_path_is_told_the_glob_of_what_is_in_it(tmp_path, names, pat
         files.check("mine", config.JsonLines(str(tmp_path / "nothing")))
 
 
+def trust(monkeypatch, *names):
+    """As a config of the user's own that names these modules does."""
+    monkeypatch.setenv("PLM_JAX_USERS_MODULES", "[]")
+    users.trust(names)
+
+
+def test_a_module_that_a_checkpoint_names_is_imported_only_if_the_user_names_it_too(tmp_path, monkeypatch):
+    (tmp_path / "of_a_checkpoint.py").write_text("import pathlib\npathlib.Path(__file__).with_name('ran').touch()\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    trust(monkeypatch, "another")
+    tree = config.to_dict(tiny.PLAIN)
+    tree["data"]["sources"] = {"x": {"kind": "seqio", "name": "mine", "module": "of_a_checkpoint"}}
+    tree["data"]["segmenters"] = {"x": "of_a_checkpoint:cut"}
+    run = config.from_saved(tree)
+    asks = "'of_a_checkpoint': this is the user's own code, add --module=of_a_checkpoint"
+    for use in (lambda: tasks.task("x", run.data.sources["x"]), lambda: segmenters.load(run.data.segmenters["x"])):
+        with pytest.raises(users.MissingCodeError, match=asks):
+            use()
+    with pytest.raises(users.MissingCodeError, match="add --module=os"):
+        segmenters.load("os:system")  # It is imported already.
+    assert not (tmp_path / "ran").exists()
+    config.resolve(config.to_config_dict(run), str(tmp_path / "page.py"))
+    with pytest.raises(UserError, match="of_a_checkpoint registers no task 'mine'"):
+        tasks.task("x", run.data.sources["x"])
+    assert (tmp_path / "ran").exists()
+
+
 def test_a_mistake_in_a_module_of_tasks_names_its_line(tmp_path, monkeypatch):
     (tmp_path / "faulty_tasks.py").write_text("import seqio\nseqio.TaskRegistri\n")
     (tmp_path / "imports_nothing.py").write_text("\nimport not_there\n")
     monkeypatch.syspath_prepend(str(tmp_path))
+    trust(monkeypatch, "faulty_tasks", "imports_nothing")
     with pytest.raises(UserError, match=r"faulty_tasks.py:2: AttributeError: module 'seqio' has no"):
         tasks.task("x", config.SeqioTask("mine", "faulty_tasks"))
     with pytest.raises(UserError, match=r"imports_nothing.py:2: ModuleNotFoundError: No module named 'not_there'"):
@@ -179,6 +208,7 @@ def test_a_task_over_tfds_is_not_read_to_be_known_and_read_in_parts_where_it_is_
         "seqio.TaskRegistry.add('tests:other', source, texts.output_features, preprocessors=texts.preprocessors)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
+    trust(monkeypatch, "my_tfds_tasks")
     made, other = (config.SeqioTask(f"tests:{name}", "my_tfds_tasks") for name in ("texts", "other"))
     hashed = []
     monkeypatch.setattr(storage, "sha256", lambda path: hashed.append(path) or "code")
@@ -217,6 +247,7 @@ def test_seqio_task(tmp_path, monkeypatch):
         "seqio.MixtureRegistry.add('all_mine', [('half', 2.0), ('mine', 0.25)])\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
+    trust(monkeypatch, "my_tasks", "no_module")
     task = tasks.task("x", config.SeqioTask("mine", "my_tasks", field="body"))
     assert list(tasks.texts(task, "validation", "body")) == ["validation 1", "validation 2"]
     with pytest.raises(UserError, match="has no feature 'text'"):

@@ -3,8 +3,12 @@
 A file is one module however it is found, as a config page, by `--module=FILE` or by an import from a file beside it: a
 class in it exists once. Its module is a part of this package by name, so that processes which this one starts find it
 when they are handed settings of its classes; their environment lists the files. Nothing else is read from there.
+
+Settings may name a module, of tasks or of a segmenter. It is imported if the command line or a config of the user's own
+names it: a checkpoint, which may be anyone's, runs no code.
 """
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -16,7 +20,7 @@ import json
 import os
 import sys
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -24,8 +28,8 @@ import plm_jax
 from plm_jax.common.errors import UserError, users_code
 
 _PACKAGE = os.path.dirname(os.path.abspath(plm_jax.__file__))
-# The files that this process has loaded, as JSON.
-_ENVIRONMENT = "PLM_JAX_USERS_FILES"
+# The files that this process has loaded, and the modules that may be imported by their names, both as JSON.
+_ENVIRONMENT, _TRUSTED = "PLM_JAX_USERS_FILES", "PLM_JAX_USERS_MODULES"
 
 # What is noted of a module: its hash, and by their paths the kinds that settings take of it.
 Record = Mapping[str, Mapping[str, Any]]
@@ -43,6 +47,7 @@ def load(given: str) -> ModuleType:
     """
     file = given if given.endswith(".py") else f"{given}.py"
     if os.path.isfile(file):
+        trust([_stem(file)])
         return module(file)
     try:
         found = None if given.endswith(".py") else importlib.util.find_spec(given)
@@ -50,8 +55,29 @@ def load(given: str) -> ModuleType:
         found = None
     if found is None:
         raise UserError(f"--module={given}: there is no such module; give a file, or the name of an installed one")
+    trust([given])
     with users_code(found.origin or ""):
         return importlib.import_module(given)
+
+
+def trust(names: Iterable[str]) -> None:
+    """Lets `imported` import these modules: the command line or a config of the user's own names them."""
+    os.environ[_TRUSTED] = json.dumps(sorted({*_listed(_TRUSTED), *names}))
+
+
+def imported(name: str) -> ModuleType:
+    """The module that settings name, which may be those of a checkpoint: only what is trusted is run.
+
+    Raises:
+      MissingCodeError: neither the command line nor a config of the user's own names it.
+      ImportError: there is no such module, or one that it imports.
+      UserError: its code fails; the line is named.
+    """
+    if name not in _listed(_TRUSTED):
+        raise MissingCodeError(f"'{name}': this is the user's own code, add --module={name}")
+    found = importlib.util.find_spec(name)
+    with users_code(found.origin or "") if found else contextlib.nullcontext():
+        return importlib.import_module(name)
 
 
 def module(path: str) -> ModuleType:
@@ -74,7 +100,7 @@ def module(path: str) -> ModuleType:
     imported = sys.modules.get(_stem(path))
     if imported and os.path.realpath(getattr(imported, "__file__", None) or "") == os.path.realpath(path):
         return imported
-    os.environ[_ENVIRONMENT] = json.dumps(list(dict.fromkeys([*_files(), path])))
+    os.environ[_ENVIRONMENT] = json.dumps(list(dict.fromkeys([*_listed(_ENVIRONMENT), path])))
     found = importlib.util.module_from_spec(importlib.util.spec_from_file_location(name, path))
     found.__source__ = source
     before, sys.modules[name] = sys.modules.get(name), found  # Where dataclasses look for it.
@@ -173,8 +199,8 @@ def _digest(file: str) -> str:
         return hashlib.sha256(opened.read()).hexdigest()
 
 
-def _files() -> list[str]:
-    return json.loads(os.environ.get(_ENVIRONMENT, "[]"))
+def _listed(variable: str) -> list[str]:
+    return json.loads(os.environ.get(variable, "[]"))
 
 
 def _stem(path: str) -> str:
@@ -218,7 +244,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         """As the base says."""
-        files = _files()
+        files = _listed(_ENVIRONMENT)
         if name.startswith(f"{__name__}."):
             found = [file for file in files if _name(file) == name]
         elif "." not in name:

@@ -24,7 +24,7 @@ import tqdm
 from apache_beam.options import pipeline_options
 
 from plm_jax import config
-from plm_jax.common import storage
+from plm_jax.common import storage, users
 from plm_jax.common.errors import UserError
 from plm_jax.data.prepare import reading, runners, spill, tokenising
 from plm_jax.data.sources.corpus import Skipped
@@ -84,7 +84,7 @@ def _run(pipeline: apache_beam.Pipeline, run: config.Run, name: str, pieces: lis
 def _count(index: int, run: config.Run, name: str, pieces: list[reading.Piece], folder: str) -> tuple[int, int]:
     """The number of documents in a piece, with its index."""
     number = 0
-    with _reporting(folder, index):
+    with _reporting(folder, index, run):
         number = sum(1 for _ in reading.documents(run, name, pieces[index], 0))
         _write(folder, f"{index}.counted", b"")
     return index, number
@@ -95,7 +95,7 @@ def _tokenise(
 ) -> None:
     """Writes a piece's documents: `INDEX-0`, `INDEX-1`, … and at last `INDEX.done`."""
     number, any_held_out, written, skipped = 0, False, 0, Skipped()
-    with _reporting(folder, index):
+    with _reporting(folder, index, run):
         first = sum(counts[before] for before in range(index))
         documents = reading.documents(run, name, pieces[index], first, skipped)
         blocks = tokenising.blocks(documents, _encoder(tokenising.task(run, name)))
@@ -119,8 +119,12 @@ _encoder = functools.cache(tokenising.encoder)
 
 
 @contextlib.contextmanager
-def _reporting(folder: str, index: int) -> Iterator[None]:
-    """Leaves a user's mistake to the process that started the pipeline: Beam would bury it in a traceback."""
+def _reporting(folder: str, index: int, run: config.Run) -> Iterator[None]:
+    """Leaves a user's mistake to the process that started the pipeline: Beam would bury it in a traceback.
+
+    The worker may be on another machine, where the modules of the user's config are to be trusted as they are here.
+    """
+    users.trust(config.modules(run))
     try:
         yield
     except UserError as error:

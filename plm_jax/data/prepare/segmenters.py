@@ -1,9 +1,9 @@
 """Where words begin in text without spaces: the user's own function says, for example `jieba:lcut` for Chinese."""
 
-import importlib
 import re
 from collections.abc import Callable, Iterable
 
+from plm_jax.common import users
 from plm_jax.common.errors import UserError, one_line
 
 _SPACE = re.compile(r"\s*")
@@ -22,7 +22,7 @@ def load(name: str) -> Callable[[str], list[int]]:
     """
     module, _, function = name.partition(":")
     try:
-        segment = getattr(importlib.import_module(module), function)
+        segment = getattr(users.imported(module), function)
     except (ImportError, AttributeError, ValueError) as error:
         what = one_line(error, None)
         raise UserError(f"config.data.segmenters has '{name}' ({what}): give module:function of Python") from error

@@ -4,17 +4,18 @@ import contextlib
 import dataclasses
 import hashlib
 import importlib
-import importlib.util
 import json
 import math
 import os
 import re
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any, NamedTuple
 
+import plm_jax
 from plm_jax import config
-from plm_jax.common import storage
-from plm_jax.common.errors import UserError, in_users_code, nearest, one_line, users_code
+from plm_jax.common import storage, users
+from plm_jax.common.errors import UserError, in_users_code, nearest, one_line
 from plm_jax.data import cache
 from plm_jax.data.sources import files
 from plm_jax.data.sources.corpus import Corpus, Record, Skipped, ignore
@@ -146,7 +147,7 @@ def registered(name: str, source: Any, bad_rows: str = "stop") -> seqio.Task:
 
 
 def _seqio_task(source: config.RegisteredSource) -> seqio.Task:
-    _import(source.module)
+    _imported(source.module)
     if source.name not in seqio.TaskRegistry.names():
         if source.name in seqio.MixtureRegistry.names():
             raise UserError(
@@ -168,7 +169,7 @@ def rates(source: config.RegisteredSource) -> dict[str, float] | None:
     Raises:
       UserError: a rate that is no number of at least 0, or cannot be computed; no task to train on; as `task`.
     """
-    _import(source.module)
+    module = _imported(source.module)
     if source.name not in seqio.MixtureRegistry.names():
         return None
     mixture = seqio.MixtureRegistry.get(source.name)
@@ -180,7 +181,7 @@ def rates(source: config.RegisteredSource) -> dict[str, float] | None:
         try:
             found[name] = float(mixture.get_rate(task))
         except Exception as error:
-            told = in_users_code(error, importlib.import_module(source.module).__file__ or "")
+            told = in_users_code(error, module.__file__ or "")
             what = told or one_line(error)
             raise UserError(f"mixture '{source.name}' gives task '{name}' no rate ({what}): mend it") from error
         if not (found[name] >= 0 and math.isfinite(found[name])):
@@ -190,13 +191,12 @@ def rates(source: config.RegisteredSource) -> dict[str, float] | None:
     return found
 
 
-def _import(module: str) -> None:
-    """Runs a user's module; an error within it names their line."""
+def _imported(module: str) -> ModuleType:
+    """A module that registers tasks, if it is one that may be imported; an error within it names their line."""
     try:
-        found = importlib.util.find_spec(module)
-        with users_code(found.origin or "") if found else contextlib.nullcontext():
-            importlib.import_module(module)
-    except ModuleNotFoundError as error:
+        is_ours = module.split(".")[0] == plm_jax.__name__
+        return importlib.import_module(module) if is_ours else users.imported(module)
+    except (ModuleNotFoundError, ValueError) as error:  # The latter: no name of one.
         raise UserError(f"cannot import {module} ({error}): mend the source's module") from error
 
 
@@ -344,7 +344,7 @@ def fingerprint(source: Any, task: seqio.Task) -> list[str]:
     """
     found, sizes = [], []
     if isinstance(source, config.RegisteredSource):
-        found += [importlib.import_module(source.module).__file__, *getattr(task.source, "code", ())]
+        found += [_imported(source.module).__file__, *getattr(task.source, "code", ())]
     if isinstance(task.source, seqio.TfdsDataSource) and not task.source.tfds_dataset.tfds_splits:
         sizes = builder_fingerprint(task.source.tfds_dataset.builder)
     else:

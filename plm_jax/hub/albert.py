@@ -116,15 +116,12 @@ def _is_uncased(files: list[bytes]) -> bool:
 
 def _pieces(files: list[bytes]):
     # Imported here: only a vocabulary needs protobuf.
-    from google.protobuf.message import DecodeError
-    from sentencepiece import sentencepiece_model_pb2
+    from plm_jax.common import sentence_models
 
-    model = sentencepiece_model_pb2.ModelProto()
     try:
-        model.ParseFromString(files[0])
-    except DecodeError as error:
+        return sentence_models.parse(files[0]).pieces
+    except ValueError as error:
         raise UserError(f"spiece.model is damaged ({error}): fetch it again") from error
-    return model.pieces
 
 
 FAMILY = Family(

@@ -9,8 +9,7 @@ projections are one `Linear`, [queries; keys; values]. In both the feed-forward'
 from collections.abc import Mapping
 from typing import Any
 
-import sentencepiece
-
+from plm_jax.common import sentence_models
 from plm_jax.hub import rope
 from plm_jax.hub.family import ACTIVATIONS, Family, Tensor, check, known, name_of, values
 from plm_jax.hub.llama import BLOCKS, dense, heads_of, separate_attention
@@ -213,8 +212,8 @@ def special_ids(files: list[bytes], tokenizer_config: Mapping[str, Any]) -> dict
     if "[gMASK]" in ids and sop is not None:
         return {"begins_with": [ids["[gMASK]"], sop]}
     try:
-        size = sentencepiece.SentencePieceProcessor(model_proto=files[0]).get_piece_size()
-    except RuntimeError:  # It is tiktoken's.
+        size = len(sentence_models.parse(files[0]).pieces)
+    except ValueError:  # It is tiktoken's.
         return {}
     return {"begins_with": [size + 1, size + 3]}
 

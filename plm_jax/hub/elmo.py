@@ -16,12 +16,17 @@ import h5py
 import numpy as np
 
 from plm_jax.common import storage
-from plm_jax.common.errors import UserError
+from plm_jax.common.errors import UserError, one_line
+from plm_jax.hub import files, sizes
 from plm_jax.hub.pretrained import Pretrained
 from plm_jax.models import registry, settings
 
 OPTIONS, WEIGHTS, VOCABULARY = "options.json", "weights.hdf5", "vocabulary.txt"
 SOFTMAX = "softmax/W"
+# What the names of layers begin with.
+_PARTS = ("char_embed", "CNN", "RNN", "softmax")
+# How many bytes may be stored as one: published weights are not packed at all.
+_MOST_PACKED = 100
 
 
 class Stored(NamedTuple):
@@ -53,20 +58,54 @@ def read(options_path: str, weights_path: str) -> Pretrained:
     """Reads a model; its vocabulary is the file `…vocab….txt` beside the options, if there is one.
 
     Raises:
-      UserError: a file is missing or damaged, the options are beyond ours, or datasets are missing or misshapen.
+      UserError: a file is missing or damaged, the options are beyond ours, datasets are missing or misshapen, or the
+        numbers of one lie in other files.
     """
     vocabulary = _vocabulary(os.path.dirname(options_path))
     try:
-        options = json.loads(storage.read(options_path))
+        options = files.read_json(options_path)
         with storage.open_binary(weights_path) as file, h5py.File(file, "r") as weights:
-            vocab_size, head = _words(options, weights, vocabulary)
+            stored = _datasets(weights)
+            vocab_size, head = _words(options, stored, vocabulary)
             model = to_settings(options, vocab_size, head)
-            params = _gather(weights_path, weights, model)
+            sizes.check(options_path, model, stored)
+            params = _gather(weights_path, stored, model)
     except FileNotFoundError as error:
         raise UserError(f"{error.filename} is missing: give an ELMo's options and weights") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{options_path} or {weights_path} is damaged ({error}): fetch it again") from error
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        what = one_line(error)
+        raise UserError(f"{options_path} or {weights_path} is damaged ({what}): fetch it again") from error
     return Pretrained(model, params, {}, vocabulary and f"words:{vocabulary}")
+
+
+def _datasets(weights: h5py.Group) -> dict[str, h5py.Dataset]:
+    """The arrays of an open file by their names.
+
+    Raises:
+      ValueError: a link leads out of the file, or the numbers of an array are in none, in others or packed beyond
+        belief.
+    """
+    found: dict[str, h5py.Dataset] = {}
+    groups, seen = [("", weights)], {weights.id.__hash__()}
+    while groups:
+        prefix, group = groups.pop()
+        for name in group:
+            path = prefix + name
+            if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+                raise ValueError(f"{path} is a link")
+            item = group[name]
+            if isinstance(item, h5py.Group):
+                if item.id.__hash__() in seen or path.count("/") > 16:
+                    raise ValueError(f"{path} is a group within itself")
+                seen.add(item.id.__hash__())
+                groups.append((f"{path}/", item))
+            elif isinstance(item, h5py.Dataset):
+                if item.is_virtual or item.external or item.dtype.kind != "f" or item.shape is None:
+                    raise ValueError(f"{path} holds no floating-point numbers of its own")
+                if item.nbytes > _MOST_PACKED * item.id.get_storage_size():
+                    raise ValueError(f"{path} would have {item.nbytes:,} bytes")
+                found[path] = item
+    return found
 
 
 def write(directory: str, pretrained: Pretrained) -> None:
@@ -127,7 +166,7 @@ def _shape(name: str, parts, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int
     return (1, first, *rest) if "/W_cnn_" in name else (first, *rest)
 
 
-def _gather(path: str, weights: h5py.File, model: settings.Elmo) -> dict[str, Any]:
+def _gather(path: str, weights: Mapping[str, h5py.Dataset], model: settings.Elmo) -> dict[str, Any]:
     """Our tree, filled from an open file; every misfit is found before the first dataset is read."""
     wanted = layout(model)
     missing = [name for name in wanted if name not in weights]
@@ -136,7 +175,8 @@ def _gather(path: str, weights: h5py.File, model: settings.Elmo) -> dict[str, An
         for name, stored in wanted.items()
         if name in weights and weights[name].shape != stored.shape
     ]
-    for kind, names in (("lack", missing), ("do not fit its options", misshapen)):
+    unknown = [name for name in weights if name.startswith(_PARTS) and name not in wanted]
+    for kind, names in (("lack", missing), ("do not fit its options", misshapen), ("have beyond its options", unknown)):
         if names:
             more = f" and {len(names) - 5} more" if len(names) > 5 else ""
             raise UserError(f"the weights in {path} {kind}: {', '.join(names[:5])}{more}")
@@ -154,13 +194,14 @@ def _vocabulary(folder: str) -> str | None:
     return os.path.join(folder, names[0]) if len(names) == 1 else None
 
 
-def _words(options: Mapping[str, Any], weights: h5py.File, vocabulary: str | None) -> tuple[int, Any]:
+def _words(options: Mapping[str, Any], weights: Mapping[str, h5py.Dataset], vocabulary: str | None) -> tuple[int, Any]:
     """How many words there are, and the head: its matrix, the options or the vocabulary tell."""
     if SOFTMAX in weights:
         return len(weights[SOFTMAX]), settings.Softmax()
     if "n_tokens_vocab" in options:
         return options["n_tokens_vocab"], settings.NoHead()
-    lines = 0 if vocabulary is None else storage.read(vocabulary).removesuffix(b"\n").count(b"\n") + 1
+    data = b"" if vocabulary is None else files.contents(f"words:{vocabulary}")[os.path.basename(vocabulary)]
+    lines = 0 if vocabulary is None else data.removesuffix(b"\n").count(b"\n") + 1
     return lines, settings.NoHead()
 
 
@@ -198,6 +239,7 @@ def to_settings(options: Mapping[str, Any], vocab_size: int, head: settings.Soft
         (cnn.get("n_characters") in (261, 262), "char_cnn.n_characters other than 261 or 262"),
         (model.embedding.activation in ("relu", "tanh"), "char_cnn.activation other than relu or tanh"),
         (lstm.get("use_skip_connections") is True, "an LSTM without skip connections"),
+        (model.lstm.layers > 0 and width > 0, "a size below 1"),
         (width < model.lstm.cell, "an LSTM whose projection_dim is not below its dim"),
         (width != sum(number for _, number in filters), "filters that are not projected"),
     ):

@@ -1,5 +1,6 @@
 """A Hugging Face model family: its table of tensor names, and functions between `config.json` and our settings."""
 
+import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -162,21 +163,21 @@ def values(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, 
         if type(default) is int:
             check_size(name, found[name])
         elif type(default) is float:
-            right = type(found[name]) in (int, float) and found[name] >= 0
+            right = type(found[name]) in (int, float) and 0 <= found[name] <= sys.float_info.max
             check(name, found[name], right, "a number of at least 0")
             found[name] = float(found[name])
     return found
 
 
 def check_size(name: str, value: Any) -> None:
-    """Refuses a value of `config.json` that is no positive integer."""
-    check(name, value, type(value) is int and value > 0, "a positive integer")
+    """Refuses a value of `config.json` that is no positive integer, or one that is the size of nothing."""
+    check(name, value, type(value) is int and 0 < value < 2**31, "a positive integer")
 
 
 def check(name: str, value: Any, right: bool, wanted: str) -> None:
     """Refuses a value of `config.json` that is not what is wanted."""
     if not right:
-        raise UserError(f"config.json: {name} is {value!r}: give {wanted}")
+        raise UserError(f"config.json: {name} is {repr(value)[:100]}: give {wanted}")
 
 
 def known(name: str, value: Any, names: Mapping[str, Any]) -> Any:

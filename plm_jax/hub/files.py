@@ -29,6 +29,8 @@ UNPICKLE = (
     f"for k, v in torch.load(f, weights_only=True).items()}}, '{WEIGHTS}')\""
 )
 SHARD_BYTES = 5 * 10**9
+# A hundred times those of any model that is read here.
+MOST_TENSORS = 100_000
 
 # By their names in a header. Other types a file may hold, but no model's weights.
 FLOATS = {"F64": np.dtype("float64"), "F32": np.dtype("float32"), "F16": np.dtype("float16")}
@@ -138,6 +140,8 @@ def opened(folder: str) -> Iterator[dict[str, Stored]]:
             if elsewhere:
                 raise _damaged(path, f"it has {elsewhere[0][:200]!r}, which {INDEX} says is in another file")
             tensors |= found
+            if len(tensors) > MOST_TENSORS:
+                raise _damaged(path, f"with those before it has more than {MOST_TENSORS:,} tensors")
         if missing := names.keys() - tensors.keys():
             raise _damaged(os.path.join(folder, INDEX), f"{min(missing)[:200]!r} is not where it says")
         yield tensors
@@ -160,7 +164,7 @@ def _shards(folder: str) -> tuple[list[str], dict[str, str]]:
         if not re.fullmatch(r"[\w.-]+\.safetensors", shard, re.ASCII) or shard.startswith("."):
             raise _damaged(index, f"{shard[:200]!r} is no name of a shard beside it")
         if not storage.exists(os.path.join(folder, shard)):
-            raise UserError(f"{folder}/{shard} is missing, though {INDEX} lists it: fetch it again")
+            raise UserError(f"{folder}/{shard[:200]} is missing, though {INDEX} lists it: fetch it again")
     return shards, names
 
 
@@ -176,6 +180,8 @@ def _open(path: str, stack: contextlib.ExitStack) -> dict[str, Stored]:
             if length > strict_json.MOST_BYTES:
                 raise ValueError(f"a header of {length:,} bytes, at most {strict_json.MOST_BYTES:,} are read")
             header = strict_json.loads(file.read(length))
+        if isinstance(header, dict) and len(header) > MOST_TENSORS:
+            raise ValueError(f"{len(header):,} tensors, at most {MOST_TENSORS:,} are read")
         return _tensors(file, path, header, 8 + length, size)
     except OSError as error:
         raise unreadable(path, error) from error
@@ -291,7 +297,7 @@ def _write_file(path: str, tensors: Mapping[str, Content]) -> None:
 def refuse_misfits(what: str, misfits: Mapping[str, Iterable[str]]) -> None:
     """Raises a `UserError` that begins with `what` and names the misfits of each sort, if there are any."""
     problems = [
-        f"{sort}: {', '.join(names[:5])}{f' and {len(names) - 5} more' if len(names) > 5 else ''}"
+        f"{sort}: {', '.join(n[:200] for n in names[:5])}{f' and {len(names) - 5} more' if len(names) > 5 else ''}"
         for sort, names in ((sort, sorted(names)) for sort, names in misfits.items())
         if names
     ]

@@ -16,7 +16,7 @@ import numpy as np
 
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError, nearest
-from plm_jax.hub import families, files, tensor_layout, tokenizer_json, vocabulary_files
+from plm_jax.hub import families, files, sizes, tensor_layout, tokenizer_json, vocabulary_files
 from plm_jax.hub.families import CONFIG
 from plm_jax.hub.family import Family
 from plm_jax.hub.pretrained import Pretrained, float32
@@ -36,15 +36,35 @@ def opened(directory: str) -> Iterator[Pretrained]:
       UserError: a file is missing or damaged, the family is unknown, the settings are beyond ours, or tensors are
         missing, unknown or misshapen; the line names them.
     """
-    config = files.read_json(os.path.join(directory, CONFIG))
-    if config.get("model_type") is None:
-        config = config | {"model_type": families.model_type_of(directory, config)}
-    own = (family.model_type for family in families.FAMILIES.values() if family.reads(config))
-    model_type = next(own, str(config.get("model_type")))
-    if model_type not in families.FAMILIES:
-        raise UserError(f"{directory}/{CONFIG}: model_type '{model_type}': {nearest(model_type, families.FAMILIES)}")
-    family = families.FAMILIES[model_type]
-    model = families.to_settings(family, config)
+    path = os.path.join(directory, CONFIG)
+    config = files.read_json(path)
+    with sizes.described_by(path):
+        if config.get("model_type") is None:
+            config = config | {"model_type": families.model_type_of(directory, config)}
+        own = (family.model_type for family in families.FAMILIES.values() if family.reads(config))
+        model_type = next(own, str(config.get("model_type")))
+        if model_type not in families.FAMILIES:
+            known = nearest(model_type[:100], families.FAMILIES)
+            raise UserError(f"{directory}/{CONFIG}: model_type '{model_type[:100]}': {known}")
+        family = families.FAMILIES[model_type]
+        model = families.to_settings(family, config)
+    vocabulary, special_ids = _text(directory, family, config)
+    sizes.check_ids(directory, special_ids)
+    with files.opened(directory) as tensors:
+        sizes.check(path, model, tensors)
+        stored = families.by_full_name(tensors, family)
+        model = families.with_heads(
+            family, model, stored, _has_own_head(family, stored), _has_head_bias(family, stored)
+        )
+        yield Pretrained(model, _gather(directory, family, model, stored), special_ids, vocabulary, model_type)
+
+
+def _text(directory: str, family: Family, config: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
+    """The spec of a model's vocabulary, if it has one, and its special ids.
+
+    Raises:
+      UserError: a file is damaged.
+    """
     special_ids = {name: config[name] for name in (*SPECIAL_IDS, *BEGINS, START_ID) if config.get(name) is not None}
     special_ids |= {ours: config[name] for ours, name in family.ids.items() if config.get(name) is not None}
     if family.start in special_ids:
@@ -53,13 +73,9 @@ def opened(directory: str) -> Iterator[Pretrained]:
     tokenizer = files.read_json(path) if storage.exists(path) else {}
     vocabulary = vocabulary_files.find(directory, family, tokenizer)
     if vocabulary is not None:
-        special_ids = vocabulary_files.told(directory, family, vocabulary, tokenizer) | special_ids
-    with files.opened(directory) as tensors:
-        stored = families.by_full_name(tensors, family)
-        model = families.with_heads(
-            family, model, stored, _has_own_head(family, stored), _has_head_bias(family, stored)
-        )
-        yield Pretrained(model, _gather(directory, family, model, stored), special_ids, vocabulary, model_type)
+        with sizes.described_by(f"{path} or {vocabulary.partition(':')[2]}"):
+            special_ids = vocabulary_files.told(directory, family, vocabulary, tokenizer) | special_ids
+    return vocabulary, special_ids
 
 
 def read(directory: str) -> Pretrained:

@@ -3,12 +3,12 @@
 Its layers are BERT's. Positions count real tokens alone, from the row after that of the padding's id on.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from plm_jax.common.errors import UserError
+from plm_jax.common import strict_json
+from plm_jax.common.errors import UserError, one_line
 from plm_jax.hub import bert
 from plm_jax.hub.family import Family, TaskLayout, check, check_size, dense, norm, unembedding
 from plm_jax.models import settings
@@ -60,9 +60,9 @@ def to_config(model: settings.Encoder) -> dict[str, Any]:
 def special_ids(files: list[bytes], tokenizer_config: Mapping[str, Any]) -> dict[str, Any]:
     """Where vocab.json has the mask; `config.json` has the tokens that frame a text, `<s>` and `</s>`."""
     try:
-        ids = json.loads(files[0])
+        ids = strict_json.loads(files[0])
     except ValueError as error:
-        raise UserError(f"vocab.json is damaged ({error}): fetch it again") from error
+        raise UserError(f"vocab.json is damaged ({one_line(error)}): fetch it again") from error
     return {"mask_token_id": ids["<mask>"]} if "<mask>" in ids else {}
 
 

@@ -24,6 +24,8 @@ FORMS = {
 }
 PROBLEMS = {"classes": "single_label_classification", "score": "regression"}
 PATH = f"heads_{TASK}"
+# More than any task has that is no vocabulary's.
+_MOST_LABELS = 2**20
 # What transformers calls a score that has no name.
 _UNNAMED = ("LABEL_0",)
 
@@ -102,7 +104,9 @@ def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:
     """
     found = config.get("id2label")
     if not found:
-        return tuple(f"LABEL_{number}" for number in range(config.get("num_labels") or 2))
+        number = config.get("num_labels") or 2
+        check("num_labels", number, type(number) is int and 0 < number <= _MOST_LABELS, "how many there are")
+        return tuple(f"LABEL_{number}" for number in range(number))
     by_id = {str(number): str(label) for number, label in found.items()}
     if by_id.keys() != {str(number) for number in range(len(by_id))}:
         raise UserError(f"config.json: id2label has the ids {', '.join(by_id)}: number them from 0 on")

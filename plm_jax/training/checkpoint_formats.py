@@ -24,7 +24,7 @@ import jax
 from plm_jax import config
 from plm_jax.common import special_ids, storage, users
 from plm_jax.common.errors import UserError, nearest
-from plm_jax.hub import elmo, files, huggingface
+from plm_jax.hub import elmo, files, huggingface, sizes
 from plm_jax.hub.pretrained import Pretrained
 from plm_jax.models import registry
 from plm_jax.training import checkpoint_folders as folders
@@ -57,7 +57,9 @@ def opened(path: str | os.PathLike[str] | tuple[str, str]) -> Iterator[Pretraine
     elif "format" in described:
         _check_format(folder, described)
         with files.opened(folder) as tensors:
-            yield _converted(folder, described, tensors)
+            with sizes.described_by(os.path.join(folder, CONFIG)):
+                found = _converted(folder, described, tensors)
+            yield found
     else:
         with huggingface.opened(folder) as pretrained:
             yield pretrained
@@ -209,8 +211,10 @@ def _check_format(folder: str, described: Mapping[str, Any]) -> None:
 
 
 def _converted(folder: str, described: Mapping[str, Any], tensors: Mapping[str, files.Stored]) -> Pretrained:
-    modules = described.get("modules")
-    model = config.model_from_saved(described["model"], f"{folder}/{CONFIG}: model", modules)
+    path, modules = os.path.join(folder, CONFIG), described.get("modules")
+    model = config.model_from_saved(described["model"], f"{path}: model", modules)
+    sizes.check(path, model, tensors)
+    sizes.check_ids(path, described["special_ids"])
     run, vocabulary = described["run"] and config.from_saved(described["run"], modules), described["vocabulary"]
     _tell_changed(folder, modules, {"model": model, "run": run})
     return Pretrained(

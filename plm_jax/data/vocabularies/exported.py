@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tokenizers
-from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
+from sentencepiece import SentencePieceProcessor
 
-from plm_jax.common import storage
+from plm_jax.common import sentence_models, storage, strict_json
 from plm_jax.common.errors import UserError
 from plm_jax.config import SPECIALS
 from plm_jax.data import vocabularies
@@ -265,7 +265,7 @@ def _words(vocabulary) -> tuple[Tree, list[str], list[str]]:
 
 def _hugging_face(vocabulary) -> tuple[Tree, list[str], list[str]]:
     (path,) = vocabularies.files(vocabulary.specials.spec)
-    tree = json.loads(storage.read(path))
+    tree = strict_json.read(path)
     ids = tokenizers.Tokenizer.from_str(json.dumps(tree)).get_vocab()
     names = {i: token for token, i in ids.items()}
     return tree, [names.get(i, "") for i in range(max(names) + 1)], []
@@ -283,7 +283,7 @@ def _sentencepiece(vocabulary) -> tuple[Tree, list[str], list[str]]:
     """A SentencePiece model; the texts to try besides are the symbols that its user defined."""
     (path,) = vocabularies.files(vocabulary.specials.spec)
     data = storage.read(path)
-    model = sentencepiece_model_pb2.ModelProto.FromString(data)
+    model = sentence_models.parse(data)
     trained, pieces = model.trainer_spec, list(model.pieces)
     is_unigram = trained.model_type == trained.UNIGRAM
     if trained.model_type not in (trained.UNIGRAM, trained.BPE):

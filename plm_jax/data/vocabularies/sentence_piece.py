@@ -4,11 +4,11 @@ import itertools
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import sentencepiece
 from sentencepiece import sentencepiece_model_pb2, sentencepiece_pb2
 
 from plm_jax import config
-from plm_jax.common.errors import UserError
+from plm_jax.common import sentence_models
+from plm_jax.common.errors import UserError, one_line
 from plm_jax.config import SPECIALS
 from plm_jax.data.vocabularies import folding, symbols, tokenizer_files
 from plm_jax.data.vocabularies.vocabulary import Encoded, Vocabulary, num_bytes
@@ -20,15 +20,11 @@ class SentencePiece(Vocabulary):
     byte_offsets = True
 
     def __init__(self, path: str, specials: config.Vocabulary):
-        model = sentencepiece_model_pb2.ModelProto()
+        data = symbols.read(path)
         try:
-            data = symbols.read(path)
-            model.ParseFromString(data)
-            self.processor = sentencepiece.SentencePieceProcessor(model_proto=data)
-        except Exception as error:
-            if isinstance(error, UserError):
-                raise
-            raise UserError(f"{path} is no SentencePiece model: give a whole one") from error
+            model, self.processor = sentence_models.parse(data), sentence_models.processor(data)
+        except ValueError as error:
+            raise UserError(f"{path} is no SentencePiece model ({one_line(error)}): give a whole one") from error
         tokens = [piece.piece for piece in model.pieces]
         num_text = len(tokens) - symbols.own_sentinels(path, tokens, specials)
         super().__init__(specials, np.array(tokenizer_files.sentencepiece_begins_words(tokens[:num_text])))

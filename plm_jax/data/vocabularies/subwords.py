@@ -1,7 +1,6 @@
 """Vocabularies over a tokenizer of Hugging Face's library: byte-level BPE, tiktoken's, tokenizer.json, WordPiece."""
 
 import functools
-import json
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -9,7 +8,7 @@ import numpy as np
 import tokenizers
 
 from plm_jax import config
-from plm_jax.common import wordpiece
+from plm_jax.common import strict_json, wordpiece
 from plm_jax.common.errors import UserError, one_line
 from plm_jax.data.vocabularies import stretches, symbols, tokenizer_files
 from plm_jax.data.vocabularies.vocabulary import Encoded, Vocabulary
@@ -56,12 +55,9 @@ class BytePairs(_Tokenizer):
     """GPT-2's byte-level BPE (Radford et al. 2019) over a vocabulary and its merges."""
 
     def __init__(self, vocab_path: str, merges_path: str, specials: config.Vocabulary):
-        vocab, merges = (symbols.read(path).decode("utf-8", "replace") for path in (vocab_path, merges_path))
+        vocab, merges = symbols.read(vocab_path), symbols.read(merges_path)
         try:
-            ids = json.loads(vocab)
-            pairs = [tuple(line.split(" ")) for line in merges.splitlines() if line and not line.startswith("#version")]
-            if sorted(ids.values()) != list(range(len(ids))):
-                raise ValueError("ids are not 0 to size - 1")
+            ids, pairs = tokenizer_files.byte_pairs(vocab, merges, specials)
             self.tokenizer = tokenizer_files.byte_level(tokenizers.models.BPE(ids, pairs))
         except Exception as error:
             raise UserError(
@@ -101,14 +97,13 @@ class HuggingFace(_Tokenizer):
     def __init__(self, path: str, specials: config.Vocabulary):
         data = symbols.read(path)
         try:
-            tree = json.loads(data)
+            tree = strict_json.loads(data)
             self.tokenizer, self._decoder = tokenizer_files.hugging_face(tree)
+            ids = self._decoder.get_vocab()
+            tokenizer_files.check_ids(tree, ids)
         except Exception as error:
             raise UserError(f"{path} is no tokenizer.json ({one_line(error)}): give a whole one") from error
-        ids = self._decoder.get_vocab()
         names = {i: token for token, i in ids.items()}
-        if not names:
-            raise UserError(f"{path} has no tokens: give a whole one")
         tokens = [names.get(i, "") for i in range(max(names) + 1)]
         own = symbols.own_sentinels(path, tokens, specials)
         super().__init__(specials, np.array(tokenizer_files.begins_words(tree, tokens[: len(tokens) - own])))
@@ -131,7 +126,10 @@ class WordPiece(_Tokenizer):
     """
 
     def __init__(self, path: str, specials: config.Vocabulary):
-        tokens = wordpiece.read(symbols.read(path))
+        try:
+            tokens = wordpiece.read(symbols.read(path))
+        except ValueError as error:
+            raise UserError(f"{path} is no WordPiece vocabulary ({one_line(error)}): give a whole one") from error
         ids = {token: i for i, token in enumerate(tokens)}
         if len(ids) < len(tokens) or "[UNK]" not in ids:
             raise UserError(f"{path} is no WordPiece vocabulary: give one token a line, none twice, one of them [UNK]")

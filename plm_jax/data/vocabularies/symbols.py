@@ -3,7 +3,7 @@
 from collections.abc import Container, Sequence
 
 from plm_jax import config
-from plm_jax.common import storage
+from plm_jax.common import storage, strict_json
 from plm_jax.common.errors import UserError
 from plm_jax.config import SPECIALS
 from plm_jax.data.vocabularies import words
@@ -52,9 +52,9 @@ def check_symbols(path: str, ids: dict[str, int], symbols: dict[str, str], speci
 
 
 def read(path: str) -> bytes:
-    """What a file of a vocabulary holds."""
+    """What a file of a vocabulary holds, which is at most as large as the largest of any kind."""
     try:
-        return storage.read(path)
+        return storage.read(path, strict_json.MOST_BYTES)
     except OSError as error:
         raise unreadable(path, error) from error
 

@@ -5,9 +5,13 @@ import itertools
 import json
 import re
 import string
+from collections.abc import Iterator
 from typing import Any
 
 import tokenizers
+
+from plm_jax import config
+from plm_jax.common import sentence_models, strict_json
 
 # Where LLaMA 3 cuts text before it merges bytes (meta-llama/llama3, llama/tokenizer.py), and GLM-4 too
 # (THUDM/glm-4-9b, tokenization_chatglm.py).
@@ -20,6 +24,10 @@ _MARKS = frozenset('!"#$%&()*+,-./:;?@[\\]^_`{|}~')
 _GO_ON = _MARKS | frozenset(string.ascii_lowercase)
 # How a BPE of characters writes a byte of one that it lacks.
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+# The names of tokens that no merge makes, as in GPT-2's, RoBERTa's and other vocabularies.
+_SPECIAL = re.compile(r"<.*>|\[.*\]|madeupword\d+", re.DOTALL)
+# Several times what published files of tiktoken's have: each place of a token where it may be cut is tried.
+_MOST_RANKS, _LONGEST_RANK = 2**24, 2**10
 # Before a special token's own name it makes one that no text has.
 _HIDDEN = "\U0010ffff"
 
@@ -41,6 +49,55 @@ def byte_level(model: tokenizers.models.BPE, split: str = "") -> tokenizers.Toke
     return tokenizer
 
 
+def byte_pairs(
+    vocab: bytes, merges: bytes, specials: config.Vocabulary
+) -> tuple[dict[str, int], list[tuple[str, ...]]]:
+    """The ids of a vocab.json, and the pairs of a merges.txt in their order.
+
+    Raises:
+      ValueError: they are no such files; ids are not 0 to size - 1; merges are cut or missing: a token of text is
+        neither a byte nor made by any.
+    """
+    ids, text = strict_json.loads(vocab), merges.decode("utf-8")
+    if not isinstance(ids, dict) or not all(type(i) is int for i in ids.values()):
+        raise ValueError("the vocabulary maps no tokens to integers")
+    if sorted(ids.values()) != list(range(len(ids))):
+        raise ValueError("ids are not 0 to size - 1")
+    pairs = [tuple(line.split(" ")) for line in text.splitlines() if line and not line.startswith("#version")]
+    if not all(len(pair) == 2 and all(pair) for pair in pairs):
+        raise ValueError("a line of the merges is other than two tokens")
+    made = {*byte_characters(), *map("".join, pairs)}
+    own = {getattr(specials, name) for name in config.SPECIALS}
+    lost = [token for token, i in ids.items() if token not in made and i not in own and not _SPECIAL.fullmatch(token)]
+    if lost:
+        raise ValueError(f"{len(lost)} tokens, such as {lost[0][:50]!r}, are made by no merge: merges are missing")
+    return ids, pairs
+
+
+def check_ids(tree: dict[str, Any], ids: dict[str, int]) -> None:
+    """Checks that the tokens of a `tokenizer.json`, added ones among them, have ids of their own without large holes.
+
+    Raises:
+      ValueError: they have not, or a BPE lacks its merges.
+    """
+    if not ids:
+        raise ValueError("it has no tokens")
+    if len(set(ids.values())) < len(ids):
+        raise ValueError("two tokens have one id")
+    if max(ids.values()) >= 2 * len(ids) + 1000:
+        raise ValueError(f"{len(ids):,} tokens have ids up to {max(ids.values()):,}")
+    model = tree["model"]
+    if isinstance(model["vocab"], list) and len(model["vocab"]) > len({piece for piece, _ in model["vocab"]}):
+        raise ValueError("a piece comes twice")
+    for token in _added(tree):
+        if ids.get(token["content"]) != token["id"]:
+            raise ValueError(f"the added token {token['content'][:50]!r} has not the id {token['id']}")
+    if model.get("type") == "BPE" and not model.get("merges") and not model.get("ignore_merges"):
+        added = {token["content"] for token in _added(tree)}
+        if any(len(token) > 1 and not _BYTE.fullmatch(token) for token in ids.keys() - added):
+            raise ValueError("its merges are missing")
+
+
 def tiktoken(data: bytes) -> tuple[list[str], tokenizers.Tokenizer]:
     """The tokens, as byte-level BPE writes them, and the tokenizer of a file of lines `BASE64 RANK`; id = rank.
 
@@ -49,6 +106,8 @@ def tiktoken(data: bytes) -> tuple[list[str], tokenizers.Tokenizer]:
     Raises:
       ValueError: it is no such file, or lacks a rank or a byte.
     """
+    if len(data) > _MOST_RANKS or max(map(len, data.splitlines()), default=0) > _LONGEST_RANK:
+        raise ValueError(f"it has more than {_MOST_RANKS:,} bytes, or a line of more than {_LONGEST_RANK:,}")
     lines = [line.split() for line in data.splitlines() if line]
     ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in lines}
     if sorted(ranks.values()) != list(range(len(lines))):
@@ -89,12 +148,23 @@ def hugging_face(tree: dict[str, Any]) -> tuple[tokenizers.Tokenizer, tokenizers
       Exception: it is no such tree; the library says no more.
     """
     tree = tree | dict.fromkeys(("post_processor", "truncation", "padding"))
+    for rules in _rules(tree.get("normalizer")):
+        sentence_models.check_rules(base64.b64decode(rules))
     decoder = tokenizers.Tokenizer.from_str(json.dumps(tree))
     special = {token["content"] for token in _added(tree) if token["special"]}
     hidden = _hide(tree, special) if special & decoder.get_vocab(with_added_tokens=False).keys() else None
     encoder = tokenizers.Tokenizer.from_str(json.dumps(hidden or tree))
     encoder.encode_special_tokens = True
     return encoder, decoder
+
+
+def _rules(normalizer: Any) -> Iterator[str]:
+    """Those of SentencePiece's in a normaliser and its parts; the library crashes on what is none."""
+    if isinstance(normalizer, dict):
+        if normalizer.get("type") == "Precompiled":
+            yield normalizer["precompiled_charsmap"]
+        for part in normalizer.get("normalizers") or ():
+            yield from _rules(part)
 
 
 def _added(tree: dict[str, Any]) -> list[dict[str, Any]]:

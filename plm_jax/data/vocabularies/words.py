@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from plm_jax.common import storage
+from plm_jax.common import storage, strict_json
 from plm_jax.common.errors import UserError
+from plm_jax.common.wordpiece import lines
 
 BEGIN_SENTENCE, END_SENTENCE, BEGIN_WORD, END_WORD, PADDING = range(256, 261)
 BOS, EOS, UNK = "<S>", "</S>", "<UNK>"
@@ -25,7 +26,10 @@ def read(path: str) -> list[str]:
       UserError: a line without a word, or a word that comes twice.
       OSError: the file cannot be read.
     """
-    words = storage.read(path).decode("utf-8", "replace").replace("\r\n", "\n").removesuffix("\n").split("\n")
+    try:
+        words = lines(storage.read(path, strict_json.MOST_BYTES), "replace")
+    except ValueError as error:
+        raise UserError(f"{path} is no vocabulary of words ({error}): give one word a line, none twice") from error
     if len(set(words)) < len(words) or not all(map(str.strip, words)):
         raise UserError(f"{path} is no vocabulary of words: give one word a line, none twice")
     return words

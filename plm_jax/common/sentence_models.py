@@ -1,0 +1,86 @@
+"""SentencePiece's models as files of others: what its library would crash on, or misread, is refused before.
+
+Here, because models from elsewhere and text alike are read by it.
+"""
+
+import math
+import re
+
+import numpy as np
+import sentencepiece
+from sentencepiece import sentencepiece_model_pb2
+
+# More than the largest published model has, 18 MB of a million pieces.
+MOST_BYTES = 2**25
+_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+
+
+def parse(data: bytes) -> sentencepiece_model_pb2.ModelProto:
+    """What a model's file says.
+
+    Raises:
+      ValueError: it is no whole model, or one that SentencePiece's library does not read safely.
+    """
+    # A piece is two line feeds at least, of its field and of its text's.
+    if len(data) > MOST_BYTES or data.count(b"\n") > 2**22:
+        raise ValueError(f"{len(data):,} bytes, at most {MOST_BYTES:,} of a million pieces are read")
+    try:
+        model = sentencepiece_model_pb2.ModelProto.FromString(data)
+        texts = [piece.piece for piece in model.pieces]
+    except Exception as error:  # The library's own, of which there are several.
+        raise ValueError("no protocol buffer of a model") from error
+    if not all(texts) or len(set(texts)) < len(texts) or not texts:
+        raise ValueError("it has no pieces, an empty one or one twice")
+    for piece in model.pieces:
+        if not math.isfinite(piece.score):
+            raise ValueError(f"the piece {piece.piece[:100]!r} has the score {piece.score}")
+        if piece.type == piece.BYTE and not _BYTE.fullmatch(piece.piece):
+            raise ValueError(f"the piece {piece.piece[:100]!r} is no byte")
+    if sum(piece.type == piece.UNKNOWN for piece in model.pieces) != 1:
+        raise ValueError("it has not one piece for what is unknown")
+    for spec in (model.normalizer_spec, model.denormalizer_spec):
+        check_rules(spec.precompiled_charsmap)
+    return model
+
+
+def processor(data: bytes) -> sentencepiece.SentencePieceProcessor:
+    """The tokenizer of a model's file that `parse` takes.
+
+    Raises:
+      ValueError: the library finds something else amiss.
+    """
+    try:
+        return sentencepiece.SentencePieceProcessor(model_proto=data)
+    except Exception as error:
+        raise ValueError("no model of SentencePiece's") from error
+
+
+def check_rules(rules: bytes) -> None:
+    """Checks the rules of a normaliser: the size of a trie, its units, and the texts that its values are places in.
+
+    The trie is a double array (https://github.com/s-yata/darts-clone): the child of unit i by byte c is at
+    i ^ offset(i) ^ c, where the library looks whether there is one or not.
+
+    Raises:
+      ValueError: a text would lead outside.
+    """
+    if not rules:
+        return
+    size = int.from_bytes(rules[:4], "little")
+    texts = len(rules) - 4 - size
+    if len(rules) <= 4 or size % 4 or size < 1024 or texts <= 0 or rules[-1]:
+        raise ValueError("its normaliser is cut")
+    units = np.frombuffer(rules, "<u4", size // 4, 4).astype(np.int64)
+    labels, offsets = units & (2**31 | 0xFF), units >> 10 << ((units & 2**9) >> 6)
+    seen, nodes = np.zeros(len(units), np.bool_), np.zeros(1, np.int64)
+    while len(nodes):
+        seen[nodes] = True
+        first = nodes ^ offsets[nodes]
+        if (first | 0xFF).max() >= len(units):
+            raise ValueError("its normaliser leads outside of its trie")
+        values = units[first[(units[nodes] >> 8 & 1).astype(np.bool_)]] & (2**31 - 1)
+        if (values >= texts).any():
+            raise ValueError("its normaliser leads outside of its texts")
+        children = first[:, None] ^ np.arange(1, 256)
+        nodes = np.unique(children[labels[children] == np.arange(1, 256)])
+        nodes = nodes[~seen[nodes]]

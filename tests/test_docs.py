@@ -181,6 +181,8 @@ def test_other_commands_are_those_of_the_project():
                 pass
             case ["bash", script]:
                 subprocess.run(["bash", "-n", script], cwd=ROOT, check=True)
+            case ["pip", "install", "--require-hashes", "-r", file]:
+                assert (ROOT / file).exists()
             case ["pip", "install", what]:
                 assert all(name in extras for name in re.findall(r"\w+", what)), what
             case ["python", "launch/tpu_vm.py", *rest]:

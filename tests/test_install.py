@@ -151,6 +151,24 @@ def test_every_module_that_is_imported_is_of_a_dependency_or_of_the_extra_that_i
                 assert of & declared, f"{path} imports {module}"
 
 
+def test_the_lock_has_every_requirement_in_its_version_by_hashes_of_its_files_and_says_no_address():
+    text = (ROOT / "requirements.lock").read_text()
+    locked = {}
+    for entry in text.replace("\\\n", " ").splitlines():
+        if not entry.startswith("#"):
+            requirement, *hashes = entry.split(" --hash=")
+            assert hashes and all(re.fullmatch(r"sha256:[0-9a-f]{64}\s*", one) for one in hashes), requirement
+            locked[re.sub("[-_.]+", "-", requirement.partition("==")[0]).lower()] = requirement.partition(";")[
+                0
+            ].strip()
+    for line in (ROOT / "requirements.txt").read_text().splitlines():
+        if re.match(r"\w", line):
+            name, _, version = line.partition(";")[0].strip().partition("==")
+            assert locked[re.sub("[-_.]+", "-", name).lower()].endswith(f"=={version}"), line
+    assert len(locked) > 100 and "://" not in text
+    assert "uv pip compile requirements.txt --universal --python-version 3.11 --generate-hashes" in text
+
+
 def test_requirements_have_all_that_the_package_names():
     pinned = names(line for line in (ROOT / "requirements.txt").read_text().splitlines() if re.match(r"\w", line))
     accelerators = {"gpu", "gpu-plan", "tpu"}

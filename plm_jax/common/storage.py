@@ -446,7 +446,7 @@ def rename(source: str, target: str) -> None:
 
 
 def remove(path: str) -> None:
-    """Removes a file or a folder with all that is in it, if it is there.
+    """Removes a file or a folder with all that is in it, if it is there; of a link the link alone.
 
     Raises:
       UserError: the store cannot be reached.
@@ -454,7 +454,7 @@ def remove(path: str) -> None:
     if is_remote(path):
         with contextlib.suppress(FileNotFoundError), reaching(path):
             _system(path).rm(path, recursive=True)
-    elif os.path.isdir(path):
+    elif os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path)
     else:
         with contextlib.suppress(FileNotFoundError):

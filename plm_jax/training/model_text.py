@@ -24,13 +24,20 @@ def vocabulary(pretrained: Pretrained, in_seqio: bool = False) -> "vocabularies.
       in_seqio: whether it is a `seqio.Vocabulary`, too, for which seconds are spent on TensorFlow.
 
     Raises:
-      UserError: it has more tokens than the model, or a file is missing or damaged.
+      UserError: it has more tokens than the model, it is not the one that the model was trained with, or a file is
+        missing or damaged.
     """
     from plm_jax.data import vocabularies  # With the libraries of all, which only text needs.
 
     load = vocabularies.load if in_seqio else vocabularies.load_plain
     section = _section(pretrained)
     found, size = load(section), pretrained.model.vocab_size
+    trained_with = pretrained.vocabulary_id if pretrained.run is not None else None
+    if trained_with is not None and (identity := vocabularies.identity(found)) != trained_with:
+        raise UserError(
+            f"{pretrained.vocabulary} is the vocabulary {identity[:12]}, the model was trained with "
+            f"{trained_with[:12]}: put that one's files there"
+        )
     above = [i for i in _ids(pretrained.special_ids) if i < size]
     if (lacking := max(above, default=-1) + 1 - (found.vocab_size - found.extra_ids)) > 0:
         found = load(dataclasses.replace(section, added=section.added + lacking))

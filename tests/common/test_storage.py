@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import os
+import stat
 import time
 from concurrent import futures
 
@@ -153,3 +154,69 @@ def test_rows_are_in_the_bucket_at_each_sync_and_later_ones_are_dropped_on_resum
         log.write({"step": 3})
         assert [row["step"] for row in telemetry.read_lines(path)] == [1, 2, 3]
     assert len([name for name in storage.names(root) if "tfevents" in name]) >= 1
+
+
+def test_what_is_no_file_is_told_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "device").symlink_to("/dev/zero")
+    for name, kind in {"pipe": "pipe", "folder": "folder", "device": "device"}.items():
+        path = str(tmp_path / name)
+        uses = (storage.read, storage.open_binary, storage.sha256, lambda path: storage.read_range(path, 0, 1))
+        for use in (*uses, lambda path: storage.write(path, b"")):
+            with pytest.raises(UserError, match=f"{name} is a {kind}: give a file"):
+                use(path)
+
+
+def test_a_file_may_be_too_large(tmp_path):
+    (tmp_path / "a").touch()
+    os.truncate(tmp_path / "a", 2**40)
+    with pytest.raises(UserError, match="1,099,511,627,776 bytes, at most 100 are read"):
+        storage.read(str(tmp_path / "a"), most=100)
+    os.truncate(tmp_path / "a", 100)
+    assert storage.read(str(tmp_path / "a"), most=100) == bytes(100)
+
+
+def test_nothing_is_written_through_a_link(tmp_path):
+    """A folder may be anyone's: links in it lead to files that are not theirs."""
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"untouched")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name in ("a", "a.tmp", "log", "lock"):
+        (folder / name).symlink_to(victim)
+    storage.write(str(folder / "a"), b"new")
+    assert (folder / "a").read_bytes() == b"new" and not (folder / "a").is_symlink()
+    with pytest.raises(UserError, match="log is a link, through which nothing is written"):
+        storage.append(str(folder / "log"), b"more")
+    with pytest.raises(UserError, match="lock is a link"), storage.locked(str(folder / "lock")):
+        pass
+    assert victim.read_bytes() == b"untouched"
+
+
+def test_names_of_temporary_files_are_not_to_be_foreseen(tmp_path):
+    names = set()
+    for _ in range(3):
+        with storage.writing(str(tmp_path / "a")) as file:
+            (name,) = {path.name for path in tmp_path.iterdir()} - {"a"}
+            names.add(name)
+            file.write(b"x")
+    assert len(names) == 3 and all(len(name) >= len("a.") + 16 for name in names)
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o666 & ~umask()
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def umask():
+    found = os.umask(0)
+    os.umask(found)
+    return found
+
+
+def test_of_a_link_the_link_alone_is_removed(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "a").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "folder")
+    storage.remove(str(tmp_path / "link"))
+    assert not (tmp_path / "link").is_symlink() and (tmp_path / "folder" / "a").exists()
+    storage.remove(str(tmp_path / "folder"))
+    assert not (tmp_path / "folder").exists()

@@ -350,3 +350,75 @@ def test_mistakes_are_told(trained, tmp_path):
         training.train(["few words"], dataclasses.replace(T5_LIKE, spec=f"sentencepiece:{damaged}", train_size=5000))
     with pytest.raises(UserError, match="needs an unk id"):
         training.train(["x"], config.Vocabulary(f"sentencepiece:{damaged}", train_size=400))
+
+
+def line_of(change):
+    def changed(data):
+        lines = data.splitlines(keepends=True)
+        change(lines)
+        return b"".join(lines)
+
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "says"),
+    [
+        ("merges.txt", line_of(lambda lines: lines.pop()), "1 tokens, such as .* are made by no merge"),
+        ("merges.txt", line_of(lambda lines: lines.__delitem__(slice(1, None))), r"\d{5} tokens, such as"),
+        ("merges.txt", lambda data: data[:-4], "are made by no merge|out of vocabulary"),
+        ("merges.txt", lambda data: b"", r"\d{5} tokens, such as"),
+        ("merges.txt", line_of(lambda lines: lines.append(b"a\n")), "other than two tokens"),
+        ("vocab.json", lambda data: data.replace(b'"!": 0', b'"!": 1'), "ids are not 0 to size - 1"),
+        ("vocab.json", lambda data: data.replace(b'"!": 0', b'"!": 50257'), "ids are not 0 to size - 1"),
+        ("vocab.json", lambda data: data.replace(b'"!": 0', b'"!": 0.0'), "no tokens to integers"),
+        ("vocab.json", lambda data: b"\xef\xbb\xbf" + data, "byte order mark"),
+    ],
+)
+def test_files_of_byte_pairs_that_do_not_fit_together_are_told(tmp_path, name, change, says):
+    for file in ("vocab.json", "merges.txt"):
+        data = (DATA / "gpt2" / file).read_bytes()
+        (tmp_path / file).write_bytes(change(data) if file == name else data)
+    with pytest.raises(UserError, match=says):
+        vocabularies.load_plain(f"bpe:{tmp_path}/vocab.json,{tmp_path}/merges.txt")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda tree: tree["model"]["vocab"].update(z=10**9), "5 tokens have ids up to 1,000,000,000"),
+        (lambda tree: tree["model"]["vocab"].update(z=1), "two tokens have one id"),
+        (lambda tree: tree["model"]["vocab"].clear(), "out of vocabulary|has no tokens"),
+        (lambda tree: tree["model"].update(merges=[]), "its merges are missing"),
+        (lambda tree: tree["added_tokens"][0].update(id=7), "the added token '<s>' has not the id 7"),
+        (lambda tree: tree.update(normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA" * 99}), "is cut"),
+    ],
+)
+def test_a_tokenizer_json_with_odd_ids_is_told(tmp_path, change, says):
+    added = {"id": 3, "content": "<s>", "special": True}
+    added |= dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    model = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]]}
+    tree = {"version": "1.0", "added_tokens": [added], "model": model}
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(tree))
+    assert list(vocabularies.load_plain(f"json:{path}").encode("abb")) == [2, 1]
+    change(tree)
+    path.write_text(json.dumps(tree))
+    with pytest.raises(UserError, match=f"no tokenizer.json .*(?:{says})"):
+        vocabularies.load_plain(f"json:{path}")
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"\xef\xbb\xbf[UNK]\na\n", "byte order mark"),
+        (b"[UNK]\n\na\n", "line 2 is empty"),
+        (b"[UNK]\n\xff\n", "can't decode"),
+        (b"[UNK]\na\na\n", "none twice"),
+        (b"", "line 1 is empty"),
+    ],
+)
+def test_a_vocab_txt_that_is_none_is_told(tmp_path, data, says):
+    (tmp_path / "vocab.txt").write_bytes(data)
+    with pytest.raises(UserError, match=says):
+        vocabularies.load_plain(f"wordpiece:{tmp_path}/vocab.txt")

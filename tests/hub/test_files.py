@@ -203,3 +203,83 @@ def test_the_command_that_the_line_gives_makes_safetensors_of_pickles(tmp_path):
     _, flag, program = shlex.split(str(error.value).partition("of it by ")[2])
     subprocess.run([sys.executable, flag, program], cwd=tmp_path, check=True)
     assert_same(read(tmp_path), want | {"tied": want["a"], "turned": want["a"].T})
+
+
+def swapped(header):
+    header["a"]["data_offsets"], header["b"]["data_offsets"] = header["b"]["data_offsets"], header["a"]["data_offsets"]
+
+
+# What the format forbids, and whether its library, too, refuses to open it.
+FORBIDDEN = {
+    "overlap": lambda header: header["b"].update(data_offsets=[4, 12]),
+    "gap": lambda header: header["b"].update(data_offsets=[12, 20]),
+    "one place": lambda header: header["b"].update(data_offsets=[0, 8]),
+    "below 0": lambda header: header["a"].update(data_offsets=[-8, 0]),
+    "decimals": lambda header: header["a"].update(data_offsets=[0.0, 8.0]),
+    "yes": lambda header: header["a"].update(data_offsets=[False, 8]),
+    "beyond": lambda header: header["b"].update(data_offsets=[8, 2**40]),
+    "type": lambda header: header["a"].update(dtype="F33"),
+    "integers": lambda header: header["a"].update(dtype="I64"),
+    "shape": lambda header: header["a"].update(shape=[3]),
+    "negative shape": lambda header: header["a"].update(shape=[-1, -2]),
+    "decimal shape": lambda header: header["a"].update(shape=[2.0]),
+    "metadata": lambda header: header.update(__metadata__={"a": 1}),
+}
+
+
+@pytest.mark.parametrize("change", FORBIDDEN.values(), ids=FORBIDDEN)
+def test_what_the_format_forbids_is_refused_as_its_library_does(tmp_path, change):
+    entry = {"dtype": "F32", "shape": [2]}
+    header = {"a": entry | {"data_offsets": [0, 8]}, "b": entry | {"data_offsets": [8, 16]}}
+    path, body = tmp_path / "model.safetensors", np.arange(5, dtype=np.float32).tobytes()
+
+    def store(end):
+        encoded = json.dumps(header).encode()
+        path.write_bytes(len(encoded).to_bytes(8, "little") + encoded + body[:end])
+
+    swapped(header)  # Their order says nothing.
+    store(16)
+    assert {name: array.tolist() for name, array in read(tmp_path).items()} == {"a": [2, 3], "b": [0, 1]}
+    swapped(header)
+    change(header)
+    store(20 if header["b"]["data_offsets"][1] == 20 else 16)
+    with pytest.raises(UserError, match=r"model\.safetensors is damaged \("):
+        read(tmp_path)
+    with pytest.raises(safetensors.SafetensorError):
+        load_file(path)
+
+
+def test_a_name_may_not_come_twice(tmp_path):
+    entry = b'"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'
+    header = b"{" + entry + b"," + entry + b"}"
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    with pytest.raises(UserError, match="'a' comes twice"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("shard", "says"),
+    [
+        ("../elsewhere/model-00001-of-00002.safetensors", "is no name of a shard beside it"),
+        ("/dev/zero", "is no name of a shard beside it"),
+        ("model-00002-of-00002.safetensors", "'a' is not where it says"),
+    ],
+)
+def test_an_index_leads_nowhere_else_and_says_where_a_tensor_is(tmp_path, shard, says):
+    write(tmp_path, {"a": np.ones(3, np.float32), "b": np.ones(3, np.float32)}, shard_bytes=12)
+    assert read(tmp_path).keys() == {"a", "b"}
+    (tmp_path.parent / "elsewhere").mkdir(exist_ok=True)
+    (tmp_path.parent / "elsewhere/model-00001-of-00002.safetensors").write_bytes(b"")
+    index = json.loads((tmp_path / files.INDEX).read_text())
+    index["weight_map"]["a"] = shard
+    (tmp_path / files.INDEX).write_text(json.dumps(index))
+    with pytest.raises(UserError, match=says):
+        read(tmp_path)
+
+
+def test_a_tensor_is_in_one_shard_only(tmp_path):
+    write(tmp_path, {"a": np.ones(3, np.float32), "b": np.ones(3, np.float32)}, shard_bytes=12)
+    both = {"a": np.zeros(3, np.float32), "b": np.ones(3, np.float32)}
+    save_file(both, tmp_path / "model-00002-of-00002.safetensors")
+    with pytest.raises(UserError, match=r"00002\.safetensors is damaged \(it has 'a', which"):
+        read(tmp_path)

@@ -64,7 +64,13 @@ def make_workdir(tmp_path, monkeypatch):
 
         def load_params(path):
             asked.append(path)
-            return pretrained.params, run, {"step": 7, "vocabulary_id": "abc"}
+            return pretrained.params, run, {"step": 7, "vocabulary_id": identity(run) or "abc"}
+
+        def identity(run):
+            folder = tmp_path / "run" / "vocabulary"
+            spec = vocabularies.within(run.vocabulary.spec, str(folder))
+            own = replace(run.vocabulary, spec=spec)
+            return vocabularies.identity(vocabularies.load_plain(own)) if folder.exists() else None
 
         monkeypatch.setattr(
             plm_jax.training, "checkpoints", types.SimpleNamespace(load_params=load_params, asked=asked), raising=False

@@ -198,6 +198,8 @@ DAMAGE = [
     ({"run": "absent", "step": "absent"}, ["config.json is damaged (no run, step)", "convert again"]),
     ({"model": {"kind": "decodr"}}, ["config.json: model.kind is 'decodr'", "did you mean 'decoder'?"]),
     ({"model": None}, ["config.json: model.kind is None"]),
+    ({"special_ids": {"eos_token_id": "2"}}, ["config.json: eos_token_id is 2: give the id of a token"]),
+    ({"special_ids": []}, ["config.json is damaged (AttributeError"]),
 ]
 
 
@@ -205,6 +207,21 @@ DAMAGE = [
 def test_what_a_converted_directory_must_say(copy, fields, says):
     edit(copy, **fields)
     assert_refused(copy, *says)
+
+
+@pytest.mark.parametrize(("part", "size"), [("layers", 10**6), ("layers", 10**30), ("width", 10**12)])
+def test_sizes_that_the_tensors_have_no_room_for_are_told_before_anything_is_made_of_them(copy, part, size):
+    model = json.loads((copy / "config.json").read_text())["model"]
+    model["stack" if part == "layers" else "embedding"][part] = size
+    edit(copy, model=model | {"scan_layers": False})
+    assert_refused(copy, f".{part} would be {size:,}, the tensors have room for")
+
+
+def test_the_vocabulary_must_be_that_of_training(copy):
+    assert plm_jax.load(copy).tokenizer.vocab_size == 271
+    edit(copy, vocabulary_id="0" * 64)
+    with pytest.raises(UserError, match="the model was trained with 000000000000: put that one's files there"):
+        _ = plm_jax.load(copy).tokenizer
 
 
 def assert_refused(path, *says):

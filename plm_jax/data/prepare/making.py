@@ -30,9 +30,11 @@ def make(
 ) -> None:
     """Writes the cache of a source, of the identity `wanted`, into a local folder."""
     final, temporary = os.path.join(folder, name), os.path.join(folder, f".{name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
+    storage.remove(temporary)
     unsorted = os.path.join(temporary, "spill")
-    os.makedirs(unsorted)
+    os.makedirs(folder, exist_ok=True)
+    os.mkdir(temporary)  # Which, unlike `makedirs`, goes through no link.
+    os.mkdir(unsorted)
     source, skipped, task = run.data.sources[name], Skipped(), tokenising.task(run, name)
     if beam_options is None:
         with bar(f"{name}: tokenising", source.open(name), show_progress) as drawn:

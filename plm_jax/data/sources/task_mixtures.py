@@ -13,12 +13,12 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import zlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from plm_jax import config
+from plm_jax.common import storage
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache, mixtures
 from plm_jax.data.cache import staleness
@@ -61,8 +61,9 @@ def manifest(run: config.Run, name: str, parts: Parts, has_validation: bool) -> 
 def write(folder: str, name: str, manifest: dict[str, Any]) -> None:
     """Writes what is noted of a mixture into a local folder of caches."""
     temporary = os.path.join(folder, f".{name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    os.makedirs(temporary)
+    storage.remove(temporary)
+    os.makedirs(folder, exist_ok=True)
+    os.mkdir(temporary)
     cache.publish(temporary, os.path.join(folder, name), manifest)
 
 

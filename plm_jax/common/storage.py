@@ -142,7 +142,7 @@ def _open_own(path: str, flags: int) -> int:
     """As `_open_regular`, and of none that a link leads to: who made the link may mean it for another's file."""
     if os.path.islink(path):
         raise UserError(f"{path} is a link, through which nothing is written: remove it")
-    if os.path.exists(path):
+    with contextlib.suppress(FileNotFoundError):
         refuse_special(path)
     return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW, 0o666)
 
@@ -258,7 +258,7 @@ def writing(path: str) -> Iterator[BinaryIO]:
         return
     folder = os.path.dirname(os.path.abspath(path))
     os.makedirs(folder, exist_ok=True)
-    if os.path.exists(path):
+    with contextlib.suppress(FileNotFoundError):
         refuse_special(path)
     # A name that nobody can put a link at before.
     temporary = f"{path}.{secrets.token_hex(8)}.tmp"

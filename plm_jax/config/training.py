@@ -105,7 +105,7 @@ class Incidents:
 
     Numbers that are not finite leave the state as it was, and the run goes on with the next batch. A spike is a loss or
     a gradient norm above the mean of the last `window` steps of the same phase by more than `deviations` times their
-    mean distance from it (that distance counts as at least a hundredth of the mean).
+    mean distance from it (which counts as at least a hundredth of the mean, and 0.001).
 
     Attributes:
       spikes: `record`: they change nothing; `skip`: they, too, leave the state as it was; `roll_back`: weights and

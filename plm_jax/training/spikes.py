@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-# Distances from the mean count as at least this share of it: where all steps are alike none is a spike for a trifle.
-_LEAST = 0.01
+# Distances from the mean count as at least this share of it, and as this number: where all steps are alike, or all
+# losses next to nothing, none is a spike for a trifle.
+_LEAST_SHARE, _LEAST = 0.01, 1e-3
 # What a step was: as `metrics["incident"]` tells.
 NONE, LOST, SPIKE = 0, 1, 2
 
@@ -34,7 +35,7 @@ class Watch:
         recent = self._since(recent, step)
         mean = recent.mean(1)
         distance = jnp.abs(recent - mean[:, None]).mean(1)
-        limit = mean + self.deviations * jnp.maximum(distance, _LEAST * jnp.abs(mean))
+        limit = mean + self.deviations * jnp.maximum(distance, jnp.maximum(_LEAST_SHARE * jnp.abs(mean), _LEAST))
         return jnp.where(jnp.isnan(limit), jnp.inf, limit)
 
     def after(self, recent: jax.Array, step: jax.Array, values: jax.Array, limits: jax.Array) -> jax.Array:

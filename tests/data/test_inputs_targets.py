@@ -336,3 +336,20 @@ def test_a_number_beyond_its_format_is_named(tmp_path):
     assert next(found).inputs == "2.0"
     with pytest.raises(UserError, match=r"a\.jsonl:2 does not fit .*too large"):
         next(found)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_documents_of_rows_are_their_examples(prepared, packed):
+    """By the numbers that the examples' texts have, and their lines in the file."""
+    _, opened = prepared(length=48, packed=packed)
+    found, origin = {}, opened.sources["up"].origin
+    for k in range(200):
+        name, documents = opened.origin(k)
+        if name == "up":
+            text = bytes(token for token in opened.example(k)["tokens"].tolist() if token < 256).decode()
+            assert [origin("train", document)[1] - 1 for document in documents] == list(map(int, re.findall(r"\d+", text)))
+            for document in documents:
+                found.setdefault(document, []).append(k)
+    assert any(len(opened.origin(k)[1]) > 1 for of in found.values() for k in of) == packed
+    for document in range(opened.sources["up"].splits["train"].num_documents):
+        assert list(opened.examples_with("up", document, 50)) == found.get(document, [])

@@ -359,6 +359,10 @@ def test_training_reads_each_row_once_an_epoch(make, bert):
     assert keys[0] == sorted(
         (*tuple(tokens), start) for tokens, start in zip(batch["tokens"], batch["span_starts"].tolist(), strict=True)
     )
+    documents = [opened.origin(k)[1] for k in range(200)]
+    assert {len(of) for of in documents} == {1} and len({of for (of,) in documents}) < number
+    for document in range(opened.sources["a"].splits["train"].num_documents):
+        assert list(opened.examples_with("a", document, 50)) == [k for k in range(200) if documents[k] == [document]]
 
 
 def test_a_cache_is_another_where_its_form_is(make, bert):

@@ -89,7 +89,8 @@ def test_spikes_are_above_the_window_of_the_steps_before(skips):
         expected = np.full(2, np.inf)
         if len(window) == size:
             mean = np.mean(window, axis=0)
-            expected = mean + 6.0 * np.maximum(np.abs(np.array(window) - mean).mean(0), 0.01 * mean)
+            distance = np.abs(np.array(window) - mean).mean(0)
+            expected = mean + 6.0 * np.maximum(distance, np.maximum(0.01 * mean, 0.001))
         limits = limits_of(recent, step)
         np.testing.assert_allclose(limits, expected, rtol=1e-4)
         recent = after(recent, step, values, limits)

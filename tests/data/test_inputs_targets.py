@@ -347,7 +347,9 @@ def test_documents_of_rows_are_their_examples(prepared, packed):
         name, documents = opened.origin(k)
         if name == "up":
             text = bytes(token for token in opened.example(k)["tokens"].tolist() if token < 256).decode()
-            assert [origin("train", document)[1] - 1 for document in documents] == list(map(int, re.findall(r"\d+", text)))
+            assert [origin("train", document)[1] - 1 for document in documents] == list(
+                map(int, re.findall(r"\d+", text))
+            )
             for document in documents:
                 found.setdefault(document, []).append(k)
     assert any(len(opened.origin(k)[1]) > 1 for of in found.values() for k in of) == packed

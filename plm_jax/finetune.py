@@ -6,6 +6,7 @@ Model, vocabulary and special ids are SRC's, all else is the config's. The same 
 
 import dataclasses
 import os
+import time
 
 from absl import flags
 
@@ -25,6 +26,7 @@ _REFUSE_DAMAGED = flags.DEFINE_bool(
 
 def main() -> None:
     """Trains the model of `--checkpoint` as `--config` says in `--workdir`."""
+    began = time.time()
     page, source = _CONFIG.run(may_lack_model=True), command_line.required(_CHECKPOINT)
     workdir, seeds = command_line.required(_WORKDIR), command_line.integers(_SEEDS)
     with progress.doing(f"looking at {source}"):
@@ -46,7 +48,8 @@ def main() -> None:
         from plm_jax.training import loop
 
     for path, one in runs.items():
-        loop.pretrain(one, path, _ALLOW_CHANGES.value, _REFUSE_DAMAGED.value)
+        loop.pretrain(one, path, _ALLOW_CHANGES.value, _REFUSE_DAMAGED.value, began)
+        began = time.time()
     if seeds and progress.is_first():
         print("\n".join(experiments.lines(list(runs))))
 

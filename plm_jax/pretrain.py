@@ -4,6 +4,8 @@ What differs from the run so far is told; what the batches or the optimizer depe
 With `--from=SRC` a model that was trained before is trained on: model, vocabulary and special ids are its.
 """
 
+import time
+
 from absl import flags
 
 from plm_jax.common import command_line, progress
@@ -25,6 +27,7 @@ _REFUSE_DAMAGED = flags.DEFINE_bool(
 
 def main() -> None:
     """Trains what `--config` says in `--workdir`."""
+    began = time.time()
     run, workdir, arguments = (
         _CONFIG.run(may_lack_model=bool(_FROM.value)),
         command_line.required(_WORKDIR),
@@ -47,7 +50,7 @@ def main() -> None:
         command_line.start_jax()
         from plm_jax.training import loop
 
-    loop.pretrain(run, workdir, _ALLOW_CHANGES.value, _REFUSE_DAMAGED.value)
+    loop.pretrain(run, workdir, _ALLOW_CHANGES.value, _REFUSE_DAMAGED.value, began)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
@@ -18,6 +19,13 @@ from plm_jax.common.errors import Interrupted, UserError, one_line, told
 
 # EX_TEMPFAIL of sysexits.h: the same command again goes on.
 SAVED = 75
+
+# Without a sign of life for so many seconds a process counts as lost, and the others of its job end.
+_LOST = 30
+# What JAX and the libraries below it say where another process does not answer.
+_OF_OTHERS = re.compile(
+    r"gloo|nccl|peer|socket|coordination|heartbeat|barrier|unavailable|deadline.exceeded|aborted", re.IGNORECASE
+)
 
 # glibc's malloc.h
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
@@ -105,10 +113,34 @@ def run(main: Callable[..., None], takes_options: bool = False, words: Sequence[
     except KeyboardInterrupt:
         print("stopped; run the same command again to go on", file=sys.stderr, flush=True)
         os._exit(130)
+    except Exception as error:
+        if not _is_one_of_several():
+            raise
+        if type(error).__name__ == "JaxRuntimeError" and _OF_OTHERS.search(str(error)):
+            _say_last(
+                f"error: another process of this job ended or does not answer ({one_line(error)}): what it said last "
+                "tells why; the same command goes on from the last checkpoint"
+            )
+            os.abort()  # As JAX itself does where it is the first to notice: launchers start again.
+        # At its end Python would wait for the other processes, which wait for this one.
+        traceback.print_exc()
+        os._exit(1)
+
+
+def _is_one_of_several() -> bool:
+    """Whether this process has joined others of a job."""
+    distributed = sys.modules.get("jax._src.distributed")
+    return bool(distributed and (distributed.global_state.num_processes or 1) > 1)
 
 
 def _end(line: str, status: int) -> NoReturn:
-    # Threads of readers and savers must not keep an ended process alive, nor talk into its one line.
+    # Threads of readers and savers must not keep an ended process alive.
+    _say_last(line)
+    os._exit(status)
+
+
+def _say_last(line: str) -> None:
+    """Prints a line, and nothing after it, whatever other threads have to say."""
     with contextlib.suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -116,7 +148,6 @@ def _end(line: str, status: int) -> NoReturn:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     with contextlib.suppress(OSError):
         os.write(stderr, f"{line}\n".encode())
-    os._exit(status)
 
 
 def options() -> list[str]:
@@ -201,15 +232,23 @@ def start_jax() -> None:
 
     # `training.interruption` hears signals itself.
     jax.config.update("jax_enable_preemption_service", False)
-    if "JAX_NUM_PROCESSES" in os.environ:
-        jax.distributed.initialize(
-            os.environ["JAX_COORDINATOR_ADDRESS"],
-            int(os.environ["JAX_NUM_PROCESSES"]),
-            int(os.environ["JAX_PROCESS_ID"]),
-        )
-    elif os.environ.get("PLM_JAX_DISTRIBUTED") == "1":
-        jax.distributed.initialize()
-        os.environ["JAX_PROCESS_ID"] = str(jax.process_index())  # As from a launcher: the first alone tells progress.
+    try:
+        if "JAX_NUM_PROCESSES" in os.environ:
+            jax.distributed.initialize(
+                os.environ["JAX_COORDINATOR_ADDRESS"],
+                int(os.environ["JAX_NUM_PROCESSES"]),
+                int(os.environ["JAX_PROCESS_ID"]),
+                heartbeat_timeout_seconds=_LOST,
+            )
+        elif os.environ.get("PLM_JAX_DISTRIBUTED") == "1":
+            jax.distributed.initialize(heartbeat_timeout_seconds=_LOST)
+            # As from a launcher: the first alone tells progress.
+            os.environ["JAX_PROCESS_ID"] = str(jax.process_index())
+    except (KeyError, ValueError, RuntimeError) as error:
+        raise UserError(
+            f"the processes of this job cannot join ({one_line(error)}): see to it that JAX_COORDINATOR_ADDRESS, "
+            "JAX_NUM_PROCESSES and JAX_PROCESS_ID are set, or use a launcher of launch/"
+        ) from error
     if jax.config.jax_compilation_cache_dir is None:
         jax.config.update("jax_compilation_cache_dir", storage.cache_folder("compilation"))
     if not storage.is_remote(jax.config.jax_compilation_cache_dir):  # In a bucket, what compiles at once costs more.

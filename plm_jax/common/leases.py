@@ -37,7 +37,7 @@ def taken(folder: str) -> dict[str, Any] | None:
 def is_alive(folder: str, wait: float = _LEASE) -> bool:
     """Whether the process that holds a folder lives; of another machine's, whether it says so within `wait` seconds."""
     holder = taken(folder)
-    if holder is None or not _is_here(holder):
+    if holder is None or not is_here(holder):
         return holder is not None and _changes(folder, _newest(folder), wait)
     return _started(holder["pid"]) == holder["process_start"]
 
@@ -98,7 +98,7 @@ def _take(folder: str, what: str) -> tuple[int, dict[str, Any]]:
 def _refuse_unless_free(folder: str, number: int, holder: dict[str, Any], what: str) -> None:
     if "released" in holder:
         return
-    here = _is_here(holder)
+    here = is_here(holder)
     if here and _started(holder["pid"]) != holder["process_start"]:
         return
     who = f"process {holder.get('pid')} on {holder.get('host')}, begun {holder.get('began')}"
@@ -139,7 +139,8 @@ def _machine() -> str | None:
     return None
 
 
-def _is_here(holder: dict[str, Any]) -> bool:
+def is_here(holder: dict[str, Any]) -> bool:
+    """Whether who holds a folder, see `taken`, is a process of this machine."""
     return holder.get("machine") is not None and holder["machine"] == _machine()
 
 

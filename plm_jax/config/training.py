@@ -134,6 +134,8 @@ class Train:
       steps: how many; where `epochs` are given, their steps are put here when the caches are opened.
       epochs: how often all rows of all sources are read; None: `steps` says how long.
       batch_size: rows of the global batch; `microbatches` divides it, one after another within a step.
+      stall_minutes: after so many without a step each host says what it waits for (0: only once a step has taken ten
+        times the median, and a second).
       init_from: any checkpoint to take weights from; of them the names that a regular expression in `init_names`
         matches whole: with none of these no weight is taken, but the model where the config has none of its own.
       new_tokens: of the vocabulary's last tokens how many `init_from` has no rows for: these are drawn with a standard
@@ -153,6 +155,7 @@ class Train:
     microbatches: int = 1
     seed: int = 0
     log_every: int = 10
+    stall_minutes: float = 10.0
     phases: tuple[Phase, ...] = ()
     init_from: str = ""
     init_names: tuple[str, ...] = (".*",)
@@ -172,7 +175,7 @@ class Train:
         bounds.at_least(1, "train", self, "batch_size", "microbatches", "log_every")
         if self.epochs is not None and not 0 < self.epochs < math.inf:
             raise UserError(f"config.train.epochs is {self.epochs}: give a number above 0, or None and train.steps")
-        bounds.at_least(0, "train", self, "new_tokens", "reinitialise_top")
+        bounds.at_least(0, "train", self, "new_tokens", "reinitialise_top", "stall_minutes")
         bounds.share("train", self, "label_smoothing")
         if any(step < 1 for step in self.profile_steps):
             raise UserError(f"config.train.profile_steps is {self.profile_steps}: give steps, the first is 1")

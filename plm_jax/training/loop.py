@@ -7,7 +7,7 @@ import itertools
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -36,7 +36,9 @@ from plm_jax.training import (
 from plm_jax.training import mesh as meshes
 from plm_jax.training import state as states
 from plm_jax.training.checkpoints import Checkpoints
+from plm_jax.training.heartbeat import Heartbeat
 from plm_jax.training.interruption import Interruption
+from plm_jax.training.ledger import Ledger
 from plm_jax.training.program import Program, fitted
 from plm_jax.training.saving import Saving
 from plm_jax.training.telemetry import Telemetry, heard
@@ -47,7 +49,13 @@ Restore = Callable[[int, states.TrainState], states.TrainState]
 _NO_FIGURES = ("digest", "norms", "incident", "limits")
 
 
-def pretrain(run: config.Run, workdir: str, allow_changes: bool = False, refuse_damaged: bool = False) -> None:
+def pretrain(
+    run: config.Run,
+    workdir: str,
+    allow_changes: bool = False,
+    refuse_damaged: bool = False,
+    began: float | None = None,
+) -> None:
     """Trains until `run.train.steps`, from the newest checkpoint in `workdir` if there is one.
 
     The run that is trained and noted has the tasks of a mixture of seqio's as sources (`task_mixtures.expanded`), and
@@ -57,6 +65,7 @@ def pretrain(run: config.Run, workdir: str, allow_changes: bool = False, refuse_
       allow_changes: goes on from a checkpoint of another config, too, whose batches or optimizer are not those of this
         one; the examples that it reads follow on those that were read.
       refuse_damaged: a checkpoint that is damaged is an error; else the run goes on from the one before.
+      began: when this start did, in seconds since 1970; by default now.
 
     Raises:
       UserError: the batch does not fit the mesh, the cache or a checkpoint does not fit the config, the loss is lost,
@@ -64,11 +73,16 @@ def pretrain(run: config.Run, workdir: str, allow_changes: bool = False, refuse_
       Interrupted: it was asked to stop, and its last step is saved.
     """
     with workdir_lock.held(workdir), Interruption(run.checkpoint.grace_seconds) as interruption:
-        _pretrain(run, workdir, allow_changes, refuse_damaged, interruption)
+        _pretrain(run, workdir, allow_changes, refuse_damaged, began or time.time(), interruption)
 
 
 def _pretrain(
-    run: config.Run, workdir: str, allow_changes: bool, refuse_damaged: bool, interruption: Interruption
+    run: config.Run,
+    workdir: str,
+    allow_changes: bool,
+    refuse_damaged: bool,
+    began: float,
+    interruption: Interruption,
 ) -> None:
     is_first = jax.process_index() == 0
     run = epochs.resolved(task_mixtures.expanded(run))
@@ -90,8 +104,11 @@ def _pretrain(
                 more = "train.steps" if run.train.epochs is None else "train.epochs"
                 print(f"{workdir} is finished at step {resumed.step}: raise {more} to go on", file=sys.stderr)
             return
-    rolls_back = run.train.incidents.spikes == "roll_back"
-    with Checkpoints(workdir, run.checkpoint, run.checkpoint.save_every if rolls_back else 0) as checkpoints:
+    ledger = Ledger(max(0.0, time.time() - began))
+    place = jax.process_index(), jax.process_count()
+    heartbeat = Heartbeat(workdir, ledger, began, run.train.stall_minutes, *place)
+    base = run.checkpoint.save_every if run.train.incidents.spikes == "roll_back" else 0
+    with heartbeat, Checkpoints(workdir, run.checkpoint, base) as checkpoints:
         state, started = trainer.start(checkpoints)
         first_step = int(state.step)
         telemetry = Telemetry(workdir, first_step, run.train.steps) if is_first else None
@@ -103,7 +120,8 @@ def _pretrain(
                 sink = weights_and_biases.Sink(run, workdir, telemetry.say)
                 telemetry.pass_on(sink.write, sink.close)
             saving = Saving(run.checkpoint, checkpoints, telemetry, interruption, f"{workdir}/{first_step}")
-            trainer.run_stages(state, first_step, checkpoints, saving, telemetry, workdir)
+            with ledger.spending("steps"):
+                trainer.run_stages(state, first_step, checkpoints, saving, telemetry, ledger, workdir)
 
 
 class Trainer(Program):
@@ -204,6 +222,7 @@ class Trainer(Program):
         checkpoints: Checkpoints,
         saving: Saving,
         telemetry: Telemetry | None,
+        ledger: Ledger,
         workdir: str,
     ) -> None:
         """Steps through what is left of every stage.
@@ -212,9 +231,10 @@ class Trainer(Program):
           Interrupted: the run was asked to stop, and its step is saved.
         """
         run, step, seen = self.run, first_step, self.incidents(workdir)
-        recorder, profiler = Recorder(self, telemetry, seen), profiling.Profiler(run, workdir)
+        recorder, profiler = Recorder(self, telemetry, ledger, seen), profiling.Profiler(run, workdir)
         selection = Selection(self, checkpoints, first_step) if run.evaluation.select else None
-        batches, program = self.batches(first_step), self
+        batches, program = ledger.awaited(self.batches(first_step)), self
+        ledger.begin(first_step)
         for index, stage in enumerate(self.stages):
             if step >= stage.end_step:
                 continue
@@ -242,13 +262,14 @@ class Trainer(Program):
                         functools.partial(self.validation, state.params, stage) if validate else None
                     )
                 is_best = selection and validate and selection.takes(found)
-                if save or is_best:
-                    published = fitted(state, program.published_state, meshes.refitted)
-                    meta = self._meta(step, stage, index) | {"incidents": seen.saved(state.recent)}
-                if is_best:
-                    selection.save(step, published.params, meta)
-                if save:
-                    saving.save(step, published, meta, is_last or bool(decided.stop))
+                with ledger.saves() if save or is_best else contextlib.nullcontext():
+                    if save or is_best:
+                        published = fitted(state, program.published_state, meshes.refitted)
+                        meta = self._meta(step, stage, index) | {"incidents": seen.saved(state.recent)}
+                    if is_best:
+                        selection.save(step, published.params, meta)
+                    if save:
+                        saving.save(step, published, meta, is_last or bool(decided.stop))
                 if decided.stop and not is_last:
                     raise Interrupted(
                         f"stopped by {decided.stop} after step {step}, which is saved: the same command goes on"
@@ -302,8 +323,8 @@ class Selection:
 class Recorder:
     """Reads metrics one step late, so that the device never waits for the host, and writes the rows."""
 
-    def __init__(self, trainer: Trainer, telemetry: Telemetry | None, seen: incidents.Incidents):
-        self._run, self._telemetry, self._incidents = trainer.run, telemetry, seen
+    def __init__(self, trainer: Trainer, telemetry: Telemetry | None, ledger: Ledger, seen: incidents.Incidents):
+        self._run, self._telemetry, self._ledger, self._incidents = trainer.run, telemetry, ledger, seen
         chip = flops.chip(jax.devices()[0].device_kind)
         self._peak = chip and chip.flops * jax.device_count()
         self._pending = None
@@ -317,19 +338,26 @@ class Recorder:
         self._since, self._waited, self._steps = None, 0.0, 0
         self._has_validated = False
 
-    def compiling(self, what: str) -> contextlib.AbstractContextManager:
+    @contextlib.contextmanager
+    def compiling(self, what: str) -> Iterator[None]:
         """While it lasts a first step or validation is compiled, which is said with its seconds."""
-        return self._telemetry.doing(f"compiling {what}", tells=True) if self._telemetry else contextlib.nullcontext()
+        with self._ledger.spending("compile"), self._doing(f"compiling {what}", tells=True):
+            yield
 
-    def _validating(self) -> contextlib.AbstractContextManager:
+    @contextlib.contextmanager
+    def _validating(self) -> Iterator[None]:
         """As `compiling`; later ones of a stage compile nothing."""
-        if self._telemetry and self._has_validated:
-            return self._telemetry.doing("validating")
-        self._has_validated = True
-        return self.compiling("validation, and validating")
+        what = "validating" if self._has_validated else "compiling validation, and validating"
+        tells, self._has_validated = not self._has_validated, True
+        with self._ledger.spending("validation"), self._doing(what, tells):
+            yield
+
+    def _doing(self, what: str, tells: bool) -> contextlib.AbstractContextManager:
+        return self._telemetry.doing(what, tells) if self._telemetry else contextlib.nullcontext()
 
     def add(self, step: int, metrics, waited: float) -> None:
         """Takes the metrics of a step just dispatched; reads those of the one before."""
+        self._ledger.dispatched(metrics["loss"])
         self.drain()
         self._pending = step, metrics, waited
 
@@ -344,6 +372,7 @@ class Recorder:
         step, metrics, waited = self._pending
         self._pending = None
         metrics = jax.device_get(metrics)
+        self._ledger.stepped(step)
         now = time.perf_counter()
         if self._since is None:
             self._since, rates = now, {}

@@ -84,6 +84,7 @@ FIELDS: dict[str, Meaning] = {
     "train.prng": "fixed",
     "train.profile_steps": "free",
     "train.seed": "fixed",
+    "train.stall_minutes": "free",
     "train.steps": "read",
     "train.wandb_project": "free",
     "train.z_loss": "recipe",

@@ -189,7 +189,7 @@ def test_speeds_leave_validation_and_compiling_out(tiny, monkeypatch):
     quiet = lambda *_, **__: contextlib.nullcontext()  # noqa: E731
     log = types.SimpleNamespace(progress=lambda *_: None, write=written.append, doing=quiet, say=print)
     trainer = loop.Trainer(runs.make(tiny, train={"log_every": 2}), jax.devices()[:1])
-    recorder = loop.Recorder(trainer, log, trainer.incidents("none"))
+    recorder = loop.Recorder(trainer, log, loop.Ledger(), trainer.incidents("none"))
     recorder.begin(trainer.stages[0])
     for step in range(1, 8):
         loss = Loss(500 if step == 1 else step)  # The first step compiles.

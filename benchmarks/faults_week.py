@@ -1,0 +1,249 @@
+"""A simulated week of a run on machines that fail. Prints one JSON object.
+
+    python benchmarks/faults_week.py
+    python benchmarks/faults_week.py --steps=2000 --restart_every=200 --save_every=20
+
+Real runs of a tiny model, each killed by SIGKILL after so many steps, go on from the last checkpoint. Their clock is
+simulated: it moves by what a start, compiling, a step, a save and a validation are said to take. Each notes what it did
+and how long that took; from the notes goodput is counted, and compared with what `status` makes of the heartbeats. At
+each save a run also notes its memory, threads and open files; the disk is measured whenever it has been killed.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import pathlib
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+import machine
+
+# Seconds of the simulated clock; a step takes between the two.
+DOWN, START, COMPILE, FIRST_BATCH, SAVE, VALIDATION, STEP = 600.0, 90.0, 120.0, 30.0, 15.0, 200.0, (20.0, 40.0)
+BEGINNING = 1.7e9
+CONFIG = (
+    "--config=demo:gpt2",
+    "--config.model.embedding.width=32",
+    "--config.model.attention.heads=2",
+    "--config.model.attention.head_dim=16",
+    "--config.model.feed_forward.width=64",
+    "--config.model.stack.layers=1",
+    "--config.data.length=32",
+    "--config.train.batch_size=8",
+    "--config.train.log_every=50",
+    "--config.checkpoint.save_minutes=0",
+    "--config.evaluation.every=1000",
+    "--config.evaluation.max_batches=2",
+)
+
+
+def week(steps: int = 20_000, restart_every: int = 500, save_every: int = 50) -> dict[str, Any]:
+    """Simulates a week; kills each start after about `restart_every` steps.
+
+    Returns:
+      goodput: as `status` has it.
+      counted: as the notes have it.
+      error: the largest difference of a part from the notes, as a share of the whole.
+      parts: the shares of all parts.
+      memory_mb, threads, handles: each as it was in the first and in the last quarter of a start, the median of all
+        starts, and how much it grew in a start at most.
+      disk_mb: of checkpoints, the most there was.
+      heartbeat_kb: what the signs of life take at the end.
+    """
+    from plm_jax.training import run_status
+
+    rng = random.Random(0)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = pathlib.Path(temporary)
+        workdir, starts, disk, clock = folder / "run", [], [], BEGINNING
+        while True:
+            notes = folder / f"notes-{len(starts)}"
+            stop = restart_every + rng.randrange(save_every)
+            settings = [f"--config.train.steps={steps}", f"--config.checkpoint.save_every={save_every}"]
+            command = [sys.executable, __file__, "--run", str(workdir), str(notes), str(clock), str(stop)]
+            with open(folder / "log", "w") as log:
+                status = subprocess.run([*command, *CONFIG, *settings], stdout=log, stderr=log).returncode
+            if status not in (0, -signal.SIGKILL) or not notes.exists():
+                raise SystemExit((folder / "log").read_text())
+            starts.append([json.loads(line) for line in notes.read_text().splitlines()])
+            disk.append(_bytes(workdir / "checkpoints"))
+            print(f"start {len(starts)} ended at step {starts[-1][-1]['step']}", file=sys.stderr, flush=True)
+            if status == 0:
+                break
+            clock = starts[-1][-1]["clock"] + DOWN
+        counted = _counted(starts)
+        found = run_status.account(run_status.read(str(workdir)))
+        whole = sum(counted.values())
+        return {
+            "steps": steps,
+            "starts": len(starts),
+            "days": whole / 86400,
+            "goodput": found["steps"] / sum(found.values()),
+            "counted": counted["steps"] / whole,
+            "error": max(abs(found[part] - counted[part]) for part in counted) / whole,
+            "parts": {part: spent / sum(found.values()) for part, spent in found.items()},
+            **_resources(starts),
+            "disk_mb": max(disk) / 1e6,
+            "heartbeat_kb": _bytes(workdir / "heartbeat") / 1e3,
+        }
+
+
+def _counted(starts: list[list[dict]]) -> dict[str, float]:
+    """The seconds of each part by the notes: a step is lost if a later start went on before it."""
+    found = dict.fromkeys(("start", "compile", "data", "steps", "saves", "validation", "lost", "down"), 0.0)
+    found["down"] = DOWN * (len(starts) - 1)
+    for number, notes in enumerate(starts):
+        later = itertools.chain(*starts[number + 1 :])
+        went_on = min((note["went_on"] for note in later if "went_on" in note), default=float("inf"))
+        for note in notes:
+            lost = note["part"] == "steps" and note["step"] > went_on
+            found["lost" if lost else note["part"]] += note["seconds"]
+    return found
+
+
+def _resources(starts: list[list[dict]]) -> dict[str, Any]:
+    found = {}
+    for name in ("memory_mb", "threads", "handles"):
+        series = [[note[name] for note in notes if name in note] for notes in starts]
+        # The first saves fill pools of memory and threads.
+        series = [values[2:] for values in series if len(values) >= 6]
+        ends = [(statistics.median(v[: -(-len(v) // 4)]), statistics.median(v[-(-len(v) // 4) * -1 :])) for v in series]
+        if ends:
+            first, last = (statistics.median(values) for values in zip(*ends, strict=True))
+            found[name] = {"first": first, "last": last, "grew_at_most": max(late - soon for soon, late in ends)}
+    return found
+
+
+def _bytes(folder: pathlib.Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+class Week:
+    """The clock of one start, and its notes."""
+
+    perf_counter = staticmethod(time.perf_counter)  # The loop's own speeds are real.
+
+    def __init__(self, notes: str, now: float, stop: int):
+        """`stop`: after so many steps it kills itself."""
+        self.now, self.step, self._stop, self._made = now, 0, stop, 0
+        self._file = open(notes, "a", buffering=1)  # noqa: SIM115
+        self._rng = random.Random(now)
+
+    def time(self) -> float:
+        """As of the module `time`, for all clocks."""
+        return self.now
+
+    monotonic = time
+
+    def take(self, part: str, seconds: float, **more: Any) -> None:
+        """Lets time go by."""
+        self.now += seconds
+        self._file.write(
+            json.dumps({"part": part, "seconds": seconds, "step": self.step, "clock": self.now, **more}) + "\n"
+        )
+
+    def made(self, step: int, heartbeat: Any) -> None:
+        """A step is over."""
+        self.step = step
+        self.take("steps", self._rng.uniform(*STEP))
+        self._made += 1
+        if self._made == self._stop:
+            heartbeat.write()  # As it would have within the last ten seconds.
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def save(self) -> None:
+        """A save holds the loop up."""
+        with open("/proc/self/status") as file:
+            fields = dict(line.split(":", 1) for line in file)
+        memory, threads = int(fields["VmRSS"].split()[0]) / 1e3, int(fields["Threads"])
+        handles = len(os.listdir("/proc/self/fd"))
+        self.take("saves", SAVE, memory_mb=memory, threads=threads, handles=handles)
+
+
+def run(workdir: str, notes: str, now: float, stop: int, flags: list[str]) -> None:
+    """One start, by the simulated clock."""
+    from plm_jax import pretrain
+    from plm_jax.common import command_line
+    from plm_jax.training import heartbeat, ledger, loop, saving, validation
+
+    clock = Week(notes, now, stop)
+    pretrain.time = loop.time = heartbeat.time = ledger.time = clock
+    _simulate(clock, heartbeat, ledger, loop, saving, validation)
+    sys.argv[1:] = [*flags, f"--workdir={workdir}"]
+    command_line.run(pretrain.main)
+
+
+def _simulate(clock: Week, heartbeat: Any, ledger: Any, loop: Any, saving: Any, validation: Any) -> None:
+    """Has each part of a run take its simulated time beside its real one, which does not count."""
+    beats, ledgers = [], ledger.Ledger
+    loop.Ledger = lambda before: ledgers(before, clock.time)
+
+    def noting(original, *parts):
+        def call(*words, **named):
+            found = original(*words, **named)
+            for part, seconds in parts:
+                clock.take(part, seconds)
+            return found
+
+        return call
+
+    def begin(self, step, original=ledgers.begin):
+        original(self, step)
+        clock.take("start", 0.0, went_on=step)
+
+    def stepped(self, step, original=ledgers.stepped):
+        clock.made(step, beats[-1])
+        original(self, step)
+
+    def save(self, *words, original=saving.Saving.save):
+        clock.save()
+        original(self, *words)
+
+    def compiled(self, stage, original=loop.Trainer.stage_step):
+        step, calls = original(self, stage), []
+
+        def call(*words):
+            if not calls:
+                calls.append(1)
+                clock.take("compile", COMPILE)
+            return step(*words)
+
+        return call
+
+    def batches(self, first_step, original=loop.Trainer.batches):
+        clock.take("data", FIRST_BATCH)
+        yield from original(self, first_step)
+
+    def entered(self, original=heartbeat.Heartbeat.__enter__):
+        beats.append(self)
+        return original(self)
+
+    ledgers.begin, ledgers.stepped, saving.Saving.save = begin, stepped, save
+    loop.Trainer.stage_step, loop.Trainer.batches, heartbeat.Heartbeat.__enter__ = compiled, batches, entered
+    loop.Trainer.start = noting(loop.Trainer.start, ("start", START))
+    validation.Validation.__call__ = noting(validation.Validation.__call__, ("validation", VALIDATION))
+
+
+def main() -> None:
+    """Parses the command line and simulates."""
+    if sys.argv[1:2] == ["--run"]:
+        workdir, notes, now, stop, *flags = sys.argv[2:]
+        run(workdir, notes, float(now), int(stop), flags)
+        return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=20_000)
+    parser.add_argument("--restart_every", type=int, default=500)
+    parser.add_argument("--save_every", type=int, default=50)
+    arguments = parser.parse_args()
+    print(json.dumps(machine.describe() | week(**vars(arguments)), indent=1))
+
+
+if __name__ == "__main__":
+    main()

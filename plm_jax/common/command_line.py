@@ -116,7 +116,7 @@ def run(main: Callable[..., None], takes_options: bool = False, words: Sequence[
     except Exception as error:
         if not _is_one_of_several():
             raise
-        if type(error).__name__ == "JaxRuntimeError" and _OF_OTHERS.search(str(error)):
+        if isinstance(error, RuntimeError | ValueError) and _OF_OTHERS.search(str(error)):
             _say_last(
                 f"error: another process of this job ended or does not answer ({one_line(error)}): what it said last "
                 "tells why; the same command goes on from the last checkpoint"

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from plm_jax.common import leases, progress, sealing, storage
 from plm_jax.common.errors import UserError
 from plm_jax.training import heartbeat
+from plm_jax.training.ledger import PARTS
 
 Start = Mapping[str, Any]
 
@@ -24,6 +25,12 @@ _FRESH, _WAIT = 30.0, 25.0
 # The end of metrics.jsonl, in which the last rows are.
 _TAIL = 2**18
 _THREADS = 16
+# The fields of a start.
+_NUMBER = int | float
+_KINDS = {
+    **{"began": _NUMBER, "alive": _NUMBER, "worked": _NUMBER, "seconds": dict, "saves": list},
+    **{"first_step": int | None, "step": int | None, "step_seconds": _NUMBER | None, "ended": str | None},
+}
 _STEPS, _LOST, _DOWN = "steps", "lost", "down"
 _NAMES = {
     "start": "starting and ending",
@@ -83,11 +90,22 @@ def read(workdir: str) -> list[Start]:
     def one(number: int) -> Start | None:
         with contextlib.suppress(ValueError, FileNotFoundError):
             found = json.loads(storage.read(heartbeat.path(workdir, number)))
-            return found if isinstance(found, dict) and "seconds" in found else None
+            return found if _is_whole(found) else None
         return None
 
     with futures.ThreadPoolExecutor(_THREADS) as pool:
         return [start for start in pool.map(one, heartbeat.numbers(workdir)) if start]
+
+
+def _is_whole(found: Any) -> bool:
+    """Whether it is what `heartbeat` writes of a start, and no damage."""
+    if not isinstance(found, dict) or not all(isinstance(found.get(name), kind) for name, kind in _KINDS.items()):
+        return False
+    if found["seconds"].keys() != set(PARTS) or (found["first_step"] is None) != (found["step"] is None):
+        return False
+    if not all(isinstance(mark, list) and len(mark) == 2 for mark in found["saves"]):
+        return False
+    return all(isinstance(number, _NUMBER) for number in itertools.chain(found["seconds"].values(), *found["saves"]))
 
 
 def account(starts: Sequence[Start]) -> dict[str, float]:
@@ -182,7 +200,8 @@ def _step(last: Start, rows: Sequence[Mapping[str, Any]]) -> int | None:
 
 def _steps(workdir: str) -> int | None:
     with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
-        return json.loads(storage.read(os.path.join(workdir, "config.json")))["config"]["train"]["steps"]
+        found = json.loads(storage.read(os.path.join(workdir, "config.json")))["config"]["train"]["steps"]
+        return found if isinstance(found, int) else None
     return None
 
 
@@ -202,7 +221,12 @@ def _last_rows(workdir: str) -> list[dict[str, Any]]:
 
 
 def _last_error(starts: Sequence[Start], rows: Sequence[Mapping[str, Any]]) -> str:
-    told = [f"after step {row['step']}: {value}" for row in rows for name, value in row.items() if "/error" in name]
+    told = [
+        f"after step {row['step']}: {value}"
+        for row in rows
+        for name, value in row.items()
+        if "/error" in name or name == "incident"
+    ]
     for number, start in reversed(list(enumerate(starts, 1))):
         if start["ended"] != heartbeat.FINISHED:
             ended = start["ended"] or "it died without a word"

@@ -1,7 +1,15 @@
 """What a command says of itself as it ends."""
 
+import os
+import signal
+import socket
 import subprocess
 import sys
+
+import pytest
+
+from plm_jax.common import command_line
+from plm_jax.common.errors import UserError
 
 
 def test_reads_that_fail_behind_the_first_are_kept_quiet():
@@ -40,3 +48,80 @@ command_line.run(main)
     assert done.returncode == 0
     assert "ZeroDivisionError" not in done.stderr
     assert done.stderr.count("Traceback") == 1 and "of an object" in done.stderr
+
+
+def job(*ends: str, lost: int = 30) -> list[subprocess.CompletedProcess]:
+    """Processes of a job, without a launcher; once all are there each does as its code says, and then waits for all."""
+    program = f"""
+import os, signal, time
+from plm_jax.common import command_line
+command_line._LOST = {lost}
+def main():
+    command_line.start_jax()
+    import numpy as np
+    from jax.experimental import multihost_utils
+    together = lambda: multihost_utils.process_allgather(np.array(1.0))
+    together()
+    exec({list(ends)}[int(os.environ["JAX_PROCESS_ID"])])
+    together()
+command_line.run(main)
+"""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+    place = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(len(ends)), "XLA_FLAGS": ""}
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", program],
+            env=os.environ | place | {"JAX_PROCESS_ID": str(number)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(len(ends))
+    ]
+    said = [process.communicate(timeout=120) for process in running]
+    return [
+        subprocess.CompletedProcess(process.args, process.returncode, *texts)
+        for process, texts in zip(running, said, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("end", "status"), [("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL), ("raise KeyError('a defect')", 1)]
+)
+def test_a_process_that_dies_ends_the_others_with_one_line(end, status):
+    """Whichever way: one that fails does not wait at its end for those that wait for it."""
+    other, dead = job("", end)
+    assert dead.returncode == status
+    # As JAX ends processes, so that launchers start the job again.
+    assert other.returncode == -signal.SIGABRT
+    assert "Traceback" not in other.stderr
+    (line,) = [line for line in other.stderr.splitlines() if not line.startswith("[Gloo]")]
+    assert line.startswith("error: another process of this job ended") and "goes on from the last checkpoint" in line
+
+
+@pytest.mark.skipif(not os.environ.get("PLM_JAX_FULL_TESTS"), reason="waits for seconds")
+def test_one_that_waits_for_no_other_is_ended_too():
+    other, _ = job("time.sleep(100)", "os.kill(os.getpid(), signal.SIGKILL)", lost=10)
+    assert other.returncode == -signal.SIGABRT
+
+
+def test_a_process_is_lost_well_within_a_minute(monkeypatch):
+    import jax
+
+    given = {}
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *place, **settings: given.update(settings))
+    for name, value in (("COORDINATOR_ADDRESS", "127.0.0.1:1"), ("NUM_PROCESSES", "2"), ("PROCESS_ID", "1")):
+        monkeypatch.setenv(f"JAX_{name}", value)
+    command_line.start_jax()
+    assert given["heartbeat_timeout_seconds"] <= 40
+
+
+@pytest.mark.parametrize("place", [{"NUM_PROCESSES": "two", "PROCESS_ID": "0"}, {"NUM_PROCESSES": "2"}])
+def test_a_job_whose_place_cannot_be_read_is_one_line(place, monkeypatch):
+    monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "127.0.0.1:1")
+    for name, value in place.items():
+        monkeypatch.setenv(f"JAX_{name}", value)
+    with pytest.raises(UserError, match="JAX_PROCESS_ID are set"):
+        command_line.start_jax()

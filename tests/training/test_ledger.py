@@ -6,21 +6,12 @@ import types
 import pytest
 
 from plm_jax.training.ledger import Ledger
-
-
-class Clock:
-    """A clock that stands still."""
-
-    def __init__(self):
-        self.now = 100.0
-
-    def __call__(self):
-        return self.now
+from tests.support.clock import Clock
 
 
 @pytest.fixture
 def clock():
-    return Clock()
+    return Clock(100.0)
 
 
 def step(ledger: Ledger, clock: Clock, number: int, seconds: float) -> None:

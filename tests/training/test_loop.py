@@ -5,6 +5,8 @@ import dataclasses
 import json
 import os
 import shutil
+import subprocess
+import sys
 import types
 
 import jax
@@ -48,6 +50,26 @@ def test_the_run_directory_holds_what_it_promises(trained):
     assert described["mesh"] == {"stage": 1, "data": 1, "fsdp": 1, "tensor": 1, "context": 1}
     assert described["git_commit"] is None or len(described["git_commit"]) == 40
     assert list(workdir.glob("events.out.tfevents.*"))
+
+
+def test_a_run_leaves_where_its_time_went(trained):
+    _, workdir = trained
+    start = json.loads((workdir / "heartbeat" / "1.json").read_text())
+    assert (start["first_step"], start["step"], start["ended"]) == (0, 12, "finished")
+    assert [step for step, _ in start["saves"]] == [2, 4, 6, 8, 10, 12]
+    assert all(start["seconds"][part] > 0 for part in ("start", "compile", "steps", "saves", "validation"))
+    assert sum(start["seconds"].values()) == pytest.approx(start["alive"] - start["began"], rel=0.02)
+
+
+def test_status_tells_of_it_without_jax(trained):
+    _, workdir = trained
+    code = "import runpy, sys; sys.modules['jax'] = None; runpy.run_module('plm_jax.status', run_name='__main__')"
+    found = subprocess.run([sys.executable, "-c", code, str(workdir)], capture_output=True, text=True)
+    assert found.returncode == 0 and not found.stderr, found.stderr
+    assert (
+        "finished" in found.stdout and "12 of 12 (100.0%)" in found.stdout and "checkpoint  12, saved" in found.stdout
+    )
+    assert "last error  none" in found.stdout and "one start" in found.stdout
 
 
 def test_a_trainer_opens_its_caches_as_one_of_those_who_read_them(tiny, monkeypatch):

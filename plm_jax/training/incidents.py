@@ -87,12 +87,12 @@ class Incidents:
         what += f" is a spike, {told['done']}" if told["kind"] == "spike" else ": its update is left out"
         if "checkpoint" in told:
             what += f" to the weights of step {told['checkpoint']}"
-        if len(storage.names(self._folder)) >= _MOST and not storage.exists(path):
-            say(f"{what}; {self._folder} has {_MOST:,} others, and not this one")
-            return
         try:
+            if len(storage.names(self._folder)) >= _MOST and not storage.exists(path):
+                say(f"{what}; {self._folder} has {_MOST:,} others, and not this one")
+                return
             storage.write(path, json.dumps(self._described(step, metrics, told), indent=1).encode("utf-8"))
-        except OSError as error:
+        except (OSError, UserError) as error:  # A run goes on without: what it did is in its rows.
             say(f"{what}; {path} cannot be written ({one_line(error)})")
         else:
             say(f"{what}: {path}")

@@ -34,7 +34,7 @@ def replay(workdir: str, step: int, say: Callable[[str], None]) -> None:
     run = _on_these_devices(known.run)
     begin = max((saved for saved in known.saved if saved < step), default=0)
     where = f"checkpoint {begin}" if begin else "the initial state"
-    say(f"step {step} of {workdir}: {step - begin:,} steps from {where}")
+    say(f"step {step} of {workdir}: {step - begin:,} step{'s' * (step - begin > 1)} from {where}")
     metrics, trainer = _computed(run, workdir, begin, step)
     found = {key: float(metrics[name]) for key, name in _COMPARED.items()}
     digest = digest_hex(metrics["digest"])

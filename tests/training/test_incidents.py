@@ -137,7 +137,7 @@ def test_incidents_and_what_follows_are_replayed_to_the_bit(trained, verb, folde
     for step in {steps[-1], steps[0] + 1}:
         finished = verb("replay", str(workdir), f"--step={step}", f"--module={folder}/planted.py")
         assert finished.status == 0 and "equal to the bit" in finished.out, finished.err
-        assert f"{(step - 1) % 5 + 1} steps from" in finished.out
+        assert f" {(step - 1) % 5 + 1} step" in finished.out
     assert contents(workdir) == before
 
 
@@ -166,3 +166,12 @@ def test_too_many_in_a_row_end_the_run_with_the_evidence(train, tmp_path):
     assert_one_line(finished, "loss nan", "of step", "batch digest", "1 in a row", f"{tmp_path}/run/incidents")
     (path,) = (tmp_path / "run/incidents").iterdir()
     assert f"of step {path.stem} " in finished.err
+
+
+def test_a_run_goes_on_where_an_incident_cannot_be_written(train, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "incidents").write_text("in the way")
+    finished = train(tmp_path / "run", "--config.train.steps=4")
+    assert finished.status == 0 and "incidents/3.json cannot be written" in finished.err, finished.err
+    (row,) = [row for row in runs.rows(tmp_path / "run") if "incident" in row]
+    assert (row["step"], row["incident"]) == (3, "lost, skipped")

@@ -25,8 +25,8 @@ from plm_jax.training.ledger import Ledger, Slow, State
 
 # Seconds between two signs of life, and between two looks at whether steps go on.
 BEAT, _LOOK = 10.0, 0.5
-# How a start ended that made all steps.
-FINISHED = "finished"
+# How a start ended: all steps are made, it was asked to stop and did, or an error ended it.
+FINISHED, STOPPED, FAILED = "finished", "stopped", "failed"
 _STALLED = "stalled-{}.json"
 _DOING = {
     "start": "starting or ending",
@@ -82,7 +82,7 @@ class Heartbeat:
         self._thread.join()
         self._ledger.close()
         self._go_on()
-        self.write(_end(error))
+        self.write(error, ended=True)
 
     def _run(self) -> None:
         if self._process == 0:
@@ -100,7 +100,7 @@ class Heartbeat:
             self._look()
             self._ledger.saved.wait(_LOOK)
 
-    def write(self, ended: str | None = None) -> None:
+    def write(self, error: BaseException | None = None, ended: bool = False) -> None:
         """A sign of life, the last one if the start has `ended`; where it cannot be written there is none."""
         if self._process:
             return
@@ -108,7 +108,8 @@ class Heartbeat:
         content = {
             "began": self._began,
             "alive": time.time(),
-            "ended": ended,
+            "ended": _end(error) if ended else None,
+            "error": _said(error) if error else None,
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "doing": _DOING[state.part],
@@ -162,9 +163,12 @@ def _put(path: str, content: dict[str, Any]) -> None:
 def _end(error: BaseException | None) -> str:
     if error is None:
         return FINISHED
-    if isinstance(error, Interrupted | UserError):
-        return one_line(error, None)
-    return f"{type(error).__name__}: {one_line(error)}"
+    return STOPPED if isinstance(error, Interrupted) else FAILED
+
+
+def _said(error: BaseException) -> str:
+    known = isinstance(error, Interrupted | UserError)
+    return one_line(error, None) if known else f"{type(error).__name__}: {one_line(error)}"
 
 
 def _standing(state: State) -> str:

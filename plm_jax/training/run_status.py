@@ -22,6 +22,8 @@ Start = Mapping[str, Any]
 
 # Of another machine's process: so old a sign of life is none, and so long one is waited for. Clocks differ.
 _FRESH, _WAIT = 30.0, 25.0
+# After so many seconds without one a living process is said to stand still.
+_SILENT = 60.0
 # The end of metrics.jsonl, in which the last rows are.
 _TAIL = 2**18
 _THREADS = 16
@@ -29,7 +31,8 @@ _THREADS = 16
 _NUMBER = int | float
 _KINDS = {
     **{"began": _NUMBER, "alive": _NUMBER, "worked": _NUMBER, "seconds": dict, "saves": list},
-    **{"first_step": int | None, "step": int | None, "step_seconds": _NUMBER | None, "ended": str | None},
+    **{"first_step": int | None, "step": int | None, "step_seconds": _NUMBER | None},
+    **{"ended": str | None, "error": str | None},
 }
 _STEPS, _LOST, _DOWN = "steps", "lost", "down"
 _NAMES = {
@@ -68,17 +71,18 @@ def of_run(workdir: str) -> Status:
     last, holder = starts[-1] if starts else {}, leases.taken(_lock(workdir))
     alive = holder is not None and _is_alive(workdir, holder)
     # A new start tells of itself only when it has found where to go on.
-    current = last if not alive or holder.get("pid") == last.get("pid") else {}
-    ended = None if alive else last.get("ended")
-    rows = _last_rows(workdir)
-    step, steps = _step(last, rows), _steps(workdir)
-    finished = not alive and (ended == heartbeat.FINISHED or (steps is not None and step == steps))
-    lines = [f"{workdir}: {_life(alive, finished, ended, holder, last, now)}"]
-    lines += _steps_told(current if alive else {}, rows, step, steps)
+    is_its = alive and all(holder.get(name) == last.get(name) for name in ("host", "pid"))
+    current, over = (last, starts[:-1]) if is_its else ({}, starts)
+    rows, steps = _last_rows(workdir), _steps(workdir)
+    finished = not alive and last.get("ended") == heartbeat.FINISHED
+    if not alive and not starts:  # A run of before there were signs of life.
+        finished = str(steps) in storage.names(os.path.join(workdir, "checkpoints"))
+    lines = [f"{workdir}: {_life(alive, finished, holder, last, now)}"]
+    lines += _steps_told(current, rows, _step(last, rows), steps)
     if alive:
         lines.append(f"doing       {current.get('doing', 'starting')}")
     lines.append(f"checkpoint  {_checkpoint(workdir, now)}")
-    lines.append(f"last error  {_last_error(starts[:-1] if alive and current else starts, rows)}")
+    lines.append(f"last error  {_last_error(over, rows)}")
     if starts:
         lines += _goodput(starts)
     return Status(alive or finished, lines + (_stalls(workdir) if alive else []))
@@ -99,7 +103,9 @@ def read(workdir: str) -> list[Start]:
 
 def _is_whole(found: Any) -> bool:
     """Whether it is what `heartbeat` writes of a start, and no damage."""
-    if not isinstance(found, dict) or not all(isinstance(found.get(name), kind) for name, kind in _KINDS.items()):
+    if not isinstance(found, dict) or not found.keys() >= _KINDS.keys():
+        return False
+    if not all(isinstance(found[name], kind) for name, kind in _KINDS.items()):
         return False
     if found["seconds"].keys() != set(PARTS) or (found["first_step"] is None) != (found["step"] is None):
         return False
@@ -159,14 +165,19 @@ def _is_alive(workdir: str, holder: Mapping[str, Any]) -> bool:
         return leases.is_alive(_lock(workdir), _WAIT)
 
 
-def _life(alive: bool, finished: bool, ended: str | None, holder: Any, last: Start, now: float) -> str:
+def _life(alive: bool, finished: bool, holder: Any, last: Start, now: float) -> str:
     if alive:
-        age = _ago(now - holder.get("alive", now))
-        return f"alive, process {holder.get('pid')} on {holder.get('host')}, last sign of life {age}"
-    when = f", last sign of life {_ago(now - last['alive'])}" if last else ""
+        silent = now - holder.get("alive", now)
+        still = ": it stands still, or cannot write" if silent > _SILENT else ""
+        return f"alive, process {holder.get('pid')} on {holder.get('host')}, last sign of life {_ago(silent)}{still}"
+    when = f"last sign of life {_ago(now - last['alive'])}" if last else "it gave no sign of life"
     if finished:
-        return f"finished{when}"
-    return f"not running: {ended or 'it died without a word'}{when}; the same command goes on"
+        return f"finished, {when}"
+    return f"not running, {when}: {_why(last)}"
+
+
+def _why(start: Start) -> str:
+    return start["error"] or "it died without a word" if start else "it died before its first step"
 
 
 def _steps_told(current: Start, rows: Sequence[Mapping[str, Any]], step: int | None, steps: int | None) -> list[str]:
@@ -227,12 +238,12 @@ def _last_error(starts: Sequence[Start], rows: Sequence[Mapping[str, Any]]) -> s
         for name, value in row.items()
         if "/error" in name or name == "incident"
     ]
-    for number, start in reversed(list(enumerate(starts, 1))):
-        if start["ended"] != heartbeat.FINISHED:
-            ended = start["ended"] or "it died without a word"
-            told.append(f"start {number} ended after step {start['step'] or 0}: {ended}")
-            break
-    return "; ".join(told[-2:]) or "none"
+    ends = [
+        f"start {number} ended after step {start['step'] or 0}: {_why(start)}"
+        for number, start in enumerate(starts, 1)
+        if start["ended"] in (None, heartbeat.FAILED)
+    ]
+    return "; ".join([*told[-1:], *ends[-1:]]) or "none"
 
 
 def _checkpoint(workdir: str, now: float) -> str:

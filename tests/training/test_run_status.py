@@ -3,12 +3,13 @@
 import json
 import os
 import random
+import socket
 import time
 
 import pytest
 
 from plm_jax.common import leases
-from plm_jax.common.errors import UserError
+from plm_jax.common.errors import Interrupted, UserError
 from plm_jax.training import heartbeat, run_status
 from plm_jax.training.heartbeat import Heartbeat
 from plm_jax.training.ledger import PARTS, Ledger
@@ -74,7 +75,7 @@ def start(notes: Notes, workdir: str, rng: random.Random, first: int, until: int
                     beat.write()  # As its thread does when a save begins.
                     notes.take("saves", 8.0)
                 saved = step
-    beat.write("finished" if until == last else None)
+    beat.write(ended=until == last)
     if until < last:
         # What was done after the last sign of life nobody knows: it was not running.
         notes.take("down", rng.uniform(0, 10))
@@ -108,7 +109,15 @@ def told(**more) -> dict:
     """A start of 100 seconds, 60 of them 30 steps."""
     seconds = dict.fromkeys(PARTS, 0.0) | {"start": 30.0, "steps": 60.0, "saves": 10.0}
     return {
-        **{"began": 1000.0, "alive": 1100.0, "ended": None, "host": "h", "pid": os.getpid(), "doing": "saving"},
+        **{
+            "began": 1000.0,
+            "alive": 1100.0,
+            "ended": None,
+            "error": None,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "doing": "saving",
+        },
         **{"first_step": 0, "step": 30, "step_seconds": 2.0, "seconds": seconds, "worked": 60.0, "saves": [[20, 50.0]]},
         **more,
     }
@@ -170,17 +179,30 @@ def test_before_it_goes_on_a_new_start_does_not_pass_for_the_last_one(tmp_path):
 def test_one_that_died_and_one_that_has_finished(tmp_path):
     workdir = write(tmp_path, told())
     found = run_status.of_run(workdir)
-    assert not found.fine and "not running: it died without a word" in found.lines[0]
+    assert not found.fine and "not running" in found.lines[0]
+    assert found.lines[0].endswith("it died without a word")
     write(tmp_path, told(), told(began=1200.0, step=60, ended="finished"))
     found = run_status.of_run(workdir)
     assert found.fine and "finished" in found.lines[0]
     assert any("start 1 ended after step 30: it died without a word" in line for line in found.lines)
 
 
+def test_one_that_was_stopped_had_no_error_and_one_that_failed_says_which(tmp_path):
+    workdir = write(tmp_path, told(ended="failed", error="no room"), told(ended="stopped", error="stopped by SIGTERM"))
+    text = "\n".join(run_status.of_run(workdir).lines)
+    assert "not running" in text.splitlines()[0] and text.splitlines()[0].endswith("stopped by SIGTERM")
+    assert "start 1 ended after step 30: no room" in text and "start 2 ended" not in text
+
+
+def test_all_steps_without_the_last_save_are_not_the_end(tmp_path):
+    found = run_status.of_run(write(tmp_path, told(step=60)))
+    assert not found.fine and "died without a word" in found.lines[0]
+
+
 @pytest.mark.parametrize(
     "damaged",
     [
-        *("", "{", "[]", '"x"', '{"began": 3}', "null"),
+        *("", "{", "[]", '"x"', '{"began": 3}', "null", json.dumps({"seconds": {}, "began": 1.0})),
         *({"seconds": {}}, {"saves": [3]}, {"saves": [["a", 1]]}, {"step": "x"}, {"first_step": None}, {"began": None}),
     ],
 )
@@ -244,11 +266,16 @@ def test_a_run_does_not_fail_where_its_signs_of_life_cannot_be_written(clock, tm
 
 @pytest.mark.parametrize(
     ("error", "ended"),
-    [(None, "finished"), (UserError("disk full: make room"), "disk full: make room"), (KeyError("x"), "KeyError: 'x'")],
+    [
+        (None, ("finished", None)),
+        (UserError("disk full: make room"), ("failed", "disk full: make room")),
+        (KeyError("x"), ("failed", "KeyError: 'x'")),
+        (Interrupted("stopped by SIGTERM"), ("stopped", "stopped by SIGTERM")),
+    ],
 )
 def test_the_last_sign_of_life_says_how_it_ended(error, ended, clock, tmp_path):
     beat = Heartbeat(str(tmp_path), Ledger(clock=clock), clock.now, 0.0, 0, 1)
     beat.__enter__()
     beat.__exit__(type(error), error, None)
     (only,) = run_status.read(str(tmp_path))
-    assert only["ended"] == ended
+    assert (only["ended"], only["error"]) == ended

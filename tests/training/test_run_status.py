@@ -2,13 +2,14 @@
 
 import json
 import os
+import pathlib
 import random
 import socket
 import time
 
 import pytest
 
-from plm_jax.common import leases
+from plm_jax.common import leases, storage
 from plm_jax.common.errors import Interrupted, UserError
 from plm_jax.training import heartbeat, run_status
 from plm_jax.training.heartbeat import Heartbeat
@@ -185,6 +186,24 @@ def test_one_that_died_and_one_that_has_finished(tmp_path):
     found = run_status.of_run(workdir)
     assert found.fine and "finished" in found.lines[0]
     assert any("start 1 ended after step 30: it died without a word" in line for line in found.lines)
+
+
+def test_a_run_in_a_bucket_tells_the_same(clock, tmp_path):
+    """By fsspec's memory; what the start wrote is read back, beside rows too many to be read whole."""
+    local = pathlib.Path(write(tmp_path, told(ended="failed", error="no room")))
+    workdir = f"memory://{tmp_path.name}"
+    rows = b"".join(json.dumps({"step": step, "x": "y" * 1000}).encode() + b"\n" for step in range(1000))
+    for name in ("config.json", "heartbeat/1.json"):
+        storage.write(f"{workdir}/{name}", (local / name).read_bytes())
+    storage.write(f"{workdir}/metrics.jsonl", rows + (local / "metrics.jsonl").read_bytes())
+    beat = Heartbeat(workdir, Ledger(clock=clock), clock.now, 0.0, 0, 1)
+    clock.now += 10
+    beat.write()
+    assert [start["began"] for start in run_status.read(workdir)] == [1000, clock.now - 10]
+    with leases.held(f"{workdir}/lock", "trains"):
+        text = "\n".join(run_status.of_run(workdir).lines)
+    assert "alive" in text and "disk full" in text and "no room" in text and "2 starts" in text
+    assert not run_status.of_run(workdir).fine
 
 
 def test_one_that_was_stopped_had_no_error_and_one_that_failed_says_which(tmp_path):

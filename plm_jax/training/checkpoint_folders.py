@@ -80,7 +80,7 @@ def read_meta(checkpoint: epath.Path) -> dict[str, Any]:
       UserError: there is none, it is damaged, or its format is unknown.
     """
     try:
-        meta = dict(json.loads(checkpoint.joinpath(*_META).read_text()))
+        meta = dict(json.loads(storage.read(str(checkpoint.joinpath(*_META)))))
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise damaged(checkpoint, one_line(error)) from error
     if meta.get("format") not in _READABLE:
@@ -224,7 +224,7 @@ def held(checkpoint: epath.Path) -> contextlib.AbstractContextManager:
     """
     if storage.is_remote(str(checkpoint)):
         return contextlib.nullcontext()
-    file = open(checkpoint.joinpath(*_META), "rb")  # noqa: SIM115
+    file = storage.open_binary(str(checkpoint.joinpath(*_META)))
     fcntl.flock(file, fcntl.LOCK_SH)
     if not checkpoint.exists():
         file.close()

@@ -135,7 +135,13 @@ def _described(folder: str) -> dict[str, Any]:
 def _of_run(folder: str, workdir: str) -> Pretrained:
     from plm_jax.training import checkpoints  # It imports Orbax: seconds.
 
-    params, run, meta = checkpoints.load_params(folder)
+    with sizes.described_by(folder):
+        params, run, meta = checkpoints.load_params(folder)
+        if not isinstance(meta["vocabulary_id"], str) or type(meta["step"]) is not int:
+            raise UserError(f"{folder} is damaged (its step or its vocabulary's id is none): use another checkpoint")
+        arrays = flax.traverse_util.flatten_dict(params, sep="/")
+        sizes.check(folder, run.model, arrays)
+        _checked(folder, run.model, arrays)
     _tell_changed(folder, meta.get("modules"), run)
     return of_run(run, params, workdir, meta)
 
@@ -229,8 +235,8 @@ def _converted(folder: str, described: Mapping[str, Any], tensors: Mapping[str, 
     )
 
 
-def _checked(folder: str, model: Any, tensors: Mapping[str, files.Stored]) -> Mapping[str, files.Stored]:
-    """The tensors, which must be the model's parameters."""
+def _checked(folder: str, model: Any, tensors: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The tensors, or other arrays, which must be the model's parameters."""
     flat = flax.traverse_util.flatten_dict(registry.shapes(model), sep="/")
     shapes = {path: leaf.shape for path, leaf in flat.items()}
     files.refuse_misfits(
@@ -239,10 +245,17 @@ def _checked(folder: str, model: Any, tensors: Mapping[str, files.Stored]) -> Ma
             "missing": shapes.keys() - tensors.keys(),
             "unknown": tensors.keys() - shapes.keys(),
             "misshapen": [
-                f"{path} is {tensors[path].code} {list(tensors[path].shape)} and not {list(shape)}"
+                f"{path} is {_type(tensors[path])} {list(tensors[path].shape)} and not {list(shape)}"
                 for path, shape in shapes.items()
-                if path in tensors and (tensors[path].shape != shape or tensors[path].code not in files.FLOATS)
+                if path in tensors and (tensors[path].shape != shape or _type(tensors[path]) not in files.FLOATS)
             ],
         },
     )
     return tensors
+
+
+def _type(array: Any) -> str:
+    """What safetensors call the type of an array."""
+    if isinstance(array, files.Stored):
+        return array.code
+    return next((code for code, dtype in files.FLOATS.items() if dtype == array.dtype), str(array.dtype))

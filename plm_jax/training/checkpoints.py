@@ -167,7 +167,9 @@ def _damage_named(checkpoint: epath.Path) -> Iterator[None]:
         yield
     except Exception as error:
         # Orbax wraps what its parts say into a bare Exception.
-        if type(error) is Exception or isinstance(error, ValueError | KeyError | TypeError | OSError | AttributeError):
+        if type(error) is Exception or isinstance(
+            error, ValueError | KeyError | TypeError | OSError | AttributeError | RecursionError
+        ):
             raise folders.damaged(checkpoint, one_line(error.__cause__ or error)) from error
         raise
 

@@ -11,8 +11,10 @@ from typing import Any, BinaryIO, NamedTuple
 
 import fsspec
 
+from plm_jax.cleaning import html
 from plm_jax.cleaning.pages import Page, Tally
-from plm_jax.common import storage
+from plm_jax.cleaning.settings import Limits
+from plm_jax.common import bounded, storage
 from plm_jax.common.errors import UserError, one_line
 
 # C4's reader takes these for headers of a WET record wherever a line begins with them.
@@ -21,7 +23,8 @@ _HTML = ("text/html", "application/xhtml+xml")
 _SAMPLE_CHARACTERS = 10_000
 # A gzip member begins so: its mark, and "deflated".
 _MAGIC = b"\x1f\x8b\x08"
-_CHUNK, _MAX_MEMBER = 2**16, 2**28
+_CHUNK, _MAX_MEMBER, _IN_VAIN = 2**16, 2**28, 2**29
+_LIMITS = Limits()
 # What stores say of a file that changes with its content, but for upper case and underscores.
 _CHANGING = ("mtime", "etag", "md5hash", "lastmodified", "created", "updated")
 
@@ -102,8 +105,10 @@ def _reader(path: str):
     raise UserError(f"{path} is by its name no WET, WARC or JSON lines: call it *.wet.gz, *.warc.gz or *.jsonl.gz")
 
 
-def read(path: str, name: str, tally: Tally) -> Iterator[Page | Quarantined]:
+def read(path: str, name: str, tally: Tally, limits: Limits = _LIMITS) -> Iterator[Page | Quarantined]:
     """The pages of a file; what has no URL, text or time (in JSON lines: no text) is only counted.
+
+    What exceeds the limits, or cannot be read, is quarantined, and what follows is read on.
 
     A page of JSON lines is an object with `text` and, if it has them, `url` and `timestamp`; one without a URL is known
     by the file's `name` and the line.
@@ -113,7 +118,7 @@ def read(path: str, name: str, tally: Tally) -> Iterator[Page | Quarantined]:
     """
     try:
         with storage.open_binary(path) as file:
-            yield from _reader(path)(name, file, tally)
+            yield from _reader(path)(name, file, tally, limits)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
 
@@ -123,14 +128,14 @@ def _quarantine(name: str, position: int, reason: str, data: bytes) -> Quarantin
     return Quarantined(name, position, reason, sample)
 
 
-def _archive(name: str, file: BinaryIO, tally: Tally) -> Iterator[Page | Quarantined]:
+def _archive(name: str, file: BinaryIO, tally: Tally, limits: Limits) -> Iterator[Page | Quarantined]:
     """The `conversion` records of a WET and the HTML `response` records of a WARC file."""
     if not name.endswith(".gz"):
-        yield from _records(name, 0, file, tally)
+        yield from _records(name, 0, file, tally, limits)
         return
     for position, member in _members(file):
         if isinstance(member, bytes):
-            yield from _records(name, position, io.BytesIO(member), tally)
+            yield from _records(name, position, io.BytesIO(member), tally, limits)
         else:
             yield _quarantine(name, position, str(member), b"")
 
@@ -138,14 +143,18 @@ def _archive(name: str, file: BinaryIO, tally: Tally) -> Iterator[Page | Quarant
 def _members(file: BinaryIO) -> Iterator[tuple[int, bytes | Exception]]:
     """The members of a gzip file, which crawlers write one a record: where each begins, and what is in it.
 
-    So a damaged one is lost alone; the next is looked for behind it.
+    So a damaged one is lost alone; the next is looked for behind it, as long as not too much was read in vain.
     """
-    start = 0
+    start = in_vain = 0
     while True:
         file.seek(start)
         try:
             data, size = _member(file)
         except (zlib.error, EOFError, ValueError) as error:
+            in_vain += file.tell() - start
+            if in_vain > _IN_VAIN:
+                yield start, ValueError(f"damaged from here: {error}")
+                return
             yield start, error
             size = _next_member(file, start)
         else:
@@ -186,7 +195,7 @@ def _next_member(file: BinaryIO, start: int) -> int:
     return 0
 
 
-def _records(name: str, start: int, file: BinaryIO, tally: Tally) -> Iterator[Page | Quarantined]:
+def _records(name: str, start: int, file: BinaryIO, tally: Tally, limits: Limits) -> Iterator[Page | Quarantined]:
     """The pages of WARC records that are not compressed; `start` is added to their positions."""
     from fastwarc.warc import ArchiveIterator, WarcRecordType
 
@@ -195,9 +204,13 @@ def _records(name: str, start: int, file: BinaryIO, tally: Tally) -> Iterator[Pa
     try:
         for record in ArchiveIterator(file, record_types=wanted, auto_decode="all"):
             position = start + record.stream_pos
-            body = record.reader.read()
-            if record.is_http or len(body) == record.content_length:
-                yield from _record(name, position, record, body, tally)
+            is_response = record.record_type == WarcRecordType.response
+            limit, which = (limits.body_bytes, "body") if is_response else (limits.page_bytes, "page")
+            body = record.reader.read(limit + 1)
+            if len(body) > limit:
+                yield _quarantine(name, position, f"more than limits.{which}_bytes={limit}", body)
+            elif record.is_http or len(body) == record.content_length:
+                yield from _record(name, position, record, body, tally, limits)
             else:
                 yield _quarantine(name, position, "the record is cut off", body)
     except OSError as error:
@@ -207,7 +220,9 @@ def _records(name: str, start: int, file: BinaryIO, tally: Tally) -> Iterator[Pa
         yield _quarantine(name, position, f"damaged from here: {error}", b"")
 
 
-def _record(name: str, position: int, record: Any, body: bytes, tally: Tally) -> Iterator[Page | Quarantined]:
+def _record(
+    name: str, position: int, record: Any, body: bytes, tally: Tally, limits: Limits
+) -> Iterator[Page | Quarantined]:
     from fastwarc.warc import WarcRecordType
 
     url, timestamp = (record.headers.get(f"WARC-{field}", "").strip() for field in ("Target-URI", "Date"))
@@ -216,7 +231,7 @@ def _record(name: str, position: int, record: Any, body: bytes, tally: Tally) ->
         tally.count("no_html", "")
         return
     try:
-        text = _html_text(record, body) if is_response else body.decode("utf-8")
+        text = body.decode("utf-8") if not is_response else _html_text(record, body, limits)
     except (LookupError, ValueError) as error:
         yield _quarantine(name, position, one_line(error, None), body)
         return
@@ -231,14 +246,19 @@ def _is_html(record: Any) -> bool:
     )
 
 
-def _html_text(record: Any, body: bytes) -> str:
-    """The visible text of a page, a line a block, like that of a WET file."""
-    from resiliparse.extract.html2text import extract_plain_text
+def _html_text(record: Any, body: bytes, limits: Limits) -> str:
+    """The visible text of a page.
+
+    Raises:
+      ValueError: its elements lie too deep in each other.
+    """
     from resiliparse.parse.encoding import bytes_to_str, detect_encoding, map_encoding_to_html5
 
     told = record.http_charset or detect_encoding(body, from_html_meta=True) or "utf-8"
-    html = bytes_to_str(body, map_encoding_to_html5(told))
-    return extract_plain_text(html, preserve_formatting=True, list_bullets=False, alt_texts=False)
+    page = bytes_to_str(body, map_encoding_to_html5(told))
+    if html.is_nested(page, limits.depth):
+        raise ValueError(f"nested beyond limits.depth={limits.depth}")
+    return html.text(page)
 
 
 def _tidy(text: str) -> str:
@@ -257,20 +277,26 @@ def _whole(page: Page, tally: Tally) -> Iterator[Page]:
     yield page
 
 
-def _json_lines(name: str, file: BinaryIO, tally: Tally) -> Iterator[Page | Quarantined]:
+def _json_lines(name: str, file: BinaryIO, tally: Tally, limits: Limits) -> Iterator[Page | Quarantined]:
     number = 0
     try:
         with gzip.open(file) if name.endswith(".gz") else contextlib.nullcontext(file) as lines:
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    yield from _json_page(name, number, line, tally)
+            for number, line in enumerate(bounded.lines(lines, limits.line_bytes), 1):
+                if line is None:
+                    yield _quarantine(name, number, f"more than limits.line_bytes={limits.line_bytes}", b"")
+                elif line.strip():
+                    yield from _json_page(name, number, line, tally, limits)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         yield _quarantine(name, number, f"damaged after this line: {error}", b"")
 
 
-def _json_page(name: str, number: int, line: bytes, tally: Tally) -> Iterator[Page | Quarantined]:
+def _json_page(name: str, number: int, line: bytes, tally: Tally, limits: Limits) -> Iterator[Page | Quarantined]:
     try:
-        row = json.loads(line)
+        written = line.decode(json.detect_encoding(line), "surrogatepass")
+        if bounded.is_nested(written, limits.depth):
+            yield _quarantine(name, number, f"nested beyond limits.depth={limits.depth}", line)
+            return
+        row = json.loads(written)
         text, url, timestamp = (row.get(field) or "" for field in ("text", "url", "timestamp"))
         page = Page(url.strip() or f"{name}:{number}", text, timestamp)
         "".join(page).encode("utf-8")

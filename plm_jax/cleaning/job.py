@@ -86,9 +86,12 @@ def clean(
 
 def _identity(files: Mapping[str, crawl.File], rule: settings.Settings, loaded: lists.Lists) -> str:
     """SHA-256 of the files' paths, sizes and times, the settings and the lists' contents."""
+    described = trees.to_dict(rule)
+    if rule.limits == settings.Limits():  # Which came later, and cleaned crawls are what they were.
+        del described["limits"]
     what = {
         "files": files,
-        "settings": trees.to_dict(rule),
+        "settings": described,
         "lists": [storage.sha256(path) for path in loaded.files],
         "format": FORMAT,
     }

@@ -39,8 +39,11 @@ class _Tallying(beam.DoFn):
 class _Read(_Tallying):
     """Files to pages."""
 
+    def __init__(self, limits: settings.Limits):
+        self._limits = limits
+
     def process(self, file: tuple[str, str]) -> Iterator[Any]:
-        for found in crawl.read(*file, self._tally):
+        for found in crawl.read(*file, self._tally, self._limits):
             if isinstance(found, Page):
                 yield found
             else:
@@ -163,7 +166,7 @@ class Cleaning:
             pipeline
             | "files" >> beam.Create([(path, file.name) for path, file in files.items()])
             | "spread files" >> beam.Reshuffle()
-            | "reading" >> (beam.ParDo(_Read()).with_outputs(TALLY, QUARANTINE, main="pages"))
+            | "reading" >> (beam.ParDo(_Read(rule.limits)).with_outputs(TALLY, QUARANTINE, main="pages"))
         )
         self._tallies.append(found[TALLY])
         pages = found["pages"] | "spread pages" >> beam.Reshuffle()

@@ -135,6 +135,23 @@ class MinHash:
 
 
 @dataclass(frozen=True)
+class Limits:
+    """What is read of a crawl at most; what is larger, or more nested, is quarantined with its place.
+
+    Attributes:
+      line_bytes: of a line of JSON.
+      page_bytes: of the text of a record of a WET file.
+      body_bytes: of the page in a record of a WARC file, decompressed; Common Crawl cuts them there.
+      depth: of HTML elements in each other, as deep as browsers have them, and of lists and objects of JSON.
+    """
+
+    line_bytes: int = 2**24
+    page_bytes: int = 2**23
+    body_bytes: int = 5 * 2**20
+    depth: int = 512
+
+
+@dataclass(frozen=True)
 class Settings:
     """What happens to the pages of a crawl, in this order; None leaves a step out.
 
@@ -156,6 +173,7 @@ class Settings:
     near_duplicates: MinHash | None = None
     validation_one_in: int = 1000
     shards: int | None = None
+    limits: Limits = Limits()
 
 
 _EN = Settings(lines=CleanLines(), duplicates=DuplicateLines(), badwords=BadWords())
@@ -213,7 +231,7 @@ def _check(settings: Settings) -> None:
         raise UserError(
             f"settings.validation_one_in is {settings.validation_one_in}: give at least 2, or no page is for training"
         )
-    positive = {}
+    positive = {f"limits.{name}": value for name, value in dataclasses.asdict(settings.limits).items()}
     if settings.shards is not None:
         positive["shards"] = settings.shards
     if settings.near_duplicates is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from plm_jax.common import progress
 from plm_jax.common.errors import UserError
 from plm_jax.common.roles import Role
-from plm_jax.config.sources import FileSource, Source, TaskSource
+from plm_jax.config.sources import JsonSource, Source, TaskSource
 
 if TYPE_CHECKING:
     from plm_jax.data.sources.corpus import Corpus
@@ -138,7 +138,7 @@ class LabelledSource(Source):
 
 
 @dataclass(frozen=True)
-class LabelledJsonLines(FileSource, LabelledSource):
+class LabelledJsonLines(JsonSource, LabelledSource):
     """Labelled examples, one JSON object a line, `.gz` allowed; places as in `JsonLines`."""
 
     kind: ClassVar[str] = "labelled_jsonl"

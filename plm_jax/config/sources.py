@@ -1,10 +1,11 @@
 """Where the documents and examples of a run come from."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from plm_jax.common import progress
 from plm_jax.common.roles import Role
+from plm_jax.config import bounds
 
 if TYPE_CHECKING:
     from plm_jax.data.sources.corpus import Corpus
@@ -32,8 +33,18 @@ class Source(Role):
         return None
 
 
+@dataclass(frozen=True)
 class FileSource(Source):
-    """A source of text or JSONL files."""
+    """A source of text or JSONL files.
+
+    Attributes:
+      max_characters: of a line, paragraph or file that is a row; a longer one is a bad row.
+    """
+
+    max_characters: int = field(default=2**27, kw_only=True)
+
+    def __post_init__(self):
+        bounds.at_least(1, "data.sources", self, "max_characters")
 
     def open(self, name: str) -> "Corpus":
         """See `Source.open`."""
@@ -67,6 +78,22 @@ class InputsTargetsSource(Source):
 
 
 @dataclass(frozen=True)
+class JsonSource(FileSource):
+    """A source of JSONL files.
+
+    Attributes:
+      max_depth: how deep lists and objects of a line may lie in each other; a line with deeper ones is a bad row.
+    """
+
+    max_characters: int = field(default=2**24, kw_only=True)
+    max_depth: int = field(default=100, kw_only=True)
+
+    def __post_init__(self):
+        super().__post_init__()
+        bounds.at_least(1, "data.sources", self, "max_depth")
+
+
+@dataclass(frozen=True)
 class TextFiles(FileSource):
     """Plain text, `.gz` allowed. `path` may be a glob. One document a file, or one a paragraph or line."""
 
@@ -77,7 +104,7 @@ class TextFiles(FileSource):
 
 
 @dataclass(frozen=True)
-class JsonLines(FileSource):
+class JsonLines(JsonSource):
     """One JSON object a line, `.gz` allowed; `field` holds the document's text.
 
     Attributes:
@@ -125,7 +152,7 @@ class SeqioTask(RegisteredSource):
 
 
 @dataclass(frozen=True)
-class JsonLinesInputsTargets(FileSource, InputsTargetsSource):
+class JsonLinesInputsTargets(JsonSource, InputsTargetsSource):
     """One JSON object a line, `.gz` allowed, each an example with inputs and targets; `path` may be a glob.
 
     Attributes:

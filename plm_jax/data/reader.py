@@ -8,6 +8,7 @@ import functools
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -243,6 +244,8 @@ class Reader:
             options = grain.MultiprocessingOptions(data.processes, max(1, data.prefetch // data.processes))
             # Through pipes: Grain frees shared memory late, and containers have little of it.
             piped = grain.experimental.DatasetOptions(min_shm_size=2**62)
+            # Python's process that ends last would tell what one that ends with an error leaves.
+            sys.warnoptions.append("ignore::UserWarning:multiprocessing.resource_tracker")
             ahead = grain.experimental.WithOptionsIterDataset(ahead, piped).mp_prefetch(options, _follow_parent)
         return iter(ahead)
 
@@ -306,6 +309,13 @@ class Reader:
             found.append(self._run.objective.left_out(example, self.objective.special))
         left_out, tokens = np.sum(found, axis=0)
         return float(left_out / max(tokens, 1))
+
+    def check_vocabulary(self) -> None:
+        """Raises a `UserError` unless the vocabulary's files beside the caches are those that these were made with."""
+        for name, digest in self.vocabulary["files"].items():
+            path = os.path.join(self._run.data.cache_dir, "vocabulary", name)
+            if storage.exists(path) and storage.sha256(path) != digest:
+                raise UserError(f"{path} is not the vocabulary that the caches were made with: {_AGAIN}")
 
     def num_rows(self, split: str, name: str | None = None, length: int | None = None) -> dict[str, int]:
         """How many rows hold all of a split's tokens, of each source that has it; arguments as of `in_order`."""

@@ -114,6 +114,7 @@ def _pretrain(
         telemetry = Telemetry(workdir, first_step, run.train.steps) if is_first else None
         with telemetry or contextlib.nullcontext(), heard(telemetry.say if telemetry else lambda line: None):
             if telemetry:
+                trainer.reader.check_vocabulary()
                 run_directory.write(workdir, run, trainer.mesh.shape, history)
                 for note in [*notes, *started, *trainer.notes(), *trainer.reader.notes(), *trainer.validation.notes()]:
                     telemetry.say(note)

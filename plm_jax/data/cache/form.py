@@ -21,6 +21,7 @@ are no checksums, `sentences.npy` and `words.npy` hold the starts of these, and 
 """
 
 import dataclasses
+import itertools
 import json
 import os
 import zlib
@@ -236,9 +237,13 @@ def read_files(folder: str) -> dict[str, list[Any]] | None:
     try:
         rows = json.loads(storage.read(os.path.join(folder, FILES)))
         noted = rows.pop("crc32", None)  # Older ones have none.
-        is_whole = noted in (None, crc32(rows)) and all(
-            isinstance(of, list) and all(isinstance(row, list) and len(row) == 4 for row in of) for of in rows.values()
-        )
+        is_whole = noted in (None, crc32(rows)) and all(map(_is_file, itertools.chain(*rows.values())))
     except (OSError, ValueError, AttributeError, TypeError, RecursionError):
         return None
     return rows if is_whole else None
+
+
+def _is_file(row: Any) -> bool:
+    """Whether it is a file's name, size, time or mark of its store's, and SHA-256."""
+    types = str, int, int | str, str
+    return isinstance(row, list) and len(row) == len(types) and all(map(isinstance, row, types))

@@ -88,7 +88,7 @@ def _tell(name: str, num_documents: int, counts: dict[str, Any], skipped: Skippe
         f"{size / tokens:.2f} bytes a token: {final}"
     )
     if skipped.bad:
-        print(f"{name}: left out {skipped.bad:,} bad rows of {skipped.rows:,} ({'; '.join(skipped.first)})")
+        print(f"{name}: left out {skipped.bad:,} bad rows of {skipped.rows:,} ({skipped.told})")
 
 
 def bar(description: str, corpus: Corpus, show: bool) -> tqdm.tqdm:

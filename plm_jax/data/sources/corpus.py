@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 from plm_jax.common.errors import UserError
 from plm_jax.data.cache.columns import Column
 
-# The share of a source's rows above which bad ones are not left out, and how many of those that are are told.
+# The share of a source's rows above which bad ones are not left out, how many of those that are are told, and noted.
 MOST_BAD = 0.01
-_TOLD = 3
+_TOLD, _NOTED = 3, 1000
 
 
 class BadRow(UserError):
@@ -36,7 +36,7 @@ class Record(NamedTuple):
 
 @dataclasses.dataclass
 class Skipped:
-    """How many rows there were, how many of them bad and left out, and what was wrong with the first."""
+    """How many rows there were, how many of them bad and left out, and where the first were and what was wrong."""
 
     rows: int = 0
     bad: int = 0
@@ -45,14 +45,19 @@ class Skipped:
     def add(self, other: "Skipped") -> None:
         """Adds those of rows that follow."""
         self.rows, self.bad = self.rows + other.rows, self.bad + other.bad
-        self.first = [*self.first, *other.first][:_TOLD]
+        self.first += other.first[: _NOTED - len(self.first)]
+
+    @property
+    def told(self) -> str:
+        """Some of the first."""
+        return "; ".join(self.first[:_TOLD])
 
     def check(self, name: str) -> None:
         """Raises a `UserError` if more than MOST_BAD of a source's rows are bad."""
         if self.bad > MOST_BAD * self.rows:
             raise UserError(
                 f"{self.bad:,} of the {self.rows:,} rows of source '{name}' are bad, more than {MOST_BAD:.0%} "
-                f"({'; '.join(self.first)}): mend them, or what the source asks for"
+                f"({self.told}): mend them, or what the source asks for"
             )
 
 

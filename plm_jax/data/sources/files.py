@@ -13,11 +13,11 @@ import os
 import re
 import string
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO, TextIO
 
 from plm_jax import config
-from plm_jax.common import storage
+from plm_jax.common import bounded, storage
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.data.sources import labelled
 from plm_jax.data.sources.corpus import BadRow, Corpus, Record, Skipped, ignore, kept
@@ -28,6 +28,8 @@ _FIRST_KINDS = {"jsonl_inputs_targets": "jsonl_examples", "seqio_inputs_targets"
 _HALVES = re.compile(r"\\u[dD][89a-fA-F]")
 # Of a file's name what says its form: `.jsonl`, `.jsonl.gz`, or nothing.
 _ENDING = re.compile(r"(\.\w+)?(\.gz)?$")
+# What came later counts for what a source is only where it is given, so that older caches keep their identity.
+_LATER = ("only", "max_characters", "max_depth")
 
 
 def read(
@@ -54,8 +56,8 @@ def read(
     }
     parse, found = parsers.get(source.kind, _plain), paths(source)
     for file in range(len(found) * index // number, len(found) * (index + 1) // number):
-        for line, place, row in _rows(found[file], getattr(source, "document", "line"), advance):
-            record = kept(functools.partial(parse, place, row, source), skipped)
+        for line, place, row in _rows(found[file], source, advance):
+            record = kept(functools.partial(_parsed, parse, place, row, source), skipped)
             if record is not None and any(map(str.strip, (record.text, *(record.others or ())))):
                 yield record._replace(file=file, place=line)
 
@@ -149,24 +151,41 @@ def _open(path: str, advance: Callable[[int], Any]) -> Iterator[TextIO]:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
 
 
-def _rows(path: str, document: str, advance: Callable[[int], Any] = ignore) -> Iterator[tuple[int, str, str]]:
-    """Of each document that is not blank its first line, from 1, its place, `FILE` or `FILE:LINE`, and its text."""
+def _rows(
+    path: str, source: config.FileSource, advance: Callable[[int], Any] = ignore
+) -> Iterator[tuple[int, str, str | None]]:
+    """Of each document that is not blank its first line, from 1, its place, `FILE` or `FILE:LINE`, and its text.
+
+    None: it is longer than the source's `max_characters`.
+    """
+    document, limit = getattr(source, "document", "line"), source.max_characters
     with _open(path, advance) as file:
         if document == "file":
-            yield 1, path, file.read()
+            text = file.read(limit + 1)
+            yield 1, path, text if len(text) <= limit else None
         elif document == "line":
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield number, f"{path}:{number}", line.rstrip("\n")
+            for number, line in enumerate(bounded.lines(file, limit), 1):
+                if line is None or line.strip():
+                    yield number, f"{path}:{number}", line and line.rstrip("\n")
         else:
-            begin, paragraph = 1, []
-            for number, line in enumerate(itertools.chain(file, [""]), 1):
-                if line.strip():
-                    paragraph.append(line)
-                    continue
-                if paragraph:
-                    yield begin, f"{path}:{begin}", "".join(paragraph).rstrip("\n")
-                begin, paragraph = number + 1, []
+            for begin, paragraph in _paragraphs(bounded.lines(file, limit), limit):
+                yield begin, f"{path}:{begin}", paragraph
+
+
+def _paragraphs(lines: Iterable[str | None], limit: int) -> Iterator[tuple[int, str | None]]:
+    """The first line of each paragraph, from 1, and its text; None: it is longer than `limit`."""
+    begin, paragraph, size = 1, [], 0
+    for number, line in enumerate(itertools.chain(lines, [""]), 1):
+        if line is None or line.strip():
+            size += limit + 1 if line is None else len(line)
+            if size > limit:
+                paragraph = []
+            else:
+                paragraph.append(line)
+            continue
+        if size:
+            yield begin, "".join(paragraph).rstrip("\n") if size <= limit else None
+        begin, paragraph, size = number + 1, [], 0
 
 
 def _text(place: str, text: str) -> str:
@@ -178,17 +197,29 @@ def _text(place: str, text: str) -> str:
     return text
 
 
+def _parsed(parse: Callable[..., Record | None], place: str, row: str | None, source: config.FileSource) -> Any:
+    """What a source makes of a row."""
+    if row is None:
+        limit = source.max_characters
+        raise BadRow(f"{place} has more than {limit:,} characters: part it, or raise the source's max_characters")
+    return parse(place, row, source)
+
+
 def json_rows(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """The place, `FILE:LINE`, of each line of a JSONL file that is not blank, and its object.
 
     Raises:
       UserError: as `read`.
     """
-    return ((place, _json(place, line)) for _, place, line in _rows(path, "line"))
+    source = config.JsonLines(path)
+    return ((place, _parsed(_json, place, line, source)) for _, place, line in _rows(path, source))
 
 
-def _json(place: str, line: str) -> dict[str, Any]:
+def _json(place: str, line: str, source: config.JsonSource) -> dict[str, Any]:
     """The object that a line is."""
+    if bounded.is_nested(line, source.max_depth):
+        limit = source.max_depth
+        raise BadRow(f"{place} has more than {limit} lists in each other: mend it, or raise the source's max_depth")
     try:
         row = json.loads(_text(place, line))
         if _HALVES.search(line):
@@ -208,11 +239,11 @@ def _plain(place: str, text: str, source: config.FileSource) -> Record:
 
 
 def _json_labelled(place: str, line: str, source: config.LabelledJsonLines) -> Record:
-    return labelled.record(source.form, place, _json(place, line))
+    return labelled.record(source.form, place, _json(place, line, source))
 
 
 def _json_text(place: str, line: str, source: config.JsonLines) -> Record:
-    row = _json(place, line)
+    row = _json(place, line, source)
     text = row.get(source.field)
     if not isinstance(text, str):
         raise BadRow(f"{place} has no text in '{source.field}': {nearest(source.field, row)}")
@@ -230,7 +261,7 @@ class _Template(string.Formatter):
 
 
 def _json_example(place: str, line: str, source: config.JsonLinesInputsTargets) -> Record | None:
-    row, template = _json(place, line), _Template()
+    row, template = _json(place, line, source), _Template()
     try:
         if source.only and not row[source.only]:
             return None
@@ -272,8 +303,10 @@ def _pattern_of_folder(path: str) -> str | None:
 
 def definition(source: Any) -> dict[str, Any]:
     """What of a source's config decides its documents besides their content: all but where it lies."""
-    # What came later counts only where it is given, so that older caches keep their identity.
-    found = {k: v for k, v in config.to_dict(source).items() if k not in source.places and (k, v) != ("only", "")}
+    found = {name: value for name, value in config.to_dict(source).items() if name not in source.places}
+    for name in _LATER:
+        if name in found and found[name] == getattr(type(source), name):
+            del found[name]
     return found | {"kind": _FIRST_KINDS.get(source.kind, source.kind)}
 
 

@@ -12,7 +12,6 @@ the question to it; a context and its choices. What is held out follows from the
 """
 
 import json
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -25,6 +24,8 @@ from plm_jax.data.sources.corpus import BadRow, Record
 
 Row = Mapping[str, Any]
 
+# Of a float32.
+_MOST = float(np.finfo(np.float32).max)
 _LABEL = Column("label", "<i4", "document")
 _COLUMNS = {
     "classes": (_LABEL,),
@@ -107,7 +108,7 @@ def _classes(form: config.Classes, place: str, row: Row) -> Record:
 
 def _score(form: config.Score, place: str, row: Row) -> Record:
     score = _field(place, row, form.score)
-    if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
+    if isinstance(score, bool) or not isinstance(score, int | float) or not -_MOST < score < _MOST:
         raise BadRow(f"{place} has {_brief(score)} in '{form.score}': give a number")
     return Record(*_one_or_two(form, place, row), values={"score": score})
 

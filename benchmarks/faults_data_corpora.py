@@ -1,0 +1,2 @@
+CAMPAIGNS = {}
+SECONDS = 10.0

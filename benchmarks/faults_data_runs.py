@@ -1,0 +1,340 @@
+"""The caches that `faults_data.py` damages, how, and the runs that read them.
+
+python benchmarks/faults_data_runs.py DIR    # makes them
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import random
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import fsspec
+import numpy as np
+
+from plm_jax import config, objectives
+from plm_jax.common import storage
+from plm_jax.common.errors import UserError
+from plm_jax.data import cache, preparation
+from plm_jax.data.cache import columns
+from plm_jax.data.reader import Reader
+from plm_jax.models import settings
+
+_WORDS = "river mountain teacher garden winter station letter captain doctor harbour market village"
+WORDS = _WORDS.split()
+# Documents of the long cache, of one token and one sentence each: vectors too long to be read whole.
+LONG = 2**21 + 2**12
+STEPS, BATCH = 6, 8
+AFAR = "memory://faults"
+
+_VOCABULARY = config.Vocabulary("bytes", eos=256, pad=257, bos=258, cls=258, sep=259, mask=260, sentinels=8)
+_MODEL = {
+    "embedding": settings.Embedding(272, 8, token_types=2),
+    "attention": settings.Attention(1, 8, settings.NoPositions()),
+    "feed_forward": settings.FeedForward(8),
+    "stack": settings.Stack(1),
+}
+
+
+def _run(root: pathlib.Path, model: Any, objective: Any, sources: dict[str, Any], **data: Any) -> config.Run:
+    described = {"cache_dir": str(root / "cache"), "length": 32, "window_tokens": 512, "validation_fraction": 0.1}
+    return config.Run(
+        model=model,
+        objective=objective,
+        data=config.Data(sources=sources, threads=2, prefetch=2, **described | data),
+        vocabulary=_VOCABULARY,
+        optimizer=config.AdamW(),
+        schedule=config.ConstantSchedule(1e-3),
+        train=config.Train(steps=STEPS, batch_size=BATCH, seed=1),
+    )
+
+
+def _texts(root: pathlib.Path) -> dict[str, Any]:
+    return {name: config.JsonLines(str(root / f"{name}.jsonl")) for name in ("a", "b")}
+
+
+def _causal(root: pathlib.Path) -> config.Run:
+    layout = config.Blocks(attend_across_documents=False)
+    return _run(root, settings.Decoder(**_MODEL), objectives.Causal(), _texts(root), layout=layout)
+
+
+def _pairs(root: pathlib.Path) -> config.Run:
+    model = settings.Encoder(**_MODEL, pooler=settings.Pooler())
+    return _run(root, model, objectives.MaskedLM(), _texts(root), layout=config.SentencePairs(duplicates=2))
+
+
+def _sentences(root: pathlib.Path) -> config.Run:
+    model = settings.EncoderDecoder(**_MODEL, decoder_stack=settings.Stack(1))
+    return _run(root, model, objectives.Denoising(insert=0.1), _texts(root), layout=config.WholeSentences())
+
+
+def _questions(root: pathlib.Path) -> config.Run:
+    model = settings.Encoder(**_MODEL, pooler=settings.NoHead())
+    sources = {"questions": config.LabelledJsonLines(str(root / "questions.jsonl"), config.Answers())}
+    return _run(
+        root,
+        model,
+        objectives.SpanExtraction(stride=16, question_length=24),
+        sources,
+        layout=config.Labelled(),
+        length=96,
+    )
+
+
+def _examples(root: pathlib.Path) -> config.Run:
+    model = settings.EncoderDecoder(**_MODEL, decoder_stack=settings.Stack(1))
+    sources = {"examples": config.JsonLinesInputsTargets(str(root / "examples.jsonl"), "{a}", "{b}")}
+    packed = config.InputsTargets(packed=True)
+    return _run(root, model, objectives.SpanCorruption(), sources, length=160, inputs_targets=packed)
+
+
+def _words(root: pathlib.Path) -> config.Run:
+    model = settings.Elmo(embedding=settings.CharacterCNN(vocab_size=32))
+    vocabulary = config.Vocabulary(f"words:{root / 'words.txt'}", train_size=30, bos=0, eos=1, unk=2)
+    sources = {"a": _texts(root)["a"]}
+    data = {"layout": config.Streams(), "cache_dir": str(root / "cache_of_words"), "length": 5}
+    run = _run(root, model, objectives.BidirectionalLM(), sources, **data)
+    return dataclasses.replace(run, vocabulary=vocabulary)
+
+
+def _long(root: pathlib.Path) -> config.Run:
+    return _run(root, settings.Decoder(**_MODEL), objectives.Causal(), {"long": config.TextFiles("-")}, length=64)
+
+
+def _afar(root: pathlib.Path) -> config.Run:
+    run = _long(root)
+    return dataclasses.replace(run, data=dataclasses.replace(run.data, cache_dir=AFAR))
+
+
+RUNS: dict[str, Callable[[pathlib.Path], config.Run]] = {
+    "causal": _causal,
+    "pairs": _pairs,
+    "sentences": _sentences,
+    "questions": _questions,
+    "examples": _examples,
+    "words": _words,
+    "long": _long,
+    "afar": _afar,
+}
+
+
+def make(root: pathlib.Path) -> None:
+    """Writes texts and the caches of all runs, prepared as `prepare` does, but for the long one."""
+    from plm_jax.data import prepare
+
+    root.mkdir()
+    rng = random.Random(0)
+
+    def sentence() -> str:
+        return " ".join(rng.choices(WORDS, k=rng.randint(3, 9))).capitalize() + "."
+
+    def rows(number: int, make: Callable[[int], dict[str, Any]]) -> bytes:
+        return "".join(json.dumps(make(i)) + "\n" for i in range(number)).encode()
+
+    def question(number: int) -> dict[str, Any]:
+        context = " ".join(sentence() for _ in range(4))
+        word = rng.choice(context[:-1].split())
+        answers = {"text": [word], "answer_start": [context.index(word)]}
+        return {"question": f"Where is {word}?", "context": context, "answers": answers}
+
+    for name in "ab":
+        storage.write(
+            str(root / f"{name}.jsonl"), rows(400, lambda i: {"text": " ".join(sentence() for _ in range(6))})
+        )
+    storage.write(str(root / "questions.jsonl"), rows(80, question))
+    storage.write(str(root / "examples.jsonl"), rows(200, lambda i: {"a": sentence(), "b": sentence()}))
+    for name in ("causal", "questions", "examples", "words"):
+        prepare.prepare(RUNS[name](root), show_progress=False)
+    _make_long(root)
+    for name in set(RUNS) - {"afar"}:
+        read(root, name)  # Which makes the indices of layouts.
+
+
+def _make_long(root: pathlib.Path) -> None:
+    temporary, ones = root / "cache" / ".long", np.ones(LONG, np.int64)
+    found = {
+        "tokens": cache.Values(np.random.default_rng(0).integers(0, 256, LONG), ones),
+        "sentence_starts": cache.Values(np.zeros(LONG, np.int64), ones),
+        "first_bytes": cache.Values(ones),
+    }
+    brought = (columns.SENTENCE_STARTS, columns.FIRST_BYTES)
+    vocabulary = cache.read_manifest(str(root / "cache" / "a"))["vocabulary"]
+    size = vocabulary["size"]
+    writer = cache.SplitWriter(str(temporary / "train"), size, brought)
+    writer.add(found, LONG)
+    counts = {"train": writer.close()}
+    described = cache.describe(size, brought, np.ones(size, np.bool_), str(temporary))
+    manifest = {"identity": "long", "vocabulary": vocabulary, "splits": counts, **described}
+    cache.publish(str(temporary), str(root / "cache" / "long"), manifest)
+
+
+def read(root: pathlib.Path, name: str, damage: Callable[[], None] | None = None, processes: int = 0) -> None:
+    """Reads as a run does, and prints what was read: its notes, batches, validation, and counts of tokens.
+
+    Args:
+      damage: what happens once the first batch is there.
+    """
+    run = RUNS[name](root)
+    run = dataclasses.replace(run, data=dataclasses.replace(run.data, processes=processes))
+    if name == "afar":
+        os.environ["HOME"] = str(root / "home")  # Where a mirror is.
+        _upload(root)
+    of_files = config.read_sources(run) if name not in ("long", "afar") else ()
+    if changed := preparation.changed_caches(run, of_files):
+        raise UserError("; ".join(changed))  # As of a run that was trained on others.
+    reader = Reader(run, share=1 / 1024 if name == "afar" else 1.0)
+    reader.check_vocabulary()
+    batches = reader.batches(0)
+    print(_digest(next(batches)))
+    if damage:
+        damage()
+        if name == "afar":
+            _upload(root)
+    for batch in batches:
+        print(_digest(batch))
+    for split in ("validation", "train") if name not in ("long", "afar") else ():
+        for batch in reader.in_order(split, 16, max_batches=40):
+            print(_digest(batch))
+    for name, source in reader.sources.items():
+        for split, opened in source.splits.items():
+            print(name, split, opened.num_bytes, hashlib.sha256(opened.unigram.tobytes()).hexdigest())
+            origins = [source.origin(split, document) for document in range(0, min(400, opened.num_documents), 50)]
+            print([place for _, place in filter(None, origins)])
+    print(*reader.notes(), sep="\n")
+
+
+def _upload(root: pathlib.Path) -> None:
+    """The long cache as it now is, in a bucket of this process."""
+    memory, folder = fsspec.filesystem("memory"), root / "cache" / "long"
+    memory.store.clear()
+    for path in (path for path in folder.rglob("*") if path.is_file()):
+        memory.pipe_file(f"/faults/long/{path.relative_to(folder)}", path.read_bytes())
+
+
+def _digest(batch: dict[str, np.ndarray]) -> str:
+    digest = hashlib.sha256()
+    for key, values in sorted(batch.items()):
+        digest.update(f"{key} {values.dtype} {values.shape}".encode() + values.tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _files(root: pathlib.Path, name: str) -> list[pathlib.Path]:
+    """The files that a run's reading depends on, in no matter which way."""
+    run = RUNS[name](root)
+    folder = root / "cache" if name == "afar" else pathlib.Path(run.data.cache_dir)
+    own = [folder / ("long" if name == "afar" else source) for source in run.data.sources]
+    found = [path for each in (*own, folder / "vocabulary") for path in sorted(each.rglob("*")) if path.is_file()]
+    return [path for path in found if path.name != ".lock"]
+
+
+def damage(root: pathlib.Path, name: str, rng: random.Random) -> tuple[str, Callable[[], None]]:
+    """Something that may happen to a file: what, and that which does it."""
+    files = _files(root, name)
+    path, kind = rng.choice(files), rng.choice(list(_DAMAGES))
+    draw = rng.random(), rng.random(), rng.randrange(8)
+    if kind == "fields":
+        path = rng.choice([path for path in files if path.suffix == ".json"])
+    if kind == "swapped":
+        others = [other for other in files if other.suffix == path.suffix and other != path] or [path]
+        other = rng.choice(others)
+        return f"{path.relative_to(root)} swapped with {other.relative_to(root)}", lambda: _swap(path, other)
+    return f"{path.relative_to(root)} {kind} {draw}", lambda: _DAMAGES[kind](path, *draw)
+
+
+def _swap(path: pathlib.Path, other: pathlib.Path) -> None:
+    aside = path.with_name("aside")
+    path.rename(aside), other.rename(path), aside.rename(other)
+
+
+def _in_place(path: pathlib.Path, change: Callable[[bytearray], Any]) -> None:
+    """Changes a file as it lies there, under whoever reads it; a linked one is first copied."""
+    data = bytearray(path.read_bytes())
+    change(data)
+    if path.stat().st_nlink > 1:
+        path.unlink()
+    with open(path, "r+b" if path.exists() else "wb") as file:
+        file.write(data)
+        file.truncate()
+
+
+def _flip(path: pathlib.Path, at: float, size: float, bit: int) -> None:
+    def change(data: bytearray) -> None:
+        if data:
+            data[int(at * len(data))] ^= 1 << bit
+
+    _in_place(path, change)
+
+
+def _cut(path: pathlib.Path, at: float, size: float, bit: int) -> None:
+    _in_place(path, lambda data: data.__delitem__(slice(0 if bit == 0 else int(at * len(data)), None)))
+
+
+def _zeros(path: pathlib.Path, at: float, size: float, bit: int) -> None:
+    def change(data: bytearray) -> None:
+        begin = int(at * len(data))
+        end = min(len(data), begin + 1 + int(size * 4096))
+        data[begin:end] = bytes(end - begin)
+
+    _in_place(path, change)
+
+
+def _longer(path: pathlib.Path, at: float, size: float, bit: int) -> None:
+    _in_place(path, lambda data: data.extend(data[: 1 + int(size * 4096)]))
+
+
+def _missing(path: pathlib.Path, at: float, size: float, bit: int) -> None:
+    path.unlink()
+
+
+def _added(path: pathlib.Path, at: float, size: float, bit: int) -> None:
+    stem, _, ending = path.name.partition(".")
+    names = [f"{stem}-2.{ending}", "tokens-00007.array_record", "word_starts.npy", "more/manifest.json"]
+    other = path.parent / names[bit % len(names)]
+    other.parent.mkdir(exist_ok=True)
+    if not other.exists():
+        storage.write(str(other), path.read_bytes()[: int(at * 4096)])
+
+
+def _places(tree: Any) -> Iterator[tuple[Any, Any]]:
+    """Every part of a tree of JSON: what holds it, and where."""
+    for key in tree if isinstance(tree, dict) else range(min(len(tree), 3)):
+        yield tree, key
+        if isinstance(tree[key], dict | list):
+            yield from _places(tree[key])
+
+
+def _fields(path: pathlib.Path, at: float, size: float, bit: int) -> None:
+    """A field of a manifest is gone, or of another type, as if it had been written so."""
+    tree = json.loads(path.read_text())
+    crc = tree.pop("crc32", None)
+    places = list(_places(tree))
+    holder, key = places[int(at * len(places))]
+    other = [None, "x", 1.5, [], {}, [{}], True, {"x": 1}][bit]
+    if size < 0.4:
+        del holder[key]
+    elif type(holder[key]) is not type(other):
+        holder[key] = other
+    if crc is not None and isinstance(tree, dict):
+        tree["crc32"] = cache.crc32(tree)
+    path.write_text(json.dumps(tree))
+
+
+_DAMAGES: dict[str, Any] = {
+    "flipped": _flip,
+    "flipped once": _flip,
+    "cut": _cut,
+    "zeroed": _zeros,
+    "longer": _longer,
+    "missing": _missing,
+    "added": _added,
+    "swapped": _swap,
+    "fields": _fields,
+}
+
+
+if __name__ == "__main__":
+    make(pathlib.Path(sys.argv[1]))

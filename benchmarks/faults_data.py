@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -128,10 +129,8 @@ def child(do: Callable[[], None], seconds: float, log: pathlib.Path) -> tuple[st
         os.setsid()
         for stream, path in ((1, log), (2, errors)):
             os.dup2(os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY), stream)
-        sys.argv = sys.argv[:1]
-        command_line.run(do)
-        sys.stdout.flush()
-        os._exit(0)
+        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+        _end(do)
     begin, start, ended = time.monotonic(), _resident(process), None
     while ended is None:
         pid, status = os.waitpid(process, os.WNOHANG)
@@ -149,6 +148,21 @@ def child(do: Callable[[], None], seconds: float, log: pathlib.Path) -> tuple[st
     if ended == 0:
         return "ended", log.read_text(errors="replace")
     return "hang" if ended == "hang" else "traceback", f"exit {ended}: {said}"
+
+
+def _end(do: Callable[[], None]) -> None:
+    """Does something as a verb, and ends this process."""
+    sys.argv = sys.argv[:1]
+    status = 1
+    try:
+        command_line.run(do)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 def _resident(process: int) -> int:

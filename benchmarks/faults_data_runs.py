@@ -246,8 +246,9 @@ def damage(root: pathlib.Path, name: str, rng: random.Random) -> tuple[str, Call
 
 
 def _swap(path: pathlib.Path, other: pathlib.Path) -> None:
-    aside = path.with_name("aside")
-    path.rename(aside), other.rename(path), aside.rename(other)
+    if path != other:
+        aside = path.with_name("aside")
+        path.rename(aside), other.rename(path), aside.rename(other)
 
 
 def _in_place(path: pathlib.Path, change: Callable[[bytearray], Any]) -> None:

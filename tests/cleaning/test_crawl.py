@@ -3,20 +3,23 @@
 import gzip
 import os
 import pathlib
+import zlib
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from plm_jax.cleaning import crawl
+from plm_jax.cleaning import crawl, html, settings
 from plm_jax.cleaning.pages import Page, Tally
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError
 from tests.cleaning.crawls import response, warc_record, write_archive, write_json
 
+LIMITS = settings.Limits()
 
-def read(path) -> tuple[list[Page], list[crawl.Quarantined], dict[str, int]]:
+
+def read(path, limits=LIMITS) -> tuple[list[Page], list[crawl.Quarantined], dict[str, int]]:
     tally = Tally()
-    found = list(crawl.read(str(path), pathlib.Path(path).name, tally))
+    found = list(crawl.read(str(path), pathlib.Path(path).name, tally, limits))
     pages = [each for each in found if isinstance(each, Page)]
     bad = [each for each in found if not isinstance(each, Page)]
     return pages, bad, {reason: count.number for reason, count in tally.items()}
@@ -209,3 +212,74 @@ def test_links_are_followed(tmp_path):
 def test_rows_of_the_output_can_be_cleaned_again(tmp_path):
     row = {"text": "One.", "url": "http://a.org/1", "timestamp": "2020", "language": "en"}
     assert read(write_json(tmp_path / "a.jsonl.gz", [row]))[0] == [Page("http://a.org/1", "One.", "2020")]
+
+
+def test_what_exceeds_a_limit_is_quarantined_with_its_place_and_the_others_are_read(tmp_path):
+    nested = b"<p>Deep.</p>" + b"<div>" * 200_000
+    records = [
+        warc_record("http://a.org/1", response(HTML.encode()), "response"),
+        warc_record("http://a.org/2", response(nested), "response"),
+        warc_record("http://a.org/3", response(b"<p>" + b"x" * 3000), "response"),
+        warc_record("http://a.org/4", b"y" * 2000),
+        warc_record("http://a.org/5", b"Short.\n"),
+    ]
+    few = settings.Limits(page_bytes=1000, body_bytes=2 * 10**6, depth=100)
+    for limits, reasons in (
+        (few, {2: "limits.depth=100", 4: "limits.page_bytes=1000"}),
+        (settings.Limits(body_bytes=1000), {2: "limits.body_bytes=1000", 3: "limits.body_bytes=1000"}),
+    ):
+        pages, bad, _ = read(write_archive(tmp_path / "a.warc.gz", records), limits)
+        assert {page.url[-1] for page in pages} == {str(i) for i in range(1, 6) if i not in reasons}
+        begins = [gzip.decompress((tmp_path / "a.warc.gz").read_bytes()[each.position :])[:200] for each in bad]
+        assert [f"a.org/{i}".encode() in begin for i, begin in zip(reasons, begins, strict=True)] == [True] * len(bad)
+        assert [told in each.reason for told, each in zip(reasons.values(), bad, strict=True)] == [True] * len(bad)
+
+    lines = [b'{"text": "One."}', b'{"text": "' + b"x" * 100 + b'"}', b'{"text": "Two.", "more": [[[[]]]]}', b" " * 500]
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join([*lines, lines[0]]))
+    pages, bad, _ = read(tmp_path / "a.jsonl", settings.Limits(line_bytes=80, depth=3))
+    assert [page.url for page in pages] == ["a.jsonl:1", "a.jsonl:5"]
+    assert [(each.position, each.reason.split("limits.")[1]) for each in bad] == [
+        (2, "line_bytes=80"),
+        (3, "depth=3"),
+        (4, "line_bytes=80"),
+    ]
+
+
+NESTED = {
+    "unclosed": "<div>" * 30,
+    "closed at the end": "<div>" * 30 + "</div>" * 30,
+    "lists": "<ul><li>" * 30,
+    "closed by others": "<b id=1></x>" * 30,
+    "behind a comment": "<!-- --!>" + "<div>" * 30,
+    "behind a quoted end": "<a title='>'>" + "<div>" * 30,
+    "out of SVG": "<svg><p>" + "<div/>" * 30,
+    "styles in SVG": "<svg><style>" + "<g>" * 30,
+    "more attributes than any has": "<p " + " ".join(f"a{i}" for i in range(9000)) + ">",
+    "opened anew": "<i>" * 19 + "<p>x" * 90_000,
+}
+FLAT = {
+    "paragraphs": "<p>x" * 3000,
+    "rows": "<table>" + "<tr><td>x" * 3000,
+    "items": "<ul>" + "<li>x" * 3000,
+    "closed": "<div><b>x</b></div>" * 3000,
+    "links": "<a href=x>y" * 3000,
+    "paths": "<svg>" + "<path d='M0'/>" * 3000 + "</svg><p>x",
+    "scripts": "<script>" + 'document.write("<div><div>");' * 3000 + "</script>",
+    "comments": "<!-- <div> -->" * 3000,
+    "a picture": "<img src='data:image/png;base64," + "abc/+ " * 5000 + "'>",
+}
+
+
+@pytest.mark.parametrize("page", [*NESTED, *FLAT])
+def test_which_pages_are_nested(page):
+    assert html.is_nested((NESTED | FLAT)[page], 20) == (page in NESTED)
+
+
+def test_archives_are_not_read_again_and_again_for_records_that_are_not_there(tmp_path, monkeypatch):
+    """Each member that fails may hold the beginnings of many others."""
+    packer = zlib.compressobj(0, wbits=31)
+    member = packer.compress(b"\x1f\x8b\x08\0\0\0\0\0\0\0" * 20_000)  # Stored as it is, and not ended.
+    (tmp_path / "a.wet.gz").write_bytes(member)
+    monkeypatch.setattr(crawl, "_IN_VAIN", 2**20)
+    pages, bad, _ = read(tmp_path / "a.wet.gz")
+    assert not pages and len(bad) < 1000 and "damaged from here" in bad[-1].reason

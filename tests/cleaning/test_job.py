@@ -1,5 +1,6 @@
 """Whole runs on Beam's local runner: against C4's own steps, to the same bytes however it is cut, past bad data."""
 
+import dataclasses
 import gzip
 import hashlib
 import json
@@ -14,7 +15,7 @@ import fsspec
 import pytest
 
 from plm_jax import config
-from plm_jax.cleaning import job, report, settings
+from plm_jax.cleaning import job, lists, report, settings
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError
 from tests.cleaning.crawls import read_lines, response, sentence, warc_record, write_archive, write_json
@@ -478,3 +479,11 @@ def test_a_crawl_without_pages_is_a_mistake(tmp_path):
     with pytest.raises(UserError, match=r"no page in .*a.jsonl can be read"):
         job.clean([str(path)], str(tmp_path / "out"), settings.resolve("en.noclean"), show_progress=False)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["a.jsonl"]
+
+
+def test_limits_that_are_not_given_leave_the_identity_as_it_was():
+    """Noted at commit 85cc736, before there were any; what was cleaned then is not cleaned again."""
+    flavour, none = settings.FLAVOURS["en.noclean"], lists.Lists(None, {}, [], [])
+    noted = "33f42c60bd1d0903da4b91ef6be2d1bb3638bb82855fa3d3891da6eea9145f40"
+    assert job._identity({}, flavour, none) == noted
+    assert job._identity({}, dataclasses.replace(flavour, limits=settings.Limits(depth=9)), none) != noted

@@ -35,6 +35,12 @@ def test_thresholds_are_the_published_ones():
     assert (many.language.min_probability, many.language.min_bytes, many.language.max_bytes) == (0.95, 100, 10_000)
 
 
+def test_limits_can_be_set():
+    assert settings.resolve("en.noclean", ["limits.depth=20"]).limits == settings.Limits(depth=20)
+    with pytest.raises(UserError, match=r"settings\.limits\.line_bytes is 0: give at least 1"):
+        settings.resolve("en.noclean", ["limits.line_bytes=0"])
+
+
 def test_settings_can_be_changed():
     changes = ["lines.min_words=4", "duplicates.kind=spans", "duplicates.span=2", "language.min_probability=1"]
     rule = settings.resolve(

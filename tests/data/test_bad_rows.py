@@ -123,3 +123,43 @@ def test_a_damaged_file_stops_it_always(make, tmp_path):
     (tmp_path / "a.jsonl.gz").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(UserError, match=r"a.jsonl.gz is damaged"):
         prepare.prepare(make(config.JsonLines(f"{tmp_path}/a.jsonl.gz")), show_progress=False)
+
+
+def test_a_row_beyond_the_limits_is_a_bad_one_with_its_place(make, tmp_path, capsys):
+    rows = [b'{"text": "a"}', b'{"text": "' + b"x" * 60 + b'"}', b" " * 300, b'{"text": "b", "c": [[[[]]]]}']
+    rows += [b'{"text": "[[[[[[[[]"}', b'{"text": "c", "d": "\\"[[[["}', b'{"e": ' + b"[" * 40 + b"}"]
+    write(tmp_path / "a.jsonl", rows)
+    source, skipped = config.JsonLines(f"{tmp_path}/a.jsonl", max_characters=60, max_depth=3), corpus.Skipped()
+    assert [record.text for record in files.read(source, skipped=skipped)] == ["a", "[[[[[[[[]", "c"]
+    told = [line.split(": ")[0].removeprefix(f"{tmp_path}/a.jsonl:") for line in skipped.first]
+    long, deep = "has more than 60 characters", "has more than 3 lists in each other"
+    assert told == [f"2 {long}", f"3 {long}", f"4 {deep}", f"7 {deep}"] and skipped.rows == 7
+    with pytest.raises(UserError, match=r"a.jsonl:2 has more than 60 characters: part it, or raise .*max_characters"):
+        list(files.read(source))
+    # What is not told on the screen stands in the manifest.
+    many = [b'{"text": "x"}'] * 600 + [b"{"] * 5
+    write(tmp_path / "a.jsonl", many)
+    prepare.prepare(make(config.JsonLines(f"{tmp_path}/a.jsonl")), str(tmp_path / "cache"), show_progress=False)
+    noted = cache.read_manifest(str(tmp_path / "cache" / "a"))["bad_rows"]["first"]
+    assert [line.split(" ")[0] for line in noted] == [f"{tmp_path}/a.jsonl:{i}" for i in range(601, 606)]
+    assert "a.jsonl:603 is no JSON" in (said := capsys.readouterr().out) and "a.jsonl:604" not in said
+
+
+def test_texts_beyond_the_limit_are_passed_over_by_what_a_document_is(tmp_path):
+    (tmp_path / "a.txt").write_text("one\n" + "two " * 9 + "\nthree\n\n" + "four\n" * 4 + "\nfive\n")
+    found = {}
+    for document in ("line", "paragraph", "file"):
+        skipped = corpus.Skipped()
+        source = config.TextFiles(f"{tmp_path}/a.txt", document=document, max_characters=18)
+        found[document] = [[record.text for record in files.read(source, skipped=skipped)], skipped.bad]
+    assert found["line"] == [["one", "three", *["four"] * 4, "five"], 1]
+    assert found["paragraph"] == [["five"], 2] and found["file"] == [[], 1]
+
+
+def test_limits_that_are_not_given_are_no_part_of_what_a_source_is():
+    """So that caches of before there were any are what the config names."""
+    assert files.definition(config.JsonLines("x")) == {"kind": "jsonl", "field": "text"}
+    assert files.definition(config.TextFiles("x")) == {"kind": "text", "document": "file"}
+    assert files.definition(config.JsonLines("x", max_depth=9))["max_depth"] == 9
+    with pytest.raises(UserError, match="max_characters is 0"):
+        config.TextFiles("x", max_characters=0)

@@ -1,0 +1,203 @@
+"""Damage of a cache's indices: found in one line when it is first read, and nothing wrong is ever read."""
+
+import json
+import os
+import re
+
+import numpy as np
+import pytest
+
+from plm_jax import config, objectives
+from plm_jax.common.errors import UserError
+from plm_jax.data import cache
+from plm_jax.data.cache import form, rising, vectors
+from plm_jax.data.reader import Reader
+from tests.support import caches
+
+SPECIALS = {"pad": 90, "mask": 91, "cls": 92, "sep": 93, "bos": 94}
+
+
+@pytest.fixture
+def long(monkeypatch):
+    """Every vector is a long one, read by pages of 256 bytes; records and files of them are short."""
+    monkeypatch.setattr(vectors, "_SHORT_BYTES", -1)
+    monkeypatch.setattr(cache.checked, "_PAGE", 32)
+    monkeypatch.setattr(form, "RECORD_TOKENS", 256)
+    monkeypatch.setattr(form, "SHARD_RECORDS", 2)
+    monkeypatch.setattr(form, "MILESTONE_TOKENS", 512)
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes the cache of source `a`: 300 documents of some sentences; gives its folder."""
+
+    def make():
+        rng, documents = np.random.default_rng(0), []
+        for _ in range(300):
+            sizes = rng.integers(1, 12, rng.integers(1, 5))
+            documents.append((rng.integers(0, 90, sizes.sum()), np.cumsum(sizes) - sizes))
+        caches.write(tmp_path, "a", {"train": documents}, 100, {"kind": "bytes", "eos": 99, "unk": None, **SPECIALS})
+        return tmp_path / "a"
+
+    return make
+
+
+def flip(path, at, bit=3):
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1 << bit
+    path.write_bytes(data)
+
+
+def batches(run, number=8):
+    opened = Reader(run)
+    return [opened.batch(step, range(run.train.batch_size)) for step in range(number)]
+
+
+RUNS = {
+    "causal": (objectives.Causal(), config.Blocks(attend_across_documents=False)),
+    "sentences": (objectives.Denoising(), config.Blocks()),
+    "pairs": (objectives.MaskedLM(), config.SentencePairs(duplicates=2)),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_rows_are_the_same_however_long_vectors_are(write, make_run, monkeypatch, long, name):
+    folder, (objective, layout) = write(), RUNS[name]
+    run = make_run("a", objective=objective, data={"layout": layout, "length": 16}, **SPECIALS)
+    found = batches(run)
+    assert isinstance(cache.open_source(str(folder.parent), "a").splits["train"].documents, rising.Ranged)
+    monkeypatch.setattr(vectors, "_SHORT_BYTES", 2**24)
+    for one, other in zip(found, batches(run), strict=True):
+        for key in one | other:
+            np.testing.assert_array_equal(one[key], other[key], key)
+
+
+def test_a_block_is_checked_when_it_is_read_and_others_are_read(write, long):
+    folder = write()
+    wanted = cache.open_source(str(folder.parent), "a").splits["train"]
+    starts, documents = np.asarray(wanted.sentences), np.asarray(wanted.documents)
+    flip(folder / "train/sentence_starts.npy", 128 + 8 * 200, bit=0)
+    split = cache.open_source(str(folder.parent), "a").splits["train"]
+    assert split.sentences[:192].tolist() == starts[:192].tolist()
+    assert split.sentences[224:].tolist() == starts[224:].tolist()
+    assert np.array_equal(np.asarray(split.documents), documents)
+    for read in (lambda: split.sentences[200], lambda: split.sentences.searchsorted(int(starts[200]))):
+        with pytest.raises(UserError, match=r"sentence_starts.npy is damaged \(its bytes have changed.*/a and"):
+            read()
+    with pytest.raises(UserError, match="its bytes have changed"):
+        np.asarray(split.sentences)
+
+
+TOKENS = "tokens-00003.array_record"
+UNDER_WAY = [(file, damage) for file in ("documents.npy", TOKENS) for damage in ("flip", "cut")]
+
+
+@pytest.mark.parametrize(("file", "damage"), [*UNDER_WAY, ("documents.npy", "missing")])
+def test_what_is_damaged_under_way_ends_a_run_with_one_line(write, make_run, long, monkeypatch, file, damage):
+    """Also where threads of Grain's find it, and where a mapped file would end the process."""
+    folder = write()
+    monkeypatch.setattr(rising, "_KEPT_BYTES", 0)
+    data = {"length": 16, "threads": 2, "prefetch": 2, "window_tokens": 2048}
+    reads = make_run("a", data=data, train={"steps": 400}, **SPECIALS)
+    whole = iter(Reader(reads).batches(0))
+    wanted = [next(whole) for _ in range(200)]
+    found = Reader(reads).batches(0)
+    for batch in wanted[:2]:
+        np.testing.assert_array_equal(next(found)["digest"], batch["digest"])
+    path = folder / "train" / file
+    if damage == "flip":
+        data = bytearray(path.read_bytes())
+        data[128::64] = bytes(byte ^ 4 for byte in data[128::64])
+        path.write_bytes(data)
+    elif damage == "cut":
+        os.truncate(path, 150)
+    else:
+        path.unlink()
+    with pytest.raises(UserError, match=rf"{re.escape(str(path))} is damaged") as caught:
+        for batch in wanted[2:]:
+            np.testing.assert_array_equal(next(found)["digest"], batch["digest"])
+    assert "\n" not in str(caught.value)
+
+
+def test_an_index_of_a_layout_is_checked_and_is_the_one_that_was_asked_for(write, make_run, long):
+    folder = write()
+    runs = [
+        make_run("a", objective=objectives.MaskedLM(), data={"layout": layout, "length": 16}, **SPECIALS)
+        for layout in (config.SentencePairs(duplicates=2), config.SentencePairs(duplicates=3))
+    ]
+    for run in runs:
+        batches(run)
+    one, other = sorted((folder / "index").iterdir())
+    flip(one / "starts.npy", 128 + 8 * 40)
+    with pytest.raises(UserError, match=r"starts.npy is damaged .*delete .*/index"):
+        list(map(batches, runs))
+    flip(one / "starts.npy", 128 + 8 * 40)
+    one.rename(folder / "aside"), other.rename(one), (folder / "aside").rename(other)
+    with pytest.raises(UserError, match=r"index.json is damaged \(it has changed"):
+        batches(runs[0])
+    described = json.loads((one / "index.json").read_text())
+    for wrong in ([], 5, {}, described | {"passes": [0, "x"]}, "["):
+        (one / "index.json").write_text(wrong if isinstance(wrong, str) else json.dumps(wrong))
+        with pytest.raises(UserError, match=r"index.json is damaged"):
+            list(map(batches, runs))
+
+
+def test_caches_of_the_format_before_are_read_and_checked(write, make_run, monkeypatch):
+    """In format 4 blocks were longer: a record of tokens, and 2^20 bytes of a vector."""
+    run = make_run("a", data={"length": 16}, **SPECIALS)
+    write()
+    wanted = batches(run)
+    with monkeypatch.context() as then:
+        then.setattr(form, "FORMAT", 4)
+        for module in (form, vectors):
+            then.setattr(module, "BLOCK_BYTES", 2**20)
+        folder = write()
+    manifest = cache.read_manifest(str(folder))
+    assert manifest["format"] == 4 and manifest["splits"]["train"]["blocks"]["tokens"] == 1
+    for one, other in zip(batches(run), wanted, strict=True):
+        np.testing.assert_array_equal(one["digest"], other["digest"])
+    assert not any("checksums" in note for note in Reader(run).notes())
+    cache.verify(str(folder.parent), "a")
+    for at, file in ((128 + 8 * 100, "documents.npy"), (128 + 8 * 7, "unigram.npy")):
+        flip(folder / "train" / file, at)
+        with pytest.raises(UserError, match=rf"{file} is damaged"):
+            Reader(run)
+        flip(folder / "train" / file, at)
+
+
+def test_without_checksums_numbers_are_looked_at(write, monkeypatch):
+    """As those of format 3 are."""
+    folder = write()
+    monkeypatch.setattr(form.Manifest, "has_checksums", False)
+    for file, number in (("documents", 100), ("sentence_starts", 300), ("unigram", 7)):
+        path = folder / "train" / f"{file}.npy"
+        flip(path, 128 + 8 * number + 5)
+        with pytest.raises(UserError, match=rf"{file}.npy is damaged \(its (numbers|counts)"):
+            assert cache.open_source(str(folder.parent), "a").splits["train"].unigram is None
+        flip(path, 128 + 8 * number + 5)
+    assert cache.open_source(str(folder.parent), "a").splits["train"].unigram.sum() > 0
+
+
+def test_the_vocabulary_beside_the_caches_is_theirs(write, make_run):
+    folder = write()
+    (folder.parent / "vocabulary").mkdir()
+    (folder.parent / "vocabulary" / "vocab.txt").write_text("a\nb\n")
+    digest = cache.form.storage.sha256(str(folder.parent / "vocabulary" / "vocab.txt"))
+    caches.rewrite(folder, lambda manifest: manifest["vocabulary"].update(files={"vocab.txt": digest}))
+    opened = Reader(make_run("a", **SPECIALS))
+    opened.check_vocabulary()
+    (folder.parent / "vocabulary" / "vocab.txt").write_text("a\nc\n")
+    with pytest.raises(UserError, match=r"vocabulary/vocab.txt is not the vocabulary that the caches were made with"):
+        opened.check_vocabulary()
+
+
+def test_files_json_that_was_not_written_so_tells_nothing(write, tmp_path):
+    folder = write()
+    rows = {"train": [["a.jsonl", 5, 7, "sha"]]}
+    (folder / "files.json").write_bytes(form.files_json(rows))
+    assert form.read_files(str(folder)) == rows
+    (folder / "files.json").write_text(json.dumps(rows))  # As before there was a checksum in it.
+    assert form.read_files(str(folder)) == rows
+    for wrong in (form.files_json(rows).replace(b"a.jsonl", b"b.jsonl"), b"[", b"[]", b'{"train": [["a", 1]]}', b"5"):
+        (folder / "files.json").write_bytes(wrong)
+        assert form.read_files(str(folder)) is None

@@ -17,12 +17,13 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from plm_jax import objectives
-from plm_jax.common import storage
+from plm_jax.common import storage, trees
 from plm_jax.common.errors import UserError, one_line
 from plm_jax.data.layouts.layout import Example, Rows
 
@@ -52,6 +53,18 @@ class Index(NamedTuple):
 
     passes: list[int]
     columns: "dict[str, np.ndarray | cache.Ranged]"
+
+
+@dataclass(frozen=True)
+class _Described:
+    """An `index.json`."""
+
+    key: str
+    passes: tuple[int, ...]
+    types: dict[str, str]
+    blocks: dict[str, int]
+    checksums: int
+    crc32: int
 
 
 def open_index(
@@ -126,19 +139,21 @@ def _write(
         storage.sync(file)
 
 
-def _describe(folder: str) -> dict[str, Any]:
+def _describe(folder: str) -> _Described:
     """What its `index.json` says of the index in a folder, which has the name of its key."""
     from plm_jax.data import cache
 
     path = os.path.join(folder, "index.json")
     try:
         with open(path) as file:
-            described = json.load(file)
-        is_whole = described["crc32"] == cache.crc32(described) and described["key"] == os.path.basename(folder)
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+            read = json.load(file)
+        described = trees.parse(_Described, read, "index")
+    except (OSError, ValueError, RecursionError, UserError) as error:
         raise cache.damaged(path, one_line(error)) from error
-    if not is_whole:
+    if described.crc32 != cache.crc32(read) or described.key != os.path.basename(folder):
         raise cache.damaged(path, "it has changed")
+    if not described.passes or not described.types.keys() <= described.blocks.keys():
+        raise cache.damaged(path, "lacks some of its columns")
     return described
 
 
@@ -147,8 +162,8 @@ def _open(folder: str) -> "tuple[cache.Vectors, list[int]]":
     from plm_jax.data import cache
 
     described, place = _describe(folder), cache.Folder(os.path.dirname(folder))
-    vectors = cache.Vectors(place, os.path.basename(folder), described["blocks"], described["checksums"])
-    return vectors, described["passes"]
+    vectors = cache.Vectors(place, os.path.basename(folder), described.blocks, described.checksums)
+    return vectors, list(described.passes)
 
 
 def verify(folder: str) -> None:
@@ -158,7 +173,7 @@ def verify(folder: str) -> None:
       UserError: a file of it is damaged.
     """
     vectors, passes = _open(folder)
-    for name, dtype in _describe(folder)["types"].items():
+    for name, dtype in _describe(folder).types.items():
         vectors.whole(name, passes[-1], dtype)
 
 

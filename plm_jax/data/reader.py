@@ -220,8 +220,8 @@ class Reader:
 
     def batch(self, step: int, rows: Sequence[int]) -> Example:
         """These rows of a step's global batch, [rows, …], and `digest` uint32 [rows, 2] (see `digest_hex`)."""
-        numbers = self.numbers(step)
-        return _batch(self._fetched(self.example, [numbers[row] for row in rows]))
+        first = self.numbers(step).start
+        return _batch(self._fetched(self.example, [first + row for row in rows]))
 
     def batches(self, first_step: int, rows: StageRows | None = None) -> Iterator[Example]:
         """The batches of steps `first_step` up to `train.steps`, made ahead; any start costs the same.

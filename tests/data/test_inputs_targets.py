@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from plm_jax import config, objectives
+from plm_jax.common import users
 from plm_jax.common.errors import UserError
 from plm_jax.config import pages
 from plm_jax.data import cache, prepare, reader
@@ -310,6 +311,7 @@ def test_seqio_tasks_of_texts_and_of_tokens(tmp_path, monkeypatch):
         "    output_features={'targets': text})\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
+    users.trust(["more_tasks"])
     for name in ("as_text", "kept", "tokens"):
         task = tasks.task("x", config.SeqioInputsTargets(f"more_{name}", "more_tasks"))
         found = list(tasks.examples(task, "validation"))

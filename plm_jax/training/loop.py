@@ -89,12 +89,10 @@ def _pretrain(
     described = run_directory.read(workdir) or {}
     resumed = resume.find(run, workdir, refuse_damaged)
     trainer = Trainer(run, resumed=resumed)
-    notes, history = [], []
+    notes, changes = [], []
     if resumed:
         changes = trainer.changes()
         notes = resumed.notes(run, changes)
-        history = [event for event in described.get("history", []) if event["step"] < resumed.step]
-        history += [run_directory.event(resumed.step, [change[:3] for change in changes])] if changes else []
         if is_first and (resumed.step == run.train.steps or any(change.refused for change in changes)):
             print(*notes, sep="\n", end="\n" if notes else "", file=sys.stderr)
             notes = []
@@ -111,11 +109,14 @@ def _pretrain(
     with heartbeat, Checkpoints(workdir, run.checkpoint, base) as checkpoints:
         state, started = trainer.start(checkpoints)
         first_step = int(state.step)
-        telemetry = Telemetry(workdir, first_step, run.train.steps) if is_first else None
+        logged_every = (resumed.before if resumed else run).train.log_every
+        telemetry = Telemetry(workdir, first_step, run.train.steps, logged_every) if is_first else None
         with telemetry or contextlib.nullcontext(), heard(telemetry.say if telemetry else lambda line: None):
             if telemetry:
                 trainer.reader.check_vocabulary()
-                run_directory.write(workdir, run, trainer.mesh.shape, history)
+                devices = f"{jax.device_count()} {jax.devices()[0].device_kind}"
+                start = run_directory.start(first_step, [change[:3] for change in changes], devices)
+                run_directory.write(workdir, run, trainer.mesh.shape, [*described.get("history", []), start])
                 for note in [*notes, *started, *trainer.notes(), *trainer.reader.notes(), *trainer.validation.notes()]:
                     telemetry.say(note)
                 sink = weights_and_biases.Sink(run, workdir, telemetry.say)

@@ -33,11 +33,11 @@ def read(workdir: str) -> dict[str, Any] | None:
     except users.MissingCodeError:
         raise
     except (ValueError, KeyError, TypeError, UserError) as error:
-        raise UserError(f"{path} is damaged ({error}): delete it to go on with the config given now") from error
+        raise UserError(f"{path} is damaged ({error}): move it away to go on with the config given now") from error
 
 
 def write(workdir: str, run: config.Run, mesh: Mapping[str, int], history: Sequence[dict[str, Any]]) -> None:
-    """Writes config.json and copies the vocabulary; `history` has an `event` for each time that the config changed."""
+    """Writes config.json and the vocabulary; `history` has a `start` for each time that the run began or went on."""
     described = {
         "config": config.to_dict(run),
         "modules": users.used(run),
@@ -58,14 +58,15 @@ def has_checkpoint(workdir: str) -> bool:
     return any(name.isdecimal() for name in storage.names(os.path.join(workdir, "checkpoints")))
 
 
-def event(step: int, changes: Sequence[tuple[str, Any, Any]]) -> dict[str, Any]:
-    """An entry of the history: the step after which fields changed, when, from what to what, and what it runs with."""
+def start(step: int, changes: Sequence[tuple[str, Any, Any]], devices: str) -> dict[str, Any]:
+    """An entry of the history: after which step, when, which fields changed from what to what, what it runs with."""
     return {
         "step": step,
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "changes": {field: {"was": was, "is": now} for field, was, now in changes},
         "versions": versions(),
         "git_commit": git_commit(),
+        "devices": devices,
     }
 
 

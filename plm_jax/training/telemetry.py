@@ -27,8 +27,12 @@ _UPLOAD_SECONDS = 60
 class Telemetry:
     """Writes metrics.jsonl and TensorBoard files of a run; a context manager, for the first process alone."""
 
-    def __init__(self, workdir: str, first_step: int, steps: int):
-        """Opens the files; lines after `first_step`, left by a run that was cut off, are dropped."""
+    def __init__(self, workdir: str, first_step: int, steps: int, logged_every: int = 1):
+        """Opens the files; lines after `first_step`, left by a run that was cut off, are dropped, which is said.
+
+        Args:
+          logged_every: how many steps apart rows were so far; where more are missing, that is said, too.
+        """
         self._exit = contextlib.ExitStack()
         self._fails = False
         self._others: list[Callable[[dict], None]] = []
@@ -36,7 +40,7 @@ class Telemetry:
         if storage.is_remote(workdir):
             self._folder = self._exit.enter_context(tempfile.TemporaryDirectory())
         path = os.path.join(self._folder, "metrics.jsonl")
-        lines = [line for line in read_lines(os.path.join(workdir, "metrics.jsonl")) if line["step"] <= first_step]
+        lines, notes = _kept(workdir, first_step, logged_every)
         storage.write(path, "".join(json.dumps(line) + "\n" for line in lines).encode("utf-8"))
         self._rows = _Rows(path)
         self._exit.callback(self._rows.close)
@@ -53,6 +57,8 @@ class Telemetry:
             dynamic_ncols=True,
             file=None if terminal else _Lines(),
         )
+        for note in notes:
+            self.say(note)
         self._exit.enter_context(progress.beating(functools.partial(self._tick, terminal), 1.0, lambda seconds: 1.0))
 
     def __enter__(self):
@@ -238,6 +244,33 @@ def heard(say: Callable[[str], None]):
         logger.removeHandler(handler)
         logger.setLevel(level)
         logger.propagate = propagate
+
+
+def _kept(workdir: str, first_step: int, logged_every: int) -> tuple[list[dict], list[str]]:
+    """The rows of metrics.jsonl up to the step that a run goes on from, and what is to be said of it.
+
+    Raises:
+      UserError: it is no such file.
+    """
+    path = os.path.join(workdir, "metrics.jsonl")
+    if not storage.exists(path):
+        return [], [f"{path} is gone: the rows of steps 1 to {first_step} are lost"] * bool(first_step)
+    rows = read_lines(path)
+    steps = [row.get("step") if isinstance(row, dict) else None for row in rows]
+    if not all(isinstance(step, int) for step in steps) or steps != sorted(steps):
+        raise UserError(f"{path} is not that of a run, whose rows have ascending steps: move it away")
+    kept = [row for row in rows if row["step"] <= first_step]
+    notes, dropped = [], len(rows) - len(kept)
+    if dropped and not first_step:
+        aside = next(name for n in range(1, 10**6) if not storage.exists(name := f"{path}.{n}"))
+        storage.copy(path, aside)
+        notes.append(f"there is no checkpoint to go on from: {dropped} rows up to step {steps[-1]} are now in {aside}")
+    elif dropped:
+        notes.append(f"dropped {dropped} rows of metrics.jsonl after step {first_step}, which come again")
+    last = kept[-1]["step"] if kept else 0
+    if first_step - last >= logged_every:
+        notes.append(f"{path} was cut: the rows of steps {last + 1} to {first_step} are lost")
+    return kept, notes
 
 
 def read_lines(path: str) -> list[dict]:

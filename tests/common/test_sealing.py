@@ -1,0 +1,95 @@
+"""Sealed folders: any change of any file is found."""
+
+import shutil
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plm_jax.common import sealing
+from plm_jax.common.errors import UserError
+
+FILES = {"a": b"weights", "below/b": b"\x00" * 40, "below/.hidden": b"", "c.json": b"{}"}
+
+
+def folder(path):
+    for name, content in FILES.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_bytes(content)
+    sealing.seal(str(path), {"step": 7})
+    return path
+
+
+@pytest.fixture(scope="module")
+def sealed(tmp_path_factory):
+    return folder(tmp_path_factory.mktemp("sealed"))
+
+
+def test_what_is_as_it_was_sealed_says_what_it_is(sealed):
+    manifest = sealing.verify(str(sealed))
+    assert manifest["step"] == 7 and manifest["files"].keys() == FILES.keys()
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from([*FILES, sealing.MANIFEST]), st.data())
+def test_any_bit_that_flips_and_any_cut_is_found(sealed, name, data):
+    path = sealed / name
+    before = path.read_bytes()
+    after = bytearray(before)
+    if before and data.draw(st.booleans()):
+        bit = data.draw(st.integers(0, 8 * len(before) - 1))
+        after[bit // 8] ^= 1 << bit % 8
+    else:
+        after = data.draw(st.sampled_from([before[:-1], before[: len(before) // 2], before + b" "]))
+    path.write_bytes(after)
+    try:
+        if after == before:
+            sealing.verify(str(sealed))
+            return
+        with pytest.raises(sealing.DamagedError, match=name if name in FILES else "manifest"):
+            sealing.verify(str(sealed))
+    finally:
+        path.write_bytes(before)
+
+
+def test_missing_added_and_swapped_files_are_named(tmp_path):
+    for change, says in (
+        (lambda path: (path / "a").unlink(), "a is missing"),
+        (lambda path: (path / "below" / "new").touch(), "below/new was added"),
+        (lambda path: shutil.copy(path / "c.json", path / "a"), "a has 2 bytes and not 7"),
+        (lambda path: (path / "a").write_bytes(b"Weights"), "a is damaged"),
+        (lambda path: (path / sealing.MANIFEST).unlink(), "has no manifest"),
+        (lambda path: ((path / "a").unlink(), (path / "a").symlink_to("c.json")), "a is missing"),
+    ):
+        path = folder(tmp_path / says.replace("/", " "))
+        change(path)
+        with pytest.raises(sealing.DamagedError, match=says):
+            sealing.verify(str(path))
+
+
+def test_only_what_is_asked_for_is_read(tmp_path):
+    path = folder(tmp_path)
+    (path / "a").write_bytes(b"Weights")
+    assert sealing.verify(str(path), ["below/"])["step"] == 7
+    with pytest.raises(sealing.DamagedError):
+        sealing.verify(str(path), ["a"])
+
+
+def test_each_process_hashes_its_own_and_the_first_one_puts_them_together(tmp_path, monkeypatch):
+    for name, content in FILES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+
+    def share(process):
+        return sealing.Share(process, 2, lambda path: 3 if path.startswith("below") else 0)
+
+    monkeypatch.setattr(sealing, "_PARTS_SECONDS", 0.0)
+    with pytest.raises(UserError, match="part-1"):
+        sealing.seal(str(tmp_path), {"step": 7}, share(0))
+    sealing.seal(str(tmp_path), {"step": 7}, share(1))
+    sealing.seal(str(tmp_path), {"step": 7}, share(0))
+    assert sealing.verify(str(tmp_path))["files"].keys() == FILES.keys()
+    (tmp_path / "below" / "b").write_bytes(b"\x01" * 40)
+    sealing.verify(str(tmp_path), share=share(0))  # Not its own.
+    with pytest.raises(sealing.DamagedError, match="below/b is damaged"):
+        sealing.verify(str(tmp_path), share=share(1))

@@ -1,0 +1,173 @@
+"""Checkpoints that are damaged, swapped, read while they are removed, or of old."""
+
+import json
+import pathlib
+import shutil
+
+import pytest
+
+from plm_jax import config
+from plm_jax.common import sealing
+from plm_jax.common.errors import UserError
+from plm_jax.training import checkpoint_folders as folders
+from plm_jax.training import checkpoints, loop
+from tests.support import resume, runs
+
+
+@pytest.fixture(scope="module")
+def trained(tiny, tmp_path_factory):
+    """The directory of a run that kept the checkpoints of steps 2, 4 and 6."""
+    workdir = tmp_path_factory.mktemp("trained") / "run"
+    settings = {"save_every": 2, "keep_last": 3}
+    loop.pretrain(runs.make(tiny, train={"steps": 6, "log_every": 1}, checkpoint=settings), str(workdir))
+    return workdir
+
+
+@pytest.fixture
+def copied(trained, tmp_path):
+    return pathlib.Path(shutil.copytree(trained, tmp_path / "run"))
+
+
+def flip(path: pathlib.Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+
+
+def values(checkpoint: pathlib.Path, item: str) -> pathlib.Path:
+    """The file with the most of an item's values."""
+    return max((path for path in (checkpoint / item).rglob("d/*")), key=lambda path: path.stat().st_size)
+
+
+def swap_items(directory):
+    for step in ("4", "6"):
+        shutil.rmtree(directory / step / "params")
+    shutil.copytree(directory / "2" / "params", directory / "6" / "params")
+    shutil.copytree(directory / "2" / "params", directory / "4" / "params")
+
+
+def rename(directory):
+    shutil.rmtree(directory / "6")
+    (directory / "4").rename(directory / "6")
+
+
+DAMAGES = {
+    "a weight": (lambda directory: flip(values(directory / "6", "params")), "6", "is damaged"),
+    "a moment": (lambda directory: flip(values(directory / "6", "training")), "6", "is damaged"),
+    "the manifest": (lambda directory: flip(directory / "6/manifest.json"), "6", "manifest.json is damaged"),
+    "no manifest": (lambda directory: (directory / "6/manifest.json").unlink(), "6", "has no manifest.json"),
+    "the meta": (lambda directory: flip(directory / "6/meta/metadata"), "6", ""),
+    "an added file": (lambda directory: (directory / "6/params/d/new").touch(), "6", "was added"),
+    "parts of another": (swap_items, "4", "is missing"),
+    "another step": (rename, "6", "it was saved as 4, of step 4"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_run_goes_on_from_the_newest_whole_one_and_keeps_the_damaged(damage, trained, copied, tiny, verb):
+    change, name, says = DAMAGES[damage]
+    change(copied / "checkpoints")
+    damaged = {path: path.read_bytes() for path in (copied / "checkpoints" / name).rglob("*") if path.is_file()}
+    told = verb("checkpoints", "verify", str(copied))
+    assert told.status == 2 and says in told.out and "goes on from the newest one" in told.err.splitlines()[-1]
+    with pytest.raises(UserError) as refused:
+        loop.pretrain(_run(tiny), str(copied), refuse_damaged=True)
+    assert str(copied / "checkpoints/6") in str(refused.value) and "\n" not in str(refused.value)
+    loop.pretrain(_run(tiny), str(copied))
+    history = json.loads((copied / "config.json").read_text())["history"]
+    assert history[-1]["step"] == {"parts of another": 2, "another step": 2}.get(damage, 4)
+    assert resume.differences(copied, trained) == []
+    aside = copied / "checkpoints" / f"{name}.damaged"
+    assert {aside / path.relative_to(copied / "checkpoints" / name): data for path, data in damaged.items()} == {
+        path: path.read_bytes() for path in aside.rglob("*") if path.is_file()
+    }
+    assert verb("checkpoints", "verify", str(copied)).status == 0
+
+
+def _run(tiny):
+    return runs.make(tiny, train={"steps": 6, "log_every": 1}, checkpoint={"save_every": 2, "keep_last": 3})
+
+
+def test_where_none_is_whole_the_run_is_refused_and_nothing_is_lost(copied, tiny):
+    for step in (2, 4, 6):
+        flip(values(copied / "checkpoints" / str(step), "params"))
+    with pytest.raises(UserError, match="checkpoints/2 is damaged"):
+        loop.pretrain(_run(tiny), str(copied))
+    assert {path.name for path in (copied / "checkpoints").iterdir()} == {"2", "4.damaged", "6.damaged"}
+
+
+def test_readers_refuse_and_name_one_that_is_whole(copied, verb):
+    flip(values(copied / "checkpoints/6", "params"))
+    for name, arguments in {
+        "evaluate": [f"--checkpoint={copied}"],
+        "convert": [f"--source={copied}/checkpoints/6", f"--target={copied}/out"],
+        "generate": [f"--checkpoint={copied}", "--prompt=a"],
+    }.items():
+        told = verb(name, *arguments)
+        assert told.status == 2, name
+        assert told.err.splitlines()[-1].endswith(f"use another checkpoint, such as {copied}/checkpoints/4"), told.err
+    assert checkpoints.load_params(str(copied / "checkpoints/4")).meta["step"] == 4
+
+
+def test_one_of_format_1_is_read_and_told(copied, tiny, capsys):
+    newest = copied / "checkpoints/6"
+    (newest / sealing.MANIFEST).unlink()
+    meta = json.loads((newest / "meta/metadata").read_text())
+    (newest / "meta/metadata").write_text(json.dumps(meta | {"format": 1}))
+    loop.pretrain(runs.make(tiny, train={"steps": 8}, checkpoint={"save_every": 8}), str(copied), allow_changes=True)
+    assert "6 is of format 1, without checksums" in capsys.readouterr().err
+    assert folders.checked(folders.of_run(str(copied)) / "8")["step"] == 8
+    assert checkpoints.load_params(str(newest)).meta["step"] == 6
+    assert "without checksums" in capsys.readouterr().err
+
+
+def test_one_that_is_read_is_not_removed_until_it_is_forgotten(copied):
+    directory = folders.of_run(str(copied))
+    loaded = checkpoints.load_params(str(copied / "checkpoints/2"))
+    assert folders.prune(directory, {6}) == [4]
+    leaf = loaded.params["embedding"]["tokens"]["embedding"] if "embedding" in loaded.params else None
+    del leaf, loaded
+    assert folders.prune(directory, {6}) == [2] and folders.finished(directory) == [6]
+
+
+def test_a_reader_takes_the_newer_one_where_its_own_is_removed(copied, monkeypatch):
+    checked = folders.checked
+
+    def removed_meanwhile(checkpoint, below=("",)):
+        monkeypatch.setattr(folders, "checked", checked)
+        shutil.rmtree(copied / "checkpoints/6")
+        return checked(checkpoint, below)
+
+    monkeypatch.setattr(folders, "checked", removed_meanwhile)
+    assert checkpoints.load_params(str(copied)).meta["step"] == 4
+    with pytest.raises(UserError):
+        monkeypatch.setattr(folders, "checked", lambda *_: (_ for _ in ()).throw(UserError("always")))
+        checkpoints.load_params(str(copied))
+
+
+def test_prune_and_list(copied, verb):
+    listed = verb("checkpoints", "list", str(copied))
+    assert listed.status == 0 and [line.split()[0] for line in listed.out.splitlines()] == ["2", "4", "6"]
+    flip(values(copied / "checkpoints/6", "params"))
+    refused = verb("checkpoints", "prune", str(copied), "--keep_last=1")
+    assert refused.status == 2 and "6 is damaged" in refused.err
+    shutil.rmtree(copied / "checkpoints/6")
+    pruned = verb("checkpoints", "prune", str(copied), "--keep_last=1")
+    assert pruned.out == "removed 2; kept 4\n", pruned.err
+    for arguments, says in (
+        (["prun", str(copied)], "did you mean 'prune'?"),
+        (["list"], "DIR is missing"),
+        (["list", str(copied / "none")], "no finished checkpoint"),
+        (["prune", str(copied), "--keep_last=0"], "give 1 or more"),
+    ):
+        told = verb("checkpoints", *arguments)
+        assert told.status == 2 and says in told.err, told.err
+
+
+def test_what_cut_off_saves_left_is_removed_and_the_best_weights_stay(tmp_path):
+    directory = folders.of_run(str(tmp_path))
+    for name in ("8.unsealed", "8.unsealed.orbax-checkpoint-tmp", "4.removed", "best.removed", "6.damaged", "2"):
+        (directory / name).mkdir(parents=True)
+    with checkpoints.Checkpoints(str(tmp_path), config.Checkpoint()):
+        pass
+    assert {path.name for path in directory.iterdir()} == {"best", "6.damaged", "2"}

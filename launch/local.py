@@ -20,8 +20,9 @@ import time
 
 import jobs
 
-# From the request to stop until the kill.
-GRACE_SECONDS = 10
+# From the request to stop until the kill: of a whole job, which may be about to save its step, and of what is left of
+# one of which a process failed.
+GRACE_SECONDS, LEFT_SECONDS = 130, 10
 
 
 def free_port() -> int:
@@ -46,15 +47,17 @@ def environment(process: int, processes: int, port: int, devices: int) -> dict[s
 
 def run(command: list[str], processes: int, devices: int) -> int:
     """Runs `command` as a job; the status of the first process that fails (negative for a signal), or 0."""
-    port, running = free_port(), []
+    port, running, whole = free_port(), [], True
     try:
         for process in range(processes):
             # A group of its own: what the process has started itself is stopped with it.
             job = environment(process, processes, port, devices)
             running.append(subprocess.Popen(command, env=job, process_group=0))
-        return wait(running)
+        status = wait(running)
+        whole = False
+        return status
     finally:
-        stop(running)
+        stop(running, whole)
 
 
 def wait(running: list[subprocess.Popen]) -> int:
@@ -68,10 +71,13 @@ def wait(running: list[subprocess.Popen]) -> int:
     return 0
 
 
-def stop(running: list[subprocess.Popen]) -> None:
-    """Ends what is left of a job: asks first, then kills."""
+def stop(running: list[subprocess.Popen], whole: bool) -> None:
+    """Ends a whole job or what is left of one: asks first, then kills."""
     send(signal.SIGTERM, running)
-    deadline = time.monotonic() + GRACE_SECONDS
+    if not whole:  # A step that waits for a process that is gone is never over, and a second request does not wait.
+        time.sleep(0.2)
+        send(signal.SIGTERM, running)
+    deadline = time.monotonic() + (GRACE_SECONDS if whole else LEFT_SECONDS)
     with contextlib.suppress(subprocess.TimeoutExpired):
         for process in running:
             process.wait(max(0.0, deadline - time.monotonic()))

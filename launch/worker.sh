@@ -30,7 +30,7 @@ attribute() { curl --silent --fail --header 'Metadata-Flavor: Google' "$metadata
 
 run() {
   source launch/environment.sh
-  export PLM_JAX_DISTRIBUTED=1 JAX_PROCESS_ID
+  export PLM_JAX_DISTRIBUTED=1 PLM_JAX_PREEMPTION_NOTICE=gce JAX_PROCESS_ID
   JAX_PROCESS_ID=$(attribute agent-worker-number)
   # Of several slices the machine knows how many, its own, and where the first is, as MEGASCALE_NUM_SLICES: '2'.
   local line endpoints
@@ -73,7 +73,8 @@ log() {
 stop() {
   alive || return 0
   kill -TERM -- "-$(cat "$job/pid")" || true
-  for _ in $(seq 100); do
+  # It saves its step first.
+  for _ in $(seq 1300); do
     alive || return 0
     sleep 0.1
   done

@@ -4,7 +4,6 @@ The same command again goes on: finished runs are left as they are.
 """
 
 import signal
-import sys
 
 from absl import flags
 
@@ -24,7 +23,8 @@ def main() -> None:
     _MODULES.load()
     seeds = command_line.integers(_SEEDS)
     # Whoever stops this process stops the one that it waits for.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.default_int_handler)
     from plm_jax.experiments import sweep
 
     sweep.run(path, workdir, seeds)

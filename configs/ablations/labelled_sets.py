@@ -47,6 +47,7 @@ class LabelledSet:
       length: tokens that its rows should have.
       baseline: what a predictor without a network reaches of the metric, fitted to training records.
       note: what a figure of it can show.
+      fits_epochs: how often few of its rows are read until a model should know them.
     """
 
     read: Callable[[], Iterator[Row]]
@@ -57,6 +58,7 @@ class LabelledSet:
     length: int
     baseline: Callable[[list[Record], list[Record]], float]
     note: str = ""
+    fits_epochs: float = 40.0
 
 
 def _vendored(name: str) -> Callable[[], Iterator[Row]]:

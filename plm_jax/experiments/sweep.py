@@ -36,7 +36,8 @@ from tqdm import tqdm
 
 from plm_jax import config
 from plm_jax.common import storage, users
-from plm_jax.common.errors import UserError, nearest, users_code
+from plm_jax.common.command_line import SAVED
+from plm_jax.common.errors import Interrupted, UserError, nearest, users_code
 from plm_jax.config import overrides, pages
 from plm_jax.data.sources import task_mixtures
 from plm_jax.experiments import comparison
@@ -78,7 +79,8 @@ def run(path: str, workdir: str, seeds: Sequence[int] = ()) -> None:
     `sweep.json`, with every figure, and `table.md` are in `workdir`, brought up to date after each run.
 
     Args:
-      seeds: the seeds of each run; by default its own alone. Those of other seeds are in NAME-seedSEED.
+      seeds: the seeds of each run that does not set `train.seed` itself; by default its own alone. Those of other
+        seeds are in NAME-seedSEED.
 
     Raises:
       UserError: the sweep's file cannot be used, or `workdir` not be written; a run failed, or waits for its parent,
@@ -173,7 +175,7 @@ def _tell(
 
 
 def members(path: str, workdir: str, seeds: Sequence[int] = ()) -> list[Member]:
-    """The runs that a sweep's file describes, of the first seed, then of the next.
+    """The runs that a sweep's file describes, of the first seed, then of the next; who sets a seed has that alone.
 
     Raises:
       UserError: there is no such file, it is none of a sweep, or a run's changes make no config.
@@ -181,20 +183,23 @@ def members(path: str, workdir: str, seeds: Sequence[int] = ()) -> list[Member]:
     described, base = _described(path)
 
     def directory(name: str, seed: int | None) -> str:
-        own = described[name][1].train.seed
+        own = described[name][1].train.seed if name in described else seed
         return os.path.join(storage.absolute(workdir), name if seed in (None, own) else f"{name}-seed{seed}")
 
     found: dict[str, Member] = {}
-    for seed in seeds or (None,):
+    for number, given in enumerate(seeds or (None,)):
         for name, (changes, as_given) in described.items():
+            sets_seed = "train.seed" in changes
+            if sets_seed and number:
+                continue
+            seed = as_given.train.seed if sets_seed else given
             at, init_from = directory(name, seed), as_given.train.init_from
             if at in found:
                 raise UserError(f"{path} has two runs in {at}: give each seed once, and no name that ends like one")
             resolved = config.resolve(config.to_dict(as_given), base)
             train = resolved.train if seed is None else dataclasses.replace(resolved.train, seed=seed)
-            parent = None
-            if init_from in described and directory(init_from, seed) in found:
-                parent = directory(init_from, seed)
+            parent = next((at for at in (directory(init_from, s) for s in (seed, given)) if at in found), None)
+            if parent:
                 train = dataclasses.replace(train, init_from=parent)
             found[at] = Member(name, at, changes, dataclasses.replace(resolved, train=train), parent)
     return list(found.values())
@@ -359,26 +364,40 @@ def _train(member: Member) -> None:
 
 
 def _call(verb: str, *flags: str) -> None:
-    """Runs a verb, which is heard on.
+    """Runs a verb, which is heard on; one that was stopped with its step saved runs again.
 
     Raises:
       UserError: it failed; its message is the last line that it said.
+      Interrupted: this process was asked to stop, and the verb has ended.
     """
-    tail = b""
-    with subprocess.Popen([sys.executable, "-m", f"plm_jax.{verb}", *flags], stderr=subprocess.PIPE) as process:
+    command, tail = [sys.executable, "-m", f"plm_jax.{verb}", *flags], b""
+    # In a session of its own: Ctrl-C would reach it twice, and the second signal ends a run before its step is saved.
+    with subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True) as process:
         try:
-            while said := os.read(process.stderr.fileno(), 2**16):
-                os.write(2, said)
-                tail = (tail + said)[-_TAIL:]
-        except BaseException:
+            tail = _heard(process)
+        except BaseException as error:
             process.terminate()
+            _heard(process)
+            process.wait()
+            if isinstance(error, KeyboardInterrupt):
+                raise Interrupted("the sweep was stopped: the same command goes on") from error
             raise
-    if not process.returncode:
-        return
-    if process.returncode < 0:
+    if process.returncode == SAVED:
+        _call(verb, *flags)
+    elif process.returncode < 0:
         raise UserError(f"{verb} died of {signal.Signals(-process.returncode).name}: run the same command again")
-    lines = [line.strip() for line in re.split(r"[\r\n]+", tail.decode("utf-8", "replace")) if line.strip()]
-    raise UserError(lines[-1].removeprefix("error: ") if lines else f"{verb} ended with status {process.returncode}")
+    elif process.returncode:
+        lines = [line.strip() for line in re.split(r"[\r\n]+", tail.decode("utf-8", "replace")) if line.strip()]
+        raise UserError(lines[-1].removeprefix("error: ") if lines else f"{verb} ended with {process.returncode}")
+
+
+def _heard(process: subprocess.Popen) -> bytes:
+    """Says what a process says until it ends; returns the last of it."""
+    tail = b""
+    while said := os.read(process.stderr.fileno(), 2**16):
+        os.write(2, said)
+        tail = (tail + said)[-_TAIL:]
+    return tail
 
 
 def _result(member: Member, error: str | None, is_pending: bool) -> dict[str, Any]:

@@ -7,6 +7,9 @@ import json
 import pathlib
 import re
 import shutil
+import signal
+import subprocess
+import sys
 import types
 
 import jax
@@ -18,7 +21,7 @@ from plm_jax.data.reader import blank_batch
 from plm_jax.experiments import sweep
 from plm_jax.experiments.comparison import table
 from plm_jax.models import registry
-from tests.support import moods
+from tests.support import moods, resume
 from tests.support import tiny as tiny_config
 from tests.support.roles import built_in
 
@@ -346,6 +349,34 @@ def test_seeds_have_directories_of_their_own(tiny, tmp_path):
     assert [found[i].run.train.init_from for i in (2, 5)] == [found[1].workdir, found[4].workdir]
     assert found[0].run.train.init_from == str(tiny / "nowhere")
     assert found[0].run.data.cache_dir == str(tiny / "cache")
+
+
+def test_a_run_that_sets_its_seed_has_that_alone(tiny, tmp_path):
+    more = 'yield "once", {"train.init_from": "good", "train.seed": 1}'
+    for seeds, parent in (((5, 1), "good"), ((5, 6), "good-seed5")):
+        found = sweep.members(write(tmp_path, tiny / "tiny.py", more=more), str(tmp_path), seeds)
+        (once,) = (member for member in found if member.name == "once")
+        assert (once.run.train.seed, pathlib.Path(once.workdir).name) == (1, "once") and len(found) == 5
+        # Its parent is that of its seed, or the one that there is.
+        assert pathlib.Path(once.parent).name == parent
+
+
+def test_a_sweep_that_is_stopped_has_the_step_of_its_run_saved_and_goes_on(tiny, verb, tmp_path):
+    path = tmp_path / "sweep.py"
+    changes = '{"train.steps": 150, "checkpoint.save_every": 1000, "train.log_every": 1}'
+    path.write_text(f'base = "{tiny}/tiny.py"\ndef overrides():\n    yield "one", {changes}\n')
+    command = [sys.executable, "-m", "plm_jax.sweep", f"--sweep={path}", f"--workdir={tmp_path}/runs"]
+    with subprocess.Popen(command, env=resume.environment(), stderr=subprocess.PIPE, text=True) as process:
+        while resume.last_step(tmp_path / "runs/one") < 10:
+            assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        said = process.stderr.read()
+    assert process.returncode == 75 and said.splitlines()[-1] == "the sweep was stopped: the same command goes on"
+    (step,) = (int(path.name) for path in (tmp_path / "runs/one/checkpoints").iterdir())
+    assert 10 <= step < 150 and f"after step {step}, which is saved" in said
+    again = verb("sweep", f"--sweep={path}", f"--workdir={tmp_path}/runs")
+    assert again.status == 0 and f"resumed after step {step}" in again.err, again.err
+    assert [row["step"] for row in resume.rows(tmp_path / "runs/one")] == [*range(1, 151)]
 
 
 @pytest.mark.parametrize(

@@ -77,11 +77,11 @@ def preempt(running: subprocess.Popen) -> None:
 
 
 def time_limit(running: subprocess.Popen) -> None:
-    """SIGUSR1 to the script alone."""
+    """SIGUSR1 to the script alone, which has all tasks save, and asks to be queued again when they have."""
     running.send_signal(signal.SIGUSR1)
     until(REQUEUED.exists, "the script did not ask to be queued again")
+    assert not TASKS.exists(), "it asks before the step has ended"
     time.sleep(0.5)
-    assert TASKS.exists(), "the step goes on until SLURM ends it"
 
 
 def saved(running: subprocess.Popen) -> None:
@@ -117,6 +117,8 @@ def srun(words: list[str]) -> int:
         for task in range(tasks)
     ]
     TASKS.write_text(" ".join(str(task.pid) for task in running))
+    # As srun does.
+    signal.signal(signal.SIGUSR1, lambda number, _: [task.send_signal(number) for task in running])
     ended = None
     while any(task.poll() is None for task in running):
         if ended is None and any(task.poll() is not None for task in running):

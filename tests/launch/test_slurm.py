@@ -84,7 +84,8 @@ def test_a_preempted_job_joins_again(cluster):
 
 
 def test_at_its_time_limit_the_job_is_queued_again(cluster):
-    script = '[ -n "${SLURM_RESTART_COUNT:-}" ] && exit; touch "$FAKES/ready"; sleep 1000'
+    saves = "trap 'exit 75' USR1; while :; do sleep 0.05; done"
+    script = f'[ -n "${{SLURM_RESTART_COUNT:-}}" ] && exit; touch "$FAKES/ready"; {saves}'
     finished = submit(cluster, "bash", "-c", script, play="time_limit")
     assert finished.returncode == 0, finished.stderr
     assert (cluster / "requeued").exists() and len((cluster / "srun.calls").read_text().splitlines()) == 2

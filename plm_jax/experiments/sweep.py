@@ -187,12 +187,13 @@ def members(path: str, workdir: str, seeds: Sequence[int] = ()) -> list[Member]:
         return os.path.join(storage.absolute(workdir), name if seed in (None, own) else f"{name}-seed{seed}")
 
     found: dict[str, Member] = {}
-    for number, given in enumerate(seeds or (None,)):
+    for given in seeds or (None,):
         for name, (changes, as_given) in described.items():
-            sets_seed = "train.seed" in changes
-            if sets_seed and number:
-                continue
-            seed = as_given.train.seed if sets_seed else given
+            seed = given
+            if "train.seed" in changes:
+                seed = as_given.train.seed
+                if given not in (None, seed if seed in seeds else seeds[0]):
+                    continue
             at, init_from = directory(name, seed), as_given.train.init_from
             if at in found:
                 raise UserError(f"{path} has two runs in {at}: give each seed once, and no name that ends like one")

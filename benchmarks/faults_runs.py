@@ -1,0 +1,381 @@
+"""Runs that are killed, stopped, started twice, and whose disk fails; checkpoints that are damaged. Prints a table.
+
+    python benchmarks/faults_runs.py --share=0.1 --seed=0
+
+All are of one small encoder with dropout in two phases, which trains in seconds; each is compared with a twin that was
+left alone, batch digests and losses to the bit. `handled`: the twin's end, or one line with exit status 2 where that is
+what should come; `silent`: another end, or a damage that nothing tells; `traceback`: more than a line, or a traceback;
+`hang`: beyond its seconds. What went wrong is told on stderr.
+"""
+
+import argparse
+import collections
+import contextlib
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+ROOT = pathlib.Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests.support import resume, tiny  # noqa: E402
+
+NAME, STEPS = "separate", tiny.RUNS["separate"].train.steps
+SECONDS = 240.0
+# How often each campaign is tried in full.
+FULL = {
+    "checkpoints: flips": 400,
+    "checkpoints: other damages": 200,
+    "runs: SIGKILL": 50,
+    "runs: SIGTERM": 20,
+    "runs: one of two processes killed": 10,
+    "runs: two on one directory": 20,
+    "disks: full for a while": 6,
+    "disks: a write fails now and then": 6,
+    "disks: slow": 3,
+}
+
+
+class Row(NamedTuple):
+    """What became of the cases of a campaign."""
+
+    campaign: str
+    tried: int
+    handled: int
+    silent: int
+    traceback: int
+    hang: int
+
+
+class Base(NamedTuple):
+    """The folder of the config, a run that was left alone, and the library of disks that fail."""
+
+    folder: pathlib.Path
+    twin: pathlib.Path
+    disk: pathlib.Path
+
+
+def run(share: float, seed: int) -> list[Row]:
+    """Tries a share of every campaign, at least once each."""
+    rows = []
+    with tempfile.TemporaryDirectory() as temporary:
+        base = _base(pathlib.Path(temporary))
+        for number, (campaign, times) in enumerate(FULL.items()):
+            counts: collections.Counter = collections.Counter()
+            for case in range(max(1, round(share * times))):
+                rng = random.Random(f"{seed} {number} {case}")
+                with tempfile.TemporaryDirectory(dir=temporary) as folder:
+                    outcome, told = CAMPAIGNS[campaign](base, pathlib.Path(folder), rng)
+                counts[outcome] += 1
+                if outcome != "handled":
+                    print(f"{campaign}, case {case}: {outcome}: {told[-2000:]}", file=sys.stderr)
+            rows.append(Row(campaign, counts.total(), *(counts[name] for name in Row._fields[2:])))
+            print(f"{campaign}: {dict(counts)}", file=sys.stderr, flush=True)
+    return rows
+
+
+def _base(folder: pathlib.Path) -> Base:
+    tiny.write(folder)
+    disk, twin = folder / "faults_disk.so", folder / "twin"
+    source = ROOT / "benchmarks" / "faults_disk.c"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-O2", "-o", disk, source, "-ldl"], check=True)
+    keeps = "--config.checkpoint.keep_last=100"
+    command = resume.command(folder, NAME, twin, keeps)
+    subprocess.run(command, env=resume.environment(), check=True, stderr=subprocess.DEVNULL)
+    return Base(folder, twin, disk)
+
+
+def _flip(checkpoint: pathlib.Path, rng: random.Random) -> str:
+    path = rng.choice([path for path in _files(checkpoint) if path.stat().st_size])
+    content = bytearray(path.read_bytes())
+    bit = rng.randrange(8 * len(content))
+    content[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
+    return f"bit {bit} of {path.relative_to(checkpoint)}"
+
+
+def _damage(checkpoint: pathlib.Path, rng: random.Random) -> str:
+    """Cuts, removes, adds, swaps or empties something."""
+    path, other = rng.choice(_files(checkpoint)), rng.choice(_files(checkpoint.parent / _before(checkpoint)))
+    kind = rng.choice(["cut", "grown", "missing", "empty", "added", "another's", "part", "step", "link"])
+    if kind == "cut":
+        os.truncate(path, rng.randrange(max(1, path.stat().st_size)))
+    elif kind == "grown":
+        path.write_bytes(path.read_bytes() + rng.randbytes(rng.randint(1, 100)))
+    elif kind == "missing":
+        path.unlink()
+    elif kind == "empty":
+        path.write_bytes(b"" if path.stat().st_size else b"x")
+    elif kind == "added":
+        (path.parent / f"new-{rng.random()}").write_bytes(rng.randbytes(10))
+    elif kind == "another's":
+        own = checkpoint / other.relative_to(checkpoint.parent / _before(checkpoint))
+        own.parent.mkdir(parents=True, exist_ok=True)
+        same = own.exists() and own.read_bytes() == other.read_bytes()
+        shutil.copy(other, own)
+        if same:
+            own.write_bytes(own.read_bytes() + b" ")
+    elif kind == "part":
+        part = rng.choice(["params", "training", "meta"])
+        shutil.rmtree(checkpoint / part)
+        shutil.copytree(checkpoint.parent / _before(checkpoint) / part, checkpoint / part)
+    elif kind == "step":
+        shutil.rmtree(checkpoint)
+        shutil.copytree(checkpoint.parent / _before(checkpoint), checkpoint)
+    else:
+        path.unlink()
+        path.symlink_to(other)
+    return f"{kind}: {path.relative_to(checkpoint)}"
+
+
+def _files(folder: pathlib.Path) -> list[pathlib.Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _before(checkpoint: pathlib.Path) -> str:
+    steps = sorted(int(path.name) for path in checkpoint.parent.iterdir())
+    return str(steps[steps.index(int(checkpoint.name)) - 1])
+
+
+def _damaged(damage: Callable) -> Callable:
+    """A case: the newest checkpoint is damaged; resuming, reading its weights and verifying must each say so."""
+
+    def case(base: Base, folder: pathlib.Path, rng: random.Random) -> tuple[str, str]:
+        shutil.copytree(base.twin, folder / "run")
+        checkpoint = folder / "run/checkpoints" / str(STEPS)
+        before = {path: path.read_bytes() for path in _files(checkpoint)}
+        what = damage(checkpoint, rng)
+        weights = any(
+            path.relative_to(checkpoint).parts[0] in ("params", "meta", "manifest.json")
+            for path in before.keys() | set(_files(checkpoint))
+            if not path.exists() or path.is_symlink() or before.get(path) != path.read_bytes()
+        )
+        outcome, told = _forked(lambda: _opened(folder / "run", checkpoint, weights), folder / "log")
+        return outcome, f"{what}: {told}"
+
+    return case
+
+
+def _opened(workdir: pathlib.Path, checkpoint: pathlib.Path, weights: bool) -> str:
+    """How a damaged checkpoint is met by those who read it."""
+    from plm_jax.common.errors import UserError
+    from plm_jax.training import checkpoint_folders as folders
+    from plm_jax.training import checkpoint_lists, checkpoints
+
+    def refused(what: Callable) -> bool:
+        try:
+            what()
+        except UserError as error:
+            return "\n" not in str(error)
+        return False
+
+    if not refused(lambda: folders.newest_good(checkpoint.parent, refuse=True)):
+        return "silent: resumed"
+    if weights and not refused(lambda: checkpoints.load_params(str(checkpoint))):
+        return "silent: loaded"
+    if not any(entry.damage for entry in checkpoint_lists.entries(str(workdir), verify=True)):
+        return "silent: verified"
+    good = folders.newest_good(checkpoint.parent, refuse=False)
+    if good.checkpoint.name == checkpoint.name or not list(checkpoint.parent.glob(f"{checkpoint.name}.damaged")):
+        return "silent: taken"
+    return "handled"
+
+
+def _forked(work: Callable[[], str], log: pathlib.Path) -> tuple[str, str]:
+    child = os.fork()
+    if not child:
+        with contextlib.suppress(BaseException):
+            descriptor = os.open(log, os.O_CREAT | os.O_WRONLY)
+            os.dup2(descriptor, 2)
+            try:
+                told = work()
+            except BaseException as error:
+                told = f"traceback: {type(error).__name__}: {error}"
+            os.write(2, told.encode())
+        os._exit(0)
+    deadline = time.monotonic() + SECONDS
+    while os.waitpid(child, os.WNOHANG)[0] == 0:
+        if time.monotonic() > deadline:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return "hang", ""
+        time.sleep(0.005)
+    told = log.read_text(errors="replace")
+    words = ("handled", "silent", "traceback")
+    return next((word for word in words if told.rpartition("\n")[2].startswith(word)), "traceback"), told
+
+
+class Ended(NamedTuple):
+    """How a command ended; no status: it did not in time."""
+
+    status: int | None
+    said: str
+
+
+def _started(command: list, **environment: str) -> subprocess.Popen:
+    """A command in a group of its own, that all of it can be killed."""
+    everything = resume.environment() | environment
+    return subprocess.Popen(command, env=everything, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def _ended(process: subprocess.Popen, seconds: float = SECONDS) -> Ended:
+    try:
+        said = process.communicate(timeout=seconds)[1]
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        return Ended(None, process.communicate()[1])
+    return Ended(process.returncode, said)
+
+
+def _at_step(process: subprocess.Popen, workdir: pathlib.Path, step: int) -> bool:
+    """Waits until a run has come to a step; whether it did before it ended."""
+    deadline = time.monotonic() + SECONDS
+    while process.poll() is None and time.monotonic() < deadline:
+        if resume.last_step(workdir) >= step:
+            return True
+        time.sleep(0.001)
+    return False
+
+
+def _judged(base: Base, workdir: pathlib.Path, ended: Ended) -> tuple[str, str]:
+    """Whether a run that was disturbed ended as its twin."""
+    if ended.status is None:
+        return "hang", ended.said
+    if "Traceback" in ended.said or ended.status not in (0, 2):
+        return "traceback", ended.said
+    if ended.status == 2:
+        return "silent", f"it did not end: {ended.said}"
+    rows = [row for row in resume.rows(workdir) if "train/loss" in row]
+    for row, want in zip(rows, resume.rows(base.twin), strict=False):
+        if any(row[name] != want[name] for name in ("step", "train/loss", "train/batch_digest")):
+            return "silent", f"step {row['step']} is not the twin's"
+    return ("handled", "") if len(rows) == STEPS else ("silent", f"{len(rows)} rows")
+
+
+def _again(base: Base, workdir: pathlib.Path) -> tuple[str, str]:
+    return _judged(base, workdir, _ended(_started(resume.command(base.folder, NAME, workdir))))
+
+
+def _killed(base: Base, folder: pathlib.Path, rng: random.Random) -> tuple[str, str]:
+    """SIGKILL at a random step, or within a save."""
+    process = _started(resume.command(base.folder, NAME, folder / "run"))
+    resume.kill_at(process, folder / "run", rng.randint(1, STEPS - 4), rng.random() < 0.5, rng.random() / 20)
+    return _again(base, folder / "run")
+
+
+def _stopped(base: Base, folder: pathlib.Path, rng: random.Random) -> tuple[str, str]:
+    """SIGTERM at a random step: it is saved, and the run goes on from it."""
+    process = _started(resume.command(base.folder, NAME, folder / "run"))
+    if _at_step(process, folder / "run", rng.randint(1, STEPS - 4)):
+        process.send_signal(signal.SIGTERM)
+    ended, step = _ended(process), resume.last_step(folder / "run")
+    if ended.status == 0 and step == STEPS:  # It came too late.
+        return _judged(base, folder / "run", ended)
+    if ended.status != 75 or not (folder / "run/checkpoints" / str(step) / "manifest.json").exists():
+        return "silent", f"status {ended.status}, step {step}: {ended.said}"
+    return _again(base, folder / "run")
+
+
+def _one_of_two(base: Base, folder: pathlib.Path, rng: random.Random) -> tuple[str, str]:
+    """SIGKILL to one of two processes, under the launcher, which starts both again."""
+    launch = [sys.executable, str(ROOT / "launch/local.py"), "--processes=2", "--devices=1", "--"]
+    run = resume.command(base.folder, NAME, folder / "run", "--config.mesh.data=2")
+    twin = base.folder / "twin-of-two"
+    if not twin.exists():
+        subprocess.run(
+            [*launch, *resume.command(base.folder, NAME, twin, "--config.mesh.data=2")],
+            env=resume.environment(),
+            check=True,
+            stderr=subprocess.DEVNULL,
+        )
+    process = _started([*launch, *run])
+    if _at_step(process, folder / "run", rng.randint(1, STEPS - 6)):
+        victims = [pid for pid in _children(process.pid) if f"JAX_PROCESS_ID={rng.randrange(2)}" in _variables(pid)]
+        for pid in victims[:1]:
+            os.kill(pid, signal.SIGKILL)
+    return _judged(base._replace(twin=twin), folder / "run", _ended(process))
+
+
+def _children(parent: int) -> Iterator[int]:
+    for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
+        with contextlib.suppress(OSError):
+            if int(pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) == parent:
+                yield pid
+
+
+def _variables(pid: int) -> list[str]:
+    with contextlib.suppress(OSError):
+        return pathlib.Path(f"/proc/{pid}/environ").read_text(errors="replace").split("\0")
+    return []
+
+
+def _twice(base: Base, folder: pathlib.Path, rng: random.Random) -> tuple[str, str]:
+    """Two at once on one directory: one trains, the other says so in a line."""
+    processes = [_started(resume.command(base.folder, NAME, folder / "run")) for _ in range(2)]
+    del rng
+    ended = sorted((_ended(process) for process in processes), key=lambda one: one.status is None or one.status)
+    lines = [line for line in ended[1].said.splitlines() if line.startswith("error:")]
+    finished = ended[1].status == 0 and "is finished at step" in ended[1].said  # It came when the other had ended.
+    if not finished and (ended[1].status != 2 or len(lines) != 1 or "another process trains in" not in lines[0]):
+        return "traceback" if "Traceback" in ended[1].said else "silent", ended[1].said
+    return _judged(base, folder / "run", ended[0])
+
+
+def _on_disk(**faults: str) -> Callable:
+    """A case: a disk that fails in a way, under the checkpoints alone, or the whole run directory."""
+
+    def case(base: Base, folder: pathlib.Path, rng: random.Random) -> tuple[str, str]:
+        workdir, full = folder / "run", folder / "full"
+        fails = workdir / "checkpoints" if rng.random() < 0.5 else workdir
+        faulty = {"LD_PRELOAD": str(base.disk), "FAULTS_FOLDER": str(fails), "FAULTS_FULL": str(full)} | faults
+        often = ("--config.checkpoint.max_failures=50", "--config.checkpoint.save_every=2")
+        process = _started(resume.command(base.folder, NAME, workdir, *often), **faulty)
+        if not faults and _at_step(process, workdir, rng.randint(1, STEPS - 8)):
+            full.touch()
+            time.sleep(rng.random())
+            full.unlink()
+        ended = _ended(process)
+        if ended.status == 2 and "Traceback" not in ended.said and ended.said.count("error:") == 1:
+            # It could not begin, or not end: that is said, and the same command goes on.
+            return _again(base, workdir)
+        told = [row for row in resume.rows(workdir) if "checkpoint/error" in row]
+        if ended.said.count("could not be saved") > len(told):
+            return "silent", f"{len(told)} rows tell of failed saves: {ended.said}"
+        return _judged(base, workdir, ended)
+
+    return case
+
+
+CAMPAIGNS = {
+    "checkpoints: flips": _damaged(_flip),
+    "checkpoints: other damages": _damaged(_damage),
+    "runs: SIGKILL": _killed,
+    "runs: SIGTERM": _stopped,
+    "runs: one of two processes killed": _one_of_two,
+    "runs: two on one directory": _twice,
+    "disks: full for a while": _on_disk(),
+    "disks: a write fails now and then": _on_disk(FAULTS_EVERY="150"),
+    "disks: slow": _on_disk(FAULTS_MICROSECONDS="20000"),
+}
+
+
+def main() -> None:
+    """Tries a share of the campaigns and prints what became of them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--share", type=float, default=0.1, help="of the times that each campaign is tried in full")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    print(json.dumps([row._asdict() for row in run(given.share, given.seed)], indent=2))
+
+
+if __name__ == "__main__":
+    main()

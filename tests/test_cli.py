@@ -76,4 +76,5 @@ def test_generate_says_what_it_waits_for_beside_the_text(tiny, verb, tmp_path):
     done = subprocess.run([*command, "--max_new_tokens=3"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("of a") and "loading" not in done.stdout and done.stdout.count("\n") == 1
     told = re.findall(r"^(.*): \d+ s$", done.stderr, re.MULTILINE)
-    assert told == ["loading JAX", f"loading {workdir}", "loading the vocabulary", "compiling and generating"]
+    verified = f"verifying {workdir}/checkpoints/1"
+    assert told == ["loading JAX", verified, f"loading {workdir}", "loading the vocabulary", "compiling and generating"]

@@ -102,6 +102,7 @@ def _pretrain(
                 more = "train.steps" if run.train.epochs is None else "train.epochs"
                 print(f"{workdir} is finished at step {resumed.step}: raise {more} to go on", file=sys.stderr)
             return
+    trainer.reader.check_vocabulary()
     ledger = Ledger(max(0.0, time.time() - began))
     place = jax.process_index(), jax.process_count()
     heartbeat = Heartbeat(workdir, ledger, began, run.train.stall_minutes, *place)
@@ -113,7 +114,6 @@ def _pretrain(
         telemetry = Telemetry(workdir, first_step, run.train.steps, logged_every) if is_first else None
         with telemetry or contextlib.nullcontext(), heard(telemetry.say if telemetry else lambda line: None):
             if telemetry:
-                trainer.reader.check_vocabulary()
                 devices = f"{jax.device_count()} {jax.devices()[0].device_kind}"
                 start = run_directory.start(first_step, [change[:3] for change in changes], devices)
                 run_directory.write(workdir, run, trainer.mesh.shape, [*described.get("history", []), start])

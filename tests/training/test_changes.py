@@ -94,7 +94,7 @@ def test_another_batch_size_goes_on_after_the_examples_that_were_read(tiny, trai
     assert again.status == 0 and "differs" not in again.err, again.err
     assert runs.column(halfway, "train/batch_digest") == wanted and runs.column(halfway, "train/loss") == loss
     *_, event_before, event = json.loads((halfway / "config.json").read_text())["history"]
-    assert event_before == described["history"][-1] and event["step"] == 3 and event["changes"] == {}
+    assert event_before == described["history"][-1] and event["step"] == 5 and event["changes"] == {}
     assert folders.read_meta(folders.of_run(str(halfway)) / "6")["next_example"] == 24 + 3 * 16
 
 

@@ -229,14 +229,11 @@ CHECKPOINT_MISTAKES = [
 def test_a_damaged_checkpoint_leaves_the_run(kind, how, tiny, trained_copy, verb):
     how(checkpoint_files(trained_copy)[kind])
     before = contents(trained_copy)
-    finished = verb("pretrain", f"--config={tiny}/tiny.py", f"--workdir={trained_copy}")
-    assert_one_line(finished, str(trained_copy / "checkpoints" / "3"), "delete it")
+    finished = verb("pretrain", f"--config={tiny}/tiny.py", f"--workdir={trained_copy}", "--refuse_damaged")
+    assert_one_line(
+        finished, str(trained_copy / "checkpoints" / "3"), f"use another checkpoint, such as {trained_copy}"
+    )
     assert contents(trained_copy) == before
-    # What the line says helps.
-    shutil.rmtree(trained_copy / "checkpoints" / "3")
-    if kind == "params data" and how is _truncate:
-        finished = verb("pretrain", f"--config={tiny}/tiny.py", f"--workdir={trained_copy}", "--config.train.steps=3")
-        assert finished.status == 0 and "resumed after step 2" in finished.err, finished.err
 
 
 @pytest.mark.parametrize("text", ['{"config": {"mod', "[]", "{}", '{"config": {"nothing": 1}}'])

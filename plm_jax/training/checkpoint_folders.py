@@ -130,15 +130,15 @@ def damaged(checkpoint: epath.Path, reason: str) -> sealing.DamagedError:
 
 
 class Good(NamedTuple):
-    """A checkpoint that is as it was saved, its `meta`, and what is to be said of it and of newer ones."""
+    """A checkpoint that is as it was saved, its `meta`, and why each newer one, by its step, is not."""
 
     checkpoint: epath.Path
     meta: dict[str, Any]
-    notes: list[str]
+    damaged: dict[int, str]
 
 
 def newest_good(directory: epath.Path, refuse: bool) -> Good | None:
-    """The newest checkpoint that is as it was saved; newer ones are set aside.
+    """The newest checkpoint that is as it was saved.
 
     All processes of a job call it, and agree.
 
@@ -148,7 +148,7 @@ def newest_good(directory: epath.Path, refuse: bool) -> Good | None:
     Raises:
       UserError: none of those there are can be used.
     """
-    steps, notes = finished(directory), []
+    steps, worse = finished(directory), {}
     for step in reversed(steps):
         checkpoint, meta, found = directory / str(step), None, None
         try:
@@ -156,13 +156,11 @@ def newest_good(directory: epath.Path, refuse: bool) -> Good | None:
         except sealing.DamagedError as error:
             found = error
         if not anywhere(found is not None):
-            return Good(checkpoint, meta, notes + unsealed_note(checkpoint, meta))
+            return Good(checkpoint, meta, worse)
         found = found or damaged(checkpoint, "another process says which file")
         if refuse or step == steps[0]:
             raise found
-        if jax.process_index() == 0:
-            aside = set_aside(checkpoint).name
-            notes.append(f"checkpoint {step} is damaged ({found.reason}): it stays as {aside}, the one before is taken")
+        worse[step] = found.reason
     return None
 
 

@@ -72,21 +72,10 @@ def pretrain(
         another process trains in `workdir`, or too many saves failed.
       Interrupted: it was asked to stop, and its last step is saved.
     """
-    with workdir_lock.held(workdir), Interruption(run.checkpoint.grace_seconds) as interruption:
-        _pretrain(run, workdir, allow_changes, refuse_damaged, began or time.time(), interruption)
-
-
-def _pretrain(
-    run: config.Run,
-    workdir: str,
-    allow_changes: bool,
-    refuse_damaged: bool,
-    began: float,
-    interruption: Interruption,
-) -> None:
+    began = began or time.time()
     is_first = jax.process_index() == 0
     run = epochs.resolved(task_mixtures.expanded(run))
-    described = run_directory.read(workdir) or {}
+    run_directory.read(workdir)
     resumed = resume.find(run, workdir, refuse_damaged)
     trainer = Trainer(run, resumed=resumed)
     notes, changes = [], []
@@ -103,6 +92,23 @@ def _pretrain(
                 print(f"{workdir} is finished at step {resumed.step}: raise {more} to go on", file=sys.stderr)
             return
     trainer.reader.check_vocabulary()
+    # Only now: a mistake leaves nothing behind.
+    with workdir_lock.held(workdir), Interruption(run.checkpoint.grace_seconds) as interruption:
+        resume.take(resumed, workdir)
+        _train(trainer, workdir, resumed, (notes, changes), began, interruption)
+
+
+def _train(
+    trainer: "Trainer",
+    workdir: str,
+    resumed: resume.Resumed | None,
+    told: tuple[list[str], list[resume.Change]],
+    began: float,
+    interruption: Interruption,
+) -> None:
+    """Trains in a run directory that this job holds; `told` are what is to be said, and what changed."""
+    run, (notes, changes), is_first = trainer.run, told, jax.process_index() == 0
+    described = run_directory.read(workdir) or {}
     ledger = Ledger(max(0.0, time.time() - began))
     place = jax.process_index(), jax.process_count()
     heartbeat = Heartbeat(workdir, ledger, began, run.train.stall_minutes, *place)

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+import jax
 import numpy as np
 
 from plm_jax import config
@@ -126,7 +127,7 @@ class Resumed:
       meta: what it says of itself.
       before: the config of its run.
       stages: what was read up to it, and from there on what the config of now says.
-      told: what is to be said of the checkpoint, and of newer ones that are damaged.
+      damaged: of newer checkpoints, by their steps, why they cannot be used.
     """
 
     workdir: str
@@ -134,7 +135,7 @@ class Resumed:
     meta: Mapping[str, Any]
     before: config.Run
     stages: tuple[config.Stage, ...]
-    told: tuple[str, ...] = ()
+    damaged: Mapping[int, str] = dataclasses.field(default_factory=dict)
 
     def changes(
         self, run: config.Run, caches: Mapping[str, str], vocabulary_id: str, mesh: Mapping[str, int]
@@ -180,12 +181,17 @@ class Resumed:
 
     def notes(self, run: config.Run, changes: Sequence[Change]) -> list[str]:
         """What to say of the checkpoint, of changes, and whether the learning rate of the steps to come is another."""
+        checkpoint = folders.of_run(self.workdir) / str(self.step)
+        told = [
+            f"checkpoint {step} is damaged ({reason}): it is kept as {step}{folders.DAMAGED}, the one before is taken"
+            for step, reason in self.damaged.items()
+        ] + folders.unsealed_note(checkpoint, self.meta)
         if not changes:
-            return [*self.told]
+            return told
         rows = [("field", "was", "is"), *((c.field, config.brief(c.was), config.brief(c.now)) for c in changes)]
         widths = [max(len(row[column]) for row in rows) for column in range(2)]
         table = [f"  {field:<{widths[0]}}  {was:<{widths[1]}}  {now}" for field, was, now in rows]
-        said = [*self.told, "\n".join([f"what differs from the run up to step {self.step}:", *table])]
+        said = [*told, "\n".join([f"what differs from the run up to step {self.step}:", *table])]
         stages_before = planned(self.stages, config.stages(self.before), self.step)
         steps = np.unique(np.linspace(self.step, max(self.step, run.train.steps - 1), 1000, dtype=np.int64))
         was, now = (
@@ -228,6 +234,21 @@ def of(run: config.Run, workdir: str, meta: Mapping[str, Any], told: Sequence[st
     read = [config.Stage(**stage) for stage in meta["stages"]] if "stages" in meta else config.stages(before)
     step = meta["step"]
     return Resumed(workdir, step, meta, before, planned(read, config.stages(run), step), tuple(told))
+
+
+def take(resumed: Resumed | None, workdir: str) -> None:
+    """Sets the damaged checkpoints of a run directory that this job has come to hold aside; all its processes call it.
+
+    Raises:
+      UserError: another job has trained in it since `find`.
+    """
+    steps = folders.finished(folders.of_run(workdir))
+    expected = [] if resumed is None else [resumed.step, *sorted(resumed.damaged)]
+    if folders.anywhere(steps[-len(expected) :] != expected if expected else bool(steps)):
+        raise UserError(f"another process trained in {workdir} meanwhile: run the same command again")
+    if jax.process_index() == 0:
+        for step in expected[1:]:
+            folders.set_aside(folders.of_run(workdir) / str(step))
 
 
 def planned(read: Sequence[config.Stage], stages: Sequence[config.Stage], step: int) -> tuple[config.Stage, ...]:

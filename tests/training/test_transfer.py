@@ -8,6 +8,7 @@ import pytest
 
 import plm_jax
 from plm_jax import config, objectives
+from plm_jax.common import sealing
 from plm_jax.common.errors import UserError
 from plm_jax.data import vocabularies
 from plm_jax.models import settings
@@ -50,6 +51,7 @@ def test_a_config_takes_the_model_and_the_vocabulary_of_a_checkpoint(form, sourc
         assert getattr(run, section) == getattr(page, section)
     # One checkpoint of a run is itself, wherever it is kept.
     shutil.copytree(sources / "run/checkpoints/1", sources / "run/checkpoints/best", dirs_exist_ok=True)
+    sealing.seal(str(sources / "run/checkpoints/best"), {"format": 2, "checkpoint": "best", "step": 1})
     best = transfer.resolve(page, str(sources / "run/checkpoints/best"))
     assert best.train.init_from == str(sources / "run/checkpoints/best")
 

@@ -1,6 +1,7 @@
 """Going on with a run: what differs from how it was trained so far, whether that may be, and what is read next."""
 
 import dataclasses
+import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -135,7 +136,7 @@ class Resumed:
     meta: Mapping[str, Any]
     before: config.Run
     stages: tuple[config.Stage, ...]
-    damaged: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    damaged: Mapping[int, str]
 
     def changes(
         self, run: config.Run, caches: Mapping[str, str], vocabulary_id: str, mesh: Mapping[str, int]
@@ -225,15 +226,17 @@ def find(run: config.Run, workdir: str, refuse_damaged: bool = False) -> Resumed
             f"{workdir} is at step {step}, config.train.steps is {run.train.steps}: raise it, or choose another "
             "--workdir"
         )
-    return of(run, workdir, found.meta, found.notes)
+    return of(run, workdir, found.meta, found.damaged)
 
 
-def of(run: config.Run, workdir: str, meta: Mapping[str, Any], told: Sequence[str] = ()) -> Resumed:
-    """A checkpoint of a run directory, by its `meta`, as one that the run goes on from."""
+def of(
+    run: config.Run, workdir: str, meta: Mapping[str, Any], damaged: Mapping[int, str] = types.MappingProxyType({})
+) -> Resumed:
+    """A checkpoint of a run directory, by its `meta`, as one that the run goes on from; `damaged` as of `Resumed`."""
     before = config.from_saved(meta["config"], meta.get("modules"))
     read = [config.Stage(**stage) for stage in meta["stages"]] if "stages" in meta else config.stages(before)
     step = meta["step"]
-    return Resumed(workdir, step, meta, before, planned(read, config.stages(run), step), tuple(told))
+    return Resumed(workdir, step, meta, before, planned(read, config.stages(run), step), damaged)
 
 
 def take(resumed: Resumed | None, workdir: str) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from plm_jax.cleaning import crawl, lists, progress, settings
-from plm_jax.common import storage, trees
+from plm_jax.common import leases, storage, trees
 from plm_jax.common.errors import UserError
 
 FORMAT = 1
@@ -35,7 +35,7 @@ def clean(
     The folder holds `train-*.jsonl.gz` and `validation-*.jsonl.gz` (for several languages in a folder each),
     `quarantine/*.jsonl.gz`, `report.{json,md,svg}` and, last of all, `manifest.json`. It is made beside and renamed, or
     in a bucket filled in place; one that the same files and settings have made is left as it is. Of several runs of a
-    machine into one folder at once one works and the others wait for it; into a bucket there must be but one. Which
+    machine into one folder at once one works and the others wait for it; into a bucket the others are refused. Which
     pages are kept and every byte of the files do not depend on the runner.
 
     Args:
@@ -52,8 +52,7 @@ def clean(
         rule = dataclasses.replace(rule, shards=size // _SHARD_BYTES + 1)
     loaded = lists.load(rule)
     wanted = _identity(files, rule, loaded)
-    lock = contextlib.nullcontext() if storage.is_remote(output) else storage.locked(_beside(output, "lock"))
-    with lock:
+    with _alone(output):
         if _finished(output).get("identity") == wanted:
             print(f"up to date at {output}")
             return
@@ -82,6 +81,17 @@ def clean(
         else:
             storage.replace_folder(folder, os.path.realpath(output))
         print(f"{text}\n{output}")
+
+
+def _alone(output: str) -> contextlib.AbstractContextManager:
+    """While it lasts no other run writes there.
+
+    Raises:
+      UserError: another one does so in a bucket.
+    """
+    if storage.is_remote(output):
+        return leases.held(f"{storage.canonical(output).rstrip('/')}.lock", f"cleans into {output}")
+    return storage.locked(_beside(output, "lock"))
 
 
 def _identity(files: Mapping[str, crawl.File], rule: settings.Settings, loaded: lists.Lists) -> str:

@@ -16,7 +16,7 @@ import pytest
 
 from plm_jax import config
 from plm_jax.cleaning import job, lists, report, settings
-from plm_jax.common import storage
+from plm_jax.common import leases, storage
 from plm_jax.common.errors import UserError
 from tests.cleaning.crawls import read_lines, response, sentence, warc_record, write_archive, write_json
 
@@ -284,6 +284,16 @@ def test_pages_of_a_list_only(flavour, tmp_path, bucket):
         assert ".unfinished" not in storage.names(bucket)
 
 
+def test_a_second_run_into_a_bucket_is_refused(tmp_path, bucket):
+    path, rule = write_json(tmp_path / "a.jsonl", [{"text": "A page."}]), settings.resolve("en.noclean")
+    with (
+        leases.held(f"{storage.canonical(bucket)}.lock", "cleans"),
+        pytest.raises(UserError, match=f"another process cleans into {bucket}"),
+    ):
+        job.clean([path], bucket, rule, show_progress=False)
+    assert storage.names(bucket) == []
+
+
 def test_an_output_that_holds_something_else_is_left_alone(tmp_path):
     path = write_json(tmp_path / "a.jsonl", [{"text": "x"}])
     (tmp_path / "manifest.json").write_text('{"identity": "of a cache"}')
@@ -341,8 +351,9 @@ def test_a_bucket_is_emptied_only_when_there_is_a_runner_and_first_of_its_manife
     assert {name: storage.read(f"{bucket}/{name}") for name in storage.names(bucket)} == before
 
     def stop(path):
-        removed.append(path)
-        raise KeyboardInterrupt
+        if ".lock/" not in path:
+            removed.append(path)
+            raise KeyboardInterrupt
 
     removed = []
     monkeypatch.setattr(storage, "remove", stop)

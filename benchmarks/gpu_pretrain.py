@@ -25,7 +25,7 @@ import machine
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SOURCE = "webtext"
-INTERRUPTED = 130
+INTERRUPTED = 75
 OVERRIDES = {
     "model.dropout.embedding": 0.0,
     "model.dropout.attention": 0.0,

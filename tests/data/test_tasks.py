@@ -65,7 +65,8 @@ def test_tasks_are_in_seqios_registry(tmp_path):
     [
         ("{", "a.jsonl:2 is no JSON"),
         ("[1]", "a.jsonl:2 is no JSON object"),
-        ('{"text": ' + "[" * 100_000, "a.jsonl:2 is no JSON"),
+        ('{"text": ' + "[" * 99, "a.jsonl:2 is no JSON"),
+        ('{"text": ' + "[" * 100_000, "a.jsonl:2 has more than 100 lists in each other"),
         ('{"test": "x"}', "a.jsonl:2 has no text in 'text': did you mean 'test'"),
         ('{"text": 3}', "a.jsonl:2 has no text in 'text'"),
         (r'{"text": "half \ud83d"}', "a.jsonl:2 has half of a surrogate pair"),

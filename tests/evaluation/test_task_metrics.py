@@ -11,6 +11,7 @@ import seqio
 import tensorflow_datasets as tfds
 
 from plm_jax import config, objectives
+from plm_jax.common import users
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache, prepare, vocabularies
 from plm_jax.data.text_to_text import suite
@@ -63,6 +64,7 @@ def module(tmp_path, monkeypatch):
     path = tmp_path / "measured_tasks.py"
     path.write_text(MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
+    users.trust(["measured_tasks"])
     found = importlib.import_module("measured_tasks")
     found.SEEN.clear()
     return found

@@ -187,7 +187,7 @@ def _opened(workdir: pathlib.Path, checkpoint: pathlib.Path, weights: bool) -> s
     if not any(entry.damage for entry in checkpoint_lists.entries(str(workdir), verify=True)):
         return "silent: verified"
     good = folders.newest_good(checkpoint.parent, refuse=False)
-    if good.checkpoint.name == checkpoint.name or not list(checkpoint.parent.glob(f"{checkpoint.name}.damaged")):
+    if good.checkpoint.name == checkpoint.name or int(checkpoint.name) not in good.damaged:
         return "silent: taken"
     return "handled"
 

@@ -93,7 +93,7 @@ def run(main: Callable[..., None], takes_options: bool = False, words: Sequence[
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     if not glob.glob("/dev/accel*") and not glob.glob("/dev/vfio/*"):  # As libtpu finds the chips of a machine.
         os.environ |= WITHOUT_TPU
-    absl_logging.set_verbosity(absl_logging.ERROR)
+    absl_logging.set_verbosity(absl_logging.FATAL)  # Orbax logs what it raises as well, traceback and all.
     # Orbax reads arrays as tasks; where several fail, asyncio prints the traceback of each that nobody asked for.
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     sys.unraisablehook = _report_unraisable

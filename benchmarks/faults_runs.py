@@ -107,7 +107,8 @@ def _flip(checkpoint: pathlib.Path, rng: random.Random) -> str:
 
 def _damage(checkpoint: pathlib.Path, rng: random.Random) -> str:
     """Cuts, removes, adds, swaps or empties something."""
-    path, other = rng.choice(_files(checkpoint)), rng.choice(_files(checkpoint.parent / _before(checkpoint)))
+    before = checkpoint.parent / _before(checkpoint)
+    path, other = rng.choice(_files(checkpoint)), rng.choice(_files(before))
     kind = rng.choice(["cut", "grown", "missing", "empty", "added", "another's", "part", "step", "link"])
     if kind == "cut":
         os.truncate(path, rng.randrange(max(1, path.stat().st_size)))
@@ -120,7 +121,7 @@ def _damage(checkpoint: pathlib.Path, rng: random.Random) -> str:
     elif kind == "added":
         (path.parent / f"new-{rng.random()}").write_bytes(rng.randbytes(10))
     elif kind == "another's":
-        own = checkpoint / other.relative_to(checkpoint.parent / _before(checkpoint))
+        own = checkpoint / other.relative_to(before)
         own.parent.mkdir(parents=True, exist_ok=True)
         same = own.exists() and own.read_bytes() == other.read_bytes()
         shutil.copy(other, own)
@@ -129,10 +130,10 @@ def _damage(checkpoint: pathlib.Path, rng: random.Random) -> str:
     elif kind == "part":
         part = rng.choice(["params", "training", "meta"])
         shutil.rmtree(checkpoint / part)
-        shutil.copytree(checkpoint.parent / _before(checkpoint) / part, checkpoint / part)
+        shutil.copytree(before / part, checkpoint / part)
     elif kind == "step":
         shutil.rmtree(checkpoint)
-        shutil.copytree(checkpoint.parent / _before(checkpoint), checkpoint)
+        shutil.copytree(before, checkpoint)
     else:
         path.unlink()
         path.symlink_to(other)

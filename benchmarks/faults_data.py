@@ -11,7 +11,6 @@ while a run reads them; what they are read for is in `faults_data_runs.py`, corp
 
 import argparse
 import collections
-import contextlib
 import json
 import os
 import pathlib
@@ -20,31 +19,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
-import traceback
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import faults_data_corpora as corpora_cases
 import faults_data_runs as runs
+from faults_case import Row, child, count, row
 
-from plm_jax.common import command_line
-
-SECONDS, SECONDS_OF_PROCESSES, BYTES = 30.0, 90.0, 2**30
-_PAGE = os.sysconf("SC_PAGESIZE")
+SECONDS, SECONDS_OF_PROCESSES = 30.0, 90.0
 # One in so many cases reads with worker processes, which take seconds to start.
 _WITH_PROCESSES = 50
-
-
-class Row(NamedTuple):
-    """What became of the cases of a campaign."""
-
-    campaign: str
-    tried: int
-    handled: int
-    silent: int
-    traceback: int
-    hang: int
 
 
 def caches(number: int, seed: int) -> list[Row]:
@@ -56,8 +39,8 @@ def caches(number: int, seed: int) -> list[Row]:
         wanted = {name: _read(base, name)[1] for name in runs.RUNS}
         for case in range(number):
             name, rng = list(runs.RUNS)[case % len(runs.RUNS)], random.Random(f"{seed} {case}")
-            _count(counts[name], _damaged(base, pathlib.Path(folder, "case"), name, rng, case, wanted[name]))
-    return [_row(f"caches: {name}", found) for name, found in counts.items()]
+            count(counts[name], *_damaged(base, pathlib.Path(folder, "case"), name, rng, case, wanted[name]))
+    return [row(f"caches: {name}", found) for name, found in counts.items()]
 
 
 def corpora(number: int, seed: int) -> list[Row]:
@@ -70,19 +53,9 @@ def corpora(number: int, seed: int) -> list[Row]:
             outcome, told = child(check, corpora_cases.SECONDS, pathlib.Path(folder, "log"))
             if outcome == "ended":
                 outcome = "handled" if told.strip().endswith("right") else "silent"
-            _count(counts[name], (outcome, f"{what}: {told[-1000:]}"))
+            count(counts[name], outcome, f"{what}: {told[-1000:]}")
             path.unlink()
-    return [_row(f"corpora: {name}", found) for name, found in counts.items()]
-
-
-def _row(campaign: str, found: collections.Counter) -> Row:
-    return Row(campaign, found.total(), *(found[name] for name in Row._fields[2:]))
-
-
-def _count(counts: collections.Counter, outcome: tuple[str, str]) -> None:
-    counts[outcome[0]] += 1
-    if outcome[0] != "handled" or os.environ.get("FAULTS_VERBOSE"):
-        print(*outcome, file=sys.stderr, flush=True)
+    return [row(f"corpora: {name}", found) for name, found in counts.items()]
 
 
 def _read(base: pathlib.Path, name: str, **options: Any) -> tuple[str, str]:
@@ -113,63 +86,6 @@ def _damaged(
 
 def _link_or_copy(source: str, target: str) -> None:
     (os.link if os.path.getsize(source) > 2**20 else shutil.copy2)(source, target)
-
-
-def child(do: Callable[[], None], seconds: float, log: pathlib.Path) -> tuple[str, str]:
-    """Has a process of its own do something as a verb does, and end.
-
-    Returns:
-      `ended`, `handled` by one line, `traceback` or `hang`; and what it printed, where it did not end on stderr.
-    """
-    errors = log.with_suffix(".errors")
-    sys.stdout.flush()
-    sys.stderr.flush()
-    process = os.fork()
-    if process == 0:
-        os.setsid()
-        for stream, path in ((1, log), (2, errors)):
-            os.dup2(os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY), stream)
-        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
-        _end(do)
-    begin, start, ended = time.monotonic(), _resident(process), None
-    while ended is None:
-        pid, status = os.waitpid(process, os.WNOHANG)
-        if pid:
-            ended = os.waitstatus_to_exitcode(status)
-            break
-        if time.monotonic() - begin > seconds or _resident(process) - start > BYTES:
-            ended = "hang" if time.monotonic() - begin > seconds else "memory"
-            os.killpg(process, 9)
-            os.waitpid(process, 0)
-        time.sleep(0.005)
-    said = errors.read_text(errors="replace")
-    if ended == 2 and said.count("\n") == 1 and said.startswith("error: "):
-        return "handled", said
-    if ended == 0:
-        return "ended", log.read_text(errors="replace")
-    return "hang" if ended == "hang" else "traceback", f"exit {ended}: {said}"
-
-
-def _end(do: Callable[[], None]) -> None:
-    """Does something as a verb, and ends this process."""
-    sys.argv = sys.argv[:1]
-    status = 1
-    try:
-        command_line.run(do)
-        status = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-
-
-def _resident(process: int) -> int:
-    """The bytes of a process that are in memory."""
-    with contextlib.suppress(OSError, IndexError), open(f"/proc/{process}/statm") as file:
-        return int(file.read().split()[1]) * _PAGE
-    return 0
 
 
 def main() -> None:

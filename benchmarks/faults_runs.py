@@ -11,6 +11,7 @@ what should come; `silent`: another end, or a damage that nothing tells; `traceb
 import argparse
 import collections
 import contextlib
+import functools
 import json
 import os
 import pathlib
@@ -26,6 +27,9 @@ from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
+
+from faults_case import Row, child, count  # noqa: E402
+from faults_case import row as row_of  # noqa: E402
 
 from tests.support import resume, tiny  # noqa: E402
 
@@ -43,17 +47,6 @@ FULL = {
     "disks: a write fails now and then": 6,
     "disks: slow": 3,
 }
-
-
-class Row(NamedTuple):
-    """What became of the cases of a campaign."""
-
-    campaign: str
-    tried: int
-    handled: int
-    silent: int
-    traceback: int
-    hang: int
 
 
 class Base(NamedTuple):
@@ -77,10 +70,8 @@ def run(share: float, seed: int, only: str = "") -> list[Row]:
                 rng = random.Random(f"{seed} {number} {case}")
                 with tempfile.TemporaryDirectory(dir=temporary) as folder:
                     outcome, told = CAMPAIGNS[campaign](base, pathlib.Path(folder), rng)
-                counts[outcome] += 1
-                if outcome != "handled":
-                    print(f"{campaign}, case {case}: {outcome}: {told[-2000:]}", file=sys.stderr)
-            rows.append(Row(campaign, counts.total(), *(counts[name] for name in Row._fields[2:])))
+                count(counts, outcome, f"{campaign}, case {case}: {told}")
+            rows.append(row_of(campaign, counts))
             print(f"{campaign}: {dict(counts)}", file=sys.stderr, flush=True)
     return rows
 
@@ -162,8 +153,11 @@ def _damaged(damage: Callable) -> Callable:
             for path in before.keys() | set(_files(checkpoint))
             if not path.exists() or path.is_symlink() or before.get(path) != path.read_bytes()
         )
-        outcome, told = _forked(lambda: _opened(folder / "run", checkpoint, weights), folder / "log")
-        return outcome, f"{what}: {told}"
+        opening = functools.partial(_opened, folder / "run", checkpoint, weights)
+        outcome, told = child(lambda: print(opening()), SECONDS, folder / "log")
+        if outcome == "ended":
+            outcome = told.partition(":")[0].strip()
+        return "traceback" if outcome == "handled" and "error:" in told else outcome, f"{what}: {told}"
 
     return case
 
@@ -191,30 +185,6 @@ def _opened(workdir: pathlib.Path, checkpoint: pathlib.Path, weights: bool) -> s
     if good.checkpoint.name == checkpoint.name or int(checkpoint.name) not in good.damaged:
         return "silent: taken"
     return "handled"
-
-
-def _forked(work: Callable[[], str], log: pathlib.Path) -> tuple[str, str]:
-    child = os.fork()
-    if not child:
-        with contextlib.suppress(BaseException):
-            descriptor = os.open(log, os.O_CREAT | os.O_WRONLY)
-            os.dup2(descriptor, 2)
-            try:
-                told = work()
-            except BaseException as error:
-                told = f"traceback: {type(error).__name__}: {error}"
-            os.write(2, told.encode())
-        os._exit(0)
-    deadline = time.monotonic() + SECONDS
-    while os.waitpid(child, os.WNOHANG)[0] == 0:
-        if time.monotonic() > deadline:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            return "hang", ""
-        time.sleep(0.005)
-    told = log.read_text(errors="replace")
-    words = ("handled", "silent", "traceback")
-    return next((word for word in words if told.rpartition("\n")[2].startswith(word)), "traceback"), told
 
 
 class Ended(NamedTuple):

@@ -379,7 +379,6 @@ def _call(verb: str, *flags: str) -> None:
         except BaseException as error:
             process.terminate()
             _heard(process)
-            process.wait()
             if isinstance(error, KeyboardInterrupt):
                 raise Interrupted("the sweep was stopped: the same command goes on") from error
             raise

@@ -101,13 +101,7 @@ class Checkpoints:
         Raises:
           UserError: it cannot be read.
         """
-        items = ocp.args.Composite(
-            params=ocp.args.StandardRestore(abstract.params), training=ocp.args.StandardRestore(_rest(abstract))
-        )
-        checkpoint = self.directory / str(step)
-        with progress.doing(f"restoring checkpoint {step}"), _damage_named(checkpoint):
-            restored = self._saver.restore(checkpoint, args=items)
-        return TrainState(params=restored.params, **restored.training)
+        return read_state(self.directory / str(step), abstract)
 
     def _begin(self, name: str, step: int, meta: dict[str, Any], **trees: Any) -> None:
         self.wait()

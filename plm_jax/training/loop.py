@@ -120,8 +120,7 @@ def _train(
         telemetry = Telemetry(workdir, first_step, run.train.steps, logged_every) if is_first else None
         with telemetry or contextlib.nullcontext(), heard(telemetry.say if telemetry else lambda line: None):
             if telemetry:
-                devices = f"{jax.device_count()} {jax.devices()[0].device_kind}"
-                start = run_directory.start(first_step, [change[:3] for change in changes], devices)
+                start = run_directory.start(first_step, [change[:3] for change in changes])
                 run_directory.write(workdir, run, trainer.mesh.shape, [*described.get("history", []), start])
                 for note in [*notes, *started, *trainer.notes(), *trainer.reader.notes(), *trainer.validation.notes()]:
                     telemetry.say(note)

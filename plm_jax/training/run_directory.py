@@ -58,7 +58,7 @@ def has_checkpoint(workdir: str) -> bool:
     return any(name.isdecimal() for name in storage.names(os.path.join(workdir, "checkpoints")))
 
 
-def start(step: int, changes: Sequence[tuple[str, Any, Any]], devices: str) -> dict[str, Any]:
+def start(step: int, changes: Sequence[tuple[str, Any, Any]]) -> dict[str, Any]:
     """An entry of the history: after which step, when, which fields changed from what to what, what it runs with."""
     return {
         "step": step,
@@ -66,7 +66,7 @@ def start(step: int, changes: Sequence[tuple[str, Any, Any]], devices: str) -> d
         "changes": {field: {"was": was, "is": now} for field, was, now in changes},
         "versions": versions(),
         "git_commit": git_commit(),
-        "devices": devices,
+        "devices": devices(),
     }
 
 

@@ -219,10 +219,16 @@ def held(checkpoint: epath.Path) -> contextlib.AbstractContextManager:
 
     Raises:
       FileNotFoundError: it is not there, or no longer.
+      UserError: it is damaged.
     """
     if storage.is_remote(str(checkpoint)):
         return contextlib.nullcontext()
-    file = storage.open_binary(str(checkpoint.joinpath(*_META)))
+    try:
+        file = storage.open_binary(str(checkpoint.joinpath(*_META)))
+    except FileNotFoundError as error:
+        if checkpoint.exists():
+            raise damaged(checkpoint, one_line(error)) from error
+        raise
     fcntl.flock(file, fcntl.LOCK_SH)
     if not checkpoint.exists():
         file.close()

@@ -7,7 +7,7 @@ import itertools
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -392,6 +392,10 @@ class Recorder:
             validated = validate() if validate else {}
         if self._telemetry is None:
             return validated
+        if odd := [name for name, value in validated.items() if not math.isfinite(value)]:
+            self._telemetry.say(
+                f"validation after step {step}: {', '.join(odd)} of no finite value, left out of its row"
+            )
         self._telemetry.progress(step, loss, rates.get("train/tokens_per_second"))
         if step % self._run.train.log_every == 0 or step == self._run.train.steps or validated or incident:
             self._telemetry.write(self._row(step, metrics, rates, validated) | incident)
@@ -411,10 +415,14 @@ class Recorder:
 
     def _row(self, step: int, metrics, rates, validated) -> dict[str, Any]:
         numbers = {name: float(value) for name, value in metrics.items() if name not in _NO_FIGURES}
-        row = {"step": step} | {f"train/{name}": value for name, value in numbers.items() if math.isfinite(value)}
-        row |= self._incidents.norms(metrics)
+        row = {"step": step} | _finite("train", numbers) | self._incidents.norms(metrics)
         row |= rates | {"train/batch_digest": digest_hex(metrics["digest"])}
-        return row | {f"validation/{name}": value for name, value in validated.items()}
+        return row | _finite("validation", validated)
+
+
+def _finite(prefix: str, numbers: Mapping[str, float]) -> dict[str, float]:
+    """Those that JSON has a form for, as PREFIX/NAME."""
+    return {f"{prefix}/{name}": value for name, value in numbers.items() if math.isfinite(value)}
 
 
 def _read(stage: config.Stage) -> dict[str, Any]:

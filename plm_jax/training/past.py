@@ -55,7 +55,9 @@ def at(workdir: str, step: int) -> Past:
         raise UserError(f"{workdir} has no step {step}: give one from 1 to {run.train.steps}")
     near = later[:1] or saved[-1:]
     stages = resume.of(run, workdir, folders.read_meta(folder / str(near[0]))).stages if near else config.stages(run)
-    rows = {row["step"]: row for row in read_lines(os.path.join(workdir, "metrics.jsonl"))}
+    rows: dict[int, dict[str, Any]] = {}
+    for row in read_lines(os.path.join(workdir, "metrics.jsonl")):  # That a save failed is a row of its own.
+        rows.setdefault(row["step"], {}).update(row)
     return Past(run, stages, _made_by(described), saved, rows)
 
 

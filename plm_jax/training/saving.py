@@ -38,7 +38,7 @@ class Saving:
         """
         self._step = step
         if failure := self._checkpoints.failure():
-            self._failed(failure)
+            self._failed(f"{failure}; training goes on")
             self._decisions.save_failed(failure)
         if self._interruption.reason:
             self._decisions.ask_to_stop(self._interruption.reason)
@@ -77,7 +77,7 @@ class Saving:
             if not folders.anywhere(failure is not None):
                 return
             failure = failure or f"checkpoint {step} could not be saved by another process"
-            self._failed(failure)
+            self._failed(failure if number == self._settings.max_failures else f"{failure}; it is tried again")
             if number < self._settings.max_failures:
                 time.sleep(min(decisions.BACK_OFF * 2 ** (number - 1), decisions.LONGEST))
                 self._sync()
@@ -89,5 +89,5 @@ class Saving:
 
     def _failed(self, failure: str) -> None:
         if self._telemetry:
-            self._telemetry.say(f"{failure}; training goes on")
+            self._telemetry.say(failure)
             self._telemetry.write({"step": self._step, "checkpoint/error": failure})

@@ -119,6 +119,10 @@ def test_what_is_damaged_under_way_ends_a_run_with_one_line(write, make_run, lon
     assert "\n" not in str(caught.value)
 
 
+def sorted_down(values):
+    return sorted(values, reverse=True)
+
+
 def test_an_index_of_a_layout_is_checked_and_is_the_one_that_was_asked_for(write, make_run, long):
     folder = write()
     runs = [
@@ -140,6 +144,22 @@ def test_an_index_of_a_layout_is_checked_and_is_the_one_that_was_asked_for(write
         (one / "index.json").write_text(wrong if isinstance(wrong, str) else json.dumps(wrong))
         with pytest.raises(UserError, match=r"index.json is damaged"):
             list(map(batches, runs))
+
+
+@pytest.mark.parametrize("change", [lambda passes: passes[1:], lambda passes: passes[:1] + passes[2:], sorted_down])
+def test_passes_of_an_index_that_are_not_those_of_its_layout_are_told(write, make_run, change):
+    folder = write()
+    run = make_run(
+        "a", objective=objectives.MaskedLM(), data={"layout": config.SentencePairs(), "length": 16}, **SPECIALS
+    )
+    batches(run)
+    (path,) = (folder / "index").glob("*/index.json")
+    described = json.loads(path.read_text())
+    del described["crc32"]
+    described["passes"] = change(described["passes"])
+    path.write_text(json.dumps(described | {"crc32": cache.crc32(described)}))
+    with pytest.raises(UserError, match=r"index.json is damaged"):
+        batches(run)
 
 
 def test_caches_of_the_format_before_are_read_and_checked(write, make_run, monkeypatch):

@@ -12,6 +12,7 @@ from plm_jax.common.errors import UserError
 from plm_jax.training import checkpoint_folders as folders
 from plm_jax.training import checkpoints, loop
 from tests.support import resume, runs
+from tests.support.verbs import assert_one_line
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +108,12 @@ def test_readers_refuse_and_name_one_that_is_whole(copied, verb):
         assert told.status == 2, name
         assert told.err.splitlines()[-1].endswith(f"use another checkpoint, such as {copied}/checkpoints/4"), told.err
     assert checkpoints.load_params(str(copied / "checkpoints/4")).meta["step"] == 4
+
+
+def test_one_without_its_meta_is_damaged_for_readers(copied, verb):
+    (copied / "checkpoints/6/meta/metadata").unlink()
+    told = verb("generate", f"--checkpoint={copied}", "--prompt=a")
+    assert_one_line(told, "checkpoints/6 is damaged", "use another checkpoint, such as")
 
 
 def test_one_of_format_1_is_read_and_told(copied, tiny, capsys):

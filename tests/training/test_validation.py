@@ -127,3 +127,15 @@ def test_a_run_logs_it(folder, tmp_path):
     assert "validation/32/loss" not in rows[4]
     whole = (2 * rows[4]["validation/a/loss"] + rows[4]["validation/b/loss"]) / 3
     np.testing.assert_allclose(rows[4]["validation/loss"], whole, rtol=1e-6)
+
+
+def test_what_validation_finds_to_be_no_number_is_said_and_makes_no_row_that_is_no_json(
+    folder, tmp_path, monkeypatch, capsys
+):
+    run = make(folder, mixture={"a": 1.0})
+    monkeypatch.setattr(loop.Validation, "__call__", lambda *_: {"loss": float("nan"), "accuracy": 0.5})
+    loop.pretrain(run, str(tmp_path / "run"))
+    lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line, parse_constant=pytest.fail) for line in lines]
+    assert any("validation/accuracy" in row and "validation/loss" not in row for row in rows)
+    assert "loss of no finite value" in capsys.readouterr().err

@@ -85,6 +85,8 @@ def open_index(
     Raises:
       UserError: it is damaged or cannot be written.
     """
+    from plm_jax.data import cache
+
     what = [FORMAT, source.identity, split, *what, dict(columns), num_passes]
     key = hashlib.sha256(json.dumps(what).encode("utf-8")).hexdigest()[:16]
     root = os.path.join(source.folder, "index")
@@ -103,6 +105,8 @@ def open_index(
                 f"cannot write {root} ({error.strerror}): make it writable or move config.data.cache_dir"
             ) from error
     vectors, passes = _open(folder)
+    if len(passes) != num_passes + 1:
+        raise cache.damaged(os.path.join(folder, "index.json"), f"has {len(passes) - 1} of {num_passes} passes")
     return Index(passes, {name: vectors.open(name, passes[-1], dtype) for name, dtype in columns.items()})
 
 
@@ -152,8 +156,10 @@ def _describe(folder: str) -> _Described:
         raise cache.damaged(path, one_line(error)) from error
     if described.crc32 != cache.crc32(read) or described.key != os.path.basename(folder):
         raise cache.damaged(path, "it has changed")
-    if not described.passes or not described.types.keys() <= described.blocks.keys():
+    if not described.types.keys() <= described.blocks.keys():
         raise cache.damaged(path, "lacks some of its columns")
+    if [0, *sorted(described.passes[1:])] != list(described.passes):
+        raise cache.damaged(path, "its passes do not follow one another")
     return described
 
 

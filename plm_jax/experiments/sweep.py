@@ -12,6 +12,9 @@ may have, too,
 
     rivals()     a list of `comparison.Rivals`, beside which runs are told in a second table
 
+A page for several sizes, `--sweep=FILE.py:SIZE`, takes the size in each function, and its base is one, too:
+`base(size)`, `overrides(size)`, `rivals(size)`, with the size for which there is no colon as their default.
+
 Each run is `pretrain` and then `evaluate`, processes of their own, in the folder of its name, where `attempts.json`
 notes when it began (seconds since 1970), when the run did whose weights it took, and how long all its attempts took, in
 seconds.
@@ -21,6 +24,7 @@ As a config file, this module is the config that a run directory holds: `--confi
 import contextlib
 import dataclasses
 import functools
+import inspect
 import json
 import os
 import re
@@ -147,8 +151,7 @@ def _rivals(path: str, runs: Collection[str]) -> Sequence[comparison.Rivals]:
       UserError: one names another run.
     """
     sweep = pages.load(path, "--sweep=")
-    with users_code(sweep.module.__file__):
-        found = list(sweep.module.rivals()) if hasattr(sweep.module, "rivals") else []
+    found = _given(sweep, "rivals") if hasattr(sweep.module, "rivals") else []
     for rival in found:
         others = [name for name in rival.others.values() if isinstance(name, str) and "/" not in name]
         for name in (rival.run, *others):
@@ -212,13 +215,13 @@ def _described(path: str) -> tuple[dict[str, tuple[dict[str, Any], config.Run]],
     for name in ("base", "overrides"):
         if not hasattr(sweep.module, name):
             raise UserError(f"--sweep={path} has no `{name}`: {_FILES}")
-    if not isinstance(sweep.module.base, str) or not callable(sweep.module.overrides):
-        raise UserError(f"{path} has a `base` that is no path, or `overrides` that is no function: {_FILES}")
-    base = pages.load(sweep.module.base, f"the base of {path} is ", beside=sweep)
+    base = _given(sweep, "base") if callable(sweep.module.base) else sweep.module.base
+    if not isinstance(base, str):
+        raise UserError(f"{path} has a `base` that is no path: {_FILES}")
+    base = pages.load(base, f"the base of {path} is ", beside=sweep)
     with users_code(base.module.__file__):
         tree = config.to_dict(config.from_dict(base.config()))
-    with users_code(sweep.module.__file__):
-        members = list(sweep.module.overrides())
+    members = _given(sweep, "overrides")
     described: dict[str, tuple[dict[str, Any], config.Run]] = {}
     for member in members:
         match member:
@@ -240,6 +243,26 @@ def _described(path: str) -> tuple[dict[str, tuple[dict[str, Any], config.Run]],
     if not described:
         raise UserError(f"{path} has no run: let `overrides` yield names and changes")
     return described, base.file
+
+
+def _given(sweep: pages.Page, name: str) -> Any:
+    """What a function of a sweep's page gives for the size that is asked of the page.
+
+    Raises:
+      UserError: it is no function, takes no size, or fails.
+    """
+    function = getattr(sweep.module, name)
+    if not callable(function):
+        raise UserError(f"{sweep.given} has `{name}` that is no function: {_FILES}")
+    arguments = () if sweep.size is None else (sweep.size,)
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError as error:
+        given = f"size '{sweep.size}'" if arguments else "no size"
+        raise UserError(f"{sweep.given} is given with {given}, which `{name}` does not take ({error})") from error
+    with users_code(sweep.module.__file__):
+        found = function(*arguments)
+        return found if isinstance(found, str) else list(found)
 
 
 def _held(workdir: str) -> config.Run:

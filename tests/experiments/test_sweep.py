@@ -414,6 +414,22 @@ def test_a_file_of_something_else_is_told(tiny, tmp_path):
         sweep.members(write(tmp_path, tiny / "tiny.py"), str(tmp_path), (2, 2))
 
 
+def test_a_page_may_have_sizes(tiny, tmp_path):
+    path = tmp_path / "sized.py"
+    bases = {"small": f"{tiny}/tiny.py:plain", "large": f"{tiny}/tiny.py:electra"}
+    path.write_text(
+        f"def base(size='small'):\n    return {bases}[size]\n"
+        "def overrides(size='small'):\n    yield 'one', {'train.steps': len(size)}\n"
+    )
+    found = {given: sweep.members(f"{path}{given}", str(tmp_path))[0].run for given in ("", ":small", ":large")}
+    assert found[""] == found[":small"] and found[""].model == tiny_config.PLAIN.model
+    assert found[":large"].model == tiny_config.ELECTRA
+    with pytest.raises(UserError, match="KeyError: 'huge'"):
+        sweep.members(f"{path}:huge", str(tmp_path))
+    with pytest.raises(UserError, match=r"is given with size 'small', which `overrides` does not take"):
+        sweep.members(f"{write(tmp_path, tiny / 'tiny.py')}:small", str(tmp_path))
+
+
 def test_a_section_may_come_from_another_run(tiny, tmp_path):
     path = tmp_path / "sweep.py"
     path.write_text(

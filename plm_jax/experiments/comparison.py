@@ -1,4 +1,4 @@
-"""A Markdown table that compares runs: the metrics of each beside those of trivial baselines."""
+"""Tables that compare runs: with trivial baselines, with rivals, and with what a paper reports."""
 
 import math
 import statistics
@@ -10,8 +10,11 @@ from scipy import stats
 from plm_jax.evaluation import baselines
 
 _HEAD = ("Run", "Metric", "Value", "Trivial predictor", "Better by", "Beyond noise", "Seeds", "Minutes")
-# How sure it must be that other seeds would be better than the trivial predictor on the average.
+# How sure it must be that other seeds would differ on the average.
 _CONFIDENCE = 0.99
+# How the names of figures end of which less is better.
+_LESS = ("loss", "mse", "perplexity", "ppl", "bits_per_byte")
+AGREES, DISAGREES, NOT_RESOLVED = "agrees in direction beyond noise", "disagrees beyond noise", "not resolved"
 
 
 class Rivals(NamedTuple):
@@ -29,6 +32,41 @@ class Rivals(NamedTuple):
     others: Mapping[str, str | float]
 
 
+class Published(NamedTuple):
+    """What a paper reports of one run.
+
+    Attributes:
+      run: its name.
+      figures: by the paper's name of a metric, of which more is better unless the name ends with loss, perplexity or
+        ppl; what is not among them is not at hand.
+      source: where they stand.
+    """
+
+    run: str
+    figures: Mapping[str, float]
+    source: str
+
+
+class Beside(NamedTuple):
+    """A run beside what a paper reports of it, by one metric.
+
+    Attributes:
+      run: its name.
+      paper: the paper's figure; None: not at hand.
+      paper_difference: to its figure of the reference run.
+      values: ours, of each seed.
+      difference: of the means, to the reference run's.
+      verdict: AGREES, DISAGREES, NOT_RESOLVED, or why there is none; empty of the reference.
+    """
+
+    run: str
+    paper: float | None
+    paper_difference: float | None
+    values: Sequence[float]
+    difference: float | None
+    verdict: str
+
+
 def beside(results: Sequence[dict[str, Any]], rivals: Sequence[Rivals]) -> str:
     """A Markdown table of runs beside their rivals: figures, differences, and whether these are beyond the noise.
 
@@ -42,15 +80,15 @@ def beside(results: Sequence[dict[str, Any]], rivals: Sequence[Rivals]) -> str:
     lines = [("Run", "Metric", "Value", *(cell for name in names for cell in (name, "better by", "beyond noise")))]
     for rival in rivals:
         values = _values(results, rival.run, rival.metric)
-        cells = [rival.run, rival.metric, _figure(values) if values else "not run yet"]
+        cells = [rival.run, rival.metric, figure(values) if values else "not run yet"]
         for name in names:
             other = rival.others.get(name)
             if isinstance(other, str):
                 other = _values(results, other, rival.metric) or _values(results, rival.run, other)
             found = [] if other is None else [other] if isinstance(other, float) else other
-            told = "" if not (values and found) else f"{statistics.mean(values) - statistics.mean(found):+,.3f}"
+            told = signed(statistics.mean(values) - statistics.mean(found)) if values and found else ""
             verdict = _beats(values, other) if told else ""
-            cells += [_figure(found) if found else "", told, verdict]
+            cells += [figure(found) if found else "", told, verdict]
         lines.append(tuple(cells))
     return _markdown(lines, [":--", ":--", "--:", *["--:", "--:", ":--"] * len(names)])
 
@@ -60,18 +98,89 @@ def _values(results: Sequence[dict[str, Any]], run: str, metric: str) -> list[fl
     return [result["metrics"][metric] for result in results if result["name"] == run and metric in result["metrics"]]
 
 
+def beside_paper(
+    results: Sequence[dict[str, Any]], published: Sequence[Published], name: str, metric: str
+) -> list[Beside]:
+    """Runs beside what a paper reports of them by a metric; the first of those published is the reference.
+
+    Whether ours differ from the reference beyond the noise is Welch's t-test on the seeds, two-sided, at 99 %.
+
+    Args:
+      results: as of `table`.
+      name: the paper's name of the metric.
+      metric: ours, SOURCE/METRIC.
+    """
+    reference = published[0]
+    paper_base, base = reference.figures.get(name), _values(results, reference.run, metric)
+    found = []
+    for row in published:
+        paper, values = row.figures.get(name), _values(results, row.run, metric)
+        if row is reference:
+            found.append(Beside(row.run, paper, None, values, None, ""))
+            continue
+        of_paper = None if paper is None or paper_base is None else paper - paper_base
+        ours = statistics.mean(values) - statistics.mean(base) if values and base else None
+        verdict = "not run yet"
+        if ours is not None:
+            direction = _direction(values, base, sides=2) or 0
+            verdict = _verdict(of_paper, _sign(name), direction * _sign(metric))
+        found.append(Beside(row.run, paper, of_paper, values, ours, verdict))
+    return found
+
+
+def _verdict(of_paper: float | None, sign: int, direction: int) -> str:
+    """What our direction (1: better beyond the noise, -1: worse, 0: neither) says of a paper's difference.
+
+    Args:
+      sign: 1 where more is better in the paper, else -1.
+    """
+    if of_paper is None:
+        return "not at hand"
+    if not of_paper:
+        return "no direction in the paper"
+    if not direction:
+        return NOT_RESOLVED
+    return AGREES if direction * sign * of_paper > 0 else DISAGREES
+
+
+def papers(results: Sequence[dict[str, Any]], published: Sequence[Published], compared: Mapping[str, str]) -> str:
+    """A Markdown table of runs beside what a paper reports of them.
+
+    Args:
+      compared: by the paper's name of a metric ours, SOURCE/METRIC, that is set beside it.
+    """
+    lines = [("Metric", "Run", "Paper", "to the first", "Ours", "to the first", "Verdict")]
+    for name, metric in compared.items():
+        for row in beside_paper(results, published, name, metric):
+            cells = ["not at hand" if row.paper is None else f"{row.paper:,.6g}", signed(row.paper_difference)]
+            cells += [figure(row.values) if row.values else "not run yet", signed(row.difference), row.verdict]
+            lines.append((f"{name}; {metric}", row.run, *cells))
+    return _markdown(lines, [":--", ":--", "--:", "--:", "--:", "--:", ":--"])
+
+
 def _beats(values: Sequence[float], others: Sequence[float] | float) -> str:
     """Whether the mean over all seeds there could be is above that of the others, or above a figure; see `beside`."""
+    direction = _direction(values, others, sides=1)
+    return "" if direction is None else "yes" if direction > 0 else "no"
+
+
+def _direction(values: Sequence[float], others: Sequence[float] | float, sides: int) -> int | None:
+    """Where the mean over all seeds there could be lies from that of the others, or from a figure, at _CONFIDENCE.
+
+    Returns:
+      1: above it, -1: below, 0: neither beyond the noise; None: fewer than two seeds say nothing.
+    """
     samples = [values] if isinstance(others, float) else [values, others]
     if min(map(len, samples)) < 2:
-        return ""
+        return None
     gain = statistics.mean(values) - (others if isinstance(others, float) else statistics.mean(others))
     # The variances of the means; Welch and Satterthwaite's degrees of freedom.
     spread = [statistics.variance(sample) / len(sample) for sample in samples]
-    if not any(spread):
-        return "yes" if gain > 0 else "no"
-    freedom = sum(spread) ** 2 / sum(v**2 / (len(sample) - 1) for v, sample in zip(spread, samples, strict=True))
-    return "yes" if gain > stats.t.ppf(_CONFIDENCE, freedom) * math.sqrt(sum(spread)) else "no"
+    noise = math.sqrt(sum(spread))
+    if noise:
+        shares = [(v / sum(spread)) ** 2 / (len(sample) - 1) for v, sample in zip(spread, samples, strict=True)]
+        noise *= float(stats.t.ppf(1 - (1 - _CONFIDENCE) / sides, 1 / sum(shares)))
+    return (gain > noise) - (gain < -noise)
 
 
 def table(results: Sequence[dict[str, Any]]) -> str:
@@ -120,14 +229,14 @@ def _rows(metrics: Sequence[dict[str, float]]) -> list[tuple[str, str, str, str,
         for name in judged or own:
             values = [found[f"{task}/{name}"] for found in metrics]
             if not judged:
-                rows.append((f"{task}/{name}", _figure(values), "", "", ""))
+                rows.append((f"{task}/{name}", figure(values), "", "", ""))
                 continue
             predictor = predictors[name]
             least = [predictor if isinstance(predictor, float) else found[f"{task}/{predictor}"] for found in metrics]
-            sign = -1 if name.endswith(("loss", "mse")) else 1
+            sign = _sign(name)
             # Rounded, since of two equal accuracies one may be 1 - x.
             gains = [round(sign * (value - bar), 9) for value, bar in zip(values, least, strict=True)]
-            rows.append((f"{task}/{name}", _figure(values), _figure(least), _figure(gains), _beyond_noise(gains)))
+            rows.append((f"{task}/{name}", figure(values), figure(least), figure(gains), _beyond_noise(gains)))
     return rows
 
 
@@ -136,7 +245,17 @@ def _beyond_noise(gains: Sequence[float]) -> str:
     return _beats(gains, 0.0)
 
 
-def _figure(values: Sequence[float]) -> str:
+def figure(values: Sequence[float]) -> str:
     """The mean, of several values with their sample standard deviation."""
     mean = f"{statistics.mean(values):,.3f}"
     return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):,.3f}"
+
+
+def signed(difference: float | None) -> str:
+    """A difference with its sign; nothing where there is none."""
+    return "" if difference is None else f"{difference:+,.3f}"
+
+
+def _sign(metric: str) -> int:
+    """1 where more of a metric is better, else -1."""
+    return -1 if metric.lower().endswith(_LESS) else 1

@@ -11,6 +11,8 @@ name an earlier run of the sweep; a config without a model of its own takes it f
 may have, too,
 
     rivals()     a list of `comparison.Rivals`, beside which runs are told in a second table
+    published()  a list of `comparison.Published`, what a paper reports of runs, and with it
+    compared     by the paper's name of a metric ours, TASK/METRIC, that is set beside it: a third table
 
 A page for several sizes, `--sweep=FILE.py:SIZE`, takes the size in each function, and its base is one, too:
 `base(size)`, `overrides(size)`, `rivals(size)`, with the size for which there is no colon as their default.
@@ -50,6 +52,8 @@ from plm_jax.training.telemetry import read_lines
 
 _FILES = "give a Python file with `base` and `overrides`"
 _RESULTS, _TABLE, _ATTEMPTS = "sweep.json", "table.md", "attempts.json"
+# Functions of a sweep's file, and of what they give a list.
+_LISTS = {"rivals": comparison.Rivals, "published": comparison.Published}
 # Of what a failed process said last so many bytes are kept.
 _TAIL = 4096
 
@@ -80,7 +84,8 @@ def get_config(workdir: str):
 def run(path: str, workdir: str, seeds: Sequence[int] = ()) -> None:
     """Trains and evaluates the runs of a sweep that are not finished, and prints the table of all.
 
-    `sweep.json`, with every figure, and `table.md` are in `workdir`, brought up to date after each run.
+    `sweep.json`, with the base, every figure, and what they are compared with, and `table.md` are in `workdir`, brought
+    up to date after each run.
 
     Args:
       seeds: the seeds of each run that does not set `train.seed` itself; by default its own alone. Those of other
@@ -92,8 +97,8 @@ def run(path: str, workdir: str, seeds: Sequence[int] = ()) -> None:
         runs are done nevertheless.
     """
     found = members(path, workdir, seeds)
-    rivals = _rivals(path, {member.name for member in found})
-    tell = functools.partial(_tell, workdir, rivals, found)
+    others = _others(path, {member.name for member in found})
+    tell = functools.partial(_tell, workdir, others, found)
     errors: dict[str, str] = {}
     missing = []
     for member in found:
@@ -144,25 +149,41 @@ def _waiting(member: Member) -> str:
     return f"waits for {os.path.basename(member.parent)}"
 
 
-def _rivals(path: str, runs: Collection[str]) -> Sequence[comparison.Rivals]:
-    """Those that a sweep's file names, none by default; `runs` are the names of its runs.
+def _others(path: str, runs: Collection[str]) -> dict[str, Any]:
+    """What a sweep's file compares its runs with; `runs` are their names.
+
+    Returns:
+      `base`, its config; `rivals`, `published`, `compared`: as the file has them, nothing by default.
 
     Raises:
-      UserError: one names another run.
+      UserError: one names another run, or is none.
     """
     sweep = pages.load(path, "--sweep=")
-    found = _given(sweep, "rivals") if hasattr(sweep.module, "rivals") else []
-    for rival in found:
-        others = [name for name in rival.others.values() if isinstance(name, str) and "/" not in name]
-        for name in (rival.run, *others):
+    base = _base(sweep, path)
+    with users_code(base.module.__file__):
+        tree = config.to_dict(config.resolve(config.to_dict(config.from_dict(base.config())), base.file))
+    listed = {name: _given(sweep, name) if hasattr(sweep.module, name) else [] for name in _LISTS}
+    compared = dict(getattr(sweep.module, "compared", {}))
+    for name, kind in _LISTS.items():
+        if not all(isinstance(row, kind) for row in listed[name]):
+            raise UserError(f"`{name}` of {path} must give a list of comparison.{kind.__name__}")
+    if not all(isinstance(value, float | int) for row in listed["published"] for value in row.figures.values()):
+        raise UserError(f"`published` of {path} has a figure that is no number: leave out what is not at hand")
+    named = {name: [row.run for row in rows] for name, rows in listed.items()}
+    others = [name for rival in listed["rivals"] for name in rival.others.values()]
+    named["rivals"] += [name for name in others if isinstance(name, str) and "/" not in name]
+    for function, names in named.items():
+        for name in names:
             if name not in runs:
-                raise UserError(f"`rivals` of {path} names a run '{name}': {nearest(name, runs)}")
-    return found
+                raise UserError(f"`{function}` of {path} names a run '{name}': {nearest(name, runs)}")
+    if compared and not listed["published"]:
+        raise UserError(f"{path} has `compared` and no `published`: say there what the paper reports")
+    return {"base": tree, **listed, "compared": compared}
 
 
 def _tell(
     workdir: str,
-    rivals: Sequence[comparison.Rivals],
+    others: dict[str, Any],
     found: Sequence[Member],
     errors: dict[str, str],
     pending: Collection[str] = (),
@@ -170,9 +191,12 @@ def _tell(
     """Writes what the runs have reached so far, and gives the table; `pending` are directories of runs to come."""
     results = [_result(member, errors.get(member.workdir), member.workdir in pending) for member in found]
     table = comparison.table(results)
-    if rivals:
-        table += "\n" + comparison.beside(results, rivals)
-    _write_json(workdir, _RESULTS, results)
+    if others["rivals"]:
+        table += "\n" + comparison.beside(results, others["rivals"])
+    if others["compared"]:
+        table += "\n" + comparison.papers(results, others["published"], others["compared"])
+    rows = {name: [row._asdict() for row in others[name]] for name in ("rivals", "published")}
+    _write_json(workdir, _RESULTS, {"runs": results, **others, **rows})
     storage.write(os.path.join(workdir, _TABLE), table.encode("utf-8"))
     return table
 
@@ -215,10 +239,7 @@ def _described(path: str) -> tuple[dict[str, tuple[dict[str, Any], config.Run]],
     for name in ("base", "overrides"):
         if not hasattr(sweep.module, name):
             raise UserError(f"--sweep={path} has no `{name}`: {_FILES}")
-    base = _given(sweep, "base") if callable(sweep.module.base) else sweep.module.base
-    if not isinstance(base, str):
-        raise UserError(f"{path} has a `base` that is no path: {_FILES}")
-    base = pages.load(base, f"the base of {path} is ", beside=sweep)
+    base = _base(sweep, path)
     with users_code(base.module.__file__):
         tree = config.to_dict(config.from_dict(base.config()))
     members = _given(sweep, "overrides")
@@ -245,8 +266,16 @@ def _described(path: str) -> tuple[dict[str, tuple[dict[str, Any], config.Run]],
     return described, base.file
 
 
+def _base(sweep: pages.Page, path: str) -> pages.Page:
+    """The base of a sweep's page."""
+    base = _given(sweep, "base") if callable(sweep.module.base) else sweep.module.base
+    if not isinstance(base, str):
+        raise UserError(f"{path} has a `base` that is no path: {_FILES}")
+    return pages.load(base, f"the base of {path} is ", beside=sweep)
+
+
 def _given(sweep: pages.Page, name: str) -> Any:
-    """What a function of a sweep's page gives for the size that is asked of the page.
+    """What a function of a sweep's page gives for the size that is asked of the page; `published` may be of all sizes.
 
     Raises:
       UserError: it is no function, takes no size, or fails.
@@ -254,9 +283,11 @@ def _given(sweep: pages.Page, name: str) -> Any:
     function = getattr(sweep.module, name)
     if not callable(function):
         raise UserError(f"{sweep.given} has `{name}` that is no function: {_FILES}")
-    arguments = () if sweep.size is None else (sweep.size,)
+    signature = inspect.signature(function)
+    is_of_all = name == "published" and not signature.parameters
+    arguments = () if sweep.size is None or is_of_all else (sweep.size,)
     try:
-        inspect.signature(function).bind(*arguments)
+        signature.bind(*arguments)
     except TypeError as error:
         given = f"size '{sweep.size}'" if arguments else "no size"
         raise UserError(f"{sweep.given} is given with {given}, which `{name}` does not take ({error})") from error

@@ -133,3 +133,50 @@ def test_the_verdict_is_that_of_scipys_test(values, others):
     results = [result("a", s__x=x) for x in values] + [result("b", s__x=x) for x in others]
     (row,) = cells(comparison.beside(results, [comparison.Rivals("a", "s/x", {"b": "b"})]))
     assert row[5] == ("yes" if expected else "no")
+
+
+def verdict(values, base, paper=2.0, paper_base=1.0, name="MNLI", metric="s/accuracy"):
+    """What is said of a run beside a paper's figures, ours being of these seeds."""
+    key = metric.replace("/", "__")
+    results = [result("b", **{key: x}) for x in values] + [result("a", **{key: x}) for x in base]
+    published = [comparison.Published("a", {name: paper_base}, "A"), comparison.Published("b", {name: paper}, "A")]
+    first, second = comparison.beside_paper(results, published, name, metric)
+    assert (first.run, first.verdict, first.difference, first.paper_difference) == ("a", "", None, None)
+    assert second.values == list(values) and second.paper == paper
+    return second.verdict
+
+
+@hypothesis.given(*[st.lists(st.floats(0, 1).map(lambda x: round(x, 3)), min_size=2, max_size=6)] * 2)
+def test_the_verdict_beside_a_paper_is_that_of_scipys_two_sided_test(values, base):
+    gain = np.mean(values) - np.mean(base)
+    if len({*values}) == len({*base}) == 1:
+        is_resolved = values[0] != base[0]
+    else:
+        is_resolved = scipy.stats.ttest_ind(values, base, equal_var=False).pvalue < 0.01
+    for up in (1, -1):
+        agrees = "agrees in direction beyond noise" if gain * up > 0 else "disagrees beyond noise"
+        assert verdict(values, base, paper=5 + up, paper_base=5) == (agrees if is_resolved else "not resolved")
+
+
+def test_less_is_better_of_losses_and_perplexities():
+    worse, better = [3.0, 3.01, 3.02], [2.0, 2.01, 2.02]
+    assert verdict(worse, better, 80.0, 90.0, "MNLI", "s/real_loss") == comparison.AGREES
+    assert verdict(worse, better, 90.0, 80.0, "MNLI", "s/real_loss") == comparison.DISAGREES
+    assert verdict(worse, better, 24.5, 21.4, "ELI5 PPL", "s/real_loss") == comparison.AGREES
+    assert verdict(worse, better, 24.5, 21.4, "ELI5 PPL", "s/accuracy") == comparison.DISAGREES
+
+
+def test_without_two_seeds_or_a_figure_or_a_difference_there_is_no_verdict():
+    assert verdict([0.9], [0.1, 0.2]) == verdict([0.9, 0.9], [0.1]) == "not resolved"
+    assert verdict([0.9, 0.8], [0.1, 0.2], paper=1.0) == "no direction in the paper"
+    results = [result("a", s__x=0.5), result("c", error="full disk"), result("b", s__x=0.25)]
+    published = [
+        comparison.Published("a", {"GLUE": 83.28, "SQuAD": 80.88}, "Table 4"),
+        comparison.Published("b", {}, "Table 4"),
+        comparison.Published("c", {"GLUE": 80.69}, "Table 4"),
+    ]
+    assert cells(comparison.papers(results, published, {"GLUE": "s/x"})) == [
+        ["GLUE; s/x", "a", "83.28", "", "0.500", "", ""],
+        ["GLUE; s/x", "b", "not at hand", "", "0.250", "-0.250", "not at hand"],
+        ["GLUE; s/x", "c", "80.69", "-2.590", "not run yet", "", "not run yet"],
+    ]

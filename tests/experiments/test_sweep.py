@@ -121,7 +121,7 @@ def test_a_failure_is_reported_and_stops_no_other(swept):
     assert error.startswith("error: 1 of 2 runs failed (bad: ") and of_run.removeprefix("error: ") in error
     assert "nowhere does not exist" in of_run
     assert "== 2/2 good finished" in finished.err
-    bad, good = json.loads((folder / "runs" / "sweep.json").read_text())
+    bad, good = json.loads((folder / "runs" / "sweep.json").read_text())["runs"]
     assert (bad["name"], good["name"]) == ("bad", "good")
     assert (bad["error"], good["error"]) == (of_run.removeprefix("error: "), None)
     assert good["overrides"]["evaluation"]["batch_size"] == 8
@@ -199,7 +199,7 @@ def test_minutes_are_those_of_all_attempts(verbs, warm, tmp_path):
         sweep.run(warm, str(tmp_path))
     verbs.failing = set()
     sweep.run(warm, str(tmp_path))
-    results = json.loads((tmp_path / "sweep.json").read_text())
+    results = json.loads((tmp_path / "sweep.json").read_text())["runs"]
     assert {result["name"]: result["minutes"] for result in results} == {"bad": 2.0, "good": 4.0, "warm": 2.0}
 
 
@@ -262,6 +262,45 @@ def test_a_rival_that_is_no_run_is_one_line(verbs, warm, tmp_path, run, other):
     path = pathlib.Path(warm)
     path.write_text(path.read_text() + RIVALS.format(run=run, other=other))
     with pytest.raises(UserError, match=f"names a run '{run if run == 'warn' else other}': did you mean"):
+        sweep.run(warm, str(tmp_path))
+    assert not verbs.calls
+
+
+PUBLISHED = """
+from plm_jax.experiments.comparison import Published
+
+compared = {{"MNLI": "a/real_loss"}}
+
+def published():
+    return [Published("good", {{"MNLI": 84.0, "RACE": 64.2}}, "Table 2"), {row}]
+"""
+
+
+def test_runs_are_told_beside_what_a_paper_reports(verbs, warm, tmp_path):
+    path = pathlib.Path(warm)
+    path.write_text(path.read_text() + PUBLISHED.format(row="Published('warm', {'MNLI': 84.5}, 'Table 2')"))
+    sweep.run(warm, str(tmp_path))
+    last = (tmp_path / "table.md").read_text().splitlines()[-1]
+    assert last == "| MNLI; a/real_loss | warm | 84.5 | +0.500 | 4.000 | +0.000 | not resolved |"
+    found = json.loads((tmp_path / "sweep.json").read_text())
+    assert found["compared"] == {"MNLI": "a/real_loss"} and found["rivals"] == []
+    first = {"run": "good", "figures": {"MNLI": 84.0, "RACE": 64.2}, "source": "Table 2"}
+    assert found["published"] == [first, {"run": "warm", "figures": {"MNLI": 84.5}, "source": "Table 2"}]
+    assert found["base"]["train"]["steps"] > 2 and found["base"].keys() >= {"model", "objective", "data"}
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ("Published('warn', {}, '')", "names a run 'warn': did you mean"),
+        ("Published('warm', {'MNLI': '84'}, '')", "a figure that is no number"),
+        ("('warm', {}, '')", "must give a list of comparison.Published"),
+    ],
+)
+def test_what_is_published_of_no_run_is_one_line(verbs, warm, tmp_path, row, said):
+    path = pathlib.Path(warm)
+    path.write_text(path.read_text() + PUBLISHED.format(row=row))
+    with pytest.raises(UserError, match=said):
         sweep.run(warm, str(tmp_path))
     assert not verbs.calls
 

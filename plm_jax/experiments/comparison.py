@@ -14,6 +14,8 @@ _HEAD = ("Run", "Metric", "Value", "Trivial predictor", "Better by", "Beyond noi
 _CONFIDENCE = 0.99
 # How the names of figures end of which less is better.
 _LESS = ("loss", "mse", "perplexity", "ppl", "bits_per_byte")
+# SOURCE/METRIC, or several, of which the mean is meant, each again one or several.
+Metric = str | Sequence["Metric"]
 AGREES, DISAGREES, NOT_RESOLVED = "agrees in direction beyond noise", "disagrees beyond noise", "not resolved"
 
 
@@ -93,23 +95,49 @@ def beside(results: Sequence[dict[str, Any]], rivals: Sequence[Rivals]) -> str:
     return _markdown(lines, [":--", ":--", "--:", *["--:", "--:", ":--"] * len(names)])
 
 
-def _values(results: Sequence[dict[str, Any]], run: str, metric: str) -> list[float]:
+def _values(results: Sequence[dict[str, Any]], run: str, metric: Metric) -> list[float]:
     """A metric of a run, of each seed that has it."""
-    return [result["metrics"][metric] for result in results if result["name"] == run and metric in result["metrics"]]
+    found = [_value(result["metrics"], metric) for result in results if result["name"] == run]
+    return [value for value in found if value is not None]
+
+
+def _value(metrics: Mapping[str, float], metric: Metric) -> float | None:
+    """A metric; None: it is not there, or not all that it is the mean of."""
+    if isinstance(metric, str):
+        return metrics.get(metric)
+    values = [_value(metrics, of) for of in metric]
+    return None if None in values else statistics.mean(values)
+
+
+def belongs(run: str, to: str) -> bool:
+    """Whether what a run reaches counts for one of a name: it has this name, or NAME-…, as what was tuned from it."""
+    return run == to or run.startswith(f"{to}-")
+
+
+def _joined(results: Sequence[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    """Of each seed all metrics that count for a name; of those that several runs have the last run's."""
+    found: dict[int, dict[str, float]] = {}
+    for result in results:
+        if belongs(result["name"], name):
+            found.setdefault(result["seed"], {}).update(result["metrics"])
+    return [{"name": name, "metrics": metrics} for metrics in found.values()]
 
 
 def beside_paper(
-    results: Sequence[dict[str, Any]], published: Sequence[Published], name: str, metric: str
+    results: Sequence[dict[str, Any]], published: Sequence[Published], name: str, metric: Metric
 ) -> list[Beside]:
     """Runs beside what a paper reports of them by a metric; the first of those published is the reference.
 
     Whether ours differ from the reference beyond the noise is Welch's t-test on the seeds, two-sided, at 99 %.
 
+    What a run NAME-… has reached counts for NAME.
+
     Args:
-      results: as of `table`.
+      results: as of `table`, with each run's `seed`.
       name: the paper's name of the metric.
-      metric: ours, SOURCE/METRIC.
+      metric: ours.
     """
+    results = [row for name in dict.fromkeys(of.run for of in published) for row in _joined(results, name)]
     reference = published[0]
     paper_base, base = reference.figures.get(name), _values(results, reference.run, metric)
     found = []
@@ -123,7 +151,7 @@ def beside_paper(
         verdict = "not run yet"
         if ours is not None:
             direction = _direction(values, base, sides=2) or 0
-            verdict = _verdict(of_paper, _sign(name), direction * _sign(metric))
+            verdict = _verdict(of_paper, _sign(name), direction * _sign(_first(metric)))
         found.append(Beside(row.run, paper, of_paper, values, ours, verdict))
     return found
 
@@ -143,18 +171,18 @@ def _verdict(of_paper: float | None, sign: int, direction: int) -> str:
     return AGREES if direction * sign * of_paper > 0 else DISAGREES
 
 
-def papers(results: Sequence[dict[str, Any]], published: Sequence[Published], compared: Mapping[str, str]) -> str:
+def papers(results: Sequence[dict[str, Any]], published: Sequence[Published], compared: Mapping[str, Metric]) -> str:
     """A Markdown table of runs beside what a paper reports of them.
 
     Args:
-      compared: by the paper's name of a metric ours, SOURCE/METRIC, that is set beside it.
+      compared: by the paper's name of a metric ours that is set beside it.
     """
     lines = [("Metric", "Run", "Paper", "to the first", "Ours", "to the first", "Verdict")]
     for name, metric in compared.items():
         for row in beside_paper(results, published, name, metric):
             cells = ["not at hand" if row.paper is None else f"{row.paper:,.6g}", signed(row.paper_difference)]
             cells += [figure(row.values) if row.values else "not run yet", signed(row.difference), row.verdict]
-            lines.append((f"{name}; {metric}", row.run, *cells))
+            lines.append((f"{name}; {said(metric)}", row.run, *cells))
     return _markdown(lines, [":--", ":--", "--:", "--:", "--:", "--:", ":--"])
 
 
@@ -254,6 +282,15 @@ def figure(values: Sequence[float]) -> str:
 def signed(difference: float | None) -> str:
     """A difference with its sign; nothing where there is none."""
     return "" if difference is None else f"{difference:+,.3f}"
+
+
+def said(metric: Metric) -> str:
+    """What a metric is called."""
+    return metric if isinstance(metric, str) else f"mean of {', '.join(map(said, metric))}"
+
+
+def _first(metric: Metric) -> str:
+    return metric if isinstance(metric, str) else _first(metric[0])
 
 
 def _sign(metric: str) -> int:

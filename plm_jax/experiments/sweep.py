@@ -12,10 +12,12 @@ may have, too,
 
     rivals()     a list of `comparison.Rivals`, beside which runs are told in a second table
     published()  a list of `comparison.Published`, what a paper reports of runs, and with it
-    compared     by the paper's name of a metric ours, TASK/METRIC, that is set beside it: a third table
+    compared     by the paper's name of a metric ours, TASK/METRIC, that is set beside it, or several of which the mean
+                 is: a third table, in which what runs NAME-… have reached counts for NAME
 
 A page for several sizes, `--sweep=FILE.py:SIZE`, takes the size in each function, and its base is one, too:
-`base(size)`, `overrides(size)`, `rivals(size)`, with the size for which there is no colon as their default.
+`base(size)`, `overrides(size)`, `rivals(size)`, `compared(size)`, with the size for which there is no colon as their
+default. `published()` is of all sizes: runs that only another one has are left out.
 
 Each run is `pretrain` and then `evaluate`, processes of their own, in the folder of its name, where `attempts.json`
 notes when it began (seconds since 1970), when the run did whose weights it took, and how long all its attempts took, in
@@ -163,22 +165,30 @@ def _others(path: str, runs: Collection[str]) -> dict[str, Any]:
     with users_code(base.module.__file__):
         tree = config.to_dict(config.resolve(config.to_dict(config.from_dict(base.config())), base.file))
     listed = {name: _given(sweep, name) if hasattr(sweep.module, name) else [] for name in _LISTS}
-    compared = dict(getattr(sweep.module, "compared", {}))
+    compared = getattr(sweep.module, "compared", {})
+    compared = dict(_given(sweep, "compared") if callable(compared) else compared)
     for name, kind in _LISTS.items():
         if not all(isinstance(row, kind) for row in listed[name]):
             raise UserError(f"`{name}` of {path} must give a list of comparison.{kind.__name__}")
     if not all(isinstance(value, float | int) for row in listed["published"] for value in row.figures.values()):
         raise UserError(f"`published` of {path} has a figure that is no number: leave out what is not at hand")
+    if sweep.size is not None:
+        listed["published"] = [row for row in listed["published"] if _has(runs, row.run)]
     named = {name: [row.run for row in rows] for name, rows in listed.items()}
     others = [name for rival in listed["rivals"] for name in rival.others.values()]
     named["rivals"] += [name for name in others if isinstance(name, str) and "/" not in name]
     for function, names in named.items():
         for name in names:
-            if name not in runs:
+            if name not in runs and not (function == "published" and _has(runs, name)):
                 raise UserError(f"`{function}` of {path} names a run '{name}': {nearest(name, runs)}")
     if compared and not listed["published"]:
         raise UserError(f"{path} has `compared` and no `published`: say there what the paper reports")
     return {"base": tree, **listed, "compared": compared}
+
+
+def _has(runs: Collection[str], name: str) -> bool:
+    """Whether a run counts for a name."""
+    return any(comparison.belongs(run, name) for run in runs)
 
 
 def _tell(
@@ -293,7 +303,7 @@ def _given(sweep: pages.Page, name: str) -> Any:
         raise UserError(f"{sweep.given} is given with {given}, which `{name}` does not take ({error})") from error
     with users_code(sweep.module.__file__):
         found = function(*arguments)
-        return found if isinstance(found, str) else list(found)
+        return found if isinstance(found, str | dict) else list(found)
 
 
 def _held(workdir: str) -> config.Run:

@@ -7,10 +7,10 @@ import scipy.stats
 from plm_jax.experiments import comparison
 
 
-def result(name, error=None, minutes=1.0, **metrics):
+def result(name, error=None, minutes=1.0, seed=0, **metrics):
     """What `comparison.table` takes of a run; `a__b` stands for a/b."""
     metrics = {key.replace("__", "/"): value for key, value in metrics.items()}
-    return {"name": name, "error": error, "minutes": minutes, "metrics": metrics}
+    return {"name": name, "seed": seed, "error": error, "minutes": minutes, "metrics": metrics}
 
 
 def cells(table):
@@ -138,7 +138,8 @@ def test_the_verdict_is_that_of_scipys_test(values, others):
 def verdict(values, base, paper=2.0, paper_base=1.0, name="MNLI", metric="s/accuracy"):
     """What is said of a run beside a paper's figures, ours being of these seeds."""
     key = metric.replace("/", "__")
-    results = [result("b", **{key: x}) for x in values] + [result("a", **{key: x}) for x in base]
+    seeded = [("b", *of) for of in enumerate(values)] + [("a", *of) for of in enumerate(base)]
+    results = [result(name, seed=seed, **{key: value}) for name, seed, value in seeded]
     published = [comparison.Published("a", {name: paper_base}, "A"), comparison.Published("b", {name: paper}, "A")]
     first, second = comparison.beside_paper(results, published, name, metric)
     assert (first.run, first.verdict, first.difference, first.paper_difference) == ("a", "", None, None)
@@ -180,3 +181,16 @@ def test_without_two_seeds_or_a_figure_or_a_difference_there_is_no_verdict():
         ["GLUE; s/x", "b", "not at hand", "", "0.250", "-0.250", "not at hand"],
         ["GLUE; s/x", "c", "80.69", "-2.590", "not run yet", "", "not run yet"],
     ]
+
+
+def test_what_runs_tuned_from_one_reached_counts_for_it_and_several_metrics_have_a_mean():
+    results = []
+    for seed, value in enumerate((0.1, 0.2)):
+        results += [result("a", seed=seed, s__x=value), result("b", seed=seed, s__x=0.5)]
+        results += [result("b-t", seed=seed, t__x=value + 0.5), result("a-t", seed=seed, t__x=value, t__y=1.0)]
+        results += [result("a_c", seed=seed, t__x=9.0)]
+    published = [comparison.Published(name, {"mean": value}, "") for name, value in (("a", 1.0), ("b", 2.0))]
+    first, second = comparison.beside_paper(results, published, "mean", ("s/x", ("t/x", "t/y")))
+    np.testing.assert_allclose(first.values, [(0.1 + 0.55) / 2, (0.2 + 0.6) / 2])
+    assert second.values == []  # It has no t/y.
+    assert comparison.beside_paper(results, published, "mean", "t/x")[1].values == [0.6, 0.7]

@@ -61,14 +61,15 @@ class LabelledSet:
     fits_epochs: float = 40.0
 
 
-def _vendored(name: str) -> Callable[[], Iterator[Row]]:
+def vendored(name: str) -> Callable[[], Iterator[Row]]:
+    """What reads the rows of a corpus that comes with the package."""
     path = os.path.join(os.path.dirname(plm_jax.__file__), "data/corpora", name)
     return lambda: (row for _, row in files.json_rows(path))
 
 
 def _names() -> Iterator[Row]:
     """The rows of entities without those that are one of ROLES alone, which a look-up finds."""
-    for row in _vendored("finance_ner.jsonl.gz")():
+    for row in vendored("finance_ner.jsonl.gz")():
         found = list(row["tags"])
         for _, first, last in tags.entities(row["tags"]):
             if first == last and row["tokens"][first] in ROLES:
@@ -123,7 +124,7 @@ def _populations(train, test):
     return 100 * float(np.mean(found))
 
 
-REVIEWS = _vendored("movie_sentiment.jsonl.gz")
+REVIEWS = vendored("movie_sentiment.jsonl.gz")
 SETS = {
     "sentiment": LabelledSet(
         REVIEWS,
@@ -144,7 +145,7 @@ SETS = {
         baseline=_pearson,
     ),
     "inference": LabelledSet(
-        _vendored("corr2cause_nli.jsonl.gz"),
+        vendored("corr2cause_nli.jsonl.gz"),
         config.Classes(inference.LABELS, text="premise", pair="hypothesis"),
         objectives.Classification(),
         key=lambda row: (row["premise"], row["hypothesis"]),
@@ -154,7 +155,7 @@ SETS = {
         note="21 premises, which are on both sides",
     ),
     "entities": LabelledSet(
-        _vendored("finance_ner.jsonl.gz"),
+        vendored("finance_ner.jsonl.gz"),
         config.Tags(entities.LABELS),
         objectives.Tagging(),
         key=lambda row: tuple(row["tokens"]),
@@ -173,7 +174,7 @@ SETS = {
         baseline=_entities,
     ),
     "choices": LabelledSet(
-        _vendored("quartz.jsonl.gz"),
+        vendored("quartz.jsonl.gz"),
         config.Choices(2, label="answer"),
         objectives.MultipleChoice(),
         key=lambda row: sorted(row["choices"]),

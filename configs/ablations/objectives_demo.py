@@ -58,8 +58,8 @@ def _after(name: str, steps: int, learning_rate: float, warmup_steps: int = 20) 
 def _encoders():
     """Masked language models, those of pairs, and what is built on them."""
     yield "bert", {}
-    yield "next_sentence", vars(_poems(config.SentencePairs(parts="sentences"), 40, 400, 2e-3))
-    yield "sentence_order", vars(_poems(config.SentencePairs(task="sentence_order"), 80, 250, 1e-3))
+    yield "next_sentence", vars(poems(config.SentencePairs(parts="sentences"), 40, 400, 2e-3))
+    yield "sentence_order", vars(poems(config.SentencePairs(task="sentence_order"), 80, 250, 1e-3))
     masks = {
         "masked_lm_static": objectives.MaskedLM(duplicates=10),
         "masked_lm_whole_words": objectives.MaskedLM(whole_words=1),
@@ -74,7 +74,7 @@ def _encoders():
     yield "replaced_token", {**vars(demo.electra()), **_after("bert", 400, 1e-3, warmup_steps=40)}
 
 
-def _poems(layout: config.SentencePairs, length: int, steps: int, learning_rate: float) -> config.Run:
+def poems(layout: config.SentencePairs, length: int, steps: int, learning_rate: float) -> config.Run:
     """A BERT of the demo's size on pairs of parts of Chinese poems."""
     run = demo.bert()
     vocab_size = 4096

@@ -1,0 +1,83 @@
+"""Which noise a BART is trained to undo, and what else could train it (Lewis et al. 2020, table 1).
+
+    python -m plm_jax.sweep --sweep=ablations/bart_noises --workdir=runs/bart-noises
+    python -m plm_jax.sweep --sweep=ablations/bart_noises:demo --workdir=runs/bart-noises-demo --seeds=0,1,2
+
+The paper's models of base size read books and Wikipedia for 1,000,000 steps; the batch is that of BERT, 256 rows, which
+it does not tell. Of its rows those are here that are noises, and the language model. Perplexities are those of its own
+tuning on texts that this suite has not, but for CNN/DailyMail, which it measures by ROUGE.
+"""
+
+import dataclasses
+
+from plm_jax import config, objectives
+from plm_jax.configs import gpt2
+from plm_jax.configs.ablations import downstream
+from plm_jax.data.sources import corpora
+from plm_jax.experiments.comparison import Published
+from plm_jax.objectives import denoising
+
+_BASES = {"paper": "../bart.py:base", "demo": "../demo.py:bart"}
+_ALONE = objectives.Denoising(permute_sentences=0.0)
+NOISES = {
+    "infilling": _ALONE,
+    "masking": dataclasses.replace(_ALONE, noise=denoising.TokenMasking()),
+    "deletion": dataclasses.replace(_ALONE, noise=denoising.TokenDeletion()),
+    "rotation": dataclasses.replace(_ALONE, noise=denoising.NoNoise(), rotate=1.0),
+    "shuffling": objectives.Denoising(noise=denoising.NoNoise()),
+    "infilling_shuffling": objectives.Denoising(),
+}
+METRICS = ("SQuAD F1", "MNLI", "ELI5 ppl", "XSum ppl", "ConvAI2 ppl", "CNN/DM ppl")
+SCALES = {
+    "paper": {
+        "train.steps": 1_000_000,
+        "train.batch_size": 256,
+        "train.microbatches": 1,
+        **{f"data.{name}": value for name, value in corpora.mixture("bert").items()},
+        "data.cache_dir": "../.cache/bart-bert",
+    },
+    "demo": {"train.steps": 300},
+}
+
+
+def base(size="paper"):
+    """The config that the runs change."""
+    return config.choose(_BASES, size)
+
+
+def overrides(size="paper"):
+    """(name, changes) of each run."""
+    for name, objective in NOISES.items():
+        yield name, SCALES[size] | {"objective": objective}
+        yield from downstream.of_encoder(name) if size == "paper" else downstream.of_reviews(name)
+    alone = {
+        "model": gpt2.model(layers=12, width=768, heads=12, vocab_size=50_265, length=512),
+        "data.layout": config.Blocks(),
+    }
+    if size == "demo":
+        alone = {"model": gpt2.model(layers=4, width=128, heads=4, vocab_size=1024, length=64, dropout=0.0)}
+    yield "language_model", SCALES[size] | alone | {"objective": objectives.Causal()}
+    if size == "paper":
+        yield from downstream.of_encoder("language_model", reads=False)
+    else:
+        yield from downstream.of_reviews("language_model", feature="last")
+
+
+def published():
+    """What the paper reports."""
+    rows = {
+        "infilling": (90.8, 84.0, 24.26, 6.61, 11.05, 5.83),
+        "masking": (90.4, 84.1, 25.05, 7.08, 11.73, 6.10),
+        "deletion": (90.4, 84.1, 24.61, 6.90, 11.46, 5.87),
+        "rotation": (77.2, 75.3, 53.69, 17.14, 19.87, 10.59),
+        "shuffling": (85.4, 81.5, 41.87, 10.93, 16.67, 7.89),
+        "infilling_shuffling": (90.8, 83.8, 24.17, 6.62, 11.12, 5.41),
+        "language_model": (76.7, 80.1, 21.40, 7.00, 11.51, 6.56),
+    }
+    source = "Lewis et al. 2020 (arXiv:1910.13461), table 1"
+    return [Published(name, dict(zip(METRICS, row, strict=True)), source) for name, row in rows.items()]
+
+
+def compared(size="paper"):
+    """Our metrics by the paper's names."""
+    return {"MNLI": "sentiment/accuracy"} if size == "demo" else {"SQuAD F1": "squad/f1", "MNLI": "mnli/accuracy"}

@@ -1,0 +1,141 @@
+"""What the models of an ablation are tuned on: published tasks, or the film reviews that come with the package.
+
+A run NAME-TASK begins with the weights of the run NAME, and what it reaches counts for NAME. This page is read by the
+others of the folder; their base is a config of the folder above.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from plm_jax import config
+from plm_jax.configs import demo
+from plm_jax.configs.tasks import glue, reading, sentiment
+from plm_jax.data import mixtures
+from plm_jax.data.text_to_text import sizes
+from plm_jax.models import settings
+
+Changes = dict[str, Any]
+# The metrics of `of_encoder` by what RoBERTa's and ALBERT's tables call them; Choices of several articles, as RACE's,
+# are no form of labelled rows here.
+ENCODER_METRICS = {
+    "SQuAD1 F1": "squad/f1",
+    "SQuAD2 F1": "squad2/f1",
+    "MNLI-m": "mnli/accuracy",
+    "SST-2": "sst2/accuracy",
+}
+_MODULE = "plm_jax.data.text_to_text.tfds_tasks"
+_TRANSLATIONS = {"EnDe": "wmt_t2t_ende", "EnFr": "wmt15_enfr", "EnRo": "wmt16_enro"}
+
+
+def of_encoder(name: str, reads: bool = True) -> Iterator[tuple[str, Changes]]:
+    """MNLI and SST-2 by the recipe of `tasks/glue`, SQuAD 1.1 and 2.0 by that of `tasks/reading` if it `reads`."""
+    squad = run_of(reading.get_config())
+    answers = config.LabelledTfds("squad/v2.0", config.Answers())
+    squad2 = dataclasses.replace(
+        squad,
+        data=dataclasses.replace(squad.data, sources={"squad2": answers}),
+        objective=dataclasses.replace(squad.objective, unanswerable=True),
+    )
+    runs = ({"squad": squad, "squad2": squad2} if reads else {}) | {
+        task: run_of(glue.get_config(task)) for task in ("mnli", "sst2")
+    }
+    for task, run in runs.items():
+        yield f"{name}-{task}", begun(run, name, task)
+
+
+def of_reviews(name: str, changes: Changes | None = None, feature: str = "mean") -> Iterator[tuple[str, Changes]]:
+    """The film reviews, read once: two classes, told from the `feature` of the tokens that `settings.Classes` has.
+
+    Args:
+      changes: further ones.
+    """
+    run = run_of(sentiment.get_config())
+    run = dataclasses.replace(
+        run,
+        model=settings.FromCheckpoint(dropout=0.1, heads=(("task", settings.Classes(feature=feature)),)),
+        schedule=dataclasses.replace(run.schedule, learning_rate=1e-3),
+        train=config.Train(epochs=1.0, batch_size=32),
+    )
+    yield f"{name}-sentiment", begun(run, name, "sentiment") | (changes or {})
+
+
+def of_text_to_text(name: str) -> Iterator[tuple[str, Changes]]:
+    """T5's suite, each of its benchmarks apart: 2^18 steps of 2^16 tokens at 0.001 (Raffel et al. 2020 §3.1.3)."""
+    # The sets that WSC is trained on have nothing to be evaluated on, and so stay out.
+    super_glue = {task: size for task, size in sizes.SUPER_GLUE.items() if task not in ("dpr", "super_glue_wsc_train")}
+    parts = {"glue": sizes.GLUE, "super_glue": super_glue}
+    parts |= {task: {task: 1} for task in ("squad", "cnn_dailymail", *_TRANSLATIONS.values())}
+    for benchmark, examples in parts.items():
+        yield (
+            f"{name}-{benchmark}",
+            text_to_text(examples)
+            | {
+                "schedule": config.ConstantSchedule(learning_rate=1e-3),
+                "train.steps": 2**18,
+                "train.init_from": name,
+            },
+        )
+
+
+def text_to_text(examples: Mapping[str, float]) -> Changes:
+    """Tasks of the suite, mixed by their examples, in rows of 512 tokens, one an example."""
+    sources = {task: config.SeqioInputsTargets(f"plm_jax:{task}", _MODULE) for task in examples}
+    return {
+        "data.sources": sources,
+        "data.mixture": mixtures.proportional(examples, maximum=2**21),
+        "data.cache_dir": "../.cache/text-to-text",
+        "data.inputs_targets": config.InputsTargets(target_length=512),
+        "train.phases": (),
+    }
+
+
+# Of `of_text_to_text`, by what T5's tables call them: means over tasks, of the means over their metrics.
+TEXT_TO_TEXT_METRICS = {
+    "GLUE": (
+        "glue_cola/matthews_corrcoef",
+        "glue_sst2/accuracy",
+        ("glue_mrpc/f1", "glue_mrpc/accuracy"),
+        ("glue_stsb/pearson_corrcoef", "glue_stsb/spearman_corrcoef"),
+        ("glue_qqp/f1", "glue_qqp/accuracy"),
+        "glue_mnli/accuracy",
+        "glue_qnli/accuracy",
+        "glue_rte/accuracy",
+    ),
+    "CNNDM": "cnn_dailymail/rouge2",
+    "SQuAD": "squad/em",
+    "SGLUE": (
+        "super_glue_boolq/accuracy",
+        ("super_glue_cb/mean_3class_f1", "super_glue_cb/accuracy"),
+        "super_glue_copa/accuracy",
+        ("super_glue_multirc/f1", "super_glue_multirc/exact_match"),
+        ("super_glue_record/f1", "super_glue_record/em"),
+        "super_glue_rte/accuracy",
+        "super_glue_wic/accuracy",
+    ),
+} | {name: f"{task}/bleu" for name, task in _TRANSLATIONS.items()}
+
+
+def in_words(name: str, steps: int) -> tuple[str, Changes]:
+    """The film reviews as text to text, for a T5 of the demo's size: it answers `positive` or `negative`."""
+    run = demo.t5_tasks()
+    changes = vars(run) | {
+        "data.sources": {"sentiment": run.data.sources["sentiment"]},
+        "data.mixture": {},
+        "data.cache_dir": "../.cache/ablations/in-words",
+        "train.steps": steps,
+        "train.init_from": name,
+    }
+    return f"{name}-sentiment", changes
+
+
+def run_of(tree: Any) -> config.Run:
+    """What a page's `get_config` gives, as a run."""
+    return config.from_dict(config.to_dict(tree))
+
+
+def begun(run: config.Run, name: str, task: str) -> Changes:
+    """The run, beginning with the weights of another, its caches beside those of the base."""
+    data = dataclasses.replace(run.data, cache_dir=f"../.cache/tasks/{task}")
+    train = dataclasses.replace(run.train, init_from=name)
+    return vars(run) | {"data": data, "train": train, "checkpoint": config.Checkpoint(save_every=100_000)}

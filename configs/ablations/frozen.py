@@ -1,0 +1,43 @@
+"""A pretrained BERT tuned as a whole, or with its weights as they are and a new head alone (Devlin et al. 2019 §5.3).
+
+    python -m plm_jax.sweep --sweep=ablations/frozen --workdir=runs/frozen
+    python -m plm_jax.sweep --sweep=ablations/frozen:demo --workdir=runs/frozen-demo --seeds=0,1,2
+
+The paper compares them on the names of CoNLL-2003, which is not to be had freely; its figures are not at hand. Here it
+is SST-2, and in the demo film reviews, told from the mean of the tokens.
+"""
+
+from plm_jax import config
+from plm_jax.configs.ablations import downstream
+from plm_jax.configs.tasks import glue
+from plm_jax.experiments.comparison import Published
+
+_BASES = {"paper": "../bert.py:base", "demo": "../demo.py:bert"}
+# What of the parameters is trained.
+TRAINED = {"tuned": config.Train.trainable, "frozen": ("head_task/.*",)}
+
+
+def base(size="paper"):
+    """The config that the runs change."""
+    return config.choose(_BASES, size)
+
+
+def overrides(size="paper"):
+    """(name, changes) of each run."""
+    yield "pretrained", {}
+    for name, trainable in TRAINED.items():
+        if size == "demo":
+            ((_, changes),) = downstream.of_reviews("pretrained")
+        else:
+            changes = downstream.begun(downstream.run_of(glue.get_config("sst2")), "pretrained", "sst2")
+        yield name, changes | {"train.trainable": trainable}
+
+
+def published():
+    """Of the paper nothing is at hand."""
+    return [Published(name, {}, "Devlin et al. 2019, table 7: not at hand") for name in TRAINED]
+
+
+def compared(size="paper"):
+    """What they are tuned on."""
+    return {"SST-2": "sentiment/accuracy" if size == "demo" else "sst2/accuracy"}

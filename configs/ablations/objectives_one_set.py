@@ -1,0 +1,58 @@
+"""One text, one vocabulary, one size: masked tokens in an encoder, blanks in a GLM, next tokens in a decoder.
+
+    python -m plm_jax.sweep --sweep=ablations/objectives_one_set --workdir=runs/one-set
+    python -m plm_jax.sweep --sweep=ablations/objectives_one_set:demo --workdir=runs/one-set-demo --seeds=0,1,2
+
+Their losses are of different things; they are compared by what they are tuned on. Du et al. 2022 compare theirs so,
+table 6; its figures are not at hand.
+"""
+
+import dataclasses
+
+from plm_jax import config, objectives
+from plm_jax.configs import bert, demo, glm, gpt2
+from plm_jax.configs.ablations import downstream
+from plm_jax.experiments.comparison import Published
+from plm_jax.models import settings
+
+_BASES = {"paper": "../glm.py:base", "demo": "../demo.py:glm"}
+_MODELS = {"paper": glm.model(*glm.SIZES["base"]), "demo": demo.glm().model}
+NAMES = ("glm", "masked_lm", "causal_lm")
+
+
+def base(size="paper"):
+    """The config that the runs change."""
+    return config.choose(_BASES, size)
+
+
+def overrides(size="paper"):
+    """(name, changes) of each run."""
+    model = config.choose(_MODELS, size)
+    rows = 512 if size == "paper" else 64
+    dimensions = (model.stack.layers, model.embedding.width, model.attention.heads, model.embedding.vocab_size, rows)
+    like = {"initializer": dataclasses.replace(bert.model(*dimensions).initializer, std=model.initializer.std)}
+    encoder = bert.model(*dimensions, dropout=model.dropout.residual)
+    encoder = dataclasses.replace(encoder, pooler=settings.NoHead(), **like)
+    decoder = gpt2.model(*dimensions, dropout=model.dropout.residual)
+    scale = {"train.steps": 600} if size == "demo" else {}
+    changes = {
+        "glm": {},
+        "masked_lm": {"model": encoder, "objective": objectives.MaskedLM(), "data.length": rows},
+        "causal_lm": {"model": decoder, "objective": objectives.Causal(), "data.length": rows},
+    }
+    for name in NAMES:
+        yield name, scale | changes[name]
+        if size == "paper":
+            yield from downstream.of_encoder(name, reads=name == "masked_lm")
+        else:
+            yield from downstream.of_reviews(name, feature="mean" if name == "masked_lm" else "last")
+
+
+def published():
+    """Of the paper nothing is at hand."""
+    return [Published(name, {}, "Du et al. 2022 (arXiv:2103.10360), table 6: not at hand") for name in NAMES]
+
+
+def compared(size="paper"):
+    """What they are tuned on."""
+    return {"SST-2": "sentiment/accuracy"} if size == "demo" else downstream.ENCODER_METRICS

@@ -1,0 +1,71 @@
+"""What a row of RoBERTa is: pairs of segments or sentences, or whole sentences (Liu et al. 2019, table 2).
+
+    python -m plm_jax.sweep --sweep=ablations/roberta_inputs --workdir=runs/roberta-inputs
+    python -m plm_jax.sweep --sweep=ablations/roberta_inputs:demo --workdir=runs/roberta-inputs-demo --seeds=0,1,2
+
+All read BERT's corpora for 1,000,000 steps of 256 rows. The paper makes batches of short rows larger until they have as
+many tokens; here they have as many rows, and a run says how full these are. RACE is no form of rows here.
+"""
+
+import dataclasses
+
+from plm_jax import config, objectives
+from plm_jax.configs import bert, demo
+from plm_jax.configs.ablations import downstream
+from plm_jax.data.sources import corpora
+from plm_jax.experiments.comparison import Published
+
+_BASES = {"paper": "../roberta.py:base", "demo": "../demo.py:bert"}
+LAYOUTS = {
+    "segment_pairs": config.SentencePairs(),
+    "sentence_pairs": config.SentencePairs(parts="sentences"),
+    "full_sentences": config.WholeSentences(),
+    "document_sentences": config.WholeSentences(cross_documents=False),
+}
+METRICS = ("SQuAD1 F1", "SQuAD2 F1", "MNLI-m", "SST-2", "RACE")
+SCALES = {
+    "paper": {
+        "train.steps": 1_000_000,
+        "train.batch_size": 256,
+        "schedule.learning_rate": 1e-4,
+        "schedule.warmup_steps": 10_000,
+        **{f"data.{name}": value for name, value in corpora.mixture("bert").items()},
+        "data.cache_dir": "../.cache/roberta-bert",
+    },
+    "demo": {"train.steps": 400},
+}
+
+
+def base(size="paper"):
+    """The config that the runs change."""
+    return config.choose(_BASES, size)
+
+
+def overrides(size="paper"):
+    """(name, changes) of each run."""
+    small = demo.bert()
+    for name, layout in LAYOUTS.items():
+        changes = SCALES[size] | {"data.layout": layout, "objective": objectives.MaskedLM()}
+        if layout.kind == "sentence_pairs":  # Their task has a head, and RoBERTa's vocabulary marks of its own.
+            model = bert.model(12, 768, 12, vocab_size=50_265) if size == "paper" else small.model
+            changes |= {"model": dataclasses.replace(model, pooler=bert.model(12, 768, 12, vocab_size=4).pooler)}
+            changes |= {"vocabulary.cls": 0, "vocabulary.sep": 2} if size == "paper" else {}
+        yield name, changes
+        yield from downstream.of_encoder(name) if size == "paper" else downstream.of_reviews(name)
+
+
+def published():
+    """What the paper reports."""
+    rows = {
+        "segment_pairs": (90.4, 78.7, 84.0, 92.9, 64.2),
+        "sentence_pairs": (88.7, 76.2, 82.9, 92.1, 63.0),
+        "full_sentences": (90.4, 79.1, 84.7, 92.5, 64.8),
+        "document_sentences": (90.6, 79.7, 84.7, 92.7, 65.6),
+    }
+    source = "Liu et al. 2019 (arXiv:1907.11692), table 2"
+    return [Published(name, dict(zip(METRICS, row, strict=True)), source) for name, row in rows.items()]
+
+
+def compared(size="paper"):
+    """Our metrics by the paper's names."""
+    return {"SST-2": "sentiment/accuracy"} if size == "demo" else downstream.ENCODER_METRICS

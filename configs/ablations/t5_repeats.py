@@ -1,0 +1,68 @@
+"""How often a T5 may read the same text (Raffel et al. 2020 §3.4.2, table 9).
+
+    python -m plm_jax.sweep --sweep=ablations/t5_repeats --workdir=runs/t5-repeats
+    python -m plm_jax.sweep --sweep=ablations/t5_repeats:demo --workdir=runs/t5-repeats-demo --seeds=0,1,2
+
+Steps and batches are the same in all runs, so that less text is read more often: 2^35 tokens of 2^29 are 64 readings.
+Of C4 as many documents are taken as have about so many tokens, 450 each; `prepare` tells how many they are. In the demo
+they are the first speeches, about 16,000 of its tokens each, of which a run reads 1.1 million.
+"""
+
+import itertools
+import json
+import os
+
+from plm_jax import config
+from plm_jax.configs.ablations import t5_paper
+from plm_jax.configs.ablations.labelled_sets import vendored
+
+LOG_TOKENS = (29, 27, 25, 23)
+TOKENS_PER_DOCUMENT = 450
+SPEECHES = (64, 16, 4)
+FOLDER = ".cache/ablations"
+base, compared = t5_paper.base, t5_paper.compared
+
+
+def overrides(size="paper"):
+    """(name, changes) of each run."""
+    yield from t5_paper.arm("full", {}, size)
+    if size == "demo":
+        for number in SPEECHES:
+            source = {"sotu": config.JsonLines(_first(number))}
+            # Their vocabulary is that of all speeches, which is there once `full` is trained.
+            changes = {"train.init_from": "full", "train.init_names": (), "data.sources": source}
+            changes |= {"data.cache_dir": f"../{FOLDER}/speeches-{number}"}
+            yield from t5_paper.arm(f"speeches_{number}", changes, size)
+        return
+    for power in LOG_TOKENS:
+        documents = 2**power // TOKENS_PER_DOCUMENT
+        source = {"c4": config.Tfds("c4/en", train=f"train[:{documents}]")}
+        changes = {"data.sources": source, "data.cache_dir": f"../.cache/t5-{power}"}
+        yield from t5_paper.arm(f"tokens_2_{power}", changes, size)
+
+
+def published():
+    """What the paper reports."""
+    of_glue = t5_paper.published(9, {"tokens_2_29": ""})[0]._replace(figures={"GLUE": 82.87})
+    return [
+        *t5_paper.published(9, {"full": t5_paper.BASELINE}),
+        of_glue,
+        *t5_paper.published(
+            9,
+            {
+                "tokens_2_27": "",
+                "tokens_2_25": "",
+                "tokens_2_23": "76.34 18.33 70.92 59.29 26.37 38.84 25.81",
+            },
+        ),
+    ]
+
+
+def _first(number: int) -> str:
+    """A file with the first speeches, so many, where the user stands."""
+    path = os.path.abspath(os.path.join(FOLDER, f"speeches-{number}.jsonl"))
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    rows = itertools.islice(vendored("sotu.jsonl.gz")(), number)
+    with open(path, "w", encoding="utf-8") as file:
+        file.writelines(json.dumps({"text": row["text"]}) + "\n" for row in rows)
+    return path

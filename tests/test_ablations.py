@@ -35,7 +35,7 @@ def test_every_run_can_be_trained_and_compared(name, size, tmp_path, monkeypatch
             continue
         batch = blank_batch(run, run.data.length)
         assert all(len(leaf) == 1 for leaf in batch.values())
-    others = sweep._others(path, set(found))
+    others = sweep.others(path, set(found))
     read = {source for member in found.values() for source in config.read_sources(member.run)}
 
     def sources(metric):
@@ -43,7 +43,7 @@ def test_every_run_can_be_trained_and_compared(name, size, tmp_path, monkeypatch
 
     assert others["compared"] and all(sources(metric) <= read for metric in others["compared"].values())
     if size == "paper":
-        sweep._others(f"ablations/{name}", set(found))  # There every published run must be one of the sweep's.
+        sweep.others(f"ablations/{name}", set(found))  # There every published run must be one of the sweep's.
         figures = {figure for row in others["published"] for figure in row.figures}
         assert not figures or figures & others["compared"].keys()
         assert all(row.source for row in others["published"])

@@ -14,7 +14,7 @@ from typing import NoReturn
 from absl import flags
 from absl import logging as absl_logging
 
-from plm_jax.common import extras, storage
+from plm_jax.common import children, extras, storage
 from plm_jax.common.errors import Interrupted, UserError, one_line, told
 
 # EX_TEMPFAIL of sysexits.h: the same command again goes on.
@@ -97,6 +97,7 @@ def run(main: Callable[..., None], takes_options: bool = False, words: Sequence[
     # Orbax reads arrays as tasks; where several fail, asyncio prints the traceback of each that nobody asked for.
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     sys.unraisablehook = _report_unraisable
+    children.end_with_parent()
     try:
         if {"--help", "-h", "--helpfull"} & set(_arguments()):
             print(_help(main))

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 import urllib.request
 from types import FrameType
 
@@ -10,11 +11,16 @@ from types import FrameType
 # https://cloud.google.com/tpu/docs/maintenance-events.
 _METADATA = "http://{host}/computeMetadata/v1/instance/{entry}?wait_for_change=true&timeout_sec=60"
 _ENTRIES = {"preempted": "TRUE", "maintenance-event": "TERMINATE_ON_HOST_MAINTENANCE"}
+# Within so many seconds the same signal is the same request.
+_SAME = 1.0
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 class Interruption:
     """While it lasts SIGTERM, SIGUSR1, Ctrl-C and a preemption notice ask the run to stop; a second signal ends it.
+
+    The same signal again within a second is none: some launchers send it to all processes of a job, of which one may
+    pass it on to another.
 
     Attributes:
       reason: what asked, such as `SIGTERM`; None: nothing did.
@@ -25,6 +31,7 @@ class Interruption:
         self.reason: str | None = None
         self._grace = grace_seconds
         self._over = threading.Event()
+        self._first: tuple[int, float] | None = None
         self._before: dict[int, object] = {}
 
     def __enter__(self):
@@ -42,8 +49,11 @@ class Interruption:
 
     def _heard(self, number: int, frame: FrameType | None) -> None:
         del frame
+        if self._first and number == self._first[0] and time.monotonic() - self._first[1] < _SAME:
+            return
         if self.reason:
             _end(f"a second signal ended it before its step was saved ({self.reason} was the first)", 128 + number)
+        self._first = number, time.monotonic()
         self._ask(signal.Signals(number).name)
 
     def _ask(self, reason: str) -> None:

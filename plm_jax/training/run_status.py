@@ -67,16 +67,13 @@ def of_run(workdir: str) -> Status:
     names = storage.names(workdir)
     if not {"config.json", "lock", "heartbeat", "checkpoints"} & set(names):
         raise UserError(f"{workdir} has no run: give the --workdir of one")
-    starts, now = read(workdir), time.time()
-    last, holder = starts[-1] if starts else {}, leases.taken(_lock(workdir))
-    alive = holder is not None and _is_alive(workdir, holder)
+    now = time.time()
+    starts, holder, alive, finished = standing(workdir)
+    last = starts[-1] if starts else {}
     # A new start tells of itself only when it has found where to go on.
     is_its = alive and all(holder.get(name) == last.get(name) for name in ("host", "pid"))
     current, over = (last, starts[:-1]) if is_its else ({}, starts)
     rows, steps = _last_rows(workdir), _steps(workdir)
-    finished = not alive and last.get("ended") == heartbeat.FINISHED
-    if not alive and not starts:  # A run of before there were signs of life.
-        finished = str(steps) in storage.names(os.path.join(workdir, "checkpoints"))
     lines = [f"{workdir}: {_life(alive, finished, holder, last, now)}"]
     lines += _steps_told(current, rows, _step(last, rows), steps)
     if alive:
@@ -86,6 +83,38 @@ def of_run(workdir: str) -> Status:
     if starts:
         lines += _goodput(starts)
     return Status(alive or finished, lines + (_stalls(workdir) if alive else []))
+
+
+class Standing(NamedTuple):
+    """Whether a run goes on.
+
+    Attributes:
+      starts: what its starts tell of themselves, in order.
+      holder: who trains in its directory, or did and died, as `leases.taken` has it.
+      alive: a process trains in it.
+      finished: none does, since all steps are made.
+    """
+
+    starts: list[Start]
+    holder: Mapping[str, Any] | None
+    alive: bool
+    finished: bool
+
+
+def standing(workdir: str) -> Standing:
+    """Whether a run goes on.
+
+    Raises:
+      UserError: its store cannot be reached.
+    """
+    # Who holds it first: that one's word of how it ended comes before it gives the directory back.
+    holder = leases.taken(_lock(workdir))
+    alive = holder is not None and _is_alive(workdir, holder)
+    starts = read(workdir)
+    finished = not alive and bool(starts) and starts[-1]["ended"] == heartbeat.FINISHED
+    if not alive and not starts:  # A run of before there were signs of life.
+        finished = str(_steps(workdir)) in storage.names(os.path.join(workdir, "checkpoints"))
+    return Standing(starts, holder, alive, finished)
 
 
 def read(workdir: str) -> list[Start]:

@@ -44,7 +44,7 @@ class Telemetry:
         storage.write(path, "".join(json.dumps(line) + "\n" for line in lines).encode("utf-8"))
         self._rows = _Rows(path)
         self._exit.callback(self._rows.close)
-        self._events = _Events(self._folder, purge_step=first_step + 1 if first_step else None)
+        self._events = Events(self._folder, purge_step=first_step + 1 if first_step else None)
         self.sync()
         terminal = sys.stderr.isatty()
         self._doing: tuple[str, float] | None = None
@@ -172,7 +172,7 @@ class _Rows:
         self._end, self._waiting = self._end + len(self._waiting), b""
 
 
-class _Events:
+class Events:
     """TensorBoard's file, written by whoever adds to it: a thread of its own would lose what it cannot write."""
 
     def __init__(self, folder: str, purge_step: int | None):
@@ -189,10 +189,12 @@ class _Events:
             self._write(purge_step, session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START))
 
     def add(self, step: int, numbers: dict[str, float]) -> None:
+        """Writes the numbers of a step."""
         for name, value in numbers.items():
             self._write(step, summary=self._scalar(name, value))
 
     def flush(self) -> None:
+        """What is written is in the file."""
         self._writer.flush()
 
     def _write(self, step: int, **content: Any) -> None:

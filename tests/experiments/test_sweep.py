@@ -18,7 +18,7 @@ import pytest
 from plm_jax import config, objectives
 from plm_jax.common.errors import UserError
 from plm_jax.data.reader import blank_batch
-from plm_jax.experiments import sweep
+from plm_jax.experiments import launchers, members, sweep
 from plm_jax.experiments.comparison import table
 from plm_jax.models import registry
 from tests.support import moods, resume
@@ -62,7 +62,7 @@ def calls(monkeypatch):
         found.append((verb, pathlib.Path(flags[-1]).name))
         raise UserError("no more")
 
-    monkeypatch.setattr(sweep, "_call", call)
+    monkeypatch.setattr(launchers, "_call", lambda processes, heard, environment, *words: call(*words))
     return found
 
 
@@ -96,8 +96,8 @@ class Verbs:
 @pytest.fixture
 def verbs(monkeypatch):
     found = Verbs()
-    monkeypatch.setattr(sweep, "_call", found.call)
-    monkeypatch.setattr(sweep, "time", types.SimpleNamespace(time=found.time, monotonic=found.time))
+    monkeypatch.setattr(launchers, "_call", lambda processes, heard, environment, *words: found.call(*words))
+    monkeypatch.setattr(members, "time", types.SimpleNamespace(time=found.time, monotonic=found.time))
     return found
 
 
@@ -158,11 +158,11 @@ def test_another_config_in_the_place_of_a_run_is_told_and_left(swept, calls, tin
 def test_a_run_without_its_evaluation_is_not_finished(swept, calls, tmp_path):
     folder, _ = swept
     _, member = sweep.members(str(folder / "sweep.py"), str(folder / "runs"))
-    assert sweep._is_finished(member)
+    assert members.is_finished(member)
     log = pathlib.Path(member.workdir) / "evaluation.jsonl"
     rows = log.read_text()
     log.write_text(rows.replace('"step": 2', '"step": 1'))
-    assert not sweep._is_finished(member)
+    assert not members.is_finished(member)
     log.write_text(rows)
 
 
@@ -170,15 +170,15 @@ def test_what_else_was_evaluated_is_not_in_the_table(swept):
     folder, _ = swept
     _, member = sweep.members(str(folder / "sweep.py"), str(folder / "runs"))
     evaluated = pathlib.Path(member.workdir) / "evaluation.jsonl"
-    rows, before = evaluated.read_text(), sweep._metrics(member)
+    rows, before = evaluated.read_text(), members._metrics(member)
     assert {"a/real_loss", "b/real_loss"} <= before.keys() and "step" not in before
     log(evaluated.parent, step=2, **{"a:train/real_loss": 0.0})
     log(evaluated.parent, step=1, **{"a/real_loss": 0.0})
-    assert sweep._metrics(member) == before
+    assert members._metrics(member) == before
     # A source without any figure is yet to be evaluated.
     evaluated.write_text("")
     log(evaluated.parent, step=2, **{"a/real_loss": 0.0})
-    assert not sweep._is_finished(member)
+    assert not members.is_finished(member)
     evaluated.write_text(rows)
 
 
@@ -234,7 +234,7 @@ def test_what_is_reached_is_told_after_each_run(verbs, warm, tmp_path, monkeypat
         tables.append((tmp_path / "table.md").read_text())
         verbs.call(verb, *flags)
 
-    monkeypatch.setattr(sweep, "_call", call)
+    monkeypatch.setattr(launchers, "_call", lambda processes, heard, environment, *words: call(*words))
     sweep.run(warm, str(tmp_path))
     assert "| good | not run yet" in tables[2] and "| warm | not run yet" in tables[4]
     assert "| bad | a/real_loss | 4.000" in tables[2] and "| good | a/real_loss | 4.000" in tables[4]
@@ -323,7 +323,7 @@ def test_a_run_takes_its_model_from_the_checkpoint_that_it_begins_with(verbs, tm
         sweep.run(str(tmp_path / "sweep.py"), str(tmp_path / "runs"))
     assert [call for call in verbs.calls if call[0] == "pretrain"] == [("pretrain", "tuned"), ("pretrain", "random")]
     for member in found[:2]:
-        held = config.from_dict(sweep.get_config(member.workdir))
+        held = config.from_dict(members.get_config(member.workdir))
         assert held.model.kind == "encoder" and held.model.named_heads["task"].labels == moods.LABELS
         assert held.train.init_from == str(tmp_path / "encoder")
     assert held.train.init_names == ()
@@ -360,13 +360,13 @@ def test_a_damaged_file_stops_its_own_run_alone(verbs, warm, tmp_path, name, cap
 def test_a_run_directory_is_a_config(swept):
     folder, _ = swept
     _, member = sweep.members(str(folder / "sweep.py"), str(folder / "runs"))
-    assert config.from_dict(sweep.get_config(member.workdir)) == member.run
+    assert config.from_dict(members.get_config(member.workdir)) == member.run
 
 
 def test_mistakes_on_the_command_line_are_one_line(verb, tmp_path):
     sweep_file = f"--sweep={tmp_path}/none.py"
     for flags, said in (
-        (["--launcher=slurm", sweep_file, f"--workdir={tmp_path}"], "--launcher=slurm"),
+        (["--launcher=moon", sweep_file, f"--workdir={tmp_path}"], "--launcher=moon"),
         ([sweep_file], "--workdir is missing"),
         ([sweep_file, f"--workdir={tmp_path}", "--seeds=0,one"], "--seeds is 0,one: give integers"),
     ):

@@ -1,0 +1,106 @@
+"""Verbs as processes that this one starts, and that end with it, however it ends.
+
+A child holds the end of a pipe whose other end its parent alone has. When the parent is gone the child reads that, and
+asks itself to stop as SIGTERM would: a run saves its step.
+"""
+
+import contextlib
+import functools
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+
+from plm_jax.common.errors import Interrupted
+
+# The end of the pipe, in a child's environment.
+_PARENT = "PLM_JAX_PARENT"
+# What has a process join others as one job.
+_JOB = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID", "PLM_JAX_DISTRIBUTED")
+
+
+def command(verb: str, *flags: str) -> list[str]:
+    """The command line of a verb."""
+    return [sys.executable, "-m", f"plm_jax.{verb}", *flags]
+
+
+def alone() -> dict[str, str]:
+    """The environment for a child that is no process of this one's job."""
+    environment = {name: value for name, value in os.environ.items() if name not in _JOB}
+    if "," in environment.get("TPU_WORKER_HOSTNAMES", ""):  # A slice's chips compute together or not at all.
+        environment["JAX_PLATFORMS"] = "cpu"
+    return environment
+
+
+def start(command: list[str], environment: Mapping[str, str], output: int) -> subprocess.Popen:
+    """Starts a process that ends with this one; what it says on stdout and stderr goes to `output`."""
+    read, _ = _pipe()
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env={**environment, _PARENT: str(read)},
+        pass_fds=(read,),
+        # In a session of its own: Ctrl-C would reach it, too, and a second signal ends a run before its step is saved.
+        start_new_session=True,
+    )
+
+
+@functools.cache
+def _pipe() -> tuple[int, int]:
+    return os.pipe()
+
+
+def end_with_parent() -> None:
+    """Has this process asked to stop as soon as the one that started it by `start` is gone."""
+    found = os.environ.pop(_PARENT, None)
+    if found is None:
+        return
+
+    def wait() -> None:
+        with contextlib.suppress(OSError):  # Another's variable: the pipe is not here.
+            os.read(int(found), 1)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="parent", daemon=True).start()
+
+
+class Group:
+    """Processes that threads run, each its own, until all are stopped."""
+
+    def __init__(self):
+        self._lock, self._running, self._stopped = threading.Lock(), set(), False
+
+    def run(self, command: list[str], environment: Mapping[str, str], hear: Callable[[bytes], None]) -> int:
+        """Runs a command to its end; returns its exit status.
+
+        Args:
+          hear: is given what it says, as it does.
+
+        Raises:
+          Interrupted: all are stopped, and this one has ended.
+        """
+        with self._lock:
+            if self._stopped:
+                raise Interrupted("stopped")
+            process = start(command, environment, subprocess.PIPE)
+            self._running.add(process)
+        with process:
+            while said := os.read(process.stdout.fileno(), 2**16):
+                hear(said)
+            process.wait()
+        with self._lock:
+            self._running.remove(process)
+            if self._stopped:
+                raise Interrupted("stopped")
+        return process.returncode
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        """Sends a signal to all that run, and has none begin any more."""
+        with self._lock:
+            self._stopped = True
+            for process in self._running:
+                process.send_signal(number)

@@ -31,7 +31,7 @@ sys.path.insert(0, str(ROOT))
 from faults_case import Row, child, count  # noqa: E402
 from faults_case import row as row_of  # noqa: E402
 
-from tests.support import resume, tiny  # noqa: E402
+from tests.support import moods, resume, tiny  # noqa: E402
 
 NAME, STEPS = "separate", tiny.RUNS["separate"].train.steps
 SECONDS = 240.0
@@ -41,6 +41,7 @@ FULL = {
     "checkpoints: other damages": 200,
     "runs: SIGKILL": 50,
     "runs: SIGTERM": 20,
+    "runs: SIGKILL of finetune": 20,
     "runs: one of two processes killed": 10,
     "runs: two on one directory": 20,
     "disks: full for a while": 6,
@@ -78,6 +79,7 @@ def run(share: float, seed: int, only: str = "") -> list[Row]:
 
 def _base(folder: pathlib.Path) -> Base:
     tiny.write(folder)
+    moods.write(folder)
     disk, twin = folder / "faults_disk.so", folder / "twin"
     source = ROOT / "benchmarks" / "faults_disk.c"
     subprocess.run(["gcc", "-shared", "-fPIC", "-O2", "-o", disk, source, "-ldl"], check=True)
@@ -219,7 +221,7 @@ def _at_step(process: subprocess.Popen, workdir: pathlib.Path, step: int) -> boo
     return False
 
 
-def _judged(base: Base, workdir: pathlib.Path, ended: Ended) -> tuple[str, str]:
+def _judged(twin: pathlib.Path, workdir: pathlib.Path, ended: Ended) -> tuple[str, str]:
     """Whether a run that was disturbed ended as its twin."""
     if ended.status is None:
         return "hang", ended.said
@@ -227,15 +229,15 @@ def _judged(base: Base, workdir: pathlib.Path, ended: Ended) -> tuple[str, str]:
         return "traceback", ended.said
     if ended.status == 2:
         return "silent", f"it did not end: {ended.said}"
-    rows = [row for row in resume.rows(workdir) if "train/loss" in row]
-    for row, want in zip(rows, resume.rows(base.twin), strict=False):
+    rows, wanted = [row for row in resume.rows(workdir) if "train/loss" in row], resume.rows(twin)
+    for row, want in zip(rows, wanted, strict=False):
         if any(row[name] != want[name] for name in ("step", "train/loss", "train/batch_digest")):
             return "silent", f"step {row['step']} is not the twin's"
-    return ("handled", "") if len(rows) == STEPS else ("silent", f"{len(rows)} rows")
+    return ("handled", "") if len(rows) == len(wanted) else ("silent", f"{len(rows)} rows")
 
 
 def _again(base: Base, workdir: pathlib.Path) -> tuple[str, str]:
-    return _judged(base, workdir, _ended(_started(resume.command(base.folder, NAME, workdir))))
+    return _judged(base.twin, workdir, _ended(_started(resume.command(base.folder, NAME, workdir))))
 
 
 def _killed(base: Base, folder: pathlib.Path, rng: random.Random) -> tuple[str, str]:
@@ -252,10 +254,39 @@ def _stopped(base: Base, folder: pathlib.Path, rng: random.Random) -> tuple[str,
         process.send_signal(signal.SIGTERM)
     ended, step = _ended(process), resume.last_step(folder / "run")
     if ended.status == 0 and step == STEPS:  # It came too late.
-        return _judged(base, folder / "run", ended)
+        return _judged(base.twin, folder / "run", ended)
     if ended.status != 75 or not (folder / "run/checkpoints" / str(step) / "manifest.json").exists():
         return "silent", f"status {ended.status}, step {step}: {ended.said}"
     return _again(base, folder / "run")
+
+
+def _tuning_killed(base: Base, folder: pathlib.Path, rng: random.Random) -> tuple[str, str]:
+    """`finetune` gets SIGKILL three times, before its first step, between steps or within a save."""
+    twin, workdir = base.folder / "tuned", folder / "run"
+    if not twin.exists():
+        subprocess.run(_tuning(base, twin), env=resume.environment(), check=True, capture_output=True)
+    last = resume.last_step(twin)
+    for number in range(3):
+        process = _started(_tuning(base, workdir))
+        if rng.random() < 0.3:
+            time.sleep(10 * rng.random())
+            process.kill()
+            process.communicate()
+        else:
+            step = round((number + rng.random()) * (last - 6) / 3)
+            resume.kill_at(process, workdir, step, rng.random() < 0.5, rng.random() / 20)
+    outcome, told = _judged(twin, workdir, _ended(_started(_tuning(base, workdir))))
+    if outcome == "handled":
+        of_both = [[row.get("validation/loss") for row in resume.rows(run)] for run in (twin, workdir)]
+        best = [json.loads((run / "checkpoints/best/manifest.json").read_text())["step"] for run in (twin, workdir)]
+        if of_both[0] != of_both[1] or best[0] != best[1]:
+            return "silent", f"the best weights are of step {best[1]}, the twin's of {best[0]}"
+    return outcome, told
+
+
+def _tuning(base: Base, workdir: pathlib.Path) -> list[str]:
+    flags = (f"--config={base.folder}/moods.py", f"--checkpoint={base.folder}/encoder", f"--workdir={workdir}")
+    return [sys.executable, "-m", "plm_jax.finetune", *flags]
 
 
 def _one_of_two(base: Base, folder: pathlib.Path, rng: random.Random) -> tuple[str, str]:
@@ -275,7 +306,7 @@ def _one_of_two(base: Base, folder: pathlib.Path, rng: random.Random) -> tuple[s
         victims = [pid for pid in _children(process.pid) if f"JAX_PROCESS_ID={rng.randrange(2)}" in _variables(pid)]
         for pid in victims[:1]:
             os.kill(pid, signal.SIGKILL)
-    return _judged(base._replace(twin=twin), folder / "run", _ended(process))
+    return _judged(twin, folder / "run", _ended(process))
 
 
 def _children(parent: int) -> Iterator[int]:
@@ -300,7 +331,7 @@ def _twice(base: Base, folder: pathlib.Path, rng: random.Random) -> tuple[str, s
     finished = ended[1].status == 0 and "is finished at step" in ended[1].said  # It came when the other had ended.
     if not finished and (ended[1].status != 2 or len(lines) != 1 or "another process trains in" not in lines[0]):
         return "traceback" if "Traceback" in ended[1].said else "silent", ended[1].said
-    return _judged(base, folder / "run", ended[0])
+    return _judged(base.twin, folder / "run", ended[0])
 
 
 def _on_disk(**faults: str) -> Callable:
@@ -323,7 +354,7 @@ def _on_disk(**faults: str) -> Callable:
         told = [row for row in resume.rows(workdir) if "checkpoint/error" in row]
         if ended.said.count("could not be saved") > len(told):
             return "silent", f"{len(told)} rows tell of failed saves: {ended.said}"
-        return _judged(base, workdir, ended)
+        return _judged(base.twin, workdir, ended)
 
     return case
 
@@ -333,6 +364,7 @@ CAMPAIGNS = {
     "checkpoints: other damages": _damaged(_damage),
     "runs: SIGKILL": _killed,
     "runs: SIGTERM": _stopped,
+    "runs: SIGKILL of finetune": _tuning_killed,
     "runs: one of two processes killed": _one_of_two,
     "runs: two on one directory": _twice,
     "disks: full for a while": _on_disk(),

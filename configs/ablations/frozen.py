@@ -14,7 +14,7 @@ from plm_jax.experiments.comparison import Published
 
 _BASES = {"paper": "../bert.py:base", "demo": "../demo.py:bert"}
 # What of the parameters is trained.
-TRAINED = {"tuned": config.Train.trainable, "frozen": ("head_task/.*",)}
+TRAINED = {"tuned": config.Train.trainable, "frozen": ("heads_task/.*",)}
 
 
 def base(size="paper"):

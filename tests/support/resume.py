@@ -47,7 +47,8 @@ def last_step(workdir: pathlib.Path) -> int:
 def unfinished(workdir: pathlib.Path, first_step: int) -> list[pathlib.Path]:
     """Checkpoints from `first_step` on that are being written."""
     names = (workdir / "checkpoints").glob("*tmp*")
-    return [path for path in names if int(path.name.split(".")[0]) >= first_step]
+    steps = ((path, path.name.partition(".")[0]) for path in names)
+    return [path for path, step in steps if step.isdecimal() and int(step) >= first_step]
 
 
 def kill_at(process: subprocess.Popen, workdir: pathlib.Path, step: int, in_save: bool, delay: float) -> bool:

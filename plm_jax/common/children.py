@@ -63,6 +63,10 @@ def end_with_parent() -> None:
     def wait() -> None:
         with contextlib.suppress(OSError):  # Another's variable: the pipe is not here.
             os.read(int(found), 1)
+            # The parent may have been who listened: a line that nobody takes would be an error of the run's.
+            nobody = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nobody, 1)
+            os.dup2(nobody, 2)
             os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=wait, name="parent", daemon=True).start()
@@ -88,12 +92,14 @@ class Group:
                 raise Interrupted("stopped")
             process = start(command, environment, subprocess.PIPE)
             self._running.add(process)
-        with process:
-            while said := os.read(process.stdout.fileno(), 2**16):
-                hear(said)
-            process.wait()
+        try:
+            with process:
+                while said := os.read(process.stdout.fileno(), 2**16):
+                    hear(said)
+        finally:
+            with self._lock:
+                self._running.remove(process)
         with self._lock:
-            self._running.remove(process)
             if self._stopped:
                 raise Interrupted("stopped")
         return process.returncode

@@ -16,8 +16,11 @@ SILENCE_SECONDS = 2.0
 
 
 def is_first() -> bool:
-    """Whether this is the first process of its job: the launchers set the one variable, SLURM the other."""
-    return (os.environ.get("JAX_PROCESS_ID") or os.environ.get("SLURM_PROCID", "0")) == "0"
+    """Whether this is the first process of its job, as the variables of launchers, of SLURM or of GKE tell."""
+    places = [os.environ.get("JAX_PROCESS_ID") or os.environ.get("SLURM_PROCID", "0")]
+    if os.environ.get("PLM_JAX_DISTRIBUTED") == "1" and "JAX_PROCESS_ID" not in os.environ:
+        places += [os.environ.get(name, "0") for name in ("TPU_WORKER_ID", "MEGASCALE_SLICE_ID")]
+    return set(places) == {"0"}
 
 
 def pause(seconds: float, terminal: bool) -> float:

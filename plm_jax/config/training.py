@@ -231,12 +231,15 @@ class Evaluation:
         labelled examples all are read.
       select: `SOURCE/METRIC`, of `validation/SOURCE/METRIC`: the weights of the step at which it was best stay in
         `checkpoints/best`, of several the first one; a loss, or `mse`, is best where it is lowest.
+      tasks: SOURCE or SOURCE:SPLIT, which `evaluate --watch` scores at each checkpoint, with samples of what the model
+        writes, in a process beside the run's first one, on the CPU of its host.
     """
 
     every: int = 0
     batch_size: int = 32
     max_batches: int = 0
     select: str = ""
+    tasks: tuple[str, ...] = ()
 
     def __post_init__(self):
         bounds.at_least(1, "evaluation", self, "batch_size")

@@ -84,6 +84,18 @@ def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool 
     return metrics
 
 
+def answered(lm: LanguageModel, run: config.Run, task: str, number: int) -> list[dict[str, str]]:
+    """`prompt`, `answer` and `target` of the first examples of a task of inputs and targets."""
+    from plm_jax.data.sources import tasks  # It imports seqio.
+
+    name, _, split = task.partition(":")
+    found = tasks.registered(name, run.data.sources[name], run.data.bad_rows)
+    examples = list(itertools.islice(_examples(found, run, split or "validation"), number))
+    answers = _Answerer(lm, run, examples, task, show_progress=False).answers()
+    pairs = zip(examples, answers, strict=True)
+    return [{"prompt": one.inputs, "answer": answer, "target": one.targets} for one, answer in pairs]
+
+
 def _examples(task: Any, run: config.Run, split: str) -> Iterator[Any]:
     """Those of a split; of a task without one for validation those that `prepare` holds out, or not."""
     from plm_jax.data import prepare

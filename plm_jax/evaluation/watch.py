@@ -1,7 +1,8 @@
 """Following a run: each checkpoint that it seals is evaluated once, in their order, until the run is finished.
 
     W/evaluation.jsonl   a row a checkpoint, written at once when all its tasks are done
-    W/evaluation/        the same for TensorBoard, in a folder of its own: it reads one file a folder at a time
+    W/samples.jsonl      what the model of each checkpoint writes (`samples`)
+    W/evaluation/        the rows for TensorBoard, in a folder of its own: it reads one file a folder at a time
     W/watch/             who follows (`common.leases`)
 
 A row says that its checkpoint is done; nothing else is remembered. So a watch that is killed anywhere begins again.
@@ -17,7 +18,7 @@ from collections.abc import Callable, Sequence
 from plm_jax import config
 from plm_jax.common import leases, sealing, storage
 from plm_jax.common.errors import UserError
-from plm_jax.evaluation import perplexity, prepared
+from plm_jax.evaluation import perplexity, prepared, samples
 from plm_jax.inference import language_model
 from plm_jax.training import checkpoint_folders as folders
 from plm_jax.training import run_directory, run_status
@@ -120,7 +121,14 @@ class _Watch:
             self._leave(step, error.reason)
             return
         run = prepared.run_of(lm, self._given)
-        metrics = prepared.evaluate(lm, run, prepared.tasks_of(run, self._tasks))
+        tasks = prepared.tasks_of(run, self._tasks)
+        metrics = prepared.evaluate(lm, run, tasks)
+        try:
+            written = {task: samples.of_task(lm, run, task) for task in tasks if metrics[task].get("tokens") != 0}
+            if any(written.values()):
+                samples.record(self._workdir, step, written)
+        except UserError as error:
+            self._say(f"there are no samples of checkpoint {step}: {error}")
         perplexity.Record(self._workdir, step).write(metrics)
         self._left.add(step)
         self._events.add(step, metrics)

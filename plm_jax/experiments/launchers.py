@@ -62,21 +62,22 @@ class Launcher:
             if line := self._lines.pop(folder, ""):
                 say(f"{folder}: {line}")
 
-    def _hears(self, member: Member, aloud: bool) -> "_Heard":
-        return _Heard(member, aloud, self._lines)
+    def _hears(self, member: Member, aloud: bool, logs: bool = True) -> "_Heard":
+        return _Heard(member, aloud, self._lines, logs)
 
 
 class _Heard:
     """What the processes of a run say: it goes into a log in the run's directory, and is said here, or its last line.
 
+    A file in a bucket cannot be added to: there is no log.
+
     Attributes:
       tail: the end of it, since `begin`.
     """
 
-    def __init__(self, member: Member, aloud: bool, lines: dict[str, str]):
+    def __init__(self, member: Member, aloud: bool, lines: dict[str, str], logs: bool):
         self._folder, self._aloud, self._lines, self.tail = member.folder, aloud, lines, b""
-        # A file in a bucket cannot be added to.
-        self._log = None if storage.is_remote(member.workdir) else os.path.join(member.workdir, _LOG)
+        self._log = os.path.join(member.workdir, _LOG) if logs and not storage.is_remote(member.workdir) else None
 
     def begin(self) -> None:
         """Another process begins."""
@@ -88,16 +89,17 @@ class _Heard:
         """Takes what was said."""
         self.tail = (self.tail + said)[-_TAIL:]
         if self._log:
-            storage.append(self._log, said)
+            with contextlib.suppress(OSError):  # A run whose disk is full for a while goes on.
+                storage.append(self._log, said)
         if self._aloud:
             os.write(2, said)
-        elif line := self.last_line():
-            self._lines[self._folder] = line
+        elif lines := self.lines():
+            self._lines[self._folder] = lines[-1]
 
-    def last_line(self) -> str:
-        """The last one that is not empty."""
-        lines = [line.strip() for line in re.split(r"[\r\n]+", self.tail.decode("utf-8", "replace"))]
-        return next(filter(None, reversed(lines)), "")
+    def lines(self) -> list[str]:
+        """The last ones that are not empty."""
+        found = re.split(r"[\r\n]+", self.tail.decode("utf-8", "replace"))
+        return [line.strip() for line in found if line.strip()]
 
 
 class Local(Launcher):
@@ -129,7 +131,7 @@ class Here(Launcher):
 
     def carry_out(self, member: Member) -> None:
         """As `Launcher` has it."""
-        heard = self._hears(member, aloud=True)
+        heard = self._hears(member, aloud=True, logs=False)  # The job has a log.
 
         def call(verb: str, *flags: str) -> None:
             # What only the first does, it does alone.
@@ -152,7 +154,8 @@ def _call(processes: children.Group, heard: _Heard, environment: Mapping[str, st
     elif status < 0:
         raise UserError(f"{verb} died of {signal.Signals(-status).name}: run the same command again")
     elif status:
-        raise UserError(heard.last_line().removeprefix("error: ") or f"{verb} ended with {status}")
+        *_, last = ["", *heard.lines()]
+        raise UserError(last.removeprefix("error: ") or f"{verb} ended with {status}")
 
 
 class Kubernetes(Launcher):
@@ -169,7 +172,8 @@ class Kubernetes(Launcher):
         heard.begin()
         status = self.processes.run(self.command(member), os.environ, heard)
         if status or not members.is_finished(member):
-            raise UserError(heard.last_line().removeprefix("error: ") or f"its job ended with {status}")
+            *_, error = ["", *(line for line in heard.lines() if line.startswith("error: "))]
+            raise UserError(error.removeprefix("error: ") or f"its job ended with {status}, and left it unfinished")
 
     def command(self, member: Member) -> list[str]:
         """What has a run carried out, and follows it to its end."""
@@ -276,5 +280,6 @@ def _gpus() -> list[str]:
 
 
 def say(line: str) -> None:
-    """One line of progress."""
-    print(line, file=sys.stderr, flush=True)
+    """One line of progress, of a job's processes by the first alone."""
+    if progress.is_first():
+        print(line, file=sys.stderr, flush=True)

@@ -41,6 +41,7 @@ from plm_jax.training.interruption import Interruption
 from plm_jax.training.ledger import Ledger
 from plm_jax.training.program import Program, fitted
 from plm_jax.training.saving import Saving
+from plm_jax.training.task_evaluation import TaskEvaluation
 from plm_jax.training.telemetry import Telemetry, heard
 from plm_jax.training.validation import Validation
 
@@ -75,6 +76,7 @@ def pretrain(
     began = began or time.time()
     is_first = jax.process_index() == 0
     run = epochs.resolved(task_mixtures.expanded(run))
+    tasks = TaskEvaluation(run, workdir)
     run_directory.read(workdir)
     resumed = resume.find(run, workdir, refuse_damaged)
     trainer = Trainer(run, resumed=resumed)
@@ -92,10 +94,10 @@ def pretrain(
                 print(f"{workdir} is finished at step {resumed.step}: raise {more} to go on", file=sys.stderr)
             return
     trainer.reader.check_vocabulary()
-    # Only now: a mistake leaves nothing behind.
-    with workdir_lock.held(workdir), Interruption(run.checkpoint.grace_seconds) as interruption:
+    # Only now: a mistake leaves nothing behind. The tasks of the last checkpoint are scored when the run has ended.
+    with tasks, workdir_lock.held(workdir), Interruption(run.checkpoint.grace_seconds) as interruption:
         resume.take(resumed, workdir)
-        _train(trainer, workdir, resumed, (notes, changes), began, interruption)
+        _train(trainer, workdir, resumed, (notes, changes), began, interruption, tasks)
 
 
 def _train(
@@ -105,6 +107,7 @@ def _train(
     told: tuple[list[str], list[resume.Change]],
     began: float,
     interruption: Interruption,
+    tasks: TaskEvaluation,
 ) -> None:
     """Trains in a run directory that this job holds; `told` are what is to be said, and what changed."""
     run, (notes, changes), is_first = trainer.run, told, jax.process_index() == 0
@@ -126,7 +129,7 @@ def _train(
                     telemetry.say(note)
                 sink = weights_and_biases.Sink(run, workdir, telemetry.say)
                 telemetry.pass_on(sink.write, sink.close)
-            saving = Saving(run.checkpoint, checkpoints, telemetry, interruption, f"{workdir}/{first_step}")
+            saving = Saving(run.checkpoint, checkpoints, telemetry, interruption, f"{workdir}/{first_step}", tasks)
             with ledger.spending("steps"):
                 trainer.run_stages(state, first_step, checkpoints, saving, telemetry, ledger, workdir)
 

@@ -11,6 +11,7 @@ from plm_jax.training.checkpoints import Checkpoints
 from plm_jax.training.decisions import Decision, Decisions
 from plm_jax.training.interruption import Interruption
 from plm_jax.training.state import TrainState
+from plm_jax.training.task_evaluation import TaskEvaluation
 from plm_jax.training.telemetry import Telemetry
 
 
@@ -24,11 +25,12 @@ class Saving:
         telemetry: Telemetry | None,
         interruption: Interruption,
         name: str,
+        tasks: TaskEvaluation,
     ):
-        """`name` is one that no other run of the job has."""
+        """`name` is one that no other run of the job has; `tasks` scores what is saved."""
         self._settings, self._checkpoints, self._telemetry = settings, checkpoints, telemetry
         self._interruption, self._decisions = interruption, Decisions(settings, name)
-        self._step = 0
+        self._step, self._tasks = 0, tasks
 
     def after(self, step: int) -> Decision:
         """What is to be done after a step, the same in all processes.
@@ -59,6 +61,8 @@ class Saving:
         self._decisions.saving()
         self._sync()
         self._checkpoints.save(step, state, meta)
+        if self._telemetry:
+            self._tasks.look(self._telemetry.say)
         if is_last:
             self._insist(step, state, meta)
 

@@ -62,6 +62,16 @@ def test_what_is_quick_and_all_but_the_first_process_are_silent(monkeypatch, cap
     assert progress.is_first() and capfd.readouterr().err == ""
 
 
+def test_on_gke_the_first_process_is_that_of_the_first_machine_of_the_first_slice(monkeypatch):
+    for name in ("TPU_WORKER_ID", "MEGASCALE_SLICE_ID"):
+        monkeypatch.setenv("PLM_JAX_DISTRIBUTED", "1")
+        monkeypatch.setenv(name, "1")
+        assert not progress.is_first()
+        monkeypatch.setenv("PLM_JAX_DISTRIBUTED", "")  # A machine of a slice that is used alone.
+        assert progress.is_first()
+        monkeypatch.setenv(name, "0")
+
+
 def test_a_line_is_ended_before_an_error_is_told(monkeypatch, capfd):
     monkeypatch.setattr(progress, "SILENCE_SECONDS", 0)
     said = []

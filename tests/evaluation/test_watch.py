@@ -12,11 +12,12 @@ import plm_jax
 from plm_jax import config
 from plm_jax.common import leases, storage
 from plm_jax.common.errors import UserError
-from plm_jax.evaluation import perplexity, watch
+from plm_jax.evaluation import perplexity, samples, watch
 from plm_jax.training import heartbeat, loop
 from tests.support import runs, verbs
 
 STEPS = [2, 4, 6]
+OF_TASK = samples.of_task
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +36,10 @@ def workdir(finished, tmp_path) -> pathlib.Path:
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch):
+def quick(monkeypatch):
+    """It looks often; nothing is written, which takes long to compile."""
     monkeypatch.setattr(watch, "_LOOK", 0.02)
+    monkeypatch.setattr(samples, "of_task", lambda lm, run, task: [])
 
 
 def rows(workdir) -> list[dict]:
@@ -76,6 +79,20 @@ def test_each_checkpoint_has_one_row_which_is_that_of_evaluate(workdir):
     assert {step: values["a/loss"] for step, values in shown.items()} == pytest.approx(
         {row["step"]: row["a/loss"] for row in rows(workdir)}
     )
+
+
+def test_samples_go_on_with_held_out_documents_once_a_checkpoint(workdir, monkeypatch):
+    monkeypatch.setattr(samples, "of_task", OF_TASK)
+    (workdir / "samples.jsonl").write_text('{"step": 2, "task": "a", "prompt": "cut off before the row"}\n')
+    follow(workdir)
+    rows = [json.loads(line) for line in (workdir / "samples.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [step for step in STEPS for _ in range(3)]
+    lm = plm_jax.load(str(workdir / "checkpoints" / "4"))
+    for row in rows[3:6]:
+        assert row["answer"] == lm.generate([row["prompt"]], max_new_tokens=32)[0]
+    lines = pathlib.Path(lm.run.data.sources["a"].path).read_text(encoding="utf-8").splitlines()
+    texts = [json.loads(line)["text"] for line in lines]
+    assert all(any(text.startswith(row["prompt"] + row["target"]) for text in texts) for row in rows)
 
 
 def test_a_row_of_other_tasks_does_not_count(workdir):

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import types
 
 import jax
@@ -97,7 +98,7 @@ class Verbs:
 def verbs(monkeypatch):
     found = Verbs()
     monkeypatch.setattr(launchers, "_call", lambda processes, heard, environment, *words: found.call(*words))
-    monkeypatch.setattr(members, "time", types.SimpleNamespace(time=found.time, monotonic=found.time))
+    monkeypatch.setattr(members, "time", types.SimpleNamespace(time=found.time, monotonic=found.time, sleep=time.sleep))
     return found
 
 

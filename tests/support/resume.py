@@ -33,7 +33,11 @@ def environment(devices: int = 1) -> dict[str, str]:
 
 def rows(workdir: pathlib.Path) -> list[dict]:
     """The whole rows of metrics.jsonl."""
-    path = workdir / "metrics.jsonl"
+    return json_lines(workdir / "metrics.jsonl")
+
+
+def json_lines(path: pathlib.Path) -> list[dict]:
+    """The whole rows of a .jsonl file."""
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("\n")]
 

@@ -111,7 +111,7 @@ def _tuned(name: str, family: str, fits: bool = False) -> dict:
         "data.cache_dir": f"../../.cache/finetune/{name}-{FITS if fits else TRAIN}-{fits}",
         "data.length": of.length,
         "train.init_from": family,
-        "train.epochs": 3.0,
+        "train.epochs": 10.0 if family == "elmo" else 3.0,  # Its recurrent head begins slowly.
         "train.batch_size": 16 if of.length > 64 else 32,
         "schedule.learning_rate": 1e-3,
         "checkpoint.save_every": 10_000,

@@ -186,7 +186,8 @@ SETS = {
     "reading": LabelledSet(
         _questions,
         config.Answers(),
-        objectives.SpanExtraction(question_length=16, stride=64),
+        # Of a small vocabulary an answer, often a whole clause, has up to 115 tokens.
+        objectives.SpanExtraction(question_length=16, stride=64, answer_length=128),
         key=lambda row: row["context"],
         metric="f1",
         length=256,

@@ -5,9 +5,9 @@
 `sweep`: six tiny runs, three of which begin with the weights of others, two at once; SIGKILL reaches the sweep alone,
 and the runs that it leaves have to see to their end. `trained_again`: runs that began anew when they were finished;
 `differ`: runs whose metrics, or a step's loss or batch, are not those of the sweep that was left alone.
-`watch`: `evaluate --watch` of a run that goes on by one checkpoint or so between two kills; half of them come while a
-checkpoint is evaluated. `rows`: how often each of the run's checkpoints has one; `differ`: rows that are not those of
-a watch that was left alone.
+`watch`: `evaluate --watch` of a run that goes on by one checkpoint or so between two kills, which come while it starts,
+or within its first or second evaluation. `rows`: how often each of the run's checkpoints has one; `differ`: rows that
+are not those of a watch that was left alone.
 """
 
 import argparse
@@ -98,21 +98,21 @@ def killed_watch(folder: pathlib.Path, kills: int, rng: random.Random, saves: in
     workdir, every = folder / "watched", 3
     flags = [f"--config.train.steps={every * saves}", f"--config.checkpoint.save_every={every}"]
     run = _started(resume.command(folder, "dropout", workdir, *flags, f"--config.checkpoint.keep_last={saves}"))
-    number = 0
+    number, at_kills = 0, []
     for kill in range(kills):
         # The run goes on by a share of its checkpoints.
         number = max(number, -(-saves * (kill + 1) // kills))
         _until_saved(run, workdir, number)
         process = _started(_watch(workdir), stderr=subprocess.PIPE)
-        if rng.random() < 0.5:
-            for line in process.stderr:
-                if b"evaluating checkpoint" in line:
-                    break
-            time.sleep(rng.uniform(0.0, 2.0))
-        else:
-            time.sleep(rng.uniform(0.0, 15.0))
+        begun = min(rng.choice((0, 1, 2)), number - len(resume.json_lines(workdir / "evaluation.jsonl")))
+        for line in process.stderr if begun else ():
+            begun -= b"evaluating checkpoint" in line
+            if not begun:
+                break
+        time.sleep(rng.uniform(0.0, 3.0))
         process.kill()
         process.communicate()
+        at_kills.append(len(resume.json_lines(workdir / "evaluation.jsonl")))
     run.send_signal(signal.SIGCONT)
     _to_its_end(_watch(workdir))
     assert run.wait() == 0
@@ -123,6 +123,7 @@ def killed_watch(folder: pathlib.Path, kills: int, rng: random.Random, saves: in
     return {
         "checkpoints": saves,
         "kills": kills,
+        "rows_at_kills": at_kills,
         "rows": sorted({rows[step] for step in range(every, every * saves + 1, every)}),
         "lost": sorted(set(range(every, every * saves + 1, every)) - rows.keys()),
         "differ": [row["step"] for row in found if row not in wanted],

@@ -13,6 +13,7 @@ are not those of a watch that was left alone.
 import argparse
 import collections
 import json
+import os
 import pathlib
 import random
 import shutil
@@ -25,7 +26,7 @@ import time
 ROOT = pathlib.Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.support import resume, tiny  # noqa: E402
+from tests.support import resume, tiny, verbs  # noqa: E402
 
 SWEEP = """
 base = "tiny.py:dropout"
@@ -46,7 +47,9 @@ def killed_sweep(folder: pathlib.Path, kills: int, rng: random.Random, runs: dic
     _to_its_end(_sweep(folder, "twin"))
     seconds, finished, trained_again, at_kills = time.monotonic() - began, {}, set(), []
     for _ in range(kills):
-        process = _started(_sweep(folder, "killed"))
+        process = subprocess.Popen(
+            _sweep(folder, "killed"), env=resume.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         deadline = time.monotonic() + rng.uniform(1.0, 0.4 * seconds)
         while process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -94,59 +97,69 @@ def _metrics(workdir: pathlib.Path) -> dict[str, dict[str, float]]:
 
 
 def killed_watch(folder: pathlib.Path, kills: int, rng: random.Random, saves: int) -> dict:
-    """Watches a run over so many kills, and its copy without any."""
-    workdir, every = folder / "watched", 3
+    """Watches a run over so many kills, and its copy without any; all are forked from here, where no thread runs."""
+    workdir, every, at_kills = folder / "watched", 3, []
     flags = [f"--config.train.steps={every * saves}", f"--config.checkpoint.save_every={every}"]
-    run = _started(resume.command(folder, "dropout", workdir, *flags, f"--config.checkpoint.keep_last={saves}"))
-    number, at_kills = 0, []
+    run = _forked(*resume.command(folder, "dropout", workdir, *flags, f"--config.checkpoint.keep_last={saves}")[2:])
     for kill in range(kills):
         # The run goes on by a share of its checkpoints.
-        number = max(number, -(-saves * (kill + 1) // kills))
-        _until_saved(run, workdir, number)
-        process = _started(_watch(workdir), stderr=subprocess.PIPE)
-        begun = min(rng.choice((0, 1, 2)), number - len(resume.json_lines(workdir / "evaluation.jsonl")))
-        for line in process.stderr if begun else ():
-            begun -= b"evaluating checkpoint" in line
-            if not begun:
-                break
-        time.sleep(rng.uniform(0.0, 3.0))
-        process.kill()
-        process.communicate()
-        at_kills.append(len(resume.json_lines(workdir / "evaluation.jsonl")))
-    run.send_signal(signal.SIGCONT)
-    _to_its_end(_watch(workdir))
-    assert run.wait() == 0
+        number = -(-saves * (kill + 1) // kills)
+        os.kill(run, signal.SIGCONT)
+        while _number_saved(workdir) < number:
+            time.sleep(0.01)
+        os.kill(run, signal.SIGSTOP)
+        begun = min(rng.choice((0, 1, 2)), _number_saved(workdir) - _rows(workdir).total())
+        watch = _forked(*_watch(workdir), log=folder / "log")
+        while (folder / "log").read_text().count("evaluating checkpoint") < begun:
+            time.sleep(0.01)
+        time.sleep(rng.uniform(0.0, 2.0))
+        os.kill(watch, signal.SIGKILL)
+        _ended(watch, -signal.SIGKILL)
+        at_kills.append(_rows(workdir).total())
+    os.kill(run, signal.SIGCONT)
+    _ended(_forked(*_watch(workdir)), 0)
+    _ended(run, 0)
     twin = shutil.copytree(workdir, folder / "watched-twin", ignore=shutil.ignore_patterns("evaluation*", "samples*"))
-    _to_its_end(_watch(twin))
+    _ended(_forked(*_watch(twin)), 0)
     found, wanted = (resume.json_lines(path / "evaluation.jsonl") for path in (workdir, twin))
-    rows = collections.Counter(row["step"] for row in found)
+    steps, rows = range(every, every * saves + 1, every), _rows(workdir)
     return {
         "checkpoints": saves,
         "kills": kills,
         "rows_at_kills": at_kills,
-        "rows": sorted({rows[step] for step in range(every, every * saves + 1, every)}),
-        "lost": sorted(set(range(every, every * saves + 1, every)) - rows.keys()),
+        "rows": sorted({rows[step] for step in steps}),
+        "lost": sorted({*steps} - rows.keys()),
         "differ": [row["step"] for row in found if row not in wanted],
     }
 
 
 def _watch(workdir: pathlib.Path) -> list[str]:
-    return [sys.executable, "-m", "plm_jax.evaluate", f"--checkpoint={workdir}", "--watch"]
+    return ["plm_jax.evaluate", f"--checkpoint={workdir}", "--watch"]
 
 
-def _until_saved(run: subprocess.Popen, workdir: pathlib.Path, number: int) -> None:
-    """Lets a run go on until it has so many checkpoints, or it ends."""
-    run.send_signal(signal.SIGCONT)
-    while (
-        run.poll() is None and len([path for path in workdir.glob("checkpoints/*") if path.name.isdecimal()]) < number
-    ):
-        time.sleep(0.01)
-    run.send_signal(signal.SIGSTOP)
+def _rows(workdir: pathlib.Path) -> collections.Counter:
+    """How many rows there are of each step."""
+    return collections.Counter(row["step"] for row in resume.json_lines(workdir / "evaluation.jsonl"))
 
 
-def _started(command: list[str], **options: int) -> subprocess.Popen:
-    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    return subprocess.Popen(command, env=resume.environment(), start_new_session=True, **{**silent, **options})
+def _number_saved(workdir: pathlib.Path) -> int:
+    return len([path for path in workdir.glob("checkpoints/*") if path.name.isdecimal()])
+
+
+def _forked(module: str, *flags: str, log: pathlib.Path = pathlib.Path(os.devnull)) -> int:
+    """Starts a verb that need not import its libraries first; `log` is what it says on stderr."""
+    log.write_text("")
+    process = os.fork()
+    if not process:
+        verbs._child(module, list(flags), ".", {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}, [os.devnull, str(log)])
+    return process
+
+
+def _ended(process: int, status: int) -> None:
+    """Waits for a process that must end so."""
+    ended = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    if ended != status:
+        sys.exit(f"process {process} ended with {ended}")
 
 
 def _to_its_end(command: list[str]) -> None:
@@ -171,6 +184,9 @@ def main() -> None:
         if given.kills:
             found["sweep"] = killed_sweep(folder, given.kills, random.Random(given.seed), RUNS, STEPS)
         if given.watch_kills:
+            verbs.import_libraries()
+            from plm_jax.evaluation import watch  # noqa: F401
+
             found["watch"] = killed_watch(folder, given.watch_kills, random.Random(given.seed), SAVES)
     print(json.dumps(found, indent=2))
 

@@ -52,6 +52,7 @@ def main() -> None:
 
 def _stop(number: int, frame: FrameType | None) -> None:
     del frame
+    signal.signal(number, signal.SIG_IGN)  # A launcher and its parent may both send it.
     raise KeyboardInterrupt(number)  # Which the runs are sent, too.
 
 

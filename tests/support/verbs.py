@@ -85,7 +85,8 @@ def assert_one_line(finished: Finished, *says: str) -> None:
         assert words in finished.errors[0], finished.errors[0]
 
 
-def _serve() -> None:
+def import_libraries() -> None:
+    """Imports what verbs do, so that those that are forked from here need not."""
     import grain  # noqa: F401
     import jax  # noqa: F401
     import orbax.checkpoint  # noqa: F401
@@ -95,6 +96,10 @@ def _serve() -> None:
     from plm_jax.training import loop  # noqa: F401
 
     gc.freeze()  # Children do not go through what they share.
+
+
+def _serve() -> None:
+    import_libraries()
     for line in sys.stdin:
         module, arguments, folder, environment, files = json.loads(line)
         child = os.fork()

@@ -104,6 +104,21 @@ with Interruption({grace}) as asked:
 """
 
 
+def test_the_same_signal_again_within_a_second_is_the_same_request(monkeypatch):
+    ended, now = [], [0.0]
+    monkeypatch.setattr(interruption, "_end", lambda line, status: ended.append(status))
+    monkeypatch.setattr(interruption, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
+    with interruption.Interruption(60) as asked:
+        for now[0], number in ((5.0, signal.SIGTERM), (5.9, signal.SIGTERM), (6.1, signal.SIGTERM)):
+            assert not ended
+            asked._heard(number, None)
+        assert asked.reason == "SIGTERM" and ended == [128 + signal.SIGTERM]
+    with interruption.Interruption(60) as asked:
+        asked._heard(signal.SIGUSR1, None)
+        asked._heard(signal.SIGTERM, None)  # Another one is a second one.
+    assert len(ended) == 2
+
+
 @pytest.mark.parametrize("grace", [0.1, 60])
 def test_a_second_signal_and_the_end_of_grace_end_the_process(grace):
     command = [sys.executable, "-c", WAIT.format(grace=grace)]

@@ -95,7 +95,7 @@ def test_an_installed_plan_works_from_another_folder_without_any_extra(installed
     ("extra", "arguments"),
     [
         ("tasks", ["prepare", "--config=elmo:small"]),
-        ("report", ["report", "--workdirs=."]),
+        ("report", ["report", "--workdirs=.", "--png=png"]),
         ("clean", ["clean", "--input=a.jsonl", "--output=b", "--set=badwords=None"]),
     ],
 )

@@ -9,6 +9,9 @@ from scipy import stats
 
 from plm_jax.evaluation import baselines
 
+# Of a table its lines; the first is its head. What stands below these names is text, below others figures.
+Lines = list[tuple[str, ...]]
+TEXTS = ("Run", "Metric", "Beyond noise", "beyond noise", "Verdict")
 _HEAD = ("Run", "Metric", "Value", "Trivial predictor", "Better by", "Beyond noise", "Seeds", "Minutes")
 # How sure it must be that other seeds would differ on the average.
 _CONFIDENCE = 0.99
@@ -69,8 +72,8 @@ class Beside(NamedTuple):
     verdict: str
 
 
-def beside(results: Sequence[dict[str, Any]], rivals: Sequence[Rivals]) -> str:
-    """A Markdown table of runs beside their rivals: figures, differences, and whether these are beyond the noise.
+def beside(results: Sequence[dict[str, Any]], rivals: Sequence[Rivals]) -> Lines:
+    """A table of runs beside their rivals: figures, differences, and whether these are beyond the noise.
 
     That is Welch's t-test on the seeds, one-sided, at 99 %; where what a run is compared with is one figure, the t-test
     of one sample. With fewer than two seeds it says nothing.
@@ -92,7 +95,7 @@ def beside(results: Sequence[dict[str, Any]], rivals: Sequence[Rivals]) -> str:
             verdict = _beats(values, other) if told else ""
             cells += [figure(found) if found else "", told, verdict]
         lines.append(tuple(cells))
-    return _markdown(lines, [":--", ":--", "--:", *["--:", "--:", ":--"] * len(names)])
+    return lines
 
 
 def _values(results: Sequence[dict[str, Any]], run: str, metric: Metric) -> list[float]:
@@ -114,13 +117,17 @@ def belongs(run: str, to: str) -> bool:
     return run == to or run.startswith(f"{to}-")
 
 
-def _joined(results: Sequence[dict[str, Any]], name: str) -> list[dict[str, Any]]:
-    """Of each seed all metrics that count for a name; of those that several runs have the last run's."""
-    found: dict[int, dict[str, float]] = {}
+def _joined(results: Sequence[dict[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
+    """Of each name and seed all metrics that count for it; of those that several runs have the last run's.
+
+    What begins with several of the names counts for the longest, as `rms-gelu-tuned` for `rms-gelu` and not for `rms`.
+    """
+    found: dict[tuple[str, int], dict[str, float]] = {}
     for result in results:
-        if belongs(result["name"], name):
-            found.setdefault(result["seed"], {}).update(result["metrics"])
-    return [{"name": name, "metrics": metrics} for metrics in found.values()]
+        name = max((name for name in names if belongs(result["name"], name)), key=len, default=None)
+        if name is not None:
+            found.setdefault((name, result["seed"]), {}).update(result["metrics"])
+    return [{"name": name, "metrics": metrics} for (name, _), metrics in found.items()]
 
 
 def beside_paper(
@@ -137,7 +144,7 @@ def beside_paper(
       name: the paper's name of the metric.
       metric: ours.
     """
-    results = [row for name in dict.fromkeys(of.run for of in published) for row in _joined(results, name)]
+    results = _joined(results, [row.run for row in published])
     reference = published[0]
     paper_base, base = reference.figures.get(name), _values(results, reference.run, metric)
     found = []
@@ -171,8 +178,8 @@ def _verdict(of_paper: float | None, sign: int, direction: int) -> str:
     return AGREES if direction * sign * of_paper > 0 else DISAGREES
 
 
-def papers(results: Sequence[dict[str, Any]], published: Sequence[Published], compared: Mapping[str, Metric]) -> str:
-    """A Markdown table of runs beside what a paper reports of them.
+def papers(results: Sequence[dict[str, Any]], published: Sequence[Published], compared: Mapping[str, Metric]) -> Lines:
+    """A table of runs beside what a paper reports of them.
 
     Args:
       compared: by the paper's name of a metric ours that is set beside it.
@@ -183,7 +190,7 @@ def papers(results: Sequence[dict[str, Any]], published: Sequence[Published], co
             cells = ["not at hand" if row.paper is None else f"{row.paper:,.6g}", signed(row.paper_difference)]
             cells += [figure(row.values) if row.values else "not run yet", signed(row.difference), row.verdict]
             lines.append((f"{name}; {said(metric)}", row.run, *cells))
-    return _markdown(lines, [":--", ":--", "--:", "--:", "--:", "--:", ":--"])
+    return lines
 
 
 def _beats(values: Sequence[float], others: Sequence[float] | float) -> str:
@@ -211,8 +218,8 @@ def _direction(values: Sequence[float], others: Sequence[float] | float, sides: 
     return (gain > noise) - (gain < -noise)
 
 
-def table(results: Sequence[dict[str, Any]]) -> str:
-    """A Markdown table; a figure of several seeds is their mean ± sample standard deviation.
+def table(results: Sequence[dict[str, Any]]) -> Lines:
+    """A table of what runs reach; a figure of several seeds is their mean ± sample standard deviation.
 
     Of a task whose metrics have a trivial predictor those are shown, of another all. Whether it is beaten beyond the
     noise is a one-sided t-test at 99 % on the seeds, of which there must be two; that of the held-out text, which is
@@ -233,12 +240,13 @@ def table(results: Sequence[dict[str, Any]]) -> str:
             minutes = f"{statistics.mean(result['minutes'] for result in finished):.1f}"
             all_metrics = [result["metrics"] for result in finished]
             lines += [(name, *row, str(len(finished)), minutes) for row in _rows(all_metrics)]
-    return _markdown(lines, [":--", ":--", "--:", "--:", "--:", ":--", "--:", "--:"])
+    return lines
 
 
-def _markdown(lines: Sequence[tuple[str, ...]], columns: Sequence[str]) -> str:
-    """A table of these lines, of which the first is its head; `columns` say how each is aligned."""
+def markdown(lines: Lines) -> str:
+    """A table in Markdown."""
     cells = ["| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines]
+    columns = [":--" if name in TEXTS else "--:" for name in lines[0]]
     return "\n".join([cells[0], f"| {' | '.join(columns)} |", *cells[1:]]) + "\n"
 
 
@@ -253,7 +261,7 @@ def _rows(metrics: Sequence[dict[str, float]]) -> list[tuple[str, str, str, str,
     for task in dict.fromkeys(name.rpartition("/")[0] for name in names):
         own = [name.removeprefix(f"{task}/") for name in names if name.rpartition("/")[0] == task]
         predictors = {name: baselines.predictor(name, own) for name in own}
-        judged = [name for name in own if predictors[name] is not None]
+        judged = [name for name in own if isinstance(predictors[name], float) or predictors[name] in own]
         for name in judged or own:
             values = [found[f"{task}/{name}"] for found in metrics]
             if not judged:
@@ -276,7 +284,7 @@ def _beyond_noise(gains: Sequence[float]) -> str:
 def figure(values: Sequence[float]) -> str:
     """The mean, of several values with their sample standard deviation."""
     mean = f"{statistics.mean(values):,.3f}"
-    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):,.3f}"
+    return mean if len(values) == 1 else f"{mean} ± {math.sqrt(statistics.variance(values)):,.3f}"
 
 
 def signed(difference: float | None) -> str:

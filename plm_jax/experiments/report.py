@@ -1,64 +1,179 @@
-"""A page about runs: one HTML file with its pictures inside.
+"""A page about runs: one HTML file that loads nothing.
 
-A run may be anyone's: what it says stands on the page as text, and the page may load and run nothing.
+A run may be anyone's: what it says stands on the page as text, and only the page's own script runs.
 """
 
-import html
-import io
+import dataclasses
+import itertools
 import json
 import math
 import os
-import warnings
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-import matplotlib
+import numpy as np
 
 from plm_jax.common import storage, strict_json
 from plm_jax.common.errors import UserError, one_line
-from plm_jax.objectives import Objective
+from plm_jax.experiments import comparison
 from plm_jax.training.telemetry import read_lines
 
-matplotlib.use("svg")  # No display is needed.
-from matplotlib import pyplot as plt
+_LOGS = ("metrics.jsonl", "evaluation.jsonl", "samples.jsonl")
+_CONFIG, _SWEEP = "config.json", "sweep.json"
 
-PICTURES = (
-    ("Loss", "nats a target", ("train/loss", "validation/loss")),
-    ("Accuracy", "share of targets", ("train/accuracy", "train/pair_accuracy")),
-    ("Throughput", "tokens a second", ("train/tokens_per_second",)),
-    ("Learning rate", "", ("train/learning_rate",)),
-    ("Gradient norm", "", ("train/grad_norm",)),
-)
-STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}
-table{border-collapse:collapse;margin:1rem 0}td,th{padding:.25rem .75rem;border-bottom:1px solid #ddd;text-align:right}
-td:first-child,th:first-child{text-align:left}svg{max-width:100%;height:auto}
-pre{overflow-x:auto;background:#f6f6f6;padding:1rem;font-size:13px}"""
-# Styles are in the page and in its pictures; nothing else is.
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-_MOST_CURVES = 500
+
+class Curve(NamedTuple):
+    """What a run logs of a figure: ascending steps and values, finite or NaN, both [n]."""
+
+    steps: np.ndarray
+    values: np.ndarray
 
 
 @dataclass(frozen=True)
 class RunLog:
-    """What a run directory holds for a report: its config, and the lines of its two logs."""
+    """What a run directory holds for a report.
+
+    Attributes:
+      name: what the page calls it.
+      variant: of runs that differ in their seeds alone the common name.
+      config: what its config.json says.
+      metrics: by their names the figures of metrics.jsonl.
+      evaluation: those of evaluation.jsonl.
+      samples: the last rows of samples.jsonl: `step`, `task`, `prompt`, `answer`, `target`.
+    """
 
     name: str
+    variant: str
     config: dict
-    metrics: list[dict]
-    evaluation: list[dict]
+    metrics: Mapping[str, Curve]
+    evaluation: Mapping[str, Curve]
+    samples: Sequence[dict]
 
 
-def read(workdir: str) -> RunLog:
+@dataclass(frozen=True)
+class Sweep:
+    """What a sweep's sweep.json says.
+
+    Attributes:
+      name: what the page calls it.
+      prefix: what the variants of its runs begin with.
+      results: as of `comparison.table`, each with its `workdir`.
+      base: the config of which its runs are changes, {} where it is not noted.
+      rivals: beside which runs are judged.
+      published: what a paper reports of runs.
+      compared: by the paper's name of a metric ours.
+    """
+
+    name: str
+    prefix: str
+    results: Sequence[dict[str, Any]]
+    base: dict
+    rivals: Sequence[comparison.Rivals]
+    published: Sequence[comparison.Published]
+    compared: Mapping[str, comparison.Metric]
+
+
+def write(workdirs: Sequence[str], output: str, png: str | None = None) -> None:
+    """Writes the page about some runs to `output`, and pictures of them, TITLE.png, to the folder `png`.
+
+    Args:
+      workdirs: run directories; the folder of a sweep, or of several runs, stands for these.
+
+    Raises:
+      UserError: one is neither, or damaged.
+    """
+    if png is not None:
+        from plm_jax.experiments import report_pictures  # The extra is missed before anything is read.
+    runs, sweeps = gather(workdirs)
+
+    from plm_jax.experiments import report_page
+
+    storage.write(output, report_page.page(runs, sweeps).encode("utf-8", "backslashreplace"))
+    if png is not None:
+        for title, pixels in report_pictures.pictures(runs):
+            storage.write(os.path.join(png, f"{title}.png"), pixels)
+
+
+def gather(workdirs: Sequence[str]) -> tuple[list[RunLog], list[Sweep]]:
+    """The runs of some run directories and folders, each variant's together, and the sweeps among the folders."""
+    runs: list[RunLog] = []
+    sweeps: list[Sweep] = []
+    for workdir in workdirs:
+        names, prefix = storage.names(workdir), f"{_base(workdir)}/" if len(workdirs) > 1 else ""
+        if _CONFIG not in names and _SWEEP in names:
+            sweep = read_sweep(workdir, prefix)
+            sweeps.append(sweep)
+            for result in sweep.results:
+                folder = os.path.join(workdir, _base(result["workdir"]))
+                if storage.exists(os.path.join(folder, _CONFIG)):
+                    runs.append(read(folder, prefix, f"{prefix}{result['name']}"))
+        elif _CONFIG not in names and (inner := _runs_in(workdir, names)):
+            # Those of fine-tuning's seeds have no other name than their seed.
+            are_seeds = all(_base(folder).startswith("seed") for folder in inner)
+            runs += [read(folder, f"{_base(workdir)}/" if are_seeds else prefix) for folder in inner]
+        else:
+            runs.append(read(workdir))
+    if not runs:
+        raise UserError(f"{workdirs[0]} has no run that has begun: wait for one")
+    return _grouped(runs), sweeps
+
+
+def _runs_in(workdir: str, names: Sequence[str]) -> list[str]:
+    folders = [os.path.join(workdir, name) for name in names]
+    return [folder for folder in folders if storage.exists(os.path.join(folder, _CONFIG))]
+
+
+def _base(path: str) -> str:
+    return os.path.basename(os.path.normpath(path))
+
+
+def _grouped(runs: Sequence[RunLog]) -> list[RunLog]:
+    """The runs with names and variants of their own, in the order of the variants."""
+    alike: dict[str, list[RunLog]] = {}
+    for run in runs:
+        tree = dict(run.config["config"])
+        if isinstance(tree.get("train"), dict):
+            tree["train"] = tree["train"] | {"seed": None}
+        alike.setdefault(run.variant or json.dumps(tree, sort_keys=True), []).append(run)
+    found, names, variants = [], set(), set()
+    for same in alike.values():
+        variant = same[0].variant
+        if not variant:
+            variant = same[0].name if len(same) == 1 else _common([run.name for run in same])
+        variant = _unused(variant, variants)
+        found += [dataclasses.replace(run, name=_unused(run.name, names), variant=variant) for run in same]
+    return found
+
+
+def _common(names: Sequence[str]) -> str:
+    """What names of runs begin with, as x of x-seed0 and x-seed1; the first of names that have nothing in common."""
+    same = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
+    return re.sub(r"[-_./ ]*(seed[-_]?\d*)?$", "", "".join(letters[0] for letters in same)) or names[0]
+
+
+def _unused(name: str, used: set[str]) -> str:
+    """The name, with a number if it is taken; it is then."""
+    found = next(other for n in range(1, 10**6) if (other := name if n == 1 else f"{name} ({n})") not in used)
+    used.add(found)
+    return found
+
+
+def read(workdir: str, prefix: str = "", variant: str = "") -> RunLog:
     """Reads a run directory.
+
+    Args:
+      prefix: stands before its name.
+      variant: the run's, where it is known.
 
     Raises:
       UserError: it is none, or it is damaged.
     """
-    path = os.path.join(workdir, "config.json")
+    path = os.path.join(workdir, _CONFIG)
     try:
-        config = strict_json.read(path)
-        rows = [read_lines(os.path.join(workdir, name)) for name in ("metrics.jsonl", "evaluation.jsonl")]
+        described = strict_json.read(path)
+        logs = [read_lines(os.path.join(workdir, name)) for name in _LOGS]
     except FileNotFoundError:
         raise UserError(f"{workdir} is no run directory: it has no config.json") from None
     except OSError as error:
@@ -66,137 +181,106 @@ def read(workdir: str) -> RunLog:
     except (ValueError, RecursionError) as error:
         raise UserError(f"{workdir} is damaged ({one_line(error)}): delete the broken lines") from error
     try:
-        kind = config["config"]["objective"]["kind"]
+        kind = described["config"]["objective"]["kind"]
     except (LookupError, TypeError):
         kind = None
     if not isinstance(kind, str):
         raise UserError(f"{workdir} is no run directory: its config.json is not of a run")
-    if not all(isinstance(row, dict) and _number(row.get("step")) is not None for row in (*rows[0], *rows[1])):
+    if not all(isinstance(row, dict) and _is_step(row.get("step")) for rows in logs for row in rows):
         raise UserError(f"{workdir} is damaged (a line of its logs is no object with a step): delete the broken lines")
-    return RunLog(os.path.basename(os.path.normpath(workdir)), config, *rows)
+    metrics, evaluation, samples = logs
+    last = max((row["step"] for row in samples), default=0)
+    last_samples = [row for row in samples if row["step"] == last]
+    return RunLog(f"{prefix}{_base(workdir)}", variant, described, _curves(metrics), _curves(evaluation), last_samples)
 
 
-def write(workdirs: Sequence[str], output: str, png: str | None = None) -> None:
-    """Writes the page about some run directories to `output`, and its pictures, TITLE.png, to the folder `png`."""
-    runs = [read(workdir) for workdir in workdirs]
-    of_sources = [("Validation loss by source", "nats a target", keys)] if (keys := _of_sources(runs)) else []
-    drawn = (*PICTURES[:1], *of_sources, *PICTURES[1:])
-    pictures = ""
-    for title, unit, keys in drawn:
-        svg, pixels = _picture(runs, unit, keys)
-        pictures += f"<h2>{html.escape(title)}</h2>\n{svg}\n"
-        if png is not None:
-            storage.write(os.path.join(png, f"{title.lower().replace(' ', '_')}.png"), pixels)
-    configs = "\n".join(
-        f"<details><summary>{html.escape(run.name)}: config.json</summary>"
-        f"<pre>{html.escape(json.dumps(run.config, indent=2))}</pre></details>"
-        for run in runs
-    )
-    targets = "\n".join(f"<li>{html.escape(run.name)}: {html.escape(_targets(run))}.</li>" for run in runs)
-    title = "plm_jax: " + ", ".join(html.escape(run.name) for run in runs)
-    page = f"""<!doctype html><html lang="en"><head><meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{POLICY}"><title>{title}</title>
-<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head><body><h1>{title}</h1>
-{_table(runs)}
-<p>Targets of the loss and the accuracy; <code>real_loss</code> and <code>unigram_loss</code>, dashed, are on held-out
-text alone, without special tokens and sentinels:</p>
-<ul>{targets}</ul>
-{pictures}
-<h2>Configs</h2>
-{configs}
-</body></html>
-"""
-    storage.write(output, page.encode("utf-8", "backslashreplace"))
+def _is_step(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
 
 
-def _targets(run: RunLog) -> str:
-    """What the run's objective predicts."""
-    kind = run.config["config"]["objective"]["kind"]
-    known = Objective.choices.get(kind)
-    return known.targets if known else f"those of objective '{kind}'"
+def number(value: Any) -> float | None:
+    """A number of a log, NaN for one that no picture has a place for; None: it is something else."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    return float(value) if abs(value) < 10**30 else math.nan
 
 
-def _table(runs: Sequence[RunLog]) -> str:
-    """The last figures of each run, a column a run."""
-    columns = [_figures(run) for run in runs]
-    names = list(dict.fromkeys(name for column in columns for name in column))
-    head = "".join(f"<th>{html.escape(run.name)}</th>" for run in runs)
-    body = "\n".join(
-        f"<tr><td>{html.escape(name)}</td>"
-        + "".join(f"<td>{html.escape(column.get(name, ''))}</td>" for column in columns)
-        + "</tr>"
-        for name in names
-    )
-    return f"<table><tr><th></th>{head}</tr>\n{body}</table>"
+def _curves(rows: Sequence[dict]) -> dict[str, Curve]:
+    """The figures of a log; of several rows of a step the last one that has it counts."""
+    found: dict[str, dict[int, float]] = {}
+    for row in rows:
+        for name, given in row.items():
+            value = number(given) if name != "step" else None
+            if value is not None:
+                found.setdefault(name, {})[row["step"]] = value
+    return {name: _curve(values) for name, values in found.items()}
 
 
-def _figures(run: RunLog) -> dict[str, str]:
-    figures = {}
-    validated = [row for row in run.metrics if "validation/loss" in row][-1:]
-    of_validation = [{name: value for name, value in row.items() if _is_validation(name)} for row in validated]
-    for row in (*run.metrics[-1:], *of_validation, *run.evaluation[-1:]):
-        numbers = {name: _number(value) for name, value in row.items()}
-        figures |= {name: str(row[name]) if value is None else f"{value:,.6g}" for name, value in numbers.items()}
-    return figures
+def _curve(values: Mapping[int, float]) -> Curve:
+    steps = np.fromiter(values.keys(), np.int64, len(values))
+    order = np.argsort(steps)
+    return Curve(steps[order], np.fromiter(values.values(), np.float64, len(values))[order])
 
 
-def _number(value: Any) -> float | None:
-    """A number of a log; None: it is something else, or too large for one."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return value if is_number and (isinstance(value, float) or abs(value) < 2**63) else None
+def read_sweep(workdir: str, prefix: str = "") -> Sweep:
+    """Reads the sweep.json of a sweep's folder.
+
+    Raises:
+      UserError: it is damaged.
+    """
+    path = os.path.join(workdir, _SWEEP)
+    try:
+        tree = json.loads(storage.read(path))
+        tree = {"runs": tree} if isinstance(tree, list) else tree  # As of before it had more than runs.
+        results = [_result(row) for row in tree["runs"]]
+        rivals = [
+            comparison.Rivals(row["run"], row["metric"], _others(row["others"])) for row in tree.get("rivals", ())
+        ]
+        published = [
+            comparison.Published(_text(row["run"]), _figures(row["figures"]), _text(row["source"]))
+            for row in tree.get("published", ())
+        ]
+        compared = {_text(name): _metric(metric) for name, metric in tree.get("compared", {}).items()}
+        if compared and not published:
+            raise ValueError("nothing is published")
+        return Sweep(_base(workdir), prefix, results, dict(tree.get("base", {})), rivals, published, compared)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"{path} is damaged ({one_line(error)}): run the sweep's command again") from error
 
 
-def _label(run: RunLog, key: str) -> str:
-    """What a curve is called, without what no font has."""
-    text = f"{run.name} {key}"
-    text = "".join(c if c.isprintable() and not "\ud800" <= c <= "\udfff" else "�" for c in text)
-    return text if len(text) <= 100 else f"{text[:99]}…"
+def _result(row: dict[str, Any]) -> dict[str, Any]:
+    """A run of a sweep, checked."""
+    error = row["error"]
+    return {
+        "name": _text(row["name"]),
+        "seed": int(row["seed"]),
+        "workdir": _text(row["workdir"]),
+        "error": error if error is None else _text(error),
+        "minutes": float(row["minutes"]),
+        "metrics": of_tasks(_figures(row["metrics"])),
+    }
 
 
-def _is_validation(name: str) -> bool:
-    return name.startswith("validation/")
+def of_tasks(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that are called TASK/METRIC."""
+    return {name: value for name, value in figures.items() if name.find("/") > 0}
 
 
-def _of_sources(runs: Sequence[RunLog]) -> list[str]:
-    """Keys of the validation losses of sources and in rows of the last phase's length; none of a single source."""
-    names = dict.fromkeys(name for run in runs for row in run.metrics for name in row if _is_validation(name))
-    found = [name for name in names if name.endswith("/loss") and name.count("/") > 1]
-    if len(found) > _MOST_CURVES:
-        raise UserError(f"{runs[0].name} and the others have {len(found):,} validation losses: at most {_MOST_CURVES}")
-    return found if len(found) > 1 else []
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
 
 
-def _picture(runs: Sequence[RunLog], unit: str, keys: Sequence[str]) -> tuple[str, bytes]:
-    """The curves of some keys over steps, as SVG and PNG; with the loss, as levels, what the evaluation compares."""
-    with plt.rc_context({"text.parse_math": False}), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Characters that the font lacks, and curves without a range.
-        return _drawn(runs, unit, keys)
+def _metric(value: Any) -> comparison.Metric:
+    return [_metric(of) for of in value] if isinstance(value, list) and value else _text(value)
 
 
-def _can_be_drawn(value: Any) -> bool:
-    """Whether it is a number that a picture has a place for."""
-    return _number(value) is not None and (math.isnan(value) or abs(value) < 1e30)
+def _figures(tree: dict[str, Any]) -> dict[str, float]:
+    """Those that are numbers."""
+    found = {name: number(value) for name, value in tree.items()}
+    return {name: value for name, value in found.items() if value is not None}
 
 
-def _drawn(runs: Sequence[RunLog], unit: str, keys: Sequence[str]) -> tuple[str, bytes]:
-    figure, axes = plt.subplots(figsize=(9, 4), layout="constrained")
-    for run in runs:
-        for key in keys:
-            points = [(row["step"], row[key]) for row in run.metrics if _can_be_drawn(row.get(key))]
-            if points:
-                marker = "." if len(points) < 30 else ""
-                axes.plot(*zip(*points, strict=True), label=_label(run, key), marker=marker)
-        for row in run.evaluation[-1:] if "train/loss" in keys else ():
-            levels = [key for key in row if key.endswith(("/real_loss", "/unigram_loss")) and _can_be_drawn(row[key])]
-            for key in levels[:_MOST_CURVES]:
-                color = "grey" if key.endswith("/unigram_loss") else "black"
-                axes.axhline(row[key], linestyle="--", color=color, label=_label(run, key))
-    axes.set(xlabel="step", ylabel=unit)
-    axes.grid(alpha=0.3)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend()
-    svg, pixels = io.StringIO(), io.BytesIO()
-    figure.savefig(svg, format="svg")
-    figure.savefig(pixels, format="png")
-    plt.close(figure)
-    return svg.getvalue()[svg.getvalue().index("<svg") :], pixels.getvalue()
+def _others(tree: dict[str, Any]) -> dict[str, str | float]:
+    return {name: value if isinstance(value, str) else float(value) for name, value in tree.items()}

@@ -186,11 +186,12 @@ class _Sweep:
     def tell(self) -> str:
         """Writes what the runs have reached so far, and gives the table."""
         results = [result(one, self.errors.get(one.workdir), one.workdir in self.pending) for one in self.found]
-        table, beside = comparison.table(results), self._others
+        beside, tables = self._others, [comparison.table(results)]
         if beside["rivals"]:
-            table += "\n" + comparison.beside(results, beside["rivals"])
+            tables.append(comparison.beside(results, beside["rivals"]))
         if beside["compared"]:
-            table += "\n" + comparison.papers(results, beside["published"], beside["compared"])
+            tables.append(comparison.papers(results, beside["published"], beside["compared"]))
+        table = "\n".join(map(comparison.markdown, tables))
         rows = {name: [row._asdict() for row in beside[name]] for name in ("rivals", "published")}
         if progress.is_first():
             write_json(self._workdir, RESULTS, {"runs": results, **beside, **rows})

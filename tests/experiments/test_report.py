@@ -1,12 +1,62 @@
-"""What a report says of the runs' objectives, also of one that is not at hand; and of runs that mean it harm."""
+"""What a report says of runs and sweeps, also of those that are not at hand; and of runs that mean it harm."""
 
+import base64
+import dataclasses
+import hashlib
 import html.parser
 import json
+import re
 
 import pytest
 
 from plm_jax.common.errors import UserError
-from plm_jax.experiments import report
+from plm_jax.experiments import comparison, report
+from plm_jax.training import flops
+from tests.support import logs, tiny
+
+
+class Page(html.parser.HTMLParser):
+    """A page's elements with the names of their attributes, its text, its tables, its data."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.found, self.text, self.tables, self.raw = set(), "", [], page
+        self._script, self._is_in_cell = "", False
+        self.feed(page)
+        self.data = json.loads(self._script)
+
+    def handle_starttag(self, tag, attributes):
+        self.found.add((tag, *sorted(name for name, _ in attributes)))
+        assert not any(name in ("src", "href", "style") or name.startswith("on") for name, _ in attributes)
+        self._in = dict(attributes).get("id") if tag == "script" else None
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("td", "th"):
+            self._is_in_cell = True
+            self.tables[-1][-1].append("")
+
+    def handle_data(self, data):
+        if self.lasttag == "script":
+            self._script = data if self._in == "data" else self._script
+        elif self.lasttag != "style":
+            self.text += data
+            if self._is_in_cell:
+                self.tables[-1][-1][-1] += data
+
+    def handle_endtag(self, tag):
+        self._is_in_cell = self._is_in_cell and tag not in ("td", "th")
+
+    def table(self, *columns):
+        """The lines of the table that has these columns, by its first column."""
+        (found,) = [table for table in self.tables if set(columns) <= set(table[0])]
+        return {row[0]: dict(zip(found[0], row, strict=True)) for row in found[1:]}
+
+
+def page(folder, *workdirs):
+    report.write(list(map(str, workdirs)), str(folder / "report.html"))
+    return Page((folder / "report.html").read_text())
 
 
 @pytest.mark.parametrize(
@@ -17,54 +67,156 @@ def test_a_page_says_what_each_objective_predicts(tmp_path, kind, said):
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "config.json").write_text(json.dumps({"config": {"objective": {"kind": kind}}}))
     (tmp_path / "one" / "metrics.jsonl").write_text(json.dumps({"step": 1, "train/loss": 1.0}) + "\n")
-    report.write([str(tmp_path / "one")], str(tmp_path / "report.html"))
-    assert f"<li>{said}</li>" in (tmp_path / "report.html").read_text()
+    assert f"<li>{said}</li>" in page(tmp_path, tmp_path / "one").raw
+
+
+def test_a_line_has_what_a_variant_reached_and_how_fast(tmp_path):
+    for seed in (0, 1):
+        run = dataclasses.replace(tiny.PLAIN, train=dataclasses.replace(tiny.PLAIN.train, steps=100, seed=seed))
+        logs.write(tmp_path / f"x-{seed}", logs.rows(100, seed), run)
+    found = page(tmp_path, tmp_path / "x-0", tmp_path / "x-1").table("Run", "MFU")
+    last = [logs.rows(100, seed)[-1]["train/loss"] for seed in (0, 1)]
+    assert found["x"] == {
+        "Run": "x",
+        "Seeds": "2",
+        "Steps": "100",
+        "Tokens": "25.6k",
+        "Model FLOPs": f"{100 * flops.per_step(run.model, 8, 32, 32):.3g}",
+        "Loss": comparison.figure(last),
+        "Validation loss": comparison.figure([loss + 0.1 for loss in last]),
+        "Tokens/s": "10k",
+        "MFU": "40.0 %",
+        "Data wait": "10.0 %",
+        "Time of steps": "50 s",
+    }
+
+
+def test_a_loss_that_is_lost_at_the_end_is_no_figure(tmp_path):
+    rows = [*logs.rows(20), {"step": 21, "train/grad_norm": 1.0}]
+    assert page(tmp_path, logs.write(tmp_path / "one", rows)).table("Loss")["one"]["Loss"] == "nan"
+
+
+def test_samples_and_differences_are_told_and_configs_are_not_dumped(tmp_path):
+    rows = [
+        {"step": step, "task": "sentiment", "prompt": f"of {step}\n<i>", "answer": "good", "target": "bad"}
+        for step in (1, 1, 2)
+    ]
+    changed = dataclasses.replace(tiny.PLAIN, schedule=dataclasses.replace(tiny.PLAIN.schedule, learning_rate=2e-3))
+    first = logs.write(tmp_path / "first", logs.rows(20), samples=rows)
+    second = logs.write(tmp_path / "second", logs.rows(20), changed)
+    found = page(tmp_path, first, second)
+    assert "first, step 2" in found.text and "of 2\n<i>" in found.text and "of 1" not in found.text
+    assert found.table("Field")["schedule.learning_rate"] | {"Field": ""} == {
+        "Field": "",
+        "Base": "0.001",
+        "Here": "0.002",
+    }
+    assert "second: schedule.learning_rate = 0.002" in found.text and "first: as the base" in found.text
+    assert found.raw.count("<pre>") == 1
+
+
+def swept(folder, **changes):
+    """A sweep's folder: two runs of three seeds, one that failed and one to come, and a paper that speaks of them."""
+    values = {"a": [0.5, 0.51, 0.52], "b": [0.7, 0.71, 0.72], "late": [0.6]}
+    runs = []
+    for name, metrics in values.items():
+        for seed, value in enumerate(metrics):
+            at = f"{name}-seed{seed}"
+            run = dataclasses.replace(tiny.PLAIN, train=dataclasses.replace(tiny.PLAIN.train, seed=seed))
+            if name != "late":
+                logs.write(folder / at, logs.rows(20, seed), run)
+            result = {"name": name, "seed": seed, "workdir": f"/elsewhere/{at}", "overrides": {}, "minutes": 1.0}
+            error = "full disk" if name == "late" else None
+            runs.append(result | {"error": error, "metrics": {} if error else {"s/accuracy": value}})
+    published = [
+        {"run": "a", "figures": {"MNLI": 84.0, "RACE": 64.2}, "source": "Table 2"},
+        {"run": "b", "figures": {"MNLI": 82.9, "RACE": 63.0}, "source": "Table 2"},
+        {"run": "late", "figures": {}, "source": "not at hand"},
+    ]
+    base = json.loads((folder / "a-seed0" / "config.json").read_text())["config"]
+    base["train"]["steps"] = 99
+    told = {"runs": runs, "base": base, "published": published, "compared": {"MNLI": "s/accuracy"}, "rivals": []}
+    (folder / "sweep.json").write_text(json.dumps(told | changes))
+    return folder
+
+
+def test_a_sweeps_folder_stands_for_its_runs_beside_the_paper(tmp_path):
+    found = page(tmp_path, swept(tmp_path / "runs"))
+    assert found.data["groups"] == ["a", "b"] and len(found.data["runs"]) == 6
+    rows = found.table("Verdict")
+    assert rows["a"] | {"Verdict": ""} == {
+        **{"Run": "a", "Verdict": "", "Paper": "84", "To the first": "", "Ours": "0.510 ± 0.010", "Seeds": "3"}
+    }
+    assert rows["b"]["Verdict"] == "disagrees beyond noise" and rows["b"]["To the first"] == "+0.200"
+    assert rows["late"]["Verdict"] == "not run yet" and rows["late"]["Paper"] == "not at hand"
+    assert "1 × disagrees beyond noise" in found.text and "0 × agrees in direction beyond noise" in found.text
+    assert found.table("RACE")["b"] == {"Run": "b", "RACE": "63"} and "Source: Table 2" in found.text
+    assert found.table("Trivial predictor")["late"]["Metric"] == "failed: full disk"
+    assert "all: train.steps = 6" in found.text and "a: as the base" in found.text
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"runs": [{}]},
+        {"runs": 3},
+        {"compared": {"MNLI": 3}},
+        {"compared": {"MNLI": []}},
+        {"published": [], "compared": {"MNLI": "s/accuracy"}},
+        {"published": [{"run": "a"}]},
+        {"base": [1]},
+    ],
+)
+def test_a_damaged_sweep_is_one_line(tmp_path, changes):
+    with pytest.raises(UserError, match=r"sweep\.json is damaged"):
+        report.gather([str(swept(tmp_path / "runs", **changes))])
+
+
+def test_a_sweep_of_which_nothing_has_begun_is_told(tmp_path):
+    (tmp_path / "sweep.json").write_text(json.dumps({"runs": []}))
+    with pytest.raises(UserError, match="has no run that has begun: wait for one"):
+        report.gather([str(tmp_path)])
 
 
 MARKUP = "\"><script src=//x>a</script><img src=http://x onerror=a>'&lt;<!-- --><style>*{}</style>$\\frac{$ \ud800\x00"
 
 
-class Tags(html.parser.HTMLParser):
-    """What of a page is no text."""
-
-    def __init__(self, page):
-        super().__init__()
-        self.found, self.text = set(), ""
-        self.feed(page)
-
-    def handle_starttag(self, tag, attributes):
-        self.found.add((tag, *sorted(name for name, _ in attributes)))
-        assert all(value.startswith("#") for name, value in attributes if name in ("src", "href", "xlink:href"))
-
-    def handle_comment(self, data):
-        assert "<" not in data and ">" not in data, data
-
-    def handle_data(self, data):
-        self.text += data
-
-
-def write_page(folder, name, text):
-    """The page about a run that has `text` for each name and value that may be any."""
-    run = folder / name
-    run.mkdir()
-    described = {"config": {"objective": {"kind": text}, text: [text, {text: None}]}, "history": text}
+def harmful(folder, name, text):
+    """The page about a run, and a sweep of it, that has `text` for each name and value that may be any."""
+    run = folder / f"of {len(text)}" / name
+    run.mkdir(parents=True)
+    described = {"config": {"objective": {"kind": text}, text: [text, {text: None}]}, "history": text, "modules": text}
     (run / "config.json").write_text(json.dumps(described))
     losses = {f"validation/{text}{i}/loss": 1.0 for i in range(2)}
     rows = [{"step": 1, "train/loss": 1.0, "validation/loss": 2, **losses, text: text, "train/accuracy": text}]
     rows.append({"step": 2, "train/loss": float("nan"), "train/grad_norm": 10**400, "b": {text: [text]}, "c": True})
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (run / "evaluation.jsonl").write_text(json.dumps({"step": 2, f"{text}/real_loss": 1.5, text: text}) + "\n")
-    report.write([str(run)], str(folder / f"{name}.html"))
-    return (folder / f"{name}.html").read_text()
+    (run / "evaluation.jsonl").write_text(json.dumps({"step": 2, f"{text}/real_loss": 1.5, text: text, "x": 1}) + "\n")
+    sample = {"step": 2, "task": text, "prompt": text, "answer": [text], "target": {text: text}}
+    (run / "samples.jsonl").write_text(json.dumps(sample) + "\n")
+    result = {"name": text, "seed": 1, "workdir": name, "error": text, "minutes": 1, "metrics": {text: text}}
+    others = {"published": [{"run": text, "figures": {text: 1, "B": 2}, "source": text}], "compared": {text: text}}
+    rivals = [{"run": text, "metric": text, "others": {text: text}}]
+    told = {"runs": [result], "base": {text: text}, "rivals": rivals, **others}
+    (run.parent / "sweep.json").write_text(json.dumps(told))
+    return page(folder, run, run.parent)
 
 
 def test_what_a_run_says_stands_on_the_page_as_text_and_the_page_may_load_nothing(tmp_path):
-    plain, hostile = write_page(tmp_path, "plain", "text"), write_page(tmp_path, "<b>&amp;$x_1$", MARKUP)
-    pages = Tags(plain), Tags(hostile)
-    assert pages[0].found == pages[1].found and ("script",) not in pages[0].found
-    assert "<script src=//x>a</script>" in pages[1].text and "<b>&amp;$x_1$: config.json" in pages[1].text
-    head = hostile.partition("<title>")[0]
-    assert "content=\"default-src 'none'; style-src 'unsafe-inline'; " in head
+    plain, hostile = harmful(tmp_path, "plain", "text"), harmful(tmp_path, "<b>&amp;$x_1$", MARKUP)
+    assert plain.found == hostile.found
+    assert "<script src=//x>a</script>" in hostile.text and "<b>&amp;$x_1$, step 2" in hostile.text
+    assert "<script" not in json.dumps(plain.data) and hostile.data["runs"][0]["name"].startswith("<b>&amp;")
+    assert hostile.raw.count("<script") == plain.raw.count("<script") == 2
+    for found in (plain, hostile):
+        policy = re.search('Content-Security-Policy" content="([^"]*)"', found.raw).group(1)
+        rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
+        assert rules.pop("default-src") == rules.pop("base-uri") == rules.pop("form-action") == "'none'"
+        for tag in ("script", "style"):
+            (content,) = re.findall(rf"<{tag}>(.*?)</{tag}>", found.raw, re.DOTALL)
+            own = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+            assert rules.pop(f"{tag}-src") == f"'sha256-{own}'"
+        assert not rules
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from plm_jax import config, objectives
 from plm_jax.common.errors import UserError
 from plm_jax.data.reader import blank_batch
 from plm_jax.experiments import launchers, members, sweep
-from plm_jax.experiments.comparison import table
+from plm_jax.experiments.comparison import markdown, table
 from plm_jax.models import registry
 from tests.support import moods, resume
 from tests.support import tiny as tiny_config
@@ -130,7 +130,7 @@ def test_a_failure_is_reported_and_stops_no_other(swept):
     assert row["step"] == 2
     assert good["metrics"] == {key: value for key, value in row.items() if key != "step"}
     made = (folder / "runs" / "table.md").read_text()
-    assert made == table([bad, good])
+    assert made == markdown(table([bad, good]))
     assert finished.out.endswith(made)
     assert "| bad | failed: " in made
 

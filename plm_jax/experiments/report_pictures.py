@@ -1,0 +1,62 @@
+"""The pictures of `report --png`: curves of runs over steps."""
+
+import io
+import warnings
+from collections.abc import Iterator, Sequence
+
+import matplotlib
+import numpy as np
+
+from plm_jax.experiments.report import RunLog
+from plm_jax.experiments.report_curves import label, levels
+
+matplotlib.use("agg")  # No display is needed.
+from matplotlib import pyplot as plt
+
+_PICTURES = (
+    ("loss", "nats a target", ("train/loss", "validation/loss")),
+    ("accuracy", "share of targets", ("train/accuracy", "train/pair_accuracy")),
+    ("throughput", "tokens a second", ("train/tokens_per_second",)),
+    ("learning_rate", "", ("train/learning_rate",)),
+    ("gradient_norm", "", ("train/grad_norm",)),
+)
+
+
+def pictures(runs: Sequence[RunLog]) -> Iterator[tuple[str, bytes]]:
+    """The name and the PNG of each; of several seeds the mean, with a band from the lowest to the highest."""
+    sources = {name: None for run in runs for name in run.metrics if name.startswith("validation/")}
+    of_sources = [name for name in sources if name.endswith("/loss") and name.count("/") > 1]
+    drawn = [*_PICTURES]
+    if len(of_sources) > 1:
+        drawn.insert(1, ("validation_loss_by_source", "nats a target", of_sources))
+    for name, unit, keys in drawn:
+        with plt.rc_context({"text.parse_math": False}), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Characters that the font lacks, and curves without a range.
+            yield name, _picture(runs, unit, keys)
+
+
+def _picture(runs: Sequence[RunLog], unit: str, keys: Sequence[str]) -> bytes:
+    figure, axes = plt.subplots(figsize=(9, 4))
+    for variant in dict.fromkeys(run.variant for run in runs):
+        for key in keys:
+            curves = [run.metrics[key] for run in runs if run.variant == variant and key in run.metrics]
+            if curves:
+                steps = max((curve.steps for curve in curves), key=len)
+                values = [np.interp(steps, *curve, left=np.nan, right=np.nan) for curve in curves]
+                marker = "." if len(steps) < 30 else ""
+                (line,) = axes.plot(steps, np.nanmean(values, 0), label=label(f"{variant} {key}"), marker=marker)
+                if len(values) > 1:
+                    band = np.nanmin(values, 0), np.nanmax(values, 0)
+                    axes.fill_between(steps, *band, color=line.get_color(), alpha=0.2)
+    if len(runs) == 1 and "train/loss" in keys:
+        for name, value in levels(runs[0]):
+            color = "grey" if name.endswith("/unigram_loss") else "black"
+            axes.axhline(value, linestyle="--", color=color, label=label(f"{runs[0].name} {name}"))
+    axes.set(xlabel="step", ylabel=unit)
+    axes.grid(alpha=0.3)
+    if lines := len(axes.get_legend_handles_labels()[0]):
+        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), ncols=-(-lines // 20), fontsize="small")
+    pixels = io.BytesIO()
+    figure.savefig(pixels, format="png", bbox_inches="tight")
+    plt.close(figure)
+    return pixels.getvalue()

@@ -239,10 +239,9 @@ class Picture {
     if (!points.length) return this.silence();
     const closest = points.reduce((a, b) => (Math.abs(b.at - pixel) < Math.abs(a.at - pixel) ? b : a));
     this.rule.setAttribute("d", `M${closest.at},0V9999`);
-    const head = [`step ${closest.one.steps[closest.i].toLocaleString("en")}`];
-    if (state.axis !== "step") {
-      head.push(`${exact(closest.one.x[closest.i] / this.size)} ${this.unit || BUTTONS[state.axis]}`);
-    }
+    const { steps, x } = closest.one;
+    const there = `${exact(x[closest.i] / this.size)} ${this.unit || BUTTONS[state.axis]}`;
+    const head = state.axis === "step" ? `step ${steps[closest.i].toLocaleString("en")}` : there;
     const beside = points.filter((point) => Math.abs(point.at - closest.at) < NEAR);
     const rows = beside
       .sort((a, b) => b.one.y[b.i] - a.one.y[a.i])
@@ -253,7 +252,7 @@ class Picture {
         return element("div", {}, swatch(one.color), element("b", {}, exact(one.y[i])), `${spread} ${one.name}${kind}`);
       });
     if (beside.length > rows.length) rows.push(element("div", {}, `and ${beside.length - rows.length} more`));
-    this.told.replaceChildren(element("div", { class: "at" }, head.join(", ")), ...rows);
+    this.told.replaceChildren(element("div", { class: "at" }, head), ...rows);
     this.told.hidden = false;
     const wide = this.told.offsetWidth;
     const left = pixel > this.width / 2 ? pixel - wide - 14 : pixel + 14;

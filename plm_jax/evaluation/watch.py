@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from plm_jax import config
 from plm_jax.common import leases, sealing, storage
 from plm_jax.common.errors import UserError
+from plm_jax.data.sources import task_mixtures
 from plm_jax.evaluation import perplexity, prepared, samples
 from plm_jax.inference import language_model
 from plm_jax.training import checkpoint_folders as folders
@@ -66,10 +67,12 @@ class _Watch:
     ):
         self._workdir, self._given, self._tasks, self._found = workdir, given, tasks, found
         self._directory, self._events = folders.of_run(workdir), events
-        # Steps of checkpoints that were there, and that need not be looked at again.
+        # Steps of the checkpoints that there were at the last look, and of them those that are done or left out.
         self._seen: set[int] = set()
         self._left: set[int] = set()
         self._said = ""
+        # The tasks, once their caches have been looked at.
+        self._checked: list[str] = []
 
     def follow(self) -> None:
         """Returns when the run is finished, and all is done."""
@@ -79,7 +82,8 @@ class _Watch:
             steps = folders.finished(self._directory)
             for step in sorted(self._seen - self._left - {*steps}):
                 self._leave(step, "the run removed it before it was evaluated: raise its config.checkpoint.keep_last")
-            self._seen |= {*steps}
+            self._seen = {*steps}
+            self._left &= self._seen  # One that comes again is another.
             missing = self._missing(steps)
             if missing:
                 self._evaluate(missing[0])
@@ -104,9 +108,10 @@ class _Watch:
         """The tasks by their names, of a run that has saved something and so its config."""
         if self._tasks:
             return list(self._tasks)
+        if self._given:
+            return list(config.read_sources(task_mixtures.expanded(self._given)))
         described = run_directory.read(self._workdir)
-        run = self._given or config.from_saved(described["config"], described.get("modules"))
-        return list(config.read_sources(run))
+        return list(config.read_sources(config.from_saved(described["config"], described.get("modules"))))
 
     def _evaluate(self, step: int) -> None:
         checkpoint = str(self._directory / str(step))
@@ -116,12 +121,13 @@ class _Watch:
         except (UserError, FileNotFoundError) as error:
             if step not in folders.finished(self._directory):
                 return  # The next look tells.
-            if not isinstance(error, sealing.DamagedError):
+            damaged = isinstance(error, sealing.DamagedError)
+            if not damaged and storage.exists(os.path.join(checkpoint, "params")):
                 raise
-            self._leave(step, error.reason)
+            self._leave(step, error.reason if damaged else "its weights are gone")
             return
         run = prepared.run_of(lm, self._given)
-        tasks = prepared.tasks_of(run, self._tasks)
+        tasks = self._checked = self._checked or prepared.tasks_of(run, self._tasks)
         metrics = prepared.evaluate(lm, run, tasks)
         try:
             written = {task: samples.of_task(lm, run, task) for task in tasks if metrics[task].get("tokens") != 0}

@@ -4,6 +4,7 @@ import json
 import pathlib
 import shutil
 import threading
+import types
 
 import pytest
 from tensorboardX.proto import event_pb2
@@ -173,6 +174,36 @@ def test_a_damaged_checkpoint_is_named(workdir, capsys):
     follow(workdir)
     assert [row["step"] for row in rows(workdir)] == [2, 6]
     assert "checkpoint 4 is left out: " in capsys.readouterr().err
+
+
+def test_a_damaged_checkpoint_that_is_saved_again_is_evaluated(workdir, monkeypatch, tmp_path):
+    good = shutil.copytree(workdir / "checkpoints" / "4", tmp_path / "4")
+    shutil.rmtree(workdir / "checkpoints" / "4" / "params")
+    load = watch.language_model.load
+
+    def mending(path):
+        if path.endswith("/6"):
+            # The run has found it damaged, and made the step again.
+            shutil.move(workdir / "checkpoints" / "4", workdir / "checkpoints" / "4.damaged")
+            again = types.SimpleNamespace(sleep=lambda seconds: shutil.move(good, workdir / "checkpoints" / "4"))
+            monkeypatch.setattr(watch, "time", again)
+            monkeypatch.setattr(watch.run_status, "standing", standing(monkeypatch))
+        return load(path)
+
+    monkeypatch.setattr(watch.language_model, "load", mending)
+    follow(workdir)
+    assert [row["step"] for row in rows(workdir)] == [2, 6, 4]
+
+
+def standing(monkeypatch):
+    """Tells once more that the run goes on."""
+    tell = watch.run_status.standing
+
+    def once(workdir):
+        monkeypatch.setattr(watch.run_status, "standing", tell)
+        return tell(workdir)._replace(alive=True, finished=False)
+
+    return once
 
 
 def test_two_watches_of_one_run_are_refused(workdir):

@@ -1,5 +1,6 @@
 """`python -m plm_jax.evaluate --checkpoint=SRC [--tasks=a,b:train] [--output=F.json]`: metrics on prepared splits.
 
+With `--shots` rows are put to the model as text, with `--stride` it tells whole texts; `--harness`: lm-eval's tasks.
 Each task is printed and recorded when it is done. Where nothing is held out a line says so, and the record `tokens: 0`.
 With `--watch` SRC is a run directory, each of whose checkpoints is evaluated once, until the run is finished.
 """
@@ -9,32 +10,48 @@ import json
 from absl import flags
 
 from plm_jax.common import command_line, progress, storage
+from plm_jax.common.errors import UserError
 from plm_jax.config.flags import ConfigFlag
 
 _CHECKPOINT = flags.DEFINE_string("checkpoint", None, "a run, its checkpoint, a converted or a Hugging Face directory")
 _TASKS = flags.DEFINE_list("tasks", [], "sources of the config, each with :SPLIT or for validation; default: all")
 _OUTPUT = flags.DEFINE_string("output", None, "a JSON file for the metrics; with --watch, of the last checkpoint")
 _WATCH = flags.DEFINE_bool("watch", False, "evaluate each checkpoint of the run, those to come too, once")
+_SHOTS = flags.DEFINE_list("shots", [], "put rows to the model as text, each behind so many examples, as in 0,1,5")
+_SEEDS = flags.DEFINE_list("seeds", ["0"], "by which the examples are drawn, each again; figures are means")
+_NORMALISE = flags.DEFINE_string("normalise", "sum", "of choices: sum, token, character, byte or unconditional")
+_BALANCED = flags.DEFINE_bool("balanced", False, "of each choice as many examples as of any other")
+_SHOW = flags.DEFINE_integer("show", 0, "print so many prompts whole")
+_LIMIT = flags.DEFINE_integer("limit", None, "only so many rows or texts of each task", lower_bound=1)
+_STRIDE = flags.DEFINE_integer("stride", None, "tell whole texts, by windows that move so many tokens")
+_HARNESS = flags.DEFINE_list("harness", [], "tasks of lm-eval, which `pip install 'plm_jax[harness]'` brings")
+_INCLUDE_PATH = flags.DEFINE_string("include_path", None, "a folder with YAML files of further tasks of lm-eval")
 _CONFIG = ConfigFlag()
 
 
 def main() -> None:
     """Prints the metrics; a run directory gets them in its evaluation.jsonl too."""
     checkpoint = command_line.required(_CHECKPOINT)
+    _check()
     _CONFIG.modules.load()
-    given = _CONFIG.run() if _CONFIG.is_given else None
+    given = _CONFIG.run(may_lack_model=bool(_SHOTS.value)) if _CONFIG.is_given else None
     with progress.doing("loading JAX"):
         command_line.start_jax()
-        from plm_jax.evaluation import perplexity, prepared, watch
+        from plm_jax.evaluation import few_shot, perplexity, prepared, scoring, watch
         from plm_jax.inference import language_model
 
     if _WATCH.value:
         watch.follow(checkpoint, given, _TASKS.value, _write)
         return
+    prompted = None
+    if _SHOTS.value:
+        numbers = (tuple(command_line.integers(flag)) for flag in (_SHOTS, _SEEDS))
+        prompted = few_shot.Options(*numbers, _NORMALISE.value, _BALANCED.value, _LIMIT.value, _SHOW.value)
+    if _HARNESS.value:
+        with progress.doing("importing lm-eval"):
+            from plm_jax.evaluation import harness
     with progress.doing(f"loading {checkpoint}"):
         lm = language_model.load(checkpoint)
-    run = prepared.run_of(lm, given)
-    tasks = prepared.tasks_of(run, _TASKS.value)
     record = None if lm.workdir is None else perplexity.Record(lm.workdir, lm.step)
 
     def found(metrics: prepared.Metrics) -> None:
@@ -42,7 +59,30 @@ def main() -> None:
             record.write(metrics)
         _write(metrics)
 
-    prepared.evaluate(lm, run, tasks, found)
+    if _HARNESS.value:
+        metrics = harness.evaluate(lm, _HARNESS.value, _INCLUDE_PATH.value, _LIMIT.value)
+        for task, figures in metrics.items():
+            prepared.tell(task, figures)
+        found(metrics)
+    elif prompted is not None:
+        run = lm.run if given is None else given
+        prepared.evaluate(lm, run, prepared.prompted_of(run, _TASKS.value), found, prompted=prompted)
+    else:
+        run = prepared.run_of(lm, given)
+        whole = None if _STRIDE.value is None else scoring.Whole(_STRIDE.value, _LIMIT.value)
+        tasks = prepared.tasks_of(run, _TASKS.value, are_cached=whole is None)
+        prepared.evaluate(lm, run, tasks, found, whole=whole)
+
+
+def _check() -> None:
+    """Raises a `UserError` for flags that do not go together."""
+    ways = [f"--{flag.name}" for flag in (_WATCH, _SHOTS, _STRIDE, _HARNESS) if flag.value not in (None, [], False)]
+    if len(ways) > 1:
+        raise UserError(f"{' and '.join(ways)} are given: evaluate one way at a time")
+    if _HARNESS.value and _TASKS.value:
+        raise UserError("--tasks and --harness are given: name lm-eval's tasks by --harness alone")
+    if _LIMIT.value is not None and ways in ([], ["--watch"]):
+        raise UserError("--limit is for --shots, --stride and --harness: leave it out")
 
 
 def _write(metrics: dict[str, dict[str, float]]) -> None:

@@ -18,7 +18,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")]}
 # What follows shares a folder, in this order.
 RUN_TOGETHER = (
-    ("README.md", "docs/models.md", "docs/finetuning.md"),
+    ("README.md", "docs/models.md", "docs/finetuning.md", "docs/evaluation.md"),
     ("docs/data.md", "docs/vocabularies.md"),
     ("docs/tasks.md", "docs/labelled.md"),
     ("docs/install.md", "docs/config.md", "docs/sweeps.md"),
@@ -90,7 +90,7 @@ def run(verb, words: list[str], folder: pathlib.Path) -> None:
     finished = verb(name, *arguments, folder=folder)
     assert finished.status == 0 and finished.out + finished.err, f"{shlex.join(words)}: {finished.err}"
     if name == "evaluate":
-        assert re.search(r"^\w+: (loss|examples) \d", finished.out, re.MULTILINE), finished.out
+        assert re.search(r"^\w+: (loss|examples|texts) \d", finished.out, re.MULTILINE), finished.out
 
 
 def execute(code: str, folder: pathlib.Path) -> None:

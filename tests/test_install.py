@@ -171,6 +171,7 @@ def test_the_lock_has_every_requirement_in_its_version_by_hashes_of_its_files_an
 
 def test_requirements_have_all_that_the_package_names():
     pinned = names(line for line in (ROOT / "requirements.txt").read_text().splitlines() if re.match(r"\w", line))
-    accelerators = {"gpu", "gpu-plan", "tpu"}
-    extras = [f"plm_jax[{extra}]" for extra in PROJECT["optional-dependencies"] if extra not in accelerators]
+    # Those of accelerators, and what tests take from tests/peers.txt.
+    left_out = {"gpu", "gpu-plan", "tpu", "harness"}
+    extras = [f"plm_jax[{extra}]" for extra in PROJECT["optional-dependencies"] if extra not in left_out]
     assert names([*PROJECT["dependencies"], *extras]) <= pinned

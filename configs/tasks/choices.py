@@ -15,7 +15,11 @@ from plm_jax.configs.tasks import recipes
 
 def get_config(recipe: str = "bert"):
     """The run by one of `recipes.RECIPES`; of BERT's with what was published of this form."""
-    source = config.LabelledJsonLines("package:data/corpora/quartz.jsonl.gz", config.Choices(2, label="answer"))
+    source = config.LabelledJsonLines(
+        "package:data/corpora/quartz.jsonl.gz",
+        config.Choices(2, label="answer"),
+        prompt=config.Prompt("Question: {question}\nAnswer:", condition="Answer:"),
+    )
     objective = objectives.MultipleChoice(num_choices=2, **config.choose(recipes.RECIPES, recipe).objective)
     run = recipes.run(recipe, objective, {"choices": source}, length=64)
     if recipe == "bert":

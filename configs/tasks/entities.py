@@ -15,5 +15,6 @@ LABELS = ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC")
 
 def get_config(recipe: str = "bert"):
     """The run by one of `recipes.RECIPES`."""
-    source = config.LabelledJsonLines("package:data/corpora/finance_ner.jsonl.gz", config.Tags(LABELS))
+    prompt = config.Prompt("Sentence: {text}\nPersons (PER), organisations (ORG) and places (LOC):")
+    source = config.LabelledJsonLines("package:data/corpora/finance_ner.jsonl.gz", config.Tags(LABELS), prompt=prompt)
     return config.to_config_dict(recipes.run(recipe, objectives.Tagging(), {"entities": source}, length=128))

@@ -16,30 +16,70 @@ from plm_jax.configs.tasks import recipes
 
 
 class Task(NamedTuple):
-    """A task's form, how often its rows are read, and what its validation split is called."""
+    """A task's form, how it is put as text, how often its rows are read, and what its validation split is called."""
 
     form: config.Form
+    prompt: config.Prompt
     epochs: int = 3
     validation: str = "validation"
+
+
+_SENTENCES = "Sentence 1: {sentence1}\nSentence 2: {sentence2}\n"
 
 
 def _pair(*labels: str, first: str = "sentence1", second: str = "sentence2") -> config.Classes:
     return config.Classes(labels, text=first, pair=second)
 
 
+# The forms of lm-eval 0.4.13's tasks (`lm_eval/tasks/glue`); STS-B, which it lacks, has ours.
 TASKS = {
-    "cola": Task(config.Classes(("unacceptable", "acceptable"), text="sentence")),
-    "sst2": Task(config.Classes(("negative", "positive"), text="sentence")),
-    "mrpc": Task(_pair("not_equivalent", "equivalent"), epochs=5),
-    "stsb": Task(config.Score(text="sentence1", pair="sentence2", score="label")),
-    "qqp": Task(_pair("not_duplicate", "duplicate", first="question1", second="question2")),
+    "cola": Task(
+        config.Classes(("unacceptable", "acceptable"), text="sentence"),
+        config.Prompt("{sentence}\nQuestion: Does this sentence make sense?\nAnswer:", ("no", "yes")),
+    ),
+    "sst2": Task(
+        config.Classes(("negative", "positive"), text="sentence"),
+        config.Prompt("{sentence}\nQuestion: Is this sentence positive or negative?\nAnswer:"),
+    ),
+    "mrpc": Task(
+        _pair("not_equivalent", "equivalent"),
+        config.Prompt(f"{_SENTENCES}Question: Do both sentences mean the same thing?\nAnswer:", ("no", "yes")),
+        epochs=5,
+    ),
+    "stsb": Task(
+        config.Score(text="sentence1", pair="sentence2", score="label"),
+        config.Prompt(f"{_SENTENCES}How alike they are, from 0 to 5:", tuple("012345")),
+    ),
+    "qqp": Task(
+        _pair("not_duplicate", "duplicate", first="question1", second="question2"),
+        config.Prompt(
+            "Question 1: {question1}\nQuestion 2: {question2}\nQuestion: Do both questions ask the same thing?\n"
+            "Answer:",
+            ("no", "yes"),
+        ),
+    ),
     "mnli": Task(
         _pair("entailment", "neutral", "contradiction", first="premise", second="hypothesis"),
+        config.Prompt(
+            "{premise}\nQuestion: {hypothesis} True, False or Neither?\nAnswer:", ("True", "Neither", "False")
+        ),
         validation="validation_matched",
     ),
-    "qnli": Task(_pair("entailment", "not_entailment", first="question", second="sentence")),
-    "rte": Task(_pair("entailment", "not_entailment")),
-    "wnli": Task(_pair("not_entailment", "entailment"), epochs=5),
+    "qnli": Task(
+        _pair("entailment", "not_entailment", first="question", second="sentence"),
+        config.Prompt(
+            "{question}\n{sentence}\nQuestion: Does this response answer the question?\nAnswer:", ("yes", "no")
+        ),
+    ),
+    "rte": Task(
+        _pair("entailment", "not_entailment"),
+        config.Prompt("{sentence1}\nQuestion: {sentence2} True or False?\nAnswer:", ("True", "False")),
+    ),
+    "wnli": Task(
+        _pair("not_entailment", "entailment"),
+        config.Prompt("{sentence1}\nQuestion: {sentence2} True or False?\nAnswer:", ("False", "True")),
+        epochs=5,
+    ),
 }
 
 
@@ -47,7 +87,7 @@ def get_config(task: str = "sst2"):
     """The run of one of TASKS."""
     of = config.choose(TASKS, task)
     is_score = isinstance(of.form, config.Score)
-    sources = {task: config.LabelledTfds(f"glue/{task}", of.form, validation=of.validation)}
+    sources = {task: config.LabelledTfds(f"glue/{task}", of.form, validation=of.validation, prompt=of.prompt)}
     run = recipes.run("bert", objectives.Regression() if is_score else objectives.Classification(), sources, length=128)
     schedule = config.LinearSchedule(learning_rate=2e-5)
     optimizer = config.AdamW()

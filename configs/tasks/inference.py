@@ -20,6 +20,7 @@ def get_config(recipe: str = "bert"):
     source = config.LabelledJsonLines(
         "package:data/corpora/corr2cause_nli.jsonl.gz",
         config.Classes(LABELS, text="premise", pair="hypothesis"),
+        prompt=config.Prompt("{premise}\nClaim: {hypothesis}\nEntailment, neutral or contradiction:"),
     )
     objective = objectives.Classification(**config.choose(recipes.RECIPES, recipe).objective)
     run = recipes.run(recipe, objective, {"inference": source}, length=256)

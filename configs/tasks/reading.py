@@ -16,7 +16,8 @@ from plm_jax.configs.tasks import recipes
 
 def get_config(recipe: str = "bert"):
     """The run by one of `recipes.RECIPES`; of BERT's with what was published of this task."""
-    sources = {"squad": config.LabelledTfds("squad", config.Answers())}
+    prompt = config.Prompt("{context}\nQuestion: {question}\nAnswer:")
+    sources = {"squad": config.LabelledTfds("squad", config.Answers(), prompt=prompt)}
     run = recipes.run(recipe, objectives.SpanExtraction(), sources, length=384)
     if recipe == "bert":
         run = dataclasses.replace(run, train=config.Train(epochs=2, batch_size=12))

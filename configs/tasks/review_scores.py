@@ -14,7 +14,9 @@ from plm_jax.configs.tasks import recipes
 def get_config(recipe: str = "bert"):
     """The run by one of `recipes.RECIPES`."""
     source = config.LabelledJsonLines(
-        "package:data/corpora/movie_sentiment.jsonl.gz", config.Score(text="sentence", score="score")
+        "package:data/corpora/movie_sentiment.jsonl.gz",
+        config.Score(text="sentence", score="score"),
+        prompt=config.Prompt("Review: {sentence}\nScore from -4 to 4:", choices=tuple(map(str, range(-4, 5)))),
     )
     objective = objectives.Regression(**config.choose(recipes.RECIPES, recipe).objective)
     return config.to_config_dict(recipes.run(recipe, objective, {"review_scores": source}, length=64))

@@ -18,6 +18,7 @@ def get_config(recipe: str = "bert"):
     source = config.LabelledJsonLines(
         "package:data/corpora/movie_sentiment.jsonl.gz",
         config.Classes(LABELS, text="sentence", label="sentiment"),
+        prompt=config.Prompt("Review: {sentence}\nSentiment:"),
     )
     objective = objectives.Classification(**config.choose(recipes.RECIPES, recipe).objective)
     return config.to_config_dict(recipes.run(recipe, objective, {"sentiment": source}, length=64))

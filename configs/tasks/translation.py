@@ -43,7 +43,10 @@ def get_config(stage: str = "1"):
     """The run of one of STAGES."""
     of = config.choose(STAGES, stage)
     pairs = config.JsonLinesInputsTargets(
-        path="package:data/corpora/tatoeba_en_es.jsonl.gz", inputs="{es}", targets="{en}"
+        path="package:data/corpora/tatoeba_en_es.jsonl.gz",
+        inputs="{es}",
+        targets="{en}",
+        prompt=config.Prompt("Spanish: {es}\nEnglish:"),
     )
     run = config.Run(
         model=settings.FromCheckpoint(dropout=0.1, source_encoder=of.source_encoder),

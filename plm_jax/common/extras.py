@@ -15,6 +15,7 @@ EXTRAS = {
     "report": ("matplotlib",),
     "gcs": ("gcsfs",),
     "wandb": ("wandb",),
+    "harness": ("lm_eval",),
 }
 
 

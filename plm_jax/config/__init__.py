@@ -18,6 +18,7 @@ from plm_jax.config.labelled import (
     Tags,
 )
 from plm_jax.config.optimizers import Adafactor, Adagrad, AdamW, Lamb, Optimizer, Sgd
+from plm_jax.config.prompts import Prompt
 from plm_jax.config.reading import choose, from_dict, from_saved, model_from_saved, modules, resolve
 from plm_jax.config.run import Run
 from plm_jax.config.schedules import (
@@ -80,6 +81,7 @@ __all__ = [
     "Optimizer",
     "Phase",
     "Precision",
+    "Prompt",
     "RegisteredSource",
     "RsqrtSchedule",
     "RsqrtWarmupSchedule",

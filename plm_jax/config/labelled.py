@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from plm_jax.common import progress
 from plm_jax.common.errors import UserError
 from plm_jax.common.roles import Role
+from plm_jax.config.prompts import Prompt
 from plm_jax.config.sources import JsonSource, Source, TaskSource
 
 if TYPE_CHECKING:
@@ -146,6 +147,7 @@ class LabelledJsonLines(JsonSource, LabelledSource):
     path: str
     form: Form
     validation: str = ""
+    prompt: Prompt | None = None
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,7 @@ class LabelledTfds(TaskSource, LabelledSource):
     data_dir: str = ""
     train: str = "train"
     validation: str = "validation"
+    prompt: Prompt | None = None
 
     def open(self, name: str) -> "Corpus":
         """See `Source.open`."""

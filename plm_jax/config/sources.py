@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from plm_jax.common import progress
 from plm_jax.common.roles import Role
 from plm_jax.config import bounds
+from plm_jax.config.prompts import Prompt
 
 if TYPE_CHECKING:
     from plm_jax.data.sources.corpus import Corpus
@@ -16,9 +17,11 @@ class Source(Role):
 
     Attributes:
       places: the fields that say where it lies, and nothing of what it is; relative ones count from the config file.
+      prompt: of rows with fields how `evaluate --shots` puts them to a model; None: it does not.
     """
 
     places: ClassVar[tuple[str, ...]] = ()
+    prompt: Prompt | None = None
 
     def open(self, name: str) -> "Corpus":
         """Its documents, as `prepare` reads them; `name` is what the config calls it.
@@ -117,6 +120,7 @@ class JsonLines(JsonSource):
     path: str
     field: str = "text"
     validation: str = ""
+    prompt: Prompt | None = None
 
 
 @dataclass(frozen=True)
@@ -134,6 +138,7 @@ class Tfds(TaskSource):
     data_dir: str = ""
     train: str = "train"
     validation: str = "validation"
+    prompt: Prompt | None = None
 
 
 @dataclass(frozen=True)
@@ -166,6 +171,7 @@ class JsonLinesInputsTargets(JsonSource, InputsTargetsSource):
     inputs: str = "{inputs}"
     targets: str = "{targets}"
     only: str = ""
+    prompt: Prompt | None = None
 
 
 @dataclass(frozen=True)

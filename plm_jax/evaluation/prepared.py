@@ -1,6 +1,7 @@
-"""The metrics of a model on the splits that its run, or another config, has prepared."""
+"""The metrics of a model on the splits that its run, or another config, has prepared, or as it is asked otherwise."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from plm_jax import config
 from plm_jax.common.errors import UserError
@@ -28,8 +29,11 @@ def run_of(lm: LanguageModel, given: config.Run | None) -> config.Run:
     return lm.run
 
 
-def tasks_of(run: config.Run, tasks: Sequence[str]) -> list[str]:
+def tasks_of(run: config.Run, tasks: Sequence[str], are_cached: bool = True) -> list[str]:
     """These tasks, by default the validation splits of all sources, whose caches are found to be of the run's texts.
+
+    Args:
+      are_cached: whether caches are read, and not the texts.
 
     Raises:
       UserError: there is no such source, or its cache is of other texts.
@@ -37,6 +41,8 @@ def tasks_of(run: config.Run, tasks: Sequence[str]) -> list[str]:
     tasks = list(tasks or config.read_sources(run))
     for task in tasks:
         perplexity.split_of(run, task)  # None is worth waiting for if another is misspelt.
+    if not are_cached:
+        return tasks
     sources = {name: run.data.sources[name] for name in (task.partition(":")[0] for task in tasks)}
     # Those of examples are read themselves.
     cached = [name for name, source in sources.items() if not isinstance(source, config.InputsTargetsSource)]
@@ -45,13 +51,30 @@ def tasks_of(run: config.Run, tasks: Sequence[str]) -> list[str]:
     return tasks
 
 
+def prompted_of(run: config.Run | None, tasks: Sequence[str]) -> list[str]:
+    """These tasks, by default all sources of the run that have a prompt.
+
+    Raises:
+      UserError: there is none.
+    """
+    sources = {} if run is None else run.data.sources
+    if found := list(tasks or (name for name, source in sources.items() if source.prompt is not None)):
+        return found
+    raise UserError("no source here has a prompt: name a task, such as --tasks=sentiment, or a config with --config")
+
+
 def evaluate(
-    lm: LanguageModel, run: config.Run, tasks: Sequence[str], found: Callable[[Metrics], None] = lambda metrics: None
+    lm: LanguageModel,
+    run: config.Run | None,
+    tasks: Sequence[str],
+    found: Callable[[Metrics], None] = lambda metrics: None,
+    **how: Any,
 ) -> Metrics:
     """The metrics of the tasks, each of which is printed; of one of which nothing can be said, `tokens: 0`.
 
     Args:
       found: is given the metrics so far after each task, as soon as there are some.
+      how: further arguments of `task_metrics.evaluate`.
 
     Raises:
       UserError: as `task_metrics.evaluate`; nothing can be said of any task.
@@ -60,10 +83,10 @@ def evaluate(
     nothing: dict[str, str] = {}
     for task in tasks:
         try:
-            metrics[task] = task_metrics.evaluate(lm, run, task)
+            metrics[task] = task_metrics.evaluate(lm, run, task, **how)
         except perplexity.NothingToPredictError as error:
             metrics[task], nothing[task] = {"tokens": 0}, str(error)
-        print(f"{task}: {nothing.get(task) or _figures(metrics[task])}", flush=True)
+        tell(task, nothing.get(task) or metrics[task])
         if len(nothing) < len(metrics):
             found(metrics)
     if len(nothing) == len(tasks):
@@ -71,5 +94,8 @@ def evaluate(
     return metrics
 
 
-def _figures(metrics: dict[str, float]) -> str:
-    return ", ".join(f"{name} {value:,.4f}".removesuffix(".0000") for name, value in metrics.items())
+def tell(task: str, found: dict[str, float] | str) -> None:
+    """Prints the figures of a task, or why there are none."""
+    if not isinstance(found, str):
+        found = ", ".join(f"{name} {value:,.4f}".removesuffix(".0000") for name, value in found.items())
+    print(f"{task}: {found}", flush=True)

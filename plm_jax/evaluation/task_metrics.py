@@ -20,23 +20,40 @@ from plm_jax import config
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.data import cache, reader
 from plm_jax.data.text_to_text import formats
-from plm_jax.evaluation import labelled, perplexity
+from plm_jax.evaluation import batches, few_shot, labelled, perplexity, scoring
 from plm_jax.inference.language_model import LanguageModel
 
 
-def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool = True) -> dict[str, float]:
+def evaluate(
+    lm: LanguageModel,
+    run: config.Run | None,
+    task: str,
+    show_progress: bool = True,
+    prompted: few_shot.Options | None = None,
+    whole: scoring.Whole | None = None,
+) -> dict[str, float]:
     """The metrics of one `SOURCE` (its validation split) or `SOURCE:SPLIT` of `run.data`.
 
+    Args:
+      run: where the source is; None: it is put to the model as `prompted` says, and a page of `configs/tasks`.
+      prompted: puts the rows of a source to the model by its prompt.
+      whole: tells the documents of a source as whole texts.
+
     Returns:
-      Of a source of documents what `perplexity.evaluate` does, of labelled examples what `labelled.evaluate` does. Of
-      one of inputs and targets: `examples`, how many; what the task's metric functions give, those of T5's tasks and
-      of files in per cent; of those of predictions, with the prefix `most_frequent_`, what they give if the answer is
-      always the one that most of these examples have.
+      Of prompts what `few_shot.evaluate` does, of whole texts `scoring.evaluate`. Of a source of documents what
+      `perplexity.evaluate` does, of labelled examples what `labelled.evaluate` does. Of one of inputs and targets:
+      `examples`, how many; what the task's metric functions give, those of T5's tasks and of files in per cent; of
+      those of predictions, with the prefix `most_frequent_`, what they give if the answer is always the one that most
+      of these examples have.
 
     Raises:
       UserError: as `perplexity.evaluate`; a task without metric functions, or one that wants more than targets and
         predictions or scores; a split without examples or without labels.
     """
+    if prompted is not None:
+        return few_shot.evaluate(lm, run, task, prompted, show_progress)
+    if whole is not None:
+        return scoring.evaluate(lm, run, task, whole, show_progress)
     name, _, split = task.partition(":")
     source = run.data.sources.get(name)
     if isinstance(source, config.LabelledSource):
@@ -161,16 +178,8 @@ class _Answerer:
         return self._batched(f"{self._task}: scoring", rows, score)
 
     def _batched(self, what: str, items: Sequence[Any], of_batch: Callable[[list[Any]], list[Any]]) -> list[Any]:
-        """What `of_batch` gives for the items, in their order; the last batch is filled up, so that shapes are few."""
-        order = sorted(range(len(items)), key=lambda i: len(items[i]))
-        found: dict[int, Any] = {}
         with self._bar(what) as bar:
-            for first in range(0, len(items), self._size):
-                batch = order[first : first + self._size]
-                filled = itertools.islice(itertools.cycle(batch), self._size)
-                found |= zip(batch, of_batch([items[i] for i in filled]), strict=False)
-                bar.update(len(batch))
-        return [found[i] for i in range(len(items))]
+            return batches.by_length(items, self._size, of_batch, bar.update)
 
 
 @partial(jax.jit, static_argnames="model")

@@ -14,7 +14,7 @@ from plm_jax.common import users
 from plm_jax.common.errors import UserError
 from plm_jax.data.vocabularies import words
 from plm_jax.hub.pretrained import Pretrained, float32
-from plm_jax.inference import blanks, inputs, strategies
+from plm_jax.inference import blanks, inputs, scoring, strategies
 from plm_jax.models import registry
 from plm_jax.models.heads import TASK
 from plm_jax.models.protocol import Model, Module
@@ -202,6 +202,53 @@ class LanguageModel:
     def writer(self, **options: Any) -> Callable[[Sequence[Sequence[int]]], list[list[int]]]:
         """`decoding.generate` with this model and options: from rows of tokens to what follows or answers each."""
         return self.strategy.writer(**options)
+
+    def score(
+        self,
+        contexts: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
+        continuations: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
+    ) -> list[scoring.Score]:
+        """How probable each continuation is after its context: the sum over its tokens, nats, and whether it is greedy.
+
+        Of texts, what a decoder is asked for is what the tokens of both together have behind those of the context, to
+        whose end no white space belongs; an empty context is what stood before texts in training. An encoder-decoder
+        reads the context as a prompt and is asked for the continuation as its answer, without what begins or ends one.
+        Ids are taken as they are. Of a context that is too long the last tokens are read.
+
+        Raises:
+          UserError: contexts and continuations that do not go together, a continuation without tokens or with more than
+            the model's positions, a model that continues no text.
+        """
+        contexts, continuations = inputs.prompts(contexts), inputs.prompts(continuations)
+        if len(contexts) != len(continuations):
+            raise UserError(f"there are {len(contexts)} contexts and {len(continuations)} continuations: give as many")
+        if not contexts:
+            return []
+        in_text = {isinstance(given, str) for given in (*contexts, *continuations)}
+        if len(in_text) > 1:
+            raise UserError("contexts are texts and continuations ids, or the other way round: give one kind")
+        strategy = self.strategy
+        row_of = strategy.continuation_of_text if in_text == {True} else strategy.continuation
+        rows = [row_of(*pair) for pair in zip(contexts, continuations, strict=True)]
+        return [told.score for told in scoring.tell(strategy, rows)]
+
+    def pseudo_log_likelihoods(self, texts: str | Sequence[str], word_l2r: bool = False) -> list[np.ndarray]:
+        """Of each token of each text its log-probability, nats, where a masked model sees all others: float32 [tokens].
+
+        Their sum is the text's pseudo-log-likelihood (Salazar et al. 2020). A model has as many passes as tokens.
+
+        Args:
+          word_l2r: whether the pieces of the same word behind a token are hidden, too (Kauf and Ivanova 2023), without
+            which long words seem too probable.
+
+        Raises:
+          UserError: the model is no masked one, or a text has too many tokens.
+        """
+        strategy = self.strategy
+        encoded = [self.tokenizer.encode(text) for text in ([texts] if isinstance(texts, str) else texts)]
+        rows = [strategy.masked(tokens, 0, word_l2r) for tokens in encoded]
+        told = iter(scoring.tell(strategy, [row for of_text in rows for row in of_text]))
+        return [np.array([next(told).log_probabilities[0] for _ in of_text], np.float32) for of_text in rows]
 
     def fill(self, texts: str | Sequence[str], top_k: int = 5) -> list[blanks.Filled]:
         """Fills each `[MASK]` of each text with a masked model's most probable token, all of a text at once.

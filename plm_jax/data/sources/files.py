@@ -11,7 +11,6 @@ import itertools
 import json
 import os
 import re
-import string
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO, TextIO
@@ -19,7 +18,7 @@ from typing import Any, BinaryIO, TextIO
 from plm_jax import config
 from plm_jax.common import bounded, storage
 from plm_jax.common.errors import UserError, nearest
-from plm_jax.data.sources import labelled
+from plm_jax.data.sources import labelled, templates
 from plm_jax.data.sources.corpus import BadRow, Corpus, Record, Skipped, ignore, kept
 
 # Kinds by what they were called when the first caches were made, whose identities hash that.
@@ -205,13 +204,16 @@ def _parsed(parse: Callable[..., Record | None], place: str, row: str | None, so
     return parse(place, row, source)
 
 
-def json_rows(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def json_rows(path: str, source: config.JsonSource | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
     """The place, `FILE:LINE`, of each line of a JSONL file that is not blank, and its object.
+
+    Args:
+      source: what it is a file of; None: of any.
 
     Raises:
       UserError: as `read`.
     """
-    source = config.JsonLines(path)
+    source = source or config.JsonLines(path)
     return ((place, _parsed(_json, place, line, source)) for _, place, line in _rows(path, source))
 
 
@@ -250,27 +252,20 @@ def _json_text(place: str, line: str, source: config.JsonLines) -> Record:
     return Record(text)
 
 
-class _Template(string.Formatter):
-    """As `str.format`, of texts and numbers alone, since Python's `None` or `['a']` are no text of a task."""
-
-    def get_field(self, field_name, args, kwargs):
-        value, first = super().get_field(field_name, args, kwargs)
-        if not isinstance(value, str | int | float):
-            raise ValueError(f"'{field_name}' is {json.dumps(value)[:40]}, neither text nor a number")
-        return value, first
-
-
 def _json_example(place: str, line: str, source: config.JsonLinesInputsTargets) -> Record | None:
-    row, template = _json(place, line, source), _Template()
-    try:
-        if source.only and not row[source.only]:
-            return None
-        return Record(template.vformat(source.inputs, (), row), (template.vformat(source.targets, (), row),))
-    except KeyError as error:
-        (name,) = error.args
-        raise BadRow(f"{place} has no field '{name}': {nearest(str(name), row)}") from None
-    except (ValueError, TypeError, IndexError, AttributeError, OverflowError) as error:
-        raise BadRow(f"{place} does not fit the source's inputs and targets: {error}") from None
+    row = _json(place, line, source)
+    if not is_taken(place, row, source):
+        return None
+    pair = [templates.render(of, place, row, "inputs and targets") for of in (source.inputs, source.targets)]
+    return Record(pair[0], (pair[1],))
+
+
+def is_taken(place: str, row: dict[str, Any], source: config.JsonSource) -> bool:
+    """Whether a source of examples takes a row."""
+    only = getattr(source, "only", "")
+    if only and only not in row:
+        raise BadRow(f"{place} has no field '{only}': {nearest(only, row)}")
+    return not only or bool(row[only])
 
 
 def check(name: str, source: config.Source) -> None:
@@ -302,8 +297,8 @@ def _pattern_of_folder(path: str) -> str | None:
 
 
 def definition(source: Any) -> dict[str, Any]:
-    """What of a source's config decides its documents besides their content: all but where it lies."""
-    found = {name: value for name, value in config.to_dict(source).items() if name not in source.places}
+    """What of a source's config decides its documents besides their content: all but where it lies and its prompt."""
+    found = {name: value for name, value in config.to_dict(source).items() if name not in (*source.places, "prompt")}
     for name in _LATER:
         if name in found and found[name] == getattr(type(source), name):
             del found[name]

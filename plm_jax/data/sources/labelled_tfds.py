@@ -37,14 +37,9 @@ class TfdsCorpus(Corpus):
     ) -> Iterator[Record]:
         """See `Corpus.read`; progress counts examples."""
         del shard
-        own = getattr(self._source, split)
-        # One file after another.
-        reading = tfds.ReadConfig(interleave_cycle_length=1)
-        rows = self._builder.as_dataset(own, shuffle_files=False, read_config=reading)
-        for number, row in enumerate(tfds.as_numpy(rows), 1):
+        for number, (place, row) in enumerate(rows(self._builder, self._source.name, getattr(self._source, split)), 1):
             advance(1)
-            place = f"{self._source.name} {own}:{number}"
-            found = kept(functools.partial(labelled.record, self._source.form, place, _plain(row)), skipped)
+            found = kept(functools.partial(labelled.record, self._source.form, place, row), skipped)
             if found is not None:
                 yield found._replace(place=number)
 
@@ -56,6 +51,15 @@ class TfdsCorpus(Corpus):
         """So many examples."""
         total = sum(self._found[getattr(self._source, split)].num_examples for split in self.splits)
         return {"total": total, "unit": " examples"}
+
+
+def rows(builder: tfds.core.DatasetBuilder, name: str, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rows of a builder's split in its order as JSON would hold them, and what errors call each."""
+    # One file after another.
+    reading = tfds.ReadConfig(interleave_cycle_length=1)
+    found = builder.as_dataset(split, shuffle_files=False, read_config=reading)
+    for number, row in enumerate(tfds.as_numpy(found), 1):
+        yield f"{name} {split}:{number}", _plain(row)
 
 
 def _plain(value: Any) -> Any:

@@ -4,9 +4,9 @@ from functools import partial
 
 import numpy as np
 
-from plm_jax.inference import infilling
+from plm_jax.inference import infilling, scoring
 from plm_jax.inference.strategies.decoder import Decoder
-from plm_jax.inference.strategies.strategy import check_masks
+from plm_jax.inference.strategies.strategy import check_masks, spaces_moved
 
 
 class BlankInfilling(Decoder):
@@ -37,6 +37,15 @@ class BlankInfilling(Decoder):
     def encode(self, text):
         """A text with its blanks."""
         return infilling.encode(self.lm.tokenizer, text, self.lm.special_ids)
+
+    def continuation(self, context, continued):
+        """The context is part A with its blank, the continuation what fills that."""
+        return scoring.continuation([*context, self.marks.sop], continued, None)
+
+    def continuation_of_text(self, context, continued):
+        """Of a text without a blank what goes on with it."""
+        context, continued = spaces_moved(context, continued)
+        return self.continuation(self.encode(context), list(self.lm.tokenizer.encode(continued)))
 
     def generate(self, prompts, in_text, **options):
         """The prompts with their blanks filled, or what continues them."""

@@ -1,7 +1,8 @@
 """Decoders: they continue a text."""
 
 from plm_jax.common.errors import UserError
-from plm_jax.inference.strategies.strategy import Writer
+from plm_jax.inference import scoring
+from plm_jax.inference.strategies.strategy import Writer, spaces_moved
 from plm_jax.training import model_text
 
 
@@ -21,6 +22,30 @@ class Decoder(Writer):
         """The continuation, decoded with the prompt, since SentencePiece drops the space before a first word."""
         context = [token for token in prompt if token != vocabulary.eos_id]  # seqio cuts at an end token.
         return vocabulary.decode([*context, *new])[len(vocabulary.decode(context)) :]
+
+    def continuation(self, context, continued):
+        """Behind an empty context as behind what stood between documents."""
+        context = context or self.before_all
+        return scoring.continuation(context, continued, self.lm.config.num_positions, self.sees_prompt)
+
+    def continuation_of_text(self, context, continued):
+        """What the tokens of the whole have behind those of the context, as lm-eval 0.4.13 has it (`api/model.py`)."""
+        begin = model_text.begins_with(self.lm.special_ids)
+        context, continued = spaces_moved(context, continued)
+        before = [*begin, *self.lm.tokenizer.encode(context)]
+        whole = [*begin, *self.lm.tokenizer.encode(context + continued)]
+        if not before and whole[:1] == self.before_all:  # It stands there once.
+            return self.continuation(whole[:1], whole[1:])
+        return self.continuation(before, whole[len(before) :])
+
+    @property
+    def before_all(self) -> list[int]:
+        """What the model reads before a text: what began its texts in training, or stood between them.
+
+        Raises:
+          UserError: nothing did.
+        """
+        return model_text.begins_with(self.lm.special_ids) or self._between_documents
 
     @property
     def _between_documents(self) -> list[int]:

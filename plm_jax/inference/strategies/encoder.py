@@ -3,7 +3,7 @@
 import numpy as np
 
 from plm_jax.common.errors import UserError
-from plm_jax.inference import blanks, decoding
+from plm_jax.inference import blanks, decoding, scoring
 from plm_jax.inference.strategies.strategy import Strategy, check_masks, head_output
 from plm_jax.models import electra
 
@@ -48,6 +48,22 @@ class Encoder(Strategy):
             for tokens, logits_LV in zip(encoded, logits, strict=True)
         ]
 
+    @property
+    def is_masked(self):
+        """Where it has a mask."""
+        return "mask_token_id" in self.lm.special_ids
+
+    def masked(self, tokens, begin, word_l2r):
+        """Those of a text that is framed as in training."""
+        if not self.is_masked:
+            return super().masked(tokens, begin, word_l2r)
+        before, after = self.frame
+        row, words = [*before, *tokens, *after], None
+        if word_l2r:
+            words = np.cumsum(self.lm.tokenizer.word_initial[row]).tolist()
+        begin, end = len(before) + begin, len(before) + len(tokens)
+        return scoring.masked(row, begin, end, self.lm.special_ids["mask_token_id"], words)
+
     def _fill_ids(self, prompts: list[list[int]]) -> list[list[int]]:
         mask_id = self.lm.special_ids.get("mask_token_id")
         check_masks(prompts, [] if mask_id is None else [mask_id])
@@ -64,5 +80,10 @@ class Electra(Encoder):
         """Those of tokens are the generator's."""
         if head != "vocabulary":
             return super().logits(given, head)
-        module, params = electra.generator(self.lm.model, self.lm.params)
-        return head_output(module, params, given, head)
+        return head_output(*self.of_tokens, given, head)
+
+    @property
+    def of_tokens(self):
+        """The generator."""
+        self.head(None)
+        return electra.generator(self.lm.model, self.lm.params)

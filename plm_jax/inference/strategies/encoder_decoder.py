@@ -3,8 +3,8 @@
 import numpy as np
 
 from plm_jax.common.errors import UserError
-from plm_jax.inference import blanks
-from plm_jax.inference.strategies.strategy import Writer, hidden_states
+from plm_jax.inference import blanks, scoring
+from plm_jax.inference.strategies.strategy import Writer, hidden_states, spaces_moved
 from plm_jax.models.heads import TASK
 
 
@@ -41,6 +41,22 @@ class EncoderDecoder(Writer):
             marks |= {mark: mask for mark in blanks.MASKS if mark in text}
         before, _ = self.frame
         return before + blanks.encode(self.lm.tokenizer, text, marks) + self.eos_ids[:1]
+
+    def continuation(self, context, continued):
+        """The context is what the encoder reads, as it is; the continuation is what the decoder answers."""
+        return self._answer(context, continued, [self.start_id])
+
+    def continuation_of_text(self, context, continued):
+        """The answer alone: behind what begins answers in training, without what ends them."""
+        context, continued = spaces_moved(context, continued)
+        before, _ = self.frame
+        return self._answer(self.encode(context), list(self.lm.tokenizer.encode(continued)), [self.start_id, *before])
+
+    def _answer(self, context, continued, begun) -> scoring.Row:
+        """The row in which the decoder, which has read what is `begun`, answers a context, the last tokens that fit."""
+        answer = scoring.continuation(begun, continued, self.lm.config.num_positions)
+        most = self.lm.config.num_positions or len(context)
+        return answer._replace(tokens=context[max(0, len(context) - most) :], decoder_tokens=answer.tokens)
 
     def to_text(self, vocabulary, prompt, new):
         """The answer, or the prompt with the answer's spans in its blanks."""

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from plm_jax.common.errors import UserError, nearest
-from plm_jax.inference import decoding, inputs
+from plm_jax.inference import decoding, inputs, scoring
 from plm_jax.models import task_heads
 from plm_jax.models.heads import TASK, Head
 from plm_jax.models.task_heads import TaskHead
@@ -133,6 +133,47 @@ class Strategy:
         """See `LanguageModel.fill`."""
         raise UserError("this model is no masked one, or has no mask in its vocabulary: use `generate`")
 
+    def continuation(self, context: Sequence[int], continued: Sequence[int]) -> scoring.Row:
+        """The row in which the model predicts a continuation of a context, both ids."""
+        raise UserError(
+            f"a model of kind '{self.lm.config.kind}' continues no text: use `pseudo_log_likelihoods`, or another model"
+        )
+
+    def continuation_of_text(self, context: str, continued: str) -> scoring.Row:
+        """As `continuation`, of texts; white space at the end of the context belongs to the continuation."""
+        return self.continuation([], [])
+
+    def masked(self, tokens: Sequence[int], begin: int, word_l2r: bool) -> list[scoring.Row]:
+        """The rows in which each token of a text from `begin` on is hidden, as `LanguageModel.pseudo_log_likelihoods`
+        has it.
+        """
+        raise UserError("this model is no masked one, or has no mask in its vocabulary: use `score`")
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether it tells tokens that are hidden."""
+        return False
+
+    @property
+    def before_all(self) -> list[int]:
+        """What a decoder reads before a text.
+
+        Raises:
+          UserError: it is none, or nothing stood there in training.
+        """
+        raise UserError(f"a model of kind '{self.lm.config.kind}' tells no whole texts: take a decoder or a masked one")
+
+    @property
+    def of_tokens(self) -> tuple[Any, Any]:
+        """The module that predicts tokens, and its parameters."""
+        self.head(None)
+        return self.lm.model, self.lm.params
+
+    @property
+    def sees_prompt(self) -> bool:
+        """Whether a decoder was trained on prefixes, all of which see each other."""
+        return self.lm.run is not None and self.lm.run.objective.has_prefix
+
     # What those that write share.
 
     def writer(self, **options: Any) -> Callable[[Rows], list[list[int]]]:
@@ -146,7 +187,7 @@ class Strategy:
             eos_ids=self.eos_ids,
             start_id=self.start_id,
             vocab_size=self.known_size,
-            sees_prompt=lm.run is not None and lm.run.objective.has_prefix,
+            sees_prompt=self.sees_prompt,
             **options,
         )
 
@@ -189,6 +230,12 @@ class Writer(Strategy):
     def to_text(self, vocabulary: "seqio.Vocabulary", prompt: Sequence[int], new: Sequence[int]) -> str:
         """What was written, as text."""
         raise NotImplementedError
+
+
+def spaces_moved(context: str, continued: str) -> tuple[str, str]:
+    """A context and its continuation, with the white space at the end of the first at the begin of the second."""
+    kept = context.rstrip()
+    return kept, context[len(kept) :] + continued
 
 
 def check_masks(prompts: Rows, masks: Sequence[int]) -> None:

@@ -1,0 +1,48 @@
+"""Texts of rows by templates such as `sentiment: {sentence}` or `{choices[0]}`."""
+
+import json
+import string
+from collections.abc import Mapping
+from typing import Any
+
+from plm_jax.common.errors import nearest
+from plm_jax.data.sources.corpus import BadRow
+
+
+class _Template(string.Formatter):
+    """As `str.format`, of texts and numbers alone, since Python's `None` or `['a']` are no text of a task."""
+
+    def get_field(self, field_name, args, kwargs):
+        value, first = super().get_field(field_name, args, kwargs)
+        if not isinstance(value, str | int | float):
+            raise ValueError(f"'{field_name}' is {json.dumps(value, default=str)[:40]}, neither text nor a number")
+        return value, first
+
+
+def render(template: str, place: str, row: Mapping[str, Any], what: str) -> str:
+    """The text that a template makes of a row; `place` and `what` the template is for are said in errors.
+
+    Raises:
+      BadRow: it lacks a field, or one holds neither text nor a number.
+    """
+    return _told(lambda: _Template().vformat(template, (), row), place, row, what)
+
+
+def render_all(template: str, place: str, row: Mapping[str, Any], what: str) -> tuple[str, ...]:
+    """As `render`, but a field alone that holds a list of texts gives all of them."""
+    parts = list(string.Formatter().parse(template))
+    if len(parts) == 1 and parts[0][1] and not parts[0][0]:
+        value, _ = _told(lambda: string.Formatter().get_field(parts[0][1], (), row), place, row, what)
+        if isinstance(value, list) and all(isinstance(one, str) for one in value):
+            return tuple(value)
+    return (render(template, place, row, what),)
+
+
+def _told(make, place: str, row: Mapping[str, Any], what: str) -> Any:
+    try:
+        return make()
+    except KeyError as error:
+        (name,) = error.args
+        raise BadRow(f"{place} has no field '{name}': {nearest(str(name), row)}") from None
+    except (ValueError, TypeError, IndexError, AttributeError, OverflowError) as error:
+        raise BadRow(f"{place} does not fit the source's {what}: {error}") from None

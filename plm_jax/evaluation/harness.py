@@ -1,0 +1,166 @@
+"""A model before lm-eval's tasks (EleutherAI, lm_eval 0.4): what that asks of one, by rows of ids as `lm.score` reads.
+
+Importing this imports lm-eval, the extra `harness`, which needs neither torch nor transformers.
+"""
+
+import collections
+import logging
+import numbers
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import lm_eval
+from lm_eval.api.model import TemplateLM
+from lm_eval.tasks import TaskManager
+
+from plm_jax.common.errors import UserError, nearest, one_line
+from plm_jax.evaluation import batches, perplexity, prompts, scoring
+from plm_jax.inference import scoring as rows_scoring
+from plm_jax.inference.language_model import LanguageModel
+
+# What lm-eval's own models write at most where a task does not say.
+MAX_NEW_TOKENS = 256
+
+
+def evaluate(
+    lm: LanguageModel,
+    tasks: Sequence[str],
+    include_path: str | None = None,
+    limit: int | None = None,
+    batch_size: int = 32,
+    show_progress: bool = True,
+) -> dict[str, dict[str, float]]:
+    """The metrics of lm-eval's tasks or groups of tasks, by their names, as lm-eval gives them: shares from 0 to 1.
+
+    Args:
+      tasks: names of lm-eval's own, whose data it downloads, or of YAML files in `include_path`.
+      limit: only so many examples of each.
+      batch_size: of answers that are written.
+
+    Raises:
+      UserError: an unknown task, one that cannot be loaded, a model that is neither a decoder nor an encoder-decoder.
+    """
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)  # It tells of every default that a YAML file leaves out.
+    manager = TaskManager(include_path=include_path)
+    found = [task for name in tasks for task in _loaded(manager, name)]
+    model = Model(lm, batch_size, show_progress)
+    told = lm_eval.simple_evaluate(model, tasks=found, task_manager=manager, limit=limit, log_samples=False)
+    return {name: _numbers(metrics) for name, metrics in told["results"].items()}
+
+
+def _loaded(manager: TaskManager, name: str) -> list[Any]:
+    if name not in manager.all_tasks:
+        raise UserError(f"lm-eval has no task '{name}': {_hint(name, manager)}")
+    try:
+        found = manager.load(name)
+    except Exception as error:  # Whatever a YAML file, a data set or a download can have wrong.
+        what = f"{type(error).__name__}: {one_line(error)}"
+        raise UserError(f"lm-eval cannot load '{name}' ({what}): mend its YAML file or fetch its data") from error
+    return [found["groups"][name]] if name in found["groups"] else list(found["tasks"].values())
+
+
+def _hint(name: str, manager: TaskManager) -> str:
+    hint = nearest(name, manager.all_tasks)
+    return hint if hint.startswith("did you mean") else "name one of its own, or the folder of yours by --include_path"
+
+
+def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
+    """The numbers among what lm-eval says of a task; `acc,none` is `acc`, of another filter than none `acc,FILTER`."""
+    named = {name.removesuffix(",none"): value for name, value in metrics.items()}
+    return {k: float(v) for k, v in named.items() if isinstance(v, numbers.Real) and not isinstance(v, bool)}
+
+
+class Model(TemplateLM):
+    """A decoder or an encoder-decoder as lm-eval asks it; requests and answers are lm-eval's `Instance`s.
+
+    Attributes:
+      backend: "causal" or "seq2seq".
+    """
+
+    def __init__(self, lm: LanguageModel, batch_size: int = 32, show_progress: bool = True):
+        super().__init__()
+        self._lm, self._strategy = lm, lm.strategy
+        self.batch_size, self._show = batch_size, show_progress
+        self.backend = "seq2seq" if lm.config.has_decoder else "causal"
+        self._strategy.continuation([1], [1])  # What continues no text says so.
+
+    @property
+    def eot_token_id(self) -> int:
+        """What a decoder reads before a text, or what ends one."""
+        return self._strategy.before_all[-1] if self.backend == "causal" else self._strategy.eos_ids[0]
+
+    @property
+    def max_length(self) -> int:
+        """How many tokens are read at once."""
+        return scoring.context_length(self._lm)
+
+    @property
+    def max_gen_toks(self) -> int:
+        """How many tokens are written where a task does not say."""
+        return MAX_NEW_TOKENS
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **options: Any) -> list[int]:
+        """Ids of a text, with what stands around texts in training unless that is not wanted."""
+        del options
+        if add_special_tokens is False:
+            return list(self._lm.tokenizer.encode(string))
+        return self._strategy.encode(string)
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[tuple[Any, list[int], list[int]]], **options: Any
+    ) -> list[tuple[float, bool]]:
+        rows = [self._strategy.continuation(context, continued) for _, context, continued in requests]
+        return [tuple(told.score) for told in self._told(rows, options.get("disable_tqdm", False))]
+
+    def _told(self, rows: Sequence[rows_scoring.Row], hidden: bool = False) -> list[rows_scoring.Told]:
+        with perplexity.bar("lm-eval: scoring", len(rows), "row", self._show and not hidden) as bar:
+            return rows_scoring.tell(self._strategy, rows, bar.update)
+
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+        """Of whole texts, each token after as much before it as windows have that follow one another."""
+        texts = [text for (text,) in (request.args for request in requests)]
+        with perplexity.bar("lm-eval: texts", 0, "row", self._show and not disable_tqdm) as bar:
+            return [told.log_likelihood for told in scoring.tell(self._lm, texts, advance=bar.update)]
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        """What the model writes, up to the first of the texts that end it; greedily unless `do_sample`."""
+        answers: dict[int, str] = {}
+        with perplexity.bar("lm-eval: writing", len(requests), "answer", self._show and not disable_tqdm) as bar:
+            for options, numbers_of in _by_options(requests):
+                encoded = [self._prompt(requests[i].args[0], options["max_new_tokens"]) for i in numbers_of]
+                stops = options.pop("stops")
+                for i, text in zip(numbers_of, self._written(encoded, options, bar.update), strict=True):
+                    answers[i] = prompts.until(text, stops)
+        return [answers[i] for i in range(len(requests))]
+
+    def _prompt(self, text: str, max_new_tokens: int) -> list[int]:
+        """The last tokens of a prompt beside which a decoder has room for its answer."""
+        room = self.max_length - (max_new_tokens if self.backend == "causal" else 0)
+        if room < 1:
+            raise UserError(
+                f"a task asks for {max_new_tokens} new tokens, the model reads {self.max_length}: lower the task's "
+                "max_gen_toks"
+            )
+        return self._strategy.encode(text)[-room:]
+
+    def _written(
+        self, encoded: Sequence[list[int]], options: dict[str, Any], advance: Callable[[int], Any]
+    ) -> list[str]:
+        new = batches.by_length(encoded, self.batch_size, self._strategy.writer(**options), advance)
+        return [self._strategy.to_text(self._lm.tokenizer, *pair) for pair in zip(encoded, new, strict=True)]
+
+
+def _by_options(requests: Sequence[Any]) -> list[tuple[dict[str, Any], list[int]]]:
+    """Which requests share a task's options, and these as `lm.writer` takes them, with `stops`."""
+    groups: dict[str, tuple[dict[str, Any], list[int]]] = collections.OrderedDict()
+    for number, request in enumerate(requests):
+        given = dict(request.args[1])
+        stops = given.get("until") or []
+        options: dict[str, Any] = {"stops": [stops] if isinstance(stops, str) else list(stops)}
+        options["max_new_tokens"] = int(given.get("max_gen_toks", given.get("max_new_tokens", MAX_NEW_TOKENS)))
+        if given.get("do_sample"):
+            options |= {name: given[name] for name in ("temperature", "top_k", "top_p") if given.get(name) is not None}
+            options.setdefault("temperature", 1.0)
+        options |= {"num_beams": int(given["num_beams"])} if given.get("num_beams") else {}
+        groups.setdefault(repr(sorted(options.items())), (options, []))[1].append(number)
+    return list(groups.values())

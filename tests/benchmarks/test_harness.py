@@ -1,0 +1,52 @@
+"""lm-eval's tasks by our model and, where there are torch and accelerate, by lm-eval's own: the same to rounding."""
+
+import importlib.util
+import json
+
+import pytest
+
+pytest.importorskip("lm_eval")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with the tasks, few rows each, and a model."""
+    return tmp_path_factory.mktemp("harness")
+
+
+def test_ours_answers_as_theirs_does(folder, scripts, monkeypatch):
+    import harness
+
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(folder / "home"))
+    harness.write_tasks(folder, rows=4)
+    harness.make_model(folder)
+    harness.ours(folder)
+    ours = json.loads((folder / "ours.json").read_text())
+    assert ours["samples"].keys() == harness.TASKS.keys()
+    assert ours["metrics"]["speeches"]["word_perplexity"] > 1
+    if not all(map(importlib.util.find_spec, ("torch", "transformers", "accelerate"))):
+        pytest.skip("lm-eval's own model needs torch, transformers and accelerate")
+    harness.theirs(folder)
+    theirs = json.loads((folder / "theirs.json").read_text())
+    for task, found in harness.compared(theirs, ours, prompts={}).items():
+        assert found["requests"] >= 3 and not found["metrics_differ"] and not found["greedy_or_text_differs"], task
+        if task == "speeches":
+            assert found["largest_relative_difference"] < 1e-5
+        else:
+            assert found["largest_difference"] < 1e-3
+        if task == "greedy":
+            assert 0 < found["greedy"] < found["requests"]
+
+
+def test_an_unknown_task_is_one_line(folder):
+    import plm_jax
+    from plm_jax.common.errors import UserError
+    from plm_jax.evaluation import harness
+    from tests import golden
+
+    lm = plm_jax.load(golden.FOLDER / "gpt2")
+    with pytest.raises(UserError, match="lm-eval has no task 'sentimentt': did you mean 'sentiment'"):
+        harness.evaluate(lm, ["sentimentt"], include_path=str(folder))
+    with pytest.raises(UserError, match="continues no text"):
+        harness.evaluate(plm_jax.load(golden.FOLDER / "bert"), ["sentiment"], include_path=str(folder))

@@ -1,0 +1,237 @@
+"""Prompts: what the text is, which examples stand in it, what is dropped, and what a model makes of it."""
+
+import dataclasses
+import importlib.util
+import json
+import types
+
+import flax.linen as nn
+import jax
+import numpy as np
+import pytest
+
+from plm_jax import config
+from plm_jax.common.errors import UserError
+from plm_jax.evaluation import few_shot, prompts
+from plm_jax.inference.language_model import LanguageModel
+from plm_jax.models import registry, settings
+from tests.golden import make_prompts
+from tests.support import tiny
+from tests.support.verbs import assert_one_line
+
+MOODS = ("bad", "good")
+
+
+@pytest.mark.parametrize("name", make_prompts.names())
+def test_prompts_are_the_golden_ones(name):
+    path = make_prompts.FOLDER / f"{name.replace(':', '-')}.txt"
+    assert make_prompts.text(name) == path.read_text(encoding="utf-8")
+
+
+def test_there_is_a_golden_prompt_of_every_page():
+    known = {name.replace(":", "-") for name in make_prompts.names()}
+    assert known == {path.stem for path in make_prompts.FOLDER.glob("*.txt")} and len(known) > 30
+
+
+@pytest.fixture(scope="module")
+def sentiment():
+    return prompts.task(None, "sentiment")
+
+
+def test_no_tested_row_is_ever_an_example_and_a_seed_gives_the_same_ones(sentiment):
+    tested = {example.question for example in sentiment.tested}
+    draws = {seed: prompts.Drawer(sentiment, 5, seed) for seed in (0, 1)}
+    used = set()
+    for number in range(5000):
+        found = [draw(number) for draw in draws.values()]
+        assert not any(example.question in tested for of in found for example in of)
+        assert all(len({example.question for example in of}) == 5 for of in found)
+        used |= {example.question for example in found[0]}
+    assert len(used) > 8000  # Of 9,500.
+    again, other = prompts.Drawer(sentiment, 5, 0), prompts.Drawer(sentiment, 5, 1)
+    numbers = np.random.default_rng(0).permutation(200).tolist()
+    assert all(again(number) == draws[0](number) for number in numbers)
+    assert sum(again(number) == other(number) for number in numbers) == 0
+
+
+def test_balanced_examples_have_each_choice_equally_often(sentiment):
+    draw, seen = prompts.Drawer(sentiment, 5, 0, balanced=True), []
+    for number in range(200):
+        rights = [example.right for example in draw(number)]
+        assert sorted([rights.count(0), rights.count(1)]) == [2, 3]
+        seen.append(rights)
+    assert 0.4 < np.mean([rights.count(0) == 2 for rights in seen]) < 0.6
+    assert 0.4 < np.mean([rights[0] for rights in seen]) < 0.6
+
+
+ROWS = [
+    {"text": f"it was {MOODS[i % 2]} said {i}", "mood": MOODS[i % 2], "stars": (0, 0, 0, 0, 1, 2, 2)[i % 7]}
+    for i in range(60)
+]
+LABELLED = config.LabelledJsonLines(
+    "moods.jsonl", config.Classes(MOODS, label="mood"), "held_out.jsonl", prompt=config.Prompt("{text}\nIt is")
+)
+STARS = config.Prompt("Stars of: {text}\nStars:", choices=("none", "one", "two {mood}"), answer="{stars}")
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run with sources of rows; the first held-out one is also one to train on."""
+    for name, of in (("moods", ROWS[:40]), ("held_out", [ROWS[0], *ROWS[40:]])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in of))
+    at = {"path": f"{tmp_path}/moods.jsonl", "validation": f"{tmp_path}/held_out.jsonl"}
+    written = config.JsonLinesInputsTargets(
+        at["path"], "{text}", "{mood}", prompt=config.Prompt("{text}\nIt is", delimiter=" ")
+    )
+    sources = {
+        "moods": dataclasses.replace(LABELLED, **at),
+        "stars": config.JsonLines(**at, prompt=STARS),
+        "written": written,
+        "bare": dataclasses.replace(LABELLED, **at, prompt=None),
+        "missing": dataclasses.replace(LABELLED, **at, prompt=config.Prompt("{texts}")),
+        "few": dataclasses.replace(LABELLED, **at, prompt=config.Prompt("{text}", choices=("a", "b", "c"))),
+        "documents": config.TextFiles(at["path"]),
+    }
+    data = dataclasses.replace(tiny.PLAIN.data, sources=sources, validation_fraction=0.2)
+    return dataclasses.replace(tiny.PLAIN, data=data)
+
+
+@pytest.fixture(scope="module")
+def lm():
+    """A decoder of bytes with random weights that reads 256 of them."""
+    position = settings.LearnedPositions(length=256)
+    model = dataclasses.replace(
+        tiny.MODEL,
+        attention=dataclasses.replace(tiny.MODEL.attention, position=position),
+        initializer=settings.Initializer(std=0.3),
+    )
+    params = nn.unbox(jax.jit(registry.build(model).init)(jax.random.key(3), **model.init_inputs())["params"])
+    return LanguageModel(model, params, vocabulary_spec="bytes", special_ids={"eos_token_id": 256})
+
+
+def figures(lm, run, task, show_progress=False, **options):
+    return few_shot.evaluate(lm, run, task, few_shot.Options(**options), show_progress)
+
+
+def test_rows_that_are_tested_too_are_no_examples(run):
+    task = prompts.task(run, "moods")
+    assert (len(task.train), len(task.tested)) == (39, 21)
+    assert prompts.task(run, "written").tested  # Parted by the hash of its inputs.
+
+
+@pytest.mark.parametrize("normalise", ["sum", "token", "character", "byte", "unconditional"])
+def test_a_choice_is_right_by_its_own_score(lm, run, normalise):
+    task = prompts.task(run, "stars")
+    right = []
+    for example in task.tested:
+        scores = []
+        for choice in example.choices:
+            (score,) = lm.score(example.question, " " + choice)
+            by = {"sum": 1, "token": len(choice) + 1, "character": len(choice), "byte": len(choice)}.get(normalise)
+            alone = lm.score("", " " + choice)[0].log_likelihood if by is None else 0.0
+            scores.append((score.log_likelihood - alone) / (by or 1))
+        right.append(int(np.argmax(scores)) == example.right)
+    found = figures(lm, run, "stars", normalise=normalise)
+    assert found["0_shots/accuracy"] == pytest.approx(100 * np.mean(right))
+    assert found["chance"] == pytest.approx(100 / 3) and found["chance_low"] < 100 / 3 < found["chance_high"]
+    # 21 rows: the binomial's quantiles, from a table of its own.
+    draws = np.random.default_rng(0).binomial(21, 1 / 3, 100_000)
+    assert found["chance_low"] == pytest.approx(100 / 21 * np.quantile(draws, 0.025))
+    assert found["chance_high"] == pytest.approx(100 / 21 * np.quantile(draws, 0.975))
+
+
+def test_normalisations_differ(lm, run):
+    found = {how: figures(lm, run, "stars", normalise=how)["0_shots/accuracy"] for how in ("sum", "character")}
+    assert found["sum"] != found["character"]
+
+
+def test_what_does_not_fit_is_dropped_from_the_front_and_counted(lm, run, capsys):
+    found = figures(lm, run, "moods", shots=(2, 20), seeds=(0, 1), show=1)
+    assert found["2_shots/dropped"] == 0 and found["20_shots/cut"] == 0
+    out = capsys.readouterr().out
+    few, many = (out[out.index(f"{shots} shots, seed 0") :] for shots in (2, 20))
+    dropped = int(many.split(", ")[2].split()[0])
+    (text,) = [part.partition(" dropped ---\n")[2] for part in [many]]
+    prompt = text.partition(" [")[0]
+    task = prompts.task(run, "moods")
+    shots = prompts.Drawer(task, 20, 0)(0)
+    assert prompt == prompts.context(task.prompt, shots[dropped:], task.tested[0].question)
+    assert len(prompt) + len(" good") <= 256 < len(prompts.context(task.prompt, shots[dropped - 1 :], prompt))
+    assert found["20_shots/dropped"] > 21 * 8
+    assert few.count("\nIt is") >= 3 and "not [" in few
+    assert found["2_shots/accuracy_deviation"] >= 0 and "0_shots/accuracy" not in found
+
+
+def test_the_same_prompts_whatever_the_batch_size_and_the_limit(lm, run, capsys):
+    told = []
+    for size, limit in ((1, 3), (32, None)):
+        evaluation = dataclasses.replace(run.evaluation, batch_size=size)
+        figures(lm, dataclasses.replace(run, evaluation=evaluation), "written", shots=(1,), show=99, limit=limit)
+        told.append(set(capsys.readouterr().out.split("\n--- ")))
+    few, all_of_them = ({part.removeprefix("--- ").rstrip() for part in parts} for parts in told)
+    assert len(few) == 3 and few < all_of_them
+    first = {f"written, row {number}, 1 shots, seed 0" for number in range(3)}
+    assert {part.partition(", 0 dropped")[0] for part in few} != first
+
+
+def test_written_answers_are_what_the_model_writes_up_to_the_end_of_the_line(lm, run):
+    task = prompts.task(run, "written")
+    (text,) = lm.generate(task.tested[0].question, max_new_tokens=8)[:1]
+    written = prompts.until(text.lstrip(), ("\n",)).strip()
+    row = {"text": task.tested[0].question.partition("\n")[0], "mood": written}
+    assert figures(lm, run, "written", limit=1)["0_shots/exact_match"] in (0.0, 100.0)
+    examples = [task.tested[0]._replace(answers=(written, "another"))]
+    stub = types.SimpleNamespace(
+        **{name: getattr(task, name) for name in ("name", "prompt", "train", "is_scored", "labels")}, tested=examples
+    )
+    asker = few_shot._Asker(lm, stub, [0], few_shot.Options(), 4, False)
+    found = asker._of_written([prompts.Asked(task.tested[0].question, 0, False)], 8, "")
+    assert found["exact_match"] == 100 * bool(row["mood"] == written) and found["f1"] == 100
+
+
+def test_a_score_is_the_number_of_a_choice(lm):
+    found = figures(lm, None, "review_scores", limit=20)
+    assert 0 <= found["0_shots/accuracy"] <= 100 and -100 <= found["0_shots/pearson"] <= 100
+    assert found["chance"] == pytest.approx(100 / 9) and found["0_shots/mse"] > 0
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "says"),
+    [
+        ("moods", {"shots": (40,)}, "40 shots are more than the training split of 'moods' has: 39 rows"),
+        ("moods", {"shots": (39,), "balanced": True}, "38 of which are balanced"),
+        ("missing", {}, r"moods.jsonl:1 has no field 'texts': did you mean 'text'"),
+        ("bare", {}, "has choices and no template that they have in common: give it one"),
+        ("few", {}, "3 prompt.choices and 2 form.labels"),
+        ("documents", {}, "has no prompt"),
+        ("sentimental", {}, "there is no task 'sentimental'"),
+        ("moods:test", {}, "has no split 'test'"),
+    ],
+)
+def test_a_mistake_is_one_line(lm, run, task, options, says):
+    with pytest.raises(UserError, match=says):
+        figures(lm, run, task, **options)
+
+
+def test_a_masked_model_is_not_asked():
+    model = LanguageModel(tiny.BERT, {}, vocabulary_spec="bytes")
+    with pytest.raises(UserError, match="continues no text"):
+        figures(model, None, "sentiment")
+    with pytest.raises(UserError, match="--normalise is bytes: did you mean 'byte'"):
+        few_shot.Options(normalise="bytes")
+
+
+def test_the_verb_shows_asks_and_records(lm, verb, tmp_path):
+    lm.save(tmp_path / "model", format="plm_jax")
+    asked = (f"--checkpoint={tmp_path}/model", "--tasks=sentiment", "--limit=4")
+    done = verb("evaluate", *asked, "--shots=0,1", "--seeds=0,1", "--show=1", f"--output={tmp_path}/f.json")
+    assert done.status == 0, done.err
+    assert done.out.count("Sentiment:") == 3 and done.out.count(" not [") == 2
+    (task,) = json.loads((tmp_path / "f.json").read_text()).values()
+    assert {"0_shots/accuracy", "1_shots/accuracy", "1_shots/accuracy_deviation", "1_shots/dropped"} <= task.keys()
+    assert_one_line(verb("evaluate", *asked, "--shots=100000"), "100000 shots are more than the training split")
+    assert_one_line(verb("evaluate", *asked, "--shots=0", "--stride=3"), "--shots and --stride")
+    assert_one_line(verb("evaluate", *asked), "--limit is for")
+    if importlib.util.find_spec("lm_eval") is None:
+        harness = verb("evaluate", f"--checkpoint={tmp_path}/model", "--harness=arc_easy")
+        assert_one_line(harness, "lm_eval is needed and not installed: pip install 'plm_jax[harness]'")

@@ -115,7 +115,7 @@ def killed_watch(folder: pathlib.Path, kills: int, rng: random.Random, saves: in
             time.sleep(0.01)
         time.sleep(rng.uniform(0.0, 2.0))
         os.kill(watch, signal.SIGKILL)
-        _ended(watch, -signal.SIGKILL)
+        os.waitpid(watch, 0)  # At last the run is finished, and a watch may have ended before.
         at_kills.append(_rows(workdir).total())
         print(f"watch: {len(at_kills)} kills, {at_kills[-1]} rows", file=sys.stderr, flush=True)
     os.kill(run, signal.SIGCONT)

@@ -33,11 +33,11 @@ base = "tiny.py:dropout"
 
 def overrides():
     for name, parent in {runs}.items():
-        yield name, {{"train.steps": {steps}, "checkpoint.save_every": 5, "train.init_from": parent}}
+        yield name, {{"train.steps": {steps}, "checkpoint.save_every": 40, "train.init_from": parent}}
 """
 # By their names, each after its parent.
 RUNS = {"a": "", "b": "", "a-1": "a", "a-2": "a-1", "b-1": "b", "c": ""}
-STEPS, SAVES = 40, 12
+STEPS, SAVES = 400, 12
 
 
 def killed_sweep(folder: pathlib.Path, kills: int, rng: random.Random, runs: dict[str, str], steps: int) -> dict:

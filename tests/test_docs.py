@@ -20,7 +20,7 @@ PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in [ROOT /
 RUN_TOGETHER = (
     ("README.md", "docs/models.md", "docs/finetuning.md", "docs/evaluation.md"),
     ("docs/data.md", "docs/vocabularies.md"),
-    ("docs/tasks.md", "docs/labelled.md"),
+    ("docs/tasks.md", "docs/labelled.md", "docs/generation.md"),
     ("docs/install.md", "docs/config.md", "docs/sweeps.md"),
 )
 TINY = {

@@ -6,6 +6,8 @@ A config page builds a `Run` and returns `to_config_dict(run)`; the command line
 
 from plm_jax.common.trees import brief, differences, to_config_dict, to_dict
 from plm_jax.config.data import SPECIALS, Data, InputsTargets, Vocabulary
+from plm_jax.config.decoding import PUBLISHED as PUBLISHED_DECODINGS
+from plm_jax.config.decoding import Decoding
 from plm_jax.config.labelled import (
     Answers,
     Choices,
@@ -48,6 +50,7 @@ from plm_jax.config.training import Checkpoint, Evaluation, Incidents, Mesh, Pha
 from plm_jax.data.layouts import Blocks, Documents, Labelled, Layout, Segments, SentencePairs, Streams, WholeSentences
 
 __all__ = [
+    "PUBLISHED_DECODINGS",
     "SPECIALS",
     "Adafactor",
     "Adagrad",
@@ -60,6 +63,7 @@ __all__ = [
     "ConstantSchedule",
     "CosineSchedule",
     "Data",
+    "Decoding",
     "Documents",
     "Evaluation",
     "FileSource",

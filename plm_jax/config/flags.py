@@ -1,10 +1,15 @@
-"""The flags of verbs: `--config=PAGE:SIZE` with `--config.section.field=value`, and `--module=FILE` of users' code."""
+"""The flags of verbs: a config with `--config.section.field=value`, `--module=FILE` of users' code, and of decoding."""
+
+import dataclasses
+from typing import Any
 
 from absl import flags
 
-from plm_jax.common import command_line, users
+from plm_jax.common import command_line, trees, users
 from plm_jax.common.errors import UserError
 from plm_jax.config import checks, overrides, pages, reading
+from plm_jax.config.decoding import PUBLISHED, Decoding
+from plm_jax.config.description import documented
 from plm_jax.config.run import Run
 
 
@@ -66,3 +71,26 @@ class ConfigFlag:
         """The flags as they were given, for a process of another verb."""
         changes = [f"--config.{path}={value}" for path, value in command_line.dotted(self._page)]
         return [f"--config={self._page.value}", *changes, *self.modules.arguments()]
+
+
+class DecodingFlags:
+    """A flag for each field of `Decoding`, and `--decoding` for a published one; a verb that writes text has them."""
+
+    def __init__(self):
+        told = "a published way to decode, of which the flags below change fields"
+        self._published = flags.DEFINE_enum("decoding", None, sorted(PUBLISHED), told)
+        told = documented(Decoding)
+        names = [field.name for field in dataclasses.fields(Decoding)]
+        self._fields = {name: flags.DEFINE_multi_string(name, None, told[name]) for name in names}
+
+    def options(self) -> dict[str, Any]:
+        """The fields that the command line sets; all of them where it names a published decoding.
+
+        Raises:
+          UserError: a value that a field does not take.
+        """
+        changes = [(name, text) for name, flag in self._fields.items() for text in flag.value or ()]
+        published = dataclasses.asdict(PUBLISHED[self._published.value]) if self._published.value else {}
+        given = published | overrides.apply({}, changes, Decoding, "decoding")
+        checked = trees.parse(Decoding, given, "decoding")
+        return {name: getattr(checked, name) for name in given}

@@ -7,6 +7,7 @@ from typing import Literal
 
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.config import bounds
+from plm_jax.config.decoding import Decoding
 
 
 @dataclass(frozen=True)
@@ -233,6 +234,7 @@ class Evaluation:
         `checkpoints/best`, of several the first one; a loss, or `mse`, is best where it is lowest.
       tasks: SOURCE or SOURCE:SPLIT, which `evaluate --watch` scores at each checkpoint, with samples of what the model
         writes, in a process beside the run's first one, on the CPU of its host.
+      decoding: how the model answers, in `evaluate` and, where nothing else is asked for, in `generate`.
     """
 
     every: int = 0
@@ -240,6 +242,7 @@ class Evaluation:
     max_batches: int = 0
     select: str = ""
     tasks: tuple[str, ...] = ()
+    decoding: Decoding = Decoding()
 
     def __post_init__(self):
         bounds.at_least(1, "evaluation", self, "batch_size")

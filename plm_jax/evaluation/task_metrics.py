@@ -1,7 +1,7 @@
 """What a task's own metrics say of a model's answers to its examples.
 
-Answers are decoded greedily; the task's `postprocess_fn` and `metric_fns` are seqio's. Functions of (targets, scores)
-get the log-likelihood of each example's targets, as rank classification does.
+Answers are decoded as `evaluation.decoding` says; the task's `postprocess_fn` and `metric_fns` are seqio's.
+Functions of (targets, scores) get the log-likelihood of each example's targets, as rank classification does.
 """
 
 import collections
@@ -21,6 +21,7 @@ from plm_jax.common.errors import UserError, nearest
 from plm_jax.data import cache, reader
 from plm_jax.data.text_to_text import formats
 from plm_jax.evaluation import batches, few_shot, labelled, perplexity, scoring
+from plm_jax.inference import constraints
 from plm_jax.inference.language_model import LanguageModel
 
 
@@ -150,6 +151,7 @@ class _Answerer:
 
     def __init__(self, lm: LanguageModel, run: config.Run, examples: Sequence[Any], task: str, show_progress: bool):
         self._lm, self._length, self._size = lm, perplexity.lengths(lm, run)[0], run.evaluation.batch_size
+        self._how = run.evaluation.decoding
         self._special = reader.special_ids(run, lm.vocabulary.vocab_size)
         self._rows = reader.example_rows(run, self._special)
         self._bar = partial(perplexity.bar, total=len(examples), unit="example", show=show_progress)
@@ -162,10 +164,12 @@ class _Answerer:
         """What the model says to each example's inputs."""
         prompts = [self._rows.prompt(inputs, self._length) for inputs, _ in self._examples]
         limit = self._rows.target_length or self._rows.lengths(self._length)[1]
-        write = self._lm.writer(max_new_tokens=limit)
+        how = self._how.changed(max_new_tokens=self._how.max_new_tokens or limit, num_return_sequences=1)
+        write = self._lm.writer(how=how)
         answers = self._batched(f"{self._task}: answering", prompts, write)
         bos = self._special.bos
-        return [self._lm.vocabulary.decode([token for token in answer if token != bos]) for answer in answers]
+        texts = (self._lm.vocabulary.decode([token for token in answer if token != bos]) for answer in answers)
+        return [constraints.cut(text, how.stop_strings) for text in texts]
 
     def log_likelihoods(self) -> list[float]:
         """Of each example's targets, cut to the row, given its inputs, in nats."""

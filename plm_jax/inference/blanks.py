@@ -39,10 +39,14 @@ def encode(vocabulary, text: str, marks: Mapping[str, int]) -> list[int]:
     *before, last = re.split(f"({'|'.join(map(re.escape, marks))})", text)
     first, *parts = [*(part.rstrip() for part in before[::2]), last]
     tokens = list(vocabulary.encode(first))
-    line_break = len(vocabulary.encode("\n"))
     for mark, part in zip(before[1::2], parts, strict=True):
-        tokens += [marks[mark], *vocabulary.encode("\n" + part)[line_break:]]
+        tokens += [marks[mark], *within(vocabulary, part)]
     return tokens
+
+
+def within(vocabulary, text: str) -> list[int]:
+    """The tokens of `text` as from the middle of a text, whose beginning a vocabulary may treat differently."""
+    return list(vocabulary.encode("\n" + text)[len(vocabulary.encode("\n")) :])
 
 
 def sentinels_of(text: str, sentinels: Sequence[int]) -> dict[str, int]:

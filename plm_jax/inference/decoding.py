@@ -1,13 +1,18 @@
 """Text generation: greedy decoding, sampling, and beam search, over a key/value cache.
 
 One jitted program: what is there in one call, then a loop of single tokens. A decoder has the left-padded prompts; an
-encoder-decoder encodes them and its decoder has a start token. Shapes: B prompts, K beams, R = B · K rows of the
-model's batch, P slots of what the decoder is given, M encoder slots, N new tokens, V vocabulary, C candidates.
+encoder-decoder encodes them and its decoder has a start token. All answers to a prompt share a row of the model's batch
+and its cache: each call adds a slot for each, and a mask says which slots are of its past, so that no beam's cache is
+ever moved or repeated.
+
+Shapes: B prompts, K answers or beams to each, P slots of what the decoder is given, M encoder slots, N new tokens, S
+slots of the cache, V vocabulary.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -15,86 +20,78 @@ import jax.numpy as jnp
 import numpy as np
 
 from plm_jax.common.errors import UserError
-from plm_jax.inference import infilling
+from plm_jax.config import Decoding
+from plm_jax.inference import beams, drawing, infilling
+from plm_jax.inference.constraints import Ends, Rules
+from plm_jax.inference.drawing import END, Sampling
+from plm_jax.models import stack
 from plm_jax.models.protocol import Model
 
-END = -1  # Stands in the output from the end token on.
-NEVER = -1e9  # A score that loses to every real one.
-
-
-class Sampling(NamedTuple):
-    """How the next token is drawn; traced, so that a new value compiles nothing."""
-
-    temperature: Any
-    top_k: Any
-    top_p: Any
+MAX_NEW_TOKENS = 50  # Where nothing says how many.
 
 
 def generate(
     model: nn.Module,
     params: Any,
     prompts: Sequence[Sequence[int]],
+    decoding: Decoding | None = None,
     *,
-    max_new_tokens: int,
-    temperature: float | None = None,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    num_beams: int = 1,
     seed: int = 0,
     eos_ids: Sequence[int] = (),
     start_id: int = 0,
     vocab_size: int | None = None,
     marks: infilling.Marks | None = None,
     sees_prompt: bool = False,
-) -> list[list[int]]:
+    stops: np.ndarray | None = None,
+    **options: Any,
+) -> list[list[int]] | list[list[list[int]]]:
     """Continues each prompt; of an encoder-decoder: answers it.
 
     Args:
       model: a decoder or encoder-decoder; `params` are its parameters.
       prompts: token ids, at least one a prompt; lengths may differ.
-      max_new_tokens: at most so many tokens are added.
-      temperature: 0 or None takes the most probable token (the lowest of equals); else samples from
-        softmax(logits / temperature).
-      top_k: samples among the k most probable tokens.
-      top_p: samples among the fewest most probable tokens that together have probability top_p (Holtzman et al. 2020),
-        after top_k.
-      num_beams: above 1: beam search, hypotheses scored by mean log-probability, end token included.
+      decoding: how; its `forced_prefix` are ids, and `stops` stands for its `stop_strings`.
       seed: of the samples.
       eos_ids: tokens that end a continuation; they are not part of it.
       start_id: what the decoder of an encoder-decoder begins with (T5: pad); not part of the answer.
       vocab_size: ids from here on are never chosen; None: all may be.
       marks: of a decoder that fills blanks: the prompts have their masks and end with what has been filled, and sop.
       sees_prompt: of a decoder that was trained on prefixes: each prompt sees all of itself.
+      stops: what ends a continuation besides, see `constraints.stops`; its last token is part of it.
+      options: fields of `decoding` to be set otherwise.
 
     Returns:
-      The new tokens of each prompt.
+      The new tokens of each prompt; with `num_return_sequences` above 1 a list of answers of each, of beams the best
+      first.
 
     Raises:
       UserError: an argument out of range, an id outside of the model's vocabulary, or prompt and new tokens beyond
         the position table.
     """
-    sampling = _sampling(temperature, top_k, top_p, num_beams)
-    _check(model.model, prompts, max_new_tokens, num_beams)
+    decoding = (decoding or Decoding()).changed(**options)
+    limit = decoding.max_new_tokens or MAX_NEW_TOKENS
+    rules = _rules(decoding, limit, tuple(eos_ids), vocab_size)
+    _check(model.model, prompts, rules)
     slots = 8 << max(0, (max(map(len, prompts)) - 1).bit_length() - 3)  # Few lengths, so few compilations.
     if model.model.has_decoder:
         source, begun = padded(prompts, slots), padded([[start_id]] * len(prompts), 1)
     else:
         source, begun = None, padded(prompts, slots, left=True)
-    new_BN = _generate(
+    new_BKN = _generate(
         model,
         params,
         source,
         begun,
         None if marks is None else infilling.places(*begun, marks),
-        sampling,
+        Sampling(decoding.temperature, decoding.top_p) if decoding.is_sampled else None,
+        stops,
         jax.random.key(seed),
-        max_new_tokens=max_new_tokens,
-        num_beams=num_beams,
-        eos_ids=tuple(eos_ids),
-        vocab_size=vocab_size,
+        decoding=_static(decoding),
+        rules=rules,
         sees_prompt=sees_prompt,
     )
-    return [[int(token) for token in row if token != END] for row in np.asarray(new_BN)]
+    answers = [[[int(token) for token in row if token != END] for row in rows] for rows in np.asarray(new_BKN)]
+    return answers if decoding.num_return_sequences > 1 else [first for (first,) in answers]
 
 
 def padded(rows: Sequence[Sequence[int]], length: int, left: bool = False) -> tuple[np.ndarray, np.ndarray]:
@@ -106,205 +103,122 @@ def padded(rows: Sequence[Sequence[int]], length: int, left: bool = False) -> tu
     return tokens, mask
 
 
-def _sampling(temperature, top_k, top_p, num_beams) -> Sampling | None:
-    if temperature is not None and not 0 <= temperature < float("inf"):
-        raise UserError(f"temperature is {temperature}: give 0 (the most probable token) or more")
-    if top_k is not None and top_k < 1:
-        raise UserError(f"top_k is {top_k}: give at least 1, or leave it out")
-    if top_p is not None and not 0 < top_p <= 1:
-        raise UserError(f"top_p is {top_p}: give above 0 up to 1, or leave it out")
-    if not temperature:
-        return None
-    if num_beams > 1:
-        raise UserError("beam search does not sample: leave out temperature or num_beams")
-    largest = jnp.iinfo(jnp.int32).max
-    return Sampling(temperature, largest if top_k is None else top_k, 1.0 if top_p is None else top_p)
+def _static(decoding: Decoding) -> Decoding:
+    """What of a decoding a program is compiled for."""
+    sampling = {"temperature": 1.0 if decoding.is_sampled else None, "top_p": None}
+    constraints = {"min_new_tokens": 0, "forced_prefix": (), "stop_strings": ()}  # The rules have them.
+    return dataclasses.replace(decoding, **sampling, **constraints)
 
 
-def _check(model: Model, prompts, max_new_tokens, num_beams) -> None:
-    if max_new_tokens < 1 or num_beams < 1:
-        raise UserError(f"max_new_tokens is {max_new_tokens}, num_beams {num_beams}: give at least 1")
+def _rules(decoding: Decoding, limit: int, eos_ids: tuple[int, ...], vocab_size: int | None) -> Rules:
+    if isinstance(decoding.forced_prefix, str) and decoding.forced_prefix:
+        raise UserError(f"forced_prefix is '{decoding.forced_prefix}': give ids, where there is no vocabulary")
+    if decoding.min_new_tokens > limit:
+        raise UserError(f"min_new_tokens is {decoding.min_new_tokens}, max_new_tokens {limit}: give more of these")
+    forced = (
+        *([] if decoding.forced_bos_token_id is None else [decoding.forced_bos_token_id]),
+        *decoding.forced_prefix,
+    )
+    if len(forced) > limit:
+        raise UserError(f"{len(forced)} tokens are forced, max_new_tokens is {limit}: force fewer, or raise it")
+    last = decoding.forced_eos_token_id
+    return Rules(limit, decoding.min_new_tokens, decoding.no_repeat_ngram_size, last, forced, eos_ids, vocab_size)
+
+
+def _check(model: Model, prompts: Sequence[Sequence[int]], rules: Rules) -> None:
     if not prompts or not all(len(prompt) for prompt in prompts):
         raise UserError("there is an empty prompt: give at least one token")
-    ids = [token for prompt in prompts for token in prompt]
-    if min(ids) < 0 or max(ids) >= model.vocab_size:
-        raise UserError(
-            f"a prompt has token {max(ids) if min(ids) >= 0 else min(ids)}, the model's vocabulary "
-            f"{model.vocab_size}: use the vocabulary that the model was trained with"
-        )
-    most, longest = model.num_positions, max(map(len, prompts))
+    forced = [*rules.forced, *([] if rules.forced_eos_token_id is None else [rules.forced_eos_token_id])]
+    for what, ids in (("a prompt has", [token for prompt in prompts for token in prompt]), ("answers have", forced)):
+        if ids and (min(ids) < 0 or max(ids) >= model.vocab_size):
+            raise UserError(
+                f"{what} token {max(ids) if min(ids) >= 0 else min(ids)}, the model's vocabulary "
+                f"{model.vocab_size}: use the vocabulary that the model was trained with"
+            )
+    most, longest, limit = model.num_positions, max(map(len, prompts)), rules.max_new_tokens
     if most is None:
         return
     together = not model.has_decoder and not model.attention.position.counts_blanks
-    if (longest + max_new_tokens if together else max(longest, max_new_tokens)) > most:
+    if (longest + limit if together else max(longest, limit)) > most:
         raise UserError(
-            f"{longest} prompt tokens and {max_new_tokens} new ones exceed the model's {most} positions: "
+            f"{longest} prompt tokens and {limit} new ones exceed the model's {most} positions: "
             "shorten the prompt or lower max_new_tokens"
         )
 
 
-def _forward(model, params, vocab_size, tokens, filled, places, index, source_mask, memory=None, cache=None):
-    """The last position's logits [rows, V] and the new cache.
+def _forward(model, params, vocab_size, tokens, seen, places, index, source_mask, memory=None, cache=None):
+    """Logits [B, L, V], in the first call the last token's, and the new cache.
 
     Args:
-      tokens: [rows, L], of the decoder.
-      places: its `positions` [rows, L] and, where blanks are filled, what else `infilling.places` gives.
-      filled: [rows, slots], 1 for slots that hold a token after this call.
+      tokens: [B, L], of the decoder.
+      seen: [B, S] or [B, L, S], 1 for slots that hold a token after this call and, of those, that a token sees.
+      places: its `positions` [B, L] and what else says where they are.
       index: the first slot that it fills.
-      source_mask: [rows, M] of an encoder-decoder; None: a decoder.
-      memory: [rows, M, D], of an encoder-decoder in the first call.
+      source_mask: [B, M] of an encoder-decoder; None: a decoder.
+      memory: [B, M, D], of an encoder-decoder in the first call.
       cache: of the call before.
     """
 
-    def last_logits(module):
+    def logits(module):
         if source_mask is None:
-            features = module.features(tokens, filled, cache_index=index, **places)
+            features = module.features(tokens, seen, cache_index=index, **places)
         else:
-            features = module.decode(tokens, memory, source_mask, filled, places["positions"], cache_index=index)
-        return module.logits(features[:, -1:])[:, 0]
+            where = {("decoder_positions" if name == "positions" else name): place for name, place in places.items()}
+            features = module.decode(tokens, memory, source_mask, seen, cache_index=index, **where)
+        return module.logits(features if cache else features[:, -1:])
 
     variables = {"params": params} if cache is None else {"params": params, "cache": cache}
-    logits, updated = model.apply(variables, mutable=["cache"], method=last_logits)
-    return logits.at[:, vocab_size:].set(-jnp.inf) if vocab_size else logits, updated["cache"]
+    found, updated = model.apply(variables, mutable=["cache"], method=logits)
+    return found.at[..., vocab_size:].set(-jnp.inf) if vocab_size else found, updated["cache"]
 
 
-@partial(jax.jit, static_argnames=("model", "max_new_tokens", "num_beams", "eos_ids", "vocab_size", "sees_prompt"))
-def _generate(
-    model, params, source, begun, places, sampling, key, *, max_new_tokens, num_beams, eos_ids, vocab_size, sees_prompt
-) -> jax.Array:
-    """New tokens [B, N], END from the end token on; `source` and `begun` are tokens and mask, [B, M] and [B, P]; places
-    are those of `begun` where blanks are filled.
+@partial(jax.jit, static_argnames=("model", "decoding", "rules", "sees_prompt"))
+def _generate(model, params, source, begun, places, sampling, stops, key, *, decoding, rules, sees_prompt) -> jax.Array:
+    """New tokens [B, number, N], END from the end token on; `source` and `begun` are tokens and mask, [B, M] and
+    [B, P]; places are those of `begun` where blanks are filled.
     """
     tokens_BP, mask_BP = begun
     batch, slots = tokens_BP.shape
+    limit, rows = rules.max_new_tokens, max(decoding.num_beams, decoding.num_return_sequences)
     source_mask = None if source is None else source[1]
     memory = None if source is None else model.apply({"params": params}, *source, method="encode")
-    filled_BS = jnp.pad(mask_BP, ((0, 0), (0, max_new_tokens)))
-    blanks = places is not None
-    if not blanks:
+    filled_BS = jnp.pad(mask_BP, ((0, 0), (0, limit * rows))) > 0
+    moving = "positions" if places is None else "block_positions"
+    if places is None:
         places = {"positions": jnp.maximum(jnp.cumsum(mask_BP, axis=1) - 1, 0)}
     if sees_prompt:
         places["prefix_lengths"] = jnp.full(batch, slots)
-    forward = partial(_forward, model, params, vocab_size)
-    logits, cache = forward(tokens_BP, filled_BS, places, 0, source_mask, memory)
+    forward = partial(_forward, model, stack.apart(params), rules.vocab_size)
+    logits_B1V, cache = forward(tokens_BP, filled_BS, places, 0, source_mask, memory)
     last = {name: place[:, -1:] if place.ndim == 2 else place for name, place in places.items()}
-    of_rows = (logits, filled_BS, last, source_mask)
-    logits, filled_RS, last, source_mask = jax.tree.map(lambda x: jnp.repeat(x, num_beams, axis=0), of_rows)
-    cache = jax.tree.map(lambda x: jnp.repeat(x, num_beams, axis=1), cache)  # [layers, R, …]
+    if rows > 1:
+        last["slot_places"] = jnp.append(jnp.arange(slots), slots + jnp.repeat(jnp.arange(limit), rows))
 
-    eos = jnp.array(eos_ids, jnp.int32)
-    if num_beams == 1:
-        strategy = partial(_draw, sampling=sampling, key=key, eos=eos)
-        state = _drawn_nothing(batch, max_new_tokens)
+    ends = Ends(jnp.array(rules.eos_ids, jnp.int32), stops)
+    if decoding.num_beams > 1:
+        strategy, extend = beams, partial(beams.extend, decoding=decoding)
     else:
-        strategy = partial(_extend_beams, eos=eos)
-        state = _no_beams(batch, num_beams, max_new_tokens)
+        strategy = drawing
+        extend = partial(drawing.extend, sampling=sampling, top_k=decoding.top_k, key=key)
+    extend = partial(extend, begun=begun, rules=rules, ends=ends)
 
     def body(carry):
-        step, state, tokens_R, filled_RS, cache = carry
-        index = slots + step - 1
-        filled_RS = filled_RS.at[:, index].set(1)
-        moving = "block_positions" if blanks else "positions"
-        places = last | {moving: last[moving] + step}
-        logits, cache = forward(tokens_R[:, None], filled_RS, places, index, source_mask, cache=cache)
-        state, tokens_R, rows_R = strategy(state, logits, step)
-        if rows_R is not None:
-            cache = jax.tree.map(lambda x: x[:, rows_R], cache)
-        return step + 1, state, tokens_R, filled_RS, cache
+        step, state, tokens_BK, seen_BKS, cache = carry
+        index = slots + (step - 1) * rows
+        seen_BKS |= jnp.arange(seen_BKS.shape[-1]) == index + jnp.arange(rows)[:, None]
+        at_BK = jnp.broadcast_to(last[moving] + step, (batch, rows))
+        of_rows = {name: jnp.broadcast_to(last[name], (batch, rows)) for name in last if last[name].ndim == 2}
+        logits_BKV, cache = forward(
+            tokens_BK, seen_BKS, last | of_rows | {moving: at_BK}, index, source_mask, cache=cache
+        )
+        state, tokens_BK, parents_BK = extend(state, logits_BKV, step)
+        if parents_BK is not None:
+            seen_BKS = jnp.take_along_axis(seen_BKS, parents_BK[..., None], axis=1)
+        return step + 1, state, tokens_BK, seen_BKS, cache
 
-    state, tokens_R, _ = strategy(state, logits, 0)  # All beams of a prompt are alike here: no rows to reorder.
-    carry = (1, state, tokens_R, filled_RS, cache)
-    carry = jax.lax.while_loop(lambda carry: (carry[0] < max_new_tokens) & carry[1].open_B.any(), body, carry)
-    return carry[1].best()
-
-
-class _Drawn(NamedTuple):
-    """One continuation a prompt: its tokens, and whether it still grows."""
-
-    tokens_BN: jax.Array
-    open_B: jax.Array
-
-    def best(self):
-        return self.tokens_BN
-
-
-def _drawn_nothing(batch, max_new_tokens) -> _Drawn:
-    return _Drawn(jnp.full((batch, max_new_tokens), END), jnp.ones(batch, bool))
-
-
-def _draw(state: _Drawn, logits_BV, step, *, sampling, key, eos):
-    """Adds a token to each open continuation."""
-    tokens_B = next_tokens(logits_BV, sampling, jax.random.fold_in(key, step))
-    open_B = state.open_B & ~jnp.isin(tokens_B, eos)
-    tokens_BN = state.tokens_BN.at[:, step].set(jnp.where(open_B, tokens_B, END))
-    return _Drawn(tokens_BN, open_B), tokens_B, None
-
-
-def next_tokens(logits_BV: jax.Array, sampling: Sampling | None, key: jax.Array) -> jax.Array:
-    """The most probable tokens [B], or samples if there is a `sampling`; of equal logits the lower id ranks first."""
-    if sampling is None:
-        return jnp.argmax(logits_BV, axis=-1)
-    order_BV = jnp.argsort(logits_BV, axis=-1, descending=True)
-    ranked_BV = jnp.take_along_axis(logits_BV, order_BV, axis=-1) / sampling.temperature
-    ranked_BV = jnp.where(jnp.arange(ranked_BV.shape[-1]) < sampling.top_k, ranked_BV, -jnp.inf)
-    probability_BV = jax.nn.softmax(ranked_BV, axis=-1)
-    likelier_BV = jnp.cumsum(probability_BV, axis=-1) - probability_BV
-    # The first always stays, also where rounding makes top_p as small as 0.
-    kept_BV = (likelier_BV < sampling.top_p) | (jnp.arange(ranked_BV.shape[-1]) == 0)
-    rank_B1 = jax.random.categorical(key, jnp.where(kept_BV, ranked_BV, -jnp.inf))[:, None]
-    return jnp.take_along_axis(order_BV, rank_B1, axis=-1)[:, 0]
-
-
-class _Beams(NamedTuple):
-    """Of each prompt the K best hypotheses that still grow, by total log-probability, and the K best finished ones,
-    by mean log-probability; both best first.
-    """
-
-    growing_BKN: jax.Array
-    growing_scores_BK: jax.Array
-    finished_BKN: jax.Array
-    finished_scores_BK: jax.Array
-    open_B: jax.Array
-
-    def best(self):
-        return self.finished_BKN[:, 0]
-
-
-def _no_beams(batch, beams, max_new_tokens) -> _Beams:
-    """Before the first token all beams are one, so all but one have no chance."""
-    empty_BKN = jnp.full((batch, beams, max_new_tokens), END)
-    never_BK = jnp.full((batch, beams), NEVER)
-    return _Beams(empty_BKN, never_BK.at[:, 0].set(0.0), empty_BKN, never_BK, jnp.ones(batch, bool))
-
-
-def _extend_beams(state: _Beams, logits_RV, step, *, eos):
-    """One step of beam search: the state, the rows' next tokens, and which rows they continue.
-
-    As Hugging Face's default (length penalty 1, no early stopping): a hypothesis finishes when its end token ranks
-    among the best K candidates, or with the last token; a prompt is done once the best growing hypothesis, at its
-    present length, is no better than the worst of K finished ones.
-    """
-    batch, beams, max_new_tokens = state.growing_BKN.shape
-    vocab = logits_RV.shape[-1]
-    log_probs_BKV = jax.nn.log_softmax(logits_RV).reshape(batch, beams, vocab) + state.growing_scores_BK[..., None]
-    candidates = min(beams * (1 + len(eos)), beams * vocab)
-    scores_BC, flat_BC = jax.lax.top_k(log_probs_BKV.reshape(batch, -1), candidates)
-    parents_BC, tokens_BC = flat_BC // vocab, flat_BC % vocab
-    ended_BC = jnp.isin(tokens_BC, eos)
-    hypotheses_BCN = jnp.take_along_axis(state.growing_BKN, parents_BC[..., None], axis=1)
-    hypotheses_BCN = hypotheses_BCN.at[:, :, step].set(jnp.where(ended_BC, END, tokens_BC))
-
-    finishing_BC = (ended_BC | (step == max_new_tokens - 1)) & (jnp.arange(candidates) < beams) & state.open_B[:, None]
-    finished_scores, chosen = jax.lax.top_k(
-        jnp.concatenate([state.finished_scores_BK, jnp.where(finishing_BC, scores_BC / (step + 1), NEVER)], axis=1),
-        beams,
-    )
-    finished = jnp.concatenate([state.finished_BKN, hypotheses_BCN], axis=1)
-    finished = jnp.take_along_axis(finished, chosen[..., None], axis=1)
-
-    growing_scores, chosen = jax.lax.top_k(jnp.where(ended_BC, NEVER, scores_BC), beams)
-    growing = jnp.take_along_axis(hypotheses_BCN, chosen[..., None], axis=1)
-    open_B = state.open_B & (growing_scores[:, 0] / (step + 1) > finished_scores[:, -1])
-    tokens_R = jnp.take_along_axis(tokens_BC, chosen, axis=1).reshape(-1)
-    rows_BK = jnp.take_along_axis(parents_BC, chosen, axis=1) + beams * jnp.arange(batch)[:, None]
-    return _Beams(growing, growing_scores, finished, finished_scores, open_B), tokens_R, rows_BK.reshape(-1)
+    logits_BKV = jnp.broadcast_to(logits_B1V, (batch, rows, logits_B1V.shape[-1]))  # All are alike before a token.
+    state, tokens_BK, _ = extend(strategy.nothing(batch, rows, limit, ends), logits_BKV, 0)
+    seen_BKS = jnp.broadcast_to(filled_BS[:, None], (batch, rows, filled_BS.shape[-1]))
+    carry = (1, state, tokens_BK, seen_BKS, cache)
+    carry = jax.lax.while_loop(lambda carry: (carry[0] < limit) & carry[1].open_BK.any(), body, carry)
+    return carry[1].best(decoding.num_return_sequences)

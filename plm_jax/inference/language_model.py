@@ -164,13 +164,9 @@ class LanguageModel:
         self,
         prompts: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
         *,
-        max_new_tokens: int = 50,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        num_beams: int = 1,
         seed: int = 0,
-    ) -> list[str] | list[list[int]]:
+        **options: Any,
+    ) -> list[Any]:
         """What the model makes of each prompt: texts of texts, ids of ids.
 
         A decoder gives the continuation, without the prompt; before that it reads what began its texts in training. An
@@ -185,22 +181,24 @@ class LanguageModel:
         vocabulary. A decoder gives the ids that follow, an encoder-decoder those of its answer, without what begins or
         ends it; what fills blanks gives the prompt's ids with those of the masks replaced, of which there must be one.
 
-        Arguments and errors as `decoding.generate`; an encoder takes none but the prompts.
+        Args:
+          prompts: texts or ids.
+          seed: of samples.
+          options: how to decode, fields of `config.Decoding` such as `max_new_tokens`, `temperature` and `num_beams`;
+            what is not given is as the run's `evaluation.decoding` has it. An encoder takes none.
+
+        Returns:
+          One answer to each prompt, of the kind that the prompts are; with `num_return_sequences` above 1 a list of
+          answers to each, of beams the best first.
+
+        Raises:
+          UserError: as `decoding.generate`, an option that there is not, or that does nothing for such a model.
         """
         prompts = inputs.prompts(prompts)
-        return self.strategy.generate(
-            prompts,
-            all(isinstance(prompt, str) for prompt in prompts),
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            num_beams=num_beams,
-            seed=seed,
-        )
+        return self.strategy.generate(prompts, all(isinstance(prompt, str) for prompt in prompts), seed=seed, **options)
 
-    def writer(self, **options: Any) -> Callable[[Sequence[Sequence[int]]], list[list[int]]]:
-        """`decoding.generate` with this model and options: from rows of tokens to what follows or answers each."""
+    def writer(self, **options: Any) -> Callable[..., list[Any]]:
+        """From rows of tokens to the tokens that follow or answer each; options as of `generate`."""
         return self.strategy.writer(**options)
 
     def score(

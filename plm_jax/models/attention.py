@@ -76,7 +76,7 @@ class Attention(nn.Module):
         if context.cache_index is None:
             return new_BGLH
         batch, groups, _, head_dim = new_BGLH.shape
-        shape = batch, groups, context.mask.shape[1], head_dim
+        shape = batch, groups, context.mask.shape[-1], head_dim
         cache = self.variable("cache", f"cached_{name}", jnp.zeros, shape, new_BGLH.dtype)
         cache.value = jax.lax.dynamic_update_slice_in_dim(cache.value, new_BGLH, context.cache_index, axis=2)
         return cache.value

@@ -21,6 +21,7 @@ class Decoder(Architecture):
         positions=None,
         segment_ids=None,
         cache_index=None,
+        slot_places=None,
         *,
         block_positions=None,
         prefix_lengths=None,
@@ -30,10 +31,12 @@ class Decoder(Architecture):
 
         Args:
           tokens: int32 [B, L].
-          mask: [B, L], 1 for real tokens; with a cache [B, slots], 1 for slots filled once this call is done.
+          mask: [B, L], 1 for real tokens; with a cache [B, slots], 1 for slots filled once this call is done, or
+            [B, L, slots], those of them that each token sees.
           positions: int32 [B, L]; by default arange, or cumsum(mask) - 1 where there is a mask and no cache.
           segment_ids: int32 [B, L]; tokens see their own segment only.
           cache_index: the first slot this call fills (with the `cache` collection mutable); None: no cache.
+          slot_places: int32 [slots], which place of a text each slot of the cache is for; by default they are in order.
           block_positions: int32 [B, L], the place within a blank, from 1 on; by default 0, outside of all blanks.
           prefix_lengths: int32 [B], how many of the first places (with a cache: slots) all tokens see; by default none.
           deterministic: no dropout.
@@ -53,6 +56,7 @@ class Decoder(Architecture):
             positions=positions,
             block_positions=block_positions,
             cache_index=cache_index,
+            slot_places=slot_places,
             prefix_lengths=prefix_lengths,
         )
         return self.stack(x, context, deterministic=deterministic)

@@ -50,6 +50,7 @@ class EncoderDecoder(Architecture):
         segment_ids=None,
         decoder_segment_ids=None,
         cache_index=None,
+        slot_places=None,
         *,
         deterministic=True,
     ):
@@ -59,11 +60,13 @@ class EncoderDecoder(Architecture):
           decoder_tokens: int32 [B, L].
           memory: [B, M, D]; None: with a cache, the one of the call before.
           mask, segment_ids: [B, M], the memory's.
-          decoder_mask: [B, L], 1 for real tokens; with a cache [B, slots], 1 for slots filled once this call is done.
+          decoder_mask: [B, L], 1 for real tokens; with a cache [B, slots], 1 for slots filled once this call is done,
+            or [B, L, slots], those of them that each token sees.
           decoder_positions: int32 [B, L]; by default arange, or cumsum(decoder_mask) - 1 with a mask and no cache.
           decoder_segment_ids: int32 [B, L]; tokens see their own segment only, of the memory too.
           cache_index: the first slot this call fills (with the `cache` collection mutable); None: no cache. With one,
             `mask` must be given.
+          slot_places: int32 [slots], which place of a text each slot of the cache is for; by default they are in order.
           deterministic: no dropout.
         """
         length = decoder_tokens.shape[1]
@@ -75,7 +78,12 @@ class EncoderDecoder(Architecture):
         if decoder_segment_ids is not None:
             own, across = (decoder_segment_ids, decoder_segment_ids), (decoder_segment_ids, segment_ids)
         context = Context(
-            causal=True, mask=decoder_mask, segment_ids=own, positions=decoder_positions, cache_index=cache_index
+            causal=True,
+            mask=decoder_mask,
+            segment_ids=own,
+            positions=decoder_positions,
+            cache_index=cache_index,
+            slot_places=slot_places,
         )
         memory_context = Context(mask=mask, segment_ids=across, cache_index=None if cache_index is None else 0)
         return self.decoder(x, context, memory, memory_context, deterministic=deterministic)

@@ -55,19 +55,45 @@ def loop(model: settings.Transformer | settings.Elmo) -> Callable:
 
 def unrolled(function, carry, stacked):
     """As `jax.lax.scan(function, carry, stacked)`, written out."""
+    results = []
+    for layer in apart(stacked):
+        carry, result = function(carry, layer)
+        results.append(result)
+    return carry, jax.tree.map(lambda *parts: jnp.stack(parts), *results)
+
+
+def apart(stacked):
+    """The layers of a tree of arrays with a leading axis of them, each a tree of its own."""
     leaves, structure = jax.tree.flatten(stacked)
     # Split, not indexed: the transpose of one split is one concatenation of all layers' gradients.
     columns = [leaf if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else _split(leaf) for leaf in leaves]
-    results = []
-    for layer in zip(*columns, strict=True):
-        carry, result = function(carry, jax.tree.unflatten(structure, layer))
-        results.append(result)
-    return carry, jax.tree.map(lambda *parts: jnp.stack(parts), *results)
+    return tuple(jax.tree.unflatten(structure, layer) for layer in zip(*columns, strict=True))
 
 
 def _split(leaf):
     """The slices of the leading axis."""
     return [part[0] for part in jax.lax.split(leaf, [1] * leaf.shape[0])]
+
+
+def written_out(model: settings.Transformer, stack: settings.Stack, layer: Callable, x, layers):
+    """As `through_layers` one after another, but that each layer's cache is apart from those of the others.
+
+    In a loop over tokens such a cache is changed in place; of a stack of them each token would make a copy. So it would
+    of slices of the parameters, which may be as `apart` gives them.
+    """
+    del model
+    params, (_, caches, keys) = layers
+    params = params if isinstance(params, tuple) else apart(params)
+    in_group = stack.blocks // stack.stored_blocks * stack.inner
+    results = []
+    for depth in range(stack.blocks):
+        group, place = divmod(depth, in_group)
+        stored = group * stack.inner + place % stack.inner
+        others = depth, None if caches is None else caches[depth], None if keys is None else keys[depth]
+        x, result = layer(x, (params[stored], others))
+        results.append(result)
+    caches, hidden = zip(*results, strict=True)
+    return x, (caches, None if hidden[0] is None else jnp.stack(hidden))
 
 
 def through_layers(model: settings.Transformer, stack: settings.Stack, layer: Callable, x, layers):

@@ -5,6 +5,7 @@ Shapes: B batch, L length, M memory's length, Q queries, K keys, D width. All bl
 """
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -81,7 +82,10 @@ class Stack(nn.Module):
         if memory_context is not None:
             memory_context = self._with_kernel("cross_attention", memory_context, x, memory, deterministic)
         block = Block(self.model, self.dtype, deterministic, parent=None)
-        params = self.param("blocks", _stacked_init, block, stack.stored_blocks, x[:1, :1], memory_context is not None)
+        params = self.get_variable("params", "blocks")
+        if not isinstance(params, tuple):  # As `apart` gives them.
+            crosses = memory_context is not None
+            params = self.param("blocks", _stacked_init, block, stack.stored_blocks, x[:1, :1], crosses)
         cache = self.get_variable("cache", "blocks")
         keys = None if deterministic else jax.random.split(self.make_rng("dropout"), stack.blocks)
 
@@ -97,7 +101,8 @@ class Stack(nn.Module):
                 x, updated = block.apply(variables, x, depth, seen, memory, seen_memory, rngs=rngs, mutable=["cache"])
                 return x, (updated.get("cache"), x if wants_hidden else None)
 
-            return loops.through_layers(self.model, stack, apply, x, layers)
+            go = loops.through_layers if context.cache_index is None else loops.written_out
+            return go(self.model, stack, apply, x, layers)
 
         of_rows = memory, context.by_row(batch), {} if memory_context is None else memory_context.by_row(batch)
         layers = params, (jnp.arange(stack.blocks), cache, keys)
@@ -124,7 +129,7 @@ class Stack(nn.Module):
         )
         if attention == "attention":
             windows = self.model.attention.windows
-            bias = self._bias(queries, keys, context.cache_index)
+            bias = self._bias(context, queries, keys)
             context = context.replace(**bias, windows=windows if any(windows) else ())
         if self.is_initializing() or context.cache_index is not None:
             return context
@@ -139,22 +144,33 @@ class Stack(nn.Module):
             context = context.replace(rotation=rotation)
         return context.with_kernel(context.kernel, *_lengths(context, x, source))
 
-    def _bias(self, queries, keys, cache_index):
+    def _bias(self, context, queries, keys):
         """What the position scheme adds to scores, as its `distance_bias` or `bias` says."""
         position = self.model.attention.position
         tables = {name: declared(self, name, table) for name, table in position.score_tables(self.model).items()}
-        first = 0 if cache_index is None else cache_index
+        of_queries, of_keys = context.places(queries, keys)
         of_model = self.model.attention.heads, self.causal
-        distances = jnp.arange(1 - queries, keys) - first
-        return {
-            "distance_bias": position.distance_bias(tables, distances, *of_model),
-            "bias": position.bias(tables, first + jnp.arange(queries), jnp.arange(keys), *of_model),
-        }
+        bias = position.bias(tables, of_queries, of_keys, *of_model)
+        if context.slot_places is None:
+            distances = jnp.arange(1 - queries, keys) - of_queries[0]
+            return {"distance_bias": position.distance_bias(tables, distances, *of_model), "bias": bias}
+        # Out of order, the scores do not have one distance along each diagonal.
+        distances = -context.places_back(queries, keys).reshape(-1)
+        by_distance = position.distance_bias(tables, distances, *of_model)
+        return {"bias": bias if by_distance is None else by_distance.reshape(1, -1, queries, keys)}
+
+
+def apart(params: Mapping[str, Any]) -> dict[str, Any]:
+    """A model's parameters with those of each block of its stacks in a tree of its own, for calls with a cache."""
+    return {
+        name: loops.apart(value) if name == "blocks" else apart(value) if isinstance(value, Mapping) else value
+        for name, value in params.items()
+    }
 
 
 def _lengths(context, x, source):
     """How many queries and keys an attention of x [B, Q, D] to a source [B, K, D], or to a cache's slots, has."""
-    return x.shape[1], source.shape[1] if context.cache_index is None else context.mask.shape[1]
+    return x.shape[1], source.shape[1] if context.cache_index is None else context.mask.shape[-1]
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 4))  # Traced once: Flax asks for the shapes in every call, too.

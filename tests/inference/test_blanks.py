@@ -187,6 +187,9 @@ def test_a_model_of_spans_puts_its_answer_into_the_blanks():
     assert lm.generate("no blank") == ["<extra_id_0> pq <extra_id_1> r"]
     with pytest.raises(UserError, match="has <extra_id_3>"):
         lm.generate("<extra_id_3>")
+    assert lm.generate("no blank", stop_strings=" r") == ["<extra_id_0> pq <extra_id_1>"]
+    with pytest.raises(UserError, match="leave out stop_strings"):
+        lm.generate("a <extra_id_0>", stop_strings=["q"])
 
 
 @pytest.mark.parametrize(
@@ -194,9 +197,9 @@ def test_a_model_of_spans_puts_its_answer_into_the_blanks():
     [
         (lambda lm: lm.fill("no blank"), r"there is no \[MASK\] in 'no blank'"),
         (lambda lm: lm.fill("[MASK]", top_k=0), "top_k is 0"),
-        (lambda lm: lm.generate("[MASK]", num_beams=2), "leave out temperature, top_k, top_p and num_beams"),
-        (lambda lm: lm.generate("[MASK]", temperature=1.0), "leave out temperature"),
-        (lambda lm: lm.generate("[MASK]", top_k=3), "leave out temperature"),
+        (lambda lm: lm.generate("[MASK]", num_beams=2, top_k=3), "generates no text, .* leave out num_beams, top_k"),
+        (lambda lm: lm.generate("[MASK]", max_new_tokens=9), "leave out max_new_tokens"),
+        (lambda lm: lm.generate("no blank"), r"there is no \[MASK\] in 'no blank'"),
         (lambda lm: lm.special_ids.pop("mask_token_id") and lm.fill("[MASK]"), "no mask in its vocabulary"),
         (lambda lm: LanguageModel(*a_text_to_text_model()).fill("[MASK]"), "is no masked one"),
     ],

@@ -8,25 +8,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.stats
 from hypothesis import given
 from hypothesis import settings as settings_of_test
 from hypothesis import strategies as st
 
 from plm_jax.common.errors import UserError
 from plm_jax.inference import decoding
-from plm_jax.inference.decoding import Sampling, next_tokens
+from plm_jax.inference.drawing import Sampling, next_tokens
 from plm_jax.models import settings
 from plm_jax.models.decoder import Decoder
 
-EVERY = np.iinfo(np.int32).max
-
 
 @cache
-def model_and_params(vocab=23, std=0.5):
+def model_and_params(vocab=23, std=0.5, length=40):
     model = Decoder(
         settings.Decoder(
             embedding=settings.Embedding(vocab, 12),
-            attention=settings.Attention(heads=3, head_dim=4, position=settings.LearnedPositions(40, init_std=std)),
+            attention=settings.Attention(heads=3, head_dim=4, position=settings.LearnedPositions(length, init_std=std)),
             feed_forward=settings.FeedForward(20),
             stack=settings.Stack(2),
             head=settings.VocabularyHead(tied=False),
@@ -131,8 +130,8 @@ def test_beam_search_keeps_each_hypothesis_with_its_own_cache():
     assert got != generate(prompts)
 
 
-def best_by_enumeration(prompt, vocab, length, end):
-    """Of all continuations the one with the highest mean log-probability."""
+def best_by_enumeration(prompt, vocab, length, end, penalty):
+    """Of all continuations the one with the highest log-probability over a penalty."""
     model, params = model_and_params(vocab)
     whole = np.array(list(itertools.product(range(vocab), repeat=length)))
     rows = np.concatenate([np.repeat([prompt], len(whole), axis=0), whole], axis=1)
@@ -141,31 +140,74 @@ def best_by_enumeration(prompt, vocab, length, end):
     found = {}
     for row, score in zip(whole.tolist(), scores, strict=True):
         size = row.index(end) + 1 if end in row else length
-        found[tuple(token for token in row[:size] if token != end)] = score[:size].mean()
-    return list(max(found, key=found.get))
+        found[tuple(token for token in row[:size] if token != end)] = score[:size].sum() / penalty(size)
+    return [list(row) for row in sorted(found, key=found.get, reverse=True)]
 
 
-def test_beam_search_as_wide_as_the_space_finds_the_best_of_all():
-    vocab, length = 4, 3
+@pytest.mark.parametrize(
+    ("options", "penalty"),
+    [
+        ({}, lambda size: size),
+        ({"length_penalty": 0.0}, lambda size: 1),
+        ({"length_penalty": 4.0, "early_stopping": "never"}, lambda size: size**4.0),
+        (
+            {"length_penalty": 4.0, "length_penalty_form": "gnmt", "early_stopping": "never"},
+            lambda size: ((5 + size) / 6) ** 4.0,
+        ),
+    ],
+    ids=str,
+)
+def test_beam_search_as_wide_as_the_space_finds_the_best_of_all(options, penalty):
+    vocab, length, best = 4, 3, 3
     model, params = model_and_params(vocab)
     lengths = set()
     for prompt, end in itertools.product(([0], [1, 2], [3]), (1, 3)):
-        got = decoding.generate(
-            model, params, [prompt], max_new_tokens=length, num_beams=vocab ** (length - 1), eos_ids=[end]
+        (got,) = decoding.generate(
+            model,
+            params,
+            [prompt],
+            max_new_tokens=length,
+            num_beams=vocab ** (length - 1),
+            num_return_sequences=best,
+            eos_ids=[end],
+            **options,
         )
-        assert got == [best_by_enumeration(prompt, vocab, length, end)]
+        want = best_by_enumeration(prompt, vocab, length, end, penalty)
+        # What is returned beside the best may have been searched no further.
+        assert got[0] == want[0] and (not options.get("early_stopping") or got == want[:best])
         lengths.add(len(got[0]))
     assert len(lengths) > 1
 
 
-def frequencies(logits, draws=20_000, **sampling):
-    sampling = Sampling(**{"temperature": 1.0, "top_k": EVERY, "top_p": 1.0, **sampling})
-    rows = jnp.broadcast_to(jnp.asarray(logits, jnp.float32), (draws, len(logits)))
-    drawn = jax.jit(next_tokens)(rows, sampling, jax.random.key(0))
-    return np.bincount(drawn, minlength=len(logits)) / draws
+def test_early_stopping_ends_a_search_with_as_many_finished_ones_as_beams():
+    """Never stopping, it goes on to better ones: a penalty that favours length makes them."""
+    prompts = np.random.default_rng(0).integers(0, 23, (20, 3)).tolist()
+    ends = [row[2] for row in generate(prompts[:6])]
+    found = {
+        stopping: generate(prompts, eos_ids=ends, num_beams=3, early_stopping=stopping, length_penalty=3.0)
+        for stopping in (True, False, "never")
+    }
+    sizes = [sum(map(len, rows)) for rows in found.values()]
+    assert sizes == sorted(set(sizes))
+
+
+def test_several_answers_are_the_best_beams_or_samples_of_their_own():
+    best = generate(num_beams=4, num_return_sequences=3)
+    assert [answers[0] for answers in best] == generate(num_beams=4)
+    assert all(len({tuple(row) for row in answers}) == 3 for answers in best)
+    drawn = generate(temperature=1.0, num_return_sequences=3)
+    assert all(len({tuple(row) for row in answers}) == 3 for answers in drawn)
 
 
 PROBABILITIES = np.array([0.05, 0.5, 0.15, 0.3])
+
+
+def is_drawn_from(expected, counts):
+    """Whether counts fit probabilities: those of 0 are not there, and Pearson's χ² is that of a chance above 1e-4."""
+    expected, possible = np.asarray(expected), np.asarray(expected) > 0
+    if counts[~possible].any():
+        return False
+    return possible.sum() == 1 or scipy.stats.chisquare(counts[possible], expected[possible] * counts.sum())[1] > 1e-4
 
 
 @pytest.mark.parametrize(
@@ -181,13 +223,37 @@ PROBABILITIES = np.array([0.05, 0.5, 0.15, 0.3])
         ({"top_p": 0.81}, [0, 0.5 / 0.95, 0.15 / 0.95, 0.3 / 0.95]),
         ({"top_k": 2, "top_p": 0.6}, [0, 1, 0, 0]),  # The first of two has 0.625 once the others are gone.
         ({"temperature": 0.5, "top_p": 0.6}, [0, 1, 0, 0]),  # At this temperature it has 0.68.
+        # At this one 0.36 of all, 0.43 of the first three; with the second 0.76 of these.
+        ({"temperature": 2.0, "top_k": 3, "top_p": 0.7}, [0, 0.5**0.5 / (0.5**0.5 + 0.3**0.5), 0, None]),
     ],
+    ids=str,
 )
-def test_samples_have_the_right_support_and_frequencies(sampling, expected):
-    expected = np.asarray(expected)
-    got = frequencies(np.log(PROBABILITIES), **sampling)
-    assert np.all((got > 0) == (expected > 0))
-    assert np.all(np.abs(got - expected) <= 4 * (expected * (1 - expected) / 20_000) ** 0.5)
+def test_samples_have_the_right_frequencies(sampling, expected):
+    expected = np.array([1 - sum(p or 0 for p in expected) if p is None else p for p in expected])
+    counts = drawn(np.log(PROBABILITIES), 100_000, **sampling)
+    assert is_drawn_from(expected, counts)
+    assert not is_drawn_from(np.full(4, 0.25), counts)
+
+
+def test_answers_are_drawn_from_the_model_s_probabilities():
+    """100,000 tokens that follow one prompt, through all of `generate`."""
+    rows = generate([[4, 8, 15]] * 100, 1, temperature=2.0, top_k=10, top_p=0.9, num_return_sequences=1000)
+    counts = np.bincount(np.concatenate(list(itertools.chain(*rows))), minlength=23)
+    logits = np.asarray(log_probs(jnp.array([[4, 8, 15]])))[0, -1] / 2
+    ranked = np.argsort(-logits)[:10]
+    probabilities = np.exp(logits[ranked]) / np.exp(logits[ranked]).sum()
+    kept = probabilities.cumsum() - probabilities < 0.9
+    expected = np.zeros(23)
+    expected[ranked[kept]] = probabilities[kept] / probabilities[kept].sum()
+    assert 2 < kept.sum() < 10 and is_drawn_from(expected, counts)
+
+
+def drawn(logits, draws, temperature=1.0, top_k=None, top_p=None):
+    """How often each token is."""
+    rows = jnp.broadcast_to(jnp.asarray(logits, jnp.float32), (draws, len(logits)))
+    draw = jax.jit(next_tokens, static_argnames="top_k")
+    tokens = draw(rows, Sampling(temperature, top_p), jax.random.key(0), top_k=top_k)
+    return np.bincount(tokens, minlength=len(logits))
 
 
 @settings_of_test(deadline=None)
@@ -203,14 +269,13 @@ def test_a_sample_is_one_of_the_fewest_tokens_that_reach_top_p(logits, top_k, to
     probabilities = np.exp(logits[ranked] - logits[ranked].max())
     before = np.cumsum(probabilities / probabilities.sum()) - probabilities / probabilities.sum()
     allowed = set(ranked[before < top_p + 1e-5])  # float32 may round across the border
-    drawn = np.flatnonzero(frequencies(logits, draws=64, top_k=top_k, top_p=top_p))
-    assert set(drawn) <= allowed
+    assert set(np.flatnonzero(drawn(logits, 64, top_k=top_k, top_p=top_p))) <= allowed
 
 
 def test_equal_logits_go_to_the_lower_id():
     logits = jnp.array([[0.0, 2.0, 1.0, 2.0]])
     assert next_tokens(logits, None, jax.random.key(0)).tolist() == [1]
-    assert next_tokens(logits, Sampling(1.0, 1, 1.0), jax.random.key(0)).tolist() == [1]
+    assert next_tokens(logits, Sampling(1.0, 1.0), jax.random.key(0), top_k=1).tolist() == [1]
 
 
 @pytest.mark.parametrize(
@@ -222,13 +287,26 @@ def test_equal_logits_go_to_the_lower_id():
         ({"prompts": [[-1]]}, "token -1"),
         ({"prompts": [[1] * 30], "max_new_tokens": 11}, "exceed the model's 40 positions"),
         ({"max_new_tokens": 0}, "max_new_tokens is 0"),
-        ({"num_beams": 0}, "num_beams 0"),
+        ({"num_beams": 0}, "num_beams is 0"),
         ({"temperature": -1.0}, "temperature is -1.0"),
         ({"temperature": float("nan")}, "temperature is nan"),
         ({"temperature": 1.0, "top_k": 0}, "top_k is 0"),
         ({"temperature": 1.0, "top_p": 0.0}, "top_p is 0.0"),
         ({"temperature": 1.0, "top_p": 1.1}, "top_p is 1.1"),
         ({"temperature": 1.0, "num_beams": 2}, "beam search does not sample"),
+        ({"num_return_sequences": 2}, "give as many beams, or a temperature"),
+        ({"num_beams": 2, "num_return_sequences": 3}, "num_return_sequences is 3, num_beams 2"),
+        ({"min_new_tokens": 13}, "min_new_tokens is 13, max_new_tokens 12"),
+        ({"min_new_tokens": -1}, "min_new_tokens is -1"),
+        ({"length_penalty": float("nan")}, "length_penalty is nan"),
+        ({"length_penalty_form": "log"}, "give power or gnmt"),
+        ({"early_stopping": "always"}, "early_stopping is 'always'"),
+        ({"forced_bos_token_id": 23}, "answers have token 23"),
+        ({"forced_eos_token_id": 23}, "answers have token 23"),
+        ({"forced_prefix": (1,) * 13}, "13 tokens are forced, max_new_tokens is 12"),
+        ({"forced_prefix": "a text"}, "give ids, where there is no vocabulary"),
+        ({"stop_strings": ("a", "")}, "none of them empty"),
+        ({"num_beam": 2}, "there is no option 'num_beam': did you mean 'num_beams'"),
     ],
 )
 def test_what_cannot_be_done_is_said(kwargs, words):
@@ -238,3 +316,15 @@ def test_what_cannot_be_done_is_said(kwargs, words):
 
 def test_the_last_position_can_be_filled():
     assert len(generate([[1] * 30], max_new_tokens=10)[0]) == 10
+
+
+def test_batches_of_prompts_of_nearly_the_same_length_share_a_program():
+    """The longest have 33 to 63 tokens."""
+    model, params = model_and_params(length=128)
+    rng, compiled = np.random.default_rng(0), []
+    for number, longest in enumerate(np.linspace(33, 63, 20).astype(int)):
+        prompts = [rng.integers(0, 23, size).tolist() for size in (longest, *rng.integers(1, longest + 1, 3))]
+        if number == 1:
+            jax.monitoring.register_event_duration_secs_listener(lambda event, _, **__: compiled.append(event))
+        decoding.generate(model, params, prompts, max_new_tokens=3, temperature=1.0 + number, num_beams=1)
+    assert not [event for event in compiled if "compile" in event]

@@ -1,6 +1,8 @@
 """Blanks filled by decoders: places against the objective's, prompts, and generation against full passes."""
 
 import dataclasses
+import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -146,12 +148,23 @@ def test_a_text_comes_back_filled_or_goes_on():
 def test_the_masks_among_ids_are_filled_as_those_of_a_text():
     lm = model_of("glm")
     prompts = [infilling.encode(lm.vocabulary, text, lm.special_ids) for text in ("a[MASK]b[sMASK]", "c[gMASK]")]
-    fillings = infilling.fill(prompts, MARKS, lm.writer(max_new_tokens=3, marks=MARKS))
+    fillings = infilling.fill(prompts, MARKS, functools.partial(lm.writer(max_new_tokens=3), marks=MARKS))
     (first, second), (third,) = fillings
     assert first and third
     assert lm.generate(prompts, max_new_tokens=3) == [[258, 97, *first, 98, *second, 257], [258, 99, *third]]
     with pytest.raises(UserError, match="no id of a mask"):
         lm.generate([[97]])
+
+
+def test_how_blanks_are_filled_is_chosen_as_for_any_text():
+    lm = model_of("glm")
+    text = "a[MASK]b[sMASK]"
+    assert lm.generate(text, max_new_tokens=5, min_new_tokens=5, forced_prefix="xy")[0].startswith("axy")
+    assert re.fullmatch("axy.{3}bxy.{3}", lm.generate(text, max_new_tokens=5, min_new_tokens=5, forced_prefix="xy")[0])
+    assert len(lm.generate(text, max_new_tokens=4, num_beams=3, no_repeat_ngram_size=1)) == 1
+    for options in ({"num_beams": 2, "num_return_sequences": 2}, {"stop_strings": ["b"]}):
+        with pytest.raises(UserError, match="leave out num_return_sequences and stop_strings"):
+            lm.generate(text, **options)
 
 
 def test_a_run_that_fills_no_blanks_continues_though_its_vocabulary_has_the_ids():

@@ -257,6 +257,41 @@ def test_sampling_arguments_reach_the_decoder(lm):
     assert greedy == lm.generate(["HELLO"], max_new_tokens=9, temperature=3.0, top_p=1e-9)
 
 
+def test_the_run_says_how_to_decode_where_nothing_else_does(make_workdir):
+    pretrained = plm_jax.load(golden.FOLDER / "gpt2")
+    run = run_of(pretrained.config)
+    how = config.Decoding(num_beams=3, max_new_tokens=7, no_repeat_ngram_size=2)
+    run = replace(run, evaluation=config.Evaluation(decoding=how))
+    lm = plm_jax.load(make_workdir(pretrained, run))
+    prompts = [[40, 37, 44], [33]]
+
+    def want(**options):
+        return decoding.generate(lm.model, lm.params, prompts, eos_ids=[13], **options)
+
+    assert lm.generate(prompts) == want(num_beams=3, max_new_tokens=7, no_repeat_ngram_size=2)
+    assert lm.generate(prompts, num_beams=1) == want(max_new_tokens=7, no_repeat_ngram_size=2)
+    assert lm.generate(prompts, num_beams=1) != lm.generate(prompts)
+    with pytest.raises(UserError, match="set num_beams to 1"):
+        lm.generate(prompts, temperature=1.0)
+
+
+def test_answers_end_before_what_they_stop_at(lm):
+    free = lm.generate("HELLO", max_new_tokens=9)[0]
+    stop = free[3:5]
+    assert lm.generate("HELLO", max_new_tokens=9, stop_strings=[stop]) == [free[: free.index(stop)]]
+    assert lm.generate("HELLO", max_new_tokens=9, stop_strings=stop) == [free[: free.index(stop)]]
+    (ids,) = lm.generate(lm.vocabulary.encode("HELLO"), max_new_tokens=9, stop_strings=[stop])
+    assert lm.vocabulary.decode(ids) == free[: free.index(stop) + 2]
+    for text in lm.generate(["HELLO"], max_new_tokens=9, num_beams=3, num_return_sequences=3, stop_strings=stop)[0]:
+        assert stop not in text
+
+
+def test_answers_begin_with_what_they_are_to(lm):
+    (text,) = lm.generate("HELLO", max_new_tokens=6, forced_prefix=" WE")
+    assert text == " WE" + lm.generate("HELLO WE", max_new_tokens=3)[0]
+    assert lm.generate("HELLO", max_new_tokens=6, forced_prefix=lm.vocabulary.encode(" WE")) == [text]
+
+
 def test_an_empty_prompt_starts_from_the_beginning_token_and_else_from_the_end_token(lm):
     tokens = decoding.generate(lm.model, lm.params, [[3], [13]], max_new_tokens=5, eos_ids=[13])
     assert lm.generate([""], max_new_tokens=5) == [lm.vocabulary.decode(tokens[0])]

@@ -68,6 +68,33 @@ def test_incremental_decoding_equals_the_full_pass(family):
     np.testing.assert_allclose(got[mask == 1], full[mask == 1], atol=1e-4)
 
 
+@families
+def test_texts_that_share_a_cache_are_as_if_each_had_its_own(family):
+    """Two that begin alike and go on otherwise: their tokens take slots in turn, of which each sees its own."""
+    module, params = initial(MODELS[family])
+    begin, branches = tokens_of(batch=1, length=4), tokens_of(1, batch=2, length=3)
+    seen = np.zeros((1, 2, 10), int)
+    seen[..., :4] = 1
+    places = jnp.array([0, 1, 2, 3, 4, 4, 5, 5, 6, 6])
+    _, cache = extend(module, {"params": params}, begin, seen[:, 0], jnp.arange(4)[None], 0)
+    parts = []
+    for step in range(3):
+        index = 4 + 2 * step
+        seen[:, [0, 1], [index, index + 1]] = 1
+        part, cache = module.apply(
+            {"params": params, **cache},
+            branches[None, :, step],
+            mask=jnp.array(seen),
+            positions=jnp.full((1, 2), 4 + step),
+            cache_index=index,
+            slot_places=places,
+            mutable=["cache"],
+        )
+        parts.append(part[0])
+    whole = logits(module, params, jnp.concatenate([jnp.repeat(begin, 2, axis=0), branches], axis=1))
+    np.testing.assert_allclose(jnp.stack(parts, axis=1), whole[:, 4:], atol=1e-4)
+
+
 @pytest.mark.parametrize(("windows", "scan"), [((0, 3), False), ((1, 2, 4), True)])
 def test_a_stack_of_windows_reaches_as_far_as_their_bands_multiplied(windows, scan):
     model = small(layers=3, attention=replace(LEARNED, windows=windows), scan_layers=scan)

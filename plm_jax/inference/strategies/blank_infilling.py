@@ -4,6 +4,7 @@ from functools import partial
 
 import numpy as np
 
+from plm_jax.common.errors import UserError
 from plm_jax.inference import infilling, scoring
 from plm_jax.inference.strategies.decoder import Decoder
 from plm_jax.inference.strategies.strategy import check_masks, spaces_moved
@@ -47,9 +48,12 @@ class BlankInfilling(Decoder):
         context, continued = spaces_moved(context, continued)
         return self.continuation(self.encode(context), list(self.lm.tokenizer.encode(continued)))
 
-    def generate(self, prompts, in_text, **options):
+    def generate(self, prompts, in_text, seed, **options):
         """The prompts with their blanks filled, or what continues them."""
-        write = partial(self.lm.writer(**options), marks=self.marks)
+        how = self.decoding(**options)
+        if how.num_return_sequences > 1 or how.stop_strings:
+            raise UserError("what fills blanks is one and whole: leave out num_return_sequences and stop_strings")
+        write = partial(self.lm.writer(seed=seed, **options), marks=self.marks)
         if in_text:
             encoded = [self.encode(text) for text in prompts]
             filled = infilling.fill(encoded, self.marks, write)

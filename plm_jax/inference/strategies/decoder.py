@@ -1,7 +1,7 @@
 """Decoders: they continue a text."""
 
 from plm_jax.common.errors import UserError
-from plm_jax.inference import scoring
+from plm_jax.inference import blanks, scoring
 from plm_jax.inference.strategies.strategy import Writer, spaces_moved
 from plm_jax.training import model_text
 
@@ -17,6 +17,10 @@ class Decoder(Writer):
         """What began its texts in training, and the text; where both are empty, what stood between documents."""
         begin = model_text.begins_with(self.lm.special_ids)
         return [*begin, *self.lm.tokenizer.encode(text)] or self._between_documents
+
+    def prefix(self, text):
+        """As from within a text, which the prompt has begun."""
+        return blanks.within(self.lm.tokenizer, text)
 
     def to_text(self, vocabulary, prompt, new):
         """The continuation, decoded with the prompt, since SentencePiece drops the space before a first word."""

@@ -25,12 +25,13 @@ class Encoder(Strategy):
         before, after = self.frame
         return [*before, *blanks.encode(self.lm.tokenizer, text, marks), *after]
 
-    def generate(self, prompts, in_text, *, max_new_tokens=None, temperature, top_k, top_p, num_beams, seed=None):
+    def generate(self, prompts, in_text, seed, **options):
         """The prompts with their masks filled; of options there is no choice."""
-        if temperature or num_beams != 1 or (top_k, top_p) != (None, None):
+        del seed
+        if options:
             raise UserError(
-                "a masked model fills each blank with the most probable token: leave out temperature, top_k, "
-                "top_p and num_beams"
+                "a masked model generates no text, it fills each blank with the most probable token: leave out "
+                f"{', '.join(options)}"
             )
         return [filled.text for filled in self.lm.fill(prompts, top_k=1)] if in_text else self._fill_ids(prompts)
 

@@ -58,6 +58,13 @@ class EncoderDecoder(Writer):
         most = self.lm.config.num_positions or len(context)
         return answer._replace(tokens=context[max(0, len(context) - most) :], decoder_tokens=answer.tokens)
 
+    def generate(self, prompts, in_text, seed, **options):
+        """The answers; what fills blanks is taken as a whole."""
+        has_blanks = in_text and any(blanks.SENTINEL.search(prompt) for prompt in prompts)
+        if has_blanks and self.decoding(**options).stop_strings:
+            raise UserError("what fills blanks is one and whole: leave out stop_strings")
+        return super().generate(prompts, in_text, seed, **options)
+
     def to_text(self, vocabulary, prompt, new):
         """The answer, or the prompt with the answer's spans in its blanks."""
         if set(prompt) & set(self._sentinels):

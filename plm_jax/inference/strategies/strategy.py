@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from plm_jax.common.errors import UserError, nearest
-from plm_jax.inference import decoding, inputs, scoring
+from plm_jax.config import Decoding
+from plm_jax.inference import constraints, decoding, inputs, scoring
 from plm_jax.models import task_heads
 from plm_jax.models.heads import TASK, Head
 from plm_jax.models.task_heads import TaskHead
@@ -125,8 +126,8 @@ class Strategy:
         """The tokens of a prompt, as the model was trained to see it."""
         raise NotImplementedError
 
-    def generate(self, prompts: list[str] | list[list[int]], in_text: bool, **options: Any) -> list[Any]:
-        """What the model makes of prompts, texts or ids; options as `decoding.generate`."""
+    def generate(self, prompts: list[str] | list[list[int]], in_text: bool, seed: int, **options: Any) -> list[Any]:
+        """What the model makes of prompts, texts or ids; options as `LanguageModel.generate`."""
         raise UserError(f"a model of kind '{self.lm.config.kind}' writes no text: use `hidden_states` or `logits`")
 
     def fill(self, texts: Sequence[str], top_k: int) -> list[Any]:
@@ -176,20 +177,50 @@ class Strategy:
 
     # What those that write share.
 
-    def writer(self, **options: Any) -> Callable[[Rows], list[list[int]]]:
-        """`decoding.generate` with this model and options: from rows of tokens to what follows or answers each."""
+    def decoding(self, **options: Any) -> Decoding:
+        """The run's, with some fields set otherwise."""
+        of_run = Decoding() if self.lm.run is None else self.lm.run.evaluation.decoding
+        return of_run.changed(**options)
+
+    def writer(self, how: Decoding | None = None, seed: int = 0, **options: Any) -> Callable[..., list[Any]]:
+        """`decoding.generate` with this model: from rows of tokens to what follows or answers each.
+
+        Args:
+          how: to decode; None: as the run does.
+          seed: of samples.
+          options: fields of it to be set otherwise.
+
+        Raises:
+          UserError: the model has no head for tokens, or no vocabulary, which texts to begin with or to stop at need.
+        """
         lm = self.lm
         self.head(None)
+        how = (how or self.decoding()).changed(**options)
+        stops = constraints.stops(how.stop_strings, self.adds, lm.tokenizer.vocab_size) if how.stop_strings else None
+        if isinstance(how.forced_prefix, str) and how.forced_prefix:
+            how = how.changed(forced_prefix=self.prefix(how.forced_prefix))
         return partial(
             decoding.generate,
             lm.model,
             lm.params,
+            decoding=how,
+            seed=seed,
+            stops=stops,
             eos_ids=self.eos_ids,
             start_id=self.start_id,
             vocab_size=self.known_size,
             sees_prompt=self.sees_prompt,
-            **options,
         )
+
+    def prefix(self, text: str) -> list[int]:
+        """The tokens of a text that answers begin with."""
+        return list(self.lm.tokenizer.encode(text))
+
+    def adds(self, token: int) -> str:
+        """What a token adds to a text, within it."""
+        vocabulary = self.lm.tokenizer
+        before = vocabulary.encode("a")
+        return vocabulary.decode([*before, token])[len(vocabulary.decode(before)) :]
 
     @property
     def start_id(self) -> int:
@@ -218,14 +249,21 @@ class Strategy:
 class Writer(Strategy):
     """The base of those that write token by token."""
 
-    def generate(self, prompts, in_text, **options):
+    def generate(self, prompts, in_text, seed, **options):
         """What follows each prompt, or answers it."""
-        write = self.lm.writer(**options)
+        how = self.decoding(**options)
+        write = self.lm.writer(seed=seed, **options)
         if not in_text:
             return write(prompts)
         encoded = [self.encode(prompt) for prompt in prompts]
-        vocabulary = self.lm.tokenizer
-        return [self.to_text(vocabulary, *pair) for pair in zip(encoded, write(encoded), strict=True)]
+        found, vocabulary = write(encoded), self.lm.tokenizer
+
+        def to_text(prompt, new):
+            return constraints.cut(self.to_text(vocabulary, prompt, new), how.stop_strings)
+
+        if how.num_return_sequences == 1:
+            return [to_text(*pair) for pair in zip(encoded, found, strict=True)]
+        return [[to_text(prompt, new) for new in answers] for prompt, answers in zip(encoded, found, strict=True)]
 
     def to_text(self, vocabulary: "seqio.Vocabulary", prompt: Sequence[int], new: Sequence[int]) -> str:
         """What was written, as text."""

@@ -24,7 +24,8 @@ class Context:
 
     Attributes:
       causal: a query sees no key after its own place.
-      mask: [B, K], 1 for real keys; None: all are. With a cache it is needed and K are the cache's slots.
+      mask: [B, K], or [B, Q, K] where queries see others, 1 for real keys; None: all are. With a cache it is needed and
+        K are the cache's slots.
       segment_ids: of the queries [B, Q] and of the keys [B, K], not negative; a query sees its own segment only. None:
         there is one.
       positions: of the queries and of the keys that this call makes, int32 [B or 1, Q], for rotary positions.
@@ -36,6 +37,7 @@ class Context:
       windows: in layer i a query sees keys less than windows[i % len(windows)] places away, 0: all; empty: all layers
         do.
       cache_index: where in the cache's slots the keys of this call go; None: there is no cache.
+      slot_places: int32 [K], of a cache: which place of the text a slot is for; None: they are in order.
       prefix_lengths: [B], of a causal stack: all queries see the keys in the first so many places. None: there is none.
       rows: the rows' numbers in the batch, by which they draw what is dropped, int32 [B]; on each device they follow on
         one another. None: they count from 0.
@@ -55,6 +57,7 @@ class Context:
     bias: jax.Array | Callable | None = None
     windows: tuple[int, ...] = struct.field(pytree_node=False, default=())
     cache_index: jax.Array | int | None = None
+    slot_places: jax.Array | None = None
     prefix_lengths: jax.Array | None = None
     rows: jax.Array | None = None
     dropout: float = struct.field(pytree_node=False, default=0.0)
@@ -84,10 +87,17 @@ class Context:
         bias = self.bias if self.distance_bias is None else by_places(self.distance_bias, queries)[None]
         return self.replace(kernel=kernel, visible=visible, distance_bias=None, bias=bias)
 
-    def places_back(self, queries: int, keys: int) -> jax.Array:
-        """How many places each key is before each query, int32 [Q, K]; with a cache places are its slots."""
+    def places(self, queries: int, keys: int) -> tuple[jax.Array, jax.Array]:
+        """Those of the queries, int32 [Q], and of the keys, int32 [K]; with a cache they are its slots'."""
         first = 0 if self.cache_index is None else self.cache_index
-        return (first + jnp.arange(queries))[:, None] - jnp.arange(keys)
+        if self.slot_places is None:
+            return first + jnp.arange(queries), jnp.arange(keys)
+        return jax.lax.dynamic_slice_in_dim(self.slot_places, first, queries), self.slot_places
+
+    def places_back(self, queries: int, keys: int) -> jax.Array:
+        """How many places each key is before each query, int32 [Q, K]."""
+        of_queries, of_keys = self.places(queries, keys)
+        return of_queries[:, None] - of_keys
 
     def window(self, depth: jax.Array | int) -> jax.Array | None:
         """That of a layer by its number, from 0, int32 []; None: no layer has one."""
@@ -107,7 +117,8 @@ class Context:
     def _padding_and_segments(self) -> list[jax.Array]:
         dense = []
         if self.mask is not None:
-            dense.append(self.mask[:, None, None, :] != 0)
+            seen = self.mask if self.mask.ndim == 3 else self.mask[:, None, :]
+            dense.append(seen[:, None] != 0)
         if self.segment_ids is not None:
             of_queries, of_keys = self.segment_ids
             dense.append(of_queries[:, None, :, None] == of_keys[:, None, None, :])

@@ -1,0 +1,128 @@
+"""How a model's answers are decoded: searched or drawn, how long they are, what they must and must not hold."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from plm_jax.common.errors import UserError, nearest
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """One way to decode; the names are those of transformers where it has the same.
+
+    Attributes:
+      max_new_tokens: at most so many tokens are added, the end token among them; None: 50 of a prompt's continuation,
+        in evaluation as many as targets have.
+      min_new_tokens: no end token before so many others.
+      temperature: 0 or None takes the most probable token (the lowest of equals); else samples from
+        softmax(logits / temperature).
+      top_k: samples among the k most probable tokens.
+      top_p: samples among the fewest most probable tokens that together have probability top_p (Holtzman et al. 2020),
+        after top_k.
+      num_beams: above 1: beam search, as in transformers.
+      length_penalty: α of the score of a finished hypothesis, its log-probability / penalty; above 0 favours long ones.
+      length_penalty_form: of `length` tokens with the end token: `power`, length ** α (transformers, fairseq); `gnmt`,
+        ((5 + length) / 6) ** α (Wu et al. 2016, T5).
+      early_stopping: when the search for a prompt ends: False, once the best growing hypothesis, if it ended here,
+        would not be among the best `num_beams` finished ones; True, once there are so many finished ones; "never", once
+        no growing one can come among them at whatever length.
+      no_repeat_ngram_size: no so many tokens in a row are there twice; those of a decoder's prompt count. 0: they may.
+      forced_bos_token_id: the first token of each answer.
+      forced_eos_token_id: what the last of `max_new_tokens` tokens is where no end token came before.
+      forced_prefix: what each answer begins with, after `forced_bos_token_id`: a text, or ids.
+      stop_strings: an answer ends before the first of these in its text.
+      num_return_sequences: answers to each prompt, the best of the beams, or so many samples.
+    """
+
+    max_new_tokens: int | None = None
+    min_new_tokens: int = 0
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    num_beams: int = 1
+    length_penalty: float = 1.0
+    length_penalty_form: Literal["power", "gnmt"] = "power"
+    early_stopping: Literal[False, True, "never"] = False
+    no_repeat_ngram_size: int = 0
+    forced_bos_token_id: int | None = None
+    forced_eos_token_id: int | None = None
+    forced_prefix: str | tuple[int, ...] = ""
+    stop_strings: tuple[str, ...] = ()
+    num_return_sequences: int = 1
+
+    def __post_init__(self):
+        for name in ("max_new_tokens", "num_beams", "num_return_sequences"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise UserError(f"{name} is {value}: give at least 1")
+        for name in ("min_new_tokens", "no_repeat_ngram_size", "forced_bos_token_id", "forced_eos_token_id"):
+            if (value := getattr(self, name)) is not None and value < 0:
+                raise UserError(f"{name} is {value}: give 0 or more")
+        self._check_sampling()
+        self._check_answers()
+
+    def _check_sampling(self) -> None:
+        if self.temperature is not None and not 0 <= self.temperature < float("inf"):
+            raise UserError(f"temperature is {self.temperature}: give 0 (the most probable token) or more")
+        if self.top_k is not None and self.top_k < 1:
+            raise UserError(f"top_k is {self.top_k}: give at least 1, or leave it out")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise UserError(f"top_p is {self.top_p}: give above 0 up to 1, or leave it out")
+        if self.temperature and self.num_beams > 1:
+            raise UserError("beam search does not sample: leave out temperature, or set num_beams to 1")
+
+    def _check_answers(self) -> None:
+        if not float("-inf") < self.length_penalty < float("inf"):
+            raise UserError(f"length_penalty is {self.length_penalty}: give a number")
+        if self.length_penalty_form not in ("power", "gnmt"):
+            raise UserError(f"length_penalty_form is '{self.length_penalty_form}': give power or gnmt")
+        if self.early_stopping not in (False, True, "never"):
+            raise UserError(f"early_stopping is {self.early_stopping!r}: give True, False or 'never'")
+        if isinstance(self.stop_strings, str) or not all(self.stop_strings):
+            raise UserError(f"stop_strings is {self.stop_strings!r}: give texts, none of them empty")
+        if self.num_return_sequences > self.num_beams and not self.temperature:
+            raise UserError(
+                f"num_return_sequences is {self.num_return_sequences}, num_beams {self.num_beams}: give as many beams, "
+                "or a temperature to sample"
+            )
+        if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
+            raise UserError(
+                f"min_new_tokens is {self.min_new_tokens}, max_new_tokens {self.max_new_tokens}: give at most that"
+            )
+
+    def changed(self, **options: Any) -> "Decoding":
+        """The same with some fields set otherwise; lists may stand for tuples, one stop string for itself.
+
+        Raises:
+          UserError: there is no such field, or a value out of range.
+        """
+        names = [field.name for field in dataclasses.fields(self)]
+        for name in options:
+            if name not in names:
+                raise UserError(f"there is no option '{name}': {nearest(name, names)}")
+        given = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
+        if isinstance(alone := given.get("stop_strings"), str):
+            given["stop_strings"] = (alone,)
+        return dataclasses.replace(self, **given)
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether tokens are drawn, and not the most probable ones."""
+        return bool(self.temperature)
+
+    def penalty(self, length):
+        """What the log-probability of a hypothesis of so many tokens, a number or an array, is divided by."""
+        return (length if self.length_penalty_form == "power" else (5 + length) / 6) ** self.length_penalty
+
+
+# Lengths count BART's first token <s>, which it begins each answer with, and its end token.
+_BART = {"length_penalty": 2.0, "early_stopping": True, "no_repeat_ngram_size": 3}
+_BART |= {"forced_bos_token_id": 0, "forced_eos_token_id": 2}
+# Published decoding by name.
+PUBLISHED = {
+    # Lewis et al. 2020; facebookresearch/fairseq, examples/bart/README.summarization.md.
+    "bart_cnn_dm": Decoding(num_beams=4, min_new_tokens=55, max_new_tokens=141, **_BART),
+    "bart_xsum": Decoding(num_beams=6, min_new_tokens=10, max_new_tokens=61, **_BART | {"length_penalty": 1.0}),
+    # Raffel et al. 2020, for translation and summaries; Brown et al. 2020 §2.4 for GPT-3's answers in free form.
+    "t5": Decoding(num_beams=4, length_penalty=0.6, length_penalty_form="gnmt", early_stopping="never"),
+}

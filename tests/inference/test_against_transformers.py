@@ -1,0 +1,189 @@
+"""Answers equal those of transformers' `generate`, token for token.
+
+Models are random, in float32. The row of the end token in the vocabulary's matrix is made longer, until about half of
+50 answers end before the limit. Prompts are drawn again until no two of the candidates that their searches ranked lie
+within 1e-4: which of two equal ones comes first, each library decides for itself.
+"""
+
+import itertools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import plm_jax
+from plm_jax.inference import decoding
+
+VOCAB, EOS, NEW, PROMPTS = 61, 2, 14, 50
+APART = 1e-4
+SIZES = {"vocab_size": VOCAB, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": EOS}
+FAMILIES = {
+    "GPT2LMHeadModel": {"n_positions": 64, "n_embd": 24, "n_layer": 2, "n_head": 3},
+    "LlamaForCausalLM": {
+        "hidden_size": 24,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+    },
+    "T5ForConditionalGeneration": {
+        "d_model": 24,
+        "d_kv": 8,
+        "d_ff": 32,
+        "num_layers": 2,
+        "num_heads": 3,
+        "relative_attention_max_distance": 12,
+        "relative_attention_num_buckets": 8,
+    },
+    "BartForConditionalGeneration": {
+        "d_model": 24,
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "encoder_attention_heads": 3,
+        "decoder_attention_heads": 3,
+        "encoder_ffn_dim": 32,
+        "decoder_ffn_dim": 32,
+        "max_position_embeddings": 64,
+        "decoder_start_token_id": EOS,
+    },
+}
+BEAMS = [
+    {"num_beams": 4, "length_penalty": penalty, "early_stopping": stopping}
+    for penalty, stopping in itertools.product((0.6, 1.0, 2.0), (False, True, "never"))
+]
+CONSTRAINTS = [
+    {},
+    {"min_new_tokens": 6},
+    {"no_repeat_ngram_size": 3},
+    {"forced_eos_token_id": EOS},
+    {"forced_bos_token_id": 5, "forced_eos_token_id": EOS},
+    {"min_new_tokens": 4, "no_repeat_ngram_size": 2, "forced_bos_token_id": 0, "forced_eos_token_id": EOS},
+]
+
+
+class Peers(NamedTuple):
+    """A model of transformers and the same model here; `draw` makes prompts."""
+
+    theirs: Any
+    ours: plm_jax.LanguageModel
+    draw: Callable[[], list[int]]
+
+    def generate(self, prompts, **options) -> tuple[list[list[int]], np.ndarray]:
+        """The answers of theirs, and how near two candidates of each prompt came."""
+        import torch
+        from transformers import LogitsProcessor, LogitsProcessorList
+
+        is_decoder = not self.theirs.config.is_encoder_decoder
+        tokens, mask = decoding.padded(prompts, max(map(len, prompts)), left=is_decoder)
+        tokens = np.where(mask == 1, tokens, EOS)
+        nearest, beams = np.full(len(prompts), np.inf), options.get("num_beams", 1)
+
+        def note(scores, number):
+            best = torch.topk(scores, number, dim=-1)[0].double().numpy()
+            gaps = np.where(best[:, 1:] > -1e8, best[:, :-1] - best[:, 1:], np.inf).min(-1)
+            np.minimum(nearest, gaps, out=nearest)
+
+        class Greedy(LogitsProcessor):
+            def __call__(self, input_ids, scores):
+                if beams == 1:
+                    note(scores, 2)
+                return scores
+
+        rank = type(self.theirs)._get_top_k_continuations
+
+        def ranked(accumulated_log_probs, **arguments):
+            note(accumulated_log_probs, arguments["beams_to_keep"] + 1)
+            return rank(self.theirs, accumulated_log_probs=accumulated_log_probs, **arguments)
+
+        self.theirs._get_top_k_continuations = ranked
+        with torch.no_grad():
+            found = self.theirs.generate(
+                torch.tensor(tokens).long(),
+                attention_mask=torch.tensor(mask).long(),
+                max_new_tokens=NEW,
+                do_sample=False,
+                pad_token_id=EOS,
+                eos_token_id=EOS,
+                logits_processor=LogitsProcessorList([Greedy()]),
+                **options,
+            ).tolist()
+        first = tokens.shape[1] if is_decoder else 1
+        return [until_end(row[first:]) for row in found], nearest
+
+    def check(self, **options) -> list[list[int]]:
+        """Compares answers to 50 prompts, and gives them."""
+        prompts = [self.draw() for _ in range(PROMPTS)]
+        for _ in range(20):
+            want, nearest = self.generate(prompts, **options)
+            if (nearest > APART).all():
+                break
+            prompts = [prompt if far else self.draw() for prompt, far in zip(prompts, nearest > APART, strict=True)]
+        else:
+            raise AssertionError("no 50 prompts without ties")
+        got = self.ours.generate(prompts, max_new_tokens=NEW, **options)
+        assert [until_end(row) for row in got] == want
+        return want
+
+
+def until_end(row):
+    return row[: row.index(EOS)] if EOS in row else row
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def peers(request, tmp_path_factory):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    of = getattr(transformers, request.param)
+    fields = SIZES | FAMILIES[request.param]
+    if "t5" in request.param.lower():
+        fields |= {"pad_token_id": 0, "decoder_start_token_id": 0}
+    torch.manual_seed(0)
+    config = of.config_class(**fields, tie_word_embeddings=request.param != "LlamaForCausalLM")
+    model = of(config).eval()
+    model.generation_config.forced_eos_token_id = None
+    rng = np.random.default_rng(0)
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.6)
+    is_t5, is_bart = config.model_type == "t5", config.model_type == "bart"
+
+    def draw():
+        body = rng.integers(3, VOCAB, rng.integers(1, 20)).tolist()
+        return [0, *body, EOS] if is_bart else [*body, EOS] if is_t5 else body
+
+    rows = model.get_output_embeddings().weight
+    original = rows[EOS].detach().clone()
+    trial = Peers(model, None, draw)
+    prompts = [draw() for _ in range(PROMPTS)]
+    for scale in np.arange(1, 6, 0.25):
+        with torch.no_grad():
+            rows[EOS] = original * scale
+        if sum(len(row) < NEW for row in trial.generate(prompts)[0]) >= PROMPTS / 2:
+            break
+    folder = tmp_path_factory.mktemp(config.model_type)
+    model.save_pretrained(folder)
+    return Peers(model, plm_jax.load(folder), draw)
+
+
+def test_half_of_the_answers_end_early_at_different_lengths(peers):
+    """Else the other tests would prove little."""
+    lengths = [len(row) for row in peers.check()]
+    assert PROMPTS / 4 < sum(length < NEW for length in lengths) < PROMPTS * 3 / 4
+    assert len(set(lengths)) > 4
+
+
+@pytest.mark.parametrize("constraints", CONSTRAINTS[1:], ids=str)
+def test_greedy_answers_are_equal(peers, constraints):
+    peers.check(**usable(peers, constraints))
+
+
+@pytest.mark.parametrize("number", range(len(BEAMS)), ids=lambda i: str(BEAMS[i]))
+def test_beams_are_equal(peers, number):
+    for constraints in ({}, CONSTRAINTS[1:][number % (len(CONSTRAINTS) - 1)]):
+        peers.check(**BEAMS[number], **usable(peers, constraints))
+
+
+def usable(peers, constraints):
+    """A decoder's first token transformers forces after prompts of one token alone."""
+    is_decoder = not peers.theirs.config.is_encoder_decoder
+    return {k: v for k, v in constraints.items() if not (is_decoder and k == "forced_bos_token_id")}

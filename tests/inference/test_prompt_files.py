@@ -1,0 +1,49 @@
+"""Many prompts in batches."""
+
+import json
+
+import pytest
+
+from plm_jax.common.errors import UserError
+from plm_jax.inference import prompt_files
+
+
+class Repeating:
+    """Answers with the prompt and what it was asked with; notes how many at once."""
+
+    def __init__(self):
+        self.sizes, self.seeds = [], []
+
+    def generate(self, prompts, seed, **options):
+        self.sizes.append(len(prompts))
+        self.seeds.append(seed)
+        texts = [f"{prompt}!" for prompt in prompts]
+        number = options.get("num_return_sequences", 1)
+        return [[text] * number for text in texts] if number > 1 else texts
+
+
+def test_answers_come_in_the_order_of_prompts_and_all_batches_have_one_size():
+    lm, prompts = Repeating(), list("abcdefg")
+    answered = list(prompt_files.answered(lm, prompts, 3, 5))
+    assert answered == [(prompt, [f"{prompt}!"]) for prompt in prompts]
+    assert lm.sizes == [3, 3, 3]
+    assert lm.seeds[0] == 5 and len(set(lm.seeds)) == 3
+    assert list(prompt_files.answered(lm, ["a"], 3, -1, num_return_sequences=2)) == [("a", ["a!", "a!"])]
+    assert lm.sizes[-1] == 1
+
+
+def test_a_prompt_is_a_line_and_so_are_its_answers(tmp_path):
+    (tmp_path / "in.txt").write_bytes("one\r\n\nzwei ü\u2028drei".encode())
+    prompts = prompt_files.read(str(tmp_path / "in.txt"))
+    assert prompts == ["one", "", "zwei ü\u2028drei"]
+    prompt_files.write(str(tmp_path / "out.jsonl"), prompt_files.answered(Repeating(), prompts, 2, 0))
+    lines = (tmp_path / "out.jsonl").read_text(encoding="utf-8").split("\n")
+    assert [json.loads(line) for line in lines[:-1]] == [{"prompt": p, "answers": [f"{p}!"]} for p in prompts]
+    assert lines[-1] == "" and "ü" in lines[2]
+
+
+@pytest.mark.parametrize(("data", "words"), [(b"", "is empty: give a prompt a line"), (b"\xff", "is not UTF-8")])
+def test_what_holds_no_prompts_is_said(data, words, tmp_path):
+    (tmp_path / "in.txt").write_bytes(data)
+    with pytest.raises(UserError, match=words):
+        prompt_files.read(str(tmp_path / "in.txt"))

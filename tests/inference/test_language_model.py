@@ -263,6 +263,7 @@ def test_the_run_says_how_to_decode_where_nothing_else_does(make_workdir):
     how = config.Decoding(num_beams=3, max_new_tokens=7, no_repeat_ngram_size=2)
     run = replace(run, evaluation=config.Evaluation(decoding=how))
     lm = plm_jax.load(make_workdir(pretrained, run))
+    lm.vocabulary = Letters()
     prompts = [[40, 37, 44], [33]]
 
     def want(**options):

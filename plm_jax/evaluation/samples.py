@@ -29,7 +29,11 @@ def of_task(lm: LanguageModel, run: config.Run, task: str) -> list[dict[str, str
         tokens = documents.tokens(start, min(end, start + _GIVEN + _WRITTEN)).tolist()
         prompt, target = (lm.tokenizer.decode(part) for part in (tokens[:_GIVEN], tokens[_GIVEN:]))
         found.append({"prompt": prompt, "target": target})
-    answers = lm.generate([sample["prompt"] for sample in found], max_new_tokens=_WRITTEN) if found else []
+    answers = (
+        lm.generate([sample["prompt"] for sample in found], max_new_tokens=_WRITTEN, num_return_sequences=1)
+        if found
+        else []
+    )
     return [sample | {"answer": answer} for sample, answer in zip(found, answers, strict=True)]
 
 

@@ -239,7 +239,7 @@ def test_answers_are_drawn_from_the_model_s_probabilities():
     """100,000 tokens that follow one prompt, through all of `generate`."""
     rows = generate([[4, 8, 15]] * 100, 1, temperature=2.0, top_k=10, top_p=0.9, num_return_sequences=1000)
     counts = np.bincount(np.concatenate(list(itertools.chain(*rows))), minlength=23)
-    logits = np.asarray(log_probs(jnp.array([[4, 8, 15]])))[0, -1] / 2
+    logits = np.asarray(log_probs(jnp.array([[4, 8, 15]])), np.float64)[0, -1] / 2
     ranked = np.argsort(-logits)[:10]
     probabilities = np.exp(logits[ranked]) / np.exp(logits[ranked]).sum()
     kept = probabilities.cumsum() - probabilities < 0.9

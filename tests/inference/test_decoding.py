@@ -155,7 +155,7 @@ def best_by_enumeration(prompt, vocab, length, end, penalty):
             lambda size: ((5 + size) / 6) ** 4.0,
         ),
     ],
-    ids=str,
+    ids=["length", "sum", "never", "gnmt"],
 )
 def test_beam_search_as_wide_as_the_space_finds_the_best_of_all(options, penalty):
     vocab, length, best = 4, 3, 3

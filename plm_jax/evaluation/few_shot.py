@@ -190,10 +190,10 @@ class _Asker:
         return score / {"sum": 1, "token": tokens, "character": len(choice), "byte": len(choice.encode("utf-8"))}[how]
 
     def _of_written(self, asked: Sequence[prompts.Asked], new_tokens: int, what: str) -> dict[str, float]:
-        """What the model writes, greedily and up to the end of a line, against the right answers."""
+        """What the model writes, as its run decodes and up to the end of a line, against the right answers."""
         strategy, room = self._strategy, self._context - (0 if self._lm.config.has_decoder else new_tokens)
         given = [strategy.encode(of.context)[-room:] for of in asked]
-        write = self._lm.writer(max_new_tokens=new_tokens)
+        write = self._lm.writer(max_new_tokens=new_tokens, num_return_sequences=1)
         with self._bar(what, len(given), "answer") as bar:
             new = batches.by_length(given, self._batch_size, write, bar.update)
         texts = [strategy.to_text(self._lm.tokenizer, *pair) for pair in zip(given, new, strict=True)]

@@ -13,6 +13,7 @@ import lm_eval
 from lm_eval.api.model import TemplateLM
 from lm_eval.tasks import TaskManager
 
+from plm_jax import config
 from plm_jax.common.errors import UserError, nearest, one_line
 from plm_jax.evaluation import batches, perplexity, prompts, scoring
 from plm_jax.inference import scoring as rows_scoring
@@ -146,7 +147,8 @@ class Model(TemplateLM):
     def _written(
         self, encoded: Sequence[list[int]], options: dict[str, Any], advance: Callable[[int], Any]
     ) -> list[str]:
-        new = batches.by_length(encoded, self.batch_size, self._strategy.writer(**options), advance)
+        write = self._strategy.writer(config.Decoding(), **options)  # The task says how, not the run.
+        new = batches.by_length(encoded, self.batch_size, write, advance)
         return [self._strategy.to_text(self._lm.tokenizer, *pair) for pair in zip(encoded, new, strict=True)]
 
 

@@ -50,3 +50,30 @@ def test_an_unknown_task_is_one_line(folder):
         harness.evaluate(lm, ["sentimentt"], include_path=str(folder))
     with pytest.raises(UserError, match="continues no text"):
         harness.evaluate(plm_jax.load(golden.FOLDER / "bert"), ["sentiment"], include_path=str(folder))
+
+
+def test_a_task_says_how_to_decode_and_not_the_run():
+    import dataclasses
+    import types
+
+    import flax.linen as nn
+    import jax
+
+    from plm_jax import config
+    from plm_jax.evaluation import harness
+    from plm_jax.inference.language_model import LanguageModel
+    from plm_jax.models import registry
+    from tests.support import tiny
+
+    params = nn.unbox(registry.init_params(registry.build(tiny.MODEL), jax.random.key(0)))
+    decoding = config.Decoding(temperature=5.0, num_return_sequences=2)
+    run = dataclasses.replace(tiny.PLAIN, evaluation=config.Evaluation(decoding=decoding))
+    request = types.SimpleNamespace(args=("The sea", {"until": ["\n"], "max_gen_toks": 8}))
+    plain, told = (
+        harness.Model(
+            LanguageModel(tiny.MODEL, params, vocabulary_spec="bytes", special_ids={"eos_token_id": 256}, run=of),
+            show_progress=False,
+        ).generate_until([request])
+        for of in (None, run)
+    )
+    assert told == plain

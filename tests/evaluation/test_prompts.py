@@ -189,6 +189,19 @@ def test_written_answers_are_what_the_model_writes_up_to_the_end_of_the_line(lm,
     assert found["exact_match"] == 100 * bool(row["mood"] == written) and found["f1"] == 100
 
 
+def test_an_answer_is_one_and_decoded_as_the_run_says(lm, run):
+    evaluation = config.Evaluation(decoding=config.Decoding(temperature=0.5, num_return_sequences=3))
+    sampling = LanguageModel(
+        lm.config,
+        lm.params,
+        vocabulary_spec="bytes",
+        special_ids=lm.special_ids,
+        run=dataclasses.replace(run, evaluation=evaluation),
+    )
+    asked = figures(sampling, run, "written", limit=3)
+    assert asked["examples"] == 3 and 0 <= asked["0_shots/f1"] <= 100
+
+
 def test_a_score_is_the_number_of_a_choice(lm):
     found = figures(lm, None, "review_scores", limit=20)
     assert 0 <= found["0_shots/accuracy"] <= 100 and -100 <= found["0_shots/pearson"] <= 100

@@ -9,6 +9,8 @@ from tests.support import xla
 
 # Before jax is imported: it reads them once.
 os.environ["JAX_PLATFORMS"] = os.environ.get("JAX_PLATFORMS", "cpu")
+# Several workers may compile for TPUs at once.
+os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {xla.flags(devices=8)}".strip()
 
 import jax

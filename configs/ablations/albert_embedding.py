@@ -19,7 +19,7 @@ def overrides(size="paper"):
     for columns in config.choose(SIZES, size):
         name = f"embedding_{columns}"
         yield name, {"model.embedding.embedding_size": columns} | ({"train.steps": 400} if size == "demo" else {})
-        yield from downstream.of_encoder(name) if size == "paper" else downstream.of_reviews(name)
+        yield from downstream.tuned(name, size)
 
 
 def published():

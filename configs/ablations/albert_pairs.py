@@ -14,18 +14,13 @@ from plm_jax.configs.ablations import downstream, objectives_demo
 from plm_jax.experiments.comparison import Published
 from plm_jax.models import settings
 
-_BASES = {"paper": "../albert.py:base", "demo": "../demo.py:bert"}
+base = downstream.bases(paper="../albert.py:base", demo="../demo.py:bert")
 LAYOUTS = {
     "none": config.WholeSentences(),
     "next_sentence": config.SentencePairs(),
     "sentence_order": config.SentencePairs(task="sentence_order"),
 }
 METRICS = ("MLM", "NSP", "SOP", "SQuAD1 F1", "SQuAD2 F1", "MNLI-m", "SST-2", "RACE", "average")
-
-
-def base(size="paper"):
-    """The config that the runs change."""
-    return config.choose(_BASES, size)
 
 
 def overrides(size="paper"):

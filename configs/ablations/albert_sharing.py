@@ -7,17 +7,11 @@ Lan et al. 2020 §4.4 share all, attention alone or the feed-forward alone; here
 The paper's figures are not at hand.
 """
 
-from plm_jax import config
 from plm_jax.configs.ablations import albert_pairs, downstream
 from plm_jax.experiments.comparison import Published
 
 GROUPS = {"paper": (1, 2, 4, 12), "demo": (1, 3)}
-_BASES = {"paper": "../albert.py:base", "demo": "../demo.py:bert"}
-
-
-def base(size="paper"):
-    """The config that the runs change."""
-    return config.choose(_BASES, size)
+base = downstream.bases(paper="../albert.py:base", demo="../demo.py:bert")
 
 
 def overrides(size="paper"):
@@ -25,7 +19,7 @@ def overrides(size="paper"):
     for groups in GROUPS[size]:
         name = f"groups_{groups}"
         yield name, {"model.stack.groups": groups} | ({"train.steps": 600} if size == "demo" else {})
-        yield from downstream.of_encoder(name) if size == "paper" else downstream.of_reviews(name)
+        yield from downstream.tuned(name, size)
 
 
 def published():

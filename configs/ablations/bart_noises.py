@@ -13,11 +13,10 @@ import dataclasses
 from plm_jax import config, objectives
 from plm_jax.configs import gpt2
 from plm_jax.configs.ablations import downstream
-from plm_jax.data.sources import corpora
 from plm_jax.experiments.comparison import Published
 from plm_jax.objectives import denoising
 
-_BASES = {"paper": "../bart.py:base", "demo": "../demo.py:bart"}
+base = downstream.bases(paper="../bart.py:base", demo="../demo.py:bart")
 _ALONE = objectives.Denoising(permute_sentences=0.0)
 NOISES = {
     "infilling": _ALONE,
@@ -33,23 +32,18 @@ SCALES = {
         "train.steps": 1_000_000,
         "train.batch_size": 256,
         "train.microbatches": 1,
-        **{f"data.{name}": value for name, value in corpora.mixture("bert").items()},
+        **downstream.BERT_TEXT,
         "data.cache_dir": "../.cache/bart-bert",
     },
     "demo": {"train.steps": 300},
 }
 
 
-def base(size="paper"):
-    """The config that the runs change."""
-    return config.choose(_BASES, size)
-
-
 def overrides(size="paper"):
     """(name, changes) of each run."""
     for name, objective in NOISES.items():
         yield name, SCALES[size] | {"objective": objective}
-        yield from downstream.of_encoder(name) if size == "paper" else downstream.of_reviews(name)
+        yield from downstream.tuned(name, size)
     alone = {
         "model": gpt2.model(layers=12, width=768, heads=12, vocab_size=50_265, length=512),
         "data.layout": config.Blocks(),
@@ -57,10 +51,7 @@ def overrides(size="paper"):
     if size == "demo":
         alone = {"model": gpt2.model(layers=4, width=128, heads=4, vocab_size=1024, length=64, dropout=0.0)}
     yield "language_model", SCALES[size] | alone | {"objective": objectives.Causal()}
-    if size == "paper":
-        yield from downstream.of_encoder("language_model", reads=False)
-    else:
-        yield from downstream.of_reviews("language_model", feature="last")
+    yield from downstream.tuned("language_model", size, reads=False, feature="last")
 
 
 def published():

@@ -5,13 +5,14 @@ others of the folder; their base is a config of the folder above.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from plm_jax import config
 from plm_jax.configs import demo
 from plm_jax.configs.tasks import glue, reading, sentiment
 from plm_jax.data import mixtures
+from plm_jax.data.sources import corpora
 from plm_jax.data.text_to_text import sizes
 from plm_jax.models import settings
 
@@ -24,8 +25,21 @@ ENCODER_METRICS = {
     "MNLI-m": "mnli/accuracy",
     "SST-2": "sst2/accuracy",
 }
+# BERT's corpora, as changes of a config.
+BERT_TEXT = {f"data.{name}": value for name, value in corpora.mixture("bert").items()}
 _MODULE = "plm_jax.data.text_to_text.tfds_tasks"
 _TRANSLATIONS = {"EnDe": "wmt_t2t_ende", "EnFr": "wmt15_enfr", "EnRo": "wmt16_enro"}
+
+
+def bases(**by_size: str) -> Callable[[str], str]:
+    """The `base` of a sweep that has another one for each size, the first by default."""
+    default = next(iter(by_size))
+    return lambda size=default: config.choose(by_size, size)
+
+
+def tuned(name: str, size: str, reads: bool = True, feature: str = "mean") -> Iterator[tuple[str, Changes]]:
+    """What a model that is no T5 is tuned on: at the paper's scale as `of_encoder` says, in a demo `of_reviews`."""
+    return of_encoder(name, reads) if size == "paper" else of_reviews(name, feature)
 
 
 def of_encoder(name: str, reads: bool = True) -> Iterator[tuple[str, Changes]]:
@@ -44,12 +58,8 @@ def of_encoder(name: str, reads: bool = True) -> Iterator[tuple[str, Changes]]:
         yield f"{name}-{task}", begun(run, name, task)
 
 
-def of_reviews(name: str, changes: Changes | None = None, feature: str = "mean") -> Iterator[tuple[str, Changes]]:
-    """The film reviews, read once: two classes, told from the `feature` of the tokens that `settings.Classes` has.
-
-    Args:
-      changes: further ones.
-    """
+def of_reviews(name: str, feature: str = "mean") -> Iterator[tuple[str, Changes]]:
+    """The film reviews, read once: two classes, told from the `feature` of the tokens that `settings.Classes` has."""
     run = run_of(sentiment.get_config())
     run = dataclasses.replace(
         run,
@@ -57,7 +67,7 @@ def of_reviews(name: str, changes: Changes | None = None, feature: str = "mean")
         schedule=dataclasses.replace(run.schedule, learning_rate=1e-3),
         train=config.Train(epochs=1.0, batch_size=32),
     )
-    yield f"{name}-sentiment", begun(run, name, "sentiment") | (changes or {})
+    yield f"{name}-sentiment", begun(run, name, "sentiment")
 
 
 def of_text_to_text(name: str) -> Iterator[tuple[str, Changes]]:

@@ -12,14 +12,9 @@ from plm_jax.configs.ablations import downstream
 from plm_jax.configs.tasks import glue
 from plm_jax.experiments.comparison import Published
 
-_BASES = {"paper": "../bert.py:base", "demo": "../demo.py:bert"}
+base = downstream.bases(paper="../bert.py:base", demo="../demo.py:bert")
 # What of the parameters is trained.
 TRAINED = {"tuned": config.Train.trainable, "frozen": ("heads_task/.*",)}
-
-
-def base(size="paper"):
-    """The config that the runs change."""
-    return config.choose(_BASES, size)
 
 
 def overrides(size="paper"):

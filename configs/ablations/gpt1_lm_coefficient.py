@@ -8,19 +8,13 @@ The paper's figures are not at hand.
 
 import dataclasses
 
-from plm_jax import config
 from plm_jax.configs.ablations import downstream
 from plm_jax.configs.tasks import glue, recipes
 from plm_jax.experiments.comparison import Published
 
-_BASES = {"paper": "../gpt1.py:base", "demo": "../demo.py:gpt2"}
+base = downstream.bases(paper="../gpt1.py:base", demo="../demo.py:gpt2")
 COEFFICIENTS = (0.5, 0.0)
 TASKS = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte")
-
-
-def base(size="paper"):
-    """The config that the runs change."""
-    return config.choose(_BASES, size)
 
 
 def overrides(size="paper"):

@@ -7,17 +7,11 @@ A name tells per cent: mask, itself, any. The paper's figures (table 8) are not 
 cannot be compared: an answer that is visible is told at once.
 """
 
-from plm_jax import config
 from plm_jax.configs.ablations import downstream
 from plm_jax.experiments.comparison import Published
 
-_BASES = {"paper": "../bert.py:base", "demo": "../demo.py:bert"}
+base = downstream.bases(paper="../bert.py:base", demo="../demo.py:bert")
 SHARES = ((80, 10, 10), (100, 0, 0), (80, 0, 20), (80, 20, 0), (0, 20, 80), (0, 0, 100))
-
-
-def base(size="paper"):
-    """The config that the runs change."""
-    return config.choose(_BASES, size)
 
 
 def overrides(size="paper"):
@@ -27,7 +21,7 @@ def overrides(size="paper"):
         name = "_".join(map(str, shares))
         changes = {"objective.mask_share": mask / 100, "objective.random_share": random / 100}
         yield f"mask_{name}", changes | ({"train.steps": 400} if size == "demo" else {})
-        yield from downstream.of_encoder(f"mask_{name}") if size == "paper" else downstream.of_reviews(f"mask_{name}")
+        yield from downstream.tuned(f"mask_{name}", size)
 
 
 def published():

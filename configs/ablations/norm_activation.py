@@ -10,9 +10,10 @@ wide. Figures of theirs for a GPT-2 there are none.
 
 from plm_jax import config
 from plm_jax.configs import demo, gpt2
+from plm_jax.configs.ablations import downstream
 from plm_jax.experiments.comparison import Published
 
-_BASES = {"paper": "../gpt2.py:small", "demo": "../demo.py:gpt2"}
+base = downstream.bases(paper="../gpt2.py:small", demo="../demo.py:gpt2")
 _WIDTHS = {"paper": 4 * gpt2.SIZES["small"].width, "demo": demo.gpt2().model.feed_forward.width}
 VARIANTS = (
     "pre_layer_gelu",
@@ -22,11 +23,6 @@ VARIANTS = (
     "pre_layer_relu",
     "pre_layer_swiglu",
 )
-
-
-def base(size="paper"):
-    """The config that the runs change."""
-    return config.choose(_BASES, size)
 
 
 def overrides(size="paper"):

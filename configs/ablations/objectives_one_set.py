@@ -15,14 +15,9 @@ from plm_jax.configs.ablations import downstream
 from plm_jax.experiments.comparison import Published
 from plm_jax.models import settings
 
-_BASES = {"paper": "../glm.py:base", "demo": "../demo.py:glm"}
+base = downstream.bases(paper="../glm.py:base", demo="../demo.py:glm")
 _MODELS = {"paper": glm.model(*glm.SIZES["base"]), "demo": demo.glm().model}
 NAMES = ("glm", "masked_lm", "causal_lm")
-
-
-def base(size="paper"):
-    """The config that the runs change."""
-    return config.choose(_BASES, size)
 
 
 def overrides(size="paper"):
@@ -42,10 +37,8 @@ def overrides(size="paper"):
     }
     for name in NAMES:
         yield name, scale | changes[name]
-        if size == "paper":
-            yield from downstream.of_encoder(name, reads=name == "masked_lm")
-        else:
-            yield from downstream.of_reviews(name, feature="mean" if name == "masked_lm" else "last")
+        is_encoder = name == "masked_lm"
+        yield from downstream.tuned(name, size, reads=is_encoder, feature="mean" if is_encoder else "last")
 
 
 def published():

@@ -26,7 +26,7 @@ def overrides(size="paper"):
         schedule = {"schedule.learning_rate": rate, "schedule.warmup_steps": warmup_steps}
         name = f"batch_{batch_size}"
         yield name, shared | changes | schedule
-        yield from downstream.of_encoder(name) if size == "paper" else downstream.of_reviews(name)
+        yield from downstream.tuned(name, size)
 
 
 def published():

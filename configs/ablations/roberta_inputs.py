@@ -12,10 +12,9 @@ import dataclasses
 from plm_jax import config, objectives
 from plm_jax.configs import bert, demo
 from plm_jax.configs.ablations import downstream
-from plm_jax.data.sources import corpora
 from plm_jax.experiments.comparison import Published
 
-_BASES = {"paper": "../roberta.py:base", "demo": "../demo.py:bert"}
+base = downstream.bases(paper="../roberta.py:base", demo="../demo.py:bert")
 LAYOUTS = {
     "segment_pairs": config.SentencePairs(),
     "sentence_pairs": config.SentencePairs(parts="sentences"),
@@ -29,16 +28,11 @@ SCALES = {
         "train.batch_size": 256,
         "schedule.learning_rate": 1e-4,
         "schedule.warmup_steps": 10_000,
-        **{f"data.{name}": value for name, value in corpora.mixture("bert").items()},
+        **downstream.BERT_TEXT,
         "data.cache_dir": "../.cache/roberta-bert",
     },
     "demo": {"train.steps": 400},
 }
-
-
-def base(size="paper"):
-    """The config that the runs change."""
-    return config.choose(_BASES, size)
 
 
 def overrides(size="paper"):
@@ -51,7 +45,7 @@ def overrides(size="paper"):
             changes |= {"model": dataclasses.replace(model, pooler=bert.model(12, 768, 12, vocab_size=4).pooler)}
             changes |= {"vocabulary.cls": 0, "vocabulary.sep": 2} if size == "paper" else {}
         yield name, changes
-        yield from downstream.of_encoder(name) if size == "paper" else downstream.of_reviews(name)
+        yield from downstream.tuned(name, size)
 
 
 def published():

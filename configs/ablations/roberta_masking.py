@@ -6,7 +6,7 @@
 A run of the demo reads its text about four times: two masks of each row come twice there.
 """
 
-from plm_jax import config, objectives
+from plm_jax import objectives
 from plm_jax.configs.ablations import downstream, roberta_inputs
 from plm_jax.experiments.comparison import Published
 
@@ -18,11 +18,8 @@ def overrides(size="paper"):
     """(name, changes) of each run."""
     pairs = dict(roberta_inputs.overrides(size))["segment_pairs"]
     for name, duplicates in (("static", DUPLICATES[size]), ("dynamic", 0)):
-        yield name, pairs | {"objective": objectives.MaskedLM(duplicates=duplicates), "data.layout": _PAIRS}
-        yield from downstream.of_encoder(name) if size == "paper" else downstream.of_reviews(name)
-
-
-_PAIRS = config.SentencePairs()
+        yield name, pairs | {"objective": objectives.MaskedLM(duplicates=duplicates)}
+        yield from downstream.tuned(name, size)
 
 
 def published():

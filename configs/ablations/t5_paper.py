@@ -7,7 +7,6 @@ is tuned on film reviews. This page is read by the others of the folder.
 
 from collections.abc import Iterator, Mapping
 
-from plm_jax import config
 from plm_jax.configs.ablations import downstream
 from plm_jax.experiments.comparison import Published
 
@@ -16,12 +15,7 @@ COLUMNS = tuple(downstream.TEXT_TO_TEXT_METRICS)
 # Table 1: the mean over ten runs; the deviation of the seeds is not at hand from the paper itself.
 BASELINE = "83.28 19.24 80.88 71.36 26.98 39.82 27.65"
 SCALES = {"paper": {"train.steps": 2**19, "train.batch_size": 128}, "demo": {"train.steps": 300}}
-_BASES = {"paper": "../t5.py:base", "demo": "../demo.py:t5"}
-
-
-def base(size: str = "paper") -> str:
-    """The config that the runs change."""
-    return config.choose(_BASES, size)
+base = downstream.bases(paper="../t5.py:base", demo="../demo.py:t5")
 
 
 def arm(

@@ -15,6 +15,7 @@ from plm_jax.common.errors import UserError, nearest
 from plm_jax.data.labelled import metrics
 from plm_jax.data.layouts import randomness
 from plm_jax.evaluation import batches, perplexity, prompts, scoring
+from plm_jax.inference import constraints
 from plm_jax.inference import scoring as rows_scoring
 from plm_jax.inference.language_model import LanguageModel
 
@@ -199,7 +200,7 @@ class _Asker:
         texts = [strategy.to_text(self._lm.tokenizer, *pair) for pair in zip(given, new, strict=True)]
         stops = (LINE_END, self._task.prompt.separator)
         pairs = [
-            (example.answers, prompts.until(text.lstrip(), stops).strip())
+            (example.answers, constraints.cut(text.lstrip(), stops).strip())
             for example, text in zip(self.tested, texts, strict=True)
         ]
         return {

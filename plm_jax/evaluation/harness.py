@@ -15,7 +15,8 @@ from lm_eval.tasks import TaskManager
 
 from plm_jax import config
 from plm_jax.common.errors import UserError, nearest, one_line
-from plm_jax.evaluation import batches, perplexity, prompts, scoring
+from plm_jax.evaluation import batches, perplexity, scoring
+from plm_jax.inference import constraints
 from plm_jax.inference import scoring as rows_scoring
 from plm_jax.inference.language_model import LanguageModel
 
@@ -131,7 +132,7 @@ class Model(TemplateLM):
                 encoded = [self._prompt(requests[i].args[0], options["max_new_tokens"]) for i in numbers_of]
                 stops = options.pop("stops")
                 for i, text in zip(numbers_of, self._written(encoded, options, bar.update), strict=True):
-                    answers[i] = prompts.until(text, stops)
+                    answers[i] = constraints.cut(text, stops)
         return [answers[i] for i in range(len(requests))]
 
     def _prompt(self, text: str, max_new_tokens: int) -> list[int]:

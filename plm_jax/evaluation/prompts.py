@@ -262,8 +262,3 @@ def fitted(
         dropped += 1
         found = context(prompt, shots[dropped:], question)
     return Asked(found, dropped, tokens > room)
-
-
-def until(text: str, stops: Sequence[str]) -> str:
-    """The text up to the first of what ends it."""
-    return min((text.partition(stop)[0] for stop in stops if stop), key=len, default=text)

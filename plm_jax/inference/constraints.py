@@ -139,4 +139,4 @@ def stops(texts: Sequence[str], text_of: Callable[[int], str], vocab_size: int) 
 
 def cut(text: str, texts: Sequence[str]) -> str:
     """What of a text is before the first of some texts."""
-    return text[: min((at for at in map(text.find, texts) if at >= 0), default=len(text))]
+    return text[: min((at for at in map(text.find, filter(None, texts)) if at >= 0), default=len(text))]

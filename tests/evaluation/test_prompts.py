@@ -13,6 +13,7 @@ import pytest
 from plm_jax import config
 from plm_jax.common.errors import UserError
 from plm_jax.evaluation import few_shot, prompts
+from plm_jax.inference import constraints
 from plm_jax.inference.language_model import LanguageModel
 from plm_jax.models import registry, settings
 from tests.golden import make_prompts
@@ -177,7 +178,7 @@ def test_the_same_prompts_whatever_the_batch_size_and_the_limit(lm, run, capsys)
 def test_written_answers_are_what_the_model_writes_up_to_the_end_of_the_line(lm, run):
     task = prompts.task(run, "written")
     (text,) = lm.generate(task.tested[0].question, max_new_tokens=8)[:1]
-    written = prompts.until(text.lstrip(), ("\n",)).strip()
+    written = constraints.cut(text.lstrip(), ("\n",)).strip()
     row = {"text": task.tested[0].question.partition("\n")[0], "mood": written}
     assert figures(lm, run, "written", limit=1)["0_shots/exact_match"] in (0.0, 100.0)
     examples = [task.tested[0]._replace(answers=(written, "another"))]

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import plm_jax
 from plm_jax.common import children, progress, storage
@@ -103,7 +104,7 @@ class _Heard:
 
 
 class Local(Launcher):
-    """This machine: `parallel` runs at once, each with its share of the GPUs that there are."""
+    """This machine: `parallel` runs at once, each with its share of the GPUs, or where there are none of the cores."""
 
     def __init__(self, parallel: int = 1):
         """Raises `UserError` if there are fewer GPUs than runs at once."""
@@ -111,15 +112,19 @@ class Local(Launcher):
         self.parallel, gpus = parallel, _gpus() if parallel > 1 else []
         if parallel > len(gpus) > 0:
             raise UserError(f"--parallel={parallel} is more than the {len(gpus)} GPUs here: give at most {len(gpus)}")
-        self._shares: queue.SimpleQueue[dict[str, str]] = queue.SimpleQueue()
+        # XLA has a thread for each core that it sees: of two runs that see the same ones each waits for the other.
+        cores = [] if gpus or not hasattr(os, "sched_getaffinity") else sorted(os.sched_getaffinity(0))
+        self._shares: queue.SimpleQueue[tuple[list[str], list[int]]] = queue.SimpleQueue()
         for number in range(parallel):
-            of_run = gpus[number * len(gpus) // parallel : (number + 1) * len(gpus) // parallel]
-            self._shares.put({"CUDA_VISIBLE_DEVICES": ",".join(of_run)} if of_run else {})
+            self._shares.put((_share(gpus, number, parallel), _share(cores, number, parallel)))
 
     def carry_out(self, member: Member) -> None:
         """As `Launcher` has it."""
         heard, share = self._hears(member, aloud=self.parallel == 1), self._shares.get()
-        environment = os.environ | share
+        gpus, cores = share
+        environment = os.environ | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})
+        if cores:
+            os.sched_setaffinity(0, cores)  # Of this thread, and so of what it starts.
         try:
             members.train(member, lambda *words: _call(self.processes, heard, environment, *words))
         finally:
@@ -263,6 +268,11 @@ def _script(name: str) -> str:
 
 def _digest(workdir: str) -> str:
     return hashlib.sha256(workdir.encode("utf-8")).hexdigest()[:8]
+
+
+def _share(of: Sequence[Any], number: int, parallel: int) -> list[Any]:
+    """The part of one of `parallel` runs; none where there is less than one for each."""
+    return [*of[number * len(of) // parallel : (number + 1) * len(of) // parallel]] if len(of) >= parallel else []
 
 
 def _gpus() -> list[str]:

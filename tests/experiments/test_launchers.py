@@ -107,6 +107,24 @@ def test_each_run_sees_its_share_of_the_gpus(verbs, family, tmp_path, monkeypatc
         launchers.Local(6)
 
 
+@pytest.mark.parametrize("cores, shares", [((0, 1, 2), {(0,), (1, 2)}), ((1,), {(1,)})])
+def test_each_run_has_its_share_of_the_cores(verbs, family, tmp_path, monkeypatch, cores, shares):
+    mine, seen = {}, set()
+    monkeypatch.setattr(launchers, "_gpus", list)
+    monkeypatch.setattr(launchers.os, "sched_getaffinity", lambda process: set(cores))
+    monkeypatch.setattr(
+        launchers.os, "sched_setaffinity", lambda process, own: mine.update({threading.get_ident(): tuple(own)})
+    )
+
+    def call(processes, heard, environment, *words):
+        seen.add(mine.get(threading.get_ident(), cores))
+        verbs.call(*words)
+
+    monkeypatch.setattr(launchers, "_call", call)
+    local(family, tmp_path)
+    assert seen == shares
+
+
 def test_gpus_are_those_that_jax_would_use(monkeypatch, tmp_path):
     (tmp_path / "nvidia-smi").write_text(
         '#!/bin/sh\n[ "$*" = --list-gpus ] && printf "GPU 0: A (UUID: x)\\nGPU 1: B\\n"\n'

@@ -41,7 +41,8 @@ def test_every_run_can_be_trained_and_compared(name, size, tmp_path, monkeypatch
     def sources(metric):
         return {metric.partition("/")[0]} if isinstance(metric, str) else set().union(*map(sources, metric))
 
-    assert others["compared"] and all(sources(metric) <= read for metric in others["compared"].values())
+    metrics = [*others["compared"].values(), *(rival.metric for rival in others["rivals"])]
+    assert metrics and all(sources(metric) <= read for metric in metrics)
     if size == "paper":
         sweep.others(f"ablations/{name}", set(found))  # There every published run must be one of the sweep's.
         figures = {figure for row in others["published"] for figure in row.figures}

@@ -29,12 +29,12 @@ class Rivals(NamedTuple):
       run: its name.
       metric: SOURCE/METRIC, of which more is better.
       others: by what each is called the name of another run, of which the same metric is taken, another metric of this
-        run, or a figure.
+        run, another run's name with another metric, or a figure.
     """
 
     run: str
     metric: str
-    others: Mapping[str, str | float]
+    others: Mapping[str, str | tuple[str, str] | float]
 
 
 class Published(NamedTuple):
@@ -61,7 +61,8 @@ class Beside(NamedTuple):
       paper_difference: to its figure of the reference run.
       values: ours, of each seed.
       difference: of the means, to the reference run's.
-      verdict: AGREES, DISAGREES, NOT_RESOLVED, or why there is none; empty of the reference.
+      verdict: AGREES, DISAGREES, NOT_RESOLVED, ours alone where the paper has none, or why there is none; empty of the
+        reference.
     """
 
     run: str
@@ -88,7 +89,9 @@ def beside(results: Sequence[dict[str, Any]], rivals: Sequence[Rivals]) -> Lines
         cells = [rival.run, rival.metric, figure(values) if values else "not run yet"]
         for name in names:
             other = rival.others.get(name)
-            if isinstance(other, str):
+            if isinstance(other, tuple):
+                other = _values(results, *other)
+            elif isinstance(other, str):
                 other = _values(results, other, rival.metric) or _values(results, rival.run, other)
             found = [] if other is None else [other] if isinstance(other, float) else other
             told = signed(statistics.mean(values) - statistics.mean(found)) if values and found else ""
@@ -169,12 +172,11 @@ def _verdict(of_paper: float | None, sign: int, direction: int) -> str:
     Args:
       sign: 1 where more is better in the paper, else -1.
     """
-    if of_paper is None:
-        return "not at hand"
-    if not of_paper:
-        return "no direction in the paper"
     if not direction:
         return NOT_RESOLVED
+    if not of_paper:
+        paper = "no figure at hand" if of_paper is None else "no difference in the paper"
+        return f"{'better' if direction > 0 else 'worse'} beyond noise, {paper}"
     return AGREES if direction * sign * of_paper > 0 else DISAGREES
 
 

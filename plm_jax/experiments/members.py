@@ -1,7 +1,8 @@
 """The runs of a sweep: what each is, how far it has come, and how it is trained and evaluated.
 
 Each is `pretrain` and then `evaluate`, processes of their own, in the folder of its name, where `attempts.json` notes
-when it began (seconds since 1970), when the run did whose weights it took, and how long its attempts took, in seconds.
+when it began (seconds since 1970), when the run did whose weights it took, how long its attempts took, in seconds, and
+how else it has been evaluated.
 As a config file, this module is the config that a run directory holds:
 `--config=plm_jax/experiments/members.py:WORKDIR`.
 """
@@ -38,6 +39,7 @@ class Member:
       workdir: its run directory.
       changes: what it changes, as JSON.
       parent: the directory of the sweep's run whose weights it begins with; None: there is none.
+      evaluations: the flags of each further `evaluate`.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Member:
     changes: dict[str, Any]
     run: config.Run
     parent: str | None = None
+    evaluations: tuple[tuple[str, ...], ...] = ()
 
     @property
     def folder(self) -> str:
@@ -63,9 +66,12 @@ def get_config(workdir: str):
 
 
 def is_finished(member: Member) -> bool:
-    """Whether a run of this very config has its last checkpoint, evaluated."""
+    """Whether a run of this very config has its last checkpoint, evaluated in all ways that are asked for."""
     last = os.path.join(member.workdir, "checkpoints", str(_steps(member)))
-    return bool(_metrics(member)) and storage.exists(last) and not _misfit(member)
+    if not _metrics(member) or not storage.exists(last) or _misfit(member):
+        return False
+    done = _record(member.workdir).get("evaluations", [])
+    return all([*flags] in done for flags in member.evaluations)
 
 
 def train(member: Member, call: Call) -> None:
@@ -86,7 +92,9 @@ def train(member: Member, call: Call) -> None:
     try:
         _pretrain(member, member.workdir, call)
         users.trust(config.modules(member.run))  # `evaluate` would take them for any checkpoint's.
-        call("evaluate", f"--checkpoint={member.workdir}", *users.flags(member.run))
+        for flags in ((), *member.evaluations):
+            call("evaluate", *flags, f"--checkpoint={member.workdir}", *users.flags(member.run))
+        record["evaluations"] = member.evaluations
     finally:
         seconds = record.get("seconds", 0.0) + time.monotonic() - began
         write_json(member.workdir, _ATTEMPTS, record | {"seconds": seconds})
@@ -140,7 +148,10 @@ def _held(workdir: str) -> config.Run:
 
 
 def _metrics(member: Member) -> dict[str, float]:
-    """What the last checkpoint reached on the validation split of each source; nothing if one is not evaluated."""
+    """What the last checkpoint reached on the validation split of each source, and wherever else a run is evaluated.
+
+    Nothing if one of the sources is not evaluated.
+    """
     log = read_lines(os.path.join(member.workdir, "evaluation.jsonl"))
     steps = _steps(member)
     rows = [row for row in log if row["step"] == steps]
@@ -150,6 +161,8 @@ def _metrics(member: Member) -> dict[str, float]:
         if not own:
             return {}
         found |= own
+    if member.evaluations:
+        found |= {name: value for row in rows for name, value in row.items() if "/" in name}
     return found
 
 
@@ -170,8 +183,8 @@ def _resolved(member: Member) -> config.Run:
     return transfer.resolve(run, run.train.init_from) if run.model.stands_in else run
 
 
-def _record(workdir: str) -> dict[str, float | None]:
-    """`began`, `parent_began` and `seconds` of a run; nothing of one that no sweep has begun.
+def _record(workdir: str) -> dict[str, Any]:
+    """`began`, `parent_began`, `seconds` and `evaluations` of a run; nothing of one that no sweep has begun.
 
     Raises:
       UserError: it is damaged.

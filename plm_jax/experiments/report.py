@@ -282,5 +282,11 @@ def _figures(tree: dict[str, Any]) -> dict[str, float]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _others(tree: dict[str, Any]) -> dict[str, str | float]:
-    return {name: value if isinstance(value, str) else float(value) for name, value in tree.items()}
+def _others(tree: dict[str, Any]) -> dict[str, str | tuple[str, str] | float]:
+    found = {}
+    for name, value in tree.items():
+        if isinstance(value, list):
+            run, metric = value
+            value = (_text(run), _text(metric))
+        found[name] = value if isinstance(value, str | tuple) else float(value)
+    return found

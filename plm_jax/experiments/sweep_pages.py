@@ -10,14 +10,16 @@ of another run. Changes apply in their order; relative paths count from the base
 name an earlier run of the sweep; a config without a model of its own takes it from there (`transfer.resolve`). The file
 may have, too,
 
+    evaluations()  pairs: the name of a run, and flags of a further `evaluate` of it, {"tasks": "sentiment",
+                 "shots": (0, 5)}, whose figures are then among its own
     rivals()     a list of `comparison.Rivals`, beside which runs are told in a second table
     published()  a list of `comparison.Published`, what a paper reports of runs, and with it
     compared     by the paper's name of a metric ours, TASK/METRIC, that is set beside it, or several of which the mean
                  is: a third table, in which what runs NAME-… have reached counts for NAME
 
 A page for several sizes, `--sweep=FILE.py:SIZE`, takes the size in each function, and its base is one, too:
-`base(size)`, `overrides(size)`, `rivals(size)`, `compared(size)`, with the size for which there is no colon as their
-default. `published()` is of all sizes: runs that only another one has are left out.
+`base(size)`, `overrides(size)`, `evaluations(size)`, `rivals(size)`, `compared(size)`, with the size for which there is
+no colon as their default. `published()` is of all sizes: runs that only another one has are left out.
 """
 
 import dataclasses
@@ -37,6 +39,8 @@ from plm_jax.experiments.members import Member
 # The files of a sweep's folder beside its runs: every figure, the table, and who trains there.
 RESULTS, TABLE, LOCK = "sweep.json", "table.md", "lock"
 _FILES = "give a Python file with `base` and `overrides`"
+# The flags of `evaluate` that say in which way.
+_WAYS = ("config", "tasks", "shots", "seeds", "normalise", "balanced", "limit", "stride", "harness", "include_path")
 # Functions of a sweep's file, and of what they give a list.
 _LISTS = {"rivals": comparison.Rivals, "published": comparison.Published}
 
@@ -48,6 +52,7 @@ def members(path: str, workdir: str, seeds: Sequence[int] = ()) -> list[Member]:
       UserError: there is no such file, it is none of a sweep, or a run's changes make no config.
     """
     described, base = _described(path)
+    evaluations = _evaluations(path, described)
 
     def directory(name: str, seed: int | None) -> str:
         own = described[name][1].train.seed if name in described else seed
@@ -69,8 +74,30 @@ def members(path: str, workdir: str, seeds: Sequence[int] = ()) -> list[Member]:
             parent = next((at for at in (directory(init_from, s) for s in (seed, given)) if at in found), None)
             if parent:
                 train = dataclasses.replace(train, init_from=parent)
-            found[at] = Member(name, at, changes, dataclasses.replace(resolved, train=train), parent)
+            run = dataclasses.replace(resolved, train=train)
+            found[at] = Member(name, at, changes, run, parent, tuple(evaluations.get(name, ())))
     return list(found.values())
+
+
+def _evaluations(path: str, runs: Collection[str]) -> dict[str, list[tuple[str, ...]]]:
+    """By the names of runs the flags of each further `evaluate`."""
+    sweep = pages.load(path, "--sweep=")
+    found: dict[str, list[tuple[str, ...]]] = {}
+    for pair in _given(sweep, "evaluations") if hasattr(sweep.module, "evaluations") else ():
+        match pair:
+            case str(name), dict(given):
+                pass
+            case _:
+                raise UserError(f"`evaluations` of {path} yields {pair!r}: give a run's name and a dictionary of flags")
+        if name not in runs:
+            raise UserError(f"`evaluations` of {path} names a run '{name}': {nearest(name, runs)}")
+        if unknown := [flag for flag in given if flag not in _WAYS]:
+            raise UserError(f"`evaluations` of {path} has a flag '{unknown[0]}': {nearest(unknown[0], _WAYS)}")
+        values = {flag: value if isinstance(value, list | tuple) else (value,) for flag, value in given.items()}
+        found.setdefault(name, []).append(
+            tuple(f"--{flag}={','.join(map(str, value))}" for flag, value in values.items())
+        )
+    return found
 
 
 def _described(path: str) -> tuple[dict[str, tuple[dict[str, Any], config.Run]], str]:
@@ -160,8 +187,9 @@ def others(path: str, runs: Collection[str]) -> dict[str, Any]:
     if sweep.size is not None:
         listed["published"] = [row for row in listed["published"] if _has(runs, row.run)]
     named = {name: [row.run for row in rows] for name, rows in listed.items()}
-    others = [name for rival in listed["rivals"] for name in rival.others.values()]
-    named["rivals"] += [name for name in others if isinstance(name, str) and "/" not in name]
+    others = [other for rival in listed["rivals"] for other in rival.others.values()]
+    named["rivals"] += [other[0] for other in others if isinstance(other, tuple)]
+    named["rivals"] += [other for other in others if isinstance(other, str) and "/" not in other]
     for function, names in named.items():
         for name in names:
             if name not in runs and not (function == "published" and _has(runs, name)):

@@ -171,7 +171,7 @@ def test_less_is_better_of_losses_and_perplexities():
 
 def test_without_two_seeds_or_a_figure_or_a_difference_there_is_no_verdict():
     assert verdict([0.9], [0.1, 0.2]) == verdict([0.9, 0.9], [0.1]) == "not resolved"
-    assert verdict([0.9, 0.8], [0.1, 0.2], paper=1.0) == "no direction in the paper"
+    assert verdict([0.9, 0.8], [0.1, 0.2], paper=1.0) == "not resolved"
     results = [result("a", s__x=0.5), result("c", error="full disk"), result("b", s__x=0.25)]
     published = [
         comparison.Published("a", {"GLUE": 83.28, "SQuAD": 80.88}, "Table 4"),
@@ -180,9 +180,26 @@ def test_without_two_seeds_or_a_figure_or_a_difference_there_is_no_verdict():
     ]
     assert cells(comparison.papers(results, published, {"GLUE": "s/x"})) == [
         ["GLUE; s/x", "a", "83.28", "", "0.500", "", ""],
-        ["GLUE; s/x", "b", "not at hand", "", "0.250", "-0.250", "not at hand"],
+        ["GLUE; s/x", "b", "not at hand", "", "0.250", "-0.250", "not resolved"],
         ["GLUE; s/x", "c", "80.69", "-2.590", "not run yet", "", "not run yet"],
     ]
+
+
+def test_where_a_paper_says_nothing_stands_what_ours_say():
+    assert verdict([0.9, 0.91, 0.92], [0.1, 0.11, 0.12], paper=1.0) == "better beyond noise, no difference in the paper"
+    results = [result("a", seed=seed, s__loss=0.5 + seed / 100) for seed in range(3)]
+    results += [result("b", seed=seed, s__loss=0.7 + seed / 100) for seed in range(3)]
+    published = [comparison.Published(name, {}, "not at hand") for name in "ab"]
+    _, row = comparison.beside_paper(results, published, "loss", "s/loss")
+    assert row.verdict == "worse beyond noise, no figure at hand"
+
+
+def test_a_run_stands_beside_another_metric_of_another_run():
+    results = [result("tuned", s__accuracy=x) for x in (0.8, 0.82)]
+    results += [result("given", **{"s__5_shots/accuracy": x}) for x in (0.5, 0.52)]
+    rivals = [comparison.Rivals("tuned", "s/accuracy", {"5 shots": ("given", "s/5_shots/accuracy")})]
+    (row,) = cells(comparison.beside(results, rivals))
+    assert row[3:5] == ["0.510 ± 0.014", "+0.300"]
 
 
 def test_what_runs_tuned_from_one_reached_counts_for_it_and_several_metrics_have_a_mean():

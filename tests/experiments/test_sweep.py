@@ -267,6 +267,53 @@ def test_a_rival_that_is_no_run_is_one_line(verbs, warm, tmp_path, run, other):
     assert not verbs.calls
 
 
+EVALUATIONS = """
+def evaluations():
+    yield "good", {"tasks": "b", "shots": (0, 5), "balanced": True}
+    yield "good", {"stride": 4}
+"""
+
+
+def test_a_run_is_evaluated_in_further_ways(verbs, warm, tmp_path, monkeypatch):
+    given = []
+
+    def call(verb, *flags):
+        if verb == "evaluate" and "good" in flags[-1]:
+            given.append(flags[:-1])
+        verbs.call(verb, *flags)
+        if flags[0] == "--tasks=b":
+            log(tmp_path / "good", step=2, **{"c/5_shots/accuracy": 61.0})
+
+    monkeypatch.setattr(launchers, "_call", lambda processes, heard, environment, *words: call(*words))
+    sweep.run(warm, str(tmp_path))
+    assert given == [()]
+    path = pathlib.Path(warm)
+    before = path.read_text()
+    path.write_text(before + EVALUATIONS)
+    sweep.run(warm, str(tmp_path))
+    assert given[2:] == [("--tasks=b", "--shots=0,5", "--balanced=True"), ("--stride=4",)]
+    assert "| good | c/5_shots/accuracy | 61.000 |" in (tmp_path / "table.md").read_text()
+    sweep.run(warm, str(tmp_path))  # All of it is done.
+    path.write_text(before)
+    sweep.run(warm, str(tmp_path))
+    assert len(given) == 4 and "5_shots" not in (tmp_path / "table.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("yielded", "said"),
+    [
+        ('"god", {"stride": 4}', "`evaluations` of .* names a run 'god': did you mean"),
+        ('"good", {"strides": 4}', "has a flag 'strides': did you mean 'stride'"),
+        ('"good", "stride"', "give a run's name and a dictionary of flags"),
+    ],
+)
+def test_a_further_evaluation_that_cannot_be_is_one_line(warm, tmp_path, yielded, said):
+    path = pathlib.Path(warm)
+    path.write_text(f"{path.read_text()}\ndef evaluations():\n    yield {yielded}\n")
+    with pytest.raises(UserError, match=said):
+        sweep.members(warm, str(tmp_path))
+
+
 PUBLISHED = """
 from plm_jax.experiments.comparison import Published
 

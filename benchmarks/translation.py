@@ -49,18 +49,19 @@ def trained(given: argparse.Namespace, seed: int) -> dict[str, Any]:
     return found
 
 
-def changed(before: Any, after: Any) -> list[str]:
-    """The names of the parameters that differ in a bit, of a layer each; those that are new are not among them."""
+def changed(before: Any, after: Any) -> list[str] | str:
+    """The names of the parameters that differ in a bit, of a layer each, or "all"; the new ones are not among them."""
     from plm_jax.training import trainable
 
-    old, found = dict(trainable.named(before)), []
+    old, found, count = dict(trainable.named(before)), [], 0
     for name, leaf in trainable.named(after):
         if name not in old:
             continue
         layers = trainable.layers(name, leaf)
-        pairs = zip(layers, old[name], leaf, strict=True) if layers else [(name, old[name], leaf)]
+        pairs = [*zip(layers, old[name], leaf, strict=True)] if layers else [(name, old[name], leaf)]
         found += [own for own, one, other in pairs if not np.array_equal(np.asarray(one), np.asarray(other))]
-    return found
+        count += len(pairs)
+    return found if len(found) < count else "all"
 
 
 def losses(lm: Any, batch_size: int = 64) -> dict[str, float]:

@@ -170,7 +170,7 @@ SETS = {
         objectives.Tagging(),
         key=lambda row: tuple(row["tokens"]),
         metric="f1",
-        length=128,
+        length=96,
         baseline=_entities,
     ),
     "choices": LabelledSet(

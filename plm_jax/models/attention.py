@@ -61,22 +61,24 @@ class Attention(nn.Module):
         rotate = context.rotation or (lambda x: x)
         query_BNQH = (rotate(project("query", x, attention.heads)) * scale).astype(self.dtype)
         if source is None:
-            key_BGKH, value_BGKH = (self.get_variable("cache", f"cached_{name}") for name in ("key", "value"))
+            key_BGKH = self.get_variable("cache", "cached_key").swapaxes(2, 3)
+            value_BGKH = self.get_variable("cache", "cached_value")
         else:
-            key_BGKH = self._remember("key", rotate(project("key", source, attention.num_kv_heads)), context)
-            value_BGKH = self._remember("value", project("value", source, attention.num_kv_heads), context)
+            key_BGKH = rotate(project("key", source, attention.num_kv_heads))
+            value_BGKH = project("value", source, attention.num_kv_heads)
+            if context.cache_index is not None:
+                # Keys have their slots last: the product with few queries, which a CPU does row by row, is faster so.
+                key_BGKH = self._remember("key", key_BGKH.swapaxes(2, 3), context, axis=3).swapaxes(2, 3)
+                value_BGKH = self._remember("value", value_BGKH, context, axis=2)
         seed = jax.random.bits(self.make_rng("dropout"), (2,), jnp.uint32) if context.dropout else None
         mixed_BNQH = kernels.attend(query_BNQH, key_BGKH, value_BGKH, context, depth, seed)
         mixed = constrain(mixed_BNQH.swapaxes(1, 2).reshape(*x.shape[:-1], -1), "batch", "length", "heads")
         init = kernel_init(self.model, "residual")
         return Dense(x.shape[-1], ("heads", "embed"), attention.bias_after, init, self.dtype, name="out")(mixed)
 
-    def _remember(self, name, new_BGLH, context):
-        """With a cache: writes new keys or values to its slots from `cache_index` on and returns all of them."""
-        if context.cache_index is None:
-            return new_BGLH
-        batch, groups, _, head_dim = new_BGLH.shape
-        shape = batch, groups, context.mask.shape[-1], head_dim
-        cache = self.variable("cache", f"cached_{name}", jnp.zeros, shape, new_BGLH.dtype)
-        cache.value = jax.lax.dynamic_update_slice_in_dim(cache.value, new_BGLH, context.cache_index, axis=2)
+    def _remember(self, name, new, context, axis):
+        """Writes new keys or values to the cache, on this axis from `cache_index` on; gives all that it has."""
+        shape = *new.shape[:axis], context.mask.shape[-1], *new.shape[axis + 1 :]
+        cache = self.variable("cache", f"cached_{name}", jnp.zeros, shape, new.dtype)
+        cache.value = jax.lax.dynamic_update_slice_in_dim(cache.value, new, context.cache_index, axis)
         return cache.value

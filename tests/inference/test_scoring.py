@@ -20,20 +20,30 @@ ARCHITECTURES = {
 }
 
 
-def pairs(vocab_size, number=40, most=12):
+MOST = 12
+
+
+def pairs(vocab_size, number=40, most=MOST):
     """Contexts and continuations of mixed lengths, together no more than one above `most`."""
     rng = np.random.default_rng(0)
     sizes = [(n := rng.integers(1, most + 1), rng.integers(1, most + 2 - n)) for _ in range(number)]
     return [[rng.integers(0, vocab_size, size).tolist() for size in pair] for pair in sizes]
 
 
+def filled(tokens):
+    return tokens + [0] * (MOST + 1 - len(tokens))
+
+
 def of_one_row(lm, context, continuation):
-    """Log-probabilities of a continuation from the logits of a row of its own, and whether it is greedy."""
+    """Log-probabilities of a continuation from the logits of a row of its own, and whether it is greedy.
+
+    What a decoder reads is filled up behind, which no token before it sees, so that few programs are compiled.
+    """
     if lm.config.has_decoder:
-        decoder_tokens = [lm.strategy.start_id, *continuation[:-1]]
-        logits = lm.logits([context], decoder_tokens=[decoder_tokens])[0]
+        decoder_tokens = filled([lm.strategy.start_id, *continuation[:-1]])
+        logits = lm.logits([context], decoder_tokens=[decoder_tokens])[0, : len(continuation)]
     else:
-        logits = lm.logits([[*context, *continuation[:-1]]])[0, len(context) - 1 :]
+        logits = lm.logits([filled([*context, *continuation[:-1]])])[0, len(context) - 1 :][: len(continuation)]
     told = np.asarray(jax.nn.log_softmax(logits))[np.arange(len(continuation)), continuation]
     return told.sum(), np.asarray(logits).argmax(axis=1).tolist() == continuation
 

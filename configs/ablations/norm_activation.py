@@ -36,7 +36,7 @@ def overrides(size="paper"):
             changes |= {"model.feed_forward.width": width}
         elif activation == "relu":
             changes |= {"model.feed_forward.activation": "relu"}
-        yield name, changes
+        yield name, changes | ({"train.steps": 120} if size == "demo" else {})
 
 
 def published():

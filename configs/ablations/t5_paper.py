@@ -1,7 +1,7 @@
 """What the ablations of T5's paper share (Raffel et al. 2020 §3.1): the baseline, its tasks, the columns of its tables.
 
 The baseline is `t5:base` with 2^19 steps of 128 rows of 512 tokens of C4, each benchmark tuned apart. The paper tells
-of each task the best checkpoint, here it is the last. In a demo a T5 of 2 + 2 layers reads speeches for 300 steps, and
+of each task the best checkpoint, here it is the last. In a demo a T5 of 2 + 2 layers reads speeches for 200 steps, and
 is tuned on film reviews. This page is read by the others of the folder.
 """
 
@@ -14,7 +14,7 @@ SOURCE = "Raffel et al. 2020 (arXiv:1910.10683), table"
 COLUMNS = tuple(downstream.TEXT_TO_TEXT_METRICS)
 # Table 1: the mean over ten runs; the deviation of the seeds is not at hand from the paper itself.
 BASELINE = "83.28 19.24 80.88 71.36 26.98 39.82 27.65"
-SCALES = {"paper": {"train.steps": 2**19, "train.batch_size": 128}, "demo": {"train.steps": 300}}
+SCALES = {"paper": {"train.steps": 2**19, "train.batch_size": 128}, "demo": {"train.steps": 200}}
 base = downstream.bases(paper="../t5.py:base", demo="../demo.py:t5")
 
 
@@ -31,7 +31,7 @@ def arm(
 def tuned(name: str, size: str) -> Iterator[tuple[str, downstream.Changes]]:
     """What the run of a variant is tuned on."""
     if size == "demo":
-        yield downstream.in_words(name, steps=200)
+        yield downstream.in_words(name, steps=150)
     else:
         yield from downstream.of_text_to_text(name)
 

@@ -22,6 +22,8 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
+from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 CORPORA = ROOT / "plm_jax/data/corpora"
@@ -156,8 +158,13 @@ def write_tasks(folder: pathlib.Path, rows: int) -> None:
     (folder / "page.py").write_text(PAGE)
 
 
-def make_model(folder: pathlib.Path) -> None:
-    """A GPT-2 of random weights, large enough for probabilities that differ."""
+def make_model(folder: pathlib.Path, model: Any = None, **special_ids: int) -> None:
+    """A model of random weights, large enough for probabilities that differ; by default a GPT-2.
+
+    Args:
+      model: its settings.
+      special_ids: besides the end of a text.
+    """
     import dataclasses
 
     import flax.linen as nn
@@ -167,11 +174,11 @@ def make_model(folder: pathlib.Path) -> None:
     from plm_jax.inference.language_model import LanguageModel
     from plm_jax.models import registry, settings
 
-    model = gpt2.model(layers=2, width=64, heads=4, length=CONTEXT)
+    model = model or gpt2.model(layers=2, width=64, heads=4, length=CONTEXT)
     model = dataclasses.replace(model, initializer=settings.Initializer(std=0.3))
     params = nn.unbox(registry.build(model).init(jax.random.key(0), **model.init_inputs())["params"])
     files = ",".join(str(ROOT / "plm_jax/data/gpt2" / name) for name in ("vocab.json", "merges.txt"))
-    special_ids = {"eos_token_id": 50256, "bos_token_id": 50256}
+    special_ids = {"eos_token_id": 50256} | (special_ids or {"bos_token_id": 50256})
     lm = LanguageModel(model, params, vocabulary_spec=f"bpe:{files}", special_ids=special_ids)
     lm.save(folder / "model")
     questions = [json.loads(line)["question"] for line in (folder / "quartz.jsonl").read_text().splitlines()]
@@ -181,13 +188,13 @@ def make_model(folder: pathlib.Path) -> None:
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def dump(folder: pathlib.Path, name: str, model) -> None:
+def dump(folder: pathlib.Path, name: str, model: Any, tasks: Iterable[str]) -> None:
     """Writes what lm-eval asks a model, what that answers, and the metrics."""
     import lm_eval
     from lm_eval.tasks import TaskManager
 
     manager = TaskManager(include_path=str(folder), include_defaults=False)
-    told = lm_eval.simple_evaluate(model, tasks=list(TASKS), task_manager=manager, bootstrap_iters=0)
+    told = lm_eval.simple_evaluate(model, tasks=list(tasks), task_manager=manager, bootstrap_iters=0)
     samples = {
         task: [[sample["doc_id"], sample["arguments"], sample["resps"]] for sample in rows]
         for task, rows in told["samples"].items()
@@ -199,19 +206,19 @@ def dump(folder: pathlib.Path, name: str, model) -> None:
     (folder / f"{name}.json").write_text(json.dumps({"samples": samples, "metrics": metrics}, default=str))
 
 
-def theirs(folder: pathlib.Path) -> None:
+def theirs(folder: pathlib.Path, tasks: Iterable[str] = tuple(TASKS)) -> None:
     """By lm-eval's `hf` model."""
     from lm_eval.models.huggingface import HFLM
 
-    dump(folder, "theirs", HFLM(pretrained=str(folder / "model"), device="cpu", dtype="float32", batch_size=4))
+    dump(folder, "theirs", HFLM(pretrained=str(folder / "model"), device="cpu", dtype="float32", batch_size=4), tasks)
 
 
-def ours(folder: pathlib.Path) -> None:
+def ours(folder: pathlib.Path, tasks: Iterable[str] = tuple(TASKS)) -> None:
     """By `plm_jax.evaluation.harness`, where there is no torch."""
     import plm_jax
     from plm_jax.evaluation import harness
 
-    dump(folder, "ours", harness.Model(plm_jax.load(folder / "model"), show_progress=False))
+    dump(folder, "ours", harness.Model(plm_jax.load(folder / "model"), show_progress=False), tasks)
 
 
 def prompts(folder: pathlib.Path) -> None:

@@ -39,6 +39,33 @@ def test_ours_answers_as_theirs_does(folder, scripts, monkeypatch):
             assert 0 < found["greedy"] < found["requests"]
 
 
+def test_an_encoder_decoder_answers_as_theirs_does(tmp_path, scripts, monkeypatch):
+    import harness
+
+    from plm_jax.configs import t5
+
+    for needed in ("torch", "transformers", "accelerate"):
+        pytest.importorskip(needed)
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    tasks = [task for task in harness.TASKS if task != "speeches"]  # Whole texts it does not tell.
+    harness.write_tasks(tmp_path, rows=4)
+    # With a head of its own lm-eval 0.4.13 ties the weights of transformers 5's T5, whatever its config says.
+    model = t5.model(layers=2, width=64, heads=4, head_dim=16, feed_forward=128, v1_1=False, vocab_size=50258)
+    harness.make_model(tmp_path, model, pad_token_id=50257)
+    harness.ours(tmp_path, tasks)
+    harness.theirs(tmp_path, tasks)
+    theirs, ours = (json.loads((tmp_path / f"{side}.json").read_text()) for side in ("theirs", "ours"))
+    written = [sorted(side["samples"].pop("written"), key=str) for side in (theirs, ours)]
+    for of_theirs, of_ours in zip(*written, strict=True):
+        # Its limit of new tokens counts those of the encoder, too.
+        assert of_theirs[:2] == of_ours[:2] and of_theirs[2][0][0].startswith(of_ours[2][0][0])
+    for task, found in harness.compared(theirs, ours, prompts={}).items():
+        assert found["requests"] >= 3 and not found["metrics_differ"] and not found["greedy_or_text_differs"], task
+        assert found["largest_difference"] < 1e-3
+        assert task != "greedy" or found["greedy"] > 0
+
+
 def test_an_unknown_task_is_one_line(folder):
     import plm_jax
     from plm_jax.common.errors import UserError

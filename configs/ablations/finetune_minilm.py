@@ -4,8 +4,8 @@
     python -m plm_jax.sweep --sweep=configs/ablations/finetune_minilm.py --workdir=runs/finetune-minilm --seeds=0,1,2
 
 MiniLM (6 layers, 384 wide) out of its wheel, on the rows of `finetune`: reviews by class and by score, answers, and
-names of loan agreements without the words Borrower, Lender and Bank, of which F1 asks five seeds (`--seeds=0,1,2,3,4`).
-Each run takes minutes on two cores.
+names of loan agreements, told in sentences without the words Borrower, Lender and Bank, of which F1 asks five seeds
+(`--seeds=0,1,2,3,4`). Each run takes minutes on two cores.
 """
 
 import os

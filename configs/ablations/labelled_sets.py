@@ -48,6 +48,7 @@ class LabelledSet:
       baseline: what a predictor without a network reaches of the metric, fitted to training records.
       note: what a figure of it can show.
       fits_epochs: how often few of its rows are read until a model should know them.
+      is_tested: whether a row may be tested on; those of one key are all alike.
     """
 
     read: Callable[[], Iterator[Row]]
@@ -59,6 +60,7 @@ class LabelledSet:
     baseline: Callable[[list[Record], list[Record]], float]
     note: str = ""
     fits_epochs: float = 40.0
+    is_tested: Callable[[Row], bool] = lambda row: True
 
 
 def vendored(name: str) -> Callable[[], Iterator[Row]]:
@@ -67,14 +69,9 @@ def vendored(name: str) -> Callable[[], Iterator[Row]]:
     return lambda: (row for _, row in files.json_rows(path))
 
 
-def _names() -> Iterator[Row]:
-    """The rows of entities without those that are one of ROLES alone, which a look-up finds."""
-    for row in vendored("finance_ner.jsonl.gz")():
-        found = list(row["tags"])
-        for _, first, last in tags.entities(row["tags"]):
-            if first == last and row["tokens"][first] in ROLES:
-                found[first] = "O"
-        yield row | {"tags": found}
+def _has_no_role(row: Row) -> bool:
+    """Whether a row has none of ROLES, which a look-up finds."""
+    return not set(ROLES) & set(row["tokens"])
 
 
 def _questions() -> Iterator[Row]:
@@ -165,13 +162,14 @@ SETS = {
         note="most persons are the word Borrower",
     ),
     "names": LabelledSet(
-        _names,
+        vendored("finance_ner.jsonl.gz"),
         config.Tags(entities.LABELS),
         objectives.Tagging(),
         key=lambda row: tuple(row["tokens"]),
         metric="f1",
         length=96,
         baseline=_entities,
+        is_tested=_has_no_role,
     ),
     "choices": LabelledSet(
         vendored("quartz.jsonl.gz"),
@@ -209,13 +207,13 @@ def is_there(name: str) -> bool:
 
 @functools.cache
 def source(name: str, train: int, test: int, fits: bool = False) -> config.LabelledJsonLines:
-    """A set's source, its rows in files: `test` of them, no more than a fifth, and at most `train` of the others.
+    """A set's source, its rows in files: `test` of those for it, a fifth at most, at most `train` of the others.
 
     Args:
       fits: the shortest rows, on which it is tested, too: that shows that a form is learnt, and no more.
     """
     of = SETS[name]
-    rows = sorted(of.read(), key=lambda row: hashlib.sha256(repr(of.key(row)).encode("utf-8")).digest())
+    rows = sorted(of.read(), key=lambda row: (not of.is_tested(row), _digest(of, row)))
     stop = min(test, len(rows) // 5)
     while stop < len(rows) and of.key(rows[stop]) == of.key(rows[stop - 1]):
         stop += 1
@@ -223,7 +221,7 @@ def source(name: str, train: int, test: int, fits: bool = False) -> config.Label
         shortest = sorted(rows, key=lambda row: len(json.dumps(row)))[:train]
         parts = {"train": shortest, "test": shortest}
     else:
-        parts = {"train": rows[stop : stop + train], "test": rows[:stop]}
+        parts = {"train": sorted(rows[stop:], key=lambda row: _digest(of, row))[:train], "test": rows[:stop]}
     paths = []
     for part, chosen in parts.items():
         paths.append(os.path.abspath(os.path.join(FOLDER, f"{name}-{train}-{part}{'-fits' * fits}.jsonl")))
@@ -232,6 +230,10 @@ def source(name: str, train: int, test: int, fits: bool = False) -> config.Label
         with open(paths[-1], "w", encoding="utf-8") as file:
             file.write(text)
     return config.LabelledJsonLines(paths[0], of.form, validation=paths[1])
+
+
+def _digest(of: LabelledSet, row: Row) -> bytes:
+    return hashlib.sha256(repr(of.key(row)).encode("utf-8")).digest()
 
 
 def without_network(name: str, train: int, test: int) -> float:

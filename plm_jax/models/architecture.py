@@ -106,7 +106,7 @@ class Architecture(VocabularyModule):
         """
         features = self.features(*args, **kwargs)
         (embedded,) = self.get_variable("intermediates", "embedded")
-        (hidden,) = getattr(self, self.last_stack).get_variable("intermediates", "hidden")
+        *_, hidden = getattr(self, self.last_stack).get_variable("intermediates", "hidden")
         return jnp.concatenate([embedded[None], hidden[:-1], features[None]])
 
     def head_features(self, features):

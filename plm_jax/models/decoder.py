@@ -12,7 +12,7 @@ class Decoder(Architecture):
     def setup(self):
         """Modules besides those of `Architecture`: `stack`."""
         super().setup()
-        self.stack = Stack(self.model, self.dtype, causal=True)
+        self.stack = Stack(self.model, self.dtype)
 
     def features(
         self,

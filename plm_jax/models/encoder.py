@@ -26,7 +26,7 @@ class Encoder(Architecture):
         `discriminator_transform` [D, D], `discriminator` [D, 1], `span_boundary`.
         """
         super().setup()
-        self.stack = Stack(self.model, self.dtype, causal=False)
+        self.stack = Stack(self.model, self.dtype)
         for name, head in self.model.own_heads.items():
             module = HeadModule(head, self.model, self.dtype)
             setattr(self, OWN_HEADS[name], module)

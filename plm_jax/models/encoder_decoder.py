@@ -12,18 +12,22 @@ from plm_jax.models.stack import Stack
 class EncoderDecoder(Architecture):
     """A text-to-text model of `settings.EncoderDecoder`. M is the encoder's length, L the decoder's."""
 
-    prefixes: ClassVar[tuple[str, ...]] = ("encoder_", "decoder_")
     last_stack: ClassVar[str] = "decoder"
 
+    @property
+    def prefixes(self):
+        """The encoder's and the decoder's; of those that are tied the decoder's."""
+        return ("decoder_",) if self.model.tie_encoder_decoder else ("encoder_", "decoder_")
+
     def setup(self):
-        """Modules besides those of `Architecture`: the stacks `encoder` and `decoder`, and where the settings have one
-        `source_encoder`, a whole `Encoder`.
+        """Modules besides those of `Architecture`: the stacks `encoder` and `decoder`, of those that are tied the
+        latter, and where the settings have one `source_encoder`, a whole `Encoder`.
         """
         super().setup()
         if self.model.source_encoder is not None:
             self.source_encoder = Encoder(self.model.source_model, self.dtype)
-        self.encoder = Stack(self.model, self.dtype, causal=False)
-        self.decoder = Stack(self.model.decoder_model, self.dtype, causal=True)
+        self.decoder = Stack(self.model.decoder_model, self.dtype, crosses=True)
+        self.encoder = self.decoder if self.model.tie_encoder_decoder else Stack(self.model, self.dtype)
 
     def encode(self, tokens, mask=None, positions=None, segment_ids=None, *, deterministic=True):
         """The memory [B, M, D] of tokens [B, M]; arguments as `Encoder.features`; sows `encoder_embedded`."""
@@ -34,7 +38,7 @@ class EncoderDecoder(Architecture):
             read = self.source_encoder.features(
                 tokens, mask, positions=positions, segment_ids=segment_ids, deterministic=deterministic
             )
-        x = self.embed(tokens, positions, prefix="encoder_", deterministic=deterministic, read=read)
+        x = self.embed(tokens, positions, prefix=self.prefixes[0], deterministic=deterministic, read=read)
         self.sow("intermediates", "encoder_embedded", x)
         segments = None if segment_ids is None else (segment_ids, segment_ids)
         context = Context(mask=mask, segment_ids=segments, positions=positions)

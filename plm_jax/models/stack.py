@@ -67,11 +67,14 @@ class Stack(nn.Module):
 
     The blocks are pure functions of a slice of the stacked parameters, so a loop and an unrolled program see the same
     parameters and the same dropout keys.
+
+    Attributes:
+      crosses: whether its blocks have attention to a memory; where a call has no memory, they go without.
     """
 
     model: settings.Transformer
     dtype: Any
-    causal: bool
+    crosses: bool = False
 
     @nn.compact
     def __call__(self, x, context, memory=None, memory_context=None, *, deterministic):
@@ -84,8 +87,9 @@ class Stack(nn.Module):
         block = Block(self.model, self.dtype, deterministic, parent=None)
         params = self.get_variable("params", "blocks")
         if not isinstance(params, tuple):  # As `apart` gives them.
-            crosses = memory_context is not None
-            params = self.param("blocks", _stacked_init, block, stack.stored_blocks, x[:1, :1], crosses)
+            params = self.param("blocks", _stacked_init, block, stack.stored_blocks, x[:1, :1], self.crosses)
+        if self.crosses and memory_context is None:  # Or a loop would carry their gradients, zeros.
+            params = {name: leaf for name, leaf in params.items() if not name.startswith("cross_attention")}
         cache = self.get_variable("cache", "blocks")
         keys = None if deterministic else jax.random.split(self.make_rng("dropout"), stack.blocks)
 
@@ -149,7 +153,7 @@ class Stack(nn.Module):
         position = self.model.attention.position
         tables = {name: declared(self, name, table) for name, table in position.score_tables(self.model).items()}
         of_queries, of_keys = context.places(queries, keys)
-        of_model = self.model.attention.heads, self.causal
+        of_model = self.model.attention.heads, context.causal
         bias = position.bias(tables, of_queries, of_keys, *of_model)
         if context.slot_places is None:
             distances = jnp.arange(1 - queries, keys) - of_queries[0]

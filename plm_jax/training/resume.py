@@ -44,6 +44,7 @@ FIELDS: dict[str, Meaning] = {
                 "decoder_feed_forward",
                 "decoder_head_dim",
                 "source_encoder",
+                "tie_encoder_decoder",
             ),
             *("span_boundary", "generator", "discriminator", "lstm", "initializer"),
         )

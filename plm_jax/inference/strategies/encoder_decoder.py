@@ -29,7 +29,7 @@ class EncoderDecoder(Writer):
 
     def hidden_states(self, given):
         """The decoder's where it has tokens, else the encoder's."""
-        where = ("encode", "encoder_embedded", "encoder")
+        where = ("encode", "encoder_embedded", self.lm.config.stack_paths[0])
         if "decoder_tokens" in given:
             where = ("features", "embedded", "decoder")
         return hidden_states(self.lm.model, self.lm.params, given, *where)

@@ -303,5 +303,5 @@ def hidden_states(model, params, inputs, method, embedded, stack):
     if not sown:  # A model that is no stack of layers.
         return features[None].astype(jnp.float32)
     (first,) = sown["intermediates"][embedded]
-    (hidden,) = sown["intermediates"][stack]["hidden"]
+    *_, hidden = sown["intermediates"][stack]["hidden"]
     return jnp.concatenate([first[None], hidden[:-1], features[None]]).astype(jnp.float32)

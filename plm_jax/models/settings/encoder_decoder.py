@@ -39,6 +39,9 @@ class EncoderDecoder(Transformer):
       decoder_stack: the causal one; `stack` is the bidirectional one.
       decoder_heads, decoder_head_dim: of the causal one's attention, also of that to the other; None: as `attention`.
       decoder_feed_forward: the width of its feed-forward; None: as `feed_forward`.
+      tie_encoder_decoder: the bidirectional stack has the causal one's parameters, all but those of the attention to
+        it, which is the latter's alone (the "shared" encoder-decoder of Raffel et al. 2020 §3.2.2; in their code both
+        stacks bear one name, and so share norms and relative bias, too).
       source_encoder: what reads the input's tokens before the bidirectional stack; None: their embeddings do.
     """
 
@@ -51,12 +54,19 @@ class EncoderDecoder(Transformer):
     decoder_heads: int | None = None
     decoder_head_dim: int | None = None
     decoder_feed_forward: int | None = None
+    tie_encoder_decoder: bool = False
     source_encoder: SourceEncoder | None = None
     head: VocabularyHead | NoHead = VocabularyHead()
 
     def __post_init__(self):
         super().__post_init__()
-        _ = self.decoder_model, self.source_model  # They have checks of their own.
+        decoder, _ = self.decoder_model, self.source_model  # They have checks of their own.
+        parts = [(model.stack, model.attention, model.feed_forward) for model in (self, decoder)]
+        if self.tie_encoder_decoder and parts[0] != parts[1]:
+            raise UserError(
+                "tie_encoder_decoder needs stacks that are alike: give decoder_stack what stack has, and leave "
+                "decoder_heads, decoder_head_dim and decoder_feed_forward out"
+            )
         if self.source_encoder is not None and self.embedding.embedding_size is not None:
             raise UserError("source_encoder gives what is as wide as the model: leave embedding.embedding_size out")
 
@@ -91,13 +101,15 @@ class EncoderDecoder(Transformer):
 
     @property
     def stacks(self):
-        """Both, and the new encoder's."""
-        return (self.stack, self.decoder_stack, *(() if self.source_encoder is None else (self.source_model.stack,)))
+        """Both, or the one that they are, and the new encoder's."""
+        own = (self.decoder_stack,) if self.tie_encoder_decoder else (self.stack, self.decoder_stack)
+        return (*own, *(() if self.source_encoder is None else (self.source_model.stack,)))
 
     @property
     def stack_paths(self):
         """Of each of `stacks`."""
-        return ("encoder", "decoder", *(() if self.source_encoder is None else ("source_encoder/stack",)))
+        own = ("decoder",) if self.tie_encoder_decoder else ("encoder", "decoder")
+        return (*own, *(() if self.source_encoder is None else ("source_encoder/stack",)))
 
     def module(self, dtype):
         """A `models.encoder_decoder.EncoderDecoder`."""

@@ -6,6 +6,7 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -48,8 +49,10 @@ def papers(sweep: Sweep, runs: Sequence[RunLog]) -> str:
         lines = [("Run", *others), *((row.run, *own) for row, own in zip(sweep.published, figures, strict=True))]
         told += f"<h3>What else the paper reports</h3>{_grid(lines, marks)}"
     if sweep.compared:
-        counts = collections.Counter(verdicts)
-        said = " ".join(_verdict(verdict, f"{counts[verdict]} × {verdict}") for verdict in _VERDICTS)
+        counts = collections.Counter(filter(None, verdicts))
+        said = " ".join(
+            _verdict(verdict, f"{counts[verdict]} × {verdict}") for verdict in dict.fromkeys([*_VERDICTS, *counts])
+        )
         told = f"<p>{said} by Welch's test on the seeds, two-sided, at 99 %.</p>{told}"
     sources = dict.fromkeys(row.source for row in sweep.published if row.figures)
     return told + "".join(f'<p class="note">Source: {html.escape(source)}</p>' for source in sources)
@@ -94,17 +97,26 @@ def overview(runs: Sequence[RunLog]) -> str:
 
 
 def targets(runs: Sequence[RunLog]) -> str:
-    """What the objectives of the variants predict."""
+    """What the variants predict."""
     found: dict[str, list[str]] = {}
     for variant, (run, *_) in _variants(runs).items():
-        kind = run.config["config"]["objective"]["kind"]
-        known = Objective.choices.get(kind)
-        found.setdefault(known.targets if known else f"those of objective '{kind}'", []).append(_escaped(variant))
+        for said in _targets(run.config["config"]):
+            found.setdefault(said, []).append(_escaped(variant))
     told = "".join(f"<li>{', '.join(names)}: {html.escape(said)}.</li>" for said, names in found.items())
     return (
         '<p class="note">Targets of loss and accuracy (<code>real_loss</code> and <code>unigram_loss</code> are '
         f'on held-out text alone, without special tokens and sentinels):</p><ul class="note">{told}</ul>'
     )
+
+
+def _targets(run: Mapping[str, Any]) -> list[str]:
+    """What is predicted of documents, and of examples with targets, where a config has such sources."""
+    kind = run["objective"]["kind"]
+    known = Objective.choices.get(kind)
+    sources = [config.Source.choices.get(source["kind"]) for source in run.get("data", {}).get("sources", {}).values()]
+    with_targets = [source is not None and issubclass(source, config.InputsTargetsSource) for source in sources]
+    of_documents = [] if sources and all(with_targets) else [known.targets if known else f"those of objective '{kind}'"]
+    return of_documents + ["the targets that examples come with, and the end token"] * any(with_targets)
 
 
 def tasks(runs: Sequence[RunLog], sweeps: Sequence[Sweep]) -> str:

@@ -60,14 +60,25 @@ def page(folder, *workdirs):
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
-    [("causal", "one: every next token."), ("a_users_own", "one: those of objective &#x27;a_users_own&#x27;.")],
+    ("kind", "sources", "said"),
+    [
+        ("causal", {}, ["every next token"]),
+        ("causal", {"a": "text"}, ["every next token"]),
+        ("causal", {"a": "jsonl_inputs_targets"}, ["the targets that examples come with, and the end token"]),
+        (
+            "causal",
+            {"a": "seqio_inputs_targets", "b": "a_users_own"},
+            ["every next token", "the targets that examples come with, and the end token"],
+        ),
+        ("a_users_own", {}, ["those of objective &#x27;a_users_own&#x27;"]),
+    ],
 )
-def test_a_page_says_what_each_objective_predicts(tmp_path, kind, said):
+def test_a_page_says_what_each_objective_predicts(tmp_path, kind, sources, said):
     (tmp_path / "one").mkdir()
-    (tmp_path / "one" / "config.json").write_text(json.dumps({"config": {"objective": {"kind": kind}}}))
+    data = {"sources": {name: {"kind": kind} for name, kind in sources.items()}}
+    (tmp_path / "one" / "config.json").write_text(json.dumps({"config": {"objective": {"kind": kind}, "data": data}}))
     (tmp_path / "one" / "metrics.jsonl").write_text(json.dumps({"step": 1, "train/loss": 1.0}) + "\n")
-    assert f"<li>{said}</li>" in page(tmp_path, tmp_path / "one").raw
+    assert "".join(f"<li>one: {text}.</li>" for text in said) in page(tmp_path, tmp_path / "one").raw
 
 
 def test_a_line_has_what_a_variant_reached_and_how_fast(tmp_path):

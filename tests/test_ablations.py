@@ -7,6 +7,7 @@ import pytest
 
 from plm_jax import config
 from plm_jax.config import pages
+from plm_jax.config.checks import refuse_unused
 from plm_jax.data.reader import blank_batch
 from plm_jax.experiments import sweep
 
@@ -33,6 +34,10 @@ def test_every_run_can_be_trained_and_compared(name, size, tmp_path, monkeypatch
             parent = found[pathlib.Path(member.parent).name].run
             assert parent.model.kind in run.objective.architectures
             continue
+        if member.parent and pathlib.Path(member.parent).name in found:
+            parent = found[pathlib.Path(member.parent).name].run
+            assert run.model.with_dropout(0.0) == parent.model.with_dropout(0.0)
+        refuse_unused(run)
         batch = blank_batch(run, run.data.length)
         assert all(len(leaf) == 1 for leaf in batch.values())
     others = sweep.others(path, set(found))

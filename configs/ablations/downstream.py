@@ -81,6 +81,7 @@ def of_text_to_text(name: str) -> Iterator[tuple[str, Changes]]:
             f"{name}-{benchmark}",
             text_to_text(examples)
             | {
+                "model": settings.FromCheckpoint(dropout=0.1),
                 "schedule": config.ConstantSchedule(learning_rate=1e-3),
                 "train.steps": 2**18,
                 "train.init_from": name,
@@ -127,9 +128,10 @@ TEXT_TO_TEXT_METRICS = {
 
 
 def in_words(name: str, steps: int) -> tuple[str, Changes]:
-    """The film reviews as text to text, for a T5 of the demo's size: it answers `positive` or `negative`."""
+    """The film reviews as text to text, for models of the demo's size: they answer `positive` or `negative`."""
     run = demo.t5_tasks()
     changes = vars(run) | {
+        "model": settings.FromCheckpoint(dropout=0.1),
         "data.sources": {"sentiment": run.data.sources["sentiment"]},
         "data.mixture": {},
         "data.cache_dir": "../.cache/ablations/in-words",

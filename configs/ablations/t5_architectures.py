@@ -3,39 +3,55 @@
     python -m plm_jax.sweep --sweep=ablations/t5_architectures --workdir=runs/t5-architectures
     python -m plm_jax.sweep --sweep=ablations/t5_architectures:demo --workdir=runs/t5-architectures-demo --seeds=0,1,2
 
-Of an encoder-decoder language modelling goes on after a prefix that the encoder has. Of the paper's rows decoders that
-denoise are not here.
+Of an encoder-decoder language modelling goes on after a prefix that the encoder has. A decoder that denoises has the
+inputs and the targets in one row.
 """
 
 import dataclasses
+from collections.abc import Iterator
 
-from plm_jax import config, objectives
+from plm_jax import objectives
 from plm_jax.configs import demo, t5
-from plm_jax.configs.ablations import t5_paper
+from plm_jax.configs.ablations import downstream, t5_paper
 from plm_jax.models import settings
 
 MODELS = {"paper": t5.model(*t5.SIZES["base"][:5], v1_1=False), "demo": demo.t5().model}
+# Tokens of a text that is denoised, and of a task's row that inputs and targets share.
+LENGTHS = {"paper": (512, 512 + 512), "demo": (128, 128 + 24)}
+NOISE = objectives.ReplaceSpans()
 base, compared = t5_paper.base, t5_paper.compared
 
 
 def overrides(size="paper"):
     """(name, changes) of each run."""
     whole = MODELS[size]
-    stack = whole.stack
-    half = settings.Stack(layers=stack.layers // 2)
-    halved = dataclasses.replace(whole, stack=half, decoder_stack=half)
-    tied = dataclasses.replace(whole, tie_encoder_decoder=True)
-    denoising, language_model = {"objective": objectives.ReplaceSpans()}, {"objective": objectives.PrefixLM()}
-    yield from t5_paper.arm("denoise_encoder_decoder", denoising, size)
-    yield from t5_paper.arm("denoise_shared", {"model": tied} | denoising, size)
-    yield from t5_paper.arm("denoise_halved", {"model": halved} | denoising, size)
-    yield from t5_paper.arm("lm_encoder_decoder", language_model, size)
-    yield from t5_paper.arm("lm_shared", {"model": tied} | language_model, size)
-    yield from t5_paper.arm("lm_halved", {"model": halved} | language_model, size)
-    shared = {f.name: getattr(whole, f.name) for f in dataclasses.fields(settings.Decoder)}
-    alone = {"model": settings.Decoder(**shared), "data.inputs_targets": config.InputsTargets(target_length=64)}
-    yield from t5_paper.arm("lm_decoder", alone | {"objective": objectives.Causal()}, size)
-    yield from t5_paper.arm("lm_prefix_decoder", alone | {"objective": objectives.DecoderPrefixLM()}, size)
+    half = settings.Stack(layers=whole.stack.layers // 2)
+    models = {
+        "encoder_decoder": whole,
+        "shared": dataclasses.replace(whole, tie_encoder_decoder=True),
+        "halved": dataclasses.replace(whole, stack=half, decoder_stack=half),
+    }
+    for name, model in models.items():
+        yield from t5_paper.arm(f"denoise_{name}", {"model": model, "objective": NOISE}, size)
+        yield from t5_paper.arm(f"lm_{name}", {"model": model, "objective": objectives.PrefixLM()}, size)
+    of_noise = {"data.length": sum(NOISE.lengths(NOISE.input_length(LENGTHS[size][0]))) - 1}
+    for name, prefix, of_text in (
+        ("decoder", False, objectives.Causal()),
+        ("prefix_decoder", True, objectives.DecoderPrefixLM()),
+    ):
+        noise = {"objective": objectives.DecoderTextToText(NOISE, prefix)}
+        yield from _decoder(f"denoise_{name}", noise | of_noise, size)
+        yield from _decoder(f"lm_{name}", {"objective": of_text}, size)
+
+
+def _decoder(name: str, changes: downstream.Changes, size: str) -> Iterator[tuple[str, downstream.Changes]]:
+    """A decoder as large as the baseline's, and what it is tuned on."""
+    fields = {field.name: getattr(MODELS[size], field.name) for field in dataclasses.fields(settings.Decoder)}
+    pretrained, *tuned = t5_paper.arm(name, {"model": settings.Decoder(**fields)} | changes, size)
+    yield pretrained
+    for task, of_task in tuned:
+        rows = {"data.length": LENGTHS[size][1], "data.inputs_targets.packed": False}
+        yield task, of_task | rows | {"objective": changes["objective"]}
 
 
 def published():
@@ -46,6 +62,8 @@ def published():
             "denoise_encoder_decoder": t5_paper.BASELINE,
             "denoise_shared": "82.81 18.78 80.63 70.73 26.72 39.03 27.46",
             "denoise_halved": "80.88 18.97 77.59 68.42 26.38 38.40 26.95",
+            "denoise_decoder": "74.70 17.93 61.14 55.02 25.09 35.28 25.86",
+            "denoise_prefix_decoder": "81.82 18.61 78.94 68.11 26.43 37.98 27.39",
             "lm_encoder_decoder": "79.56 18.59 76.02 64.29 26.27 39.17 26.86",
             "lm_shared": "79.60 18.13 76.35 63.50 26.62 39.17 27.05",
             "lm_halved": "78.67 18.26 75.32 64.06 26.13 38.42 26.89",

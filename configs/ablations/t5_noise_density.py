@@ -19,7 +19,7 @@ def overrides(size="paper"):
     """(name, changes) of each run."""
     for percent in (15, 10, 25, 50):
         objective = objectives.ReplaceSpans(noise_density=percent / 100)
-        yield from t5_paper.arm(f"noise_{percent}", {"objective": objective}, size, SENTINELS[size])
+        yield from t5_paper.arm(f"noise_{percent}", {"objective": objective} | SENTINELS[size], size)
 
 
 def published():

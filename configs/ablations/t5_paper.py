@@ -18,14 +18,10 @@ SCALES = {"paper": {"train.steps": 2**19, "train.batch_size": 128}, "demo": {"tr
 base = downstream.bases(paper="../t5.py:base", demo="../demo.py:t5")
 
 
-def arm(
-    name: str, changes: downstream.Changes, size: str, lasting: downstream.Changes | None = None
-) -> Iterator[tuple[str, downstream.Changes]]:
-    """A variant of the baseline, and what it is tuned on, in which the `lasting` changes last."""
-    lasting = lasting or {}
-    yield name, SCALES[size] | changes | lasting
-    for task, of_task in tuned(name, size):
-        yield task, of_task | lasting
+def arm(name: str, changes: downstream.Changes, size: str) -> Iterator[tuple[str, downstream.Changes]]:
+    """A variant of the baseline, and what it is tuned on."""
+    yield name, SCALES[size] | changes
+    yield from tuned(name, size)
 
 
 def tuned(name: str, size: str) -> Iterator[tuple[str, downstream.Changes]]:

@@ -138,7 +138,7 @@ def _examples(run: Run, found: Sequence[Stage]) -> None:
     if objective.example_rows is None:
         raise UserError(
             f"source '{names[0]}' has inputs and targets, beside which objective '{objective.kind}' makes no rows: "
-            "choose one for an encoder-decoder, causal or decoder_prefix_lm"
+            "choose one for an encoder-decoder, causal, decoder_prefix_lm or decoder_text_to_text"
         )
     shares_row, target_length = not run.model.has_decoder, given.target_length
     if shares_row and target_length is None:

@@ -8,6 +8,7 @@ from plm_jax.objectives.bidirectional_lm import BidirectionalLM
 from plm_jax.objectives.blank_infilling import BlankInfilling
 from plm_jax.objectives.causal import Causal
 from plm_jax.objectives.classification import Classification, Regression
+from plm_jax.objectives.decoder_text_to_text import DecoderTextToText
 from plm_jax.objectives.denoising import Denoising
 from plm_jax.objectives.examples import Rows as ExampleRows
 from plm_jax.objectives.labelled import Labelled
@@ -33,6 +34,7 @@ __all__ = [
     "Causal",
     "Classification",
     "DecoderPrefixLM",
+    "DecoderTextToText",
     "Denoiser",
     "Denoising",
     "Deshuffling",

@@ -40,6 +40,7 @@ CASES = {
     "prefix_lm": (objectives.PrefixLM(), BLOCKS),
     "full_lm": (objectives.FullLM(), BLOCKS),
     "decoder_prefix_lm": (objectives.DecoderPrefixLM(), BLOCKS),
+    "decoder_span_corruption": (objectives.DecoderTextToText(objectives.SpanCorruption(0.4), prefix=True), BLOCKS),
     "ul2": (objectives.UL2(), BLOCKS),
     "denoising": (objectives.Denoising(insert=0.1, rotate=0.5), BLOCKS),
     "blank_infilling": (objectives.BlankInfilling(sentence_rate=0.4, document_rate=0.3), BLOCKS),

@@ -105,15 +105,16 @@ TOKENS = st.lists(st.integers(10, 90), max_size=12)
         (objectives.Denoising(), BART, 7),
         (objectives.Causal(), GPT, 5),
         (objectives.DecoderPrefixLM(), GPT, 5),
+        (objectives.DecoderTextToText(prefix=True), GPT, 5),
     ],
     ids=lambda value: getattr(value, "kind", None),
 )
 @given(inputs=TOKENS, targets=TOKENS)
 def test_sizes_are_those_of_the_row(objective, special, target_length, inputs, targets):
-    of = rows(objective, special, target_length, segmented=not isinstance(objective, objectives.DecoderPrefixLM))
+    of = rows(objective, special, target_length, segmented=not objective.has_prefix)
     made, counts = of.row([(inputs, targets)], 10), (np.array([len(inputs)]), np.array([len(targets)]))
     encoder, decoder = (int(size[0]) for size in of.sizes(*counts, 10))
-    if isinstance(objective, objectives.Causal):
+    if objective.architectures == ("decoder",):
         used = len(inputs[: 10 + 1 - 5]) or 1
         assert encoder == decoder == used + len(targets[:4])
         assert made["target_weights"].sum() == len(targets[:4]) + 1

@@ -235,12 +235,46 @@ def test_a_decoders_prefix_is_not_predicted():
     assert (made["prefix_lengths"], made["target_weights"].tolist()) == (0, [0])
 
 
+@pytest.mark.parametrize("prefix", [False, True])
+@pytest.mark.parametrize("noise", [objectives.SpanCorruption(), objectives.ReplaceSpans(), objectives.PrefixLM()])
+@given(size=st.integers(2, 40), padding=st.integers(0, 5), seed=st.integers(0, 99))
+def test_a_decoder_goes_on_after_the_inputs_with_the_targets(noise, prefix, size, padding, seed):
+    text = np.random.default_rng(seed).integers(10, 99, size)
+    example = {"tokens": np.pad(text, (0, padding)), "mask": np.arange(size + padding) < size}
+    apart = objectives.BoundObjective(noise, T5)(example, np.random.default_rng(seed))
+    objective = objectives.get("decoder_text_to_text", T5, noise=noise, prefix=prefix)
+    made = objective(example, np.random.default_rng(seed))
+    inputs = apart["tokens"][apart["mask"] > 0].tolist()
+    targets = apart["targets"][apart["target_weights"] > 0].tolist()
+    number = len(inputs) + len(targets) - 1
+    length = sum(noise.lengths(size + padding)) - 1
+    assert objective.input_length(length) == size + padding
+    assert made["tokens"].tolist() == (inputs + targets)[:-1] + [0] * (length - number)
+    assert made["targets"].tolist() == (inputs + targets)[1:] + [0] * (length - number)
+    assert made["targets"][made["target_weights"] > 0].tolist() == targets
+    assert made["tokens"][made["target_weights"] > 0].tolist() == [1, *targets[:-1]]
+    assert [int(made["prefix_lengths"])] == [len(inputs)] if prefix else "prefix_lengths" not in made
+    assert objective.settings.has_prefix == prefix and objective.separator is None
+
+
+def test_a_decoders_row_is_as_long_as_inputs_and_targets_together():
+    """T5's 512 and 114, which share an eos with nobody but the last, which is a target alone."""
+    objective = objectives.DecoderTextToText()
+    assert objective.input_length(512 + 114 - 1) == objectives.SpanCorruption().input_length(512) == 568
+    with pytest.raises(UserError, match=r"makes no row of length 11: set config.data.length to 10 or 13$"):
+        objectives.DecoderTextToText(objectives.SpanCorruption(0.5, 1.0)).input_length(11)
+    with pytest.raises(UserError, match=r"makes no row of length 1: set config.data.length to 3$"):
+        objectives.DecoderTextToText(objectives.PrefixLM()).input_length(1)
+    with pytest.raises(UserError, match="noise is 'causal': give one of text to text"):
+        objectives.DecoderTextToText(objectives.Causal())
+
+
 def test_mistakes_are_told():
     rng, bare = np.random.default_rng(0), objectives.Special(vocab_size=9)
     for kind in (*KINDS, "full_lm"):
         with pytest.raises(UserError, match=rf"{kind.replace('_', ' ')} .* eos: set config.vocabulary.eos"):
             make(kind, rng, special=bare)
-    for kind in (*KINDS, "full_lm", "decoder_prefix_lm"):
+    for kind in (*KINDS, "full_lm", "decoder_prefix_lm", "decoder_text_to_text"):
         with pytest.raises(UserError, match="attend_across_documents to True"):
             objectives.get(kind, T5)({"tokens": np.arange(9), "segment_ids": np.ones(9)}, rng)
     with pytest.raises(UserError, match=r"replace spans takes 89 sentinels a row, the vocabulary has 1: set"):

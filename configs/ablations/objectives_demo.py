@@ -101,6 +101,11 @@ def _decoders():
     yield "gpt2", vars(demo.gpt2())
     prefix_lm = {**vars(demo.gpt2()), "objective": objectives.DecoderPrefixLM()}
     yield "decoder_prefix_lm", {**prefix_lm, **_after("gpt2", 30, 5e-4)}
+    whole, objective = demo.t5().model, objectives.DecoderTextToText()
+    alone = settings.Decoder(**{f.name: getattr(whole, f.name) for f in dataclasses.fields(settings.Decoder)})
+    length = sum(objective.noise.lengths(objective.noise.input_length(128))) - 1
+    spans = {"model": alone, "objective": objective, "data.length": length, "train.phases": (), "train.steps": 400}
+    yield "decoder_span_corruption", {**vars(demo.t5()), **spans}
     yield "elmo", vars(demo.elmo())
 
 

@@ -97,6 +97,7 @@ def run(main: Callable[..., None], takes_options: bool = False, words: Sequence[
     # Orbax reads arrays as tasks; where several fail, asyncio prints the traceback of each that nobody asked for.
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     sys.unraisablehook = _report_unraisable
+    sys.stdout.reconfigure(errors="backslashreplace")  # As stderr: paths may hold what is no text.
     children.end_with_parent()
     try:
         if {"--help", "-h", "--helpfull"} & set(_arguments()):
@@ -147,6 +148,8 @@ def _say_last(line: str) -> None:
         sys.stderr.flush()
     stderr = os.dup(2)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    # A file's or a foreign file's name may have what a terminal obeys, or what no text can have.
+    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in line)
     with contextlib.suppress(OSError):
         os.write(stderr, f"{line}\n".encode())
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from plm_jax.common import progress, storage
+from plm_jax.common import progress, storage, strict_json
 from plm_jax.common.errors import UserError
 
 # Seconds between two signs of life, and without one until another process may take the folder.
@@ -157,8 +157,7 @@ def _path(folder: str, number: int) -> str:
 
 
 def _numbers(folder: str) -> list[int]:
-    names = (name.removesuffix(".json") for name in storage.names(folder) if name.endswith(".json"))
-    return sorted(int(name) for name in names if name.isdecimal())
+    return storage.numbers(folder, ".json")
 
 
 def _newest(folder: str) -> int:
@@ -168,7 +167,7 @@ def _newest(folder: str) -> int:
 def _read(folder: str, number: int) -> dict[str, Any] | None:
     """What a file says; None where it is gone. One that is being written, or damaged, says nothing."""
     try:
-        found = json.loads(storage.read(_path(folder, number)))
+        found = strict_json.read(_path(folder, number))
     except FileNotFoundError:
         return None
     except ValueError:

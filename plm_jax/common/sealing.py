@@ -8,6 +8,7 @@ Several processes may write in it: each hashes its own files, and the first one 
 import hashlib
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent import futures
@@ -19,6 +20,7 @@ from plm_jax.common.errors import UserError
 
 MANIFEST = "manifest.json"
 _PART = "manifest-part-{}.json"
+_MANIFESTS = re.compile(r"manifest(-part-\d+)?\.json")
 # How long the first process waits for the parts of others; as long as Orbax waits for their files.
 _PARTS_SECONDS = 600.0
 # Read and hashed at once: a bucket answers late, and hashing leaves Python's lock.
@@ -86,9 +88,9 @@ def read(folder: str) -> dict[str, Any]:
         content = json.loads(data)
         del content["sha256"]
         # To the byte: nothing in the file may change unseen, not even what nobody reads.
-        if _encoded(content) == data:
+        if _encoded(content) == data and all(_is_entry(entry) for entry in content["files"].values()):
             return content
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass
     raise DamagedError(f"its {MANIFEST} is damaged")
 
@@ -106,8 +108,9 @@ def verify(folder: str, below: Sequence[str] = ("",), share: Share = Share()) ->
     manifest, below = read(folder), tuple(below)
     sealed = {path: entry for path, entry in manifest["files"].items() if path.startswith(below)}
     there = {path for path in _paths(folder) if path.startswith(below)}
+    others = [path for path in storage.files_below(folder, regular=False) if path.startswith(below)]
     wrong = [f"{path} is missing" for path in sealed if path not in there]
-    wrong += [f"{path} was added" for path in sorted(there - sealed.keys())]
+    wrong += [f"{path} was added" for path in sorted({*there, *others} - sealed.keys())]
     for path, (size, digest) in _hashed(folder, [path for path in share.of(sealed) if path in there]).items():
         if [size, digest] != sealed[path]:
             cut = f" has {size:,} bytes and not {sealed[path][0]:,}"
@@ -118,6 +121,11 @@ def verify(folder: str, below: Sequence[str] = ("",), share: Share = Share()) ->
     return manifest
 
 
+def _is_entry(entry: Any) -> bool:
+    """Whether it is [bytes, SHA-256]."""
+    return isinstance(entry, list) and [type(part) for part in entry] == [int, str]
+
+
 def _encoded(content: Mapping[str, Any]) -> bytes:
     digest = hashlib.sha256(json.dumps(content).encode("utf-8")).hexdigest()
     return json.dumps({"sha256": digest, **content}, indent=1).encode("utf-8")
@@ -125,7 +133,7 @@ def _encoded(content: Mapping[str, Any]) -> bytes:
 
 def _paths(folder: str) -> list[str]:
     """The files in a folder, by their paths in it, without manifests."""
-    return [path for path in storage.files_below(folder) if not path.startswith("manifest")]
+    return [path for path in storage.files_below(folder) if not _MANIFESTS.fullmatch(path)]
 
 
 def _hashed(folder: str, paths: Sequence[str]) -> dict[str, list]:

@@ -11,6 +11,7 @@ import functools
 import glob as local_glob
 import hashlib
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -370,6 +371,12 @@ def names(folder: str) -> list[str]:
     return []
 
 
+def numbers(folder: str, suffix: str = "") -> list[int]:
+    """The numbers N, ascending, of which a folder has a file or folder `N`, with a suffix; raises as `names`."""
+    found = (re.fullmatch(rf"(0|[1-9][0-9]*){re.escape(suffix)}", name) for name in names(folder))
+    return sorted(int(match[1]) for match in found if match)
+
+
 def glob(pattern: str) -> list[str]:
     """The files that a pattern or a plain path names, sorted.
 
@@ -410,8 +417,11 @@ def listing(pattern: str) -> list[File]:
     return sorted(found)
 
 
-def files_below(folder: str) -> list[str]:
-    """The regular files in a folder and the folders below it, by their paths in it, sorted; no links, hidden ones too.
+def files_below(folder: str, regular: bool = True) -> list[str]:
+    """The files in a folder and the folders below it, by their paths in it, sorted; hidden ones too.
+
+    Args:
+      regular: no links, pipes and devices; or these alone.
 
     Raises:
       UserError: the store cannot be reached.
@@ -420,12 +430,13 @@ def files_below(folder: str) -> list[str]:
         with reaching(folder):
             system = _system(folder)
             root = system._strip_protocol(folder).rstrip("/") + "/"
-            return sorted(path.removeprefix(root) for path in system.find(folder))
+            return sorted(path.removeprefix(root) for path in system.find(folder) if regular)
     found = []
-    for above, _, files in os.walk(folder):
-        for path in (os.path.join(above, name) for name in files):
+    for above, folders, files in os.walk(folder):
+        for path in (os.path.join(above, name) for name in (*folders, *files)):
             with contextlib.suppress(FileNotFoundError):
-                if stat.S_ISREG(os.lstat(path).st_mode):
+                mode = os.lstat(path).st_mode
+                if not stat.S_ISDIR(mode) and stat.S_ISREG(mode) == regular:
                     found.append(os.path.relpath(path, folder))
     return sorted(found)
 

@@ -1,6 +1,7 @@
 """JSON of others: what is ambiguous is refused, and what would take more memory or stack than any real file needs."""
 
 import json
+import math
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -22,8 +23,8 @@ def loads(data: bytes) -> Any:
     """What JSON says.
 
     Raises:
-      ValueError: it is no JSON of UTF-8, has a name twice in one object, NaN or an infinity, which JSON lacks, or more
-        bytes, values or depth than above.
+      ValueError: it is no JSON of UTF-8, has a name twice in one object, NaN or an infinity, which JSON lacks, a number
+        beyond those of 64 bits, or more bytes, values or depth than above.
     """
     if len(data) > MOST_BYTES:
         raise ValueError(f"{len(data):,} bytes of JSON, at most {MOST_BYTES:,} are read")
@@ -32,7 +33,7 @@ def loads(data: bytes) -> Any:
     if data.startswith(b"\xef\xbb\xbf"):
         raise ValueError("it begins with a byte order mark: save it without")
     try:
-        tree = json.loads(data.decode("utf-8"), object_pairs_hook=_object, parse_constant=_refuse)
+        tree = json.loads(data.decode("utf-8"), object_pairs_hook=_object, parse_constant=_refuse, parse_float=_finite)
     except RecursionError:
         raise ValueError(f"JSON deeper than {MOST_DEPTH}") from None
     _check_depth(tree)
@@ -50,6 +51,12 @@ def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON")
+
+
+def _finite(number: str) -> float:
+    if math.isinf(float(number)):
+        raise ValueError(f"{number[:100]} is beyond all numbers")
+    return float(number)
 
 
 def _check_depth(tree: Any) -> None:

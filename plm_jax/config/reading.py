@@ -10,7 +10,7 @@ import ml_collections
 
 import plm_jax
 from plm_jax.common import trees, users
-from plm_jax.common.errors import UserError, nearest
+from plm_jax.common.errors import UserError, nearest, one_line
 from plm_jax.config import checks, migrations
 from plm_jax.config.run import Run
 from plm_jax.config.sources import RegisteredSource
@@ -46,13 +46,20 @@ def from_saved(tree: Any, modules: users.Record | None = None) -> Run:
       UserError: as `from_dict`; it takes code of a user's that is not loaded.
     """
     with _told(modules):
-        return from_dict(migrations.migrated(tree))
+        return from_dict(_migrated(tree))
 
 
 def model_from_saved(tree: Any, where: str, modules: users.Record | None = None) -> Model:
     """The settings of a model that a converted directory holds, as `from_saved`; `where` is what errors call it."""
     with _told(modules):
-        return trees.parse(Model, migrations.migrated({"model": tree})["model"], where)
+        return trees.parse(Model, _migrated({"model": tree})["model"], where)
+
+
+def _migrated(tree: Any) -> dict[str, Any]:
+    try:
+        return migrations.migrated(tree)
+    except (AttributeError, LookupError, TypeError) as error:
+        raise UserError(f"the config is none of ours ({one_line(error)})") from error
 
 
 @contextlib.contextmanager

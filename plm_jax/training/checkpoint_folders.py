@@ -50,12 +50,11 @@ def absolute(path: str) -> epath.Path:
 
 def finished(directory: epath.Path) -> list[int]:
     """The steps of the finished checkpoints in a folder, ascending; in a bucket, unfinished ones lie beside them."""
-    steps = [directory / name for name in storage.names(str(directory)) if name.isdecimal()]
+    steps = storage.numbers(str(directory))
     if storage.is_remote(str(directory)):  # Of format 1 Orbax's own file is the end.
-        steps = [
-            path for path in steps if any((path / end).exists() for end in (sealing.MANIFEST, "commit_success.txt"))
-        ]
-    return sorted(int(path.name) for path in steps)
+        ends = (sealing.MANIFEST, "commit_success.txt")
+        steps = [step for step in steps if any((directory / str(step) / end).exists() for end in ends)]
+    return steps
 
 
 def newest(path: str) -> epath.Path:
@@ -88,6 +87,8 @@ def read_meta(checkpoint: epath.Path) -> dict[str, Any]:
             f"checkpoint {checkpoint} has format {meta.get('format')}: this version reads "
             f"{' and '.join(map(str, _READABLE))}, upgrade plm_jax"
         )
+    if type(meta.get("step")) is not int or not isinstance(meta.get("config"), dict):
+        raise damaged(checkpoint, f"its {'/'.join(_META)} has no step or no config")
     return meta
 
 
@@ -105,15 +106,31 @@ def checked(checkpoint: epath.Path, below: Sequence[str] = ("",)) -> dict[str, A
     meta = read_meta(checkpoint)
     if meta["format"] == 1:
         return meta
-    try:
-        with progress.doing(f"verifying {checkpoint}"):
-            manifest = sealing.verify(str(checkpoint), (*below, "meta/"), share())
-    except (sealing.DamagedError, OSError) as error:
-        raise damaged(checkpoint, one_line(error)) from error
+    with progress.doing(f"verifying {checkpoint}"):
+        manifest = manifest_of(checkpoint, (*below, "meta/"))
     name = checkpoint.name if checkpoint.parent.name == "checkpoints" else manifest["checkpoint"]
     if (manifest["checkpoint"], manifest["step"], manifest["format"]) != (name, meta["step"], meta["format"]):
         raise damaged(checkpoint, f"it was saved as {manifest['checkpoint']}, of step {manifest['step']}")
     return meta
+
+
+def manifest_of(checkpoint: epath.Path, below: Sequence[str] = ()) -> dict[str, Any]:
+    """What the manifest of a checkpoint of format 2 says, once some of its files are found to be as it says.
+
+    Args:
+      below: files whose paths begin with one of these.
+
+    Raises:
+      UserError: they are not, or it is damaged.
+    """
+    try:
+        manifest = sealing.verify(str(checkpoint), below, share())
+    except (sealing.DamagedError, OSError) as error:
+        raise damaged(checkpoint, one_line(error)) from error
+    kinds = {"checkpoint": str, "step": int, "format": int, "sealed": float}
+    if not all(type(manifest.get(name)) is kind for name, kind in kinds.items()) or not 0 <= manifest["sealed"] < 2**40:
+        raise damaged(checkpoint, f"its {sealing.MANIFEST} is none of a checkpoint")
+    return manifest
 
 
 def unsealed_note(checkpoint: epath.Path, meta: dict[str, Any]) -> list[str]:
@@ -192,8 +209,20 @@ def prune(directory: epath.Path, kept: set[int]) -> list[int]:
 
     Returns:
       The steps of those that were removed.
+
+    Raises:
+      UserError, OSError: one could not be; the others were.
     """
-    return [step for step in finished(directory) if step not in kept and _removed(directory / str(step))]
+    removed, failure = [], None
+    for step in finished(directory):
+        try:
+            if step not in kept and _removed(directory / str(step)):
+                removed.append(step)
+        except (UserError, OSError) as error:
+            failure = failure or error
+    if failure:
+        raise failure
+    return removed
 
 
 def _removed(checkpoint: epath.Path) -> bool:

@@ -34,7 +34,11 @@ FORMAT = 1
 FORMATS = ("plm_jax", "huggingface", "bilm")
 CONFIG = "config.json"
 _WANTED = "give a run directory, a checkpoint of one, a converted directory, or a Hugging Face one"
-FIELDS = ("format", "model", "family", "special_ids", "vocabulary", "vocabulary_id", "run", "step")
+# What a converted directory's `config.json` says.
+FIELDS = {
+    **{"format": int, "model": dict, "special_ids": dict, "run": dict | None, "step": int | None},
+    **dict.fromkeys(("family", "vocabulary", "vocabulary_id"), str | None),
+}
 
 
 @contextlib.contextmanager
@@ -142,7 +146,7 @@ def _of_run(folder: str, workdir: str) -> Pretrained:
         arrays = flax.traverse_util.flatten_dict(params, sep="/")
         sizes.check(folder, run.model, arrays)
         _checked(folder, run.model, arrays)
-    _tell_changed(folder, meta.get("modules"), run)
+        _tell_changed(folder, meta.get("modules"), run)
     return of_run(run, params, workdir, meta)
 
 
@@ -212,8 +216,8 @@ def _tell_changed(folder: str, modules: users.Record | None, settings: Any) -> N
 def _check_format(folder: str, described: Mapping[str, Any]) -> None:
     if described["format"] != FORMAT:
         raise UserError(f"{folder} has format {described['format']}: this version reads {FORMAT}, upgrade plm_jax")
-    if missing := [name for name in FIELDS if name not in described]:
-        raise UserError(f"{folder}/{CONFIG} is damaged (no {', '.join(missing)}): convert again")
+    if wrong := [name for name, kind in FIELDS.items() if not isinstance(described.get(name, ...), kind)]:
+        raise UserError(f"{folder}/{CONFIG} is damaged (its {', '.join(wrong)} is missing or none): convert again")
 
 
 def _converted(folder: str, described: Mapping[str, Any], tensors: Mapping[str, files.Stored]) -> Pretrained:

@@ -46,7 +46,7 @@ def _entry(checkpoint, verify: bool) -> Entry:
         if meta["format"] == 1:
             note = "format 1, without checksums"
         else:
-            manifest = sealing.read(str(checkpoint))
+            manifest = folders.manifest_of(checkpoint)
             size, sealed = sum(length for length, _ in manifest["files"].values()), manifest["sealed"]
     except sealing.DamagedError as error:
         damage = f"damaged: {error.reason}"

@@ -53,6 +53,7 @@ class Checkpoints:
         self._saver = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler())
         self._saving: threading.Thread | None = None
         self._failure: str | None = None
+        self._left: str | None = None
         if jax.process_index() == 0:
             with storage.reaching(workdir):
                 self.directory.mkdir(parents=True, exist_ok=True)
@@ -87,6 +88,11 @@ class Checkpoints:
         told, self._failure = self._failure, None
         return told
 
+    def left(self) -> str | None:
+        """Why a checkpoint that need not be kept is still there, in one line, as of `failure`."""
+        told, self._left = self._left, None
+        return told
+
     def best(self) -> dict[str, Any] | None:
         """The `meta` of the best weights so far; None: there are none, or they are damaged."""
         try:
@@ -114,7 +120,7 @@ class Checkpoints:
             self._saving.start()
 
     def _finish(self, place: epath.Path, name: str, step: int) -> None:
-        """Seals what Orbax has written, gives it its name and removes what need not be kept; on a thread."""
+        """Seals what Orbax has written, gives it its name and removes others; on a thread."""
         with self._noting_failure(name):
             self._saver.wait_until_finished()
             about = {"format": folders.FORMAT, "checkpoint": name, "step": step, "sealed": time.time()}
@@ -123,10 +129,16 @@ class Checkpoints:
                 return
             if not self._is_remote:
                 folders.replace(place, self.directory / name)
-            kept = folders.retained(
-                folders.finished(self.directory), self._settings.keep_last, self._settings.keep_every, self._base
-            )
-            folders.prune(self.directory, kept)
+        self._prune()
+
+    def _prune(self) -> None:
+        """Removes what need not be kept; where that fails, the checkpoint that was saved is good all the same."""
+        settings = self._settings
+        try:
+            steps = folders.finished(self.directory)
+            folders.prune(self.directory, folders.retained(steps, settings.keep_last, settings.keep_every, self._base))
+        except (UserError, OSError) as error:
+            self._left = f"a checkpoint that need not be kept could not be removed ({one_line(error)})"
 
     @contextlib.contextmanager
     def _noting_failure(self, name: str) -> Iterator[None]:

@@ -47,8 +47,7 @@ def folder(workdir: str) -> str:
 
 def numbers(workdir: str) -> list[int]:
     """The numbers of the starts that a run has had, ascending; raises as `storage.names`."""
-    names = (name.removesuffix(".json") for name in storage.names(folder(workdir)) if name.endswith(".json"))
-    return sorted(int(name) for name in names if name.isdecimal())
+    return storage.numbers(folder(workdir), ".json")
 
 
 def path(workdir: str, number: int) -> str:

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from plm_jax import config
-from plm_jax.common import storage, users
+from plm_jax.common import storage, trees, users
 from plm_jax.common.errors import UserError
 from plm_jax.models import registry
 from plm_jax.training import checkpoint_folders as folders
@@ -235,7 +235,9 @@ def of(
 ) -> Resumed:
     """A checkpoint of a run directory, by its `meta`, as one that the run goes on from; `damaged` as of `Resumed`."""
     before = config.from_saved(meta["config"], meta.get("modules"))
-    read = [config.Stage(**stage) for stage in meta["stages"]] if "stages" in meta else config.stages(before)
+    read = config.stages(before)
+    if "stages" in meta:
+        read = trees.parse(tuple[config.Stage, ...], meta["stages"], f"the stages of {workdir}'s checkpoint")
     step = meta["step"]
     return Resumed(workdir, step, meta, before, planned(read, config.stages(run), step), damaged)
 

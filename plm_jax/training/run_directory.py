@@ -55,7 +55,7 @@ def write(workdir: str, run: config.Run, mesh: Mapping[str, int], history: Seque
 
 def has_checkpoint(workdir: str) -> bool:
     """Whether there is something to go on from."""
-    return any(name.isdecimal() for name in storage.names(os.path.join(workdir, "checkpoints")))
+    return bool(storage.numbers(os.path.join(workdir, "checkpoints")))
 
 
 def start(step: int, changes: Sequence[tuple[str, Any, Any]]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from concurrent import futures
 from typing import Any, NamedTuple
 
-from plm_jax.common import leases, progress, sealing, storage
+from plm_jax.common import leases, progress, sealing, storage, strict_json
 from plm_jax.common.errors import UserError
 from plm_jax.training import heartbeat
 from plm_jax.training.ledger import PARTS
@@ -27,6 +27,8 @@ _SILENT = 60.0
 # The end of metrics.jsonl, in which the last rows are.
 _TAIL = 2**18
 _THREADS = 16
+# Seconds since 1970 up to which there are dates, of which no clock of a run is beyond.
+_LATEST = 2**40
 # The fields of a start.
 _NUMBER = int | float
 _KINDS = {
@@ -122,7 +124,7 @@ def read(workdir: str) -> list[Start]:
 
     def one(number: int) -> Start | None:
         with contextlib.suppress(ValueError, FileNotFoundError):
-            found = json.loads(storage.read(heartbeat.path(workdir, number)))
+            found = strict_json.read(heartbeat.path(workdir, number))
             return found if _is_whole(found) else None
         return None
 
@@ -140,7 +142,9 @@ def _is_whole(found: Any) -> bool:
         return False
     if not all(isinstance(mark, list) and len(mark) == 2 for mark in found["saves"]):
         return False
-    return all(isinstance(number, _NUMBER) for number in itertools.chain(found["seconds"].values(), *found["saves"]))
+    times = (found[name] for name in ("began", "alive", "worked"))
+    numbers = itertools.chain(times, found["seconds"].values(), *found["saves"])
+    return all(isinstance(number, _NUMBER) and abs(number) < _LATEST for number in numbers)
 
 
 def account(starts: Sequence[Start]) -> dict[str, float]:
@@ -240,7 +244,7 @@ def _step(last: Start, rows: Sequence[Mapping[str, Any]]) -> int | None:
 
 def _steps(workdir: str) -> int | None:
     with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
-        found = json.loads(storage.read(os.path.join(workdir, "config.json")))["config"]["train"]["steps"]
+        found = strict_json.read(os.path.join(workdir, "config.json"))["config"]["train"]["steps"]
         return found if isinstance(found, int) else None
     return None
 
@@ -277,11 +281,11 @@ def _last_error(starts: Sequence[Start], rows: Sequence[Mapping[str, Any]]) -> s
 
 def _checkpoint(workdir: str, now: float) -> str:
     folder = os.path.join(workdir, "checkpoints")
-    for name in sorted((name for name in storage.names(folder) if name.isdecimal()), key=int, reverse=True):
-        with contextlib.suppress(sealing.DamagedError, FileNotFoundError, KeyError):
-            return f"{name}, saved {_ago(now - sealing.read(os.path.join(folder, name))['sealed'])}"
+    for step in reversed(storage.numbers(folder)):
+        with contextlib.suppress(sealing.DamagedError, FileNotFoundError, KeyError, TypeError):
+            return f"{step}, saved {_ago(now - sealing.read(os.path.join(folder, str(step)))['sealed'])}"
         if not storage.is_remote(folder):
-            return f"{name} (without a manifest, or damaged: `plm_jax checkpoints verify {workdir}`)"
+            return f"{step} (without a manifest, or damaged: `plm_jax checkpoints verify {workdir}`)"
     return "none"
 
 
@@ -301,8 +305,8 @@ def _stalls(workdir: str) -> list[str]:
     lines = []
     for name in storage.names(heartbeat.folder(workdir)):
         if name.startswith("stalled-"):
-            with contextlib.suppress(ValueError, FileNotFoundError, KeyError):
-                found = json.loads(storage.read(os.path.join(heartbeat.folder(workdir), name)))
+            with contextlib.suppress(ValueError, FileNotFoundError, KeyError, TypeError):
+                found = strict_json.read(os.path.join(heartbeat.folder(workdir), name))
                 lines.append(f"stalled     {found['says']} (told {_ago(time.time() - found['time'])})")
     return lines
 

@@ -42,6 +42,7 @@ class Saving:
         if failure := self._checkpoints.failure():
             self._failed(f"{failure}; training goes on")
             self._decisions.save_failed(failure)
+        self._tell_left()
         if self._interruption.reason:
             self._decisions.ask_to_stop(self._interruption.reason)
         decision = self._decisions.after(step)
@@ -79,6 +80,7 @@ class Saving:
             self._checkpoints.wait()
             failure = self._checkpoints.failure()
             if not folders.anywhere(failure is not None):
+                self._tell_left()
                 return
             failure = failure or f"checkpoint {step} could not be saved by another process"
             self._failed(failure if number == self._settings.max_failures else f"{failure}; it is tried again")
@@ -90,6 +92,10 @@ class Saving:
             f"{failure}, after {number} attempts: see to it that {self._checkpoints.directory} can be written, and run "
             "the same command again, which goes on from the last checkpoint"
         )
+
+    def _tell_left(self) -> None:
+        if left := self._checkpoints.left():
+            self._failed(left)
 
     def _failed(self, failure: str) -> None:
         if self._telemetry:

@@ -30,6 +30,20 @@ command_line.run(verb)
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_what_is_no_text_or_moves_a_terminal_is_told_on_the_one_line():
+    program = r"""
+from plm_jax.common import command_line
+from plm_jax.common.errors import UserError
+def main():
+    print("\udcff")
+    raise UserError("a\nerror: b\x1b[31m \ud800 é")
+command_line.run(main)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, encoding="utf-8")
+    assert (done.returncode, done.stdout) == (2, "\\udcff\n")
+    assert done.stderr == "error: a\\nerror: b\\x1b[31m \\ud800 é\n"
+
+
 def test_only_what_tensorstore_cannot_tell_its_loop_is_kept_quiet():
     program = """
 import tensorstore

@@ -50,6 +50,14 @@ def test_of_many_at_once_one_has_it_and_the_others_say_who(tmp_path):
     assert len(os.listdir(tmp_path / "lock")) == 1
 
 
+@pytest.mark.parametrize("content", ["", "[]", "[" * 9999, "{"])
+def test_what_is_damaged_is_waited_for_and_then_taken(content, tmp_path, monkeypatch):
+    (tmp_path / "1.json").write_text(content)
+    monkeypatch.setattr(leases, "_LEASE", 0.0)
+    with leases.held(str(tmp_path), "works there"):
+        assert leases.taken(str(tmp_path))["pid"] == os.getpid()
+
+
 @contextlib.contextmanager
 def elsewhere(monkeypatch):
     """Within it this process is one of another machine."""

@@ -1,5 +1,8 @@
 """Sealed folders: any change of any file is found."""
 
+import hashlib
+import json
+import os
 import shutil
 
 import pytest
@@ -60,11 +63,25 @@ def test_missing_added_and_swapped_files_are_named(tmp_path):
         (lambda path: (path / "a").write_bytes(b"Weights"), "a is damaged"),
         (lambda path: (path / sealing.MANIFEST).unlink(), "has no manifest"),
         (lambda path: ((path / "a").unlink(), (path / "a").symlink_to("c.json")), "a is missing"),
+        (lambda path: (path / "link").symlink_to("c.json"), "link was added"),
+        (lambda path: (path / "below/around").symlink_to("."), "below/around was added"),
+        (lambda path: os.mkfifo(path / "pipe"), "pipe was added"),
     ):
         path = folder(tmp_path / says.replace("/", " "))
         change(path)
         with pytest.raises(sealing.DamagedError, match=says):
             sealing.verify(str(path))
+
+
+@pytest.mark.parametrize("files", [None, [], {"a": None}, {"a": [7]}, {"a": ["7", "0"]}, {"a": [7, 0]}, {"a": []}])
+def test_a_manifest_with_its_own_hash_that_names_no_files_is_damaged(files, tmp_path):
+    path = folder(tmp_path)
+    manifest = json.loads((path / sealing.MANIFEST).read_text())
+    content = {"step": manifest["step"], "files": files}
+    digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()
+    (path / sealing.MANIFEST).write_text(json.dumps({"sha256": digest, **content}, indent=1))
+    with pytest.raises(sealing.DamagedError, match=r"manifest.json is damaged"):
+        sealing.verify(str(path))
 
 
 def test_only_what_is_asked_for_is_read(tmp_path):

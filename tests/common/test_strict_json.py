@@ -19,6 +19,7 @@ def test_what_is_plain_is_read(tree):
         (b'{"a": 1, "b": {"a": 1, "c": 2, "c": 2}}', "'c' comes twice"),
         (b'{"a": NaN}', "NaN is no JSON"),
         (b"[-Infinity]", "-Infinity is no JSON"),
+        (b"[-1e999]", "-1e999 is beyond all numbers"),
         (b"\xef\xbb\xbf{}", "byte order mark"),
         ("{}".encode("utf-16"), "codec can't decode"),
         (b'{"a": "\xff"}', "codec can't decode"),

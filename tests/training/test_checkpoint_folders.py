@@ -10,7 +10,7 @@ from plm_jax import config
 from plm_jax.common import sealing
 from plm_jax.common.errors import UserError
 from plm_jax.training import checkpoint_folders as folders
-from plm_jax.training import checkpoints, loop
+from plm_jax.training import checkpoints, loop, past
 from tests.support import resume, runs
 from tests.support.verbs import assert_one_line
 
@@ -150,6 +150,50 @@ def test_a_reader_takes_the_newer_one_where_its_own_is_removed(copied, monkeypat
     with pytest.raises(UserError):
         monkeypatch.setattr(folders, "checked", lambda *_: (_ for _ in ()).throw(UserError("always")))
         checkpoints.load_params(str(copied))
+
+
+@pytest.mark.parametrize(
+    "about", [{"sealed": 1e308}, {"sealed": None}, {"sealed": "x"}, {"step": "6"}, {"checkpoint": None}, {"format": []}]
+)
+def test_a_manifest_that_is_none_of_a_checkpoint_is_damage(about, copied, verb):
+    folder = copied / "checkpoints/6"
+    known = {"format": 2, "checkpoint": "6", "step": 6, "sealed": 1.5e9} | about
+    (folder / "manifest.json").unlink()
+    sealing.seal(str(folder), known)
+    listed = verb("checkpoints", "list", str(copied))
+    assert listed.status == 2 and "damaged: its manifest.json is none of a checkpoint" in listed.out
+    assert folders.newest_good(folders.of_run(str(copied)), refuse=False).checkpoint.name == "4"
+
+
+@pytest.mark.parametrize("about", [{"config": None}, {"config": []}, {"step": "6"}, {"step": None}])
+def test_a_meta_without_a_step_or_a_config_is_damage(about, copied):
+    path = copied / "checkpoints/6/meta/metadata"
+    path.write_text(json.dumps(json.loads(path.read_text()) | about))
+    (copied / "checkpoints/6/manifest.json").unlink()
+    sealing.seal(str(copied / "checkpoints/6"), {"format": 2, "checkpoint": "6", "step": 6, "sealed": 1.5e9})
+    with pytest.raises(UserError, match="has no step or no config"):
+        past.at(str(copied), 6)
+    assert folders.newest_good(folders.of_run(str(copied)), refuse=False).checkpoint.name == "4"
+
+
+@pytest.mark.parametrize("stages", [None, [3], [{}], [{"first_step": None}]])
+def test_stages_that_are_none_are_one_line(stages, copied):
+    path = copied / "checkpoints/6/meta/metadata"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"stages": stages}))
+    with pytest.raises(UserError, match="the stages of "):
+        past.at(str(copied), 6)
+
+
+def test_what_is_no_checkpoint_beside_them_does_not_fail_a_save(tiny, tmp_path):
+    directory, once = tmp_path / "run/checkpoints", {"save_every": 2, "keep_last": 1, "max_failures": 1}
+    for steps in (2, 6):
+        run = runs.make(tiny, train={"steps": steps, "log_every": 1}, checkpoint=once)
+        loop.pretrain(run, str(tmp_path / "run"))
+        (directory / "0003").mkdir(exist_ok=True)
+        (directory / "1").write_text("x")
+    assert {path.name for path in directory.iterdir()} == {"0003", "1", "6"}
+    told = [row["checkpoint/error"] for row in runs.rows(tmp_path / "run") if "checkpoint/error" in row]
+    assert told and all("need not be kept could not be removed ([Errno 20]" in line for line in told)
 
 
 def test_prune_and_list(copied, verb):

@@ -195,11 +195,14 @@ def test_a_head_that_the_weights_lack_is_said_to_be_new_and_one_too_many_to_be_l
 
 DAMAGE = [
     ({"format": 2}, ["has format 2", "upgrade plm_jax"]),
-    ({"run": "absent", "step": "absent"}, ["config.json is damaged (no run, step)", "convert again"]),
+    ({"run": "absent", "step": "absent"}, ["config.json is damaged (its run, step is missing", "convert again"]),
+    ({"vocabulary_id": 3, "vocabulary": {}, "run": 0}, ["its run, vocabulary, vocabulary_id is", "convert again"]),
     ({"model": {"kind": "decodr"}}, ["config.json: model.kind is 'decodr'", "did you mean 'decoder'?"]),
-    ({"model": None}, ["config.json: model.kind is None"]),
+    ({"model": None}, ["its model is missing or none"]),
+    ({"model": {"kind": []}}, ["config.json is damaged", "unhashable"]),
+    ({"run": {"schedule": {"kind": []}}}, ["the config is none of ours (unhashable"]),
     ({"special_ids": {"eos_token_id": "2"}}, ["config.json: eos_token_id is 2: give the id of a token"]),
-    ({"special_ids": []}, ["config.json is damaged (AttributeError"]),
+    ({"special_ids": []}, ["its special_ids is missing or none"]),
 ]
 
 

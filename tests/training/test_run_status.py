@@ -222,6 +222,7 @@ def test_all_steps_without_the_last_save_are_not_the_end(tmp_path):
     "damaged",
     [
         *("", "{", "[]", '"x"', '{"began": 3}', "null", json.dumps({"seconds": {}, "began": 1.0})),
+        *("[" * 9999, {"began": 1e308}, {"began": 10**30}, {"alive": float("nan")}, {"saves": [[1, -(10**30)]]}),
         *({"seconds": {}}, {"saves": [3]}, {"saves": [["a", 1]]}, {"step": "x"}, {"first_step": None}, {"began": None}),
     ],
 )

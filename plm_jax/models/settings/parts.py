@@ -99,6 +99,10 @@ class Norm:
     kind: Literal["layer", "rms"] = "layer"
     placement: Literal["pre", "post", "deep"] = "pre"
 
+    def __post_init__(self):
+        if not 0.0 <= self.epsilon <= 1.0:
+            raise UserError(f"norm.epsilon is {self.epsilon}: give a number from 0 to 1")
+
 
 @dataclass(frozen=True)
 class Stack:

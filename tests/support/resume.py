@@ -50,21 +50,23 @@ def last_step(workdir: pathlib.Path) -> int:
 
 def unfinished(workdir: pathlib.Path, first_step: int) -> list[pathlib.Path]:
     """Checkpoints from `first_step` on that are being written."""
-    names = (workdir / "checkpoints").glob("*tmp*")
+    names = (workdir / "checkpoints").glob("*.unsealed*")
     steps = ((path, path.name.partition(".")[0]) for path in names)
     return [path for path, step in steps if step.isdecimal() and int(step) >= first_step]
 
 
 def kill_at(process: subprocess.Popen, workdir: pathlib.Path, step: int, in_save: bool, delay: float) -> bool:
-    """SIGKILLs a run once it is past `step` (or is saving from there on); whether that cut off a save."""
+    """SIGKILLs a run once it is past `step` (or is saving from there on); whether that cut off a save.
+
+    One that ended before has its own status as `process.returncode`.
+    """
     while process.poll() is None:
         if unfinished(workdir, step) if in_save else last_step(workdir) >= step:
             time.sleep(0 if in_save else delay)
             break
         time.sleep(0.001)
     process.send_signal(signal.SIGKILL)
-    status = process.wait()
-    assert status == -signal.SIGKILL, f"the run ended with {status} before it was killed"
+    process.wait()
     return bool(unfinished(workdir, step))
 
 
@@ -78,6 +80,8 @@ def train_with_kills(folder: pathlib.Path, name: str, workdir: pathlib.Path, kil
         )
         step = max(1, round((number + rng.random()) * (total - 4) / kills))
         cut_off += kill_at(process, workdir, step, in_save=number % 2 == 0, delay=rng.random() / 20)
+        status = process.returncode
+        assert status == -signal.SIGKILL, f"the run ended with {status} before it was killed"
     subprocess.run(command(folder, name, workdir), env=environment(), check=True, capture_output=True)
     return cut_off
 

@@ -78,8 +78,9 @@ def run(share: float, seed: int, only: str = "") -> list[Row]:
 
 
 def _base(folder: pathlib.Path) -> Base:
-    tiny.write(folder)
-    moods.write(folder)
+    with contextlib.redirect_stdout(sys.stderr):  # What `prepare` says is none of the results.
+        tiny.write(folder)
+        moods.write(folder)
     disk, twin = folder / "faults_disk.so", folder / "twin"
     source = ROOT / "benchmarks" / "faults_disk.c"
     subprocess.run(["gcc", "-shared", "-fPIC", "-O2", "-o", disk, source, "-ldl"], check=True)

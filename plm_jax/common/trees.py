@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import ml_collections
 
 from plm_jax.common.errors import UserError, nearest
-from plm_jax.common.roles import is_role
+from plm_jax.common.roles import Role, is_role
 
 # What a field is said to be in a tree that does not have it.
 ABSENT = "not there"
@@ -60,9 +60,12 @@ def to_config_dict(value: Any) -> ml_collections.ConfigDict:
 
 
 def choices(kind: Any) -> dict[str, type] | None:
-    """By kind what may play the role that a type is, or the tagged dataclasses of a union; None: it is neither."""
-    if is_role(kind):
-        return kind.choices
+    """By kind what may play the role that a type is, or the tagged dataclasses of a union; None: it is neither.
+
+    Of a base of some of a role's choices, which has no kind itself, these.
+    """
+    if isinstance(kind, type) and issubclass(kind, Role) and not hasattr(kind, "kind"):
+        return {name: choice for name, choice in kind.choices.items() if issubclass(choice, kind)}
     if typing.get_origin(kind) not in (types.UnionType, typing.Union):
         return None
     found: dict[str, type] = {}

@@ -31,14 +31,8 @@ class DecoderTextToText(Objective):
     architectures: ClassVar[tuple[str, ...]] = ("decoder",)
     targets: ClassVar[str] = "the targets of a text-to-text objective after its inputs, and the end token"
     example_rows: ClassVar[type | None] = DecoderRows
-    noise: Objective = SpanCorruption()
+    noise: TextToText = SpanCorruption()
     prefix: bool = False
-
-    def __post_init__(self):
-        if not isinstance(self.noise, TextToText):
-            raise UserError(
-                f"config.objective.noise is '{self.noise.kind}': give one of text to text, span_corruption or another"
-            )
 
     @property
     def has_prefix(self) -> bool:

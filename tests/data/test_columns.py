@@ -227,7 +227,7 @@ def test_a_cache_of_before_is_read_and_is_the_one_of_today(make_run, tmp_path, m
     Its batches were noted there, and where words began is what the segmenter says.
     """
     with tarfile.open(pathlib.Path(__file__).parent / "old" / "format_3.tar.gz") as file:
-        file.extractall(tmp_path, filter="data")
+        file.extractall(tmp_path)
     made = make_run("a", eos=EOS, vocab_size=257, data={"validation_fraction": 0.1, "window_tokens": 2**21})
     source = config.JsonLines(str(tmp_path / "a.jsonl"))
     data = {"sources": {"a": source}, "length": 16, "segmenters": {"a": "shlex_words:split"}}

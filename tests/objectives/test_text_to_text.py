@@ -11,6 +11,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from plm_jax import objectives
+from plm_jax.common import trees
 from plm_jax.common.errors import UserError
 
 T5 = objectives.Special(pad=0, eos=1, unk=2, sentinels=tuple(range(32_099, 31_999, -1)), vocab_size=32_100)
@@ -265,8 +266,11 @@ def test_a_decoders_row_is_as_long_as_inputs_and_targets_together():
         objectives.DecoderTextToText(objectives.SpanCorruption(0.5, 1.0)).input_length(11)
     with pytest.raises(UserError, match=r"makes no row of length 1: set config.data.length to 3$"):
         objectives.DecoderTextToText(objectives.PrefixLM()).input_length(1)
-    with pytest.raises(UserError, match="noise is 'causal': give one of text to text"):
-        objectives.DecoderTextToText(objectives.Causal())
+    tree = {"kind": "decoder_text_to_text", "noise": {"kind": "causal"}}
+    with pytest.raises(UserError, match=r"objective.noise.kind is 'causal': there are: deshuffling"):
+        trees.parse(objectives.Objective, tree, "objective")
+    found = trees.parse(objectives.Objective, tree | {"noise": {"kind": "prefix_lm"}, "prefix": True}, "objective")
+    assert found == objectives.DecoderTextToText(objectives.PrefixLM(), prefix=True)
 
 
 def test_mistakes_are_told():

@@ -193,7 +193,7 @@ def test_another_cache_of_the_same_config_is_refused(tiny, halfway):
     assert meta["caches"].keys() == {"a", "b"}
     meta["caches"]["a"] = "0" * 64
     (halfway / "checkpoints" / "3" / "meta" / "metadata").write_text(json.dumps(meta))
-    sealing.seal(str(halfway / "checkpoints" / "3"), {"format": 2, "checkpoint": "3", "step": 3})
+    sealing.seal(str(halfway / "checkpoints" / "3"), {"format": 2, "checkpoint": "3", "step": 3, "sealed": 1.5e9})
     run = runs.make(tiny)
     resumed, _, changes = going_on(halfway, run)
     assert [change.field for change in changes] == ["the cache of 'a'"]

@@ -51,7 +51,8 @@ def test_a_config_takes_the_model_and_the_vocabulary_of_a_checkpoint(form, sourc
         assert getattr(run, section) == getattr(page, section)
     # One checkpoint of a run is itself, wherever it is kept.
     shutil.copytree(sources / "run/checkpoints/1", sources / "run/checkpoints/best", dirs_exist_ok=True)
-    sealing.seal(str(sources / "run/checkpoints/best"), {"format": 2, "checkpoint": "best", "step": 1})
+    about = {"format": 2, "checkpoint": "best", "step": 1, "sealed": 1.5e9}
+    sealing.seal(str(sources / "run/checkpoints/best"), about)
     best = transfer.resolve(page, str(sources / "run/checkpoints/best"))
     assert best.train.init_from == str(sources / "run/checkpoints/best")
 

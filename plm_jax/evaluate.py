@@ -34,11 +34,12 @@ def main() -> None:
     checkpoint = command_line.required(_CHECKPOINT)
     _check()
     _CONFIG.modules.load()
-    given = _CONFIG.run(may_lack_model=bool(_SHOTS.value)) if _CONFIG.is_given else None
+    given = _CONFIG.run(may_lack_model=not _WATCH.value) if _CONFIG.is_given else None
     with progress.doing("loading JAX"):
         command_line.start_jax()
         from plm_jax.evaluation import few_shot, perplexity, prepared, scoring, watch
         from plm_jax.inference import language_model
+        from plm_jax.training import transfer
 
     if _WATCH.value:
         watch.follow(checkpoint, given, _TASKS.value, _write)
@@ -68,6 +69,8 @@ def main() -> None:
         run = lm.run if given is None else given
         prepared.evaluate(lm, run, prepared.prompted_of(run, _TASKS.value), found, prompted=prompted)
     else:
+        if given is not None and given.model.stands_in:
+            given = transfer.resolve(given, checkpoint)
         run = prepared.run_of(lm, given)
         whole = None if _STRIDE.value is None else scoring.Whole(_STRIDE.value, _LIMIT.value)
         tasks = prepared.tasks_of(run, _TASKS.value, are_cached=whole is None)

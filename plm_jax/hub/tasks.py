@@ -10,7 +10,7 @@ from typing import Any
 from plm_jax.common.errors import UserError
 from plm_jax.hub.family import Family, TaskLayout, Tensor, check
 from plm_jax.models import settings
-from plm_jax.models.heads import TASK, Head, NoHead
+from plm_jax.models.heads import TASK, Head
 from plm_jax.models.protocol import Model
 from plm_jax.models.task_heads import TaskHead
 
@@ -148,9 +148,8 @@ def needed(family: Family, head: TaskHead) -> tuple[Tensor, ...]:
 def new(kind: str, model: Model, labels: Sequence[str] = (), family: Family | None = None) -> TaskHead:
     """A head for a task as the family lays it out, with the model's dropout.
 
-    For a model of no family, or of one that has no such head, or whose head reads a pooler that the model lacks:
-    a text's by the first token of an encoder, or the last of a decoder, after a dense layer with tanh where not by a
-    decoder alone; each token's as it is.
+    For a model of no family, or of one that has no such head: a text's by the first token of an encoder, or the last of
+    a decoder, after a dense layer with tanh where not by a decoder alone; each token's as it is.
 
     Raises:
       UserError: there is no head of this kind.
@@ -160,10 +159,8 @@ def new(kind: str, model: Model, labels: Sequence[str] = (), family: Family | No
     rate = getattr(model.dropout, "residual", 0.0)
     if family is not None and kind in family.tasks:
         layout = family.tasks[kind]
-        reads_pooler = layout.fields.get("feature") == "pooler"
-        if not (reads_pooler and isinstance(getattr(model, "pooler", NoHead()), NoHead)):
-            default = rate if layout.default is None else layout.default
-            return replace(_made(layout, kind, labels), **_rates(layout, default))
+        default = rate if layout.default is None else layout.default
+        return replace(_made(layout, kind, labels), **_rates(layout, default))
     of_text = kind not in ("tags", "span")
     is_decoder = isinstance(model, settings.Decoder)
     fields: dict[str, Any] = {"feature": "first" if isinstance(model, settings.Encoder) else "last"} if of_text else {}

@@ -14,7 +14,7 @@ from plm_jax.hub import families, tasks
 from plm_jax.hub.family import Family
 from plm_jax.hub.pretrained import Pretrained
 from plm_jax.models import settings
-from plm_jax.models.heads import TASK, NoHead, Softmax, VocabularyHead
+from plm_jax.models.heads import TASK, NoHead, Pooler, Softmax, VocabularyHead
 from plm_jax.models.protocol import Model
 from plm_jax.training import checkpoint_formats, model_text
 
@@ -61,6 +61,8 @@ def adapted(page: config.Run, pretrained: Pretrained, init_from: str) -> config.
     )
     if isinstance(page.objective, objectives.Labelled):
         run = _with_marks(_for_task(run, page.model, pretrained))
+    elif not page.data.layout.labels_pairs:
+        run = dataclasses.replace(run, model=_without_pairs(run.model))
     run = dataclasses.replace(run, model=_dropped(page.model, run.model))
     identity = vocabularies.identity(vocabularies.load_plain(run.vocabulary))
     cache_dir = os.path.join(page.data.cache_dir, identity[:12])
@@ -88,6 +90,12 @@ def _dropped(given: Model, of: Model) -> Model:
         return of.with_dropout(given.dropout)
     is_alike = given.dropout is not None and type(given.dropout) is type(of.dropout)
     return dataclasses.replace(of, dropout=given.dropout) if is_alike else of
+
+
+def _without_pairs(model: Model) -> Model:
+    """A model without a pooler that tells pairs apart."""
+    pooler = getattr(model, "pooler", None)
+    return dataclasses.replace(model, pooler=NoHead()) if isinstance(pooler, Pooler) and pooler.classes else model
 
 
 def _for_task(run: config.Run, given: Model, pretrained: Pretrained) -> config.Run:

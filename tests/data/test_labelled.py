@@ -15,6 +15,8 @@ from plm_jax import config, objectives
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache, prepare, reader, vocabularies
 from plm_jax.data.labelled import metrics
+from plm_jax.data.sources import labelled
+from plm_jax.data.sources.corpus import BadRow
 from plm_jax.data.vocabularies import words
 from plm_jax.models import settings
 from plm_jax.training import flops
@@ -460,6 +462,30 @@ def test_the_answer_is_found_in_whichever_window_holds_it(read, bert):
     assert metrics.of_outputs(rows, outputs) == {"exact_match": 100.0, "f1": 100.0}
     nothing = metrics.of_outputs(rows, np.eye(32)[0][None, :, None].repeat(rows.num_rows, 0).repeat(2, 2))
     assert nothing["exact_match"] == nothing["f1"] == pytest.approx(100 * 4 / 21)
+
+
+@pytest.mark.parametrize(
+    ("labels", "label", "found"),
+    [
+        (("true", "false"), True, 0),
+        (("true", "false"), False, 1),
+        (("false", "true"), "true", 1),
+        (("no", "yes"), 1, 1),
+        (("2", "1"), 1, 1),
+        (("no", "yes"), True, None),
+        (("0.5", "1.5"), 1, None),
+        (("1.0", "2.0"), 1, None),
+    ],
+)
+def test_a_label_is_its_name_or_a_number_where_no_name_is_one(labels, label, found):
+    def read():
+        return labelled.record(config.Classes(labels), "a:1", {"text": "a", "label": label}).values["label"]
+
+    if found is None:
+        with pytest.raises(BadRow, match=r"none of form.labels"):
+            read()
+    else:
+        assert read() == found
 
 
 CLASSES, TEXT = config.Classes(("no", "yes")), {"text": "the union", "label": "no"}

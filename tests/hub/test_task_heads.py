@@ -208,7 +208,9 @@ def test_a_new_head_is_laid_out_as_the_familys():
     assert new("span", bert, "bert") == settings.Span()
     own = settings.Classes(labels=LABELS, feature="first", transform="tanh", dropout=0.2, input_dropout=0.2)
     assert new("classes", bert, "roberta") == own
-    assert new("classes", replace(bert, pooler=settings.NoHead()), "bert") == replace(own, input_dropout=0.0)
+    # A pooler that the model lacks is made with the head.
+    without = replace(bert, pooler=settings.NoHead())
+    assert new("classes", without, "bert") == pooled and without.with_task(pooled).pooler == settings.Pooler(0)
     assert new("choice", tiny.MODEL) == settings.Choice(feature="last", bias=False)
     assert new("score", tiny.BART, "bart") == settings.Score(labels=("grade",), feature="last", transform="tanh")
     assert new("tags", tiny.T5, "t5") == settings.Tags(labels=LABELS)

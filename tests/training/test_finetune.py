@@ -115,9 +115,10 @@ def test_an_electra_has_the_head_of_its_discriminators_family(folder, tmp_path):
     assert (head.feature, head.transform) == ("first", "gelu_exact")
 
 
-@pytest.mark.parametrize("name", ["MODEL", "BART", "BERT"])
+@pytest.mark.parametrize("name", ["MODEL", "BART", "BERT", "BERT without a pooler"])
 def test_a_tuned_model_is_asked_as_it_was_trained_here_and_at_hugging_faces(name, folder, tmp_path):
-    source = moods.pretrained(getattr(tiny_config, name))
+    model = getattr(tiny_config, name.partition(" ")[0])
+    source = moods.pretrained(dataclasses.replace(model, pooler=settings.NoHead()) if "without" in name else model)
     if name == "BART":
         source = dataclasses.replace(
             source, special_ids={"bos_token_id": 256, "pad_token_id": 257, "eos_token_id": 258}
@@ -236,12 +237,27 @@ def test_a_metric_that_is_not_computed_is_told(select, every, says, folder):
         loop.Trainer(run, jax.devices()[:1])
 
 
+def test_a_page_without_a_model_evaluates_a_checkpoint_that_no_run_of_ours_made(folder, verb, tmp_path):
+    source = with_head(tmp_path, "source", moods.LABELS)
+    given = (f"--config={folder}/moods.py", f"--config.data.cache_dir={tmp_path}/cache")
+    assert verb("prepare", *given, f"--from={source}").status == 0
+    told = verb("evaluate", *given, f"--checkpoint={source}", "--tasks=mood", f"--output={tmp_path}/scores.json")
+    assert told.status == 0, told.err
+    found = json.loads((tmp_path / "scores.json").read_text())["mood"]
+    assert 0 <= found["accuracy"] <= 100 and found["trivial_accuracy"] >= 50
+
+
 def test_mistakes_are_told_in_one_line(folder, verb, tmp_path):
     alone = verb("pretrain", f"--config={folder}/moods.py", f"--workdir={tmp_path}/w")
     assert alone.status == 2 and "stands for a checkpoint's model" in alone.errors[0]
     head = settings.FromCheckpoint(heads=(("task", settings.Classes(labels=("a", "b", "c"))),))
     with pytest.raises(UserError, match=r"config.model.heads.task has 3 labels \(a, b, c\), source 'mood' 2"):
         transfer.resolve(page(folder, model=head), str(folder / "encoder"))
+    tags = settings.FromCheckpoint(heads=(("task", settings.Tags(labels=moods.LABELS)),))
+    with pytest.raises(
+        UserError, match=r"heads.task.kind is tags, objective 'classification' trains a head of kind cl"
+    ):
+        transfer.resolve(page(folder, model=tags), str(folder / "encoder"))
     with pytest.raises(UserError, match=r"config\.data\.length is 3"):
         transfer.resolve(page(folder, data={"length": 3}), str(folder / "encoder"))
     unknown = verb("config", f"--config={folder}/moods.py", "--config.model.dropuot=0.1")

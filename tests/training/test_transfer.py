@@ -13,7 +13,7 @@ from plm_jax.common.errors import UserError
 from plm_jax.data import vocabularies
 from plm_jax.models import settings
 from plm_jax.training import checkpoint_formats, loop, transfer
-from tests.support import runs
+from tests.support import moods, runs
 from tests.support import tiny as tiny_config
 
 
@@ -63,6 +63,15 @@ def test_a_checkpoint_of_an_architecture_that_the_objective_does_not_train_is_re
         UserError, match=r"objective .masked_lm. trains a model of kind .* config\.model\.kind is .decoder."
     ):
         transfer.resolve(page, str(sources / "run"))
+
+
+def test_a_pooler_that_tells_pairs_apart_stays_where_rows_have_pairs(tiny, tmp_path):
+    checkpoint_formats.save(str(tmp_path / "bert"), moods.pretrained(tiny_config.BERT), "plm_jax")
+    masked = {"model": tiny_config.BERT, "objective": objectives.MaskedLM(), "vocabulary": {"mask": 260, "cls": 258}}
+    page = runs.make(tiny, data={"layout": config.Blocks()}, **masked)
+    assert transfer.resolve(page, str(tmp_path / "bert")).model.pooler == settings.NoHead()
+    pairs = runs.make(tiny, data={"layout": config.SentencePairs(), "segmenters": {}}, **masked)
+    assert transfer.resolve(pairs, str(tmp_path / "bert")).model.pooler == settings.Pooler()
 
 
 def test_the_same_command_begins_and_goes_on(sources, tiny, verb, tmp_path):

@@ -62,6 +62,12 @@ class Labelled(Layout):
         if objective.rows != "decoder":
             check_around(run.vocabulary, self.plural)
         _check_room(objective, objectives.Special(**_ids(run.vocabulary)), forms[0].num_texts, stage.length)
+        head = run.model.named_heads.get("task")
+        if head is not None and head.kind != objective.form:
+            raise UserError(
+                f"config.model.heads.task.kind is {head.kind}, objective '{objective.kind}' trains a head of kind "
+                f"{objective.form}: set it so, or leave the head out"
+            )
         _check_labels(run, {name: form.labels for name, form in zip(run.data.sources, forms, strict=True)})
 
     def blank(self, length: int, objective: objectives.BoundObjective, num_characters: int = 0) -> dict[str, Any]:

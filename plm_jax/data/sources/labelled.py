@@ -12,6 +12,7 @@ the question to it; a context and its choices. What is held out follows from the
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -26,6 +27,7 @@ Row = Mapping[str, Any]
 
 # Of a float32.
 _MOST = float(np.finfo(np.float32).max)
+_NUMBER = re.compile(r"[-+]?\d+(\.\d*)?")
 _LABEL = Column("label", "<i4", "document")
 _COLUMNS = {
     "classes": (_LABEL,),
@@ -87,12 +89,13 @@ def _brief(value: Any) -> str:
 
 
 def _label(place: str, field: str, value: Any, labels: tuple[str, ...]) -> int:
-    """The id of a label, which is a name, or a number where no name is one."""
-    if str(value) in labels:
-        return labels.index(str(value))
-    is_number = isinstance(value, int) and not any(name.lstrip("-").isdigit() for name in labels)
+    """The id of a label, which is a name, `true` and `false` among them, or a number where no name is one."""
+    name = json.dumps(value) if isinstance(value, bool) else str(value)
+    if name in labels:
+        return labels.index(name)
+    is_number = type(value) is int and not any(map(_NUMBER.fullmatch, labels))
     if is_number and 0 <= value < len(labels):
-        return int(value)
+        return value
     raise BadRow(f"{place} has {_brief(value)} in '{field}', none of form.labels: {nearest(str(value), labels)}")
 
 

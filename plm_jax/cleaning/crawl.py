@@ -14,7 +14,7 @@ import fsspec
 from plm_jax.cleaning import html
 from plm_jax.cleaning.pages import Page, Tally
 from plm_jax.cleaning.settings import Limits
-from plm_jax.common import bounded, storage
+from plm_jax.common import bounded, storage, strict_json
 from plm_jax.common.errors import UserError, one_line
 
 # C4's reader takes these for headers of a WET record wherever a line begins with them.
@@ -296,7 +296,7 @@ def _json_page(name: str, number: int, line: bytes, tally: Tally, limits: Limits
         if bounded.is_nested(written, limits.depth):
             yield _quarantine(name, number, f"nested beyond limits.depth={limits.depth}", line)
             return
-        row = json.loads(written)
+        row = strict_json.parse(written)
         text, url, timestamp = (row.get(field) or "" for field in ("text", "url", "timestamp"))
         page = Page(url.strip() or f"{name}:{number}", text, timestamp)
         "".join(page).encode("utf-8")

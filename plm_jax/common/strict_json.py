@@ -33,11 +33,21 @@ def loads(data: bytes) -> Any:
     if data.startswith(b"\xef\xbb\xbf"):
         raise ValueError("it begins with a byte order mark: save it without")
     try:
-        tree = json.loads(data.decode("utf-8"), object_pairs_hook=_object, parse_constant=_refuse, parse_float=_finite)
+        tree = parse(data.decode("utf-8"))
     except RecursionError:
         raise ValueError(f"JSON deeper than {MOST_DEPTH}") from None
     _check_depth(tree)
     return tree
+
+
+def parse(text: str) -> Any:
+    """Parses JSON of any size and depth; rejects what is ambiguous, as `loads` does.
+
+    Raises:
+      ValueError: the text is not JSON, repeats a name within an object, or has a number that no float holds.
+      RecursionError: it is nested too deeply for Python.
+    """
+    return json.loads(text, object_pairs_hook=_object, parse_constant=_refuse, parse_float=_finite)
 
 
 def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 What a prompt is, `config.Prompt` says. The examples before row i are a pure function of (seed, i, how many).
 """
 
+import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +17,9 @@ from plm_jax.data.labelled import tags
 from plm_jax.data.layouts import randomness
 from plm_jax.data.sources import labelled, rows, templates
 from plm_jax.data.sources.corpus import BadRow
+
+# The index of a choice, as a template writes it.
+_INDEX = re.compile(r"\d{1,9}", re.ASCII)
 
 
 class Example(NamedTuple):
@@ -140,19 +145,30 @@ def maker(name: str, source: config.Source) -> Callable[[rows.Row], Example]:
             for choice in templates.render_all(template, place, fields, "prompt.choices")
         )
         if not choices and isinstance(form, config.Classes | config.Choices):
-            choices = form.labels or tuple(fields.get(form.endings, ()))
+            choices = form.labels or labelled.record(form, place, fields).others
         if not choices:
             return Example(question, (), _written(name, source, prompt, place, fields))
         if len(set(choices)) < max(2, len(choices)):
             raise BadRow(f"{place} has the choices {', '.join(choices)}: give at least two, none twice")
         if isinstance(form, config.Score):
             value = labelled.record(form, place, fields).values["score"]
-            right = int(np.argmin([abs(float(choice) - value) for choice in choices]))
+            right = int(np.argmin([abs(_number(place, choice) - value) for choice in choices]))
             return Example(question, choices, (choices[right],), right, value)
         right = _right(prompt, form, choices, place, fields)
         return Example(question, choices, (choices[right],), right)
 
     return make
+
+
+def _number(place: str, choice: str) -> float:
+    """Returns the number that a choice of a scored task is."""
+    try:
+        number = float(choice)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise BadRow(f"{place} has the choice '{choice[:40]}', which is not a number: fix prompt.choices")
+    return number
 
 
 def _right(
@@ -162,11 +178,12 @@ def _right(
     if not prompt.answer and form is not None:
         return int(labelled.record(form, place, fields).values["label"])
     answer = templates.render(prompt.answer or "{label}", place, fields, "prompt.answer")
-    if answer in choices:
-        return choices.index(answer)
-    if answer.isdigit() and int(answer) < len(choices):
-        return int(answer)
-    raise BadRow(f"{place} has the answer '{answer[:40]}', none of its {len(choices)} choices: mend prompt.answer")
+    index = labelled.label_index(answer, choices)
+    if index is None and _INDEX.fullmatch(answer):
+        index = labelled.label_index(int(answer), choices)
+    if index is None:
+        raise BadRow(f"{place} has the answer '{answer[:40]}', none of its {len(choices)} choices: fix prompt.answer")
+    return index
 
 
 def _written(

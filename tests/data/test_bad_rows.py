@@ -15,7 +15,7 @@ from tests.data.test_prepare import contents
 
 TEXTS = [f"Document {i}. It counts: {' '.join(map(str, range(i % 23)))}! Ünd aus" for i in range(400)]
 BAD = [
-    (b'{"text": "cut o', "is no JSON"),
+    (b'{"text": "cut o', "is not valid JSON"),
     (b'{"text": "\xff"}', "is not UTF-8 text"),
     (b'{"texts": "x"}', "has no text in 'text'"),
     (rb'{"text": "half \ud83d"}', "has half of a surrogate pair"),
@@ -64,7 +64,7 @@ def test_bad_lines_are_left_out_counted_and_told(make, tmp_path, capsys):
     assert "a: left out 4 bad rows of 404 (" in said
     assert "bad_rows" not in other and manifest["splits"] == other["splits"]
     # What is done with bad rows is a part of what the cache is.
-    with pytest.raises(UserError, match=r"bad.jsonl:9 is no JSON"):
+    with pytest.raises(UserError, match=r"bad.jsonl:9 is not valid JSON"):
         prepare.prepare(make(run.data.sources["a"], "stop"), str(tmp_path / "skipped"), show_progress=False)
 
 
@@ -142,7 +142,7 @@ def test_a_row_beyond_the_limits_is_a_bad_one_with_its_place(make, tmp_path, cap
     prepare.prepare(make(config.JsonLines(f"{tmp_path}/a.jsonl")), str(tmp_path / "cache"), show_progress=False)
     noted = cache.read_manifest(str(tmp_path / "cache" / "a"))["bad_rows"]["first"]
     assert [line.split(" ")[0] for line in noted] == [f"{tmp_path}/a.jsonl:{i}" for i in range(601, 606)]
-    assert "a.jsonl:603 is no JSON" in (said := capsys.readouterr().out) and "a.jsonl:604" not in said
+    assert "a.jsonl:603 is not valid JSON" in (said := capsys.readouterr().out) and "a.jsonl:604" not in said
 
 
 def test_texts_beyond_the_limit_are_passed_over_by_what_a_document_is(tmp_path):

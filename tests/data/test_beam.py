@@ -88,7 +88,7 @@ def test_bad_rows_are_left_out_and_told_as_the_local_runner_does(run, tmp_path, 
     run = dataclasses.replace(run, data=dataclasses.replace(run.data, bad_rows="skip"))
     local, other = both(run, tmp_path)
     assert local == other
-    told = f"left out 1 bad rows of 128 ({tmp_path}/d.jsonl.gz:2 is no JSON"
+    told = f"left out 1 bad rows of 128 ({tmp_path}/d.jsonl.gz:2 is not valid JSON"
     assert capsys.readouterr().out.count(told) == 2
     (tmp_path / "e.jsonl.gz").write_bytes(gzip.compress(b"[]"))
     for options in (None, []):

@@ -113,6 +113,16 @@ def test_rows_may_be_those_alone_in_which_a_field_is_true(tmp_path):
     assert files.definition(some)["only"] == "kept"
     with pytest.raises(UserError, match=r"a.jsonl:1 has no field 'keep': did you mean 'kept'"):
         list(files.read(dataclasses.replace(source, only="keep")))
+    for value in ("false", 2, 1.0, None, []):  # Each is true or false in Python.
+        (tmp_path / "b.jsonl").write_text(json.dumps(rows[0] | {"kept": value}))
+        with pytest.raises(UserError, match=r"b.jsonl:1 has .* in 'kept': give true, false, 1 or 0"):
+            list(files.read(dataclasses.replace(some, path=str(tmp_path / "b.jsonl"))))
+
+
+def test_templates_write_booleans_as_json_does(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"question": "is it", "answer": true}')
+    source = config.JsonLinesInputsTargets(str(tmp_path / "a.jsonl"), "{question}", "{answer}")
+    assert [(record.text, *record.others) for record in files.read(source)] == [("is it", "true")]
 
 
 def test_the_reviews_are_those_that_people_agreed_on():

@@ -475,6 +475,13 @@ def test_the_answer_is_found_in_whichever_window_holds_it(read, bert):
         (("no", "yes"), True, None),
         (("0.5", "1.5"), 1, None),
         (("1.0", "2.0"), 1, None),
+        (("1.0", "2.0"), 2.0, 1),
+        (("1e0", "2e0"), 1, None),
+        ((".5", "1.5"), 1, None),
+        (("no", "None"), None, None),
+        (("no", "yes"), 1.0, None),
+        (("no", "['yes']"), ["yes"], None),
+        (("no", "{'a': 1}"), {"a": 1}, None),
     ],
 )
 def test_a_label_is_its_name_or_a_number_where_no_name_is_one(labels, label, found):
@@ -517,6 +524,23 @@ MISTAKES = [
         {"question": "a", "context": "b", "answers": {"text": ["b"]}},
         "give a list of texts and starts",
     ),
+    *[
+        (config.Answers(), {"question": "a", "context": "bb b", "answers": answers}, "give a list of texts and starts")
+        for answers in (
+            {"text": ["b"], "answer_start": [True]},
+            {"text": "bb", "answer_start": [0, 1]},
+            {"text": ["b"], "answer_start": 0},
+            {"text": ["b"], "answer_start": [0.0]},
+            [{"text": "b", "start": False}],
+            [{"text": ["b"], "start": 0}],
+            [{"text": "b"}],
+            "b",
+            None,
+        )
+    ],
+    (config.Score(), {"text": "a", "score": True}, "in 'score': give a number"),
+    (config.Score(), {"text": "a", "score": None}, "in 'score': give a number"),
+    (config.Tags(TAGS), {"tokens": "ab", "tags": ["O", "O"]}, "has \\\"ab\\\" in 'tokens': give a list of texts"),
     (CLASSES, {"text": " ", "label": 0}, "jsonl:1 has no text: leave it out"),
     (config.Tags(("O", "B-C")), {"tokens": [], "tags": []}, "jsonl:1 has no text"),
 ]
@@ -527,6 +551,24 @@ OBJECTIVES = {
     "choice": objectives.MultipleChoice(),
     "span": objectives.SpanExtraction(stride=1, question_length=3),
 }
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (
+            '{"text": "the union", "label": "no", "label": "yes"}',
+            r"a\.jsonl:1 is not valid JSON \('label' comes twice\)",
+        ),
+        ('{"text": "the union", "label": NaN}', r"a\.jsonl:1 is not valid JSON \(NaN is no JSON\)"),
+        ('{"text": "the union", "label": 1e999}', r"a\.jsonl:1 is not valid JSON \(1e999 is beyond all numbers\)"),
+    ],
+)
+def test_ambiguous_json_is_rejected(make, bert, tmp_path, line, message):
+    run = make([TEXT], CLASSES, OBJECTIVES["classes"], bert)
+    (tmp_path / "a.jsonl").write_text(line + "\n")
+    with pytest.raises(UserError, match=message):
+        prepare.prepare(run, show_progress=False)
 
 
 @pytest.mark.parametrize(("form", "row", "said"), MISTAKES, ids=[said[:30] for *_, said in MISTAKES])

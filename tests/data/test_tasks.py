@@ -63,9 +63,9 @@ def test_tasks_are_in_seqios_registry(tmp_path):
 @pytest.mark.parametrize(
     "line, message",
     [
-        ("{", "a.jsonl:2 is no JSON"),
+        ("{", "a.jsonl:2 is not valid JSON"),
         ("[1]", "a.jsonl:2 is no JSON object"),
-        ('{"text": ' + "[" * 99, "a.jsonl:2 is no JSON"),
+        ('{"text": ' + "[" * 99, "a.jsonl:2 is not valid JSON"),
         ('{"text": ' + "[" * 100_000, "a.jsonl:2 has more than 100 lists in each other"),
         ('{"test": "x"}', "a.jsonl:2 has no text in 'text': did you mean 'test'"),
         ('{"text": 3}', "a.jsonl:2 has no text in 'text'"),

@@ -12,6 +12,7 @@ import pytest
 
 from plm_jax import config
 from plm_jax.common.errors import UserError
+from plm_jax.data.sources import rows
 from plm_jax.evaluation import few_shot, prompts
 from plm_jax.inference import constraints
 from plm_jax.inference.language_model import LanguageModel
@@ -207,6 +208,35 @@ def test_a_score_is_the_number_of_a_choice(lm):
     found = figures(lm, None, "review_scores", limit=20)
     assert 0 <= found["0_shots/accuracy"] <= 100 and -100 <= found["0_shots/pearson"] <= 100
     assert found["chance"] == pytest.approx(100 / 9) and found["0_shots/mse"] > 0
+
+
+@pytest.mark.parametrize(
+    ("choices", "answer", "right"),
+    [
+        (("bad", "good"), 1, 1),
+        (("bad", "good"), "1", 1),
+        (("2", "1"), 1, 1),
+        (("true", "false"), False, 1),
+        (("1", "2"), 0, None),
+        (("1e0", "2e0"), 1, None),
+        (("bad", "good"), "²", None),
+        (("bad", "good"), 2, None),
+    ],
+)
+def test_an_answer_is_a_choice_or_its_number_where_no_choice_looks_like_one(choices, answer, right):
+    source = config.LabelledJsonLines("a", config.Classes(("a", "b")), prompt=config.Prompt("{q}", choices, "{answer}"))
+    row = rows.Row("a:1", {"q": "how", "answer": answer})
+    if right is None:
+        with pytest.raises(UserError, match="none of its 2 choices"):
+            prompts.maker("a", source)(row)
+    else:
+        assert prompts.maker("a", source)(row).right == right
+
+
+def test_choices_of_a_score_are_numbers():
+    source = config.LabelledJsonLines("a", config.Score(), prompt=config.Prompt("{text}", ("1", "nan")))
+    with pytest.raises(UserError, match="a:1 has the choice 'nan', which is not a number"):
+        prompts.maker("a", source)(rows.Row("a:1", {"text": "how", "score": 1}))
 
 
 @pytest.mark.parametrize(

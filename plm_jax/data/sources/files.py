@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO, TextIO
 
 from plm_jax import config
-from plm_jax.common import bounded, storage
+from plm_jax.common import bounded, storage, strict_json
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.data.sources import labelled, templates
 from plm_jax.data.sources.corpus import BadRow, Corpus, Record, Skipped, ignore, kept
@@ -223,13 +223,14 @@ def _json(place: str, line: str, source: config.JsonSource) -> dict[str, Any]:
         limit = source.max_depth
         raise BadRow(f"{place} has more than {limit} lists in each other: mend it, or raise the source's max_depth")
     try:
-        row = json.loads(_text(place, line))
+        row = strict_json.parse(_text(place, line))
         if _HALVES.search(line):
             json.dumps(row, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError:
         raise BadRow(f"{place} has half of a surrogate pair: mend or remove the line") from None
-    except (ValueError, RecursionError):
-        raise BadRow(f"{place} is no JSON: mend or remove the line") from None
+    except (ValueError, RecursionError) as error:
+        reason = getattr(error, "msg", str(error))  # Without its position, which would be read as the file's.
+        raise BadRow(f"{place} is not valid JSON ({reason}): fix or remove this line") from None
     if not isinstance(row, dict):
         raise BadRow(f"{place} is no JSON object: give one a line")
     return row
@@ -263,9 +264,13 @@ def _json_example(place: str, line: str, source: config.JsonLinesInputsTargets) 
 def is_taken(place: str, row: dict[str, Any], source: config.JsonSource) -> bool:
     """Whether a source of examples takes a row."""
     only = getattr(source, "only", "")
-    if only and only not in row:
+    if not only:
+        return True
+    if only not in row:
         raise BadRow(f"{place} has no field '{only}': {nearest(only, row)}")
-    return not only or bool(row[only])
+    if row[only] not in (0, 1) or isinstance(row[only], float):
+        raise BadRow(f"{place} has {json.dumps(row[only])[:40]} in '{only}': give true, false, 1 or 0")
+    return bool(row[only])
 
 
 def check(name: str, source: config.Source) -> None:

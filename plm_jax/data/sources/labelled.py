@@ -13,7 +13,7 @@ the question to it; a context and its choices. What is held out follows from the
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ Row = Mapping[str, Any]
 
 # Of a float32.
 _MOST = float(np.finfo(np.float32).max)
-_NUMBER = re.compile(r"[-+]?\d+(\.\d*)?")
+_NUMBER = re.compile(r"\s*[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?\s*")
 _LABEL = Column("label", "<i4", "document")
 _COLUMNS = {
     "classes": (_LABEL,),
@@ -88,15 +88,25 @@ def _brief(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)[:40]
 
 
+def label_index(value: Any, names: Sequence[str]) -> int | None:
+    """Returns the index of a label among the names of a task's classes, or None if it is not one of them.
+
+    Args:
+      value: a value of JSON: a name; true, false or a number that is a name as JSON writes it; or, where no name looks
+        like a number, the index itself. Nothing else is a label: null is not the class "None".
+    """
+    name = json.dumps(value) if isinstance(value, bool | int | float) else value
+    if isinstance(name, str) and name in names:
+        return names.index(name)
+    is_index = type(value) is int and not any(map(_NUMBER.fullmatch, names))
+    return value if is_index and 0 <= value < len(names) else None
+
+
 def _label(place: str, field: str, value: Any, labels: tuple[str, ...]) -> int:
-    """The id of a label, which is a name, `true` and `false` among them, or a number where no name is one."""
-    name = json.dumps(value) if isinstance(value, bool) else str(value)
-    if name in labels:
-        return labels.index(name)
-    is_number = type(value) is int and not any(map(_NUMBER.fullmatch, labels))
-    if is_number and 0 <= value < len(labels):
-        return value
-    raise BadRow(f"{place} has {_brief(value)} in '{field}', none of form.labels: {nearest(str(value), labels)}")
+    index = label_index(value, labels)
+    if index is None:
+        raise BadRow(f"{place} has {_brief(value)} in '{field}', none of form.labels: {nearest(str(value), labels)}")
+    return index
 
 
 def _one_or_two(form: config.Classes | config.Score, place: str, row: Row) -> tuple[str, tuple[str, ...]]:
@@ -154,15 +164,16 @@ def _span(form: config.Answers, place: str, row: Row) -> Record:
 
 def _answers(place: str, field: str, answers: Any) -> list[tuple[str, int]]:
     """The text of each answer and the character with which it begins."""
-    try:
-        if isinstance(answers, Mapping):
-            found = list(zip(answers["text"], answers["answer_start"], strict=True))
-        else:
-            found = [(of["text"], of["answer_start" if "answer_start" in of else "start"]) for of in answers]
-        if all(isinstance(text, str) and isinstance(begin, int) for text, begin in found):
-            return found
-    except (KeyError, TypeError, ValueError):
-        pass
+    if isinstance(answers, Mapping):
+        texts, starts = answers.get("text"), answers.get("answer_start")
+    elif isinstance(answers, list) and all(isinstance(answer, Mapping) for answer in answers):
+        texts = [answer.get("text") for answer in answers]
+        starts = [answer.get("answer_start", answer.get("start")) for answer in answers]
+    else:
+        texts = starts = None
+    are_lists = isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts)
+    if are_lists and all(isinstance(text, str) for text in texts) and all(type(start) is int for start in starts):
+        return list(zip(texts, starts, strict=True))
     raise BadRow(
         f"{place} has {_brief(answers)} in '{field}': give a list of texts and starts, as in "
         '{"text": ["here"], "answer_start": [7]}'

@@ -10,13 +10,13 @@ from plm_jax.data.sources.corpus import BadRow
 
 
 class _Template(string.Formatter):
-    """As `str.format`, of texts and numbers alone, since Python's `None` or `['a']` are no text of a task."""
+    """Formats as `str.format` does, but rejects all except texts and numbers and writes booleans as JSON does."""
 
     def get_field(self, field_name, args, kwargs):
         value, first = super().get_field(field_name, args, kwargs)
         if not isinstance(value, str | int | float):
             raise ValueError(f"'{field_name}' is {json.dumps(value, default=str)[:40]}, neither text nor a number")
-        return value, first
+        return json.dumps(value) if isinstance(value, bool) else value, first
 
 
 def render(template: str, place: str, row: Mapping[str, Any], what: str) -> str:

@@ -4,10 +4,11 @@
 
 Published (§5, appendix tables 9 and 10): BERT's layers with the exact GELU, vocabulary of 50,265 byte-level BPE tokens
 (GPT-2's and five), masked tokens alone, drawn anew each time, rows of whole sentences up to 512 tokens, which go on
-over the ends of documents, batch 8,000, 500,000 steps, Adam with b2 0.98 and without clipping, on 160 GB of text;
-100,000 of the steps took 1,024 V100s about a day. fairseq's own recipe for fewer GPUs is a batch of 2,048 for 125,000
-steps at 5e-4 after 10,000 of warm-up. Its table of positions has two rows more than positions, and padding takes none
-of them; weight decay acts on biases and norms, too.
+over the ends of documents (`</s>` stands between documents and at a row's end, never between sentences), batch 8,000,
+500,000 steps, Adam with b2 0.98 and without clipping, on 160 GB of text; 100,000 of the steps took 1,024 V100s about a
+day. fairseq's own recipe for fewer GPUs is a batch of 2,048 for 125,000 steps at 5e-4 after 10,000 of warm-up. Its
+table of positions has two rows more than positions, and padding takes none of them; weight decay acts on biases and
+norms, too.
 
 The batch here is 8,192, a power of two. There is one token type, as in the files of Hugging Face; fairseq has none.
 

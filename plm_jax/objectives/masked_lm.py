@@ -22,9 +22,10 @@ class MaskedLM(Objective):
     budget: in random order, those left out that would overflow it. So a word of more tokens than a row may have
     predicted is never masked, and a row of such words has no target; `left_out` counts them. Stretches of several words
     are those of the same file in google-research/albert (Lan et al. 2020, arXiv:1909.11942): where one would overflow
-    the budget it is shortened, one that meets another is left out, and what goes on behind a separator counts as next
-    to it. RoBERTa (Liu et al. 2019, arXiv:1907.11692) differs little: fairseq rounds the number of predictions at
-    random, may mask what begins a row, and draws random ids that are not special.
+    the budget it is shortened, one that begins near the row's end is as long as words remain (its length is drawn as
+    everywhere else), one that meets another is left out, and what goes on behind a separator counts as next to it.
+    RoBERTa (Liu et al. 2019, arXiv:1907.11692) differs little: fairseq rounds the number of predictions at random, may
+    mask what begins a row, and draws random ids that are not special.
 
     Attributes:
       rate: share of a row's tokens, special ones counted, that are predicted; at least one is.
@@ -140,8 +141,14 @@ class MaskedLM(Objective):
         (real,) = mask.nonzero()
         end = int(real[-1]) + 1 if len(real) else 0  # Of a short row most is padding, which need not be looked at.
         free = self._free(tokens[:end], mask[:end], special)
-        num = min(self.target_length(len(tokens)), self._budget(len(real)), np.count_nonzero(free))
+        rated = self._num_rated(tokens[:end], mask[:end], special)
+        num = min(self.target_length(len(tokens)), self._budget(rated), np.count_nonzero(free))
         return tokens, mask, free, num
+
+    def _num_rated(self, tokens: np.ndarray, mask: np.ndarray, special: Special) -> int:
+        """Returns the number of tokens of a row of which `rate` is the share to predict: special tokens count."""
+        del tokens, special
+        return int(np.count_nonzero(mask))
 
     def _free(self, tokens: np.ndarray, mask: np.ndarray, special: Special) -> np.ndarray:
         """Bool [n]: which tokens of a row up to its last real one may be predicted."""
@@ -196,8 +203,8 @@ def _whole_words(begins: np.ndarray, budget: int, longest: int, rng: np.random.G
     sizes = np.ones(num_words, np.int64)
     if longest > 1:
         weights = np.cumsum(1 / np.arange(1, longest + 1))
-        room = np.minimum(np.arange(num_words, 0, -1), longest)
-        sizes += weights.searchsorted(rng.random(num_words) * weights[room - 1], side="right")
+        sizes += weights.searchsorted(rng.random(num_words) * weights[-1], side="right")
+        sizes = np.minimum(sizes, np.arange(num_words, 0, -1))
     starts, sizes = bounds.tolist(), sizes.tolist()
     taken = bytearray(num_words)
     # Each depends on those before it; few are looked at, since the budget is soon used up.

@@ -1,6 +1,7 @@
 """Whole-word and n-gram masking against the published procedures and closed forms."""
 
 import collections
+import itertools
 
 import numpy as np
 import pytest
@@ -99,6 +100,30 @@ def test_ngrams_are_of_length_n_with_a_chance_of_one_in_n():
     for kinds, share in expected.items():
         assert abs(found[kinds] - draws * share) < 4 * np.sqrt(draws * share * (1 - share)) + draws * 6 / length
     assert set(found) == set(expected)
+
+
+def test_ngrams_near_the_end_of_a_row_fall_short_as_in_alberts_source():
+    """All orders of three words and all lengths, enumerated: two tokens of them, up to three words a time.
+
+    A length is drawn with the same chances at every word, and a slice of the words behind it is what there is.
+    """
+    chances, expected = np.array([6, 3, 2]) / 11, collections.Counter()
+    for order in itertools.permutations(range(3)):
+        for sizes in itertools.product((1, 2, 3), repeat=3):
+            taken = set()
+            for word in order:
+                size = sizes[word]
+                while size and len(taken) + len(range(3)[word : word + size]) > 2:
+                    size -= 1
+                if not taken & set(range(3)[word : word + size]):
+                    taken |= set(range(3)[word : word + size])
+            expected[tuple(sorted(taken))] += np.prod([chances[size - 1] for size in sizes]) / 6
+    objective, draws = objectives.get("masked_lm", BERT, rate=2 / 5, whole_words=3), 20_000
+    rng, example = np.random.default_rng(0), row([1] * 3)
+    found = collections.Counter(tuple((masked(objective(example, rng)) - 1).tolist()) for _ in range(draws))
+    assert set(found) == set(expected) and abs(sum(expected.values()) - 1) < 1e-12
+    for words, share in expected.items():
+        assert abs(found[words] - draws * share) < 4 * np.sqrt(draws * share * (1 - share)), words
 
 
 def test_a_share_of_two_fifths_is_two_fifths():

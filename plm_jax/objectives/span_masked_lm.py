@@ -20,10 +20,10 @@ class SpanMaskedLM(MaskedLM):
 
     The rules are those of facebookresearch/SpanBERT, masking.py: a span starts with the word of a token drawn from
     those still free, and goes on for a number of words, fewer where the row's text or the budget ends, in a word's
-    midst if need be; spans that touch become one. The defaults are those of the command in its pretraining/README.md;
-    the code's own are 0.3 and "token". The source draws random tokens from the text, this from the vocabulary, as BERT
-    does, and it counts special tokens into the budget. A row's first and last token are never predicted, so that every
-    span has two ends.
+    midst if need be; spans that touch become one. The budget is a share of the text, special tokens not counted. The
+    defaults are those of the command in its pretraining/README.md; the code's own are 0.3 and "token". The source draws
+    random tokens from the text, this from the vocabulary, as BERT does. A row's first and last token are never
+    predicted, so that every span has two ends.
 
     Attributes:
       geometric_p: lengths in words are k with a probability proportional to (1 - geometric_p)^k; 0.2 makes 3.8 words.
@@ -75,6 +75,9 @@ class SpanMaskedLM(MaskedLM):
         (real,) = mask.nonzero()
         free[real[:1]] = free[-1:] = False
         return free
+
+    def _num_rated(self, tokens: np.ndarray, mask: np.ndarray, special: Special) -> int:
+        return int(np.count_nonzero(super()._free(tokens, mask, special)))
 
     def _choose(
         self, free: np.ndarray, num: int, example: dict[str, np.ndarray], rng: np.random.Generator

@@ -138,7 +138,7 @@ PUBLISHED = {
     "llama.py:*": (causal, rules.packed([1], [2]), {}),
     "mt5.py:*": (spans, rules.joined(rules.span_text, ends=[1]), {}),
     "roberta.py:*": (masked, rules.fairseq_blocks(0, 2, "complete", [2]), {}),
-    "spanbert.py:*": (masked, rules.fairseq_blocks(101, 102, "complete_doc", [102]), {}),
+    "spanbert.py:*": (masked, rules.spanbert_documents(101, 102), {}),
     "t5.py:*": (spans, rules.joined(rules.span_text, ends=[1]), {}),
     "transformer.py:*": (denoised, rules.joined(lambda length: length - 2, begin=[3], ends=[1]), {}),
     # The demos are no published recipes: blocks, in BERT's and ELECTRA's of documents that do not see each other.

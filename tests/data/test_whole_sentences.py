@@ -18,8 +18,11 @@ PAD, CLS, SEP, MASK, FIRST = 0, 1, 2, 3, 4
 SPECIAL = objectives.Special(pad=PAD, cls=CLS, sep=SEP, mask=MASK, vocab_size=60_000)
 
 
-def published(documents, length, cross):
-    """Rows as a packer makes them that takes sentences one by one; token n of the text is FIRST + n."""
+def published(documents, length, cross, drop=False):
+    """Rows as a packer makes them that takes sentences one by one; token n of the text is FIRST + n.
+
+    With `drop`, a sentence longer than a row ends the row before it and is in none.
+    """
     rows, row, token = [], [], FIRST
 
     def flush():
@@ -30,6 +33,10 @@ def published(documents, length, cross):
     for sentences in documents:
         begins_document = True
         for size in sentences:
+            if drop and size > length - 2:
+                flush()
+                token, begins_document = token + size, False
+                continue
             while size:
                 piece = min(size, length - 2)  # A sentence too long for a row is cut.
                 between = [SEP] if row and begins_document else []
@@ -44,9 +51,9 @@ def published(documents, length, cross):
     return rows
 
 
-def opened(source, length, cross, split="train"):
+def opened(source, length, cross, split="train", drop=False):
     objective = objectives.get("masked_lm", SPECIAL)
-    return config.WholeSentences(cross).open(source, split, length, 0, objective)
+    return config.WholeSentences(cross, drop).open(source, split, length, 0, objective)
 
 
 def rows_of(layout):
@@ -66,27 +73,48 @@ def corpus(seed, num_documents, longest_sentence):
     return [rng.integers(1, longest_sentence + 1, rng.integers(1, 15)).tolist() for _ in range(num_documents)]
 
 
+@pytest.mark.parametrize("drop", [False, True])
 @pytest.mark.parametrize("cross", [True, False])
 @pytest.mark.parametrize("length, longest", [(16, 9), (40, 5), (10, 30), (3, 4)])
-def test_rows_are_those_of_a_walk(write_sentences, cross, length, longest):
+def test_rows_are_those_of_a_walk(write_sentences, cross, length, longest, drop):
     documents = corpus(length, 60, longest)
-    assert rows_of(opened(write_sentences({"train": documents}), length, cross)) == published(documents, length, cross)
+    layout = opened(write_sentences({"train": documents}), length, cross, drop=drop)
+    rows = rows_of(layout)
+    assert rows == published(documents, length, cross, drop)
+    ends = np.cumsum([FIRST, *map(sum, documents)])
+    for document, (begin, end) in enumerate(itertools.pairwise(ends)):
+        (items,) = layout.rows_with(document)
+        assert [*items] == [i for i, row in enumerate(rows) if any(begin <= token < end for token in row)]
+
+
+def test_spanberts_rows_of_a_document():
+    """`BlockDataset` of facebookresearch/SpanBERT by hand: room for 5, and sentences of these lengths."""
+    sentences, documents = np.cumsum([0, 2, 2, 6, 3, 9, 1, 4, 5]), np.array([0, 6, 8])
+    starts, ends = whole_sentences.walk(sentences, documents, 5, False, False, True)
+    assert list(zip(starts.tolist(), ends.tolist(), strict=True)) == [(0, 4), (10, 13), (22, 23), (23, 27), (27, 32)]
+
+
+def test_a_corpus_of_long_sentences_alone_is_rejected(write_sentences):
+    with pytest.raises(UserError, match=r"every sentence is longer than a row of 10: raise config\.data\.length"):
+        opened(write_sentences({"train": [[9], [20, 11]]}), 10, False, drop=True)
 
 
 @given(
     st.lists(st.lists(st.integers(1, 25), min_size=1, max_size=12), min_size=1, max_size=8),
     st.integers(1, 20),
     st.booleans(),
+    st.booleans(),
 )
-def test_where_rows_begin(documents, room, cross):
+def test_where_rows_begin(documents, room, cross, drop):
     sentences = np.cumsum([0, *itertools.chain(*documents)])
     firsts = np.cumsum([0, *map(len, documents)])
     begins = np.cumsum([FIRST, *map(sum, documents)])
     expected = []
-    for row in published(documents, room + 2, cross):
+    for row in published(documents, room + 2, cross, drop):
         document = int(begins.searchsorted(row[1], side="right")) - 1
         expected.append(row[1] - FIRST + document)
-    assert whole_sentences.walk(sentences, firsts, room, cross).tolist() == expected
+    starts, ends = whole_sentences.walk(sentences, firsts, room, cross, drop_long_sentences=drop)
+    assert starts.tolist() == expected and (ends > starts).all() and (starts[1:] >= ends[:-1]).all()
 
 
 @pytest.mark.parametrize("cross", [True, False])

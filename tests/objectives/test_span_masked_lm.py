@@ -53,7 +53,7 @@ def test_budget_boundaries_and_shapes(num_real, padding, rate, p, max_words, rep
     made = objective(example, np.random.default_rng(seed))
     slots = math.ceil(length * rate)
     free = set(range(num_real)) - {0, num_real // 2, num_real - 1}
-    num = min(slots, math.ceil(num_real * rate), len(free))
+    num = min(slots, math.ceil(len(free) * rate), len(free))
     names = ("targets", "target_positions", "target_left", "target_right", "target_offsets")
     assert {name: made[name].shape for name in names} == dict.fromkeys(names, (slots,))
     assert {made[name].dtype.name for name in names} == {"int32"}
@@ -91,7 +91,7 @@ def test_spans_are_those_that_the_rule_takes_token_by_token(length, rate, p, max
     begins = {i for i in free if i in example["word_starts"] or i - 1 not in free}
     chances = (1 - p) ** np.arange(max_words)
     ends = (chances.cumsum() / chances.sum()).tolist()[:-1]
-    num, taken = min(math.ceil(length * rate), len(free)), set()
+    num, taken = math.ceil(len(free) * rate), set()
     for anchor, draw in zip(rng.permutation(free).tolist(), rng.random(len(free)).tolist(), strict=True):
         if anchor not in taken:
             place, words = max(i for i in begins if i <= anchor), 1 + sum(end <= draw for end in ends)
@@ -175,18 +175,18 @@ def test_a_row_without_text_has_no_target():
 
 
 def test_a_worked_example():
-    """One word of three pieces, and room for all of it."""
+    """One word of three pieces: 0.6 of three tokens are two, and slots are for 0.6 of the row's five."""
     tokens, starts = np.array([2, 50, 51, 52, 3]), np.array([1])
     objective = objectives.get("span_masked_lm", SPECIAL, rate=0.6, mask_share=1.0, random_share=0.0)
     made = objective({"tokens": tokens, "word_starts": starts}, np.random.default_rng(0))
     assert {name: value.tolist() for name, value in made.items() if name != "mask"} == {
-        "tokens": [2, 4, 4, 4, 3],
-        "targets": [50, 51, 52],
-        "target_positions": [1, 2, 3],
-        "target_weights": [1.0, 1.0, 1.0],
+        "tokens": [2, 4, 4, 52, 3],
+        "targets": [50, 51, 0],
+        "target_positions": [1, 2, 0],
+        "target_weights": [1.0, 1.0, 0.0],
         "target_left": [0, 0, 0],
-        "target_right": [4, 4, 4],
-        "target_offsets": [0, 1, 2],
+        "target_right": [3, 3, 0],
+        "target_offsets": [0, 1, 0],
     }
 
 

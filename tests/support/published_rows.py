@@ -187,6 +187,34 @@ def fairseq_blocks(bos, eos, mode, separator):
     return rows
 
 
+def spanbert_documents(cls, sep):
+    """facebookresearch/SpanBERT, no_nsp_span_bert_dataset.py, BlockDataset with `doc`: a chunk is from its first token
+    to its last, so a sentence too long for a row, which is never added, makes the chunk that skips it too long.
+
+    At the end of a document the source loses the chunk before such a sentence; here it is a row.
+    """
+
+    def rows(documents, length, rng):
+        del rng
+        found, room = [], length - 2
+        for document in documents:
+            edges = np.cumsum([0, *map(len, document)]).tolist()
+            tokens, fits = flat(document), [len(sentence) <= room for sentence in document]
+            first = 0
+            while first < len(document):
+                last = first
+                while last + 1 < len(document) and fits[last + 1] and edges[last + 2] - edges[first] <= room:
+                    last += 1
+                if fits[first]:
+                    found.append({"tokens": [cls, *tokens[edges[first] : edges[last + 1]], sep]})
+                    first = last + 1
+                else:
+                    first += 1
+        return found
+
+    return rows
+
+
 def bilm_stream(bos, eos):
     """allenai/bilm-tf, bilm/data.py, read forward: `<S>` and the words, and what comes next, to `</S>`."""
 

@@ -138,7 +138,7 @@ def _search(run: config.Run, devices: list[jax.Device], price: float, say: Calla
         reports.append(_compiled(program, say, price) | {"settings": settings})
     if not reports:
         raise UserError("no mesh of these devices divides the batch: change train.batch_size or take another slice")
-    reports.sort(key=lambda report: report["estimate"]["seconds"] if report["fits"] else math.inf)
+    reports.sort(key=lambda report: report["estimate"]["seconds"]["optimistic"] if report["fits"] else math.inf)
     kept = ("settings", "mesh", "fits", "bytes_per_device", "estimate", "dollars_per_token")
     tried = [{name: report[name] for name in kept if name in report} for report in reports]
     return reports[0] | {"candidates": len(ranked), "tried": tried}
@@ -241,7 +241,7 @@ def _compiled(program: Program, say: Callable[[str], None], price: float = 0.0) 
     module = hlo.Module(compiled.as_text())
     jaxpr, dropout = traced.jaxpr.jaxpr, getattr(program.model(stage.dropout).model, "dropout", None)
     drops = getattr(dropout, "attention", 0.0) > 0
-    work = estimates.work(report["model_flops_per_step"], jaxpr, module, _slices(program.mesh), drops)
+    work = estimates.work(jaxpr, module, _slices(program.mesh), drops)
     report |= {
         "program_flops_per_step": flops.of_program(jaxpr),
         "kernel_flops_per_step": flops.kernels(jaxpr),
@@ -252,7 +252,7 @@ def _compiled(program: Program, say: Callable[[str], None], price: float = 0.0) 
         "estimate": estimates.estimate(program.mesh.devices.flat[0].device_kind, work),
     }
     if price:
-        chips, seconds = num_devices / chip.devices, report["estimate"]["seconds"]
+        chips, seconds = num_devices / chip.devices, report["estimate"]["seconds"]["optimistic"]
         report["dollars_per_token"] = estimates.dollars_per_token(seconds, chips, report["tokens_per_step"], price)
     return report
 
@@ -307,19 +307,18 @@ def table(report: dict[str, Any]) -> str:
             for kind, of in report["collectives"].items()
         }
         alone = ", ".join(f"{name} {seconds:.3g} s" for name, seconds in guess["seconds_alone"].items())
-        rows["estimate (roofline)"] = (
-            f"{guess['seconds']:.3g} s a step, MFU {guess['mfu']:.0%}, bound by {guess['bound']}"
-        )
-        rows["estimate, each alone"] = alone
+        seconds = guess["seconds"]["optimistic"]
+        rows["at best, if everything overlaps"] = f"{seconds:.3g} s a step, bound by {guess['bound']}"
+        rows["each part alone"] = alone
     if "unasked" in report:
         rows["not known"] = report["unasked"]
     if "dollars_per_token" in report:
-        rows["dollars a billion tokens"] = f"{report['dollars_per_token'] * 1e9:,.2f}"
+        rows["at best, dollars a billion tokens"] = f"{report['dollars_per_token'] * 1e9:,.2f}"
     if "suggestion" in report:
         change = report["suggestion"] and _as_flags(report["suggestion"])
         rows["would fit with"] = change or "nothing that was tried: take a larger slice or a smaller batch"
     for place, line in enumerate(_tried_lines(report), start=1):
-        rows[f"{place}. by estimate"] = line
+        rows[f"{place}. at best"] = line
     width = max(map(len, rows))
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
 
@@ -332,7 +331,7 @@ def _tried_lines(report: dict[str, Any]) -> list[str]:
             return "does not fit"
         total, guess = tried["bytes_per_device"]["total"] / 1e9, tried["estimate"]
         cost = f", ${tried['dollars_per_token'] * 1e9:,.2f} a billion tokens" if "dollars_per_token" in tried else ""
-        return f"{guess['seconds']:.3g} s, MFU {guess['mfu']:.0%}, {total:.1f} GB{cost}"
+        return f"{guess['seconds']['optimistic']:.3g} s, {total:.1f} GB{cost}"
 
     return [f"{told(tried)}: {_as_flags(tried['settings']) or 'as configured'}" for tried in report.get("tried", ())]
 

@@ -77,7 +77,7 @@ def compiled_as(monkeypatch, seconds):
     def compiled(program, say, price=0.0):
         tried.append(program)
         own = {"bytes_per_device": {"total": 10**9}, "fits": seconds(program) is not None}
-        return own | ({"estimate": {"seconds": seconds(program), "mfu": 0.5}} if own["fits"] else {})
+        return own | ({"estimate": {"seconds": {"optimistic": seconds(program)}}} if own["fits"] else {})
 
     monkeypatch.setattr(planning, "_compiled", compiled)
     monkeypatch.setattr(planning, "slice_devices", lambda topology, slices: jax.devices()[:8])
@@ -89,13 +89,13 @@ def test_a_search_ranks_what_it_compiled_by_its_estimate(monkeypatch):
     tried = compiled_as(monkeypatch, lambda program: None if len(tried) == 2 else 10.0 / len(tried))
     report = planning.plan(RUN, "v5p:2x2x2", searched=True)
     assert len(tried) == 1 + planning.FITTING + 1
-    estimates = [one["estimate"]["seconds"] for one in report["tried"] if one["fits"]]
-    assert estimates == sorted(estimates) and report["estimate"]["seconds"] == estimates[0]
+    estimates = [one["estimate"]["seconds"]["optimistic"] for one in report["tried"] if one["fits"]]
+    assert estimates == sorted(estimates) and report["estimate"]["seconds"]["optimistic"] == estimates[0]
     assert not report["tried"][-1]["fits"]
     assert report["settings"] and report["candidates"] == len(found())
     assert {} in [one["settings"] for one in report["tried"]], "the run as it is"
     lines = planning._tried_lines(report)
-    assert lines[0].startswith("2 s, MFU 50%, 1.0 GB: --config.mesh.") and lines[-1].startswith("does not fit")
+    assert lines[0].startswith("2 s, 1.0 GB: --config.mesh.") and lines[-1].startswith("does not fit")
 
 
 def test_a_search_ends_where_nothing_fits(monkeypatch):

@@ -1,4 +1,4 @@
-"""Cleaning a crawl on Apache Beam, on any of its runners, to the same bytes on each.
+"""Cleaning a crawl on Apache Beam, to the same bytes with any number of workers.
 
 The order is that of `tensorflow_datasets/text/c4.py`: length, sites, newest copy, list of URLs, paragraphs, lines,
 duplicates, language, bad words; near-duplicates come last. Pages are grouped by MD5s, which spread evenly.

@@ -131,8 +131,8 @@ def estimate(device_kind: str, work: Work) -> dict[str, Any]:
     """Returns the bound as a tree for JSON.
 
     Returns:
-      `seconds`, of which only `optimistic` is known: everything overlaps; `bound`, the longest part; `seconds_alone`, by
-      part. There is no MFU, since the bound would overstate it.
+      `seconds`, of which only `optimistic` is known: everything overlaps; `bound`, the longest part; `seconds_alone`,
+      by part. There is no MFU, since the bound would overstate it.
     """
     chip = flops.chip(device_kind)
     overlapping = {

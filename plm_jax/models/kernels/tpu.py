@@ -2,7 +2,8 @@
 
 A program computes a tile of scores, keys × queries, for several heads. So a query's maximum and sum run over rows, the
 cheap direction, and what is kept of a query (its sum, its places) lies along lanes, as it does in memory. Heads lie
-side by side in a row, as the products before and after attention have them: nothing is transposed in memory.
+side by side in a row, as the products before and after attention have them, so that the kernel transposes nothing. XLA
+still copies queries, keys and values around it into another layout: of BERT-large on v5e, most of 26 GB a step.
 
 Shapes: B batch, Q queries, K keys, N heads, G groups (key/value heads; each serves N / G heads in a row), H head_dim,
 P programs beside one another (each of n heads, N = P · n), T places of a tile.

@@ -175,7 +175,7 @@ def _right(
     prompt: config.Prompt, form: config.Form | None, choices: tuple[str, ...], place: str, fields: Mapping[str, Any]
 ) -> int:
     """The number of the right choice."""
-    if not prompt.answer and form is not None:
+    if not prompt.answer and isinstance(form, config.Classes | config.Choices):
         return int(labelled.record(form, place, fields).values["label"])
     answer = templates.render(prompt.answer or "{label}", place, fields, "prompt.answer")
     index = labelled.label_index(answer, choices)

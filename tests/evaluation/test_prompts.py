@@ -233,6 +233,14 @@ def test_an_answer_is_a_choice_or_its_number_where_no_choice_looks_like_one(choi
         assert prompts.maker("a", source)(row).right == right
 
 
+def test_choices_of_a_form_without_labels_need_an_answer():
+    source = config.LabelledJsonLines("a", config.Answers(), prompt=config.Prompt("{question}", ("b", "c")))
+    fields = {"question": "a", "context": "b", "answers": []}
+    with pytest.raises(UserError, match="a:1 has no field 'label'"):
+        prompts.maker("a", source)(rows.Row("a:1", fields))
+    assert prompts.maker("a", source)(rows.Row("a:1", fields | {"label": "c"})).right == 1
+
+
 def test_choices_of_a_score_are_numbers():
     source = config.LabelledJsonLines("a", config.Score(), prompt=config.Prompt("{text}", ("1", "nan")))
     with pytest.raises(UserError, match="a:1 has the choice 'nan', which is not a number"):

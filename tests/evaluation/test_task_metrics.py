@@ -184,7 +184,7 @@ def register():
         seqio.TaskRegistry.remove(name)
 
 
-UNLABELLED = ("glue_sst2", "glue_stsb", "super_glue_multirc", "super_glue_record", "super_glue_wsc_eval")
+UNLABELLED = ("glue_sst2", "glue_stsb", "super_glue_multirc", "super_glue_record", "super_glue_wsc")
 
 
 @pytest.mark.parametrize("task", UNLABELLED)

@@ -198,8 +198,7 @@ ROWS = {
         _PAIR, "rte hypothesis: The day was wet. premise: It rained all day.", "entailment", "not_entailment"
     ),
     "super_glue_axg": _labels(_NLI, f"rte {_NLI_TEXT}", "entailment", "not_entailment"),
-    "super_glue_wsc_train": [(row, examples if row["label"] else []) for row, examples in _WSC],
-    "super_glue_wsc_eval": _WSC,
+    "super_glue_wsc": _WSC,
     "dpr": [
         _dpr("Ann met Eve's aunt and she greeted her.", "she", 0, "wsc: Ann met Eve's aunt and *she* greeted her."),
         _dpr(
@@ -240,14 +239,16 @@ ROWS = {
     "wmt15_enfr": _wmt("fr", "French", "L’été."),
     "wmt16_enro": _wmt("ro", "Romanian", "Casa e mică."),
 }
-# The names of the same tasks in t5.data.
+# Rows of the split `train`, where other examples are made of them.
+TRAINED = {"super_glue_wsc": [(row, examples if row["label"] else []) for row, examples in _WSC]}
+# The names of the same tasks in t5.data; two tasks there may be one here.
+T5_TRAINED = {"super_glue_wsc": "super_glue_wsc_v102_simple_train"}
 T5_NAMES = {
     **{name: f"{name}_v002" for name in ROWS if name.startswith("glue")},
     **{name: f"{name}_v102" for name in ROWS if name.startswith("super_glue")},
     **{name: f"{name}_v003" for name in ROWS if name.startswith("wmt")},
     "glue_wnli_eval": "glue_wnli_v002_simple_eval",
-    "super_glue_wsc_train": "super_glue_wsc_v102_simple_train",
-    "super_glue_wsc_eval": "super_glue_wsc_v102_simple_eval",
+    "super_glue_wsc": "super_glue_wsc_v102_simple_eval",
     "dpr": "dpr_v001_simple",
     "squad": "squad_v010_allanswers",
     "squad_closed_book": "squad_v010_context_free",

@@ -2,7 +2,8 @@
 
 From `t5/data/glue_utils.py` and `mixtures.py` of google-research/text-to-text-transfer-transformer; those outside GLUE
 and SuperGLUE are the sizes of the training splits in TFDS's catalog, WMT15's and WMT16's in Hugging Face's. Tasks that
-are only evaluated are not here. T5 leaves WNLI out, and puts definite pronoun resolution beside WSC.
+are only evaluated are not here. T5 leaves WNLI out, and trains WSC on the rows with the right noun, next to definite
+pronoun resolution.
 """
 
 GLUE = {
@@ -17,7 +18,7 @@ GLUE = {
 }
 SUPER_GLUE = {
     "dpr": 1_322,
-    "super_glue_wsc_train": 259,
+    "super_glue_wsc": 259,
     "super_glue_boolq": 9_427,
     "super_glue_cb": 250,
     "super_glue_copa": 400,

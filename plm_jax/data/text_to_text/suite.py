@@ -40,6 +40,7 @@ class Task:
       postprocess: for the metrics; None: they compare texts.
       fields: what examples hold besides, and the types of a batch of it.
       splits: those of the data set that the task has; empty: all.
+      trained: makes the examples of the split `train` where they differ from those of the other splits.
     """
 
     tfds: str
@@ -49,6 +50,11 @@ class Task:
     postprocess: Callable[..., Any] | None = None
     fields: Mapping[str, tf.TypeSpec] = field(default_factory=dict)
     splits: tuple[str, ...] = ()
+    trained: formats.Format | None = None
+
+    def format_of(self, split: str) -> formats.Format:
+        """Returns the format of the rows of a split."""
+        return self.trained if split == "train" and self.trained else self.examples
 
 
 @dataclass(frozen=True)
@@ -109,7 +115,6 @@ def _wmt(data: str, target: str) -> Task:
 
 
 _accuracy, _boolean = metrics.accuracy, formats.BOOLEAN
-_WSC = "super_glue/wsc.fixed:1.0.2"
 
 TASKS: dict[str, Task] = {
     # GLUE.
@@ -170,15 +175,15 @@ TASKS: dict[str, Task] = {
         "axb", _HYPOTHESIS, _ENTAILMENT, columns=_SENTENCES[::-1], prefix="rte", splits=("test",)
     ),
     "super_glue_axg": _super_glue("axg", _HYPOTHESIS, _ENTAILMENT, prefix="rte", splits=("test",)),
-    "super_glue_wsc_train": Task(_WSC, formats.true_wsc, _SUPER_GLUE_LENGTHS, (), fields=_REFERENT, splits=("train",)),
-    "super_glue_wsc_eval": Task(
-        _WSC,
+    # T5 has two tasks of these: one trains on the rows with the right noun, the other is evaluated on all rows.
+    "super_glue_wsc": Task(
+        "super_glue/wsc.fixed:1.0.2",
         formats.wsc,
         _SUPER_GLUE_LENGTHS,
         (_accuracy,),
         postprocessors.referent,
         _REFERENT,
-        ("validation", "test"),
+        trained=formats.true_wsc,
     ),
     "dpr": Task("definite_pronoun_resolution:1.1.0", formats.definite_pronoun, _SUPER_GLUE_LENGTHS, (_accuracy,)),
     # Questions, with the text that answers them and without.
@@ -226,16 +231,12 @@ def register(
     if name in seqio.TaskRegistry.names():
         raise UserError(f"seqio has a task '{name}' already: give another name")
     made = TASKS[task]
-    if isinstance(source, FromTfds):
-        data = seqio.TfdsDataSource(made.tfds, tfds_data_dir=source.data_dir or None, splits=made.splits or None)
-        preprocessors = [functools.partial(_tfds_examples, task=made, source=data)]
-    else:
-        data, preprocessors = _JsonLines(made, source.paths), []
+    data = _Tfds(made, source.data_dir) if isinstance(source, FromTfds) else _JsonLines(made, source.paths)
     data.code = _CODE
     return seqio.TaskRegistry.add(
         name,
         source=data,
-        preprocessors=[*preprocessors, *(_TOKENISE if vocabulary else [])],
+        preprocessors=_TOKENISE if vocabulary else [],
         output_features={part: _feature(vocabulary) for part in ("inputs", "targets")},
         postprocess_fn=made.postprocess,
         metric_fns=list(made.metric_fns),
@@ -270,28 +271,44 @@ class _JsonLines(seqio.DataSource):
         paths = self.list_shards(split)
         if shard_info:
             paths = paths[shard_info.index :: shard_info.num_shards]
-        return _examples(self._task, self, lambda: itertools.chain.from_iterable(map(files.json_rows, paths)))
+        return _examples(self._task, split, self, lambda: itertools.chain.from_iterable(map(files.json_rows, paths)))
 
 
-def _tfds_examples(dataset: tf.data.Dataset, task: Task, source: seqio.DataSource) -> tf.data.Dataset:
-    def rows() -> Iterator[tuple[str, formats.Row]]:
-        numbers = itertools.count(1)
-        for batch in dataset.ragged_batch(_BATCH):
-            columns = tf.nest.map_structure(lambda part: part.numpy(), batch)
-            for i in range(len(next(iter(tf.nest.flatten(columns))))):
-                yield f"row {next(numbers)} of {task.tfds}", _row(columns, i)
+class _Tfds(seqio.TfdsDataSource):
+    """Examples of a task, made of the rows of TensorFlow Datasets."""
 
-    return _examples(task, source, rows)
+    def __init__(self, task: Task, data_dir: str):
+        self._task = task
+        super().__init__(task.tfds, tfds_data_dir=data_dir or None, splits=task.splits or None)
+
+    def get_dataset(self, split: str = "train", *arguments: Any, **options: Any) -> tf.data.Dataset:
+        dataset = super().get_dataset(split, *arguments, **options)
+
+        def rows() -> Iterator[tuple[str, formats.Row]]:
+            numbers = itertools.count(1)
+            for batch in dataset.ragged_batch(_BATCH):
+                columns = tf.nest.map_structure(lambda part: part.numpy(), batch)
+                for i in range(len(next(iter(tf.nest.flatten(columns))))):
+                    yield f"row {next(numbers)} of {self._task.tfds}", _row(columns, i)
+
+        return _examples(self._task, split, self, rows)
 
 
-def _examples(task: Task, source: Any, rows: Callable[[], Iterable[tuple[str, formats.Row]]]) -> tf.data.Dataset:
-    """The examples of rows, each given with its place, which an error names."""
+def _examples(
+    task: Task, split: str, source: Any, rows: Callable[[], Iterable[tuple[str, formats.Row]]]
+) -> tf.data.Dataset:
+    """Returns the examples of the rows of a split.
+
+    Args:
+      rows: yields each row with its place in the data, which errors name.
+    """
+    make = task.format_of(split)
     signature = {"inputs": _STRINGS, "targets": _STRINGS, **task.fields}
 
     def examples() -> Iterator[formats.Example]:
         for place, row in rows():
             try:
-                yield from task.examples(row)
+                yield from make(row)
             except KeyError as error:
                 missing = error.args[0]
                 raise UserError(f"{place} has no '{missing}': {nearest(missing, row)}") from None

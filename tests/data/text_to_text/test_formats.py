@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from plm_jax.common.errors import UserError
 from plm_jax.data.text_to_text import formats, suite
-from tests.support.task_rows import ROWS, T5_NAMES
+from tests.support.task_rows import ROWS, T5_NAMES, T5_TRAINED, TRAINED
 
 
 def test_every_task_has_rows():
@@ -17,8 +17,9 @@ def test_every_task_has_rows():
 
 @pytest.mark.parametrize("name", ROWS)
 def test_texts_are_those_written_out(name):
-    for row, examples in ROWS[name]:
-        assert suite.TASKS[name].examples(row) == examples
+    for split, rows in {"validation": ROWS[name], "train": TRAINED.get(name, ROWS[name])}.items():
+        for row, examples in rows:
+            assert suite.TASKS[name].format_of(split)(row) == examples
 
 
 def fields(name):
@@ -43,19 +44,22 @@ def dataset(name):
     return tf.data.Dataset.from_generator(lambda: (row for row, _ in ROWS[name]), output_signature=spec)
 
 
-@pytest.mark.parametrize("name", ROWS)
-def test_texts_are_t5s(name):
+@pytest.mark.parametrize(
+    "name, split", [*((name, "validation") for name in ROWS), *((name, "train") for name in TRAINED)]
+)
+def test_texts_are_t5s(name, split):
     pytest.importorskip("t5.data.tasks")
     import seqio
 
-    found = dataset(name)
-    if name == "super_glue_wsc_train":  # T5 takes a row without a label for a true one; the split has none.
+    found, theirs, rows = dataset(name), T5_NAMES[name], ROWS[name]
+    if split == "train":  # T5 takes a row without a label for a true one; the split `train` has none.
+        theirs, rows = T5_TRAINED[name], TRAINED[name]
         found = found.filter(lambda row: row["label"] >= 0)
-    task = seqio.TaskRegistry.get(T5_NAMES[name])
+    task = seqio.TaskRegistry.get(theirs)
     for preprocessor in task.preprocessors[: task.preprocessors.index(seqio.preprocessors.tokenize)]:
         found = preprocessor(found)
     theirs = [tuple(row[part].decode() for part in ("inputs", "targets")) for row in found.as_numpy_iterator()]
-    ours = [(row["inputs"], row["targets"]) for _, examples in ROWS[name] for row in examples]
+    ours = [(row["inputs"], row["targets"]) for _, examples in rows for row in examples]
     assert ours == theirs
 
 
@@ -89,9 +93,9 @@ def test_similarity_is_rounded_as_tensorflow_rounds(label):
         ("glue_cola", {"label": 2}, "label 2: give 0 to 1, or -1 for none"),
         ("glue_cola", {"label": -2}, "label -2"),
         ("glue_mnli", {"label": "neutral"}, "label 'neutral': give 0 to 2"),
-        ("super_glue_wsc_eval", {"span2_index": 3}, "word 3 of 'Ann thanked.*is not 'she'"),
-        ("super_glue_wsc_eval", {"span2_index": 99}, "word 99"),
-        ("super_glue_wsc_eval", {"span2_index": 0, "span2_text": "Ann"}, "word 0"),
+        ("super_glue_wsc", {"span2_index": 3}, "word 3 of 'Ann thanked.*is not 'she'"),
+        ("super_glue_wsc", {"span2_index": 99}, "word 99"),
+        ("super_glue_wsc", {"span2_index": 0, "span2_text": "Ann"}, "word 0"),
         ("glue_wnli_eval", {"sentence1": "No such word."}, "no pronoun in the premise 'No such word"),
     ],
 )

@@ -14,7 +14,7 @@ from plm_jax.common.errors import UserError
 from plm_jax.data import vocabularies
 from plm_jax.data.sources import tasks
 from plm_jax.data.text_to_text import metrics, sizes, suite
-from tests.support.task_rows import ROWS, T5_NAMES
+from tests.support.task_rows import ROWS, T5_NAMES, T5_TRAINED, TRAINED
 
 
 @pytest.fixture
@@ -62,37 +62,39 @@ def listed(rows):
     ]
 
 
-def expected(name):
-    return as_read(example for _, examples in ROWS[name] for example in examples)
+def expected(name, split="train"):
+    rows = TRAINED.get(name, ROWS[name]) if split == "train" else ROWS[name]
+    return as_read(example for _, examples in rows for example in examples)
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_over_files(name, tmp_path, register):
     path = write(tmp_path / "rows.jsonl", [row for row, _ in ROWS[name]])
-    task = register(name, suite.FromJsonLines({"train": path}))
-    assert task.splits == ("train",)
-    assert listed(read(task)) == expected(name)
+    task = register(name, suite.FromJsonLines({"train": path, "validation": path}))
+    assert task.splits == ("train", "validation")
+    for split in task.splits:
+        assert listed(read(task, split)) == expected(name, split)
 
 
 # One of each kind of fields, and those with splits of their own.
 OVER_TFDS = (
     *("glue_mnli", "glue_stsb", "glue_wnli_eval", "super_glue_axb", "super_glue_multirc", "super_glue_record"),
-    *("super_glue_wsc_train", "dpr", "squad", "wmt16_enro"),
+    *("super_glue_wsc", "dpr", "squad", "wmt16_enro"),
 )
 
 
 @pytest.mark.parametrize("name", OVER_TFDS)
 def test_over_tfds(name, tmp_path, register, monkeypatch):
     rows, definition = [row for row, _ in ROWS[name]], suite.TASKS[name]
-    split = next(iter(definition.splits), "train")
+    splits = definition.splits[:1] or ("train", "validation")
     builder = tfds.builder(definition.tfds, data_dir=str(tmp_path))
-    monkeypatch.setattr(type(builder), "_split_generators", lambda *_: {split: enumerate(rows)})
+    monkeypatch.setattr(type(builder), "_split_generators", lambda *_: {split: enumerate(rows) for split in splits})
     monkeypatch.setattr(type(builder), "MANUAL_DOWNLOAD_INSTRUCTIONS", None, raising=False)
     builder.download_and_prepare()
     task = register(name, suite.FromTfds(str(tmp_path)))
-    assert tuple(task.splits) == (definition.splits or (split,))
-    # TFDS shuffles what it writes.
-    assert sorted(listed(read(task, split)), key=repr) == sorted(map(in_order, expected(name)), key=repr)
+    assert tuple(task.splits) == (definition.splits or splits)
+    for split in splits:  # TFDS shuffles what it writes.
+        assert sorted(listed(read(task, split)), key=repr) == sorted(map(in_order, expected(name, split)), key=repr)
 
 
 def test_all_tasks_over_tfds_are_registered_by_an_import():
@@ -182,9 +184,9 @@ BAD = [
     ("super_glue_multirc", {"idx": {"paragraph": 1, "question": 2**80, "answer": 1}}, "is no row .*too large"),
     ("super_glue_record", {"entities": [None]}, "'entities' is \\[None\\]: give a list of texts"),
     ("super_glue_record", {"answers": "Eve"}, "'answers' is 'Eve': give a list of texts"),
-    ("super_glue_wsc_train", {"label": "1"}, "label '1': give 0 to 1"),
-    ("super_glue_wsc_eval", {"span1_text": None}, "'span1_text' is None"),
-    ("super_glue_wsc_eval", {"span2_index": "4"}, "is no row of super_glue/wsc"),
+    ("super_glue_wsc", {"label": "1"}, "label '1': give 0 to 1"),
+    ("super_glue_wsc", {"span1_text": None}, "'span1_text' is None"),
+    ("super_glue_wsc", {"span2_index": "4"}, "is no row of super_glue/wsc"),
     ("dpr", {"candidates": ["Ann", 2]}, "give a list of texts"),
     ("squad", {"answers": []}, "is no row of squad"),
     ("squad", {"answers": {"text": [None]}}, "'text' is \\[None\\]"),
@@ -225,6 +227,7 @@ def test_mistakes_are_named(tmp_path, register):
 
 def test_sizes():
     assert set(sizes.SIZES) <= set(suite.TASKS)
+    assert all(suite.TASKS[name].metric_fns for name in sizes.SIZES)  # `evaluate` rejects a task without any.
     assert sum(sizes.GLUE.values()) == 949_101
     assert sum(sizes.SUPER_GLUE.values()) == 185_673
     assert {name: size for name, size in sizes.ALL.items() if size != sizes.SIZES[name]} == {
@@ -239,4 +242,5 @@ def test_sizes_are_t5s():
         (sizes.GLUE, glue_utils.GLUE_WEIGHT_MAPPING),
         (sizes.SUPER_GLUE, glue_utils.SUPER_GLUE_WEIGHT_MAPPING),
     ]:
-        assert {T5_NAMES[name]: size for name, size in ours.items()} == {k: v for k, v in theirs.items() if v}
+        named = {(T5_NAMES | T5_TRAINED)[name]: size for name, size in ours.items()}
+        assert named == {name: size for name, size in theirs.items() if size}

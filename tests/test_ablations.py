@@ -1,17 +1,25 @@
 """The pages of ablations: of each size every run makes a batch, and what is compared is there to be compared."""
 
+import dataclasses
 import inspect
 import pathlib
 
 import pytest
 
-from plm_jax import config
+from plm_jax import config, objectives
 from plm_jax.config import pages
 from plm_jax.config.checks import refuse_unused
 from plm_jax.data.reader import blank_batch
-from plm_jax.experiments import sweep
+from plm_jax.experiments import comparison, setups, sweep
 
 FOLDER = pathlib.Path(pages.FOLDER) / "ablations"
+
+
+def sources(metric):
+    """The sources of a metric, SOURCE/METRIC or SOURCE:SPLIT/METRIC, or of several."""
+    if isinstance(metric, str):
+        return {metric.partition("/")[0].partition(":")[0]}
+    return set().union(*map(sources, metric))
 
 
 def sized(name):
@@ -43,9 +51,6 @@ def test_every_run_can_be_trained_and_compared(name, size, tmp_path, monkeypatch
     others = sweep.others(path, set(found))
     read = {source for member in found.values() for source in config.read_sources(member.run)}
 
-    def sources(metric):
-        return {metric.partition("/")[0]} if isinstance(metric, str) else set().union(*map(sources, metric))
-
     metrics = [*others["compared"].values(), *(rival.metric for rival in others["rivals"])]
     assert metrics and all(sources(metric) <= read for metric in metrics)
     if size == "paper":
@@ -53,3 +58,60 @@ def test_every_run_can_be_trained_and_compared(name, size, tmp_path, monkeypatch
         figures = {figure for row in others["published"] for figure in row.figures}
         assert not figures or figures & others["compared"].keys()
         assert all(row.source for row in others["published"])
+
+
+def at_paper_scale(name, folder):
+    """The resolved configs of a page's runs by their names, and what is published of them."""
+    path = f"ablations/{name}:paper"
+    runs = {member.name: member.run for member in sweep.members(path, str(folder))}
+    return runs, sweep.others(path, set(runs))
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_run_with_published_figures_has_the_papers_setup_or_says_why_not(name, tmp_path):
+    runs, others = at_paper_scale(name, tmp_path)
+    rows = [row for row in others["published"] if row.figures]
+    stated = setups.by_run(rows)
+    assert stated.keys() <= runs.keys()
+    assert stated.keys() == {run for run in runs if any(comparison.belongs(run, row.run) for row in rows)}
+    for run, setup in stated.items():
+        differences = {difference.name: difference for difference in setups.differences(setup, runs[run])}
+        unexplained = [difference for difference in differences.values() if not difference.reason]
+        assert not unexplained, f"{run}: {unexplained}"
+        assert setup.reasons.keys() <= differences.keys(), f"{run} gives reasons for what is the paper's"
+        assert setup.source
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_mean_is_over_the_tasks_of_the_papers_mean(name, tmp_path):
+    _, others = at_paper_scale(name, tmp_path)
+    averages = {name: tasks for row in others["published"] for name, tasks in row.averages.items()}
+    means = {name: metric for name, metric in others["compared"].items() if len(sources(metric)) > 1}
+    assert {name: sources(metric) for name, metric in means.items()} == {
+        name: set(tasks) for name, tasks in averages.items()
+    }
+
+
+@pytest.mark.parametrize(
+    "page, run, change, name",
+    [
+        ("t5_corpora", "c4", {"objective": objectives.SpanCorruption()}, "objective.kind"),
+        ("t5_repeats", "tokens_2_27-glue", {"train": {"batch_size": 2048}}, "batch_size"),
+        ("t5_mixing", "k_19", {"train": {"steps": 2**19}}, "steps"),
+        ("t5_objectives", "replace_spans-squad", {"schedule": config.RsqrtSchedule(1.0, 10_000)}, "learning_rate"),
+        ("roberta_batch", "batch_8000", {"schedule": config.LinearSchedule(7e-4, 2500)}, "learning_rate"),
+        ("albert_pairs", "sentence_order", {"data": {"layout": config.SentencePairs()}}, "rows.duplicates"),
+        ("gpt1_lm_coefficient", "lambda_0.5-mrpc", {"train": {"epochs": 5.0}}, "epochs"),
+        ("gpt1_lm_coefficient", "lambda_0.5-mrpc", {"data": {"length": 128}}, "length"),
+        ("mask_replacement", "mask_80_10_10", {"train": {"phases": ()}}, "length"),
+    ],
+)
+def test_another_setup_is_noticed(page, run, change, name, tmp_path):
+    runs, others = at_paper_scale(page, tmp_path)
+    sections = {
+        section: dataclasses.replace(getattr(runs[run], section), **fields) if isinstance(fields, dict) else fields
+        for section, fields in change.items()
+    }
+    changed = dataclasses.replace(runs[run], **sections)
+    found = setups.differences(setups.by_run(others["published"])[run], changed)
+    assert name in {difference.name for difference in found if not difference.reason}

@@ -5,7 +5,7 @@ others of the folder; their base is a config of the folder above.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from plm_jax import config
@@ -14,6 +14,7 @@ from plm_jax.configs.tasks import glue, reading, sentiment
 from plm_jax.data import mixtures
 from plm_jax.data.sources import corpora
 from plm_jax.data.text_to_text import sizes
+from plm_jax.experiments.setups import NOT_STATED, Setup
 from plm_jax.models import settings
 
 Changes = dict[str, Any]
@@ -37,13 +38,20 @@ def bases(**by_size: str) -> Callable[[str], str]:
     return lambda size=default: config.choose(by_size, size)
 
 
-def tuned(name: str, size: str, reads: bool = True, feature: str = "mean") -> Iterator[tuple[str, Changes]]:
+# The tasks of `of_encoder`, and what is said to the labels of each.
+ENCODER_TASKS = ("squad", "squad2", "mnli", "sst2")
+_KINDS = {"squad": "span_extraction", "squad2": "span_extraction"}
+
+
+def tuned(
+    name: str, size: str, tasks: Sequence[str] = ENCODER_TASKS, feature: str = "mean"
+) -> Iterator[tuple[str, Changes]]:
     """What a model that is no T5 is tuned on: at the paper's scale as `of_encoder` says, in a demo `of_reviews`."""
-    return of_encoder(name, reads) if size == "paper" else of_reviews(name, feature)
+    return of_encoder(name, tasks) if size == "paper" else of_reviews(name, feature)
 
 
-def of_encoder(name: str, reads: bool = True) -> Iterator[tuple[str, Changes]]:
-    """MNLI and SST-2 by the recipe of `tasks/glue`, SQuAD 1.1 and 2.0 by that of `tasks/reading` if it `reads`."""
+def of_encoder(name: str, tasks: Sequence[str] = ENCODER_TASKS) -> Iterator[tuple[str, Changes]]:
+    """MNLI and SST-2 by the recipe of `tasks/glue`, SQuAD 1.1 and 2.0 by that of `tasks/reading`."""
     squad = run_of(reading.get_config())
     answers = config.LabelledTfds("squad/v2.0", config.Answers())
     squad2 = dataclasses.replace(
@@ -51,11 +59,40 @@ def of_encoder(name: str, reads: bool = True) -> Iterator[tuple[str, Changes]]:
         data=dataclasses.replace(squad.data, sources={"squad2": answers}),
         objective=dataclasses.replace(squad.objective, unanswerable=True),
     )
-    runs = ({"squad": squad, "squad2": squad2} if reads else {}) | {
-        task: run_of(glue.get_config(task)) for task in ("mnli", "sst2")
+    runs = {"squad": squad, "squad2": squad2} | {task: run_of(glue.get_config(task)) for task in ("mnli", "sst2")}
+    for task in tasks:
+        yield f"{name}-{task}", begun(runs[task], name, task)
+
+
+def steps_of(learning_rate: float, batch_size: int, steps: int, warmup_steps: int, length: int) -> Changes:
+    """Changes of what `of_encoder` yields, for a recipe that counts steps, without dropout."""
+    return {
+        "model": settings.FromCheckpoint(dropout=0.0),
+        "schedule.learning_rate": learning_rate,
+        "schedule.warmup_fraction": 0.0,
+        "schedule.warmup_steps": warmup_steps,
+        "train.batch_size": batch_size,
+        "train.epochs": None,
+        "train.steps": steps,
+        "data.length": length,
     }
-    for task, run in runs.items():
-        yield f"{name}-{task}", begun(run, name, task)
+
+
+def unstated(paper: str, tasks: Sequence[str] = ENCODER_TASKS) -> dict[str, Setup]:
+    """The set-ups of what is tuned, by the ends of names, in a paper that does not state them for its table."""
+    found = {}
+    for task in tasks:
+        script = "run_qa.py" if task in _KINDS else "run_glue.py"
+        names = ("batch_size", "epochs", "learning_rate", "warmup", "length")
+        found[f"-{task}"] = Setup(
+            source=paper,
+            objective={"kind": _KINDS.get(task, "classification")},
+            sources=[task],
+            **dict.fromkeys(names, NOT_STATED),
+            reasons=dict.fromkeys(names, f"as Hugging Face's {script} tunes BERT")
+            | ({"warmup": "a tenth of the steps, as in BERT's own code"} if task in _KINDS else {}),
+        )
+    return found
 
 
 def of_reviews(name: str, feature: str = "mean") -> Iterator[tuple[str, Changes]]:
@@ -71,10 +108,8 @@ def of_reviews(name: str, feature: str = "mean") -> Iterator[tuple[str, Changes]
 
 
 def of_text_to_text(name: str) -> Iterator[tuple[str, Changes]]:
-    """T5's suite, each of its benchmarks apart: 2^18 steps of 2^16 tokens at 0.001 (Raffel et al. 2020 §3.1.3)."""
-    # The sets that WSC is trained on have nothing to be evaluated on, and so stay out.
-    super_glue = {task: size for task, size in sizes.SUPER_GLUE.items() if task not in ("dpr", "super_glue_wsc_train")}
-    parts = {"glue": sizes.GLUE, "super_glue": super_glue}
+    """T5's suite, each of its benchmarks apart: 2^18 steps of 128 packed rows at 0.001 (Raffel et al. 2020 §3.1.2)."""
+    parts = {"glue": sizes.GLUE, "super_glue": sizes.SUPER_GLUE}
     parts |= {task: {task: 1} for task in ("squad", "cnn_dailymail", *_TRANSLATIONS.values())}
     for benchmark, examples in parts.items():
         yield (
@@ -84,23 +119,26 @@ def of_text_to_text(name: str) -> Iterator[tuple[str, Changes]]:
                 "model": settings.FromCheckpoint(dropout=0.1),
                 "schedule": config.ConstantSchedule(learning_rate=1e-3),
                 "train.steps": 2**18,
+                "train.batch_size": 128,
                 "train.init_from": name,
             },
         )
 
 
 def text_to_text(examples: Mapping[str, float]) -> Changes:
-    """Tasks of the suite, mixed by their examples, in rows of 512 tokens, one an example."""
+    """Tasks of the suite, mixed by their examples, which are packed into rows of 512 tokens."""
     sources = {task: config.SeqioInputsTargets(f"plm_jax:{task}", _MODULE) for task in examples}
     return {
         "data.sources": sources,
         "data.mixture": mixtures.proportional(examples, maximum=2**21),
         "data.cache_dir": "../.cache/text-to-text",
-        "data.inputs_targets": config.InputsTargets(target_length=512),
+        "data.inputs_targets": config.InputsTargets(target_length=512, packed=True),
         "train.phases": (),
     }
 
 
+# MNLI's validation splits; T5 counts the mean of both.
+MNLI = ("glue_mnli:validation_matched", "glue_mnli:validation_mismatched")
 # Of `of_text_to_text`, by what T5's tables call them: means over tasks, of the means over their metrics.
 TEXT_TO_TEXT_METRICS = {
     "GLUE": (
@@ -109,7 +147,7 @@ TEXT_TO_TEXT_METRICS = {
         ("glue_mrpc/f1", "glue_mrpc/accuracy"),
         ("glue_stsb/pearson_corrcoef", "glue_stsb/spearman_corrcoef"),
         ("glue_qqp/f1", "glue_qqp/accuracy"),
-        "glue_mnli/accuracy",
+        tuple(f"{split}/accuracy" for split in MNLI),
         "glue_qnli/accuracy",
         "glue_rte/accuracy",
     ),
@@ -123,6 +161,7 @@ TEXT_TO_TEXT_METRICS = {
         ("super_glue_record/f1", "super_glue_record/em"),
         "super_glue_rte/accuracy",
         "super_glue_wic/accuracy",
+        "super_glue_wsc/accuracy",
     ),
 } | {name: f"{task}/bleu" for name, task in _TRANSLATIONS.items()}
 

@@ -3,8 +3,8 @@
     python -m plm_jax.sweep --sweep=ablations/frozen --workdir=runs/frozen
     python -m plm_jax.sweep --sweep=ablations/frozen:demo --workdir=runs/frozen-demo --seeds=0,1,2
 
-The paper compares them on the names of CoNLL-2003, which is not to be had freely; its figures are not at hand. Here it
-is SST-2, and in the demo film reviews, told from the mean of the tokens.
+The paper compares them on the names of CoNLL-2003 (table 7), which cannot be had freely. Here it is SST-2, and in the
+demo film reviews, told from the mean of the tokens.
 """
 
 from plm_jax import config
@@ -29,8 +29,8 @@ def overrides(size="paper"):
 
 
 def published():
-    """Of the paper nothing is at hand."""
-    return [Published(name, {}, "Devlin et al. 2019, table 7: not at hand") for name in TRAINED]
+    """The paper has no figures of SST-2."""
+    return [Published(name, {}, "Devlin et al. 2019, table 7, is of CoNLL-2003") for name in TRAINED]
 
 
 def compared(size="paper"):

@@ -3,7 +3,7 @@
     python -m plm_jax.sweep --sweep=ablations/key_value_heads --workdir=runs/key-value-heads
     python -m plm_jax.sweep --sweep=ablations/key_value_heads:demo --workdir=runs/key-value-heads-demo --seeds=0,1,2
 
-The paper trained T5s further whose heads were merged; its figures are not at hand.
+The paper trained T5s further whose heads were merged; it has no figures of a GPT-2.
 """
 
 from plm_jax.configs.ablations import norm_activation
@@ -23,6 +23,6 @@ def overrides(size="paper"):
 
 
 def published():
-    """Of the paper nothing is at hand."""
-    source = "Ainslie et al. 2023 (arXiv:2305.13245): not at hand"
+    """The paper has no figures of a GPT-2."""
+    source = "Ainslie et al. 2023 (arXiv:2305.13245) has no figures of a GPT-2"
     return [Published(name, {}, source) for name in HEADS["paper"]]

@@ -38,7 +38,8 @@ def overrides(size="paper"):
     for name in NAMES:
         yield name, scale | changes[name]
         is_encoder = name == "masked_lm"
-        yield from downstream.tuned(name, size, reads=is_encoder, feature="mean" if is_encoder else "last")
+        tasks = downstream.ENCODER_TASKS if is_encoder else ("mnli", "sst2")
+        yield from downstream.tuned(name, size, tasks, feature="mean" if is_encoder else "last")
 
 
 def published():

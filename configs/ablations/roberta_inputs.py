@@ -3,8 +3,9 @@
     python -m plm_jax.sweep --sweep=ablations/roberta_inputs --workdir=runs/roberta-inputs
     python -m plm_jax.sweep --sweep=ablations/roberta_inputs:demo --workdir=runs/roberta-inputs-demo --seeds=0,1,2
 
-All read BERT's corpora for 1,000,000 steps of 256 rows. The paper makes batches of short rows larger until they have as
-many tokens; here they have as many rows, and a run says how full these are. RACE is no form of rows here.
+All read BERT's corpora for 1,000,000 steps of 256 rows, none of them shortened on purpose. The paper makes batches of
+short rows larger until they have as many tokens; here they have as many rows, and a run says how full these are. Rows
+have no form for RACE here.
 """
 
 import dataclasses
@@ -13,14 +14,37 @@ from plm_jax import config, objectives
 from plm_jax.configs import bert, demo
 from plm_jax.configs.ablations import downstream
 from plm_jax.experiments.comparison import Published
+from plm_jax.experiments.setups import NOT_STATED, Setup
 
 base = downstream.bases(paper="../roberta.py:base", demo="../demo.py:bert")
 LAYOUTS = {
-    "segment_pairs": config.SentencePairs(),
-    "sentence_pairs": config.SentencePairs(parts="sentences"),
+    "segment_pairs": config.SentencePairs(short_probability=0.0),
+    "sentence_pairs": config.SentencePairs(short_probability=0.0, parts="sentences"),
     "full_sentences": config.WholeSentences(),
     "document_sentences": config.WholeSentences(cross_documents=False),
 }
+# What §2, §3.1 and §4 state of every run of tables 1 to 3.
+SETUP = Setup(
+    source="Liu et al. 2019, §2.2 to 2.4 (objective, corpora), §3.1 (length) and §4 (model), table 2 (batch, steps)",
+    objective={"kind": "masked_lm", "rate": 0.15, "mask_share": 0.8, "random_share": 0.1, "duplicates": 0},
+    model={"stack.layers": 12, "embedding.width": 768, "attention.heads": 12},
+    sources=["books", "wikipedia"],
+    batch_size=256,
+    steps=1_000_000,
+    learning_rate=NOT_STATED,
+    warmup=NOT_STATED,
+    length=512,
+    reasons={"learning_rate": "table 3's for this batch", "warmup": "BERT's"},
+)
+_PAIRS = {"kind": "sentence_pairs", "task": "next_sentence", "short_probability": 0.0}
+ROWS = {
+    "segment_pairs": _PAIRS | {"parts": "segments"},
+    "sentence_pairs": _PAIRS | {"parts": "sentences"},
+    "full_sentences": {"kind": "whole_sentences", "cross_documents": True},
+    "document_sentences": {"kind": "whole_sentences", "cross_documents": False},
+}
+# Rows that are short, of which the paper puts more into a batch.
+_SHORT = ("sentence_pairs", "document_sentences")
 METRICS = ("SQuAD1 F1", "SQuAD2 F1", "MNLI-m", "SST-2", "RACE")
 SCALES = {
     "paper": {
@@ -57,7 +81,22 @@ def published():
         "document_sentences": (90.6, 79.7, 84.7, 92.7, 65.6),
     }
     source = "Liu et al. 2019 (arXiv:1907.11692), table 2"
-    return [Published(name, dict(zip(METRICS, row, strict=True)), source) for name, row in rows.items()]
+    return [
+        Published(name, dict(zip(METRICS, row, strict=True)), source, {"": _setup(name), **TUNING})
+        for name, row in rows.items()
+    ]
+
+
+def _setup(name: str) -> Setup:
+    """Returns what the paper states of the pretraining on a format of rows."""
+    found = dataclasses.replace(SETUP, rows=ROWS[name])
+    if name not in _SHORT:
+        return found
+    found = dataclasses.replace(found, batch_size="as many tokens as 256 rows of 512 have")
+    return found.because(batch_size="the number of rows is the same in every step; a run reports how full they are")
+
+
+TUNING = downstream.unstated("Liu et al. 2019: tables 1 to 3 do not state it")
 
 
 def compared(size="paper"):

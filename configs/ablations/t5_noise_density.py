@@ -4,6 +4,8 @@ python -m plm_jax.sweep --sweep=ablations/t5_noise_density --workdir=runs/t5-noi
 python -m plm_jax.sweep --sweep=ablations/t5_noise_density:demo --workdir=runs/t5-noise-density-demo --seeds=0,1,2
 """
 
+import dataclasses
+
 from plm_jax import objectives
 from plm_jax.configs.ablations import t5_paper
 
@@ -22,8 +24,16 @@ def overrides(size="paper"):
         yield from t5_paper.arm(f"noise_{percent}", {"objective": objective} | SENTINELS[size], size)
 
 
+evaluations = t5_paper.evaluations(overrides)
+
+
 def published():
     """What the paper reports."""
+    densities = {"noise_15": 0.15, "noise_10": 0.1, "noise_25": 0.25, "noise_50": 0.5}
+    setups = {
+        name: dataclasses.replace(t5_paper.PRETRAINING, objective={"kind": "replace_spans", "noise_density": density})
+        for name, density in densities.items()
+    }
     return t5_paper.published(
         6,
         {
@@ -32,4 +42,5 @@ def published():
             "noise_25": "83.00 19.54 80.96 70.48 27.04 39.83 27.47",
             "noise_50": "81.27 19.32 79.80 70.33 27.01 39.90 27.49",
         },
+        setups,
     )

@@ -4,6 +4,8 @@ python -m plm_jax.sweep --sweep=ablations/t5_span_length --workdir=runs/t5-span-
 python -m plm_jax.sweep --sweep=ablations/t5_span_length:demo --workdir=runs/t5-span-length-demo --seeds=0,1,2
 """
 
+import dataclasses
+
 from plm_jax import objectives
 from plm_jax.configs.ablations import t5_paper
 
@@ -18,8 +20,19 @@ def overrides(size="paper"):
         yield from t5_paper.arm(f"span_{length}", {"objective": objective}, size)
 
 
+evaluations = t5_paper.evaluations(overrides)
+
+
 def published():
     """What the paper reports."""
+    lengths = {"span_2": 2.0, "span_3": 3.0, "span_5": 5.0, "span_10": 10.0}
+    setups = {
+        name: dataclasses.replace(
+            t5_paper.PRETRAINING,
+            objective={"kind": "span_corruption", "noise_density": 0.15, "mean_span_length": length},
+        )
+        for name, length in lengths.items()
+    }
     return t5_paper.published(
         7,
         {
@@ -29,4 +42,5 @@ def published():
             "span_5": "83.40 19.24 82.05 72.23 26.88 39.40 27.53",
             "span_10": "82.85 19.33 81.84 70.44 26.79 39.49 27.69",
         },
+        setups,
     )

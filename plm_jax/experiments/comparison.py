@@ -2,12 +2,13 @@
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from scipy import stats
 
 from plm_jax.evaluation import baselines
+from plm_jax.experiments.setups import Setup
 
 # Of a table its lines; the first is its head. What stands below these names is text, below others figures.
 Lines = list[tuple[str, ...]]
@@ -45,11 +46,15 @@ class Published(NamedTuple):
       figures: by the paper's name of a metric, of which more is better unless the name ends with loss, perplexity or
         ppl; what is not among them is not at hand.
       source: where they stand.
+      setups: the paper's set-up of the run (""), and of each run tuned from it by the end of its name ("-mnli").
+      averages: by the paper's name of a figure that is a mean the tasks that it is the mean of, as sources are named.
     """
 
     run: str
     figures: Mapping[str, float]
     source: str
+    setups: Mapping[str, Setup] = {}
+    averages: Mapping[str, Collection[str]] = {}
 
 
 class Beside(NamedTuple):

@@ -1,0 +1,230 @@
+"""Set-ups that papers state for their experiments, and how the configs of our runs differ from them."""
+
+import dataclasses
+import enum
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from plm_jax import config
+
+# Steps that a schedule is evaluated for where the length of the run is known only once its rows are.
+_STEPS = 1_000_000
+# A schedule is evaluated at this many steps from its first to its last one.
+_SAMPLES = 1024
+
+
+class NotStated(enum.Enum):
+    """The type of NOT_STATED, a value that a paper does not state."""
+
+    NOT_STATED = "not stated"
+
+
+NOT_STATED = NotStated.NOT_STATED
+
+
+class BestOf(NamedTuple):
+    """Values among which a paper chose on development data."""
+
+    values: tuple[float, ...]
+
+
+# A number, a description where the paper has no number, or NOT_STATED.
+Stated = float | str | BestOf | NotStated
+# Numbers and names by their dotted paths in a section of a config, such as `noise.kind`.
+Section = Mapping[str, Any] | NotStated
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """The set-up of an experiment as a paper states it.
+
+    Attributes:
+      source: the sections, tables and pages that state it.
+      objective: `kind` and other fields of `config.objective`; of a run on text-to-text examples alone `kind` is
+        `inputs_targets`.
+      sources: names of the sources that are read; None where the paper's own are not compared.
+      batch_size: rows; with phases of different sizes (until, rows) of each.
+      steps: number of updates; a run has either this or `epochs`.
+      learning_rate: the highest rate.
+      warmup: steps, or a share of all steps.
+      length: tokens of a row; with phases of different lengths (until, tokens) of each.
+      model: fields of `config.model`; not compared where a run takes its model from a checkpoint.
+      rows: fields of `config.data.layout` and `config.data.inputs_targets`.
+      reasons: by the name of a value, such as `steps` or `objective.rate`: why the config differs from the paper, or,
+        where the paper does not state the value, where the config's comes from.
+    """
+
+    source: str
+    objective: Section
+    sources: Collection[str] | None
+    batch_size: Stated | tuple[tuple[float, int], ...]
+    learning_rate: Stated
+    warmup: Stated
+    length: Stated | tuple[tuple[float, int], ...]
+    steps: Stated = NOT_STATED
+    epochs: Stated = NOT_STATED
+    model: Section = NOT_STATED
+    rows: Section = field(default_factory=dict)
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+    def because(self, **reasons: str) -> "Setup":
+        """Returns this set-up with further reasons; `__` in a name stands for a dot."""
+        named = {name.replace("__", "."): reason for name, reason in reasons.items()}
+        return dataclasses.replace(self, reasons={**self.reasons, **named})
+
+
+class Difference(NamedTuple):
+    """A value of a config that is not the paper's, or that the paper does not state.
+
+    Attributes:
+      name: its name, such as `steps` or `objective.rate`.
+      paper: the paper's value.
+      ours: the config's value; None where the config has none.
+      reason: the reason given for it, empty if there is none.
+    """
+
+    name: str
+    paper: Any
+    ours: Any
+    reason: str
+
+
+def differences(setup: Setup, run: config.Run) -> list[Difference]:
+    """Compares a set-up with a resolved config.
+
+    Returns:
+      Every value that differs and every one that the paper does not state.
+    """
+    ours, stated = _values(run), _stated(setup, run)
+    pairs = {name: (value, _at(ours, name)) for name, value in stated.items()}
+    return [
+        Difference(name, paper, value, setup.reasons.get(name, ""))
+        for name, (paper, value) in pairs.items()
+        if paper is NOT_STATED or not _is_same(paper, value)
+    ]
+
+
+def _stated(setup: Setup, run: config.Run) -> dict[str, Any]:
+    """Returns the values that a config is compared with, by their names."""
+    found: dict[str, Any] = {}
+    sections = ("objective", "rows") if run.model.stands_in else ("objective", "rows", "model")
+    for name in sections:
+        section = getattr(setup, name)
+        if section is NOT_STATED:
+            found[name] = NOT_STATED
+        else:
+            found |= {f"{name}.{path}": value for path, value in section.items()}
+    if setup.sources is not None:
+        found["sources"] = tuple(sorted(setup.sources))
+    length = "steps" if run.train.epochs is None else "epochs"
+    lengths = [name for name in ("steps", "epochs") if name == length or getattr(setup, name) is not NOT_STATED]
+    names = ("batch_size", *lengths, "learning_rate", "warmup", "length")
+    return found | {name: getattr(setup, name) for name in names}
+
+
+def _values(run: config.Run) -> dict[str, Any]:
+    """Returns the values of a config that set-ups may state; a section is a tree."""
+    read = config.read_sources(run)
+    tree = config.to_dict(run)
+    has_examples_alone = all(isinstance(source, config.InputsTargetsSource) for source in read.values())
+    return {
+        "objective": {"kind": "inputs_targets"} if has_examples_alone else tree["objective"],
+        "rows": {**tree["data"]["layout"], **tree["data"]["inputs_targets"]},
+        "model": tree["model"],
+        "sources": tuple(sorted(read)),
+        "batch_size": _by_phase(run, "batch_size"),
+        "steps": run.train.steps if run.train.epochs is None else None,
+        "epochs": run.train.epochs,
+        "learning_rate": _peak(run),
+        "warmup": _warmup(run.schedule),
+        "length": _by_phase(run, "length"),
+    }
+
+
+def _at(tree: Mapping[str, Any], path: str) -> Any:
+    """Returns the value at a dotted path of a tree, of a whole section its kind; None if there is none."""
+    value: Any = tree
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value.get("kind") if isinstance(value, Mapping) else value
+
+
+def _by_phase(run: config.Run, name: str) -> Any:
+    """Returns the batch size or length of a run; (until, value) of each phase where phases differ."""
+    values = [
+        getattr(run.data if name == "length" else run.train, name)
+        if getattr(phase, name) is None
+        else getattr(phase, name)
+        for phase in run.train.phases or (config.Phase(until=1.0),)
+    ]
+    if len(set(values)) == 1:
+        return values[0]
+    return tuple((phase.until, value) for phase, value in zip(run.train.phases, values, strict=True))
+
+
+def _peak(run: config.Run) -> float:
+    """Returns the highest learning rate of a run."""
+    import numpy as np
+
+    steps = run.train.steps or _STEPS
+    at = np.unique(np.linspace(0, steps - 1, _SAMPLES).astype(np.int64))
+    warmup = _warmup(run.schedule)
+    turn = round(warmup * steps) if isinstance(warmup, float) else warmup
+    at = np.unique(np.append(at, np.clip([turn - 1, turn, turn + 1], 0, steps - 1)))
+    stages = config.stages(run) if run.train.steps else ()
+    return float(np.max(np.asarray(run.schedule.rate(steps, stages)(at))))
+
+
+def _warmup(schedule: config.Schedule) -> float:
+    """Returns the warm-up of a schedule: an integer number of steps, or a share as a float."""
+    return getattr(schedule, "warmup_fraction", 0.0) or getattr(schedule, "warmup_steps", 0)
+
+
+def _is_same(paper: Any, ours: Any) -> bool:
+    if isinstance(paper, BestOf):
+        return any(_is_same(value, ours) for value in paper.values)
+    numbers = [isinstance(value, int | float) and not isinstance(value, bool) for value in (paper, ours)]
+    if all(numbers):
+        return math.isclose(paper, ours, rel_tol=1e-3)  # A decay that counts the warm-up ends it a step below the peak.
+    return paper == ours
+
+
+def table(runs: Mapping[str, config.Run], setups: Mapping[str, Setup]) -> list[tuple[str, ...]]:
+    """Returns a table of what differs from the papers; runs with the same difference share a row.
+
+    Args:
+      runs: resolved configs by the names of their runs.
+      setups: by the names of runs.
+    """
+    merged: dict[tuple[str, ...], list[str]] = {}
+    for name, setup in setups.items():
+        for row in differences(setup, runs[name]) if name in runs else ():
+            merged.setdefault((row.name, _text(row.paper), _text(row.ours), row.reason), []).append(name)
+    return [("Run", "Set-up", "Stated", "Here", "Reason")] + [
+        (", ".join(names), *cells) for cells, names in merged.items()
+    ]
+
+
+def _text(value: Any) -> str:
+    match value:
+        case NotStated():
+            return value.value
+        case None:
+            return "none"
+        case BestOf():
+            return f"best of {', '.join(map(_text, value.values))}"
+        case tuple() if value and all(isinstance(pair, tuple) for pair in value):
+            return ", ".join(f"{number:,} until {until:.0%}" for until, number in value)
+        case tuple():
+            return ", ".join(value)
+        case bool() | str():
+            return str(value)
+        case _:
+            return f"{value:,.6g}" if isinstance(value, float) and value < 1 else f"{value:,}"
+
+
+def by_run(published: Sequence[Any]) -> dict[str, Setup]:
+    """Returns the set-ups of `comparison.Published` by the names of runs."""
+    return {f"{row.run}{suffix}": setup for row in published for suffix, setup in row.setups.items()}

@@ -22,7 +22,7 @@ LENGTHS = {"paper": (512, 512 + 512), "demo": (128, 128 + 24)}
 NOISE = objectives.ReplaceSpans()
 # Reasons for what a decoder's runs have otherwise than the paper states for all.
 _SHARED = "a row holds inputs and targets, one after the other"
-_APART = "a decoder's examples have a row each"
+_ONE_PREFIX = "a row has one prefix"
 base, compared = t5_paper.base, t5_paper.compared
 
 
@@ -57,7 +57,9 @@ def _decoder(name: str, changes: downstream.Changes, size: str) -> Iterator[tupl
     pretrained, *tuned = t5_paper.arm(name, {"model": settings.Decoder(**fields)} | changes, size)
     yield pretrained
     for task, of_task in tuned:
-        rows = {"data.length": LENGTHS[size][1], "data.inputs_targets.packed": False}
+        rows = {"data.length": LENGTHS[size][1]}
+        if changes["objective"].has_prefix:
+            rows |= {"data.inputs_targets.packed": False}
         yield task, of_task | rows | {"objective": changes["objective"]}
 
 
@@ -79,7 +81,7 @@ def published():
     for name, figures in rows.items():
         tuning = t5_paper.TUNING
         if _is_decoder(name):
-            reasons = {"length": _SHARED, "rows.packed": _APART}
+            reasons = {"length": _SHARED} | ({"rows.packed": _ONE_PREFIX} if "prefix" in name else {})
             tuning = {end: dataclasses.replace(setup, reasons=reasons) for end, setup in tuning.items()}
         found += t5_paper.published(2, {name: figures}, {name: _setup(name)}, tuning)
     return found

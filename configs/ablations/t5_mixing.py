@@ -39,7 +39,7 @@ def overrides(size="paper"):
         tasks = demo.t5_tasks().data
         examples, steps = DEMO_SIZES, 500
         sources = tasks.sources | demo.t5().data.sources
-        rows = config.InputsTargets(target_length=32, packed=True)
+        rows = config.InputsTargets(target_length=64, packed=True)
         data = dataclasses.replace(tasks, sources=sources, mixture={}, inputs_targets=rows)
         shared = {"data": data, "train.phases": ()}
         shared |= {"data.cache_dir": "../.cache/ablations/t5-mixing"}

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 from scipy import stats
 
 from plm_jax.evaluation import baselines
-from plm_jax.experiments.setups import Setup
+from plm_jax.experiments.setups import SETUP_HEAD, Setup
 
 # Of a table its lines; the first is its head. What stands below these names is text, below others figures.
 Lines = list[tuple[str, ...]]
-TEXTS = ("Run", "Metric", "Beyond noise", "beyond noise", "Verdict")
+TEXTS = ("Run", "Metric", "Beyond noise", "beyond noise", "Verdict", *SETUP_HEAD)
 _HEAD = ("Run", "Metric", "Value", "Trivial predictor", "Better by", "Beyond noise", "Seeds", "Minutes")
 # How sure it must be that other seeds would differ on the average.
 _CONFIDENCE = 0.99

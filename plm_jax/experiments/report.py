@@ -64,6 +64,7 @@ class Sweep:
       rivals: beside which runs are judged.
       published: what a paper reports of runs.
       compared: by the paper's name of a metric ours.
+      setups: a table of what runs have otherwise than the paper states, see `setups.table`.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Sweep:
     rivals: Sequence[comparison.Rivals]
     published: Sequence[comparison.Published]
     compared: Mapping[str, comparison.Metric]
+    setups: comparison.Lines
 
 
 def write(workdirs: Sequence[str], output: str, png: str | None = None) -> None:
@@ -243,7 +245,10 @@ def read_sweep(workdir: str, prefix: str = "") -> Sweep:
         compared = {_text(name): _metric(metric) for name, metric in tree.get("compared", {}).items()}
         if compared and not published:
             raise ValueError("nothing is published")
-        return Sweep(_base(workdir), prefix, results, dict(tree.get("base", {})), rivals, published, compared)
+        base, stated = dict(tree.get("base", {})), [tuple(map(_text, row)) for row in tree.get("setups", ())]
+        if any(len(row) != len(stated[0]) for row in stated):
+            raise ValueError("rows of different lengths")
+        return Sweep(_base(workdir), prefix, results, base, rivals, published, compared, stated)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{path} is damaged ({one_line(error)}): run the sweep's command again") from error
 

@@ -23,6 +23,7 @@ def page(runs: Sequence[RunLog], sweeps: Sequence[Sweep]) -> str:
     title = html.escape("plm_jax: " + ", ".join(map(report_curves.label, names[:3])) + more)
     sections = [
         *(("Beside the paper", report_tables.papers(sweep, runs)) for sweep in sweeps),
+        *(("Set-up of the paper", report_tables.setups(sweep)) for sweep in sweeps),
         ("Runs", report_tables.overview(runs) + report_tables.targets(runs)),
         ("Curves", '<div id="curves"><noscript><p>A script draws the curves.</p></noscript></div>'),
         ("Tasks", report_tables.tasks(runs, sweeps)),

@@ -58,6 +58,14 @@ def papers(sweep: Sweep, runs: Sequence[RunLog]) -> str:
     return told + "".join(f'<p class="note">Source: {html.escape(source)}</p>' for source in sources)
 
 
+def setups(sweep: Sweep) -> str:
+    """Returns what the runs of a sweep have otherwise than the paper states, empty if there is nothing."""
+    if not sweep.setups:
+        return ""
+    told = "Settings of these runs that differ from the paper's, or that the paper does not state."
+    return f'<p class="note">{told}</p>{_grid(sweep.setups, {})}'
+
+
 def overview(runs: Sequence[RunLog]) -> str:
     """What each variant has reached, and how fast."""
     # How each is found of a run, and told of all seeds' values.

@@ -8,11 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from plm_jax import config
-
-# Steps that a schedule is evaluated for where the length of the run is known only once its rows are.
-_STEPS = 1_000_000
-# A schedule is evaluated at this many steps from its first to its last one.
-_SAMPLES = 1024
+from plm_jax.config import schedules
 
 
 class NotStated(enum.Enum):
@@ -22,6 +18,8 @@ class NotStated(enum.Enum):
 
 
 NOT_STATED = NotStated.NOT_STATED
+# The head of the table of what differs from papers.
+SETUP_HEAD = ("Run", "Setting", "Stated", "Here", "Reason", "Set-up stated in")
 
 
 class BestOf(NamedTuple):
@@ -137,7 +135,7 @@ def _values(run: config.Run) -> dict[str, Any]:
         "batch_size": _by_phase(run, "batch_size"),
         "steps": run.train.steps if run.train.epochs is None else None,
         "epochs": run.train.epochs,
-        "learning_rate": _peak(run),
+        "learning_rate": _peak(run.schedule),
         "warmup": _warmup(run.schedule),
         "length": _by_phase(run, "length"),
     }
@@ -164,17 +162,14 @@ def _by_phase(run: config.Run, name: str) -> Any:
     return tuple((phase.until, value) for phase, value in zip(run.train.phases, values, strict=True))
 
 
-def _peak(run: config.Run) -> float:
-    """Returns the highest learning rate of a run."""
-    import numpy as np
-
-    steps = run.train.steps or _STEPS
-    at = np.unique(np.linspace(0, steps - 1, _SAMPLES).astype(np.int64))
-    warmup = _warmup(run.schedule)
-    turn = round(warmup * steps) if isinstance(warmup, float) else warmup
-    at = np.unique(np.append(at, np.clip([turn - 1, turn, turn + 1], 0, steps - 1)))
-    stages = config.stages(run) if run.train.steps else ()
-    return float(np.max(np.asarray(run.schedule.rate(steps, stages)(at))))
+def _peak(schedule: config.Schedule) -> float | None:
+    """Returns the highest learning rate; None for a kind of schedule that is not of this package."""
+    # Not evaluated: that takes JAX, which would claim the devices for the process that only starts runs.
+    if isinstance(schedule, schedules.RampedSchedule):
+        return schedule.learning_rate
+    if isinstance(schedule, schedules.RsqrtSchedule | schedules.RsqrtWarmupSchedule):
+        return schedule.learning_rate / math.sqrt(max(schedule.warmup_steps, 1))
+    return None
 
 
 def _warmup(schedule: config.Schedule) -> float:
@@ -187,12 +182,12 @@ def _is_same(paper: Any, ours: Any) -> bool:
         return any(_is_same(value, ours) for value in paper.values)
     numbers = [isinstance(value, int | float) and not isinstance(value, bool) for value in (paper, ours)]
     if all(numbers):
-        return math.isclose(paper, ours, rel_tol=1e-3)  # A decay that counts the warm-up ends it a step below the peak.
+        return math.isclose(paper, ours, rel_tol=1e-9)
     return paper == ours
 
 
 def table(runs: Mapping[str, config.Run], setups: Mapping[str, Setup]) -> list[tuple[str, ...]]:
-    """Returns a table of what differs from the papers; runs with the same difference share a row.
+    """Returns a table of what differs from the papers, SETUP_HEAD first; runs with the same difference share a row.
 
     Args:
       runs: resolved configs by the names of their runs.
@@ -200,11 +195,10 @@ def table(runs: Mapping[str, config.Run], setups: Mapping[str, Setup]) -> list[t
     """
     merged: dict[tuple[str, ...], list[str]] = {}
     for name, setup in setups.items():
-        for row in differences(setup, runs[name]) if name in runs else ():
-            merged.setdefault((row.name, _text(row.paper), _text(row.ours), row.reason), []).append(name)
-    return [("Run", "Set-up", "Stated", "Here", "Reason")] + [
-        (", ".join(names), *cells) for cells, names in merged.items()
-    ]
+        for row in differences(setup, runs[name]):
+            cells = (row.name, _text(row.paper), _text(row.ours), row.reason, setup.source)
+            merged.setdefault(cells, []).append(name)
+    return [SETUP_HEAD, *((", ".join(names), *cells) for cells, names in merged.items())] if merged else []
 
 
 def _text(value: Any) -> str:

@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from plm_jax.common import leases, progress, storage
 from plm_jax.common.errors import Interrupted, UserError, nearest
-from plm_jax.experiments import comparison
+from plm_jax.experiments import comparison, setups
 from plm_jax.experiments.launchers import Here, Launcher, Local, Slurm, say
 from plm_jax.experiments.members import Member, is_finished, result, write_json
 from plm_jax.experiments.sweep_pages import LOCK, RESULTS, TABLE, members, others
@@ -104,6 +104,8 @@ class _Sweep:
     def __init__(self, path: str, workdir: str, seeds: Sequence[int]):
         self._workdir, self.found = workdir, members(path, workdir, seeds)
         self._others = others(path, {member.name for member in self.found})
+        runs = {member.name: member.run for member in self.found}
+        self._setups = setups.table(runs, setups.by_run(self._others["published"]))
         self.errors: dict[str, str] = {}
         self.pending: set[str] = set()
 
@@ -192,7 +194,8 @@ class _Sweep:
         if beside["compared"]:
             tables.append(comparison.papers(results, beside["published"], beside["compared"]))
         table = "\n".join(map(comparison.markdown, tables))
-        rows = {name: [row._asdict() for row in beside[name]] for name in ("rivals", "published")}
+        published = [{"run": row.run, "figures": row.figures, "source": row.source} for row in beside["published"]]
+        rows = {"rivals": [row._asdict() for row in beside["rivals"]], "published": published, "setups": self._setups}
         if progress.is_first():
             write_json(self._workdir, RESULTS, {"runs": results, **beside, **rows})
             storage.write(os.path.join(self._workdir, TABLE), table.encode("utf-8"))

@@ -19,7 +19,8 @@ may have, too,
 
 A page for several sizes, `--sweep=FILE.py:SIZE`, takes the size in each function, and its base is one, too:
 `base(size)`, `overrides(size)`, `evaluations(size)`, `rivals(size)`, `compared(size)`, with the size for which there is
-no colon as their default. `published()` is of all sizes: runs that only another one has are left out.
+no colon as their default. `published()` is of all sizes: runs that only another one has are left out. Only runs of the
+default size are compared with the paper's set-ups.
 """
 
 import dataclasses
@@ -33,7 +34,7 @@ from plm_jax import config
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError, nearest, users_code
 from plm_jax.config import overrides, pages
-from plm_jax.experiments import comparison
+from plm_jax.experiments import comparison, setups
 from plm_jax.experiments.members import Member
 
 # The files of a sweep's folder beside its runs: every figure, the table, and who trains there.
@@ -186,6 +187,12 @@ def others(path: str, runs: Collection[str]) -> dict[str, Any]:
         raise UserError(f"`published` of {path} has a figure that is no number: leave out what is not at hand")
     if sweep.size is not None:
         listed["published"] = [row for row in listed["published"] if _has(runs, row.run)]
+    if sweep.size not in (None, _default_size(sweep)):  # Another size is not the paper's experiment.
+        listed["published"] = [row._replace(setups={}) for row in listed["published"]]
+    if unsourced := [row.run for row in listed["published"] if row.figures and not row.source]:
+        raise UserError(
+            f"`published` of {path} has figures of '{unsourced[0]}' without a source: name it, or drop them"
+        )
     named = {name: [row.run for row in rows] for name, rows in listed.items()}
     others = [other for rival in listed["rivals"] for other in rival.others.values()]
     named["rivals"] += [other[0] for other in others if isinstance(other, tuple)]
@@ -194,9 +201,18 @@ def others(path: str, runs: Collection[str]) -> dict[str, Any]:
         for name in names:
             if name not in runs and not (function == "published" and _has(runs, name)):
                 raise UserError(f"`{function}` of {path} names a run '{name}': {nearest(name, runs)}")
+    for name in setups.by_run(listed["published"]):
+        if name not in runs:
+            raise UserError(f"`published` of {path} has a set-up of run '{name}': {nearest(name, runs)}")
     if compared and not listed["published"]:
         raise UserError(f"{path} has `compared` and no `published`: say there what the paper reports")
     return {"base": tree, **listed, "compared": compared}
+
+
+def _default_size(sweep: pages.Page) -> Any:
+    """The size for which a page is read where none is given; None if it takes no size."""
+    parameters = inspect.signature(sweep.module.overrides).parameters.values()
+    return next((parameter.default for parameter in parameters), None)
 
 
 def _has(runs: Collection[str], name: str) -> bool:

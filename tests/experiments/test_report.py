@@ -166,6 +166,15 @@ def test_a_sweeps_folder_stands_for_its_runs_beside_the_paper(tmp_path):
     assert "all: train.steps = 6" in found.text and "a: as the base" in found.text
 
 
+def test_what_is_not_the_papers_setup_is_on_the_page(tmp_path):
+    rows = [["Run", "Setting", "Stated", "Here", "Reason", "Set-up stated in"]]
+    rows += [["a, b", "warmup", "not stated", "20", "BERT's <b>", "table 1"]]
+    found = page(tmp_path, swept(tmp_path / "runs", setups=rows))
+    assert list(found.table("Reason")["a, b"].values()) == rows[1]
+    assert "Set-up of the paper" in found.text
+    assert "Set-up of the paper" not in page(tmp_path, swept(tmp_path / "without")).text
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -175,6 +184,8 @@ def test_a_sweeps_folder_stands_for_its_runs_beside_the_paper(tmp_path):
         {"compared": {"MNLI": []}},
         {"published": [], "compared": {"MNLI": "s/accuracy"}},
         {"published": [{"run": "a"}]},
+        {"setups": [["Run", "Setting"], ["a"]]},
+        {"setups": [["Run", 3]]},
         {"base": [1]},
     ],
 )

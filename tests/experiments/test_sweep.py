@@ -335,6 +335,39 @@ def test_runs_are_told_beside_what_a_paper_reports(verbs, warm, tmp_path):
     first = {"run": "good", "figures": {"MNLI": 84.0, "RACE": 64.2}, "source": "Table 2"}
     assert found["published"] == [first, {"run": "warm", "figures": {"MNLI": 84.5}, "source": "Table 2"}]
     assert found["base"]["train"]["steps"] > 2 and found["base"].keys() >= {"model", "objective", "data"}
+    assert found["setups"] == []
+
+
+STATED = """
+from plm_jax.experiments.comparison import Published
+from plm_jax.experiments.setups import NOT_STATED, Setup
+
+compared = {{"MNLI": "a/real_loss"}}
+
+def published():
+    setup = Setup(source="page 3", objective=NOT_STATED, sources=None, batch_size=NOT_STATED, learning_rate=NOT_STATED,
+                  warmup=NOT_STATED, length=NOT_STATED, steps=7, reasons={{"steps": "too long"}})
+    return [Published("good", {{"MNLI": 84.0}}, "{source}", {{"{end}": setup}})]
+"""
+
+
+def test_the_setup_of_a_paper_is_noted_beside_what_runs_have(verbs, warm, tmp_path):
+    path = pathlib.Path(warm)
+    text = path.read_text()
+    path.write_text(text + STATED.format(source="Table 2", end=""))
+    sweep.run(warm, str(tmp_path / "runs"))
+    found = json.loads((tmp_path / "runs" / "sweep.json").read_text())
+    rows = {row[1]: row for row in found["setups"]}
+    steps = str(sweep.members(warm, str(tmp_path))[0].run.train.steps)
+    assert rows["steps"] == ["good", "steps", "7", steps, "too long", "page 3"]
+    assert rows["warmup"][2:] == ["not stated", "0", "", "page 3"]
+    for source, end, message in (
+        ("", "", "figures of 'good' without a source"),
+        ("x", "-sst", "set-up of run 'good-sst'"),
+    ):
+        path.write_text(text + STATED.format(source=source, end=end))
+        with pytest.raises(UserError, match=message):
+            sweep.others(warm, {"good", "warm"})
 
 
 @pytest.mark.parametrize(

@@ -61,19 +61,20 @@ def test_every_run_can_be_trained_and_compared(name, size, tmp_path, monkeypatch
 
 
 def at_paper_scale(name, folder):
-    """The resolved configs of a page's runs by their names, and what is published of them."""
+    """The resolved configs of a page's runs by their names, what is published of them, and their parents' names."""
     path = f"ablations/{name}:paper"
-    runs = {member.name: member.run for member in sweep.members(path, str(folder))}
-    return runs, sweep.others(path, set(runs))
+    found = sweep.members(path, str(folder))
+    parents = {member.name: pathlib.Path(member.parent).name for member in found if member.parent}
+    return {member.name: member.run for member in found}, sweep.others(path, {member.name for member in found}), parents
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_every_run_with_published_figures_has_the_papers_setup_or_says_why_not(name, tmp_path):
-    runs, others = at_paper_scale(name, tmp_path)
+    runs, others, parents = at_paper_scale(name, tmp_path)
     rows = [row for row in others["published"] if row.figures]
     stated = setups.by_run(rows)
-    assert stated.keys() <= runs.keys()
-    assert stated.keys() == {run for run in runs if any(comparison.belongs(run, row.run) for row in rows)}
+    compared = {run for run in runs if any(comparison.belongs(run, row.run) for row in rows)}
+    assert stated.keys() == compared | {parents[run] for run in compared if run in parents}
     for run, setup in stated.items():
         differences = {difference.name: difference for difference in setups.differences(setup, runs[run])}
         unexplained = [difference for difference in differences.values() if not difference.reason]
@@ -84,7 +85,7 @@ def test_every_run_with_published_figures_has_the_papers_setup_or_says_why_not(n
 
 @pytest.mark.parametrize("name", PAGES)
 def test_a_mean_is_over_the_tasks_of_the_papers_mean(name, tmp_path):
-    _, others = at_paper_scale(name, tmp_path)
+    _, others, _ = at_paper_scale(name, tmp_path)
     averages = {name: tasks for row in others["published"] for name, tasks in row.averages.items()}
     means = {name: metric for name, metric in others["compared"].items() if len(sources(metric)) > 1}
     assert {name: sources(metric) for name, metric in means.items()} == {
@@ -103,11 +104,12 @@ def test_a_mean_is_over_the_tasks_of_the_papers_mean(name, tmp_path):
         ("albert_pairs", "sentence_order", {"data": {"layout": config.SentencePairs()}}, "rows.duplicates"),
         ("gpt1_lm_coefficient", "lambda_0.5-mrpc", {"train": {"epochs": 5.0}}, "epochs"),
         ("gpt1_lm_coefficient", "lambda_0.5-mrpc", {"data": {"length": 128}}, "length"),
+        ("gpt1_lm_coefficient", "pretrained", {"train": {"batch_size": 32}}, "batch_size"),
         ("mask_replacement", "mask_80_10_10", {"train": {"phases": ()}}, "length"),
     ],
 )
 def test_another_setup_is_noticed(page, run, change, name, tmp_path):
-    runs, others = at_paper_scale(page, tmp_path)
+    runs, others, _ = at_paper_scale(page, tmp_path)
     sections = {
         section: dataclasses.replace(getattr(runs[run], section), **fields) if isinstance(fields, dict) else fields
         for section, fields in change.items()

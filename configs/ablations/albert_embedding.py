@@ -11,6 +11,7 @@ import dataclasses
 from plm_jax import config
 from plm_jax.configs.ablations import albert_pairs, albert_sharing, downstream
 from plm_jax.experiments.comparison import Published
+from plm_jax.experiments.setups import of_run
 
 SIZES = {"paper": (64, 128, 256, 768), "demo": (16, 32, 64, 128)}
 base = albert_sharing.base
@@ -38,8 +39,8 @@ def published():
         setup = albert_pairs.PRETRAINING
         setup = dataclasses.replace(setup, model={**setup.model, "embedding.embedding_size": columns})
         figures = dict(zip(albert_pairs.DOWNSTREAM, row, strict=True))
-        setups = {"": setup, **albert_pairs.TUNING}
-        found.append(Published(f"embedding_{columns}", figures, source, setups))
+        name = f"embedding_{columns}"
+        found.append(Published(name, figures, source, of_run(name, setup, albert_pairs.TUNING)))
     return found
 
 

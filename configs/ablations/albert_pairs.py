@@ -14,7 +14,7 @@ import dataclasses
 from plm_jax import config, objectives
 from plm_jax.configs.ablations import downstream, objectives_demo
 from plm_jax.experiments.comparison import Published
-from plm_jax.experiments.setups import NOT_STATED, Setup
+from plm_jax.experiments.setups import NOT_STATED, Setup, of_run
 from plm_jax.models import settings
 
 base = downstream.bases(paper="../albert.py:base", demo="../demo.py:bert")
@@ -110,7 +110,7 @@ def published():
         setup = dataclasses.replace(PRETRAINING, rows={**PRETRAINING.rows, "task": name})
         if name == "none":
             setup = dataclasses.replace(PRETRAINING, rows=NOT_STATED).because(rows="whole sentences, as in RoBERTa")
-        found.append(Published(name, dict(zip(METRICS, row, strict=True)), source, {"": setup, **TUNING}))
+        found.append(Published(name, dict(zip(METRICS, row, strict=True)), source, of_run(name, setup, TUNING)))
     return found
 
 

@@ -11,6 +11,7 @@ import dataclasses
 
 from plm_jax.configs.ablations import albert_pairs, downstream
 from plm_jax.experiments.comparison import Published
+from plm_jax.experiments.setups import of_run
 
 GROUPS = {"paper": (1, 2, 4, 12), "demo": (1, 3)}
 base = downstream.bases(paper="../albert.py:base", demo="../demo.py:bert")
@@ -34,7 +35,7 @@ def published():
         setup = dataclasses.replace(setup, model={**setup.model, "stack.groups": groups})
         if groups in rows:
             figures = dict(zip(albert_pairs.DOWNSTREAM, rows[groups], strict=True))
-            found.append(Published(name, figures, source, {"": setup, **albert_pairs.TUNING}))
+            found.append(Published(name, figures, source, of_run(name, setup, albert_pairs.TUNING)))
         else:
             found.append(Published(name, {}, "the paper has no figures of groups"))
     return found

@@ -15,7 +15,7 @@ from plm_jax import config, objectives
 from plm_jax.configs import gpt2
 from plm_jax.configs.ablations import downstream
 from plm_jax.experiments.comparison import Published
-from plm_jax.experiments.setups import NOT_STATED, Setup
+from plm_jax.experiments.setups import NOT_STATED, Setup, of_run
 from plm_jax.objectives import denoising
 
 base = downstream.bases(paper="../bart.py:base", demo="../demo.py:bart")
@@ -75,7 +75,8 @@ def published():
     found = []
     for name, row in rows.items():
         tasks = ("mnli",) if name == "language_model" else TASKS
-        setups = {"": _setup(name), **downstream.unstated("Lewis et al. 2020: §4 does not state it", tasks)}
+        tuning = downstream.unstated("Lewis et al. 2020: §4 does not state it", tasks)
+        setups = of_run(name, _setup(name), tuning)
         found.append(Published(name, dict(zip(METRICS, row, strict=True)), source, setups))
     return found
 

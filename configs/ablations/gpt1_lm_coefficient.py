@@ -18,6 +18,24 @@ base = downstream.bases(paper="../gpt1.py:base", demo="../demo.py:gpt2")
 COEFFICIENTS = (0.5, 0.0)
 TASKS = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte")
 SIMILARITIES = ("mrpc", "stsb", "qqp")
+PRETRAINING = Setup(
+    source="Radford et al. 2018, §4.1, page 5",
+    objective={"kind": "causal"},
+    model={
+        "kind": "decoder",
+        "stack.layers": 12,
+        "embedding.width": 768,
+        "attention.heads": 12,
+        "feed_forward.width": 3072,
+    },
+    sources=["books"],
+    batch_size=64,
+    epochs=100,
+    learning_rate=2.5e-4,
+    warmup=2000,
+    length=512,
+    reasons=dict.fromkeys(("epochs", "steps"), "100 epochs of about 1e9 tokens are 3,000,000 steps"),
+)
 # Our metrics by the columns of table 5.
 METRICS = {
     "CoLA (mc)": "cola/matthews",
@@ -62,7 +80,8 @@ def published():
             f"lambda_{coefficient}",
             dict(zip(columns, row, strict=True)),
             "Radford et al. 2018, table 5, page 8",
-            {f"-{task}": _tuning(task, coefficient) for task in TASKS},
+            {"pretrained": PRETRAINING}
+            | {f"lambda_{coefficient}-{task}": _tuning(task, coefficient) for task in TASKS},
             {"Average": ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte")},
         )
         for coefficient, row in rows.items()

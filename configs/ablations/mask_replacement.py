@@ -11,7 +11,7 @@ import dataclasses
 
 from plm_jax.configs.ablations import downstream
 from plm_jax.experiments.comparison import Published
-from plm_jax.experiments.setups import NOT_STATED, BestOf, Setup
+from plm_jax.experiments.setups import NOT_STATED, BestOf, Setup, of_run
 
 base = downstream.bases(paper="../bert.py:base", demo="../demo.py:bert")
 PRETRAINING = Setup(
@@ -64,9 +64,10 @@ def published():
     found = []
     for (mask, same, random), figures in rows.items():
         objective = {**PRETRAINING.objective, "mask_share": mask / 100, "random_share": random / 100}
-        setups = {"": dataclasses.replace(PRETRAINING, objective=objective), "-mnli": TUNING}
+        name = f"mask_{mask}_{same}_{random}"
+        setups = of_run(name, dataclasses.replace(PRETRAINING, objective=objective), {"-mnli": TUNING})
         named = dict(zip(("MNLI-m", "NER tuned", "NER from features"), figures, strict=True))
-        found.append(Published(f"mask_{mask}_{same}_{random}", named, source, setups))
+        found.append(Published(name, named, source, setups))
     return found
 
 

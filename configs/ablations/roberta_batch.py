@@ -11,6 +11,7 @@ import dataclasses
 
 from plm_jax.configs.ablations import downstream, roberta_inputs
 from plm_jax.experiments.comparison import Published
+from plm_jax.experiments.setups import of_run
 
 # Batch, steps, rate and its warm-up.
 BATCHES = {
@@ -53,8 +54,8 @@ def published():
             learning_rate=rate,
             reasons={"warmup": warmup},
         )
-        named = dict(zip(METRICS, figures, strict=True))
-        found.append(Published(f"batch_{batch_size}", named, source, {"": setup, **tuning}))
+        name, named = f"batch_{batch_size}", dict(zip(METRICS, figures, strict=True))
+        found.append(Published(name, named, source, of_run(name, setup, tuning)))
     return found
 
 

@@ -14,7 +14,7 @@ from plm_jax import config, objectives
 from plm_jax.configs import bert, demo
 from plm_jax.configs.ablations import downstream
 from plm_jax.experiments.comparison import Published
-from plm_jax.experiments.setups import NOT_STATED, Setup
+from plm_jax.experiments.setups import NOT_STATED, Setup, of_run
 
 base = downstream.bases(paper="../roberta.py:base", demo="../demo.py:bert")
 LAYOUTS = {
@@ -82,7 +82,7 @@ def published():
     }
     source = "Liu et al. 2019 (arXiv:1907.11692), table 2"
     return [
-        Published(name, dict(zip(METRICS, row, strict=True)), source, {"": _setup(name), **TUNING})
+        Published(name, dict(zip(METRICS, row, strict=True)), source, of_run(name, _setup(name), TUNING))
         for name, row in rows.items()
     ]
 

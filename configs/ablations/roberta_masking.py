@@ -11,6 +11,7 @@ import dataclasses
 from plm_jax import objectives
 from plm_jax.configs.ablations import downstream, roberta_inputs
 from plm_jax.experiments.comparison import Published
+from plm_jax.experiments.setups import of_run
 
 base = roberta_inputs.base
 DUPLICATES = {"paper": 10, "demo": 2}
@@ -39,7 +40,9 @@ def published():
             objective={**roberta_inputs.SETUP.objective, "duplicates": duplicates},
             rows=roberta_inputs.ROWS["segment_pairs"],
         )
-        found.append(Published(name, dict(zip(METRICS, figures[name], strict=True)), source, {"": setup, **tuning}))
+        found.append(
+            Published(name, dict(zip(METRICS, figures[name], strict=True)), source, of_run(name, setup, tuning))
+        )
     return found
 
 

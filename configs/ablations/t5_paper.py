@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from plm_jax import objectives
 from plm_jax.configs.ablations import downstream
 from plm_jax.experiments.comparison import Published
-from plm_jax.experiments.setups import Setup
+from plm_jax.experiments.setups import Setup, of_run
 
 SOURCE = "Raffel et al. 2020 (arXiv:1910.10683), table"
 COLUMNS = tuple(downstream.TEXT_TO_TEXT_METRICS)
@@ -119,7 +119,7 @@ def published(
             name,
             dict(zip(COLUMNS, map(float, figures.split()), strict=True)),
             f"{SOURCE} {table}",
-            {"": (setups or {}).get(name, PRETRAINING), **tuning},
+            of_run(name, (setups or {}).get(name, PRETRAINING), tuning),
             AVERAGES,
         )
         for name, figures in rows.items()

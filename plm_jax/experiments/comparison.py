@@ -46,7 +46,7 @@ class Published(NamedTuple):
       figures: by the paper's name of a metric, of which more is better unless the name ends with loss, perplexity or
         ppl; what is not among them is not at hand.
       source: where they stand.
-      setups: the paper's set-up of the run (""), and of each run tuned from it by the end of its name ("-mnli").
+      setups: by the names of runs the paper's set-up of this one, of those tuned from it, and of what it begins with.
       averages: by the paper's name of a figure that is a mean the tasks that it is the mean of, as sources are named.
     """
 

@@ -219,6 +219,11 @@ def _text(value: Any) -> str:
             return f"{value:,.6g}" if isinstance(value, float) and value < 1 else f"{value:,}"
 
 
+def of_run(name: str, pretraining: Setup, tuning: Mapping[str, Setup]) -> dict[str, Setup]:
+    """Returns by their names the set-ups of a run and of those tuned from it, given by the ends of names (`-mnli`)."""
+    return {name: pretraining} | {f"{name}{end}": setup for end, setup in tuning.items()}
+
+
 def by_run(published: Sequence[Any]) -> dict[str, Setup]:
     """Returns the set-ups of `comparison.Published` by the names of runs."""
-    return {f"{row.run}{suffix}": setup for row in published for suffix, setup in row.setups.items()}
+    return {run: setup for row in published for run, setup in row.setups.items()}

@@ -347,7 +347,7 @@ compared = {{"MNLI": "a/real_loss"}}
 def published():
     setup = Setup(source="page 3", objective=NOT_STATED, sources=None, batch_size=NOT_STATED, learning_rate=NOT_STATED,
                   warmup=NOT_STATED, length=NOT_STATED, steps=7, reasons={{"steps": "too long"}})
-    return [Published("good", {{"MNLI": 84.0}}, "{source}", {{"{end}": setup}})]
+    return [Published("good", {{"MNLI": 84.0}}, "{source}", {{"good{end}": setup}})]
 """
 
 

@@ -86,10 +86,13 @@ class JsonSource(FileSource):
 
     Attributes:
       max_depth: how deep lists and objects of a line may lie in each other; a line with deeper ones is a bad row.
+      group: a field of rows, text or an integer, such as a document's id: rows with the same value are never in both
+        splits where `Data` parts the files. Empty: rows with the same first text, as the questions of a context.
     """
 
     max_characters: int = field(default=2**24, kw_only=True)
     max_depth: int = field(default=100, kw_only=True)
+    group: str = field(default="", kw_only=True)
 
     def __post_init__(self):
         super().__post_init__()

@@ -267,18 +267,12 @@ class Reader:
     def notes(self) -> list[str]:
         """Of stages whose layout leaves rows short: how many rows have as many tokens as how many full ones.
 
-        Of sources of examples: how many are too long. Of words masked whole: how many tokens are never masked. Of
-        caches of before: that not all that is read of them is checked.
+        Of sources of examples: how many are too long. Of words masked whole: how many tokens are never masked.
         """
         # Stages that were read may be of sources that are no more.
         stages = [segment.stage for segment in self._segments if segment.rates.keys() <= self.sources.keys()]
         length = self._stages[0].length
         found = [note for name in self.sources for note in self.rows("train", name, length).notes(name)]
-        if unchecked := [name for name, source in self.sources.items() if not source.is_checked]:
-            found.append(
-                f"the indices of {', '.join(unchecked)} are of an older form, without checksums for what is read of "
-                f"them: damage may go unseen; remove their folders in {self._run.data.cache_dir} and prepare them again"
-            )
         if self._run.objective.whole_words:
             share, length = max((self._share_left_out(stage), stage.length) for stage in stages)
             if share >= _LEFT_OUT:

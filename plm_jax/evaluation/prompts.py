@@ -15,8 +15,8 @@ from plm_jax.common.errors import UserError
 from plm_jax.config import pages
 from plm_jax.data.labelled import tags
 from plm_jax.data.layouts import randomness
-from plm_jax.data.sources import labelled, rows, templates
-from plm_jax.data.sources.corpus import BadRow
+from plm_jax.data.sources import files, labelled, rows, templates
+from plm_jax.data.sources.corpus import BadRow, Record
 
 # The index of a choice, as a template writes it.
 _INDEX = re.compile(r"\d{1,9}", re.ASCII)
@@ -95,16 +95,17 @@ def task(run: config.Run | None, given: str) -> Task:
     source, fraction = source_of(run, name)
     form, make = getattr(source, "form", None), maker(name, source)
 
-    def key(row: rows.Row) -> str:
-        """As `prepare` has it: the first text of the record that the cache holds."""
-        if form is not None:
-            return labelled.record(form, *row).text
-        if isinstance(text := row.fields.get(getattr(source, "field", None)), str):
-            return text
-        return templates.render(getattr(source, "inputs", source.prompt.question), *row, "inputs")
+    def record(row: rows.Row) -> Record:
+        """The record that `prepare` makes of a row; of one without a text for that, its question."""
+        if isinstance(source, config.JsonLines | config.Tfds):
+            text = row.fields.get(source.field)
+            if not isinstance(text, str):
+                text = templates.render(source.prompt.question, *row, "question")
+            return Record(text, group=files.group(*row, source))
+        return files.record(*row, source) if isinstance(source, config.JsonSource) else labelled.record(form, *row)
 
     train, tested = (
-        [make(row) for row in part] for part in rows.splits(name, source, split or "validation", fraction, key)
+        [make(row) for row in part] for part in rows.splits(name, source, split or "validation", fraction, record)
     )
     if not tested:
         raise UserError(f"'{given}' has no rows: name another split")

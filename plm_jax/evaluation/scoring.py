@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from plm_jax import config
 from plm_jax.common.errors import UserError, nearest
+from plm_jax.data.sources.corpus import Record
 from plm_jax.evaluation import perplexity
 from plm_jax.inference import scoring
 from plm_jax.inference.language_model import LanguageModel
@@ -86,16 +87,17 @@ def _texts(name: str, run: config.Run, split: str) -> Iterator[str]:
     if split not in (*corpus.splits, "validation"):
         raise UserError(f"'{name}' has no split '{split}': {nearest(split, corpus.splits)}")
 
-    def read(of: str) -> Iterator[str]:
-        return (record.text for shard in corpus.shards(of) for record in corpus.read(of, shard))
+    def read(of: str) -> Iterator[Record]:
+        return itertools.chain.from_iterable(corpus.read(of, shard) for shard in corpus.shards(of))
 
     if "validation" in corpus.splits:
-        return read(split)
+        return (record.text for record in read(split))
     from plm_jax.data import prepare  # What it brings along only sources without a split need.
 
-    texts = list(read("train"))
-    held = prepare.hold_out(texts, run.data.validation_fraction)
-    return (text for text, is_held in zip(texts, held, strict=True) if is_held == (split == "validation"))
+    records = list(read("train"))
+    held_out = prepare.hold_out(records, run.data.validation_fraction)
+    is_validation = split == "validation"
+    return (record.text for record, is_held_out in zip(records, held_out, strict=True) if is_held_out == is_validation)
 
 
 def context_length(lm: LanguageModel) -> int:

@@ -120,10 +120,11 @@ def _examples(task: Any, run: config.Run, split: str) -> Iterator[Any]:
     from plm_jax.data.sources import tasks
 
     if split in cache.SPLITS and "train" in task.splits and "validation" not in task.splits:
-        found = [example for example in tasks.examples(task, "train") if example.inputs.strip() or example.targets]
-        held_out = prepare.hold_out([example.inputs for example in found], run.data.validation_fraction)
-        for example, held in zip(found, held_out, strict=True):
-            if held == (split == "validation"):
+        examples = list(tasks.examples(task, "train"))
+        records = [tasks.record(example) for example in examples]
+        held_out = prepare.hold_out(records, run.data.validation_fraction)
+        for example, record, is_held_out in zip(examples, records, held_out, strict=True):
+            if record.has_text and is_held_out == (split == "validation"):
                 yield example
     elif split in task.splits:
         yield from tasks.examples(task, split)

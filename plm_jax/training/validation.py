@@ -139,6 +139,11 @@ class Validation:
             )
         source, _, metric = select.partition("/")
         shares = self._shares(last, last.length)
+        if source in self._reader.rates(last) and source not in shares:
+            raise UserError(
+                f"config.evaluation.select is '{select}', and nothing is held out of '{source}': give it validation "
+                "rows, raise config.data.validation_fraction, or set config.evaluation.select to ''"
+            )
         if source not in shares:
             raise UserError(
                 f"config.evaluation.select is '{select}', as SOURCE/METRIC: of sources that hold out rows "

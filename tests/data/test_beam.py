@@ -79,7 +79,7 @@ def test_files_give_the_same_cache_and_nothing_else_is_left(run, tmp_path, monke
     assert other == local
     assert {name.split(os.sep)[0] for name in other} == {"a"}
     # What a worker holds is bounded by the size of its files, not of its piece.
-    largest = 2000 + 2 * 300 + spill.NUM_SHARDS * 8
+    largest = 2000 + 2 * 300 + len(spill.FILES) * 8
     assert len(sizes) > 6 and max(sizes) < largest
 
 
@@ -143,12 +143,12 @@ def test_documents_stream_through_in_batches():
         for number in range(300):
             waiting += 1
             most = max(most, waiting)
-            yield reading.Document(number, f"{number} " * 10_000, False)
+            yield reading.Document(number, f"{number} " * 10_000)
 
     task = tokenising.Task(config.Vocabulary("bytes"), None, ())
     for block in tokenising.blocks(documents(), tokenising.encoder(task)):
         waiting -= block.documents
-        assert len(block.shards) == spill.NUM_SHARDS
+        assert len(block.files) == len(spill.FILES)
     assert waiting == 0 and most * 20_000 <= 2 * tokenising._BATCH_CHARACTERS
 
 

@@ -3,9 +3,7 @@
 import dataclasses
 import itertools
 import json
-import pathlib
 import re
-import tarfile
 import zlib
 from typing import ClassVar
 
@@ -13,9 +11,8 @@ import numpy as np
 import pytest
 
 from plm_jax import config, objectives
-from plm_jax.common import users
 from plm_jax.common.errors import UserError
-from plm_jax.data import cache, prepare, reader
+from plm_jax.data import cache, prepare
 from plm_jax.data.cache import columns, form, vectors
 from plm_jax.data.layouts import index
 from plm_jax.data.sources.corpus import Corpus, Record
@@ -219,50 +216,6 @@ def test_long_vectors_have_a_checksum_for_each_block(tmp_path, monkeypatch):
         changed = vectors.Checksums(np.array(checksums), 0, len(checksums), 64)
         with pytest.raises(UserError, match="its bytes have changed"):
             vectors.load(str(tmp_path / "a.npy"), 1000, checksums=changed)
-
-
-def test_a_cache_of_before_is_read_and_is_the_one_of_today(make_run, tmp_path, monkeypatch):
-    """`old/format_3.tar.gz` holds a cache that version 0.1 wrote at commit 38c9921, and its corpus.
-
-    Its batches were noted there, and where words began is what the segmenter says.
-    """
-    with tarfile.open(pathlib.Path(__file__).parent / "old" / "format_3.tar.gz") as file:
-        file.extractall(tmp_path)
-    made = make_run("a", eos=EOS, vocab_size=257, data={"validation_fraction": 0.1, "window_tokens": 2**21})
-    source = config.JsonLines(str(tmp_path / "a.jsonl"))
-    data = {"sources": {"a": source}, "length": 16, "segmenters": {"a": "shlex_words:split"}}
-    data |= {"cache_dir": str(tmp_path / "cache")}
-    made = dataclasses.replace(
-        made, data=dataclasses.replace(made.data, **data), train=dataclasses.replace(made.train, seed=0)
-    )
-    noted_then = ["00000001a542f136", "0000000189c2a9e7", "000000024da32550"]
-
-    def digests(run):
-        opened = reader.Reader(run)
-        batches = (opened.batch(step, range(4))["digest"].astype(np.uint64) for step in range(3))
-        return [reader.digest_hex(batch.sum(0)) for batch in batches]
-
-    assert digests(made) == noted_then
-    (note,) = [note for note in reader.Reader(made).notes() if "without checksums" in note]
-    assert note.startswith("the indices of a are of an older form") and "\n" not in note
-    old = cache.open_source(made.data.cache_dir, "a")
-    assert old.origin("train", 0) is None
-    cache.verify(made.data.cache_dir, "a")
-    (tmp_path / "shlex_words.py").write_text("import re\ndef split(text): return re.findall(r'\\s*\\S+', text)\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    users.trust(["shlex_words"])
-    before = contents(tmp_path / "cache" / "a")
-    prepare.prepare(made, show_progress=False)
-    assert contents(tmp_path / "cache" / "a").keys() == before.keys()  # It is up to date, and stays as it is.
-    again = dataclasses.replace(made, data=dataclasses.replace(made.data, cache_dir=str(tmp_path / "again")))
-    prepare.prepare(again, show_progress=False)
-    new = cache.open_source(again.data.cache_dir, "a")
-    assert new.identity == old.identity and digests(again) == noted_then
-    for split in old.splits:
-        for name in ("sentence_starts", "word_starts", "first_bytes"):
-            np.testing.assert_array_equal(new.splits[split].column(name), old.splits[split].column(name))
-        np.testing.assert_array_equal(new.splits[split].unigram, old.splits[split].unigram)
-    assert new.origin("train", 0)[0] == "a.jsonl"
 
 
 def test_names_that_a_cache_keeps_for_itself_are_refused(run):

@@ -162,42 +162,6 @@ def test_passes_of_an_index_that_are_not_those_of_its_layout_are_told(write, mak
         batches(run)
 
 
-def test_caches_of_the_format_before_are_read_and_checked(write, make_run, monkeypatch):
-    """In format 4 blocks were longer: a record of tokens, and 2^20 bytes of a vector."""
-    run = make_run("a", data={"length": 16}, **SPECIALS)
-    write()
-    wanted = batches(run)
-    with monkeypatch.context() as then:
-        then.setattr(form, "FORMAT", 4)
-        for module in (form, vectors):
-            then.setattr(module, "BLOCK_BYTES", 2**20)
-        folder = write()
-    manifest = cache.read_manifest(str(folder))
-    assert manifest["format"] == 4 and manifest["splits"]["train"]["blocks"]["tokens"] == 1
-    for one, other in zip(batches(run), wanted, strict=True):
-        np.testing.assert_array_equal(one["digest"], other["digest"])
-    assert not any("checksums" in note for note in Reader(run).notes())
-    cache.verify(str(folder.parent), "a")
-    for at, file in ((128 + 8 * 100, "documents.npy"), (128 + 8 * 7, "unigram.npy")):
-        flip(folder / "train" / file, at)
-        with pytest.raises(UserError, match=rf"{file} is damaged"):
-            Reader(run)
-        flip(folder / "train" / file, at)
-
-
-def test_without_checksums_numbers_are_looked_at(write, monkeypatch):
-    """As those of format 3 are."""
-    folder = write()
-    monkeypatch.setattr(form.Manifest, "has_checksums", False)
-    for file, number in (("documents", 100), ("sentence_starts", 300), ("unigram", 7)):
-        path = folder / "train" / f"{file}.npy"
-        flip(path, 128 + 8 * number + 5)
-        with pytest.raises(UserError, match=rf"{file}.npy is damaged \(its (numbers|counts)"):
-            assert cache.open_source(str(folder.parent), "a").splits["train"].unigram is None
-        flip(path, 128 + 8 * number + 5)
-    assert cache.open_source(str(folder.parent), "a").splits["train"].unigram.sum() > 0
-
-
 def test_the_vocabulary_beside_the_caches_is_theirs(write, make_run):
     folder = write()
     (folder.parent / "vocabulary").mkdir()

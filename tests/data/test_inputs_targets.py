@@ -16,6 +16,7 @@ from plm_jax.config import pages
 from plm_jax.data import cache, prepare, reader
 from plm_jax.data.layouts import inputs_targets
 from plm_jax.data.sources import files, tasks
+from tests.support import splits
 from tests.support.tiny import TEXT
 
 EOS, PAD = 256, 257
@@ -77,6 +78,13 @@ def wanted(tmp_path):
     return [(f"upper: {row['word']}".encode(), row["tags"][0].encode()) for row in rows]
 
 
+def held_out(tmp_path):
+    """(inputs, targets) of the examples that are held out."""
+    examples = wanted(tmp_path)
+    _, are_held_out = splits.held_out([inputs.decode() for inputs, _ in examples], 0.1)
+    return set(itertools.compress(examples, are_held_out))
+
+
 def pieces(row):
     """(inputs, targets) of each example of an encoder-decoder's row, as bytes."""
     numbers = row.get("segment_ids", row["mask"])
@@ -96,7 +104,7 @@ def test_the_cache_holds_inputs_and_targets_and_parts_them_by_the_inputs(prepare
         assert len(split.sentences) == 2 * split.num_documents
         for (start, stop), cut in zip(itertools.pairwise(split.documents), split.sentences[1::2], strict=True):
             parts = tuple(bytes(split.tokens(a, b).astype(np.uint8)) for a, b in ((start, cut), (cut, stop)))
-            assert prepare.held_out(parts[0].decode(), 0.1) == (name == "validation")
+            assert (parts in held_out(tmp_path)) == (name == "validation")
             everything.add(parts)
         assert split.num_bytes == split.num_tokens
     assert everything == set(wanted(tmp_path))
@@ -157,7 +165,7 @@ def test_texts_and_examples_share_a_batch(prepared, tmp_path, packed, target_len
             of_examples += 1
         elif packed:
             assert set(row["segment_ids"].tolist()) <= {0, 1}
-    held_in = sum(not prepare.held_out(inputs.decode(), 0.1) for inputs, _ in wanted(tmp_path))
+    held_in = len(wanted(tmp_path)) - len(held_out(tmp_path))
     rate = 2 * opened.num_rows("train")["up"] / held_in  # In rows, where that of the text is 1.
     assert abs(of_examples - 300 * rate / (1 + rate)) <= 1
 
@@ -190,7 +198,7 @@ def test_each_epoch_and_the_validation_have_every_example_once(
     parts = {False: [], True: []}
     for pair in wanted(tmp_path):
         cut = tuple(part[:limit] for part, limit in zip(pair, limits, strict=True))
-        parts[prepare.held_out(pair[0].decode(), 0.1)].append(cut)
+        parts[pair in held_out(tmp_path)].append(cut)
     order = opened._segments[0].orders["up"]
     for epoch in range(2):
         rows = [opened.example(k) for k in range(epoch * order.num_items, (epoch + 1) * order.num_items)]
@@ -259,7 +267,7 @@ def test_a_length_that_changes_goes_on_in_the_epoch(prepared, run, tmp_path):
     first = made.train.steps // 10 * made.train.batch_size
     number = opened._segments[0].orders["up"].num_items
     found = [next(iter(pieces(opened.example(k))))[0][:29] for k in range(number)]
-    held_in = [inputs for inputs, _ in wanted(tmp_path) if not prepare.held_out(inputs.decode(), 0.1)]
+    held_in = [inputs for inputs, _ in set(wanted(tmp_path)) - held_out(tmp_path)]
     assert first < number and sorted(found) == sorted(inputs[:29] for inputs in held_in)
 
 

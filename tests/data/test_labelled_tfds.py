@@ -9,7 +9,7 @@ import tensorflow_datasets as tfds
 
 from plm_jax import config
 from plm_jax.common.errors import UserError
-from plm_jax.data.sources import rows
+from plm_jax.data.sources import corpus, rows
 from plm_jax.data.sources.corpus import Skipped
 
 LABELS = ("entailment", "neutral", "contradiction")
@@ -97,15 +97,18 @@ def test_squads_rows_are_questions_contexts_and_answers(folder):
 
 
 def test_rows_for_prompts_are_those_of_the_splits_with_all_their_fields(folder):
-    train, tested = rows.splits("a", nli(folder), "validation", 0.5, key=lambda row: row.fields["premise"])
+    def premise(row):
+        return corpus.Record(row.fields["premise"])
+
+    train, tested = rows.splits("a", nli(folder), "validation", 0.5, record=premise)
     assert sorted(row.fields["idx"] for row in train) == list(range(7)) and len(tested) == 3
     assert tested[0].fields.keys() == {"premise", "hypothesis", "label", "idx"}
     assert tested[0].place.startswith("tiny_nli validation_matched:1")
     alone = dataclasses.replace(nli(folder), validation="validation")
-    parts = rows.splits("a", alone, "validation", 0.5, key=lambda row: row.fields["premise"])
+    parts = rows.splits("a", alone, "validation", 0.5, record=premise)
     assert all(parts) and sorted(row.fields["idx"] for part in parts for row in part) == list(range(7))
     with pytest.raises(UserError, match="'a' has no split 'validatoin': did you mean 'validation"):
-        rows.splits("a", nli(folder), "validatoin", 0.5, key=lambda row: "")
+        rows.splits("a", nli(folder), "validatoin", 0.5, record=premise)
 
 
 def test_what_a_builder_lacks_is_said(folder):

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-import zlib
 
 import numpy as np
 import pytest
@@ -21,6 +20,7 @@ from plm_jax.data import cache, prepare, reader, vocabularies
 from plm_jax.data.cache import form
 from plm_jax.data.prepare import caches, reading, tokenising
 from plm_jax.models import settings
+from tests.support import splits
 
 TEXTS = [f"Document {i}. It counts: {' '.join(map(str, range(i % 23)))}! Ünd aus" for i in range(400)]
 
@@ -60,11 +60,12 @@ def with_vocabulary(run, **fields):
     return dataclasses.replace(run, vocabulary=config.Vocabulary(**fields))
 
 
-def test_cache_holds_every_document_and_the_crc_rule_parts_them(run):
+def test_cache_holds_every_document_and_the_hash_parts_them(run):
     prepare.prepare(run, show_progress=False)
     source = cache.open_source(run.data.cache_dir, "a")
-    held_out = {t for t in TEXTS if zlib.crc32(t.encode()) % 1000 < 100}
-    assert 10 < len(held_out) < 90
+    rule, are_held_out = splits.held_out(TEXTS, 0.1)
+    held_out = set(itertools.compress(TEXTS, are_held_out))
+    assert rule == "hash" and 20 <= len(held_out) < 90
     train, validation = (stored_texts(source.splits[name]) for name in ("train", "validation"))
     assert sorted(validation) == sorted(held_out)
     assert sorted(train) == sorted(set(TEXTS) - held_out)
@@ -78,24 +79,6 @@ def test_cache_holds_every_document_and_the_crc_rule_parts_them(run):
     assert split.column("first_bytes").tolist() == [1] * len(train)
     assert split.unigram.tolist() == np.bincount(list(flat), minlength=257).tolist()
     assert len(list(reader.Reader(run).batches(45))) == 5
-
-
-@pytest.mark.parametrize(("number", "fraction", "held"), [(1, 0.1, 0), (2, 0.001, 1), (30, 0.001, 1), (30, 0.0, 0)])
-def test_of_documents_of_which_the_rule_takes_none_one_is_held_out(run, corpus, capsys, number, fraction, held):
-    """Never the only one, and none if none are asked for; the same one whatever runs."""
-    texts = [text for text in TEXTS if zlib.crc32(text.encode()) % 1000 >= 100][:number]
-    corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    run = dataclasses.replace(run, data=dataclasses.replace(run.data, validation_fraction=fraction))
-    found = []
-    for folder in ("one", "two"):
-        prepare.prepare(run, str(corpus.parent / folder), show_progress=False)
-        splits = cache.open_source(str(corpus.parent / folder), "a").splits
-        assert ("validation" in splits) == bool(held)
-        assert sorted(text for split in splits.values() for text in stored_texts(split)) == sorted(texts)
-        found.append(stored_texts(splits["validation"]) if held else [])
-    assert found[0] == found[1] and len(found[0]) == held
-    assert found[0] == [text for text, out in zip(texts, prepare.hold_out(texts, fraction), strict=True) if out]
-    assert ("1 held out" if held else "none held out, so validation leaves it out") in capsys.readouterr().out
 
 
 def test_files_for_validation_are_held_out_and_no_others(run, corpus):

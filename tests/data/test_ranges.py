@@ -14,7 +14,7 @@ from array_record.python import array_record_module
 from plm_jax import config, objectives
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError
-from plm_jax.data import cache, layouts
+from plm_jax.data import cache
 from plm_jax.data.cache import form, mirror, rising, shards, vectors
 from plm_jax.data.reader import Reader
 from tests.support import caches
@@ -33,11 +33,6 @@ def test_any_part_of_a_file_of_records_is_found_by_arithmetic(tmp_path, record, 
     edges |= set(np.random.default_rng(1).integers(0, total, 40).tolist())
     for start, stop in itertools.combinations(sorted(edge for edge in edges if edge <= total), 2):
         assert shard.read(start, stop) == data[start:stop]
-    for number in range(-(-total // record)):
-        shard.check(number)
-        moved = shards.Shard(lambda start, stop: raw[start + 1 : stop + 1], record, total)
-        with pytest.raises(ValueError, match="should be"):
-            moved.check(number)
     with pytest.raises(ValueError, match="ends before"):
         shards.Shard(lambda start, stop: raw[start : stop - 1], record, total).read(0, 1)
 
@@ -190,20 +185,6 @@ def test_rows_that_are_fetched_one_by_one_are_fetched_at_once(
 
     monkeypatch.setattr(storage, "read_range", wait)
     assert opened.batch(0, range(4))["targets"].shape == (4, 16)
-
-
-def test_of_a_cache_without_milestones_indices_are_fetched_whole(
-    write_source, random_documents, afar, tmp_path, monkeypatch
-):
-    write_source("a", {"train": random_documents(0, 60)})
-    remote = afar(str(tmp_path), "a")
-    monkeypatch.setattr(form, "milestones_name", lambda vector: f"no.{vector}")
-    old, local = (cache.open_source(folder, "a", share=1 / 256).splits["train"] for folder in (remote, str(tmp_path)))
-    assert list((tmp_path / "home").rglob("documents.npy"))
-    streams = [layouts.Stream(split, 99, None) for split in (old, local)]
-    for start in range(0, streams[0].num_tokens - 16, 7):
-        (one, begins), (other, others) = (stream.read(start, start + 16) for stream in streams)
-        assert one.tolist() == other.tolist() and begins.tolist() == others.tolist()
 
 
 def test_another_cache_in_its_place_is_seen_in_time(write_source, random_documents, afar, tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import itertools
 import json
 
 import jax
@@ -18,7 +19,7 @@ from plm_jax.data.text_to_text import suite
 from plm_jax.evaluation import task_metrics
 from plm_jax.inference.language_model import LanguageModel
 from plm_jax.models import registry
-from tests.support import tiny
+from tests.support import splits, tiny
 from tests.support.task_rows import ROWS
 
 MODULE = """
@@ -226,25 +227,31 @@ def test_a_task_of_the_suite_is_downloaded_prepared_and_measured(register, tmp_p
 
 def test_files_are_measured_on_what_prepare_holds_out(tmp_path):
     path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps({"inputs": str(i), "targets": "ab"[i % 2]}) + "\n" for i in range(60)))
+    rows = [{"inputs": str(i), "targets": "ab"[i % 2], "part": i // 4} for i in range(60)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     run = run_of()
     sources = {"a": config.JsonLinesInputsTargets(str(path))}
     data = dataclasses.replace(run.data, sources=sources, validation_fraction=0.3)
     run = dataclasses.replace(run, data=data)
     lm = language_model(run)
-    held_out = sum(prepare.held_out(str(i), 0.3) for i in range(60))
+    held_out = sum(splits.held_out([str(i) for i in range(60)], 0.3)[1])
     assert 5 < held_out < 40
     assert task_metrics.evaluate(lm, run, "a", show_progress=False)["examples"] == held_out
     found = task_metrics.evaluate(lm, run, "a:train", show_progress=False)
     assert found["examples"] == 60 - held_out and 50 <= found["most_frequent_accuracy"] < 80
+    in_parts = dataclasses.replace(data, sources={"a": config.JsonLinesInputsTargets(str(path), group="part")})
+    found = task_metrics.evaluate(lm, dataclasses.replace(run, data=in_parts), "a", show_progress=False)
+    assert found["examples"] == sum(splits.held_out([str(i // 4) for i in range(60)], 0.3)[1])
     without = dataclasses.replace(run, data=dataclasses.replace(data, validation_fraction=0.0))
     with pytest.raises(UserError, match="'a' has no examples"):
         task_metrics.evaluate(lm, without, "a")
     few = dataclasses.replace(data, validation_fraction=1e-4, cache_dir=str(tmp_path / "cache"))
     few = dataclasses.replace(run, data=few)
     prepare.prepare(few, show_progress=False)
-    (held,) = (i for i, out in enumerate(prepare.hold_out([str(i) for i in range(60)], 1e-4)) if out)
+    rule, are_held_out = splits.held_out([str(i) for i in range(60)], 1e-4)
+    assert (rule, sum(are_held_out)) == ("top-up", 6)
     split = cache.open_source(few.data.cache_dir, "a").splits["validation"]
-    assert bytes(split.tokens(0, split.num_tokens).astype(np.uint8)).decode() == f"{held}{'ab'[held % 2]}"
-    assert task_metrics.evaluate(lm, few, "a", show_progress=False)["examples"] == 1
-    assert task_metrics.evaluate(lm, few, "a:train", show_progress=False)["examples"] == 59
+    rows = [bytes(split.tokens(*of).astype(np.uint8)).decode() for of in itertools.pairwise(split.documents)]
+    assert sorted(rows) == sorted(f"{i}{'ab'[i % 2]}" for i in itertools.compress(range(60), are_held_out))
+    assert task_metrics.evaluate(lm, few, "a", show_progress=False)["examples"] == 6
+    assert task_metrics.evaluate(lm, few, "a:train", show_progress=False)["examples"] == 54

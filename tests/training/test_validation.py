@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from plm_jax import config
+from plm_jax.common.errors import UserError
 from plm_jax.data import cache, prepare
 from plm_jax.data.reader import Reader
 from plm_jax.models import registry
@@ -113,6 +114,10 @@ def test_nothing_held_out_is_told_and_gives_nothing(folder):
     trainer, params = trained(make(folder, {"c": 1.0}))
     assert trainer.validation(params, trainer.stages[0]) == {}
     assert trainer.validation.notes() == ["nothing is held out of c: there is no validation"]
+    run = make(folder, {"a": 1.0, "c": 1.0})
+    run = dataclasses.replace(run, evaluation=dataclasses.replace(run.evaluation, select="c/loss"))
+    with pytest.raises(UserError, match=r"select is 'c/loss', and nothing is held out of 'c': give it validation rows"):
+        loop.Trainer(run, jax.devices()[:1])
 
 
 def test_a_run_logs_it(folder, tmp_path):

@@ -1,7 +1,7 @@
 """The cache of tokenised documents: what `prepare` writes and the trainer reads.
 
     columns.py    what is kept of documents: named columns, each of one type and one kind
-    form.py       names and sizes of the files, the manifest, and older forms
+    form.py       names and sizes of the files, and the manifest
     vectors.py    .npy files, written piece by piece, checked block by block
     rising.py     long vectors, read by pages; where parts begin in them, found by milestones
     checked.py    the vectors of a folder, each compared with its checksums

@@ -25,44 +25,35 @@ class Vectors:
         self,
         place: Folder,
         folder: str,
-        blocks: Mapping[str, int] | None,
+        blocks: Mapping[str, int],
         crc32: int,
-        block_bytes: int = BLOCK_BYTES,
         share: float = 1.0,
-        files: Mapping[str, str] | None = None,
     ):
         """Opens none.
 
         Args:
           place: where `folder` is.
-          blocks: of each file how many checksums it has, in their order; None: there are none.
+          blocks: of each file how many checksums it has, in their order.
           crc32: that of all checksums.
-          block_bytes: of a vector.
           share: of the rows around each one that is read, how many are, too.
-          files: of vectors in files of another name, that.
         """
         self._place, self._folder, self._share = place, folder, share
-        self._blocks, self._crc32, self._block_bytes, self._files = blocks, crc32, block_bytes, files or {}
+        self._blocks, self._crc32 = blocks, crc32
         self.checksums = functools.cache(self._checksums)
 
     def path(self, name: str) -> str:
         """The local path of a vector's file, which is fetched if need be."""
-        return self._place(self._folder, self._file(name))
-
-    def _file(self, name: str) -> str:
-        return f"{self._files.get(name, name)}.npy"
+        return self._place(self._folder, f"{name}.npy")
 
     def _is_afar(self, name: str) -> bool:
         """Whether a vector is read where it is, in a bucket."""
-        return self._place.is_remote and not self._place.has(self._folder, self._file(name))
+        return self._place.is_remote and not self._place.has(self._folder, f"{name}.npy")
 
-    def _checksums(self, name: str, block_bytes: int | None = None) -> Checksums | None:
-        """Those of a file, a vector's or another with blocks of so many bytes; None: there are none."""
-        if self._blocks is None:
-            return None
+    def _checksums(self, name: str, block_bytes: int = BLOCK_BYTES) -> Checksums:
+        """Those of a file, which has blocks of so many bytes."""
         names = list(self._blocks)
         first = sum(self._blocks[before] for before in names[: names.index(name)])
-        return Checksums(self._all_checksums, first, self._blocks[name], block_bytes or self._block_bytes)
+        return Checksums(self._all_checksums, first, self._blocks[name], block_bytes)
 
     @functools.cached_property
     def _all_checksums(self) -> np.ndarray | Ranged:
@@ -96,9 +87,7 @@ class Vectors:
         """
         if is_short(length * np.dtype(dtype).itemsize):
             return self.whole(name, length, dtype, limit)
-        # In a bucket long blocks, of older caches, would be most of what is fetched.
-        checksums = None if self._is_afar(name) and self._block_bytes > BLOCK_BYTES else self.checksums(name)
-        return self._ranged(name, length, dtype, checksums, limit, milestones)
+        return self._ranged(name, length, dtype, self.checksums(name), limit, milestones)
 
     def whole(self, name: str, length: int, dtype: Any, limit: int | None = None) -> np.ndarray:
         """All of a vector, as of `open`; a long one is memory-mapped."""
@@ -117,7 +106,7 @@ class Vectors:
     ) -> Ranged:
         path, page = self.path(name) if not self._is_afar(name) else "", _PAGE
         if not path:
-            path = self._place.origin(self._folder, self._file(name))
+            path = self._place.origin(self._folder, f"{name}.npy")
             least = _LEAST_CHECKSUMS if name == CHECKSUMS else _LEAST_PAGE
             page = max(least, int(_PAGE * self._share))
         fetch = functools.partial(self._fetch, name)
@@ -127,7 +116,7 @@ class Vectors:
     def _fetch(self, name: str, start: int, stop: int) -> bytes:
         """Bytes [start, stop) of a vector's file."""
         if self._is_afar(name):
-            return self._place.read(start, stop, self._folder, self._file(name))
+            return self._place.read(start, stop, self._folder, f"{name}.npy")
         path = self.path(name)
         try:
             return storage.read_range(path, start, stop)

@@ -1,6 +1,7 @@
-"""The form of a cache on disk: its names and sizes, its manifest, and what of older forms is read.
+"""The form of a cache on disk: its names, its sizes and its manifest.
 
-    CACHE_DIR/SOURCE/manifest.json         format, identity, source, vocabulary, columns, counts of each split
+    CACHE_DIR/SOURCE/manifest.json         format, identity, source, vocabulary, columns, counts of each split;
+                                           `validation`: the rule of what is held out, and the overlap with training
     CACHE_DIR/SOURCE/files.json            of which files it was made, see `staleness`
     CACHE_DIR/SOURCE/word_initial.npy      bool [vocab_size]: whether a token begins a word
     CACHE_DIR/SOURCE/SPLIT/tokens-00000.array_record, …   the tokens of all documents, RECORD_TOKENS a record,
@@ -10,14 +11,13 @@
                                            are int64 and count from the split's first token
     CACHE_DIR/SOURCE/SPLIT/COLUMN.offsets.npy   of kind `value`, int64 [documents + 1]: first value of each, and the end
     CACHE_DIR/SOURCE/SPLIT/COLUMN.milestones.npy   of `documents` and of kind `start`, int64: how many of its values are
-                                           below token 0, MILESTONE_TOKENS, … and the split's end; older ones lack it
+                                           below token 0, MILESTONE_TOKENS, … and the split's end
     CACHE_DIR/SOURCE/SPLIT/unigram.npy     int64 [vocab_size]: how often each token occurs
     CACHE_DIR/SOURCE/SPLIT/checksums.npy   uint32: CRC-32 of each block of these files, in the manifest's order: of
                                            each `vectors.BLOCK_BYTES` of the tokens of all records, and of each vector's
                                            values; a file's first is after those of the files before it
 
-Older formats are read, too. Of format 4 blocks were a record of tokens, and 2^20 bytes of a vector. Of format 3 there
-are no checksums, `sentences.npy` and `words.npy` hold the starts of these, and nothing tells where documents come from.
+Older formats are rejected: their validation rows may have copies among their training rows.
 """
 
 import dataclasses
@@ -26,27 +26,23 @@ import json
 import os
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from plm_jax.common import storage, trees
 from plm_jax.common.errors import UserError, one_line
-from plm_jax.data.cache.columns import FIRST_BYTES, SENTENCE_STARTS, WORD_STARTS, Column, described
+from plm_jax.data.cache.columns import Column
 from plm_jax.data.cache.vectors import BLOCK_BYTES, damaged
 
 # The form of the files, and what decides which tokens are in them, and in which order: identities count that alone.
-FORMAT, CONTENT = 5, 3
+FORMAT, CONTENT = 6, 4
 RECORD_TOKENS = 2**15
 SHARD_RECORDS = 64
 MILESTONE_TOKENS = 2**19
 SPLITS = ("train", "validation")
 FILES = "files.json"
-# The formats that are read: of each the bytes of a block of a vector.
-_VECTOR_BLOCKS = {3: 2**20, 4: 2**20, FORMAT: BLOCK_BYTES}
-# How format 3 calls the files of columns.
-_OLD_FILES = {"sentence_starts": "sentences", "word_starts": "words"}
 
 
 @dataclass(frozen=True)
@@ -68,7 +64,7 @@ class Counts:
     Attributes:
       bytes: of its documents' text.
       sizes: how many values each column but the tokens has.
-      blocks: of each file how many checksums it has; none: the format has none.
+      blocks: of each file how many checksums it has.
       crc32: that of all checksums.
     """
 
@@ -76,8 +72,8 @@ class Counts:
     tokens: int
     bytes: int
     sizes: dict[str, int]
-    blocks: dict[str, int] = field(default_factory=dict)
-    crc32: int = 0
+    blocks: dict[str, int]
+    crc32: int
 
 
 @dataclass(frozen=True)
@@ -86,28 +82,15 @@ class Manifest:
 
     Attributes:
       word_initial: the checksums of that file.
-      files: of columns in files of another name, that.
     """
 
-    format: int
     identity: str
     vocabulary: Vocabulary
     columns: tuple[Column, ...]
     splits: dict[str, Counts]
-    word_initial: tuple[int, ...] = ()
+    word_initial: tuple[int, ...]
     segmenter: str | None = None
     has_inputs_targets: bool = False
-    files: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def block_bytes(self) -> int:
-        """Of a vector."""
-        return _VECTOR_BLOCKS[self.format]
-
-    @property
-    def has_checksums(self) -> bool:
-        """Whether there are any."""
-        return self.format > 3
 
 
 def shard_name(number: int) -> str:
@@ -132,10 +115,10 @@ def crc32(manifest: Mapping[str, Any]) -> int:
 
 
 def read_manifest(folder: str) -> dict[str, Any]:
-    """The manifest in a source's folder, in the form that today's has.
+    """The manifest in a source's folder.
 
     Raises:
-      UserError: it is missing, damaged, out of reach, or of a format that this version does not read.
+      UserError: it is missing, damaged, out of reach, or of another format than FORMAT.
     """
     path = os.path.join(folder, "manifest.json")
     try:
@@ -145,20 +128,15 @@ def read_manifest(folder: str) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise damaged(path, one_line(error)) from error
     found = manifest.get("format") if isinstance(manifest, dict) else None
-    if not isinstance(found, int) or found not in _VECTOR_BLOCKS:
+    if found != FORMAT:
         raise UserError(
-            f"{path} has format {found}, this version reads {min(_VECTOR_BLOCKS)} to {FORMAT}: "
-            "run `python -m plm_jax.prepare --config=…` again"
+            f"{path} has format {found}, this version reads {FORMAT}: run `python -m plm_jax.prepare --config=…` again"
         )
-    # What came before checksums has none.
-    if manifest.get("crc32", crc32(manifest) if found == 3 else None) != crc32(manifest):
+    if manifest.get("crc32") != crc32(manifest):
         raise damaged(path, "it has changed")
     if not isinstance(manifest.get("identity"), str):
         raise damaged(path, "lacks 'identity'")
-    try:
-        return _from_3(manifest) if found == 3 and "parts" not in manifest else manifest
-    except (KeyError, TypeError, AttributeError) as error:
-        raise damaged(path, f"lacks {one_line(error)}") from error
+    return manifest
 
 
 def parse(folder: str, manifest: Mapping[str, Any]) -> Manifest:
@@ -185,7 +163,7 @@ def parse(folder: str, manifest: Mapping[str, Any]) -> Manifest:
 def _check(manifest: Manifest) -> None:
     """Refuses what types alone do not tell."""
     columns = {column.name: column for column in manifest.columns}
-    names = [*manifest.splits, *columns, *manifest.files.values()]
+    names = [*manifest.splits, *columns]
     if not all(map(str.isidentifier, names)) or "tokens" not in columns:
         raise UserError(f"manifest names {', '.join(names)}")
     for column in manifest.columns:
@@ -193,7 +171,8 @@ def _check(manifest: Manifest) -> None:
             raise UserError(f"manifest.columns.{column.name} is of {column.dtype}")
     others = {*columns} - {"tokens"}
     others |= {offsets_name(name) for name, column in columns.items() if column.kind == "value"}
-    needed = {*others, "tokens", "documents", "unigram"} if manifest.has_checksums else set()
+    starts = ["documents", *(name for name, column in columns.items() if column.kind == "start")]
+    needed = {*others, "tokens", "documents", "unigram", *map(milestones_name, starts)}
     for split, counts in manifest.splits.items():
         for lacking in sorted(others - counts.sizes.keys()) or sorted(needed - counts.blocks.keys()):
             raise UserError(f"manifest.splits.{split} lacks {lacking}")
@@ -206,25 +185,9 @@ def sizes() -> dict[str, int]:
     return {"record_tokens": RECORD_TOKENS, "shard_records": SHARD_RECORDS, "milestone_tokens": MILESTONE_TOKENS}
 
 
-def token_block_bytes(format: int, item_bytes: int) -> int:
+def token_block_bytes(item_bytes: int) -> int:
     """How many bytes of tokens of so many bytes each have a checksum, a record at most."""
-    record = RECORD_TOKENS * item_bytes
-    return record if format < FORMAT else min(BLOCK_BYTES, record)
-
-
-def _from_3(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """A manifest of format 3 as one of format 4 tells the same; `files`: where columns have other names."""
-    columns = [SENTENCE_STARTS, FIRST_BYTES]
-    columns += [WORD_STARTS] if "segmenter" in manifest else []
-    splits = {}
-    for split, counts in manifest["splits"].items():
-        sizes = {"sentence_starts": counts["sentences"], "first_bytes": counts["documents"]}
-        sizes |= {"word_starts": counts["words"]} if "segmenter" in manifest else {}
-        splits[split] = {name: counts[name] for name in ("documents", "tokens", "bytes")} | {"sizes": sizes}
-    tokens = {"name": "tokens", "dtype": manifest["dtype"], "kind": "token"}
-    listed = [tokens, *described(columns)]
-    kind = {"has_inputs_targets": manifest.get("has_examples", False)}
-    return {**manifest, **kind, "columns": listed, "splits": splits, "files": _OLD_FILES}
+    return min(BLOCK_BYTES, RECORD_TOKENS * item_bytes)
 
 
 def files_json(rows: Mapping[str, Any]) -> bytes:

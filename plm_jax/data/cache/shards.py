@@ -2,12 +2,10 @@
 
 ArrayRecord's files are Riegeli's, ours of one uncompressed record a chunk: a signature, then chunk after chunk, each a
 header and the record's size before its bytes, and across all of it a block header every 64 KiB (google/riegeli,
-doc/riegeli_records_file_format.md). So where a byte of the records lies is arithmetic. A part's hash is not known: what
-is checked is that a chunk begins where it should.
+doc/riegeli_records_file_format.md). So where a byte of the records lies is arithmetic. A part's hash is not known.
 """
 
 import itertools
-import struct
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -15,9 +13,8 @@ Fetch = Callable[[int, int], bytes]
 
 _BLOCK, _BLOCK_HEADER = 2**16, 24
 _ROOM = _BLOCK - _BLOCK_HEADER
-# Of a chunk, between two hashes and after them: the size of its data, its kind and how many records, and their size.
-_CHUNK_HEADER = struct.Struct("<8xQ8xQQ")
-_ONE_RECORD = ord("r") | 1 << 8
+# Two hashes, the size of its data, its kind, the number of its records and their size, 8 bytes each but for the kind.
+_CHUNK_HEADER_BYTES = 40
 
 
 class Shard(NamedTuple):
@@ -47,25 +44,12 @@ class Shard(NamedTuple):
         parts = zip(shifts, edges[:-1], edges[1:], strict=True)
         return b"".join(data[shift + begin - first : shift + end - first] for shift, begin, end in parts)
 
-    def check(self, record: int) -> None:
-        """Fetches what is before a record's bytes.
-
-        Raises:
-          ValueError: it is not what a record of its size begins with.
-        """
-        size, prefix = self._size(record), _prefix(self._size(record))
-        begin = self._begin(record)
-        data = self._fetch(begin - len(prefix) - _CHUNK_HEADER.size, begin)
-        wanted = (len(prefix) + size, _ONE_RECORD, size)
-        if _CHUNK_HEADER.unpack_from(data) != wanted or data[_CHUNK_HEADER.size :] != prefix:
-            raise ValueError(f"has no record of {size} bytes where its record {record} should be")
-
     def _size(self, record: int) -> int:
         return min(self.record_bytes, self.num_bytes - record * self.record_bytes)
 
     def _begin(self, record: int) -> int:
         """Where a record's bytes begin, block headers left out; a file's signature is as long as a chunk's header."""
-        header = _CHUNK_HEADER.size
+        header = _CHUNK_HEADER_BYTES
         whole = header + len(_prefix(self.record_bytes)) + self.record_bytes
         return header + record * whole + header + len(_prefix(self._size(record)))
 

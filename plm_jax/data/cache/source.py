@@ -12,7 +12,7 @@ from plm_jax.data.cache import form
 from plm_jax.data.cache.form import read_manifest
 from plm_jax.data.cache.mirror import Folder, Mirror
 from plm_jax.data.cache.split import Split
-from plm_jax.data.cache.vectors import Checksums, load
+from plm_jax.data.cache.vectors import BLOCK_BYTES, Checksums, load
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,6 @@ class Source:
       word_initial: bool [vocab_size]: whether a token begins a word.
       segmenter: what found the words of its splits, where they have them.
       has_inputs_targets: whether the two sentences of each document are inputs and targets.
-      is_checked: whether all that is read is compared with what was written; caches of format 3 have no checksums, of
-        those of format 4 not all is in a bucket.
     """
 
     folder: str
@@ -40,12 +38,11 @@ class Source:
     segmenter: str | None = None
     has_inputs_targets: bool = False
     path: str = ""
-    is_checked: bool = True
 
     def origin(self, split: str, document: int) -> tuple[str, int] | None:
         """Where a document comes from: a file, or a part of another source, and in it which line or record, from 1.
 
-        None: the cache is of an old form, which does not tell.
+        None: the cache, which `prepare` has not made, does not say.
         """
         opened = self.splits[split]
         if not opened.has("origin"):
@@ -73,7 +70,7 @@ def open_source(cache_dir: str, name: str, cached_tokens: int = 3 * 2**21, share
     place = Mirror(folder, manifest.identity) if remote else Folder(folder)
     splits = {split: Split(place, split, manifest, cached_tokens, share) for split in manifest.splits}
     size, crc32s = manifest.vocabulary.size, np.array(manifest.word_initial)
-    checksums = Checksums(crc32s, 0, len(crc32s), manifest.block_bytes) if manifest.has_checksums else None
+    checksums = Checksums(crc32s, 0, len(crc32s), BLOCK_BYTES)
     word_initial = load(place("word_initial.npy"), size, np.bool_, checksums)
     if not remote:  # Of a remote one, files stay where they are until they are read.
         for split in splits.values():
@@ -87,12 +84,11 @@ def open_source(cache_dir: str, name: str, cached_tokens: int = 3 * 2**21, share
         manifest.segmenter,
         manifest.has_inputs_targets,
         folder,
-        manifest.format == form.FORMAT or (manifest.has_checksums and not remote),
     )
 
 
 def verify(cache_dir: str, name: str) -> None:
-    """Reads a source's cache to its end and compares it with its checksums, of which an old one has none.
+    """Reads a source's cache to its end and compares it with its checksums.
 
     Raises:
       UserError: a file is missing or damaged.

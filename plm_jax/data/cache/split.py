@@ -77,7 +77,7 @@ class Split(Documents):
     """A split of a source, opened; safe to read from several threads.
 
     Short vectors are read whole, long ones by pages; of a remote cache tokens are read by range where few are wanted.
-    All that is read is compared with its checksums, where the cache has any.
+    All that is read is compared with its checksums.
 
     Attributes:
       columns: all but the tokens, by name.
@@ -91,9 +91,9 @@ class Split(Documents):
           cached_tokens: about how many tokens are kept in memory.
           share: of the rows around each one that is read, how many are, too.
         """
-        counts, blocks = manifest.splits[name], manifest.splits[name].blocks if manifest.has_checksums else None
+        counts = manifest.splits[name]
         self._place, self._name, self._share, self._manifest = place, name, share, manifest
-        self._vectors = Vectors(place, name, blocks, counts.crc32, manifest.block_bytes, share, manifest.files)
+        self._vectors = Vectors(place, name, counts.blocks, counts.crc32, share)
         self._dtype = np.dtype(next(column.dtype for column in manifest.columns if column.name == "tokens"))
         self.columns = {column.name: column for column in manifest.columns if column.name != "tokens"}
         self.num_tokens, self.num_documents, self.num_bytes = counts.tokens, counts.documents, counts.bytes
@@ -103,7 +103,6 @@ class Split(Documents):
         self._vector = functools.cache(self._load)
         self._reader = functools.lru_cache(_OPEN_SHARDS)(self._open_shard)
         self._record = functools.lru_cache(max(2, -(-cached_tokens // form.RECORD_TOKENS)))(self._read)
-        self._checked: set[int] = set()
         self.documents = self._vector("documents")
         if self.documents[0] != 0 or self.documents[-1] != self.num_tokens:
             raise damaged(self._vectors.path("documents"), "does not span the tokens")
@@ -114,10 +113,9 @@ class Split(Documents):
         return self._milestones("documents")
 
     def _milestones(self, name: str) -> np.ndarray:
-        """Those of a vector of rising numbers, which caches did not have at all times."""
-        if (own := form.milestones_name(name)) in self._counts.blocks:
-            return self._vectors.whole(own, *self._shape(own))
-        return rising.milestones(self._vectors.whole(name, *self._shape(name)), self.num_tokens)
+        """Those of a vector of rising numbers."""
+        milestones = form.milestones_name(name)
+        return self._vectors.whole(milestones, *self._shape(milestones))
 
     def _shape(self, name: str) -> tuple[int, str, int | None]:
         """A vector's length and type, and up to which its numbers rise; None: they need not."""
@@ -170,8 +168,7 @@ class Split(Documents):
         Raises:
           UserError: one is missing or damaged.
         """
-        if self._manifest.has_checksums:
-            self._vectors.verified_checksums()
+        self._vectors.verified_checksums()
         for name in self._names():
             self._vectors.whole(name, *self._shape(name))
         for index in range(self._num_records):
@@ -180,8 +177,8 @@ class Split(Documents):
     def _names(self) -> list[str]:
         """Those of all vectors."""
         offsets = [form.offsets_name(name) for name, column in self.columns.items() if column.kind == "value"]
-        milestones = map(form.milestones_name, ["documents", *self.columns])
-        return ["documents", *self.columns, *offsets, *(n for n in milestones if n in self._counts.blocks), "unigram"]
+        starts = ["documents", *(name for name, column in self.columns.items() if column.kind == "start")]
+        return ["documents", *self.columns, *offsets, *map(form.milestones_name, starts), "unigram"]
 
     def has(self, name: str) -> bool:
         """See `Documents.has`."""
@@ -237,9 +234,8 @@ class Split(Documents):
         return joined[start - first * size : stop - first * size]
 
     @property
-    def _token_checksums(self) -> Checksums | None:
-        block_bytes = form.token_block_bytes(self._manifest.format, self._dtype.itemsize)
-        return self._vectors.checksums("tokens", block_bytes)
+    def _token_checksums(self) -> Checksums:
+        return self._vectors.checksums("tokens", form.token_block_bytes(self._dtype.itemsize))
 
     def _fetch(self, start: int, stop: int) -> bytes:
         """The bytes of tokens [start, stop) of a remote split, of which no copy is kept."""
@@ -256,11 +252,6 @@ class Split(Documents):
         name, checksums, item = form.shard_name(number), self._token_checksums, self._dtype.itemsize
         shard = Shard(lambda *bounds: self._place.read(*bounds, self._name, name), form.RECORD_TOKENS * item, size)
         try:
-            if checksums is None or self._manifest.format < form.FORMAT:  # Records were blocks, which are too long.
-                if number not in self._checked:
-                    shard.check(begin // shard.record_bytes)
-                    self._checked.add(number)
-                return shard.read(begin, end)
             first, last = checksums.covering(begin, end, size)
             data = shard.read(first, last)
         except ValueError as error:
@@ -281,10 +272,9 @@ class Split(Documents):
         if len(data) != min(size, self.num_tokens * self._dtype.itemsize - index * size):
             raise damaged(path, f"record {place} has the wrong size")
         # That the record is whole its hash has told; that it is this one, its ends do, and in a `verify` all of it.
-        checksums = self._token_checksums
-        if checksums is not None:
-            block, end = checksums.block_bytes, len(data)
-            parts = [(0, end)] if check_all else [(0, min(block, end)), ((end - 1) // block * block, end)]
-            if not all(checksums.are(index * size + first, data[first:last]) for first, last in parts):
-                raise damaged(path, "its bytes have changed")
+        checksums, end = self._token_checksums, len(data)
+        block = checksums.block_bytes
+        parts = [(0, end)] if check_all else [(0, min(block, end)), ((end - 1) // block * block, end)]
+        if not all(checksums.are(index * size + first, data[first:last]) for first, last in parts):
+            raise damaged(path, "its bytes have changed")
         return np.frombuffer(data, self._dtype)

@@ -138,7 +138,7 @@ class _TokensWriter:
         self._shard.write(data)
         self._num_records += 1
         # Records but the last are whole blocks.
-        self.checksums += crc32s(data, form.token_block_bytes(form.FORMAT, self._dtype.itemsize))
+        self.checksums += crc32s(data, form.token_block_bytes(self._dtype.itemsize))
 
     def _close_shard(self) -> None:
         if self._shard is not None:

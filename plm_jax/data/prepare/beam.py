@@ -1,9 +1,9 @@
 """Tokenising on Apache Beam: workers take the pieces of a source, each on its own; what comes out is the local cache.
 
 A document's number, which its place depends on, counts from the source's beginning: a first pass counts each piece's.
-Then a worker writes what it made of a piece into files, parted by shard, in a folder that this process shares with it,
-and this process sorts the parts into its own shards. The names follow from the piece, so that to do one twice does no
-harm, and Beam itself moves no text: its runners on one machine would hold all of it in memory.
+Then a worker writes what it made of a piece into files, parted as the spill's are, in a folder that this process shares
+with it, and this process sorts the parts into its own spill. The names follow from the piece, so that to do one twice
+does no harm, and Beam itself moves no text: its runners on one machine would hold all of it in memory.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from apache_beam.options import pipeline_options
 from plm_jax import config
 from plm_jax.common import storage, users
 from plm_jax.common.errors import UserError
-from plm_jax.data.prepare import reading, runners, spill, tokenising
+from plm_jax.data.prepare import groups, reading, runners, spill, tokenising
 from plm_jax.data.sources.corpus import Skipped
 
 # Each piece costs a worker some tenths of a second.
@@ -39,12 +39,12 @@ _LOOK_SECONDS = 1.0
 
 def tokenise(
     run: config.Run, name: str, target: str, options: Sequence[str], skipped: Skipped, show_progress: bool = True
-) -> tuple[int, bool]:
-    """Spills all documents of a source into shards; gives their number and whether any is held out.
+) -> tuple[int, groups.Groups]:
+    """Spills all documents of a source; returns the number of those with tokens, and all groups.
 
     Args:
       run, name: the run, and which of its sources.
-      target: where the shards go, a folder of this machine that is there.
+      target: where the spill goes, a folder of this machine that is there.
       options: as `runners.pipeline` takes them. Where workers are elsewhere, `--temp_location` must be a place that
         they share with this process.
       skipped: to which the bad rows that were left out are added.
@@ -94,7 +94,7 @@ def _tokenise(
     index: int, run: config.Run, name: str, pieces: list[reading.Piece], folder: str, counts: Mapping[int, int]
 ) -> None:
     """Writes a piece's documents: `INDEX-0`, `INDEX-1`, … and at last `INDEX.done`."""
-    number, any_held_out, written, skipped = 0, False, 0, Skipped()
+    number, of_groups, written, skipped = 0, groups.Groups(), 0, Skipped()
     with _reporting(folder, index, run):
         first = sum(counts[before] for before in range(index))
         documents = reading.documents(run, name, pieces[index], first, skipped)
@@ -102,15 +102,17 @@ def _tokenise(
         for batch in tokenising.batches(blocks, _FILE_BYTES, len):
             _write(folder, f"{index}-{written}", _parted(batch))
             written += 1
-            number += sum(block.documents for block in batch)
-            any_held_out = any_held_out or any(block.any_held_out for block in batch)
-        done = {"documents": number, "held_out": any_held_out, "files": written, "skipped": dataclasses.asdict(skipped)}
+            for block in batch:
+                number += block.documents
+                of_groups.add(block.groups)
+        counted = {"rows": of_groups.rows, "smallest": list(of_groups.smallest.items())}
+        done = {"documents": number, "groups": counted, "files": written, "skipped": dataclasses.asdict(skipped)}
         _write(folder, f"{index}.done", json.dumps(done).encode("utf-8"))
 
 
 def _parted(blocks: list[tokenising.Block]) -> bytes:
-    """Where each shard's documents end, and the documents, shard after shard; what `_distribute` reads."""
-    parts = [b"".join(shard) for shard in zip(*(block.shards for block in blocks), strict=True)]
+    """Where each file's part ends, and the parts, one after another; what `_distribute` reads."""
+    parts = [b"".join(of_file) for of_file in zip(*(block.files for block in blocks), strict=True)]
     return b"".join([np.cumsum([len(part) for part in parts], dtype=_OFFSETS).tobytes(), *parts])
 
 
@@ -166,33 +168,34 @@ def _progress(folder: str, description: str, total: int, show: bool) -> Iterator
             thread.join()
 
 
-def _collect(folder: str, num_pieces: int, target: str, skipped: Skipped) -> tuple[int, bool]:
-    """Sorts what the workers wrote into the shards of this machine; gives what `tokenise` gives."""
+def _collect(folder: str, num_pieces: int, target: str, skipped: Skipped) -> tuple[int, groups.Groups]:
+    """Sorts what the workers wrote into the spill of this machine; returns what `tokenise` returns."""
     found = set(storage.names(folder))
     for index in range(num_pieces):
         if f"{index}.error" in found:
             raise UserError(storage.read(os.path.join(folder, f"{index}.error")).decode("utf-8"))
-    number, any_held_out = 0, False
-    with spill.open_shards(target) as shards:
+    number, of_groups = 0, groups.Groups()
+    with spill.open_files(target) as files:
         for index in range(num_pieces):
             if f"{index}.done" not in found:
                 raise UserError(
                     f"the workers left nothing in {folder}: give a --temp_location that they share with this machine"
                 )
             done = json.loads(storage.read(os.path.join(folder, f"{index}.done")))
-            number, any_held_out = number + done["documents"], any_held_out or done["held_out"]
+            number += done["documents"]
+            of_groups.add(groups.Groups(done["groups"]["rows"], dict(done["groups"]["smallest"])))
             skipped.add(Skipped(**done["skipped"]))
             for part in range(done["files"]):
                 path = os.path.join(folder, f"{index}-{part}")
-                _distribute(memoryview(storage.read(path)), shards)
+                _distribute(memoryview(storage.read(path)), files)
                 storage.remove(path)
-    return number, any_held_out
+    return number, of_groups
 
 
-def _distribute(data: memoryview, shards: list[io.BufferedWriter]) -> None:
-    """Appends the parts of a worker's file to the shards that they belong to."""
-    start = spill.NUM_SHARDS * _OFFSETS.itemsize
+def _distribute(data: memoryview, files: list[io.BufferedWriter]) -> None:
+    """Appends the parts of a worker's file to the files of the spill that they belong to."""
+    start = len(files) * _OFFSETS.itemsize
     ends = np.frombuffer(data[:start], _OFFSETS) + np.uint64(start)
-    for shard, end in zip(shards, ends.tolist(), strict=True):
-        shard.write(data[start:end])
+    for file, end in zip(files, ends.tolist(), strict=True):
+        file.write(data[start:end])
         start = end

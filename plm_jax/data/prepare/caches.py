@@ -125,9 +125,11 @@ def _vocabulary(run: config.Run, show_progress: bool) -> vocabularies.Vocabulary
 def _training_texts(run: config.Run, show_progress: bool) -> Iterator[str]:
     """The texts of all sources that are not held out."""
     for name, source in config.read_sources(run).items():
+        with progress.doing(f"{name}: finding what to hold out"):
+            rule = reading.rule(run, name)
         with making.bar(f"{name}: reading", source.open(name), show_progress) as bar:
             for document in reading.all_documents(run, name, advance=bar.update):
-                if not document.held_out:
+                if not document.is_held_out(rule):
                     yield from filter(None, (document.text, *(document.others or ())))
 
 

@@ -3,19 +3,28 @@
 import dataclasses
 import os
 import shutil
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import tqdm
 
 from plm_jax import config
-from plm_jax.common import storage
+from plm_jax.common import progress, storage
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache, vocabularies
 from plm_jax.data.cache import staleness
-from plm_jax.data.prepare import reading, tokenising
-from plm_jax.data.prepare.spill import Spill, write_shards
+from plm_jax.data.prepare import groups, reading, tokenising
+from plm_jax.data.prepare.spill import KEYS_FILE, Spill, write_shards
 from plm_jax.data.sources.corpus import Corpus, Skipped
+
+# How a report names the rules of `groups.Rule`, given the fraction.
+_RULES = {
+    "source": "its own validation split",
+    "hash": "groups with a hash below validation_fraction {:g}",
+    "top-up": "groups with the smallest hashes, since fewer than 20 rows are below validation_fraction {:g}",
+    "none": "",
+}
 
 
 def make(
@@ -39,33 +48,32 @@ def make(
     if beam_options is None:
         with bar(f"{name}: tokenising", source.open(name), show_progress) as drawn:
             unread = reading.all_documents(run, name, skipped, drawn.update)
-            num_documents, has_validation = tokenising.tokenise(unread, task, unsorted)
+            num_documents, of_groups = tokenising.tokenise(unread, task, unsorted)
     else:
         from plm_jax.data.prepare import beam  # A heavy import, and an optional one.
 
-        num_documents, has_validation = beam.tokenise(run, name, unsorted, beam_options, skipped, show_progress)
+        num_documents, of_groups = beam.tokenise(run, name, unsorted, beam_options, skipped, show_progress)
     skipped.check(name)
-    if not num_documents:
-        raise UserError(f"source '{name}' has no document with text in it: check its path and field")
-    own = "validation" in reading.splits(name, source)
-    if own and not has_validation:
-        raise UserError(f"source '{name}' has no row in its validation: check config.data.sources.{name}")
-    hold_first = not (own or has_validation) and reading.holds_first(num_documents, run.data.validation_fraction)
-    splits = cache.SPLITS if has_validation or hold_first else ("train",)
+    has_validation = "validation" in reading.splits(name, source)
+    fraction = run.data.validation_fraction
+    rule = groups.Rule("source") if has_validation else of_groups.rule(fraction)
+    with progress.doing(f"{name}: comparing validation with training rows"):
+        overlap = groups.overlap(os.path.join(unsorted, KEYS_FILE), rule)
+    _check_splits(name, num_documents, overlap.validation, has_validation)
+    splits = cache.SPLITS if overlap.validation else ("train",)
     size = vocabulary.vocab_size
     writers = {split: cache.SplitWriter(os.path.join(temporary, split), size, task.columns) for split in splits}
     with tqdm.tqdm(None, f"{name}: writing", num_documents, unit=" documents", disable=not show_progress) as drawn:
-        write_shards(unsorted, Spill(size, task.columns), writers, hold_first, drawn)
+        write_shards(unsorted, Spill(size, task.columns), writers, rule, drawn)
     shutil.rmtree(unsorted)
     counts = {split: writer.close() for split, writer in writers.items()}
-    if not counts["train"]["tokens"]:
-        raise UserError(f"source '{name}' has no document for training: lower config.data.validation_fraction")
     manifest = {
         "identity": wanted,
         "vocabulary": _describe(run.vocabulary, vocabulary),
         **cache.describe(size, task.columns, vocabulary.word_initial, temporary),
         "splits": counts,
-        "source": staleness.describe(run, name, own),
+        "validation": {"rule": rule.name, "overlap": overlap.shared},
+        "source": staleness.describe(run, name, has_validation),
         "has_inputs_targets": isinstance(source, config.InputsTargetsSource),
     }
     if task.segmenter:
@@ -74,14 +82,26 @@ def make(
         manifest["bad_rows"] = dataclasses.asdict(skipped)
     staleness.note(temporary, source, origin)
     cache.publish(temporary, final, manifest)
-    _tell(name, num_documents, counts, skipped, final)
+    _tell(name, num_documents, counts, skipped, final, _RULES[rule.name].format(fraction))
+    _report_overlap(name, overlap, rule, of_groups.rows, fraction)
 
 
-def _tell(name: str, num_documents: int, counts: dict[str, Any], skipped: Skipped, final: str) -> None:
-    """Prints what was made."""
+def _check_splits(name: str, num_documents: int, num_validation: int, has_validation: bool) -> None:
+    """Rejects a source without documents in a split that it must have; `has_validation`: it has a split for that."""
+    if not num_documents:
+        raise UserError(f"source '{name}' has no document with text in it: check its path and field")
+    if has_validation and not num_validation:
+        raise UserError(f"source '{name}' has no row in its validation: check config.data.sources.{name}")
+    if num_validation == num_documents:
+        fix = f"check config.data.sources.{name}" if has_validation else "lower config.data.validation_fraction"
+        raise UserError(f"source '{name}' has no document for training: {fix}")
+
+
+def _tell(name: str, num_documents: int, counts: dict[str, Any], skipped: Skipped, final: str, rule: str) -> None:
+    """Prints what was made, and the rule that decided what is held out."""
     held = "none held out, so validation leaves it out"
     if "validation" in counts:
-        held = f"{counts['validation']['documents']:,} held out"
+        held = f"{counts['validation']['documents']:,} held out ({rule})"
     tokens, size = (sum(split[of] for split in counts.values()) for of in ("tokens", "bytes"))
     print(
         f"{name}: {num_documents:,} documents, {held}, {counts['train']['tokens']:,} training tokens, "
@@ -89,6 +109,28 @@ def _tell(name: str, num_documents: int, counts: dict[str, Any], skipped: Skippe
     )
     if skipped.bad:
         print(f"{name}: left out {skipped.bad:,} bad rows of {skipped.rows:,} ({skipped.told})")
+
+
+def _report_overlap(name: str, overlap: groups.Overlap, rule: groups.Rule, num_rows: int, fraction: float) -> None:
+    """Prints how many validation rows are in training; warns of any, and of a source without validation rows."""
+    if not overlap.validation:
+        why = "the rows to hold out have no tokens"
+        if rule.name == "none":
+            why = f"all of its {num_rows:,} rows are of one group" if fraction else "data.validation_fraction is 0"
+        _warn(f"nothing is held out of '{name}' ({why}): it is not validated")
+        return
+    shared = {level: splits["validation"] for level, splits in overlap.shared.items()}
+    line = (
+        f"of {overlap.validation:,} validation rows {shared['exact']:,} are training rows exactly, "
+        f"{shared['normalized']:,} after NFC and collapsed white space, {shared['group']:,} by their group"
+    )
+    print(f"{name}: {line}")
+    if any(shared.values()):
+        _warn(f"validation and training of '{name}' overlap ({line}): remove these rows from one of them")
+
+
+def _warn(line: str) -> None:
+    print(f"warning: {line}", file=sys.stderr, flush=True)
 
 
 def bar(description: str, corpus: Corpus, show: bool) -> tqdm.tqdm:

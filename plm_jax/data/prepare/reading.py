@@ -1,31 +1,42 @@
 """The documents of a run's sources: in which order, which of them are held out, and the identity of what they make."""
 
 import hashlib
+import itertools
 import json
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from plm_jax import config
 from plm_jax.data import vocabularies
 from plm_jax.data.cache import columns, form
+from plm_jax.data.prepare import groups
 from plm_jax.data.sources import files
 from plm_jax.data.sources.corpus import Record, Skipped, ignore
 
+# How many documents are counted at a time.
+_COUNTED = 1000
+
 
 class Document(NamedTuple):
-    """A text, its number within the source, and whether it is for validation; of an example `text` is its first.
+    """A text and its number within the source; of an example `text` is its first.
 
     Attributes:
+      validates: whether it is of the source's own validation split.
       others: of an example the texts that follow; None: it is a document.
       values: of each column that it brings along what it has: its `origin`, and what its source says of it.
+      group: that of its `Record`.
     """
 
     number: int
     text: str
-    held_out: bool
+    validates: bool = False
     others: tuple[str, ...] | None = None
     values: Mapping[str, Any] = {}
+    group: str | None = None
+
+    def is_held_out(self, rule: groups.Rule) -> bool:
+        """Whether it is for validation."""
+        return self.validates or (rule.bound > 0 and _key(self) < rule.bound)
 
 
 class Piece(NamedTuple):
@@ -68,22 +79,16 @@ def documents(
     skipped: Skipped | None = None,
     advance: Callable[[int], Any] = ignore,
 ) -> Iterator[Document]:
-    """The documents of a piece, numbered from `first`; of a source without a validation split CRC-32 holds some out.
+    """The documents of a piece, numbered from `first`.
 
     Where the run skips bad rows, `skipped` counts them. `advance` is told how much more was read.
     """
-    corpus, fraction = run.data.sources[name].open(name), run.data.validation_fraction
+    corpus = run.data.sources[name].open(name)
     skipped = (skipped or Skipped()) if run.data.bad_rows == "skip" else None
-    found = corpus.read(piece.split, piece.shard, skipped, advance)
-    for number, record in enumerate(filter(_has_text, found), first):
-        held = piece.split == "validation" if "validation" in corpus.splits else held_out(record.text, fraction)
+    records = corpus.read(piece.split, piece.shard, skipped, advance)
+    for number, record in enumerate((record for record in records if record.has_text), first):
         values = {**record.values, "origin": columns.origin(record.file, record.place)}
-        yield Document(number, record.text, held, record.others, values)
-
-
-def _has_text(record: Record) -> bool:
-    """Whether there is anything to tokenise."""
-    return bool(record.text.strip() or any(record.others or ()))
+        yield Document(number, record.text, piece.split == "validation", record.others, values, record.group)
 
 
 def all_documents(
@@ -104,22 +109,27 @@ def key(number: int, text: bytes) -> int:
     return int.from_bytes(digest.digest(), "big")
 
 
-def held_out(text: str, fraction: float) -> bool:
-    """Whether a document of a source without a validation split is for validation."""
-    return zlib.crc32(text.encode("utf-8")) % 1000 < 1000 * fraction
+def rule(run: config.Run, name: str) -> groups.Rule:
+    """Returns what decides which documents of a source are held out, from as few of them as are needed."""
+    if "validation" in splits(name, run.data.sources[name]):
+        return groups.Rule("source")
+    fraction, counted = run.data.validation_fraction, groups.Groups()
+    documents = all_documents(run, name)
+    while not counted.is_settled(fraction) and (batch := list(itertools.islice(documents, _COUNTED))):
+        counted.add(groups.Groups.of([_key(document) for document in batch]))
+    return counted.rule(fraction)
 
 
-def hold_out(texts: Sequence[str], fraction: float) -> list[bool]:
-    """Which of all documents of such a source are for validation: if CRC-32 takes none, that of the smallest hash."""
-    held = [held_out(text, fraction) for text in texts]
-    if not any(held) and holds_first(len(texts), fraction):
-        held[min(range(len(texts)), key=lambda number: key(number, texts[number].encode("utf-8")))] = True
-    return held
+def _key(row: Document | Record) -> int:
+    """Returns the hash of the group of a row."""
+    return groups.key(row.text if row.group is None else row.group)
 
 
-def holds_first(num_documents: int, fraction: float) -> bool:
-    """Whether of so many documents, of which CRC-32 takes none, one is held out; never the only one."""
-    return fraction > 0 and num_documents > 1
+def hold_out(records: Sequence[Record], fraction: float) -> list[bool]:
+    """Returns which of all records of a source without a validation split `prepare` holds out."""
+    keys = [_key(record) if record.has_text else None for record in records]
+    bound = groups.Groups.of([key for key in keys if key is not None]).rule(fraction).bound
+    return [key is not None and key < bound for key in keys]
 
 
 def identity(

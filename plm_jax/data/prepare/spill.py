@@ -1,5 +1,7 @@
 """The spill: tokenised documents in files on the way to the cache, by a hash that decides their places in it.
 
+Next to the shards lies a file of the hashes by which rows are parted into splits and compared, see `groups.KEYS`.
+
 A file holds blocks, each of some documents: how many they are and how many values each column has; a row of each
 document; the values of the columns, one document after another. Each part fills whole words of eight bytes.
 """
@@ -15,9 +17,13 @@ import tqdm
 
 from plm_jax.data.cache import columns, form, writer
 from plm_jax.data.cache.columns import Column, Values
+from plm_jax.data.prepare import groups
 from plm_jax.data.vocabularies import stretches
 
 NUM_SHARDS = 256
+KEYS_FILE = "keys"
+# All files of a spill.
+FILES = (*(f"{shard:03d}" for shard in range(NUM_SHARDS)), KEYS_FILE)
 _SHARD_SHIFT = np.uint64(64 - 8)  # A shard for each first byte of the hash.
 # How many tokens are moved at a time from the spill to the cache.
 _WRITE_TOKENS = 2**22
@@ -26,24 +32,25 @@ _WRITE_TOKENS = 2**22
 class Spill:
     """The form of a spill of documents with these columns, the tokens first.
 
-    A document's row has its `key`, the hash; `bytes` of its text; `held_out`; how many values it has of each column
-    that has several; and its value of each other one.
+    A document's row has its `key`, the hash; `bytes` of its text; `group` and `validates`, which decide its split; how
+    many values it has of each column that has several; and its value of each other one.
     """
 
     def __init__(self, vocab_size: int, others: Sequence[Column]):
         self.columns = (columns.tokens(vocab_size), *others)
         self.several = [column for column in self.columns if column.kind != "document"]
         single = [column for column in self.columns if column.kind == "document"]
-        fields = [("key", "<u8"), ("bytes", "<u8"), ("held_out", "?")]
+        fields = [("key", "<u8"), ("bytes", "<u8"), ("group", "<u8"), ("validates", "?")]
         fields += [(f"number of {column.name}", "<u4") for column in self.several]
         self.row = np.dtype(fields + [(column.name, column.dtype) for column in single])
 
     def rows(
-        self, keys: Sequence[int], num_bytes: np.ndarray, held_out: Sequence[bool], found: Mapping[str, Values]
+        self, keys: Sequence[int], num_bytes: np.ndarray, of_groups: np.ndarray, found: Mapping[str, Values]
     ) -> np.ndarray:
-        """The rows of some documents."""
+        """The rows of some documents, of which `of_groups` are the `groups.KEYS`."""
         rows = np.zeros(len(keys), self.row)
-        rows["key"], rows["bytes"], rows["held_out"] = keys, num_bytes, held_out
+        rows["key"], rows["bytes"] = keys, num_bytes
+        rows["group"], rows["validates"] = of_groups["group"], of_groups["validates"]
         for column in self.columns:
             flat, sizes = found[column.name]
             if column.kind == "document":
@@ -71,10 +78,10 @@ class Spill:
 
 
 @contextlib.contextmanager
-def open_shards(folder: str) -> Iterator[list[BinaryIO]]:
-    """The files of the shards in a folder, to be written one after another in any order."""
+def open_files(folder: str) -> Iterator[list[BinaryIO]]:
+    """Opens the FILES in a folder, to be written one after another in any order."""
     with contextlib.ExitStack() as stack:
-        yield [stack.enter_context(open(os.path.join(folder, f"{i:03d}"), "wb")) for i in range(NUM_SHARDS)]
+        yield [stack.enter_context(open(os.path.join(folder, name), "wb")) for name in FILES]
 
 
 class Shard:
@@ -123,20 +130,19 @@ def _words(size: int) -> int:
 
 
 def write_shards(
-    folder: str, spill: Spill, writers: Mapping[str, writer.SplitWriter], hold_first: bool, bar: tqdm.tqdm
+    folder: str, spill: Spill, writers: Mapping[str, writer.SplitWriter], rule: groups.Rule, bar: tqdm.tqdm
 ) -> None:
-    """Moves the spilled documents to the writers, in the order of their hashes; `hold_first`: the first is held out."""
-    for name in sorted(os.listdir(folder)):
+    """Moves the spilled documents to the writers of the splits that the rule puts them in, in order of their hashes."""
+    for name in FILES[:NUM_SHARDS]:
         path = os.path.join(folder, name)
         if os.path.getsize(path):
             shard = Shard(path, spill)
+            held_out = groups.are_held_out(shard.rows, rule)
             order = np.argsort(shard.rows["key"], kind="stable")
-            if hold_first:
-                shard.rows["held_out"][order[0]], hold_first = True, False
             pieces = np.cumsum(shard.rows["number of tokens"][order], dtype=np.int64) // _WRITE_TOKENS
             for documents in np.split(order, np.flatnonzero(np.diff(pieces)) + 1):
-                for held_out, split in enumerate(form.SPLITS):
-                    chosen = documents[shard.rows["held_out"][documents] == held_out]
+                for is_validation, split in enumerate(form.SPLITS):
+                    chosen = documents[held_out[documents] == is_validation]
                     if len(chosen):
                         writers[split].add(shard.take(chosen), int(shard.rows["bytes"][chosen].sum()))
                 bar.update(len(documents))

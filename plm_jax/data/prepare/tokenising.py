@@ -11,9 +11,9 @@ from plm_jax import config
 from plm_jax.data import vocabularies
 from plm_jax.data.cache import columns
 from plm_jax.data.cache.columns import Column, Values
-from plm_jax.data.prepare import reading, segmenters, workers
+from plm_jax.data.prepare import groups, reading, segmenters, workers
 from plm_jax.data.prepare.reading import Document
-from plm_jax.data.prepare.spill import Spill, open_shards
+from plm_jax.data.prepare.spill import Spill, open_files
 from plm_jax.data.vocabularies import sentences
 
 _BATCH_CHARACTERS = 2**20
@@ -28,25 +28,32 @@ class Batch(NamedTuple):
 
     Attributes:
       others: of examples the texts that follow; None: they are documents.
+      groups, validates: those of the documents.
       values: of each column that documents bring along those of all.
     """
 
     first: int
     texts: list[str]
     others: list[tuple[str, ...]] | None
-    held_out: list[bool]
+    groups: list[str | None]
+    validates: list[bool]
     values: dict[str, list[Any]]
 
 
 class Block(NamedTuple):
-    """Tokenised documents, with how many there are and whether any is for validation; by shard, in the spill's form."""
+    """Tokenized documents, with how many there are.
+
+    Attributes:
+      groups: those of all documents, with and without tokens.
+      files: what to append to each file of the spill.
+    """
 
     documents: int
-    any_held_out: bool
-    shards: list[bytes]
+    groups: groups.Groups
+    files: list[bytes]
 
     def __len__(self) -> int:
-        return sum(map(len, self.shards))
+        return sum(map(len, self.files))
 
 
 class Task(NamedTuple):
@@ -102,9 +109,11 @@ def encode(
         num_bytes += np.array([len("".join(others).encode("utf-8")) for others in batch.others], np.uint64)
     found |= {column.name: columns.gather(column, batch.values[column.name]) for column in task.brought}
     keys = [reading.key(number, text) for number, text in enumerate(texts, batch.first)]
-    rows = spill.rows(keys, num_bytes, batch.held_out, found)
+    of_groups = groups.keys(batch.texts, batch.others, batch.groups, batch.validates)
+    rows = spill.rows(keys, num_bytes, of_groups, found)
     (chosen,) = found["tokens"].sizes.nonzero()
-    return Block(len(chosen), bool(rows["held_out"][chosen].any()), spill.shards(rows, found, chosen))
+    files = [*spill.shards(rows, found, chosen), of_groups[chosen].tobytes()]
+    return Block(len(chosen), groups.Groups.of(of_groups["group"]), files)
 
 
 def _texts(texts: list[str], vocabulary: vocabularies.Vocabulary, rules: dict[str, Rule]) -> dict[str, Values]:
@@ -150,9 +159,9 @@ def _within(starts: np.ndarray, sizes: np.ndarray, ends: np.ndarray) -> Values:
 def in_batches(documents: Iterable[Document]) -> Iterator[Batch]:
     """All documents, whose numbers have no gaps."""
     for found in batches(documents, _BATCH_CHARACTERS, _num_characters):
-        numbers, texts, held_out, others, values = zip(*found, strict=True)
+        numbers, texts, validates, others, values, of_groups = map(list, zip(*found, strict=True))
         brought = {name: [of[name] for of in values] for name in values[0]}
-        yield Batch(numbers[0], list(texts), None if others[0] is None else list(others), list(held_out), brought)
+        yield Batch(numbers[0], texts, None if others[0] is None else others, of_groups, validates, brought)
 
 
 def _num_characters(document: Document) -> int:
@@ -177,23 +186,24 @@ def blocks(documents: Iterable[Document], encoder: Callable[[Batch], Block]) -> 
     return map(encoder, in_batches(documents))
 
 
-def tokenise(documents: Iterable[Document], task: Task, folder: str) -> tuple[int, bool]:
-    """Spills all documents into shards, with a process for each core; gives their number and whether any is held out.
+def tokenise(documents: Iterable[Document], task: Task, folder: str) -> tuple[int, groups.Groups]:
+    """Spills all documents, with a process for each core; returns the number of those with tokens, and all groups.
 
     What processes make comes in the order of the documents, so that their number makes no difference.
     """
-    number, any_held_out, found = 0, False, in_batches(documents)
+    number, of_groups, found = 0, groups.Groups(), in_batches(documents)
     head = list(itertools.islice(found, _INLINE_BATCHES))
     found, processes = itertools.chain(head, found), workers.cores()
     if processes == 1 or len(head) < _INLINE_BATCHES:
         processes = 0
-    with open_shards(folder) as shards, contextlib.ExitStack() as stack:
+    with open_files(folder) as files, contextlib.ExitStack() as stack:
         if processes:
             made = stack.enter_context(contextlib.closing(workers.in_order(encoder, (task,), found, processes)))
         else:
             made = map(encoder(task), found)
         for block in made:
-            for file, data in zip(shards, block.shards, strict=True):
+            for file, data in zip(files, block.files, strict=True):
                 file.write(data)
-            number, any_held_out = number + block.documents, any_held_out or block.any_held_out
-    return number, any_held_out
+            number += block.documents
+            of_groups.add(block.groups)
+    return number, of_groups

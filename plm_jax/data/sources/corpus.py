@@ -21,10 +21,12 @@ class Record(NamedTuple):
     """A document, or an example of several texts.
 
     Attributes:
-      text: of an example its first, such as inputs; what is held out follows from it.
+      text: of an example its first, such as inputs.
       others: of an example those that follow, such as targets; None: it is a document.
       file, place: which of the source's files, or shards, it is from, counted from 0, and which line or record, from 1.
       values: of each of the source's `columns` what the document has.
+      group: what it shares with the records that validation must not be parted from, such as a document's id; None:
+        its `text`, so that the questions of a context stay together.
     """
 
     text: str
@@ -32,6 +34,12 @@ class Record(NamedTuple):
     file: int = 0
     place: int = 0
     values: Mapping[str, Any] = {}
+    group: str | None = None
+
+    @property
+    def has_text(self) -> bool:
+        """Whether there is anything to tokenize."""
+        return bool(self.text.strip() or any(self.others or ()))
 
 
 @dataclasses.dataclass

@@ -28,7 +28,7 @@ _HALVES = re.compile(r"\\u[dD][89a-fA-F]")
 # Of a file's name what says its form: `.jsonl`, `.jsonl.gz`, or nothing.
 _ENDING = re.compile(r"(\.\w+)?(\.gz)?$")
 # What came later counts for what a source is only where it is given, so that older caches keep their identity.
-_LATER = ("only", "max_characters", "max_depth")
+_LATER = ("only", "max_characters", "max_depth", "group")
 
 
 def read(
@@ -48,12 +48,7 @@ def read(
     Raises:
       UserError: no file at the path; a damaged file; text that is not UTF-8; a line that is no JSON object with text.
     """
-    parsers = {
-        config.JsonLines.kind: _json_text,
-        config.JsonLinesInputsTargets.kind: _json_example,
-        config.LabelledJsonLines.kind: _json_labelled,
-    }
-    parse, found = parsers.get(source.kind, _plain), paths(source)
+    parse, found = _json_record if isinstance(source, config.JsonSource) else _plain, paths(source)
     for file in range(len(found) * index // number, len(found) * (index + 1) // number):
         for line, place, row in _rows(found[file], source, advance):
             record = kept(functools.partial(_parsed, parse, place, row, source), skipped)
@@ -241,20 +236,46 @@ def _plain(place: str, text: str, source: config.FileSource) -> Record:
     return Record(_text(place, text))
 
 
-def _json_labelled(place: str, line: str, source: config.LabelledJsonLines) -> Record:
-    return labelled.record(source.form, place, _json(place, line, source))
+def _json_record(place: str, line: str, source: config.JsonSource) -> Record | None:
+    return record(place, _json(place, line, source), source)
 
 
-def _json_text(place: str, line: str, source: config.JsonLines) -> Record:
-    row = _json(place, line, source)
+def record(place: str, row: dict[str, Any], source: config.JsonSource) -> Record | None:
+    """Returns the record of a row, or None for one that the source leaves out.
+
+    Raises:
+      BadRow: the row does not fit the source.
+    """
+    if isinstance(source, config.LabelledJsonLines):
+        parsed = labelled.record(source.form, place, row)
+    else:
+        parsed = (_text_record if isinstance(source, config.JsonLines) else _example)(place, row, source)
+    return parsed and parsed._replace(group=group(place, row, source))
+
+
+def group(place: str, row: dict[str, Any], source: config.Source) -> str | None:
+    """Returns the group that a row is of, or None where the source declares none.
+
+    Raises:
+      BadRow: the row has neither text nor an integer there.
+    """
+    field = getattr(source, "group", "")
+    if not field:
+        return None
+    value = row.get(field)
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise BadRow(f"{place} has no text or integer in '{field}', the source's group: {nearest(field, row)}")
+    return str(value)
+
+
+def _text_record(place: str, row: dict[str, Any], source: config.JsonLines) -> Record:
     text = row.get(source.field)
     if not isinstance(text, str):
         raise BadRow(f"{place} has no text in '{source.field}': {nearest(source.field, row)}")
     return Record(text)
 
 
-def _json_example(place: str, line: str, source: config.JsonLinesInputsTargets) -> Record | None:
-    row = _json(place, line, source)
+def _example(place: str, row: dict[str, Any], source: config.JsonLinesInputsTargets) -> Record | None:
     if not is_taken(place, row, source):
         return None
     pair = [templates.render(of, place, row, "inputs and targets") for of in (source.inputs, source.targets)]

@@ -7,6 +7,7 @@ from plm_jax import config
 from plm_jax.common import progress
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.data.sources import files
+from plm_jax.data.sources.corpus import Record
 
 
 class Row(NamedTuple):
@@ -17,7 +18,7 @@ class Row(NamedTuple):
 
 
 def splits(
-    name: str, source: config.Source, wanted: str, fraction: float, key: Callable[[Row], str]
+    name: str, source: config.Source, wanted: str, fraction: float, record: Callable[[Row], Record]
 ) -> tuple[list[Row], list[Row]]:
     """The rows of `train`, and those of the split that is wanted.
 
@@ -26,7 +27,7 @@ def splits(
     Args:
       name: what the config calls the source.
       fraction: of rows that are held out where there is no split for them.
-      key: the text of a row by whose hash it is held out.
+      record: makes the record of a row that `prepare` reads, by which it is held out.
 
     Raises:
       UserError: a source whose rows have no fields, or without such a split; what is wrong with its rows.
@@ -39,10 +40,11 @@ def splits(
         return train, train if wanted == "train" else read(wanted)
     from plm_jax.data import prepare  # What it brings along only sources without a split need.
 
-    held = prepare.hold_out([key(row) for row in train], fraction)
+    held = prepare.hold_out([record(row) for row in train], fraction)
     parted = {of: [row for row, is_held in zip(train, held, strict=True) if is_held == of] for of in (False, True)}
     if not parted[True]:
-        raise UserError(f"nothing is held out of '{name}': raise config.data.validation_fraction")
+        fix = "give it validation rows, or raise config.data.validation_fraction"
+        raise UserError(f"nothing is held out of '{name}': {fix}")
     return parted[False], parted[True]
 
 

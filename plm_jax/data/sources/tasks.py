@@ -24,6 +24,8 @@ from plm_jax.data.tensorflow_side import seqio, tf, tfds
 _TEXT = seqio.Feature(seqio.PassThroughVocabulary(0), add_eos=False, dtype=tf.string, rank=0)
 _FEATURES = {"text": _TEXT}
 _PARTS = ("inputs", "targets")
+# The feature of a row of files that holds its declared group.
+_GROUP = "plm_jax/group"
 # A builder's version as TFDS prints it, behind a slash; it takes one behind a colon.
 _VERSION = re.compile(r"/(\d+\.\d+\.\d+)$")
 
@@ -68,18 +70,19 @@ class _FileSource(seqio.DataSource):
         source = files.of_split(self._source, split)
         index, number = (shard_info.index, shard_info.num_shards) if shard_info else (0, 1)
         names = _PARTS if isinstance(source, config.JsonLinesInputsTargets) else ("text",)
+        groups = (_GROUP,) if getattr(source, "group", "") else ()
 
         def documents() -> Iterator[dict[str, bytes]]:
             skipped = Skipped() if self._bad_rows == "skip" else None
             try:
                 for found in files.read(source, index, number, skipped):
-                    texts = found.text, *(found.others or ())
-                    yield {name: text.encode("utf-8") for name, text in zip(names, texts, strict=True)}
+                    texts = found.text, *(found.others or ()), *([found.group] if groups else ())
+                    yield {name: text.encode("utf-8") for name, text in zip((*names, *groups), texts, strict=True)}
             except UserError as error:
                 self.error = error
                 raise
 
-        signature = {name: tf.TensorSpec([], tf.string) for name in names}
+        signature = {name: tf.TensorSpec([], tf.string) for name in (*names, *groups)}
         return tf.data.Dataset.from_generator(documents, output_signature=signature)
 
 
@@ -299,6 +302,12 @@ def examples(task: seqio.Task, split: str, shard: seqio.ShardInfo | None = None)
     with _source_errors(task):
         for row in rows.as_numpy_iterator():
             yield Example(*(_text(task, row, name) for name in _PARTS), row)
+
+
+def record(example: Example) -> Record:
+    """Returns an example as `prepare` reads it."""
+    group = example.row.get(_GROUP)
+    return Record(example.inputs, (example.targets,), group=None if group is None else group.decode("utf-8"))
 
 
 def _dataset(task: seqio.Task, split: str, features: tuple[str, ...], shard: seqio.ShardInfo | None) -> tf.data.Dataset:

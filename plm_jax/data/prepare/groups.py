@@ -1,0 +1,197 @@
+"""Groups of rows that are never in both splits, and the rows that training and validation share.
+
+A row's group is what its source declares, such as a document's id, or else its first text: the context of a question,
+the premise of a pair, the inputs of an example. Texts are compared after Unicode NFC with white space collapsed.
+
+Where a source has no validation split, the groups whose 64-bit hash is below `data.validation_fraction` of all hashes
+are held out. Where these have fewer than MIN_ROWS rows, the groups with the next smallest hashes follow, up to MIN_ROWS
+rows and while at most one row in MAX_SHARE is held out; the first group follows whatever its size. So one bound on the
+hash decides, and it depends on the rows alone: not on their order, the number of workers or shards, or the runner.
+"""
+
+import hashlib
+import math
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+MIN_ROWS = 20
+MAX_SHARE = 10
+# How rows are compared: all of their texts as they are, all of their texts normalized, their groups.
+LEVELS = ("exact", "normalized", "group")
+# What is written of each row: a hash for each level, and whether it is of the source's own validation split.
+KEYS = np.dtype([*((level, "<u8") for level in LEVELS), ("validates", "?")])
+_BLOCK_ROWS = 2**17
+# Number of validation rows whose hashes are in memory at once.
+_PART_ROWS = 2**19
+
+
+def normalize(text: str) -> str:
+    """Returns a text in Unicode NFC, with runs of white space as one space and none at its ends."""
+    return " ".join(unicodedata.normalize("NFC", text).split())
+
+
+def key(text: str) -> int:
+    """Returns the hash of a group, 64 bits."""
+    return _hash(normalize(text))
+
+
+def keys(
+    texts: Sequence[str],
+    others: Sequence[tuple[str, ...]] | None,
+    groups: Sequence[str | None],
+    validates: Sequence[bool],
+) -> np.ndarray:
+    """Returns the KEYS of rows.
+
+    Args:
+      texts, others: the first text of each row, and those that follow; None: rows are documents of one text.
+      groups: the group of each row; None: its first text.
+      validates: whether each row is of the source's own validation split.
+    """
+    hashes = []
+    for text, rest, group in zip(texts, others or [()] * len(texts), groups, strict=True):
+        normalized = normalize(text)
+        of_group = normalized if group is None else normalize(group)
+        hashes.append((_hash(text, *rest), _hash(normalized, *map(normalize, rest)), _hash(of_group)))
+    rows = np.zeros(len(texts), KEYS)
+    rows["validates"] = validates
+    for level, column in zip(LEVELS, zip(*hashes, strict=True), strict=True):
+        rows[level] = column
+    return rows
+
+
+def _hash(text: str, *others: str) -> int:
+    """Returns 64 bits; of several texts their lengths count too, so that no other texts have the same bytes."""
+    parts = [part.encode("utf-8") for part in (text, *others)]
+    lengths = b"".join(len(part).to_bytes(8, "little") for part in parts) if others else b""
+    return int.from_bytes(hashlib.blake2b(lengths + b"".join(parts), digest_size=8).digest(), "big")
+
+
+class Rule(NamedTuple):
+    """What decides which rows are held out.
+
+    Attributes:
+      name: `source`, its own split; `hash`, the bound that the fraction sets; `top-up`, a higher bound, for MIN_ROWS;
+        `none`, nothing is held out.
+      bound: groups with a hash below it are held out; 0 for `source` and `none`.
+    """
+
+    name: str
+    bound: int = 0
+
+
+@dataclass
+class Groups:
+    """Numbers of rows that decide which groups are held out; the sum over parts of a source is that of the source.
+
+    Attributes:
+      rows: the number of rows.
+      smallest: the number of rows of each of the MIN_ROWS groups with the smallest hashes, by hash. More are not
+        needed: each has a row, so MIN_ROWS groups have MIN_ROWS rows.
+    """
+
+    rows: int = 0
+    smallest: dict[int, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, hashes: Sequence[int] | np.ndarray) -> "Groups":
+        """Counts the rows with these hashes of their groups."""
+        smallest, counts = np.unique(np.asarray(hashes, np.uint64), return_counts=True)
+        first = zip(smallest[:MIN_ROWS].tolist(), counts[:MIN_ROWS].tolist(), strict=True)
+        return cls(int(counts.sum()), dict(first))
+
+    def add(self, more: "Groups") -> None:
+        """Adds the rows of another part."""
+        hashes = sorted(self.smallest.keys() | more.smallest.keys())[:MIN_ROWS]
+        self.smallest = {group: self.smallest.get(group, 0) + more.smallest.get(group, 0) for group in hashes}
+        self.rows += more.rows
+
+    def _rows_below(self, threshold: int) -> int:
+        """Returns the number of rows of groups with a hash below, exact where it is less than MIN_ROWS."""
+        return sum(number for group, number in self.smallest.items() if group < threshold)
+
+    def is_settled(self, fraction: float) -> bool:
+        """Whether more rows cannot change the `rule`."""
+        return fraction == 0 or (len(self.smallest) > 1 and self._rows_below(_threshold(fraction)) >= MIN_ROWS)
+
+    def rule(self, fraction: float) -> Rule:
+        """Returns what decides; with a single group, or a fraction of 0, nothing is held out."""
+        if fraction == 0 or len(self.smallest) < 2:
+            return Rule("none")
+        threshold = bound = _threshold(fraction)
+        rows = self._rows_below(threshold)
+        for group in sorted(group for group in self.smallest if group >= threshold):
+            rows_with_it = rows + self.smallest[group]
+            if rows >= MIN_ROWS or (rows and MAX_SHARE * rows_with_it > self.rows):
+                break
+            rows, bound = rows_with_it, group + 1
+        return Rule("hash" if bound == threshold else "top-up", bound)
+
+
+def _threshold(fraction: float) -> int:
+    """Returns the least hash that is not below a fraction of all 64-bit hashes."""
+    return math.ceil(fraction * 2**64)
+
+
+def are_held_out(rows: np.ndarray, rule: Rule) -> np.ndarray:
+    """Returns whether each row is held out; `rows` have `group` and `validates` as KEYS do."""
+    if rule.bound == 0:
+        return rows["validates"]
+    return rows["group"] <= np.uint64(rule.bound - 1)  # A bound of 2^64 is no uint64.
+
+
+class Overlap(NamedTuple):
+    """Numbers of rows.
+
+    Attributes:
+      validation: how many are held out.
+      shared: by level (`LEVELS`) and split the rows that are also in the other split.
+    """
+
+    validation: int
+    shared: dict[str, dict[str, int]]
+
+
+def overlap(path: str, rule: Rule) -> Overlap:
+    """Counts the rows of a file of KEYS that both splits have, in memory that does not grow with them."""
+    validation = sum(int(is_validation.sum()) for _, is_validation in _blocks(path, rule))
+    shared = {level: {"train": 0, "validation": 0} for level in LEVELS}
+    num_parts = -(-validation // _PART_ROWS)
+    for part in range(num_parts):
+        for level in LEVELS:
+            _add_shared(path, rule, level, part, num_parts, shared[level])
+    return Overlap(validation, shared)
+
+
+def _add_shared(path: str, rule: Rule, level: str, part: int, num_parts: int, shared: dict[str, int]) -> None:
+    """Adds to `shared` the rows with those hashes that leave `part` when divided by `num_parts`."""
+
+    def hashes(of_validation: bool) -> Iterator[np.ndarray]:
+        for rows, is_validation in _blocks(path, rule):
+            of_split = rows[level][is_validation == of_validation]
+            yield of_split[of_split % np.uint64(num_parts) == part]
+
+    blocks = [np.unique(of_block, return_counts=True) for of_block in hashes(True)]
+    known, index = np.unique(np.concatenate([of_block for of_block, _ in blocks]), return_inverse=True)
+    if not len(known):
+        return
+    counts = np.zeros(len(known), np.int64)
+    np.add.at(counts, index, np.concatenate([counts_of_block for _, counts_of_block in blocks]))
+    is_shared = np.zeros(len(known), np.bool_)
+    for of_train in hashes(False):
+        index = np.minimum(np.searchsorted(known, of_train), len(known) - 1)
+        index = index[known[index] == of_train]
+        shared["train"] += len(index)
+        is_shared[index] = True
+    shared["validation"] += int(counts[is_shared].sum())
+
+
+def _blocks(path: str, rule: Rule) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Reads a file of KEYS in blocks, each with which of its rows are held out."""
+    with open(path, "rb") as file:
+        while len(rows := np.fromfile(file, KEYS, _BLOCK_ROWS)):
+            yield rows, are_held_out(rows, rule)

@@ -1,0 +1,310 @@
+"""Held-out rows: whole groups, by one rule for every kind of source, and how many rows both splits share."""
+
+import collections
+import dataclasses
+import itertools
+import json
+import random
+import re
+import unicodedata
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from plm_jax import config
+from plm_jax.common.errors import UserError
+from plm_jax.data import cache, prepare
+from plm_jax.data.prepare import groups, reading, spill, tokenising, workers
+from plm_jax.data.sources import corpus, files
+from tests.support import splits
+
+WORDS = ["né", "sea", "ship", "Ünd", "wind", "海", "storm", "café", "über\u00a0all", "mast", "½", "sail", "öde"]
+LABELS = ("no", "yes")
+# Numbers of rows of a file.
+SIZES = (1, 2, 3, 7, 19, 30, 120, 300, 700)
+FRACTIONS = (0.01, 0.05, 0.3, 0.0)
+
+
+def varied(rng, text):
+    """Returns a text again, most often with other white space or in another Unicode form."""
+    return rng.choice(
+        [
+            text,
+            unicodedata.normalize("NFD", text),
+            f"  {text}\u2003",
+            re.sub(" ", lambda _: rng.choice([" ", "  ", "\t", "\u00a0 "]), text),
+        ]
+    )
+
+
+def texts(rng, number):
+    """Returns texts of which about a third come again, as they are or varied."""
+    made = []
+    for _ in range(number):
+        again = made and rng.random() < 0.35
+        new = " ".join(rng.choices(WORDS, k=rng.randint(1, 9))) + f" {rng.randint(0, 4 * number)}"
+        made.append(varied(rng, rng.choice(made)) if again else new)
+    return made
+
+
+def contexts(rng, number):
+    """Returns contexts that about five rows in sequence share."""
+    few = texts(rng, -(-number // 5))
+    return [varied(rng, few[i // 5]) for i in range(number)]
+
+
+def span(rng, context, question):
+    return {"context": context, "question": question, "answers": {"text": [], "answer_start": []}}
+
+
+def tags(rng, first, second):
+    words = [word for word in first.split(" ") if word.strip()]
+    return {"tokens": words, "tags": [0] * len(words)}
+
+
+# For each kind of source: makes a row, makes the source of a path, and where these are not the obvious ones, the texts
+# and the group of a row.
+ROW = {
+    "text": lambda rng, first, second: {"text": first},
+    "classes": lambda rng, first, second: {"text": first, "label": rng.randint(0, 1)},
+    "pair": lambda rng, first, second: {"text": first, "pair": second, "label": rng.randint(0, 1)},
+    "score": lambda rng, first, second: {"text": first, "pair": second, "score": rng.random()},
+    "tags": tags,
+    "span": span,
+    "choice": lambda rng, first, second: {"question": first, "choices": [second, "a"], "label": 0},
+    "translation": lambda rng, first, second: {"inputs": first, "targets": second},
+    "group": lambda rng, first, second: {"text": second, "id": first},
+    "answered": lambda rng, first, second: {"inputs": f"{second} {first}", "targets": "a", "context": first},
+}
+SOURCE = {
+    "text": config.JsonLines,
+    "classes": lambda path, **more: config.LabelledJsonLines(path, config.Classes(LABELS), **more),
+    "pair": lambda path, **more: config.LabelledJsonLines(path, config.Classes(LABELS, pair="pair"), **more),
+    "score": lambda path, **more: config.LabelledJsonLines(path, config.Score(pair="pair"), **more),
+    "tags": lambda path, **more: config.LabelledJsonLines(path, config.Tags(("O", "B")), **more),
+    "span": lambda path, **more: config.LabelledJsonLines(path, config.Answers(), **more),
+    "choice": lambda path, **more: config.LabelledJsonLines(path, config.Choices(2), **more),
+    "translation": config.JsonLinesInputsTargets,
+    "group": lambda path, **more: config.JsonLines(path, group="id", **more),
+    "answered": lambda path, **more: config.JsonLinesInputsTargets(path, group="context", **more),
+}
+TEXTS = {
+    "tags": lambda row: (" ".join(row["tokens"]),),
+    "choice": lambda row: (row["question"], *row["choices"]),
+    "span": lambda row: (row["context"], row["question"]),
+    "translation": lambda row: (row["inputs"], row["targets"]),
+    "answered": lambda row: (row["inputs"], row["targets"]),
+}
+GROUP = {"group": lambda row: row["id"], "answered": lambda row: row["context"]}
+
+
+def texts_of(kind, row):
+    return TEXTS.get(kind, lambda row: tuple(row[name] for name in ("text", "pair") if name in row))(row)
+
+
+def group_of(kind, row):
+    return GROUP.get(kind, lambda row: texts_of(kind, row)[0])(row)
+
+
+def rows_of(kind, seed, number):
+    rng = random.Random(seed)
+    firsts = (contexts if kind in ("span", "choice", "group", "answered") else texts)(rng, number)
+    seconds = texts(rng, number)
+    return [ROW[kind](rng, first, second) for first, second in zip(firsts, seconds, strict=True)]
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.fixture
+def run(make_run):
+    """`run(source, fraction)`: a run over bytes of a source `a`."""
+
+    def make(source, fraction):
+        made = make_run("a", eos=256, vocab_size=257, data={"validation_fraction": fraction})
+        return dataclasses.replace(made, data=dataclasses.replace(made.data, sources={"a": source}))
+
+    return make
+
+
+@pytest.fixture
+def few_shards(monkeypatch):
+    """Four files in a spill, and no other processes, so that many small caches are quick to make."""
+    monkeypatch.setattr(spill, "NUM_SHARDS", 4)
+    monkeypatch.setattr(spill, "_SHARD_SHIFT", np.uint64(62))
+    monkeypatch.setattr(spill, "FILES", ("000", "001", "002", "003", spill.KEYS_FILE))
+    monkeypatch.setattr(workers, "cores", lambda: 1)
+
+
+def stored(folder):
+    """Returns the line of each row of each split of a cache, from 0."""
+    source = cache.open_source(str(folder), "a")
+    return {
+        name: sorted(source.origin(name, document)[1] - 1 for document in range(split.num_documents))
+        for name, split in source.splits.items()
+    }
+
+
+def shared(train, validation, key):
+    """Returns how many rows of each split have a key that the other has too."""
+    keys = [[key(row) for row in rows] for rows in (train, validation)]
+    common = set(keys[0]) & set(keys[1])
+    return {"train": sum(of in common for of in keys[0]), "validation": sum(of in common for of in keys[1])}
+
+
+def overlap(kind, train, validation):
+    """Returns what the manifest is to say of both splits' rows."""
+    return {
+        "exact": shared(train, validation, lambda row: texts_of(kind, row)),
+        "normalized": shared(train, validation, lambda row: tuple(map(splits.normalized, texts_of(kind, row)))),
+        "group": shared(train, validation, lambda row: splits.normalized(group_of(kind, row))),
+    }
+
+
+def check_report(out, found, is_overlapping):
+    """Compares what `prepare` prints with the overlap."""
+    (line,) = re.findall(r"of [\d,]+ validation rows .*", out.out)
+    numbers = [int(number) for number in re.findall(r"\d+", line)][1:]
+    assert numbers == [found[level]["validation"] for level in ("exact", "normalized", "group")]
+    assert ("overlap" in out.err) == is_overlapping
+
+
+CASES = [(kind, 10 * i + j) for i, kind in enumerate(SOURCE) for j in range(5)]
+
+
+@pytest.mark.usefixtures("few_shards")
+@pytest.mark.parametrize(("kind", "seed"), CASES)
+def test_whole_groups_are_held_out_by_the_rule_and_overlap_is_counted(run, tmp_path, capsys, monkeypatch, kind, seed):
+    rng = random.Random(seed)
+    rows = rows_of(kind, seed, SIZES[seed % len(SIZES)])
+    fraction = rng.choice(FRACTIONS)
+    made = run(SOURCE[kind](write(tmp_path / "a.jsonl", rows)), fraction)
+    rule, held_out = splits.held_out([group_of(kind, row) for row in rows], fraction)
+    monkeypatch.setattr(tokenising, "_BATCH_CHARACTERS", rng.choice([1000, 10**6]))
+    if all(held_out):
+        with pytest.raises(UserError, match=r"lower config\.data\.validation_fraction"):
+            prepare.prepare(made, show_progress=False)
+        return
+    prepare.prepare(made, show_progress=False)
+    lines = {name: [i for i, held in enumerate(held_out) if held == (name == "validation")] for name in cache.SPLITS}
+    assert stored(tmp_path) == {name: of for name, of in lines.items() if of}
+    manifest = cache.read_manifest(str(tmp_path / "a"))["validation"]
+    train, validation = ([rows[i] for i in lines[name]] for name in cache.SPLITS)
+    assert manifest == {"rule": rule, "overlap": overlap(kind, train, validation)}
+    assert manifest["overlap"]["group"] == {"train": 0, "validation": 0}
+    out = capsys.readouterr()
+    if validation:
+        # Equal texts may be of two declared groups.
+        check_report(out, manifest["overlap"], manifest["overlap"]["normalized"]["train"] > 0)
+    else:
+        assert out.err.startswith("warning: nothing is held out of 'a'") and out.err.count("\n") == 1
+
+
+OWN = [("text", 3), ("text", 700), ("classes", 40), ("pair", 60), ("span", 55), ("tags", 25), ("group", 40)]
+
+
+@pytest.mark.usefixtures("few_shards")
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(("kind", "number"), OWN)
+def test_a_validation_file_that_overlaps_the_training_file_is_reported_to_the_row(
+    run, tmp_path, capsys, monkeypatch, kind, number, seed
+):
+    monkeypatch.setattr(groups, "_PART_ROWS", 20)
+    monkeypatch.setattr(groups, "_BLOCK_ROWS", 7)
+    rng = random.Random(seed)
+    train, validation = rows_of(kind, f"{kind}{seed}", number), rows_of(kind, f"{kind}{seed} too", 30)
+    validation += [rng.choice(train) for _ in range(number // 4 * seed)]
+    paths = [write(tmp_path / f"{name}.jsonl", of) for name, of in (("a", train), ("b", validation))]
+    prepare.prepare(run(SOURCE[kind](paths[0], validation=paths[1]), 0.05), show_progress=False)
+    assert stored(tmp_path) == {"train": [*range(number)], "validation": [*range(len(validation))]}
+    found = cache.read_manifest(str(tmp_path / "a"))["validation"]
+    assert found == {"rule": "source", "overlap": overlap(kind, train, validation)}
+    counts = [of["train"] for of in found["overlap"].values()]
+    assert not seed or number < 4 or min(counts) > 0
+    check_report(capsys.readouterr(), found["overlap"], any(counts))
+
+
+def test_one_and_three_workers_write_the_same_cache(run, tmp_path, monkeypatch):
+    made = run(SOURCE["span"](write(tmp_path / "a.jsonl", rows_of("span", 5, 150))), 0.01)
+    monkeypatch.setattr(tokenising, "_BATCH_CHARACTERS", 1000)
+    contents = []
+    for number in (1, 3):
+        monkeypatch.setattr(workers, "cores", lambda number=number: number)
+        folder = tmp_path / f"{number}"
+        prepare.prepare(made, str(folder), show_progress=False)
+        contents.append({path.relative_to(folder): path.read_bytes() for path in folder.rglob("*.*") if path.is_file()})
+    assert contents[0] == contents[1]
+    assert cache.read_manifest(str(tmp_path / "3" / "a"))["validation"]["rule"] == "top-up"
+
+
+def test_the_numbers_of_parts_add_up_to_those_of_the_whole():
+    rng = np.random.default_rng(0)
+    for number in (1, 2, 19, 20, 21, 500):
+        hashes = rng.integers(0, 2**64, number, np.uint64)[rng.integers(0, number, 4 * number)]
+        whole = groups.Groups()
+        for part in np.array_split(rng.permutation(hashes), 7):
+            whole.add(groups.Groups.of(part))
+        sizes = collections.Counter(hashes.tolist())
+        assert whole.rows == len(hashes)
+        assert whole.smallest == {of: sizes[of] for of in sorted(sizes)[:20]}
+
+
+def test_a_vocabulary_is_trained_on_the_rows_that_are_not_held_out(run, tmp_path):
+    """The rule is settled by the first rows where enough of them are below the threshold."""
+    for number, fraction in ((30, 0.01), (400, 0.2), (3000, 0.5), (40, 0.0)):
+        rows = rows_of("text", number, number)
+        made = run(config.JsonLines(write(tmp_path / f"{number}.jsonl", rows)), fraction)
+        rule = reading.rule(made, "a")
+        expected = splits.held_out([row["text"] for row in rows], fraction)
+        assert [document.is_held_out(rule) for document in reading.all_documents(made, "a")] == expected[1]
+        assert rule.name == expected[0]
+        records = list(files.read(made.data.sources["a"]))
+        assert prepare.hold_out([*records, corpus.Record("  ")], fraction) == [*expected[1], False]
+
+
+@dataclasses.dataclass(frozen=True)
+class Chapters(config.Source):
+    """A source in a file of a user's."""
+
+    kind: ClassVar[str] = "tests_chapters"
+
+    def open(self, name):
+        return ChaptersCorpus()
+
+
+class ChaptersCorpus(corpus.Corpus):
+    """Three chapters of each of fifty books, in three shards."""
+
+    splits = ("train",)
+
+    def shards(self, split, most=1):
+        return [0, 1, 2]
+
+    def read(self, split, shard, skipped=None, advance=corpus.ignore):
+        for book in range(50):
+            yield corpus.Record(f"Chapter {shard} of {book}.", None, shard, book + 1, group=f"book  {book}")
+
+    def fingerprint(self):
+        return []
+
+
+def test_a_source_of_a_user_declares_its_groups(run, tmp_path):
+    prepare.prepare(run(Chapters(), 0.01), show_progress=False)
+    source = cache.open_source(str(tmp_path), "a")
+    split = source.splits["validation"]
+    books = collections.Counter(source.origin("validation", document)[1] - 1 for document in range(split.num_documents))
+    rule, held_out = splits.held_out([f"book {book}" for _ in range(3) for book in range(50)], 0.01)
+    assert rule == "top-up" and books == {book: 3 for book in range(50) if held_out[book]} and len(books) == 5
+
+
+def test_a_group_must_be_text_or_an_integer(tmp_path):
+    source = config.JsonLines(str(tmp_path / "a.jsonl"), group="id")
+    (tmp_path / "a.jsonl").write_text('{"text": "a", "id": 7}\n{"text": "b", "id": "7"}\n')
+    assert [record.group for record in files.read(source)] == ["7", "7"]
+    for bad in ('{"text": "a", "ids": 7}', '{"text": "a", "id": null}', '{"text": "a", "id": true}'):
+        (tmp_path / "a.jsonl").write_text(bad)
+        with pytest.raises(UserError, match=r"a.jsonl:1 has no text or integer in 'id', the source's group"):
+            list(itertools.islice(files.read(source), 1))

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from plm_jax import config
-from plm_jax.common import progress, storage
+from plm_jax.common import children, progress, storage
 from plm_jax.common.errors import UserError
 from plm_jax.data.cache import staleness
 from plm_jax.data.sources import task_mixtures
@@ -49,7 +49,7 @@ def prepare_if_needed(run: config.Run, arguments: Sequence[str], trained: str = 
         _say(f"{change}: preparing it anew")
     if not missing and not changed:
         return
-    finished = subprocess.run([sys.executable, "-m", "plm_jax.prepare", *arguments])
+    finished = subprocess.run(children.command("prepare", *arguments), env=children.with_package(os.environ))
     if finished.returncode:
         sys.exit(finished.returncode)
 

@@ -55,7 +55,9 @@ def prepare_if_needed(run: config.Run, arguments: Sequence[str], trained: str = 
 
 
 def changed_caches(run: config.Run, names: Iterable[str]) -> list[str]:
-    """Of these sources' caches those that are not of the config's texts and settings, and why; says what is not there.
+    """Returns a line for each of these sources' caches that is not of the config's texts and settings.
+
+    Prints which ones could not be compared, and why.
 
     Raises:
       UserError: a cache is missing or damaged.
@@ -70,7 +72,7 @@ def changed_caches(run: config.Run, names: Iterable[str]) -> list[str]:
         elif found.unseen:
             unseen.append(f"'{name}' ({found.unseen})")
     if unseen:
-        _say(f"the texts of {', '.join(unseen)} are not here: their caches are taken as they are")
+        _say(f"cannot compare the texts of {', '.join(unseen)}: using their caches as they are")
     return changed
 
 

@@ -65,7 +65,7 @@ def make(
         "vocabulary": _describe(run.vocabulary, vocabulary),
         **cache.describe(size, task.columns, vocabulary.word_initial, temporary),
         "splits": counts,
-        "source": staleness.describe(run, name, own),
+        "source": staleness.describe(run, name, own, origin.contents),
         "has_inputs_targets": isinstance(source, config.InputsTargetsSource),
     }
     if task.segmenter:

@@ -4,13 +4,14 @@ import dataclasses
 import json
 import os
 import shutil
+import sys
 from typing import ClassVar
 
 import numpy as np
 import pytest
 
 from plm_jax import config
-from plm_jax.common import storage
+from plm_jax.common import storage, users
 from plm_jax.common.errors import UserError
 from plm_jax.data import preparation, prepare
 from plm_jax.data.cache import form, staleness
@@ -351,3 +352,37 @@ def test_prepare_reports_an_empty_fingerprint_and_refuses_one_that_is_none(table
     monkeypatch.setattr(TableCorpus, "fingerprints", staticmethod(lambda: [b"1"]))
     with pytest.raises(UserError, match="return a list of strings"):
         prepare.prepare(table, show_progress=False)
+
+
+def test_a_changed_segmenter_is_noticed_and_one_that_is_not_here_is_none(run, tmp_path, monkeypatch):
+    """By its code and that of what it imports from its folder; nothing of it is imported to compare."""
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "tests_segmenter.py").write_text(
+        '"""Cuts."""\nimport os\nfrom tests_cuts import cuts\nassert "COMPARING" not in os.environ\n'
+        "def halves(text):\n    return cuts(text)\n"
+    )
+    (code / "tests_cuts.py").write_text("def cuts(text):\n    return [text]\n")
+    monkeypatch.syspath_prepend(code)
+    users.trust(["tests_segmenter"])
+    segmented = dataclasses.replace(run, data=dataclasses.replace(run.data, segmenters={"a": "tests_segmenter:halves"}))
+    assert compare(segmented).changed.startswith("segmenter was")
+    prepare.prepare(segmented, show_progress=False)
+    monkeypatch.setenv("COMPARING", "")
+    for name in ("tests_segmenter", "tests_cuts"):
+        monkeypatch.delitem(sys.modules, name)
+
+    def compare_anew():  # As a process that has read none of it.
+        users._read.cache_clear()
+        users._hashed.cache_clear()
+        return compare(segmented)
+
+    assert compare_anew() == SAME
+    (code / "tests_segmenter.py").write_text((code / "tests_segmenter.py").read_text() + "# A comment.\n")
+    assert compare_anew() == SAME
+    (code / "tests_cuts.py").write_text("def cuts(text):\n    return text.split()\n")
+    assert compare_anew().changed.startswith("segmenter was")
+    monkeypatch.setattr(users, "digests", lambda name: [])
+    assert compare(segmented) == SAME
+    other = dataclasses.replace(segmented, data=dataclasses.replace(segmented.data, segmenters={"a": "x:y"}))
+    assert compare(other).changed.startswith("segmenter was")

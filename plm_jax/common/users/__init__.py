@@ -157,6 +157,23 @@ def flags(settings: Any) -> list[str]:
     return [f"--module={name}" for name in used(settings)]
 
 
+def digests(name: str) -> list[str]:
+    """Returns the hashes of the code of a module, and of what it imports from its folder; none if it is not here.
+
+    Nothing is imported for that, so that any settings may name it.
+    """
+    first, *parts = name.split(".")
+    try:
+        spec = importlib.util.find_spec(first)
+    except (ImportError, ValueError):
+        return []
+    found = list(code.specs(spec, parts))
+    if len(found) <= len(parts) or not (file := found[-1].origin):
+        return []
+    hashes = _hashed(file, _source(file), os.path.dirname(code.place(spec)))
+    return [hashes["sha256"], *hashes["imports"].values()]
+
+
 def check(record: Record, error: UserError) -> None:
     """Raises what to add if settings could not be read for want of a module that is noted; `error` was the reason.
 

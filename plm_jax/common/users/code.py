@@ -76,13 +76,13 @@ def beside(name: str, folder: str) -> importlib.machinery.ModuleSpec | None:
         return None
     found = _machinery.FileFinder(folder, *_LOADERS).find_spec(name)
     usual = _machinery.PathFinder.find_spec(name) if found else None
-    is_hidden = usual is not None and os.path.realpath(_place(usual)) != os.path.realpath(_place(found))
+    is_hidden = usual is not None and os.path.realpath(place(usual)) != os.path.realpath(place(found))
     return None if is_hidden else found
 
 
-def _place(spec: importlib.machinery.ModuleSpec) -> str:
-    """Returns the file of a module, of a package without `__init__` its folder."""
-    return spec.origin or next(iter(spec.submodule_search_locations or ()), "")
+def place(spec: importlib.machinery.ModuleSpec) -> str:
+    """Returns the file of a module, or the folder of a package."""
+    return next(iter(spec.submodule_search_locations or ()), spec.origin or "")
 
 
 @functools.cache
@@ -164,13 +164,18 @@ def _imported(tree: ast.Module, folder: str) -> Iterator[Sequence[str]]:
 
 
 def _files(parts: Sequence[str], root: str) -> Iterator[str]:
-    """Yields the files that an import of a dotted name runs, as far as they are there."""
-    found = beside(parts[0], root)
-    for part in [*parts[1:], ""]:
+    """Yields the files below a folder that an import of a dotted name runs, as far as they are there."""
+    return (spec.origin for spec in specs(beside(parts[0], root), parts[1:]) if spec.origin)
+
+
+def specs(
+    found: importlib.machinery.ModuleSpec | None, parts: Sequence[str]
+) -> Iterator[importlib.machinery.ModuleSpec]:
+    """Yields a module and those that are named below it one after another, as far as they are there."""
+    for part in [*parts, ""]:
         if found is None:
             return
-        if found.origin:
-            yield found.origin
+        yield found
         folders = list(found.submodule_search_locations or ())
         if not folders or not part.isidentifier():
             return

@@ -1,6 +1,7 @@
 """Whether a cache is current: compares what `prepare` recorded of its source with what is there now.
 
     CACHE_DIR/SOURCE/manifest.json   `source`: its name, its task definition, the share that is held out, `bad_rows`;
+                                     `segmenter`, its name and the hashes of its code;
                                      of a user's own source `fingerprint`, the SHA-256 of `Corpus.fingerprint`
     CACHE_DIR/SOURCE/files.json      of a source of files, of each split: name, size, modification time, change time
                                      and SHA-256 of each file
@@ -19,7 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from plm_jax import config
-from plm_jax.common import progress, storage
+from plm_jax.common import progress, storage, users
 from plm_jax.common.errors import UserError, one_line
 from plm_jax.data.cache import form
 from plm_jax.data.sources import files
@@ -58,7 +59,15 @@ def describe(run: config.Run, name: str, has_validation: bool, contents: Sequenc
         "validation_fraction": None if has_validation else run.data.validation_fraction,
         "bad_rows": run.data.bad_rows if isinstance(source, config.FileSource) else None,
     }
+    if name in run.data.segmenters:
+        described["segmenter"] = segmenter(run, name)
     return described | ({"fingerprint": _digest(contents)} if _is_users(source) and contents else {})
+
+
+def segmenter(run: config.Run, name: str) -> list[str]:
+    """Returns the segmenter of a source, followed by the hashes of its code; none of them if the code is not here."""
+    function = run.data.segmenters[name]
+    return [function, *users.digests(function.partition(":")[0])]
 
 
 def look(source: Any, fingerprint: Callable[[], list[str]]) -> Origin:
@@ -111,6 +120,8 @@ def compare(run: config.Run, name: str, say: Callable[[str], None]) -> Compariso
         return Comparison("it does not say what it was made of")
     before = {field: value for field, value in was.items() if field != "fingerprint"}
     now = describe(run, name, was["validation_fraction"] is None)
+    if len(now.get("segmenter", ())) == 1 and now["segmenter"] == before.get("segmenter", [])[:1]:
+        del now["segmenter"], before["segmenter"]  # Its code need only be where caches are prepared.
     # A source of another name may hold the same texts.
     changes = [change for change in config.differences(before, now) if change.field != "name"]
     if changes:

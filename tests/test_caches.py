@@ -61,8 +61,8 @@ def test_texts_that_are_away_are_a_note_and_swapped_caches_are_told(trained, ver
     command = ["pretrain", f"--config={folder}/tiny.py", f"--workdir={workdir}", "--config.train.steps=2"]
     finished = verb(*command)
     assert finished.status == 0, finished.err
-    (note,) = [line for line in finished.err.splitlines() if "are not here" in line]
-    assert "'a' (there is no file at" in note and "'b' (" in note and "taken as they are" in note
+    (note,) = [line for line in finished.err.splitlines() if line.startswith("cannot compare the texts of")]
+    assert "'a' (there is no file at" in note and "'b' (" in note and "using their caches as they are" in note
     evaluated = verb("evaluate", f"--checkpoint={workdir}", "--tasks=a")
     assert evaluated.status == 0 and "the texts of 'a'" in evaluated.err, evaluated.err
     cache = folder / "cache"

@@ -2,12 +2,15 @@
 
 import dataclasses
 import math
+from typing import ClassVar
 
+import jax.numpy as jnp
 import pytest
 
 from plm_jax import config, objectives
 from plm_jax.common.errors import UserError
 from plm_jax.config import checks
+from plm_jax.models import settings
 from tests.support.tiny import RUNS
 
 
@@ -70,3 +73,77 @@ def test_what_a_new_run_would_ignore_is_refused_and_an_old_one_is_read(name, cha
     assert config.from_saved(config.to_dict(run)) == run
     with pytest.raises(UserError, match=said):
         checks.refuse_unused(run)
+
+
+@dataclasses.dataclass(frozen=True)
+class Remembering(settings.Decoder):
+    """A user's decoder with a memory of the rows before."""
+
+    kind: ClassVar[str] = "tests_remembering"
+    architecture: ClassVar[str] = "decoder"
+    slots: int = 2
+
+    def new_carry(self, rows):
+        return {"memory": jnp.zeros((rows, self.slots, 8))} if self.slots else {}
+
+
+@dataclasses.dataclass(frozen=True)
+class OneAfterAnother(config.Blocks):
+    """A user's layout that says that its rows follow each other."""
+
+    kind: ClassVar[str] = "tests_one_after_another"
+    goes_on: ClassVar[bool] = True
+
+
+@dataclasses.dataclass(frozen=True)
+class ShuffledStreams(config.Streams):
+    """A user's layout that gives what streams give, in any order."""
+
+    kind: ClassVar[str] = "tests_shuffled_streams"
+    goes_on: ClassVar[bool] = False
+
+
+def remembering(slots=2, **data):
+    """The plain run with a memory, over one source of text."""
+    run = RUNS["plain"]
+    model = {f.name: getattr(run.model, f.name) for f in dataclasses.fields(run.model)}
+    data = {"sources": {"a": run.data.sources["a"]}, "mixture": {}} | data
+    return dataclasses.replace(run, model=Remembering(**model, slots=slots), data=dataclasses.replace(run.data, **data))
+
+
+ONE = OneAfterAnother()
+PAIRS = config.JsonLinesInputsTargets("pairs.jsonl")
+TEXTS = dict(list(RUNS["plain"].data.sources.items())[:2])
+SHUFFLED = [
+    (remembering(), "'tests_remembering' carries a state .*layout 'blocks' are shuffled"),
+    (remembering(layout=ONE, sources=TEXTS), "rows alternate between the sources a, b"),
+    (
+        remembering(layout=ONE, sources={"p": PAIRS}, inputs_targets=config.InputsTargets(target_length=4)),
+        "the rows of source 'p' are shuffled",
+    ),
+    (
+        dataclasses.replace(RUNS["elmo"], data=dataclasses.replace(RUNS["elmo"].data, layout=ShuffledStreams())),
+        "'elmo' carries a state .*layout 'tests_shuffled_streams' are shuffled",
+    ),
+]
+
+
+@pytest.mark.parametrize(("run", "said"), SHUFFLED, ids=[said for _, said in SHUFFLED])
+def test_a_state_is_not_carried_over_shuffled_rows(run, said):
+    with pytest.raises(UserError, match=said) as raised:
+        config.from_dict(config.to_dict(run))
+    assert "\n" not in str(raised.value)
+
+
+def test_a_state_is_carried_where_rows_follow_each_other_and_nothing_else_is_refused():
+    mixed = remembering(layout=ONE, sources=TEXTS, mixture={"a": 1.0, "b": 0.0})
+    for run in (remembering(layout=ONE), remembering(slots=0), mixed, RUNS["elmo"]):
+        checks.check(run)
+
+
+def test_a_state_that_no_loss_carries_may_meet_any_row():
+    """An ELMo whose task reads labelled examples begins each with a fresh state."""
+    labelled = config.LabelledJsonLines("labelled.jsonl", form=config.Classes(("no", "yes")))
+    run = RUNS["elmo"]
+    data = dataclasses.replace(run.data, sources={"a": labelled}, layout=config.Labelled())
+    checks.check(dataclasses.replace(run, objective=objectives.Classification(rows="elmo"), data=data))

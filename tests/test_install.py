@@ -78,6 +78,8 @@ QUICK = (
 def test_an_installed_trainer_works_from_another_folder_without_any_extra(installed, tmp_path):
     lines = [{"text": f"The year {i} was good. The people of state {i % 7} had bread and peace."} for i in range(300)]
     (tmp_path / "text.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for name in ("json", "random", "numpy", "jax", "grain", "multiprocessing", "sitecustomize"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('the working directory was imported')\n")
     trained = installed(tmp_path, "pretrain", *QUICK, "--workdir=run", extras=False)
     assert trained.returncode == 0, trained.stderr
     (*_, last) = (tmp_path / "run/metrics.jsonl").read_text().splitlines()

@@ -8,22 +8,47 @@ import contextlib
 import functools
 import os
 import signal
+import site
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
 
+import plm_jax
 from plm_jax.common.errors import Interrupted
 
 # The end of the pipe, in a child's environment.
 _PARENT = "PLM_JAX_PARENT"
 # What has a process join others as one job.
 _JOB = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID", "PLM_JAX_DISTRIBUTED")
+# Python adds neither the working directory nor a script's folder to the path where this is set.
+_SAFE_PATH = "PYTHONSAFEPATH"
 
 
 def command(verb: str, *flags: str) -> list[str]:
-    """The command line of a verb."""
-    return [sys.executable, "-m", f"plm_jax.{verb}", *flags]
+    """The command line of a verb, which imports nothing from the working directory."""
+    return [sys.executable, "-P", "-m", f"plm_jax.{verb}", *flags]
+
+
+def with_package(variables: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables with a `PYTHONPATH` by which a child finds this package without the working directory."""
+    folder = os.path.dirname(os.path.dirname(os.path.abspath(plm_jax.__file__)))
+    # In front of the standard library, `site-packages` would hide some of it.
+    installed = [*site.getsitepackages(), site.getusersitepackages()]
+    path = list(filter(None, variables.get("PYTHONPATH", "").split(os.pathsep)))
+    if folder not in path and os.path.realpath(folder) not in map(os.path.realpath, installed):
+        path.insert(0, folder)
+    return {**variables, **({"PYTHONPATH": os.pathsep.join(path)} if path else {})}
+
+
+def leave_working_directory() -> None:
+    """Keeps every Python process that this one starts, by whatever library, from importing the working directory."""
+    os.environ.update(with_package(os.environ) | {_SAFE_PATH: "1"})
+
+
+def of_scripts() -> dict[str, str]:
+    """Returns this process's environment for a program that may be a Python script, with modules in its folder."""
+    return {name: value for name, value in os.environ.items() if name != _SAFE_PATH}
 
 
 def alone() -> dict[str, str]:
@@ -42,7 +67,7 @@ def start(command: list[str], environment: Mapping[str, str], output: int) -> su
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,
-        env={**environment, _PARENT: str(read)},
+        env={**with_package(environment), _PARENT: str(read)},
         pass_fds=(read,),
         # In a session of its own: Ctrl-C would reach it, too, and a second signal ends a run before its step is saved.
         start_new_session=True,

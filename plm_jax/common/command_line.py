@@ -98,6 +98,7 @@ def run(main: Callable[..., None], takes_options: bool = False, words: Sequence[
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     sys.unraisablehook = _report_unraisable
     sys.stdout.reconfigure(errors="backslashreplace")  # As stderr: paths may hold what is no text.
+    children.leave_working_directory()
     children.end_with_parent()
     try:
         if {"--help", "-h", "--helpfull"} & set(_arguments()):

@@ -28,8 +28,12 @@ from plm_jax.common.errors import UserError
 # Orbax opens paths with etils, which takes TensorFlow for gs:// wherever it is installed; a training process must not.
 os.environ["EPATH_USE_TF"] = "false"
 
-# What stores say of an object that changes when it does, hashes first: a copy has other times.
-_MARKS = ("md5Hash", "crc32c", "ETag", "etag", "updated", "LastModified", "last_modified", "mtime", "created")
+# What stores say of an object that changes when it does, hashes first: a copy has other times. Times come last: an
+# object that was written twice within one of their units keeps them.
+_MARKS = (
+    *("md5Hash", "crc32c", "content_md5", "ETag", "etag", "generation", "version_id", "VersionId"),
+    *("updated", "LastModified", "last_modified", "mtime", "created"),
+)
 
 
 def is_remote(path: str) -> bool:
@@ -387,11 +391,20 @@ def glob(pattern: str) -> list[str]:
 
 
 class File(NamedTuple):
-    """A file, its size in bytes, and what changes with it: the time of a local one, in ns, or a mark of its store's."""
+    """A file and what changes with its content.
+
+    Attributes:
+      size: in bytes.
+      modified: time of the last change of its content, in ns, which any program may set. In a bucket a mark of its
+        store's, such as a hash or a generation; "" if the store gives none.
+      changed: time of the last change of its content or its attributes, in ns, which no program can set. In a bucket
+        the same mark.
+    """
 
     path: str
     size: int
     modified: int | str
+    changed: int | str
 
 
 def listing(pattern: str) -> list[File]:
@@ -406,14 +419,14 @@ def listing(pattern: str) -> list[File]:
             with contextlib.suppress(OSError):  # A link to nowhere.
                 status = os.stat(path)
                 if stat.S_ISREG(status.st_mode):
-                    found.append(File(path, status.st_size, status.st_mtime_ns))
+                    found.append(File(path, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
         return sorted(found)
     with reaching(pattern):
         system = _system(pattern)
         for path, info in system.glob(pattern, detail=True).items():
             if info["type"] == "file":
-                marks = (str(info[name]) for name in _MARKS if info.get(name))
-                found.append(File(system.unstrip_protocol(path), info["size"], next(marks, "")))
+                mark = next((str(info[name]) for name in _MARKS if info.get(name)), "")
+                found.append(File(system.unstrip_protocol(path), info["size"], mark, mark))
     return sorted(found)
 
 

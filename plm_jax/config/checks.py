@@ -31,6 +31,7 @@ def check(run: Run) -> None:
                 "change config.train.batch_size or config.train.microbatches"
             )
         run.data.layout.check(run, stage)
+        _carry(run, stage)
         _positions(run, stage.length)
     _words(run)
     _examples(run, found)
@@ -93,6 +94,25 @@ def _mixture(run: Run, stage: Stage) -> None:
             raise UserError(f"config.data.mixture.{name} is {rate}: give a rate of at least 0")
     if stage.mixture and not sum(stage.mixture.values()) > 0:
         raise UserError("config.data.mixture has no rate above 0: give at least one")
+
+
+def _carry(run: Run, stage: Stage) -> None:
+    """Checks that the state of a model is carried over rows that follow each other in the text."""
+    layout, rates = run.data.layout, stage.mixture or dict.fromkeys(run.data.sources, 1.0)
+    sources = [name for name in run.data.sources if rates.get(name, 0.0) > 0]
+    if not layout.goes_on:
+        reason = f"the rows of config.data.layout '{layout.kind}' are shuffled"
+    elif shuffled := [name for name in sources if isinstance(run.data.sources[name], InputsTargetsSource)]:
+        reason = f"the rows of source '{shuffled[0]}' are shuffled"
+    elif len(sources) > 1:
+        reason = f"rows alternate between the sources {', '.join(sources)}"
+    else:
+        return
+    if run.objective.carries_state and run.model.has_carry:
+        raise UserError(
+            f"model '{run.model.kind}' carries a state from row to row, but {reason}: choose a layout whose rows "
+            "follow each other, such as streams, over one source of text, or a model without `new_carry`"
+        )
 
 
 def _positions(run: Run, length: int) -> None:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from plm_jax import config
-from plm_jax.common import progress, storage
+from plm_jax.common import children, progress, storage
 from plm_jax.common.errors import UserError
 from plm_jax.data.cache import staleness
 from plm_jax.data.sources import task_mixtures
@@ -49,13 +49,15 @@ def prepare_if_needed(run: config.Run, arguments: Sequence[str], trained: str = 
         _say(f"{change}: preparing it anew")
     if not missing and not changed:
         return
-    finished = subprocess.run([sys.executable, "-m", "plm_jax.prepare", *arguments])
+    finished = subprocess.run(children.command("prepare", *arguments), env=children.with_package(os.environ))
     if finished.returncode:
         sys.exit(finished.returncode)
 
 
 def changed_caches(run: config.Run, names: Iterable[str]) -> list[str]:
-    """Of these sources' caches those that are not of the config's texts and settings, and why; says what is not there.
+    """Returns a line for each of these sources' caches that is not of the config's texts and settings.
+
+    Prints which ones could not be compared, and why.
 
     Raises:
       UserError: a cache is missing or damaged.
@@ -70,7 +72,7 @@ def changed_caches(run: config.Run, names: Iterable[str]) -> list[str]:
         elif found.unseen:
             unseen.append(f"'{name}' ({found.unseen})")
     if unseen:
-        _say(f"the texts of {', '.join(unseen)} are not here: their caches are taken as they are")
+        _say(f"cannot compare the texts of {', '.join(unseen)}: using their caches as they are")
     return changed
 
 

@@ -155,6 +155,11 @@ class Reader:
         """The order of a source's training examples in a stage."""
         rows = self.rows("train", name, stage.length)
         order = rows.order(self._run.data.window_tokens, stage.batch_size, self._run.train.seed, name)
+        if self._run.data.layout.goes_on and isinstance(order, layouts.Order):
+            raise UserError(
+                f"config.data.layout '{self._run.data.layout.kind}' sets `goes_on`, but the order of its rows is "
+                "shuffled: give its `Rows` an `order` in which row r of a batch continues row r of the batch before"
+            )
         if not order.num_items:
             raise UserError(f"source '{name}' {rows.shortage(stage.length, stage.batch_size)}")
         return order

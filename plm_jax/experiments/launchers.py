@@ -175,7 +175,7 @@ class Kubernetes(Launcher):
         """As `Launcher` has it."""
         heard = self._hears(member, aloud=False)
         heard.begin()
-        status = self.processes.run(self.command(member), os.environ, heard)
+        status = self.processes.run(self.command(member), children.of_scripts(), heard)
         if status or not members.is_finished(member):
             *_, error = ["", *(line for line in heard.lines() if line.startswith("error: "))]
             raise UserError(error.removeprefix("error: ") or f"its job ended with {status}, and left it unfinished")
@@ -229,7 +229,15 @@ class Slurm:
           UserError: it is not there, or it fails.
         """
         try:
-            finished = subprocess.run(command, cwd=_ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+            # Jobs inherit the environment, and begin with the program of a user's shell.
+            finished = subprocess.run(
+                command,
+                cwd=_ROOT,
+                env=children.of_scripts(),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+            )
         except FileNotFoundError as error:
             raise UserError(f"there is no program '{command[0]}' here: run it where jobs are submitted") from error
         if finished.returncode:

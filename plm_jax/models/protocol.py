@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import flax.linen as nn
     import jax
 
-jnp = lazy("jax.numpy")
+jax, jnp = lazy("jax"), lazy("jax.numpy")
 
 
 class Model(Role):
@@ -86,6 +86,13 @@ class Model(Role):
         """What a loss carries from batch to batch before the first: a tree of boxed arrays [rows, …]; mostly empty."""
         del rows
         return {}
+
+    @property
+    def has_carry(self) -> bool:
+        """Whether it has a state that a loss carries from batch to batch."""
+        if type(self).new_carry is Model.new_carry:
+            return False
+        return bool(jax.tree.leaves(jax.eval_shape(lambda: self.new_carry(1))))
 
     def products(self, length: int, targets: int, decoder_length: int = 0, samples: int = 0) -> float:
         """Multiplications in the matrix products of a row's forward pass, causal attention halved, no look-ups.

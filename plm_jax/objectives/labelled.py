@@ -48,6 +48,7 @@ class Labelled(Objective):
     loss_fields: ClassVar[tuple[str, ...]] = ("lm_coefficient",)
     takes: ClassVar[tuple[str, ...]] = ("labelled",)
     frames: ClassVar[bool] = True
+    carries_state: ClassVar[bool] = False
     rows: Literal["encoder", "decoder", "encoder_decoder", "elmo"] = "encoder"
     lm_coefficient: float = 0.0
 

@@ -157,7 +157,7 @@ class Resumed:
         if self.meta["vocabulary_id"] != vocabulary_id:
             found.append(Change("the vocabulary", self.meta["vocabulary_id"][:12], vocabulary_id[:12], True))
         for name, (then, code) in users.changed(self.meta.get("modules", {}), run).items():
-            found.append(Change(f"the code in {name}", then, code, False))
+            found.append(Change(f"the code in {name}", then, code, True))
         before = self.meta.get("caches", caches)  # Checkpoints of old do not say.
         by_size = not all(stage.mixture for stage in self.stages if stage.first_step < self.step)
         for field, *values in config.differences(before, caches):

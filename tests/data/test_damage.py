@@ -177,7 +177,7 @@ def test_the_vocabulary_beside_the_caches_is_theirs(write, make_run):
 
 def test_files_json_that_was_not_written_so_tells_nothing(write, tmp_path):
     folder = write()
-    rows = {"train": [["a.jsonl", 5, 7, "sha"]]}
+    rows = {"train": [["a.jsonl", 5, 7, 8, "sha"]]}
     (folder / "files.json").write_bytes(form.files_json(rows))
     assert form.read_files(str(folder)) == rows
     (folder / "files.json").write_text(json.dumps(rows))  # As before there was a checksum in it.

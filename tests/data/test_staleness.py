@@ -4,14 +4,19 @@ import dataclasses
 import json
 import os
 import shutil
+import sys
+from typing import ClassVar
 
+import numpy as np
 import pytest
 
 from plm_jax import config
-from plm_jax.common import storage
+from plm_jax.common import storage, users
 from plm_jax.common.errors import UserError
-from plm_jax.data import prepare
-from plm_jax.data.cache import staleness
+from plm_jax.data import preparation, prepare
+from plm_jax.data.cache import form, staleness
+from plm_jax.data.sources.corpus import Corpus, Record
+from plm_jax.evaluation import prepared
 from tests.support import caches
 
 TEXTS = {"a": [f"A whale of {i} feet." for i in range(30)], "b": [f"A ship of {i} masts." for i in range(30)]}
@@ -150,7 +155,7 @@ def test_a_data_set_of_tensorflow_s_is_told_by_its_settings(run):
     assert "kind" in compare(own).changed or "task" in compare(own).changed
     described = staleness.describe(own, "a", has_validation=False)
     caches.rewrite(folder, lambda manifest: manifest.update(source=described))
-    assert compare(own) == SAME
+    assert compare(own) == (None, "TensorFlow reads it, and `prepare` alone compares it")
     for changed in (dataclasses.replace(source, name="wikipedia/20230601.de"), dataclasses.replace(source, train="a")):
         other = dataclasses.replace(run, data=dataclasses.replace(run.data, sources={"a": changed}))
         assert compare(other).changed.startswith("task.")
@@ -177,3 +182,207 @@ def test_in_a_store_sizes_and_its_marks_tell(make_run, hashed, monkeypatch):
     monkeypatch.setattr(storage, "listing", unreachable)
     assert compare(run) == (None, "cannot reach memory:///corpora/a/*.jsonl")
     storage.remove("memory:///corpora")
+
+
+def rewrite(path, data):
+    """Writes other bytes of the same size, and sets the time of the file's content to what it was."""
+    status = os.stat(path)
+    assert len(data) == status.st_size
+    path.write_bytes(data)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert os.stat(path).st_mtime_ns == status.st_mtime_ns
+
+
+@pytest.mark.parametrize("way", ["in place", "replaced", "right after a comparison"])
+def test_a_file_that_is_rewritten_with_its_size_and_time_is_noticed(run, corpora, way):
+    path = corpora / "a" / "0.jsonl"
+    data = path.read_bytes().replace(b"whale", b"snail")
+    if way == "in place":
+        rewrite(path, data)
+    elif way == "replaced":  # As `rsync -t` does.
+        (corpora / "new").write_bytes(data)
+        os.utime(corpora / "new", ns=(0, os.stat(path).st_mtime_ns))
+        os.replace(corpora / "new", path)
+    else:
+        os.utime(path, ns=(0, 0))
+        assert compare(run) == SAME
+        rewrite(path, data)
+    for _ in range(2):  # What has changed is never recorded as it is.
+        assert compare(run).changed == f"{path} has changed"
+    prepare.prepare(run, show_progress=False)
+    assert compare(run) == SAME
+
+
+def test_a_copied_tree_is_read_once_and_a_cache_that_cannot_be_written_each_time(run, corpora, hashed, monkeypatch):
+    shutil.copytree(corpora, corpora.parent / "copy")
+    for path in corpora.rglob("*.jsonl"):  # Contents and times are the same, change times are not.
+        shutil.copystat(path, corpora.parent / "copy" / path.relative_to(corpora))
+    copied = over(run, corpora.parent / "copy")
+    assert compare(copied) == SAME and len(hashed) == 2
+    assert compare(copied) == SAME and len(hashed) == 2
+    monkeypatch.setattr(storage, "write", lambda path, data: (_ for _ in ()).throw(PermissionError(path)))
+    for count in (4, 6):
+        assert compare(run) == SAME and len(hashed) == count
+
+
+def test_a_store_without_marks_is_reported(run, corpora, monkeypatch):
+    listing = storage.listing
+    monkeypatch.setattr(
+        storage, "listing", lambda path: [file._replace(modified="", changed="") for file in listing(path)]
+    )
+    monkeypatch.setattr(staleness, "note", lambda *_: None)
+    found = compare(run)
+    assert found.changed is None and "neither a hash nor a time" in found.unseen
+    path = corpora / "a" / "1.jsonl"
+    path.write_text(path.read_text().replace("whale", "snail"))
+    assert compare(run).changed == f"{path} has changed"
+
+
+@dataclasses.dataclass(frozen=True)
+class Table(config.Source):
+    """A user's source of a table."""
+
+    kind: ClassVar[str] = "tests_table"
+    places: ClassVar[tuple[str, ...]] = ("path",)
+    path: str
+
+    def open(self, name):
+        return TableCorpus(self.path)
+
+
+@dataclasses.dataclass(frozen=True)
+class FileTable(config.FileSource):
+    """The same as a source of files."""
+
+    kind: ClassVar[str] = "tests_file_table"
+    places: ClassVar[tuple[str, ...]] = ("path",)
+    path: str
+
+    open = Table.open
+
+
+class TableCorpus(Corpus):
+    splits = ("train",)
+    fingerprints: ClassVar = None  # What a test has it return instead.
+
+    def __init__(self, path):
+        self._path = path
+
+    def shards(self, split, most=1):
+        return [0]
+
+    def read(self, split, shard, skipped=None, advance=lambda size: None):
+        for place, text in enumerate(np.load(self._path).tolist(), 1):
+            yield Record(text, place=place)
+
+    def fingerprint(self):
+        if self.fingerprints is not None:
+            return self.fingerprints()
+        return [storage.sha256(self._path)]
+
+
+def write_table(path, texts):
+    np.save(path, texts)
+
+
+@pytest.fixture
+def table(make_run, tmp_path):
+    """A prepared run over a table, `table.npy`."""
+    write_table(tmp_path / "table.npy", TEXTS["a"])
+    made = make_run("a", eos=256, vocab_size=257, data={"validation_fraction": 0.2})
+    source = {"a": Table(str(tmp_path / "table.npy"))}
+    made = dataclasses.replace(made, data=dataclasses.replace(made.data, sources=source))
+    prepare.prepare(made, show_progress=False)
+    return made
+
+
+def identity(run):
+    return form.read_manifest(os.path.join(run.data.cache_dir, "a"))["identity"]
+
+
+def test_a_replaced_file_behind_a_users_source_is_noticed_by_every_verb(table, tmp_path):
+    assert compare(table) == SAME
+    before = identity(table)
+    write_table(tmp_path / "table.npy", TEXTS["b"])
+    assert compare(table).changed == "the fingerprint of its source has changed"
+    (line,) = preparation.changed_caches(table, ["a"])  # What `pretrain`, `finetune` and `evaluate` ask.
+    assert "the cache of 'a'" in line and "fingerprint" in line
+    with pytest.raises(UserError, match=r"fingerprint.*run `python -m plm_jax\.prepare"):
+        prepared.tasks_of(table, [])
+    prepare.prepare(table, show_progress=False)
+    assert identity(table) != before and compare(table) == SAME
+    write_table(tmp_path / "table.npy", TEXTS["b"])  # The same bytes with other times.
+    assert compare(table) == SAME
+
+
+def test_a_file_source_that_opens_a_corpus_of_its_own_is_compared_by_its_fingerprint(table, tmp_path):
+    source = {"a": FileTable(table.data.sources["a"].path)}
+    run = dataclasses.replace(table, data=dataclasses.replace(table.data, sources=source))
+    prepare.prepare(run, show_progress=False)
+    assert compare(run) == SAME
+    write_table(tmp_path / "table.npy", TEXTS["b"])
+    assert compare(run).changed == "the fingerprint of its source has changed"
+
+
+@pytest.mark.parametrize(
+    ("fails", "said"),
+    [
+        (lambda: [], "its fingerprint is empty"),
+        (lambda: [b"bytes"], "return a list of strings"),
+        (lambda: "text", "return a list of strings"),
+        (lambda: 1 // 0, "ZeroDivisionError"),
+        (lambda: storage.sha256("/nowhere/at all"), "FileNotFoundError"),
+    ],
+)
+def test_a_fingerprint_that_cannot_be_trusted_is_reported(table, fails, said, monkeypatch, capsys):
+    monkeypatch.setattr(TableCorpus, "fingerprints", staticmethod(fails))
+    found = compare(table)
+    assert found.changed is None and said in found.unseen
+    assert preparation.changed_caches(table, ["a"]) == []
+    assert f"cannot compare the texts of 'a' ({found.unseen})" in capsys.readouterr().err
+
+
+def test_prepare_reports_an_empty_fingerprint_and_refuses_one_that_is_none(table, monkeypatch, capsys):
+    monkeypatch.setattr(TableCorpus, "fingerprints", staticmethod(lambda: []))
+    prepare.prepare(table, show_progress=False)
+    assert "a: its fingerprint is empty" in capsys.readouterr().out
+    assert compare(table).unseen == "its fingerprint is empty"
+    monkeypatch.setattr(TableCorpus, "fingerprints", staticmethod(lambda: ["1"]))
+    assert compare(table).changed == "it was made without a fingerprint of its source"
+    monkeypatch.setattr(TableCorpus, "fingerprints", staticmethod(lambda: [b"1"]))
+    with pytest.raises(UserError, match="return a list of strings"):
+        prepare.prepare(table, show_progress=False)
+
+
+def test_a_changed_segmenter_is_noticed_and_one_that_is_not_here_is_none(run, tmp_path, monkeypatch):
+    """By its code and that of what it imports from its folder; nothing of it is imported to compare."""
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "tests_segmenter.py").write_text(
+        '"""Cuts."""\nimport os\nfrom tests_cuts import cuts\nassert "COMPARING" not in os.environ\n'
+        "def halves(text):\n    return cuts(text)\n"
+    )
+    (code / "tests_cuts.py").write_text("def cuts(text):\n    return [text]\n")
+    monkeypatch.syspath_prepend(code)
+    users.trust(["tests_segmenter"])
+    segmented = dataclasses.replace(run, data=dataclasses.replace(run.data, segmenters={"a": "tests_segmenter:halves"}))
+    assert compare(segmented).changed.startswith("segmenter was")
+    prepare.prepare(segmented, show_progress=False)
+    monkeypatch.setenv("COMPARING", "")
+    for name in ("tests_segmenter", "tests_cuts"):
+        monkeypatch.delitem(sys.modules, name)
+
+    def compare_anew():  # As a process that has read none of it.
+        users._read.cache_clear()
+        users._hashed.cache_clear()
+        return compare(segmented)
+
+    assert compare_anew() == SAME
+    (code / "tests_segmenter.py").write_text((code / "tests_segmenter.py").read_text() + "# A comment.\n")
+    assert compare_anew() == SAME
+    (code / "tests_cuts.py").write_text("def cuts(text):\n    return text.split()\n")
+    assert compare_anew().changed.startswith("segmenter was")
+    monkeypatch.setattr(users, "digests", lambda name: [])
+    assert compare(segmented) == SAME
+    other = dataclasses.replace(segmented, data=dataclasses.replace(segmented.data, segmenters={"a": "x:y"}))
+    assert compare(other).changed.startswith("segmenter was")

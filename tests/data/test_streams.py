@@ -1,6 +1,8 @@
 """Streams against a walk through the documents, one word after another, as bilm-tf reads them."""
 
+import dataclasses
 import itertools
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -197,3 +199,22 @@ def test_what_streams_cannot_read_is_refused(folder):
         words.spelling(str(folder), {"kind": "bytes"}, 5)
     with pytest.raises(UserError, match="choose streams"):
         objectives.get("bidirectional_lm")({"tokens": np.zeros(3, np.int32)}, np.random.default_rng(0))
+
+
+@dataclasses.dataclass(frozen=True)
+class SaysSo(config.Streams):
+    """Rows that are said to follow each other, and are read in the order that layouts have by default."""
+
+    kind: ClassVar[str] = "tests_says_so"
+
+    def open(self, *arguments):
+        rows = super().open(*arguments)
+        rows.order = lambda *how: layouts.Rows.order(rows, *how)
+        return rows
+
+
+def test_a_layout_that_shuffles_rows_that_it_says_follow_each_other_is_refused(folder):
+    run = make_run(folder)
+    reader.Reader(run)
+    with pytest.raises(UserError, match="'tests_says_so' sets `goes_on`, but the order of its rows is shuffled"):
+        reader.Reader(dataclasses.replace(run, data=dataclasses.replace(run.data, layout=SaysSo())))

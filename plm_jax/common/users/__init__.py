@@ -2,7 +2,9 @@
 
 A file is one module however it is found, as a config page, by `--module=FILE` or by an import from a file beside it: a
 class in it exists once. Its module is a part of this package by name, so that processes which this one starts find it
-when they are handed settings of its classes; their environment lists the files. Nothing else is read from there.
+when they are handed settings of its classes; their environment lists the files. A package beside a file keeps its name,
+and the environment lists its folder. Only users' own code imports what lies beside it: a library that looks for an
+optional `torch` never gets a user's `torch.py`.
 
 Settings may name a module, of tasks or of a segmenter. It is imported if the command line or a config of the user's own
 names it: a checkpoint, which may be anyone's, runs no code.
@@ -11,7 +13,6 @@ names it: a checkpoint, which may be anyone's, runs no code.
 import contextlib
 import dataclasses
 import functools
-import hashlib
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -26,12 +27,18 @@ from typing import Any
 
 import plm_jax
 from plm_jax.common.errors import UserError, users_code
+from plm_jax.common.roles import Role
+from plm_jax.common.users import code
 
 _PACKAGE = os.path.dirname(os.path.abspath(plm_jax.__file__))
-# The files that this process has loaded, and the modules that may be imported by their names, both as JSON.
+# As JSON, the files and packages that this process has loaded, and the modules that may be imported by their names.
 _ENVIRONMENT, _TRUSTED = "PLM_JAX_USERS_FILES", "PLM_JAX_USERS_MODULES"
 
-# What is noted of a module: its hash, and by their paths the kinds that settings take of it.
+# The function of a config page whose result a run records field by field: it may change.
+_GET_CONFIG = "get_config"
+
+# What is recorded of a module: `sha256` of its code, `imports`, the same of what it imports from its folder, and
+# `kinds`, by their paths the kinds that settings take of it.
 Record = Mapping[str, Mapping[str, Any]]
 
 
@@ -49,15 +56,22 @@ def load(given: str) -> ModuleType:
     if os.path.isfile(file):
         trust([_stem(file)])
         return module(file)
-    try:
-        found = None if given.endswith(".py") else importlib.util.find_spec(given)
-    except ModuleNotFoundError:
-        found = None
+    found = None if given.endswith(".py") else _spec(given)
+    if found is None and os.path.isdir(package := given.partition(".")[0]):
+        _list(package)
+        found = _spec(given)
     if found is None:
         raise UserError(f"--module={given}: there is no such module; give a file, or the name of an installed one")
     trust([given])
     with users_code(found.origin or ""):
         return importlib.import_module(given)
+
+
+def _spec(name: str) -> importlib.machinery.ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(name)
+    except ModuleNotFoundError:
+        return None
 
 
 def trust(names: Iterable[str]) -> None:
@@ -100,7 +114,7 @@ def module(path: str) -> ModuleType:
     imported = sys.modules.get(_stem(path))
     if imported and os.path.realpath(getattr(imported, "__file__", None) or "") == os.path.realpath(path):
         return imported
-    os.environ[_ENVIRONMENT] = json.dumps(list(dict.fromkeys([*_listed(_ENVIRONMENT), path])))
+    _list(path)
     found = importlib.util.module_from_spec(importlib.util.spec_from_file_location(name, path))
     found.__source__ = source
     before, sys.modules[name] = sys.modules.get(name), found  # Where dataclasses look for it.
@@ -117,23 +131,47 @@ def module(path: str) -> ModuleType:
 
 
 def used(settings: Any) -> dict[str, dict[str, Any]]:
-    """What settings take of users' code: by the file or name of each module, its SHA-256 and the kinds by their paths.
+    """Returns a `Record` of each module of users' code that settings have kinds of, by its file or its name.
 
     A module's name stands for it where `--module` takes it so, which is where it is part of a package.
     """
     found: dict[str, dict[str, Any]] = {}
     for path, part in _parts(settings, ""):
-        name = type(part).__module__
-        if _is_users(name):
-            told, digest = _told(name)
-            of_module = found.setdefault(told, {"sha256": digest, "kinds": {}})
-            of_module["kinds"][path] = getattr(part, "kind", type(part).__qualname__)
+        # A loss is none of the settings: an objective or a head names its kind.
+        named = {f"{path}.loss": _choices(part.loss)} if isinstance(getattr(part, "loss", None), str) else {}
+        for place, choices in ({path: [type(part)]} | named).items():
+            for choice in choices:
+                if _is_users(name := choice.__module__):
+                    of_module = found.setdefault(_told(name), {**_hashes(name), "kinds": {}})
+                    of_module["kinds"][place] = getattr(choice, "kind", choice.__qualname__)
     return found
+
+
+def _choices(kind: str) -> list[type]:
+    """Returns the choices of all roles that a kind names."""
+    return [role.choices[kind] for role in Role.__subclasses__() if kind in role.choices]
 
 
 def flags(settings: Any) -> list[str]:
     """The flags by which another process loads the modules that settings are made of."""
     return [f"--module={name}" for name in used(settings)]
+
+
+def digests(name: str) -> list[str]:
+    """Returns the hashes of the code of a module, and of what it imports from its folder; none if it is not here.
+
+    Nothing is imported for that, so that any settings may name it.
+    """
+    first, *parts = name.split(".")
+    try:
+        spec = importlib.util.find_spec(first)
+    except (ImportError, ValueError):
+        return []
+    found = list(code.specs(spec, parts))
+    if len(found) <= len(parts) or not (file := found[-1].origin):
+        return []
+    hashes = _hashed(file, _source(file), os.path.dirname(code.place(spec)))
+    return [hashes["sha256"], *hashes["imports"].values()]
 
 
 def check(record: Record, error: UserError) -> None:
@@ -152,13 +190,21 @@ def check(record: Record, error: UserError) -> None:
 
 
 def changed(record: Record, settings: Any) -> dict[str, tuple[str, str]]:
-    """By the modules that settings are made of now the short hashes, then and now, of those whose code is another."""
-    was = {path: one["sha256"] for one in record.values() for path in one["kinds"]}
-    found = {}
+    """Returns the short hashes, then and now, of the files whose code has changed, by their paths or names.
+
+    These are the files of modules that settings are made of now, and what they import; "none" is the hash of no file.
+    """
+    was = {path: one for one in record.values() for path in one["kinds"]}
+    found: dict[str, tuple[str, str]] = {}
     for name, one in used(settings).items():
-        others = [was[path] for path in one["kinds"] if was.get(path, one["sha256"]) != one["sha256"]]
-        if others:
-            found[name] = others[0][:12], one["sha256"][:12]
+        folder = os.path.dirname(name) if os.path.isabs(name) else _folder(name)
+        for before in (was[path] for path in one["kinds"] if path in was):
+            if before["sha256"] != one["sha256"]:
+                found[name] = before["sha256"][:12], one["sha256"][:12]
+            then, now = before.get("imports", {}), one["imports"]
+            for file in sorted(then.keys() | now.keys()):
+                if then.get(file) != now.get(file):
+                    found[os.path.join(folder, file)] = then.get(file, "none")[:12], now.get(file, "none")[:12]
     return found
 
 
@@ -181,22 +227,55 @@ def _parts(value: Any, path: str) -> Iterator[tuple[str, Any]]:
         yield from _parts(item, f"{path}.{name}" if path else str(name))
 
 
-def _told(name: str) -> tuple[str, str]:
-    """What `--module` takes for a module, and the SHA-256 of its source."""
-    found = sys.modules[name]
-    file, source = getattr(found, "__file__", None) or "", getattr(found, "__source__", None)
-    is_file = file and ("." not in name or name.startswith(f"{__name__}."))
-    digest = _digest(file) if source is None else hashlib.sha256(source).hexdigest()
-    return os.path.abspath(file) if is_file else name, digest
+def _file(name: str) -> str:
+    """Returns the file of a module; "" if it has none."""
+    file = getattr(sys.modules[name], "__file__", None)
+    return os.path.abspath(file) if file else ""
+
+
+def _told(name: str) -> str:
+    """Returns what `--module` takes for a module."""
+    file = _file(name)
+    return file if file and ("." not in name or name.startswith(f"{__name__}.")) else name
+
+
+def _folder(name: str) -> str:
+    """Returns the folder that the absolute imports of a module count from: of one in a package, the package's."""
+    file = _file(name)
+    levels = 0 if name.startswith(f"{__name__}.") else name.count(".") + (os.path.basename(file) == "__init__.py")
+    return os.path.normpath(os.path.join(os.path.dirname(file), *[os.pardir] * levels))
+
+
+def _hashes(name: str) -> dict[str, Any]:
+    """Returns `sha256` and `imports` of a `Record` for a loaded module."""
+    file = _file(name)
+    return _hashed(file, _source(file), _folder(name))
 
 
 @functools.cache
-def _digest(file: str) -> str:
-    """The SHA-256 of a module that Python imported, when it was first asked for; of none that of nothing."""
+def _hashed(file: str, source: bytes, root: str) -> dict[str, Any]:
+    found = code.imports(file, source, root, _source, without=_GET_CONFIG) if file else {}
+    return {"sha256": code.digest(source, without=_GET_CONFIG), "imports": found}
+
+
+def _source(file: str) -> bytes:
+    """Returns the code of a file that this process has loaded or will; of none, nothing."""
+    loaded = sys.modules.get(_name(file))
+    return _read(file) if loaded is None else loaded.__source__
+
+
+@functools.cache
+def _read(file: str) -> bytes:
+    """Returns the bytes of a file when they were first asked for, which is when a run starts."""
     if not os.path.isfile(file):
-        return hashlib.sha256().hexdigest()
+        return b""
     with open(file, "rb") as opened:
-        return hashlib.sha256(opened.read()).hexdigest()
+        return opened.read()
+
+
+def _list(path: str) -> None:
+    """Adds a file or the folder of a package to those that this process and its children have loaded."""
+    os.environ[_ENVIRONMENT] = json.dumps(list(dict.fromkeys([*_listed(_ENVIRONMENT), os.path.abspath(path)])))
 
 
 def _listed(variable: str) -> list[str]:
@@ -243,19 +322,46 @@ class _Finder(importlib.abc.MetaPathFinder):
     """
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        """As the base says."""
+        """Returns the spec of a user's file or package; None: it is none, or not for who imports it."""
         files = _listed(_ENVIRONMENT)
         if name.startswith(f"{__name__}."):
-            found = [file for file in files if _name(file) == name]
-        elif "." not in name:
-            beside = dict.fromkeys(os.path.join(os.path.dirname(file), f"{name}.py") for file in files)
-            found = [file for file in beside if os.path.isfile(file)]
-            usual = importlib.machinery.PathFinder.find_spec(name) if found else None
-            if usual is not None and os.path.realpath(usual.origin or "") not in map(os.path.realpath, found):
-                found = []
-        else:
-            found = []
-        return importlib.util.spec_from_loader(name, _Loader(found[0]), origin=found[0]) if found else None
+            file = next((file for file in files if _name(file) == name), None)
+            return importlib.util.spec_from_loader(name, _Loader(file), origin=file) if file else None
+        if "." in name:
+            return None
+        # A package that was loaded is found by whoever unpickles a class of it.
+        loaded = [os.path.dirname(file) for file in files if os.path.basename(file) == name]
+        for folder in dict.fromkeys([*loaded, *_searched(_importer(), files)]):
+            found = code.beside(name, folder)
+            if found is None:
+                continue
+            if found.submodule_search_locations:
+                _list(os.path.join(folder, name))
+                return found
+            if found.origin.endswith(".py"):
+                return importlib.util.spec_from_loader(name, _Loader(found.origin), origin=found.origin)
+            return found
+        return None
+
+
+def _importer() -> str:
+    """Returns the file of the code that is importing a module, past the frames of Python's import."""
+    frame = sys._getframe(2)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("importlib"):
+        frame = frame.f_back
+    return frame.f_code.co_filename if frame else ""
+
+
+def _searched(importer: str, files: Sequence[str]) -> list[str]:
+    """Returns the folders that code finds modules in: for a user's file its own, for this module those of all files."""
+    folders = [os.path.dirname(file) for file in files]
+    if importer == __file__:
+        return folders
+    return [
+        folder
+        for file, folder in zip(files, folders, strict=True)
+        if importer == file or importer.startswith(f"{file}{os.sep}")
+    ]
 
 
 sys.meta_path.insert(0, _Finder())

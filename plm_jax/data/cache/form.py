@@ -207,6 +207,6 @@ def read_files(folder: str) -> dict[str, list[Any]] | None:
 
 
 def _is_file(row: Any) -> bool:
-    """Whether it is a file's name, size, time or mark of its store's, and SHA-256."""
-    types = str, int, int | str, str
+    """Whether it is a file's name, size, two times or twice the mark of its store's, and SHA-256."""
+    types = str, int, int | str, int | str, str
     return isinstance(row, list) and len(row) == len(types) and all(map(isinstance, row, types))

@@ -1,43 +1,41 @@
-"""Whether a cache is still that of a config's source: what `prepare` noted when it made it, and what is there now.
+"""Whether a cache is current: compares what `prepare` recorded of its source with what is there now.
 
-    CACHE_DIR/SOURCE/manifest.json   `source`: its name, its task definition, the share that is held out, `bad_rows`
-    CACHE_DIR/SOURCE/files.json      of a source of files, of each split: name, size, time and SHA-256 of each file
+    CACHE_DIR/SOURCE/manifest.json   `source`: its name, its task definition, the share that is held out, `bad_rows`;
+                                     `segmenter`, its name and the hashes of its code;
+                                     of a user's own source `fingerprint`, the SHA-256 of `Corpus.fingerprint`
+    CACHE_DIR/SOURCE/files.json      of a source of files, of each split: name, size, modification time, change time
+                                     and SHA-256 of each file
 
-The manifest depends on the texts alone, the files' times on the machine too. Nothing here imports TensorFlow, and a
-file is read only where its time has changed and its size has not.
+The manifest depends on the texts alone, the files' times on the machine too. Nothing here imports TensorFlow. A file is
+read only where its size has not changed and its name or one of its times has.
 """
 
 import contextlib
+import hashlib
+import json
 import os
 import re
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from plm_jax import config
-from plm_jax.common import storage
-from plm_jax.common.errors import UserError
+from plm_jax.common import progress, storage, users
+from plm_jax.common.errors import UserError, one_line
 from plm_jax.data.cache import form
 from plm_jax.data.sources import files
 
 Listing = dict[str, list[storage.File]]
 
+# File systems count change times in units of up to this: two changes within one leave the same time.
+_TIME_UNIT_NS = 20_000_000
+
 
 class Comparison(NamedTuple):
-    """What of a cache is not as the config's source is, and what could not be looked at; None: nothing."""
+    """What of a cache is not as the config's source is, and why it could not be compared; None: nothing."""
 
     changed: str | None = None
     unseen: str | None = None
-
-
-def describe(run: config.Run, name: str, has_validation: bool) -> dict[str, Any]:
-    """What a manifest says of its source; `has_validation`: it has a split for that of its own."""
-    source = run.data.sources[name]
-    return {
-        "name": name,
-        "task": files.definition(source),
-        "validation_fraction": None if has_validation else run.data.validation_fraction,
-        "bad_rows": run.data.bad_rows if isinstance(source, config.FileSource) else None,
-    }
 
 
 class Origin(NamedTuple):
@@ -47,10 +45,46 @@ class Origin(NamedTuple):
     listed: Listing
 
 
+def describe(run: config.Run, name: str, has_validation: bool, contents: Sequence[str] = ()) -> dict[str, Any]:
+    """Returns what a manifest records of its source.
+
+    Args:
+      has_validation: whether it has a split for that of its own.
+      contents: its fingerprint, recorded where the source is neither of files nor read by TensorFlow.
+    """
+    source = run.data.sources[name]
+    described = {
+        "name": name,
+        "task": files.definition(source),
+        "validation_fraction": None if has_validation else run.data.validation_fraction,
+        "bad_rows": run.data.bad_rows if isinstance(source, config.FileSource) else None,
+    }
+    if name in run.data.segmenters:
+        described["segmenter"] = segmenter(run, name)
+    return described | ({"fingerprint": _digest(contents)} if _is_users(source) and contents else {})
+
+
+def segmenter(run: config.Run, name: str) -> list[str]:
+    """Returns the segmenter of a source, followed by the hashes of its code; none of them if the code is not here."""
+    function = run.data.segmenters[name]
+    return [function, *users.digests(function.partition(":")[0])]
+
+
 def look(source: Any, fingerprint: Callable[[], list[str]]) -> Origin:
-    """What a source holds now; its files are listed before they are read, so that a later change is seen."""
-    listed = _listing(source) if isinstance(source, config.FileSource) else {}
-    return Origin(fingerprint(), listed)
+    """Returns what a source holds now; its files are listed before they are read, so that a later change is noticed.
+
+    Raises:
+      UserError: a fingerprint that is no list of texts.
+    """
+    listed = _listing(source) if _is_of_files(source) else {}
+    _settle(listed)
+    contents = fingerprint()
+    if not isinstance(contents, list | tuple) or not all(isinstance(text, str) for text in contents):
+        raise UserError(
+            f"`fingerprint` of a source of kind '{source.kind}' returns {type(contents).__name__}: return a list of "
+            "strings that change whenever its documents do"
+        )
+    return Origin(list(contents), listed)
 
 
 def note(folder: str, source: Any, origin: Origin) -> None:
@@ -59,8 +93,10 @@ def note(folder: str, source: Any, origin: Origin) -> None:
         return
     hashes = iter([value for value in origin.contents if value not in origin.listed])
     rows = {
-        split: [[_name(source, split, file.path), file.size, file.modified, next(hashes)] for file in found]
-        for split, found in origin.listed.items()
+        split: [
+            [_name(source, split, file.path), file.size, file.modified, file.changed, next(hashes)] for file in listed
+        ]
+        for split, listed in origin.listed.items()
     }
     path, data = os.path.join(folder, form.FILES), form.files_json(rows)
     with contextlib.suppress(FileNotFoundError):
@@ -69,13 +105,11 @@ def note(folder: str, source: Any, origin: Origin) -> None:
     storage.write(path, data)
 
 
-def _listing(source: config.FileSource) -> Listing:
-    """The files of each split of a source, in their order; none where there are none."""
-    return {split: storage.listing(files.of_split(source, split).path) for split in files.splits(source)}
-
-
 def compare(run: config.Run, name: str, say: Callable[[str], None]) -> Comparison:
-    """Compares a source with its cache; `say` is told before files are read.
+    """Compares a source with its cache.
+
+    Args:
+      say: called with a line before files are read.
 
     Raises:
       UserError: the cache is missing or damaged.
@@ -84,16 +118,21 @@ def compare(run: config.Run, name: str, say: Callable[[str], None]) -> Compariso
     was = form.read_manifest(folder).get("source")
     if not isinstance(was, dict) or not {"name", "validation_fraction"} <= was.keys():
         return Comparison("it does not say what it was made of")
+    before = {field: value for field, value in was.items() if field != "fingerprint"}
     now = describe(run, name, was["validation_fraction"] is None)
-    # That of another name may hold the same texts.
-    changes = [change for change in config.differences(was, now) if change.field != "name"]
+    if len(now.get("segmenter", ())) == 1 and now["segmenter"] == before.get("segmenter", [])[:1]:
+        del now["segmenter"], before["segmenter"]  # Its code need only be where caches are prepared.
+    # A source of another name may hold the same texts.
+    changes = [change for change in config.differences(before, now) if change.field != "name"]
     if changes:
         fields = (
             f"{field} was {config.brief(before)} and is {config.brief(value)}" for field, before, value in changes
         )
         return Comparison(", ".join(fields))
-    if not isinstance(source, config.FileSource):
-        return Comparison()
+    if _is_users(source):
+        return _compare_fingerprint(name, source, was.get("fingerprint"))
+    if not _is_of_files(source):
+        return Comparison(unseen="TensorFlow reads it, and `prepare` alone compares it")
     try:
         listed = _listing(source)
     except UserError as error:
@@ -102,35 +141,79 @@ def compare(run: config.Run, name: str, say: Callable[[str], None]) -> Compariso
         # Without the texts the name alone tells caches apart.
         other = f"it is that of '{was['name']}'" if was["name"] != name else None
         return Comparison(other, f"there is no file at {source.path}")
-    return Comparison(_changed_files(folder, source, listed, say))
+    return _compare_files(folder, source, listed, say)
 
 
-def _changed_files(folder: str, source: config.FileSource, listed: Listing, say: Callable[[str], None]) -> str | None:
-    """What is changed of the files that a cache was made of; those that are proved to be the same are noted."""
+def _is_of_files(source: Any) -> bool:
+    """Whether the documents of a source are those of its files, as `FileCorpus` reads them."""
+    return isinstance(source, config.FileSource) and type(source).open is config.FileSource.open
+
+
+def _is_users(source: Any) -> bool:
+    """Whether a source opens a corpus of a user's; one of TensorFlow's is not opened by a training process."""
+    return not (_is_of_files(source) or isinstance(source, config.TaskSource))
+
+
+def _digest(contents: Sequence[str]) -> str:
+    return hashlib.sha256(json.dumps(list(contents)).encode("utf-8")).hexdigest()
+
+
+def _compare_fingerprint(name: str, source: Any, before: str | None) -> Comparison:
+    """Compares the contents of a user's own source with those that its cache was made of."""
+    try:
+        with progress.doing(f"{name}: comparing its contents"):
+            contents = look(source, source.open(name).fingerprint).contents
+    except Exception as error:  # Its data or its libraries may be on the machine that prepares alone.
+        return Comparison(unseen=f"its fingerprint fails with {type(error).__name__}: {one_line(error)}")
+    if not contents:
+        return Comparison(unseen="its fingerprint is empty")
+    if before is None:
+        return Comparison("it was made without a fingerprint of its source")
+    return Comparison(None if before == _digest(contents) else "the fingerprint of its source has changed")
+
+
+def _listing(source: config.FileSource) -> Listing:
+    """Lists the files of each split of a source, in their order; none where there are none."""
+    return {split: storage.listing(files.of_split(source, split).path) for split in files.splits(source)}
+
+
+def _settle(listed: Listing) -> None:
+    """Waits until any further change of the listed files leaves another time than the one in the list."""
+    times = [file.changed for split in listed.values() for file in split if isinstance(file.changed, int)]
+    if 0 <= time.time_ns() - max(times, default=0) < _TIME_UNIT_NS:
+        time.sleep(_TIME_UNIT_NS / 1e9)
+
+
+def _compare_files(folder: str, source: config.FileSource, listed: Listing, say: Callable[[str], None]) -> Comparison:
+    """Compares the files that a cache was made of with those there are; times of files proved equal are recorded."""
     noted = form.read_files(folder)
     if noted is None:
-        return "it does not say of which files it was made"
+        return Comparison("it does not say of which files it was made")
     doubtful: list[tuple[str, str]] = []
     contents: list[str] = []
+    unmarked = None
     for split in noted | listed:
         before, found = noted.get(split, []), listed.get(split, [])
         if len(before) != len(found):
-            return f"it was made of {len(before)} files for {split}, there are {len(found)}"
-        for (name, size, modified, sha256), file in zip(before, found, strict=True):
+            return Comparison(f"it was made of {len(before)} files for {split}, there are {len(found)}")
+        for (name, size, *times, sha256), file in zip(before, found, strict=True):
             if size != file.size:
-                return f"{file.path} has another size than {name} had"
-            if (name, modified) != (_name(source, split, file.path), file.modified):
+                return Comparison(f"{file.path} has another size than {name} had")
+            if file.modified == "":
+                unmarked = f"its store gives neither a hash nor a time of {file.path}"
+            if [name, *times] != [_name(source, split, file.path), file.modified, file.changed]:
                 doubtful.append((file.path, sha256))
             contents.append(sha256)
     if not doubtful:
-        return None
+        return Comparison(unseen=unmarked)
     say(f"reading {len(doubtful)} files whose times have changed, such as {doubtful[0][0]}")
+    _settle(listed)
     for path, sha256 in doubtful:
         if files.sha256(path) != sha256:
-            return f"{path} has changed"
+            return Comparison(f"{path} has changed")
     with contextlib.suppress(OSError, UserError):  # Where it cannot be written they are read again next time.
         note(folder, source, Origin(contents, listed))
-    return None
+    return Comparison(unseen=unmarked)
 
 
 def _name(source: config.FileSource, split: str, path: str) -> str:

@@ -54,6 +54,8 @@ def prepare(
             final, made = os.path.join(folder, name), os.path.join(local, name)
             with progress.doing(f"{name}: comparing its files"):
                 origin = staleness.look(sources[name], sources[name].open(name).fingerprint)
+            if not origin.contents:
+                print(f"{name}: its fingerprint is empty, so no change of its documents is noticed")
             wanted = reading.identity(run, name, vocabulary, origin.contents)
             if _is_prepared(final, wanted):
                 staleness.note(final, sources[name], origin)

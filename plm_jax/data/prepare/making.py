@@ -73,7 +73,7 @@ def make(
         **cache.describe(size, task.columns, vocabulary.word_initial, temporary),
         "splits": counts,
         "validation": {"rule": rule.name, "overlap": overlap.shared},
-        "source": staleness.describe(run, name, has_validation),
+        "source": staleness.describe(run, name, has_validation, origin.contents),
         "has_inputs_targets": isinstance(source, config.InputsTargetsSource),
     }
     if task.segmenter:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from plm_jax import config
 from plm_jax.data import vocabularies
-from plm_jax.data.cache import columns, form
+from plm_jax.data.cache import columns, form, staleness
 from plm_jax.data.prepare import groups
 from plm_jax.data.sources import files
 from plm_jax.data.sources.corpus import Record, Skipped, ignore
@@ -149,7 +149,7 @@ def identity(
         "format": form.CONTENT,
     }
     if name in run.data.segmenters:
-        what["segmenter"] = run.data.segmenters[name]
+        what["segmenter"] = staleness.segmenter(run, name)
     if run.data.bad_rows == "skip" and corpus.skips_bad_rows:
         what["bad_rows"] = "skip"
     if corpus.columns:

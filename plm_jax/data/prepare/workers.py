@@ -20,7 +20,8 @@ from plm_jax.common.errors import UserError
 
 # Libraries start no threads of their own: there is a process for each core.
 _ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-_MAIN = "from plm_jax.data.prepare import workers; workers.main()"
+# Modules are those of this process, whatever lies in the working directory.
+_MAIN = "import sys; sys.path[:] = {path!r}; from plm_jax.data.prepare import workers; workers.main()"
 
 
 def cores() -> int:
@@ -62,10 +63,10 @@ class _Worker:
 
     def __init__(self, make: Callable[..., Callable], arguments: Sequence[Any]):
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _MAIN],
+            [sys.executable, "-P", "-c", _MAIN.format(path=sys.path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=os.environ | _ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env=os.environ | _ENVIRONMENT,
         )
         self._send((make, arguments))
 

@@ -348,18 +348,19 @@ def fingerprint(source: Any, task: seqio.Task) -> list[str]:
     """What a seqio task holds, as text to hash: SHA-256 of each file; of a TFDS builder, whose files may be terabytes,
     its version and sizes.
 
-    Of a registered task also that of its module, and of what its data source says, as `code`, makes the examples
-    besides.
+    Of a registered task also the hashes of its module's code, with what that imports from its folder, and of what its
+    data source says, as `code`, makes the examples besides.
     """
-    found, sizes = [], []
+    found, sizes, code = [], [], []
     if isinstance(source, config.RegisteredSource):
-        found += [_imported(source.module).__file__, *getattr(task.source, "code", ())]
+        code += users.digests(source.module)
+        found += getattr(task.source, "code", ())
     if isinstance(task.source, seqio.TfdsDataSource) and not task.source.tfds_dataset.tfds_splits:
         sizes = builder_fingerprint(task.source.tfds_dataset.builder)
     else:
         found += [path for split in cache.SPLITS if split in task.splits for path in task.source.list_shards(split)]
     hashed = [files.sha256(path) for path in found if path and (storage.is_remote(path) or os.path.isfile(path))]
-    return [*hashed, *sizes]
+    return [*code, *hashed, *sizes]
 
 
 def builder_fingerprint(builder: tfds.core.DatasetBuilder) -> list[str]:

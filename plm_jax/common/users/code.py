@@ -1,0 +1,182 @@
+"""Hashes of users' code: of a file, and of every file that it imports from its folder.
+
+Nothing is imported here to find that out: imports are read off the syntax tree. The hash is that of the tree, without
+comments, docstrings and positions, and is the same on every Python from 3.11 on.
+"""
+
+import ast
+import functools
+import hashlib
+import importlib.machinery
+import os
+import site
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator, Sequence
+
+_machinery = importlib.machinery
+_LOADERS = (
+    (_machinery.ExtensionFileLoader, _machinery.EXTENSION_SUFFIXES),
+    (_machinery.SourceFileLoader, _machinery.SOURCE_SUFFIXES),
+    (_machinery.SourcelessFileLoader, _machinery.BYTECODE_SUFFIXES),
+)
+# What changes nothing of what code does.
+_FIELDS_WITHOUT_EFFECT = ("kind", "type_comment", "type_ignores")
+
+
+def digest(source: bytes, without: str = "") -> str:
+    """Returns the SHA-256 of a file's syntax tree, or of its bytes if they are no Python.
+
+    Args:
+      without: name of a function of the file that does not count.
+    """
+    tree = _parse(source, without)
+    if tree is None:
+        return hashlib.sha256(source).hexdigest()
+    found = hashlib.sha256()
+    for word in _words(tree):
+        found.update(word.encode("utf-8", "surrogatepass") + b"\0")
+    return found.hexdigest()
+
+
+def imports(path: str, source: bytes, root: str, read: Callable[[str], bytes], without: str = "") -> dict[str, str]:
+    """Returns the hashes of the files below a folder that a file imports, directly or not, by their paths from there.
+
+    An import that finds a module of Python's or an installed one first is not followed; no import is followed out of
+    the folder.
+
+    Args:
+      path: the file, below the folder.
+      source: its bytes.
+      root: the folder that its absolute imports count from.
+      read: returns the bytes of another file.
+      without: as of `digest`.
+    """
+    # Of a folder of installed packages the file's own package alone.
+    own = {os.path.relpath(path, root).split(os.sep)[0].removesuffix(".py")} if _is_installed(root) else None
+    found: dict[str, str] = {}
+    waiting = [(path, _parse(source, without))]
+    while waiting:
+        at, tree = waiting.pop()
+        for parts in _imported(tree, os.path.relpath(os.path.dirname(at), root)) if tree else ():
+            if parts[0] == "plm_jax" or (own is not None and parts[0] not in own):
+                continue
+            for file in _files(parts, root):
+                name = os.path.relpath(file, root)
+                if name not in found and file != path:
+                    data = read(file)
+                    found[name] = digest(data)
+                    waiting.append((file, _parse(data)))
+    return dict(sorted(found.items()))
+
+
+def beside(name: str, folder: str) -> importlib.machinery.ModuleSpec | None:
+    """Finds a top-level module or package in a folder; None: there is none, or an import finds another one first."""
+    if name in sys.stdlib_module_names or not name.isidentifier():
+        return None
+    found = _machinery.FileFinder(folder, *_LOADERS).find_spec(name)
+    usual = _machinery.PathFinder.find_spec(name) if found else None
+    is_hidden = usual is not None and os.path.realpath(place(usual)) != os.path.realpath(place(found))
+    return None if is_hidden else found
+
+
+def place(spec: importlib.machinery.ModuleSpec) -> str:
+    """Returns the file of a module, or the folder of a package."""
+    return next(iter(spec.submodule_search_locations or ()), spec.origin or "")
+
+
+@functools.cache
+def _is_installed(folder: str) -> bool:
+    """Whether a folder is one of installed packages or of Python itself."""
+    known = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    known += [*site.getsitepackages(), site.getusersitepackages()]
+    return os.path.realpath(folder) in map(os.path.realpath, known)
+
+
+def _parse(source: bytes, without: str = "") -> ast.Module | None:
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    tree.body = [node for node in tree.body if not (without and _is_left_out(node, without))]
+    return tree
+
+
+def _is_left_out(node: ast.stmt, name: str) -> bool:
+    """Whether a statement defines a function of a name, without a class in it."""
+    is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name
+    return is_function and not any(isinstance(below, ast.ClassDef) for below in ast.walk(node))
+
+
+def _words(tree: ast.Module) -> Iterator[str]:
+    """Yields a tree's nodes and their fields, depth first, with numbers of items from which the tree can be made."""
+    waiting: list[object] = [tree]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, ast.Constant):
+            of = value.value
+            yield f"Constant {type(of).__name__} {of:x}" if type(of) is int else f"Constant {type(of).__name__} {of!r}"
+        elif isinstance(value, ast.AST):
+            fields = [(name, _with_effect(value, of)) for name, of in ast.iter_fields(value)]
+            fields = [
+                field for field in fields if field[0] not in _FIELDS_WITHOUT_EFFECT and field[1] not in (None, [])
+            ]
+            yield f"{type(value).__name__} {len(fields)}"
+            for name, of in reversed(fields):
+                waiting += [of, name]
+        elif isinstance(value, list):
+            yield f"list {len(value)}"
+            waiting += reversed(value)
+        else:
+            yield f"{type(value).__name__} {value}"
+
+
+def _with_effect(node: ast.AST, value: object) -> object:
+    """Returns a field of a node without what does nothing: docstrings, `pass`, empty parts of an f-string."""
+    if not isinstance(value, list):
+        return value
+    if isinstance(node, ast.JoinedStr):  # Python 3.12 alone has such parts.
+        return [part for part in value if not (isinstance(part, ast.Constant) and part.value == "")]
+    return [
+        item
+        for item in value
+        if not isinstance(item, ast.Pass) and not (isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant))
+    ]
+
+
+def _imported(tree: ast.Module, folder: str) -> Iterator[Sequence[str]]:
+    """Yields the dotted names that a file in a folder, by its path from the root, may import, as their parts."""
+    package = [] if folder == os.curdir else folder.split(os.sep)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name.split(".")
+        elif isinstance(node, ast.ImportFrom) and node.level <= len(package) + 1:
+            base = package[: len(package) + 1 - node.level] if node.level else []
+            base += node.module.split(".") if node.module else []
+            for alias in node.names:
+                yield [*base, alias.name]
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            called = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            if called in ("import_module", "__import__") and isinstance(node.args[0].value, str):
+                name = node.args[0].value
+                yield [*(package if name.startswith(".") else ()), *name.lstrip(".").split(".")]
+
+
+def _files(parts: Sequence[str], root: str) -> Iterator[str]:
+    """Yields the files below a folder that an import of a dotted name runs, as far as they are there."""
+    return (spec.origin for spec in specs(beside(parts[0], root), parts[1:]) if spec.origin)
+
+
+def specs(
+    found: importlib.machinery.ModuleSpec | None, parts: Sequence[str]
+) -> Iterator[importlib.machinery.ModuleSpec]:
+    """Yields a module and those that are named below it one after another, as far as they are there."""
+    for part in [*parts, ""]:
+        if found is None:
+            return
+        yield found
+        folders = list(found.submodule_search_locations or ())
+        if not folders or not part.isidentifier():
+            return
+        found = _machinery.FileFinder(folders[0], *_LOADERS).find_spec(part)

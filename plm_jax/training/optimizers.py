@@ -19,11 +19,13 @@ from plm_jax.training import layer_decay, trainable
 
 
 def build(
-    optimizer: Optimizer, rate: Callable, part: trainable.Part = trainable.ALL, model: Model | None = None
+    optimizer: Optimizer, part: trainable.Part = trainable.ALL, model: Model | None = None
 ) -> optax.GradientTransformationExtraArgs:
-    """An optimizer as an optax transformation, with the learning rate `rate(step)`.
+    """An optimizer as an optax transformation.
 
-    Its `update(grads, state, params, grad_norm=None)` takes the gradients' global norm where the caller has it.
+    Its `update(grads, state, params, learning_rate=…, grad_norm=None)` takes the learning rate of this update, and the
+    gradients' global norm where the caller has it. The optimizer's own transformations get both, too, if they accept
+    further arguments.
 
     Args:
       part: of the parameters; gradients and updates are trees of it alone, and so is the state.
@@ -32,7 +34,7 @@ def build(
     whole = optax.chain(
         _clip(optimizer.clip_norm) if optimizer.clip_norm else optax.identity(),
         *optimizer.transformations(),
-        optax.scale_by_learning_rate(rate),
+        _scale_by_learning_rate(),
     )
 
     def update(grads, state, params, **extra):
@@ -45,14 +47,29 @@ def build(
     return optax.GradientTransformationExtraArgs(lambda params: whole.init(part.of(params)), update)
 
 
+def _scale_by_learning_rate() -> optax.GradientTransformationExtraArgs:
+    """As `optax.scale_by_learning_rate`, which counts steps, with the rate of a step as an argument."""
+
+    def update(updates, state, params=None, *, learning_rate, **_):
+        del params
+        updates = jax.tree.map(lambda update: jnp.asarray(-learning_rate, update.dtype) * update, updates)
+        return updates, optax.ScaleByScheduleState(optax.safe_increment(state.count))
+
+    def init(params):
+        del params
+        return optax.ScaleByScheduleState(jnp.zeros((), jnp.int32))
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
 def later(state, steps: jax.Array | int):
-    """A state of `build` whose next update takes the learning rate of so many steps later."""
+    """A state of `build` with so many more finished steps."""
     *others, schedule = state
     return (*others, schedule._replace(count=schedule.count + steps))  # A buffer of its own: steps give theirs up.
 
 
 def unless_skipped(taken: jax.Array, new, old):
-    """A state of `build` after an update if it is `taken`, else as before it; the learning rate goes by steps."""
+    """A state of `build` after an update if it is `taken`, else as before it, but for the number of steps."""
 
     def choose(new, old):
         return new if isinstance(new, optax.ScaleByScheduleState) else jnp.where(taken, new, old)

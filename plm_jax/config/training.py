@@ -5,6 +5,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
+from plm_jax.common import seeds
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.config import bounds
 from plm_jax.config.decoding import Decoding
@@ -178,6 +179,7 @@ class Train:
             raise UserError(f"config.train.epochs is {self.epochs}: give a number above 0, or None and train.steps")
         bounds.at_least(0, "train", self, "new_tokens", "reinitialise_top", "stall_minutes")
         bounds.share("train", self, "label_smoothing")
+        seeds.check("config.train.seed", self.seed)
         if any(step < 1 for step in self.profile_steps):
             raise UserError(f"config.train.profile_steps is {self.profile_steps}: give steps, the first is 1")
         untils = [phase.until for phase in self.phases]

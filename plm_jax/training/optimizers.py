@@ -17,6 +17,9 @@ from plm_jax.config.optimizers import Adafactor, Adagrad, AdamW, Lamb, Optimizer
 from plm_jax.models.protocol import Model
 from plm_jax.training import layer_decay, trainable
 
+# By the fields of `_Factored` the axes of a matrix that they lack; of a square one the shapes do not tell.
+_ABSENT = {"rows": (-1,), "columns": (-2,)}
+
 
 def build(
     optimizer: Optimizer, part: trainable.Part = trainable.ALL, model: Model | None = None
@@ -44,7 +47,51 @@ def build(
             updates = jax.tree.map(jnp.multiply, updates, factors)
         return updates, state
 
-    return optax.GradientTransformationExtraArgs(lambda params: whole.init(part.of(params)), update)
+    def init(params):
+        params = part.of(params)
+        return _boxed(whole.init(jax.tree.map(_array, params, is_leaf=_is_boxed)), params)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _is_boxed(leaf) -> bool:
+    return isinstance(leaf, nn.Partitioned)
+
+
+def _array(leaf):
+    return leaf.value if _is_boxed(leaf) else leaf
+
+
+def _boxed(state, params):
+    """An optimizer's state with the logical axes of the parameters, if they are boxed with them.
+
+    A leaf belongs to the parameter whose path its own path ends with, up to fields. Of the parameter's shape it has the
+    same axes; of one axis less, the others; any other leaf has none, and lies whole on each device.
+    """
+    boxes = {tuple(entry.key for entry in path): leaf for path, leaf in _leaves_with_path(params) if _is_boxed(leaf)}
+
+    def box(path, leaf):
+        keys = tuple(entry.key for entry in path if isinstance(entry, jax.tree_util.DictKey))
+        owner = next((boxes[keys[i:]] for i in range(len(keys)) if keys[i:] in boxes), None)
+        if owner is None:
+            return leaf
+        if leaf.shape == owner.value.shape:
+            return owner.replace(value=leaf)
+        axes = _ABSENT.get(getattr(path[-1], "name", ""), range(-1, -owner.value.ndim - 1, -1))
+        fitting = (axis for axis in axes if leaf.shape == _without(owner.value.shape, axis))
+        axis = next(fitting, None)
+        return leaf if axis is None else owner.replace(value=leaf, names=_without(owner.names, axis))
+
+    return jax.tree.map_with_path(box, state)
+
+
+def _leaves_with_path(params):
+    return jax.tree_util.tree_leaves_with_path(params, is_leaf=_is_boxed)
+
+
+def _without(items: tuple, axis: int) -> tuple:
+    """All but one of the items, by a negative axis."""
+    return (*items[:axis], *items[axis:][1:])
 
 
 def _scale_by_learning_rate() -> optax.GradientTransformationExtraArgs:
@@ -192,14 +239,12 @@ def adafactor(optimizer: Adafactor) -> tuple[optax.GradientTransformation, ...]:
 
     def init(params):
         def zeros(path, leaf):
-            shape = jax.tree.leaves(leaf)[0].shape
-            tensor = shape[1:] if trainable.is_stacked(path) else shape
+            tensor = leaf.shape[1:] if trainable.is_stacked(path) else leaf.shape
             if len(tensor) == 2 and min(tensor) >= optimizer.min_dim_size_to_factor:
-                return _Factored(rows=_zeros_without(leaf, -1), columns=_zeros_without(leaf, -2))
-            return jax.tree.map(jnp.zeros_like, leaf)
+                return _Factored(*(jnp.zeros(_without(leaf.shape, axis), leaf.dtype) for axis in (-1, -2)))
+            return jnp.zeros_like(leaf)
 
-        moments = jax.tree.map_with_path(zeros, params, is_leaf=lambda leaf: isinstance(leaf, nn.Partitioned))
-        return _AdafactorState(jnp.zeros((), jnp.int32), moments)
+        return _AdafactorState(jnp.zeros((), jnp.int32), jax.tree.map_with_path(zeros, params))
 
     def update(grads, state, params):
         count = optax.safe_increment(state.count)
@@ -230,14 +275,3 @@ def adafactor(optimizer: Adafactor) -> tuple[optax.GradientTransformation, ...]:
 
 def _root_mean_square(x) -> jax.Array:
     return global_norm(x) / np.sqrt(x.size)
-
-
-def _zeros_without(leaf, axis: int):
-    """Zeros of the leaf's shape without its negative `axis`; a boxed leaf keeps the names of the other axes."""
-
-    def others(items):
-        return (*items[:axis], *items[axis:][1:])
-
-    if isinstance(leaf, nn.Partitioned):
-        return leaf.replace(value=_zeros_without(leaf.value, axis), names=others(leaf.names))
-    return jnp.zeros(others(leaf.shape), leaf.dtype)

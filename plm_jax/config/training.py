@@ -136,6 +136,7 @@ class Train:
       steps: how many; where `epochs` are given, their steps are put here when the caches are opened.
       epochs: how often all rows of all sources are read; None: `steps` says how long.
       batch_size: rows of the global batch; `microbatches` divides it, one after another within a step.
+      seed: of the weights, of dropout and of the order and noise of the data: any integer of 64 bits, with a sign.
       stall_minutes: after so many without a step each host says what it waits for (0: only once a step has taken ten
         times the median, and a second).
       init_from: any checkpoint to take weights from; of them the names that a regular expression in `init_names`

@@ -132,7 +132,7 @@ def make_ours(case: Case, scan_layers: bool) -> Contestant:
 
     def do():
         nonlocal current, metrics
-        current, metrics = train_step(current, batch)
+        current, metrics = train_step(current, batch, *program.inputs(0))
 
     def facts():
         return {

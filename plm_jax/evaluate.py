@@ -46,8 +46,8 @@ def main() -> None:
         return
     prompted = None
     if _SHOTS.value:
-        numbers = (tuple(command_line.integers(flag)) for flag in (_SHOTS, _SEEDS))
-        prompted = few_shot.Options(*numbers, _NORMALISE.value, _BALANCED.value, _LIMIT.value, _SHOW.value)
+        shots, seeds = tuple(command_line.integers(_SHOTS)), tuple(command_line.seed_list(_SEEDS))
+        prompted = few_shot.Options(shots, seeds, _NORMALISE.value, _BALANCED.value, _LIMIT.value, _SHOW.value)
     if _HARNESS.value:
         with progress.doing("importing lm-eval"):
             from plm_jax.evaluation import harness

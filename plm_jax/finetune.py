@@ -17,7 +17,7 @@ from plm_jax.config.flags import ConfigFlag
 _CONFIG = ConfigFlag()
 _CHECKPOINT = flags.DEFINE_string("checkpoint", None, "a run, its checkpoint, a converted or a Hugging Face directory")
 _WORKDIR = flags.DEFINE_string("workdir", None, "the run directory: config, checkpoints, metrics")
-_SEEDS = flags.DEFINE_list("seeds", [], "seeds of as many runs; by default the config's alone")
+_SEEDS = flags.DEFINE_list("seeds", [], "one run per seed; by default the config's seed")
 _ALLOW_CHANGES = flags.DEFINE_bool("allow_changes", False, "as of pretrain")
 _REFUSE_DAMAGED = flags.DEFINE_bool(
     "refuse_damaged", False, "end where the newest checkpoint is damaged; else the run goes on from the one before"
@@ -28,7 +28,7 @@ def main() -> None:
     """Trains the model of `--checkpoint` as `--config` says in `--workdir`."""
     began = time.time()
     page, source = _CONFIG.run(may_lack_model=True), command_line.required(_CHECKPOINT)
-    workdir, seeds = command_line.required(_WORKDIR), command_line.integers(_SEEDS)
+    workdir, seeds = command_line.required(_WORKDIR), command_line.seed_list(_SEEDS)
     with progress.doing(f"looking at {source}"):
         from plm_jax.training import run_directory, transfer
 

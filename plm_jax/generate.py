@@ -6,7 +6,7 @@ is a prompt a line, with `--output=FILE` answers go to JSON lines. How to decode
 
 from absl import flags
 
-from plm_jax.common import command_line, progress
+from plm_jax.common import command_line, progress, seeds
 from plm_jax.config.flags import DecodingFlags, ModulesFlag
 
 _CHECKPOINT = flags.DEFINE_string("checkpoint", None, "a run, its checkpoint, a converted or a Hugging Face directory")
@@ -14,7 +14,9 @@ _PROMPT = flags.DEFINE_multi_string("prompt", [], "what to continue or fill; may
 _PROMPTS = flags.DEFINE_string("prompts", None, "a file with a prompt a line")
 _OUTPUT = flags.DEFINE_string("output", None, 'a file for a line {"prompt": …, "answers": […]} a prompt')
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 32, "prompts that are answered at once", lower_bound=1)
-_SEED = flags.DEFINE_integer("seed", 0, "of the samples")
+_SEED = flags.DEFINE_integer(
+    "seed", 0, "seed of the samples, 64 bits", lower_bound=seeds.SMALLEST, upper_bound=seeds.LARGEST
+)
 _DECODING = DecodingFlags()
 _MODULES = ModulesFlag()
 

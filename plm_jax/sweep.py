@@ -33,7 +33,7 @@ def main() -> None:
     if _RUN.value and not here:
         raise UserError(f"--run={_RUN.value} is done here: leave --launcher out")
     _MODULES.load()
-    seeds = command_line.integers(_SEEDS)
+    seeds = command_line.seed_list(_SEEDS)
     # Whoever stops this process stops those that it waits for.
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, _stop)

@@ -5,6 +5,8 @@ import zlib
 
 import numpy as np
 
+from plm_jax.common import seeds
+
 _WORDS = re.compile(r"\w+")
 # The constants of SplitMix64 (Steele, Lea and Flood 2014), which turns any 64 bits into ones that look random.
 _GAMMA, _MIX = np.uint64(0x9E3779B97F4A7C15), (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
@@ -15,7 +17,7 @@ class Hashes:
 
     def __init__(self, bands: int, rows: int, words: int, seed: int):
         self._bands, self._rows, self._words = bands, rows, words
-        rng = np.random.default_rng(seed)
+        rng = np.random.default_rng(seeds.unsigned(seed))
         # x → a x + b modulo 2^64 with odd a, of which the upper half counts.
         self._a = rng.integers(2**63, size=(bands * rows, 1), dtype=np.uint64) * np.uint64(2) + np.uint64(1)
         self._b = rng.integers(2**64, size=(bands * rows, 1), dtype=np.uint64)

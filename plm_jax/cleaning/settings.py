@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from plm_jax.common import trees
+from plm_jax.common import seeds, trees
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.config import overrides
 
@@ -132,6 +132,9 @@ class MinHash:
     rows: int = 8
     words: int = 5
     seed: int = 0
+
+    def __post_init__(self):
+        seeds.check("minhash.seed", self.seed)
 
 
 @dataclass(frozen=True)

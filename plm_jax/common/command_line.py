@@ -14,7 +14,7 @@ from typing import NoReturn
 from absl import flags
 from absl import logging as absl_logging
 
-from plm_jax.common import children, extras, storage
+from plm_jax.common import children, extras, seeds, storage
 from plm_jax.common.errors import Interrupted, UserError, one_line, told
 
 # EX_TEMPFAIL of sysexits.h: the same command again goes on.
@@ -72,11 +72,25 @@ def required(flag: flags.FlagHolder) -> str:
     return flag.value
 
 
-def integers(flag: flags.FlagHolder) -> list[int]:
-    """The values of a flag that is a list of integers, none twice."""
-    if not all(re.fullmatch(r"\d+", value) for value in flag.value) or len(set(flag.value)) < len(flag.value):
+def integers(flag: flags.FlagHolder, signed: bool = False) -> list[int]:
+    """The values of a flag that is a list of integers, none twice; `signed`: they may be negative."""
+    is_integer = re.compile(r"-?[0-9]{1,4000}" if signed else r"[0-9]{1,4000}").fullmatch
+    numbers = [int(value) for value in flag.value if is_integer(value)]
+    if len(set(numbers)) < len(flag.value):
         raise UserError(f"--{flag.name} is {','.join(flag.value)}: give integers, each once, as in 0,1,2")
-    return [int(value) for value in flag.value]
+    return numbers
+
+
+def seed_list(flag: flags.FlagHolder) -> list[int]:
+    """Returns the values of a flag that is a list of seeds, none twice.
+
+    Raises:
+      UserError: a value is no integer of 64 bits, or is given twice.
+    """
+    numbers = integers(flag, signed=True)
+    for seed in numbers:
+        seeds.check(f"--{flag.name}", seed)
+    return numbers
 
 
 def run(main: Callable[..., None], takes_options: bool = False, words: Sequence[str] = ()) -> None:

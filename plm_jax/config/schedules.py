@@ -5,15 +5,12 @@ Whatever the kind, the rate rises linearly from 0 at step 0 to its peak at `warm
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any, ClassVar
 
 from plm_jax.common.errors import UserError
 from plm_jax.common.roles import Role
 from plm_jax.config import bounds
 from plm_jax.config.training import Stage
-
-if TYPE_CHECKING:
-    import jax
 
 
 @dataclass(frozen=True)
@@ -26,8 +23,11 @@ class Schedule(Role):
 
     learning_rate: float
 
-    def rate(self, total_steps: int, stages: Sequence[Stage] = ()) -> Callable[["jax.Array"], "jax.Array"]:
-        """Makes the function that gives the rate of the update after so many finished ones; JAX is imported here.
+    def rate(self, total_steps: int, stages: Sequence[Stage] = ()) -> Callable[[Any], Any]:
+        """Returns the learning rate as a function of the number of finished steps; JAX is imported here.
+
+        The training loop calls it on the host before each step, so any Python code will do. It must return one finite
+        number, and the same one for the same step in every process.
 
         Args:
           total_steps: `train.steps`.
@@ -73,7 +73,7 @@ class ConstantSchedule(RampedSchedule):
     kind: ClassVar[str] = "constant"
     by_tokens: bool = False
 
-    def rate(self, total_steps: int, stages: Sequence[Stage] = ()) -> Callable[["jax.Array"], "jax.Array"]:
+    def rate(self, total_steps: int, stages: Sequence[Stage] = ()) -> Callable[[Any], Any]:
         """As the base says."""
         from plm_jax.training import schedules
 
@@ -104,7 +104,7 @@ class LinearSchedule(DecayingSchedule):
 
     kind: ClassVar[str] = "linear"
 
-    def rate(self, total_steps: int, stages: Sequence[Stage] = ()) -> Callable[["jax.Array"], "jax.Array"]:
+    def rate(self, total_steps: int, stages: Sequence[Stage] = ()) -> Callable[[Any], Any]:
         """As the base says."""
         from plm_jax.training import schedules
 
@@ -117,7 +117,7 @@ class CosineSchedule(DecayingSchedule):
 
     kind: ClassVar[str] = "cosine"
 
-    def rate(self, total_steps: int, stages: Sequence[Stage] = ()) -> Callable[["jax.Array"], "jax.Array"]:
+    def rate(self, total_steps: int, stages: Sequence[Stage] = ()) -> Callable[[Any], Any]:
         """As the base says."""
         from plm_jax.training import schedules
 
@@ -131,7 +131,7 @@ class RsqrtSchedule(Schedule):
     kind: ClassVar[str] = "rsqrt"
     warmup_steps: int = 0
 
-    def rate(self, total_steps: int, stages: Sequence[Stage] = ()) -> Callable[["jax.Array"], "jax.Array"]:
+    def rate(self, total_steps: int, stages: Sequence[Stage] = ()) -> Callable[[Any], Any]:
         """As the base says."""
         from plm_jax.training import schedules
 
@@ -145,7 +145,7 @@ class RsqrtWarmupSchedule(Schedule):
     kind: ClassVar[str] = "rsqrt_warmup"
     warmup_steps: int = 0
 
-    def rate(self, total_steps: int, stages: Sequence[Stage] = ()) -> Callable[["jax.Array"], "jax.Array"]:
+    def rate(self, total_steps: int, stages: Sequence[Stage] = ()) -> Callable[[Any], Any]:
         """As the base says."""
         from plm_jax.training import schedules
 

@@ -5,6 +5,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
+from plm_jax.common import seeds
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.config import bounds
 from plm_jax.config.decoding import Decoding
@@ -135,6 +136,7 @@ class Train:
       steps: how many; where `epochs` are given, their steps are put here when the caches are opened.
       epochs: how often all rows of all sources are read; None: `steps` says how long.
       batch_size: rows of the global batch; `microbatches` divides it, one after another within a step.
+      seed: of the weights, of dropout and of the order and noise of the data: any integer of 64 bits, with a sign.
       stall_minutes: after so many without a step each host says what it waits for (0: only once a step has taken ten
         times the median, and a second).
       init_from: any checkpoint to take weights from; of them the names that a regular expression in `init_names`
@@ -178,6 +180,7 @@ class Train:
             raise UserError(f"config.train.epochs is {self.epochs}: give a number above 0, or None and train.steps")
         bounds.at_least(0, "train", self, "new_tokens", "reinitialise_top", "stall_minutes")
         bounds.share("train", self, "label_smoothing")
+        seeds.check("config.train.seed", self.seed)
         if any(step < 1 for step in self.profile_steps):
             raise UserError(f"config.train.profile_steps is {self.profile_steps}: give steps, the first is 1")
         untils = [phase.until for phase in self.phases]

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from plm_jax.common import keys
 from plm_jax.common.errors import UserError
 from plm_jax.config import Decoding
 from plm_jax.inference import beams, drawing, infilling
@@ -85,7 +86,7 @@ def generate(
         None if marks is None else infilling.places(*begun, marks),
         Sampling(decoding.temperature, decoding.top_p) if decoding.is_sampled else None,
         stops,
-        jax.random.key(seed),
+        keys.from_seed(seed),
         decoding=_static(decoding),
         rules=rules,
         sees_prompt=sees_prompt,

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from plm_jax.common import storage
+from plm_jax.common import seeds, storage
 from plm_jax.common.errors import UserError
 from plm_jax.inference.language_model import LanguageModel
 
@@ -40,12 +40,12 @@ def answered(
       options: as of `LanguageModel.generate`.
     """
     batches = range(0, len(prompts), batch_size)
-    seeds = [seed, *np.random.SeedSequence(seed % 2**32).generate_state(len(batches), np.uint32) >> 1]
+    numbers = [seed, *np.random.SeedSequence(seeds.unsigned(seed)).generate_state(len(batches), np.uint32) >> 1]
     for number, first in enumerate(batches):
         batch = prompts[first : first + batch_size]
         size = batch_size if number else len(batch)
         filled = list(itertools.islice(itertools.cycle(batch), size))
-        for prompt, found in zip(batch, lm.generate(filled, seed=int(seeds[number]), **options), strict=False):
+        for prompt, found in zip(batch, lm.generate(filled, seed=int(numbers[number]), **options), strict=False):
             yield prompt, found if isinstance(found, list) else [found]
 
 

@@ -165,11 +165,17 @@ class Stack(nn.Module):
 
 
 def apart(params: Mapping[str, Any]) -> dict[str, Any]:
-    """A model's parameters with those of each block of its stacks in a tree of its own, for calls with a cache."""
-    return {
-        name: loops.apart(value) if name == "blocks" else apart(value) if isinstance(value, Mapping) else value
-        for name, value in params.items()
-    }
+    """A model's parameters with those of each block of its stacks in a tree of its own, for calls with a cache.
+
+    Stacks with leaves that some layers lack stay as they are.
+    """
+
+    def of(name, value):
+        if name == "blocks" and len({len(leaf) for leaf in jax.tree.leaves(value)}) == 1:
+            return loops.apart(value)
+        return apart(value) if isinstance(value, Mapping) else value
+
+    return {name: of(name, value) for name, value in params.items()}
 
 
 def _lengths(context, x, source):

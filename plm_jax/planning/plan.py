@@ -150,14 +150,15 @@ def _count(run: config.Run) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
-def batch_like(program: Program, stage: config.Stage) -> dict[str, jax.ShapeDtypeStruct]:
-    """The shapes, types and shardings of a stage's global batch."""
+def step_inputs(program: Program, stage: config.Stage) -> tuple[Any, ...]:
+    """Returns what a stage's step takes, of the state and the global batch their shapes, types and shardings."""
 
     def placed(row):
         shape = (stage.batch_size, *row.shape[1:])
         return jax.ShapeDtypeStruct(shape, row.dtype, sharding=meshes.batch_sharding(program.mesh, shape[1:]))
 
-    return {name: placed(row) for name, row in reader.blank_batch(program.run, stage.length).items()}
+    batch = {name: placed(row) for name, row in reader.blank_batch(program.run, stage.length).items()}
+    return program.abstract_state, batch, *program.inputs(0)
 
 
 def costliest(stages: tuple[config.Stage, ...]) -> config.Stage:
@@ -225,7 +226,7 @@ def _compiled(program: Program, say: Callable[[str], None], price: float = 0.0) 
     report |= {"devices": num_devices, "hbm_bytes": chip.hbm_bytes}
     say(f"compiling for {num_devices} devices, {report['mesh']}, rows of {stage.length}; this takes minutes")
     began = time.perf_counter()
-    traced = program.stage_step(stage).trace(program.abstract_state, batch_like(program, stage))
+    traced = program.stage_step(stage).trace(*step_inputs(program, stage))
     try:
         compiled = traced.lower().compile()
     except jax.errors.JaxRuntimeError as error:

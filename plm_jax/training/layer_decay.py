@@ -8,7 +8,7 @@ import numpy as np
 from plm_jax.common.errors import UserError
 from plm_jax.models.protocol import Model
 from plm_jax.models.settings import Stack
-from plm_jax.training.trainable import STACKED
+from plm_jax.training.trainable import STACKED, layer_numbers
 
 
 def factors(model: Model, decay: float, params: Any) -> Any:
@@ -20,14 +20,14 @@ def factors(model: Model, decay: float, params: Any) -> Any:
 
     def factor(path, leaf):
         names = [entry.key for entry in path]
-        above = _layers_above(names, leaf.ndim, stacks)
+        above = _layers_above(names, leaf, stacks)
         return np.float32(decay**above)
 
     return jax.tree.map_with_path(factor, params)
 
 
-def _layers_above(names: list[str], rank: int, stacks: dict[str, Stack]) -> Any:
-    """Of a leaf n + 2 - d, of one that holds layers an array of them [layers, 1, …]."""
+def _layers_above(names: list[str], leaf: Any, stacks: dict[str, Stack]) -> Any:
+    """Of a leaf n + 2 - d, of one that holds layers an array of them [rows, 1, …], for those that it covers."""
     name = "/".join(names)
     for at, stack in stacks.items():
         if not name.startswith(f"{at}/"):
@@ -35,9 +35,9 @@ def _layers_above(names: list[str], rank: int, stacks: dict[str, Stack]) -> Any:
         inside = name.removeprefix(f"{at}/").split("/")
         if inside[0] == STACKED:
             # Of a group of layers that share parameters the last one counts.
-            group = np.arange(stack.stored_blocks) // stack.inner + 1
+            group = np.array(layer_numbers(name, leaf)) // stack.inner + 1
             depth = group * (stack.layers // (stack.stored_blocks // stack.inner))
-            return (stack.layers + 2.0 - depth).reshape(-1, *[1] * (rank - 1))
+            return (stack.layers + 2.0 - depth).reshape(-1, *[1] * (leaf.ndim - 1))
         return 1.0 if inside[0] == "final_norm" else stack.layers + 2.0  # A table of positions, as embeddings.
     of_embeddings = "embedding" in names[0] or (len(names) > 2 and "embedding" in names[1])
     return max(stack.layers for stack in stacks.values()) + 2.0 if of_embeddings else 0.0

@@ -181,7 +181,7 @@ class Trainer(Program):
         # What was carried is of the batch size of then, and the moments are those of the optimizer of then.
         batch_size = resumed.meta.get("batch_size", self.batch_size)
         part = trainable.Part(before.train.trainable)
-        optimizer = optimizers.build(before.optimizer, self.rate, part, before.model)
+        optimizer = optimizers.build(before.optimizer, part, before.model)
         like = self.state_like(batch_size, optimizer)
         state = restore(step, self.state_like(batch_size, optimizer, padded=False))
         state, notes = fitted(state, like, meshes.refitted), [f"resumed after step {step}"]
@@ -256,7 +256,7 @@ class Trainer(Program):
             for batch, waited in itertools.islice(batches, stage.end_step - step):
                 with recorder.compiling(f"step {step + 1}") if step == begins else contextlib.nullcontext():
                     profiler.before(step + 1)
-                    state, metrics = train_step(state, batch)
+                    state, metrics = train_step(state, batch, *program.inputs(step))
                 step += 1
                 profiler.after(step, metrics)
                 if seen.rolls_back and int(metrics["incident"]) == spikes.SPIKE:

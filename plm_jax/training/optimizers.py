@@ -17,13 +17,18 @@ from plm_jax.config.optimizers import Adafactor, Adagrad, AdamW, Lamb, Optimizer
 from plm_jax.models.protocol import Model
 from plm_jax.training import layer_decay, trainable
 
+# By the fields of `_Factored` the axes of a matrix that they lack; of a square one the shapes do not tell.
+_ABSENT = {"rows": (-1,), "columns": (-2,)}
+
 
 def build(
-    optimizer: Optimizer, rate: Callable, part: trainable.Part = trainable.ALL, model: Model | None = None
+    optimizer: Optimizer, part: trainable.Part = trainable.ALL, model: Model | None = None
 ) -> optax.GradientTransformationExtraArgs:
-    """An optimizer as an optax transformation, with the learning rate `rate(step)`.
+    """An optimizer as an optax transformation.
 
-    Its `update(grads, state, params, grad_norm=None)` takes the gradients' global norm where the caller has it.
+    Its `update(grads, state, params, learning_rate=…, grad_norm=None)` takes the learning rate of this update, and the
+    gradients' global norm where the caller has it. The optimizer's own transformations get both, too, if they accept
+    further arguments.
 
     Args:
       part: of the parameters; gradients and updates are trees of it alone, and so is the state.
@@ -32,7 +37,7 @@ def build(
     whole = optax.chain(
         _clip(optimizer.clip_norm) if optimizer.clip_norm else optax.identity(),
         *optimizer.transformations(),
-        optax.scale_by_learning_rate(rate),
+        _scale_by_learning_rate(),
     )
 
     def update(grads, state, params, **extra):
@@ -42,17 +47,76 @@ def build(
             updates = jax.tree.map(jnp.multiply, updates, factors)
         return updates, state
 
-    return optax.GradientTransformationExtraArgs(lambda params: whole.init(part.of(params)), update)
+    def init(params):
+        params = part.of(params)
+        return _boxed(whole.init(jax.tree.map(_array, params, is_leaf=_is_boxed)), params)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _is_boxed(leaf) -> bool:
+    return isinstance(leaf, nn.Partitioned)
+
+
+def _array(leaf):
+    return leaf.value if _is_boxed(leaf) else leaf
+
+
+def _boxed(state, params):
+    """An optimizer's state with the logical axes of the parameters, if they are boxed with them.
+
+    A leaf belongs to the parameter whose path its own path ends with, up to fields. Of the parameter's shape it has the
+    same axes; of one axis less, the others; any other leaf has none, and lies whole on each device.
+    """
+    boxes = {tuple(entry.key for entry in path): leaf for path, leaf in _leaves_with_path(params) if _is_boxed(leaf)}
+
+    def box(path, leaf):
+        keys = tuple(entry.key for entry in path if isinstance(entry, jax.tree_util.DictKey))
+        owner = next((boxes[keys[i:]] for i in range(len(keys)) if keys[i:] in boxes), None)
+        if owner is None:
+            return leaf
+        if leaf.shape == owner.value.shape:
+            return owner.replace(value=leaf)
+        axes = _ABSENT.get(getattr(path[-1], "name", ""), range(-1, -owner.value.ndim - 1, -1))
+        fitting = (axis for axis in axes if leaf.shape == _without(owner.value.shape, axis))
+        axis = next(fitting, None)
+        return leaf if axis is None else owner.replace(value=leaf, names=_without(owner.names, axis))
+
+    return jax.tree.map_with_path(box, state)
+
+
+def _leaves_with_path(params):
+    return jax.tree_util.tree_leaves_with_path(params, is_leaf=_is_boxed)
+
+
+def _without(items: tuple, axis: int) -> tuple:
+    """All but one of the items, by a negative axis."""
+    return (*items[:axis], *items[axis:][1:])
+
+
+def _scale_by_learning_rate() -> optax.GradientTransformationExtraArgs:
+    """As `optax.scale_by_learning_rate`, which counts steps, with the rate of a step as an argument."""
+
+    def update(updates, state, params=None, *, learning_rate, **_):
+        del params
+        updates = jax.tree.map(lambda update: jnp.asarray(-learning_rate, update.dtype) * update, updates)
+        return updates, optax.ScaleByScheduleState(optax.safe_increment(state.count))
+
+    def init(params):
+        del params
+        return optax.ScaleByScheduleState(jnp.zeros((), jnp.int32))
+
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def later(state, steps: jax.Array | int):
-    """A state of `build` whose next update takes the learning rate of so many steps later."""
+    """A state of `build` with so many more finished steps."""
     *others, schedule = state
     return (*others, schedule._replace(count=schedule.count + steps))  # A buffer of its own: steps give theirs up.
 
 
 def unless_skipped(taken: jax.Array, new, old):
-    """A state of `build` after an update if it is `taken`, else as before it; the learning rate goes by steps."""
+    """A state of `build` after an update if it is `taken`, else as before it, but for the number of steps."""
 
     def choose(new, old):
         return new if isinstance(new, optax.ScaleByScheduleState) else jnp.where(taken, new, old)
@@ -175,14 +239,12 @@ def adafactor(optimizer: Adafactor) -> tuple[optax.GradientTransformation, ...]:
 
     def init(params):
         def zeros(path, leaf):
-            shape = jax.tree.leaves(leaf)[0].shape
-            tensor = shape[1:] if trainable.is_stacked(path) else shape
+            tensor = leaf.shape[1:] if trainable.is_stacked(path) else leaf.shape
             if len(tensor) == 2 and min(tensor) >= optimizer.min_dim_size_to_factor:
-                return _Factored(rows=_zeros_without(leaf, -1), columns=_zeros_without(leaf, -2))
-            return jax.tree.map(jnp.zeros_like, leaf)
+                return _Factored(*(jnp.zeros(_without(leaf.shape, axis), leaf.dtype) for axis in (-1, -2)))
+            return jnp.zeros_like(leaf)
 
-        moments = jax.tree.map_with_path(zeros, params, is_leaf=lambda leaf: isinstance(leaf, nn.Partitioned))
-        return _AdafactorState(jnp.zeros((), jnp.int32), moments)
+        return _AdafactorState(jnp.zeros((), jnp.int32), jax.tree.map_with_path(zeros, params))
 
     def update(grads, state, params):
         count = optax.safe_increment(state.count)
@@ -213,14 +275,3 @@ def adafactor(optimizer: Adafactor) -> tuple[optax.GradientTransformation, ...]:
 
 def _root_mean_square(x) -> jax.Array:
     return global_norm(x) / np.sqrt(x.size)
-
-
-def _zeros_without(leaf, axis: int):
-    """Zeros of the leaf's shape without its negative `axis`; a boxed leaf keeps the names of the other axes."""
-
-    def others(items):
-        return (*items[:axis], *items[axis:][1:])
-
-    if isinstance(leaf, nn.Partitioned):
-        return leaf.replace(value=_zeros_without(leaf.value, axis), names=others(leaf.names))
-    return jnp.zeros(others(leaf.shape), leaf.dtype)

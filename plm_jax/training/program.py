@@ -9,13 +9,15 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
 from plm_jax import config, losses, objectives
+from plm_jax.common import keys
 from plm_jax.common.errors import UserError
 from plm_jax.models import pipeline, registry
 from plm_jax.models.protocol import Model, Module
-from plm_jax.training import compiler, flops, layer_decay, optimizers, spikes, trainable
+from plm_jax.training import compiler, flops, layer_decay, optimizers, schedules, spikes, trainable
 from plm_jax.training import mesh as meshes
 from plm_jax.training import state as states
 from plm_jax.training import step as steps
@@ -51,7 +53,7 @@ class Program:
           devices: all by default.
           stages: those of the config by default.
           first_step: from where on they are to be trained.
-          rate: the learning rate by step; by default the schedule's over these stages.
+          rate: the learning rate by step, any function; by default the schedule's over these stages.
 
         Raises:
           UserError: the devices or the batch do not fit the mesh; the model lacks a head that the loss needs.
@@ -69,12 +71,14 @@ class Program:
         self.batch_shards = math.lcm(*(_batch_shards(stage.mesh, num_devices) for stage in config.stages(run)))
         self._programs = {first: self}
         _check_heads(run.model, run.objective, self.loss())
-        self.root = states.key(run.train.seed, run.train.prng)
+        self._key = keys.data(run.train.seed, run.train.prng)
         self.rate = rate or run.schedule.rate(run.train.steps, self.stages)
         self.part = trainable.Part(run.train.trainable)
-        self.part.check(registry.shapes(run.model), max(mesh.shape["stage"] for mesh in built.values()))
+        most_stages = max(mesh.shape["stage"] for mesh in built.values())
+        trainable.check_layers(run.model, most_stages)
+        self.part.check(registry.shapes(run.model), most_stages)
         layer_decay.check(run.model, run.optimizer.layer_decay)
-        self.optimizer = optimizers.build(run.optimizer, self.rate, self.part, run.model)
+        self.optimizer = optimizers.build(run.optimizer, self.part, run.model)
         self.abstract_state = self.state_like(self.batch_size)
         self.published_state = self.state_like(self.batch_size, padded=False)
         self.shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state)
@@ -118,9 +122,13 @@ class Program:
         model = self.run.model if dropout is None else self.run.model.with_dropout(dropout)
         return registry.build(model, jnp.dtype(self.run.precision.compute))
 
-    def _init(self) -> states.TrainState:
-        """A fresh state, parameters, the optimizer's copies of them and the carry boxed with their logical axes."""
-        return self._around(states.init_params(self.model(), self.root), self.batch_size, self.optimizer)
+    def _init(self, key: jax.Array) -> states.TrainState:
+        """A fresh state, parameters, the optimizer's copies of them and the carry boxed with their logical axes.
+
+        `key` has the words of the run's key.
+        """
+        root = keys.wrapped(key, self.run.train.prng)
+        return self._around(states.init_params(self.model(), root), self.batch_size, self.optimizer)
 
     def _around(self, params, batch_size: int, optimizer) -> states.TrainState:
         carry = registry.new_carry(self.model(), batch_size)
@@ -144,7 +152,7 @@ class Program:
 
     def new_state(self) -> states.TrainState:
         """A fresh state, made in its place on the mesh."""
-        return self._make(self._init)
+        return self._make(self._init, self._key)
 
     def new_carry(self, batch_size: int):
         """What the loss carries before the first batch of this size, made in its place on the mesh."""
@@ -152,18 +160,23 @@ class Program:
 
     def new_moments(self, step: jax.Array):
         """The optimizer's state before its first update, which is that after `step` steps, made in its place."""
-        fresh = self._make(lambda: self._init().optimizer)
+        fresh = self._make(lambda key: self._init(key).optimizer, self._key)
         return optimizers.later(fresh, step)
 
-    def _make(self, make):
-        """The boxed tree that `make` gives, unboxed and laid out."""
+    def _make(self, make, *arguments: np.ndarray):
+        """The boxed tree that `make(*arguments)` gives, unboxed and laid out."""
         rules = self.run.mesh.rules
-        like = meshes.stored(jax.eval_shape(make), self.mesh, rules)
+        like = meshes.stored(jax.eval_shape(make, *arguments), self.mesh, rules)
         shardings = jax.tree.map(lambda leaf: leaf.sharding, like)
         made = steps.over_mesh(
-            lambda: meshes.fitted(nn.unbox(make()), like), self.mesh, rules, self.options, out_shardings=shardings
+            lambda *arguments: meshes.fitted(nn.unbox(make(*arguments)), like),
+            self.mesh,
+            rules,
+            self.options,
+            in_shardings=meshes.replicated(self.mesh),
+            out_shardings=shardings,
         )
-        return made()
+        return made(*arguments)
 
     def loss(self, **options: Any) -> losses.Loss:
         """What the run minimises; `options` are further fields of it."""
@@ -173,15 +186,24 @@ class Program:
             options["logits_at_once"] = chip.hbm_bytes // _LOGITS_SHARE // 4
         return losses.get(objective.loss, **objective.loss_settings, **options)
 
+    def inputs(self, step: int) -> tuple[np.ndarray, np.float32]:
+        """Returns what a compiled step takes besides state and batch: the run's key and the learning rate.
+
+        Args:
+          step: number of finished steps.
+
+        Raises:
+          UserError: the schedule gives no finite number.
+        """
+        return self._key, schedules.at(self.rate, step)
+
     def stage_step(self, stage: config.Stage):
-        """The jitted train step of a stage."""
+        """The jitted train step of a stage: `(state, batch, *inputs(step)) → (state, metrics)`."""
         train, model = self.run.train, self.model(stage.dropout)
         step = steps.train_step(
             self.loss(z_loss=train.z_loss, label_smoothing=train.label_smoothing),
             model,
             self.optimizer,
-            self.rate,
-            self.root,
             stage.microbatches,
             dropout=model.model.drops,
             part=self.part,
@@ -191,9 +213,10 @@ class Program:
             layouts=self._whole_kernels() if self.run.mesh.gather == "step" else None,
         )
 
-        def of_stored(state, batch):
+        def of_stored(state, batch, key, learning_rate):
             # Only where a state lies is the vocabulary padded: what a step computes is of the published size.
-            state, metrics = step(fitted(state, self.published_state), batch)
+            root = keys.wrapped(key, train.prng)
+            state, metrics = step(fitted(state, self.published_state), batch, root, learning_rate)
             return fitted(state, self.abstract_state), metrics
 
         return steps.jit_step(of_stored, self.mesh, self.run.mesh.rules, self.shardings, self.options)

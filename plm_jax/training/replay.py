@@ -108,7 +108,7 @@ def _computed(run: config.Run, workdir: str, begin: int, step: int) -> tuple[dic
         before, program = program, trainer.at(stage)
         train_step, state = program.stage_step(stage), program.place(state, before, stage.batch_size)
         for number, (batch, _) in enumerate(itertools.islice(batches, min(stage.end_step, step) - first), first + 1):
-            state, metrics = train_step(state, batch)
+            state, metrics = train_step(state, batch, *program.inputs(number - 1))
             if seen.rolls_back and number < step and int(metrics["incident"]) == spikes.SPIKE:
                 _check_target(workdir, number, incidents.rolled_back_to(folders.finished(folder), number, every))
                 state = seen.roll_back(trainer, program, stage, state, folder, restore)

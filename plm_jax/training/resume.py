@@ -14,7 +14,7 @@ from plm_jax.common import storage, trees, users
 from plm_jax.common.errors import UserError
 from plm_jax.models import registry
 from plm_jax.training import checkpoint_folders as folders
-from plm_jax.training import run_directory
+from plm_jax.training import run_directory, schedules
 
 # What a change of each field of a config means to a run that goes on; all of it is told. A name stands for all that is
 # below it, and the longest one counts: of what has a part with a name of its own, each part has one.
@@ -197,7 +197,7 @@ class Resumed:
         stages_before = planned(self.stages, config.stages(self.before), self.step)
         steps = np.unique(np.linspace(self.step, max(self.step, run.train.steps - 1), 1000, dtype=np.int64))
         was, now = (
-            np.asarray(of.schedule.rate(of.train.steps, stages)(steps))
+            _rates(of.schedule.rate(of.train.steps, stages), steps)
             for of, stages in ((self.before, stages_before), (run, self.stages))
         )
         differs = np.flatnonzero(~np.isclose(was, now, rtol=1e-5, atol=0))
@@ -208,6 +208,10 @@ class Resumed:
                 f"and would have been {was[first]:.3g}"
             )
         return said
+
+
+def _rates(rate: schedules.Rate, steps: np.ndarray) -> np.ndarray:
+    return np.array([schedules.at(rate, int(step)) for step in steps])
 
 
 def find(run: config.Run, workdir: str, refuse_damaged: bool = False) -> Resumed | None:

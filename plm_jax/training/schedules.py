@@ -1,14 +1,17 @@
-"""The learning rate as a function of the step: that of the update which follows so many finished ones.
+"""Learning rates by step: the rate of the update that follows a number of finished steps.
 
-`config.schedules` holds the settings and says of each kind what it is; `stages` are a run's.
+`config.schedules` has the settings and describes each kind; `stages` are a run's. Rates are computed on the host, in
+float32, and passed to the compiled step as a number, so that another schedule compiles nothing.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from plm_jax.common.errors import UserError
 from plm_jax.config.schedules import (
     ConstantSchedule,
     CosineSchedule,
@@ -20,12 +23,42 @@ from plm_jax.config.schedules import (
 )
 from plm_jax.config.training import Stage
 
-Rate = Callable[[jax.Array], jax.Array]
+Rate = Callable[[Any], Any]
+
+
+def at(rate: Rate, step: int) -> np.float32:
+    """Returns the learning rate after `step` finished steps.
+
+    A rate that computes with JAX does so on the host's CPU, where it does not wait for the step that an accelerator is
+    at.
+
+    Args:
+      rate: any function of the step, which it gets as a NumPy integer.
+
+    Raises:
+      UserError: it returns no finite number.
+    """
+    with _on_host(), np.errstate(all="ignore"):
+        value = rate(np.int64(step))
+        try:
+            number = np.float32(np.asarray(value).item())
+        except (TypeError, ValueError):
+            number = np.float32(np.nan)
+    if not np.isfinite(number):
+        raise UserError(f"config.schedule gives {value} as the rate of step {step + 1}: return a finite number")
+    return number
+
+
+def _on_host() -> contextlib.AbstractContextManager:
+    try:
+        return jax.default_device(jax.local_devices(backend="cpu")[0])
+    except RuntimeError:  # JAX_PLATFORMS leaves the CPU out.
+        return contextlib.nullcontext()
 
 
 def constant(schedule: ConstantSchedule, total_steps: int, stages: Sequence[Stage] = ()) -> Rate:
     """The rate of a constant schedule, once it is warm."""
-    return _warmed_up(schedule, total_steps, _clock(schedule, stages), lambda now: 1.0)
+    return _warmed_up(schedule, total_steps, _clock(schedule, stages), lambda now: np.float32(1.0))
 
 
 def linear(schedule: LinearSchedule, total_steps: int, stages: Sequence[Stage] = ()) -> Rate:
@@ -35,22 +68,22 @@ def linear(schedule: LinearSchedule, total_steps: int, stages: Sequence[Stage] =
 
 def cosine(schedule: CosineSchedule, total_steps: int, stages: Sequence[Stage] = ()) -> Rate:
     """The rate of a schedule that falls along half a cosine."""
-    return _decaying(schedule, total_steps, stages, lambda progress: 0.5 * (1 + jnp.cos(jnp.pi * progress)))
+    return _decaying(schedule, total_steps, stages, lambda progress: 0.5 * (1 + np.cos(np.float32(np.pi) * progress)))
 
 
 def rsqrt(schedule: RsqrtSchedule) -> Rate:
     """The rate of a schedule that falls with the root of the step and is flat before."""
-    flat = max(schedule.warmup_steps, 1)
-    return lambda step: schedule.learning_rate / jnp.sqrt(jnp.maximum(jnp.asarray(step, jnp.float32), flat))
+    flat = np.float32(max(schedule.warmup_steps, 1))
+    return lambda step: schedule.learning_rate / np.sqrt(np.maximum(np.float32(step), flat))
 
 
 def rsqrt_warmup(schedule: RsqrtWarmupSchedule) -> Rate:
     """The rate of a schedule that falls with the root of the step and rises before."""
-    flat = max(schedule.warmup_steps, 1)
+    flat = np.float32(max(schedule.warmup_steps, 1))
 
     def rate(step):
-        step = jnp.asarray(step, jnp.float32)
-        return jnp.minimum(step / flat, 1.0) * schedule.learning_rate / jnp.sqrt(jnp.maximum(step, flat))
+        step = np.float32(step)
+        return np.minimum(step / flat, 1) * schedule.learning_rate / np.sqrt(np.maximum(step, flat))
 
     return rate
 
@@ -62,7 +95,7 @@ def _decaying(schedule: DecayingSchedule, total_steps: int, stages: Sequence[Sta
     decay = clock(schedule.decay_steps or total_steps) - begin
 
     def factor(now):
-        return floor + (1 - floor) * shape(jnp.clip((now - begin) / max(decay, 1), 0.0, 1.0))
+        return floor + (1 - floor) * shape(np.clip(np.float32((now - begin) / max(decay, 1)), 0, 1))
 
     return _warmed_up(schedule, total_steps, clock, factor)
 
@@ -72,8 +105,8 @@ def _warmed_up(schedule: RampedSchedule, total_steps: int, clock: Callable, fact
     warmup = clock(schedule.warmup(total_steps))
 
     def rate(step):
-        now = clock(jnp.asarray(step, jnp.float32))
-        return schedule.learning_rate * jnp.where(now < warmup, now / max(warmup, 1), factor(now))
+        now = clock(step)
+        return schedule.learning_rate * np.where(now < warmup, np.float32(now / max(warmup, 1)), factor(now))
 
     return rate
 
@@ -84,7 +117,7 @@ def _clock(schedule: ConstantSchedule | DecayingSchedule, stages: Sequence[Stage
     The last stage goes on for ever.
     """
     if not schedule.by_tokens:
-        return lambda step: step
+        return np.float32
     steps = np.array([*(stage.first_step for stage in stages), 2**30])
     tokens = np.cumsum([0.0, *(np.diff(steps) * [stage.batch_size * stage.length for stage in stages])])
-    return lambda step: (jnp if isinstance(step, jax.Array) else np).interp(step, steps, tokens)
+    return lambda step: np.float32(np.interp(step, steps, tokens))

@@ -32,11 +32,6 @@ class TrainState:
     recent: Any = ()
 
 
-def key(seed: int, prng: str) -> jax.Array:
-    """The root key of a run; `prng` as in `config.Train`."""
-    return jax.random.key(seed, impl={"threefry": "threefry2x32", "rbg": "rbg"}[prng])
-
-
 def init_params(model: nn.Module, root: jax.Array):
     """Fresh parameters, boxed with their logical axes; the same for every mesh."""
     return registry.init_params(model, named_key(root, "params"))

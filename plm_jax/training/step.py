@@ -83,26 +83,22 @@ def train_step(
     loss: Loss,
     model: nn.Module,
     optimizer: optax.GradientTransformation,
-    rate: Callable,
-    root: jax.Array,
     microbatches: int = 1,
     dropout: bool = False,
     part: trainable.Part = trainable.ALL,
     watch: spikes.Watch | None = None,
     log_norms: bool = False,
     **holding: Any,
-) -> Callable[[TrainState, dict[str, jax.Array]], tuple[TrainState, dict[str, jax.Array]]]:
-    """The pure step `(state, batch) → (state, metrics)`.
+) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
+    """The pure step `(state, batch, root, learning_rate) → (state, metrics)`.
 
-    Where the loss or the gradients are not finite the update is left out: the state stays as it was, but for the step,
-    and with it the learning rate.
+    `root` is the run's key, `learning_rate` the rate of this update, float32. Where the loss or the gradients are not
+    finite the update is left out: the state stays as it was, but for the step.
 
     Args:
       loss: what is minimised.
       model: the module.
-      optimizer: of the gradients of the loss; its updates are of `part`.
-      rate: the learning rate by step, reported.
-      root: the run's key.
+      optimizer: of the gradients of the loss; its updates are of `part`, and it gets `learning_rate` and `grad_norm`.
       microbatches: parts of the batch whose gradients are added up.
       dropout: whether the loss is given a key `dropout`.
       part: of the parameters, what is trained.
@@ -116,11 +112,11 @@ def train_step(
       update and of the updates [3, tensors], in the order of `trainable.Part.names`; `incident` int32, what the step
       was, see `spikes`, and `limits` [2] above which loss and gradient norm are spikes.
     """
-    # Not all of optax takes a `grad_norm`.
+    # Not all of optax takes further arguments.
     optimizer = optax.with_extra_args_support(optimizer)
     names = [name for name, needed in (("dropout", dropout), ("sample", loss.samples)) if needed]
 
-    def step(state: TrainState, batch):
+    def step(state: TrainState, batch, root, learning_rate):
         batch = dict(batch)
         digest = batch.pop("digest").sum(0)
         counts = loss.weights(model, batch)
@@ -134,12 +130,14 @@ def train_step(
         grad_norm = jnp.sqrt(of_gradients.sum()) / unit
         scale = 1.0 / unit
         grads = jax.tree.map(lambda g: g * scale, grads)
-        updates, optimizer_state = optimizer.update(grads, state.optimizer, state.params, grad_norm=grad_norm)
+        updates, optimizer_state = optimizer.update(
+            grads, state.optimizer, state.params, grad_norm=grad_norm, learning_rate=learning_rate
+        )
         metrics = means.means(loss, Sums(terms, metrics, counts))
         seen = _seen(watch, state, jnp.stack([metrics["loss"], grad_norm]))
         own = part.of(state.params)
         others = [jnp.sqrt(norms.squares(tree)) for tree in (own, updates)] if log_norms else []
-        metrics |= {"grad_norm": grad_norm, "learning_rate": rate(state.step), "digest": digest}
+        metrics |= {"grad_norm": grad_norm, "learning_rate": learning_rate, "digest": digest}
         metrics |= {"norms": jnp.stack([jnp.sqrt(of_gradients) / unit, *others])}
         metrics |= {"incident": seen.incident, "limits": seen.limits}
 
@@ -203,13 +201,17 @@ def over_mesh(function: Callable, mesh: Mesh, rules, options: Mapping[str, str] 
 
 
 def jit_step(step: Callable, mesh: Mesh, rules, state_shardings, options: Mapping[str, str] | None = None) -> Callable:
-    """The train step over the mesh, of a batch laid out as it comes; the old state's buffers are given up."""
+    """The train step over the mesh, of a batch laid out as it comes; the old state's buffers are given up.
+
+    Its further arguments, a key and a learning rate, are the same on every device.
+    """
+    whole = meshes.replicated(mesh)
     return over_mesh(
         step,
         mesh,
         rules,
         options,
-        in_shardings=(state_shardings, None),
-        out_shardings=(state_shardings, meshes.replicated(mesh)),
+        in_shardings=(state_shardings, None, whole, whole),
+        out_shardings=(state_shardings, whole),
         donate_argnums=0,
     )

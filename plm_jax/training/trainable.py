@@ -3,6 +3,10 @@
 The layers of a stack lie in one leaf, on its first axis, and are told apart all the same: of a leaf
 `stack/blocks/attention/query/kernel` layer 0 is called `stack/blocks/0/attention/query/kernel`. A pattern that matches
 the leaf's own name means all of its layers. Where layers share parameters, the numbers are those of the stored ones.
+
+A leaf that some layers lack has fewer rows. The name after `blocks` says which layers it covers, by numbers and ranges
+as of Python's slices: `stack/blocks/1:12/attention_norm/scale` has 11 rows, for all of 12 layers but the first, and
+`stack/blocks/0,2:12:2/...` has one for layer 0 and five for every other layer from 2 on.
 """
 
 import functools
@@ -16,9 +20,12 @@ import jax
 import jax.numpy as jnp
 
 from plm_jax.common.errors import UserError
+from plm_jax.models import registry
+from plm_jax.models.protocol import Model
 
 Path = tuple[str, ...]
 STACKED = "blocks"
+_COVERAGE = re.compile(r"\d+(:\d+(:[1-9]\d*)?)?(,\d+(:\d+(:[1-9]\d*)?)?)*")
 _EVERYTHING = (".*",)
 
 
@@ -30,14 +37,70 @@ def named(params: Any) -> list[tuple[str, Any]]:
 
 def layers(name: str, leaf: Any) -> list[str]:
     """The names of the layers that a leaf holds; empty where it holds none."""
-    before, stacked, after = name.partition(f"/{STACKED}/")
-    return [f"{before}{stacked}{layer}/{after}" for layer in _first_axis(leaf)] if stacked else []
+    before, _, after = _split(name)
+    return ["/".join([*before, str(number), *after]) for number in layer_numbers(name, leaf)]
+
+
+def layer_numbers(name: str, leaf: Any) -> list[int]:
+    """Returns the number of each layer that a leaf holds, in the order of its rows; empty where it holds none."""
+    before, coverage, _ = _split(name)
+    if not coverage:
+        return list(_first_axis(leaf)) if before else []
+    ranges = ([int(number) for number in part.split(":")] for part in coverage.split(","))
+    return [number for bounds in ranges for number in (range(*bounds) if len(bounds) > 1 else bounds)]
+
+
+def stack_of(name: str) -> str:
+    """Returns the path of the stack whose layers a leaf holds, such as `stack`; empty where it holds none."""
+    before, _, _ = _split(name)
+    return "/".join(before[:-1])
 
 
 def layer_of(name: str) -> str:
     """`stack/blocks/3` of `stack/blocks/3/attention/query/kernel`; a name without layers as it is."""
-    before, stacked, after = name.partition(f"/{STACKED}/")
-    return f"{before}{stacked}{after.partition('/')[0]}"
+    before, layer, _ = _split(name)
+    return "/".join([*before, layer]) if before else name
+
+
+def _split(name: str) -> tuple[list[str], str, list[str]]:
+    """The parts of a name up to `blocks`, empty where it holds no layers; which layers it covers; and the rest."""
+    parts = name.split("/")
+    end = parts.index(STACKED) + 1 if STACKED in parts else 0
+    before, after = parts[:end], parts[end:]
+    if before and after and _COVERAGE.fullmatch(after[0]):
+        return before, after[0], after[1:]
+    return before, "", after
+
+
+def check_layers(model: Model, stages: int) -> None:
+    """Rejects stacked leaves whose rows are not those of the layers that they cover.
+
+    Args:
+      model: a leaf of its `stacks` must cover all stored layers, or name those that it covers.
+      stages: `mesh.stage`; above 1, each leaf must cover all layers, as stages are alike.
+
+    Raises:
+      UserError: a leaf has other rows, or covers layers in part in a mesh with stages.
+    """
+    stored = {path: stack.stored_blocks for path, stack in zip(model.stack_paths, model.stacks, strict=True)}
+    for name, leaf in named(registry.shapes(model)):
+        before, coverage, _ = _split(name)
+        numbers, rows, count = layer_numbers(name, leaf), len(_first_axis(leaf)), stored.get(stack_of(name))
+        is_whole = count is None or numbers == list(range(count))
+        if before and not (is_whole or coverage):
+            raise UserError(
+                f"{name} has {rows} rows for {count} layers: name the layers that it covers after '{STACKED}', as in "
+                f"{STACKED}/1:{count}/"
+            )
+        outside = count is not None and [number for number in numbers if number >= count]
+        if coverage and (len(numbers) != rows or numbers != sorted(set(numbers)) or outside):
+            of_stack = "" if count is None else f" of the {count}"
+            raise UserError(f"{name} has {rows} rows: '{coverage}' must name as many layers{of_stack}, in order")
+        if stages > 1 and before and not is_whole:
+            raise UserError(
+                f"{name} covers some layers alone, and mesh.stage={stages} cuts layers into stages that are alike: set "
+                "config.mesh.stage to 1"
+            )
 
 
 def is_stacked(path: Sequence[Any]) -> bool:

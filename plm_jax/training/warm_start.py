@@ -10,7 +10,7 @@ from plm_jax.data import layouts
 from plm_jax.hub.pretrained import float32
 from plm_jax.models.protocol import Model
 from plm_jax.training import checkpoint_formats
-from plm_jax.training.trainable import STACKED, compiled, named, unmatched
+from plm_jax.training.trainable import compiled, layer_numbers, named, stack_of, unmatched
 
 
 def take(params, train: config.Train, model: Model):
@@ -49,7 +49,9 @@ def take(params, train: config.Train, model: Model):
                     "config.train.init_names, or change the model"
                 )
             taken = jax.device_put(taken, leaf.sharding)
-            leaves.append(_with_top(taken, leaf, tops.get(name.partition(f"/{STACKED}/")[0], 0)))
+            top = tops.get(stack_of(name))
+            drawn = [] if top is None else [number for number in layer_numbers(name, leaf) if number >= top]
+            leaves.append(_with_top(taken, leaf, len(drawn)))
     taken = len(leaves) - len(new)
     if not taken and train.init_names:
         raise UserError(f"nothing in {train.init_from} matches config.train.init_names {train.init_names}")
@@ -67,7 +69,7 @@ def _with_new_rows(taken: np.ndarray, train: config.Train, name: str) -> np.ndar
 
 
 def _tops(model: Model, layers: int) -> dict[str, int]:
-    """By the paths of a model's stacks how many stored blocks their last layers are."""
+    """By the paths of a model's stacks the first stored block of their last layers."""
     if layers and not model.stacks:
         raise UserError(
             f"a model of kind '{model.kind}' has no stack of whose layers config.train.reinitialise_top could be drawn "
@@ -81,7 +83,7 @@ def _tops(model: Model, layers: int) -> dict[str, int]:
                 f"config.train.reinitialise_top is {layers}: {path} has {stack.layers} layers"
                 + (f", {a_group} of which share parameters" if a_group > 1 else "")
             )
-        found[path] = layers // a_group * stack.inner
+        found[path] = stack.stored_blocks - layers // a_group * stack.inner
     return found
 
 

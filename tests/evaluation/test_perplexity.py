@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+from plm_jax.common import keys
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache
 from plm_jax.evaluation import perplexity
@@ -25,7 +26,7 @@ def run(tiny):
 @pytest.fixture(scope="module")
 def lm(run):
     lm = LanguageModel(run.model, {})
-    params = jax.jit(lambda: jax.tree.map(lambda x: 5 * x, state.init_params(lm.model, state.key(0, "threefry"))))()
+    params = jax.jit(lambda: jax.tree.map(lambda x: 5 * x, state.init_params(lm.model, keys.from_seed(0))))()
     vocabulary_id = cache.read_manifest(f"{run.data.cache_dir}/a")["vocabulary"]["id"]
     return LanguageModel(run.model, jax.tree.map(np.asarray, jax.device_get(params)), vocabulary_id=vocabulary_id)
 

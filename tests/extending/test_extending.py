@@ -143,12 +143,13 @@ def test_lion_is_optax_lion():
     from plm_jax.training import optimizers
 
     params = {"kernel": jnp.arange(6.0).reshape(2, 3)}
-    ours = optimizers.build(page("lion").Lion(clip_norm=0.0), lambda step: 0.01)
+    ours = optimizers.build(page("lion").Lion(clip_norm=0.0))
     theirs = optax.lion(0.01, b1=0.9, b2=0.99, weight_decay=0.1)
     states, followed = [ours.init(params), theirs.init(params)], [params, params]
+    theirs = optax.with_extra_args_support(theirs)
     for step in range(3):
         gradients = {"kernel": jax.random.normal(jax.random.key(step), (2, 3))}
         for i, optimizer in enumerate((ours, theirs)):
-            updates, states[i] = optimizer.update(gradients, states[i], followed[i])
+            updates, states[i] = optimizer.update(gradients, states[i], followed[i], learning_rate=0.01)
             followed[i] = optax.apply_updates(followed[i], updates)
     np.testing.assert_allclose(*(tree["kernel"] for tree in followed), rtol=1e-6)

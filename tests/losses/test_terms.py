@@ -12,6 +12,7 @@ import optax
 import pytest
 
 from plm_jax import config, losses, objectives
+from plm_jax.common import keys
 from plm_jax.common.errors import UserError
 from plm_jax.losses import means
 from plm_jax.losses.loss import untrained_heads
@@ -22,7 +23,7 @@ from plm_jax.training import mesh, state, step
 from tests.support import tiny
 
 ROWS, LENGTH, TARGETS = 8, 12, 4
-ROOT = state.key(0, "threefry")
+ROOT = keys.from_seed(0)
 MODELS = {"masked_lm": tiny.BERT, "span_masked_lm": tiny.SPANBERT, "replaced_token": tiny.ELECTRA}
 
 
@@ -109,11 +110,12 @@ def stepped(kind, microbatches=1, devices=1):
     """The metrics of a step, and by how much it moves each parameter: with SGD at 1 the gradient."""
     module, params, loss = made(kind)
     own = mesh.build(config.Mesh(), jax.devices()[:devices])
-    run = step.train_step(loss, module, optax.sgd(1.0), lambda _: 1.0, ROOT, microbatches)
+    run = step.train_step(loss, module, optax.sgd(1.0), microbatches)
     run = step.over_mesh(run, own, config.Mesh().rules)
     batch = batch_of(kind) | {"digest": np.zeros((ROWS, 2), np.uint32)}
-    current = jax.device_put(state.new_state(params, optax.sgd(1.0)), mesh.replicated(own))
-    after, metrics = run(current, jax.device_put(batch, mesh.batch_sharding(own)))
+    whole = state.new_state(params, optax.sgd(1.0)), ROOT, 1.0
+    current, *inputs = jax.device_put(whole, mesh.replicated(own))
+    after, metrics = run(current, jax.device_put(batch, mesh.batch_sharding(own)), *inputs)
     return jax.device_get((metrics, jax.tree.map(jnp.subtract, params, jax.device_get(after.params))))
 
 
@@ -240,9 +242,9 @@ def test_a_users_objective_trains_by_a_users_loss(own):
     tokens = -np.take_along_axis(log_p, batch["targets"][..., None], -1)[:, ::2].mean()
     size = np.square(logits.mean((1, 2))).mean()
     for microbatches in (1, 2):
-        train_step = step.train_step(loss, module, optax.sgd(0.1), lambda _: 0.1, ROOT, microbatches)
+        train_step = step.train_step(loss, module, optax.sgd(0.1), microbatches)
         digest = {"digest": np.zeros((4, 2), np.uint32)}
-        _, metrics = jax.jit(train_step)(state.new_state(params, optax.sgd(0.1)), batch | digest)
+        _, metrics = jax.jit(train_step)(state.new_state(params, optax.sgd(0.1)), batch | digest, ROOT, 0.1)
         wanted = {"loss": tokens + size / 4, "tokens_loss": tokens, "size_loss": size, "rms": size}
         for name, value in wanted.items():
             np.testing.assert_allclose(metrics[name], value, rtol=1e-5, err_msg=name)

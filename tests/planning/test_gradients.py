@@ -50,7 +50,7 @@ def collectives_of(monkeypatch, run, topology):
         monkeypatch.setenv(name, value)
     program = Program(run, planning.slice_devices(topology))
     (stage,) = program.stages
-    step = program.stage_step(stage).lower(program.abstract_state, planning.batch_like(program, stage)).compile()
+    step = program.stage_step(stage).lower(*planning.step_inputs(program, stage)).compile()
     return hlo.Module(step.as_text()).collectives()
 
 

@@ -58,7 +58,7 @@ def test_the_planned_batch_is_that_of_the_reader(tiny, name):
     trainer = loop.Trainer(runs.make(tiny, RUNS[name]), jax.devices()[:2])
     stage = trainer.stages[-1]
     real = trainer.reader.batch(stage.first_step, range(stage.batch_size))
-    planned = planning.batch_like(trainer, stage)
+    _, planned, *_ = planning.step_inputs(trainer, stage)
     assert {k: (v.shape, v.dtype) for k, v in planned.items()} == {k: (v.shape, v.dtype) for k, v in real.items()}
     placed, _ = next(trainer.batches(stage.first_step))
     assert {k: v.sharding for k, v in planned.items()} == {k: v.sharding for k, v in placed.items()}
@@ -80,7 +80,7 @@ def test_the_flops_of_the_program_count_loops_and_recomputation():
         run = dataclasses.replace(SHARDED, model=dataclasses.replace(SHARDED.model, **changed))
         program = Program(run, jax.devices()[:1])
         (stage,) = program.stages
-        traced = program.stage_step(stage).trace(program.abstract_state, planning.batch_like(program, stage))
+        traced = program.stage_step(stage).trace(*planning.step_inputs(program, stage))
         return flops.of_program(traced.jaxpr.jaxpr), flops.of_stage(run, stage)
 
     scanned, model = counted(remat="none")
@@ -102,7 +102,7 @@ def test_an_fsdp_program_gathers_layer_by_layer_and_scatters_gradients(monkeypat
         monkeypatch.setenv(name, value)
     program = Program(wide(width, chips), planning.slice_devices(topology))
     (stage,) = program.stages
-    step = program.stage_step(stage).lower(program.abstract_state, planning.batch_like(program, stage)).compile()
+    step = program.stage_step(stage).lower(*planning.step_inputs(program, stage)).compile()
     collectives = hlo.Module(step.as_text()).collectives()
     matrix = 2 * width * 4 * width  # The largest of a layer, in bfloat16.
 

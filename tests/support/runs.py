@@ -63,7 +63,7 @@ def steps(run: config.Run, devices: int, params=None) -> tuple[list[float], dict
     before, losses = flat(fitted(state, trainer.published_state).params), []
     (stage,) = trainer.stages
     train_step = trainer.stage_step(stage)
-    for batch, _ in trainer.batches(0):
-        state, metrics = train_step(state, batch)
+    for number, (batch, _) in enumerate(trainer.batches(0)):
+        state, metrics = train_step(state, batch, *trainer.inputs(number))
         losses.append(float(metrics["loss"]))
     return losses, before, flat(fitted(state, trainer.published_state).params), trainer, state

@@ -156,7 +156,7 @@ def test_another_optimizer_keeps_weights_and_step_with_fresh_moments(tiny, halfw
         return value / weight
 
     grads = runs.flat(jax.grad(mean)(state.params))
-    state, metrics = trainer.stage_step(trainer.stages[-1])(state, batch)
+    state, metrics = trainer.stage_step(trainer.stages[-1])(state, batch, *trainer.inputs(int(state.step)))
     np.testing.assert_allclose(metrics["learning_rate"], 7e-3, rtol=1e-5)
     for name, leaf in runs.flat(state.params).items():
         wanted = before[name] - 7e-3 * grads[name] / np.sqrt(0.5 + grads[name] ** 2)
@@ -323,7 +323,7 @@ def test_every_field_of_the_schema_has_a_meaning():
 def test_moments_are_taken_over_wherever_the_table_says_that_the_recipe_alone_changes(kind):
     def state(optimizer):
         params = {"blocks": {"kernel": jax.ShapeDtypeStruct((2, 16, 16), np.float32)}, "bias": np.zeros(3, np.float32)}
-        return jax.eval_shape(optimizers.build(optimizer, lambda step: 1e-3).init, params)
+        return jax.eval_shape(optimizers.build(optimizer).init, params)
 
     for f in dataclasses.fields(kind):
         value = {bool: lambda v: not v, int: lambda v: 8, float: lambda v: v + 0.5 if v < 0.5 else v / 2}

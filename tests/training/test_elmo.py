@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import plm_jax
 from plm_jax import config, losses
+from plm_jax.common import keys
 from plm_jax.evaluation import perplexity
 from plm_jax.losses import sampled_softmax
 from plm_jax.losses.cross_entropy import linear_cross_entropy
@@ -23,7 +24,7 @@ from plm_jax.training import flops, loop, optimizers, resume, state, step, warm_
 from plm_jax.training.checkpoints import Checkpoints
 from tests.support import runs, tiny
 
-ROOT = state.key(7, "threefry")
+ROOT = keys.from_seed(7)
 KEYS = ("dropout", "sample")
 
 
@@ -161,11 +162,11 @@ def test_no_gradient_reaches_the_batch_before():
         after = loss(params, first, carry)[1]
         return loss(params, second, jax.lax.stop_gradient(after) if cut else after)[0]
 
-    run = step.train_step(losses.BidirectionalLM(), model, optax.sgd(0.0), lambda _: 0.0, ROOT, dropout=False)
+    run = step.train_step(losses.BidirectionalLM(), model, optax.sgd(0.0), dropout=False)
     digest = {"digest": jnp.zeros((4, 2), jnp.uint32)}
     run = jax.jit(run)
-    after, _ = run(state.new_state(params, optax.sgd(0.0), carry), first | digest)
-    _, metrics = run(after, second | digest)
+    after, _ = run(state.new_state(params, optax.sgd(0.0), carry), first | digest, ROOT, 0.0)
+    _, metrics = run(after, second | digest, ROOT, 0.0)
     gradients = {cut: jax.jit(jax.grad(functools.partial(of_both, cut=cut)))(params) for cut in (True, False)}
     norms = {cut: optax.global_norm(found) / second["target_weights"].sum() for cut, found in gradients.items()}
     np.testing.assert_allclose(metrics["grad_norm"], norms[True], rtol=1e-5)
@@ -178,8 +179,8 @@ def test_microbatches_carry_each_row_on():
 
     def once(count):
         sgd = optax.sgd(1.0)
-        run = step.train_step(losses.BidirectionalLM(), model, sgd, lambda _: 1.0, ROOT, count)
-        return jax.jit(run)(state.new_state(params, sgd, carry), batch)
+        run = step.train_step(losses.BidirectionalLM(), model, sgd, count)
+        return jax.jit(run)(state.new_state(params, sgd, carry), batch, ROOT, 1.0)
 
     whole, metrics = once(1)
     parts, same = once(3)
@@ -192,7 +193,7 @@ def test_the_recipe_makes_the_updates_of_a_loss_summed_over_the_steps_of_a_row()
     """bilm-tf's Adagrad and clip on 20 times the gradient, and the config's on the gradient."""
     rng = np.random.default_rng(0)
     theirs, ours = (
-        optimizers.build(config.Adagrad(initial_accumulator=initial, clip_norm=clip), lambda _: 0.2)
+        optimizers.build(config.Adagrad(initial_accumulator=initial, clip_norm=clip))
         for initial, clip in ((1.0, 10.0), (1 / 400, 0.5))
     )
     params = {"w": jnp.zeros(5)}
@@ -201,8 +202,8 @@ def test_the_recipe_makes_the_updates_of_a_loss_summed_over_the_steps_of_a_row()
     for _ in range(4):
         gradient = {"w": jnp.asarray(rng.normal(size=5) * rng.choice([0.01, 1.0]))}
         clipped += optax.global_norm(gradient) > 0.5
-        one, states[0] = theirs.update(jax.tree.map(lambda g: 20 * g, gradient), states[0], params)
-        other, states[1] = ours.update(gradient, states[1], params)
+        one, states[0] = theirs.update(jax.tree.map(lambda g: 20 * g, gradient), states[0], params, learning_rate=0.2)
+        other, states[1] = ours.update(gradient, states[1], params, learning_rate=0.2)
         np.testing.assert_allclose(other["w"], one["w"], rtol=1e-5)
     assert 0 < clipped < 4
 

@@ -172,8 +172,8 @@ def test_eight_devices_fine_tune_as_one(folder):
         trainer = loop.Trainer(run, jax.devices()[:devices])
         state, _ = trainer.start(None)
         step, losses = trainer.stage_step(trainer.stages[0]), []
-        for batch, _ in trainer.batches(0):
-            state, metrics = step(state, batch)
+        for number, (batch, _) in enumerate(trainer.batches(0)):
+            state, metrics = step(state, batch, *trainer.inputs(number))
             losses.append(float(metrics["loss"]))
         validated = trainer.validation(state.params, trainer.stages[0])
         found.append((losses, validated, runs.flat(jax.device_get(published(trainer, state)))))

@@ -64,7 +64,7 @@ def test_a_program_does_at_least_what_its_model_asks_for(name, kernel, remat):
     run = dataclasses.replace(run, model=run.model.with_speed(attention_kernel=kernel, remat=remat))
     program = Program(run, jax.devices()[:1])
     (stage,) = program.stages
-    traced = program.stage_step(stage).trace(program.abstract_state, planning.batch_like(program, stage))
+    traced = program.stage_step(stage).trace(*planning.step_inputs(program, stage))
     model = flops.of_stage(run, stage)
     counted = flops.of_program(traced.jaxpr.jaxpr)
     assert counted >= model

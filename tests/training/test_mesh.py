@@ -37,7 +37,7 @@ def test_the_parameters_drawn_are_those_of_one_device(tiny):
 def test_the_lowered_step_holds_the_sharding_constraints(tiny):
     trainer, state = fresh(tiny, fsdp=4, tensor=2)
     batch, _ = next(trainer.batches(0))
-    text = trainer.stage_step(trainer.stages[0]).lower(state, batch).as_text()
+    text = trainer.stage_step(trainer.stages[0]).lower(state, batch, *trainer.inputs(0)).as_text()
     constraints = [line for line in text.splitlines() if "sdy.sharding_constraint" in line]
     assert any('"fsdp"' in line and '"tensor"' in line for line in constraints)
     # The stream between layers: rows over one axis, their places over the other.

@@ -1,6 +1,7 @@
 """Schedules against their closed forms, optimizers against NumPy, torch and transformers, one tensor at a time."""
 
 import dataclasses
+import functools
 
 import flax.linen as nn
 import hypothesis
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import strategies as st
 
 from plm_jax import config
+from plm_jax.common import keys
 from plm_jax.common.errors import UserError
 from plm_jax.models.decoder import Decoder
 from plm_jax.training import mesh, optimizers, state
@@ -142,16 +144,16 @@ def gradients(step):
 
 def train(settings, params, steps=20):
     """The parameters that our optimizer leaves."""
-    optimizer = optimizers.build(settings, rate)
+    optimizer = optimizers.build(settings)
     optimizer_state = optimizer.init(params)
 
     @jax.jit
-    def update(grads, optimizer_state, params):
-        updates, optimizer_state = optimizer.update(grads, optimizer_state, params)
+    def update(grads, optimizer_state, params, learning_rate):
+        updates, optimizer_state = optimizer.update(grads, optimizer_state, params, learning_rate=learning_rate)
         return optax.apply_updates(params, updates), optimizer_state
 
     for step in range(steps):
-        params, optimizer_state = update(gradients(step), optimizer_state, params)
+        params, optimizer_state = update(gradients(step), optimizer_state, params, rate(step))
     return params
 
 
@@ -296,8 +298,8 @@ def test_lamb_and_adafactor_take_steps_relative_to_each_layer(sizes):
     grads = {"blocks": {"kernel": sizes[::-1] * np.outer(rows, columns)}}
 
     def first(settings):
-        optimizer = optimizers.build(settings, lambda _: 0.1)
-        updates, _ = optimizer.update(grads, optimizer.init(params), params)
+        optimizer = optimizers.build(settings)
+        updates, _ = optimizer.update(grads, optimizer.init(params), params, learning_rate=0.1)
         return updates["blocks"]["kernel"] / sizes
 
     lamb_step = first(config.Lamb(weight_decay=0.0, epsilon=0.0, clip_norm=0.0))
@@ -311,8 +313,8 @@ def test_a_given_norm_is_what_gradients_are_clipped_by():
     params, grads = ({"kernel": np.float32(values)} for values in ([[1, 2]], [[3, -4]]))
 
     def update(clip_norm, **given):
-        optimizer = optimizers.build(config.Adagrad(clip_norm=clip_norm), rate)
-        return optimizer.update(grads, optimizer.init(params), params, **given)[0]
+        optimizer = optimizers.build(config.Adagrad(clip_norm=clip_norm))
+        return optimizer.update(grads, optimizer.init(params), params, learning_rate=rate(0), **given)[0]
 
     doubled = update(1.0, grad_norm=2 * optimizers.global_norm(grads))
     np.testing.assert_allclose(doubled["kernel"], update(0.5)["kernel"], rtol=1e-5)
@@ -333,8 +335,8 @@ def test_each_is_a_choice_of_the_config(settings):
 
 def placed(settings, **sizes):
     """Of the tiny model: the abstract fresh state, unboxed, and where it lies on a mesh of eight."""
-    optimizer = optimizers.build(settings, rate)
-    params = lambda: state.init_params(Decoder(tiny.MODEL), state.key(0, "threefry"))  # noqa: E731
+    optimizer = optimizers.build(settings)
+    params = lambda: state.init_params(Decoder(tiny.MODEL), keys.from_seed(0))  # noqa: E731
     boxed = jax.eval_shape(lambda: state.new_state(params(), optimizer))
     devices = mesh.build(config.Mesh(**sizes), jax.devices()[:8])
     like = mesh.stored(boxed, devices, config.Mesh().rules)
@@ -361,10 +363,11 @@ def test_a_sharded_update_is_that_of_one_device_and_of_matrices_an_eighth(settin
     params, grads = (
         jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(leaf.dtype), abstract.params) for _ in range(2)
     )
-    want, _ = jax.jit(optimizer.update)(grads, optimizer.init(params), params)
+    update = functools.partial(optimizer.update, learning_rate=rate(0))
+    want, _ = jax.jit(update)(grads, optimizer.init(params), params)
     fresh = jax.jit(optimizer.init, out_shardings=shardings.optimizer)(params)
     laid = jax.device_put((grads, params), (shardings.params, shardings.params))
-    got, new = jax.jit(optimizer.update, out_shardings=(shardings.params, shardings.optimizer))(laid[0], fresh, laid[1])
+    got, new = jax.jit(update, out_shardings=(shardings.params, shardings.optimizer))(laid[0], fresh, laid[1])
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-8), got, want)
     for path, leaf in jax.tree_util.tree_leaves_with_path(new):
         # What is of a vector, or has become one, is whole on every device.
@@ -375,11 +378,11 @@ def test_a_sharded_update_is_that_of_one_device_and_of_matrices_an_eighth(settin
 @pytest.mark.parametrize("bias_correction", [True, False])
 def test_a_first_moment_in_bfloat16_is_rounded_where_it_is_kept_alone(bias_correction):
     settings = config.AdamW(first_moment="bfloat16", bias_correction=bias_correction, epsilon=1e-6, clip_norm=0.0)
-    optimizer = optimizers.build(settings, lambda step: 1.0)
+    optimizer = optimizers.build(settings)
     params, grads = {"x": np.ones(50, np.float32)}, np.random.default_rng(0).normal(size=(3, 50)).astype(np.float32)
     current, kept = optimizer.init(params), {}
     for step, grad in enumerate(grads):
-        updates, current = optimizer.update({"x": grad}, current, params)
+        updates, current = optimizer.update({"x": grad}, current, params, learning_rate=1.0)
         want = -adam(settings, "x", params["x"], grad, kept, step + 1)
         np.testing.assert_allclose(updates["x"], want, rtol=2e-4)  # A bfloat16 is off by up to 4e-3.
         kept["m"] = np.asarray(kept["m"].astype(jnp.bfloat16), np.float32)

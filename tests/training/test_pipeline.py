@@ -53,7 +53,7 @@ def traced(folder, microbatches, **sizes):
     run = runs.make(folder, run, model={"pipeline_microbatches": microbatches})
     program = Program(run, jax.devices()[: int(np.prod(list(sizes.values())))])
     (stage,) = program.stages
-    return program.stage_step(stage).trace(program.abstract_state, plan.batch_like(program, stage))
+    return program.stage_step(stage).trace(*plan.step_inputs(program, stage))
 
 
 def test_between_stages_only_neighbours_speak(tiny):

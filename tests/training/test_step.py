@@ -10,11 +10,12 @@ import optax
 import pytest
 
 from plm_jax import losses
+from plm_jax.common import keys
 from plm_jax.models.decoder import Decoder
 from plm_jax.training import state, step
 from tests.support import tiny
 
-ROOT = state.key(7, "threefry")
+ROOT = keys.from_seed(7)
 
 
 def expected_key(number, microbatch):
@@ -32,12 +33,12 @@ def test_keys_are_of_the_step_then_the_microbatch_then_the_name(microbatches):
         def __call__(self, model, params, batch, rngs, carry):
             return {"noise": jnp.sum(params["bias"] * jax.random.normal(rngs["dropout"], (4,)))}, {}, carry
 
-    run = step.train_step(Noisy(), None, optax.sgd(1.0), lambda _: 1.0, ROOT, microbatches, dropout=True)
+    run = step.train_step(Noisy(), None, optax.sgd(1.0), microbatches, dropout=True)
     current = state.new_state({"bias": jnp.zeros(4)}, optax.sgd(1.0))
     batch = {"x": jnp.ones(6), "digest": jnp.zeros((6, 2), jnp.uint32)}
     params = np.zeros(4)
     for number in range(3):
-        current, _ = jax.jit(run)(current, batch)
+        current, _ = jax.jit(run)(current, batch, ROOT, 1.0)
         noise = sum(jax.random.normal(expected_key(number, m), (4,)) for m in range(microbatches))
         params -= np.asarray(noise) / 6
         np.testing.assert_allclose(current.params["bias"], params, rtol=1e-5, atol=1e-6)
@@ -61,8 +62,8 @@ def test_microbatches_of_unequal_target_counts_are_one_batch():
     optimizer = optax.sgd(1.0)
 
     def once(count):
-        run = step.train_step(loss, model, optimizer, lambda _: 1.0, ROOT, count)
-        return jax.jit(run)(state.new_state(params, optimizer), batch)
+        run = step.train_step(loss, model, optimizer, count)
+        return jax.jit(run)(state.new_state(params, optimizer), batch, ROOT, 1.0)
 
     whole, whole_metrics = once(1)
     for microbatches in (2, 8):
@@ -79,8 +80,8 @@ def test_metrics_are_means_over_target_tokens():
     logits = np.asarray(model.apply({"params": params}, batch["tokens"]), np.float64)
     nll = np.log(np.exp(logits).sum(-1)) - np.take_along_axis(logits, batch["targets"][..., None], -1)[..., 0]
     weights = batch["target_weights"]
-    run = step.train_step(losses.NextToken(), model, optax.sgd(1.0), lambda _: 0.25, ROOT)
-    after, metrics = jax.jit(run)(state.new_state(params, optax.sgd(1.0)), batch)
+    run = step.train_step(losses.NextToken(), model, optax.sgd(1.0))
+    after, metrics = jax.jit(run)(state.new_state(params, optax.sgd(1.0)), batch, ROOT, 0.25)
     np.testing.assert_allclose(metrics["loss"], (nll * weights).sum() / weights.sum(), rtol=1e-6)
     hits = (logits.argmax(-1) == batch["targets"]) * weights
     np.testing.assert_allclose(metrics["accuracy"], hits.sum() / weights.sum(), rtol=1e-6)

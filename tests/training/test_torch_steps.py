@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from plm_jax import config, losses
+from plm_jax.common import keys
 from plm_jax.hub import families, huggingface, tensor_layout
 from plm_jax.models import registry, settings
 from plm_jax.training import optimizers, state, step
@@ -27,23 +28,22 @@ MICROBATCHES = 2
 
 @functools.cache
 def compiled(family: str, model: settings.Transformer):
-    """The step of a recipe, and its optimizer."""
+    """The step of a recipe, its optimizer and its learning rate by step."""
     recipe, peak, loss = RECIPES[family]
-    rate = config.ConstantSchedule(peak, warmup_steps=5).rate(20)
-    optimizer = optimizers.build(recipe, rate)
-    root = state.key(0, "threefry")
-    return jax.jit(step.train_step(loss, registry.build(model), optimizer, rate, root, MICROBATCHES)), optimizer
+    optimizer, rate = optimizers.build(recipe), config.ConstantSchedule(peak, warmup_steps=5).rate(20)
+    return jax.jit(step.train_step(loss, registry.build(model), optimizer, MICROBATCHES)), optimizer, rate
 
 
 def train(family: str, pretrained: huggingface.Pretrained, batches) -> tuple[list[float], dict]:
     """Our losses and final parameters."""
-    run, optimizer = compiled(family, pretrained.model)
+    run, optimizer, rate = compiled(family, pretrained.model)
     # The golden files are in torch's order of microbatches: first half, second half. Ours takes every other row.
     order = np.arange(len(batches["tokens"][0])).reshape(MICROBATCHES, -1).T.ravel()
     current, found = state.new_state(pretrained.params, optimizer), []
     for number in range(len(batches["tokens"])):
         batch = {key: value[number][order] for key, value in batches.items()}
-        current, metrics = run(current, batch | {"digest": np.zeros((len(batch["tokens"]), 2), np.uint32)})
+        batch["digest"] = np.zeros((len(batch["tokens"]), 2), np.uint32)
+        current, metrics = run(current, batch, keys.from_seed(0), rate(number))
         found.append(float(metrics["loss"]))
     return found, current.params
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from plm_jax import config, losses
+from plm_jax.common import keys
 from plm_jax.hub import families, huggingface, tasks
 from plm_jax.models import registry
 from plm_jax.training import optimizers, state, step
@@ -49,13 +50,13 @@ def ours(pretrained, batches, lm):
     """The losses and the last parameters, in two microbatches of unequal counts."""
     settings = config.AdamW(weight_decay=DECAY, epsilon=1e-8, clip_norm=1.0)
     rate = config.LinearSchedule(PEAK, warmup_steps=WARMUP).rate(STEPS)
-    optimizer, model = optimizers.build(settings, rate), registry.build(pretrained.model)
+    optimizer, model = optimizers.build(settings), registry.build(pretrained.model)
     loss = losses.get("task", lm_coefficient=lm)
-    run = jax.jit(step.train_step(loss, model, optimizer, rate, state.key(0, "threefry"), microbatches=2))
+    run = jax.jit(step.train_step(loss, model, optimizer, microbatches=2))
     current, found = state.new_state(pretrained.params, optimizer), []
     for number in range(STEPS):
-        batch = {name: value[number] for name, value in batches.items()}
-        current, metrics = run(current, batch | {"digest": np.zeros((ROWS, 2), np.uint32)})
+        batch = {name: value[number] for name, value in batches.items()} | {"digest": np.zeros((ROWS, 2), np.uint32)}
+        current, metrics = run(current, batch, keys.from_seed(0), rate(number))
         found.append(float(metrics["loss"]))
     return found, current.params
 

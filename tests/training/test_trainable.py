@@ -66,10 +66,11 @@ def test_each_optimizer_updates_a_part_as_if_there_were_no_more(settings):
     params = {"stack": {"blocks": {"kernel": rng.normal(size=(3, 20, 20)).astype(np.float32)}}, "head": np.ones(3)}
     part = Part(("stack/blocks/[12]/.*",))
     grads = {"stack": {"blocks": {"kernel": rng.normal(size=(2, 20, 20)).astype(np.float32)}}}
-    of_part = optimizers.build(settings, lambda _: 0.1, part)
-    whole = optimizers.build(settings, lambda _: 0.1)
-    got, state = of_part.update(grads, of_part.init(params), params)
-    want, want_state = whole.update(grads, whole.init(part.of(params)), part.of(params))
+    of_part = optimizers.build(settings, part)
+    whole = optimizers.build(settings)
+    got, state = of_part.update(grads, of_part.init(params), params, learning_rate=0.1)
+    trained = part.of(params)
+    want, want_state = whole.update(grads, whole.init(trained), trained, learning_rate=0.1)
     for one, other in zip(jax.tree.leaves((got, state)), jax.tree.leaves((want, want_state)), strict=True):
         np.testing.assert_array_equal(one, other)
 

@@ -52,7 +52,7 @@ def kernels_named(module, tree):
 def test_kernels_are_held_in_the_type_of_their_gradients(tiny, compute, gradients, held):
     program = Program(make(tiny, compute=compute, gradients=gradients), jax.devices()[:8])
     (stage,) = program.stages
-    traced = program.stage_step(stage).trace(program.abstract_state, planning.batch_like(program, stage))
+    traced = program.stage_step(stage).trace(*planning.step_inputs(program, stage))
     # Of both layers before the loop over them, which takes one after the other.
     assert ("bf16[2,32,64]" in str(traced.jaxpr)) == (held == "bf16")
 
@@ -67,7 +67,7 @@ def test_a_model_without_embeddings_of_tokens_is_held_alike(tiny):
     def constraints(gather):
         program = Program(make(tiny, gather, "elmo"), jax.devices()[:8])
         (stage,) = program.stages
-        return str(program.stage_step(stage).trace(program.abstract_state, planning.batch_like(program, stage)).jaxpr)
+        return str(program.stage_step(stage).trace(*planning.step_inputs(program, stage)).jaxpr)
 
     by_layer, by_step = (constraints(gather).count("sharding_constraint") for gather in ("layer", "step"))
     kernels = [path for path, _ in jax.tree.leaves_with_path(registry.shapes(RUNS["elmo"].model))]

@@ -6,6 +6,8 @@ import zlib
 import numpy as np
 from numpy.random.bit_generator import ISeedSequence
 
+from plm_jax.common import seeds
+
 
 class _Key(ISeedSequence):
     """A key of Philox. Given one as it is, NumPy first gathers entropy from the system: most of a generator's cost."""
@@ -20,7 +22,7 @@ class _Key(ISeedSequence):
 
 @functools.lru_cache(64)
 def _key(seed: int, stream: str) -> _Key:
-    return _Key(seed % 2**64, zlib.crc32(stream.encode("utf-8")))
+    return _Key(seeds.unsigned(seed), zlib.crc32(stream.encode("utf-8")))
 
 
 def generator(seed: int, stream: str, *counter: int) -> np.random.Generator:

@@ -1,0 +1,139 @@
+"""A user's optimizer of optax's masks and partitions: over meshes, saved and resumed, it is optax on one device."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import optax.contrib
+import pytest
+
+from plm_jax import config
+from plm_jax.losses import means
+from plm_jax.planning import plan
+from plm_jax.training import checkpoints, loop, resume
+from tests.support import runs
+
+
+def is_matrix(params):
+    """By the paths of a user's parameters, which end with names."""
+    return jax.tree.map_with_path(lambda path, leaf: path[-1].key == "kernel" and leaf.ndim == 3, params)
+
+
+def labels(params):
+    return jax.tree.map(lambda matrix: "matrices" if matrix else "rest", is_matrix(params))
+
+
+def numbers(params):
+    of_layers = optax.contrib.MuonDimensionNumbers(reduction_axis=1, output_axis=2)
+    return jax.tree.map(lambda matrix: of_layers if matrix else None, is_matrix(params))
+
+
+@dataclasses.dataclass(frozen=True)
+class Masked(config.Optimizer):
+    """Momentum for the matrices alone, and a decay of all but vectors."""
+
+    kind = "masked"
+
+    def transformations(self):
+        decay = optax.add_decayed_weights(0.1, mask=lambda params: jax.tree.map(lambda leaf: leaf.ndim > 2, params))
+        return optax.masked(optax.trace(0.9), is_matrix), decay
+
+
+@dataclasses.dataclass(frozen=True)
+class Partitioned(config.Optimizer):
+    """Adafactor, ours, for the matrices, and Adam for the rest."""
+
+    kind = "partitioned"
+
+    def transformations(self):
+        matrices = optax.chain(*config.Adafactor(min_dim_size_to_factor=16).transformations())
+        return (optax.partition({"matrices": matrices, "rest": optax.scale_by_adam(eps=1e-6)}, labels),)
+
+
+@dataclasses.dataclass(frozen=True)
+class Muon(config.Optimizer):
+    """Muon for each layer of the stacked matrices, Adam for the rest, and a schedule of its own."""
+
+    kind = "muon"
+
+    def transformations(self):
+        muon = optax.chain(
+            optax.contrib.scale_by_muon(eps=1e-6, weight_dimension_numbers=numbers),
+            optax.scale_by_schedule(lambda count: 1.0 / (1.0 + count)),
+        )
+        return (optax.partition({"matrices": muon, "rest": optax.scale_by_adam(eps=1e-6)}, labels),)
+
+
+OPTIMIZERS = [Masked(clip_norm=0.5), Partitioned(clip_norm=0.0), Muon(clip_norm=0.5)]
+RESUMED_ON = {"masked": {}, "partitioned": {"data": 1, "fsdp": 2}, "muon": {"tensor": 2}}
+STEPS, SAVED, RATE = 5, 3, 0.01
+
+
+def make(tiny, optimizer, steps, **mesh):
+    train = {"steps": steps, "batch_size": 8}
+    schedule = config.ConstantSchedule(RATE)
+    return runs.make(tiny, optimizer=optimizer, schedule=schedule, train=train, mesh=config.Mesh(**mesh))
+
+
+def by_optax(trainer, optimizer):
+    """The parameters by optax alone, unsharded, on the gradients of the batch's mean."""
+    clip = optax.clip_by_global_norm(optimizer.clip_norm) if optimizer.clip_norm else optax.identity()
+    rule = optax.chain(clip, *optimizer.transformations(), optax.scale(-RATE))
+    loss, model = trainer.loss(), trainer.model()
+    params = jax.device_get(trainer.new_state().params)
+
+    def mean(params, batch):
+        terms, _, _ = loss(model, params, batch, None, {})
+        return means.in_units(loss, terms, counts := loss.weights(model, batch)) / means.unit(counts)
+
+    @jax.jit
+    def update(params, state, batch):
+        updates, state = rule.update(jax.grad(mean)(params, batch), state, params)
+        return optax.apply_updates(params, updates), state
+
+    state = rule.init(params)
+    for batch, _ in trainer.batches(0):
+        batch = {name: jnp.asarray(value) for name, value in batch.items() if name != "digest"}
+        params, state = update(params, state, batch)
+    return runs.flat(params)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: optimizer.kind)
+def test_sharded_saved_and_resumed_it_is_optax_on_one_device(optimizer, tiny, tmp_path):
+    expected = by_optax(loop.Trainer(make(tiny, optimizer, STEPS), jax.devices()[:1]), optimizer)
+    loop.pretrain(make(tiny, optimizer, SAVED, data=1, fsdp=4, tensor=2), str(tmp_path))
+    run = make(tiny, optimizer, STEPS, **RESUMED_ON[optimizer.kind])
+    resumed = resume.find(run, str(tmp_path))
+    trainer = loop.Trainer(run, jax.devices()[: 2 if RESUMED_ON[optimizer.kind] else 1], resumed)
+
+    def read(step, like):
+        return checkpoints.read_state(tmp_path / "checkpoints" / str(step), like)
+
+    state, notes = trainer.restored(resumed, read)
+    assert notes == [f"resumed after step {SAVED}"]  # With its moments.
+    train_step = trainer.stage_step(trainer.stages[0])
+    for number, (batch, _) in enumerate(trainer.batches(SAVED), SAVED):
+        state, _ = train_step(state, batch, *trainer.inputs(number))
+    for name, leaf in runs.flat(state.params).items():
+        np.testing.assert_allclose(leaf, expected[name], rtol=1e-3, atol=2e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: optimizer.kind)
+def test_its_moments_lie_where_the_parameters_do(optimizer, tiny):
+    program = loop.Program(make(tiny, optimizer, STEPS, data=1, fsdp=4, tensor=2))
+    kernel = ("stack", "blocks", "feed_forward", "up", "kernel")
+    found = []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(program.abstract_state.optimizer):
+        keys = tuple(entry.key for entry in path if isinstance(entry, jax.tree_util.DictKey))
+        if keys[-len(kernel) :] == kernel and leaf.ndim == 3:
+            found.append(leaf.sharding.spec)
+    params = program.abstract_state.params
+    for key in kernel:
+        params = params[key]
+    # Factored moments have an axis less.
+    assert found == ([] if optimizer.kind == "partitioned" else [params.sharding.spec])
+    report = plan.plan(dataclasses.replace(program.run, mesh=config.Mesh()), "none")
+    sizes = [leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(program.published_state.optimizer)]
+    assert report["bytes_per_device"]["optimizer"] == sum(sizes)

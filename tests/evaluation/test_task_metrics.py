@@ -217,7 +217,7 @@ def test_a_task_of_the_suite_is_downloaded_prepared_and_measured(register, tmp_p
     assert {name: split.num_documents for name, split in opened.splits.items()} == {"train": 7, "validation": 5}
     assert bytes(opened.splits["validation"].tokens(0, 15).astype(np.uint8)) == b"sst2 sentence: "
     found = task_metrics.evaluate(language_model(run), run, "a", show_progress=False)
-    assert found["examples"] == 5 and found["most_frequent_accuracy"] == 60
+    assert found["examples"] == 5 and found["most_frequent_accuracy"] == 0.6
     # Other code of the rows is another cache.
     before = prepare.identity(run, "a", vocabularies.load(run.vocabulary))
     monkeypatch.setattr(seqio.TaskRegistry.get("measured:sst2").source, "code", (__file__,))
@@ -236,7 +236,7 @@ def test_files_are_measured_on_what_prepare_holds_out(tmp_path):
     assert 5 < held_out < 40
     assert task_metrics.evaluate(lm, run, "a", show_progress=False)["examples"] == held_out
     found = task_metrics.evaluate(lm, run, "a:train", show_progress=False)
-    assert found["examples"] == 60 - held_out and 50 <= found["most_frequent_accuracy"] < 80
+    assert found["examples"] == 60 - held_out and 0.5 <= found["most_frequent_accuracy"] < 0.8
     without = dataclasses.replace(run, data=dataclasses.replace(data, validation_fraction=0.0))
     with pytest.raises(UserError, match="'a' has no examples"):
         task_metrics.evaluate(lm, without, "a")

@@ -71,7 +71,8 @@ def difference(values: Sample, reference: Sample | None = None, target: float = 
 def p_values(reference: Sample, rows: Sequence[Sample]) -> list[float | None]:
     """Returns the two-sided p-value of each row against the reference; None: it cannot be tested.
 
-    That is so with fewer than two seeds, and where neither seeds nor test rows show any spread.
+    That is so with fewer than two seeds, where neither seeds nor test rows show any spread, and where a value is no
+    number.
     """
     counted = [sample for sample in (reference, *rows) if len(sample.values) > 1]
     spreads = [_variance(sample.values) for sample in counted]
@@ -84,8 +85,9 @@ def p_values(reference: Sample, rows: Sequence[Sample]) -> list[float | None]:
             continue
         seeds = [max(_variance(sample.values), least) / len(sample.values) for sample in pair]
         error, freedom = _error(seeds, pair)
-        gain = statistics.mean(row.values) - statistics.mean(reference.values)
-        found.append(2 * float(special.stdtr(freedom, -abs(gain) / error)) if error else None)
+        gain = abs(statistics.mean(row.values) - statistics.mean(reference.values))
+        value = 2 * float(special.stdtr(freedom, -gain / error)) if error else math.nan
+        found.append(None if math.isnan(value) else value)  # Of a run that diverged, too.
     return found
 
 

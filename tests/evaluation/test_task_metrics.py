@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 import json
 
 import jax
@@ -248,3 +249,16 @@ def test_files_are_measured_on_what_prepare_holds_out(tmp_path):
     assert bytes(split.tokens(0, split.num_tokens).astype(np.uint8)).decode() == f"{held}{'ab'[held % 2]}"
     assert task_metrics.evaluate(lm, few, "a", show_progress=False)["examples"] == 1
     assert task_metrics.evaluate(lm, few, "a:train", show_progress=False)["examples"] == 59
+
+
+def test_a_metric_function_gives_the_unit_that_is_declared_and_t5s_gives_per_cent():
+    def measure(targets, predictions):
+        right = 100 * np.mean(np.equal(targets, predictions))
+        return {"accuracy": right, "mine": right, "bleu": right, "nothing": float("nan"), "text": "x"}
+
+    with pytest.raises(UserError, match="gives accuracy 75, which is declared as a fraction from 0 to 1: return it in"):
+        task_metrics._values(measure, [1, 2, 3, 4], [1, 2, 3, 0])
+    measure.__module__ = "t5.evaluation.metrics"
+    for function in (measure, functools.partial(measure)):
+        found = task_metrics._values(function, [1, 2, 3, 4], [1, 2, 3, 0], "trivial_")
+        assert found == {"trivial_accuracy": 0.75, "trivial_mine": 75.0, "trivial_bleu": 75.0}

@@ -337,6 +337,17 @@ def test_without_two_seeds_there_is_no_verdict_and_no_interval():
     ]
 
 
+def test_a_run_that_diverged_resolves_nothing_and_spoils_no_other():
+    results = [
+        result(name, seed=seed, s__loss=x)
+        for name, xs in (("a", WORSE), ("b", [2.0, np.nan, 2.02]), ("c", BETTER))
+        for seed, x in enumerate(xs)
+    ]
+    found = comparison.beside_paper(results, [], "loss", "s/loss")
+    assert [row.verdict for row in found] == ["", comparison.NOT_RESOLVED, comparison.BETTER]
+    assert comparison.beside_paper(results[3:], [], "loss", "s/loss")[1].verdict == comparison.NOT_RESOLVED
+
+
 def test_only_the_first_metric_of_a_page_has_verdicts():
     results = [
         result(name, seed=seed, s__accuracy=x, t__accuracy=x, s__f1=x)

@@ -74,15 +74,16 @@ _POINTS = Metric("more", "points", ("examples",))
 _NATS, _FRACTION, _COUNT = Metric("less", "nats"), Metric(unit="fraction"), Metric(unit="count")
 _LESS = Metric("less")
 _DECLARED: dict[str, Metric] = {
-    # Of losses and of targets in text. The nats of a term are called NAME_loss.
-    **dict.fromkeys(("loss", "nll", "real_loss", "unigram_loss"), _NATS),
+    # Losses, and metrics of targets in text. The nats of a term are called NAME_loss.
+    **dict.fromkeys(("loss", "nll", "real_loss"), _NATS),
+    "unigram_loss": Metric(unit="nats"),
     "accuracy": Metric("more", "fraction", ("examples", "tokens")),
     "boundary_accuracy": Metric("more", "fraction", ("tokens",)),
     "pair_accuracy": Metric("more", "fraction", ("pairs",)),
     **dict.fromkeys(("discriminator_accuracy", "discriminator_auc"), Metric("more", "fraction")),
     **dict.fromkeys(("pair_constant_accuracy", "discriminator_constant_accuracy", "replaced"), _FRACTION),
     **dict.fromkeys(("perplexity", "token_perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte"), _LESS),
-    # Of labelled rows, of answers to prompts, and of T5's tasks.
+    # Labelled rows, answers to prompts, and T5's tasks.
     **dict.fromkeys(
         ("f1", "exact_match", "em", "mean_3class_f1", "token_accuracy", "precision", "recall"), _OF_EXAMPLES
     ),
@@ -92,9 +93,9 @@ _DECLARED: dict[str, Metric] = {
     **dict.fromkeys(("bleu", "chrf", "rouge1", "rouge2", "rougeLsum"), _POINTS),
     "mse": _LESS,
     **dict.fromkeys(("chance", "chance_low", "chance_high"), _FRACTION),
-    # Of lm-eval's tasks.
+    # lm-eval's tasks.
     **dict.fromkeys(("acc", "acc_norm", "acc_bytes", "acc_mutual_info"), Metric("more", "fraction")),
-    # Of training.
+    # Training.
     **dict.fromkeys(("mfu", "padding_share"), _FRACTION),
     **dict.fromkeys(("examples", "tokens", "real_tokens", "length", "pairs", "texts", "words", "bytes"), _COUNT),
 }

@@ -128,7 +128,7 @@ def beside(results: Sequence[dict[str, Any]], rivals: Sequence[Rivals]) -> Lines
 
 
 def _rival(results: Sequence[dict[str, Any]], rival: Rivals, other: str | tuple[str, str] | float | None) -> Sample:
-    """What a run is compared with; without values where there is nothing."""
+    """Returns the results that a run is compared with; without values where there are none."""
     if isinstance(other, tuple):
         return _sample(_rows_of(results, other[0]), other[1])
     if isinstance(other, str):
@@ -138,31 +138,30 @@ def _rival(results: Sequence[dict[str, Any]], rival: Rivals, other: str | tuple[
 
 
 def _gain(sample: Sample, other: Sample, metric: declarations.Metric | None, is_figure: bool) -> Difference:
-    """By how much a sample is better than another, or than the one figure of it."""
-    found = (
-        significance.difference(sample, target=other.values[0]) if is_figure else significance.difference(sample, other)
-    )
+    """Returns the difference of a sample to another one, or to its only figure, turned so that more is better."""
+    against = {"target": other.values[0]} if is_figure else {"reference": other}
+    difference = significance.difference(sample, **against)
     if metric is None or metric.sign >= 0:
-        return found
-    low, high = (None if bound is None else -bound for bound in (found.high, found.low))
-    return Difference(0.0 - found.mean, low, high)
+        return difference
+    low, high = (None if bound is None else -bound for bound in (difference.high, difference.low))
+    return Difference(0.0 - difference.mean, low, high)
 
 
 def _rows_of(results: Sequence[dict[str, Any]], run: str) -> list[Mapping[str, float]]:
-    """The metrics of a run with each seed."""
+    """Returns the metrics of a run with each seed."""
     return [result["metrics"] for result in results if result["name"] == run]
 
 
 def _value(metrics: Mapping[str, float], metric: Metric) -> float | None:
-    """A metric; None: it is not there, or not all that it is the mean of."""
+    """Returns a metric; None: it is missing, or one of those that it is the mean of."""
     if isinstance(metric, str):
         return metrics.get(metric)
     values = [_value(metrics, of) for of in metric]
-    return None if None in values else statistics.mean(values)
+    return None if None in values else statistics.fmean(values)
 
 
 def _weights(metric: Metric, weight: float = 1.0) -> Iterator[tuple[str, float]]:
-    """The metrics of which one is the mean, with their weights."""
+    """Yields the metrics that a metric is the mean of, with their weights."""
     if isinstance(metric, str):
         yield metric, weight
         return
@@ -171,7 +170,7 @@ def _weights(metric: Metric, weight: float = 1.0) -> Iterator[tuple[str, float]]
 
 
 def _declared(metric: Metric) -> declarations.Metric | None:
-    """Returns the declaration of a metric, of a mean a common one; None: parts lack one, or differ in direction or unit.
+    """Returns the declaration of a metric, of a mean that of its parts; None: one has none, or they do not agree.
 
     The mean of fractions and correlations, as GLUE's, is a correlation.
     """
@@ -182,7 +181,7 @@ def _declared(metric: Metric) -> declarations.Metric | None:
 
 
 def _sample(rows: Sequence[Mapping[str, float]], metric: Metric) -> Sample:
-    """A metric of a run with each seed that has it."""
+    """Returns a metric of a run with each seed that has it."""
     rows = [row for row in rows if _value(row, metric) is not None]
     # What one seed computes as x and another as 1 - (1 - x) is equal.
     values = [float(f"{_value(row, metric):.12g}") for row in rows]
@@ -190,13 +189,13 @@ def _sample(rows: Sequence[Mapping[str, float]], metric: Metric) -> Sample:
 
 
 def _test_variance(rows: Sequence[Mapping[str, float]], metric: Metric) -> float | None:
-    """The variance of a metric over test sets of the size that its own has; None: that is not known.
+    """Returns the variance of a metric over test sets of the size of its own; None: that size is not known.
 
     Metrics of one source are of the same rows and may vary together; those of several sources do not.
     """
     deviations: collections.Counter[str] = collections.Counter()
     for name, weight in _weights(metric):
-        declared, mean = declarations.declared(name), statistics.mean(row[name] for row in rows)
+        declared, mean = declarations.declared(name), statistics.fmean(row[name] for row in rows)
         counts = [count for row in rows if (count := _num_rows(row, name, declared))]
         if declared is None or declared.range is None or not declarations.fits(declared, mean) or not counts:
             return None
@@ -206,32 +205,32 @@ def _test_variance(rows: Sequence[Mapping[str, float]], metric: Metric) -> float
 
 
 def _num_rows(metrics: Mapping[str, float], name: str, declared: declarations.Metric | None) -> float | None:
-    """How many test rows a metric averages over: by the first count of its declaration that stands next to it."""
+    """Returns the number of test rows of a metric: the first count of its declaration that stands next to it."""
     keys = (f"{group}/{count}" for group in _groups(name) for count in (declared.rows if declared else ()))
     return next((metrics[key] for key in keys if metrics.get(key, 0) > 0), None)
 
 
 def _groups(name: str) -> list[str]:
-    """Where figures about a metric stand, the nearest first: `a/5_shots/accuracy` has those of a/5_shots and of a."""
+    """Returns the prefixes of related figures, the nearest first: `a/5_shots` and `a` for `a/5_shots/accuracy`."""
     parts = name.split("/")[:-1]
     return ["/".join(parts[:n]) for n in range(len(parts), 0, -1)]
 
 
 def _trivial(metrics: Mapping[str, float], name: str) -> float | None:
-    """What a predictor that looks at no input reaches of a metric; None: there is none."""
+    """Returns the metric of a predictor that looks at no input; None: there is none."""
     declared = declarations.declared(name)
     for group in _groups(name):
-        own = {key.removeprefix(f"{group}/"): value for key, value in metrics.items() if key.startswith(f"{group}/")}
-        found = baselines.predictor(name.rpartition("/")[2], own)
-        if isinstance(found, float) or found in own:
-            return found if isinstance(found, float) else own[found]
+        near = {key.removeprefix(f"{group}/"): value for key, value in metrics.items() if key.startswith(f"{group}/")}
+        predictor = baselines.predictor(name.rpartition("/")[2], near)
+        if isinstance(predictor, float) or predictor in near:
+            return predictor if isinstance(predictor, float) else near[predictor]
     return 0.0 if declared is not None and declared.unit == "correlation" else None
 
 
 def _beats_trivial(rows: Sequence[Mapping[str, float]], metric: Metric, sign: int) -> bool:
     """Whether a run beats the trivial predictor beyond its 95 % interval; true where there is no such predictor.
 
-    A metric of a language model that no such predictor has stands next to `real_loss`, by which the run is judged then.
+    A language model's metric without such a predictor stands next to `real_loss`, which decides then.
     """
     rows = [row for row in rows if _value(row, metric) is not None]
     if isinstance(metric, str) and _trivial(rows[0], metric) is None:
@@ -243,8 +242,8 @@ def _beats_trivial(rows: Sequence[Mapping[str, float]], metric: Metric, sign: in
         trivial = [_trivial(row, name) for name, _ in _weights(metric)]
         if None in trivial:
             return True
-        of_mean = sum(weight * value for (_, weight), value in zip(_weights(metric), trivial, strict=True))
-        gains.append(sign * (_value(row, metric) - of_mean))
+        mean = sum(weight * value for (_, weight), value in zip(_weights(metric), trivial, strict=True))
+        gains.append(sign * (_value(row, metric) - mean))
     low = significance.difference(Sample(gains, _test_variance(rows, metric))).low
     return low is not None and low > 0
 
@@ -291,15 +290,14 @@ def beside_paper(
     declared, results = _declared(ours), _joined(results, [row.run for row in published])
     rows = [_rows_of(results, row.run) for row in published]
     base, *samples = (_sample(of_run, ours) for of_run in rows)
-    papers_own = [_paper(row, name, declared) for row in published]
-    first = Beside(published[0].run, papers_own[0], None, base.values, None, "")
+    figures = [_paper(row, name, declared) for row in published]
     directions = _directions(base, samples, declared)
     no_verdict = NO_DIRECTION if declared is None or not declared.sign else ""
     if len(base.values) > 1 and not no_verdict and not _beats_trivial(rows[0], ours, declared.sign):
         no_verdict = TRIVIAL_REFERENCE
-    found = [first]
-    for row, paper, sample, direction in zip(published[1:], papers_own[1:], samples, directions, strict=True):
-        of_paper = None if paper is None or papers_own[0] is None else paper - papers_own[0]
+    compared = [Beside(published[0].run, figures[0], None, base.values, None, "")]
+    for row, paper, sample, direction in zip(published[1:], figures[1:], samples, directions, strict=True):
+        of_paper = None if paper is None or figures[0] is None else paper - figures[0]
         difference = significance.difference(sample, base) if sample.values and base.values else None
         verdict = ""
         if is_primary and difference is None:
@@ -307,41 +305,41 @@ def beside_paper(
         elif is_primary:
             verdict = no_verdict or (OTHER_METRIC if is_stand_in and paper is not None else "")
             verdict = verdict or _verdict(of_paper and of_paper * declared.sign, direction)
-        found.append(Beside(row.run, paper, of_paper, sample.values, difference, verdict))
-    return found
+        compared.append(Beside(row.run, paper, of_paper, sample.values, difference, verdict))
+    return compared
 
 
 def _paper(row: Published, name: str, declared: declarations.Metric | None) -> float | None:
-    """A paper's figure in the unit of our metric."""
+    """Returns a paper's figure in the unit of our metric."""
     paper = row.figures.get(name)
     return paper if paper is None or declared is None else declared.from_percent(paper)
 
 
 def _directions(base: Sample, samples: Sequence[Sample], declared: declarations.Metric | None) -> list[int]:
-    """Of each row 1 where it is better than the reference beyond noise, -1 where it is worse, else 0."""
+    """Returns 1 for a row that is better than the reference beyond noise, -1 for one that is worse, else 0."""
     rejected = significance.holm(significance.p_values(base, samples))
-    found = []
+    directions = []
     for sample, is_beyond in zip(samples, rejected, strict=True):
-        gain = statistics.mean(sample.values) - statistics.mean(base.values) if is_beyond else 0
-        found.append(0 if declared is None else declared.sign * ((gain > 0) - (gain < 0)))
-    return found
+        gain = statistics.fmean(sample.values) - statistics.fmean(base.values) if is_beyond else 0
+        directions.append(0 if declared is None else declared.sign * ((gain > 0) - (gain < 0)))
+    return directions
 
 
 def _verdict(of_paper: float | None, direction: int) -> str:
-    """The verdict on a row of this direction, beside a paper's gain (above 0: better than its reference)."""
+    """Returns the verdict on a row of this direction; `of_paper` is the paper's gain, above 0 where it is better."""
     if not direction:
         return NOT_RESOLVED
     if not of_paper:
-        told = BETTER if direction > 0 else WORSE
-        return told if of_paper is None else f"{told}, no difference in the paper"
+        verdict = BETTER if direction > 0 else WORSE
+        return verdict if of_paper is None else f"{verdict}, no difference in the paper"
     return AGREES if direction * of_paper > 0 else DISAGREES
 
 
 def default_comparison(results: Sequence[dict[str, Any]]) -> dict[str, Metric]:
     """Returns the metric by which runs are compared where their sweep's file does not say, as `compared`.
 
-    It is one that all runs have, of which better and worse are declared: the first that has a trivial predictor, or
-    else the first. Where runs differ in what they predict, it is none of a language model. Nothing: there is none.
+    All runs have this metric, and its direction is declared: the first with a trivial predictor, or else the first.
+    Where runs differ in what they predict, it is none of a language model. Without such a metric nothing is compared.
 
     Args:
       results: as of `table`, each with its `overrides`.
@@ -350,17 +348,16 @@ def default_comparison(results: Sequence[dict[str, Any]]) -> dict[str, Metric]:
     if len({result["name"] for result in results if result["metrics"]}) < 2:
         return {}
     changed = {field.partition(".")[0] for result in results for field in result.get("overrides", {})}
-    found = []
+    names = []
     for name in finished[0]:
         declared = declarations.declared(name)
         if declared is None or not declared.sign or not all(name in metrics for metrics in finished):
             continue
         is_of_examples = any(f"{group}/examples" in finished[0] for group in _groups(name))
         if is_of_examples or not changed & set(_TARGETS):
-            found.append(name)
-    found = [name for name in found if not name.endswith("/unigram_loss")]
-    judged = [name for name in found if _trivial(finished[0], name) is not None]
-    return {name: name for name in (judged or found)[:1]}
+            names.append(name)
+    judged = [name for name in names if _trivial(finished[0], name) is not None]
+    return {name: name for name in (judged or names)[:1]}
 
 
 def papers(
@@ -400,23 +397,23 @@ def papers(
 
 
 def ours_of(metric: Metric | StandIn) -> Metric:
-    """The metric of ours that is set beside a paper's."""
+    """Returns the metric of ours that is set beside a paper's."""
     return metric.metric if isinstance(metric, StandIn) else metric
 
 
 def to_json(metric: Metric | StandIn) -> Any:
-    """What a sweep's folder notes of a metric that is compared."""
+    """Returns a metric that is compared as a sweep's folder stores it."""
     return {"stand_in": metric.metric} if isinstance(metric, StandIn) else metric
 
 
 def title(name: str, metric: Metric | StandIn) -> str:
-    """What a comparison is called."""
+    """Returns the name of a comparison."""
     ours = said(ours_of(metric))
     return ours if ours == name else f"{name} beside our {ours}"
 
 
 def _readable(metric: declarations.Metric | None, *samples: Sequence[float]) -> declarations.Metric | None:
-    """The declaration by which values are shown: none where they are not in its range."""
+    """Returns the declaration by which values are shown: none where they are not in its range."""
     fits = metric is not None and all(declarations.fits(metric, value) for values in samples for value in values)
     return metric if fits else None
 
@@ -439,7 +436,7 @@ def table(results: Sequence[dict[str, Any]]) -> Lines:
         if not finished and all(result["error"] is None for result in same):
             lines.append((name, NOT_RUN, *[""] * 5))
         if finished:
-            minutes = f"{statistics.mean(result['minutes'] for result in finished):.1f}"
+            minutes = f"{statistics.fmean(result['minutes'] for result in finished):.1f}"
             all_metrics = [result["metrics"] for result in finished]
             lines += [(name, *row, str(len(finished)), minutes) for row in _rows(all_metrics)]
     return lines
@@ -478,17 +475,18 @@ def _rows(metrics: Sequence[Mapping[str, float]]) -> list[tuple[str, str, str, s
 
 
 def _is_judged(metrics: Mapping[str, float], name: str) -> bool:
+    """Whether a metric has a direction and a trivial predictor."""
     declared = declarations.declared(name)
     return declared is not None and declared.sign != 0 and _trivial(metrics, name) is not None
 
 
 def figure(values: Sequence[float], metric: declarations.Metric | None = None) -> str:
-    """The mean, of several values with their sample standard deviation; shares in per cent."""
+    """Formats a mean, of several values with their sample standard deviation; shares in per cent."""
     return declarations.shown_seeds(metric, values)
 
 
 def signed(difference: Difference, metric: declarations.Metric | None = None) -> str:
-    """A difference with its sign and its interval, if it has one; of shares in percentage points."""
+    """Formats a difference with its sign and its interval, if it has one; of shares in percentage points."""
     scale = 100 if metric is not None and metric.is_share else 1
     digits = 2 if scale == 100 else 3
     mean, low, high = (None if value is None else f"{scale * value:+,.{digits}f}" for value in difference)

@@ -1,4 +1,4 @@
-"""Which rows of a page differ from its reference, by what they reach with each seed.
+"""Tests of the rows of a page against its reference, by their results with each seed.
 
 A row is tested against the reference by Welch's t-test, and the tests of a page are corrected by Holm's method, so that
 with nothing true at most one page in twenty shows a difference. Two more variances make a test with three seeds
@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special
 
-# Of a page that any of its verdicts is wrong, where nothing is true; and 1 - the confidence of intervals.
+# Probability that a page on which nothing is true has a verdict; 1 - LEVEL is the confidence of an interval.
 LEVEL = 0.05
 
 
@@ -57,7 +57,7 @@ def bounded_variance(mean: float, limits: tuple[float, float], rows: float) -> f
 def difference(values: Sample, reference: Sample | None = None, target: float = 0.0) -> Difference:
     """Returns how far the mean of a sample is from that of a reference, or from `target`, with Welch's interval."""
     samples = [values] if reference is None else [values, reference]
-    mean = statistics.mean(values.values) - (target if reference is None else statistics.mean(reference.values))
+    mean = statistics.fmean(values.values) - (target if reference is None else statistics.fmean(reference.values))
     if any(len(sample.values) < 2 for sample in samples):
         return Difference(mean)
     seeds = [_variance(sample.values) / len(sample.values) for sample in samples]
@@ -77,18 +77,18 @@ def p_values(reference: Sample, rows: Sequence[Sample]) -> list[float | None]:
     counted = [sample for sample in (reference, *rows) if len(sample.values) > 1]
     spreads = [_variance(sample.values) for sample in counted]
     least = float(np.quantile(spreads, 0.75)) if spreads else 0.0
-    found: list[float | None] = []
+    tests: list[float | None] = []
     for row in rows:
         pair = (row, reference)
         if any(len(sample.values) < 2 for sample in pair):
-            found.append(None)
+            tests.append(None)
             continue
         seeds = [max(_variance(sample.values), least) / len(sample.values) for sample in pair]
         error, freedom = _error(seeds, pair)
-        gain = abs(statistics.mean(row.values) - statistics.mean(reference.values))
+        gain = abs(statistics.fmean(row.values) - statistics.fmean(reference.values))
         value = 2 * float(special.stdtr(freedom, -gain / error)) if error else math.nan
-        found.append(None if math.isnan(value) else value)  # Of a run that diverged, too.
-    return found
+        tests.append(None if math.isnan(value) else value)  # A diverged run has no test.
+    return tests
 
 
 def holm(values: Sequence[float | None], level: float = LEVEL) -> list[bool]:

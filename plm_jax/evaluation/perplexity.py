@@ -68,9 +68,9 @@ def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool 
       of those of them that are text. With sentence pairs: `pair_accuracy`, and `pairs`, how many. Of an ELECTRA all of
       targets is the generator's, and there are `discriminator_accuracy`, `discriminator_auc`, the area under its ROC
       curve (where some tokens are replaced and some are not), and `replaced`, the share of tokens that are, with
-      samples drawn for each batch of `evaluation.batch_size` rows with the same key. Beside
-      the accuracies, as `pair_constant_accuracy` and `discriminator_constant_accuracy`, those of the better constant
-      answer. Where the run's last phase has rows of another LENGTH, the same of these as LENGTH/loss, ….
+      samples drawn for each batch of `evaluation.batch_size` rows with the same key. Beside the accuracies, as
+      `pair_constant_accuracy` and `discriminator_constant_accuracy`, those of the better constant answer. Where the
+      run's last phase has rows of another LENGTH, the same of these as LENGTH/loss, ….
 
     Raises:
       UserError: an unknown source or split, no cache, a cache of another vocabulary than the model's, or a model of

@@ -120,7 +120,7 @@ def words(train: str, test: str) -> float:
     sources = (config.LabelledJsonLines(path, form) for path in (train, test))
     fitted, tested = (list(source.open("sentiment").read("train", (0, 1))) for source in sources)
     labels = [record.values["label"] for record in tested]
-    return 100 * float((word_baselines.classes(fitted, tested) == labels).mean())
+    return float((word_baselines.classes(fitted, tested) == labels).mean())
 
 
 def summary(found: dict[str, list[dict[str, float]]], of_words: float) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
     python finetune_torch.py DIRECTORY TRAIN.jsonl TEST.jsonl --seed=0
 
-Prints JSON: the accuracy on the test rows, per cent, and the seconds of a training step, median without the first.
+Prints JSON: the accuracy on the test rows, a fraction, and the seconds of a training step, median without the first.
 """
 
 import argparse
@@ -79,7 +79,7 @@ def _accuracy(model, inputs, labels) -> float:
         for first in range(0, len(labels), 64):
             logits = model(**{name: values[first : first + 64] for name, values in inputs.items()}).logits
             hits += int((logits.argmax(-1) == labels[first : first + 64]).sum())
-    return 100 * hits / len(labels)
+    return hits / len(labels)
 
 
 if __name__ == "__main__":

@@ -260,7 +260,7 @@ def compared(theirs: dict, ours: dict, prompts: dict) -> dict:
         }
     for normalise, of in prompts.items():
         for task, metrics in of.items():
-            own, lm_eval = metrics["0_shots/accuracy"] / 100, theirs["metrics"][task][OURS[normalise]]
+            own, lm_eval = metrics["0_shots/accuracy"], theirs["metrics"][task][OURS[normalise]]
             found[task].setdefault("own_prompts_differ", {})
             if abs(own - lm_eval) > 1e-9:
                 found[task]["own_prompts_differ"][normalise] = [own, lm_eval]

@@ -46,4 +46,4 @@ def published():
 
 def compared(size="paper"):
     """Our metrics by the paper's names."""
-    return {"SST-2": "sentiment/accuracy"} if size == "demo" else downstream.ENCODER_METRICS
+    return {"SST-2": downstream.REVIEWS} if size == "demo" else downstream.ENCODER_METRICS

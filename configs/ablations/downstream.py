@@ -14,6 +14,7 @@ from plm_jax.configs.tasks import glue, reading, sentiment
 from plm_jax.data import mixtures
 from plm_jax.data.sources import corpora
 from plm_jax.data.text_to_text import sizes
+from plm_jax.experiments.comparison import StandIn
 from plm_jax.experiments.setups import NOT_STATED, Setup
 from plm_jax.models import settings
 
@@ -26,6 +27,8 @@ ENCODER_METRICS = {
     "MNLI-m": "mnli/accuracy",
     "SST-2": "sst2/accuracy",
 }
+# What stands beside a paper's task where its own is not trained: a demo's reviews.
+REVIEWS = StandIn("sentiment/accuracy")
 # BERT's corpora, as changes of a config.
 BERT_TEXT = {f"data.{name}": value for name, value in corpora.mixture("bert").items()}
 _MODULE = "plm_jax.data.text_to_text.tfds_tasks"

@@ -35,4 +35,4 @@ def published():
 
 def compared(size="paper"):
     """What they are tuned on."""
-    return {"SST-2": "sentiment/accuracy" if size == "demo" else "sst2/accuracy"}
+    return {"SST-2": downstream.REVIEWS if size == "demo" else "sst2/accuracy"}

@@ -73,4 +73,4 @@ def published():
 
 def compared(size="paper"):
     """What they are tuned on."""
-    return {"MNLI-m": "sentiment/accuracy" if size == "demo" else "mnli/accuracy"}
+    return {"MNLI-m": downstream.REVIEWS if size == "demo" else "mnli/accuracy"}

@@ -101,4 +101,4 @@ TUNING = downstream.unstated("Liu et al. 2019: tables 1 to 3 do not state it")
 
 def compared(size="paper"):
     """Our metrics by the paper's names."""
-    return {"SST-2": "sentiment/accuracy"} if size == "demo" else downstream.ENCODER_METRICS
+    return {"SST-2": downstream.REVIEWS} if size == "demo" else downstream.ENCODER_METRICS

@@ -234,7 +234,7 @@ class Evaluation:
         (0: all that is held out). The whole is the mean of the sources' losses by these rates, which are of rows. Of
         labelled examples all are read.
       select: `SOURCE/METRIC`, of `validation/SOURCE/METRIC`: the weights of the step at which it was best stay in
-        `checkpoints/best`, of several the first one; a loss, or `mse`, is best where it is lowest.
+        `checkpoints/best`, of several the first one. Whether more or less is better is declared in `common.metrics`.
       tasks: SOURCE or SOURCE:SPLIT, which `evaluate --watch` scores at each checkpoint, with samples of what the model
         writes, in a process beside the run's first one, on the CPU of its host.
       decoding: how the model answers, in `evaluate` and, where nothing else is asked for, in `generate`.

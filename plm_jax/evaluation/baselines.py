@@ -11,6 +11,7 @@ _PREDICTORS = {
     "real_loss": "unigram_loss",
     "pair_accuracy": "pair_constant_accuracy",
     "discriminator_auc": 0.5,
+    "accuracy": "chance",
 }
 
 

@@ -66,9 +66,9 @@ def evaluate(
       `examples`, how many. Of choices `chance`, the accuracy of guessing, and `chance_low` and `chance_high`, between
       which 95 % of guessers are; where all rows have the same choices `trivial_accuracy`, of the most frequent one. Of
       written answers `trivial_exact_match`. For K shots `K_shots/accuracy`, of scores also `pearson` and `mse`; or
-      `exact_match` and `f1`, of words. All in per cent but `mse`. Of several seeds they are means, and
-      `K_shots/…_deviation` is that of the first. `K_shots/dropped`: how many examples had no room in the model's
-      context, and `K_shots/cut`, how many questions; both are of one seed, on average.
+      `exact_match` and `f1`, of words. Of several seeds they are means, and `K_shots/…_deviation` is that of the first.
+      `K_shots/dropped`: how many examples had no room in the model's context, and `K_shots/cut`, how many questions;
+      both are of one seed, on average.
 
     Raises:
       UserError: as `prompts.task`; more shots than there are rows; a model that continues no text.
@@ -96,14 +96,14 @@ def _without_model(task: prompts.Task, tested: Sequence[prompts.Example]) -> dic
     if not tested[0].choices:
         ((answer, _),) = collections.Counter(example.answers[0] for example in tested).most_common(1)
         right = [metrics.exact_match(example.answers, answer) for example in tested]
-        return {"trivial_exact_match": 100 * float(np.mean(right))}
+        return {"trivial_exact_match": float(np.mean(right))}
     chance = float(np.mean([1 / len(example.choices) for example in tested]))
     low, high = stats.binom.interval(CONFIDENCE, len(tested), chance)
     found = {"chance": chance, "chance_low": low / len(tested), "chance_high": high / len(tested)}
     if task.labels:
         ((_, times),) = collections.Counter(example.right for example in tested).most_common(1)
         found["trivial_accuracy"] = times / len(tested)
-    return {name: 100 * float(value) for name, value in found.items()}
+    return {name: float(value) for name, value in found.items()}
 
 
 class _Asker:
@@ -204,6 +204,6 @@ class _Asker:
             for example, text in zip(self.tested, texts, strict=True)
         ]
         return {
-            "exact_match": 100 * float(np.mean([metrics.exact_match(*pair) for pair in pairs])),
-            "f1": 100 * float(np.mean([metrics.answer_f1(*pair) for pair in pairs])),
+            "exact_match": float(np.mean([metrics.exact_match(*pair) for pair in pairs])),
+            "f1": float(np.mean([metrics.answer_f1(*pair) for pair in pairs])),
         }

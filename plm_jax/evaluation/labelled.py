@@ -57,8 +57,8 @@ def trivial(rows: LabelledRows, labels: Sequence[str] = ()) -> dict[str, float]:
     if form == "span":
         pairs = [(metrics.right_answers(rows, document), rows.context(document)) for document in documents]
         return {
-            "exact_match": 100 * float(np.mean([metrics.exact_match(*pair) for pair in pairs])),
-            "f1": 100 * float(np.mean([metrics.answer_f1(*pair) for pair in pairs])),
+            "exact_match": float(np.mean([metrics.exact_match(*pair) for pair in pairs])),
+            "f1": float(np.mean([metrics.answer_f1(*pair) for pair in pairs])),
         }
     column = {"score": "score", "tags": "tags"}.get(form, "label")
     values = np.concatenate([np.atleast_1d(rows.values(column, document)) for document in documents])

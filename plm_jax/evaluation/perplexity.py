@@ -65,12 +65,12 @@ def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool 
       special tokens (unk counts as text) nor sentinels, `real_loss`, `real_tokens`, and `unigram_loss`, that of a
       unigram over the targets: it expects text in the share that text has among them, and of text the training split's
       add-one unigram. Causal: `bits_per_byte`, the bits of all targets, ends of documents included, by the UTF-8 bytes
-      of those of them that are text. With sentence pairs: `pair_accuracy`. Of an ELECTRA all of targets is the
-      generator's, and there are `discriminator_accuracy`, `discriminator_auc`, the area under its ROC curve (where some
-      tokens are replaced and some are not), and `replaced`, the share of tokens that are, with samples drawn for each
-      batch of `evaluation.batch_size` rows with the same key. Beside the accuracies, as `pair_constant_accuracy` and
-      `discriminator_constant_accuracy`, those of the better constant answer. Where the run's last phase has rows of
-      another LENGTH, the same of these as LENGTH/loss, ….
+      of those of them that are text. With sentence pairs: `pair_accuracy`, and `pairs`, how many. Of an ELECTRA all of
+      targets is the generator's, and there are `discriminator_accuracy`, `discriminator_auc`, the area under its ROC
+      curve (where some tokens are replaced and some are not), and `replaced`, the share of tokens that are, with
+      samples drawn for each batch of `evaluation.batch_size` rows with the same key. Beside the accuracies, as
+      `pair_constant_accuracy` and `discriminator_constant_accuracy`, those of the better constant answer. Where the
+      run's last phase has rows of another LENGTH, the same of these as LENGTH/loss, ….
 
     Raises:
       UserError: an unknown source or split, no cache, a cache of another vocabulary than the model's, or a model of
@@ -119,8 +119,8 @@ def _evaluate(lm: LanguageModel, run: config.Run, task: str, length: int, show_p
         nats = found["nll"] * sums.tokens
         found["bits_per_byte"] = nats / math.log(2) / predicted_bytes(source.splits[split], sums.real_tokens)
     if "pair_accuracy" in found:
-        pairs = sums.total.weights["pair"]
-        found["pair_constant_accuracy"] = baselines.constant_accuracy(sums.pair_labels / pairs)
+        found["pairs"] = sums.total.weights["pair"]
+        found["pair_constant_accuracy"] = baselines.constant_accuracy(sums.pair_labels / found["pairs"])
     for name, parts in sums.decisions.items():
         scores, labels = map(np.concatenate, zip(*parts, strict=True))
         found[f"{name}_constant_accuracy"] = baselines.constant_accuracy(labels.mean())

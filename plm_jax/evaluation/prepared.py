@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from plm_jax import config
+from plm_jax.common import metrics as declarations
 from plm_jax.common.errors import UserError
 from plm_jax.data import preparation
 from plm_jax.data.sources import task_mixtures
@@ -97,5 +98,5 @@ def evaluate(
 def tell(task: str, found: dict[str, float] | str) -> None:
     """Prints the figures of a task, or why there are none."""
     if not isinstance(found, str):
-        found = ", ".join(f"{name} {value:,.4f}".removesuffix(".0000") for name, value in found.items())
+        found = ", ".join(f"{name} {declarations.shown(name, value)}" for name, value in found.items())
     print(f"{task}: {found}", flush=True)

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from plm_jax import config
+from plm_jax.common import metrics as declarations
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.data import cache, reader
 from plm_jax.data.text_to_text import formats
@@ -43,13 +44,13 @@ def evaluate(
     Returns:
       Of prompts what `few_shot.evaluate` does, of whole texts `scoring.evaluate`. Of a source of documents what
       `perplexity.evaluate` does, of labelled examples what `labelled.evaluate` does. Of one of inputs and targets:
-      `examples`, how many; what the task's metric functions give, those of T5's tasks and of files in per cent; of
+      `examples`, how many; what the task's metric functions give, in the units of `common.metrics`; of
       those of predictions, with the prefix `most_frequent_`, what they give if the answer is always the one that most
       of these examples have.
 
     Raises:
       UserError: as `perplexity.evaluate`; a task without metric functions, or one that wants more than targets and
-        predictions or scores; a split without examples or without labels.
+        predictions or scores; a metric outside the range that is declared for it; a split without examples or labels.
     """
     if prompted is not None:
         return few_shot.evaluate(lm, run, task, prompted, show_progress)
@@ -94,11 +95,11 @@ def evaluate(
             pairs = zip(examples, answers, strict=True)
             predictions = [_processed(found, example, answer, is_target=False) for example, answer in pairs]
             for of_predictions in found.predict_metric_fns:
-                metrics |= _numbers(of_predictions(targets, predictions), prefix)
+                metrics |= _values(of_predictions, targets, predictions, prefix)
     if found.score_metric_fns:
         scores = answerer.log_likelihoods()
         for of_scores in found.score_metric_fns:
-            metrics |= _numbers(of_scores(targets, scores))
+            metrics |= _values(of_scores, targets, scores)
     return metrics
 
 
@@ -141,10 +142,30 @@ def _is_unknown(target: Any) -> bool:
     return isinstance(target, numbers.Real) and target == -1
 
 
-def _numbers(found: dict[str, Any], prefix: str = "") -> dict[str, float]:
-    """What of a metric function's result is a finite number; of one answer for all, a correlation is none."""
-    values = {f"{prefix}{name}": getattr(value, "value", value) for name, value in found.items()}
-    return {k: float(v) for k, v in values.items() if isinstance(v, numbers.Real) and math.isfinite(v)}
+def _values(function: Callable[..., dict[str, Any]], targets: Any, answers: Any, prefix: str = "") -> dict[str, float]:
+    """Returns the finite numbers that a metric function gives; of one answer for all, a correlation is none.
+
+    T5's own functions give per cent.
+
+    Raises:
+      UserError: a metric lies outside the range that is declared for its name.
+    """
+    is_percent = getattr(function, "func", function).__module__.partition(".")[0] == "t5"
+    values = {}
+    for name, value in function(targets, answers).items():
+        value = getattr(value, "value", value)
+        if not isinstance(value, numbers.Real) or not math.isfinite(value):
+            continue
+        metric = declarations.declared(name) or declarations.Metric()
+        value = metric.from_percent(float(value)) if is_percent else float(value)
+        if not declarations.fits(metric, value):
+            low, high = metric.range
+            raise UserError(
+                f"a metric function gives {name} {value:g}, which is declared as a {metric.unit} from {low:g} to "
+                f"{high:g}: return it in this range, or call it another name"
+            )
+        values[f"{prefix}{name}"] = value
+    return values
 
 
 class _Answerer:

@@ -75,10 +75,9 @@ class Picture {
     this.told = element("div", { class: "told", hidden: "" });
     const log = flip("log y", this, "isLog", () => this.draw(), { title: "a logarithmic axis for the figure" });
     const has = ([, dashed]) => dashed && data.runs.some((run) => dashed in run.curves);
-    const unit = [card.unit, Object.values(card.choices).some(has) ? "dashed: validation" : ""]
-      .filter(Boolean)
-      .join("; ");
-    const head = element("header", {}, element("h3", {}, card.title), this.chooser(), element("small", {}, unit), log);
+    this.hasDashed = Object.values(card.choices).some(has);
+    this.says = element("small", {}, this.unitText());
+    const head = element("header", {}, element("h3", {}, card.title), this.chooser(), this.says, log);
     this.box = element(
       "figure",
       { class: isFirst ? "card first" : "card" },
@@ -91,6 +90,10 @@ class Picture {
     new ResizeObserver(() => this.svg.clientWidth !== this.width && this.draw()).observe(this.svg);
   }
 
+  unitText() {
+    return [this.card.units[this.choice], this.hasDashed ? "dashed: validation" : ""].filter(Boolean).join("; ");
+  }
+
   chooser() {
     const [only] = this.labels;
     const isSaid = !only || only === this.card.title.toLowerCase();
@@ -100,7 +103,11 @@ class Picture {
       { "aria-label": this.card.title },
       ...this.labels.map((name) => element("option", {}, name)),
     );
-    made.addEventListener("change", () => ((this.choice = this.labels[made.selectedIndex]), this.draw()));
+    made.addEventListener("change", () => {
+      this.choice = this.labels[made.selectedIndex];
+      this.says.textContent = this.unitText();
+      this.draw();
+    });
     return made;
   }
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from plm_jax.common import storage, strict_json
+from plm_jax.common import metrics, storage, strict_json
 from plm_jax.common.errors import UserError, one_line
 from plm_jax.experiments import comparison
 from plm_jax.training.telemetry import read_lines
@@ -63,7 +63,7 @@ class Sweep:
       base: the config of which its runs are changes, {} where it is not noted.
       rivals: beside which runs are judged.
       published: what a paper reports of runs.
-      compared: by the paper's name of a metric ours.
+      compared: by the paper's name of a metric ours; the first is the page's primary metric.
       setups: a table of what runs have otherwise than the paper states, see `setups.table`.
     """
 
@@ -73,7 +73,7 @@ class Sweep:
     base: dict
     rivals: Sequence[comparison.Rivals]
     published: Sequence[comparison.Published]
-    compared: Mapping[str, comparison.Metric]
+    compared: Mapping[str, comparison.Metric | comparison.StandIn]
     setups: comparison.Lines
 
 
@@ -190,10 +190,10 @@ def read(workdir: str, prefix: str = "", variant: str = "") -> RunLog:
         raise UserError(f"{workdir} is no run directory: its config.json is not of a run")
     if not all(isinstance(row, dict) and _is_step(row.get("step")) for rows in logs for row in rows):
         raise UserError(f"{workdir} is damaged (a line of its logs is no object with a step): delete the broken lines")
-    metrics, evaluation, samples = logs
+    training, evaluation, samples = logs
     last = max((row["step"] for row in samples), default=0)
     last_samples = [row for row in samples if row["step"] == last]
-    return RunLog(f"{prefix}{_base(workdir)}", variant, described, _curves(metrics), _curves(evaluation), last_samples)
+    return RunLog(f"{prefix}{_base(workdir)}", variant, described, _curves(training), _curves(evaluation), last_samples)
 
 
 def _is_step(value: Any) -> bool:
@@ -242,14 +242,14 @@ def read_sweep(workdir: str, prefix: str = "") -> Sweep:
             comparison.Published(_text(row["run"]), _figures(row["figures"]), _text(row["source"]))
             for row in tree.get("published", ())
         ]
-        compared = {_text(name): _metric(metric) for name, metric in tree.get("compared", {}).items()}
-        if compared and not published:
-            raise ValueError("nothing is published")
+        compared = {_text(name): _compared(metric) for name, metric in tree.get("compared", {}).items()}
+        for name, metric in tree.get("metrics", {}).items():
+            metrics.declare(_text(name), metrics.Metric(metric["better"], metric["unit"], tuple(metric["rows"])))
         base, stated = dict(tree.get("base", {})), [tuple(map(_text, row)) for row in tree.get("setups", ())]
         if any(len(row) != len(stated[0]) for row in stated):
             raise ValueError("rows of different lengths")
         return Sweep(_base(workdir), prefix, results, base, rivals, published, compared, stated)
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, UserError) as error:
         raise UserError(f"{path} is damaged ({one_line(error)}): run the sweep's command again") from error
 
 
@@ -275,6 +275,10 @@ def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{value!r} is no text")
     return value
+
+
+def _compared(value: Any) -> comparison.Metric | comparison.StandIn:
+    return comparison.StandIn(_metric(value["stand_in"])) if isinstance(value, dict) else _metric(value)
 
 
 def _metric(value: Any) -> comparison.Metric:

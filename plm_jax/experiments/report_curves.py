@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from plm_jax import config
+from plm_jax.common import metrics
 from plm_jax.common.errors import UserError, one_line
 from plm_jax.experiments.report import Curve, RunLog
 from plm_jax.training import flops, resume
@@ -28,15 +29,19 @@ class Card(NamedTuple):
 
     Attributes:
       choices: by its label each one's curve and another, dashed, or None.
-      scale: by what figures are multiplied.
       is_noisy: whether smoothing is for it.
     """
 
     title: str
     unit: str
     choices: Mapping[str, tuple[str, str | None]]
-    scale: float = 1.0
     is_noisy: bool = True
+
+    @property
+    def units(self) -> dict[str, str]:
+        """By its label the unit of each choice."""
+        percent = {label: scale(keys[0]) == 100 and not self.unit for label, keys in self.choices.items()}
+        return {label: "%" if is_percent else self.unit for label, is_percent in percent.items()}
 
 
 def cards(runs: Sequence[RunLog]) -> list[Card]:
@@ -56,7 +61,7 @@ def cards(runs: Sequence[RunLog]) -> list[Card]:
         Card("Other measures", "", dict(sorted(measures.items(), key=lambda item: "accuracy" not in item[0]))),
         Card("Tasks", "", {key: (f"{EVALUATION}{key}", None) for key in _tasks(runs)}),
         Card("Throughput", "tokens a second", {"": ("train/tokens_per_second", None)}),
-        Card("MFU", "% of the peak", {"": ("train/mfu", None)}, 100.0),
+        Card("MFU", "% of the peak", {"": ("train/mfu", None)}),
         Card("Data wait", "seconds a step", {"": ("train/data_wait_seconds", None)}),
         Card("Learning rate", "", {"": ("train/learning_rate", None)}, is_noisy=False),
         Card("Gradient norm", "", {"": ("train/grad_norm", None)}),
@@ -84,7 +89,7 @@ def drawn(runs: Sequence[RunLog], shown: Sequence[Card]) -> dict[str, Any]:
     means, lowest, highest]; its `steps` are lists of a step and how much is added for each of the next. On an axis a
     run has steps and where they lie, with lines between them, or why that is not known.
     """
-    scales = {key: card.scale for card in shown for keys in card.choices.values() for key in keys if key is not None}
+    scales = {key: scale(key) for card in shown for keys in card.choices.values() for key in keys if key is not None}
     held = [{name: curve for name, curve in _held(run) if name in scales} for run in runs]
     lengths = [min(len(curve.steps), _MOST) for curves in held for curve in curves.values()]
     are_many = sum(lengths) > _POINTS
@@ -108,7 +113,13 @@ def drawn(runs: Sequence[RunLog], shown: Sequence[Card]) -> dict[str, Any]:
             }
         )
     groups = [label(variant) for variant in variants]
-    return {"cards": [card._asdict() for card in shown], "groups": groups, "runs": found}
+    return {"cards": [card._asdict() | {"units": card.units} for card in shown], "groups": groups, "runs": found}
+
+
+def scale(key: str) -> int:
+    """The factor by which a figure is drawn: shares are in per cent."""
+    metric = metrics.declared(key.removeprefix(EVALUATION))
+    return 100 if metric is not None and metric.is_share else 1
 
 
 def axis(run: RunLog, name: str) -> tuple[list[int], list[float]] | str:

@@ -8,14 +8,14 @@ import matplotlib
 import numpy as np
 
 from plm_jax.experiments.report import RunLog
-from plm_jax.experiments.report_curves import label, levels
+from plm_jax.experiments.report_curves import label, levels, scale
 
 matplotlib.use("agg")  # No display is needed.
 from matplotlib import pyplot as plt
 
 _PICTURES = (
     ("loss", "nats a target", ("train/loss", "validation/loss")),
-    ("accuracy", "share of targets", ("train/accuracy", "train/pair_accuracy")),
+    ("accuracy", "% of targets", ("train/accuracy", "train/pair_accuracy")),
     ("throughput", "tokens a second", ("train/tokens_per_second",)),
     ("learning_rate", "", ("train/learning_rate",)),
     ("gradient_norm", "", ("train/grad_norm",)),
@@ -42,7 +42,7 @@ def _picture(runs: Sequence[RunLog], unit: str, keys: Sequence[str]) -> bytes:
             curves = [run.metrics[key] for run in runs if run.variant == variant and key in run.metrics]
             if curves:
                 steps = max((curve.steps for curve in curves), key=len)
-                values = [np.interp(steps, *curve, left=np.nan, right=np.nan) for curve in curves]
+                values = [scale(key) * np.interp(steps, *curve, left=np.nan, right=np.nan) for curve in curves]
                 marker = "." if len(steps) < 30 else ""
                 (line,) = axes.plot(steps, np.nanmean(values, 0), label=label(f"{variant} {key}"), marker=marker)
                 if len(values) > 1:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from plm_jax import config
+from plm_jax.common import metrics
 from plm_jax.experiments import comparison, report_curves
 from plm_jax.experiments.report import RunLog, Sweep, of_tasks
 from plm_jax.experiments.report_curves import label
@@ -28,19 +29,15 @@ _VERDICTS = {comparison.AGREES: "agrees", comparison.DISAGREES: "disagrees", com
 
 
 def papers(sweep: Sweep, runs: Sequence[RunLog]) -> str:
-    """The runs of a sweep beside what a paper reports of them; nothing where no paper is named."""
+    """The runs of a sweep beside its reference and what a paper reports of them; nothing where nothing is compared."""
     marks = _marks(runs, sweep.prefix)
     told, verdicts = "", []
     for name, metric in sweep.compared.items():
-        lines = [("Run", "Verdict", "Paper", "To the first", "Ours", "To the first", "Seeds")]
-        for row in comparison.beside_paper(sweep.results, sweep.published, name, metric):
-            paper = "not at hand" if row.paper is None else f"{row.paper:,.6g}"
-            ours = comparison.figure(row.values) if row.values else "not run yet"
-            differences = [comparison.signed(row.paper_difference), comparison.signed(row.difference)]
-            cells = [paper, differences[0], ours, differences[1], str(len(row.values) or "")]
-            lines.append((row.run, row.verdict or "reference", *cells))
-            verdicts.append(row.verdict)
-        told += f"<h3>{_escaped(name)} beside our {html.escape(comparison.said(metric))}</h3>{_grid(lines, marks)}"
+        lines = comparison.papers(sweep.results, sweep.published, sweep.compared, name)
+        if "Verdict" in lines[0]:
+            at = lines[0].index("Verdict")
+            verdicts = [line[at] for line in lines[2:]]
+        told += f"<h3>{_escaped(comparison.title(name, metric))}</h3>{_grid(lines, marks)}"
     others = list(dict.fromkeys(name for row in sweep.published for name in row.figures if name not in sweep.compared))
     if others:
         figures = [
@@ -49,11 +46,11 @@ def papers(sweep: Sweep, runs: Sequence[RunLog]) -> str:
         lines = [("Run", *others), *((row.run, *own) for row, own in zip(sweep.published, figures, strict=True))]
         told += f"<h3>What else the paper reports</h3>{_grid(lines, marks)}"
     if sweep.compared:
-        counts = collections.Counter(filter(None, verdicts))
+        counts = collections.Counter(verdicts)
         said = " ".join(
             _verdict(verdict, f"{counts[verdict]} × {verdict}") for verdict in dict.fromkeys([*_VERDICTS, *counts])
         )
-        told = f"<p>{said} by Welch's test on the seeds, two-sided, at 99 %.</p>{told}"
+        told = f'<p>{said}</p><p class="note">{comparison.METHOD}</p>{told}'
     sources = dict.fromkeys(row.source for row in sweep.published if row.figures)
     return told + "".join(f'<p class="note">Source: {html.escape(source)}</p>' for source in sources)
 
@@ -73,9 +70,9 @@ def overview(runs: Sequence[RunLog]) -> str:
         "Steps": (_last_step, _of_mean(lambda value: f"{value:,.0f}")),
         "Tokens": (lambda run: _reached(run, report_curves.TOKENS), _of_mean(_short)),
         "Model FLOPs": (lambda run: _reached(run, report_curves.FLOPS), _of_mean(lambda value: f"{value:.3g}")),
-        "Loss": (lambda run: _last(run, "train/loss"), comparison.figure),
-        "Validation loss": (lambda run: _last(run, "validation/loss"), comparison.figure),
-        "Validation accuracy": (lambda run: _last(run, "validation/accuracy"), comparison.figure),
+        "Loss": (lambda run: _last(run, "train/loss"), _of_metric("loss")),
+        "Validation loss": (lambda run: _last(run, "validation/loss"), _of_metric("loss")),
+        "Validation accuracy": (lambda run: _last(run, "validation/accuracy"), _of_metric("accuracy")),
         "Tokens/s": (lambda run: _median(run, "train/tokens_per_second"), _of_mean(_short)),
         "MFU": (lambda run: _median(run, "train/mfu"), _of_mean(_percent)),
         "Data wait": (_waited, _of_mean(_percent)),
@@ -280,6 +277,10 @@ def _reached(run: RunLog, axis: str) -> float | None:
     """Where the last step lies on an axis, if that is known."""
     known, last = report_curves.axis(run, axis), _last_step(run)
     return None if isinstance(known, str) or last is None else float(np.interp(last, *known))
+
+
+def _of_metric(name: str) -> Callable[[Sequence[float]], str]:
+    return lambda values: comparison.figure(values, metrics.declared(name))
 
 
 def _of_mean(told: Callable[[float], str]) -> Callable[[Sequence[float]], str]:

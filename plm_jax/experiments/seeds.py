@@ -1,22 +1,22 @@
-"""What runs that differ in their seeds alone reach."""
+"""Results of runs that differ in their seeds alone."""
 
 import os
-import statistics
 from collections.abc import Sequence
 
+from plm_jax.common import metrics
 from plm_jax.training.telemetry import read_lines
 
 
 def lines(workdirs: Sequence[str]) -> list[str]:
-    """Of each `validation/…` of the runs' last validations the mean, the standard deviation and each run's own."""
+    """Returns a line per metric of the runs' last validations: its mean, its deviation and each value."""
     last = [_last(workdir) for workdir in workdirs]
     names = [name for name in last[0] if all(name in row for row in last) and not _is_all_of(name, last[0])]
     return [_line(name, [row[name] for row in last]) for name in names] or ["nothing was validated"]
 
 
 def _line(name: str, values: list[float]) -> str:
-    deviation = f" ± {statistics.stdev(values):.4g}" if len(values) > 1 else ""
-    return f"{name} {statistics.mean(values):.4f}{deviation} ({', '.join(f'{value:.4f}' for value in values)})"
+    each = ", ".join(metrics.shown(name, value) for value in values)
+    return f"{name} {metrics.shown_seeds(metrics.declared(name), values, digits=4)} ({each})"
 
 
 def _is_all_of(name: str, row: dict[str, float]) -> bool:

@@ -1,6 +1,7 @@
 """Several runs of one base config, and one table of what they reached: training what `sweep_pages` describes."""
 
 import contextlib
+import dataclasses
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -8,7 +9,7 @@ from concurrent import futures
 
 from tqdm import tqdm
 
-from plm_jax.common import leases, progress, storage
+from plm_jax.common import leases, metrics, progress, storage
 from plm_jax.common.errors import Interrupted, UserError, nearest
 from plm_jax.experiments import comparison, setups
 from plm_jax.experiments.launchers import Here, Launcher, Local, Slurm, say
@@ -189,15 +190,19 @@ class _Sweep:
         """Writes what the runs have reached so far, and gives the table."""
         results = [result(one, self.errors.get(one.workdir), one.workdir in self.pending) for one in self.found]
         beside, tables = self._others, [comparison.table(results)]
+        compared = comparison.default_comparison(results) if beside["compared"] is None else beside["compared"]
         if beside["rivals"]:
             tables.append(comparison.beside(results, beside["rivals"]))
-        if beside["compared"]:
-            tables.append(comparison.papers(results, beside["published"], beside["compared"]))
-        table = "\n".join(map(comparison.markdown, tables))
+        if compared:
+            tables.append(comparison.papers(results, beside["published"], compared))
+        table = "\n".join(map(comparison.markdown, tables)) + (f"\n{comparison.METHOD}\n" if compared else "")
         published = [{"run": row.run, "figures": row.figures, "source": row.source} for row in beside["published"]]
-        rows = {"rivals": [row._asdict() for row in beside["rivals"]], "published": published, "setups": self._setups}
+        tree = {"rivals": [row._asdict() for row in beside["rivals"]], "published": published, "setups": self._setups}
+        tree["compared"] = {name: comparison.to_json(metric) for name, metric in compared.items()}
+        own = metrics.of_users({name for one in results for name in one["metrics"]})
+        tree["metrics"] = {name: dataclasses.asdict(metric) for name, metric in own.items()}
         if progress.is_first():
-            write_json(self._workdir, RESULTS, {"runs": results, **beside, **rows})
+            write_json(self._workdir, RESULTS, {"runs": results, **beside, **tree})
             storage.write(os.path.join(self._workdir, TABLE), table.encode("utf-8"))
         return table
 

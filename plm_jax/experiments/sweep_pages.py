@@ -13,9 +13,12 @@ may have, too,
     evaluations()  pairs: the name of a run, and flags of a further `evaluate` of it, {"tasks": "sentiment",
                  "shots": (0, 5)}, whose figures are then among its own
     rivals()     a list of `comparison.Rivals`, beside which runs are told in a second table
-    published()  a list of `comparison.Published`, what a paper reports of runs, and with it
-    compared     by the paper's name of a metric ours, TASK/METRIC, that is set beside it, or several of which the mean
-                 is: a third table, in which what runs NAME-… have reached counts for NAME
+    compared     by its name, or a paper's, a metric TASK/METRIC, or several of which the mean is: a third table, of
+                 each run against the first. Only the first of these metrics is tested. By default it is one that all
+                 runs have, see `comparison.default_comparison`; {} compares nothing
+    published()  a list of `comparison.Published`, what a paper reports of runs, which that table then has, too; the
+                 first is the reference, and what runs NAME-… have reached counts for NAME. A metric that is another
+                 one than the paper's is a `comparison.StandIn`
 
 A page for several sizes, `--sweep=FILE.py:SIZE`, takes the size in each function, and its base is one, too:
 `base(size)`, `overrides(size)`, `evaluations(size)`, `rivals(size)`, `compared(size)`, with the size for which there is
@@ -168,7 +171,8 @@ def others(path: str, runs: Collection[str]) -> dict[str, Any]:
     """What a sweep's file compares its runs with; `runs` are their names.
 
     Returns:
-      `base`, its config; `rivals`, `published`, `compared`: as the file has them, nothing by default.
+      `base`, its config; `rivals`, `published`, `compared`: as the file has them, nothing by default; `compared` is
+      None where it has none.
 
     Raises:
       UserError: one names another run, or is none.
@@ -178,8 +182,9 @@ def others(path: str, runs: Collection[str]) -> dict[str, Any]:
     with users_code(base.module.__file__):
         tree = config.to_dict(config.resolve(config.to_dict(config.from_dict(base.config())), base.file))
     listed = {name: _given(sweep, name) if hasattr(sweep.module, name) else [] for name in _LISTS}
-    compared = getattr(sweep.module, "compared", {})
-    compared = dict(_given(sweep, "compared") if callable(compared) else compared)
+    compared = getattr(sweep.module, "compared", None)
+    compared = _given(sweep, "compared") if callable(compared) else compared
+    compared = None if compared is None else dict(compared)
     for name, kind in _LISTS.items():
         if not all(isinstance(row, kind) for row in listed[name]):
             raise UserError(f"`{name}` of {path} must give a list of comparison.{kind.__name__}")
@@ -204,8 +209,6 @@ def others(path: str, runs: Collection[str]) -> dict[str, Any]:
     for name in setups.by_run(listed["published"]):
         if name not in runs:
             raise UserError(f"`published` of {path} has a set-up of run '{name}': {nearest(name, runs)}")
-    if compared and not listed["published"]:
-        raise UserError(f"{path} has `compared` and no `published`: say there what the paper reports")
     return {"base": tree, **listed, "compared": compared}
 
 

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from plm_jax import config, objectives
+from plm_jax.common import metrics as declarations
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.data.labelled import metrics
 from plm_jax.data.mixtures import Mixture
@@ -152,6 +153,11 @@ class Validation:
         known = ["loss", *metrics.names(self._run.objective, self._labels)] if self._is_labelled else [metric]
         if metric not in known:
             raise UserError(f"config.evaluation.select is '{select}', which is not computed: {nearest(metric, known)}")
+        if not _sign(select):
+            raise UserError(
+                f"config.evaluation.select is '{select}', of which it is not known whether more or less is better: "
+                f"declare '{metric}' with plm_jax.common.metrics.declare"
+            )
 
     def selected(self, found: Means) -> float:
         """Of what was found the value to select by, larger where it is better.
@@ -162,7 +168,13 @@ class Validation:
         select = self._run.evaluation.select
         if select not in found:
             raise UserError(f"config.evaluation.select is '{select}', which is not computed: {nearest(select, found)}")
-        return -found[select] if select.endswith(("loss", "mse")) else found[select]
+        return _sign(select) * found[select]
+
+
+def _sign(metric: str) -> int:
+    """1 where more of a metric is better, -1 where less is, 0 where nothing is declared."""
+    declared = declarations.declared(metric)
+    return declared.sign if declared else 0
 
 
 def _step(program: Program):

@@ -411,18 +411,18 @@ def one_hot(values, size):
     return [np.eye(size)[value] for value in values]
 
 
-def test_figures_of_what_is_right_are_100(read, bert):
+def test_figures_of_what_is_right_are_1(read, bert):
     """Scores that are the labels', of every form; of answers over all windows."""
     labels = ("no", "yes")
     examples = [{"text": text, "label": i % 2, "score": i / 2} for i, text in enumerate(texts_of(0, 9, 6))]
     made, _, rows = read(examples, config.Classes(labels), objectives.Classification(), bert)
-    right = dict.fromkeys(metrics.names(objectives.Classification(), labels), 100.0)
+    right = dict.fromkeys(metrics.names(objectives.Classification(), labels), 1.0)
     assert metrics.of_outputs(rows, one_hot(made["label"], 2), labels) == pytest.approx(right)
     wrong = metrics.of_outputs(rows, one_hot(1 - made["label"], 2), labels)
-    assert wrong == pytest.approx({"accuracy": 0.0, "matthews": -100.0, "f1": 0.0})
+    assert wrong == pytest.approx({"accuracy": 0.0, "matthews": -1.0, "f1": 0.0})
     made, _, rows = read(examples, config.Score(), objectives.Regression(), bert)
     found = metrics.of_outputs(rows, made["score"][:, None])
-    assert found == pytest.approx({"pearson": 100.0, "spearman": 100.0, "mse": 0.0})
+    assert found == pytest.approx({"pearson": 1.0, "spearman": 1.0, "mse": 0.0})
     assert metrics.of_outputs(rows, np.ones((9, 1)))["pearson"] == 0.0
 
 
@@ -439,8 +439,8 @@ def test_words_that_are_cut_off_count_as_outside(read, bert):
         lost += sum(tag != "O" for tag in examples[i]["tags"][kept:])
     found = metrics.of_outputs(rows, outputs, TAGS)
     words = sum(len(example["tokens"]) for example in examples)
-    assert lost and found["token_accuracy"] == pytest.approx(100 * (1 - lost / words))
-    assert found["strict_recall"] < 100 and found["recall"] < 100
+    assert lost and found["token_accuracy"] == pytest.approx(1 - lost / words)
+    assert found["strict_recall"] < 1 and found["recall"] < 1
     assert list(found) == ["token_accuracy", "precision", "recall", "f1"] + [
         f"strict_{name}" for name in ("precision", "recall", "f1")
     ]
@@ -459,9 +459,9 @@ def test_the_answer_is_found_in_whichever_window_holds_it(read, bert):
     found = metrics.answers(rows, outputs)
     for document, i in enumerate(dict.fromkeys(origins)):
         assert found[document].text == "".join(examples[i]["answers"]["text"])
-    assert metrics.of_outputs(rows, outputs) == {"exact_match": 100.0, "f1": 100.0}
+    assert metrics.of_outputs(rows, outputs) == {"exact_match": 1.0, "f1": 1.0}
     nothing = metrics.of_outputs(rows, np.eye(32)[0][None, :, None].repeat(rows.num_rows, 0).repeat(2, 2))
-    assert nothing["exact_match"] == nothing["f1"] == pytest.approx(100 * 4 / 21)
+    assert nothing["exact_match"] == nothing["f1"] == pytest.approx(4 / 21)
 
 
 @pytest.mark.parametrize(

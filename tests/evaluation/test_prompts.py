@@ -134,12 +134,12 @@ def test_a_choice_is_right_by_its_own_score(lm, run, normalise):
             scores.append((score.log_likelihood - alone) / (by or 1))
         right.append(int(np.argmax(scores)) == example.right)
     found = figures(lm, run, "stars", normalise=normalise)
-    assert found["0_shots/accuracy"] == pytest.approx(100 * np.mean(right))
-    assert found["chance"] == pytest.approx(100 / 3) and found["chance_low"] < 100 / 3 < found["chance_high"]
+    assert found["0_shots/accuracy"] == pytest.approx(np.mean(right))
+    assert found["chance"] == pytest.approx(1 / 3) and found["chance_low"] < 1 / 3 < found["chance_high"]
     # 21 rows: the binomial's quantiles, from a table of its own.
     draws = np.random.default_rng(0).binomial(21, 1 / 3, 100_000)
-    assert found["chance_low"] == pytest.approx(100 / 21 * np.quantile(draws, 0.025))
-    assert found["chance_high"] == pytest.approx(100 / 21 * np.quantile(draws, 0.975))
+    assert found["chance_low"] == pytest.approx(1 / 21 * np.quantile(draws, 0.025))
+    assert found["chance_high"] == pytest.approx(1 / 21 * np.quantile(draws, 0.975))
 
 
 def test_normalisations_differ(lm, run):
@@ -181,14 +181,14 @@ def test_written_answers_are_what_the_model_writes_up_to_the_end_of_the_line(lm,
     (text,) = lm.generate(task.tested[0].question, max_new_tokens=8)[:1]
     written = constraints.cut(text.lstrip(), ("\n",)).strip()
     row = {"text": task.tested[0].question.partition("\n")[0], "mood": written}
-    assert figures(lm, run, "written", limit=1)["0_shots/exact_match"] in (0.0, 100.0)
+    assert figures(lm, run, "written", limit=1)["0_shots/exact_match"] in (0.0, 1.0)
     examples = [task.tested[0]._replace(answers=(written, "another"))]
     stub = types.SimpleNamespace(
         **{name: getattr(task, name) for name in ("name", "prompt", "train", "is_scored", "labels")}, tested=examples
     )
     asker = few_shot._Asker(lm, stub, [0], few_shot.Options(), 4, False)
     found = asker._of_written([prompts.Asked(task.tested[0].question, 0, False)], 8, "")
-    assert found["exact_match"] == 100 * bool(row["mood"] == written) and found["f1"] == 100
+    assert found["exact_match"] == (row["mood"] == written) and found["f1"] == 1
 
 
 def test_an_answer_is_one_and_decoded_as_the_run_says(lm, run):
@@ -201,13 +201,13 @@ def test_an_answer_is_one_and_decoded_as_the_run_says(lm, run):
         run=dataclasses.replace(run, evaluation=evaluation),
     )
     asked = figures(sampling, run, "written", limit=3)
-    assert asked["examples"] == 3 and 0 <= asked["0_shots/f1"] <= 100
+    assert asked["examples"] == 3 and 0 <= asked["0_shots/f1"] <= 1
 
 
 def test_a_score_is_the_number_of_a_choice(lm):
     found = figures(lm, None, "review_scores", limit=20)
-    assert 0 <= found["0_shots/accuracy"] <= 100 and -100 <= found["0_shots/pearson"] <= 100
-    assert found["chance"] == pytest.approx(100 / 9) and found["0_shots/mse"] > 0
+    assert 0 <= found["0_shots/accuracy"] <= 1 and -1 <= found["0_shots/pearson"] <= 1
+    assert found["chance"] == pytest.approx(1 / 9) and found["0_shots/mse"] > 0
 
 
 @pytest.mark.parametrize(

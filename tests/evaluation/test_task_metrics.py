@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 import itertools
 import json
 
@@ -218,7 +219,7 @@ def test_a_task_of_the_suite_is_downloaded_prepared_and_measured(register, tmp_p
     assert {name: split.num_documents for name, split in opened.splits.items()} == {"train": 7, "validation": 5}
     assert bytes(opened.splits["validation"].tokens(0, 15).astype(np.uint8)) == b"sst2 sentence: "
     found = task_metrics.evaluate(language_model(run), run, "a", show_progress=False)
-    assert found["examples"] == 5 and found["most_frequent_accuracy"] == 60
+    assert found["examples"] == 5 and found["most_frequent_accuracy"] == 0.6
     # Other code of the rows is another cache.
     before = prepare.identity(run, "a", vocabularies.load(run.vocabulary))
     monkeypatch.setattr(seqio.TaskRegistry.get("measured:sst2").source, "code", (__file__,))
@@ -238,7 +239,7 @@ def test_files_are_measured_on_what_prepare_holds_out(tmp_path):
     assert 5 < held_out < 40
     assert task_metrics.evaluate(lm, run, "a", show_progress=False)["examples"] == held_out
     found = task_metrics.evaluate(lm, run, "a:train", show_progress=False)
-    assert found["examples"] == 60 - held_out and 50 <= found["most_frequent_accuracy"] < 80
+    assert found["examples"] == 60 - held_out and 0.5 <= found["most_frequent_accuracy"] < 0.8
     in_parts = dataclasses.replace(data, sources={"a": config.JsonLinesInputsTargets(str(path), group="part")})
     found = task_metrics.evaluate(lm, dataclasses.replace(run, data=in_parts), "a", show_progress=False)
     assert found["examples"] == sum(splits.held_out([str(i // 4) for i in range(60)], 0.3)[1])
@@ -255,3 +256,16 @@ def test_files_are_measured_on_what_prepare_holds_out(tmp_path):
     assert sorted(rows) == sorted(f"{i}{'ab'[i % 2]}" for i in itertools.compress(range(60), are_held_out))
     assert task_metrics.evaluate(lm, few, "a", show_progress=False)["examples"] == 6
     assert task_metrics.evaluate(lm, few, "a:train", show_progress=False)["examples"] == 54
+
+
+def test_a_metric_function_gives_the_unit_that_is_declared_and_t5s_gives_per_cent():
+    def measure(targets, predictions):
+        right = 100 * np.mean(np.equal(targets, predictions))
+        return {"accuracy": right, "mine": right, "bleu": right, "nothing": float("nan"), "text": "x"}
+
+    with pytest.raises(UserError, match="gives accuracy 75, which is declared as a fraction from 0 to 1: return it in"):
+        task_metrics._values(measure, [1, 2, 3, 4], [1, 2, 3, 0])
+    measure.__module__ = "t5.evaluation.metrics"
+    for function in (measure, functools.partial(measure)):
+        found = task_metrics._values(function, [1, 2, 3, 4], [1, 2, 3, 0], "trivial_")
+        assert found == {"trivial_accuracy": 0.75, "trivial_mine": 75.0, "trivial_bleu": 75.0}

@@ -1,16 +1,28 @@
+import functools
+
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
 import pytest
 import scipy.stats
 
-from plm_jax.experiments import comparison
+from benchmarks import verdicts
+from plm_jax.common import metrics
+from plm_jax.common.errors import UserError
+from plm_jax.experiments import comparison, significance
 
 
 def result(name, error=None, minutes=1.0, seed=0, **metrics):
     """What `comparison.table` takes of a run; `a__b` stands for a/b."""
     metrics = {key.replace("__", "/"): value for key, value in metrics.items()}
     return {"name": name, "seed": seed, "error": error, "minutes": minutes, "metrics": metrics}
+
+
+@pytest.fixture
+def own_metrics(monkeypatch):
+    """Declares metrics for one test."""
+    monkeypatch.setattr(metrics, "_DECLARED", dict(metrics._DECLARED))
+    return metrics.declare
 
 
 def cells(table):
@@ -28,35 +40,35 @@ def test_what_has_a_trivial_predictor_stands_beside_it():
         "a__discriminator_auc": 0.625,
     }
     assert cells(comparison.table([result("one", **metrics)])) == [
-        ["one", "a/real_loss", "4.500", "5.250", "0.750", "", "1", "1.0"],
-        ["one", "a/pair_accuracy", "0.750", "0.500", "0.250", "", "1", "1.0"],
-        ["one", "a/discriminator_auc", "0.625", "0.500", "0.125", "", "1", "1.0"],
+        ["one", "a/real_loss", "4.500", "5.250", "+0.750", "1", "1.0"],
+        ["one", "a/pair_accuracy", "75.00 %", "50.00 %", "+25.00", "1", "1.0"],
+        ["one", "a/discriminator_auc", "62.50 %", "50.00 %", "+12.50", "1", "1.0"],
     ]
 
 
 def test_a_worse_model_is_better_by_less_than_nothing():
-    ((*_, gain, _, _, _),) = cells(comparison.table([result("one", a__real_loss=6.0, a__unigram_loss=5.5)]))
+    ((*_, gain, _, _),) = cells(comparison.table([result("one", a__real_loss=6.0, a__unigram_loss=5.5)]))
     assert gain == "-0.500"
 
 
 def test_answers_are_judged_by_the_most_frequent_one():
     metrics = {"qa__examples": 90.0, "qa__accuracy": 0.75, "qa__f1": 0.5, "qa__most_frequent_accuracy": 0.25}
     assert cells(comparison.table([result("one", **metrics)])) == [
-        ["one", "qa/accuracy", "0.750", "0.250", "0.500", "", "1", "1.0"]
+        ["one", "qa/accuracy", "75.00 %", "25.00 %", "+50.00", "1", "1.0"]
     ]
 
 
 def test_labels_are_judged_by_the_answer_that_looks_at_no_text():
     metrics = {"ner__examples": 9.0, "ner__f1": 0.75, "ner__trivial_f1": 0.25}
     assert cells(comparison.table([result("one", **metrics)])) == [
-        ["one", "ner/f1", "0.750", "0.250", "0.500", "", "1", "1.0"]
+        ["one", "ner/f1", "75.00 %", "25.00 %", "+50.00", "1", "1.0"]
     ]
 
 
 def test_a_task_without_a_trivial_predictor_shows_all_it_has():
-    table = comparison.table([result("one", glue_cola__matthews=12.5, glue_cola__count=1043.0)])
+    table = comparison.table([result("one", glue_cola__mine=12.5, glue_cola__count=1043.0)])
     assert [row[1:4] for row in cells(table)] == [
-        ["glue_cola/matthews", "12.500", ""],
+        ["glue_cola/mine", "12.500", ""],
         ["glue_cola/count", "1,043.000", ""],
     ]
 
@@ -67,34 +79,16 @@ def test_seeds_are_one_row_with_their_spread():
     (row,) = cells(comparison.table(seeds))
     gains = 5.0 + np.arange(3) - losses
     assert row[2] == f"{np.mean(losses):.3f} ± {np.std(losses, ddof=1):.3f}"
-    assert row[4] == f"{gains.mean():.3f} ± {gains.std(ddof=1):.3f}"
-    assert row[6:] == ["3", "1.0"]
+    interval = scipy.stats.ttest_1samp(gains, 0).confidence_interval(0.95)
+    assert row[4] == f"{gains.mean():+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]"
+    assert row[5:] == ["3", "1.0"]
 
 
-# The limits, in standard errors, are the 99 % points of Student's t with 1 to 4 degrees of freedom. The gains have a
-# sample standard deviation of 1.
-@pytest.mark.parametrize(
-    ("spread", "errors"),
-    [
-        ([-(0.5**0.5), 0.5**0.5], 31.821),
-        ([-1, 0, 1], 6.965),
-        ([-(0.75**0.5), -(0.75**0.5), 0.75**0.5, 0.75**0.5], 4.541),
-        ([-1, -1, 0, 1, 1], 3.747),
-    ],
-)
-def test_a_gain_is_told_from_the_noise_of_the_seeds(spread, errors):
-    limit = errors / len(spread) ** 0.5
-    for mean, said in ((limit - 0.001, "no"), (limit + 0.001, "yes"), (-limit - 1, "no")):
-        gains = [mean + x for x in spread]
-        (row,) = cells(comparison.table([result("one", a__real_loss=9.0 - x, a__unigram_loss=9.0) for x in gains]))
-        assert row[5] == said
-
-
-def test_no_gain_is_not_beyond_the_noise():
+def test_no_gain_is_none():
     # One of them is 1 - x, so they differ by rounding.
     same = {"a__pair_accuracy": 1 - 0.242, "a__pair_constant_accuracy": 0.758 - 2e-16}
     (row,) = cells(comparison.table([result("one", **same)] * 3))
-    assert row[4:6] == ["0.000 ± 0.000", "no"]
+    assert row[4] == "+0.00"
 
 
 def test_a_failure_has_a_row_and_the_other_seeds_theirs():
@@ -107,91 +101,317 @@ def test_a_failure_has_a_row_and_the_other_seeds_theirs():
         ("one", "a/real_loss"),
         ("two", "a/real_loss"),
     ]
-    assert rows[1][6] == "1"
+    assert rows[1][5] == "1"
 
 
-def test_runs_stand_beside_their_rivals_with_welchs_test():
+def test_runs_stand_beside_their_rivals_with_welchs_interval():
     ours, other = [0.81, 0.83, 0.82], [0.60, 0.70, 0.64]
     results = [result("tuned", s__accuracy=x, s__most_frequent_accuracy=0.5) for x in ours]
     results += [result("scratch", s__accuracy=x) for x in other]
     others = {"trivial": "s/most_frequent_accuracy", "words": 0.815, "random weights": "scratch"}
-    found = comparison.beside(results, [comparison.Rivals("tuned", "s/accuracy", others)])
-    (row,) = cells(found)
-    assert found[0].count("better by") == 3
-    assert row[:3] == ["tuned", "s/accuracy", "0.820 ± 0.010"]
-    assert row[3:6] == ["0.500 ± 0.000", "+0.320", "yes"] and row[6:9] == ["0.815", "+0.005", "no"]
-    expected = scipy.stats.ttest_ind(ours, other, equal_var=False, alternative="greater").pvalue
-    assert row[11] == ("yes" if expected < 0.01 else "no")
+    head, row = comparison.beside(results, [comparison.Rivals("tuned", "s/accuracy", others)])
+    assert head == ("Run", "Metric", "Value", *(cell for name in others for cell in (name, "better by [95 %]")))
+    assert row[:4] == ("tuned", "s/accuracy", "82.00 ± 1.00 %", "50.00 ± 0.00 %")
+    interval = scipy.stats.ttest_ind(ours, other, equal_var=False).confidence_interval(0.95)
+    assert row[8] == f"+17.33 [{100 * interval.low:+.2f}, {100 * interval.high:+.2f}]"
+    interval = scipy.stats.ttest_1samp(np.subtract(ours, 0.815), 0).confidence_interval(0.95)
+    assert row[6] == f"+0.50 [{100 * interval.low:+.2f}, {100 * interval.high:+.2f}]"
+    (loss,) = cells(comparison.beside([result("a", s__loss=3.0)], [comparison.Rivals("a", "s/loss", {"b": 4.0})]))
+    assert loss[2:] == ["3.000", "4.000", "+1.000"]
+
+
+SEEDS = st.lists(st.floats(0, 1).map(lambda x: round(x, 3)), min_size=2, max_size=6)
 
 
 @hypothesis.settings(deadline=None)
-@hypothesis.given(*[st.lists(st.floats(0, 1).map(lambda x: round(x, 3)), min_size=2, max_size=6)] * 2)
-def test_the_verdict_is_that_of_scipys_test(values, others):
-    if len({*values}) == len({*others}) == 1:
-        expected = values[0] > others[0]
-    else:
-        expected = scipy.stats.ttest_ind(values, others, equal_var=False, alternative="greater").pvalue < 0.01
-    results = [result("a", s__x=x) for x in values] + [result("b", s__x=x) for x in others]
-    (row,) = cells(comparison.beside(results, [comparison.Rivals("a", "s/x", {"b": "b"})]))
-    assert row[5] == ("yes" if expected else "no")
+@hypothesis.given(SEEDS, SEEDS)
+def test_the_interval_is_welchs(values, base):
+    found = significance.difference(significance.Sample(values), significance.Sample(base))
+    if len({*values}) == len({*base}) == 1:
+        assert found[1:] == (None, None)
+        return
+    expected = scipy.stats.ttest_ind(values, base, equal_var=False).confidence_interval(0.95)
+    assert found == pytest.approx((np.mean(values) - np.mean(base), expected.low, expected.high))
 
 
-def verdict(values, base, paper=2.0, paper_base=1.0, name="MNLI", metric="s/accuracy"):
-    """What is said of a run beside a paper's figures, ours being of these seeds."""
-    key = metric.replace("/", "__")
+@hypothesis.settings(deadline=None)
+@hypothesis.given(SEEDS, st.lists(SEEDS, min_size=1, max_size=5))
+def test_no_row_is_tested_less_carefully_than_by_welch_with_its_freedom(base, rows):
+    """A p-value is that of Welch's statistic with variances that are at least the seeds' own."""
+    found = significance.p_values(significance.Sample(base), [significance.Sample(row) for row in rows])
+    upper = np.quantile([np.var(of, ddof=1) for of in (base, *rows)], 0.75)
+    for row, value in zip(rows, found, strict=True):
+        variances = [max(np.var(of, ddof=1), upper) / len(of) for of in (row, base)]
+        if not sum(variances):
+            assert value is None
+            continue
+        freedom = sum(variances) ** 2 / sum(v**2 / (len(of) - 1) for v, of in zip(variances, (row, base), strict=True))
+        distance = abs(np.mean(row) - np.mean(base)) / sum(variances) ** 0.5
+        assert value == pytest.approx(2 * scipy.stats.t.sf(distance, freedom), abs=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_holm_rejects_what_every_subset_would(seed):
+    """Holm's is the closed test of Bonferroni's: a row is rejected if each set of rows with it has a small p-value."""
+    values = np.random.default_rng(seed).random(5) ** 4 * 0.1
+    sets = [np.flatnonzero([number >> i & 1 for i in range(5)]) for number in range(1, 32)]
+    expected = [all(values[of].min() <= 0.05 / len(of) for of in sets if i in of) for i in range(5)]
+    found = significance.holm([*values[:2], None, *values[2:]])
+    assert found.pop(2) is False and found == expected
+
+
+@pytest.mark.parametrize("limits", [(0.0, 1.0), (-1.0, 1.0), (0.0, 100.0)])
+def test_no_mean_over_test_rows_varies_more_than_the_bound(limits):
+    rng, (low, high) = np.random.default_rng(0), limits
+    for draw in (lambda size: rng.random(size) < 0.3, rng.random, lambda size: rng.beta(0.2, 0.8, size)):
+        means = (low + (high - low) * draw((4000, 50))).mean(1)
+        bound = significance.bounded_variance(means.mean(), limits, 50)
+        assert means.var() < 1.1 * bound
+    assert significance.bounded_variance(high, limits, 50) > 0
+
+
+def compared(values, base, paper=2.0, paper_base=1.0, name="MNLI", metric="s/accuracy", more=None):
+    """A run beside a paper's figures and beside the reference, ours being of these seeds."""
+    leaf = metric.metric if isinstance(metric, comparison.StandIn) else metric
     seeded = [("b", *of) for of in enumerate(values)] + [("a", *of) for of in enumerate(base)]
-    results = [result(name, seed=seed, **{key: value}) for name, seed, value in seeded]
+    results = [
+        result(name, seed=seed, **{leaf.replace("/", "__"): value}, **(more or {})) for name, seed, value in seeded
+    ]
     published = [comparison.Published("a", {name: paper_base}, "A"), comparison.Published("b", {name: paper}, "A")]
     first, second = comparison.beside_paper(results, published, name, metric)
     assert (first.run, first.verdict, first.difference, first.paper_difference) == ("a", "", None, None)
-    assert second.values == list(values) and second.paper == paper
-    return second.verdict
+    assert second.values == list(values)
+    return second
 
 
-@hypothesis.settings(deadline=None)
-@hypothesis.given(*[st.lists(st.floats(0, 1).map(lambda x: round(x, 3)), min_size=2, max_size=6)] * 2)
-def test_the_verdict_beside_a_paper_is_that_of_scipys_two_sided_test(values, base):
-    gain = np.mean(values) - np.mean(base)
-    if len({*values}) == len({*base}) == 1:
-        is_resolved = values[0] != base[0]
-    else:
-        is_resolved = scipy.stats.ttest_ind(values, base, equal_var=False).pvalue < 0.01
-    for up in (1, -1):
-        agrees = "agrees in direction beyond noise" if gain * up > 0 else "disagrees beyond noise"
-        assert verdict(values, base, paper=5 + up, paper_base=5) == (agrees if is_resolved else "not resolved")
+def verdict(*arguments, **more):
+    return compared(*arguments, **more).verdict
 
 
-def test_less_is_better_of_losses_and_perplexities():
-    worse, better = [3.0, 3.01, 3.02], [2.0, 2.01, 2.02]
-    assert verdict(worse, better, 80.0, 90.0, "MNLI", "s/real_loss") == comparison.AGREES
-    assert verdict(worse, better, 90.0, 80.0, "MNLI", "s/real_loss") == comparison.DISAGREES
-    assert verdict(worse, better, 24.5, 21.4, "ELI5 PPL", "s/real_loss") == comparison.AGREES
-    assert verdict(worse, better, 24.5, 21.4, "ELI5 PPL", "s/accuracy") == comparison.DISAGREES
+WORSE, BETTER = [3.0, 3.01, 3.02], [2.0, 2.01, 2.02]
+LOW, HIGH = [0.3, 0.31, 0.32], [0.7, 0.71, 0.72]
 
 
-def test_without_two_seeds_or_a_figure_or_a_difference_there_is_no_verdict():
-    assert verdict([0.9], [0.1, 0.2]) == verdict([0.9, 0.9], [0.1]) == "not resolved"
-    assert verdict([0.9, 0.8], [0.1, 0.2], paper=1.0) == "not resolved"
-    results = [result("a", s__x=0.5), result("c", error="full disk"), result("b", s__x=0.25)]
+def test_a_papers_shares_are_per_cent_and_ours_fractions():
+    found = compared(HIGH, LOW, paper=84.5, paper_base=80.0)
+    assert (found.paper, found.paper_difference) == pytest.approx((0.845, 0.045))
+    assert found.difference.mean == pytest.approx(0.4) and found.verdict == comparison.AGREES
+    assert compared(BETTER, WORSE, 24.5, 21.4, metric="s/bleu").paper == 24.5
+    head, first, second = comparison.papers(
+        [result(name, seed=seed, s__accuracy=x) for name in "ab" for seed, x in enumerate(LOW)],
+        [comparison.Published("a", {"GLUE": 83.28}, ""), comparison.Published("b", {"GLUE": 80.0}, "")],
+        {"GLUE": "s/accuracy"},
+    )
+    row = dict(zip(head, second, strict=True))
+    assert row["Paper"] == "80.00 %" and row["Ours"] == "31.00 ± 1.00 %" and row["To the first"] == "-3.28"
+    assert first[head.index("Verdict")] == "reference" and head.index("Verdict") > head.index("To the first [95 %]")
+
+
+@pytest.mark.parametrize(
+    ("metric", "more_is_better"),
+    [
+        *[
+            (f"s/{name}", False)
+            for name in ("real_loss", "wer", "perplexity", "mse", "generator_loss", "bits_per_byte")
+        ],
+        *[(f"s/{name}", True) for name in ("accuracy", "bleu", "5_shots/f1", "acc_norm,none")],
+    ],
+)
+def test_the_direction_of_a_metric_is_that_of_its_declaration(metric, more_is_better, own_metrics):
+    own_metrics("wer", metrics.Metric("less", rows=("examples",)))
+    larger, smaller = [3.0, 3.01, 3.02], [2.0, 2.01, 2.02]
+    assert verdict(larger, smaller, 90.0, 80.0, "MNLI", metric) == comparison.AGREES
+    assert verdict(larger, smaller, 80.0, 90.0, "MNLI", metric) == comparison.DISAGREES
+    better = comparison.BETTER if more_is_better else comparison.WORSE
+    assert verdict(larger, smaller, 1.0, 1.0, "MNLI", metric) == f"{better}, no difference in the paper"
+
+
+@pytest.mark.parametrize("metric", ["error", "wer", "nll_of_mine", "mae", "bits_per_token", "loss_of_mine"])
+def test_an_undeclared_metric_has_no_verdict(metric):
+    found = compared(WORSE, BETTER, metric=f"s/{metric}")
+    assert found.verdict == comparison.NO_DIRECTION and found.difference.mean == pytest.approx(1.0)
+
+
+def test_a_mean_of_metrics_has_the_direction_and_the_unit_that_all_have():
+    results = [
+        result(name, seed=seed, c__matthews_corrcoef=x, s__accuracy=x, s__f1=x, s__loss=x, s__mine=x)
+        for name, xs in (("a", LOW), ("b", HIGH))
+        for seed, x in enumerate(xs)
+    ]
+    published = [comparison.Published("a", {"GLUE": 80.0}, ""), comparison.Published("b", {"GLUE": 83.0}, "")]
+
+    def row_of(metric):
+        return comparison.beside_paper(results, published, "GLUE", metric)[1]
+
+    shares = row_of(("c/matthews_corrcoef", ("s/accuracy", "s/f1")))
+    assert shares.verdict == comparison.AGREES and shares.paper == pytest.approx(0.83)
+    assert row_of(("s/accuracy", "s/loss")).verdict == row_of(("s/f1", "s/mine")).verdict == comparison.NO_DIRECTION
+
+
+def test_metrics_of_one_source_may_vary_together_those_of_others_do_not():
+    more = {"a__accuracy": 0.5, "a__f1": 0.5, "a__examples": 100, "b__accuracy": 0.5, "b__examples": 100}
+    one = comparison._test_variance([result("x", **more)["metrics"]], "a/accuracy")
+    assert one == pytest.approx(0.25 / 102)
+    for metric, factor in ((("a/accuracy", "a/f1"), 1.0), (("a/accuracy", "b/accuracy"), 0.5)):
+        assert comparison._test_variance([result("x", **more)["metrics"]], metric) == pytest.approx(factor * one)
+
+
+def test_a_metric_is_declared_once():
+    with pytest.raises(UserError, match="metric 'accuracy' is declared as "):
+        metrics.declare("accuracy", metrics.Metric("less"))
+    with pytest.raises(UserError, match="unit of a metric is 'percent': use one of fraction"):
+        metrics.Metric("more", "percent")
+
+
+def test_a_metric_that_is_another_than_the_papers_has_no_verdict_of_direction():
+    stand_in = comparison.StandIn("s/accuracy")
+    assert verdict(HIGH, LOW, metric=stand_in) == comparison.OTHER_METRIC
+    results = [
+        result(name, seed=seed, s__accuracy=x)
+        for name, xs in zip("ab", (LOW, HIGH), strict=True)
+        for seed, x in enumerate(xs)
+    ]
+    published = [comparison.Published(name, {}, "") for name in "ab"]
+    assert comparison.beside_paper(results, published, "GLUE", stand_in)[1].verdict == comparison.BETTER
+
+
+@pytest.mark.parametrize(
+    ("trivial", "name"),
+    [
+        *[(f"s__{trivial}", "s/accuracy") for trivial in ("trivial_accuracy", "most_frequent_accuracy", "chance")],
+        ("s__trivial_accuracy", "s/5_shots/accuracy"),
+    ],
+)
+def test_a_reference_at_chance_resolves_nothing(trivial, name):
+    assert verdict(HIGH, LOW, metric=name, more={trivial: 0.31}) == comparison.TRIVIAL_REFERENCE
+    # Its mean is above, by less than seeds differ; then by more.
+    assert verdict(HIGH, LOW, metric=name, more={trivial: 0.305}) == comparison.TRIVIAL_REFERENCE
+    assert verdict(HIGH, LOW, metric=name, more={trivial: 0.2}) == comparison.AGREES
+    # Of 20 test rows 31 % are not above 20 %.
+    assert verdict(HIGH, LOW, metric=name, more={trivial: 0.2, "s__examples": 20}) == comparison.TRIVIAL_REFERENCE
+
+
+def test_a_language_model_at_the_unigrams_loss_resolves_nothing():
+    for unigram, expected in ((2.01, comparison.TRIVIAL_REFERENCE), (3.0, comparison.DISAGREES)):
+        more = {"s__real_loss": 2.0, "s__unigram_loss": unigram}
+        results = [
+            result(name, seed=seed, s__accuracy=x, **(more | {"s__real_loss": 2.0 + seed / 100}))
+            for name, xs in (("a", LOW), ("b", HIGH))
+            for seed, x in enumerate(xs)
+        ]
+        published = [comparison.Published("a", {"MLM": 54.9}, ""), comparison.Published("b", {"MLM": 54.0}, "")]
+        assert comparison.beside_paper(results, published, "MLM", "s/accuracy")[1].verdict == expected
+
+
+def test_a_correlation_of_the_reference_must_be_above_0():
+    assert verdict(HIGH, [-0.01, 0.0, 0.01], metric="s/pearson") == comparison.TRIVIAL_REFERENCE
+    assert verdict(HIGH, LOW, metric="s/pearson") == comparison.AGREES
+
+
+def test_no_spread_over_seeds_is_no_certainty():
+    same, other = [0.5] * 3, [0.6] * 3
+    assert verdict(other, same) == comparison.NOT_RESOLVED
+    found = compared(other, same, more={"s__examples": 40})
+    # The binomial's variances of 20 and 24 of 40, each with one hit and one miss more.
+    width = 1.959964 * ((21 / 42 * 21 / 42 + 25 / 42 * 17 / 42) / 42) ** 0.5
+    assert found.difference == pytest.approx((0.1, 0.1 - width, 0.1 + width))
+    assert found.verdict == comparison.NOT_RESOLVED
+    assert compared(other, same, more={"s__examples": 4000}).verdict == comparison.AGREES
+    assert compared([1.0] * 3, [0.95] * 3, more={"s__examples": 40}).verdict == comparison.NOT_RESOLVED
+
+
+def test_without_two_seeds_there_is_no_verdict_and_no_interval():
+    for values, base in (([0.9], [0.1, 0.2]), ([0.9, 0.9], [0.1])):
+        found = compared(values, base)
+        assert found.verdict == comparison.NOT_RESOLVED and found.difference.low is None
+    results = [result("a", s__accuracy=0.5), result("c", error="full disk"), result("b", s__accuracy=0.25)]
     published = [
         comparison.Published("a", {"GLUE": 83.28, "SQuAD": 80.88}, "Table 4"),
         comparison.Published("b", {}, "Table 4"),
         comparison.Published("c", {"GLUE": 80.69}, "Table 4"),
     ]
-    assert cells(comparison.papers(results, published, {"GLUE": "s/x"})) == [
-        ["GLUE; s/x", "a", "83.28", "", "0.500", "", ""],
-        ["GLUE; s/x", "b", "not at hand", "", "0.250", "-0.250", "not resolved"],
-        ["GLUE; s/x", "c", "80.69", "-2.590", "not run yet", "", "not run yet"],
+    assert cells(comparison.papers(results, published, {"GLUE": "s/accuracy"})) == [
+        ["GLUE beside our s/accuracy", "a", "83.28 %", "", "50.00 %", "", "reference", "1"],
+        ["GLUE beside our s/accuracy", "b", "not at hand", "", "25.00 %", "-25.00", "not resolved", "1"],
+        ["GLUE beside our s/accuracy", "c", "80.69 %", "-2.59", "not run yet", "", "not run yet", ""],
     ]
 
 
-def test_where_a_paper_says_nothing_stands_what_ours_say():
-    assert verdict([0.9, 0.91, 0.92], [0.1, 0.11, 0.12], paper=1.0) == "better beyond noise, no difference in the paper"
-    results = [result("a", seed=seed, s__loss=0.5 + seed / 100) for seed in range(3)]
-    results += [result("b", seed=seed, s__loss=0.7 + seed / 100) for seed in range(3)]
-    published = [comparison.Published(name, {}, "not at hand") for name in "ab"]
-    _, row = comparison.beside_paper(results, published, "loss", "s/loss")
-    assert row.verdict == "worse beyond noise, no figure at hand"
+def test_a_run_that_diverged_resolves_nothing_and_spoils_no_other():
+    results = [
+        result(name, seed=seed, s__loss=x)
+        for name, xs in (("a", WORSE), ("b", [2.0, np.nan, 2.02]), ("c", BETTER))
+        for seed, x in enumerate(xs)
+    ]
+    found = comparison.beside_paper(results, [], "loss", "s/loss")
+    assert [row.verdict for row in found] == ["", comparison.NOT_RESOLVED, comparison.BETTER]
+    assert comparison.beside_paper(results[3:], [], "loss", "s/loss")[1].verdict == comparison.NOT_RESOLVED
+
+
+def test_only_the_first_metric_of_a_page_has_verdicts():
+    results = [
+        result(name, seed=seed, s__accuracy=x, t__accuracy=x, s__f1=x)
+        for name, xs in zip("ab", (LOW, HIGH), strict=True)
+        for seed, x in enumerate(xs)
+    ]
+    names = {"A": "t/accuracy", "B": "s/accuracy", "C": "s/f1"}
+    head, *lines = comparison.papers(results, [], names)
+    verdicts = [line[head.index("Verdict")] for line in lines]
+    assert verdicts == ["reference", comparison.BETTER, "", "", "", ""] and "Paper" not in head
+    assert all("[" in line[head.index("To the first [95 %]")] for line in lines[1::2])
+    assert "Verdict" not in comparison.papers(results, [], names, "B")[0]
+
+
+def test_a_page_corrects_for_all_of_its_rows():
+    rng = np.random.default_rng(0)
+    rows = 5 + 0.1 * rng.normal(size=(10, 3))
+    rows[1] = rows[0] + 0.6
+    alone = significance.p_values(significance.Sample(rows[0]), [significance.Sample(rows[1])])[0]
+    assert alone < 0.05
+    results = [result(f"r{i}", seed=j, s__loss=x) for i, row in enumerate(rows) for j, x in enumerate(row)]
+    few = [one for one in results if one["name"] in ("r0", "r1")]
+    assert comparison.beside_paper(few, [], "loss", "s/loss")[1].verdict == comparison.WORSE
+    found = comparison.beside_paper(results, [], "loss", "s/loss")
+    tested = significance.p_values(significance.Sample(rows[0]), [significance.Sample(row) for row in rows[1:]])
+    assert [row.verdict == comparison.WORSE for row in found[1:]] == significance.holm(tested)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"schedule.learning_rate": 1.0}, "s/real_loss"),
+        ({"objective": {"kind": "causal"}}, "m/accuracy"),
+        ({"data.length": 8}, "m/accuracy"),
+    ],
+)
+def test_a_sweep_that_names_no_metric_is_compared_by_one_that_all_runs_have(changes, expected):
+    figures = {"s__tokens": 9.0, "s__loss": 2.0, "s__real_loss": 2.0, "s__unigram_loss": 3.0, "s__mine": 1.0}
+    figures |= {"m__examples": 10.0, "m__accuracy": 0.5, "m__trivial_accuracy": 0.25}
+    results = [result("a", **figures), result("b", **figures) | {"overrides": changes}]
+    assert comparison.default_comparison(results) == {expected: expected}
+    results[1]["metrics"] = {"other/accuracy": 0.5}
+    assert comparison.default_comparison(results) == comparison.default_comparison(results[:1]) == {}
+
+
+@pytest.mark.parametrize("rows", [10, 17])
+@pytest.mark.parametrize("seeds", [3, 5])
+def test_with_nothing_true_few_pages_show_a_verdict(rows, seeds):
+    """Fewer than 6 % of pages, of normal and of binomial metrics, with test sets from 40 rows on."""
+    rng, pages = np.random.default_rng(rows * seeds), 60
+    kinds = [lambda: verdicts.page(verdicts.normal(rng, rows, seeds))]
+    for test_rows, chance in ((40, 0.02), (1000, 0.5)):
+        for draw in (verdicts.binomial, verdicts.shared_test_set):
+            kinds.append(
+                functools.partial(
+                    lambda *a, draw: verdicts.page(draw(rng, rows, seeds, *a), a[0]), test_rows, chance, draw=draw
+                )
+            )
+    assert all(sum(verdicts.shows(page()) for _ in range(pages)) <= 0.06 * pages for page in kinds)
+
+
+def test_an_effect_of_eight_deviations_is_found():
+    (normal, binomial) = verdicts.power(60, seed=1, pages_of=((10, 3),))
+    assert min(normal["with_effect_found"], binomial["with_effect_found"]) >= 0.8 * 60
 
 
 def test_a_run_stands_beside_another_metric_of_another_run():
@@ -199,7 +419,7 @@ def test_a_run_stands_beside_another_metric_of_another_run():
     results += [result("given", **{"s__5_shots/accuracy": x}) for x in (0.5, 0.52)]
     rivals = [comparison.Rivals("tuned", "s/accuracy", {"5 shots": ("given", "s/5_shots/accuracy")})]
     (row,) = cells(comparison.beside(results, rivals))
-    assert row[3:5] == ["0.510 ± 0.014", "+0.300"]
+    assert row[3] == "51.00 ± 1.41 %" and row[4].startswith("+30.00 [")
 
 
 def test_what_runs_tuned_from_one_reached_counts_for_it_and_several_metrics_have_a_mean():

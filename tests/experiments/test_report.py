@@ -156,9 +156,14 @@ def test_a_sweeps_folder_stands_for_its_runs_beside_the_paper(tmp_path):
     assert found.data["groups"] == ["a", "b"] and len(found.data["runs"]) == 6
     rows = found.table("Verdict")
     assert rows["a"] | {"Verdict": ""} == {
-        **{"Run": "a", "Verdict": "", "Paper": "84", "To the first": "", "Ours": "0.510 ± 0.010", "Seeds": "3"}
+        **{"Run": "a", "Verdict": "", "Paper": "84.00 %", "To the first": "", "Ours": "51.00 ± 1.00 %", "Seeds": "3"},
+        "To the first [95 %]": "",
     }
-    assert rows["b"]["Verdict"] == "disagrees beyond noise" and rows["b"]["To the first"] == "+0.200"
+    assert (
+        rows["b"]["To the first"] == "-1.10"
+        and rows["b"]["Verdict"] == "disagrees beyond noise"
+        and rows["b"]["To the first [95 %]"].startswith("+20.00 [")
+    )
     assert rows["late"]["Verdict"] == "not run yet" and rows["late"]["Paper"] == "not at hand"
     assert "1 × disagrees beyond noise" in found.text and "0 × agrees in direction beyond noise" in found.text
     assert found.table("RACE")["b"] == {"Run": "b", "RACE": "63"} and "Source: Table 2" in found.text
@@ -182,7 +187,9 @@ def test_what_is_not_the_papers_setup_is_on_the_page(tmp_path):
         {"runs": 3},
         {"compared": {"MNLI": 3}},
         {"compared": {"MNLI": []}},
-        {"published": [], "compared": {"MNLI": "s/accuracy"}},
+        {"compared": {"MNLI": {"stand_in": 3}}},
+        {"metrics": {"accuracy": {"better": "less", "unit": "", "rows": []}}},
+        {"metrics": {"mine": {"better": "higher", "unit": "", "rows": []}}},
         {"published": [{"run": "a"}]},
         {"setups": [["Run", "Setting"], ["a"]]},
         {"setups": [["Run", 3]]},

@@ -132,5 +132,8 @@ def test_a_picture_shows_the_measure_that_is_chosen(page):
     select = card.locator("select")
     assert select.locator("option").all_text_contents() == ["accuracy", "a/loss", "b/loss"]
     before = card.locator(".curve").first.get_attribute("d")
+    said = card.locator("header small")
+    assert said.text_content() == "%; dashed: validation"
     select.select_option("a/loss")
+    assert said.text_content() == "dashed: validation"
     assert card.locator(".curve").first.get_attribute("d") != before

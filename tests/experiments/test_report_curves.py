@@ -86,6 +86,21 @@ def test_short_curves_are_whole_and_of_one_list_of_steps(tmp_path):
     assert len(run["steps"]) == 2 and len(decoded(run, "validation/loss")[0]) == 10
 
 
+def test_shares_are_drawn_in_per_cent_on_an_axis_of_their_own(tmp_path):
+    """Of training, of validation and of tasks; what is 0 to 100 by definition stays so."""
+    rows = [{"step": i, "train/accuracy": 0.25, "validation/accuracy": 0.5, "train/nll": 2.0} for i in (1, 2)]
+    evaluation = [{"step": i, "s/accuracy": 0.75, "s/bleu": 30.0} for i in (1, 2)]
+    found = drawn(log(tmp_path, rows, evaluation=evaluation))
+    expected = {"train/accuracy": 25, "validation/accuracy": 50, "train/nll": 2}
+    expected |= {"evaluation:s/accuracy": 75, "evaluation:s/bleu": 30}
+    assert {key: decoded(found["runs"][0], key)[1].tolist() for key in expected} == {
+        key: [value, value] for key, value in expected.items()
+    }
+    units = {card["title"]: card["units"] for card in found["cards"]}
+    assert units["Other measures"] == {"accuracy": "%", "nll": ""}
+    assert units["Tasks"] == {"s/accuracy": "%", "s/bleu": ""}
+
+
 def test_points_of_a_long_curve_are_means_between_the_lowest_and_highest(tmp_path):
     rows = logs.rows(20_000)
     (run,) = drawn(log(tmp_path, rows))["runs"]

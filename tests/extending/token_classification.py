@@ -6,8 +6,11 @@ import numpy as np
 import optax
 
 from plm_jax import config, losses, objectives
+from plm_jax.common import metrics
 from plm_jax.configs import demo
 from plm_jax.models.heads import Head
+
+metrics.declare("tag_accuracy", metrics.Metric(better="more", unit="fraction"))
 
 
 @dataclass(frozen=True)

@@ -244,7 +244,7 @@ def test_a_page_without_a_model_evaluates_a_checkpoint_that_no_run_of_ours_made(
     told = verb("evaluate", *given, f"--checkpoint={source}", "--tasks=mood", f"--output={tmp_path}/scores.json")
     assert told.status == 0, told.err
     found = json.loads((tmp_path / "scores.json").read_text())["mood"]
-    assert 0 <= found["accuracy"] <= 100 and found["trivial_accuracy"] >= 50
+    assert 0 <= found["accuracy"] <= 1 and found["trivial_accuracy"] >= 0.5
 
 
 def test_mistakes_are_told_in_one_line(folder, verb, tmp_path):
@@ -305,15 +305,15 @@ def test_a_killed_run_ends_as_one_that_is_left_alone_with_the_same_best_weights(
     assert told.status == 0, told.err
     found = json.loads((tmp_path / "found.json").read_text())["mood"]
     labels = [row["label"] for row in moods.rows(20, 1)]
-    assert found["trivial_accuracy"] == pytest.approx(100 * max(map(labels.count, moods.LABELS)) / 20)
+    assert found["trivial_accuracy"] == pytest.approx(max(map(labels.count, moods.LABELS)) / 20)
     assert found["accuracy"] == whole[-1]["validation/mood/accuracy"] and found["examples"] == 20
 
 
 def test_seeds_are_told_by_mean_and_deviation(tmp_path):
-    for number, values in enumerate([(80.0, 0.5), (90.0, 0.25)]):
+    for number, values in enumerate([(0.8, 0.5), (0.9, 0.25)]):
         row = {"step": 1, "train/loss": 1.0, "validation/accuracy": values[0], "validation/loss": values[1]}
         (tmp_path / f"seed-{number}").mkdir()
         (tmp_path / f"seed-{number}/metrics.jsonl").write_text(json.dumps(row) + "\n" + json.dumps({"step": 2}) + "\n")
     found = seeds.lines([str(tmp_path / f"seed-{number}") for number in range(2)])
-    assert found[0] == "validation/accuracy 85.0000 ± 7.071 (80.0000, 90.0000)"
-    assert found[1].startswith("validation/loss 0.3750 ± 0.1768")
+    assert found[0] == "validation/accuracy 85.00 ± 7.07 % (80.00 %, 90.00 %)"
+    assert found[1].startswith("validation/loss 0.3750 ± 0.1768 (0.5000, 0.2500)")

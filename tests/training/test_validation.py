@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from plm_jax import config
+from plm_jax.common import metrics
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache, prepare
 from plm_jax.data.reader import Reader
@@ -57,6 +58,19 @@ def by_hand(run, params, name, length, num_rows=None):
     logits = jax.jit(Decoder(run.model).apply)({"params": params}, np.maximum(text[:, :-1], 0))
     log_p, targets = np.asarray(jax.nn.log_softmax(logits)), text[:, 1:]
     return -np.take_along_axis(log_p, targets[..., None], axis=2)[..., 0][targets >= 0].mean()
+
+
+def test_a_metric_to_select_by_declares_whether_more_is_better(folder, monkeypatch):
+    monkeypatch.setattr(metrics, "_DECLARED", dict(metrics._DECLARED))
+    run = make(folder)
+    run = dataclasses.replace(run, evaluation=dataclasses.replace(run.evaluation, select="a/mine"))
+    with pytest.raises(UserError, match=r"select is 'a/mine', of which it is not known whether more or less is better"):
+        loop.Trainer(run, jax.devices()[:1])
+    metrics.declare("mine", metrics.Metric("less"))
+    assert loop.Trainer(run, jax.devices()[:1]).validation.selected({"a/mine": 2.0}) == -2.0
+    for select, sign in (("a/accuracy", 1), ("a/loss", -1), ("a/perplexity", -1)):
+        other = dataclasses.replace(run, evaluation=dataclasses.replace(run.evaluation, select=select))
+        assert loop.Trainer(other, jax.devices()[:1]).validation.selected({select: 2.0}) == sign * 2.0
 
 
 def test_each_source_has_its_share_of_the_batches_and_of_the_whole(folder):

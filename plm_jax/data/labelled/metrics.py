@@ -1,4 +1,4 @@
-"""The figures of labelled examples from what a head gives for the rows of a split; shares and correlations in per cent.
+"""Metrics of labelled examples from the outputs of a head for the rows of a split, declared in `common.metrics`.
 
 classes   accuracy, matthews; of two classes f1, that of the second
 score     pearson, spearman, mse; the correlations of constant scores are 0
@@ -51,15 +51,15 @@ def names(objective: objectives.Labelled, labels: Sequence[str] = ()) -> list[st
 
 
 def accuracy(truth: Sequence[int], told: Sequence[int]) -> float:
-    """How many are right."""
-    return 100 * float(np.mean(np.asarray(truth) == np.asarray(told)))
+    """Returns the share of right answers."""
+    return float(np.mean(np.asarray(truth) == np.asarray(told)))
 
 
 def f1(truth: Sequence[int], told: Sequence[int]) -> float:
     """F1 of class 1; 0 where it is neither there nor told."""
     is_true, is_told = np.asarray(truth) == 1, np.asarray(told) == 1
     number = int(is_true.sum() + is_told.sum())
-    return 200 * float((is_true & is_told).sum()) / number if number else 0.0
+    return 2 * float((is_true & is_told).sum()) / number if number else 0.0
 
 
 def matthews(truth: Sequence[int], told: Sequence[int]) -> float:
@@ -74,7 +74,7 @@ def pearson(truth: Sequence[float] | np.ndarray, told: Sequence[float] | np.ndar
     ours, theirs = (np.asarray(of, np.float64) - np.mean(of, axis=0, dtype=np.float64) for of in (truth, told))
     scale = math.sqrt((ours**2).sum()) * math.sqrt((theirs**2).sum())
     constant = any(np.ptp(of, axis=0).max() == 0 for of in (np.asarray(truth), np.asarray(told)))
-    return 0.0 if constant or scale == 0 else 100 * float((ours * theirs).sum() / scale)
+    return 0.0 if constant or scale == 0 else float((ours * theirs).sum() / scale)
 
 
 def spearman(truth: Sequence[float], told: Sequence[float]) -> float:
@@ -146,7 +146,7 @@ def _tags(rows: LabelledRows, outputs: Outputs, labels: Sequence[str]) -> Figure
     truth = [[labels[tag] for tag in of] for of in _column(rows, "tags")]
     told = [tags_of(rows, item, outputs[item], labels) for item in range(rows.num_rows)]
     pairs = [pair for both in zip(truth, told, strict=True) for pair in zip(*both, strict=True)]
-    found = {"token_accuracy": 100 * float(np.mean([wanted == found for wanted, found in pairs]))}
+    found = {"token_accuracy": float(np.mean([wanted == found for wanted, found in pairs]))}
     if not tags.has_entities(labels):
         return found
     strict = tags.scores(truth, told, strict=True)
@@ -193,8 +193,8 @@ def _span(rows: LabelledRows, outputs: Outputs, labels: Sequence[str]) -> Figure
     told = answers(rows, outputs)
     both = [(right_answers(rows, document), found.text) for document, found in enumerate(told)]
     return {
-        "exact_match": 100 * float(np.mean([exact_match(*pair) for pair in both])),
-        "f1": 100 * float(np.mean([answer_f1(*pair) for pair in both])),
+        "exact_match": float(np.mean([exact_match(*pair) for pair in both])),
+        "f1": float(np.mean([answer_f1(*pair) for pair in both])),
     }
 
 

@@ -32,11 +32,11 @@ def entities(tags: Sequence[str], strict: bool = False) -> list[Entity]:
 
 
 def scores(truth: Sequence[Sequence[str]], told: Sequence[Sequence[str]], strict: bool = False) -> dict[str, float]:
-    """Precision, recall and F1 of the entities of all sentences, in per cent; 0 of none."""
+    """Returns precision, recall and F1 of the entities of all sentences; 0 where there are none."""
     right, wanted, found = 0, 0, 0
     for of_truth, of_told in zip(truth, told, strict=True):
         pair = [set(entities(tags, strict)) for tags in (of_truth, of_told)]
         right, wanted, found = right + len(pair[0] & pair[1]), wanted + len(pair[0]), found + len(pair[1])
-    precision, recall = (100 * right / number if number else 0.0 for number in (found, wanted))
-    f1 = 200 * right / (wanted + found) if right else 0.0
+    precision, recall = (right / number if number else 0.0 for number in (found, wanted))
+    f1 = 2 * right / (wanted + found) if right else 0.0
     return {"precision": precision, "recall": recall, "f1": f1}

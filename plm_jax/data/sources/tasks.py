@@ -339,9 +339,9 @@ def _text(task: seqio.Task, row: dict[str, Any], name: str) -> str:
 
 
 def accuracy(targets: list[str], predictions: list[str]) -> dict[str, float]:
-    """How many predictions are the target, in per cent, as the metrics of T5's tasks are."""
+    """Returns the share of predictions that equal their targets."""
     hits = [target == prediction for target, prediction in zip(targets, predictions, strict=True)]
-    return {"accuracy": 100 * sum(hits) / len(hits)}
+    return {"accuracy": sum(hits) / len(hits)}
 
 
 def fingerprint(source: Any, task: seqio.Task) -> list[str]:

@@ -1,7 +1,8 @@
-"""The suite's metrics, each `fn(targets, predictions)` → {name: value}, as seqio's tasks take them; in per cent.
+"""The suite's metrics, each `fn(targets, predictions)` → {name: value}, as seqio's tasks take them.
 
-The names and values are those of `t5/evaluation/metrics.py` of google-research/text-to-text-transfer-transformer, but
-ROUGE is the mean over the summaries where T5 draws samples of it and takes the median of their means.
+Names and values are those of `t5/evaluation/metrics.py` of google-research/text-to-text-transfer-transformer. T5 gives
+per cent; here shares and correlations are fractions, BLEU and ROUGE points from 0 to 100 (`common.metrics`). ROUGE is
+the mean over the summaries where T5 draws samples of it and takes the median of their means.
 """
 
 import collections
@@ -23,40 +24,40 @@ _ROUGE = ("rouge1", "rouge2", "rougeLsum")
 
 def accuracy(targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
     """Share of predictions equal to their targets."""
-    return {"accuracy": 100 * float(sklearn.metrics.accuracy_score(targets, predictions))}
+    return {"accuracy": float(sklearn.metrics.accuracy_score(targets, predictions))}
 
 
 def matthews_corrcoef(targets: Sequence[int], predictions: Sequence[int]) -> dict[str, float]:
     """Matthews's correlation."""
-    return {"matthews_corrcoef": 100 * float(sklearn.metrics.matthews_corrcoef(targets, predictions))}
+    return {"matthews_corrcoef": float(sklearn.metrics.matthews_corrcoef(targets, predictions))}
 
 
 def pearson_corrcoef(targets: Sequence[float], predictions: Sequence[float]) -> dict[str, float]:
     """Pearson's correlation."""
-    return {"pearson_corrcoef": 100 * float(scipy.stats.pearsonr(targets, predictions)[0])}
+    return {"pearson_corrcoef": float(scipy.stats.pearsonr(targets, predictions)[0])}
 
 
 def spearman_corrcoef(targets: Sequence[float], predictions: Sequence[float]) -> dict[str, float]:
     """Spearman's rank correlation."""
-    return {"spearman_corrcoef": 100 * float(scipy.stats.spearmanr(targets, predictions)[0])}
+    return {"spearman_corrcoef": float(scipy.stats.spearmanr(targets, predictions)[0])}
 
 
 def binary_f1(targets: Sequence[int], predictions: Sequence[int]) -> dict[str, float]:
     """F1 of label 1; a prediction that is neither 0 nor 1 counts as the wrong one."""
     truth, found = np.asarray(targets), np.asarray(predictions)
     found = np.where(np.isin(found, (0, 1)), found, 1 - truth)
-    return {"f1": 100 * float(sklearn.metrics.f1_score(truth, found))}
+    return {"f1": float(sklearn.metrics.f1_score(truth, found))}
 
 
 def mean_3class_f1(targets: Sequence[int], predictions: Sequence[int]) -> dict[str, float]:
     """The mean of the F1 of labels 0, 1 and 2."""
     value = sklearn.metrics.f1_score(targets, predictions, labels=range(3), average="macro")
-    return {"mean_3class_f1": 100 * float(value)}
+    return {"mean_3class_f1": float(value)}
 
 
 def all_match(targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
-    """100 if all are right, else 0."""
-    return {"exact_match": 100.0 * (list(targets) == list(predictions))}
+    """Returns 1 if all are right, else 0."""
+    return {"exact_match": float(list(targets) == list(predictions))}
 
 
 def of_values(metric: Metric) -> Metric:
@@ -104,7 +105,7 @@ def squad(targets: Sequence[Sequence[str]], predictions: Sequence[str]) -> dict[
         words, wanted = answer_words(found), [answer_words(answer) for answer in right]
         exact.append(words in wanted)
         f1.append(max(word_f1(of, words) for of in wanted) if words else 0.0)
-    return {"em": 100 * float(np.mean(exact)), "f1": 100 * float(np.mean(f1))}
+    return {"em": float(np.mean(exact)), "f1": float(np.mean(f1))}
 
 
 def rouge(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, float]:

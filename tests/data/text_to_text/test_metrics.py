@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from plm_jax.common import metrics as declarations
 from plm_jax.data.text_to_text import metrics, postprocessors, suite
 from tests.support.task_rows import ROWS, T5_NAMES
 
@@ -33,49 +34,49 @@ TEXTS = (
 )
 # The suite's metric, T5's, targets and predictions, what comes out.
 CASES = [
-    (metrics.accuracy, lambda t5: t5.accuracy, LABELS, {"accuracy": 50}),
-    (metrics.accuracy, lambda t5: t5.accuracy, WORDS, {"accuracy": 200 / 3}),
+    (metrics.accuracy, lambda t5: t5.accuracy, LABELS, {"accuracy": 1 / 2}),
+    (metrics.accuracy, lambda t5: t5.accuracy, WORDS, {"accuracy": 2 / 3}),
     # Two true ones, one missed, two false ones, of which one is neither.
-    (metrics.binary_f1, lambda t5: t5.f1_score_with_invalid, LABELS, {"f1": 400 / 7}),
+    (metrics.binary_f1, lambda t5: t5.f1_score_with_invalid, LABELS, {"f1": 4 / 7}),
     # F1 of the classes: 2/3, 1/2, 1/2.
-    (metrics.mean_3class_f1, lambda t5: t5.mean_multiclass_f1(num_classes=3), CLASSES, {"mean_3class_f1": 500 / 9}),
+    (metrics.mean_3class_f1, lambda t5: t5.mean_multiclass_f1(num_classes=3), CLASSES, {"mean_3class_f1": 5 / 9}),
     # Two of each right, one of each wrong: (4 - 1) / 9.
     (
         metrics.matthews_corrcoef,
         lambda t5: t5.sklearn_metrics_wrapper("matthews_corrcoef", metric_post_process_fn=lambda x: 100 * x),
         (LABELS[0], [0, 1, 0, 1, 1, 0]),
-        {"matthews_corrcoef": 100 / 3},
+        {"matthews_corrcoef": 1 / 3},
     ),
     # Sums of products and squares around the means 2.36 and 1.56.
     (
         metrics.pearson_corrcoef,
         lambda t5: t5.pearson_corrcoef,
         NUMBERS,
-        {"pearson_corrcoef": 1283.2 / math.sqrt(14.992 * 18.832)},
+        {"pearson_corrcoef": 12.832 / math.sqrt(14.992 * 18.832)},
     ),
     # Ranks 1 2 4 5 3 and 2 3 4 5 1: 1 - 6·6 / (5·24).
-    (metrics.spearman_corrcoef, lambda t5: t5.spearman_corrcoef, NUMBERS, {"spearman_corrcoef": 70}),
+    (metrics.spearman_corrcoef, lambda t5: t5.spearman_corrcoef, NUMBERS, {"spearman_corrcoef": 0.7}),
     # `po` is right; `us dollars dollar` shares two words with `us dollar`; nothing; nothing is left of articles.
-    (metrics.squad, lambda t5: t5.squad, ANSWERS, {"em": 50, "f1": 45}),
+    (metrics.squad, lambda t5: t5.squad, ANSWERS, {"em": 1 / 2, "f1": 0.45}),
     (
         metrics.of_values(metrics.binary_f1),
         lambda t5: t5.multirc_f1_over_all_answers,
         GROUPS,
-        {"f1": 200 / 3},
+        {"f1": 2 / 3},
     ),
     # The first question alone has all its answers right.
     (
         metrics.mean_of_groups(metrics.all_match),
         lambda t5: t5.mean_group_metric(t5.all_match),
         GROUPS,
-        {"exact_match": 100 / 3},
+        {"exact_match": 1 / 3},
     ),
     # `ann` is right and its second copy does not count; `Bob B` has one word of two.
     (
         metrics.once_a_group(metrics.squad),
         lambda t5: t5.deduplicate_metric(t5.squad),
         QUERIES,
-        {"em": 50, "f1": 250 / 3},
+        {"em": 1 / 2, "f1": 5 / 6},
     ),
     # 17 of 20 words, 11 of 17 pairs, 5 of 14 threes, 2 of 11 fours; 20 words for 21.
     (metrics.bleu, lambda t5: t5.bleu, TEXTS, {"bleu": 100 * math.exp(-1 / 20) * 28**-0.25}),
@@ -94,6 +95,11 @@ CASES = [
 ]
 
 
+def from_percent(found):
+    """T5's values in the units that our metrics of these names declare."""
+    return {name: declarations.declared(name).from_percent(value) for name, value in found.items()}
+
+
 @pytest.mark.parametrize("metric, theirs, pair, expected", CASES)
 def test_metrics(metric, theirs, pair, expected):
     del theirs
@@ -103,7 +109,22 @@ def test_metrics(metric, theirs, pair, expected):
 @pytest.mark.parametrize("metric, theirs, pair", [case[:3] for case in CASES if case[1]])
 def test_metrics_are_t5s(metric, theirs, pair):
     t5 = pytest.importorskip("t5.evaluation.metrics")
-    assert metric(*pair) == pytest.approx(theirs(t5)(*pair))
+    assert metric(*pair) == pytest.approx(from_percent(theirs(t5)(*pair)))
+
+
+@pytest.mark.parametrize("metric, pair", [(case[0], case[2]) for case in CASES])
+def test_values_are_in_the_units_that_metrics_declare(metric, pair):
+    """Of the right predictions the greatest value; of wrong ones another one in the range."""
+    # The last of ANSWERS is nothing but an article.
+    targets, some = (part[:3] for part in pair) if pair is ANSWERS else pair
+    right = [target if isinstance(some[0], type(target)) else target[0] for target in targets]
+    if isinstance(some[0], dict):
+        right = [{"value": of["value"] if isinstance(of["value"], int) else of["value"][0]} for of in targets]
+    found, others = metric(targets, right), metric(targets, some)
+    for name, value in found.items():
+        declared = declarations.declared(name)
+        assert value == pytest.approx(declared.range[1]) and declared.sign == 1 and declared.rows[0] == "examples"
+        assert declarations.fits(declared, others[name]) and others[name] < 0.95 * value
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -127,7 +148,7 @@ def test_scores_of_outputs_are_t5s(name):
     assert len(task.metric_fns) == len(theirs.metric_fns)
     for metric, their in zip(task.metric_fns, theirs.metric_fns, strict=True):
         if metric is not metrics.rouge:  # T5 draws samples of it.
-            assert metric(*pairs[0]) == pytest.approx(their(*pairs[1]))
+            assert metric(*pairs[0]) == pytest.approx(from_percent(their(*pairs[1])))
 
 
 def plain(output, **_):

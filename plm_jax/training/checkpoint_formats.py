@@ -190,8 +190,15 @@ def _frame(run: config.Run, ids: Mapping[str, Any]) -> dict[str, Any]:
     frame = {"ends_with": after} | ({} if before == model_text.begins_with(ids) else {"begins_with": before})
     if run.model.architecture != "decoder":
         return frame
-    if run.vocabulary.eos is not None:
-        frame["separator_token_id"] = run.vocabulary.eos
+    vocabulary = run.vocabulary
+    if vocabulary.eos is not None:
+        frame["separator_token_id"] = vocabulary.eos
+    if after and vocabulary.pad is None:
+        # A classifier of `transformers` reads the last token of a row that is not padding. Since a text ends with a
+        # mark, any other special token can be the padding.
+        marks = (vocabulary.eos, vocabulary.bos, vocabulary.sep, vocabulary.unk)
+        usable = [mark for mark in marks if mark not in (None, after[-1])]
+        frame |= {"pad_token_id": usable[0]} if usable else {}
     return frame
 
 

@@ -1,6 +1,7 @@
 """`python -m plm_jax.evaluate --checkpoint=SRC [--tasks=a,b:train] [--output=F.json]`: metrics on prepared splits.
 
-With `--shots` rows are put to the model as text, with `--stride` it tells whole texts; `--harness`: lm-eval's tasks.
+With `--texts` files of text are scored, which any decoder or masked model can be asked for. With `--shots` rows are put
+to the model as text, with `--stride` it scores the whole texts of a source; `--harness`: lm-eval's tasks.
 Each task is printed and recorded when it is done. Where nothing is held out a line says so, and the record `tokens: 0`.
 With `--watch` SRC is a run directory, each of whose checkpoints is evaluated once, until the run is finished.
 """
@@ -23,6 +24,7 @@ _NORMALISE = flags.DEFINE_string("normalise", "sum", "of choices: sum, token, ch
 _BALANCED = flags.DEFINE_bool("balanced", False, "of each choice as many examples as of any other")
 _SHOW = flags.DEFINE_integer("show", 0, "print so many prompts whole")
 _LIMIT = flags.DEFINE_integer("limit", None, "only so many rows or texts of each task", lower_bound=1)
+_TEXTS = flags.DEFINE_list("texts", [], "files to score, each one text: paths or patterns such as 'data/*.txt'")
 _STRIDE = flags.DEFINE_integer("stride", None, "tell whole texts, by windows that move so many tokens")
 _HARNESS = flags.DEFINE_list("harness", [], "tasks of lm-eval, which `pip install 'plm_jax[harness]'` brings")
 _INCLUDE_PATH = flags.DEFINE_string("include_path", None, "a folder with YAML files of further tasks of lm-eval")
@@ -60,7 +62,10 @@ def main() -> None:
             record.write(metrics)
         _write(metrics)
 
-    if _HARNESS.value:
+    whole = scoring.Whole(_STRIDE.value, _LIMIT.value)
+    if _TEXTS.value:
+        prepared.evaluate_files(lm, _TEXTS.value, whole, found)
+    elif _HARNESS.value:
         metrics = harness.evaluate(lm, _HARNESS.value, _INCLUDE_PATH.value, _LIMIT.value)
         for task, figures in metrics.items():
             prepared.tell(task, figures)
@@ -72,9 +77,9 @@ def main() -> None:
         if given is not None and given.model.stands_in:
             given = transfer.resolve(given, checkpoint)
         run = prepared.run_of(lm, given)
-        whole = None if _STRIDE.value is None else scoring.Whole(_STRIDE.value, _LIMIT.value)
-        tasks = prepared.tasks_of(run, _TASKS.value, are_cached=whole is None)
-        prepared.evaluate(lm, run, tasks, found, whole=whole)
+        is_whole = _STRIDE.value is not None
+        tasks = prepared.tasks_of(run, _TASKS.value, are_cached=not is_whole)
+        prepared.evaluate(lm, run, tasks, found, whole=whole if is_whole else None)
 
 
 def _check() -> None:
@@ -84,8 +89,14 @@ def _check() -> None:
         raise UserError(f"{' and '.join(ways)} are given: evaluate one way at a time")
     if _HARNESS.value and _TASKS.value:
         raise UserError("--tasks and --harness are given: name lm-eval's tasks by --harness alone")
-    if _LIMIT.value is not None and ways in ([], ["--watch"]):
-        raise UserError("--limit is for --shots, --stride and --harness: leave it out")
+    if _TEXTS.value and (_TASKS.value or _CONFIG.is_given or set(ways) - {"--stride"}):
+        raise UserError(
+            "--texts names all that is evaluated: of --tasks, --config and other ways give --stride at most"
+        )
+    if missing := [pattern for pattern in _TEXTS.value if not storage.glob(pattern)]:
+        raise UserError(f"--texts: no file matches {' or '.join(missing)}: give paths of files or patterns in quotes")
+    if _LIMIT.value is not None and ways in ([], ["--watch"]) and not _TEXTS.value:
+        raise UserError("--limit is for --texts, --shots, --stride and --harness: leave it out")
 
 
 def _write(metrics: dict[str, dict[str, float]]) -> None:

@@ -27,7 +27,7 @@ _REFUSE_DAMAGED = flags.DEFINE_bool(
 def main() -> None:
     """Trains the model of `--checkpoint` as `--config` says in `--workdir`."""
     began = time.time()
-    page, source = _CONFIG.run(may_lack_model=True), command_line.required(_CHECKPOINT)
+    page, source = _CONFIG.run(replaces_model=True), command_line.required(_CHECKPOINT)
     workdir, seeds = command_line.required(_WORKDIR), command_line.seed_list(_SEEDS)
     with progress.doing(f"looking at {source}"):
         from plm_jax.training import run_directory, transfer

@@ -20,7 +20,7 @@ _RUNNER = flags.DEFINE_enum("runner", "local", ["local", "beam"], "where it runs
 
 def main() -> None:
     """Writes the caches of the config's sources."""
-    run, options = _CONFIG.run(may_lack_model=bool(_FROM.value)), command_line.options()
+    run, options = _CONFIG.run(replaces_model=bool(_FROM.value)), command_line.options()
     if _RUNNER.value == "local" and options:
         raise UserError(f"'{options[0]}' is an option of a pipeline: add --runner=beam before the --")
     if _RUNNER.value == "beam":

@@ -29,7 +29,7 @@ def main() -> None:
     """Trains what `--config` says in `--workdir`."""
     began = time.time()
     run, workdir, arguments = (
-        _CONFIG.run(may_lack_model=bool(_FROM.value)),
+        _CONFIG.run(replaces_model=bool(_FROM.value)),
         command_line.required(_WORKDIR),
         _CONFIG.arguments(),
     )

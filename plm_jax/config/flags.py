@@ -48,11 +48,13 @@ class ConfigFlag:
         """Whether the command line has a config."""
         return self._page.value is not None
 
-    def run(self, may_lack_model: bool = False) -> Run:
+    def run(self, may_lack_model: bool = False, replaces_model: bool = False) -> Run:
         """The checked run; relative paths in its overrides count from the working directory.
 
         Args:
           may_lack_model: whether its model may be that of a checkpoint to come.
+          replaces_model: whether `transfer.resolve` puts a checkpoint's model in the place of the config's, and checks
+            the result.
 
         Raises:
           UserError: there is no flag, no such page, or the page or an override is wrong.
@@ -62,8 +64,8 @@ class ConfigFlag:
         self.modules.load()
         page, changes = pages.load(self._page.value), command_line.dotted(self._page)
         tree = overrides.apply(page.config().to_dict(), changes, Run)
-        run = reading.resolve(tree, page.file, [path for path, _ in changes])
-        if not may_lack_model:
+        run = reading.resolve(tree, page.file, [path for path, _ in changes], replaces_model)
+        if not may_lack_model and not replaces_model:
             checks.refuse_stand_in(run)
         return run
 

@@ -20,8 +20,12 @@ from plm_jax.models.settings import Model
 PACKAGE = "package:"
 
 
-def from_dict(tree: Any) -> Run:
-    """The `Run` that a ConfigDict or a JSON tree describes.
+def from_dict(tree: Any, replaces_model: bool = False) -> Run:
+    """Returns the `Run` that a ConfigDict or a JSON tree describes.
+
+    Args:
+      replaces_model: whether a checkpoint's model takes the place of the config's. The sections are then not checked
+        against each other.
 
     Raises:
       UserError: an unknown field (the nearest name is given), a missing one, or a value of the wrong type.
@@ -32,7 +36,8 @@ def from_dict(tree: Any) -> Run:
         run = trees.parse(Run, tree, "config")
     except UserError as error:
         raise UserError(migrations.former(tree) or str(error)) from error
-    checks.check(run)
+    if not replaces_model:
+        checks.check(run)
     return run
 
 
@@ -89,15 +94,16 @@ def choose(table: dict[str, Any], name: str) -> Any:
     return table[name]
 
 
-def resolve(tree: Any, config_file: str, overridden: Collection[str] = ()) -> Run:
+def resolve(tree: Any, config_file: str, overridden: Collection[str] = (), replaces_model: bool = False) -> Run:
     """The checked `Run` of a config file's tree, its relative paths made absolute from the file's folder.
 
     The modules that it names may then be imported, as those of a checkpoint's config may not.
 
     Args:
       overridden: the fields and sections, as `train.init_from`, whose relative paths count from the working directory.
+      replaces_model: as in `from_dict`.
     """
-    run = from_dict(tree)
+    run = from_dict(tree, replaces_model)
     users.trust(modules(run))
     folder = os.path.dirname(os.path.abspath(config_file))
 

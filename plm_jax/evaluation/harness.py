@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import lm_eval
-from lm_eval.api.model import TemplateLM
+from lm_eval.api.model import LM
+from lm_eval.defaults import DEFAULT_OTHER_SEED
 from lm_eval.tasks import TaskManager
 
 from plm_jax import config
@@ -19,6 +20,7 @@ from plm_jax.evaluation import batches, perplexity, scoring
 from plm_jax.inference import constraints
 from plm_jax.inference import scoring as rows_scoring
 from plm_jax.inference.language_model import LanguageModel
+from plm_jax.inference.strategies.strategy import spaces_moved
 
 # What lm-eval's own models write at most where a task does not say.
 MAX_NEW_TOKENS = 256
@@ -43,11 +45,25 @@ def evaluate(
       UserError: an unknown task, one that cannot be loaded, a model that is neither a decoder nor an encoder-decoder.
     """
     logging.getLogger("lm_eval").setLevel(logging.ERROR)  # It tells of every default that a YAML file leaves out.
-    manager = TaskManager(include_path=include_path)
-    found = [task for name in tasks for task in _loaded(manager, name)]
+    loaded = _load(TaskManager(include_path=include_path), tasks)
     model = Model(lm, batch_size, show_progress)
-    told = lm_eval.simple_evaluate(model, tasks=found, task_manager=manager, limit=limit, log_samples=False)
-    return {name: _numbers(metrics) for name, metrics in told["results"].items()}
+    # `simple_evaluate` would also run git and other programs to describe the machine.
+    results = lm_eval.evaluate(model, loaded, limit=limit, log_samples=False)["results"]
+    return {name: _numbers(metrics) for name, metrics in results.items()}
+
+
+def _load(manager: TaskManager, names: Sequence[str]) -> dict[str, Any]:
+    """Loads tasks and groups with the few-shot examples that `lm_eval.simple_evaluate` draws for them."""
+    tasks = [task for name in names for task in _loaded(manager, name)]
+    try:
+        loaded = manager.load(tasks)
+    except ValueError as error:
+        raise UserError(f"--harness: {one_line(error)}: name each task once, alone or by its group") from error
+    for task in loaded["tasks"].values():
+        if task.get_config("num_fewshot") is None:
+            task.set_config(key="num_fewshot", value=0)
+        task.set_fewshot_seed(seed=DEFAULT_OTHER_SEED)
+    return loaded
 
 
 def _loaded(manager: TaskManager, name: str) -> list[Any]:
@@ -72,47 +88,38 @@ def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
     return {k: float(v) for k, v in named.items() if isinstance(v, numbers.Real) and not isinstance(v, bool)}
 
 
-class Model(TemplateLM):
-    """A decoder or an encoder-decoder as lm-eval asks it; requests and answers are lm-eval's `Instance`s.
-
-    Attributes:
-      backend: "causal" or "seq2seq".
-    """
+class Model(LM):
+    """A decoder or an encoder-decoder that answers the requests of lm-eval, which are its `Instance`s."""
 
     def __init__(self, lm: LanguageModel, batch_size: int = 32, show_progress: bool = True):
         super().__init__()
         self._lm, self._strategy = lm, lm.strategy
         self.batch_size, self._show = batch_size, show_progress
-        self.backend = "seq2seq" if lm.config.has_decoder else "causal"
-        self._strategy.continuation([1], [1])  # What continues no text says so.
-
-    @property
-    def eot_token_id(self) -> int:
-        """What a decoder reads before a text, or what ends one."""
-        return self._strategy.before_all[-1] if self.backend == "causal" else self._strategy.eos_ids[0]
+        self._strategy.continuation([1], [1])  # Raises for a model that continues no text.
 
     @property
     def max_length(self) -> int:
-        """How many tokens are read at once."""
+        """Number of tokens that the model reads at once."""
         return scoring.context_length(self._lm)
 
-    @property
-    def max_gen_toks(self) -> int:
-        """How many tokens are written where a task does not say."""
-        return MAX_NEW_TOKENS
+    def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """Returns the log-probability of each continuation after its context, and whether it is the greedy one."""
+        rows = [self._row(*request.args) for request in requests]
+        return [tuple(told.score) for told in self._told(rows, disable_tqdm)]
 
-    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **options: Any) -> list[int]:
-        """Ids of a text, with what stands around texts in training unless that is not wanted."""
-        del options
-        if add_special_tokens is False:
-            return list(self._lm.tokenizer.encode(string))
-        return self._strategy.encode(string)
+    def _row(self, context: str, continued: str) -> rows_scoring.Row:
+        """Returns the row of a continuation, tokenized as by lm-eval's `hf` model.
 
-    def _loglikelihood_tokens(
-        self, requests: Sequence[tuple[Any, list[int], list[int]]], **options: Any
-    ) -> list[tuple[float, bool]]:
-        rows = [self._strategy.continuation(context, continued) for _, context, continued in requests]
-        return [tuple(told.score) for told in self._told(rows, options.get("disable_tqdm", False))]
+        An encoder-decoder answers without the bos that its answers may have begun with in training, and reads bos or
+        eos alone instead of an empty context.
+        """
+        if not self._lm.config.has_decoder:
+            return self._strategy.continuation_of_text(context, continued)
+        moved, answer = spaces_moved(context, continued)
+        bos = self._lm.special_ids.get("bos_token_id")
+        empty = self._strategy.eos_ids[:1] if bos is None else [bos]
+        read = self._strategy.encode(moved) if context else empty
+        return self._strategy.continuation(read, list(self._lm.tokenizer.encode(answer)))
 
     def _told(self, rows: Sequence[rows_scoring.Row], hidden: bool = False) -> list[rows_scoring.Told]:
         with perplexity.bar("lm-eval: scoring", len(rows), "row", self._show and not hidden) as bar:
@@ -137,7 +144,7 @@ class Model(TemplateLM):
 
     def _prompt(self, text: str, max_new_tokens: int) -> list[int]:
         """The last tokens of a prompt beside which a decoder has room for its answer."""
-        room = self.max_length - (max_new_tokens if self.backend == "causal" else 0)
+        room = self.max_length - (0 if self._lm.config.has_decoder else max_new_tokens)
         if room < 1:
             raise UserError(
                 f"a task asks for {max_new_tokens} new tokens, the model reads {self.max_length}: lower the task's "

@@ -8,7 +8,7 @@ from plm_jax.common import metrics as declarations
 from plm_jax.common.errors import UserError
 from plm_jax.data import preparation
 from plm_jax.data.sources import task_mixtures
-from plm_jax.evaluation import perplexity, task_metrics
+from plm_jax.evaluation import perplexity, scoring, task_metrics
 from plm_jax.inference.language_model import LanguageModel
 
 # By the tasks, SOURCE or SOURCE:SPLIT.
@@ -25,7 +25,8 @@ def run_of(lm: LanguageModel, given: config.Run | None) -> config.Run:
         return task_mixtures.expanded(given)
     if lm.run is None:
         raise UserError(
-            "the checkpoint says nothing of data: name a config with --config, prepared with its vocabulary"
+            "the checkpoint has no data: name files of text, as in --texts='*.txt', or a config by --config whose data "
+            "`prepare --from=CHECKPOINT` has prepared"
         )
     return lm.run
 
@@ -80,11 +81,31 @@ def evaluate(
     Raises:
       UserError: as `task_metrics.evaluate`; nothing can be said of any task.
     """
+    return _each(tasks, lambda task: task_metrics.evaluate(lm, run, task, **how), found)
+
+
+def evaluate_files(
+    lm: LanguageModel,
+    patterns: Sequence[str],
+    whole: scoring.Whole,
+    found: Callable[[Metrics], None] = lambda metrics: None,
+) -> Metrics:
+    """Returns the perplexities of files of text by the patterns that match them; as `evaluate`.
+
+    Raises:
+      UserError: as `scoring.evaluate_files`; no pattern matches a file with text.
+    """
+    return _each(patterns, lambda pattern: scoring.evaluate_files(lm, pattern, whole), found)
+
+
+def _each(
+    tasks: Sequence[str], evaluate_one: Callable[[str], dict[str, float]], found: Callable[[Metrics], None]
+) -> Metrics:
     metrics: Metrics = {}
     nothing: dict[str, str] = {}
     for task in tasks:
         try:
-            metrics[task] = task_metrics.evaluate(lm, run, task, **how)
+            metrics[task] = evaluate_one(task)
         except perplexity.NothingToPredictError as error:
             metrics[task], nothing[task] = {"tokens": 0}, str(error)
         tell(task, nothing.get(task) or metrics[task])

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from plm_jax import config
 from plm_jax.common.errors import UserError, nearest
+from plm_jax.data.sources import files
 from plm_jax.data.sources.corpus import Record
 from plm_jax.evaluation import perplexity
 from plm_jax.inference import scoring
@@ -23,11 +24,11 @@ class Whole(NamedTuple):
     """How whole texts are told.
 
     Attributes:
-      stride: by how many tokens windows are moved.
+      stride: by how many tokens windows are moved; None: by their length.
       limit: only so many of the first texts; None: all.
     """
 
-    stride: int
+    stride: int | None
     limit: int | None = None
 
 
@@ -70,12 +71,36 @@ def evaluate(
       UserError: an unknown source or split, one without documents, a stride as in `windows`, a model as in `tell`.
     """
     name, split = perplexity.split_of(run, task)
-    list(windows([0], 0, context_length(lm), whole.stride))  # A wrong stride is told before texts are read.
+    _check_stride(lm, whole)
     texts = list(itertools.islice(_texts(name, run, split), whole.limit))
     if not any(texts):
         raise perplexity.NothingToPredictError(f"'{task}' has no text: name another split")
     with perplexity.bar(f"{task}, stride {whole.stride}", None, "row", show_progress) as bar:
         return perplexities(texts, tell(lm, texts, whole.stride, bar.update))
+
+
+def evaluate_files(lm: LanguageModel, pattern: str, whole: Whole, show_progress: bool = True) -> dict[str, float]:
+    """Returns the perplexities of the files that a pattern matches, each of which is one text.
+
+    Files without text are skipped.
+
+    Raises:
+      UserError: no file matches, none has text, a stride as in `windows`, a model as in `tell`.
+    """
+    _check_stride(lm, whole)
+    if not lm.strategy.is_masked:
+        _ = lm.strategy.before_all  # Raises for a model that scores no texts, before any is read.
+    texts = [record.text for record in itertools.islice(files.read(config.TextFiles(pattern)), whole.limit)]
+    if not texts:
+        raise perplexity.NothingToPredictError(f"the files of '{pattern}' have no text: name others")
+    with perplexity.bar(pattern, None, "row", show_progress) as bar:
+        return perplexities(texts, tell(lm, texts, whole.stride, bar.update))
+
+
+def _check_stride(lm: LanguageModel, whole: Whole) -> None:
+    """Refuses a wrong stride before texts are read."""
+    if whole.stride is not None:
+        list(windows([0], 0, context_length(lm), whole.stride))
 
 
 def _texts(name: str, run: config.Run, split: str) -> Iterator[str]:

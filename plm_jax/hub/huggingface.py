@@ -16,15 +16,15 @@ import numpy as np
 
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError, nearest
-from plm_jax.hub import families, files, sizes, tensor_layout, tokenizer_json, vocabulary_files
+from plm_jax.hub import families, files, hub_files, sizes, tensor_layout, tokenizer_json, vocabulary_files
 from plm_jax.hub.families import CONFIG
 from plm_jax.hub.family import Family
 from plm_jax.hub.pretrained import Pretrained, float32
 from plm_jax.models import settings
 
 SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
-# What every text begins with, see `Pretrained`. Names of our own: `transformers` leaves that to its tokenizers.
-BEGINS = ("begins_with_bos", "begins_with")
+# The ids around texts and between documents, as in `Pretrained`; `transformers` leaves these to its tokenizers.
+FRAME = ("begins_with_bos", "begins_with", "ends_with", "separator_token_id")
 START_ID = "decoder_start_token_id"
 
 
@@ -56,7 +56,9 @@ def opened(directory: str) -> Iterator[Pretrained]:
         model = families.with_heads(
             family, model, stored, _has_own_head(family, stored), _has_head_bias(family, stored)
         )
-        yield Pretrained(model, _gather(directory, family, model, stored), special_ids, vocabulary, model_type)
+        params = _gather(directory, family, model, stored)
+        kept = hub_files.find(directory, family)
+        yield Pretrained(model, params, special_ids, vocabulary, model_type, hub_files=kept)
 
 
 def _text(directory: str, family: Family, config: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
@@ -65,7 +67,7 @@ def _text(directory: str, family: Family, config: Mapping[str, Any]) -> tuple[st
     Raises:
       UserError: a file is damaged.
     """
-    special_ids = {name: config[name] for name in (*SPECIAL_IDS, *BEGINS, START_ID) if config.get(name) is not None}
+    special_ids = {name: config[name] for name in (*SPECIAL_IDS, *FRAME, START_ID) if config.get(name) is not None}
     special_ids |= {ours: config[name] for ours, name in family.ids.items() if config.get(name) is not None}
     if family.start in special_ids:
         special_ids.setdefault(START_ID, special_ids[family.start])
@@ -111,15 +113,27 @@ def write(
                 f"Hugging Face's {family.name} cannot hold this model: it needs {name} = {config[name]}, "
                 f"this one's is {special_ids[name]}"
             )
-    config |= special_ids | {name: pretrained.special_ids[name] for name in BEGINS if pretrained.special_ids.get(name)}
-    config |= {name: pretrained.special_ids[our] for our, name in family.ids.items() if our in pretrained.special_ids}
-    if family.start:
-        config[START_ID] = pretrained.special_ids.get(START_ID, config[family.start])
+    original = hub_files.config_of(pretrained.hub_files)
+    if original is None:
+        config |= special_ids | _further_ids(family, pretrained.special_ids)
+    else:
+        config = {name: value for name, value in original.items() if name != "torch_dtype"} | config
     storage.remove(os.path.join(directory, CONFIG))
     tensors = families.layout_of(family, pretrained.model)
     files.write(directory, {name: tensor_layout.content(flat, pieces) for name, pieces in tensors.items()}, shard_bytes)
-    vocabulary_files.write(directory, family, pretrained, tokenizer)
+    hub_files.copy({name: path for name, path in pretrained.hub_files.items() if name != CONFIG}, directory)
+    if not hub_files.has_tokenizer(pretrained.hub_files):
+        vocabulary_files.write(directory, family, pretrained, tokenizer)
     files.write_json(os.path.join(directory, CONFIG), config)
+
+
+def _further_ids(family: Family, special_ids: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the ids of a `config.json` besides SPECIAL_IDS."""
+    ids = {name: special_ids[name] for name in FRAME if name in special_ids}
+    ids |= {name: special_ids[ours] for ours, name in family.ids.items() if ours in special_ids}
+    if family.start:
+        ids[START_ID] = special_ids.get(START_ID, special_ids.get(family.start))
+    return ids
 
 
 def _published(pretrained: Pretrained) -> Pretrained:

@@ -140,7 +140,7 @@ def to_config(model: settings.Decoder) -> dict[str, Any]:
 def tokenizer_config(files: list[bytes], special_ids: Mapping[str, Any]) -> dict[str, Any]:
     """Whether texts begin with the beginning token; padding is before them, as in `LlamaTokenizer`."""
     described = {"tokenizer_class": "LlamaTokenizer", "padding_side": "left"}
-    if "begins_with" in special_ids:  # More than it can say; tokenizer.json does.
+    if special_ids.get("begins_with"):  # More than it can say; tokenizer.json does.
         return described
     return described | {"add_bos_token": special_ids.get("begins_with_bos", False)}
 

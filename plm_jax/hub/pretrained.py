@@ -23,7 +23,8 @@ class Pretrained:
       params: its parameters: arrays, or `files.InFiles`, which are read when they are asked for.
       special_ids: `NAME_token_id` for the names of `common.special_ids` (an integer, of `eos` perhaps several),
         `decoder_start_token_id`, `sentinels` (how many), `lowercase` (whether WordPiece or SentencePiece drops case
-        and accents), `begins_with_bos` (whether every text does) or `begins_with` (the ids that it does), as far as
+        and accents), `begins_with_bos` (whether every text does) or `begins_with` (the ids that it does), `ends_with`
+        (the ids that every text ends with), `separator_token_id` (what stands between a decoder's documents), as far as
         they are known.
       vocabulary: a spec for `vocabularies.load`; None where there are no files for one.
       family: the model_type of the Hugging Face family that it was read as; None: it was read as none.
@@ -31,6 +32,8 @@ class Pretrained:
       workdir: the run's directory; None for a model that is in none.
       step: the checkpoint's step; None for a model from elsewhere.
       vocabulary_id: of the vocabulary that it was trained with, where that is recorded.
+      hub_files: paths of the files of the Hugging Face directory that it came from, by name, which `hub.hub_files`
+        copies unchanged into others; empty for a model from elsewhere.
     """
 
     model: settings.Transformer
@@ -42,6 +45,7 @@ class Pretrained:
     workdir: str | None = None
     step: int | None = None
     vocabulary_id: str | None = None
+    hub_files: Mapping[str, str] = field(default_factory=dict)
 
     def flat(self) -> dict[str, Any]:
         """The parameters by their paths, joined by `/`; those on devices are fetched."""

@@ -15,8 +15,9 @@ MOST_LAYERS = 4096
 _MOST = 2**24
 _MOST_SENTINELS = 2**20
 # The special ids of which there may be several.
-_LISTS = ("begins_with", "eos_token_id")
-_WANTED = {"begins_with": "a list of the ids of tokens", "sentinels": "how many there are"}
+_FRAME = ("begins_with", "ends_with")
+_LISTS = (*_FRAME, "eos_token_id")
+_WANTED = dict.fromkeys(_FRAME, "a list of the ids of tokens") | {"sentinels": "how many there are"}
 
 
 @contextlib.contextmanager
@@ -54,7 +55,7 @@ def check_ids(path: str, ids: Mapping[str, Any]) -> None:
       UserError: there is one.
     """
     for name, value in ids.items():
-        if not name.endswith("_token_id") and name not in ("begins_with", "sentinels"):
+        if not name.endswith("_token_id") and name not in (*_FRAME, "sentinels"):
             continue
         several = value if isinstance(value, list | tuple) and name in _LISTS else [value]
         is_number = all(type(i) is int and abs(i) < 2**31 for i in several)

@@ -4,8 +4,7 @@ A directory that we write has one whatever its vocabulary is, beside the vocabul
 says under OURS which these are, as in `sentencepiece:tokenizer.model`, so that we read the same vocabulary again.
 """
 
-import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from plm_jax.common import strict_json
@@ -15,6 +14,7 @@ SCHEME, NAME = "json", "tokenizer.json"
 OURS = "plm_jax_vocabulary"
 # transformers 5 then takes the pipeline as it is; other classes build their own from its tokens.
 CLASS = "PreTrainedTokenizerFast"
+CLASSES = (CLASS, "TokenizersBackend")
 # The files of a vocabulary of a scheme for which a family has no names of its own.
 FILES = {
     "sentencepiece": ("tokenizer.model",),
@@ -36,10 +36,8 @@ class Tokenizer(NamedTuple):
 
 
 def special_ids(files: list[bytes], tokenizer_config: Mapping[str, Any]) -> dict[str, Any]:
-    """The ids of the tokens that `tokenizer_config.json` names, how many sentinels there are, and whether texts begin
-    with the beginning token, or with which tokens they do.
-    """
-    tree = _tree(files)
+    """Returns the ids of the tokens that `tokenizer_config.json` names, the number of sentinels, and the `frame`."""
+    tree = parse(files)
     ids = {token["content"]: token["id"] for token in tree.get("added_tokens", ())}
     named = ((name, _content(tokenizer_config.get(f"{name}_token"))) for name in _SPECIALS)
     found = {f"{name}_token_id": ids[token] for name, token in named if token in ids}
@@ -47,22 +45,20 @@ def special_ids(files: list[bytes], tokenizer_config: Mapping[str, Any]) -> dict
         found["sentinels"] = sentinels
     if "do_lower_case" in tokenizer_config:
         found["lowercase"] = tokenizer_config["do_lower_case"]
-    first, *others = [*_framing(tree)] or [None]
-    if others:
-        return found | {"begins_with": [first, *others]}
-    return found | {"begins_with_bos": first is not None and first == found.get("bos_token_id", first)}
+    return found | frame(tree)
 
 
 def tokenizer_config(files: list[bytes], special_ids: Mapping[str, Any]) -> dict[str, Any]:
     """The class that opens any such file, and the names of the special tokens."""
-    names = {token["id"]: token["content"] for token in _tree(files).get("added_tokens", ())}
+    names = {token["id"]: token["content"] for token in parse(files).get("added_tokens", ())}
     ids = ((name, special_ids.get(f"{name}_token_id")) for name in _SPECIALS)
     ids = ((name, i[0] if isinstance(i, list | tuple) else i) for name, i in ids)
     named = {f"{name}_token": names[i] for name, i in ids if i in names}
     return {"tokenizer_class": CLASS, **named}
 
 
-def _tree(files: list[bytes]) -> dict[str, Any]:
+def parse(files: list[bytes]) -> dict[str, Any]:
+    """Returns the tree of a `tokenizer.json`, the first of the files; UserError for a damaged one."""
     try:
         tree = strict_json.loads(files[0])
     except ValueError as error:
@@ -77,11 +73,17 @@ def _content(token: Any) -> str | None:
     return token.get("content") if isinstance(token, Mapping) else token
 
 
-def _framing(tree: Mapping[str, Any]) -> Iterator[int]:
-    """The ids before a text."""
+def frame(tree: Mapping[str, Any]) -> dict[str, list[int]]:
+    """Returns the ids that a `tokenizer.json` puts before and after a text, as special ids of `Pretrained`."""
     processor = tree.get("post_processor") or {}
+    before, after = [], []
     for part in processor.get("processors", [processor]):
         if part.get("type") == "TemplateProcessing":
-            before = itertools.takewhile(lambda piece: "SpecialToken" in piece, part["single"])
-            for piece in before:
-                yield from part["special_tokens"][piece["SpecialToken"]["id"]]["ids"]
+            ids = {name: token["ids"] for name, token in part["special_tokens"].items()}
+            names = [piece.get("SpecialToken", {}).get("id") for piece in part["single"]]  # None for the text.
+            text = names.index(None)
+            before = [i for name in names[:text] for i in ids[name]] + before
+            after += [i for name in names[text + 1 :] for i in ids[name]]
+        elif part.get("type") in ("BertProcessing", "RobertaProcessing"):
+            before, after = [part["cls"][1], *before], [*after, part["sep"][1]]
+    return {"begins_with": before, "ends_with": after}

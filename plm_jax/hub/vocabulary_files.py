@@ -29,13 +29,20 @@ def find(folder: str, family: Family, tokenizer: Mapping[str, Any]) -> str | Non
 
 def told(folder: str, family: Family, vocabulary: str, tokenizer: Mapping[str, Any]) -> dict[str, Any]:
     """The special ids that the vocabulary's files tell, those of a family's own or else `tokenizer.json`."""
+    path = os.path.join(folder, tokenizer_json.NAME)
     if vocabulary.partition(":")[0] in family.vocabulary_files:
         found = family.special_ids(list(files.contents(vocabulary).values()), tokenizer)
         # What we wrote says it of whatever family.
         is_lower = tokenizer_json.OURS in tokenizer and tokenizer.get("do_lower_case")
-        return found | ({"lowercase": True} if is_lower else {})
-    tree = files.contents(f"{tokenizer_json.SCHEME}:{os.path.join(folder, tokenizer_json.NAME)}")
-    return tokenizer_json.special_ids(list(tree.values()), tokenizer)
+        found |= {"lowercase": True} if is_lower else {}
+        if tokenizer.get("tokenizer_class") in tokenizer_json.CLASSES and storage.exists(path):
+            found |= tokenizer_json.frame(tokenizer_json.parse(_contents(path)))
+        return found
+    return tokenizer_json.special_ids(_contents(path), tokenizer)
+
+
+def _contents(tokenizer_path: str) -> list[bytes]:
+    return list(files.contents(f"{tokenizer_json.SCHEME}:{tokenizer_path}").values())
 
 
 def write(directory: str, family: Family, pretrained: Pretrained, tokenizer: tokenizer_json.Tokenizer | None) -> None:

@@ -291,6 +291,6 @@ def load(path: str | os.PathLike[str] | tuple[str, str], modules: Sequence[str] 
         users.load(given)
     with checkpoint_formats.opened(path) as pretrained:
         params = jax.tree.map(float32, pretrained.params)
-        names = ("run", "workdir", "step", "vocabulary_id", "special_ids", "family")
+        names = ("run", "workdir", "step", "vocabulary_id", "special_ids", "family", "hub_files")
         known = {name: getattr(pretrained, name) for name in names}
         return LanguageModel(pretrained.model, params, vocabulary_spec=pretrained.vocabulary, **known)

@@ -5,6 +5,7 @@ A converted directory is what weights are kept and passed on as, whatever they c
     config.json        format, model, special ids, vocabulary; of a run its config, step and vocabulary id
     model.safetensors  the parameters under our own paths, layers stacked; or shards of it with an index
     vocabulary/        the vocabulary's files
+    huggingface/       of a model from Hugging Face the files that a copy for it keeps unchanged
 
 Safetensors and not Orbax, because it is read and written one tensor at a time with nothing but seeks, so from a bucket
 too, and because every other framework opens it.
@@ -24,7 +25,7 @@ import jax
 from plm_jax import config
 from plm_jax.common import special_ids, storage, users
 from plm_jax.common.errors import UserError, nearest
-from plm_jax.hub import elmo, files, huggingface, sizes
+from plm_jax.hub import elmo, files, hub_files, huggingface, sizes
 from plm_jax.hub.pretrained import Pretrained
 from plm_jax.models import registry
 from plm_jax.training import checkpoint_folders as folders
@@ -33,6 +34,7 @@ from plm_jax.training import model_text
 FORMAT = 1
 FORMATS = ("plm_jax", "huggingface", "bilm")
 CONFIG = "config.json"
+HUB_FOLDER = "huggingface"
 _WANTED = "give a run directory, a checkpoint of one, a converted directory, or a Hugging Face one"
 # What a converted directory's `config.json` says.
 FIELDS = {
@@ -160,6 +162,7 @@ def of_run(
     if run.objective.frames and run.model.has_decoder:
         ids["decoder_start_token_id"] = run.vocabulary.eos
     known = {name: token for name, token in ids.items() if token is not None} | _begins_with(run)
+    known |= _frame(run, known)
     vocabulary = _moved(run.vocabulary.spec, os.path.join(workdir, "vocabulary"))
     return Pretrained(
         run.model,
@@ -181,6 +184,24 @@ def _begins_with(run: config.Run) -> dict[str, Any]:
     return {"begins_with": [getattr(run.vocabulary, name) for name in begin]} if begin else {}
 
 
+def _frame(run: config.Run, ids: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the ids around texts and between documents, as special ids: directories without a run keep these."""
+    before, after = model_text.frame(run.model, ids, run)
+    frame = {"ends_with": after} | ({} if before == model_text.begins_with(ids) else {"begins_with": before})
+    if run.model.architecture != "decoder":
+        return frame
+    vocabulary = run.vocabulary
+    if vocabulary.eos is not None:
+        frame["separator_token_id"] = vocabulary.eos
+    if after and vocabulary.pad is None:
+        # A classifier of `transformers` reads the last token of a row that is not padding. Since a text ends with a
+        # mark, any other special token can be the padding.
+        marks = (vocabulary.eos, vocabulary.bos, vocabulary.sep, vocabulary.unk)
+        usable = [mark for mark in marks if mark not in (None, after[-1])]
+        frame |= {"pad_token_id": usable[0]} if usable else {}
+    return frame
+
+
 def _moved(spec: str, folder: str) -> str:
     """A vocabulary's spec with its files in a folder."""
     scheme, colon, paths = spec.partition(":")
@@ -193,6 +214,7 @@ def _write(directory: str, pretrained: Pretrained) -> None:
     files.write(directory, {path: files.Content.of(leaf) for path, leaf in pretrained.flat().items()})
     for name, content in files.contents(vocabulary or "").items():
         storage.write(os.path.join(directory, "vocabulary", name), content)
+    hub_files.copy(pretrained.hub_files, os.path.join(directory, HUB_FOLDER))
     described = {
         "format": FORMAT,
         "model": config.to_dict(pretrained.model),
@@ -236,6 +258,7 @@ def _converted(folder: str, described: Mapping[str, Any], tensors: Mapping[str, 
         run=run,
         step=described["step"],
         vocabulary_id=described["vocabulary_id"],
+        hub_files=hub_files.below(os.path.join(folder, HUB_FOLDER)),
     )
 
 

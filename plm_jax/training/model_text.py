@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from plm_jax import config, objectives
 from plm_jax.common import special_ids
 from plm_jax.common.errors import UserError
-from plm_jax.hub import families, tokenizer_json
+from plm_jax.hub import families, hub_files, tokenizer_json
 from plm_jax.hub.pretrained import Pretrained
 from plm_jax.models.protocol import Model
 
@@ -85,7 +85,12 @@ def with_ids(section: config.Vocabulary, ids: Mapping[str, int]) -> config.Vocab
 
 
 def frame(model: Model, ids: Mapping[str, Any], run: config.Run | None) -> tuple[list[int], list[int]]:
-    """The ids before and after a text, as the model was trained to see one; `ids` as `Pretrained.special_ids`."""
+    """Returns the ids before and after a text, as the model was trained to see one; `ids` as `Pretrained.special_ids`.
+
+    If these do not contain what ends a text, the marks are those of the run, or else of published models.
+    """
+    if "ends_with" in ids:
+        return begins_with(ids), list(ids["ends_with"])
     known = _by_name(ids)
 
     def first(*names: str) -> list[int]:
@@ -122,7 +127,8 @@ def begins_with(ids: Mapping[str, Any]) -> list[int]:
 
 
 def tokenizer(pretrained: Pretrained) -> tokenizer_json.Tokenizer | None:
-    """The files that give a model's ids in Hugging Face's libraries; None: the model has no vocabulary.
+    """The files that give a model's ids in Hugging Face's libraries; None: the model has no vocabulary, or it brings
+    its tokenizer's files along.
 
     Special tokens are around texts as they were in training; in those of a pair a single mark stands between the
     two, of RoBERTa and BART two, as in the originals.
@@ -130,7 +136,7 @@ def tokenizer(pretrained: Pretrained) -> tokenizer_json.Tokenizer | None:
     Raises:
       UserError: as `vocabulary`, or the vocabulary cannot be said in theirs; the line names a text.
     """
-    if pretrained.vocabulary is None:
+    if pretrained.vocabulary is None or hub_files.has_tokenizer(pretrained.hub_files):
         return None
     from plm_jax.data.vocabularies import exported
 
@@ -140,7 +146,7 @@ def tokenizer(pretrained: Pretrained) -> tokenizer_json.Tokenizer | None:
         ids = {"gmask": before[0], "sop": before[1]} | ids
     row_format = _labelled_format(pretrained.run)
     between = list(row_format.between) if row_format else after * 2 if before == [ids.get("bos")] else after
-    types = model.token_types > 1
+    types = model.token_types > 1 and (row_format is None or row_format.has_types)
     is_theirs = pretrained.run is None and pretrained.vocabulary.startswith(tokenizer_json.SCHEME)
     around = exported.Frame(before, between or before, after, types)
     tree, described = exported.export(vocabulary(pretrained), ids, None if is_theirs else around)
@@ -159,5 +165,5 @@ def _by_name(ids: Mapping[str, Any]) -> dict[str, int]:
 
 def _ids(ids: Mapping[str, Any]) -> list[int]:
     """All special ids."""
-    found = (i for name, i in ids.items() if name.endswith("_token_id") or name == "begins_with")
+    found = (i for name, i in ids.items() if name.endswith("_token_id") or name in ("begins_with", "ends_with"))
     return [i for some in found for i in (some if isinstance(some, list | tuple) else [some])]

@@ -1,5 +1,6 @@
 """lm-eval's tasks by our model and, where there are torch and accelerate, by lm-eval's own: the same to rounding."""
 
+import functools
 import importlib.util
 import json
 
@@ -64,6 +65,56 @@ def test_an_encoder_decoder_answers_as_theirs_does(tmp_path, scripts, monkeypatc
         assert found["requests"] >= 3 and not found["metrics_differ"] and not found["greedy_or_text_differs"], task
         assert found["largest_difference"] < 1e-3
         assert task != "greedy" or found["greedy"] > 0
+
+
+def test_metrics_are_those_of_lm_eval_s_own_evaluation_and_no_program_is_run(tmp_path, scripts, monkeypatch, capfd):
+    import harness as tasks
+    import lm_eval
+    from lm_eval.tasks import TaskManager
+
+    import plm_jax
+    from plm_jax.evaluation import harness
+
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    tasks.write_tasks(tmp_path, rows=6)
+    tasks.make_model(tmp_path)
+    # Examples drawn at random, and a task that does not say how many.
+    (tmp_path / "drawn.yaml").write_text(
+        (tmp_path / "sentiment.yaml").read_text().replace("task: sentiment", "task: drawn") + "num_fewshot: 3\n"
+    )
+    lm, names = plm_jax.load(tmp_path / "model"), ["drawn", "sentiment"]
+    monkeypatch.chdir(tmp_path)  # No repository of git.
+    with monkeypatch.context() as patch:
+        patch.setattr("subprocess.Popen", None)
+        patch.setattr(harness, "TaskManager", functools.partial(TaskManager, include_defaults=False))
+        metrics = harness.evaluate(lm, names, str(tmp_path), show_progress=False)
+    assert "fatal" not in capfd.readouterr().err
+    manager = TaskManager(include_path=str(tmp_path), include_defaults=False)
+    model = harness.Model(lm, show_progress=False)
+    expected = lm_eval.simple_evaluate(model, tasks=names, task_manager=manager, log_samples=False)["results"]
+    for name in names:
+        assert metrics[name]["acc"] == expected[name]["acc,none"]
+        assert metrics[name]["acc_norm_stderr"] == pytest.approx(expected[name]["acc_norm_stderr,none"], abs=0.02)
+
+
+def test_a_task_in_two_groups_is_one_line(tmp_path, monkeypatch):
+    from lm_eval.tasks import TaskManager
+
+    import plm_jax
+    from plm_jax.common.errors import UserError
+    from plm_jax.evaluation import harness
+    from tests import golden
+
+    lm = plm_jax.load(golden.FOLDER / "gpt2")
+    task = f"dataset_path: json\ndataset_kwargs: {{data_files: {tmp_path}/rows.jsonl}}\ntest_split: train\n"
+    task += "output_type: loglikelihood\ndoc_to_text: a\ndoc_to_target: b\ntask: mine\n"
+    (tmp_path / "rows.jsonl").write_text('{"a": 1}\n')
+    (tmp_path / "mine.yaml").write_text(task)
+    (tmp_path / "group.yaml").write_text("group: ours\ntask: [mine]\n")
+    monkeypatch.setattr(harness, "TaskManager", functools.partial(TaskManager, include_defaults=False))
+    with pytest.raises(UserError, match=r"Duplicate task 'mine'.*name each task once"):
+        harness.evaluate(lm, ["mine", "ours"], include_path=str(tmp_path), show_progress=False)
 
 
 def test_an_unknown_task_is_one_line(folder):

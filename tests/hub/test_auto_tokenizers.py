@@ -1,14 +1,21 @@
 """What is saved for Hugging Face against transformers' AutoTokenizer: each family with each kind of vocabulary."""
 
+import dataclasses
 import json
+import shutil
 
+import jax
+import numpy as np
 import pytest
 
 transformers = pytest.importorskip("transformers")
 
 import plm_jax  # noqa: E402
-from plm_jax.training import checkpoint_formats  # noqa: E402
-from tests.support import exports  # noqa: E402
+from plm_jax import config  # noqa: E402
+from plm_jax.data import vocabularies  # noqa: E402
+from plm_jax.models import registry  # noqa: E402
+from plm_jax.training import checkpoint_formats, transfer  # noqa: E402
+from tests.support import exports, moods  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -93,3 +100,33 @@ def test_a_published_directory_gives_what_it_gave(family, folder, tmp_path):
         lines = [line for line in exports.corpus("sotu", 2500)[1500:] if line.isascii()]
     theirs, ours = opened(tmp_path / "theirs"), opened(tmp_path / "ours")
     assert ours(list(lines)).input_ids == theirs(list(lines)).input_ids
+
+
+@pytest.mark.parametrize(("family", "kind"), [("gpt2", "gpt2"), ("llama", "tiktoken")])
+@pytest.mark.parametrize("texts", [1, 2])
+def test_a_classifier_of_a_decoder_reads_a_padded_batch_as_single_rows(family, kind, texts, folder, tmp_path):
+    torch = pytest.importorskip("torch")
+    model = exports.pretrained(family, kind, folder)
+    special_ids = {name: i for name, i in model.special_ids.items() if name.startswith(("bos", "eos", "begins"))}
+    form = config.Classes(moods.LABELS, **({"text": "text", "pair": "text"} if texts == 2 else {}))
+    sources = {"mood": config.LabelledJsonLines("mood.jsonl", form, "held_out.jsonl")}
+    page = dataclasses.replace(moods.RUN, data=dataclasses.replace(moods.RUN.data, sources=sources))
+    run = transfer.adapted(page, dataclasses.replace(model, special_ids=special_ids), "source")
+    (tmp_path / "run/vocabulary").mkdir(parents=True)
+    for path in vocabularies.files(run.vocabulary.spec):
+        shutil.copy(path, tmp_path / "run/vocabulary")
+    params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), registry.shapes(run.model))
+    of_run = exports.randomized(checkpoint_formats.of_run(run, params, str(tmp_path / "run")))
+    checkpoint_formats.save(str(tmp_path / "hf"), of_run, "huggingface")
+    tokenizer = opened(tmp_path / "hf", padding_side="right")
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "hf").eval()
+    assert tokenizer.pad_token_id == theirs.config.pad_token_id is not None
+    lines = ["The state of the Union", "is strong", "!", "", "and we stand together, all of us!!"]
+    rows = list(zip(lines, reversed(lines), strict=True)) if texts == 2 else lines
+    lm = plm_jax.load(tmp_path / "hf")
+    with torch.no_grad():
+        batch = theirs(**tokenizer(rows, padding=True, return_tensors="pt")).logits.numpy()
+        single = [theirs(**tokenizer([row], return_tensors="pt")).logits.numpy() for row in rows]
+    np.testing.assert_allclose(batch, np.concatenate(single), atol=1e-5)
+    ours = [lm.logits(tokenizer([row]).input_ids, head="task") for row in rows]
+    np.testing.assert_allclose(batch, np.concatenate(ours), atol=1e-4)

@@ -40,7 +40,15 @@ def directory(request, tmp_path):
     tokenizer().save(str(folder / "tokenizer.json"))
     described = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(described | {"bos_token_id": 29, "eos_token_id": 30}))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": BOS, "eos_token": {"content": EOS}}))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(
+            {
+                "tokenizer_class": "TokenizersBackend",
+                "bos_token": BOS,
+                "eos_token": {"__type": "AddedToken", "content": EOS},
+            }
+        )
+    )
     return folder
 
 
@@ -49,7 +57,7 @@ def test_a_tokenizer_json_alone_is_the_vocabulary(directory):
     assert lm.vocabulary.vocab_size == 31
     assert list(lm.vocabulary.encode("the cat")) == tokenizer().encode("the cat", add_special_tokens=False).ids
     assert lm.vocabulary.decode([29, 28, 26, 2, 0, 19]) == BOS + "the cat"
-    assert lm.special_ids["begins_with_bos"] is True and lm.special_ids["eos_token_id"] == 30
+    assert lm.special_ids["begins_with"] == [29] and lm.special_ids["eos_token_id"] == 30
 
 
 def test_it_goes_where_the_model_goes(directory, tmp_path):
@@ -77,11 +85,12 @@ def test_what_a_tokenizer_json_tells():
     made = tokenizer()
     tell = tokenizer_json.special_ids
     file = made.to_str().encode()
-    assert tell([file], {"bos_token": BOS, "mask_token": None}) == {"bos_token_id": 29, "begins_with_bos": True}
-    assert tell([file], {"bos_token": EOS}) == {"bos_token_id": 30, "begins_with_bos": False}
+    framed = {"begins_with": [29], "ends_with": []}
+    assert tell([file], {"bos_token": BOS, "mask_token": None}) == {"bos_token_id": 29, **framed}
+    assert tell([file], {"bos_token": EOS}) == {"bos_token_id": 30, **framed}
     made.post_processor = tokenizers.processors.ByteLevel()
     made.add_special_tokens(["<extra_id_1>", "<extra_id_0>"])
-    assert tell([made.to_str().encode()], {}) == {"sentinels": 2, "begins_with_bos": False}
+    assert tell([made.to_str().encode()], {}) == {"sentinels": 2, "begins_with": [], "ends_with": []}
     assert tokenizer_json.tokenizer_config(
         [file], {"bos_token_id": 29, "eos_token_id": [30, 5], "pad_token_id": 7}
     ) == {
@@ -114,7 +123,7 @@ def test_a_llama_3_has_a_file_of_tiktokens(tmp_path):
     )
     assert (tmp_path / "hf/tokenizer.model").read_bytes() == path.read_bytes()
     lm = plm_jax.load(tmp_path / "hf")
-    assert lm.special_ids == ids
+    assert lm.special_ids == ids | {"begins_with": [259], "ends_with": []}
     assert list(lm.vocabulary.encode("the the")) == [257, 258]
     assert lm.vocabulary.vocab_size == 262, "the special tokens may be generated"
     assert lm.vocabulary.decode([259, 257, 258, 261]) == "the the"

@@ -212,6 +212,13 @@ def _model(family: str, pad: int):
     return model, jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), registry.shapes(model))
 
 
+def randomized(model: Pretrained, seed: int = 0, scale: float = 1.0, dtype=np.float32) -> Pretrained:
+    """The model with normally distributed parameters."""
+    rng = np.random.default_rng(seed)
+    params = jax.tree.map(lambda leaf: (scale * rng.standard_normal(leaf.shape)).astype(dtype), model.params)
+    return dataclasses.replace(model, params=params)
+
+
 @functools.cache
 def lines(count: int, seed: int = 0) -> tuple[str, ...]:
     """Speeches, a novel, reviews, poems, code and characters at random, each as it is and some with odd spaces."""

@@ -93,3 +93,36 @@ def test_a_source_without_a_vocabulary_is_told(sources, tiny, tmp_path):
             path.unlink()
     with pytest.raises(UserError, match="bare has no vocabulary beside it"):
         transfer.resolve(runs.make(tiny), str(tmp_path / "bare"))
+
+
+@pytest.mark.parametrize("model", ["MODEL", "BERT", "ROBERTA", "T5", "ELECTRA", "ELMO", "stand_in", "short"])
+def test_the_model_of_a_config_that_a_source_replaces_is_not_checked(model, sources, tiny):
+    replaced = {
+        "stand_in": settings.FromCheckpoint(),
+        "short": dataclasses.replace(
+            tiny_config.MODEL,
+            attention=dataclasses.replace(tiny_config.MODEL.attention, position=settings.LearnedPositions(length=4)),
+        ),
+    }
+    page = dataclasses.replace(runs.make(tiny), model=replaced.get(model) or getattr(tiny_config, model))
+    tree = config.to_dict(page)
+    run = transfer.resolve(config.resolve(tree, f"{tiny}/tiny.py", replaces_model=True), str(sources / "run"))
+    own = runs.make(tiny)
+    assert (run.model.kind, run.model.stack, run.objective) == ("decoder", own.model.stack, own.objective)
+    # The checkpoint's model is checked in its place.
+    masked = dataclasses.replace(page, objective=objectives.MaskedLM())
+    with pytest.raises(UserError, match="objective 'masked_lm' trains a model of kind 'encoder'"):
+        page = config.resolve(config.to_dict(masked), f"{tiny}/tiny.py", replaces_model=True)
+        transfer.resolve(page, str(sources / "run"))
+
+
+def test_an_encoder_s_config_trains_a_decoder_with_its_objective(sources, tiny, verb, tmp_path):
+    model = (
+        "--config.model.kind=encoder",
+        "--config.model.embedding.vocab_size=40",
+        "--config.model.embedding.width=8",
+    )
+    command = (f"--config={tiny}/tiny.py:plain", *model, f"--from={sources}/huggingface", f"--workdir={tmp_path}")
+    finished = verb("pretrain", *command, "--config.train.steps=1")
+    assert finished.status == 0, finished.err
+    assert plm_jax.load(str(tmp_path)).config.kind == "decoder"

@@ -53,12 +53,16 @@ class Decoder(Writer):
 
     @property
     def _between_documents(self) -> list[int]:
-        """What stands before a text where nothing begins it; of a model from elsewhere that may be called bos.
+        """Returns the id before a text where nothing begins it: the one that stood between documents.
+
+        For a model from elsewhere, which has no id of that name, it is bos or else eos.
 
         Raises:
           UserError: nothing does.
         """
-        bos = self.lm.special_ids.get("bos_token_id") if self.lm.run is None else None
-        if found := self.eos_ids[:1] if bos is None else [bos]:
-            return found
+        separator = self.lm.special_ids.get("separator_token_id")
+        if separator is None and self.lm.run is None:
+            separator = self.lm.special_ids.get("bos_token_id")
+        if ids := self.eos_ids[:1] if separator is None else [separator]:
+            return ids
         raise UserError("nothing stood before this model's texts, so it starts from no empty prompt: give a first word")

@@ -1,0 +1,57 @@
+"""Files of a Hugging Face directory that conversions copy unchanged, for `transformers` to read the same from a copy.
+
+They hold more than the settings and the vocabulary: added tokens, special tokens around texts, the
+chat template, settings of generation, and fields of `config.json` that have no counterpart here.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from plm_jax.common import storage
+from plm_jax.hub import files, tokenizer_json, vocabulary_files
+from plm_jax.hub.families import CONFIG
+from plm_jax.hub.family import Family
+
+GENERATION = "generation_config.json"
+_TOKENIZER = (
+    tokenizer_json.NAME,
+    vocabulary_files.TOKENIZER,
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+)
+
+
+def find(directory: str | os.PathLike[str], family: Family) -> dict[str, str]:
+    """Returns the paths of the files that a copy of a directory keeps, by name.
+
+    A tokenizer is among them if there is a `tokenizer.json`. Without one, `vocabulary_files.write` makes one from the
+    vocabulary's own file, which `transformers` does not always read as the vocabulary defines it.
+    """
+    present, names = set(storage.names(os.fspath(directory))), {CONFIG, GENERATION}
+    if tokenizer_json.NAME in present:
+        vocabularies = {**tokenizer_json.FILES, **vocabulary_files.files_of(family)}.values()
+        names |= {*_TOKENIZER, *(name for of_scheme in vocabularies for name in of_scheme)}
+    return {name: os.path.join(directory, name) for name in sorted(present & names)}
+
+
+def below(folder: str) -> dict[str, str]:
+    """Returns the paths of the files that `copy` wrote into a folder, by name."""
+    return {name: os.path.join(folder, name) for name in sorted(storage.names(folder))}
+
+
+def copy(hub_files: Mapping[str, str], folder: str) -> None:
+    """Copies files into a folder under their names."""
+    for name, content in files.contents(f":{','.join(hub_files.values())}").items():
+        storage.write(os.path.join(folder, name), content)
+
+
+def config_of(hub_files: Mapping[str, str]) -> dict[str, Any] | None:
+    """Returns the original `config.json`; None for a model from elsewhere."""
+    return files.read_json(hub_files[CONFIG]) if CONFIG in hub_files else None
+
+
+def has_tokenizer(hub_files: Mapping[str, str]) -> bool:
+    """Whether the files include a tokenizer's."""
+    return tokenizer_json.NAME in hub_files

@@ -1,0 +1,79 @@
+"""Log-probabilities for lm-eval's requests, compared with lm-eval's `hf` model, and programs that lm-eval runs."""
+
+import itertools
+import types
+
+import numpy as np
+import pytest
+
+pytest.importorskip("lm_eval")
+
+import plm_jax
+from plm_jax.common.errors import UserError
+from plm_jax.evaluation import harness
+from plm_jax.inference import scoring
+from plm_jax.training import checkpoint_formats
+from tests.support import exports
+
+CONTEXTS = ("", " ", "\n", "  \n ", "The state", "The state of \n", " people")
+CONTINUATIONS = ("The state", " of the Union", "\n  We the people", "a")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("harness")
+
+
+def saved(family, kind, folder, path):
+    """A model of random weights saved for Hugging Face."""
+    model = exports.randomized(exports.pretrained(family, kind, folder), seed=2, scale=0.7)
+    checkpoint_formats.save(str(path), model, "huggingface")
+    return plm_jax.load(path)
+
+
+def requests(pairs):
+    return [types.SimpleNamespace(args=pair) for pair in pairs]
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [("gpt2", "gpt2"), ("openai-gpt", "json"), ("llama", "unigram"), ("t5", "unigram"), ("bart", "roberta")],
+)
+def test_log_probabilities_are_those_of_lm_eval_s_model(family, kind, folder, tmp_path):
+    for needed in ("torch", "transformers", "accelerate"):
+        pytest.importorskip(needed)
+    from lm_eval.models.huggingface import HFLM
+
+    lm = saved(family, kind, folder, tmp_path)
+    theirs = HFLM(pretrained=str(tmp_path), device="cpu", dtype="float32", batch_size=8)
+    pairs = list(itertools.product(CONTEXTS, CONTINUATIONS))
+    # Some continuations that the model itself writes are the greedy ones.
+    prompts = [text[:20].strip() for text in exports.corpus("sotu", 20)]
+    written = zip(prompts, lm.generate(prompts, max_new_tokens=1), strict=True)
+    pairs += [(context, answer) for context, answer in written if answer.strip()]
+    asked = pairs
+    if family in ("gpt2", "openai-gpt"):  # Theirs reads no bos and refuses white space, which begins the text here.
+        asked = [pair if pair[0].strip() else ("", "".join(pair)) for pair in pairs]
+    want = theirs.loglikelihood(requests(asked), disable_tqdm=True)
+    got = harness.Model(lm, show_progress=False).loglikelihood(requests(pairs))
+    np.testing.assert_allclose([score for score, _ in got], [score for score, _ in want], atol=1e-4, rtol=1e-5)
+    assert [greedy for _, greedy in got] == [greedy for _, greedy in want]
+    assert any(greedy for _, greedy in got) or lm.config.has_decoder, family
+
+
+def test_a_decoder_that_fills_blanks_is_asked_for_the_whole_continuation(folder, tmp_path):
+    lm = saved("glm_original", "unigram", folder, tmp_path)
+    pairs = list(itertools.product(CONTEXTS[4:], CONTINUATIONS))
+    want = lm.score(*map(list, zip(*pairs, strict=True)))
+    got = harness.Model(lm, show_progress=False).loglikelihood(requests(pairs))
+    assert [scoring.Score(*pair) for pair in got] == want
+    rows = [lm.strategy.continuation_of_text(*pair) for pair in pairs]
+    moved = [harness.spaces_moved(*pair)[1] for pair in pairs]
+    assert [list(row.targets) for row in rows] == [list(lm.tokenizer.encode(text)) for text in moved]
+
+
+@pytest.mark.parametrize("context", ["", " ", "The state"])
+def test_a_continuation_without_tokens_is_one_line(context, folder, tmp_path):
+    model = harness.Model(saved("gpt2", "gpt2", folder, tmp_path), show_progress=False)
+    with pytest.raises(UserError, match="a continuation has no token of its own"):
+        model.loglikelihood(requests([(context.rstrip(), "")]))

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tqdm
@@ -46,10 +46,10 @@ def make(
         num_documents, has_validation = beam.tokenise(run, name, unsorted, beam_options, skipped, show_progress)
     skipped.check(name)
     if not num_documents:
-        raise UserError(f"source '{name}' has no document with text in it: check its path and field")
+        raise no_rows({name: source})
     own = "validation" in reading.splits(name, source)
     if own and not has_validation:
-        raise UserError(f"source '{name}' has no row in its validation: check config.data.sources.{name}")
+        raise no_rows({name: source}, "validation")
     hold_first = not (own or has_validation) and reading.holds_first(num_documents, run.data.validation_fraction)
     splits = cache.SPLITS if has_validation or hold_first else ("train",)
     size = vocabulary.vocab_size
@@ -59,6 +59,8 @@ def make(
     shutil.rmtree(unsorted)
     counts = {split: writer.close() for split, writer in writers.items()}
     if not counts["train"]["tokens"]:
+        if own:
+            raise no_rows({name: source})
         raise UserError(f"source '{name}' has no document for training: lower config.data.validation_fraction")
     manifest = {
         "identity": wanted,
@@ -75,6 +77,15 @@ def make(
     staleness.note(temporary, source, origin)
     cache.publish(temporary, final, manifest)
     _tell(name, num_documents, counts, skipped, final)
+
+
+def no_rows(sources: Mapping[str, config.Source], split: str = "train") -> UserError:
+    """Returns the error for sources of which no row of a split has text."""
+    field = "path" if split == "train" else split
+    places = (f"'{name}' ({getattr(source, field, '') or split})" for name, source in sources.items())
+    return UserError(
+        f"no row of source {', '.join(places)} has text: give a source with rows, or check the field of the text"
+    )
 
 
 def _tell(name: str, num_documents: int, counts: dict[str, Any], skipped: Skipped, final: str) -> None:

@@ -149,15 +149,19 @@ class Validation:
             raise UserError(f"config.evaluation.select is '{select}', which is not computed: {nearest(metric, known)}")
 
     def selected(self, found: Means) -> float:
-        """Of what was found the value to select by, larger where it is better.
+        """Returns the value to select weights by.
 
         Raises:
-          UserError: it is not there.
+          UserError: it is not computed.
         """
         select = self._run.evaluation.select
         if select not in found:
             raise UserError(f"config.evaluation.select is '{select}', which is not computed: {nearest(select, found)}")
-        return -found[select] if select.endswith(("loss", "mse")) else found[select]
+        return found[select]
+
+    def is_better(self, value: float, than: float) -> bool:
+        """Returns whether one value to select weights by is better than another."""
+        return value < than if self._run.evaluation.select.endswith(("loss", "mse")) else value > than
 
 
 def _step(program: Program):

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from faults_files_cases import Case, copied, garbled
+from faults_files_cases import Case, copied, garbled, reseal
 
 Header = dict[str, Any]
 
@@ -99,6 +99,7 @@ def header(bases: pathlib.Path, folder: pathlib.Path, rng: random.Random) -> Cas
     what = rng.choice(list(CHANGES))
     CHANGES[what](tree, rng.choice(_names(tree)))
     _write(file, tree, body + bytes(8 * (what == "a gap")))
+    reseal(path)
     return Case(f"{path.name}: {what}", True, str(path))
 
 

@@ -218,6 +218,14 @@ DOCUMENTS = (
 )
 
 
+def reseal(folder: pathlib.Path) -> None:
+    """Seals a converted directory as it is now, so that its readers meet more of a bad file than a wrong hash."""
+    from plm_jax.common import sealing
+
+    if (folder / sealing.MANIFEST).exists():
+        sealing.seal(str(folder), {"format": 1})
+
+
 def document(bases: pathlib.Path, folder: pathlib.Path, rng: random.Random) -> Case:
     """A file of JSON is another document."""
     name, file = rng.choice([(name, "config.json") for name in (*HUGGING_FACE, "converted")] + JSON_FILES)
@@ -270,6 +278,7 @@ def setting(bases: pathlib.Path, folder: pathlib.Path, rng: random.Random) -> Ca
     value = rng.choice(ODD)
     _set(tree, at, value)
     (path / file).write_text(json.dumps(tree))
+    reseal(path)
     return Case(f"{name}/{file}: {at} is {str(value)[:50]}", False, str(path))
 
 

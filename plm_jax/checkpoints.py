@@ -1,7 +1,8 @@
 """`python -m plm_jax.checkpoints verify|list|prune DIR`: the checkpoints of a run directory, or one of them.
 
-verify reads all and says which are as they were saved; list says which there are; prune removes those that the run's
-own settings, or the flags, do not keep, after it has verified that the newest one that stays is whole.
+verify reads every file and reports which checkpoints, `best` too, are as they were saved (exit status 2 if one is not);
+list prints step, size, time, and the value of the best weights; prune removes those that the run's settings, or the
+flags, do not keep, after it has verified that the newest one that stays is whole.
 """
 
 from absl import flags
@@ -25,7 +26,7 @@ def main(command: str, directory: str) -> None:
         print(lists.pruned(directory, _KEEP_LAST.value, _KEEP_EVERY.value))
         return
     found = lists.entries(directory, verify=command == "verify")
-    print(lists.table(found))
+    print(lists.verified(found) if command == "verify" else lists.listed(found))
     if damaged := [entry.name for entry in found if entry.damage]:
         raise UserError(
             f"{len(damaged)} of {len(found)} checkpoints cannot be used: {', '.join(damaged)}; a run goes on from the "

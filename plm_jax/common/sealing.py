@@ -15,12 +15,13 @@ from concurrent import futures
 from dataclasses import dataclass
 from typing import Any
 
-from plm_jax.common import storage
+from plm_jax.common import storage, strict_json
 from plm_jax.common.errors import UserError
 
 MANIFEST = "manifest.json"
 _PART = "manifest-part-{}.json"
-_MANIFESTS = re.compile(r"manifest(-part-\d+)?\.json")
+# What is in a folder only until it is sealed.
+_NOT_SEALED = re.compile(rf"manifest(-part-\d+)?\.json|{re.escape(storage.UNFINISHED)}")
 # How long the first process waits for the parts of others; as long as Orbax waits for their files.
 _PARTS_SECONDS = 600.0
 # Read and hashed at once: a bucket answers late, and hashing leaves Python's lock.
@@ -61,7 +62,7 @@ def seal(folder: str, about: Mapping[str, Any], share: Share = Share()) -> None:
       UserError: another process's part did not come, or the store cannot be reached.
       OSError: a file cannot be read or written.
     """
-    files = _hashed(folder, share.of(_paths(folder)))
+    files = _hashed(folder, share.of(path for path in storage.files_below(folder) if not _NOT_SEALED.fullmatch(path)))
     if share.process:
         storage.write(os.path.join(folder, _PART.format(share.process)), json.dumps(files).encode("utf-8"))
         return
@@ -80,12 +81,15 @@ def read(folder: str) -> dict[str, Any]:
       DamagedError: there is none, or it is damaged.
       OSError: it cannot be read.
     """
+    path = os.path.join(folder, MANIFEST)
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise DamagedError(f"its {MANIFEST} is not a file")
     try:
-        data = storage.read(os.path.join(folder, MANIFEST))
+        data = storage.read(path) if storage.size(path) <= strict_json.MOST_BYTES else b""
     except FileNotFoundError:
         raise DamagedError(f"it has no {MANIFEST}") from None
     try:
-        content = json.loads(data)
+        content = strict_json.loads(data)
         del content["sha256"]
         # To the byte: nothing in the file may change unseen, not even what nobody reads.
         if _encoded(content) == data and all(_is_entry(entry) for entry in content["files"].values()):
@@ -95,26 +99,33 @@ def read(folder: str) -> dict[str, Any]:
     raise DamagedError(f"its {MANIFEST} is damaged")
 
 
-def verify(folder: str, below: Sequence[str] = ("",), share: Share = Share()) -> dict[str, Any]:
-    """What the manifest of a folder says, once its files are found to be as it says.
+def verify(
+    folder: str, below: Sequence[str] = ("",), share: Share = Share(), outside: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Returns the manifest of a folder after it has compared the folder's files with it.
 
     Args:
       below: only files whose paths begin with one of these.
+      outside: no files whose paths begin with one of these.
 
     Raises:
       DamagedError: it names what is wrong.
       OSError: a file cannot be read.
     """
-    manifest, below = read(folder), tuple(below)
-    sealed = {path: entry for path, entry in manifest["files"].items() if path.startswith(below)}
-    there = {path for path in _paths(folder) if path.startswith(below)}
-    others = [path for path in storage.files_below(folder, regular=False) if path.startswith(below)]
+    manifest, below, outside = read(folder), tuple(below), tuple(outside)
+
+    def covers(path: str) -> bool:
+        return path.startswith(below) and not path.startswith(outside)
+
+    sealed = {path: entry for path, entry in manifest["files"].items() if covers(path)}
+    there = set(filter(covers, storage.files_below(folder))) - {MANIFEST}
+    others = filter(covers, storage.files_below(folder, regular=False))
     wrong = [f"{path} is missing" for path in sealed if path not in there]
     wrong += [f"{path} was added" for path in sorted({*there, *others} - sealed.keys())]
-    for path, (size, digest) in _hashed(folder, [path for path in share.of(sealed) if path in there]).items():
+    sizes = {path: sealed[path][0] for path in share.of(sealed) if path in there}
+    for path, (size, digest) in _hashed(folder, list(sizes), sizes).items():
         if [size, digest] != sealed[path]:
-            cut = f" has {size:,} bytes and not {sealed[path][0]:,}"
-            wrong.append(path + (cut if size != sealed[path][0] else " is damaged"))
+            wrong.append(path + (f" has {size:,} bytes and not {sizes[path]:,}" if digest is None else " is damaged"))
     if wrong:
         more = f" and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
         raise DamagedError(", ".join(wrong[:_NAMED]) + more)
@@ -131,17 +142,13 @@ def _encoded(content: Mapping[str, Any]) -> bytes:
     return json.dumps({"sha256": digest, **content}, indent=1).encode("utf-8")
 
 
-def _paths(folder: str) -> list[str]:
-    """The files in a folder, by their paths in it, without manifests."""
-    return [path for path in storage.files_below(folder) if not _MANIFESTS.fullmatch(path)]
-
-
-def _hashed(folder: str, paths: Sequence[str]) -> dict[str, list]:
-    """[bytes, SHA-256] by path."""
+def _hashed(folder: str, paths: Sequence[str], sizes: Mapping[str, int] | None = None) -> dict[str, list]:
+    """Returns [bytes, SHA-256] by path; a file that has not the size in `sizes` is not read, and its hash is None."""
 
     def entry(path: str) -> list:
         whole = os.path.join(folder, path)
-        return [storage.size(whole), storage.sha256(whole)]
+        size = storage.size(whole)
+        return [size, storage.sha256(whole) if sizes is None or size == sizes[path] else None]
 
     with futures.ThreadPoolExecutor(_THREADS, "hashing") as pool:
         return dict(zip(paths, pool.map(entry, paths), strict=True))

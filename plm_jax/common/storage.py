@@ -28,6 +28,10 @@ from plm_jax.common.errors import UserError
 # Orbax opens paths with etils, which takes TensorFlow for gs:// wherever it is installed; a training process must not.
 os.environ["EPATH_USE_TF"] = "false"
 
+# A file in a folder that is being written, and the end of the name of a file that is.
+UNFINISHED = ".unfinished"
+_TEMPORARY = r"\.[0-9a-f]{16}\.tmp"
+
 # What stores say of an object that changes when it does, hashes first: a copy has other times. Times come last: an
 # object that was written twice within one of their units keeps them.
 _MARKS = (
@@ -251,7 +255,8 @@ def create(path: str, data: bytes) -> None:
 def writing(path: str) -> Iterator[BinaryIO]:
     """A file of any size, to be written piece by piece: it is there at the end, whole, after an error not at all.
 
-    A remote one is uploaded at the end. Raises as `write`.
+    A remote one is uploaded at the end. What a process that was killed while it wrote the same file has left is
+    removed. Raises as `write`.
     """
     if is_remote(path):
         with tempfile.TemporaryDirectory() as folder:
@@ -265,17 +270,100 @@ def writing(path: str) -> Iterator[BinaryIO]:
     os.makedirs(folder, exist_ok=True)
     with contextlib.suppress(FileNotFoundError):
         refuse_special(path)
-    # A name that nobody can put a link at before.
-    temporary = f"{path}.{secrets.token_hex(8)}.tmp"
+    _remove_abandoned(path)
+    file = _temporary(path)
     try:
-        with open(temporary, "xb") as file:
+        with file:
             yield file
             sync(file)
-        os.replace(temporary, path)
+            os.replace(file.name, path)
     except BaseException:
-        remove(temporary)
+        remove(file.name)
         raise
     sync_folder(folder)
+
+
+def _temporary(path: str) -> BinaryIO:
+    """Opens a new file beside a path, with a lock that tells other processes that its writer lives."""
+    while True:
+        # A name that nobody can put a link at before.
+        file = open(f"{path}.{secrets.token_hex(8)}.tmp", "xb")  # noqa: SIM115
+        with contextlib.suppress(OSError):  # Some network disks have no locks.
+            fcntl.flock(file, fcntl.LOCK_EX)
+        if _is_at(file.name, file):  # Else another process took it for abandoned before it was locked.
+            return file
+        file.close()
+
+
+def _remove_abandoned(path: str) -> None:
+    """Removes the files that processes which were killed while they wrote a path have left beside it."""
+    folder, name = os.path.split(os.path.abspath(path))
+    for other in names(folder):
+        if re.fullmatch(re.escape(name) + _TEMPORARY, other):
+            temporary = os.path.join(folder, other)
+            with contextlib.suppress(OSError, UserError), open_binary(temporary) as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.remove(temporary)
+
+
+def check_new_folder(folder: str) -> None:
+    """Refuses a folder for `writing_folder` that has files in it, except those that a killed process has left.
+
+    Raises:
+      UserError: the folder is not empty, or it is a file.
+    """
+    present = names(folder)
+    if (present and UNFINISHED not in present) or os.path.isfile(folder):
+        raise UserError(f"{folder} is not empty: give a new folder, or empty it")
+
+
+@contextlib.contextmanager
+def writing_folder(folder: str) -> Iterator[None]:
+    """Marks a new folder as unfinished while its files are written; after an error they are removed again.
+
+    Raises:
+      UserError: as `check_new_folder`, or another process of this machine writes in it.
+    """
+    was_there = exists(folder)
+    check_new_folder(folder)
+    with contextlib.ExitStack() as stack:
+        marker = os.path.join(folder, UNFINISHED)
+        if is_remote(folder):
+            write(marker, b"")
+        else:
+            stack.enter_context(_locked_marker(folder, marker))
+        try:
+            _empty(folder)
+            yield
+            remove(marker)
+        except BaseException:
+            _empty(folder)
+            remove(marker if was_there else folder)
+            raise
+
+
+def _locked_marker(folder: str, marker: str) -> BinaryIO:
+    """Opens the mark that a killed process has left, or makes one in an empty folder, and locks it."""
+    try:
+        if not os.path.exists(marker):
+            create(marker, b"")
+            if names(folder) != [UNFINISHED]:  # Another process has filled it since the check.
+                remove(marker)
+                raise FileExistsError
+        file = open_binary(marker)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not _is_at(marker, file):
+            raise FileNotFoundError
+        return file
+    except (FileExistsError, FileNotFoundError, BlockingIOError):
+        raise UserError(f"another process writes {folder}: wait until it has ended, or give a new folder") from None
+
+
+def _empty(folder: str) -> None:
+    """Removes everything in a folder except the mark that it is unfinished."""
+    for name in names(folder):
+        if name != UNFINISHED:
+            remove(os.path.join(folder, name))
 
 
 def append(path: str, data: bytes) -> None:

@@ -3,6 +3,7 @@
     checkpoints/STEP            what `checkpoints.Checkpoints` saved, sealed by its manifest
     checkpoints/best            the weights that `evaluation.select` keeps
     checkpoints/STEP.damaged    one that was found damaged; nothing takes it for a checkpoint and nothing removes it
+    checkpoints/best.damaged    the same for `best`
 
 On a disk a checkpoint is written beside its place and renamed once it is sealed; in a bucket its manifest ends it.
 Whoever reads one of this machine holds a lock on it, with which it is not removed.
@@ -22,10 +23,9 @@ from jax.experimental import multihost_utils
 
 from plm_jax.common import progress, sealing, storage
 from plm_jax.common.errors import UserError, one_line
+from plm_jax.training import run_directory
 
-# Those of format 1 have no manifest.
 FORMAT = 2
-_READABLE = (1, FORMAT)
 BEST = "best"
 # What is being written, what is being removed, and what was found damaged, after the name of the checkpoint.
 UNSEALED, REMOVED, DAMAGED = ".unsealed", ".removed", ".damaged"
@@ -51,9 +51,8 @@ def absolute(path: str) -> epath.Path:
 def finished(directory: epath.Path) -> list[int]:
     """The steps of the finished checkpoints in a folder, ascending; in a bucket, unfinished ones lie beside them."""
     steps = storage.numbers(str(directory))
-    if storage.is_remote(str(directory)):  # Of format 1 Orbax's own file is the end.
-        ends = (sealing.MANIFEST, "commit_success.txt")
-        steps = [step for step in steps if any((directory / str(step) / end).exists() for end in ends)]
+    if storage.is_remote(str(directory)):
+        steps = [step for step in steps if (directory / str(step) / sealing.MANIFEST).exists()]
     return steps
 
 
@@ -82,61 +81,57 @@ def read_meta(checkpoint: epath.Path) -> dict[str, Any]:
         meta = dict(json.loads(storage.read(str(checkpoint.joinpath(*_META)))))
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise damaged(checkpoint, one_line(error)) from error
-    if meta.get("format") not in _READABLE:
+    if meta.get("format") != FORMAT:
         raise UserError(
-            f"checkpoint {checkpoint} has format {meta.get('format')}: this version reads "
-            f"{' and '.join(map(str, _READABLE))}, upgrade plm_jax"
+            f"checkpoint {checkpoint} has format {meta.get('format')}: this version reads {FORMAT}, upgrade plm_jax"
         )
     if type(meta.get("step")) is not int or not isinstance(meta.get("config"), dict):
         raise damaged(checkpoint, f"its {'/'.join(_META)} has no step or no config")
     return meta
 
 
-def checked(checkpoint: epath.Path, below: Sequence[str] = ("",)) -> dict[str, Any]:
-    """The `meta` of a checkpoint, once its files are found to be as they were saved.
+def checked(checkpoint: epath.Path, below: Sequence[str] = ("",), outside: Sequence[str] = ()) -> dict[str, Any]:
+    """Returns the `meta` of a checkpoint after it has compared the checkpoint's files with its manifest.
 
-    Each process of a job reads the files that it wrote.
+    Each process of a job reads the files that it wrote. A checkpoint in a run directory must be that run's.
 
     Args:
       below: only files whose paths in the checkpoint begin with one of these, and `meta`.
+      outside: no files whose paths begin with one of these.
 
     Raises:
-      UserError: they are not, or the format is unknown.
+      UserError: it is damaged or another run's, or the format is unknown.
     """
-    meta = read_meta(checkpoint)
-    if meta["format"] == 1:
-        return meta
     with progress.doing(f"verifying {checkpoint}"):
-        manifest = manifest_of(checkpoint, (*below, "meta/"))
-    name = checkpoint.name if checkpoint.parent.name == "checkpoints" else manifest["checkpoint"]
+        manifest = manifest_of(checkpoint, (*below, "meta/"), outside)
+    meta, is_in_run = read_meta(checkpoint), checkpoint.parent.name == "checkpoints"
+    name = checkpoint.name.removesuffix(REMOVED) if is_in_run else manifest["checkpoint"]
     if (manifest["checkpoint"], manifest["step"], manifest["format"]) != (name, meta["step"], meta["format"]):
         raise damaged(checkpoint, f"it was saved as {manifest['checkpoint']}, of step {manifest['step']}")
+    workdir = checkpoint.parent.parent
+    run_id = run_directory.read_id(str(workdir)) if is_in_run else None
+    if run_id not in (None, meta.get("run_id")):
+        raise damaged(checkpoint, f"it belongs to run {meta.get('run_id')}, {workdir} to run {run_id}")
     return meta
 
 
-def manifest_of(checkpoint: epath.Path, below: Sequence[str] = ()) -> dict[str, Any]:
-    """What the manifest of a checkpoint of format 2 says, once some of its files are found to be as it says.
+def manifest_of(checkpoint: epath.Path, below: Sequence[str] = (), outside: Sequence[str] = ()) -> dict[str, Any]:
+    """Returns the manifest of a checkpoint after it has compared some of the checkpoint's files with it.
 
     Args:
-      below: files whose paths begin with one of these.
+      below, outside: the files, as in `checked`.
 
     Raises:
-      UserError: they are not, or it is damaged.
+      UserError: they are not as they were saved, or the manifest is damaged.
     """
     try:
-        manifest = sealing.verify(str(checkpoint), below, share())
+        manifest = sealing.verify(str(checkpoint), below, share(), outside)
     except (sealing.DamagedError, OSError) as error:
         raise damaged(checkpoint, one_line(error)) from error
     kinds = {"checkpoint": str, "step": int, "format": int, "sealed": float}
     if not all(type(manifest.get(name)) is kind for name, kind in kinds.items()) or not 0 <= manifest["sealed"] < 2**40:
         raise damaged(checkpoint, f"its {sealing.MANIFEST} is none of a checkpoint")
     return manifest
-
-
-def unsealed_note(checkpoint: epath.Path, meta: dict[str, Any]) -> list[str]:
-    """What is to be said of a checkpoint that nothing can tell to be damaged."""
-    unsealed = meta["format"] == 1
-    return [f"checkpoint {checkpoint} is of format 1, without checksums: damage would not be noticed"] * unsealed
 
 
 def damaged(checkpoint: epath.Path, reason: str) -> sealing.DamagedError:
@@ -167,18 +162,40 @@ def newest_good(directory: epath.Path, refuse: bool) -> Good | None:
     """
     steps, worse = finished(directory), {}
     for step in reversed(steps):
-        checkpoint, meta, found = directory / str(step), None, None
-        try:
-            meta = checked(checkpoint)
-        except sealing.DamagedError as error:
-            found = error
-        if not anywhere(found is not None):
+        checkpoint = directory / str(step)
+        meta, damage = checked_everywhere(checkpoint)
+        if damage is None:
             return Good(checkpoint, meta, worse)
-        found = found or damaged(checkpoint, "another process says which file")
         if refuse or step == steps[0]:
-            raise found
-        worse[step] = found.reason
+            raise damage
+        worse[step] = damage.reason
     return None
+
+
+def checked_everywhere(checkpoint: epath.Path) -> tuple[dict[str, Any], None] | tuple[None, sealing.DamagedError]:
+    """Returns the `meta` of a checkpoint, or why it is damaged; all processes of a job call it, and agree.
+
+    Raises:
+      UserError: the format is unknown.
+    """
+    meta, damage = None, None
+    try:
+        meta = checked(checkpoint)
+    except sealing.DamagedError as error:
+        damage = error
+    if anywhere(damage is not None):
+        return None, damage or damaged(checkpoint, "a file that another process wrote has changed")
+    return meta, None
+
+
+def find_best(directory: epath.Path) -> epath.Path | None:
+    """Returns the folder of the best weights, None where there is none; all processes of a job call it, and agree.
+
+    Where a save was cut off between its two renames, `clear` gives the weights before it their name again.
+    """
+    names = [name for name in (BEST, BEST + REMOVED) if (directory / name).exists()]
+    name = broadcast(names[:1])
+    return directory / name[0] if name else None
 
 
 def anywhere(here: bool) -> bool:
@@ -186,6 +203,16 @@ def anywhere(here: bool) -> bool:
     if jax.process_count() == 1:
         return here
     return bool(np.any(multihost_utils.process_allgather(np.array(here))))
+
+
+def broadcast(value: Any) -> Any:
+    """Returns the value that the job's first process calls it with, which JSON must be able to hold."""
+    if jax.process_count() == 1:
+        return value
+    data = np.frombuffer(json.dumps(value).encode("utf-8"), np.uint8)
+    size = int(multihost_utils.broadcast_one_to_all(np.int32(len(data))))
+    data = multihost_utils.broadcast_one_to_all(np.resize(data, size))
+    return json.loads(np.asarray(data, np.uint8).tobytes())
 
 
 def share() -> sealing.Share:

@@ -6,6 +6,7 @@ A converted directory is what weights are kept and passed on as, whatever they c
     model.safetensors  the parameters under our own paths, layers stacked; or shards of it with an index
     vocabulary/        the vocabulary's files
     huggingface/       of a model from Hugging Face the files that a copy for it keeps unchanged
+    manifest.json      the hash of every file, written last (`common.sealing`)
 
 Safetensors and not Orbax, because it is read and written one tensor at a time with nothing but seeks, so from a bucket
 too, and because every other framework opens it.
@@ -16,15 +17,15 @@ import dataclasses
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import flax
 import jax
 
 from plm_jax import config
-from plm_jax.common import special_ids, storage, users
-from plm_jax.common.errors import UserError, nearest
+from plm_jax.common import progress, sealing, special_ids, storage, users
+from plm_jax.common.errors import UserError, nearest, one_line
 from plm_jax.hub import elmo, files, hub_files, huggingface, sizes
 from plm_jax.hub.pretrained import Pretrained
 from plm_jax.models import registry
@@ -50,6 +51,13 @@ def opened(path: str | os.PathLike[str] | tuple[str, str]) -> Iterator[Pretraine
     Raises:
       UserError: there is no such path, it holds no model, or a file of it is missing or damaged.
     """
+    with _opened(path) as pretrained:
+        yield pretrained
+
+
+@contextlib.contextmanager
+def _opened(path: str | os.PathLike[str] | tuple[str, str], unverified: Sequence[str] = ()) -> Iterator[Pretrained]:
+    """As `opened`; of a converted directory files whose names begin with one of `unverified` are not hashed."""
     if isinstance(path, tuple):
         yield elmo.read(*map(storage.absolute, map(os.fspath, path)))
         return
@@ -60,7 +68,8 @@ def opened(path: str | os.PathLike[str] | tuple[str, str]) -> Iterator[Pretraine
         if not (pair := elmo.find(folder)):
             raise UserError(f"{path} has no {CONFIG}: {_WANTED}")
         yield elmo.read(*pair)
-    elif "format" in described:
+    elif "format" in described or storage.exists(os.path.join(folder, sealing.MANIFEST)):
+        _verify(folder, unverified)
         _check_format(folder, described)
         with files.opened(folder) as tensors:
             with sizes.described_by(os.path.join(folder, CONFIG)):
@@ -77,7 +86,7 @@ def described(path: str) -> Pretrained:
     if workdir:
         meta = folders.checked(folders.newest(folder), ["meta/"])
         return of_run(config.from_saved(meta["config"], meta.get("modules")), {}, workdir, meta)
-    with opened(path) as pretrained:
+    with _opened(path, ["model"]) as pretrained:
         return dataclasses.replace(pretrained, params={})
 
 
@@ -117,9 +126,8 @@ def convert(path: str, target: str, format: str) -> str:
     Raises:
       UserError: as `opened` and `save`, or the folder is not empty.
     """
-    if storage.names(target) or os.path.isfile(target):
-        raise UserError(f"{target} is not empty: give a new folder, or empty it")
-    with opened(path) as pretrained:
+    storage.check_new_folder(target)
+    with opened(path) as pretrained, storage.writing_folder(target):
         save(target, pretrained, format)
         return f"{storage.absolute(target)}: {_summary(pretrained)}"
 
@@ -210,7 +218,8 @@ def _moved(spec: str, folder: str) -> str:
 
 def _write(directory: str, pretrained: Pretrained) -> None:
     vocabulary = pretrained.vocabulary
-    storage.remove(os.path.join(directory, CONFIG))
+    for name in (sealing.MANIFEST, CONFIG):
+        storage.remove(os.path.join(directory, name))
     files.write(directory, {path: files.Content.of(leaf) for path, leaf in pretrained.flat().items()})
     for name, content in files.contents(vocabulary or "").items():
         storage.write(os.path.join(directory, "vocabulary", name), content)
@@ -227,6 +236,15 @@ def _write(directory: str, pretrained: Pretrained) -> None:
         "step": pretrained.step,
     }
     files.write_json(os.path.join(directory, CONFIG), described)
+    sealing.seal(directory, {"format": FORMAT})
+
+
+def _verify(folder: str, unverified: Sequence[str]) -> None:
+    try:
+        with progress.doing(f"verifying {folder}"):
+            sealing.verify(folder, outside=unverified)
+    except (sealing.DamagedError, OSError) as error:
+        raise UserError(f"{folder} is damaged ({one_line(error)}): convert again, or use a copy of it") from error
 
 
 def _tell_changed(folder: str, modules: users.Record | None, settings: Any) -> None:

@@ -4,6 +4,8 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from etils import epath
+
 from plm_jax import config
 from plm_jax.common import sealing
 from plm_jax.common.errors import UserError
@@ -11,18 +13,26 @@ from plm_jax.training import checkpoint_folders as folders
 
 
 class Entry(NamedTuple):
-    """A checkpoint: its name, step, when it was sealed (seconds since 1970; None: unknown), size in bytes, damage."""
+    """A checkpoint.
+
+    Attributes:
+      sealed: when it was, in seconds since 1970; None: unknown.
+      size, files: how many bytes and files it has.
+      selected: of the best weights the metric and its value.
+      damage: why it cannot be used; None: it can, as far as was checked.
+    """
 
     name: str
-    step: int | None
-    sealed: float | None
-    size: int
-    damage: str | None
-    note: str
+    step: int | None = None
+    sealed: float | None = None
+    size: int = 0
+    files: int = 0
+    selected: str = ""
+    damage: str | None = None
 
 
 def entries(path: str, verify: bool) -> list[Entry]:
-    """The checkpoints of a run directory, or the one at a path; without `verify` only their manifests are read.
+    """Returns the checkpoints of a run directory, or the one at a path; `verify` compares all files with the manifests.
 
     Raises:
       UserError: there are none.
@@ -38,32 +48,41 @@ def entries(path: str, verify: bool) -> list[Entry]:
     return [_entry(directory / name, verify) for name in names]
 
 
-def _entry(checkpoint, verify: bool) -> Entry:
-    step, sealed, size, damage, note = None, None, 0, None, ""
+def _entry(checkpoint: epath.Path, verify: bool) -> Entry:
     try:
         meta = folders.checked(checkpoint, [""] if verify else ["meta/"])
-        step = meta["step"]
-        if meta["format"] == 1:
-            note = "format 1, without checksums"
-        else:
-            manifest = folders.manifest_of(checkpoint)
-            size, sealed = sum(length for length, _ in manifest["files"].values()), manifest["sealed"]
+        manifest = folders.manifest_of(checkpoint)
     except sealing.DamagedError as error:
-        damage = f"damaged: {error.reason}"
+        return Entry(checkpoint.name, damage=f"damaged: {error.reason}")
     except UserError as error:
-        damage = str(error)
-    return Entry(checkpoint.name, step, sealed, size, damage, note)
+        return Entry(checkpoint.name, damage=str(error))
+    selected = meta.get("selected") if checkpoint.name == folders.BEST else None
+    return Entry(
+        checkpoint.name,
+        meta["step"],
+        manifest["sealed"],
+        sum(size for size, _ in manifest["files"].values()),
+        len(manifest["files"]),
+        f"{selected['by']} {selected['value']:.6g}" if selected else "",
+    )
 
 
-def table(found: Sequence[Entry]) -> str:
-    """A line for each."""
+def listed(found: Sequence[Entry]) -> str:
+    """Returns a line for each checkpoint: step, size, when it was sealed, and the value of the best weights."""
     lines = []
     for entry in found:
-        when = "" if entry.sealed is None else time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(entry.sealed))
-        step = "" if entry.step is None or entry.name == str(entry.step) else f"step {entry.step}"
-        told = entry.damage or entry.note or f"{entry.size / 1e6:,.1f} MB"
-        lines.append("  ".join(cell for cell in (f"{entry.name:>10}", step, when, told) if cell))
+        cells = [f"{entry.name:>10}"]
+        if entry.damage is None:
+            sealed = time.strftime("sealed %Y-%m-%d %H:%M:%S UTC", time.gmtime(entry.sealed))
+            cells += [f"step {entry.step}", f"{entry.size / 1e6:,.1f} MB", sealed, entry.selected]
+        lines.append("  ".join(filter(None, [*cells, entry.damage])))
     return "\n".join(lines)
+
+
+def verified(found: Sequence[Entry]) -> str:
+    """Returns a line for each checkpoint that says whether it is whole."""
+    whole = (f"whole: {entry.files:,} files have the hashes of their manifest" for entry in found)
+    return "\n".join(f"{entry.name:>10}  {entry.damage or line}" for entry, line in zip(found, whole, strict=True))
 
 
 def pruned(workdir: str, keep_last: int | None, keep_every: int | None) -> str:

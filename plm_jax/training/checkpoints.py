@@ -1,13 +1,13 @@
 """Checkpoints of a run: Orbax, asynchronous, sharded, restorable on any mesh, and sealed.
 
 A checkpoint holds `params` alone, so that a reader of weights need not know the optimizer; `training` (the rest of the
-train state); `meta`: format, step, config, the identities of vocabulary and caches, the stages as they were read
-and the next example, phase, mesh, versions; and the manifest of all its files (`common.sealing`).
+train state); `meta`: format, step, config, the identities of run, vocabulary and caches, the stages as they were read
+and the next example, phase, mesh, versions, which weights were best so far; and the manifest of all its files
+(`common.sealing`).
 """
 
 import contextlib
 import functools
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -45,10 +45,10 @@ class Checkpoints:
     A save that fails leaves the checkpoints as they were, and `failure` says why.
     """
 
-    def __init__(self, workdir: str, settings: config.Checkpoint, base: int = 0):
-        """`base` is as of `folders.retained`."""
+    def __init__(self, workdir: str, settings: config.Checkpoint, base: int = 0, run_id: str | None = None):
+        """`base` is as of `folders.retained`, `run_id` the identity of the run, which each checkpoint records."""
         self.directory = folders.of_run(workdir)
-        self._settings, self._base = settings, base
+        self._settings, self._base, self._run_id = settings, base, run_id
         self._is_remote = storage.is_remote(str(self.directory))
         self._saver = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler())
         self._saving: threading.Thread | None = None
@@ -71,11 +71,16 @@ class Checkpoints:
         """Begins to save the state after `step` steps; the arrays are copied before this returns."""
         self._begin(str(step), step, meta, params=state.params, training=_rest(state))
 
-    def save_best(self, step: int, params: Any, meta: dict[str, Any]) -> None:
-        """Saves weights in the place of the best ones so far, and waits for it; `meta` as of `save`."""
+    def save_best(self, step: int, params: Any, meta: dict[str, Any]) -> bool:
+        """Replaces the best weights so far and waits for it; returns whether that succeeded. `meta` as of `save`."""
         with progress.doing("writing the best checkpoint"):
+            self.wait()
+            before, self._failure = self._failure, None
             self._begin(folders.BEST, step, meta, params=params)
             self.wait()
+            is_saved = self._failure is None
+            self._failure = self._failure or before
+        return is_saved
 
     def wait(self) -> None:
         """Waits for the save under way."""
@@ -93,14 +98,6 @@ class Checkpoints:
         told, self._left = self._left, None
         return told
 
-    def best(self) -> dict[str, Any] | None:
-        """The `meta` of the best weights so far; None: there are none, or they are damaged."""
-        try:
-            meta = folders.checked(self.directory / folders.BEST)
-        except UserError:
-            meta = None
-        return None if folders.anywhere(meta is None) else meta
-
     def restore(self, step: int, abstract: TrainState) -> TrainState:
         """The state of a checkpoint, laid out as `abstract` (shapes with shardings) says.
 
@@ -113,7 +110,8 @@ class Checkpoints:
         self.wait()
         place = self.directory / (name if self._is_remote else name + folders.UNSEALED)
         items = {key: ocp.args.StandardSave(tree) for key, tree in trees.items()}
-        items["meta"] = ocp.args.JsonSave({"format": folders.FORMAT, "step": step, **meta})
+        about = {"format": folders.FORMAT, "step": step, "run_id": self._run_id}
+        items["meta"] = ocp.args.JsonSave(about | meta)
         with self._noting_failure(name):
             self._saver.save(place, args=ocp.args.Composite(**items), force=True)
             self._saving = threading.Thread(target=self._finish, args=(place, name, step), name="saving")
@@ -209,12 +207,11 @@ def load_params(path: str) -> Loaded:
 
 
 def _loaded(checkpoint: epath.Path, hold: Any) -> Loaded:
-    meta = folders.checked(checkpoint, ["params/"])
-    for note in folders.unsealed_note(checkpoint, meta):
-        print(note, file=sys.stderr, flush=True)
+    meta = folders.checked(checkpoint, outside=["training/"])
     run = config.from_saved(meta["config"], meta.get("modules"))
-    with _damage_named(checkpoint), ocp.StandardCheckpointer() as checkpointer:
-        tree = checkpointer.metadata(checkpoint / "params").item_metadata.tree
+    # A checkpointer would log that `params` has no metadata of a whole checkpoint.
+    with _damage_named(checkpoint), contextlib.closing(ocp.StandardCheckpointHandler()) as handler:
+        tree = handler.metadata(checkpoint / "params").tree
 
     # Query, key and value, which some families of Hugging Face's keep in one tensor, are read once each.
     @functools.lru_cache(maxsize=3)

@@ -106,14 +106,17 @@ class Ledger:
         """Batches; while the devices have nothing to do the time that they take is that of the part `data`."""
         batches = iter(batches)
         while True:
-            began = self._clock()
             with self.spending("data"):
+                with self._lock:
+                    began, before = self._at, self._seconds["data"]
                 batch = next(batches, None)
             if batch is None:
                 return
             with self._lock:
-                busy = min(self._at - began, max(0.0, self._running.until(self._at) - began))
-                self._seconds["data"] -= busy
+                waited = self._at - began
+                busy = min(waited, max(0.0, self._running.until(self._at) - began))
+                # Not a difference of sums, whose rounding could make it less than it was before.
+                self._seconds["data"] = before + (waited - busy)
                 self._seconds["steps"] += busy
             yield batch
 

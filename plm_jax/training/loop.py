@@ -19,6 +19,7 @@ from plm_jax.data.reader import Reader, blank_batch, digest_hex
 from plm_jax.data.sources import task_mixtures
 from plm_jax.losses.loss import untrained_heads
 from plm_jax.models import registry
+from plm_jax.training import checkpoint_folders as folders
 from plm_jax.training import (
     epochs,
     flops,
@@ -27,6 +28,7 @@ from plm_jax.training import (
     profiling,
     resume,
     run_directory,
+    selection,
     spikes,
     trainable,
     warm_start,
@@ -79,11 +81,12 @@ def pretrain(
     tasks = TaskEvaluation(run, workdir)
     run_directory.read(workdir)
     resumed = resume.find(run, workdir, refuse_damaged)
+    best = selection.read_start(run, workdir, resumed, refuse_damaged)
     trainer = Trainer(run, resumed=resumed)
-    notes, changes = [], []
+    notes, changes = list(best.notes), []
     if resumed:
         changes = trainer.changes()
-        notes = resumed.notes(run, changes)
+        notes = [*resumed.notes(run, changes), *notes]
         if is_first and (resumed.step == run.train.steps or any(change.refused for change in changes)):
             print(*notes, sep="\n", end="\n" if notes else "", file=sys.stderr)
             notes = []
@@ -97,13 +100,15 @@ def pretrain(
     # Only now: a mistake leaves nothing behind. The tasks of the last checkpoint are scored when the run has ended.
     with tasks, workdir_lock.held(workdir), Interruption(run.checkpoint.grace_seconds) as interruption:
         resume.take(resumed, workdir)
-        _train(trainer, workdir, resumed, (notes, changes), began, interruption, tasks)
+        notes += selection.set_aside(best)
+        _train(trainer, workdir, resumed, best, (notes, changes), began, interruption, tasks)
 
 
 def _train(
     trainer: "Trainer",
     workdir: str,
     resumed: resume.Resumed | None,
+    best: selection.Start,
     told: tuple[list[str], list[resume.Change]],
     began: float,
     interruption: Interruption,
@@ -112,11 +117,13 @@ def _train(
     """Trains in a run directory that this job holds; `told` are what is to be said, and what changed."""
     run, (notes, changes), is_first = trainer.run, told, jax.process_index() == 0
     described = run_directory.read(workdir) or {}
+    run_id = described.get("run_id") or (resumed and resumed.meta.get("run_id")) or run_directory.new_id()
+    run_id = folders.broadcast(run_id)
     ledger = Ledger(max(0.0, time.time() - began))
     place = jax.process_index(), jax.process_count()
     heartbeat = Heartbeat(workdir, ledger, began, run.train.stall_minutes, *place)
     base = run.checkpoint.save_every if run.train.incidents.spikes == "roll_back" else 0
-    with heartbeat, Checkpoints(workdir, run.checkpoint, base) as checkpoints:
+    with heartbeat, Checkpoints(workdir, run.checkpoint, base, run_id) as checkpoints:
         state, started = trainer.start(checkpoints)
         first_step = int(state.step)
         logged_every = (resumed.before if resumed else run).train.log_every
@@ -124,14 +131,18 @@ def _train(
         with telemetry or contextlib.nullcontext(), heard(telemetry.say if telemetry else lambda line: None):
             if telemetry:
                 start = run_directory.start(first_step, [change[:3] for change in changes])
-                run_directory.write(workdir, run, trainer.mesh.shape, [*described.get("history", []), start])
+                run_directory.write(workdir, run_id, run, trainer.mesh.shape, [*described.get("history", []), start])
                 for note in [*notes, *started, *trainer.notes(), *trainer.reader.notes(), *trainer.validation.notes()]:
                     telemetry.say(note)
                 sink = weights_and_biases.Sink(run, workdir, telemetry.say)
                 telemetry.pass_on(sink.write, sink.close)
             saving = Saving(run.checkpoint, checkpoints, telemetry, interruption, f"{workdir}/{first_step}", tasks)
+            select = run.evaluation.select
+            selector = selection.Selection(trainer.validation, checkpoints, select, best) if select else None
             with ledger.spending("steps"):
-                trainer.run_stages(state, first_step, checkpoints, saving, telemetry, ledger, workdir)
+                trainer.run_stages(state, first_step, checkpoints, saving, selector, telemetry, ledger, workdir)
+            if selector and telemetry and (lost := selector.describe_lost()):
+                telemetry.say(lost)
 
 
 class Trainer(Program):
@@ -231,6 +242,7 @@ class Trainer(Program):
         first_step: int,
         checkpoints: Checkpoints,
         saving: Saving,
+        selector: selection.Selection | None,
         telemetry: Telemetry | None,
         ledger: Ledger,
         workdir: str,
@@ -242,7 +254,6 @@ class Trainer(Program):
         """
         run, step, seen = self.run, first_step, self.incidents(workdir)
         recorder, profiler = Recorder(self, telemetry, ledger, seen), profiling.Profiler(run, workdir)
-        selection = Selection(self, checkpoints, first_step) if run.evaluation.select else None
         batches, program = ledger.awaited(self.batches(first_step)), self
         ledger.begin(first_step)
         for index, stage in enumerate(self.stages):
@@ -271,13 +282,13 @@ class Trainer(Program):
                     found = recorder.drain(
                         functools.partial(self.validation, state.params, stage) if validate else None
                     )
-                is_best = selection and validate and selection.takes(found)
+                is_best = selector and validate and selector.update(step, found)
                 with ledger.saves() if save or is_best else contextlib.nullcontext():
                     if save or is_best:
                         published = fitted(state, program.published_state, meshes.refitted)
-                        meta = self._meta(step, stage, index) | {"incidents": seen.saved(state.recent)}
+                        meta = self._meta(step, stage, index, seen.saved(state.recent), selector)
                     if is_best:
-                        selection.save(step, published.params, meta)
+                        selector.save(step, published.params, meta)
                     if save:
                         saving.save(step, published, meta, is_last or bool(decided.stop))
                 if decided.stop and not is_last:
@@ -286,7 +297,14 @@ class Trainer(Program):
                     )
             recorder.drain()
 
-    def _meta(self, step: int, stage: config.Stage, index: int) -> dict[str, Any]:
+    def _meta(
+        self,
+        step: int,
+        stage: config.Stage,
+        index: int,
+        incident_state: Mapping[str, Any],
+        selector: selection.Selection | None,
+    ) -> dict[str, Any]:
         return {
             "config": config.to_dict(self.run),
             "modules": users.used(self.run),
@@ -299,35 +317,9 @@ class Trainer(Program):
             "phase": index,
             "mesh": dict(self.at(stage).mesh.shape),
             "devices": run_directory.devices(),
+            "incidents": incident_state,
+            "selected": selector.state() if selector else {},
         }
-
-
-class Selection:
-    """Keeps the weights that `evaluation.select` finds best.
-
-    They are saved before the checkpoint of their step begins. So weights of a step beyond the one that a run goes on
-    from are found again, if nothing changed, and others count from there on.
-    """
-
-    def __init__(self, trainer: Trainer, checkpoints: Checkpoints, first_step: int):
-        """`first_step` is the one that the run goes on from."""
-        self._validation, self._checkpoints = trainer.validation, checkpoints
-        self._select, self._best = trainer.run.evaluation.select, None
-        found = checkpoints.best()
-        if found and found["step"] <= first_step and found["selected"]["by"] == self._select:
-            self._best = found["selected"]["value"]
-
-    def takes(self, found: dict[str, float]) -> bool:
-        """Whether what a validation found is better than all before."""
-        value = self._validation.selected(found)
-        is_better = value > (-math.inf if self._best is None else self._best)  # What is no number never is.
-        self._best = value if is_better else self._best
-        return is_better
-
-    def save(self, step: int, params: Any, meta: dict[str, Any]) -> None:
-        """Saves the weights that were taken."""
-        selected = {"by": self._select, "value": self._best}
-        self._checkpoints.save_best(step, params, meta | {"selected": selected})
 
 
 class Recorder:

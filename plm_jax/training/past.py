@@ -49,12 +49,13 @@ def at(workdir: str, step: int) -> Past:
         raise UserError(f"{workdir} has no config.json: give the directory of a run")
     later = [other for other in saved if other >= step]
     if later:
-        described = folders.read_meta(folder / str(later[0]))
+        described = folders.checked(folder / str(later[0]), ["meta/"])
     run = config.from_saved(described["config"], described.get("modules"))
     if not 1 <= step <= run.train.steps:
         raise UserError(f"{workdir} has no step {step}: give one from 1 to {run.train.steps}")
-    near = later[:1] or saved[-1:]
-    stages = resume.of(run, workdir, folders.read_meta(folder / str(near[0]))).stages if near else config.stages(run)
+    near, stages = later[:1] or saved[-1:], config.stages(run)
+    if near:
+        stages = resume.of(run, workdir, folders.checked(folder / str(near[0]), ["meta/"])).stages
     rows: dict[int, dict[str, Any]] = {}
     for row in read_lines(os.path.join(workdir, "metrics.jsonl")):  # That a save failed is a row of its own.
         rows.setdefault(row["step"], {}).update(row)

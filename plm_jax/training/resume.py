@@ -183,11 +183,10 @@ class Resumed:
 
     def notes(self, run: config.Run, changes: Sequence[Change]) -> list[str]:
         """What to say of the checkpoint, of changes, and whether the learning rate of the steps to come is another."""
-        checkpoint = folders.of_run(self.workdir) / str(self.step)
         told = [
             f"checkpoint {step} is damaged ({reason}): it is kept as {step}{folders.DAMAGED}, the one before is taken"
             for step, reason in self.damaged.items()
-        ] + folders.unsealed_note(checkpoint, self.meta)
+        ]
         if not changes:
             return told
         rows = [("field", "was", "is"), *((c.field, config.brief(c.was), config.brief(c.now)) for c in changes)]

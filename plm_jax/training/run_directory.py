@@ -3,6 +3,7 @@
 import importlib.metadata
 import json
 import os
+import secrets
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 from plm_jax import config
 from plm_jax.common import storage, users
 from plm_jax.common.errors import UserError
+from plm_jax.data import vocabularies
 
 _PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 
@@ -36,9 +38,31 @@ def read(workdir: str) -> dict[str, Any] | None:
         raise UserError(f"{path} is damaged ({error}): move it away to go on with the config given now") from error
 
 
-def write(workdir: str, run: config.Run, mesh: Mapping[str, int], history: Sequence[dict[str, Any]]) -> None:
-    """Writes config.json and the vocabulary; `history` has a `start` for each time that the run began or went on."""
+def new_id() -> str:
+    """Returns an identity that no other run has."""
+    return secrets.token_hex(8)
+
+
+def read_id(workdir: str) -> str | None:
+    """Returns the identity of the run in a directory, None where its config.json has none."""
+    try:
+        run_id = json.loads(storage.read(os.path.join(workdir, "config.json")))["run_id"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return run_id if isinstance(run_id, str) else None
+
+
+def write(
+    workdir: str, run_id: str, run: config.Run, mesh: Mapping[str, int], history: Sequence[dict[str, Any]]
+) -> None:
+    """Writes config.json and the vocabulary.
+
+    Args:
+      run_id: the identity of the run, which each of its checkpoints records.
+      history: a `start` for each time that the run began or went on.
+    """
     described = {
+        "run_id": run_id,
         "config": config.to_dict(run),
         "modules": users.used(run),
         "versions": versions(),
@@ -48,9 +72,10 @@ def write(workdir: str, run: config.Run, mesh: Mapping[str, int], history: Seque
         "history": list(history),
     }
     storage.write(os.path.join(workdir, "config.json"), json.dumps(described, indent=2).encode("utf-8"))
-    vocabulary = os.path.join(run.data.cache_dir, "vocabulary")
-    for name in storage.names(vocabulary):
-        storage.copy(os.path.join(vocabulary, name), os.path.join(workdir, "vocabulary", name))
+    source, target = (os.path.join(folder, "vocabulary") for folder in (run.data.cache_dir, workdir))
+    names = map(os.path.basename, vocabularies.files(run.vocabulary.spec))
+    for name in sorted(set(names).intersection(storage.names(source))):
+        storage.copy(os.path.join(source, name), os.path.join(target, name))
 
 
 def has_checkpoint(workdir: str) -> bool:

@@ -160,15 +160,19 @@ class Validation:
             )
 
     def selected(self, found: Means) -> float:
-        """Of what was found the value to select by, larger where it is better.
+        """Returns the value to select weights by.
 
         Raises:
-          UserError: it is not there.
+          UserError: it is not computed.
         """
         select = self._run.evaluation.select
         if select not in found:
             raise UserError(f"config.evaluation.select is '{select}', which is not computed: {nearest(select, found)}")
-        return _sign(select) * found[select]
+        return found[select]
+
+    def is_better(self, value: float, than: float) -> bool:
+        """Returns whether one value to select weights by is better than another."""
+        return _sign(self._run.evaluation.select) * (value - than) > 0
 
 
 def _sign(metric: str) -> int:

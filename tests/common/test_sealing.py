@@ -66,6 +66,11 @@ def test_missing_added_and_swapped_files_are_named(tmp_path):
         (lambda path: (path / "link").symlink_to("c.json"), "link was added"),
         (lambda path: (path / "below/around").symlink_to("."), "below/around was added"),
         (lambda path: os.mkfifo(path / "pipe"), "pipe was added"),
+        (lambda path: ((path / "c.json").unlink(), os.mkfifo(path / "c.json")), "c.json is missing"),
+        (lambda path: (path / "manifest-part-1.json").touch(), "manifest-part-1.json was added"),
+        (lambda path: os.truncate(path / "a", 2**40), "a has 1,099,511,627,776 bytes and not 7"),
+        (lambda path: os.truncate(path / sealing.MANIFEST, 2**40), "its manifest.json is damaged"),
+        (lambda path: ((path / sealing.MANIFEST).unlink(), os.mkfifo(path / sealing.MANIFEST)), "is not a file"),
     ):
         path = folder(tmp_path / says.replace("/", " "))
         change(path)

@@ -220,3 +220,33 @@ def test_of_a_link_the_link_alone_is_removed(tmp_path):
     assert not (tmp_path / "link").is_symlink() and (tmp_path / "folder" / "a").exists()
     storage.remove(str(tmp_path / "folder"))
     assert not (tmp_path / "folder").exists()
+
+
+def test_what_a_killed_writer_left_is_removed_and_what_a_live_one_writes_is_not(tmp_path):
+    path, left = str(tmp_path / "a"), f"{'0' * 16}.tmp"
+    for name in (f"a.{left}", f"ab.{left}", "a.mine.tmp"):
+        (tmp_path / name).write_bytes(b"x")
+    with storage.writing(path) as file:
+        file.write(b"first")
+        storage.write(path, b"second")
+        assert storage.read(path) == b"second"
+    assert storage.read(path) == b"first"
+    assert storage.names(str(tmp_path)) == ["a", "a.mine.tmp", f"ab.{left}"]
+
+
+def test_a_folder_is_filled_by_one_process_and_empty_after_an_error(tmp_path):
+    folder, there = tmp_path / "new", tmp_path / "there"
+    there.mkdir()
+    for path, is_left in ((folder, False), (there, True)):
+        with pytest.raises(ValueError), storage.writing_folder(str(path)):
+            storage.write(str(path / "below/a"), b"a")
+            with pytest.raises(UserError, match="another process writes"), storage.writing_folder(str(path)):
+                pass
+            raise ValueError
+        assert path.exists() == is_left and storage.names(str(path)) == []
+        with storage.writing_folder(str(path)):
+            (path / "a").write_bytes(b"a")
+        assert storage.names(str(path)) == ["a"]
+        with pytest.raises(UserError, match="is not empty: give a new folder"), storage.writing_folder(str(path)):
+            pass
+        assert (path / "a").read_bytes() == b"a"

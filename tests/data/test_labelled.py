@@ -579,10 +579,13 @@ def test_a_bad_row_is_said(make, bert, form, row, said):
     assert "\n" not in str(told.value)
 
 
-def test_a_split_without_a_row_is_said(make, bert, tmp_path):
+@pytest.mark.parametrize("file", ["a.jsonl", "b.jsonl"])
+@pytest.mark.parametrize("content", ["", "\n"])
+def test_a_file_without_a_row_is_named(file, content, make, bert, tmp_path):
+    """Of a source with a file for validation: either of the two."""
     run = make([TEXT], CLASSES, OBJECTIVES["classes"], bert)
-    (tmp_path / "b.jsonl").write_text("\n")
-    with pytest.raises(UserError, match=r"source 'a' has no row in its validation: check config.data.sources.a"):
+    (tmp_path / file).write_text(content)
+    with pytest.raises(UserError, match=rf"no row of source 'a' \(.*/{file}\) has text: give a source with rows"):
         prepare.prepare(run, show_progress=False)
 
 

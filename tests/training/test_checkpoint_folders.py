@@ -116,16 +116,28 @@ def test_one_without_its_meta_is_damaged_for_readers(copied, verb):
     assert_one_line(told, "checkpoints/6 is damaged", "use another checkpoint, such as")
 
 
-def test_one_of_format_1_is_read_and_told(copied, tiny, capsys):
-    newest = copied / "checkpoints/6"
-    (newest / sealing.MANIFEST).unlink()
-    meta = json.loads((newest / "meta/metadata").read_text())
-    (newest / "meta/metadata").write_text(json.dumps(meta | {"format": 1}))
-    loop.pretrain(runs.make(tiny, train={"steps": 8}, checkpoint={"save_every": 8}), str(copied), allow_changes=True)
-    assert "6 is of format 1, without checksums" in capsys.readouterr().err
-    assert folders.checked(folders.of_run(str(copied)) / "8")["step"] == 8
-    assert checkpoints.load_params(str(newest)).meta["step"] == 6
-    assert "without checksums" in capsys.readouterr().err
+def test_one_of_another_format_is_refused_if_it_is_sealed_and_damaged_if_not(copied):
+    newest, meta = folders.of_run(str(copied)) / "6", copied / "checkpoints/6/meta/metadata"
+    meta.write_text(meta.read_text().replace('"format": 2', '"format": 1'))
+    assert folders.newest_good(newest.parent, refuse=False).checkpoint.name == "4"
+    sealing.seal(str(newest), {"format": 1, "checkpoint": "6", "step": 6, "sealed": 1.5e9})
+    with pytest.raises(UserError, match="has format 1: this version reads 2"):
+        folders.newest_good(newest.parent, refuse=False)
+
+
+def test_one_of_another_run_is_not_taken(copied, trained, tiny, tmp_path, verb):
+    """The same config, trained again: each file is as it was saved, and the step is the same."""
+    loop.pretrain(_run(tiny), str(tmp_path / "other"))
+    shutil.rmtree(copied / "checkpoints/6")
+    shutil.copytree(tmp_path / "other/checkpoints/6", copied / "checkpoints/6")
+    assert_one_line(verb("generate", f"--checkpoint={copied}", "--prompt=a"), "belongs to run", "checkpoints/4")
+    assert verb("checkpoints", "verify", str(copied)).status == 2
+    loop.pretrain(_run(tiny), str(copied))
+    assert json.loads((copied / "config.json").read_text())["history"][-1]["step"] == 4
+    assert resume.differences(copied, trained) == [] and (copied / "checkpoints/6.damaged").exists()
+    # Checkpoints that are moved without their config.json are a run of their own.
+    (copied / "config.json").unlink()
+    assert verb("checkpoints", "verify", str(copied)).status == 0
 
 
 def test_one_that_is_read_is_not_removed_until_it_is_forgotten(copied):
@@ -140,15 +152,15 @@ def test_one_that_is_read_is_not_removed_until_it_is_forgotten(copied):
 def test_a_reader_takes_the_newer_one_where_its_own_is_removed(copied, monkeypatch):
     checked = folders.checked
 
-    def removed_meanwhile(checkpoint, below=("",)):
+    def removed_meanwhile(checkpoint, **which):
         monkeypatch.setattr(folders, "checked", checked)
         shutil.rmtree(copied / "checkpoints/6")
-        return checked(checkpoint, below)
+        return checked(checkpoint, **which)
 
     monkeypatch.setattr(folders, "checked", removed_meanwhile)
     assert checkpoints.load_params(str(copied)).meta["step"] == 4
     with pytest.raises(UserError):
-        monkeypatch.setattr(folders, "checked", lambda *_: (_ for _ in ()).throw(UserError("always")))
+        monkeypatch.setattr(folders, "checked", lambda *_, **__: (_ for _ in ()).throw(UserError("always")))
         checkpoints.load_params(str(copied))
 
 
@@ -180,6 +192,9 @@ def test_a_meta_without_a_step_or_a_config_is_damage(about, copied):
 def test_stages_that_are_none_are_one_line(stages, copied):
     path = copied / "checkpoints/6/meta/metadata"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"stages": stages}))
+    with pytest.raises(UserError, match=r"checkpoints/6 is damaged \(meta/metadata "):
+        past.at(str(copied), 6)
+    sealing.seal(str(copied / "checkpoints/6"), {"format": 2, "checkpoint": "6", "step": 6, "sealed": 1.5e9})
     with pytest.raises(UserError, match="the stages of "):
         past.at(str(copied), 6)
 

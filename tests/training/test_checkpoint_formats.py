@@ -15,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 import plm_jax
 from plm_jax import config
+from plm_jax.common import sealing
 from plm_jax.common.errors import UserError
 from plm_jax.hub import families, files, tensor_layout
 from plm_jax.models import registry, settings
@@ -38,6 +39,13 @@ def assert_same(a, b):
 def edit(folder, **fields):
     path = folder / "config.json"
     path.write_text(json.dumps({k: v for k, v in (json.loads(path.read_text()) | fields).items() if v != "absent"}))
+    reseal(folder)
+
+
+def reseal(folder):
+    """Makes what was changed in a converted directory what was sealed."""
+    if (folder / sealing.MANIFEST).exists():
+        sealing.seal(str(folder), {"format": 1})
 
 
 @pytest.fixture(scope="module")
@@ -242,6 +250,7 @@ def test_weights_that_do_not_fit_are_all_named(copy):
     tensors["position_embedding"] = tensors["position_embedding"][1:]
     tensors["token_embedding"] = tensors["token_embedding"].astype(np.int32)
     save_file(tensors, copy / "model.safetensors")
+    reseal(copy)
     assert_refused(
         copy,
         "missing: stack/final_norm/scale;",
@@ -250,6 +259,7 @@ def test_weights_that_do_not_fit_are_all_named(copy):
         "token_embedding is I32",
     )
     (copy / "model.safetensors").unlink()
+    reseal(copy)
     assert_refused(copy, "neither model.safetensors nor")
 
 
@@ -284,12 +294,46 @@ def test_in_a_bucket_and_back(converted, tmp_path, monkeypatch):
         for name, value in {**remote.environment, "HOME": str(tmp_path / "home")}.items():
             monkeypatch.setenv(name, value)
         checkpoint_formats.convert(str(converted), "gs://bucket/ours", "plm_jax")
-        assert remote.names()[0] == "ours/config.json" and len(remote.names()) == 2
+        assert remote.names()[0] == "ours/config.json" and len(remote.names()) == 3
         checkpoint_formats.convert("gs://bucket/ours", "gs://bucket/theirs", "huggingface")
         with pytest.raises(UserError, match="gs://bucket/theirs is not empty"):
             checkpoint_formats.convert(str(converted), "gs://bucket/theirs", "huggingface")
         checkpoint_formats.convert("gs://bucket/theirs", str(tmp_path / "back"), "plm_jax")
     assert_same(weights(tmp_path / "back"), weights(converted))
+
+
+KILLED = """
+import os, signal, sys
+from plm_jax.common import storage
+
+with storage.writing_folder(sys.argv[1]), storage.writing(os.path.join(sys.argv[1], "model.safetensors")) as file:
+    storage.write(os.path.join(sys.argv[1], "vocabulary", "vocab.json"), b"{}")
+    file.write(b"x")
+    file.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_conversion_that_was_killed_is_begun_again(converted, tmp_path):
+    target = tmp_path / "target"
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(target)], cwd=os.getcwd())
+    names = sorted(path.name for path in target.iterdir())
+    assert killed.returncode == -9 and names[0] == ".unfinished" and names[1].endswith(".tmp") and len(names) == 3
+    assert_refused(target, "no config.json")
+    checkpoint_formats.convert(str(converted), str(target), "plm_jax")
+    assert {path.name: path.read_bytes() for path in target.iterdir()} == {
+        path.name: path.read_bytes() for path in converted.iterdir()
+    }
+
+
+def test_what_is_saved_again_is_sealed_again(converted, copy):
+    """In the same folder, with other weights."""
+    lm = plm_jax.load(converted)
+    model = replace(lm.config, stack=replace(lm.config.stack, layers=1))
+    plm_jax.LanguageModel(model, params_of(model)).save(copy, format="plm_jax")
+    assert plm_jax.load(copy).config == model
+    (copy / "manifest.json").unlink()
+    assert_refused(copy, "is damaged (it has no manifest.json): convert again, or use a copy of it")
 
 
 # What a process keeps in memory, KiB: files that are mapped count too.

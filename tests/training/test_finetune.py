@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 import shutil
 import signal
 import subprocess
@@ -23,7 +22,6 @@ from plm_jax.experiments import seeds
 from plm_jax.hub import tasks
 from plm_jax.models import registry, settings, task_heads
 from plm_jax.training import checkpoint_formats, loop, transfer
-from plm_jax.training.checkpoints import Checkpoints
 from tests.support import moods, resume, runs
 from tests.support import tiny as tiny_config
 
@@ -190,33 +188,6 @@ def test_eight_devices_fine_tune_as_one(folder):
 def published(trainer, state):
     """The parameters as checkpoints hold them."""
     return loop.fitted(state, trainer.published_state).params
-
-
-def test_the_first_of_the_best_stays_and_what_is_to_come_again_does_not_count(tmp_path):
-    class Told:
-        """A trainer whose validations find what they are told to."""
-
-        run = dataclasses.replace(moods.RUN, evaluation=config.Evaluation(every=1, select="mood/f1"))
-        validation = property(lambda self: self)
-
-        def selected(self, found):
-            return found["mood/f1"]
-
-    def select(values, first_step):
-        with Checkpoints(str(tmp_path), config.Checkpoint()) as checkpoints:
-            selection = loop.Selection(Told(), checkpoints, first_step)
-            for step, value in enumerate(values, first_step + 1):
-                if selection.takes({"mood/f1": value}):
-                    selection.save(step, {"x": np.float32([step])}, {"config": {}})
-            return checkpoints.best()
-
-    assert select([10.0, 30.0, 30.0, 20.0], 0)["step"] == 2
-    assert select([30.0, 29.0], 4)["step"] == 2
-    assert select([31.0], 4)["selected"] == {"by": "mood/f1", "value": 31.0}
-    # From step 3 on, step 5 is to come again; if it comes otherwise, its old weights are not the best.
-    assert select([1.0, 2.0], 3)["step"] == 5 and select([0.5], 3)["step"] == 4
-    # A loss that is lost is none of the best.
-    assert select([math.nan, -1.0, -2.0, math.nan], 0)["step"] == 2
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Where the time of a run goes, by a clock that moves only where it is told to."""
 
+import itertools
 import threading
 import types
 
@@ -89,6 +90,19 @@ def test_while_the_devices_compute_no_wait_counts(clock):
         assert list(ledger.awaited(batches())) == ["one"]
     release.set()
     assert ledger.state().seconds["data"] == 0 and ledger.state().seconds["steps"] == 10
+    ledger.close()
+
+
+def test_waits_while_the_devices_compute_never_sum_to_less_than_nothing():
+    """Time passes between any two looks at the clock, in amounts whose sums are rounded."""
+    times = itertools.accumulate(itertools.repeat(0.1))
+    ledger = Ledger(clock=lambda: next(times))
+    release = threading.Event()
+    ledger.dispatched(types.SimpleNamespace(block_until_ready=release.wait))
+    with ledger.spending("steps"):
+        for _ in ledger.awaited(range(20)):
+            assert ledger.state().seconds["data"] == 0
+    release.set()
     ledger.close()
 
 

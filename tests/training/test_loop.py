@@ -13,7 +13,9 @@ import jax
 import numpy as np
 import pytest
 
+import plm_jax
 from plm_jax import config
+from plm_jax.common import sealing
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache
 from plm_jax.data.reader import Reader
@@ -50,6 +52,23 @@ def test_the_run_directory_holds_what_it_promises(trained):
     assert described["mesh"] == {"stage": 1, "data": 1, "fsdp": 1, "tensor": 1, "context": 1}
     assert described["git_commit"] is None or len(described["git_commit"]) == 40
     assert list(workdir.glob("events.out.tfevents.*"))
+
+
+def test_a_vocabulary_comes_without_what_killed_processes_left_of_it(tiny, tmp_path):
+    left = f"v.txt.{'0' * 16}.tmp"
+    for folder in ("cache", "run"):
+        (tmp_path / folder / "vocabulary").mkdir(parents=True)
+        (tmp_path / folder / "vocabulary" / left).touch()
+    (tmp_path / "cache/vocabulary/v.txt").write_text("a\n")
+    run = runs.make(tiny, data={"cache_dir": str(tmp_path / "cache")}, vocabulary={"spec": "wordpiece:there/v.txt"})
+    loop.run_directory.write(str(tmp_path / "run"), "a", run, {}, [])
+    assert [path.name for path in (tmp_path / "run/vocabulary").iterdir()] == ["v.txt"]
+
+
+def test_loading_a_checkpoint_logs_nothing(trained, capfd, caplog):
+    """Orbax warns of files that it does not find."""
+    plm_jax.load(trained[1])
+    assert not caplog.records and "Metadata" not in capfd.readouterr().err
 
 
 def test_a_run_leaves_where_its_time_went(trained):
@@ -106,6 +125,7 @@ def test_an_unknown_format_is_refused(trained, tmp_path):
     copy = shutil.copytree(trained[1] / "checkpoints" / "8", tmp_path / "8")
     path = copy / "meta" / "metadata"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 3}))
+    sealing.seal(str(copy), {"format": 3, "checkpoint": "8", "step": 8, "sealed": 1.5e9})
     with pytest.raises(UserError, match="format 3"):
         checkpoints.load_params(str(copy))
 

@@ -116,9 +116,7 @@ def _vocabulary(run: config.Run, show_progress: bool) -> vocabularies.Vocabulary
         if not spec.spec.startswith("words:"):
             texts = sample(texts, _VOCABULARY_SAMPLE_BYTES)
             if not texts:
-                raise UserError(
-                    f"sources {', '.join(config.read_sources(run))} have no document for training: check their paths"
-                )
+                raise making.no_rows(config.read_sources(run))
         with progress.doing("training the vocabulary"):
             training.train(texts, spec, show_progress)
     return vocabularies.load_plain(spec)

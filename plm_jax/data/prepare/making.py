@@ -4,7 +4,7 @@ import dataclasses
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tqdm
@@ -59,7 +59,7 @@ def make(
     rule = groups.Rule("source") if has_validation else of_groups.rule(fraction)
     with progress.doing(f"{name}: comparing validation with training rows"):
         overlap = groups.overlap(os.path.join(unsorted, KEYS_FILE), rule)
-    _check_splits(name, num_documents, overlap.validation, has_validation)
+    _check_splits(name, source, num_documents, overlap.validation, has_validation)
     splits = cache.SPLITS if overlap.validation else ("train",)
     size = vocabulary.vocab_size
     writers = {split: cache.SplitWriter(os.path.join(temporary, split), size, task.columns) for split in splits}
@@ -86,15 +86,27 @@ def make(
     _report_overlap(name, overlap, rule, of_groups.rows, fraction)
 
 
-def _check_splits(name: str, num_documents: int, num_validation: int, has_validation: bool) -> None:
+def _check_splits(
+    name: str, source: config.Source, num_documents: int, num_validation: int, has_validation: bool
+) -> None:
     """Rejects a source without documents in a split that it must have; `has_validation`: it has a split for that."""
     if not num_documents:
-        raise UserError(f"source '{name}' has no document with text in it: check its path and field")
+        raise no_rows({name: source})
     if has_validation and not num_validation:
-        raise UserError(f"source '{name}' has no row in its validation: check config.data.sources.{name}")
+        raise no_rows({name: source}, "validation")
     if num_validation == num_documents:
-        fix = f"check config.data.sources.{name}" if has_validation else "lower config.data.validation_fraction"
-        raise UserError(f"source '{name}' has no document for training: {fix}")
+        if has_validation:
+            raise no_rows({name: source})
+        raise UserError(f"source '{name}' has no document for training: lower config.data.validation_fraction")
+
+
+def no_rows(sources: Mapping[str, config.Source], split: str = "train") -> UserError:
+    """Returns the error for sources of which no row of a split has text."""
+    field = "path" if split == "train" else split
+    places = (f"'{name}' ({getattr(source, field, '') or split})" for name, source in sources.items())
+    return UserError(
+        f"no row of source {', '.join(places)} has text: give a source with rows, or check the field of the text"
+    )
 
 
 def _tell(name: str, num_documents: int, counts: dict[str, Any], skipped: Skipped, final: str, rule: str) -> None:

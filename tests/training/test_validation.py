@@ -67,10 +67,10 @@ def test_a_metric_to_select_by_declares_whether_more_is_better(folder, monkeypat
     with pytest.raises(UserError, match=r"select is 'a/mine', of which it is not known whether more or less is better"):
         loop.Trainer(run, jax.devices()[:1])
     metrics.declare("mine", metrics.Metric("less"))
-    assert loop.Trainer(run, jax.devices()[:1]).validation.selected({"a/mine": 2.0}) == -2.0
-    for select, sign in (("a/accuracy", 1), ("a/loss", -1), ("a/perplexity", -1)):
+    for select, more_is_better in (("a/mine", False), ("a/accuracy", True), ("a/loss", False), ("a/perplexity", False)):
         other = dataclasses.replace(run, evaluation=dataclasses.replace(run.evaluation, select=select))
-        assert loop.Trainer(other, jax.devices()[:1]).validation.selected({select: 2.0}) == sign * 2.0
+        validation = loop.Trainer(other, jax.devices()[:1]).validation
+        assert validation.is_better(2.0, 1.0) == more_is_better != validation.is_better(1.0, 2.0)
 
 
 def test_each_source_has_its_share_of_the_batches_and_of_the_whole(folder):

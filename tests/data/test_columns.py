@@ -252,12 +252,14 @@ def test_a_cache_of_before_is_read_and_is_the_one_of_today(make_run, tmp_path, m
     monkeypatch.syspath_prepend(tmp_path)
     users.trust(["shlex_words"])
     before = contents(tmp_path / "cache" / "a")
-    prepare.prepare(made, show_progress=False)
+    with monkeypatch.context() as patched:
+        patched.setattr(users, "digests", lambda name: [])  # Of code of then nothing is recorded.
+        prepare.prepare(made, show_progress=False)
     assert contents(tmp_path / "cache" / "a").keys() == before.keys()  # It is up to date, and stays as it is.
     again = dataclasses.replace(made, data=dataclasses.replace(made.data, cache_dir=str(tmp_path / "again")))
     prepare.prepare(again, show_progress=False)
     new = cache.open_source(again.data.cache_dir, "a")
-    assert new.identity == old.identity and digests(again) == noted_then
+    assert new.identity != old.identity and digests(again) == noted_then
     for split in old.splits:
         for name in ("sentence_starts", "word_starts", "first_bytes"):
             np.testing.assert_array_equal(new.splits[split].column(name), old.splits[split].column(name))

@@ -18,7 +18,7 @@ class Past(NamedTuple):
     Attributes:
       run: its config.
       stages: what it had read up to a checkpoint near the step, and from there on what the config says.
-      made_by: what computed it: `versions`, `mesh` and `devices`, as far as that was noted.
+      made_by: what computed it: `versions`, `mesh`, `devices` and users' `modules`, as far as that was noted.
       saved: the steps of the finished checkpoints, ascending.
       rows: those of metrics.jsonl, by step.
     """
@@ -63,4 +63,4 @@ def at(workdir: str, step: int) -> Past:
 
 
 def _made_by(described: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: described[name] for name in ("versions", "mesh", "devices") if name in described}
+    return {name: described[name] for name in ("versions", "mesh", "devices", "modules") if name in described}

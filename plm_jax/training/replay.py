@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from plm_jax import config
+from plm_jax.common import users
 from plm_jax.common.errors import UserError
 from plm_jax.data.reader import digest_hex
 from plm_jax.training import checkpoint_folders as folders
@@ -129,8 +130,10 @@ def _same(value: float, other: float, tolerance: float = 0.0) -> bool:
 
 
 def _differences(made_by: dict[str, Any], trainer: Trainer) -> list[str]:
-    """What of devices, mesh and versions is other than where a step was computed."""
+    """What of devices, mesh, versions and users' code is other than where a step was computed."""
+    code = users.changed(made_by.get("modules", {}), trainer.run)
     here = {"devices": run_directory.devices(), "mesh": dict(trainer.mesh.shape), "versions": run_directory.versions()}
     unknown = [f"{name} of then are not noted" for name in here if name not in made_by]
     then, here = ({name: of[name] for name in here if name in made_by} for of in (made_by, here))
-    return [f"{field} was {was} and is {now}" for field, was, now in config.differences(then, here)] + unknown
+    changes = [*config.differences(then, here), *((f"the code in {file}", *hashes) for file, hashes in code.items())]
+    return [f"{field} was {was} and is {now}" for field, was, now in changes] + unknown

@@ -137,7 +137,7 @@ def identity(
 ) -> str:
     """SHA-256 of a source's contents, its `fingerprint`, task definition, vocabulary and what decides a cache's tokens.
 
-    Of columns that the source brings their definition counts, too.
+    The definition of columns that the source brings counts, too, and the code of a segmenter.
     """
     source = run.data.sources[name]
     corpus = source.open(name)
@@ -149,7 +149,9 @@ def identity(
         "format": form.CONTENT,
     }
     if name in run.data.segmenters:
-        what["segmenter"] = staleness.segmenter(run, name)
+        what["segmenter"], *code = staleness.segmenter(run, name)
+        if code:
+            what["segmenter_code"] = code
     if run.data.bad_rows == "skip" and corpus.skips_bad_rows:
         what["bad_rows"] = "skip"
     if corpus.columns:

@@ -1,7 +1,6 @@
 import collections
 import json
 import math
-import zlib
 
 import jax
 import numpy as np
@@ -13,7 +12,7 @@ from plm_jax.data import cache
 from plm_jax.evaluation import perplexity
 from plm_jax.inference.language_model import LanguageModel
 from plm_jax.training import state
-from tests.support import runs
+from tests.support import runs, splits
 
 EOS, VOCAB, LENGTH = 256, 264, 32
 
@@ -32,12 +31,12 @@ def lm(run):
 
 
 def texts(tiny, name):
-    """Training and held-out documents, by the rule of the source's CRC."""
-    found = {False: [], True: []}
-    for line in (tiny / f"{name}.jsonl").read_text().splitlines():
-        text = json.loads(line)["text"]
-        found[zlib.crc32(text.encode()) % 1000 < 100].append(text.encode())
-    return found[False], found[True]
+    """Training and held-out documents."""
+    rows = [json.loads(line)["text"] for line in (tiny / f"{name}.jsonl").read_text().splitlines()]
+    parts = {False: [], True: []}
+    for text, is_held_out in zip(rows, splits.held_out(rows, 0.1)[1], strict=True):
+        parts[is_held_out].append(text.encode())
+    return parts[False], parts[True]
 
 
 def test_the_metrics_equal_a_walk_over_the_text(tiny, run, lm):

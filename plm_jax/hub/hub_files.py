@@ -1,7 +1,7 @@
 """Files of a Hugging Face directory that conversions copy unchanged, for `transformers` to read the same from a copy.
 
-They hold more than the settings and the vocabulary: added tokens, special tokens around texts, the
-chat template, settings of generation, and fields of `config.json` that have no counterpart here.
+They hold more than the settings and the vocabulary: added tokens, special tokens around texts, the chat template,
+settings of generation, and fields of `config.json` that have no counterpart here.
 """
 
 import os
@@ -24,7 +24,7 @@ _TOKENIZER = (
 
 
 def find(directory: str | os.PathLike[str], family: Family) -> dict[str, str]:
-    """Returns the paths of the files that a copy of a directory keeps, by name.
+    """Returns the paths of the files that a copy of a directory keeps, by name; `directory` may be what `copy` wrote.
 
     A tokenizer is among them if there is a `tokenizer.json`. Without one, `vocabulary_files.write` makes one from the
     vocabulary's own file, which `transformers` does not always read as the vocabulary defines it.
@@ -36,15 +36,10 @@ def find(directory: str | os.PathLike[str], family: Family) -> dict[str, str]:
     return {name: os.path.join(directory, name) for name in sorted(present & names)}
 
 
-def below(folder: str) -> dict[str, str]:
-    """Returns the paths of the files that `copy` wrote into a folder, by name."""
-    return {name: os.path.join(folder, name) for name in sorted(storage.names(folder))}
-
-
 def copy(hub_files: Mapping[str, str], folder: str) -> None:
     """Copies files into a folder under their names."""
-    for name, content in files.contents(f":{','.join(hub_files.values())}").items():
-        storage.write(os.path.join(folder, name), content)
+    for name, path in hub_files.items():
+        storage.copy(path, os.path.join(folder, name))
 
 
 def config_of(hub_files: Mapping[str, str]) -> dict[str, Any] | None:

@@ -23,10 +23,10 @@ from typing import Any
 import flax
 import jax
 
-from plm_jax import config
+from plm_jax import config, objectives
 from plm_jax.common import progress, sealing, special_ids, storage, users
 from plm_jax.common.errors import UserError, nearest, one_line
-from plm_jax.hub import elmo, files, hub_files, huggingface, sizes
+from plm_jax.hub import elmo, families, files, hub_files, huggingface, sizes
 from plm_jax.hub.pretrained import Pretrained
 from plm_jax.models import registry
 from plm_jax.training import checkpoint_folders as folders
@@ -201,8 +201,8 @@ def _frame(run: config.Run, ids: Mapping[str, Any]) -> dict[str, Any]:
     vocabulary = run.vocabulary
     if vocabulary.eos is not None:
         frame["separator_token_id"] = vocabulary.eos
-    if after and vocabulary.pad is None:
-        # A classifier of `transformers` reads the last token of a row that is not padding. Since a text ends with a
+    if isinstance(run.objective, objectives.Labelled) and vocabulary.pad is None:
+        # A classifier of `transformers` reads the last token of a row that is not padding. Since a row ends with a
         # mark, any other special token can be the padding.
         marks = (vocabulary.eos, vocabulary.bos, vocabulary.sep, vocabulary.unk)
         usable = [mark for mark in marks if mark not in (None, after[-1])]
@@ -267,6 +267,7 @@ def _converted(folder: str, described: Mapping[str, Any], tensors: Mapping[str, 
     sizes.check_ids(path, described["special_ids"])
     run, vocabulary = described["run"] and config.from_saved(described["run"], modules), described["vocabulary"]
     _tell_changed(folder, modules, {"model": model, "run": run})
+    family = families.FAMILIES.get(described["family"])
     return Pretrained(
         model,
         flax.traverse_util.unflatten_dict(_checked(folder, model, tensors), sep="/"),
@@ -276,7 +277,7 @@ def _converted(folder: str, described: Mapping[str, Any], tensors: Mapping[str, 
         run=run,
         step=described["step"],
         vocabulary_id=described["vocabulary_id"],
-        hub_files=hub_files.below(os.path.join(folder, HUB_FOLDER)),
+        hub_files=hub_files.find(os.path.join(folder, HUB_FOLDER), family) if family else {},
     )
 
 

@@ -333,7 +333,7 @@ def test_a_run_s_empty_prompt_starts_from_what_it_learnt_from_alone(make_workdir
     lm.vocabulary = Letters()
     (want,) = decoding.generate(lm.model, lm.params, [[13]], max_new_tokens=5, eos_ids=[13])
     assert lm.generate([""], max_new_tokens=5) == [lm.vocabulary.decode(want)]
-    del lm.special_ids["eos_token_id"]
+    del lm.special_ids["eos_token_id"], lm.special_ids["separator_token_id"]
     lm.vocabulary.eos_id = None
     with pytest.raises(UserError, match="starts from no empty prompt: give a first word"):
         lm.generate([""])
@@ -351,6 +351,10 @@ def test_without_a_vocabulary_text_is_refused():
         plm_jax.load(golden.FOLDER / "gpt2").generate(["a"], max_new_tokens=1)
 
 
+# Documents end with the end token, and nothing else is around a text.
+OF_RUN = {"bos_token_id": 3, "eos_token_id": 13, "ends_with": [], "separator_token_id": 13}
+
+
 def test_a_run_directory_and_its_checkpoints_load(workdir):
     tokens = golden.expected("gpt2")["tokens"]
     want = plm_jax.load(golden.FOLDER / "gpt2").logits(tokens)
@@ -360,7 +364,7 @@ def test_a_run_directory_and_its_checkpoints_load(workdir):
         np.testing.assert_array_equal(lm.logits(tokens), want)
         assert lm.run == run_of(lm.config)
         assert (lm.workdir, lm.step, lm.vocabulary_id) == (str(workdir), 7, "abc")
-        assert lm.special_ids == {"bos_token_id": 3, "eos_token_id": 13}
+        assert lm.special_ids == OF_RUN
 
 
 VOCABULARY = {"v.json": "vocab.json", "m.txt": "merges.txt"}
@@ -378,7 +382,7 @@ def test_a_run_s_vocabulary_is_the_one_in_its_directory_and_is_saved_along(workd
     plm_jax.load(workdir / "checkpoints" / "7").save(tmp_path / "saved")
     for ours, theirs in VOCABULARY.items():
         assert (tmp_path / "saved" / theirs).read_text() == (workdir / "vocabulary" / ours).read_text()
-    assert plm_jax.load(tmp_path / "saved").special_ids == {"bos_token_id": 3, "eos_token_id": 13}
+    assert plm_jax.load(tmp_path / "saved").special_ids == OF_RUN | {"begins_with": []}
 
 
 @pytest.mark.parametrize(

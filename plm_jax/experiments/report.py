@@ -181,10 +181,12 @@ def read(workdir: str, prefix: str = "", variant: str = "") -> RunLog:
     except (ValueError, RecursionError) as error:
         raise UserError(f"{workdir} is damaged ({one_line(error)}): delete the broken lines") from error
     try:
-        kind = described["config"]["objective"]["kind"]
-    except (LookupError, TypeError):
-        kind = None
-    if not isinstance(kind, str):
+        tree = described["config"]
+        sources = tree.get("data", {}).get("sources", {})
+        kinds = [tree["objective"]["kind"], *(source["kind"] for source in sources.values())]
+    except (AttributeError, LookupError, TypeError):
+        kinds = [None]
+    if not all(isinstance(kind, str) for kind in kinds):
         raise UserError(f"{workdir} is no run directory: its config.json is not of a run")
     if not all(isinstance(row, dict) and _is_step(row.get("step")) for rows in logs for row in rows):
         raise UserError(f"{workdir} is damaged (a line of its logs is no object with a step): delete the broken lines")
@@ -244,7 +246,7 @@ def read_sweep(workdir: str, prefix: str = "") -> Sweep:
         if compared and not published:
             raise ValueError("nothing is published")
         return Sweep(_base(workdir), prefix, results, dict(tree.get("base", {})), rivals, published, compared)
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except (ArithmeticError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{path} is damaged ({one_line(error)}): run the sweep's command again") from error
 
 

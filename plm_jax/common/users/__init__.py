@@ -21,11 +21,11 @@ import os
 import sys
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 import plm_jax
-from plm_jax.common.errors import UserError, users_code
+from plm_jax.common.errors import UserError, one_line, users_code
 
 _PACKAGE = os.path.dirname(os.path.abspath(plm_jax.__file__))
 # The files that this process has loaded, and the modules that may be imported by their names, both as JSON.
@@ -49,9 +49,11 @@ def load(given: str) -> ModuleType:
     if os.path.isfile(file):
         trust([_stem(file)])
         return module(file)
+    # A name that is relative, or has an empty part, is no module's.
+    is_name = not given.endswith(".py") and all(part.isidentifier() for part in given.split("."))
     try:
-        found = None if given.endswith(".py") else importlib.util.find_spec(given)
-    except ModuleNotFoundError:
+        found = importlib.util.find_spec(given) if is_name else None
+    except (ImportError, ValueError):  # Of a module that is there, but was not found by an import: `__main__`.
         found = None
     if found is None:
         raise UserError(f"--module={given}: there is no such module; give a file, or the name of an installed one")
@@ -106,7 +108,7 @@ def module(path: str) -> ModuleType:
     before, sys.modules[name] = sys.modules.get(name), found  # Where dataclasses look for it.
     try:
         with users_code(path):
-            exec(compile(source, path, "exec"), vars(found))
+            exec(_compiled(source, path), vars(found))
     except BaseException:
         if before is None:
             del sys.modules[name]
@@ -114,6 +116,15 @@ def module(path: str) -> ModuleType:
             sys.modules[name] = before
         raise
     return found
+
+
+def _compiled(source: bytes, path: str) -> CodeType:
+    try:
+        return compile(source, path, "exec")
+    except (MemoryError, RecursionError, SyntaxError, ValueError) as error:
+        if getattr(error, "filename", None):  # Its line is known.
+            raise
+        raise UserError(f"{path} is no Python code ({one_line(error) or type(error).__name__})") from error
 
 
 def used(settings: Any) -> dict[str, dict[str, Any]]:

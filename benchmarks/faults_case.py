@@ -18,7 +18,9 @@ from plm_jax.common import command_line
 BYTES = 2**30
 # A line that is longer is none that a person reads.
 _LINE = 2000
-_PAGE = os.sysconf("SC_PAGESIZE")
+_PAGE, _TICKS = os.sysconf("SC_PAGESIZE"), os.sysconf("SC_CLK_TCK")
+# Seconds are those of a core, so that a busy machine changes no outcome; one that waits may do so several times as long.
+_WALL = 5
 
 
 class Campaign(NamedTuple):
@@ -54,7 +56,7 @@ class Ended(NamedTuple):
     Attributes:
       status: its exit status, negative for a signal.
       outcome: `ended`, or `hang` or `memory` where it was killed for taking too much of that.
-      seconds: how long it ran.
+      seconds: of a core.
       bytes: the most memory that it had above its start.
       output, errors: what it printed on stdout and stderr.
     """
@@ -68,7 +70,9 @@ class Ended(NamedTuple):
 
     def told(self) -> str:
         """Returns the figures and the end of stderr."""
-        return f"{self.outcome}, status {self.status}, {self.seconds:.1f} s, {self.bytes >> 20} MB: {self.errors[-1500:]}"
+        return (
+            f"{self.outcome}, status {self.status}, {self.seconds:.1f} s, {self.bytes >> 20} MB: {self.errors[-1500:]}"
+        )
 
 
 def run(campaigns: Iterable[Campaign], folder: pathlib.Path, share: float, seed: int) -> list[Row]:
@@ -136,17 +140,17 @@ def forked(do: Callable[[], None], seconds: float, log: pathlib.Path) -> Ended:
 
 def _waited(process: int, seconds: float) -> tuple[int, str, float, int]:
     """The exit status of a process, how it ended, its seconds, and its bytes above those of its start."""
-    begin, start, most, outcome = time.monotonic(), _resident(process), 0, "ended"
+    begin, start, most, took, outcome = time.monotonic(), _resident(process), 0, 0.0, "ended"
     while True:
         pid, status = os.waitpid(process, os.WNOHANG)
-        took = time.monotonic() - begin
         if pid:
             with contextlib.suppress(ProcessLookupError):  # Of its children, which have nobody to work for.
                 os.killpg(process, signal.SIGKILL)
             return os.waitstatus_to_exitcode(status), outcome, took, most
-        most = max(most, _resident(process) - start)
-        if outcome == "ended" and (took > seconds or most > BYTES):
-            outcome = "hang" if took > seconds else "memory"
+        most, took = max(most, _resident(process) - start), max(took, _computed(process))
+        hangs = took > seconds or time.monotonic() - begin > _WALL * seconds
+        if outcome == "ended" and (hangs or most > BYTES):
+            outcome = "hang" if hangs else "memory"
             os.killpg(process, signal.SIGKILL)
         time.sleep(0.005)
 
@@ -166,6 +170,13 @@ def _end(do: Callable[[], None]) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
+
+
+def _computed(process: int) -> float:
+    """The seconds of a core that a process and its finished children have taken."""
+    with contextlib.suppress(OSError, IndexError), open(f"/proc/{process}/stat") as file:
+        return sum(map(int, file.read().rpartition(")")[2].split()[11:15])) / _TICKS
+    return 0.0
 
 
 def _resident(process: int) -> int:

@@ -236,7 +236,8 @@ def read_sweep(workdir: str, prefix: str = "") -> Sweep:
         tree = {"runs": tree} if isinstance(tree, list) else tree  # As of before it had more than runs.
         results = [_result(row) for row in tree["runs"]]
         rivals = [
-            comparison.Rivals(row["run"], row["metric"], _others(row["others"])) for row in tree.get("rivals", ())
+            comparison.Rivals(_text(row["run"]), _text(row["metric"]), _others(row["others"]))
+            for row in tree.get("rivals", ())
         ]
         published = [
             comparison.Published(_text(row["run"]), _figures(row["figures"]), _text(row["source"]))

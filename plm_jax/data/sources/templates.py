@@ -9,7 +9,6 @@ from typing import Any
 from plm_jax.common.errors import nearest
 from plm_jax.data.sources.corpus import BadRow
 
-
 # Of a width or a precision.
 _MOST_DIGITS = 3
 

@@ -19,7 +19,7 @@ BYTES = 2**30
 # A line that is longer is none that a person reads.
 _LINE = 2000
 _PAGE, _TICKS = os.sysconf("SC_PAGESIZE"), os.sysconf("SC_CLK_TCK")
-# Seconds are those of a core, so that a busy machine changes no outcome; one that waits may do so several times as long.
+# Seconds are those of a core, so that a busy machine changes no outcome; what waits may take so many times as long.
 _WALL = 5
 
 
@@ -87,9 +87,14 @@ def run(campaigns: Iterable[Campaign], folder: pathlib.Path, share: float, seed:
         for number in range(max(1, round(share * campaign.times))):
             rng = random.Random(f"{seed} {campaign.name} {number}")
             count(counts, *campaign.case(bases[campaign.base], number, rng))
-        rows.append(Row(campaign.name, counts.total(), *(counts[name] for name in Row._fields[2:])))
+        rows.append(row(campaign.name, counts))
         print(f"{campaign.name}: {dict(counts)}", file=sys.stderr, flush=True)
     return rows
+
+
+def row(campaign: str, counts: collections.Counter) -> Row:
+    """Returns the row of a campaign whose cases had these outcomes."""
+    return Row(campaign, counts.total(), *(counts[name] for name in Row._fields[2:]))
 
 
 def count(counts: collections.Counter, outcome: str, told: str) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import faults_files_cases as files
-from faults_case import Ended, forked
+from faults_case import Campaign, Ended, forked, to_its_end
 
 ROOT = pathlib.Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
@@ -70,7 +70,7 @@ def good(folder: pathlib.Path) -> dict[str, Command]:
 
 
 def make_base(folder: pathlib.Path) -> None:
-    """Writes the good files: configs, corpora, a cache, runs, a sweep, a crawl and models of other programs."""
+    """Writes the good files that no verb makes: configs, corpora, labelled rows, a sweep and a crawl."""
     folder.mkdir(parents=True)
     tiny.write(folder)
     moods.write(folder)
@@ -82,7 +82,6 @@ def make_base(folder: pathlib.Path) -> None:
         file.writelines(json.dumps(_PAGE | {"url": f"http://a{i}.org/{i}"}) + "\n" for i in range(20))
     pairs = [{"inputs": f"the {i}", "targets": "sea" if i % 2 else "land", "label": i % 2} for i in range(60)]
     (folder / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
-    files.make_bases(folder / "models")
 
 
 def finish_base(folder: pathlib.Path) -> None:
@@ -136,29 +135,41 @@ def is_handled(command: Command, ended: Ended) -> bool:
 
 
 class Base:
-    """The good files, and how long the good command of each verb takes on them."""
+    """The good files, made as cases need them, and how long the good command of each verb takes on them."""
 
     def __init__(self, root: pathlib.Path):
         self.root, self.folder = root, root / "base"
+        self._seconds: dict[str, float] = {}
         import_libraries()
-        _to_its_end(lambda: make_base(self.folder), root)
-        finish_base(self.folder)
-        self.seconds = {}
-        for verb, command in good(root / "case").items():
-            self.fresh()
-            ended = run(command, root / "case", _FIRST)
+        to_its_end(lambda: make_base(self.folder), _FIRST, root / "log")  # JAX starts threads there.
+
+    def fresh(self, name: str, make: Make | None = None) -> pathlib.Path:
+        """Returns a copy of the good files to spoil, with a run and models of other programs where they are needed."""
+        if make in _NEEDS_MODELS and not self.models.exists():
+            to_its_end(lambda: files.make_bases(self.models), _FIRST, self.root / "log")
+        if make not in _NEEDS_NO_RUN and not (self.folder / "run").exists():
+            finish_base(self.folder)
+        folder = self.root / name
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(self.folder, folder, symlinks=True)
+        _relocate(folder, str(self.folder), str(folder))
+        return folder
+
+    @property
+    def models(self) -> pathlib.Path:
+        """The folder of good models of other programs."""
+        return self.root / "models"
+
+    def limit(self, verb: str) -> float:
+        """Returns the seconds that a case of a verb may take."""
+        if verb not in self._seconds:
+            command = good(self.root / "good")[verb]
+            folder = self.fresh("good", None if verb in _READS_RUN or verb == "sweep" else number)
+            ended = run(command, folder, _FIRST)
             if ended.status:
                 raise RuntimeError(f"{verb} fails on good files: {ended.errors}")
-            self.seconds[verb] = ended.seconds
-
-    def fresh(self) -> pathlib.Path:
-        """Returns a copy of the good files to spoil."""
-        folder = self.root / "case"
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(self.folder, folder, symlinks=True, ignore=shutil.ignore_patterns("models"))
-        _relocate(folder, str(self.folder), str(folder))
-        (folder / "models").symlink_to(self.folder / "models")
-        return folder
+            self._seconds[verb] = ended.seconds
+        return self._seconds[verb] + SECONDS
 
 
 def _relocate(folder: pathlib.Path, before: str, after: str) -> None:
@@ -174,12 +185,6 @@ def import_libraries() -> None:
     os.environ |= {"JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
     os.environ["PYTHONPATH"] = str(ROOT)  # Of what verbs start.
     verbs.import_libraries()
-
-
-def _to_its_end(do: Callable[[], None], root: pathlib.Path) -> None:
-    ended = forked(do, _FIRST, root / "log")
-    if ended.status:
-        raise RuntimeError(ended.errors)
 
 
 # Values of flags and fields that most of them do not take.
@@ -272,7 +277,7 @@ def words(folder: pathlib.Path, rng: random.Random) -> Command:
         case "root" | "null" | "long":
             at = pathlib.Path({"root": "/", "null": "/dev/null", "long": "x" * 5000}[what])
         case "model" | "config" | "cache":
-            at = folder / {"model": "models/bert", "config": "tiny.py", "cache": "cache"}[what]
+            at = folder / {"model": "encoder", "config": "tiny.py", "cache": "cache"}[what]
     verb = rng.choice(
         ("status", "checkpoints", "examples", "replay", "report", "evaluate", "generate", "convert", "finetune")
     )
@@ -283,7 +288,7 @@ def words(folder: pathlib.Path, rng: random.Random) -> Command:
     return Command(what, verb, tuple(a.replace(run, str(at)) for a in arguments))
 
 
-_TAKES_CONFIG = ("config", "config", "config", "plan", "prepare", "pretrain")
+_TAKES_CONFIG = ("config", "config", "plan", "prepare", "pretrain")
 
 
 @functools.cache
@@ -700,8 +705,7 @@ def crawl(folder: pathlib.Path, rng: random.Random) -> Command:
 def model(folder: pathlib.Path, rng: random.Random) -> Command:
     """A file of another program's model is wrong."""
     make = rng.choice(files.CONFIGS)
-    (folder / "models").unlink()
-    case = make(folder.parent / "base/models", folder / "model", rng)
+    case = make(folder.parent / "models", folder / "model", rng)
     verb = rng.choice(("convert", "generate", "evaluate"))
     flags = {
         "convert": (
@@ -715,21 +719,23 @@ def model(folder: pathlib.Path, rng: random.Random) -> Command:
     return Command(f"{make.__name__}: {case.what}", verb, flags[verb])
 
 
-GENERATORS: dict[str, Make] = {
-    make.__name__: make
-    for make in (
-        *(flag, words, number, override, code, module, run_config, sweep_json, manifest, rows, corpus, labelled),
-        *(template, prompts, compressed, crawl, model),
-    )
-}
-
-
-def case(base: Base, make: Make, rng: random.Random) -> tuple[str, str]:
-    """Makes a case and runs it; returns what became of it and what is said of that."""
-    folder = base.fresh()
-    command = make(folder, rng)
-    limit = base.seconds[command.verb] + SECONDS
-    ended = run(command, folder, limit)
-    outcome = ended.outcome if ended.outcome != "ended" else "handled" if is_handled(command, ended) else "traceback"
+def _case(make: Make, base: Base, number: int, rng: random.Random) -> tuple[str, str]:
+    """Makes a case and runs it; returns its outcome and a description."""
+    del number
+    command = make(base.fresh("case", make), rng)
+    ended = run(command, base.root / "case", base.limit(command.verb))
+    outcome = ended.outcome
+    if outcome == "ended":
+        outcome = "handled" if is_handled(command, ended) else "traceback"
     arguments = " ".join(argument[:100] for argument in command.arguments)
     return outcome, f"{command.verb}: {command.what} ({arguments}): {ended.told()}"
+
+
+GENERATORS = (
+    *(flag, words, number, override, code, module, run_config, sweep_json, manifest, rows, corpus, labelled),
+    *(template, prompts, compressed, crawl, model),
+)
+# What they spoil are files that no verb makes.
+_NEEDS_NO_RUN = (number, code, template, crawl)
+_NEEDS_MODELS = (model,)
+CAMPAIGNS = [Campaign(f"verbs: {make.__name__}", 60, Base, functools.partial(_case, make)) for make in GENERATORS]

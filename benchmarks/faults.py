@@ -1,52 +1,47 @@
-"""What plm_jax makes of damage, hostile files, kills and failing disks: a table of campaigns.
+"""Damage, hostile files, wrong values, kills and failing disks, and what plm_jax makes of them: a table of campaigns.
 
-    python benchmarks/faults.py [--full] [--seed=0] [--only=runs]
+    python benchmarks/faults.py [--full] [--seed=0] [--only=verbs] [--output=F.json]
 
 A tenth of the cases by default, all of them with --full; another seed makes other cases. `handled` is what should be:
 the same end as undisturbed, or one line that says what to do. `silent` is a wrong result that nothing tells,
-`traceback` also a crash or more than 1 GB, `hang` more than a case's seconds. What went wrong is told on stderr; JSON
-with `--output`. Exit status 1 if anything did. `faults_week.py`, a simulated week, is a program of its own.
+`traceback` also a crash or more than 1 GB, `hang` more than a case's seconds of a core. What went wrong is printed on
+stderr; JSON with `--output`. Exit status 1 if anything did. `faults_week.py`, a simulated week, `faults_sweeps.py` and
+`faults_best.py` are programs of their own.
 """
 
 import argparse
 import json
 import pathlib
 import sys
+import tempfile
 
+import faults_case
 import faults_data
 import faults_files
 import faults_runs
+import faults_verbs
 import machine
 
-CACHES, CORPORA, HOSTILE = 500, 200, 400
+CAMPAIGNS = (*faults_verbs.CAMPAIGNS, *faults_files.CAMPAIGNS, *faults_data.CAMPAIGNS, *faults_runs.CAMPAIGNS)
 
 
 def main() -> None:
     """Runs the campaigns and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--full", action="store_true", help="all cases, by default a tenth")
+    parser.add_argument("--share", type=float, help="of the cases, instead of a tenth or all")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", choices=["files", "data", "runs"], help="of these alone")
+    parser.add_argument("--only", default="", help="campaigns whose name begins so")
     parser.add_argument("--output", help="a JSON file")
     given = parser.parse_args()
-    share = 1.0 if given.full else 0.1
-    campaigns = {
-        "files": lambda: faults_files.hostile(round(share * HOSTILE), given.seed),
-        "data": lambda: [
-            *faults_data.caches(round(share * CACHES), given.seed),
-            *faults_data.corpora(round(share * CORPORA), given.seed),
-        ],
-        "runs": lambda: faults_runs.run(share, given.seed),
-    }
-    rows = []
-    for name, tried in campaigns.items():
-        if given.only in (None, name):
-            print(f"== {name}", file=sys.stderr, flush=True)
-            rows += [row._asdict() for row in tried()]
+    share = given.share or (1.0 if given.full else 0.1)
+    with tempfile.TemporaryDirectory() as folder:
+        chosen = [campaign for campaign in CAMPAIGNS if campaign.name.startswith(given.only)]
+        rows = [row._asdict() for row in faults_case.run(chosen, pathlib.Path(folder), share, given.seed)]
     print(table(rows))
     if given.output:
         about = machine.describe() | {"share": share, "seed": given.seed, "campaigns": rows}
-        pathlib.Path(given.output).write_text(json.dumps(about, indent=2) + "\n")
+        pathlib.Path(given.output).write_text(json.dumps(about, indent=1) + "\n")
     sys.exit(any(row["handled"] < row["tried"] for row in rows))
 
 

@@ -1,15 +1,16 @@
-"""What the campaigns of faults share: a case in a process of its own, and what is told of all cases."""
+"""Shared by the campaigns of faults: the runner of a table of campaigns, and a case in a process of its own."""
 
 import collections
 import contextlib
 import os
 import pathlib
+import random
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 from plm_jax.common import command_line
 
@@ -17,11 +18,29 @@ from plm_jax.common import command_line
 BYTES = 2**30
 # A line that is longer is none that a person reads.
 _LINE = 2000
-_PAGE = os.sysconf("SC_PAGESIZE")
+_PAGE, _TICKS = os.sysconf("SC_PAGESIZE"), os.sysconf("SC_CLK_TCK")
+# Seconds are those of a core, so that a busy machine changes no outcome; what waits may take so many times as long.
+_WALL = 5
+
+
+class Campaign(NamedTuple):
+    """A row of the table of campaigns.
+
+    Attributes:
+      name: as the results call it.
+      times: number of cases in full.
+      base: makes what the campaign's cases share, in an empty folder; campaigns with the same one share it.
+      case: given that, the number of the case and its random numbers, returns the outcome and a description of it.
+    """
+
+    name: str
+    times: int
+    base: Callable[[pathlib.Path], Any]
+    case: Callable[[Any, int, random.Random], tuple[str, str]]
 
 
 class Row(NamedTuple):
-    """What became of the cases of a campaign."""
+    """Outcomes of the cases of a campaign."""
 
     campaign: str
     tried: int
@@ -31,16 +50,58 @@ class Row(NamedTuple):
     hang: int
 
 
-def row(campaign: str, found: collections.Counter) -> Row:
-    """That of a campaign whose cases came out so often in each way."""
-    return Row(campaign, found.total(), *(found[name] for name in Row._fields[2:]))
+class Ended(NamedTuple):
+    """The end of a child process.
+
+    Attributes:
+      status: its exit status, negative for a signal.
+      outcome: `ended`, or `hang` or `memory` where it was killed for taking too much of that.
+      seconds: of a core.
+      bytes: the most memory that it had above its start.
+      output, errors: what it printed on stdout and stderr.
+    """
+
+    status: int
+    outcome: str
+    seconds: float
+    bytes: int
+    output: str
+    errors: str
+
+    def told(self) -> str:
+        """Returns the figures and the end of stderr."""
+        return (
+            f"{self.outcome}, status {self.status}, {self.seconds:.1f} s, {self.bytes >> 20} MB: {self.errors[-1500:]}"
+        )
+
+
+def run(campaigns: Iterable[Campaign], folder: pathlib.Path, share: float, seed: int) -> list[Row]:
+    """Runs a share of the cases of each campaign, at least one; the same seed gives the same cases."""
+    rows, bases = [], {}
+    for campaign in campaigns:
+        if campaign.base not in bases:
+            place = folder / str(len(bases))
+            place.mkdir(parents=True)
+            bases[campaign.base] = campaign.base(place)
+        counts: collections.Counter = collections.Counter()
+        for number in range(max(1, round(share * campaign.times))):
+            rng = random.Random(f"{seed} {campaign.name} {number}")
+            count(counts, *campaign.case(bases[campaign.base], number, rng))
+        rows.append(row(campaign.name, counts))
+        print(f"{campaign.name}: {dict(counts)}", file=sys.stderr, flush=True)
+    return rows
+
+
+def row(campaign: str, counts: collections.Counter) -> Row:
+    """Returns the row of a campaign whose cases had these outcomes."""
+    return Row(campaign, counts.total(), *(counts[name] for name in Row._fields[2:]))
 
 
 def count(counts: collections.Counter, outcome: str, told: str) -> None:
-    """Counts a case, and tells of one that was not handled; with FAULTS_VERBOSE set of each."""
-    counts[outcome] += 1
+    """Counts a case, and prints one that was not handled; with FAULTS_VERBOSE set every case."""
+    counts["traceback" if outcome == "memory" else outcome] += 1
     if outcome != "handled" or os.environ.get("FAULTS_VERBOSE"):
-        print(outcome, told[-2000:], file=sys.stderr, flush=True)
+        print(outcome, told[-2500:], file=sys.stderr, flush=True)
 
 
 def child(do: Callable[[], None], seconds: float, log: pathlib.Path) -> tuple[str, str]:
@@ -49,53 +110,78 @@ def child(do: Callable[[], None], seconds: float, log: pathlib.Path) -> tuple[st
     Returns:
       `ended`, `handled` by one line, `traceback` or `hang`; and what it printed, where it did not end on stderr.
     """
+    ended = forked(lambda: command_line.run(do), seconds, log)
+    errors = ended.errors
+    if ended.status == 2 and errors.count("\n") == 1 and errors.startswith("error: ") and len(errors) < _LINE:
+        return "handled", errors
+    if ended.outcome == "ended" and ended.status == 0:
+        return "ended", ended.output
+    return "hang" if ended.outcome == "hang" else "traceback", ended.told()
+
+
+def to_its_end(do: Callable[[], None], seconds: float, log: pathlib.Path) -> None:
+    """Does what must succeed in a process of its own."""
+    outcome, told = child(do, seconds, log)
+    if outcome != "ended":
+        raise RuntimeError(f"{outcome}, though all is good: {told}")
+
+
+def forked(do: Callable[[], None], seconds: float, log: pathlib.Path) -> Ended:
+    """Does something in a child process without arguments, which is killed if it takes too long or too much memory."""
     errors = log.with_suffix(".errors")
     sys.stdout.flush()
     sys.stderr.flush()
     process = os.fork()
     if process == 0:
         os.setsid()
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         for stream, path in ((1, log), (2, errors)):
             os.dup2(os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY), stream)
         sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
         _end(do)
-    ended = _waited(process, seconds)
-    said = errors.read_text(errors="replace")
-    if ended == 2 and said.count("\n") == 1 and said.startswith("error: ") and len(said) < _LINE:
-        return "handled", said
-    if ended == 0:
-        return "ended", log.read_text(errors="replace")
-    return "hang" if ended == "hang" else "traceback", f"exit {ended}: {said}"
+    status, outcome, took, most = _waited(process, seconds)
+    return Ended(status, outcome, took, most, *(path.read_text(errors="replace") for path in (log, errors)))
 
 
-def _waited(process: int, seconds: float) -> int | str:
-    """The exit status of a process; `hang` or `memory` where it was killed for taking too much of that."""
-    begin, start = time.monotonic(), _resident(process)
+def _waited(process: int, seconds: float) -> tuple[int, str, float, int]:
+    """The exit status of a process, how it ended, its seconds, and its bytes above those of its start."""
+    begin, start, most, took, outcome = time.monotonic(), _resident(process), 0, 0.0, "ended"
     while True:
         pid, status = os.waitpid(process, os.WNOHANG)
         if pid:
-            return os.waitstatus_to_exitcode(status)
-        hangs = time.monotonic() - begin > seconds
-        if hangs or _resident(process) - start > BYTES:
+            with contextlib.suppress(ProcessLookupError):  # Of its children, which have nobody to work for.
+                os.killpg(process, signal.SIGKILL)
+            return os.waitstatus_to_exitcode(status), outcome, took, most
+        most, took = max(most, _resident(process) - start), max(took, _computed(process))
+        hangs = took > seconds or time.monotonic() - begin > _WALL * seconds
+        if outcome == "ended" and (hangs or most > BYTES):
+            outcome = "hang" if hangs else "memory"
             os.killpg(process, signal.SIGKILL)
-            os.waitpid(process, 0)
-            return "hang" if hangs else "memory"
         time.sleep(0.005)
 
 
 def _end(do: Callable[[], None]) -> None:
-    """Does something as a verb, and ends this process."""
+    """Does something and ends this process as Python would."""
     sys.argv = sys.argv[:1]
     status = 1
     try:
-        command_line.run(do)
+        do()
         status = 0
+    except SystemExit as stop:
+        status = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except BaseException:
         traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
+
+
+def _computed(process: int) -> float:
+    """The seconds of a core that a process and its finished children have taken."""
+    with contextlib.suppress(OSError, IndexError), open(f"/proc/{process}/stat") as file:
+        return sum(map(int, file.read().rpartition(")")[2].split()[11:15])) / _TICKS
+    return 0.0
 
 
 def _resident(process: int) -> int:

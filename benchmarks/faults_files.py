@@ -1,61 +1,34 @@
 """Hostile and malformed files of others: what becomes of them at `plm_jax.load` and `vocabularies.load_plain`.
 
-    python benchmarks/faults_files.py --number=400 --seed=0
-
 A case makes one file of a good model or vocabulary bad, in a folder of its own, and a child process opens it. The child
 may end with a `UserError` of one line or, where what was made bad by chance may still be good, with a model; anything
 else is a fault: `silent`, a bad file that was taken for a good one; `traceback`, any other exception, a crash, or more
-than 1 GB of memory above the start; `hang`, more than 10 s. What went wrong is told on stderr.
+than 1 GB of memory above the start; `hang`, more than 10 s.
 """
 
-import argparse
-import collections
-import json
+import functools
 import pathlib
 import random
 import shutil
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import faults_files_arrays as arrays
 import faults_files_cases as cases
 import faults_files_texts as texts
-from faults_case import Row, child, count, row
+from faults_case import Campaign, child, to_its_end
 
-CAMPAIGNS = {
-    "safetensors": arrays.SAFETENSORS,
-    "configs": cases.CONFIGS,
-    "tokenizers": texts.TOKENIZERS,
-    "vocabularies": texts.VOCABULARIES,
-    "hdf5": arrays.HDF5,
-}
 SECONDS = 10.0
 _TEXT = "The state of the Union is strong: café, ½ and ＦＵＬＬ.\n"
 
 
-def hostile(number: int, seed: int) -> list[Row]:
-    """Tries so many cases, spread over all campaigns and their cases; the same seed gives the same files."""
-    counts = {name: collections.Counter() for name in CAMPAIGNS}
+def _base(root: pathlib.Path) -> pathlib.Path:
+    """Writes good models and vocabularies, and opens each."""
     _warm_up()
-    with tempfile.TemporaryDirectory() as folder:
-        root = pathlib.Path(folder)
-        _check(lambda: cases.make_bases(root / "bases"), 300.0, root / "log")
-        for case in cases.good(root / "bases"):
-            _check(lambda case=case: _open(case), SECONDS, root / "log")
-        for index in range(number):
-            campaign = list(CAMPAIGNS)[index % len(CAMPAIGNS)]
-            every = CAMPAIGNS[campaign]
-            make = every[index // len(CAMPAIGNS) % len(every)]
-            count(counts[campaign], *_try(root, make, random.Random(f"{seed} {index}")))
-    return [row(campaign, found) for campaign, found in counts.items()]
-
-
-def _check(do: Callable[[], None], seconds: float, log: pathlib.Path) -> None:
-    """Does what must succeed in a process of its own."""
-    outcome, told = child(do, seconds, log)
-    if outcome != "ended":
-        raise RuntimeError(f"{outcome}, though all is good: {told}")
+    to_its_end(lambda: cases.make_bases(root / "bases"), 300.0, root / "log")
+    for case in cases.good(root / "bases"):
+        to_its_end(lambda case=case: _open(case), SECONDS, root / "log")
+    return root
 
 
 def _warm_up() -> None:
@@ -67,9 +40,9 @@ def _warm_up() -> None:
     return plm_jax.load, vocabularies.load_plain
 
 
-def _try(root: pathlib.Path, make: Callable[..., Any], rng: random.Random) -> tuple[str, str]:
-    """What becomes of one case, and what is told of it."""
-    folder = root / "case"
+def _try(makes: Sequence[Callable[..., Any]], root: pathlib.Path, number: int, rng: random.Random) -> tuple[str, str]:
+    """Makes a case, in turn by each of some functions, and opens it."""
+    make, folder = makes[number % len(makes)], root / "case"
     shutil.rmtree(folder, ignore_errors=True)
     case = make(root / "bases", folder, rng)
     outcome, told = child(lambda: _open(case), SECONDS, root / "log")
@@ -93,9 +66,13 @@ def _open(case: cases.Case) -> None:
     vocabulary.decode(vocabulary.encode(_TEXT))
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--number", type=int, default=400, help="of cases")
-    parser.add_argument("--seed", type=int, default=0, help="of what is random in them")
-    arguments = parser.parse_args()
-    print(json.dumps([one._asdict() for one in hostile(arguments.number, arguments.seed)], indent=2))
+CAMPAIGNS = [
+    Campaign(f"files: {name}", 80, _base, functools.partial(_try, makes))
+    for name, makes in {
+        "safetensors": arrays.SAFETENSORS,
+        "configs": cases.CONFIGS,
+        "tokenizers": texts.TOKENIZERS,
+        "vocabularies": texts.VOCABULARIES,
+        "hdf5": arrays.HDF5,
+    }.items()
+]

@@ -168,17 +168,26 @@ def replaced(path: pathlib.Path, rng: random.Random) -> str:
 ODD: tuple[Any, ...] = (-1, 0, 2**31, 10**12, 10**30, 10**400, 1.5, 1e300, "12", True, None, [], {}, [[]], "x" * 10**6)
 
 
-def _paths(tree: Any, path: tuple = ()) -> Iterable[tuple]:
+def paths(tree: Any, path: tuple = ()) -> Iterable[tuple]:
+    """The paths of all places in a tree of JSON."""
     if path:
         yield path
     for key, child in tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ():
-        yield from _paths(child, (*path, key))
+        yield from paths(child, (*path, key))
 
 
-def _set(tree: Any, path: tuple, value: Any) -> None:
+def put(tree: Any, path: tuple, value: Any) -> None:
+    """Puts a value at a place of a tree."""
     for key in path[:-1]:
         tree = tree[key]
     tree[path[-1]] = value
+
+
+def remove(tree: Any, path: tuple) -> None:
+    """Removes what is at a place of a tree."""
+    for key in path[:-1]:
+        tree = tree[key]
+    del tree[path[-1]]
 
 
 def garbled(data: bytes, rng: random.Random) -> tuple[bytes, str]:
@@ -274,9 +283,9 @@ def setting(bases: pathlib.Path, folder: pathlib.Path, rng: random.Random) -> Ca
     name, file = rng.choice([(name, "config.json") for name in (*HUGGING_FACE, "converted")] + JSON_FILES)
     path = copied(bases, folder, name)
     tree = json.loads((path / file).read_text())
-    at = rng.choice(list(_paths(tree)))
+    at = rng.choice(list(paths(tree)))
     value = rng.choice(ODD)
-    _set(tree, at, value)
+    put(tree, at, value)
     (path / file).write_text(json.dumps(tree))
     reseal(path)
     return Case(f"{name}/{file}: {at} is {str(value)[:50]}", False, str(path))

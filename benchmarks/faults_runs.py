@@ -1,15 +1,11 @@
-"""Runs that are killed, stopped, started twice, and whose disk fails; checkpoints that are damaged. Prints a table.
-
-    python benchmarks/faults_runs.py --share=0.1 --seed=0
+"""Runs that are killed, stopped, started twice, and whose disk fails; checkpoints that are damaged.
 
 All are of one small encoder with dropout in two phases, which trains in seconds; each is compared with a twin that was
 left alone, batch digests and losses to the bit. `handled`: the twin's end, or one line with exit status 2 where that is
 what should come; `silent`: another end, or a damage that nothing tells; `traceback`: more than a line, or a traceback;
-`hang`: beyond its seconds. What went wrong is told on stderr.
+`hang`: beyond its seconds.
 """
 
-import argparse
-import collections
 import contextlib
 import functools
 import json
@@ -28,26 +24,12 @@ from typing import NamedTuple
 ROOT = pathlib.Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from faults_case import Row, child, count  # noqa: E402
-from faults_case import row as row_of  # noqa: E402
+from faults_case import Campaign, child  # noqa: E402
 
 from tests.support import moods, resume, tiny  # noqa: E402
 
 NAME, STEPS = "separate", tiny.RUNS["separate"].train.steps
 SECONDS = 240.0
-# How often each campaign is tried in full.
-FULL = {
-    "checkpoints: flips": 400,
-    "checkpoints: other damages": 200,
-    "runs: SIGKILL": 50,
-    "runs: SIGTERM": 20,
-    "runs: SIGKILL of finetune": 20,
-    "runs: one of two processes killed": 10,
-    "runs: two on one directory": 20,
-    "disks: full for a while": 6,
-    "disks: a write fails now and then": 6,
-    "disks: slow": 3,
-}
 
 
 class Base(NamedTuple):
@@ -56,25 +38,6 @@ class Base(NamedTuple):
     folder: pathlib.Path
     twin: pathlib.Path
     disk: pathlib.Path
-
-
-def run(share: float, seed: int, only: str = "") -> list[Row]:
-    """Tries a share of every campaign whose name begins with `only`, at least once each."""
-    rows = []
-    with tempfile.TemporaryDirectory() as temporary:
-        base = _base(pathlib.Path(temporary))
-        for number, (campaign, times) in enumerate(FULL.items()):
-            if not campaign.startswith(only):
-                continue
-            counts: collections.Counter = collections.Counter()
-            for case in range(max(1, round(share * times))):
-                rng = random.Random(f"{seed} {number} {case}")
-                with tempfile.TemporaryDirectory(dir=temporary) as folder:
-                    outcome, told = CAMPAIGNS[campaign](base, pathlib.Path(folder), rng)
-                count(counts, outcome, f"{campaign}, case {case}: {told}")
-            rows.append(row_of(campaign, counts))
-            print(f"{campaign}: {dict(counts)}", file=sys.stderr, flush=True)
-    return rows
 
 
 def _base(folder: pathlib.Path) -> Base:
@@ -360,29 +323,25 @@ def _on_disk(**faults: str) -> Callable:
     return case
 
 
-CAMPAIGNS = {
-    "checkpoints: flips": _damaged(_flip),
-    "checkpoints: other damages": _damaged(_damage),
-    "runs: SIGKILL": _killed,
-    "runs: SIGTERM": _stopped,
-    "runs: SIGKILL of finetune": _tuning_killed,
-    "runs: one of two processes killed": _one_of_two,
-    "runs: two on one directory": _twice,
-    "disks: full for a while": _on_disk(),
-    "disks: a write fails now and then": _on_disk(FAULTS_EVERY="150"),
-    "disks: slow": _on_disk(FAULTS_MICROSECONDS="20000"),
-}
+def _in_folder(case: Callable, base: Base, number: int, rng: random.Random) -> tuple[str, str]:
+    """Runs a case in a folder that goes with it."""
+    with tempfile.TemporaryDirectory(dir=base.folder.parent) as folder:
+        outcome, told = case(base, pathlib.Path(folder), rng)
+    return outcome, f"case {number}: {told}"
 
 
-def main() -> None:
-    """Tries a share of the campaigns and prints what became of them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--share", type=float, default=0.1, help="of the times that each campaign is tried in full")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", default="", help="campaigns whose name begins so")
-    given = parser.parse_args()
-    print(json.dumps([row._asdict() for row in run(given.share, given.seed, given.only)], indent=2))
-
-
-if __name__ == "__main__":
-    main()
+CAMPAIGNS = [
+    Campaign(name, times, _base, functools.partial(_in_folder, case))
+    for name, times, case in (
+        ("checkpoints: flips", 400, _damaged(_flip)),
+        ("checkpoints: other damages", 200, _damaged(_damage)),
+        ("runs: SIGKILL", 50, _killed),
+        ("runs: SIGTERM", 20, _stopped),
+        ("runs: SIGKILL of finetune", 20, _tuning_killed),
+        ("runs: one of two processes killed", 10, _one_of_two),
+        ("runs: two on one directory", 20, _twice),
+        ("disks: full for a while", 6, _on_disk()),
+        ("disks: a write fails now and then", 6, _on_disk(FAULTS_EVERY="150")),
+        ("disks: slow", 3, _on_disk(FAULTS_MICROSECONDS="20000")),
+    )
+]

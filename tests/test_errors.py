@@ -326,7 +326,7 @@ def test_a_loss_that_is_lost(tiny, verb, tmp_path):
     workdir = tmp_path / "run"
     finished = verb(
         "pretrain", f"--config={tiny}/tiny.py", f"--workdir={workdir}",
-        "--config.schedule.learning_rate=1e30", "--config.optimizer.clip_norm=0.0", "--config.checkpoint.save_every=1",
+        "--config.schedule.learning_rate=1e4", "--config.optimizer.clip_norm=0.0", "--config.checkpoint.save_every=1",
         "--config.train.incidents.most_in_a_row=2",
     )  # fmt: skip
     assert_one_line(finished, "of step", "nan", "batch digest", "learning rate")

@@ -286,7 +286,7 @@ def _json_lines(name: str, file: BinaryIO, tally: Tally, limits: Limits) -> Iter
                     yield _quarantine(name, number, f"more than limits.line_bytes={limits.line_bytes}", b"")
                 elif line.strip():
                     yield from _json_page(name, number, line, tally, limits)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+    except (EOFError, zlib.error, gzip.BadGzipFile, bounded.BlankLinesError) as error:
         yield _quarantine(name, number, f"damaged after this line: {error}", b"")
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from plm_jax.cleaning import crawl, lists, progress, settings
-from plm_jax.common import leases, storage, trees
+from plm_jax.common import children, leases, storage, trees
 from plm_jax.common.errors import UserError
 
 FORMAT = 1
@@ -177,7 +177,7 @@ def _run(
     print(f"{len(files):,} files to clean", file=sys.stderr)
     try:
         with progress.shown(len(files), show_progress):
-            pipeline.run().wait_until_finish()
+            children.shielded(lambda: pipeline.run().wait_until_finish())
     except Exception as error:  # Each runner wraps what its workers raise in its own way.
         mistake = _USER_ERROR.search(f"{type(error).__name__}: {error}")
         if mistake:

@@ -3,9 +3,9 @@
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from plm_jax.common import seeds, trees
+from plm_jax.common import ranges, seeds, trees
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.config import overrides
 
@@ -40,8 +40,8 @@ class Paragraphs:
     """Only pages with so many lines of so many characters each."""
 
     kind: ClassVar[str] = "paragraphs"
-    min_paragraphs: int = 3
-    min_characters: int = 200
+    min_paragraphs: ranges.CountOrZero = 3
+    min_characters: ranges.CountOrZero = 200
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ class CleanLines:
     """
 
     kind: ClassVar[str] = "c4"
-    max_word_characters: int = 1000
+    max_word_characters: ranges.CountOrZero = 1000
     end_marks: tuple[str, ...] = (".", "?", "!", '"')
-    min_words: int = 5
+    min_words: ranges.CountOrZero = 5
     placeholder_phrases: tuple[str, ...] = ("lorem ipsum",)
     script_phrases: tuple[str, ...] = ("javascript",)
     code_marks: tuple[str, ...] = ("{",)
@@ -66,7 +66,7 @@ class CleanLines:
         "use of cookies",
         "use cookies",
     )
-    min_sentences: int = 3
+    min_sentences: ranges.CountOrZero = 3
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class DuplicateLines:
     """Each line, stripped and in lower case, stays once in the corpus, as in the public code."""
 
     kind: ClassVar[str] = "lines"
-    min_sentences: int = 3
+    min_sentences: ranges.CountOrZero = 3
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,8 @@ class DuplicateSpans:
     """Each span of `span` sentences stays once in the corpus, as in the paper (Raffel et al. 2020, section 2.2)."""
 
     kind: ClassVar[str] = "spans"
-    span: int = 3
-    min_sentences: int = 3
+    span: Annotated[int, ranges.Range(1, 10**6)] = 3
+    min_sentences: ranges.CountOrZero = 3
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Langdetect:
 
     kind: ClassVar[str] = "langdetect"
     language: str = "en"
-    min_probability: float = 0.99
+    min_probability: ranges.Share = 0.99
 
 
 @dataclass(frozen=True)
@@ -101,9 +101,9 @@ class Cld3:
 
     kind: ClassVar[str] = "cld3"
     languages: tuple[str, ...] = MC4_LANGUAGES
-    min_probability: float = 0.95
-    min_bytes: int = 100
-    max_bytes: int = 10_000
+    min_probability: ranges.Share = 0.95
+    min_bytes: ranges.CountOrZero = 100
+    max_bytes: ranges.CountOrZero = 10_000
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class BadWords:
 
     kind: ClassVar[str] = "badwords"
     path: str = ""
-    fraction: float = 1.0
+    fraction: ranges.Share = 1.0
 
 
 @dataclass(frozen=True)
@@ -128,13 +128,10 @@ class MinHash:
     """
 
     kind: ClassVar[str] = "minhash"
-    bands: int = 14
-    rows: int = 8
-    words: int = 5
-    seed: int = 0
-
-    def __post_init__(self):
-        seeds.check("minhash.seed", self.seed)
+    bands: Annotated[int, ranges.Range(1, 1024)] = 14
+    rows: Annotated[int, ranges.Range(1, 1024)] = 8
+    words: Annotated[int, ranges.Range(1, 1024)] = 5
+    seed: seeds.Seed = 0
 
 
 @dataclass(frozen=True)
@@ -148,10 +145,10 @@ class Limits:
       depth: of HTML elements in each other, as deep as browsers have them, and of lists and objects of JSON.
     """
 
-    line_bytes: int = 2**24
-    page_bytes: int = 2**23
-    body_bytes: int = 5 * 2**20
-    depth: int = 512
+    line_bytes: Annotated[int, ranges.Range(1, 2**31 - 1)] = 2**24
+    page_bytes: Annotated[int, ranges.Range(1, 2**31 - 1)] = 2**23
+    body_bytes: Annotated[int, ranges.Range(1, 2**31 - 1)] = 5 * 2**20
+    depth: Annotated[int, ranges.Range(1, 512)] = 512
 
 
 @dataclass(frozen=True)
@@ -166,7 +163,7 @@ class Settings:
         crawl's files have. Validation has its share of as many; one that gets no page is not written.
     """
 
-    max_characters: int = 190_000
+    max_characters: ranges.CountOrZero = 190_000
     pages: Domains | Urls | None = None
     paragraphs: Paragraphs | None = None
     lines: CleanLines | None = None
@@ -174,8 +171,8 @@ class Settings:
     language: Langdetect | Cld3 | None = field(default_factory=Langdetect)
     badwords: BadWords | None = None
     near_duplicates: MinHash | None = None
-    validation_one_in: int = 1000
-    shards: int | None = None
+    validation_one_in: Annotated[int, ranges.Range(2, 10**9)] = 1000
+    shards: Annotated[int, ranges.Range(1, 10**6)] | None = None
     limits: Limits = Limits()
 
 
@@ -225,33 +222,3 @@ def _check(settings: Settings) -> None:
             )
     if settings.badwords is not None and settings.language is None:
         raise UserError("bad words are listed by language: set badwords=None, or language.kind to langdetect or cld3")
-    for where, value in _numbers("settings", settings):
-        if value < 0:
-            raise UserError(f"{where} is {value}: give no negative number")
-        if isinstance(value, float) and value > 1:
-            raise UserError(f"{where} is {value}: give a number from 0 to 1")
-    if settings.validation_one_in < 2:
-        raise UserError(
-            f"settings.validation_one_in is {settings.validation_one_in}: give at least 2, or no page is for training"
-        )
-    positive = {f"limits.{name}": value for name, value in dataclasses.asdict(settings.limits).items()}
-    if settings.shards is not None:
-        positive["shards"] = settings.shards
-    if settings.near_duplicates is not None:
-        fields = dataclasses.asdict(settings.near_duplicates)
-        positive |= {f"near_duplicates.{name}": fields[name] for name in ("bands", "rows", "words")}
-    if isinstance(settings.duplicates, DuplicateSpans):
-        positive["duplicates.span"] = settings.duplicates.span
-    for name, value in positive.items():
-        if value < 1:
-            raise UserError(f"settings.{name} is {value}: give at least 1")
-
-
-def _numbers(where: str, part):
-    """Every number of a dataclass and those in it, with its name."""
-    for each in dataclasses.fields(part):
-        value = getattr(part, each.name)
-        if dataclasses.is_dataclass(value):
-            yield from _numbers(f"{where}.{each.name}", value)
-        elif isinstance(value, int | float):
-            yield f"{where}.{each.name}", value

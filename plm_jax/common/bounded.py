@@ -7,11 +7,25 @@ from typing import Any
 # A text of JSON, closed or not, or what begins or ends a part: linear in time whatever it is given.
 _TOKENS = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.DOTALL)
 _PIECE = 2**20
+# A gigabyte of nothing but newlines, a thousandth of that compressed, would be read for minutes.
+MOST_BLANK_LINES = 2**20
+
+
+class BlankLinesError(ValueError):
+    """A file has more blank lines in a row than any that is meant to be read."""
 
 
 def lines(file: Any, limit: int) -> Iterator[Any | None]:
-    """The lines of a file of text or bytes; None: one of more than `limit` characters or bytes, passed over."""
+    """The lines of a file of text or bytes; None: one of more than `limit` characters or bytes, passed over.
+
+    Raises:
+      BlankLinesError: more than `MOST_BLANK_LINES` in a row are blank.
+    """
+    blank = 0
     while line := file.readline(limit + 1):
+        blank = blank + 1 if line.isspace() else 0
+        if blank > MOST_BLANK_LINES:
+            raise BlankLinesError(f"more than {MOST_BLANK_LINES:,} blank lines in a row")
         ending = "\n" if isinstance(line, str) else b"\n"
         if len(line) <= limit or line.endswith(ending):
             yield line

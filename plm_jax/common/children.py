@@ -13,12 +13,15 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from concurrent import futures
+from typing import TypeVar
 
 import plm_jax
 from plm_jax.common.errors import Interrupted
 
 # The end of the pipe, in a child's environment.
 _PARENT = "PLM_JAX_PARENT"
+T = TypeVar("T")
 # What has a process join others as one job.
 _JOB = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID", "PLM_JAX_DISTRIBUTED")
 # Python adds neither the working directory nor a script's folder to the path where this is set.
@@ -95,6 +98,24 @@ def end_with_parent() -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=wait, name="parent", daemon=True).start()
+
+
+def shielded(call: Callable[[], T]) -> T:
+    """Calls something in a thread that Ctrl-C does not reach, nor the threads and processes that it starts.
+
+    The interrupt is raised here alone: a library whose threads or workers it reached would print the traceback of each.
+    """
+    returned: futures.Future[T] = futures.Future()
+
+    def run() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            returned.set_result(call())
+        except BaseException as error:
+            returned.set_exception(error)
+
+    threading.Thread(target=run, name="shielded", daemon=True).start()
+    return returned.result()
 
 
 class Group:

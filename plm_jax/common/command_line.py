@@ -6,6 +6,7 @@ import glob
 import logging
 import os
 import re
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from typing import NoReturn
 from absl import flags
 from absl import logging as absl_logging
 
+import plm_jax
 from plm_jax.common import children, extras, seeds, storage
 from plm_jax.common.errors import Interrupted, UserError, one_line, told
 
@@ -26,6 +28,9 @@ _LOST = 30
 _OF_OTHERS = re.compile(
     r"gloo|nccl|peer|socket|coordination|heartbeat|barrier|unavailable|deadline.exceeded|aborted", re.IGNORECASE
 )
+
+# A line that is longer is none that a person reads.
+_MOST_CHARACTERS = 1000
 
 # glibc's malloc.h
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
@@ -89,7 +94,7 @@ def seed_list(flag: flags.FlagHolder) -> list[int]:
     """
     numbers = integers(flag, signed=True)
     for seed in numbers:
-        seeds.check(f"--{flag.name}", seed)
+        seeds.RANGE.check(seed, f"--{flag.name}")
     return numbers
 
 
@@ -114,6 +119,8 @@ def run(main: Callable[..., None], takes_options: bool = False, words: Sequence[
     sys.stdout.reconfigure(errors="backslashreplace")  # As stderr: paths may hold what is no text.
     children.leave_working_directory()
     children.end_with_parent()
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         if {"--help", "-h", "--helpfull"} & set(_arguments()):
             print(_help(main))
@@ -128,8 +135,7 @@ def run(main: Callable[..., None], takes_options: bool = False, words: Sequence[
     except Interrupted as stopped:
         _end(str(stopped), SAVED)
     except KeyboardInterrupt:
-        print("stopped; run the same command again to go on", file=sys.stderr, flush=True)
-        os._exit(130)
+        _end(plm_jax.STOPPED, 130)
     except Exception as error:
         if not _is_one_of_several():
             raise
@@ -165,6 +171,9 @@ def _say_last(line: str) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     # A file's or a foreign file's name may have what a terminal obeys, or what no text can have.
     line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in line)
+    if len(line) > _MOST_CHARACTERS:  # As with a path of thousands; what to do stands at the end.
+        half = _MOST_CHARACTERS // 2
+        line = f"{line[:half]}…{line[-half:]}"
     with contextlib.suppress(OSError):
         os.write(stderr, f"{line}\n".encode())
 

@@ -63,7 +63,7 @@ def users_code(path: str) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         told = in_users_code(error, path)
         if told is None:
             raise

@@ -1,21 +1,11 @@
 """Seeds of random numbers: integers of 64 bits with a sign, all of which count."""
 
-from plm_jax.common.errors import UserError
+from typing import Annotated
 
-SMALLEST, LARGEST = -(2**63), 2**63 - 1
+from plm_jax.common.ranges import Range
 
-
-def check(name: str, seed: int) -> None:
-    """Rejects a seed of more than 64 bits.
-
-    Args:
-      name: the field or flag, for the message.
-
-    Raises:
-      UserError: the seed is out of range.
-    """
-    if not SMALLEST <= seed <= LARGEST:
-        raise UserError(f"{name} is {seed}: give an integer from {SMALLEST} to {LARGEST} (64 bits)")
+RANGE = Range(-(2**63), 2**63 - 1)
+Seed = Annotated[int, RANGE]
 
 
 def unsigned(seed: int) -> int:
@@ -24,5 +14,5 @@ def unsigned(seed: int) -> int:
     Raises:
       UserError: the seed is out of range.
     """
-    check("seed", seed)
+    RANGE.check(seed, "seed")
     return seed % 2**64

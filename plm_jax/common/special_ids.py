@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, fields
 
+from plm_jax.common import ranges
+
 
 @dataclass(frozen=True, kw_only=True)
 class SpecialIds:
@@ -13,18 +15,18 @@ class SpecialIds:
       dblock: what hides a token of a filling.
     """
 
-    pad: int | None = None
-    bos: int | None = None
-    eos: int | None = None
-    unk: int | None = None
-    cls: int | None = None
-    sep: int | None = None
-    mask: int | None = None
-    sop: int | None = None
-    eop: int | None = None
-    smask: int | None = None
-    gmask: int | None = None
-    dblock: int | None = None
+    pad: ranges.LengthOrZero | None = None
+    bos: ranges.LengthOrZero | None = None
+    eos: ranges.LengthOrZero | None = None
+    unk: ranges.LengthOrZero | None = None
+    cls: ranges.LengthOrZero | None = None
+    sep: ranges.LengthOrZero | None = None
+    mask: ranges.LengthOrZero | None = None
+    sop: ranges.LengthOrZero | None = None
+    eop: ranges.LengthOrZero | None = None
+    smask: ranges.LengthOrZero | None = None
+    gmask: ranges.LengthOrZero | None = None
+    dblock: ranges.LengthOrZero | None = None
 
 
 NAMES = tuple(f.name for f in fields(SpecialIds))

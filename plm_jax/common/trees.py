@@ -5,13 +5,16 @@ that is a tuple of pairs, names and choices, which is hashable, is a mapping in 
 """
 
 import dataclasses
+import functools
+import numbers
 import types
 import typing
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import ml_collections
 
+from plm_jax.common import ranges
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.common.roles import Role, is_role
 
@@ -84,8 +87,8 @@ def choice(choices: Mapping[str, type], tree: Any, where: str) -> type:
       UserError: there is none of that kind.
     """
     kind = tree.get("kind") if isinstance(tree, Mapping) else tree
-    if kind not in choices:
-        raise UserError(f"{where}.kind is {kind!r}: {nearest(str(kind), choices)}")
+    if not isinstance(kind, str) or kind not in choices:
+        raise UserError(f"{where}.kind is {ranges.shown(kind)}: {nearest(str(kind)[:60], choices)}")
     return choices[kind]
 
 
@@ -106,49 +109,75 @@ def parse(kind: Any, value: Any, where: str) -> Any:
     """`value` as the annotated type `kind`; `where` is what errors call it.
 
     Raises:
-      UserError: an unknown field (the nearest name is given), a missing one, or a value of the wrong type.
+      UserError: an unknown field (the nearest name is given), a missing one, or a value of the wrong type or out of
+        its range.
     """
     origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Annotated:
+        return _parse_number(args[0], value, where, args[1])
     if origin in (types.UnionType, typing.Union):
         if value is None and types.NoneType in args:
             return None
         if choices(kind) is None:
-            return parse(next(a for a in args if a is not types.NoneType), value, where)
+            kinds = [a for a in args if a is not types.NoneType]
+            is_list = isinstance(value, tuple | list)
+            return parse(next((k for k in kinds if is_list and typing.get_origin(k) is tuple), kinds[0]), value, where)
     if (found := choices(kind)) is not None:
         return _parse_dataclass(choice(found, value, where), value, where)
     if dataclasses.is_dataclass(kind):
         return _parse_dataclass(kind, value, where)
     if (element := values(kind)) is not None:
         if not isinstance(value, dict):
-            raise UserError(f"{where} is {value!r}: give a mapping of names")
+            raise UserError(f"{where} is {ranges.shown(value)}: give a mapping of names")
         named = {k: parse(element, v, f"{where}.{k}") for k, v in value.items()}
         return named if origin is dict else tuple(named.items())
     if origin is tuple:
         if not isinstance(value, tuple | list):
-            raise UserError(f"{where} is {value!r}: give a tuple")
+            raise UserError(f"{where} is {ranges.shown(value)}: give a tuple")
         items = [args[0]] * len(value) if args[-1] is ... else args
         if len(items) != len(value):
-            raise UserError(f"{where} is {value!r}: give {len(items)} values")
+            raise UserError(f"{where} is {ranges.shown(value)}: give {len(items)} values")
         return tuple(parse(a, v, f"{where}[{i}]") for i, (a, v) in enumerate(zip(items, value, strict=True)))
     if origin is Literal:
         if value not in args:
-            raise UserError(f"{where} is {value!r}: {nearest(str(value), map(str, args))}")
+            raise UserError(f"{where} is {ranges.shown(value)}: {nearest(str(value)[:60], map(str, args))}")
         return value
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+    if kind is float:
+        return _parse_number(kind, value, where, ranges.FINITE)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise UserError(f"{where} is {value!r}: give {_article(kind.__name__)}")
+        raise UserError(f"{where} is {ranges.shown(value)}: give {_article(kind.__name__)}")
     return value
+
+
+def _parse_number(kind: type, value: Any, where: str, accepted: ranges.Range) -> int | float:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral if kind is int else numbers.Real):
+        raise UserError(f"{where} is {ranges.shown(value)}: give {_article(kind.__name__)}, {accepted}")
+    accepted.check(value, where)
+    return kind(value)
+
+
+def checked(value: Any, where: str) -> Any:
+    """Returns a dataclass that was not parsed from a tree, once its fields are of their types and in their ranges.
+
+    Raises:
+      UserError: one is not.
+    """
+    return parse(type(value), to_dict(value), where)
 
 
 def _article(name: str) -> str:
     return {"int": "an integer", "str": "a string", "float": "a number", "bool": "True or False"}[name]
 
 
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind, include_extras=True)
+
+
 def _parse_dataclass(kind: Any, value: Any, where: str) -> Any:
     if not isinstance(value, dict):
-        raise UserError(f"{where} is {value!r}: give its fields")
-    hints = typing.get_type_hints(kind)
+        raise UserError(f"{where} is {ranges.shown(value)}: give its fields")
+    hints = _hints(kind)
     known = {f.name: f for f in dataclasses.fields(kind)}
     given = {k: v for k, v in value.items() if k != "kind" or "kind" in known}
     if "kind" not in known and "kind" in value and value["kind"] != getattr(kind, "kind", None):

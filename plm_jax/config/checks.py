@@ -10,6 +10,9 @@ from plm_jax.config.sources import InputsTargetsSource
 from plm_jax.config.stages import has_inputs_targets, stages, target_length
 from plm_jax.config.training import Stage, Train
 
+# Tokens of a batch: sixteen times those of LLaMA 3.1 405B's largest.
+_MOST_TOKENS = 2**28
+
 
 def check(run: Run) -> None:
     """Checks what the sections of a run ask of each other; of one without a model little can be said yet.
@@ -30,6 +33,8 @@ def check(run: Run) -> None:
                 f"a batch of {stage.batch_size} does not divide into {stage.microbatches} microbatches: "
                 "change config.train.batch_size or config.train.microbatches"
             )
+        _tokens(stage, "train.batch_size", stage.batch_size)
+        _tokens(stage, "evaluation.batch_size", run.evaluation.batch_size)
         run.data.layout.check(run, stage)
         _carry(run, stage)
         _positions(run, stage.length)
@@ -112,6 +117,15 @@ def _carry(run: Run, stage: Stage) -> None:
         raise UserError(
             f"model '{run.model.kind}' carries a state from row to row, but {reason}: choose a layout whose rows "
             "follow each other, such as streams, over one source of text, or a model without `new_carry`"
+        )
+
+
+def _tokens(stage: Stage, field: str, rows: int) -> None:
+    """Rejects batches of more tokens than any run has."""
+    if rows * stage.length > _MOST_TOKENS:
+        raise UserError(
+            f"config.{field} is {rows:,} with rows of {stage.length:,} tokens: give at most {_MOST_TOKENS:,} tokens a "
+            "batch"
         )
 
 

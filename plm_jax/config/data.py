@@ -1,11 +1,10 @@
 """What is read, and with which vocabulary."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
-from plm_jax.common import special_ids
+from plm_jax.common import ranges, special_ids
 from plm_jax.common.errors import UserError, nearest
-from plm_jax.config import bounds
 from plm_jax.config.sources import Source
 from plm_jax.data.layouts import Blocks, Layout
 
@@ -23,7 +22,7 @@ class InputsTargets:
       packed: as many examples a row as fit, none of which sees another; else one.
     """
 
-    target_length: int | None = None
+    target_length: ranges.Length | None = None
     packed: bool = False
 
 
@@ -52,23 +51,20 @@ class Data:
     """
 
     cache_dir: str
-    length: int
+    length: ranges.Length
     sources: dict[str, Source]
-    mixture: dict[str, float] = field(default_factory=dict)
+    mixture: dict[str, ranges.MixtureRate] = field(default_factory=dict)
     layout: Layout = field(default=Blocks())
     segmenters: dict[str, str] = field(default_factory=dict)
     inputs_targets: InputsTargets = InputsTargets()
     bad_rows: Literal["stop", "skip"] = "stop"
-    validation_fraction: float = 0.01
-    window_tokens: int = 2**21
-    threads: int = 1
-    prefetch: int = 4
-    processes: int = 0
+    validation_fraction: ranges.ShareBelowOne = 0.01
+    window_tokens: Annotated[int, ranges.Range(1, 2**40)] = 2**21
+    threads: Annotated[int, ranges.Range(1, 1024)] = 1
+    prefetch: ranges.Workers = 4
+    processes: ranges.Workers = 0
 
     def __post_init__(self):
-        bounds.at_least(1, "data", self, "length", "window_tokens", "threads")
-        bounds.at_least(0, "data", self, "prefetch", "processes")
-        bounds.share("data", self, "validation_fraction")
         for name in self.segmenters.keys() - self.sources.keys():
             raise UserError(f"config.data.segmenters names '{name}': {nearest(name, self.sources)}")
         if not self.sources:
@@ -95,11 +91,8 @@ class Vocabulary(special_ids.SpecialIds):
     """
 
     spec: str = ""
-    train_size: int = 0
+    train_size: ranges.LengthOrZero = 0
     train_kind: Literal["", "unigram", "bpe", "uncased", "cased"] = ""
     lowercase: bool = False
-    added: int = 0
-    sentinels: int = 0
-
-    def __post_init__(self):
-        bounds.at_least(0, "vocabulary", self, "train_size", "added", "sentinels")
+    added: ranges.LengthOrZero = 0
+    sentinels: ranges.LengthOrZero = 0

@@ -2,8 +2,9 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from plm_jax.common import ranges, trees
 from plm_jax.common.errors import UserError, nearest
 
 
@@ -35,49 +36,25 @@ class Decoding:
       num_return_sequences: answers to each prompt, the best of the beams, or so many samples.
     """
 
-    max_new_tokens: int | None = None
-    min_new_tokens: int = 0
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    num_beams: int = 1
-    length_penalty: float = 1.0
+    max_new_tokens: ranges.Length | None = None
+    min_new_tokens: ranges.LengthOrZero = 0
+    temperature: ranges.Scale | None = None
+    top_k: ranges.Length | None = None
+    top_p: ranges.ShareAboveZero | None = None
+    num_beams: Annotated[int, ranges.Range(1, 4096)] = 1
+    length_penalty: Annotated[float, ranges.Range(-100, 100)] = 1.0
     length_penalty_form: Literal["power", "gnmt"] = "power"
     early_stopping: Literal[False, True, "never"] = False
-    no_repeat_ngram_size: int = 0
-    forced_bos_token_id: int | None = None
-    forced_eos_token_id: int | None = None
-    forced_prefix: str | tuple[int, ...] = ""
+    no_repeat_ngram_size: ranges.LengthOrZero = 0
+    forced_bos_token_id: ranges.LengthOrZero | None = None
+    forced_eos_token_id: ranges.LengthOrZero | None = None
+    forced_prefix: str | tuple[ranges.LengthOrZero, ...] = ""
     stop_strings: tuple[str, ...] = ()
-    num_return_sequences: int = 1
+    num_return_sequences: Annotated[int, ranges.Range(1, 2**16)] = 1
 
     def __post_init__(self):
-        for name in ("max_new_tokens", "num_beams", "num_return_sequences"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise UserError(f"{name} is {value}: give at least 1")
-        for name in ("min_new_tokens", "no_repeat_ngram_size", "forced_bos_token_id", "forced_eos_token_id"):
-            if (value := getattr(self, name)) is not None and value < 0:
-                raise UserError(f"{name} is {value}: give 0 or more")
-        self._check_sampling()
-        self._check_answers()
-
-    def _check_sampling(self) -> None:
-        if self.temperature is not None and not 0 <= self.temperature < float("inf"):
-            raise UserError(f"temperature is {self.temperature}: give 0 (the most probable token) or more")
-        if self.top_k is not None and self.top_k < 1:
-            raise UserError(f"top_k is {self.top_k}: give at least 1, or leave it out")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise UserError(f"top_p is {self.top_p}: give above 0 up to 1, or leave it out")
         if self.temperature and self.num_beams > 1:
             raise UserError("beam search does not sample: leave out temperature, or set num_beams to 1")
-
-    def _check_answers(self) -> None:
-        if not float("-inf") < self.length_penalty < float("inf"):
-            raise UserError(f"length_penalty is {self.length_penalty}: give a number")
-        if self.length_penalty_form not in ("power", "gnmt"):
-            raise UserError(f"length_penalty_form is '{self.length_penalty_form}': give power or gnmt")
-        if self.early_stopping not in (False, True, "never"):
-            raise UserError(f"early_stopping is {self.early_stopping!r}: give True, False or 'never'")
         if isinstance(self.stop_strings, str) or not all(self.stop_strings):
             raise UserError(f"stop_strings is {self.stop_strings!r}: give texts, none of them empty")
         if self.num_return_sequences > self.num_beams and not self.temperature:
@@ -103,7 +80,7 @@ class Decoding:
         given = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
         if isinstance(alone := given.get("stop_strings"), str):
             given["stop_strings"] = (alone,)
-        return dataclasses.replace(self, **given)
+        return trees.parse(Decoding, {name: getattr(self, name) for name in names} | given, "decoding")
 
     @property
     def is_sampled(self) -> bool:

@@ -6,7 +6,7 @@ import re
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from plm_jax.common import trees
 
@@ -15,7 +15,7 @@ _INDENT = "  "
 
 def lines(section: Any) -> Iterator[str]:
     """A section's fields, one a line, as `name = value  # type: what it is`; sections in it are indented."""
-    hints, told = typing.get_type_hints(type(section)), documented(type(section))
+    hints, told = typing.get_type_hints(type(section), include_extras=True), documented(type(section))
     for f in dataclasses.fields(section):
         yield from _lines(f.name, getattr(section, f.name), hints[f.name], told.get(f.name, ""))
 
@@ -47,6 +47,8 @@ def _lines(name: str, value: Any, kind: Any, told: str) -> Iterator[str]:
 def _type(kind: Any) -> str:
     """A type as a person writes it."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Annotated:
+        return f"{_type(args[0])}, {args[1]}"
     if origin is Literal:
         return " | ".join(repr(a) if a == "" else str(a) for a in args)
     if origin in (types.UnionType, typing.Union):

@@ -4,9 +4,9 @@ config.LabelledJsonLines("train.jsonl", config.Classes(("negative", "positive"),
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from plm_jax.common import progress
+from plm_jax.common import progress, ranges
 from plm_jax.common.errors import UserError
 from plm_jax.common.roles import Role
 from plm_jax.config.prompts import Prompt
@@ -112,14 +112,10 @@ class Choices(Form):
     """A context, a list of `number` texts that may go on with it, and the right one, its number from 0 or the text."""
 
     kind: ClassVar[str] = "choice"
-    number: int
+    number: Annotated[int, ranges.Range(2, 1024)]
     context: str = "question"
     endings: str = "choices"
     label: str = "label"
-
-    def __post_init__(self):
-        if self.number < 2:
-            raise UserError(f"a source has form.number {self.number}: give at least 2 choices")
 
     @property
     def num_texts(self) -> int:

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from plm_jax.common.errors import UserError
+from plm_jax.common import ranges
 from plm_jax.common.roles import Role
 
 if TYPE_CHECKING:
@@ -26,12 +26,8 @@ class Optimizer(Role):
     """
 
     recipe: ClassVar[tuple[str, ...]] = ("clip_norm", "layer_decay")
-    clip_norm: float = 1.0
-    layer_decay: float = 1.0
-
-    def __post_init__(self):
-        if not 0.0 < self.layer_decay <= 1.0:
-            raise UserError(f"config.optimizer.layer_decay is {self.layer_decay}: give a factor above 0, at most 1")
+    clip_norm: Annotated[float, ranges.Range(0, 1e12)] = 1.0
+    layer_decay: ranges.ShareAboveZero = 1.0
 
     def transformations(self) -> Sequence["optax.GradientTransformation"]:
         """What makes a direction of clipped gradients, one after another; importing JAX is left until then."""
@@ -54,10 +50,10 @@ class AdamW(Optimizer):
 
     kind: ClassVar[str] = "adamw"
     recipe: ClassVar[tuple[str, ...]] = _OF_MOMENTS
-    b1: float = 0.9
-    b2: float = 0.999
-    epsilon: float = 1e-8
-    weight_decay: float = 0.0
+    b1: ranges.ShareBelowOne = 0.9
+    b2: ranges.ShareBelowOne = 0.999
+    epsilon: ranges.Epsilon = 1e-8
+    weight_decay: ranges.Scale = 0.0
     decay_norms_and_biases: bool = False
     bias_correction: bool = True
     first_moment: Literal["float32", "bfloat16"] = "float32"
@@ -81,10 +77,10 @@ class Lamb(Optimizer):
 
     kind: ClassVar[str] = "lamb"
     recipe: ClassVar[tuple[str, ...]] = _OF_MOMENTS
-    b1: float = 0.9
-    b2: float = 0.999
-    epsilon: float = 1e-6
-    weight_decay: float = 0.01
+    b1: ranges.ShareBelowOne = 0.9
+    b2: ranges.ShareBelowOne = 0.999
+    epsilon: ranges.Epsilon = 1e-6
+    weight_decay: ranges.Scale = 0.01
     bias_correction: bool = False
     first_moment: Literal["float32", "bfloat16"] = "float32"
 
@@ -113,13 +109,13 @@ class Adafactor(Optimizer):
         *("decay_exponent", "clipping_threshold", "epsilon", "multiply_by_parameter_scale", "parameter_epsilon"),
         *Optimizer.recipe,
     )
-    decay_exponent: float = 0.8
-    clipping_threshold: float = 1.0
-    min_dim_size_to_factor: int = 128
-    epsilon: float = 1e-30
+    decay_exponent: Annotated[float, ranges.Range(0, 10, above=True)] = 0.8
+    clipping_threshold: ranges.Positive = 1.0
+    min_dim_size_to_factor: ranges.Count = 128
+    epsilon: ranges.Epsilon = 1e-30
     multiply_by_parameter_scale: bool = True
-    parameter_epsilon: float = 1e-3
-    clip_norm: float = field(default=0.0, kw_only=True)
+    parameter_epsilon: ranges.Share = 1e-3
+    clip_norm: Annotated[float, ranges.Range(0, 1e12)] = field(default=0.0, kw_only=True)
 
     def transformations(self) -> Sequence["optax.GradientTransformation"]:
         """As the base says."""
@@ -138,8 +134,8 @@ class Adagrad(Optimizer):
 
     kind: ClassVar[str] = "adagrad"
     recipe: ClassVar[tuple[str, ...]] = ("initial_accumulator", *Optimizer.recipe)
-    initial_accumulator: float = 1.0
-    clip_norm: float = field(default=10.0, kw_only=True)
+    initial_accumulator: ranges.Scale = 1.0
+    clip_norm: Annotated[float, ranges.Range(0, 1e12)] = field(default=10.0, kw_only=True)
 
     def transformations(self) -> Sequence["optax.GradientTransformation"]:
         """As the base says."""
@@ -153,8 +149,8 @@ class Sgd(Optimizer):
     """The gradient itself, or with `momentum` the sum of all before it, each times momentum once a step since."""
 
     kind: ClassVar[str] = "sgd"
-    momentum: float = 0.0
-    clip_norm: float = field(default=0.0, kw_only=True)
+    momentum: ranges.ShareBelowOne = 0.0
+    clip_norm: Annotated[float, ranges.Range(0, 1e12)] = field(default=0.0, kw_only=True)
 
     def transformations(self) -> Sequence["optax.GradientTransformation"]:
         """As the base says."""

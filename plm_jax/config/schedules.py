@@ -5,11 +5,11 @@ Whatever the kind, the rate rises linearly from 0 at step 0 to its peak at `warm
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
+from plm_jax.common import ranges
 from plm_jax.common.errors import UserError
 from plm_jax.common.roles import Role
-from plm_jax.config import bounds
 from plm_jax.config.training import Stage
 
 
@@ -21,7 +21,7 @@ class Schedule(Role):
       learning_rate: its peak, or what the kind's formula scales.
     """
 
-    learning_rate: float
+    learning_rate: Annotated[float, ranges.Range(0, 1e4)]
 
     def rate(self, total_steps: int, stages: Sequence[Stage] = ()) -> Callable[[Any], Any]:
         """Returns the learning rate as a function of the number of finished steps; JAX is imported here.
@@ -45,12 +45,10 @@ class RampedSchedule(Schedule):
       warmup_fraction: how long, as a share of all steps; instead of `warmup_steps`.
     """
 
-    warmup_steps: int = 0
-    warmup_fraction: float = 0.0
+    warmup_steps: ranges.StepsOrZero = 0
+    warmup_fraction: ranges.ShareBelowOne = 0.0
 
     def __post_init__(self):
-        bounds.at_least(0, "schedule", self, "warmup_steps")
-        bounds.share("schedule", self, "warmup_fraction")
         if self.warmup_steps and self.warmup_fraction:
             raise UserError(
                 f"config.schedule has warmup_steps {self.warmup_steps} and warmup_fraction {self.warmup_fraction}: "
@@ -92,8 +90,8 @@ class DecayingSchedule(RampedSchedule):
         grows does not make the rate fall too soon (GPT-3). Where they end is given in steps all the same.
     """
 
-    decay_steps: int = 0
-    final_fraction: float = 0.0
+    decay_steps: ranges.StepsOrZero = 0
+    final_fraction: ranges.Share = 0.0
     decay_counts_warmup: bool = False
     by_tokens: bool = False
 
@@ -129,7 +127,7 @@ class RsqrtSchedule(Schedule):
     """learning_rate / sqrt(max(step, warmup_steps)), without a ramp, as T5 had it (Raffel et al. 2020 §3.1.2)."""
 
     kind: ClassVar[str] = "rsqrt"
-    warmup_steps: int = 0
+    warmup_steps: ranges.StepsOrZero = 0
 
     def rate(self, total_steps: int, stages: Sequence[Stage] = ()) -> Callable[[Any], Any]:
         """As the base says."""
@@ -143,7 +141,7 @@ class RsqrtWarmupSchedule(Schedule):
     """learning_rate · min(step^-0.5, step · warmup_steps^-1.5), with a ramp (Vaswani et al. 2017 §5.3)."""
 
     kind: ClassVar[str] = "rsqrt_warmup"
-    warmup_steps: int = 0
+    warmup_steps: ranges.StepsOrZero = 0
 
     def rate(self, total_steps: int, stages: Sequence[Stage] = ()) -> Callable[[Any], Any]:
         """As the base says."""

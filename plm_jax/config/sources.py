@@ -1,11 +1,10 @@
 """Where the documents and examples of a run come from."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from plm_jax.common import progress
+from plm_jax.common import progress, ranges
 from plm_jax.common.roles import Role
-from plm_jax.config import bounds
 from plm_jax.config.prompts import Prompt
 
 if TYPE_CHECKING:
@@ -44,10 +43,7 @@ class FileSource(Source):
       max_characters: of a line, paragraph or file that is a row; a longer one is a bad row.
     """
 
-    max_characters: int = field(default=2**27, kw_only=True)
-
-    def __post_init__(self):
-        bounds.at_least(1, "data.sources", self, "max_characters")
+    max_characters: Annotated[int, ranges.Range(1, 2**31 - 1)] = field(default=2**27, kw_only=True)
 
     def open(self, name: str) -> "Corpus":
         """See `Source.open`."""
@@ -90,13 +86,9 @@ class JsonSource(FileSource):
         splits where `Data` parts the files. Empty: rows with the same first text, as the questions of a context.
     """
 
-    max_characters: int = field(default=2**24, kw_only=True)
-    max_depth: int = field(default=100, kw_only=True)
+    max_characters: Annotated[int, ranges.Range(1, 2**31 - 1)] = field(default=2**24, kw_only=True)
+    max_depth: Annotated[int, ranges.Range(1, 512)] = field(default=100, kw_only=True)
     group: str = field(default="", kw_only=True)
-
-    def __post_init__(self):
-        super().__post_init__()
-        bounds.at_least(1, "data.sources", self, "max_depth")
 
 
 @dataclass(frozen=True)

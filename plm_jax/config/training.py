@@ -1,13 +1,11 @@
 """How a run trains: its steps, phases and devices, and when it saves and validates."""
 
 import dataclasses
-import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
-from plm_jax.common import seeds
+from plm_jax.common import ranges, seeds
 from plm_jax.common.errors import UserError, nearest
-from plm_jax.config import bounds
 from plm_jax.config.decoding import Decoding
 
 
@@ -27,11 +25,11 @@ class Mesh:
       compiler_options: further ones by their names, which come after those of the preset.
     """
 
-    data: int = -1
-    fsdp: int = 1
-    tensor: int = 1
-    context: int = 1
-    stage: int = 1
+    data: Annotated[int, ranges.Range(1, 2**20, also=-1)] = -1
+    fsdp: Annotated[int, ranges.Range(1, 2**20, also=-1)] = 1
+    tensor: Annotated[int, ranges.Range(1, 2**20, also=-1)] = 1
+    context: Annotated[int, ranges.Range(1, 2**20, also=-1)] = 1
+    stage: Annotated[int, ranges.Range(1, 2**20, also=-1)] = 1
     rules: tuple[tuple[str, str], ...] = (
         ("layers", "stage"),
         ("batch", "stage"),
@@ -63,24 +61,19 @@ class Phase:
       mesh: sizes of axes of the mesh, by their names; where it begins, the state is laid out anew.
     """
 
-    until: float
-    length: int | None = None
-    batch_size: int | None = None
-    microbatches: int | None = None
-    mixture: dict[str, float] | None = None
-    dropout: float | None = None
-    mesh: dict[str, int] | None = None
+    until: ranges.ShareAboveZero
+    length: ranges.Length | None = None
+    batch_size: ranges.Batch | None = None
+    microbatches: ranges.Batch | None = None
+    mixture: dict[str, ranges.MixtureRate] | None = None
+    dropout: ranges.ShareBelowOne | None = None
+    mesh: dict[str, Annotated[int, ranges.Range(1, 2**20, also=-1)]] | None = None
 
     def __post_init__(self):
         axes = [axis.name for axis in dataclasses.fields(Mesh) if isinstance(axis.default, int)]
         for axis in self.mesh or {}:
             if axis not in axes:
                 raise UserError(f"a phase of config.train.phases has mesh axis '{axis}': {nearest(axis, axes)}")
-        for name in ("length", "batch_size", "microbatches"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise UserError(f"a phase of config.train.phases has {name} {value}: give at least 1")
-        if self.dropout is not None and not 0.0 <= self.dropout < 1.0:
-            raise UserError(f"a phase of config.train.phases has dropout {self.dropout}: give 0 to below 1")
 
 
 @dataclass(frozen=True)
@@ -117,15 +110,9 @@ class Incidents:
     """
 
     spikes: Literal["record", "skip", "roll_back"] = "record"
-    window: int = 128
-    deviations: float = 10.0
-    most_in_a_row: int = 10
-
-    def __post_init__(self):
-        bounds.at_least(2, "train.incidents", self, "window")
-        bounds.at_least(0, "train.incidents", self, "most_in_a_row")
-        if not self.deviations > 0:
-            raise UserError(f"config.train.incidents.deviations is {self.deviations}: give a number above 0")
+    window: Annotated[int, ranges.Range(2, 10**6)] = 128
+    deviations: ranges.Positive = 10.0
+    most_in_a_row: ranges.CountOrZero = 10
 
 
 @dataclass(frozen=True)
@@ -152,37 +139,30 @@ class Train:
       wandb_project: of Weights & Biases, where the metrics go, too; empty: to none.
     """
 
-    steps: int = field(default=0, kw_only=True)
-    epochs: float | None = field(default=None, kw_only=True)
-    batch_size: int
-    microbatches: int = 1
-    seed: int = 0
-    log_every: int = 10
-    stall_minutes: float = 10.0
+    steps: ranges.StepsOrZero = field(default=0, kw_only=True)
+    epochs: Annotated[float, ranges.Range(0, 1e9, above=True)] | None = field(default=None, kw_only=True)
+    batch_size: ranges.Batch
+    microbatches: ranges.Batch = 1
+    seed: seeds.Seed = 0
+    log_every: ranges.Steps = 10
+    stall_minutes: ranges.Scale = 10.0
     phases: tuple[Phase, ...] = ()
     init_from: str = ""
     init_names: tuple[str, ...] = (".*",)
-    new_tokens: int = 0
-    reinitialise_top: int = 0
+    new_tokens: ranges.LengthOrZero = 0
+    reinitialise_top: Annotated[int, ranges.Range(0, 4096)] = 0
     trainable: tuple[str, ...] = (".*",)
-    z_loss: float = 0.0
-    label_smoothing: float = 0.0
+    z_loss: ranges.Scale = 0.0
+    label_smoothing: ranges.ShareBelowOne = 0.0
     prng: Literal["threefry", "rbg"] = "threefry"
     incidents: Incidents = Incidents()
     log_norms: bool = False
-    profile_steps: tuple[int, ...] = ()
+    profile_steps: tuple[ranges.Steps, ...] = ()
     wandb_project: str = ""
 
     def __post_init__(self):
-        bounds.at_least(1, "train", self, *(["steps"] if self.epochs is None else []))
-        bounds.at_least(1, "train", self, "batch_size", "microbatches", "log_every")
-        if self.epochs is not None and not 0 < self.epochs < math.inf:
-            raise UserError(f"config.train.epochs is {self.epochs}: give a number above 0, or None and train.steps")
-        bounds.at_least(0, "train", self, "new_tokens", "reinitialise_top", "stall_minutes")
-        bounds.share("train", self, "label_smoothing")
-        seeds.check("config.train.seed", self.seed)
-        if any(step < 1 for step in self.profile_steps):
-            raise UserError(f"config.train.profile_steps is {self.profile_steps}: give steps, the first is 1")
+        if self.epochs is None and self.steps < 1:
+            raise UserError(f"config.train.steps is {self.steps}: give at least 1, or set config.train.epochs")
         untils = [phase.until for phase in self.phases]
         if untils and (untils != sorted(set(untils)) or untils[0] <= 0 or untils[-1] != 1.0):
             raise UserError(f"config.train.phases end at {untils}: give rising fractions of which the last is 1.0")
@@ -212,16 +192,12 @@ class Checkpoint:
       max_failures: so many saves that fail in a row end the run; each is tried again before, later and later.
     """
 
-    save_every: int = 1000
-    save_minutes: float = 15.0
-    keep_last: int = 2
-    keep_every: int = 0
-    grace_seconds: float = 120.0
-    max_failures: int = 5
-
-    def __post_init__(self):
-        bounds.at_least(1, "checkpoint", self, "save_every", "keep_last", "max_failures")
-        bounds.at_least(0, "checkpoint", self, "keep_every", "save_minutes", "grace_seconds")
+    save_every: ranges.Steps = 1000
+    save_minutes: ranges.Scale = 15.0
+    keep_last: ranges.Count = 2
+    keep_every: ranges.StepsOrZero = 0
+    grace_seconds: ranges.Scale = 120.0
+    max_failures: ranges.Count = 5
 
 
 @dataclass(frozen=True)
@@ -240,15 +216,13 @@ class Evaluation:
       decoding: how the model answers, in `evaluate` and, where nothing else is asked for, in `generate`.
     """
 
-    every: int = 0
-    batch_size: int = 32
-    max_batches: int = 0
+    every: ranges.StepsOrZero = 0
+    batch_size: ranges.Batch = 32
+    max_batches: ranges.CountOrZero = 0
     select: str = ""
     tasks: tuple[str, ...] = ()
     decoding: Decoding = Decoding()
 
     def __post_init__(self):
-        bounds.at_least(1, "evaluation", self, "batch_size")
-        bounds.at_least(0, "evaluation", self, "every", "max_batches")
         if self.select and not self.every:
             raise UserError(f"config.evaluation.select is '{self.select}': set config.evaluation.every too")

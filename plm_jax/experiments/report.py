@@ -183,10 +183,12 @@ def read(workdir: str, prefix: str = "", variant: str = "") -> RunLog:
     except (ValueError, RecursionError) as error:
         raise UserError(f"{workdir} is damaged ({one_line(error)}): delete the broken lines") from error
     try:
-        kind = described["config"]["objective"]["kind"]
-    except (LookupError, TypeError):
-        kind = None
-    if not isinstance(kind, str):
+        tree = described["config"]
+        sources = tree.get("data", {}).get("sources", {})
+        kinds = [tree["objective"]["kind"], *(source["kind"] for source in sources.values())]
+    except (AttributeError, LookupError, TypeError):
+        kinds = [None]
+    if not all(isinstance(kind, str) for kind in kinds):
         raise UserError(f"{workdir} is no run directory: its config.json is not of a run")
     if not all(isinstance(row, dict) and _is_step(row.get("step")) for rows in logs for row in rows):
         raise UserError(f"{workdir} is damaged (a line of its logs is no object with a step): delete the broken lines")
@@ -236,7 +238,8 @@ def read_sweep(workdir: str, prefix: str = "") -> Sweep:
         tree = {"runs": tree} if isinstance(tree, list) else tree  # As of before it had more than runs.
         results = [_result(row) for row in tree["runs"]]
         rivals = [
-            comparison.Rivals(row["run"], row["metric"], _others(row["others"])) for row in tree.get("rivals", ())
+            comparison.Rivals(_text(row["run"]), _text(row["metric"]), _others(row["others"]))
+            for row in tree.get("rivals", ())
         ]
         published = [
             comparison.Published(_text(row["run"]), _figures(row["figures"]), _text(row["source"]))
@@ -249,7 +252,7 @@ def read_sweep(workdir: str, prefix: str = "") -> Sweep:
         if any(len(row) != len(stated[0]) for row in stated):
             raise ValueError("rows of different lengths")
         return Sweep(_base(workdir), prefix, results, base, rivals, published, compared, stated)
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, UserError) as error:
+    except (ArithmeticError, ValueError, LookupError, TypeError, AttributeError, RecursionError, UserError) as error:
         raise UserError(f"{path} is damaged ({one_line(error)}): run the sweep's command again") from error
 
 

@@ -15,7 +15,7 @@ import flax
 import h5py
 import numpy as np
 
-from plm_jax.common import storage
+from plm_jax.common import storage, trees
 from plm_jax.common.errors import UserError, one_line
 from plm_jax.hub import files, sizes
 from plm_jax.hub.pretrained import Pretrained
@@ -245,7 +245,7 @@ def to_settings(options: Mapping[str, Any], vocab_size: int, head: settings.Soft
     ):
         if not fits:
             raise UserError(f"options.json: {what} cannot be read")
-    return model
+    return trees.checked(model, OPTIONS)
 
 
 def to_options(model: settings.Elmo) -> dict[str, Any]:

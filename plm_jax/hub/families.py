@@ -75,7 +75,7 @@ def family_of(model: settings.Transformer, preferred: str | None = None) -> Fami
 
 def to_settings(family: Family, config: Mapping[str, Any]) -> settings.Transformer:
     """The settings that a family's `config.json` describes, with all heads; UserError for what those cannot say."""
-    return tasks.to_settings(family, config, family.to_settings(config))
+    return trees.checked(tasks.to_settings(family, config, family.to_settings(config)), CONFIG)
 
 
 def to_config(family: Family, model: settings.Transformer) -> dict[str, Any]:

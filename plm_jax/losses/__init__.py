@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+from plm_jax.common import trees
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.losses.bidirectional_lm import BidirectionalLM
 from plm_jax.losses.loss import Loss, Term
@@ -41,4 +42,4 @@ def get(name: str, **settings: Any) -> Loss:
     for setting in settings:
         if setting not in known:
             raise UserError(f"loss '{name}' has no setting '{setting}': {nearest(setting, known)}")
-    return Loss.choices[name](**settings)
+    return trees.checked(Loss.choices[name](**settings), f"loss '{name}'")

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from plm_jax.common import ranges
 from plm_jax.losses import vocabulary
 from plm_jax.losses.features import dropout_keys
 from plm_jax.losses.loss import Loss, num_targets
@@ -22,7 +23,7 @@ class BidirectionalLM(Loss):
 
     kind: ClassVar[str] = "bidirectional_lm"
     heads: ClassVar[tuple[str, ...]] = ("vocabulary",)
-    negative_samples: int = 0
+    negative_samples: ranges.LengthOrZero = 0
 
     @property
     def samples(self) -> bool:

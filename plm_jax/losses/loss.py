@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import jax
 
+from plm_jax.common import ranges
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.common.roles import Role
 from plm_jax.losses.cross_entropy import LOGITS_AT_ONCE
@@ -34,9 +35,9 @@ class Loss(Role):
 
     samples: ClassVar[bool] = False
     heads: ClassVar[tuple[str, ...]] = ()
-    z_loss: float = 0.0
-    label_smoothing: float = 0.0
-    logits_at_once: int = LOGITS_AT_ONCE
+    z_loss: ranges.Scale = 0.0
+    label_smoothing: ranges.ShareBelowOne = 0.0
+    logits_at_once: Annotated[int, ranges.Range(1, 2**40)] = LOGITS_AT_ONCE
 
     @property
     def coefficients(self) -> dict[str, float]:

@@ -6,6 +6,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
+from plm_jax.common import ranges
 from plm_jax.common.keys import named_key
 from plm_jax.losses import vocabulary
 from plm_jax.losses.cross_entropy import chunk_length
@@ -30,7 +31,7 @@ class ReplacedToken(Loss):
     kind: ClassVar[str] = "replaced_token"
     heads: ClassVar[tuple[str, ...]] = ("vocabulary", "discriminator")
     samples: ClassVar[bool] = True
-    discriminator_weight: float = 50.0
+    discriminator_weight: ranges.Scale = 50.0
 
     @property
     def coefficients(self):

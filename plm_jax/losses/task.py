@@ -6,6 +6,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
+from plm_jax.common import ranges
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.losses import vocabulary
 from plm_jax.losses.cross_entropy import own_and_largest_other
@@ -30,7 +31,7 @@ class Task(Loss):
     """
 
     kind: ClassVar[str] = "task"
-    lm_coefficient: float = 0.0
+    lm_coefficient: ranges.Scale = 0.0
 
     @property
     def heads(self) -> tuple[str, ...]:

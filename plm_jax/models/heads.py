@@ -4,8 +4,9 @@ Shapes: B batch, L length, D width, E the tables' width, T targets, V vocabulary
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+from plm_jax.common import ranges
 from plm_jax.common.lazy import lazy
 from plm_jax.common.roles import Role
 from plm_jax.models.activations import ACTIVATIONS, Activation
@@ -103,7 +104,7 @@ class Pooler(Head):
     """A dense layer with tanh on the first position, and `classes` of the text from it (0: features only)."""
 
     kind: ClassVar[str] = "pooler"
-    classes: int = 2
+    classes: Annotated[int, ranges.Range(0, 1024)] = 2
 
     @property
     def loss(self) -> str | None:
@@ -151,8 +152,8 @@ class SpanBoundary(Head):
 
     kind: ClassVar[str] = "span_boundary"
     loss = "boundary"
-    positions: int = 15
-    width: int = 200
+    positions: ranges.Length = 15
+    width: ranges.Width = 200
     activation: Activation = "gelu_exact"
 
     def compute(self, module, features, left, right, offsets):

@@ -6,8 +6,9 @@ Shapes: B rows, N texts a row, L length, S states (the embeddings, then what eac
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+from plm_jax.common import ranges
 from plm_jax.common.errors import UserError
 from plm_jax.common.lazy import lazy
 from plm_jax.common.roles import Role
@@ -62,7 +63,7 @@ class ConcatenatedLayers(Layers):
     """
 
     kind: ClassVar[str] = "concatenated"
-    layers: tuple[int, ...] = (-4, -3, -2, -1)
+    layers: tuple[Annotated[int, ranges.Range(-4097, 4096)], ...] = (-4, -3, -2, -1)
 
     def read(self, module, states, mask):
         """[S, B, L, D] → [B, L, D · layers]."""
@@ -85,7 +86,7 @@ class MixedLayers(Layers):
     """
 
     kind: ClassVar[str] = "mixed"
-    layers: tuple[int, ...] = ()
+    layers: tuple[Annotated[int, ranges.Range(-4097, 4096)], ...] = ()
     layer_norm: bool = False
     words: bool = False
 
@@ -124,9 +125,9 @@ class BiLstm:
     """
 
     kind: ClassVar[str] = "bilstm"
-    cell: int = 256
-    layers: int = 1
-    dropout: float = 0.0
+    cell: ranges.Width = 256
+    layers: ranges.Layers = 1
+    dropout: ranges.ShareBelowOne = 0.0
 
     def products(self, width: int) -> int:
         """Multiplications a place, of inputs of a width."""
@@ -152,8 +153,8 @@ class TaskHead(Head):
     recurrent: BiLstm | None = None
     transform: Activation | None = None
     bias: bool = True
-    dropout: float = 0.0
-    input_dropout: float = 0.0
+    dropout: ranges.ShareBelowOne = 0.0
+    input_dropout: ranges.ShareBelowOne = 0.0
 
     @property
     def outputs(self) -> int:

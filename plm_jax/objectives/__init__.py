@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+from plm_jax.common import trees
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.objectives.bidirectional_lm import BidirectionalLM
 from plm_jax.objectives.blank_infilling import BlankInfilling
@@ -74,4 +75,4 @@ def get(name: str, special: Special | None = None, **settings: Any) -> BoundObje
     for setting in settings:
         if setting not in known:
             raise UserError(f"objective '{name}' has no setting '{setting}': {nearest(setting, known)}")
-    return BoundObjective(choice(**settings), special or Special())
+    return BoundObjective(trees.checked(choice(**settings), "config.objective"), special or Special())

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from plm_jax.common import ranges
 from plm_jax.common.errors import UserError
 from plm_jax.objectives.objective import Objective
 from plm_jax.objectives.special import Special
@@ -28,11 +29,7 @@ class BidirectionalLM(Objective):
     loss_fields: ClassVar[tuple[str, ...]] = ("negative_samples",)
     targets: ClassVar[str] = "every next word, and every one before when reading backward"
     takes: ClassVar[tuple[str, ...]] = ("stream",)
-    negative_samples: int = 0
-
-    def __post_init__(self):
-        if self.negative_samples < 0:
-            raise UserError(f"config.objective.negative_samples is {self.negative_samples}: give at least 0")
+    negative_samples: ranges.LengthOrZero = 0
 
     def apply(
         self, example: dict[str, np.ndarray], special: Special, rng: np.random.Generator

@@ -5,10 +5,11 @@ import functools
 import itertools
 import math
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
 
+from plm_jax.common import ranges
 from plm_jax.common.errors import UserError
 from plm_jax.objectives import rows
 from plm_jax.objectives.objective import Objective
@@ -59,27 +60,17 @@ class BlankInfilling(Objective):
     loss: ClassVar[str] = "masked_lm"
     targets: ClassVar[str] = "the tokens of the blanks and their ends"
     fills_blanks: ClassVar[bool] = True
-    rate: float = 0.15
-    mean_span_length: float = 3.0
-    max_span_length: int = 39
-    sentence_rate: float = 0.0
-    document_rate: float = 0.0
-    document_min_share: float = 0.25
-    document_end_share: float = 0.5
-    block_mask_rate: float = 0.0
-    short_probability: float = 0.0
+    rate: ranges.InnerShare = 0.15
+    mean_span_length: Annotated[float, ranges.Range(0, 100, above=True, below=True)] = 3.0
+    max_span_length: Annotated[int, ranges.Range(1, 2**16)] = 39
+    sentence_rate: ranges.Share = 0.0
+    document_rate: ranges.Share = 0.0
+    document_min_share: ranges.InnerShare = 0.25
+    document_end_share: ranges.Share = 0.5
+    block_mask_rate: ranges.Share = 0.0
+    short_probability: ranges.Share = 0.0
 
     def __post_init__(self):
-        def check(names, fits, wanted):
-            for name in names:
-                if not fits(getattr(self, name)):
-                    raise UserError(f"config.objective.{name} is {getattr(self, name)}: give {wanted}")
-
-        check(("rate", "document_min_share"), lambda share: 0 < share < 1, "between 0 and 1")
-        shares = "sentence_rate", "document_rate", "document_end_share", "block_mask_rate", "short_probability"
-        check(shares, lambda share: 0 <= share <= 1, "0 to 1")
-        check(("mean_span_length",), lambda mean: 0 < mean < 100, "above 0 and below 100")
-        check(("max_span_length",), lambda length: length >= 1, "at least 1")
         if self.sentence_rate + self.document_rate > 1:
             raise UserError(
                 f"config.objective.sentence_rate is {self.sentence_rate} and document_rate {self.document_rate}: "

@@ -2,10 +2,11 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
+from plm_jax.common import ranges
 from plm_jax.common.errors import UserError
 from plm_jax.objectives import rows
 from plm_jax.objectives.examples import EncoderDecoderRows
@@ -13,20 +14,12 @@ from plm_jax.objectives.objective import Objective
 from plm_jax.objectives.special import Special
 
 
-def _check_share(name: str, value: float) -> None:
-    if not 0 <= value <= 1:
-        raise UserError(f"config.objective.{name} is {value}: give 0 to 1")
-
-
 @dataclass(frozen=True)
 class TokenMasking:
     """A share `rate` of the tokens is replaced by the mask, each by one."""
 
     kind: ClassVar[str] = "masking"
-    rate: float = 0.3
-
-    def __post_init__(self):
-        _check_share("noise.rate", self.rate)
+    rate: ranges.Share = 0.3
 
 
 @dataclass(frozen=True)
@@ -34,10 +27,7 @@ class TokenDeletion:
     """A share `rate` of the tokens is left out without a trace."""
 
     kind: ClassVar[str] = "deletion"
-    rate: float = 0.3
-
-    def __post_init__(self):
-        _check_share("noise.rate", self.rate)
+    rate: ranges.Share = 0.3
 
 
 @dataclass(frozen=True)
@@ -50,13 +40,8 @@ class TextInfilling:
     """
 
     kind: ClassVar[str] = "infilling"
-    rate: float = 0.3
-    mean_span_length: float = 3.0
-
-    def __post_init__(self):
-        _check_share("noise.rate", self.rate)
-        if not self.mean_span_length >= 0.1:
-            raise UserError(f"config.objective.noise.mean_span_length is {self.mean_span_length}: give at least 0.1")
+    rate: ranges.Share = 0.3
+    mean_span_length: Annotated[float, ranges.Range(0.1, 2**24)] = 3.0
 
 
 @dataclass(frozen=True)
@@ -92,15 +77,11 @@ class Denoising(Objective):
     targets: ClassVar[str] = "the whole clean text, with its beginning and end tokens"
     frames: ClassVar[bool] = True
     example_rows: ClassVar[type | None] = EncoderDecoderRows
-    permute_sentences: float = 1.0
+    permute_sentences: ranges.Share = 1.0
     noise: TextInfilling | TokenMasking | TokenDeletion | NoNoise = TextInfilling()
-    insert: float = 0.0
-    rotate: float = 0.0
-    random_share: float = 0.0
-
-    def __post_init__(self):
-        for name in ("permute_sentences", "insert", "rotate", "random_share"):
-            _check_share(name, getattr(self, name))
+    insert: ranges.Share = 0.0
+    rotate: ranges.Share = 0.0
+    random_share: ranges.Share = 0.0
 
     @property
     def reads(self) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
+from plm_jax.common import ranges
 from plm_jax.common.errors import UserError
 from plm_jax.objectives.objective import Objective
 from plm_jax.objectives.row_format import RowFormat
@@ -50,7 +51,7 @@ class Labelled(Objective):
     frames: ClassVar[bool] = True
     carries_state: ClassVar[bool] = False
     rows: Literal["encoder", "decoder", "encoder_decoder", "elmo"] = "encoder"
-    lm_coefficient: float = 0.0
+    lm_coefficient: ranges.Scale = 0.0
 
     def __post_init__(self):
         if self.rows not in self.architectures:

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from plm_jax.common import ranges
 from plm_jax.common.errors import UserError
 from plm_jax.objectives import rows
 from plm_jax.objectives.objective import Objective
@@ -44,26 +45,19 @@ class MaskedLM(Objective):
     loss: ClassVar[str] = "masked_lm"
     targets: ClassVar[str] = "the masked tokens; with sentence pairs the loss is theirs and the pairs' added up"
     takes: ClassVar[tuple[str, ...]] = ("text", "row")
-    rate: float = 0.15
-    max_predictions: int = 0
-    mask_share: float = 0.8
-    random_share: float = 0.1
-    whole_words: int = 0
-    duplicates: int = 0
+    rate: ranges.ShareAboveZero = 0.15
+    max_predictions: ranges.LengthOrZero = 0
+    mask_share: ranges.Share = 0.8
+    random_share: ranges.Share = 0.1
+    whole_words: ranges.LengthOrZero = 0
+    duplicates: ranges.CountOrZero = 0
 
     def __post_init__(self):
-        if not 0 < self.rate <= 1:
-            raise UserError(f"config.objective.rate is {self.rate}: give above 0 and up to 1")
-        if self.max_predictions < 0:
-            raise UserError(f"config.objective.max_predictions is {self.max_predictions}: give at least 0")
-        if min(self.mask_share, self.random_share) < 0 or self.mask_share + self.random_share > 1:
+        if self.mask_share + self.random_share > 1:
             raise UserError(
                 f"config.objective.mask_share is {self.mask_share} and random_share {self.random_share}: "
                 "give shares that add up to at most 1"
             )
-        for name in ("whole_words", "duplicates"):
-            if getattr(self, name) < 0:
-                raise UserError(f"config.objective.{name} is {getattr(self, name)}: give at least 0")
 
     @property
     def reads(self) -> tuple[str, ...]:

@@ -1,11 +1,11 @@
 """Which of several texts goes on with a context, or answers it."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
-from plm_jax.common.errors import UserError
+from plm_jax.common import ranges
 from plm_jax.objectives.labelled import Labelled, number, stacked
 from plm_jax.objectives.special import Special
 
@@ -22,12 +22,7 @@ class MultipleChoice(Labelled):
     form: ClassVar[str] = "choice"
     architectures: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
     targets: ClassVar[str] = "the right one of several texts"
-    num_choices: int = 2
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.num_choices < 2:
-            raise UserError(f"config.objective.num_choices is {self.num_choices}: give at least 2")
+    num_choices: Annotated[int, ranges.Range(2, 1024)] = 2
 
     @property
     def least_texts(self) -> int:

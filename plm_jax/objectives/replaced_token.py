@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from plm_jax.common.errors import UserError
+from plm_jax.common import ranges
 from plm_jax.objectives.masked_lm import MaskedLM
 
 
@@ -25,11 +25,6 @@ class ReplacedToken(MaskedLM):
     loss: ClassVar[str] = "replaced_token"
     loss_fields: ClassVar[tuple[str, ...]] = ("discriminator_weight",)
     targets: ClassVar[str] = "the masked tokens, which the generator fills; the loss has the discriminator's added up"
-    mask_share: float = 0.85
-    random_share: float = 0.0
-    discriminator_weight: float = 50.0
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.discriminator_weight < 0:
-            raise UserError(f"config.objective.discriminator_weight is {self.discriminator_weight}: give at least 0")
+    mask_share: ranges.Share = 0.85
+    random_share: ranges.Share = 0.0
+    discriminator_weight: ranges.Scale = 50.0

@@ -1,14 +1,14 @@
 """Span corruption."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
-from plm_jax.common.errors import UserError
+from plm_jax.common import ranges
 from plm_jax.objectives import rows
 from plm_jax.objectives.special import Special
-from plm_jax.objectives.text_to_text import TextToText, check_density, weave
+from plm_jax.objectives.text_to_text import TextToText, weave
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,8 @@ class SpanCorruption(TextToText):
 
     kind: ClassVar[str] = "span_corruption"
     targets: ClassVar[str] = "the spans that were cut out, with their sentinels and the end token"
-    noise_density: float = 0.15
-    mean_span_length: float = 3.0
-
-    def __post_init__(self):
-        check_density(self.noise_density)
-        if not self.mean_span_length >= 1:
-            raise UserError(f"config.objective.mean_span_length is {self.mean_span_length}: give at least 1")
+    noise_density: ranges.InnerShare = 0.15
+    mean_span_length: Annotated[float, ranges.Range(1, 1e9)] = 3.0
 
     def _counts(self, num_tokens: int) -> tuple[int, int]:
         """How many of so many tokens are noise, and in how many spans; Python's `round`, halves to even, as in T5."""

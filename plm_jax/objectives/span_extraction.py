@@ -1,11 +1,11 @@
 """The stretch of a context that answers a question."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from plm_jax.common.errors import UserError
+from plm_jax.common import ranges
 from plm_jax.objectives.labelled import Labelled, number
 from plm_jax.objectives.special import Special
 
@@ -37,18 +37,12 @@ class SpanExtraction(Labelled):
     kind: ClassVar[str] = "span_extraction"
     form: ClassVar[str] = "span"
     targets: ClassVar[str] = "where the answer begins and ends"
-    stride: int = 128
-    question_length: int = 64
-    answer_length: int = 30
-    n_best: int = 20
+    stride: ranges.LengthOrZero = 128
+    question_length: ranges.Length = 64
+    answer_length: ranges.Length = 30
+    n_best: Annotated[int, ranges.Range(1, 2**16)] = 20
     unanswerable: bool = False
-    null_threshold: float = 0.0
-
-    def __post_init__(self):
-        super().__post_init__()
-        for name, least in {"stride": 0, "question_length": 1, "answer_length": 1, "n_best": 1}.items():
-            if getattr(self, name) < least:
-                raise UserError(f"config.objective.{name} is {getattr(self, name)}: give at least {least}")
+    null_threshold: Annotated[float, ranges.Range(-1e6, 1e6)] = 0.0
 
     @property
     def least_texts(self) -> int:

@@ -4,10 +4,11 @@ import bisect
 import functools
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
+from plm_jax.common import ranges
 from plm_jax.common.errors import UserError
 from plm_jax.objectives.masked_lm import MaskedLM
 from plm_jax.objectives.special import Special
@@ -34,16 +35,12 @@ class SpanMaskedLM(MaskedLM):
     kind: ClassVar[str] = "span_masked_lm"
     targets: ClassVar[str] = "the masked tokens; the loss is theirs and that of the spans' boundaries added up"
     marks_spans: ClassVar[bool] = True
-    geometric_p: float = 0.2
-    max_words: int = 10
+    geometric_p: ranges.InnerShare = 0.2
+    max_words: Annotated[int, ranges.Range(1, 2**16)] = 10
     replacement: Literal["span", "token"] = "span"
 
     def __post_init__(self):
         super().__post_init__()
-        if not 0 < self.geometric_p < 1:
-            raise UserError(f"config.objective.geometric_p is {self.geometric_p}: give between 0 and 1")
-        if self.max_words < 1:
-            raise UserError(f"config.objective.max_words is {self.max_words}: give at least 1")
         if self.whole_words:
             raise UserError("config.objective.whole_words is not for spans, which have max_words: leave it out")
 

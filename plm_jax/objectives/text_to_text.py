@@ -114,12 +114,6 @@ def _ended(values: np.ndarray, length: int, special: Special, dtype: type) -> tu
     return row, rows.padded(1, size + 1, length, dtype=dtype)
 
 
-def check_density(density: float) -> None:
-    """Raises a `UserError` unless the share of noise is between 0 and 1."""
-    if not 0 < density < 1:
-        raise UserError(f"config.objective.noise_density is {density}: give between 0 and 1")
-
-
 def decoder(targets: np.ndarray, weights: np.ndarray, special: Special) -> dict[str, np.ndarray]:
     """A decoder's part of an example: `targets`, `target_weights`, and `decoder_tokens`, shifted right behind pad."""
     decoder_tokens = np.full_like(targets, special.pad or 0)

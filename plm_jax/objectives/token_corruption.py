@@ -11,9 +11,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from plm_jax.common.errors import UserError
+from plm_jax.common import ranges
 from plm_jax.objectives.special import Special
-from plm_jax.objectives.text_to_text import TextToText, check_density, with_sentinels
+from plm_jax.objectives.text_to_text import TextToText, with_sentinels
 
 # By how many standard deviations the slots for what varies by row exceed its mean. So i.i.d. noise at length 512 has
 # T5's 192 slots for targets; two rows in 10,000 have more and lose their end, as T5's do.
@@ -39,10 +39,7 @@ class ReplaceSpans(TextToText):
 
     kind: ClassVar[str] = "replace_spans"
     targets: ClassVar[str] = "the stretches of noise, with the sentinels of the text between them and the end token"
-    noise_density: float = 0.15
-
-    def __post_init__(self):
-        check_density(self.noise_density)
+    noise_density: ranges.InnerShare = 0.15
 
     def lengths(self, num_tokens: int) -> tuple[int, int]:
         """See `TextToText`: rows of 512 and 192 for 511 tokens."""
@@ -80,10 +77,7 @@ class DropTokens(TextToText):
 
     kind: ClassVar[str] = "drop_tokens"
     targets: ClassVar[str] = "the tokens that were left out, and the end token"
-    noise_density: float = 0.15
-
-    def __post_init__(self):
-        check_density(self.noise_density)
+    noise_density: ranges.InnerShare = 0.15
 
     def lengths(self, num_tokens: int) -> tuple[int, int]:
         """See `TextToText`."""
@@ -112,13 +106,8 @@ class MaskTokens(TextToText):
 
     kind: ClassVar[str] = "mask_tokens"
     targets: ClassVar[str] = "the whole text, and the end token"
-    noise_density: float = 0.15
-    random_share: float = 0.1
-
-    def __post_init__(self):
-        check_density(self.noise_density)
-        if not 0 <= self.random_share <= 1:
-            raise UserError(f"config.objective.random_share is {self.random_share}: give 0 to 1")
+    noise_density: ranges.InnerShare = 0.15
+    random_share: ranges.Share = 0.1
 
     def num_sentinels(self, num_tokens: int) -> int:
         """The mask."""

@@ -6,7 +6,8 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from plm_jax.common.errors import UserError, nearest
+from plm_jax.common import ranges
+from plm_jax.common.errors import UserError
 from plm_jax.objectives.span_corruption import SpanCorruption
 from plm_jax.objectives.special import Special
 from plm_jax.objectives.text_to_text import TextToText
@@ -26,14 +27,7 @@ class Denoiser(SpanCorruption):
     """
 
     mode: Literal["R", "S", "X"] = "R"
-    rate: float = 1.0
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.mode not in MODES:
-            raise UserError(f"config.objective.denoisers has mode {self.mode!r}: {nearest(str(self.mode), MODES)}")
-        if not self.rate >= 0:
-            raise UserError(f"config.objective.denoisers has rate {self.rate}: give at least 0")
+    rate: ranges.MixtureRate = 1.0
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import dataclasses
 import math
 
 from plm_jax import config
-from plm_jax.common import progress
+from plm_jax.common import progress, trees
 from plm_jax.data.reader import Reader
 
 # So many steps that no phase's end is rounded.
@@ -31,4 +31,5 @@ def resolved(run: config.Run) -> config.Run:
         epochs_of_many += (stage.end_step - stage.first_step) * stage.batch_size / rows
     # Of numbers that divide the quotient may be a little more than a whole one.
     steps = max(1, math.ceil(run.train.epochs * _MANY / epochs_of_many - 1e-6))
-    return dataclasses.replace(run, train=dataclasses.replace(run.train, steps=steps))
+    train = dataclasses.replace(run.train, steps=steps)
+    return dataclasses.replace(run, train=trees.checked(train, "config.train"))

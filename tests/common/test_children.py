@@ -84,3 +84,48 @@ def test_alone_is_without_the_variables_that_join_a_job(monkeypatch):
     for names, platforms in (("host-0", None), ("host-0,host-1", "cpu")):
         monkeypatch.setenv("TPU_WORKER_HOSTNAMES", names)
         assert children.alone().get("JAX_PLATFORMS") == platforms
+
+
+SHIELDED = """
+import os, signal, subprocess, sys, threading, time
+from plm_jax.common import children
+
+worker = [sys.executable, "-c", "import time; print('ready', flush=True); time.sleep(0.5)"]
+
+def call():
+    with subprocess.Popen(worker, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        os.killpg(0, signal.SIGINT)
+        print("worker", process.wait(), flush=True)
+    time.sleep(100)
+
+try:
+    children.shielded(call)
+except KeyboardInterrupt:
+    time.sleep(1.5)
+    print("interrupted", flush=True)
+    os._exit(0)
+"""
+
+
+def test_ctrl_c_reaches_neither_threads_nor_workers_of_a_shielded_call():
+    command = [sys.executable, "-c", SHIELDED]
+    done = subprocess.run(command, capture_output=True, text=True, start_new_session=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("worker 0\ninterrupted\n", "")
+
+
+def test_a_shielded_call_returns_or_raises_as_it_would():
+    assert children.shielded(lambda: 3) == 3
+    with pytest.raises(KeyError):
+        children.shielded(lambda: {}[1])
+
+
+@pytest.mark.parametrize("command", [["plm_jax.status"], ["plm_jax", "status"]])
+def test_ctrl_c_while_a_verb_is_imported_is_one_line(command, tmp_path):
+    (tmp_path / "absl").mkdir()
+    (tmp_path / "absl" / "__init__.py").write_text("import os\nos.kill(os.getpid(), 2)\nimport time\ntime.sleep(9)\n")
+    path = os.pathsep.join([str(tmp_path), os.getcwd()])
+    done = subprocess.run(
+        [sys.executable, "-m", *command, "w"], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (130, "stopped; run the same command again to go on\n")

@@ -1,6 +1,5 @@
 """Seeds of 64 bits: every bit counts, wherever random numbers are drawn; small ones are JAX's and NumPy's."""
 
-import dataclasses
 import itertools
 import subprocess
 import sys
@@ -12,8 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+from plm_jax import config
 from plm_jax.cleaning import minhash
-from plm_jax.common import command_line, keys
+from plm_jax.common import command_line, keys, trees
 from plm_jax.common.errors import UserError
 from plm_jax.data.layouts import randomness
 from plm_jax.inference import prompt_files
@@ -86,9 +86,9 @@ def test_a_key_holds_the_bits_of_its_seed(seed):
 
 @pytest.mark.parametrize("seed", [2**63, -(2**63) - 1, 10**30])
 def test_a_seed_of_more_bits_is_rejected_in_a_line(seed):
-    message = rf"seed is {seed}: give an integer from -9223372036854775808 to 9223372036854775807 \(64 bits\)$"
+    message = rf"seed is {seed}: give -9,223,372,036,854,775,808 to 9,223,372,036,854,775,807$"
     with pytest.raises(UserError, match="config.train." + message):
-        dataclasses.replace(tiny.PLAIN.train, seed=seed)
+        trees.parse(config.Train, config.to_dict(tiny.PLAIN.train) | {"seed": seed}, "config.train")
     for draw in (keys.from_seed, lambda seed: randomness.generator(seed, "train"), hashes, later_batches):
         with pytest.raises(UserError, match=message):
             draw(seed)
@@ -103,7 +103,7 @@ def test_seeds_on_a_command_line_have_64_bits_and_a_sign():
     for values in (["1", "01"], ["0", "-0"], ["1.5"], ["one"], [""], ["--1"]):
         with pytest.raises(UserError, match=r"--seeds is .*: give integers, each once, as in 0,1,2"):
             command_line.seed_list(flag(*values))
-    with pytest.raises(UserError, match=rf"--seeds is {2**63}: give an integer from"):
+    with pytest.raises(UserError, match=rf"--seeds is {2**63}: give -9,223"):
         command_line.seed_list(flag("0", str(2**63)))
 
 

@@ -87,11 +87,26 @@ def test_a_file_is_one_module_however_it_is_found(tmp_path, monkeypatch):
         ("none.py", "--module=none.py: there is no such module"),
         ("none", "--module=none: there is no such module"),
         ("none.more", "--module=none.more: there is no such module"),
+        ("..", "--module=..: there is no such module"),
+        (".hidden", "--module=.hidden: there is no such module"),
+        ("a..b", "--module=a..b: there is no such module"),
+        ("", "--module=: there is no such module"),
+        ("__main__", "--module=__main__: there is no such module"),
+        ("os.path.more", "--module=os.path.more: there is no such module"),
         ("broken.py", r"broken\.py:2: ZeroDivisionError"),
+        ("leaves.py", r"leaves\.py:1: SystemExit: 3"),
+        ("zero.py", r"zero\.py"),
+        ("deep.py", r"deep\.py"),
+        ("latin.py", r"latin\.py"),
     ],
 )
 def test_a_module_that_cannot_be_loaded_is_one_line(given, said, tmp_path, monkeypatch):
     (tmp_path / "broken.py").write_text("\n1 / 0\n")
+    (tmp_path / "leaves.py").write_text("raise SystemExit(3)\n")
+    (tmp_path / "zero.py").write_bytes(b"x = 1\0\n")
+    (tmp_path / "deep.py").write_text("x = " + "-" * 100_000 + "1\n")
+    (tmp_path / "latin.py").write_bytes(b"x = '\xff'\n")
+    monkeypatch.setattr("sys.modules", sys.modules | {"__main__": type(sys)("__main__")})
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=said):
         users.load(given)

@@ -21,7 +21,10 @@ def test_the_verb_lists_every_field_of_the_resolved_config(tiny, verb):
     assert any(
         re.match(r"kind = lamb  # one of .*adafactor.*adamw.*lamb, sgd: AdamW's direction scaled", s) for s in section
     )
-    assert any(s.startswith("clip_norm = 1.0  # number: the largest norm of all gradients together") for s in section)
+    assert any(
+        s.startswith("clip_norm = 1.0  # number, 0 to 1e+12: the largest norm of all gradients together")
+        for s in section
+    )
     assert f"  cache_dir = {tiny}/cache  # text: what `prepare` writes and the trainer reads" in done.out
 
 
@@ -32,7 +35,7 @@ def test_a_field_of_each_form_is_told():
         "    phases:",
         "      0:",
         "        until = 0.5  # number",
-        "        length = 16  # integer | None",
+        "        length = 16  # integer, 1 to 16,777,216 | None",
         "    mixture:",
         "      a = 2.0  # number",
         "    sources:",

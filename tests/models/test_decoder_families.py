@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from plm_jax.common.errors import UserError
 from plm_jax.models import kernels, registry, settings
 from plm_jax.models.kernels import Context, choose
 from tests.models.own_positions import DistanceKeys, Slopes
@@ -138,11 +137,6 @@ def test_cudnn_leaves_windows_to_flash():
     assert choose("auto", "cuda", **PLAIN) == ("cudnn", "")
     assert choose("auto", "cuda", **PLAIN, windows=True) == ("flash", "")
     assert "cudnn sees alike in all layers" in choose("cudnn", "cuda", **PLAIN, windows=True)[1]
-
-
-def test_windows_are_not_negative():
-    with pytest.raises(UserError, match="windows is"):
-        replace(LEARNED, windows=(0, -1))
 
 
 @pytest.mark.parametrize(("bias", "out_bias", "has"), [(True, None, True), (True, False, False), (False, True, True)])

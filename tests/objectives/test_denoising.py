@@ -396,6 +396,6 @@ def test_mistakes_are_told():
             objectives.get("denoising", BART, **wrong)
     for kind in (TextInfilling, TokenMasking, TokenDeletion):
         with pytest.raises(UserError, match=r"config.objective.noise.rate is 1.5: give 0 to 1"):
-            kind(1.5)
-    with pytest.raises(UserError, match=r"mean_span_length is 0: give at least"):
-        TextInfilling(0.3, 0)
+            objectives.get("denoising", BART, noise=kind(1.5))
+    with pytest.raises(UserError, match=r"mean_span_length is 0: give 0.1 to"):
+        objectives.get("denoising", BART, noise=TextInfilling(0.3, 0))

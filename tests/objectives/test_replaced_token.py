@@ -35,5 +35,5 @@ def test_large_predicts_a_quarter():
 
 
 def test_a_negative_weight_is_told():
-    with pytest.raises(UserError, match=r"config.objective.discriminator_weight is -1: give at least 0"):
+    with pytest.raises(UserError, match=r"config.objective.discriminator_weight is -1: give 0 to"):
         objectives.get("replaced_token", discriminator_weight=-1)

@@ -89,9 +89,13 @@ def test_it_is_a_tree_and_back():
 
 
 def test_mistakes_are_told():
-    for wrong, message in (({"mode": "Q"}, "mode 'Q'"), ({"rate": -1.0}, "rate -1.0"), ({"noise_density": 2.0}, "2.0")):
+    for wrong, message in (
+        ({"mode": "Q"}, "mode is 'Q'"),
+        ({"rate": -1.0}, "rate is -1.0"),
+        ({"noise_density": 2.0}, "2.0"),
+    ):
         with pytest.raises(UserError, match=message):
-            objectives.Denoiser(**wrong)
+            objectives.get("ul2", denoisers=(objectives.Denoiser(), objectives.Denoiser(**wrong)))
     with pytest.raises(UserError, match="no rate above 0"):
         objectives.get("ul2", denoisers=(objectives.Denoiser(rate=0.0),))
     with pytest.raises(UserError, match="takes 98 sentinels a row, the vocabulary has 3"):

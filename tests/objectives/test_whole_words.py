@@ -154,5 +154,5 @@ def test_mistakes_are_told():
     with pytest.raises(UserError, match="takes examples with `word_starts`"):
         objective({"tokens": np.arange(10, 20)}, np.random.default_rng(0))
     for wrong in ("whole_words", "duplicates"):
-        with pytest.raises(UserError, match=rf"config.objective.{wrong} is -1: give at least 0"):
+        with pytest.raises(UserError, match=rf"config.objective.{wrong} is -1: give 0 to"):
             objectives.get("masked_lm", BERT, **{wrong: -1})

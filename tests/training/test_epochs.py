@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from plm_jax import config
+from plm_jax.common import trees
 from plm_jax.common.errors import UserError
 from plm_jax.data.reader import Reader
 from plm_jax.training import epochs, loop
@@ -65,5 +66,5 @@ def test_a_share_of_the_steps_is_a_warm_up():
 )
 def test_a_run_has_steps_or_epochs(train, says):
     with pytest.raises(UserError, match=says):
-        config.Train(batch_size=8, **train)
+        trees.checked(config.Train(batch_size=8, **train), "config.train")
     assert dataclasses.replace(config.Train(batch_size=8, epochs=1.0), steps=5).steps == 5

@@ -22,11 +22,11 @@ import os
 import sys
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 import plm_jax
-from plm_jax.common.errors import UserError, users_code
+from plm_jax.common.errors import UserError, one_line, users_code
 from plm_jax.common.roles import Role
 from plm_jax.common.users import code
 
@@ -56,8 +56,10 @@ def load(given: str) -> ModuleType:
     if os.path.isfile(file):
         trust([_stem(file)])
         return module(file)
-    found = None if given.endswith(".py") else _spec(given)
-    if found is None and os.path.isdir(package := given.partition(".")[0]):
+    # A name that is relative, or has an empty part, is no module's.
+    is_name = not given.endswith(".py") and all(part.isidentifier() for part in given.split("."))
+    found = _spec(given) if is_name else None
+    if found is None and is_name and os.path.isdir(package := given.partition(".")[0]):
         _list(package)
         found = _spec(given)
     if found is None:
@@ -70,7 +72,7 @@ def load(given: str) -> ModuleType:
 def _spec(name: str) -> importlib.machinery.ModuleSpec | None:
     try:
         return importlib.util.find_spec(name)
-    except ModuleNotFoundError:
+    except (ImportError, ValueError):  # ValueError: of a module that no import located, such as `__main__`.
         return None
 
 
@@ -120,7 +122,7 @@ def module(path: str) -> ModuleType:
     before, sys.modules[name] = sys.modules.get(name), found  # Where dataclasses look for it.
     try:
         with users_code(path):
-            exec(compile(source, path, "exec"), vars(found))
+            exec(_compiled(source, path), vars(found))
     except BaseException:
         if before is None:
             del sys.modules[name]
@@ -128,6 +130,15 @@ def module(path: str) -> ModuleType:
             sys.modules[name] = before
         raise
     return found
+
+
+def _compiled(source: bytes, path: str) -> CodeType:
+    try:
+        return compile(source, path, "exec")
+    except (MemoryError, RecursionError, SyntaxError, ValueError) as error:
+        if getattr(error, "filename", None):  # Its line is known.
+            raise
+        raise UserError(f"{path} is no Python code ({one_line(error) or type(error).__name__})") from error
 
 
 def used(settings: Any) -> dict[str, dict[str, Any]]:

@@ -177,12 +177,6 @@ def begins_with(layout: Layout, special: objectives.Special) -> list[int]:
     return [getattr(special, name) for name in layout.begin]
 
 
-def check_share(name: str, share: float) -> None:
-    """Refuses what is no share, in a field of a layout."""
-    if not 0.0 <= share <= 1.0:
-        raise UserError(f"config.data.layout.{name} is {share}: give 0 to 1")
-
-
 def check_around(vocabulary: "config.Vocabulary", plural: str) -> None:
     """Refuses rows between marks without special ids for these."""
     if None in (vocabulary.cls, vocabulary.sep) and None in (vocabulary.bos, vocabulary.eos):

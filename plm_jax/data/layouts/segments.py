@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from plm_jax import objectives
-from plm_jax.common import trees
+from plm_jax.common import ranges, trees
 from plm_jax.common.errors import UserError
 from plm_jax.data.layouts import index
-from plm_jax.data.layouts.layout import Example, Form, Layout, check_share
+from plm_jax.data.layouts.layout import Example, Form, Layout
 from plm_jax.data.layouts.randomness import generator
 from plm_jax.data.layouts.sentence_pairs import check_two_parts, pair_format
 
@@ -48,10 +48,7 @@ class Segments(Layout):
 
     kind: ClassVar[str] = "segments"
     plural: ClassVar[str] = "two segments"
-    short_probability: float = 0.05
-
-    def __post_init__(self):
-        check_share("short_probability", self.short_probability)
+    short_probability: ranges.Share = 0.05
 
     def gives(self, objective: objectives.Objective) -> Form:
         """Rows with their marks."""

@@ -19,15 +19,15 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
 
 from plm_jax import objectives
-from plm_jax.common import trees
+from plm_jax.common import ranges, trees
 from plm_jax.common.errors import UserError
 from plm_jax.data.layouts import index
-from plm_jax.data.layouts.layout import Example, Form, Layout, check_length, check_share
+from plm_jax.data.layouts.layout import Example, Form, Layout, check_length
 from plm_jax.data.layouts.randomness import generator
 
 if TYPE_CHECKING:
@@ -61,15 +61,10 @@ class SentencePairs(Layout):
     kind: ClassVar[str] = "sentence_pairs"
     labels_pairs: ClassVar[bool] = True
     plural: ClassVar[str] = "sentence pairs"
-    short_probability: float = 0.1
-    duplicates: int = 10
+    short_probability: ranges.Share = 0.1
+    duplicates: Annotated[int, ranges.Range(1, 10**6)] = 10
     task: Literal["next_sentence", "sentence_order"] = "next_sentence"
     parts: Literal["segments", "sentences"] = "segments"
-
-    def __post_init__(self):
-        check_share("short_probability", self.short_probability)
-        if self.duplicates < 1:
-            raise UserError(f"config.data.layout.duplicates is {self.duplicates}: give at least 1")
 
     def gives(self, objective: objectives.Objective) -> Form:
         """Rows with their marks."""

@@ -24,7 +24,7 @@ import tqdm
 from apache_beam.options import pipeline_options
 
 from plm_jax import config
-from plm_jax.common import storage, users
+from plm_jax.common import children, storage, users
 from plm_jax.common.errors import UserError
 from plm_jax.data.prepare import groups, reading, runners, spill, tokenising
 from plm_jax.data.sources.corpus import Skipped
@@ -66,7 +66,7 @@ def tokenise(
         os.makedirs(folder)
     try:
         with _progress(folder, f"{name}: counting, tokenising", 2 * len(pieces), show_progress):
-            _run(pipeline, run, name, pieces, folder)
+            children.shielded(lambda: _run(pipeline, run, name, pieces, folder))
         return _collect(folder, len(pieces), target, skipped)
     finally:
         storage.remove(folder)

@@ -141,6 +141,8 @@ def _open(path: str, advance: Callable[[int], Any]) -> Iterator[TextIO]:
             yield io.TextIOWrapper(data, encoding="utf-8", errors="surrogateescape")
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UserError(f"{path} is damaged ({error}): give a whole gzip file") from error
+    except bounded.BlankLinesError as error:
+        raise UserError(f"{path} has {error}: remove them") from error
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
 

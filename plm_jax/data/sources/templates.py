@@ -1,6 +1,7 @@
 """Texts of rows by templates such as `sentiment: {sentence}` or `{choices[0]}`."""
 
 import json
+import re
 import string
 from collections.abc import Mapping
 from typing import Any
@@ -8,15 +9,26 @@ from typing import Any
 from plm_jax.common.errors import nearest
 from plm_jax.data.sources.corpus import BadRow
 
+# Of a width or a precision.
+_MOST_DIGITS = 3
+
 
 class _Template(string.Formatter):
-    """Formats as `str.format` does, but rejects all except texts and numbers and writes booleans as JSON does."""
+    """Formats as `str.format` does, but rejects all except texts and numbers and writes booleans as JSON does.
+
+    Widths and precisions of more than three digits are rejected, so that a row's text is about as long as its fields.
+    """
 
     def get_field(self, field_name, args, kwargs):
         value, first = super().get_field(field_name, args, kwargs)
         if not isinstance(value, str | int | float):
             raise ValueError(f"'{field_name}' is {json.dumps(value, default=str)[:40]}, neither text nor a number")
         return json.dumps(value) if isinstance(value, bool) else value, first
+
+    def format_field(self, value, format_spec):
+        if re.search(rf"\d{{{_MOST_DIGITS + 1}}}", format_spec):
+            raise ValueError(f"'{format_spec[:40]}' has a number above 999: give a smaller width or precision")
+        return super().format_field(value, format_spec)
 
 
 def render(template: str, place: str, row: Mapping[str, Any], what: str) -> str:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from plm_jax.common import ranges
 from plm_jax.common.lazy import lazy
 from plm_jax.models.positions.position import Position, Table
 
@@ -20,8 +21,8 @@ class BlockPositions(Position):
     """
 
     kind: ClassVar[str] = "block"
-    length: int
-    init_std: float = 0.02
+    length: ranges.Length
+    init_std: ranges.Scale = 0.02
     counts_blanks = True
 
     @property

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from plm_jax.common import ranges
 from plm_jax.common.lazy import lazy
 from plm_jax.models.positions.position import Position, Table
 
@@ -23,9 +24,9 @@ class LearnedPositions(Position):
     """
 
     kind: ClassVar[str] = "learned"
-    length: int
-    init_std: float = 0.02
-    offset: int = 0
+    length: ranges.Length
+    init_std: ranges.Scale = 0.02
+    offset: ranges.LengthOrZero = 0
     skips_padding: bool = False
 
     @property

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+from plm_jax.common import ranges
 from plm_jax.common.lazy import lazy
 from plm_jax.models.positions.position import Position, Table
 
@@ -20,8 +21,8 @@ class RelativeBias(Position):
     """
 
     kind: ClassVar[str] = "relative_bias"
-    buckets: int = 32
-    max_distance: int = 128
+    buckets: ranges.Width = 32
+    max_distance: ranges.Length = 128
     tells_places = False
 
     def score_tables(self, model):

@@ -5,8 +5,9 @@ The score of a query and a key then depends on how far apart they are, and not o
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+from plm_jax.common import ranges
 from plm_jax.common.errors import UserError
 from plm_jax.common.lazy import lazy
 from plm_jax.models.positions.position import Position
@@ -24,10 +25,10 @@ class RotaryScaling:
     """
 
     kind: ClassVar[str] = "llama3"
-    factor: float = 8.0
-    low_frequency_factor: float = 1.0
-    high_frequency_factor: float = 4.0
-    original_length: int = 8192
+    factor: ranges.Positive = 8.0
+    low_frequency_factor: ranges.Positive = 1.0
+    high_frequency_factor: ranges.Positive = 4.0
+    original_length: ranges.Length = 8192
 
     def __post_init__(self):
         low, high = self.low_frequency_factor, self.high_frequency_factor
@@ -59,11 +60,11 @@ class Rotary(Position):
     """
 
     kind: ClassVar[str] = "rotary"
-    theta: float = 10_000.0
-    fraction: float = 1.0
+    theta: Annotated[float, ranges.Range(0, 1e12, above=True)] = 10_000.0
+    fraction: ranges.ShareAboveZero = 1.0
     interleaved: bool = False
     scaling: RotaryScaling | None = None
-    length: int = 2048
+    length: ranges.Length = 2048
 
     def __post_init__(self):
         if not (self.theta > 0 and 0 < self.fraction <= 1):

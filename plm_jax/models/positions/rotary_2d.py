@@ -1,8 +1,9 @@
 """ChatGLM-6B's positions: one half of each head turns by the place in the text, the other by that within a blank."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+from plm_jax.common import ranges
 from plm_jax.common.errors import UserError
 from plm_jax.common.lazy import lazy
 from plm_jax.models.positions.position import Position
@@ -22,8 +23,8 @@ class Rotary2D(Position):
     """
 
     kind: ClassVar[str] = "rotary_2d"
-    theta: float = 10_000.0
-    length: int = 2048
+    theta: Annotated[float, ranges.Range(0, 1e12, above=True)] = 10_000.0
+    length: ranges.Length = 2048
     counts_blanks = True
 
     def check(self, attention):

@@ -4,6 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar
 
+from plm_jax.common import ranges
 from plm_jax.models.heads import Discriminator, NoHead, VocabularyHead
 from plm_jax.models.settings.encoder import Encoder
 
@@ -17,11 +18,11 @@ class Generator:
         transform back.
     """
 
-    width: int
-    heads: int
-    head_dim: int
-    feed_forward: int
-    layers: int
+    width: ranges.Width
+    heads: ranges.Width
+    head_dim: ranges.Width
+    feed_forward: ranges.Width
+    layers: ranges.Layers
     head: VocabularyHead = VocabularyHead(transform="gelu_exact", bias=True)
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from plm_jax.common import ranges
 from plm_jax.common.errors import UserError
 from plm_jax.common.lazy import lazy
 from plm_jax.models.heads import Head, NoHead, Softmax
@@ -26,13 +27,21 @@ class CharacterCNN:
       highway_layers: between the filters and the projection to `width` (Srivastava et al. 2015).
     """
 
-    vocab_size: int
-    width: int = 512
-    dim: int = 16
-    filters: tuple[tuple[int, int], ...] = ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7, 1024))
-    max_characters: int = 50
+    vocab_size: ranges.Length
+    width: ranges.Width = 512
+    dim: ranges.Width = 16
+    filters: tuple[tuple[ranges.Width, ranges.Width], ...] = (
+        (1, 32),
+        (2, 32),
+        (3, 64),
+        (4, 128),
+        (5, 256),
+        (6, 512),
+        (7, 1024),
+    )
+    max_characters: ranges.Width = 50
     activation: Literal["relu", "tanh"] = "relu"
-    highway_layers: int = 2
+    highway_layers: ranges.Layers = 2
 
     def __post_init__(self):
         widest = max((width for width, _ in self.filters), default=0)
@@ -41,8 +50,6 @@ class CharacterCNN:
                 f"embedding.filters are {self.filters}: give (characters, filters), both at least 1, at most "
                 f"{self.max_characters} characters"
             )
-        if self.highway_layers < 1:
-            raise UserError(f"embedding.highway_layers is {self.highway_layers}: give at least 1")
 
 
 @dataclass(frozen=True)
@@ -54,18 +61,18 @@ class Lstm:
       cell_clip, projection_clip: the largest absolute value of the memory and of what is given.
     """
 
-    layers: int = 2
-    cell: int = 4096
-    cell_clip: float = 3.0
-    projection_clip: float = 3.0
+    layers: ranges.Layers = 2
+    cell: ranges.Width = 4096
+    cell_clip: ranges.Positive = 3.0
+    projection_clip: ranges.Positive = 3.0
 
 
 @dataclass(frozen=True)
 class LstmDropout:
     """Dropout rates: on the input of each LSTM, on the output of the last."""
 
-    input: float = 0.0
-    output: float = 0.0
+    input: ranges.ShareBelowOne = 0.0
+    output: ranges.ShareBelowOne = 0.0
 
     rates = Dropout.rates
     all_at = Dropout.all_at

@@ -4,6 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar
 
+from plm_jax.common import ranges
 from plm_jax.common.errors import UserError
 from plm_jax.common.lazy import lazy
 from plm_jax.models.heads import NoHead, VocabularyHead
@@ -26,7 +27,7 @@ class SourceEncoder:
     """
 
     kind: ClassVar[str] = "source_encoder"
-    layers: int = 6
+    layers: ranges.Layers = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +52,9 @@ class EncoderDecoder(Transformer):
         *("decoder_tokens", "decoder_mask", "decoder_positions", "decoder_segment_ids"),
     )
     decoder_stack: Stack
-    decoder_heads: int | None = None
-    decoder_head_dim: int | None = None
-    decoder_feed_forward: int | None = None
+    decoder_heads: ranges.Width | None = None
+    decoder_head_dim: ranges.Width | None = None
+    decoder_feed_forward: ranges.Width | None = None
     tie_encoder_decoder: bool = False
     source_encoder: SourceEncoder | None = None
     head: VocabularyHead | NoHead = VocabularyHead()

@@ -1,8 +1,9 @@
 """What a config says of a model that a checkpoint brings."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
+from plm_jax.common import ranges
 from plm_jax.common.errors import UserError
 from plm_jax.models.heads import Head
 from plm_jax.models.protocol import Model
@@ -23,13 +24,13 @@ class FromCheckpoint(Model):
 
     kind: ClassVar[str] = "from_checkpoint"
     stands_in: ClassVar[bool] = True
-    dropout: float | None = None
+    dropout: ranges.ShareBelowOne | None = None
     heads: tuple[tuple[str, Head], ...] = ()
     source_encoder: SourceEncoder | None = None
     scan_layers: bool | None = None
     remat: Literal["none", "dots", "minimal", "attention", "full", "offload"] | None = None
     attention_kernel: Literal["auto", "xla", "flash", "cudnn"] | None = None
-    pipeline_microbatches: int | None = None
+    pipeline_microbatches: Annotated[int, ranges.Range(0, 2**20)] | None = None
 
     def __post_init__(self):
         if self.dropout is not None and not 0.0 <= self.dropout < 1.0:

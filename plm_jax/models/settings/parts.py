@@ -2,8 +2,9 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
+from plm_jax.common import ranges
 from plm_jax.common.errors import UserError
 from plm_jax.models.activations import Activation
 from plm_jax.models.positions import Position
@@ -21,11 +22,11 @@ class Embedding:
       scale_by_width: the tokens' embeddings grow by width ** 0.5 before the sum.
     """
 
-    vocab_size: int
-    width: int
-    token_types: int = 0
+    vocab_size: ranges.Length
+    width: ranges.Width
+    token_types: Annotated[int, ranges.Range(0, 1024)] = 0
     norm: bool = False
-    embedding_size: int | None = None
+    embedding_size: ranges.Width | None = None
     scale_by_width: bool = False
 
     @property
@@ -47,21 +48,19 @@ class Attention:
       windows: layer i sees keys less than windows[i % len(windows)] places away, 0: all of them; empty: all layers do.
     """
 
-    heads: int
-    head_dim: int
+    heads: ranges.Width
+    head_dim: ranges.Width
     position: Position
     bias: bool = True
-    score_scale: float | None = None
+    score_scale: ranges.Positive | None = None
     scale_by_inverse_depth: bool = False
-    kv_heads: int | None = None
+    kv_heads: ranges.Width | None = None
     out_bias: bool | None = None
-    windows: tuple[int, ...] = ()
+    windows: tuple[ranges.LengthOrZero, ...] = ()
 
     def __post_init__(self):
         if self.kv_heads is not None and (self.kv_heads < 1 or self.heads % self.kv_heads):
             raise UserError(f"attention.kv_heads is {self.kv_heads}: give a divisor of the {self.heads} heads")
-        if any(window < 0 for window in self.windows):
-            raise UserError(f"attention.windows is {self.windows}: give numbers of keys, or 0 for all")
         self.position.check(self)
 
     @property
@@ -79,7 +78,7 @@ class Attention:
 class FeedForward:
     """The feed-forward layer: to `width`, an activation, and back; `gated`: times a second product (Shazeer 2020)."""
 
-    width: int
+    width: ranges.Width
     activation: Activation = "gelu_tanh"
     bias: bool = True
     gated: bool = False
@@ -95,13 +94,9 @@ class Norm:
         input itself (ChatGLM-6B's variant of Wang et al. 2022).
     """
 
-    epsilon: float = 1e-5
+    epsilon: ranges.Share = 1e-5
     kind: Literal["layer", "rms"] = "layer"
     placement: Literal["pre", "post", "deep"] = "pre"
-
-    def __post_init__(self):
-        if not 0.0 <= self.epsilon <= 1.0:
-            raise UserError(f"norm.epsilon is {self.epsilon}: give a number from 0 to 1")
 
 
 @dataclass(frozen=True)
@@ -115,15 +110,13 @@ class Stack:
       inner: transformer blocks within a layer, each with parameters of its own (ALBERT's `inner_group_num`).
     """
 
-    layers: int
-    groups: int | None = None
-    inner: int = 1
+    layers: ranges.Layers
+    groups: ranges.Layers | None = None
+    inner: ranges.Layers = 1
 
     def __post_init__(self):
         if self.groups is not None and (self.groups < 1 or self.layers % self.groups):
             raise UserError(f"stack.groups is {self.groups}: give a divisor of the {self.layers} layers")
-        if self.inner < 1:
-            raise UserError(f"stack.inner is {self.inner}: give at least 1")
 
     @property
     def blocks(self) -> int:
@@ -149,11 +142,11 @@ class Dropout:
       broadcast: the same units are dropped at every position (T5).
     """
 
-    embedding: float = 0.0
-    attention: float = 0.0
-    residual: float = 0.0
-    feed_forward: float = 0.0
-    output: float = 0.0
+    embedding: ranges.ShareBelowOne = 0.0
+    attention: ranges.ShareBelowOne = 0.0
+    residual: ranges.ShareBelowOne = 0.0
+    feed_forward: ranges.ShareBelowOne = 0.0
+    output: ranges.ShareBelowOne = 0.0
     broadcast: bool = False
 
     @property
@@ -175,7 +168,7 @@ class Initializer:
     """
 
     kind: ClassVar[str] = "normal"
-    std: float = 0.02
+    std: ranges.Scale = 0.02
     shrink_residual: bool = False
     truncated: bool = False
 

@@ -1,8 +1,9 @@
 """What the architectures share, as settings."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
+from plm_jax.common import ranges
 from plm_jax.common.errors import UserError
 from plm_jax.models.heads import Head, NoHead, VocabularyHead
 from plm_jax.models.protocol import Model
@@ -48,13 +49,11 @@ class Transformer(Model):
     scan_layers: bool = True
     remat: Literal["none", "dots", "minimal", "attention", "full", "offload"] = "none"
     attention_kernel: Literal["auto", "xla", "flash", "cudnn"] = "auto"
-    pipeline_microbatches: int = 0
+    pipeline_microbatches: Annotated[int, ranges.Range(0, 2**20)] = 0
     heads: tuple[tuple[str, Head], ...] = ()
 
     def __post_init__(self):
         _check_heads(self)
-        if self.pipeline_microbatches < 0:
-            raise UserError(f"config.model.pipeline_microbatches is {self.pipeline_microbatches}: give at least 0")
         head = getattr(self, "head", None)
         if self.embedding.embedding_size is not None and isinstance(head, VocabularyHead) and head.transform is None:
             raise UserError("embedding.embedding_size needs a head that leads back to it: set head.transform")

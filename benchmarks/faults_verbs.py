@@ -1,0 +1,741 @@
+"""Generators of wrong values for every verb and every file that it reads, and the runner of one such command.
+
+A generator makes a command from a copy of good files, one of which it spoils, or a wrong flag. A case is handled if it
+ends with status 0, or with status 2 and one line; within ten seconds more than the verb's good command and 1 GB above
+the memory at its start. Verbs run in children of a parent that has imported the libraries.
+"""
+
+import functools
+import gzip
+import json
+import os
+import pathlib
+import random
+import runpy
+import shutil
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import faults_files_cases as files
+from faults_case import Campaign, Ended, forked, to_its_end
+
+ROOT = pathlib.Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests.support import moods, tiny, verbs  # noqa: E402
+
+# A case may take so much longer than the good command of its verb.
+SECONDS = 10.0
+# A good command that compiles for the first time.
+_FIRST = 120.0
+_SWEEP = 'base = "tiny.py:plain"\n\ndef overrides():\n    yield "a", {"train.steps": 2}\n'
+_MINE = "from plm_jax import config\n\nX = 1\n"
+_PAGE = {"url": "http://a.org/1", "timestamp": "2019-04-01", "text": "All is well in this town, and it is quiet.\n" * 9}
+
+
+class Command(NamedTuple):
+    """A verb with its arguments, and what is wrong in it."""
+
+    what: str
+    verb: str
+    arguments: tuple[str, ...]
+
+
+Make = Callable[[pathlib.Path, random.Random], Command]
+
+
+def good(folder: pathlib.Path) -> dict[str, Command]:
+    """A command of each verb that ends well on good files."""
+    at = str(folder)
+    config, run = f"--config={at}/tiny.py", f"{at}/run"
+    commands = {
+        "config": (config,),
+        "prepare": (config, f"--output={at}/new-cache"),
+        "pretrain": (config, f"--workdir={run}", "--config.train.steps=7"),
+        "finetune": (f"--config={at}/moods.py", f"--checkpoint={at}/encoder", f"--workdir={at}/tuned"),
+        "evaluate": (f"--checkpoint={run}", f"--output={at}/figures.json"),
+        "generate": (f"--checkpoint={run}", f"--prompts={at}/prompts.txt", "--max_new_tokens=4"),
+        "convert": (f"--source={run}", f"--target={at}/converted-again"),
+        "plan": (config, "--topology=none"),
+        "sweep": (f"--sweep={at}/sweep.py", f"--workdir={at}/swept"),
+        "report": (f"--workdirs={at}/sweep", f"--output={at}/report.html"),
+        "checkpoints": ("verify", run),
+        "examples": (f"--workdir={run}", "--step=2"),
+        "replay": (run, "--step=4"),
+        "status": (run,),
+        "clean": (f"--input={at}/crawl/*", f"--output={at}/cleaned", "--flavour=en.noclean", "--set=language=None"),
+    }
+    return {verb: Command("good", verb, arguments) for verb, arguments in commands.items()}
+
+
+def make_base(folder: pathlib.Path) -> None:
+    """Writes the good files that no verb makes: configs, corpora, labelled rows, a sweep and a crawl."""
+    folder.mkdir(parents=True)
+    tiny.write(folder)
+    moods.write(folder)
+    (folder / "sweep.py").write_text(_SWEEP)
+    (folder / "mine.py").write_text(_MINE)
+    (folder / "prompts.txt").write_text("The sea\nThe ship of the captain\n")
+    (folder / "crawl").mkdir()
+    with gzip.open(folder / "crawl" / "pages.jsonl.gz", "wt") as file:
+        file.writelines(json.dumps(_PAGE | {"url": f"http://a{i}.org/{i}"}) + "\n" for i in range(20))
+    pairs = [{"inputs": f"the {i}", "targets": "sea" if i % 2 else "land", "label": i % 2} for i in range(60)]
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+
+
+def finish_base(folder: pathlib.Path) -> None:
+    """Adds what verbs make of the good files: a cache, a run, its evaluation, a sweep of two runs, a conversion."""
+    at = str(folder)
+    for verb, arguments in (
+        ("prepare", (f"--config={at}/tiny.py",)),
+        ("pretrain", (f"--config={at}/tiny.py", f"--workdir={at}/run")),
+        ("evaluate", (f"--checkpoint={at}/run",)),
+        ("convert", (f"--source={at}/run", f"--target={at}/converted")),
+    ):
+        ended = run(Command("base", verb, arguments), folder, _FIRST)
+        if ended.status:
+            raise RuntimeError(f"{verb} fails on good files: {ended.errors}")
+    sweep = folder / "sweep"
+    for name in ("a", "b"):
+        shutil.copytree(folder / "run", sweep / name, ignore=shutil.ignore_patterns("checkpoints", "events*"))
+    metrics = {"a/loss": 2.5, "a/accuracy": 0.5}
+    rows = [
+        {"name": name, "seed": 1, "workdir": name, "overrides": {"train.steps": 6}, "error": None, "minutes": 0.5}
+        | {"metrics": metrics}
+        for name in ("a", "b")
+    ]
+    rivals = [{"run": "a", "metric": "a/accuracy", "others": {"b": "b", "chance": 0.5, "loss": ["b", "a/loss"]}}]
+    published = [{"run": name, "figures": {"GLUE": 80.0}, "source": "Table 1"} for name in ("a", "b")]
+    tree = {"base": json.loads((folder / "run/config.json").read_text())["config"], "runs": rows, "rivals": rivals}
+    tree |= {"published": published, "compared": {"GLUE": ["a/accuracy"]}}
+    (sweep / "sweep.json").write_text(json.dumps(tree))
+
+
+def run(command: Command, folder: pathlib.Path, seconds: float) -> Ended:
+    """Runs a command in a child whose working directory is `folder`."""
+
+    def child() -> None:
+        os.chdir(folder)
+        sys.argv = [f"plm_jax.{command.verb}", *command.arguments]
+        sys.path[0] = str(ROOT)
+        runpy.run_module(f"plm_jax.{command.verb}", run_name="__main__", alter_sys=True)
+
+    return forked(child, seconds, folder.parent / "log")
+
+
+def is_handled(command: Command, ended: Ended) -> bool:
+    """Whether a case ended as it should: without an error, or with one line that is the last."""
+    if "Traceback" in ended.errors or ended.status not in (0, 1, 2):
+        return False
+    errors = [line for line in ended.errors.splitlines() if line.startswith("error: ")]
+    if ended.status == 2:
+        return len(errors) == 1 and ended.errors.rstrip("\n").endswith(errors[0]) and len(errors[0]) < 2000
+    return not errors and (ended.status == 0 or command.verb == "status")
+
+
+class Base:
+    """The good files, made as cases need them, and how long the good command of each verb takes on them."""
+
+    def __init__(self, root: pathlib.Path):
+        self.root, self.folder = root, root / "base"
+        self._seconds: dict[str, float] = {}
+        import_libraries()
+        to_its_end(lambda: make_base(self.folder), _FIRST, root / "log")  # JAX starts threads there.
+
+    def fresh(self, name: str, make: Make | None = None) -> pathlib.Path:
+        """Returns a copy of the good files to spoil, with a run and models of other programs where they are needed."""
+        if make in _NEEDS_MODELS and not self.models.exists():
+            to_its_end(lambda: files.make_bases(self.models), _FIRST, self.root / "log")
+        if make not in _NEEDS_NO_RUN and not (self.folder / "run").exists():
+            finish_base(self.folder)
+        folder = self.root / name
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(self.folder, folder, symlinks=True)
+        _relocate(folder, str(self.folder), str(folder))
+        return folder
+
+    @property
+    def models(self) -> pathlib.Path:
+        """The folder of good models of other programs."""
+        return self.root / "models"
+
+    def limit(self, verb: str) -> float:
+        """Returns the seconds that a case of a verb may take."""
+        if verb not in self._seconds:
+            command = good(self.root / "good")[verb]
+            folder = self.fresh("good", None if verb in _READS_RUN or verb == "sweep" else number)
+            ended = run(command, folder, _FIRST)
+            if ended.status:
+                raise RuntimeError(f"{verb} fails on good files: {ended.errors}")
+            self._seconds[verb] = ended.seconds
+        return self._seconds[verb] + SECONDS
+
+
+def _relocate(folder: pathlib.Path, before: str, after: str) -> None:
+    """Rewrites the paths that the files of a copy name."""
+    for path in folder.rglob("*.json"):
+        text = path.read_text(errors="surrogateescape")
+        if before in text and "checkpoints" not in path.parts:
+            path.write_text(text.replace(before, after), errors="surrogateescape")
+
+
+def import_libraries() -> None:
+    """Imports what the children need, and has them share one cache of compiled programs."""
+    os.environ |= {"JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    os.environ["PYTHONPATH"] = str(ROOT)  # Of what verbs start.
+    verbs.import_libraries()
+
+
+# Values of flags and fields that most of them do not take.
+TEXTS = (
+    *("", " ", "nan", "inf", "-inf", "1e400", "-1", "0", "1e22", "1e12", "99999999999999999999", "0.5", "None", "true"),
+    *(
+        "[]",
+        "{}",
+        "()",
+        "[1, [2]]",
+        "{'a': 1}",
+        "kind",
+        "\0",
+        "é",
+        "\ud800",
+        "x" * 100_000,
+        "9" * 5000,
+        "(" * 500,
+        "=",
+        ",",
+    ),
+    *("../..", "/", "/dev/null", "/dev/zero", "no/such/file", ".", "s3://no-bucket/x", "file:///", "--", "-", "*", "~"),
+)
+NUMBERS = ("nan", "inf", "-inf", "-1", "0", "1e300", "1e22", "1e12", "1e9", "-1e9", "10000000", "1e-300", "1e-12", "x")
+FLAGS = {
+    "clean": ("input", "output", "flavour", "set", "runner"),
+    "prepare": ("config", "output", "from", "runner", "module"),
+    "pretrain": ("config", "workdir", "from", "allow_changes", "refuse_damaged", "module"),
+    "finetune": ("config", "checkpoint", "workdir", "seeds", "allow_changes", "module"),
+    "evaluate": (
+        *("checkpoint", "tasks", "output", "shots", "seeds", "normalise", "balanced", "show", "limit", "stride"),
+        *("harness", "include_path", "num_beams", "temperature", "module"),
+    ),
+    "generate": (
+        *("checkpoint", "prompt", "prompts", "output", "batch_size", "seed", "max_new_tokens", "min_new_tokens"),
+        *("temperature", "top_k", "top_p", "num_beams", "length_penalty", "early_stopping", "no_repeat_ngram_size"),
+        *("forced_bos_token_id", "forced_prefix", "stop_strings", "num_return_sequences", "decoding", "module"),
+    ),
+    "convert": ("source", "target", "format", "module"),
+    "plan": ("config", "topology", "slices", "price", "output", "module"),
+    "sweep": ("sweep", "workdir", "seeds", "launcher", "parallel", "run", "module"),
+    "report": ("workdirs", "output", "png", "module"),
+    "checkpoints": ("keep_last", "keep_every"),
+    "examples": ("workdir", "step", "row", "document", "module"),
+    "replay": ("step", "module"),
+    "status": ("module",),
+    "config": ("config", "module"),
+}
+
+
+def flag(folder: pathlib.Path, rng: random.Random) -> Command:
+    """A flag with a wrong value, an unknown flag, a missing one or a word too many."""
+    verb = rng.choice(list(FLAGS))
+    _, _, arguments = good(folder)[verb]
+    name, value = rng.choice(FLAGS[verb]), rng.choice((*TEXTS, *NUMBERS))
+    value = value.replace("\0", "\x01")  # No argument has a NUL.
+    how = rng.choice(("value", "value", "value", "value", "unknown", "missing", "word", "no value"))
+    if how == "unknown":
+        arguments = (*arguments, f"--{name}x={value}")
+    elif how == "missing":
+        arguments = arguments[1:]
+    elif how == "word":
+        arguments = (*arguments, value)
+    elif how == "no value":
+        arguments = (*(a for a in arguments if not a.startswith(f"--{name}=")), f"--{name}")
+    else:
+        arguments = (*(a for a in arguments if not a.startswith(f"--{name}=")), f"--{name}={value}")
+    return Command(f"{how} of --{name}: {value[:40]!r}", verb, arguments)
+
+
+def words(folder: pathlib.Path, rng: random.Random) -> Command:
+    """A path that is no run, for each verb that reads one."""
+    at = folder / "odd"
+    what = rng.choice(
+        ("missing", "empty", "file", "pipe", "loop", "others", "model", "root", "null", "config", "cache", "long")
+    )
+    match what:
+        case "empty":
+            at.mkdir()
+        case "file":
+            at.write_bytes(rng.randbytes(100))
+        case "pipe":
+            os.mkfifo(at)
+        case "loop":
+            at.symlink_to(at)
+        case "others":
+            at.mkdir()
+            (at / "config.json").mkdir()
+            (at / "checkpoints").write_text("x")
+        case "root" | "null" | "long":
+            at = pathlib.Path({"root": "/", "null": "/dev/null", "long": "x" * 5000}[what])
+        case "model" | "config" | "cache":
+            at = folder / {"model": "encoder", "config": "tiny.py", "cache": "cache"}[what]
+    verb = rng.choice(
+        ("status", "checkpoints", "examples", "replay", "report", "evaluate", "generate", "convert", "finetune")
+    )
+    _, _, arguments = good(folder)[verb]
+    run = f"{folder}/sweep" if verb == "report" else f"{folder}/encoder" if verb == "finetune" else f"{folder}/run"
+    if verb == "checkpoints":
+        arguments = (rng.choice(("verify", "list", "prune", "lost")), run)
+    return Command(what, verb, tuple(a.replace(run, str(at)) for a in arguments))
+
+
+_TAKES_CONFIG = ("config", "config", "plan", "prepare", "pretrain")
+
+
+@functools.cache
+def _leaves() -> list[tuple[str, Any]]:
+    """The dotted path and value of every field of a config."""
+    from plm_jax import config
+
+    found = []
+    for name in ("everything", "bert", "t5", "electra", "glm", "bart"):
+        todo = [("", config.to_dict(tiny.RUNS[name]))]
+        while todo:
+            path, node = todo.pop()
+            items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+            found += [] if items or not path else [(name, path.lstrip("."), node)]
+            todo += [(f"{path}.{key}", value) for key, value in items]
+    return found
+
+
+def number(folder: pathlib.Path, rng: random.Random) -> Command:
+    """A number of a config is out of its range or none."""
+    name, path, _ = rng.choice([leaf for leaf in _leaves() if type(leaf[2]) in (int, float)])
+    return _override(folder, rng, name, path, rng.choice(NUMBERS))
+
+
+def override(folder: pathlib.Path, rng: random.Random) -> Command:
+    """A field of a config has a wrong value, or there is no such field."""
+    name, path, _ = rng.choice(_leaves())
+    how = rng.random()
+    if how < 0.2:
+        path = rng.choice((f"{path}.x", f"{path}x", path.rpartition(".")[0], f"{path}.0", f".{path}", "kind", "a..b"))
+    elif how < 0.3:
+        path = f"{path.rpartition('.')[0]}.kind"
+    return _override(folder, rng, name, path or "kind", rng.choice(TEXTS).replace("\0", "\x01"))
+
+
+def _override(folder: pathlib.Path, rng: random.Random, name: str, path: str, value: str) -> Command:
+    verb = rng.choice(_TAKES_CONFIG)
+    own = (f"--workdir={folder}/new", "--config.train.steps=1") if verb == "pretrain" else ()
+    own = ("--topology=none",) if verb == "plan" else own
+    own = (f"--output={folder}/new-cache",) if verb == "prepare" else own
+    arguments = (f"--config={folder}/tiny.py:{name}", *own, f"--config.{path}={value}")
+    return Command(f"{path} = {value[:40]!r}", verb, arguments)
+
+
+_CODE = (
+    *("", "x", "import nothing_here", "def get_config(:", "raise ValueError('x\\ny')", "raise SystemExit(3)", "1 / 0"),
+    *("def get_config(): return None", "def get_config(): return {}", "def get_config(a, b): pass", "get_config = 3"),
+    *(
+        "def get_config(size=''):\n    return get_config(size)",
+        "def get_config(s=''): raise KeyError(s)",
+        "\x00",
+        "\xff",
+    ),
+    *("(" * 5000, "-" * 100_000 + "1", "x = " + "9" * 5000, "def f():\n" + " " * 200 + "\t1", "import sys; sys.exit()"),
+    *("base = 'tiny.py'\ndef overrides(): yield 1", "base = 3\ndef overrides(): yield 'a', {}", "class A: pass\nA().b"),
+    *("base = 'tiny.py'\ndef overrides(): yield 'a', {'train.steps': 0}", "overrides = base = 1"),
+    *("base = 'tiny.py'\ndef overrides():\n    yield '../a', {}", "raise RecursionError", "raise MemoryError"),
+    "base = 'tiny.py'\noverrides = {'a': {'train.steps': float('nan')}}.items",
+)
+
+
+def code(folder: pathlib.Path, rng: random.Random) -> Command:
+    """A Python file of a user, a config, a sweep or a module, fails or is none."""
+    path = folder / "odd.py"
+    text = rng.choice(_CODE)
+    path.write_bytes(text.encode("latin-1"))
+    verb, flags = rng.choice(
+        (
+            ("config", (f"--config={path}",)),
+            ("pretrain", (f"--config={path}:size", f"--workdir={folder}/new")),
+            ("sweep", (f"--sweep={path}", f"--workdir={folder}/new")),
+            ("config", (f"--config={folder}/tiny.py", f"--module={path}")),
+            ("report", (f"--workdirs={folder}/sweep", f"--output={folder}/r.html", f"--module={path}")),
+        )
+    )
+    return Command(f"code {text[:40]!r}", verb, flags)
+
+
+_MODULES = (
+    *(
+        "..",
+        ".",
+        ".hidden",
+        "",
+        " ",
+        "a.",
+        "a..b",
+        "/",
+        "no.such",
+        "os.path.x",
+        "__main__",
+        "json",
+        "this.that",
+        "é",
+        "mine",
+    ),
+    *(
+        "1",
+        "x" * 10_000,
+        "plm_jax",
+        "plm_jax.no",
+        "mine.py",
+        "no.py",
+        ".py",
+        "/dev/null",
+        "crawl",
+        "sys",
+        "..mine",
+        "builtins",
+    ),
+    *("-", "a b", "a/b", "a:b", "\x01", "antigravity.py", "import os", "encodings.x", "xml.x.y", "tests.y"),
+)
+
+
+def module(folder: pathlib.Path, rng: random.Random) -> Command:
+    """`--module` names nothing that can be imported."""
+    given, verb = rng.choice(_MODULES), rng.choice(("config", "report", "examples", "replay", "pretrain", "generate"))
+    _, _, arguments = good(folder)[verb]
+    return Command(f"--module={given[:40]}", verb, (*arguments, f"--module={given}"))
+
+
+# Values for a place of a JSON file.
+ODD = (
+    -1,
+    0,
+    2**31,
+    10**7,
+    10**12,
+    10**22,
+    1.5,
+    1e300,
+    -1e300,
+    "12",
+    "",
+    True,
+    None,
+    [],
+    {},
+    [[]],
+    [1],
+    {"a": 1},
+    "x" * 10_000,
+)
+_DOCUMENTS = (
+    *(
+        b"",
+        b"[]",
+        b"null",
+        b"5",
+        b'"text"',
+        b"{",
+        b"{} {}",
+        b"\xef\xbb\xbf{}",
+        b'{"a": 1, "a": 2}',
+        b'{"a": NaN}',
+        b"{}",
+    ),
+    *(b'{"a": "\xff"}', "{}".encode("utf-16"), b'{"a":' * 50_000 + b"1" + b"}" * 50_000, b"[" * 100_000, b"\0" * 1000),
+    *(
+        b'{"a": ' + b"9" * 100_000 + b"}",
+        b'{"config": {}}',
+        b'{"config": 5}',
+        b'{"runs": [5]}',
+        b'{"runs": {}}',
+        b"true",
+    ),
+)
+
+
+def _spoiled_json(path: pathlib.Path, rng: random.Random) -> str:
+    """Changes one place of a JSON file, or all of it."""
+    if rng.random() < 0.2:
+        document = rng.choice(_DOCUMENTS)
+        path.write_bytes(document)
+        return f"{path.name} is {document[:20]!r}"
+    tree = json.loads(path.read_text())
+    places = list(files.paths(tree))
+    # Places near the root are as likely as the many that lie deep.
+    depth = rng.choice(sorted({len(place) for place in places}))
+    place = rng.choice([place for place in places if len(place) == depth])
+    how, value = rng.random(), rng.choice(ODD)
+    if how < 0.2:
+        files.remove(tree, place)
+        value = "gone"
+    else:
+        files.put(tree, place, value)
+    path.write_text(json.dumps(tree))
+    return f"{path.name}: {place} is {str(value)[:30]}"
+
+
+_READS_RUN = ("report", "status", "checkpoints", "examples", "replay", "evaluate", "generate", "convert", "pretrain")
+
+
+def _reads_run(folder: pathlib.Path, rng: random.Random) -> Command:
+    verb = rng.choice(_READS_RUN)
+    command = good(folder)[verb]
+    if verb == "report":
+        return command._replace(arguments=(f"--workdirs={folder}/run", f"--output={folder}/report.html"))
+    if verb == "checkpoints":
+        return command._replace(arguments=(rng.choice(("verify", "list", "prune")), f"{folder}/run"))
+    return command
+
+
+def run_config(folder: pathlib.Path, rng: random.Random) -> Command:
+    """The config.json of a run says something wrong."""
+    what = _spoiled_json(folder / "run/config.json", rng)
+    return _reads_run(folder, rng)._replace(what=what)
+
+
+def sweep_json(folder: pathlib.Path, rng: random.Random) -> Command:
+    """A sweep.json, or the config.json of a sweep's run, says something wrong."""
+    what = _spoiled_json(folder / rng.choice(("sweep/sweep.json", "sweep/sweep.json", "sweep/a/config.json")), rng)
+    return good(folder)["report"]._replace(what=what)
+
+
+def manifest(folder: pathlib.Path, rng: random.Random) -> Command:
+    """A manifest or another small JSON file of a run, a cache or a conversion says something wrong."""
+    found = [
+        path
+        for root in ("run/checkpoints", "cache", "converted", "run/vocabulary")
+        for path in (folder / root).rglob("*.json")
+    ]
+    path = rng.choice(sorted(found))
+    what = _spoiled_json(path, rng)
+    if "converted" in path.parts:
+        verb = rng.choice(("generate", "convert", "evaluate"))
+        arguments = [a.replace(f"{folder}/run", f"{folder}/converted") for a in good(folder)[verb].arguments]
+        return Command(what, verb, tuple(arguments))
+    return _reads_run(folder, rng)._replace(what=what)
+
+
+def rows(folder: pathlib.Path, rng: random.Random) -> Command:
+    """A line of a run's logs is wrong."""
+    path = folder / "run" / rng.choice(("metrics.jsonl", "evaluation.jsonl"))
+    lines = path.read_bytes().splitlines(keepends=True)
+    at = rng.randrange(len(lines))
+    if rng.random() < 0.4:
+        lines[at] = rng.choice((*_DOCUMENTS, b"\xff\xfe", b"\n" * 1000, b"x" * 10**6)) + rng.choice((b"\n", b""))
+    else:
+        row = json.loads(lines[at])
+        row[rng.choice([*row, "step", "", "a/b"])] = rng.choice((*ODD, float("nan"), float("inf")))
+        lines[at] = json.dumps(row).encode() + b"\n"
+    path.write_bytes(b"".join(lines))
+    return _reads_run(folder, rng)._replace(what=f"{path.name}:{at + 1} is {lines[at][:60]!r}")
+
+
+_TEXT_FILES: dict[str, Callable[[random.Random], bytes]] = {
+    "nothing": lambda rng: b"",
+    "blank lines": lambda rng: b"\n" * rng.choice((1, 1000, 3 * 10**6)),
+    "bytes": lambda rng: rng.randbytes(1000),
+    "zeros": lambda rng: bytes(10**6),
+    "one line": lambda rng: b"a" * 3 * 10**6,
+    "no UTF-8": lambda rng: b'{"text": "\xff\xfe"}\n',
+    "UTF-16": lambda rng: '{"text": "a"}\n'.encode("utf-16"),
+    "no object": lambda rng: b"[1]\n",
+    "no field": lambda rng: b'{"body": "x"}\n',
+    "wrong type": lambda rng: json.dumps(
+        {name: rng.choice(ODD) for name in ("text", "inputs", "targets", "label")}
+    ).encode(),
+    "deep": lambda rng: b'{"text": ' + b"[" * 10**5 + b"\n",
+    "one row": lambda rng: b'{"text": "a", "inputs": "a", "targets": "b", "label": "bad"}\n',
+    "twice": lambda rng: b'{"text": "a", "text": "b"}\n' * 10,
+    "half a pair": lambda rng: b'{"text": "\\ud83d"}\n',
+    "a long number": lambda rng: b'{"text": ' + b"9" * 10**5 + b"}\n",
+}
+
+
+def _spoiled_text(path: pathlib.Path, rng: random.Random) -> str:
+    what = rng.choice(list(_TEXT_FILES))
+    data, good_rows = _TEXT_FILES[what](rng), path.read_bytes()
+    before, after = rng.choice(((b"", b""), (good_rows, b""), (b"", good_rows)))
+    path.write_bytes(before + data + after)
+    return f"{what} in {path.name}"
+
+
+def corpus(folder: pathlib.Path, rng: random.Random) -> Command:
+    """A corpus is none, for `prepare` and for a run whose cache then is not of it."""
+    what = _spoiled_text(folder / "a.jsonl", rng)
+    verb = rng.choice(("prepare", "prepare", "pretrain"))
+    arguments = good(folder)[verb].arguments
+    if verb == "prepare" and rng.random() < 0.5:
+        kind = rng.choice(("file", "line", "paragraph"))
+        arguments = (*arguments, "--config.data.sources.a.kind=text", f"--config.data.sources.a.document={kind}")
+    return Command(what, verb, arguments)
+
+
+def labelled(folder: pathlib.Path, rng: random.Random) -> Command:
+    """Labelled rows are none."""
+    path = folder / rng.choice(("mood.jsonl", "held_out.jsonl"))
+    if rng.random() < 0.5:
+        what = _spoiled_text(path, rng)
+    else:
+        lines = path.read_text().splitlines()
+        at = rng.randrange(len(lines))
+        row = json.loads(lines[at])
+        name = rng.choice(("text", "label"))
+        row[name] = rng.choice((*ODD, "Good", "good ", 2, "\ud800"))
+        lines[at] = json.dumps(row)
+        path.write_text("\n".join(lines) + "\n")
+        what = f"{name} is {str(row[name])[:40]!r}"
+    verb, flags = rng.choice((("finetune", ()), ("prepare", (f"--from={folder}/encoder", f"--output={folder}/x"))))
+    if verb == "prepare":
+        return Command(what, verb, (f"--config={folder}/moods.py", *flags))
+    return good(folder)[verb]._replace(what=what)
+
+
+_TEMPLATES = (
+    *(
+        "{inputs:40000000000}",
+        "{inputs:>999999999}",
+        "{label:.99999999999f}",
+        "{label:99999999999d}",
+        "{inputs:{label}}",
+    ),
+    *(
+        "{",
+        "}",
+        "{}",
+        "{0}",
+        "{inputs[0]}",
+        "{inputs[99999999999]}",
+        "{inputs.x}",
+        "{inputs!x}",
+        "{inputs!r:>2000000000}",
+    ),
+    *(
+        "{nothing}",
+        "{inputs.__class__}",
+        "{label:x<{label}}",
+        "{label:%}",
+        "{inputs:d}",
+        "",
+        "x" * 10**5,
+        "{a" * 1000,
+        "{inputs.__doc__}",
+    ),
+    *("{label:,}", "{label:1e9}", "{:{:{}}}", "{inputs:\x01}", "{label.real}", "{label:0999999999}"),
+)
+
+
+def template(folder: pathlib.Path, rng: random.Random) -> Command:
+    """A template of a source makes no text of its rows."""
+    given = rng.choice(_TEMPLATES)
+    source = {"kind": "jsonl_inputs_targets", "path": f"{folder}/pairs.jsonl", rng.choice(("inputs", "targets")): given}
+    arguments = [f"--config.data.sources.a.{name}={value}" for name, value in source.items()]
+    arguments += ["--config.data.inputs_targets.target_length=8"]
+    return Command(
+        f"template {given[:40]!r}", "prepare", (f"--config={folder}/tiny.py:t5", f"--output={folder}/x", *arguments)
+    )
+
+
+def prompts(folder: pathlib.Path, rng: random.Random) -> Command:
+    """A file of prompts, or a prompt, is odd."""
+    if rng.random() < 0.5:
+        what = _spoiled_text(folder / "prompts.txt", rng)
+        return good(folder)["generate"]._replace(what=what)
+    given = rng.choice(TEXTS).replace("\0", "\x01")
+    return Command(
+        f"prompt {given[:40]!r}", "generate", (f"--checkpoint={folder}/run", f"--prompt={given}", "--max_new_tokens=4")
+    )
+
+
+def compressed(folder: pathlib.Path, rng: random.Random) -> Command:
+    """A compressed file is damaged, or much larger than it looks."""
+    path = folder / "crawl/pages.jsonl.gz"
+    what = rng.choice(("newlines", "spaces", "cut", "flipped", "twice", "plain", "empty", "zeros"))
+    data = gzip.decompress(path.read_bytes())
+    if what in ("newlines", "spaces", "zeros"):
+        piece = {"newlines": b"\n", "spaces": b" ", "zeros": b"\0"}[what] * 2**20
+        with gzip.open(path, "wb", 1) as file:
+            for _ in range(200):
+                file.write(piece)
+    elif what == "cut":
+        path.write_bytes(path.read_bytes()[: rng.randrange(1, path.stat().st_size)])
+    elif what == "flipped":
+        content = bytearray(path.read_bytes())
+        content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+        path.write_bytes(content)
+    else:
+        path.write_bytes({"twice": path.read_bytes() * 2, "plain": data, "empty": b""}[what])
+    if rng.random() < 0.3:
+        return good(folder)["clean"]._replace(what=f"gzip: {what}")
+    document = rng.choice(("line", "paragraph", "file"))
+    kind = rng.choice((("kind=jsonl",), ("kind=text", f"document={document}")))
+    changes = [f"--config.data.sources.a.{change}" for change in (*kind, f"path={path}")]
+    return Command(f"gzip: {what}", "prepare", (f"--config={folder}/tiny.py", f"--output={folder}/x", *changes))
+
+
+def crawl(folder: pathlib.Path, rng: random.Random) -> Command:
+    """The file of a crawl is none, or a setting of cleaning is wrong."""
+    arguments = good(folder)["clean"].arguments
+    if rng.random() < 0.6:
+        name = rng.choice(
+            (
+                "shards",
+                "validation_one_in",
+                "limits.depth",
+                "near_duplicates.kind",
+                "language.min_probability",
+                "x",
+                "limits",
+                "lines.kind",
+                "lines.min_words",
+                "duplicates.span",
+            )
+        )
+        value = rng.choice((*NUMBERS, *TEXTS)).replace("\0", "\x01")
+        return Command(f"{name} = {value[:40]!r}", "clean", (*arguments, f"--set={name}={value}"))
+    path = folder / "crawl" / rng.choice(("a.jsonl", "a.warc", "a.warc.wet.gz", "a.txt", "a.json"))
+    path.write_bytes(rng.choice(list(_TEXT_FILES.values()))(rng))
+    return Command(f"{path.name} in a crawl", "clean", arguments)
+
+
+def model(folder: pathlib.Path, rng: random.Random) -> Command:
+    """A file of another program's model is wrong."""
+    make = rng.choice(files.CONFIGS)
+    case = make(folder.parent / "models", folder / "model", rng)
+    verb = rng.choice(("convert", "generate", "evaluate"))
+    flags = {
+        "convert": (
+            f"--source={case.path}",
+            f"--target={folder}/x",
+            f"--format={rng.choice(('plm_jax', 'huggingface'))}",
+        ),
+        "generate": (f"--checkpoint={case.path}", "--prompt=the state", "--max_new_tokens=2"),
+        "evaluate": (f"--checkpoint={case.path}", f"--config={folder}/tiny.py"),
+    }
+    return Command(f"{make.__name__}: {case.what}", verb, flags[verb])
+
+
+def _case(make: Make, base: Base, number: int, rng: random.Random) -> tuple[str, str]:
+    """Makes a case and runs it; returns its outcome and a description."""
+    del number
+    command = make(base.fresh("case", make), rng)
+    ended = run(command, base.root / "case", base.limit(command.verb))
+    outcome = ended.outcome
+    if outcome == "ended":
+        outcome = "handled" if is_handled(command, ended) else "traceback"
+    arguments = " ".join(argument[:100] for argument in command.arguments)
+    return outcome, f"{command.verb}: {command.what} ({arguments}): {ended.told()}"
+
+
+GENERATORS = (
+    *(flag, words, number, override, code, module, run_config, sweep_json, manifest, rows, corpus, labelled),
+    *(template, prompts, compressed, crawl, model),
+)
+# What they spoil are files that no verb makes.
+_NEEDS_NO_RUN = (number, code, template, crawl)
+_NEEDS_MODELS = (model,)
+CAMPAIGNS = [Campaign(f"verbs: {make.__name__}", 60, Base, functools.partial(_case, make)) for make in GENERATORS]

@@ -1,0 +1,88 @@
+"""Accepted ranges of the numbers in settings, declared as the annotation of each field and checked by `trees.parse`.
+
+    layers: Annotated[int, Range(1, 4096)]        rate: Share        windows: tuple[Length, ...]
+
+Limits are several times what any published model or run uses, and small enough for arithmetic in 64 bits.
+"""
+
+import reprlib
+from typing import Annotated, NamedTuple
+
+from plm_jax.common.errors import UserError
+
+
+class Range(NamedTuple):
+    """Accepted values of a number; NaN and infinities never are.
+
+    Attributes:
+      least, most: the limits, both accepted.
+      above, below: whether `least` and `most` themselves are rejected.
+      also: one more accepted value.
+    """
+
+    least: float
+    most: float
+    above: bool = False
+    below: bool = False
+    also: int | None = None
+
+    def check(self, value: float, field: str) -> None:
+        """Raises a `UserError` that names the field, its value and the range, for a number outside of it."""
+        is_above = self.least < value if self.above else self.least <= value
+        is_below = value < self.most if self.below else value <= self.most
+        if not (is_above and is_below) and value != self.also:
+            raise UserError(f"{field} is {shown(value)}: give {self}")
+
+    def __str__(self) -> str:
+        least = f"above {_number(self.least)}" if self.above else _number(self.least)
+        most = f"below {_number(self.most)}" if self.below else _number(self.most)
+        also = "" if self.also is None else f", or {self.also}"
+        return f"{least} to {most}{also}"
+
+
+def shown(value: object) -> str:
+    """Returns a value as Python writes it, in at most 60 characters."""
+    try:
+        text = _REPR.repr(value)
+    except ValueError:  # Python writes no integer of more than 4,300 digits.
+        return "an integer of thousands of digits"
+    return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+
+
+# Reads no more of a large value than is shown.
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxlong = _REPR.maxother = 60
+
+# A number that no range is declared for, as in a user's class.
+FINITE = Range(-1.7976931348623157e308, 1.7976931348623157e308)
+
+Layers = Annotated[int, Range(1, 4096)]
+# Of a model's axis.
+Width = Annotated[int, Range(1, 2**20)]
+# In tokens, or in ids of a vocabulary.
+Length = Annotated[int, Range(1, 2**24)]
+LengthOrZero = Annotated[int, Range(0, 2**24)]
+# In rows.
+Batch = Annotated[int, Range(1, 2**20)]
+# In steps of training.
+Steps = Annotated[int, Range(1, 10**9)]
+StepsOrZero = Annotated[int, Range(0, 10**9)]
+# Of things that are counted and not allocated.
+Count = Annotated[int, Range(1, 10**9)]
+CountOrZero = Annotated[int, Range(0, 10**9)]
+Workers = Annotated[int, Range(0, 1024)]
+
+Share = Annotated[float, Range(0, 1)]
+ShareBelowOne = Annotated[float, Range(0, 1, below=True)]
+ShareAboveZero = Annotated[float, Range(0, 1, above=True)]
+InnerShare = Annotated[float, Range(0, 1, above=True, below=True)]
+Scale = Annotated[float, Range(0, 1e6)]
+Positive = Annotated[float, Range(0, 1e6, above=True)]
+# Above the least normal float32, below which it would count as 0.
+Epsilon = Annotated[float, Range(1.2e-38, 1)]
+# A weight of a source in a mixture.
+MixtureRate = Annotated[float, Range(0, 1e12)]

@@ -1,0 +1,77 @@
+"""A slice of the campaigns of faults, in a process that holds no threads: nothing passes, crashes or hangs."""
+
+import importlib
+import json
+import os
+import pathlib
+import random
+import subprocess
+import sys
+import time
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("campaigns", "share", "tried"),
+    [
+        (["verbs: number", "verbs: code", "verbs: template"], 0.2, 36),
+        (["files: "], 0.0625, 25),
+        (["caches: ", "corpora: "], 0.01, 14),
+    ],
+)
+def test_no_case_of_a_slice_of_the_campaigns_fails(campaigns, share, tried, tmp_path):
+    rows = []
+    for only in campaigns:
+        output = tmp_path / "rows.json"
+        flags = [f"--only={only}", f"--share={share}", "--seed=11", f"--output={output}"]
+        command = [sys.executable, str(ROOT / "benchmarks/faults.py"), *flags]
+        finished = subprocess.run(command, env=os.environ | {"JAX_PLATFORMS": "cpu"}, capture_output=True, text=True)
+        assert finished.returncode == 0, finished.stderr
+        rows += json.loads(output.read_text())["campaigns"]
+    assert sum(row["tried"] for row in rows) == sum(row["handled"] for row in rows) == tried
+
+
+def test_each_outcome_of_a_case_is_counted(tmp_path):
+    bench = importlib.import_module("faults_case")
+    path = tmp_path / "log"
+    assert bench.child(lambda: print("read"), 10.0, path) == ("ended", "read\n")
+
+    def fails():
+        raise ValueError("no user's error")
+
+    def computes():
+        began = time.monotonic()
+        while time.monotonic() - began < 60:
+            pass
+
+    assert bench.child(fails, 10.0, path)[0] == "traceback"
+    assert bench.child(lambda: bytearray(2**31)[:: 2**12].count(1), 10.0, path)[0] == "traceback"
+    assert bench.child(lambda: time.sleep(60), 0.2, path)[0] == "hang"
+    assert bench.child(computes, 0.2, path)[0] == "hang"
+    outcomes = ["handled", "silent", "traceback", "memory", "hang", "handled"]
+    row = bench.Campaign("one", 6, lambda folder: outcomes, lambda base, number, rng: (base[number], "said"))
+    (tmp_path / "bases").mkdir()
+    assert bench.run([row], tmp_path / "bases", 1.0, 0) == [bench.Row("one", 6, 2, 1, 2, 1)]
+
+
+def test_an_error_of_a_verb_is_one_line_and_the_last(monkeypatch):
+    verbs = importlib.import_module("faults_verbs")
+    case = importlib.import_module("faults_case")
+    command = verbs.Command("x", "report", ())
+
+    def handled(status, errors):
+        return verbs.is_handled(command, case.Ended(status, "ended", 0.0, 0, "", errors))
+
+    assert handled(0, "") and handled(2, "loading: 2 s\nerror: give a number\n")
+    for status, errors in ((1, ""), (2, ""), (2, "error: a\nmore\n"), (2, "error: a\nerror: b\n"), (0, "Traceback (m")):
+        assert not handled(status, errors)
+
+
+def test_the_same_seed_makes_the_same_cases(tmp_path):
+    verbs = importlib.import_module("faults_verbs")
+    for make in (verbs.number, verbs.override, verbs.module, verbs.template, verbs.flag):
+        commands = [make(tmp_path, random.Random(seed)) for seed in (1, 1, 2, 3, 4)]
+        assert commands[0] == commands[1] and len(set(commands)) > 2

@@ -16,6 +16,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+import numpy as np
+
 from plm_jax.common.errors import UserError
 
 Unit = Literal["fraction", "correlation", "points", "nats", "count", ""]
@@ -163,5 +165,6 @@ def shown_seeds(metric: Metric | None, values: Sequence[float], digits: int = 3)
     digits = 2 if scale == 100 else digits
     text = f"{scale * statistics.mean(values):,.{digits}f}"
     if len(values) > 1:
-        text += f" ± {scale * statistics.stdev(values):,.{digits}f}"
+        with np.errstate(invalid="ignore"):  # A diverged run's value is no number, and then the deviation is none.
+            text += f" ± {scale * np.std(values, ddof=1):,.{digits}f}"
     return f"{text} %" if scale == 100 else text

@@ -74,6 +74,15 @@ def seal(folder: str, about: Mapping[str, Any], share: Share = Share()) -> None:
     storage.write(os.path.join(folder, MANIFEST), _encoded(dict(about) | {"files": dict(sorted(files.items()))}))
 
 
+def is_sealed(folder: str) -> bool:
+    """Returns whether a folder has a manifest, which may be damaged, and not another file of that name."""
+    try:
+        content = json.loads(storage.read(os.path.join(folder, MANIFEST)))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(content, dict) and {"sha256", "files"} <= content.keys()
+
+
 def read(folder: str) -> dict[str, Any]:
     """What the manifest of a folder says.
 

@@ -6,12 +6,14 @@ Importing this imports lm-eval, the extra `harness`, which needs neither torch n
 import collections
 import logging
 import numbers
+import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import lm_eval
+import numpy as np
 from lm_eval.api.model import LM
-from lm_eval.defaults import DEFAULT_OTHER_SEED
+from lm_eval.defaults import DEFAULT_OTHER_SEED, DEFAULT_RANDOM_SEED
 from lm_eval.tasks import TaskManager
 
 from plm_jax import config
@@ -48,6 +50,8 @@ def evaluate(
     loaded = _load(TaskManager(include_path=include_path), tasks)
     model = Model(lm, batch_size, show_progress)
     # `simple_evaluate` would also run git and other programs to describe the machine.
+    random.seed(DEFAULT_RANDOM_SEED)  # By which some tasks shuffle their rows, as `simple_evaluate` sets it.
+    np.random.seed(DEFAULT_OTHER_SEED)
     results = lm_eval.evaluate(model, loaded, limit=limit, log_samples=False)["results"]
     return {name: _numbers(metrics) for name, metrics in results.items()}
 

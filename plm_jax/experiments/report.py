@@ -246,14 +246,21 @@ def read_sweep(workdir: str, prefix: str = "") -> Sweep:
             for row in tree.get("published", ())
         ]
         compared = {_text(name): _compared(metric) for name, metric in tree.get("compared", {}).items()}
-        for name, metric in tree.get("metrics", {}).items():
-            metrics.declare(_text(name), metrics.Metric(metric["better"], metric["unit"], tuple(metric["rows"])))
+        declared = {
+            _text(name): metrics.Metric(metric["better"], metric["unit"], tuple(metric["rows"]))
+            for name, metric in tree.get("metrics", {}).items()
+        }
         base, stated = dict(tree.get("base", {})), [tuple(map(_text, row)) for row in tree.get("setups", ())]
         if any(len(row) != len(stated[0]) for row in stated):
             raise ValueError("rows of different lengths")
-        return Sweep(_base(workdir), prefix, results, base, rivals, published, compared, stated)
     except (ArithmeticError, ValueError, LookupError, TypeError, AttributeError, RecursionError, UserError) as error:
         raise UserError(f"{path} is damaged ({one_line(error)}): run the sweep's command again") from error
+    for name, metric in declared.items():
+        try:
+            metrics.declare(name, metric)
+        except UserError as error:
+            raise UserError(f"{path}: {error} (another sweep of this report declares it): report them apart") from error
+    return Sweep(_base(workdir), prefix, results, base, rivals, published, compared, stated)
 
 
 def _result(row: dict[str, Any]) -> dict[str, Any]:

@@ -183,7 +183,12 @@ def _is_same(paper: Any, ours: Any) -> bool:
     numbers = [isinstance(value, int | float) and not isinstance(value, bool) for value in (paper, ours)]
     if all(numbers):
         return math.isclose(paper, ours, rel_tol=1e-9)
-    return paper == ours
+    return _with_tuples(paper) == _with_tuples(ours)
+
+
+def _with_tuples(value: Any) -> Any:
+    """Returns a value with tuples in place of lists, which `config.to_dict` and JSON write for tuples."""
+    return tuple(map(_with_tuples, value)) if type(value) in (tuple, list) else value
 
 
 def table(runs: Mapping[str, config.Run], setups: Mapping[str, Setup]) -> list[tuple[str, ...]]:
@@ -202,7 +207,7 @@ def table(runs: Mapping[str, config.Run], setups: Mapping[str, Setup]) -> list[t
 
 
 def _text(value: Any) -> str:
-    match value:
+    match _with_tuples(value):
         case NotStated():
             return value.value
         case None:
@@ -212,11 +217,13 @@ def _text(value: Any) -> str:
         case tuple() if value and all(isinstance(pair, tuple) for pair in value):
             return ", ".join(f"{number:,} until {until:.0%}" for until, number in value)
         case tuple():
-            return ", ".join(value)
-        case bool() | str():
-            return str(value)
+            return ", ".join(map(_text, value))
+        case float() if value < 1:
+            return f"{value:,.6g}"
+        case int() | float() if not isinstance(value, bool):
+            return f"{value:,}"
         case _:
-            return f"{value:,.6g}" if isinstance(value, float) and value < 1 else f"{value:,}"
+            return str(value)
 
 
 def of_run(name: str, pretraining: Setup, tuning: Mapping[str, Setup]) -> dict[str, Setup]:

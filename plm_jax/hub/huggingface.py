@@ -14,7 +14,7 @@ from typing import Any
 import flax
 import numpy as np
 
-from plm_jax.common import storage
+from plm_jax.common import sealing, storage
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.hub import families, files, hub_files, sizes, tensor_layout, tokenizer_json, vocabulary_files
 from plm_jax.hub.families import CONFIG
@@ -118,7 +118,8 @@ def write(
         config |= special_ids | _further_ids(family, pretrained.special_ids)
     else:
         config = {name: value for name, value in original.items() if name != "torch_dtype"} | config
-    storage.remove(os.path.join(directory, CONFIG))
+    for name in (sealing.MANIFEST, CONFIG):
+        storage.remove(os.path.join(directory, name))
     tensors = families.layout_of(family, pretrained.model)
     files.write(directory, {name: tensor_layout.content(flat, pieces) for name, pieces in tensors.items()}, shard_bytes)
     hub_files.copy({name: path for name, path in pretrained.hub_files.items() if name != CONFIG}, directory)

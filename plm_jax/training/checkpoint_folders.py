@@ -85,6 +85,8 @@ def read_meta(checkpoint: epath.Path) -> dict[str, Any]:
         raise UserError(
             f"checkpoint {checkpoint} has format {meta.get('format')}: this version reads {FORMAT}, upgrade plm_jax"
         )
+    if "run_id" not in meta:
+        raise UserError(f"checkpoint {checkpoint} was saved by an earlier version of plm_jax: use that, or train again")
     if type(meta.get("step")) is not int or not isinstance(meta.get("config"), dict):
         raise damaged(checkpoint, f"its {'/'.join(_META)} has no step or no config")
     return meta

@@ -68,7 +68,7 @@ def _opened(path: str | os.PathLike[str] | tuple[str, str], unverified: Sequence
         if not (pair := elmo.find(folder)):
             raise UserError(f"{path} has no {CONFIG}: {_WANTED}")
         yield elmo.read(*pair)
-    elif "format" in described or storage.exists(os.path.join(folder, sealing.MANIFEST)):
+    elif "format" in described or sealing.is_sealed(folder):
         _verify(folder, unverified)
         _check_format(folder, described)
         with files.opened(folder) as tensors:
@@ -218,12 +218,14 @@ def _moved(spec: str, folder: str) -> str:
 
 def _write(directory: str, pretrained: Pretrained) -> None:
     vocabulary = pretrained.vocabulary
-    for name in (sealing.MANIFEST, CONFIG):
+    vocabulary_files = files.contents(vocabulary or "")
+    kept_files = {name: storage.read(path) for name, path in pretrained.hub_files.items()}  # Maybe of this directory.
+    for name in (sealing.MANIFEST, CONFIG, "vocabulary", HUB_FOLDER):
         storage.remove(os.path.join(directory, name))
     files.write(directory, {path: files.Content.of(leaf) for path, leaf in pretrained.flat().items()})
-    for name, content in files.contents(vocabulary or "").items():
-        storage.write(os.path.join(directory, "vocabulary", name), content)
-    hub_files.copy(pretrained.hub_files, os.path.join(directory, HUB_FOLDER))
+    for folder, contents in (("vocabulary", vocabulary_files), (HUB_FOLDER, kept_files)):
+        for name, content in contents.items():
+            storage.write(os.path.join(directory, folder, name), content)
     described = {
         "format": FORMAT,
         "model": config.to_dict(pretrained.model),

@@ -129,5 +129,8 @@ def test_shares_are_read_in_per_cent_and_points_and_others_as_they_are():
     read |= {"b/bleu": "0.8325", "b/loss": "0.8325", "b/mine": "0.8325", "c/acc_norm,none": "83.25 %"}
     assert {name: metrics.shown(name, 0.8325) for name in read} == read
     assert metrics.shown("a/examples", 1000.0) == "1,000" and metrics.shown("a/mine", 3.0) == "3"
+    # A run that diverged has no mean and no deviation.
+    for lost in (float("nan"), float("inf")):
+        assert metrics.shown_seeds(metrics.declared("a/loss"), [lost, 2.0]).endswith("± nan")
     # Another program's share of a declared name, already in per cent.
     assert metrics.shown("a/f1", 83.25) == "83.2500"

@@ -258,6 +258,23 @@ def test_files_are_measured_on_what_prepare_holds_out(tmp_path):
     assert task_metrics.evaluate(lm, few, "a:train", show_progress=False)["examples"] == 54
 
 
+def test_a_metric_function_in_per_cent_is_refused_before_anything_is_decoded(register, tmp_path, monkeypatch):
+    (tmp_path / "rows.jsonl").write_text(json.dumps(ROWS["glue_sst2"][0][0]) + "\n")
+    paths = {split: str(tmp_path / "rows.jsonl") for split in ("train", "validation")}
+    source = register("glue_sst2", suite.FromJsonLines(paths), "measured:percent")
+
+    def percent(targets, predictions):
+        return {"f1": 100 * np.mean(np.equal(targets, predictions))}
+
+    task = seqio.TaskRegistry.get("measured:percent")
+    monkeypatch.setattr(type(task), "predict_metric_fns", [percent])
+    run = run_of()
+    run = dataclasses.replace(run, data=dataclasses.replace(run.data, sources={"a": source}))
+    monkeypatch.setattr(task_metrics._Answerer, "answers", lambda self: pytest.fail("it decodes"))
+    with pytest.raises(UserError, match="gives f1 100, which is declared as a fraction"):
+        task_metrics.evaluate(language_model(run), run, "a", show_progress=False)
+
+
 def test_a_metric_function_gives_the_unit_that_is_declared_and_t5s_gives_per_cent():
     def measure(targets, predictions):
         right = 100 * np.mean(np.equal(targets, predictions))

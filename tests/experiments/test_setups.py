@@ -110,3 +110,8 @@ def test_runs_with_the_same_difference_share_a_row_of_the_table():
         ("c", "warmup", "not stated", "20", "BERT's", "table 1"),
     ]
     assert setups.table({"a": RUN}, {"a": SETUP}) == []
+
+
+def test_tuples_of_a_config_are_compared_and_shown_as_tuples():
+    assert setups._is_same((0, 128), [0, 128]) and not setups._is_same((0, 128), [0, 64])
+    assert (setups._text([0, 128]), setups._text(True), setups._text(2_048)) == ("0, 128", "True", "2,048")

@@ -2,8 +2,9 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -311,3 +312,16 @@ def test_every_objective_names_a_loss_with_the_fields_that_it_gives(kind):
     loss = losses.get(objective.loss, **objective.loss_settings)
     assert all(getattr(loss, name) == value for name, value in objective.loss_settings.items())
     assert objective.targets and set(objective.architectures) <= Model.choices.keys()
+
+
+def test_a_users_loss_may_have_fields_of_any_type():
+    @dataclasses.dataclass(frozen=True)
+    class Scaled(losses.Loss):
+        kind = "scaled_by_a_function"
+        scale: Callable[[float], float] = abs
+        weights: Any = None
+
+    try:
+        assert losses.get("scaled_by_a_function", scale=round).scale is round
+    finally:
+        del losses.Loss.choices["scaled_by_a_function"]

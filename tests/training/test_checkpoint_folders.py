@@ -125,6 +125,16 @@ def test_one_of_another_format_is_refused_if_it_is_sealed_and_damaged_if_not(cop
         folders.newest_good(newest.parent, refuse=False)
 
 
+def test_one_of_before_runs_had_an_identity_is_refused_in_one_line(copied):
+    newest, path = folders.of_run(str(copied)) / "6", copied / "checkpoints/6/meta/metadata"
+    meta = json.loads(path.read_text())
+    del meta["run_id"]
+    path.write_text(json.dumps(meta))
+    sealing.seal(str(newest), {"format": 2, "checkpoint": "6", "step": 6, "sealed": 1.5e9})
+    with pytest.raises(UserError, match="saved by an earlier version"):
+        folders.newest_good(newest.parent, refuse=False)
+
+
 def test_one_of_another_run_is_not_taken(copied, trained, tiny, tmp_path, verb):
     """The same config, trained again: each file is as it was saved, and the step is the same."""
     loop.pretrain(_run(tiny), str(tmp_path / "other"))

@@ -336,6 +336,19 @@ def test_what_is_saved_again_is_sealed_again(converted, copy):
     assert_refused(copy, "is damaged (it has no manifest.json): convert again, or use a copy of it")
 
 
+def test_what_is_saved_over_another_model_keeps_none_of_its_files(tmp_path):
+    theirs = shutil.copytree(golden.FOLDER / "gpt2", tmp_path / "theirs")
+    (theirs / "generation_config.json").write_text('{"num_beams": 3}')
+    (theirs / "manifest.json").write_text('{"name": "of another program"}')
+    checkpoint_formats.convert(str(theirs), str(tmp_path / "ours"), "plm_jax")
+    assert (tmp_path / "ours/huggingface/generation_config.json").exists()
+    model = tiny_config.PLAIN.model
+    plm_jax.LanguageModel(model, params_of(model)).save(tmp_path / "ours", format="plm_jax")
+    assert not (tmp_path / "ours/huggingface").exists() and not (tmp_path / "ours/vocabulary").exists()
+    plm_jax.load(theirs).save(tmp_path / "ours", format="huggingface")
+    assert plm_jax.load(tmp_path / "ours").config == plm_jax.load(theirs).config
+
+
 # What a process keeps in memory, KiB: files that are mapped count too.
 PEAK = """
 import sys

@@ -26,7 +26,7 @@ LEVELS = ("exact", "normalized", "group")
 KEYS = np.dtype([*((level, "<u8") for level in LEVELS), ("validates", "?")])
 _BLOCK_ROWS = 2**17
 # Number of validation rows whose hashes are in memory at once.
-_PART_ROWS = 2**19
+_PART_ROWS = 2**21
 
 
 def normalize(text: str) -> str:
@@ -158,36 +158,37 @@ class Overlap(NamedTuple):
 
 def overlap(path: str, rule: Rule) -> Overlap:
     """Counts the rows of a file of KEYS that both splits have, in memory that does not grow with them."""
-    validation = sum(int(is_validation.sum()) for _, is_validation in _blocks(path, rule))
+    num_validation = sum(int(is_validation.sum()) for _, is_validation in _blocks(path, rule))
     shared = {level: {"train": 0, "validation": 0} for level in LEVELS}
-    num_parts = -(-validation // _PART_ROWS)
+    num_parts = -(-num_validation // _PART_ROWS)
     for part in range(num_parts):
+        _add_shared(path, rule, part, num_parts, shared)
+    return Overlap(num_validation, shared)
+
+
+def _add_shared(path: str, rule: Rule, part: int, num_parts: int, shared: dict[str, dict[str, int]]) -> None:
+    """Adds to `shared` the rows whose hashes leave the remainder `part` when divided by `num_parts`."""
+
+    def hashes(level: str, rows: np.ndarray, is_in_split: np.ndarray) -> np.ndarray:
+        of_split = rows[level][is_in_split]
+        return of_split[of_split % np.uint64(num_parts) == part]
+
+    blocks: dict[str, list[np.ndarray]] = {level: [] for level in LEVELS}
+    for rows, is_validation in _blocks(path, rule):
         for level in LEVELS:
-            _add_shared(path, rule, level, part, num_parts, shared[level])
-    return Overlap(validation, shared)
-
-
-def _add_shared(path: str, rule: Rule, level: str, part: int, num_parts: int, shared: dict[str, int]) -> None:
-    """Adds to `shared` the rows with those hashes that leave `part` when divided by `num_parts`."""
-
-    def hashes(of_validation: bool) -> Iterator[np.ndarray]:
-        for rows, is_validation in _blocks(path, rule):
-            of_split = rows[level][is_validation == of_validation]
-            yield of_split[of_split % np.uint64(num_parts) == part]
-
-    blocks = [np.unique(of_block, return_counts=True) for of_block in hashes(True)]
-    known, index = np.unique(np.concatenate([of_block for of_block, _ in blocks]), return_inverse=True)
-    if not len(known):
-        return
-    counts = np.zeros(len(known), np.int64)
-    np.add.at(counts, index, np.concatenate([counts_of_block for _, counts_of_block in blocks]))
-    is_shared = np.zeros(len(known), np.bool_)
-    for of_train in hashes(False):
-        index = np.minimum(np.searchsorted(known, of_train), len(known) - 1)
-        index = index[known[index] == of_train]
-        shared["train"] += len(index)
-        is_shared[index] = True
-    shared["validation"] += int(counts[is_shared].sum())
+            blocks[level].append(hashes(level, rows, is_validation))
+    validation = {level: np.unique(np.concatenate(blocks.pop(level)), return_counts=True) for level in LEVELS}
+    is_shared = {level: np.zeros(len(unique), np.bool_) for level, (unique, _) in validation.items()}
+    for rows, is_validation in _blocks(path, rule):
+        for level, (unique, _) in validation.items():
+            of_train = hashes(level, rows, ~is_validation)
+            index = np.searchsorted(unique, of_train)
+            in_both = index < len(unique)
+            in_both[in_both] = unique[index[in_both]] == of_train[in_both]
+            shared[level]["train"] += int(in_both.sum())
+            is_shared[level][index[in_both]] = True
+    for level, (_, counts) in validation.items():
+        shared[level]["validation"] += int(counts[is_shared[level]].sum())
 
 
 def _blocks(path: str, rule: Rule) -> Iterator[tuple[np.ndarray, np.ndarray]]:

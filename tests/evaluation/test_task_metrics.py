@@ -125,7 +125,7 @@ def test_metrics_get_answers_and_log_likelihoods(kind, module):
     found = task_metrics.evaluate(lm, run, "both", show_progress=False)
     rows, logits = module.ROWS["validation"], full_pass(lm, kind)
     targets, scores = module.SEEN["scores"]
-    (of_answers, answers), (_, constant) = module.SEEN["answers"]
+    (_, perfect), (of_answers, answers), (_, constant) = module.SEEN["answers"]
     assert targets == of_answers == [(text, i, True) for i, text in enumerate(rows["targets"])]
     texts = zip(rows["inputs"], rows["targets"], scores, answers, strict=True)
     for text, target, score, (answer, _, is_target) in texts:
@@ -139,6 +139,7 @@ def test_metrics_get_answers_and_log_likelihoods(kind, module):
     assert found["total"] == pytest.approx(sum(scores))
     assert found["examples"] == 11
     assert constant == [("0", i, False) for i in range(11)]
+    assert perfect == [(text, i, False) for i, text in enumerate(rows["targets"])]
     assert found["most_frequent_same"] == collections.Counter(rows["targets"])["0"] == 4
     assert not {"never", "words", "most_frequent_never"} & found.keys()
 

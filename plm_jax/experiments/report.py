@@ -63,8 +63,8 @@ class Sweep:
       base: the config of which its runs are changes, {} where it is not noted.
       rivals: beside which runs are judged.
       published: what a paper reports of runs.
-      compared: by the paper's name of a metric ours; the first is the page's primary metric.
-      setups: a table of what runs have otherwise than the paper states, see `setups.table`.
+      compared: our metrics by the paper's names; the first is the page's primary metric.
+      setups: table of the settings that differ from the paper's, from `setups.table`.
     """
 
     name: str

@@ -331,9 +331,9 @@ def test_without_two_seeds_there_is_no_verdict_and_no_interval():
         comparison.Published("c", {"GLUE": 80.69}, "Table 4"),
     ]
     assert cells(comparison.papers(results, published, {"GLUE": "s/accuracy"})) == [
-        ["GLUE beside our s/accuracy", "a", "83.28 %", "", "50.00 %", "", "reference", "1"],
-        ["GLUE beside our s/accuracy", "b", "not at hand", "", "25.00 %", "-25.00", "not resolved", "1"],
-        ["GLUE beside our s/accuracy", "c", "80.69 %", "-2.59", "not run yet", "", "not run yet", ""],
+        ["GLUE vs. our s/accuracy", "a", "83.28 %", "", "50.00 %", "", "reference", "1"],
+        ["GLUE vs. our s/accuracy", "b", "not at hand", "", "25.00 %", "-25.00", "not resolved", "1"],
+        ["GLUE vs. our s/accuracy", "c", "80.69 %", "-2.59", "not run yet", "", "not run yet", ""],
     ]
 
 

@@ -97,7 +97,7 @@ def test_any_function_of_the_step_is_a_schedule(name):
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e300, None, "fast", np.zeros(2)])
 def test_a_rate_that_is_no_finite_number_is_a_mistake(value):
-    with pytest.raises(UserError, match=r"config.schedule gives .* as the rate of step 8: return a finite number"):
+    with pytest.raises(UserError, match=r"config.schedule returns .* as the rate of step 8: return a finite number"):
         schedules.at(lambda step: value, 7)
 
 

@@ -76,7 +76,7 @@ def test_the_first_of_the_best_stays_and_what_is_to_come_again_does_not_count(tm
     assert run.train([31.0], 4) == ([], None) and run.kept == 5
     # From step 3 on step 5 is to come again. If it comes otherwise, the weights of step 2, which it replaced, are lost.
     lines, lost = run.train([1.0, 2.0], 3)
-    assert "of step 5 (mood/f1 31), and the run goes on from step 3" in lines[0] and "step 2 (mood/f1 30)" in lines[0]
+    assert "of step 5 (mood/f1 31), and the run resumes from step 3" in lines[0] and "step 2 (mood/f1 30)" in lines[0]
     assert "of step 2 (mood/f1 30), are lost" in lost and run.kept == 5
     assert run.train([31.0], 4)[1] is None and run.kept == 5
     # What is not finite is never the best.

@@ -69,7 +69,7 @@ class Ended(NamedTuple):
     output: str
     errors: str
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Returns the figures and the end of stderr."""
         return (
             f"{self.outcome}, status {self.status}, {self.seconds:.1f} s, {self.bytes >> 20} MB: {self.errors[-1500:]}"
@@ -117,7 +117,7 @@ def child(do: Callable[[], None], seconds: float, log: pathlib.Path) -> tuple[st
         return "handled", errors
     if ended.outcome == "ended" and ended.status == 0:
         return "ended", ended.output
-    return "hang" if ended.outcome == "hang" else "traceback", ended.told()
+    return "hang" if ended.outcome == "hang" else "traceback", ended.describe()
 
 
 def to_its_end(do: Callable[[], None], seconds: float, log: pathlib.Path) -> None:

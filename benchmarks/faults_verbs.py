@@ -730,7 +730,7 @@ def _case(make: Make, base: Base, number: int, rng: random.Random) -> tuple[str,
     if outcome == "ended":
         outcome = "handled" if is_handled(command, ended) else "traceback"
     arguments = " ".join(argument[:100] for argument in command.arguments)
-    return outcome, f"{command.verb}: {command.what} ({arguments}): {ended.told()}"
+    return outcome, f"{command.verb}: {command.what} ({arguments}): {ended.describe()}"
 
 
 GENERATORS = (

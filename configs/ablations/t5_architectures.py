@@ -21,7 +21,7 @@ MODELS = {"paper": t5.model(*t5.SIZES["base"][:5], v1_1=False), "demo": demo.t5(
 LENGTHS = {"paper": (512, 512 + 512), "demo": (128, 128 + 24)}
 NOISE = objectives.ReplaceSpans()
 # Reasons why the decoders' runs differ from the set-up that the paper states for all models.
-_SHARED = "a row holds inputs and targets, one after the other"
+_SHARED = "a row has the inputs followed by the targets"
 _ONE_PREFIX = "a row has one prefix"
 base, compared = t5_paper.base, t5_paper.compared
 

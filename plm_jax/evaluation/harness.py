@@ -109,7 +109,7 @@ class Model(LM):
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Returns the log-probability of each continuation after its context, and whether it is the greedy one."""
         rows = [self._row(*request.args) for request in requests]
-        return [tuple(told.score) for told in self._told(rows, disable_tqdm)]
+        return [tuple(scored.score) for scored in self._told(rows, disable_tqdm)]
 
     def _row(self, context: str, continued: str) -> rows_scoring.Row:
         """Returns the row of a continuation, tokenized as lm-eval's `hf` model does.

@@ -116,10 +116,10 @@ def crc32(manifest: Mapping[str, Any]) -> int:
 
 
 def read_manifest(folder: str) -> dict[str, Any]:
-    """The manifest in a source's folder.
+    """Returns the manifest in a source's folder.
 
     Raises:
-      UserError: it is missing, damaged, out of reach, or of another format than FORMAT.
+      UserError: it is missing, damaged, out of reach, or in a format other than FORMAT.
     """
     path = os.path.join(folder, "manifest.json")
     try:

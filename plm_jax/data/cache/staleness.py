@@ -198,7 +198,7 @@ def _compare_files(folder: str, source: config.FileSource, listed: Listing, say:
     """Compares the recorded files of a cache with the present ones; records the new times of files that are equal."""
     noted = form.read_files(folder)
     if noted is None:
-        return Comparison("it does not say of which files it was made")
+        return Comparison("it has no record of the files it was made of")
     doubtful: list[tuple[str, str]] = []
     contents: list[str] = []
     unmarked = None
@@ -210,7 +210,7 @@ def _compare_files(folder: str, source: config.FileSource, listed: Listing, say:
             if size != file.size:
                 return Comparison(f"{file.path} has another size than {name} had")
             if file.modified == "":
-                unmarked = f"its store gives neither a hash nor a time of {file.path}"
+                unmarked = f"its store provides neither a hash nor a time for {file.path}"
             if [name, *times] != [_name(source, split, file.path), file.modified, file.changed]:
                 doubtful.append((file.path, sha256))
             contents.append(sha256)

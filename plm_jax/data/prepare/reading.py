@@ -79,7 +79,7 @@ def documents(
     skipped: Skipped | None = None,
     advance: Callable[[int], Any] = ignore,
 ) -> Iterator[Document]:
-    """The documents of a piece, numbered from `first`.
+    """Yields the documents of a piece, numbered from `first`.
 
     Where the run skips bad rows, `skipped` counts them. `advance` is told how much more was read.
     """

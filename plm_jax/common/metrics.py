@@ -165,6 +165,6 @@ def shown_seeds(metric: Metric | None, values: Sequence[float], digits: int = 3)
     digits = 2 if scale == 100 else digits
     text = f"{scale * statistics.mean(values):,.{digits}f}"
     if len(values) > 1:
-        with np.errstate(invalid="ignore"):  # A diverged run's value is no number, and then the deviation is none.
+        with np.errstate(invalid="ignore"):  # The deviation is NaN if a diverged run's value is.
             text += f" ± {scale * np.std(values, ddof=1):,.{digits}f}"
     return f"{text} %" if scale == 100 else text

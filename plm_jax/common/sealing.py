@@ -75,7 +75,7 @@ def seal(folder: str, about: Mapping[str, Any], share: Share = Share()) -> None:
 
 
 def is_sealed(folder: str) -> bool:
-    """Returns whether a folder has a manifest, which may be damaged, and not another file of that name."""
+    """Whether a folder has a manifest, possibly damaged, and not another file of that name."""
     try:
         content = json.loads(storage.read(os.path.join(folder, MANIFEST)))
     except (OSError, ValueError, RecursionError):

@@ -144,7 +144,7 @@ def parse(kind: Any, value: Any, where: str) -> Any:
         return value
     if kind is float:
         return _parse_number(kind, value, where, ranges.FINITE)
-    if kind is Any or not isinstance(kind, type):  # Such as a function, in a user's class: it cannot be checked.
+    if kind is Any or not isinstance(kind, type):  # For example a function, which cannot be checked.
         return value
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise UserError(f"{where} is {ranges.shown(value)}: give {_article(kind.__name__)}")

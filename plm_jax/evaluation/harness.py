@@ -50,7 +50,7 @@ def evaluate(
     loaded = _load(TaskManager(include_path=include_path), tasks)
     model = Model(lm, batch_size, show_progress)
     # `simple_evaluate` would also run git and other programs to describe the machine.
-    random.seed(DEFAULT_RANDOM_SEED)  # By which some tasks shuffle their rows, as `simple_evaluate` sets it.
+    random.seed(DEFAULT_RANDOM_SEED)  # As in `simple_evaluate`: some tasks shuffle rows with it.
     np.random.seed(DEFAULT_OTHER_SEED)
     results = lm_eval.evaluate(model, loaded, limit=limit, log_samples=False)["results"]
     return {name: _numbers(metrics) for name, metrics in results.items()}

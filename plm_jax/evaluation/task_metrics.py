@@ -88,7 +88,7 @@ def evaluate(
     if any(example.targets == formats.UNKNOWN for example in examples) or all(map(_is_unknown, targets)):
         raise perplexity.NothingToPredictError(f"'{task}' has no labels: name another split")
     answerer = _Answerer(lm, run, examples, task, show_progress)
-    # A function that gives per cent gives 100 for perfect answers: that is known before any answer is decoded.
+    # A function that returns per cent returns 100 for perfect answers, so it is rejected before any answer is decoded.
     perfect = [_processed(found, example, example.targets, is_target=False) for example in examples]
     for of_predictions in found.predict_metric_fns:
         _values(of_predictions, targets, perfect)

@@ -259,7 +259,7 @@ def read_sweep(workdir: str, prefix: str = "") -> Sweep:
         try:
             metrics.declare(name, metric)
         except UserError as error:
-            raise UserError(f"{path}: {error} (another sweep of this report declares it): report them apart") from error
+            raise UserError(f"{path}: {error} (by another sweep of this report): report them separately") from error
     return Sweep(_base(workdir), prefix, results, base, rivals, published, compared, stated)
 
 

@@ -187,7 +187,7 @@ def _is_same(paper: Any, ours: Any) -> bool:
 
 
 def _with_tuples(value: Any) -> Any:
-    """Returns a value with tuples in place of lists, which `config.to_dict` and JSON write for tuples."""
+    """Converts lists to tuples, which `config.to_dict` and JSON write as lists."""
     return tuple(map(_with_tuples, value)) if type(value) in (tuple, list) else value
 
 

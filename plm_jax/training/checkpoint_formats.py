@@ -219,7 +219,7 @@ def _moved(spec: str, folder: str) -> str:
 def _write(directory: str, pretrained: Pretrained) -> None:
     vocabulary = pretrained.vocabulary
     vocabulary_files = files.contents(vocabulary or "")
-    kept_files = {name: storage.read(path) for name, path in pretrained.hub_files.items()}  # Maybe of this directory.
+    kept_files = {name: storage.read(path) for name, path in pretrained.hub_files.items()}  # May be of `directory`.
     for name in (sealing.MANIFEST, CONFIG, "vocabulary", HUB_FOLDER):
         storage.remove(os.path.join(directory, name))
     files.write(directory, {path: files.Content.of(leaf) for path, leaf in pretrained.flat().items()})

@@ -259,7 +259,9 @@ def read_sweep(workdir: str, prefix: str = "") -> Sweep:
         try:
             metrics.declare(name, metric)
         except UserError as error:
-            raise UserError(f"{path}: {error} (by another sweep of this report): report them separately") from error
+            raise UserError(
+                f"{path}: {error}, or report it separately from sweeps that declare it differently"
+            ) from error
     return Sweep(_base(workdir), prefix, results, base, rivals, published, compared, stated)
 
 

@@ -1,10 +1,10 @@
-"""What runs that differ in seeds or learning rates compile: members of a sweep, one process each, over one empty cache.
+"""Compilations of runs that differ in seeds or learning rates: members of a sweep, one process each, one empty cache.
 
     python benchmarks/compiling.py [--config=demo:gpt2]
 
-Prints JSON: for each member, in order, the programs that JAX's persistent cache lacked and had, the losses of its first
-steps, and the seconds from the start of training to the end of the first step; the ratio of the slowest of the later
-members to the first; and whether the last member, a repetition of the first one, has the same losses to the bit.
+Prints JSON: for each member, in order, the numbers of misses and hits of JAX's persistent cache, the losses of its
+first steps, and the seconds from the start of training to the end of the first step; the ratio of the slowest later
+member to the first; and whether the last member, a repetition of the first one, has bit-identical losses.
 """
 
 import argparse
@@ -31,7 +31,7 @@ MEMBERS = {
 
 
 def main() -> None:
-    """Trains the members and prints what they compiled; as a child, trains one of them."""
+    """Trains the members and prints their compilations; as a child process, trains one member."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", default="demo:gpt2")
     parser.add_argument("--child", choices=MEMBERS, help=argparse.SUPPRESS)

@@ -1,12 +1,12 @@
-"""Damage, hostile files, wrong values, kills and failing disks, and what plm_jax makes of them: a table of campaigns.
+"""Campaigns of faults (damage, hostile files, wrong values, kills, failing disks) and the outcomes with plm_jax.
 
     python benchmarks/faults.py [--full] [--seed=0] [--only=verbs] [--output=F.json]
 
-A tenth of the cases by default, all of them with --full; another seed makes other cases. `handled` is what should be:
-the same end as undisturbed, or one line that says what to do. `silent` is a wrong result that nothing tells,
-`traceback` also a crash or more than 1 GB, `hang` more than a case's seconds of a core. What went wrong is printed on
-stderr; JSON with `--output`. Exit status 1 if anything did. `faults_week.py`, a simulated week, `faults_sweeps.py` and
-`faults_best.py` are programs of their own.
+Runs a tenth of the cases, or all of them with --full; another seed makes other cases. Outcomes: `handled`, the result
+of an undisturbed run or one line that says what to do; `silent`, a wrong result without a message; `traceback`, a
+traceback, a crash or more than 1 GB of memory; `hang`, more CPU seconds than the case may take. Cases that are not
+handled are printed on stderr, and make the exit status 1; `--output` writes JSON. `faults_week.py` (a simulated week),
+`faults_sweeps.py` and `faults_best.py` are separate programs.
 """
 
 import argparse
@@ -29,9 +29,9 @@ def main() -> None:
     """Runs the campaigns and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--full", action="store_true", help="all cases, by default a tenth")
-    parser.add_argument("--share", type=float, help="of the cases, instead of a tenth or all")
+    parser.add_argument("--share", type=float, help="share of the cases to run, instead of a tenth or all")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", default="", help="campaigns whose name begins so")
+    parser.add_argument("--only", default="", help="prefix of the names of the campaigns to run")
     parser.add_argument("--output", help="a JSON file")
     given = parser.parse_args()
     share = given.share or (1.0 if given.full else 0.1)

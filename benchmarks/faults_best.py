@@ -1,11 +1,11 @@
-"""Damages to `checkpoints/best` and to converted directories, and whether everything that reads them reports it.
+"""Damage to `checkpoints/best` and to converted directories, and whether every reader reports it.
 
     python benchmarks/faults_best.py --cases=200 --seed=0
 
-A case changes a copy of one of the two: it flips a bit or a byte of any file, cuts, grows, empties, removes, adds or
-links a file, replaces a file by that of another folder, swaps two files, or exchanges all of `best`. Then
-`plm_jax.load`, `convert`, `checkpoints verify` (of `best`) and `pretrain` (of `best`) must each report it in one line.
-`silent`: one of them did not. Prints JSON.
+Each case changes a copy of one of the two: it flips a bit or changes a byte of a file, cuts, grows, removes, adds or
+links a file, replaces a file with another folder's, swaps two files, or replaces all of `best`. Then `plm_jax.load`,
+`convert`, and for `best` also `checkpoints verify` and `pretrain`, must each report it in one line. The outcome is
+`silent` if one of them does not. Prints JSON.
 """
 
 import argparse
@@ -30,18 +30,18 @@ from faults_case import row as row_of  # noqa: E402
 
 from tests.support import moods  # noqa: E402
 
-# Characters of a line that a person reads.
+# Longest error line that a person can read.
 _LINE = 1000
 
 
 class Base(NamedTuple):
-    """Good folders, of which cases change copies.
+    """Good folders, whose copies the cases change.
 
     Attributes:
-      config: of the run.
-      run: the directory of a finished run that keeps its best weights.
+      config: config of the run.
+      run: directory of a finished run that keeps its best weights.
       converted: a converted directory.
-      replacements: by campaign, folders whose files may come in the place of those of a good one.
+      replacements: folders by campaign whose files may replace those of a good folder.
     """
 
     config: Any
@@ -51,7 +51,7 @@ class Base(NamedTuple):
 
 
 def make_base(folder: pathlib.Path, steps: int = 4) -> Base:
-    """Trains a run of a few steps in a folder, and converts its weights."""
+    """Trains a run of a few steps in a folder and converts its weights."""
     import dataclasses
 
     from plm_jax import config
@@ -77,15 +77,16 @@ def make_base(folder: pathlib.Path, steps: int = 4) -> Base:
 
 
 def replica(best: pathlib.Path, target: pathlib.Path, **meta: Any) -> pathlib.Path:
-    """Makes best weights as another run, or the same one at another step, would have sealed them."""
+    """Copies best weights, sealed as another run, or the same run at another step, would have sealed them."""
     from plm_jax.common import sealing
 
     shutil.copytree(best, target)
     path = target / "meta/metadata"
-    found = json.loads(path.read_text()) | meta
-    path.write_text(json.dumps(found))
+    content = json.loads(path.read_text()) | meta
+    path.write_text(json.dumps(content))
     manifest = sealing.read(str(best))
-    sealing.seal(str(target), {name: manifest[name] for name in manifest if name != "files"} | {"step": found["step"]})
+    described = {name: manifest[name] for name in manifest if name != "files"}
+    sealing.seal(str(target), described | {"step": content["step"]})
     return target
 
 
@@ -132,8 +133,7 @@ def _link(folder: pathlib.Path, path: pathlib.Path, rng: random.Random) -> None:
 
 
 def _swap(folder: pathlib.Path, path: pathlib.Path, rng: random.Random) -> None:
-    others = [other for other in _files(folder) if other.read_bytes() != path.read_bytes()]
-    other = rng.choice(others)
+    other = rng.choice([other for other in _files(folder) if other.read_bytes() != path.read_bytes()])
     one, two = path.read_bytes(), other.read_bytes()
     path.write_bytes(two)
     other.write_bytes(one)
@@ -145,11 +145,12 @@ DAMAGES: list[Callable[[pathlib.Path, pathlib.Path, random.Random], None]] = [
 
 
 def damage(folder: pathlib.Path, replacements: list[pathlib.Path], rng: random.Random) -> str:
-    """Changes one thing in a folder; returns what. Half of the cases are a flipped bit or another byte.
+    """Damages a folder and returns a description; half of the cases flip a bit or change a byte.
 
     Args:
-      folder: of best weights, or a converted directory, of which nothing says which one it should be.
-      replacements: folders to take files, or everything, from.
+      folder: folder of best weights, or a converted directory. Only the former can be replaced as a whole, because
+        nothing records which conversion a converted directory is.
+      replacements: folders that provide files to replace.
     """
     path = rng.choice(_files(folder))
     make = rng.choice(DAMAGES[:2] if rng.random() < 0.5 else [*DAMAGES[2:], None, None])
@@ -205,14 +206,14 @@ def readers_of(base: Base, folder: pathlib.Path, scratch: pathlib.Path) -> dict[
 
 
 def try_case(base: Base, campaign: str, scratch: pathlib.Path, rng: random.Random) -> tuple[str, str]:
-    """Damages a copy and has every reader read it; returns the outcome and what was done."""
+    """Damages a copy and runs every reader on it; returns the outcome and a description."""
     if campaign == "best":
         folder = shutil.copytree(base.run, scratch / "run") / "checkpoints/best"
     else:
         folder = shutil.copytree(base.converted, scratch / "case")
     what = damage(folder, base.replacements[campaign], rng)
     names = list(readers := readers_of(base, folder, scratch))
-    if what.endswith("earlier/checkpoints/best"):  # Whole, and of the run: only who goes on knows of better ones.
+    if what.endswith("earlier/checkpoints/best"):  # Intact, and the run's: only a resuming run knows of better ones.
         names = ["pretrain"]
     try:
         silent = [name for name in names if not readers[name]()]
@@ -222,7 +223,7 @@ def try_case(base: Base, campaign: str, scratch: pathlib.Path, rng: random.Rando
 
 
 def campaigns(number: int, seed: int) -> list[Row]:
-    """Tries so many cases, half of each campaign; the same seed makes the same ones."""
+    """Runs `number` cases, half for each campaign; the same seed makes the same cases."""
     counts = {name: collections.Counter() for name in ("best", "converted")}
     with tempfile.TemporaryDirectory() as temporary:
         base = make_base(pathlib.Path(temporary))
@@ -231,14 +232,14 @@ def campaigns(number: int, seed: int) -> list[Row]:
             with tempfile.TemporaryDirectory(dir=temporary) as scratch:
                 outcome, what = try_case(base, campaign, pathlib.Path(scratch), random.Random(f"{seed} {case}"))
             count(counts[campaign], outcome, f"{campaign}, case {case}: {what}")
-    return [row_of(f"files: {campaign}", found) for campaign, found in counts.items()]
+    return [row_of(f"files: {campaign}", outcomes) for campaign, outcomes in counts.items()]
 
 
 if __name__ == "__main__":
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=200, help="number of cases")
-    parser.add_argument("--seed", type=int, default=0, help="seed of everything random in them")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the cases")
     arguments = parser.parse_args()
     rows = campaigns(arguments.cases, arguments.seed)
     print(json.dumps([one._asdict() for one in rows], indent=2))

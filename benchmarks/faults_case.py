@@ -1,4 +1,4 @@
-"""Shared by the campaigns of faults: the runner of a table of campaigns, and a case in a process of its own."""
+"""Runner of the campaigns of faults, and of single cases in child processes."""
 
 import collections
 import contextlib
@@ -19,18 +19,19 @@ BYTES = 2**30
 # A line that is longer is none that a person reads.
 _LINE = 2000
 _PAGE, _TICKS = os.sysconf("SC_PAGESIZE"), os.sysconf("SC_CLK_TCK")
-# Seconds are those of a core, so that a busy machine changes no outcome; what waits may take so many times as long.
+# Limits are CPU seconds, so that a busy machine does not change outcomes; wall time may be this many times as long.
 _WALL = 5
 
 
 class Campaign(NamedTuple):
-    """A row of the table of campaigns.
+    """A campaign of faults.
 
     Attributes:
-      name: as the results call it.
-      times: number of cases in full.
-      base: makes what the campaign's cases share, in an empty folder; campaigns with the same one share it.
-      case: given that, the number of the case and its random numbers, returns the outcome and a description of it.
+      name: name in the results.
+      times: number of cases of a full run.
+      base: creates the files that cases share, in an empty folder; called once for campaigns with the same `base`.
+      case: runs a case from the result of `base`, the number of the case and its random generator; returns the outcome
+        and a description.
     """
 
     name: str
@@ -51,14 +52,14 @@ class Row(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """The end of a child process.
+    """Result of a child process.
 
     Attributes:
-      status: its exit status, negative for a signal.
-      outcome: `ended`, or `hang` or `memory` where it was killed for taking too much of that.
-      seconds: of a core.
-      bytes: the most memory that it had above its start.
-      output, errors: what it printed on stdout and stderr.
+      status: exit status, negative for a signal.
+      outcome: `ended`, or `hang` or `memory` if it was killed for taking too much time or memory.
+      seconds: CPU seconds.
+      bytes: peak memory above that at its start.
+      output, errors: text on stdout and stderr.
     """
 
     status: int
@@ -68,7 +69,7 @@ class Ended(NamedTuple):
     output: str
     errors: str
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Returns the figures and the end of stderr."""
         return (
             f"{self.outcome}, status {self.status}, {self.seconds:.1f} s, {self.bytes >> 20} MB: {self.errors[-1500:]}"
@@ -76,13 +77,13 @@ class Ended(NamedTuple):
 
 
 def run(campaigns: Iterable[Campaign], folder: pathlib.Path, share: float, seed: int) -> list[Row]:
-    """Runs a share of the cases of each campaign, at least one; the same seed gives the same cases."""
+    """Runs a share of the cases of each campaign, at least one; the same seed makes the same cases."""
     rows, bases = [], {}
     for campaign in campaigns:
         if campaign.base not in bases:
-            place = folder / str(len(bases))
-            place.mkdir(parents=True)
-            bases[campaign.base] = campaign.base(place)
+            base_folder = folder / str(len(bases))
+            base_folder.mkdir(parents=True)
+            bases[campaign.base] = campaign.base(base_folder)
         counts: collections.Counter = collections.Counter()
         for number in range(max(1, round(share * campaign.times))):
             rng = random.Random(f"{seed} {campaign.name} {number}")
@@ -93,12 +94,12 @@ def run(campaigns: Iterable[Campaign], folder: pathlib.Path, share: float, seed:
 
 
 def row(campaign: str, counts: collections.Counter) -> Row:
-    """Returns the row of a campaign whose cases had these outcomes."""
+    """Returns the row of a campaign from the counts of its outcomes."""
     return Row(campaign, counts.total(), *(counts[name] for name in Row._fields[2:]))
 
 
 def count(counts: collections.Counter, outcome: str, told: str) -> None:
-    """Counts a case, and prints one that was not handled; with FAULTS_VERBOSE set every case."""
+    """Counts a case, and prints it if it was not handled or FAULTS_VERBOSE is set."""
     counts["traceback" if outcome == "memory" else outcome] += 1
     if outcome != "handled" or os.environ.get("FAULTS_VERBOSE"):
         print(outcome, told[-2500:], file=sys.stderr, flush=True)
@@ -116,18 +117,18 @@ def child(do: Callable[[], None], seconds: float, log: pathlib.Path) -> tuple[st
         return "handled", errors
     if ended.outcome == "ended" and ended.status == 0:
         return "ended", ended.output
-    return "hang" if ended.outcome == "hang" else "traceback", ended.told()
+    return "hang" if ended.outcome == "hang" else "traceback", ended.describe()
 
 
 def to_its_end(do: Callable[[], None], seconds: float, log: pathlib.Path) -> None:
-    """Does what must succeed in a process of its own."""
-    outcome, told = child(do, seconds, log)
+    """Runs a call that must succeed in a child process."""
+    outcome, output = child(do, seconds, log)
     if outcome != "ended":
-        raise RuntimeError(f"{outcome}, though all is good: {told}")
+        raise RuntimeError(f"{outcome} without any fault: {output}")
 
 
 def forked(do: Callable[[], None], seconds: float, log: pathlib.Path) -> Ended:
-    """Does something in a child process without arguments, which is killed if it takes too long or too much memory."""
+    """Runs a call in a child process without arguments, which is killed if it takes too much time or memory."""
     errors = log.with_suffix(".errors")
     sys.stdout.flush()
     sys.stderr.flush()
@@ -144,12 +145,12 @@ def forked(do: Callable[[], None], seconds: float, log: pathlib.Path) -> Ended:
 
 
 def _waited(process: int, seconds: float) -> tuple[int, str, float, int]:
-    """The exit status of a process, how it ended, its seconds, and its bytes above those of its start."""
+    """Waits for a process; returns its exit status, outcome, CPU seconds, and peak memory above that at its start."""
     begin, start, most, took, outcome = time.monotonic(), _resident(process), 0, 0.0, "ended"
     while True:
         pid, status = os.waitpid(process, os.WNOHANG)
         if pid:
-            with contextlib.suppress(ProcessLookupError):  # Of its children, which have nobody to work for.
+            with contextlib.suppress(ProcessLookupError):  # Kills the children that it has left.
                 os.killpg(process, signal.SIGKILL)
             return os.waitstatus_to_exitcode(status), outcome, took, most
         most, took = max(most, _resident(process) - start), max(took, _computed(process))
@@ -161,7 +162,7 @@ def _waited(process: int, seconds: float) -> tuple[int, str, float, int]:
 
 
 def _end(do: Callable[[], None]) -> None:
-    """Does something and ends this process as Python would."""
+    """Runs a call and ends this process as Python would."""
     sys.argv = sys.argv[:1]
     status = 1
     try:
@@ -178,7 +179,7 @@ def _end(do: Callable[[], None]) -> None:
 
 
 def _computed(process: int) -> float:
-    """The seconds of a core that a process and its finished children have taken."""
+    """Returns the CPU seconds of a process and its finished children."""
     with contextlib.suppress(OSError, IndexError), open(f"/proc/{process}/stat") as file:
         return sum(map(int, file.read().rpartition(")")[2].split()[11:15])) / _TICKS
     return 0.0

@@ -1,10 +1,10 @@
-"""Damaged caches, and hostile or malformed corpora: what becomes of each.
+"""Damaged caches, and hostile or malformed corpora, and the outcome of reading each.
 
 A case is a child process, forked where all is imported, that runs the real code on a damaged copy and ends as a verb
 does. It is `handled` if it ended with one line and exit status 2, or read what the undamaged one gives; `silent` if it
 read something else; `hang` beyond its seconds; `traceback` otherwise: a crash, several lines, or more than 1 GB above
-the start. Of caches every file is damaged, the indices that layouts make beside them too, before they are opened or
-while a run reads them; what they are read for is in `faults_data_runs.py`, corpora are in `faults_data_corpora.py`.
+the start. Every file of a cache is damaged, including the indices of layouts, before it is opened or while a run reads
+it. The runs that read caches are in `faults_data_runs.py`, corpora in `faults_data_corpora.py`.
 """
 
 import functools
@@ -22,7 +22,7 @@ import faults_data_runs as runs
 from faults_case import Campaign, child
 
 SECONDS, SECONDS_OF_PROCESSES = 30.0, 90.0
-# One in so many cases of a campaign reads with worker processes, which take seconds to start.
+# One of this number of cases reads with worker processes, which take seconds to start.
 _WITH_PROCESSES = 7
 
 
@@ -33,8 +33,8 @@ def _caches(folder: pathlib.Path) -> pathlib.Path:
 
 
 @functools.cache
-def _wanted(base: pathlib.Path, name: str) -> str:
-    """What a run reads of caches that are whole."""
+def _expected(base: pathlib.Path, name: str) -> str:
+    """Returns the output of a run that reads undamaged caches."""
     return _read(base, name)[1]
 
 
@@ -47,20 +47,20 @@ def _read(base: pathlib.Path, name: str, **options: Any) -> tuple[str, str]:
 
 def _damaged(name: str, base: pathlib.Path, number: int, rng: random.Random) -> tuple[str, str]:
     """What becomes of a run that reads a copy with one thing damaged."""
-    wanted, folder = _wanted(base, name), base.parent / "case"
+    expected, folder = _expected(base, name), base.parent / "case"
     shutil.rmtree(folder, ignore_errors=True)
     # A real copy of what is small; of what is large nothing but what is damaged, which is copied then.
     shutil.copytree(base, folder, copy_function=_link_or_copy)
     what, damage = runs.damage(folder, name, rng)
     is_under_way = rng.random() < 0.3
-    # The bucket of one run is of one process.
+    # The simulated bucket exists in one process only.
     processes = number % _WITH_PROCESSES == _WITH_PROCESSES - 1 and name != "afar"
     told = f"{name}: {what}{', under way' * is_under_way}{', processes' * processes}"
     if not is_under_way:
         damage()
     outcome, said = _read(folder, name, damage=damage if is_under_way else None, processes=int(processes))
     if outcome == "ended":
-        outcome = "handled" if said == wanted else "silent"
+        outcome = "handled" if said == expected else "silent"
     return outcome, f"{told}: {said[-1500:]}"
 
 
@@ -75,14 +75,14 @@ def _folder(folder: pathlib.Path) -> pathlib.Path:
 def _hostile(
     make: Callable[[pathlib.Path, random.Random], corpora.Case], folder: pathlib.Path, number: int, rng: random.Random
 ) -> tuple[str, str]:
-    """What becomes of a file that is hostile or malformed where it is read."""
+    """Reads a hostile or malformed file; returns the outcome and a description."""
     del number
     what, path, check = make(folder, rng)
-    outcome, told = child(check, corpora.SECONDS, folder / "log")
+    outcome, output = child(check, corpora.SECONDS, folder / "log")
     if outcome == "ended":
-        outcome = "handled" if told.strip().endswith("right") else "silent"
+        outcome = "handled" if output.strip().endswith("right") else "silent"
     path.unlink()
-    return outcome, f"{what}: {told[-1000:]}"
+    return outcome, f"{what}: {output[-1000:]}"
 
 
 CAMPAIGNS = [

@@ -23,7 +23,7 @@ _TEXT = "The state of the Union is strong: café, ½ and ＦＵＬＬ.\n"
 
 
 def _base(root: pathlib.Path) -> pathlib.Path:
-    """Writes good models and vocabularies, and opens each."""
+    """Writes good models and vocabularies, and checks that each opens."""
     _warm_up()
     to_its_end(lambda: cases.make_bases(root / "bases"), 300.0, root / "log")
     for case in cases.good(root / "bases"):
@@ -41,7 +41,7 @@ def _warm_up() -> None:
 
 
 def _try(makes: Sequence[Callable[..., Any]], root: pathlib.Path, number: int, rng: random.Random) -> tuple[str, str]:
-    """Makes a case, in turn by each of some functions, and opens it."""
+    """Makes a case with one of the functions, in turn, and opens it."""
     make, folder = makes[number % len(makes)], root / "case"
     shutil.rmtree(folder, ignore_errors=True)
     case = make(root / "bases", folder, rng)

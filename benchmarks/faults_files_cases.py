@@ -169,7 +169,7 @@ ODD: tuple[Any, ...] = (-1, 0, 2**31, 10**12, 10**30, 10**400, 1.5, 1e300, "12",
 
 
 def paths(tree: Any, path: tuple = ()) -> Iterable[tuple]:
-    """The paths of all places in a tree of JSON."""
+    """Yields the path of every node of a JSON tree."""
     if path:
         yield path
     for key, child in tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ():
@@ -177,14 +177,14 @@ def paths(tree: Any, path: tuple = ()) -> Iterable[tuple]:
 
 
 def put(tree: Any, path: tuple, value: Any) -> None:
-    """Puts a value at a place of a tree."""
+    """Sets the value at a path of a tree."""
     for key in path[:-1]:
         tree = tree[key]
     tree[path[-1]] = value
 
 
 def remove(tree: Any, path: tuple) -> None:
-    """Removes what is at a place of a tree."""
+    """Removes the node at a path of a tree."""
     for key in path[:-1]:
         tree = tree[key]
     del tree[path[-1]]
@@ -228,7 +228,7 @@ DOCUMENTS = (
 
 
 def reseal(folder: pathlib.Path) -> None:
-    """Seals a converted directory as it is now, so that its readers meet more of a bad file than a wrong hash."""
+    """Seals a converted directory again, so that its readers get past the hash of a bad file."""
     from plm_jax.common import sealing
 
     if (folder / sealing.MANIFEST).exists():

@@ -1,4 +1,4 @@
-"""Runs that are killed, stopped, started twice, and whose disk fails; checkpoints that are damaged.
+"""Runs that are killed, stopped, started twice, or whose disk fails, and damaged checkpoints.
 
 All are of one small encoder with dropout in two phases, which trains in seconds; each is compared with a twin that was
 left alone, batch digests and losses to the bit. `handled`: the twin's end, or one line with exit status 2 where that is
@@ -324,10 +324,10 @@ def _on_disk(**faults: str) -> Callable:
 
 
 def _in_folder(case: Callable, base: Base, number: int, rng: random.Random) -> tuple[str, str]:
-    """Runs a case in a folder that goes with it."""
+    """Runs a case in a temporary folder."""
     with tempfile.TemporaryDirectory(dir=base.folder.parent) as folder:
-        outcome, told = case(base, pathlib.Path(folder), rng)
-    return outcome, f"case {number}: {told}"
+        outcome, description = case(base, pathlib.Path(folder), rng)
+    return outcome, f"case {number}: {description}"
 
 
 CAMPAIGNS = [

@@ -1,8 +1,8 @@
-"""Generators of wrong values for every verb and every file that it reads, and the runner of one such command.
+"""Generators of wrong values for every verb and every file that it reads, and the runner of their commands.
 
-A generator makes a command from a copy of good files, one of which it spoils, or a wrong flag. A case is handled if it
-ends with status 0, or with status 2 and one line; within ten seconds more than the verb's good command and 1 GB above
-the memory at its start. Verbs run in children of a parent that has imported the libraries.
+A generator makes a command from a copy of good files, and either spoils one of these or a flag. A case is handled if it
+ends with status 0, or with status 2 and one line, within ten seconds more than the verb's good command takes and 1 GB
+above the memory at its start. Verbs run in children of a process that has imported the libraries.
 """
 
 import functools
@@ -25,9 +25,9 @@ sys.path.insert(0, str(ROOT))
 
 from tests.support import moods, tiny, verbs  # noqa: E402
 
-# A case may take so much longer than the good command of its verb.
+# Seconds that a case may take longer than the good command of its verb.
 SECONDS = 10.0
-# A good command that compiles for the first time.
+# Limit in seconds for a good command that compiles for the first time.
 _FIRST = 120.0
 _SWEEP = 'base = "tiny.py:plain"\n\ndef overrides():\n    yield "a", {"train.steps": 2}\n'
 _MINE = "from plm_jax import config\n\nX = 1\n"
@@ -35,7 +35,7 @@ _PAGE = {"url": "http://a.org/1", "timestamp": "2019-04-01", "text": "All is wel
 
 
 class Command(NamedTuple):
-    """A verb with its arguments, and what is wrong in it."""
+    """A verb with its arguments, and a description of the fault."""
 
     what: str
     verb: str
@@ -46,7 +46,7 @@ Make = Callable[[pathlib.Path, random.Random], Command]
 
 
 def good(folder: pathlib.Path) -> dict[str, Command]:
-    """A command of each verb that ends well on good files."""
+    """Returns a command of each verb that succeeds on good files."""
     at = str(folder)
     config, run = f"--config={at}/tiny.py", f"{at}/run"
     commands = {
@@ -70,7 +70,7 @@ def good(folder: pathlib.Path) -> dict[str, Command]:
 
 
 def make_base(folder: pathlib.Path) -> None:
-    """Writes the good files that no verb makes: configs, corpora, labelled rows, a sweep and a crawl."""
+    """Writes the good files that are not made by verbs: configs, corpora, labelled rows, a sweep and a crawl."""
     folder.mkdir(parents=True)
     tiny.write(folder)
     moods.write(folder)
@@ -85,7 +85,7 @@ def make_base(folder: pathlib.Path) -> None:
 
 
 def finish_base(folder: pathlib.Path) -> None:
-    """Adds what verbs make of the good files: a cache, a run, its evaluation, a sweep of two runs, a conversion."""
+    """Adds the files that verbs make: a cache, a run, its evaluation, a sweep of two runs, a conversion."""
     at = str(folder)
     for verb, arguments in (
         ("prepare", (f"--config={at}/tiny.py",)),
@@ -125,7 +125,7 @@ def run(command: Command, folder: pathlib.Path, seconds: float) -> Ended:
 
 
 def is_handled(command: Command, ended: Ended) -> bool:
-    """Whether a case ended as it should: without an error, or with one line that is the last."""
+    """Whether a case ended without an error, or with one error as its last line."""
     if "Traceback" in ended.errors or ended.status not in (0, 1, 2):
         return False
     errors = [line for line in ended.errors.splitlines() if line.startswith("error: ")]
@@ -135,7 +135,7 @@ def is_handled(command: Command, ended: Ended) -> bool:
 
 
 class Base:
-    """The good files, made as cases need them, and how long the good command of each verb takes on them."""
+    """The good files, made when cases need them, and the time of each verb's good command."""
 
     def __init__(self, root: pathlib.Path):
         self.root, self.folder = root, root / "base"
@@ -144,7 +144,7 @@ class Base:
         to_its_end(lambda: make_base(self.folder), _FIRST, root / "log")  # JAX starts threads there.
 
     def fresh(self, name: str, make: Make | None = None) -> pathlib.Path:
-        """Returns a copy of the good files to spoil, with a run and models of other programs where they are needed."""
+        """Returns a copy of the good files, with a run and other programs' models if `make` needs them."""
         if make in _NEEDS_MODELS and not self.models.exists():
             to_its_end(lambda: files.make_bases(self.models), _FIRST, self.root / "log")
         if make not in _NEEDS_NO_RUN and not (self.folder / "run").exists():
@@ -157,7 +157,7 @@ class Base:
 
     @property
     def models(self) -> pathlib.Path:
-        """The folder of good models of other programs."""
+        """Folder of good models of other programs."""
         return self.root / "models"
 
     def limit(self, verb: str) -> float:
@@ -173,7 +173,7 @@ class Base:
 
 
 def _relocate(folder: pathlib.Path, before: str, after: str) -> None:
-    """Rewrites the paths that the files of a copy name."""
+    """Rewrites paths in the files of a copy."""
     for path in folder.rglob("*.json"):
         text = path.read_text(errors="surrogateescape")
         if before in text and "checkpoints" not in path.parts:
@@ -181,13 +181,13 @@ def _relocate(folder: pathlib.Path, before: str, after: str) -> None:
 
 
 def import_libraries() -> None:
-    """Imports what the children need, and has them share one cache of compiled programs."""
+    """Imports the libraries that children need, and sets up a shared cache of compiled programs."""
     os.environ |= {"JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    os.environ["PYTHONPATH"] = str(ROOT)  # Of what verbs start.
+    os.environ["PYTHONPATH"] = str(ROOT)  # For processes that verbs start.
     verbs.import_libraries()
 
 
-# Values of flags and fields that most of them do not take.
+# Values that most flags and fields reject.
 TEXTS = (
     *("", " ", "nan", "inf", "-inf", "1e400", "-1", "0", "1e22", "1e12", "99999999999999999999", "0.5", "None", "true"),
     *(
@@ -236,11 +236,11 @@ FLAGS = {
 
 
 def flag(folder: pathlib.Path, rng: random.Random) -> Command:
-    """A flag with a wrong value, an unknown flag, a missing one or a word too many."""
+    """Makes a wrong flag: a wrong value, an unknown or missing flag, or an extra argument."""
     verb = rng.choice(list(FLAGS))
     _, _, arguments = good(folder)[verb]
     name, value = rng.choice(FLAGS[verb]), rng.choice((*TEXTS, *NUMBERS))
-    value = value.replace("\0", "\x01")  # No argument has a NUL.
+    value = value.replace("\0", "\x01")  # Arguments cannot contain NUL.
     how = rng.choice(("value", "value", "value", "value", "unknown", "missing", "word", "no value"))
     if how == "unknown":
         arguments = (*arguments, f"--{name}x={value}")
@@ -256,7 +256,7 @@ def flag(folder: pathlib.Path, rng: random.Random) -> Command:
 
 
 def words(folder: pathlib.Path, rng: random.Random) -> Command:
-    """A path that is no run, for each verb that reads one."""
+    """Makes a path that is not a run, for a verb that reads one."""
     at = folder / "odd"
     what = rng.choice(
         ("missing", "empty", "file", "pipe", "loop", "others", "model", "root", "null", "config", "cache", "long")
@@ -292,29 +292,29 @@ _TAKES_CONFIG = ("config", "config", "plan", "prepare", "pretrain")
 
 
 @functools.cache
-def _leaves() -> list[tuple[str, Any]]:
-    """The dotted path and value of every field of a config."""
+def _leaves() -> list[tuple[str, str, Any]]:
+    """Returns the config, dotted path and value of every field of the tiny configs."""
     from plm_jax import config
 
-    found = []
+    leaves = []
     for name in ("everything", "bert", "t5", "electra", "glm", "bart"):
         todo = [("", config.to_dict(tiny.RUNS[name]))]
         while todo:
             path, node = todo.pop()
             items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
-            found += [] if items or not path else [(name, path.lstrip("."), node)]
+            leaves += [] if items or not path else [(name, path.lstrip("."), node)]
             todo += [(f"{path}.{key}", value) for key, value in items]
-    return found
+    return leaves
 
 
 def number(folder: pathlib.Path, rng: random.Random) -> Command:
-    """A number of a config is out of its range or none."""
+    """Sets a number of a config to a value that is out of range or not a number."""
     name, path, _ = rng.choice([leaf for leaf in _leaves() if type(leaf[2]) in (int, float)])
     return _override(folder, rng, name, path, rng.choice(NUMBERS))
 
 
 def override(folder: pathlib.Path, rng: random.Random) -> Command:
-    """A field of a config has a wrong value, or there is no such field."""
+    """Sets a field of a config to a wrong value, or a field that does not exist."""
     name, path, _ = rng.choice(_leaves())
     how = rng.random()
     if how < 0.2:
@@ -326,10 +326,12 @@ def override(folder: pathlib.Path, rng: random.Random) -> Command:
 
 def _override(folder: pathlib.Path, rng: random.Random, name: str, path: str, value: str) -> Command:
     verb = rng.choice(_TAKES_CONFIG)
-    own = (f"--workdir={folder}/new", "--config.train.steps=1") if verb == "pretrain" else ()
-    own = ("--topology=none",) if verb == "plan" else own
-    own = (f"--output={folder}/new-cache",) if verb == "prepare" else own
-    arguments = (f"--config={folder}/tiny.py:{name}", *own, f"--config.{path}={value}")
+    flags_of_verb = {
+        "pretrain": (f"--workdir={folder}/new", "--config.train.steps=1"),
+        "plan": ("--topology=none",),
+        "prepare": (f"--output={folder}/new-cache",),
+    }
+    arguments = (f"--config={folder}/tiny.py:{name}", *flags_of_verb.get(verb, ()), f"--config.{path}={value}")
     return Command(f"{path} = {value[:40]!r}", verb, arguments)
 
 
@@ -351,7 +353,7 @@ _CODE = (
 
 
 def code(folder: pathlib.Path, rng: random.Random) -> Command:
-    """A Python file of a user, a config, a sweep or a module, fails or is none."""
+    """Makes a user's Python file (a config, a sweep or a module) that fails or is not Python."""
     path = folder / "odd.py"
     text = rng.choice(_CODE)
     path.write_bytes(text.encode("latin-1"))
@@ -404,13 +406,13 @@ _MODULES = (
 
 
 def module(folder: pathlib.Path, rng: random.Random) -> Command:
-    """`--module` names nothing that can be imported."""
-    given, verb = rng.choice(_MODULES), rng.choice(("config", "report", "examples", "replay", "pretrain", "generate"))
+    """Makes a `--module` that cannot be imported."""
+    value, verb = rng.choice(_MODULES), rng.choice(("config", "report", "examples", "replay", "pretrain", "generate"))
     _, _, arguments = good(folder)[verb]
-    return Command(f"--module={given[:40]}", verb, (*arguments, f"--module={given}"))
+    return Command(f"--module={value[:40]}", verb, (*arguments, f"--module={value}"))
 
 
-# Values for a place of a JSON file.
+# Values to set in a JSON file.
 ODD = (
     -1,
     0,
@@ -459,24 +461,24 @@ _DOCUMENTS = (
 
 
 def _spoiled_json(path: pathlib.Path, rng: random.Random) -> str:
-    """Changes one place of a JSON file, or all of it."""
+    """Changes one node of a JSON file, or all of it; returns a description."""
     if rng.random() < 0.2:
         document = rng.choice(_DOCUMENTS)
         path.write_bytes(document)
         return f"{path.name} is {document[:20]!r}"
     tree = json.loads(path.read_text())
-    places = list(files.paths(tree))
-    # Places near the root are as likely as the many that lie deep.
-    depth = rng.choice(sorted({len(place) for place in places}))
-    place = rng.choice([place for place in places if len(place) == depth])
+    nodes = list(files.paths(tree))
+    # Every depth is equally likely, although most nodes are deep.
+    depth = rng.choice(sorted({len(node) for node in nodes}))
+    node = rng.choice([node for node in nodes if len(node) == depth])
     how, value = rng.random(), rng.choice(ODD)
     if how < 0.2:
-        files.remove(tree, place)
+        files.remove(tree, node)
         value = "gone"
     else:
-        files.put(tree, place, value)
+        files.put(tree, node, value)
     path.write_text(json.dumps(tree))
-    return f"{path.name}: {place} is {str(value)[:30]}"
+    return f"{path.name}: {node} is {str(value)[:30]}"
 
 
 _READS_RUN = ("report", "status", "checkpoints", "examples", "replay", "evaluate", "generate", "convert", "pretrain")
@@ -505,13 +507,13 @@ def sweep_json(folder: pathlib.Path, rng: random.Random) -> Command:
 
 
 def manifest(folder: pathlib.Path, rng: random.Random) -> Command:
-    """A manifest or another small JSON file of a run, a cache or a conversion says something wrong."""
-    found = [
+    """Spoils a manifest or another small JSON file of a run, a cache or a conversion."""
+    json_files = [
         path
         for root in ("run/checkpoints", "cache", "converted", "run/vocabulary")
         for path in (folder / root).rglob("*.json")
     ]
-    path = rng.choice(sorted(found))
+    path = rng.choice(sorted(json_files))
     what = _spoiled_json(path, rng)
     if "converted" in path.parts:
         verb = rng.choice(("generate", "convert", "evaluate"))
@@ -521,7 +523,7 @@ def manifest(folder: pathlib.Path, rng: random.Random) -> Command:
 
 
 def rows(folder: pathlib.Path, rng: random.Random) -> Command:
-    """A line of a run's logs is wrong."""
+    """Spoils a line of a run's logs."""
     path = folder / "run" / rng.choice(("metrics.jsonl", "evaluation.jsonl"))
     lines = path.read_bytes().splitlines(keepends=True)
     at = rng.randrange(len(lines))
@@ -565,7 +567,7 @@ def _spoiled_text(path: pathlib.Path, rng: random.Random) -> str:
 
 
 def corpus(folder: pathlib.Path, rng: random.Random) -> Command:
-    """A corpus is none, for `prepare` and for a run whose cache then is not of it."""
+    """Spoils a corpus, for `prepare` or for a run whose cache is then out of date."""
     what = _spoiled_text(folder / "a.jsonl", rng)
     verb = rng.choice(("prepare", "prepare", "pretrain"))
     arguments = good(folder)[verb].arguments
@@ -576,7 +578,7 @@ def corpus(folder: pathlib.Path, rng: random.Random) -> Command:
 
 
 def labelled(folder: pathlib.Path, rng: random.Random) -> Command:
-    """Labelled rows are none."""
+    """Spoils labelled rows."""
     path = folder / rng.choice(("mood.jsonl", "held_out.jsonl"))
     if rng.random() < 0.5:
         what = _spoiled_text(path, rng)
@@ -630,29 +632,29 @@ _TEMPLATES = (
 
 
 def template(folder: pathlib.Path, rng: random.Random) -> Command:
-    """A template of a source makes no text of its rows."""
-    given = rng.choice(_TEMPLATES)
-    source = {"kind": "jsonl_inputs_targets", "path": f"{folder}/pairs.jsonl", rng.choice(("inputs", "targets")): given}
+    """Makes a source's template that does not fit its rows."""
+    text = rng.choice(_TEMPLATES)
+    source = {"kind": "jsonl_inputs_targets", "path": f"{folder}/pairs.jsonl", rng.choice(("inputs", "targets")): text}
     arguments = [f"--config.data.sources.a.{name}={value}" for name, value in source.items()]
     arguments += ["--config.data.inputs_targets.target_length=8"]
     return Command(
-        f"template {given[:40]!r}", "prepare", (f"--config={folder}/tiny.py:t5", f"--output={folder}/x", *arguments)
+        f"template {text[:40]!r}", "prepare", (f"--config={folder}/tiny.py:t5", f"--output={folder}/x", *arguments)
     )
 
 
 def prompts(folder: pathlib.Path, rng: random.Random) -> Command:
-    """A file of prompts, or a prompt, is odd."""
+    """Makes an unusual prompt, or spoils a file of prompts."""
     if rng.random() < 0.5:
         what = _spoiled_text(folder / "prompts.txt", rng)
         return good(folder)["generate"]._replace(what=what)
-    given = rng.choice(TEXTS).replace("\0", "\x01")
+    text = rng.choice(TEXTS).replace("\0", "\x01")
     return Command(
-        f"prompt {given[:40]!r}", "generate", (f"--checkpoint={folder}/run", f"--prompt={given}", "--max_new_tokens=4")
+        f"prompt {text[:40]!r}", "generate", (f"--checkpoint={folder}/run", f"--prompt={text}", "--max_new_tokens=4")
     )
 
 
 def compressed(folder: pathlib.Path, rng: random.Random) -> Command:
-    """A compressed file is damaged, or much larger than it looks."""
+    """Makes a compressed file that is damaged, or decompresses to much more than its size."""
     path = folder / "crawl/pages.jsonl.gz"
     what = rng.choice(("newlines", "spaces", "cut", "flipped", "twice", "plain", "empty", "zeros"))
     data = gzip.decompress(path.read_bytes())
@@ -678,7 +680,7 @@ def compressed(folder: pathlib.Path, rng: random.Random) -> Command:
 
 
 def crawl(folder: pathlib.Path, rng: random.Random) -> Command:
-    """The file of a crawl is none, or a setting of cleaning is wrong."""
+    """Spoils a file of a crawl, or a setting of cleaning."""
     arguments = good(folder)["clean"].arguments
     if rng.random() < 0.6:
         name = rng.choice(
@@ -703,7 +705,7 @@ def crawl(folder: pathlib.Path, rng: random.Random) -> Command:
 
 
 def model(folder: pathlib.Path, rng: random.Random) -> Command:
-    """A file of another program's model is wrong."""
+    """Spoils a file of another program's model."""
     make = rng.choice(files.CONFIGS)
     case = make(folder.parent / "models", folder / "model", rng)
     verb = rng.choice(("convert", "generate", "evaluate"))
@@ -728,14 +730,14 @@ def _case(make: Make, base: Base, number: int, rng: random.Random) -> tuple[str,
     if outcome == "ended":
         outcome = "handled" if is_handled(command, ended) else "traceback"
     arguments = " ".join(argument[:100] for argument in command.arguments)
-    return outcome, f"{command.verb}: {command.what} ({arguments}): {ended.told()}"
+    return outcome, f"{command.verb}: {command.what} ({arguments}): {ended.describe()}"
 
 
 GENERATORS = (
     *(flag, words, number, override, code, module, run_config, sweep_json, manifest, rows, corpus, labelled),
     *(template, prompts, compressed, crawl, model),
 )
-# What they spoil are files that no verb makes.
+# Generators that spoil only files that are not made by verbs.
 _NEEDS_NO_RUN = (number, code, template, crawl)
 _NEEDS_MODELS = (model,)
 CAMPAIGNS = [Campaign(f"verbs: {make.__name__}", 60, Base, functools.partial(_case, make)) for make in GENERATORS]

@@ -2,7 +2,7 @@
 
     python finetune_torch.py DIRECTORY TRAIN.jsonl TEST.jsonl --seed=0
 
-Prints JSON: the accuracy on the test rows, a fraction, and the seconds of a training step, median without the first.
+Prints JSON: the accuracy on the test rows, a fraction, and the median seconds of a training step without the first.
 """
 
 import argparse

@@ -23,7 +23,7 @@ def _drop_working_directory() -> None:
 
 
 def end_at_interrupt() -> None:
-    """Has Ctrl-C end this process with one line until `command_line.run` takes over, as while a verb is imported."""
+    """Makes Ctrl-C end this process with one line until `command_line.run` is called, such as during imports."""
     if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:  # A job in the background ignores it.
         _signal.signal(_signal.SIGINT, _end)
 

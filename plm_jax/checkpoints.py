@@ -1,8 +1,8 @@
 """`python -m plm_jax.checkpoints verify|list|prune DIR`: the checkpoints of a run directory, or one of them.
 
-verify reads every file and reports which checkpoints, `best` too, are as they were saved (exit status 2 if one is not);
-list prints step, size, time, and the value of the best weights; prune removes those that the run's settings, or the
-flags, do not keep, after it has verified that the newest one that stays is whole.
+verify reads every file and reports which checkpoints, `best` included, are as they were saved (exit status 2 if one is
+not). list prints the step, size and time of each, and the value of the best weights. prune removes the checkpoints that
+the run's settings, or the flags, do not keep, after it has verified the newest one.
 """
 
 from absl import flags

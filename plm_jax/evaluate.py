@@ -1,8 +1,8 @@
 """`python -m plm_jax.evaluate --checkpoint=SRC [--tasks=a,b:train] [--output=F.json]`: metrics on prepared splits.
 
-With `--texts` files of text are scored, which any decoder or masked model can be asked for. With `--shots` rows are put
-to the model as text, with `--stride` it scores the whole texts of a source; `--harness`: lm-eval's tasks.
-Each task is printed and recorded when it is done. Where nothing is held out a line says so, and the record `tokens: 0`.
+With `--texts`, any decoder or masked model scores files of text. With `--shots`, the model answers rows as prompts.
+With `--stride`, it scores the whole texts of a source. With `--harness`, it answers lm-eval's tasks.
+Each task is printed and recorded when it is done. If nothing is held out, a line reports it and `tokens` is 0.
 With `--watch` SRC is a run directory, each of whose checkpoints is evaluated once, until the run is finished.
 """
 
@@ -91,7 +91,7 @@ def _check() -> None:
         raise UserError("--tasks and --harness are given: name lm-eval's tasks by --harness alone")
     if _TEXTS.value and (_TASKS.value or _CONFIG.is_given or set(ways) - {"--stride"}):
         raise UserError(
-            "--texts names all that is evaluated: of --tasks, --config and other ways give --stride at most"
+            "--texts evaluates files of text only: leave out --tasks, --config and every other way except --stride"
         )
     if missing := [pattern for pattern in _TEXTS.value if not storage.glob(pattern)]:
         raise UserError(f"--texts: no file matches {' or '.join(missing)}: give paths of files or patterns in quotes")

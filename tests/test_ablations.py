@@ -16,7 +16,7 @@ FOLDER = pathlib.Path(pages.FOLDER) / "ablations"
 
 
 def sources(metric):
-    """The sources of a metric, SOURCE/METRIC or SOURCE:SPLIT/METRIC, or of several."""
+    """Returns the sources of a metric, SOURCE/METRIC or SOURCE:SPLIT/METRIC, or of several metrics."""
     if isinstance(metric, str):
         return {metric.partition("/")[0].partition(":")[0]}
     return set().union(*map(sources, metric))
@@ -61,7 +61,7 @@ def test_every_run_can_be_trained_and_compared(name, size, tmp_path, monkeypatch
 
 
 def at_paper_scale(name, folder):
-    """The resolved configs of a page's runs by their names, what is published of them, and their parents' names."""
+    """Returns the resolved configs of a page's runs by name, the published figures, and the names of the parents."""
     path = f"ablations/{name}:paper"
     found = sweep.members(path, str(folder))
     parents = {member.name: pathlib.Path(member.parent).name for member in found if member.parent}

@@ -77,7 +77,7 @@ def test_what_a_new_run_would_ignore_is_refused_and_an_old_one_is_read(name, cha
 
 @dataclasses.dataclass(frozen=True)
 class Remembering(settings.Decoder):
-    """A user's decoder with a memory of the rows before."""
+    """A user's decoder with a memory of the previous rows."""
 
     kind: ClassVar[str] = "tests_remembering"
     architecture: ClassVar[str] = "decoder"
@@ -89,7 +89,7 @@ class Remembering(settings.Decoder):
 
 @dataclasses.dataclass(frozen=True)
 class OneAfterAnother(config.Blocks):
-    """A user's layout that says that its rows follow each other."""
+    """A user's layout that declares that its rows follow each other."""
 
     kind: ClassVar[str] = "tests_one_after_another"
     goes_on: ClassVar[bool] = True
@@ -97,14 +97,14 @@ class OneAfterAnother(config.Blocks):
 
 @dataclasses.dataclass(frozen=True)
 class ShuffledStreams(config.Streams):
-    """A user's layout that gives what streams give, in any order."""
+    """A user's layout that returns the rows of streams in any order."""
 
     kind: ClassVar[str] = "tests_shuffled_streams"
     goes_on: ClassVar[bool] = False
 
 
 def remembering(slots=2, **data):
-    """The plain run with a memory, over one source of text."""
+    """Returns the plain run with a memory, over one source of text."""
     run = RUNS["plain"]
     model = {f.name: getattr(run.model, f.name) for f in dataclasses.fields(run.model)}
     data = {"sources": {"a": run.data.sources["a"]}, "mixture": {}} | data
@@ -142,7 +142,7 @@ def test_a_state_is_carried_where_rows_follow_each_other_and_nothing_else_is_ref
 
 
 def test_a_state_that_no_loss_carries_may_meet_any_row():
-    """An ELMo whose task reads labelled examples begins each with a fresh state."""
+    """An ELMo that reads labelled examples begins each of them with a fresh state."""
     labelled = config.LabelledJsonLines("labelled.jsonl", form=config.Classes(("no", "yes")))
     run = RUNS["elmo"]
     data = dataclasses.replace(run.data, sources={"a": labelled}, layout=config.Labelled())

@@ -1,4 +1,4 @@
-"""How wide the table of an ALBERT's embeddings is before it is projected to the model's width (Lan et al. 2020 §4.3).
+"""Embedding sizes of an ALBERT, whose embeddings are projected to the model's width (Lan et al. 2020 §4.3).
 
     python -m plm_jax.sweep --sweep=ablations/albert_embedding --workdir=runs/albert-embedding
     python -m plm_jax.sweep --sweep=ablations/albert_embedding:demo --workdir=runs/albert-embedding-demo --seeds=0,1,2
@@ -26,7 +26,7 @@ def overrides(size="paper"):
 
 
 def published():
-    """What the paper reports."""
+    """Returns the paper's figures."""
     source = "Lan et al. 2020 (arXiv:1909.11942), table 3, all-shared, page 7"
     rows = {
         64: (88.7, 77.5, 80.8, 89.4, 63.5, 79.0),
@@ -34,14 +34,14 @@ def published():
         256: (88.8, 79.1, 81.5, 90.3, 63.4, 79.6),
         768: (88.6, 79.2, 82.0, 90.6, 63.3, 79.8),
     }
-    found = []
+    published_rows = []
     for columns, row in rows.items():
         setup = albert_pairs.PRETRAINING
         setup = dataclasses.replace(setup, model={**setup.model, "embedding.embedding_size": columns})
         figures = dict(zip(albert_pairs.DOWNSTREAM, row, strict=True))
         name = f"embedding_{columns}"
-        found.append(Published(name, figures, source, of_run(name, setup, albert_pairs.TUNING)))
-    return found
+        published_rows.append(Published(name, figures, source, of_run(name, setup, albert_pairs.TUNING)))
+    return published_rows
 
 
 def compared(size="paper"):

@@ -1,12 +1,12 @@
-"""No task of pairs, BERT's, or ALBERT's: what follows, or in which order (Lan et al. 2020, table 5).
+"""No sentence-pair task, next sentence prediction or sentence order prediction (Lan et al. 2020, table 5).
 
     python -m plm_jax.sweep --sweep=ablations/albert_pairs --workdir=runs/albert-pairs
     python -m plm_jax.sweep --sweep=ablations/albert_pairs:demo --workdir=runs/albert-pairs-demo --seeds=0,1,2
 
-Each run is measured on the task of pairs that it learns, not on the other one, which the paper measures, too. MLM is
-measured on held-out Wikipedia, in the paper on text of SQuAD and RACE. Tuning follows the paper's table 14, except that
-its dropout of 0.1 before the classifier is left out. In the demo a BERT of three layers reads Chinese poems, whose form
-tells much in few steps, and is tuned on nothing.
+Each run is measured only on the pair task that it is trained on; the paper measures both. MLM is measured on held-out
+Wikipedia, in the paper on text of SQuAD and RACE. Tuning follows the paper's table 14, except for its dropout of 0.1
+before the classifier. In the demo, a BERT of three layers is pretrained on Chinese poems, whose form is learned in few
+steps, and is not tuned.
 """
 
 import dataclasses
@@ -18,13 +18,13 @@ from plm_jax.experiments.setups import NOT_STATED, Setup, of_run
 from plm_jax.models import settings
 
 base = downstream.bases(paper="../albert.py:base", demo="../demo.py:bert")
-# The original wrote its corpus forty times over, each time with other pairs.
+# The original duplicates its corpus forty times, with different pairs in each copy.
 LAYOUTS = {
     "none": config.WholeSentences(),
     "next_sentence": config.SentencePairs(duplicates=40),
     "sentence_order": config.SentencePairs(task="sentence_order", duplicates=40),
 }
-# Rate, rows, steps, warm-up and length of what is tuned.
+# Learning rate, batch size, steps, warm-up steps and length of each tuning task.
 RECIPES = {
     "squad": (5e-5, 48, 3649, 365, 384),
     "squad2": (3e-5, 48, 8144, 814, 512),
@@ -89,7 +89,7 @@ def overrides(size="paper"):
 
 
 def tuned(name, size):
-    """What a run is tuned on: at the paper's scale by its own recipes."""
+    """Yields the runs that tune a run: by the paper's recipes at its scale, on film reviews in the demo."""
     if size == "demo":
         yield from downstream.of_reviews(name)
         return
@@ -98,20 +98,21 @@ def tuned(name, size):
 
 
 def published():
-    """What the paper reports."""
+    """Returns the paper's figures."""
     rows = {
         "none": (54.9, 52.4, 53.3, 88.6, 78.1, 81.5, 89.9, 61.7, 79.0),
         "next_sentence": (54.5, 90.5, 52.0, 88.4, 77.2, 81.6, 91.1, 62.3, 79.2),
         "sentence_order": (54.0, 78.9, 86.5, 89.3, 80.0, 82.0, 90.3, 64.0, 80.1),
     }
     source = "Lan et al. 2020 (arXiv:1909.11942), table 5"
-    found = []
+    published_rows = []
     for name, row in rows.items():
         setup = dataclasses.replace(PRETRAINING, rows={**PRETRAINING.rows, "task": name})
         if name == "none":
             setup = dataclasses.replace(PRETRAINING, rows=NOT_STATED).because(rows="whole sentences, as in RoBERTa")
-        found.append(Published(name, dict(zip(METRICS, row, strict=True)), source, of_run(name, setup, TUNING)))
-    return found
+        figures = dict(zip(METRICS, row, strict=True))
+        published_rows.append(Published(name, figures, source, of_run(name, setup, TUNING)))
+    return published_rows
 
 
 def compared(size="paper"):

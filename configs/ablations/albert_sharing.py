@@ -1,10 +1,10 @@
-"""How many sets of weights the layers of an ALBERT have: one, two, four, or one each.
+"""Layers of an ALBERT that share one, two or four sets of weights, or none.
 
     python -m plm_jax.sweep --sweep=ablations/albert_sharing --workdir=runs/albert-sharing
     python -m plm_jax.sweep --sweep=ablations/albert_sharing:demo --workdir=runs/albert-sharing-demo --seeds=0,1,2
 
-Lan et al. 2020, table 4, share all layers, none, or of all layers attention or the feed-forward alone. Here whole
-layers are shared within groups; the paper has figures for one group and for as many groups as layers.
+Lan et al. 2020, table 4, share all layers, no layers, only attention or only the feed-forward parts. Here whole layers
+are shared within groups; the paper has figures for a single group and for one group per layer.
 """
 
 import dataclasses
@@ -26,19 +26,19 @@ def overrides(size="paper"):
 
 
 def published():
-    """What the paper reports."""
+    """Returns the paper's figures."""
     source = "Lan et al. 2020 (arXiv:1909.11942), table 4 with tables 128 wide, page 7"
     rows = {1: (89.3, 80.0, 82.0, 90.3, 64.0, 80.1), 12: (89.9, 80.3, 83.2, 91.5, 67.9, 81.6)}
-    found = []
+    published_rows = []
     for groups in GROUPS["paper"]:
         name, setup = f"groups_{groups}", albert_pairs.PRETRAINING
         setup = dataclasses.replace(setup, model={**setup.model, "stack.groups": groups})
         if groups in rows:
             figures = dict(zip(albert_pairs.DOWNSTREAM, rows[groups], strict=True))
-            found.append(Published(name, figures, source, of_run(name, setup, albert_pairs.TUNING)))
+            published_rows.append(Published(name, figures, source, of_run(name, setup, albert_pairs.TUNING)))
         else:
-            found.append(Published(name, {}, "the paper has no figures of groups"))
-    return found
+            published_rows.append(Published(name, {}, "the paper has no figures for groups"))
+    return published_rows
 
 
 def compared(size="paper"):

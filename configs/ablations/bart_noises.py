@@ -1,12 +1,12 @@
-"""Which noise a BART is trained to undo, and what else could train it (Lewis et al. 2020, table 1).
+"""Noises that a BART is trained to undo, and a language model (Lewis et al. 2020, table 1).
 
     python -m plm_jax.sweep --sweep=ablations/bart_noises --workdir=runs/bart-noises
     python -m plm_jax.sweep --sweep=ablations/bart_noises:demo --workdir=runs/bart-noises-demo --seeds=0,1,2
 
-The paper's models of base size read books and Wikipedia for 1,000,000 steps. It states neither batch nor rates nor
-lengths, and tuned the rates for each objective: 256 rows at 1e-4 are BERT's, which it compares with. The page has those
-of its rows that are noises, and the language model. Its perplexities are of tuning on texts that this suite has not,
-except CNN/DailyMail, which is measured by ROUGE here.
+The paper's models of base size read books and Wikipedia for 1,000,000 steps. It does not state batch size, learning
+rates or lengths; the rates were tuned for each objective. 256 rows at 1e-4 are those of BERT, which it compares with.
+This page has the paper's rows for noises and for the language model. The paper's perplexities are for data sets that
+this suite does not have, except CNN/DailyMail, which is measured by ROUGE here.
 """
 
 import dataclasses
@@ -72,17 +72,17 @@ def published():
         "language_model": (76.7, 80.1, 21.40, 7.00, 11.51, 6.56),
     }
     source = "Lewis et al. 2020 (arXiv:1910.13461), table 1"
-    found = []
+    published_rows = []
     for name, row in rows.items():
         tasks = ("mnli",) if name == "language_model" else TASKS
         tuning = downstream.unstated("Lewis et al. 2020: §4 does not state it", tasks)
         setups = of_run(name, _setup(name), tuning)
-        found.append(Published(name, dict(zip(METRICS, row, strict=True)), source, setups))
-    return found
+        published_rows.append(Published(name, dict(zip(METRICS, row, strict=True)), source, setups))
+    return published_rows
 
 
 def _setup(name: str) -> Setup:
-    """Returns what the paper states of the pretraining of a row."""
+    """Returns the paper's set-up for pretraining with a noise or as a language model."""
     text = {"permute_sentences": 0.0, "rotate": 0.0, "insert": 0.0}
     infilling = {"noise.kind": "infilling", "noise.mean_span_length": 3.0, "noise.rate": NOT_STATED}
     none = {"noise.kind": "none"}
@@ -94,7 +94,7 @@ def _setup(name: str) -> Setup:
         "shuffling": text | none | {"permute_sentences": 1.0},
         "infilling_shuffling": text | infilling | {"permute_sentences": 1.0},
     }
-    found = Setup(
+    setup = Setup(
         source="Lewis et al. 2020, §2.2 (noises), §4 (size) and the caption of table 1 (steps, corpora)",
         objective={"kind": "denoising", **noises.get(name, {})},
         model={"stack.layers": 6, "decoder_stack.layers": 6, "embedding.width": 768},
@@ -108,10 +108,10 @@ def _setup(name: str) -> Setup:
     )
     if name == "language_model":
         model = {"kind": "decoder", "stack.layers": NOT_STATED, "embedding.width": 768}
-        found = dataclasses.replace(found, objective={"kind": "causal"}, model=model)
-        return found.because(model__stack__layers="as many as the encoder and the decoder of the others have")
+        setup = dataclasses.replace(setup, objective={"kind": "causal"}, model=model)
+        return setup.because(model__stack__layers="as many as encoder and decoder of the other models together")
     has_rate = "noise.rate" in noises[name]
-    return found.because(objective__noise__rate="that of the large model, §5.1") if has_rate else found
+    return setup.because(objective__noise__rate="that of the large model, §5.1") if has_rate else setup
 
 
 def compared(size="paper"):

@@ -27,7 +27,7 @@ ENCODER_METRICS = {
     "MNLI-m": "mnli/accuracy",
     "SST-2": "sst2/accuracy",
 }
-# What stands beside a paper's task where its own is not trained: a demo's reviews.
+# Film reviews, which demos compare with a paper's task.
 REVIEWS = StandIn("sentiment/accuracy")
 # BERT's corpora, as changes of a config.
 BERT_TEXT = {f"data.{name}": value for name, value in corpora.mixture("bert").items()}
@@ -41,7 +41,7 @@ def bases(**by_size: str) -> Callable[[str], str]:
     return lambda size=default: config.choose(by_size, size)
 
 
-# The tasks of `of_encoder`, and what is said to the labels of each.
+# Tasks of `of_encoder`, and the kind of task where it is not classification.
 ENCODER_TASKS = ("squad", "squad2", "mnli", "sst2")
 _KINDS = {"squad": "span_extraction", "squad2": "span_extraction"}
 
@@ -68,7 +68,7 @@ def of_encoder(name: str, tasks: Sequence[str] = ENCODER_TASKS) -> Iterator[tupl
 
 
 def steps_of(learning_rate: float, batch_size: int, steps: int, warmup_steps: int, length: int) -> Changes:
-    """Changes of what `of_encoder` yields, for a recipe that counts steps, without dropout."""
+    """Returns changes to the runs of `of_encoder` for a recipe that counts steps and has no dropout."""
     return {
         "model": settings.FromCheckpoint(dropout=0.0),
         "schedule.learning_rate": learning_rate,
@@ -82,12 +82,12 @@ def steps_of(learning_rate: float, batch_size: int, steps: int, warmup_steps: in
 
 
 def unstated(paper: str, tasks: Sequence[str] = ENCODER_TASKS) -> dict[str, Setup]:
-    """The set-ups of what is tuned, by the ends of names, in a paper that does not state them for its table."""
-    found = {}
+    """Returns the set-ups of tuned runs, by name suffix, for a paper that does not state them for its table."""
+    setups = {}
     for task in tasks:
         script = "run_qa.py" if task in _KINDS else "run_glue.py"
         names = ("batch_size", "epochs", "learning_rate", "warmup", "length")
-        found[f"-{task}"] = Setup(
+        setups[f"-{task}"] = Setup(
             source=paper,
             objective={"kind": _KINDS.get(task, "classification")},
             sources=[task],
@@ -95,7 +95,7 @@ def unstated(paper: str, tasks: Sequence[str] = ENCODER_TASKS) -> dict[str, Setu
             reasons=dict.fromkeys(names, f"as Hugging Face's {script} tunes BERT")
             | ({"warmup": "a tenth of the steps, as in BERT's own code"} if task in _KINDS else {}),
         )
-    return found
+    return setups
 
 
 def of_reviews(name: str, feature: str = "mean") -> Iterator[tuple[str, Changes]]:
@@ -111,7 +111,7 @@ def of_reviews(name: str, feature: str = "mean") -> Iterator[tuple[str, Changes]
 
 
 def of_text_to_text(name: str) -> Iterator[tuple[str, Changes]]:
-    """T5's suite, each of its benchmarks apart: 2^18 steps of 128 packed rows at 0.001 (Raffel et al. 2020 §3.1.2)."""
+    """Yields a run for each benchmark of T5: 2^18 steps of 128 packed rows at 0.001 (Raffel et al. 2020 §3.1.2)."""
     parts = {"glue": sizes.GLUE, "super_glue": sizes.SUPER_GLUE}
     parts |= {task: {task: 1} for task in ("squad", "cnn_dailymail", *_TRANSLATIONS.values())}
     for benchmark, examples in parts.items():
@@ -129,7 +129,7 @@ def of_text_to_text(name: str) -> Iterator[tuple[str, Changes]]:
 
 
 def text_to_text(examples: Mapping[str, float]) -> Changes:
-    """Tasks of the suite, mixed by their examples, which are packed into rows of 512 tokens."""
+    """Returns tasks of the suite, mixed by their numbers of examples and packed into rows of 512 tokens."""
     sources = {task: config.SeqioInputsTargets(f"plm_jax:{task}", _MODULE) for task in examples}
     return {
         "data.sources": sources,
@@ -140,7 +140,7 @@ def text_to_text(examples: Mapping[str, float]) -> Changes:
     }
 
 
-# MNLI's validation splits; T5 counts the mean of both.
+# MNLI's validation splits; T5 reports the mean of both.
 MNLI = ("glue_mnli:validation_matched", "glue_mnli:validation_mismatched")
 # Of `of_text_to_text`, by what T5's tables call them: means over tasks, of the means over their metrics.
 TEXT_TO_TEXT_METRICS = {

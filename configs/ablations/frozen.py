@@ -1,10 +1,10 @@
-"""A pretrained BERT tuned as a whole, or with its weights as they are and a new head alone (Devlin et al. 2019 §5.3).
+"""A pretrained BERT with all weights tuned, or frozen with a new head (Devlin et al. 2019 §5.3).
 
     python -m plm_jax.sweep --sweep=ablations/frozen --workdir=runs/frozen
     python -m plm_jax.sweep --sweep=ablations/frozen:demo --workdir=runs/frozen-demo --seeds=0,1,2
 
-The paper compares them on the names of CoNLL-2003 (table 7), which cannot be had freely. Here it is SST-2, and in the
-demo film reviews, told from the mean of the tokens.
+The paper compares them on named entities of CoNLL-2003 (table 7), which is not freely available. The task here is
+SST-2, and in the demo film reviews, classified from the mean of the tokens.
 """
 
 from plm_jax import config
@@ -29,8 +29,8 @@ def overrides(size="paper"):
 
 
 def published():
-    """The paper has no figures of SST-2."""
-    return [Published(name, {}, "Devlin et al. 2019, table 7, is of CoNLL-2003") for name in TRAINED]
+    """Returns rows without figures: the paper has none for SST-2."""
+    return [Published(name, {}, "Devlin et al. 2019, table 7, is for CoNLL-2003") for name in TRAINED]
 
 
 def compared(size="paper"):

@@ -1,10 +1,10 @@
-"""Whether a GPT-1 predicts tokens while it is tuned, λ of 0.5, or not (Radford et al. 2018 §3.2, table 5).
+"""A GPT-1 tuned with an auxiliary language-model loss (λ of 0.5) or without (Radford et al. 2018 §3.2, table 5).
 
     python -m plm_jax.sweep --sweep=ablations/gpt1_lm_coefficient --workdir=runs/gpt1-lambda
     python -m plm_jax.sweep --sweep=ablations/gpt1_lm_coefficient:demo --workdir=runs/gpt1-lambda-demo --seeds=0,1,2
 
 Tuning follows the paper: 3 epochs at 6.25e-5, rows of 512 tokens, and pairs of similar texts in both orders. The
-paper's figures are those of GLUE's test sets, ours of its validation sets, of MNLI the matched one.
+paper's figures are for GLUE's test sets, ours for its validation sets (the matched one for MNLI).
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ PRETRAINING = Setup(
     length=512,
     reasons=dict.fromkeys(("epochs", "steps"), "100 epochs of about 1e9 tokens are 3,000,000 steps"),
 )
-# Our metrics by the columns of table 5.
+# Our metrics by column of table 5.
 METRICS = {
     "CoLA (mc)": "cola/matthews",
     "SST2 (acc)": "sst2/accuracy",
@@ -69,7 +69,7 @@ def overrides(size="paper"):
 
 
 def published():
-    """What the paper reports."""
+    """Returns the paper's figures."""
     rows = {
         0.5: (74.7, 45.4, 91.3, 82.3, 82.0, 70.3, 81.8, 88.1, 56.0),
         0.0: (75.0, 47.9, 92.0, 84.9, 83.2, 69.8, 81.1, 86.9, 54.4),
@@ -89,7 +89,7 @@ def published():
 
 
 def _tuning(task: str, coefficient: float) -> Setup:
-    """Returns what the paper states of tuning on a task."""
+    """Returns the paper's set-up for tuning on a task."""
     return Setup(
         source="Radford et al. 2018, §4.1, page 5, and §3.3; openai/finetune-transformer-lm, train.py (length)",
         objective={
@@ -107,7 +107,7 @@ def _tuning(task: str, coefficient: float) -> Setup:
 
 
 def compared(size="paper"):
-    """Our metrics by the paper's names."""
+    """Returns our metrics by the paper's names."""
     if size == "demo":
         return {"SST2 (acc)": downstream.REVIEWS}
     return {"Average": tuple(METRICS.values()), **METRICS}

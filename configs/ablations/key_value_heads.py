@@ -1,9 +1,9 @@
-"""Keys and values of each head's own, of groups of heads, or of all heads together, in a GPT-2 (Ainslie et al. 2023).
+"""A GPT-2 with keys and values for each head, for groups of heads, or shared by all heads (Ainslie et al. 2023).
 
     python -m plm_jax.sweep --sweep=ablations/key_value_heads --workdir=runs/key-value-heads
     python -m plm_jax.sweep --sweep=ablations/key_value_heads:demo --workdir=runs/key-value-heads-demo --seeds=0,1,2
 
-The paper trained T5s further whose heads were merged; it has no figures of a GPT-2.
+The paper merges the heads of T5s and trains them further; it has no figures for a GPT-2.
 """
 
 from plm_jax.configs.ablations import norm_activation
@@ -23,6 +23,6 @@ def overrides(size="paper"):
 
 
 def published():
-    """The paper has no figures of a GPT-2."""
-    source = "Ainslie et al. 2023 (arXiv:2305.13245) has no figures of a GPT-2"
+    """Returns rows without figures: the paper has none for a GPT-2."""
+    source = "Ainslie et al. 2023 (arXiv:2305.13245) has no figures for a GPT-2"
     return [Published(name, {}, source) for name in HEADS["paper"]]

@@ -1,10 +1,10 @@
-"""What stands in place of a token that a BERT predicts: the mask, itself, or any (Devlin et al. 2019, C.2).
+"""Replacements of the tokens that a BERT predicts: mask, same token or random token (Devlin et al. 2019, C.2).
 
     python -m plm_jax.sweep --sweep=ablations/mask_replacement --workdir=runs/mask-replacement
     python -m plm_jax.sweep --sweep=ablations/mask_replacement:demo --workdir=runs/mask-replacement-demo --seeds=0,1,2
 
-A name tells per cent: mask, itself, any. Losses of different targets cannot be compared: a visible answer is easy. The
-paper's names of persons and places (CoNLL-2003) cannot be had freely.
+Run names have the per cent of each: mask, same, random. Their losses cannot be compared, because a visible token is
+easy to predict. The paper's named entities (CoNLL-2003) are not freely available.
 """
 
 import dataclasses
@@ -51,7 +51,7 @@ def overrides(size="paper"):
 
 
 def published():
-    """What the paper reports."""
+    """Returns the paper's figures."""
     rows = {
         (80, 10, 10): (84.2, 95.4, 94.9),
         (100, 0, 0): (84.3, 94.9, 94.0),
@@ -61,14 +61,14 @@ def published():
         (0, 0, 100): (83.6, 94.9, 94.6),
     }
     source = "Devlin et al. 2019 (arXiv:1810.04805), table 8, page 16"
-    found = []
+    published_rows = []
     for (mask, same, random), figures in rows.items():
         objective = {**PRETRAINING.objective, "mask_share": mask / 100, "random_share": random / 100}
         name = f"mask_{mask}_{same}_{random}"
         setups = of_run(name, dataclasses.replace(PRETRAINING, objective=objective), {"-mnli": TUNING})
         named = dict(zip(("MNLI-m", "NER tuned", "NER from features"), figures, strict=True))
-        found.append(Published(name, named, source, setups))
-    return found
+        published_rows.append(Published(name, named, source, setups))
+    return published_rows
 
 
 def compared(size="paper"):

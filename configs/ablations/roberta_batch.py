@@ -1,10 +1,10 @@
-"""As many rows in fewer, larger batches, of 256, 2,000 and 8,000 (Liu et al. 2019 §4.3).
+"""The same number of rows in batches of 256, 2,000 and 8,000 (Liu et al. 2019 §4.3).
 
     python -m plm_jax.sweep --sweep=ablations/roberta_batch --workdir=runs/roberta-batch
     python -m plm_jax.sweep --sweep=ablations/roberta_batch:demo --workdir=runs/roberta-batch-demo --seeds=0,1,2
 
-The paper tuned the rates for each, 1e-4, 7e-4 and 1e-3, and does not state their warm-up; fairseq's README has other
-rates, for other runs.
+The paper tuned the learning rate for each batch size (1e-4, 7e-4 and 1e-3) and does not state the warm-up. The rates in
+fairseq's README are for other runs.
 """
 
 import dataclasses
@@ -35,15 +35,15 @@ def overrides(size="paper"):
 
 
 def published():
-    """What the paper reports."""
+    """Returns the paper's figures."""
     source = "Liu et al. 2019 (arXiv:1907.11692), table 3"
-    rows = {  # Batch: steps, rate, where our warm-up is from; figures.
+    rows = {  # Batch size: steps, learning rate, origin of our warm-up, figures.
         256: (1_000_000, 1e-4, "BERT's", (3.99, 84.7, 92.7)),
         2_000: (125_000, 7e-4, "that of fairseq's README for this batch and number of steps", (3.68, 85.2, 92.9)),
         8_000: (31_000, 1e-3, "8 % of the steps, as with 2,000 rows", (3.77, 84.6, 92.8)),
     }
     tuning = {f"-{task}": roberta_inputs.TUNING[f"-{task}"] for task in TASKS}
-    found = []
+    published_rows = []
     for batch_size, (steps, rate, warmup, figures) in rows.items():
         setup = dataclasses.replace(
             roberta_inputs.SETUP,
@@ -55,8 +55,8 @@ def published():
             reasons={"warmup": warmup},
         )
         name, named = f"batch_{batch_size}", dict(zip(METRICS, figures, strict=True))
-        found.append(Published(name, named, source, of_run(name, setup, tuning)))
-    return found
+        published_rows.append(Published(name, named, source, of_run(name, setup, tuning)))
+    return published_rows
 
 
 def compared(size="paper"):

@@ -1,11 +1,11 @@
-"""What a row of RoBERTa is: pairs of segments or sentences, or whole sentences (Liu et al. 2019, table 2).
+"""Input formats of RoBERTa: pairs of segments or sentences, or full sentences (Liu et al. 2019, table 2).
 
     python -m plm_jax.sweep --sweep=ablations/roberta_inputs --workdir=runs/roberta-inputs
     python -m plm_jax.sweep --sweep=ablations/roberta_inputs:demo --workdir=runs/roberta-inputs-demo --seeds=0,1,2
 
-All read BERT's corpora for 1,000,000 steps of 256 rows, none of them shortened on purpose. The paper makes batches of
-short rows larger until they have as many tokens; here they have as many rows, and a run says how full these are. Rows
-have no form for RACE here.
+All runs read BERT's corpora for 1,000,000 steps of 256 rows, without deliberately short rows. The paper enlarges
+batches of short rows until they have the same number of tokens; here they have the same number of rows, and a run
+reports how full these are. RACE is left out, because no form of labelled rows fits it.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ LAYOUTS = {
     "full_sentences": config.WholeSentences(),
     "document_sentences": config.WholeSentences(cross_documents=False),
 }
-# What §2, §3.1 and §4 state of every run of tables 1 to 3.
+# Set-up that §2, §3.1 and §4 state for every run of tables 1 to 3.
 SETUP = Setup(
     source="Liu et al. 2019, §2.2 to 2.4 (objective, corpora), §3.1 (length) and §4 (model), table 2 (batch, steps)",
     objective={"kind": "masked_lm", "rate": 0.15, "mask_share": 0.8, "random_share": 0.1, "duplicates": 0},
@@ -43,7 +43,7 @@ ROWS = {
     "full_sentences": {"kind": "whole_sentences", "cross_documents": True},
     "document_sentences": {"kind": "whole_sentences", "cross_documents": False},
 }
-# Rows that are short, of which the paper puts more into a batch.
+# Formats with short rows, for which the paper uses larger batches.
 _SHORT = ("sentence_pairs", "document_sentences")
 METRICS = ("SQuAD1 F1", "SQuAD2 F1", "MNLI-m", "SST-2", "RACE")
 SCALES = {
@@ -88,12 +88,12 @@ def published():
 
 
 def _setup(name: str) -> Setup:
-    """Returns what the paper states of the pretraining on a format of rows."""
-    found = dataclasses.replace(SETUP, rows=ROWS[name])
+    """Returns the paper's set-up for pretraining with an input format."""
+    setup = dataclasses.replace(SETUP, rows=ROWS[name])
     if name not in _SHORT:
-        return found
-    found = dataclasses.replace(found, batch_size="as many tokens as 256 rows of 512 have")
-    return found.because(batch_size="the number of rows is the same in every step; a run reports how full they are")
+        return setup
+    setup = dataclasses.replace(setup, batch_size="as many tokens as 256 rows of 512 have")
+    return setup.because(batch_size="the number of rows is the same in every step; a run reports how full they are")
 
 
 TUNING = downstream.unstated("Liu et al. 2019: tables 1 to 3 do not state it")

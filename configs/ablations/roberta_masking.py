@@ -28,11 +28,11 @@ def overrides(size="paper"):
 
 
 def published():
-    """What the paper reports."""
+    """Returns the paper's figures."""
     source = "Liu et al. 2019 (arXiv:1907.11692), table 1"
     figures = {"static": (78.3, 84.3, 92.5), "dynamic": (78.7, 84.0, 92.9)}
     tuning = {f"-{task}": roberta_inputs.TUNING[f"-{task}"] for task in TASKS}
-    found = []
+    published_rows = []
     for name, duplicates in {"static": 10, "dynamic": 0}.items():
         setup = dataclasses.replace(
             roberta_inputs.SETUP,
@@ -40,10 +40,10 @@ def published():
             objective={**roberta_inputs.SETUP.objective, "duplicates": duplicates},
             rows=roberta_inputs.ROWS["segment_pairs"],
         )
-        found.append(
+        published_rows.append(
             Published(name, dict(zip(METRICS, figures[name], strict=True)), source, of_run(name, setup, tuning))
         )
-    return found
+    return published_rows
 
 
 def compared(size="paper"):

@@ -14,7 +14,7 @@ from plm_jax.experiments.comparison import Rivals
 base = downstream.bases(paper="../gpt3.py:125m", demo="../demo.py:gpt2")
 SHOTS = {"paper": (0, 1, 32), "demo": (0, 1, 5)}
 TASKS = {"paper": "rte", "demo": "sentiment"}
-compared = {}  # Each run has its own rivals.
+compared = {}  # Runs are compared only with their own rivals.
 
 
 def overrides(size="paper"):

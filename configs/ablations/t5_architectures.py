@@ -20,8 +20,8 @@ MODELS = {"paper": t5.model(*t5.SIZES["base"][:5], v1_1=False), "demo": demo.t5(
 # Tokens of a text that is denoised, and of a task's row that inputs and targets share.
 LENGTHS = {"paper": (512, 512 + 512), "demo": (128, 128 + 24)}
 NOISE = objectives.ReplaceSpans()
-# Reasons for what a decoder's runs have otherwise than the paper states for all.
-_SHARED = "a row holds inputs and targets, one after the other"
+# Reasons why the decoders' runs differ from the set-up that the paper states for all models.
+_SHARED = "a row has the inputs followed by the targets"
 _ONE_PREFIX = "a row has one prefix"
 base, compared = t5_paper.base, t5_paper.compared
 
@@ -64,7 +64,7 @@ def _decoder(name: str, changes: downstream.Changes, size: str) -> Iterator[tupl
 
 
 def published():
-    """What the paper reports."""
+    """Returns the paper's figures."""
     rows = {
         "denoise_encoder_decoder": t5_paper.BASELINE,
         "denoise_shared": "82.81 18.78 80.63 70.73 26.72 39.03 27.46",
@@ -77,14 +77,14 @@ def published():
         "lm_decoder": "73.78 17.54 53.81 56.51 25.23 34.31 25.38",
         "lm_prefix_decoder": "79.68 17.84 76.87 64.86 26.28 37.51 26.76",
     }
-    found = []
+    published_rows = []
     for name, figures in rows.items():
         tuning = t5_paper.TUNING
         if _is_decoder(name):
             reasons = {"length": _SHARED} | ({"rows.packed": _ONE_PREFIX} if "prefix" in name else {})
             tuning = {end: dataclasses.replace(setup, reasons=reasons) for end, setup in tuning.items()}
-        found += t5_paper.published(2, {name: figures}, {name: _setup(name)}, tuning)
-    return found
+        published_rows += t5_paper.published(2, {name: figures}, {name: _setup(name)}, tuning)
+    return published_rows
 
 
 def _is_decoder(name: str) -> bool:
@@ -92,7 +92,7 @@ def _is_decoder(name: str) -> bool:
 
 
 def _setup(name: str) -> Setup:
-    """Returns what the paper states of the pretraining of a variant."""
+    """Returns the paper's set-up for pretraining a variant."""
     aim, _, architecture = name.partition("_")
     models = {"shared": {"tie_encoder_decoder": True}, "halved": {"stack.layers": 6, "decoder_stack.layers": 6}}
     of = dataclasses.replace(

@@ -1,8 +1,8 @@
 """Baseline, tasks, tables and set-up that the ablations of T5's paper share (Raffel et al. 2020 §3.1).
 
-The baseline is `t5:base` trained for 2^19 steps of 128 rows of 512 tokens of C4 on i.i.d. noise at 15 %. Each benchmark
-is tuned apart. The paper reports the best checkpoint of each task, here it is the last one. In a demo a T5 of 2 + 2
-layers reads speeches for 200 steps, and is tuned on film reviews. The other pages of the folder read this one.
+The baseline is `t5:base`, trained for 2^19 steps of 128 rows of 512 tokens of C4 with i.i.d. noise at 15 %, and tuned
+on each benchmark separately. The paper reports the best checkpoint of each task; these runs report the last one. In the
+demo, a T5 of 2 + 2 layers reads speeches for 200 steps and is tuned on film reviews. Other T5 pages import this one.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,16 +14,16 @@ from plm_jax.experiments.setups import Setup, of_run
 
 SOURCE = "Raffel et al. 2020 (arXiv:1910.10683), table"
 COLUMNS = tuple(downstream.TEXT_TO_TEXT_METRICS)
-# Table 1: the mean of ten runs. Their standard deviations are .235 .065 .343 .416 .112 .090 .108.
+# Table 1: means of ten runs. The standard deviations are .235 .065 .343 .416 .112 .090 .108.
 BASELINE = "83.28 19.24 80.88 71.36 26.98 39.82 27.65"
-# Each page of a table changes one thing of the baseline, its objective included.
+# Each page changes one setting of the baseline, such as its objective.
 SCALES = {
     "paper": {"objective": objectives.ReplaceSpans(), "train.steps": 2**19, "train.batch_size": 128},
     "demo": {"objective": objectives.ReplaceSpans(), "train.steps": 200},
 }
 base = downstream.bases(paper="../t5.py:base", demo="../demo.py:t5")
 
-# Tasks of the paper by our names (§2.3; WNLI is left out of GLUE, and definite pronouns are added to SuperGLUE).
+# Tasks of the paper by our names (§2.3; without WNLI in GLUE, with definite pronoun resolution in SuperGLUE).
 _GLUE = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte")
 _SUPER_GLUE = ("boolq", "cb", "copa", "multirc", "record", "rte", "wic", "wsc")
 _BENCHMARKS = {
@@ -36,7 +36,7 @@ _BENCHMARKS = {
     "wmt16_enro": ["wmt16_enro"],
 }
 TASKS = tuple(task for tasks in _BENCHMARKS.values() for task in tasks)
-# §3.1.5: the average of all subtasks, as the benchmarks have it.
+# §3.1.5: the average over all subtasks, as the benchmarks stipulate.
 AVERAGES = {
     "GLUE": tuple(f"glue_{task}" for task in _GLUE),
     "SGLUE": tuple(f"super_glue_{task}" for task in _SUPER_GLUE),
@@ -91,7 +91,7 @@ def tuned(name: str, size: str) -> Iterator[tuple[str, downstream.Changes]]:
 
 
 def evaluations(overrides: Callable[[str], Iterable[tuple[str, downstream.Changes]]]):
-    """Makes the `evaluations` of a page: MNLI, whose validation splits have names of their own."""
+    """Returns the `evaluations` of a page: MNLI, whose validation splits have their own names."""
 
     def of(size="paper"):
         for name, changes in overrides(size):
@@ -107,12 +107,13 @@ def published(
     setups: Mapping[str, Setup] | None = None,
     tuning: Mapping[str, Setup] = TUNING,
 ) -> list[Published]:
-    """Rows of a table.
+    """Returns the rows of a table.
 
     Args:
-      rows: of each variant the figures of COLUMNS, with spaces between them.
-      setups: of variants that are pretrained otherwise than PRETRAINING.
-      tuning: the set-ups of what is tuned, by the ends of names.
+      table: number of the table in the paper.
+      rows: figures of COLUMNS for each variant, separated by spaces.
+      setups: set-ups of variants that are not pretrained like PRETRAINING.
+      tuning: set-ups of tuned runs, by name suffix.
     """
     return [
         Published(

@@ -24,6 +24,6 @@ def get_config(recipe: str = "bert"):
     )
     objective = objectives.Classification(**config.choose(recipes.RECIPES, recipe).objective)
     run = recipes.run(recipe, objective, {"inference": source}, length=256)
-    # Rows are held out by their premises, of which there are 21.
+    # Rows are held out in groups by premise, and there are only 21 premises.
     data = dataclasses.replace(run.data, validation_fraction=0.3)
     return config.to_config_dict(dataclasses.replace(run, data=data))

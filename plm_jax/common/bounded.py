@@ -7,19 +7,19 @@ from typing import Any
 # A text of JSON, closed or not, or what begins or ends a part: linear in time whatever it is given.
 _TOKENS = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.DOTALL)
 _PIECE = 2**20
-# A gigabyte of nothing but newlines, a thousandth of that compressed, would be read for minutes.
+# Reading a gigabyte of newlines, which compresses to a thousandth of that, would take minutes.
 MOST_BLANK_LINES = 2**20
 
 
 class BlankLinesError(ValueError):
-    """A file has more blank lines in a row than any that is meant to be read."""
+    """Raised when a file has more consecutive blank lines than any real text has."""
 
 
 def lines(file: Any, limit: int) -> Iterator[Any | None]:
-    """The lines of a file of text or bytes; None: one of more than `limit` characters or bytes, passed over.
+    """Yields the lines of a file of text or bytes, and None for each line of more than `limit` characters or bytes.
 
     Raises:
-      BlankLinesError: more than `MOST_BLANK_LINES` in a row are blank.
+      BlankLinesError: more than `MOST_BLANK_LINES` consecutive lines are blank.
     """
     blank = 0
     while line := file.readline(limit + 1):

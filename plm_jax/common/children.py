@@ -24,19 +24,19 @@ _PARENT = "PLM_JAX_PARENT"
 T = TypeVar("T")
 # What has a process join others as one job.
 _JOB = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID", "PLM_JAX_DISTRIBUTED")
-# Python adds neither the working directory nor a script's folder to the path where this is set.
+# If this is set, Python adds neither the working directory nor a script's folder to `sys.path`.
 _SAFE_PATH = "PYTHONSAFEPATH"
 
 
 def command(verb: str, *flags: str) -> list[str]:
-    """The command line of a verb, which imports nothing from the working directory."""
+    """Returns the command line of a verb, which imports nothing from the working directory."""
     return [sys.executable, "-P", "-m", f"plm_jax.{verb}", *flags]
 
 
 def with_package(variables: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables with a `PYTHONPATH` by which a child finds this package without the working directory."""
+    """Returns the variables with a `PYTHONPATH` that lets a child import this package from any working directory."""
     folder = os.path.dirname(os.path.dirname(os.path.abspath(plm_jax.__file__)))
-    # In front of the standard library, `site-packages` would hide some of it.
+    # `site-packages` in front of the standard library would hide some of its modules.
     installed = [*site.getsitepackages(), site.getusersitepackages()]
     path = list(filter(None, variables.get("PYTHONPATH", "").split(os.pathsep)))
     if folder not in path and os.path.realpath(folder) not in map(os.path.realpath, installed):
@@ -45,7 +45,7 @@ def with_package(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def leave_working_directory() -> None:
-    """Keeps every Python process that this one starts, by whatever library, from importing the working directory."""
+    """Keeps every Python process that this one, or a library in it, starts from importing the working directory."""
     os.environ.update(with_package(os.environ) | {_SAFE_PATH: "1"})
 
 
@@ -101,9 +101,10 @@ def end_with_parent() -> None:
 
 
 def shielded(call: Callable[[], T]) -> T:
-    """Calls something in a thread that Ctrl-C does not reach, nor the threads and processes that it starts.
+    """Runs a call in a thread that Ctrl-C does not reach, nor the threads and processes that the call starts.
 
-    The interrupt is raised here alone: a library whose threads or workers it reached would print the traceback of each.
+    The interrupt is raised in the caller only. A library whose threads or workers it reached would print a traceback
+    for each of them.
     """
     returned: futures.Future[T] = futures.Future()
 

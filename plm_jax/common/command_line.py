@@ -29,7 +29,7 @@ _OF_OTHERS = re.compile(
     r"gloo|nccl|peer|socket|coordination|heartbeat|barrier|unavailable|deadline.exceeded|aborted", re.IGNORECASE
 )
 
-# A line that is longer is none that a person reads.
+# Longest error line that a person can read.
 _MOST_CHARACTERS = 1000
 
 # glibc's malloc.h
@@ -78,7 +78,7 @@ def required(flag: flags.FlagHolder) -> str:
 
 
 def integers(flag: flags.FlagHolder, signed: bool = False) -> list[int]:
-    """The values of a flag that is a list of integers, none twice; `signed`: they may be negative."""
+    """Returns the values of a flag that is a list of distinct integers; with `signed`, they may be negative."""
     is_integer = re.compile(r"-?[0-9]{1,4000}" if signed else r"[0-9]{1,4000}").fullmatch
     numbers = [int(value) for value in flag.value if is_integer(value)]
     if len(set(numbers)) < len(flag.value):
@@ -87,10 +87,10 @@ def integers(flag: flags.FlagHolder, signed: bool = False) -> list[int]:
 
 
 def seed_list(flag: flags.FlagHolder) -> list[int]:
-    """Returns the values of a flag that is a list of seeds, none twice.
+    """Returns the values of a flag that is a list of distinct seeds.
 
     Raises:
-      UserError: a value is no integer of 64 bits, or is given twice.
+      UserError: a value is not a 64-bit integer, or appears twice.
     """
     numbers = integers(flag, signed=True)
     for seed in numbers:
@@ -171,7 +171,7 @@ def _say_last(line: str) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     # A file's or a foreign file's name may have what a terminal obeys, or what no text can have.
     line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in line)
-    if len(line) > _MOST_CHARACTERS:  # As with a path of thousands; what to do stands at the end.
+    if len(line) > _MOST_CHARACTERS:  # Keeps the end, which says how to fix it.
         half = _MOST_CHARACTERS // 2
         line = f"{line[:half]}…{line[-half:]}"
     with contextlib.suppress(OSError):

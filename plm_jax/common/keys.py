@@ -7,19 +7,22 @@ import numpy as np
 
 from plm_jax.common import seeds
 
-# By `config.Train.prng` the name in JAX, and how often a key holds the two words of the seed.
+# JAX's name for each `config.Train.prng`, and the number of times that a key repeats the two words of the seed.
 _GENERATORS = {"threefry": ("threefry2x32", 1), "rbg": ("rbg", 2)}
 
 
 def data(seed: int, prng: str = "threefry") -> np.ndarray:
-    """Returns the words of a seed's key, uint32, the high one first; `jax.random.key` drops it without 64-bit types."""
+    """Returns the words of a seed's key, uint32, high word first.
+
+    `jax.random.key` drops the high word unless 64-bit types are enabled.
+    """
     high, low = divmod(seeds.unsigned(seed), 2**32)
     _, repeats = _GENERATORS[prng]
     return np.array([high, low] * repeats, np.uint32)
 
 
 def wrapped(words: jax.Array | np.ndarray, prng: str = "threefry") -> jax.Array:
-    """Returns the key with these words, as `data` has them."""
+    """Returns the key with these words, in the order of `data`."""
     name, _ = _GENERATORS[prng]
     return jax.random.wrap_key_data(words, impl=name)
 

@@ -1,13 +1,13 @@
 """Declarations of metrics: the unit of each, its direction, and the count of the rows that it is computed from.
 
-Files hold fractions from 0 to 1 and correlations from -1 to 1; people read both in per cent. Metrics that their papers
-define on 0 to 100, such as BLEU, are declared as points and stay so everywhere. A metric of your own declares itself:
+Files store fractions from 0 to 1 and correlations from -1 to 1; reports show both in per cent. Metrics that are defined
+on 0 to 100, such as BLEU, are declared as points and are 0 to 100 everywhere. Declare a metric of your own with:
 
     from plm_jax.common import metrics
 
     metrics.declare("wer", metrics.Metric(better="less", unit="fraction", rows=("examples",)))
 
-Reports give no verdict on a metric without a declaration, and `evaluation.select` rejects it.
+A metric without a declaration gets no verdict in reports, and `evaluation.select` rejects it.
 """
 
 import math
@@ -22,9 +22,9 @@ from plm_jax.common.errors import UserError
 
 Unit = Literal["fraction", "correlation", "points", "nats", "count", ""]
 Better = Literal["more", "less", ""]
-# Limits of the values of a metric by its unit.
+# Limits of a metric's values, by unit.
 _RANGES = {"fraction": (0.0, 1.0), "correlation": (-1.0, 1.0), "points": (0.0, 100.0)}
-# Units that people read in per cent.
+# Units that reports show in per cent.
 _SHARES = ("fraction", "correlation")
 
 
@@ -33,10 +33,10 @@ class Metric:
     """Declaration of a metric.
 
     Attributes:
-      better: whether more or less of it is better; empty for a figure that describes data or a baseline.
-      unit: `fraction` (0 to 1), `correlation` (-1 to 1), `points` (0 to 100), `nats`, `count`, or empty for another.
-      rows: names of counts that an evaluation reports next to it; the first one that is present is the number of test
-        rows over which the metric averages.
+      better: whether larger or smaller values are better; empty for a figure that describes data or a baseline.
+      unit: `fraction` (0 to 1), `correlation` (-1 to 1), `points` (0 to 100), `nats`, `count`, or empty for any other.
+      rows: names of counts that an evaluation reports next to the metric. The first one that is present is the number
+        of test rows that the metric averages over.
     """
 
     better: Better = ""
@@ -52,21 +52,21 @@ class Metric:
 
     @property
     def sign(self) -> int:
-        """1 where more is better, -1 where less is, 0 where neither is declared."""
+        """1 if larger values are better, -1 if smaller ones are, 0 if no direction is declared."""
         return {"more": 1, "less": -1, "": 0}[self.better]
 
     @property
     def is_share(self) -> bool:
-        """Whether people read it in per cent."""
+        """Whether reports show it in per cent."""
         return self.unit in _SHARES
 
     @property
     def range(self) -> tuple[float, float] | None:
-        """The least and the greatest value; None: there are no such limits."""
+        """Smallest and largest value, or None if the unit has no limits."""
         return _RANGES.get(self.unit)
 
     def from_percent(self, value: float) -> float:
-        """Converts a figure that a paper prints, shares in per cent, to the unit of files."""
+        """Converts a figure as papers print it (shares in per cent) to the unit of files."""
         return value / 100 if self.is_share else value
 
 
@@ -76,7 +76,7 @@ _POINTS = Metric("more", "points", ("examples",))
 _NATS, _FRACTION, _COUNT = Metric("less", "nats"), Metric(unit="fraction"), Metric(unit="count")
 _LESS = Metric("less")
 _DECLARED: dict[str, Metric] = {
-    # Losses, and metrics of targets in text. The nats of a term are called NAME_loss.
+    # Losses, and metrics of targets in text. The loss of a term, in nats, is called NAME_loss.
     **dict.fromkeys(("loss", "nll", "real_loss"), _NATS),
     "unigram_loss": Metric(unit="nats"),
     "accuracy": Metric("more", "fraction", ("examples", "tokens")),
@@ -102,69 +102,69 @@ _DECLARED: dict[str, Metric] = {
     **dict.fromkeys(("examples", "tokens", "real_tokens", "length", "pairs", "texts", "words", "bytes"), _COUNT),
 }
 _BUILT_IN = frozenset(_DECLARED)
-# Answers that look at no input, in the unit of the metric that they are measured by.
+# Prefixes for predictors that ignore the input, in the unit of the metric that follows.
 BASELINES = ("most_frequent_", "trivial_")
 _DEVIATIONS = ("_deviation", "_stderr")
 
 
 def declare(name: str, metric: Metric) -> None:
-    """Declares a metric of your own, for every figure of this name, whatever the source.
+    """Declares a metric of your own, for every figure of this name in any source.
 
     Raises:
-      UserError: the name is declared otherwise.
+      UserError: the name already has another declaration.
     """
     if _DECLARED.setdefault(name, metric) != metric:
-        raise UserError(f"metric '{name}' is declared as {_DECLARED[name]}, not {metric}: give yours another name")
+        raise UserError(f"metric '{name}' is declared as {_DECLARED[name]}, not {metric}: use another name for yours")
 
 
 def declared(name: str) -> Metric | None:
-    """Returns the declaration of a figure, such as `SOURCE/accuracy` or `SOURCE/5_shots/accuracy`; None: it has none.
+    """Returns the declaration of a figure, such as `SOURCE/accuracy` or `SOURCE/5_shots/accuracy`, or None.
 
-    A deviation, and a baseline with one of the prefixes BASELINES, has the unit of its metric and no direction.
+    A deviation, or a baseline (a name with one of the prefixes BASELINES), has the unit of its metric and no direction.
     """
     base = _base(name)
     if base in _DECLARED:
         return _DECLARED[base]
     stripped = [base.removeprefix(prefix) for prefix in BASELINES] + [base.removesuffix(end) for end in _DEVIATIONS]
-    of = next((_DECLARED[other] for other in stripped if other in _DECLARED), None)
-    if of is not None:
-        return Metric(unit=of.unit)
+    metric = next((_DECLARED[other] for other in stripped if other in _DECLARED), None)
+    if metric is not None:
+        return Metric(unit=metric.unit)
     return _NATS if base.endswith("_loss") else None
 
 
 def of_users(names: Iterable[str]) -> dict[str, Metric]:
-    """Returns the declarations of these figures that this package does not have itself."""
+    """Returns the declarations of those of these figures that are not built in."""
     bases = set(map(_base, names)) - _BUILT_IN
     return {name: metric for name, metric in _DECLARED.items() if name in bases}
 
 
 def _base(name: str) -> str:
-    """The name of a figure without its source; lm-eval adds a comma and the name of its filter."""
+    """Returns the name of a figure without its source, and without the `,FILTER` that lm-eval appends."""
     return name.rpartition("/")[2].partition(",")[0]
 
 
 def fits(metric: Metric, value: float) -> bool:
-    """Whether a value lies in the range of a metric, except for rounding."""
+    """Whether a value is in the range of a metric, up to rounding."""
     low, high = metric.range or (-math.inf, math.inf)
     return not math.isfinite(value) or low - 1e-6 <= value <= high + 1e-6
 
 
 def percent(metric: Metric | None, values: Iterable[float]) -> int:
-    """Returns the factor by which people read these values of a metric: 100 of shares, else 1."""
+    """Returns the factor that reports multiply these values by: 100 for shares in their range, else 1."""
     return 100 if metric is not None and metric.is_share and all(fits(metric, value) for value in values) else 1
 
 
 def shown(name: str, value: float, digits: int = 4) -> str:
-    """Formats a figure for people: shares in per cent, whole numbers without decimals, others with `digits` of them."""
+    """Formats a figure for reports: shares in per cent, whole numbers without decimals, others with `digits` digits."""
     return shown_seeds(declared(name), [value], digits).removesuffix("." + "0" * digits)
 
 
 def shown_seeds(metric: Metric | None, values: Sequence[float], digits: int = 3) -> str:
-    """Formats the mean of a metric over seeds, and of several seeds their sample standard deviation."""
+    """Formats the mean of a metric over seeds, followed by the sample standard deviation if there are several."""
     scale = percent(metric, values)
     digits = 2 if scale == 100 else digits
     text = f"{scale * statistics.mean(values):,.{digits}f}"
     if len(values) > 1:
-        with np.errstate(invalid="ignore"):  # A diverged run's value is no number, and then the deviation is none.
+        with np.errstate(invalid="ignore"):  # The deviation is NaN if a diverged run's value is.
             text += f" ± {scale * np.std(values, ddof=1):,.{digits}f}"
     return f"{text} %" if scale == 100 else text

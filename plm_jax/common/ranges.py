@@ -1,4 +1,4 @@
-"""Accepted ranges of the numbers in settings, declared as the annotation of each field and checked by `trees.parse`.
+"""Accepted ranges of numbers in settings, declared in the annotation of each field and checked by `trees.parse`.
 
     layers: Annotated[int, Range(1, 4096)]        rate: Share        windows: tuple[Length, ...]
 
@@ -12,11 +12,12 @@ from plm_jax.common.errors import UserError
 
 
 class Range(NamedTuple):
-    """Accepted values of a number; NaN and infinities never are.
+    """Accepted values of a number. NaN and infinities are always rejected.
 
     Attributes:
-      least, most: the limits, both accepted.
-      above, below: whether `least` and `most` themselves are rejected.
+      least, most: the limits, accepted by default.
+      above: whether `least` itself is rejected.
+      below: whether `most` itself is rejected.
       also: one more accepted value.
     """
 
@@ -27,7 +28,7 @@ class Range(NamedTuple):
     also: int | None = None
 
     def check(self, value: float, field: str) -> None:
-        """Raises a `UserError` that names the field, its value and the range, for a number outside of it."""
+        """Raises a `UserError` with the field, its value and the range if the value is out of range."""
         is_above = self.least < value if self.above else self.least <= value
         is_below = value < self.most if self.below else value <= self.most
         if not (is_above and is_below) and value != self.also:
@@ -41,10 +42,10 @@ class Range(NamedTuple):
 
 
 def shown(value: object) -> str:
-    """Returns a value as Python writes it, in at most 60 characters."""
+    """Returns the `repr` of a value, shortened to at most 60 characters."""
     try:
         text = _REPR.repr(value)
-    except ValueError:  # Python writes no integer of more than 4,300 digits.
+    except ValueError:  # Python converts no integer of more than 4,300 digits to text.
         return "an integer of thousands of digits"
     return text if len(text) <= 60 else f"{text[:57]}…"
 
@@ -53,25 +54,25 @@ def _number(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 
-# Reads no more of a large value than is shown.
+# Formats no more of a large value than is shown.
 _REPR = reprlib.Repr()
 _REPR.maxstring = _REPR.maxlong = _REPR.maxother = 60
 
-# A number that no range is declared for, as in a user's class.
+# Range of numbers whose field declares none, as in a user's class.
 FINITE = Range(-1.7976931348623157e308, 1.7976931348623157e308)
 
 Layers = Annotated[int, Range(1, 4096)]
-# Of a model's axis.
+# Size of an axis of a model.
 Width = Annotated[int, Range(1, 2**20)]
-# In tokens, or in ids of a vocabulary.
+# Number of tokens, or of ids in a vocabulary.
 Length = Annotated[int, Range(1, 2**24)]
 LengthOrZero = Annotated[int, Range(0, 2**24)]
-# In rows.
+# Number of rows.
 Batch = Annotated[int, Range(1, 2**20)]
-# In steps of training.
+# Number of training steps.
 Steps = Annotated[int, Range(1, 10**9)]
 StepsOrZero = Annotated[int, Range(0, 10**9)]
-# Of things that are counted and not allocated.
+# Number of things that are counted but not allocated.
 Count = Annotated[int, Range(1, 10**9)]
 CountOrZero = Annotated[int, Range(0, 10**9)]
 Workers = Annotated[int, Range(0, 1024)]
@@ -84,5 +85,5 @@ Scale = Annotated[float, Range(0, 1e6)]
 Positive = Annotated[float, Range(0, 1e6, above=True)]
 # Above the least normal float32, below which it would count as 0.
 Epsilon = Annotated[float, Range(1.2e-38, 1)]
-# A weight of a source in a mixture.
+# Weight of a source in a mixture.
 MixtureRate = Annotated[float, Range(0, 1e12)]

@@ -20,7 +20,7 @@ from plm_jax.common.errors import UserError
 
 MANIFEST = "manifest.json"
 _PART = "manifest-part-{}.json"
-# What is in a folder only until it is sealed.
+# Files that are in a folder only until it is sealed.
 _NOT_SEALED = re.compile(rf"manifest(-part-\d+)?\.json|{re.escape(storage.UNFINISHED)}")
 # How long the first process waits for the parts of others; as long as Orbax waits for their files.
 _PARTS_SECONDS = 600.0
@@ -75,7 +75,7 @@ def seal(folder: str, about: Mapping[str, Any], share: Share = Share()) -> None:
 
 
 def is_sealed(folder: str) -> bool:
-    """Returns whether a folder has a manifest, which may be damaged, and not another file of that name."""
+    """Whether a folder has a manifest, possibly damaged, and not another file of that name."""
     try:
         content = json.loads(storage.read(os.path.join(folder, MANIFEST)))
     except (OSError, ValueError, RecursionError):
@@ -111,14 +111,14 @@ def read(folder: str) -> dict[str, Any]:
 def verify(
     folder: str, below: Sequence[str] = ("",), share: Share = Share(), outside: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Returns the manifest of a folder after it has compared the folder's files with it.
+    """Compares the files of a folder with its manifest, and returns the manifest.
 
     Args:
-      below: only files whose paths begin with one of these.
-      outside: no files whose paths begin with one of these.
+      below: prefixes of the paths to compare.
+      outside: prefixes of paths to skip.
 
     Raises:
-      DamagedError: it names what is wrong.
+      DamagedError: a file is missing, was added or has changed; the message names it.
       OSError: a file cannot be read.
     """
     manifest, below, outside = read(folder), tuple(below), tuple(outside)
@@ -128,9 +128,9 @@ def verify(
 
     sealed = {path: entry for path, entry in manifest["files"].items() if covers(path)}
     there = set(filter(covers, storage.files_below(folder))) - {MANIFEST}
-    others = filter(covers, storage.files_below(folder, regular=False))
+    special = filter(covers, storage.files_below(folder, regular=False))
     wrong = [f"{path} is missing" for path in sealed if path not in there]
-    wrong += [f"{path} was added" for path in sorted({*there, *others} - sealed.keys())]
+    wrong += [f"{path} was added" for path in sorted({*there, *special} - sealed.keys())]
     sizes = {path: sealed[path][0] for path in share.of(sealed) if path in there}
     for path, (size, digest) in _hashed(folder, list(sizes), sizes).items():
         if [size, digest] != sealed[path]:
@@ -152,7 +152,7 @@ def _encoded(content: Mapping[str, Any]) -> bytes:
 
 
 def _hashed(folder: str, paths: Sequence[str], sizes: Mapping[str, int] | None = None) -> dict[str, list]:
-    """Returns [bytes, SHA-256] by path; a file that has not the size in `sizes` is not read, and its hash is None."""
+    """Returns [bytes, SHA-256] by path; the hash is None, and the file not read, if its size is not that in `sizes`."""
 
     def entry(path: str) -> list:
         whole = os.path.join(folder, path)

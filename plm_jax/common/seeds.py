@@ -1,4 +1,4 @@
-"""Seeds of random numbers: integers of 64 bits with a sign, all of which count."""
+"""Seeds of random numbers: signed 64-bit integers, all bits of which are used."""
 
 from typing import Annotated
 
@@ -9,7 +9,7 @@ Seed = Annotated[int, RANGE]
 
 
 def unsigned(seed: int) -> int:
-    """Returns the bits of a seed as a number from 0 to 2^64 - 1, equal to the seed where it is not negative.
+    """Returns the bits of a seed as an unsigned integer from 0 to 2^64 - 1, which equals a seed that is not negative.
 
     Raises:
       UserError: the seed is out of range.

@@ -28,12 +28,12 @@ from plm_jax.common.errors import UserError
 # Orbax opens paths with etils, which takes TensorFlow for gs:// wherever it is installed; a training process must not.
 os.environ["EPATH_USE_TF"] = "false"
 
-# A file in a folder that is being written, and the end of the name of a file that is.
+# Name of the file that marks an unfinished folder, and suffix of an unfinished file's name.
 UNFINISHED = ".unfinished"
 _TEMPORARY = r"\.[0-9a-f]{16}\.tmp"
 
-# What stores say of an object that changes when it does, hashes first: a copy has other times. Times come last: an
-# object that was written twice within one of their units keeps them.
+# Fields by which stores show that an object has changed, hashes first because a copy has new times. Times come last
+# because an object that is written twice within one unit of time keeps them.
 _MARKS = (
     *("md5Hash", "crc32c", "content_md5", "ETag", "etag", "generation", "version_id", "VersionId"),
     *("updated", "LastModified", "last_modified", "mtime", "created"),
@@ -255,8 +255,8 @@ def create(path: str, data: bytes) -> None:
 def writing(path: str) -> Iterator[BinaryIO]:
     """A file of any size, to be written piece by piece: it is there at the end, whole, after an error not at all.
 
-    A remote one is uploaded at the end. What a process that was killed while it wrote the same file has left is
-    removed. Raises as `write`.
+    A remote file is uploaded at the end. Temporary files that killed writers of the same file have left are removed.
+    Raises the errors of `write`.
     """
     if is_remote(path):
         with tempfile.TemporaryDirectory() as folder:
@@ -284,19 +284,19 @@ def writing(path: str) -> Iterator[BinaryIO]:
 
 
 def _temporary(path: str) -> BinaryIO:
-    """Opens a new file beside a path, with a lock that tells other processes that its writer lives."""
+    """Opens a new file next to a path, with a lock that shows other processes that its writer is running."""
     while True:
-        # A name that nobody can put a link at before.
+        # An unpredictable name, so that no link can be waiting there.
         file = open(f"{path}.{secrets.token_hex(8)}.tmp", "xb")  # noqa: SIM115
         with contextlib.suppress(OSError):  # Some network disks have no locks.
             fcntl.flock(file, fcntl.LOCK_EX)
-        if _is_at(file.name, file):  # Else another process took it for abandoned before it was locked.
+        if _is_at(file.name, file):  # False if another process removed it as abandoned before it was locked.
             return file
         file.close()
 
 
 def _remove_abandoned(path: str) -> None:
-    """Removes the files that processes which were killed while they wrote a path have left beside it."""
+    """Removes the temporary files that killed writers of a path have left next to it."""
     folder, name = os.path.split(os.path.abspath(path))
     for other in names(folder):
         if re.fullmatch(re.escape(name) + _TEMPORARY, other):
@@ -307,7 +307,7 @@ def _remove_abandoned(path: str) -> None:
 
 
 def check_new_folder(folder: str) -> None:
-    """Refuses a folder for `writing_folder` that has files in it, except those that a killed process has left.
+    """Rejects a folder for `writing_folder` that has files in it, except those that a killed process has left.
 
     Raises:
       UserError: the folder is not empty, or it is a file.
@@ -319,10 +319,10 @@ def check_new_folder(folder: str) -> None:
 
 @contextlib.contextmanager
 def writing_folder(folder: str) -> Iterator[None]:
-    """Marks a new folder as unfinished while its files are written; after an error they are removed again.
+    """Marks a new folder as unfinished while its files are written; after an error, removes them.
 
     Raises:
-      UserError: as `check_new_folder`, or another process of this machine writes in it.
+      UserError: the errors of `check_new_folder`, or another process of this machine is writing the folder.
     """
     was_there = exists(folder)
     check_new_folder(folder)
@@ -343,7 +343,7 @@ def writing_folder(folder: str) -> Iterator[None]:
 
 
 def _locked_marker(folder: str, marker: str) -> BinaryIO:
-    """Opens the mark that a killed process has left, or makes one in an empty folder, and locks it."""
+    """Opens and locks the marker that a killed process has left, or a new one in an empty folder."""
     try:
         if not os.path.exists(marker):
             create(marker, b"")
@@ -360,7 +360,7 @@ def _locked_marker(folder: str, marker: str) -> BinaryIO:
 
 
 def _empty(folder: str) -> None:
-    """Removes everything in a folder except the mark that it is unfinished."""
+    """Removes everything in a folder except its unfinished marker."""
     for name in names(folder):
         if name != UNFINISHED:
             remove(os.path.join(folder, name))
@@ -479,14 +479,13 @@ def glob(pattern: str) -> list[str]:
 
 
 class File(NamedTuple):
-    """A file and what changes with its content.
+    """A file, with the attributes that show whether its content has changed.
 
     Attributes:
-      size: in bytes.
-      modified: time of the last change of its content, in ns, which any program may set. In a bucket a mark of its
-        store's, such as a hash or a generation; "" if the store gives none.
-      changed: time of the last change of its content or its attributes, in ns, which no program can set. In a bucket
-        the same mark.
+      size: size in bytes.
+      modified: modification time in ns, which any program may set. In a bucket, a hash, generation or time from the
+        store, or "" if it provides none.
+      changed: change time (ctime) in ns, which no program can set. In a bucket, the same as `modified`.
     """
 
     path: str

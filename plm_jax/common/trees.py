@@ -109,8 +109,8 @@ def parse(kind: Any, value: Any, where: str) -> Any:
     """`value` as the annotated type `kind`; `where` is what errors call it.
 
     Raises:
-      UserError: an unknown field (the nearest name is given), a missing one, or a value of the wrong type or out of
-        its range.
+      UserError: an unknown field (the message suggests the nearest name), a missing one, or a value of the wrong type
+        or out of range.
     """
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
@@ -144,7 +144,7 @@ def parse(kind: Any, value: Any, where: str) -> Any:
         return value
     if kind is float:
         return _parse_number(kind, value, where, ranges.FINITE)
-    if kind is Any or not isinstance(kind, type):  # Such as a function, in a user's class: it cannot be checked.
+    if kind is Any or not isinstance(kind, type):  # For example a function, which cannot be checked.
         return value
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise UserError(f"{where} is {ranges.shown(value)}: give {_article(kind.__name__)}")
@@ -159,10 +159,10 @@ def _parse_number(kind: type, value: Any, where: str, accepted: ranges.Range) ->
 
 
 def checked(value: Any, where: str) -> Any:
-    """Returns a dataclass that was not parsed from a tree, once its fields are of their types and in their ranges.
+    """Checks the types and ranges of the fields of a dataclass that was not parsed from a tree, and returns it.
 
     Raises:
-      UserError: one is not.
+      UserError: a field has the wrong type or is out of range.
     """
     return parse(type(value), to_dict(value), where)
 

@@ -10,7 +10,7 @@ from plm_jax.config.sources import InputsTargetsSource
 from plm_jax.config.stages import has_inputs_targets, stages, target_length
 from plm_jax.config.training import Stage, Train
 
-# Tokens of a batch: sixteen times those of LLaMA 3.1 405B's largest.
+# Largest number of tokens in a batch: sixteen times the largest of LLaMA 3.1 405B.
 _MOST_TOKENS = 2**28
 
 
@@ -102,7 +102,7 @@ def _mixture(run: Run, stage: Stage) -> None:
 
 
 def _carry(run: Run, stage: Stage) -> None:
-    """Checks that the state of a model is carried over rows that follow each other in the text."""
+    """Rejects a model that carries state from row to row if the rows do not follow each other in the text."""
     layout, rates = run.data.layout, stage.mixture or dict.fromkeys(run.data.sources, 1.0)
     sources = [name for name in run.data.sources if rates.get(name, 0.0) > 0]
     if not layout.goes_on:
@@ -121,7 +121,7 @@ def _carry(run: Run, stage: Stage) -> None:
 
 
 def _tokens(stage: Stage, field: str, rows: int) -> None:
-    """Rejects batches of more tokens than any run has."""
+    """Rejects batches of more than `_MOST_TOKENS` tokens."""
     if rows * stage.length > _MOST_TOKENS:
         raise UserError(
             f"config.{field} is {rows:,} with rows of {stage.length:,} tokens: give at most {_MOST_TOKENS:,} tokens a "

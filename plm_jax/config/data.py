@@ -41,8 +41,8 @@ class Data:
       bad_rows: what `prepare` does with a line of JSONL that is none or lacks what the source asks for, and with text
         that is not UTF-8: stop, or skip and tell them, and stop if they are more than 1 % of a source's rows. A damaged
         file always stops it.
-      validation_fraction: share of groups of rows held out where a source has no validation split; more where these are
-        fewer than 20 rows (up to 10 % of the rows, at least one group). 0: none.
+      validation_fraction: share of the groups of rows that is held out if a source has no validation split. If these
+        groups have fewer than 20 rows, more are added, up to 10 % of the rows; at least one group is held out. 0: none.
       window_tokens: tokens within which examples are shuffled together; windows are shuffled too.
       threads, prefetch: batches made at once, batches made ahead, on each host. Two threads make half as many batches
         as one, since they wait for Python's lock; more than one may pay where the cache is remote and must be fetched.

@@ -15,9 +15,9 @@ _INDENT = "  "
 
 def lines(section: Any) -> Iterator[str]:
     """A section's fields, one a line, as `name = value  # type: what it is`; sections in it are indented."""
-    hints, told = typing.get_type_hints(type(section), include_extras=True), documented(type(section))
+    hints, docs = typing.get_type_hints(type(section), include_extras=True), documented(type(section))
     for f in dataclasses.fields(section):
-        yield from _lines(f.name, getattr(section, f.name), hints[f.name], told.get(f.name, ""))
+        yield from _lines(f.name, getattr(section, f.name), hints[f.name], docs.get(f.name, ""))
 
 
 def _lines(name: str, value: Any, kind: Any, told: str) -> Iterator[str]:

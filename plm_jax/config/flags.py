@@ -53,8 +53,8 @@ class ConfigFlag:
 
         Args:
           may_lack_model: whether its model may be that of a checkpoint to come.
-          replaces_model: whether `transfer.resolve` puts a checkpoint's model in the place of the config's, and checks
-            the result.
+          replaces_model: whether `transfer.resolve` will replace the config's model with a checkpoint's, and check the
+            result.
 
         Raises:
           UserError: there is no flag, no such page, or the page or an override is wrong.

@@ -24,8 +24,8 @@ def from_dict(tree: Any, replaces_model: bool = False) -> Run:
     """Returns the `Run` that a ConfigDict or a JSON tree describes.
 
     Args:
-      replaces_model: whether a checkpoint's model takes the place of the config's. The sections are then not checked
-        against each other.
+      replaces_model: whether a checkpoint's model will replace the config's. The sections are then not checked against
+        each other.
 
     Raises:
       UserError: an unknown field (the nearest name is given), a missing one, or a value of the wrong type.

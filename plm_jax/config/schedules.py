@@ -26,12 +26,12 @@ class Schedule(Role):
     def rate(self, total_steps: int, stages: Sequence[Stage] = ()) -> Callable[[Any], Any]:
         """Returns the learning rate as a function of the number of finished steps; JAX is imported here.
 
-        The training loop calls it on the host before each step, so any Python code will do. It must return one finite
-        number, and the same one for the same step in every process.
+        The training loop calls the function on the host before each step, so it may be any Python code. For a given
+        step it must return the same finite number in every process.
 
         Args:
           total_steps: `train.steps`.
-          stages: the run's, for a schedule that goes by tokens.
+          stages: stages of the run, for schedules that count tokens.
         """
         raise NotImplementedError
 

@@ -82,8 +82,9 @@ class JsonSource(FileSource):
 
     Attributes:
       max_depth: how deep lists and objects of a line may lie in each other; a line with deeper ones is a bad row.
-      group: a field of rows, text or an integer, such as a document's id: rows with the same value are never in both
-        splits where `Data` parts the files. Empty: rows with the same first text, as the questions of a context.
+      group: field that groups rows, a text or an integer, such as a document's id. If the source has no validation
+        split, rows of one group stay in one split. Empty: rows with the same first text are a group, such as the
+        questions of one context.
     """
 
     max_characters: Annotated[int, ranges.Range(1, 2**31 - 1)] = field(default=2**24, kw_only=True)

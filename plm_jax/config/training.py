@@ -123,7 +123,7 @@ class Train:
       steps: how many; where `epochs` are given, their steps are put here when the caches are opened.
       epochs: how often all rows of all sources are read; None: `steps` says how long.
       batch_size: rows of the global batch; `microbatches` divides it, one after another within a step.
-      seed: of the weights, of dropout and of the order and noise of the data: any integer of 64 bits, with a sign.
+      seed: seed of the weights, of dropout, and of the order and noise of the data: any signed 64-bit integer.
       stall_minutes: after so many without a step each host says what it waits for (0: only once a step has taken ten
         times the median, and a second).
       init_from: any checkpoint to take weights from; of them the names that a regular expression in `init_names`
@@ -210,7 +210,7 @@ class Evaluation:
         (0: all that is held out). The whole is the mean of the sources' losses by these rates, which are of rows. Of
         labelled examples all are read.
       select: `SOURCE/METRIC`, of `validation/SOURCE/METRIC`: the weights of the step at which it was best stay in
-        `checkpoints/best`, of several the first one. Whether more or less is better is declared in `common.metrics`.
+        `checkpoints/best`, of several the first one. `common.metrics` declares the direction of each metric.
       tasks: SOURCE or SOURCE:SPLIT, which `evaluate --watch` scores at each checkpoint, with samples of what the model
         writes, in a process beside the run's first one, on the CPU of its host.
       decoding: how the model answers, in `evaluate` and, where nothing else is asked for, in `generate`.

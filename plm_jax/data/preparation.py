@@ -55,9 +55,9 @@ def prepare_if_needed(run: config.Run, arguments: Sequence[str], trained: str = 
 
 
 def changed_caches(run: config.Run, names: Iterable[str]) -> list[str]:
-    """Returns a line for each of these sources' caches that is not of the config's texts and settings.
+    """Returns a line for each of these sources whose cache does not have the texts and settings of the config.
 
-    Prints which ones could not be compared, and why.
+    Prints which caches could not be compared, and why.
 
     Raises:
       UserError: a cache is missing or damaged.

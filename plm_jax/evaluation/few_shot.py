@@ -66,9 +66,9 @@ def evaluate(
       `examples`, how many. Of choices `chance`, the accuracy of guessing, and `chance_low` and `chance_high`, between
       which 95 % of guessers are; where all rows have the same choices `trivial_accuracy`, of the most frequent one. Of
       written answers `trivial_exact_match`. For K shots `K_shots/accuracy`, of scores also `pearson` and `mse`; or
-      `exact_match` and `f1`, of words. Of several seeds they are means, and `K_shots/…_deviation` is that of the first.
-      `K_shots/dropped`: how many examples had no room in the model's context, and `K_shots/cut`, how many questions;
-      both are of one seed, on average.
+      `exact_match` and `f1`, of words. With several seeds they are means, and `K_shots/…_deviation` is the deviation of
+      the first metric. `K_shots/dropped` is the number of examples that did not fit into the model's context, and
+      `K_shots/cut` the number of questions that were cut; both are averages per seed.
 
     Raises:
       UserError: as `prompts.task`; more shots than there are rows; a model that continues no text.

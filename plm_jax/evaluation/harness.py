@@ -50,14 +50,14 @@ def evaluate(
     loaded = _load(TaskManager(include_path=include_path), tasks)
     model = Model(lm, batch_size, show_progress)
     # `simple_evaluate` would also run git and other programs to describe the machine.
-    random.seed(DEFAULT_RANDOM_SEED)  # By which some tasks shuffle their rows, as `simple_evaluate` sets it.
+    random.seed(DEFAULT_RANDOM_SEED)  # As in `simple_evaluate`: some tasks shuffle rows with it.
     np.random.seed(DEFAULT_OTHER_SEED)
     results = lm_eval.evaluate(model, loaded, limit=limit, log_samples=False)["results"]
     return {name: _numbers(metrics) for name, metrics in results.items()}
 
 
 def _load(manager: TaskManager, names: Sequence[str]) -> dict[str, Any]:
-    """Loads tasks and groups with the few-shot examples that `lm_eval.simple_evaluate` draws for them."""
+    """Loads tasks and groups, with the same few-shot examples that `lm_eval.simple_evaluate` draws."""
     tasks = [task for name in names for task in _loaded(manager, name)]
     try:
         loaded = manager.load(tasks)
@@ -93,7 +93,7 @@ def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
 
 
 class Model(LM):
-    """A decoder or an encoder-decoder that answers the requests of lm-eval, which are its `Instance`s."""
+    """lm-eval interface of a decoder or an encoder-decoder; requests are lm-eval's `Instance`s."""
 
     def __init__(self, lm: LanguageModel, batch_size: int = 32, show_progress: bool = True):
         super().__init__()
@@ -103,19 +103,19 @@ class Model(LM):
 
     @property
     def max_length(self) -> int:
-        """Number of tokens that the model reads at once."""
+        """Maximum number of tokens in the model's context."""
         return scoring.context_length(self._lm)
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Returns the log-probability of each continuation after its context, and whether it is the greedy one."""
         rows = [self._row(*request.args) for request in requests]
-        return [tuple(told.score) for told in self._told(rows, disable_tqdm)]
+        return [tuple(scored.score) for scored in self._told(rows, disable_tqdm)]
 
     def _row(self, context: str, continued: str) -> rows_scoring.Row:
-        """Returns the row of a continuation, tokenized as by lm-eval's `hf` model.
+        """Returns the row of a continuation, tokenized as lm-eval's `hf` model does.
 
-        An encoder-decoder answers without the bos that its answers may have begun with in training, and reads bos or
-        eos alone instead of an empty context.
+        An encoder-decoder scores the continuation without the bos that targets may begin with in training. It reads bos
+        or eos alone in place of an empty context.
         """
         if not self._lm.config.has_decoder:
             return self._strategy.continuation_of_text(context, continued)

@@ -65,12 +65,12 @@ def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool 
       special tokens (unk counts as text) nor sentinels, `real_loss`, `real_tokens`, and `unigram_loss`, that of a
       unigram over the targets: it expects text in the share that text has among them, and of text the training split's
       add-one unigram. Causal: `bits_per_byte`, the bits of all targets, ends of documents included, by the UTF-8 bytes
-      of those of them that are text. With sentence pairs: `pair_accuracy`, and `pairs`, how many. Of an ELECTRA all of
-      targets is the generator's, and there are `discriminator_accuracy`, `discriminator_auc`, the area under its ROC
+      of those of them that are text. With sentence pairs: `pair_accuracy`, and `pairs`, their number. Of an ELECTRA all
+      targets are the generator's, and there are `discriminator_accuracy`, `discriminator_auc`, the area under its ROC
       curve (where some tokens are replaced and some are not), and `replaced`, the share of tokens that are, with
-      samples drawn for each batch of `evaluation.batch_size` rows with the same key. Beside the accuracies, as
-      `pair_constant_accuracy` and `discriminator_constant_accuracy`, those of the better constant answer. Where the
-      run's last phase has rows of another LENGTH, the same of these as LENGTH/loss, ….
+      samples drawn for each batch of `evaluation.batch_size` rows with the same key. `pair_constant_accuracy` and
+      `discriminator_constant_accuracy` are the accuracies of the better constant answer. Where the run's last phase has
+      rows of another LENGTH, the same of these as LENGTH/loss, ….
 
     Raises:
       UserError: an unknown source or split, no cache, a cache of another vocabulary than the model's, or a model of

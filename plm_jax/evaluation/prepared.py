@@ -90,10 +90,10 @@ def evaluate_files(
     whole: scoring.Whole,
     found: Callable[[Metrics], None] = lambda metrics: None,
 ) -> Metrics:
-    """Returns the perplexities of files of text by the patterns that match them; as `evaluate`.
+    """Returns the perplexities of files of text by the patterns that match them; otherwise like `evaluate`.
 
     Raises:
-      UserError: as `scoring.evaluate_files`; no pattern matches a file with text.
+      UserError: the errors of `scoring.evaluate_files`, or no pattern matches a file with text.
     """
     return _each(patterns, lambda pattern: scoring.evaluate_files(lm, pattern, whole), found)
 

@@ -96,7 +96,7 @@ def task(run: config.Run | None, given: str) -> Task:
     form, make = getattr(source, "form", None), maker(name, source)
 
     def record(row: rows.Row) -> Record:
-        """The record that `prepare` makes of a row; of one without a text for that, its question."""
+        """Returns the record that `prepare` makes of a row, or one of its question if the row has no text for it."""
         if isinstance(source, config.JsonLines | config.Tfds):
             text = row.fields.get(source.field)
             if not isinstance(text, str):

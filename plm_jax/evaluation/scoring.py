@@ -24,7 +24,7 @@ class Whole(NamedTuple):
     """How whole texts are told.
 
     Attributes:
-      stride: by how many tokens windows are moved; None: by their length.
+      stride: number of tokens by which windows are moved; None for their length.
       limit: only so many of the first texts; None: all.
     """
 
@@ -80,16 +80,16 @@ def evaluate(
 
 
 def evaluate_files(lm: LanguageModel, pattern: str, whole: Whole, show_progress: bool = True) -> dict[str, float]:
-    """Returns the perplexities of the files that a pattern matches, each of which is one text.
+    """Returns the perplexities of the files that a pattern matches. Each file is one text.
 
     Files without text are skipped.
 
     Raises:
-      UserError: no file matches, none has text, a stride as in `windows`, a model as in `tell`.
+      UserError: no file matches or has text, the stride is invalid, or the model does not score texts.
     """
     _check_stride(lm, whole)
     if not lm.strategy.is_masked:
-        _ = lm.strategy.before_all  # Raises for a model that scores no texts, before any is read.
+        _ = lm.strategy.before_all  # Raises before any text is read if the model does not score texts.
     texts = [record.text for record in itertools.islice(files.read(config.TextFiles(pattern)), whole.limit)]
     if not texts:
         raise perplexity.NothingToPredictError(f"the files of '{pattern}' have no text: name others")
@@ -98,7 +98,7 @@ def evaluate_files(lm: LanguageModel, pattern: str, whole: Whole, show_progress:
 
 
 def _check_stride(lm: LanguageModel, whole: Whole) -> None:
-    """Refuses a wrong stride before texts are read."""
+    """Rejects an invalid stride before texts are read."""
     if whole.stride is not None:
         list(windows([0], 0, context_length(lm), whole.stride))
 

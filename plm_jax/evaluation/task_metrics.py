@@ -44,13 +44,13 @@ def evaluate(
     Returns:
       Of prompts what `few_shot.evaluate` does, of whole texts `scoring.evaluate`. Of a source of documents what
       `perplexity.evaluate` does, of labelled examples what `labelled.evaluate` does. Of one of inputs and targets:
-      `examples`, how many; what the task's metric functions give, in the units of `common.metrics`; of
-      those of predictions, with the prefix `most_frequent_`, what they give if the answer is always the one that most
-      of these examples have.
+      `examples`, their number; the metrics of the task's metric functions, in the units of `common.metrics`; and, with
+      the prefix `most_frequent_`, the metrics of predictions if the answer is always the most frequent one of these
+      examples.
 
     Raises:
-      UserError: as `perplexity.evaluate`; a task without metric functions, or one that wants more than targets and
-        predictions or scores; a metric outside the range that is declared for it; a split without examples or labels.
+      UserError: as `perplexity.evaluate`; a task without metric functions, or one that needs more than targets and
+        predictions or scores; a metric outside its declared range; a split without examples or labels.
     """
     if prompted is not None:
         return few_shot.evaluate(lm, run, task, prompted, show_progress)
@@ -88,7 +88,7 @@ def evaluate(
     if any(example.targets == formats.UNKNOWN for example in examples) or all(map(_is_unknown, targets)):
         raise perplexity.NothingToPredictError(f"'{task}' has no labels: name another split")
     answerer = _Answerer(lm, run, examples, task, show_progress)
-    # A function that gives per cent gives 100 for perfect answers: that is known before any answer is decoded.
+    # A function that returns per cent returns 100 for perfect answers, so it is rejected before any answer is decoded.
     perfect = [_processed(found, example, example.targets, is_target=False) for example in examples]
     for of_predictions in found.predict_metric_fns:
         _values(of_predictions, targets, perfect)
@@ -147,12 +147,12 @@ def _is_unknown(target: Any) -> bool:
 
 
 def _values(function: Callable[..., dict[str, Any]], targets: Any, answers: Any, prefix: str = "") -> dict[str, float]:
-    """Returns the finite numbers that a metric function gives; of one answer for all, a correlation is none.
+    """Returns the finite metrics of a metric function; the correlation of a constant answer is not finite.
 
-    T5's own functions give per cent.
+    T5's own functions return per cent, which is converted.
 
     Raises:
-      UserError: a metric lies outside the range that is declared for its name.
+      UserError: a metric is outside the range that is declared for its name.
     """
     is_percent = getattr(function, "func", function).__module__.partition(".")[0] == "t5"
     values = {}
@@ -165,7 +165,7 @@ def _values(function: Callable[..., dict[str, Any]], targets: Any, answers: Any,
         if not declarations.fits(metric, value):
             low, high = metric.range
             raise UserError(
-                f"a metric function gives {name} {value:g}, which is declared as a {metric.unit} from {low:g} to "
+                f"a metric function returns {name} {value:g}, which is declared as a {metric.unit} from {low:g} to "
                 f"{high:g}: return it in this range, or call it another name"
             )
         values[f"{prefix}{name}"] = value

@@ -1,7 +1,7 @@
-"""Tables that compare runs: with trivial baselines, with rivals, and with what a paper reports.
+"""Tables that compare runs with trivial baselines, with rivals and with a paper's figures.
 
-Verdicts are about one metric of a page, its primary one, of which each row is tested against the page's reference
-(`significance`). Everything else is a difference with its 95 % interval.
+Only the primary metric of a page has verdicts: each row is tested against the page's reference (`significance`). Every
+other comparison is a difference with its 95 % interval.
 """
 
 import collections
@@ -30,22 +30,22 @@ NO_DIRECTION = "no verdict: the metric declares no direction"
 OTHER_METRIC = "no verdict: another metric than the paper's"
 TRIVIAL_REFERENCE = "no verdict: the reference does not beat the trivial predictor"
 METHOD = (
-    "Each interval holds by itself with 95 %; shares differ by percentage points. Verdicts are those of Welch's t-test "
-    "of each row against the first over the seeds, with the variance of the test set, corrected by Holm's method over "
+    "Each 95 % interval holds for its own row; shares differ by percentage points. Verdicts come from Welch's t-test "
+    "of each row against the first over the seeds, including the variance of the test set, with Holm's correction over "
     "all rows of the page at 5 %."
 )
-# Sections of a config that decide which targets a language model has: where runs differ in one, their losses do too.
+# Sections of a config that decide the targets of a language model. Runs that differ in one have incomparable losses.
 _TARGETS = ("objective", "data", "vocabulary")
 
 
 class Rivals(NamedTuple):
-    """What a metric of a run is to be judged by.
+    """Rivals of a run, by one metric.
 
     Attributes:
-      run: its name.
+      run: name of the run.
       metric: SOURCE/METRIC.
-      others: by what each is called the name of another run, of which the same metric is taken, another metric of this
-        run, another run's name with another metric, or a figure, in the unit of the metric.
+      others: rivals by their column name: another run (its value of the same metric), another metric of this run, a
+        pair of another run and another metric, or a figure in the unit of the metric.
     """
 
     run: str
@@ -54,15 +54,15 @@ class Rivals(NamedTuple):
 
 
 class Published(NamedTuple):
-    """What a paper reports of one run.
+    """A paper's figures for one run.
 
     Attributes:
-      run: its name.
-      figures: by the paper's name of a metric, as the paper prints it, shares in per cent; what is not among them is
-        not at hand.
-      source: where they stand.
-      setups: by the names of runs the paper's set-up of this one, of those tuned from it, and of what it begins with.
-      averages: by the paper's name of a figure that is a mean the tasks that it is the mean of, as sources are named.
+      run: name of the run.
+      figures: figures by the paper's name of the metric, as printed (shares in per cent). A missing one is shown as
+        "not at hand".
+      source: table and page of the figures.
+      setups: the paper's set-ups by run: of this run, of the runs tuned from it, and of the run that it starts from.
+      averages: for each figure that is a mean, by the paper's name, the names of the sources that it averages.
     """
 
     run: str
@@ -73,28 +73,28 @@ class Published(NamedTuple):
 
 
 class StandIn(NamedTuple):
-    """A metric of ours that is set beside a figure of another metric or of another task, as a demo's is.
+    """A metric of ours that is compared with a paper's figure for another metric or task, as in a demo.
 
-    The paper's differences say nothing of it, so that there is no verdict on their direction.
+    The paper's differences do not predict its differences, so their direction gets no verdict.
 
     Attributes:
-      metric: ours.
+      metric: our metric.
     """
 
     metric: Metric
 
 
 class Beside(NamedTuple):
-    """A run beside what a paper reports of it, by one metric.
+    """Comparison of a run with a paper's figure, by one metric.
 
     Attributes:
-      run: its name.
-      paper: the paper's figure in the unit of ours; None: not at hand.
-      paper_difference: to its figure of the reference run.
-      values: ours, of each seed.
-      difference: of the means, to the reference run's, with its interval; None: one of them is not there.
-      verdict: AGREES, DISAGREES, BETTER, WORSE, NOT_RESOLVED, NOT_RUN, or why there is none; empty of the reference,
-        and of all where the metric is not the page's primary one.
+      run: name of the run.
+      paper: the paper's figure in the unit of our metric; None if it is not at hand.
+      paper_difference: difference to the paper's figure of the reference run.
+      values: our values, one per seed.
+      difference: difference of the means to the reference run, with its interval; None if either run has no values.
+      verdict: AGREES, DISAGREES, BETTER, WORSE, NOT_RESOLVED, NOT_RUN, or the reason for having none; empty for the
+        reference, and if the metric is not the page's primary one.
     """
 
     run: str
@@ -106,10 +106,10 @@ class Beside(NamedTuple):
 
 
 def beside(results: Sequence[dict[str, Any]], rivals: Sequence[Rivals]) -> Lines:
-    """Returns a table of runs beside their rivals: figures, and by how much they are better, with 95 % intervals.
+    """Returns a table of runs and their rivals: the figures, and the gain over each rival with its 95 % interval.
 
     Args:
-      results: as of `table`; what has none yet is left blank.
+      results: as in `table`; cells without results are blank.
     """
     names = list(dict.fromkeys(name for rival in rivals for name in rival.others))
     better = f"better by {INTERVAL}"
@@ -128,7 +128,7 @@ def beside(results: Sequence[dict[str, Any]], rivals: Sequence[Rivals]) -> Lines
 
 
 def _rival(results: Sequence[dict[str, Any]], rival: Rivals, other: str | tuple[str, str] | float | None) -> Sample:
-    """Returns the results that a run is compared with; without values where there are none."""
+    """Returns the results of a rival, without values if there are none."""
     if isinstance(other, tuple):
         return _sample(_rows_of(results, other[0]), other[1])
     if isinstance(other, str):
@@ -138,7 +138,7 @@ def _rival(results: Sequence[dict[str, Any]], rival: Rivals, other: str | tuple[
 
 
 def _gain(sample: Sample, other: Sample, metric: declarations.Metric | None, is_figure: bool) -> Difference:
-    """Returns the difference of a sample to another one, or to its only figure, turned so that more is better."""
+    """Returns the difference to another sample, or to a single figure, with its sign set so that more is better."""
     against = {"target": other.values[0]} if is_figure else {"reference": other}
     difference = significance.difference(sample, **against)
     if metric is None or metric.sign >= 0:
@@ -148,31 +148,31 @@ def _gain(sample: Sample, other: Sample, metric: declarations.Metric | None, is_
 
 
 def _rows_of(results: Sequence[dict[str, Any]], run: str) -> list[Mapping[str, float]]:
-    """Returns the metrics of a run with each seed."""
+    """Returns the metrics of a run, one mapping per seed."""
     return [result["metrics"] for result in results if result["name"] == run]
 
 
 def _value(metrics: Mapping[str, float], metric: Metric) -> float | None:
-    """Returns a metric; None: it is missing, or one of those that it is the mean of."""
+    """Returns the value of a metric, or None if it or a part of a mean is missing."""
     if isinstance(metric, str):
         return metrics.get(metric)
-    values = [_value(metrics, of) for of in metric]
+    values = [_value(metrics, part) for part in metric]
     return None if None in values else statistics.fmean(values)
 
 
 def _weights(metric: Metric, weight: float = 1.0) -> Iterator[tuple[str, float]]:
-    """Yields the metrics that a metric is the mean of, with their weights."""
+    """Yields the metrics that a mean consists of, with their weights."""
     if isinstance(metric, str):
         yield metric, weight
         return
-    for of in metric:
-        yield from _weights(of, weight / len(metric))
+    for part in metric:
+        yield from _weights(part, weight / len(metric))
 
 
 def _declared(metric: Metric) -> declarations.Metric | None:
-    """Returns the declaration of a metric, of a mean that of its parts; None: one has none, or they do not agree.
+    """Returns the declaration of a metric or of the parts of a mean, or None if a part has none or they disagree.
 
-    The mean of fractions and correlations, as GLUE's, is a correlation.
+    A mean of fractions and correlations, such as GLUE's, is a correlation.
     """
     parts = [declarations.declared(name) for name, _ in _weights(metric)]
     if None in parts or len({(part.is_share or part.unit, part.better) for part in parts}) > 1:
@@ -181,17 +181,17 @@ def _declared(metric: Metric) -> declarations.Metric | None:
 
 
 def _sample(rows: Sequence[Mapping[str, float]], metric: Metric) -> Sample:
-    """Returns a metric of a run with each seed that has it."""
+    """Returns the values of a metric over the seeds that have it."""
     rows = [row for row in rows if _value(row, metric) is not None]
-    # What one seed computes as x and another as 1 - (1 - x) is equal.
+    # Rounded, so that values that one seed computes as x and another as 1 - (1 - x) are equal.
     values = [float(f"{_value(row, metric):.12g}") for row in rows]
     return Sample(values, _test_variance(rows, metric) if rows else None)
 
 
 def _test_variance(rows: Sequence[Mapping[str, float]], metric: Metric) -> float | None:
-    """Returns the variance of a metric over test sets of the size of its own; None: that size is not known.
+    """Returns an upper bound of a metric's variance over test sets of this size, or None if the size is unknown.
 
-    Metrics of one source are of the same rows and may vary together; those of several sources do not.
+    Metrics of one source share its rows and may be fully correlated; different sources are independent.
     """
     deviations: collections.Counter[str] = collections.Counter()
     for name, weight in _weights(metric):
@@ -205,19 +205,19 @@ def _test_variance(rows: Sequence[Mapping[str, float]], metric: Metric) -> float
 
 
 def _num_rows(metrics: Mapping[str, float], name: str, declared: declarations.Metric | None) -> float | None:
-    """Returns the number of test rows of a metric: the first count of its declaration that stands next to it."""
+    """Returns the number of test rows of a metric: the first of its declared counts that is reported next to it."""
     keys = (f"{group}/{count}" for group in _groups(name) for count in (declared.rows if declared else ()))
     return next((metrics[key] for key in keys if metrics.get(key, 0) > 0), None)
 
 
 def _groups(name: str) -> list[str]:
-    """Returns the prefixes of related figures, the nearest first: `a/5_shots` and `a` for `a/5_shots/accuracy`."""
+    """Returns the prefixes of related figures, nearest first: `a/5_shots` and `a` for `a/5_shots/accuracy`."""
     parts = name.split("/")[:-1]
     return ["/".join(parts[:n]) for n in range(len(parts), 0, -1)]
 
 
 def _trivial(metrics: Mapping[str, float], name: str) -> float | None:
-    """Returns the metric of a predictor that looks at no input; None: there is none."""
+    """Returns the metric of a predictor that ignores the input, or None if there is none."""
     declared = declarations.declared(name)
     for group in _groups(name):
         near = {key.removeprefix(f"{group}/"): value for key, value in metrics.items() if key.startswith(f"{group}/")}
@@ -228,9 +228,9 @@ def _trivial(metrics: Mapping[str, float], name: str) -> float | None:
 
 
 def _beats_trivial(rows: Sequence[Mapping[str, float]], metric: Metric, sign: int) -> bool:
-    """Whether a run beats the trivial predictor beyond its 95 % interval; true where there is no such predictor.
+    """Whether the 95 % interval of a run's gain over the trivial predictor is above 0; True without such a predictor.
 
-    A language model's metric without such a predictor stands next to `real_loss`, which decides then.
+    For a language model's metric without a predictor, the `real_loss` next to it decides.
     """
     rows = [row for row in rows if _value(row, metric) is not None]
     if isinstance(metric, str) and _trivial(rows[0], metric) is None:
@@ -273,15 +273,15 @@ def beside_paper(
     metric: Metric | StandIn,
     is_primary: bool = True,
 ) -> list[Beside]:
-    """Returns each run beside what a paper reports of it by a metric; the first of those published is the reference.
+    """Compares runs with a paper's figures by one metric. The first published run is the reference.
 
-    What a run NAME-… has reached counts for NAME. Where nothing is published each run is a row.
+    Results of a run NAME-… count for NAME. If nothing is published, each run is a row.
 
     Args:
-      results: as of `table`, with each run's `seed`.
+      results: as in `table`, with the `seed` of each run.
       name: the paper's name of the metric.
-      metric: ours.
-      is_primary: whether rows are tested, by `significance`, and have verdicts.
+      metric: our metric.
+      is_primary: whether rows are tested and have verdicts.
     """
     published = published or [Published(run, {}, "") for run in dict.fromkeys(result["name"] for result in results)]
     if not published:
@@ -316,7 +316,7 @@ def _paper(row: Published, name: str, declared: declarations.Metric | None) -> f
 
 
 def _directions(base: Sample, samples: Sequence[Sample], declared: declarations.Metric | None) -> list[int]:
-    """Returns 1 for a row that is better than the reference beyond noise, -1 for one that is worse, else 0."""
+    """Returns, for each row, 1 if it is better than the reference beyond noise, -1 if it is worse, else 0."""
     rejected = significance.holm(significance.p_values(base, samples))
     directions = []
     for sample, is_beyond in zip(samples, rejected, strict=True):
@@ -326,7 +326,7 @@ def _directions(base: Sample, samples: Sequence[Sample], declared: declarations.
 
 
 def _verdict(of_paper: float | None, direction: int) -> str:
-    """Returns the verdict on a row of this direction; `of_paper` is the paper's gain, above 0 where it is better."""
+    """Returns the verdict on a row with this direction; `of_paper` is the paper's gain, positive if it is better."""
     if not direction:
         return NOT_RESOLVED
     if not of_paper:
@@ -336,13 +336,13 @@ def _verdict(of_paper: float | None, direction: int) -> str:
 
 
 def default_comparison(results: Sequence[dict[str, Any]]) -> dict[str, Metric]:
-    """Returns the metric by which runs are compared where their sweep's file does not say, as `compared`.
+    """Returns the `compared` of a sweep whose file does not define it: one metric, or none.
 
-    All runs have this metric, and its direction is declared: the first with a trivial predictor, or else the first.
-    Where runs differ in what they predict, it is none of a language model. Without such a metric nothing is compared.
+    The metric is one that all runs have and whose direction is declared: the first with a trivial predictor, or else
+    the first. If runs differ in their targets, metrics of language models are left out.
 
     Args:
-      results: as of `table`, each with its `overrides`.
+      results: as in `table`, each with its `overrides`.
     """
     finished = [result["metrics"] for result in results if result["metrics"]]
     if len({result["name"] for result in results if result["metrics"]}) < 2:
@@ -366,12 +366,12 @@ def papers(
     compared: Mapping[str, Metric | StandIn],
     name: str | None = None,
 ) -> Lines:
-    """Returns a table of runs beside what a paper reports of them.
+    """Returns a table of runs and a paper's figures for them.
 
     Args:
-      compared: by the paper's name of a metric ours that is set beside it; the first is the page's primary metric, and
-        only its rows have verdicts.
-      name: the one of these names that the table is of; None: all, with a column that names them.
+      compared: our metrics by the paper's names of the metrics that they are compared with. The first is the page's
+        primary metric, and only its rows have verdicts.
+      name: key of `compared` to show; None shows all, with a column for the metric.
     """
     head = ["Run"] if name is not None else ["Metric", "Run"]
     has_paper = any(other in row.figures for row in published for other in (compared if name is None else [name]))
@@ -397,36 +397,36 @@ def papers(
 
 
 def ours_of(metric: Metric | StandIn) -> Metric:
-    """Returns the metric of ours that is set beside a paper's."""
+    """Returns our metric of a comparison."""
     return metric.metric if isinstance(metric, StandIn) else metric
 
 
 def to_json(metric: Metric | StandIn) -> Any:
-    """Returns a metric that is compared as a sweep's folder stores it."""
+    """Returns a compared metric in the form that a sweep's folder stores."""
     return {"stand_in": metric.metric} if isinstance(metric, StandIn) else metric
 
 
 def title(name: str, metric: Metric | StandIn) -> str:
     """Returns the name of a comparison."""
     ours = said(ours_of(metric))
-    return ours if ours == name else f"{name} beside our {ours}"
+    return ours if ours == name else f"{name} vs. our {ours}"
 
 
 def _readable(metric: declarations.Metric | None, *samples: Sequence[float]) -> declarations.Metric | None:
-    """Returns the declaration by which values are shown: none where they are not in its range."""
+    """Returns the declaration by which values are formatted, or None if any is out of its range."""
     fits = metric is not None and all(declarations.fits(metric, value) for values in samples for value in values)
     return metric if fits else None
 
 
 def table(results: Sequence[dict[str, Any]]) -> Lines:
-    """A table of what runs reach; a figure of several seeds is their mean ± sample standard deviation.
+    """Returns a table of the metrics of runs; a figure of several seeds is their mean ± sample standard deviation.
 
-    Of a task whose metrics have a trivial predictor those are shown, with by how much they beat it and its 95 %
-    interval, of another all.
+    If metrics of a task have a trivial predictor, only these are shown, with their gain over it and its 95 % interval.
+    For other tasks all metrics are shown.
 
     Args:
-      results: of each run `name`, `error` (None if there is none), `minutes`, and `metrics`, TASK/METRIC to figure;
-        without error and metrics it is still to be run. Runs of one name are one run of several seeds.
+      results: for each run `name`, `error` (or None), `minutes`, and `metrics` (TASK/METRIC to figure). A run without
+        error and metrics has not finished yet. Runs with the same name are seeds of one run.
     """
     lines = [_HEAD]
     for name in dict.fromkeys(result["name"] for result in results):
@@ -450,22 +450,22 @@ def markdown(lines: Lines) -> str:
 
 
 def _rows(metrics: Sequence[Mapping[str, float]]) -> list[tuple[str, str, str, str]]:
-    """Metric, value, trivial predictor's, and by how much it is beaten.
+    """Returns the metric, its value, the trivial predictor's value and the gain over it, for each row of a run.
 
     Args:
-      metrics: those of each seed.
+      metrics: metrics of each seed.
     """
     rows = []
-    names = [name for name in metrics[0] if all(name in found for found in metrics)]
+    names = [name for name in metrics[0] if all(name in of_seed for of_seed in metrics)]
     for task in dict.fromkeys(name.rpartition("/")[0] for name in names):
-        own = [name for name in names if name.rpartition("/")[0] == task]
-        judged = [name for name in own if _is_judged(metrics[0], name)]
-        for name in judged or own:
-            declared, values = declarations.declared(name), [found[name] for found in metrics]
+        of_task = [name for name in names if name.rpartition("/")[0] == task]
+        judged = [name for name in of_task if _is_judged(metrics[0], name)]
+        for name in judged or of_task:
+            declared, values = declarations.declared(name), [of_seed[name] for of_seed in metrics]
             if not judged:
                 rows.append((name, figure(values, _readable(declared, values)), "", ""))
                 continue
-            trivial = [_trivial(found, name) for found in metrics]
+            trivial = [_trivial(of_seed, name) for of_seed in metrics]
             shown = _readable(declared, values, trivial)
             # Rounded, since of two equal accuracies one may be 1 - x.
             gains = [round(declared.sign * (value - bar), 9) for value, bar in zip(values, trivial, strict=True)]
@@ -481,12 +481,12 @@ def _is_judged(metrics: Mapping[str, float], name: str) -> bool:
 
 
 def figure(values: Sequence[float], metric: declarations.Metric | None = None) -> str:
-    """Formats a mean, of several values with their sample standard deviation; shares in per cent."""
+    """Formats the mean of values, with their sample standard deviation if there are several; shares in per cent."""
     return declarations.shown_seeds(metric, values)
 
 
 def signed(difference: Difference, metric: declarations.Metric | None = None) -> str:
-    """Formats a difference with its sign and its interval, if it has one; of shares in percentage points."""
+    """Formats a difference with its sign and its interval, if it has one; shares differ in percentage points."""
     scale = 100 if metric is not None and metric.is_share else 1
     digits = 2 if scale == 100 else 3
     mean, low, high = (None if value is None else f"{scale * value:+,.{digits}f}" for value in difference)

@@ -229,7 +229,7 @@ class Slurm:
           UserError: it is not there, or it fails.
         """
         try:
-            # Jobs inherit the environment, and begin with the program of a user's shell.
+            # Jobs inherit this environment, and start with a program from the user's shell.
             finished = subprocess.run(
                 command,
                 cwd=_ROOT,

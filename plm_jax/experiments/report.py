@@ -63,8 +63,8 @@ class Sweep:
       base: the config of which its runs are changes, {} where it is not noted.
       rivals: beside which runs are judged.
       published: what a paper reports of runs.
-      compared: by the paper's name of a metric ours; the first is the page's primary metric.
-      setups: a table of what runs have otherwise than the paper states, see `setups.table`.
+      compared: our metrics by the paper's names; the first is the page's primary metric.
+      setups: table of the settings that differ from the paper's, from `setups.table`.
     """
 
     name: str
@@ -259,7 +259,9 @@ def read_sweep(workdir: str, prefix: str = "") -> Sweep:
         try:
             metrics.declare(name, metric)
         except UserError as error:
-            raise UserError(f"{path}: {error} (another sweep of this report declares it): report them apart") from error
+            raise UserError(
+                f"{path}: {error}, or report it separately from sweeps that declare it differently"
+            ) from error
     return Sweep(_base(workdir), prefix, results, base, rivals, published, compared, stated)
 
 

@@ -39,7 +39,7 @@ class Card(NamedTuple):
 
     @property
     def units(self) -> dict[str, str]:
-        """By its label the unit of each choice."""
+        """Units of the choices, by label."""
         percent = {label: scale(keys[0]) == 100 and not self.unit for label, keys in self.choices.items()}
         return {label: "%" if is_percent else self.unit for label, is_percent in percent.items()}
 
@@ -117,7 +117,7 @@ def drawn(runs: Sequence[RunLog], shown: Sequence[Card]) -> dict[str, Any]:
 
 
 def scale(key: str) -> int:
-    """The factor by which a figure is drawn: shares are in per cent."""
+    """Returns the factor by which a figure is multiplied for drawing: 100 for shares, else 1."""
     metric = metrics.declared(key.removeprefix(EVALUATION))
     return 100 if metric is not None and metric.is_share else 1
 

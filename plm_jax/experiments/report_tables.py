@@ -29,7 +29,7 @@ _VERDICTS = {comparison.AGREES: "agrees", comparison.DISAGREES: "disagrees", com
 
 
 def papers(sweep: Sweep, runs: Sequence[RunLog]) -> str:
-    """The runs of a sweep beside its reference and what a paper reports of them; nothing where nothing is compared."""
+    """Returns tables of a sweep's runs, its reference and a paper's figures; empty if nothing is compared."""
     marks = _marks(runs, sweep.prefix)
     told, verdicts = "", []
     for name, metric in sweep.compared.items():
@@ -56,11 +56,11 @@ def papers(sweep: Sweep, runs: Sequence[RunLog]) -> str:
 
 
 def setups(sweep: Sweep) -> str:
-    """Returns what the runs of a sweep have otherwise than the paper states, empty if there is nothing."""
+    """Returns a table of the settings of a sweep's runs that differ from the paper's; empty if there are none."""
     if not sweep.setups:
         return ""
-    told = "Settings of these runs that differ from the paper's, or that the paper does not state."
-    return f'<p class="note">{told}</p>{_grid(sweep.setups, {})}'
+    note = "Settings of these runs that differ from the paper's, or that the paper does not state."
+    return f'<p class="note">{note}</p>{_grid(sweep.setups, {})}'
 
 
 def overview(runs: Sequence[RunLog]) -> str:

@@ -1,4 +1,4 @@
-"""Results of runs that differ in their seeds alone."""
+"""Results of runs that differ only in their seeds."""
 
 import os
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from plm_jax.training.telemetry import read_lines
 
 
 def lines(workdirs: Sequence[str]) -> list[str]:
-    """Returns a line per metric of the runs' last validations: its mean, its deviation and each value."""
+    """Returns a line for each metric of the runs' last validations: mean, standard deviation and values."""
     last = [_last(workdir) for workdir in workdirs]
     names = [name for name in last[0] if all(name in row for row in last) and not _is_all_of(name, last[0])]
     return [_line(name, [row[name] for row in last]) for name in names] or ["nothing was validated"]

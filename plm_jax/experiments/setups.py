@@ -1,4 +1,4 @@
-"""Set-ups that papers state for their experiments, and how the configs of our runs differ from them."""
+"""Set-ups that papers state for their experiments, and their differences from the configs of our runs."""
 
 import dataclasses
 import enum
@@ -12,25 +12,25 @@ from plm_jax.config import schedules
 
 
 class NotStated(enum.Enum):
-    """The type of NOT_STATED, a value that a paper does not state."""
+    """Type of NOT_STATED, which marks a value that a paper does not state."""
 
     NOT_STATED = "not stated"
 
 
 NOT_STATED = NotStated.NOT_STATED
-# The head of the table of what differs from papers.
+# Head of the table of differences from papers.
 SETUP_HEAD = ("Run", "Setting", "Stated", "Here", "Reason", "Set-up stated in")
 
 
 class BestOf(NamedTuple):
-    """Values among which a paper chose on development data."""
+    """Values from which a paper chose the best on development data."""
 
     values: tuple[float, ...]
 
 
 # A number, a description where the paper has no number, or NOT_STATED.
 Stated = float | str | BestOf | NotStated
-# Numbers and names by their dotted paths in a section of a config, such as `noise.kind`.
+# Fields of a section of a config by dotted path, such as `noise.kind`.
 Section = Mapping[str, Any] | NotStated
 
 
@@ -39,19 +39,19 @@ class Setup:
     """The set-up of an experiment as a paper states it.
 
     Attributes:
-      source: the sections, tables and pages that state it.
-      objective: `kind` and other fields of `config.objective`; of a run on text-to-text examples alone `kind` is
+      source: sections, tables and pages that state the set-up.
+      objective: `kind` and other fields of `config.objective`. For a run on text-to-text examples only, `kind` is
         `inputs_targets`.
-      sources: names of the sources that are read; None where the paper's own are not compared.
-      batch_size: rows; with phases of different sizes (until, rows) of each.
-      steps: number of updates; a run has either this or `epochs`.
-      learning_rate: the highest rate.
-      warmup: steps, or a share of all steps.
-      length: tokens of a row; with phases of different lengths (until, tokens) of each.
-      model: fields of `config.model`; not compared where a run takes its model from a checkpoint.
+      sources: names of the sources that are read; None if sources are not compared.
+      batch_size: number of rows; if phases differ, (until, rows) for each phase.
+      steps: number of updates; a run has either `steps` or `epochs`.
+      learning_rate: peak learning rate.
+      warmup: number of steps, or share of all steps.
+      length: number of tokens in a row; if phases differ, (until, tokens) for each phase.
+      model: fields of `config.model`, not compared if the model comes from a checkpoint.
       rows: fields of `config.data.layout` and `config.data.inputs_targets`.
-      reasons: by the name of a value, such as `steps` or `objective.rate`: why the config differs from the paper, or,
-        where the paper does not state the value, where the config's comes from.
+      reasons: reasons by the name of a value, such as `steps` or `objective.rate`: why the config differs from the
+        paper, or, if the paper does not state the value, the origin of the config's value.
     """
 
     source: str
@@ -74,13 +74,13 @@ class Setup:
 
 
 class Difference(NamedTuple):
-    """A value of a config that is not the paper's, or that the paper does not state.
+    """A value of a config that differs from the paper's, or that the paper does not state.
 
     Attributes:
-      name: its name, such as `steps` or `objective.rate`.
+      name: name of the value, such as `steps` or `objective.rate`.
       paper: the paper's value.
-      ours: the config's value; None where the config has none.
-      reason: the reason given for it, empty if there is none.
+      ours: the config's value; None if it has none.
+      reason: reason from `Setup.reasons`, or empty.
     """
 
     name: str
@@ -105,21 +105,21 @@ def differences(setup: Setup, run: config.Run) -> list[Difference]:
 
 
 def _stated(setup: Setup, run: config.Run) -> dict[str, Any]:
-    """Returns the values that a config is compared with, by their names."""
-    found: dict[str, Any] = {}
+    """Returns the values of a set-up that a config is compared with, by name."""
+    stated: dict[str, Any] = {}
     sections = ("objective", "rows") if run.model.stands_in else ("objective", "rows", "model")
     for name in sections:
         section = getattr(setup, name)
         if section is NOT_STATED:
-            found[name] = NOT_STATED
+            stated[name] = NOT_STATED
         else:
-            found |= {f"{name}.{path}": value for path, value in section.items()}
+            stated |= {f"{name}.{path}": value for path, value in section.items()}
     if setup.sources is not None:
-        found["sources"] = tuple(sorted(setup.sources))
+        stated["sources"] = tuple(sorted(setup.sources))
     length = "steps" if run.train.epochs is None else "epochs"
     lengths = [name for name in ("steps", "epochs") if name == length or getattr(setup, name) is not NOT_STATED]
     names = ("batch_size", *lengths, "learning_rate", "warmup", "length")
-    return found | {name: getattr(setup, name) for name in names}
+    return stated | {name: getattr(setup, name) for name in names}
 
 
 def _values(run: config.Run) -> dict[str, Any]:
@@ -142,7 +142,7 @@ def _values(run: config.Run) -> dict[str, Any]:
 
 
 def _at(tree: Mapping[str, Any], path: str) -> Any:
-    """Returns the value at a dotted path of a tree, of a whole section its kind; None if there is none."""
+    """Returns the value at a dotted path of a tree: the kind for a whole section, None if there is none."""
     value: Any = tree
     for name in path.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
@@ -150,7 +150,7 @@ def _at(tree: Mapping[str, Any], path: str) -> Any:
 
 
 def _by_phase(run: config.Run, name: str) -> Any:
-    """Returns the batch size or length of a run; (until, value) of each phase where phases differ."""
+    """Returns the batch size or length of a run, or (until, value) for each phase if phases differ."""
     values = [
         getattr(run.data if name == "length" else run.train, name)
         if getattr(phase, name) is None
@@ -163,8 +163,8 @@ def _by_phase(run: config.Run, name: str) -> Any:
 
 
 def _peak(schedule: config.Schedule) -> float | None:
-    """Returns the highest learning rate; None for a kind of schedule that is not of this package."""
-    # Not evaluated: that takes JAX, which would claim the devices for the process that only starts runs.
+    """Returns the peak learning rate, or None for a user's kind of schedule."""
+    # The schedule is not evaluated: that needs JAX, which would claim the devices for a process that only starts runs.
     if isinstance(schedule, schedules.RampedSchedule):
         return schedule.learning_rate
     if isinstance(schedule, schedules.RsqrtSchedule | schedules.RsqrtWarmupSchedule):
@@ -173,7 +173,7 @@ def _peak(schedule: config.Schedule) -> float | None:
 
 
 def _warmup(schedule: config.Schedule) -> float:
-    """Returns the warm-up of a schedule: an integer number of steps, or a share as a float."""
+    """Returns the warm-up of a schedule: an integer number of steps, or a share of all steps as a float."""
     return getattr(schedule, "warmup_fraction", 0.0) or getattr(schedule, "warmup_steps", 0)
 
 
@@ -187,16 +187,16 @@ def _is_same(paper: Any, ours: Any) -> bool:
 
 
 def _with_tuples(value: Any) -> Any:
-    """Returns a value with tuples in place of lists, which `config.to_dict` and JSON write for tuples."""
+    """Converts lists to tuples, which `config.to_dict` and JSON write as lists."""
     return tuple(map(_with_tuples, value)) if type(value) in (tuple, list) else value
 
 
 def table(runs: Mapping[str, config.Run], setups: Mapping[str, Setup]) -> list[tuple[str, ...]]:
-    """Returns a table of what differs from the papers, SETUP_HEAD first; runs with the same difference share a row.
+    """Returns a table of the differences from the papers, SETUP_HEAD first; runs with the same difference share a row.
 
     Args:
-      runs: resolved configs by the names of their runs.
-      setups: by the names of runs.
+      runs: resolved configs by run name.
+      setups: set-ups by run name.
     """
     merged: dict[tuple[str, ...], list[str]] = {}
     for name, setup in setups.items():
@@ -227,10 +227,10 @@ def _text(value: Any) -> str:
 
 
 def of_run(name: str, pretraining: Setup, tuning: Mapping[str, Setup]) -> dict[str, Setup]:
-    """Returns by their names the set-ups of a run and of those tuned from it, given by the ends of names (`-mnli`)."""
+    """Returns the set-ups of a run and the runs tuned from it by name; keys of `tuning` are suffixes, as in `-mnli`."""
     return {name: pretraining} | {f"{name}{end}": setup for end, setup in tuning.items()}
 
 
 def by_run(published: Sequence[Any]) -> dict[str, Setup]:
-    """Returns the set-ups of `comparison.Published` by the names of runs."""
+    """Returns the set-ups of the given `comparison.Published` by run name."""
     return {run: setup for row in published for run, setup in row.setups.items()}

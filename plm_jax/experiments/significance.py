@@ -1,14 +1,14 @@
-"""Tests of the rows of a page against its reference, by their results with each seed.
+"""Tests of the rows of a page against its reference, from their results with each seed.
 
-A row is tested against the reference by Welch's t-test, and the tests of a page are corrected by Holm's method, so that
-with nothing true at most one page in twenty shows a difference. Two more variances make a test with three seeds
-careful:
+Each row is tested against the reference by Welch's t-test, and the tests of a page are corrected by Holm's method. If
+no row truly differs, at most one page in twenty shows a difference. Two further variances make tests with three seeds
+conservative:
 
-- The test set. It is a sample, too, and one that all seeds share. A mean over n rows of numbers in [low, high] has at
-  most the variance (mean - low)(high - mean) / n; of accuracies that is the binomial one. It is added to each side.
-  Both sides read the same rows, so the sum is more than the difference varies.
-- The spread of the page. Three seeds may agree by chance, and discrete values often do. The variance of a row counts
-  at least the upper quartile of the variances of all rows of the page.
+- Test set: it is a sample that all seeds share. The mean over n rows of numbers in [low, high] has a variance of at
+  most (mean - low)(high - mean) / n, which is the binomial variance for accuracies. It is added for each run. Both runs
+  read the same rows, so their difference varies less than the sum.
+- Spread of the page: three seeds may agree by chance, and discrete values often do. The variance of a row is at least
+  the upper quartile of the variances of all rows of the page.
 """
 
 import math
@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special
 
-# Probability that a page on which nothing is true has a verdict; 1 - LEVEL is the confidence of an interval.
+# Largest probability that a page without true differences has a verdict; 1 - LEVEL is the confidence of an interval.
 LEVEL = 0.05
 
 
@@ -27,8 +27,8 @@ class Sample(NamedTuple):
     """Results of one run.
 
     Attributes:
-      values: the metric with each seed.
-      test_variance: the variance of a value over test sets of this size; None: unknown.
+      values: value of the metric with each seed.
+      test_variance: variance of a value over test sets of this size; None if it is unknown.
     """
 
     values: Sequence[float]
@@ -36,7 +36,7 @@ class Sample(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """A difference of means with its 95 % interval; None: too few seeds, or no spread that could be measured."""
+    """A difference of means with the limits of its 95 % interval; None if there are too few seeds or no spread."""
 
     mean: float
     low: float | None = None
@@ -44,10 +44,10 @@ class Difference(NamedTuple):
 
 
 def bounded_variance(mean: float, limits: tuple[float, float], rows: float) -> float:
-    """Returns the greatest variance of a mean over `rows` independent numbers between two limits.
+    """Returns the largest possible variance of a mean over `rows` independent numbers between two limits.
 
-    The mean is drawn to the middle by two rows, one at each limit (Agresti and Caffo 2000): a perfect score on 40 rows
-    is no proof of perfection.
+    Two rows, one at each limit, are added (Agresti and Caffo 2000), so that a perfect score on 40 rows has a variance
+    above 0.
     """
     low, high = limits
     share = (rows * (mean - low) / (high - low) + 1) / (rows + 2)
@@ -55,7 +55,7 @@ def bounded_variance(mean: float, limits: tuple[float, float], rows: float) -> f
 
 
 def difference(values: Sample, reference: Sample | None = None, target: float = 0.0) -> Difference:
-    """Returns how far the mean of a sample is from that of a reference, or from `target`, with Welch's interval."""
+    """Returns the difference of a sample's mean to that of a reference, or to `target`, with Welch's interval."""
     samples = [values] if reference is None else [values, reference]
     mean = statistics.fmean(values.values) - (target if reference is None else statistics.fmean(reference.values))
     if any(len(sample.values) < 2 for sample in samples):
@@ -69,10 +69,9 @@ def difference(values: Sample, reference: Sample | None = None, target: float = 
 
 
 def p_values(reference: Sample, rows: Sequence[Sample]) -> list[float | None]:
-    """Returns the two-sided p-value of each row against the reference; None: it cannot be tested.
+    """Returns the two-sided p-value of each row against the reference, or None for a row that cannot be tested.
 
-    That is so with fewer than two seeds, where neither seeds nor test rows show any spread, and where a value is no
-    number.
+    A row cannot be tested with fewer than two seeds, without any spread over seeds or test rows, or if a value is NaN.
     """
     counted = [sample for sample in (reference, *rows) if len(sample.values) > 1]
     spreads = [_variance(sample.values) for sample in counted]
@@ -87,12 +86,12 @@ def p_values(reference: Sample, rows: Sequence[Sample]) -> list[float | None]:
         error, freedom = _error(seeds, pair)
         gain = abs(statistics.fmean(row.values) - statistics.fmean(reference.values))
         value = 2 * float(special.stdtr(freedom, -gain / error)) if error else math.nan
-        tests.append(None if math.isnan(value) else value)  # A diverged run has no test.
+        tests.append(None if math.isnan(value) else value)  # A diverged run is not tested.
     return tests
 
 
 def holm(values: Sequence[float | None], level: float = LEVEL) -> list[bool]:
-    """Returns which hypotheses Holm's step-down method rejects; None is no test, and is not counted."""
+    """Returns whether Holm's step-down method rejects each hypothesis; None is not a test and is not counted."""
     order = sorted((i for i, value in enumerate(values) if value is not None), key=lambda i: values[i])
     rejected = [False] * len(values)
     for rank, i in enumerate(order):
@@ -103,17 +102,17 @@ def holm(values: Sequence[float | None], level: float = LEVEL) -> list[bool]:
 
 
 def _variance(values: Sequence[float]) -> float:
-    """The sample variance, exactly 0 of equal values."""
+    """Returns the sample variance, exactly 0 for equal values."""
     return float(np.var(values, ddof=1)) if min(values) < max(values) else 0.0
 
 
 def _error(seeds: Sequence[float], samples: Sequence[Sample]) -> tuple[float, float]:
     """Returns the standard error of a difference and its degrees of freedom (Welch and Satterthwaite).
 
-    The variance of the test set counts as known.
+    The variance of the test set is treated as known.
 
     Args:
-      seeds: the variance of each sample's mean over its seeds.
+      seeds: variance of the mean of each sample, over its seeds.
     """
     total = sum(seeds) + sum(sample.test_variance or 0.0 for sample in samples)
     if not total:

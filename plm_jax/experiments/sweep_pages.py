@@ -12,18 +12,18 @@ may have, too,
 
     evaluations()  pairs: the name of a run, and flags of a further `evaluate` of it, {"tasks": "sentiment",
                  "shots": (0, 5)}, whose figures are then among its own
-    rivals()     a list of `comparison.Rivals`, beside which runs are told in a second table
-    compared     by its name, or a paper's, a metric TASK/METRIC, or several of which the mean is: a third table, of
-                 each run against the first. Only the first of these metrics is tested. By default it is one that all
-                 runs have, see `comparison.default_comparison`; {} compares nothing
-    published()  a list of `comparison.Published`, what a paper reports of runs, which that table then has, too; the
-                 first is the reference, and what runs NAME-… have reached counts for NAME. A metric that is another
-                 one than the paper's is a `comparison.StandIn`
+    rivals()     a list of `comparison.Rivals` for a second table, of runs and their rivals
+    compared     metrics for a third table, of each run against the first: TASK/METRIC, or several of them for their
+                 mean, by name or by a paper's name. Only the first is tested. The default is a metric that all runs
+                 have (`comparison.default_comparison`); {} compares nothing
+    published()  a list of `comparison.Published`, a paper's figures, which the third table then includes. The first is
+                 the reference, and results of runs NAME-… count for NAME. A metric other than the paper's is a
+                 `comparison.StandIn`
 
 A page for several sizes, `--sweep=FILE.py:SIZE`, takes the size in each function, and its base is one, too:
 `base(size)`, `overrides(size)`, `evaluations(size)`, `rivals(size)`, `compared(size)`, with the size for which there is
-no colon as their default. `published()` is of all sizes: runs that only another one has are left out. Only runs of the
-default size are compared with the paper's set-ups.
+no colon as their default. `published()` covers all sizes: runs that this size does not have are left out. Only runs of
+the default size are compared with the paper's set-ups.
 """
 
 import dataclasses
@@ -171,8 +171,8 @@ def others(path: str, runs: Collection[str]) -> dict[str, Any]:
     """What a sweep's file compares its runs with; `runs` are their names.
 
     Returns:
-      `base`, its config; `rivals`, `published`, `compared`: as the file has them, nothing by default; `compared` is
-      None where it has none.
+      `base`, the config; `rivals`, `published` and `compared` as the file defines them, empty by default; `compared` is
+      None if the file does not define it.
 
     Raises:
       UserError: one names another run, or is none.
@@ -213,7 +213,7 @@ def others(path: str, runs: Collection[str]) -> dict[str, Any]:
 
 
 def _default_size(sweep: pages.Page) -> Any:
-    """The size for which a page is read where none is given; None if it takes no size."""
+    """Returns the default size of a page, or None if it takes no size."""
     parameters = inspect.signature(sweep.module.overrides).parameters.values()
     return next((parameter.default for parameter in parameters), None)
 

@@ -1,7 +1,7 @@
-"""Files of a Hugging Face directory that conversions copy unchanged, for `transformers` to read the same from a copy.
+"""Files of a Hugging Face directory that conversions copy unchanged, so that `transformers` reads them as before.
 
-They hold more than the settings and the vocabulary: added tokens, special tokens around texts, the chat template,
-settings of generation, and fields of `config.json` that have no counterpart here.
+They contain more than the settings and the vocabulary: added tokens, special tokens around texts, the chat template,
+generation settings, and fields of `config.json` that have no counterpart in this package.
 """
 
 import os
@@ -24,10 +24,10 @@ _TOKENIZER = (
 
 
 def find(directory: str | os.PathLike[str], family: Family) -> dict[str, str]:
-    """Returns the paths of the files that a copy of a directory keeps, by name; `directory` may be what `copy` wrote.
+    """Returns the paths of the files to copy, by name; `directory` may itself be a copy.
 
-    A tokenizer is among them if there is a `tokenizer.json`. Without one, `vocabulary_files.write` makes one from the
-    vocabulary's own file, which `transformers` does not always read as the vocabulary defines it.
+    The files of a tokenizer are included if there is a `tokenizer.json`. Without it, `vocabulary_files.write` makes one
+    from the vocabulary's own file, which `transformers` does not always read as the vocabulary defines it.
     """
     present, names = set(storage.names(os.fspath(directory))), {CONFIG, GENERATION}
     if tokenizer_json.NAME in present:
@@ -43,10 +43,10 @@ def copy(hub_files: Mapping[str, str], folder: str) -> None:
 
 
 def config_of(hub_files: Mapping[str, str]) -> dict[str, Any] | None:
-    """Returns the original `config.json`; None for a model from elsewhere."""
+    """Returns the original `config.json`, or None for a model that is not from Hugging Face."""
     return files.read_json(hub_files[CONFIG]) if CONFIG in hub_files else None
 
 
 def has_tokenizer(hub_files: Mapping[str, str]) -> bool:
-    """Whether the files include a tokenizer's."""
+    """Whether the files include a tokenizer."""
     return tokenizer_json.NAME in hub_files

@@ -23,7 +23,8 @@ from plm_jax.hub.pretrained import Pretrained, float32
 from plm_jax.models import settings
 
 SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
-# The ids around texts and between documents, as in `Pretrained`; `transformers` leaves these to its tokenizers.
+# Special ids around texts and between documents (fields of `Pretrained.special_ids`) that only tokenizers of
+# `transformers` have.
 FRAME = ("begins_with_bos", "begins_with", "ends_with", "separator_token_id")
 START_ID = "decoder_start_token_id"
 

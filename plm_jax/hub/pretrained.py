@@ -23,17 +23,17 @@ class Pretrained:
       params: its parameters: arrays, or `files.InFiles`, which are read when they are asked for.
       special_ids: `NAME_token_id` for the names of `common.special_ids` (an integer, of `eos` perhaps several),
         `decoder_start_token_id`, `sentinels` (how many), `lowercase` (whether WordPiece or SentencePiece drops case
-        and accents), `begins_with_bos` (whether every text does) or `begins_with` (the ids that it does), `ends_with`
-        (the ids that every text ends with), `separator_token_id` (what stands between a decoder's documents), as far as
-        they are known.
+        and accents), `begins_with_bos` (whether every text does) or `begins_with` (the ids that every text begins
+        with), `ends_with` (the ids that every text ends with), `separator_token_id` (the id between a decoder's
+        documents), as far as they are known.
       vocabulary: a spec for `vocabularies.load`; None where there are no files for one.
       family: the model_type of the Hugging Face family that it was read as; None: it was read as none.
       run: the whole config of the run that trained it; None for a model from elsewhere.
       workdir: the run's directory; None for a model that is in none.
       step: the checkpoint's step; None for a model from elsewhere.
       vocabulary_id: of the vocabulary that it was trained with, where that is recorded.
-      hub_files: paths of the files of the Hugging Face directory that it came from, by name, which `hub.hub_files`
-        copies unchanged into others; empty for a model from elsewhere.
+      hub_files: paths by name of the files of its Hugging Face directory that `hub.hub_files` copies unchanged into
+        others; empty for a model that is not from Hugging Face.
     """
 
     model: settings.Transformer

@@ -74,7 +74,7 @@ def _content(token: Any) -> str | None:
 
 
 def frame(tree: Mapping[str, Any]) -> dict[str, list[int]]:
-    """Returns the ids that a `tokenizer.json` puts before and after a text, as special ids of `Pretrained`."""
+    """Returns the ids that a `tokenizer.json` adds before and after a text, as special ids of `Pretrained`."""
     processor = tree.get("post_processor") or {}
     before, after = [], []
     for part in processor.get("processors", [processor]):

@@ -89,7 +89,7 @@ class Model(Role):
 
     @property
     def has_carry(self) -> bool:
-        """Whether it has a state that a loss carries from batch to batch."""
+        """Whether the model has recurrent state that a loss carries from batch to batch."""
         if type(self).new_carry is Model.new_carry:
             return False
         return bool(jax.tree.leaves(jax.eval_shape(lambda: self.new_carry(1))))

@@ -165,9 +165,9 @@ class Stack(nn.Module):
 
 
 def apart(params: Mapping[str, Any]) -> dict[str, Any]:
-    """A model's parameters with those of each block of its stacks in a tree of its own, for calls with a cache.
+    """Returns a model's parameters with a separate tree for each block of its stacks, for calls with a cache.
 
-    Stacks with leaves that some layers lack stay as they are.
+    Stacks with leaves that some layers lack are unchanged.
     """
 
     def of(name, value):

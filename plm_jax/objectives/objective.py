@@ -32,8 +32,8 @@ class Objective(Role):
       marks_spans: whether each target tells its span: `target_left`, `target_right`, `target_offsets`.
       is_likelihood: whether each token of a text that has one before it is a target once and is told from these alone,
         so that the loss of a text counts its bits.
-      carries_state: whether its loss carries the state of a model that has one from a row to the same row of the next
-        batch. False: each row begins with a fresh state.
+      carries_state: whether its loss carries the model's recurrent state, if it has one, from a row to the same row of
+        the next batch. False: each row begins with a fresh state.
       example_rows: a class of `objectives.examples`, how examples with inputs and targets become rows beside its own;
         None: they do not.
       duplicates: how many draws each row has, an epoch each, after which they come again; 0: a new one every time.

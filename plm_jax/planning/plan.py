@@ -151,7 +151,7 @@ def _count(run: config.Run) -> int:
 
 
 def step_inputs(program: Program, stage: config.Stage) -> tuple[Any, ...]:
-    """Returns what a stage's step takes, of the state and the global batch their shapes, types and shardings."""
+    """Returns the inputs of a stage's step; the state and the global batch are shapes, types and shardings only."""
 
     def placed(row):
         shape = (stage.batch_size, *row.shape[1:])

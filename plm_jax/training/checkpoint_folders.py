@@ -93,16 +93,16 @@ def read_meta(checkpoint: epath.Path) -> dict[str, Any]:
 
 
 def checked(checkpoint: epath.Path, below: Sequence[str] = ("",), outside: Sequence[str] = ()) -> dict[str, Any]:
-    """Returns the `meta` of a checkpoint after it has compared the checkpoint's files with its manifest.
+    """Compares the files of a checkpoint with its manifest, and returns its `meta`.
 
-    Each process of a job reads the files that it wrote. A checkpoint in a run directory must be that run's.
+    Each process of a job reads the files that it wrote. A checkpoint in a run directory must belong to that run.
 
     Args:
-      below: only files whose paths in the checkpoint begin with one of these, and `meta`.
-      outside: no files whose paths begin with one of these.
+      below: prefixes of the paths to compare; `meta` is always compared.
+      outside: prefixes of paths to skip.
 
     Raises:
-      UserError: it is damaged or another run's, or the format is unknown.
+      UserError: the checkpoint is damaged, belongs to another run or has an unknown format.
     """
     with progress.doing(f"verifying {checkpoint}"):
         manifest = manifest_of(checkpoint, (*below, "meta/"), outside)
@@ -118,13 +118,13 @@ def checked(checkpoint: epath.Path, below: Sequence[str] = ("",), outside: Seque
 
 
 def manifest_of(checkpoint: epath.Path, below: Sequence[str] = (), outside: Sequence[str] = ()) -> dict[str, Any]:
-    """Returns the manifest of a checkpoint after it has compared some of the checkpoint's files with it.
+    """Compares some files of a checkpoint with its manifest, and returns the manifest.
 
     Args:
-      below, outside: the files, as in `checked`.
+      below, outside: prefixes of paths, as in `checked`.
 
     Raises:
-      UserError: they are not as they were saved, or the manifest is damaged.
+      UserError: a file is not as it was saved, or the manifest is damaged.
     """
     try:
         manifest = sealing.verify(str(checkpoint), below, share(), outside)
@@ -175,7 +175,9 @@ def newest_good(directory: epath.Path, refuse: bool) -> Good | None:
 
 
 def checked_everywhere(checkpoint: epath.Path) -> tuple[dict[str, Any], None] | tuple[None, sealing.DamagedError]:
-    """Returns the `meta` of a checkpoint, or why it is damaged; all processes of a job call it, and agree.
+    """Returns the `meta` of a checkpoint, or the reason why it is damaged.
+
+    All processes of a job call it. They agree on whether the checkpoint is damaged.
 
     Raises:
       UserError: the format is unknown.
@@ -191,9 +193,10 @@ def checked_everywhere(checkpoint: epath.Path) -> tuple[dict[str, Any], None] | 
 
 
 def find_best(directory: epath.Path) -> epath.Path | None:
-    """Returns the folder of the best weights, None where there is none; all processes of a job call it, and agree.
+    """Returns the folder of the best weights, or None; all processes of a job call it, with the same result.
 
-    Where a save was cut off between its two renames, `clear` gives the weights before it their name again.
+    After a save that was interrupted between its two renames, this is the folder of the previous weights, which `clear`
+    renames back.
     """
     names = [name for name in (BEST, BEST + REMOVED) if (directory / name).exists()]
     name = broadcast(names[:1])
@@ -208,7 +211,7 @@ def anywhere(here: bool) -> bool:
 
 
 def broadcast(value: Any) -> Any:
-    """Returns the value that the job's first process calls it with, which JSON must be able to hold."""
+    """Returns the value of the job's first process in every process; the value must be serializable as JSON."""
     if jax.process_count() == 1:
         return value
     data = np.frombuffer(json.dumps(value).encode("utf-8"), np.uint8)

@@ -5,7 +5,7 @@ A converted directory is what weights are kept and passed on as, whatever they c
     config.json        format, model, special ids, vocabulary; of a run its config, step and vocabulary id
     model.safetensors  the parameters under our own paths, layers stacked; or shards of it with an index
     vocabulary/        the vocabulary's files
-    huggingface/       of a model from Hugging Face the files that a copy for it keeps unchanged
+    huggingface/       for a model from Hugging Face, its files that conversions copy unchanged
     manifest.json      the hash of every file, written last (`common.sealing`)
 
 Safetensors and not Orbax, because it is read and written one tensor at a time with nothing but seeks, so from a bucket
@@ -57,7 +57,7 @@ def opened(path: str | os.PathLike[str] | tuple[str, str]) -> Iterator[Pretraine
 
 @contextlib.contextmanager
 def _opened(path: str | os.PathLike[str] | tuple[str, str], unverified: Sequence[str] = ()) -> Iterator[Pretrained]:
-    """As `opened`; of a converted directory files whose names begin with one of `unverified` are not hashed."""
+    """Like `opened`, but does not hash files of a converted directory whose names begin with one of `unverified`."""
     if isinstance(path, tuple):
         yield elmo.read(*map(storage.absolute, map(os.fspath, path)))
         return
@@ -193,7 +193,7 @@ def _begins_with(run: config.Run) -> dict[str, Any]:
 
 
 def _frame(run: config.Run, ids: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the ids around texts and between documents, as special ids: directories without a run keep these."""
+    """Returns the special ids around texts and between documents, for directories that are saved without the run."""
     before, after = model_text.frame(run.model, ids, run)
     frame = {"ends_with": after} | ({} if before == model_text.begins_with(ids) else {"begins_with": before})
     if run.model.architecture != "decoder":
@@ -202,8 +202,8 @@ def _frame(run: config.Run, ids: Mapping[str, Any]) -> dict[str, Any]:
     if vocabulary.eos is not None:
         frame["separator_token_id"] = vocabulary.eos
     if isinstance(run.objective, objectives.Labelled) and vocabulary.pad is None:
-        # A classifier of `transformers` reads the last token of a row that is not padding. Since a row ends with a
-        # mark, any other special token can be the padding.
+        # A classifier of `transformers` reads the last token of a row that is not padding. Any special token except the
+        # one that ends a row can be the padding.
         marks = (vocabulary.eos, vocabulary.bos, vocabulary.sep, vocabulary.unk)
         usable = [mark for mark in marks if mark not in (None, after[-1])]
         frame |= {"pad_token_id": usable[0]} if usable else {}
@@ -219,7 +219,7 @@ def _moved(spec: str, folder: str) -> str:
 def _write(directory: str, pretrained: Pretrained) -> None:
     vocabulary = pretrained.vocabulary
     vocabulary_files = files.contents(vocabulary or "")
-    kept_files = {name: storage.read(path) for name, path in pretrained.hub_files.items()}  # Maybe of this directory.
+    kept_files = {name: storage.read(path) for name, path in pretrained.hub_files.items()}  # May be of `directory`.
     for name in (sealing.MANIFEST, CONFIG, "vocabulary", HUB_FOLDER):
         storage.remove(os.path.join(directory, name))
     files.write(directory, {path: files.Content.of(leaf) for path, leaf in pretrained.flat().items()})

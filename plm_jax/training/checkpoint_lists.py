@@ -16,10 +16,11 @@ class Entry(NamedTuple):
     """A checkpoint.
 
     Attributes:
-      sealed: when it was, in seconds since 1970; None: unknown.
-      size, files: how many bytes and files it has.
-      selected: of the best weights the metric and its value.
-      damage: why it cannot be used; None: it can, as far as was checked.
+      sealed: time when it was sealed, in seconds since 1970; None if unknown.
+      size: number of bytes.
+      files: number of files.
+      selected: metric and value of the best weights, empty for other checkpoints.
+      damage: reason why it cannot be used; None if no damage was found.
     """
 
     name: str
@@ -32,10 +33,10 @@ class Entry(NamedTuple):
 
 
 def entries(path: str, verify: bool) -> list[Entry]:
-    """Returns the checkpoints of a run directory, or the one at a path; `verify` compares all files with the manifests.
+    """Returns the checkpoints of a run directory, or the one at a path; `verify` compares their files with manifests.
 
     Raises:
-      UserError: there are none.
+      UserError: there are no checkpoints.
     """
     one = folders.absolute(path)
     if (one / "params").exists():
@@ -68,7 +69,7 @@ def _entry(checkpoint: epath.Path, verify: bool) -> Entry:
 
 
 def listed(found: Sequence[Entry]) -> str:
-    """Returns a line for each checkpoint: step, size, when it was sealed, and the value of the best weights."""
+    """Returns a line for each checkpoint: step, size, time of sealing, and the value of the best weights."""
     lines = []
     for entry in found:
         cells = [f"{entry.name:>10}"]

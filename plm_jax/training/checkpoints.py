@@ -2,7 +2,7 @@
 
 A checkpoint holds `params` alone, so that a reader of weights need not know the optimizer; `training` (the rest of the
 train state); `meta`: format, step, config, the identities of run, vocabulary and caches, the stages as they were read
-and the next example, phase, mesh, versions, which weights were best so far; and the manifest of all its files
+and the next example, phase, mesh, versions, the history of best weights; and the manifest of all its files
 (`common.sealing`).
 """
 
@@ -46,7 +46,12 @@ class Checkpoints:
     """
 
     def __init__(self, workdir: str, settings: config.Checkpoint, base: int = 0, run_id: str | None = None):
-        """`base` is as of `folders.retained`, `run_id` the identity of the run, which each checkpoint records."""
+        """Opens the checkpoints of a run.
+
+        Args:
+          base: as in `folders.retained`.
+          run_id: identity of the run, which each checkpoint records.
+        """
         self.directory = folders.of_run(workdir)
         self._settings, self._base, self._run_id = settings, base, run_id
         self._is_remote = storage.is_remote(str(self.directory))
@@ -72,7 +77,7 @@ class Checkpoints:
         self._begin(str(step), step, meta, params=state.params, training=_rest(state))
 
     def save_best(self, step: int, params: Any, meta: dict[str, Any]) -> bool:
-        """Replaces the best weights so far and waits for it; returns whether that succeeded. `meta` as of `save`."""
+        """Replaces the saved best weights and waits for the save; returns whether it succeeded. `meta` as in `save`."""
         with progress.doing("writing the best checkpoint"):
             self.wait()
             before, self._failure = self._failure, None
@@ -209,7 +214,7 @@ def load_params(path: str) -> Loaded:
 def _loaded(checkpoint: epath.Path, hold: Any) -> Loaded:
     meta = folders.checked(checkpoint, outside=["training/"])
     run = config.from_saved(meta["config"], meta.get("modules"))
-    # A checkpointer would log that `params` has no metadata of a whole checkpoint.
+    # A checkpointer would log that `params` lacks the metadata of a checkpoint.
     with _damage_named(checkpoint), contextlib.closing(ocp.StandardCheckpointHandler()) as handler:
         tree = handler.metadata(checkpoint / "params").tree
 

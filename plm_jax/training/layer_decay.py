@@ -27,7 +27,7 @@ def factors(model: Model, decay: float, params: Any) -> Any:
 
 
 def _layers_above(names: list[str], leaf: Any, stacks: dict[str, Stack]) -> Any:
-    """Of a leaf n + 2 - d, of one that holds layers an array of them [rows, 1, …], for those that it covers."""
+    """Returns the exponent n + 2 - d of a leaf; for a stacked leaf, one per covered layer as an array [rows, 1, …]."""
     name = "/".join(names)
     for at, stack in stacks.items():
         if not name.startswith(f"{at}/"):

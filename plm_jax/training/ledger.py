@@ -115,7 +115,7 @@ class Ledger:
             with self._lock:
                 waited = self._at - began
                 busy = min(waited, max(0.0, self._running.until(self._at) - began))
-                # Not a difference of sums, whose rounding could make it less than it was before.
+                # A difference of sums could decrease because of rounding.
                 self._seconds["data"] = before + (waited - busy)
                 self._seconds["steps"] += busy
             yield batch

@@ -85,9 +85,9 @@ def with_ids(section: config.Vocabulary, ids: Mapping[str, int]) -> config.Vocab
 
 
 def frame(model: Model, ids: Mapping[str, Any], run: config.Run | None) -> tuple[list[int], list[int]]:
-    """Returns the ids before and after a text, as the model was trained to see one; `ids` as `Pretrained.special_ids`.
+    """Returns the ids before and after a text that the model was trained with; `ids` is a `Pretrained.special_ids`.
 
-    If these do not contain what ends a text, the marks are those of the run, or else of published models.
+    If `ids` has no `ends_with`, they are those of the run, or else of published models.
     """
     if "ends_with" in ids:
         return begins_with(ids), list(ids["ends_with"])
@@ -127,8 +127,8 @@ def begins_with(ids: Mapping[str, Any]) -> list[int]:
 
 
 def tokenizer(pretrained: Pretrained) -> tokenizer_json.Tokenizer | None:
-    """The files that give a model's ids in Hugging Face's libraries; None: the model has no vocabulary, or it brings
-    its tokenizer's files along.
+    """Returns the files with which Hugging Face's libraries produce a model's ids; None if the model has no vocabulary,
+    or already has a tokenizer's files.
 
     Special tokens are around texts as they were in training; in those of a pair a single mark stands between the
     two, of RoBERTa and BART two, as in the originals.

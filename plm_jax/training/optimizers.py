@@ -17,22 +17,22 @@ from plm_jax.config.optimizers import Adafactor, Adagrad, AdamW, Lamb, Optimizer
 from plm_jax.models.protocol import Model
 from plm_jax.training import layer_decay, trainable
 
-# By the fields of `_Factored` the axes of a matrix that they lack; of a square one the shapes do not tell.
+# Axes that the fields of `_Factored` lack; the shapes of a square matrix would be ambiguous.
 _ABSENT = {"rows": (-1,), "columns": (-2,)}
 
 
 def build(
     optimizer: Optimizer, part: trainable.Part = trainable.ALL, model: Model | None = None
 ) -> optax.GradientTransformationExtraArgs:
-    """An optimizer as an optax transformation.
+    """Returns an optimizer as an optax transformation.
 
-    Its `update(grads, state, params, learning_rate=…, grad_norm=None)` takes the learning rate of this update, and the
-    gradients' global norm where the caller has it. The optimizer's own transformations get both, too, if they accept
-    further arguments.
+    Its `update(grads, state, params, learning_rate=…, grad_norm=None)` needs the learning rate of this update, and
+    accepts the global norm of the gradients if the caller has it. Both are passed to those of the optimizer's own
+    transformations that accept extra arguments.
 
     Args:
-      part: of the parameters; gradients and updates are trees of it alone, and so is the state.
-      model: whose parameters they are; a `layer_decay` goes by its stacks.
+      part: the trained part of the parameters; gradients, updates and the state are trees of this part.
+      model: model of the parameters, whose stacks `layer_decay` needs.
     """
     whole = optax.chain(
         _clip(optimizer.clip_norm) if optimizer.clip_norm else optax.identity(),
@@ -63,10 +63,11 @@ def _array(leaf):
 
 
 def _boxed(state, params):
-    """An optimizer's state with the logical axes of the parameters, if they are boxed with them.
+    """Returns an optimizer's state, boxed with the logical axes of the parameters if the parameters are boxed.
 
-    A leaf belongs to the parameter whose path its own path ends with, up to fields. Of the parameter's shape it has the
-    same axes; of one axis less, the others; any other leaf has none, and lies whole on each device.
+    A leaf belongs to the parameter whose path is a suffix of the leaf's path (dict keys only). A leaf with the shape of
+    the parameter gets its axes, and one whose shape lacks one axis gets the other axes. Any other leaf has no axes and
+    is replicated on every device.
     """
     boxes = {tuple(entry.key for entry in path): leaf for path, leaf in _leaves_with_path(params) if _is_boxed(leaf)}
 
@@ -90,12 +91,12 @@ def _leaves_with_path(params):
 
 
 def _without(items: tuple, axis: int) -> tuple:
-    """All but one of the items, by a negative axis."""
+    """Returns the items without the one at a negative index."""
     return (*items[:axis], *items[axis:][1:])
 
 
 def _scale_by_learning_rate() -> optax.GradientTransformationExtraArgs:
-    """As `optax.scale_by_learning_rate`, which counts steps, with the rate of a step as an argument."""
+    """Like `optax.scale_by_learning_rate`, but with the rate as an argument of `update`; counts steps."""
 
     def update(updates, state, params=None, *, learning_rate, **_):
         del params
@@ -110,13 +111,13 @@ def _scale_by_learning_rate() -> optax.GradientTransformationExtraArgs:
 
 
 def later(state, steps: jax.Array | int):
-    """A state of `build` with so many more finished steps."""
+    """Returns a state of `build` with `steps` further finished steps."""
     *others, schedule = state
     return (*others, schedule._replace(count=schedule.count + steps))  # A buffer of its own: steps give theirs up.
 
 
 def unless_skipped(taken: jax.Array, new, old):
-    """A state of `build` after an update if it is `taken`, else as before it, but for the number of steps."""
+    """Returns the new state of `build` if an update is `taken`, else the old one with the new number of steps."""
 
     def choose(new, old):
         return new if isinstance(new, optax.ScaleByScheduleState) else jnp.where(taken, new, old)

@@ -18,7 +18,7 @@ class Past(NamedTuple):
     Attributes:
       run: its config.
       stages: what it had read up to a checkpoint near the step, and from there on what the config says.
-      made_by: what computed it: `versions`, `mesh`, `devices` and users' `modules`, as far as that was noted.
+      made_by: `versions`, `mesh`, `devices` and users' `modules` that computed it, as far as they were recorded.
       saved: the steps of the finished checkpoints, ascending.
       rows: those of metrics.jsonl, by step.
     """

@@ -53,7 +53,7 @@ class Program:
           devices: all by default.
           stages: those of the config by default.
           first_step: from where on they are to be trained.
-          rate: the learning rate by step, any function; by default the schedule's over these stages.
+          rate: function from the step to the learning rate; the schedule's over these stages by default.
 
         Raises:
           UserError: the devices or the batch do not fit the mesh; the model lacks a head that the loss needs.
@@ -123,9 +123,10 @@ class Program:
         return registry.build(model, jnp.dtype(self.run.precision.compute))
 
     def _init(self, key: jax.Array) -> states.TrainState:
-        """A fresh state, parameters, the optimizer's copies of them and the carry boxed with their logical axes.
+        """Returns a fresh state, whose parameters, their optimizer state and the carry are boxed with logical axes.
 
-        `key` has the words of the run's key.
+        Args:
+          key: words of the run's key.
         """
         root = keys.wrapped(key, self.run.train.prng)
         return self._around(states.init_params(self.model(), root), self.batch_size, self.optimizer)
@@ -164,7 +165,7 @@ class Program:
         return optimizers.later(fresh, step)
 
     def _make(self, make, *arguments: np.ndarray):
-        """The boxed tree that `make(*arguments)` gives, unboxed and laid out."""
+        """Returns the boxed tree that `make(*arguments)` returns, unboxed and sharded over the mesh."""
         rules = self.run.mesh.rules
         like = meshes.stored(jax.eval_shape(make, *arguments), self.mesh, rules)
         shardings = jax.tree.map(lambda leaf: leaf.sharding, like)
@@ -187,18 +188,18 @@ class Program:
         return losses.get(objective.loss, **objective.loss_settings, **options)
 
     def inputs(self, step: int) -> tuple[np.ndarray, np.float32]:
-        """Returns what a compiled step takes besides state and batch: the run's key and the learning rate.
+        """Returns the inputs of a compiled step other than state and batch: the run's key and the learning rate.
 
         Args:
           step: number of finished steps.
 
         Raises:
-          UserError: the schedule gives no finite number.
+          UserError: the schedule does not return a finite number.
         """
         return self._key, schedules.at(self.rate, step)
 
     def stage_step(self, stage: config.Stage):
-        """The jitted train step of a stage: `(state, batch, *inputs(step)) → (state, metrics)`."""
+        """Returns the jitted train step of a stage: `(state, batch, *inputs(step)) → (state, metrics)`."""
         train, model = self.run.train, self.model(stage.dropout)
         step = steps.train_step(
             self.loss(z_loss=train.z_loss, label_smoothing=train.label_smoothing),

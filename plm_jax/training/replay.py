@@ -130,7 +130,7 @@ def _same(value: float, other: float, tolerance: float = 0.0) -> bool:
 
 
 def _differences(made_by: dict[str, Any], trainer: Trainer) -> list[str]:
-    """What of devices, mesh, versions and users' code is other than where a step was computed."""
+    """Returns the differences in devices, mesh, versions and users' code from those that computed a step."""
     code = users.changed(made_by.get("modules", {}), trainer.run)
     here = {"devices": run_directory.devices(), "mesh": dict(trainer.mesh.shape), "versions": run_directory.versions()}
     unknown = [f"{name} of then are not noted" for name in here if name not in made_by]

@@ -39,12 +39,12 @@ def read(workdir: str) -> dict[str, Any] | None:
 
 
 def new_id() -> str:
-    """Returns an identity that no other run has."""
+    """Returns a random identity for a run."""
     return secrets.token_hex(8)
 
 
 def read_id(workdir: str) -> str | None:
-    """Returns the identity of the run in a directory, None where its config.json has none."""
+    """Returns the identity of the run in a directory, or None if its config.json has none."""
     try:
         run_id = json.loads(storage.read(os.path.join(workdir, "config.json")))["run_id"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -58,8 +58,8 @@ def write(
     """Writes config.json and the vocabulary.
 
     Args:
-      run_id: the identity of the run, which each of its checkpoints records.
-      history: a `start` for each time that the run began or went on.
+      run_id: identity of the run, which each of its checkpoints records.
+      history: a `start` for each time that the run was started or resumed.
     """
     described = {
         "run_id": run_id,

@@ -1,7 +1,7 @@
-"""Learning rates by step: the rate of the update that follows a number of finished steps.
+"""Learning rates by the number of finished steps.
 
-`config.schedules` has the settings and describes each kind; `stages` are a run's. Rates are computed on the host, in
-float32, and passed to the compiled step as a number, so that another schedule compiles nothing.
+`config.schedules` has the settings and describes each kind; `stages` are those of the run. Rates are computed on the
+host, in float32, and passed to the compiled step as a number, so a change of schedule does not recompile it.
 """
 
 import contextlib
@@ -29,14 +29,13 @@ Rate = Callable[[Any], Any]
 def at(rate: Rate, step: int) -> np.float32:
     """Returns the learning rate after `step` finished steps.
 
-    A rate that computes with JAX does so on the host's CPU, where it does not wait for the step that an accelerator is
-    at.
+    A rate that uses JAX runs on the host's CPU, so that it does not wait for the accelerator's current step.
 
     Args:
-      rate: any function of the step, which it gets as a NumPy integer.
+      rate: any function of the step, which is a NumPy integer.
 
     Raises:
-      UserError: it returns no finite number.
+      UserError: the rate does not return a finite number.
     """
     with _on_host(), np.errstate(all="ignore"):
         value = rate(np.int64(step))
@@ -45,14 +44,14 @@ def at(rate: Rate, step: int) -> np.float32:
         except (TypeError, ValueError):
             number = np.float32(np.nan)
     if not np.isfinite(number):
-        raise UserError(f"config.schedule gives {value} as the rate of step {step + 1}: return a finite number")
+        raise UserError(f"config.schedule returns {value} as the rate of step {step + 1}: return a finite number")
     return number
 
 
 def _on_host() -> contextlib.AbstractContextManager:
     try:
         return jax.default_device(jax.local_devices(backend="cpu")[0])
-    except RuntimeError:  # JAX_PLATFORMS leaves the CPU out.
+    except RuntimeError:  # JAX_PLATFORMS does not include the CPU.
         return contextlib.nullcontext()
 
 

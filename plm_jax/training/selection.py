@@ -1,8 +1,8 @@
 """The best weights of a run by `evaluation.select`, in `checkpoints/best`.
 
-Every checkpoint of the run, `best` too, records the step and the value of each best so far. A run that goes on from a
-checkpoint therefore knows which weights `best` must hold. Where `best` is damaged, missing or another one, the best
-value so far counts all the same, so that worse weights never replace better ones that were lost.
+Every checkpoint of the run, `best` included, records the step and value of each new best. A run that resumes from a
+checkpoint therefore knows which weights `best` must contain. If `best` is damaged, missing or has other weights, the
+best recorded value still counts, so that worse weights never replace better ones that were lost.
 """
 
 import math
@@ -19,17 +19,17 @@ from plm_jax.training.checkpoints import Checkpoints
 from plm_jax.training.resume import Resumed
 from plm_jax.training.validation import Validation
 
-# The step and the value of each best so far, the last one the best of all; JSON makes lists of its pairs.
+# Step and value of each new best, in order; the last one is the best. JSON turns the pairs into lists.
 History = Sequence[Sequence[float]]
 
 
 class Start(NamedTuple):
-    """The best weights where a run begins or goes on.
+    """State of the best weights when a run starts or resumes.
 
     Attributes:
-      history: of the steps up to there.
-      is_saved: whether `checkpoints/best` holds the last weights of the history.
-      damaged: the folder of best weights that cannot be used.
+      history: history of the steps so far.
+      is_saved: whether `checkpoints/best` has the last weights of the history.
+      damaged: folder of best weights that cannot be used, or None.
       notes: lines to print.
     """
 
@@ -40,10 +40,10 @@ class Start(NamedTuple):
 
 
 def read_start(run: config.Run, workdir: str, resumed: Resumed | None, refuse_damaged: bool = False) -> Start:
-    """Compares `checkpoints/best` with the checkpoint that the run goes on from; all processes of a job call it.
+    """Compares `checkpoints/best` with the checkpoint that the run resumes from; all processes of a job call it.
 
     Raises:
-      UserError: `best` has an unknown format or, with `refuse_damaged`, is damaged or another run's.
+      UserError: `best` has an unknown format or, with `refuse_damaged`, is damaged or belongs to another run.
     """
     select = run.evaluation.select
     if not select:
@@ -60,20 +60,20 @@ def read_start(run: config.Run, workdir: str, resumed: Resumed | None, refuse_da
         note = f"checkpoints/best is {state}{_only_better(select, history)}"
         return Start(history, False, best, [note] * bool(damage or history))
     saved, step = meta.get("selected", {}), resumed.step if resumed else 0
-    # The checkpoint has no history where the run selected by another metric, or by none, in between.
+    # The checkpoint has no history if the run selected by another metric, or by none, when it was saved.
     if saved.get("by") == select and (saved["history"] == history or (not history and meta["step"] <= step)):
         return Start(saved["history"], True)
     note = f"checkpoints/best holds the weights of {_described(saved.get('by'), [[meta['step'], saved.get('value')]])}"
     if meta["step"] > step:
         better = f" that are better than those of {_described(select, history)}" if history else ""
-        note += f", and the run goes on from step {step}: the next best weights{better} replace them"
+        note += f", and the run resumes from step {step}: the next best weights{better} replace them"
     else:
         note += _only_better(select, history) or f": the first weights that {select} selects replace them"
     return Start(history, notes=[note])
 
 
 def set_aside(start: Start) -> list[str]:
-    """Sets aside best weights that cannot be used; returns lines to print. All processes of a job call it."""
+    """Renames best weights that cannot be used; returns lines to print. All processes of a job call it."""
     if start.damaged is None or jax.process_index():
         return []
     return [f"the damaged checkpoints/best is kept as {folders.set_aside(start.damaged).name}"]
@@ -82,8 +82,8 @@ def set_aside(start: Start) -> list[str]:
 class Selection:
     """Keeps the weights that `evaluation.select` finds best.
 
-    They are saved before the checkpoint of their step begins. Best weights of a later step than the one that a run goes
-    on from do not count: they come again if nothing changed.
+    They are saved before the checkpoint of their step. Best weights of a step after the one that a run resumes from do
+    not count, because the run reaches that step again.
     """
 
     def __init__(self, validation: Validation, checkpoints: Checkpoints, select: str, start: Start):
@@ -91,7 +91,7 @@ class Selection:
         self._history, self._is_saved = [list(best) for best in start.history], start.is_saved
 
     def update(self, step: int, metrics: Mapping[str, float]) -> bool:
-        """Records the metrics of a step's validation; returns whether its weights are the best so far."""
+        """Records the validation metrics of a step; returns whether its weights are the best so far."""
         value = self._validation.selected(metrics)
         best = self._history[-1][1] if self._history else None
         if not math.isfinite(value) or not (best is None or self._validation.is_better(value, best)):
@@ -101,16 +101,16 @@ class Selection:
         return True
 
     def state(self) -> dict[str, Any]:
-        """Returns what each checkpoint records: the metric, its best value so far, and the history."""
+        """Returns the state that each checkpoint records: the metric, its best value so far, and the history."""
         value = self._history[-1][1] if self._history else None
         return {"by": self._select, "value": value, "history": list(self._history)}
 
     def save(self, step: int, params: Any, meta: dict[str, Any]) -> None:
-        """Saves the weights of a step that `update` found best; `meta` has the `state`."""
+        """Saves the weights of a step for which `update` returned True; `meta` includes `state()`."""
         self._is_saved = self._checkpoints.save_best(step, params, meta)
 
     def describe_lost(self) -> str | None:
-        """Returns a line where the best weights are not in `checkpoints/best` at the end of the run."""
+        """Returns a line to print at the end of the run if the best weights are not in `checkpoints/best`, or None."""
         if self._is_saved or not self._history:
             return None
         return (

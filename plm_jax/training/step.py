@@ -90,15 +90,15 @@ def train_step(
     log_norms: bool = False,
     **holding: Any,
 ) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
-    """The pure step `(state, batch, root, learning_rate) → (state, metrics)`.
+    """Returns the pure step `(state, batch, root, learning_rate) → (state, metrics)`.
 
-    `root` is the run's key, `learning_rate` the rate of this update, float32. Where the loss or the gradients are not
-    finite the update is left out: the state stays as it was, but for the step.
+    `root` is the run's key, `learning_rate` the rate of this update, float32. If the loss or the gradients are not
+    finite, the update is skipped: only the step of the state changes.
 
     Args:
       loss: what is minimised.
       model: the module.
-      optimizer: of the gradients of the loss; its updates are of `part`, and it gets `learning_rate` and `grad_norm`.
+      optimizer: transformation of the gradients into updates of `part`; it receives `learning_rate` and `grad_norm`.
       microbatches: parts of the batch whose gradients are added up.
       dropout: whether the loss is given a key `dropout`.
       part: of the parameters, what is trained.
@@ -112,7 +112,7 @@ def train_step(
       update and of the updates [3, tensors], in the order of `trainable.Part.names`; `incident` int32, what the step
       was, see `spikes`, and `limits` [2] above which loss and gradient norm are spikes.
     """
-    # Not all of optax takes further arguments.
+    # Not every optax transformation accepts extra arguments.
     optimizer = optax.with_extra_args_support(optimizer)
     names = [name for name, needed in (("dropout", dropout), ("sample", loss.samples)) if needed]
 
@@ -201,9 +201,9 @@ def over_mesh(function: Callable, mesh: Mesh, rules, options: Mapping[str, str] 
 
 
 def jit_step(step: Callable, mesh: Mesh, rules, state_shardings, options: Mapping[str, str] | None = None) -> Callable:
-    """The train step over the mesh, of a batch laid out as it comes; the old state's buffers are given up.
+    """Returns the train step over the mesh, for batches with any sharding; the old state's buffers are donated.
 
-    Its further arguments, a key and a learning rate, are the same on every device.
+    The other arguments, a key and a learning rate, are replicated on every device.
     """
     whole = meshes.replicated(mesh)
     return over_mesh(

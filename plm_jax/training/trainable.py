@@ -4,9 +4,9 @@ The layers of a stack lie in one leaf, on its first axis, and are told apart all
 `stack/blocks/attention/query/kernel` layer 0 is called `stack/blocks/0/attention/query/kernel`. A pattern that matches
 the leaf's own name means all of its layers. Where layers share parameters, the numbers are those of the stored ones.
 
-A leaf that some layers lack has fewer rows. The name after `blocks` says which layers it covers, by numbers and ranges
-as of Python's slices: `stack/blocks/1:12/attention_norm/scale` has 11 rows, for all of 12 layers but the first, and
-`stack/blocks/0,2:12:2/...` has one for layer 0 and five for every other layer from 2 on.
+A leaf that some layers lack has fewer rows. The name after `blocks` lists the layers that it covers, by numbers and
+ranges as in Python's slices: `stack/blocks/1:12/attention_norm/scale` has 11 rows, for all of 12 layers except the
+first, and `stack/blocks/0,2:12:2/...` has 6 rows, for layers 0, 2, 4, 6, 8 and 10.
 """
 
 import functools
@@ -42,7 +42,7 @@ def layers(name: str, leaf: Any) -> list[str]:
 
 
 def layer_numbers(name: str, leaf: Any) -> list[int]:
-    """Returns the number of each layer that a leaf holds, in the order of its rows; empty where it holds none."""
+    """Returns the layer numbers of a leaf's rows; empty if the leaf is not stacked."""
     before, coverage, _ = _split(name)
     if not coverage:
         return list(_first_axis(leaf)) if before else []
@@ -51,7 +51,7 @@ def layer_numbers(name: str, leaf: Any) -> list[int]:
 
 
 def stack_of(name: str) -> str:
-    """Returns the path of the stack whose layers a leaf holds, such as `stack`; empty where it holds none."""
+    """Returns the path of a leaf's stack, such as `stack`; empty if the leaf is not stacked."""
     before, _, _ = _split(name)
     return "/".join(before[:-1])
 
@@ -63,7 +63,7 @@ def layer_of(name: str) -> str:
 
 
 def _split(name: str) -> tuple[list[str], str, list[str]]:
-    """The parts of a name up to `blocks`, empty where it holds no layers; which layers it covers; and the rest."""
+    """Splits a name into the parts up to `blocks` (empty if it is not stacked), the layers that it covers, the rest."""
     parts = name.split("/")
     end = parts.index(STACKED) + 1 if STACKED in parts else 0
     before, after = parts[:end], parts[end:]
@@ -73,14 +73,15 @@ def _split(name: str) -> tuple[list[str], str, list[str]]:
 
 
 def check_layers(model: Model, stages: int) -> None:
-    """Rejects stacked leaves whose rows are not those of the layers that they cover.
+    """Rejects stacked leaves whose rows do not match the layers that they cover.
 
     Args:
-      model: a leaf of its `stacks` must cover all stored layers, or name those that it covers.
-      stages: `mesh.stage`; above 1, each leaf must cover all layers, as stages are alike.
+      model: model whose leaves are checked. A leaf of its `stacks` must cover all stored layers, or name those that it
+        covers.
+      stages: `mesh.stage`; above 1, each leaf must cover all layers, because stages are alike.
 
     Raises:
-      UserError: a leaf has other rows, or covers layers in part in a mesh with stages.
+      UserError: rows do not match, or a leaf covers only some layers in a mesh with stages.
     """
     stored = {path: stack.stored_blocks for path, stack in zip(model.stack_paths, model.stacks, strict=True)}
     for name, leaf in named(registry.shapes(model)):
@@ -98,7 +99,7 @@ def check_layers(model: Model, stages: int) -> None:
             raise UserError(f"{name} has {rows} rows: '{coverage}' must name as many layers{of_stack}, in order")
         if stages > 1 and before and not is_whole:
             raise UserError(
-                f"{name} covers some layers alone, and mesh.stage={stages} cuts layers into stages that are alike: set "
+                f"{name} covers only some layers, and mesh.stage={stages} cuts layers into stages that are alike: set "
                 "config.mesh.stage to 1"
             )
 

@@ -25,7 +25,7 @@ def resolve(page: config.Run, source: str) -> config.Run:
     """The run that trains the model at a path further, by a config: `adapted` to it, beginning with its weights.
 
     Args:
-      page: a config whose paths are absolute.
+      page: config with absolute paths.
       source: a run, its checkpoint, a converted or a Hugging Face directory; of a run the last checkpoint is meant.
 
     Raises:

@@ -155,15 +155,15 @@ class Validation:
             raise UserError(f"config.evaluation.select is '{select}', which is not computed: {nearest(metric, known)}")
         if not _sign(select):
             raise UserError(
-                f"config.evaluation.select is '{select}', of which it is not known whether more or less is better: "
-                f"declare '{metric}' with plm_jax.common.metrics.declare"
+                f"config.evaluation.select is '{select}', whose direction is not declared: declare '{metric}' with "
+                "plm_jax.common.metrics.declare"
             )
 
     def selected(self, found: Means) -> float:
-        """Returns the value to select weights by.
+        """Returns the value of `evaluation.select` among the metrics of a validation.
 
         Raises:
-          UserError: it is not computed.
+          UserError: the metric is not computed.
         """
         select = self._run.evaluation.select
         if select not in found:
@@ -171,12 +171,12 @@ class Validation:
         return found[select]
 
     def is_better(self, value: float, than: float) -> bool:
-        """Returns whether one value to select weights by is better than another."""
+        """Whether one value of `evaluation.select` is better than another."""
         return _sign(self._run.evaluation.select) * (value - than) > 0
 
 
 def _sign(metric: str) -> int:
-    """1 where more of a metric is better, -1 where less is, 0 where nothing is declared."""
+    """Returns 1 if larger values of a metric are better, -1 if smaller ones are, 0 if no direction is declared."""
     declared = declarations.declared(metric)
     return declared.sign if declared else 0
 

@@ -69,7 +69,7 @@ def _with_new_rows(taken: np.ndarray, train: config.Train, name: str) -> np.ndar
 
 
 def _tops(model: Model, layers: int) -> dict[str, int]:
-    """By the paths of a model's stacks the first stored block of their last layers."""
+    """Returns the first stored block of the last layers of each stack, by the path of the stack."""
     if layers and not model.stacks:
         raise UserError(
             f"a model of kind '{model.kind}' has no stack of whose layers config.train.reinitialise_top could be drawn "

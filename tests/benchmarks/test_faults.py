@@ -1,4 +1,4 @@
-"""A slice of the campaigns of faults, in a process that holds no threads: nothing passes, crashes or hangs."""
+"""A sample of the campaigns of faults, in a process without threads: no case is silent, crashes or hangs."""
 
 import importlib
 import json

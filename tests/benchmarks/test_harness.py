@@ -79,12 +79,12 @@ def test_metrics_are_those_of_lm_eval_s_own_evaluation_and_no_program_is_run(tmp
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     tasks.write_tasks(tmp_path, rows=6)
     tasks.make_model(tmp_path)
-    # Examples drawn at random, and a task that does not say how many.
+    # Few-shot examples drawn at random, and a task without a number of them.
     (tmp_path / "drawn.yaml").write_text(
         (tmp_path / "sentiment.yaml").read_text().replace("task: sentiment", "task: drawn") + "num_fewshot: 3\n"
     )
     lm, names = plm_jax.load(tmp_path / "model"), ["drawn", "sentiment"]
-    monkeypatch.chdir(tmp_path)  # No repository of git.
+    monkeypatch.chdir(tmp_path)  # Not a git repository.
     with monkeypatch.context() as patch:
         patch.setattr("subprocess.Popen", None)
         patch.setattr(harness, "TaskManager", functools.partial(TaskManager, include_defaults=False))

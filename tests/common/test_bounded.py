@@ -1,4 +1,4 @@
-"""Reading files that nobody vouches for takes bounded memory and time."""
+"""Reading untrusted files takes bounded memory and time."""
 
 import io
 import itertools

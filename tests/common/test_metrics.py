@@ -1,4 +1,4 @@
-"""The unit and the direction that each metric declares, against what perfect and trivial predictions give."""
+"""Declared units and directions of metrics, compared with the values of perfect and trivial predictions."""
 
 import types
 
@@ -21,7 +21,7 @@ NAMES = ("O", "B-A", "I-A")
 
 
 def best(name):
-    """The value of a perfect prediction."""
+    """Returns the value of a perfect prediction."""
     metric = metrics.declared(name)
     assert metric is not None, f"{name} is not declared"
     if metric.better == "less":
@@ -31,7 +31,7 @@ def best(name):
 
 
 def check(perfect, trivial):
-    """A perfect prediction has the best value of each metric, a trivial one another in the range."""
+    """A perfect prediction has the best value of each metric, a trivial one another value in the range."""
     assert perfect.keys() == trivial.keys() and perfect
     for name, value in perfect.items():
         metric = metrics.declared(name)
@@ -40,7 +40,7 @@ def check(perfect, trivial):
 
 
 def rows_of(form, column, values):
-    """What the metrics of labelled examples read of rows, one for each example."""
+    """The attributes of rows that metrics of labelled examples read, with one row per example."""
     return types.SimpleNamespace(
         objective=types.SimpleNamespace(settings=types.SimpleNamespace(form=form)),
         num_rows=len(values),
@@ -68,7 +68,7 @@ def test_metrics_of_labelled_rows(form):
     objective, labels, column, values, perfect, trivial = LABELLED[form]
     found = [labelled.of_outputs(rows_of(form, column, values), outputs, labels) for outputs in (perfect, trivial)]
     assert list(found[0]) == labelled.names(objective, labels)
-    if form == "tags":  # Nothing is found: precision of nothing is 0.
+    if form == "tags":  # No entity is predicted, so precision is 0.
         assert tags.scores([["O"]], [["O"]])["f1"] == 0.0
     check(*found)
 
@@ -90,7 +90,7 @@ def test_accuracies_of_tasks_losses(kind):
 
 @jax.jit
 def found_by_losses(logits, signs):
-    """The means of the metrics of losses and terms whose model gives these logits [6, 2], its discriminator [6]."""
+    """Returns the metrics of losses for a model with these logits [6, 2], and [6] for its discriminator."""
     label = jnp.asarray(LABEL)
     batch = {"targets": label[None], "target_weights": jnp.ones((1, 6)), "mask": jnp.ones((6, 1)), "pair_label": label}
     batch |= {"target_offsets": jnp.zeros((1, 6), int), "target_left": label[None], "target_right": label[None]}
@@ -132,5 +132,5 @@ def test_shares_are_read_in_per_cent_and_points_and_others_as_they_are():
     # A run that diverged has no mean and no deviation.
     for lost in (float("nan"), float("inf")):
         assert metrics.shown_seeds(metrics.declared("a/loss"), [lost, 2.0]).endswith("± nan")
-    # Another program's share of a declared name, already in per cent.
+    # A share from another program with a declared name, already in per cent.
     assert metrics.shown("a/f1", 83.25) == "83.2500"

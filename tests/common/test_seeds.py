@@ -1,4 +1,4 @@
-"""Seeds of 64 bits: every bit counts, wherever random numbers are drawn; small ones are JAX's and NumPy's."""
+"""64-bit seeds: every bit affects every random draw, and small seeds match JAX and NumPy."""
 
 import itertools
 import subprocess
@@ -50,7 +50,7 @@ def hashes(seed):
 
 
 def later_batches(seed):
-    """The seeds of the batches of a file of prompts, a prompt each."""
+    """Returns the seeds of the batches of a file of prompts, with one prompt per batch."""
 
     class Listening:
         def generate(self, prompts, seed):

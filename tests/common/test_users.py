@@ -159,7 +159,7 @@ def test_a_run_with_a_users_own_classes_is_opened_with_their_modules_alone(folde
     }
     kinds = {name.rpartition("/")[2]: one["kinds"] for name, one in described["modules"].items()}
     assert kinds == {"own_optimizer.py": {"optimizer": "sign_descent"}, "page.py": {"schedule": "halving"}}
-    # A comment and what `get_config` returns may change, the code of a kind may not.
+    # Comments and the result of `get_config` may change, the code of a kind may not.
     (folder / "own_optimizer.py").write_text(OPTIMIZER.replace('"""Steps', '"""# Takes') + "\n# Another.\n")
     page = (folder / "page.py").read_text().replace("Halving(0.1)", "Halving(learning_rate=0.1)")
     (folder / "page.py").write_text(page)

@@ -1,4 +1,4 @@
-"""What is hashed of users' code: what it does, and that of all it imports from its folder, and nothing else."""
+"""Hashes of users' code: they cover its effect and every import from its folder, and nothing else."""
 
 import dataclasses
 import json
@@ -66,17 +66,17 @@ def digest(text):
 def test_what_does_nothing_does_not_count_and_all_else_does():
     assert {digest(text) for text in SAME} == {digest(SOURCE)}
     assert len({digest(text) for text in [SOURCE, *OTHERS]}) == 1 + len(OTHERS)
-    assert digest("def broken(:") != digest("def broken(::")  # What is no Python counts by its bytes.
+    assert digest("def broken(:") != digest("def broken(::")  # Bytes that are not Python are hashed.
     assert digest("x = " + "(" * 500 + ")" * 500) and digest("+".join("a" * 5000))
 
 
 def test_the_hash_is_the_same_on_every_python():
-    """Of the Pythons at hand; and for good, against the hash of today."""
+    """The hash is the same on every installed Python version, and equals a fixed one."""
     assert digest(SOURCE) == "ef3efd470505b3c9bef697ca8737c3ac819db7326b7657daf356ed5408d1e7d6"
     script = "import runpy, sys; print(runpy.run_path(sys.argv[1])['digest'](sys.stdin.buffer.read()))"
     for python in filter(None, map(shutil.which, ("python3.11", "python3.12", "python3.13"))):
         finished = subprocess.run([python, "-c", script, code.__file__], input=SOURCE.encode(), capture_output=True)
-        if not finished.returncode:  # It may be a name without a Python behind it.
+        if not finished.returncode:  # The command may exist without a Python behind it.
             assert finished.stdout.decode().strip() == digest(SOURCE)
 
 
@@ -96,7 +96,7 @@ FILES = {
             import instead
         """,
     "plain.py": "import second",
-    "second.py": "import plain, main",  # A circle.
+    "second.py": "import plain, main",  # A cycle.
     "chosen.py": "from package.relative import x; name = 1",
     "lazy.py": "",
     "dynamic.py": "",
@@ -139,7 +139,7 @@ def imports(folder, name="main.py"):
 def test_imports_are_followed_within_the_folder_and_nothing_is_run(tmp_path):
     folder = tmp_path / "own"
     write(folder, FILES | {"../out.py": "", "../beyond.py": ""})
-    for name in FILES:  # Whatever ran would raise.
+    for name in FILES:  # A file that ran would raise.
         with open(folder / name, "a") as file:
             file.write("raise AssertionError('it was run')\n")
     loaded = set(sys.modules)
@@ -184,7 +184,7 @@ def get_config():
 
 @pytest.fixture
 def own(tmp_path):
-    """`own(kind, helper)`: writes a user's file and gives it; its helper is one of two."""
+    """`own(kind, helper)` writes a user's file and returns its path; its helper is one of two."""
     (tmp_path / "kit/parts").mkdir(parents=True)
     for name in ("kit", "kit/parts"):
         (tmp_path / name / "__init__.py").write_text("")
@@ -207,7 +207,7 @@ print(json.dumps(users.used(settings) if record is None else users.changed(recor
 
 
 def check(path, record="", folder="/"):
-    """What is recorded of a file's kind in a process of its own, or what has changed since."""
+    """Returns the record of a file's kind from a new process, or the changes since a record."""
     command = [sys.executable, "-P", "-c", CHECK, str(path)]
     environment = os.environ | {"PYTHONPATH": str(pathlib.Path(__file__).parents[2])}
     finished = subprocess.run(command, input=record, cwd=folder, env=environment, capture_output=True, text=True)
@@ -220,7 +220,7 @@ def test_a_changed_helper_is_named_and_a_config_may_change(own, helper, tmp_path
     kind = f"tests_steps_{helper.rpartition('.')[2]}"
     path = own(kind, helper)
     record = check(path)
-    own(kind, helper, returned=2)  # What the config is now is compared field by field.
+    own(kind, helper, returned=2)  # The result of `get_config` is compared field by field.
     (tmp_path / "kit/unused.py").write_text("x = 1\n")
     assert check(path, record) == "{}\n"
     own(kind, helper, length=2)
@@ -238,7 +238,7 @@ def test_a_package_named_by_its_module_is_found_in_the_working_directory(own, tm
 
 
 def test_a_library_does_not_get_what_lies_beside_a_users_file(own, tmp_path, monkeypatch):
-    """A name that only a user's file has is found by that file, not by a library that looks for an optional package."""
+    """A module next to a user's file is importable from that file, but not from a library that looks for it."""
     (tmp_path / "tests_optional.py").write_text("raise AssertionError('a library imported it')\n")
     (tmp_path / "library").mkdir()
     (tmp_path / "library/tests_library.py").write_text(

@@ -1,4 +1,4 @@
-"""Files in the working directory that are called like modules: no process of a verb imports them."""
+"""No process of a verb imports files in the working directory that have the names of modules."""
 
 import json
 import os
@@ -23,7 +23,7 @@ raise ImportError("a trap")
 
 @pytest.fixture(scope="module")
 def loaded_by_python(tmp_path_factory):
-    """The modules that Python itself looks for in the working directory before `-m` runs anything of ours."""
+    """Returns the modules that Python itself imports from the working directory before `-m` runs our code."""
     folder = tmp_path_factory.mktemp("empty")
     (folder / "stub.py").write_text("import sys; print(*sys.modules)\n")
     return {*subprocess.run([sys.executable, "-m", "stub"], cwd=folder, capture_output=True, text=True).stdout.split()}
@@ -31,7 +31,7 @@ def loaded_by_python(tmp_path_factory):
 
 @pytest.fixture
 def run(tmp_path, loaded_by_python):
-    """`run(*words)`: a process in a folder full of traps; fails if one is imported. `run.folder` is the folder."""
+    """`run(*words)` starts a process in a folder of traps and fails if one is imported; `run.folder` is the folder."""
     folder, trapped = tmp_path / "here", tmp_path / "trapped"
     folder.mkdir()
     standard = {name for name in sys.stdlib_module_names if not name.startswith("__")}
@@ -60,7 +60,7 @@ def test_verbs_list_and_print_without_what_lies_in_the_working_directory(run):
 
 
 def test_a_whole_run_with_all_its_processes_imports_nothing_of_the_working_directory(run, tmp_path):
-    """A page elsewhere: preparing, its workers, the reader's processes and training."""
+    """Preparing, its workers, the reader's processes and training, with a config file in another folder."""
     lines = [{"text": f"The year {i} was good. The people of state {i % 7} had bread and peace."} for i in range(3000)]
     (tmp_path / "text.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     said = run(

@@ -1,4 +1,4 @@
-"""Every number of every settings class has a range, and no value outside of it is accepted anywhere in a config."""
+"""Every number of every settings class has a range, and values out of range are rejected anywhere in a config."""
 
 import copy
 import dataclasses
@@ -17,7 +17,7 @@ WRONG = (math.nan, math.inf, -math.inf, 10**400, -(10**30), 1e300, 10**22, "7", 
 
 
 def _settings_classes(kind, found):
-    """Adds every settings class that a type can hold."""
+    """Adds every settings class that a type can contain."""
     if choices := trees.choices(kind):
         for choice in choices.values():
             _settings_classes(choice, found)
@@ -40,7 +40,7 @@ def _classes():
 
 
 def _numbers(hint, accepted=None):
-    """The (type, range) of each number in an annotation."""
+    """Yields the (type, range) of each number in an annotation."""
     if typing.get_origin(hint) is typing.Annotated:
         return [(hint.__origin__, hint.__metadata__[0])]
     if hint in (int, float):

@@ -1,4 +1,4 @@
-"""Held-out rows: whole groups, by one rule for every kind of source, and how many rows both splits share."""
+"""Held-out rows: whole groups, by one rule for every kind of source, and counts of rows in both splits."""
 
 import collections
 import dataclasses
@@ -21,13 +21,13 @@ from tests.support import splits
 
 WORDS = ["né", "sea", "ship", "Ünd", "wind", "海", "storm", "café", "über\u00a0all", "mast", "½", "sail", "öde"]
 LABELS = ("no", "yes")
-# Numbers of rows of a file.
+# Numbers of rows in a file.
 SIZES = (1, 2, 3, 7, 19, 30, 120, 300, 700)
 FRACTIONS = (0.01, 0.05, 0.3, 0.0)
 
 
 def varied(rng, text):
-    """Returns a text again, most often with other white space or in another Unicode form."""
+    """Returns a copy of a text, usually with different white space or in another Unicode form."""
     return rng.choice(
         [
             text,
@@ -39,7 +39,7 @@ def varied(rng, text):
 
 
 def texts(rng, number):
-    """Returns texts of which about a third come again, as they are or varied."""
+    """Returns texts, about a third of them copies, unchanged or varied."""
     made = []
     for _ in range(number):
         again = made and rng.random() < 0.35
@@ -49,7 +49,7 @@ def texts(rng, number):
 
 
 def contexts(rng, number):
-    """Returns contexts that about five rows in sequence share."""
+    """Returns contexts, each shared by about five consecutive rows."""
     few = texts(rng, -(-number // 5))
     return [varied(rng, few[i // 5]) for i in range(number)]
 
@@ -63,8 +63,8 @@ def tags(rng, first, second):
     return {"tokens": words, "tags": [0] * len(words)}
 
 
-# For each kind of source: makes a row, makes the source of a path, and where these are not the obvious ones, the texts
-# and the group of a row.
+# For each kind of source: a function that makes a row, one that makes the source of a path, and, unless they are the
+# default, the texts and the group of a row.
 ROW = {
     "text": lambda rng, first, second: {"text": first},
     "classes": lambda rng, first, second: {"text": first, "label": rng.randint(0, 1)},
@@ -121,7 +121,7 @@ def write(path, rows):
 
 @pytest.fixture
 def run(make_run):
-    """`run(source, fraction)`: a run over bytes of a source `a`."""
+    """`run(source, fraction)` returns a run over the bytes of a source `a`."""
 
     def make(source, fraction):
         made = make_run("a", eos=256, vocab_size=257, data={"validation_fraction": fraction})
@@ -132,7 +132,7 @@ def run(make_run):
 
 @pytest.fixture
 def few_shards(monkeypatch):
-    """Four files in a spill, and no other processes, so that many small caches are quick to make."""
+    """Uses four files per spill and no worker processes, so that many small caches are quick to make."""
     monkeypatch.setattr(spill, "NUM_SHARDS", 4)
     monkeypatch.setattr(spill, "_SHARD_SHIFT", np.uint64(62))
     monkeypatch.setattr(spill, "FILES", ("000", "001", "002", "003", spill.KEYS_FILE))
@@ -149,14 +149,14 @@ def stored(folder):
 
 
 def shared(train, validation, key):
-    """Returns how many rows of each split have a key that the other has too."""
+    """Returns the number of rows of each split whose key is also in the other split."""
     keys = [[key(row) for row in rows] for rows in (train, validation)]
     common = set(keys[0]) & set(keys[1])
     return {"train": sum(of in common for of in keys[0]), "validation": sum(of in common for of in keys[1])}
 
 
 def overlap(kind, train, validation):
-    """Returns what the manifest is to say of both splits' rows."""
+    """Returns the expected overlap in the manifest."""
     return {
         "exact": shared(train, validation, lambda row: texts_of(kind, row)),
         "normalized": shared(train, validation, lambda row: tuple(map(splits.normalized, texts_of(kind, row)))),
@@ -197,7 +197,7 @@ def test_whole_groups_are_held_out_by_the_rule_and_overlap_is_counted(run, tmp_p
     assert manifest["overlap"]["group"] == {"train": 0, "validation": 0}
     out = capsys.readouterr()
     if validation:
-        # Equal texts may be of two declared groups.
+        # Equal texts may be in two declared groups.
         check_report(out, manifest["overlap"], manifest["overlap"]["normalized"]["train"] > 0)
     else:
         assert out.err.startswith("warning: nothing is held out of 'a'") and out.err.count("\n") == 1
@@ -253,7 +253,7 @@ def test_the_numbers_of_parts_add_up_to_those_of_the_whole():
 
 
 def test_a_vocabulary_is_trained_on_the_rows_that_are_not_held_out(run, tmp_path):
-    """The rule is settled by the first rows where enough of them are below the threshold."""
+    """The first rows settle the rule if enough of them are below the threshold."""
     for number, fraction in ((30, 0.01), (400, 0.2), (3000, 0.5), (40, 0.0)):
         rows = rows_of("text", number, number)
         made = run(config.JsonLines(write(tmp_path / f"{number}.jsonl", rows)), fraction)
@@ -267,7 +267,7 @@ def test_a_vocabulary_is_trained_on_the_rows_that_are_not_held_out(run, tmp_path
 
 @dataclasses.dataclass(frozen=True)
 class Chapters(config.Source):
-    """A source in a file of a user's."""
+    """A source in a user's file."""
 
     kind: ClassVar[str] = "tests_chapters"
 

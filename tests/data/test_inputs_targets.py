@@ -79,7 +79,7 @@ def wanted(tmp_path):
 
 
 def held_out(tmp_path):
-    """(inputs, targets) of the examples that are held out."""
+    """Returns the (inputs, targets) of the held-out examples."""
     examples = wanted(tmp_path)
     _, are_held_out = splits.held_out([inputs.decode() for inputs, _ in examples], 0.1)
     return set(itertools.compress(examples, are_held_out))

@@ -582,7 +582,7 @@ def test_a_bad_row_is_said(make, bert, form, row, said):
 @pytest.mark.parametrize("file", ["a.jsonl", "b.jsonl"])
 @pytest.mark.parametrize("content", ["", "\n"])
 def test_a_file_without_a_row_is_named(file, content, make, bert, tmp_path):
-    """Of a source with a file for validation: either of the two."""
+    """Either file of a source with a validation file."""
     run = make([TEXT], CLASSES, OBJECTIVES["classes"], bert)
     (tmp_path / file).write_text(content)
     with pytest.raises(UserError, match=rf"no row of source 'a' \(.*/{file}\) has text: give a source with rows"):

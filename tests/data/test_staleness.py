@@ -185,7 +185,7 @@ def test_in_a_store_sizes_and_its_marks_tell(make_run, hashed, monkeypatch):
 
 
 def rewrite(path, data):
-    """Writes other bytes of the same size, and sets the time of the file's content to what it was."""
+    """Writes different bytes of the same size, and restores the modification time."""
     status = os.stat(path)
     assert len(data) == status.st_size
     path.write_bytes(data)
@@ -199,7 +199,7 @@ def test_a_file_that_is_rewritten_with_its_size_and_time_is_noticed(run, corpora
     data = path.read_bytes().replace(b"whale", b"snail")
     if way == "in place":
         rewrite(path, data)
-    elif way == "replaced":  # As `rsync -t` does.
+    elif way == "replaced":  # Like `rsync -t`.
         (corpora / "new").write_bytes(data)
         os.utime(corpora / "new", ns=(0, os.stat(path).st_mtime_ns))
         os.replace(corpora / "new", path)
@@ -207,7 +207,7 @@ def test_a_file_that_is_rewritten_with_its_size_and_time_is_noticed(run, corpora
         os.utime(path, ns=(0, 0))
         assert compare(run) == SAME
         rewrite(path, data)
-    for _ in range(2):  # What has changed is never recorded as it is.
+    for _ in range(2):  # A changed file is never recorded as current.
         assert compare(run).changed == f"{path} has changed"
     prepare.prepare(run, show_progress=False)
     assert compare(run) == SAME
@@ -215,7 +215,7 @@ def test_a_file_that_is_rewritten_with_its_size_and_time_is_noticed(run, corpora
 
 def test_a_copied_tree_is_read_once_and_a_cache_that_cannot_be_written_each_time(run, corpora, hashed, monkeypatch):
     shutil.copytree(corpora, corpora.parent / "copy")
-    for path in corpora.rglob("*.jsonl"):  # Contents and times are the same, change times are not.
+    for path in corpora.rglob("*.jsonl"):  # Contents and modification times are the same, change times differ.
         shutil.copystat(path, corpora.parent / "copy" / path.relative_to(corpora))
     copied = over(run, corpora.parent / "copy")
     assert compare(copied) == SAME and len(hashed) == 2
@@ -240,7 +240,7 @@ def test_a_store_without_marks_is_reported(run, corpora, monkeypatch):
 
 @dataclasses.dataclass(frozen=True)
 class Table(config.Source):
-    """A user's source of a table."""
+    """A user's source that reads a table."""
 
     kind: ClassVar[str] = "tests_table"
     places: ClassVar[tuple[str, ...]] = ("path",)
@@ -263,7 +263,7 @@ class FileTable(config.FileSource):
 
 class TableCorpus(Corpus):
     splits = ("train",)
-    fingerprints: ClassVar = None  # What a test has it return instead.
+    fingerprints: ClassVar = None  # Value that a test makes it return.
 
     def __init__(self, path):
         self._path = path
@@ -305,13 +305,13 @@ def test_a_replaced_file_behind_a_users_source_is_noticed_by_every_verb(table, t
     before = identity(table)
     write_table(tmp_path / "table.npy", TEXTS["b"])
     assert compare(table).changed == "the fingerprint of its source has changed"
-    (line,) = preparation.changed_caches(table, ["a"])  # What `pretrain`, `finetune` and `evaluate` ask.
+    (line,) = preparation.changed_caches(table, ["a"])  # As `pretrain`, `finetune` and `evaluate` call it.
     assert "the cache of 'a'" in line and "fingerprint" in line
     with pytest.raises(UserError, match=r"fingerprint.*run `python -m plm_jax\.prepare"):
         prepared.tasks_of(table, [])
     prepare.prepare(table, show_progress=False)
     assert identity(table) != before and compare(table) == SAME
-    write_table(tmp_path / "table.npy", TEXTS["b"])  # The same bytes with other times.
+    write_table(tmp_path / "table.npy", TEXTS["b"])  # The same bytes with new times.
     assert compare(table) == SAME
 
 
@@ -355,7 +355,7 @@ def test_prepare_reports_an_empty_fingerprint_and_refuses_one_that_is_none(table
 
 
 def test_a_changed_segmenter_is_noticed_and_one_that_is_not_here_is_none(run, tmp_path, monkeypatch):
-    """By its code and that of what it imports from its folder; nothing of it is imported to compare."""
+    """A segmenter is compared by its code and its imports from its folder, without importing it."""
     code = tmp_path / "code"
     code.mkdir()
     (code / "tests_segmenter.py").write_text(
@@ -372,7 +372,7 @@ def test_a_changed_segmenter_is_noticed_and_one_that_is_not_here_is_none(run, tm
     for name in ("tests_segmenter", "tests_cuts"):
         monkeypatch.delitem(sys.modules, name)
 
-    def compare_anew():  # As a process that has read none of it.
+    def compare_anew():  # Like a new process that has not read the files.
         users._read.cache_clear()
         users._hashed.cache_clear()
         return compare(segmented)

@@ -203,7 +203,7 @@ def test_what_streams_cannot_read_is_refused(folder):
 
 @dataclasses.dataclass(frozen=True)
 class SaysSo(config.Streams):
-    """Rows that are said to follow each other, and are read in the order that layouts have by default."""
+    """Rows that are declared to follow each other, in the default order of layouts."""
 
     kind: ClassVar[str] = "tests_says_so"
 

@@ -1,4 +1,4 @@
-"""Texts by templates are about as long as the fields of their rows."""
+"""Texts of templates are about as long as the fields of their rows."""
 
 import pytest
 

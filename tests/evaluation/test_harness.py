@@ -25,7 +25,7 @@ def folder(tmp_path_factory):
 
 
 def saved(family, kind, folder, path):
-    """A model of random weights saved for Hugging Face."""
+    """A model with random weights, saved for Hugging Face."""
     model = exports.randomized(exports.pretrained(family, kind, folder), seed=2, scale=0.7)
     checkpoint_formats.save(str(path), model, "huggingface")
     return plm_jax.load(path)
@@ -47,12 +47,12 @@ def test_log_probabilities_are_those_of_lm_eval_s_model(family, kind, folder, tm
     lm = saved(family, kind, folder, tmp_path)
     theirs = HFLM(pretrained=str(tmp_path), device="cpu", dtype="float32", batch_size=8)
     pairs = list(itertools.product(CONTEXTS, CONTINUATIONS))
-    # Some continuations that the model itself writes are the greedy ones.
+    # Includes continuations that the model generates, which are greedy.
     prompts = [text[:20].strip() for text in exports.corpus("sotu", 20)]
     written = zip(prompts, lm.generate(prompts, max_new_tokens=1), strict=True)
     pairs += [(context, answer) for context, answer in written if answer.strip()]
     asked = pairs
-    if family in ("gpt2", "openai-gpt"):  # Theirs reads no bos and refuses white space, which begins the text here.
+    if family in ("gpt2", "openai-gpt"):  # `hf` has no bos here and rejects blank contexts, which start ours.
         asked = [pair if pair[0].strip() else ("", "".join(pair)) for pair in pairs]
     want = theirs.loglikelihood(requests(asked), disable_tqdm=True)
     got = harness.Model(lm, show_progress=False).loglikelihood(requests(pairs))

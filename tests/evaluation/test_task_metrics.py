@@ -281,7 +281,7 @@ def test_a_metric_function_gives_the_unit_that_is_declared_and_t5s_gives_per_cen
         right = 100 * np.mean(np.equal(targets, predictions))
         return {"accuracy": right, "mine": right, "bleu": right, "nothing": float("nan"), "text": "x"}
 
-    with pytest.raises(UserError, match="gives accuracy 75, which is declared as a fraction from 0 to 1: return it in"):
+    with pytest.raises(UserError, match="returns accuracy 75, which is declared as a fraction from 0 to 1: return it"):
         task_metrics._values(measure, [1, 2, 3, 4], [1, 2, 3, 0])
     measure.__module__ = "t5.evaluation.metrics"
     for function in (measure, functools.partial(measure)):

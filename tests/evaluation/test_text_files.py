@@ -1,4 +1,4 @@
-"""`evaluate --texts`: files of text by a model's vocabulary, without a config, a run or a cache."""
+"""`evaluate --texts` scores files of text with a model's vocabulary, without a config, a run or a cache."""
 
 import gzip
 import json

@@ -137,7 +137,7 @@ def test_the_interval_is_welchs(values, base):
 @hypothesis.settings(deadline=None)
 @hypothesis.given(SEEDS, st.lists(SEEDS, min_size=1, max_size=5))
 def test_no_row_is_tested_less_carefully_than_by_welch_with_its_freedom(base, rows):
-    """A p-value is that of Welch's statistic with variances that are at least the seeds' own."""
+    """P-values are those of Welch's statistic with variances of at least those of the seeds."""
     found = significance.p_values(significance.Sample(base), [significance.Sample(row) for row in rows])
     upper = np.quantile([np.var(of, ddof=1) for of in (base, *rows)], 0.75)
     for row, value in zip(rows, found, strict=True):
@@ -152,7 +152,7 @@ def test_no_row_is_tested_less_carefully_than_by_welch_with_its_freedom(base, ro
 
 @pytest.mark.parametrize("seed", range(20))
 def test_holm_rejects_what_every_subset_would(seed):
-    """Holm's is the closed test of Bonferroni's: a row is rejected if each set of rows with it has a small p-value."""
+    """Holm's method is the closed test of Bonferroni's: a row is rejected if each set with it has a small p-value."""
     values = np.random.default_rng(seed).random(5) ** 4 * 0.1
     sets = [np.flatnonzero([number >> i & 1 for i in range(5)]) for number in range(1, 32)]
     expected = [all(values[of].min() <= 0.05 / len(of) for of in sets if i in of) for i in range(5)]
@@ -171,7 +171,7 @@ def test_no_mean_over_test_rows_varies_more_than_the_bound(limits):
 
 
 def compared(values, base, paper=2.0, paper_base=1.0, name="MNLI", metric="s/accuracy", more=None):
-    """A run beside a paper's figures and beside the reference, ours being of these seeds."""
+    """Returns the comparison of a run with a paper's figures and the reference, for these values of the seeds."""
     leaf = metric.metric if isinstance(metric, comparison.StandIn) else metric
     seeded = [("b", *of) for of in enumerate(values)] + [("a", *of) for of in enumerate(base)]
     results = [
@@ -284,10 +284,10 @@ def test_a_metric_that_is_another_than_the_papers_has_no_verdict_of_direction():
 )
 def test_a_reference_at_chance_resolves_nothing(trivial, name):
     assert verdict(HIGH, LOW, metric=name, more={trivial: 0.31}) == comparison.TRIVIAL_REFERENCE
-    # Its mean is above, by less than seeds differ; then by more.
+    # The mean is higher by less than seeds differ, then by more.
     assert verdict(HIGH, LOW, metric=name, more={trivial: 0.305}) == comparison.TRIVIAL_REFERENCE
     assert verdict(HIGH, LOW, metric=name, more={trivial: 0.2}) == comparison.AGREES
-    # Of 20 test rows 31 % are not above 20 %.
+    # With 20 test rows, 31 % is not significantly above 20 %.
     assert verdict(HIGH, LOW, metric=name, more={trivial: 0.2, "s__examples": 20}) == comparison.TRIVIAL_REFERENCE
 
 
@@ -312,7 +312,7 @@ def test_no_spread_over_seeds_is_no_certainty():
     same, other = [0.5] * 3, [0.6] * 3
     assert verdict(other, same) == comparison.NOT_RESOLVED
     found = compared(other, same, more={"s__examples": 40})
-    # The binomial's variances of 20 and 24 of 40, each with one hit and one miss more.
+    # Binomial variances of 20 and 24 hits in 40, with one more hit and one more miss each.
     width = 1.959964 * ((21 / 42 * 21 / 42 + 25 / 42 * 17 / 42) / 42) ** 0.5
     assert found.difference == pytest.approx((0.1, 0.1 - width, 0.1 + width))
     assert found.verdict == comparison.NOT_RESOLVED
@@ -331,9 +331,9 @@ def test_without_two_seeds_there_is_no_verdict_and_no_interval():
         comparison.Published("c", {"GLUE": 80.69}, "Table 4"),
     ]
     assert cells(comparison.papers(results, published, {"GLUE": "s/accuracy"})) == [
-        ["GLUE beside our s/accuracy", "a", "83.28 %", "", "50.00 %", "", "reference", "1"],
-        ["GLUE beside our s/accuracy", "b", "not at hand", "", "25.00 %", "-25.00", "not resolved", "1"],
-        ["GLUE beside our s/accuracy", "c", "80.69 %", "-2.59", "not run yet", "", "not run yet", ""],
+        ["GLUE vs. our s/accuracy", "a", "83.28 %", "", "50.00 %", "", "reference", "1"],
+        ["GLUE vs. our s/accuracy", "b", "not at hand", "", "25.00 %", "-25.00", "not resolved", "1"],
+        ["GLUE vs. our s/accuracy", "c", "80.69 %", "-2.59", "not run yet", "", "not run yet", ""],
     ]
 
 
@@ -396,7 +396,7 @@ def test_a_sweep_that_names_no_metric_is_compared_by_one_that_all_runs_have(chan
 @pytest.mark.parametrize("rows", [10, 17])
 @pytest.mark.parametrize("seeds", [3, 5])
 def test_with_nothing_true_few_pages_show_a_verdict(rows, seeds):
-    """Fewer than 6 % of pages, of normal and of binomial metrics, with test sets from 40 rows on."""
+    """Fewer than 6 % of pages show a verdict, for normal and binomial metrics with at least 40 test rows."""
     rng, pages = np.random.default_rng(rows * seeds), 60
     kinds = [lambda: verdicts.page(verdicts.normal(rng, rows, seeds))]
     for test_rows, chance in ((40, 0.02), (1000, 0.5)):

@@ -1,4 +1,4 @@
-"""Set-ups that papers state beside resolved configs: what differs, what is not stated, and the table of both."""
+"""Set-ups of papers compared with resolved configs: differences, values that are not stated, and their table."""
 
 import dataclasses
 

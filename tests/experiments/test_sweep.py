@@ -329,7 +329,7 @@ def test_runs_are_told_beside_what_a_paper_reports(verbs, warm, tmp_path):
     path.write_text(path.read_text() + PUBLISHED.format(row="Published('warm', {'MNLI': 84.5}, 'Table 2')"))
     sweep.run(warm, str(tmp_path))
     (last,) = [line for line in (tmp_path / "table.md").read_text().splitlines() if line.startswith("| MNLI ")][1:]
-    row = "| MNLI beside our a/real_loss | warm | 84.500 | +0.500 | 4.000 | +0.000 | not resolved | 1 |"
+    row = "| MNLI vs. our a/real_loss | warm | 84.500 | +0.500 | 4.000 | +0.000 | not resolved | 1 |"
     assert last == row
     found = json.loads((tmp_path / "sweep.json").read_text())
     assert found["compared"] == {"MNLI": "a/real_loss"} and found["rivals"] == []

@@ -52,7 +52,7 @@ def chains(source, folder, of=ALL):
 
 
 def observed(path):
-    """Everything that a conversion keeps, as this package reads it."""
+    """Returns everything that a conversion keeps, as this package reads it."""
     with checkpoint_formats.opened(path) as pretrained:
         weights = {name: np.asarray(leaf, np.float32) for name, leaf in pretrained.flat().items()}
         types = {name: str(leaf.dtype) for name, leaf in pretrained.flat().items()}
@@ -69,7 +69,7 @@ def assert_same(one, other, where):
 
 
 def hub_content(path):
-    """A Hugging Face directory's files: JSON as trees, tensors as float32 arrays."""
+    """Returns the files of a Hugging Face directory: JSON as trees, tensors as float32 arrays."""
     trees = {path.name: json.loads(path.read_text()) for path in path.glob("*.json")}
     with files.opened(str(path)) as tensors:
         return trees, {name: np.asarray(tensor[...], np.float32) for name, tensor in tensors.items()}
@@ -96,7 +96,7 @@ def test_every_chain_is_the_identity(family, folder, tmp_path):
     model = exports.randomized(exports.pretrained(family, SOURCES[family], folder), dtype=dtype)
     source = tmp_path / "source"
     checkpoint_formats.save(str(source), model, "huggingface")
-    # Settings for text that is written, in a file of their own and in config.json, and a field that nothing reads here.
+    # Generation settings in their own file and in config.json, and a field that this package does not read.
     (source / "generation_config.json").write_text(json.dumps({"num_beams": 3, "max_length": 40, "eos_token_id": 5}))
     described = json.loads((source / "config.json").read_text())
     further = {"length_penalty": 2.0, "task_specific_params": {"summarization": {"prefix": "a: "}}, "mine": [1, None]}
@@ -124,7 +124,7 @@ def test_labels_and_problem_types_stay(family, kind, folder, tmp_path):
 
 
 def frameless_run(folder):
-    """BERT as the demo trains it, whose rows are blocks of text without marks, and its vocabulary."""
+    """The demo's BERT, whose rows are blocks of text without special tokens, and its vocabulary."""
     spec, ids, _ = exports.vocabulary("unigram", folder)
     section = config.Vocabulary(
         spec, **{name: ids[name] for name in ("pad", "unk", "bos", "eos", "cls", "sep", "mask")}
@@ -133,7 +133,7 @@ def frameless_run(folder):
 
 
 def runs(folder):
-    """Runs whose texts are framed otherwise than texts of their family's published models."""
+    """Runs whose special tokens around texts differ from those of their family's published models."""
     bert = frameless_run(folder)
     gpt2 = replace(demo.gpt2(), model=tiny.MODEL, vocabulary=bert.vocabulary)
     gpt2 = replace(gpt2, data=replace(gpt2.data, length=64))
@@ -177,7 +177,7 @@ def test_an_elmo_stays_the_same_by_way_of_bilm_and_ours(tmp_path):
         assert_same(observed(path), want, chain)
 
 
-# How tokenizers of others put special tokens around texts, by what their class reads.
+# Forms in which other tokenizers store special tokens around texts, by what their class reads.
 def framed(tokenizers, ids):
     cls, sep = (("[CLS]", ids["cls"]), ("[SEP]", ids["sep"]))
     processors = tokenizers.processors
@@ -238,7 +238,7 @@ def test_a_tokenizer_of_others_stays_the_same_to_the_bit(frame, named, folder, t
         warnings.simplefilter("ignore")
         for chain, path in chains(source, tmp_path, [(form, "plm_jax", "huggingface") for form in FORMATS]):
             assert seen(path) == want, chain
-            if not named and frame != "roberta":  # As the library puts them around a text, we do.
+            if not named and frame != "roberta":  # We add the same special tokens as the library.
                 lm = plm_jax.load(path)
                 before, after = lm.strategy.frame
                 assert [*before, first, *after] == other.encode("the").ids, chain

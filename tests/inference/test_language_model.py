@@ -351,7 +351,7 @@ def test_without_a_vocabulary_text_is_refused():
         plm_jax.load(golden.FOLDER / "gpt2").generate(["a"], max_new_tokens=1)
 
 
-# Documents end with the end token, and nothing else is around a text.
+# Documents end with the end token, and texts have no other special tokens.
 OF_RUN = {"bos_token_id": 3, "eos_token_id": 13, "ends_with": [], "separator_token_id": 13}
 
 

@@ -213,7 +213,7 @@ def _model(family: str, pad: int):
 
 
 def randomized(model: Pretrained, seed: int = 0, scale: float = 1.0, dtype=np.float32) -> Pretrained:
-    """The model with normally distributed parameters."""
+    """Returns the model with normally distributed parameters."""
     rng = np.random.default_rng(seed)
     params = jax.tree.map(lambda leaf: (scale * rng.standard_normal(leaf.shape)).astype(dtype), model.params)
     return dataclasses.replace(model, params=params)

@@ -1,4 +1,4 @@
-"""Which rows a file without validation rows of its own holds out, worked out from all of its groups at once."""
+"""Held-out rows of a file without its own validation rows, computed from all groups at once."""
 
 import collections
 import hashlib
@@ -17,7 +17,7 @@ def share(group):
 
 
 def held_out(groups, fraction):
-    """Returns the name of the rule and whether each row is held out, from the group of each."""
+    """Returns the name of the rule and whether each row is held out, from the groups of the rows."""
     sizes = collections.Counter(map(normalized, groups))
     in_order = sorted(sizes, key=share)
     chosen = {group for group in in_order if share(group) < Fraction(fraction)}

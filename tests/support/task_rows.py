@@ -239,9 +239,9 @@ ROWS = {
     "wmt15_enfr": _wmt("fr", "French", "L’été."),
     "wmt16_enro": _wmt("ro", "Romanian", "Casa e mică."),
 }
-# Rows of the split `train`, where other examples are made of them.
+# Rows of the split `train`, if they become different examples.
 TRAINED = {"super_glue_wsc": [(row, examples if row["label"] else []) for row, examples in _WSC]}
-# The names of the same tasks in t5.data; two tasks there may be one here.
+# Names of the same tasks in t5.data; two tasks there may be one here.
 T5_TRAINED = {"super_glue_wsc": "super_glue_wsc_v102_simple_train"}
 T5_NAMES = {
     **{name: f"{name}_v002" for name in ROWS if name.startswith("glue")},

@@ -136,7 +136,7 @@ def test_one_of_before_runs_had_an_identity_is_refused_in_one_line(copied):
 
 
 def test_one_of_another_run_is_not_taken(copied, trained, tiny, tmp_path, verb):
-    """The same config, trained again: each file is as it was saved, and the step is the same."""
+    """A checkpoint of the same config and step from another run, whose files are all as they were saved."""
     loop.pretrain(_run(tiny), str(tmp_path / "other"))
     shutil.rmtree(copied / "checkpoints/6")
     shutil.copytree(tmp_path / "other/checkpoints/6", copied / "checkpoints/6")
@@ -145,7 +145,7 @@ def test_one_of_another_run_is_not_taken(copied, trained, tiny, tmp_path, verb):
     loop.pretrain(_run(tiny), str(copied))
     assert json.loads((copied / "config.json").read_text())["history"][-1]["step"] == 4
     assert resume.differences(copied, trained) == [] and (copied / "checkpoints/6.damaged").exists()
-    # Checkpoints that are moved without their config.json are a run of their own.
+    # Checkpoints that are moved without their config.json count as a separate run.
     (copied / "config.json").unlink()
     assert verb("checkpoints", "verify", str(copied)).status == 0
 

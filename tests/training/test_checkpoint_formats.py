@@ -43,7 +43,7 @@ def edit(folder, **fields):
 
 
 def reseal(folder):
-    """Makes what was changed in a converted directory what was sealed."""
+    """Seals a converted directory again after a change."""
     if (folder / sealing.MANIFEST).exists():
         sealing.seal(str(folder), {"format": 1})
 

@@ -1,4 +1,4 @@
-"""Another seed, rate or schedule is an argument of the compiled programs: it compiles nothing."""
+"""Seed, rate and schedule are arguments of the compiled programs: a change of them compiles nothing."""
 
 from collections import Counter
 
@@ -40,7 +40,7 @@ OTHERS = {
 
 @pytest.fixture
 def missed(tmp_path):
-    """Counts the programs that JAX's persistent cache lacks, and those that it has, from an empty cache on."""
+    """Counts the misses and hits of JAX's persistent cache, which is empty at first."""
     names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs", "jax_enable_compilation_cache")
     before, counts, is_on = {name: getattr(jax.config, name) for name in names}, Counter(), True
     prefix = "/jax/compilation_cache/cache_"
@@ -61,7 +61,7 @@ def missed(tmp_path):
 
 
 def trained(tiny, **sections):
-    """The losses of a run on one device, from its first state on."""
+    """Returns the losses of a run on one device, from its first state."""
     first = {"train": {"steps": STEPS, "seed": 0}, "schedule": config.ConstantSchedule(1e-3)}
     losses, *_ = runs.steps(runs.make(tiny, dropout=0.1, **(first | sections)), 1)
     return losses
@@ -97,7 +97,7 @@ def test_any_function_of_the_step_is_a_schedule(name):
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e300, None, "fast", np.zeros(2)])
 def test_a_rate_that_is_no_finite_number_is_a_mistake(value):
-    with pytest.raises(UserError, match=r"config.schedule gives .* as the rate of step 8: return a finite number"):
+    with pytest.raises(UserError, match=r"config.schedule returns .* as the rate of step 8: return a finite number"):
         schedules.at(lambda step: value, 7)
 
 

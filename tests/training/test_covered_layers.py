@@ -1,4 +1,4 @@
-"""A user's model with stacked leaves that some layers lack: each row goes by the number of its layer."""
+"""A user's model with stacked leaves that some layers lack: each row counts by the number of its layer."""
 
 import dataclasses
 
@@ -21,7 +21,7 @@ LAYERS, WIDTH = 4, 16
 
 @dataclasses.dataclass(frozen=True)
 class Tower(Model):
-    """A dense layer after another, each on its own tokens; some of them scale their input first."""
+    """A sequence of dense layers, applied to each token; some of them scale their input first."""
 
     kind = "tower"
     architecture = "decoder"
@@ -97,7 +97,7 @@ def test_rows_are_named_by_the_layers_that_a_leaf_covers(coverage, numbers):
 
 def test_decay_goes_by_the_numbers_of_the_layers():
     factors = runs.flat(layer_decay.factors(Tower(), 0.5, registry.shapes(Tower())))
-    # Of n layers, layer i has 0.5 ** (n + 1 - i).
+    # Layer i of n layers has the factor 0.5 ** (n + 1 - i).
     np.testing.assert_allclose(factors[KERNEL].ravel(), [0.5**5, 0.5**4, 0.5**3, 0.5**2])
     np.testing.assert_allclose(factors[SCALE].ravel(), [0.5**4, 0.5**3, 0.5**2])
     assert factors[SCALE].ndim == 2
@@ -157,5 +157,5 @@ def test_rows_that_are_not_those_of_the_layers_are_a_mistake(name):
 
 
 def test_stages_do_not_cut_a_leaf_that_some_layers_lack(tiny):
-    with pytest.raises(UserError, match=r"1:4/norm/scale covers some layers alone, and mesh.stage=2 cuts.*to 1"):
+    with pytest.raises(UserError, match=r"1:4/norm/scale covers only some layers, and mesh.stage=2 cuts.*to 1"):
         loop.Program(make(tiny, mesh=config.Mesh(stage=2)), jax.devices()[:2])

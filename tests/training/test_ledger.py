@@ -94,7 +94,7 @@ def test_while_the_devices_compute_no_wait_counts(clock):
 
 
 def test_waits_while_the_devices_compute_never_sum_to_less_than_nothing():
-    """Time passes between any two looks at the clock, in amounts whose sums are rounded."""
+    """Time passes between any two reads of the clock, in amounts whose sums are rounded."""
     times = itertools.accumulate(itertools.repeat(0.1))
     ledger = Ledger(clock=lambda: next(times))
     release = threading.Event()

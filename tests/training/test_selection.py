@@ -1,4 +1,4 @@
-"""The best weights of a run: which are kept, and that worse ones never replace them unnoticed."""
+"""The best weights of a run are kept, and worse ones never replace them without a message."""
 
 import collections
 import dataclasses
@@ -24,7 +24,7 @@ BENCHMARKS = pathlib.Path(__file__).parents[2] / "benchmarks"
 
 @pytest.fixture(scope="module")
 def faults():
-    """The campaign of damages."""
+    """The campaign of damage to best weights."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(BENCHMARKS)
         import faults_best
@@ -39,7 +39,7 @@ def base(faults, tmp_path_factory):
 
 
 class Steps:
-    """A run of which only the values of its validations are known, and the checkpoints that it goes on from."""
+    """A simulated run with given validation values, and the checkpoints that it resumes from."""
 
     def __init__(self, workdir, select="mood/f1"):
         self.workdir, self.best = workdir, workdir / "checkpoints/best"
@@ -50,7 +50,7 @@ class Steps:
         self.select, self.saved = select, {0: {}}
 
     def train(self, values, first_step=0):
-        """Goes on from a step; returns the lines that were printed at the start and at the end."""
+        """Resumes from a step; returns the lines that were printed at the start and at the end."""
         resumed = types.SimpleNamespace(step=first_step, meta=self.saved[first_step]) if first_step else None
         start = selection.read_start(self.run, str(self.workdir), resumed)
         lines = [*start.notes, *selection.set_aside(start)]
@@ -59,13 +59,13 @@ class Steps:
             for step, value in enumerate(values, first_step + 1):
                 if selector.update(step, {self.select: value}):
                     selector.save(step, {"x": np.float32([step])}, {"config": {}, "selected": selector.state()})
-                # As JSON gives it back.
+                # As read back from JSON.
                 self.saved[step] = json.loads(json.dumps({"selected": selector.state()}))
         return lines, selector.describe_lost()
 
     @property
     def kept(self):
-        """The step of the best weights."""
+        """Returns the step of the best weights."""
         return folders.checked(folders.of_run(str(self.workdir)) / "best")["step"]
 
 
@@ -74,12 +74,12 @@ def test_the_first_of_the_best_stays_and_what_is_to_come_again_does_not_count(tm
     assert run.train([10.0, 30.0, 30.0, 20.0]) == ([], None) and run.kept == 2
     assert run.train([30.0, 29.0], 4) == ([], None) and run.kept == 2
     assert run.train([31.0], 4) == ([], None) and run.kept == 5
-    # From step 3 on step 5 is to come again. If it comes otherwise, the weights of step 2, which it replaced, are lost.
+    # After a resume from step 3, step 5 is reached again. If it is not best again, the weights of step 2 are lost.
     lines, lost = run.train([1.0, 2.0], 3)
-    assert "of step 5 (mood/f1 31), and the run goes on from step 3" in lines[0] and "step 2 (mood/f1 30)" in lines[0]
+    assert "of step 5 (mood/f1 31), and the run resumes from step 3" in lines[0] and "step 2 (mood/f1 30)" in lines[0]
     assert "of step 2 (mood/f1 30), are lost" in lost and run.kept == 5
     assert run.train([31.0], 4)[1] is None and run.kept == 5
-    # What is not finite is never the best.
+    # Values that are not finite are never the best.
     other = Steps(tmp_path / "other")
     assert other.train([math.nan, -1.0, -2.0, math.inf])[1] is None and other.kept == 2
 
@@ -94,7 +94,7 @@ def test_another_metric_counts_from_where_it_is_set(tmp_path):
         "replace them"
     ]
     assert lost is None and run.kept == 4
-    # Where nothing was selected in between, what was selected before counts.
+    # If nothing was selected in between, the earlier selection counts.
     run.saved[5] = {"selected": {}}
     assert run.train([0.4], 5) == ([], None) and run.kept == 4
     assert run.train([0.6], 5) == ([], None) and run.kept == 6
@@ -102,7 +102,7 @@ def test_another_metric_counts_from_where_it_is_set(tmp_path):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_whatever_becomes_of_best_the_values_in_it_only_rise_and_each_loss_is_told(seed, tmp_path):
-    """Against the best value of each timeline, found by hand, over random values, rewinds and damages."""
+    """Compares with the best value of each timeline, for random values, rewinds and damage."""
     rng, run = random.Random(seed), Steps(tmp_path)
     timeline, step = {}, 0
     for _ in range(6):

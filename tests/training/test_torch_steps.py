@@ -28,7 +28,7 @@ MICROBATCHES = 2
 
 @functools.cache
 def compiled(family: str, model: settings.Transformer):
-    """The step of a recipe, its optimizer and its learning rate by step."""
+    """Returns the step of a recipe, its optimizer and its learning rate by step."""
     recipe, peak, loss = RECIPES[family]
     optimizer, rate = optimizers.build(recipe), config.ConstantSchedule(peak, warmup_steps=5).rate(20)
     return jax.jit(step.train_step(loss, registry.build(model), optimizer, MICROBATCHES)), optimizer, rate

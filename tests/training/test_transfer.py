@@ -109,7 +109,7 @@ def test_the_model_of_a_config_that_a_source_replaces_is_not_checked(model, sour
     run = transfer.resolve(config.resolve(tree, f"{tiny}/tiny.py", replaces_model=True), str(sources / "run"))
     own = runs.make(tiny)
     assert (run.model.kind, run.model.stack, run.objective) == ("decoder", own.model.stack, own.objective)
-    # The checkpoint's model is checked in its place.
+    # The checkpoint's model is checked instead.
     masked = dataclasses.replace(page, objective=objectives.MaskedLM())
     with pytest.raises(UserError, match="objective 'masked_lm' trains a model of kind 'encoder'"):
         page = config.resolve(config.to_dict(masked), f"{tiny}/tiny.py", replaces_model=True)

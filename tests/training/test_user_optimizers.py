@@ -1,4 +1,4 @@
-"""A user's optimizer of optax's masks and partitions: over meshes, saved and resumed, it is optax on one device."""
+"""A user's optimizer with optax's masks and partitions, on meshes and resumed, equals optax on one device."""
 
 import dataclasses
 
@@ -17,7 +17,7 @@ from tests.support import runs
 
 
 def is_matrix(params):
-    """By the paths of a user's parameters, which end with names."""
+    """Returns whether each parameter is a matrix of a layer, by its path and number of axes."""
     return jax.tree.map_with_path(lambda path, leaf: path[-1].key == "kernel" and leaf.ndim == 3, params)
 
 
@@ -32,7 +32,7 @@ def numbers(params):
 
 @dataclasses.dataclass(frozen=True)
 class Masked(config.Optimizer):
-    """Momentum for the matrices alone, and a decay of all but vectors."""
+    """Momentum for the matrices only, and weight decay for everything except vectors."""
 
     kind = "masked"
 
@@ -43,7 +43,7 @@ class Masked(config.Optimizer):
 
 @dataclasses.dataclass(frozen=True)
 class Partitioned(config.Optimizer):
-    """Adafactor, ours, for the matrices, and Adam for the rest."""
+    """Our Adafactor for the matrices, and Adam for the rest."""
 
     kind = "partitioned"
 
@@ -54,7 +54,7 @@ class Partitioned(config.Optimizer):
 
 @dataclasses.dataclass(frozen=True)
 class Muon(config.Optimizer):
-    """Muon for each layer of the stacked matrices, Adam for the rest, and a schedule of its own."""
+    """Muon for each layer of the stacked matrices, Adam for the rest, with its own schedule."""
 
     kind = "muon"
 
@@ -78,7 +78,7 @@ def make(tiny, optimizer, steps, **mesh):
 
 
 def by_optax(trainer, optimizer):
-    """The parameters by optax alone, unsharded, on the gradients of the batch's mean."""
+    """Returns the parameters that optax alone computes, unsharded, from the gradients of the batch's mean loss."""
     clip = optax.clip_by_global_norm(optimizer.clip_norm) if optimizer.clip_norm else optax.identity()
     rule = optax.chain(clip, *optimizer.transformations(), optax.scale(-RATE))
     loss, model = trainer.loss(), trainer.model()
@@ -112,7 +112,7 @@ def test_sharded_saved_and_resumed_it_is_optax_on_one_device(optimizer, tiny, tm
         return checkpoints.read_state(tmp_path / "checkpoints" / str(step), like)
 
     state, notes = trainer.restored(resumed, read)
-    assert notes == [f"resumed after step {SAVED}"]  # With its moments.
+    assert notes == [f"resumed after step {SAVED}"]  # Resumes with its moments.
     train_step = trainer.stage_step(trainer.stages[0])
     for number, (batch, _) in enumerate(trainer.batches(SAVED), SAVED):
         state, _ = train_step(state, batch, *trainer.inputs(number))
@@ -132,7 +132,7 @@ def test_its_moments_lie_where_the_parameters_do(optimizer, tiny):
     params = program.abstract_state.params
     for key in kernel:
         params = params[key]
-    # Factored moments have an axis less.
+    # Factored moments have one axis less.
     assert found == ([] if optimizer.kind == "partitioned" else [params.sharding.spec])
     report = plan.plan(dataclasses.replace(program.run, mesh=config.Mesh()), "none")
     sizes = [leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(program.published_state.optimizer)]

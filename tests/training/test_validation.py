@@ -64,7 +64,7 @@ def test_a_metric_to_select_by_declares_whether_more_is_better(folder, monkeypat
     monkeypatch.setattr(metrics, "_DECLARED", dict(metrics._DECLARED))
     run = make(folder)
     run = dataclasses.replace(run, evaluation=dataclasses.replace(run.evaluation, select="a/mine"))
-    with pytest.raises(UserError, match=r"select is 'a/mine', of which it is not known whether more or less is better"):
+    with pytest.raises(UserError, match=r"select is 'a/mine', whose direction is not declared: declare 'mine' with"):
         loop.Trainer(run, jax.devices()[:1])
     metrics.declare("mine", metrics.Metric("less"))
     for select, best in (("a/mine", 1.0), ("a/accuracy", 2.0), ("a/loss", 1.0), ("a/perplexity", 1.0)):

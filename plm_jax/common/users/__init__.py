@@ -2,9 +2,9 @@
 
 A file is one module however it is found, as a config page, by `--module=FILE` or by an import from a file beside it: a
 class in it exists once. Its module is a part of this package by name, so that processes which this one starts find it
-when they are handed settings of its classes; their environment lists the files. A package beside a file keeps its name,
-and the environment lists its folder. Only users' own code imports what lies beside it: a library that looks for an
-optional `torch` never gets a user's `torch.py`.
+when they are handed settings of its classes; their environment lists the files. A package next to a file keeps its
+name, and the environment lists its folder. Only users' own code imports modules from its own folder: a library that
+looks for an optional `torch` never imports a user's `torch.py`.
 
 Settings may name a module, of tasks or of a segmenter. It is imported if the command line or a config of the user's own
 names it: a checkpoint, which may be anyone's, runs no code.
@@ -31,14 +31,14 @@ from plm_jax.common.roles import Role
 from plm_jax.common.users import code
 
 _PACKAGE = os.path.dirname(os.path.abspath(plm_jax.__file__))
-# As JSON, the files and packages that this process has loaded, and the modules that may be imported by their names.
+# JSON lists of the files and packages that this process has loaded, and of the modules that may be imported by name.
 _ENVIRONMENT, _TRUSTED = "PLM_JAX_USERS_FILES", "PLM_JAX_USERS_MODULES"
 
-# The function of a config page whose result a run records field by field: it may change.
+# Function of a config file that is left out of hashes, because a run records its result field by field.
 _GET_CONFIG = "get_config"
 
-# What is recorded of a module: `sha256` of its code, `imports`, the same of what it imports from its folder, and
-# `kinds`, by their paths the kinds that settings take of it.
+# Record of each module, by file or name: `sha256` of its code, `imports` (the hashes of what it imports from its
+# folder), and `kinds` (the kinds that settings use from it, by their paths in the settings).
 Record = Mapping[str, Mapping[str, Any]]
 
 
@@ -56,7 +56,7 @@ def load(given: str) -> ModuleType:
     if os.path.isfile(file):
         trust([_stem(file)])
         return module(file)
-    # A name that is relative, or has an empty part, is no module's.
+    # A relative name, or one with an empty part, names no module.
     is_name = not given.endswith(".py") and all(part.isidentifier() for part in given.split("."))
     found = _spec(given) if is_name else None
     if found is None and is_name and os.path.isdir(package := given.partition(".")[0]):
@@ -72,7 +72,7 @@ def load(given: str) -> ModuleType:
 def _spec(name: str) -> importlib.machinery.ModuleSpec | None:
     try:
         return importlib.util.find_spec(name)
-    except (ImportError, ValueError):  # ValueError: of a module that no import located, such as `__main__`.
+    except (ImportError, ValueError):  # ValueError: a module without a spec, such as `__main__`.
         return None
 
 
@@ -136,30 +136,30 @@ def _compiled(source: bytes, path: str) -> CodeType:
     try:
         return compile(source, path, "exec")
     except (MemoryError, RecursionError, SyntaxError, ValueError) as error:
-        if getattr(error, "filename", None):  # Its line is known.
+        if getattr(error, "filename", None):  # The error names the line.
             raise
         raise UserError(f"{path} is no Python code ({one_line(error) or type(error).__name__})") from error
 
 
 def used(settings: Any) -> dict[str, dict[str, Any]]:
-    """Returns a `Record` of each module of users' code that settings have kinds of, by its file or its name.
+    """Returns the `Record` of the users' modules that settings have kinds from, by file or name.
 
-    A module's name stands for it where `--module` takes it so, which is where it is part of a package.
+    Modules in packages are listed by name, others by file; `--module` accepts either.
     """
-    found: dict[str, dict[str, Any]] = {}
+    record: dict[str, dict[str, Any]] = {}
     for path, part in _parts(settings, ""):
-        # A loss is none of the settings: an objective or a head names its kind.
+        # A loss is not part of the settings: an objective or a head names its kind.
         named = {f"{path}.loss": _choices(part.loss)} if isinstance(getattr(part, "loss", None), str) else {}
-        for place, choices in ({path: [type(part)]} | named).items():
+        for field, choices in ({path: [type(part)]} | named).items():
             for choice in choices:
                 if _is_users(name := choice.__module__):
-                    of_module = found.setdefault(_told(name), {**_hashes(name), "kinds": {}})
-                    of_module["kinds"][place] = getattr(choice, "kind", choice.__qualname__)
-    return found
+                    of_module = record.setdefault(_module_flag(name), {**_hashes(name), "kinds": {}})
+                    of_module["kinds"][field] = getattr(choice, "kind", choice.__qualname__)
+    return record
 
 
 def _choices(kind: str) -> list[type]:
-    """Returns the choices of all roles that a kind names."""
+    """Returns the classes of this kind in every role."""
     return [role.choices[kind] for role in Role.__subclasses__() if kind in role.choices]
 
 
@@ -169,17 +169,17 @@ def flags(settings: Any) -> list[str]:
 
 
 def digests(name: str) -> list[str]:
-    """Returns the hashes of the code of a module, and of what it imports from its folder; none if it is not here.
+    """Returns the hashes of a module's code and of what it imports from its folder; empty if it is not installed here.
 
-    Nothing is imported for that, so that any settings may name it.
+    Nothing is imported, so settings from any source may name the module.
     """
     first, *parts = name.split(".")
     try:
         spec = importlib.util.find_spec(first)
     except (ImportError, ValueError):
         return []
-    found = list(code.specs(spec, parts))
-    if len(found) <= len(parts) or not (file := found[-1].origin):
+    located = list(code.specs(spec, parts))
+    if len(located) <= len(parts) or not (file := located[-1].origin):
         return []
     hashes = _hashed(file, _source(file), os.path.dirname(code.place(spec)))
     return [hashes["sha256"], *hashes["imports"].values()]
@@ -201,22 +201,22 @@ def check(record: Record, error: UserError) -> None:
 
 
 def changed(record: Record, settings: Any) -> dict[str, tuple[str, str]]:
-    """Returns the short hashes, then and now, of the files whose code has changed, by their paths or names.
+    """Returns the recorded and current short hashes of the files whose code has changed, by path or name.
 
-    These are the files of modules that settings are made of now, and what they import; "none" is the hash of no file.
+    Covers the files of modules that the settings use now, and their imports. The hash of a missing file is "none".
     """
     was = {path: one for one in record.values() for path in one["kinds"]}
-    found: dict[str, tuple[str, str]] = {}
+    changes: dict[str, tuple[str, str]] = {}
     for name, one in used(settings).items():
         folder = os.path.dirname(name) if os.path.isabs(name) else _folder(name)
         for before in (was[path] for path in one["kinds"] if path in was):
             if before["sha256"] != one["sha256"]:
-                found[name] = before["sha256"][:12], one["sha256"][:12]
+                changes[name] = before["sha256"][:12], one["sha256"][:12]
             then, now = before.get("imports", {}), one["imports"]
             for file in sorted(then.keys() | now.keys()):
                 if then.get(file) != now.get(file):
-                    found[os.path.join(folder, file)] = then.get(file, "none")[:12], now.get(file, "none")[:12]
-    return found
+                    changes[os.path.join(folder, file)] = then.get(file, "none")[:12], now.get(file, "none")[:12]
+    return changes
 
 
 def _is_users(name: str) -> bool:
@@ -244,40 +244,40 @@ def _file(name: str) -> str:
     return os.path.abspath(file) if file else ""
 
 
-def _told(name: str) -> str:
-    """Returns what `--module` takes for a module."""
+def _module_flag(name: str) -> str:
+    """Returns the value of `--module` that loads a module: its name in a package, otherwise its file."""
     file = _file(name)
     return file if file and ("." not in name or name.startswith(f"{__name__}.")) else name
 
 
 def _folder(name: str) -> str:
-    """Returns the folder that the absolute imports of a module count from: of one in a package, the package's."""
+    """Returns the folder that a module's absolute imports are relative to, which is outside of its package."""
     file = _file(name)
     levels = 0 if name.startswith(f"{__name__}.") else name.count(".") + (os.path.basename(file) == "__init__.py")
     return os.path.normpath(os.path.join(os.path.dirname(file), *[os.pardir] * levels))
 
 
 def _hashes(name: str) -> dict[str, Any]:
-    """Returns `sha256` and `imports` of a `Record` for a loaded module."""
+    """Returns the `sha256` and `imports` fields of a `Record` for a loaded module."""
     file = _file(name)
     return _hashed(file, _source(file), _folder(name))
 
 
 @functools.cache
 def _hashed(file: str, source: bytes, root: str) -> dict[str, Any]:
-    found = code.imports(file, source, root, _source, without=_GET_CONFIG) if file else {}
-    return {"sha256": code.digest(source, without=_GET_CONFIG), "imports": found}
+    imports = code.imports(file, source, root, _source, without=_GET_CONFIG) if file else {}
+    return {"sha256": code.digest(source, without=_GET_CONFIG), "imports": imports}
 
 
 def _source(file: str) -> bytes:
-    """Returns the code of a file that this process has loaded or will; of none, nothing."""
+    """Returns the code of a file as this process has loaded it, or would load it; empty if there is no such file."""
     loaded = sys.modules.get(_name(file))
     return _read(file) if loaded is None else loaded.__source__
 
 
 @functools.cache
 def _read(file: str) -> bytes:
-    """Returns the bytes of a file when they were first asked for, which is when a run starts."""
+    """Returns the bytes of a file as they were at the first call, when a run starts."""
     if not os.path.isfile(file):
         return b""
     with open(file, "rb") as opened:
@@ -285,7 +285,7 @@ def _read(file: str) -> bytes:
 
 
 def _list(path: str) -> None:
-    """Adds a file or the folder of a package to those that this process and its children have loaded."""
+    """Adds a file or a package's folder to the list of what this process and its children have loaded."""
     os.environ[_ENVIRONMENT] = json.dumps(list(dict.fromkeys([*_listed(_ENVIRONMENT), os.path.abspath(path)])))
 
 
@@ -327,36 +327,36 @@ class _Loader(importlib.abc.Loader):
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds users' files by the names of their modules, and by their own what lies beside one that was loaded.
+    """Finds users' files by the names of their modules, and modules next to a loaded file by their own names.
 
-    What an import would find without it comes first.
+    Modules that Python's other finders locate come first.
     """
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        """Returns the spec of a user's file or package; None: it is none, or not for who imports it."""
+        """Returns the spec of a user's file or package, or None if there is none or the importer may not use it."""
         files = _listed(_ENVIRONMENT)
         if name.startswith(f"{__name__}."):
             file = next((file for file in files if _name(file) == name), None)
             return importlib.util.spec_from_loader(name, _Loader(file), origin=file) if file else None
         if "." in name:
             return None
-        # A package that was loaded is found by whoever unpickles a class of it.
+        # Any code may import a loaded package, since unpickling a class of it does.
         loaded = [os.path.dirname(file) for file in files if os.path.basename(file) == name]
         for folder in dict.fromkeys([*loaded, *_searched(_importer(), files)]):
-            found = code.beside(name, folder)
-            if found is None:
+            spec = code.beside(name, folder)
+            if spec is None:
                 continue
-            if found.submodule_search_locations:
+            if spec.submodule_search_locations:
                 _list(os.path.join(folder, name))
-                return found
-            if found.origin.endswith(".py"):
-                return importlib.util.spec_from_loader(name, _Loader(found.origin), origin=found.origin)
-            return found
+                return spec
+            if spec.origin.endswith(".py"):
+                return importlib.util.spec_from_loader(name, _Loader(spec.origin), origin=spec.origin)
+            return spec
         return None
 
 
 def _importer() -> str:
-    """Returns the file of the code that is importing a module, past the frames of Python's import."""
+    """Returns the file of the code that is importing a module, skipping the frames of Python's import system."""
     frame = sys._getframe(2)
     while frame is not None and frame.f_globals.get("__name__", "").startswith("importlib"):
         frame = frame.f_back
@@ -364,7 +364,7 @@ def _importer() -> str:
 
 
 def _searched(importer: str, files: Sequence[str]) -> list[str]:
-    """Returns the folders that code finds modules in: for a user's file its own, for this module those of all files."""
+    """Returns the folders to search: a user's file searches its own folder, this module the folders of all files."""
     folders = [os.path.dirname(file) for file in files]
     if importer == __file__:
         return folders

@@ -1,7 +1,7 @@
 """Hashes of users' code: of a file, and of every file that it imports from its folder.
 
-Nothing is imported here to find that out: imports are read off the syntax tree. The hash is that of the tree, without
-comments, docstrings and positions, and is the same on every Python from 3.11 on.
+Imports are read from the syntax tree, so no user code runs. The hash covers the tree without comments, docstrings and
+positions, and is the same on every Python version from 3.11 on.
 """
 
 import ast
@@ -20,64 +20,63 @@ _LOADERS = (
     (_machinery.SourceFileLoader, _machinery.SOURCE_SUFFIXES),
     (_machinery.SourcelessFileLoader, _machinery.BYTECODE_SUFFIXES),
 )
-# What changes nothing of what code does.
+# Fields of syntax nodes that do not affect what code does.
 _FIELDS_WITHOUT_EFFECT = ("kind", "type_comment", "type_ignores")
 
 
 def digest(source: bytes, without: str = "") -> str:
-    """Returns the SHA-256 of a file's syntax tree, or of its bytes if they are no Python.
+    """Returns the SHA-256 of a file's syntax tree, or of its bytes if they are not valid Python.
 
     Args:
-      without: name of a function of the file that does not count.
+      without: name of a function in the file to leave out.
     """
     tree = _parse(source, without)
     if tree is None:
         return hashlib.sha256(source).hexdigest()
-    found = hashlib.sha256()
+    tree_hash = hashlib.sha256()
     for word in _words(tree):
-        found.update(word.encode("utf-8", "surrogatepass") + b"\0")
-    return found.hexdigest()
+        tree_hash.update(word.encode("utf-8", "surrogatepass") + b"\0")
+    return tree_hash.hexdigest()
 
 
 def imports(path: str, source: bytes, root: str, read: Callable[[str], bytes], without: str = "") -> dict[str, str]:
-    """Returns the hashes of the files below a folder that a file imports, directly or not, by their paths from there.
+    """Returns the hashes of the files below `root` that a file imports, directly or indirectly, by path from `root`.
 
-    An import that finds a module of Python's or an installed one first is not followed; no import is followed out of
-    the folder.
+    Imports that resolve to the standard library, to an installed module or to a file outside `root` are not followed.
 
     Args:
-      path: the file, below the folder.
-      source: its bytes.
-      root: the folder that its absolute imports count from.
+      path: the file, below `root`.
+      source: bytes of the file.
+      root: the folder that absolute imports are relative to.
       read: returns the bytes of another file.
-      without: as of `digest`.
+      without: name of a function in the file to leave out.
     """
-    # Of a folder of installed packages the file's own package alone.
-    own = {os.path.relpath(path, root).split(os.sep)[0].removesuffix(".py")} if _is_installed(root) else None
-    found: dict[str, str] = {}
+    # In a folder of installed packages, only the file's own package is followed.
+    packages = {os.path.relpath(path, root).split(os.sep)[0].removesuffix(".py")} if _is_installed(root) else None
+    hashes: dict[str, str] = {}
     waiting = [(path, _parse(source, without))]
     while waiting:
         at, tree = waiting.pop()
         for parts in _imported(tree, os.path.relpath(os.path.dirname(at), root)) if tree else ():
-            if parts[0] == "plm_jax" or (own is not None and parts[0] not in own):
+            if parts[0] == "plm_jax" or (packages is not None and parts[0] not in packages):
                 continue
             for file in _files(parts, root):
                 name = os.path.relpath(file, root)
-                if name not in found and file != path:
+                if name not in hashes and file != path:
                     data = read(file)
-                    found[name] = digest(data)
+                    hashes[name] = digest(data)
                     waiting.append((file, _parse(data)))
-    return dict(sorted(found.items()))
+    return dict(sorted(hashes.items()))
 
 
 def beside(name: str, folder: str) -> importlib.machinery.ModuleSpec | None:
-    """Finds a top-level module or package in a folder; None: there is none, or an import finds another one first."""
+    """Finds a top-level module or package in a folder; None if there is none or an import finds another one first."""
     if name in sys.stdlib_module_names or not name.isidentifier():
         return None
-    found = _machinery.FileFinder(folder, *_LOADERS).find_spec(name)
-    usual = _machinery.PathFinder.find_spec(name) if found else None
-    is_hidden = usual is not None and os.path.realpath(place(usual)) != os.path.realpath(place(found))
-    return None if is_hidden else found
+    local = _machinery.FileFinder(folder, *_LOADERS).find_spec(name)
+    usual = _machinery.PathFinder.find_spec(name) if local else None
+    is_hidden = usual is not None and os.path.realpath(place(usual)) != os.path.realpath(place(local))
+    return None if is_hidden else local
 
 
 def place(spec: importlib.machinery.ModuleSpec) -> str:
@@ -87,7 +86,7 @@ def place(spec: importlib.machinery.ModuleSpec) -> str:
 
 @functools.cache
 def _is_installed(folder: str) -> bool:
-    """Whether a folder is one of installed packages or of Python itself."""
+    """Whether a folder holds installed packages or the standard library."""
     known = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     known += [*site.getsitepackages(), site.getusersitepackages()]
     return os.path.realpath(folder) in map(os.path.realpath, known)
@@ -103,19 +102,20 @@ def _parse(source: bytes, without: str = "") -> ast.Module | None:
 
 
 def _is_left_out(node: ast.stmt, name: str) -> bool:
-    """Whether a statement defines a function of a name, without a class in it."""
+    """Whether a statement defines a function of this name that contains no class."""
     is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name
     return is_function and not any(isinstance(below, ast.ClassDef) for below in ast.walk(node))
 
 
 def _words(tree: ast.Module) -> Iterator[str]:
-    """Yields a tree's nodes and their fields, depth first, with numbers of items from which the tree can be made."""
+    """Yields a tree's nodes and fields depth first, with item counts that make the sequence unambiguous."""
     waiting: list[object] = [tree]
     while waiting:
         value = waiting.pop()
         if isinstance(value, ast.Constant):
-            of = value.value
-            yield f"Constant {type(of).__name__} {of:x}" if type(of) is int else f"Constant {type(of).__name__} {of!r}"
+            constant = value.value
+            text = f"{constant:x}" if type(constant) is int else repr(constant)
+            yield f"Constant {type(constant).__name__} {text}"
         elif isinstance(value, ast.AST):
             fields = [(name, _with_effect(value, of)) for name, of in ast.iter_fields(value)]
             fields = [
@@ -132,10 +132,10 @@ def _words(tree: ast.Module) -> Iterator[str]:
 
 
 def _with_effect(node: ast.AST, value: object) -> object:
-    """Returns a field of a node without what does nothing: docstrings, `pass`, empty parts of an f-string."""
+    """Returns a field of a node without parts that have no effect: docstrings, `pass`, empty parts of an f-string."""
     if not isinstance(value, list):
         return value
-    if isinstance(node, ast.JoinedStr):  # Python 3.12 alone has such parts.
+    if isinstance(node, ast.JoinedStr):  # Python 3.12 adds such parts.
         return [part for part in value if not (isinstance(part, ast.Constant) and part.value == "")]
     return [
         item
@@ -145,7 +145,7 @@ def _with_effect(node: ast.AST, value: object) -> object:
 
 
 def _imported(tree: ast.Module, folder: str) -> Iterator[Sequence[str]]:
-    """Yields the dotted names that a file in a folder, by its path from the root, may import, as their parts."""
+    """Yields the parts of each dotted name that a file may import; `folder` is the file's, relative to the root."""
     package = [] if folder == os.curdir else folder.split(os.sep)
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -164,19 +164,19 @@ def _imported(tree: ast.Module, folder: str) -> Iterator[Sequence[str]]:
 
 
 def _files(parts: Sequence[str], root: str) -> Iterator[str]:
-    """Yields the files below a folder that an import of a dotted name runs, as far as they are there."""
+    """Yields the existing files below `root` that an import of a dotted name runs."""
     return (spec.origin for spec in specs(beside(parts[0], root), parts[1:]) if spec.origin)
 
 
 def specs(
-    found: importlib.machinery.ModuleSpec | None, parts: Sequence[str]
+    spec: importlib.machinery.ModuleSpec | None, parts: Sequence[str]
 ) -> Iterator[importlib.machinery.ModuleSpec]:
-    """Yields a module and those that are named below it one after another, as far as they are there."""
+    """Yields the spec of a package and of each nested module that `parts` name, until one does not exist."""
     for part in [*parts, ""]:
-        if found is None:
+        if spec is None:
             return
-        yield found
-        folders = list(found.submodule_search_locations or ())
+        yield spec
+        folders = list(spec.submodule_search_locations or ())
         if not folders or not part.isidentifier():
             return
-        found = _machinery.FileFinder(folders[0], *_LOADERS).find_spec(part)
+        spec = _machinery.FileFinder(folders[0], *_LOADERS).find_spec(part)

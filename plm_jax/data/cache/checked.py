@@ -33,7 +33,7 @@ class Vectors:
 
         Args:
           place: where `folder` is.
-          blocks: of each file how many checksums it has, in their order.
+          blocks: number of checksums of each file, in the order of the files.
           crc32: that of all checksums.
           share: of the rows around each one that is read, how many are, too.
         """
@@ -50,7 +50,7 @@ class Vectors:
         return self._place.is_remote and not self._place.has(self._folder, f"{name}.npy")
 
     def _checksums(self, name: str, block_bytes: int = BLOCK_BYTES) -> Checksums:
-        """Those of a file, which has blocks of so many bytes."""
+        """Returns the checksums of a file whose blocks have `block_bytes` bytes."""
         names = list(self._blocks)
         first = sum(self._blocks[before] for before in names[: names.index(name)])
         return Checksums(self._all_checksums, first, self._blocks[name], block_bytes)

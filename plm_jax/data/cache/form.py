@@ -1,7 +1,8 @@
-"""The form of a cache on disk: its names, its sizes and its manifest.
+"""Format of a cache on disk: file names, sizes and the manifest.
 
     CACHE_DIR/SOURCE/manifest.json         format, identity, source, vocabulary, columns, counts of each split;
-                                           `validation`: the rule of what is held out, and the overlap with training
+                                           `validation`: the rule that chose the held-out rows, and their overlap
+                                           with the training rows
     CACHE_DIR/SOURCE/files.json            of which files it was made, see `staleness`
     CACHE_DIR/SOURCE/word_initial.npy      bool [vocab_size]: whether a token begins a word
     CACHE_DIR/SOURCE/SPLIT/tokens-00000.array_record, …   the tokens of all documents, RECORD_TOKENS a record,
@@ -17,7 +18,7 @@
                                            each `vectors.BLOCK_BYTES` of the tokens of all records, and of each vector's
                                            values; a file's first is after those of the files before it
 
-Older formats are rejected: their validation rows may have copies among their training rows.
+Older formats are rejected, because copies of their validation rows may be among their training rows.
 """
 
 import dataclasses
@@ -64,7 +65,7 @@ class Counts:
     Attributes:
       bytes: of its documents' text.
       sizes: how many values each column but the tokens has.
-      blocks: of each file how many checksums it has.
+      blocks: number of checksums of each file.
       crc32: that of all checksums.
     """
 
@@ -115,10 +116,10 @@ def crc32(manifest: Mapping[str, Any]) -> int:
 
 
 def read_manifest(folder: str) -> dict[str, Any]:
-    """The manifest in a source's folder.
+    """Returns the manifest in a source's folder.
 
     Raises:
-      UserError: it is missing, damaged, out of reach, or of another format than FORMAT.
+      UserError: it is missing, damaged, out of reach, or in a format other than FORMAT.
     """
     path = os.path.join(folder, "manifest.json")
     try:
@@ -207,6 +208,6 @@ def read_files(folder: str) -> dict[str, list[Any]] | None:
 
 
 def _is_file(row: Any) -> bool:
-    """Whether it is a file's name, size, two times or twice the mark of its store's, and SHA-256."""
+    """Whether an entry has a file's name, size, two times (or twice the mark of its store), and SHA-256."""
     types = str, int, int | str, int | str, str
     return isinstance(row, list) and len(row) == len(types) and all(map(isinstance, row, types))

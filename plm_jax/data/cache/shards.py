@@ -2,7 +2,8 @@
 
 ArrayRecord's files are Riegeli's, ours of one uncompressed record a chunk: a signature, then chunk after chunk, each a
 header and the record's size before its bytes, and across all of it a block header every 64 KiB (google/riegeli,
-doc/riegeli_records_file_format.md). So where a byte of the records lies is arithmetic. A part's hash is not known.
+doc/riegeli_records_file_format.md). The position of each byte of the records can thus be computed. There is no hash of
+a part of a file.
 """
 
 import itertools
@@ -13,7 +14,7 @@ Fetch = Callable[[int, int], bytes]
 
 _BLOCK, _BLOCK_HEADER = 2**16, 24
 _ROOM = _BLOCK - _BLOCK_HEADER
-# Two hashes, the size of its data, its kind, the number of its records and their size, 8 bytes each but for the kind.
+# Two hashes, the size of the data, the kind and number of records (8 bytes together), and the size of the records.
 _CHUNK_HEADER_BYTES = 40
 
 

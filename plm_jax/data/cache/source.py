@@ -42,7 +42,7 @@ class Source:
     def origin(self, split: str, document: int) -> tuple[str, int] | None:
         """Where a document comes from: a file, or a part of another source, and in it which line or record, from 1.
 
-        None: the cache, which `prepare` has not made, does not say.
+        None: the cache was not made by `prepare` and has no origins.
         """
         opened = self.splits[split]
         if not opened.has("origin"):

@@ -77,7 +77,7 @@ class Split(Documents):
     """A split of a source, opened; safe to read from several threads.
 
     Short vectors are read whole, long ones by pages; of a remote cache tokens are read by range where few are wanted.
-    All that is read is compared with its checksums.
+    Everything that is read is compared with its checksums.
 
     Attributes:
       columns: all but the tokens, by name.
@@ -113,7 +113,7 @@ class Split(Documents):
         return self._milestones("documents")
 
     def _milestones(self, name: str) -> np.ndarray:
-        """Those of a vector of rising numbers."""
+        """Returns the milestones of a sorted vector."""
         milestones = form.milestones_name(name)
         return self._vectors.whole(milestones, *self._shape(milestones))
 

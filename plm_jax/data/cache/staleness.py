@@ -6,8 +6,8 @@
     CACHE_DIR/SOURCE/files.json      of a source of files, of each split: name, size, modification time, change time
                                      and SHA-256 of each file
 
-The manifest depends on the texts alone, the files' times on the machine too. Nothing here imports TensorFlow. A file is
-read only where its size has not changed and its name or one of its times has.
+The manifest depends on the texts alone; the times of the files also depend on the machine. Nothing here imports
+TensorFlow. A file is read only if its size is unchanged, but its name or one of its times has changed.
 """
 
 import contextlib
@@ -27,30 +27,40 @@ from plm_jax.data.sources import files
 
 Listing = dict[str, list[storage.File]]
 
-# File systems count change times in units of up to this: two changes within one leave the same time.
+# Coarsest unit of change times in file systems; two changes within one unit leave the same time.
 _TIME_UNIT_NS = 20_000_000
 
 
 class Comparison(NamedTuple):
-    """What of a cache is not as the config's source is, and why it could not be compared; None: nothing."""
+    """Result of a comparison of a cache with its source.
+
+    Attributes:
+      changed: how they differ; None if they do not.
+      unseen: why they could not be compared; None if they were.
+    """
 
     changed: str | None = None
     unseen: str | None = None
 
 
 class Origin(NamedTuple):
-    """What a source holds: `Corpus.fingerprint`, and of files how they were listed before."""
+    """Contents of a source.
+
+    Attributes:
+      contents: result of `Corpus.fingerprint`.
+      listed: the files as they were listed before they were read, empty for other sources.
+    """
 
     contents: list[str]
     listed: Listing
 
 
 def describe(run: config.Run, name: str, has_validation: bool, contents: Sequence[str] = ()) -> dict[str, Any]:
-    """Returns what a manifest records of its source.
+    """Returns the description of a source that its manifest records.
 
     Args:
-      has_validation: whether it has a split for that of its own.
-      contents: its fingerprint, recorded where the source is neither of files nor read by TensorFlow.
+      has_validation: whether the source has its own validation split.
+      contents: fingerprint of the source, recorded only if neither `FileCorpus` nor TensorFlow reads it.
     """
     source = run.data.sources[name]
     described = {
@@ -65,16 +75,16 @@ def describe(run: config.Run, name: str, has_validation: bool, contents: Sequenc
 
 
 def segmenter(run: config.Run, name: str) -> list[str]:
-    """Returns the segmenter of a source, followed by the hashes of its code; none of them if the code is not here."""
+    """Returns the segmenter of a source, followed by the hashes of its code if it is installed here."""
     function = run.data.segmenters[name]
     return [function, *users.digests(function.partition(":")[0])]
 
 
 def look(source: Any, fingerprint: Callable[[], list[str]]) -> Origin:
-    """Returns what a source holds now; its files are listed before they are read, so that a later change is noticed.
+    """Returns the current contents of a source. Files are listed before they are read, so later changes are noticed.
 
     Raises:
-      UserError: a fingerprint that is no list of texts.
+      UserError: the fingerprint is not a list of strings.
     """
     listed = _listing(source) if _is_of_files(source) else {}
     _settle(listed)
@@ -109,7 +119,7 @@ def compare(run: config.Run, name: str, say: Callable[[str], None]) -> Compariso
     """Compares a source with its cache.
 
     Args:
-      say: called with a line before files are read.
+      say: function that prints a line, called before files are read.
 
     Raises:
       UserError: the cache is missing or damaged.
@@ -121,8 +131,8 @@ def compare(run: config.Run, name: str, say: Callable[[str], None]) -> Compariso
     before = {field: value for field, value in was.items() if field != "fingerprint"}
     now = describe(run, name, was["validation_fraction"] is None)
     if len(now.get("segmenter", ())) == 1 and now["segmenter"] == before.get("segmenter", [])[:1]:
-        del now["segmenter"], before["segmenter"]  # Its code need only be where caches are prepared.
-    # A source of another name may hold the same texts.
+        del now["segmenter"], before["segmenter"]  # Only machines that prepare caches need its code.
+    # A source with another name may have the same texts.
     changes = [change for change in config.differences(before, now) if change.field != "name"]
     if changes:
         fields = (
@@ -145,12 +155,12 @@ def compare(run: config.Run, name: str, say: Callable[[str], None]) -> Compariso
 
 
 def _is_of_files(source: Any) -> bool:
-    """Whether the documents of a source are those of its files, as `FileCorpus` reads them."""
+    """Whether `FileCorpus` reads the documents of a source."""
     return isinstance(source, config.FileSource) and type(source).open is config.FileSource.open
 
 
 def _is_users(source: Any) -> bool:
-    """Whether a source opens a corpus of a user's; one of TensorFlow's is not opened by a training process."""
+    """Whether a source opens a user's corpus, rather than files or a corpus that needs TensorFlow."""
     return not (_is_of_files(source) or isinstance(source, config.TaskSource))
 
 
@@ -159,11 +169,11 @@ def _digest(contents: Sequence[str]) -> str:
 
 
 def _compare_fingerprint(name: str, source: Any, before: str | None) -> Comparison:
-    """Compares the contents of a user's own source with those that its cache was made of."""
+    """Compares the fingerprint of a user's own source with the one that its cache recorded."""
     try:
         with progress.doing(f"{name}: comparing its contents"):
             contents = look(source, source.open(name).fingerprint).contents
-    except Exception as error:  # Its data or its libraries may be on the machine that prepares alone.
+    except Exception as error:  # Only the machine that prepares caches may have its data or libraries.
         return Comparison(unseen=f"its fingerprint fails with {type(error).__name__}: {one_line(error)}")
     if not contents:
         return Comparison(unseen="its fingerprint is empty")
@@ -173,34 +183,34 @@ def _compare_fingerprint(name: str, source: Any, before: str | None) -> Comparis
 
 
 def _listing(source: config.FileSource) -> Listing:
-    """Lists the files of each split of a source, in their order; none where there are none."""
+    """Lists the files of each split of a source, in order; a split without files has an empty list."""
     return {split: storage.listing(files.of_split(source, split).path) for split in files.splits(source)}
 
 
 def _settle(listed: Listing) -> None:
-    """Waits until any further change of the listed files leaves another time than the one in the list."""
+    """Waits until any further change of the listed files would give them a new time."""
     times = [file.changed for split in listed.values() for file in split if isinstance(file.changed, int)]
     if 0 <= time.time_ns() - max(times, default=0) < _TIME_UNIT_NS:
         time.sleep(_TIME_UNIT_NS / 1e9)
 
 
 def _compare_files(folder: str, source: config.FileSource, listed: Listing, say: Callable[[str], None]) -> Comparison:
-    """Compares the files that a cache was made of with those there are; times of files proved equal are recorded."""
+    """Compares the recorded files of a cache with the present ones; records the new times of files that are equal."""
     noted = form.read_files(folder)
     if noted is None:
-        return Comparison("it does not say of which files it was made")
+        return Comparison("it has no record of the files it was made of")
     doubtful: list[tuple[str, str]] = []
     contents: list[str] = []
     unmarked = None
     for split in noted | listed:
-        before, found = noted.get(split, []), listed.get(split, [])
-        if len(before) != len(found):
-            return Comparison(f"it was made of {len(before)} files for {split}, there are {len(found)}")
-        for (name, size, *times, sha256), file in zip(before, found, strict=True):
+        before, present = noted.get(split, []), listed.get(split, [])
+        if len(before) != len(present):
+            return Comparison(f"it was made of {len(before)} files for {split}, there are {len(present)}")
+        for (name, size, *times, sha256), file in zip(before, present, strict=True):
             if size != file.size:
                 return Comparison(f"{file.path} has another size than {name} had")
             if file.modified == "":
-                unmarked = f"its store gives neither a hash nor a time of {file.path}"
+                unmarked = f"its store provides neither a hash nor a time for {file.path}"
             if [name, *times] != [_name(source, split, file.path), file.modified, file.changed]:
                 doubtful.append((file.path, sha256))
             contents.append(sha256)
@@ -211,7 +221,7 @@ def _compare_files(folder: str, source: config.FileSource, listed: Listing, say:
     for path, sha256 in doubtful:
         if files.sha256(path) != sha256:
             return Comparison(f"{path} has changed")
-    with contextlib.suppress(OSError, UserError):  # Where it cannot be written they are read again next time.
+    with contextlib.suppress(OSError, UserError):  # If it cannot be written, they are read again next time.
         note(folder, source, Origin(contents, listed))
     return Comparison(unseen=unmarked)
 

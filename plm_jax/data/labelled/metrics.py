@@ -1,4 +1,6 @@
-"""Metrics of labelled examples from the outputs of a head for the rows of a split, declared in `common.metrics`.
+"""Metrics of labelled examples, computed from the outputs of a head for the rows of a split.
+
+`common.metrics` declares their units and directions.
 
 classes   accuracy, matthews; of two classes f1, that of the second
 score     pearson, spearman, mse; the correlations of constant scores are 0
@@ -51,7 +53,7 @@ def names(objective: objectives.Labelled, labels: Sequence[str] = ()) -> list[st
 
 
 def accuracy(truth: Sequence[int], told: Sequence[int]) -> float:
-    """Returns the share of right answers."""
+    """Returns the share of correct predictions."""
     return float(np.mean(np.asarray(truth) == np.asarray(told)))
 
 
@@ -146,11 +148,11 @@ def _tags(rows: LabelledRows, outputs: Outputs, labels: Sequence[str]) -> Figure
     truth = [[labels[tag] for tag in of] for of in _column(rows, "tags")]
     told = [tags_of(rows, item, outputs[item], labels) for item in range(rows.num_rows)]
     pairs = [pair for both in zip(truth, told, strict=True) for pair in zip(*both, strict=True)]
-    found = {"token_accuracy": float(np.mean([wanted == found for wanted, found in pairs]))}
+    token_accuracy = {"token_accuracy": float(np.mean([target == predicted for target, predicted in pairs]))}
     if not tags.has_entities(labels):
-        return found
+        return token_accuracy
     strict = tags.scores(truth, told, strict=True)
-    return found | tags.scores(truth, told) | {f"strict_{name}": value for name, value in strict.items()}
+    return token_accuracy | tags.scores(truth, told) | {f"strict_{name}": value for name, value in strict.items()}
 
 
 def answers(rows: LabelledRows, outputs: Outputs) -> list[spans.Answer]:

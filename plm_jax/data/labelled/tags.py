@@ -32,7 +32,7 @@ def entities(tags: Sequence[str], strict: bool = False) -> list[Entity]:
 
 
 def scores(truth: Sequence[Sequence[str]], told: Sequence[Sequence[str]], strict: bool = False) -> dict[str, float]:
-    """Returns precision, recall and F1 of the entities of all sentences; 0 where there are none."""
+    """Returns precision, recall and F1 of the entities of all sentences, 0 if there are none."""
     right, wanted, found = 0, 0, 0
     for of_truth, of_told in zip(truth, told, strict=True):
         pair = [set(entities(tags, strict)) for tags in (of_truth, of_told)]

@@ -3,15 +3,15 @@
     caches.py      which caches a run needs
     making.py      the cache of one source, from these parts:
     reading.py     its documents, in order
-    groups.py      which rows are held out, and which are in both splits
+    groups.py      held-out rows, and rows that are in both splits
     tokenising.py  tokens and columns of batches of documents, by a process a core (`workers.py`)
     spill.py       tokenised documents in files chosen by a hash, and from there to the cache
     beam.py        the same on Apache Beam (`runners.py`)
 
 Documents stream from the source, are tokenised in batches and spilled to `spill.NUM_SHARDS` files chosen by a hash;
-then it is known which groups are held out, and each shard is read, sorted by the hash and written. So the order is a
-fixed pseudo-random one whatever the number of processes, and memory holds some batches and then where the documents of
-one shard are.
+then the held-out groups are known, and each shard is read, sorted by the hash and written. The order is pseudo-random
+but does not depend on the number of processes. Memory holds some batches, and later the positions of the documents of
+one shard.
 """
 
 from plm_jax.data.prepare.caches import prepare

@@ -40,11 +40,11 @@ _LOOK_SECONDS = 1.0
 def tokenise(
     run: config.Run, name: str, target: str, options: Sequence[str], skipped: Skipped, show_progress: bool = True
 ) -> tuple[int, groups.Groups]:
-    """Spills all documents of a source; returns the number of those with tokens, and all groups.
+    """Spills all documents of a source; returns the number of documents with tokens, and the groups of all.
 
     Args:
       run, name: the run, and which of its sources.
-      target: where the spill goes, a folder of this machine that is there.
+      target: existing folder on this machine for the spill.
       options: as `runners.pipeline` takes them. Where workers are elsewhere, `--temp_location` must be a place that
         they share with this process.
       skipped: to which the bad rows that were left out are added.
@@ -111,7 +111,7 @@ def _tokenise(
 
 
 def _parted(blocks: list[tokenising.Block]) -> bytes:
-    """Where each file's part ends, and the parts, one after another; what `_distribute` reads."""
+    """Returns the data that `_distribute` reads: the end of each file's part, followed by the parts."""
     parts = [b"".join(of_file) for of_file in zip(*(block.files for block in blocks), strict=True)]
     return b"".join([np.cumsum([len(part) for part in parts], dtype=_OFFSETS).tobytes(), *parts])
 
@@ -169,7 +169,7 @@ def _progress(folder: str, description: str, total: int, show: bool) -> Iterator
 
 
 def _collect(folder: str, num_pieces: int, target: str, skipped: Skipped) -> tuple[int, groups.Groups]:
-    """Sorts what the workers wrote into the spill of this machine; returns what `tokenise` returns."""
+    """Distributes the files that workers wrote to the spill of this machine; returns what `tokenise` returns."""
     found = set(storage.names(folder))
     for index in range(num_pieces):
         if f"{index}.error" in found:
@@ -193,7 +193,7 @@ def _collect(folder: str, num_pieces: int, target: str, skipped: Skipped) -> tup
 
 
 def _distribute(data: memoryview, files: list[io.BufferedWriter]) -> None:
-    """Appends the parts of a worker's file to the files of the spill that they belong to."""
+    """Appends the parts of a worker's file to their files of the spill."""
     start = len(files) * _OFFSETS.itemsize
     ends = np.frombuffer(data[:start], _OFFSETS) + np.uint64(start)
     for file, end in zip(files, ends.tolist(), strict=True):

@@ -1,12 +1,14 @@
-"""Groups of rows that are never in both splits, and the rows that training and validation share.
+"""Groups of rows that are held out together, and the rows that training and validation share.
 
-A row's group is what its source declares, such as a document's id, or else its first text: the context of a question,
-the premise of a pair, the inputs of an example. Texts are compared after Unicode NFC with white space collapsed.
+A row's group is the one that its source declares, such as a document's id, or else its first text: the context of a
+question, the premise of a pair, the inputs of an example. Groups are compared after Unicode NFC normalization with
+white space collapsed.
 
-Where a source has no validation split, the groups whose 64-bit hash is below `data.validation_fraction` of all hashes
-are held out. Where these have fewer than MIN_ROWS rows, the groups with the next smallest hashes follow, up to MIN_ROWS
-rows and while at most one row in MAX_SHARE is held out; the first group follows whatever its size. So one bound on the
-hash decides, and it depends on the rows alone: not on their order, the number of workers or shards, or the runner.
+If a source has no validation split, the groups whose 64-bit hash is below `data.validation_fraction` of all hashes are
+held out. If these have fewer than MIN_ROWS rows, the groups with the next smallest hashes are added, up to MIN_ROWS
+rows and while at most one row in MAX_SHARE is held out. At least one group is held out, whatever its size. The split is
+thus a single bound on the hash, which depends on the rows alone: not on their order, the number of workers or shards,
+or the runner.
 """
 
 import hashlib
@@ -20,9 +22,9 @@ import numpy as np
 
 MIN_ROWS = 20
 MAX_SHARE = 10
-# How rows are compared: all of their texts as they are, all of their texts normalized, their groups.
+# Levels of comparison of rows: all texts unchanged, all texts normalized, groups.
 LEVELS = ("exact", "normalized", "group")
-# What is written of each row: a hash for each level, and whether it is of the source's own validation split.
+# Record of a row: its hash at each level, and whether it is in the source's own validation split.
 KEYS = np.dtype([*((level, "<u8") for level in LEVELS), ("validates", "?")])
 _BLOCK_ROWS = 2**17
 # Number of validation rows whose hashes are in memory at once.
@@ -30,12 +32,12 @@ _PART_ROWS = 2**21
 
 
 def normalize(text: str) -> str:
-    """Returns a text in Unicode NFC, with runs of white space as one space and none at its ends."""
+    """Returns a text in Unicode NFC, stripped and with runs of white space replaced by one space."""
     return " ".join(unicodedata.normalize("NFC", text).split())
 
 
 def key(text: str) -> int:
-    """Returns the hash of a group, 64 bits."""
+    """Returns the 64-bit hash of a group."""
     return _hash(normalize(text))
 
 
@@ -48,9 +50,10 @@ def keys(
     """Returns the KEYS of rows.
 
     Args:
-      texts, others: the first text of each row, and those that follow; None: rows are documents of one text.
-      groups: the group of each row; None: its first text.
-      validates: whether each row is of the source's own validation split.
+      texts: first text of each row.
+      others: further texts of each row; None if rows are documents of one text.
+      groups: group of each row; None for the first text.
+      validates: whether each row is in the source's own validation split.
     """
     hashes = []
     for text, rest, group in zip(texts, others or [()] * len(texts), groups, strict=True):
@@ -65,18 +68,18 @@ def keys(
 
 
 def _hash(text: str, *others: str) -> int:
-    """Returns 64 bits; of several texts their lengths count too, so that no other texts have the same bytes."""
+    """Returns a 64-bit hash. The lengths of several texts are hashed too, so that texts cannot run into each other."""
     parts = [part.encode("utf-8") for part in (text, *others)]
     lengths = b"".join(len(part).to_bytes(8, "little") for part in parts) if others else b""
     return int.from_bytes(hashlib.blake2b(lengths + b"".join(parts), digest_size=8).digest(), "big")
 
 
 class Rule(NamedTuple):
-    """What decides which rows are held out.
+    """Rule that chooses the held-out rows.
 
     Attributes:
-      name: `source`, its own split; `hash`, the bound that the fraction sets; `top-up`, a higher bound, for MIN_ROWS;
-        `none`, nothing is held out.
+      name: `source` for the source's own split, `hash` for the bound that the fraction sets, `top-up` for a higher
+        bound that reaches MIN_ROWS, `none` if nothing is held out.
       bound: groups with a hash below it are held out; 0 for `source` and `none`.
     """
 
@@ -86,12 +89,12 @@ class Rule(NamedTuple):
 
 @dataclass
 class Groups:
-    """Numbers of rows that decide which groups are held out; the sum over parts of a source is that of the source.
+    """Row counts that decide which groups are held out. Counts of the parts of a source add up to those of the source.
 
     Attributes:
-      rows: the number of rows.
-      smallest: the number of rows of each of the MIN_ROWS groups with the smallest hashes, by hash. More are not
-        needed: each has a row, so MIN_ROWS groups have MIN_ROWS rows.
+      rows: number of rows.
+      smallest: number of rows of each of the MIN_ROWS groups with the smallest hashes, by hash. More groups are not
+        needed, because each has at least one row.
     """
 
     rows: int = 0
@@ -99,27 +102,27 @@ class Groups:
 
     @classmethod
     def of(cls, hashes: Sequence[int] | np.ndarray) -> "Groups":
-        """Counts the rows with these hashes of their groups."""
+        """Counts rows by the hashes of their groups."""
         smallest, counts = np.unique(np.asarray(hashes, np.uint64), return_counts=True)
         first = zip(smallest[:MIN_ROWS].tolist(), counts[:MIN_ROWS].tolist(), strict=True)
         return cls(int(counts.sum()), dict(first))
 
     def add(self, more: "Groups") -> None:
-        """Adds the rows of another part."""
+        """Adds the counts of another part of the source."""
         hashes = sorted(self.smallest.keys() | more.smallest.keys())[:MIN_ROWS]
         self.smallest = {group: self.smallest.get(group, 0) + more.smallest.get(group, 0) for group in hashes}
         self.rows += more.rows
 
     def _rows_below(self, threshold: int) -> int:
-        """Returns the number of rows of groups with a hash below, exact where it is less than MIN_ROWS."""
+        """Returns the number of rows in groups with a hash below the threshold, exact if it is less than MIN_ROWS."""
         return sum(number for group, number in self.smallest.items() if group < threshold)
 
     def is_settled(self, fraction: float) -> bool:
-        """Whether more rows cannot change the `rule`."""
+        """Whether further rows cannot change the `rule`."""
         return fraction == 0 or (len(self.smallest) > 1 and self._rows_below(_threshold(fraction)) >= MIN_ROWS)
 
     def rule(self, fraction: float) -> Rule:
-        """Returns what decides; with a single group, or a fraction of 0, nothing is held out."""
+        """Returns the rule for these rows; with a single group or a fraction of 0, nothing is held out."""
         if fraction == 0 or len(self.smallest) < 2:
             return Rule("none")
         threshold = bound = _threshold(fraction)
@@ -133,23 +136,23 @@ class Groups:
 
 
 def _threshold(fraction: float) -> int:
-    """Returns the least hash that is not below a fraction of all 64-bit hashes."""
+    """Returns the bound on 64-bit hashes that a fraction of them is below."""
     return math.ceil(fraction * 2**64)
 
 
 def are_held_out(rows: np.ndarray, rule: Rule) -> np.ndarray:
-    """Returns whether each row is held out; `rows` have `group` and `validates` as KEYS do."""
+    """Returns whether each row is held out. `rows` is a structured array with the fields `group` and `validates`."""
     if rule.bound == 0:
         return rows["validates"]
-    return rows["group"] <= np.uint64(rule.bound - 1)  # A bound of 2^64 is no uint64.
+    return rows["group"] <= np.uint64(rule.bound - 1)  # A bound of 2^64 does not fit in uint64.
 
 
 class Overlap(NamedTuple):
-    """Numbers of rows.
+    """Numbers of held-out rows and of rows in both splits.
 
     Attributes:
-      validation: how many are held out.
-      shared: by level (`LEVELS`) and split the rows that are also in the other split.
+      validation: number of held-out rows.
+      shared: number of rows that are also in the other split, by level (`LEVELS`) and split.
     """
 
     validation: int
@@ -157,7 +160,7 @@ class Overlap(NamedTuple):
 
 
 def overlap(path: str, rule: Rule) -> Overlap:
-    """Counts the rows of a file of KEYS that both splits have, in memory that does not grow with them."""
+    """Counts the rows of a file of KEYS that are in both splits, in memory that does not grow with the file."""
     num_validation = sum(int(is_validation.sum()) for _, is_validation in _blocks(path, rule))
     shared = {level: {"train": 0, "validation": 0} for level in LEVELS}
     num_parts = -(-num_validation // _PART_ROWS)
@@ -167,7 +170,7 @@ def overlap(path: str, rule: Rule) -> Overlap:
 
 
 def _add_shared(path: str, rule: Rule, part: int, num_parts: int, shared: dict[str, dict[str, int]]) -> None:
-    """Adds to `shared` the rows whose hashes leave the remainder `part` when divided by `num_parts`."""
+    """Adds the shared rows whose hash modulo `num_parts` is `part` to `shared`."""
 
     def hashes(level: str, rows: np.ndarray, is_in_split: np.ndarray) -> np.ndarray:
         of_split = rows[level][is_in_split]
@@ -192,7 +195,7 @@ def _add_shared(path: str, rule: Rule, part: int, num_parts: int, shared: dict[s
 
 
 def _blocks(path: str, rule: Rule) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Reads a file of KEYS in blocks, each with which of its rows are held out."""
+    """Yields blocks of rows from a file of KEYS, and whether each row is held out."""
     with open(path, "rb") as file:
         while len(rows := np.fromfile(file, KEYS, _BLOCK_ROWS)):
             yield rows, are_held_out(rows, rule)

@@ -18,7 +18,7 @@ from plm_jax.data.prepare import groups, reading, tokenising
 from plm_jax.data.prepare.spill import KEYS_FILE, Spill, write_shards
 from plm_jax.data.sources.corpus import Corpus, Skipped
 
-# How a report names the rules of `groups.Rule`, given the fraction.
+# Descriptions of the rules of `groups.Rule` in reports, formatted with the fraction.
 _RULES = {
     "source": "its own validation split",
     "hash": "groups with a hash below validation_fraction {:g}",
@@ -89,7 +89,7 @@ def make(
 def _check_splits(
     name: str, source: config.Source, num_documents: int, num_validation: int, has_validation: bool
 ) -> None:
-    """Rejects a source without documents in a split that it must have; `has_validation`: it has a split for that."""
+    """Rejects a source without documents for training, or without any in its own validation split."""
     if not num_documents:
         raise no_rows({name: source})
     if has_validation and not num_validation:
@@ -101,16 +101,16 @@ def _check_splits(
 
 
 def no_rows(sources: Mapping[str, config.Source], split: str = "train") -> UserError:
-    """Returns the error for sources of which no row of a split has text."""
+    """Returns the error for sources that have no row with text in a split."""
     field = "path" if split == "train" else split
-    places = (f"'{name}' ({getattr(source, field, '') or split})" for name, source in sources.items())
+    descriptions = (f"'{name}' ({getattr(source, field, '') or split})" for name, source in sources.items())
     return UserError(
-        f"no row of source {', '.join(places)} has text: give a source with rows, or check the field of the text"
+        f"no row of source {', '.join(descriptions)} has text: give a source with rows, or check the field of the text"
     )
 
 
 def _tell(name: str, num_documents: int, counts: dict[str, Any], skipped: Skipped, final: str, rule: str) -> None:
-    """Prints what was made, and the rule that decided what is held out."""
+    """Prints the counts of a new cache, and the rule that chose the held-out rows."""
     held = "none held out, so validation leaves it out"
     if "validation" in counts:
         held = f"{counts['validation']['documents']:,} held out ({rule})"
@@ -124,7 +124,7 @@ def _tell(name: str, num_documents: int, counts: dict[str, Any], skipped: Skippe
 
 
 def _report_overlap(name: str, overlap: groups.Overlap, rule: groups.Rule, num_rows: int, fraction: float) -> None:
-    """Prints how many validation rows are in training; warns of any, and of a source without validation rows."""
+    """Prints how many validation rows are also training rows; warns if any are, or if there are no validation rows."""
     if not overlap.validation:
         why = "the rows to hold out have no tokens"
         if rule.name == "none":

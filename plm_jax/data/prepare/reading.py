@@ -13,18 +13,18 @@ from plm_jax.data.prepare import groups
 from plm_jax.data.sources import files
 from plm_jax.data.sources.corpus import Record, Skipped, ignore
 
-# How many documents are counted at a time.
+# Number of documents that are counted at a time.
 _COUNTED = 1000
 
 
 class Document(NamedTuple):
-    """A text and its number within the source; of an example `text` is its first.
+    """A text and its number within the source; `text` is the first text of an example.
 
     Attributes:
-      validates: whether it is of the source's own validation split.
+      validates: whether it is in the source's own validation split.
       others: of an example the texts that follow; None: it is a document.
       values: of each column that it brings along what it has: its `origin`, and what its source says of it.
-      group: that of its `Record`.
+      group: the group of its `Record`.
     """
 
     number: int
@@ -35,7 +35,7 @@ class Document(NamedTuple):
     group: str | None = None
 
     def is_held_out(self, rule: groups.Rule) -> bool:
-        """Whether it is for validation."""
+        """Whether the rule holds the document out for validation."""
         return self.validates or (rule.bound > 0 and _key(self) < rule.bound)
 
 
@@ -79,7 +79,7 @@ def documents(
     skipped: Skipped | None = None,
     advance: Callable[[int], Any] = ignore,
 ) -> Iterator[Document]:
-    """The documents of a piece, numbered from `first`.
+    """Yields the documents of a piece, numbered from `first`.
 
     Where the run skips bad rows, `skipped` counts them. `advance` is told how much more was read.
     """
@@ -110,7 +110,7 @@ def key(number: int, text: bytes) -> int:
 
 
 def rule(run: config.Run, name: str) -> groups.Rule:
-    """Returns what decides which documents of a source are held out, from as few of them as are needed."""
+    """Returns the rule that chooses the held-out documents of a source, reading as few documents as it needs."""
     if "validation" in splits(name, run.data.sources[name]):
         return groups.Rule("source")
     fraction, counted = run.data.validation_fraction, groups.Groups()
@@ -121,12 +121,12 @@ def rule(run: config.Run, name: str) -> groups.Rule:
 
 
 def _key(row: Document | Record) -> int:
-    """Returns the hash of the group of a row."""
+    """Returns the hash of a row's group."""
     return groups.key(row.text if row.group is None else row.group)
 
 
 def hold_out(records: Sequence[Record], fraction: float) -> list[bool]:
-    """Returns which of all records of a source without a validation split `prepare` holds out."""
+    """Returns whether `prepare` holds out each record; `records` is all of a source without a validation split."""
     keys = [_key(record) if record.has_text else None for record in records]
     bound = groups.Groups.of([key for key in keys if key is not None]).rule(fraction).bound
     return [key is not None and key < bound for key in keys]
@@ -137,7 +137,7 @@ def identity(
 ) -> str:
     """SHA-256 of a source's contents, its `fingerprint`, task definition, vocabulary and what decides a cache's tokens.
 
-    The definition of columns that the source brings counts, too, and the code of a segmenter.
+    It also covers the definitions of the source's columns, and the code of a segmenter.
     """
     source = run.data.sources[name]
     corpus = source.open(name)

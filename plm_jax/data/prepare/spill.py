@@ -1,6 +1,6 @@
 """The spill: tokenised documents in files on the way to the cache, by a hash that decides their places in it.
 
-Next to the shards lies a file of the hashes by which rows are parted into splits and compared, see `groups.KEYS`.
+Next to the shards is a file of the hashes that decide the split of each row and find shared rows (`groups.KEYS`).
 
 A file holds blocks, each of some documents: how many they are and how many values each column has; a row of each
 document; the values of the columns, one document after another. Each part fills whole words of eight bytes.
@@ -22,7 +22,7 @@ from plm_jax.data.vocabularies import stretches
 
 NUM_SHARDS = 256
 KEYS_FILE = "keys"
-# All files of a spill.
+# Names of the files of a spill.
 FILES = (*(f"{shard:03d}" for shard in range(NUM_SHARDS)), KEYS_FILE)
 _SHARD_SHIFT = np.uint64(64 - 8)  # A shard for each first byte of the hash.
 # How many tokens are moved at a time from the spill to the cache.
@@ -32,8 +32,8 @@ _WRITE_TOKENS = 2**22
 class Spill:
     """The form of a spill of documents with these columns, the tokens first.
 
-    A document's row has its `key`, the hash; `bytes` of its text; `group` and `validates`, which decide its split; how
-    many values it has of each column that has several; and its value of each other one.
+    A document's row has its `key`, the hash; `bytes`, the size of its text; `group` and `validates`, which decide its
+    split; the number of values for each column with several values; and the value of each other column.
     """
 
     def __init__(self, vocab_size: int, others: Sequence[Column]):
@@ -47,7 +47,7 @@ class Spill:
     def rows(
         self, keys: Sequence[int], num_bytes: np.ndarray, of_groups: np.ndarray, found: Mapping[str, Values]
     ) -> np.ndarray:
-        """The rows of some documents, of which `of_groups` are the `groups.KEYS`."""
+        """Returns the rows of some documents; `of_groups` are their `groups.KEYS`."""
         rows = np.zeros(len(keys), self.row)
         rows["key"], rows["bytes"] = keys, num_bytes
         rows["group"], rows["validates"] = of_groups["group"], of_groups["validates"]
@@ -79,7 +79,7 @@ class Spill:
 
 @contextlib.contextmanager
 def open_files(folder: str) -> Iterator[list[BinaryIO]]:
-    """Opens the FILES in a folder, to be written one after another in any order."""
+    """Opens the FILES in a folder for writing."""
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(open(os.path.join(folder, name), "wb")) for name in FILES]
 
@@ -132,7 +132,7 @@ def _words(size: int) -> int:
 def write_shards(
     folder: str, spill: Spill, writers: Mapping[str, writer.SplitWriter], rule: groups.Rule, bar: tqdm.tqdm
 ) -> None:
-    """Moves the spilled documents to the writers of the splits that the rule puts them in, in order of their hashes."""
+    """Passes the spilled documents to the writers of their splits, in the order of their hashes."""
     for name in FILES[:NUM_SHARDS]:
         path = os.path.join(folder, name)
         if os.path.getsize(path):

@@ -28,7 +28,7 @@ class Batch(NamedTuple):
 
     Attributes:
       others: of examples the texts that follow; None: they are documents.
-      groups, validates: those of the documents.
+      groups, validates: `group` and `validates` of each document.
       values: of each column that documents bring along those of all.
     """
 
@@ -41,11 +41,12 @@ class Batch(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Tokenized documents, with how many there are.
+    """Tokenized documents and their number.
 
     Attributes:
-      groups: those of all documents, with and without tokens.
-      files: what to append to each file of the spill.
+      documents: number of documents with tokens.
+      groups: groups of all documents, with and without tokens.
+      files: bytes to append to each file of the spill.
     """
 
     documents: int
@@ -187,7 +188,7 @@ def blocks(documents: Iterable[Document], encoder: Callable[[Batch], Block]) -> 
 
 
 def tokenise(documents: Iterable[Document], task: Task, folder: str) -> tuple[int, groups.Groups]:
-    """Spills all documents, with a process for each core; returns the number of those with tokens, and all groups.
+    """Spills all documents, with a process for each core; returns the number with tokens, and the groups of all.
 
     What processes make comes in the order of the documents, so that their number makes no difference.
     """

@@ -20,7 +20,7 @@ from plm_jax.common.errors import UserError
 
 # Libraries start no threads of their own: there is a process for each core.
 _ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-# Modules are those of this process, whatever lies in the working directory.
+# Workers import the same modules as this process, whatever is in their working directory.
 _MAIN = "import sys; sys.path[:] = {path!r}; from plm_jax.data.prepare import workers; workers.main()"
 
 

@@ -21,12 +21,12 @@ class Record(NamedTuple):
     """A document, or an example of several texts.
 
     Attributes:
-      text: of an example its first, such as inputs.
+      text: the text, or the first text of an example, such as its inputs.
       others: of an example those that follow, such as targets; None: it is a document.
       file, place: which of the source's files, or shards, it is from, counted from 0, and which line or record, from 1.
       values: of each of the source's `columns` what the document has.
-      group: what it shares with the records that validation must not be parted from, such as a document's id; None:
-        its `text`, so that the questions of a context stay together.
+      group: name shared by records that must stay in one split, such as a document's id; None for `text`, which keeps
+        the questions of a context together.
     """
 
     text: str
@@ -38,7 +38,7 @@ class Record(NamedTuple):
 
     @property
     def has_text(self) -> bool:
-        """Whether there is anything to tokenize."""
+        """Whether its first text is not blank, or any further text is not empty."""
         return bool(self.text.strip() or any(self.others or ()))
 
 

@@ -243,7 +243,7 @@ def _json_record(place: str, line: str, source: config.JsonSource) -> Record | N
 
 
 def record(place: str, row: dict[str, Any], source: config.JsonSource) -> Record | None:
-    """Returns the record of a row, or None for one that the source leaves out.
+    """Returns the record of a row, or None if the source leaves it out.
 
     Raises:
       BadRow: the row does not fit the source.
@@ -256,10 +256,10 @@ def record(place: str, row: dict[str, Any], source: config.JsonSource) -> Record
 
 
 def group(place: str, row: dict[str, Any], source: config.Source) -> str | None:
-    """Returns the group that a row is of, or None where the source declares none.
+    """Returns the group of a row, or None if the source declares no group.
 
     Raises:
-      BadRow: the row has neither text nor an integer there.
+      BadRow: the group is neither text nor an integer.
     """
     field = getattr(source, "group", "")
     if not field:

@@ -27,7 +27,7 @@ def splits(
     Args:
       name: what the config calls the source.
       fraction: of rows that are held out where there is no split for them.
-      record: makes the record of a row that `prepare` reads, by which it is held out.
+      record: returns the record that `prepare` reads for a row, which decides whether the row is held out.
 
     Raises:
       UserError: a source whose rows have no fields, or without such a split; what is wrong with its rows.

@@ -24,7 +24,7 @@ from plm_jax.data.tensorflow_side import seqio, tf, tfds
 _TEXT = seqio.Feature(seqio.PassThroughVocabulary(0), add_eos=False, dtype=tf.string, rank=0)
 _FEATURES = {"text": _TEXT}
 _PARTS = ("inputs", "targets")
-# The feature of a row of files that holds its declared group.
+# Feature that holds the declared group of a row of a file.
 _GROUP = "plm_jax/group"
 # A builder's version as TFDS prints it, behind a slash; it takes one behind a colon.
 _VERSION = re.compile(r"/(\d+\.\d+\.\d+)$")
@@ -305,7 +305,7 @@ def examples(task: seqio.Task, split: str, shard: seqio.ShardInfo | None = None)
 
 
 def record(example: Example) -> Record:
-    """Returns an example as `prepare` reads it."""
+    """Returns the record that `prepare` reads for an example."""
     group = example.row.get(_GROUP)
     return Record(example.inputs, (example.targets,), group=None if group is None else group.decode("utf-8"))
 
@@ -348,8 +348,8 @@ def fingerprint(source: Any, task: seqio.Task) -> list[str]:
     """What a seqio task holds, as text to hash: SHA-256 of each file; of a TFDS builder, whose files may be terabytes,
     its version and sizes.
 
-    Of a registered task also the hashes of its module's code, with what that imports from its folder, and of what its
-    data source says, as `code`, makes the examples besides.
+    For a registered task, also the hashes of its module's code, of that code's imports from its folder, and of the
+    files that its data source lists in `code`.
     """
     found, sizes, code = [], [], []
     if isinstance(source, config.RegisteredSource):

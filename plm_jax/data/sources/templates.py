@@ -9,12 +9,12 @@ from typing import Any
 from plm_jax.common.errors import nearest
 from plm_jax.data.sources.corpus import BadRow
 
-# Of a width or a precision.
+# Largest number of digits of a width or a precision.
 _MOST_DIGITS = 3
 
 
 class _Template(string.Formatter):
-    """Formats as `str.format` does, but rejects all except texts and numbers and writes booleans as JSON does.
+    """Formats like `str.format`, but accepts only texts and numbers, and writes booleans as JSON does.
 
     Widths and precisions of more than three digits are rejected, so that a row's text is about as long as its fields.
     """

@@ -1,8 +1,8 @@
 """The suite's metrics, each `fn(targets, predictions)` → {name: value}, as seqio's tasks take them.
 
-Names and values are those of `t5/evaluation/metrics.py` of google-research/text-to-text-transfer-transformer. T5 gives
-per cent; here shares and correlations are fractions, BLEU and ROUGE points from 0 to 100 (`common.metrics`). ROUGE is
-the mean over the summaries where T5 draws samples of it and takes the median of their means.
+Names and definitions are those of `t5/evaluation/metrics.py` of google-research/text-to-text-transfer-transformer. T5
+reports per cent; here shares and correlations are fractions, and BLEU and ROUGE points from 0 to 100
+(`common.metrics`). ROUGE is the mean over the summaries; T5 reports the median of bootstrapped means.
 """
 
 import collections
@@ -56,7 +56,7 @@ def mean_3class_f1(targets: Sequence[int], predictions: Sequence[int]) -> dict[s
 
 
 def all_match(targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
-    """Returns 1 if all are right, else 0."""
+    """Returns 1 if all predictions are correct, else 0."""
     return {"exact_match": float(list(targets) == list(predictions))}
 
 

@@ -2,8 +2,8 @@
 
 From `t5/data/glue_utils.py` and `mixtures.py` of google-research/text-to-text-transfer-transformer; those outside GLUE
 and SuperGLUE are the sizes of the training splits in TFDS's catalog, WMT15's and WMT16's in Hugging Face's. Tasks that
-are only evaluated are not here. T5 leaves WNLI out, and trains WSC on the rows with the right noun, next to definite
-pronoun resolution.
+are only evaluated are not listed. T5 leaves WNLI out. It trains WSC only on rows with the correct noun, and adds
+definite pronoun resolution.
 """
 
 GLUE = {

@@ -40,7 +40,7 @@ class Task:
       postprocess: for the metrics; None: they compare texts.
       fields: what examples hold besides, and the types of a batch of it.
       splits: those of the data set that the task has; empty: all.
-      trained: makes the examples of the split `train` where they differ from those of the other splits.
+      trained: format of the split `train`, if it differs from that of the other splits.
     """
 
     tfds: str
@@ -175,7 +175,7 @@ TASKS: dict[str, Task] = {
         "axb", _HYPOTHESIS, _ENTAILMENT, columns=_SENTENCES[::-1], prefix="rte", splits=("test",)
     ),
     "super_glue_axg": _super_glue("axg", _HYPOTHESIS, _ENTAILMENT, prefix="rte", splits=("test",)),
-    # T5 has two tasks of these: one trains on the rows with the right noun, the other is evaluated on all rows.
+    # T5 has two tasks for WSC: one trains on the rows with the correct noun, the other evaluates all rows.
     "super_glue_wsc": Task(
         "super_glue/wsc.fixed:1.0.2",
         formats.wsc,
@@ -275,7 +275,7 @@ class _JsonLines(seqio.DataSource):
 
 
 class _Tfds(seqio.TfdsDataSource):
-    """Examples of a task, made of the rows of TensorFlow Datasets."""
+    """Examples of a task, made from rows of TensorFlow Datasets."""
 
     def __init__(self, task: Task, data_dir: str):
         self._task = task
@@ -300,7 +300,7 @@ def _examples(
     """Returns the examples of the rows of a split.
 
     Args:
-      rows: yields each row with its place in the data, which errors name.
+      rows: yields the location of each row, for errors, and the row.
     """
     make = task.format_of(split)
     signature = {"inputs": _STRINGS, "targets": _STRINGS, **task.fields}

@@ -53,12 +53,12 @@ class Decoder(Writer):
 
     @property
     def _between_documents(self) -> list[int]:
-        """Returns the id before a text where nothing begins it: the one that stood between documents.
+        """Returns the id before a text that nothing begins: the separator of documents, or else eos.
 
-        For a model from elsewhere, which has no id of that name, it is bos or else eos.
+        A model without a run and without a separator uses bos, or else eos.
 
         Raises:
-          UserError: nothing does.
+          UserError: the model has none of these ids.
         """
         separator = self.lm.special_ids.get("separator_token_id")
         if separator is None and self.lm.run is None:

@@ -52,7 +52,7 @@ def test_texts_are_t5s(name, split):
     import seqio
 
     found, theirs, rows = dataset(name), T5_NAMES[name], ROWS[name]
-    if split == "train":  # T5 takes a row without a label for a true one; the split `train` has none.
+    if split == "train":  # T5 treats a row without a label as true; the split `train` has no such row.
         theirs, rows = T5_TRAINED[name], TRAINED[name]
         found = found.filter(lambda row: row["label"] >= 0)
     task = seqio.TaskRegistry.get(theirs)

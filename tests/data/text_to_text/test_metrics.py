@@ -96,7 +96,7 @@ CASES = [
 
 
 def from_percent(found):
-    """T5's values in the units that our metrics of these names declare."""
+    """Returns T5's values in the declared units of our metrics."""
     return {name: declarations.declared(name).from_percent(value) for name, value in found.items()}
 
 
@@ -114,8 +114,8 @@ def test_metrics_are_t5s(metric, theirs, pair):
 
 @pytest.mark.parametrize("metric, pair", [(case[0], case[2]) for case in CASES])
 def test_values_are_in_the_units_that_metrics_declare(metric, pair):
-    """Of the right predictions the greatest value; of wrong ones another one in the range."""
-    # The last of ANSWERS is nothing but an article.
+    """Correct predictions have the largest value, wrong ones another value in the range."""
+    # The last of ANSWERS is only an article.
     targets, some = (part[:3] for part in pair) if pair is ANSWERS else pair
     right = [target if isinstance(some[0], type(target)) else target[0] for target in targets]
     if isinstance(some[0], dict):

@@ -93,7 +93,7 @@ def test_over_tfds(name, tmp_path, register, monkeypatch):
     builder.download_and_prepare()
     task = register(name, suite.FromTfds(str(tmp_path)))
     assert tuple(task.splits) == (definition.splits or splits)
-    for split in splits:  # TFDS shuffles what it writes.
+    for split in splits:  # TFDS shuffles the rows that it writes.
         assert sorted(listed(read(task, split)), key=repr) == sorted(map(in_order, expected(name, split)), key=repr)
 
 
@@ -227,7 +227,7 @@ def test_mistakes_are_named(tmp_path, register):
 
 def test_sizes():
     assert set(sizes.SIZES) <= set(suite.TASKS)
-    assert all(suite.TASKS[name].metric_fns for name in sizes.SIZES)  # `evaluate` rejects a task without any.
+    assert all(suite.TASKS[name].metric_fns for name in sizes.SIZES)  # `evaluate` rejects a task without metrics.
     assert sum(sizes.GLUE.values()) == 949_101
     assert sum(sizes.SUPER_GLUE.values()) == 185_673
     assert {name: size for name, size in sizes.ALL.items() if size != sizes.SIZES[name]} == {

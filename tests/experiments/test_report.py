@@ -188,7 +188,6 @@ def test_what_is_not_the_papers_setup_is_on_the_page(tmp_path):
         {"compared": {"MNLI": 3}},
         {"compared": {"MNLI": []}},
         {"compared": {"MNLI": {"stand_in": 3}}},
-        {"metrics": {"accuracy": {"better": "less", "unit": "", "rows": []}}},
         {"metrics": {"mine": {"better": "higher", "unit": "", "rows": []}}},
         {"published": [{"run": "a"}]},
         {"setups": [["Run", "Setting"], ["a"]]},
@@ -199,6 +198,12 @@ def test_what_is_not_the_papers_setup_is_on_the_page(tmp_path):
 def test_a_damaged_sweep_is_one_line(tmp_path, changes):
     with pytest.raises(UserError, match=r"sweep\.json is damaged"):
         report.gather([str(swept(tmp_path / "runs", **changes))])
+
+
+def test_a_metric_that_is_declared_otherwise_is_one_line(tmp_path):
+    other = {"metrics": {"accuracy": {"better": "less", "unit": "", "rows": []}}}
+    with pytest.raises(UserError, match=r"sweep\.json: metric 'accuracy' is declared as .*: "):
+        report.gather([str(swept(tmp_path / "runs", **other))])
 
 
 def test_a_sweep_of_which_nothing_has_begun_is_told(tmp_path):

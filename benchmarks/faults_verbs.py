@@ -35,11 +35,12 @@ _PAGE = {"url": "http://a.org/1", "timestamp": "2019-04-01", "text": "All is wel
 
 
 class Command(NamedTuple):
-    """A verb with its arguments, and what is wrong in it."""
+    """A verb with its arguments, what is wrong in it, and whether it would be wrong to end with status 0."""
 
     what: str
     verb: str
     arguments: tuple[str, ...]
+    is_bad: bool = False
 
 
 Make = Callable[[pathlib.Path, random.Random], Command]
@@ -212,6 +213,8 @@ TEXTS = (
     *("../..", "/", "/dev/null", "/dev/zero", "no/such/file", ".", "s3://no-bucket/x", "file:///", "--", "-", "*", "~"),
 )
 NUMBERS = ("nan", "inf", "-inf", "-1", "0", "1e300", "1e22", "1e12", "1e9", "-1e9", "10000000", "1e-300", "1e-12", "x")
+# In no number's range.
+_NEVER = ("nan", "inf", "-inf", "1e300", "1e22", "x")
 FLAGS = {
     "clean": ("input", "output", "flavour", "set", "runner"),
     "prepare": ("config", "output", "from", "runner", "module"),
@@ -313,7 +316,8 @@ def _leaves() -> list[tuple[str, Any]]:
 def number(folder: pathlib.Path, rng: random.Random) -> Command:
     """A number of a config is out of its range or none."""
     name, path, _ = rng.choice([leaf for leaf in _leaves() if type(leaf[2]) in (int, float)])
-    return _override(folder, rng, name, path, rng.choice(NUMBERS))
+    value = rng.choice(NUMBERS)
+    return _override(folder, rng, name, path, value)._replace(is_bad=value in _NEVER)
 
 
 def override(folder: pathlib.Path, rng: random.Random) -> Command:
@@ -731,6 +735,7 @@ def _case(make: Make, base: Base, number: int, rng: random.Random) -> tuple[str,
     outcome = ended.outcome
     if outcome == "ended":
         outcome = "handled" if is_handled(command, ended) else "traceback"
+        outcome = "silent" if command.is_bad and ended.status == 0 else outcome
     arguments = " ".join(argument[:100] for argument in command.arguments)
     return outcome, f"{command.verb}: {command.what} ({arguments}): {ended.told()}"
 

@@ -291,6 +291,8 @@ def read_lines(path: str) -> list[dict]:
             except (RecursionError, ValueError) as error:
                 raise UserError(f"{path}:{number} is damaged ({error}): remove the line") from error
             if not isinstance(row, dict) or type(row.get("step")) is not int or not 0 <= row["step"] < 2**53:
-                raise UserError(f"{path}:{number} is damaged (it is no object with a step): remove the line, or move the file away")
+                raise UserError(
+                    f"{path}:{number} is damaged (it is no object with a step): remove the line, or move the file away"
+                )
             found.append(row)
     return found

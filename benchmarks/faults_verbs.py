@@ -244,7 +244,7 @@ FLAGS = {
 def flag(folder: pathlib.Path, rng: random.Random) -> Command:
     """A flag with a wrong value, an unknown flag, a missing one or a word too many."""
     verb = rng.choice(list(FLAGS))
-    _, _, arguments = good(folder)[verb]
+    arguments = good(folder)[verb].arguments
     name, value = rng.choice(FLAGS[verb]), rng.choice((*TEXTS, *NUMBERS))
     value = value.replace("\0", "\x01")  # No argument has a NUL.
     how = rng.choice(("value", "value", "value", "value", "unknown", "missing", "word", "no value"))
@@ -287,7 +287,7 @@ def words(folder: pathlib.Path, rng: random.Random) -> Command:
     verb = rng.choice(
         ("status", "checkpoints", "examples", "replay", "report", "evaluate", "generate", "convert", "finetune")
     )
-    _, _, arguments = good(folder)[verb]
+    arguments = good(folder)[verb].arguments
     run = f"{folder}/sweep" if verb == "report" else f"{folder}/encoder" if verb == "finetune" else f"{folder}/run"
     if verb == "checkpoints":
         arguments = (rng.choice(("verify", "list", "prune", "lost")), run)
@@ -414,7 +414,7 @@ _MODULES = (
 def module(folder: pathlib.Path, rng: random.Random) -> Command:
     """`--module` names nothing that can be imported."""
     given, verb = rng.choice(_MODULES), rng.choice(("config", "report", "examples", "replay", "pretrain", "generate"))
-    _, _, arguments = good(folder)[verb]
+    arguments = good(folder)[verb].arguments
     return Command(f"--module={given[:40]}", verb, (*arguments, f"--module={given}"))
 
 

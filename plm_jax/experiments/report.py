@@ -190,16 +190,10 @@ def read(workdir: str, prefix: str = "", variant: str = "") -> RunLog:
         kinds = [None]
     if not all(isinstance(kind, str) for kind in kinds):
         raise UserError(f"{workdir} is no run directory: its config.json is not of a run")
-    if not all(isinstance(row, dict) and _is_step(row.get("step")) for rows in logs for row in rows):
-        raise UserError(f"{workdir} is damaged (a line of its logs is no object with a step): delete the broken lines")
     training, evaluation, samples = logs
     last = max((row["step"] for row in samples), default=0)
     last_samples = [row for row in samples if row["step"] == last]
     return RunLog(f"{prefix}{_base(workdir)}", variant, described, _curves(training), _curves(evaluation), last_samples)
-
-
-def _is_step(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
 
 
 def number(value: Any) -> float | None:

@@ -67,7 +67,9 @@ def _noted(workdir: str, step: int, known: past.Past) -> dict[str, Any]:
         near = sorted(known.rows, key=lambda other: abs(other - step))[:2]
         others = f"the nearest are {' and '.join(map(str, sorted(near)))}" if near else "there is none of any"
         raise UserError(f"{workdir}/metrics.jsonl has no row of step {step} to compare with: {others}")
-    if all(key in row for key in _COMPARED):
+    if not isinstance(row.get("train/batch_digest"), str):
+        raise UserError(f"{workdir}/metrics.jsonl has no digest of the batch of step {step}: its row is damaged")
+    if all(isinstance(row.get(key), int | float) for key in _COMPARED):
         return row
     values = (incidents.read(workdir, step) or {}).get("metrics", {})
     if not values.keys() >= set(_COMPARED.values()):

@@ -258,8 +258,8 @@ def _kept(workdir: str, first_step: int, logged_every: int) -> tuple[list[dict],
     if not storage.exists(path):
         return [], [f"{path} is gone: the rows of steps 1 to {first_step} are lost"] * bool(first_step)
     rows = read_lines(path)
-    steps = [row.get("step") if isinstance(row, dict) else None for row in rows]
-    if not all(isinstance(step, int) for step in steps) or steps != sorted(steps):
+    steps = [row["step"] for row in rows]
+    if steps != sorted(steps):
         raise UserError(f"{path} is not that of a run, whose rows have ascending steps: move it away")
     kept = [row for row in rows if row["step"] <= first_step]
     notes, dropped = [], len(rows) - len(kept)
@@ -276,7 +276,7 @@ def _kept(workdir: str, first_step: int, logged_every: int) -> tuple[list[dict],
 
 
 def read_lines(path: str) -> list[dict]:
-    """The objects of a .jsonl file, one a line; a last line that was cut off is left out.
+    """Returns the rows of a log of a run, objects with a `step`, one a line; a last line that was cut off is left out.
 
     Raises:
       UserError: another line is damaged.
@@ -287,7 +287,12 @@ def read_lines(path: str) -> list[dict]:
     for number, line in enumerate(storage.read(path).splitlines(keepends=True), 1):
         if line.endswith(b"\n"):
             try:
-                found.append(json.loads(line))
-            except ValueError as error:
+                row = json.loads(line)
+            except (RecursionError, ValueError) as error:
                 raise UserError(f"{path}:{number} is damaged ({error}): remove the line") from error
+            if not isinstance(row, dict) or type(row.get("step")) is not int or not 0 <= row["step"] < 2**53:
+                raise UserError(
+                    f"{path}:{number} is damaged (it is no object with a step): remove the line, or move the file away"
+                )
+            found.append(row)
     return found

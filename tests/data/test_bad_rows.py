@@ -8,6 +8,7 @@ import os
 import pytest
 
 from plm_jax import config
+from plm_jax.common import trees
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache, prepare
 from plm_jax.data.sources import corpus, files, tasks
@@ -162,4 +163,4 @@ def test_limits_that_are_not_given_are_no_part_of_what_a_source_is():
     assert files.definition(config.TextFiles("x")) == {"kind": "text", "document": "file"}
     assert files.definition(config.JsonLines("x", max_depth=9))["max_depth"] == 9
     with pytest.raises(UserError, match="max_characters is 0"):
-        config.TextFiles("x", max_characters=0)
+        trees.checked(config.TextFiles("x", max_characters=0), "source")

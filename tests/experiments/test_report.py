@@ -193,6 +193,7 @@ def test_what_is_not_the_papers_setup_is_on_the_page(tmp_path):
         {"setups": [["Run", "Setting"], ["a"]]},
         {"setups": [["Run", 3]]},
         {"base": [1]},
+        {"rivals": [{"run": 10**40, "metric": "s/accuracy", "others": {}}]},
     ],
 )
 def test_a_damaged_sweep_is_one_line(tmp_path, changes):
@@ -262,9 +263,11 @@ def test_what_is_no_run_is_told(tmp_path, config):
         report.read(str(tmp_path))
 
 
-@pytest.mark.parametrize("line", ["[]", '{"step": "1"}', '{"train/loss": 1}'])
+@pytest.mark.parametrize(
+    "line", ["[]", '"text"', '{"step": "1"}', '{"step": true}', '{"step": -1}', '{"train/loss": 1}', "[" * 100_000]
+)
 def test_a_log_of_others_is_told(tmp_path, line):
     (tmp_path / "config.json").write_text(json.dumps({"config": {"objective": {"kind": "causal"}}}))
     (tmp_path / "metrics.jsonl").write_text(line + "\n")
-    with pytest.raises(UserError, match="is damaged"):
+    with pytest.raises(UserError, match=r"metrics\.jsonl:1 is damaged"):
         report.read(str(tmp_path))

@@ -303,7 +303,7 @@ def test_what_became_of_metrics_is_told(tiny, tmp_path, verb, reference):
     finished, _ = resumed("cut", lambda workdir: (workdir / "metrics.jsonl").write_text("".join(lines[:100]) + "{"))
     assert finished.status == 0 and "was cut: the rows of steps 101 to 150 are lost" in finished.err
     finished, _ = resumed("foreign", lambda workdir: (workdir / "metrics.jsonl").write_text('{"epoch": 1}\n'))
-    assert finished.status == 2 and "move it away" in finished.err
+    assert finished.status == 2 and "move the file away" in finished.err
     finished, workdir = resumed("begun anew", lambda workdir: shutil.rmtree(workdir / "checkpoints"))
     assert finished.status == 0 and "150 rows up to step 150 are now in" in finished.err
     assert (workdir / "metrics.jsonl.1").read_text() == "".join(lines)

@@ -299,7 +299,8 @@ def test_outputs_are_equal_and_what_we_save_opens_there(case, theirs, tmp_path):
     # GPT-2's n_inner is 4 widths unless it is said.
     assert differ | (case.fields.keys() - written.keys()) <= {"n_inner", *case.otherwise}
     assert written.keys() >= {"model_type", "architectures"} and len(written.keys() & original.keys()) > 15
-    assert again.generation_config.to_dict() == model.generation_config.to_dict()
+    if model.can_generate():
+        assert again.generation_config.to_dict() == model.generation_config.to_dict()
     if model.config.is_encoder_decoder:
         assert lm.special_ids["decoder_start_token_id"] == (2 if family == "bart" else 0)
 

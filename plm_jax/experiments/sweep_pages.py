@@ -30,11 +30,11 @@ import dataclasses
 import inspect
 import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from plm_jax import config
-from plm_jax.common import storage
+from plm_jax.common import ranges, storage
 from plm_jax.common.errors import UserError, nearest, users_code
 from plm_jax.config import overrides, pages
 from plm_jax.experiments import comparison, setups
@@ -152,9 +152,10 @@ def _given(sweep: pages.Page, name: str) -> Any:
       UserError: it is no function, takes no size, or fails.
     """
     function = getattr(sweep.module, name)
-    if not callable(function):
-        raise UserError(f"{sweep.given} has `{name}` that is no function: {_FILES}")
-    signature = inspect.signature(function)
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError) as error:  # It cannot be called, or is a builtin without a signature.
+        raise UserError(f"{sweep.given} has `{name}` that is no Python function: {_FILES}") from error
     is_of_all = name == "published" and not signature.parameters
     arguments = () if sweep.size is None or is_of_all else (sweep.size,)
     try:
@@ -164,7 +165,11 @@ def _given(sweep: pages.Page, name: str) -> Any:
         raise UserError(f"{sweep.given} is given with {given}, which `{name}` does not take ({error})") from error
     with users_code(sweep.module.__file__):
         found = function(*arguments)
-        return found if isinstance(found, str | dict) else list(found)
+        if isinstance(found, str | dict):
+            return found
+        if not isinstance(found, Iterable):
+            raise UserError(f"`{name}` of {sweep.given} returns {ranges.shown(found)}: {_FILES}")
+        return list(found)
 
 
 def others(path: str, runs: Collection[str]) -> dict[str, Any]:

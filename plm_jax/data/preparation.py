@@ -64,7 +64,7 @@ def changed_caches(run: config.Run, names: Iterable[str]) -> list[str]:
     """
     changed, unseen = [], []
     for name in names:
-        found = staleness.compare(run, name, _say)
+        found = staleness.compare(run, name)
         if found.changed:
             changed.append(
                 f"the cache of '{name}' in {run.data.cache_dir} is not of what the config names ({found.changed})"

@@ -115,11 +115,8 @@ def note(folder: str, source: Any, origin: Origin) -> None:
     storage.write(path, data)
 
 
-def compare(run: config.Run, name: str, say: Callable[[str], None]) -> Comparison:
-    """Compares a source with its cache.
-
-    Args:
-      say: function that prints a line, called before files are read.
+def compare(run: config.Run, name: str) -> Comparison:
+    """Compares a source with its cache; reads files whose times have changed, with progress if that takes long.
 
     Raises:
       UserError: the cache is missing or damaged.
@@ -151,7 +148,7 @@ def compare(run: config.Run, name: str, say: Callable[[str], None]) -> Compariso
         # Without the texts the name alone tells caches apart.
         other = f"it is that of '{was['name']}'" if was["name"] != name else None
         return Comparison(other, f"there is no file at {source.path}")
-    return _compare_files(folder, source, listed, say)
+    return _compare_files(folder, source, listed)
 
 
 def _is_of_files(source: Any) -> bool:
@@ -194,7 +191,7 @@ def _settle(listed: Listing) -> None:
         time.sleep(_TIME_UNIT_NS / 1e9)
 
 
-def _compare_files(folder: str, source: config.FileSource, listed: Listing, say: Callable[[str], None]) -> Comparison:
+def _compare_files(folder: str, source: config.FileSource, listed: Listing) -> Comparison:
     """Compares the recorded files of a cache with the present ones; records the new times of files that are equal."""
     noted = form.read_files(folder)
     if noted is None:
@@ -216,11 +213,11 @@ def _compare_files(folder: str, source: config.FileSource, listed: Listing, say:
             contents.append(sha256)
     if not doubtful:
         return Comparison(unseen=unmarked)
-    say(f"reading {len(doubtful)} files whose times have changed, such as {doubtful[0][0]}")
     _settle(listed)
-    for path, sha256 in doubtful:
-        if files.sha256(path) != sha256:
-            return Comparison(f"{path} has changed")
+    with progress.doing(f"reading {len(doubtful)} files whose times have changed, such as {doubtful[0][0]}"):
+        for path, sha256 in doubtful:
+            if files.sha256(path) != sha256:
+                return Comparison(f"{path} has changed")
     with contextlib.suppress(OSError, UserError):  # If it cannot be written, they are read again next time.
         note(folder, source, Origin(contents, listed))
     return Comparison(unseen=unmarked)

@@ -112,9 +112,9 @@ def _finished(folder: str) -> dict[str, Any]:
     """The manifest of a run that has ended, empty if there is none."""
     try:
         manifest = json.loads(storage.read(os.path.join(folder, _MANIFEST)))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
-    return manifest if "inputs" in manifest else {}
+    return manifest if isinstance(manifest, dict) and "inputs" in manifest else {}
 
 
 def _empty_folder(output: str, inputs: Iterable[str]) -> str:

@@ -64,7 +64,7 @@ def _domains(files: list[str]) -> dict[str, Any]:
     for path in files:
         try:
             domains |= json.loads(_text(path))
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RecursionError):
             raise UserError(
                 f"{path} is no JSON object of domains: give RealNews' domain_to_allowed_subdomains"
             ) from None

@@ -194,7 +194,7 @@ def _record(workdir: str) -> dict[str, Any]:
         return json.loads(storage.read(path))
     except FileNotFoundError:
         return {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is damaged ({error}): delete {workdir}") from error
 
 

@@ -164,7 +164,7 @@ def read(workdir: str, step: int) -> dict[str, Any] | None:
     """What was written of a step; None: it was no incident, or that is damaged."""
     try:
         return json.loads(storage.read(os.path.join(workdir, FOLDER, f"{step}.json")))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 

@@ -34,7 +34,7 @@ def read(workdir: str) -> dict[str, Any] | None:
         return described
     except users.MissingCodeError:
         raise
-    except (ValueError, KeyError, TypeError, UserError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError, UserError) as error:
         raise UserError(f"{path} is damaged ({error}): move it away to go on with the config given now") from error
 
 

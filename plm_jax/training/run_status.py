@@ -257,7 +257,7 @@ def _last_rows(workdir: str) -> list[dict[str, Any]]:
     size = storage.size(path)
     lines = storage.read_range(path, max(0, size - _TAIL), size).split(b"\n")
     for line in lines[(size > _TAIL) : -1]:
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             row = json.loads(line)
             if isinstance(row, dict) and isinstance(row.get("step"), int):
                 rows.append(row)

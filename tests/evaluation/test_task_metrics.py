@@ -272,7 +272,7 @@ def test_a_metric_function_in_per_cent_is_refused_before_anything_is_decoded(reg
     run = run_of()
     run = dataclasses.replace(run, data=dataclasses.replace(run.data, sources={"a": source}))
     monkeypatch.setattr(task_metrics._Answerer, "answers", lambda self: pytest.fail("it decodes"))
-    with pytest.raises(UserError, match="gives f1 100, which is declared as a fraction"):
+    with pytest.raises(UserError, match="returns f1 100, which is declared as a fraction"):
         task_metrics.evaluate(language_model(run), run, "a", show_progress=False)
 
 

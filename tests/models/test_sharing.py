@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from plm_jax.common import trees
 from plm_jax.common.errors import UserError
 from plm_jax.models import registry, settings
 from tests.models.test_encoder import (
@@ -147,7 +148,7 @@ def test_narrow_tables_are_led_to_the_width_and_back():
     [
         (lambda: settings.Stack(6, groups=4), "stack.groups is 4: give a divisor of the 6 layers"),
         (lambda: settings.Stack(6, groups=0), "stack.groups is 0"),
-        (lambda: settings.Stack(6, inner=0), "stack.inner is 0"),
+        (lambda: trees.checked(settings.Stack(6, inner=0), "config.model.stack"), "stack.inner is 0"),
         (
             lambda: small_encoder(
                 embedding=settings.Embedding(9, 12, embedding_size=4), head=settings.VocabularyHead()

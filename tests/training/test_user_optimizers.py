@@ -53,10 +53,10 @@ class Partitioned(config.Optimizer):
 
 
 @dataclasses.dataclass(frozen=True)
-class Muon(config.Optimizer):
+class ScheduledMuon(config.Optimizer):
     """Muon for each layer of the stacked matrices, Adam for the rest, with its own schedule."""
 
-    kind = "muon"
+    kind = "scheduled_muon"
 
     def transformations(self):
         muon = optax.chain(
@@ -66,8 +66,8 @@ class Muon(config.Optimizer):
         return (optax.partition({"matrices": muon, "rest": optax.scale_by_adam(eps=1e-6)}, labels),)
 
 
-OPTIMIZERS = [Masked(clip_norm=0.5), Partitioned(clip_norm=0.0), Muon(clip_norm=0.5)]
-RESUMED_ON = {"masked": {}, "partitioned": {"data": 1, "fsdp": 2}, "muon": {"tensor": 2}}
+OPTIMIZERS = [Masked(clip_norm=0.5), Partitioned(clip_norm=0.0), ScheduledMuon(clip_norm=0.5)]
+RESUMED_ON = {"masked": {}, "partitioned": {"data": 1, "fsdp": 2}, "scheduled_muon": {"tensor": 2}}
 STEPS, SAVED, RATE = 5, 3, 0.01
 
 

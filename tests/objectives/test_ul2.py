@@ -91,7 +91,7 @@ def test_it_is_a_tree_and_back():
 def test_mistakes_are_told():
     for wrong, message in (
         ({"mode": "Q"}, "mode is 'Q'"),
-        ({"rate": -1.0}, "rate is -1.0"),
+        ({"rate": -0.5}, "rate is -0.5"),
         ({"noise_density": 2.0}, "2.0"),
     ):
         with pytest.raises(UserError, match=message):

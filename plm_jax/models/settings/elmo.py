@@ -18,7 +18,7 @@ class CharacterCNN:
     """Embeddings of words made from their characters by a CNN (Kim et al. 2016), as in allenai/bilm-tf.
 
     Attributes:
-      vocab_size: words that the head tells apart.
+      vocab_size: number of words that the head tells apart; 0 if there is no head and the number is unknown.
       width: of a word's vector, and of what each LSTM gives.
       dim: of a character's vector.
       filters: (characters wide, how many), each applied wherever it fits; of each the largest value stays.
@@ -27,7 +27,7 @@ class CharacterCNN:
       highway_layers: between the filters and the projection to `width` (Srivastava et al. 2015).
     """
 
-    vocab_size: ranges.Length
+    vocab_size: ranges.LengthOrZero
     width: ranges.Width = 512
     dim: ranges.Width = 16
     filters: tuple[tuple[ranges.Width, ranges.Width], ...] = (
@@ -100,6 +100,10 @@ class Elmo(Model):
     heads: tuple[tuple[str, Head], ...] = ()
     scan_layers: bool = True
     remat: Literal["none", "dots", "full"] = "none"
+
+    def __post_init__(self):
+        if isinstance(self.head, Softmax) and not self.embedding.vocab_size:
+            raise UserError("embedding.vocab_size is 0: give the number of words that the head tells apart")
 
     @property
     def vocab_size(self) -> int:

@@ -154,8 +154,8 @@ def _truncated_gzip(folder):
 
 CORPUS_MISTAKES = [
     (_delete, ["a.jsonl"]),
-    (_blank, ["'a'", "no document"]),
-    (_empty, ["'a'", "no document"]),
+    (_blank, ["'a'", "no row of source"]),
+    (_empty, ["'a'", "no row of source"]),
     (_bad_line, ["a.jsonl:41"]),
     (_other_field, ["a.jsonl:1", "did you mean 'texts'?"]),
     (_not_utf8, ["a.jsonl", "UTF-8"]),
@@ -178,7 +178,7 @@ def test_a_corpus_that_fails_while_pretrain_prepares_it(tiny_copy, verb, tmp_pat
     shutil.rmtree(tiny_copy / "cache")
     _empty(tiny_copy)
     finished = verb("pretrain", f"--config={tiny_copy}/tiny.py", f"--workdir={tmp_path}/run")
-    assert_one_line(finished, "'a'", "no document")
+    assert_one_line(finished, "'a'", "no row of source")
     assert not (tmp_path / "run").exists()
 
 

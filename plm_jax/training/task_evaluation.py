@@ -29,7 +29,7 @@ class TaskEvaluation:
             if name not in run.data.sources:
                 raise UserError(f"config.evaluation.tasks names '{name}': {nearest(name, run.data.sources)}")
         flags = [f"--checkpoint={workdir}", f"--tasks={','.join(run.evaluation.tasks)}", "--watch", *users.flags(run)]
-        self._command = children.command("evaluate", *flags)
+        self._flags = flags
         self._is_asked = bool(run.evaluation.tasks) and jax.process_index() == 0
         self._process: subprocess.Popen | None = None
 
@@ -46,7 +46,7 @@ class TaskEvaluation:
             with progress.doing("evaluating the tasks of the last checkpoints"):
                 self._process.wait()
             if died := self._died():
-                _say(f"{died}; to go on: plm_jax evaluate {' '.join(self._command[3:])}")
+                _say(f"{died}; to go on: plm_jax evaluate {' '.join(self._flags)}")
         else:
             self._process.terminate()
             self._process.wait()
@@ -60,7 +60,9 @@ class TaskEvaluation:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115
         # TensorFlow, too, would take memory of the GPUs.
         on_host = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-        self._process = children.start(self._command, children.alone() | on_host, self._output.fileno())
+        self._process = children.start(
+            children.command("evaluate", *self._flags), children.alone() | on_host, self._output.fileno()
+        )
 
     def _died(self) -> str | None:
         """What is to be said of a process that has ended before the run."""

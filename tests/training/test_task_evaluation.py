@@ -34,7 +34,9 @@ def starts(monkeypatch):
     codes, start = [], children.start
 
     def instead(command, environment, output):
-        assert command[1:5] == ["-P", "-m", "plm_jax.evaluate", "--checkpoint=W"] and environment["JAX_PLATFORMS"] == "cpu"
+        assert (
+            command[1:5] == ["-P", "-m", "plm_jax.evaluate", "--checkpoint=W"] and environment["JAX_PLATFORMS"] == "cpu"
+        )
         return start([sys.executable, "-c", codes.pop(0)], environment, output)
 
     monkeypatch.setattr(children, "start", instead)

@@ -28,8 +28,8 @@ class TaskEvaluation:
             name = task.partition(":")[0]
             if name not in run.data.sources:
                 raise UserError(f"config.evaluation.tasks names '{name}': {nearest(name, run.data.sources)}")
-        flags = [f"--checkpoint={workdir}", f"--tasks={','.join(run.evaluation.tasks)}", "--watch", *users.flags(run)]
-        self._flags = flags
+        tasks = ",".join(run.evaluation.tasks)
+        self._flags = [f"--checkpoint={workdir}", f"--tasks={tasks}", "--watch", *users.flags(run)]
         self._is_asked = bool(run.evaluation.tasks) and jax.process_index() == 0
         self._process: subprocess.Popen | None = None
 

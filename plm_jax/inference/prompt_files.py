@@ -15,18 +15,18 @@ Answered = tuple[str, list[str]]
 
 
 def read(path: str) -> list[str]:
-    """The lines of a file, each a prompt.
+    """Returns the lines of a file, each a prompt; a blank line between others is an empty prompt.
 
     Raises:
-      UserError: there are none, or they are not UTF-8.
+      UserError: every line is blank, or they are not UTF-8.
     """
     try:
         lines = storage.read(path).decode("utf-8").split("\n")
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8: give a text file with a prompt a line") from error
     prompts = [line.removesuffix("\r") for line in (lines if lines[-1] else lines[:-1])]
-    if not prompts:
-        raise UserError(f"{path} is empty: give a prompt a line")
+    if not any(map(str.strip, prompts)):
+        raise UserError(f"{path} has no text: give a prompt a line")
     return prompts
 
 

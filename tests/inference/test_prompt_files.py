@@ -42,7 +42,10 @@ def test_a_prompt_is_a_line_and_so_are_its_answers(tmp_path):
     assert lines[-1] == "" and "ü" in lines[2]
 
 
-@pytest.mark.parametrize(("data", "words"), [(b"", "is empty: give a prompt a line"), (b"\xff", "is not UTF-8")])
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [(b"", "has no text: give a prompt a line"), (b" \n\n", "has no text"), (b"\xff", "is not UTF-8")],
+)
 def test_what_holds_no_prompts_is_said(data, words, tmp_path):
     (tmp_path / "in.txt").write_bytes(data)
     with pytest.raises(UserError, match=words):

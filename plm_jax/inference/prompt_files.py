@@ -15,18 +15,21 @@ Answered = tuple[str, list[str]]
 
 
 def read(path: str) -> list[str]:
-    """Returns the lines of a file, each a prompt; a blank line between others is an empty prompt.
+    """Returns the lines of a file, each a prompt.
 
     Raises:
-      UserError: every line is blank, or they are not UTF-8.
+      UserError: there are none, one is blank, or they are not UTF-8.
     """
     try:
         lines = storage.read(path).decode("utf-8").split("\n")
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8: give a text file with a prompt a line") from error
     prompts = [line.removesuffix("\r") for line in (lines if lines[-1] else lines[:-1])]
-    if not any(map(str.strip, prompts)):
-        raise UserError(f"{path} has no text: give a prompt a line")
+    if not prompts:
+        raise UserError(f"{path} is empty: give a prompt a line")
+    for number, prompt in enumerate(prompts, start=1):
+        if not prompt.strip():
+            raise UserError(f"{path}:{number} is blank: remove this line, or use --prompt='' for an empty prompt")
     return prompts
 
 

@@ -33,18 +33,18 @@ def test_answers_come_in_the_order_of_prompts_and_all_batches_have_one_size():
 
 
 def test_a_prompt_is_a_line_and_so_are_its_answers(tmp_path):
-    (tmp_path / "in.txt").write_bytes("one\r\n\nzwei ü\u2028drei".encode())
+    (tmp_path / "in.txt").write_bytes("one\r\nzwei ü\u2028drei".encode())
     prompts = prompt_files.read(str(tmp_path / "in.txt"))
-    assert prompts == ["one", "", "zwei ü\u2028drei"]
+    assert prompts == ["one", "zwei ü\u2028drei"]
     prompt_files.write(str(tmp_path / "out.jsonl"), prompt_files.answered(Repeating(), prompts, 2, 0))
     lines = (tmp_path / "out.jsonl").read_text(encoding="utf-8").split("\n")
     assert [json.loads(line) for line in lines[:-1]] == [{"prompt": p, "answers": [f"{p}!"]} for p in prompts]
-    assert lines[-1] == "" and "ü" in lines[2]
+    assert lines[-1] == "" and "ü" in lines[1]
 
 
 @pytest.mark.parametrize(
     ("data", "words"),
-    [(b"", "has no text: give a prompt a line"), (b" \n\n", "has no text"), (b"\xff", "is not UTF-8")],
+    [(b"", "is empty: give a prompt"), (b"a\n \n", r"in\.txt:2 is blank"), (b"\xff", "is not UTF-8")],
 )
 def test_what_holds_no_prompts_is_said(data, words, tmp_path):
     (tmp_path / "in.txt").write_bytes(data)

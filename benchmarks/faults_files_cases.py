@@ -206,7 +206,7 @@ def garbled(data: bytes, rng: random.Random) -> tuple[bytes, str]:
     return bytes(changed), f"{how} at {at}"
 
 
-# JSON that is none of ours, as the whole of a file; each is bad.
+# Contents of a JSON file, none of which is valid for any file that the package reads.
 DOCUMENTS = (
     b"",
     b"[]",
@@ -220,6 +220,8 @@ DOCUMENTS = (
     b'{"a": "\xff"}',
     "{}".encode("utf-16"),
     b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
+)
+LARGE_DOCUMENTS = (
     b"[" * 50_000_000,
     b"[" + b"{}," * 20_000_000 + b"{}]",
     b'{"a": ' + b"9" * 10_000_000 + b"}",
@@ -239,8 +241,9 @@ def document(bases: pathlib.Path, folder: pathlib.Path, rng: random.Random) -> C
     """A file of JSON is another document."""
     name, file = rng.choice([(name, "config.json") for name in (*HUGGING_FACE, "converted")] + JSON_FILES)
     path = copied(bases, folder, name)
-    number = rng.randrange(len(DOCUMENTS))
-    (path / file).write_bytes(DOCUMENTS[number])
+    documents = (*DOCUMENTS, *LARGE_DOCUMENTS)
+    number = rng.randrange(len(documents))
+    (path / file).write_bytes(documents[number])
     return Case(f"{name}/{file} is document {number}", True, str(path))
 
 

@@ -25,7 +25,7 @@ class Scale:
     """A scale."""
 
     factor: float = 2.0
-    """What it multiplies by."""
+    """Factor of the product."""
 
     def apply(self, x, *, unit=None):
         """Applies it."""

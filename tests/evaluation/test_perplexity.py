@@ -100,13 +100,13 @@ def test_verbs_evaluate_generate_and_report(verb, tiny, tmp_path):
     outs = [verb("generate", checkpoint, "--prompt=the sea", "--max_new_tokens=8").out for _ in range(2)]
     assert outs[0] == outs[1]
     assert "the sea" in outs[0]
-    (tmp_path / "prompts.txt").write_text("the sea\n\nof a\n")
+    (tmp_path / "prompts.txt").write_text("the sea\nthe\nof a\n")
     files = f"--prompts={tmp_path}/prompts.txt", f"--output={tmp_path}/answers.jsonl"
     options = "--batch_size=2", "--num_beams=2", "--num_return_sequences=2", "--max_new_tokens=4", "--decoding=t5"
     written = verb("generate", checkpoint, *files, *options)
     assert written.status == 0, written.err
     rows = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
-    assert [(row["prompt"], len(row["answers"])) for row in rows] == [("the sea", 2), ("", 2), ("of a", 2)]
+    assert [(row["prompt"], len(row["answers"])) for row in rows] == [("the sea", 2), ("the", 2), ("of a", 2)]
     refused = verb("generate", checkpoint, "--num_beams=two")
     assert (refused.status, refused.errors) == (2, ["error: decoding.num_beams is 'two': give an integer"])
     reported = verb("report", f"--workdirs={workdir}", f"--output={tmp_path}/report.html")

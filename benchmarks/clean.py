@@ -62,7 +62,7 @@ def contestants() -> dict[str, tuple[Callable[[Page], Any], Callable[[Any], Any]
     """Rule → ours and theirs, each from one page to one or None."""
     tally = Tally()
 
-    def ours(rule: rules.Rule) -> Callable[[Page], Page | None]:
+    def ours(rule: rules.PageRule) -> Callable[[Page], Page | None]:
         return lambda page: rule(page, tally)
 
     c4_clean = c4_utils.get_clean_page_fn()
@@ -75,10 +75,13 @@ def contestants() -> dict[str, tuple[Callable[[Page], Any], Callable[[Any], Any]
     return {
         "length": (ours(rules.MaxCharacters(190_000)), lambda p: p if c4_utils.is_valid_length(p) else None),
         "lines": (
-            ours(rules.CleanLines(settings.CleanLines())),
+            ours(rules.LineFilter(settings.CleanLinesConfig())),
             lambda p: first(c4_clean(p, counter_inc_fn=lambda name, amount=1: None)),
         ),
-        "language": (ours(rules.Langdetect(settings.Langdetect())), lambda p: first(c4_utils.detect_english(p))),
+        "language": (
+            ours(rules.LangdetectFilter(settings.LangdetectConfig())),
+            lambda p: first(c4_utils.detect_english(p)),
+        ),
         "bad words": (ours(rules.NoBadWords({"en": BADWORDS}, 1.0)), lambda p: p if c4_badwords(p) else None),
     }
 

@@ -39,7 +39,7 @@ def main() -> None:
     if arguments.child:
         print(json.dumps(trained(arguments.config, MEMBERS[arguments.child])))
         return
-    prepare = [sys.executable, "-m", "plm_jax.prepare", f"--config={arguments.config}"]
+    prepare = [sys.executable, "-m", "plm_jax", "prepare", f"--config={arguments.config}"]
     subprocess.run(prepare, check=True, stdout=sys.stderr)
     members = {}
     with tempfile.TemporaryDirectory() as cache:
@@ -67,8 +67,9 @@ def trained(page: str, changes: dict[str, float]) -> dict:
     import jax
 
     from plm_jax import config
-    from plm_jax.config import overrides, pages
-    from plm_jax.training import loop
+    from plm_jax.config import files as pages
+    from plm_jax.config import overrides
+    from plm_jax.runs import loop
 
     at, counts = pages.load(page), Counter()
     tree = config.to_dict(config.from_dict(at.config()))

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from plm_jax import config
-from plm_jax.config import pages
+from plm_jax.config import files as pages
 from plm_jax.models import settings
 
 
@@ -46,7 +46,7 @@ class Case:
     @property
     def decoder_length(self) -> int:
         """Tokens a row of an encoder-decoder's second stack."""
-        return self.targets if isinstance(self.run.model, settings.EncoderDecoder) else 0
+        return self.targets if isinstance(self.run.model, settings.EncoderDecoderConfig) else 0
 
     @functools.cached_property
     def run(self) -> config.Run:
@@ -117,11 +117,11 @@ def make_ours(case: Case, scan_layers: bool) -> Contestant:
     run = dataclasses.replace(
         case.run,
         model=dataclasses.replace(case.run.model, scan_layers=scan_layers),
-        optimizer=config.AdamW(weight_decay=0.1, clip_norm=0.0),
+        optimizer=config.AdamWConfig(weight_decay=0.1, clip_norm=0.0),
         schedule=config.ConstantSchedule(1e-4),
-        train=config.Train(steps=1, batch_size=case.rows),
-        mesh=config.Mesh(),
-        precision=config.Precision("bfloat16" if case.device == "gpu" else "float32"),
+        train=config.TrainConfig(steps=1, batch_size=case.rows),
+        mesh=config.MeshConfig(),
+        precision=config.PrecisionConfig("bfloat16" if case.device == "gpu" else "float32"),
     )
     device = jax.devices()[0]
     program = Program(run, [device])
@@ -208,7 +208,7 @@ def _skip_masks(peer) -> None:
     peer.set_attn_implementation("sdpa_without_mask")
 
 
-def torch_gpt2(model: settings.Decoder, _):
+def torch_gpt2(model: settings.DecoderConfig, _):
     """GPT-2 and its loss."""
     import transformers
 
@@ -231,7 +231,7 @@ def torch_gpt2(model: settings.Decoder, _):
     return peer, lambda batch: peer(input_ids=batch["tokens"], labels=batch["tokens"]).loss
 
 
-def torch_t5(model: settings.EncoderDecoder, _):
+def torch_t5(model: settings.EncoderDecoderConfig, _):
     """T5, or T5 1.1, and its loss."""
     import torch
     import transformers
@@ -259,7 +259,7 @@ def torch_t5(model: settings.EncoderDecoder, _):
     return peer, loss
 
 
-def torch_bert(model: settings.Encoder, gathers: bool):
+def torch_bert(model: settings.EncoderConfig, gathers: bool):
     """BERT and its loss."""
     import transformers
 
@@ -278,7 +278,7 @@ def torch_bert(model: settings.Encoder, gathers: bool):
     return peer, masked_lm_loss(peer, peer.bert, peer.cls, gathers)
 
 
-def torch_albert(model: settings.Encoder, gathers: bool):
+def torch_albert(model: settings.EncoderConfig, gathers: bool):
     """ALBERT and its loss."""
     import transformers
 
@@ -317,7 +317,7 @@ def masked_lm_loss(peer, features_of, head, gathers: bool):
     return gathered if gathers else dense
 
 
-def torch_llama(model: settings.Decoder, _):
+def torch_llama(model: settings.DecoderConfig, _):
     """LLaMA and its loss."""
     import transformers
 
@@ -338,7 +338,7 @@ def torch_llama(model: settings.Decoder, _):
     return peer, lambda batch: peer(input_ids=batch["tokens"], labels=batch["tokens"]).loss
 
 
-def torch_bart(model: settings.EncoderDecoder, _):
+def torch_bart(model: settings.EncoderDecoderConfig, _):
     """BART and its loss."""
     import transformers
 

@@ -56,7 +56,7 @@ def make_base(folder: pathlib.Path, steps: int = 4) -> Base:
 
     from plm_jax import config
     from plm_jax.data import prepare
-    from plm_jax.training import checkpoint_formats, loop, transfer
+    from plm_jax.runs import checkpoint_formats, loop, transfer
 
     moods.write(folder)
     train = dataclasses.replace(moods.RUN.train, epochs=None, steps=steps)
@@ -186,7 +186,7 @@ def _refuses(read: Callable[[], Any]) -> bool:
 def readers_of(base: Base, folder: pathlib.Path, scratch: pathlib.Path) -> dict[str, Callable[[], bool]]:
     """Returns the readers of best weights or a converted directory by name; each returns whether it reported."""
     import plm_jax
-    from plm_jax.training import checkpoint_formats, checkpoint_lists, loop
+    from plm_jax.runs import checkpoint_formats, checkpoint_lists, loop
 
     def pretrain() -> bool:
         with contextlib.redirect_stderr(io.StringIO()) as printed:

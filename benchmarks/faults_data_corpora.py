@@ -98,11 +98,11 @@ def _forms(folder: pathlib.Path, rng: random.Random) -> Case:
     rows = [{field: rng.choice(odd) for field in fields if rng.random() < 0.9} for _ in range(30)]
     path = _write(folder / "a.jsonl", (json.dumps(row).encode() + b"\n" for row in rows))
     forms = [
-        config.Classes(("x", "y")),
-        config.Score(),
-        config.Tags(("x", "y")),
-        config.Answers(),
-        config.Choices(2),
+        config.ClassForm(("x", "y")),
+        config.ScoreForm(),
+        config.TagForm(("x", "y")),
+        config.AnswerForm(),
+        config.ChoiceForm(2),
     ]
     sources: list[Any] = [config.LabelledJsonLines(str(path), form) for form in forms]
     sources += [config.JsonLinesInputsTargets(str(path), "{a}", template) for template in ("{b}", "{b[0]}", "{b:>9}")]

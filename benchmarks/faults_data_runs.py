@@ -31,12 +31,12 @@ LONG = 2**21 + 2**12
 STEPS, BATCH = 6, 8
 AFAR = "memory://faults"
 
-_VOCABULARY = config.Vocabulary("bytes", eos=256, pad=257, bos=258, cls=258, sep=259, mask=260, sentinels=8)
+_VOCABULARY = config.VocabularyConfig("bytes", eos=256, pad=257, bos=258, cls=258, sep=259, mask=260, sentinels=8)
 _MODEL = {
-    "embedding": settings.Embedding(272, 8, token_types=2),
-    "attention": settings.Attention(1, 8, settings.NoPositions()),
-    "feed_forward": settings.FeedForward(8),
-    "stack": settings.Stack(1),
+    "embedding": settings.EmbeddingConfig(272, 8, token_types=2),
+    "attention": settings.AttentionConfig(1, 8, settings.NoPositions()),
+    "feed_forward": settings.FeedForwardConfig(8),
+    "stack": settings.StackConfig(1),
 }
 
 
@@ -45,11 +45,11 @@ def _run(root: pathlib.Path, model: Any, objective: Any, sources: dict[str, Any]
     return config.Run(
         model=model,
         objective=objective,
-        data=config.Data(sources=sources, threads=2, prefetch=2, **described | data),
+        data=config.DataConfig(sources=sources, threads=2, prefetch=2, **described | data),
         vocabulary=_VOCABULARY,
-        optimizer=config.AdamW(),
+        optimizer=config.AdamWConfig(),
         schedule=config.ConstantSchedule(1e-3),
-        train=config.Train(steps=STEPS, batch_size=BATCH, seed=1),
+        train=config.TrainConfig(steps=STEPS, batch_size=BATCH, seed=1),
     )
 
 
@@ -59,42 +59,42 @@ def _texts(root: pathlib.Path) -> dict[str, Any]:
 
 def _causal(root: pathlib.Path) -> config.Run:
     layout = config.Blocks(attend_across_documents=False)
-    return _run(root, settings.Decoder(**_MODEL), objectives.Causal(), _texts(root), layout=layout)
+    return _run(root, settings.DecoderConfig(**_MODEL), objectives.Causal(), _texts(root), layout=layout)
 
 
 def _pairs(root: pathlib.Path) -> config.Run:
-    model = settings.Encoder(**_MODEL, pooler=settings.Pooler())
+    model = settings.EncoderConfig(**_MODEL, pooler=settings.Pooler())
     return _run(root, model, objectives.MaskedLM(), _texts(root), layout=config.SentencePairs(duplicates=2))
 
 
 def _sentences(root: pathlib.Path) -> config.Run:
-    model = settings.EncoderDecoder(**_MODEL, decoder_stack=settings.Stack(1))
-    return _run(root, model, objectives.Denoising(insert=0.1), _texts(root), layout=config.WholeSentences())
+    model = settings.EncoderDecoderConfig(**_MODEL, decoder_stack=settings.StackConfig(1))
+    return _run(root, model, objectives.Denoising(insert=0.1), _texts(root), layout=config.FullSentences())
 
 
 def _questions(root: pathlib.Path) -> config.Run:
-    model = settings.Encoder(**_MODEL, pooler=settings.NoHead())
-    sources = {"questions": config.LabelledJsonLines(str(root / "questions.jsonl"), config.Answers())}
+    model = settings.EncoderConfig(**_MODEL, pooler=settings.NoHead())
+    sources = {"questions": config.LabelledJsonLines(str(root / "questions.jsonl"), config.AnswerForm())}
     return _run(
         root,
         model,
         objectives.SpanExtraction(stride=16, question_length=24),
         sources,
-        layout=config.Labelled(),
+        layout=config.LabelledLayout(),
         length=96,
     )
 
 
 def _examples(root: pathlib.Path) -> config.Run:
-    model = settings.EncoderDecoder(**_MODEL, decoder_stack=settings.Stack(1))
+    model = settings.EncoderDecoderConfig(**_MODEL, decoder_stack=settings.StackConfig(1))
     sources = {"examples": config.JsonLinesInputsTargets(str(root / "examples.jsonl"), "{a}", "{b}")}
-    packed = config.InputsTargets(packed=True)
+    packed = config.InputsTargetsConfig(packed=True)
     return _run(root, model, objectives.SpanCorruption(), sources, length=160, inputs_targets=packed)
 
 
 def _words(root: pathlib.Path) -> config.Run:
-    model = settings.Elmo(embedding=settings.CharacterCNN(vocab_size=32))
-    vocabulary = config.Vocabulary(f"words:{root / 'words.txt'}", train_size=30, bos=0, eos=1, unk=2)
+    model = settings.ElmoConfig(embedding=settings.CharacterCNNConfig(vocab_size=32))
+    vocabulary = config.VocabularyConfig(f"words:{root / 'words.txt'}", train_size=30, bos=0, eos=1, unk=2)
     sources = {"a": _texts(root)["a"]}
     data = {"layout": config.Streams(), "cache_dir": str(root / "cache_of_words"), "length": 5}
     run = _run(root, model, objectives.BidirectionalLM(), sources, **data)
@@ -102,7 +102,7 @@ def _words(root: pathlib.Path) -> config.Run:
 
 
 def _long(root: pathlib.Path) -> config.Run:
-    return _run(root, settings.Decoder(**_MODEL), objectives.Causal(), {"long": config.TextFiles("-")}, length=64)
+    return _run(root, settings.DecoderConfig(**_MODEL), objectives.Causal(), {"long": config.TextFiles("-")}, length=64)
 
 
 def _afar(root: pathlib.Path) -> config.Run:

@@ -34,7 +34,7 @@ def _base(root: pathlib.Path) -> pathlib.Path:
 def _warm_up() -> None:
     """Imports what children need; nothing that starts threads, which a child would not have."""
     import plm_jax
-    import plm_jax.training.checkpoint_formats
+    import plm_jax.runs.checkpoint_formats
     from plm_jax.data import vocabularies
 
     return plm_jax.load, vocabularies.load_plain

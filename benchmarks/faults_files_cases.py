@@ -47,7 +47,7 @@ def make_bases(root: pathlib.Path) -> None:
     from plm_jax.hub import elmo, families, files, huggingface
     from plm_jax.hub.pretrained import Pretrained
     from plm_jax.models import registry, settings
-    from plm_jax.training import checkpoint_formats
+    from plm_jax.runs import checkpoint_formats
 
     texts = [f"The state of the Union is strong, café {i}: ½ of {i * 7} speeches, fellow citizens." for i in range(300)]
 
@@ -77,9 +77,9 @@ def make_bases(root: pathlib.Path) -> None:
         files.write(str(root / "sharded"), contents, 4096)
     checkpoint_formats.convert(str(root / "bert"), str(root / "converted"), "plm_jax")
     words = len((root / "elmo" / WORDS).read_text().splitlines())
-    model = settings.Elmo(
-        embedding=settings.CharacterCNN(words, 4, 4, ((1, 4), (2, 4)), 20, "relu", 1),
-        lstm=settings.Lstm(2, 8, 3.0, 3.0),
+    model = settings.ElmoConfig(
+        embedding=settings.CharacterCNNConfig(words, 4, 4, ((1, 4), (2, 4)), 20, "relu", 1),
+        lstm=settings.LstmConfig(2, 8, 3.0, 3.0),
         head=settings.Softmax(),
     )
     elmo.write(str(root / "elmo"), Pretrained(model, params(model), vocabulary=f"words:{root}/elmo/{WORDS}"))
@@ -98,7 +98,7 @@ def _write_vocabularies(root: pathlib.Path, texts: list[str]) -> None:
         ("wordpiece", 200, {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}),
         ("words", 400, {"bos": 0, "eos": 1, "unk": 2}),
     ):
-        training.train(texts, config.Vocabulary(SPECIFICATIONS[kind].format(root), train_size=size, **ids))
+        training.train(texts, config.VocabularyConfig(SPECIFICATIONS[kind].format(root), train_size=size, **ids))
     with open(root / "t5/spiece.model", "wb") as file:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(texts),

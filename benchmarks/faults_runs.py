@@ -131,8 +131,8 @@ def _damaged(damage: Callable) -> Callable:
 def _opened(workdir: pathlib.Path, checkpoint: pathlib.Path, weights: bool) -> str:
     """How a damaged checkpoint is met by those who read it."""
     from plm_jax.common.errors import UserError
-    from plm_jax.training import checkpoint_folders as folders
-    from plm_jax.training import checkpoint_lists, checkpoints
+    from plm_jax.runs import checkpoint_folders as folders
+    from plm_jax.runs import checkpoint_lists, checkpoints
 
     def refused(what: Callable) -> bool:
         try:
@@ -250,7 +250,7 @@ def _tuning_killed(base: Base, folder: pathlib.Path, rng: random.Random) -> tupl
 
 def _tuning(base: Base, workdir: pathlib.Path) -> list[str]:
     flags = (f"--config={base.folder}/moods.py", f"--checkpoint={base.folder}/encoder", f"--workdir={workdir}")
-    return [sys.executable, "-m", "plm_jax.finetune", *flags]
+    return [sys.executable, "-m", "plm_jax", "finetune", *flags]
 
 
 def _one_of_two(base: Base, folder: pathlib.Path, rng: random.Random) -> tuple[str, str]:

@@ -42,7 +42,7 @@ STEPS, SAVES = 400, 12
 
 def killed_sweep(folder: pathlib.Path, kills: int, rng: random.Random, runs: dict[str, str], steps: int) -> dict:
     """Runs the sweep to its end, and again over so many kills."""
-    (folder / "sweep.py").write_text(SWEEP.format(runs=runs, steps=steps))
+    (folder / "cli/sweep.py").write_text(SWEEP.format(runs=runs, steps=steps))
     began = time.monotonic()
     _to_its_end(_sweep(folder, "twin"))
     seconds, finished, trained_again, at_kills = time.monotonic() - began, {}, set(), []
@@ -79,7 +79,7 @@ def killed_sweep(folder: pathlib.Path, kills: int, rng: random.Random, runs: dic
 
 def _sweep(folder: pathlib.Path, name: str) -> list[str]:
     flags = [f"--sweep={folder}/sweep.py", f"--workdir={folder / name}", "--parallel=2"]
-    return [sys.executable, "-m", "plm_jax.sweep", *flags]
+    return [sys.executable, "-m", "plm_jax", "sweep", *flags]
 
 
 def _again(workdir: pathlib.Path, finished: dict[str, int]) -> set[str]:
@@ -101,7 +101,7 @@ def killed_watch(folder: pathlib.Path, kills: int, rng: random.Random, saves: in
     """Watches a run over so many kills, and its copy without any; all are forked from here, where no thread runs."""
     workdir, every, at_kills = folder / "watched", 3, []
     flags = [f"--config.train.steps={every * saves}", f"--config.checkpoint.save_every={every}"]
-    run = _forked(*resume.command(folder, "dropout", workdir, *flags, f"--config.checkpoint.keep_last={saves}")[2:])
+    run = _forked(*resume.command(folder, "dropout", workdir, *flags, f"--config.checkpoint.keep_last={saves}")[3:])
     for kill in range(kills):
         # The run goes on by a share of its checkpoints.
         number = -(-saves * (kill + 1) // kills)
@@ -136,7 +136,7 @@ def killed_watch(folder: pathlib.Path, kills: int, rng: random.Random, saves: in
 
 
 def _watch(workdir: pathlib.Path) -> list[str]:
-    return ["plm_jax.evaluate", f"--checkpoint={workdir}", "--watch"]
+    return ["evaluate", f"--checkpoint={workdir}", "--watch"]
 
 
 def _rows(workdir: pathlib.Path) -> collections.Counter:
@@ -148,12 +148,14 @@ def _number_saved(workdir: pathlib.Path) -> int:
     return len([path for path in workdir.glob("checkpoints/*") if path.name.isdecimal()])
 
 
-def _forked(module: str, *flags: str, log: pathlib.Path = pathlib.Path(os.devnull)) -> int:
+def _forked(verb: str, *flags: str, log: pathlib.Path = pathlib.Path(os.devnull)) -> int:
     """Starts a verb that need not import its libraries first; `log` is what it says on stderr."""
     log.write_text("")
     process = os.fork()
     if not process:
-        verbs._child(module, list(flags), ".", {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}, [os.devnull, str(log)])
+        verbs._child(
+            f"plm_jax.cli.{verb}", list(flags), ".", {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}, [os.devnull, str(log)]
+        )
     return process
 
 
@@ -181,7 +183,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(temporary)
         tiny.write(folder)
-        prepare = [sys.executable, "-m", "plm_jax.prepare", f"--config={folder}/tiny.py:dropout"]
+        prepare = [sys.executable, "-m", "plm_jax", "prepare", f"--config={folder}/tiny.py:dropout"]
         subprocess.run(prepare, env=resume.environment(), check=True, stdout=subprocess.DEVNULL, stderr=sys.stderr)
         if given.kills:
             found["sweep"] = killed_sweep(folder, given.kills, random.Random(given.seed), RUNS, STEPS)

@@ -75,7 +75,7 @@ def make_base(folder: pathlib.Path) -> None:
     folder.mkdir(parents=True)
     tiny.write(folder)
     moods.write(folder)
-    (folder / "sweep.py").write_text(_SWEEP)
+    (folder / "cli/sweep.py").write_text(_SWEEP)
     (folder / "mine.py").write_text(_MINE)
     (folder / "prompts.txt").write_text("The sea\nThe ship of the captain\n")
     (folder / "crawl").mkdir()
@@ -122,9 +122,9 @@ def run(command: Command, folder: pathlib.Path, seconds: float, uses_cache: bool
 
             jax.config.update("jax_enable_compilation_cache", False)
         os.chdir(folder)
-        sys.argv = [f"plm_jax.{command.verb}", *command.arguments]
+        sys.argv = [f"plm_jax.cli.{command.verb}", *command.arguments]
         sys.path[0] = str(ROOT)
-        runpy.run_module(f"plm_jax.{command.verb}", run_name="__main__", alter_sys=True)
+        runpy.run_module(f"plm_jax.cli.{command.verb}", run_name="__main__", alter_sys=True)
 
     return forked(child, seconds, folder.parent / "log")
 

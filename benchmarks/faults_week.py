@@ -57,7 +57,7 @@ def week(steps: int = 20_000, restart_every: int = 500, save_every: int = 50) ->
       disk_mb: of checkpoints, the most there was.
       heartbeat_kb: what the signs of life take at the end.
     """
-    from plm_jax.training import run_status
+    from plm_jax.runs import run_status
 
     rng = random.Random(0)
     with tempfile.TemporaryDirectory() as temporary:
@@ -169,9 +169,10 @@ class Week:
 
 def run(workdir: str, notes: str, now: float, stop: int, flags: list[str]) -> None:
     """One start, by the simulated clock."""
-    from plm_jax import pretrain
+    from plm_jax.cli import pretrain
     from plm_jax.common import command_line
-    from plm_jax.training import heartbeat, ledger, loop, saving, validation
+    from plm_jax.runs import goodput as ledger
+    from plm_jax.runs import heartbeat, loop, saving, validation
 
     clock = Week(notes, now, stop)
     pretrain.time = loop.time = heartbeat.time = ledger.time = clock

@@ -88,7 +88,7 @@ def ours(encoder: str, train: str, test: str, seed: int, folder: str) -> dict[st
     workdir = os.path.join(folder, f"seed-{seed}")
     subprocess.run(
         [
-            *(sys.executable, "-m", "plm_jax.finetune", "--config=tasks/sentiment", f"--checkpoint={encoder}"),
+            *(sys.executable, "-m", "plm_jax", "finetune", "--config=tasks/sentiment", f"--checkpoint={encoder}"),
             *(f"--workdir={workdir}", f"--config.train.seed={seed}", f"--config.data.cache_dir={folder}/cache"),
             f"--config.data.sources.sentiment.path={train}",
             f"--config.data.sources.sentiment.validation={test}",
@@ -103,7 +103,7 @@ def ours(encoder: str, train: str, test: str, seed: int, folder: str) -> dict[st
         env=os.environ | {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"},
         stdout=sys.stderr,
     )
-    evaluate = [sys.executable, "-m", "plm_jax.evaluate", f"--checkpoint={workdir}"]
+    evaluate = [sys.executable, "-m", "plm_jax", "evaluate", f"--checkpoint={workdir}"]
     subprocess.run(evaluate, cwd=ROOT, check=True, stdout=sys.stderr)
     rows = [json.loads(line) for line in pathlib.Path(workdir, "metrics.jsonl").read_text().splitlines()]
     evaluated = [json.loads(line) for line in pathlib.Path(workdir, "evaluation.jsonl").read_text().splitlines()]
@@ -116,7 +116,7 @@ def words(train: str, test: str) -> float:
     from plm_jax import config
     from plm_jax.evaluation import word_baselines
 
-    form = config.Classes(("negative", "positive"))
+    form = config.ClassForm(("negative", "positive"))
     sources = (config.LabelledJsonLines(path, form) for path in (train, test))
     fitted, tested = (list(source.open("sentiment").read("train", (0, 1))) for source in sources)
     labels = [record.values["label"] for record in tested]

@@ -108,7 +108,7 @@ def overrides(arguments) -> dict:
 def command(verb: str, arguments, *rest: str) -> list[str]:
     """A verb's command line on the benchmark's config."""
     changed = (f"--config.{field}={value}" for field, value in overrides(arguments).items())
-    return [sys.executable, "-m", f"plm_jax.{verb}", "--config=configs/gpt2.py:small", *changed, *rest]
+    return [sys.executable, "-m", "plm_jax", verb, "--config=configs/gpt2.py:small", *changed, *rest]
 
 
 def train(arguments, workdir: pathlib.Path) -> tuple[list[dict], int]:

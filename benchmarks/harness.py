@@ -79,24 +79,24 @@ from plm_jax.models import settings
 def get_config():
     reviews = config.LabelledJsonLines(
         "sentiment_train.jsonl",
-        config.Classes(("negative", "positive"), text="sentence", label="sentiment"),
+        config.ClassForm(("negative", "positive"), text="sentence", label="sentiment"),
         validation="sentiment.jsonl",
-        prompt=config.Prompt("Review: {sentence}\\nSentiment:"),
+        prompt=config.PromptConfig("Review: {sentence}\\nSentiment:"),
     )
     quartz = config.LabelledJsonLines(
         "quartz_train.jsonl",
-        config.Choices(2, label="answer"),
+        config.ChoiceForm(2, label="answer"),
         validation="quartz.jsonl",
-        prompt=config.Prompt("Question: {question}\\nAnswer:"),
+        prompt=config.PromptConfig("Question: {question}\\nAnswer:"),
     )
     run = config.Run(
-        model=settings.FromCheckpoint(),
-        vocabulary=config.Vocabulary(),
+        model=settings.FromCheckpointConfig(),
+        vocabulary=config.VocabularyConfig(),
         objective=objectives.Causal(),
-        data=config.Data(cache_dir="cache", length=64, sources={"sentiment": reviews, "quartz": quartz}),
-        optimizer=config.AdamW(),
+        data=config.DataConfig(cache_dir="cache", length=64, sources={"sentiment": reviews, "quartz": quartz}),
+        optimizer=config.AdamWConfig(),
         schedule=config.ConstantSchedule(1e-3),
-        train=config.Train(steps=1, batch_size=1),
+        train=config.TrainConfig(steps=1, batch_size=1),
     )
     return config.to_config_dict(run)
 """
@@ -175,7 +175,7 @@ def make_model(folder: pathlib.Path, model: Any = None, **special_ids: int) -> N
     from plm_jax.models import registry, settings
 
     model = model or gpt2.model(layers=2, width=64, heads=4, length=CONTEXT)
-    model = dataclasses.replace(model, initializer=settings.Initializer(std=0.3))
+    model = dataclasses.replace(model, initializer=settings.InitializerConfig(std=0.3))
     params = nn.unbox(registry.build(model).init(jax.random.key(0), **model.init_inputs())["params"])
     files = ",".join(str(ROOT / "plm_jax/data/gpt2" / name) for name in ("vocab.json", "merges.txt"))
     special_ids = {"eos_token_id": 50256} | (special_ids or {"bos_token_id": 50256})
@@ -218,7 +218,7 @@ def ours(folder: pathlib.Path, tasks: Iterable[str] = tuple(TASKS)) -> None:
     import plm_jax
     from plm_jax.evaluation import harness
 
-    dump(folder, "ours", harness.Model(plm_jax.load(folder / "model"), show_progress=False), tasks)
+    dump(folder, "ours", harness.HarnessModel(plm_jax.load(folder / "model"), show_progress=False), tasks)
 
 
 def prompts(folder: pathlib.Path) -> None:
@@ -227,7 +227,7 @@ def prompts(folder: pathlib.Path) -> None:
     for normalise in OURS:
         output = folder / f"{normalise}.json"
         flags = [f"--checkpoint={folder}/model", f"--config={folder}/page.py", "--shots=0", f"--normalise={normalise}"]
-        command = [sys.executable, "-m", "plm_jax.evaluate", *flags, f"--output={output}"]
+        command = [sys.executable, "-m", "plm_jax", "evaluate", *flags, f"--output={output}"]
         subprocess.run(command, check=True)
         found[normalise] = json.loads(output.read_text())
     (folder / "prompts.json").write_text(json.dumps(found))

@@ -42,12 +42,12 @@ from plm_jax.objectives import denoising
 VOCAB_SIZE, SENTINELS = 50_257, 100
 TEXT_IDS = VOCAB_SIZE - SENTINELS - len(config.SPECIALS)
 IDS = {name: TEXT_IDS + number for number, name in enumerate(config.SPECIALS)}
-VOCABULARY = config.Vocabulary("words:words.txt", **IDS, sentinels=SENTINELS)
+VOCABULARY = config.VocabularyConfig("words:words.txt", **IDS, sentinels=SENTINELS)
 WORDS = [f"word{number}" for number in range(VOCAB_SIZE)]
 OBJECTIVES = {
     kind: (make(), config.Blocks())
     for kind, make in objectives.Objective.choices.items()
-    if not issubclass(make, objectives.Labelled)
+    if not issubclass(make, objectives.LabelledObjective)
 }
 NOISES = denoising.TokenMasking(), denoising.TokenDeletion(), denoising.TextInfilling()
 OBJECTIVES |= {
@@ -66,8 +66,8 @@ OBJECTIVES |= {
     "sentence_pairs": (objectives.MaskedLM(), config.SentencePairs()),
     "sentence_order": (objectives.MaskedLM(whole_words=3), config.SentencePairs(task="sentence_order")),
     "single_sentences": (objectives.MaskedLM(), config.SentencePairs(parts="sentences")),
-    "full_sentences": (objectives.MaskedLM(), config.WholeSentences()),
-    "doc_sentences": (objectives.MaskedLM(), config.WholeSentences(cross_documents=False)),
+    "full_sentences": (objectives.MaskedLM(), config.FullSentences()),
+    "doc_sentences": (objectives.MaskedLM(), config.FullSentences(cross_documents=False)),
 }
 LENGTH, BATCH = 512, 256
 PEER = "DataCollatorForLanguageModeling"
@@ -108,22 +108,24 @@ def write_cache(folder: str, num_tokens: int) -> None:
 def make_run(folder: str, objective: str, steps: int, processes: int = 0) -> config.Run:
     """A run over the synthetic cache."""
     made, layout = OBJECTIVES[objective]
-    model = settings.Decoder(
-        embedding=settings.Embedding(VOCAB_SIZE, 8),
-        attention=settings.Attention(1, 8, settings.NoPositions()),
-        feed_forward=settings.FeedForward(8),
-        stack=settings.Stack(1),
+    model = settings.DecoderConfig(
+        embedding=settings.EmbeddingConfig(VOCAB_SIZE, 8),
+        attention=settings.AttentionConfig(1, 8, settings.NoPositions()),
+        feed_forward=settings.FeedForwardConfig(8),
+        stack=settings.StackConfig(1),
     )
     if isinstance(layout, config.Streams):
-        model = settings.Elmo(embedding=settings.CharacterCNN(VOCAB_SIZE))
+        model = settings.ElmoConfig(embedding=settings.CharacterCNNConfig(VOCAB_SIZE))
     return config.Run(
         model=model,
         objective=made,
-        data=config.Data(folder, LENGTH, {"synthetic": config.TextFiles("-")}, layout=layout, processes=processes),
+        data=config.DataConfig(
+            folder, LENGTH, {"synthetic": config.TextFiles("-")}, layout=layout, processes=processes
+        ),
         vocabulary=VOCABULARY,
-        optimizer=config.AdamW(),
+        optimizer=config.AdamWConfig(),
         schedule=config.ConstantSchedule(1e-3),
-        train=config.Train(steps=steps, batch_size=BATCH),
+        train=config.TrainConfig(steps=steps, batch_size=BATCH),
     )
 
 

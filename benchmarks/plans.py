@@ -116,7 +116,7 @@ def planned(row: str, minutes: float) -> dict[str, Any]:
     found = machine.describe() | {"command": shlex.join(["plm_jax", "plan", *arguments])}
     with tempfile.TemporaryDirectory() as folder:
         output = pathlib.Path(folder) / "plan.json"
-        command = [sys.executable, "-m", "plm_jax.plan", *arguments, f"--output={output}"]
+        command = [sys.executable, "-m", "plm_jax", "plan", *arguments, f"--output={output}"]
         before, began = os.times(), time.perf_counter()
         try:
             done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60 * minutes)

@@ -33,7 +33,8 @@ from collections.abc import Iterator
 import machine
 
 from plm_jax import config
-from plm_jax.config import overrides, pages
+from plm_jax.config import files as pages
+from plm_jax.config import overrides
 from plm_jax.data import vocabularies
 from plm_jax.data.reader import Reader
 from plm_jax.data.vocabularies import sentences, training
@@ -60,10 +61,10 @@ def addresses() -> list[str]:
         return [json.loads(line)["text"] for line in file]
 
 
-def section(kind: str, folder: pathlib.Path) -> config.Vocabulary:
+def section(kind: str, folder: pathlib.Path) -> config.VocabularyConfig:
     """The vocabulary of a kind, made if its files are not there."""
     spec, specials = KINDS[kind]
-    found = config.Vocabulary(spec.format(folder), **specials)
+    found = config.VocabularyConfig(spec.format(folder), **specials)
     if not all(map(os.path.exists, vocabularies.files(found.spec))):
         training.train(addresses()[::2], dataclasses.replace(found, train_size=PIECES))
     return found
@@ -201,7 +202,7 @@ def main() -> None:
     print(json.dumps(result, indent=2))
 
 
-def settings(spec: config.Vocabulary, folder: pathlib.Path, kind: str, runner: str) -> list[str]:
+def settings(spec: config.VocabularyConfig, folder: pathlib.Path, kind: str, runner: str) -> list[str]:
     """What of GPT-2's config is another: the text, where the cache goes, and the vocabulary."""
     given = {name: getattr(spec, name) for name in config.SPECIALS if getattr(spec, name) is not None}
     vocabulary = {"spec": spec.spec, **given}
@@ -220,7 +221,7 @@ def measure(kind: str, folder: pathlib.Path, num_bytes: int, runners: list[str])
     rates, found, digests = [bare(vocabulary, texts)], {}, set()
     for runner in runners:
         overrides = [f"--config.{override}" for override in settings(spec, folder, kind, runner)]
-        verb = [sys.executable, "-m", "plm_jax.prepare", "--config=configs/gpt2.py:small", *overrides]
+        verb = [sys.executable, "-m", "plm_jax", "prepare", "--config=configs/gpt2.py:small", *overrides]
         done = watched([*verb, *RUNNERS[runner]])
         found[runner] = done | {"megabytes_per_second": round(num_bytes / 1e6 / done["seconds"], 2)}
         digests.add(digest(folder / f"{kind}-{runner}" / SOURCE))

@@ -34,7 +34,7 @@ def main() -> None:
     if given.child:
         print(json.dumps(trained(given.config, given.steps, given.child)))
         return
-    prepare = [sys.executable, "-m", "plm_jax.prepare", f"--config={given.config}"]
+    prepare = [sys.executable, "-m", "plm_jax", "prepare", f"--config={given.config}"]
     subprocess.run(prepare, check=True, stdout=sys.stderr)
     found: dict[str, list[dict]] = {kind: [] for kind in KINDS}
     for _ in range(given.rounds):
@@ -61,8 +61,10 @@ def trained(page: str, steps: int, kind: str) -> dict:
     sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
     from plm_jax import config
     from plm_jax.common import command_line, sealing
-    from plm_jax.config import overrides, pages
-    from plm_jax.training import checkpoints, decisions, loop
+    from plm_jax.config import files as pages
+    from plm_jax.config import overrides
+    from plm_jax.runs import checkpoints, loop
+    from plm_jax.runs import coordination as decisions
 
     command_line.start_jax()
     none, unsealed, _ = KINDS

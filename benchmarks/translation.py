@@ -41,7 +41,7 @@ def trained(given: argparse.Namespace, seed: int) -> dict[str, Any]:
     for stage in ("1", "2"):
         workdir = os.path.join(given.workdir, f"seed-{seed}-stage-{stage}")
         flags = [f"--config.train.steps={given.steps}", "--config.train.epochs=None"] if given.steps else []
-        command = [sys.executable, "-m", "plm_jax.finetune", f"--config={PAGE}:{stage}", f"--checkpoint={source}"]
+        command = [sys.executable, "-m", "plm_jax", "finetune", f"--config={PAGE}:{stage}", f"--checkpoint={source}"]
         subprocess.run([*command, f"--workdir={workdir}", f"--config.train.seed={seed}", *flags], check=True)
         before, after = plm_jax.load(source), plm_jax.load(workdir)
         found[f"stage_{stage}"] = {"changed": changed(before.params, after.params)} | losses(after)

@@ -1,6 +1,6 @@
 """ALBERT (Lan et al. 2020): base 12M, large 18M, xlarge 59M, xxlarge 223M parameters; v2-base to v2-xxlarge the same.
 
-    python -m plm_jax.pretrain --config=configs/albert.py:v2-base --workdir=runs/albert-base
+    python -m plm_jax pretrain --config=configs/albert.py:v2-base --workdir=runs/albert-base
 
 Published (§4.1 and google-research/albert): tables 128 wide, one block for all layers, vocabulary of 30,000 pieces of a
 SentencePiece unigram model of text without case and accents, pairs of 512 tokens in their order or swapped, masked in
@@ -58,18 +58,20 @@ SOURCE = "Lan et al. 2020"
 
 def model(layers: int, width: int, heads: int, vocab_size: int = 30000, length: int = 512, dropout: float = 0.0):
     """A model of ALBERT's kind, with its heads for masked tokens and pairs."""
-    return settings.Encoder(
-        embedding=settings.Embedding(vocab_size=vocab_size, width=width, token_types=2, norm=True, embedding_size=128),
-        attention=settings.Attention(
+    return settings.EncoderConfig(
+        embedding=settings.EmbeddingConfig(
+            vocab_size=vocab_size, width=width, token_types=2, norm=True, embedding_size=128
+        ),
+        attention=settings.AttentionConfig(
             heads=heads, head_dim=width // heads, position=settings.LearnedPositions(length=length)
         ),
-        feed_forward=settings.FeedForward(width=4 * width, activation="gelu_tanh"),
-        norm=settings.Norm(epsilon=1e-12, placement="post"),
-        stack=settings.Stack(layers=layers, groups=1),
+        feed_forward=settings.FeedForwardConfig(width=4 * width, activation="gelu_tanh"),
+        norm=settings.NormConfig(epsilon=1e-12, placement="post"),
+        stack=settings.StackConfig(layers=layers, groups=1),
         head=settings.VocabularyHead(transform="gelu_tanh", bias=True),
         pooler=settings.Pooler(),
-        dropout=settings.Dropout(embedding=dropout, attention=dropout, residual=dropout),
-        initializer=settings.Initializer(std=0.02, truncated=True),
+        dropout=settings.DropoutConfig(embedding=dropout, attention=dropout, residual=dropout),
+        initializer=settings.InitializerConfig(std=0.02, truncated=True),
     )
 
 
@@ -79,20 +81,20 @@ def get_config(size: str = "base"):
     run = config.Run(
         model=model(*of, dropout=0.0 if size.startswith(V2) else 0.1),
         objective=objectives.MaskedLM(max_predictions=20, whole_words=3),
-        vocabulary=config.Vocabulary(
+        vocabulary=config.VocabularyConfig(
             spec="sentencepiece:../vocabularies/albert/spiece.model", lowercase=True, pad=0, unk=1, cls=2, sep=3, mask=4
         ),
-        data=config.Data(
+        data=config.DataConfig(
             cache_dir="../.cache/albert",
             **corpora.mixture("roberta" if size.startswith(V2) else "bert"),
             layout=config.SentencePairs(task="sentence_order", duplicates=40),
             length=512,
         ),
-        optimizer=config.Lamb(),
+        optimizer=config.LambConfig(),
         schedule=config.LinearSchedule(learning_rate=1.76e-3, warmup_steps=3125, decay_counts_warmup=True),
-        train=config.Train(steps=STEPS.get(size, 125_000), batch_size=4096),
-        mesh=config.Mesh(data=1, fsdp=-1),
-        precision=config.Precision(compute="bfloat16"),
-        evaluation=config.Evaluation(every=5000, max_batches=64),
+        train=config.TrainConfig(steps=STEPS.get(size, 125_000), batch_size=4096),
+        mesh=config.MeshConfig(data=1, fsdp=-1),
+        precision=config.PrecisionConfig(compute="bfloat16"),
+        evaluation=config.EvaluationConfig(every=5000, max_batches=64),
     )
     return config.to_config_dict(run)

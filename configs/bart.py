@@ -1,6 +1,6 @@
 """BART (Lewis et al. 2020): base 139M, large 406M parameters.
 
-    python -m plm_jax.pretrain --config=configs/bart.py:large --workdir=runs/bart-large
+    python -m plm_jax pretrain --config=configs/bart.py:large --workdir=runs/bart-large
 
 Published: 500,000 steps with a batch of 8,000 on RoBERTa's 160 GB of text (Liu et al. 2019), GPT-2's byte-level BPE,
 30 % of the text infilled in spans of 3 on average, all sentences permuted, no dropout in the last 10 %. The paper gives
@@ -47,17 +47,17 @@ SOURCE = "Lewis et al. 2020"
 
 def model(layers: int, width: int, heads: int, vocab_size: int = 50265, length: int = 1024, dropout: float = 0.1):
     """A model of BART's kind."""
-    return settings.EncoderDecoder(
-        embedding=settings.Embedding(vocab_size=vocab_size, width=width, norm=True),
-        attention=settings.Attention(
+    return settings.EncoderDecoderConfig(
+        embedding=settings.EmbeddingConfig(vocab_size=vocab_size, width=width, norm=True),
+        attention=settings.AttentionConfig(
             heads=heads, head_dim=width // heads, position=settings.LearnedPositions(length=length, offset=2)
         ),
-        feed_forward=settings.FeedForward(width=4 * width, activation="gelu_exact"),
-        norm=settings.Norm(epsilon=1e-5, placement="post"),
-        stack=settings.Stack(layers=layers),
-        decoder_stack=settings.Stack(layers=layers),
-        dropout=settings.Dropout(embedding=dropout, residual=dropout),
-        initializer=settings.Initializer(std=0.02),
+        feed_forward=settings.FeedForwardConfig(width=4 * width, activation="gelu_exact"),
+        norm=settings.NormConfig(epsilon=1e-5, placement="post"),
+        stack=settings.StackConfig(layers=layers),
+        decoder_stack=settings.StackConfig(layers=layers),
+        dropout=settings.DropoutConfig(embedding=dropout, residual=dropout),
+        initializer=settings.InitializerConfig(std=0.02),
     )
 
 
@@ -67,7 +67,7 @@ def get_config(size: str = "base"):
     run = config.Run(
         model=dataclasses.replace(model(of.layers, of.width, of.heads), remat="dots"),
         objective=objectives.Denoising(),
-        vocabulary=config.Vocabulary(
+        vocabulary=config.VocabularyConfig(
             spec="bpe:../vocabularies/bart/vocab.json,../vocabularies/bart/merges.txt",
             bos=0,
             pad=1,
@@ -75,24 +75,24 @@ def get_config(size: str = "base"):
             unk=3,
             mask=50264,
         ),
-        data=config.Data(
+        data=config.DataConfig(
             cache_dir="../.cache/bart",
             **corpora.mixture("roberta"),
-            layout=config.WholeSentences(cross_documents=False),
+            layout=config.FullSentences(cross_documents=False),
             length=512,
         ),
-        optimizer=config.AdamW(
+        optimizer=config.AdamWConfig(
             b1=0.9, b2=0.98, epsilon=1e-6, weight_decay=0.01, decay_norms_and_biases=True, clip_norm=0.0
         ),
         schedule=config.LinearSchedule(learning_rate=of.learning_rate, warmup_steps=of.warmup_steps),
-        train=config.Train(
+        train=config.TrainConfig(
             steps=500_000,
             batch_size=8000,
             microbatches=5,  # As `remat`: so they fit; where memory is ample, 1 and none.
-            phases=(config.Phase(until=0.9), config.Phase(until=1.0, dropout=0.0)),
+            phases=(config.PhaseConfig(until=0.9), config.PhaseConfig(until=1.0, dropout=0.0)),
         ),
-        mesh=config.Mesh(data=1, fsdp=-1),
-        precision=config.Precision(compute="bfloat16"),
-        evaluation=config.Evaluation(every=5000, max_batches=64),
+        mesh=config.MeshConfig(data=1, fsdp=-1),
+        precision=config.PrecisionConfig(compute="bfloat16"),
+        evaluation=config.EvaluationConfig(every=5000, max_batches=64),
     )
     return config.to_config_dict(run)

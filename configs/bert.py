@@ -1,6 +1,6 @@
 """BERT (Devlin et al. 2019): tiny 4.4M, mini 11M, small 29M, medium 42M, base 110M, large 336M parameters, with heads.
 
-    python -m plm_jax.pretrain --config=configs/bert.py:base --workdir=runs/bert-base
+    python -m plm_jax pretrain --config=configs/bert.py:base --workdir=runs/bert-base
 
 Published: vocabulary of 30,522 WordPieces (`base-cased` and `large-cased`: 28,996), batch 256, 1,000,000 steps of
 masked tokens and next-sentence pairs, the first 90 % at length 128 and the last 10 % at 512, Adam without bias
@@ -35,7 +35,7 @@ class Size(NamedTuple):
 
 # `remat` and `microbatches`: of 16 chips of TPU v5e each computes 4 rows of 512 at a time, whose activations stay in
 # its fast memory; what `none` keeps, or more rows, would be moved twice. So a batch of 1,024 wants 16 microbatches.
-# `plm_jax.plan` says what another size or slice needs.
+# `plm_jax plan` says what another size or slice needs.
 SIZES = {
     "tiny": Size(layers=2, width=128, heads=2),
     "mini": Size(layers=4, width=256, heads=4),
@@ -62,18 +62,18 @@ VOCAB_SIZES = {False: 30522, True: 28996}
 
 def model(layers: int, width: int, heads: int, vocab_size: int, length: int = 512, dropout: float = 0.1):
     """A model of BERT's kind, with its heads for masked tokens and pairs."""
-    return settings.Encoder(
-        embedding=settings.Embedding(vocab_size=vocab_size, width=width, token_types=2, norm=True),
-        attention=settings.Attention(
+    return settings.EncoderConfig(
+        embedding=settings.EmbeddingConfig(vocab_size=vocab_size, width=width, token_types=2, norm=True),
+        attention=settings.AttentionConfig(
             heads=heads, head_dim=width // heads, position=settings.LearnedPositions(length=length)
         ),
-        feed_forward=settings.FeedForward(width=4 * width, activation="gelu_tanh"),
-        norm=settings.Norm(epsilon=1e-12, placement="post"),
-        stack=settings.Stack(layers=layers),
+        feed_forward=settings.FeedForwardConfig(width=4 * width, activation="gelu_tanh"),
+        norm=settings.NormConfig(epsilon=1e-12, placement="post"),
+        stack=settings.StackConfig(layers=layers),
         head=settings.VocabularyHead(transform="gelu_tanh", bias=True),
         pooler=settings.Pooler(),
-        dropout=settings.Dropout(embedding=dropout, attention=dropout, residual=dropout),
-        initializer=settings.Initializer(std=0.02, truncated=True),
+        dropout=settings.DropoutConfig(embedding=dropout, attention=dropout, residual=dropout),
+        initializer=settings.InitializerConfig(std=0.02, truncated=True),
     )
 
 
@@ -86,23 +86,25 @@ def get_config(size: str = "base"):
     run = config.Run(
         model=dataclasses.replace(model(of.layers, of.width, of.heads, VOCAB_SIZES[cased]), remat=of.remat),
         objective=objectives.MaskedLM(),
-        vocabulary=config.Vocabulary(spec=f"wordpiece:{folder}/vocab.txt", pad=0, unk=100, cls=101, sep=102, mask=103),
-        data=config.Data(
+        vocabulary=config.VocabularyConfig(
+            spec=f"wordpiece:{folder}/vocab.txt", pad=0, unk=100, cls=101, sep=102, mask=103
+        ),
+        data=config.DataConfig(
             cache_dir="../.cache/bert" + (CASED if cased else ""),
             **corpora.mixture("bert"),
             layout=config.SentencePairs(),
             length=128,
         ),
-        optimizer=config.AdamW(epsilon=1e-6, weight_decay=0.01, bias_correction=False, clip_norm=1.0),
+        optimizer=config.AdamWConfig(epsilon=1e-6, weight_decay=0.01, bias_correction=False, clip_norm=1.0),
         schedule=config.LinearSchedule(learning_rate=1e-4, warmup_steps=10_000, decay_counts_warmup=True),
-        train=config.Train(
+        train=config.TrainConfig(
             steps=1_000_000,
             batch_size=256,
             microbatches=of.microbatches,
-            phases=(config.Phase(until=0.9, length=128), config.Phase(until=1.0, length=512)),
+            phases=(config.PhaseConfig(until=0.9, length=128), config.PhaseConfig(until=1.0, length=512)),
         ),
-        mesh=config.Mesh(data=1, fsdp=-1, gather="step"),
-        precision=config.Precision(compute="bfloat16"),
-        evaluation=config.Evaluation(every=10_000, max_batches=64),
+        mesh=config.MeshConfig(data=1, fsdp=-1, gather="step"),
+        precision=config.PrecisionConfig(compute="bfloat16"),
+        evaluation=config.EvaluationConfig(every=10_000, max_batches=64),
     )
     return config.to_config_dict(run)

@@ -1,6 +1,6 @@
 """ChatGLM-6B to GLM-4-9B (Zeng et al. 2024): 6b, 2-6b and 3-6b 6.2e9, 4-9b 9.4e9 parameters.
 
-    python -m plm_jax.pretrain --config=configs/chatglm.py:3-6b --workdir=runs/chatglm3-6b
+    python -m plm_jax pretrain --config=configs/chatglm.py:3-6b --workdir=runs/chatglm3-6b
 
 Published: the architectures (config.json of THUDM/chatglm-6b, chatglm2-6b, chatglm3-6b and glm-4-9b) and the tokens,
 1e12 for ChatGLM, 1.4e12 for ChatGLM2 and 10e12 for GLM-4. No batch, rate or schedule was: those of LLaMA 2 7B stand in
@@ -59,32 +59,32 @@ SOURCE = "GLM Team 2024"
 
 def model(layers: int, vocab_size: int, length: int, epsilon: float):
     """A model of ChatGLM2's kind: rotary positions on half of each head, two groups of keys and values."""
-    return settings.Decoder(
-        embedding=settings.Embedding(vocab_size=vocab_size, width=4096),
-        attention=settings.Attention(
+    return settings.DecoderConfig(
+        embedding=settings.EmbeddingConfig(vocab_size=vocab_size, width=4096),
+        attention=settings.AttentionConfig(
             heads=32,
             head_dim=128,
             kv_heads=2,
             position=settings.Rotary(fraction=0.5, interleaved=True, length=length),
             out_bias=False,
         ),
-        feed_forward=settings.FeedForward(width=13_696, activation="silu", gated=True, bias=False),
-        norm=settings.Norm(kind="rms", epsilon=epsilon),
-        stack=settings.Stack(layers=layers),
+        feed_forward=settings.FeedForwardConfig(width=13_696, activation="silu", gated=True, bias=False),
+        norm=settings.NormConfig(kind="rms", epsilon=epsilon),
+        stack=settings.StackConfig(layers=layers),
         head=settings.VocabularyHead(tied=False),
-        initializer=settings.Initializer(std=0.02),
+        initializer=settings.InitializerConfig(std=0.02),
     )
 
 
 def first_model(layers: int, vocab_size: int, length: int, epsilon: float):
     """A model of ChatGLM-6B's kind."""
-    return settings.Decoder(
-        embedding=settings.Embedding(vocab_size=vocab_size, width=4096),
-        attention=settings.Attention(heads=32, head_dim=128, position=settings.Rotary2D(length=length)),
-        feed_forward=settings.FeedForward(width=16_384, activation="gelu_tanh"),
-        norm=settings.Norm(epsilon=epsilon, placement="deep"),
-        stack=settings.Stack(layers=layers),
-        initializer=settings.Initializer(std=0.02),
+    return settings.DecoderConfig(
+        embedding=settings.EmbeddingConfig(vocab_size=vocab_size, width=4096),
+        attention=settings.AttentionConfig(heads=32, head_dim=128, position=settings.Rotary2D(length=length)),
+        feed_forward=settings.FeedForwardConfig(width=16_384, activation="gelu_tanh"),
+        norm=settings.NormConfig(epsilon=epsilon, placement="deep"),
+        stack=settings.StackConfig(layers=layers),
+        initializer=settings.InitializerConfig(std=0.02),
     )
 
 
@@ -96,9 +96,9 @@ def first(run: config.Run, of: Size) -> config.Run:
         run,
         model=dataclasses.replace(first_model(of.layers, of.vocab_size, of.length, of.epsilon), remat="full"),
         objective=objectives.BlankInfilling(document_rate=0.7, document_end_share=1.0),
-        vocabulary=config.Vocabulary(spec=spec, unk=0, **ids),
+        vocabulary=config.VocabularyConfig(spec=spec, unk=0, **ids),
         data=dataclasses.replace(run.data, cache_dir="../.cache/chatglm", layout=config.Blocks(), length=BLANKS_LENGTH),
-        train=config.Train(steps=round(of.tokens / (BLANKS_ROWS * BLANKS_TEXT)), batch_size=BLANKS_ROWS),
+        train=config.TrainConfig(steps=round(of.tokens / (BLANKS_ROWS * BLANKS_TEXT)), batch_size=BLANKS_ROWS),
     )
 
 
@@ -109,18 +109,18 @@ def get_config(size: str = "3-6b"):
     run = config.Run(
         model=dataclasses.replace(model(of.layers, of.vocab_size, of.length, of.epsilon), remat="full"),
         objective=objectives.Causal(),
-        vocabulary=config.Vocabulary(f"sentencepiece:../vocabularies/{name}/tokenizer.model", unk=0, **above),
-        data=config.Data(
+        vocabulary=config.VocabularyConfig(f"sentencepiece:../vocabularies/{name}/tokenizer.model", unk=0, **above),
+        data=config.DataConfig(
             cache_dir=f"../.cache/{name}",
             sources={"text": config.JsonLines(path="../corpus/*.jsonl.gz")},
             layout=config.Blocks(begin=("gmask", "sop")),
             length=LENGTH,
         ),
-        optimizer=config.AdamW(b1=0.9, b2=0.95, epsilon=1e-5, weight_decay=0.1, clip_norm=1.0),
+        optimizer=config.AdamWConfig(b1=0.9, b2=0.95, epsilon=1e-5, weight_decay=0.1, clip_norm=1.0),
         schedule=config.CosineSchedule(learning_rate=3e-4, warmup_steps=2000, final_fraction=0.1),
-        train=config.Train(steps=round(of.tokens / (ROWS * LENGTH)), batch_size=ROWS),
-        mesh=config.Mesh(data=1, fsdp=-1),
-        precision=config.Precision(compute="bfloat16"),
-        evaluation=config.Evaluation(every=5000, max_batches=64),
+        train=config.TrainConfig(steps=round(of.tokens / (ROWS * LENGTH)), batch_size=ROWS),
+        mesh=config.MeshConfig(data=1, fsdp=-1),
+        precision=config.PrecisionConfig(compute="bfloat16"),
+        evaluation=config.EvaluationConfig(every=5000, max_batches=64),
     )
     return config.to_config_dict(first(run, of) if size == "6b" else run)

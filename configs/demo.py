@@ -1,13 +1,13 @@
 """Small runs on the State of the Union addresses that come with the package: minutes on two CPU cores.
 
     bash launch/demo.sh [gpt2|bert|t5]
-    python -m plm_jax.pretrain --config=configs/demo.py:t5-tasks --workdir=runs/demo-t5-tasks    # after t5
+    python -m plm_jax pretrain --config=configs/demo.py:t5-tasks --workdir=runs/demo-t5-tasks    # after t5
 
 gpt2: 4 layers, 192 wide, vocabulary 4,096 trained on the corpus, about 2.6M tokens. Expect a held-out loss about
 one nat a token under the add-one unigram's. bert: 3 layers, 128 wide, vocabulary 1,024, rows of 64 tokens; about
 1.9 nats under it on masked tokens. t5: 2 + 2 layers, 128 wide; about 1.6 under it on the tokens of the spans.
 
-    python -m plm_jax.pretrain --config=configs/demo.py:electra --workdir=runs/demo-electra-0
+    python -m plm_jax pretrain --config=configs/demo.py:electra --workdir=runs/demo-electra-0
 
 The other families in the same sizes: electra, elmo, bart, glm. What they and the other objectives reach is in the
 docs, docs/sweeps.md.
@@ -35,15 +35,15 @@ def gpt2() -> config.Run:
     return config.Run(
         model=gpt2_model(layers=4, width=192, heads=6, vocab_size=VOCAB_SIZE, length=128, dropout=0.0),
         objective=objectives.Causal(),
-        vocabulary=config.Vocabulary(
+        vocabulary=config.VocabularyConfig(
             spec="sentencepiece:../.cache/demo/sotu.model", train_size=VOCAB_SIZE, pad=0, eos=1, unk=2
         ),
         data=_speeches("gpt2", length=128),
-        optimizer=config.AdamW(b1=0.9, b2=0.95, weight_decay=0.1),
+        optimizer=config.AdamWConfig(b1=0.9, b2=0.95, weight_decay=0.1),
         schedule=config.CosineSchedule(learning_rate=2e-3, warmup_steps=30, final_fraction=0.1),
-        train=config.Train(steps=220, batch_size=16),
-        checkpoint=config.Checkpoint(save_every=100),
-        evaluation=config.Evaluation(every=55, batch_size=64, max_batches=2),
+        train=config.TrainConfig(steps=220, batch_size=16),
+        checkpoint=config.CheckpointConfig(save_every=100),
+        evaluation=config.EvaluationConfig(every=55, batch_size=64, max_batches=2),
     )
 
 
@@ -59,7 +59,7 @@ def bert() -> config.Run:
     return config.Run(
         model=dataclasses.replace(_spread(model), pooler=settings.NoHead()),
         objective=objectives.MaskedLM(),
-        vocabulary=config.Vocabulary(
+        vocabulary=config.VocabularyConfig(
             spec="sentencepiece:../.cache/demo/sotu-bert.model",
             train_size=vocab_size,
             pad=0,
@@ -69,11 +69,11 @@ def bert() -> config.Run:
             mask=4,
         ),
         data=_speeches("bert", length=64, layout=config.Blocks(attend_across_documents=False)),
-        optimizer=config.AdamW(b1=0.9, b2=0.98, weight_decay=0.01),
+        optimizer=config.AdamWConfig(b1=0.9, b2=0.98, weight_decay=0.01),
         schedule=config.LinearSchedule(learning_rate=1.5e-3, warmup_steps=100),
         train=_short_first(0.5, length=8, rows=256, steps=1200, batch_size=64),
-        checkpoint=config.Checkpoint(save_every=400),
-        evaluation=config.Evaluation(every=200, batch_size=256, max_batches=2),
+        checkpoint=config.CheckpointConfig(save_every=400),
+        evaluation=config.EvaluationConfig(every=200, batch_size=256, max_batches=2),
     )
 
 
@@ -87,7 +87,7 @@ def t5() -> config.Run:
     return config.Run(
         model=t5_model(2, 128, 4, 32, 384, v1_1=True, vocab_size=vocab_size + sentinels),
         objective=objectives.SpanCorruption(),
-        vocabulary=config.Vocabulary(
+        vocabulary=config.VocabularyConfig(
             spec="sentencepiece:../.cache/demo/sotu-t5.model",
             train_size=vocab_size,
             sentinels=sentinels,
@@ -96,11 +96,11 @@ def t5() -> config.Run:
             unk=2,
         ),
         data=_speeches("t5", length=128),
-        optimizer=config.Adafactor(),
+        optimizer=config.AdafactorConfig(),
         schedule=config.RsqrtSchedule(learning_rate=1.0, warmup_steps=200),
         train=_short_first(0.4, length=16, rows=128, steps=800, batch_size=32),
-        checkpoint=config.Checkpoint(save_every=400),
-        evaluation=config.Evaluation(every=200, batch_size=64, max_batches=2),
+        checkpoint=config.CheckpointConfig(save_every=400),
+        evaluation=config.EvaluationConfig(every=200, batch_size=64, max_batches=2),
     )
 
 
@@ -120,24 +120,24 @@ def elmo() -> config.Run:
     ELMo's own Adagrad (configs/elmo.py) begins as plain gradient descent: in so few steps the squares of the gradients
     never outgrow the first sum.
     """
-    model = settings.Elmo(
-        embedding=settings.CharacterCNN(
+    model = settings.ElmoConfig(
+        embedding=settings.CharacterCNNConfig(
             vocab_size=VOCAB_SIZE, width=64, filters=((1, 16), (2, 32), (3, 64), (4, 64)), max_characters=16
         ),
-        lstm=settings.Lstm(cell=256),
+        lstm=settings.LstmConfig(cell=256),
     )
     return config.Run(
         model=model,
         objective=objectives.BidirectionalLM(),
-        vocabulary=config.Vocabulary(
+        vocabulary=config.VocabularyConfig(
             spec="words:../.cache/demo/sotu-words.txt", train_size=VOCAB_SIZE, bos=0, eos=1, unk=2
         ),
         data=_speeches("elmo", length=20, layout=config.Streams()),
-        optimizer=config.AdamW(clip_norm=1.0),
+        optimizer=config.AdamWConfig(clip_norm=1.0),
         schedule=config.LinearSchedule(learning_rate=5e-3, warmup_steps=50),
-        train=config.Train(steps=250, batch_size=64),
-        checkpoint=config.Checkpoint(save_every=250),
-        evaluation=config.Evaluation(every=100, batch_size=64, max_batches=8),
+        train=config.TrainConfig(steps=250, batch_size=64),
+        checkpoint=config.CheckpointConfig(save_every=250),
+        evaluation=config.EvaluationConfig(every=100, batch_size=64, max_batches=8),
     )
 
 
@@ -165,17 +165,17 @@ def _denoiser(model, objective, length: int) -> config.Run:
     return config.Run(
         model=_spread(model),
         objective=objective,
-        vocabulary=config.Vocabulary(
+        vocabulary=config.VocabularyConfig(
             spec="sentencepiece:../.cache/demo/sotu-denoiser.model",
             train_size=1024,
             **{name: i for i, name in enumerate(ids)},
         ),
         data=_speeches("denoiser", length=length),
-        optimizer=config.AdamW(b1=0.9, b2=0.98, weight_decay=0.01),
+        optimizer=config.AdamWConfig(b1=0.9, b2=0.98, weight_decay=0.01),
         schedule=config.LinearSchedule(learning_rate=1.5e-3, warmup_steps=50),
         train=_short_first(0.4, length=20, rows=128, steps=400, batch_size=64),
-        checkpoint=config.Checkpoint(save_every=200),
-        evaluation=config.Evaluation(every=100, batch_size=256, max_batches=2),
+        checkpoint=config.CheckpointConfig(save_every=200),
+        evaluation=config.EvaluationConfig(every=100, batch_size=256, max_batches=2),
     )
 
 
@@ -202,17 +202,17 @@ def t5_tasks() -> config.Run:
         pretrained,
         model=dataclasses.replace(pretrained.model, dropout=pretrained.model.dropout.all_at(0.1)),
         vocabulary=dataclasses.replace(pretrained.vocabulary, train_size=0),
-        data=config.Data(
+        data=config.DataConfig(
             cache_dir="../.cache/demo/t5-tasks",
             length=128,
             sources=tasks,
             mixture={"sentiment": 3.0, "quartz": 1.0},
-            inputs_targets=config.InputsTargets(target_length=24, packed=True),
+            inputs_targets=config.InputsTargetsConfig(target_length=24, packed=True),
             validation_fraction=0.1,
         ),
         schedule=config.LinearSchedule(learning_rate=3e-2, warmup_steps=50),
-        train=config.Train(steps=1000, batch_size=32, init_from="../runs/demo-t5-0"),
-        evaluation=config.Evaluation(every=100, batch_size=64),
+        train=config.TrainConfig(steps=1000, batch_size=32, init_from="../runs/demo-t5-0"),
+        evaluation=config.EvaluationConfig(every=100, batch_size=64),
     )
 
 
@@ -220,9 +220,9 @@ RUNS = {"gpt2": gpt2, "bert": bert, "t5": t5, "electra": electra, "elmo": elmo, 
 RUNS |= {"t5-tasks": t5_tasks}
 
 
-def _speeches(family: str, **settings) -> config.Data:
+def _speeches(family: str, **settings) -> config.DataConfig:
     """The corpus; every twentieth speech or so is held out."""
-    return config.Data(
+    return config.DataConfig(
         cache_dir=f"../.cache/demo/{family}",
         sources={"sotu": config.JsonLines(path=f"{CORPORA}/sotu.jsonl.gz")},
         validation_fraction=0.05,
@@ -230,10 +230,10 @@ def _speeches(family: str, **settings) -> config.Data:
     )
 
 
-def _short_first(until: float, length: int, rows: int, steps: int, batch_size: int) -> config.Train:
+def _short_first(until: float, length: int, rows: int, steps: int, batch_size: int) -> config.TrainConfig:
     """Batches of `rows` of `length` tokens up to the fraction `until` of the steps, then `batch_size` of all tokens."""
-    short = config.Phase(until=until, length=length, batch_size=rows)
-    return config.Train(steps=steps, batch_size=batch_size, phases=(short, config.Phase(until=1.0)))
+    short = config.PhaseConfig(until=until, length=length, batch_size=rows)
+    return config.TrainConfig(steps=steps, batch_size=batch_size, phases=(short, config.PhaseConfig(until=1.0)))
 
 
 def _spread(model):

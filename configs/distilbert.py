@@ -1,6 +1,6 @@
 """DistilBERT (Sanh et al. 2019): base, 67M parameters: BERT-base's width with half its layers.
 
-    python -m plm_jax.pretrain --config=configs/distilbert.py:base --workdir=runs/distilbert-base
+    python -m plm_jax pretrain --config=configs/distilbert.py:base --workdir=runs/distilbert-base
 
 This trains it on masked tokens alone. Published: distilled from BERT-base, of whose layers every other one was its
 start, with the losses teacher's distribution, masked tokens and cosine at 5 : 2 : 1; dynamic masks, no pairs, batches
@@ -42,17 +42,17 @@ SOURCE = "Sanh et al. 2019"
 
 def model(layers: int, width: int, heads: int, vocab_size: int = 30522, length: int = 512, dropout: float = 0.1):
     """A model of DistilBERT's kind, with its head for masked tokens."""
-    return settings.Encoder(
-        embedding=settings.Embedding(vocab_size=vocab_size, width=width, norm=True),
-        attention=settings.Attention(
+    return settings.EncoderConfig(
+        embedding=settings.EmbeddingConfig(vocab_size=vocab_size, width=width, norm=True),
+        attention=settings.AttentionConfig(
             heads=heads, head_dim=width // heads, position=settings.LearnedPositions(length=length)
         ),
-        feed_forward=settings.FeedForward(width=4 * width, activation="gelu_exact"),
-        norm=settings.Norm(epsilon=1e-12, placement="post"),
-        stack=settings.Stack(layers=layers),
+        feed_forward=settings.FeedForwardConfig(width=4 * width, activation="gelu_exact"),
+        norm=settings.NormConfig(epsilon=1e-12, placement="post"),
+        stack=settings.StackConfig(layers=layers),
         head=settings.VocabularyHead(transform="gelu_exact", bias=True),
-        dropout=settings.Dropout(embedding=dropout, attention=dropout, residual=dropout),
-        initializer=settings.Initializer(std=0.02),
+        dropout=settings.DropoutConfig(embedding=dropout, attention=dropout, residual=dropout),
+        initializer=settings.InitializerConfig(std=0.02),
     )
 
 
@@ -61,20 +61,20 @@ def get_config(size: str = "base"):
     run = config.Run(
         model=model(*config.choose(SIZES, size)),
         objective=objectives.MaskedLM(),
-        vocabulary=config.Vocabulary(
+        vocabulary=config.VocabularyConfig(
             spec="wordpiece:../vocabularies/bert-uncased/vocab.txt", pad=0, unk=100, cls=101, sep=102, mask=103
         ),
-        data=config.Data(
+        data=config.DataConfig(
             cache_dir="../.cache/bert",
             **corpora.mixture("bert"),
             layout=config.Documents(),
             length=512,
         ),
-        optimizer=config.AdamW(b1=0.9, b2=0.98, epsilon=1e-6, clip_norm=5.0),
+        optimizer=config.AdamWConfig(b1=0.9, b2=0.98, epsilon=1e-6, clip_norm=5.0),
         schedule=config.LinearSchedule(learning_rate=5e-4, warmup_steps=315),
-        train=config.Train(steps=6300, batch_size=4096),
-        mesh=config.Mesh(data=1, fsdp=-1),
-        precision=config.Precision(compute="bfloat16"),
-        evaluation=config.Evaluation(every=500, max_batches=64),
+        train=config.TrainConfig(steps=6300, batch_size=4096),
+        mesh=config.MeshConfig(data=1, fsdp=-1),
+        precision=config.PrecisionConfig(compute="bfloat16"),
+        evaluation=config.EvaluationConfig(every=500, max_batches=64),
     )
     return config.to_config_dict(run)

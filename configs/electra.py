@@ -1,6 +1,6 @@
 """ELECTRA (Clark et al. 2020): discriminators small 14M, base 110M, large 335M parameters.
 
-    python -m plm_jax.pretrain --config=configs/electra.py:base --workdir=runs/electra-base
+    python -m plm_jax pretrain --config=configs/electra.py:base --workdir=runs/electra-base
 
 Published (appendix A, table 6; google-research/electra): BERT's layers with the exact GELU and its uncased vocabulary,
 small's tables 128 wide; a generator of as many layers, a quarter (base: a third) as wide, over the same tables; the
@@ -76,29 +76,29 @@ def model(
     head_dim: int = HEAD_DIM,
 ):
     """A pair of ELECTRA's kind; the widths are multiples of `head_dim`."""
-    return settings.Electra(
-        embedding=settings.Embedding(
+    return settings.ElectraConfig(
+        embedding=settings.EmbeddingConfig(
             vocab_size=vocab_size,
             width=width,
             token_types=2,
             norm=True,
             embedding_size=None if embedding_size == width else embedding_size,
         ),
-        attention=settings.Attention(
+        attention=settings.AttentionConfig(
             heads=width // head_dim, head_dim=head_dim, position=settings.LearnedPositions(length=length)
         ),
-        feed_forward=settings.FeedForward(width=4 * width, activation="gelu_exact"),
-        norm=settings.Norm(epsilon=1e-12, placement="post"),
-        stack=settings.Stack(layers=layers),
-        generator=settings.Generator(
+        feed_forward=settings.FeedForwardConfig(width=4 * width, activation="gelu_exact"),
+        norm=settings.NormConfig(epsilon=1e-12, placement="post"),
+        stack=settings.StackConfig(layers=layers),
+        generator=settings.GeneratorConfig(
             width=generator_width,
             heads=generator_width // head_dim,
             head_dim=head_dim,
             feed_forward=4 * generator_width,
             layers=layers,
         ),
-        dropout=settings.Dropout(embedding=dropout, attention=dropout, residual=dropout),
-        initializer=settings.Initializer(std=0.02, truncated=True),
+        dropout=settings.DropoutConfig(embedding=dropout, attention=dropout, residual=dropout),
+        initializer=settings.InitializerConfig(std=0.02, truncated=True),
     )
 
 
@@ -108,22 +108,22 @@ def get_config(size: str = "base"):
     run = config.Run(
         model=model(*of),
         objective=objectives.ReplacedToken(rate=recipe.rate),
-        vocabulary=config.Vocabulary(
+        vocabulary=config.VocabularyConfig(
             spec="wordpiece:../vocabularies/bert-uncased/vocab.txt", pad=0, unk=100, cls=101, sep=102, mask=103
         ),
-        data=config.Data(
+        data=config.DataConfig(
             cache_dir="../.cache/electra",
             **corpora.mixture("bert"),
             layout=config.Segments(),
             length=recipe.length,
         ),
-        optimizer=config.AdamW(epsilon=1e-6, weight_decay=0.01, bias_correction=False, clip_norm=1.0),
+        optimizer=config.AdamWConfig(epsilon=1e-6, weight_decay=0.01, bias_correction=False, clip_norm=1.0),
         schedule=config.LinearSchedule(
             learning_rate=recipe.learning_rate, warmup_steps=10_000, decay_counts_warmup=True
         ),
-        train=config.Train(steps=recipe.steps, batch_size=recipe.batch_size),
-        mesh=config.Mesh(data=1, fsdp=-1),
-        precision=config.Precision(compute="bfloat16"),
-        evaluation=config.Evaluation(every=10_000, max_batches=64),
+        train=config.TrainConfig(steps=recipe.steps, batch_size=recipe.batch_size),
+        mesh=config.MeshConfig(data=1, fsdp=-1),
+        precision=config.PrecisionConfig(compute="bfloat16"),
+        evaluation=config.EvaluationConfig(every=10_000, max_batches=64),
     )
     return config.to_config_dict(run)

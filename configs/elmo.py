@@ -1,6 +1,6 @@
 """ELMo (Peters et al. 2018): small 13.6M, medium 28.0M, original 93.6M parameters, without the softmax over words.
 
-    python -m plm_jax.pretrain --config=configs/elmo.py:original --workdir=runs/elmo
+    python -m plm_jax pretrain --config=configs/elmo.py:original --workdir=runs/elmo
 
 Published (allenai/bilm-tf, bin/train_elmo.py; small and medium: allennlp.org/elmo): words from their characters, two
 LSTMs for each direction with a residual around the second, the 1 Billion Word Benchmark (768,648,884 words, a sentence
@@ -49,10 +49,10 @@ SOURCE = "Peters et al. 2018"
 
 def model(width: int, cell: int, highway_layers: int, vocab_size: int = 793_471, dropout: float = 0.1):
     """A model of ELMo's kind."""
-    return settings.Elmo(
-        embedding=settings.CharacterCNN(vocab_size=vocab_size, width=width, highway_layers=highway_layers),
-        lstm=settings.Lstm(layers=2, cell=cell, cell_clip=3.0, projection_clip=3.0),
-        dropout=settings.LstmDropout(input=dropout, output=dropout),
+    return settings.ElmoConfig(
+        embedding=settings.CharacterCNNConfig(vocab_size=vocab_size, width=width, highway_layers=highway_layers),
+        lstm=settings.LstmConfig(layers=2, cell=cell, cell_clip=3.0, projection_clip=3.0),
+        dropout=settings.LstmDropoutConfig(input=dropout, output=dropout),
     )
 
 
@@ -61,19 +61,19 @@ def get_config(size: str = "original"):
     run = config.Run(
         model=model(*config.choose(SIZES, size)),
         objective=objectives.BidirectionalLM(negative_samples=8192),
-        vocabulary=config.Vocabulary(
+        vocabulary=config.VocabularyConfig(
             spec="words:../vocabularies/elmo/words.txt", train_size=793_471, bos=0, eos=1, unk=2
         ),
-        data=config.Data(
+        data=config.DataConfig(
             cache_dir="../.cache/elmo",
             **corpora.mixture("elmo"),
             length=LENGTH,
             layout=config.Streams(),
         ),
-        optimizer=config.Adagrad(initial_accumulator=1.0 / LENGTH**2, clip_norm=10.0 / LENGTH),
+        optimizer=config.AdagradConfig(initial_accumulator=1.0 / LENGTH**2, clip_norm=10.0 / LENGTH),
         schedule=config.ConstantSchedule(learning_rate=0.2),
-        train=config.Train(steps=EPOCHS * (WORDS // (BATCH_SIZE * LENGTH)), batch_size=BATCH_SIZE),
-        mesh=config.Mesh(data=1, fsdp=-1),
-        evaluation=config.Evaluation(every=10_000, batch_size=256, max_batches=64),
+        train=config.TrainConfig(steps=EPOCHS * (WORDS // (BATCH_SIZE * LENGTH)), batch_size=BATCH_SIZE),
+        mesh=config.MeshConfig(data=1, fsdp=-1),
+        evaluation=config.EvaluationConfig(every=10_000, batch_size=256, max_batches=64),
     )
     return config.to_config_dict(run)

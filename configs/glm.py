@@ -1,6 +1,6 @@
 """GLM (Du et al. 2022): base 109M, large and roberta-large 335M and 355M, 2b 1.9e9, 10b 9.9e9 parameters.
 
-    python -m plm_jax.pretrain --config=configs/glm.py:base --workdir=runs/glm-base
+    python -m plm_jax pretrain --config=configs/glm.py:base --workdir=runs/glm-base
 
 Published: the paper, and what each size was run with in THUDM/GLM (config/ds_block_*.sh, config_block_*.json and
 ds_blockta_large.sh): texts of 512 tokens, Adam with decoupled weight decay, a cosine that ends before the run does.
@@ -59,7 +59,7 @@ class Recipe(NamedTuple):
     tensor: int = 1
 
 
-# Where memory is ample, set model.remat=none and train.microbatches=1. `plm_jax.plan` says what another size or slice
+# Where memory is ample, set model.remat=none and train.microbatches=1. `plm_jax plan` says what another size or slice
 # needs.
 RECIPES = {
     "base": Recipe(
@@ -120,12 +120,12 @@ OBJECTIVES = {
     "10b": objectives.BlankInfilling(sentence_rate=0.3, document_rate=0.2, block_mask_rate=0.1, short_probability=0.02),
 }
 OWN_TEXT = {"sources": {"text": config.JsonLines(path="../corpus/*.jsonl.gz")}}
-BERT = config.Vocabulary(
+BERT = config.VocabularyConfig(
     spec="wordpiece:../vocabularies/bert-uncased/vocab.txt",
     added=2,
     **{"pad": 0, "eos": 0, "unk": 100, "cls": 101, "sep": 102, "mask": 103, "sop": 30_522, "eop": 30_523},
 )
-GPT2 = config.Vocabulary(
+GPT2 = config.VocabularyConfig(
     spec="bpe:package:data/gpt2/vocab.json,package:data/gpt2/merges.txt",
     added=9,
     **{"pad": 50_256, "eos": 50_256, "sop": 50_257, "eop": 50_258, "cls": 50_259, "mask": 50_260},
@@ -144,16 +144,16 @@ SOURCE = "Du et al. 2022"
 
 def model(layers: int, width: int, heads: int, vocab_size: int, length: int, dropout: float = 0.1):
     """A model of GLM's kind."""
-    return settings.Decoder(
-        embedding=settings.Embedding(vocab_size=vocab_size, width=width),
-        attention=settings.Attention(
+    return settings.DecoderConfig(
+        embedding=settings.EmbeddingConfig(vocab_size=vocab_size, width=width),
+        attention=settings.AttentionConfig(
             heads=heads, head_dim=width // heads, position=settings.BlockPositions(length=length)
         ),
-        feed_forward=settings.FeedForward(width=4 * width, activation="gelu_tanh"),
-        norm=settings.Norm(epsilon=1e-5),
-        stack=settings.Stack(layers=layers),
-        dropout=settings.Dropout(embedding=dropout, attention=dropout, residual=dropout),
-        initializer=settings.Initializer(std=0.02, shrink_residual=True),
+        feed_forward=settings.FeedForwardConfig(width=4 * width, activation="gelu_tanh"),
+        norm=settings.NormConfig(epsilon=1e-5),
+        stack=settings.StackConfig(layers=layers),
+        dropout=settings.DropoutConfig(embedding=dropout, attention=dropout, residual=dropout),
+        initializer=settings.InitializerConfig(std=0.02, shrink_residual=True),
     )
 
 
@@ -165,12 +165,12 @@ def get_config(size: str = "base"):
         model=dataclasses.replace(model(*of), remat=recipe.remat),
         objective=OBJECTIVES.get(size, objectives.BlankInfilling()),
         vocabulary=BERT if bert else GPT2,
-        data=config.Data(
+        data=config.DataConfig(
             cache_dir="../.cache/glm" + ("-bert" if bert else "-gpt2"),
             **(corpora.mixture("bert") if bert else OWN_TEXT),
             length=592,
         ),
-        optimizer=config.AdamW(
+        optimizer=config.AdamWConfig(
             b1=0.9,
             b2=0.95 if large else 0.98,
             epsilon=1e-8 if large else 1e-6,
@@ -183,9 +183,9 @@ def get_config(size: str = "base"):
             decay_steps=recipe.decay_steps,
             final_fraction=recipe.final_fraction,
         ),
-        train=config.Train(steps=recipe.steps, batch_size=recipe.batch_size, microbatches=recipe.microbatches),
-        mesh=config.Mesh(data=1, fsdp=-1, tensor=recipe.tensor),
-        precision=config.Precision(compute="bfloat16"),
-        evaluation=config.Evaluation(every=5000, max_batches=64),
+        train=config.TrainConfig(steps=recipe.steps, batch_size=recipe.batch_size, microbatches=recipe.microbatches),
+        mesh=config.MeshConfig(data=1, fsdp=-1, tensor=recipe.tensor),
+        precision=config.PrecisionConfig(compute="bfloat16"),
+        evaluation=config.EvaluationConfig(every=5000, max_batches=64),
     )
     return config.to_config_dict(run)

@@ -1,6 +1,6 @@
 """GPT-1 (Radford et al. 2018): base, 117M parameters.
 
-    python -m plm_jax.pretrain --config=configs/gpt1.py --workdir=runs/gpt1
+    python -m plm_jax pretrain --config=configs/gpt1.py --workdir=runs/gpt1
 
 Published: 12 post-norm layers, 768 wide, learned positions; rows of 512 tokens, batch 64, 100 epochs of BooksCorpus,
 Adam with a peak of 2.5e-4 after 2,000 steps and a cosine to 0, decoupled weight decay 0.01 on all but biases and gains,
@@ -40,16 +40,16 @@ SOURCE = "Radford et al. 2018"
 
 def model(layers: int, width: int, heads: int, vocab_size: int = VOCAB_SIZE, length: int = 512, dropout: float = 0.1):
     """A model of GPT-1's kind."""
-    return settings.Decoder(
-        embedding=settings.Embedding(vocab_size=vocab_size, width=width),
-        attention=settings.Attention(
+    return settings.DecoderConfig(
+        embedding=settings.EmbeddingConfig(vocab_size=vocab_size, width=width),
+        attention=settings.AttentionConfig(
             heads=heads, head_dim=width // heads, position=settings.LearnedPositions(length=length)
         ),
-        feed_forward=settings.FeedForward(width=4 * width, activation="gelu_tanh"),
-        norm=settings.Norm(epsilon=1e-5, placement="post"),
-        stack=settings.Stack(layers=layers),
-        dropout=settings.Dropout(embedding=dropout, attention=dropout, residual=dropout),
-        initializer=settings.Initializer(std=0.02),
+        feed_forward=settings.FeedForwardConfig(width=4 * width, activation="gelu_tanh"),
+        norm=settings.NormConfig(epsilon=1e-5, placement="post"),
+        stack=settings.StackConfig(layers=layers),
+        dropout=settings.DropoutConfig(embedding=dropout, attention=dropout, residual=dropout),
+        initializer=settings.InitializerConfig(std=0.02),
     )
 
 
@@ -58,19 +58,19 @@ def get_config(size: str = "base"):
     run = config.Run(
         model=model(*config.choose(SIZES, size)),
         objective=objectives.Causal(),
-        vocabulary=config.Vocabulary(
+        vocabulary=config.VocabularyConfig(
             spec="sentencepiece:../vocabularies/gpt1/tokenizer.model", train_size=VOCAB_SIZE, unk=0, eos=1
         ),
-        data=config.Data(
+        data=config.DataConfig(
             cache_dir="../.cache/gpt1",
             **corpora.mixture("gpt1"),
             length=512,
         ),
-        optimizer=config.AdamW(b1=0.9, b2=0.999, epsilon=1e-8, weight_decay=0.01, clip_norm=1.0),
+        optimizer=config.AdamWConfig(b1=0.9, b2=0.999, epsilon=1e-8, weight_decay=0.01, clip_norm=1.0),
         schedule=config.CosineSchedule(learning_rate=2.5e-4, warmup_steps=2000),
-        train=config.Train(steps=3_000_000, batch_size=64),
-        mesh=config.Mesh(data=1, fsdp=-1),
-        precision=config.Precision(compute="bfloat16"),
-        evaluation=config.Evaluation(every=10_000, max_batches=64),
+        train=config.TrainConfig(steps=3_000_000, batch_size=64),
+        mesh=config.MeshConfig(data=1, fsdp=-1),
+        precision=config.PrecisionConfig(compute="bfloat16"),
+        evaluation=config.EvaluationConfig(every=10_000, max_batches=64),
     )
     return config.to_config_dict(run)

@@ -1,6 +1,6 @@
 """GPT-2 (Radford et al. 2019): small 124M, medium 355M, large 774M, xl 1558M parameters.
 
-    python -m plm_jax.pretrain --config=configs/gpt2.py:small --workdir=runs/gpt2-small
+    python -m plm_jax pretrain --config=configs/gpt2.py:small --workdir=runs/gpt2-small
 
 Published: vocabulary of 50,257 byte-level BPE tokens, context 1,024, batch 512, pre-norm, 40 GB of WebText. The
 learning rate was not published; the one here, with its warm-up, cosine decay and weight decay, is GPT-3's for the
@@ -31,7 +31,7 @@ class Size(NamedTuple):
 
 
 # `remat` and `microbatches`: so the published batch fits 16 chips of TPU v5e; where memory is ample, set
-# model.remat=none and train.microbatches=1. `plm_jax.plan` says what another size or slice needs.
+# model.remat=none and train.microbatches=1. `plm_jax plan` says what another size or slice needs.
 SIZES = {
     "small": Size(layers=12, width=768, heads=12, learning_rate=6e-4),
     "medium": Size(layers=24, width=1024, heads=16, learning_rate=3e-4),
@@ -50,18 +50,18 @@ SOURCE = "Radford et al. 2019"
 
 def model(layers: int, width: int, heads: int, vocab_size: int = 50257, length: int = 1024, dropout: float = 0.1):
     """A model of GPT-2's kind."""
-    return settings.Decoder(
-        embedding=settings.Embedding(vocab_size=vocab_size, width=width),
-        attention=settings.Attention(
+    return settings.DecoderConfig(
+        embedding=settings.EmbeddingConfig(vocab_size=vocab_size, width=width),
+        attention=settings.AttentionConfig(
             heads=heads,
             head_dim=width // heads,
             position=settings.LearnedPositions(length=length, init_std=0.01),
         ),
-        feed_forward=settings.FeedForward(width=4 * width, activation="gelu_tanh"),
-        norm=settings.Norm(epsilon=1e-5),
-        stack=settings.Stack(layers=layers),
-        dropout=settings.Dropout(embedding=dropout, attention=dropout, residual=dropout),
-        initializer=settings.Initializer(std=0.02, shrink_residual=True),
+        feed_forward=settings.FeedForwardConfig(width=4 * width, activation="gelu_tanh"),
+        norm=settings.NormConfig(epsilon=1e-5),
+        stack=settings.StackConfig(layers=layers),
+        dropout=settings.DropoutConfig(embedding=dropout, attention=dropout, residual=dropout),
+        initializer=settings.InitializerConfig(std=0.02, shrink_residual=True),
     )
 
 
@@ -71,17 +71,19 @@ def get_config(size: str = "small"):
     run = config.Run(
         model=dataclasses.replace(model(of.layers, of.width, of.heads), remat=of.remat),
         objective=objectives.Causal(),
-        vocabulary=config.Vocabulary(spec="bpe:package:data/gpt2/vocab.json,package:data/gpt2/merges.txt", eos=50256),
-        data=config.Data(
+        vocabulary=config.VocabularyConfig(
+            spec="bpe:package:data/gpt2/vocab.json,package:data/gpt2/merges.txt", eos=50256
+        ),
+        data=config.DataConfig(
             cache_dir="../.cache/gpt2",
             **corpora.mixture("gpt2"),
             length=1024,
         ),
-        optimizer=config.AdamW(b1=0.9, b2=0.95, epsilon=1e-8, weight_decay=0.1, clip_norm=1.0),
+        optimizer=config.AdamWConfig(b1=0.9, b2=0.95, epsilon=1e-8, weight_decay=0.1, clip_norm=1.0),
         schedule=config.CosineSchedule(learning_rate=of.learning_rate, warmup_steps=2000, final_fraction=0.1),
-        train=config.Train(steps=300_000, batch_size=512, microbatches=of.microbatches),
-        mesh=config.Mesh(data=1, fsdp=-1),
-        precision=config.Precision(compute="bfloat16"),
-        evaluation=config.Evaluation(every=5000, max_batches=64),
+        train=config.TrainConfig(steps=300_000, batch_size=512, microbatches=of.microbatches),
+        mesh=config.MeshConfig(data=1, fsdp=-1),
+        precision=config.PrecisionConfig(compute="bfloat16"),
+        evaluation=config.EvaluationConfig(every=5000, max_batches=64),
     )
     return config.to_config_dict(run)

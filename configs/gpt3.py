@@ -1,6 +1,6 @@
 """GPT-3 (Brown et al. 2020): 125m 125M to 175b 175e9 parameters.
 
-    python -m plm_jax.pretrain --config=configs/gpt3.py:1.3b --workdir=runs/gpt3-1.3b
+    python -m plm_jax pretrain --config=configs/gpt3.py:1.3b --workdir=runs/gpt3-1.3b
 
 Published (table 2.1 and appendix B): GPT-2's architecture and vocabulary with rows of 2,048 tokens, its layers by turns
 dense and banded; 300e9 tokens, Adam (0.9, 0.95, 1e-8), weight decay 0.1, gradients clipped to 1; the rate rises over
@@ -47,7 +47,7 @@ class Size(NamedTuple):
     meshes: Mapping[int, dict[str, int]] = MappingProxyType({})
 
 
-# `plm_jax.plan` says what another size or slice needs than this `remat` and so many rows at a time.
+# `plm_jax plan` says what another size or slice needs than this `remat` and so many rows at a time.
 SIZES = {
     "125m": Size(layers=12, width=768, heads=12, learning_rate=6e-4, batch_size=256, ramp_tokens=4e9),
     "350m": Size(layers=24, width=1024, heads=16, learning_rate=3e-4, batch_size=256, ramp_tokens=4e9),
@@ -121,18 +121,18 @@ SOURCE = "Brown et al. 2020"
 
 def model(layers: int, width: int, heads: int, vocab_size: int = 50257, length: int = LENGTH, band: int = 256):
     """A model of GPT-3's kind; every second layer sees the last `band` tokens."""
-    return settings.Decoder(
-        embedding=settings.Embedding(vocab_size=vocab_size, width=width),
-        attention=settings.Attention(
+    return settings.DecoderConfig(
+        embedding=settings.EmbeddingConfig(vocab_size=vocab_size, width=width),
+        attention=settings.AttentionConfig(
             heads=heads,
             head_dim=width // heads,
             position=settings.LearnedPositions(length=length, init_std=0.01),
             windows=(0, band),
         ),
-        feed_forward=settings.FeedForward(width=4 * width, activation="gelu_tanh"),
-        norm=settings.Norm(epsilon=1e-5),
-        stack=settings.Stack(layers=layers),
-        initializer=settings.Initializer(std=0.02, shrink_residual=True),
+        feed_forward=settings.FeedForwardConfig(width=4 * width, activation="gelu_tanh"),
+        norm=settings.NormConfig(epsilon=1e-5),
+        stack=settings.StackConfig(layers=layers),
+        initializer=settings.InitializerConfig(std=0.02, shrink_residual=True),
     )
 
 
@@ -159,7 +159,7 @@ def get_config(size: str = "125m"):
     stages = [*ramp(rows, of.ramp_tokens), (rows, 300e9)]
     steps = steps_until(300e9, stages)
     phases = tuple(
-        config.Phase(
+        config.PhaseConfig(
             until=steps_until(end, stages) / steps,
             batch_size=few,
             microbatches=max(few // at_once, 1),
@@ -170,13 +170,15 @@ def get_config(size: str = "125m"):
     run = config.Run(
         model=dataclasses.replace(model(of.layers, of.width, of.heads), remat=of.remat),
         objective=objectives.Causal(),
-        vocabulary=config.Vocabulary(spec="bpe:package:data/gpt2/vocab.json,package:data/gpt2/merges.txt", eos=50256),
-        data=config.Data(
+        vocabulary=config.VocabularyConfig(
+            spec="bpe:package:data/gpt2/vocab.json,package:data/gpt2/merges.txt", eos=50256
+        ),
+        data=config.DataConfig(
             cache_dir="../.cache/gpt3",
             **corpora.mixture("gpt3"),
             length=LENGTH,
         ),
-        optimizer=config.AdamW(b1=0.9, b2=0.95, epsilon=1e-8, weight_decay=0.1, clip_norm=1.0),
+        optimizer=config.AdamWConfig(b1=0.9, b2=0.95, epsilon=1e-8, weight_decay=0.1, clip_norm=1.0),
         schedule=config.CosineSchedule(
             learning_rate=of.learning_rate,
             warmup_steps=steps_until(375e6, stages),
@@ -184,9 +186,9 @@ def get_config(size: str = "125m"):
             final_fraction=0.1,
             by_tokens=True,
         ),
-        train=config.Train(steps=steps, batch_size=rows, microbatches=rows // at_once, phases=phases),
-        mesh=config.Mesh(data=1, fsdp=-1, tensor=of.tensor),
-        precision=config.Precision(compute="bfloat16"),
-        evaluation=config.Evaluation(every=5000, max_batches=64),
+        train=config.TrainConfig(steps=steps, batch_size=rows, microbatches=rows // at_once, phases=phases),
+        mesh=config.MeshConfig(data=1, fsdp=-1, tensor=of.tensor),
+        precision=config.PrecisionConfig(compute="bfloat16"),
+        evaluation=config.EvaluationConfig(every=5000, max_batches=64),
     )
     return config.to_config_dict(run)

@@ -1,6 +1,6 @@
 """LLaMA 1, 2, 3, 3.1 and 3.2, and TinyLlama: 1-7b 6.7e9 to 3.1-405b 406e9 parameters, tiny-1.1b 1.1e9.
 
-    python -m plm_jax.pretrain --config=configs/llama.py:2-7b --workdir=runs/llama-2-7b
+    python -m plm_jax pretrain --config=configs/llama.py:2-7b --workdir=runs/llama-2-7b
 
 Published (Touvron et al. 2023a, 2023b; Llama Team 2024, table 3 and §3.4.1): AdamW (0.9, 0.95), weight decay 0.1,
 gradients clipped to 1, a warm-up of 2,000 steps and a cosine to a tenth of the peak. LLaMA 1: 4M tokens a step, rows of
@@ -53,7 +53,7 @@ class Size(NamedTuple):
 
 
 # `remat` and `microbatches`: chosen for 64 chips of TPU v5p, so that 7B and 8B recompute little; for larger slices
-# lower the microbatches. `plm_jax.plan` says what a size needs on a slice.
+# lower the microbatches. `plm_jax plan` says what a size needs on a slice.
 SIZES = {
     "1-7b": Size(
         layers=32,
@@ -206,38 +206,38 @@ def model(
     tied: bool = False,
 ):
     """A model of LLaMA's kind."""
-    return settings.Decoder(
-        embedding=settings.Embedding(vocab_size=vocab_size, width=width),
-        attention=settings.Attention(
+    return settings.DecoderConfig(
+        embedding=settings.EmbeddingConfig(vocab_size=vocab_size, width=width),
+        attention=settings.AttentionConfig(
             heads=heads,
             head_dim=width // heads,
             kv_heads=None if kv_heads == heads else kv_heads,
             position=position,
             bias=False,
         ),
-        feed_forward=settings.FeedForward(width=feed_forward, activation="silu", gated=True, bias=False),
-        norm=settings.Norm(kind="rms", epsilon=epsilon),
-        stack=settings.Stack(layers=layers),
+        feed_forward=settings.FeedForwardConfig(width=feed_forward, activation="silu", gated=True, bias=False),
+        norm=settings.NormConfig(kind="rms", epsilon=epsilon),
+        stack=settings.StackConfig(layers=layers),
         head=settings.VocabularyHead(tied=tied),
-        initializer=settings.Initializer(std=0.02),
+        initializer=settings.InitializerConfig(std=0.02),
     )
 
 
-def train(version: str, length: int, tokens: float, microbatches: int) -> config.Train:
+def train(version: str, length: int, tokens: float, microbatches: int) -> config.TrainConfig:
     """Batches: constant up to LLaMA 2, in three stages from 3 on."""
     if not version.startswith("3"):
         rows = (2**21 if version == "tiny" else 2**22) // length
-        return config.Train(steps=round(tokens / (rows * length)), batch_size=rows, microbatches=microbatches)
+        return config.TrainConfig(steps=round(tokens / (rows * length)), batch_size=rows, microbatches=microbatches)
     ends, done = [], 0.0
     for stage in STAGES:
         ends.append((ends[-1] if ends else 0) + round(((stage.until or tokens) - done) / (stage.rows * stage.length)))
         done = stage.until
     phases = (
-        config.Phase(until=end / ends[-1], length=stage.length, batch_size=stage.rows)
+        config.PhaseConfig(until=end / ends[-1], length=stage.length, batch_size=stage.rows)
         for end, stage in zip(ends, STAGES, strict=True)
     )
     rows = STAGES[-1].rows
-    return config.Train(steps=ends[-1], batch_size=rows, microbatches=microbatches, phases=tuple(phases))
+    return config.TrainConfig(steps=ends[-1], batch_size=rows, microbatches=microbatches, phases=tuple(phases))
 
 
 def long(run: config.Run) -> config.Run:
@@ -247,7 +247,7 @@ def long(run: config.Run) -> config.Run:
         run,
         model=dataclasses.replace(run.model, remat="full"),
         data=dataclasses.replace(run.data, length=length),
-        train=config.Train(steps=round(800e9 / 6 / (rows * length)), batch_size=rows),
+        train=config.TrainConfig(steps=round(800e9 / 6 / (rows * length)), batch_size=rows),
         schedule=config.ConstantSchedule(learning_rate=1.23e-5, warmup_steps=100),
         mesh=dataclasses.replace(run.mesh, context=4),
     )
@@ -262,21 +262,23 @@ def get_config(size: str = "2-7b"):
     epsilon = 1e-6 if size in FINER_NORM else 1e-5
     dimensions = (of.layers, of.width, of.heads, of.kv_heads, of.feed_forward)
     llama = model(*dimensions, vocab_size, position, epsilon, tied=size in TIED)
-    vocabulary = config.Vocabulary(spec="sentencepiece:../vocabularies/llama/tokenizer.model", unk=0, bos=1, eos=2)
+    vocabulary = config.VocabularyConfig(
+        spec="sentencepiece:../vocabularies/llama/tokenizer.model", unk=0, bos=1, eos=2
+    )
     if latest:  # Its special tokens are the 256 ids above the file.
         spec = "tiktoken:../vocabularies/llama3/tokenizer.model"
-        vocabulary = config.Vocabulary(spec, train_size=128_000, added=256, bos=128_000, eos=128_001)
+        vocabulary = config.VocabularyConfig(spec, train_size=128_000, added=256, bos=128_000, eos=128_001)
     run = config.Run(
         model=dataclasses.replace(llama, remat=of.remat),
         objective=objectives.Causal(),
         vocabulary=vocabulary,
-        data=config.Data(
+        data=config.DataConfig(
             cache_dir="../.cache/llama3" if latest else "../.cache/llama",
             **(corpora.mixture("llama") if version == "1" else OWN_TEXT),
             layout=config.Blocks(attend_across_documents=not latest, begin=("bos",)),
             length=length,
         ),
-        optimizer=config.AdamW(
+        optimizer=config.AdamWConfig(
             b1=0.9, b2=0.95, epsilon=1e-8 if version in ("1", "tiny") else 1e-5, weight_decay=0.1, clip_norm=1.0
         ),
         schedule=config.CosineSchedule(
@@ -286,8 +288,8 @@ def get_config(size: str = "2-7b"):
             final_fraction=0.01 if latest else 0.1,
         ),
         train=train(version, length, of.tokens, of.microbatches),
-        mesh=config.Mesh(data=1, fsdp=-1, tensor=of.tensor),
-        precision=config.Precision(compute="bfloat16"),
-        evaluation=config.Evaluation(every=5000, max_batches=64),
+        mesh=config.MeshConfig(data=1, fsdp=-1, tensor=of.tensor),
+        precision=config.PrecisionConfig(compute="bfloat16"),
+        evaluation=config.EvaluationConfig(every=5000, max_batches=64),
     )
     return config.to_config_dict(long(run) if size.endswith(LONG) else run)

@@ -1,6 +1,6 @@
 """mT5 (Xue et al. 2021), T5 1.1 for 101 languages: small 300M, base 582M, large 1.2e9, xl 3.7e9, xxl 12.9e9 parameters.
 
-    python -m plm_jax.pretrain --config=configs/mt5.py:base --workdir=runs/mt5-base
+    python -m plm_jax pretrain --config=configs/mt5.py:base --workdir=runs/mt5-base
 
 Published: span corruption of mC4 in rows of 1,024 tokens, 1,000,000 steps with a batch of 1,024, T5's rate of
 1 / sqrt(max(step, 10,000)), no dropout; a language with |L| examples is drawn in proportion to |L|^0.3. The optimizer
@@ -32,7 +32,7 @@ class Size(NamedTuple):
 
 
 # `remat` and `microbatches` as for T5 11b; where memory is ample, set model.remat=none and train.microbatches=1.
-# `plm_jax.plan` says what another size or slice needs.
+# `plm_jax plan` says what another size or slice needs.
 SIZES = {
     "small": Size(layers=8, width=512, heads=6, head_dim=64, feed_forward=1024),
     "base": Size(layers=12, width=768, heads=12, head_dim=64, feed_forward=2048),
@@ -62,19 +62,19 @@ def get_config(size: str = "base"):
     run = config.Run(
         model=dataclasses.replace(model(of.layers, of.width, of.heads, of.head_dim, of.feed_forward), remat=of.remat),
         objective=objectives.SpanCorruption(),
-        vocabulary=config.Vocabulary(
+        vocabulary=config.VocabularyConfig(
             spec="sentencepiece:../vocabularies/mt5/spiece.model", sentinels=100, pad=0, eos=1, unk=2
         ),
-        data=config.Data(
+        data=config.DataConfig(
             cache_dir="../.cache/mt5",
             sources={"text": config.JsonLines(path="../corpus/*.jsonl.gz")},
             length=1024,
         ),
-        optimizer=config.Adafactor(),
+        optimizer=config.AdafactorConfig(),
         schedule=config.RsqrtSchedule(learning_rate=1.0, warmup_steps=10_000),
-        train=config.Train(steps=1_000_000, batch_size=1024, microbatches=of.microbatches, z_loss=1e-4),
-        mesh=config.Mesh(data=1, fsdp=-1),
-        precision=config.Precision(compute="bfloat16"),
-        evaluation=config.Evaluation(every=10_000, max_batches=64),
+        train=config.TrainConfig(steps=1_000_000, batch_size=1024, microbatches=of.microbatches, z_loss=1e-4),
+        mesh=config.MeshConfig(data=1, fsdp=-1),
+        precision=config.PrecisionConfig(compute="bfloat16"),
+        evaluation=config.EvaluationConfig(every=10_000, max_batches=64),
     )
     return config.to_config_dict(run)

@@ -1,6 +1,6 @@
 """RoBERTa (Liu et al. 2019): base 125M, large 355M parameters.
 
-    python -m plm_jax.pretrain --config=configs/roberta.py:base --workdir=runs/roberta-base
+    python -m plm_jax pretrain --config=configs/roberta.py:base --workdir=runs/roberta-base
 
 Published (§5, appendix tables 9 and 10): BERT's layers with the exact GELU, vocabulary of 50,265 byte-level BPE tokens
 (GPT-2's and five), masked tokens alone, drawn anew each time, rows of whole sentences up to 512 tokens, which go on
@@ -49,15 +49,15 @@ SOURCE = "Liu et al. 2019"
 def model(layers: int, width: int, heads: int, vocab_size: int = 50265, length: int = 512, dropout: float = 0.1):
     """A model of RoBERTa's kind, with its head for masked tokens."""
     position = settings.LearnedPositions(length=length, offset=2, skips_padding=True)
-    return settings.Encoder(
-        embedding=settings.Embedding(vocab_size=vocab_size, width=width, token_types=1, norm=True),
-        attention=settings.Attention(heads=heads, head_dim=width // heads, position=position),
-        feed_forward=settings.FeedForward(width=4 * width, activation="gelu_exact"),
-        norm=settings.Norm(epsilon=1e-5, placement="post"),
-        stack=settings.Stack(layers=layers),
+    return settings.EncoderConfig(
+        embedding=settings.EmbeddingConfig(vocab_size=vocab_size, width=width, token_types=1, norm=True),
+        attention=settings.AttentionConfig(heads=heads, head_dim=width // heads, position=position),
+        feed_forward=settings.FeedForwardConfig(width=4 * width, activation="gelu_exact"),
+        norm=settings.NormConfig(epsilon=1e-5, placement="post"),
+        stack=settings.StackConfig(layers=layers),
         head=settings.VocabularyHead(transform="gelu_exact", bias=True),
-        dropout=settings.Dropout(embedding=dropout, attention=dropout, residual=dropout),
-        initializer=settings.Initializer(std=0.02),
+        dropout=settings.DropoutConfig(embedding=dropout, attention=dropout, residual=dropout),
+        initializer=settings.InitializerConfig(std=0.02),
     )
 
 
@@ -67,7 +67,7 @@ def get_config(size: str = "base"):
     run = config.Run(
         model=model(of.layers, of.width, of.heads),
         objective=objectives.MaskedLM(),
-        vocabulary=config.Vocabulary(
+        vocabulary=config.VocabularyConfig(
             spec="bpe:../vocabularies/roberta/vocab.json,../vocabularies/roberta/merges.txt",
             bos=0,
             pad=1,
@@ -75,19 +75,19 @@ def get_config(size: str = "base"):
             unk=3,
             mask=50264,
         ),
-        data=config.Data(
+        data=config.DataConfig(
             cache_dir="../.cache/roberta",
             **corpora.mixture("roberta"),
-            layout=config.WholeSentences(),
+            layout=config.FullSentences(),
             length=512,
         ),
-        optimizer=config.AdamW(
+        optimizer=config.AdamWConfig(
             b1=0.9, b2=0.98, epsilon=1e-6, weight_decay=0.01, decay_norms_and_biases=True, clip_norm=0.0
         ),
         schedule=config.LinearSchedule(learning_rate=of.learning_rate, warmup_steps=of.warmup_steps),
-        train=config.Train(steps=500_000, batch_size=8192),
-        mesh=config.Mesh(data=1, fsdp=-1),
-        precision=config.Precision(compute="bfloat16"),
-        evaluation=config.Evaluation(every=5000, max_batches=64),
+        train=config.TrainConfig(steps=500_000, batch_size=8192),
+        mesh=config.MeshConfig(data=1, fsdp=-1),
+        precision=config.PrecisionConfig(compute="bfloat16"),
+        evaluation=config.EvaluationConfig(every=5000, max_batches=64),
     )
     return config.to_config_dict(run)

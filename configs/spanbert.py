@@ -1,6 +1,6 @@
 """SpanBERT (Joshi et al. 2020): base 108M, large 334M parameters, and the head for spans, 2M and 3M.
 
-    python -m plm_jax.pretrain --config=configs/spanbert.py:base --workdir=runs/spanbert-base
+    python -m plm_jax pretrain --config=configs/spanbert.py:base --workdir=runs/spanbert-base
 
 Published (§4.2; the command in facebookresearch/SpanBERT, pretraining/README.md): BERT's layers with the exact GELU and
 its cased vocabulary, spans of 3.8 words on average up to 15 % of the tokens, each predicted as masked and from its
@@ -45,18 +45,18 @@ SOURCE = "Joshi et al. 2020"
 
 def model(layers: int, width: int, heads: int, vocab_size: int = 28996, length: int = 512, dropout: float = 0.1):
     """A model of SpanBERT's kind, with its heads for masked tokens and for spans."""
-    return settings.Encoder(
-        embedding=settings.Embedding(vocab_size=vocab_size, width=width, token_types=2, norm=True),
-        attention=settings.Attention(
+    return settings.EncoderConfig(
+        embedding=settings.EmbeddingConfig(vocab_size=vocab_size, width=width, token_types=2, norm=True),
+        attention=settings.AttentionConfig(
             heads=heads, head_dim=width // heads, position=settings.LearnedPositions(length=length)
         ),
-        feed_forward=settings.FeedForward(width=4 * width, activation="gelu_exact"),
-        norm=settings.Norm(epsilon=1e-12, placement="post"),
-        stack=settings.Stack(layers=layers),
+        feed_forward=settings.FeedForwardConfig(width=4 * width, activation="gelu_exact"),
+        norm=settings.NormConfig(epsilon=1e-12, placement="post"),
+        stack=settings.StackConfig(layers=layers),
         head=settings.VocabularyHead(transform="gelu_exact", bias=True),
         span_boundary=settings.SpanBoundary(),
-        dropout=settings.Dropout(embedding=dropout, attention=dropout, residual=dropout),
-        initializer=settings.Initializer(std=0.02),
+        dropout=settings.DropoutConfig(embedding=dropout, attention=dropout, residual=dropout),
+        initializer=settings.InitializerConfig(std=0.02),
     )
 
 
@@ -65,20 +65,20 @@ def get_config(size: str = "base"):
     run = config.Run(
         model=model(*config.choose(SIZES, size)),
         objective=objectives.SpanMaskedLM(),
-        vocabulary=config.Vocabulary(
+        vocabulary=config.VocabularyConfig(
             spec="wordpiece:../vocabularies/bert-cased/vocab.txt", pad=0, unk=100, cls=101, sep=102, mask=103
         ),
-        data=config.Data(
+        data=config.DataConfig(
             cache_dir="../.cache/spanbert",
             **corpora.mixture("bert"),
-            layout=config.WholeSentences(cross_documents=False, drop_long_sentences=True),
+            layout=config.FullSentences(cross_documents=False, drop_long_sentences=True),
             length=512,
         ),
-        optimizer=config.AdamW(weight_decay=0.01, decay_norms_and_biases=True, clip_norm=1.0),
+        optimizer=config.AdamWConfig(weight_decay=0.01, decay_norms_and_biases=True, clip_norm=1.0),
         schedule=config.LinearSchedule(learning_rate=1e-4, warmup_steps=10_000),
-        train=config.Train(steps=2_400_000, batch_size=256),
-        mesh=config.Mesh(data=1, fsdp=-1),
-        precision=config.Precision(compute="bfloat16"),
-        evaluation=config.Evaluation(every=10_000, max_batches=64),
+        train=config.TrainConfig(steps=2_400_000, batch_size=256),
+        mesh=config.MeshConfig(data=1, fsdp=-1),
+        precision=config.PrecisionConfig(compute="bfloat16"),
+        evaluation=config.EvaluationConfig(every=10_000, max_batches=64),
     )
     return config.to_config_dict(run)

@@ -1,6 +1,6 @@
 """T5 (Raffel et al. 2020) and T5 1.1: small 60M to 11b 11.3e9 parameters, 1.1-small 77M to 1.1-xxl 11.1e9.
 
-    python -m plm_jax.pretrain --config=configs/t5.py:1.1-base --workdir=runs/t5-1.1-base
+    python -m plm_jax pretrain --config=configs/t5.py:1.1-base --workdir=runs/t5-1.1-base
 
 Published: span corruption of C4 (745 GB of text) in rows of 512 tokens, 1,000,000 steps with a batch of 2,048, with
 Adafactor at a rate of 1 / sqrt(max(step, 10,000)). 1.1 has a gated feed-forward, an output layer of its own, and no
@@ -31,7 +31,7 @@ class Size(NamedTuple):
 
 
 # `remat` and `microbatches`: chosen for 64 chips of TPU v5p, 1.1-xxl's for 128; where memory is ample, set
-# model.remat=none and train.microbatches=1. `plm_jax.plan` says what a size needs on a slice.
+# model.remat=none and train.microbatches=1. `plm_jax plan` says what a size needs on a slice.
 SIZES = {
     "small": Size(layers=6, width=512, heads=8, head_dim=64, feed_forward=2048),
     "base": Size(layers=12, width=768, heads=12, head_dim=64, feed_forward=3072),
@@ -73,20 +73,20 @@ def model(
 ):
     """A model of T5's kind; dropout is 0.1 by default, none in 1.1."""
     rate = (0.0 if v1_1 else 0.1) if dropout is None else dropout
-    return settings.EncoderDecoder(
-        embedding=settings.Embedding(vocab_size=vocab_size, width=width),
-        attention=settings.Attention(
+    return settings.EncoderDecoderConfig(
+        embedding=settings.EmbeddingConfig(vocab_size=vocab_size, width=width),
+        attention=settings.AttentionConfig(
             heads=heads, head_dim=head_dim, position=settings.RelativeBias(), bias=False, score_scale=1.0
         ),
-        feed_forward=settings.FeedForward(
+        feed_forward=settings.FeedForwardConfig(
             width=feed_forward, activation="gelu_tanh" if v1_1 else "relu", gated=v1_1, bias=False
         ),
-        norm=settings.Norm(kind="rms", epsilon=1e-6),
-        stack=settings.Stack(layers=layers),
-        decoder_stack=settings.Stack(layers=layers),
+        norm=settings.NormConfig(kind="rms", epsilon=1e-6),
+        stack=settings.StackConfig(layers=layers),
+        decoder_stack=settings.StackConfig(layers=layers),
         head=settings.VocabularyHead(tied=not v1_1, scale_by_width=not v1_1),
-        dropout=settings.Dropout(broadcast=True).all_at(rate),
-        initializer=settings.FanIn(),
+        dropout=settings.DropoutConfig(broadcast=True).all_at(rate),
+        initializer=settings.FanInConfig(),
     )
 
 
@@ -97,19 +97,19 @@ def get_config(size: str = "base"):
     run = config.Run(
         model=dataclasses.replace(model(*dimensions, v1_1=size.startswith("1.1")), remat=of.remat),
         objective=objectives.SpanCorruption(),
-        vocabulary=config.Vocabulary(
+        vocabulary=config.VocabularyConfig(
             spec="sentencepiece:../vocabularies/t5/spiece.model", sentinels=100, pad=0, eos=1, unk=2
         ),
-        data=config.Data(
+        data=config.DataConfig(
             cache_dir="../.cache/t5",
             **corpora.mixture("t5"),
             length=512,
         ),
-        optimizer=config.Adafactor(),
+        optimizer=config.AdafactorConfig(),
         schedule=config.RsqrtSchedule(learning_rate=1.0, warmup_steps=10_000),
-        train=config.Train(steps=1_000_000, batch_size=2048, microbatches=of.microbatches, z_loss=1e-4),
-        mesh=config.Mesh(data=1, fsdp=-1),
-        precision=config.Precision(compute="bfloat16"),
-        evaluation=config.Evaluation(every=10_000, max_batches=64),
+        train=config.TrainConfig(steps=1_000_000, batch_size=2048, microbatches=of.microbatches, z_loss=1e-4),
+        mesh=config.MeshConfig(data=1, fsdp=-1),
+        precision=config.PrecisionConfig(compute="bfloat16"),
+        evaluation=config.EvaluationConfig(every=10_000, max_batches=64),
     )
     return config.to_config_dict(run)

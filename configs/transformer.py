@@ -1,6 +1,6 @@
 """The Transformer (Vaswani et al. 2017): base 63M, big 214M parameters (published: 65M, 213M).
 
-    python -m plm_jax.pretrain --config=configs/transformer.py:base --workdir=runs/transformer-base
+    python -m plm_jax pretrain --config=configs/transformer.py:base --workdir=runs/transformer-base
 
 Published: translation of WMT 2014 with 37,000 byte pairs that both languages share, about 25,000 source and 25,000
 target tokens a batch, base 100,000 steps, big 300,000; Adam at width^-0.5 · min(step^-0.5, step · 4000^-1.5), labels
@@ -47,17 +47,17 @@ SOURCE = "Vaswani et al. 2017"
 
 def model(layers: int, width: int, heads: int, feed_forward: int, dropout: float, vocab_size: int = VOCAB_SIZE):
     """A model of the Transformer's kind."""
-    return settings.EncoderDecoder(
-        embedding=settings.Embedding(vocab_size=vocab_size, width=width, scale_by_width=True),
-        attention=settings.Attention(
+    return settings.EncoderDecoderConfig(
+        embedding=settings.EmbeddingConfig(vocab_size=vocab_size, width=width, scale_by_width=True),
+        attention=settings.AttentionConfig(
             heads=heads, head_dim=width // heads, position=settings.SinusoidalPositions(), bias=False
         ),
-        feed_forward=settings.FeedForward(width=feed_forward, activation="relu"),
-        norm=settings.Norm(epsilon=1e-6, placement="post"),
-        stack=settings.Stack(layers=layers),
-        decoder_stack=settings.Stack(layers=layers),
-        dropout=settings.Dropout(embedding=dropout, residual=dropout),
-        initializer=settings.Initializer(std=width**-0.5),
+        feed_forward=settings.FeedForwardConfig(width=feed_forward, activation="relu"),
+        norm=settings.NormConfig(epsilon=1e-6, placement="post"),
+        stack=settings.StackConfig(layers=layers),
+        decoder_stack=settings.StackConfig(layers=layers),
+        dropout=settings.DropoutConfig(embedding=dropout, residual=dropout),
+        initializer=settings.InitializerConfig(std=width**-0.5),
     )
 
 
@@ -67,7 +67,7 @@ def get_config(size: str = "base"):
     run = config.Run(
         model=model(of.layers, of.width, of.heads, of.feed_forward, of.dropout),
         objective=objectives.Denoising(),
-        vocabulary=config.Vocabulary(
+        vocabulary=config.VocabularyConfig(
             spec="sentencepiece:../.cache/transformer/text.model",
             train_size=VOCAB_SIZE,
             pad=0,
@@ -76,16 +76,16 @@ def get_config(size: str = "base"):
             bos=3,
             mask=4,
         ),
-        data=config.Data(
+        data=config.DataConfig(
             cache_dir="../.cache/transformer",
             sources={"text": config.JsonLines(path="../corpus/*.jsonl.gz")},
             length=128,
         ),
-        optimizer=config.AdamW(b1=0.9, b2=0.98, epsilon=1e-9, clip_norm=0.0),
+        optimizer=config.AdamWConfig(b1=0.9, b2=0.98, epsilon=1e-9, clip_norm=0.0),
         schedule=config.RsqrtWarmupSchedule(learning_rate=of.width**-0.5, warmup_steps=4000),
-        train=config.Train(steps=of.steps, batch_size=192, label_smoothing=0.1),
-        mesh=config.Mesh(data=1, fsdp=-1),
-        precision=config.Precision(compute="bfloat16"),
-        evaluation=config.Evaluation(every=1000, max_batches=64),
+        train=config.TrainConfig(steps=of.steps, batch_size=192, label_smoothing=0.1),
+        mesh=config.MeshConfig(data=1, fsdp=-1),
+        precision=config.PrecisionConfig(compute="bfloat16"),
+        evaluation=config.EvaluationConfig(every=1000, max_batches=64),
     )
     return config.to_config_dict(run)

@@ -27,11 +27,11 @@ source launch/environment.sh
 say() { printf '\n== %s\n' "$*"; }
 
 say "1/5 prepare: vocabulary and cache"
-python -m plm_jax.prepare $config
+python -m plm_jax prepare $config
 say "2/5 pretrain: $workdir"
-python -m plm_jax.pretrain $config --workdir="$workdir"
+python -m plm_jax pretrain $config --workdir="$workdir"
 say "3/5 evaluate: speeches that were held out"
-python -m plm_jax.evaluate --checkpoint="$workdir" --output="$workdir/evaluation.json"
+python -m plm_jax evaluate --checkpoint="$workdir" --output="$workdir/evaluation.json"
 python - "$workdir/evaluation.json" <<'PYTHON'
 import json, sys
 for task, found in json.load(open(sys.argv[1])).items():
@@ -39,6 +39,6 @@ for task, found in json.load(open(sys.argv[1])).items():
     print(f"{task}: {found['real_loss']:.3f} nats a token of text, add-one unigram {found['unigram_loss']:.3f}: {gain:.3f} better")
 PYTHON
 say "4/5 generate"
-python -m plm_jax.generate --checkpoint="$workdir" $sampling "${prompts[@]/#/--prompt=}"
+python -m plm_jax generate --checkpoint="$workdir" $sampling "${prompts[@]/#/--prompt=}"
 say "5/5 report"
-python -m plm_jax.report --workdirs="$workdir" --output="$workdir/report.html"
+python -m plm_jax report --workdirs="$workdir" --output="$workdir/report.html"

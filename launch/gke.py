@@ -1,7 +1,7 @@
 """Runs a command on TPU slices of a Kubernetes cluster (GKE) as a JobSet, and shows the first worker's log to its end.
 
     python launch/gke.py --name=my-run --topology=v5p:4x4x4 --image=us-docker.pkg.dev/PROJECT/REPOSITORY/plm_jax -- \\
-        python -m plm_jax.pretrain --config=configs/bert.py:large --workdir=gs://bucket/my-run
+        python -m plm_jax pretrain --config=configs/bert.py:large --workdir=gs://bucket/my-run
 
 The image is that of `launch/Dockerfile`. Each slice is a Job of the set, one pod a machine, on a node pool of its own;
 GKE tells them their places (TPU_WORKER_ID, MEGASCALE_SLICE_ID and so on), from which jax takes them. A command that

@@ -1,6 +1,6 @@
 """What the launchers share: running programs, telling what happens, what a command's end means, and their own end.
 
-A command's exit status, as of `python -m plm_jax.…`: 0, done; 2, a mistake of the user's; 75, a signal ended it and the
+A command's exit status, as of `python -m plm_jax …`: 0, done; 2, a mistake of the user's; 75, a signal ended it and the
 step at hand was saved.
 """
 

@@ -1,6 +1,6 @@
 """Runs a command as N processes of one job on this machine.
 
-    python launch/local.py --processes=2 [--devices=4] -- python -m plm_jax.pretrain --config=… --workdir=…
+    python launch/local.py --processes=2 [--devices=4] -- python -m plm_jax pretrain --config=… --workdir=…
 
 `--devices` gives each process that many CPU devices. When one process fails the others are stopped: none can go on
 alone, nor can one rejoin them. If it died of a signal (killed, out of memory) the whole job starts again, up to

@@ -1,7 +1,7 @@
 """Runs a command on every worker of a Cloud TPU that it creates, and deletes the TPU at the end.
 
     python launch/tpu_vm.py --name=my-run --accelerator_type=v5litepod-64 --zone=us-west4-a --spot -- \\
-        python -m plm_jax.pretrain --config=configs/bert.py:large --workdir=gs://bucket/my-run
+        python -m plm_jax pretrain --config=configs/bert.py:large --workdir=gs://bucket/my-run
 
 Asks for a queued resource, waits for it, puts this project's commit and its pinned packages on every worker, starts
 the command there, shows the first worker's log. A TPU that is preempted is created again, and the command, which is the

@@ -1,4 +1,4 @@
-"""`plm_jax VERB --flag=value …`, or `python -m plm_jax VERB …`: the one command, whose verbs are `plm_jax.VERB`."""
+"""Command line of plm_jax: `plm_jax VERB --flag=value …` or `python -m plm_jax VERB …`. A verb is a file of `cli/`."""
 
 import ast
 import pathlib
@@ -13,17 +13,17 @@ _PACKAGE = pathlib.Path(__file__).parent
 
 
 def verbs() -> dict[str, str]:
-    """Every verb with what it does: modules and packages to run, whose docstring begins with their command."""
+    """Returns the summary of every verb: each file of `cli/` has a docstring that begins with its command."""
     found = {}
-    for path in sorted([*_PACKAGE.glob("*.py"), *_PACKAGE.glob("*/__main__.py")]):
+    for path in sorted(_PACKAGE.glob("cli/*.py")):
         docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-        if told := re.match(r"`python -m plm_jax\.(\w+)[^`]*`: (.*)", docstring):
+        if told := re.match(r"`python -m plm_jax (\w+)[^`]*`: (.*)", docstring):
             found[told[1]] = told[2]
     return dict(sorted(found.items()))
 
 
 def main() -> None:
-    """Runs the verb that the command line names, as `python -m plm_jax.VERB` does, or lists the verbs."""
+    """Runs the verb that the command line names, or lists the verbs."""
     plm_jax.end_at_interrupt()
     found, given = verbs(), sys.argv[1:2]
     if given in ([], ["-h"], ["--help"], ["help"]):
@@ -34,7 +34,7 @@ def main() -> None:
         print(f"error: there is no verb '{given[0]}': {nearest(given[0], found)}", file=sys.stderr)
         sys.exit(2)
     del sys.argv[1]
-    runpy.run_module(f"plm_jax.{given[0]}", run_name="__main__", alter_sys=True)
+    runpy.run_module(f"plm_jax.cli.{given[0]}", run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import pathlib
 import pytest
 
 from plm_jax import config, objectives
-from plm_jax.config import pages
+from plm_jax.config import files as pages
 from plm_jax.config.checks import refuse_unused
 from plm_jax.data.reader import blank_batch
 from plm_jax.experiments import comparison, setups, sweep

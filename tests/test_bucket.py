@@ -47,7 +47,7 @@ def kill_in_save(remote, arguments, prefix):
             raise bucket.Refused(503)
 
     remote.before_write = before_write
-    command = [sys.executable, "-X", "importtime", "-m", "plm_jax.pretrain", *arguments]
+    command = [sys.executable, "-X", "importtime", "-m", "plm_jax", "pretrain", *arguments]
     process = subprocess.Popen(command, env=resume.environment(), stderr=subprocess.PIPE, text=True)
     _, lines = process.communicate()
     assert process.returncode == -signal.SIGKILL, lines[-2000:]

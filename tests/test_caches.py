@@ -36,8 +36,8 @@ def test_a_changed_text_is_prepared_anew_but_not_under_a_run(trained, verb, tmp_
     changed = f"{folder}/a.jsonl has another size than a.jsonl had"
     assert_one_line(pretrain(workdir), changed, f"{workdir} was trained on it", "--allow_changes")
     several = pretrain(tmp_path / "new", JAX_NUM_PROCESSES="2", JAX_PROCESS_ID="0", JAX_COORDINATOR_ADDRESS="x:1")
-    assert_one_line(several, changed, "run `python -m plm_jax.prepare")
-    assert_one_line(verb("evaluate", f"--checkpoint={workdir}"), changed, "run `python -m plm_jax.prepare")
+    assert_one_line(several, changed, "run `python -m plm_jax prepare")
+    assert_one_line(verb("evaluate", f"--checkpoint={workdir}"), changed, "run `python -m plm_jax prepare")
     assert contents(folder / "cache", workdir) == made and not (tmp_path / "new").exists()
     # A new run has it prepared; the old one is then told of another cache.
     new = pretrain(tmp_path / "new")

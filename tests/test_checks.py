@@ -59,7 +59,11 @@ UNUSED = [
         {"data": {"layout": config.Blocks(attend_across_documents=False)}},
         "has no pairs, which config.model.pooler",
     ),
-    ("plain", {"data": {"inputs_targets": config.InputsTargets(packed=True)}}, "no source has inputs and targets"),
+    (
+        "plain",
+        {"data": {"inputs_targets": config.InputsTargetsConfig(packed=True)}},
+        "no source has inputs and targets",
+    ),
     ("plain", {"train": {"init_names": ("a",)}}, "config.train.init_from, which is empty"),
 ]
 
@@ -76,7 +80,7 @@ def test_what_a_new_run_would_ignore_is_refused_and_an_old_one_is_read(name, cha
 
 
 @dataclasses.dataclass(frozen=True)
-class Remembering(settings.Decoder):
+class Remembering(settings.DecoderConfig):
     """A user's decoder with a memory of the previous rows."""
 
     kind: ClassVar[str] = "tests_remembering"
@@ -118,7 +122,7 @@ SHUFFLED = [
     (remembering(), "'tests_remembering' carries a state .*layout 'blocks' are shuffled"),
     (remembering(layout=ONE, sources=TEXTS), "rows alternate between the sources a, b"),
     (
-        remembering(layout=ONE, sources={"p": PAIRS}, inputs_targets=config.InputsTargets(target_length=4)),
+        remembering(layout=ONE, sources={"p": PAIRS}, inputs_targets=config.InputsTargetsConfig(target_length=4)),
         "the rows of source 'p' are shuffled",
     ),
     (
@@ -143,7 +147,7 @@ def test_a_state_is_carried_where_rows_follow_each_other_and_nothing_else_is_ref
 
 def test_a_state_that_no_loss_carries_may_meet_any_row():
     """An ELMo that reads labelled examples begins each of them with a fresh state."""
-    labelled = config.LabelledJsonLines("labelled.jsonl", form=config.Classes(("no", "yes")))
+    labelled = config.LabelledJsonLines("labelled.jsonl", form=config.ClassForm(("no", "yes")))
     run = RUNS["elmo"]
-    data = dataclasses.replace(run.data, sources={"a": labelled}, layout=config.Labelled())
+    data = dataclasses.replace(run.data, sources={"a": labelled}, layout=config.LabelledLayout())
     checks.check(dataclasses.replace(run, objective=objectives.Classification(rows="elmo"), data=data))

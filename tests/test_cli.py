@@ -72,7 +72,7 @@ def test_generate_says_what_it_waits_for_beside_the_text(tiny, verb, tmp_path):
     workdir = tmp_path / "run"
     trained = verb("pretrain", f"--config={tiny}/tiny.py", f"--workdir={workdir}", "--config.train.steps=1")
     assert trained.status == 0, trained.err
-    command = [sys.executable, "-c", PATIENT, "plm_jax.generate", f"--checkpoint={workdir}", "--prompt=of a"]
+    command = [sys.executable, "-c", PATIENT, "plm_jax.cli.generate", f"--checkpoint={workdir}", "--prompt=of a"]
     done = subprocess.run([*command, "--max_new_tokens=3"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("of a") and "loading" not in done.stdout and done.stdout.count("\n") == 1
     told = re.findall(r"^(.*): \d+ s$", done.stderr, re.MULTILINE)

@@ -12,7 +12,7 @@ import pytest
 from plm_jax import config, losses, objectives
 from plm_jax.common import users
 from plm_jax.common.errors import UserError
-from plm_jax.config import pages
+from plm_jax.config import files as pages
 from plm_jax.configs import bert
 from plm_jax.data.reader import blank_batch
 from plm_jax.experiments.model_table import count, entries
@@ -157,15 +157,15 @@ RECIPES = {
         train.steps=125_000 train.batch_size=4096 data.length=512 data.layout.duplicates=40 schedule.kind=linear
         schedule.learning_rate=1.76e-3 schedule.warmup_steps=3125 schedule.decay_counts_warmup=True
         optimizer.kind=lamb optimizer.bias_correction=False optimizer.epsilon=1e-6 optimizer.weight_decay=0.01
-        optimizer.clip_norm=1.0 objective.max_predictions=20 model.dropout=settings.Dropout(0.1,0.1,0.1)
+        optimizer.clip_norm=1.0 objective.max_predictions=20 model.dropout=settings.DropoutConfig(0.1,0.1,0.1)
         model.norm.epsilon=1e-12 model.feed_forward.activation=gelu_tanh model.attention.head_dim=128
-        model.stack=settings.Stack(24,groups=1)
+        model.stack=settings.StackConfig(24,groups=1)
     """,
     "albert.py:v2-base": """
-        train.steps=10_000_000 model.dropout=settings.Dropout()
+        train.steps=10_000_000 model.dropout=settings.DropoutConfig()
     """,
     "albert.py:v2-xxlarge": """
-        train.steps=3_000_000 model.dropout=settings.Dropout() model.attention.head_dim=64
+        train.steps=3_000_000 model.dropout=settings.DropoutConfig() model.attention.head_dim=64
     """,
     # Sanh et al. 2019 and the released code.
     "distilbert.py:base": """

@@ -9,8 +9,9 @@ import pytest
 
 from plm_jax import config
 from plm_jax.common.errors import UserError
-from plm_jax.config import pages
-from plm_jax.data.prepare import making, reading
+from plm_jax.config import files as pages
+from plm_jax.data.prepare import build as making
+from plm_jax.data.prepare import reading
 from plm_jax.data.sources import corpora
 from tests.support import tiny
 
@@ -29,7 +30,7 @@ LLAMA = {
 
 
 def data(name):
-    return config.Data(cache_dir="cache", length=8, **corpora.mixture(name))
+    return config.DataConfig(cache_dir="cache", length=8, **corpora.mixture(name))
 
 
 def test_rates_are_those_of_the_papers():

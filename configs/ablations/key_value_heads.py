@@ -1,7 +1,7 @@
 """A GPT-2 with keys and values for each head, for groups of heads, or shared by all heads (Ainslie et al. 2023).
 
-    python -m plm_jax.sweep --sweep=ablations/key_value_heads --workdir=runs/key-value-heads
-    python -m plm_jax.sweep --sweep=ablations/key_value_heads:demo --workdir=runs/key-value-heads-demo --seeds=0,1,2
+    python -m plm_jax sweep --sweep=ablations/key_value_heads --workdir=runs/key-value-heads
+    python -m plm_jax sweep --sweep=ablations/key_value_heads:demo --workdir=runs/key-value-heads-demo --seeds=0,1,2
 
 The paper merges the heads of T5s and trains them further; it has no figures for a GPT-2.
 """

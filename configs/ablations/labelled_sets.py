@@ -53,7 +53,7 @@ class LabelledSet:
 
     read: Callable[[], Iterator[Row]]
     form: config.Form
-    objective: objectives.Labelled
+    objective: objectives.LabelledObjective
     key: Callable[[Row], Any]
     metric: str
     length: int
@@ -125,7 +125,7 @@ REVIEWS = vendored("movie_sentiment.jsonl.gz")
 SETS = {
     "sentiment": LabelledSet(
         REVIEWS,
-        config.Classes(sentiment.LABELS, text="sentence", label="sentiment"),
+        config.ClassForm(sentiment.LABELS, text="sentence", label="sentiment"),
         objectives.Classification(),
         key=lambda row: row["sentence"],
         metric="accuracy",
@@ -134,7 +134,7 @@ SETS = {
     ),
     "scores": LabelledSet(
         REVIEWS,
-        config.Score(text="sentence", score="score"),
+        config.ScoreForm(text="sentence", score="score"),
         objectives.Regression(),
         key=lambda row: row["sentence"],
         metric="pearson",
@@ -143,7 +143,7 @@ SETS = {
     ),
     "inference": LabelledSet(
         vendored("corr2cause_nli.jsonl.gz"),
-        config.Classes(inference.LABELS, text="premise", pair="hypothesis"),
+        config.ClassForm(inference.LABELS, text="premise", pair="hypothesis"),
         objectives.Classification(),
         key=lambda row: (row["premise"], row["hypothesis"]),
         metric="accuracy",
@@ -153,7 +153,7 @@ SETS = {
     ),
     "entities": LabelledSet(
         vendored("finance_ner.jsonl.gz"),
-        config.Tags(entities.LABELS),
+        config.TagForm(entities.LABELS),
         objectives.Tagging(),
         key=lambda row: tuple(row["tokens"]),
         metric="f1",
@@ -163,7 +163,7 @@ SETS = {
     ),
     "names": LabelledSet(
         vendored("finance_ner.jsonl.gz"),
-        config.Tags(entities.LABELS),
+        config.TagForm(entities.LABELS),
         objectives.Tagging(),
         key=lambda row: tuple(row["tokens"]),
         metric="f1",
@@ -173,7 +173,7 @@ SETS = {
     ),
     "choices": LabelledSet(
         vendored("quartz.jsonl.gz"),
-        config.Choices(2, label="answer"),
+        config.ChoiceForm(2, label="answer"),
         objectives.MultipleChoice(),
         key=lambda row: sorted(row["choices"]),
         metric="accuracy",
@@ -183,7 +183,7 @@ SETS = {
     ),
     "reading": LabelledSet(
         _questions,
-        config.Answers(),
+        config.AnswerForm(),
         # Of a small vocabulary an answer, often a whole clause, has up to 115 tokens.
         objectives.SpanExtraction(question_length=16, stride=64, answer_length=128),
         key=lambda row: row["context"],

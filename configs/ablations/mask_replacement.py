@@ -1,7 +1,7 @@
 """Replacements of the tokens that a BERT predicts: mask, same token or random token (Devlin et al. 2019, C.2).
 
-    python -m plm_jax.sweep --sweep=ablations/mask_replacement --workdir=runs/mask-replacement
-    python -m plm_jax.sweep --sweep=ablations/mask_replacement:demo --workdir=runs/mask-replacement-demo --seeds=0,1,2
+    python -m plm_jax sweep --sweep=ablations/mask_replacement --workdir=runs/mask-replacement
+    python -m plm_jax sweep --sweep=ablations/mask_replacement:demo --workdir=runs/mask-replacement-demo --seeds=0,1,2
 
 Run names have the per cent of each: mask, same, random. Their losses cannot be compared, because a visible token is
 easy to predict. The paper's named entities (CoNLL-2003) are not freely available.

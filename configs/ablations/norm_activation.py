@@ -1,7 +1,7 @@
 """Where and which norm, and which activation, in a GPT-2.
 
-    python -m plm_jax.sweep --sweep=ablations/norm_activation --workdir=runs/norm-activation
-    python -m plm_jax.sweep --sweep=ablations/norm_activation:demo --workdir=runs/norm-activation-demo --seeds=0,1,2
+    python -m plm_jax sweep --sweep=ablations/norm_activation --workdir=runs/norm-activation
+    python -m plm_jax sweep --sweep=ablations/norm_activation:demo --workdir=runs/norm-activation-demo --seeds=0,1,2
 
 The first row is GPT-2's: LayerNorm before each sub-layer, GELU. Xiong et al. 2020 put norms before and after, Zhang and
 Sennrich 2019 left the mean out, Shazeer 2020 gated the feed-forward, of whose three matrices each is two thirds as

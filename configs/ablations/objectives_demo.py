@@ -1,6 +1,6 @@
 """Every pretraining objective on a little text that comes with the package, each beside a predictor without input.
 
-    python -m plm_jax.sweep --sweep=configs/ablations/objectives_demo.py --workdir=runs/objectives [--seeds=0,1,2]
+    python -m plm_jax sweep --sweep=configs/ablations/objectives_demo.py --workdir=runs/objectives [--seeds=0,1,2]
 
 The runs `bert`, `gpt2`, `t5`, `elmo`, `bart` and `glm` are the demos of their families; another objective of the same
 architecture begins with their weights (`train.init_from`). A run should take two idle cores up to eight minutes, most
@@ -69,7 +69,7 @@ def _encoders():
         yield name, {"objective": objective, **_after("bert", 100, 1e-3)}
     spanbert = dataclasses.replace(demo.bert().model, span_boundary=settings.SpanBoundary(width=32))
     spans = {"model": spanbert, "objective": objectives.SpanMaskedLM()}
-    spans |= {"data.layout": config.WholeSentences(cross_documents=False)}
+    spans |= {"data.layout": config.FullSentences(cross_documents=False)}
     yield "span_masked_lm", {**spans, **_after("bert", 200, 1e-3)}
     yield "replaced_token", {**vars(demo.electra()), **_after("bert", 400, 1e-3, warmup_steps=40)}
 
@@ -84,7 +84,7 @@ def poems(layout: config.SentencePairs, length: int, steps: int, learning_rate: 
         vocabulary=dataclasses.replace(
             run.vocabulary, spec="wordpiece:../.cache/demo/poems.txt", train_size=vocab_size
         ),
-        data=config.Data(
+        data=config.DataConfig(
             cache_dir="../.cache/demo/poems",
             length=length,
             layout=layout,
@@ -92,7 +92,7 @@ def poems(layout: config.SentencePairs, length: int, steps: int, learning_rate: 
             validation_fraction=0.15,
         ),
         schedule=config.LinearSchedule(learning_rate=learning_rate, warmup_steps=50),
-        train=config.Train(steps=steps, batch_size=64),
+        train=config.TrainConfig(steps=steps, batch_size=64),
     )
 
 
@@ -102,7 +102,9 @@ def _decoders():
     prefix_lm = {**vars(demo.gpt2()), "objective": objectives.DecoderPrefixLM()}
     yield "decoder_prefix_lm", {**prefix_lm, **_after("gpt2", 30, 5e-4)}
     whole, objective = demo.t5().model, objectives.DecoderTextToText()
-    alone = settings.Decoder(**{f.name: getattr(whole, f.name) for f in dataclasses.fields(settings.Decoder)})
+    alone = settings.DecoderConfig(
+        **{f.name: getattr(whole, f.name) for f in dataclasses.fields(settings.DecoderConfig)}
+    )
     length = sum(objective.noise.lengths(objective.noise.input_length(128))) - 1
     spans = {"model": alone, "objective": objective, "data.length": length, "train.phases": (), "train.steps": 400}
     yield "decoder_span_corruption", {**vars(demo.t5()), **spans}

@@ -1,7 +1,7 @@
 """One text, one vocabulary, one size: masked tokens in an encoder, blanks in a GLM, next tokens in a decoder.
 
-    python -m plm_jax.sweep --sweep=ablations/objectives_one_set --workdir=runs/one-set
-    python -m plm_jax.sweep --sweep=ablations/objectives_one_set:demo --workdir=runs/one-set-demo --seeds=0,1,2
+    python -m plm_jax sweep --sweep=ablations/objectives_one_set --workdir=runs/one-set
+    python -m plm_jax sweep --sweep=ablations/objectives_one_set:demo --workdir=runs/one-set-demo --seeds=0,1,2
 
 Their losses are of different things; they are compared by what they are tuned on. Du et al. 2022 compare theirs so,
 table 6; its figures are not at hand.

@@ -1,7 +1,7 @@
 """How a GPT-2 knows places: learned, sinusoidal, T5's bias, rotary, or not at all.
 
-    python -m plm_jax.sweep --sweep=ablations/positions --workdir=runs/positions
-    python -m plm_jax.sweep --sweep=ablations/positions:demo --workdir=runs/positions-demo --seeds=0,1,2
+    python -m plm_jax sweep --sweep=ablations/positions --workdir=runs/positions
+    python -m plm_jax sweep --sweep=ablations/positions:demo --workdir=runs/positions-demo --seeds=0,1,2
 
 Figures of these five beside one another for a GPT-2 are not at hand.
 """

@@ -1,7 +1,7 @@
 """The same number of rows in batches of 256, 2,000 and 8,000 (Liu et al. 2019 §4.3).
 
-    python -m plm_jax.sweep --sweep=ablations/roberta_batch --workdir=runs/roberta-batch
-    python -m plm_jax.sweep --sweep=ablations/roberta_batch:demo --workdir=runs/roberta-batch-demo --seeds=0,1,2
+    python -m plm_jax sweep --sweep=ablations/roberta_batch --workdir=runs/roberta-batch
+    python -m plm_jax sweep --sweep=ablations/roberta_batch:demo --workdir=runs/roberta-batch-demo --seeds=0,1,2
 
 The paper tuned the learning rate for each batch size (1e-4, 7e-4 and 1e-3) and does not state the warm-up. The rates in
 fairseq's README are for other runs.

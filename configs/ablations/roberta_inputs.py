@@ -1,7 +1,7 @@
 """Input formats of RoBERTa: pairs of segments or sentences, or full sentences (Liu et al. 2019, table 2).
 
-    python -m plm_jax.sweep --sweep=ablations/roberta_inputs --workdir=runs/roberta-inputs
-    python -m plm_jax.sweep --sweep=ablations/roberta_inputs:demo --workdir=runs/roberta-inputs-demo --seeds=0,1,2
+    python -m plm_jax sweep --sweep=ablations/roberta_inputs --workdir=runs/roberta-inputs
+    python -m plm_jax sweep --sweep=ablations/roberta_inputs:demo --workdir=runs/roberta-inputs-demo --seeds=0,1,2
 
 All runs read BERT's corpora for 1,000,000 steps of 256 rows, without deliberately short rows. The paper enlarges
 batches of short rows until they have the same number of tokens; here they have the same number of rows, and a run
@@ -20,8 +20,8 @@ base = downstream.bases(paper="../roberta.py:base", demo="../demo.py:bert")
 LAYOUTS = {
     "segment_pairs": config.SentencePairs(short_probability=0.0),
     "sentence_pairs": config.SentencePairs(short_probability=0.0, parts="sentences"),
-    "full_sentences": config.WholeSentences(),
-    "document_sentences": config.WholeSentences(cross_documents=False),
+    "full_sentences": config.FullSentences(),
+    "document_sentences": config.FullSentences(cross_documents=False),
 }
 # Set-up that §2, §3.1 and §4 state for every run of tables 1 to 3.
 SETUP = Setup(

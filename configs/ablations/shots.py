@@ -1,7 +1,7 @@
 """A GPT-3 shown K examples in its prompt, or tuned on all of them (Brown et al. 2020, figure 1.1 and table 3.8).
 
-    python -m plm_jax.sweep --sweep=ablations/shots --workdir=runs/shots
-    python -m plm_jax.sweep --sweep=ablations/shots:demo --workdir=runs/shots-demo --seeds=0,1,2
+    python -m plm_jax sweep --sweep=ablations/shots --workdir=runs/shots
+    python -m plm_jax sweep --sweep=ablations/shots:demo --workdir=runs/shots-demo --seeds=0,1,2
 
 The paper sets its prompts beside tuned BERTs, and tunes no GPT-3; its figures are not at hand. Here it is one model, on
 RTE, and in the demo on film reviews, where a GPT-2 of two layers answers prompts by chance: expect that tuning wins.

@@ -1,7 +1,7 @@
 """Encoder-decoder, decoder, and decoder with a prefix, under two kinds of objective (Raffel et al. 2020 §3.2, table 2).
 
-    python -m plm_jax.sweep --sweep=ablations/t5_architectures --workdir=runs/t5-architectures
-    python -m plm_jax.sweep --sweep=ablations/t5_architectures:demo --workdir=runs/t5-architectures-demo --seeds=0,1,2
+    python -m plm_jax sweep --sweep=ablations/t5_architectures --workdir=runs/t5-architectures
+    python -m plm_jax sweep --sweep=ablations/t5_architectures:demo --workdir=runs/t5-architectures-demo --seeds=0,1,2
 
 Of an encoder-decoder language modelling goes on after a prefix that the encoder has. A decoder that denoises has the
 inputs and the targets in one row.
@@ -29,7 +29,7 @@ base, compared = t5_paper.base, t5_paper.compared
 def overrides(size="paper"):
     """(name, changes) of each run."""
     whole = MODELS[size]
-    half = settings.Stack(layers=whole.stack.layers // 2)
+    half = settings.StackConfig(layers=whole.stack.layers // 2)
     models = {
         "encoder_decoder": whole,
         "shared": dataclasses.replace(whole, tie_encoder_decoder=True),
@@ -53,8 +53,8 @@ evaluations = t5_paper.evaluations(overrides)
 
 def _decoder(name: str, changes: downstream.Changes, size: str) -> Iterator[tuple[str, downstream.Changes]]:
     """A decoder as large as the baseline's, and what it is tuned on."""
-    fields = {field.name: getattr(MODELS[size], field.name) for field in dataclasses.fields(settings.Decoder)}
-    pretrained, *tuned = t5_paper.arm(name, {"model": settings.Decoder(**fields)} | changes, size)
+    fields = {field.name: getattr(MODELS[size], field.name) for field in dataclasses.fields(settings.DecoderConfig)}
+    pretrained, *tuned = t5_paper.arm(name, {"model": settings.DecoderConfig(**fields)} | changes, size)
     yield pretrained
     for task, of_task in tuned:
         rows = {"data.length": LENGTHS[size][1]}

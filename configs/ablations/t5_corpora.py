@@ -1,7 +1,7 @@
 """What a T5 reads before it is tuned (Raffel et al. 2020 §3.4.1, table 8).
 
-    python -m plm_jax.sweep --sweep=ablations/t5_corpora --workdir=runs/t5-corpora
-    python -m plm_jax.sweep --sweep=ablations/t5_corpora:demo --workdir=runs/t5-corpora-demo --seeds=0,1,2
+    python -m plm_jax sweep --sweep=ablations/t5_corpora --workdir=runs/t5-corpora
+    python -m plm_jax sweep --sweep=ablations/t5_corpora:demo --workdir=runs/t5-corpora-demo --seeds=0,1,2
 
 The paper's Toronto Books Corpus is not to be had: put books as `corpora.CORPORA["books"]` says. In the demo speeches
 stand beside a novel and, as the paper's text of the tasks' own kind does, film reviews that are read without labels;

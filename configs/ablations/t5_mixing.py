@@ -1,7 +1,7 @@
 """By which rates a T5 reads many tasks at once, without tuning (Raffel et al. 2020 §3.5.2, table 11).
 
-    python -m plm_jax.sweep --sweep=ablations/t5_mixing --workdir=runs/t5-mixing
-    python -m plm_jax.sweep --sweep=ablations/t5_mixing:demo --workdir=runs/t5-mixing-demo --seeds=0,1,2
+    python -m plm_jax sweep --sweep=ablations/t5_mixing --workdir=runs/t5-mixing
+    python -m plm_jax sweep --sweep=ablations/t5_mixing:demo --workdir=runs/t5-mixing-demo --seeds=0,1,2
 
 `k_19`: each task in proportion to its examples, of which no more than 2^19 count; `t_2`: these proportions, limited to
 2^21, to the power of 1/2. C4 counts as any task beyond the limit. The first row is tuned after it read C4 alone. Steps
@@ -39,7 +39,7 @@ def overrides(size="paper"):
         tasks = demo.t5_tasks().data
         examples, steps = DEMO_SIZES, 500
         sources = tasks.sources | demo.t5().data.sources
-        rows = config.InputsTargets(target_length=64, packed=True)
+        rows = config.InputsTargetsConfig(target_length=64, packed=True)
         data = dataclasses.replace(tasks, sources=sources, mixture={}, inputs_targets=rows)
         shared = {"data": data, "train.phases": ()}
         shared |= {"data.cache_dir": "../.cache/ablations/t5-mixing"}

@@ -1,7 +1,7 @@
 """Many tasks at once before tuning, instead of it, or not at all (Raffel et al. 2020 §3.5.3, table 12).
 
-    python -m plm_jax.sweep --sweep=ablations/t5_multi_task --workdir=runs/t5-multi-task
-    python -m plm_jax.sweep --sweep=ablations/t5_multi_task:demo --workdir=runs/t5-multi-task-demo --seeds=0,1,2
+    python -m plm_jax sweep --sweep=ablations/t5_multi_task --workdir=runs/t5-multi-task
+    python -m plm_jax sweep --sweep=ablations/t5_multi_task:demo --workdir=runs/t5-multi-task-demo --seeds=0,1,2
 
 `tuned` reads C4 alone and is tuned on each benchmark; `multi_task` reads C4 and the tasks together and is not tuned;
 `multi_task_tuned` is that and then tuned; `supervised` reads the tasks without C4 and is tuned. The paper's fourth,

@@ -1,7 +1,7 @@
 """How much of a text a T5 corrupts (Raffel et al. 2020 §3.3.3, table 6).
 
-python -m plm_jax.sweep --sweep=ablations/t5_noise_density --workdir=runs/t5-noise-density
-python -m plm_jax.sweep --sweep=ablations/t5_noise_density:demo --workdir=runs/t5-noise-density-demo --seeds=0,1,2
+python -m plm_jax sweep --sweep=ablations/t5_noise_density --workdir=runs/t5-noise-density
+python -m plm_jax sweep --sweep=ablations/t5_noise_density:demo --workdir=runs/t5-noise-density-demo --seeds=0,1,2
 """
 
 import dataclasses

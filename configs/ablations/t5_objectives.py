@@ -1,7 +1,7 @@
 """Which text-to-text objective a T5 is trained with (Raffel et al. 2020 §3.3.1 and 3.3.2, tables 4 and 5).
 
-    python -m plm_jax.sweep --sweep=ablations/t5_objectives --workdir=runs/t5-objectives
-    python -m plm_jax.sweep --sweep=ablations/t5_objectives:demo --workdir=runs/t5-objectives-demo --seeds=0,1,2
+    python -m plm_jax sweep --sweep=ablations/t5_objectives --workdir=runs/t5-objectives
+    python -m plm_jax sweep --sweep=ablations/t5_objectives:demo --workdir=runs/t5-objectives-demo --seeds=0,1,2
 
 The first row is the baseline of both tables, i.i.d. noise whose stretches give way to sentinels. Of the demo's four the
 seeds alone should differ by some three points of accuracy: expect nothing to be resolved.

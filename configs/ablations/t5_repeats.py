@@ -1,7 +1,7 @@
 """How often a T5 may read the same text (Raffel et al. 2020 §3.4.2, table 9).
 
-    python -m plm_jax.sweep --sweep=ablations/t5_repeats --workdir=runs/t5-repeats
-    python -m plm_jax.sweep --sweep=ablations/t5_repeats:demo --workdir=runs/t5-repeats-demo --seeds=0,1,2
+    python -m plm_jax sweep --sweep=ablations/t5_repeats --workdir=runs/t5-repeats
+    python -m plm_jax sweep --sweep=ablations/t5_repeats:demo --workdir=runs/t5-repeats-demo --seeds=0,1,2
 
 Steps and batches are the same in all runs, so that less text is read more often: 2^35 tokens of 2^29 are 64 readings.
 Of C4 as many documents are taken as have about so many tokens, 450 each; `prepare` tells how many they are. In the demo

@@ -1,7 +1,7 @@
 """How long the spans are that a T5 corrupts, i.i.d. noise first (Raffel et al. 2020 §3.3.4, table 7).
 
-python -m plm_jax.sweep --sweep=ablations/t5_span_length --workdir=runs/t5-span-length
-python -m plm_jax.sweep --sweep=ablations/t5_span_length:demo --workdir=runs/t5-span-length-demo --seeds=0,1,2
+python -m plm_jax sweep --sweep=ablations/t5_span_length --workdir=runs/t5-span-length
+python -m plm_jax sweep --sweep=ablations/t5_span_length:demo --workdir=runs/t5-span-length-demo --seeds=0,1,2
 """
 
 import dataclasses

@@ -1,6 +1,6 @@
 """Which of two texts answers a question? Multiple choice: each with the question is scored, the best one is told.
 
-    python -m plm_jax.finetune --config=configs/tasks/choices.py --checkpoint=SRC --workdir=runs/choices
+    python -m plm_jax finetune --config=configs/tasks/choices.py --checkpoint=SRC --workdir=runs/choices
 
 The 3,860 questions of QuaRTz that come with the package lack the sentences that they are about, and most have a twin
 with the other answer: small models learn nothing that holds for others. The recipe is that of Hugging Face's
@@ -17,12 +17,12 @@ def get_config(recipe: str = "bert"):
     """The run by one of `recipes.RECIPES`; of BERT's with what was published of this form."""
     source = config.LabelledJsonLines(
         "package:data/corpora/quartz.jsonl.gz",
-        config.Choices(2, label="answer"),
-        prompt=config.Prompt("Question: {question}\nAnswer:", condition="Answer:"),
+        config.ChoiceForm(2, label="answer"),
+        prompt=config.PromptConfig("Question: {question}\nAnswer:", condition="Answer:"),
     )
     objective = objectives.MultipleChoice(num_choices=2, **config.choose(recipes.RECIPES, recipe).objective)
     run = recipes.run(recipe, objective, {"choices": source}, length=64)
     if recipe == "bert":
         schedule = dataclasses.replace(run.schedule, learning_rate=5e-5)
-        run = dataclasses.replace(run, train=config.Train(epochs=3, batch_size=16), schedule=schedule)
+        run = dataclasses.replace(run, train=config.TrainConfig(epochs=3, batch_size=16), schedule=schedule)
     return config.to_config_dict(run)

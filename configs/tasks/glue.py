@@ -1,6 +1,6 @@
 """GLUE (Wang et al. 2019), a task after the colon: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli.
 
-    python -m plm_jax.finetune --config=configs/tasks/glue.py:sst2 --checkpoint=SRC --workdir=runs/sst2
+    python -m plm_jax finetune --config=configs/tasks/glue.py:sst2 --checkpoint=SRC --workdir=runs/sst2
 
 The recipe is that of Hugging Face's run_glue.py: 2e-5, batches of 32, 3 epochs (MRPC and WNLI 5), rows of 128 tokens.
 With bert-base-cased it reports on validation splits: CoLA 56.5 (Matthews), SST-2 92.3, MRPC 88.9/84.1 (F1/accuracy),
@@ -19,7 +19,7 @@ class Task(NamedTuple):
     """A task's form, how it is put as text, how often its rows are read, and what its validation split is called."""
 
     form: config.Form
-    prompt: config.Prompt
+    prompt: config.PromptConfig
     epochs: int = 3
     validation: str = "validation"
 
@@ -27,32 +27,32 @@ class Task(NamedTuple):
 _SENTENCES = "Sentence 1: {sentence1}\nSentence 2: {sentence2}\n"
 
 
-def _pair(*labels: str, first: str = "sentence1", second: str = "sentence2") -> config.Classes:
-    return config.Classes(labels, text=first, pair=second)
+def _pair(*labels: str, first: str = "sentence1", second: str = "sentence2") -> config.ClassForm:
+    return config.ClassForm(labels, text=first, pair=second)
 
 
 # The forms of lm-eval 0.4.13's tasks (`lm_eval/tasks/glue`); STS-B, which it lacks, has ours.
 TASKS = {
     "cola": Task(
-        config.Classes(("unacceptable", "acceptable"), text="sentence"),
-        config.Prompt("{sentence}\nQuestion: Does this sentence make sense?\nAnswer:", ("no", "yes")),
+        config.ClassForm(("unacceptable", "acceptable"), text="sentence"),
+        config.PromptConfig("{sentence}\nQuestion: Does this sentence make sense?\nAnswer:", ("no", "yes")),
     ),
     "sst2": Task(
-        config.Classes(("negative", "positive"), text="sentence"),
-        config.Prompt("{sentence}\nQuestion: Is this sentence positive or negative?\nAnswer:"),
+        config.ClassForm(("negative", "positive"), text="sentence"),
+        config.PromptConfig("{sentence}\nQuestion: Is this sentence positive or negative?\nAnswer:"),
     ),
     "mrpc": Task(
         _pair("not_equivalent", "equivalent"),
-        config.Prompt(f"{_SENTENCES}Question: Do both sentences mean the same thing?\nAnswer:", ("no", "yes")),
+        config.PromptConfig(f"{_SENTENCES}Question: Do both sentences mean the same thing?\nAnswer:", ("no", "yes")),
         epochs=5,
     ),
     "stsb": Task(
-        config.Score(text="sentence1", pair="sentence2", score="label"),
-        config.Prompt(f"{_SENTENCES}How alike they are, from 0 to 5:", tuple("012345")),
+        config.ScoreForm(text="sentence1", pair="sentence2", score="label"),
+        config.PromptConfig(f"{_SENTENCES}How alike they are, from 0 to 5:", tuple("012345")),
     ),
     "qqp": Task(
         _pair("not_duplicate", "duplicate", first="question1", second="question2"),
-        config.Prompt(
+        config.PromptConfig(
             "Question 1: {question1}\nQuestion 2: {question2}\nQuestion: Do both questions ask the same thing?\n"
             "Answer:",
             ("no", "yes"),
@@ -60,24 +60,24 @@ TASKS = {
     ),
     "mnli": Task(
         _pair("entailment", "neutral", "contradiction", first="premise", second="hypothesis"),
-        config.Prompt(
+        config.PromptConfig(
             "{premise}\nQuestion: {hypothesis} True, False or Neither?\nAnswer:", ("True", "Neither", "False")
         ),
         validation="validation_matched",
     ),
     "qnli": Task(
         _pair("entailment", "not_entailment", first="question", second="sentence"),
-        config.Prompt(
+        config.PromptConfig(
             "{question}\n{sentence}\nQuestion: Does this response answer the question?\nAnswer:", ("yes", "no")
         ),
     ),
     "rte": Task(
         _pair("entailment", "not_entailment"),
-        config.Prompt("{sentence1}\nQuestion: {sentence2} True or False?\nAnswer:", ("True", "False")),
+        config.PromptConfig("{sentence1}\nQuestion: {sentence2} True or False?\nAnswer:", ("True", "False")),
     ),
     "wnli": Task(
         _pair("not_entailment", "entailment"),
-        config.Prompt("{sentence1}\nQuestion: {sentence2} True or False?\nAnswer:", ("False", "True")),
+        config.PromptConfig("{sentence1}\nQuestion: {sentence2} True or False?\nAnswer:", ("False", "True")),
         epochs=5,
     ),
 }
@@ -86,10 +86,10 @@ TASKS = {
 def get_config(task: str = "sst2"):
     """The run of one of TASKS."""
     of = config.choose(TASKS, task)
-    is_score = isinstance(of.form, config.Score)
+    is_score = isinstance(of.form, config.ScoreForm)
     sources = {task: config.LabelledTfds(f"glue/{task}", of.form, validation=of.validation, prompt=of.prompt)}
     run = recipes.run("bert", objectives.Regression() if is_score else objectives.Classification(), sources, length=128)
     schedule = config.LinearSchedule(learning_rate=2e-5)
-    optimizer = config.AdamW()
+    optimizer = config.AdamWConfig()
     train = dataclasses.replace(run.train, epochs=of.epochs)
     return config.to_config_dict(dataclasses.replace(run, schedule=schedule, optimizer=optimizer, train=train))

@@ -1,6 +1,6 @@
 """Sets of GPT-3's evaluation that TensorFlow Datasets has, as prompts, one after the colon: piqa, arc_easy, boolq, ….
 
-    python -m plm_jax.evaluate --checkpoint=SRC --config=configs/tasks/gpt3.py:piqa --shots=0,5 --normalise=token
+    python -m plm_jax evaluate --checkpoint=SRC --config=configs/tasks/gpt3.py:piqa --shots=0,5 --normalise=token
 
 The forms follow lm-eval 0.4.13's tasks of these sets, read there; how far they are those of the paper's appendix G
 (Brown et al. 2020) was not checked. Figures of another form are figures of another test. Of ARC and OpenBookQA answers
@@ -18,36 +18,36 @@ _ANSWER = "Question: {question}\nAnswer:"
 
 def _anli(number: int) -> config.Tfds:
     question = "{context}\nQuestion: {hypothesis} True, False, or Neither?\nAnswer:"
-    prompt = config.Prompt(question, choices=("True", "Neither", "False"), answer="{label}")
+    prompt = config.PromptConfig(question, choices=("True", "Neither", "False"), answer="{label}")
     return config.Tfds(f"anli/r{number}", prompt=prompt)
 
 
 def _arc(name: str) -> config.Tfds:
-    prompt = config.Prompt(_ANSWER, choices=("{choices[text]}",), answer="{answerKey}", condition="Answer:")
+    prompt = config.PromptConfig(_ANSWER, choices=("{choices[text]}",), answer="{answerKey}", condition="Answer:")
     return config.Tfds(f"ai2_arc/{name}", prompt=prompt)
 
 
 def _super_glue(name: str, question: str, *choices: str) -> config.Tfds:
-    return config.Tfds(f"super_glue/{name}", prompt=config.Prompt(question, choices, answer="{label}"))
+    return config.Tfds(f"super_glue/{name}", prompt=config.PromptConfig(question, choices, answer="{label}"))
 
 
 def _to_english(data: str, code: str, language: str) -> config.Tfds:
-    prompt = config.Prompt(f"{language} phrase: {{{code}}}\nEnglish phrase:", answer="{en}")
+    prompt = config.PromptConfig(f"{language} phrase: {{{code}}}\nEnglish phrase:", answer="{en}")
     return config.Tfds(f"{data}/{code}-en", prompt=prompt)
 
 
 SETS = {
     "piqa": config.Tfds(
         "piqa",
-        prompt=config.Prompt("Question: {goal}\nAnswer:", choices=("{sol1}", "{sol2}"), answer="{label}"),
+        prompt=config.PromptConfig("Question: {goal}\nAnswer:", choices=("{sol1}", "{sol2}"), answer="{label}"),
     ),
     "hellaswag": config.Tfds(
         "hellaswag",
-        prompt=config.Prompt("{activity_label}: {context}", choices=("{endings}",), answer="{label}"),
+        prompt=config.PromptConfig("{activity_label}: {context}", choices=("{endings}",), answer="{label}"),
     ),
     "openbookqa": config.Tfds(
         "openbookqa",
-        prompt=config.Prompt(
+        prompt=config.PromptConfig(
             "{question[stem]}",
             choices=tuple(f"{{question[choice_{letter}]}}" for letter in "ABCD"),
             answer="{answerKey}",
@@ -56,14 +56,16 @@ SETS = {
     ),
     "arc_easy": _arc("ARC-Easy"),
     "arc_challenge": _arc("ARC-Challenge"),
-    "trivia_qa": config.Tfds("trivia_qa/rc.nocontext", prompt=config.Prompt(_ANSWER, answer="{answer[aliases]}")),
+    "trivia_qa": config.Tfds("trivia_qa/rc.nocontext", prompt=config.PromptConfig(_ANSWER, answer="{answer[aliases]}")),
     "natural_questions": config.Tfds(
         "natural_questions_open",
-        prompt=config.Prompt(
+        prompt=config.PromptConfig(
             "Q: {question}?\nA:", answer="{answer}", separator="\n", introduction="Answer these questions:\n"
         ),
     ),
-    "web_questions": config.Tfds("web_questions", prompt=config.Prompt(_ANSWER, answer="{answers}"), validation="test"),
+    "web_questions": config.Tfds(
+        "web_questions", prompt=config.PromptConfig(_ANSWER, answer="{answers}"), validation="test"
+    ),
     "boolq": _super_glue("boolq", "{passage}\nQuestion: {question}?\nAnswer:", "no", "yes"),
     "cb": _super_glue(
         "cb", "{premise}\nQuestion: {hypothesis}. True, False, or Neither?\nAnswer:", "True", "False", "Neither"
@@ -80,7 +82,7 @@ SETS = {
     "anli_r2": _anli(2),
     "anli_r3": _anli(3),
     "squad_v2": config.LabelledTfds(
-        "squad/v2.0", config.Answers(), prompt=config.Prompt("{context}\nQuestion: {question}\nAnswer:")
+        "squad/v2.0", config.AnswerForm(), prompt=config.PromptConfig("{context}\nQuestion: {question}\nAnswer:")
     ),
     "wmt14_fr_en": _to_english("wmt14_translate", "fr", "French"),
     "wmt16_de_en": _to_english("wmt16_translate", "de", "German"),
@@ -91,12 +93,14 @@ SETS = {
 def get_config(name: str = "piqa"):
     """A run with one of SETS; nothing is trained on it."""
     run = config.Run(
-        model=settings.FromCheckpoint(),
+        model=settings.FromCheckpointConfig(),
         objective=objectives.Causal(),
-        vocabulary=config.Vocabulary(),
-        data=config.Data(cache_dir="../../.cache/tasks/gpt3", length=2048, sources={name: config.choose(SETS, name)}),
-        optimizer=config.AdamW(),
+        vocabulary=config.VocabularyConfig(),
+        data=config.DataConfig(
+            cache_dir="../../.cache/tasks/gpt3", length=2048, sources={name: config.choose(SETS, name)}
+        ),
+        optimizer=config.AdamWConfig(),
         schedule=config.ConstantSchedule(1e-4),
-        train=config.Train(steps=1, batch_size=32),
+        train=config.TrainConfig(steps=1, batch_size=32),
     )
     return config.to_config_dict(run)

@@ -1,6 +1,6 @@
 """Does a hypothesis follow from a premise, contradict it, or neither? A pair of texts, three classes.
 
-    python -m plm_jax.finetune --config=configs/tasks/inference.py --checkpoint=SRC --workdir=runs/inference
+    python -m plm_jax finetune --config=configs/tasks/inference.py --checkpoint=SRC --workdir=runs/inference
 
 The 2,246 pairs that come with the package are made from templates: 21 premises and 120 hypotheses. They show that pairs
 are learnt, and nothing of language. MNLI is `tasks/glue:mnli`: 83.9 %
@@ -19,8 +19,8 @@ def get_config(recipe: str = "bert"):
     """The run by one of `recipes.RECIPES`."""
     source = config.LabelledJsonLines(
         "package:data/corpora/corr2cause_nli.jsonl.gz",
-        config.Classes(LABELS, text="premise", pair="hypothesis"),
-        prompt=config.Prompt("{premise}\nClaim: {hypothesis}\nEntailment, neutral or contradiction:"),
+        config.ClassForm(LABELS, text="premise", pair="hypothesis"),
+        prompt=config.PromptConfig("{premise}\nClaim: {hypothesis}\nEntailment, neutral or contradiction:"),
     )
     objective = objectives.Classification(**config.choose(recipes.RECIPES, recipe).objective)
     run = recipes.run(recipe, objective, {"inference": source}, length=256)

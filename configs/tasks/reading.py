@@ -1,11 +1,11 @@
 """Which words of a context answer a question? Extractive reading, of SQuAD 1.1.
 
-    python -m plm_jax.finetune --config=configs/tasks/reading.py --checkpoint=SRC --workdir=runs/reading
+    python -m plm_jax finetune --config=configs/tasks/reading.py --checkpoint=SRC --workdir=runs/reading
 
 Rows of 384 tokens, windows that share 128. With batches of 12, two epochs at 3e-5, Hugging Face's run_qa.py reports an
 F1 of 88.52 and an exact match of 81.22 for bert-base-uncased; `tasks/reading:bert` is that run. SQuAD comes from
-TensorFlow Datasets; other questions are a `config.LabelledJsonLines` of `config.Answers`. Where questions may have no
-answer, as in SQuAD 2.0, set `objective.unanswerable`.
+TensorFlow Datasets; other questions are a `config.LabelledJsonLines` of `config.AnswerForm`. Set
+`objective.unanswerable` where questions may have no answer, as in SQuAD 2.0.
 """
 
 import dataclasses
@@ -16,9 +16,9 @@ from plm_jax.configs.tasks import recipes
 
 def get_config(recipe: str = "bert"):
     """The run by one of `recipes.RECIPES`; of BERT's with what was published of this task."""
-    prompt = config.Prompt("{context}\nQuestion: {question}\nAnswer:")
-    sources = {"squad": config.LabelledTfds("squad", config.Answers(), prompt=prompt)}
+    prompt = config.PromptConfig("{context}\nQuestion: {question}\nAnswer:")
+    sources = {"squad": config.LabelledTfds("squad", config.AnswerForm(), prompt=prompt)}
     run = recipes.run(recipe, objectives.SpanExtraction(), sources, length=384)
     if recipe == "bert":
-        run = dataclasses.replace(run, train=config.Train(epochs=2, batch_size=12))
+        run = dataclasses.replace(run, train=config.TrainConfig(epochs=2, batch_size=12))
     return config.to_config_dict(run)

@@ -47,21 +47,23 @@ RECIPES = {
 }
 
 
-def run(recipe: str, objective: objectives.Labelled, sources: dict[str, config.Source], length: int) -> config.Run:
+def run(
+    recipe: str, objective: objectives.LabelledObjective, sources: dict[str, config.Source], length: int
+) -> config.Run:
     """The run that tunes a checkpoint's model for an objective on labelled sources, in rows of `length`."""
     of = config.choose(RECIPES, recipe)
     return config.Run(
-        model=settings.FromCheckpoint(dropout=0.1),
+        model=settings.FromCheckpointConfig(dropout=0.1),
         objective=objective,
-        vocabulary=config.Vocabulary(),
-        data=config.Data(
+        vocabulary=config.VocabularyConfig(),
+        data=config.DataConfig(
             cache_dir=f"../../.cache/tasks/{next(iter(sources))}",
             length=length,
-            layout=config.Labelled(),
+            layout=config.LabelledLayout(),
             sources=sources,
             validation_fraction=0.1,
         ),
-        optimizer=config.AdamW(
+        optimizer=config.AdamWConfig(
             b2=of.b2,
             epsilon=of.epsilon,
             weight_decay=of.weight_decay,
@@ -69,6 +71,6 @@ def run(recipe: str, objective: objectives.Labelled, sources: dict[str, config.S
             layer_decay=of.layer_decay,
         ),
         schedule=config.LinearSchedule(learning_rate=of.learning_rate, warmup_fraction=of.warmup_fraction),
-        train=config.Train(epochs=of.epochs, batch_size=of.batch_size),
-        evaluation=config.Evaluation(every=100, batch_size=64),
+        train=config.TrainConfig(epochs=of.epochs, batch_size=of.batch_size),
+        evaluation=config.EvaluationConfig(every=100, batch_size=64),
     )

@@ -1,6 +1,6 @@
 """How good is a film by a sentence of its review, from -4 to 4? One text, a number, by its squared error.
 
-    python -m plm_jax.finetune --config=configs/tasks/review_scores.py --checkpoint=SRC --workdir=runs/scores
+    python -m plm_jax finetune --config=configs/tasks/review_scores.py --checkpoint=SRC --workdir=runs/scores
 
 The sentences of `tasks/sentiment` with the mean of what people gave them. STS-B, the published task of this form, of
 pairs, is `tasks/glue:stsb`: 88.6 of Pearson's correlation for bert-base-cased by Hugging Face's run_glue.py. Here ridge
@@ -15,8 +15,8 @@ def get_config(recipe: str = "bert"):
     """The run by one of `recipes.RECIPES`."""
     source = config.LabelledJsonLines(
         "package:data/corpora/movie_sentiment.jsonl.gz",
-        config.Score(text="sentence", score="score"),
-        prompt=config.Prompt("Review: {sentence}\nScore from -4 to 4:", choices=tuple(map(str, range(-4, 5)))),
+        config.ScoreForm(text="sentence", score="score"),
+        prompt=config.PromptConfig("Review: {sentence}\nScore from -4 to 4:", choices=tuple(map(str, range(-4, 5)))),
     )
     objective = objectives.Regression(**config.choose(recipes.RECIPES, recipe).objective)
     return config.to_config_dict(recipes.run(recipe, objective, {"review_scores": source}, length=64))

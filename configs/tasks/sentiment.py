@@ -1,6 +1,6 @@
 """Is a sentence of a film review for or against the film? One text, two classes.
 
-    python -m plm_jax.finetune --config=configs/tasks/sentiment.py --checkpoint=SRC --workdir=runs/sentiment
+    python -m plm_jax finetune --config=configs/tasks/sentiment.py --checkpoint=SRC --workdir=runs/sentiment
 
 The 10,605 sentences come with the package; a tenth is held out. Most have fewer than 40 tokens. SST-2, the published
 task of this form, is `tasks/glue:sst2`. With BERT's recipe Hugging Face's run_glue.py reports 92.3 % there for
@@ -17,8 +17,8 @@ def get_config(recipe: str = "bert"):
     """The run by one of `recipes.RECIPES`."""
     source = config.LabelledJsonLines(
         "package:data/corpora/movie_sentiment.jsonl.gz",
-        config.Classes(LABELS, text="sentence", label="sentiment"),
-        prompt=config.Prompt("Review: {sentence}\nSentiment:"),
+        config.ClassForm(LABELS, text="sentence", label="sentiment"),
+        prompt=config.PromptConfig("Review: {sentence}\nSentiment:"),
     )
     objective = objectives.Classification(**config.choose(recipes.RECIPES, recipe).objective)
     return config.to_config_dict(recipes.run(recipe, objective, {"sentiment": source}, length=64))

@@ -1,7 +1,7 @@
 """Spanish to English by a BART of English: a new encoder for Spanish, in two stages (Lewis et al. 2020 §3.4).
 
-    python -m plm_jax.finetune --config=configs/tasks/translation.py:1 --checkpoint=BART --workdir=runs/translation-1
-    python -m plm_jax.finetune --config=configs/tasks/translation.py:2 --checkpoint=runs/translation-1 --workdir=runs/2
+    python -m plm_jax finetune --config=configs/tasks/translation.py:1 --checkpoint=BART --workdir=runs/translation-1
+    python -m plm_jax finetune --config=configs/tasks/translation.py:2 --checkpoint=runs/translation-1 --workdir=runs/2
 
 What the new encoder gives takes the place of the token embeddings that BART's encoder reads. The first stage trains it,
 the encoder's positions, and the input projections of the self-attention of the encoder's first layer; the second trains
@@ -21,7 +21,7 @@ class Stage(NamedTuple):
     trainable: tuple[str, ...]
     learning_rate: float
     epochs: float
-    source_encoder: settings.SourceEncoder | None = None
+    source_encoder: settings.SourceEncoderConfig | None = None
 
 
 STAGES = {
@@ -33,9 +33,9 @@ STAGES = {
         ),
         learning_rate=1e-3,
         epochs=20,
-        source_encoder=settings.SourceEncoder(layers=2),
+        source_encoder=settings.SourceEncoderConfig(layers=2),
     ),
-    "2": Stage(trainable=config.Train.trainable, learning_rate=3e-4, epochs=5),
+    "2": Stage(trainable=config.TrainConfig.trainable, learning_rate=3e-4, epochs=5),
 }
 
 
@@ -46,22 +46,22 @@ def get_config(stage: str = "1"):
         path="package:data/corpora/tatoeba_en_es.jsonl.gz",
         inputs="{es}",
         targets="{en}",
-        prompt=config.Prompt("Spanish: {es}\nEnglish:"),
+        prompt=config.PromptConfig("Spanish: {es}\nEnglish:"),
     )
     run = config.Run(
-        model=settings.FromCheckpoint(dropout=0.1, source_encoder=of.source_encoder),
+        model=settings.FromCheckpointConfig(dropout=0.1, source_encoder=of.source_encoder),
         objective=objectives.Denoising(),
-        vocabulary=config.Vocabulary(),
-        data=config.Data(
+        vocabulary=config.VocabularyConfig(),
+        data=config.DataConfig(
             cache_dir="../../.cache/tasks/translation",
             length=48,
             sources={"tatoeba": pairs},
-            inputs_targets=config.InputsTargets(target_length=48),
+            inputs_targets=config.InputsTargetsConfig(target_length=48),
             validation_fraction=0.1,
         ),
-        optimizer=config.AdamW(b2=0.98),
+        optimizer=config.AdamWConfig(b2=0.98),
         schedule=config.LinearSchedule(learning_rate=of.learning_rate, warmup_fraction=0.1),
-        train=config.Train(epochs=of.epochs, batch_size=32, trainable=of.trainable, label_smoothing=0.1),
-        evaluation=config.Evaluation(every=100, batch_size=64),
+        train=config.TrainConfig(epochs=of.epochs, batch_size=32, trainable=of.trainable, label_smoothing=0.1),
+        evaluation=config.EvaluationConfig(every=100, batch_size=64),
     )
     return config.to_config_dict(run)

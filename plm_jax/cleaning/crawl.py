@@ -13,7 +13,7 @@ import fsspec
 
 from plm_jax.cleaning import html
 from plm_jax.cleaning.pages import Page, Tally
-from plm_jax.cleaning.settings import Limits
+from plm_jax.cleaning.settings import LimitsConfig
 from plm_jax.common import bounded, storage, strict_json
 from plm_jax.common.errors import UserError, one_line
 
@@ -24,12 +24,12 @@ _SAMPLE_CHARACTERS = 10_000
 # A gzip member begins so: its mark, and "deflated".
 _MAGIC = b"\x1f\x8b\x08"
 _CHUNK, _MAX_MEMBER, _IN_VAIN = 2**16, 2**28, 2**29
-_LIMITS = Limits()
+_LIMITS = LimitsConfig()
 # What stores say of a file that changes with its content, but for upper case and underscores.
 _CHANGING = ("mtime", "etag", "md5hash", "lastmodified", "created", "updated")
 
 
-class File(NamedTuple):
+class CrawlFile(NamedTuple):
     """A file of a crawl: its name among the others, its bytes, and what changes when its content does."""
 
     name: str
@@ -46,7 +46,7 @@ class Quarantined(NamedTuple):
     sample: str
 
 
-def files(patterns: list[str]) -> dict[str, File]:
+def files(patterns: list[str]) -> dict[str, CrawlFile]:
     """The files that patterns or plain paths name, by path, in order.
 
     A file's name is its path from the folder that holds them all, so that it stays when the crawl is moved.
@@ -69,7 +69,7 @@ def files(patterns: list[str]) -> dict[str, File]:
         _reader(path)
     # `commonpath` takes no mixture of paths and URLs.
     root = os.path.commonprefix([*found]).rpartition("/")[0]  # noqa: RUF071
-    return {path: File(path[len(root) :].lstrip("/"), *found[path]) for path in sorted(found)}
+    return {path: CrawlFile(path[len(root) :].lstrip("/"), *found[path]) for path in sorted(found)}
 
 
 def _local(pattern: str) -> dict[str, tuple[int, str]]:
@@ -105,7 +105,7 @@ def _reader(path: str):
     raise UserError(f"{path} is by its name no WET, WARC or JSON lines: call it *.wet.gz, *.warc.gz or *.jsonl.gz")
 
 
-def read(path: str, name: str, tally: Tally, limits: Limits = _LIMITS) -> Iterator[Page | Quarantined]:
+def read(path: str, name: str, tally: Tally, limits: LimitsConfig = _LIMITS) -> Iterator[Page | Quarantined]:
     """The pages of a file; what has no URL, text or time (in JSON lines: no text) is only counted.
 
     What exceeds the limits, or cannot be read, is quarantined, and what follows is read on.
@@ -128,7 +128,7 @@ def _quarantine(name: str, position: int, reason: str, data: bytes) -> Quarantin
     return Quarantined(name, position, reason, sample)
 
 
-def _archive(name: str, file: BinaryIO, tally: Tally, limits: Limits) -> Iterator[Page | Quarantined]:
+def _archive(name: str, file: BinaryIO, tally: Tally, limits: LimitsConfig) -> Iterator[Page | Quarantined]:
     """The `conversion` records of a WET and the HTML `response` records of a WARC file."""
     if not name.endswith(".gz"):
         yield from _records(name, 0, file, tally, limits)
@@ -195,7 +195,7 @@ def _next_member(file: BinaryIO, start: int) -> int:
     return 0
 
 
-def _records(name: str, start: int, file: BinaryIO, tally: Tally, limits: Limits) -> Iterator[Page | Quarantined]:
+def _records(name: str, start: int, file: BinaryIO, tally: Tally, limits: LimitsConfig) -> Iterator[Page | Quarantined]:
     """The pages of WARC records that are not compressed; `start` is added to their positions."""
     from fastwarc.warc import ArchiveIterator, WarcRecordType
 
@@ -221,7 +221,7 @@ def _records(name: str, start: int, file: BinaryIO, tally: Tally, limits: Limits
 
 
 def _record(
-    name: str, position: int, record: Any, body: bytes, tally: Tally, limits: Limits
+    name: str, position: int, record: Any, body: bytes, tally: Tally, limits: LimitsConfig
 ) -> Iterator[Page | Quarantined]:
     from fastwarc.warc import WarcRecordType
 
@@ -246,7 +246,7 @@ def _is_html(record: Any) -> bool:
     )
 
 
-def _html_text(record: Any, body: bytes, limits: Limits) -> str:
+def _html_text(record: Any, body: bytes, limits: LimitsConfig) -> str:
     """The visible text of a page.
 
     Raises:
@@ -277,7 +277,7 @@ def _whole(page: Page, tally: Tally) -> Iterator[Page]:
     yield page
 
 
-def _json_lines(name: str, file: BinaryIO, tally: Tally, limits: Limits) -> Iterator[Page | Quarantined]:
+def _json_lines(name: str, file: BinaryIO, tally: Tally, limits: LimitsConfig) -> Iterator[Page | Quarantined]:
     number = 0
     try:
         with gzip.open(file) if name.endswith(".gz") else contextlib.nullcontext(file) as lines:
@@ -290,7 +290,7 @@ def _json_lines(name: str, file: BinaryIO, tally: Tally, limits: Limits) -> Iter
         yield _quarantine(name, number, f"damaged after this line: {error}", b"")
 
 
-def _json_page(name: str, number: int, line: bytes, tally: Tally, limits: Limits) -> Iterator[Page | Quarantined]:
+def _json_page(name: str, number: int, line: bytes, tally: Tally, limits: LimitsConfig) -> Iterator[Page | Quarantined]:
     try:
         written = line.decode(json.detect_encoding(line), "surrogatepass")
         if bounded.is_nested(written, limits.depth):

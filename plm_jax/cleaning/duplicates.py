@@ -18,10 +18,10 @@ def _digest(text: str) -> bytes:
     return hashlib.md5(text.encode("utf-8")).digest()
 
 
-class Lines:
+class LineUnits:
     """Lines, stripped and in lower case."""
 
-    def __init__(self, rule: settings.DuplicateLines):
+    def __init__(self, rule: settings.DuplicateLinesConfig):
         self._min_sentences = rule.min_sentences
 
     def units(self, page: Page) -> Iterator[bytes]:
@@ -41,10 +41,10 @@ class Lines:
         return _remaining(page, "\n".join(kept), self._min_sentences, tally)
 
 
-class Spans:
+class SentenceSpanUnits:
     """Spans of sentences, in lower case and with single spaces; a sentence goes with any span that goes."""
 
-    def __init__(self, rule: settings.DuplicateSpans):
+    def __init__(self, rule: settings.DuplicateSpansConfig):
         self._rule = rule
 
     def units(self, page: Page) -> Iterator[bytes]:
@@ -104,7 +104,7 @@ def _remaining(page: Page, text: str, min_sentences: int, tally: Tally) -> Page 
 class NearDuplicates:
     """MinHash bands: a page that shares one with a page of a smaller key goes."""
 
-    def __init__(self, rule: settings.MinHash):
+    def __init__(self, rule: settings.MinHashConfig):
         self._bands = rule.bands
         self._hashes = minhash.Hashes(rule.bands, rule.rows, rule.words, rule.seed)
 
@@ -122,7 +122,7 @@ class NearDuplicates:
 
 
 KINDS = {
-    settings.DuplicateLines: Lines,
-    settings.DuplicateSpans: Spans,
-    settings.MinHash: NearDuplicates,
+    settings.DuplicateLinesConfig: LineUnits,
+    settings.DuplicateSpansConfig: SentenceSpanUnits,
+    settings.MinHashConfig: NearDuplicates,
 }

@@ -26,7 +26,7 @@ _USER_ERROR = re.compile(r"UserError: (.*?)(?: \[while running.*)?$", re.MULTILI
 def clean(
     inputs: list[str],
     output: str,
-    rule: settings.Settings,
+    rule: settings.CleaningConfig,
     runner_options: Sequence[str] = (),
     show_progress: bool = True,
 ) -> None:
@@ -94,10 +94,10 @@ def _alone(output: str) -> contextlib.AbstractContextManager:
     return storage.locked(_beside(output, "lock"))
 
 
-def _identity(files: Mapping[str, crawl.File], rule: settings.Settings, loaded: lists.Lists) -> str:
+def _identity(files: Mapping[str, crawl.CrawlFile], rule: settings.CleaningConfig, loaded: lists.Lists) -> str:
     """SHA-256 of the files' paths, sizes and times, the settings and the lists' contents."""
     described = trees.to_dict(rule)
-    if rule.limits == settings.Limits():  # Which came later, and cleaned crawls are what they were.
+    if rule.limits == settings.LimitsConfig():  # Which came later, and cleaned crawls are what they were.
         del described["limits"]
     what = {
         "files": files,
@@ -162,9 +162,9 @@ def _pipeline(options: Sequence[str]) -> Any:
 
 def _run(
     pipeline: Any,
-    files: Mapping[str, crawl.File],
+    files: Mapping[str, crawl.CrawlFile],
     folder: str,
-    rule: settings.Settings,
+    rule: settings.CleaningConfig,
     loaded: lists.Lists,
     show_progress: bool,
 ) -> None:
@@ -193,7 +193,7 @@ def _found(folder: str) -> dict[str, Any]:
         raise UserError(f"the workers left nothing in {folder}: give an --output that they share") from None
 
 
-def _write_report(folder: str, rule: settings.Settings, counts: dict[str, Any]) -> str:
+def _write_report(folder: str, rule: settings.CleaningConfig, counts: dict[str, Any]) -> str:
     """Adds the table with examples and the picture to a folder; gives the table."""
     from plm_jax.cleaning import report
 

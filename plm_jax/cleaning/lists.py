@@ -23,7 +23,7 @@ class Lists(NamedTuple):
     files: list[str]
 
 
-def load(rule: settings.Settings) -> Lists:
+def load(rule: settings.CleaningConfig) -> Lists:
     """Reads the lists of some settings; of URLs, which may be many, only the names of the files.
 
     Raises:
@@ -32,7 +32,7 @@ def load(rule: settings.Settings) -> Lists:
     files, domains, url_files, badwords = [], {}, [], {}
     if rule.pages is not None:
         files += _files(rule.pages.path, "settings.pages.path")
-        if isinstance(rule.pages, settings.Domains):
+        if isinstance(rule.pages, settings.DomainsConfig):
             domains = _domains(files)
         else:
             url_files = list(files)
@@ -71,7 +71,7 @@ def _domains(files: list[str]) -> dict[str, Any]:
     return domains
 
 
-def _badwords(files: list[str], rule: settings.Settings) -> dict[str, set[str]]:
+def _badwords(files: list[str], rule: settings.CleaningConfig) -> dict[str, set[str]]:
     words: dict[str, set[str]] = {}
     for path in files:
         named = _LANGUAGE.fullmatch(os.path.basename(path))
@@ -79,7 +79,7 @@ def _badwords(files: list[str], rule: settings.Settings) -> dict[str, set[str]]:
             listed = {line.strip() for line in _text(path).splitlines()} - {""}
             words.setdefault(named[1], set()).update(listed)
     words = {language: listed - rules.ALLOWED_WORDS.get(language, set()) for language, listed in words.items()}
-    wanted = rule.language.language if isinstance(rule.language, settings.Langdetect) else None
+    wanted = rule.language.language if isinstance(rule.language, settings.LangdetectConfig) else None
     if not any(words.values()) or (wanted and not words.get(wanted)):
         raise UserError(
             f"{rule.badwords.path} has no words for {wanted or 'any language'}: name each file by its language"

@@ -39,7 +39,7 @@ class _Tallying(beam.DoFn):
 class _Read(_Tallying):
     """Files to pages."""
 
-    def __init__(self, limits: settings.Limits):
+    def __init__(self, limits: settings.LimitsConfig):
         self._limits = limits
 
     def process(self, file: tuple[str, str]) -> Iterator[Any]:
@@ -55,7 +55,7 @@ class _Read(_Tallying):
 class _Apply(_Tallying):
     """A rule of one page, made anew in each worker."""
 
-    def __init__(self, stage: str, make: Callable[..., rules.Rule], arguments: tuple[Any, ...]):
+    def __init__(self, stage: str, make: Callable[..., rules.PageRule], arguments: tuple[Any, ...]):
         self._stage, self._make, self._arguments = stage, make, arguments
 
     def setup(self):
@@ -155,11 +155,11 @@ class _MergeTallies(beam.CombineFn):
 class Cleaning:
     """The pipeline of some settings, `shards` among them; each step takes pages, gives pages and keeps its tally."""
 
-    def __init__(self, rule: settings.Settings, folder: str):
+    def __init__(self, rule: settings.CleaningConfig, folder: str):
         self._rule, self._folder = rule, folder
         self._tallies: list[beam.PCollection] = []
 
-    def build(self, pipeline: beam.Pipeline, files: Mapping[str, crawl.File], lists: Lists) -> None:
+    def build(self, pipeline: beam.Pipeline, files: Mapping[str, crawl.CrawlFile], lists: Lists) -> None:
         """Adds everything from reading `files` to writing into the folder; `lists` are what the settings name."""
         rule = self._rule
         found = (
@@ -171,16 +171,16 @@ class Cleaning:
         self._tallies.append(found[TALLY])
         pages = found["pages"] | "spread pages" >> beam.Reshuffle()
         pages = self._apply(pages, "length", rules.MaxCharacters, rule.max_characters)
-        if isinstance(rule.pages, settings.Domains):
+        if isinstance(rule.pages, settings.DomainsConfig):
             pages = self._apply(pages, "sites", rules.InDomains, lists.domains)
         grouped = self._keyed(pages, "newest copies", _by_url) | "copies" >> beam.GroupByKey()
         pages = self._step(grouped, "newest copies", _Newest())
-        if isinstance(rule.pages, settings.Urls):
+        if isinstance(rule.pages, settings.UrlsConfig):
             pages = self._listed(pages, pipeline | "URL files" >> beam.Create(lists.url_files))
         if rule.paragraphs is not None:
             pages = self._apply(pages, "paragraphs", rules.HasParagraphs, rule.paragraphs)
         if rule.lines is not None:
-            pages = self._apply(pages, "lines", rules.CleanLines, rule.lines)
+            pages = self._apply(pages, "lines", rules.LineFilter, rule.lines)
         if rule.duplicates is not None:
             pages = self._deduplicate(pages, "duplicates", rule.duplicates)
         if rule.language is not None:
@@ -197,7 +197,7 @@ class Cleaning:
         return kept["pages"]
 
     def _apply(
-        self, pages: beam.PCollection, stage: str, make: Callable[..., rules.Rule], *arguments: Any
+        self, pages: beam.PCollection, stage: str, make: Callable[..., rules.PageRule], *arguments: Any
     ) -> beam.PCollection:
         return self._step(pages, stage, _Apply(stage, make, arguments))
 
@@ -260,14 +260,14 @@ def _read_urls(path: str) -> Iterator[tuple[bytes, None]]:
             yield hashlib.md5(url.encode("utf-8")).digest(), None
 
 
-def _row(page: Page, rule: settings.Settings) -> tuple[str, tuple[bytes, str]]:
+def _row(page: Page, rule: settings.CleaningConfig) -> tuple[str, tuple[bytes, str]]:
     """A page's file, and its line in it. Where several languages are kept, each has its folder."""
     progress.expect("writing")
     # The remainder by `validation_one_in` is spent: its quotient tells the shards apart.
     number, remainder = divmod(url_hash(page), rule.validation_one_in)
     split, shards = ("train", rule.shards) if remainder else ("validation", -(-rule.shards // rule.validation_one_in))
     name = f"{split}-{number % shards:05d}.jsonl.gz"
-    folder = page.language if isinstance(rule.language, settings.Cld3) else ""
+    folder = page.language if isinstance(rule.language, settings.Cld3Config) else ""
     row = {"text": page.text, "url": page.url, "timestamp": page.timestamp, "language": page.language}
     return os.path.join(folder, name), (page.key, json.dumps(row, ensure_ascii=False) + "\n")
 

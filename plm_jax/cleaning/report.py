@@ -11,7 +11,7 @@ matplotlib.use("svg")  # No display is needed.
 from matplotlib import pyplot as plt
 
 
-def reasons(rule: settings.Settings) -> dict[str, tuple[str, str, str]]:
+def reasons(rule: settings.CleaningConfig) -> dict[str, tuple[str, str, str]]:
     """By reason: the step, what is counted, and the rule in words, for those that may occur with some settings."""
     found = {
         "quarantined": ("reading", "records", "cannot be read; kept in quarantine/"),
@@ -40,7 +40,7 @@ def reasons(rule: settings.Settings) -> dict[str, tuple[str, str, str]]:
             "few_sentences": ("lines", "pages", f"fewer than {lines.min_sentences} sentences"),
         }
     if (duplicates := rule.duplicates) is not None:
-        spans = isinstance(duplicates, settings.DuplicateSpans)
+        spans = isinstance(duplicates, settings.DuplicateSpansConfig)
         what, unit = ("span", "sentences") if spans else ("line", "lines")
         found |= {
             f"{what}_elsewhere": ("duplicates", unit, f"a {what} that another page keeps"),
@@ -49,7 +49,7 @@ def reasons(rule: settings.Settings) -> dict[str, tuple[str, str, str]]:
             "few_new_sentences": ("duplicates", "pages", f"fewer than {duplicates.min_sentences} sentences left"),
         }
     if (language := rule.language) is not None:
-        wanted = language.language if isinstance(language, settings.Langdetect) else "those that are kept"
+        wanted = language.language if isinstance(language, settings.LangdetectConfig) else "those that are kept"
         found |= {
             "unsure_language": ("language", "pages", f"no language with probability {language.min_probability}"),
             "other_language": ("language", "pages", f"another language than {wanted}"),
@@ -73,7 +73,7 @@ def steps(counts: dict[str, Any]) -> dict[str, tuple[int, int]]:
     return {name: (count["number"], count["characters"]) for name, count in found.items() if count}
 
 
-def table(rule: settings.Settings, counts: dict[str, Any]) -> str:
+def table(rule: settings.CleaningConfig, counts: dict[str, Any]) -> str:
     """What was removed and what was left, in Markdown."""
     left = steps(counts)
     first = left["reading"]
@@ -87,7 +87,7 @@ def table(rule: settings.Settings, counts: dict[str, Any]) -> str:
     return "\n".join(rows) + "\n"
 
 
-def examples(rule: settings.Settings, counts: dict[str, Any]) -> str:
+def examples(rule: settings.CleaningConfig, counts: dict[str, Any]) -> str:
     """Some of what each rule removed, in Markdown."""
     parts = []
     for reason, (step, unit, what) in reasons(rule).items():
@@ -102,7 +102,7 @@ def _escape(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;").replace("`", "'")
 
 
-def picture(rule: settings.Settings, counts: dict[str, Any]) -> bytes:
+def picture(rule: settings.CleaningConfig, counts: dict[str, Any]) -> bytes:
     """An SVG: the share of pages and characters left after each step, and the characters that each rule removed."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(13, 5), layout="constrained")
     shares = steps(counts)

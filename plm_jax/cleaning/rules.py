@@ -23,7 +23,7 @@ _ELLIPSIS = "..."
 _WORDS = re.compile(r"\w+")
 
 
-class Rule(Protocol):
+class PageRule(Protocol):
     """What the rules are."""
 
     def __call__(self, page: Page, tally: Tally) -> Page | None:
@@ -74,7 +74,7 @@ class InDomains:
 class HasParagraphs:
     """Drops pages with too few long lines."""
 
-    def __init__(self, rule: settings.Paragraphs):
+    def __init__(self, rule: settings.ParagraphsConfig):
         self._rule = rule
 
     def __call__(self, page: Page, tally: Tally) -> Page | None:
@@ -86,10 +86,10 @@ class HasParagraphs:
         return None
 
 
-class CleanLines:
+class LineFilter:
     """Drops lines that are no prose, and pages of placeholder text, of code or of too few sentences."""
 
-    def __init__(self, rule: settings.CleanLines):
+    def __init__(self, rule: settings.CleanLinesConfig):
         self._rule = rule
         self._placeholders, self._scripts, self._policies = (
             [phrase.lower() for phrase in phrases]
@@ -157,10 +157,10 @@ class CleanLines:
         return None, None
 
 
-class Langdetect:
+class LangdetectFilter:
     """Drops pages that are not surely of one language; the same answer every time."""
 
-    def __init__(self, rule: settings.Langdetect):
+    def __init__(self, rule: settings.LangdetectConfig):
         from langdetect import detector_factory
 
         self._rule = rule
@@ -187,12 +187,12 @@ class Langdetect:
         return page._replace(language=found[0].lang)
 
 
-class Cld3:
+class Cld3Filter:
     """Tells the language of pages, `und` where that is not sure, and drops those of other languages."""
 
-    def __init__(self, rule: settings.Cld3):
+    def __init__(self, rule: settings.Cld3Config):
         if "tensorflow" in sys.modules:
-            raise UserError("CLD3 crashes in a process that holds TensorFlow: run `python -m plm_jax.clean` by itself")
+            raise UserError("CLD3 crashes in a process that holds TensorFlow: run `python -m plm_jax clean` by itself")
         import gcld3
 
         self._rule = rule
@@ -210,7 +210,7 @@ class Cld3:
         return page._replace(language=found.language)
 
 
-LANGUAGES = {settings.Langdetect: Langdetect, settings.Cld3: Cld3}
+LANGUAGES = {settings.LangdetectConfig: LangdetectFilter, settings.Cld3Config: Cld3Filter}
 
 
 class NoBadWords:

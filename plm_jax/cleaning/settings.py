@@ -20,7 +20,7 @@ MC4_LANGUAGES = tuple(_CODES.split())
 
 
 @dataclass(frozen=True)
-class Domains:
+class DomainsConfig:
     """Only some sites: a JSON file of registered domain → its allowed subdomains, or true for all (RealNews)."""
 
     kind: ClassVar[str] = "domains"
@@ -28,7 +28,7 @@ class Domains:
 
 
 @dataclass(frozen=True)
-class Urls:
+class UrlsConfig:
     """Only pages whose normalised URL stands in a list: text files, one URL a line, `path` may be a glob (WebText)."""
 
     kind: ClassVar[str] = "urls"
@@ -36,7 +36,7 @@ class Urls:
 
 
 @dataclass(frozen=True)
-class Paragraphs:
+class ParagraphsConfig:
     """Only pages with so many lines of so many characters each."""
 
     kind: ClassVar[str] = "paragraphs"
@@ -45,7 +45,7 @@ class Paragraphs:
 
 
 @dataclass(frozen=True)
-class CleanLines:
+class CleanLinesConfig:
     """C4's rules about lines, and about pages by their lines (Raffel et al. 2020, section 2.2).
 
     Sentences are those of NLTK's English Punkt; phrases are looked for in lower case.
@@ -70,7 +70,7 @@ class CleanLines:
 
 
 @dataclass(frozen=True)
-class DuplicateLines:
+class DuplicateLinesConfig:
     """Each line, stripped and in lower case, stays once in the corpus, as in the public code."""
 
     kind: ClassVar[str] = "lines"
@@ -78,7 +78,7 @@ class DuplicateLines:
 
 
 @dataclass(frozen=True)
-class DuplicateSpans:
+class DuplicateSpansConfig:
     """Each span of `span` sentences stays once in the corpus, as in the paper (Raffel et al. 2020, section 2.2)."""
 
     kind: ClassVar[str] = "spans"
@@ -87,7 +87,7 @@ class DuplicateSpans:
 
 
 @dataclass(frozen=True)
-class Langdetect:
+class LangdetectConfig:
     """Only pages of one language, told by `langdetect` with seed 0, as for the English C4."""
 
     kind: ClassVar[str] = "langdetect"
@@ -96,7 +96,7 @@ class Langdetect:
 
 
 @dataclass(frozen=True)
-class Cld3:
+class Cld3Config:
     """Only pages of some languages or of none for sure (`und`), told by CLD3 from their first bytes, as for mC4."""
 
     kind: ClassVar[str] = "cld3"
@@ -107,7 +107,7 @@ class Cld3:
 
 
 @dataclass(frozen=True)
-class BadWords:
+class BadWordsConfig:
     """Drops pages with a word of their language's list: files named by the language, one word or phrase a line.
 
     C4 takes the lists of github.com/LDNOOBW (CC BY 4.0), English at 25e679f and the others at 5faf2ba. `path` may be a
@@ -120,7 +120,7 @@ class BadWords:
 
 
 @dataclass(frozen=True)
-class MinHash:
+class MinHashConfig:
     """Of pages that look alike one stays (Broder 1997).
 
     Two pages whose sets of `words`-grams have Jaccard similarity s are taken for near-duplicates with probability
@@ -135,7 +135,7 @@ class MinHash:
 
 
 @dataclass(frozen=True)
-class Limits:
+class LimitsConfig:
     """What is read of a crawl at most; what is larger, or more nested, is quarantined with its place.
 
     Attributes:
@@ -152,7 +152,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Settings:
+class CleaningConfig:
     """What happens to the pages of a crawl, in this order; None leaves a step out.
 
     Pages with more than `max_characters` go first, then all but the newest page of each URL. One page in
@@ -164,34 +164,34 @@ class Settings:
     """
 
     max_characters: ranges.CountOrZero = 190_000
-    pages: Domains | Urls | None = None
-    paragraphs: Paragraphs | None = None
-    lines: CleanLines | None = None
-    duplicates: DuplicateLines | DuplicateSpans | None = None
-    language: Langdetect | Cld3 | None = field(default_factory=Langdetect)
-    badwords: BadWords | None = None
-    near_duplicates: MinHash | None = None
+    pages: DomainsConfig | UrlsConfig | None = None
+    paragraphs: ParagraphsConfig | None = None
+    lines: CleanLinesConfig | None = None
+    duplicates: DuplicateLinesConfig | DuplicateSpansConfig | None = None
+    language: LangdetectConfig | Cld3Config | None = field(default_factory=LangdetectConfig)
+    badwords: BadWordsConfig | None = None
+    near_duplicates: MinHashConfig | None = None
     validation_one_in: Annotated[int, ranges.Range(2, 10**9)] = 1000
     shards: Annotated[int, ranges.Range(1, 10**6)] | None = None
-    limits: Limits = Limits()
+    limits: LimitsConfig = LimitsConfig()
 
 
-_EN = Settings(lines=CleanLines(), duplicates=DuplicateLines(), badwords=BadWords())
+_EN = CleaningConfig(lines=CleanLinesConfig(), duplicates=DuplicateLinesConfig(), badwords=BadWordsConfig())
 FLAVOURS = {
     "en": _EN,
-    "en.noclean": Settings(),
-    "realnewslike": dataclasses.replace(_EN, pages=Domains()),
-    "webtextlike": dataclasses.replace(_EN, pages=Urls()),
-    "multilingual": Settings(
-        paragraphs=Paragraphs(),
-        duplicates=DuplicateLines(min_sentences=0),
-        language=Cld3(),
-        badwords=BadWords(fraction=0.999),
+    "en.noclean": CleaningConfig(),
+    "realnewslike": dataclasses.replace(_EN, pages=DomainsConfig()),
+    "webtextlike": dataclasses.replace(_EN, pages=UrlsConfig()),
+    "multilingual": CleaningConfig(
+        paragraphs=ParagraphsConfig(),
+        duplicates=DuplicateLinesConfig(min_sentences=0),
+        language=Cld3Config(),
+        badwords=BadWordsConfig(fraction=0.999),
     ),
 }
 
 
-def resolve(flavour: str, changes: Sequence[str] = ()) -> Settings:
+def resolve(flavour: str, changes: Sequence[str] = ()) -> CleaningConfig:
     """A flavour with some changes, each as in `lines.min_words=4`, `near_duplicates.kind=minhash` or `badwords=None`.
 
     Raises:
@@ -207,13 +207,13 @@ def resolve(flavour: str, changes: Sequence[str] = ()) -> Settings:
         if path == "kind":
             raise UserError(f"--set={change} names no section: write it as in --set=near_duplicates.kind=minhash")
         given.append((path, value))
-    tree = overrides.apply(trees.to_dict(FLAVOURS[flavour]), given, Settings, "settings")
-    settings = trees.parse(Settings, tree, "settings")
+    tree = overrides.apply(trees.to_dict(FLAVOURS[flavour]), given, CleaningConfig, "settings")
+    settings = trees.parse(CleaningConfig, tree, "settings")
     _check(settings)
     return settings
 
 
-def _check(settings: Settings) -> None:
+def _check(settings: CleaningConfig) -> None:
     for section, what in (("pages", "lists of allowed pages"), ("badwords", "lists of bad words")):
         part = getattr(settings, section)
         if part is not None and not part.path:

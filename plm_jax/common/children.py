@@ -30,7 +30,7 @@ _SAFE_PATH = "PYTHONSAFEPATH"
 
 def command(verb: str, *flags: str) -> list[str]:
     """Returns the command line of a verb, which imports nothing from the working directory."""
-    return [sys.executable, "-P", "-m", f"plm_jax.{verb}", *flags]
+    return [sys.executable, "-P", "-m", "plm_jax", verb, *flags]
 
 
 def with_package(variables: Mapping[str, str]) -> dict[str, str]:

@@ -7,7 +7,7 @@ import numpy as np
 
 from plm_jax.common import seeds
 
-# JAX's name for each `config.Train.prng`, and the number of times that a key repeats the two words of the seed.
+# JAX's name for each `config.TrainConfig.prng`, and the number of times that a key repeats the two words of the seed.
 _GENERATORS = {"threefry": ("threefry2x32", 1), "rbg": ("rbg", 2)}
 
 

@@ -5,22 +5,30 @@ A config page builds a `Run` and returns `to_config_dict(run)`; the command line
 """
 
 from plm_jax.common.trees import brief, differences, to_config_dict, to_dict
-from plm_jax.config.data import SPECIALS, Data, InputsTargets, Vocabulary
+from plm_jax.config.data import SPECIALS, DataConfig, InputsTargetsConfig, VocabularyConfig
 from plm_jax.config.decoding import PUBLISHED as PUBLISHED_DECODINGS
-from plm_jax.config.decoding import Decoding
+from plm_jax.config.decoding import DecodingConfig
 from plm_jax.config.labelled import (
-    Answers,
-    Choices,
-    Classes,
+    AnswerForm,
+    ChoiceForm,
+    ClassForm,
     Form,
     LabelledJsonLines,
     LabelledSource,
     LabelledTfds,
-    Score,
-    Tags,
+    ScoreForm,
+    TagForm,
 )
-from plm_jax.config.optimizers import Adafactor, Adagrad, AdamW, Lamb, Optimizer, Sgd
-from plm_jax.config.prompts import Prompt
+from plm_jax.config.optimizers import (
+    AdafactorConfig,
+    AdagradConfig,
+    AdamWConfig,
+    LambConfig,
+    OptimizerConfig,
+    SgdConfig,
+)
+from plm_jax.config.phases import has_inputs_targets, read_sources, stages, target_length
+from plm_jax.config.prompts import PromptConfig
 from plm_jax.config.reading import choose, from_dict, from_saved, model_from_saved, modules, resolve
 from plm_jax.config.run import Run
 from plm_jax.config.schedules import (
@@ -45,68 +53,85 @@ from plm_jax.config.sources import (
     TextFiles,
     Tfds,
 )
-from plm_jax.config.stages import has_inputs_targets, read_sources, stages, target_length
-from plm_jax.config.training import Checkpoint, Evaluation, Incidents, Mesh, Phase, Precision, Stage, Train
-from plm_jax.data.layouts import Blocks, Documents, Labelled, Layout, Segments, SentencePairs, Streams, WholeSentences
+from plm_jax.config.training import (
+    CheckpointConfig,
+    EvaluationConfig,
+    IncidentsConfig,
+    MeshConfig,
+    Phase,
+    PhaseConfig,
+    PrecisionConfig,
+    TrainConfig,
+)
+from plm_jax.data.layouts import (
+    Blocks,
+    Documents,
+    FullSentences,
+    LabelledLayout,
+    Layout,
+    Segments,
+    SentencePairs,
+    Streams,
+)
 
 __all__ = [
     "PUBLISHED_DECODINGS",
     "SPECIALS",
-    "Adafactor",
-    "Adagrad",
-    "AdamW",
-    "Answers",
+    "AdafactorConfig",
+    "AdagradConfig",
+    "AdamWConfig",
+    "AnswerForm",
     "Blocks",
-    "Checkpoint",
-    "Choices",
-    "Classes",
+    "CheckpointConfig",
+    "ChoiceForm",
+    "ClassForm",
     "ConstantSchedule",
     "CosineSchedule",
-    "Data",
-    "Decoding",
+    "DataConfig",
+    "DecodingConfig",
     "Documents",
-    "Evaluation",
+    "EvaluationConfig",
     "FileSource",
     "Form",
-    "Incidents",
-    "InputsTargets",
+    "FullSentences",
+    "IncidentsConfig",
+    "InputsTargetsConfig",
     "InputsTargetsSource",
     "JsonLines",
     "JsonLinesInputsTargets",
     "JsonSource",
-    "Labelled",
     "LabelledJsonLines",
+    "LabelledLayout",
     "LabelledSource",
     "LabelledTfds",
-    "Lamb",
+    "LambConfig",
     "Layout",
     "LinearSchedule",
-    "Mesh",
-    "Optimizer",
+    "MeshConfig",
+    "OptimizerConfig",
     "Phase",
-    "Precision",
-    "Prompt",
+    "PhaseConfig",
+    "PrecisionConfig",
+    "PromptConfig",
     "RegisteredSource",
     "RsqrtSchedule",
     "RsqrtWarmupSchedule",
     "Run",
     "Schedule",
-    "Score",
+    "ScoreForm",
     "Segments",
     "SentencePairs",
     "SeqioInputsTargets",
     "SeqioTask",
-    "Sgd",
+    "SgdConfig",
     "Source",
-    "Stage",
     "Streams",
-    "Tags",
+    "TagForm",
     "TaskSource",
     "TextFiles",
     "Tfds",
-    "Train",
-    "Vocabulary",
-    "WholeSentences",
+    "TrainConfig",
+    "VocabularyConfig",
     "brief",
     "choose",
     "differences",

@@ -4,11 +4,11 @@ import math
 from collections.abc import Sequence
 
 from plm_jax.common.errors import UserError, nearest
-from plm_jax.config.data import InputsTargets
+from plm_jax.config.data import InputsTargetsConfig
+from plm_jax.config.phases import has_inputs_targets, stages, target_length
 from plm_jax.config.run import Run
 from plm_jax.config.sources import InputsTargetsSource
-from plm_jax.config.stages import has_inputs_targets, stages, target_length
-from plm_jax.config.training import Stage, Train
+from plm_jax.config.training import Phase, TrainConfig
 
 # Largest number of tokens in a batch: sixteen times the largest of LLaMA 3.1 405B.
 _MOST_TOKENS = 2**28
@@ -67,9 +67,9 @@ def refuse_unused(run: Run) -> None:
             "tell apart: set config.model.pooler.classes to 0 or config.model.pooler.kind to none, or choose "
             "sentence_pairs"
         )
-    if run.data.inputs_targets != InputsTargets() and not has_inputs_targets(run):
+    if run.data.inputs_targets != InputsTargetsConfig() and not has_inputs_targets(run):
         raise UserError("no source has inputs and targets: leave config.data.inputs_targets out")
-    if run.train.init_names != Train.init_names and not run.train.init_from:
+    if run.train.init_names != TrainConfig.init_names and not run.train.init_from:
         raise UserError(
             "config.train.init_names is for config.train.init_from, which is empty: set it, or leave it out"
         )
@@ -90,7 +90,7 @@ def _architecture(run: Run) -> None:
         )
 
 
-def _mixture(run: Run, stage: Stage) -> None:
+def _mixture(run: Run, stage: Phase) -> None:
     """Rates of sources that are there."""
     for name, rate in stage.mixture.items():
         if name not in run.data.sources:
@@ -101,7 +101,7 @@ def _mixture(run: Run, stage: Stage) -> None:
         raise UserError("config.data.mixture has no rate above 0: give at least one")
 
 
-def _carry(run: Run, stage: Stage) -> None:
+def _carry(run: Run, stage: Phase) -> None:
     """Rejects a model that carries state from row to row if the rows do not follow each other in the text."""
     layout, rates = run.data.layout, stage.mixture or dict.fromkeys(run.data.sources, 1.0)
     sources = [name for name in run.data.sources if rates.get(name, 0.0) > 0]
@@ -120,7 +120,7 @@ def _carry(run: Run, stage: Stage) -> None:
         )
 
 
-def _tokens(stage: Stage, field: str, rows: int) -> None:
+def _tokens(stage: Phase, field: str, rows: int) -> None:
     """Rejects batches of more than `_MOST_TOKENS` tokens."""
     if rows * stage.length > _MOST_TOKENS:
         raise UserError(
@@ -158,7 +158,7 @@ def _words(run: Run) -> None:
         raise UserError("bidirectional_lm trains a model with a head: set config.model.head.kind to softmax")
 
 
-def _examples(run: Run, found: Sequence[Stage]) -> None:
+def _examples(run: Run, found: Sequence[Phase]) -> None:
     """What sources with inputs and targets ask for, of a run with these stages.
 
     Raises:

@@ -13,7 +13,7 @@ SPECIALS = special_ids.NAMES
 
 
 @dataclass(frozen=True)
-class InputsTargets:
+class InputsTargetsConfig:
     """How text-to-text examples, inputs and targets, become rows; those of other sources are the objective's.
 
     Attributes:
@@ -27,7 +27,7 @@ class InputsTargets:
 
 
 @dataclass(frozen=True)
-class Data:
+class DataConfig:
     """What is read: sources, their mixture, and how rows are made of them.
 
     Attributes:
@@ -56,7 +56,7 @@ class Data:
     mixture: dict[str, ranges.MixtureRate] = field(default_factory=dict)
     layout: Layout = field(default=Blocks())
     segmenters: dict[str, str] = field(default_factory=dict)
-    inputs_targets: InputsTargets = InputsTargets()
+    inputs_targets: InputsTargetsConfig = InputsTargetsConfig()
     bad_rows: Literal["stop", "skip"] = "stop"
     validation_fraction: ranges.ShareBelowOne = 0.01
     window_tokens: Annotated[int, ranges.Range(1, 2**40)] = 2**21
@@ -72,7 +72,7 @@ class Data:
 
 
 @dataclass(frozen=True)
-class Vocabulary(special_ids.SpecialIds):
+class VocabularyConfig(special_ids.SpecialIds):
     """The vocabulary and its special ids (None: there is none).
 
     Attributes:

@@ -9,7 +9,7 @@ from plm_jax.common.errors import UserError, nearest
 
 
 @dataclass(frozen=True)
-class Decoding:
+class DecodingConfig:
     """One way to decode; the names are those of transformers where it has the same.
 
     Attributes:
@@ -67,7 +67,7 @@ class Decoding:
                 f"min_new_tokens is {self.min_new_tokens}, max_new_tokens {self.max_new_tokens}: give at most that"
             )
 
-    def changed(self, **options: Any) -> "Decoding":
+    def changed(self, **options: Any) -> "DecodingConfig":
         """The same with some fields set otherwise; lists may stand for tuples, one stop string for itself.
 
         Raises:
@@ -80,7 +80,7 @@ class Decoding:
         given = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
         if isinstance(alone := given.get("stop_strings"), str):
             given["stop_strings"] = (alone,)
-        return trees.parse(Decoding, {name: getattr(self, name) for name in names} | given, "decoding")
+        return trees.parse(DecodingConfig, {name: getattr(self, name) for name in names} | given, "decoding")
 
     @property
     def is_sampled(self) -> bool:
@@ -98,8 +98,8 @@ _BART |= {"forced_bos_token_id": 0, "forced_eos_token_id": 2}
 # Published decoding by name.
 PUBLISHED = {
     # Lewis et al. 2020; facebookresearch/fairseq, examples/bart/README.summarization.md.
-    "bart_cnn_dm": Decoding(num_beams=4, min_new_tokens=55, max_new_tokens=141, **_BART),
-    "bart_xsum": Decoding(num_beams=6, min_new_tokens=10, max_new_tokens=61, **_BART | {"length_penalty": 1.0}),
+    "bart_cnn_dm": DecodingConfig(num_beams=4, min_new_tokens=55, max_new_tokens=141, **_BART),
+    "bart_xsum": DecodingConfig(num_beams=6, min_new_tokens=10, max_new_tokens=61, **_BART | {"length_penalty": 1.0}),
     # Raffel et al. 2020, for translation and summaries; Brown et al. 2020 §2.4 for GPT-3's answers in free form.
-    "t5": Decoding(num_beams=4, length_penalty=0.6, length_penalty_form="gnmt", early_stopping="never"),
+    "t5": DecodingConfig(num_beams=4, length_penalty=0.6, length_penalty_form="gnmt", early_stopping="never"),
 }

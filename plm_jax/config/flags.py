@@ -7,8 +7,9 @@ from absl import flags
 
 from plm_jax.common import command_line, trees, users
 from plm_jax.common.errors import UserError
-from plm_jax.config import checks, overrides, pages, reading
-from plm_jax.config.decoding import PUBLISHED, Decoding
+from plm_jax.config import checks, overrides, reading
+from plm_jax.config import files as pages
+from plm_jax.config.decoding import PUBLISHED, DecodingConfig
 from plm_jax.config.description import documented
 from plm_jax.config.run import Run
 
@@ -40,7 +41,7 @@ class ConfigFlag:
     def __init__(self):
         self.modules = ModulesFlag()
         told = "a config file, such as configs/gpt2.py:small, or a name, such as gpt2:small"
-        below = "another value of a field; `python -m plm_jax.config --config=…` lists all of them"
+        below = "another value of a field; `python -m plm_jax config --config=…` lists all of them"
         self._page = command_line.define_dotted("config", told, below)
 
     @property
@@ -76,13 +77,13 @@ class ConfigFlag:
 
 
 class DecodingFlags:
-    """A flag for each field of `Decoding`, and `--decoding` for a published one; a verb that writes text has them."""
+    """Flags of verbs that write text: one per field of `DecodingConfig`, and `--decoding` for published settings."""
 
     def __init__(self):
         told = "a published way to decode, of which the flags below change fields"
         self._published = flags.DEFINE_enum("decoding", None, sorted(PUBLISHED), told)
-        told = documented(Decoding)
-        names = [field.name for field in dataclasses.fields(Decoding)]
+        told = documented(DecodingConfig)
+        names = [field.name for field in dataclasses.fields(DecodingConfig)]
         self._fields = {name: flags.DEFINE_multi_string(name, None, told[name]) for name in names}
 
     def options(self) -> dict[str, Any]:
@@ -93,6 +94,6 @@ class DecodingFlags:
         """
         changes = [(name, text) for name, flag in self._fields.items() for text in flag.value or ()]
         published = dataclasses.asdict(PUBLISHED[self._published.value]) if self._published.value else {}
-        given = published | overrides.apply({}, changes, Decoding, "decoding")
-        checked = trees.parse(Decoding, given, "decoding")
+        given = published | overrides.apply({}, changes, DecodingConfig, "decoding")
+        checked = trees.parse(DecodingConfig, given, "decoding")
         return {name: getattr(checked, name) for name in given}

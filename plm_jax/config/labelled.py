@@ -1,6 +1,6 @@
 """Sources of labelled examples: where their rows are, and which fields of a row hold what.
 
-config.LabelledJsonLines("train.jsonl", config.Classes(("negative", "positive"), text="sentence"), "test.jsonl")
+config.LabelledJsonLines("train.jsonl", config.ClassForm(("negative", "positive"), text="sentence"), "test.jsonl")
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from plm_jax.common import progress, ranges
 from plm_jax.common.errors import UserError
 from plm_jax.common.roles import Role
-from plm_jax.config.prompts import Prompt
+from plm_jax.config.prompts import PromptConfig
 from plm_jax.config.sources import JsonSource, Source, TaskSource
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Form(Role):
 
 
 @dataclass(frozen=True)
-class Classes(Form):
+class ClassForm(Form):
     """A text, or a pair of texts, and its class: a name of `labels`, or its number from 0.
 
     Attributes:
@@ -56,8 +56,8 @@ class Classes(Form):
 
 
 @dataclass(frozen=True)
-class Score(Form):
-    """A text, or a pair of texts, and a number; `pair` as in `Classes`."""
+class ScoreForm(Form):
+    """A text, or a pair of texts, and a number; `pair` as in `ClassForm`."""
 
     kind: ClassVar[str] = "score"
     text: str = "text"
@@ -71,7 +71,7 @@ class Score(Form):
 
 
 @dataclass(frozen=True)
-class Tags(Form):
+class TagForm(Form):
     """A list of words and one of as many tags: names of `labels`, or their numbers from 0."""
 
     kind: ClassVar[str] = "tags"
@@ -89,7 +89,7 @@ class Tags(Form):
 
 
 @dataclass(frozen=True)
-class Answers(Form):
+class AnswerForm(Form):
     """A question, a context, and the stretches of it that answer the question, none where it has no answer.
 
     Answers are SQuAD's `{"text": […], "answer_start": […]}`, or a list of `{"text": …, "start": …}`; an offset counts
@@ -108,7 +108,7 @@ class Answers(Form):
 
 
 @dataclass(frozen=True)
-class Choices(Form):
+class ChoiceForm(Form):
     """A context, a list of `number` texts that may go on with it, and the right one, its number from 0 or the text."""
 
     kind: ClassVar[str] = "choice"
@@ -143,7 +143,7 @@ class LabelledJsonLines(JsonSource, LabelledSource):
     path: str
     form: Form
     validation: str = ""
-    prompt: Prompt | None = None
+    prompt: PromptConfig | None = None
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class LabelledTfds(TaskSource, LabelledSource):
     data_dir: str = ""
     train: str = "train"
     validation: str = "validation"
-    prompt: Prompt | None = None
+    prompt: PromptConfig | None = None
 
     def open(self, name: str) -> "Corpus":
         """See `Source.open`."""

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Optimizer(Role):
+class OptimizerConfig(Role):
     """Gradients are clipped, become a direction, and are scaled by the learning rate.
 
     Attributes:
@@ -35,11 +35,11 @@ class Optimizer(Role):
 
 
 # What AdamW and LAMB may go on with.
-_OF_MOMENTS = ("b1", "b2", "epsilon", "weight_decay", "bias_correction", "first_moment", *Optimizer.recipe)
+_OF_MOMENTS = ("b1", "b2", "epsilon", "weight_decay", "bias_correction", "first_moment", *OptimizerConfig.recipe)
 
 
 @dataclass(frozen=True)
-class AdamW(Optimizer):
+class AdamWConfig(OptimizerConfig):
     """Adam with decoupled weight decay.
 
     Attributes:
@@ -66,13 +66,13 @@ class AdamW(Optimizer):
 
 
 @dataclass(frozen=True)
-class Lamb(Optimizer):
+class LambConfig(OptimizerConfig):
     """AdamW's direction scaled to each tensor's norm, norms and biases left as they are (You et al. 2020).
 
     The defaults are ALBERT's (google-research/albert, lamb_optimizer.py); You et al. correct the bias.
 
     Attributes:
-      first_moment: as in `AdamW`.
+      first_moment: as in `AdamWConfig`.
     """
 
     kind: ClassVar[str] = "lamb"
@@ -92,7 +92,7 @@ class Lamb(Optimizer):
 
 
 @dataclass(frozen=True)
-class Adafactor(Optimizer):
+class AdafactorConfig(OptimizerConfig):
     """Adafactor without momentum (Shazeer & Stern 2018); the defaults are t5x's, by which T5 was trained.
 
     Attributes:
@@ -107,7 +107,7 @@ class Adafactor(Optimizer):
     kind: ClassVar[str] = "adafactor"
     recipe: ClassVar[tuple[str, ...]] = (
         *("decay_exponent", "clipping_threshold", "epsilon", "multiply_by_parameter_scale", "parameter_epsilon"),
-        *Optimizer.recipe,
+        *OptimizerConfig.recipe,
     )
     decay_exponent: Annotated[float, ranges.Range(0, 10, above=True)] = 0.8
     clipping_threshold: ranges.Positive = 1.0
@@ -125,7 +125,7 @@ class Adafactor(Optimizer):
 
 
 @dataclass(frozen=True)
-class Adagrad(Optimizer):
+class AdagradConfig(OptimizerConfig):
     """Adagrad (Duchi et al. 2011); the defaults are those of ELMo's training (allenai/bilm-tf, train_elmo.py).
 
     Attributes:
@@ -133,7 +133,7 @@ class Adagrad(Optimizer):
     """
 
     kind: ClassVar[str] = "adagrad"
-    recipe: ClassVar[tuple[str, ...]] = ("initial_accumulator", *Optimizer.recipe)
+    recipe: ClassVar[tuple[str, ...]] = ("initial_accumulator", *OptimizerConfig.recipe)
     initial_accumulator: ranges.Scale = 1.0
     clip_norm: Annotated[float, ranges.Range(0, 1e12)] = field(default=10.0, kw_only=True)
 
@@ -145,7 +145,7 @@ class Adagrad(Optimizer):
 
 
 @dataclass(frozen=True)
-class Sgd(Optimizer):
+class SgdConfig(OptimizerConfig):
     """The gradient itself, or with `momentum` the sum of all before it, each times momentum once a step since."""
 
     kind: ClassVar[str] = "sgd"

@@ -7,7 +7,7 @@ from plm_jax.common.errors import UserError
 
 
 @dataclass(frozen=True)
-class Prompt:
+class PromptConfig:
     """A row as a question and an answer; examples are both, and before them all may stand an introduction.
 
     In a template `{name}` stands for a field of the row, as in `{question}` or `{choices[0]}`; where a source's form

@@ -14,7 +14,7 @@ from plm_jax.common.errors import UserError, nearest, one_line
 from plm_jax.config import checks, migrations
 from plm_jax.config.run import Run
 from plm_jax.config.sources import RegisteredSource
-from plm_jax.models.settings import Model
+from plm_jax.models.settings import ModelConfig
 
 # What a path begins with that counts from this package's folder, as `package:data/corpora/sotu.jsonl.gz`.
 PACKAGE = "package:"
@@ -54,10 +54,10 @@ def from_saved(tree: Any, modules: users.Record | None = None) -> Run:
         return from_dict(_migrated(tree))
 
 
-def model_from_saved(tree: Any, where: str, modules: users.Record | None = None) -> Model:
+def model_from_saved(tree: Any, where: str, modules: users.Record | None = None) -> ModelConfig:
     """The settings of a model that a converted directory holds, as `from_saved`; `where` is what errors call it."""
     with _told(modules):
-        return trees.parse(Model, _migrated({"model": tree})["model"], where)
+        return trees.parse(ModelConfig, _migrated({"model": tree})["model"], where)
 
 
 def _migrated(tree: Any) -> dict[str, Any]:

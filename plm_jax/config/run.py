@@ -3,25 +3,25 @@
 from dataclasses import dataclass
 
 from plm_jax import objectives
-from plm_jax.config.data import Data, Vocabulary
-from plm_jax.config.optimizers import Optimizer
+from plm_jax.config.data import DataConfig, VocabularyConfig
+from plm_jax.config.optimizers import OptimizerConfig
 from plm_jax.config.schedules import Schedule
-from plm_jax.config.training import Checkpoint, Evaluation, Mesh, Precision, Train
-from plm_jax.models.settings import Model
+from plm_jax.config.training import CheckpointConfig, EvaluationConfig, MeshConfig, PrecisionConfig, TrainConfig
+from plm_jax.models.settings import ModelConfig
 
 
 @dataclass(frozen=True)
 class Run:
     """The whole config of a run: model, objective, data, optimizer and all else."""
 
-    model: Model
+    model: ModelConfig
     objective: objectives.Objective
-    data: Data
-    vocabulary: Vocabulary
-    optimizer: Optimizer
+    data: DataConfig
+    vocabulary: VocabularyConfig
+    optimizer: OptimizerConfig
     schedule: Schedule
-    train: Train
-    mesh: Mesh = Mesh()
-    precision: Precision = Precision()
-    checkpoint: Checkpoint = Checkpoint()
-    evaluation: Evaluation = Evaluation()
+    train: TrainConfig
+    mesh: MeshConfig = MeshConfig()
+    precision: PrecisionConfig = PrecisionConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 from plm_jax.common import ranges
 from plm_jax.common.errors import UserError
 from plm_jax.common.roles import Role
-from plm_jax.config.training import Stage
+from plm_jax.config.training import Phase
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Schedule(Role):
 
     learning_rate: Annotated[float, ranges.Range(0, 1e4)]
 
-    def rate(self, total_steps: int, stages: Sequence[Stage] = ()) -> Callable[[Any], Any]:
+    def rate(self, total_steps: int, stages: Sequence[Phase] = ()) -> Callable[[Any], Any]:
         """Returns the learning rate as a function of the number of finished steps; JAX is imported here.
 
         The training loop calls the function on the host before each step, so it may be any Python code. For a given
@@ -71,7 +71,7 @@ class ConstantSchedule(RampedSchedule):
     kind: ClassVar[str] = "constant"
     by_tokens: bool = False
 
-    def rate(self, total_steps: int, stages: Sequence[Stage] = ()) -> Callable[[Any], Any]:
+    def rate(self, total_steps: int, stages: Sequence[Phase] = ()) -> Callable[[Any], Any]:
         """As the base says."""
         from plm_jax.training import schedules
 
@@ -102,7 +102,7 @@ class LinearSchedule(DecayingSchedule):
 
     kind: ClassVar[str] = "linear"
 
-    def rate(self, total_steps: int, stages: Sequence[Stage] = ()) -> Callable[[Any], Any]:
+    def rate(self, total_steps: int, stages: Sequence[Phase] = ()) -> Callable[[Any], Any]:
         """As the base says."""
         from plm_jax.training import schedules
 
@@ -115,7 +115,7 @@ class CosineSchedule(DecayingSchedule):
 
     kind: ClassVar[str] = "cosine"
 
-    def rate(self, total_steps: int, stages: Sequence[Stage] = ()) -> Callable[[Any], Any]:
+    def rate(self, total_steps: int, stages: Sequence[Phase] = ()) -> Callable[[Any], Any]:
         """As the base says."""
         from plm_jax.training import schedules
 
@@ -129,7 +129,7 @@ class RsqrtSchedule(Schedule):
     kind: ClassVar[str] = "rsqrt"
     warmup_steps: ranges.StepsOrZero = 0
 
-    def rate(self, total_steps: int, stages: Sequence[Stage] = ()) -> Callable[[Any], Any]:
+    def rate(self, total_steps: int, stages: Sequence[Phase] = ()) -> Callable[[Any], Any]:
         """As the base says."""
         from plm_jax.training import schedules
 
@@ -143,7 +143,7 @@ class RsqrtWarmupSchedule(Schedule):
     kind: ClassVar[str] = "rsqrt_warmup"
     warmup_steps: ranges.StepsOrZero = 0
 
-    def rate(self, total_steps: int, stages: Sequence[Stage] = ()) -> Callable[[Any], Any]:
+    def rate(self, total_steps: int, stages: Sequence[Phase] = ()) -> Callable[[Any], Any]:
         """As the base says."""
         from plm_jax.training import schedules
 

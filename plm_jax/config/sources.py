@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from plm_jax.common import progress, ranges
 from plm_jax.common.roles import Role
-from plm_jax.config.prompts import Prompt
+from plm_jax.config.prompts import PromptConfig
 
 if TYPE_CHECKING:
     from plm_jax.data.sources.corpus import Corpus
@@ -20,7 +20,7 @@ class Source(Role):
     """
 
     places: ClassVar[tuple[str, ...]] = ()
-    prompt: Prompt | None = None
+    prompt: PromptConfig | None = None
 
     def open(self, name: str) -> "Corpus":
         """Its documents, as `prepare` reads them; `name` is what the config calls it.
@@ -116,7 +116,7 @@ class JsonLines(JsonSource):
     path: str
     field: str = "text"
     validation: str = ""
-    prompt: Prompt | None = None
+    prompt: PromptConfig | None = None
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class Tfds(TaskSource):
     data_dir: str = ""
     train: str = "train"
     validation: str = "validation"
-    prompt: Prompt | None = None
+    prompt: PromptConfig | None = None
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class JsonLinesInputsTargets(JsonSource, InputsTargetsSource):
     inputs: str = "{inputs}"
     targets: str = "{targets}"
     only: str = ""
-    prompt: Prompt | None = None
+    prompt: PromptConfig | None = None
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 
 from plm_jax.common import ranges, seeds
 from plm_jax.common.errors import UserError, nearest
-from plm_jax.config.decoding import Decoding
+from plm_jax.config.decoding import DecodingConfig
 
 
 @dataclass(frozen=True)
-class Mesh:
+class MeshConfig:
     """The device mesh: how many devices along each axis (one may be -1: the rest), and sharding rules for it.
 
     Attributes:
@@ -54,7 +54,7 @@ class Mesh:
 
 
 @dataclass(frozen=True)
-class Phase:
+class PhaseConfig:
     """A stretch of the run, up to the fraction `until` of its steps; what is not set stays as in the config.
 
     Attributes:
@@ -70,14 +70,14 @@ class Phase:
     mesh: dict[str, Annotated[int, ranges.Range(1, 2**20, also=-1)]] | None = None
 
     def __post_init__(self):
-        axes = [axis.name for axis in dataclasses.fields(Mesh) if isinstance(axis.default, int)]
+        axes = [axis.name for axis in dataclasses.fields(MeshConfig) if isinstance(axis.default, int)]
         for axis in self.mesh or {}:
             if axis not in axes:
                 raise UserError(f"a phase of config.train.phases has mesh axis '{axis}': {nearest(axis, axes)}")
 
 
 @dataclass(frozen=True)
-class Stage:
+class Phase:
     """A phase of training with all values filled in: steps [first_step, end_step), examples from `first_example`.
 
     Rates of the mixture are in the order of the sources.
@@ -91,11 +91,11 @@ class Stage:
     microbatches: int
     mixture: dict[str, float]
     dropout: float | None
-    mesh: Mesh = Mesh()
+    mesh: MeshConfig = MeshConfig()
 
 
 @dataclass(frozen=True)
-class Incidents:
+class IncidentsConfig:
     """What a run does about a step whose loss or gradients are not finite, or a spike; `W/incidents` has each of them.
 
     Numbers that are not finite leave the state as it was, and the run goes on with the next batch. A spike is a loss or
@@ -116,7 +116,7 @@ class Incidents:
 
 
 @dataclass(frozen=True)
-class Train:
+class TrainConfig:
     """How long and in what batches a run trains, and what it begins with.
 
     Attributes:
@@ -146,7 +146,7 @@ class Train:
     seed: seeds.Seed = 0
     log_every: ranges.Steps = 10
     stall_minutes: ranges.Scale = 10.0
-    phases: tuple[Phase, ...] = ()
+    phases: tuple[PhaseConfig, ...] = ()
     init_from: str = ""
     init_names: tuple[str, ...] = (".*",)
     new_tokens: ranges.LengthOrZero = 0
@@ -155,7 +155,7 @@ class Train:
     z_loss: ranges.Scale = 0.0
     label_smoothing: ranges.ShareBelowOne = 0.0
     prng: Literal["threefry", "rbg"] = "threefry"
-    incidents: Incidents = Incidents()
+    incidents: IncidentsConfig = IncidentsConfig()
     log_norms: bool = False
     profile_steps: tuple[ranges.Steps, ...] = ()
     wandb_project: str = ""
@@ -169,7 +169,7 @@ class Train:
 
 
 @dataclass(frozen=True)
-class Precision:
+class PrecisionConfig:
     """Types of numbers; parameters and the loss are float32, the optimizer's state as its own settings say.
 
     Attributes:
@@ -183,7 +183,7 @@ class Precision:
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class CheckpointConfig:
     """Saved every `save_every` steps and at the end; the last `keep_last` stay, and each multiple of `keep_every`.
 
     Attributes:
@@ -201,7 +201,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class EvaluationConfig:
     """Validation loss during training, in rows of the phase's length and, where it is another, of the last phase's.
 
     Attributes:
@@ -221,7 +221,7 @@ class Evaluation:
     max_batches: ranges.CountOrZero = 0
     select: str = ""
     tasks: tuple[str, ...] = ()
-    decoding: Decoding = Decoding()
+    decoding: DecodingConfig = DecodingConfig()
 
     def __post_init__(self):
         if self.select and not self.every:

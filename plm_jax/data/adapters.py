@@ -1,6 +1,6 @@
 """Layouts and objectives as seqio preprocessors: the same NumPy code as the trainer's.
 
-    vocabulary = vocabularies.load(config.Vocabulary("bytes", bos=256, eos=257, mask=258))
+    vocabulary = vocabularies.load(config.VocabularyConfig("bytes", bos=256, eos=257, mask=258))
     special = objectives.Special(bos=256, eos=257, mask=258, vocab_size=vocabulary.vocab_size)
     noise = adapters.preprocessor(objectives.get("denoising", special), 512, word_initial=vocabulary.word_initial)
     seqio.TaskRegistry.add("noised", source, preprocessors=[adapters.tokenize(vocabulary), noise], ...)
@@ -37,7 +37,7 @@ def tokenize(vocabulary: Vocabulary, feature: str = "targets") -> Preprocessor:
     return lambda dataset: dataset.map(row)
 
 
-class _Documents(cache.Documents):
+class _Documents(cache.DocumentTable):
     """Documents in memory, with their sentences."""
 
     def __init__(self, tokens: np.ndarray, documents: np.ndarray, sentences: np.ndarray, counts: np.ndarray):
@@ -48,15 +48,15 @@ class _Documents(cache.Documents):
         self.num_tokens, self.num_documents = len(tokens), len(counts)
 
     def tokens(self, start: int, stop: int) -> np.ndarray:
-        """See `cache.Documents.tokens`."""
+        """See `cache.DocumentTable.tokens`."""
         return self._tokens[start:stop]
 
     def has(self, name: str) -> bool:
-        """See `cache.Documents.has`."""
+        """See `cache.DocumentTable.has`."""
         return name == SENTENCES
 
     def column(self, name: str) -> np.ndarray:
-        """See `cache.Documents.column`."""
+        """See `cache.DocumentTable.column`."""
         return self._sentences
 
 
@@ -101,7 +101,7 @@ def preprocessor(
 
     def rows(number: np.ndarray, *documents: np.ndarray) -> Iterator[layouts.Example]:
         with tempfile.TemporaryDirectory() as folder:
-            source = cache.Source(folder, identity, {}, {split: _Documents(*documents)}, word_initial)
+            source = cache.CachedSource(folder, identity, {}, {split: _Documents(*documents)}, word_initial)
             opened = layout.open(source, split, length, seed, objective, characters)
             for index in range(opened.num_rows):
                 rng = layouts.generator(seed, split, index, int(number))

@@ -42,7 +42,7 @@ def prepare_if_needed(run: config.Run, arguments: Sequence[str], trained: str = 
             "it prepared anew and go on with --allow_changes"
         )
     if changed and (several or os.environ.get("PLM_JAX_DISTRIBUTED") == "1"):
-        raise UserError(f"{'; '.join(changed)}: run `python -m plm_jax.prepare --config=…` first")
+        raise UserError(f"{'; '.join(changed)}: run `python -m plm_jax prepare --config=…` first")
     if missing:
         _say(f"no cache of {', '.join(missing)} in {run.data.cache_dir}: preparing it")
     for change in changed:

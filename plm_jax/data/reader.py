@@ -28,21 +28,21 @@ from plm_jax.data.layouts import inputs_targets, noising
 
 Example = layouts.Example
 HostRows = Callable[[int], Sequence[int]]
-StageRows = Callable[[config.Stage], Sequence[int]]
+StageRows = Callable[[config.Phase], Sequence[int]]
 
 # Rows that stand for all where a run tells of padding and of words that are too long; of these from which share on.
 _SAMPLE = 512
 _LEFT_OUT = 0.01
 # Rows of remote caches that are fetched at once.
 _FETCHERS = 32
-_AGAIN = "run `python -m plm_jax.prepare --config=…` again"
+_AGAIN = "run `python -m plm_jax prepare --config=…` again"
 
 
 @dataclass(frozen=True)
 class _Segment:
     """How a stage reads: example k is number k - base of the mixture, and each source's index counts from `offsets`."""
 
-    stage: config.Stage
+    stage: config.Phase
     rates: dict[str, float]
     mixture: mixtures.Mixture
     base: int
@@ -64,7 +64,7 @@ class Reader:
       rows: the `layouts.Rows` of a split, a source's name and a length.
     """
 
-    def __init__(self, run: config.Run, stages: Sequence[config.Stage] | None = None, share: float = 1.0):
+    def __init__(self, run: config.Run, stages: Sequence[config.Phase] | None = None, share: float = 1.0):
         """Opens the caches.
 
         Args:
@@ -119,7 +119,7 @@ class Reader:
             segments.append(_Segment(stage, rates, mixture, base, orders, offsets))
         return segments
 
-    def _rates(self, stage: config.Stage) -> dict[str, float]:
+    def _rates(self, stage: config.Phase) -> dict[str, float]:
         """Of each source in rows; those of the config are in examples, of which a packed row holds several."""
         if not (stage.mixture or any(source.has_inputs_targets for source in self.sources.values())):
             # Rows of text have as many tokens, and so a change of their length changes nothing here.
@@ -151,7 +151,7 @@ class Reader:
         length = self._run.model.max_characters
         return words.spelling(self._run.data.cache_dir, self.vocabulary, length)
 
-    def _order(self, name: str, stage: config.Stage) -> layouts.Order:
+    def _order(self, name: str, stage: config.Phase) -> layouts.Order:
         """The order of a source's training examples in a stage."""
         rows = self.rows("train", name, stage.length)
         order = rows.order(self._run.data.window_tokens, stage.batch_size, self._run.train.seed, name)
@@ -220,7 +220,7 @@ class Reader:
         made = noising.make(self.objective, rows, item, rng, self.sources[name].word_initial)
         return made if self._example_rows is None else self._example_rows.align(made)
 
-    def _stage(self, step: int) -> config.Stage:
+    def _stage(self, step: int) -> config.Phase:
         return next(stage for stage in reversed(self._stages) if stage.first_step <= step)
 
     def batch(self, step: int, rows: Sequence[int]) -> Example:
@@ -299,7 +299,7 @@ class Reader:
             found.append(f"{stage.batch_size} rows of {stage.length} have as many tokens as {full:.0f} full ones")
         return found
 
-    def _share_left_out(self, stage: config.Stage) -> float:
+    def _share_left_out(self, stage: config.Phase) -> float:
         """Of the tokens of a stage that may be masked, the share in words that are too long to be."""
         found = []
         for k in _sample(stage):
@@ -365,19 +365,19 @@ class Reader:
             index -= count
         return {key: np.zeros_like(value) for key, value in self._row(split, length, counts, 0).items()}
 
-    def rates(self, stage: config.Stage) -> dict[str, float]:
+    def rates(self, stage: config.Phase) -> dict[str, float]:
         """Those of the sources that a stage reads, in rows."""
         segment = next(segment for segment in self._segments if segment.stage == stage)
         return {name: rate for name, rate in segment.rates.items() if rate > 0 and name in self.sources}
 
 
-def _sample(stage: config.Stage) -> range:
+def _sample(stage: config.Phase) -> range:
     """Some examples that stand for all of a stage."""
     first, rows = stage.first_example, (stage.end_step - stage.first_step) * stage.batch_size
     return range(first, first + min(rows, _SAMPLE))
 
 
-def _check_vocabulary(run: config.Run, sources: dict[str, cache.Source]) -> dict[str, Any]:
+def _check_vocabulary(run: config.Run, sources: dict[str, cache.CachedSource]) -> dict[str, Any]:
     """The one vocabulary of all sources, if it is the config's and fits the model."""
     first, *others = sources.items()
     for name, source in others:
@@ -403,7 +403,7 @@ def _check_vocabulary(run: config.Run, sources: dict[str, cache.Source]) -> dict
     return found
 
 
-def _check_segmenters(run: config.Run, sources: dict[str, cache.Source]) -> None:
+def _check_segmenters(run: config.Run, sources: dict[str, cache.CachedSource]) -> None:
     """The words of each source must be those that the config asks for."""
     for name, source in sources.items():
         given = run.data.segmenters.get(name)

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from plm_jax.inference.scoring import ignore
+from plm_jax.generation.scoring import ignore
 
 
 def by_length(

@@ -15,8 +15,8 @@ from plm_jax.common.errors import UserError, nearest
 from plm_jax.data.labelled import metrics
 from plm_jax.data.layouts import randomness
 from plm_jax.evaluation import batches, perplexity, prompts, scoring
-from plm_jax.inference import constraints
-from plm_jax.inference import scoring as rows_scoring
+from plm_jax.generation import constraints
+from plm_jax.generation import scoring as rows_scoring
 from plm_jax.inference.language_model import LanguageModel
 
 Normalise = Literal["sum", "token", "character", "byte", "unconditional"]
@@ -27,7 +27,7 @@ CONFIDENCE = 0.95
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class FewShotOptions:
     """How rows are put to a model.
 
     Attributes:
@@ -58,7 +58,7 @@ class Options:
 
 
 def evaluate(
-    lm: LanguageModel, run: config.Run | None, given: str, options: Options, show_progress: bool = True
+    lm: LanguageModel, run: config.Run | None, given: str, options: FewShotOptions, show_progress: bool = True
 ) -> dict[str, float]:
     """The figures of one `SOURCE` (its validation split) or `SOURCE:SPLIT`, of `run` or of a page of `configs/tasks`.
 
@@ -91,7 +91,7 @@ def evaluate(
     return found
 
 
-def _without_model(task: prompts.Task, tested: Sequence[prompts.Example]) -> dict[str, float]:
+def _without_model(task: prompts.PromptTask, tested: Sequence[prompts.PromptExample]) -> dict[str, float]:
     """What guessing gets, and always giving the answer that is most often right."""
     if not tested[0].choices:
         ((answer, _),) = collections.Counter(example.answers[0] for example in tested).most_common(1)
@@ -112,9 +112,9 @@ class _Asker:
     def __init__(
         self,
         lm: LanguageModel,
-        task: prompts.Task,
+        task: prompts.PromptTask,
         numbers: Sequence[int],
-        options: Options,
+        options: FewShotOptions,
         batch_size: int,
         show_progress: bool,
     ):

@@ -19,10 +19,10 @@ from lm_eval.tasks import TaskManager
 from plm_jax import config
 from plm_jax.common.errors import UserError, nearest, one_line
 from plm_jax.evaluation import batches, perplexity, scoring
-from plm_jax.inference import constraints
-from plm_jax.inference import scoring as rows_scoring
+from plm_jax.generation import constraints
+from plm_jax.generation import scoring as rows_scoring
+from plm_jax.generation.strategies.strategy import spaces_moved
 from plm_jax.inference.language_model import LanguageModel
-from plm_jax.inference.strategies.strategy import spaces_moved
 
 # What lm-eval's own models write at most where a task does not say.
 MAX_NEW_TOKENS = 256
@@ -48,7 +48,7 @@ def evaluate(
     """
     logging.getLogger("lm_eval").setLevel(logging.ERROR)  # It tells of every default that a YAML file leaves out.
     loaded = _load(TaskManager(include_path=include_path), tasks)
-    model = Model(lm, batch_size, show_progress)
+    model = HarnessModel(lm, batch_size, show_progress)
     # `simple_evaluate` would also run git and other programs to describe the machine.
     random.seed(DEFAULT_RANDOM_SEED)  # As in `simple_evaluate`: some tasks shuffle rows with it.
     np.random.seed(DEFAULT_OTHER_SEED)
@@ -92,7 +92,7 @@ def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
     return {k: float(v) for k, v in named.items() if isinstance(v, numbers.Real) and not isinstance(v, bool)}
 
 
-class Model(LM):
+class HarnessModel(LM):
     """lm-eval interface of a decoder or an encoder-decoder; requests are lm-eval's `Instance`s."""
 
     def __init__(self, lm: LanguageModel, batch_size: int = 32, show_progress: bool = True):
@@ -111,7 +111,7 @@ class Model(LM):
         rows = [self._row(*request.args) for request in requests]
         return [tuple(scored.score) for scored in self._told(rows, disable_tqdm)]
 
-    def _row(self, context: str, continued: str) -> rows_scoring.Row:
+    def _row(self, context: str, continued: str) -> rows_scoring.ScoringRow:
         """Returns the row of a continuation, tokenized as lm-eval's `hf` model does.
 
         An encoder-decoder scores the continuation without the bos that targets may begin with in training. It reads bos
@@ -125,7 +125,7 @@ class Model(LM):
         read = self._strategy.encode(moved) if context else empty
         return self._strategy.continuation(read, list(self._lm.tokenizer.encode(answer)))
 
-    def _told(self, rows: Sequence[rows_scoring.Row], hidden: bool = False) -> list[rows_scoring.Told]:
+    def _told(self, rows: Sequence[rows_scoring.ScoringRow], hidden: bool = False) -> list[rows_scoring.TokenScores]:
         with perplexity.bar("lm-eval: scoring", len(rows), "row", self._show and not hidden) as bar:
             return rows_scoring.tell(self._strategy, rows, bar.update)
 
@@ -159,7 +159,7 @@ class Model(LM):
     def _written(
         self, encoded: Sequence[list[int]], options: dict[str, Any], advance: Callable[[int], Any]
     ) -> list[str]:
-        write = self._strategy.writer(config.Decoding(), **options)  # The task says how, not the run.
+        write = self._strategy.writer(config.DecodingConfig(), **options)  # The task says how, not the run.
         new = batches.by_length(encoded, self.batch_size, write, advance)
         return [self._strategy.to_text(self._lm.tokenizer, *pair) for pair in zip(encoded, new, strict=True)]
 

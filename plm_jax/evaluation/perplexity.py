@@ -158,7 +158,7 @@ class _Sums:
       decisions: by the name of a term parts of its scores [n] and labels, bool [n].
     """
 
-    total: losses.Sums | None = None
+    total: losses.LossSums | None = None
     tokens: float = 0.0
     real_tokens: float = 0.0
     real_nll: float = 0.0
@@ -211,7 +211,7 @@ def real_ids(special: objectives.Special) -> np.ndarray:
     return ~np.isin(np.arange(special.vocab_size), [i for i in ids if i is not None])
 
 
-class Record:
+class EvaluationLog:
     """One line with `TASK/METRIC` keys at the end of a run directory's evaluation.jsonl, which grows with the tasks."""
 
     def __init__(self, workdir: str, step: int):

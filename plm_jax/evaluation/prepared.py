@@ -49,7 +49,7 @@ def tasks_of(run: config.Run, tasks: Sequence[str], are_cached: bool = True) -> 
     # Those of examples are read themselves.
     cached = [name for name, source in sources.items() if not isinstance(source, config.InputsTargetsSource)]
     if changed := preparation.changed_caches(run, cached):
-        raise UserError(f"{'; '.join(changed)}: run `python -m plm_jax.prepare --config=…` first")
+        raise UserError(f"{'; '.join(changed)}: run `python -m plm_jax prepare --config=…` first")
     return tasks
 
 
@@ -87,7 +87,7 @@ def evaluate(
 def evaluate_files(
     lm: LanguageModel,
     patterns: Sequence[str],
-    whole: scoring.Whole,
+    whole: scoring.TextScoring,
     found: Callable[[Metrics], None] = lambda metrics: None,
 ) -> Metrics:
     """Returns the perplexities of files of text by the patterns that match them; otherwise like `evaluate`.

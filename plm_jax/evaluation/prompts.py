@@ -1,6 +1,6 @@
 """Rows as prompts: the question of a row behind examples from the training split, and the answers to choose from.
 
-What a prompt is, `config.Prompt` says. The examples before row i are a pure function of (seed, i, how many).
+What a prompt is, `config.PromptConfig` says. The examples before row i are a pure function of (seed, i, how many).
 """
 
 import math
@@ -12,7 +12,7 @@ import numpy as np
 
 from plm_jax import config
 from plm_jax.common.errors import UserError
-from plm_jax.config import pages
+from plm_jax.config import files as pages
 from plm_jax.data.labelled import tags
 from plm_jax.data.layouts import randomness
 from plm_jax.data.sources import files, labelled, rows, templates
@@ -22,7 +22,7 @@ from plm_jax.data.sources.corpus import BadRow, Record
 _INDEX = re.compile(r"\d{1,9}", re.ASCII)
 
 
-class Example(NamedTuple):
+class PromptExample(NamedTuple):
     """A row as text.
 
     Attributes:
@@ -40,7 +40,7 @@ class Example(NamedTuple):
     value: float = 0.0
 
 
-class Task(NamedTuple):
+class PromptTask(NamedTuple):
     """A source whose rows are put to models.
 
     Attributes:
@@ -52,9 +52,9 @@ class Task(NamedTuple):
     """
 
     name: str
-    prompt: config.Prompt
-    train: list[Example]
-    tested: list[Example]
+    prompt: config.PromptConfig
+    train: list[PromptExample]
+    tested: list[PromptExample]
     is_scored: bool = False
 
     @property
@@ -85,7 +85,7 @@ def source_of(run: config.Run | None, name: str) -> tuple[config.Source, float]:
     return source, run.data.validation_fraction
 
 
-def task(run: config.Run | None, given: str) -> Task:
+def task(run: config.Run | None, given: str) -> PromptTask:
     """What `SOURCE` (its validation split) or `SOURCE:SPLIT` asks of a model.
 
     Raises:
@@ -95,7 +95,7 @@ def task(run: config.Run | None, given: str) -> Task:
     source, fraction = source_of(run, name)
     form, make = getattr(source, "form", None), maker(name, source)
 
-    def record(row: rows.Row) -> Record:
+    def record(row: rows.SourceRow) -> Record:
         """Returns the record that `prepare` makes of a row, or one of its question if the row has no text for it."""
         if isinstance(source, config.JsonLines | config.Tfds):
             text = row.fields.get(source.field)
@@ -112,10 +112,10 @@ def task(run: config.Run | None, given: str) -> Task:
     # A row that stands in both files would be told its own answer.
     questions = {example.question for example in tested}
     kept = [example for example in train if example.question not in questions]
-    return Task(name, source.prompt, kept, tested, isinstance(form, config.Score))
+    return PromptTask(name, source.prompt, kept, tested, isinstance(form, config.ScoreForm))
 
 
-def maker(name: str, source: config.Source) -> Callable[[rows.Row], Example]:
+def maker(name: str, source: config.Source) -> Callable[[rows.SourceRow], PromptExample]:
     """What makes an example of a row of the source that the config calls by this name.
 
     Raises:
@@ -124,20 +124,20 @@ def maker(name: str, source: config.Source) -> Callable[[rows.Row], Example]:
     prompt, form = source.prompt, getattr(source, "form", None)
     if prompt is None:
         what = "has no prompt"
-        if getattr(form, "labels", ()) or isinstance(form, config.Choices):
+        if getattr(form, "labels", ()) or isinstance(form, config.ChoiceForm):
             what = "has choices and no template that they have in common"
         raise UserError(
-            f"source '{name}' {what}: give it one, as prompt=config.Prompt('Review: {{text}}\\nSentiment:')"
+            f"source '{name}' {what}: give it one, as prompt=config.PromptConfig('Review: {{text}}\\nSentiment:')"
         )
-    if isinstance(form, config.Classes) and prompt.choices and len(prompt.choices) != len(form.labels):
+    if isinstance(form, config.ClassForm) and prompt.choices and len(prompt.choices) != len(form.labels):
         raise UserError(
             f"source '{name}' has {len(prompt.choices)} prompt.choices and {len(form.labels)} form.labels: give a "
             "choice for each label"
         )
 
-    def make(row: rows.Row) -> Example:
+    def make(row: rows.SourceRow) -> PromptExample:
         place, fields = row
-        if isinstance(form, config.Tags):
+        if isinstance(form, config.TagForm):
             fields = fields | {"text": labelled.record(form, place, fields).text}
         question = templates.render(prompt.question, place, fields, "prompt.question")
         choices = tuple(
@@ -145,18 +145,18 @@ def maker(name: str, source: config.Source) -> Callable[[rows.Row], Example]:
             for template in prompt.choices
             for choice in templates.render_all(template, place, fields, "prompt.choices")
         )
-        if not choices and isinstance(form, config.Classes | config.Choices):
+        if not choices and isinstance(form, config.ClassForm | config.ChoiceForm):
             choices = form.labels or labelled.record(form, place, fields).others
         if not choices:
-            return Example(question, (), _written(name, source, prompt, place, fields))
+            return PromptExample(question, (), _written(name, source, prompt, place, fields))
         if len(set(choices)) < max(2, len(choices)):
             raise BadRow(f"{place} has the choices {', '.join(choices)}: give at least two, none twice")
-        if isinstance(form, config.Score):
+        if isinstance(form, config.ScoreForm):
             value = labelled.record(form, place, fields).values["score"]
             right = int(np.argmin([abs(_number(place, choice) - value) for choice in choices]))
-            return Example(question, choices, (choices[right],), right, value)
+            return PromptExample(question, choices, (choices[right],), right, value)
         right = _right(prompt, form, choices, place, fields)
-        return Example(question, choices, (choices[right],), right)
+        return PromptExample(question, choices, (choices[right],), right)
 
     return make
 
@@ -173,10 +173,14 @@ def _number(place: str, choice: str) -> float:
 
 
 def _right(
-    prompt: config.Prompt, form: config.Form | None, choices: tuple[str, ...], place: str, fields: Mapping[str, Any]
+    prompt: config.PromptConfig,
+    form: config.Form | None,
+    choices: tuple[str, ...],
+    place: str,
+    fields: Mapping[str, Any],
 ) -> int:
     """The number of the right choice."""
-    if not prompt.answer and isinstance(form, config.Classes | config.Choices):
+    if not prompt.answer and isinstance(form, config.ClassForm | config.ChoiceForm):
         return int(labelled.record(form, place, fields).values["label"])
     answer = templates.render(prompt.answer or "{label}", place, fields, "prompt.answer")
     index = labelled.label_index(answer, choices)
@@ -188,27 +192,27 @@ def _right(
 
 
 def _written(
-    name: str, source: config.Source, prompt: config.Prompt, place: str, fields: Mapping[str, Any]
+    name: str, source: config.Source, prompt: config.PromptConfig, place: str, fields: Mapping[str, Any]
 ) -> tuple[str, ...]:
     """The right answers of a row that is answered in words, of which examples show the first."""
     form = getattr(source, "form", None)
     template = prompt.answer or getattr(source, "targets", "")
     if template:
         found = templates.render_all(template, place, fields, "prompt.answer")
-    elif isinstance(form, config.Answers):
+    elif isinstance(form, config.AnswerForm):
         record = labelled.record(form, place, fields)
         spans = zip(record.values["answer_begins"], record.values["answer_ends"], strict=True)
         found = tuple(record.text[begin:end] for begin, end in spans)
-    elif isinstance(form, config.Tags):
+    elif isinstance(form, config.TagForm):
         found = (_entities(form, labelled.record(form, place, fields)),)
-    elif isinstance(form, config.Score):
+    elif isinstance(form, config.ScoreForm):
         found = (f"{labelled.record(form, place, fields).values['score']:g}",)
     else:
         raise UserError(f"source '{name}' has a prompt without choices or answer: set prompt.answer, as '{{answer}}'")
     return tuple(dict.fromkeys(found)) or ("",)
 
 
-def _entities(form: config.Tags, record: Any) -> str:
+def _entities(form: config.TagForm, record: Any) -> str:
     """The entities of a sentence in words, as `Bank (ORG), Austin (LOC)`."""
     words = record.text.split(" ")
     found = tags.entities([form.labels[tag] for tag in record.values["tags"]])
@@ -218,7 +222,7 @@ def _entities(form: config.Tags, record: Any) -> str:
 class Drawer:
     """Draws the examples before each row of a task."""
 
-    def __init__(self, task: Task, shots: int, seed: int, balanced: bool = False):
+    def __init__(self, task: PromptTask, shots: int, seed: int, balanced: bool = False):
         """`balanced`: of each choice as many as of any other, or one more.
 
         Raises:
@@ -239,7 +243,7 @@ class Drawer:
                 "none of them tested; give fewer"
             )
 
-    def __call__(self, number: int) -> list[Example]:
+    def __call__(self, number: int) -> list[PromptExample]:
         """The examples before the row of this number, in their order."""
         if not self._shots:
             return []
@@ -250,7 +254,7 @@ class Drawer:
         return [self._task.train[i] for i in rng.permutation(chosen)]
 
 
-def context(prompt: config.Prompt, shots: Sequence[Example], question: str) -> str:
+def context(prompt: config.PromptConfig, shots: Sequence[PromptExample], question: str) -> str:
     """The text behind which the answer comes."""
     told = [f"{shot.question}{prompt.delimiter}{shot.answers[0]}" for shot in shots]
     return "".join(f"{part}{prompt.separator}" for part in (prompt.introduction, *told) if part) + question
@@ -271,7 +275,7 @@ class Asked(NamedTuple):
 
 
 def fitted(
-    prompt: config.Prompt, shots: Sequence[Example], question: str, size: Callable[[str], int], room: int
+    prompt: config.PromptConfig, shots: Sequence[PromptExample], question: str, size: Callable[[str], int], room: int
 ) -> Asked:
     """The prompt of a row with the last examples that have room; `size` counts the tokens of a text."""
     found = context(prompt, shots, question)

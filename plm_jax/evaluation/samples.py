@@ -8,7 +8,7 @@ from plm_jax.common import storage
 from plm_jax.data import cache
 from plm_jax.evaluation import perplexity, task_metrics
 from plm_jax.inference.language_model import LanguageModel
-from plm_jax.training.telemetry import read_lines
+from plm_jax.runs.telemetry import read_lines
 
 # Samples of a task; of a document the tokens that the model is given, and those that it writes.
 NUMBER, _GIVEN, _WRITTEN = 3, 16, 32

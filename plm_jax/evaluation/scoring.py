@@ -11,7 +11,7 @@ from plm_jax.common.errors import UserError, nearest
 from plm_jax.data.sources import files
 from plm_jax.data.sources.corpus import Record
 from plm_jax.evaluation import perplexity
-from plm_jax.inference import scoring
+from plm_jax.generation import scoring
 from plm_jax.inference.language_model import LanguageModel
 
 # Where nothing says how long a row a model is meant for.
@@ -20,7 +20,7 @@ ANY_LENGTH = 2048
 _ROWS_AT_ONCE = 4096
 
 
-class Whole(NamedTuple):
+class TextScoring(NamedTuple):
     """How whole texts are told.
 
     Attributes:
@@ -32,14 +32,14 @@ class Whole(NamedTuple):
     limit: int | None = None
 
 
-class Window(NamedTuple):
+class TextWindow(NamedTuple):
     """A stretch of a text's tokens and what a model reads before it."""
 
     context: list[int]
     tokens: list[int]
 
 
-def windows(tokens: Sequence[int], prefix: int, context: int, stride: int) -> Iterator[Window]:
+def windows(tokens: Sequence[int], prefix: int, context: int, stride: int) -> Iterator[TextWindow]:
     """The windows in which a model that reads `context` tokens tells each token of a text once.
 
     The first has as many as fit; each further one is moved by `stride`, the last by what is left, and reads as much
@@ -56,12 +56,12 @@ def windows(tokens: Sequence[int], prefix: int, context: int, stride: int) -> It
     begin, end = 0, min(context, len(tokens))
     while begin < len(tokens):
         before = [prefix, *tokens[: end - 1]] if end <= context else tokens[end - 1 - context : end - 1]
-        yield Window(list(before[: len(before) - (end - begin - 1)]), list(tokens[begin:end]))
+        yield TextWindow(list(before[: len(before) - (end - begin - 1)]), list(tokens[begin:end]))
         begin, end = end, min(end + stride, len(tokens))
 
 
 def evaluate(
-    lm: LanguageModel, run: config.Run, task: str, whole: Whole, show_progress: bool = True
+    lm: LanguageModel, run: config.Run, task: str, whole: TextScoring, show_progress: bool = True
 ) -> dict[str, float]:
     """The perplexities of the documents of one `SOURCE` (its validation split) or `SOURCE:SPLIT` of `run.data`.
 
@@ -79,7 +79,7 @@ def evaluate(
         return perplexities(texts, tell(lm, texts, whole.stride, bar.update))
 
 
-def evaluate_files(lm: LanguageModel, pattern: str, whole: Whole, show_progress: bool = True) -> dict[str, float]:
+def evaluate_files(lm: LanguageModel, pattern: str, whole: TextScoring, show_progress: bool = True) -> dict[str, float]:
     """Returns the perplexities of the files that a pattern matches. Each file is one text.
 
     Files without text are skipped.
@@ -97,7 +97,7 @@ def evaluate_files(lm: LanguageModel, pattern: str, whole: Whole, show_progress:
         return perplexities(texts, tell(lm, texts, whole.stride, bar.update))
 
 
-def _check_stride(lm: LanguageModel, whole: Whole) -> None:
+def _check_stride(lm: LanguageModel, whole: TextScoring) -> None:
     """Rejects an invalid stride before texts are read."""
     if whole.stride is not None:
         list(windows([0], 0, context_length(lm), whole.stride))
@@ -131,7 +131,7 @@ def context_length(lm: LanguageModel) -> int:
     return known or (ANY_LENGTH if lm.run is None else max(lm.run.data.length, 1))
 
 
-class Told(NamedTuple):
+class TextScore(NamedTuple):
     """Of a text the log-likelihood, nats, and how many tokens it has."""
 
     log_likelihood: float
@@ -140,7 +140,7 @@ class Told(NamedTuple):
 
 def tell(
     lm: LanguageModel, texts: Sequence[str], stride: int | None = None, advance: Callable[[int], Any] = scoring.ignore
-) -> list[Told]:
+) -> list[TextScore]:
     """How probable each text is, each token told once, in `windows` of the model's `context_length`.
 
     A decoder tells a token after those before it. A masked model tells it where it sees all others of its window, and
@@ -160,10 +160,10 @@ def tell(
         for (i, row), of in zip(some, told, strict=True):
             sums[i] += of.score.log_likelihood
             counts[i] += len(row.targets)
-    return list(map(Told, sums, counts))
+    return list(map(TextScore, sums, counts))
 
 
-def _rows(lm: LanguageModel, tokens: Sequence[int], stride: int | None) -> Iterator[scoring.Row]:
+def _rows(lm: LanguageModel, tokens: Sequence[int], stride: int | None) -> Iterator[scoring.ScoringRow]:
     """What a model reads to tell the tokens of a text."""
     strategy, context = lm.strategy, context_length(lm)
     if not strategy.is_masked:
@@ -176,7 +176,7 @@ def _rows(lm: LanguageModel, tokens: Sequence[int], stride: int | None) -> Itera
         yield from strategy.masked(seen, len(seen) - len(window.tokens), word_l2r=True)
 
 
-def perplexities(texts: Sequence[str], told: Sequence[Told]) -> dict[str, float]:
+def perplexities(texts: Sequence[str], told: Sequence[TextScore]) -> dict[str, float]:
     """The perplexities of texts by token, word and byte, and the bits a byte, from what is told of each.
 
     Words are what white space parts and bytes those of UTF-8, as in lm-eval, so that vocabularies can be compared.

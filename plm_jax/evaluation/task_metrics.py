@@ -22,7 +22,7 @@ from plm_jax.common.errors import UserError, nearest
 from plm_jax.data import cache, reader
 from plm_jax.data.text_to_text import formats
 from plm_jax.evaluation import batches, few_shot, labelled, perplexity, scoring
-from plm_jax.inference import constraints
+from plm_jax.generation import constraints
 from plm_jax.inference.language_model import LanguageModel
 
 
@@ -31,8 +31,8 @@ def evaluate(
     run: config.Run | None,
     task: str,
     show_progress: bool = True,
-    prompted: few_shot.Options | None = None,
-    whole: scoring.Whole | None = None,
+    prompted: few_shot.FewShotOptions | None = None,
+    whole: scoring.TextScoring | None = None,
 ) -> dict[str, float]:
     """The metrics of one `SOURCE` (its validation split) or `SOURCE:SPLIT` of `run.data`.
 

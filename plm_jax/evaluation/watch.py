@@ -21,9 +21,9 @@ from plm_jax.common.errors import UserError
 from plm_jax.data.sources import task_mixtures
 from plm_jax.evaluation import perplexity, prepared, samples
 from plm_jax.inference import language_model
-from plm_jax.training import checkpoint_folders as folders
-from plm_jax.training import run_directory, run_status
-from plm_jax.training.telemetry import Events, read_lines
+from plm_jax.runs import checkpoint_folders as folders
+from plm_jax.runs import run_directory, run_status
+from plm_jax.runs.telemetry import Events, read_lines
 
 # Seconds between two looks at a run directory, and at one in a bucket.
 _LOOK, _LOOK_REMOTE = 1.0, 15.0
@@ -135,7 +135,7 @@ class _Watch:
                 samples.record(self._workdir, step, written)
         except UserError as error:
             self._say(f"there are no samples of checkpoint {step}: {error}")
-        perplexity.Record(self._workdir, step).write(metrics)
+        perplexity.EvaluationLog(self._workdir, step).write(metrics)
         self._left.add(step)
         self._events.add(step, metrics)
         self._found(metrics)

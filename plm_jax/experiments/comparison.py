@@ -14,7 +14,7 @@ from plm_jax.common import metrics as declarations
 from plm_jax.evaluation import baselines
 from plm_jax.experiments import significance
 from plm_jax.experiments.setups import SETUP_HEAD, Setup
-from plm_jax.experiments.significance import Difference, Sample
+from plm_jax.experiments.significance import MeanDifference, Sample
 
 # Of a table its lines; the first is its head. What stands below these names is text, below others figures.
 Lines = list[tuple[str, ...]]
@@ -101,7 +101,7 @@ class Beside(NamedTuple):
     paper: float | None
     paper_difference: float | None
     values: Sequence[float]
-    difference: Difference | None
+    difference: MeanDifference | None
     verdict: str
 
 
@@ -137,14 +137,14 @@ def _rival(results: Sequence[dict[str, Any]], rival: Rivals, other: str | tuple[
     return Sample([] if other is None else [other])
 
 
-def _gain(sample: Sample, other: Sample, metric: declarations.Metric | None, is_figure: bool) -> Difference:
+def _gain(sample: Sample, other: Sample, metric: declarations.Metric | None, is_figure: bool) -> MeanDifference:
     """Returns the difference to another sample, or to a single figure, with its sign set so that more is better."""
     against = {"target": other.values[0]} if is_figure else {"reference": other}
     difference = significance.difference(sample, **against)
     if metric is None or metric.sign >= 0:
         return difference
     low, high = (None if bound is None else -bound for bound in (difference.high, difference.low))
-    return Difference(0.0 - difference.mean, low, high)
+    return MeanDifference(0.0 - difference.mean, low, high)
 
 
 def _rows_of(results: Sequence[dict[str, Any]], run: str) -> list[Mapping[str, float]]:
@@ -388,7 +388,9 @@ def papers(
             cells = [row.run] if name is not None else [title(other, metric), row.run]
             if has_paper:
                 cells.append("not at hand" if row.paper is None else figure([row.paper], shown))
-                cells.append("" if row.paper_difference is None else signed(Difference(row.paper_difference), shown))
+                cells.append(
+                    "" if row.paper_difference is None else signed(MeanDifference(row.paper_difference), shown)
+                )
             cells.append(figure(row.values, shown) if row.values else NOT_RUN)
             cells.append("" if row.difference is None else signed(row.difference, shown))
             cells += ([row.verdict if i or number else "reference"] if is_tested else []) + [str(len(row.values) or "")]
@@ -485,7 +487,7 @@ def figure(values: Sequence[float], metric: declarations.Metric | None = None) -
     return declarations.shown_seeds(metric, values)
 
 
-def signed(difference: Difference, metric: declarations.Metric | None = None) -> str:
+def signed(difference: MeanDifference, metric: declarations.Metric | None = None) -> str:
     """Formats a difference with its sign and its interval, if it has one; shares differ in percentage points."""
     scale = 100 if metric is not None and metric.is_share else 1
     digits = 2 if scale == 100 else 3

@@ -13,7 +13,7 @@ from plm_jax.common.errors import UserError, nearest
 from plm_jax.data import vocabularies
 from plm_jax.data.reader import Reader, digest_hex
 from plm_jax.data.vocabularies import words
-from plm_jax.training import past
+from plm_jax.runs import history as past
 
 _OF_TOKENS = ("tokens", "decoder_tokens", "targets")
 

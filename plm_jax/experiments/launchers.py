@@ -258,7 +258,7 @@ def job_command(path: str, workdir: str, seeds: Sequence[int], modules: Sequence
             if pathlib.Path(path).resolve().is_relative_to(_ROOT)
             else storage.absolute(path)
         )
-    found = ["-m", "plm_jax.sweep", f"--sweep={path}", f"--workdir={storage.absolute(workdir)}", *modules]
+    found = ["-m", "plm_jax", "sweep", f"--sweep={path}", f"--workdir={storage.absolute(workdir)}", *modules]
     return found + ([f"--seeds={','.join(map(str, seeds))}"] if seeds else [])
 
 

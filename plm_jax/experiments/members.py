@@ -20,8 +20,8 @@ from plm_jax import config
 from plm_jax.common import leases, storage, users
 from plm_jax.common.errors import UserError
 from plm_jax.data.sources import task_mixtures
-from plm_jax.training import run_directory, transfer, workdir_lock
-from plm_jax.training.telemetry import read_lines
+from plm_jax.runs import run_directory, transfer, workdir_lock
+from plm_jax.runs.telemetry import read_lines
 
 # Runs a verb with these flags; raises `UserError` where it fails.
 Call = Callable[..., None]

@@ -13,7 +13,7 @@ import jax
 
 from plm_jax import config
 from plm_jax.common.errors import UserError
-from plm_jax.config import pages
+from plm_jax.config import files as pages
 from plm_jax.hub import families
 from plm_jax.models import registry, settings
 
@@ -30,7 +30,7 @@ COLUMNS = (
 
 
 @dataclass(frozen=True)
-class Entry:
+class ModelEntry:
     """A published model.
 
     Attributes:
@@ -48,29 +48,29 @@ class Entry:
     run: config.Run
 
 
-def entries(folder: str = pages.FOLDER) -> list[Entry]:
+def entries(folder: str = pages.FOLDER) -> list[ModelEntry]:
     """The published models of the config pages in a folder."""
     found = []
     for file in sorted(name for name in os.listdir(folder) if name.endswith(".py")):
         page = pages.load(os.path.join(folder, file))
         for size, (counted, said) in getattr(page.module, "PUBLISHED", {}).items():
             run = config.from_dict(page.module.get_config(size))
-            found.append(Entry(f"{file}:{size}", counted, said, page.module.SOURCE, run))
+            found.append(ModelEntry(f"{file}:{size}", counted, said, page.module.SOURCE, run))
     return found
 
 
-def count(model: settings.Transformer) -> int:
+def count(model: settings.TransformerConfig) -> int:
     """How many parameters a model has, by shape evaluation; tied weights count once."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(registry.shapes(model)))
 
 
-def table(found: Iterable[Entry]) -> str:
+def table(found: Iterable[ModelEntry]) -> str:
     """The Markdown table of some entries."""
     lines = [COLUMNS, [":--", "--:", "--:", *[":--"] * (len(COLUMNS) - 3)], *map(_cells, found)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def _cells(entry: Entry) -> list[str]:
+def _cells(entry: ModelEntry) -> list[str]:
     run, stages = entry.run, config.stages(entry.run)
     layout = run.data.layout.kind
     batches, lengths = (_changing([getattr(stage, name) for stage in stages]) for name in ("batch_size", "length"))
@@ -91,9 +91,9 @@ def _changing(values: list[int]) -> str:
     return " → ".join(f"{new:,}" for old, new in zip([None, *values], values, strict=False) if new != old)
 
 
-def _hugging_face(model: settings.Transformer) -> str:
+def _hugging_face(model: settings.TransformerConfig) -> str:
     """The family that the hub reads and writes such a model, or a part of it, as."""
-    if isinstance(model, settings.Elmo):
+    if isinstance(model, settings.ElmoConfig):
         return "– (bilm-tf)"
     try:
         return families.family_of(families.published(model)[0]).name

@@ -18,7 +18,7 @@ import numpy as np
 from plm_jax.common import metrics, storage, strict_json
 from plm_jax.common.errors import UserError, one_line
 from plm_jax.experiments import comparison
-from plm_jax.training.telemetry import read_lines
+from plm_jax.runs.telemetry import read_lines
 
 _LOGS = ("metrics.jsonl", "evaluation.jsonl", "samples.jsonl")
 _CONFIG, _SWEEP = "config.json", "sweep.json"

@@ -11,7 +11,8 @@ from plm_jax import config
 from plm_jax.common import metrics
 from plm_jax.common.errors import UserError, one_line
 from plm_jax.experiments.report import Curve, RunLog
-from plm_jax.training import flops, resume
+from plm_jax.runs import resume
+from plm_jax.training import flops
 
 # So many points all curves of a page have together, a curve no more than these, and no fewer.
 _POINTS, _MOST, _FEWEST = 250_000, 1_000, 60

@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 
 from plm_jax.common import metrics
-from plm_jax.training.telemetry import read_lines
+from plm_jax.runs.telemetry import read_lines
 
 
 def lines(workdirs: Sequence[str]) -> list[str]:

@@ -73,7 +73,7 @@ class Setup:
         return dataclasses.replace(self, reasons={**self.reasons, **named})
 
 
-class Difference(NamedTuple):
+class SetupDifference(NamedTuple):
     """A value of a config that differs from the paper's, or that the paper does not state.
 
     Attributes:
@@ -89,7 +89,7 @@ class Difference(NamedTuple):
     reason: str
 
 
-def differences(setup: Setup, run: config.Run) -> list[Difference]:
+def differences(setup: Setup, run: config.Run) -> list[SetupDifference]:
     """Compares a set-up with a resolved config.
 
     Returns:
@@ -98,7 +98,7 @@ def differences(setup: Setup, run: config.Run) -> list[Difference]:
     ours, stated = _values(run), _stated(setup, run)
     pairs = {name: (value, _at(ours, name)) for name, value in stated.items()}
     return [
-        Difference(name, paper, value, setup.reasons.get(name, ""))
+        SetupDifference(name, paper, value, setup.reasons.get(name, ""))
         for name, (paper, value) in pairs.items()
         if paper is NOT_STATED or not _is_same(paper, value)
     ]
@@ -155,7 +155,7 @@ def _by_phase(run: config.Run, name: str) -> Any:
         getattr(run.data if name == "length" else run.train, name)
         if getattr(phase, name) is None
         else getattr(phase, name)
-        for phase in run.train.phases or (config.Phase(until=1.0),)
+        for phase in run.train.phases or (config.PhaseConfig(until=1.0),)
     ]
     if len(set(values)) == 1:
         return values[0]

@@ -35,7 +35,7 @@ class Sample(NamedTuple):
     test_variance: float | None = None
 
 
-class Difference(NamedTuple):
+class MeanDifference(NamedTuple):
     """A difference of means with the limits of its 95 % interval; None if there are too few seeds or no spread."""
 
     mean: float
@@ -54,18 +54,18 @@ def bounded_variance(mean: float, limits: tuple[float, float], rows: float) -> f
     return (high - low) ** 2 * share * (1 - share) / (rows + 2)
 
 
-def difference(values: Sample, reference: Sample | None = None, target: float = 0.0) -> Difference:
+def difference(values: Sample, reference: Sample | None = None, target: float = 0.0) -> MeanDifference:
     """Returns the difference of a sample's mean to that of a reference, or to `target`, with Welch's interval."""
     samples = [values] if reference is None else [values, reference]
     mean = statistics.fmean(values.values) - (target if reference is None else statistics.fmean(reference.values))
     if any(len(sample.values) < 2 for sample in samples):
-        return Difference(mean)
+        return MeanDifference(mean)
     seeds = [_variance(sample.values) / len(sample.values) for sample in samples]
     error, freedom = _error(seeds, samples)
     if not error:
-        return Difference(mean)
+        return MeanDifference(mean)
     width = float(special.stdtrit(freedom, 1 - LEVEL / 2)) * error
-    return Difference(mean, mean - width, mean + width)
+    return MeanDifference(mean, mean - width, mean + width)
 
 
 def p_values(reference: Sample, rows: Sequence[Sample]) -> list[float | None]:

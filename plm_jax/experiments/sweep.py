@@ -14,7 +14,7 @@ from plm_jax.common.errors import Interrupted, UserError, nearest
 from plm_jax.experiments import comparison, setups
 from plm_jax.experiments.launchers import Here, Launcher, Local, Slurm, say
 from plm_jax.experiments.members import Member, is_finished, result, write_json
-from plm_jax.experiments.sweep_pages import LOCK, RESULTS, TABLE, members, others
+from plm_jax.experiments.sweep_files import LOCK, RESULTS, TABLE, members, others
 
 _STOPPED = "the sweep was stopped: the same command goes on"
 

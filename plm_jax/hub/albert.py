@@ -47,7 +47,7 @@ DEFAULTS = bert.DEFAULTS | {
 }
 
 
-def to_settings(config: Mapping[str, Any]) -> settings.Encoder:
+def to_settings(config: Mapping[str, Any]) -> settings.EncoderConfig:
     """The settings that an ALBERT `config.json` describes, with both heads.
 
     Raises:
@@ -62,11 +62,11 @@ def to_settings(config: Mapping[str, Any]) -> settings.Encoder:
     return replace(
         model,
         embedding=replace(model.embedding, embedding_size=value["embedding_size"]),
-        stack=settings.Stack(layers, None if groups == layers else groups, value["inner_group_num"]),
+        stack=settings.StackConfig(layers, None if groups == layers else groups, value["inner_group_num"]),
     )
 
 
-def to_config(model: settings.Encoder) -> dict[str, Any]:
+def to_config(model: settings.EncoderConfig) -> dict[str, Any]:
     """The `config.json` of an ALBERT with these settings."""
     config, has_head, stack = bert.to_config(model), isinstance(model.head, settings.VocabularyHead), model.stack
     whole = has_head and isinstance(model.pooler, settings.Pooler) and model.pooler.classes > 0
@@ -127,7 +127,7 @@ def _pieces(files: list[bytes]):
 FAMILY = Family(
     name="ALBERT",
     model_type="albert",
-    kind=settings.Encoder.kind,
+    kind=settings.EncoderConfig.kind,
     prefix="albert.",
     tensors=TENSORS,
     buffers=bert.BUFFERS,

@@ -76,7 +76,7 @@ DEFAULTS = {
 OFFSET = 2
 
 
-def to_settings(config: Mapping[str, Any]) -> settings.EncoderDecoder:
+def to_settings(config: Mapping[str, Any]) -> settings.EncoderDecoderConfig:
     """The settings that a BART `config.json` describes.
 
     Raises:
@@ -95,30 +95,30 @@ def to_settings(config: Mapping[str, Any]) -> settings.EncoderDecoder:
             )
     position = settings.LearnedPositions(value["max_position_embeddings"], init_std=std, offset=OFFSET)
     activation = known("activation_function", value["activation_function"], ACTIVATIONS)
-    return settings.EncoderDecoder(
-        embedding=settings.Embedding(
+    return settings.EncoderDecoderConfig(
+        embedding=settings.EmbeddingConfig(
             value["vocab_size"], width, norm=True, scale_by_width=bool(value["scale_embedding"])
         ),
-        attention=settings.Attention(heads, width // heads, position),
-        feed_forward=settings.FeedForward(feed_forward, activation),
-        stack=settings.Stack(value["encoder_layers"]),
-        decoder_stack=settings.Stack(value["decoder_layers"]),
+        attention=settings.AttentionConfig(heads, width // heads, position),
+        feed_forward=settings.FeedForwardConfig(feed_forward, activation),
+        stack=settings.StackConfig(value["encoder_layers"]),
+        decoder_stack=settings.StackConfig(value["decoder_layers"]),
         decoder_heads=None if decoder_heads == heads else decoder_heads,
         decoder_head_dim=None if decoder_heads == heads else width // decoder_heads,
         decoder_feed_forward=None if decoder_feed_forward == feed_forward else decoder_feed_forward,
-        norm=settings.Norm(1e-5, placement="post"),
+        norm=settings.NormConfig(1e-5, placement="post"),
         head=settings.VocabularyHead(bool(value["tie_word_embeddings"])),
-        dropout=settings.Dropout(
+        dropout=settings.DropoutConfig(
             embedding=value["dropout"],
             attention=value["attention_dropout"],
             residual=value["dropout"],
             feed_forward=value["activation_dropout"],
         ),
-        initializer=settings.Initializer(std),
+        initializer=settings.InitializerConfig(std),
     )
 
 
-def to_config(model: settings.EncoderDecoder) -> dict[str, Any]:
+def to_config(model: settings.EncoderDecoderConfig) -> dict[str, Any]:
     """The `config.json` of a BART with these settings; one dropout rate stands for embeddings and sub-layers.
 
     It always says that embeddings are tied: else `transformers` looks for a table of tokens in each stack too. A head
@@ -151,7 +151,7 @@ def to_config(model: settings.EncoderDecoder) -> dict[str, Any]:
 FAMILY = Family(
     name="BART",
     model_type="bart",
-    kind=settings.EncoderDecoder.kind,
+    kind=settings.EncoderDecoderConfig.kind,
     prefix="model.",
     tensors=TENSORS,
     buffers=r"final_logits_bias|(encoder|decoder)\.version",

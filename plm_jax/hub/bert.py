@@ -104,7 +104,7 @@ ARCHITECTURES = {
 }
 
 
-def to_settings(config: Mapping[str, Any]) -> settings.Encoder:
+def to_settings(config: Mapping[str, Any]) -> settings.EncoderConfig:
     """The settings that a BERT `config.json` describes, with both heads.
 
     Raises:
@@ -121,26 +121,26 @@ def to_settings(config: Mapping[str, Any]) -> settings.Encoder:
         kind = value["position_embedding_type"]
         raise UserError(f"config.json: position_embedding_type is '{kind}': only 'absolute' can be read")
     activation = known("hidden_act", value["hidden_act"], ACTIVATIONS)
-    return settings.Encoder(
-        embedding=settings.Embedding(value["vocab_size"], width, token_types=value["type_vocab_size"], norm=True),
-        attention=settings.Attention(
+    return settings.EncoderConfig(
+        embedding=settings.EmbeddingConfig(value["vocab_size"], width, token_types=value["type_vocab_size"], norm=True),
+        attention=settings.AttentionConfig(
             heads, width // heads, settings.LearnedPositions(value["max_position_embeddings"], init_std=std)
         ),
-        feed_forward=settings.FeedForward(value["intermediate_size"], activation),
-        stack=settings.Stack(value["num_hidden_layers"]),
-        norm=settings.Norm(value["layer_norm_eps"], placement="post"),
+        feed_forward=settings.FeedForwardConfig(value["intermediate_size"], activation),
+        stack=settings.StackConfig(value["num_hidden_layers"]),
+        norm=settings.NormConfig(value["layer_norm_eps"], placement="post"),
         head=settings.VocabularyHead(bool(value["tie_word_embeddings"]), transform=activation, bias=True),
         pooler=settings.Pooler(),
-        dropout=settings.Dropout(
+        dropout=settings.DropoutConfig(
             embedding=value["hidden_dropout_prob"],
             attention=value["attention_probs_dropout_prob"],
             residual=value["hidden_dropout_prob"],
         ),
-        initializer=settings.Initializer(std, truncated=True),
+        initializer=settings.InitializerConfig(std, truncated=True),
     )
 
 
-def to_config(model: settings.Encoder) -> dict[str, Any]:
+def to_config(model: settings.EncoderConfig) -> dict[str, Any]:
     """The `config.json` of a BERT with these settings; one dropout rate stands for embeddings and sub-layers."""
     has_head, pooler = isinstance(model.head, settings.VocabularyHead), model.pooler
     return {
@@ -182,7 +182,7 @@ def special_ids(files: list[bytes], tokenizer_config: Mapping[str, Any]) -> dict
 FAMILY = Family(
     name="BERT",
     model_type="bert",
-    kind=settings.Encoder.kind,
+    kind=settings.EncoderConfig.kind,
     prefix="bert.",
     tensors=TENSORS,
     buffers=BUFFERS,

@@ -88,7 +88,7 @@ FIXED = {
 }
 
 
-def glm_to_settings(config: Mapping[str, Any]) -> settings.Decoder:
+def glm_to_settings(config: Mapping[str, Any]) -> settings.DecoderConfig:
     """The settings that a GLM-4 `config.json` of Hugging Face describes.
 
     Raises:
@@ -100,24 +100,24 @@ def glm_to_settings(config: Mapping[str, Any]) -> settings.Decoder:
     return _settings(value, position, known("hidden_act", value["hidden_act"], ACTIVATIONS))
 
 
-def _settings(value, position: settings.Rotary, activation: Activation) -> settings.Decoder:
+def _settings(value, position: settings.Rotary, activation: Activation) -> settings.DecoderConfig:
     heads, head_dim, kv_heads = heads_of(value)
     bias = bool(value["attention_bias"])
-    return settings.Decoder(
-        embedding=settings.Embedding(value["vocab_size"], value["hidden_size"]),
-        attention=settings.Attention(
+    return settings.DecoderConfig(
+        embedding=settings.EmbeddingConfig(value["vocab_size"], value["hidden_size"]),
+        attention=settings.AttentionConfig(
             heads, head_dim, position, bias=bias, out_bias=False if bias else None, kv_heads=kv_heads
         ),
-        feed_forward=settings.FeedForward(value["intermediate_size"], activation, bias=False, gated=True),
-        stack=settings.Stack(value["num_hidden_layers"]),
-        norm=settings.Norm(value["rms_norm_eps"], kind="rms"),
+        feed_forward=settings.FeedForwardConfig(value["intermediate_size"], activation, bias=False, gated=True),
+        stack=settings.StackConfig(value["num_hidden_layers"]),
+        norm=settings.NormConfig(value["rms_norm_eps"], kind="rms"),
         head=settings.VocabularyHead(bool(value["tie_word_embeddings"])),
-        dropout=settings.Dropout(attention=value["attention_dropout"]),
-        initializer=settings.Initializer(value["initializer_range"]),
+        dropout=settings.DropoutConfig(attention=value["attention_dropout"]),
+        initializer=settings.InitializerConfig(value["initializer_range"]),
     )
 
 
-def glm_to_config(model: settings.Decoder) -> dict[str, Any]:
+def glm_to_config(model: settings.DecoderConfig) -> dict[str, Any]:
     """The `config.json` of a GLM-4 with these settings; of the dropout rates it keeps that of attention."""
     attention = model.attention
     return {
@@ -141,7 +141,7 @@ def glm_to_config(model: settings.Decoder) -> dict[str, Any]:
     }
 
 
-def chatglm_to_settings(config: Mapping[str, Any]) -> settings.Decoder:
+def chatglm_to_settings(config: Mapping[str, Any]) -> settings.DecoderConfig:
     """The settings that a `config.json` of ChatGLM2, ChatGLM3 or an original GLM-4-9B describes.
 
     `rope_ratio` is taken for a factor of theta, as ChatGLM3 and GLM-4 have it (in ChatGLM2-6B-32K alone it divides the
@@ -174,7 +174,7 @@ def chatglm_to_settings(config: Mapping[str, Any]) -> settings.Decoder:
     return _settings(renamed, position, "silu")
 
 
-def chatglm_to_config(model: settings.Decoder) -> dict[str, Any]:
+def chatglm_to_config(model: settings.DecoderConfig) -> dict[str, Any]:
     """The `config.json` of a ChatGLM2 with these settings, for the code of THUDM/chatglm3-6b."""
     attention, position = model.attention, model.attention.position
     return {
@@ -221,7 +221,7 @@ def special_ids(files: list[bytes], tokenizer_config: Mapping[str, Any]) -> dict
 GLM = Family(
     name="GLM-4",
     model_type="glm",
-    kind=settings.Decoder.kind,
+    kind=settings.DecoderConfig.kind,
     prefix="model.",
     tensors=GLM_TENSORS,
     buffers="(?!)",  # None.
@@ -233,7 +233,7 @@ GLM = Family(
 CHATGLM = Family(
     name="ChatGLM",
     model_type="chatglm",
-    kind=settings.Decoder.kind,
+    kind=settings.DecoderConfig.kind,
     prefix="transformer.",
     tensors=CHATGLM_TENSORS,
     buffers=r"rotary_pos_emb\.inv_freq",

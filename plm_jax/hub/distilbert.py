@@ -54,14 +54,14 @@ NAMES = {
 }
 
 
-def to_settings(config: Mapping[str, Any]) -> settings.Encoder:
+def to_settings(config: Mapping[str, Any]) -> settings.EncoderConfig:
     """The settings that a DistilBERT `config.json` describes; errors as `bert.to_settings`."""
     value = values(config, DEFAULTS)
     model = bert.to_settings({NAMES.get(name, name): value[name] for name in DEFAULTS})
     return replace(model, embedding=replace(model.embedding, token_types=0), pooler=settings.NoHead())
 
 
-def to_config(model: settings.Encoder) -> dict[str, Any]:
+def to_config(model: settings.EncoderConfig) -> dict[str, Any]:
     """The `config.json` of a DistilBERT with these settings."""
     config, has_head = bert.to_config(model), isinstance(model.head, settings.VocabularyHead)
     return {
@@ -82,7 +82,7 @@ OF_TEXT = TaskLayout(
 FAMILY = Family(
     name="DistilBERT",
     model_type="distilbert",
-    kind=settings.Encoder.kind,
+    kind=settings.EncoderConfig.kind,
     prefix="distilbert.",
     tensors=TENSORS,
     buffers=bert.BUFFERS,

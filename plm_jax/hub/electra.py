@@ -33,7 +33,7 @@ DEFAULTS = bert.DEFAULTS | {
 }
 
 
-def to_settings(config: Mapping[str, Any]) -> settings.Encoder:
+def to_settings(config: Mapping[str, Any]) -> settings.EncoderConfig:
     """The settings that an ELECTRA `config.json` describes, with both heads.
 
     Raises:
@@ -51,7 +51,7 @@ def to_settings(config: Mapping[str, Any]) -> settings.Encoder:
     )
 
 
-def to_config(model: settings.Encoder) -> dict[str, Any]:
+def to_config(model: settings.EncoderConfig) -> dict[str, Any]:
     """The `config.json` of an ELECTRA with these settings."""
     architecture = "ElectraForMaskedLM" if isinstance(model.head, settings.VocabularyHead) else "ElectraModel"
     if isinstance(model.discriminator, settings.Discriminator):
@@ -66,7 +66,7 @@ def to_config(model: settings.Encoder) -> dict[str, Any]:
 FAMILY = Family(
     name="ELECTRA",
     model_type="electra",
-    kind=settings.Encoder.kind,
+    kind=settings.EncoderConfig.kind,
     prefix="electra.",
     tensors=TENSORS,
     buffers=bert.BUFFERS,

@@ -29,7 +29,7 @@ _PARTS = ("char_embed", "CNN", "RNN", "softmax")
 _MOST_PACKED = 100
 
 
-class Stored(NamedTuple):
+class ElmoTensor(NamedTuple):
     """How a dataset holds our parameters: these parts, `parameters[path][index]`, joined along their first axis."""
 
     shape: tuple[int, ...]
@@ -127,7 +127,7 @@ def write(directory: str, pretrained: Pretrained) -> None:
     storage.write(os.path.join(directory, OPTIONS), options.encode("utf-8"))
 
 
-def layout(model: settings.Elmo) -> dict[str, Stored]:
+def layout(model: settings.ElmoConfig) -> dict[str, ElmoTensor]:
     """Each dataset of a model's file."""
     shapes = {
         path: leaf.shape for path, leaf in flax.traverse_util.flatten_dict(registry.shapes(model), sep="/").items()
@@ -151,7 +151,7 @@ def layout(model: settings.Elmo) -> dict[str, Stored]:
             found[f"{cell}/W_P_0"] = (("lstm/blocks/projection/kernel", (layer, side)),)
     if isinstance(model.head, settings.Softmax):
         found |= {SOFTMAX: (("head", ...),), "softmax/b": (("head_bias", ...),)}
-    return {name: Stored(_shape(name, parts, shapes), parts) for name, parts in found.items()}
+    return {name: ElmoTensor(_shape(name, parts, shapes), parts) for name, parts in found.items()}
 
 
 def _shape(name: str, parts, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
@@ -166,7 +166,7 @@ def _shape(name: str, parts, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int
     return (1, first, *rest) if "/W_cnn_" in name else (first, *rest)
 
 
-def _gather(path: str, weights: Mapping[str, h5py.Dataset], model: settings.Elmo) -> dict[str, Any]:
+def _gather(path: str, weights: Mapping[str, h5py.Dataset], model: settings.ElmoConfig) -> dict[str, Any]:
     """Our tree, filled from an open file; every misfit is found before the first dataset is read."""
     wanted = layout(model)
     missing = [name for name in wanted if name not in weights]
@@ -205,7 +205,9 @@ def _words(options: Mapping[str, Any], weights: Mapping[str, h5py.Dataset], voca
     return lines, settings.NoHead()
 
 
-def to_settings(options: Mapping[str, Any], vocab_size: int, head: settings.Softmax | settings.NoHead) -> settings.Elmo:
+def to_settings(
+    options: Mapping[str, Any], vocab_size: int, head: settings.Softmax | settings.NoHead
+) -> settings.ElmoConfig:
     """The settings that options describe.
 
     Raises:
@@ -216,8 +218,8 @@ def to_settings(options: Mapping[str, Any], vocab_size: int, head: settings.Soft
     try:
         cnn, lstm, dropout = options["char_cnn"], options["lstm"], float(options.get("dropout", 0.0))
         filters = tuple((int(width), int(number)) for width, number in cnn["filters"])
-        model = settings.Elmo(
-            embedding=settings.CharacterCNN(
+        model = settings.ElmoConfig(
+            embedding=settings.CharacterCNNConfig(
                 vocab_size=int(vocab_size),
                 width=int(lstm["projection_dim"]),
                 dim=int(cnn["embedding"]["dim"]),
@@ -226,11 +228,11 @@ def to_settings(options: Mapping[str, Any], vocab_size: int, head: settings.Soft
                 activation=cnn["activation"],
                 highway_layers=int(cnn["n_highway"]),
             ),
-            lstm=settings.Lstm(
+            lstm=settings.LstmConfig(
                 int(lstm["n_layers"]), int(lstm["dim"]), float(lstm["cell_clip"]), float(lstm["proj_clip"])
             ),
             head=head,
-            dropout=settings.LstmDropout(dropout, dropout),
+            dropout=settings.LstmDropoutConfig(dropout, dropout),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"options.json is damaged ({type(error).__name__}: {error}): fetch it again") from error
@@ -248,7 +250,7 @@ def to_settings(options: Mapping[str, Any], vocab_size: int, head: settings.Soft
     return trees.checked(model, OPTIONS)
 
 
-def to_options(model: settings.Elmo) -> dict[str, Any]:
+def to_options(model: settings.ElmoConfig) -> dict[str, Any]:
     """The inverse, for inference, where bilm-tf has 262 characters."""
     embedding, lstm = model.embedding, model.lstm
     return {

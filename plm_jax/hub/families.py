@@ -54,7 +54,7 @@ FAMILIES = {
 NOT_KEPT = ("dropout.", "initializer.", "attention.position.init_std", "scan_layers", "remat", "attention_kernel")
 
 
-def family_of(model: settings.Transformer, preferred: str | None = None) -> Family:
+def family_of(model: settings.TransformerConfig, preferred: str | None = None) -> Family:
     """The family whose `config.json` says all of a model's settings; of several, the preferred one or else the first.
 
     Raises:
@@ -73,17 +73,17 @@ def family_of(model: settings.Transformer, preferred: str | None = None) -> Fami
     return family
 
 
-def to_settings(family: Family, config: Mapping[str, Any]) -> settings.Transformer:
+def to_settings(family: Family, config: Mapping[str, Any]) -> settings.TransformerConfig:
     """The settings that a family's `config.json` describes, with all heads; UserError for what those cannot say."""
     return trees.checked(tasks.to_settings(family, config, family.to_settings(config)), CONFIG)
 
 
-def to_config(family: Family, model: settings.Transformer) -> dict[str, Any]:
+def to_config(family: Family, model: settings.TransformerConfig) -> dict[str, Any]:
     """The inverse, without the special ids; what it cannot say it leaves out."""
     return family.to_config(model) | tasks.to_config(family, model)
 
 
-def beyond(family: Family, model: settings.Transformer) -> list[str]:
+def beyond(family: Family, model: settings.TransformerConfig) -> list[str]:
     """What of the settings would be otherwise once they were written and read."""
     shapes = tensor_layout.shapes_of(model)
     try:
@@ -102,10 +102,10 @@ def beyond(family: Family, model: settings.Transformer) -> list[str]:
     ]
 
 
-def _shortest(model: settings.Transformer) -> settings.Transformer:
+def _shortest(model: settings.TransformerConfig) -> settings.TransformerConfig:
     """The same model with None where that means as much as what is given."""
     attention = model.attention
-    if isinstance(model, settings.EncoderDecoder):
+    if isinstance(model, settings.EncoderDecoderConfig):
         own = {"heads": attention.heads, "head_dim": attention.head_dim, "feed_forward": model.feed_forward.width}
         same = [f"decoder_{name}" for name, value in own.items() if getattr(model, f"decoder_{name}") == value]
         model = replace(model, **dict.fromkeys(same))
@@ -130,13 +130,13 @@ def _fields(part: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def with_heads(
-    family: Family, model: settings.Transformer, names: Collection[str], own_head: bool, has_bias: bool
-) -> settings.Transformer:
+    family: Family, model: settings.TransformerConfig, names: Collection[str], own_head: bool, has_bias: bool
+) -> settings.TransformerConfig:
     """The settings with those heads alone whose tensors are among the names: these decide, not the config."""
     model = tasks.kept(family, model, names)
     tied, bias = model.head.tied and not own_head, model.head.bias or has_bias
     vocabulary = replace(model.head, tied=tied, bias=bias)
-    if not isinstance(model, settings.Encoder):
+    if not isinstance(model, settings.EncoderConfig):
         is_left_out = not tied and model.heads and name_in(family, "head") not in names
         return replace(model, head=settings.NoHead() if is_left_out else vocabulary)
     head, pooler, classifier, discriminator = (
@@ -151,7 +151,7 @@ def with_heads(
     )
 
 
-def layout_of(family: Family, model: settings.Transformer) -> dict[str, list[tensor_layout.Piece]]:
+def layout_of(family: Family, model: settings.TransformerConfig) -> dict[str, list[tensor_layout.TensorPiece]]:
     """The pieces that make up each tensor of a model."""
     head = tasks.head_of(model)
     of_task = () if head is None else tasks.tensors(family, head.kind)
@@ -165,13 +165,13 @@ def name_in(family: Family, parameter: str) -> str | None:
     return next((tensor.name for tensor in family.tensors if tensor.parameters == (parameter,)), None)
 
 
-def published(model: settings.Transformer) -> tuple[settings.Transformer, str | None]:
+def published(model: settings.TransformerConfig) -> tuple[settings.TransformerConfig, str | None]:
     """What of a model Hugging Face has a place for, and the name of the parameters that are left out."""
-    if isinstance(model, settings.Electra):
+    if isinstance(model, settings.ElectraConfig):
         return model.discriminator_model, "generator"
-    if isinstance(model, settings.Encoder) and isinstance(model.span_boundary, settings.SpanBoundary):
+    if isinstance(model, settings.EncoderConfig) and isinstance(model.span_boundary, settings.SpanBoundary):
         return replace(model, span_boundary=settings.NoHead()), "span_boundary"
-    if isinstance(model, settings.EncoderDecoder) and isinstance(model.head, settings.NoHead):
+    if isinstance(model, settings.EncoderDecoderConfig) and isinstance(model.head, settings.NoHead):
         # Theirs have embeddings that are tied, the two sides' to each other as well, or none that are.
         return replace(model, head=settings.VocabularyHead()), None
     return model, None
@@ -197,7 +197,7 @@ def model_type_of(directory: str, config: Mapping[str, Any]) -> str:
     return found[0]
 
 
-def _knows(family: Family, tensors: Mapping[str, files.Stored]) -> bool:
+def _knows(family: Family, tensors: Mapping[str, files.StoredTensor]) -> bool:
     """Whether all tensors have names that a family's may have."""
     patterns = (re.sub(r"\\\{\w+\\\}", r"\\d+", re.escape(tensor.name)) for tensor in family.tensors)
     known = re.compile("|".join([*patterns, *map(re.escape, family.copies)]))
@@ -206,7 +206,7 @@ def _knows(family: Family, tensors: Mapping[str, files.Stored]) -> bool:
     return all(known.fullmatch(name) or others.fullmatch(name.removeprefix(family.prefix)) for name in names)
 
 
-def by_full_name(tensors: Mapping[str, files.Stored], family: Family) -> dict[str, files.Stored]:
+def by_full_name(tensors: Mapping[str, files.StoredTensor], family: Family) -> dict[str, files.StoredTensor]:
     """The tensors by today's names with the prefix, whatever the files leave out or call otherwise."""
     heads = {tensor.name for tensor in family.tensors if not tensor.name.startswith(family.prefix)}
     heads |= tasks.names(family)

@@ -120,7 +120,7 @@ class Family:
     prefix: str
     tensors: tuple[Tensor, ...]
     buffers: str
-    to_settings: Callable[[Mapping[str, Any]], settings.Transformer]
+    to_settings: Callable[[Mapping[str, Any]], settings.TransformerConfig]
     to_config: Callable[[Any], dict[str, Any]]
     vocabulary_files: Mapping[str, tuple[str, ...]]
     tokenizer_config: Callable[[list[bytes], Mapping[str, Any]], dict[str, Any]] = lambda files, special_ids: {}

@@ -59,7 +59,7 @@ class InFiles:
         return (self[i] for i in range(self.shape[0])) if len(self.shape) > 2 else iter([self[...]])
 
 
-class Stored(InFiles):
+class StoredTensor(InFiles):
     """A tensor in an open safetensors file; a slice of integers reads some of its first axis.
 
     Attributes:
@@ -93,7 +93,7 @@ class Stored(InFiles):
             raise _damaged(self._path, f"it ends within {self.name}")
         return np.frombuffer(data, self.dtype).reshape(shape)
 
-    def equals(self, other: "Stored") -> bool:
+    def equals(self, other: "StoredTensor") -> bool:
         """Whether both hold the same numbers of a type in FLOATS; compared some rows at a time."""
         if self.shape != other.shape or not {self.code, other.code} <= FLOATS.keys():
             return False
@@ -123,7 +123,7 @@ def common_type(arrays: Iterable[Any]) -> np.dtype:
 
 
 @contextlib.contextmanager
-def opened(folder: str) -> Iterator[dict[str, Stored]]:
+def opened(folder: str) -> Iterator[dict[str, StoredTensor]]:
     """The tensors of a model by their names, to be read while this lasts.
 
     Raises:
@@ -132,7 +132,7 @@ def opened(folder: str) -> Iterator[dict[str, Stored]]:
     """
     shards, names = _shards(folder)
     with contextlib.ExitStack() as stack:
-        tensors: dict[str, Stored] = {}
+        tensors: dict[str, StoredTensor] = {}
         for shard in shards:
             path = os.path.join(folder, shard)
             found = _open(path, stack)
@@ -168,7 +168,7 @@ def _shards(folder: str) -> tuple[list[str], dict[str, str]]:
     return shards, names
 
 
-def _open(path: str, stack: contextlib.ExitStack) -> dict[str, Stored]:
+def _open(path: str, stack: contextlib.ExitStack) -> dict[str, StoredTensor]:
     try:
         file = stack.enter_context(storage.open_binary(path))
         with storage.reaching(path):
@@ -189,7 +189,7 @@ def _open(path: str, stack: contextlib.ExitStack) -> dict[str, Stored]:
         raise _damaged(path, one_line(error)) from error
 
 
-def _tensors(file: BinaryIO, path: str, header: Any, begin: int, size: int) -> dict[str, Stored]:
+def _tensors(file: BinaryIO, path: str, header: Any, begin: int, size: int) -> dict[str, StoredTensor]:
     """Those of a header that is as the format has it: together the tensors are all bytes from `begin` on, each once.
 
     Raises:
@@ -212,7 +212,7 @@ def _tensors(file: BinaryIO, path: str, header: Any, begin: int, size: int) -> d
             raise ValueError(f"{name[:200]!r} has a shape or data_offsets that are no sizes")
         if math.prod(shape) * _BITS[code] != 8 * (offsets[1] - offsets[0]):
             raise ValueError(f"{name[:200]!r} has {offsets[1] - offsets[0]} bytes, which its type and shape are not")
-        stored[name] = Stored(file, path, name, code, tuple(shape), begin + offsets[0])
+        stored[name] = StoredTensor(file, path, name, code, tuple(shape), begin + offsets[0])
         spans.append((begin + offsets[0], begin + offsets[1], name))
     for first, last, name in sorted(spans):
         if first != end:

@@ -54,7 +54,7 @@ DEFAULTS = {
 }
 
 
-def to_settings(config: Mapping[str, Any]) -> settings.Decoder:
+def to_settings(config: Mapping[str, Any]) -> settings.DecoderConfig:
     """The settings that a GPT-1 `config.json` describes.
 
     Raises:
@@ -65,21 +65,21 @@ def to_settings(config: Mapping[str, Any]) -> settings.Decoder:
     width, heads, std = value["n_embd"], value["n_head"], value["initializer_range"]
     if width % heads:
         raise UserError(f"config.json: n_head {heads} does not divide n_embd {width}: change one")
-    return settings.Decoder(
-        embedding=settings.Embedding(value["vocab_size"], width),
-        attention=settings.Attention(heads, width // heads, settings.LearnedPositions(value["n_positions"], std)),
-        feed_forward=settings.FeedForward(4 * width, known("afn", value["afn"], ACTIVATIONS)),
-        stack=settings.Stack(value["n_layer"]),
-        norm=settings.Norm(value["layer_norm_epsilon"], placement="post"),
+    return settings.DecoderConfig(
+        embedding=settings.EmbeddingConfig(value["vocab_size"], width),
+        attention=settings.AttentionConfig(heads, width // heads, settings.LearnedPositions(value["n_positions"], std)),
+        feed_forward=settings.FeedForwardConfig(4 * width, known("afn", value["afn"], ACTIVATIONS)),
+        stack=settings.StackConfig(value["n_layer"]),
+        norm=settings.NormConfig(value["layer_norm_epsilon"], placement="post"),
         head=settings.VocabularyHead(bool(value["tie_word_embeddings"])),
-        dropout=settings.Dropout(
+        dropout=settings.DropoutConfig(
             embedding=value["embd_pdrop"], attention=value["attn_pdrop"], residual=value["resid_pdrop"]
         ),
-        initializer=settings.Initializer(std),
+        initializer=settings.InitializerConfig(std),
     )
 
 
-def to_config(model: settings.Decoder) -> dict[str, Any]:
+def to_config(model: settings.DecoderConfig) -> dict[str, Any]:
     """The `config.json` of a GPT-1 with these settings; its feed-forward is always four times as wide as the model."""
     attention, activation = model.attention, model.feed_forward.activation
     return {
@@ -103,7 +103,7 @@ def to_config(model: settings.Decoder) -> dict[str, Any]:
 FAMILY = Family(
     name="GPT-1",
     model_type="openai-gpt",
-    kind=settings.Decoder.kind,
+    kind=settings.DecoderConfig.kind,
     prefix="transformer.",
     tensors=TENSORS,
     buffers=r"h\.\d+\.attn\.bias|position_ids",

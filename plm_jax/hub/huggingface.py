@@ -147,7 +147,9 @@ def _published(pretrained: Pretrained) -> Pretrained:
     return replace(pretrained, model=model, params=params)
 
 
-def _gather(folder, family: Family, model: settings.Transformer, stored: Mapping[str, files.Stored]) -> dict[str, Any]:
+def _gather(
+    folder, family: Family, model: settings.TransformerConfig, stored: Mapping[str, files.StoredTensor]
+) -> dict[str, Any]:
     """Our tree, each leaf still in the open files; every misfit is found before the first tensor is read."""
     shapes = tensor_layout.shapes_of(model)
     wanted = families.layout_of(family, model)
@@ -160,7 +162,10 @@ def _gather(folder, family: Family, model: settings.Transformer, stored: Mapping
 
 
 def _check(
-    folder, family: Family, wanted: Mapping[str, list[tensor_layout.Piece]], stored: Mapping[str, files.Stored]
+    folder,
+    family: Family,
+    wanted: Mapping[str, list[tensor_layout.TensorPiece]],
+    stored: Mapping[str, files.StoredTensor],
 ) -> None:
     def matches(pattern, name):
         return re.fullmatch(pattern, name.removeprefix(family.prefix))
@@ -189,13 +194,13 @@ def _check(
         warnings.warn(f"{folder}: the heads of a fine-tuned model are left out: {heads}", stacklevel=6)
 
 
-def _has_own_head(family: Family, stored: Mapping[str, files.Stored]) -> bool:
+def _has_own_head(family: Family, stored: Mapping[str, files.StoredTensor]) -> bool:
     """Whether a head lies in the files that is not the token table again (the tensors decide, not the config)."""
     head, table = (stored.get(families.name_in(family, parameter)) for parameter in ("head", "token_embedding"))
     return head is not None and table is not None and not head.equals(table)
 
 
-def _has_head_bias(family: Family, stored: Mapping[str, files.Stored]) -> bool:
+def _has_head_bias(family: Family, stored: Mapping[str, files.StoredTensor]) -> bool:
     """Whether the files hold a bias of the head that is not 0 everywhere."""
     bias = stored.get(families.name_in(family, "head_bias"))
     return bias is not None and bool(np.any(bias[...]))

@@ -63,7 +63,7 @@ LENGTH = 2048
 
 
 def heads_of(value: dict[str, Any]) -> tuple[int, int, int | None]:
-    """Heads, head_dim, and heads of keys and values as in `settings.Attention`, from the values of a `config.json`.
+    """Returns heads, head_dim and key/value heads, as in `settings.AttentionConfig`, from a `config.json`.
 
     Raises:
       UserError: a size that is no positive integer, heads that do not divide the width.
@@ -81,7 +81,7 @@ def heads_of(value: dict[str, Any]) -> tuple[int, int, int | None]:
     return heads, head_dim, groups
 
 
-def to_settings(config: Mapping[str, Any]) -> settings.Decoder:
+def to_settings(config: Mapping[str, Any]) -> settings.DecoderConfig:
     """The settings that a LLaMA `config.json` describes.
 
     Raises:
@@ -90,30 +90,30 @@ def to_settings(config: Mapping[str, Any]) -> settings.Decoder:
     """
     value = values(config, DEFAULTS)
     heads, head_dim, kv_heads = heads_of(value)
-    return settings.Decoder(
-        embedding=settings.Embedding(value["vocab_size"], value["hidden_size"]),
-        attention=settings.Attention(
+    return settings.DecoderConfig(
+        embedding=settings.EmbeddingConfig(value["vocab_size"], value["hidden_size"]),
+        attention=settings.AttentionConfig(
             heads,
             head_dim,
             rope.to_settings(config, fraction=1.0, interleaved=False, length=LENGTH),
             bias=bool(value["attention_bias"]),
             kv_heads=kv_heads,
         ),
-        feed_forward=settings.FeedForward(
+        feed_forward=settings.FeedForwardConfig(
             value["intermediate_size"],
             known("hidden_act", value["hidden_act"], ACTIVATIONS),
             bias=bool(value["mlp_bias"]),
             gated=True,
         ),
-        stack=settings.Stack(value["num_hidden_layers"]),
-        norm=settings.Norm(value["rms_norm_eps"], kind="rms"),
+        stack=settings.StackConfig(value["num_hidden_layers"]),
+        norm=settings.NormConfig(value["rms_norm_eps"], kind="rms"),
         head=settings.VocabularyHead(bool(value["tie_word_embeddings"])),
-        dropout=settings.Dropout(attention=value["attention_dropout"]),
-        initializer=settings.Initializer(value["initializer_range"]),
+        dropout=settings.DropoutConfig(attention=value["attention_dropout"]),
+        initializer=settings.InitializerConfig(value["initializer_range"]),
     )
 
 
-def to_config(model: settings.Decoder) -> dict[str, Any]:
+def to_config(model: settings.DecoderConfig) -> dict[str, Any]:
     """The `config.json` of a LLaMA with these settings; of the dropout rates it keeps that of attention."""
     attention, feed_forward = model.attention, model.feed_forward
     return {
@@ -153,7 +153,7 @@ def special_ids(files: list[bytes], tokenizer_config: Mapping[str, Any]) -> dict
 FAMILY = Family(
     name="LLaMA",
     model_type="llama",
-    kind=settings.Decoder.kind,
+    kind=settings.DecoderConfig.kind,
     prefix="model.",
     tensors=TENSORS,
     buffers=r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq",

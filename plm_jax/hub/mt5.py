@@ -17,7 +17,7 @@ DEFAULTS = {
 }
 
 
-def to_settings(config: Mapping[str, Any]) -> settings.EncoderDecoder:
+def to_settings(config: Mapping[str, Any]) -> settings.EncoderDecoderConfig:
     """The settings that an mT5 `config.json` describes.
 
     Raises:
@@ -26,7 +26,7 @@ def to_settings(config: Mapping[str, Any]) -> settings.EncoderDecoder:
     return t5.to_settings({**DEFAULTS, **config, "scale_decoder_outputs": False})
 
 
-def to_config(model: settings.EncoderDecoder) -> dict[str, Any]:
+def to_config(model: settings.EncoderDecoderConfig) -> dict[str, Any]:
     """The `config.json` of an mT5 with these settings; see T5's."""
     config = t5.to_config(model) | {"architectures": ["MT5ForConditionalGeneration"], "model_type": "mt5"}
     del config["scale_decoder_outputs"]

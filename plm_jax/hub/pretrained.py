@@ -36,7 +36,7 @@ class Pretrained:
         others; empty for a model that is not from Hugging Face.
     """
 
-    model: settings.Transformer
+    model: settings.TransformerConfig
     params: Mapping[str, Any]
     special_ids: Mapping[str, Any] = field(default_factory=dict)
     vocabulary: str | None = None

@@ -26,7 +26,7 @@ TENSORS = (
 DEFAULTS = bert.DEFAULTS | {"vocab_size": 50265, "pad_token_id": 1}
 
 
-def to_settings(config: Mapping[str, Any]) -> settings.Encoder:
+def to_settings(config: Mapping[str, Any]) -> settings.EncoderConfig:
     """The settings that a RoBERTa `config.json` describes; its head has the exact GELU whatever its layers have.
 
     Raises:
@@ -46,7 +46,7 @@ def to_settings(config: Mapping[str, Any]) -> settings.Encoder:
     )
 
 
-def to_config(model: settings.Encoder) -> dict[str, Any]:
+def to_config(model: settings.EncoderConfig) -> dict[str, Any]:
     """The `config.json` of a RoBERTa with these settings, and the padding's id, from which positions follow."""
     config, offset = bert.to_config(model), max(1, getattr(model.attention.position, "offset", 1))
     return config | {
@@ -69,7 +69,7 @@ def special_ids(files: list[bytes], tokenizer_config: Mapping[str, Any]) -> dict
 FAMILY = Family(
     name="RoBERTa",
     model_type="roberta",
-    kind=settings.Encoder.kind,
+    kind=settings.EncoderConfig.kind,
     prefix="roberta.",
     tensors=TENSORS,
     buffers=bert.BUFFERS,

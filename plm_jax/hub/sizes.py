@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from plm_jax.common.errors import UserError, one_line
-from plm_jax.hub.files import Stored
-from plm_jax.models.protocol import Model
+from plm_jax.hub.files import StoredTensor
+from plm_jax.models.protocol import ModelConfig
 
 # Four times those of the deepest model that was published (Wang et al. 2022, arXiv:2203.00555).
 MOST_LAYERS = 4096
@@ -34,7 +34,7 @@ def described_by(path: str) -> Iterator[None]:
         raise UserError(f"{path} is damaged ({what}): fetch it again") from error
 
 
-def check(path: str, model: Model, tensors: Mapping[str, Stored]) -> None:
+def check(path: str, model: ModelConfig, tensors: Mapping[str, StoredTensor]) -> None:
     """Refuses settings that no model with these tensors has; `path` is the file that has the settings.
 
     Raises:

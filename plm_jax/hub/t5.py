@@ -70,7 +70,7 @@ DEFAULTS = {
 ENCODER_ONLY = "T5EncoderModel"
 
 
-def to_settings(config: Mapping[str, Any]) -> settings.EncoderDecoder:
+def to_settings(config: Mapping[str, Any]) -> settings.EncoderDecoderConfig:
     """The settings that a T5 `config.json` describes.
 
     Raises:
@@ -85,27 +85,27 @@ def to_settings(config: Mapping[str, Any]) -> settings.EncoderDecoder:
         raise UserError(f"config.json: a {ENCODER_ONLY} is half a model: give a whole T5, encoder and decoder")
     activation, gated = known("feed_forward_proj", value["feed_forward_proj"], FEED_FORWARDS)
     tied = bool(value["tie_word_embeddings"])
-    return settings.EncoderDecoder(
-        embedding=settings.Embedding(value["vocab_size"], value["d_model"]),
-        attention=settings.Attention(
+    return settings.EncoderDecoderConfig(
+        embedding=settings.EmbeddingConfig(value["vocab_size"], value["d_model"]),
+        attention=settings.AttentionConfig(
             value["num_heads"],
             value["d_kv"],
             settings.RelativeBias(value["relative_attention_num_buckets"], value["relative_attention_max_distance"]),
             bias=False,
             score_scale=1.0,
         ),
-        feed_forward=settings.FeedForward(value["d_ff"], activation, bias=False, gated=gated),
-        stack=settings.Stack(value["num_layers"]),
-        decoder_stack=settings.Stack(value["num_decoder_layers"]),
-        norm=settings.Norm(value["layer_norm_epsilon"], kind="rms"),
+        feed_forward=settings.FeedForwardConfig(value["d_ff"], activation, bias=False, gated=gated),
+        stack=settings.StackConfig(value["num_layers"]),
+        decoder_stack=settings.StackConfig(value["num_decoder_layers"]),
+        norm=settings.NormConfig(value["layer_norm_epsilon"], kind="rms"),
         # Older files have no `scale_decoder_outputs`: there it was the tied head that was scaled.
         head=settings.VocabularyHead(tied, scale_by_width=bool(config.get("scale_decoder_outputs", tied))),
-        dropout=settings.Dropout(broadcast=True).all_at(value["dropout_rate"]),
-        initializer=settings.FanIn(),
+        dropout=settings.DropoutConfig(broadcast=True).all_at(value["dropout_rate"]),
+        initializer=settings.FanInConfig(),
     )
 
 
-def to_config(model: settings.EncoderDecoder) -> dict[str, Any]:
+def to_config(model: settings.EncoderDecoderConfig) -> dict[str, Any]:
     """The `config.json` of a T5 with these settings; one dropout rate stands for all, and no initialiser is kept."""
     attention, feed_forward = model.attention, model.feed_forward
     wanted = feed_forward.activation, feed_forward.gated
@@ -143,7 +143,7 @@ def special_ids(files: list[bytes], tokenizer_config: Mapping[str, Any]) -> dict
 FAMILY = Family(
     name="T5",
     model_type="t5",
-    kind=settings.EncoderDecoder.kind,
+    kind=settings.EncoderDecoderConfig.kind,
     prefix="",
     tensors=TENSORS,
     # The first checkpoints hold a table for the attention to the memory that nothing uses.

@@ -11,7 +11,7 @@ from plm_jax.common.errors import UserError
 from plm_jax.hub.family import Family, TaskLayout, Tensor, check
 from plm_jax.models import settings
 from plm_jax.models.heads import TASK, Head
-from plm_jax.models.protocol import Model
+from plm_jax.models.protocol import ModelConfig
 from plm_jax.models.task_heads import TaskHead
 
 # What a model's class is called, by the kind of its head.
@@ -30,7 +30,7 @@ _MOST_LABELS = 2**20
 _UNNAMED = ("LABEL_0",)
 
 
-def head_of(model: Model) -> TaskHead | None:
+def head_of(model: ModelConfig) -> TaskHead | None:
     """A model's head of a task; None: it has none."""
     head = dict(model.heads).get(TASK)
     return head if isinstance(head, TaskHead) else None
@@ -55,7 +55,7 @@ def names(family: Family) -> set[str]:
     return {tensor.name for kind in family.tasks for tensor in tensors(family, kind)}
 
 
-def to_settings(family: Family, config: Mapping[str, Any], model: Model) -> Model:
+def to_settings(family: Family, config: Mapping[str, Any], model: ModelConfig) -> ModelConfig:
     """The model with the head that a `config.json` names; as it is where that is none, or one for several labels a
     text or several numbers, which we lack.
 
@@ -91,7 +91,7 @@ def _rates(layout: TaskLayout, rate: float) -> dict[str, float]:
     return {"dropout": rate, "input_dropout": rate if layout.drops_input else 0.0}
 
 
-def _with(model: Model, head: TaskHead) -> Model:
+def _with(model: ModelConfig, head: TaskHead) -> ModelConfig:
     others = tuple(pair for pair in model.heads if pair[0] != TASK)
     return replace(model, heads=(*others, (TASK, head)))
 
@@ -113,7 +113,7 @@ def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(by_id[str(number)] for number in range(len(by_id)))
 
 
-def to_config(family: Family, model: Model) -> dict[str, Any]:
+def to_config(family: Family, model: ModelConfig) -> dict[str, Any]:
     """What a `config.json` says of a model's head: its class, the labels, the rate of its dropout."""
     head = head_of(model)
     if head is None or head.kind not in family.tasks:
@@ -129,7 +129,7 @@ def to_config(family: Family, model: Model) -> dict[str, Any]:
     return found | ({layout.rate: head.dropout} if layout.rate else {})
 
 
-def kept(family: Family, model: Model, stored: Collection[str]) -> Model:
+def kept(family: Family, model: ModelConfig, stored: Collection[str]) -> ModelConfig:
     """The model without its head of a task where some of the tensors that this has are not among those stored."""
     head = head_of(model)
     if head is None or {tensor.name for tensor in needed(family, head)} <= set(stored):
@@ -145,7 +145,7 @@ def needed(family: Family, head: TaskHead) -> tuple[Tensor, ...]:
     return pooler + tuple(tensor for tensor in own if head.bias or tensor.parameters != (f"{PATH}/output/bias",))
 
 
-def new(kind: str, model: Model, labels: Sequence[str] = (), family: Family | None = None) -> TaskHead:
+def new(kind: str, model: ModelConfig, labels: Sequence[str] = (), family: Family | None = None) -> TaskHead:
     """A head for a task as the family lays it out, with the model's dropout.
 
     For a model of no family, or of one that has no such head: a text's by the first token of an encoder, or the last of
@@ -162,8 +162,10 @@ def new(kind: str, model: Model, labels: Sequence[str] = (), family: Family | No
         default = rate if layout.default is None else layout.default
         return replace(_made(layout, kind, labels), **_rates(layout, default))
     of_text = kind not in ("tags", "span")
-    is_decoder = isinstance(model, settings.Decoder)
-    fields: dict[str, Any] = {"feature": "first" if isinstance(model, settings.Encoder) else "last"} if of_text else {}
+    is_decoder = isinstance(model, settings.DecoderConfig)
+    fields: dict[str, Any] = (
+        {"feature": "first" if isinstance(model, settings.EncoderConfig) else "last"} if of_text else {}
+    )
     fields |= {"transform": "tanh"} if of_text and not is_decoder else {}
     fields |= {"bias": False} if is_decoder else {}
     return replace(_made(TaskLayout("", fields), kind, labels), dropout=0.0 if kind == "span" else rate)

@@ -11,11 +11,11 @@ import numpy as np
 from plm_jax.hub import files
 from plm_jax.hub.family import Tensor
 from plm_jax.models import registry
-from plm_jax.models.protocol import Model
+from plm_jax.models.protocol import ModelConfig
 
 
 @dataclass(frozen=True)
-class Piece:
+class TensorPiece:
     """Where a part of a Hugging Face tensor lies in our tree: `parameters[path][index]`, of this shape there.
 
     With `heads` above 1 the parts of the tensor alternate, one head of each after the other.
@@ -33,9 +33,9 @@ class Parameter(files.InFiles):
 
     def __init__(self, shape: tuple[int, ...]):
         self.shape = shape
-        self._pieces: dict[Any, tuple[files.Stored, list[Piece], int]] = {}
+        self._pieces: dict[Any, tuple[files.StoredTensor, list[TensorPiece], int]] = {}
 
-    def add(self, tensor: files.Stored, pieces: list[Piece], number: int) -> None:
+    def add(self, tensor: files.StoredTensor, pieces: list[TensorPiece], number: int) -> None:
         """Has the piece of this number of a tensor's lie where it says."""
         self._pieces[pieces[number].index] = tensor, pieces, number
 
@@ -60,7 +60,7 @@ class Parameter(files.InFiles):
 
 def layout(
     tensors: Sequence[Tensor], shapes: Mapping[str, tuple[int, ...]], inner: int = 1, heads: int = 1
-) -> dict[str, list[Piece]]:
+) -> dict[str, list[TensorPiece]]:
     """The pieces that make up each tensor of a model with these parameters' shapes, `inner` blocks a layer and so many
     heads.
     """
@@ -70,38 +70,38 @@ def layout(
             continue
         if "{" not in tensor.name:
             index, leading = (None, (1,)) if tensor.as_row else (..., ())
-            pieces = [Piece(path, index, leading + shapes[path], tensor.transposed) for path in tensor.parameters]
+            pieces = [TensorPiece(path, index, leading + shapes[path], tensor.transposed) for path in tensor.parameters]
             found[tensor.name] = pieces
             continue
         alternating = heads if tensor.by_head else 1
         for layer in range(shapes[tensor.parameters[0]][0]):
             pieces = [
-                Piece(path, layer, shapes[path][1:], tensor.transposed, alternating) for path in tensor.parameters
+                TensorPiece(path, layer, shapes[path][1:], tensor.transposed, alternating) for path in tensor.parameters
             ]
             found[tensor.name.format(layer=layer, group=layer // inner, inner=layer % inner)] = pieces
     return found
 
 
 @functools.lru_cache(maxsize=8)
-def shapes_of(model: Model) -> Mapping[str, tuple[int, ...]]:
+def shapes_of(model: ModelConfig) -> Mapping[str, tuple[int, ...]]:
     """The shapes of a model's parameters, by their paths."""
     flat = flax.traverse_util.flatten_dict(registry.shapes(model), sep="/")
     return {path: leaf.shape for path, leaf in flat.items()}
 
 
-def stored_shape(pieces: list[Piece]) -> tuple[int, ...]:
+def stored_shape(pieces: list[TensorPiece]) -> tuple[int, ...]:
     """The shape of the tensor that the pieces make up."""
     shape = (*pieces[0].shape[:-1], sum(piece.shape[-1] for piece in pieces))
     return shape[::-1] if pieces[0].transposed else shape
 
 
-def content(flat: Mapping[str, Any], pieces: list[Piece]) -> files.Content:
+def content(flat: Mapping[str, Any], pieces: list[TensorPiece]) -> files.Content:
     """A tensor to be written, which the pieces make up, of parameters by their paths."""
     dtype = files.common_type(flat[piece.path] for piece in pieces)
     return files.Content(stored_shape(pieces), dtype, lambda: [_join(flat, pieces)])
 
 
-def _divide(tensor: np.ndarray, pieces: list[Piece]) -> list[np.ndarray]:
+def _divide(tensor: np.ndarray, pieces: list[TensorPiece]) -> list[np.ndarray]:
     """What each piece holds of a stored tensor."""
     value = tensor.T if pieces[0].transposed else tensor
     if pieces[0].heads > 1:
@@ -109,7 +109,7 @@ def _divide(tensor: np.ndarray, pieces: list[Piece]) -> list[np.ndarray]:
     return np.split(value, np.cumsum([piece.shape[-1] for piece in pieces])[:-1], axis=-1)
 
 
-def _join(flat: Mapping[str, Any], pieces: list[Piece]) -> np.ndarray:
+def _join(flat: Mapping[str, Any], pieces: list[TensorPiece]) -> np.ndarray:
     """The stored tensor that the pieces make up: the inverse of `_divide`."""
     parts = [flat[piece.path][piece.index] for piece in pieces]
     joined = np.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0]

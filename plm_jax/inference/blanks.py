@@ -14,7 +14,7 @@ MASKS = ("[MASK]", "<mask>")
 SENTINEL = re.compile(r"<extra_id_(\d+)>")
 
 
-class Candidate(NamedTuple):
+class FillCandidate(NamedTuple):
     """What may stand in a blank, and how probable it is there."""
 
     text: str
@@ -25,7 +25,7 @@ class Filled(NamedTuple):
     """A text with its blanks filled, and of each blank the candidates, most probable first."""
 
     text: str
-    candidates: list[list[Candidate]]
+    candidates: list[list[FillCandidate]]
 
 
 def encode(vocabulary, text: str, marks: Mapping[str, int]) -> list[int]:
@@ -76,7 +76,7 @@ def fill_masks(
     best, ids = map(np.asarray, jax.lax.top_k(probabilities, min(top_k, vocabulary.vocab_size)))
     tokens[at] = ids[:, 0]
     candidates = [
-        [Candidate(vocabulary.decode([token]), float(p)) for token, p in zip(*of_mask, strict=True)]
+        [FillCandidate(vocabulary.decode([token]), float(p)) for token, p in zip(*of_mask, strict=True)]
         for of_mask in zip(ids.tolist(), best, strict=True)
     ]
     return Filled(vocabulary.decode([token for token in tokens.tolist() if token not in frame]), candidates)

@@ -13,12 +13,13 @@ import numpy as np
 from plm_jax.common import users
 from plm_jax.common.errors import UserError
 from plm_jax.data.vocabularies import words
+from plm_jax.generation import inputs, scoring, strategies
 from plm_jax.hub.pretrained import Pretrained, float32
-from plm_jax.inference import blanks, inputs, scoring, strategies
+from plm_jax.inference import blanks
 from plm_jax.models import registry
 from plm_jax.models.heads import TASK
-from plm_jax.models.protocol import Model, Module
-from plm_jax.training import checkpoint_formats, model_text
+from plm_jax.models.protocol import ModelConfig, Module
+from plm_jax.runs import checkpoint_formats, model_text
 
 if TYPE_CHECKING:
     import seqio
@@ -39,7 +40,9 @@ class LanguageModel:
       run, workdir, step, vocabulary_id, special_ids: as in `hub.pretrained.Pretrained`.
     """
 
-    def __init__(self, config: Model, params: Mapping[str, Any], *, vocabulary_spec: str | None = None, **known: Any):
+    def __init__(
+        self, config: ModelConfig, params: Mapping[str, Any], *, vocabulary_spec: str | None = None, **known: Any
+    ):
         """`vocabulary_spec` is what `vocabularies.load` takes, `known` are further fields of `Pretrained`."""
         self.config, self.params = config, jax.tree.map(jnp.asarray, params)
         self._known = Pretrained(config, {}, vocabulary=vocabulary_spec, **known)
@@ -184,7 +187,7 @@ class LanguageModel:
         Args:
           prompts: texts or ids.
           seed: of samples.
-          options: how to decode, fields of `config.Decoding` such as `max_new_tokens`, `temperature` and `num_beams`;
+          options: fields of `config.DecodingConfig` such as `max_new_tokens`, `temperature` and `num_beams`;
             what is not given is as the run's `evaluation.decoding` has it. An encoder takes none.
 
         Returns:
@@ -205,7 +208,7 @@ class LanguageModel:
         self,
         contexts: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
         continuations: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
-    ) -> list[scoring.Score]:
+    ) -> list[scoring.ContinuationScore]:
         """How probable each continuation is after its context: the sum over its tokens, nats, and whether it is greedy.
 
         Of texts, what a decoder is asked for is what the tokens of both together have behind those of the context, to

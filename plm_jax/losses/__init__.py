@@ -5,26 +5,26 @@ from typing import Any
 
 from plm_jax.common import trees
 from plm_jax.common.errors import UserError, nearest
-from plm_jax.losses.bidirectional_lm import BidirectionalLM
+from plm_jax.losses.bidirectional_lm import BidirectionalLMLoss
 from plm_jax.losses.loss import Loss, Term
-from plm_jax.losses.masked_lm import MaskedLM
-from plm_jax.losses.means import Sums
-from plm_jax.losses.next_token import NextToken
-from plm_jax.losses.replaced_token import ReplacedToken
-from plm_jax.losses.sentence_pairs import SentencePairs
-from plm_jax.losses.span_boundary import SpanBoundary
-from plm_jax.losses.task import Task
+from plm_jax.losses.masked_lm import MaskedLMLoss
+from plm_jax.losses.means import LossSums
+from plm_jax.losses.next_token import NextTokenLoss
+from plm_jax.losses.replaced_token import ReplacedTokenLoss
+from plm_jax.losses.sentence_pairs import SentencePairsLoss
+from plm_jax.losses.span_boundary import SpanBoundaryLoss
+from plm_jax.losses.task import TaskLoss
 
 __all__ = [
-    "BidirectionalLM",
+    "BidirectionalLMLoss",
     "Loss",
-    "MaskedLM",
-    "NextToken",
-    "ReplacedToken",
-    "SentencePairs",
-    "SpanBoundary",
-    "Sums",
-    "Task",
+    "LossSums",
+    "MaskedLMLoss",
+    "NextTokenLoss",
+    "ReplacedTokenLoss",
+    "SentencePairsLoss",
+    "SpanBoundaryLoss",
+    "TaskLoss",
     "Term",
     "get",
 ]

@@ -11,7 +11,7 @@ from plm_jax.losses.sampled_softmax import sampled_softmax
 
 
 @dataclass(frozen=True)
-class BidirectionalLM(Loss):
+class BidirectionalLMLoss(Loss):
     """Cross-entropy of both directions of streams [B, 2, L], weighed alike; `carry` is the state of the LSTMs.
 
     No gradient reaches the batches before: they are data.

@@ -13,7 +13,7 @@ from plm_jax.models import tables
 LOGITS_AT_ONCE = 2**25
 
 
-class Sums(NamedTuple):
+class CrossEntropySums(NamedTuple):
     """Sums over target tokens: the loss to minimise, the plain negative log-likelihood (nats), and hits.
 
     A hit is a target whose logit is above all others; a tie is none, so that constant logits hit nothing.
@@ -26,7 +26,7 @@ class Sums(NamedTuple):
 
 def linear_cross_entropy(
     features, unembedding, bias, targets, weights, z_loss=0.0, label_smoothing=0.0, logits_at_once=LOGITS_AT_ONCE
-) -> Sums:
+) -> CrossEntropySums:
     """Cross-entropy of features @ unembedding.T + bias without ever holding all logits.
 
     Each device walks over its own tokens, some at a time; when it is differentiated it leaves the gradients instead of
@@ -34,7 +34,7 @@ def linear_cross_entropy(
 
     Args:
       features: [B, L, D].
-      unembedding: [V, D], or a `tables.Whole` of it.
+      unembedding: [V, D], or a `tables.GatheredTable` of it.
       bias: float32 [V], or None.
       targets: int32 [B, L].
       weights: float32 [B, L].
@@ -42,12 +42,12 @@ def linear_cross_entropy(
       label_smoothing: share of the target's mass spread evenly over the vocabulary.
       logits_at_once: how many a device holds, about, but at least those of one place of each of its rows.
     """
-    table = unembedding if isinstance(unembedding, tables.Whole) else tables.whole(unembedding, features.dtype)
+    table = unembedding if isinstance(unembedding, tables.GatheredTable) else tables.whole(unembedding, features.dtype)
     return _cross_entropy(features, table, bias, targets, weights, (z_loss, label_smoothing, logits_at_once))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
-def _cross_entropy(features, table, bias, targets, weights, settings) -> Sums:
+def _cross_entropy(features, table, bias, targets, weights, settings) -> CrossEntropySums:
     return _over_mesh(features, table, bias, targets, weights, settings, with_gradients=False)[0]
 
 
@@ -93,7 +93,7 @@ def _over_mesh(features, table, bias, targets, weights, settings, *, with_gradie
     if not with_gradients:
         return sums, None
     d_features, d_matrix, d_bias = gradients
-    return sums, (d_features, tables.Whole(None, d_matrix, rows), d_bias if bias is None else d_bias[:rows])
+    return sums, (d_features, tables.GatheredTable(None, d_matrix, rows), d_bias if bias is None else d_bias[:rows])
 
 
 def _walk(function, chunk, features, targets, weights):
@@ -146,7 +146,7 @@ def _chunk(
         total = jax.lax.psum(jnp.where(logits > -jnp.inf, logits, 0.0).sum(-1), layout.vocab)
         loss = loss + label_smoothing * (of_target - total / vocab_size)
     correct = (of_target > of_others).astype(jnp.float32)
-    sums = Sums(*(jnp.sum(x * weights_BC) for x in (loss, nll, correct)))
+    sums = CrossEntropySums(*(jnp.sum(x * weights_BC) for x in (loss, nll, correct)))
     if not with_gradients:
         return (sums, None), None
     hard = jnp.where(jnp.arange(own_size) == ids_BC[..., None], 1 - label_smoothing, 0.0)

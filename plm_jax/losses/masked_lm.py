@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from plm_jax.losses.features import at_targets
-from plm_jax.losses.next_token import NextToken
+from plm_jax.losses.next_token import NextTokenLoss
 
 
 @dataclass(frozen=True)
-class MaskedLM(NextToken):
-    """As `NextToken`, at `target_positions` alone."""
+class MaskedLMLoss(NextTokenLoss):
+    """As `NextTokenLoss`, at `target_positions` alone."""
 
     kind: ClassVar[str] = "masked_lm"
 

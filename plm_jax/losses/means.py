@@ -9,7 +9,7 @@ import jax
 from plm_jax.losses.loss import Batch, Loss, Metrics, Terms
 
 
-class Sums(NamedTuple):
+class LossSums(NamedTuple):
     """A tree of sums over batches: of a loss's terms, of its metrics, and what divides those of each term."""
 
     terms: Terms
@@ -17,10 +17,10 @@ class Sums(NamedTuple):
     weights: dict[str, jax.Array]
 
 
-def sums(loss: Loss, model: Any, params: Any, batch: Batch, carry: Any) -> tuple[Sums, Any]:
+def sums(loss: Loss, model: Any, params: Any, batch: Batch, carry: Any) -> tuple[LossSums, Any]:
     """Those of a whole batch outside of training, and what is carried on."""
     terms, metrics, carry = loss(model, params, batch, None, carry)
-    return Sums(terms, metrics, loss.weights(model, batch)), carry
+    return LossSums(terms, metrics, loss.weights(model, batch)), carry
 
 
 def unit(weights: Mapping[str, jax.Array]) -> jax.Array:
@@ -45,7 +45,7 @@ def in_units(loss: Loss, terms: Terms, weights: Mapping[str, jax.Array]) -> jax.
     return sum(scaled[name] * ratios[name] for name in terms)
 
 
-def means(loss: Loss, found: Sums) -> dict[str, jax.Array]:
+def means(loss: Loss, found: LossSums) -> dict[str, jax.Array]:
     """`loss`, what is minimised; where it has several terms each term's mean by NAME_loss; the metrics' means.
 
     An empty weight makes a mean of 0.
@@ -58,15 +58,15 @@ def means(loss: Loss, found: Sums) -> dict[str, jax.Array]:
     return made | {key: value / divisors[name] for name, own in found.metrics.items() for key, value in own.items()}
 
 
-def add(total: Sums | None, found: Sums) -> Sums:
+def add(total: LossSums | None, found: LossSums) -> LossSums:
     """Sums over batches, numbers in double precision, with those of one more; None: there were none."""
     found = jax.tree.map(float, found)
     return found if total is None else jax.tree.map(operator.add, total, found)
 
 
-def of_total(loss: Loss, total: Sums | None) -> dict[str, float]:
+def of_total(loss: Loss, total: LossSums | None) -> dict[str, float]:
     """The `means` of sums over batches; nothing of a term for which they count nothing."""
     if total is None or not any(total.weights.values()):
         return {}
     counted = [name for name, weight in total.weights.items() if weight]
-    return means(loss, Sums(*({name: part[name] for name in counted if name in part} for part in total)))
+    return means(loss, LossSums(*({name: part[name] for name in counted if name in part} for part in total)))

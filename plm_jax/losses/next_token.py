@@ -9,7 +9,7 @@ from plm_jax.losses.loss import Loss, num_targets, terms_of
 
 
 @dataclass(frozen=True)
-class NextToken(Loss):
+class NextTokenLoss(Loss):
     """Cross-entropy at each of `tokens`, of `decoder_tokens` where there are some, with `targets`.
 
     The terms of the model's other heads are added, as far as the batch tells them.

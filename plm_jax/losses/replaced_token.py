@@ -17,7 +17,7 @@ from plm_jax.models.partitioning import local_shape
 
 
 @dataclass(frozen=True)
-class ReplacedToken(Loss):
+class ReplacedTokenLoss(Loss):
     """The generator's cross-entropy at `target_positions`, and the discriminator's at all real tokens (ELECTRA).
 
     The discriminator sees the text with a sample of the generator's in each target's place, drawn with the key

@@ -11,7 +11,7 @@ from plm_jax.losses.loss import Term
 
 
 @dataclass(frozen=True)
-class SentencePairs(Term):
+class SentencePairsLoss(Term):
     """Cross-entropy of the pooled text's classes with `pair_label` (Devlin et al. 2019 §3.1; Lan et al. 2020 §3.1).
 
     Its mean is over rows; those of padding do not count.

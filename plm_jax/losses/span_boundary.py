@@ -8,7 +8,7 @@ from plm_jax.losses.loss import Term
 
 
 @dataclass(frozen=True)
-class SpanBoundary(Term):
+class SpanBoundaryLoss(Term):
     """Cross-entropy of each target from its span's two ends, as far as SpanBERT's head counts (Joshi et al. 2020 §3.2).
 
     Its mean is over the targets that count.

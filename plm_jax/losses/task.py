@@ -17,7 +17,7 @@ from plm_jax.models.heads import TASK
 
 
 @dataclass(frozen=True)
-class Task(Loss):
+class TaskLoss(Loss):
     """The loss of the model's head "task", a term called as that head's kind, by what rows are labelled with.
 
     `classes` and `choice`: cross-entropy with `label` int32 [B]. `score`: squared error from `score` float32 [B].

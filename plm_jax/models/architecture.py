@@ -25,7 +25,7 @@ class Architecture(VocabularyModule):
 
     prefixes: ClassVar[tuple[str, ...]] = ("",)
     last_stack: ClassVar[str] = "stack"
-    model: settings.Transformer
+    model: settings.TransformerConfig
 
     def setup(self):
         """Parameters: `token_embedding` [V, E], the position scheme's tables [P, E], `token_type_embedding` [T, E],
@@ -38,7 +38,9 @@ class Architecture(VocabularyModule):
 
         def table(name, rows, axis, init):
             given = self.get_variable("params", name)
-            if isinstance(given, tables.Whole):  # Linen knows one by its shape, which is that of the padded matrix.
+            if isinstance(
+                given, tables.GatheredTable
+            ):  # Linen knows one by its shape, which is that of the padded matrix.
                 return given
             return self.param(name, nn.with_logical_partitioning(init, (axis, "embed")), (rows, embedding.columns))
 
@@ -73,7 +75,7 @@ class Architecture(VocabularyModule):
 
     @property
     def tables(self) -> dict[str, str | None]:
-        """The parameters that it takes as a `tables.Whole`, too, as far as it has them: their rows' logical axes."""
+        """Returns the logical axis of the rows of each parameter that may be a `tables.GatheredTable`."""
         of_positions = self.model.attention.position.embedding_tables(self.model)
         positions = {
             f"{prefix}{name}": table.axes[0] for prefix in self.prefixes for name, table in of_positions.items()

@@ -26,7 +26,7 @@ def causal_positions(length, mask=None, cache_index=None):
 class Attention(nn.Module):
     """Multi-head attention of x [B, Q, D] over itself, over a key/value cache, or over a memory."""
 
-    model: settings.Transformer
+    model: settings.TransformerConfig
     dtype: Any
     deterministic: bool
 

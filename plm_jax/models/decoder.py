@@ -7,7 +7,7 @@ from plm_jax.models.stack import Stack
 
 
 class Decoder(Architecture):
-    """A language model of `settings.Decoder`: causal, but for a prefix where one is given."""
+    """A language model of `settings.DecoderConfig`: causal, but for a prefix where one is given."""
 
     def setup(self):
         """Modules besides those of `Architecture`: `stack`."""

@@ -5,7 +5,7 @@ from plm_jax.models.encoder import Encoder
 
 
 class Electra(Encoder):
-    """The discriminator of `settings.Electra`, an encoder; `generator` gives the other one."""
+    """The discriminator of `settings.ElectraConfig`, an encoder; `generator` gives the other one."""
 
     def setup(self):
         """Parameters besides those of the discriminator: `generator`, a generator's without the tables."""
@@ -20,12 +20,12 @@ def generator(module: Electra, params) -> tuple[Encoder, dict]:
     return Encoder(module.model.generator_model, module.dtype), {**shared, **params["generator"]}
 
 
-def _shared(model: settings.Encoder) -> set[str]:
+def _shared(model: settings.EncoderConfig) -> set[str]:
     """What the generator has from the discriminator, as in google-research/electra, modeling.py."""
     tables = model.attention.position.embedding_tables(model)
     return {"token_embedding", "token_type_embedding", "embedding_norm", *tables}
 
 
-def _init_generator(key, model: settings.Encoder):
+def _init_generator(key, model: settings.EncoderConfig):
     params = Encoder(model, parent=None).init(key, **model.init_inputs())["params"]
     return {name: leaf for name, leaf in params.items() if name not in _shared(model)}

@@ -25,7 +25,7 @@ SIDES = ("batch", None, "length", "embed")
 class CharacterCNN(nn.Module):
     """A word's vector from its characters."""
 
-    model: settings.Elmo
+    model: settings.ElmoConfig
     dtype: Any
 
     @nn.compact
@@ -86,7 +86,7 @@ class Lstm(nn.Module):
     end turns the text round.
     """
 
-    model: settings.Elmo
+    model: settings.ElmoConfig
     dtype: Any
 
     @nn.compact
@@ -142,14 +142,14 @@ def _init_lstm(key, model):
 
 
 class Elmo(nn.Module):
-    """A bidirectional language model of `settings.Elmo`.
+    """A bidirectional language model of `settings.ElmoConfig`.
 
     Attributes:
       model: its settings.
       dtype: of activations.
     """
 
-    model: settings.Elmo
+    model: settings.ElmoConfig
     dtype: Any = jnp.float32
 
     def setup(self):
@@ -261,7 +261,7 @@ def _side_by_side(x):
     return jnp.concatenate([x[:, 0], x[:, 1]], axis=-1)
 
 
-def new_carry(model: settings.Elmo, rows: int):
+def new_carry(model: settings.ElmoConfig, rows: int):
     """The state of the LSTMs before the first word, zeros [rows, layers, S, …], boxed with its logical axes."""
 
     def zeros(size, axis):

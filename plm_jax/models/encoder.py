@@ -9,7 +9,7 @@ from plm_jax.models.head_module import HeadModule
 from plm_jax.models.kernels import Context
 from plm_jax.models.stack import Stack
 
-# The modules of the heads that are fields of `settings.Encoder`, by the names of the heads.
+# The modules of the heads that are fields of `settings.EncoderConfig`, by the names of the heads.
 OWN_HEADS = {
     "sentence_pair": "pair_head",
     "pooled": "pair_head",
@@ -19,7 +19,7 @@ OWN_HEADS = {
 
 
 class Encoder(Architecture):
-    """A bidirectional model of `settings.Encoder`."""
+    """A bidirectional model of `settings.EncoderConfig`."""
 
     def setup(self):
         """Modules besides those of `Architecture`: `stack`, `pooler` [D, D], `classifier` [D, classes],

@@ -10,7 +10,7 @@ from plm_jax.models.stack import Stack
 
 
 class EncoderDecoder(Architecture):
-    """A text-to-text model of `settings.EncoderDecoder`. M is the encoder's length, L the decoder's."""
+    """A text-to-text model of `settings.EncoderDecoderConfig`. M is the encoder's length, L the decoder's."""
 
     last_stack: ClassVar[str] = "decoder"
 

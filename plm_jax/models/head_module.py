@@ -22,7 +22,7 @@ class HeadModule(nn.Module):
     """
 
     head: Head
-    model: settings.Transformer
+    model: settings.TransformerConfig
     dtype: Any
 
     @nn.compact
@@ -50,7 +50,7 @@ class HeadModule(nn.Module):
         return ScalarMix(layer_norm, name=name)(layers, mask).astype(self.dtype)
 
     def recurrent(
-        self, name: str, lstm: settings.BiLstm, x: jax.Array, mask: jax.Array | None, deterministic: bool
+        self, name: str, lstm: settings.BiLstmConfig, x: jax.Array, mask: jax.Array | None, deterministic: bool
     ) -> jax.Array:
         """LSTMs in both directions, [B, L, D] → [B, L, 2 · cell]."""
         return BiLstm(lstm, self.dtype, name=name)(x, mask, deterministic=deterministic)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import jax
 
     from plm_jax.models.head_module import HeadModule
-    from plm_jax.models.settings import Transformer
+    from plm_jax.models.settings import TransformerConfig
 
 jnp = lazy("jax.numpy")
 
@@ -56,7 +56,7 @@ class Head(Role):
         del features
         return {}
 
-    def products(self, model: "Transformer", length: int, targets: int) -> int:
+    def products(self, model: "TransformerConfig", length: int, targets: int) -> int:
         """Multiplications with its matrices, forward, for a row of so many tokens, so many of them targets.
 
         What is done once a row is left out.

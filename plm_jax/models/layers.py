@@ -49,8 +49,8 @@ class Dropout(nn.Module):
         return jnp.where(kept, x / (1 - self.rate), 0)
 
 
-def dropout(model: settings.Transformer, place: str) -> Dropout:
-    """Dropout at the rate of a field of `settings.Dropout`, over [B, length, features]."""
+def dropout(model: settings.TransformerConfig, place: str) -> Dropout:
+    """Dropout at the rate of a field of `settings.DropoutConfig`, over [B, length, features]."""
     return Dropout(getattr(model.dropout, place), model.dropout.broadcast)
 
 
@@ -157,7 +157,7 @@ def declared(module: nn.Module, name: str, table: Table) -> jax.Array:
     return module.param(name, nn.with_logical_partitioning(table.init, table.axes), table.shape)
 
 
-def norm(model: settings.Transformer, dtype: Any, name: str | None = None) -> nn.Module:
+def norm(model: settings.TransformerConfig, dtype: Any, name: str | None = None) -> nn.Module:
     """The model's norm over the last axis, statistics in float32; parameters `scale` [D] and, in LayerNorm, `bias`."""
     scale_init = nn.with_logical_partitioning(nn.initializers.ones, ("embed",))
     if model.norm.kind == "rms":
@@ -197,7 +197,7 @@ class ScalarMix(nn.Module):
 class FeedForward(nn.Module):
     """Two dense layers around an activation, or three around a gated one."""
 
-    model: settings.Transformer
+    model: settings.TransformerConfig
     dtype: Any
     deterministic: bool
 

@@ -14,7 +14,7 @@ _PRODUCTS = jax.checkpoint_policies.save_from_both_policies(
     jax.checkpoint_policies.save_only_these_names(kernels.RESIDUALS, layers.PRODUCTS),
 )
 LAYER_INPUT = "layer_input"
-# By `settings.Transformer.remat` what is kept. Modules' products go by the modules' names.
+# By `settings.TransformerConfig.remat` what is kept. Modules' products go by the modules' names.
 REMAT_POLICIES = {
     "dots": _PRODUCTS,
     # All stages' products at once have a batch axis, that of the stages, and go by their names.
@@ -33,7 +33,9 @@ REMAT_POLICIES = {
 }
 
 
-def recomputed(model: settings.Transformer | settings.Elmo, layer: Callable, staged: bool = False) -> Callable:
+def recomputed(
+    model: settings.TransformerConfig | settings.ElmoConfig, layer: Callable, staged: bool = False
+) -> Callable:
     """A layer of which the backward pass recomputes what the model's `remat` says; `staged`: it is of a stage."""
     if model.remat == "none":
         return layer
@@ -48,7 +50,7 @@ def recomputed(model: settings.Transformer | settings.Elmo, layer: Callable, sta
     return jax.checkpoint(layer, policy=REMAT_POLICIES[name], prevent_cse=not model.scan_layers)
 
 
-def loop(model: settings.Transformer | settings.Elmo) -> Callable:
+def loop(model: settings.TransformerConfig | settings.ElmoConfig) -> Callable:
     """`jax.lax.scan`, or the same written out, as the model's `scan_layers` says."""
     return jax.lax.scan if model.scan_layers else unrolled
 
@@ -75,7 +77,7 @@ def _split(leaf):
     return [part[0] for part in jax.lax.split(leaf, [1] * leaf.shape[0])]
 
 
-def written_out(model: settings.Transformer, stack: settings.Stack, layer: Callable, x, layers):
+def written_out(model: settings.TransformerConfig, stack: settings.StackConfig, layer: Callable, x, layers):
     """As `through_layers` one after another, but that each layer's cache is apart from those of the others.
 
     In a loop over tokens such a cache is changed in place; of a stack of them each token would make a copy. So it would
@@ -96,7 +98,7 @@ def written_out(model: settings.Transformer, stack: settings.Stack, layer: Calla
     return x, (caches, None if hidden[0] is None else jnp.stack(hidden))
 
 
-def through_layers(model: settings.Transformer, stack: settings.Stack, layer: Callable, x, layers):
+def through_layers(model: settings.TransformerConfig, stack: settings.StackConfig, layer: Callable, x, layers):
     """x through layers, as `jax.lax.scan(layer, x, layers)`, `layers` being (params, others).
 
     Parameters are those of the stored blocks, the others of all. Within a group, its parameters are constants to the

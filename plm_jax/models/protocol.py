@@ -5,7 +5,7 @@
     params = module.init(key, **settings.init_inputs())["params"]
     features = module.apply({"params": params}, **settings.read(batch), method="features")
 
-A model of another kind is a frozen dataclass below `Model` and a Linen module that keeps `Module`; one below
+A model of another kind is a frozen dataclass below `ModelConfig` and a Linen module that keeps `Module`; one below
 `VocabularyModule` has most of it.
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 jax, jnp = lazy("jax"), lazy("jax.numpy")
 
 
-class Model(Role):
+class ModelConfig(Role):
     """The base of models' settings.
 
     Attributes:
@@ -41,13 +41,13 @@ class Model(Role):
       any_order: the places of a row are computed together, so that `mesh.context` can cut it.
       tells_places: a text reads otherwise where it stands further back in a row.
       remat_levels: values of its field `remat`, from what recomputes least to most; "none" alone: it has no such field.
-      stacks: `settings.Stack`s of its layers, each of which a mesh's stages cut; none: they cannot.
+      stacks: `settings.StackConfig`s of its layers, each of which a mesh's stages cut; none: they cannot.
       stands_in: it is no model, and a config has it where a checkpoint is to bring one.
       stack_paths: of each of these where its parameters are in the tree, as `encoder`.
-      pipeline_microbatches: as of `settings.Transformer`.
+      pipeline_microbatches: as of `settings.TransformerConfig`.
       num_states: how many [B, L, state_width] the heads of tasks read from, the embeddings and what each layer gives.
       heads: those that are not its fields by themselves, by name; () where it can have none.
-      dropout: its rates, with `rates` and `all_at` as `settings.Dropout` has them; None: it has no dropout.
+      dropout: its rates, with `rates` and `all_at` as `settings.DropoutConfig` has them; None: it has no dropout.
     """
 
     architecture: ClassVar[str]
@@ -90,7 +90,7 @@ class Model(Role):
     @property
     def has_carry(self) -> bool:
         """Whether the model has recurrent state that a loss carries from batch to batch."""
-        if type(self).new_carry is Model.new_carry:
+        if type(self).new_carry is ModelConfig.new_carry:
             return False
         return bool(jax.tree.leaves(jax.eval_shape(lambda: self.new_carry(1))))
 
@@ -125,7 +125,7 @@ class Model(Role):
         own = self.dropout is not None and any(self.dropout.rates.values())
         return own or any(head.drops for _, head in self.heads)
 
-    def with_task(self, head: Head) -> "Model":
+    def with_task(self, head: Head) -> "ModelConfig":
         """The model to be trained for a task alone: with this head, called "task", and no others but the vocabulary's.
 
         Raises:
@@ -151,7 +151,7 @@ class Model(Role):
 
 
 class Module(Protocol):
-    """What the Linen module of a `Model` offers besides `init` and `apply`.
+    """What the Linen module of a `ModelConfig` offers besides `init` and `apply`.
 
     Shapes: B batch, L length, T targets, D width, E the columns of the unembedding, V vocabulary.
 
@@ -160,11 +160,11 @@ class Module(Protocol):
       dtype: of activations.
     """
 
-    model: Model
+    model: ModelConfig
     dtype: Any
 
     def features(self, **inputs: "jax.Array") -> "jax.Array":
-        """What heads are applied to, [B, L, D], of `Model.inputs` and `deterministic` (no dropout)."""
+        """What heads are applied to, [B, L, D], of `ModelConfig.inputs` and `deterministic` (no dropout)."""
 
     def states(self, **inputs: "jax.Array") -> "jax.Array":
         """The embeddings, then what each layer gives, [layers + 1, B, L, D], for the heads of tasks; arguments as
@@ -181,7 +181,7 @@ class Module(Protocol):
         """The vocabulary head: [B, L, D] → float32 [B, L, V]."""
 
     def head_output(self, features: "jax.Array", name: str, **inputs: "jax.Array") -> Any:
-        """What one of `Model.named_heads` gives of features and what else it reads; "vocabulary": `logits`."""
+        """What one of `ModelConfig.named_heads` gives of features and what else it reads; "vocabulary": `logits`."""
 
     def apply(self, variables: Any, *args: Any, **kwargs: Any) -> Any:
         """As `flax.linen.Module.apply`."""

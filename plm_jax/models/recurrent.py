@@ -40,7 +40,7 @@ def run(block, x_BSLD, state, steps_LBS, lstm, dtype):
       x_BSLD: [B, S, L, D].
       state: `cell` and `hidden` before them, [B, S, …].
       steps_LBS: 1 at the steps that count; others leave the state as it is. None: all count.
-      lstm: the `settings.Lstm` whose limits hold; None: there are none, and no projection.
+      lstm: the `settings.LstmConfig` whose limits hold; None: there are none, and no projection.
       dtype: of activations.
     """
     gates_LBSGM = jnp.einsum(
@@ -119,14 +119,14 @@ _over_steps.defvjp(_forward, _backward)
 
 
 class BiLstm(nn.Module):
-    """The LSTMs of `settings.BiLstm`, whose states are what they give.
+    """The LSTMs of `settings.BiLstmConfig`, whose states are what they give.
 
     Attributes:
       lstm: the settings.
       dtype: of activations.
     """
 
-    lstm: settings.BiLstm
+    lstm: settings.BiLstmConfig
     dtype: Any
 
     @nn.compact

@@ -7,10 +7,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from plm_jax.models.protocol import Model, Module
+from plm_jax.models.protocol import ModelConfig, Module
 
 
-def build(model: Model, dtype: Any = jnp.float32) -> Module:
+def build(model: ModelConfig, dtype: Any = jnp.float32) -> Module:
     """The module of a model's settings; `dtype` is its activations'."""
     return model.module(dtype)
 
@@ -26,11 +26,11 @@ def new_carry(module: Module, rows: int) -> Any:
 
 
 @functools.cache
-def boxed_shapes(model: Model) -> Any:
+def boxed_shapes(model: ModelConfig) -> Any:
     """The parameters' shapes and types, as a tree of `jax.ShapeDtypeStruct` in the boxes of `init_params`."""
     return jax.eval_shape(lambda: init_params(build(model), jax.random.key(0)))
 
 
-def shapes(model: Model) -> Any:
+def shapes(model: ModelConfig) -> Any:
     """The parameters' shapes and types, as a tree of `jax.ShapeDtypeStruct`, without making them."""
     return nn.unbox(boxed_shapes(model))

@@ -22,7 +22,7 @@ from plm_jax.models.partitioning import constrain
 class Block(nn.Module):
     """Attention, attention to a memory if there is one, and feed-forward: each one normed and added to the stream."""
 
-    model: settings.Transformer
+    model: settings.TransformerConfig
     dtype: Any
     deterministic: bool
 
@@ -72,7 +72,7 @@ class Stack(nn.Module):
       crosses: whether its blocks have attention to a memory; where a call has no memory, they go without.
     """
 
-    model: settings.Transformer
+    model: settings.TransformerConfig
     dtype: Any
     crosses: bool = False
 

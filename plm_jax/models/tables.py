@@ -21,7 +21,7 @@ from plm_jax.models.partitioning import axes_of, constrain, partition_spec
 
 
 @struct.dataclass
-class Whole:
+class GatheredTable:
     """A matrix of which each device has all rows, or its part of them where a mesh axis cuts the vocabulary.
 
     Attributes:
@@ -37,12 +37,12 @@ class Whole:
     axis: str | None = struct.field(pytree_node=False, default="vocab")
 
     @property
-    def layout(self) -> "Layout":
+    def layout(self) -> "TableSharding":
         """How it and what is made of it lie on the mesh in force."""
         return layout(self.rows, self.axis)
 
     def __jax_array__(self) -> jax.Array:
-        """`array`, which any use that is not written for a `Whole` makes of it."""
+        """`array`, which any use that is not written for a `GatheredTable` makes of it."""
         return array(self)
 
     def __getitem__(self, ids):
@@ -53,7 +53,7 @@ class Whole:
         return array(self).astype(dtype)
 
 
-class Layout(NamedTuple):
+class TableSharding(NamedTuple):
     """Over which axes of the mesh in force tokens are spread, and over which a vocabulary is cut."""
 
     tokens: tuple[str, ...]
@@ -83,18 +83,18 @@ class Layout(NamedTuple):
         return ids - rows * jax.lax.axis_index(self.vocab) if self.vocab else ids
 
 
-def layout(size: int, axis: str | None = "vocab") -> Layout:
+def layout(size: int, axis: str | None = "vocab") -> TableSharding:
     """That of a vocabulary, or what else the logical axis is one of, of this size, by the rules in force."""
     sizes, rules = _sizes(), nn.get_logical_axis_rules()
     of_rows = {axis for logical, axis in rules if logical == "batch"}
     (vocab,) = partition_spec((size,), (axis,), [rule for rule in rules if rule[1] not in of_rows], sizes)
     vocab = axes([vocab])
     tokens = (axis for logical, axis in rules if logical in ("batch", "length") and axis not in vocab)
-    return Layout(tuple(axis for axis in dict.fromkeys(tokens) if sizes.get(axis, 1) > 1), vocab)
+    return TableSharding(tuple(axis for axis in dict.fromkeys(tokens) if sizes.get(axis, 1) > 1), vocab)
 
 
 def gathered(table: jax.Array, dtype: Any, axis: str | None = "vocab") -> jax.Array:
-    """[V, E] as `Whole.matrix`."""
+    """[V, E] as `GatheredTable.matrix`."""
     if not _sizes():
         return table.astype(dtype)
     of = layout(len(table), axis)
@@ -103,7 +103,7 @@ def gathered(table: jax.Array, dtype: Any, axis: str | None = "vocab") -> jax.Ar
 
 
 def no_gradient(shape: tuple[int, int], axis: str | None = "vocab") -> jax.Array:
-    """Zeros as `Whole.gradient`, of a matrix of this shape."""
+    """Zeros as `GatheredTable.gradient`, of a matrix of this shape."""
     if not _sizes():
         return jnp.zeros((1, *shape))
     of, (rows, columns) = layout(shape[0], axis), shape
@@ -136,9 +136,9 @@ def reduced(gradient: jax.Array, rows: int, axis: str | None = "vocab") -> jax.A
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def whole(table: jax.Array, dtype: Any) -> Whole:
+def whole(table: jax.Array, dtype: Any) -> GatheredTable:
     """A parameter [V, E] gathered here; its gradient is reduced here too."""
-    return Whole(gathered(table, dtype), no_gradient(table.shape), len(table))
+    return GatheredTable(gathered(table, dtype), no_gradient(table.shape), len(table))
 
 
 whole.defvjp(
@@ -147,9 +147,9 @@ whole.defvjp(
 )
 
 
-def look_up(table: jax.Array | Whole, ids: jax.Array, dtype: Any, rows: int | None = None) -> jax.Array:
-    """The rows of a table [V, E] of ids [B, L]: [B, L, E]; of a `Whole` ids may be [1, L], the same for B `rows`."""
-    if isinstance(table, Whole):
+def look_up(table: jax.Array | GatheredTable, ids: jax.Array, dtype: Any, rows: int | None = None) -> jax.Array:
+    """Returns the rows of a table [V, E] for ids [B, L]: [B, L, E]; ids [1, L] of a `GatheredTable` serve B `rows`."""
+    if isinstance(table, GatheredTable):
         return _rows(table, ids, len(ids) if rows is None else rows)
     return table.astype(dtype)[ids]
 
@@ -196,9 +196,9 @@ def _rows_backward(rows, residuals, d_rows):
 _rows.defvjp(lambda table, ids, rows: (_rows(table, ids, rows), (table, ids)), _rows_backward)
 
 
-def array(table: jax.Array | Whole) -> jax.Array:
-    """[V, E] as an array, for uses that are not written for a `Whole`; its gradient is right, but reduced there."""
-    return _matrix(table) if isinstance(table, Whole) else table
+def array(table: jax.Array | GatheredTable) -> jax.Array:
+    """Returns [V, E] as an array, for uses without a `GatheredTable`; its gradient is right, but reduced there."""
+    return _matrix(table) if isinstance(table, GatheredTable) else table
 
 
 @jax.custom_vjp

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import jax
 
     from plm_jax.models.head_module import HeadModule
-    from plm_jax.models.protocol import Model, Module
+    from plm_jax.models.protocol import ModelConfig, Module
 
 jnp = lazy("jax.numpy")
 
@@ -37,7 +37,7 @@ class Layers(Role):
         """[S, B, L, D], or [B, L, D] where it reads no states → [B, L, D']; a text's mask is [B, L]."""
         raise NotImplementedError
 
-    def width(self, model: "Model") -> int:
+    def width(self, model: "ModelConfig") -> int:
         """D'."""
         return model.state_width
 
@@ -116,7 +116,7 @@ def _numbers(layers: tuple[int, ...], states: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class BiLstm:
+class BiLstmConfig:
     """LSTMs in both directions over what a task's head reads, each layer's two outputs side by side.
 
     Attributes:
@@ -150,7 +150,7 @@ class TaskHead(Head):
 
     loss = "task"
     layers: Layers = LastLayer()
-    recurrent: BiLstm | None = None
+    recurrent: BiLstmConfig | None = None
     transform: Activation | None = None
     bias: bool = True
     dropout: ranges.ShareBelowOne = 0.0
@@ -257,14 +257,14 @@ class _OfLabels(TaskHead):
 
 
 @dataclass(frozen=True)
-class Tags(_OfLabels):
+class TagsHead(_OfLabels):
     """A label for each token: float32 [B, L, C]."""
 
     kind: ClassVar[str] = "tags"
 
 
 @dataclass(frozen=True)
-class Span(TaskHead):
+class SpanHead(TaskHead):
     """Where an answer begins and ends: float32 [B, L, 2], how likely each token is its first, its last."""
 
     kind: ClassVar[str] = "span"
@@ -314,14 +314,14 @@ def _gathered(x, mask, feature):
 
 
 @dataclass(frozen=True)
-class Classes(TextHead, _OfLabels):
+class ClassesHead(TextHead, _OfLabels):
     """One of several labels of a text: float32 [B, C]."""
 
     kind: ClassVar[str] = "classes"
 
 
 @dataclass(frozen=True)
-class Score(TextHead):
+class ScoreHead(TextHead):
     """A number for a text: float32 [B, 1].
 
     Attributes:
@@ -334,7 +334,7 @@ class Score(TextHead):
 
 
 @dataclass(frozen=True)
-class Choice(TextHead):
+class ChoiceHead(TextHead):
     """Which of a row's texts is the right one: float32 [B, N]."""
 
     kind: ClassVar[str] = "choice"
@@ -379,7 +379,7 @@ def output(
     return module.apply({"params": params}, features, name, **read, **given, method="head_output"), features
 
 
-def flattened(model: "Model", inputs: Mapping[str, "jax.Array"]) -> "tuple[dict[str, jax.Array], int]":
+def flattened(model: "ModelConfig", inputs: Mapping[str, "jax.Array"]) -> "tuple[dict[str, jax.Array], int]":
     """A model's inputs with the texts of all rows as rows, [B, N, …] → [B · N, …], and N; 1 where rows are texts."""
     name, one = next(iter(model.init_inputs().items()))
     if inputs[name].ndim == one.ndim:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from plm_jax.models import tables
 from plm_jax.models.partitioning import constrain
-from plm_jax.models.protocol import Model
+from plm_jax.models.protocol import ModelConfig
 
 
 class VocabularyModule(nn.Module):
@@ -19,7 +19,7 @@ class VocabularyModule(nn.Module):
       dtype: of activations.
     """
 
-    model: Model
+    model: ModelConfig
     dtype: Any = jnp.float32
 
     def head_features(self, features: jax.Array) -> jax.Array:

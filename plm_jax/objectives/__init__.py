@@ -11,8 +11,8 @@ from plm_jax.objectives.causal import Causal
 from plm_jax.objectives.classification import Classification, Regression
 from plm_jax.objectives.decoder_text_to_text import DecoderTextToText
 from plm_jax.objectives.denoising import Denoising
-from plm_jax.objectives.examples import Rows as ExampleRows
-from plm_jax.objectives.labelled import Labelled
+from plm_jax.objectives.examples import ExampleRows
+from plm_jax.objectives.labelled import LabelledObjective
 from plm_jax.objectives.masked_lm import MaskedLM
 from plm_jax.objectives.multiple_choice import MultipleChoice
 from plm_jax.objectives.objective import BoundObjective, Objective
@@ -20,7 +20,7 @@ from plm_jax.objectives.prefix_lm import DecoderPrefixLM, FullLM, PrefixLM
 from plm_jax.objectives.replaced_token import ReplacedToken
 from plm_jax.objectives.row_format import RowFormat
 from plm_jax.objectives.span_corruption import SpanCorruption
-from plm_jax.objectives.span_extraction import SpanExtraction, Window
+from plm_jax.objectives.span_extraction import ContextWindow, SpanExtraction
 from plm_jax.objectives.span_masked_lm import SpanMaskedLM
 from plm_jax.objectives.special import Special
 from plm_jax.objectives.tagging import Tagging
@@ -34,6 +34,7 @@ __all__ = [
     "BoundObjective",
     "Causal",
     "Classification",
+    "ContextWindow",
     "DecoderPrefixLM",
     "DecoderTextToText",
     "Denoiser",
@@ -42,7 +43,7 @@ __all__ = [
     "DropTokens",
     "ExampleRows",
     "FullLM",
-    "Labelled",
+    "LabelledObjective",
     "MaskTokens",
     "MaskedLM",
     "MultipleChoice",
@@ -57,7 +58,6 @@ __all__ = [
     "SpanMaskedLM",
     "Special",
     "Tagging",
-    "Window",
     "get",
 ]
 

@@ -6,12 +6,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from plm_jax.common.errors import UserError
-from plm_jax.objectives.labelled import Labelled, number, stacked
+from plm_jax.objectives.labelled import LabelledObjective, number, stacked
 from plm_jax.objectives.special import Special
 
 
 @dataclass(frozen=True)
-class _OneOrTwo(Labelled):
+class _OneOrTwo(LabelledObjective):
     """What both read.
 
     Attributes:
@@ -32,7 +32,7 @@ class _OneOrTwo(Labelled):
 
     @property
     def least_texts(self) -> int:
-        """See `Labelled`."""
+        """See `LabelledObjective`."""
         return 2 if self.both_orders else 1
 
     @property
@@ -41,11 +41,11 @@ class _OneOrTwo(Labelled):
         return 2 if self.both_orders else 1
 
     def blank_label(self) -> dict[str, Any]:
-        """See `Labelled`."""
+        """See `LabelledObjective`."""
         return {self.label: 0}
 
     def apply(self, example: dict[str, Any], special: Special, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """The row, see `Labelled.make_row`, of both orders on a first axis, and the label []."""
+        """The row, see `LabelledObjective.make_row`, of both orders on a first axis, and the label []."""
         del rng
         texts = example["texts"]
         if self.both_orders:

@@ -14,7 +14,7 @@ Example = tuple[np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
-class Rows:
+class ExampleRows:
     """The base of rows of examples, each inputs and targets.
 
     Attributes:
@@ -57,7 +57,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class EncoderDecoderRows(Rows):
+class EncoderDecoderRows(ExampleRows):
     """The encoder reads the inputs, the decoder says the targets, both ended by eos (Raffel et al. 2020 §2.4).
 
     Beside denoising both begin with bos, and the decoder with eos, as BART has it. What is too long is cut at its end,
@@ -141,7 +141,7 @@ class EncoderDecoderRows(Rows):
 
 
 @dataclass(frozen=True)
-class DecoderRows(Rows):
+class DecoderRows(ExampleRows):
     """A decoder reads the inputs and goes on with the targets and eos; what is predicted are these alone.
 
     Beside a prefix LM the inputs see all of themselves. Without inputs and what begins texts, eos stands for them.

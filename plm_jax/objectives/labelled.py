@@ -30,7 +30,7 @@ class Made(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Labelled(Objective):
+class LabelledObjective(Objective):
     """The base of objectives that tell the label of an example.
 
     Examples are as the layout `labelled` gives them: `texts`, a list of arrays of tokens; `length`, of the row; the

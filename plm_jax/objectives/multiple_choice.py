@@ -6,12 +6,12 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 
 from plm_jax.common import ranges
-from plm_jax.objectives.labelled import Labelled, number, stacked
+from plm_jax.objectives.labelled import LabelledObjective, number, stacked
 from plm_jax.objectives.special import Special
 
 
 @dataclass(frozen=True)
-class MultipleChoice(Labelled):
+class MultipleChoice(LabelledObjective):
     """Tell which of several texts is right, each in a row with the context (Devlin et al. 2019 §4.4).
 
     Attributes:
@@ -26,7 +26,7 @@ class MultipleChoice(Labelled):
 
     @property
     def least_texts(self) -> int:
-        """See `Labelled`."""
+        """See `LabelledObjective`."""
         return 1 + self.num_choices
 
     @property
@@ -35,11 +35,11 @@ class MultipleChoice(Labelled):
         return self.num_choices
 
     def blank_label(self) -> dict[str, Any]:
-        """See `Labelled`."""
+        """See `LabelledObjective`."""
         return {"label": 0}
 
     def special_tokens(self, num_texts: int) -> tuple[str, ...]:
-        """See `Labelled`; each row has two texts."""
+        """See `LabelledObjective`; each row has two texts."""
         return super().special_tokens(min(num_texts, 2))
 
     def are_cut(self, sizes: np.ndarray, length: int, special: Special) -> np.ndarray:
@@ -48,7 +48,7 @@ class MultipleChoice(Labelled):
         return np.any([super(MultipleChoice, self).are_cut(pair, length, special) for pair in pairs], axis=0)
 
     def apply(self, example: dict[str, Any], special: Special, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Rows, see `Labelled.make_row`, of the context with each choice, on a first axis, and `label` [] int32."""
+        """Returns a row of the context with each choice, stacked on a first axis, and `label` [] int32."""
         del rng
         context, *choices = example["texts"]
         rows = [self.make_row([context, choice], example, special).row for choice in choices]

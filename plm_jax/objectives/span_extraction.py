@@ -6,11 +6,11 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 import numpy as np
 
 from plm_jax.common import ranges
-from plm_jax.objectives.labelled import Labelled, number
+from plm_jax.objectives.labelled import LabelledObjective, number
 from plm_jax.objectives.special import Special
 
 
-class Window(NamedTuple):
+class ContextWindow(NamedTuple):
     """The part of a context that a row holds: its first token, how many there are, and where in the row they begin."""
 
     first: int
@@ -19,7 +19,7 @@ class Window(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SpanExtraction(Labelled):
+class SpanExtraction(LabelledObjective):
     """Tell where in a context the answer to a question begins and ends (Devlin et al. 2019 §4.2).
 
     A context too long for a row is read in windows, each a row. One that does not hold the answer whole points at the
@@ -46,11 +46,11 @@ class SpanExtraction(Labelled):
 
     @property
     def least_texts(self) -> int:
-        """See `Labelled`."""
+        """See `LabelledObjective`."""
         return 2
 
     def blank_label(self) -> dict[str, Any]:
-        """See `Labelled`."""
+        """See `LabelledObjective`."""
         return {"answer": None, "window": 0}
 
     def room(self, question: Any, length: int, special: Special) -> Any:
@@ -58,7 +58,7 @@ class SpanExtraction(Labelled):
         return self.row_format(special).room(length, 2) - np.minimum(question, self.question_length)
 
     def num_windows(self, sizes: np.ndarray, length: int, special: Special) -> np.ndarray:
-        """See `Labelled`; texts are questions and contexts."""
+        """See `LabelledObjective`; texts are questions and contexts."""
         room = self.room(sizes[:, 0], length, special)
         return 1 + np.maximum(0, -(-(sizes[:, 1] - room) // (room - self.stride)))
 
@@ -67,12 +67,12 @@ class SpanExtraction(Labelled):
         del length, special
         return sizes[:, 0] > self.question_length
 
-    def window(self, question: int, context: int, length: int, special: Special, number: int) -> Window:
+    def window(self, question: int, context: int, length: int, special: Special, number: int) -> ContextWindow:
         """Window `number` of an example whose texts have so many tokens."""
         room = int(self.room(question, length, special))
         first = number * (room - self.stride)
         begins = self.row_format(special).begins([min(question, self.question_length), 0])
-        return Window(first, min(room, context - first), begins[1])
+        return ContextWindow(first, min(room, context - first), begins[1])
 
     def apply(self, example: dict[str, Any], special: Special, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """The row of a window, and `span_starts` and `span_ends` [] int32, places in the row; nothing is drawn.

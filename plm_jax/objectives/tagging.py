@@ -5,12 +5,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from plm_jax.objectives.labelled import Labelled
+from plm_jax.objectives.labelled import LabelledObjective
 from plm_jax.objectives.special import Special
 
 
 @dataclass(frozen=True)
-class Tagging(Labelled):
+class Tagging(LabelledObjective):
     """Tell the tag of each word, from the first of its tokens (Devlin et al. 2019 §5.3)."""
 
     kind: ClassVar[str] = "tagging"
@@ -19,7 +19,7 @@ class Tagging(Labelled):
     targets: ClassVar[str] = "the tag of each word"
 
     def blank_label(self) -> dict[str, Any]:
-        """See `Labelled`."""
+        """See `LabelledObjective`."""
         return {"tags": np.zeros(0, np.int64), "word_tokens": np.zeros(0, np.int64)}
 
     def apply(self, example: dict[str, Any], special: Special, rng: np.random.Generator) -> dict[str, np.ndarray]:

@@ -16,7 +16,7 @@ from plm_jax.planning import hlo
 from plm_jax.training import flops
 
 
-class Schedule(NamedTuple):
+class KernelCost(NamedTuple):
     """How long a kernel takes, in FLOPs that the chip's peak would do meanwhile.
 
     Attributes:
@@ -35,24 +35,24 @@ class Schedule(NamedTuple):
 # 512 on v6e. Tiles of 128 take about twice as long; what waits for memory is not in it.
 # A backward pass in two, of rows too long for one, takes 0.72 and 0.84 times as long, with 3 and 4 of its 5 products.
 _OLDER = {
-    "flash_forward": Schedule(397, 0.66, 282),
-    "flash_backward": Schedule(384, 0.83, 333),
-    "flash_dq": Schedule(276, 1.0, 333),
-    "flash_dkv": Schedule(323, 0.87, 333),
+    "flash_forward": KernelCost(397, 0.66, 282),
+    "flash_backward": KernelCost(384, 0.83, 333),
+    "flash_dq": KernelCost(276, 1.0, 333),
+    "flash_dkv": KernelCost(323, 0.87, 333),
 }
 _NEWER = {
-    "flash_forward": Schedule(1690, 0.75, 900),
-    "flash_backward": Schedule(1792, 0.77, 1434),
-    "flash_dq": Schedule(1290, 0.92, 1434),
-    "flash_dkv": Schedule(1505, 0.81, 1434),
+    "flash_forward": KernelCost(1690, 0.75, 900),
+    "flash_backward": KernelCost(1792, 0.77, 1434),
+    "flash_dq": KernelCost(1290, 0.92, 1434),
+    "flash_dkv": KernelCost(1505, 0.81, 1434),
 }
 # Cycles that a multiprocessor takes to issue the instructions of the loops that ptxas 13.5 makes for sm_90a, at a
 # head_dim of 64 and 4,096 FLOPs a cycle; backward those without dropout are those with it less the forward pass's
 # difference. As if products and all else took turns; what waits for memory is not in it. None of it was timed.
 _HOPPER = {
-    "triton_forward": Schedule(553, 1.0, 840),
-    "triton_dq": Schedule(537, 1.0, 840),
-    "triton_dkv": Schedule(647, 1.0, 840),
+    "triton_forward": KernelCost(553, 1.0, 840),
+    "triton_dq": KernelCost(537, 1.0, 840),
+    "triton_dkv": KernelCost(647, 1.0, 840),
 }
 SCHEDULES = {"v4": _OLDER, "v5": _OLDER, "v6": _NEWER, "TPU7x": _NEWER, "H100": _HOPPER, "H200": _HOPPER}
 # Of the peak what other kernels' products reach: Splash attention at a head_dim of 64, by its schedule on v5e.
@@ -82,7 +82,7 @@ class Work:
     drops: bool = False
 
 
-def work(jaxpr, module: hlo.Module, slice_of: Sequence[int], drops: bool = False) -> Work:
+def work(jaxpr, module: hlo.HloModule, slice_of: Sequence[int], drops: bool = False) -> Work:
     """One device's share of a step, of the traced program and the compiled one.
 
     Args:

@@ -136,7 +136,7 @@ class Collective(NamedTuple):
     source: str
 
 
-class Module:
+class HloModule:
     """A program's text, taken apart."""
 
     def __init__(self, text: str):

@@ -57,7 +57,7 @@ def plan(
     """
     run = dataclasses.replace(run, model=run.model.with_speed(scan_layers=True))
     if topology == "none":
-        run = dataclasses.replace(run, mesh=config.Mesh())
+        run = dataclasses.replace(run, mesh=config.MeshConfig())
         phases = tuple(dataclasses.replace(phase, mesh=None) for phase in run.train.phases)
         run = dataclasses.replace(run, train=dataclasses.replace(run.train, phases=phases))
         return _shapes(of_costliest(run, jax.devices()[:1]))
@@ -150,7 +150,7 @@ def _count(run: config.Run) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
-def step_inputs(program: Program, stage: config.Stage) -> tuple[Any, ...]:
+def step_inputs(program: Program, stage: config.Phase) -> tuple[Any, ...]:
     """Returns the inputs of a stage's step; the state and the global batch are shapes, types and shardings only."""
 
     def placed(row):
@@ -161,7 +161,7 @@ def step_inputs(program: Program, stage: config.Stage) -> tuple[Any, ...]:
     return program.abstract_state, batch, *program.inputs(0)
 
 
-def costliest(stages: tuple[config.Stage, ...]) -> config.Stage:
+def costliest(stages: tuple[config.Phase, ...]) -> config.Phase:
     """Of the stages with the longest rows the one with the largest batch."""
     return max(stages, key=lambda stage: (stage.length, stage.batch_size))
 
@@ -239,7 +239,7 @@ def _compiled(program: Program, say: Callable[[str], None], price: float = 0.0) 
     total += memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
     report["bytes_per_device"] |= {"temporaries": memory.temp_size_in_bytes, "total": total}
     report |= {"fits": total <= chip.hbm_bytes, "compile_seconds": time.perf_counter() - began}
-    module = hlo.Module(compiled.as_text())
+    module = hlo.HloModule(compiled.as_text())
     jaxpr, dropout = traced.jaxpr.jaxpr, getattr(program.model(stage.dropout).model, "dropout", None)
     drops = getattr(dropout, "attention", 0.0) > 0
     work = estimates.work(jaxpr, module, _slices(program.mesh), drops)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from plm_jax import config
 from plm_jax.models.pipeline import cuts
-from plm_jax.models.settings import Transformer
+from plm_jax.models.settings import TransformerConfig
 from plm_jax.training import flops
 from plm_jax.training import mesh as meshes
 
@@ -31,7 +31,7 @@ class Guess(NamedTuple):
     memory: float
 
 
-class Candidate(NamedTuple):
+class MeshCandidate(NamedTuple):
     """A run with its settings changed, the changes as they are written on the command line, and what is guessed."""
 
     settings: dict[str, Any]
@@ -40,8 +40,8 @@ class Candidate(NamedTuple):
 
 
 def candidates(
-    run: config.Run, stage: config.Stage, parameters: int, chip: flops.Chip, devices: int
-) -> list[Candidate]:
+    run: config.Run, stage: config.Phase, parameters: int, chip: flops.Chip, devices: int
+) -> list[MeshCandidate]:
     """All that divide the stage's rows and may fit the memory, the fastest guess first."""
     found = []
     for sizes in _meshes(run, stage, devices):
@@ -57,7 +57,7 @@ def candidates(
                 settings |= {"train.microbatches": microbatches} if microbatches != stage.microbatches else {}
                 settings |= {"model.remat": remat} if remat != run.model.remat else {}
                 if settings:
-                    found.append(Candidate(settings, changed(run, sizes, microbatches, remat), guess))
+                    found.append(MeshCandidate(settings, changed(run, sizes, microbatches, remat), guess))
     return sorted(found, key=lambda candidate: (candidate.guess.seconds, candidate.guess.memory))
 
 
@@ -74,7 +74,7 @@ def changed(run: config.Run, sizes: Mapping[str, int], microbatches: int, remat:
 
 def guessed(
     run: config.Run,
-    stage: config.Stage,
+    stage: config.Phase,
     parameters: int,
     chip: flops.Chip,
     sizes: Mapping[str, int],
@@ -113,7 +113,7 @@ def guessed(
 def _shape(run: config.Run, tokens: int) -> tuple[int, int, int]:
     """Width, layers, and the numbers a token that the backward pass of a layer reads."""
     model = run.model
-    if not isinstance(model, Transformer):
+    if not isinstance(model, TransformerConfig):
         return 1024, 1, 8 * 1024
     layers = model.stack.blocks + (model.decoder_stack.blocks if model.has_decoder else 0)
     attention, feed_forward = model.attention, model.feed_forward
@@ -122,10 +122,10 @@ def _shape(run: config.Run, tokens: int) -> tuple[int, int, int]:
     return model.embedding.width, layers, kept
 
 
-def _meshes(run: config.Run, stage: config.Stage, devices: int) -> Iterator[dict[str, int]]:
+def _meshes(run: config.Run, stage: config.Phase, devices: int) -> Iterator[dict[str, int]]:
     """Meshes worth a guess: `tensor` within a layer's heads, `context` for rows longer than there are to cut up."""
     model = run.model
-    heads = model.attention.num_kv_heads if isinstance(model, Transformer) else 1
+    heads = model.attention.num_kv_heads if isinstance(model, TransformerConfig) else 1
     tensors = [size for size in _powers(min(LARGEST_TENSOR, devices)) if heads % size == 0]
     contexts = [size for size in _powers(16) if stage.length % (2 * size) == 0 and (size == 1 or stage.length >= 8192)]
     stages = [size for size in _powers(16) if cuts(model.stacks, size)]

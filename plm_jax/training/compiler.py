@@ -1,7 +1,7 @@
 """How XLA is asked to compile a program: presets of its options, by kind of device.
 
 `config.mesh.compiler_preset` names one, `auto` the device's own; `config.mesh.compiler_options` are the user's, which
-come after it. What an option does was read from compiled programs: `python -m plm_jax.plan` prints the bytes that are
+come after it. What an option does was read from compiled programs: `python -m plm_jax plan` prints the bytes that are
 gathered, scattered and reduced, and how many of them beside other work.
 """
 
@@ -74,7 +74,7 @@ _OF_DEVICES = {"TPU v5 lite": "tpu", "TPU v5e": "tpu", "TPU v6": "tpu", "TPU": "
 
 
 def options(mesh: Mesh, preset: str = "auto", own: dict[str, str] | None = None) -> dict[str, str]:
-    """XLA's options for a program over a mesh, by name; `preset` and `own` are those of `config.Mesh`.
+    """XLA's options for a program over a mesh, by name; `preset` and `own` are those of `config.MeshConfig`.
 
     Raises:
       UserError: there is no such preset.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from jax.extend import core
 
 from plm_jax import config
-from plm_jax.models.protocol import Model
+from plm_jax.models.protocol import ModelConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,8 +58,10 @@ CHIPS = {
 }
 
 
-def per_step(model: Model, rows: int, length: int, targets: int, decoder_length: int = 0, samples: int = 0) -> int:
-    """FLOPs of one training step on `rows` × `length` tokens; further arguments as `Model.products`.
+def per_step(
+    model: ModelConfig, rows: int, length: int, targets: int, decoder_length: int = 0, samples: int = 0
+) -> int:
+    """FLOPs of one training step on `rows` × `length` tokens; further arguments as `ModelConfig.products`.
 
     Matrix products of the forward pass × 3, causal attention halved, of layers with windows the keys within them, no
     recomputation, no embedding look-up, the head at target positions only.
@@ -67,19 +69,19 @@ def per_step(model: Model, rows: int, length: int, targets: int, decoder_length:
     return int(3 * 2 * rows * model.products(length, targets, decoder_length, samples))
 
 
-def of_stage(run: config.Run, stage: config.Stage) -> int:
+def of_stage(run: config.Run, stage: config.Phase) -> int:
     """FLOPs of one training step of a stage, counted as in `per_step`."""
     tokens, targets, decoder_length = row_lengths(run, stage)
     rows = stage.batch_size * run.objective.rows_an_example
     return per_step(run.model, rows, tokens - decoder_length, targets, decoder_length, run.objective.negative_samples)
 
 
-def tokens_of_stage(run: config.Run, stage: config.Stage) -> int:
+def tokens_of_stage(run: config.Run, stage: config.Phase) -> int:
     """Tokens of a batch of a stage, padding too."""
     return stage.batch_size * run.objective.rows_an_example * row_lengths(run, stage)[0]
 
 
-def row_lengths(run: config.Run, stage: config.Stage) -> tuple[int, int, int]:
+def row_lengths(run: config.Run, stage: config.Phase) -> tuple[int, int, int]:
     """Of a row of a stage: its tokens, target positions, and how many of the tokens are an encoder-decoder's second."""
     targets = config.target_length(run, stage.length)
     decoder_length = targets if run.model.has_decoder else 0

@@ -6,15 +6,15 @@ import jax
 import numpy as np
 
 from plm_jax.common.errors import UserError
-from plm_jax.models.protocol import Model
-from plm_jax.models.settings import Stack
+from plm_jax.models.protocol import ModelConfig
+from plm_jax.models.settings import StackConfig
 from plm_jax.training.trainable import STACKED, layer_numbers
 
 
-def factors(model: Model, decay: float, params: Any) -> Any:
+def factors(model: ModelConfig, decay: float, params: Any) -> Any:
     """What each parameter's learning rate is multiplied with: a tree of numbers, of stacked leaves [layers, 1, …].
 
-    `decay` to the power of `n + 2 - d`, as `config.Optimizer` says of the depth d.
+    `decay` to the power of `n + 2 - d`, as `config.OptimizerConfig` says of the depth d.
     """
     stacks = dict(zip(model.stack_paths, model.stacks, strict=True))
 
@@ -26,7 +26,7 @@ def factors(model: Model, decay: float, params: Any) -> Any:
     return jax.tree.map_with_path(factor, params)
 
 
-def _layers_above(names: list[str], leaf: Any, stacks: dict[str, Stack]) -> Any:
+def _layers_above(names: list[str], leaf: Any, stacks: dict[str, StackConfig]) -> Any:
     """Returns the exponent n + 2 - d of a leaf; for a stacked leaf, one per covered layer as an array [rows, 1, …]."""
     name = "/".join(names)
     for at, stack in stacks.items():
@@ -43,7 +43,7 @@ def _layers_above(names: list[str], leaf: Any, stacks: dict[str, Stack]) -> Any:
     return max(stack.layers for stack in stacks.values()) + 2.0 if of_embeddings else 0.0
 
 
-def check(model: Model, decay: float) -> None:
+def check(model: ModelConfig, decay: float) -> None:
     """Refuses a decay for a model that has no stack of layers.
 
     Raises:
@@ -56,7 +56,7 @@ def check(model: Model, decay: float) -> None:
         )
 
 
-def notes(model: Model, decay: float) -> list[str]:
+def notes(model: ModelConfig, decay: float) -> list[str]:
     """Lines that say which layers share one rate."""
     shared = [stack for stack in model.stacks if stack.stored_blocks < stack.blocks]
     if decay == 1.0 or not shared:

@@ -21,12 +21,12 @@ BATCH_AXES = ("stage", "data", "fsdp")
 
 
 def sizes(mesh) -> tuple[int, ...]:
-    """Those of the axes of a `config.Mesh`, in the order of `AXES`."""
+    """Those of the axes of a `config.MeshConfig`, in the order of `AXES`."""
     return tuple(getattr(mesh, axis) for axis in AXES)
 
 
 def build(mesh, devices=None) -> Mesh:
-    """The device mesh of a `config.Mesh`, over all devices unless some are given.
+    """The device mesh of a `config.MeshConfig`, over all devices unless some are given.
 
     Of several TPU slices only stages and copies of the model (`data`) are in more than one.
 
@@ -38,7 +38,7 @@ def build(mesh, devices=None) -> Mesh:
 
 
 def resolved(mesh, num_devices: int) -> dict[str, int]:
-    """The sizes of the axes of a `config.Mesh` over so many devices.
+    """The sizes of the axes of a `config.MeshConfig` over so many devices.
 
     Raises:
       UserError: they do not multiply to the number of devices.

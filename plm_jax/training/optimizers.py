@@ -13,8 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from plm_jax.config.optimizers import Adafactor, Adagrad, AdamW, Lamb, Optimizer, Sgd
-from plm_jax.models.protocol import Model
+from plm_jax.config.optimizers import (
+    AdafactorConfig,
+    AdagradConfig,
+    AdamWConfig,
+    LambConfig,
+    OptimizerConfig,
+    SgdConfig,
+)
+from plm_jax.models.protocol import ModelConfig
 from plm_jax.training import layer_decay, trainable
 
 # Axes that the fields of `_Factored` lack; the shapes of a square matrix would be ambiguous.
@@ -22,7 +29,7 @@ _ABSENT = {"rows": (-1,), "columns": (-2,)}
 
 
 def build(
-    optimizer: Optimizer, part: trainable.Part = trainable.ALL, model: Model | None = None
+    optimizer: OptimizerConfig, part: trainable.Trainable = trainable.ALL, model: ModelConfig | None = None
 ) -> optax.GradientTransformationExtraArgs:
     """Returns an optimizer as an optax transformation.
 
@@ -163,29 +170,29 @@ def _clip(largest: float) -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(optax.init_empty_state, clip)
 
 
-def adamw(optimizer: AdamW) -> tuple[optax.GradientTransformation, ...]:
+def adamw(optimizer: AdamWConfig) -> tuple[optax.GradientTransformation, ...]:
     """The direction of Adam and a decay of the weights."""
     decaying = None if optimizer.decay_norms_and_biases else decays
     return _scale_by_adam(optimizer), optax.add_decayed_weights(optimizer.weight_decay, mask=decaying)
 
 
-def lamb(optimizer: Lamb) -> tuple[optax.GradientTransformation, ...]:
+def lamb(optimizer: LambConfig) -> tuple[optax.GradientTransformation, ...]:
     """As `adamw`, scaled to each tensor's norm."""
     decay = optax.add_decayed_weights(optimizer.weight_decay, mask=decays)
     return _scale_by_adam(optimizer), decay, optax.masked(_scale_by_trust_ratio(), decays)
 
 
-def adagrad(optimizer: Adagrad) -> tuple[optax.GradientTransformation, ...]:
+def adagrad(optimizer: AdagradConfig) -> tuple[optax.GradientTransformation, ...]:
     """The gradient over the root of the sum of all its squares; TensorFlow's has no epsilon."""
     return (optax.scale_by_rss(optimizer.initial_accumulator, eps=0.0),)
 
 
-def sgd(optimizer: Sgd) -> tuple[optax.GradientTransformation, ...]:
+def sgd(optimizer: SgdConfig) -> tuple[optax.GradientTransformation, ...]:
     """The gradient, or a sum of it and those before."""
     return (optax.trace(optimizer.momentum),) if optimizer.momentum else ()
 
 
-def _scale_by_adam(optimizer: AdamW | Lamb) -> optax.GradientTransformation:
+def _scale_by_adam(optimizer: AdamWConfig | LambConfig) -> optax.GradientTransformation:
     """Adam's direction; without bias correction as in BERT's optimizer (google-research/bert, optimization.py)."""
     adam = optax.scale_by_adam(optimizer.b1, optimizer.b2, optimizer.epsilon)
 
@@ -235,7 +242,7 @@ class _AdafactorState(NamedTuple):
     second_moments: Any
 
 
-def adafactor(optimizer: Adafactor) -> tuple[optax.GradientTransformation, ...]:
+def adafactor(optimizer: AdafactorConfig) -> tuple[optax.GradientTransformation, ...]:
     """Adafactor's direction (Shazeer & Stern 2018, algorithms 4 to 6)."""
 
     def init(params):

@@ -16,7 +16,7 @@ from plm_jax import config, losses, objectives
 from plm_jax.common import keys
 from plm_jax.common.errors import UserError
 from plm_jax.models import pipeline, registry
-from plm_jax.models.protocol import Model, Module
+from plm_jax.models.protocol import ModelConfig, Module
 from plm_jax.training import compiler, flops, layer_decay, optimizers, schedules, spikes, trainable
 from plm_jax.training import mesh as meshes
 from plm_jax.training import state as states
@@ -43,7 +43,7 @@ class Program:
         self,
         run: config.Run,
         devices=None,
-        stages: Sequence[config.Stage] | None = None,
+        stages: Sequence[config.Phase] | None = None,
         first_step: int = 0,
         rate: Callable | None = None,
     ):
@@ -73,7 +73,7 @@ class Program:
         _check_heads(run.model, run.objective, self.loss())
         self._key = keys.data(run.train.seed, run.train.prng)
         self.rate = rate or run.schedule.rate(run.train.steps, self.stages)
-        self.part = trainable.Part(run.train.trainable)
+        self.part = trainable.Trainable(run.train.trainable)
         most_stages = max(mesh.shape["stage"] for mesh in built.values())
         trainable.check_layers(run.model, most_stages)
         self.part.check(registry.shapes(run.model), most_stages)
@@ -91,7 +91,7 @@ class Program:
             *layer_decay.notes(self.run.model, self.run.optimizer.layer_decay),
         ]
 
-    def at(self, stage: config.Stage) -> "Program":
+    def at(self, stage: config.Phase) -> "Program":
         """The program over the mesh of a stage to come: this one, or one of the stages with that mesh."""
         sizes = meshes.sizes(stage.mesh)
         if sizes not in self._programs:
@@ -198,7 +198,7 @@ class Program:
         """
         return self._key, schedules.at(self.rate, step)
 
-    def stage_step(self, stage: config.Stage):
+    def stage_step(self, stage: config.Phase):
         """Returns the jitted train step of a stage: `(state, batch, *inputs(step)) → (state, metrics)`."""
         train, model = self.run.train, self.model(stage.dropout)
         step = steps.train_step(
@@ -228,7 +228,7 @@ def fitted(state: states.TrainState, like: states.TrainState, fit: Callable = me
     return state.replace(params=fit(state.params, like.params), optimizer=fit(state.optimizer, like.optimizer))
 
 
-def _batch_shards(mesh: config.Mesh, num_devices: int) -> int:
+def _batch_shards(mesh: config.MeshConfig, num_devices: int) -> int:
     """Into how many parts the mesh of a phase cuts rows; 1 where it is over and so many devices do not fit it."""
     try:
         found = meshes.resolved(mesh, num_devices)
@@ -237,7 +237,7 @@ def _batch_shards(mesh: config.Mesh, num_devices: int) -> int:
     return math.prod(found[axis] for axis in meshes.BATCH_AXES)
 
 
-def _check_heads(model: Model, objective: objectives.Objective, loss: losses.Loss) -> None:
+def _check_heads(model: ModelConfig, objective: objectives.Objective, loss: losses.Loss) -> None:
     for head in loss.heads:
         if head not in model.named_heads:
             raise UserError(
@@ -246,7 +246,7 @@ def _check_heads(model: Model, objective: objectives.Objective, loss: losses.Los
             )
 
 
-def _check_divides(run: config.Run, stage: config.Stage, mesh: Mesh) -> None:
+def _check_divides(run: config.Run, stage: config.Phase, mesh: Mesh) -> None:
     """Refuses a mesh that does not divide a stage's rows or their length, with the nearest mesh and batch that fit."""
     rows, length = stage.batch_size // stage.microbatches, run.objective.row_length(stage.length)
     shards, sizes, over = meshes.batch_shards(mesh), dict(mesh.shape), " × ".join(meshes.BATCH_AXES)

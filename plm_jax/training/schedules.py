@@ -21,7 +21,7 @@ from plm_jax.config.schedules import (
     RsqrtSchedule,
     RsqrtWarmupSchedule,
 )
-from plm_jax.config.training import Stage
+from plm_jax.config.training import Phase
 
 Rate = Callable[[Any], Any]
 
@@ -55,17 +55,17 @@ def _on_host() -> contextlib.AbstractContextManager:
         return contextlib.nullcontext()
 
 
-def constant(schedule: ConstantSchedule, total_steps: int, stages: Sequence[Stage] = ()) -> Rate:
+def constant(schedule: ConstantSchedule, total_steps: int, stages: Sequence[Phase] = ()) -> Rate:
     """The rate of a constant schedule, once it is warm."""
     return _warmed_up(schedule, total_steps, _clock(schedule, stages), lambda now: np.float32(1.0))
 
 
-def linear(schedule: LinearSchedule, total_steps: int, stages: Sequence[Stage] = ()) -> Rate:
+def linear(schedule: LinearSchedule, total_steps: int, stages: Sequence[Phase] = ()) -> Rate:
     """The rate of a schedule that falls in a straight line."""
     return _decaying(schedule, total_steps, stages, lambda progress: 1 - progress)
 
 
-def cosine(schedule: CosineSchedule, total_steps: int, stages: Sequence[Stage] = ()) -> Rate:
+def cosine(schedule: CosineSchedule, total_steps: int, stages: Sequence[Phase] = ()) -> Rate:
     """The rate of a schedule that falls along half a cosine."""
     return _decaying(schedule, total_steps, stages, lambda progress: 0.5 * (1 + np.cos(np.float32(np.pi) * progress)))
 
@@ -87,7 +87,7 @@ def rsqrt_warmup(schedule: RsqrtWarmupSchedule) -> Rate:
     return rate
 
 
-def _decaying(schedule: DecayingSchedule, total_steps: int, stages: Sequence[Stage], shape: Callable) -> Rate:
+def _decaying(schedule: DecayingSchedule, total_steps: int, stages: Sequence[Phase], shape: Callable) -> Rate:
     """The rate that falls to its final fraction as `shape(progress)` does from 1 to 0, of a progress from 0 to 1."""
     clock, floor = _clock(schedule, stages), schedule.final_fraction
     begin = 0 if schedule.decay_counts_warmup else clock(schedule.warmup(total_steps))
@@ -110,7 +110,7 @@ def _warmed_up(schedule: RampedSchedule, total_steps: int, clock: Callable, fact
     return rate
 
 
-def _clock(schedule: ConstantSchedule | DecayingSchedule, stages: Sequence[Stage]) -> Callable:
+def _clock(schedule: ConstantSchedule | DecayingSchedule, stages: Sequence[Phase]) -> Callable:
     """A step, a number or an array, → what warm-up and decay count: it, or the tokens read by then.
 
     The last stage goes on for ever.

@@ -11,10 +11,11 @@ import optax
 from jax.sharding import Mesh
 
 from plm_jax.common.keys import named_key
-from plm_jax.losses import Loss, Sums, means
+from plm_jax.losses import Loss, LossSums, means
 from plm_jax.models.partitioning import constrain
-from plm_jax.training import compiler, norms, optimizers, spikes, trainable, weights
+from plm_jax.training import compiler, norms, optimizers, spikes, trainable
 from plm_jax.training import mesh as meshes
+from plm_jax.training import step_parameters as weights
 from plm_jax.training.state import TrainState
 
 
@@ -44,7 +45,16 @@ def join_microbatches(parts):
 
 
 def gradients(
-    loss: Loss, model, held: weights.Held, batch, counts, root, step, carry, microbatches: int, names: Sequence[str]
+    loss: Loss,
+    model,
+    held: weights.StepParameters,
+    batch,
+    counts,
+    root,
+    step,
+    carry,
+    microbatches: int,
+    names: Sequence[str],
 ):
     """Sums over the microbatches: (gradients times `means.unit(counts)`, terms, metrics, carry).
 
@@ -85,7 +95,7 @@ def train_step(
     optimizer: optax.GradientTransformation,
     microbatches: int = 1,
     dropout: bool = False,
-    part: trainable.Part = trainable.ALL,
+    part: trainable.Trainable = trainable.ALL,
     watch: spikes.Watch | None = None,
     log_norms: bool = False,
     **holding: Any,
@@ -109,8 +119,8 @@ def train_step(
     Returns:
       Metrics: the means of the loss, see `losses.means`, `grad_norm`, `learning_rate`; `digest`, the batch's uint32
       digest halves [B, 2] added up; `norms` of the gradients [1, tensors], with those of the parameters before the
-      update and of the updates [3, tensors], in the order of `trainable.Part.names`; `incident` int32, what the step
-      was, see `spikes`, and `limits` [2] above which loss and gradient norm are spikes.
+      update and of the updates [3, tensors], in the order of `trainable.Trainable.names`; `incident` int32, what the
+      step was, see `spikes`, and `limits` [2] above which loss and gradient norm are spikes.
     """
     # Not every optax transformation accepts extra arguments.
     optimizer = optax.with_extra_args_support(optimizer)
@@ -133,7 +143,7 @@ def train_step(
         updates, optimizer_state = optimizer.update(
             grads, state.optimizer, state.params, grad_norm=grad_norm, learning_rate=learning_rate
         )
-        metrics = means.means(loss, Sums(terms, metrics, counts))
+        metrics = means.means(loss, LossSums(terms, metrics, counts))
         seen = _seen(watch, state, jnp.stack([metrics["loss"], grad_norm]))
         own = part.of(state.params)
         others = [jnp.sqrt(norms.squares(tree)) for tree in (own, updates)] if log_norms else []

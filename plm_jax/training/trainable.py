@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 from plm_jax.common.errors import UserError
 from plm_jax.models import registry
-from plm_jax.models.protocol import Model
+from plm_jax.models.protocol import ModelConfig
 
 Path = tuple[str, ...]
 STACKED = "blocks"
@@ -72,7 +72,7 @@ def _split(name: str) -> tuple[list[str], str, list[str]]:
     return before, "", after
 
 
-def check_layers(model: Model, stages: int) -> None:
+def check_layers(model: ModelConfig, stages: int) -> None:
     """Rejects stacked leaves whose rows do not match the layers that they cover.
 
     Args:
@@ -131,7 +131,7 @@ def compiled(pattern: str) -> re.Pattern[str]:
 
 
 @dataclass(frozen=True)
-class Part:
+class Trainable:
     """The leaves, and the layers of leaves, whose names a pattern matches whole.
 
     Attributes:
@@ -224,7 +224,7 @@ class Part:
         return any(compiled(pattern).fullmatch(name) for pattern in self.patterns)
 
 
-ALL = Part()
+ALL = Trainable()
 
 
 def _first_axis(leaf: Any) -> range:

@@ -20,7 +20,7 @@ def test_a_run_is_interrupted_and_its_rows_are_told(tmp_path, verb):
     with gzip.open(corpus, "wt") as file:
         file.writelines(json.dumps({"text": f"Speech {n}. " + "The union is strong. " * 40}) + "\n" for n in range(200))
     flags = ["--tiny", f"--cache={cache}", f"--corpus={corpus}"]
-    finished = verb("prepare", *gpu_pretrain.command("prepare", gpu_pretrain.parse([*flags, "--prepare"]))[3:])
+    finished = verb("prepare", *gpu_pretrain.command("prepare", gpu_pretrain.parse([*flags, "--prepare"]))[4:])
     assert finished.status == 0, finished.err
     environment = os.environ | {"XLA_FLAGS": xla.flags(devices=1), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
     command = [sys.executable, str(ROOT / "benchmarks" / "gpu_pretrain.py"), *flags, "--minutes=0.02"]

@@ -91,7 +91,7 @@ def test_metrics_are_those_of_lm_eval_s_own_evaluation_and_no_program_is_run(tmp
         metrics = harness.evaluate(lm, names, str(tmp_path), show_progress=False)
     assert "fatal" not in capfd.readouterr().err
     manager = TaskManager(include_path=str(tmp_path), include_defaults=False)
-    model = harness.Model(lm, show_progress=False)
+    model = harness.HarnessModel(lm, show_progress=False)
     expected = lm_eval.simple_evaluate(model, tasks=names, task_manager=manager, log_samples=False)["results"]
     for name in names:
         assert metrics[name]["acc"] == expected[name]["acc,none"]
@@ -144,11 +144,11 @@ def test_a_task_says_how_to_decode_and_not_the_run():
     from tests.support import tiny
 
     params = nn.unbox(registry.init_params(registry.build(tiny.MODEL), jax.random.key(0)))
-    decoding = config.Decoding(temperature=5.0, num_return_sequences=2)
-    run = dataclasses.replace(tiny.PLAIN, evaluation=config.Evaluation(decoding=decoding))
+    decoding = config.DecodingConfig(temperature=5.0, num_return_sequences=2)
+    run = dataclasses.replace(tiny.PLAIN, evaluation=config.EvaluationConfig(decoding=decoding))
     request = types.SimpleNamespace(args=("The sea", {"until": ["\n"], "max_gen_toks": 8}))
     plain, told = (
-        harness.Model(
+        harness.HarnessModel(
             LanguageModel(tiny.MODEL, params, vocabulary_spec="bytes", special_ids={"eos_token_id": 256}, run=of),
             show_progress=False,
         ).generate_until([request])

@@ -17,7 +17,11 @@ def bench():
 
 def test_rows_of_every_objective_of_text_are_counted(bench, tmp_path):
     bench.write_cache(str(tmp_path), 300_000)
-    every = {kind for kind, made in built_in(objectives.Objective).items() if not issubclass(made, objectives.Labelled)}
+    every = {
+        kind
+        for kind, made in built_in(objectives.Objective).items()
+        if not issubclass(made, objectives.LabelledObjective)
+    }
     assert set(bench.OBJECTIVES) >= every
     counts = {}
     for name in bench.OBJECTIVES:

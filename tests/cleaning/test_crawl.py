@@ -14,7 +14,7 @@ from plm_jax.common import storage
 from plm_jax.common.errors import UserError
 from tests.cleaning.crawls import response, warc_record, write_archive, write_json
 
-LIMITS = settings.Limits()
+LIMITS = settings.LimitsConfig()
 
 
 def read(path, limits=LIMITS) -> tuple[list[Page], list[crawl.Quarantined], dict[str, int]]:
@@ -223,10 +223,10 @@ def test_what_exceeds_a_limit_is_quarantined_with_its_place_and_the_others_are_r
         warc_record("http://a.org/4", b"y" * 2000),
         warc_record("http://a.org/5", b"Short.\n"),
     ]
-    few = settings.Limits(page_bytes=1000, body_bytes=2 * 10**6, depth=100)
+    few = settings.LimitsConfig(page_bytes=1000, body_bytes=2 * 10**6, depth=100)
     for limits, reasons in (
         (few, {2: "limits.depth=100", 4: "limits.page_bytes=1000"}),
-        (settings.Limits(body_bytes=1000), {2: "limits.body_bytes=1000", 3: "limits.body_bytes=1000"}),
+        (settings.LimitsConfig(body_bytes=1000), {2: "limits.body_bytes=1000", 3: "limits.body_bytes=1000"}),
     ):
         pages, bad, _ = read(write_archive(tmp_path / "a.warc.gz", records), limits)
         assert {page.url[-1] for page in pages} == {str(i) for i in range(1, 6) if i not in reasons}
@@ -236,7 +236,7 @@ def test_what_exceeds_a_limit_is_quarantined_with_its_place_and_the_others_are_r
 
     lines = [b'{"text": "One."}', b'{"text": "' + b"x" * 100 + b'"}', b'{"text": "Two.", "more": [[[[]]]]}', b" " * 500]
     (tmp_path / "a.jsonl").write_bytes(b"\n".join([*lines, lines[0]]))
-    pages, bad, _ = read(tmp_path / "a.jsonl", settings.Limits(line_bytes=80, depth=3))
+    pages, bad, _ = read(tmp_path / "a.jsonl", settings.LimitsConfig(line_bytes=80, depth=3))
     assert [page.url for page in pages] == ["a.jsonl:1", "a.jsonl:5"]
     assert [(each.position, each.reason.split("limits.")[1]) for each in bad] == [
         (2, "line_bytes=80"),

@@ -31,7 +31,7 @@ def test_a_line_stays_on_one_page_and_once():
         "Mine.",
     )
     for order in (pages, pages[::-1]):
-        texts, counts = kept(duplicates.Lines(settings.DuplicateLines()), order)
+        texts, counts = kept(duplicates.LineUnits(settings.DuplicateLinesConfig()), order)
         assert texts == {
             pages[0].url: "Shared line one.\nMine.\nAlso mine.\nAnd mine.",
             pages[1].url: "Yours. It has two.\nAnd a third.",
@@ -41,7 +41,7 @@ def test_a_line_stays_on_one_page_and_once():
 
 def test_lines_without_a_least_number_of_sentences():
     pages = by_key("a\nb", "b\nc", "a\nb")
-    texts, counts = kept(duplicates.Lines(settings.DuplicateLines(min_sentences=0)), pages)
+    texts, counts = kept(duplicates.LineUnits(settings.DuplicateLinesConfig(min_sentences=0)), pages)
     assert texts == {pages[0].url: "a\nb", pages[1].url: "c"}
     assert counts == {"line_elsewhere": 3, "nothing_new": 1}
 
@@ -56,13 +56,13 @@ def test_a_span_of_sentences_stays_on_one_page():
         f"{A} {B} {E} {F}",  # Two sentences are no span.
         f"{B}  {C} {D}",
     )
-    texts, counts = kept(duplicates.Spans(settings.DuplicateSpans()), pages)
+    texts, counts = kept(duplicates.SentenceSpanUnits(settings.DuplicateSpansConfig()), pages)
     assert texts == {pages[0].url: pages[0].text, pages[1].url: f"{E}\n{F} {G}", pages[2].url: pages[2].text}
     assert counts == {"span_elsewhere": 7, "nothing_new": 1}
 
 
 def test_a_span_that_a_page_repeats_stays_once():
-    rule = duplicates.Spans(settings.DuplicateSpans())
+    rule = duplicates.SentenceSpanUnits(settings.DuplicateSpansConfig())
     (page,) = by_key(f"{A} {B} {C}\n{D}\n{A} {B} {C} {E}")
     assert kept(rule, [page]) == ({page.url: f"{A} {B} {C}\n{D}\n{E}"}, {"span_here": 3})
     (page,) = by_key(f"{A} " * 4 + A)  # Spans that overlap are one stretch, not copies.
@@ -78,6 +78,6 @@ def test_of_pages_that_look_alike_one_stays():
     changed = [*words[:299], "changed"]
     rng.shuffle(other)
     pages = by_key(" ".join(words), " ".join(changed), " ".join(other), " ".join(words).upper())
-    texts, counts = kept(duplicates.NearDuplicates(settings.MinHash()), pages)
+    texts, counts = kept(duplicates.NearDuplicates(settings.MinHashConfig()), pages)
     assert set(texts) == {pages[0].url, pages[2].url}
     assert counts == {"near_duplicate": 2}

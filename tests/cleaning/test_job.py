@@ -61,7 +61,7 @@ def badwords(tmp_path):
     return folder
 
 
-def clean(inputs: list[str], output, rule: settings.Settings) -> dict:
+def clean(inputs: list[str], output, rule: settings.CleaningConfig) -> dict:
     """Runs, and gives the counts of the report."""
     job.clean(inputs, str(output), rule, show_progress=False)
     counts = json.loads((output / "report.json").read_text())["counts"]
@@ -231,7 +231,7 @@ def test_many_languages_have_a_folder_each(tmp_path):
     (tmp_path / "en").write_text("darn\n")
     # As a command, as CLD3 and TensorFlow, which other tests have loaded, do not get along in one process.
     changes = [f"badwords.path={tmp_path}/en", "language.languages=('en','de')", "paragraphs.min_characters=100"]
-    command = [sys.executable, "-m", "plm_jax.clean", f"--input={write_json(tmp_path / 'a.jsonl.gz', rows)}"]
+    command = [sys.executable, "-m", "plm_jax", "clean", f"--input={write_json(tmp_path / 'a.jsonl.gz', rows)}"]
     command += [f"--output={tmp_path}/out", "--flavour=multilingual", *(f"--set={change}" for change in changes)]
     finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
@@ -364,7 +364,7 @@ def test_a_bucket_is_emptied_only_when_there_is_a_runner_and_first_of_its_manife
 
 @pytest.mark.parametrize("options", [[], ["--direct_num_workers=2"]])
 def test_what_a_worker_cannot_read_is_a_mistake(options, tmp_path, monkeypatch):
-    gone = {f"{tmp_path}/gone.jsonl": job.crawl.File("gone.jsonl", 0, "")}
+    gone = {f"{tmp_path}/gone.jsonl": job.crawl.CrawlFile("gone.jsonl", 0, "")}
     monkeypatch.setattr(job.crawl, "files", lambda patterns: gone)
     with pytest.raises(UserError) as raised:
         job.clean(["x"], str(tmp_path / "out"), settings.resolve("en.noclean"), options, show_progress=False)
@@ -497,4 +497,4 @@ def test_limits_that_are_not_given_leave_the_identity_as_it_was():
     flavour, none = settings.FLAVOURS["en.noclean"], lists.Lists(None, {}, [], [])
     noted = "33f42c60bd1d0903da4b91ef6be2d1bb3638bb82855fa3d3891da6eea9145f40"
     assert job._identity({}, flavour, none) == noted
-    assert job._identity({}, dataclasses.replace(flavour, limits=settings.Limits(depth=9)), none) != noted
+    assert job._identity({}, dataclasses.replace(flavour, limits=settings.LimitsConfig(depth=9)), none) != noted

@@ -89,7 +89,7 @@ def tallied(rule, page: Page) -> tuple[Page | None, dict[str, int]]:
 
 
 def test_lines_are_cleaned_as_c4_cleans_them(c4):
-    rule, clean = rules.CleanLines(settings.CleanLines()), c4.get_clean_page_fn()
+    rule, clean = rules.LineFilter(settings.CleanLinesConfig()), c4.get_clean_page_fn()
     seen, kept = collections.Counter(), 0
     for page in pages(600):
         theirs = collections.Counter()
@@ -121,7 +121,7 @@ def test_lines_are_cleaned_as_c4_cleans_them(c4):
 )
 def test_a_line_goes_for_its_reason(line, reason):
     good = "The first line is long enough.\nThe second line is long enough.\nThe third line is long enough."
-    page, reasons = tallied(rules.CleanLines(settings.CleanLines()), Page("u", f"{good}\n{line}"))
+    page, reasons = tallied(rules.LineFilter(settings.CleanLinesConfig()), Page("u", f"{good}\n{line}"))
     assert reasons == ({reason: 1} if reason else {})
     if reason in ("placeholder", "code"):
         assert page is None
@@ -130,7 +130,9 @@ def test_a_line_goes_for_its_reason(line, reason):
 
 
 def test_marks_are_looked_for_as_written_and_phrases_in_any_case():
-    marked = rules.CleanLines(settings.CleanLines(min_sentences=1, code_marks=("CDATA",), script_phrases=("JScript",)))
+    marked = rules.LineFilter(
+        settings.CleanLinesConfig(min_sentences=1, code_marks=("CDATA",), script_phrases=("JScript",))
+    )
     text = "This line here has CDATA in it."
     assert tallied(marked, Page("u", text)) == (None, {"code": 1})
     assert tallied(marked, Page("u", text.lower())) == (Page("u", text.lower()), {})
@@ -140,8 +142,8 @@ def test_marks_are_looked_for_as_written_and_phrases_in_any_case():
 
 def test_thresholds_are_settings():
     text = "Two words.\nAnd a Mr. Smith; one more sentence, then."
-    strict = rules.CleanLines(settings.CleanLines())
-    lax = rules.CleanLines(settings.CleanLines(min_words=2, min_sentences=2, end_marks=(".", ";")))
+    strict = rules.LineFilter(settings.CleanLinesConfig())
+    lax = rules.LineFilter(settings.CleanLinesConfig(min_words=2, min_sentences=2, end_marks=(".", ";")))
     assert tallied(strict, Page("u", text)) == (None, {"few_words": 1, "few_sentences": 1})
     assert tallied(lax, Page("u", text)) == (Page("u", text), {})
 
@@ -178,7 +180,7 @@ def test_pages_may_be_so_long(c4, length):
 @pytest.mark.parametrize("lengths", [(200, 200, 200), (200, 200, 199), (200, 200), (5, 300, 0, 200, 200), ()])
 def test_pages_need_paragraphs(c4, lengths):
     page = Page("u", "\n".join("x" * n for n in lengths))
-    kept, _ = tallied(rules.HasParagraphs(settings.Paragraphs()), page)
+    kept, _ = tallied(rules.HasParagraphs(settings.ParagraphsConfig()), page)
     assert (kept is not None) == c4.paragraph_filter(c4.PageFeatures(text=page.text))
     assert (kept is not None) == (sum(n >= 200 for n in lengths) >= 3)
 
@@ -293,7 +295,7 @@ TEXTS = {
 
 
 def test_languages_are_told_as_c4_tells_them(c4):
-    rule = rules.Langdetect(settings.Langdetect())
+    rule = rules.LangdetectFilter(settings.LangdetectConfig())
     for name, text in TEXTS.items():
         theirs = [found.language for found in c4.detect_english(c4.PageFeatures(text=text))]
         kept, reasons = tallied(rule, Page("u", text))
@@ -322,7 +324,7 @@ def compare_many_languages() -> None:
     kept_languages = ("en", "de", "zh")
     theirs = c4_utils.detect_languages(Pages(), kept_languages)
     theirs.start_bundle()
-    rule = rules.Cld3(settings.Cld3(languages=kept_languages))
+    rule = rules.Cld3Filter(settings.Cld3Config(languages=kept_languages))
     found = {}
     for name, text in TEXTS.items():
         expected = [page.language for page in theirs.process(c4_utils.PageFeatures(text=text))]
@@ -336,7 +338,7 @@ def compare_many_languages() -> None:
 def test_cld3_refuses_to_crash_beside_tensorflow(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow", object())
     with pytest.raises(UserError, match="by itself"):
-        rules.Cld3(settings.Cld3())
+        rules.Cld3Filter(settings.Cld3Config())
 
 
 def test_validation_is_one_page_in_a_thousand_by_the_hash():

@@ -18,9 +18,9 @@ def test_flavours_are_those_of_tfds():
         assert their.dedupe == (rule.duplicates is not None)
         assert their.paragraph_filter == (rule.paragraphs is not None)
         assert their.badwords_filter_fraction == (rule.badwords.fraction if rule.badwords else 0)
-        assert their.realnewslike == isinstance(rule.pages, settings.Domains)
-        assert their.webtextlike == isinstance(rule.pages, settings.Urls)
-        languages = ["en"] if isinstance(rule.language, settings.Langdetect) else list(rule.language.languages)
+        assert their.realnewslike == isinstance(rule.pages, settings.DomainsConfig)
+        assert their.webtextlike == isinstance(rule.pages, settings.UrlsConfig)
+        languages = ["en"] if isinstance(rule.language, settings.LangdetectConfig) else list(rule.language.languages)
         assert their.languages == languages
 
 
@@ -30,13 +30,15 @@ def test_thresholds_are_the_published_ones():
     assert (english.max_characters, english.validation_one_in) == (190_000, 1000)
     assert (lines.max_word_characters, lines.min_words, lines.min_sentences) == (1000, 5, 3)
     assert lines.end_marks == (".", "?", "!", '"') and len(lines.policy_phrases) == 6
-    assert english.duplicates == settings.DuplicateLines(3) and english.language == settings.Langdetect("en", 0.99)
-    assert many.paragraphs == settings.Paragraphs(3, 200) and many.duplicates.min_sentences == 0
+    assert english.duplicates == settings.DuplicateLinesConfig(3) and english.language == settings.LangdetectConfig(
+        "en", 0.99
+    )
+    assert many.paragraphs == settings.ParagraphsConfig(3, 200) and many.duplicates.min_sentences == 0
     assert (many.language.min_probability, many.language.min_bytes, many.language.max_bytes) == (0.95, 100, 10_000)
 
 
 def test_limits_can_be_set():
-    assert settings.resolve("en.noclean", ["limits.depth=20"]).limits == settings.Limits(depth=20)
+    assert settings.resolve("en.noclean", ["limits.depth=20"]).limits == settings.LimitsConfig(depth=20)
     with pytest.raises(UserError, match=r"settings\.limits\.line_bytes is 0: give 1 to"):
         settings.resolve("en.noclean", ["limits.line_bytes=0"])
 
@@ -46,11 +48,11 @@ def test_settings_can_be_changed():
     rule = settings.resolve(
         "en", [*changes, "badwords=None", "near_duplicates.kind=minhash", "near_duplicates.bands=20"]
     )
-    assert rule.lines.min_words == 4 and rule.duplicates == settings.DuplicateSpans(2)
-    assert rule.language == settings.Langdetect("en", 1.0) and rule.badwords is None
-    assert rule.near_duplicates == settings.MinHash(bands=20)
+    assert rule.lines.min_words == 4 and rule.duplicates == settings.DuplicateSpansConfig(2)
+    assert rule.language == settings.LangdetectConfig("en", 1.0) and rule.badwords is None
+    assert rule.near_duplicates == settings.MinHashConfig(bands=20)
     fields_first = ["duplicates.min_sentences=0", "duplicates.span=2", "duplicates.kind=spans"]
-    assert settings.resolve("en", [*fields_first, "badwords=None"]).duplicates == settings.DuplicateSpans(2, 0)
+    assert settings.resolve("en", [*fields_first, "badwords=None"]).duplicates == settings.DuplicateSpansConfig(2, 0)
     assert settings.resolve("en.noclean", ["lines.kind=c4", "lines.end_marks=('.',)"]).lines.end_marks == (".",)
 
 

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from plm_jax.common import progress
-from plm_jax.training import telemetry
+from plm_jax.runs import telemetry
 
 # Says what it does until its second word has been heard, whichever the terminal or pipe is.
 PROGRAM = """

@@ -88,7 +88,7 @@ def test_a_key_holds_the_bits_of_its_seed(seed):
 def test_a_seed_of_more_bits_is_rejected_in_a_line(seed):
     message = rf"seed is {seed}: give -9,223,372,036,854,775,808 to 9,223,372,036,854,775,807$"
     with pytest.raises(UserError, match="config.train." + message):
-        trees.parse(config.Train, config.to_dict(tiny.PLAIN.train) | {"seed": seed}, "config.train")
+        trees.parse(config.TrainConfig, config.to_dict(tiny.PLAIN.train) | {"seed": seed}, "config.train")
     for draw in (keys.from_seed, lambda seed: randomness.generator(seed, "train"), hashes, later_batches):
         with pytest.raises(UserError, match=message):
             draw(seed)

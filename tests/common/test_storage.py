@@ -14,7 +14,7 @@ from plm_jax import config
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError
 from plm_jax.data.sources import files
-from plm_jax.training import telemetry
+from plm_jax.runs import telemetry
 
 
 @pytest.fixture(params=["disk", "memory"])

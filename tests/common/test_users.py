@@ -22,7 +22,7 @@ from plm_jax import config
 
 
 @dataclass(frozen=True)
-class SignDescent(config.Optimizer):
+class SignDescent(config.OptimizerConfig):
     """Steps of the rate's length, along the sign of each gradient."""
 
     kind: ClassVar[str] = "sign_descent"
@@ -40,7 +40,7 @@ from typing import ClassVar
 
 import {optimizer} as own
 from plm_jax import config
-from plm_jax.config import pages
+from plm_jax.config import files
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Halving(config.Schedule):
 
 
 def get_config():
-    run = config.from_dict(pages.load({tiny!r}).config())
+    run = config.from_dict(files.load({tiny!r}).config())
     return config.to_config_dict(replace(run, optimizer=own.SignDescent(), schedule=Halving(0.1)))
 """
 
@@ -116,7 +116,7 @@ def test_load_takes_modules_before_it_opens_anything(tmp_path):
     (tmp_path / "own_three.py").write_text(OPTIMIZER.replace("sign_descent", "sign_descent_of_three"))
     with pytest.raises(UserError, match="nothing does not exist"):
         plm_jax.load("nothing", modules=[str(tmp_path / "own_three.py")])
-    assert "sign_descent_of_three" in config.Optimizer.choices
+    assert "sign_descent_of_three" in config.OptimizerConfig.choices
 
 
 def test_a_process_that_is_handed_settings_finds_their_classes(tmp_path):
@@ -131,7 +131,7 @@ def test_what_is_not_ours_is_noted_with_its_hash(tmp_path):
     path = tmp_path / "own_two.py"
     path.write_text(OPTIMIZER.replace("sign_descent", "sign_descent_of_two"))
     made = users.load(str(path)).SignDescent()
-    settings = {"optimizer": made, "others": [config.Lamb(), {"inner": made}]}
+    settings = {"optimizer": made, "others": [config.LambConfig(), {"inner": made}]}
     record = json.loads(json.dumps(users.used(settings)))
     (told,) = record.values()
     assert list(record) == [str(path)] and len(told["sha256"]) == 64

@@ -56,7 +56,7 @@ def run(tmp_path, loaded_by_python):
 
 def test_verbs_list_and_print_without_what_lies_in_the_working_directory(run):
     assert "pretrain" in run("-m", "plm_jax", "--help")
-    assert "train.steps" in run("-m", "plm_jax.config", "--config=demo:gpt2")
+    assert "train.steps" in run("-m", "plm_jax", "config", "--config=demo:gpt2")
 
 
 def test_a_whole_run_with_all_its_processes_imports_nothing_of_the_working_directory(run, tmp_path):
@@ -79,7 +79,7 @@ def test_a_path_that_the_user_sets_is_searched_even_if_it_is_the_working_directo
     for name in run.folder.glob("*.py"):
         if name.name != "mine_on_purpose.py":
             name.unlink()
-    words = "plm_jax.config", "--module=mine_on_purpose", "--config=demo:gpt2"
+    words = "plm_jax", "config", "--module=mine_on_purpose", "--config=demo:gpt2"
     assert "imported on purpose" in run("-m", *words, path=(ROOT, run.folder))
     assert "imported on purpose" in run("-P", "-m", *words, path=(run.folder, ROOT))
 

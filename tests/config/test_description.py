@@ -16,7 +16,7 @@ def test_the_verb_lists_every_field_of_the_resolved_config(tiny, verb):
             break
         section.append(line.strip())
     shown = dict(line.split("  # ")[0].split(" = ") for line in section)
-    given = config.to_dict(config.Lamb(b1=0.75))
+    given = config.to_dict(config.LambConfig(b1=0.75))
     assert shown == {name: str(value) for name, value in given.items()}
     assert any(
         re.match(r"kind = lamb  # one of .*adafactor.*adamw.*lamb, sgd: AdamW's direction scaled", s) for s in section
@@ -52,5 +52,5 @@ def test_the_help_of_a_verb_has_its_flags_and_how_to_list_a_config(verb):
     flags = re.findall(r"^  --(\S+?)=…  +(\S.*)$", done.out, re.MULTILINE)
     of_config, own = ["config", "config.FIELD", "module"], ["topology", "slices", "search", "price", "output"]
     assert [name for name, _ in flags] == of_config + own
-    assert "python -m plm_jax.config --config=" in dict(flags)["config.FIELD"]
-    assert done.out.startswith("`python -m plm_jax.plan ")
+    assert "python -m plm_jax config --config=" in dict(flags)["config.FIELD"]
+    assert done.out.startswith("`python -m plm_jax plan ")

@@ -15,7 +15,9 @@ from tests.support.tiny import RUNS
 
 PHASES = dataclasses.replace(
     RUNS["plain"],
-    train=dataclasses.replace(RUNS["plain"].train, phases=(config.Phase(0.5, length=16), config.Phase(1.0))),
+    train=dataclasses.replace(
+        RUNS["plain"].train, phases=(config.PhaseConfig(0.5, length=16), config.PhaseConfig(1.0))
+    ),
 )
 
 
@@ -51,18 +53,26 @@ VALUES = [
     ("train.steps=5 train.steps=6", "train.steps", 6),
     ("mesh.rules=(('batch','data'),)", "mesh.rules", (("batch", "data"),)),
     ("train.phases=()", "train.phases", ()),
-    ("train.phases.0.length=8", "train.phases", (config.Phase(0.5, length=8), config.Phase(1.0))),
-    ("train.phases[1].batch_size=4", "train.phases", (config.Phase(0.5, length=16), config.Phase(1.0, batch_size=4))),
-    ("train.phases.0.mixture.a=1", "train.phases", (config.Phase(0.5, 16, mixture={"a": 1.0}), config.Phase(1.0))),
+    ("train.phases.0.length=8", "train.phases", (config.PhaseConfig(0.5, length=8), config.PhaseConfig(1.0))),
+    (
+        "train.phases[1].batch_size=4",
+        "train.phases",
+        (config.PhaseConfig(0.5, length=16), config.PhaseConfig(1.0, batch_size=4)),
+    ),
+    (
+        "train.phases.0.mixture.a=1",
+        "train.phases",
+        (config.PhaseConfig(0.5, 16, mixture={"a": 1.0}), config.PhaseConfig(1.0)),
+    ),
     ("data.mixture.a=2", "data.mixture", {"a": 2.0}),
     ("data.mixture={'a':1,'b':3}", "data.mixture", {"a": 1.0, "b": 3.0}),
     ("data.sources.c.kind=text data.sources.c.path=c", "data.sources.c", config.TextFiles("c")),
     ("data.sources.a.kind=text", "data.sources.a", config.TextFiles("a.jsonl")),
-    ("optimizer.kind=adafactor", "optimizer", config.Adafactor()),
+    ("optimizer.kind=adafactor", "optimizer", config.AdafactorConfig()),
     ("optimizer.kind=adamw", "optimizer", PHASES.optimizer),
-    ("optimizer.kind=lamb optimizer.b1=0.8", "optimizer", config.Lamb(b1=0.8)),
-    ("optimizer.b1=0.8 optimizer.kind=lamb", "optimizer", config.Lamb(b1=0.8)),
-    ("optimizer.kind=lamb optimizer.kind=adagrad", "optimizer", config.Adagrad()),
+    ("optimizer.kind=lamb optimizer.b1=0.8", "optimizer", config.LambConfig(b1=0.8)),
+    ("optimizer.b1=0.8 optimizer.kind=lamb", "optimizer", config.LambConfig(b1=0.8)),
+    ("optimizer.kind=lamb optimizer.kind=adagrad", "optimizer", config.AdagradConfig()),
     ("schedule.kind=linear schedule.decay_steps=9", "schedule", config.LinearSchedule(1e-3, decay_steps=9)),
     ("objective.kind=decoder_prefix_lm", "objective", objectives.DecoderPrefixLM()),
     ("data.layout.kind=blocks", "data.layout", PHASES.data.layout),
@@ -126,15 +136,15 @@ def test_a_mistake_is_one_line(given, said):
 def test_a_sweep_gives_values_of_python_in_the_same_way():
     changes = {
         "train.steps": 9,
-        "train.phases": (config.Phase(1.0, length=8),),
+        "train.phases": (config.PhaseConfig(1.0, length=8),),
         "optimizer.kind": "lamb",
         "optimizer.b1": 0.5,
         "objective": objectives.DecoderPrefixLM(),
     }
     tree = config.to_dict(PHASES)
     made = config.from_dict(overrides.apply(tree, list(changes.items()), config.Run))
-    train = dataclasses.replace(PHASES.train, steps=9, phases=(config.Phase(1.0, length=8),))
-    want = {"train": train, "optimizer": config.Lamb(b1=0.5), "objective": objectives.DecoderPrefixLM()}
+    train = dataclasses.replace(PHASES.train, steps=9, phases=(config.PhaseConfig(1.0, length=8),))
+    want = {"train": train, "optimizer": config.LambConfig(b1=0.5), "objective": objectives.DecoderPrefixLM()}
     assert made == dataclasses.replace(PHASES, **want)
     assert tree == config.to_dict(PHASES)
 

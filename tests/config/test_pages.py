@@ -11,7 +11,7 @@ import plm_jax
 from plm_jax import config
 from plm_jax.common import users
 from plm_jax.common.errors import UserError
-from plm_jax.config import pages
+from plm_jax.config import files as pages
 
 ROOT = pathlib.Path(__file__).parents[2]
 

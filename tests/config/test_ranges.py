@@ -8,10 +8,11 @@ import typing
 import pytest
 
 import plm_jax.common.users
-from plm_jax.cleaning.settings import Settings
+from plm_jax.cleaning.settings import CleaningConfig
 from plm_jax.common import ranges, roles, trees
 from plm_jax.common.errors import UserError
-from plm_jax.config import Decoding, Run, from_dict, pages
+from plm_jax.config import DecodingConfig, Run, from_dict
+from plm_jax.config import files as pages
 
 NAMES = ("demo:t5", "electra:small", "elmo:original", "glm:10b")
 WRONG = (math.nan, math.inf, -math.inf, 10**400, -(10**30), 1e300, 10**22, "7", True, [], {}, [[1]])
@@ -35,7 +36,7 @@ def _settings_classes(kind, found):
 
 def _classes():
     found = set()
-    for kind in (Run, Settings, Decoding, *roles.Role.__subclasses__()):
+    for kind in (Run, CleaningConfig, DecodingConfig, *roles.Role.__subclasses__()):
         _settings_classes(kind, found)
     # Files of users, which other tests load, are modules below `plm_jax.common.users`.
     users = f"{plm_jax.common.users.__name__}."

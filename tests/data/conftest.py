@@ -53,17 +53,17 @@ def write_sentences(tmp_path):
 def small_model(objective, vocab_size):
     """A model of the kind that an objective trains."""
     shared = {
-        "embedding": settings.Embedding(vocab_size, 8),
-        "attention": settings.Attention(1, 8, settings.NoPositions()),
-        "feed_forward": settings.FeedForward(8),
-        "stack": settings.Stack(1),
+        "embedding": settings.EmbeddingConfig(vocab_size, 8),
+        "attention": settings.AttentionConfig(1, 8, settings.NoPositions()),
+        "feed_forward": settings.FeedForwardConfig(8),
+        "stack": settings.StackConfig(1),
     }
     kind = objective.architectures[0]
     if kind == "encoder":
-        return settings.Encoder(**shared, pooler=settings.Pooler())
+        return settings.EncoderConfig(**shared, pooler=settings.Pooler())
     if kind == "encoder_decoder":
-        return settings.EncoderDecoder(**shared, decoder_stack=settings.Stack(1))
-    return settings.Decoder(**shared)
+        return settings.EncoderDecoderConfig(**shared, decoder_stack=settings.StackConfig(1))
+    return settings.DecoderConfig(**shared)
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def make_run(tmp_path):
         return config.Run(
             model=small_model(objective, vocab_size),
             objective=objective,
-            data=config.Data(
+            data=config.DataConfig(
                 **{
                     "cache_dir": str(tmp_path),
                     "length": 8,
@@ -83,10 +83,10 @@ def make_run(tmp_path):
                     **dict(data),
                 }
             ),
-            vocabulary=config.Vocabulary("bytes", eos=eos, **specials),
-            optimizer=config.AdamW(),
+            vocabulary=config.VocabularyConfig("bytes", eos=eos, **specials),
+            optimizer=config.AdamWConfig(),
             schedule=config.ConstantSchedule(1e-3),
-            train=config.Train(**{"steps": 50, "batch_size": 4, "seed": 3, **dict(train)}),
+            train=config.TrainConfig(**{"steps": 50, "batch_size": 4, "seed": 3, **dict(train)}),
         )
 
     return make

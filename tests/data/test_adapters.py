@@ -47,8 +47,8 @@ CASES = {
     "next_sentence": (MASKED, config.SentencePairs()),
     "sentence_order": (objectives.MaskedLM(rate=0.3, whole_words=3), config.SentencePairs(task="sentence_order")),
     "single_sentences": (MASKED, config.SentencePairs(parts="sentences")),
-    "full_sentences": (MASKED, config.WholeSentences()),
-    "doc_sentences": (MASKED, config.WholeSentences(cross_documents=False)),
+    "full_sentences": (MASKED, config.FullSentences()),
+    "doc_sentences": (MASKED, config.FullSentences(cross_documents=False)),
     "streams": (objectives.BidirectionalLM(), config.Streams()),
 }
 
@@ -75,8 +75,8 @@ def opened(tmp_path, make_run):
         caches.write(tmp_path, "a", {"train": documents()}, SIZE, vocabulary, WORD_INITIAL)
         run = make_run("a", data={"length": LENGTH, "layout": layout}, train={"seed": 5}, objective=objective, **IDS)
         if isinstance(layout, config.Streams):
-            embedding = model_settings.CharacterCNN(SIZE, 2, 2, ((1, 4),), max_characters=SPELT, highway_layers=1)
-            run = dataclasses.replace(run, model=model_settings.Elmo(embedding=embedding))
+            embedding = model_settings.CharacterCNNConfig(SIZE, 2, 2, ((1, 4),), max_characters=SPELT, highway_layers=1)
+            run = dataclasses.replace(run, model=model_settings.ElmoConfig(embedding=embedding))
         vocabulary = dataclasses.replace(run.vocabulary, spec="words:words.txt")
         return reader.Reader(dataclasses.replace(run, vocabulary=vocabulary))
 

@@ -43,7 +43,7 @@ def ranks(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def llama3(ranks):
-    return vocabularies.load(config.Vocabulary(f"tiktoken:{ranks[0]}", added=256, bos=6000, eos=6001))
+    return vocabularies.load(config.VocabularyConfig(f"tiktoken:{ranks[0]}", added=256, bos=6000, eos=6001))
 
 
 def test_llama3_cuts_digits_in_threes_and_keeps_lines_ends(llama3):
@@ -81,14 +81,14 @@ def test_llama3_ids_are_hugging_faces(llama3, ranks, lines):
 def test_gpt2_ids_are_hugging_faces(lines):
     transformers = pytest.importorskip("transformers")
     other = transformers.GPT2TokenizerFast(vocab=GPT2[0], merges=GPT2[1])
-    ours = vocabularies.load(config.Vocabulary(f"bpe:{','.join(GPT2)}", eos=50256))
+    ours = vocabularies.load(config.VocabularyConfig(f"bpe:{','.join(GPT2)}", eos=50256))
     assert not differences(ids_of(ours, lines), other(lines)["input_ids"], lines)
 
 
 def test_roberta_ids_are_hugging_faces(lines, tmp_path):
     transformers = pytest.importorskip("transformers")
     files = [str(tmp_path / name) for name in ("vocab.json", "merges.txt")]
-    specials = config.Vocabulary(
+    specials = config.VocabularyConfig(
         f"bpe:{','.join(files)}", train_size=700, bos=0, pad=1, eos=2, unk=3, mask=699, cls=0, sep=2
     )
     training.train(lines, specials)
@@ -104,7 +104,7 @@ def test_roberta_ids_are_hugging_faces(lines, tmp_path):
 @pytest.mark.parametrize("kind", ["uncased", "cased"])
 def test_wordpiece_ids_are_hugging_faces(kind, lines, tmp_path):
     transformers = pytest.importorskip("transformers")
-    specials = config.Vocabulary(f"wordpiece:{tmp_path}/vocab.txt", train_size=380, train_kind=kind, **BERT)
+    specials = config.VocabularyConfig(f"wordpiece:{tmp_path}/vocab.txt", train_size=380, train_kind=kind, **BERT)
     training.train(lines, specials)
     ours = vocabularies.load(specials)
     assert ours.table["lowercase"] == (kind == "uncased")
@@ -127,7 +127,7 @@ def pieces(request, lines, tmp_path_factory):
     """A SentencePiece vocabulary of a kind, trained, its file and the family's tokenizer."""
     family, ids = PIECES[request.param]
     path = tmp_path_factory.mktemp(request.param) / "v.model"
-    specials = config.Vocabulary(f"sentencepiece:{path}", train_size=500, train_kind=request.param, **ids)
+    specials = config.VocabularyConfig(f"sentencepiece:{path}", train_size=500, train_kind=request.param, **ids)
     training.train(lines, specials)
     return vocabularies.load(specials), path, family
 
@@ -231,7 +231,7 @@ def of_library(request, lines, tmp_path_factory):
 
 def test_a_tokenizer_json_gives_the_librarys_ids(of_library, lines):
     _, other, path = of_library
-    ours = vocabularies.load(config.Vocabulary(f"json:{path}", **BERT))
+    ours = vocabularies.load(config.VocabularyConfig(f"json:{path}", **BERT))
     assert ours.vocab_size == other.get_vocab_size()
     texts = [*lines, "a whale song here"]
     theirs = [encoding.ids for encoding in other.encode_batch(texts, add_special_tokens=False)]
@@ -242,7 +242,7 @@ def test_a_tokenizer_json_gives_the_librarys_ids(of_library, lines):
 
 def test_text_never_becomes_a_special_token_of_a_tokenizer_json(of_library):
     _, other, path = of_library
-    ours = vocabularies.load(config.Vocabulary(f"json:{path}", **BERT))
+    ours = vocabularies.load(config.VocabularyConfig(f"json:{path}", **BERT))
     end = other.token_to_id("<|end|>")
     for text in ("the [MASK] whale", "[CLS]", "a[SEP] b", "[PAD] [PAD]", "the<|end|>"):
         assert not set(ours.encode(text)) & {0, 2, 3, 4, end}, text
@@ -252,7 +252,7 @@ def test_text_never_becomes_a_special_token_of_a_tokenizer_json(of_library):
 
 def test_words_begin_where_a_tokenizer_json_shows_it(of_library):
     kind, other, path = of_library
-    ours = vocabularies.load(config.Vocabulary(f"json:{path}", **BERT))
+    ours = vocabularies.load(config.VocabularyConfig(f"json:{path}", **BERT))
     ids = other.encode(" Hello the whale and we've unaffable", add_special_tokens=False).ids
     starts = [other.id_to_token(i) for i in ids if ours.word_initial[i]]
     expected = {
@@ -267,7 +267,7 @@ def test_transformers_opens_a_tokenizer_json_to_the_same_ids(of_library, lines):
     transformers = pytest.importorskip("transformers")
     _, _, path = of_library
     other = transformers.PreTrainedTokenizerFast(tokenizer_file=str(path))
-    ours = vocabularies.load(config.Vocabulary(f"json:{path}", **BERT))
+    ours = vocabularies.load(config.VocabularyConfig(f"json:{path}", **BERT))
     theirs = other(lines, add_special_tokens=False, truncation=False, padding=False)["input_ids"]
     assert not differences(ids_of(ours, lines), theirs, lines)
 
@@ -277,11 +277,13 @@ def test_special_ids_that_text_has_are_told(of_library, ranks, tmp_path):
     letter = max(other.encode("the whale", add_special_tokens=False).ids)
     for i in (letter, other.token_to_id("whale song")):  # Added, but not as special: it comes from text.
         with pytest.raises(UserError, match=rf"eos is {i}, a token of text in .*tokenizer\.json"):
-            vocabularies.load(config.Vocabulary(f"json:{path}", **BERT, eos=i))
+            vocabularies.load(config.VocabularyConfig(f"json:{path}", **BERT, eos=i))
     end = other.token_to_id("<|end|>")
-    assert vocabularies.load(config.Vocabulary(f"json:{path}", **BERT, eos=end, added=1, sop=end + 2)).eos_id == end
+    assert (
+        vocabularies.load(config.VocabularyConfig(f"json:{path}", **BERT, eos=end, added=1, sop=end + 2)).eos_id == end
+    )
     with pytest.raises(UserError, match=r"bos is 5, a token of text in .*gpt2\.tiktoken"):
-        vocabularies.load(config.Vocabulary(f"tiktoken:{ranks[0]}", added=256, bos=5))
+        vocabularies.load(config.VocabularyConfig(f"tiktoken:{ranks[0]}", added=256, bos=5))
     bare = json.loads(path.read_text())
     del bare["added_tokens"]
     (tmp_path / "bare.json").write_text(json.dumps(bare))
@@ -303,7 +305,7 @@ def test_identity_is_that_of_what_a_tokenizer_json_holds(of_library, tmp_path):
 
 
 def test_identity_of_a_file_of_tiktokens(ranks, llama3):
-    fewer = vocabularies.load(config.Vocabulary(f"tiktoken:{ranks[0]}", added=256, bos=6000))
+    fewer = vocabularies.load(config.VocabularyConfig(f"tiktoken:{ranks[0]}", added=256, bos=6000))
     assert vocabularies.identity(llama3) != vocabularies.identity(fewer)
     # Pinned: what it hashes must not change unnoticed, or every cache is made again.
     assert vocabularies.identity(llama3).startswith("930713edf4475305")
@@ -315,6 +317,6 @@ def test_sentinels_of_a_tokenizer_json_are_the_ones_that_count(tmp_path):
     other.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     other.add_special_tokens([f"<extra_id_{i}>" for i in (2, 1, 0)])
     other.save(str(tmp_path / "tokenizer.json"))
-    ours = vocabularies.load(config.Vocabulary(f"json:{tmp_path}/tokenizer.json", sentinels=3))
+    ours = vocabularies.load(config.VocabularyConfig(f"json:{tmp_path}/tokenizer.json", sentinels=3))
     assert ours.vocab_size == 6 and not ours.word_initial[3:].any()
     assert ours.decode([5, 1, 4, 2, 3]) == "<extra_id_0> the <extra_id_1> whale <extra_id_2>"

@@ -18,7 +18,9 @@ from plm_jax import config
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache, prepare
-from plm_jax.data.prepare import reading, spill, tokenising
+from plm_jax.data.prepare import reading
+from plm_jax.data.prepare import shuffle as spill
+from plm_jax.data.prepare import tokenizing as tokenising
 from plm_jax.data.sources import tasks
 from tests.data.test_prepare import contents, stored_texts
 
@@ -145,7 +147,7 @@ def test_documents_stream_through_in_batches():
             most = max(most, waiting)
             yield reading.Document(number, f"{number} " * 10_000)
 
-    task = tokenising.Task(config.Vocabulary("bytes"), None, ())
+    task = tokenising.TokenizingTask(config.VocabularyConfig("bytes"), None, ())
     for block in tokenising.blocks(documents(), tokenising.encoder(task)):
         waiting -= block.documents
         assert len(block.files) == len(spill.FILES)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from plm_jax import config, objectives
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache, layouts, reader
-from plm_jax.data.cache import rising
+from plm_jax.data.cache import sorted_ids as rising
 from plm_jax.objectives.examples import DecoderRows
 
 BOS, GMASK, SOP, EOS = 95, 96, 97, 99

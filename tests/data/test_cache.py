@@ -67,7 +67,7 @@ def truncate(path):
 
 
 def test_missing_cache_says_to_prepare(tmp_path):
-    with pytest.raises(UserError, match=r"run `python -m plm_jax.prepare --config"):
+    with pytest.raises(UserError, match=r"run `python -m plm_jax prepare --config"):
         cache.open_source(str(tmp_path), "a")
 
 
@@ -137,7 +137,7 @@ def test_a_manifest_with_a_field_missing_or_of_another_type_is_one_line(write_so
     caches.rewrite(tmp_path / "a", MISTAKES[told])
     with pytest.raises(UserError, match=re.escape(told)) as caught:
         cache.open_source(str(tmp_path), "a")
-    assert "\n" not in str(caught.value) and "plm_jax.prepare" in str(caught.value)
+    assert "\n" not in str(caught.value) and "plm_jax prepare" in str(caught.value)
 
 
 @pytest.fixture

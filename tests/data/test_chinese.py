@@ -32,7 +32,7 @@ WORDS = objectives.MaskedLM(whole_words=1, mask_share=1.0, random_share=0.0)
 LAYOUTS = {
     "blocks": config.Blocks(),
     "pairs": config.SentencePairs(),
-    "whole_sentences": config.WholeSentences(),
+    "whole_sentences": config.FullSentences(),
 }
 
 
@@ -74,7 +74,9 @@ def prepared(tmp_path_factory):
                 segmenters={"poems": SEGMENTER},
                 validation_fraction=0.1,
             )
-            made[name] = dataclasses.replace(run, data=data, vocabulary=config.Vocabulary(**fields | {"spec": spec}))
+            made[name] = dataclasses.replace(
+                run, data=data, vocabulary=config.VocabularyConfig(**fields | {"spec": spec})
+            )
             prepare.prepare(made[name], show_progress=False)
         return made[name]
 

@@ -194,7 +194,7 @@ def test_two_token_files_that_change_places_are_noticed(write_source, tmp_path, 
 def test_damage_of_an_index_is_noticed(write_sentences, tmp_path):
     source = write_sentences({"train": [[3, 4, 5]] * 30})
     special = objectives.Special(pad=0, cls=1, sep=2, mask=3, vocab_size=60_000)
-    config.WholeSentences().open(source, "train", 16, 0, objectives.get("masked_lm", special))
+    config.FullSentences().open(source, "train", 16, 0, objectives.get("masked_lm", special))
     (folder,) = (tmp_path / "a/index").iterdir()
     index.verify(str(folder))
     flip(folder / "starts.npy", 200)

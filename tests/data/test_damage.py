@@ -10,7 +10,8 @@ import pytest
 from plm_jax import config, objectives
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache
-from plm_jax.data.cache import form, rising, vectors
+from plm_jax.data.cache import form, vectors
+from plm_jax.data.cache import sorted_ids as rising
 from plm_jax.data.reader import Reader
 from tests.support import caches
 

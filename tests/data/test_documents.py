@@ -34,7 +34,7 @@ def make(make_run):
     def make(length=16, objective=None, **ids):
         run = make_run("a", eos=None, objective=objective or objectives.MaskedLM())
         data = dataclasses.replace(run.data, layout=config.Documents(), length=length)
-        return dataclasses.replace(run, data=data, vocabulary=config.Vocabulary("bytes", **{**IDS, **ids}))
+        return dataclasses.replace(run, data=data, vocabulary=config.VocabularyConfig("bytes", **{**IDS, **ids}))
 
     return make
 

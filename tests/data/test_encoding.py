@@ -15,8 +15,10 @@ import plm_jax
 from plm_jax import config
 from plm_jax.common.errors import UserError
 from plm_jax.data import prepare, vocabularies
-from plm_jax.data.prepare import tokenising, workers
-from plm_jax.data.vocabularies import sentences, stretches, tokenizer_files, training
+from plm_jax.data.prepare import tokenizing as tokenising
+from plm_jax.data.prepare import workers
+from plm_jax.data.vocabularies import sentences, tokenizer_files, training
+from plm_jax.data.vocabularies import word_spans as stretches
 from tests.data.test_prepare import contents, corpus, run  # noqa: F401
 
 GPT2 = pathlib.Path(plm_jax.__file__).parent / "data/gpt2"
@@ -28,11 +30,13 @@ ALPHABET = "abé.!?'s  \t\n\r\u00a0\u3000\u2028\x1c\x85\u200b1９½…”。你\
 def vocabulary(request, tmp_path_factory, lines):
     folder, kind = tmp_path_factory.mktemp("vocabularies"), request.param
     specs = {
-        "wordpiece": config.Vocabulary(f"wordpiece:{folder}/v.txt", pad=0, unk=1, train_size=350),
-        "gpt2": config.Vocabulary(f"bpe:{GPT2}/vocab.json,{GPT2}/merges.txt"),
-        "tiktoken": config.Vocabulary(f"tiktoken:{folder}/v.model", train_size=400),
+        "wordpiece": config.VocabularyConfig(f"wordpiece:{folder}/v.txt", pad=0, unk=1, train_size=350),
+        "gpt2": config.VocabularyConfig(f"bpe:{GPT2}/vocab.json,{GPT2}/merges.txt"),
+        "tiktoken": config.VocabularyConfig(f"tiktoken:{folder}/v.model", train_size=400),
     }
-    spec = specs.get(kind, config.Vocabulary(f"sentencepiece:{folder}/v.model", pad=0, eos=1, unk=2, train_size=500))
+    spec = specs.get(
+        kind, config.VocabularyConfig(f"sentencepiece:{folder}/v.model", pad=0, eos=1, unk=2, train_size=500)
+    )
     if kind == "folded":
         spec = dataclasses.replace(spec, lowercase=True)
     if kind in ("unigram", "bpe", "nmt_nfkc"):

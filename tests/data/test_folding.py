@@ -39,7 +39,7 @@ def folded(text):
 @pytest.fixture(scope="module", params=["unigram", "bpe"])
 def section(request, tmp_path_factory):
     path = tmp_path_factory.mktemp("sp") / "v.model"
-    found = config.Vocabulary(
+    found = config.VocabularyConfig(
         f"sentencepiece:{path}", train_size=340, train_kind=request.param, lowercase=True, pad=0, eos=1, unk=2
     )
     training.train(TEXTS * 3, found)
@@ -115,7 +115,7 @@ def test_only_a_folded_vocabulary_has_another_identity(section, tmp_path):
     (tmp_path / "vocab.txt").write_text("[UNK]\nthe\n")
     for spec, words in {f"wordpiece:{tmp_path}/vocab.txt": "set train_kind to 'uncased'", "bytes": "leave it"}.items():
         with pytest.raises(UserError, match=f"lowercase is for SentencePiece alone.*{words}"):
-            vocabularies.load_plain(config.Vocabulary(spec, lowercase=True))
+            vocabularies.load_plain(config.VocabularyConfig(spec, lowercase=True))
 
 
 def test_a_model_is_trained_on_folded_text(section):

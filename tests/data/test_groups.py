@@ -15,7 +15,9 @@ import pytest
 from plm_jax import config
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache, prepare
-from plm_jax.data.prepare import groups, reading, spill, tokenising, workers
+from plm_jax.data.prepare import groups, reading, workers
+from plm_jax.data.prepare import shuffle as spill
+from plm_jax.data.prepare import tokenizing as tokenising
 from plm_jax.data.sources import corpus, files
 from tests.support import splits
 
@@ -79,12 +81,12 @@ ROW = {
 }
 SOURCE = {
     "text": config.JsonLines,
-    "classes": lambda path, **more: config.LabelledJsonLines(path, config.Classes(LABELS), **more),
-    "pair": lambda path, **more: config.LabelledJsonLines(path, config.Classes(LABELS, pair="pair"), **more),
-    "score": lambda path, **more: config.LabelledJsonLines(path, config.Score(pair="pair"), **more),
-    "tags": lambda path, **more: config.LabelledJsonLines(path, config.Tags(("O", "B")), **more),
-    "span": lambda path, **more: config.LabelledJsonLines(path, config.Answers(), **more),
-    "choice": lambda path, **more: config.LabelledJsonLines(path, config.Choices(2), **more),
+    "classes": lambda path, **more: config.LabelledJsonLines(path, config.ClassForm(LABELS), **more),
+    "pair": lambda path, **more: config.LabelledJsonLines(path, config.ClassForm(LABELS, pair="pair"), **more),
+    "score": lambda path, **more: config.LabelledJsonLines(path, config.ScoreForm(pair="pair"), **more),
+    "tags": lambda path, **more: config.LabelledJsonLines(path, config.TagForm(("O", "B")), **more),
+    "span": lambda path, **more: config.LabelledJsonLines(path, config.AnswerForm(), **more),
+    "choice": lambda path, **more: config.LabelledJsonLines(path, config.ChoiceForm(2), **more),
     "translation": config.JsonLinesInputsTargets,
     "group": lambda path, **more: config.JsonLines(path, group="id", **more),
     "answered": lambda path, **more: config.JsonLinesInputsTargets(path, group="context", **more),

@@ -12,7 +12,7 @@ import pytest
 from plm_jax import config, objectives
 from plm_jax.common import users
 from plm_jax.common.errors import UserError
-from plm_jax.config import pages
+from plm_jax.config import files as pages
 from plm_jax.data import cache, prepare, reader
 from plm_jax.data.layouts import inputs_targets
 from plm_jax.data.sources import files, tasks
@@ -52,7 +52,7 @@ def run(make_run, tmp_path):
             mixture={name: rate for name, rate in (("text", 1.0), ("up", 2.0)) if name in sources},
             length=length,
             validation_fraction=0.1,
-            inputs_targets=config.InputsTargets(**fields),
+            inputs_targets=config.InputsTargetsConfig(**fields),
             layout=config.Blocks(**dict(layout)),
         )
         made = dataclasses.replace(made, data=data)
@@ -260,7 +260,7 @@ def test_a_run_says_how_many_examples_are_cut(prepared):
 
 def test_a_length_that_changes_goes_on_in_the_epoch(prepared, run, tmp_path):
     made = run(sources=["up"], length=40, target_length=12)
-    phases = (config.Phase(until=0.1), config.Phase(until=1.0, length=30))
+    phases = (config.PhaseConfig(until=0.1), config.PhaseConfig(until=1.0, length=30))
     made = dataclasses.replace(made, train=dataclasses.replace(made.train, phases=phases))
     prepare.prepare(made, show_progress=False)
     opened = reader.Reader(made)
@@ -343,7 +343,7 @@ def test_seqio_tasks_of_texts_and_of_tokens(tmp_path, monkeypatch):
 
 def test_a_vocabulary_is_trained_on_inputs_and_targets(run, tmp_path):
     made = run(sources=["up"], target_length=9)
-    vocabulary = config.Vocabulary(f"words:{tmp_path}/words.txt", train_size=400, bos=0, eos=1, unk=2)
+    vocabulary = config.VocabularyConfig(f"words:{tmp_path}/words.txt", train_size=400, bos=0, eos=1, unk=2)
     prepare.prepare(dataclasses.replace(made, vocabulary=vocabulary), show_progress=False)
     words = (tmp_path / "words.txt").read_text().split()
     assert {"upper:", "the", "THE"} <= set(words)

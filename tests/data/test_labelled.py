@@ -42,38 +42,40 @@ PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "un", "##aff", "##able",
 PIECES += ["and", "whale", "swim", "in", "naive", "seas", ",", "18", "##62", "!", "ca", "##fe"]
 TAGS = ("O", "B-A", "I-A", "B-B", "I-B")
 BPE = "bpe:plm_jax/data/gpt2/vocab.json,plm_jax/data/gpt2/merges.txt"
-ROBERTA = config.Vocabulary(BPE, added=3, bos=50257, pad=50258, eos=50259)
-GPT = config.Vocabulary(BPE, added=3, bos=50257, sep=50258, cls=50259)
+ROBERTA = config.VocabularyConfig(BPE, added=3, bos=50257, pad=50258, eos=50259)
+GPT = config.VocabularyConfig(BPE, added=3, bos=50257, sep=50258, cls=50259)
 
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory):
     path = tmp_path_factory.mktemp("vocabulary") / "vocab.txt"
     path.write_text("\n".join(PIECES) + "\n")
-    return config.Vocabulary(f"wordpiece:{path}", pad=0, unk=1, cls=2, sep=3, mask=4)
+    return config.VocabularyConfig(f"wordpiece:{path}", pad=0, unk=1, cls=2, sep=3, mask=4)
 
 
 @pytest.fixture(scope="module")
 def elmo(tmp_path_factory):
     path = tmp_path_factory.mktemp("vocabulary") / "words.txt"
     path.write_text("\n".join(["<S>", "</S>", "<UNK>", *WORDS]) + "\n")
-    return config.Vocabulary(f"words:{path}", bos=0, eos=1, unk=2)
+    return config.VocabularyConfig(f"words:{path}", bos=0, eos=1, unk=2)
 
 
 def model_for(rows, vocab_size):
     shared = {
-        "embedding": settings.Embedding(vocab_size, 8, token_types=2),
-        "attention": settings.Attention(1, 8, settings.NoPositions()),
-        "feed_forward": settings.FeedForward(8),
-        "stack": settings.Stack(1),
+        "embedding": settings.EmbeddingConfig(vocab_size, 8, token_types=2),
+        "attention": settings.AttentionConfig(1, 8, settings.NoPositions()),
+        "feed_forward": settings.FeedForwardConfig(8),
+        "stack": settings.StackConfig(1),
     }
     if rows == "elmo":
-        return settings.Elmo(embedding=settings.CharacterCNN(vocab_size, max_characters=12, filters=((1, 4),)))
+        return settings.ElmoConfig(
+            embedding=settings.CharacterCNNConfig(vocab_size, max_characters=12, filters=((1, 4),))
+        )
     if rows == "encoder":
-        return settings.Encoder(**shared)
+        return settings.EncoderConfig(**shared)
     if rows == "encoder_decoder":
-        return settings.EncoderDecoder(**shared, decoder_stack=settings.Stack(1))
-    return settings.Decoder(**shared)
+        return settings.EncoderDecoderConfig(**shared, decoder_stack=settings.StackConfig(1))
+    return settings.DecoderConfig(**shared)
 
 
 def write(path, rows):
@@ -90,16 +92,16 @@ def make(tmp_path):
         return config.Run(
             model=model_for(objective.rows, 50260),
             objective=objective,
-            data=config.Data(
+            data=config.DataConfig(
                 str(tmp_path / "cache"),
                 length,
                 {"a": config.LabelledJsonLines(files[0], form, files[1])},
-                layout=config.Labelled(),
+                layout=config.LabelledLayout(),
             ),
             vocabulary=vocabulary,
-            optimizer=config.AdamW(),
+            optimizer=config.AdamWConfig(),
             schedule=config.ConstantSchedule(1e-3),
-            train=config.Train(steps=50, batch_size=4, seed=3),
+            train=config.TrainConfig(steps=50, batch_size=4, seed=3),
         )
 
     return make
@@ -156,7 +158,7 @@ def test_texts_become_the_rows_of_hugging_faces_tokenizers(read, bert, name, pai
     vocabulary, rows = bert if name == "bert" else ROBERTA, "encoder_decoder" if name == "bart" else "encoder"
     pairs = list(zip(texts_of(0, 23, 14), texts_of(1, 23, 14), strict=True))
     examples = [{"a": a, "b": b, "label": i % 3} for i, (a, b) in enumerate(pairs)]
-    form = config.Classes(("x", "y", "z"), "a", "b" if pair else "")
+    form = config.ClassForm(("x", "y", "z"), "a", "b" if pair else "")
     made, origins, _ = read(examples, form, objectives.Classification(rows=rows), vocabulary)
     tokenizer = theirs(vocabulary, 16)
     wanted = tokenizer.encode_batch([pairs[i] if pair else pairs[i][0] for i in origins])
@@ -187,10 +189,10 @@ def test_decoders_rows_are_gpt_1s(read, form):
     examples = [{"a": a, "b": b, "c": [b, c], "label": i % 2} for i, (a, b, c) in enumerate(pairs)]
     if form == "choice":
         objective = objectives.MultipleChoice(rows="decoder", lm_coefficient=0.5)
-        made, origins, _ = read(examples, config.Choices(2, "a", "c"), objective, GPT)
+        made, origins, _ = read(examples, config.ChoiceForm(2, "a", "c"), objective, GPT)
     else:
         objective = objectives.Classification("decoder", 0.5, both_orders=form == "similarity")
-        source = config.Classes(("x", "y"), "a", "" if form == "text" else "b")
+        source = config.ClassForm(("x", "y"), "a", "" if form == "text" else "b")
         made, origins, _ = read(examples, source, objective, GPT)
     vocabulary = vocabularies.load_plain(GPT)
     kinds = {"text": [(0,)], "entailment": [(0, 1)], "similarity": [(0, 1), (1, 0)], "choice": [(0, 1), (0, 2)]}
@@ -211,7 +213,7 @@ def test_decoders_rows_are_gpt_1s(read, form):
 
 def test_rows_without_an_lm_term_have_no_targets(read):
     examples = [{"text": text, "score": i / 3} for i, text in enumerate(texts_of(0, 6, 9))]
-    made, origins, _ = read(examples, config.Score(), objectives.Regression("decoder"), GPT)
+    made, origins, _ = read(examples, config.ScoreForm(), objectives.Regression("decoder"), GPT)
     assert "targets" not in made and made["score"].dtype == np.float32
     np.testing.assert_allclose(made["score"], [i / 3 for i in origins], rtol=1e-6)
 
@@ -229,7 +231,7 @@ def tagged(seed, count, longest):
 def test_a_tag_is_at_the_first_piece_of_its_word(read, bert, name):
     vocabulary, rows = (bert, "encoder") if name == "bert" else (ROBERTA, "encoder_decoder")
     examples = tagged(0, 17, 19)
-    made, origins, opened = read(examples, config.Tags(TAGS), objectives.Tagging(rows), vocabulary)
+    made, origins, opened = read(examples, config.TagForm(TAGS), objectives.Tagging(rows), vocabulary)
     plain = vocabularies.load_plain(vocabulary)
     cut = 0
     for row, i in enumerate(origins):
@@ -248,7 +250,7 @@ def test_a_tag_is_at_the_first_piece_of_its_word(read, bert, name):
 
 def test_an_elmo_reads_the_characters_of_words(read, elmo, make):
     examples = tagged(1, 9, 10)
-    made, origins, _ = read(examples, config.Tags(TAGS), objectives.Tagging("elmo"), elmo)
+    made, origins, _ = read(examples, config.TagForm(TAGS), objectives.Tagging("elmo"), elmo)
     spelt, mask = words.sentences([" ".join(examples[i]["tokens"]) for i in origins], made["characters"].shape[-1])
     width = mask.shape[1]
     assert (made["mask"][:, :width] == mask).all() and not made["mask"][:, width:].any()
@@ -296,7 +298,7 @@ def test_windows_and_answers_are_those_of_run_qa(read, bert, name):
     vocabulary, rows = bert if name == "bert" else ROBERTA, "encoder_decoder" if name == "bart" else "encoder"
     examples = asked(0, 21)
     objective = objectives.SpanExtraction(rows=rows, stride=5, question_length=18)
-    made, origins, opened = read(examples, config.Answers(), objective, vocabulary, 32)
+    made, origins, opened = read(examples, config.AnswerForm(), objective, vocabulary, 32)
     tokenizer = theirs(vocabulary, 32, stride=5, strategy="only_second")
     documents = list(dict.fromkeys(origins))
     answered = 0
@@ -329,7 +331,7 @@ def test_a_note_tells_of_answers_that_no_window_holds(read, bert):
         {"question": "who is strong and who is strong and who ?", "context": "the union", "answers": []},
     ]
     objective = objectives.SpanExtraction(stride=2, question_length=6)
-    made, _, opened = read(examples, config.Answers(), objective, bert)
+    made, _, opened = read(examples, config.AnswerForm(), objective, bert)
     assert not made["span_starts"].any()
     assert opened.notes("a") == [
         "1 of the 2 examples of 'a' have a question too long and are cut",
@@ -340,16 +342,16 @@ def test_a_note_tells_of_answers_that_no_window_holds(read, bert):
 def test_all_of_a_label_set_is_read_by_name_or_number(read, bert):
     labels = ("no", "yes")
     examples = [{"text": "the union", "label": label} for label in ("no", "yes", 0, 1)]
-    made, origins, _ = read(examples, config.Classes(labels), objectives.Classification(), bert)
+    made, origins, _ = read(examples, config.ClassForm(labels), objectives.Classification(), bert)
     assert made["label"].tolist() == [i % 2 for i in origins]
     # Names that are numbers are names.
     examples = [{"text": "the union", "label": label} for label in ("2", 1, 2)]
-    made, origins, _ = read(examples, config.Classes(("1", "2")), objectives.Classification(), bert)
+    made, origins, _ = read(examples, config.ClassForm(("1", "2")), objectives.Classification(), bert)
     assert made["label"].tolist() == [(1, 0, 1)[i] for i in origins]
 
 
 def test_training_reads_each_row_once_an_epoch(make, bert):
-    run = make(asked(0, 21), config.Answers(), objectives.SpanExtraction(stride=5, question_length=18), bert, 32)
+    run = make(asked(0, 21), config.AnswerForm(), objectives.SpanExtraction(stride=5, question_length=18), bert, 32)
     prepare.prepare(run, show_progress=False)
     opened = reader.Reader(run)
     number = opened.num_rows("train")["a"]
@@ -369,10 +371,10 @@ def test_training_reads_each_row_once_an_epoch(make, bert):
 
 def test_a_cache_is_another_where_its_form_is(make, bert):
     examples = [{"text": "the union", "label": "no"}, {"text": "whales", "label": "yes"}]
-    run = make(examples, config.Classes(("no", "yes")), objectives.Classification(), bert)
+    run = make(examples, config.ClassForm(("no", "yes")), objectives.Classification(), bert)
     prepare.prepare(run, show_progress=False)
     first = cache.read_manifest(f"{run.data.cache_dir}/a")["identity"]
-    source = dataclasses.replace(run.data.sources["a"], form=config.Classes(("yes", "no")))
+    source = dataclasses.replace(run.data.sources["a"], form=config.ClassForm(("yes", "no")))
     swapped = dataclasses.replace(run, data=dataclasses.replace(run.data, sources={"a": source}))
     prepare.prepare(swapped, show_progress=False)
     assert cache.read_manifest(f"{run.data.cache_dir}/a")["identity"] != first
@@ -400,7 +402,7 @@ def test_every_word_has_the_tokens_between_its_ends(found):
 
 def gpt2():
     if "gpt2" not in _LOADED:
-        _LOADED["gpt2"] = vocabularies.load_plain(config.Vocabulary(BPE))
+        _LOADED["gpt2"] = vocabularies.load_plain(config.VocabularyConfig(BPE))
     return _LOADED["gpt2"]
 
 
@@ -415,12 +417,12 @@ def test_figures_of_what_is_right_are_1(read, bert):
     """Scores that are the labels', of every form; of answers over all windows."""
     labels = ("no", "yes")
     examples = [{"text": text, "label": i % 2, "score": i / 2} for i, text in enumerate(texts_of(0, 9, 6))]
-    made, _, rows = read(examples, config.Classes(labels), objectives.Classification(), bert)
+    made, _, rows = read(examples, config.ClassForm(labels), objectives.Classification(), bert)
     right = dict.fromkeys(metrics.names(objectives.Classification(), labels), 1.0)
     assert metrics.of_outputs(rows, one_hot(made["label"], 2), labels) == pytest.approx(right)
     wrong = metrics.of_outputs(rows, one_hot(1 - made["label"], 2), labels)
     assert wrong == pytest.approx({"accuracy": 0.0, "matthews": -1.0, "f1": 0.0})
-    made, _, rows = read(examples, config.Score(), objectives.Regression(), bert)
+    made, _, rows = read(examples, config.ScoreForm(), objectives.Regression(), bert)
     found = metrics.of_outputs(rows, made["score"][:, None])
     assert found == pytest.approx({"pearson": 1.0, "spearman": 1.0, "mse": 0.0})
     assert metrics.of_outputs(rows, np.ones((9, 1)))["pearson"] == 0.0
@@ -428,7 +430,7 @@ def test_figures_of_what_is_right_are_1(read, bert):
 
 def test_words_that_are_cut_off_count_as_outside(read, bert):
     examples = tagged(0, 17, 19)
-    made, origins, rows = read(examples, config.Tags(TAGS), objectives.Tagging(), bert)
+    made, origins, rows = read(examples, config.TagForm(TAGS), objectives.Tagging(), bert)
     outputs = [np.where(tags[:, None] >= 0, np.eye(5)[tags], np.eye(5)[1]) for tags in made["tags"]]
     lost = 0
     for item, i in enumerate(origins):
@@ -451,7 +453,7 @@ def test_words_that_are_cut_off_count_as_outside(read, bert):
 def test_the_answer_is_found_in_whichever_window_holds_it(read, bert):
     examples = asked(0, 21)
     objective = objectives.SpanExtraction(stride=5, question_length=18, unanswerable=True)
-    made, origins, rows = read(examples, config.Answers(), objective, bert, 32)
+    made, origins, rows = read(examples, config.AnswerForm(), objective, bert, 32)
     outputs = np.zeros((rows.num_rows, 32, 2), np.float32)
     for item in range(rows.num_rows):
         outputs[item, made["span_starts"][item], 0] = outputs[item, made["span_ends"][item], 1] = 5.0
@@ -486,7 +488,7 @@ def test_the_answer_is_found_in_whichever_window_holds_it(read, bert):
 )
 def test_a_label_is_its_name_or_a_number_where_no_name_is_one(labels, label, found):
     def read():
-        return labelled.record(config.Classes(labels), "a:1", {"text": "a", "label": label}).values["label"]
+        return labelled.record(config.ClassForm(labels), "a:1", {"text": "a", "label": label}).values["label"]
 
     if found is None:
         with pytest.raises(BadRow, match=r"none of form.labels"):
@@ -495,7 +497,7 @@ def test_a_label_is_its_name_or_a_number_where_no_name_is_one(labels, label, fou
         assert read() == found
 
 
-CLASSES, TEXT = config.Classes(("no", "yes")), {"text": "the union", "label": "no"}
+CLASSES, TEXT = config.ClassForm(("no", "yes")), {"text": "the union", "label": "no"}
 MISTAKES = [
     (
         CLASSES,
@@ -505,27 +507,31 @@ MISTAKES = [
     (CLASSES, {"text": "a", "label": 2}, "has 2 in 'label', none of form.labels"),
     (CLASSES, {"texts": "a", "label": 1}, "has no field 'text': did you mean 'texts'"),
     (CLASSES, {"text": 3, "label": 1}, "has 3 in 'text': give a text"),
-    (config.Score(), {"text": "a", "score": "1"}, "in 'score': give a number"),
-    (config.Tags(TAGS), {"tokens": ["a", "b"], "tags": ["O"]}, "has 2 words and 1 tags: give a tag for each word"),
-    (config.Tags(TAGS), {"tokens": ["a", " "], "tags": ["O", "O"]}, "has an empty word"),
-    (config.Choices(2), {"question": "a", "choices": ["b"], "label": 0}, "has 1 choices, form.number is 2"),
+    (config.ScoreForm(), {"text": "a", "score": "1"}, "in 'score': give a number"),
+    (config.TagForm(TAGS), {"tokens": ["a", "b"], "tags": ["O"]}, "has 2 words and 1 tags: give a tag for each word"),
+    (config.TagForm(TAGS), {"tokens": ["a", " "], "tags": ["O", "O"]}, "has an empty word"),
+    (config.ChoiceForm(2), {"question": "a", "choices": ["b"], "label": 0}, "has 1 choices, form.number is 2"),
     (
-        config.Choices(2),
+        config.ChoiceForm(2),
         {"question": "a", "choices": ["b", "c"], "label": 2},
         "'label': give 0 to 1, or the text of",
     ),
     (
-        config.Answers(),
+        config.AnswerForm(),
         {"question": "a", "context": "the union", "answers": [{"text": "union", "start": 3}]},
         r"has the answer \"union\" not at its offset: at 3 of its context is \" unio\"",
     ),
     (
-        config.Answers(),
+        config.AnswerForm(),
         {"question": "a", "context": "b", "answers": {"text": ["b"]}},
         "give a list of texts and starts",
     ),
     *[
-        (config.Answers(), {"question": "a", "context": "bb b", "answers": answers}, "give a list of texts and starts")
+        (
+            config.AnswerForm(),
+            {"question": "a", "context": "bb b", "answers": answers},
+            "give a list of texts and starts",
+        )
         for answers in (
             {"text": ["b"], "answer_start": [True]},
             {"text": "bb", "answer_start": [0, 1]},
@@ -538,11 +544,11 @@ MISTAKES = [
             None,
         )
     ],
-    (config.Score(), {"text": "a", "score": True}, "in 'score': give a number"),
-    (config.Score(), {"text": "a", "score": None}, "in 'score': give a number"),
-    (config.Tags(TAGS), {"tokens": "ab", "tags": ["O", "O"]}, "has \\\"ab\\\" in 'tokens': give a list of texts"),
+    (config.ScoreForm(), {"text": "a", "score": True}, "in 'score': give a number"),
+    (config.ScoreForm(), {"text": "a", "score": None}, "in 'score': give a number"),
+    (config.TagForm(TAGS), {"tokens": "ab", "tags": ["O", "O"]}, "has \\\"ab\\\" in 'tokens': give a list of texts"),
     (CLASSES, {"text": " ", "label": 0}, "jsonl:1 has no text: leave it out"),
-    (config.Tags(("O", "B-C")), {"tokens": [], "tags": []}, "jsonl:1 has no text"),
+    (config.TagForm(("O", "B-C")), {"tokens": [], "tags": []}, "jsonl:1 has no text"),
 ]
 OBJECTIVES = {
     "classes": objectives.Classification(),
@@ -599,9 +605,9 @@ def test_parts_that_do_not_fit_are_said(make, bert):
     run = make([TEXT], CLASSES, OBJECTIVES["classes"], bert)
     source = run.data.sources["a"]
     pair = {"a": dataclasses.replace(source, form=dataclasses.replace(CLASSES, pair="b"))}
-    other = {"a": source, "b": dataclasses.replace(source, form=config.Classes(("yes", "no")))}
-    span = {"a": dataclasses.replace(source, form=config.Answers())}
-    choices = {"a": dataclasses.replace(source, form=config.Choices(3))}
+    other = {"a": source, "b": dataclasses.replace(source, form=config.ClassForm(("yes", "no")))}
+    span = {"a": dataclasses.replace(source, form=config.AnswerForm())}
+    choices = {"a": dataclasses.replace(source, form=config.ChoiceForm(3))}
     mistakes = [
         ({"data": {"length": 3}}, "length is 3: rows of 1 texts with 2 special tokens take at least 4"),
         (
@@ -630,7 +636,7 @@ def test_parts_that_do_not_fit_are_said(make, bert):
         (("yes", "no"), "heads.task.labels has 'yes' where form.labels of source 'a' has 'no'"),
     ]
     for labels, said in heads:
-        model = dataclasses.replace(run.model, heads=(("task", settings.Classes(labels=labels)),))
+        model = dataclasses.replace(run.model, heads=(("task", settings.ClassesHead(labels=labels)),))
         with pytest.raises(UserError, match=said):
             config.from_dict(config.to_dict(dataclasses.replace(run, model=model)))
     with pytest.raises(UserError, match="length is 16, too few for windows to advance: give at least 196"):
@@ -653,7 +659,7 @@ def test_parts_that_do_not_fit_are_said(make, bert):
     with pytest.raises(UserError, match="rows is decoder: tagging has rows for encoder, encoder_decoder, elmo"):
         objectives.Tagging("decoder")
     with pytest.raises(UserError, match="give at least two, none twice"):
-        config.Classes(("a", "a"))
+        config.ClassForm(("a", "a"))
 
 
 def test_an_unknown_field_of_a_form_is_said(make, bert):
@@ -672,21 +678,21 @@ def test_each_row_of_an_example_costs_what_a_row_does():
         run = config.Run(
             model=model,
             objective=objective,
-            data=config.Data("cache", 16, {"a": source}, layout=config.Labelled()),
+            data=config.DataConfig("cache", 16, {"a": source}, layout=config.LabelledLayout()),
             vocabulary=GPT,
-            optimizer=config.AdamW(),
+            optimizer=config.AdamWConfig(),
             schedule=config.ConstantSchedule(1e-3),
-            train=config.Train(steps=5, batch_size=4),
+            train=config.TrainConfig(steps=5, batch_size=4),
         )
         (stage,) = config.stages(run)
         batch = reader.blank_batch(run, 16)
         assert flops.tokens_of_stage(run, stage) == 4 * batch["tokens"].size
         return flops.of_stage(run, stage)
 
-    pair = config.Classes(("x", "y"), pair="b")
+    pair = config.ClassForm(("x", "y"), pair="b")
     one = costs(objectives.Classification("decoder"), pair)
     assert costs(objectives.Classification("decoder", both_orders=True), pair) == 2 * one
-    assert costs(objectives.MultipleChoice("decoder"), config.Choices(2)) == 2 * one
+    assert costs(objectives.MultipleChoice("decoder"), config.ChoiceForm(2)) == 2 * one
     told = costs(objectives.Classification("decoder", lm_coefficient=0.5), pair)
     assert told - one == 3 * 2 * 4 * 16 * 8 * 50260
 
@@ -708,5 +714,5 @@ def test_a_choice_may_be_told_by_its_text(read, bert):
         {"question": "the union is", "choices": ["strong", "naive"], "label": label}
         for label in (0, 1, "strong", "naive")
     ]
-    made, origins, _ = read(examples, config.Choices(2), OBJECTIVES["choice"], bert)
+    made, origins, _ = read(examples, config.ChoiceForm(2), OBJECTIVES["choice"], bert)
     assert made["label"].tolist() == [i % 2 for i in origins]

@@ -93,7 +93,7 @@ def windows(golden, number):
         scores = golden["scores"][row] / 256
         own, at = np.full((2, scores.shape[1]), -1), slice(place, place + size)
         own[:, at] = begins[first : first + size], stops[first : first + size]
-        found.append((spans.Window(*scores, *own, np.ones(scores.shape[1], np.bool_)), (first, size), at))
+        found.append((spans.AnswerWindow(*scores, *own, np.ones(scores.shape[1], np.bool_)), (first, size), at))
     if golden["most_context"][number]:
         for (window, _, at), most in zip(found, spans.most_context([part for _, part, _ in found]), strict=True):
             window.may_start[:] = False

@@ -64,7 +64,7 @@ def folder(tmp_path_factory):
 
 
 def nli(folder, **fields):
-    form = config.Classes(LABELS, "premise", "hypothesis", **fields)
+    form = config.ClassForm(LABELS, "premise", "hypothesis", **fields)
     return config.LabelledTfds("tiny_nli", form, folder, validation="validation_matched")
 
 
@@ -85,7 +85,7 @@ def test_glues_rows_are_pairs_and_classes(folder):
 
 
 def test_squads_rows_are_questions_contexts_and_answers(folder):
-    corpus = config.LabelledTfds("tiny_squad", config.Answers(), folder).open("a")
+    corpus = config.LabelledTfds("tiny_squad", config.AnswerForm(), folder).open("a")
     assert corpus.splits == ("train",) and corpus.keeps_offsets
     found = {of.others[0]: of for of in corpus.read("train", None)}
     answers = {

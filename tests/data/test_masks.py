@@ -38,7 +38,7 @@ def test_fixed_masks_come_again_after_so_many_epochs(write_source, make_run, ran
 
 
 def test_fixed_masks_do_not_depend_on_what_was_read(write_source, make_run, random_documents):
-    phases = (config.Phase(until=0.5), config.Phase(until=1.0, length=8))
+    phases = (config.PhaseConfig(until=0.5), config.PhaseConfig(until=1.0, length=8))
     objective = objectives.MaskedLM(0.3, duplicates=2)
     reader = opened(write_source, make_run, random_documents, objective, phases=phases)
     whole = [reader.example(k) for k in range(200)]

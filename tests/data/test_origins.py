@@ -13,15 +13,19 @@ SPECIALS = {"pad": 0, "cls": 1, "sep": 2, "mask": 3}
 LAYOUTS = {
     "blocks": (config.Blocks(), objectives.Causal()),
     "masked_blocks": (config.Blocks(), MASKED),
-    "whole_sentences": (config.WholeSentences(), MASKED),
-    "one_document": (config.WholeSentences(cross_documents=False), MASKED),
+    "whole_sentences": (config.FullSentences(), MASKED),
+    "one_document": (config.FullSentences(cross_documents=False), MASKED),
     "documents": (config.Documents(), MASKED),
     "segments": (config.Segments(), objectives.ReplacedToken()),
     "next_sentence": (config.SentencePairs(duplicates=3), MASKED),
     "sentence_order": (config.SentencePairs(task="sentence_order", duplicates=2), MASKED),
     "static": (config.SentencePairs(), dataclasses.replace(MASKED, duplicates=2)),
 }
-PHASES = (config.Phase(until=0.3), config.Phase(until=0.5, batch_size=3), config.Phase(until=1.0, length=20))
+PHASES = (
+    config.PhaseConfig(until=0.3),
+    config.PhaseConfig(until=0.5, batch_size=3),
+    config.PhaseConfig(until=1.0, length=20),
+)
 
 
 @pytest.fixture

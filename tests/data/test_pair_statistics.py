@@ -21,7 +21,7 @@ def labels(folder, task):
         num_tokens=size * DOCUMENTS,
         tokens=lambda start, stop: 4 + np.arange(start, stop) // TOKENS,
     )
-    source = cache.Source(str(folder), "i", {}, {"train": split}, None)
+    source = cache.CachedSource(str(folder), "i", {}, {"train": split}, None)
     layout = config.SentencePairs(task=task, duplicates=1, short_probability=0.0)
     opened = layout.open(source, "train", 512, 0, objectives.get("masked_lm", SPECIAL))
     found = [opened.example(item, layouts.generator(1, "draws", item)) for item in range(opened.num_rows)]

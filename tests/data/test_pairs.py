@@ -39,7 +39,7 @@ def paired(make_run):
         return dataclasses.replace(
             run,
             data=dataclasses.replace(run.data, layout=config.SentencePairs(duplicates=3), length=16),
-            vocabulary=config.Vocabulary("bytes", pad=PAD, cls=CLS, sep=SEP, mask=MASK),
+            vocabulary=config.VocabularyConfig("bytes", pad=PAD, cls=CLS, sep=SEP, mask=MASK),
         )
 
     return paired
@@ -294,7 +294,7 @@ def unmasked(example):
 def test_example_k_does_not_depend_on_what_was_read(write, paired):
     for name in "ab":
         write({"train": corpus(ord(name), 60)}, name)
-    phases = (config.Phase(until=0.5), config.Phase(until=1.0, length=32, batch_size=3))
+    phases = (config.PhaseConfig(until=0.5), config.PhaseConfig(until=1.0, length=32, batch_size=3))
     run = paired("ab", data={"mixture": {"a": 0.3, "b": 0.7}}, train={"phases": phases})
     reader = Reader(run)
     whole = [reader.example(k) for k in range(175)]
@@ -336,7 +336,7 @@ def test_a_longer_phase_goes_on_where_the_shorter_one_stopped(write, paired):
     steps = per_epoch[0] // 2 // 4
     left = per_epoch[1] - round(4 * steps / per_epoch[0] * per_epoch[1])
     total = steps + left // 4
-    phases = (config.Phase(until=steps / total), config.Phase(until=1.0, length=64))
+    phases = (config.PhaseConfig(until=steps / total), config.PhaseConfig(until=1.0, length=64))
     data = {"window_tokens": 500}
     reader = Reader(paired("a", data=data, train={"phases": phases, "steps": total}))
     windows = [(unmasked(reader.example(k))[1] - FIRST) // 500 for k in range(4 * total)]

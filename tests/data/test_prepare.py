@@ -19,7 +19,8 @@ from plm_jax.common import storage
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache, prepare, reader, vocabularies
 from plm_jax.data.cache import form
-from plm_jax.data.prepare import caches, reading, tokenising
+from plm_jax.data.prepare import caches, reading
+from plm_jax.data.prepare import tokenizing as tokenising
 from plm_jax.models import settings
 from tests.support import splits
 
@@ -58,7 +59,7 @@ def stored_texts(split):
 
 
 def with_vocabulary(run, **fields):
-    return dataclasses.replace(run, vocabulary=config.Vocabulary(**fields))
+    return dataclasses.replace(run, vocabulary=config.VocabularyConfig(**fields))
 
 
 def test_cache_holds_every_document_and_the_hash_parts_them(run):
@@ -164,7 +165,7 @@ def test_other_vocabulary_prepares_again_and_is_copied(run, tmp_path):
         reader.Reader(run)
     with open(model, "ab") as file:
         file.write(b"x")
-    wide = dataclasses.replace(other, model=dataclasses.replace(run.model, embedding=settings.Embedding(320, 8)))
+    wide = dataclasses.replace(other, model=dataclasses.replace(run.model, embedding=settings.EmbeddingConfig(320, 8)))
     with pytest.raises(UserError, match="is not the vocabulary that the cache was made with"):
         reader.Reader(wide)
 
@@ -185,7 +186,7 @@ def test_sentinels_reach_the_cache(run):
         reader.Reader(plain)
     with pytest.raises(UserError, match=r"sentinels is 4, the cache's is 5"):
         reader.Reader(with_vocabulary(run, spec="bytes", eos=256, mask=257, sentinels=4))
-    wide = dataclasses.replace(other, model=dataclasses.replace(run.model, embedding=settings.Embedding(263, 8)))
+    wide = dataclasses.replace(other, model=dataclasses.replace(run.model, embedding=settings.EmbeddingConfig(263, 8)))
     special = reader.Reader(wide).objective.special
     assert (special.mask, special.sentinels, special.vocab_size) == (257, (262, 261, 260, 259, 258), 263)
     with pytest.raises(UserError, match=r"sentinels is -1: give 0 to"):
@@ -236,14 +237,14 @@ def test_sample_is_bounded_and_depends_on_the_texts_alone():
 _KILLED = """
 import pickle, sys, time
 from plm_jax.data import cache, prepare
-from plm_jax.data.prepare import making
+from plm_jax.data.prepare import build
 run, output, stop_at = pickle.load(open(sys.argv[1], "rb"))
 print("started", flush=True)
 if stop_at == "spill":
-    original = making.write_shards
+    original = build.write_shards
     def stop(*args):
         print("stopped", flush=True); time.sleep(600)
-    making.write_shards = stop
+    build.write_shards = stop
 elif stop_at == "publish":
     def stop(*args):
         print("stopped", flush=True); time.sleep(600)
@@ -292,7 +293,7 @@ _WITHOUT = """
 import runpy, sys
 sys.modules |= dict.fromkeys(("tensorflow", "tensorflow_datasets", "tensorflow_text", "seqio"))
 sys.argv[0] = "prepare"
-runpy.run_module("plm_jax.prepare", run_name="__main__")
+runpy.run_module("plm_jax.cli.prepare", run_name="__main__")
 """
 
 

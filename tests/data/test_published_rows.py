@@ -15,7 +15,7 @@ import pytest
 
 from plm_jax import config
 from plm_jax.common import storage, users
-from plm_jax.config import pages
+from plm_jax.config import files as pages
 from plm_jax.data import cache, reader
 from plm_jax.data.vocabularies import words
 from tests.support import caches

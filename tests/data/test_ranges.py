@@ -15,7 +15,8 @@ from plm_jax import config, objectives
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache
-from plm_jax.data.cache import form, mirror, rising, shards, vectors
+from plm_jax.data.cache import form, mirror, shards, vectors
+from plm_jax.data.cache import sorted_ids as rising
 from plm_jax.data.reader import Reader
 from tests.support import caches
 
@@ -118,7 +119,7 @@ RUNS = {
     "apart": (objectives.Causal(), config.Blocks(attend_across_documents=False)),
     "sentences": (objectives.Denoising(), config.Blocks()),
     "pairs": (objectives.MaskedLM(), config.SentencePairs()),
-    "whole_sentences": (objectives.Denoising(insert=0.1), config.WholeSentences()),
+    "whole_sentences": (objectives.Denoising(insert=0.1), config.FullSentences()),
 }
 
 

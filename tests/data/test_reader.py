@@ -16,11 +16,11 @@ from plm_jax.common.errors import UserError
 from plm_jax.data import layouts, reader
 
 PHASES = (
-    config.Phase(until=0.2),
-    config.Phase(until=0.4, batch_size=7),
-    config.Phase(until=0.6, batch_size=7, length=20),
-    config.Phase(until=0.8, mixture={"a": 1.0, "b": 0.0}),
-    config.Phase(until=1.0, length=5, mixture={"a": 1.0, "b": 4.0}),
+    config.PhaseConfig(until=0.2),
+    config.PhaseConfig(until=0.4, batch_size=7),
+    config.PhaseConfig(until=0.6, batch_size=7, length=20),
+    config.PhaseConfig(until=0.8, mixture={"a": 1.0, "b": 0.0}),
+    config.PhaseConfig(until=1.0, length=5, mixture={"a": 1.0, "b": 4.0}),
 )
 
 
@@ -82,7 +82,7 @@ def walk(run, documents):
         ({}, {}),
         ({"mixture": {"a": 0.3, "b": 0.7}}, {}),
         ({"mixture": {"a": 0.3, "b": 0.7}}, {"phases": PHASES}),
-        ({}, {"phases": (config.Phase(until=0.5), config.Phase(until=1.0, batch_size=2, length=16))}),
+        ({}, {"phases": (config.PhaseConfig(until=0.5), config.PhaseConfig(until=1.0, batch_size=2, length=16))}),
     ],
 )
 def test_example_k_is_what_a_walk_from_the_start_finds(documents, make_run, data, train):
@@ -98,7 +98,7 @@ def test_example_k_is_what_a_walk_from_the_start_finds(documents, make_run, data
 
 def test_a_border_that_changes_only_the_batch_changes_no_example(documents, make_run):
     plain = reader.Reader(make_run("ab"))
-    phases = (config.Phase(until=0.33), config.Phase(until=1.0, batch_size=11))
+    phases = (config.PhaseConfig(until=0.33), config.PhaseConfig(until=1.0, batch_size=11))
     phased = reader.Reader(make_run("ab", train={"phases": phases}))
     for k in range(400):
         np.testing.assert_equal(plain.example(k), phased.example(k))
@@ -332,9 +332,9 @@ from plm_jax.data.reader import Reader
 from plm_jax.models import settings as s
 model = s.Decoder(embedding=s.Embedding(100, 8), attention=s.Attention(1, 8, s.NoPositions()),
                   feed_forward=s.FeedForward(8), stack=s.Stack(1))
-run = config.Run(model, objectives.Causal(), config.Data({str(tmp_path)!r}, 8, {{"a": config.TextFiles("a")}}),
-                 config.Vocabulary("bytes", eos=99), config.AdamW(), config.ConstantSchedule(1.0),
-                 config.Train(steps=3, batch_size=2))
+run = config.Run(model, objectives.Causal(), config.DataConfig({str(tmp_path)!r}, 8, {{"a": config.TextFiles("a")}}),
+                 config.VocabularyConfig("bytes", eos=99), config.AdamWConfig(), config.ConstantSchedule(1.0),
+                 config.TrainConfig(steps=3, batch_size=2))
 assert len(list(Reader(run).batches(0))) == 3
 print(sorted(m for m in sys.modules if m.startswith(("tensorflow", "seqio"))))
 """

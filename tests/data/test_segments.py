@@ -84,7 +84,9 @@ def make(make_run):
         data = dataclasses.replace(run.data, layout=config.Segments(), length=length)
         embedding = dataclasses.replace(run.model.embedding, token_types=token_types)
         model = dataclasses.replace(run.model, embedding=embedding, pooler=settings.NoHead())
-        return dataclasses.replace(run, model=model, data=data, vocabulary=config.Vocabulary("bytes", **{**IDS, **ids}))
+        return dataclasses.replace(
+            run, model=model, data=data, vocabulary=config.VocabularyConfig("bytes", **{**IDS, **ids})
+        )
 
     return make
 
@@ -105,7 +107,7 @@ def test_an_epoch_has_every_row_once_and_a_run_resumes_anywhere(write_sentences,
 
 
 def test_what_they_need_is_told(make, make_run):
-    causal = dataclasses.replace(make_run("a", eos=9), vocabulary=config.Vocabulary("bytes", **IDS))
+    causal = dataclasses.replace(make_run("a", eos=9), vocabulary=config.VocabularyConfig("bytes", **IDS))
     causal = dataclasses.replace(causal, data=dataclasses.replace(causal.data, layout=config.Segments()))
     for run, message in (
         (causal, "objective 'causal' makes rows of its own, two segments are a row"),

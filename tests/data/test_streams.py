@@ -36,18 +36,18 @@ def folder(write_source, random_documents, tmp_path):
 
 def make_run(folder, length=4, batch_size=3, phases=(), **changed):
     fields = {
-        "model": model_settings.Elmo(
-            embedding=model_settings.CharacterCNN(
+        "model": model_settings.ElmoConfig(
+            embedding=model_settings.CharacterCNNConfig(
                 vocab_size=SIZE, width=2, dim=2, filters=((1, 4),), max_characters=SPELT, highway_layers=1
             ),
-            lstm=model_settings.Lstm(cell=4),
+            lstm=model_settings.LstmConfig(cell=4),
         ),
         "objective": objectives.BidirectionalLM(),
-        "data": config.Data(str(folder), length, {"a": config.TextFiles("a")}, layout=config.Streams()),
-        "vocabulary": config.Vocabulary("words:words.txt", bos=BOS, eos=EOS, unk=UNK),
-        "optimizer": config.Adagrad(),
+        "data": config.DataConfig(str(folder), length, {"a": config.TextFiles("a")}, layout=config.Streams()),
+        "vocabulary": config.VocabularyConfig("words:words.txt", bos=BOS, eos=EOS, unk=UNK),
+        "optimizer": config.AdagradConfig(),
         "schedule": config.ConstantSchedule(0.1),
-        "train": config.Train(steps=500, batch_size=batch_size, phases=phases),
+        "train": config.TrainConfig(steps=500, batch_size=batch_size, phases=phases),
     }
     return config.from_dict(config.to_dict(config.Run(**fields | changed)))
 
@@ -127,7 +127,7 @@ def test_each_row_goes_on_from_batch_to_batch_through_the_whole_corpus(folder, l
 
 
 def test_another_batch_size_goes_on_as_many_words_into_the_text(folder):
-    phases = (config.Phase(until=0.02), config.Phase(until=1.0, batch_size=5))
+    phases = (config.PhaseConfig(until=0.02), config.PhaseConfig(until=1.0, batch_size=5))
     run = make_run(folder, phases=phases)
     opened, alone = reader.Reader(run), reader.Reader(make_run(folder, batch_size=5))
     second = config.stages(run)[1]
@@ -137,7 +137,7 @@ def test_another_batch_size_goes_on_as_many_words_into_the_text(folder):
 
 
 def test_a_phase_of_the_same_batch_size_goes_on_where_it_was(folder):
-    phases = (config.Phase(until=0.02), config.Phase(until=1.0, dropout=0.5))
+    phases = (config.PhaseConfig(until=0.02), config.PhaseConfig(until=1.0, dropout=0.5))
     opened, alone = reader.Reader(make_run(folder, phases=phases)), reader.Reader(make_run(folder))
     for k in range(60):
         np.testing.assert_equal(opened.example(k), alone.example(k))
@@ -173,22 +173,22 @@ def test_what_streams_cannot_read_is_refused(folder):
     two = {name: config.TextFiles(name) for name in "ab"}
     data = make_run(folder).data
     for changed, says in (
-        ({"data": config.Data(str(folder), 4, data.sources)}, "bidirectional_lm reads streams"),
-        ({"data": config.Data(str(folder), 4, two, layout=config.Streams())}, "one source"),
-        ({"vocabulary": config.Vocabulary("words:words.txt", eos=EOS)}, "config.vocabulary.bos"),
+        ({"data": config.DataConfig(str(folder), 4, data.sources)}, "bidirectional_lm reads streams"),
+        ({"data": config.DataConfig(str(folder), 4, two, layout=config.Streams())}, "one source"),
+        ({"vocabulary": config.VocabularyConfig("words:words.txt", eos=EOS)}, "config.vocabulary.bos"),
         ({"objective": objectives.BidirectionalLM(SIZE)}, "the model has 100 words: give fewer"),
         ({"objective": objectives.Causal()}, "trains a model of kind 'decoder'"),
         (
             {
                 "objective": objectives.BidirectionalLM(9),
-                "train": config.Train(steps=1, batch_size=1, label_smoothing=0.1),
+                "train": config.TrainConfig(steps=1, batch_size=1, label_smoothing=0.1),
             },
             "no z_loss and no label_smoothing",
         ),
     ):
         with pytest.raises(UserError, match=says):
             make_run(folder, **changed)
-    mixed = config.Data(str(folder), 4, two, {"b": 1.0}, layout=config.Streams())
+    mixed = config.DataConfig(str(folder), 4, two, {"b": 1.0}, layout=config.Streams())
     assert reader.Reader(make_run(folder, data=mixed)).sources.keys() == {"b"}
     with pytest.raises(UserError, match="a batch of streams takes"):
         reader.Reader(make_run(folder, length=20, batch_size=99))

@@ -14,7 +14,7 @@ from plm_jax.common.errors import UserError
 from plm_jax.data import prepare
 from plm_jax.data.reader import Reader
 from plm_jax.data.sources import task_mixtures, tasks
-from plm_jax.data.sources.task_mixtures import Part
+from plm_jax.data.sources.task_mixtures import MixtureTask
 from tests.support import runs, tiny
 from tests.support.verbs import assert_one_line
 
@@ -126,7 +126,7 @@ def test_a_mixture_of_examples_beside_texts_and_without_seqio(folder):
         tiny.of_t5(tiny.PLAIN),
         sources={"z": config.JsonLines("a.jsonl"), "q": config.SeqioInputsTargets("examples", "my_mixtures")},
         mixture={"z": 1.0, "q": 4.0},
-        inputs_targets=config.InputsTargets(target_length=24),
+        inputs_targets=config.InputsTargetsConfig(target_length=24),
     )
     prepare.prepare(run, show_progress=False)
     expanded = task_mixtures.expanded(run)
@@ -173,10 +173,14 @@ def test_rates_are_multiplied_out_in_every_phase():
         mixture={"x": 0.75, "mix": 0.25},
         segmenters={"mix": "jieba:lcut"},
     )
-    phases = (config.Phase(0.5, mixture={"mix": 4.0}), config.Phase(0.75), config.Phase(1.0, mixture={"x": 1.0}))
+    phases = (
+        config.PhaseConfig(0.5, mixture={"mix": 4.0}),
+        config.PhaseConfig(0.75),
+        config.PhaseConfig(1.0, mixture={"x": 1.0}),
+    )
     train = dataclasses.replace(tiny.PLAIN.train, steps=8, phases=phases)
     run = dataclasses.replace(tiny.PLAIN, data=data, train=train)
-    parts = {"mix": {"mix-a": Part("a", 1.0), "mix-b": Part("b", 3.0)}}
+    parts = {"mix": {"mix-a": MixtureTask("a", 1.0), "mix-b": MixtureTask("b", 3.0)}}
     found = task_mixtures.expanded(run, parts)
     assert [stage.mixture for stage in config.stages(found)] == [
         {"mix-a": 1.0, "mix-b": 3.0},
@@ -210,7 +214,7 @@ from tests.support import tiny
 def get_config():
     sources = {"mix": config.SeqioTask("outer", "my_mixtures", "body")}
     data = dataclasses.replace(tiny.PLAIN.data, sources=sources)
-    evaluation = config.Evaluation(every=2, batch_size=2)
+    evaluation = config.EvaluationConfig(every=2, batch_size=2)
     return config.to_config_dict(dataclasses.replace(tiny.PLAIN, data=data, evaluation=evaluation))
 """
 

@@ -54,7 +54,7 @@ def load(folder):
                 "words": (f"words:{folder}/words.txt", False),
                 "bytes": ("bytes", False),
             }.get(kind, (f"sentencepiece:{folder}/{kind}.model", False))
-            specials = config.Vocabulary(file, lowercase=lower, train_kind="cased" if kind == "cased" else "")
+            specials = config.VocabularyConfig(file, lowercase=lower, train_kind="cased" if kind == "cased" else "")
             made[kind] = vocabularies.load_plain(specials)
         return made[kind]
 
@@ -135,11 +135,11 @@ def test_the_text_of_an_answers_tokens_is_the_answer(load, kind):
         answer = " ".join(words[first : first + count])
         begin = len(" ".join(words[:first])) + (first > 0)
         row = {"question": "q", "context": context, "answers": [{"text": answer, "start": begin}]}
-        values = labelled.record(config.Answers(), "here", row).values
+        values = labelled.record(config.AnswerForm(), "here", row).values
         ((_, begins, ends),) = vocabulary.encode_spans([context])
         (inside,) = ((ends > values["answer_begins"][0]) & (begins < values["answer_ends"][0])).nonzero()
         assert context[begins[inside[0]] : ends[inside[-1]]] == answer
-        tagged = labelled.record(config.Tags(("O", "X")), "here", {"tokens": words, "tags": ["X"] * len(words)})
+        tagged = labelled.record(config.TagForm(("O", "X")), "here", {"tokens": words, "tags": ["X"] * len(words)})
         edges = np.append(tagged.values["word_begins"], len(context) + 1)
         for a, b in itertools.pairwise(edges.tolist()):
             token = begins.searchsorted(a)

@@ -20,7 +20,7 @@ from plm_jax.data.vocabularies import sentences, tokenizer_files, training
 
 DATA = pathlib.Path(plm_jax.__file__).parent / "data"
 GPT2 = f"bpe:{DATA}/gpt2/vocab.json,{DATA}/gpt2/merges.txt"
-T5_LIKE = config.Vocabulary("", train_size=400, pad=0, eos=1, unk=2)
+T5_LIKE = config.VocabularyConfig("", train_size=400, pad=0, eos=1, unk=2)
 
 
 def corpus(name, num_characters):
@@ -49,15 +49,15 @@ def trained(tmp_path_factory):
 def vocabulary(request, trained):
     specs = {
         "sentencepiece": trained,
-        "bpe": config.Vocabulary(GPT2, eos=50256),
-        "bytes": config.Vocabulary("bytes", eos=256),
+        "bpe": config.VocabularyConfig(GPT2, eos=50256),
+        "bytes": config.VocabularyConfig("bytes", eos=256),
     }
     return vocabularies.load(specs[request.param])
 
 
 @pytest.fixture(scope="module")
 def gpt2():
-    return vocabularies.load(config.Vocabulary(GPT2, eos=50256))
+    return vocabularies.load(config.VocabularyConfig(GPT2, eos=50256))
 
 
 def test_gpt2_ids_are_the_published_ones(gpt2):
@@ -140,7 +140,9 @@ def test_the_first_tokens_bytes(trained, gpt2, text, sentencepiece, bpe):
 def test_the_first_tokens_bytes_where_text_is_lost(tmp_path):
     """By hand: white space and accents go, a word is unknown; the bytes are the text's up to the second token."""
     (tmp_path / "vocab.txt").write_text("\n".join(["[UNK]", "cafe", "##s", "the", "."]))
-    vocabulary = vocabularies.load(config.Vocabulary(f"wordpiece:{tmp_path}/vocab.txt", unk=0, train_kind="uncased"))
+    vocabulary = vocabularies.load(
+        config.VocabularyConfig(f"wordpiece:{tmp_path}/vocab.txt", unk=0, train_kind="uncased")
+    )
     found = first_tokens(vocabulary, ["Cafés.", " \u200bCafé  the", "Ünd the", "the\n", " "])
     assert [ids.tolist() for ids, *_ in found] == [[1, 2, 4], [1, 3], [0, 3], [3], []]
     assert [first for *_, first in found] == [5, 4 + 5 + 2, 5, 4, 0]
@@ -252,7 +254,7 @@ def test_training_is_deterministic_and_t5_like(trained, tmp_path):
 
 
 def test_sentinels_lie_above_the_file_from_the_top_down(trained):
-    for spec, size in ((trained, 400), (config.Vocabulary("bytes", eos=256), 257)):
+    for spec, size in ((trained, 400), (config.VocabularyConfig("bytes", eos=256), 257)):
         loaded = vocabularies.load(dataclasses.replace(spec, sentinels=3))
         plain = vocabularies.load(spec)
         assert (loaded.vocab_size, len(loaded.word_initial), plain.vocab_size) == (size + 3, size + 3, size)
@@ -304,7 +306,7 @@ def test_special_ids_may_be_added_above_the_file(trained, gpt2):
 
 def test_control_symbols_are_trained_at_their_ids_and_text_never_gives_them(tmp_path):
     path = str(tmp_path / "bert.model")
-    bert = config.Vocabulary(f"sentencepiece:{path}", train_size=400, pad=0, unk=1, cls=3, sep=2, mask=4)
+    bert = config.VocabularyConfig(f"sentencepiece:{path}", train_size=400, pad=0, unk=1, cls=3, sep=2, mask=4)
     training.train(TEXTS[:2], bert)
     loaded = vocabularies.load(bert)
     assert [loaded.processor.id_to_piece(i) for i in range(5)] == ["<pad>", "<unk>", "[SEP]", "[CLS]", "[MASK]"]
@@ -316,7 +318,7 @@ def test_control_symbols_are_trained_at_their_ids_and_text_never_gives_them(tmp_
     with pytest.raises(UserError, match=r"mask is 5 but .* has 4: set it to 4"):
         vocabularies.load(dataclasses.replace(bert, mask=5))
     with pytest.raises(UserError, match=r"vocabulary.cls is 50257"):
-        vocabularies.load(config.Vocabulary(GPT2, cls=50257))
+        vocabularies.load(config.VocabularyConfig(GPT2, cls=50257))
 
 
 def test_mistakes_are_told(trained, tmp_path):
@@ -339,17 +341,17 @@ def test_mistakes_are_told(trained, tmp_path):
     with pytest.raises(UserError, match=r"eos is 5 but .* has 1"):
         vocabularies.load(dataclasses.replace(trained, eos=5))
     with pytest.raises(UserError, match="special id 0, which is a byte"):
-        vocabularies.load(config.Vocabulary("bytes", pad=0))
+        vocabularies.load(config.VocabularyConfig("bytes", pad=0))
     with pytest.raises(UserError, match=r"vocabulary.eos is 50257"):
-        vocabularies.load(config.Vocabulary(GPT2, eos=50257))
+        vocabularies.load(config.VocabularyConfig(GPT2, eos=50257))
     with pytest.raises(UserError, match=r"eos is 0, a token of text in .*vocab.json: give a special one's id"):
-        vocabularies.load(config.Vocabulary(GPT2, eos=0))
+        vocabularies.load(config.VocabularyConfig(GPT2, eos=0))
     with pytest.raises(UserError, match=r"mask is 50255, a token of text"):
-        vocabularies.load(config.Vocabulary(GPT2, mask=50255))
+        vocabularies.load(config.VocabularyConfig(GPT2, mask=50255))
     with pytest.raises(UserError, match="no SentencePiece vocabulary of 5000"):
         training.train(["few words"], dataclasses.replace(T5_LIKE, spec=f"sentencepiece:{damaged}", train_size=5000))
     with pytest.raises(UserError, match="needs an unk id"):
-        training.train(["x"], config.Vocabulary(f"sentencepiece:{damaged}", train_size=400))
+        training.train(["x"], config.VocabularyConfig(f"sentencepiece:{damaged}", train_size=400))
 
 
 def line_of(change):

@@ -42,7 +42,7 @@ def texts():
 def specials_of(name, folder, **changes):
     spec, kind, ids = KINDS[name]
     spec = vocabularies.within(spec, str(folder))
-    return dataclasses.replace(config.Vocabulary(spec, train_size=SIZE, train_kind=kind, **ids), **changes)
+    return dataclasses.replace(config.VocabularyConfig(spec, train_size=SIZE, train_kind=kind, **ids), **changes)
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +145,7 @@ def test_byte_pairs_are_merged_as_their_file_says(trained, text):
 def test_wordpieces_are_the_most_frequent_merges(tmp_path):
     """Worked by hand: of "ab" ×5, "abc" ×4 and "bc" ×2 first a+##b is merged, 9 times, then ab+##c, then b+##c."""
     path = tmp_path / "vocab.txt"
-    specials = config.Vocabulary(f"wordpiece:{path}", unk=0, train_size=7)
+    specials = config.VocabularyConfig(f"wordpiece:{path}", unk=0, train_size=7)
     training.train(["ab " * 5, "abc, " * 4 + "bc " * 2], specials)
     assert path.read_text().split() == ["[UNK]", "##b", "##c", ",", "a", "b", "ab"]
     training.train(["ab " * 5, "abc, " * 4 + "bc " * 2], dataclasses.replace(specials, train_size=9))
@@ -153,7 +153,7 @@ def test_wordpieces_are_the_most_frequent_merges(tmp_path):
 
 
 def test_rare_characters_are_left_to_unknown(tmp_path):
-    specials = config.Vocabulary(f"wordpiece:{tmp_path}/vocab.txt", unk=0, train_size=4)
+    specials = config.VocabularyConfig(f"wordpiece:{tmp_path}/vocab.txt", unk=0, train_size=4)
     training.train(["ab " * 30_000 + "☃"], specials)
     assert (tmp_path / "vocab.txt").read_text().split() == ["[UNK]", "##b", "a", "ab"]
     training.train(["西湖西子西湖"], specials)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from plm_jax import config, objectives
 from plm_jax.common.errors import UserError
 from plm_jax.data import layouts, reader
-from plm_jax.data.layouts import index, whole_sentences
+from plm_jax.data.layouts import full_sentences as whole_sentences
+from plm_jax.data.layouts import index
 from tests.support import caches
 
 PAD, CLS, SEP, MASK, FIRST = 0, 1, 2, 3, 4
@@ -53,7 +54,7 @@ def published(documents, length, cross, drop=False):
 
 def opened(source, length, cross, split="train", drop=False):
     objective = objectives.get("masked_lm", SPECIAL)
-    return config.WholeSentences(cross, drop).open(source, split, length, 0, objective)
+    return config.FullSentences(cross, drop).open(source, split, length, 0, objective)
 
 
 def rows_of(layout):
@@ -148,8 +149,8 @@ def make(make_run):
     def make(cross, length=16, **ids):
         ids = ids or {"pad": PAD, "cls": CLS, "sep": SEP, "mask": MASK}
         run = make_run("a", vocab_size=60_000, eos=None, objective=objectives.MaskedLM())
-        data = dataclasses.replace(run.data, layout=config.WholeSentences(cross), length=length)
-        return dataclasses.replace(run, data=data, vocabulary=config.Vocabulary("bytes", **ids))
+        data = dataclasses.replace(run.data, layout=config.FullSentences(cross), length=length)
+        return dataclasses.replace(run, data=data, vocabulary=config.VocabularyConfig("bytes", **ids))
 
     return make
 
@@ -201,8 +202,8 @@ def test_what_they_need_is_told(make, make_run):
     causal = make_run("a", eos=9)
     run = dataclasses.replace(
         causal,
-        data=dataclasses.replace(causal.data, layout=config.WholeSentences()),
-        vocabulary=config.Vocabulary("bytes", bos=8, eos=9),
+        data=dataclasses.replace(causal.data, layout=config.FullSentences()),
+        vocabulary=config.VocabularyConfig("bytes", bos=8, eos=9),
     )
     with pytest.raises(UserError, match="objective 'causal' makes rows of its own, whole sentences are"):
         config.from_dict(config.to_dict(run))
@@ -217,8 +218,8 @@ def test_rows_to_denoise_are_sentences_of_which_each_stays_whole(write_sentences
     vocabulary = source.vocabulary | {"cls": None, "sep": None, **ids}
     objective = objectives.Denoising(noise=objectives.denoising.NoNoise())
     run = make_run("a", vocab_size=60_000, objective=objective, **ids)
-    data = dataclasses.replace(run.data, layout=config.WholeSentences(cross), length=24)
-    run = dataclasses.replace(run, data=data, vocabulary=config.Vocabulary("bytes", **ids))
+    data = dataclasses.replace(run.data, layout=config.FullSentences(cross), length=24)
+    run = dataclasses.replace(run, data=data, vocabulary=config.VocabularyConfig("bytes", **ids))
     assert config.from_dict(config.to_dict(run)) == run
     rename(source.folder, vocabulary)
     opened = reader.Reader(run)

@@ -14,7 +14,7 @@ from plm_jax.common.errors import UserError
 from plm_jax.data import prepare, reader, vocabularies
 from plm_jax.data.vocabularies import training
 
-BERT = config.Vocabulary("", pad=0, unk=1, cls=2, sep=3, mask=4)
+BERT = config.VocabularyConfig("", pad=0, unk=1, cls=2, sep=3, mask=4)
 SYMBOLS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = ["un", "##aff", "##able", "the", "whale", "cafe", "3", "##5", "你", "好", "是", "##是"]
 LETTERS = [c for letter in string.ascii_lowercase for c in (letter, "##" + letter)]
@@ -143,7 +143,7 @@ def test_mistakes_are_told(load):
         load([token for token in LOWER if token != "[MASK]"])
     for tokens in (LOWER[2:], [*LOWER, "the"]):
         with pytest.raises(UserError, match="is no WordPiece vocabulary"):
-            load(tokens, config.Vocabulary(""))
+            load(tokens, config.VocabularyConfig(""))
     with pytest.raises(UserError, match="cannot read the vocabulary's /none"):
         vocabularies.load("wordpiece:/none")
 

@@ -46,7 +46,7 @@ def path(tmp_path):
 
 
 def test_words_are_looked_up_and_others_are_unknown(path):
-    vocabulary = vocabularies.load(config.Vocabulary(f"words:{path}", **SPECIALS))
+    vocabulary = vocabularies.load(config.VocabularyConfig(f"words:{path}", **SPECIALS))
     text = "the  whale, naïve\tThe whale <S> naïve"
     assert list(vocabulary.encode(text)) == [3, 2, 5, 2, 4, 2, 5], "a mark in a text is no mark"
     assert vocabulary.encode_tf(text).numpy().tolist() == [3, 2, 5, 2, 4, 2, 5]
@@ -60,7 +60,7 @@ def test_words_are_looked_up_and_others_are_unknown(path):
 
 def test_identity_is_of_words_and_special_ids(path, tmp_path):
     def identity(**specials):
-        return vocabularies.identity(vocabularies.load(config.Vocabulary(f"words:{path}", **specials)))
+        return vocabularies.identity(vocabularies.load(config.VocabularyConfig(f"words:{path}", **specials)))
 
     first = identity(**SPECIALS)
     assert first == identity(**SPECIALS) != identity()
@@ -82,14 +82,14 @@ def test_identity_is_of_words_and_special_ids(path, tmp_path):
 def test_files_that_are_no_vocabulary_of_words_are_refused(text, specials, says, tmp_path):
     (tmp_path / "words.txt").write_text(text)
     with pytest.raises(UserError, match=says):
-        vocabularies.load(config.Vocabulary(f"words:{tmp_path}/words.txt", **specials))
+        vocabularies.load(config.VocabularyConfig(f"words:{tmp_path}/words.txt", **specials))
     with pytest.raises(UserError, match="cannot read the vocabulary's"):
         vocabularies.load(f"words:{tmp_path}/none.txt")
 
 
 def test_the_most_frequent_words_are_counted_after_the_special_ones(tmp_path):
     path = str(tmp_path / "made.txt")
-    specials = config.Vocabulary(f"words:{path}", train_size=6, bos=1, eos=0, unk=2)
+    specials = config.VocabularyConfig(f"words:{path}", train_size=6, bos=1, eos=0, unk=2)
     training.train(["b a b c", "<UNK> c b <UNK>", "d <UNK>"], specials)
     assert words.read(path) == ["</S>", "<S>", "<UNK>", "b", "c", "a"]
     with pytest.raises(UserError, match="0, 1 and 2"):

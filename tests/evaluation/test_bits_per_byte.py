@@ -34,10 +34,10 @@ def model(vocab_size):
     """One that looks at no context: its logits are a bias."""
     made = dataclasses.replace(
         tiny.MODEL,
-        embedding=settings.Embedding(vocab_size=vocab_size, width=8),
-        attention=settings.Attention(heads=1, head_dim=8, position=settings.LearnedPositions(length=16)),
-        feed_forward=settings.FeedForward(width=8),
-        stack=settings.Stack(layers=1),
+        embedding=settings.EmbeddingConfig(vocab_size=vocab_size, width=8),
+        attention=settings.AttentionConfig(heads=1, head_dim=8, position=settings.LearnedPositions(length=16)),
+        feed_forward=settings.FeedForwardConfig(width=8),
+        stack=settings.StackConfig(layers=1),
         head=settings.VocabularyHead(tied=False, bias=True),
     )
     bias = np.random.default_rng(0).normal(size=vocab_size).astype(np.float32)
@@ -63,8 +63,8 @@ def test_bits_and_bytes_are_those_of_the_tokens_predicted(tmp_path, vocabulary, 
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in DOCUMENTS))
     source = config.JsonLines(str(tmp_path / "a.jsonl"), validation=str(tmp_path / "held.jsonl"))
     (tmp_path / "held.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in DOCUMENTS[::-1]))
-    data = config.Data(str(tmp_path), 7, {"a": source}, layout=config.Blocks(attend_across_documents=not apart))
-    run = dataclasses.replace(tiny.PLAIN, model=made, data=data, vocabulary=config.Vocabulary(spec, eos=eos))
+    data = config.DataConfig(str(tmp_path), 7, {"a": source}, layout=config.Blocks(attend_across_documents=not apart))
+    run = dataclasses.replace(tiny.PLAIN, model=made, data=data, vocabulary=config.VocabularyConfig(spec, eos=eos))
     prepare.prepare(run, show_progress=False)
     split = cache.open_source(str(tmp_path), "a").splits["validation"]
     starts, ends = split.documents[:-1].tolist(), [] if eos is None else [eos]

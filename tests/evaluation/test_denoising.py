@@ -7,8 +7,8 @@ import plm_jax
 from plm_jax import config, objectives
 from plm_jax.common.errors import UserError
 from plm_jax.data.reader import Reader, blank_batch
-from plm_jax.inference import decoding
-from plm_jax.training import loop
+from plm_jax.generation import decoding
+from plm_jax.runs import loop
 from tests.support import runs, tiny
 
 RUN = tiny.RUNS["bart"]

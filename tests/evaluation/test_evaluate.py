@@ -11,10 +11,10 @@ import plm_jax
 from plm_jax import config
 from plm_jax.evaluation import perplexity
 from plm_jax.experiments import report
-from plm_jax.training import loop
+from plm_jax.runs import loop
+from tests.runs import test_validation
+from tests.runs.test_validation import by_hand
 from tests.support import tiny as tiny_runs
-from tests.training import test_validation
-from tests.training.test_validation import by_hand
 
 folder = test_validation.folder
 
@@ -23,9 +23,9 @@ folder = test_validation.folder
 def workdir(folder, tmp_path_factory):
     """Four steps in rows of 16, then of 32, saved every two."""
     path = tmp_path_factory.mktemp("evaluate") / "run"
-    phases = (config.Phase(until=0.5, length=16), config.Phase(until=1.0))
+    phases = (config.PhaseConfig(until=0.5, length=16), config.PhaseConfig(until=1.0))
     run = test_validation.make(folder, phases=phases)
-    train, checkpoint = dataclasses.replace(run.train, steps=4), config.Checkpoint(save_every=2)
+    train, checkpoint = dataclasses.replace(run.train, steps=4), config.CheckpointConfig(save_every=2)
     loop.pretrain(dataclasses.replace(run, train=train, checkpoint=checkpoint), str(path))
     return path
 

@@ -11,8 +11,8 @@ pytest.importorskip("lm_eval")
 import plm_jax
 from plm_jax.common.errors import UserError
 from plm_jax.evaluation import harness
-from plm_jax.inference import scoring
-from plm_jax.training import checkpoint_formats
+from plm_jax.generation import scoring
+from plm_jax.runs import checkpoint_formats
 from tests.support import exports
 
 CONTEXTS = ("", " ", "\n", "  \n ", "The state", "The state of \n", " people")
@@ -55,7 +55,7 @@ def test_log_probabilities_are_those_of_lm_eval_s_model(family, kind, folder, tm
     if family in ("gpt2", "openai-gpt"):  # `hf` has no bos here and rejects blank contexts, which start ours.
         asked = [pair if pair[0].strip() else ("", "".join(pair)) for pair in pairs]
     want = theirs.loglikelihood(requests(asked), disable_tqdm=True)
-    got = harness.Model(lm, show_progress=False).loglikelihood(requests(pairs))
+    got = harness.HarnessModel(lm, show_progress=False).loglikelihood(requests(pairs))
     np.testing.assert_allclose([score for score, _ in got], [score for score, _ in want], atol=1e-4, rtol=1e-5)
     assert [greedy for _, greedy in got] == [greedy for _, greedy in want]
     assert any(greedy for _, greedy in got) or lm.config.has_decoder, family
@@ -65,8 +65,8 @@ def test_a_decoder_that_fills_blanks_is_asked_for_the_whole_continuation(folder,
     lm = saved("glm_original", "unigram", folder, tmp_path)
     pairs = list(itertools.product(CONTEXTS[4:], CONTINUATIONS))
     want = lm.score(*map(list, zip(*pairs, strict=True)))
-    got = harness.Model(lm, show_progress=False).loglikelihood(requests(pairs))
-    assert [scoring.Score(*pair) for pair in got] == want
+    got = harness.HarnessModel(lm, show_progress=False).loglikelihood(requests(pairs))
+    assert [scoring.ContinuationScore(*pair) for pair in got] == want
     rows = [lm.strategy.continuation_of_text(*pair) for pair in pairs]
     moved = [harness.spaces_moved(*pair)[1] for pair in pairs]
     assert [list(row.targets) for row in rows] == [list(lm.tokenizer.encode(text)) for text in moved]
@@ -74,6 +74,6 @@ def test_a_decoder_that_fills_blanks_is_asked_for_the_whole_continuation(folder,
 
 @pytest.mark.parametrize("context", ["", " ", "The state"])
 def test_a_continuation_without_tokens_is_one_line(context, folder, tmp_path):
-    model = harness.Model(saved("gpt2", "gpt2", folder, tmp_path), show_progress=False)
+    model = harness.HarnessModel(saved("gpt2", "gpt2", folder, tmp_path), show_progress=False)
     with pytest.raises(UserError, match="a continuation has no token of its own"):
         model.loglikelihood(requests([(context.rstrip(), "")]))

@@ -17,22 +17,26 @@ from plm_jax.data.reader import Reader
 from plm_jax.evaluation import perplexity
 from plm_jax.inference.language_model import LanguageModel
 from plm_jax.models import registry, settings
-from plm_jax.training import loop
+from plm_jax.runs import loop
 from tests.support import caches, tiny
 
-VOCABULARY = config.Vocabulary("bytes", bos=259, pad=256, eos=257, unk=258, cls=259, sep=260, mask=261, sentinels=8)
+VOCABULARY = config.VocabularyConfig(
+    "bytes", bos=259, pad=256, eos=257, unk=258, cls=259, sep=260, mask=261, sentinels=8
+)
 SIZE, TEXT_IDS = 270, set(range(256)) | {258}
 LENGTH = 24
 PARTS = {
-    "embedding": settings.Embedding(SIZE + 2, 16, token_types=2),
-    "attention": settings.Attention(2, 8, settings.RelativeBias(8, 16)),
-    "feed_forward": settings.FeedForward(24),
-    "stack": settings.Stack(2),
-    "dropout": settings.Dropout(0.5, 0.5, 0.5),
+    "embedding": settings.EmbeddingConfig(SIZE + 2, 16, token_types=2),
+    "attention": settings.AttentionConfig(2, 8, settings.RelativeBias(8, 16)),
+    "feed_forward": settings.FeedForwardConfig(24),
+    "stack": settings.StackConfig(2),
+    "dropout": settings.DropoutConfig(0.5, 0.5, 0.5),
 }
-ENCODER = settings.Encoder(**PARTS, head=settings.VocabularyHead(transform="relu", bias=True), pooler=settings.Pooler())
-ENCODER_DECODER = settings.EncoderDecoder(
-    **PARTS | {"embedding": settings.Embedding(SIZE, 16)}, decoder_stack=settings.Stack(1)
+ENCODER = settings.EncoderConfig(
+    **PARTS, head=settings.VocabularyHead(transform="relu", bias=True), pooler=settings.Pooler()
+)
+ENCODER_DECODER = settings.EncoderDecoderConfig(
+    **PARTS | {"embedding": settings.EmbeddingConfig(SIZE, 16)}, decoder_stack=settings.StackConfig(1)
 )
 RUNS = {
     "masked_lm": (ENCODER, objectives.MaskedLM(), config.Blocks()),
@@ -74,7 +78,7 @@ def make(cache_dir, name):
         data=dataclasses.replace(
             tiny.PLAIN.data, cache_dir=cache_dir, length=LENGTH, layout=layout, sources={"a": config.TextFiles("a")}
         ),
-        evaluation=config.Evaluation(batch_size=7),
+        evaluation=config.EvaluationConfig(batch_size=7),
     )
     rng = np.random.default_rng(1)
     params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32) / 3, registry.shapes(model))

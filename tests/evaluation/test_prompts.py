@@ -14,7 +14,7 @@ from plm_jax import config
 from plm_jax.common.errors import UserError
 from plm_jax.data.sources import rows
 from plm_jax.evaluation import few_shot, prompts
-from plm_jax.inference import constraints
+from plm_jax.generation import constraints
 from plm_jax.inference.language_model import LanguageModel
 from plm_jax.models import registry, settings
 from tests.golden import make_prompts
@@ -71,9 +71,9 @@ ROWS = [
     for i in range(60)
 ]
 LABELLED = config.LabelledJsonLines(
-    "moods.jsonl", config.Classes(MOODS, label="mood"), "held_out.jsonl", prompt=config.Prompt("{text}\nIt is")
+    "moods.jsonl", config.ClassForm(MOODS, label="mood"), "held_out.jsonl", prompt=config.PromptConfig("{text}\nIt is")
 )
-STARS = config.Prompt("Stars of: {text}\nStars:", choices=("none", "one", "two {mood}"), answer="{stars}")
+STARS = config.PromptConfig("Stars of: {text}\nStars:", choices=("none", "one", "two {mood}"), answer="{stars}")
 
 
 @pytest.fixture
@@ -83,15 +83,15 @@ def run(tmp_path):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in of))
     at = {"path": f"{tmp_path}/moods.jsonl", "validation": f"{tmp_path}/held_out.jsonl"}
     written = config.JsonLinesInputsTargets(
-        at["path"], "{text}", "{mood}", prompt=config.Prompt("{text}\nIt is", delimiter=" ")
+        at["path"], "{text}", "{mood}", prompt=config.PromptConfig("{text}\nIt is", delimiter=" ")
     )
     sources = {
         "moods": dataclasses.replace(LABELLED, **at),
         "stars": config.JsonLines(**at, prompt=STARS),
         "written": written,
         "bare": dataclasses.replace(LABELLED, **at, prompt=None),
-        "missing": dataclasses.replace(LABELLED, **at, prompt=config.Prompt("{texts}")),
-        "few": dataclasses.replace(LABELLED, **at, prompt=config.Prompt("{text}", choices=("a", "b", "c"))),
+        "missing": dataclasses.replace(LABELLED, **at, prompt=config.PromptConfig("{texts}")),
+        "few": dataclasses.replace(LABELLED, **at, prompt=config.PromptConfig("{text}", choices=("a", "b", "c"))),
         "documents": config.TextFiles(at["path"]),
     }
     data = dataclasses.replace(tiny.PLAIN.data, sources=sources, validation_fraction=0.2)
@@ -105,14 +105,14 @@ def lm():
     model = dataclasses.replace(
         tiny.MODEL,
         attention=dataclasses.replace(tiny.MODEL.attention, position=position),
-        initializer=settings.Initializer(std=0.3),
+        initializer=settings.InitializerConfig(std=0.3),
     )
     params = nn.unbox(jax.jit(registry.build(model).init)(jax.random.key(3), **model.init_inputs())["params"])
     return LanguageModel(model, params, vocabulary_spec="bytes", special_ids={"eos_token_id": 256})
 
 
 def figures(lm, run, task, show_progress=False, **options):
-    return few_shot.evaluate(lm, run, task, few_shot.Options(**options), show_progress)
+    return few_shot.evaluate(lm, run, task, few_shot.FewShotOptions(**options), show_progress)
 
 
 def test_rows_that_are_tested_too_are_no_examples(run):
@@ -186,13 +186,13 @@ def test_written_answers_are_what_the_model_writes_up_to_the_end_of_the_line(lm,
     stub = types.SimpleNamespace(
         **{name: getattr(task, name) for name in ("name", "prompt", "train", "is_scored", "labels")}, tested=examples
     )
-    asker = few_shot._Asker(lm, stub, [0], few_shot.Options(), 4, False)
+    asker = few_shot._Asker(lm, stub, [0], few_shot.FewShotOptions(), 4, False)
     found = asker._of_written([prompts.Asked(task.tested[0].question, 0, False)], 8, "")
     assert found["exact_match"] == (row["mood"] == written) and found["f1"] == 1
 
 
 def test_an_answer_is_one_and_decoded_as_the_run_says(lm, run):
-    evaluation = config.Evaluation(decoding=config.Decoding(temperature=0.5, num_return_sequences=3))
+    evaluation = config.EvaluationConfig(decoding=config.DecodingConfig(temperature=0.5, num_return_sequences=3))
     sampling = LanguageModel(
         lm.config,
         lm.params,
@@ -224,8 +224,10 @@ def test_a_score_is_the_number_of_a_choice(lm):
     ],
 )
 def test_an_answer_is_a_choice_or_its_number_where_no_choice_looks_like_one(choices, answer, right):
-    source = config.LabelledJsonLines("a", config.Classes(("a", "b")), prompt=config.Prompt("{q}", choices, "{answer}"))
-    row = rows.Row("a:1", {"q": "how", "answer": answer})
+    source = config.LabelledJsonLines(
+        "a", config.ClassForm(("a", "b")), prompt=config.PromptConfig("{q}", choices, "{answer}")
+    )
+    row = rows.SourceRow("a:1", {"q": "how", "answer": answer})
     if right is None:
         with pytest.raises(UserError, match="none of its 2 choices"):
             prompts.maker("a", source)(row)
@@ -234,17 +236,17 @@ def test_an_answer_is_a_choice_or_its_number_where_no_choice_looks_like_one(choi
 
 
 def test_choices_of_a_form_without_labels_need_an_answer():
-    source = config.LabelledJsonLines("a", config.Answers(), prompt=config.Prompt("{question}", ("b", "c")))
+    source = config.LabelledJsonLines("a", config.AnswerForm(), prompt=config.PromptConfig("{question}", ("b", "c")))
     fields = {"question": "a", "context": "b", "answers": []}
     with pytest.raises(UserError, match="a:1 has no field 'label'"):
-        prompts.maker("a", source)(rows.Row("a:1", fields))
-    assert prompts.maker("a", source)(rows.Row("a:1", fields | {"label": "c"})).right == 1
+        prompts.maker("a", source)(rows.SourceRow("a:1", fields))
+    assert prompts.maker("a", source)(rows.SourceRow("a:1", fields | {"label": "c"})).right == 1
 
 
 def test_choices_of_a_score_are_numbers():
-    source = config.LabelledJsonLines("a", config.Score(), prompt=config.Prompt("{text}", ("1", "nan")))
+    source = config.LabelledJsonLines("a", config.ScoreForm(), prompt=config.PromptConfig("{text}", ("1", "nan")))
     with pytest.raises(UserError, match="a:1 has the choice 'nan', which is not a number"):
-        prompts.maker("a", source)(rows.Row("a:1", {"text": "how", "score": 1}))
+        prompts.maker("a", source)(rows.SourceRow("a:1", {"text": "how", "score": 1}))
 
 
 @pytest.mark.parametrize(
@@ -270,7 +272,7 @@ def test_a_masked_model_is_not_asked():
     with pytest.raises(UserError, match="continues no text"):
         figures(model, None, "sentiment")
     with pytest.raises(UserError, match="--normalise is bytes: did you mean 'byte'"):
-        few_shot.Options(normalise="bytes")
+        few_shot.FewShotOptions(normalise="bytes")
 
 
 def test_the_verb_shows_asks_and_records(lm, verb, tmp_path):

@@ -54,7 +54,7 @@ def test_a_stride_above_the_context_is_one_line(stride):
 def language_model(model, length=16):
     position = settings.LearnedPositions(length=length)
     attention = dataclasses.replace(model.attention, position=position)
-    model = dataclasses.replace(model, attention=attention, initializer=settings.Initializer(std=0.3))
+    model = dataclasses.replace(model, attention=attention, initializer=settings.InitializerConfig(std=0.3))
     params = nn.unbox(jax.jit(registry.build(model).init)(jax.random.key(0), **model.init_inputs())["params"])
     ids = {"eos_token_id": 256, "cls_token_id": 258, "sep_token_id": 259, "mask_token_id": 260}
     return LanguageModel(model, params, vocabulary_spec="bytes", special_ids=ids)
@@ -94,7 +94,7 @@ def test_a_masked_model_hides_one_token_of_its_window_after_another():
 
 def test_perplexities_are_by_token_word_and_byte():
     texts = ["né  en\nmer", "à"]
-    found = scoring.perplexities(texts, [scoring.Told(-6.0, 4), scoring.Told(-2.0, 1)])
+    found = scoring.perplexities(texts, [scoring.TextScore(-6.0, 4), scoring.TextScore(-2.0, 1)])
     words = sum(len(re.split(r"\s+", text)) for text in texts)
     assert (found["tokens"], found["words"], found["bytes"]) == (5, words, 13) and words == 4
     assert found["token_perplexity"] == pytest.approx(math.exp(8 / 5))
@@ -109,18 +109,18 @@ def test_the_documents_of_a_split_are_told(tmp_path):
     data = dataclasses.replace(tiny.PLAIN.data, sources={"texts": source}, mixture={}, validation_fraction=0.2)
     run, lm = dataclasses.replace(tiny.PLAIN, data=data), language_model(tiny.MODEL)
     found = [
-        task_metrics.evaluate(lm, run, task, show_progress=False, whole=scoring.Whole(4))
+        task_metrics.evaluate(lm, run, task, show_progress=False, whole=scoring.TextScoring(4))
         for task in ("texts", "texts:train")
     ]
     assert found[0]["texts"] + found[1]["texts"] == 40 and 0 < found[0]["texts"] < 20
     nats = sum(np.log(of["token_perplexity"]) * of["tokens"] for of in found)
     assert nats == pytest.approx(-sum(told.log_likelihood for told in scoring.tell(lm, texts, 4)), rel=1e-5)
-    limited = task_metrics.evaluate(lm, run, "texts", show_progress=False, whole=scoring.Whole(4, limit=2))
+    limited = task_metrics.evaluate(lm, run, "texts", show_progress=False, whole=scoring.TextScoring(4, limit=2))
     assert limited["texts"] == 2
     with pytest.raises(UserError, match="the stride is 17, the model reads 16"):
-        scoring.evaluate(lm, run, "texts", scoring.Whole(17), show_progress=False)
+        scoring.evaluate(lm, run, "texts", scoring.TextScoring(17), show_progress=False)
     with pytest.raises(UserError, match="no split 'tests'"):
-        scoring.evaluate(lm, run, "texts:tests", scoring.Whole(4), show_progress=False)
+        scoring.evaluate(lm, run, "texts:tests", scoring.TextScoring(4), show_progress=False)
     with pytest.raises(UserError, match="tells no whole texts"):
         scoring.tell(LanguageModel(tiny.T5, {}, vocabulary_spec="bytes"), ["a"])
     assert perplexity.split_of(run, "texts") == ("texts", "validation")

@@ -76,9 +76,12 @@ def run_of(objective=objectives.SpanCorruption(), model=tiny.T5, target_length=6
     names = ("both", "none", "aux", "objects")
     sources = {name: config.SeqioInputsTargets(f"measured_{name}", "measured_tasks") for name in names}
     data = dataclasses.replace(
-        tiny.PLAIN.data, length=24, sources=sources, inputs_targets=config.InputsTargets(target_length=target_length)
+        tiny.PLAIN.data,
+        length=24,
+        sources=sources,
+        inputs_targets=config.InputsTargetsConfig(target_length=target_length),
     )
-    evaluation = config.Evaluation(batch_size=4)
+    evaluation = config.EvaluationConfig(batch_size=4)
     return dataclasses.replace(tiny.PLAIN, model=model, objective=objective, data=data, evaluation=evaluation)
 
 

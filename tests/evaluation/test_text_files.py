@@ -11,7 +11,7 @@ import pytest
 import plm_jax
 from plm_jax.common.errors import UserError
 from plm_jax.evaluation import scoring
-from plm_jax.training import checkpoint_formats
+from plm_jax.runs import checkpoint_formats
 from tests.support import exports
 from tests.support.verbs import assert_one_line
 
@@ -58,25 +58,25 @@ def log_likelihood(lm, text):
 def test_each_file_is_scored_as_one_text(family, models, texts):
     lm = plm_jax.load(models / family)
     for pattern, names in {"*.txt": ("a.txt", "b.txt"), "**/*.txt": tuple(TEXTS), "z.gz": ("b.txt",)}.items():
-        metrics = scoring.evaluate_files(lm, f"{texts}/{pattern}", scoring.Whole(None), show_progress=False)
+        metrics = scoring.evaluate_files(lm, f"{texts}/{pattern}", scoring.TextScoring(None), show_progress=False)
         nats = -sum(log_likelihood(lm, TEXTS[name]) for name in names)
         tokens = sum(len(lm.tokenizer.encode(TEXTS[name])) for name in names)
         words = sum(len(re.split(r"\s+", TEXTS[name])) for name in names)
         assert (metrics["texts"], metrics["tokens"], metrics["words"]) == (len(names), tokens, words)
         assert metrics["token_perplexity"] == pytest.approx(math.exp(nats / tokens), rel=1e-4)
-    short = scoring.evaluate_files(lm, f"{texts}/*.txt", scoring.Whole(3, limit=1), show_progress=False)
+    short = scoring.evaluate_files(lm, f"{texts}/*.txt", scoring.TextScoring(3, limit=1), show_progress=False)
     assert short["texts"] == 1 and np.isfinite(short["token_perplexity"])
 
 
 def test_an_encoder_decoder_and_files_without_text_are_one_line(models, texts):
     with pytest.raises(UserError, match="tells no whole texts: take a decoder or a masked one"):
-        scoring.evaluate_files(plm_jax.load(models / "t5"), f"{texts}/*.txt", scoring.Whole(None))
+        scoring.evaluate_files(plm_jax.load(models / "t5"), f"{texts}/*.txt", scoring.TextScoring(None))
     lm = plm_jax.load(models / "gpt2")
     with pytest.raises(UserError, match="have no text"):
-        scoring.evaluate_files(lm, f"{texts}/[be]*[ky].txt", scoring.Whole(None))
+        scoring.evaluate_files(lm, f"{texts}/[be]*[ky].txt", scoring.TextScoring(None))
     (texts / "bad.txt").write_bytes(b"\xff\xfe")
     with pytest.raises(UserError, match=r"bad\.txt is not UTF-8 text"):
-        scoring.evaluate_files(lm, f"{texts}/*.txt", scoring.Whole(None))
+        scoring.evaluate_files(lm, f"{texts}/*.txt", scoring.TextScoring(None))
 
 
 def test_one_command_scores_files_from_any_folder(models, texts, verb):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from plm_jax.common.errors import UserError
-from plm_jax.inference import decoding
+from plm_jax.generation import decoding
 from plm_jax.inference.language_model import LanguageModel
 from plm_jax.models import registry, settings
 
@@ -29,15 +29,15 @@ MATRICES = {"query": "q", "key": "k", "value": "v", "out": "o", "up": "wi", "dow
 @cache
 def model_and_params():
     module = registry.build(
-        settings.EncoderDecoder(
-            embedding=settings.Embedding(VOCAB, WIDTH),
-            attention=settings.Attention(
+        settings.EncoderDecoderConfig(
+            embedding=settings.EmbeddingConfig(VOCAB, WIDTH),
+            attention=settings.AttentionConfig(
                 HEADS, HEAD_DIM, settings.RelativeBias(BUCKETS, 9), bias=False, score_scale=1.0
             ),
-            feed_forward=settings.FeedForward(MLP, "relu", bias=False),
-            norm=settings.Norm(1e-6, kind="rms"),
-            stack=settings.Stack(LAYERS),
-            decoder_stack=settings.Stack(LAYERS),
+            feed_forward=settings.FeedForwardConfig(MLP, "relu", bias=False),
+            norm=settings.NormConfig(1e-6, kind="rms"),
+            stack=settings.StackConfig(LAYERS),
+            decoder_stack=settings.StackConfig(LAYERS),
             head=settings.VocabularyHead(scale_by_width=True),
         )
     )
@@ -135,12 +135,12 @@ def test_samples_come_from_the_seed():
 
 
 def test_prompt_and_answer_each_have_all_positions():
-    model = settings.EncoderDecoder(
-        embedding=settings.Embedding(VOCAB, WIDTH),
-        attention=settings.Attention(HEADS, HEAD_DIM, settings.LearnedPositions(8)),
-        feed_forward=settings.FeedForward(MLP),
-        stack=settings.Stack(1),
-        decoder_stack=settings.Stack(1),
+    model = settings.EncoderDecoderConfig(
+        embedding=settings.EmbeddingConfig(VOCAB, WIDTH),
+        attention=settings.AttentionConfig(HEADS, HEAD_DIM, settings.LearnedPositions(8)),
+        feed_forward=settings.FeedForwardConfig(MLP),
+        stack=settings.StackConfig(1),
+        decoder_stack=settings.StackConfig(1),
     )
     module = registry.build(model)
     params = jax.tree.map(lambda leaf: np.ones(leaf.shape, np.float32), registry.shapes(model))

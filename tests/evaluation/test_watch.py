@@ -14,7 +14,7 @@ from plm_jax import config
 from plm_jax.common import leases, storage
 from plm_jax.common.errors import UserError
 from plm_jax.evaluation import perplexity, samples, watch
-from plm_jax.training import heartbeat, loop
+from plm_jax.runs import heartbeat, loop
 from tests.support import runs, verbs
 
 STEPS = [2, 4, 6]
@@ -25,7 +25,7 @@ OF_TASK = samples.of_task
 def finished(tiny, tmp_path_factory):
     """A finished run with three checkpoints: leave it as it is."""
     path = tmp_path_factory.mktemp("watched") / "run"
-    checkpoint = config.Checkpoint(save_every=2, keep_last=9)
+    checkpoint = config.CheckpointConfig(save_every=2, keep_last=9)
     loop.pretrain(runs.make(tiny, train={"steps": 6}, checkpoint=checkpoint), str(path))
     return path
 

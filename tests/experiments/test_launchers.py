@@ -34,8 +34,8 @@ def overrides():
 @pytest.fixture
 def family(tiny, tmp_path):
     """A sweep's file with six runs, three of which begin with others' weights."""
-    (tmp_path / "sweep.py").write_text(FAMILY.format(base=tiny / "tiny.py"))
-    return str(tmp_path / "sweep.py")
+    (tmp_path / "cli/sweep.py").write_text(FAMILY.format(base=tiny / "tiny.py"))
+    return str(tmp_path / "cli/sweep.py")
 
 
 def local(family, tmp_path, parallel=2):
@@ -295,7 +295,8 @@ def test_slurm_has_a_job_for_each_run_after_its_parents(verbs, queue, family, tm
         *(
             "python",
             "-m",
-            "plm_jax.sweep",
+            "plm_jax",
+            "sweep",
             f"--sweep={family}",
             f"--workdir={runs}",
             "--module=mine.py",
@@ -346,7 +347,7 @@ def test_a_jobset_is_what_gke_takes_and_runs_the_same_sweep(family, tmp_path):
             json.loads(line.strip()[2:]) for line in finished.stdout.splitlines() if line.strip().startswith('- "')
         }
         sweeps = {"--sweep=ablations/objectives_demo", "--workdir=gs://bucket/runs", "--seeds=0,1", f"--run={folder}"}
-        assert sweeps | {"python", "-m", "plm_jax.sweep"} <= words
+        assert sweeps | {"python", "-m", "plm_jax", "sweep"} <= words
         names.append(next(word for word in kubernetes.command(run) if word.startswith("--name=")))
     assert names[0] != names[1]
 

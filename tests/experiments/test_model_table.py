@@ -18,16 +18,18 @@ from plm_jax.models import settings
 PUBLISHED = {"one": (20, "20"), "two": (21, "21")}
 SOURCE = "somewhere"
 def get_config(size):
-    model = settings.Decoder(
-        embedding=settings.Embedding(7, 4), feed_forward=settings.FeedForward(8), stack=settings.Stack(1),
-        attention=settings.Attention(2, 2, settings.LearnedPositions(16), bias=size == "one"),
+    model = settings.DecoderConfig(
+        embedding=settings.EmbeddingConfig(7, 4), feed_forward=settings.FeedForwardConfig(8),
+        stack=settings.StackConfig(1),
+        attention=settings.AttentionConfig(2, 2, settings.LearnedPositions(16), bias=size == "one"),
     )
-    phases = (config.Phase(until=0.5, length=8), config.Phase(until=0.75), config.Phase(until=1.0, batch_size=2000))
+    make = config.PhaseConfig
+    phases = (make(until=0.5, length=8), make(until=0.75), make(until=1.0, batch_size=2000))
     return config.to_config_dict(config.Run(
-        model=model, objective=objectives.Causal(), vocabulary=config.Vocabulary("bytes"),
-        data=config.Data(cache_dir="c", length=16, sources={"a": config.TextFiles("a")}),
-        optimizer=config.Lamb(), schedule=config.CosineSchedule(1.5e-4),
-        train=config.Train(steps=4000, batch_size=10, phases=phases),
+        model=model, objective=objectives.Causal(), vocabulary=config.VocabularyConfig("bytes"),
+        data=config.DataConfig(cache_dir="c", length=16, sources={"a": config.TextFiles("a")}),
+        optimizer=config.LambConfig(), schedule=config.CosineSchedule(1.5e-4),
+        train=config.TrainConfig(steps=4000, batch_size=10, phases=phases),
     ))
 """
 
@@ -53,7 +55,7 @@ model_table._hugging_face = family
 published = {entry.run.model: entry.counted for entry in model_table.entries()}
 model_table.count = published.__getitem__
 sys.argv = ["report", "--model_table"]
-runpy.run_module("plm_jax.report", run_name="__main__")
+runpy.run_module("plm_jax.cli.report", run_name="__main__")
 """
 
 

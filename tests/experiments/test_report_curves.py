@@ -22,7 +22,7 @@ def log(tmp_path, metrics=(), **others):
 
 
 def test_tokens_and_flops_follow_the_phases(tmp_path):
-    phases = (config.Phase(until=0.75, length=16, batch_size=4), config.Phase(until=1.0))
+    phases = (config.PhaseConfig(until=0.75, length=16, batch_size=4), config.PhaseConfig(until=1.0))
     run = with_train(steps=8, batch_size=2, phases=phases)
     found = log(tmp_path, [{"step": 8, "train/loss": 1.0}], run=run)
     length = run.data.length
@@ -53,7 +53,7 @@ def test_the_time_is_that_of_all_steps_also_of_those_whose_rows_have_none(tmp_pa
     ],
 )
 def test_what_was_changed_on_the_way_makes_an_axis_unknown_where_it_counts(tmp_path, field, phases, is_known):
-    run = with_train(phases=(config.Phase(until=0.5), config.Phase(until=1.0)) if phases else ())
+    run = with_train(phases=(config.PhaseConfig(until=0.5), config.PhaseConfig(until=1.0)) if phases else ())
     history = [{"step": 0, "changes": {}}, {"step": 7, "changes": {field: {"was": 1, "is": 2}}}]
     for axis in ("tokens", "flops"):
         found = report_curves.axis(log(tmp_path / axis, run=run, history=history), axis)

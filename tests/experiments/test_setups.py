@@ -15,7 +15,7 @@ RUN = dataclasses.replace(
     objective=objectives.MaskedLM(rate=0.2, duplicates=10),
     data=dataclasses.replace(tiny.PLAIN.data, length=64),
     schedule=config.LinearSchedule(learning_rate=3e-4, warmup_steps=20),
-    train=config.Train(steps=200, batch_size=16),
+    train=config.TrainConfig(steps=200, batch_size=16),
 )
 SETUP = Setup(
     source="table 1",
@@ -68,10 +68,10 @@ def test_each_value_that_differs_or_is_not_stated_is_one_difference(changes, nam
 
 
 def test_epochs_and_phases_are_those_of_the_config():
-    run = dataclasses.replace(RUN, train=config.Train(epochs=3.0, batch_size=16))
+    run = dataclasses.replace(RUN, train=config.TrainConfig(epochs=3.0, batch_size=16))
     assert names(dataclasses.replace(SETUP, steps=NOT_STATED, epochs=3), run) == []
     assert names(SETUP, run) == ["steps", "epochs"]
-    phases = (config.Phase(until=0.9, length=32), config.Phase(until=1.0, batch_size=8))
+    phases = (config.PhaseConfig(until=0.9, length=32), config.PhaseConfig(until=1.0, batch_size=8))
     run = dataclasses.replace(RUN, train=dataclasses.replace(RUN.train, phases=phases))
     found = {difference.name: difference.ours for difference in setups.differences(SETUP, run)}
     assert found == {"batch_size": ((0.9, 16), (1.0, 8)), "length": ((0.9, 32), (1.0, 64))}
@@ -91,7 +91,7 @@ def test_epochs_and_phases_are_those_of_the_config():
 def test_the_learning_rate_is_the_highest_that_the_schedule_reaches(schedule):
     steps = 1000
     highest = max(float(schedules.at(schedule.rate(steps), step)) for step in range(steps))
-    run = dataclasses.replace(RUN, schedule=schedule, train=config.Train(steps=steps, batch_size=16))
+    run = dataclasses.replace(RUN, schedule=schedule, train=config.TrainConfig(steps=steps, batch_size=16))
     (found,) = (
         d.ours for d in setups.differences(dataclasses.replace(SETUP, learning_rate=9.0), run) if d.paper == 9.0
     )

@@ -9,7 +9,7 @@ from plm_jax.configs import demo
 
 
 @dataclass(frozen=True)
-class Lion(config.Optimizer):
+class Lion(config.OptimizerConfig):
     """Every element moves by the learning rate alone."""
 
     kind = "lion"

@@ -23,7 +23,7 @@ def dimension_numbers(params):
 
 
 @dataclass(frozen=True)
-class Muon(config.Optimizer):
+class Muon(config.OptimizerConfig):
     """Muon for the matrices of each layer, Adam for the rest."""
 
     kind = "muon"

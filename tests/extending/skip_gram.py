@@ -7,12 +7,12 @@ import numpy as np
 
 from plm_jax import config, objectives
 from plm_jax.configs import demo
-from plm_jax.models.protocol import Model
+from plm_jax.models.protocol import ModelConfig
 from plm_jax.models.vocabulary_module import VocabularyModule
 
 
 @dataclass(frozen=True)
-class SkipGram(Model):
+class SkipGram(ModelConfig):
     """Two tables [vocab_size, width]: of words, and of words as neighbours."""
 
     kind = "skip_gram"

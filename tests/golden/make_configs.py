@@ -9,7 +9,7 @@ import json
 import pathlib
 
 from plm_jax import config
-from plm_jax.config import pages
+from plm_jax.config import files as pages
 
 FOLDER = pathlib.Path(__file__).with_name("configs")
 NOT_THERE = "not there"

@@ -9,7 +9,7 @@ import itertools
 import pathlib
 
 from plm_jax import config
-from plm_jax.config import pages
+from plm_jax.config import files as pages
 from plm_jax.configs.tasks import glue, gpt3
 from plm_jax.data.sources import files, rows
 from plm_jax.evaluation import prompts
@@ -30,9 +30,9 @@ def text(name: str) -> str:
     page = pages.load(f"tasks/{name}")
     ((own, source),) = config.resolve(page.config().to_dict(), page.file).data.sources.items()
     if name in prompt_rows.ROWS:
-        found = [rows.Row(f"{name}:{i}", row) for i, row in enumerate(prompt_rows.ROWS[name])]
+        found = [rows.SourceRow(f"{name}:{i}", row) for i, row in enumerate(prompt_rows.ROWS[name])]
     else:
-        found = [rows.Row(*row) for row in itertools.islice(files.json_rows(source.path), 2)]
+        found = [rows.SourceRow(*row) for row in itertools.islice(files.json_rows(source.path), 2)]
     shot, asked = map(prompts.maker(own, source), found)
     told = [prompts.context(source.prompt, [shot], asked.question)]
     wrong = [choice for choice in asked.choices if choice not in asked.answers]

@@ -14,7 +14,7 @@ import plm_jax  # noqa: E402
 from plm_jax import config  # noqa: E402
 from plm_jax.data import vocabularies  # noqa: E402
 from plm_jax.models import registry  # noqa: E402
-from plm_jax.training import checkpoint_formats, transfer  # noqa: E402
+from plm_jax.runs import checkpoint_formats, transfer  # noqa: E402
 from tests.support import exports, moods  # noqa: E402
 
 
@@ -108,7 +108,7 @@ def test_a_classifier_of_a_decoder_reads_a_padded_batch_as_single_rows(family, k
     torch = pytest.importorskip("torch")
     model = exports.pretrained(family, kind, folder)
     special_ids = {name: i for name, i in model.special_ids.items() if name.startswith(("bos", "eos", "begins"))}
-    form = config.Classes(moods.LABELS, **({"text": "text", "pair": "text"} if texts == 2 else {}))
+    form = config.ClassForm(moods.LABELS, **({"text": "text", "pair": "text"} if texts == 2 else {}))
     sources = {"mood": config.LabelledJsonLines("mood.jsonl", form, "held_out.jsonl")}
     page = dataclasses.replace(moods.RUN, data=dataclasses.replace(moods.RUN.data, sources=sources))
     run = transfer.adapted(page, dataclasses.replace(model, special_ids=special_ids), "source")

@@ -192,8 +192,8 @@ def test_configs_beyond_ours_are_refused(to_settings, fields, says):
 def test_what_no_family_can_say_is_refused(tmp_path):
     position = settings.Rotary(fraction=0.5, interleaved=True, scaling=settings.RotaryScaling())
     model = chatglm2.chatglm_to_settings(CONFIG)
-    odd = settings.Attention(HEADS, HEAD_DIM, position, kv_heads=GROUPS, bias=False, out_bias=True)
-    model = settings.Decoder(**{**vars(model), "attention": odd})
+    odd = settings.AttentionConfig(HEADS, HEAD_DIM, position, kv_heads=GROUPS, bias=False, out_bias=True)
+    model = settings.DecoderConfig(**{**vars(model), "attention": odd})
     with pytest.raises(UserError, match="cannot hold this model"):
         huggingface.write(str(tmp_path), huggingface.Pretrained(model, {}))
 

@@ -17,7 +17,7 @@ from plm_jax.hub import elmo, families, files, tasks
 from plm_jax.hub.pretrained import Pretrained
 from plm_jax.inference.language_model import LanguageModel
 from plm_jax.models import registry, settings
-from plm_jax.training import checkpoint_formats, model_text
+from plm_jax.runs import checkpoint_formats, model_text
 from tests.support import exports, tiny
 
 LENGTH, FORMATS = 3, ("huggingface", "plm_jax")
@@ -126,7 +126,7 @@ def test_labels_and_problem_types_stay(family, kind, folder, tmp_path):
 def frameless_run(folder):
     """The demo's BERT, whose rows are blocks of text without special tokens, and its vocabulary."""
     spec, ids, _ = exports.vocabulary("unigram", folder)
-    section = config.Vocabulary(
+    section = config.VocabularyConfig(
         spec, **{name: ids[name] for name in ("pad", "unk", "bos", "eos", "cls", "sep", "mask")}
     )
     return replace(demo.bert(), model=replace(tiny.BERT, pooler=settings.NoHead()), vocabulary=section)

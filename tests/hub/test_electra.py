@@ -57,7 +57,7 @@ def test_of_a_pair_the_discriminator_is_saved(tmp_path):
         pair.save(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["ElectraForPreTraining"]
     saved = plm_jax.load(tmp_path)
-    assert isinstance(saved.config, settings.Encoder) and not isinstance(saved.config, settings.Electra)
+    assert isinstance(saved.config, settings.EncoderConfig) and not isinstance(saved.config, settings.ElectraConfig)
     scores, want = (lm.logits(TOKENS, head="discriminator") for lm in (saved, pair))
     np.testing.assert_array_equal(scores, want)
     assert pair.logits(TOKENS).shape == (2, 6, 272)

@@ -30,8 +30,8 @@ def test_settings_say_what_the_config_says():
     position = roberta.to_settings({"max_position_embeddings": 40, "pad_token_id": 4}).attention.position
     assert position == settings.LearnedPositions(35, offset=5, skips_padding=True)
     assert roberta.to_settings({"hidden_act": "relu"}).head.transform == "gelu_exact"
-    assert albert.to_settings({}).stack == settings.Stack(12, groups=1)
-    assert albert.to_settings({"num_hidden_groups": 12}).stack == settings.Stack(12)
+    assert albert.to_settings({}).stack == settings.StackConfig(12, groups=1)
+    assert albert.to_settings({"num_hidden_groups": 12}).stack == settings.StackConfig(12)
     assert albert.to_settings({"embedding_size": 4096}).embedding.embedding_size == 4096
     assert distilbert.to_settings({}).embedding.token_types == 0
     assert distilbert.to_settings({"n_heads": 6}).attention.head_dim == 128

@@ -25,7 +25,7 @@ from plm_jax.data import vocabularies
 from plm_jax.data.vocabularies import exported, training
 from plm_jax.hub.pretrained import Pretrained
 from plm_jax.models import registry
-from plm_jax.training import checkpoint_formats
+from plm_jax.runs import checkpoint_formats
 from tests.support import exports
 
 # Each family and each kind at least once.
@@ -267,7 +267,7 @@ def test_accents_that_would_be_read_otherwise_are_told(folder, tmp_path):
 
 def test_a_run_with_folded_text_is_an_albert_that_folds_text(folder, tmp_path):
     model = exports.pretrained("albert", "folded", folder)
-    section = config.Vocabulary(model.vocabulary, lowercase=True, **exports.IDS)
+    section = config.VocabularyConfig(model.vocabulary, lowercase=True, **exports.IDS)
     run = replace(demo.bert(), model=model.model, vocabulary=section)
     of_run = replace(model, special_ids={i: k for i, k in model.special_ids.items() if i != "lowercase"})
     tokenizer = save(of_run, tmp_path, run)

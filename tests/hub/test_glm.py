@@ -190,11 +190,11 @@ def test_what_cannot_be_read_is_said(family, changes, says, tmp_path):
 
 def test_a_model_whose_heads_none_of_these_can_have_is_still_saved_as_its_own(tmp_path):
     """Heads of three dimensions, which rotary_2d cannot turn."""
-    model = settings.Decoder(
-        embedding=settings.Embedding(VOCAB, 9),
-        attention=settings.Attention(3, 3, settings.BlockPositions(8)),
-        feed_forward=settings.FeedForward(36),
-        stack=settings.Stack(1),
+    model = settings.DecoderConfig(
+        embedding=settings.EmbeddingConfig(VOCAB, 9),
+        attention=settings.AttentionConfig(3, 3, settings.BlockPositions(8)),
+        feed_forward=settings.FeedForwardConfig(36),
+        stack=settings.StackConfig(1),
     )
     params = jax.tree.map(lambda leaf: np.ones(leaf.shape, np.float32), registry.shapes(model))
     huggingface.write(str(tmp_path), huggingface.Pretrained(model, params))

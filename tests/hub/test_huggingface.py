@@ -377,7 +377,7 @@ def test_an_empty_config_means_gpt2_small():
     model = gpt2.to_settings({})
     assert (model.stack.layers, model.embedding.width, model.attention.heads) == (12, 768, 12)
     assert (model.feed_forward.width, model.attention.position.length) == (3072, 1024)
-    assert model.head.tied and model.initializer == settings.Initializer(0.02, shrink_residual=True)
+    assert model.head.tied and model.initializer == settings.InitializerConfig(0.02, shrink_residual=True)
 
 
 def test_a_remote_directory_is_read_and_written_where_it_is(folder):
@@ -422,7 +422,7 @@ def test_config_json_has_the_type_of_the_weights(folder, tmp_path):
 def test_only_what_is_asked_for_is_read_from_the_files(folder, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        files.Stored, "_read", lambda self, row, shape: asked.append(self.name) or np.zeros(shape, self.dtype)
+        files.StoredTensor, "_read", lambda self, row, shape: asked.append(self.name) or np.zeros(shape, self.dtype)
     )
     with huggingface.opened(folder) as pretrained:
         assert asked == []
@@ -452,7 +452,7 @@ def several(monkeypatch):
 def test_of_several_families_the_one_that_fits_is_taken_and_of_equals_the_first(several):
     model = gpt2.to_settings({})
     assert families.family_of(model) is gpt2.FAMILY
-    assert families.family_of(replace(model, norm=settings.Norm(0.5))) is gpt2.FAMILY
+    assert families.family_of(replace(model, norm=settings.NormConfig(0.5))) is gpt2.FAMILY
     narrow = NARROW.to_settings({"n_embd": 64})
     assert families.family_of(narrow) is NARROW
     assert families.family_of(bert.to_settings({})) is bert.FAMILY
@@ -468,7 +468,7 @@ def test_a_model_goes_back_to_the_family_that_it_came_from_if_it_still_fits(seve
 
 def test_where_none_fits_the_nearest_is_named(several):
     with pytest.raises(UserError, match=r"GPT-2 cannot hold .*norm\.kind = layer; .*format plm_jax"):
-        families.family_of(replace(gpt2.to_settings({}), norm=settings.Norm(kind="rms")))
+        families.family_of(replace(gpt2.to_settings({}), norm=settings.NormConfig(kind="rms")))
 
 
 def test_where_there_is_no_family_of_the_kind_that_is_said(monkeypatch):
@@ -483,13 +483,15 @@ ODD = [
     t5.to_settings({}),
     replace(
         gpt2.to_settings({}),
-        attention=settings.Attention(3, 7, settings.NoPositions(), bias=False, score_scale=0.3),
-        feed_forward=settings.FeedForward(10, "relu", bias=False, gated=True),
-        norm=settings.Norm(1e-3, "rms", "post"),
-        initializer=settings.FanIn(),
+        attention=settings.AttentionConfig(3, 7, settings.NoPositions(), bias=False, score_scale=0.3),
+        feed_forward=settings.FeedForwardConfig(10, "relu", bias=False, gated=True),
+        norm=settings.NormConfig(1e-3, "rms", "post"),
+        initializer=settings.FanInConfig(),
     ),
-    replace(bert.to_settings({}), head=settings.NoHead(), attention=settings.Attention(5, 7, settings.RelativeBias())),
-    replace(t5.to_settings({}), attention=settings.Attention(3, 7, settings.LearnedPositions(9))),
+    replace(
+        bert.to_settings({}), head=settings.NoHead(), attention=settings.AttentionConfig(5, 7, settings.RelativeBias())
+    ),
+    replace(t5.to_settings({}), attention=settings.AttentionConfig(3, 7, settings.LearnedPositions(9))),
 ]
 
 

@@ -15,8 +15,8 @@ import pytest
 from safetensors.numpy import load_file
 
 import plm_jax
+from plm_jax.generation import decoding
 from plm_jax.hub import huggingface
-from plm_jax.inference import decoding
 from plm_jax.models import settings
 from tests import golden
 
@@ -54,7 +54,7 @@ def assert_same_outputs(lm, inputs, want):
             assert got.dtype == np.float32
         assert got.shape == wanted.shape, name
         np.testing.assert_allclose(got[at], wanted[at], atol=1e-4, err_msg=name)
-        if name == "hidden_states" and isinstance(lm.config, settings.Encoder):
+        if name == "hidden_states" and isinstance(lm.config, settings.EncoderConfig):
             # Padding has its position and its token type too.
             np.testing.assert_allclose(got[0], wanted[0], atol=1e-4)
 
@@ -82,7 +82,7 @@ def test_golden_outputs_are_reproduced(name):
 
 def test_what_is_golden_has_what_makes_it_hard():
     configs = {name: huggingface.read(golden.FOLDER / name).model for name in ("albert", "t5")}
-    assert configs["albert"].stack == settings.Stack(4, groups=2, inner=2)
+    assert configs["albert"].stack == settings.StackConfig(4, groups=2, inner=2)
     assert not configs["t5"].head.tied and not configs["t5"].head.scale_by_width
 
 

@@ -171,10 +171,13 @@ def pretrained(model):
 @pytest.mark.parametrize(
     ("head", "needs"),
     [
-        (settings.Classes(labels=("a", "b"), feature="mean"), "heads.task.feature = pooler"),
-        (settings.Tags(labels=("a",), layers=settings.ConcatenatedLayers((-2, -1))), "heads.task.layers.kind = last"),
-        (settings.Tags(labels=("a",), recurrent=settings.BiLstm()), "heads.task.recurrent = None"),
-        (settings.Span(transform="tanh"), "heads.task.transform = None"),
+        (settings.ClassesHead(labels=("a", "b"), feature="mean"), "heads.task.feature = pooler"),
+        (
+            settings.TagsHead(labels=("a",), layers=settings.ConcatenatedLayers((-2, -1))),
+            "heads.task.layers.kind = last",
+        ),
+        (settings.TagsHead(labels=("a",), recurrent=settings.BiLstmConfig()), "heads.task.recurrent = None"),
+        (settings.SpanHead(transform="tanh"), "heads.task.transform = None"),
     ],
 )
 def test_a_head_that_no_family_has_is_saved_in_our_format_alone(head, needs, tmp_path):
@@ -185,10 +188,10 @@ def test_a_head_that_no_family_has_is_saved_in_our_format_alone(head, needs, tmp
 
 def test_a_score_without_a_name_comes_back_without_one(tmp_path):
     model = replace(tiny.BERT, head=settings.NoHead(), pooler=settings.Pooler(0))
-    model = replace(model, heads=(("task", settings.Score(feature="pooler")),))
+    model = replace(model, heads=(("task", settings.ScoreHead(feature="pooler")),))
     huggingface.write(tmp_path, pretrained(model))
     assert json.loads((tmp_path / "config.json").read_text())["id2label"] == {"0": "LABEL_0"}
-    assert dict(plm_jax.load(tmp_path).config.heads)["task"] == settings.Score(feature="pooler")
+    assert dict(plm_jax.load(tmp_path).config.heads)["task"] == settings.ScoreHead(feature="pooler")
 
 
 @pytest.mark.parametrize("config", [{"id2label": {"0": "a", "2": "b"}}, {"id2label": {"1": "a"}}])
@@ -202,18 +205,18 @@ def test_a_new_head_is_laid_out_as_the_familys():
     def new(kind, model, family=None):
         return tasks.new(kind, model, NAMES.get(kind, ()), families.FAMILIES.get(family))
 
-    bert = replace(tiny.BERT, dropout=settings.Dropout(residual=0.2))
-    pooled = settings.Classes(labels=LABELS, feature="pooler", dropout=0.2)
+    bert = replace(tiny.BERT, dropout=settings.DropoutConfig(residual=0.2))
+    pooled = settings.ClassesHead(labels=LABELS, feature="pooler", dropout=0.2)
     assert new("classes", bert, "bert") == pooled
-    assert new("span", bert, "bert") == settings.Span()
-    own = settings.Classes(labels=LABELS, feature="first", transform="tanh", dropout=0.2, input_dropout=0.2)
+    assert new("span", bert, "bert") == settings.SpanHead()
+    own = settings.ClassesHead(labels=LABELS, feature="first", transform="tanh", dropout=0.2, input_dropout=0.2)
     assert new("classes", bert, "roberta") == own
     # A pooler that the model lacks is made with the head.
     without = replace(bert, pooler=settings.NoHead())
     assert new("classes", without, "bert") == pooled and without.with_task(pooled).pooler == settings.Pooler(0)
-    assert new("choice", tiny.MODEL) == settings.Choice(feature="last", bias=False)
-    assert new("score", tiny.BART, "bart") == settings.Score(labels=("grade",), feature="last", transform="tanh")
-    assert new("tags", tiny.T5, "t5") == settings.Tags(labels=LABELS)
+    assert new("choice", tiny.MODEL) == settings.ChoiceHead(feature="last", bias=False)
+    assert new("score", tiny.BART, "bart") == settings.ScoreHead(labels=("grade",), feature="last", transform="tanh")
+    assert new("tags", tiny.T5, "t5") == settings.TagsHead(labels=LABELS)
     with pytest.raises(UserError, match="there is no head of a task of kind 'summary'"):
         new("summary", bert)
 

@@ -108,12 +108,12 @@ def test_a_llama_3_has_a_file_of_tiktokens(tmp_path):
     path = tmp_path / "tokenizer.model"
     tokens = [*(bytes([i]) for i in range(256)), b"th", b"the", b" the"]
     path.write_bytes(b"".join(b"%s %d\n" % (base64.b64encode(token), i) for i, token in enumerate(tokens)))
-    model = settings.Decoder(
-        embedding=settings.Embedding(264, 8),
-        attention=settings.Attention(2, 4, settings.Rotary(length=32)),
-        feed_forward=settings.FeedForward(8, "silu", gated=True, bias=False),
-        norm=settings.Norm(1e-5, kind="rms"),
-        stack=settings.Stack(1),
+    model = settings.DecoderConfig(
+        embedding=settings.EmbeddingConfig(264, 8),
+        attention=settings.AttentionConfig(2, 4, settings.Rotary(length=32)),
+        feed_forward=settings.FeedForwardConfig(8, "silu", gated=True, bias=False),
+        norm=settings.NormConfig(1e-5, kind="rms"),
+        stack=settings.StackConfig(1),
         head=settings.VocabularyHead(tied=False),
     )
     params = nn.unbox(registry.init_params(registry.build(model), jax.random.key(0)))

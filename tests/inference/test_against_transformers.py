@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import plm_jax
-from plm_jax.inference import decoding
+from plm_jax.generation import decoding
 
 VOCAB, EOS, NEW, PROMPTS = 61, 2, 14, 50
 APART = 1e-4

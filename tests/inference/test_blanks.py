@@ -17,14 +17,14 @@ from plm_jax.inference.language_model import LanguageModel
 from plm_jax.models import registry, settings
 from tests.support import tiny
 
-BYTES = config.Vocabulary("bytes", pad=256, eos=257, cls=258, sep=259, mask=260, sentinels=3)
+BYTES = config.VocabularyConfig("bytes", pad=256, eos=257, cls=258, sep=259, mask=260, sentinels=3)
 SIZE = 264
 SENTINELS = (263, 262, 261)
-PLAIN = settings.Transformer(
-    embedding=settings.Embedding(SIZE + 4, 16),
-    attention=settings.Attention(2, 8, settings.NoPositions()),
-    feed_forward=settings.FeedForward(8),
-    stack=settings.Stack(1),
+PLAIN = settings.TransformerConfig(
+    embedding=settings.EmbeddingConfig(SIZE + 4, 16),
+    attention=settings.AttentionConfig(2, 8, settings.NoPositions()),
+    feed_forward=settings.FeedForwardConfig(8),
+    stack=settings.StackConfig(1),
 )
 TEXT = st.text(string.ascii_letters + "., ", max_size=12)
 
@@ -54,7 +54,7 @@ def of_zeros(model, **changes):
 def masked(scores, **sections):
     """A masked model whose every position has these logits, {byte: logit}."""
     fields = {f.name: getattr(PLAIN, f.name) for f in dataclasses.fields(PLAIN)}
-    model = settings.Encoder(**fields, head=settings.VocabularyHead(bias=True))
+    model = settings.EncoderConfig(**fields, head=settings.VocabularyHead(bias=True))
     bias = np.zeros(SIZE + 4, np.float32)
     for token, score in scores.items():
         bias[token if isinstance(token, int) else ord(token)] = score
@@ -163,8 +163,8 @@ def test_where_nothing_frames_a_text_alone_the_tokens_that_begin_and_end_it_do(m
 
 def a_text_to_text_model():
     fields = {f.name: getattr(PLAIN, f.name) for f in dataclasses.fields(PLAIN)}
-    model = settings.EncoderDecoder(
-        **fields, decoder_stack=settings.Stack(1), head=settings.VocabularyHead(tied=False, bias=False)
+    model = settings.EncoderDecoderConfig(
+        **fields, decoder_stack=settings.StackConfig(1), head=settings.VocabularyHead(tied=False, bias=False)
     )
     return model, of_zeros(model)
 

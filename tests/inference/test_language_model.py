@@ -16,9 +16,9 @@ from plm_jax import config, objectives
 from plm_jax.common.errors import UserError
 from plm_jax.data import vocabularies
 from plm_jax.evaluation import perplexity
-from plm_jax.inference import decoding
+from plm_jax.generation import decoding
 from plm_jax.models import settings
-from plm_jax.training import checkpoint_formats
+from plm_jax.runs import checkpoint_formats
 from tests import golden
 
 
@@ -47,11 +47,11 @@ def run_of(model):
     return config.Run(
         model=model,
         objective=objectives.Causal(),
-        data=config.Data(cache_dir="cache", length=8, sources={"a": config.TextFiles("a.txt")}),
-        vocabulary=config.Vocabulary("bpe:/elsewhere/v.json,/elsewhere/m.txt", eos=13, bos=3),
-        optimizer=config.AdamW(),
+        data=config.DataConfig(cache_dir="cache", length=8, sources={"a": config.TextFiles("a.txt")}),
+        vocabulary=config.VocabularyConfig("bpe:/elsewhere/v.json,/elsewhere/m.txt", eos=13, bos=3),
+        optimizer=config.AdamWConfig(),
         schedule=config.ConstantSchedule(1e-3),
-        train=config.Train(steps=1, batch_size=1),
+        train=config.TrainConfig(steps=1, batch_size=1),
     )
 
 
@@ -98,7 +98,7 @@ def test_importing_the_package_imports_no_jax():
 
 def test_what_a_loaded_model_says_about_itself(lm):
     assert isinstance(lm, plm_jax.LanguageModel)
-    assert isinstance(lm.config, settings.Decoder) and lm.config.stack.layers == 2
+    assert isinstance(lm.config, settings.DecoderConfig) and lm.config.stack.layers == 2
     assert lm.run is None
     assert lm.special_ids == {"bos_token_id": 3, "eos_token_id": 13}
     by_hand = 61 * 24 + 32 * 24 + 2 * (4 * (24 * 24 + 24) + 24 * 40 + 40 + 40 * 24 + 24 + 4 * 24) + 2 * 24
@@ -260,8 +260,8 @@ def test_sampling_arguments_reach_the_decoder(lm):
 def test_the_run_says_how_to_decode_where_nothing_else_does(make_workdir):
     pretrained = plm_jax.load(golden.FOLDER / "gpt2")
     run = run_of(pretrained.config)
-    how = config.Decoding(num_beams=3, max_new_tokens=7, no_repeat_ngram_size=2)
-    run = replace(run, evaluation=config.Evaluation(decoding=how))
+    how = config.DecodingConfig(num_beams=3, max_new_tokens=7, no_repeat_ngram_size=2)
+    run = replace(run, evaluation=config.EvaluationConfig(decoding=how))
     lm = plm_jax.load(make_workdir(pretrained, run))
     lm.vocabulary = Letters()
     prompts = [[40, 37, 44], [33]]
@@ -360,7 +360,7 @@ def test_a_run_directory_and_its_checkpoints_load(workdir):
     want = plm_jax.load(golden.FOLDER / "gpt2").logits(tokens)
     for path in (workdir, workdir / "checkpoints" / "7"):
         lm = plm_jax.load(path)
-        assert plm_jax.training.checkpoints.asked.pop() == str(path)
+        assert plm_jax.runs.checkpoints.asked.pop() == str(path)
         np.testing.assert_array_equal(lm.logits(tokens), want)
         assert lm.run == run_of(lm.config)
         assert (lm.workdir, lm.step, lm.vocabulary_id) == (str(workdir), 7, "abc")
@@ -399,7 +399,9 @@ def test_a_run_s_vocabulary_is_the_one_in_its_directory_and_is_saved_along(workd
 def test_the_case_of_a_run_s_vocabulary_is_saved_along(name, kind, upper, want, make_workdir, tmp_path):
     """What the letters of vocab.txt do not tell of a cased vocabulary over text in lower case."""
     pretrained = plm_jax.load(golden.FOLDER / name)
-    section = config.Vocabulary("wordpiece:/elsewhere/vocab.txt", train_kind=kind, pad=0, unk=1, cls=2, sep=3, mask=4)
+    section = config.VocabularyConfig(
+        "wordpiece:/elsewhere/vocab.txt", train_kind=kind, pad=0, unk=1, cls=2, sep=3, mask=4
+    )
     run = replace(run_of(pretrained.config), vocabulary=section, objective=objectives.MaskedLM())
     workdir = make_workdir(pretrained, run)
     (workdir / "vocabulary").mkdir()

@@ -52,10 +52,10 @@ def test_value_and_gradients_are_those_of_all_logits(sizes, rows):
     want = jax.value_and_grad(plain)(head, batch)
 
     def traced(head, batch):
-        with nn.logical_axis_rules(config.Mesh().rules):
+        with nn.logical_axis_rules(config.MeshConfig().rules):
             return jax.value_and_grad(ours)(head, batch, 2 if rows == 8 else LENGTH)
 
-    with jax.set_mesh(mesh.build(config.Mesh(**sizes), jax.devices()[:8])):
+    with jax.set_mesh(mesh.build(config.MeshConfig(**sizes), jax.devices()[:8])):
         got = jax.jit(traced)(head, batch)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=2e-5), got, want)
 
@@ -67,8 +67,8 @@ def test_a_use_that_knows_no_whole_tables_has_the_gradient_too():
         table = tables.whole(matrix, jnp.float32)
         return jnp.sin(tables.array(table)).sum() + tables.look_up(table, batch[0], jnp.float32).sum()
 
-    own = mesh.build(config.Mesh(**MESHES[2]), jax.devices()[:8])
-    with jax.set_mesh(own), nn.logical_axis_rules(config.Mesh().rules):
+    own = mesh.build(config.MeshConfig(**MESHES[2]), jax.devices()[:8])
+    with jax.set_mesh(own), nn.logical_axis_rules(config.MeshConfig().rules):
         got = jax.jit(jax.grad(by_array))(head[1])
     counts = np.bincount(batch[0].ravel(), minlength=VOCAB)
     np.testing.assert_allclose(got, np.cos(head[1]) + counts[:, None], rtol=1e-5, atol=1e-5)

@@ -17,11 +17,11 @@ from tests.support import tiny
 ROWS, LENGTH, LABELS = 5, 9, ("a", "b", "c")
 REAL = np.array([9, 3, 5, 7, 0])  # The last row fills the batch up.
 HEADS = {
-    "classes": settings.Classes(labels=LABELS),
-    "score": settings.Score(feature="mean"),
-    "tags": settings.Tags(labels=LABELS),
-    "span": settings.Span(),
-    "choice": settings.Choice(),
+    "classes": settings.ClassesHead(labels=LABELS),
+    "score": settings.ScoreHead(feature="mean"),
+    "tags": settings.TagsHead(labels=LABELS),
+    "span": settings.SpanHead(),
+    "choice": settings.ChoiceHead(),
 }
 
 
@@ -141,8 +141,12 @@ def test_labels_may_be_smoothed():
 @pytest.mark.parametrize(
     ("model", "head", "lm"),
     [
-        (tiny.MODEL, settings.Choice(feature="last"), 0.5),
-        (tiny.BERT, settings.Tags(labels=LABELS, layers=settings.MixedLayers(), recurrent=settings.BiLstm(4)), 0.0),
+        (tiny.MODEL, settings.ChoiceHead(feature="last"), 0.5),
+        (
+            tiny.BERT,
+            settings.TagsHead(labels=LABELS, layers=settings.MixedLayers(), recurrent=settings.BiLstmConfig(4)),
+            0.0,
+        ),
     ],
     ids=["choice", "tags"],
 )
@@ -160,10 +164,10 @@ def test_a_mesh_changes_neither_values_nor_gradients(model, head, lm):
         return means.in_units(loss, loss(module, params, batch, None, {})[0], weights) / means.unit(weights)
 
     want = jax.jit(jax.value_and_grad(value))(params, batch)
-    own = mesh.build(config.Mesh(data=1, fsdp=4, tensor=2), jax.devices()[:8])
+    own = mesh.build(config.MeshConfig(data=1, fsdp=4, tensor=2), jax.devices()[:8])
 
     def traced(params, batch):
-        with nn.logical_axis_rules(config.Mesh().rules):
+        with nn.logical_axis_rules(config.MeshConfig().rules):
             return jax.value_and_grad(value)(params, batch)
 
     with jax.set_mesh(own):

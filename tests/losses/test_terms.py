@@ -19,7 +19,7 @@ from plm_jax.losses import means
 from plm_jax.losses.loss import untrained_heads
 from plm_jax.models import registry
 from plm_jax.models.heads import Head
-from plm_jax.models.protocol import Model
+from plm_jax.models.protocol import ModelConfig
 from plm_jax.training import mesh, state, step
 from tests.support import tiny
 
@@ -110,9 +110,9 @@ def by_hand(kind, batch):
 def stepped(kind, microbatches=1, devices=1):
     """The metrics of a step, and by how much it moves each parameter: with SGD at 1 the gradient."""
     module, params, loss = made(kind)
-    own = mesh.build(config.Mesh(), jax.devices()[:devices])
+    own = mesh.build(config.MeshConfig(), jax.devices()[:devices])
     run = step.train_step(loss, module, optax.sgd(1.0), microbatches)
-    run = step.over_mesh(run, own, config.Mesh().rules)
+    run = step.over_mesh(run, own, config.MeshConfig().rules)
     batch = batch_of(kind) | {"digest": np.zeros((ROWS, 2), np.uint32)}
     whole = state.new_state(params, optax.sgd(1.0)), ROOT, 1.0
     current, *inputs = jax.device_put(whole, mesh.replicated(own))
@@ -156,11 +156,11 @@ def test_sums_over_batches_are_those_of_all_their_rows():
 
 
 def test_a_term_that_counts_nothing_has_no_mean():
-    loss = losses.MaskedLM()
+    loss = losses.MaskedLMLoss()
     metrics = {"masked_lm": {"nll": 6.0}, "pair": {"pair_accuracy": 0.0}}
-    found = losses.Sums({"masked_lm": 6.0, "pair": 0.0}, metrics, {"masked_lm": 2.0, "pair": 0.0})
+    found = losses.LossSums({"masked_lm": 6.0, "pair": 0.0}, metrics, {"masked_lm": 2.0, "pair": 0.0})
     assert means.of_total(loss, found) == {"loss": 3.0, "nll": 3.0}
-    none = losses.Sums(found.terms, metrics, dict.fromkeys(found.weights, 0.0))
+    none = losses.LossSums(found.terms, metrics, dict.fromkeys(found.weights, 0.0))
     assert means.of_total(loss, none) == {} == means.of_total(loss, None)
 
 
@@ -296,7 +296,7 @@ def test_heads_that_name_no_loss_or_the_same_are_told(own):
     ):
         module = registry.build(dataclasses.replace(tiny.BERT, heads=tuple(heads.items())))
         with pytest.raises(UserError, match=said):
-            losses.MaskedLM().weights(module, batch_of("masked_lm"))
+            losses.MaskedLMLoss().weights(module, batch_of("masked_lm"))
 
 
 def test_a_loss_that_is_not_there_is_told():
@@ -311,7 +311,7 @@ def test_every_objective_names_a_loss_with_the_fields_that_it_gives(kind):
     objective = objectives.Objective.choices[kind]()
     loss = losses.get(objective.loss, **objective.loss_settings)
     assert all(getattr(loss, name) == value for name, value in objective.loss_settings.items())
-    assert objective.targets and set(objective.architectures) <= Model.choices.keys()
+    assert objective.targets and set(objective.architectures) <= ModelConfig.choices.keys()
 
 
 def test_a_users_loss_may_have_fields_of_any_type():

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from plm_jax import config
-from plm_jax.config import pages
+from plm_jax.config import files as pages
 from plm_jax.models.kernels import choose
 from plm_jax.models.positions import Position
 from tests.golden.make_configs import sizes

@@ -14,12 +14,12 @@ from plm_jax.models.encoder import Encoder
 from tests.models.test_encoder import VOCAB, apply, randomised, small_encoder, tokens_of
 
 
-def small_electra(**fields) -> settings.Electra:
+def small_electra(**fields) -> settings.ElectraConfig:
     given = small_encoder(**fields)
-    parts = {name: getattr(given, name) for name in settings.Transformer.__dataclass_fields__}
+    parts = {name: getattr(given, name) for name in settings.TransformerConfig.__dataclass_fields__}
     embedding = replace(given.embedding, embedding_size=9)
-    own = settings.Generator(width=6, heads=2, head_dim=3, feed_forward=10, layers=1)
-    return settings.Electra(**parts | {"embedding": embedding}, generator=own)
+    own = settings.GeneratorConfig(width=6, heads=2, head_dim=3, feed_forward=10, layers=1)
+    return settings.ElectraConfig(**parts | {"embedding": embedding}, generator=own)
 
 
 def test_the_pair_holds_an_encoder_and_what_the_generator_has_alone():
@@ -38,7 +38,7 @@ def test_the_pair_holds_an_encoder_and_what_the_generator_has_alone():
 
 
 def test_the_generator_starts_as_an_encoder_of_its_own_does():
-    model = replace(small_electra(), initializer=settings.Initializer(0.5, truncated=True))
+    model = replace(small_electra(), initializer=settings.InitializerConfig(0.5, truncated=True))
     module = registry.build(model)
     params = jax.jit(lambda key: registry.init_params(module, key))(jax.random.key(0))
     kernel = jax.tree.leaves(params["generator"]["stack"]["blocks"]["feed_forward"]["up"]["kernel"])[0]
@@ -77,7 +77,9 @@ def test_the_discriminator_is_a_dense_layer_gelu_and_a_number():
 
 
 def test_a_generator_must_lead_back_to_the_tables():
-    own = settings.Generator(width=6, heads=2, head_dim=3, feed_forward=10, layers=1, head=settings.VocabularyHead())
+    own = settings.GeneratorConfig(
+        width=6, heads=2, head_dim=3, feed_forward=10, layers=1, head=settings.VocabularyHead()
+    )
     with pytest.raises(UserError, match=r"set head\.transform"):
         replace(small_electra(), generator=own)
 

@@ -16,20 +16,20 @@ from plm_jax.models.positions.relative_bias import relative_buckets
 VOCAB = 31
 
 
-def small_encoder(**fields) -> settings.Encoder:
+def small_encoder(**fields) -> settings.EncoderConfig:
     sizes = {"hidden_size": 12, "num_attention_heads": 3, "intermediate_size": 20, "num_hidden_layers": 2}
     model = bert.to_settings({"vocab_size": VOCAB, "max_position_embeddings": 16, "initializer_range": 0.3, **sizes})
-    return replace(model, **{"dropout": settings.Dropout(), **fields})
+    return replace(model, **{"dropout": settings.DropoutConfig(), **fields})
 
 
-def small_encoder_decoder(**fields) -> settings.EncoderDecoder:
+def small_encoder_decoder(**fields) -> settings.EncoderDecoderConfig:
     sizes = {"d_model": 12, "d_kv": 5, "num_heads": 3, "d_ff": 20, "num_layers": 1, "num_decoder_layers": 2}
     model = t5.to_settings({"vocab_size": VOCAB, "feed_forward_proj": "gated-gelu", **sizes})
-    return replace(model, **{"dropout": settings.Dropout(), **fields})
+    return replace(model, **{"dropout": settings.DropoutConfig(), **fields})
 
 
 @cache
-def randomised(model: settings.Transformer):
+def randomised(model: settings.TransformerConfig):
     """A module and random parameters, norms and biases too; nothing is compiled for them."""
     rng = np.random.default_rng(0)
 
@@ -39,7 +39,7 @@ def randomised(model: settings.Transformer):
     return registry.build(model), jax.tree.map(draw, registry.shapes(model))
 
 
-def initial(model: settings.Transformer):
+def initial(model: settings.TransformerConfig):
     """The initial parameters by their paths."""
     params = jax.jit(partial(registry.init_params, registry.build(model)))(jax.random.key(0))
     return flax.traverse_util.flatten_dict(flax.linen.meta.unbox(params), sep="/")
@@ -101,8 +101,8 @@ def test_initialisers_of_t5_have_their_published_spread():
 
 def test_initialisers_of_bert_are_cut_at_two_standard_deviations():
     model = small_encoder(
-        embedding=settings.Embedding(2000, 12, token_types=2, norm=True),
-        initializer=settings.Initializer(0.02, truncated=True),
+        embedding=settings.EmbeddingConfig(2000, 12, token_types=2, norm=True),
+        initializer=settings.InitializerConfig(0.02, truncated=True),
     )
     flat = initial(model)
     table = np.asarray(flat["token_embedding"])
@@ -136,7 +136,7 @@ def test_broadcast_dropout_drops_the_same_units_at_all_positions(kind):
     model = replace(model, attention=replace(model.attention, position=settings.NoPositions()))
     inputs = [jnp.full_like(tokens, 7) for tokens in inputs_of(kind)]
     for broadcast in (True, False):
-        dropout = settings.Dropout(broadcast=broadcast).all_at(0.3)
+        dropout = settings.DropoutConfig(broadcast=broadcast).all_at(0.3)
         if kind == "encoder_decoder":  # Causal attention loses another share of its keys at each position.
             dropout = replace(dropout, attention=0.0)
         module, params = randomised(replace(model, dropout=dropout))
@@ -147,7 +147,7 @@ def test_broadcast_dropout_drops_the_same_units_at_all_positions(kind):
 
 def test_dropout_after_the_stack_zeroes_its_share():
     for broadcast in (True, False):
-        dropout = settings.Dropout(output=0.5, broadcast=broadcast)
+        dropout = settings.DropoutConfig(output=0.5, broadcast=broadcast)
         zero = np.asarray(trained_features(*randomised(small_encoder(dropout=dropout)), [tokens_of(batch=32)]) == 0)
         assert abs(zero.mean() - 0.5) < 0.1
         assert np.all(zero == zero[:, :1]) == broadcast
@@ -164,7 +164,7 @@ def trained_gradients(module, params, inputs):
 
 @pytest.mark.parametrize("kind", SMALL)
 def test_a_scanned_stack_and_an_unrolled_recomputed_one_have_the_same_values_and_gradients(kind):
-    model = SMALL[kind](dropout=settings.Dropout(broadcast=kind == "encoder_decoder").all_at(0.2))
+    model = SMALL[kind](dropout=settings.DropoutConfig(broadcast=kind == "encoder_decoder").all_at(0.2))
     inputs, params = inputs_of(kind), randomised(model)[1]
     wanted = trained_gradients(registry.build(model), params, inputs)
     got = trained_gradients(registry.build(replace(model, scan_layers=False, remat="full")), params, inputs)

@@ -17,19 +17,19 @@ from plm_jax.models.positions.sinusoidal import sinusoids
 from tests.models.test_encoder import apply, randomised, tokens_of
 
 VOCAB, WIDTH, HEADS = 31, 12, 3
-TRANSFORMER = settings.EncoderDecoder(
-    embedding=settings.Embedding(VOCAB, WIDTH, scale_by_width=True),
-    attention=settings.Attention(HEADS, 4, settings.SinusoidalPositions(), bias=False),
-    feed_forward=settings.FeedForward(20, "relu"),
-    norm=settings.Norm(1e-6, placement="post"),
-    stack=settings.Stack(1),
-    decoder_stack=settings.Stack(2),
+TRANSFORMER = settings.EncoderDecoderConfig(
+    embedding=settings.EmbeddingConfig(VOCAB, WIDTH, scale_by_width=True),
+    attention=settings.AttentionConfig(HEADS, 4, settings.SinusoidalPositions(), bias=False),
+    feed_forward=settings.FeedForwardConfig(20, "relu"),
+    norm=settings.NormConfig(1e-6, placement="post"),
+    stack=settings.StackConfig(1),
+    decoder_stack=settings.StackConfig(2),
 )
 BART = replace(
     TRANSFORMER,
-    embedding=settings.Embedding(VOCAB, WIDTH, norm=True),
-    attention=settings.Attention(HEADS, 4, settings.LearnedPositions(10, offset=2)),
-    feed_forward=settings.FeedForward(20, "gelu_exact"),
+    embedding=settings.EmbeddingConfig(VOCAB, WIDTH, norm=True),
+    attention=settings.AttentionConfig(HEADS, 4, settings.LearnedPositions(10, offset=2)),
+    feed_forward=settings.FeedForwardConfig(20, "gelu_exact"),
 )
 UNEVEN = replace(TRANSFORMER, decoder_heads=2, decoder_head_dim=5, decoder_feed_forward=28)
 MODELS = {"transformer": TRANSFORMER, "bart": BART, "uneven": UNEVEN}

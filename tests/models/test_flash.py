@@ -155,7 +155,10 @@ def test_what_is_dropped_is_the_same_on_every_mesh(sizes):
 
     def gradients(sizes):
         devices = jax.devices()[: int(np.prod(list(sizes.values())))]
-        with jax.set_mesh(mesh.build(config.Mesh(**sizes), devices)), nn.logical_axis_rules(config.Mesh().rules):
+        with (
+            jax.set_mesh(mesh.build(config.MeshConfig(**sizes), devices)),
+            nn.logical_axis_rules(config.MeshConfig().rules),
+        ):
             return jax.jit(jax.grad(weighed, argnums=range(4), has_aux=True))(query, key, value, bias)
 
     want, weights = gradients({"data": 1})

@@ -19,8 +19,8 @@ MODELS = {
     "glm": small(attention=replace(LEARNED, position=settings.BlockPositions(16, init_std=0.3))),
     "chatglm": small(
         layers=3,
-        attention=settings.Attention(3, 8, settings.Rotary2D(theta=10.0)),
-        norm=settings.Norm(placement="deep"),
+        attention=settings.AttentionConfig(3, 8, settings.Rotary2D(theta=10.0)),
+        norm=settings.NormConfig(placement="deep"),
     ),
     "unilm": small(),
 }
@@ -215,4 +215,4 @@ def test_flash_knows_prefixes_and_cudnn_takes_them_as_masks():
 
 def test_rotary_2d_takes_heads_of_two_even_halves():
     with pytest.raises(UserError, match="multiple of 4"):
-        settings.Attention(3, 6, settings.Rotary2D())
+        settings.AttentionConfig(3, 6, settings.Rotary2D())

@@ -90,11 +90,11 @@ def test_flash_equals_plain_attention_in_values_and_gradients(name):
     jax.tree.map(partial(np.testing.assert_allclose, atol=5e-5), got_gradients, want_gradients)
 
 
-MODEL = settings.Decoder(
-    embedding=settings.Embedding(31, 32),
-    attention=settings.Attention(4, 8, settings.LearnedPositions(128), kv_heads=2),
-    feed_forward=settings.FeedForward(48),
-    stack=settings.Stack(2),
+MODEL = settings.DecoderConfig(
+    embedding=settings.EmbeddingConfig(31, 32),
+    attention=settings.AttentionConfig(4, 8, settings.LearnedPositions(128), kv_heads=2),
+    feed_forward=settings.FeedForwardConfig(48),
+    stack=settings.StackConfig(2),
     remat="dots",
     attention_kernel="flash",
 )
@@ -117,7 +117,7 @@ def test_a_model_over_a_mesh_of_rows_and_heads_has_the_gradients_of_plain_attent
     plain, params = gradients_of(replace(MODEL, attention_kernel="xla"))
     gradients, _ = gradients_of(replace(MODEL, remat="none"))
     mesh = Mesh(np.array(jax.devices()[:4]).reshape(1, 2, 2), ("data", "fsdp", "tensor"))
-    with jax.set_mesh(mesh), nn.logical_axis_rules(config.Mesh().rules):
+    with jax.set_mesh(mesh), nn.logical_axis_rules(config.MeshConfig().rules):
         program = jax.jit(gradients).lower(params)
         got = program.compile()(params)
     jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6), got, jax.jit(plain)(params))
@@ -133,7 +133,7 @@ def devices(device, data=1, tensor=1):
     """As if such devices were there."""
     axes = {"data": data, "fsdp": 1, "tensor": tensor}
     mesh = AbstractMesh(tuple(axes.values()), tuple(axes), (AxisType.Auto,) * 3, abstract_device=device)
-    with jax.sharding.use_abstract_mesh(mesh), nn.logical_axis_rules(config.Mesh().rules):
+    with jax.sharding.use_abstract_mesh(mesh), nn.logical_axis_rules(config.MeshConfig().rules):
         yield
 
 
@@ -214,10 +214,10 @@ def test_the_platform_is_that_of_the_mesh():
 
 def test_what_was_picked_is_logged_and_a_fall_back_warned_of(caplog):
     caplog.set_level(logging.INFO, "plm_jax")
-    position, dropout = settings.RelativeBias(), settings.Dropout(attention=0.1)
+    position, dropout = settings.RelativeBias(), settings.DropoutConfig(attention=0.1)
     shared = {name: getattr(MODEL, name) for name in ("embedding", "feed_forward", "stack")}
-    model = settings.EncoderDecoder(
-        **shared, attention=settings.Attention(4, 8, position), decoder_stack=MODEL.stack, dropout=dropout
+    model = settings.EncoderDecoderConfig(
+        **shared, attention=settings.AttentionConfig(4, 8, position), decoder_stack=MODEL.stack, dropout=dropout
     )
     module, shapes = registry.build(model), registry.shapes(model)
 

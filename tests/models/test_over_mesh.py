@@ -30,7 +30,7 @@ CASES = {
 
 def on(sizes):
     """The mesh with these sizes."""
-    return mesh.build(config.Mesh(**{"data": 1} | sizes), jax.devices()[: int(np.prod(list(sizes.values())))])
+    return mesh.build(config.MeshConfig(**{"data": 1} | sizes), jax.devices()[: int(np.prod(list(sizes.values())))])
 
 
 def values_and_gradients(kernel, context, biased, sizes):
@@ -45,7 +45,7 @@ def values_and_gradients(kernel, context, biased, sizes):
         out = kernels.attend(query, key, value, ready, 1, seed)
         return jnp.sum(out * jnp.sin(jnp.arange(out.size).reshape(out.shape))), out
 
-    with jax.set_mesh(on(sizes)), nn.logical_axis_rules(config.Mesh().rules):
+    with jax.set_mesh(on(sizes)), nn.logical_axis_rules(config.MeshConfig().rules):
         return jax.jit(jax.grad(weighed, argnums=range(4), has_aux=True))(*arrays, bias)
 
 
@@ -61,7 +61,7 @@ def test_flash_over_cut_queries_is_plain_attention(name, sizes):
 def test_queries_are_cut_by_context_and_where_tensor_does_not_divide_the_groups():
     found = []
     for sizes, groups in (({"context": 2}, 4), ({"tensor": 2}, 4), ({"tensor": 4}, 2), ({"fsdp": 8}, 4)):
-        with jax.set_mesh(on(sizes)), nn.logical_axis_rules(config.Mesh().rules):
+        with jax.set_mesh(on(sizes)), nn.logical_axis_rules(config.MeshConfig().rules):
             found.append(cuts_queries(groups, LENGTH))
     assert found == [True, False, True, False]
 
@@ -78,7 +78,7 @@ def test_devices_of_a_causal_attention_compute_an_early_part_and_a_late_one(caus
         return jnp.broadcast_to(found[None, None], (*query.shape[:3], 2))
 
     arrays = [jnp.zeros((ROWS, HEADS, LENGTH, HEAD_DIM))] * 3
-    with jax.set_mesh(on({"context": 4, "tensor": 2})), nn.logical_axis_rules(config.Mesh().rules):
+    with jax.set_mesh(on({"context": 4, "tensor": 2})), nn.logical_axis_rules(config.MeshConfig().rules):
         run = jax.jit(
             lambda *x: over_mesh(kernel, *x, length="length", causal=causal, distance_bias=None, query_ids=None)
         )
@@ -95,7 +95,7 @@ def test_heads_stay_cut_but_where_more_devices_share_a_kernel_than_it_has(tensor
     module = registry.build(tiny.RUNS["llama"].model)  # Four heads, two of keys.
     params = registry.shapes(module.model)
     tokens = jax.ShapeDtypeStruct((2, 8), jnp.int32)
-    with jax.set_mesh(on({"tensor": tensor})), nn.logical_axis_rules(config.Mesh().rules):
+    with jax.set_mesh(on({"tensor": tensor})), nn.logical_axis_rules(config.MeshConfig().rules):
         text = str(jax.make_jaxpr(lambda params, tokens: module.apply({"params": params}, tokens))(params, tokens))
     # Of [B, L, heads · head_dim], which the products of queries, keys and values give.
     keys = module.model.attention.num_kv_heads * module.model.attention.head_dim

@@ -102,10 +102,10 @@ def test_a_users_own_positions_have_no_end_and_may_be_packed(position):
 @own
 def test_a_users_own_positions_are_a_choice_in_a_config(position):
     model = with_position(small(), position)
-    assert trees.parse(settings.Model, trees.to_dict(model), "model") == model
+    assert trees.parse(settings.ModelConfig, trees.to_dict(model), "model") == model
     assert Position.choices[position.kind] is type(position)
 
 
 def test_rotary_2d_asks_for_heads_of_two_halves():
     with pytest.raises(UserError, match=r"attention\.head_dim is 6: rotary_2d takes a multiple of 4"):
-        settings.Attention(2, 6, settings.Rotary2D())
+        settings.AttentionConfig(2, 6, settings.Rotary2D())

@@ -49,4 +49,4 @@ def test_gradients_are_those_of_a_pass_that_keeps_all(remat):
 def test_a_layers_input_goes_to_the_host():
     model = dataclasses.replace(tiny.LLAMA, remat="offload")
     program = str(jax.make_jaxpr(gradient(model))(params_of(model)))
-    assert "<host>" in program and isinstance(model, settings.Decoder)
+    assert "<host>" in program and isinstance(model, settings.DecoderConfig)

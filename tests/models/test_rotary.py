@@ -72,7 +72,7 @@ def test_llama_3_1_turns_slowly_what_it_turned_less_than_once_over_8192_tokens()
     np.testing.assert_allclose(ratios[35:], 0.125)
 
 
-ATTENTION = settings.Attention(heads=3, head_dim=4, position=Rotary(theta=10.0), kv_heads=1)
+ATTENTION = settings.AttentionConfig(heads=3, head_dim=4, position=Rotary(theta=10.0), kv_heads=1)
 ROTARY = small(attention=ATTENTION)
 PARTIAL = small(attention=replace(ATTENTION, position=Rotary(theta=10.0, fraction=0.5, interleaved=True)))
 
@@ -89,7 +89,7 @@ def test_packed_texts_have_the_logits_of_each_alone(model):
 
 def test_order_reaches_the_model():
     """The causal mask alone does not tell the last token in which order the others came."""
-    one_layer = replace(ROTARY, stack=settings.Stack(1))
+    one_layer = replace(ROTARY, stack=settings.StackConfig(1))
     module, params = initial(one_layer)
     tokens, swapped = jnp.array([[4, 9, 2, 7]]), jnp.array([[9, 4, 2, 7]])
     assert np.abs(logits(module, params, tokens) - logits(module, params, swapped))[0, -1].max() > 1e-3
@@ -99,7 +99,7 @@ def test_order_reaches_the_model():
 
 
 def test_an_encoder_takes_them_too():
-    model = settings.Encoder(
+    model = settings.EncoderConfig(
         embedding=ROTARY.embedding,
         attention=ATTENTION,
         feed_forward=ROTARY.feed_forward,
@@ -127,7 +127,7 @@ def test_scanned_unrolled_and_recomputed_agree():
 
 
 def test_flash_takes_rotated_heads():
-    model = small(attention=settings.Attention(2, 8, Rotary(theta=10.0), kv_heads=1), attention_kernel="flash")
+    model = small(attention=settings.AttentionConfig(2, 8, Rotary(theta=10.0), kv_heads=1), attention_kernel="flash")
     tokens, segments = tokens_of(length=128), jnp.repeat(jnp.array([[1, 1, 2, 3], [1, 2, 2, 2]]), 32, axis=1)
     module, params = initial(model)
     want = logits(Decoder(replace(model, attention_kernel="xla")), params, tokens, segment_ids=segments)

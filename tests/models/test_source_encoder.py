@@ -15,7 +15,7 @@ from plm_jax.models import registry, settings
 from plm_jax.training import trainable
 from tests.support import tiny
 
-MODEL = replace(tiny.BART, source_encoder=settings.SourceEncoder(layers=1))
+MODEL = replace(tiny.BART, source_encoder=settings.SourceEncoderConfig(layers=1))
 # What stage 1 trains: the new encoder, the positions, and the first layer's projections to queries, keys and values.
 STAGE_1 = (
     "source_encoder/.*",
@@ -54,14 +54,14 @@ def test_what_it_gives_is_read_as_embeddings():
 def test_nothing_else_changes_and_its_leaves_are_counted_and_named():
     shapes, plain = registry.shapes(MODEL), registry.shapes(tiny.BART)
     assert {name: leaf for name, leaf in shapes.items() if name != "source_encoder"} == plain
-    assert trees.parse(settings.Model, trees.to_dict(MODEL), "model") == MODEL
+    assert trees.parse(settings.ModelConfig, trees.to_dict(MODEL), "model") == MODEL
     assert MODEL.stack_paths == ("encoder", "decoder", "source_encoder/stack") and len(MODEL.stacks) == 3
     added = MODEL.products(10, 3, 5) - tiny.BART.products(10, 3, 5)
     assert added == MODEL.source_model.products(10, 0) > 0
     with pytest.raises(UserError, match="BART cannot hold this model: it needs source_encoder = None"):
         families.family_of(MODEL, "bart")
 
-    part = trainable.Part(STAGE_1)
+    part = trainable.Trainable(STAGE_1)
     part.check(shapes, stages=1)
     chosen = dict(trainable.named(part.of(jax.tree.map(lambda leaf: np.zeros(leaf.shape), shapes))))
     of_source = {name for name, _ in trainable.named(shapes) if name.startswith("source_encoder/")}

@@ -20,9 +20,11 @@ LENGTH = 10
 REAL = np.array([10, 4, 7])
 RIGHT = (np.arange(LENGTH) < REAL[:, None]).astype(np.int32)
 LEFT = RIGHT[:, ::-1].copy()
-ELMO = settings.Elmo(
-    embedding=settings.CharacterCNN(9, width=6, dim=3, filters=((1, 3), (2, 4)), max_characters=8, highway_layers=1),
-    lstm=settings.Lstm(layers=2, cell=5),
+ELMO = settings.ElmoConfig(
+    embedding=settings.CharacterCNNConfig(
+        9, width=6, dim=3, filters=((1, 3), (2, 4)), max_characters=8, highway_layers=1
+    ),
+    lstm=settings.LstmConfig(layers=2, cell=5),
 )
 
 
@@ -66,7 +68,7 @@ def dense(params, name, x):
 @pytest.mark.parametrize("feature", ["first", "last", "mean", "max"])
 def test_a_feature_is_of_the_real_tokens(feature, mask):
     model = tiny.MODEL.with_task(
-        settings.Classes(labels=("a", "b", "c"), feature=feature, transform="tanh", bias=False)
+        settings.ClassesHead(labels=("a", "b", "c"), feature=feature, transform="tanh", bias=False)
     )
     _, params = made(model)
     assert params["heads_task"]["output"].keys() == {"kernel"}
@@ -83,7 +85,7 @@ def test_a_feature_is_of_the_real_tokens(feature, mask):
 
 
 def test_the_pooler_is_the_models_own():
-    head = settings.Score(feature="pooler")
+    head = settings.ScoreHead(feature="pooler")
     model = tiny.BERT.with_task(head)
     assert model.pooler == settings.Pooler(0) and isinstance(model.head, settings.NoHead)
     _, params = made(model)
@@ -111,7 +113,7 @@ def test_layers_are_concatenated_or_mixed(model):
     batch = texts(RIGHT, model)
     if model.has_decoder:
         batch |= {"decoder_tokens": batch["tokens"][:, ::-1], "decoder_mask": RIGHT}
-    tags = settings.Tags(labels=("O", "B"))
+    tags = settings.TagsHead(labels=("O", "B"))
     beside = model.with_task(replace(tags, layers=settings.ConcatenatedLayers((0, -1, 1))))
     _, params = made(beside)
     states = features_of(beside, batch, "states")
@@ -162,7 +164,7 @@ def lstm_by_hand(params, side, x_LD):
 def test_lstms_run_both_ways_over_the_real_places(mask):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(3, LENGTH, 4)).astype(np.float32)
-    module = recurrent.BiLstm(settings.BiLstm(cell=3, layers=2), jnp.float32)
+    module = recurrent.BiLstm(settings.BiLstmConfig(cell=3, layers=2), jnp.float32)
     shapes = nn.unbox(jax.eval_shape(lambda: module.init(jax.random.key(0), x, mask, deterministic=True))["params"])
     params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), shapes)
     got = module.apply({"params": params}, x, mask, deterministic=True)
@@ -175,7 +177,9 @@ def test_lstms_run_both_ways_over_the_real_places(mask):
 
 
 def test_an_elmo_tags_and_classifies_from_its_words_beside_their_mix(tmp_path):
-    head = settings.Tags(labels=("O", "B"), layers=settings.MixedLayers(words=True), recurrent=settings.BiLstm(4, 2))
+    head = settings.TagsHead(
+        labels=("O", "B"), layers=settings.MixedLayers(words=True), recurrent=settings.BiLstmConfig(4, 2)
+    )
     tagger = ELMO.with_task(head)
     _, params = made(tagger)
     shape = params["heads_task"]["recurrent"]["layer_0"]["input"]["kernel"].shape
@@ -193,7 +197,7 @@ def test_an_elmo_tags_and_classifies_from_its_words_beside_their_mix(tmp_path):
     np.testing.assert_allclose(right[1, :4], dense(params, "output", x), atol=1e-5)
     right_tags = right
 
-    classes = settings.Classes(labels=("a", "b", "c"), feature="max", layers=head.layers, recurrent=head.recurrent)
+    classes = settings.ClassesHead(labels=("a", "b", "c"), feature="max", layers=head.layers, recurrent=head.recurrent)
     classifier = ELMO.with_task(classes)
     _, params = made(classifier)
     right, left = (np.asarray(output(classifier, params, texts(mask, ELMO))[0]) for mask in (RIGHT, LEFT))
@@ -215,7 +219,7 @@ def test_an_elmo_tags_and_classifies_from_its_words_beside_their_mix(tmp_path):
 
 
 def test_several_texts_are_put_together_again():
-    head = settings.Choice(feature="last", bias=False)
+    head = settings.ChoiceHead(feature="last", bias=False)
     model = tiny.MODEL.with_task(head)
     _, params = made(model)
     flat = texts(RIGHT)
@@ -225,14 +229,14 @@ def test_several_texts_are_put_together_again():
     assert got.shape == (3, 2) and one.shape == (3, 1) and features.shape == (6, LENGTH, 32)
     np.testing.assert_allclose(got, np.concatenate([one, one[::-1]], 1), atol=1e-5)
     # In both orders: the sum of the two features, before the last layer.
-    both_orders = tiny.MODEL.with_task(settings.Classes(labels=("a", "b"), feature="last"))
+    both_orders = tiny.MODEL.with_task(settings.ClassesHead(labels=("a", "b"), feature="last"))
     _, params = made(both_orders)
     found, one = output(both_orders, params, rows)[0], output(both_orders, params, flat)[0]
     np.testing.assert_allclose(found, one + one[::-1] - params["heads_task"]["output"]["bias"], atol=1e-5)
 
 
 def test_dropout_is_in_training_alone_and_one_for_a_rows_texts():
-    head = settings.Choice(feature="last", dropout=0.5)
+    head = settings.ChoiceHead(feature="last", dropout=0.5)
     model = tiny.MODEL.with_task(head)
     assert model.drops and not tiny.MODEL.drops and not model.with_dropout(0.0).drops
     assert dict(model.with_dropout(0.3).heads)["task"].dropout == 0.3
@@ -248,16 +252,19 @@ def test_dropout_is_in_training_alone_and_one_for_a_rows_texts():
 
 
 def test_it_is_a_choice_in_a_config_and_counts_its_products():
-    head = settings.Tags(
-        labels=("O", "B-PER"), layers=settings.MixedLayers((-2, -1)), recurrent=settings.BiLstm(8), transform="tanh"
+    head = settings.TagsHead(
+        labels=("O", "B-PER"),
+        layers=settings.MixedLayers((-2, -1)),
+        recurrent=settings.BiLstmConfig(8),
+        transform="tanh",
     )
     model = tiny.BERT.with_task(head)
-    assert trees.parse(settings.Model, trees.to_dict(model), "model") == model
+    assert trees.parse(settings.ModelConfig, trees.to_dict(model), "model") == model
     plain = replace(model, heads=())
     each = 2 * 4 * 8 * (32 + 8) + 16 * 32 + 32 * 2
     assert model.products(12, 3) - plain.products(12, 3) == 12 * each
-    assert replace(model, heads=(("task", settings.Score()),)).products(12, 3) == plain.products(12, 3)
+    assert replace(model, heads=(("task", settings.ScoreHead()),)).products(12, 3) == plain.products(12, 3)
     assert tiny.ELECTRA.with_task(head).kind == "encoder"
     assert "vocabulary" in tiny.LLAMA.with_task(head).named_heads
     with pytest.raises(UserError, match=r"has no labels: set model.heads.task.labels"):
-        registry.shapes(tiny.MODEL.with_task(settings.Tags()))
+        registry.shapes(tiny.MODEL.with_task(settings.TagsHead()))

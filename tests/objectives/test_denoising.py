@@ -360,10 +360,10 @@ def test_documents_that_do_not_see_each_other_are_noised_each_by_itself(sizes, p
 
 
 def test_no_document_sees_another_in_the_model():
-    shared = {"embedding": model_settings.Embedding(30, 8), "feed_forward": model_settings.FeedForward(8)}
-    attention = model_settings.Attention(2, 4, model_settings.LearnedPositions(32))
-    stacks = {"stack": model_settings.Stack(1), "decoder_stack": model_settings.Stack(1)}
-    model = model_settings.EncoderDecoder(**shared, attention=attention, **stacks)
+    shared = {"embedding": model_settings.EmbeddingConfig(30, 8), "feed_forward": model_settings.FeedForwardConfig(8)}
+    attention = model_settings.AttentionConfig(2, 4, model_settings.LearnedPositions(32))
+    stacks = {"stack": model_settings.StackConfig(1), "decoder_stack": model_settings.StackConfig(1)}
+    model = model_settings.EncoderDecoderConfig(**shared, attention=attention, **stacks)
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), registry.shapes(model))
     forward = jax.jit(registry.build(model).apply)

@@ -77,10 +77,10 @@ ENTRY %main (a: f32[4]) -> f32[8] {
 }
 """
     jaxpr = jax.make_jaxpr(lambda x: x @ x)(jnp.ones((4, 4))).jaxpr
-    work = estimates.work(jaxpr, hlo.Module(text), [0, 0, 1, 1])
+    work = estimates.work(jaxpr, hlo.HloModule(text), [0, 0, 1, 1])
     assert (work.synchronous, work.overlapped, work.between_slices) == (16, 0, 16)
     assert work.product_flops == 2 * 4**3 / 4
-    assert estimates.work(jaxpr, hlo.Module(text), [0, 0, 0, 0]).between_slices == 0
+    assert estimates.work(jaxpr, hlo.HloModule(text), [0, 0, 0, 0]).between_slices == 0
 
 
 def test_a_token_costs_its_share_of_the_chips_hours():

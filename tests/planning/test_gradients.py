@@ -40,8 +40,8 @@ def run(kind, tied):
         model=model,
         data=dataclasses.replace(base.data, length=LENGTH),
         train=dataclasses.replace(base.train, batch_size=4 * CHIPS, microbatches=MICROBATCHES),
-        mesh=config.Mesh(data=1, fsdp=-1),
-        precision=config.Precision(compute="bfloat16"),
+        mesh=config.MeshConfig(data=1, fsdp=-1),
+        precision=config.PrecisionConfig(compute="bfloat16"),
     )
 
 
@@ -51,7 +51,7 @@ def collectives_of(monkeypatch, run, topology):
     program = Program(run, planning.slice_devices(topology))
     (stage,) = program.stages
     step = program.stage_step(stage).lower(*planning.step_inputs(program, stage)).compile()
-    return hlo.Module(step.as_text()).collectives()
+    return hlo.HloModule(step.as_text()).collectives()
 
 
 @needs_libtpu
@@ -59,15 +59,15 @@ def test_gradients_of_lstms_are_scattered(monkeypatch):
     """A projection's parts are narrower than a tile: as it lies XLA would reduce it whole."""
     base = tiny.RUNS["elmo"]
     embedding = dataclasses.replace(base.model.embedding, width=WIDTH)
-    model = dataclasses.replace(base.model, embedding=embedding, lstm=settings.Lstm(layers=2, cell=4 * WIDTH))
+    model = dataclasses.replace(base.model, embedding=embedding, lstm=settings.LstmConfig(layers=2, cell=4 * WIDTH))
     collectives = collectives_of(
         monkeypatch,
         dataclasses.replace(
             base,
             model=model,
             train=dataclasses.replace(base.train, batch_size=32, microbatches=1),
-            mesh=config.Mesh(data=1, fsdp=-1),
-            precision=config.Precision(compute="bfloat16"),
+            mesh=config.MeshConfig(data=1, fsdp=-1),
+            precision=config.PrecisionConfig(compute="bfloat16"),
         ),
         "v5e:2x4",
     )

@@ -64,7 +64,7 @@ ENTRY %main (a: f32[4]) -> f32[16] {
   ROOT %r = f32[16] all-reduce(%fourth), channel_id=3, replica_groups=[2,8]<=[8,2]T(1,0), to_apply=%sum
 }
 """
-    ring, gather, fused, offloaded, started, reduce = hlo.Module(text).collectives()
+    ring, gather, fused, offloaded, started, reduce = hlo.HloModule(text).collectives()
     assert (ring.kind, ring.form, ring.times, ring.sent) == ("reduce-scatter", "ring", 7, 32)
     assert (ring.source, ring.groups) == ("layer/while", ((0, 1), (1, 0)))
     assert (gather.kind, gather.form, gather.times, gather.sent) == ("all-gather", "asynchronous", 1, 64 * 3 / 4)
@@ -140,18 +140,18 @@ calls=%end
 
 
 def test_a_collective_that_goes_on_in_a_loop_starts_once():
-    (gather,) = hlo.Module(LOOP).collectives()
+    (gather,) = hlo.HloModule(LOOP).collectives()
     assert (gather.kind, gather.form, gather.times, gather.sent) == ("all-gather", "asynchronous", 1, 64 * 3 / 4)
 
 
 def test_fusions_that_go_on_with_a_collective_leave_its_arrays_alone():
     read_and_gathered, other_work, counter = 4 * (4 + 16), 4 * (100 + 50), 3 * 4
-    assert hlo.Module(LOOP).hbm_bytes() == read_and_gathered + 5 * (other_work + counter)
+    assert hlo.HloModule(LOOP).hbm_bytes() == read_and_gathered + 5 * (other_work + counter)
 
 
 def test_the_compiler_may_say_how_often_a_loop_runs():
     text = LOOP.replace("body=%body", 'body=%body, backend_config={"known_trip_count":{"n":"7"}}')
-    assert hlo.Module(text).hbm_bytes() - hlo.Module(LOOP).hbm_bytes() == 2 * (4 * 150 + 12)
+    assert hlo.HloModule(text).hbm_bytes() - hlo.HloModule(LOOP).hbm_bytes() == 2 * (4 * 150 + 12)
 
 
 @pytest.mark.parametrize(
@@ -204,12 +204,12 @@ ENTRY %main (a: f32[8,32]) -> f32[8,32] {{
   ROOT %x = {instruction}
 }}
 """
-    assert hlo.Module(text).hbm_bytes() == bytes_moved
+    assert hlo.HloModule(text).hbm_bytes() == bytes_moved
 
 
 def reduces(written):
     """A module of twelve devices with one all-reduce."""
-    return hlo.Module(f"""HloModule jit_f, is_scheduled=true, num_partitions=12
+    return hlo.HloModule(f"""HloModule jit_f, is_scheduled=true, num_partitions=12
 
 ENTRY %main (a: f32[4]) -> f32[4] {{
   %a = f32[4] all-reduce(%x), {written}, to_apply=%sum
@@ -252,7 +252,7 @@ ENTRY %main (a: f32[8]) -> f32[8] {{
 _xla_megascale_target="{{1,2,3,4}}x{{0:7}}",_xla_megascale_transfer_type="{kind}"}}
 }}
 """
-    (found,) = hlo.Module(text).collectives()
+    (found,) = hlo.HloModule(text).collectives()
     assert (found.kind, found.form, found.sent) == (kind.lower().replace("_", "-"), "asynchronous", 32 * sent)
     assert estimate.crosses(found, [0, 0])
 
@@ -270,7 +270,7 @@ def compiled(monkeypatch, function, *arguments, slices=1):
         jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, PartitionSpec(*parts)))
         for shape, dtype, parts in arguments
     ]
-    return hlo.Module(jax.jit(function).lower(*shapes).compile().as_text())
+    return hlo.HloModule(jax.jit(function).lower(*shapes).compile().as_text())
 
 
 @needs_libtpu
@@ -344,5 +344,5 @@ ENTRY %main (a: (s32[], f32[4])) -> (s32[], f32[4]) {
   ROOT %loop = (s32[], f32[4]) while(%a), condition=%cond, body=%body
 }
 """
-    (reduced,) = hlo.Module(text).collectives()
+    (reduced,) = hlo.HloModule(text).collectives()
     assert reduced.times == 31

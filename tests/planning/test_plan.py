@@ -12,12 +12,13 @@ import pytest
 from plm_jax import config
 from plm_jax.common import command_line
 from plm_jax.common.errors import UserError
-from plm_jax.config import pages
+from plm_jax.config import files as pages
 from plm_jax.models import settings
 from plm_jax.planning import hlo, tpus
 from plm_jax.planning import plan as planning
 from plm_jax.planning import slices as offers
-from plm_jax.training import flops, loop
+from plm_jax.runs import loop
+from plm_jax.training import flops
 from plm_jax.training.program import Program
 from tests.support import runs
 from tests.support.tiny import PLAIN, RUNS
@@ -31,13 +32,13 @@ needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, re
 
 def wide(width: int, chips: int) -> config.Run:
     """A run of three layers, sharded over all chips, 4 rows each."""
-    model = settings.Decoder(
-        embedding=settings.Embedding(vocab_size=VOCABULARY, width=width),
-        attention=settings.Attention(
+    model = settings.DecoderConfig(
+        embedding=settings.EmbeddingConfig(vocab_size=VOCABULARY, width=width),
+        attention=settings.AttentionConfig(
             heads=width // 128, head_dim=128, position=settings.LearnedPositions(length=POSITIONS)
         ),
-        feed_forward=settings.FeedForward(width=4 * width, bias=False),
-        stack=settings.Stack(layers=LAYERS),
+        feed_forward=settings.FeedForwardConfig(width=4 * width, bias=False),
+        stack=settings.StackConfig(layers=LAYERS),
         remat="full",
     )
     return dataclasses.replace(
@@ -45,8 +46,8 @@ def wide(width: int, chips: int) -> config.Run:
         model=model,
         data=dataclasses.replace(PLAIN.data, length=POSITIONS),
         train=dataclasses.replace(PLAIN.train, batch_size=4 * chips),
-        mesh=config.Mesh(data=1, fsdp=-1),
-        precision=config.Precision(compute="bfloat16"),
+        mesh=config.MeshConfig(data=1, fsdp=-1),
+        precision=config.PrecisionConfig(compute="bfloat16"),
     )
 
 
@@ -103,7 +104,7 @@ def test_an_fsdp_program_gathers_layer_by_layer_and_scatters_gradients(monkeypat
     program = Program(wide(width, chips), planning.slice_devices(topology))
     (stage,) = program.stages
     step = program.stage_step(stage).lower(*planning.step_inputs(program, stage)).compile()
-    collectives = hlo.Module(step.as_text()).collectives()
+    collectives = hlo.HloModule(step.as_text()).collectives()
     matrix = 2 * width * 4 * width  # The largest of a layer, in bfloat16.
 
     def in_the_layers(kind):
@@ -140,7 +141,9 @@ def test_what_a_step_asked_for_is_read_from_the_refusal(message, needed):
 
 
 def test_remedies_go_from_cheap_to_dear():
-    run = dataclasses.replace(SHARDED, mesh=config.Mesh(), train=dataclasses.replace(SHARDED.train, batch_size=64))
+    run = dataclasses.replace(
+        SHARDED, mesh=config.MeshConfig(), train=dataclasses.replace(SHARDED.train, batch_size=64)
+    )
     run = dataclasses.replace(run, model=dataclasses.replace(run.model, remat="none"))
     changes = [change for change, _ in planning.remedies(run, 8)]
     assert changes[0] == {"mesh.data": 1, "mesh.fsdp": 8}
@@ -157,9 +160,9 @@ def test_remedies_go_from_cheap_to_dear():
 @pytest.mark.parametrize(
     ("mesh", "sharded", "rows"),
     [
-        (config.Mesh(data=2, tensor=-1), {"mesh.data": 1, "mesh.fsdp": 2, "mesh.tensor": 4}, 32),
-        (config.Mesh(data=2, tensor=2, context=-1), {"mesh.data": 1, "mesh.fsdp": 2, "mesh.context": 2}, 32),
-        (config.Mesh(data=2, stage=-1), {"mesh.data": 1, "mesh.fsdp": 2, "mesh.stage": 4}, 8),
+        (config.MeshConfig(data=2, tensor=-1), {"mesh.data": 1, "mesh.fsdp": 2, "mesh.tensor": 4}, 32),
+        (config.MeshConfig(data=2, tensor=2, context=-1), {"mesh.data": 1, "mesh.fsdp": 2, "mesh.context": 2}, 32),
+        (config.MeshConfig(data=2, stage=-1), {"mesh.data": 1, "mesh.fsdp": 2, "mesh.stage": 4}, 8),
     ],
 )
 def test_remedies_know_every_axis(mesh, sharded, rows):

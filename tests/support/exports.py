@@ -85,10 +85,10 @@ def encode(kind: str, folder: pathlib.Path, texts: tuple[str, ...]) -> list[list
     return [[int(i) for i in loaded.encode(text)] for text in texts]
 
 
-def section(spec: str, case: str) -> config.Vocabulary:
+def section(spec: str, case: str) -> config.VocabularyConfig:
     """A vocabulary's section, which says how WordPiece or SentencePiece reads text."""
     is_pieces = spec.startswith("sentencepiece:")
-    return config.Vocabulary(spec, **({"lowercase": case == "uncased"} if is_pieces else {"train_kind": case}))
+    return config.VocabularyConfig(spec, **({"lowercase": case == "uncased"} if is_pieces else {"train_kind": case}))
 
 
 def texts() -> list[str]:
@@ -96,9 +96,9 @@ def texts() -> list[str]:
     return [*corpus("sotu", 1500), *corpus("tang_poems_zh", 100)]
 
 
-def _train(folder, spec: str, kind: str = "", **ids) -> config.Vocabulary:
+def _train(folder, spec: str, kind: str = "", **ids) -> config.VocabularyConfig:
     spec = spec.format(folder=folder)
-    section = config.Vocabulary(spec, train_size=SIZE, train_kind=kind, **ids)
+    section = config.VocabularyConfig(spec, train_size=SIZE, train_kind=kind, **ids)
     training.train(texts(), section)
     return section
 

@@ -15,25 +15,25 @@ import jax
 from plm_jax import config, objectives
 from plm_jax.hub.pretrained import Pretrained
 from plm_jax.models import registry, settings
-from plm_jax.training import checkpoint_formats
+from plm_jax.runs import checkpoint_formats
 from tests.support import tiny
 
 LABELS = ("bad", "good")
 RUN = config.Run(
-    model=settings.FromCheckpoint(dropout=0.1),
+    model=settings.FromCheckpointConfig(dropout=0.1),
     objective=objectives.Classification(),
-    vocabulary=config.Vocabulary(),
-    data=config.Data(
+    vocabulary=config.VocabularyConfig(),
+    data=config.DataConfig(
         cache_dir="cache",
         length=40,
-        layout=config.Labelled(),
-        sources={"mood": config.LabelledJsonLines("mood.jsonl", config.Classes(LABELS), "held_out.jsonl")},
+        layout=config.LabelledLayout(),
+        sources={"mood": config.LabelledJsonLines("mood.jsonl", config.ClassForm(LABELS), "held_out.jsonl")},
     ),
-    optimizer=config.AdamW(epsilon=1e-6, weight_decay=0.01),
+    optimizer=config.AdamWConfig(epsilon=1e-6, weight_decay=0.01),
     schedule=config.LinearSchedule(3e-3, warmup_fraction=0.2),
-    train=config.Train(epochs=4.0, batch_size=8, log_every=1),
-    checkpoint=config.Checkpoint(save_every=2),
-    evaluation=config.Evaluation(every=1, select="mood/loss"),
+    train=config.TrainConfig(epochs=4.0, batch_size=8, log_every=1),
+    checkpoint=config.CheckpointConfig(save_every=2),
+    evaluation=config.EvaluationConfig(every=1, select="mood/loss"),
 )
 
 
@@ -65,7 +65,7 @@ def write(folder: pathlib.Path) -> None:
         checkpoint_formats.save(str(folder / name), pretrained(model), "plm_jax")
 
 
-def pretrained(model: settings.Transformer, seed: int = 0, vocab_size: int = 272) -> Pretrained:
+def pretrained(model: settings.TransformerConfig, seed: int = 0, vocab_size: int = 272) -> Pretrained:
     """A model with random weights, over bytes and up to eight special tokens."""
     model = dataclasses.replace(model, embedding=dataclasses.replace(model.embedding, vocab_size=vocab_size))
     params = nn.unbox(registry.init_params(registry.build(model), jax.random.key(seed)))

@@ -21,7 +21,7 @@ TEXTS = {LOST: 17, SPIKE: 31}
 
 
 @dataclasses.dataclass(frozen=True)
-class PlantedLoss(losses.NextToken):
+class PlantedLoss(losses.NextTokenLoss):
     """The sum of the loss times what the marks among the tokens make of it."""
 
     kind = "planted"
@@ -56,8 +56,8 @@ def get_config():
     """The run."""
     run, source = tiny.PLAIN, config.JsonLines("planted.jsonl")
     data = dataclasses.replace(run.data, sources={"a": source}, mixture={}, cache_dir="cache_planted")
-    incidents = config.Incidents(spikes="skip", window=6)
+    incidents = config.IncidentsConfig(spikes="skip", window=6)
     train = dataclasses.replace(run.train, steps=30, log_every=1, incidents=incidents)
-    checkpoint = config.Checkpoint(save_every=5, keep_last=9)
+    checkpoint = config.CheckpointConfig(save_every=5, keep_last=9)
     changed = {"data": data, "train": train, "checkpoint": checkpoint, "objective": Planted()}
     return config.to_config_dict(dataclasses.replace(run, **changed))

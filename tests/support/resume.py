@@ -23,7 +23,7 @@ from tests.support import tiny, xla
 def command(folder: pathlib.Path, name: str, workdir: pathlib.Path, *overrides: str) -> list[str]:
     """The command of a run of `tiny.py` on this Python."""
     config = f"--config={folder}/tiny.py:{name}"
-    return [sys.executable, "-m", "plm_jax.pretrain", config, f"--workdir={workdir}", *overrides]
+    return [sys.executable, "-m", "plm_jax", "pretrain", config, f"--workdir={workdir}", *overrides]
 
 
 def environment(devices: int = 1) -> dict[str, str]:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from plm_jax import config
-from plm_jax.training import loop
+from plm_jax.runs import loop
 from plm_jax.training import state as states
 from plm_jax.training.program import fitted
 from tests.support import tiny

@@ -10,25 +10,25 @@ import numpy as np
 from plm_jax import config, objectives
 from plm_jax.models import settings
 
-MODEL = settings.Decoder(
-    embedding=settings.Embedding(vocab_size=272, width=32),
-    attention=settings.Attention(heads=4, head_dim=8, position=settings.LearnedPositions(length=64)),
-    feed_forward=settings.FeedForward(width=64),
-    stack=settings.Stack(layers=2),
+MODEL = settings.DecoderConfig(
+    embedding=settings.EmbeddingConfig(vocab_size=272, width=32),
+    attention=settings.AttentionConfig(heads=4, head_dim=8, position=settings.LearnedPositions(length=64)),
+    feed_forward=settings.FeedForwardConfig(width=64),
+    stack=settings.StackConfig(layers=2),
 )
-BERT = settings.Encoder(
-    embedding=settings.Embedding(vocab_size=272, width=32, token_types=2, norm=True),
+BERT = settings.EncoderConfig(
+    embedding=settings.EmbeddingConfig(vocab_size=272, width=32, token_types=2, norm=True),
     attention=MODEL.attention,
     feed_forward=MODEL.feed_forward,
-    norm=settings.Norm(placement="post"),
+    norm=settings.NormConfig(placement="post"),
     stack=MODEL.stack,
     head=settings.VocabularyHead(transform="gelu_tanh", bias=True),
     pooler=settings.Pooler(),
 )
 ROBERTA = dataclasses.replace(
     BERT,
-    embedding=settings.Embedding(vocab_size=272, width=32, token_types=1, norm=True),
-    attention=settings.Attention(
+    embedding=settings.EmbeddingConfig(vocab_size=272, width=32, token_types=1, norm=True),
+    attention=settings.AttentionConfig(
         heads=4, head_dim=8, position=settings.LearnedPositions(length=64, offset=2, skips_padding=True)
     ),
     pooler=settings.NoHead(),
@@ -36,29 +36,31 @@ ROBERTA = dataclasses.replace(
 ALBERT = dataclasses.replace(
     BERT,
     embedding=dataclasses.replace(BERT.embedding, embedding_size=16),
-    stack=settings.Stack(layers=4, groups=2),
+    stack=settings.StackConfig(layers=4, groups=2),
 )
 DISTILBERT = dataclasses.replace(
     BERT, embedding=dataclasses.replace(BERT.embedding, token_types=0), pooler=settings.NoHead()
 )
-T5 = settings.EncoderDecoder(
+T5 = settings.EncoderDecoderConfig(
     embedding=MODEL.embedding,
-    attention=settings.Attention(heads=4, head_dim=8, position=settings.RelativeBias(), bias=False, score_scale=1.0),
-    feed_forward=settings.FeedForward(width=64, gated=True, bias=False),
-    norm=settings.Norm(kind="rms"),
+    attention=settings.AttentionConfig(
+        heads=4, head_dim=8, position=settings.RelativeBias(), bias=False, score_scale=1.0
+    ),
+    feed_forward=settings.FeedForwardConfig(width=64, gated=True, bias=False),
+    norm=settings.NormConfig(kind="rms"),
     stack=MODEL.stack,
     decoder_stack=MODEL.stack,
     head=settings.VocabularyHead(tied=False),
-    dropout=settings.Dropout(broadcast=True),
-    initializer=settings.FanIn(),
+    dropout=settings.DropoutConfig(broadcast=True),
+    initializer=settings.FanInConfig(),
 )
-ELECTRA = settings.Electra(
-    embedding=settings.Embedding(vocab_size=272, width=32, token_types=2, norm=True, embedding_size=16),
+ELECTRA = settings.ElectraConfig(
+    embedding=settings.EmbeddingConfig(vocab_size=272, width=32, token_types=2, norm=True, embedding_size=16),
     attention=MODEL.attention,
-    feed_forward=settings.FeedForward(width=64, activation="gelu_exact"),
+    feed_forward=settings.FeedForwardConfig(width=64, activation="gelu_exact"),
     norm=BERT.norm,
     stack=MODEL.stack,
-    generator=settings.Generator(width=8, heads=2, head_dim=4, feed_forward=16, layers=1),
+    generator=settings.GeneratorConfig(width=8, heads=2, head_dim=4, feed_forward=16, layers=1),
 )
 SPANBERT = dataclasses.replace(
     BERT, pooler=settings.NoHead(), span_boundary=settings.SpanBoundary(positions=4, width=8)
@@ -66,7 +68,7 @@ SPANBERT = dataclasses.replace(
 
 LLAMA = dataclasses.replace(
     MODEL,
-    attention=settings.Attention(heads=4, head_dim=8, position=settings.Rotary(), bias=False, kv_heads=2),
+    attention=settings.AttentionConfig(heads=4, head_dim=8, position=settings.Rotary(), bias=False, kv_heads=2),
     feed_forward=T5.feed_forward,
     norm=T5.norm,
     head=T5.head,
@@ -77,43 +79,43 @@ GLM = dataclasses.replace(
 CHATGLM = dataclasses.replace(
     MODEL,
     attention=dataclasses.replace(MODEL.attention, position=settings.Rotary2D()),
-    norm=settings.Norm(placement="deep"),
+    norm=settings.NormConfig(placement="deep"),
 )
 GPT3 = dataclasses.replace(MODEL, attention=dataclasses.replace(MODEL.attention, windows=(0, 5)))
-BART = settings.EncoderDecoder(
-    embedding=settings.Embedding(vocab_size=272, width=32, norm=True),
-    attention=settings.Attention(heads=4, head_dim=8, position=settings.LearnedPositions(length=64, offset=2)),
+BART = settings.EncoderDecoderConfig(
+    embedding=settings.EmbeddingConfig(vocab_size=272, width=32, norm=True),
+    attention=settings.AttentionConfig(heads=4, head_dim=8, position=settings.LearnedPositions(length=64, offset=2)),
     feed_forward=MODEL.feed_forward,
-    norm=settings.Norm(placement="post"),
+    norm=settings.NormConfig(placement="post"),
     stack=MODEL.stack,
     decoder_stack=MODEL.stack,
 )
 TRANSFORMER = dataclasses.replace(
     BART,
-    embedding=settings.Embedding(vocab_size=272, width=32, scale_by_width=True),
-    attention=settings.Attention(heads=4, head_dim=8, position=settings.SinusoidalPositions(), bias=False),
-    initializer=settings.Initializer(std=32**-0.5),
+    embedding=settings.EmbeddingConfig(vocab_size=272, width=32, scale_by_width=True),
+    attention=settings.AttentionConfig(heads=4, head_dim=8, position=settings.SinusoidalPositions(), bias=False),
+    initializer=settings.InitializerConfig(std=32**-0.5),
 )
 
-ELMO = settings.Elmo(
-    embedding=settings.CharacterCNN(
+ELMO = settings.ElmoConfig(
+    embedding=settings.CharacterCNNConfig(
         vocab_size=64, width=8, dim=4, filters=((1, 8), (2, 8), (3, 16)), max_characters=12, highway_layers=2
     ),
-    lstm=settings.Lstm(cell=16),
+    lstm=settings.LstmConfig(cell=16),
 )
 
 # An epoch of the two sources is some hundred rows.
 PLAIN = config.Run(
     model=MODEL,
     objective=objectives.Causal(),
-    data=config.Data(
+    data=config.DataConfig(
         cache_dir="cache",
         length=32,
         sources={"a": config.JsonLines("a.jsonl"), "b": config.JsonLines("b.jsonl")},
         validation_fraction=0.1,
         window_tokens=512,
     ),
-    vocabulary=config.Vocabulary(
+    vocabulary=config.VocabularyConfig(
         spec="bytes",
         eos=256,
         pad=257,
@@ -128,10 +130,10 @@ PLAIN = config.Run(
         sentinels=8,
     ),
     # At the default 1e-8 a gradient that is rounding alone moves its element by a visible part of the rate.
-    optimizer=config.AdamW(epsilon=1e-6, weight_decay=0.1),
+    optimizer=config.AdamWConfig(epsilon=1e-6, weight_decay=0.1),
     schedule=config.ConstantSchedule(1e-3),
-    train=config.Train(steps=6, batch_size=8, seed=1, log_every=1),
-    checkpoint=config.Checkpoint(save_every=3),
+    train=config.TrainConfig(steps=6, batch_size=8, seed=1, log_every=1),
+    checkpoint=config.CheckpointConfig(save_every=3),
 )
 
 
@@ -151,10 +153,10 @@ EVERYTHING = dataclasses.replace(
         steps=24,
         microbatches=2,
         batch_size=16,
-        phases=(config.Phase(until=0.5, length=16), config.Phase(until=1.0)),
+        phases=(config.PhaseConfig(until=0.5, length=16), config.PhaseConfig(until=1.0)),
     ),
-    checkpoint=config.Checkpoint(save_every=4, keep_last=9),
-    evaluation=config.Evaluation(every=10, batch_size=8),
+    checkpoint=config.CheckpointConfig(save_every=4, keep_last=9),
+    evaluation=config.EvaluationConfig(every=10, batch_size=8),
 )
 
 
@@ -170,7 +172,7 @@ def of_t5(run: config.Run, model=T5) -> config.Run:
         run,
         model=model,
         objective=objectives.SpanCorruption(),
-        optimizer=config.Adafactor(min_dim_size_to_factor=16),
+        optimizer=config.AdafactorConfig(min_dim_size_to_factor=16),
         schedule=dataclasses.replace(run.schedule, learning_rate=0.05),
     )
 
@@ -192,7 +194,7 @@ def of_bart(run: config.Run, model=BART) -> config.Run:
 
 
 # A carry is of a batch size.
-BATCHES = (config.Phase(until=0.5), config.Phase(until=1.0, batch_size=32))
+BATCHES = (config.PhaseConfig(until=0.5), config.PhaseConfig(until=1.0, batch_size=32))
 
 
 def of_elmo(run: config.Run, model=ELMO, negative_samples: int = 0) -> config.Run:
@@ -206,8 +208,8 @@ def of_elmo(run: config.Run, model=ELMO, negative_samples: int = 0) -> config.Ru
         model=model,
         objective=objectives.BidirectionalLM(negative_samples),
         data=data,
-        vocabulary=config.Vocabulary(spec="words:words.txt", train_size=64, bos=0, eos=1, unk=2),
-        optimizer=config.Adagrad(initial_accumulator=0.01),
+        vocabulary=config.VocabularyConfig(spec="words:words.txt", train_size=64, bos=0, eos=1, unk=2),
+        optimizer=config.AdagradConfig(initial_accumulator=0.01),
         schedule=dataclasses.replace(run.schedule, learning_rate=0.2),
         train=dataclasses.replace(run.train, phases=run.train.phases and BATCHES),
     )
@@ -230,7 +232,7 @@ RUNS = {
     "bert_everything": of_bert(EVERYTHING, with_dropout(BERT)),
     "roberta": dataclasses.replace(PLAIN, model=ROBERTA, objective=objectives.MaskedLM()),
     "albert": dataclasses.replace(
-        of_bert(PLAIN, ALBERT), optimizer=config.Lamb(), schedule=config.ConstantSchedule(1e-2)
+        of_bert(PLAIN, ALBERT), optimizer=config.LambConfig(), schedule=config.ConstantSchedule(1e-2)
     ),
     "distilbert": dataclasses.replace(PLAIN, model=DISTILBERT, objective=objectives.MaskedLM()),
     "llama": dataclasses.replace(PLAIN, model=LLAMA),

@@ -57,7 +57,7 @@ class Server:
         files = [os.path.join(self._folder, f"{self._count}.{name}") for name in ("out", "err")]
         environment |= {"XLA_FLAGS": xla.flags(devices)}
         self._process.stdin.write(
-            json.dumps([f"plm_jax.{verb}", arguments, os.fspath(folder), environment, files]) + "\n"
+            json.dumps([f"plm_jax.cli.{verb}", arguments, os.fspath(folder), environment, files]) + "\n"
         )
         self._process.stdin.flush()
         status = int(self._process.stdout.readline())
@@ -96,7 +96,7 @@ def import_libraries() -> None:
     import tensorboardX  # noqa: F401
 
     from plm_jax.data import prepare  # noqa: F401
-    from plm_jax.training import loop  # noqa: F401
+    from plm_jax.runs import loop  # noqa: F401
 
     gc.freeze()  # Children do not go through what they share.
 

@@ -39,7 +39,7 @@ def test_no_option_of_a_preset_is_given_twice_and_each_says_what_it_does():
 
 
 def with_mesh(**fields):
-    return dataclasses.replace(PLAIN, mesh=config.Mesh(**fields))
+    return dataclasses.replace(PLAIN, mesh=config.MeshConfig(**fields))
 
 
 def test_the_users_options_come_after_the_presets():

@@ -11,16 +11,17 @@ import pytest
 from plm_jax import config
 from plm_jax.common.errors import UserError
 from plm_jax.models import registry, settings
-from plm_jax.models.protocol import Model
+from plm_jax.models.protocol import ModelConfig
 from plm_jax.models.vocabulary_module import VocabularyModule
-from plm_jax.training import checkpoints, layer_decay, loop, norms, trainable
+from plm_jax.runs import checkpoints, loop
+from plm_jax.training import layer_decay, norms, trainable
 from tests.support import runs
 
 LAYERS, WIDTH = 4, 16
 
 
 @dataclasses.dataclass(frozen=True)
-class Tower(Model):
+class Tower(ModelConfig):
     """A sequence of dense layers, applied to each token; some of them scale their input first."""
 
     kind = "tower"
@@ -32,7 +33,7 @@ class Tower(Model):
 
     @property
     def stacks(self):
-        return (settings.Stack(layers=LAYERS),)
+        return (settings.StackConfig(layers=LAYERS),)
 
     def module(self, dtype):
         return TowerModule(self, dtype)
@@ -105,7 +106,7 @@ def test_decay_goes_by_the_numbers_of_the_layers():
 
 def test_a_part_norms_and_a_resume_go_by_the_layers(tiny, tmp_path):
     train = {"trainable": (r"body/blocks/[13]/.*",), "log_norms": True}
-    sections = {"train": train, "optimizer": config.Lamb(layer_decay=0.9)}
+    sections = {"train": train, "optimizer": config.LambConfig(layer_decay=0.9)}
     loop.pretrain(make(tiny, steps=2, **sections), str(tmp_path / "run"))
     loop.pretrain(make(tiny, steps=3, **sections), str(tmp_path / "run"))
     losses, before, after, trainer, _ = runs.steps(make(tiny, **sections), 1)
@@ -120,7 +121,7 @@ def test_a_part_norms_and_a_resume_go_by_the_layers(tiny, tmp_path):
     assert moved == {SCALE: [True, False, True], KERNEL: [False, True, False, True]}
     names = trainer.part.names(registry.shapes(Tower()))
     assert names == [f"body/blocks/{n}/{leaf}" for leaf in ("norm/scale", "dense/kernel") for n in (1, 3)]
-    assert trainable.Part().names({"blocks": {"a": np.zeros(2)}}) == ["blocks/0/a", "blocks/1/a"]
+    assert trainable.Trainable().names({"blocks": {"a": np.zeros(2)}}) == ["blocks/0/a", "blocks/1/a"]
     values = np.sqrt([1.0, 2.0, 3.0, 4.0])
     assert norms.by_layer(names, values) == pytest.approx({"body/blocks/1": 2.0, "body/blocks/3": 6**0.5})
 
@@ -158,4 +159,4 @@ def test_rows_that_are_not_those_of_the_layers_are_a_mistake(name):
 
 def test_stages_do_not_cut_a_leaf_that_some_layers_lack(tiny):
     with pytest.raises(UserError, match=r"1:4/norm/scale covers only some layers, and mesh.stage=2 cuts.*to 1"):
-        loop.Program(make(tiny, mesh=config.Mesh(stage=2)), jax.devices()[:2])
+        loop.Program(make(tiny, mesh=config.MeshConfig(stage=2)), jax.devices()[:2])

@@ -89,17 +89,17 @@ def expected(module, params, batch, samples):
 @functools.partial(jax.jit, static_argnames=("module", "sampler", "options"))
 def sums(module, params, batch, rngs=None, sampler=None, options=()):
     """Those of the loss; `sampler` instead of the one that draws."""
-    loss = losses.ReplacedToken(**dict(options))
+    loss = losses.ReplacedTokenLoss(**dict(options))
     with pytest.MonkeyPatch.context() as patch:
         if sampler is not None:
             patch.setattr(replaced_token, "_sample", sampler)
         terms, metrics, _ = loss(module, params, batch, rngs, {})
-    return losses.Sums(terms, metrics, loss.weights(module, batch))
+    return losses.LossSums(terms, metrics, loss.weights(module, batch))
 
 
 def means(module, params, batch, rngs=None, sampler=None, options=()):
     found = sums(module, params, batch, rngs, sampler, options)
-    return {name: float(value) for name, value in of_sums(losses.ReplacedToken(**dict(options)), found).items()}
+    return {name: float(value) for name, value in of_sums(losses.ReplacedTokenLoss(**dict(options)), found).items()}
 
 
 def test_the_losses_are_the_published_ones_given_the_samples():
@@ -134,8 +134,8 @@ def test_no_gradient_passes_through_samples():
     def gradient(loss, module, params):
         return jax.jit(jax.grad(lambda params: sum(loss(module, params, batch, None, {})[0].values())))(params)
 
-    both = gradient(losses.ReplacedToken(), module, params)
-    alone = gradient(losses.MaskedLM(), generator, own)
+    both = gradient(losses.ReplacedTokenLoss(), module, params)
+    alone = gradient(losses.MaskedLMLoss(), generator, own)
     for name, leaf in both["generator"].items():
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), leaf, alone[name])
     assert not np.allclose(both["token_embedding"], alone["token_embedding"], atol=1e-2)
@@ -206,8 +206,8 @@ SPANBERT = objectives.get("span_masked_lm", SPECIAL, rate=0.4)
 
 @functools.partial(jax.jit, static_argnames="module")
 def masked_lm(module, params, batch):
-    terms, metrics, _ = losses.MaskedLM()(module, params, batch, None, {})
-    return terms, metrics, losses.MaskedLM().weights(module, batch)
+    terms, metrics, _ = losses.MaskedLMLoss()(module, params, batch, None, {})
+    return terms, metrics, losses.MaskedLMLoss().weights(module, batch)
 
 
 def test_each_target_is_predicted_as_masked_and_from_its_boundaries():
@@ -226,7 +226,7 @@ def test_each_target_is_predicted_as_masked_and_from_its_boundaries():
     assert weights == {"masked_lm": num_targets, "boundary": num_counted} and num_counted < num_targets
     np.testing.assert_allclose(terms["masked_lm"], of_masks, rtol=1e-5)
     np.testing.assert_allclose(terms["boundary"], of_spans, rtol=1e-5)
-    found = of_sums(losses.MaskedLM(), losses.Sums(terms, metrics, weights))
+    found = of_sums(losses.MaskedLMLoss(), losses.LossSums(terms, metrics, weights))
     np.testing.assert_allclose(found["nll"], of_masks / num_targets, rtol=1e-5)
     np.testing.assert_allclose(found["boundary_loss"], of_spans / num_counted, rtol=1e-5)
     np.testing.assert_allclose(found["loss"], of_masks / num_targets + of_spans / num_counted, rtol=1e-5)

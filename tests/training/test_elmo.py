@@ -20,8 +20,9 @@ from plm_jax.losses import sampled_softmax
 from plm_jax.losses.cross_entropy import linear_cross_entropy
 from plm_jax.models import registry
 from plm_jax.planning import plan as planning
-from plm_jax.training import flops, loop, optimizers, resume, state, step, warm_start
-from plm_jax.training.checkpoints import Checkpoints
+from plm_jax.runs import loop, resume, warm_start
+from plm_jax.runs.checkpoints import Checkpoints
+from plm_jax.training import flops, optimizers, state, step
 from tests.support import runs, tiny
 
 ROOT = keys.from_seed(7)
@@ -118,7 +119,7 @@ def model_and_batch(rows=4, length=5):
 @functools.partial(jax.jit, static_argnames=("model", "negative_samples"))
 def loss_of(model, params, batch, rngs, carry, negative_samples=0):
     """The sum, the weight, the metrics and the carry."""
-    loss = losses.BidirectionalLM(negative_samples=negative_samples)
+    loss = losses.BidirectionalLMLoss(negative_samples=negative_samples)
     terms, metrics, carry = loss(model, params, batch, rngs, carry)
     return terms["bidirectional_lm"], loss.weights(model, batch)["bidirectional_lm"], *metrics.values(), carry
 
@@ -162,7 +163,7 @@ def test_no_gradient_reaches_the_batch_before():
         after = loss(params, first, carry)[1]
         return loss(params, second, jax.lax.stop_gradient(after) if cut else after)[0]
 
-    run = step.train_step(losses.BidirectionalLM(), model, optax.sgd(0.0), dropout=False)
+    run = step.train_step(losses.BidirectionalLMLoss(), model, optax.sgd(0.0), dropout=False)
     digest = {"digest": jnp.zeros((4, 2), jnp.uint32)}
     run = jax.jit(run)
     after, _ = run(state.new_state(params, optax.sgd(0.0), carry), first | digest, ROOT, 0.0)
@@ -179,7 +180,7 @@ def test_microbatches_carry_each_row_on():
 
     def once(count):
         sgd = optax.sgd(1.0)
-        run = step.train_step(losses.BidirectionalLM(), model, sgd, count)
+        run = step.train_step(losses.BidirectionalLMLoss(), model, sgd, count)
         return jax.jit(run)(state.new_state(params, sgd, carry), batch, ROOT, 1.0)
 
     whole, metrics = once(1)
@@ -193,7 +194,7 @@ def test_the_recipe_makes_the_updates_of_a_loss_summed_over_the_steps_of_a_row()
     """bilm-tf's Adagrad and clip on 20 times the gradient, and the config's on the gradient."""
     rng = np.random.default_rng(0)
     theirs, ours = (
-        optimizers.build(config.Adagrad(initial_accumulator=initial, clip_norm=clip))
+        optimizers.build(config.AdagradConfig(initial_accumulator=initial, clip_norm=clip))
         for initial, clip in ((1.0, 10.0), (1 / 400, 0.5))
     )
     params = {"w": jnp.zeros(5)}
@@ -210,7 +211,7 @@ def test_the_recipe_makes_the_updates_of_a_loss_summed_over_the_steps_of_a_row()
 
 @functools.cache
 def trained(folder, **sizes):
-    changed = {"mesh": config.Mesh(**sizes), "train": {"steps": 5, "phases": ()}, "schedule": {"warmup_steps": 0}}
+    changed = {"mesh": config.MeshConfig(**sizes), "train": {"steps": 5, "phases": ()}, "schedule": {"warmup_steps": 0}}
     run = runs.make(folder, tiny.RUNS["elmo_everything"], **changed)
     return runs.steps(run, int(np.prod(list(sizes.values()))))
 

@@ -29,7 +29,7 @@ def changed(name, **fields):
     return dataclasses.replace(RUNS[name], model=dataclasses.replace(RUNS[name].model, **fields))
 
 
-RELU = settings.FeedForward(width=64, activation="relu", bias=False)
+RELU = settings.FeedForwardConfig(width=64, activation="relu", bias=False)
 # What each published family trains, and the meshes on which the tests train it by default.
 FAMILIES = {
     "bert": (RUNS["bert"], "data_context"),
@@ -38,7 +38,7 @@ FAMILIES = {
     "electra": (RUNS["electra"], "data_tensor"),
     "distilbert": (RUNS["distilbert"], "data_fsdp"),
     "spanbert": (RUNS["spanbert"], "stage_fsdp"),
-    "gpt1": (changed("plain", norm=settings.Norm(placement="post")), "three"),
+    "gpt1": (changed("plain", norm=settings.NormConfig(placement="post")), "three"),
     "gpt2": (RUNS["plain"], "tensor_context"),
     "gpt3": (RUNS["gpt3"], "stage_context"),
     "llama": (RUNS["llama"], "data_tensor"),  # More devices than heads of keys.
@@ -78,7 +78,7 @@ def drawn(model):
 
 def trained(folder, run, dropout, **sizes):
     """The losses of five steps, and the parameters before and after them."""
-    run = runs.make(folder, run, dropout, mesh=config.Mesh(**{"data": 1} | sizes), train={"steps": 5})
+    run = runs.make(folder, run, dropout, mesh=config.MeshConfig(**{"data": 1} | sizes), train={"steps": 5})
     return runs.steps(run, int(np.prod(list(sizes.values()))), drawn(run.model))[:3]
 
 

@@ -194,14 +194,14 @@ def test_blanks_cost_what_all_places_would_with_no_weight_on_the_text():
     example = {"tokens": np.arange(10, 10 + objective.input_length(32))}
     rows = [objective(example, np.random.default_rng(seed)) for seed in range(3)]
     batch = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
-    model = registry.build(dataclasses.replace(tiny.GLM, embedding=settings.Embedding(40, 32)))
+    model = registry.build(dataclasses.replace(tiny.GLM, embedding=settings.EmbeddingConfig(40, 32)))
     params = nn.unbox(jax.jit(functools.partial(registry.init_params, model))(jax.random.key(0)))
-    got = sums(losses.MaskedLM(), model, params, batch)
+    got = sums(losses.MaskedLMLoss(), model, params, batch)
     whole = {name: np.zeros(batch["tokens"].shape, batch[name].dtype) for name in ("targets", "target_weights")}
     for row, at in enumerate(batch["target_positions"]):
         real = batch["target_weights"][row] > 0
         for name in whole:
             whole[name][row, at[real]] = batch[name][row, real]
-    want = sums(losses.NextToken(), model, params, batch | whole)
+    want = sums(losses.NextTokenLoss(), model, params, batch | whole)
     assert got[2] == want[2] > 20
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), got, want)

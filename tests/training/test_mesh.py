@@ -13,8 +13,9 @@ from jax.experimental import topologies
 from plm_jax import config
 from plm_jax.common.errors import UserError
 from plm_jax.models import settings
-from plm_jax.training import loop, mesh
-from plm_jax.training.checkpoints import Checkpoints, load_params
+from plm_jax.runs import loop
+from plm_jax.runs.checkpoints import Checkpoints, load_params
+from plm_jax.training import mesh
 from plm_jax.training.program import Program
 from tests.support import runs
 from tests.support.tiny import RUNS
@@ -22,7 +23,7 @@ from tests.support.tiny import RUNS
 
 def fresh(folder, **sizes):
     """A trainer on a mesh, and the state before its first step."""
-    run = runs.make(folder, mesh=config.Mesh(**{"data": 1} | sizes))
+    run = runs.make(folder, mesh=config.MeshConfig(**{"data": 1} | sizes))
     trainer = loop.Trainer(run, jax.devices()[: int(np.prod(list(sizes.values())))])
     return trainer, trainer.new_state()
 
@@ -65,7 +66,9 @@ def odd(folder, **sizes):
     """A run of a model with 273 tokens, which no mesh divides."""
     embedding = dataclasses.replace(RUNS["plain"].model.embedding, vocab_size=273)
     head = settings.VocabularyHead(tied=False, bias=True)
-    return runs.make(folder, RUNS["dropout"], model={"embedding": embedding, "head": head}, mesh=config.Mesh(**sizes))
+    return runs.make(
+        folder, RUNS["dropout"], model={"embedding": embedding, "head": head}, mesh=config.MeshConfig(**sizes)
+    )
 
 
 def test_what_does_not_divide_is_left_whole(tiny):
@@ -78,8 +81,8 @@ def test_a_vocabulary_that_tensor_does_not_divide_is_padded_where_it_lies_and_no
     run = dataclasses.replace(
         odd(tiny, data=1, fsdp=2, tensor=4),
         train=dataclasses.replace(RUNS["plain"].train, steps=4),
-        checkpoint=config.Checkpoint(save_every=2),
-        evaluation=config.Evaluation(every=4, max_batches=1, batch_size=8),
+        checkpoint=config.CheckpointConfig(save_every=2),
+        evaluation=config.EvaluationConfig(every=4, max_batches=1, batch_size=8),
     )
     state = Program(run).abstract_state
     shapes = {leaf.sharding.shard_shape(leaf.shape) for leaf in jax.tree.leaves(state) if 276 in leaf.shape}
@@ -99,7 +102,7 @@ def test_a_vocabulary_that_tensor_does_not_divide_is_padded_where_it_lies_and_no
         assert runs.column(tmp_path / "resumed", metric) == runs.column(tmp_path / "whole", metric)
     # Another mesh has another padding, or none.
     with Checkpoints(str(tmp_path / "whole"), run.checkpoint) as checkpoints:
-        here = Program(dataclasses.replace(run, mesh=config.Mesh(data=1)), jax.devices()[:1])
+        here = Program(dataclasses.replace(run, mesh=config.MeshConfig(data=1)), jax.devices()[:1])
         restored = checkpoints.restore(4, here.abstract_state)
     np.testing.assert_array_equal(restored.params["head"], whole["head",])
 
@@ -117,11 +120,11 @@ def test_a_vocabulary_that_tensor_does_not_divide_is_padded_where_it_lies_and_no
 )
 def test_a_mesh_that_does_not_fit_is_said(sizes, says):
     with pytest.raises(UserError, match=says):
-        mesh.build(config.Mesh(**sizes), jax.devices()[:8])
+        mesh.build(config.MeshConfig(**sizes), jax.devices()[:8])
 
 
 def test_what_is_left_goes_to_minus_one():
-    assert dict(mesh.build(config.Mesh(tensor=2), jax.devices()[:8]).shape)["data"] == 4
+    assert dict(mesh.build(config.MeshConfig(tensor=2), jax.devices()[:8]).shape)["data"] == 4
 
 
 @pytest.mark.parametrize(
@@ -144,7 +147,7 @@ def test_what_is_left_goes_to_minus_one():
 )
 def test_a_batch_that_a_mesh_does_not_divide_is_told_the_nearest_that_it_does(name, sizes, fields, says):
     train = dataclasses.replace(RUNS[name].train, **fields)
-    run = dataclasses.replace(RUNS[name], train=train, mesh=config.Mesh(**{"data": 1} | sizes))
+    run = dataclasses.replace(RUNS[name], train=train, mesh=config.MeshConfig(**{"data": 1} | sizes))
     with pytest.raises(UserError, match=says):
         Program(run, jax.devices()[:8])
 
@@ -167,7 +170,7 @@ def test_only_stages_and_copies_go_from_slice_to_slice():
 
     def crossing(**sizes):
         """The axes along which the slice changes."""
-        built = mesh.build(config.Mesh(**{"data": 1} | sizes), devices)
+        built = mesh.build(config.MeshConfig(**{"data": 1} | sizes), devices)
         slices = np.vectorize(lambda device: device.slice_index)(built.devices)
         axes = enumerate(built.axis_names)
         return {name for axis, name in axes if (slices != np.take(slices, [0], axis)).any()}

@@ -7,7 +7,8 @@ import pytest
 
 from plm_jax import config
 from plm_jax.models import registry
-from plm_jax.training import loop, norms, spikes
+from plm_jax.runs import loop
+from plm_jax.training import norms, spikes
 from tests.support import runs
 from tests.support import tiny as tiny_runs
 
@@ -25,7 +26,7 @@ def test_a_step_whose_numbers_are_lost_changes_the_step_and_nothing_else(tiny_co
     if name == "elmo":
         assert verb("prepare", f"--config={tiny_copy}/tiny.py:elmo").status == 0
     changed = {**changed, "train": {"log_norms": True, **changed.get("train", {})}}
-    mesh = config.Mesh(data=2, fsdp=2, tensor=2) if devices > 1 else config.Mesh()
+    mesh = config.MeshConfig(data=2, fsdp=2, tensor=2) if devices > 1 else config.MeshConfig()
     trainer = loop.Trainer(runs.make(tiny_copy, tiny_runs.RUNS[name], mesh=mesh, **changed), jax.devices()[:devices])
     state, train_step = trainer.new_state(), trainer.stage_step(trainer.stages[0])
     batches, fresh = trainer.batches(0), jax.device_get(state)

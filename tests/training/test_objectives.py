@@ -14,15 +14,15 @@ from plm_jax.models import registry, settings
 from plm_jax.training import flops
 
 PARTS = {
-    "embedding": settings.Embedding(300, 16, token_types=2),
-    "attention": settings.Attention(2, 8, settings.NoPositions()),
-    "feed_forward": settings.FeedForward(24),
-    "stack": settings.Stack(2),
+    "embedding": settings.EmbeddingConfig(300, 16, token_types=2),
+    "attention": settings.AttentionConfig(2, 8, settings.NoPositions()),
+    "feed_forward": settings.FeedForwardConfig(24),
+    "stack": settings.StackConfig(2),
 }
 MODELS = {
-    "decoder": settings.Decoder(**PARTS),
-    "encoder": settings.Encoder(**PARTS, head=settings.VocabularyHead(bias=True), pooler=settings.Pooler()),
-    "encoder_decoder": settings.EncoderDecoder(**PARTS, decoder_stack=settings.Stack(1)),
+    "decoder": settings.DecoderConfig(**PARTS),
+    "encoder": settings.EncoderConfig(**PARTS, head=settings.VocabularyHead(bias=True), pooler=settings.Pooler()),
+    "encoder_decoder": settings.EncoderDecoderConfig(**PARTS, decoder_stack=settings.StackConfig(1)),
 }
 
 
@@ -31,11 +31,11 @@ def make(objective):
     return config.Run(
         model=MODELS[objective.architectures[0]],
         objective=objective,
-        data=config.Data("cache", 64, {"a": config.TextFiles("a")}),
-        vocabulary=config.Vocabulary("bytes", pad=256, eos=257, mask=258, sentinels=30),
-        optimizer=config.AdamW(),
+        data=config.DataConfig("cache", 64, {"a": config.TextFiles("a")}),
+        vocabulary=config.VocabularyConfig("bytes", pad=256, eos=257, mask=258, sentinels=30),
+        optimizer=config.AdamWConfig(),
         schedule=config.ConstantSchedule(1e-3),
-        train=config.Train(steps=5, batch_size=4),
+        train=config.TrainConfig(steps=5, batch_size=4),
     )
 
 

@@ -55,8 +55,12 @@ def test_rsqrt_is_flat_until_the_warm_up_ends():
 
 
 def test_by_tokens_a_growing_batch_has_the_rate_of_its_tokens():
-    phases = (config.Phase(0.4, length=8, batch_size=2), config.Phase(0.7, length=8, batch_size=8), config.Phase(1.0))
-    train = config.Train(steps=100, batch_size=16, phases=phases)
+    phases = (
+        config.PhaseConfig(0.4, length=8, batch_size=2),
+        config.PhaseConfig(0.7, length=8, batch_size=8),
+        config.PhaseConfig(1.0),
+    )
+    train = config.TrainConfig(steps=100, batch_size=16, phases=phases)
     stages = config.stages(dataclasses.replace(tiny.PLAIN, train=train))
     fields = {"learning_rate": 0.5, "warmup_steps": 20, "decay_steps": 90, "final_fraction": 0.1}
     rate = config.CosineSchedule(**fields, by_tokens=True).rate(100, stages)
@@ -220,17 +224,17 @@ def published(settings, params, steps=20):
 @pytest.mark.parametrize(
     "settings",
     [
-        config.AdamW(0.8, 0.9, 1e-3, weight_decay=0.1, clip_norm=0.0),
-        config.AdamW(0.8, 0.9, 1e-3, weight_decay=0.1, clip_norm=30.0),
-        config.AdamW(0.8, 0.9, 1e-3, weight_decay=0.1, clip_norm=30.0, bias_correction=False),
-        config.AdamW(0.8, 0.9, 1e-3, weight_decay=0.1, clip_norm=30.0, decay_norms_and_biases=True),
-        config.Lamb(0.8, 0.9, clip_norm=30.0, weight_decay=0.1),
-        config.Lamb(0.8, 0.9, weight_decay=0.0, clip_norm=0.0, bias_correction=True),
-        config.Adafactor(min_dim_size_to_factor=5),
-        config.Adafactor(min_dim_size_to_factor=5, clipping_threshold=0.3, clip_norm=30.0),
-        config.Adafactor(multiply_by_parameter_scale=False, decay_exponent=0.5),
-        config.Adagrad(),
-        config.Adagrad(initial_accumulator=0.1, clip_norm=0.0),
+        config.AdamWConfig(0.8, 0.9, 1e-3, weight_decay=0.1, clip_norm=0.0),
+        config.AdamWConfig(0.8, 0.9, 1e-3, weight_decay=0.1, clip_norm=30.0),
+        config.AdamWConfig(0.8, 0.9, 1e-3, weight_decay=0.1, clip_norm=30.0, bias_correction=False),
+        config.AdamWConfig(0.8, 0.9, 1e-3, weight_decay=0.1, clip_norm=30.0, decay_norms_and_biases=True),
+        config.LambConfig(0.8, 0.9, clip_norm=30.0, weight_decay=0.1),
+        config.LambConfig(0.8, 0.9, weight_decay=0.0, clip_norm=0.0, bias_correction=True),
+        config.AdafactorConfig(min_dim_size_to_factor=5),
+        config.AdafactorConfig(min_dim_size_to_factor=5, clipping_threshold=0.3, clip_norm=30.0),
+        config.AdafactorConfig(multiply_by_parameter_scale=False, decay_exponent=0.5),
+        config.AdagradConfig(),
+        config.AdagradConfig(initial_accumulator=0.1, clip_norm=0.0),
     ],
     ids=str,
 )
@@ -250,21 +254,21 @@ def test_adafactor_is_that_of_transformers():
         torch,
         lambda p: transformers.Adafactor(p, lr=1.0, relative_step=False, scale_parameter=True, warmup_init=False),
     )
-    close(train(config.Adafactor(min_dim_size_to_factor=1), parameters()), want)
+    close(train(config.AdafactorConfig(min_dim_size_to_factor=1), parameters()), want)
 
 
 def test_adam_that_decays_all_is_that_of_torch_with_one_group():
     """As fairseq builds it: its Adam takes the rate times the decay off the weights, too (fairseq/optim/adam.py)."""
     torch = pytest.importorskip("torch")
     want = torch_train(torch, lambda p: torch.optim.AdamW(p, betas=(0.8, 0.9), eps=1e-3, weight_decay=0.1))
-    settings = config.AdamW(0.8, 0.9, 1e-3, weight_decay=0.1, clip_norm=0.0, decay_norms_and_biases=True)
+    settings = config.AdamWConfig(0.8, 0.9, 1e-3, weight_decay=0.1, clip_norm=0.0, decay_norms_and_biases=True)
     close(train(settings, parameters()), want)
 
 
 def test_adagrad_is_that_of_torch():
     torch = pytest.importorskip("torch")
     want = torch_train(torch, lambda p: torch.optim.Adagrad(p, initial_accumulator_value=1.0, eps=0.0))
-    close(train(config.Adagrad(clip_norm=0.0), parameters()), want)
+    close(train(config.AdagradConfig(clip_norm=0.0), parameters()), want)
 
 
 def torch_train(torch, make) -> dict[str, np.ndarray]:
@@ -302,9 +306,9 @@ def test_lamb_and_adafactor_take_steps_relative_to_each_layer(sizes):
         updates, _ = optimizer.update(grads, optimizer.init(params), params, learning_rate=0.1)
         return updates["blocks"]["kernel"] / sizes
 
-    lamb_step = first(config.Lamb(weight_decay=0.0, epsilon=0.0, clip_norm=0.0))
+    lamb_step = first(config.LambConfig(weight_decay=0.0, epsilon=0.0, clip_norm=0.0))
     np.testing.assert_allclose(np.sqrt((lamb_step**2).sum((1, 2))), 0.1 * np.sqrt(91), rtol=1e-5)
-    adafactor_step = first(config.Adafactor(min_dim_size_to_factor=2, parameter_epsilon=0.0))
+    adafactor_step = first(config.AdafactorConfig(min_dim_size_to_factor=2, parameter_epsilon=0.0))
     want = -0.1 * np.sqrt(91 / 6) * np.sign(np.outer(rows, columns))
     np.testing.assert_allclose(adafactor_step, np.stack([want, want]), rtol=1e-4)
 
@@ -313,14 +317,19 @@ def test_a_given_norm_is_what_gradients_are_clipped_by():
     params, grads = ({"kernel": np.float32(values)} for values in ([[1, 2]], [[3, -4]]))
 
     def update(clip_norm, **given):
-        optimizer = optimizers.build(config.Adagrad(clip_norm=clip_norm))
+        optimizer = optimizers.build(config.AdagradConfig(clip_norm=clip_norm))
         return optimizer.update(grads, optimizer.init(params), params, learning_rate=rate(0), **given)[0]
 
     doubled = update(1.0, grad_norm=2 * optimizers.global_norm(grads))
     np.testing.assert_allclose(doubled["kernel"], update(0.5)["kernel"], rtol=1e-5)
 
 
-KINDS = [config.AdamW(), config.Lamb(), config.Adafactor(min_dim_size_to_factor=16), config.Adagrad()]
+KINDS = [
+    config.AdamWConfig(),
+    config.LambConfig(),
+    config.AdafactorConfig(min_dim_size_to_factor=16),
+    config.AdagradConfig(),
+]
 
 
 @pytest.mark.parametrize("settings", KINDS, ids=lambda settings: settings.kind)
@@ -338,8 +347,8 @@ def placed(settings, **sizes):
     optimizer = optimizers.build(settings)
     params = lambda: state.init_params(Decoder(tiny.MODEL), keys.from_seed(0))  # noqa: E731
     boxed = jax.eval_shape(lambda: state.new_state(params(), optimizer))
-    devices = mesh.build(config.Mesh(**sizes), jax.devices()[:8])
-    like = mesh.stored(boxed, devices, config.Mesh().rules)
+    devices = mesh.build(config.MeshConfig(**sizes), jax.devices()[:8])
+    like = mesh.stored(boxed, devices, config.MeshConfig().rules)
     return optimizer, nn.unbox(boxed), jax.tree.map(lambda leaf: leaf.sharding, like)
 
 
@@ -377,7 +386,7 @@ def test_a_sharded_update_is_that_of_one_device_and_of_matrices_an_eighth(settin
 
 @pytest.mark.parametrize("bias_correction", [True, False])
 def test_a_first_moment_in_bfloat16_is_rounded_where_it_is_kept_alone(bias_correction):
-    settings = config.AdamW(first_moment="bfloat16", bias_correction=bias_correction, epsilon=1e-6, clip_norm=0.0)
+    settings = config.AdamWConfig(first_moment="bfloat16", bias_correction=bias_correction, epsilon=1e-6, clip_norm=0.0)
     optimizer = optimizers.build(settings)
     params, grads = {"x": np.ones(50, np.float32)}, np.random.default_rng(0).normal(size=(3, 50)).astype(np.float32)
     current, kept = optimizer.init(params), {}

@@ -13,25 +13,25 @@ import pytest
 from plm_jax import config
 from plm_jax.common.errors import UserError
 from plm_jax.models import settings
-from plm_jax.training import loop
+from plm_jax.runs import loop
 from plm_jax.training.program import Program
 from tests.support import runs
 from tests.support.tiny import PLAIN
 
 PHASES = (
-    config.Phase(until=0.5, mesh={"data": 8}),
-    config.Phase(until=1.0, batch_size=4, mesh={"fsdp": 4, "tensor": 2}),
+    config.PhaseConfig(until=0.5, mesh={"data": 8}),
+    config.PhaseConfig(until=1.0, batch_size=4, mesh={"fsdp": 4, "tensor": 2}),
 )
 
 
 def make(folder, meshes=True):
     """Four steps of 8 rows and four of 4, saved on the way."""
-    phases = PHASES if meshes else tuple(config.Phase(p.until, batch_size=p.batch_size) for p in PHASES)
+    phases = PHASES if meshes else tuple(config.PhaseConfig(p.until, batch_size=p.batch_size) for p in PHASES)
     # A vocabulary that `tensor` divides only when it is padded.
-    model = {"stack": settings.Stack(layers=1), "embedding": settings.Embedding(vocab_size=273, width=32)}
+    model = {"stack": settings.StackConfig(layers=1), "embedding": settings.EmbeddingConfig(vocab_size=273, width=32)}
     train, checkpoint = {"steps": 8, "phases": phases}, {"save_every": 2, "keep_last": 9}
     evaluation = {"every": 6, "batch_size": 4}
-    mesh = config.Mesh(data=1)
+    mesh = config.MeshConfig(data=1)
     return runs.make(
         folder, PLAIN, 0.1, model=model, train=train, checkpoint=checkpoint, evaluation=evaluation, mesh=mesh
     )
@@ -104,15 +104,15 @@ def test_the_rate_goes_by_the_tokens_of_all_phases(tiny):
 
 def test_phases_that_are_over_need_fit_no_mesh_of_those_to_come(tiny):
     phases = (
-        config.Phase(until=0.25, batch_size=2, mesh={"data": 2}),
-        config.Phase(until=0.5, mesh={"data": 4, "tensor": 2}),
-        config.Phase(until=1.0, batch_size=16, mesh={"data": 8}),
+        config.PhaseConfig(until=0.25, batch_size=2, mesh={"data": 2}),
+        config.PhaseConfig(until=0.5, mesh={"data": 4, "tensor": 2}),
+        config.PhaseConfig(until=1.0, batch_size=16, mesh={"data": 8}),
     )
-    run = runs.make(tiny, train={"steps": 8, "phases": phases}, mesh=config.Mesh(data=1))
+    run = runs.make(tiny, train={"steps": 8, "phases": phases}, mesh=config.MeshConfig(data=1))
     with pytest.raises(UserError, match="does not fit 8 devices"):
         Program(run)
     # As the stages of a checkpoint are, which tells no meshes.
-    stages = [dataclasses.replace(stage, mesh=config.Mesh()) for stage in config.stages(run)[:1]]
+    stages = [dataclasses.replace(stage, mesh=config.MeshConfig()) for stage in config.stages(run)[:1]]
     program = Program(run, None, [*stages, *config.stages(run)[1:]], first_step=2)
     assert program.batch_size == run.train.batch_size and program.mesh.shape["data"] == 4
     assert program.at(program.stages[-1]).mesh.shape["data"] == 8
@@ -121,11 +121,14 @@ def test_phases_that_are_over_need_fit_no_mesh_of_those_to_come(tiny):
 
 
 def test_a_phase_whose_batch_does_not_fit_its_mesh_is_refused(tiny):
-    phases = (config.Phase(until=0.5, mesh={"fsdp": 8}), config.Phase(until=1.0, batch_size=4, mesh={"fsdp": 8}))
+    phases = (
+        config.PhaseConfig(until=0.5, mesh={"fsdp": 8}),
+        config.PhaseConfig(until=1.0, batch_size=4, mesh={"fsdp": 8}),
+    )
     with pytest.raises(UserError, match=r"batch of 4 .* 8 "):
-        Program(runs.make(tiny, train={"phases": phases}, mesh=config.Mesh(data=1)))
+        Program(runs.make(tiny, train={"phases": phases}, mesh=config.MeshConfig(data=1)))
 
 
 def test_an_axis_that_is_none_is_refused():
     with pytest.raises(UserError, match=r"'fdsp'.*fsdp"):
-        config.Phase(until=1.0, mesh={"fdsp": 8})
+        config.PhaseConfig(until=1.0, mesh={"fdsp": 8})

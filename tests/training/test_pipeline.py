@@ -20,18 +20,18 @@ from tests.support.tiny import RUNS
 
 def make(folder, name, stack, **sizes):
     """One of RUNS with dropout and another stack, on a mesh; where parameters are shared with LAMB."""
-    run = RUNS[name] if stack.groups is None else dataclasses.replace(RUNS[name], optimizer=config.Lamb())
+    run = RUNS[name] if stack.groups is None else dataclasses.replace(RUNS[name], optimizer=config.LambConfig())
     run = runs.make(folder, run, 0.1, model={"stack": stack}, train={"steps": 4, "phases": ()})
-    return runs.make(folder, run, mesh=config.Mesh(**({"data": 1} | sizes)))
+    return runs.make(folder, run, mesh=config.MeshConfig(**({"data": 1} | sizes)))
 
 
 @pytest.mark.parametrize(
     ("name", "stack", "sizes", "kernel"),
     [
         # Segments, and microbatches of the step; four stages, which use the kernel.
-        ("separate", settings.Stack(layers=4), {"stage": 4, "data": 2}, "flash"),
+        ("separate", settings.StackConfig(layers=4), {"stage": 4, "data": 2}, "flash"),
         # All stages share the parameters of one group of layers, and the pair of blocks in it; by ALBERT's optimizer.
-        ("plain", settings.Stack(layers=4, groups=1, inner=2), {"stage": 2}, "xla"),
+        ("plain", settings.StackConfig(layers=4, groups=1, inner=2), {"stage": 2}, "xla"),
     ],
     ids=["segments", "shared"],
 )
@@ -49,7 +49,7 @@ def test_losses_and_updates_are_those_of_one_device(tiny, name, stack, sizes, ke
 
 def traced(folder, microbatches, **sizes):
     """The program of a step, traced, and what it is of; on as many devices as its mesh takes."""
-    run = make(folder, "plain", settings.Stack(layers=4), **sizes)
+    run = make(folder, "plain", settings.StackConfig(layers=4), **sizes)
     run = runs.make(folder, run, model={"pipeline_microbatches": microbatches})
     program = Program(run, jax.devices()[: int(np.prod(list(sizes.values())))])
     (stage,) = program.stages
@@ -121,7 +121,7 @@ def test_microbatches_are_the_most_that_divide(wanted, stages, rows, count):
     ],
 )
 def test_what_stages_cannot_cut_is_refused(tiny, name, model, sizes, says):
-    run = dataclasses.replace(RUNS[name], mesh=config.Mesh(**({"data": 1} | sizes)))
+    run = dataclasses.replace(RUNS[name], mesh=config.MeshConfig(**({"data": 1} | sizes)))
     run = runs.make(tiny, run, model=dataclasses.replace(run.model, **model))
     with pytest.raises(UserError, match=says):
         Program(run, jax.devices()[: int(np.prod(list(sizes.values())))])

@@ -58,7 +58,7 @@ def model_and_batch(rows=8, length=16):
 
 def test_microbatches_of_unequal_target_counts_are_one_batch():
     model, params, batch = model_and_batch()
-    loss = losses.NextToken(label_smoothing=0.1, z_loss=0.01)
+    loss = losses.NextTokenLoss(label_smoothing=0.1, z_loss=0.01)
     optimizer = optax.sgd(1.0)
 
     def once(count):
@@ -80,7 +80,7 @@ def test_metrics_are_means_over_target_tokens():
     logits = np.asarray(model.apply({"params": params}, batch["tokens"]), np.float64)
     nll = np.log(np.exp(logits).sum(-1)) - np.take_along_axis(logits, batch["targets"][..., None], -1)[..., 0]
     weights = batch["target_weights"]
-    run = step.train_step(losses.NextToken(), model, optax.sgd(1.0))
+    run = step.train_step(losses.NextTokenLoss(), model, optax.sgd(1.0))
     after, metrics = jax.jit(run)(state.new_state(params, optax.sgd(1.0)), batch, ROOT, 0.25)
     np.testing.assert_allclose(metrics["loss"], (nll * weights).sum() / weights.sum(), rtol=1e-6)
     hits = (logits.argmax(-1) == batch["targets"]) * weights

@@ -15,19 +15,19 @@ from plm_jax.training import optimizers, state, step
 from tests.golden import FOLDER
 
 # As in tests/golden/make_training.py, which is not imported because it imports torch.
-ADAMW = config.AdamW(b1=0.9, b2=0.95, epsilon=1e-8, weight_decay=0.1, clip_norm=0.5)
+ADAMW = config.AdamWConfig(b1=0.9, b2=0.95, epsilon=1e-8, weight_decay=0.1, clip_norm=0.5)
 # transformers factors every matrix.
-ADAFACTOR = config.Adafactor(clip_norm=0.5, min_dim_size_to_factor=1)
+ADAFACTOR = config.AdafactorConfig(clip_norm=0.5, min_dim_size_to_factor=1)
 RECIPES = {
-    "gpt2": (ADAMW, 2e-3, losses.NextToken()),
-    "bert": (ADAMW, 2e-3, losses.MaskedLM()),
-    "t5": (ADAFACTOR, 0.05, losses.NextToken()),
+    "gpt2": (ADAMW, 2e-3, losses.NextTokenLoss()),
+    "bert": (ADAMW, 2e-3, losses.MaskedLMLoss()),
+    "t5": (ADAFACTOR, 0.05, losses.NextTokenLoss()),
 }
 MICROBATCHES = 2
 
 
 @functools.cache
-def compiled(family: str, model: settings.Transformer):
+def compiled(family: str, model: settings.TransformerConfig):
     """Returns the step of a recipe, its optimizer and its learning rate by step."""
     recipe, peak, loss = RECIPES[family]
     optimizer, rate = optimizers.build(recipe), config.ConstantSchedule(peak, warmup_steps=5).rate(20)

@@ -48,7 +48,7 @@ def batches_of(kind):
 
 def ours(pretrained, batches, lm):
     """The losses and the last parameters, in two microbatches of unequal counts."""
-    settings = config.AdamW(weight_decay=DECAY, epsilon=1e-8, clip_norm=1.0)
+    settings = config.AdamWConfig(weight_decay=DECAY, epsilon=1e-8, clip_norm=1.0)
     rate = config.LinearSchedule(PEAK, warmup_steps=WARMUP).rate(STEPS)
     optimizer, model = optimizers.build(settings), registry.build(pretrained.model)
     loss = losses.get("task", lm_coefficient=lm)

@@ -10,15 +10,16 @@ import pytest
 from plm_jax import config
 from plm_jax.common.errors import UserError
 from plm_jax.models import registry
-from plm_jax.training import checkpoints, layer_decay, loop, optimizers
+from plm_jax.runs import checkpoints, loop
+from plm_jax.training import layer_decay, optimizers
 from plm_jax.training.program import Program
-from plm_jax.training.trainable import Part
+from plm_jax.training.trainable import Trainable
 from tests.support import runs
 from tests.support import tiny as tiny_config
 
 # The top layer's attention and feed-forward, the norm after it, and, tied to the head, no embedding.
 TOP = (r"stack/blocks/1/.*", "stack/final_norm/.*")
-OPTIMIZERS = [config.AdamW(weight_decay=0.1), config.Adafactor(min_dim_size_to_factor=16)]
+OPTIMIZERS = [config.AdamWConfig(weight_decay=0.1), config.AdafactorConfig(min_dim_size_to_factor=16)]
 
 
 def made(folder, steps=3, trainable=TOP, **sections):
@@ -57,14 +58,14 @@ def test_only_what_is_trained_moves_and_has_moments(optimizer, tiny):
     assert all(leaf.shape[0] == 1 for path, leaf in kept if "'blocks'" in path)
 
 
-KINDS = [*OPTIMIZERS, config.Lamb(), config.Adagrad(clip_norm=1.0), config.Sgd(momentum=0.9)]
+KINDS = [*OPTIMIZERS, config.LambConfig(), config.AdagradConfig(clip_norm=1.0), config.SgdConfig(momentum=0.9)]
 
 
 @pytest.mark.parametrize("settings", KINDS, ids=lambda settings: settings.kind)
 def test_each_optimizer_updates_a_part_as_if_there_were_no_more(settings):
     rng = np.random.default_rng(0)
     params = {"stack": {"blocks": {"kernel": rng.normal(size=(3, 20, 20)).astype(np.float32)}}, "head": np.ones(3)}
-    part = Part(("stack/blocks/[12]/.*",))
+    part = Trainable(("stack/blocks/[12]/.*",))
     grads = {"stack": {"blocks": {"kernel": rng.normal(size=(2, 20, 20)).astype(np.float32)}}}
     of_part = optimizers.build(settings, part)
     whole = optimizers.build(settings)
@@ -94,7 +95,7 @@ def test_meshes_and_switches_of_speed_train_the_same_part(name, tiny):
     other = made(
         tiny,
         trainable=trainable,
-        mesh=config.Mesh(**mesh),
+        mesh=config.MeshConfig(**mesh),
         train=train,
         model=dataclasses.replace(tiny_config.MODEL, **model),
     )
@@ -109,7 +110,7 @@ def test_meshes_and_switches_of_speed_train_the_same_part(name, tiny):
 
 def test_layers_in_part_are_not_cut_into_stages(tiny):
     with pytest.raises(UserError, match=r"leaves out layers of stack/blocks/\S+, which mesh.stage=2 cuts"):
-        Program(made(tiny, mesh=config.Mesh(stage=2, data=1)), jax.devices()[:2])
+        Program(made(tiny, mesh=config.MeshConfig(stage=2, data=1)), jax.devices()[:2])
 
 
 def test_a_pattern_that_matches_nothing_is_told(tiny, tmp_path):
@@ -121,7 +122,7 @@ def test_a_pattern_that_matches_nothing_is_told(tiny, tmp_path):
 
 def test_a_leaf_of_several_runs_of_layers_is_put_together_again():
     tree = {"stack": {"blocks": {"kernel": np.arange(24.0).reshape(6, 4)}}, "head": np.ones(3)}
-    part = Part(("stack/blocks/[1245]/kernel",))
+    part = Trainable(("stack/blocks/[1245]/kernel",))
     taken = part.of(tree)
     np.testing.assert_array_equal(taken["stack"]["blocks"]["kernel"][:, 0], [4, 8, 16, 20])
     put = part.put(tree, jax.tree.map(lambda leaf: -leaf, taken))
@@ -151,7 +152,7 @@ def test_the_top_layers_are_drawn_anew(tiny, tmp_path):
 
     def started(layers):
         run = made(
-            tiny, trainable=(".*",), train=train | {"reinitialise_top": layers}, mesh=config.Mesh(fsdp=2, data=1)
+            tiny, trainable=(".*",), train=train | {"reinitialise_top": layers}, mesh=config.MeshConfig(fsdp=2, data=1)
         )
         trainer = loop.Trainer(run, jax.devices()[:2])
         state, notes = trainer.start(None)
@@ -224,7 +225,7 @@ def test_with_sgd_each_layer_moves_by_its_rate_times_the_gradient(model, tiny):
             trainable=(".*",),
             model=settings,
             schedule=config.ConstantSchedule(rate),
-            optimizer=config.Sgd(layer_decay=decay),
+            optimizer=config.SgdConfig(layer_decay=decay),
         )
         _, before, after, trainer, _ = runs.steps(run, 1)
         return {name: after[name] - before[name] for name in before}, trainer.notes()

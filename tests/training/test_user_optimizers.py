@@ -12,7 +12,7 @@ import pytest
 from plm_jax import config
 from plm_jax.losses import means
 from plm_jax.planning import plan
-from plm_jax.training import checkpoints, loop, resume
+from plm_jax.runs import checkpoints, loop, resume
 from tests.support import runs
 
 
@@ -31,7 +31,7 @@ def numbers(params):
 
 
 @dataclasses.dataclass(frozen=True)
-class Masked(config.Optimizer):
+class Masked(config.OptimizerConfig):
     """Momentum for the matrices only, and weight decay for everything except vectors."""
 
     kind = "masked"
@@ -42,18 +42,18 @@ class Masked(config.Optimizer):
 
 
 @dataclasses.dataclass(frozen=True)
-class Partitioned(config.Optimizer):
+class Partitioned(config.OptimizerConfig):
     """Our Adafactor for the matrices, and Adam for the rest."""
 
     kind = "partitioned"
 
     def transformations(self):
-        matrices = optax.chain(*config.Adafactor(min_dim_size_to_factor=16).transformations())
+        matrices = optax.chain(*config.AdafactorConfig(min_dim_size_to_factor=16).transformations())
         return (optax.partition({"matrices": matrices, "rest": optax.scale_by_adam(eps=1e-6)}, labels),)
 
 
 @dataclasses.dataclass(frozen=True)
-class ScheduledMuon(config.Optimizer):
+class ScheduledMuon(config.OptimizerConfig):
     """Muon for each layer of the stacked matrices, Adam for the rest, with its own schedule."""
 
     kind = "scheduled_muon"
@@ -74,7 +74,7 @@ STEPS, SAVED, RATE = 5, 3, 0.01
 def make(tiny, optimizer, steps, **mesh):
     train = {"steps": steps, "batch_size": 8}
     schedule = config.ConstantSchedule(RATE)
-    return runs.make(tiny, optimizer=optimizer, schedule=schedule, train=train, mesh=config.Mesh(**mesh))
+    return runs.make(tiny, optimizer=optimizer, schedule=schedule, train=train, mesh=config.MeshConfig(**mesh))
 
 
 def by_optax(trainer, optimizer):
@@ -134,6 +134,6 @@ def test_its_moments_lie_where_the_parameters_do(optimizer, tiny):
         params = params[key]
     # Factored moments have one axis less.
     assert found == ([] if optimizer.kind == "partitioned" else [params.sharding.spec])
-    report = plan.plan(dataclasses.replace(program.run, mesh=config.Mesh()), "none")
+    report = plan.plan(dataclasses.replace(program.run, mesh=config.MeshConfig()), "none")
     sizes = [leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(program.published_state.optimizer)]
     assert report["bytes_per_device"]["optimizer"] == sum(sizes)

@@ -23,20 +23,20 @@ from plm_jax.data.cache.checked import Vectors
 from plm_jax.data.cache.columns import Column, Values, gather
 from plm_jax.data.cache.form import SPLITS, crc32, read_manifest
 from plm_jax.data.cache.mirror import Folder
-from plm_jax.data.cache.rising import Ranged
-from plm_jax.data.cache.source import Source, open_source, verify
-from plm_jax.data.cache.split import Documents, Split
+from plm_jax.data.cache.sorted_ids import Ranged
+from plm_jax.data.cache.source import CachedSource, open_source, verify
+from plm_jax.data.cache.split import DocumentTable, Split
 from plm_jax.data.cache.vectors import NpyAppender, damaged, save_checksums
 from plm_jax.data.cache.writer import SplitWriter, describe, publish, upload
 
 __all__ = [
     "SPLITS",
+    "CachedSource",
     "Column",
-    "Documents",
+    "DocumentTable",
     "Folder",
     "NpyAppender",
     "Ranged",
-    "Source",
     "Split",
     "SplitWriter",
     "Values",

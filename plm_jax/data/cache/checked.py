@@ -10,7 +10,7 @@ import numpy as np
 from plm_jax.common import storage
 from plm_jax.common.errors import one_line
 from plm_jax.data.cache.mirror import Folder
-from plm_jax.data.cache.rising import Ranged
+from plm_jax.data.cache.sorted_ids import Ranged
 from plm_jax.data.cache.vectors import BLOCK_BYTES, CHECKSUMS, Checksums, check_rising, damaged, is_short, load
 
 # Of a vector in a bucket a page is what the reader's part of a file of tokens takes, within bounds; of checksums, those

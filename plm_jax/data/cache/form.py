@@ -47,7 +47,7 @@ FILES = "files.json"
 
 
 @dataclass(frozen=True)
-class Vocabulary:
+class CachedVocabulary:
     """What a manifest says of the vocabulary, special ids apart."""
 
     id: str
@@ -86,7 +86,7 @@ class Manifest:
     """
 
     identity: str
-    vocabulary: Vocabulary
+    vocabulary: CachedVocabulary
     columns: tuple[Column, ...]
     splits: dict[str, Counts]
     word_initial: tuple[int, ...]
@@ -125,13 +125,13 @@ def read_manifest(folder: str) -> dict[str, Any]:
     try:
         manifest = json.loads(storage.read(path))
     except FileNotFoundError:
-        raise UserError(f"there is no cache at {folder}: run `python -m plm_jax.prepare --config=…`") from None
+        raise UserError(f"there is no cache at {folder}: run `python -m plm_jax prepare --config=…`") from None
     except (OSError, ValueError, RecursionError) as error:
         raise damaged(path, one_line(error)) from error
     found = manifest.get("format") if isinstance(manifest, dict) else None
     if found != FORMAT:
         raise UserError(
-            f"{path} has format {found}, this version reads {FORMAT}: run `python -m plm_jax.prepare --config=…` again"
+            f"{path} has format {found}, this version reads {FORMAT}: run `python -m plm_jax prepare --config=…` again"
         )
     if manifest.get("crc32") != crc32(manifest):
         raise damaged(path, "it has changed")
@@ -148,7 +148,7 @@ def parse(folder: str, manifest: Mapping[str, Any]) -> Manifest:
     """
     path, known = os.path.join(folder, "manifest.json"), {f.name for f in dataclasses.fields(Manifest)}
     tree = {name: value for name, value in manifest.items() if name in known}
-    of_vocabulary = {f.name for f in dataclasses.fields(Vocabulary)}
+    of_vocabulary = {f.name for f in dataclasses.fields(CachedVocabulary)}
     if isinstance(tree.get("vocabulary"), dict):
         tree["vocabulary"] = {name: value for name, value in tree["vocabulary"].items() if name in of_vocabulary}
     try:

@@ -16,7 +16,7 @@ from plm_jax.data.cache.vectors import BLOCK_BYTES, Checksums, load
 
 
 @dataclass(frozen=True)
-class Source:
+class CachedSource:
     """A source's cache, opened.
 
     Attributes:
@@ -53,7 +53,7 @@ class Source:
         return rows[file][0] if file < len(rows) else f"part {file}", place
 
 
-def open_source(cache_dir: str, name: str, cached_tokens: int = 3 * 2**21, share: float = 1.0) -> Source:
+def open_source(cache_dir: str, name: str, cached_tokens: int = 3 * 2**21, share: float = 1.0) -> CachedSource:
     """Opens a source's cache; each split keeps about `cached_tokens` tokens in memory.
 
     Args:
@@ -65,7 +65,7 @@ def open_source(cache_dir: str, name: str, cached_tokens: int = 3 * 2**21, share
     folder = os.path.join(cache_dir, name)
     found = read_manifest(folder)
     if "parts" in found:
-        raise UserError(f"{folder} is of another mixture of tasks: run `python -m plm_jax.prepare --config=…` again")
+        raise UserError(f"{folder} is of another mixture of tasks: run `python -m plm_jax prepare --config=…` again")
     manifest, remote = form.parse(folder, found), storage.is_remote(folder)
     place = Mirror(folder, manifest.identity) if remote else Folder(folder)
     splits = {split: Split(place, split, manifest, cached_tokens, share) for split in manifest.splits}
@@ -75,7 +75,7 @@ def open_source(cache_dir: str, name: str, cached_tokens: int = 3 * 2**21, share
     if not remote:  # Of a remote one, files stay where they are until they are read.
         for split in splits.values():
             split.check()
-    return Source(
+    return CachedSource(
         place.folder,
         manifest.identity,
         found["vocabulary"],

@@ -10,11 +10,12 @@ from array_record.python import array_record_module
 
 from plm_jax.common import storage
 from plm_jax.common.errors import one_line
-from plm_jax.data.cache import form, rising
+from plm_jax.data.cache import form
+from plm_jax.data.cache import sorted_ids as rising
 from plm_jax.data.cache.checked import Vectors
 from plm_jax.data.cache.mirror import Folder
-from plm_jax.data.cache.rising import Ranged
 from plm_jax.data.cache.shards import Shard
+from plm_jax.data.cache.sorted_ids import Ranged
 from plm_jax.data.cache.vectors import Checksums, damaged, is_short
 
 _OPTIONS = "readahead_buffer_size:0,index_storage_option:in_memory,footer_prefetch_bytes:0"
@@ -24,7 +25,7 @@ _OPEN_SHARDS = 32
 _FEW_ROWS = 64
 
 
-class Documents(abc.ABC):
+class DocumentTable(abc.ABC):
     """Tokenised documents one after another, and what more is known of them in columns: what layouts read.
 
     Attributes:
@@ -73,7 +74,7 @@ class Documents(abc.ABC):
         return column[begin:end] - start
 
 
-class Split(Documents):
+class Split(DocumentTable):
     """A split of a source, opened; safe to read from several threads.
 
     Short vectors are read whole, long ones by pages; of a remote cache tokens are read by range where few are wanted.
@@ -109,7 +110,7 @@ class Split(Documents):
 
     @functools.cached_property
     def milestones(self) -> np.ndarray:
-        """See `Documents.milestones`."""
+        """See `DocumentTable.milestones`."""
         return self._milestones("documents")
 
     def _milestones(self, name: str) -> np.ndarray:
@@ -181,11 +182,11 @@ class Split(Documents):
         return ["documents", *self.columns, *offsets, *map(form.milestones_name, starts), "unigram"]
 
     def has(self, name: str) -> bool:
-        """See `Documents.has`."""
+        """See `DocumentTable.has`."""
         return name in self.columns
 
     def column(self, name: str) -> np.ndarray | Ranged:
-        """See `Documents.column`."""
+        """See `DocumentTable.column`."""
         return self._vector(name)
 
     def of_document(self, name: str, number: int) -> np.ndarray:

@@ -204,4 +204,4 @@ def damaged(path: str, what: str) -> UserError:
     """What is told of a file of a cache, or of a folder in it, that cannot be as it was written."""
     folder = os.path.dirname(path)
     folder = folder if os.path.basename(path) in _UPPERMOST else os.path.dirname(folder)
-    return UserError(f"{path} is damaged ({what}): delete {folder} and run `python -m plm_jax.prepare --config=…`")
+    return UserError(f"{path} is damaged ({what}): delete {folder} and run `python -m plm_jax prepare --config=…`")

@@ -12,7 +12,7 @@ from array_record.python import array_record_module
 from plm_jax.common import storage
 from plm_jax.data.cache import form
 from plm_jax.data.cache.columns import FIRST_BYTES, SENTENCE_STARTS, Column, Values, described, tokens
-from plm_jax.data.cache.rising import MilestonesWriter
+from plm_jax.data.cache.sorted_ids import MilestonesWriter
 from plm_jax.data.cache.vectors import NpyAppender, crc32s, save, save_checksums
 
 _OPTIONS = "group_size:1,uncompressed"

@@ -39,7 +39,7 @@ def of_outputs(rows: LabelledRows, outputs: Outputs, labels: Sequence[str] = ())
     return _OF_FORMS[rows.objective.settings.form](rows, outputs, labels)
 
 
-def names(objective: objectives.Labelled, labels: Sequence[str] = ()) -> list[str]:
+def names(objective: objectives.LabelledObjective, labels: Sequence[str] = ()) -> list[str]:
     """What `of_outputs` gives for an objective."""
     entities = ["precision", "recall", "f1"]
     found = {
@@ -172,15 +172,15 @@ def answers(rows: LabelledRows, outputs: Outputs) -> list[spans.Answer]:
 
 
 def _window(
-    rows: LabelledRows, document: int, part: objectives.Window, output: np.ndarray, own: np.ndarray
-) -> spans.Window:
+    rows: LabelledRows, document: int, part: objectives.ContextWindow, output: np.ndarray, own: np.ndarray
+) -> spans.AnswerWindow:
     """A row of an example as `spans` takes it; `own` [part.size]: where it has more context than any other."""
     at, inside = slice(part.place, part.place + part.size), slice(part.first, part.first + part.size)
     begins, stops = np.full((2, rows.length), -1)
     begins[at], stops[at] = (of[inside] for of in rows.context_offsets(document))
     may_start = np.zeros(rows.length, np.bool_)
     may_start[at] = own
-    return spans.Window(output[:, 0], output[:, 1], begins, stops, may_start)
+    return spans.AnswerWindow(output[:, 0], output[:, 1], begins, stops, may_start)
 
 
 def right_answers(rows: LabelledRows, document: int) -> list[str]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 
-class Window(NamedTuple):
+class AnswerWindow(NamedTuple):
     """A row that holds a part of a context.
 
     Attributes:
@@ -48,7 +48,7 @@ class Answer(NamedTuple):
     spans: list[Span]
 
 
-def best(windows: Sequence[Window], n_best: int = 20, answer_length: int = 30) -> list[Span]:
+def best(windows: Sequence[AnswerWindow], n_best: int = 20, answer_length: int = 30) -> list[Span]:
     """The `n_best` best legal spans of `n_best` begins and as many ends of each window, the best first.
 
     A legal one has both ends in the context, begins where its window may, and has at most `answer_length` tokens.
@@ -68,7 +68,7 @@ def best(windows: Sequence[Window], n_best: int = 20, answer_length: int = 30) -
 
 def answer(
     context: str,
-    windows: Sequence[Window],
+    windows: Sequence[AnswerWindow],
     n_best: int = 20,
     answer_length: int = 30,
     unanswerable: bool = False,

@@ -13,7 +13,8 @@ to wait for: what reads and writes files is, once a layout is opened.
 
 from plm_jax.data.layouts.blocks import Blocks
 from plm_jax.data.layouts.documents import Documents
-from plm_jax.data.layouts.labelled import Labelled
+from plm_jax.data.layouts.full_sentences import FullSentences
+from plm_jax.data.layouts.labelled import LabelledLayout
 from plm_jax.data.layouts.layout import Example, Layout, Rows, begins_with
 from plm_jax.data.layouts.order import Order
 from plm_jax.data.layouts.randomness import generator
@@ -21,13 +22,13 @@ from plm_jax.data.layouts.segments import Segments
 from plm_jax.data.layouts.sentence_pairs import SentencePairs
 from plm_jax.data.layouts.stream import Stream
 from plm_jax.data.layouts.streams import Streams
-from plm_jax.data.layouts.whole_sentences import WholeSentences
 
 __all__ = [
     "Blocks",
     "Documents",
     "Example",
-    "Labelled",
+    "FullSentences",
+    "LabelledLayout",
     "Layout",
     "Order",
     "Rows",
@@ -35,7 +36,6 @@ __all__ = [
     "SentencePairs",
     "Stream",
     "Streams",
-    "WholeSentences",
     "begins_with",
     "generator",
 ]

@@ -31,7 +31,7 @@ class Blocks(Layout):
     attend_across_documents: bool = True
     begin: tuple[Literal["bos", "cls", "gmask", "sop"], ...] = ()
 
-    def check(self, run: "config.Run", stage: "config.Stage") -> None:
+    def check(self, run: "config.Run", stage: "config.Phase") -> None:
         """What begins documents is fed to decoders, and has an id."""
         super().check(run, stage)
         if self.begin and not run.objective.takes_begin:
@@ -44,7 +44,7 @@ class Blocks(Layout):
 
     def open(
         self,
-        source: "cache.Source",
+        source: "cache.CachedSource",
         split: str,
         length: int,
         seed: int,

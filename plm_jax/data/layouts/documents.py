@@ -50,7 +50,7 @@ class Documents(Layout):
         """A row ends with its document."""
         return False
 
-    def check(self, run: "config.Run", stage: "config.Stage") -> None:
+    def check(self, run: "config.Run", stage: "config.Phase") -> None:
         """Rows longer than what is left out, and the marks around them."""
         super().check(run, stage)
         check_around(run.vocabulary, self.plural)
@@ -63,7 +63,7 @@ class Documents(Layout):
 
     def open(
         self,
-        source: "cache.Source",
+        source: "cache.CachedSource",
         split: str,
         length: int,
         seed: int,

@@ -68,7 +68,7 @@ class _Described:
 
 
 def open_index(
-    source: "cache.Source",
+    source: "cache.CachedSource",
     split: str,
     what: Sequence[Any],
     columns: Mapping[str, str],

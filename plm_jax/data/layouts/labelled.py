@@ -22,7 +22,7 @@ _LEAST_TOKENS = 2
 
 
 @dataclass(frozen=True)
-class Labelled(Layout):
+class LabelledLayout(Layout):
     """Labelled examples: texts and a label, of which objectives such as `classification` make rows."""
 
     kind: ClassVar[str] = "labelled"
@@ -41,7 +41,7 @@ class Labelled(Layout):
         """A row ends with its example."""
         return False
 
-    def check(self, run: "config.Run", stage: "config.Stage") -> None:
+    def check(self, run: "config.Run", stage: "config.Phase") -> None:
         """Sources of the objective's form, the marks of its rows and room between them, and a head for the labels."""
         super().check(run, stage)
         objective = run.objective
@@ -79,7 +79,7 @@ class Labelled(Layout):
 
     def open(
         self,
-        source: "cache.Source",
+        source: "cache.CachedSource",
         split: str,
         length: int,
         seed: int,
@@ -91,11 +91,11 @@ class Labelled(Layout):
         return LabelledRows(source.splits[split], length, objective, characters)
 
 
-def _ids(vocabulary: "config.Vocabulary") -> dict[str, int | None]:
+def _ids(vocabulary: "config.VocabularyConfig") -> dict[str, int | None]:
     return {name: getattr(vocabulary, name) for name in ("pad", "bos", "eos", "cls", "sep")}
 
 
-def _form(name: str, source: "config.Source", objective: objectives.Labelled) -> "config.Form":
+def _form(name: str, source: "config.Source", objective: objectives.LabelledObjective) -> "config.Form":
     """The form of a source, which must be the objective's."""
     form = getattr(source, "form", None)
     if form is None or form.kind != objective.form:
@@ -104,7 +104,7 @@ def _form(name: str, source: "config.Source", objective: objectives.Labelled) ->
     return form
 
 
-def _check_texts(objective: objectives.Labelled, num_texts: int) -> None:
+def _check_texts(objective: objectives.LabelledObjective, num_texts: int) -> None:
     """Refuses examples with more or fewer texts than rows have."""
     if isinstance(objective, objectives.MultipleChoice) and num_texts != 1 + objective.num_choices:
         raise UserError(
@@ -117,7 +117,9 @@ def _check_texts(objective: objectives.Labelled, num_texts: int) -> None:
         raise UserError("an ELMo reads one text a row: leave form.pair of the source out")
 
 
-def _check_room(objective: objectives.Labelled, special: objectives.Special, num_texts: int, length: int) -> None:
+def _check_room(
+    objective: objectives.LabelledObjective, special: objectives.Special, num_texts: int, length: int
+) -> None:
     """Refuses rows too short for their marks and some text."""
     num_texts = min(num_texts, 2)
     marks = length - objective.row_format(special).room(length, num_texts)
@@ -206,7 +208,7 @@ class LabelledRows(Rows):
         """The rows of an example."""
         return range(int(self._first[document]), int(self._first[document + 1]))
 
-    def window(self, item: int) -> objectives.Window:
+    def window(self, item: int) -> objectives.ContextWindow:
         """The part of its context that a row holds."""
         document = self.document(item)
         number = item - int(self._first[document])

@@ -99,7 +99,7 @@ class Layout(Role):
 
     def open(
         self,
-        source: "cache.Source",
+        source: "cache.CachedSource",
         split: str,
         length: int,
         seed: int,
@@ -140,7 +140,7 @@ class Layout(Role):
         tokens = np.zeros(objective.input_length(length), np.int32)
         return formats.stretch(tokens, np.zeros(0, np.int64), len(tokens), not self.attend_across_documents)
 
-    def check(self, run: "config.Run", stage: "config.Stage") -> None:
+    def check(self, run: "config.Run", stage: "config.Phase") -> None:
         """What the layout asks of a run's other parts, and of the rows of a stage.
 
         Raises:
@@ -177,7 +177,7 @@ def begins_with(layout: Layout, special: objectives.Special) -> list[int]:
     return [getattr(special, name) for name in layout.begin]
 
 
-def check_around(vocabulary: "config.Vocabulary", plural: str) -> None:
+def check_around(vocabulary: "config.VocabularyConfig", plural: str) -> None:
     """Refuses rows between marks without special ids for these."""
     if None in (vocabulary.cls, vocabulary.sep) and None in (vocabulary.bos, vocabulary.eos):
         raise UserError(

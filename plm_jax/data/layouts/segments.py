@@ -59,7 +59,7 @@ class Segments(Layout):
         """A row ends with its document."""
         return False
 
-    def check(self, run: "config.Run", stage: "config.Stage") -> None:
+    def check(self, run: "config.Run", stage: "config.Phase") -> None:
         """Rows for two segments, the marks around them, and a model that tells them apart."""
         super().check(run, stage)
         check_two_parts(self, run, stage.length)
@@ -76,7 +76,7 @@ class Segments(Layout):
 
     def open(
         self,
-        source: "cache.Source",
+        source: "cache.CachedSource",
         split: str,
         length: int,
         seed: int,

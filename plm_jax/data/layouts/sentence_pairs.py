@@ -75,7 +75,7 @@ class SentencePairs(Layout):
         """Single sentences fill little of a row."""
         return self.parts == "segments"
 
-    def check(self, run: "config.Run", stage: "config.Stage") -> None:
+    def check(self, run: "config.Run", stage: "config.Phase") -> None:
         """Rows for two parts, the marks around them, and a model with what tells the label."""
         super().check(run, stage)
         check_two_parts(self, run, stage.length)
@@ -93,7 +93,7 @@ class SentencePairs(Layout):
 
     def open(
         self,
-        source: "cache.Source",
+        source: "cache.CachedSource",
         split: str,
         length: int,
         seed: int,

@@ -43,7 +43,7 @@ class Streams(Layout):
         del objective
         return True
 
-    def check(self, run: "config.Run", stage: "config.Stage") -> None:
+    def check(self, run: "config.Run", stage: "config.Phase") -> None:
         """One source, and the words around its documents."""
         super().check(run, stage)
         rates = stage.mixture or dict.fromkeys(run.data.sources, 1.0)
@@ -60,7 +60,7 @@ class Streams(Layout):
 
     def open(
         self,
-        source: "cache.Source",
+        source: "cache.CachedSource",
         split: str,
         length: int,
         seed: int,

@@ -26,7 +26,9 @@ from apache_beam.options import pipeline_options
 from plm_jax import config
 from plm_jax.common import children, storage, users
 from plm_jax.common.errors import UserError
-from plm_jax.data.prepare import groups, reading, runners, spill, tokenising
+from plm_jax.data.prepare import groups, reading, runners
+from plm_jax.data.prepare import shuffle as spill
+from plm_jax.data.prepare import tokenizing as tokenising
 from plm_jax.data.sources.corpus import Skipped
 
 # Each piece costs a worker some tenths of a second.
@@ -72,7 +74,9 @@ def tokenise(
         storage.remove(folder)
 
 
-def _run(pipeline: apache_beam.Pipeline, run: config.Run, name: str, pieces: list[reading.Piece], folder: str) -> None:
+def _run(
+    pipeline: apache_beam.Pipeline, run: config.Run, name: str, pieces: list[reading.SourcePiece], folder: str
+) -> None:
     """The pipeline, to its end."""
     with pipeline:
         indices = pipeline | apache_beam.Create(range(len(pieces))) | apache_beam.Reshuffle()
@@ -81,7 +85,7 @@ def _run(pipeline: apache_beam.Pipeline, run: config.Run, name: str, pieces: lis
         _ = indices | "Tokenise" >> apache_beam.Map(_tokenise, run, name, pieces, folder, numbers)
 
 
-def _count(index: int, run: config.Run, name: str, pieces: list[reading.Piece], folder: str) -> tuple[int, int]:
+def _count(index: int, run: config.Run, name: str, pieces: list[reading.SourcePiece], folder: str) -> tuple[int, int]:
     """The number of documents in a piece, with its index."""
     number = 0
     with _reporting(folder, index, run):
@@ -91,7 +95,7 @@ def _count(index: int, run: config.Run, name: str, pieces: list[reading.Piece], 
 
 
 def _tokenise(
-    index: int, run: config.Run, name: str, pieces: list[reading.Piece], folder: str, counts: Mapping[int, int]
+    index: int, run: config.Run, name: str, pieces: list[reading.SourcePiece], folder: str, counts: Mapping[int, int]
 ) -> None:
     """Writes a piece's documents: `INDEX-0`, `INDEX-1`, … and at last `INDEX.done`."""
     number, of_groups, written, skipped = 0, groups.Groups(), 0, Skipped()
@@ -110,7 +114,7 @@ def _tokenise(
         _write(folder, f"{index}.done", json.dumps(done).encode("utf-8"))
 
 
-def _parted(blocks: list[tokenising.Block]) -> bytes:
+def _parted(blocks: list[tokenising.TokenBlock]) -> bytes:
     """Returns the data that `_distribute` reads: the end of each file's part, followed by the parts."""
     parts = [b"".join(of_file) for of_file in zip(*(block.files for block in blocks), strict=True)]
     return b"".join([np.cumsum([len(part) for part in parts], dtype=_OFFSETS).tobytes(), *parts])

@@ -13,7 +13,8 @@ from plm_jax.common import progress, storage
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache, vocabularies
 from plm_jax.data.cache import staleness
-from plm_jax.data.prepare import making, reading
+from plm_jax.data.prepare import build as making
+from plm_jax.data.prepare import reading
 from plm_jax.data.sources import files, task_mixtures
 from plm_jax.data.vocabularies import training
 

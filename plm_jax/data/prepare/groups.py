@@ -74,7 +74,7 @@ def _hash(text: str, *others: str) -> int:
     return int.from_bytes(hashlib.blake2b(lengths + b"".join(parts), digest_size=8).digest(), "big")
 
 
-class Rule(NamedTuple):
+class HeldOutRule(NamedTuple):
     """Rule that chooses the held-out rows.
 
     Attributes:
@@ -121,10 +121,10 @@ class Groups:
         """Whether further rows cannot change the `rule`."""
         return fraction == 0 or (len(self.smallest) > 1 and self._rows_below(_threshold(fraction)) >= MIN_ROWS)
 
-    def rule(self, fraction: float) -> Rule:
+    def rule(self, fraction: float) -> HeldOutRule:
         """Returns the rule for these rows; with a single group or a fraction of 0, nothing is held out."""
         if fraction == 0 or len(self.smallest) < 2:
-            return Rule("none")
+            return HeldOutRule("none")
         threshold = bound = _threshold(fraction)
         rows = self._rows_below(threshold)
         for group in sorted(group for group in self.smallest if group >= threshold):
@@ -132,7 +132,7 @@ class Groups:
             if rows >= MIN_ROWS or (rows and MAX_SHARE * rows_with_it > self.rows):
                 break
             rows, bound = rows_with_it, group + 1
-        return Rule("hash" if bound == threshold else "top-up", bound)
+        return HeldOutRule("hash" if bound == threshold else "top-up", bound)
 
 
 def _threshold(fraction: float) -> int:
@@ -140,7 +140,7 @@ def _threshold(fraction: float) -> int:
     return math.ceil(fraction * 2**64)
 
 
-def are_held_out(rows: np.ndarray, rule: Rule) -> np.ndarray:
+def are_held_out(rows: np.ndarray, rule: HeldOutRule) -> np.ndarray:
     """Returns whether each row is held out. `rows` is a structured array with the fields `group` and `validates`."""
     if rule.bound == 0:
         return rows["validates"]
@@ -159,7 +159,7 @@ class Overlap(NamedTuple):
     shared: dict[str, dict[str, int]]
 
 
-def overlap(path: str, rule: Rule) -> Overlap:
+def overlap(path: str, rule: HeldOutRule) -> Overlap:
     """Counts the rows of a file of KEYS that are in both splits, in memory that does not grow with the file."""
     num_validation = sum(int(is_validation.sum()) for _, is_validation in _blocks(path, rule))
     shared = {level: {"train": 0, "validation": 0} for level in LEVELS}
@@ -169,7 +169,7 @@ def overlap(path: str, rule: Rule) -> Overlap:
     return Overlap(num_validation, shared)
 
 
-def _add_shared(path: str, rule: Rule, part: int, num_parts: int, shared: dict[str, dict[str, int]]) -> None:
+def _add_shared(path: str, rule: HeldOutRule, part: int, num_parts: int, shared: dict[str, dict[str, int]]) -> None:
     """Adds the shared rows whose hash modulo `num_parts` is `part` to `shared`."""
 
     def hashes(level: str, rows: np.ndarray, is_in_split: np.ndarray) -> np.ndarray:
@@ -194,7 +194,7 @@ def _add_shared(path: str, rule: Rule, part: int, num_parts: int, shared: dict[s
         shared[level]["validation"] += int(counts[is_shared[level]].sum())
 
 
-def _blocks(path: str, rule: Rule) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _blocks(path: str, rule: HeldOutRule) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields blocks of rows from a file of KEYS, and whether each row is held out."""
     with open(path, "rb") as file:
         while len(rows := np.fromfile(file, KEYS, _BLOCK_ROWS)):

@@ -34,23 +34,23 @@ class Document(NamedTuple):
     values: Mapping[str, Any] = {}
     group: str | None = None
 
-    def is_held_out(self, rule: groups.Rule) -> bool:
+    def is_held_out(self, rule: groups.HeldOutRule) -> bool:
         """Whether the rule holds the document out for validation."""
         return self.validates or (rule.bound > 0 and _key(self) < rule.bound)
 
 
-class Piece(NamedTuple):
+class SourcePiece(NamedTuple):
     """A part of a source that one worker reads: of a split all or a shard."""
 
     split: str
     shard: Any
 
 
-def pieces(name: str, source: config.Source, most: int = 1) -> list[Piece]:
+def pieces(name: str, source: config.Source, most: int = 1) -> list[SourcePiece]:
     """The parts of a source, in order; where it can be parted anywhere up to `most` of a split."""
     corpus = source.open(name)
     splits = [split for split in form.SPLITS if split in corpus.splits]
-    return [Piece(split, shard) for split in splits for shard in corpus.shards(split, most)]
+    return [SourcePiece(split, shard) for split in splits for shard in corpus.shards(split, most)]
 
 
 def splits(name: str, source: config.Source) -> tuple[str, ...]:
@@ -74,7 +74,7 @@ def brought(name: str, source: config.Source) -> tuple[columns.Column, ...]:
 def documents(
     run: config.Run,
     name: str,
-    piece: Piece,
+    piece: SourcePiece,
     first: int,
     skipped: Skipped | None = None,
     advance: Callable[[int], Any] = ignore,
@@ -109,10 +109,10 @@ def key(number: int, text: bytes) -> int:
     return int.from_bytes(digest.digest(), "big")
 
 
-def rule(run: config.Run, name: str) -> groups.Rule:
+def rule(run: config.Run, name: str) -> groups.HeldOutRule:
     """Returns the rule that chooses the held-out documents of a source, reading as few documents as it needs."""
     if "validation" in splits(name, run.data.sources[name]):
-        return groups.Rule("source")
+        return groups.HeldOutRule("source")
     fraction, counted = run.data.validation_fraction, groups.Groups()
     documents = all_documents(run, name)
     while not counted.is_settled(fraction) and (batch := list(itertools.islice(documents, _COUNTED))):

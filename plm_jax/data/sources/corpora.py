@@ -1,6 +1,6 @@
 """The corpora that the published models were trained on, by name, and how they were mixed.
 
-    data = config.Data(cache_dir="../.cache/bert", length=128, **corpora.mixture("bert"))
+    data = config.DataConfig(cache_dir="../.cache/bert", length=128, **corpora.mixture("bert"))
 
 What TensorFlow Datasets has is taken from there. The others were not released, or not with the right to pass them on:
 they are your own files, one JSON object {"text": …} a line, at `../corpora/NAME/*.jsonl.gz` beside the config's folder
@@ -17,7 +17,7 @@ Source = config.JsonLines | config.Tfds
 
 
 @dataclass(frozen=True)
-class Corpus:
+class PublishedCorpus:
     """A corpus.
 
     Attributes:
@@ -31,7 +31,7 @@ class Corpus:
 
 
 @dataclass(frozen=True)
-class Mixture:
+class PublishedMixture:
     """What a model was trained on.
 
     Attributes:
@@ -48,28 +48,32 @@ def _files(name: str) -> config.JsonLines:
 
 
 CORPORA = {
-    "wikipedia": Corpus(config.Tfds("wikipedia/20230601.en"), "2.5e9 words in 2018", "Devlin et al. 2019, §3.1"),
-    "c4": Corpus(config.Tfds("c4/en"), "745 GB", "Raffel et al. 2020, table 8"),
-    "c4_noclean": Corpus(config.Tfds("c4/en.noclean"), "6.1 TB", "Raffel et al. 2020, table 8"),
-    "realnewslike": Corpus(config.Tfds("c4/realnewslike"), "35 GB", "Raffel et al. 2020, table 8"),
-    "webtextlike": Corpus(config.Tfds("c4/webtextlike"), "17 GB", "Raffel et al. 2020, table 8"),
-    "lm1b": Corpus(config.Tfds("lm1b"), "0.8e9 words", "Chelba et al. 2013, §3"),
-    "pg19": Corpus(config.Tfds("pg19", field="book_text"), "11 GB, 28,752 books", "Rae et al. 2020, §4"),
-    "books": Corpus(_files("books"), "0.8e9 words", "Devlin et al. 2019, §3.1; Zhu et al. 2015"),
-    "cc_news": Corpus(_files("cc_news"), "76 GB", "Liu et al. 2019, §3.2"),
-    "openwebtext": Corpus(_files("openwebtext"), "38 GB", "Liu et al. 2019, §3.2"),
-    "stories": Corpus(_files("stories"), "31 GB", "Liu et al. 2019, §3.2; Trinh & Le 2018"),
-    "webtext": Corpus(_files("webtext"), "40 GB, 8e6 documents", "Radford et al. 2019, §2.1"),
-    "common_crawl": Corpus(_files("common_crawl"), "410e9 tokens, 570 GB", "Brown et al. 2020, §2.2"),
-    "webtext2": Corpus(_files("webtext2"), "19e9 tokens", "Brown et al. 2020, table 2.2"),
-    "books1": Corpus(_files("books1"), "12e9 tokens", "Brown et al. 2020, table 2.2"),
-    "books2": Corpus(_files("books2"), "55e9 tokens", "Brown et al. 2020, table 2.2"),
-    "ccnet": Corpus(_files("ccnet"), "3.3 TB", "Touvron et al. 2023a, table 1; Wenzek et al. 2020"),
-    "github": Corpus(_files("github"), "328 GB", "Touvron et al. 2023a, table 1"),
-    "wikipedia_20_languages": Corpus(_files("wikipedia_20_languages"), "83 GB", "Touvron et al. 2023a, table 1"),
-    "gutenberg_books3": Corpus(_files("gutenberg_books3"), "85 GB", "Touvron et al. 2023a, table 1"),
-    "arxiv": Corpus(_files("arxiv"), "92 GB", "Touvron et al. 2023a, table 1"),
-    "stack_exchange": Corpus(_files("stack_exchange"), "78 GB", "Touvron et al. 2023a, table 1"),
+    "wikipedia": PublishedCorpus(
+        config.Tfds("wikipedia/20230601.en"), "2.5e9 words in 2018", "Devlin et al. 2019, §3.1"
+    ),
+    "c4": PublishedCorpus(config.Tfds("c4/en"), "745 GB", "Raffel et al. 2020, table 8"),
+    "c4_noclean": PublishedCorpus(config.Tfds("c4/en.noclean"), "6.1 TB", "Raffel et al. 2020, table 8"),
+    "realnewslike": PublishedCorpus(config.Tfds("c4/realnewslike"), "35 GB", "Raffel et al. 2020, table 8"),
+    "webtextlike": PublishedCorpus(config.Tfds("c4/webtextlike"), "17 GB", "Raffel et al. 2020, table 8"),
+    "lm1b": PublishedCorpus(config.Tfds("lm1b"), "0.8e9 words", "Chelba et al. 2013, §3"),
+    "pg19": PublishedCorpus(config.Tfds("pg19", field="book_text"), "11 GB, 28,752 books", "Rae et al. 2020, §4"),
+    "books": PublishedCorpus(_files("books"), "0.8e9 words", "Devlin et al. 2019, §3.1; Zhu et al. 2015"),
+    "cc_news": PublishedCorpus(_files("cc_news"), "76 GB", "Liu et al. 2019, §3.2"),
+    "openwebtext": PublishedCorpus(_files("openwebtext"), "38 GB", "Liu et al. 2019, §3.2"),
+    "stories": PublishedCorpus(_files("stories"), "31 GB", "Liu et al. 2019, §3.2; Trinh & Le 2018"),
+    "webtext": PublishedCorpus(_files("webtext"), "40 GB, 8e6 documents", "Radford et al. 2019, §2.1"),
+    "common_crawl": PublishedCorpus(_files("common_crawl"), "410e9 tokens, 570 GB", "Brown et al. 2020, §2.2"),
+    "webtext2": PublishedCorpus(_files("webtext2"), "19e9 tokens", "Brown et al. 2020, table 2.2"),
+    "books1": PublishedCorpus(_files("books1"), "12e9 tokens", "Brown et al. 2020, table 2.2"),
+    "books2": PublishedCorpus(_files("books2"), "55e9 tokens", "Brown et al. 2020, table 2.2"),
+    "ccnet": PublishedCorpus(_files("ccnet"), "3.3 TB", "Touvron et al. 2023a, table 1; Wenzek et al. 2020"),
+    "github": PublishedCorpus(_files("github"), "328 GB", "Touvron et al. 2023a, table 1"),
+    "wikipedia_20_languages": PublishedCorpus(
+        _files("wikipedia_20_languages"), "83 GB", "Touvron et al. 2023a, table 1"
+    ),
+    "gutenberg_books3": PublishedCorpus(_files("gutenberg_books3"), "85 GB", "Touvron et al. 2023a, table 1"),
+    "arxiv": PublishedCorpus(_files("arxiv"), "92 GB", "Touvron et al. 2023a, table 1"),
+    "stack_exchange": PublishedCorpus(_files("stack_exchange"), "78 GB", "Touvron et al. 2023a, table 1"),
 }
 
 # BERT's corpus was 2.5e9 words of Wikipedia and 0.8e9 of books one after another; RoBERTa counts them as 16 GB.
@@ -77,19 +81,19 @@ _BERT = {"wikipedia": 2.5, "books": 0.8}
 _BERT_GIGABYTES = {name: 16 * words / sum(_BERT.values()) for name, words in _BERT.items()}
 
 MIXTURES = {
-    "bert": Mixture(_BERT, "Devlin et al. 2019, §3.1: in proportion to their words"),
-    "roberta": Mixture(
+    "bert": PublishedMixture(_BERT, "Devlin et al. 2019, §3.1: in proportion to their words"),
+    "roberta": PublishedMixture(
         {**_BERT_GIGABYTES, "cc_news": 76, "openwebtext": 38, "stories": 31},
         "Liu et al. 2019, §3.2: in proportion to their gigabytes",
     ),
-    "gpt1": Mixture({"books": 1}, "Radford et al. 2018, §4.1"),
-    "gpt2": Mixture({"webtext": 1}, "Radford et al. 2019, §2.1"),
+    "gpt1": PublishedMixture({"books": 1}, "Radford et al. 2018, §4.1"),
+    "gpt2": PublishedMixture({"webtext": 1}, "Radford et al. 2019, §2.1"),
     # The table's shares are rounded, to 101 together.
-    "gpt3": Mixture(
+    "gpt3": PublishedMixture(
         {"common_crawl": 60, "webtext2": 22, "books1": 8, "books2": 8, "wikipedia": 3},
         "Brown et al. 2020, table 2.2",
     ),
-    "llama": Mixture(
+    "llama": PublishedMixture(
         {
             "ccnet": 67,
             "c4": 15,
@@ -101,8 +105,8 @@ MIXTURES = {
         },
         "Touvron et al. 2023a, table 1",
     ),
-    "t5": Mixture({"c4": 1}, "Raffel et al. 2020, §2.2"),
-    "elmo": Mixture({"lm1b": 1}, "Peters et al. 2018, §3.4"),
+    "t5": PublishedMixture({"c4": 1}, "Raffel et al. 2020, §2.2"),
+    "elmo": PublishedMixture({"lm1b": 1}, "Peters et al. 2018, §3.4"),
 }
 
 
@@ -125,7 +129,7 @@ def _source(name: str) -> Source:
 
 
 def mixture(name: str) -> dict[str, Any]:
-    """The fields `sources` and `mixture` of `config.Data` for one of MIXTURES.
+    """The fields `sources` and `mixture` of `config.DataConfig` for one of MIXTURES.
 
     Raises:
       UserError: an unknown mixture.

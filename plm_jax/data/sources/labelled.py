@@ -109,24 +109,24 @@ def _label(place: str, field: str, value: Any, labels: tuple[str, ...]) -> int:
     return index
 
 
-def _one_or_two(form: config.Classes | config.Score, place: str, row: Row) -> tuple[str, tuple[str, ...]]:
+def _one_or_two(form: config.ClassForm | config.ScoreForm, place: str, row: Row) -> tuple[str, tuple[str, ...]]:
     """The text of a row, and the one that it is paired with."""
     return _text(place, row, form.text), (_text(place, row, form.pair),) if form.pair else ()
 
 
-def _classes(form: config.Classes, place: str, row: Row) -> Record:
+def _classes(form: config.ClassForm, place: str, row: Row) -> Record:
     label = _label(place, form.label, _field(place, row, form.label), form.labels)
     return Record(*_one_or_two(form, place, row), values={"label": label})
 
 
-def _score(form: config.Score, place: str, row: Row) -> Record:
+def _score(form: config.ScoreForm, place: str, row: Row) -> Record:
     score = _field(place, row, form.score)
     if isinstance(score, bool) or not isinstance(score, int | float) or not -_MOST < score < _MOST:
         raise BadRow(f"{place} has {_brief(score)} in '{form.score}': give a number")
     return Record(*_one_or_two(form, place, row), values={"score": score})
 
 
-def _tags(form: config.Tags, place: str, row: Row) -> Record:
+def _tags(form: config.TagForm, place: str, row: Row) -> Record:
     words, tags = _texts(place, row, form.words), _field(place, row, form.tags)
     if not isinstance(tags, list) or len(tags) != len(words):
         number = len(tags) if isinstance(tags, list) else "no"
@@ -141,7 +141,7 @@ def _tags(form: config.Tags, place: str, row: Row) -> Record:
     return Record(" ".join(words), (), values={"tags": ids, "word_begins": begins})
 
 
-def _span(form: config.Answers, place: str, row: Row) -> Record:
+def _span(form: config.AnswerForm, place: str, row: Row) -> Record:
     context, question = _text(place, row, form.context), _text(place, row, form.question)
     begins, ends = [], []
     for text, begin in _answers(place, form.answers, _field(place, row, form.answers)):
@@ -180,7 +180,7 @@ def _answers(place: str, field: str, answers: Any) -> list[tuple[str, int]]:
     )
 
 
-def _choice(form: config.Choices, place: str, row: Row) -> Record:
+def _choice(form: config.ChoiceForm, place: str, row: Row) -> Record:
     choices, label = _texts(place, row, form.endings), _field(place, row, form.label)
     if len(choices) != form.number:
         raise BadRow(f"{place} has {len(choices)} choices, form.number is {form.number}: give as many")

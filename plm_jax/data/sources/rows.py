@@ -10,7 +10,7 @@ from plm_jax.data.sources import files
 from plm_jax.data.sources.corpus import Record
 
 
-class Row(NamedTuple):
+class SourceRow(NamedTuple):
     """A row's fields by name, and what errors call it."""
 
     place: str
@@ -18,8 +18,8 @@ class Row(NamedTuple):
 
 
 def splits(
-    name: str, source: config.Source, wanted: str, fraction: float, record: Callable[[Row], Record]
-) -> tuple[list[Row], list[Row]]:
+    name: str, source: config.Source, wanted: str, fraction: float, record: Callable[[SourceRow], Record]
+) -> tuple[list[SourceRow], list[SourceRow]]:
     """The rows of `train`, and those of the split that is wanted.
 
     Where a source has no split for validation, `train` is parted as `prepare` parts it.
@@ -48,13 +48,13 @@ def splits(
     return parted[False], parted[True]
 
 
-def _reader(name: str, source: config.Source) -> tuple[Callable[[str], list[Row]], tuple[str, ...]]:
+def _reader(name: str, source: config.Source) -> tuple[Callable[[str], list[SourceRow]], tuple[str, ...]]:
     """What reads a split, and the splits that there are."""
     if isinstance(source, config.JsonSource):
 
-        def of_files(split: str) -> list[Row]:
+        def of_files(split: str) -> list[SourceRow]:
             of = files.of_split(source, split)
-            rows = (Row(*row) for path in files.paths(of) for row in files.json_rows(path, of))
+            rows = (SourceRow(*row) for path in files.paths(of) for row in files.json_rows(path, of))
             return [row for row in rows if files.is_taken(*row, source)]
 
         return of_files, files.splits(source)
@@ -68,8 +68,8 @@ def _reader(name: str, source: config.Source) -> tuple[Callable[[str], list[Row]
             raise UserError(f"{source.name} has no split '{source.train}': {nearest(source.train, found)}")
         known = (*(split for split, of in own.items() if of in found), *found)
 
-        def of_builder(split: str) -> list[Row]:
-            return [Row(*row) for row in labelled_tfds.rows(builder, source.name, own.get(split, split))]
+        def of_builder(split: str) -> list[SourceRow]:
+            return [SourceRow(*row) for row in labelled_tfds.rows(builder, source.name, own.get(split, split))]
 
         return of_builder, known
     raise UserError(

@@ -27,14 +27,14 @@ from plm_jax.data.sources import files
 _UNSAFE = re.compile(r"[^\w-]", re.ASCII)
 
 
-class Part(NamedTuple):
+class MixtureTask(NamedTuple):
     """A task of a mixture, and its rate in examples."""
 
     task: str
     rate: float
 
 
-Parts = dict[str, Part]  # By the name of the task's source.
+Parts = dict[str, MixtureTask]  # By the name of the task's source.
 
 
 def named(name: str, rates: Mapping[str, float]) -> Parts:
@@ -46,7 +46,7 @@ def named(name: str, rates: Mapping[str, float]) -> Parts:
     plain = {task: f"{name}-{_UNSAFE.sub('_', task)}" for task in rates}
     shared = {part for part, number in collections.Counter(plain.values()).items() if number > 1}
     hashed = {task: f"{part}-{zlib.crc32(task.encode('utf-8')):08x}" for task, part in plain.items() if part in shared}
-    return {part: Part(task, rates[task]) for task, part in (plain | hashed).items()}
+    return {part: MixtureTask(task, rates[task]) for task, part in (plain | hashed).items()}
 
 
 def manifest(run: config.Run, name: str, parts: Parts, has_validation: bool) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def prepared(run: config.Run) -> dict[str, Parts]:
         with contextlib.suppress(UserError):  # What is missing or damaged is told where caches are opened.
             held = cache.read_manifest(os.path.join(run.data.cache_dir, name))
             if "parts" in held and held["source"]["task"] == files.definition(source):
-                found[name] = {part: Part(**of) for part, of in held["parts"].items()}
+                found[name] = {part: MixtureTask(**of) for part, of in held["parts"].items()}
     return found
 
 

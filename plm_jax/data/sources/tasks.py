@@ -30,7 +30,7 @@ _GROUP = "plm_jax/group"
 _VERSION = re.compile(r"/(\d+\.\d+\.\d+)$")
 
 
-class Example(NamedTuple):
+class TaskExample(NamedTuple):
     """The texts of an example's inputs and targets, and the task's whole row, NumPy arrays and bytes by name."""
 
     inputs: str
@@ -154,7 +154,7 @@ def _seqio_task(source: config.RegisteredSource) -> seqio.Task:
     if source.name not in seqio.TaskRegistry.names():
         if source.name in seqio.MixtureRegistry.names():
             raise UserError(
-                f"'{source.name}' is a mixture that was not prepared: run `python -m plm_jax.prepare --config=…`"
+                f"'{source.name}' is a mixture that was not prepared: run `python -m plm_jax prepare --config=…`"
             )
         hint = nearest(source.name, [*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()])
         raise UserError(f"{source.module} registers no task '{source.name}': {hint}")
@@ -296,15 +296,15 @@ def texts(task: seqio.Task, split: str, field: str = "text", shard: seqio.ShardI
             yield row.decode("utf-8")
 
 
-def examples(task: seqio.Task, split: str, shard: seqio.ShardInfo | None = None) -> Iterator[Example]:
+def examples(task: seqio.Task, split: str, shard: seqio.ShardInfo | None = None) -> Iterator[TaskExample]:
     """The examples of a split or of a shard of it, streamed in the order of the source. Raises as `texts`."""
     rows = _dataset(task, split, _PARTS, shard)
     with _source_errors(task):
         for row in rows.as_numpy_iterator():
-            yield Example(*(_text(task, row, name) for name in _PARTS), row)
+            yield TaskExample(*(_text(task, row, name) for name in _PARTS), row)
 
 
-def record(example: Example) -> Record:
+def record(example: TaskExample) -> Record:
     """Returns the record that `prepare` reads for an example."""
     group = example.row.get(_GROUP)
     return Record(example.inputs, (example.targets,), group=None if group is None else group.decode("utf-8"))

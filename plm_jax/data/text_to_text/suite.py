@@ -29,7 +29,7 @@ _CODE = (__file__, formats.__file__, wnli.__file__)
 
 
 @dataclass(frozen=True)
-class Task:
+class SuiteTask:
     """A task of the suite.
 
     Attributes:
@@ -84,11 +84,11 @@ _HYPOTHESIS = ("hypothesis", "premise")
 _GLUE_LENGTHS, _SUPER_GLUE_LENGTHS, _SQUAD_LENGTHS, _LONG = (512, 84), (512, 62), (512, 97), (512, 512)
 
 
-def _glue(name: str, *rest: Any, **options: Any) -> Task:
+def _glue(name: str, *rest: Any, **options: Any) -> SuiteTask:
     return _labelled("glue", "2.0.0", _GLUE_LENGTHS, name, *rest, **options)
 
 
-def _super_glue(name: str, *rest: Any, **options: Any) -> Task:
+def _super_glue(name: str, *rest: Any, **options: Any) -> SuiteTask:
     return _labelled("super_glue", "1.0.2", _SUPER_GLUE_LENGTHS, name, *rest, **options)
 
 
@@ -103,26 +103,26 @@ def _labelled(
     prefix: str = "",
     columns: Sequence[str] = (),
     splits: tuple[str, ...] = (),
-) -> Task:
+) -> SuiteTask:
     """A task whose target is a label; `prefix` and `columns` where the inputs do not say the names that TFDS has."""
     examples = formats.labelled(prefix or name, fields, labels, columns)
     postprocess = functools.partial(postprocessors.label_index, labels=labels)
-    return Task(f"{suite}/{name}:{version}", examples, lengths, metric_fns, postprocess, splits=splits)
+    return SuiteTask(f"{suite}/{name}:{version}", examples, lengths, metric_fns, postprocess, splits=splits)
 
 
-def _wmt(data: str, target: str) -> Task:
-    return Task(f"{data}/{target}-en:1.0.0", formats.translation("en", target), _LONG, (metrics.bleu,))
+def _wmt(data: str, target: str) -> SuiteTask:
+    return SuiteTask(f"{data}/{target}-en:1.0.0", formats.translation("en", target), _LONG, (metrics.bleu,))
 
 
 _accuracy, _boolean = metrics.accuracy, formats.BOOLEAN
 
-TASKS: dict[str, Task] = {
+TASKS: dict[str, SuiteTask] = {
     # GLUE.
     "glue_cola": _glue("cola", ("sentence",), ("unacceptable", "acceptable"), metrics.matthews_corrcoef),
     "glue_sst2": _glue("sst2", ("sentence",), ("negative", "positive"), _accuracy),
     "glue_mrpc": _glue("mrpc", _SENTENCES, ("not_equivalent", "equivalent"), metrics.binary_f1, _accuracy),
     "glue_qqp": _glue("qqp", ("question1", "question2"), ("not_duplicate", "duplicate"), metrics.binary_f1, _accuracy),
-    "glue_stsb": Task(
+    "glue_stsb": SuiteTask(
         "glue/stsb:2.0.0",
         formats.stsb,
         _GLUE_LENGTHS,
@@ -136,7 +136,7 @@ TASKS: dict[str, Task] = {
     "glue_qnli": _glue("qnli", ("question", "sentence"), _ENTAILMENT, _accuracy),
     "glue_rte": _glue("rte", _SENTENCES, _ENTAILMENT, _accuracy),
     "glue_wnli": _glue("wnli", _SENTENCES, _ENTAILMENT[::-1], _accuracy),
-    "glue_wnli_eval": Task(
+    "glue_wnli_eval": SuiteTask(
         "glue/wnli:2.0.0",
         formats.wnli_as_wsc,
         _GLUE_LENGTHS,
@@ -153,7 +153,7 @@ TASKS: dict[str, Task] = {
     "super_glue_copa": _super_glue(
         "copa", ("choice1", "choice2", "premise", "question"), ("choice1", "choice2"), _accuracy
     ),
-    "super_glue_multirc": Task(
+    "super_glue_multirc": SuiteTask(
         "super_glue/multirc:1.0.2",
         formats.multirc,
         _SUPER_GLUE_LENGTHS,
@@ -161,7 +161,7 @@ TASKS: dict[str, Task] = {
         postprocessors.multirc,
         {f"idx/{part}": _INTEGERS for part in ("paragraph", "question", "answer")},
     ),
-    "super_glue_record": Task(
+    "super_glue_record": SuiteTask(
         "super_glue/record:1.0.2",
         formats.record,
         _SUPER_GLUE_LENGTHS,
@@ -176,7 +176,7 @@ TASKS: dict[str, Task] = {
     ),
     "super_glue_axg": _super_glue("axg", _HYPOTHESIS, _ENTAILMENT, prefix="rte", splits=("test",)),
     # T5 has two tasks for WSC: one trains on the rows with the correct noun, the other evaluates all rows.
-    "super_glue_wsc": Task(
+    "super_glue_wsc": SuiteTask(
         "super_glue/wsc.fixed:1.0.2",
         formats.wsc,
         _SUPER_GLUE_LENGTHS,
@@ -185,12 +185,12 @@ TASKS: dict[str, Task] = {
         _REFERENT,
         trained=formats.true_wsc,
     ),
-    "dpr": Task("definite_pronoun_resolution:1.1.0", formats.definite_pronoun, _SUPER_GLUE_LENGTHS, (_accuracy,)),
+    "dpr": SuiteTask("definite_pronoun_resolution:1.1.0", formats.definite_pronoun, _SUPER_GLUE_LENGTHS, (_accuracy,)),
     # Questions, with the text that answers them and without.
-    "squad": Task(
+    "squad": SuiteTask(
         "squad/v1.1:3.0.0", formats.squad, _SQUAD_LENGTHS, (metrics.squad,), postprocessors.answers, _ANSWERS
     ),
-    "squad_closed_book": Task(
+    "squad_closed_book": SuiteTask(
         "squad/v1.1:3.0.0",
         formats.closed_book_squad,
         _SQUAD_LENGTHS,
@@ -199,7 +199,7 @@ TASKS: dict[str, Task] = {
         _ANSWERS,
     ),
     # Summaries and translations.
-    "cnn_dailymail": Task("cnn_dailymail:3.4.0", formats.summary, _LONG, (metrics.rouge,)),
+    "cnn_dailymail": SuiteTask("cnn_dailymail:3.4.0", formats.summary, _LONG, (metrics.rouge,)),
     "wmt_t2t_ende": _wmt("wmt_t2t_translate", "de"),
     "wmt14_ende": _wmt("wmt14_translate", "de"),
     "wmt14_enfr": _wmt("wmt14_translate", "fr"),
@@ -259,7 +259,7 @@ class _JsonLines(seqio.DataSource):
 
     supports_arbitrary_sharding = False
 
-    def __init__(self, task: Task, paths: Mapping[str, str]):
+    def __init__(self, task: SuiteTask, paths: Mapping[str, str]):
         self._task, self._paths = task, dict(paths)
         super().__init__(splits=self._paths)
 
@@ -277,7 +277,7 @@ class _JsonLines(seqio.DataSource):
 class _Tfds(seqio.TfdsDataSource):
     """Examples of a task, made from rows of TensorFlow Datasets."""
 
-    def __init__(self, task: Task, data_dir: str):
+    def __init__(self, task: SuiteTask, data_dir: str):
         self._task = task
         super().__init__(task.tfds, tfds_data_dir=data_dir or None, splits=task.splits or None)
 
@@ -295,7 +295,7 @@ class _Tfds(seqio.TfdsDataSource):
 
 
 def _examples(
-    task: Task, split: str, source: Any, rows: Callable[[], Iterable[tuple[str, formats.Row]]]
+    task: SuiteTask, split: str, source: Any, rows: Callable[[], Iterable[tuple[str, formats.Row]]]
 ) -> tf.data.Dataset:
     """Returns the examples of the rows of a split.
 

@@ -32,14 +32,14 @@ _FILES = {
 }
 
 
-def load(vocabulary: config.Vocabulary | str) -> Vocabulary:
+def load(vocabulary: config.VocabularyConfig | str) -> Vocabulary:
     """As `load_plain`, and it is a `seqio.Vocabulary`."""
     from plm_jax.data.vocabularies import for_seqio  # Seconds, which tokenising alone need not wait.
 
     return _load(vocabulary, {scheme: for_seqio.of(kind) for scheme, kind in KINDS.items()})
 
 
-def load_plain(vocabulary: config.Vocabulary | str) -> Vocabulary:
+def load_plain(vocabulary: config.VocabularyConfig | str) -> Vocabulary:
     """The vocabulary of a config section, or of a spec alone (then without special ids).
 
     Args:
@@ -52,15 +52,15 @@ def load_plain(vocabulary: config.Vocabulary | str) -> Vocabulary:
     return _load(vocabulary, KINDS)
 
 
-def _load(vocabulary: config.Vocabulary | str, kinds: Mapping[str, Callable[..., Vocabulary]]) -> Vocabulary:
+def _load(vocabulary: config.VocabularyConfig | str, kinds: Mapping[str, Callable[..., Vocabulary]]) -> Vocabulary:
     if isinstance(vocabulary, str):
-        vocabulary = config.Vocabulary(spec=vocabulary)
+        vocabulary = config.VocabularyConfig(spec=vocabulary)
     scheme, paths = _parse(vocabulary.spec)
     check_lowercase(vocabulary)
     return kinds[scheme](*paths, vocabulary)
 
 
-def check_lowercase(vocabulary: config.Vocabulary) -> None:
+def check_lowercase(vocabulary: config.VocabularyConfig) -> None:
     """Refuses `lowercase` where text is not folded by us."""
     scheme, _ = _parse(vocabulary.spec)
     if vocabulary.lowercase and scheme != "sentencepiece":

@@ -20,7 +20,7 @@ class Words(Vocabulary):
 
     byte_offsets = False
 
-    def __init__(self, path: str, specials: config.Vocabulary):
+    def __init__(self, path: str, specials: config.VocabularyConfig):
         try:
             self.table = {"words": words.read(path)}
         except OSError as error:
@@ -54,7 +54,7 @@ class Bytes(Vocabulary):
 
     byte_offsets = True
 
-    def __init__(self, specials: config.Vocabulary):
+    def __init__(self, specials: config.VocabularyConfig):
         given = [i for name in SPECIALS if (i := getattr(specials, name)) is not None]
         if given and min(given) < 256:
             raise UserError(f"config.vocabulary has special id {min(given)}, which is a byte: give 256 or more")

@@ -19,7 +19,7 @@ class SentencePiece(Vocabulary):
 
     byte_offsets = True
 
-    def __init__(self, path: str, specials: config.Vocabulary):
+    def __init__(self, path: str, specials: config.VocabularyConfig):
         data = symbols.read(path)
         try:
             model, self.processor = sentence_models.parse(data), sentence_models.processor(data)

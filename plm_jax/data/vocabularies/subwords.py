@@ -10,7 +10,8 @@ import tokenizers
 from plm_jax import config
 from plm_jax.common import strict_json, wordpiece
 from plm_jax.common.errors import UserError, one_line
-from plm_jax.data.vocabularies import stretches, symbols, tokenizer_files
+from plm_jax.data.vocabularies import symbols, tokenizer_files
+from plm_jax.data.vocabularies import word_spans as stretches
 from plm_jax.data.vocabularies.vocabulary import Encoded, Vocabulary
 
 
@@ -54,7 +55,7 @@ class _Tokenizer(Vocabulary):
 class BytePairs(_Tokenizer):
     """GPT-2's byte-level BPE (Radford et al. 2019) over a vocabulary and its merges."""
 
-    def __init__(self, vocab_path: str, merges_path: str, specials: config.Vocabulary):
+    def __init__(self, vocab_path: str, merges_path: str, specials: config.VocabularyConfig):
         vocab, merges = symbols.read(vocab_path), symbols.read(merges_path)
         try:
             ids, pairs = tokenizer_files.byte_pairs(vocab, merges, specials)
@@ -74,7 +75,7 @@ class BytePairs(_Tokenizer):
 class TikToken(_Tokenizer):
     """LLaMA 3's byte-level BPE over a file of tiktoken's; its special tokens are ids above the file (`added`)."""
 
-    def __init__(self, path: str, specials: config.Vocabulary):
+    def __init__(self, path: str, specials: config.VocabularyConfig):
         data = symbols.read(path)
         try:
             tokens, self.tokenizer = tokenizer_files.tiktoken(data)
@@ -94,7 +95,7 @@ class HuggingFace(_Tokenizer):
 
     separable = False
 
-    def __init__(self, path: str, specials: config.Vocabulary):
+    def __init__(self, path: str, specials: config.VocabularyConfig):
         data = symbols.read(path)
         try:
             tree = strict_json.loads(data)
@@ -125,7 +126,7 @@ class WordPiece(_Tokenizer):
     upper-case letter.
     """
 
-    def __init__(self, path: str, specials: config.Vocabulary):
+    def __init__(self, path: str, specials: config.VocabularyConfig):
         try:
             tokens = wordpiece.read(symbols.read(path))
         except ValueError as error:

@@ -50,7 +50,7 @@ def byte_level(model: tokenizers.models.BPE, split: str = "") -> tokenizers.Toke
 
 
 def byte_pairs(
-    vocab: bytes, merges: bytes, specials: config.Vocabulary
+    vocab: bytes, merges: bytes, specials: config.VocabularyConfig
 ) -> tuple[dict[str, int], list[tuple[str, ...]]]:
     """The ids of a vocab.json, and the pairs of a merges.txt in their order.
 

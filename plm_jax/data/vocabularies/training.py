@@ -37,7 +37,7 @@ _SCORE_GRID = 2**10
 _PRIVATE = 0xF0000
 
 
-def train(texts: Iterable[str], specials: config.Vocabulary, show_progress: bool = False) -> None:
+def train(texts: Iterable[str], specials: config.VocabularyConfig, show_progress: bool = False) -> None:
     """Trains the vocabulary that `specials.spec` names, of `train_size` tokens and of `train_kind`.
 
     Args:
@@ -63,7 +63,9 @@ def train(texts: Iterable[str], specials: config.Vocabulary, show_progress: bool
         storage.write(path, content)
 
 
-def _sentencepiece(texts: Iterable[str], specials: config.Vocabulary, kind: str, show_progress: bool) -> list[bytes]:
+def _sentencepiece(
+    texts: Iterable[str], specials: config.VocabularyConfig, kind: str, show_progress: bool
+) -> list[bytes]:
     """A unigram or BPE model.
 
     Nothing but what `lowercase` folds is normalised away and characters outside the model fall back to bytes, so text
@@ -108,7 +110,7 @@ def _on_grid(data: bytes) -> bytes:
     return model.SerializeToString(deterministic=True)
 
 
-def _words(texts: Iterable[str], specials: config.Vocabulary, kind: str, show_progress: bool) -> list[bytes]:
+def _words(texts: Iterable[str], specials: config.VocabularyConfig, kind: str, show_progress: bool) -> list[bytes]:
     """The most frequent words, special ones first; fewer where there are no more."""
     del kind, show_progress
     symbols = {getattr(specials, name): symbol for name, symbol in WORD_SYMBOLS.items()}
@@ -123,7 +125,7 @@ def _words(texts: Iterable[str], specials: config.Vocabulary, kind: str, show_pr
     return ["\n".join([*(symbols[i] for i in sorted(symbols)), *frequent, ""]).encode("utf-8", "replace")]
 
 
-def _byte_pairs(texts: Iterable[str], specials: config.Vocabulary, kind: str, show_progress: bool) -> list[bytes]:
+def _byte_pairs(texts: Iterable[str], specials: config.VocabularyConfig, kind: str, show_progress: bool) -> list[bytes]:
     """GPT-2's byte-level BPE: bytes, then what they are merged into, the most frequent first."""
     del kind
     is_alone = specials.bos in (None, specials.eos)
@@ -136,7 +138,7 @@ def _byte_pairs(texts: Iterable[str], specials: config.Vocabulary, kind: str, sh
     return [json.dumps(ids, ensure_ascii=False).encode("utf-8"), "\n".join(lines).encode("utf-8")]
 
 
-def _tiktoken(texts: Iterable[str], specials: config.Vocabulary, kind: str, show_progress: bool) -> list[bytes]:
+def _tiktoken(texts: Iterable[str], specials: config.VocabularyConfig, kind: str, show_progress: bool) -> list[bytes]:
     """LLaMA 3's byte-level BPE: a rank for each byte and for each token that they are merged into."""
     del kind
     _symbols_at(specials, {})
@@ -149,7 +151,7 @@ def _tiktoken(texts: Iterable[str], specials: config.Vocabulary, kind: str, show
     return [b"".join(b"%s %d\n" % (base64.b64encode(token), rank) for rank, token in enumerate(spelt))]
 
 
-def _wordpiece(texts: Iterable[str], specials: config.Vocabulary, kind: str, show_progress: bool) -> list[bytes]:
+def _wordpiece(texts: Iterable[str], specials: config.VocabularyConfig, kind: str, show_progress: bool) -> list[bytes]:
     """BERT's pieces of words: characters, then what they are merged into, the most frequent first.
 
     Characters that are too rare, or too many for the size as those of Chinese may be, are left to the unknown token.
@@ -214,7 +216,7 @@ def _merge(
     return sorted(ids, key=ids.__getitem__), [tuple(pair) for pair in merges]
 
 
-def _symbols_at(specials: config.Vocabulary, symbols: Mapping[str, str]) -> dict[int, str]:
+def _symbols_at(specials: config.VocabularyConfig, symbols: Mapping[str, str]) -> dict[int, str]:
     """The symbols of the special ids within the file, the first of those that share one."""
     given = {name: i for name in SPECIALS if (i := getattr(specials, name)) is not None and i < specials.train_size}
     table = {}
@@ -230,7 +232,7 @@ def _symbols_at(specials: config.Vocabulary, symbols: Mapping[str, str]) -> dict
     return table
 
 
-def _room(specials: config.Vocabulary, table: Mapping[int, str], num_letters: int) -> int:
+def _room(specials: config.VocabularyConfig, table: Mapping[int, str], num_letters: int) -> int:
     """How many tokens there are besides symbols, letters among them."""
     if (least := num_letters + len(table)) > specials.train_size:
         raise UserError(
@@ -240,7 +242,7 @@ def _room(specials: config.Vocabulary, table: Mapping[int, str], num_letters: in
     return specials.train_size - len(table)
 
 
-def _placed(specials: config.Vocabulary, table: Mapping[int, str], tokens: list[str]) -> list[str]:
+def _placed(specials: config.VocabularyConfig, table: Mapping[int, str], tokens: list[str]) -> list[str]:
     """All tokens, the symbols at their ids and the others in order at what is left."""
     if (found := len(tokens) + len(table)) < specials.train_size:
         raise UserError(

@@ -31,7 +31,7 @@ class Encoded(NamedTuple):
     units: Sequence[Callable[[str], int]]
 
 
-class Spans(NamedTuple):
+class TokenSpans(NamedTuple):
     """The tokens of a text, and of each what of it from `begins` on and up to `ends` it is; all [n]."""
 
     ids: np.ndarray
@@ -61,7 +61,7 @@ class Vocabulary(abc.ABC):
     byte_offsets: ClassVar[bool]
     table: object
 
-    def __init__(self, specials: config.Vocabulary, word_initial: np.ndarray):
+    def __init__(self, specials: config.VocabularyConfig, word_initial: np.ndarray):
         """`word_initial` is bool [size], without the ids that are added above."""
         self.specials = specials
         word_initial = np.pad(word_initial, (0, specials.added))
@@ -131,7 +131,7 @@ class Vocabulary(abc.ABC):
         """Ids of each text, and where in the text each token begins."""
         return [(ids, begins) for ids, begins, _ in self.spans(texts)]
 
-    def encode_spans(self, texts: list[str]) -> list[Spans]:
+    def encode_spans(self, texts: list[str]) -> list[TokenSpans]:
         """The tokens of each text, by its characters, white space around a token left out.
 
         Of the tokens of one character each is all of it; one that is white space, or nothing, has no length.
@@ -150,7 +150,7 @@ class Vocabulary(abc.ABC):
             last[1:][spaces] = 0
             first, last = np.minimum.accumulate(first[::-1])[::-1], np.maximum.accumulate(last)
             begins = np.minimum(first[begins], ends)
-            found.append(Spans(np.asarray(ids, np.int64), begins, np.maximum(last[ends], begins)))
+            found.append(TokenSpans(np.asarray(ids, np.int64), begins, np.maximum(last[ends], begins)))
         return found
 
     def encode_sentences(self, texts: list[str]) -> list[tuple[np.ndarray, np.ndarray]]:

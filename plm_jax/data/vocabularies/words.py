@@ -83,5 +83,5 @@ def spelling(cache_dir: str, vocabulary: dict[str, Any], length: int) -> np.ndar
     ((name, digest),) = vocabulary["files"].items()
     path = os.path.join(cache_dir, "vocabulary", name)
     if not storage.exists(path) or storage.sha256(path) != digest:
-        raise UserError(f"{path} is not the vocabulary of the cache: run `python -m plm_jax.prepare --config=…` again")
+        raise UserError(f"{path} is not the vocabulary of the cache: run `python -m plm_jax prepare --config=…` again")
     return characters(read(path), length)

@@ -40,7 +40,7 @@ def choose(
     """(the kernel, what speaks against the one that was asked for, or "").
 
     Args:
-      setting: `settings.Transformer.attention_kernel`; `auto` asks for the platform's own.
+      setting: `settings.TransformerConfig.attention_kernel`; `auto` asks for the platform's own.
       platform: as `platform` gives it.
       dtype: of queries, keys and values.
       distance_bias: whether something that depends on distances alone is added to the scores.
@@ -84,7 +84,7 @@ def choose(
     return kernel, "; ".join(reasons[setting])
 
 
-def pick(name: str, model: settings.Transformer, context: Context, dtype: Any, queries: int, keys: int) -> str:
+def pick(name: str, model: settings.TransformerConfig, context: Context, dtype: Any, queries: int, keys: int) -> str:
     """The kernel of an attention, which the log names: a warning where something speaks against the wanted one."""
     kernel, reason = choose(
         model.attention_kernel,

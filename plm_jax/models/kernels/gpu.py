@@ -19,7 +19,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from plm_jax.models.kernels import seen, tiles
+from plm_jax.models.kernels import tile_mask as seen
+from plm_jax.models.kernels import tiles
 from plm_jax.models.kernels.context import RESIDUALS, UNSEEN
 from plm_jax.models.kernels.dropout import keep
 
@@ -84,12 +85,12 @@ def flash(
     window = None if window is None else jnp.reshape(window, 1)
     mask = Mask(offsets, query_ids, key_ids, prefix_lengths, window, seed)
     arrays = (x.swapaxes(1, 2) for x in (query_BNQH, key_BGKH, value_BGKH))
-    options = Options(causal, rate if seed is not None else 0.0, broadcast, interpret)
+    options = GpuOptions(causal, rate if seed is not None else 0.0, broadcast, interpret)
     return _attention(options, Inputs(*arrays, distance_bias, mask)).swapaxes(1, 2)
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class GpuOptions:
     """Arguments of `flash` that are settled when it is traced."""
 
     causal: bool
@@ -123,7 +124,7 @@ _attention.defvjp(_attention_forward, _attention_backward)
 
 
 @dataclasses.dataclass(frozen=True)
-class Call:
+class GpuCall:
     """What is settled of a kernel when it is traced.
 
     Attributes:
@@ -135,7 +136,7 @@ class Call:
       query_axis: on which axis of a tile of scores the queries are.
     """
 
-    options: Options
+    options: GpuOptions
     tile: tiles.GpuTile
     queries: int
     keys: int
@@ -435,10 +436,10 @@ def _along_diagonals(tiles_NDTT):
 
 
 def _prepared(name, options, inputs):
-    """A kernel's `Call`, and the tiles that its programs go over, as `seen.ranges` gives them."""
+    """A kernel's `GpuCall`, and the tiles that its programs go over, as `seen.ranges` gives them."""
     (_, queries, heads, head_dim), (_, keys, groups, _) = inputs.query_BQNH.shape, inputs.key_BKGH.shape
     tile = tiles.on_gpu(name, head_dim)
-    call = Call(options, tile, queries, keys, heads // groups, head_dim, query_axis=int(name == "triton_dkv"))
+    call = GpuCall(options, tile, queries, keys, heads // groups, head_dim, query_axis=int(name == "triton_dkv"))
     mask = inputs.mask._asdict()
     del mask["seed"]
     found = seen.tiles(queries, keys, tile.queries, tile.keys, causal=options.causal, **mask)

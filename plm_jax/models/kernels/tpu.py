@@ -28,7 +28,7 @@ SEED, ROW, HEAD, QUERY, KEY, WINDOW, ROWS = 0, 2, 3, 4, 5, 6, 7
 
 
 @dataclasses.dataclass(frozen=True)
-class Call:
+class TpuCall:
     """What is settled of a call when it is traced.
 
     Attributes:
@@ -137,7 +137,7 @@ def flash(
     """
     batch, heads, queries, head_dim = query_BNQH.shape
     groups, keys = key_BGKH.shape[1:3]
-    call = Call(
+    call = TpuCall(
         batch=batch,
         heads=heads,
         groups=groups,
@@ -224,7 +224,7 @@ def _attention_backward(call, residuals, gradient):
 _attention.defvjp(_attention_forward, _attention_backward)
 
 
-class Tile:
+class ScoreTile:
     """One tile of scores in a program: what of its row, heads, queries and keys it is, and what is seen there."""
 
     def __init__(self, call, numbers, row, program, query_tile, key_tile):
@@ -398,7 +398,7 @@ def _blocks(call, arrays, query_major):
     def spec(shape, index):
         def placed(program, row, outer, inner, numbers):
             i, j = (outer, inner) if query_major else (inner, outer)
-            tile = Tile(call, numbers, row, program, i, j)
+            tile = ScoreTile(call, numbers, row, program, i, j)
             i, j = (i, tile.nearest_key_tile()) if query_major else (tile.nearest_query_tile(), j)
             return index(row, program, i, j)
 
@@ -431,7 +431,7 @@ def _run(call, name, kernel, numbers, arrays, out_specs, out_shape, scratch_shap
     """A kernel over P programs × B rows × tiles; the last two by queries first, or by keys first.
 
     Args:
-      kernel: a function of a `Tile`, the blocks of `arrays` by names, those of the outputs and the scratch memory.
+      kernel: a function of a `ScoreTile`, the blocks of `arrays` by names, those of the outputs and the scratch memory.
       products: of a tile's size and head_dim that it makes for each head.
     """
     outer, inner = call.query_tiles, call.key_tiles
@@ -440,7 +440,7 @@ def _run(call, name, kernel, numbers, arrays, out_specs, out_shape, scratch_shap
 
     def body(numbers, blocks, *others):
         program, row, first, second = (pl.program_id(axis) for axis in range(4))
-        tile = Tile(call, numbers, row, program, *((first, second) if query_major else (second, first)))
+        tile = ScoreTile(call, numbers, row, program, *((first, second) if query_major else (second, first)))
         kernel(tile, blocks, *others)
 
     # Where rows are summed up, of a bias' gradient, they come one after another.

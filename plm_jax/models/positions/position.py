@@ -13,7 +13,7 @@ from plm_jax.common.roles import Role
 if TYPE_CHECKING:
     import jax
 
-    from plm_jax.models.settings import Attention, Transformer
+    from plm_jax.models.settings import AttentionConfig, TransformerConfig
 
 jnp = lazy("jax.numpy")
 
@@ -49,7 +49,7 @@ class Position(Role):
     tells_places: bool = True
     counts_blanks: bool = False
 
-    def check(self, attention: "Attention") -> None:
+    def check(self, attention: "AttentionConfig") -> None:
         """Raises `UserError` for an attention that the scheme does not work with."""
 
     def places(self, length: int, mask: Union["jax.Array", None]) -> "jax.Array":
@@ -57,7 +57,7 @@ class Position(Role):
         del mask
         return jnp.arange(length)[None]
 
-    def embedding_tables(self, model: "Transformer") -> dict[str, Table]:
+    def embedding_tables(self, model: "TransformerConfig") -> dict[str, Table]:
         """The tables that `embed` takes, by the names of their parameters; a text-to-text model has them twice."""
         del model
         return {}
@@ -87,7 +87,7 @@ class Position(Role):
         del head_dim, positions, block_positions
         return None
 
-    def score_tables(self, model: "Transformer") -> dict[str, Table]:
+    def score_tables(self, model: "TransformerConfig") -> dict[str, Table]:
         """The tables of `distance_bias` and `bias`, by the names of their parameters; a stack's layers share them."""
         del model
         return {}

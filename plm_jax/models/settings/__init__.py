@@ -15,79 +15,79 @@ from plm_jax.models.positions import (
     RotaryScaling,
     SinusoidalPositions,
 )
-from plm_jax.models.protocol import Model
-from plm_jax.models.settings.decoder import Decoder
-from plm_jax.models.settings.electra import Electra, Generator
-from plm_jax.models.settings.elmo import CharacterCNN, Elmo, Lstm, LstmDropout
-from plm_jax.models.settings.encoder import Encoder
-from plm_jax.models.settings.encoder_decoder import EncoderDecoder, SourceEncoder
-from plm_jax.models.settings.from_checkpoint import FromCheckpoint
+from plm_jax.models.protocol import ModelConfig
+from plm_jax.models.settings.decoder import DecoderConfig
+from plm_jax.models.settings.electra import ElectraConfig, GeneratorConfig
+from plm_jax.models.settings.elmo import CharacterCNNConfig, ElmoConfig, LstmConfig, LstmDropoutConfig
+from plm_jax.models.settings.encoder import EncoderConfig
+from plm_jax.models.settings.encoder_decoder import EncoderDecoderConfig, SourceEncoderConfig
+from plm_jax.models.settings.from_checkpoint import FromCheckpointConfig
 from plm_jax.models.settings.parts import (
-    Attention,
-    Dropout,
-    Embedding,
-    FanIn,
-    FeedForward,
-    Initializer,
-    Norm,
-    Stack,
+    AttentionConfig,
+    DropoutConfig,
+    EmbeddingConfig,
+    FanInConfig,
+    FeedForwardConfig,
+    InitializerConfig,
+    NormConfig,
+    StackConfig,
 )
-from plm_jax.models.settings.transformer import Transformer
+from plm_jax.models.settings.transformer import TransformerConfig
 from plm_jax.models.task_heads import (
-    BiLstm,
-    Choice,
-    Classes,
+    BiLstmConfig,
+    ChoiceHead,
+    ClassesHead,
     ConcatenatedLayers,
     LastLayer,
     MixedLayers,
-    Score,
-    Span,
-    Tags,
+    ScoreHead,
+    SpanHead,
+    TagsHead,
 )
 
 __all__ = [
-    "Attention",
-    "BiLstm",
+    "AttentionConfig",
+    "BiLstmConfig",
     "BlockPositions",
-    "CharacterCNN",
-    "Choice",
-    "Classes",
+    "CharacterCNNConfig",
+    "ChoiceHead",
+    "ClassesHead",
     "ConcatenatedLayers",
-    "Decoder",
+    "DecoderConfig",
     "Discriminator",
-    "Dropout",
-    "Electra",
-    "Elmo",
-    "Embedding",
-    "Encoder",
-    "EncoderDecoder",
-    "FanIn",
-    "FeedForward",
-    "FromCheckpoint",
-    "Generator",
-    "Initializer",
+    "DropoutConfig",
+    "ElectraConfig",
+    "ElmoConfig",
+    "EmbeddingConfig",
+    "EncoderConfig",
+    "EncoderDecoderConfig",
+    "FanInConfig",
+    "FeedForwardConfig",
+    "FromCheckpointConfig",
+    "GeneratorConfig",
+    "InitializerConfig",
     "LastLayer",
     "LearnedPositions",
-    "Lstm",
-    "LstmDropout",
+    "LstmConfig",
+    "LstmDropoutConfig",
     "MixedLayers",
-    "Model",
+    "ModelConfig",
     "NoHead",
     "NoPositions",
-    "Norm",
+    "NormConfig",
     "Pooler",
     "RelativeBias",
     "Rotary",
     "Rotary2D",
     "RotaryScaling",
-    "Score",
+    "ScoreHead",
     "SinusoidalPositions",
     "Softmax",
-    "SourceEncoder",
-    "Span",
+    "SourceEncoderConfig",
     "SpanBoundary",
-    "Stack",
-    "Tags",
-    "Transformer",
+    "SpanHead",
+    "StackConfig",
+    "TagsHead",
+    "TransformerConfig",
     "VocabularyHead",
 ]

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from plm_jax.models.heads import NoHead, VocabularyHead
-from plm_jax.models.settings.transformer import Transformer
+from plm_jax.models.settings.transformer import TransformerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decoder(Transformer):
+class DecoderConfig(TransformerConfig):
     """A causal language model: GPT, LLaMA, GLM and their kin."""
 
     kind: ClassVar[str] = "decoder"

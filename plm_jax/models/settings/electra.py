@@ -6,11 +6,11 @@ from typing import ClassVar
 
 from plm_jax.common import ranges
 from plm_jax.models.heads import Discriminator, NoHead, VocabularyHead
-from plm_jax.models.settings.encoder import Encoder
+from plm_jax.models.settings.encoder import EncoderConfig
 
 
 @dataclass(frozen=True)
-class Generator:
+class GeneratorConfig:
     """The sizes of the masked language model that replaces tokens for an ELECTRA; all else is as in the discriminator.
 
     Attributes:
@@ -27,7 +27,7 @@ class Generator:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Electra(Encoder):
+class ElectraConfig(EncoderConfig):
     """A discriminator and its generator, which share all tables of embeddings (Clark et al. 2020 §3.2)."""
 
     kind: ClassVar[str] = "electra"
@@ -37,19 +37,19 @@ class Electra(Encoder):
     pooler: NoHead = NoHead()
     discriminator: Discriminator = Discriminator()
     span_boundary: NoHead = NoHead()
-    generator: Generator
+    generator: GeneratorConfig
 
     def __post_init__(self):
         super().__post_init__()
         _ = self.generator_model  # It has checks of its own.
 
     @property
-    def discriminator_model(self) -> Encoder:
+    def discriminator_model(self) -> EncoderConfig:
         """The discriminator by itself."""
-        return Encoder(**{f.name: getattr(self, f.name) for f in dataclasses.fields(Encoder)})
+        return EncoderConfig(**{f.name: getattr(self, f.name) for f in dataclasses.fields(EncoderConfig)})
 
     @property
-    def generator_model(self) -> Encoder:
+    def generator_model(self) -> EncoderConfig:
         """The generator by itself."""
         own, columns = self.generator, self.embedding.columns
         return dataclasses.replace(

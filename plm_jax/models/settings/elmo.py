@@ -7,14 +7,14 @@ from plm_jax.common import ranges
 from plm_jax.common.errors import UserError
 from plm_jax.common.lazy import lazy
 from plm_jax.models.heads import Head, NoHead, Softmax
-from plm_jax.models.protocol import Model
-from plm_jax.models.settings.parts import Dropout, Initializer
+from plm_jax.models.protocol import ModelConfig
+from plm_jax.models.settings.parts import DropoutConfig, InitializerConfig
 
 jnp = lazy("jax.numpy")
 
 
 @dataclass(frozen=True)
-class CharacterCNN:
+class CharacterCNNConfig:
     """Embeddings of words made from their characters by a CNN (Kim et al. 2016), as in allenai/bilm-tf.
 
     Attributes:
@@ -53,7 +53,7 @@ class CharacterCNN:
 
 
 @dataclass(frozen=True)
-class Lstm:
+class LstmConfig:
     """Stacked LSTMs with a projection of their output (Sak et al. 2014), one stack for each direction.
 
     Attributes:
@@ -68,18 +68,18 @@ class Lstm:
 
 
 @dataclass(frozen=True)
-class LstmDropout:
+class LstmDropoutConfig:
     """Dropout rates: on the input of each LSTM, on the output of the last."""
 
     input: ranges.ShareBelowOne = 0.0
     output: ranges.ShareBelowOne = 0.0
 
-    rates = Dropout.rates
-    all_at = Dropout.all_at
+    rates = DropoutConfig.rates
+    all_at = DropoutConfig.all_at
 
 
 @dataclass(frozen=True, kw_only=True)
-class Elmo(Model):
+class ElmoConfig(ModelConfig):
     """A bidirectional language model (Peters et al. 2018): LSTMs that read forward and others that read backward.
 
     Attributes:
@@ -91,12 +91,12 @@ class Elmo(Model):
     remat_levels = ("none", "dots", "full")
     any_order = False
     inputs = ("characters", "mask")
-    embedding: CharacterCNN
-    lstm: Lstm = Lstm()
+    embedding: CharacterCNNConfig
+    lstm: LstmConfig = LstmConfig()
     # What heads of tasks are drawn from.
-    initializer = Initializer()
+    initializer = InitializerConfig()
     head: Softmax | NoHead = Softmax()
-    dropout: LstmDropout = LstmDropout()
+    dropout: LstmDropoutConfig = LstmDropoutConfig()
     heads: tuple[tuple[str, Head], ...] = ()
     scan_layers: bool = True
     remat: Literal["none", "dots", "full"] = "none"

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from plm_jax.models.heads import TASK, Discriminator, Head, NoHead, Pooler, SpanBoundary, VocabularyHead
-from plm_jax.models.settings.transformer import Transformer
+from plm_jax.models.settings.transformer import TransformerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Encoder(Transformer):
+class EncoderConfig(TransformerConfig):
     """A bidirectional transformer with optional heads: BERT and its kin. The pooler classifies pairs of sentences."""
 
     kind: ClassVar[str] = "encoder"

@@ -8,15 +8,15 @@ from plm_jax.common import ranges
 from plm_jax.common.errors import UserError
 from plm_jax.common.lazy import lazy
 from plm_jax.models.heads import NoHead, VocabularyHead
-from plm_jax.models.settings.encoder import Encoder
-from plm_jax.models.settings.parts import Stack
-from plm_jax.models.settings.transformer import Transformer
+from plm_jax.models.settings.encoder import EncoderConfig
+from plm_jax.models.settings.parts import StackConfig
+from plm_jax.models.settings.transformer import TransformerConfig
 
 jnp = lazy("jax.numpy")
 
 
 @dataclass(frozen=True)
-class SourceEncoder:
+class SourceEncoderConfig:
     """A new encoder whose outputs take the place of the token embeddings that a pretrained encoder reads.
 
     So a BART learns to translate (Lewis et al. 2020 §3.4). It has a table of tokens of its own; but for how many layers
@@ -31,7 +31,7 @@ class SourceEncoder:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncoderDecoder(Transformer):
+class EncoderDecoderConfig(TransformerConfig):
     """A text-to-text transformer, such as T5 or BART: a causal stack that attends to a bidirectional one.
 
     One table of token embeddings serves both; learned positions and the norm of the embeddings are each stack's own.
@@ -51,12 +51,12 @@ class EncoderDecoder(Transformer):
         *("tokens", "mask", "segment_ids"),
         *("decoder_tokens", "decoder_mask", "decoder_positions", "decoder_segment_ids"),
     )
-    decoder_stack: Stack
+    decoder_stack: StackConfig
     decoder_heads: ranges.Width | None = None
     decoder_head_dim: ranges.Width | None = None
     decoder_feed_forward: ranges.Width | None = None
     tie_encoder_decoder: bool = False
-    source_encoder: SourceEncoder | None = None
+    source_encoder: SourceEncoderConfig | None = None
     head: VocabularyHead | NoHead = VocabularyHead()
 
     def __post_init__(self):
@@ -72,11 +72,11 @@ class EncoderDecoder(Transformer):
             raise UserError("source_encoder gives what is as wide as the model: leave embedding.embedding_size out")
 
     @property
-    def decoder_model(self) -> Transformer:
+    def decoder_model(self) -> TransformerConfig:
         """The settings of the causal stack."""
         attention, feed_forward = self.attention, self.feed_forward
-        return Transformer(
-            **{f.name: getattr(self, f.name) for f in dataclasses.fields(Transformer)}
+        return TransformerConfig(
+            **{f.name: getattr(self, f.name) for f in dataclasses.fields(TransformerConfig)}
             | {
                 "attention": dataclasses.replace(
                     attention,
@@ -92,13 +92,13 @@ class EncoderDecoder(Transformer):
         )
 
     @property
-    def source_model(self) -> Encoder | None:
+    def source_model(self) -> EncoderConfig | None:
         """The settings of the new encoder of the input; None: there is none."""
         if self.source_encoder is None:
             return None
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(Transformer)} | {"heads": ()}
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(TransformerConfig)} | {"heads": ()}
         fields["stack"] = dataclasses.replace(self.stack, layers=self.source_encoder.layers)
-        return Encoder(**fields, head=NoHead())
+        return EncoderConfig(**fields, head=NoHead())
 
     @property
     def stacks(self):

@@ -6,12 +6,12 @@ from typing import Annotated, ClassVar, Literal
 from plm_jax.common import ranges
 from plm_jax.common.errors import UserError
 from plm_jax.models.heads import Head
-from plm_jax.models.protocol import Model
-from plm_jax.models.settings.encoder_decoder import SourceEncoder
+from plm_jax.models.protocol import ModelConfig
+from plm_jax.models.settings.encoder_decoder import SourceEncoderConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class FromCheckpoint(Model):
+class FromCheckpointConfig(ModelConfig):
     """Stands in a config for the model that `finetune --checkpoint` names; what is None is as the checkpoint has it.
 
     Attributes:
@@ -26,7 +26,7 @@ class FromCheckpoint(Model):
     stands_in: ClassVar[bool] = True
     dropout: ranges.ShareBelowOne | None = None
     heads: tuple[tuple[str, Head], ...] = ()
-    source_encoder: SourceEncoder | None = None
+    source_encoder: SourceEncoderConfig | None = None
     scan_layers: bool | None = None
     remat: Literal["none", "dots", "minimal", "attention", "full", "offload"] | None = None
     attention_kernel: Literal["auto", "xla", "flash", "cudnn"] | None = None

@@ -11,7 +11,7 @@ from plm_jax.models.positions import Position
 
 
 @dataclass(frozen=True)
-class Embedding:
+class EmbeddingConfig:
     """The embeddings of tokens, [vocab_size, width]; `vocab_size` may be larger than the vocabulary.
 
     Attributes:
@@ -36,7 +36,7 @@ class Embedding:
 
 
 @dataclass(frozen=True)
-class Attention:
+class AttentionConfig:
     """Multi-head attention, with a position scheme; grouped-query attention where `kv_heads` is given.
 
     Attributes:
@@ -75,7 +75,7 @@ class Attention:
 
 
 @dataclass(frozen=True)
-class FeedForward:
+class FeedForwardConfig:
     """The feed-forward layer: to `width`, an activation, and back; `gated`: times a second product (Shazeer 2020)."""
 
     width: ranges.Width
@@ -85,7 +85,7 @@ class FeedForward:
 
 
 @dataclass(frozen=True)
-class Norm:
+class NormConfig:
     """The normalisation: LayerNorm, or RMSNorm, which has neither mean nor bias (Zhang and Sennrich 2019).
 
     Attributes:
@@ -100,7 +100,7 @@ class Norm:
 
 
 @dataclass(frozen=True)
-class Stack:
+class StackConfig:
     """How many layers there are, and which of them share parameters.
 
     Attributes:
@@ -130,7 +130,7 @@ class Stack:
 
 
 @dataclass(frozen=True)
-class Dropout:
+class DropoutConfig:
     """Dropout rates.
 
     Attributes:
@@ -154,13 +154,13 @@ class Dropout:
         """Each rate by its name."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "broadcast"}
 
-    def all_at(self, rate: float) -> "Dropout":
+    def all_at(self, rate: float) -> "DropoutConfig":
         """Every rate set to `rate`."""
         return dataclasses.replace(self, **dict.fromkeys(self.rates, rate))
 
 
 @dataclass(frozen=True)
-class Initializer:
+class InitializerConfig:
     """Parameters are drawn from a normal distribution with `std`; `truncated`: cut off at two standard deviations.
 
     Attributes:
@@ -174,7 +174,7 @@ class Initializer:
 
 
 @dataclass(frozen=True)
-class FanIn:
+class FanInConfig:
     """T5's initialisation: matrices with a variance of 1 / inputs, queries also / head_dim; embeddings with one of 1.
 
     google-research/t5x, examples/t5/layers.py.

@@ -6,21 +6,21 @@ from typing import Annotated, Literal
 from plm_jax.common import ranges
 from plm_jax.common.errors import UserError
 from plm_jax.models.heads import Head, NoHead, VocabularyHead
-from plm_jax.models.protocol import Model
+from plm_jax.models.protocol import ModelConfig
 from plm_jax.models.settings.parts import (
-    Attention,
-    Dropout,
-    Embedding,
-    FanIn,
-    FeedForward,
-    Initializer,
-    Norm,
-    Stack,
+    AttentionConfig,
+    DropoutConfig,
+    EmbeddingConfig,
+    FanInConfig,
+    FeedForwardConfig,
+    InitializerConfig,
+    NormConfig,
+    StackConfig,
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Transformer(Model):
+class TransformerConfig(ModelConfig):
     """The settings that all transformers have.
 
     Attributes:
@@ -39,13 +39,13 @@ class Transformer(Model):
         the next, in the end to XLA.
     """
 
-    embedding: Embedding
-    attention: Attention
-    feed_forward: FeedForward
-    stack: Stack
-    norm: Norm = Norm()
-    dropout: Dropout = Dropout()
-    initializer: Initializer | FanIn = field(default_factory=Initializer)
+    embedding: EmbeddingConfig
+    attention: AttentionConfig
+    feed_forward: FeedForwardConfig
+    stack: StackConfig
+    norm: NormConfig = NormConfig()
+    dropout: DropoutConfig = DropoutConfig()
+    initializer: InitializerConfig | FanInConfig = field(default_factory=InitializerConfig)
     scan_layers: bool = True
     remat: Literal["none", "dots", "minimal", "attention", "full", "offload"] = "none"
     attention_kernel: Literal["auto", "xla", "flash", "cudnn"] = "auto"
@@ -72,7 +72,7 @@ class Transformer(Model):
         return self.attention.position.limit
 
     @property
-    def stacks(self) -> tuple[Stack, ...]:
+    def stacks(self) -> tuple[StackConfig, ...]:
         """Its one."""
         return (self.stack,)
 
@@ -140,7 +140,7 @@ class Transformer(Model):
 OWN = ("vocabulary", "sentence_pair", "pooled", "discriminator", "span_boundary")
 
 
-def _check_heads(model: Transformer) -> None:
+def _check_heads(model: TransformerConfig) -> None:
     names = [name for name, _ in model.heads]
     taken = [name for name in names if name in OWN or names.count(name) > 1]
     if taken:

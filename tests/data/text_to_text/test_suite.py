@@ -124,7 +124,7 @@ def test_mixtures_and_corpora_are_registered_with_them():
 
 
 def test_tokens_end_with_eos(tmp_path, register):
-    vocabulary = vocabularies.load(config.Vocabulary("bytes", pad=256, eos=257))
+    vocabulary = vocabularies.load(config.VocabularyConfig("bytes", pad=256, eos=257))
     path = write(tmp_path / "rows.jsonl", [row for row, _ in ROWS["glue_cola"]])
     task = register("glue_cola", suite.FromJsonLines({"validation": path}), vocabulary)
     found = read(task, "validation")

@@ -1,0 +1,326 @@
+"""The checkpoints of a run as folders: which there are, whether they are as they were saved, which stay.
+
+    checkpoints/STEP            what `checkpoints.Checkpoints` saved, sealed by its manifest
+    checkpoints/best            the weights that `evaluation.select` keeps
+    checkpoints/STEP.damaged    one that was found damaged; nothing takes it for a checkpoint and nothing removes it
+    checkpoints/best.damaged    the same for `best`
+
+On a disk a checkpoint is written beside its place and renamed once it is sealed; in a bucket its manifest ends it.
+Whoever reads one of this machine holds a lock on it, with which it is not removed.
+"""
+
+import contextlib
+import fcntl
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from etils import epath
+from jax.experimental import multihost_utils
+
+from plm_jax.common import progress, sealing, storage
+from plm_jax.common.errors import UserError, one_line
+from plm_jax.runs import run_directory
+
+FORMAT = 2
+BEST = "best"
+# What is being written, what is being removed, and what was found damaged, after the name of the checkpoint.
+UNSEALED, REMOVED, DAMAGED = ".unsealed", ".removed", ".damaged"
+_META = ("meta", "metadata")
+
+
+def of_run(workdir: str) -> epath.Path:
+    """Where the checkpoints of a run directory are.
+
+    Raises:
+      UserError: they cannot be in this kind of store.
+    """
+    if storage.is_remote(workdir) and not workdir.startswith("gs://"):
+        raise UserError(f"checkpoints cannot go to {workdir}: give a local --workdir or one in gs://")
+    return absolute(workdir) / "checkpoints"
+
+
+def absolute(path: str) -> epath.Path:
+    """Orbax takes no relative paths."""
+    return epath.Path(storage.absolute(path))
+
+
+def finished(directory: epath.Path) -> list[int]:
+    """The steps of the finished checkpoints in a folder, ascending; in a bucket, unfinished ones lie beside them."""
+    steps = storage.numbers(str(directory))
+    if storage.is_remote(str(directory)):
+        steps = [step for step in steps if (directory / str(step) / sealing.MANIFEST).exists()]
+    return steps
+
+
+def newest(path: str) -> epath.Path:
+    """The folder of the newest checkpoint of a run directory, or of the one checkpoint at a path.
+
+    Raises:
+      UserError: there is none.
+    """
+    checkpoint = absolute(path)
+    if (checkpoint / "params").exists():
+        return checkpoint
+    steps = finished(checkpoint / "checkpoints")
+    if not steps:
+        raise UserError(f"{path} has no finished checkpoint: train first, or give another path")
+    return checkpoint / "checkpoints" / str(steps[-1])
+
+
+def read_meta(checkpoint: epath.Path) -> dict[str, Any]:
+    """The `meta` of a checkpoint's folder, of which nothing else is looked at.
+
+    Raises:
+      UserError: there is none, it is damaged, or its format is unknown.
+    """
+    try:
+        meta = dict(json.loads(storage.read(str(checkpoint.joinpath(*_META)))))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise damaged(checkpoint, one_line(error)) from error
+    if meta.get("format") != FORMAT:
+        raise UserError(
+            f"checkpoint {checkpoint} has format {meta.get('format')}: this version reads {FORMAT}, upgrade plm_jax"
+        )
+    if "run_id" not in meta:
+        raise UserError(f"checkpoint {checkpoint} was saved by an earlier version of plm_jax: use that, or train again")
+    if type(meta.get("step")) is not int or not isinstance(meta.get("config"), dict):
+        raise damaged(checkpoint, f"its {'/'.join(_META)} has no step or no config")
+    return meta
+
+
+def checked(checkpoint: epath.Path, below: Sequence[str] = ("",), outside: Sequence[str] = ()) -> dict[str, Any]:
+    """Compares the files of a checkpoint with its manifest, and returns its `meta`.
+
+    Each process of a job reads the files that it wrote. A checkpoint in a run directory must belong to that run.
+
+    Args:
+      below: prefixes of the paths to compare; `meta` is always compared.
+      outside: prefixes of paths to skip.
+
+    Raises:
+      UserError: the checkpoint is damaged, belongs to another run or has an unknown format.
+    """
+    with progress.doing(f"verifying {checkpoint}"):
+        manifest = manifest_of(checkpoint, (*below, "meta/"), outside)
+    meta, is_in_run = read_meta(checkpoint), checkpoint.parent.name == "checkpoints"
+    name = checkpoint.name.removesuffix(REMOVED) if is_in_run else manifest["checkpoint"]
+    if (manifest["checkpoint"], manifest["step"], manifest["format"]) != (name, meta["step"], meta["format"]):
+        raise damaged(checkpoint, f"it was saved as {manifest['checkpoint']}, of step {manifest['step']}")
+    workdir = checkpoint.parent.parent
+    run_id = run_directory.read_id(str(workdir)) if is_in_run else None
+    if run_id not in (None, meta.get("run_id")):
+        raise damaged(checkpoint, f"it belongs to run {meta.get('run_id')}, {workdir} to run {run_id}")
+    return meta
+
+
+def manifest_of(checkpoint: epath.Path, below: Sequence[str] = (), outside: Sequence[str] = ()) -> dict[str, Any]:
+    """Compares some files of a checkpoint with its manifest, and returns the manifest.
+
+    Args:
+      below, outside: prefixes of paths, as in `checked`.
+
+    Raises:
+      UserError: a file is not as it was saved, or the manifest is damaged.
+    """
+    try:
+        manifest = sealing.verify(str(checkpoint), below, share(), outside)
+    except (sealing.DamagedError, OSError) as error:
+        raise damaged(checkpoint, one_line(error)) from error
+    kinds = {"checkpoint": str, "step": int, "format": int, "sealed": float}
+    if not all(type(manifest.get(name)) is kind for name, kind in kinds.items()) or not 0 <= manifest["sealed"] < 2**40:
+        raise damaged(checkpoint, f"its {sealing.MANIFEST} is none of a checkpoint")
+    return manifest
+
+
+def damaged(checkpoint: epath.Path, reason: str) -> sealing.DamagedError:
+    """The error that says so and what to do."""
+    others = [step for step in finished(checkpoint.parent) if str(step) != checkpoint.name]
+    instead = f"another checkpoint, such as {checkpoint.parent / str(others[-1])}" if others else "a copy of it"
+    return sealing.DamagedError(reason, f"checkpoint {checkpoint} is damaged ({reason}): use {instead}")
+
+
+class Good(NamedTuple):
+    """A checkpoint that is as it was saved, its `meta`, and why each newer one, by its step, is not."""
+
+    checkpoint: epath.Path
+    meta: dict[str, Any]
+    damaged: dict[int, str]
+
+
+def newest_good(directory: epath.Path, refuse: bool) -> Good | None:
+    """The newest checkpoint that is as it was saved.
+
+    All processes of a job call it, and agree.
+
+    Args:
+      refuse: a damaged one is an error.
+
+    Raises:
+      UserError: none of those there are can be used.
+    """
+    steps, worse = finished(directory), {}
+    for step in reversed(steps):
+        checkpoint = directory / str(step)
+        meta, damage = checked_everywhere(checkpoint)
+        if damage is None:
+            return Good(checkpoint, meta, worse)
+        if refuse or step == steps[0]:
+            raise damage
+        worse[step] = damage.reason
+    return None
+
+
+def checked_everywhere(checkpoint: epath.Path) -> tuple[dict[str, Any], None] | tuple[None, sealing.DamagedError]:
+    """Returns the `meta` of a checkpoint, or the reason why it is damaged.
+
+    All processes of a job call it. They agree on whether the checkpoint is damaged.
+
+    Raises:
+      UserError: the format is unknown.
+    """
+    meta, damage = None, None
+    try:
+        meta = checked(checkpoint)
+    except sealing.DamagedError as error:
+        damage = error
+    if anywhere(damage is not None):
+        return None, damage or damaged(checkpoint, "a file that another process wrote has changed")
+    return meta, None
+
+
+def find_best(directory: epath.Path) -> epath.Path | None:
+    """Returns the folder of the best weights, or None; all processes of a job call it, with the same result.
+
+    After a save that was interrupted between its two renames, this is the folder of the previous weights, which `clear`
+    renames back.
+    """
+    names = [name for name in (BEST, BEST + REMOVED) if (directory / name).exists()]
+    name = broadcast(names[:1])
+    return directory / name[0] if name else None
+
+
+def anywhere(here: bool) -> bool:
+    """Whether something is so in one of the processes of the job."""
+    if jax.process_count() == 1:
+        return here
+    return bool(np.any(multihost_utils.process_allgather(np.array(here))))
+
+
+def broadcast(value: Any) -> Any:
+    """Returns the value of the job's first process in every process; the value must be serializable as JSON."""
+    if jax.process_count() == 1:
+        return value
+    data = np.frombuffer(json.dumps(value).encode("utf-8"), np.uint8)
+    size = int(multihost_utils.broadcast_one_to_all(np.int32(len(data))))
+    data = multihost_utils.broadcast_one_to_all(np.resize(data, size))
+    return json.loads(np.asarray(data, np.uint8).tobytes())
+
+
+def share() -> sealing.Share:
+    """Which files of a checkpoint this process hashes: Orbax names its processes in the paths of what they write."""
+
+    def owner(path: str) -> int:
+        found = re.search(r"process_(\d+)(?:/|$)", path)
+        return int(found[1]) if found else 0
+
+    return sealing.Share(jax.process_index(), jax.process_count(), owner)
+
+
+def retained(steps: Sequence[int], keep_last: int, keep_every: int, base: int = 0) -> set[int]:
+    """Of the steps of checkpoints, ascending, those that stay; of multiples of `base` the newest, too."""
+    of_base = [step for step in steps if base and step % base == 0]
+    return {*steps[-keep_last:], *of_base[-1:], *(step for step in steps if keep_every and step % keep_every == 0)}
+
+
+def prune(directory: epath.Path, kept: set[int]) -> list[int]:
+    """Removes checkpoints but those of some steps and those that a process of this machine reads.
+
+    Returns:
+      The steps of those that were removed.
+
+    Raises:
+      UserError, OSError: one could not be; the others were.
+    """
+    removed, failure = [], None
+    for step in finished(directory):
+        try:
+            if step not in kept and _removed(directory / str(step)):
+                removed.append(step)
+        except (UserError, OSError) as error:
+            failure = failure or error
+    if failure:
+        raise failure
+    return removed
+
+
+def _removed(checkpoint: epath.Path) -> bool:
+    """Removes a checkpoint; whether it did, and nobody reads it."""
+    if storage.is_remote(str(checkpoint)):
+        storage.remove(str(checkpoint / sealing.MANIFEST))  # First what it is not finished without.
+        storage.remove(str(checkpoint))
+        return True
+    with contextlib.suppress(FileNotFoundError), open(checkpoint.joinpath(*_META), "rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    # At once for whoever looks: half a checkpoint would look damaged.
+    gone = checkpoint.parent / (checkpoint.name + REMOVED)
+    storage.rename(str(checkpoint), str(gone))
+    storage.remove(str(gone))
+    return True
+
+
+def held(checkpoint: epath.Path) -> contextlib.AbstractContextManager:
+    """A lock on a checkpoint of this machine: until it is closed, or forgotten, the checkpoint is not removed.
+
+    Raises:
+      FileNotFoundError: it is not there, or no longer.
+      UserError: it is damaged.
+    """
+    if storage.is_remote(str(checkpoint)):
+        return contextlib.nullcontext()
+    try:
+        file = storage.open_binary(str(checkpoint.joinpath(*_META)))
+    except FileNotFoundError as error:
+        if checkpoint.exists():
+            raise damaged(checkpoint, one_line(error)) from error
+        raise
+    fcntl.flock(file, fcntl.LOCK_SH)
+    if not checkpoint.exists():
+        file.close()
+        raise FileNotFoundError(checkpoint)
+    return file
+
+
+def set_aside(checkpoint: epath.Path) -> epath.Path:
+    """Gives a damaged checkpoint a name under which nothing takes it for one and nothing removes it."""
+    numbers = ("", *(f"-{number}" for number in range(2, 1000)))
+    names = (checkpoint.parent / f"{checkpoint.name}{DAMAGED}{number}" for number in numbers)
+    aside = next(path for path in names if not path.exists())
+    storage.rename(str(checkpoint), str(aside))
+    return aside
+
+
+def replace(place: epath.Path, final: epath.Path) -> None:
+    """Gives a sealed checkpoint its name, in the place of what has it; `clear` ends what is cut off in between."""
+    replaced = final.parent / (final.name + REMOVED)
+    storage.remove(str(replaced))
+    if final.exists():
+        storage.rename(str(final), str(replaced))
+    storage.rename(str(place), str(final))
+    storage.remove(str(replaced))
+
+
+def clear(directory: epath.Path) -> None:
+    """Removes what saves that were cut off have left."""
+    best, replaced = directory / BEST, directory / (BEST + REMOVED)
+    if replaced.exists() and not best.exists():
+        storage.rename(str(replaced), str(best))
+    for name in storage.names(str(directory)):
+        if name.endswith((UNSEALED, REMOVED)) or ".orbax-checkpoint-tmp" in name:
+            storage.remove(str(directory / name))

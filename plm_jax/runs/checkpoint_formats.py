@@ -1,0 +1,309 @@
+"""Opening and saving a trained model: as a run, one of its checkpoints, a converted or a Hugging Face directory.
+
+A converted directory is what weights are kept and passed on as, whatever they came from:
+
+    config.json        format, model, special ids, vocabulary; of a run its config, step and vocabulary id
+    model.safetensors  the parameters under our own paths, layers stacked; or shards of it with an index
+    vocabulary/        the vocabulary's files
+    huggingface/       for a model from Hugging Face, its files that conversions copy unchanged
+    manifest.json      the hash of every file, written last (`common.sealing`)
+
+Safetensors and not Orbax, because it is read and written one tensor at a time with nothing but seeks, so from a bucket
+too, and because every other framework opens it.
+"""
+
+import contextlib
+import dataclasses
+import math
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import flax
+import jax
+
+from plm_jax import config, objectives
+from plm_jax.common import progress, sealing, special_ids, storage, users
+from plm_jax.common.errors import UserError, nearest, one_line
+from plm_jax.hub import elmo, families, files, hub_files, huggingface, sizes
+from plm_jax.hub.pretrained import Pretrained
+from plm_jax.models import registry
+from plm_jax.runs import checkpoint_folders as folders
+from plm_jax.runs import model_text
+
+FORMAT = 1
+FORMATS = ("plm_jax", "huggingface", "bilm")
+CONFIG = "config.json"
+HUB_FOLDER = "huggingface"
+_WANTED = "give a run directory, a checkpoint of one, a converted directory, or a Hugging Face one"
+# What a converted directory's `config.json` says.
+FIELDS = {
+    **{"format": int, "model": dict, "special_ids": dict, "run": dict | None, "step": int | None},
+    **dict.fromkeys(("family", "vocabulary", "vocabulary_id"), str | None),
+}
+
+
+@contextlib.contextmanager
+def opened(path: str | os.PathLike[str] | tuple[str, str]) -> Iterator[Pretrained]:
+    """The model at a path; its files say what it is, and stay open while this lasts. A pair: an ELMo's two files.
+
+    Raises:
+      UserError: there is no such path, it holds no model, or a file of it is missing or damaged.
+    """
+    with _opened(path) as pretrained:
+        yield pretrained
+
+
+@contextlib.contextmanager
+def _opened(path: str | os.PathLike[str] | tuple[str, str], unverified: Sequence[str] = ()) -> Iterator[Pretrained]:
+    """Like `opened`, but does not hash files of a converted directory whose names begin with one of `unverified`."""
+    if isinstance(path, tuple):
+        yield elmo.read(*map(storage.absolute, map(os.fspath, path)))
+        return
+    folder, workdir = _located(path)
+    if workdir:
+        yield _of_run(folder, workdir)
+    elif not (described := _described(folder)):
+        if not (pair := elmo.find(folder)):
+            raise UserError(f"{path} has no {CONFIG}: {_WANTED}")
+        yield elmo.read(*pair)
+    elif "format" in described or sealing.is_sealed(folder):
+        _verify(folder, unverified)
+        _check_format(folder, described)
+        with files.opened(folder) as tensors:
+            with sizes.described_by(os.path.join(folder, CONFIG)):
+                found = _converted(folder, described, tensors)
+            yield found
+    else:
+        with huggingface.opened(folder) as pretrained:
+            yield pretrained
+
+
+def described(path: str) -> Pretrained:
+    """The model at a path without its weights; raises as `opened`."""
+    folder, workdir = _located(path)
+    if workdir:
+        meta = folders.checked(folders.newest(folder), ["meta/"])
+        return of_run(config.from_saved(meta["config"], meta.get("modules")), {}, workdir, meta)
+    with _opened(path, ["model"]) as pretrained:
+        return dataclasses.replace(pretrained, params={})
+
+
+def _located(path: str | os.PathLike[str]) -> tuple[str, str | None]:
+    """The folder at a path, absolute, and of a run or one of its checkpoints the run's."""
+    folder = storage.absolute(os.fspath(path)).rstrip("/")
+    if not storage.exists(folder):
+        raise UserError(f"{path} does not exist: {_WANTED}")
+    above = os.path.dirname(folder)
+    workdir = os.path.dirname(above) if os.path.basename(above) == "checkpoints" else folder
+    is_run = "config" in _described(workdir) or storage.exists(os.path.join(folder, "meta", "metadata"))
+    return folder, workdir if is_run else None
+
+
+def save(directory: str, pretrained: Pretrained, format: str) -> None:
+    """Writes a model and its vocabulary in one of FORMATS.
+
+    Raises:
+      UserError: an unknown format, a model that Hugging Face has no family for, or a vocabulary to which its
+        tokenizers give other ids.
+    """
+    if format not in FORMATS:
+        raise UserError(f"there is no format '{format}': {nearest(format, FORMATS)}")
+    if format == "plm_jax":
+        _write(directory, pretrained)
+    elif (pretrained.model.architecture == "elmo") != (format == "bilm"):
+        raise UserError(f"format '{format}' does not hold this model: an ELMo is saved as bilm, no other model is")
+    elif format == "bilm":
+        elmo.write(directory, pretrained)
+    else:
+        huggingface.write(directory, pretrained, tokenizer=model_text.tokenizer(pretrained))
+
+
+def convert(path: str, target: str, format: str) -> str:
+    """Opens the model at a path and saves it in a new folder, one tensor at a time; returns what there is to say of it.
+
+    Raises:
+      UserError: as `opened` and `save`, or the folder is not empty.
+    """
+    storage.check_new_folder(target)
+    with opened(path) as pretrained, storage.writing_folder(target):
+        save(target, pretrained, format)
+        return f"{storage.absolute(target)}: {_summary(pretrained)}"
+
+
+def _summary(pretrained: Pretrained) -> str:
+    """The model's kind, size and heads."""
+    model, leaves = pretrained.model, jax.tree.leaves(pretrained.params)
+    count, dtype = sum(math.prod(leaf.shape) for leaf in leaves), files.common_type(leaves)
+    heads = [f"{name}: {getattr(model, name).kind}" for name in ("head", "pooler") if hasattr(model, name)]
+    return ", ".join([model.kind, f"{count:,} parameters, {dtype}", *heads])
+
+
+def _described(folder: str) -> dict[str, Any]:
+    """A folder's `config.json`; empty if there is none."""
+    path = os.path.join(folder, CONFIG)
+    return files.read_json(path) if storage.exists(path) else {}
+
+
+def _of_run(folder: str, workdir: str) -> Pretrained:
+    from plm_jax.runs import checkpoints  # It imports Orbax: seconds.
+
+    with sizes.described_by(folder):
+        params, run, meta = checkpoints.load_params(folder)
+        if not isinstance(meta["vocabulary_id"], str) or type(meta["step"]) is not int:
+            raise UserError(f"{folder} is damaged (its step or its vocabulary's id is none): use another checkpoint")
+        arrays = flax.traverse_util.flatten_dict(params, sep="/")
+        sizes.check(folder, run.model, arrays)
+        _checked(folder, run.model, arrays)
+        _tell_changed(folder, meta.get("modules"), run)
+    return of_run(run, params, workdir, meta)
+
+
+def of_run(
+    run: config.Run, params: Mapping[str, Any], workdir: str, meta: Mapping[str, Any] | None = None
+) -> Pretrained:
+    """The model that a run trains, with what its checkpoint says of itself; without that of a run to come."""
+    ids = {f"{name}_token_id": getattr(run.vocabulary, name) for name in special_ids.NAMES if name != "unk"}
+    ids["sentinels"] = run.vocabulary.sentinels or None
+    ids["lowercase"] = run.vocabulary.lowercase or {"uncased": True, "cased": False}.get(run.vocabulary.train_kind)
+    if run.objective.frames and run.model.has_decoder:
+        ids["decoder_start_token_id"] = run.vocabulary.eos
+    known = {name: token for name, token in ids.items() if token is not None} | _begins_with(run)
+    known |= _frame(run, known)
+    vocabulary = _moved(run.vocabulary.spec, os.path.join(workdir, "vocabulary"))
+    return Pretrained(
+        run.model,
+        params,
+        known,
+        vocabulary,
+        run=run,
+        workdir=workdir,
+        step=meta and meta["step"],
+        vocabulary_id=meta and meta["vocabulary_id"],
+    )
+
+
+def _begins_with(run: config.Run) -> dict[str, Any]:
+    """What a decoder reads before each text, as special ids."""
+    begin = run.data.layout.begin
+    if begin == ("bos",):
+        return {"begins_with_bos": True}
+    return {"begins_with": [getattr(run.vocabulary, name) for name in begin]} if begin else {}
+
+
+def _frame(run: config.Run, ids: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the special ids around texts and between documents, for directories that are saved without the run."""
+    before, after = model_text.frame(run.model, ids, run)
+    frame = {"ends_with": after} | ({} if before == model_text.begins_with(ids) else {"begins_with": before})
+    if run.model.architecture != "decoder":
+        return frame
+    vocabulary = run.vocabulary
+    if vocabulary.eos is not None:
+        frame["separator_token_id"] = vocabulary.eos
+    if isinstance(run.objective, objectives.LabelledObjective) and vocabulary.pad is None:
+        # A classifier of `transformers` reads the last token of a row that is not padding. Any special token except the
+        # one that ends a row can be the padding.
+        marks = (vocabulary.eos, vocabulary.bos, vocabulary.sep, vocabulary.unk)
+        usable = [mark for mark in marks if mark not in (None, after[-1])]
+        frame |= {"pad_token_id": usable[0]} if usable else {}
+    return frame
+
+
+def _moved(spec: str, folder: str) -> str:
+    """A vocabulary's spec with its files in a folder."""
+    scheme, colon, paths = spec.partition(":")
+    return scheme + colon + ",".join(os.path.join(folder, os.path.basename(path)) for path in paths.split(",") if path)
+
+
+def _write(directory: str, pretrained: Pretrained) -> None:
+    vocabulary = pretrained.vocabulary
+    vocabulary_files = files.contents(vocabulary or "")
+    kept_files = {name: storage.read(path) for name, path in pretrained.hub_files.items()}  # May be of `directory`.
+    for name in (sealing.MANIFEST, CONFIG, "vocabulary", HUB_FOLDER):
+        storage.remove(os.path.join(directory, name))
+    files.write(directory, {path: files.Content.of(leaf) for path, leaf in pretrained.flat().items()})
+    for folder, contents in (("vocabulary", vocabulary_files), (HUB_FOLDER, kept_files)):
+        for name, content in contents.items():
+            storage.write(os.path.join(directory, folder, name), content)
+    described = {
+        "format": FORMAT,
+        "model": config.to_dict(pretrained.model),
+        "family": pretrained.family,
+        "special_ids": pretrained.special_ids,
+        "vocabulary": vocabulary and _moved(vocabulary, "vocabulary"),
+        "vocabulary_id": pretrained.vocabulary_id,
+        "modules": users.used({"model": pretrained.model, "run": pretrained.run}),
+        "run": pretrained.run and config.to_dict(pretrained.run),
+        "step": pretrained.step,
+    }
+    files.write_json(os.path.join(directory, CONFIG), described)
+    sealing.seal(directory, {"format": FORMAT})
+
+
+def _verify(folder: str, unverified: Sequence[str]) -> None:
+    try:
+        with progress.doing(f"verifying {folder}"):
+            sealing.verify(folder, outside=unverified)
+    except (sealing.DamagedError, OSError) as error:
+        raise UserError(f"{folder} is damaged ({one_line(error)}): convert again, or use a copy of it") from error
+
+
+def _tell_changed(folder: str, modules: users.Record | None, settings: Any) -> None:
+    """Says which of the users' code that a model was trained with is another now."""
+    for name, (was, now) in users.changed(modules or {}, settings).items():
+        print(f"{folder} was written with other code than {name} has now ({was}, {now})", file=sys.stderr, flush=True)
+
+
+def _check_format(folder: str, described: Mapping[str, Any]) -> None:
+    if described["format"] != FORMAT:
+        raise UserError(f"{folder} has format {described['format']}: this version reads {FORMAT}, upgrade plm_jax")
+    if wrong := [name for name, kind in FIELDS.items() if not isinstance(described.get(name, ...), kind)]:
+        raise UserError(f"{folder}/{CONFIG} is damaged (its {', '.join(wrong)} is missing or none): convert again")
+
+
+def _converted(folder: str, described: Mapping[str, Any], tensors: Mapping[str, files.StoredTensor]) -> Pretrained:
+    path, modules = os.path.join(folder, CONFIG), described.get("modules")
+    model = config.model_from_saved(described["model"], f"{path}: model", modules)
+    sizes.check(path, model, tensors)
+    sizes.check_ids(path, described["special_ids"])
+    run, vocabulary = described["run"] and config.from_saved(described["run"], modules), described["vocabulary"]
+    _tell_changed(folder, modules, {"model": model, "run": run})
+    family = families.FAMILIES.get(described["family"])
+    return Pretrained(
+        model,
+        flax.traverse_util.unflatten_dict(_checked(folder, model, tensors), sep="/"),
+        described["special_ids"],
+        vocabulary and _moved(vocabulary, os.path.join(folder, "vocabulary")),
+        described["family"],
+        run=run,
+        step=described["step"],
+        vocabulary_id=described["vocabulary_id"],
+        hub_files=hub_files.find(os.path.join(folder, HUB_FOLDER), family) if family else {},
+    )
+
+
+def _checked(folder: str, model: Any, tensors: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The tensors, or other arrays, which must be the model's parameters."""
+    flat = flax.traverse_util.flatten_dict(registry.shapes(model), sep="/")
+    shapes = {path: leaf.shape for path, leaf in flat.items()}
+    files.refuse_misfits(
+        f"the weights in {folder} do not fit its {CONFIG}",
+        {
+            "missing": shapes.keys() - tensors.keys(),
+            "unknown": tensors.keys() - shapes.keys(),
+            "misshapen": [
+                f"{path} is {_type(tensors[path])} {list(tensors[path].shape)} and not {list(shape)}"
+                for path, shape in shapes.items()
+                if path in tensors and (tensors[path].shape != shape or _type(tensors[path]) not in files.FLOATS)
+            ],
+        },
+    )
+    return tensors
+
+
+def _type(array: Any) -> str:
+    """What safetensors call the type of an array."""
+    if isinstance(array, files.StoredTensor):
+        return array.code
+    return next((code for code, dtype in files.FLOATS.items() if dtype == array.dtype), str(array.dtype))

@@ -1,0 +1,108 @@
+"""What `plm_jax checkpoints` shows and removes."""
+
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from etils import epath
+
+from plm_jax import config
+from plm_jax.common import sealing
+from plm_jax.common.errors import UserError
+from plm_jax.runs import checkpoint_folders as folders
+
+
+class CheckpointEntry(NamedTuple):
+    """A checkpoint.
+
+    Attributes:
+      sealed: time when it was sealed, in seconds since 1970; None if unknown.
+      size: number of bytes.
+      files: number of files.
+      selected: metric and value of the best weights, empty for other checkpoints.
+      damage: reason why it cannot be used; None if no damage was found.
+    """
+
+    name: str
+    step: int | None = None
+    sealed: float | None = None
+    size: int = 0
+    files: int = 0
+    selected: str = ""
+    damage: str | None = None
+
+
+def entries(path: str, verify: bool) -> list[CheckpointEntry]:
+    """Returns the checkpoints of a run directory, or the one at a path; `verify` compares their files with manifests.
+
+    Raises:
+      UserError: there are no checkpoints.
+    """
+    one = folders.absolute(path)
+    if (one / "params").exists():
+        return [_entry(one, verify)]
+    directory = folders.of_run(path)
+    names = [str(step) for step in folders.finished(directory)]
+    names += [folders.BEST] * (directory / folders.BEST).exists()
+    if not names:
+        raise UserError(f"{path} has no finished checkpoint: give a run directory, or one of its checkpoints")
+    return [_entry(directory / name, verify) for name in names]
+
+
+def _entry(checkpoint: epath.Path, verify: bool) -> CheckpointEntry:
+    try:
+        meta = folders.checked(checkpoint, [""] if verify else ["meta/"])
+        manifest = folders.manifest_of(checkpoint)
+    except sealing.DamagedError as error:
+        return CheckpointEntry(checkpoint.name, damage=f"damaged: {error.reason}")
+    except UserError as error:
+        return CheckpointEntry(checkpoint.name, damage=str(error))
+    selected = meta.get("selected") if checkpoint.name == folders.BEST else None
+    return CheckpointEntry(
+        checkpoint.name,
+        meta["step"],
+        manifest["sealed"],
+        sum(size for size, _ in manifest["files"].values()),
+        len(manifest["files"]),
+        f"{selected['by']} {selected['value']:.6g}" if selected else "",
+    )
+
+
+def listed(found: Sequence[CheckpointEntry]) -> str:
+    """Returns a line for each checkpoint: step, size, time of sealing, and the value of the best weights."""
+    lines = []
+    for entry in found:
+        cells = [f"{entry.name:>10}"]
+        if entry.damage is None:
+            sealed = time.strftime("sealed %Y-%m-%d %H:%M:%S UTC", time.gmtime(entry.sealed))
+            cells += [f"step {entry.step}", f"{entry.size / 1e6:,.1f} MB", sealed, entry.selected]
+        lines.append("  ".join(filter(None, [*cells, entry.damage])))
+    return "\n".join(lines)
+
+
+def verified(found: Sequence[CheckpointEntry]) -> str:
+    """Returns a line for each checkpoint that says whether it is whole."""
+    whole = (f"whole: {entry.files:,} files have the hashes of their manifest" for entry in found)
+    return "\n".join(f"{entry.name:>10}  {entry.damage or line}" for entry, line in zip(found, whole, strict=True))
+
+
+def pruned(workdir: str, keep_last: int | None, keep_every: int | None) -> str:
+    """Removes what is not kept; says what.
+
+    Raises:
+      UserError: there are no checkpoints, the newest one that stays is damaged, or a flag is no such number.
+    """
+    directory = folders.of_run(workdir)
+    steps = folders.finished(directory)
+    if not steps:
+        raise UserError(f"{workdir} has no finished checkpoint: give a run directory")
+    newest = directory / str(steps[-1])
+    meta = folders.checked(newest)
+    settings = config.from_saved(meta["config"], meta.get("modules")).checkpoint
+    keep_last = settings.keep_last if keep_last is None else keep_last
+    keep_every = settings.keep_every if keep_every is None else keep_every
+    if keep_last < 1 or keep_every < 0:
+        raise UserError(f"--keep_last={keep_last} --keep_every={keep_every}: give 1 or more, and 0 or more")
+    removed = folders.prune(directory, folders.retained(steps, keep_last, keep_every))
+    left = [step for step in steps if step not in removed]
+    return f"removed {', '.join(map(str, removed)) or 'none'}; kept {', '.join(map(str, left))}"

@@ -1,0 +1,232 @@
+"""Checkpoints of a run: Orbax, asynchronous, sharded, restorable on any mesh, and sealed.
+
+A checkpoint holds `params` alone, so that a reader of weights need not know the optimizer; `training` (the rest of the
+train state); `meta`: format, step, config, the identities of run, vocabulary and caches, the stages as they were read
+and the next example, phase, mesh, versions, the history of best weights; and the manifest of all its files
+(`common.sealing`).
+"""
+
+import contextlib
+import functools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import flax
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+
+from plm_jax import config
+from plm_jax.common import progress, sealing, storage
+from plm_jax.common.errors import UserError, one_line
+from plm_jax.hub import files
+from plm_jax.runs import checkpoint_folders as folders
+from plm_jax.training.state import TrainState
+
+
+def _rest(state: TrainState) -> dict[str, Any]:
+    return {"step": state.step, "optimizer": state.optimizer, "carry": state.carry}
+
+
+class Loaded(NamedTuple):
+    """Weights for use: the parameters, the run that trained them, what the checkpoint says of itself."""
+
+    params: Any
+    run: config.Run
+    meta: dict[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints of one run directory; use as a context manager, leaving it waits for a save under way.
+
+    A save that fails leaves the checkpoints as they were, and `failure` says why.
+    """
+
+    def __init__(self, workdir: str, settings: config.CheckpointConfig, base: int = 0, run_id: str | None = None):
+        """Opens the checkpoints of a run.
+
+        Args:
+          base: as in `folders.retained`.
+          run_id: identity of the run, which each checkpoint records.
+        """
+        self.directory = folders.of_run(workdir)
+        self._settings, self._base, self._run_id = settings, base, run_id
+        self._is_remote = storage.is_remote(str(self.directory))
+        self._saver = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler())
+        self._saving: threading.Thread | None = None
+        self._failure: str | None = None
+        self._left: str | None = None
+        if jax.process_index() == 0:
+            with storage.reaching(workdir):
+                self.directory.mkdir(parents=True, exist_ok=True)
+                folders.clear(self.directory)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        with progress.doing("writing the last checkpoint"):
+            self.wait()
+            self._saver.close()
+
+    def save(self, step: int, state: TrainState, meta: dict[str, Any]) -> None:
+        """Begins to save the state after `step` steps; the arrays are copied before this returns."""
+        self._begin(str(step), step, meta, params=state.params, training=_rest(state))
+
+    def save_best(self, step: int, params: Any, meta: dict[str, Any]) -> bool:
+        """Replaces the saved best weights and waits for the save; returns whether it succeeded. `meta` as in `save`."""
+        with progress.doing("writing the best checkpoint"):
+            self.wait()
+            before, self._failure = self._failure, None
+            self._begin(folders.BEST, step, meta, params=params)
+            self.wait()
+            is_saved = self._failure is None
+            self._failure = self._failure or before
+        return is_saved
+
+    def wait(self) -> None:
+        """Waits for the save under way."""
+        if self._saving:
+            self._saving.join()
+            self._saving = None
+
+    def failure(self) -> str | None:
+        """Why a save failed since this was asked last, in one line; None where none did."""
+        told, self._failure = self._failure, None
+        return told
+
+    def left(self) -> str | None:
+        """Why a checkpoint that need not be kept is still there, in one line, as of `failure`."""
+        told, self._left = self._left, None
+        return told
+
+    def restore(self, step: int, abstract: TrainState) -> TrainState:
+        """The state of a checkpoint, laid out as `abstract` (shapes with shardings) says.
+
+        Raises:
+          UserError: it cannot be read.
+        """
+        return read_state(self.directory / str(step), abstract)
+
+    def _begin(self, name: str, step: int, meta: dict[str, Any], **trees: Any) -> None:
+        self.wait()
+        place = self.directory / (name if self._is_remote else name + folders.UNSEALED)
+        items = {key: ocp.args.StandardSave(tree) for key, tree in trees.items()}
+        about = {"format": folders.FORMAT, "step": step, "run_id": self._run_id}
+        items["meta"] = ocp.args.JsonSave(about | meta)
+        with self._noting_failure(name):
+            self._saver.save(place, args=ocp.args.Composite(**items), force=True)
+            self._saving = threading.Thread(target=self._finish, args=(place, name, step), name="saving")
+            self._saving.start()
+
+    def _finish(self, place: epath.Path, name: str, step: int) -> None:
+        """Seals what Orbax has written, gives it its name and removes others; on a thread."""
+        with self._noting_failure(name):
+            self._saver.wait_until_finished()
+            about = {"format": folders.FORMAT, "checkpoint": name, "step": step, "sealed": time.time()}
+            sealing.seal(str(place), about, folders.share())
+            if jax.process_index():
+                return
+            if not self._is_remote:
+                folders.replace(place, self.directory / name)
+        self._prune()
+
+    def _prune(self) -> None:
+        """Removes what need not be kept; where that fails, the checkpoint that was saved is good all the same."""
+        settings = self._settings
+        try:
+            steps = folders.finished(self.directory)
+            folders.prune(self.directory, folders.retained(steps, settings.keep_last, settings.keep_every, self._base))
+        except (UserError, OSError) as error:
+            self._left = f"a checkpoint that need not be kept could not be removed ({one_line(error)})"
+
+    @contextlib.contextmanager
+    def _noting_failure(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # Orbax, TensorStore and each store have their own.
+            self._failure = f"checkpoint {name} could not be saved ({one_line(error.__cause__ or error)})"
+
+
+def read_state(checkpoint: epath.Path, abstract: TrainState) -> TrainState:
+    """As `Checkpoints.restore`, of a checkpoint's folder, in and beside which nothing is written.
+
+    Raises:
+      UserError: it is damaged.
+    """
+    items = ocp.args.Composite(
+        params=ocp.args.StandardRestore(abstract.params), training=ocp.args.StandardRestore(_rest(abstract))
+    )
+    with (
+        progress.doing(f"restoring {checkpoint}"),
+        _damage_named(checkpoint),
+        ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer,
+    ):
+        restored = checkpointer.restore(checkpoint, args=items)
+    return TrainState(params=restored.params, **restored.training)
+
+
+@contextlib.contextmanager
+def _damage_named(checkpoint: epath.Path) -> Iterator[None]:
+    """What Orbax raises on a damaged checkpoint becomes a `UserError`."""
+    try:
+        yield
+    except Exception as error:
+        # Orbax wraps what its parts say into a bare Exception.
+        if type(error) is Exception or isinstance(
+            error, ValueError | KeyError | TypeError | OSError | AttributeError | RecursionError
+        ):
+            raise folders.damaged(checkpoint, one_line(error.__cause__ or error)) from error
+        raise
+
+
+class Saved(files.InFiles):
+    """A parameter in a checkpoint. `read` gives all of it and remembers the last ones: layers are asked for singly."""
+
+    def __init__(self, path: tuple[str, ...], shape: tuple[int, ...], dtype: np.dtype, read: Callable):
+        self._path, self.shape, self.dtype, self._read = path, tuple(shape), np.dtype(dtype), read
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        return self._read(self._path)[index]
+
+
+def load_params(path: str) -> Loaded:
+    """The newest checkpoint of a run directory, or one checkpoint; its parameters are read when they are asked for.
+
+    Until they are forgotten the checkpoint is not removed by a run of this machine.
+
+    Raises:
+      UserError: there is no checkpoint, or it is damaged.
+    """
+    checkpoint = folders.newest(path)
+    try:
+        return _loaded(checkpoint, folders.held(checkpoint))
+    except (UserError, FileNotFoundError):
+        # The run may have removed it since: then there is a newer one.
+        if checkpoint.exists() or folders.newest(path) == checkpoint:
+            raise
+    return load_params(path)
+
+
+def _loaded(checkpoint: epath.Path, hold: Any) -> Loaded:
+    meta = folders.checked(checkpoint, outside=["training/"])
+    run = config.from_saved(meta["config"], meta.get("modules"))
+    # A checkpointer would log that `params` lacks the metadata of a checkpoint.
+    with _damage_named(checkpoint), contextlib.closing(ocp.StandardCheckpointHandler()) as handler:
+        tree = handler.metadata(checkpoint / "params").tree
+
+    # Query, key and value, which some families of Hugging Face's keep in one tensor, are read once each.
+    @functools.lru_cache(maxsize=3)
+    def read(names: tuple[str, ...], hold: Any = hold) -> np.ndarray:
+        del hold  # It lasts as long as this function.
+        item = flax.traverse_util.unflatten_dict({names: ocp.RestoreArgs(restore_type=np.ndarray)})
+        args = ocp.args.PyTreeRestore(item=item, restore_args=item, partial_restore=True)
+        with _damage_named(checkpoint), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+            return flax.traverse_util.flatten_dict(checkpointer.restore(checkpoint / "params", args))[names]
+
+    flat = flax.traverse_util.flatten_dict(tree)
+    leaves = {names: Saved(names, leaf.shape, leaf.dtype, read) for names, leaf in flat.items()}
+    return Loaded(flax.traverse_util.unflatten_dict(leaves), run, meta)

@@ -1,0 +1,169 @@
+"""How a model sees text: its vocabulary, what stands around a text, and its tokenizer for Hugging Face."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from plm_jax import config, objectives
+from plm_jax.common import special_ids
+from plm_jax.common.errors import UserError
+from plm_jax.hub import families, hub_files, tokenizer_json
+from plm_jax.hub.pretrained import Pretrained
+from plm_jax.models.protocol import ModelConfig
+
+if TYPE_CHECKING:
+    from plm_jax.data import vocabularies
+
+
+def vocabulary(pretrained: Pretrained, in_seqio: bool = False) -> "vocabularies.Vocabulary":
+    """The vocabulary of a model that has one: as its run has it, or as its files and special ids say.
+
+    Special ids above the file are added ones.
+
+    Args:
+      in_seqio: whether it is a `seqio.Vocabulary`, too, for which seconds are spent on TensorFlow.
+
+    Raises:
+      UserError: it has more tokens than the model, it is not the one that the model was trained with, or a file is
+        missing or damaged.
+    """
+    from plm_jax.data import vocabularies  # With the libraries of all, which only text needs.
+
+    load = vocabularies.load if in_seqio else vocabularies.load_plain
+    section = _section(pretrained)
+    found, size = load(section), pretrained.model.vocab_size
+    trained_with = pretrained.vocabulary_id if pretrained.run is not None else None
+    if trained_with is not None and (identity := vocabularies.identity(found)) != trained_with:
+        raise UserError(
+            f"{pretrained.vocabulary} is the vocabulary {identity[:12]}, the model was trained with "
+            f"{trained_with[:12]}: put that one's files there"
+        )
+    above = [i for i in _ids(pretrained.special_ids) if i < size]
+    if (lacking := max(above, default=-1) + 1 - (found.vocab_size - found.extra_ids)) > 0:
+        found = load(dataclasses.replace(section, added=section.added + lacking))
+    if found.vocab_size > size:
+        raise UserError(
+            f"the vocabulary {pretrained.vocabulary} has {found.vocab_size} tokens, the model {size}: "
+            "use the vocabulary that the model was trained with"
+        )
+    return found
+
+
+def _section(pretrained: Pretrained) -> config.VocabularyConfig:
+    """The vocabulary of a model as a config has it; of one from elsewhere without its special ids."""
+    special, run = pretrained.special_ids, pretrained.run
+    if run is not None:
+        return dataclasses.replace(run.vocabulary, spec=pretrained.vocabulary)
+    lowercase = special.get("lowercase")
+    section = config.VocabularyConfig(pretrained.vocabulary, sentinels=special.get("sentinels", 0))
+    if section.spec.startswith("sentencepiece:"):
+        return dataclasses.replace(section, lowercase=bool(lowercase))
+    return dataclasses.replace(section, train_kind={True: "uncased", False: "cased"}.get(lowercase, ""))
+
+
+def section(pretrained: Pretrained) -> config.VocabularyConfig:
+    """The vocabulary of a model that has one as the config of a run that trains it further.
+
+    Raises:
+      UserError: as `vocabulary`.
+    """
+    found = _section(pretrained)
+    if pretrained.run is not None:
+        return found
+    size = vocabulary(pretrained).vocab_size
+    return with_ids(found, {name: i for name, i in _by_name(pretrained.special_ids).items() if i < size})
+
+
+def with_ids(section: config.VocabularyConfig, ids: Mapping[str, int]) -> config.VocabularyConfig:
+    """A vocabulary with these special ids, and room for those that are above its own."""
+    from plm_jax.data import vocabularies
+
+    if section.spec != "bytes":  # That has as many ids as it needs.
+        room = vocabularies.load_plain(section).vocab_size - section.sentinels
+        section = dataclasses.replace(section, added=section.added + max(0, max(ids.values(), default=-1) + 1 - room))
+    return dataclasses.replace(section, **ids)
+
+
+def frame(model: ModelConfig, ids: Mapping[str, Any], run: config.Run | None) -> tuple[list[int], list[int]]:
+    """Returns the ids before and after a text that the model was trained with; `ids` is a `Pretrained.special_ids`.
+
+    If `ids` has no `ends_with`, they are those of the run, or else of published models.
+    """
+    if "ends_with" in ids:
+        return begins_with(ids), list(ids["ends_with"])
+    known = _by_name(ids)
+
+    def first(*names: str) -> list[int]:
+        return next(([known[name]] for name in names if name in known), [])
+
+    if row_format := _labelled_format(run):
+        return list(row_format.before), list(row_format.after)
+    if model.architecture == "decoder":
+        fills_blanks = run is None or run.objective.fills_blanks
+        if fills_blanks and "sop" in known and "eop" in known:  # As THUDM/GLM has it; ChatGLM-6B has no cls.
+            return first("cls"), first("eos") if "cls" in known else []
+        return begins_with(ids), []
+    if model.has_decoder:
+        begins = run is None or run.objective.frames
+        return first("bos") if begins else [], first("eos")
+    if run is not None and run.data.layout.kind == "blocks":
+        return [], []
+    return first("cls", "bos"), first("sep", "eos")
+
+
+def _labelled_format(run: config.Run | None) -> objectives.RowFormat | None:
+    """What stands around the texts of labelled examples; None: a model was not trained on such."""
+    if run is None or not isinstance(run.objective, objectives.LabelledObjective):
+        return None
+    names = [field.name for field in dataclasses.fields(objectives.Special)]
+    special = objectives.Special(**{name: getattr(run.vocabulary, name, None) for name in names})
+    return run.objective.row_format(special)
+
+
+def begins_with(ids: Mapping[str, Any]) -> list[int]:
+    """The ids that a decoder reads before every text."""
+    bos = _by_name(ids).get("bos") if ids.get("begins_with_bos") else None
+    return list(ids.get("begins_with", [] if bos is None else [bos]))
+
+
+def tokenizer(pretrained: Pretrained) -> tokenizer_json.Tokenizer | None:
+    """Returns the files with which Hugging Face's libraries produce a model's ids; None if the model has no vocabulary,
+    or already has a tokenizer's files.
+
+    Special tokens are around texts as they were in training; in those of a pair a single mark stands between the
+    two, of RoBERTa and BART two, as in the originals.
+
+    Raises:
+      UserError: as `vocabulary`, or the vocabulary cannot be said in theirs; the line names a text.
+    """
+    if pretrained.vocabulary is None or hub_files.has_tokenizer(pretrained.hub_files):
+        return None
+    from plm_jax.data.vocabularies import exported
+
+    model, ids = families.published(pretrained.model)[0], _by_name(pretrained.special_ids)
+    before, after = frame(model, pretrained.special_ids, pretrained.run)
+    if before == pretrained.special_ids.get("begins_with") and len(before) == 2:  # Of ChatGLM2's files that is all.
+        ids = {"gmask": before[0], "sop": before[1]} | ids
+    row_format = _labelled_format(pretrained.run)
+    between = list(row_format.between) if row_format else after * 2 if before == [ids.get("bos")] else after
+    types = model.token_types > 1 and (row_format is None or row_format.has_types)
+    is_theirs = pretrained.run is None and pretrained.vocabulary.startswith(tokenizer_json.SCHEME)
+    around = exported.Frame(before, between or before, after, types)
+    tree, described = exported.export(vocabulary(pretrained), ids, None if is_theirs else around)
+    described["model_input_names"] = ["input_ids", *(["token_type_ids"] if types else []), "attention_mask"]
+    if model.meant_length is not None:
+        described["model_max_length"] = model.meant_length
+    return tokenizer_json.Tokenizer(tree, described)
+
+
+def _by_name(ids: Mapping[str, Any]) -> dict[str, int]:
+    """The special ids without `_token_id`; of several for one the first."""
+    found = {name: ids.get(f"{name}_token_id") for name in special_ids.NAMES}
+    found = {name: i[0] if isinstance(i, list | tuple) and i else i for name, i in found.items()}
+    return {name: i for name, i in found.items() if isinstance(i, int)}
+
+
+def _ids(ids: Mapping[str, Any]) -> list[int]:
+    """All special ids."""
+    found = (i for name, i in ids.items() if name.endswith("_token_id") or name in ("begins_with", "ends_with"))
+    return [i for some in found for i in (some if isinstance(some, list | tuple) else [some])]

@@ -1,0 +1,324 @@
+"""How a run is, as its files tell: no JAX, so that it is told at once.
+
+W/lock        who trains in it (`workdir_lock`)
+W/heartbeat   its signs of life (`heartbeat`)
+"""
+
+import contextlib
+import itertools
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from concurrent import futures
+from typing import Any, NamedTuple
+
+from plm_jax.common import leases, progress, sealing, storage, strict_json
+from plm_jax.common.errors import UserError
+from plm_jax.runs import heartbeat
+from plm_jax.runs.goodput import PARTS
+
+Start = Mapping[str, Any]
+
+# Of another machine's process: so old a sign of life is none, and so long one is waited for. Clocks differ.
+_FRESH, _WAIT = 30.0, 25.0
+# After so many seconds without one a living process is said to stand still.
+_SILENT = 60.0
+# The end of metrics.jsonl, in which the last rows are.
+_TAIL = 2**18
+_THREADS = 16
+# Seconds since 1970 up to which there are dates, of which no clock of a run is beyond.
+_LATEST = 2**40
+# The fields of a start.
+_NUMBER = int | float
+_KINDS = {
+    **{"began": _NUMBER, "alive": _NUMBER, "worked": _NUMBER, "seconds": dict, "saves": list},
+    **{"first_step": int | None, "step": int | None, "step_seconds": _NUMBER | None},
+    **{"ended": str | None, "error": str | None},
+}
+_STEPS, _LOST, _DOWN = "steps", "lost", "down"
+_NAMES = {
+    "start": "starting and ending",
+    "compile": "compiling",
+    "data": "waiting for data",
+    "saves": "saves",
+    "validation": "validation",
+    _LOST: "lost steps",
+    _DOWN: "not running",
+}
+
+
+class Status(NamedTuple):
+    """How a run is.
+
+    Attributes:
+      fine: it is alive or finished.
+      lines: what there is to say.
+    """
+
+    fine: bool
+    lines: list[str]
+
+
+def of_run(workdir: str) -> Status:
+    """Reads how a run is.
+
+    Raises:
+      UserError: there is no run, or its store cannot be reached.
+    """
+    names = storage.names(workdir)
+    if not {"config.json", "lock", "heartbeat", "checkpoints"} & set(names):
+        raise UserError(f"{workdir} has no run: give the --workdir of one")
+    now = time.time()
+    starts, holder, alive, finished = standing(workdir)
+    last = starts[-1] if starts else {}
+    # A new start tells of itself only when it has found where to go on.
+    is_its = alive and all(holder.get(name) == last.get(name) for name in ("host", "pid"))
+    current, over = (last, starts[:-1]) if is_its else ({}, starts)
+    rows, steps = _last_rows(workdir), _steps(workdir)
+    lines = [f"{workdir}: {_life(alive, finished, holder, last, now)}"]
+    lines += _steps_told(current, rows, _step(last, rows), steps)
+    if alive:
+        lines.append(f"doing       {current.get('doing', 'starting')}")
+    lines.append(f"checkpoint  {_checkpoint(workdir, now)}")
+    lines.append(f"last error  {_last_error(over, rows)}")
+    if starts:
+        lines += _goodput(starts)
+    return Status(alive or finished, lines + (_stalls(workdir) if alive else []))
+
+
+class Standing(NamedTuple):
+    """Whether a run goes on.
+
+    Attributes:
+      starts: what its starts tell of themselves, in order.
+      holder: who trains in its directory, or did and died, as `leases.taken` has it.
+      alive: a process trains in it.
+      finished: none does, since all steps are made.
+    """
+
+    starts: list[Start]
+    holder: Mapping[str, Any] | None
+    alive: bool
+    finished: bool
+
+
+def standing(workdir: str) -> Standing:
+    """Whether a run goes on.
+
+    Raises:
+      UserError: its store cannot be reached.
+    """
+    # Who holds it first: that one's word of how it ended comes before it gives the directory back.
+    holder = leases.taken(_lock(workdir))
+    alive = holder is not None and _is_alive(workdir, holder)
+    starts = read(workdir)
+    finished = not alive and bool(starts) and starts[-1]["ended"] == heartbeat.FINISHED
+    if not alive and not starts:  # A run of before there were signs of life.
+        finished = str(_steps(workdir)) in storage.names(os.path.join(workdir, "checkpoints"))
+    return Standing(starts, holder, alive, finished)
+
+
+def read(workdir: str) -> list[Start]:
+    """What the starts of a run tell of themselves, in order; one that cannot be read is left out."""
+
+    def one(number: int) -> Start | None:
+        with contextlib.suppress(ValueError, FileNotFoundError):
+            found = strict_json.read(heartbeat.path(workdir, number))
+            return found if _is_whole(found) else None
+        return None
+
+    with futures.ThreadPoolExecutor(_THREADS) as pool:
+        return [start for start in pool.map(one, heartbeat.numbers(workdir)) if start]
+
+
+def _is_whole(found: Any) -> bool:
+    """Whether it is what `heartbeat` writes of a start, and no damage."""
+    if not isinstance(found, dict) or not found.keys() >= _KINDS.keys():
+        return False
+    if not all(isinstance(found[name], kind) for name, kind in _KINDS.items()):
+        return False
+    if found["seconds"].keys() != set(PARTS) or (found["first_step"] is None) != (found["step"] is None):
+        return False
+    if not all(isinstance(mark, list) and len(mark) == 2 for mark in found["saves"]):
+        return False
+    times = (found[name] for name in ("began", "alive", "worked"))
+    numbers = itertools.chain(times, found["seconds"].values(), *found["saves"])
+    return all(isinstance(number, _NUMBER) and abs(number) < _LATEST for number in numbers)
+
+
+def account(starts: Sequence[Start]) -> dict[str, float]:
+    """The seconds since the first start by what they went to; they sum to all up to the last sign of life.
+
+    Returns:
+      Those of `ledger.PARTS`, `steps` being the time of steps that were kept; `lost`: that of steps beyond the one that
+      a later start went on from; `down`: between starts, unless the one before had finished the run.
+    """
+    found = dict.fromkeys((_STEPS, *_NAMES), 0.0)
+    went_on = float("inf")
+    for start in reversed(starts):
+        seconds = dict(start["seconds"])
+        worked = seconds.pop(_STEPS)
+        kept = min(worked, _worked_until(start, went_on))
+        found[_STEPS] += kept
+        found[_LOST] += worked - kept
+        for part, spent in seconds.items():
+            found[part] += spent
+        if start["first_step"] is not None:
+            went_on = min(went_on, start["first_step"])
+    for before, after in itertools.pairwise(starts):
+        if before["ended"] != heartbeat.FINISHED:
+            # Clocks of two machines may have it that one began before the other ended.
+            found[_DOWN] += max(0.0, after["began"] - before["began"] - sum(before["seconds"].values()))
+    return found
+
+
+def _worked_until(start: Start, step: float) -> float:
+    """The seconds of the steps of a start up to one, by the marks of its saves and evenly between them."""
+    if start["first_step"] is None or step > start["step"]:
+        return float("inf")
+    at, worked = start["first_step"], 0.0
+    for next_at, next_worked in [*start["saves"], (start["step"], start["worked"])]:
+        if step <= next_at:
+            share = (step - at) / (next_at - at) if next_at > at else 1.0
+            return worked + max(0.0, share) * (next_worked - worked)
+        at, worked = next_at, next_worked
+    return worked
+
+
+def _lock(workdir: str) -> str:
+    return os.path.join(workdir, "lock")
+
+
+def _is_alive(workdir: str, holder: Mapping[str, Any]) -> bool:
+    if abs(time.time() - holder.get("alive", 0.0)) < _FRESH:
+        # Of another machine's process that is the best word there is; of this one's the system knows better.
+        return leases.is_alive(_lock(workdir), wait=0.0) or not leases.is_here(holder)
+    with progress.doing(f"waiting for a sign of life of process {holder.get('pid')} on {holder.get('host')}"):
+        return leases.is_alive(_lock(workdir), _WAIT)
+
+
+def _life(alive: bool, finished: bool, holder: Any, last: Start, now: float) -> str:
+    if alive:
+        silent = now - holder.get("alive", now)
+        still = ": it stands still, or cannot write" if silent > _SILENT else ""
+        return f"alive, process {holder.get('pid')} on {holder.get('host')}, last sign of life {_ago(silent)}{still}"
+    when = f"last sign of life {_ago(now - last['alive'])}" if last else "it gave no sign of life"
+    if finished:
+        return f"finished, {when}"
+    return f"not running, {when}: {_why(last)}"
+
+
+def _why(start: Start) -> str:
+    return start["error"] or "it died without a word" if start else "it died before its first step"
+
+
+def _steps_told(current: Start, rows: Sequence[Mapping[str, Any]], step: int | None, steps: int | None) -> list[str]:
+    told = f"{0 if step is None else step:,}"
+    if steps:
+        told += f" of {steps:,} ({(step or 0) / steps:.1%})"
+    parts = [told]
+    if current.get("step_seconds"):
+        parts.append(f"{current['step_seconds']:.3g} s a step")
+    speeds = [row["train/tokens_per_second"] for row in rows if "train/tokens_per_second" in row]
+    if current and speeds:
+        parts.append(f"{speeds[-1]:,.0f} tokens/s")
+    if steps and current and (rate := _rate(current)):
+        parts.append(f"about {_span((steps - (step or 0)) * rate)} left")
+    return [f"step        {', '.join(parts)}"]
+
+
+def _rate(start: Start) -> float | None:
+    """Seconds a step of a start has taken, with waits, saves and validations."""
+    if start["first_step"] is None or start["step"] == start["first_step"]:
+        return None
+    spent = sum(spent for part, spent in start["seconds"].items() if part not in ("start", "compile"))
+    return spent / (start["step"] - start["first_step"])
+
+
+def _step(last: Start, rows: Sequence[Mapping[str, Any]]) -> int | None:
+    if last.get("step") is not None:
+        return last["step"]
+    return rows[-1]["step"] if rows else None
+
+
+def _steps(workdir: str) -> int | None:
+    with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
+        found = strict_json.read(os.path.join(workdir, "config.json"))["config"]["train"]["steps"]
+        return found if isinstance(found, int) else None
+    return None
+
+
+def _last_rows(workdir: str) -> list[dict[str, Any]]:
+    """The last rows of metrics.jsonl, as far as they are whole."""
+    path, rows = os.path.join(workdir, "metrics.jsonl"), []
+    if not storage.exists(path):
+        return rows
+    size = storage.size(path)
+    lines = storage.read_range(path, max(0, size - _TAIL), size).split(b"\n")
+    for line in lines[(size > _TAIL) : -1]:
+        with contextlib.suppress(ValueError, RecursionError):
+            row = json.loads(line)
+            if isinstance(row, dict) and isinstance(row.get("step"), int):
+                rows.append(row)
+    return rows
+
+
+def _last_error(starts: Sequence[Start], rows: Sequence[Mapping[str, Any]]) -> str:
+    told = [
+        f"after step {row['step']}: {value}"
+        for row in rows
+        for name, value in row.items()
+        if "/error" in name or name == "incident"
+    ]
+    ends = [
+        f"start {number} ended after step {start['step'] or 0}: {_why(start)}"
+        for number, start in enumerate(starts, 1)
+        if start["ended"] in (None, heartbeat.FAILED)
+    ]
+    return "; ".join([*told[-1:], *ends[-1:]]) or "none"
+
+
+def _checkpoint(workdir: str, now: float) -> str:
+    folder = os.path.join(workdir, "checkpoints")
+    for step in reversed(storage.numbers(folder)):
+        with contextlib.suppress(sealing.DamagedError, FileNotFoundError, KeyError, TypeError):
+            return f"{step}, saved {_ago(now - sealing.read(os.path.join(folder, str(step)))['sealed'])}"
+        if not storage.is_remote(folder):
+            return f"{step} (without a manifest, or damaged: `plm_jax checkpoints verify {workdir}`)"
+    return "none"
+
+
+def _goodput(starts: Sequence[Start]) -> list[str]:
+    found = account(starts)
+    whole = sum(found.values()) or 1.0
+    since = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(starts[0]["began"]))
+    others = ", ".join(f"{name} {found[part] / whole:.1%}" for part, name in _NAMES.items())
+    number = f"{len(starts)} starts" if len(starts) > 1 else "one start"
+    return [
+        f"goodput     {found[_STEPS] / whole:.1%} of {_span(whole)} since {since}, {number}: steps that were kept",
+        f"            {others}",
+    ]
+
+
+def _stalls(workdir: str) -> list[str]:
+    lines = []
+    for name in storage.names(heartbeat.folder(workdir)):
+        if name.startswith("stalled-"):
+            with contextlib.suppress(ValueError, FileNotFoundError, KeyError, TypeError):
+                found = strict_json.read(os.path.join(heartbeat.folder(workdir), name))
+                lines.append(f"stalled     {found['says']} (told {_ago(time.time() - found['time'])})")
+    return lines
+
+
+def _ago(seconds: float) -> str:
+    return f"{_span(max(0.0, seconds))} ago"
+
+
+def _span(seconds: float) -> str:
+    minutes, hours, days = seconds / 60, seconds / 3600, seconds / 86400
+    if days >= 2:
+        return f"{days:.1f} days"
+    if hours >= 2:
+        return f"{hours:.1f} hours"
+    return f"{minutes:.0f} minutes" if minutes >= 2 else f"{seconds:.0f} s"

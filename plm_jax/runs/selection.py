@@ -1,0 +1,132 @@
+"""The best weights of a run by `evaluation.select`, in `checkpoints/best`.
+
+Every checkpoint of the run, `best` included, records the step and value of each new best. A run that resumes from a
+checkpoint therefore knows which weights `best` must contain. If `best` is damaged, missing or has other weights, the
+best recorded value still counts, so that worse weights never replace better ones that were lost.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from etils import epath
+
+from plm_jax import config
+from plm_jax.common import storage
+from plm_jax.runs import checkpoint_folders as folders
+from plm_jax.runs.checkpoints import Checkpoints
+from plm_jax.runs.resume import Resumed
+from plm_jax.runs.validation import Validation
+
+# Step and value of each new best, in order; the last one is the best. JSON turns the pairs into lists.
+History = Sequence[Sequence[float]]
+
+
+class Start(NamedTuple):
+    """State of the best weights when a run starts or resumes.
+
+    Attributes:
+      history: history of the steps so far.
+      is_saved: whether `checkpoints/best` has the last weights of the history.
+      damaged: folder of best weights that cannot be used, or None.
+      notes: lines to print.
+    """
+
+    history: History = ()
+    is_saved: bool = False
+    damaged: epath.Path | None = None
+    notes: Sequence[str] = ()
+
+
+def read_start(run: config.Run, workdir: str, resumed: Resumed | None, refuse_damaged: bool = False) -> Start:
+    """Compares `checkpoints/best` with the checkpoint that the run resumes from; all processes of a job call it.
+
+    Raises:
+      UserError: `best` has an unknown format or, with `refuse_damaged`, is damaged or belongs to another run.
+    """
+    select = run.evaluation.select
+    if not select:
+        return Start()
+    before = resumed.meta.get("selected", {}) if resumed else {}
+    history = before["history"] if before.get("by") == select else []
+    with storage.reaching(workdir):
+        best = folders.find_best(folders.of_run(workdir))
+        meta, damage = folders.checked_everywhere(best) if best else (None, None)
+    if damage and refuse_damaged:
+        raise damage
+    if meta is None:
+        state = f"damaged ({damage.reason})" if damage else "missing"
+        note = f"checkpoints/best is {state}{_only_better(select, history)}"
+        return Start(history, False, best, [note] * bool(damage or history))
+    saved, step = meta.get("selected", {}), resumed.step if resumed else 0
+    # The checkpoint has no history if the run selected by another metric, or by none, when it was saved.
+    if saved.get("by") == select and (saved["history"] == history or (not history and meta["step"] <= step)):
+        return Start(saved["history"], True)
+    note = f"checkpoints/best holds the weights of {_described(saved.get('by'), [[meta['step'], saved.get('value')]])}"
+    if meta["step"] > step:
+        better = f" that are better than those of {_described(select, history)}" if history else ""
+        note += f", and the run resumes from step {step}: the next best weights{better} replace them"
+    else:
+        note += _only_better(select, history) or f": the first weights that {select} selects replace them"
+    return Start(history, notes=[note])
+
+
+def set_aside(start: Start) -> list[str]:
+    """Renames best weights that cannot be used; returns lines to print. All processes of a job call it."""
+    if start.damaged is None or jax.process_index():
+        return []
+    return [f"the damaged checkpoints/best is kept as {folders.set_aside(start.damaged).name}"]
+
+
+class Selection:
+    """Keeps the weights that `evaluation.select` finds best.
+
+    They are saved before the checkpoint of their step. Best weights of a step after the one that a run resumes from do
+    not count, because the run reaches that step again.
+    """
+
+    def __init__(self, validation: Validation, checkpoints: Checkpoints, select: str, start: Start):
+        self._validation, self._checkpoints, self._select = validation, checkpoints, select
+        self._history, self._is_saved = [list(best) for best in start.history], start.is_saved
+
+    def update(self, step: int, metrics: Mapping[str, float]) -> bool:
+        """Records the validation metrics of a step; returns whether its weights are the best so far."""
+        value = self._validation.selected(metrics)
+        best = self._history[-1][1] if self._history else None
+        if not math.isfinite(value) or not (best is None or self._validation.is_better(value, best)):
+            return False
+        self._history.append([step, value])
+        self._is_saved = False
+        return True
+
+    def state(self) -> dict[str, Any]:
+        """Returns the state that each checkpoint records: the metric, its best value so far, and the history."""
+        value = self._history[-1][1] if self._history else None
+        return {"by": self._select, "value": value, "history": list(self._history)}
+
+    def save(self, step: int, params: Any, meta: dict[str, Any]) -> None:
+        """Saves the weights of a step for which `update` returned True; `meta` includes `state()`."""
+        self._is_saved = self._checkpoints.save_best(step, params, meta)
+
+    def describe_lost(self) -> str | None:
+        """Returns a line to print at the end of the run if the best weights are not in `checkpoints/best`, or None."""
+        if self._is_saved or not self._history:
+            return None
+        return (
+            f"{_lost(self._select, self._history)}, and no later ones were better: put a copy of "
+            "checkpoints/best back, or train again in another --workdir"
+        )
+
+
+def _only_better(select: str, history: History) -> str:
+    return f": {_lost(select, history)}, and only better ones replace them" if history else ""
+
+
+def _lost(select: str, history: History) -> str:
+    return f"the best weights, of {_described(select, history)}, are lost"
+
+
+def _described(select: str | None, history: Sequence[Sequence[Any]]) -> str:
+    step, value = history[-1]
+    return f"step {step}" if value is None else f"step {step} ({select} {value:.6g})"

@@ -1,0 +1,95 @@
+"""`train.init_from`: weights of another checkpoint, whole or by name."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from plm_jax import config
+from plm_jax.common.errors import UserError
+from plm_jax.data import layouts
+from plm_jax.hub.pretrained import float32
+from plm_jax.models.protocol import ModelConfig
+from plm_jax.runs import checkpoint_formats
+from plm_jax.training.trainable import compiled, layer_numbers, named, stack_of, unmatched
+
+
+def take(params, train: config.TrainConfig, model: ModelConfig):
+    """`params` with the leaves of `train.init_from` whose names match one of `train.init_names`.
+
+    The last `train.reinitialise_top` layers of each of the model's stacks stay as they are in `params`.
+
+    Returns:
+      The parameters, laid out as before, and lines that say what was taken, what is new, and what has no place here.
+
+    Raises:
+      UserError: a pattern or all of them match nothing, a leaf has another shape, or there are not so many layers.
+    """
+    tops = _tops(model, train.reinitialise_top)
+
+    def wanted(name):
+        return any(compiled(pattern).fullmatch(name) for pattern in train.init_names)
+
+    with checkpoint_formats.opened(train.init_from) as pretrained:
+        there = named(pretrained.params)
+        if pattern := unmatched(train.init_names, [name for name, _ in there]):
+            raise UserError(f"{train.init_from}: config.train.init_names has {pattern}")
+        found = {name: leaf for name, leaf in there if wanted(name)}
+        new, leaves = [], []
+        for name, leaf in named(params):
+            if name not in found:
+                new.append(name)
+                leaves.append(leaf)
+                continue
+            taken = float32(found.pop(name))
+            if train.new_tokens and taken.shape == (leaf.shape[0] - train.new_tokens, *leaf.shape[1:]):
+                taken = _with_new_rows(taken, train, name)
+            if taken.shape != leaf.shape:
+                raise UserError(
+                    f"{name} is {taken.shape} in {train.init_from} and {leaf.shape} here: leave it out by "
+                    "config.train.init_names, or change the model"
+                )
+            taken = jax.device_put(taken, leaf.sharding)
+            top = tops.get(stack_of(name))
+            drawn = [] if top is None else [number for number in layer_numbers(name, leaf) if number >= top]
+            leaves.append(_with_top(taken, leaf, len(drawn)))
+    taken = len(leaves) - len(new)
+    if not taken and train.init_names:
+        raise UserError(f"nothing in {train.init_from} matches config.train.init_names {train.init_names}")
+    notes = [f"took {taken} of {len(leaves)} parameters from {train.init_from}"]
+    notes += [f"{what}: {', '.join(names)}" for what, names in (("new", new), ("left out", found)) if names]
+    notes += [f"drawn anew: the {train.reinitialise_top} layers at the top of {stack}" for stack in tops]
+    return jax.tree.unflatten(jax.tree.structure(params), leaves), notes
+
+
+def _with_new_rows(taken: np.ndarray, train: config.TrainConfig, name: str) -> np.ndarray:
+    """A matrix or bias of the vocabulary with rows for new tokens at its end; a bias has zeros there."""
+    rng = layouts.generator(train.seed, f"new tokens/{name}", 0)
+    rows = rng.normal(0.0, 0.02, (train.new_tokens, *taken.shape[1:])) if taken.ndim > 1 else np.zeros(train.new_tokens)
+    return np.concatenate([taken, rows.astype(np.float32)])
+
+
+def _tops(model: ModelConfig, layers: int) -> dict[str, int]:
+    """Returns the first stored block of the last layers of each stack, by the path of the stack."""
+    if layers and not model.stacks:
+        raise UserError(
+            f"a model of kind '{model.kind}' has no stack of whose layers config.train.reinitialise_top could be drawn "
+            "anew: leave it out"
+        )
+    found = {}
+    for path, stack in zip(model.stack_paths, model.stacks, strict=True) if layers else ():
+        a_group = 1 if stack.groups is None else stack.layers // stack.groups
+        if layers > stack.layers or layers % a_group:
+            raise UserError(
+                f"config.train.reinitialise_top is {layers}: {path} has {stack.layers} layers"
+                + (f", {a_group} of which share parameters" if a_group > 1 else "")
+            )
+        found[path] = stack.stored_blocks - layers // a_group * stack.inner
+    return found
+
+
+def _with_top(taken: jax.Array, fresh: jax.Array, top: int) -> jax.Array:
+    """A stacked leaf with the last blocks of a fresh one."""
+    if not top:
+        return taken
+    join = jax.jit(lambda old, new: jnp.concatenate([old[:-top], new[-top:]]), out_shardings=fresh.sharding)
+    return join(taken, fresh)

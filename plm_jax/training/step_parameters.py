@@ -1,0 +1,73 @@
+"""The parameters as the microbatches of a step take them, and the way back of their gradients."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from plm_jax.models import tables
+from plm_jax.training import trainable
+
+
+class StepParameters(NamedTuple):
+    """What a step holds of its parameters while it goes through its microbatches.
+
+    Attributes:
+      trained: the tree that gradients are of, of the part that is trained.
+      zeros: float32, to which microbatches' gradients are added.
+      params: makes of such a tree the parameters that the loss is given.
+      reduced: makes of the gradients' sums over microbatches those of the parameters, float32.
+    """
+
+    trained: Any
+    zeros: Any
+    params: Callable[[Any], Any]
+    reduced: Callable[[Any], Any]
+
+
+def held(
+    model: Any,
+    params: Any,
+    gradients: Any = jnp.float32,
+    layouts: Any = None,
+    part: trainable.Trainable = trainable.ALL,
+) -> StepParameters:
+    """What a step holds: of tables of embeddings whole copies, see `models.tables`; of kernels those of a type.
+
+    Args:
+      model: the module; what its `tables` does not say it takes, it gets as it is.
+      params: its parameters.
+      gradients: the type that kernels are held in, and their gradients made and reduced in.
+      layouts: of all parameters' shardings, to lay kernels out by; None: they stay as they are.
+      part: of the parameters, what is trained.
+    """
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), params)
+    axes = {name: axis for name, axis in getattr(model, "tables", {}).items() if name in params}
+    matrices = {name: tables.gathered(params[name], model.dtype, axis) for name, axis in axes.items()}
+    rows = {name: len(params[name]) for name in axes}
+
+    def kernel(path, leaf, *layout):
+        if path[-1].key != "kernel":
+            return leaf
+        leaf = leaf.astype(gradients)
+        return jax.lax.with_sharding_constraint(leaf, *layout) if layout else leaf
+
+    kernels = jax.tree.map_with_path(kernel, params, *([] if layouts is None else [layouts]))
+    own_zeros = {name: tables.no_gradient(params[name].shape, axis) for name, axis in axes.items()}
+
+    held_params = kernels | own_zeros
+
+    def whole(trained):
+        trained = part.put(held_params, trained)
+        own = {
+            name: tables.GatheredTable(matrices[name], trained[name], rows[name], axis) for name, axis in axes.items()
+        }
+        return trained | own
+
+    def reduced(grads):
+        grads = jax.tree.map(lambda grad: grad.astype(jnp.float32), grads)
+        own = {name: axis for name, axis in axes.items() if name in grads}
+        return grads | {name: tables.reduced(grads[name], rows[name], axis) for name, axis in own.items()}
+
+    return StepParameters(part.of(held_params), part.of(zeros | own_zeros), whole, reduced)

@@ -1,0 +1,207 @@
+"""Blanks filled by decoders: places against the objective's, prompts, and generation against full passes."""
+
+import dataclasses
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from plm_jax import config, objectives
+from plm_jax.common.errors import UserError
+from plm_jax.data.reader import Reader
+from plm_jax.evaluation import perplexity
+from plm_jax.generation import decoding, infilling, strategies
+from plm_jax.inference.language_model import LanguageModel
+from plm_jax.models import registry
+from tests.support import runs
+from tests.support import tiny as tiny_config
+
+IDS = {"pad": 256, "eos": 257, "cls": 258, "mask": 259, "smask": 260, "gmask": 261, "sop": 262, "eop": 263}
+SIZE = 264
+MARKS = infilling.Marks((259, 260, 261), 262, 263)
+MODELS = {
+    "glm": tiny_config.GLM,
+    "chatglm": tiny_config.CHATGLM,
+}
+families = pytest.mark.parametrize("family", MODELS)
+
+
+def model_of(family, seed=0, **ids):
+    """A model with random parameters whose vocabulary is bytes."""
+    rng = np.random.default_rng(seed)
+    model = dataclasses.replace(
+        MODELS[family], embedding=dataclasses.replace(MODELS[family].embedding, vocab_size=SIZE + 3)
+    )
+    params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32) * 0.4, registry.shapes(model))
+    vocabulary = config.VocabularyConfig("bytes", **IDS)
+    run = dataclasses.replace(
+        tiny_config.PLAIN, model=model, objective=objectives.BlankInfilling(), vocabulary=vocabulary
+    )
+    special = {f"{name}_token_id": token for name, token in (IDS | ids).items()}
+    return LanguageModel(model, params, run=run, vocabulary_spec="bytes", special_ids=special)
+
+
+@pytest.mark.parametrize("kind", [{}, {"sentence_rate": 1.0}, {"document_rate": 1.0}])
+def test_places_are_those_that_the_objective_makes(kind):
+    """Where blanks are filled from the first to the last; and on either side of padding."""
+    special = objectives.Special(**IDS, dblock=99, vocab_size=SIZE)
+    objective, found = objectives.get("blank_infilling", special, **kind), 0
+    for seed in range(400):
+        made = objective({"tokens": np.arange(40), "sentence_starts": range(0, 40, 3)}, np.random.default_rng(seed))
+        used = int(made["prefix_lengths"] + made["target_weights"].sum())
+        tokens, opens = made["tokens"][:used], made["tokens"][:used] == special.sop
+        if (np.diff(made["positions"][:used][opens]) < 0).any():
+            continue
+        found += 1
+        for left, right in ((0, 0), (3, 2)):
+            padded = np.pad(tokens, (left, right), constant_values=special.sop)
+            mask = np.pad(np.ones(used, int), (left, right))
+            places = infilling.places(padded[None], mask[None], MARKS)
+            for name in ("positions", "block_positions"):
+                np.testing.assert_array_equal(places[name][0][mask > 0], made[name][:used])
+            assert places["prefix_lengths"][0] == made["prefix_lengths"] + left
+    assert found > 20
+
+
+def test_without_a_blank_all_is_prefix_and_without_a_mask_the_end_is_filled():
+    tokens = np.array([[5, 6, 7, 8], [5, 6, 262, 7]])
+    places = infilling.places(tokens, np.ones_like(tokens), MARKS)
+    assert places["prefix_lengths"].tolist() == [4, 2]
+    assert places["positions"].tolist() == [[0, 1, 2, 3], [0, 1, 1, 1]]
+    assert places["block_positions"].tolist() == [[0] * 4, [0, 0, 1, 2]]
+
+
+def all_logits(lm, tokens):
+    """Of one row, padded so that rows of all lengths are one program."""
+    padding = (0, 32 - len(tokens))
+    return lm.logits(np.pad(tokens, padding)[None], np.pad(np.ones_like(tokens), padding)[None])[0, : len(tokens)]
+
+
+@families
+def test_greedy_fillings_are_those_of_full_passes(family):
+    """Two prompts of different lengths with two blanks and one; each next token by a pass over everything so far."""
+    lm = model_of(family)
+    prompts = [[258, 1, 259, 2, 3, 259, 4], [258, 9, 8, 7, 261]]
+    generate = lambda rows: decoding.generate(  # noqa: E731
+        lm.model, lm.params, rows, max_new_tokens=6, eos_ids=[MARKS.eop], marks=MARKS
+    )
+    got = infilling.fill(prompts, MARKS, generate)
+    for prompt, fillings in zip(prompts, got, strict=True):
+        row = [*prompt, MARKS.sop]
+        assert len(fillings) == sum(token in MARKS.masks for token in prompt)
+        for filling in fillings:
+            want = []
+            while len(want) < 6:
+                token = int(jnp.argmax(all_logits(lm, [*row, *want])[-1]))
+                if token == MARKS.eop:
+                    break
+                want.append(token)
+            assert filling == want
+            row += [*filling, MARKS.sop]
+
+
+@families
+def test_beams_of_one_are_greedy_and_more_are_at_least_as_probable(family):
+    lm = model_of(family, seed=1)
+    prompts = [[258, 1, 259, 2, 3, 262], [258, 9, 8, 7, 261, 262]]
+    options = {"max_new_tokens": 5, "marks": MARKS}
+    greedy = decoding.generate(lm.model, lm.params, prompts, **options)
+    beams = decoding.generate(lm.model, lm.params, prompts, num_beams=4, **options)
+
+    def log_probability(prompt, new):
+        log_p = jax.nn.log_softmax(all_logits(lm, [*prompt, *new]))
+        return sum(float(log_p[len(prompt) + i - 1, token]) for i, token in enumerate(new))
+
+    for prompt, one, four in zip(prompts, greedy, beams, strict=True):
+        assert log_probability(prompt, four) >= log_probability(prompt, one) - 1e-4
+
+
+def test_prompts_are_framed_as_the_models_were_trained_to_see_them():
+    special = model_of("glm").special_ids
+    vocabulary = model_of("glm").vocabulary
+    encode = lambda text, ids=special: infilling.encode(vocabulary, text, ids)  # noqa: E731
+    assert encode("a[MASK]b[sMASK]") == [258, 97, 259, 98, 260, 257]
+    assert encode("ab [gMASK]") == encode("ab") == [258, 97, 98, 261]
+    chatglm = {"mask_token_id": 259, "gmask_token_id": 261, "sop_token_id": 262, "eop_token_id": 263}
+    assert encode("ab", chatglm | {"eos_token_id": 263}) == [97, 98, 261]
+    alone = {name: special[name] for name in ("cls_token_id", "eos_token_id", "mask_token_id")}
+    assert encode("ab", alone) == [258, 97, 98, 259, 257]
+
+
+class Scripted(LanguageModel):
+    """Fills blanks as it is told."""
+
+    def writer(self, **options):
+        return lambda rows, marks: [[120 + number] * 2 for number, _ in enumerate(rows)]
+
+
+def test_a_text_comes_back_filled_or_goes_on():
+    lm = model_of("glm")
+    told = Scripted(lm.config, lm.params, run=lm.run, vocabulary_spec="bytes", special_ids=lm.special_ids)
+    assert told.generate(["a[MASK]b[sMASK]c", "go on"]) == ["axxbxxc", "yy"]
+    assert len(lm.generate("a[MASK]b", max_new_tokens=3)) == 1
+
+
+def test_the_masks_among_ids_are_filled_as_those_of_a_text():
+    lm = model_of("glm")
+    prompts = [infilling.encode(lm.vocabulary, text, lm.special_ids) for text in ("a[MASK]b[sMASK]", "c[gMASK]")]
+    fillings = infilling.fill(prompts, MARKS, functools.partial(lm.writer(max_new_tokens=3), marks=MARKS))
+    (first, second), (third,) = fillings
+    assert first and third
+    assert lm.generate(prompts, max_new_tokens=3) == [[258, 97, *first, 98, *second, 257], [258, 99, *third]]
+    with pytest.raises(UserError, match="no id of a mask"):
+        lm.generate([[97]])
+
+
+def test_how_blanks_are_filled_is_chosen_as_for_any_text():
+    lm = model_of("glm")
+    text = "a[MASK]b[sMASK]"
+    assert lm.generate(text, max_new_tokens=5, min_new_tokens=5, forced_prefix="xy")[0].startswith("axy")
+    assert re.fullmatch("axy.{3}bxy.{3}", lm.generate(text, max_new_tokens=5, min_new_tokens=5, forced_prefix="xy")[0])
+    assert len(lm.generate(text, max_new_tokens=4, num_beams=3, no_repeat_ngram_size=1)) == 1
+    for options in ({"num_beams": 2, "num_return_sequences": 2}, {"stop_strings": ["b"]}):
+        with pytest.raises(UserError, match="leave out num_return_sequences and stop_strings"):
+            lm.generate(text, **options)
+
+
+def test_a_run_that_fills_no_blanks_continues_though_its_vocabulary_has_the_ids():
+    lm = model_of("glm")
+    lm.run = dataclasses.replace(lm.run, objective=objectives.Causal())
+    assert type(lm.strategy) is strategies.DecoderStrategy
+    tokens = [[1, 2, 262, 3]]
+    want = lm.model.apply({"params": lm.params}, jnp.array(tokens))
+    np.testing.assert_allclose(lm.logits(tokens), want, atol=1e-5)
+
+
+def test_evaluation_weighs_what_fills_the_blanks_alone(tiny):
+    """Against a walk over the rows, one by one, with all logits."""
+    run = runs.make(tiny, tiny_config.RUNS["glm"])
+    rng = np.random.default_rng(2)
+    params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32) / 3, registry.shapes(run.model))
+    only = dataclasses.replace(run, data=dataclasses.replace(run.data, sources={"a": run.data.sources["a"]}))
+    opened, nll, total = Reader(only), 0.0, 0
+    lm = LanguageModel(run.model, params, run=run, vocabulary_id=opened.vocabulary["id"])
+    forward = jax.jit(lambda inputs: lm.model.apply({"params": lm.params}, **inputs))
+    for row in opened.in_order("validation", 1):
+        inputs = ("tokens", "positions", "block_positions", "prefix_lengths")
+        log_p = jax.nn.log_softmax(forward({name: row[name] for name in inputs})[0])
+        at = row["target_positions"][row["target_weights"] > 0]
+        nll -= float(log_p[at, row["targets"][row["target_weights"] > 0]].sum())
+        total += len(at)
+    found = perplexity.evaluate(lm, run, "a", show_progress=False)
+    assert found["tokens"] == total > 50
+    np.testing.assert_allclose(found["loss"], nll / total, rtol=1e-4)
+    assert found["real_tokens"] < total, "eop is no text"
+
+
+@families
+def test_ids_above_the_vocabularys_are_never_written_and_too_long_prompts_are_said(family):
+    lm = model_of(family)
+    text = lm.generate(["x" * 20], max_new_tokens=8)
+    assert isinstance(text[0], str)
+    if family == "glm":
+        with pytest.raises(UserError, match="exceed the model's 64 positions"):
+            lm.generate(["x" * 70], max_new_tokens=8)

@@ -1,0 +1,217 @@
+"""Log-probabilities of continuations and of masked tokens: against torch, and against the logits of one row alone."""
+
+import types
+
+import jax
+import numpy as np
+import pytest
+
+import plm_jax
+from plm_jax.common.errors import UserError
+from plm_jax.generation import scoring
+from tests import golden
+
+GROUPED = {"num_attention_heads": 4, "head_dim": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+ARCHITECTURES = {
+    "GPT2LMHeadModel": {},
+    "LlamaForCausalLM": GROUPED,
+    "T5ForConditionalGeneration": {},
+    "BartForConditionalGeneration": {},
+}
+
+
+MOST = 12
+
+
+def pairs(vocab_size, number=40, most=MOST):
+    """Contexts and continuations of mixed lengths, together no more than one above `most`."""
+    rng = np.random.default_rng(0)
+    sizes = [(n := rng.integers(1, most + 1), rng.integers(1, most + 2 - n)) for _ in range(number)]
+    return [[rng.integers(0, vocab_size, size).tolist() for size in pair] for pair in sizes]
+
+
+def filled(tokens):
+    return tokens + [0] * (MOST + 1 - len(tokens))
+
+
+def of_one_row(lm, context, continuation):
+    """Log-probabilities of a continuation from the logits of a row of its own, and whether it is greedy.
+
+    What a decoder reads is filled up behind, which no token before it sees, so that few programs are compiled.
+    """
+    if lm.config.has_decoder:
+        decoder_tokens = filled([lm.strategy.start_id, *continuation[:-1]])
+        logits = lm.logits([context], decoder_tokens=[decoder_tokens])[0, : len(continuation)]
+    else:
+        logits = lm.logits([filled([*context, *continuation[:-1]])])[0, len(context) - 1 :][: len(continuation)]
+    told = np.asarray(jax.nn.log_softmax(logits))[np.arange(len(continuation)), continuation]
+    return told.sum(), np.asarray(logits).argmax(axis=1).tolist() == continuation
+
+
+@pytest.mark.parametrize("name", golden.DECODERS)
+def test_a_batch_of_mixed_lengths_tells_what_each_row_alone_does(name):
+    lm = plm_jax.load(golden.FOLDER / name)
+    if name == "glm":
+        pytest.skip("its contexts have blanks")
+    given = pairs(lm.config.vocab_size)
+    # Some are greedy.
+    for context, continuation in given[::4]:
+        continuation[:] = lm.generate(context, max_new_tokens=1)[0] or continuation[:1]
+    contexts, continuations = zip(*given, strict=True)
+    found = lm.score(contexts, continuations)
+    want = [of_one_row(lm, *pair) for pair in given]
+    assert [score.is_greedy for score in found] == [greedy for _, greedy in want]
+    assert {True, False} == {score.is_greedy for score in found}
+    np.testing.assert_allclose([score.log_likelihood for score in found], [total for total, _ in want], atol=1e-4)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_scores_equal_torchs(architecture, tmp_path):
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    from tests.support import theirs
+
+    model = theirs.make(architecture, **ARCHITECTURES[architecture])
+    model.save_pretrained(tmp_path)
+    lm, given = plm_jax.load(tmp_path), pairs(37)
+    found = lm.score(*zip(*given, strict=True))
+    for (context, continuation), score in zip(given, found, strict=True):
+        wanted = torch.tensor([continuation])
+        with torch.no_grad():
+            if model.config.is_encoder_decoder:  # Teacher forcing: nothing is forced but what is given.
+                start = 2 if architecture.startswith("Bart") else 0
+                read = torch.tensor([[start, *continuation[:-1]]])
+                logits = model(input_ids=torch.tensor([context]), decoder_input_ids=read).logits
+            else:
+                logits = model(input_ids=torch.tensor([[*context, *continuation[:-1]]])).logits
+        logits = logits[:, -len(continuation) :]
+        told = logits.log_softmax(-1).gather(-1, wanted[..., None]).sum()
+        assert score.log_likelihood == pytest.approx(float(told), abs=1e-4 * len(continuation))
+        assert score.is_greedy == bool((logits.argmax(-1) == wanted).all())
+
+
+class Words:
+    """A vocabulary of words: token i + 1 is a letter with the `#`s behind it; 0 is the end."""
+
+    def __init__(self, size=37):
+        self.vocab_size, self.eos_id = size, 0
+        self.word_initial = np.arange(size) % 3 > 0
+
+    def encode(self, text):
+        return [ord(letter) - 32 for letter in text]
+
+    def decode(self, ids):
+        return "".join(chr(i + 32) for i in ids)
+
+
+def test_an_empty_context_is_what_stood_before_texts_and_white_space_goes_to_the_continuation():
+    lm = plm_jax.load(golden.FOLDER / "gpt2")
+    lm.vocabulary = Words()
+    # Token 0 is a space.
+    by_texts = lm.score(["", "#", "#  ", "#"], ["$%", "$", "$", "  $"])
+    before = lm.strategy.before_all
+    by_ids = lm.score([before, [3], [3], [3]], [[4, 5], [4], [0, 0, 4], [0, 0, 4]])
+    assert [score.log_likelihood for score in by_texts] == pytest.approx([s.log_likelihood for s in by_ids], abs=1e-5)
+    assert lm.score([[]], [[4, 5]])[0].log_likelihood == pytest.approx(by_texts[0].log_likelihood, abs=1e-5)
+
+
+def test_an_answer_in_words_is_behind_what_begins_answers():
+    lm = plm_jax.load(golden.FOLDER / "bart")
+    lm.vocabulary = Words()
+    (found,) = lm.score("#$", "%&'")
+    start, bos = lm.strategy.start_id, lm.special_ids["bos_token_id"]
+    logits = lm.logits([lm.strategy.encode("#$")], decoder_tokens=[[start, bos, 5, 6]])[0, 1:]
+    told = np.asarray(jax.nn.log_softmax(logits))[np.arange(3), [5, 6, 7]]
+    assert found.log_likelihood == pytest.approx(told.sum(), abs=1e-4)
+
+
+def test_of_a_long_context_the_last_tokens_are_read():
+    lm = plm_jax.load(golden.FOLDER / "gpt2")
+    most, rng = lm.config.num_positions, np.random.default_rng(1)
+    context, continuation = rng.integers(0, 37, 50).tolist(), rng.integers(0, 37, 3).tolist()
+    (whole,), (end,) = lm.score(context, continuation), lm.score(context[-(most - 2) :], continuation)
+    assert whole.log_likelihood == end.log_likelihood
+    assert abs(whole.log_likelihood - lm.score(context[-2:], continuation)[0].log_likelihood) > 1e-3
+
+
+def test_what_cannot_be_scored_is_one_line():
+    lm = plm_jax.load(golden.FOLDER / "gpt2")
+    for contexts, continuations, says in (
+        ([[1]], [[2], [3]], "1 contexts and 2 continuations"),
+        ([[1]], ["a"], "one kind"),
+        ([[1]], [[]], "not empty"),
+        ([[1]], [[2] * 99], "shorten it"),
+        ([[1]], [[99]], "targets range from"),
+    ):
+        with pytest.raises(UserError, match=says):
+            lm.score(contexts, continuations)
+    with pytest.raises(UserError, match="continues no text"):
+        plm_jax.load(golden.FOLDER / "bert").score([[1]], [[2]])
+    assert lm.score([], []) == []
+
+
+def test_no_program_is_compiled_for_a_further_request():
+    lm, rng = plm_jax.load(golden.FOLDER / "gpt2"), np.random.default_rng(2)
+
+    def request(number, context, continuation):
+        return lm.score(
+            *([rng.integers(0, 37, size).tolist() for _ in range(number)] for size in (context, continuation))
+        )
+
+    scoring._of_rows.clear_cache()
+    for number, context, continuation in ((64, 3, 2), (64, 6, 4)):
+        request(number, context, continuation)
+    known = scoring._of_rows._cache_size()
+    for number in range(33, 65, 5):
+        for context in range(1, 7):
+            request(number, context, int(rng.integers(2, 5)))
+    assert scoring._of_rows._cache_size() == known
+
+
+@pytest.mark.parametrize("name", ["bert", "electra_generator"])
+@pytest.mark.parametrize("word_l2r", [False, True])
+def test_pseudo_log_likelihoods_are_those_of_one_mask_at_a_time(name, word_l2r):
+    lm = plm_jax.load(golden.FOLDER / name)
+    lm.vocabulary, lm.special_ids = Words(), lm.special_ids | {"mask_token_id": 36}
+    before, after = lm.strategy.frame
+    texts = ["ABC:;", "!", "?8%&/"]
+    for text, found in zip(texts, lm.pseudo_log_likelihoods(texts, word_l2r=word_l2r), strict=True):
+        tokens = lm.vocabulary.encode(text)
+        assert len(found) == len(tokens)
+        for i, token in enumerate(tokens):
+            row = list(tokens)
+            row[i] = 36
+            for j in range(i + 1, len(tokens)):
+                if not word_l2r or lm.vocabulary.word_initial[tokens[j]]:
+                    break
+                row[j] = 36
+            logits = lm.logits([[*before, *row, *after]])[0, len(before) + i]
+            assert found[i] == pytest.approx(float(jax.nn.log_softmax(logits)[token]), abs=1e-4)
+    plain, hidden = (lm.pseudo_log_likelihoods("ABC:;", word_l2r=which)[0] for which in (False, True))
+    assert not np.allclose(plain, hidden)
+
+
+def test_pseudo_log_likelihoods_equal_torchs_on_bert(tmp_path):
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    from tests.support import theirs
+
+    model = theirs.make("BertForMaskedLM")
+    model.save_pretrained(tmp_path)
+    lm = plm_jax.load(tmp_path)
+    tokens = np.random.default_rng(3).integers(4, 36, 9).tolist()
+    lm.vocabulary = types.SimpleNamespace(encode=lambda text: tokens, word_initial=np.ones(37, bool), vocab_size=37)
+    lm.special_ids = {"mask_token_id": 36, "cls_token_id": 1, "sep_token_id": 2}
+    (found,) = lm.pseudo_log_likelihoods("a text")
+    for i, token in enumerate(tokens):
+        row = torch.tensor([[1, *tokens[:i], 36, *tokens[i + 1 :], 2]])
+        with torch.no_grad():
+            told = model(input_ids=row).logits[0, i + 1].log_softmax(-1)[token]
+        assert found[i] == pytest.approx(float(told), abs=1e-4)
+
+
+def test_a_decoder_hides_nothing():
+    with pytest.raises(UserError, match="use `score`"):
+        lm = plm_jax.load(golden.FOLDER / "gpt2")
+        lm.vocabulary = Words()
+        lm.pseudo_log_likelihoods(["AB"])

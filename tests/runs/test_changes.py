@@ -1,0 +1,357 @@
+"""A run that goes on with another config: what is told, what is refused, what is read next, what is kept."""
+
+import dataclasses
+import json
+import shutil
+import types
+import typing
+import zlib
+
+import jax
+import numpy as np
+import pytest
+
+from plm_jax import config, objectives
+from plm_jax.common import sealing
+from plm_jax.common.errors import UserError
+from plm_jax.common.roles import is_role
+from plm_jax.data import reader
+from plm_jax.runs import checkpoint_folders as folders
+from plm_jax.runs import checkpoints, loop, resume
+from plm_jax.training import optimizers
+from tests.runs.test_resume import back_at
+from tests.support import runs, tiny
+from tests.support.roles import built_in
+
+
+@pytest.fixture(scope="module")
+def trained(tiny, verb, tmp_path_factory):
+    """Six steps of eight rows each, saved at 3 and 6."""
+    workdir = tmp_path_factory.mktemp("changes") / "run"
+    finished = verb("pretrain", f"--config={tiny}/tiny.py", f"--workdir={workdir}")
+    assert finished.status == 0, finished.err
+    return workdir
+
+
+@pytest.fixture
+def halfway(trained, tmp_path):
+    """The run's directory as it was after step 3."""
+    return back_at(trained, tmp_path / "run", 3)
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.parent.name != "lock"}
+
+
+def digest(examples) -> str:
+    """`train/batch_digest` by the contract."""
+    total = 0
+    for example in examples:
+        value = 0
+        for key, array in sorted(example.items()):
+            shape = np.array(array.shape, "<i8").tobytes()
+            value = zlib.crc32(key.encode() + shape + array.astype(array.dtype.newbyteorder("<")).tobytes(), value)
+        total += value
+    return f"{total % 2**64:016x}"
+
+
+def test_a_finished_run_says_so_and_is_left(tiny, trained, verb):
+    before = contents(trained)
+    finished = verb("pretrain", f"--config={tiny}/tiny.py", f"--workdir={trained}")
+    assert finished.status == 0
+    assert f"{trained} is finished at step 6: raise train.steps to go on" in finished.err
+    assert contents(trained) == before
+
+
+def test_another_batch_size_goes_on_after_the_examples_that_were_read(tiny, trained, halfway, verb):
+    before = contents(halfway)
+
+    def go_on(*flags):
+        command = [f"--config={tiny}/tiny.py", f"--workdir={halfway}", "--config.train.batch_size=16"]
+        return verb("pretrain", *command, "--config.checkpoint.save_every=1", *flags)
+
+    refused = go_on()
+    (line,) = refused.errors
+    assert refused.status == 2 and contents(halfway) == before
+    assert "train.batch_size was 8 and is 16" in line and "--allow_changes" in line and "delete" not in line
+    allowed = go_on("--allow_changes")
+    assert allowed.status == 0, allowed.err
+    assert "resumed after step 3" in allowed.err and "  train.batch_size       8    16\n" in allowed.err
+    examples = reader.Reader(runs.make(tiny, train={"steps": 1000})).example  # Of blocks they depend on no batch size.
+    wanted = runs.column(trained, "train/batch_digest")
+    wanted |= {step: digest(map(examples, range(24 + 16 * i, 40 + 16 * i))) for i, step in enumerate((4, 5, 6))}
+    assert runs.column(halfway, "train/batch_digest") == wanted
+    described = json.loads((halfway / "config.json").read_text())
+    *_, before, event = described["history"]
+    assert before["step"] == 0 and before["changes"] == {}
+    assert event["step"] == 3 and event["changes"]["train.batch_size"] == {"was": 8, "is": 16}
+    assert event["changes"].keys() == {"train.batch_size", "checkpoint.save_every"}
+    assert event["versions"] == described["versions"] and event["time"].startswith("20")
+    assert event["git_commit"] == described["git_commit"]
+    # From then on it is the run of that config, and goes on as such.
+    loss = runs.column(halfway, "train/loss")
+    shutil.rmtree(halfway / "checkpoints" / "6")
+    again = go_on()
+    assert again.status == 0 and "differs" not in again.err, again.err
+    assert runs.column(halfway, "train/batch_digest") == wanted and runs.column(halfway, "train/loss") == loss
+    *_, event_before, event = json.loads((halfway / "config.json").read_text())["history"]
+    assert event_before == described["history"][-1] and event["step"] == 5 and event["changes"] == {}
+    assert folders.read_meta(folders.of_run(str(halfway)) / "6")["next_example"] == 24 + 3 * 16
+
+
+def test_fewer_steps_than_were_taken_are_a_mistake_more_are_told(tiny, halfway, verb):
+    before = contents(halfway)
+
+    def go_on(*flags):
+        return verb("pretrain", f"--config={tiny}/tiny.py", f"--workdir={halfway}", *flags)
+
+    fewer = go_on("--config.train.steps=2", "--allow_changes")
+    assert fewer.status == 2 and contents(halfway) == before
+    (line,) = fewer.errors
+    assert "is at step 3, config.train.steps is 2" in line
+    more = go_on("--config.train.steps=5", "--config.schedule.kind=linear", "--config.schedule.decay_steps=10")
+    assert more.status == 0, more.err
+    table = more.err[more.err.index("what differs from the run up to step 3:") :].splitlines()
+    assert [line.split() for line in table[1:4]] == [
+        ["field", "was", "is"],
+        ["schedule", "constant", "linear"],
+        ["train.steps", "6", "5"],
+    ]
+    # 0.001 falls by a tenth of it a step.
+    assert "the learning rates to come change with that: that of step 4 is 0.0007 and would have been 0.001" in more.err
+    np.testing.assert_allclose(list(runs.column(halfway, "train/learning_rate").values())[3:], [7e-4, 6e-4], rtol=1e-5)
+    assert runs.rows(halfway)[-1]["step"] == 5
+
+
+def going_on(workdir, run):
+    """What a process that goes on with a run finds."""
+    resumed = resume.find(run, str(workdir))
+    trainer = loop.Trainer(run, jax.devices()[:1], resumed)
+    return resumed, trainer, trainer.changes()
+
+
+def test_another_optimizer_keeps_weights_and_step_with_fresh_moments(tiny, halfway):
+    schedule = config.LinearSchedule(1e-2, decay_steps=10)
+    run = runs.make(tiny, optimizer=config.AdagradConfig(initial_accumulator=0.5, clip_norm=0.0), schedule=schedule)
+    resumed, trainer, changes = going_on(halfway, run)
+    with pytest.raises(UserError, match=r"optimizer was adamw and is adagrad.*--allow_changes") as error:
+        resumed.check(run, changes, allow_changes=False)
+    assert "delete" not in str(error.value)
+    resumed.check(run, changes, allow_changes=True)
+    with checkpoints.Checkpoints(str(halfway), run.checkpoint) as directory:
+        state, notes = trainer.start(directory)
+    assert int(state.step) == 3 and "moments begin anew" in notes[1]
+    saved = runs.flat(jax.tree.map(np.asarray, checkpoints.load_params(str(halfway)).params))
+    before = runs.flat(state.params)
+    assert before.keys() == saved.keys()
+    for name, leaf in saved.items():
+        np.testing.assert_array_equal(before[name], leaf)
+    # Adagrad's first update, by hand, at the rate of the fourth step: 0.01 falls by a tenth of it a step.
+    batch = next(trainer.batches(3))[0]
+    loss, model = trainer.loss(), trainer.model()
+    examples = {key: value for key, value in batch.items() if key != "digest"}
+
+    def mean(params):
+        terms, _, _ = loss(model, params, examples, None, {})
+        (value,), (weight,) = terms.values(), loss.weights(model, examples).values()
+        return value / weight
+
+    grads = runs.flat(jax.grad(mean)(state.params))
+    state, metrics = trainer.stage_step(trainer.stages[-1])(state, batch, *trainer.inputs(int(state.step)))
+    np.testing.assert_allclose(metrics["learning_rate"], 7e-3, rtol=1e-5)
+    for name, leaf in runs.flat(state.params).items():
+        wanted = before[name] - 7e-3 * grads[name] / np.sqrt(0.5 + grads[name] ** 2)
+        np.testing.assert_allclose(leaf, wanted, atol=1e-6, err_msg=name)
+
+
+REFUSED = {
+    "train.seed": {"train": {"seed": 2}},
+    "train.prng": {"train": {"prng": "rbg"}},
+    "data.length": {"data": {"length": 16}},
+    "data.mixture.a": {"data": {"mixture": {"a": 3.0, "b": 1.0}}},
+    "data.layout.attend_across_documents": {"data": {"layout": config.Blocks(attend_across_documents=False)}},
+    "data.window_tokens": {"data": {"window_tokens": 256}},
+    "train.phases": {"train": {"phases": (config.PhaseConfig(until=0.5, batch_size=4), config.PhaseConfig(until=1.0))}},
+    "objective": {"objective": objectives.DecoderPrefixLM()},
+    "the cache of 'b'": {"data": {"sources": {"a": tiny.PLAIN.data.sources["a"]}}},
+}
+
+
+@pytest.mark.parametrize("field", REFUSED)
+def test_what_breaks_exactness_is_refused_unless_it_is_allowed(field, tiny, halfway):
+    run = runs.make(tiny, **REFUSED[field])
+    resumed, trainer, changes = going_on(halfway, run)
+    with pytest.raises(UserError, match=r"checkpoint 3 of .* was trained otherwise .*--allow_changes") as error:
+        resumed.check(run, changes, allow_changes=False)
+    assert field in str(error.value) and "\n" not in str(error.value)
+    resumed.check(run, changes, allow_changes=True)
+    stage = trainer.reader._stage(3)
+    assert stage.first_example + (3 - stage.first_step) * stage.batch_size == 24
+
+
+def test_another_cache_of_the_same_config_is_refused(tiny, halfway):
+    meta = json.loads((halfway / "checkpoints" / "3" / "meta" / "metadata").read_text())
+    assert meta["caches"].keys() == {"a", "b"}
+    meta["caches"]["a"] = "0" * 64
+    (halfway / "checkpoints" / "3" / "meta" / "metadata").write_text(json.dumps(meta))
+    sealing.seal(str(halfway / "checkpoints" / "3"), {"format": 2, "checkpoint": "3", "step": 3, "sealed": 1.5e9})
+    run = runs.make(tiny)
+    resumed, _, changes = going_on(halfway, run)
+    assert [change.field for change in changes] == ["the cache of 'a'"]
+    with pytest.raises(UserError, match="the cache of 'a' was 000000000000 and is"):
+        resumed.check(run, changes, allow_changes=False)
+
+
+def test_what_changes_no_batch_is_told_and_goes_on(tiny, halfway):
+    run = runs.make(
+        tiny,
+        mesh={"data": 2, "fsdp": 2},
+        model={"remat": "full", "scan_layers": False},
+        dropout=0.1,
+        optimizer={"weight_decay": 0.0, "clip_norm": 0.5},
+        data={"threads": 2, "prefetch": 2},
+        train={"steps": 9, "microbatches": 2, "log_every": 3},
+        checkpoint={"save_every": 1},
+        evaluation={"every": 2},
+    )
+    resumed = resume.find(run, str(halfway))
+    trainer = loop.Trainer(run, jax.devices()[:4], resumed)
+    changes = trainer.changes()
+    resumed.check(run, changes, allow_changes=False)
+    told = {change.field: change[1:3] for change in changes}
+    assert told["mesh.fsdp"] == (1, 2) and told["mesh.data"] == (1, 2) and told["train.steps"] == (6, 9)
+    sections = {field.split(".")[0] for field in told}
+    assert sections == {"mesh", "model", "optimizer", "data", "train", "checkpoint", "evaluation"}
+    with checkpoints.Checkpoints(str(halfway), run.checkpoint) as directory:
+        state, notes = trainer.start(directory)
+    assert notes == ["resumed after step 3"] and int(state.step) == 3
+    assert max(float(abs(leaf).max()) for leaf in jax.tree.leaves(state.optimizer)) > 0  # The moments are there.
+
+
+def test_moved_paths_are_told_and_the_vocabulary_and_the_cache_decide(tiny, halfway, tmp_path):
+    shutil.copytree(tiny, tmp_path / "moved")
+    resumed, _, changes = going_on(halfway, runs.make(tmp_path / "moved"))
+    assert {change.field for change in changes} == {*("data.cache_dir", "data.sources.a.path", "data.sources.b.path")}
+    resumed.check(resumed.before, changes, allow_changes=False)
+
+
+def test_the_rate_is_compared_over_all_steps_to_come(tiny, halfway):
+    _, _, changes = going_on(halfway, runs.make(tiny, train={"steps": 8}))
+    run = runs.make(tiny, train={"steps": 8})
+    resumed = resume.find(run, str(halfway))
+    assert len(resumed.notes(run, changes)) == 1  # Constant: the table alone.
+    later = runs.make(tiny, schedule=config.LinearSchedule(1e-3, warmup_steps=5, decay_steps=6))
+    assert len(resumed.notes(later, changes)) == 2
+
+
+STAGES = [
+    config.Phase(0, 4, 0, length=16, batch_size=8, microbatches=1, mixture={}, dropout=None),
+    config.Phase(4, 8, 32, length=32, batch_size=4, microbatches=1, mixture={}, dropout=None),
+]
+
+
+def ends(stages):
+    return [(s.first_step, s.end_step, s.first_example, s.length, s.batch_size) for s in stages]
+
+
+def test_steps_to_come_follow_on_those_that_were_taken(tiny):
+    """Phases end at shares of the steps: with more steps the first one would go on for longer."""
+    phases = (config.PhaseConfig(until=0.5, length=16), config.PhaseConfig(until=1.0, batch_size=4))
+    run, longer = (runs.make(tiny, train={"steps": steps, "phases": phases}) for steps in (8, 16))
+    assert ends(config.stages(run)) == ends(STAGES)
+    # Within the first phase nothing that was read changes.
+    assert resume.taken(config.stages(run), 3) == resume.taken(config.stages(longer), 3)
+    assert ends(resume.planned(STAGES, config.stages(longer), 3)) == ends(config.stages(longer))
+    # After it something does.
+    assert resume.taken(config.stages(run), 6) != resume.taken(config.stages(longer), 6)
+    assert ends(resume.planned(STAGES, config.stages(longer), 6)) == [
+        *((0, 4, 0, 16, 8), (4, 6, 32, 32, 4)),
+        *((6, 8, 40, 16, 8), (8, 16, 56, 32, 4)),
+    ]
+    # Nothing changes at all: however often it is resumed, the stages stay as they are.
+    for step in range(9):
+        assert ends(resume.planned(STAGES, config.stages(run), step)) == ends(STAGES)
+
+
+def test_what_a_source_gave_is_not_read_again_when_another_goes(tiny):
+    """The rows of `a` go on where they were, though those of `b` before are of a source that is no more."""
+    both = runs.make(tiny, data={"mixture": {"a": 2.0, "b": 1.0}})
+    alone = runs.make(tiny, data={"mixture": {"a": 1.0}, "sources": {"a": tiny_source("a", tiny)}})
+    before, read = reader.Reader(both), config.stages(both)
+    stages = resume.planned(read, config.stages(alone), 3)
+    after = reader.Reader(alone, stages)
+    assert after.rates(stages[0]) == {"a": 2.0} and after.notes() == []
+    follow = [k for k in range(24, 72) if before._segments[0].mixture.locate(k)[0] == "a"][:16]
+    for k, number in enumerate(follow, 24):
+        np.testing.assert_array_equal(after.example(k)["tokens"], before.example(number)["tokens"])
+
+
+def tiny_source(name, folder):
+    return runs.make(folder).data.sources[name]
+
+
+def fields(kind, path=""):
+    """The dotted paths of all fields of a schema's type, sections and what is in them."""
+    if is_role(kind):
+        choices = tuple(built_in(kind).values())
+    else:
+        choices = (
+            (kind, *typing.get_args(kind)) if typing.get_origin(kind) in (types.UnionType, typing.Union) else (kind,)
+        )
+    for choice in choices:
+        if dataclasses.is_dataclass(choice):
+            hints = typing.get_type_hints(choice)
+            for f in dataclasses.fields(choice):
+                name = f"{path}.{f.name}" if path else f.name
+                yield name
+                yield from fields(hints[f.name], name)
+
+
+def test_every_field_of_the_schema_has_a_meaning():
+    """Whoever adds a field says in `resume.FIELDS` what its change means to a run that goes on."""
+    known = set(fields(config.Run))
+    assert {"train.seed", "model.attention.heads", "data.layout.duplicates", "optimizer.b1"} <= known
+    assert resume.FIELDS.keys() - {"versions"} <= known, "a field that is no more"
+    listed = set(resume.FIELDS)
+    opened = {field.rpartition(".")[0] for field in listed}  # What has a part with a name of its own.
+    for field in known:
+        section, _, _ = field.rpartition(".")
+        covered = field in listed or any(field.startswith(f"{name}.") and name not in opened for name in listed)
+        assert covered or (field in opened and not section), f"{field} is not in resume.FIELDS"
+
+
+@pytest.mark.parametrize("kind", [config.AdamWConfig, config.LambConfig, config.AdafactorConfig, config.AdagradConfig])
+def test_moments_are_taken_over_wherever_the_table_says_that_the_recipe_alone_changes(kind):
+    def state(optimizer):
+        params = {"blocks": {"kernel": jax.ShapeDtypeStruct((2, 16, 16), np.float32)}, "bias": np.zeros(3, np.float32)}
+        return jax.eval_shape(optimizers.build(optimizer).init, params)
+
+    for f in dataclasses.fields(kind):
+        value = {bool: lambda v: not v, int: lambda v: 8, float: lambda v: v + 0.5 if v < 0.5 else v / 2}
+        value[str] = {"float32": "bfloat16"}.get
+        changed = dataclasses.replace(kind(), **{f.name: value[type(f.default)](f.default)})
+        same = loop._alike(state(kind()), state(changed))
+        assert same or resume.meaning(f"optimizer.{f.name}", kind()) == "fixed", f.name
+
+
+def test_fields_of_a_users_own_are_refused_unless_their_class_says_that_they_are_the_recipe():
+    class Own(config.OptimizerConfig):
+        recipe = (*config.OptimizerConfig.recipe, "power")
+
+    fields = (
+        "optimizer.power",
+        "optimizer.clip_norm",
+        "optimizer.b1",
+        "model.own.part",
+        "objective.own",
+        "data.layout.b1",
+    )
+    meanings = [resume.meaning(field, Own()) for field in fields]
+    assert meanings == ["recipe", "recipe", "fixed", "fixed", "fixed", "fixed"]
+
+
+def test_what_changes_draws_to_come_is_more_than_rounding():
+    assert resume.meaning("train.microbatches", config.AdamWConfig()) == resume.meaning(
+        "model.dropout", config.AdamWConfig()
+    )
+    assert resume.meaning("train.log_every", config.AdamWConfig()) == "free"

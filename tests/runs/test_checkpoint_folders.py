@@ -1,0 +1,250 @@
+"""Checkpoints that are damaged, swapped, read while they are removed, or of old."""
+
+import json
+import pathlib
+import shutil
+
+import pytest
+
+from plm_jax import config
+from plm_jax.common import sealing
+from plm_jax.common.errors import UserError
+from plm_jax.runs import checkpoint_folders as folders
+from plm_jax.runs import checkpoints, loop
+from plm_jax.runs import history as past
+from tests.support import resume, runs
+from tests.support.verbs import assert_one_line
+
+
+@pytest.fixture(scope="module")
+def trained(tiny, tmp_path_factory):
+    """The directory of a run that kept the checkpoints of steps 2, 4 and 6."""
+    workdir = tmp_path_factory.mktemp("trained") / "run"
+    settings = {"save_every": 2, "keep_last": 3}
+    loop.pretrain(runs.make(tiny, train={"steps": 6, "log_every": 1}, checkpoint=settings), str(workdir))
+    return workdir
+
+
+@pytest.fixture
+def copied(trained, tmp_path):
+    return pathlib.Path(shutil.copytree(trained, tmp_path / "run"))
+
+
+def flip(path: pathlib.Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+
+
+def values(checkpoint: pathlib.Path, item: str) -> pathlib.Path:
+    """The file with the most of an item's values."""
+    return max((path for path in (checkpoint / item).rglob("d/*")), key=lambda path: path.stat().st_size)
+
+
+def swap_items(directory):
+    for step in ("4", "6"):
+        shutil.rmtree(directory / step / "params")
+    shutil.copytree(directory / "2" / "params", directory / "6" / "params")
+    shutil.copytree(directory / "2" / "params", directory / "4" / "params")
+
+
+def rename(directory):
+    shutil.rmtree(directory / "6")
+    (directory / "4").rename(directory / "6")
+
+
+DAMAGES = {
+    "a weight": (lambda directory: flip(values(directory / "6", "params")), "6", "is damaged"),
+    "a moment": (lambda directory: flip(values(directory / "6", "training")), "6", "is damaged"),
+    "the manifest": (lambda directory: flip(directory / "6/manifest.json"), "6", "manifest.json is damaged"),
+    "no manifest": (lambda directory: (directory / "6/manifest.json").unlink(), "6", "has no manifest.json"),
+    "the meta": (lambda directory: flip(directory / "6/meta/metadata"), "6", ""),
+    "an added file": (lambda directory: (directory / "6/params/d/new").touch(), "6", "was added"),
+    "parts of another": (swap_items, "4", "is missing"),
+    "another step": (rename, "6", "it was saved as 4, of step 4"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_run_goes_on_from_the_newest_whole_one_and_keeps_the_damaged(damage, trained, copied, tiny, verb):
+    change, name, says = DAMAGES[damage]
+    change(copied / "checkpoints")
+    damaged = {path: path.read_bytes() for path in (copied / "checkpoints" / name).rglob("*") if path.is_file()}
+    told = verb("checkpoints", "verify", str(copied))
+    assert told.status == 2 and says in told.out and "goes on from the newest one" in told.err.splitlines()[-1]
+    with pytest.raises(UserError) as refused:
+        loop.pretrain(_run(tiny), str(copied), refuse_damaged=True)
+    assert str(copied / "checkpoints/6") in str(refused.value) and "\n" not in str(refused.value)
+    loop.pretrain(_run(tiny), str(copied))
+    history = json.loads((copied / "config.json").read_text())["history"]
+    assert history[-1]["step"] == {"parts of another": 2, "another step": 2}.get(damage, 4)
+    assert resume.differences(copied, trained) == []
+    aside = copied / "checkpoints" / f"{name}.damaged"
+    assert {aside / path.relative_to(copied / "checkpoints" / name): data for path, data in damaged.items()} == {
+        path: path.read_bytes() for path in aside.rglob("*") if path.is_file()
+    }
+    assert verb("checkpoints", "verify", str(copied)).status == 0
+
+
+def _run(tiny):
+    return runs.make(tiny, train={"steps": 6, "log_every": 1}, checkpoint={"save_every": 2, "keep_last": 3})
+
+
+def test_where_none_is_whole_the_run_is_refused_and_nothing_is_lost(copied, tiny):
+    for step in (2, 4, 6):
+        flip(values(copied / "checkpoints" / str(step), "params"))
+    with pytest.raises(UserError, match="checkpoints/2 is damaged"):
+        loop.pretrain(_run(tiny), str(copied))
+    assert {path.name for path in (copied / "checkpoints").iterdir()} == {"2", "4", "6"}
+
+
+def test_readers_refuse_and_name_one_that_is_whole(copied, verb):
+    flip(values(copied / "checkpoints/6", "params"))
+    for name, arguments in {
+        "evaluate": [f"--checkpoint={copied}"],
+        "convert": [f"--source={copied}/checkpoints/6", f"--target={copied}/out"],
+        "generate": [f"--checkpoint={copied}", "--prompt=a"],
+    }.items():
+        told = verb(name, *arguments)
+        assert told.status == 2, name
+        assert told.err.splitlines()[-1].endswith(f"use another checkpoint, such as {copied}/checkpoints/4"), told.err
+    assert checkpoints.load_params(str(copied / "checkpoints/4")).meta["step"] == 4
+
+
+def test_one_without_its_meta_is_damaged_for_readers(copied, verb):
+    (copied / "checkpoints/6/meta/metadata").unlink()
+    told = verb("generate", f"--checkpoint={copied}", "--prompt=a")
+    assert_one_line(told, "checkpoints/6 is damaged", "use another checkpoint, such as")
+
+
+def test_one_of_another_format_is_refused_if_it_is_sealed_and_damaged_if_not(copied):
+    newest, meta = folders.of_run(str(copied)) / "6", copied / "checkpoints/6/meta/metadata"
+    meta.write_text(meta.read_text().replace('"format": 2', '"format": 1'))
+    assert folders.newest_good(newest.parent, refuse=False).checkpoint.name == "4"
+    sealing.seal(str(newest), {"format": 1, "checkpoint": "6", "step": 6, "sealed": 1.5e9})
+    with pytest.raises(UserError, match="has format 1: this version reads 2"):
+        folders.newest_good(newest.parent, refuse=False)
+
+
+def test_one_of_before_runs_had_an_identity_is_refused_in_one_line(copied):
+    newest, path = folders.of_run(str(copied)) / "6", copied / "checkpoints/6/meta/metadata"
+    meta = json.loads(path.read_text())
+    del meta["run_id"]
+    path.write_text(json.dumps(meta))
+    sealing.seal(str(newest), {"format": 2, "checkpoint": "6", "step": 6, "sealed": 1.5e9})
+    with pytest.raises(UserError, match="saved by an earlier version"):
+        folders.newest_good(newest.parent, refuse=False)
+
+
+def test_one_of_another_run_is_not_taken(copied, trained, tiny, tmp_path, verb):
+    """A checkpoint of the same config and step from another run, whose files are all as they were saved."""
+    loop.pretrain(_run(tiny), str(tmp_path / "other"))
+    shutil.rmtree(copied / "checkpoints/6")
+    shutil.copytree(tmp_path / "other/checkpoints/6", copied / "checkpoints/6")
+    assert_one_line(verb("generate", f"--checkpoint={copied}", "--prompt=a"), "belongs to run", "checkpoints/4")
+    assert verb("checkpoints", "verify", str(copied)).status == 2
+    loop.pretrain(_run(tiny), str(copied))
+    assert json.loads((copied / "config.json").read_text())["history"][-1]["step"] == 4
+    assert resume.differences(copied, trained) == [] and (copied / "checkpoints/6.damaged").exists()
+    # Checkpoints that are moved without their config.json count as a separate run.
+    (copied / "config.json").unlink()
+    assert verb("checkpoints", "verify", str(copied)).status == 0
+
+
+def test_one_that_is_read_is_not_removed_until_it_is_forgotten(copied):
+    directory = folders.of_run(str(copied))
+    loaded = checkpoints.load_params(str(copied / "checkpoints/2"))
+    assert folders.prune(directory, {6}) == [4]
+    leaf = loaded.params["embedding"]["tokens"]["embedding"] if "embedding" in loaded.params else None
+    del leaf, loaded
+    assert folders.prune(directory, {6}) == [2] and folders.finished(directory) == [6]
+
+
+def test_a_reader_takes_the_newer_one_where_its_own_is_removed(copied, monkeypatch):
+    checked = folders.checked
+
+    def removed_meanwhile(checkpoint, **which):
+        monkeypatch.setattr(folders, "checked", checked)
+        shutil.rmtree(copied / "checkpoints/6")
+        return checked(checkpoint, **which)
+
+    monkeypatch.setattr(folders, "checked", removed_meanwhile)
+    assert checkpoints.load_params(str(copied)).meta["step"] == 4
+    with pytest.raises(UserError):
+        monkeypatch.setattr(folders, "checked", lambda *_, **__: (_ for _ in ()).throw(UserError("always")))
+        checkpoints.load_params(str(copied))
+
+
+@pytest.mark.parametrize(
+    "about", [{"sealed": 1e308}, {"sealed": None}, {"sealed": "x"}, {"step": "6"}, {"checkpoint": None}, {"format": []}]
+)
+def test_a_manifest_that_is_none_of_a_checkpoint_is_damage(about, copied, verb):
+    folder = copied / "checkpoints/6"
+    known = {"format": 2, "checkpoint": "6", "step": 6, "sealed": 1.5e9} | about
+    (folder / "manifest.json").unlink()
+    sealing.seal(str(folder), known)
+    listed = verb("checkpoints", "list", str(copied))
+    assert listed.status == 2 and "damaged: its manifest.json is none of a checkpoint" in listed.out
+    assert folders.newest_good(folders.of_run(str(copied)), refuse=False).checkpoint.name == "4"
+
+
+@pytest.mark.parametrize("about", [{"config": None}, {"config": []}, {"step": "6"}, {"step": None}])
+def test_a_meta_without_a_step_or_a_config_is_damage(about, copied):
+    path = copied / "checkpoints/6/meta/metadata"
+    path.write_text(json.dumps(json.loads(path.read_text()) | about))
+    (copied / "checkpoints/6/manifest.json").unlink()
+    sealing.seal(str(copied / "checkpoints/6"), {"format": 2, "checkpoint": "6", "step": 6, "sealed": 1.5e9})
+    with pytest.raises(UserError, match="has no step or no config"):
+        past.at(str(copied), 6)
+    assert folders.newest_good(folders.of_run(str(copied)), refuse=False).checkpoint.name == "4"
+
+
+@pytest.mark.parametrize("stages", [None, [3], [{}], [{"first_step": None}]])
+def test_stages_that_are_none_are_one_line(stages, copied):
+    path = copied / "checkpoints/6/meta/metadata"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"stages": stages}))
+    with pytest.raises(UserError, match=r"checkpoints/6 is damaged \(meta/metadata "):
+        past.at(str(copied), 6)
+    sealing.seal(str(copied / "checkpoints/6"), {"format": 2, "checkpoint": "6", "step": 6, "sealed": 1.5e9})
+    with pytest.raises(UserError, match="the stages of "):
+        past.at(str(copied), 6)
+
+
+def test_what_is_no_checkpoint_beside_them_does_not_fail_a_save(tiny, tmp_path):
+    directory, once = tmp_path / "run/checkpoints", {"save_every": 2, "keep_last": 1, "max_failures": 1}
+    for steps in (2, 6):
+        run = runs.make(tiny, train={"steps": steps, "log_every": 1}, checkpoint=once)
+        loop.pretrain(run, str(tmp_path / "run"))
+        (directory / "0003").mkdir(exist_ok=True)
+        (directory / "1").write_text("x")
+    assert {path.name for path in directory.iterdir()} == {"0003", "1", "6"}
+    told = [row["checkpoint/error"] for row in runs.rows(tmp_path / "run") if "checkpoint/error" in row]
+    assert told and all("need not be kept could not be removed ([Errno 20]" in line for line in told)
+
+
+def test_prune_and_list(copied, verb):
+    listed = verb("checkpoints", "list", str(copied))
+    assert listed.status == 0 and [line.split()[0] for line in listed.out.splitlines()] == ["2", "4", "6"]
+    flip(values(copied / "checkpoints/6", "params"))
+    refused = verb("checkpoints", "prune", str(copied), "--keep_last=1")
+    assert refused.status == 2 and "6 is damaged" in refused.err
+    shutil.rmtree(copied / "checkpoints/6")
+    pruned = verb("checkpoints", "prune", str(copied), "--keep_last=1")
+    assert pruned.out == "removed 2; kept 4\n", pruned.err
+    for arguments, says in (
+        (["prun", str(copied)], "did you mean 'prune'?"),
+        (["list"], "DIR is missing"),
+        (["list", str(copied / "none")], "no finished checkpoint"),
+        (["prune", str(copied), "--keep_last=0"], "give 1 or more"),
+    ):
+        told = verb("checkpoints", *arguments)
+        assert told.status == 2 and says in told.err, told.err
+
+
+def test_what_cut_off_saves_left_is_removed_and_the_best_weights_stay(tmp_path):
+    directory = folders.of_run(str(tmp_path))
+    for name in ("8.unsealed", "8.unsealed.orbax-checkpoint-tmp", "4.removed", "best.removed", "6.damaged", "2"):
+        (directory / name).mkdir(parents=True)
+    with checkpoints.Checkpoints(str(tmp_path), config.CheckpointConfig()):
+        pass
+    assert {path.name for path in directory.iterdir()} == {"best", "6.damaged", "2"}

@@ -1,0 +1,364 @@
+"""A run within this process: its directory, its metrics, phases, warm starts, precision."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+import types
+
+import jax
+import numpy as np
+import pytest
+
+import plm_jax
+from plm_jax import config
+from plm_jax.common import sealing
+from plm_jax.common.errors import UserError
+from plm_jax.data import cache
+from plm_jax.data.reader import Reader
+from plm_jax.hub import huggingface
+from plm_jax.models import settings
+from plm_jax.runs import checkpoint_folders as folders
+from plm_jax.runs import checkpoints, loop, telemetry
+from plm_jax.training import flops, program
+from tests.support import runs
+from tests.support import tiny as tiny_runs
+from tests.support.tiny import MODEL
+
+
+@pytest.fixture(scope="module")
+def trained(tiny, verb, tmp_path_factory):
+    """Twelve steps: saved every two, logged every three, validated every four."""
+    workdir = tmp_path_factory.mktemp("trained") / "run"
+    fields = {
+        "train": {"steps": 12, "log_every": 3},
+        "checkpoint": {"save_every": 2, "keep_last": 2, "keep_every": 4},
+        "evaluation": {"every": 4, "batch_size": 8},
+    }
+    overrides = [f"--config.{part}.{name}={x}" for part, changed in fields.items() for name, x in changed.items()]
+    finished = verb("pretrain", f"--config={tiny}/tiny.py", f"--workdir={workdir}", *overrides)
+    assert finished.status == 0, finished.err
+    run = runs.make(tiny, **fields)
+    return run, workdir
+
+
+def test_the_run_directory_holds_what_it_promises(trained):
+    run, workdir = trained
+    described = json.loads((workdir / "config.json").read_text())
+    assert config.from_dict(described["config"]) == run
+    assert described["versions"]["jax"] == jax.__version__
+    assert described["mesh"] == {"stage": 1, "data": 1, "fsdp": 1, "tensor": 1, "context": 1}
+    assert described["git_commit"] is None or len(described["git_commit"]) == 40
+    assert list(workdir.glob("events.out.tfevents.*"))
+
+
+def test_a_vocabulary_comes_without_what_killed_processes_left_of_it(tiny, tmp_path):
+    left = f"v.txt.{'0' * 16}.tmp"
+    for folder in ("cache", "run"):
+        (tmp_path / folder / "vocabulary").mkdir(parents=True)
+        (tmp_path / folder / "vocabulary" / left).touch()
+    (tmp_path / "cache/vocabulary/v.txt").write_text("a\n")
+    run = runs.make(tiny, data={"cache_dir": str(tmp_path / "cache")}, vocabulary={"spec": "wordpiece:there/v.txt"})
+    loop.run_directory.write(str(tmp_path / "run"), "a", run, {}, [])
+    assert [path.name for path in (tmp_path / "run/vocabulary").iterdir()] == ["v.txt"]
+
+
+def test_loading_a_checkpoint_logs_nothing(trained, capfd, caplog):
+    """Orbax warns of files that it does not find."""
+    plm_jax.load(trained[1])
+    assert not caplog.records and "Metadata" not in capfd.readouterr().err
+
+
+def test_a_run_leaves_where_its_time_went(trained):
+    _, workdir = trained
+    start = json.loads((workdir / "heartbeat" / "1.json").read_text())
+    assert (start["first_step"], start["step"], start["ended"]) == (0, 12, "finished")
+    assert [step for step, _ in start["saves"]] == [2, 4, 6, 8, 10, 12]
+    assert all(start["seconds"][part] > 0 for part in ("start", "compile", "steps", "saves", "validation"))
+    assert sum(start["seconds"].values()) == pytest.approx(start["alive"] - start["began"], rel=0.02)
+
+
+def test_status_tells_of_it_without_jax(trained):
+    _, workdir = trained
+    code = "import runpy, sys; sys.modules['jax'] = None; runpy.run_module('plm_jax.cli.status', run_name='__main__')"
+    found = subprocess.run([sys.executable, "-c", code, str(workdir)], capture_output=True, text=True)
+    assert found.returncode == 0 and not found.stderr, found.stderr
+    assert (
+        "finished" in found.stdout and "12 of 12 (100.0%)" in found.stdout and "checkpoint  12, saved" in found.stdout
+    )
+    assert "last error  none" in found.stdout and "one start" in found.stdout
+
+
+def test_a_trainer_opens_its_caches_as_one_of_those_who_read_them(tiny, monkeypatch):
+    run, shares, opened = runs.make(tiny), [], cache.open_source
+
+    def open_source(folder, name, tokens, share):
+        shares.append(share)
+        return opened(folder, name, tokens, share)
+
+    monkeypatch.setattr(cache, "open_source", open_source)
+    loop.Trainer(run)
+    monkeypatch.setattr(loop.meshes, "local_rows", lambda sharding, size: np.arange(size // 4))
+    loop.Trainer(run)
+    number = len(shares) // 2
+    assert number and shares == [1.0] * number + [0.25] * number
+
+
+def test_the_last_checkpoints_and_each_multiple_stay(trained):
+    _, workdir = trained
+    assert folders.finished(workdir / "checkpoints") == [4, 8, 10, 12]
+
+
+def test_a_checkpoint_says_what_it_is(trained):
+    run, workdir = trained
+    meta = folders.read_meta(workdir / "checkpoints" / "8")
+    assert (meta["format"], meta["step"], meta["phase"], meta["next_example"]) == (2, 8, 0, 8 * run.train.batch_size)
+    assert config.from_dict(meta["config"]) == run
+    assert meta["vocabulary_id"] == Reader(run).vocabulary["id"]
+    loaded = checkpoints.load_params(str(workdir / "checkpoints" / "8"))
+    assert loaded.params["stack"]["blocks"]["feed_forward"]["up"]["kernel"].shape == (2, 32, 64)
+
+
+def test_an_unknown_format_is_refused(trained, tmp_path):
+    copy = shutil.copytree(trained[1] / "checkpoints" / "8", tmp_path / "8")
+    path = copy / "meta" / "metadata"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 3}))
+    sealing.seal(str(copy), {"format": 3, "checkpoint": "8", "step": 8, "sealed": 1.5e9})
+    with pytest.raises(UserError, match="format 3"):
+        checkpoints.load_params(str(copy))
+
+
+def test_rows_have_their_keys(trained):
+    rows = runs.rows(trained[1])
+    assert [row["step"] for row in rows] == [3, 4, 6, 8, 9, 12]
+    always = {"step", "train/loss", "train/grad_norm", "train/learning_rate", "train/batch_digest"}
+    always |= {"train/tokens_per_second", "train/step_seconds", "train/data_wait_seconds"}
+    for row in rows:
+        assert always <= row.keys()
+        validated = {key for key in row if key.startswith("validation/") and key.endswith("loss")}
+        expected = {"validation/loss", "validation/a/loss", "validation/b/loss"} if row["step"] % 4 == 0 else set()
+        assert validated == expected
+        speed = 8 * 32 / row["train/step_seconds"]
+        np.testing.assert_allclose(row["train/tokens_per_second"], speed)
+        assert len(row["train/batch_digest"]) == 16 and row["train/data_wait_seconds"] >= 0
+
+
+def test_the_digest_is_of_the_examples(trained):
+    """CRC-32 of each example by the contract, summed modulo 2^64."""
+    import zlib
+
+    run, workdir = trained
+    opened, digests = Reader(run), runs.column(workdir, "train/batch_digest")
+    for step in digests:
+        total = 0
+        for k in range((step - 1) * 8, step * 8):
+            value = 0
+            for key, array in sorted(opened.example(k).items()):
+                shape = np.array(array.shape, "<i8").tobytes()
+                value = zlib.crc32(key.encode() + shape + array.astype(array.dtype.newbyteorder("<")).tobytes(), value)
+            total += value
+        assert digests[step] == f"{total % 2**64:016x}"
+
+
+def test_validation_is_the_mean_over_the_splits_without_dropout(trained):
+    """Of each source, and by rates of both: without a mixture as many as they have tokens for training."""
+    from plm_jax.models.decoder import Decoder
+
+    run, workdir = trained
+    params = jax.tree.map(np.asarray, checkpoints.load_params(str(workdir / "checkpoints" / "12")).params)
+    opened, means, rates = Reader(run), [], []
+    for name in "ab":
+        total = weight = 0.0
+        for batch in opened.in_order("validation", 4, name=name):
+            logits = Decoder(run.model).apply({"params": params}, batch["tokens"])
+            nll = -np.take_along_axis(np.asarray(jax.nn.log_softmax(logits)), batch["targets"][..., None], -1)[..., 0]
+            total, weight = total + (nll * batch["target_weights"]).sum(), weight + batch["target_weights"].sum()
+        means.append(total / weight)
+        rates.append(opened.sources[name].splits["train"].num_tokens)
+        np.testing.assert_allclose(runs.column(workdir, f"validation/{name}/loss")[12], means[-1], rtol=1e-5)
+    assert abs(means[0] - means[1]) > 1e-3
+    np.testing.assert_allclose(runs.column(workdir, "validation/loss")[12], np.average(means, weights=rates), rtol=1e-5)
+
+
+def test_rows_after_the_checkpoint_and_a_torn_line_are_dropped(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps({"step": step, "x": 0.5}) + "\n" for step in range(1, 6)) + '{"step": 6, "x')
+    with telemetry.Telemetry(str(tmp_path), 3, 10) as log:
+        assert [row["step"] for row in runs.rows(tmp_path)] == [1, 2, 3]
+        log.write({"step": 4, "x": 1.5})
+    assert [(row["step"], row["x"]) for row in runs.rows(tmp_path)] == [(1, 0.5), (2, 0.5), (3, 0.5), (4, 1.5)]
+
+
+def test_rows_are_on_disk_before_a_checkpoint_begins(tiny, tmp_path, monkeypatch):
+    """Whatever was written is synced, and holds the rows so far, whenever a save begins."""
+    synced, saves = set(), []
+    fsync, save = os.fsync, checkpoints.Checkpoints.save
+
+    def noting_fsync(descriptor):
+        fsync(descriptor)
+        synced.add((os.fstat(descriptor).st_ino, os.fstat(descriptor).st_size))
+
+    def noting_save(self, step, *rest):
+        status = os.stat(tmp_path / "run" / "metrics.jsonl")
+        saves.append((step, runs.rows(tmp_path / "run")[-1]["step"], (status.st_ino, status.st_size) in synced))
+        save(self, step, *rest)
+
+    monkeypatch.setattr(os, "fsync", noting_fsync)
+    monkeypatch.setattr(checkpoints.Checkpoints, "save", noting_save)
+    loop.pretrain(runs.make(tiny, train={"steps": 4}, checkpoint={"save_every": 2}), str(tmp_path / "run"))
+    assert saves == [(2, 2, True), (4, 4, True)]
+
+
+def test_speeds_leave_validation_and_compiling_out(tiny, monkeypatch):
+    """By a clock that moves only while a loss is waited for, and in validation."""
+    clock, written = types.SimpleNamespace(now=0.0), []
+    monkeypatch.setattr(loop, "time", types.SimpleNamespace(perf_counter=lambda: clock.now))
+
+    class Loss:
+        def __init__(self, seconds):
+            self.seconds = seconds
+
+        def __array__(self):
+            clock.now += self.seconds
+            return np.float32(1.0)
+
+    def validate():
+        clock.now += 1000
+        return {"loss": 0.25}
+
+    quiet = lambda *_, **__: contextlib.nullcontext()  # noqa: E731
+    log = types.SimpleNamespace(progress=lambda *_: None, write=written.append, doing=quiet, say=print)
+    trainer = loop.Trainer(runs.make(tiny, train={"log_every": 2}), jax.devices()[:1])
+    recorder = loop.Recorder(trainer, log, loop.Ledger(), trainer.incidents("none"))
+    recorder.begin(trainer.stages[0])
+    for step in range(1, 8):
+        loss = Loss(500 if step == 1 else step)  # The first step compiles.
+        recorder.add(step, {"loss": loss, "grad_norm": 1.0, "digest": np.zeros(2, np.uint32)}, waited=0.5)
+        if step == 4:
+            recorder.drain(validate)
+    recorder.drain()
+    assert [row["step"] for row in written] == [2, 4, 6]
+    assert [row["train/step_seconds"] for row in written] == [2, 3.5, 5.5]
+    assert [row["train/data_wait_seconds"] for row in written] == [0.5, 0.5, 0.5]
+    assert [row.get("validation/loss") for row in written] == [None, 0.25, None]
+
+
+def test_phases_change_length_batch_and_dropout(tiny):
+    phases = (
+        config.PhaseConfig(until=0.25, length=16, batch_size=16),
+        config.PhaseConfig(until=0.5, length=16, batch_size=16, dropout=0.5),
+        config.PhaseConfig(until=1.0, mixture={"a": 1.0}, microbatches=2, batch_size=32),
+    )
+    run = runs.make(tiny, train={"steps": 8, "phases": phases})
+    stages = config.stages(run)
+    assert [(s.first_step, s.end_step, s.first_example) for s in stages] == [(0, 2, 0), (2, 4, 32), (4, 8, 64)]
+    trainer = loop.Trainer(run, jax.devices()[:1])
+    shapes = [batch["tokens"].shape for batch, _ in trainer.batches(0)]
+    assert shapes == [(16, 16)] * 4 + [(32, 32)] * 4
+    # Resumed in the middle of a phase, it goes on there.
+    assert [batch["tokens"].shape for batch, _ in trainer.batches(3)] == shapes[3:]
+    assert trainer.model(stages[1].dropout).model.dropout.attention == 0.5
+    assert trainer.model(stages[2].dropout).model.dropout == run.model.dropout
+    batch, state = next(trainer.batches(0))[0], trainer.new_state()
+    lowered = [trainer.stage_step(stage).lower(state, batch, *trainer.inputs(0)).as_text() for stage in stages[:2]]
+    assert ["threefry" in text or "random" in text for text in lowered] == [False, True]
+
+
+def test_weights_from_a_run_whole(trained, tiny, tmp_path):
+    _, workdir = trained
+    source = runs.flat(checkpoints.load_params(str(workdir)).params)
+    run = runs.make(tiny, train={"init_from": str(workdir), "seed": 9})
+    state, notes = started(run, tmp_path)
+    assert notes == [f"took {len(source)} of {len(source)} parameters from {workdir}"]
+    for name, leaf in runs.flat(state.params).items():
+        np.testing.assert_array_equal(leaf, source[name])
+    assert int(state.step) == 0
+
+
+def test_weights_from_a_run_by_name(trained, tiny, tmp_path):
+    _, workdir = trained
+    source = runs.flat(checkpoints.load_params(str(workdir)).params)
+    patterns = (r"stack/.*kernel", "token_embedding")
+    run = runs.make(tiny, train={"init_from": str(workdir), "init_names": patterns, "seed": 9})
+    state, notes = started(run, tmp_path)
+    fresh = runs.flat(loop.Trainer(run, jax.devices()[:1]).new_state().params)
+    for name, leaf in runs.flat(state.params).items():
+        taken = name == "token_embedding" or (name.startswith("stack/") and name.endswith("kernel"))
+        np.testing.assert_array_equal(leaf, (source if taken else fresh)[name], err_msg=name)
+        assert taken != (name in notes[1].removeprefix("new: ").split(", "))
+    assert "took 7 of" in notes[0]
+
+
+def started(run, workdir):
+    with checkpoints.Checkpoints(str(workdir), run.checkpoint) as directory:
+        return loop.Trainer(run, jax.devices()[:1]).start(directory)
+
+
+def test_a_new_run_with_a_head_that_nothing_trains_is_refused(tiny, tmp_path):
+    untold = dataclasses.replace(MODEL, heads=(("pairs", settings.Pooler()),))
+    with pytest.raises(UserError, match=r"nothing trains the pairs head of config\.model: objective 'causal'"):
+        loop.pretrain(runs.make(tiny, model=untold), str(tmp_path / "run"))
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_weights_from_hugging_face(tiny, tmp_path):
+    model = runs.make(tiny).model
+    state = loop.Trainer(runs.make(tiny, train={"seed": 5}), jax.devices()[:1]).new_state()
+    params = jax.device_get(state.params)
+    huggingface.write(str(tmp_path / "hf"), huggingface.Pretrained(model, params))
+    taken, notes = started(runs.make(tiny, train={"init_from": str(tmp_path / "hf")}), tmp_path / "run")
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(taken.params), params)
+    assert notes[0].startswith("took ") and len(notes) == 1
+
+
+def test_bfloat16_trains_with_float32_parameters(tiny):
+    run = runs.make(
+        tiny, precision=config.PrecisionConfig("bfloat16"), train={"steps": 8}, schedule={"learning_rate": 3e-3}
+    )
+    losses, _, after, trainer, state = runs.steps(run, 1)
+    assert losses[0] - losses[-1] > 0.2
+    assert {leaf.dtype for leaf in jax.tree.leaves((state.params, state.optimizer))} == {
+        np.dtype("float32"),
+        np.dtype("int32"),
+    }
+    assert all(leaf.dtype == np.float32 for leaf in after.values())
+    text = trainer.stage_step(trainer.stages[0]).lower(state, next(trainer.batches(0))[0], *trainer.inputs(0)).as_text()
+    assert any("dot_general" in line and "bf16" in line for line in text.splitlines())
+
+
+@pytest.mark.parametrize(("length", "rows"), [(32, 4), (64, 2)])
+def test_flops_are_those_of_the_compiler(length, rows):
+    """An unrolled model of matrix products for the most part; the compiler counts the masked half of attention too."""
+    import dataclasses
+
+    import flax.linen as nn
+
+    from plm_jax.models import settings
+    from plm_jax.models.decoder import Decoder
+
+    model = dataclasses.replace(
+        MODEL,
+        embedding=settings.EmbeddingConfig(vocab_size=600, width=128),
+        attention=settings.AttentionConfig(4, 32, settings.LearnedPositions(64), kv_heads=2),
+        feed_forward=settings.FeedForwardConfig(width=512, activation="relu"),
+        scan_layers=False,
+    )
+    decoder, tokens = Decoder(model), np.zeros((rows, length), np.int32)
+    params = nn.unbox(jax.eval_shape(decoder.init, jax.random.key(0), tokens)["params"])
+    compiled = jax.jit(lambda p, t: decoder.apply({"params": p}, t)).lower(params, tokens).compile()
+    masked_half = 2 * rows * 2 * length * length * 4 * 32 * model.stack.layers / 2
+    counted = flops.per_step(model, rows, length, length) / 3 + masked_half
+    np.testing.assert_allclose(compiled.cost_analysis()["flops"], counted, rtol=0.04)
+    # By hand: the head alone, and only where there are targets.
+    difference = flops.per_step(model, rows, length, length) - flops.per_step(model, rows, length, targets=5)
+    assert difference == 3 * 2 * rows * (length - 5) * 128 * 600
+
+
+def test_an_objective_whose_head_the_model_lacks_is_refused():
+    run = tiny_runs.RUNS["roberta"]
+    headless = dataclasses.replace(run, model=dataclasses.replace(run.model, head=settings.NoHead()))
+    with pytest.raises(UserError, match="trains the vocabulary head"):
+        program.Program(headless)

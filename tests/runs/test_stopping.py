@@ -1,0 +1,312 @@
+"""Runs that are asked to stop, and saves that fail: nothing is lost, and all processes agree."""
+
+import errno
+import http.server
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import types
+
+import orbax.checkpoint as ocp
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plm_jax import config
+from plm_jax.common.errors import UserError
+from plm_jax.runs import checkpoint_folders as folders
+from plm_jax.runs import coordination as decisions
+from plm_jax.runs import interruption, loop, telemetry
+from plm_jax.runs.coordination import Decision
+from tests.support import resume, runs
+
+LAUNCH = pathlib.Path(__file__).parents[2] / "launch" / "local.py"
+LONG = ("--config.train.steps=150", "--config.checkpoint.save_every=1000", "--config.train.log_every=1")
+
+
+@pytest.fixture(scope="module")
+def reference(tiny, verb, tmp_path_factory):
+    """An undisturbed run."""
+    workdir = tmp_path_factory.mktemp("reference") / "run"
+    finished = verb("pretrain", f"--config={tiny}/tiny.py", f"--workdir={workdir}", *LONG)
+    assert finished.status == 0, finished.err
+    return workdir
+
+
+def until(step, workdir, process):
+    while resume.last_step(workdir) < step:
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_a_signal_has_the_step_saved_and_nothing_is_lost(number, tiny, verb, reference, tmp_path):
+    command = resume.command(tiny, "plain", tmp_path / "run", *LONG)
+    with subprocess.Popen(command, env=resume.environment(), stderr=subprocess.PIPE, text=True) as process:
+        until(20, tmp_path / "run", process)
+        process.send_signal(number)
+        said = process.stderr.read()
+    assert process.returncode == 75, said
+    step = resume.last_step(tmp_path / "run")
+    assert f"stopped by {number.name} after step {step}, which is saved" in said.splitlines()[-1]
+    assert folders.finished(tmp_path / "run/checkpoints") == [step] and step < 150
+    again = verb("pretrain", f"--config={tiny}/tiny.py", f"--workdir={tmp_path}/run", *LONG)
+    assert again.status == 0 and f"resumed after step {step}" in again.err
+    assert resume.differences(tmp_path / "run", reference) == []
+
+
+def test_where_one_of_two_processes_is_asked_both_stop_after_the_same_step(tiny, reference, tmp_path):
+    run = resume.command(tiny, "plain", tmp_path / "run", *LONG)
+    command = [sys.executable, str(LAUNCH), "--processes=2", "--devices=1", "--", *run, "--config.mesh.data=2"]
+    with subprocess.Popen(command, env=resume.environment(), stderr=subprocess.PIPE, text=True) as job:
+        until(20, tmp_path / "run", job)
+        (second,) = (
+            pid
+            for pid in map(int, filter(str.isdecimal, os.listdir("/proc")))
+            if b"JAX_PROCESS_ID=1" in _environment(pid) and str(tmp_path).encode() in _arguments(pid)
+        )
+        os.kill(second, signal.SIGTERM)
+        said = job.stderr.read()
+    assert job.returncode == 0, said
+    assert "its step is saved: starting the job again" in said and "stopped by SIGTERM after step" in said
+    found, want = (runs.column(workdir, "train/batch_digest") for workdir in (tmp_path / "run", reference))
+    assert found == want
+
+
+def _environment(pid):
+    try:
+        return pathlib.Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return b""
+
+
+def _arguments(pid):
+    try:
+        return pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+WAIT = """
+import time
+from plm_jax.runs.interruption import Interruption
+with Interruption({grace}) as asked:
+    print("ready", flush=True)
+    while not asked.reason:
+        time.sleep(0.01)
+    print(asked.reason, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_the_same_signal_again_within_a_second_is_the_same_request(monkeypatch):
+    ended, now = [], [0.0]
+    monkeypatch.setattr(interruption, "_end", lambda line, status: ended.append(status))
+    monkeypatch.setattr(interruption, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
+    with interruption.Interruption(60) as asked:
+        for now[0], number in ((5.0, signal.SIGTERM), (5.9, signal.SIGTERM), (6.1, signal.SIGTERM)):
+            assert not ended
+            asked._heard(number, None)
+        assert asked.reason == "SIGTERM" and ended == [128 + signal.SIGTERM]
+    with interruption.Interruption(60) as asked:
+        asked._heard(signal.SIGUSR1, None)
+        asked._heard(signal.SIGTERM, None)  # Another one is a second one.
+    assert len(ended) == 2
+
+
+@pytest.mark.parametrize("grace", [0.1, 60])
+def test_a_second_signal_and_the_end_of_grace_end_the_process(grace):
+    command = [sys.executable, "-c", WAIT.format(grace=grace)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "SIGTERM\n"
+        if grace == 60:
+            process.send_signal(signal.SIGINT)
+        said = process.stderr.read()
+    assert process.returncode == 128 + (signal.SIGINT if grace == 60 else signal.SIGTERM)
+    assert ("a second signal" if grace == 60 else "grace_seconds") in said and said.count("\n") == 1
+
+
+def test_a_preemption_notice_asks_as_a_signal_does(monkeypatch):
+    class Metadata(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            assert self.headers["Metadata-Flavor"] == "Google"
+            told = b"TRUE" if "/instance/preempted?" in self.path else b"NONE"
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(told)))
+            self.end_headers()
+            self.wfile.write(told)
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("localhost", 0), Metadata)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("GCE_METADATA_HOST", f"localhost:{server.server_port}")
+    for notice, reason in (("", None), ("gce", "a preemption notice")):
+        monkeypatch.setenv("PLM_JAX_PREEMPTION_NOTICE", notice)
+        with interruption.Interruption(60) as asked:
+            for _ in range(200):
+                if asked.reason or not notice:
+                    break
+                time.sleep(0.01)
+            assert asked.reason == reason
+    server.shutdown()
+    server.server_close()
+
+
+class Clock(types.SimpleNamespace):
+    def monotonic(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock(now=1000.0)
+    monkeypatch.setattr(decisions, "time", clock)
+    return clock
+
+
+def test_saves_are_due_by_the_minute_and_later_and_later_after_failures(clock):
+    decided = decisions.Decisions(config.CheckpointConfig(save_minutes=15, max_failures=3), "run")
+    due = []
+    for step in range(1, 200):
+        clock.now += 30
+        decision = decided.after(step)
+        if decision.failed:
+            assert "no room, the last of 3 saves that failed in a row" in decision.failed
+            break
+        if decision.save:
+            due.append(30 * step)
+            decided.saving()
+            if len(due) in (2, 4, 5, 6):  # One fails by itself, then all do.
+                decided.save_failed("no room")
+    # 15 minutes, again; the failure is tried again at once; 15 minutes later, and then after 10 and 20 seconds.
+    assert due == [900, 1800, 1860, 2760, 2820, 2880] and step == 97
+
+
+class Service:
+    """One of several processes' view of what all tell each other."""
+
+    def __init__(self, told):
+        self.told = told
+
+    put = decisions._Alone.put
+    get = decisions._Alone.get
+    below = decisions._Alone.below
+
+    @property
+    def _told(self):
+        return self.told
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_processes_that_are_a_step_apart_decide_the_same(data):
+    told, number, steps = {}, 3, 40
+    processes = []
+    for index in range(number):
+        one = decisions.Decisions(config.CheckpointConfig(save_minutes=0), "run")
+        one._service, one._ahead, one._process = Service(told), decisions._AHEAD, index
+        processes.append(one)
+    at, heard = [0] * number, [{} for _ in range(number)]
+    asked = data.draw(st.integers(0, number - 1)), data.draw(st.integers(1, steps - 8))
+    while min(at) < steps:
+        ready = [index for index in range(number) if at[index] <= min(at)]
+        index = data.draw(st.sampled_from(ready))
+        at[index] += 1
+        if (index, at[index]) == asked:
+            processes[index].ask_to_stop("SIGTERM")
+        heard[index][at[index]] = processes[index].after(at[index])
+    assert heard[0] == heard[1] == heard[2]
+    stops = [step for step, decision in heard[0].items() if decision.stop]
+    assert stops and asked[1] <= stops[0] <= asked[1] + 4
+    assert heard[0][stops[0]] == Decision(save=True, stop="SIGTERM")
+
+
+def failing(monkeypatch, fails):
+    """Saves of which those whose number, from 1 on, `fails` says fail as on a full disk."""
+    save, number = ocp.AsyncCheckpointer.save, [0]
+
+    def save_or_fail(self, *arguments, **options):
+        number[0] += 1
+        if fails(number[0]):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return save(self, *arguments, **options)
+
+    monkeypatch.setattr(ocp.AsyncCheckpointer, "save", save_or_fail)
+    monkeypatch.setattr(decisions, "BACK_OFF", 0.0)
+    return number
+
+
+def test_a_save_that_fails_is_told_and_tried_again_while_the_run_goes_on(tiny, tmp_path, monkeypatch, capsys):
+    number = failing(monkeypatch, lambda n: n in (1, 4, 5))
+    run = runs.make(tiny, train={"steps": 8, "log_every": 1}, checkpoint={"save_every": 2, "keep_last": 9})
+    loop.pretrain(run, str(tmp_path / "run"))
+    # That of step 2 comes again after step 3; those of 6 and 7 fail, and the last one is made by the second attempt.
+    assert folders.finished(tmp_path / "run/checkpoints")[-1] == 8 and number[0] >= 6
+    told = [row for row in runs.rows(tmp_path / "run") if "checkpoint/error" in row]
+    assert len(told) == 3 and "No space left" in told[0]["checkpoint/error"]
+    assert capsys.readouterr().err.count("could not be saved") == 3
+    assert not [path for path in (tmp_path / "run/checkpoints").iterdir() if not path.name.isdecimal()]
+
+
+def test_saves_that_fail_again_and_again_end_the_run(tiny, tmp_path, monkeypatch):
+    number = failing(monkeypatch, lambda n: n > 1)
+    settings = {"save_every": 2, "max_failures": 3}
+    with pytest.raises(UserError, match=r"No space left.*the last of 3 saves that failed in a row"):
+        loop.pretrain(runs.make(tiny, train={"steps": 40}, checkpoint=settings), str(tmp_path / "run"))
+    assert number[0] == 4 and folders.finished(tmp_path / "run/checkpoints") == [2]
+    with pytest.raises(UserError, match=r"checkpoint 3 could not be saved .* after 3 attempts"):
+        loop.pretrain(runs.make(tiny, train={"steps": 3}, checkpoint=settings), str(tmp_path / "run"))
+
+
+def test_rows_wait_where_they_cannot_be_written(tiny, tmp_path, monkeypatch):
+    write, full = telemetry._Rows._write, [False]
+
+    def write_or_fail(self):
+        if full[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(self)
+
+    monkeypatch.setattr(telemetry._Rows, "_write", write_or_fail)
+    with telemetry.Telemetry(str(tmp_path), 0, 9) as log:
+        for step in range(1, 8):
+            full[0] = step in (3, 4, 5)
+            log.write({"step": step, "x": 0.5})
+    assert [row["step"] for row in runs.rows(tmp_path)] == [*range(1, 8)]
+
+
+def test_what_became_of_metrics_is_told(tiny, tmp_path, verb, reference):
+    def resumed(name, change):
+        workdir = pathlib.Path(shutil.copytree(reference, tmp_path / name))
+        change(workdir)
+        finished = verb(
+            "pretrain",
+            f"--config={tiny}/tiny.py",
+            f"--workdir={workdir}",
+            *LONG,
+            "--config.train.steps=151",
+            "--allow_changes",
+        )
+        return finished, workdir
+
+    lines = (reference / "metrics.jsonl").read_text().splitlines(keepends=True)
+    finished, _ = resumed("lost", lambda workdir: (workdir / "metrics.jsonl").unlink())
+    assert finished.status == 0 and "the rows of steps 1 to 150 are lost" in finished.err
+    finished, _ = resumed("cut", lambda workdir: (workdir / "metrics.jsonl").write_text("".join(lines[:100]) + "{"))
+    assert finished.status == 0 and "was cut: the rows of steps 101 to 150 are lost" in finished.err
+    finished, _ = resumed("foreign", lambda workdir: (workdir / "metrics.jsonl").write_text('{"epoch": 1}\n'))
+    assert finished.status == 2 and "move the file away" in finished.err
+    finished, workdir = resumed("begun anew", lambda workdir: shutil.rmtree(workdir / "checkpoints"))
+    assert finished.status == 0 and "150 rows up to step 150 are now in" in finished.err
+    assert (workdir / "metrics.jsonl.1").read_text() == "".join(lines)
+    starts = json.loads((workdir / "config.json").read_text())["history"]
+    assert [start["step"] for start in starts] == [0, 0] and starts[1]["devices"]

@@ -1,0 +1,129 @@
+"""How microbatches hold the parameters: all at once or layer by layer, in either type, the updates are the same."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+from plm_jax import config
+from plm_jax.models import layers, registry
+from plm_jax.planning import hlo
+from plm_jax.planning import plan as planning
+from plm_jax.training import step_parameters as weights
+from plm_jax.training.program import Program
+from tests.support import runs
+from tests.support.tiny import RUNS
+
+
+def make(folder, gather="layer", name="plain", **precision):
+    return runs.make(
+        folder,
+        RUNS[name],
+        0.1,
+        mesh=config.MeshConfig(data=1, fsdp=4, tensor=2, gather=gather),
+        train={"steps": 3, "microbatches": 2},
+        precision=config.PrecisionConfig(**precision),
+    )
+
+
+def test_weights_gathered_once_a_step_are_trained_alike(tiny):
+    (want_losses, _, want, *_), (losses, _, got, *_) = (
+        runs.steps(make(tiny, gather), 8) for gather in ("layer", "step")
+    )
+    np.testing.assert_allclose(losses, want_losses, rtol=1e-6)
+    for name in want:
+        np.testing.assert_allclose(got[name], want[name], atol=1e-5, err_msg=name)
+    (held,) = {kernel.spec for kernel in kernels_named("up", Program(make(tiny, "step"))._whole_kernels())}
+    assert tuple(held) == (None, None, "tensor")
+
+
+def kernels_named(module, tree):
+    return [
+        leaf for path, leaf in jax.tree.leaves_with_path(tree) if [key.key for key in path[-2:]] == [module, "kernel"]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("compute", "gradients", "held"),
+    [("bfloat16", "bfloat16", "bf16"), ("bfloat16", "float32", "f32"), ("float32", "bfloat16", "f32")],
+)
+def test_kernels_are_held_in_the_type_of_their_gradients(tiny, compute, gradients, held):
+    program = Program(make(tiny, compute=compute, gradients=gradients), jax.devices()[:8])
+    (stage,) = program.stages
+    traced = program.stage_step(stage).trace(*planning.step_inputs(program, stage))
+    # Of both layers before the loop over them, which takes one after the other.
+    assert ("bf16[2,32,64]" in str(traced.jaxpr)) == (held == "bf16")
+
+
+def test_a_model_without_embeddings_of_tokens_is_held_alike(tiny):
+    model = RUNS["elmo"].model
+    module = registry.build(model, jnp.bfloat16)
+    held = jax.eval_shape(lambda params: weights.held(module, params, jnp.bfloat16).trained, registry.shapes(model))
+    for path, leaf in jax.tree.leaves_with_path(held):
+        assert leaf.dtype == (jnp.bfloat16 if path[-1].key == "kernel" else jnp.float32), path
+
+    def constraints(gather):
+        program = Program(make(tiny, gather, "elmo"), jax.devices()[:8])
+        (stage,) = program.stages
+        return str(program.stage_step(stage).trace(*planning.step_inputs(program, stage)).jaxpr)
+
+    by_layer, by_step = (constraints(gather).count("sharding_constraint") for gather in ("layer", "step"))
+    kernels = [path for path, _ in jax.tree.leaves_with_path(registry.shapes(RUNS["elmo"].model))]
+    assert by_step - by_layer == sum(path[-1].key == "kernel" for path in kernels)
+
+
+@pytest.mark.parametrize(("dtype", "error"), [(jnp.float32, 1e-6), (jnp.bfloat16, 4e-3)])
+def test_a_kernels_gradient_is_made_in_the_kernels_type(dtype, error):
+    rng = np.random.default_rng(0)
+    x, d_y = (jnp.asarray(rng.normal(size=(5, 40, 8)), jnp.bfloat16) for _ in range(2))
+    kernel = jnp.asarray(rng.normal(size=(8, 8)), dtype)
+    got = jax.vjp(lambda kernel: layers.product(x, kernel, None), kernel)[1](d_y)[0]
+    want = np.einsum("bli,blo->io", np.asarray(x, np.float64), np.asarray(d_y, np.float64))
+    assert got.dtype == dtype
+    off = np.abs(np.asarray(got, np.float64) - want).max() / np.abs(want).max()
+    assert error / 100 < off < error or (dtype == jnp.float32 and off < error)
+
+
+@pytest.mark.parametrize("sizes", [{"fsdp": 8}, {"fsdp": 4, "tensor": 2}, {"data": 2, "fsdp": 4}])
+@pytest.mark.parametrize("axes", [("embed", "mlp"), ("mlp", "embed")])
+def test_gradients_whose_parts_are_no_whole_tiles_are_scattered(sizes, axes):
+    """No device ever has the sum of all: XLA for TPUs would leave it so, and so does XLA for CPUs."""
+    lengths = {"embed": 24, "mlp": 32}
+    mesh = Mesh(np.array(jax.devices()[:8]).reshape(*sizes.values()), tuple(sizes))
+    rng = np.random.default_rng(0)
+    x, d_y = (jnp.asarray(rng.normal(size=(8, 4, lengths[axis])), jnp.float32) for axis in axes)
+    dense = layers.Dense(lengths[axes[1]], axes, False, jax.nn.initializers.zeros, jnp.float32)
+
+    def gradient(x, d_y):
+        with nn.logical_axis_rules(config.MeshConfig().rules):
+            kernel = jnp.zeros([lengths[axis] for axis in axes])
+            return jax.vjp(lambda kernel: dense.apply({"params": {"kernel": kernel}}, x), kernel)[1](d_y)[0]
+
+    with jax.set_mesh(mesh):
+        rows = NamedSharding(mesh, PartitionSpec(tuple(axis for axis in sizes if axis != "tensor")))
+        compiled = jax.jit(gradient, in_shardings=rows).lower(x, d_y).compile()
+        got = compiled(jax.device_put(x, rows), jax.device_put(d_y, rows))
+    np.testing.assert_allclose(got, np.einsum("bli,blo->io", x, d_y), rtol=1e-5, atol=1e-5)
+    parts = np.prod(got.shape) // np.prod(got.sharding.shard_shape(got.shape))
+    assert parts == 8 // sizes.get("data", 1)
+    collectives = hlo.HloModule(compiled.as_text()).collectives()
+    assert [c.kind for c in collectives].count("reduce-scatter") == 1
+    # Between copies of the model parts are reduced.
+    reduced = [array for c in collectives if c.kind == "all-reduce" for array in c.arrays]
+    assert all(np.prod(array.dimensions) * parts <= got.size for array in reduced)
+
+
+@pytest.mark.parametrize(("kind", "scattered"), [("TPU v5", 1), ("TPU v5 lite", 0), ("TPU v6 lite", 0)])
+def test_what_xla_scatters_beside_other_work_is_left_to_it(kind, scattered):
+    dense = layers.Dense(32, ("embed", "mlp"), False, jax.nn.initializers.zeros, jnp.float32)
+    device = AbstractDevice(kind, None, "tpu")
+    mesh = AbstractMesh((8,), ("fsdp",), (AxisType.Auto,), abstract_device=device)
+
+    def output(kernel, x):
+        return dense.apply({"params": {"kernel": kernel}}, x).sum()
+
+    with jax.sharding.use_abstract_mesh(mesh), nn.logical_axis_rules(config.MeshConfig().rules):
+        program = str(jax.make_jaxpr(jax.grad(output))(jnp.zeros([24, 32]), jnp.zeros([8, 4, 24])))
+    assert program.count("reduce_scatter") == scattered

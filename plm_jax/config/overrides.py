@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 from plm_jax.common import trees
 from plm_jax.common.errors import UserError, nearest
-from plm_jax.config import migrations
 
 Change = tuple[str, Any]
 _TRUE, _FALSE = ("true", "t", "yes", "y", "1"), ("false", "f", "no", "n", "0")
@@ -80,8 +79,7 @@ def _changed(kind: Any, node: Any, names: Sequence[str], values: Sequence[Any], 
         hints = typing.get_type_hints(kind)
         known = {f.name: f for f in dataclasses.fields(kind)}
         if name not in known:
-            renamed = migrations.told(at.removeprefix("config."))
-            raise UserError(renamed or f"there is no field {at}: {nearest(name, known)}")
+            raise UserError(f"there is no field {at}: {nearest(name, known)}")
         below = node[name] if node and name in node else _default(known[name])
         below = None if below is dataclasses.MISSING else below
         return {**(node or {}), name: _changed(hints[name], below, others, values, at)}

@@ -10,8 +10,8 @@ import ml_collections
 
 import plm_jax
 from plm_jax.common import trees, users
-from plm_jax.common.errors import UserError, nearest, one_line
-from plm_jax.config import checks, migrations
+from plm_jax.common.errors import UserError, nearest
+from plm_jax.config import checks
 from plm_jax.config.run import Run
 from plm_jax.config.sources import RegisteredSource
 from plm_jax.models.settings import ModelConfig
@@ -32,17 +32,14 @@ def from_dict(tree: Any, replaces_model: bool = False) -> Run:
     """
     if isinstance(tree, ml_collections.ConfigDict):
         tree = tree.to_dict()
-    try:
-        run = trees.parse(Run, tree, "config")
-    except UserError as error:
-        raise UserError(migrations.former(tree) or str(error)) from error
+    run = trees.parse(Run, tree, "config")
     if not replaces_model:
         checks.check(run)
     return run
 
 
 def from_saved(tree: Any, modules: users.Record | None = None) -> Run:
-    """The `Run` that a run directory, checkpoint or converted directory holds, written by any version of ours.
+    """Returns the `Run` that a run directory, checkpoint or converted directory holds.
 
     Args:
       modules: what is noted there of users' code, which is never loaded for that.
@@ -51,20 +48,13 @@ def from_saved(tree: Any, modules: users.Record | None = None) -> Run:
       UserError: as `from_dict`; it takes code of a user's that is not loaded.
     """
     with _told(modules):
-        return from_dict(_migrated(tree))
+        return from_dict(tree)
 
 
 def model_from_saved(tree: Any, where: str, modules: users.Record | None = None) -> ModelConfig:
     """The settings of a model that a converted directory holds, as `from_saved`; `where` is what errors call it."""
     with _told(modules):
-        return trees.parse(ModelConfig, _migrated({"model": tree})["model"], where)
-
-
-def _migrated(tree: Any) -> dict[str, Any]:
-    try:
-        return migrations.migrated(tree)
-    except (AttributeError, LookupError, TypeError) as error:
-        raise UserError(f"the config is none of ours ({one_line(error)})") from error
+        return trees.parse(ModelConfig, tree, where)
 
 
 @contextlib.contextmanager

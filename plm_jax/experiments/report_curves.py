@@ -10,7 +10,7 @@ import numpy as np
 from plm_jax import config
 from plm_jax.common import metrics
 from plm_jax.common.errors import UserError, one_line
-from plm_jax.experiments.report import Curve, RunLog
+from plm_jax.experiments.run_logs import Curve, RunLog
 from plm_jax.runs import resume
 from plm_jax.training import flops
 

@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 
 from plm_jax.experiments import report_curves, report_tables
-from plm_jax.experiments.report import RunLog, Sweep
+from plm_jax.experiments.run_logs import RunLog, Sweep
 
 
 def page(runs: Sequence[RunLog], sweeps: Sequence[Sweep]) -> str:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 import matplotlib
 import numpy as np
 
-from plm_jax.experiments.report import RunLog
 from plm_jax.experiments.report_curves import label, levels, scale
+from plm_jax.experiments.run_logs import RunLog
 
 matplotlib.use("agg")  # No display is needed.
 from matplotlib import pyplot as plt

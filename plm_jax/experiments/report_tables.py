@@ -13,8 +13,8 @@ import numpy as np
 from plm_jax import config
 from plm_jax.common import metrics
 from plm_jax.experiments import comparison, report_curves
-from plm_jax.experiments.report import RunLog, Sweep, of_tasks
 from plm_jax.experiments.report_curves import label
+from plm_jax.experiments.run_logs import RunLog, Sweep, of_tasks
 from plm_jax.objectives import Objective
 
 # Of a variant so many differences are shown, and so many at first; of a run so many samples, and of each text so many

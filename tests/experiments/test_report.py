@@ -10,7 +10,7 @@ import re
 import pytest
 
 from plm_jax.common.errors import UserError
-from plm_jax.experiments import comparison, report
+from plm_jax.experiments import comparison, report, run_logs
 from plm_jax.training import flops
 from tests.support import logs, tiny
 
@@ -198,19 +198,19 @@ def test_what_is_not_the_papers_setup_is_on_the_page(tmp_path):
 )
 def test_a_damaged_sweep_is_one_line(tmp_path, changes):
     with pytest.raises(UserError, match=r"sweep\.json is damaged"):
-        report.gather([str(swept(tmp_path / "runs", **changes))])
+        run_logs.gather([str(swept(tmp_path / "runs", **changes))])
 
 
 def test_a_metric_that_is_declared_otherwise_is_one_line(tmp_path):
     other = {"metrics": {"accuracy": {"better": "less", "unit": "", "rows": []}}}
     with pytest.raises(UserError, match=r"sweep\.json: metric 'accuracy' is declared as .*: "):
-        report.gather([str(swept(tmp_path / "runs", **other))])
+        run_logs.gather([str(swept(tmp_path / "runs", **other))])
 
 
 def test_a_sweep_of_which_nothing_has_begun_is_told(tmp_path):
     (tmp_path / "sweep.json").write_text(json.dumps({"runs": []}))
     with pytest.raises(UserError, match="has no run that has begun: wait for one"):
-        report.gather([str(tmp_path)])
+        run_logs.gather([str(tmp_path)])
 
 
 MARKUP = "\"><script src=//x>a</script><img src=http://x onerror=a>'&lt;<!-- --><style>*{}</style>$\\frac{$ \ud800\x00"
@@ -260,7 +260,7 @@ def test_what_a_run_says_stands_on_the_page_as_text_and_the_page_may_load_nothin
 def test_what_is_no_run_is_told(tmp_path, config):
     (tmp_path / "config.json").write_text(config)
     with pytest.raises(UserError, match=r"is no run directory|is damaged"):
-        report.read(str(tmp_path))
+        run_logs.read(str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -270,4 +270,4 @@ def test_a_log_of_others_is_told(tmp_path, line):
     (tmp_path / "config.json").write_text(json.dumps({"config": {"objective": {"kind": "causal"}}}))
     (tmp_path / "metrics.jsonl").write_text(line + "\n")
     with pytest.raises(UserError, match=r"metrics\.jsonl:1 is damaged"):
-        report.read(str(tmp_path))
+        run_logs.read(str(tmp_path))

@@ -8,7 +8,7 @@ import pytest
 
 from plm_jax import config
 from plm_jax.common.errors import UserError
-from plm_jax.experiments import report, report_curves, report_page
+from plm_jax.experiments import report_curves, report_page, run_logs
 from plm_jax.training import flops
 from tests.support import logs, tiny
 
@@ -18,7 +18,7 @@ def with_train(**changes):
 
 
 def log(tmp_path, metrics=(), **others):
-    return report.read(logs.write(tmp_path / "run", metrics, **others))
+    return run_logs.read(logs.write(tmp_path / "run", metrics, **others))
 
 
 def test_tokens_and_flops_follow_the_phases(tmp_path):
@@ -63,7 +63,7 @@ def test_what_was_changed_on_the_way_makes_an_axis_unknown_where_it_counts(tmp_p
 def test_of_a_config_that_nobody_can_read_and_of_steps_without_times_it_is_said(tmp_path):
     path = logs.write(tmp_path / "run", [{"step": 1, "train/loss": 1.0}])
     (tmp_path / "run" / "config.json").write_text('{"config": {"objective": {"kind": "a_users_own"}}}')
-    axes = report_curves.drawn([report.read(path)], [])["runs"][0]["axes"]
+    axes = report_curves.drawn([run_logs.read(path)], [])["runs"][0]["axes"]
     assert axes["tokens"].startswith("its config cannot be read (") and axes["flops"] == axes["tokens"]
     assert axes["seconds"] == "how long its steps took is not logged"
 
@@ -117,7 +117,7 @@ def test_a_page_of_twenty_runs_is_small(tmp_path, length):
     one = log(tmp_path, logs.rows(1000))
     times = length // 1000
     metrics = {
-        name: report.Curve(np.arange(1, len(curve.steps) * times + 1), np.tile(curve.values, times))
+        name: run_logs.Curve(np.arange(1, len(curve.steps) * times + 1), np.tile(curve.values, times))
         for name, curve in one.metrics.items()
     }
     rng = np.random.default_rng(0)
@@ -142,7 +142,7 @@ def test_seeds_are_one_variant_and_other_configs_are_others(tmp_path):
         logs.write(tmp_path / "tuned" / f"seed-{seed}", run=with_train(seed=seed, steps=5))
     logs.write(tmp_path / "other", run=with_train(steps=3))
     given = [str(tmp_path / name) for name in ("x2-seed10", "tuned", "other", "x2-seed11")]
-    runs, sweeps = report.gather(given)
+    runs, sweeps = run_logs.gather(given)
     assert not sweeps and [(run.name, run.variant) for run in runs] == [
         ("x2-seed10", "x2"),
         ("x2-seed11", "x2"),
@@ -154,7 +154,7 @@ def test_seeds_are_one_variant_and_other_configs_are_others(tmp_path):
 
 def test_runs_of_one_name_are_told_apart(tmp_path):
     paths = [logs.write(tmp_path / folder / "run", run=with_train(steps=n)) for n, folder in enumerate("ab", 1)]
-    runs, _ = report.gather(paths)
+    runs, _ = run_logs.gather(paths)
     assert [run.name for run in runs] == [run.variant for run in runs] == ["run", "run (2)"]
 
 

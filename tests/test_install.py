@@ -39,8 +39,12 @@ def installed(tmp_path_factory):
     if not all(map(importlib.util.find_spec, ("pip", "setuptools"))):
         pytest.skip("needs pip and setuptools")
     folder = tmp_path_factory.mktemp("installed")
-    others = shutil.ignore_patterns(".*", "tests", "runs", "build", "*.egg-info")
-    shutil.copytree(ROOT, folder / "source", symlinks=True, ignore=others)
+    left_out = shutil.ignore_patterns(".*", "tests", "runs", "build", "*.egg-info")
+
+    def ignored(parent, names):
+        return left_out(parent, names) if pathlib.Path(parent) == ROOT else []
+
+    shutil.copytree(ROOT, folder / "source", symlinks=True, ignore=ignored)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     here = {"cwd": folder / "source", "check": True, "capture_output": True}
     subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", f"--wheel-dir={folder}", "."], **here)

@@ -20,10 +20,11 @@ _SET = flags.DEFINE_multi_string("set", [], "a changed setting, as in --set=line
 
 def main() -> None:
     """Cleans the crawl and prints what was removed."""
-    inputs, output = command_line.required(_INPUT), command_line.required(_OUTPUT)
+    output = command_line.required(_OUTPUT)
+    command_line.required(_INPUT)
     from plm_jax.cleaning import job, settings
 
-    job.clean(inputs, output, settings.resolve(_FLAVOUR.value, _SET.value), command_line.options())
+    job.clean(_INPUT.value, output, settings.resolve(_FLAVOUR.value, _SET.value), command_line.options())
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ With `--watch` SRC is a run directory, each of whose checkpoints is evaluated on
 """
 
 import json
+from typing import cast
 
 from absl import flags
 
@@ -49,13 +50,16 @@ def main() -> None:
     prompted = None
     if _SHOTS.value:
         shots, seeds = tuple(command_line.integers(_SHOTS)), tuple(command_line.seed_list(_SEEDS))
-        prompted = few_shot.FewShotOptions(shots, seeds, _NORMALISE.value, _BALANCED.value, _LIMIT.value, _SHOW.value)
+        normalise = cast(few_shot.Normalise, _NORMALISE.value)  # The options check it.
+        prompted = few_shot.FewShotOptions(shots, seeds, normalise, _BALANCED.value, _LIMIT.value, _SHOW.value)
     if _HARNESS.value:
         with progress.doing("importing lm-eval"):
             from plm_jax.evaluation import harness
     with progress.doing(f"loading {checkpoint}"):
         lm = language_model.load(checkpoint)
-    record = None if lm.workdir is None else perplexity.EvaluationLog(lm.workdir, lm.step)
+    record = None
+    if lm.workdir is not None and lm.step is not None:
+        record = perplexity.EvaluationLog(lm.workdir, lm.step)
 
     def found(metrics: prepared.Metrics) -> None:
         if record is not None:

@@ -21,7 +21,8 @@ _MODULES = ModulesFlag()
 def main() -> None:
     """Prints the rows of a step, or the places of a document."""
     workdir = command_line.required(_WORKDIR)
-    if (_STEP.value is None) == (_DOCUMENT.value is None):
+    step, document = _STEP.value, _DOCUMENT.value
+    if (step is None) == (document is None):
         raise UserError("give one of --step and --document")
     _MODULES.load()
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Nobody need read to the end.
@@ -29,12 +30,12 @@ def main() -> None:
     with progress.doing("loading"):
         from plm_jax.experiments import examples
 
-    found = (
-        examples.of_document(workdir, _DOCUMENT.value)
-        if _DOCUMENT.value is not None
-        else examples.of_step(workdir, _STEP.value, _ROW.value)
-    )
-    for line in found:
+    if step is not None:
+        lines = examples.of_step(workdir, step, _ROW.value)
+    else:
+        assert document is not None
+        lines = examples.of_document(workdir, document)
+    for line in lines:
         print(line, flush=True)
 
 

@@ -15,7 +15,7 @@ _PROMPTS = flags.DEFINE_string("prompts", None, "a file with a prompt a line")
 _OUTPUT = flags.DEFINE_string("output", None, 'a file for a line {"prompt": …, "answers": […]} a prompt')
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 32, "prompts that are answered at once", lower_bound=1)
 _SEED = flags.DEFINE_integer(
-    "seed", 0, "seed of the samples, 64 bits", lower_bound=seeds.RANGE.least, upper_bound=seeds.RANGE.most
+    "seed", 0, "seed of the samples, 64 bits", lower_bound=int(seeds.RANGE.least), upper_bound=int(seeds.RANGE.most)
 )
 _DECODING = DecodingFlags()
 _MODULES = ModulesFlag()

@@ -26,7 +26,7 @@ def lines(file: Any, limit: int) -> Iterator[Any | None]:
         blank = blank + 1 if line.isspace() else 0
         if blank > MOST_BLANK_LINES:
             raise BlankLinesError(f"more than {MOST_BLANK_LINES:,} blank lines in a row")
-        ending = "\n" if isinstance(line, str) else b"\n"
+        ending: Any = "\n" if isinstance(line, str) else b"\n"
         if len(line) <= limit or line.endswith(ending):
             yield line
             continue

@@ -141,6 +141,7 @@ class Group:
             self._running.add(process)
         try:
             with process:
+                assert process.stdout is not None
                 while said := os.read(process.stdout.fileno(), 2**16):
                     hear(said)
         finally:

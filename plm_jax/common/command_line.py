@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import glob
+import io
 import logging
 import os
 import re
@@ -116,7 +117,8 @@ def run(main: Callable[..., None], takes_options: bool = False, words: Sequence[
     # Orbax reads arrays as tasks; where several fail, asyncio prints the traceback of each that nobody asked for.
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     sys.unraisablehook = _report_unraisable
-    sys.stdout.reconfigure(errors="backslashreplace")  # As stderr: paths may hold what is no text.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # As stderr: paths may hold what is no text.
     children.leave_working_directory()
     children.end_with_parent()
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
@@ -277,9 +279,11 @@ def start_jax() -> None:
             f"the processes of this job cannot join ({one_line(error)}): see to it that JAX_COORDINATOR_ADDRESS, "
             "JAX_NUM_PROCESSES and JAX_PROCESS_ID are set, or use a launcher of launch/"
         ) from error
-    if jax.config.jax_compilation_cache_dir is None:
-        jax.config.update("jax_compilation_cache_dir", storage.cache_folder("compilation"))
-    if not storage.is_remote(jax.config.jax_compilation_cache_dir):  # In a bucket, what compiles at once costs more.
+    cache: str | None = jax.config.values["jax_compilation_cache_dir"]
+    if cache is None:
+        cache = storage.cache_folder("compilation")
+        jax.config.update("jax_compilation_cache_dir", cache)
+    if not storage.is_remote(cache):  # In a bucket, what compiles at once costs more.
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     if jax.default_backend() == "cpu":
         keep_freed_memory()

@@ -23,7 +23,7 @@ def told(error: Exception) -> str:
         return one_line(error)
     what = f"{error.strerror or one_line(error)}"
     where = f" ({error.filename})" if error.filename else ""
-    return f"{what}{where}: {_REMEDIES.get(error.errno, 'see to it that it can be read and written')}"
+    return f"{what}{where}: {_REMEDIES.get(error.errno or 0, 'see to it that it can be read and written')}"
 
 
 _REMEDIES = {
@@ -44,7 +44,7 @@ _REMEDIES = {
 }
 
 
-def one_line(error: Exception, limit: int | None = 200) -> str:
+def one_line(error: BaseException, limit: int | None = 200) -> str:
     """What an exception says, on one line of at most `limit` characters."""
     return " ".join(str(error).split())[:limit]
 

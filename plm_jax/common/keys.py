@@ -3,6 +3,7 @@
 import zlib
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from plm_jax.common import seeds
@@ -21,10 +22,10 @@ def data(seed: int, prng: str = "threefry") -> np.ndarray:
     return np.array([high, low] * repeats, np.uint32)
 
 
-def wrapped(words: jax.Array | np.ndarray, prng: str = "threefry") -> jax.Array:
+def wrapped(words: jax.typing.ArrayLike, prng: str = "threefry") -> jax.Array:
     """Returns the key with these words, in the order of `data`."""
     name, _ = _GENERATORS[prng]
-    return jax.random.wrap_key_data(words, impl=name)
+    return jax.random.wrap_key_data(jnp.asarray(words), impl=name)
 
 
 def from_seed(seed: int, prng: str = "threefry") -> jax.Array:

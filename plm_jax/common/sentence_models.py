@@ -5,17 +5,18 @@ Here, because models from elsewhere and text alike are read by it.
 
 import math
 import re
+from typing import Any
 
 import numpy as np
 import sentencepiece
-from sentencepiece import sentencepiece_model_pb2
+from sentencepiece import sentencepiece_model_pb2 as protocol
 
 # More than the largest published model has, 18 MB of a million pieces.
 MOST_BYTES = 2**25
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
 
-def parse(data: bytes) -> sentencepiece_model_pb2.ModelProto:
+def parse(data: bytes) -> Any:
     """What a model's file says.
 
     Raises:
@@ -25,7 +26,7 @@ def parse(data: bytes) -> sentencepiece_model_pb2.ModelProto:
     if len(data) > MOST_BYTES or data.count(b"\n") > 2**22:
         raise ValueError(f"{len(data):,} bytes, at most {MOST_BYTES:,} of a million pieces are read")
     try:
-        model = sentencepiece_model_pb2.ModelProto.FromString(data)
+        model = protocol.ModelProto.FromString(data)  # pyright: ignore[reportAttributeAccessIssue]
         texts = [piece.piece for piece in model.pieces]
     except Exception as error:  # The library's own, of which there are several.
         raise ValueError("no protocol buffer of a model") from error
@@ -50,7 +51,7 @@ def processor(data: bytes) -> sentencepiece.SentencePieceProcessor:
       ValueError: the library finds something else amiss.
     """
     try:
-        return sentencepiece.SentencePieceProcessor(model_proto=data)
+        return sentencepiece.SentencePieceProcessor(model_proto=data)  # pyright: ignore[reportCallIssue]
     except Exception as error:
         raise ValueError("no model of SentencePiece's") from error
 

@@ -33,9 +33,10 @@ class Difference(NamedTuple):
 def to_dict(value: Any) -> Any:
     """Dataclasses to plain dictionaries, tagged choices with their `kind`; the result is JSON."""
     if dataclasses.is_dataclass(value):
+        tag = getattr(value, "kind", None)
         items = {f.name: (f.type, getattr(value, f.name)) for f in dataclasses.fields(value)}
         fields = {name: to_dict(item if values(kind) is None else dict(item)) for name, (kind, item) in items.items()}
-        return {"kind": value.kind, **fields} if "kind" not in fields and hasattr(value, "kind") else fields
+        return fields if tag is None or "kind" in fields else {"kind": tag, **fields}
     if isinstance(value, dict):
         return {k: to_dict(v) for k, v in value.items()}
     if isinstance(value, tuple | list):
@@ -75,8 +76,8 @@ def choices(kind: Any) -> dict[str, type] | None:
     for part in typing.get_args(kind):
         if is_role(part):
             found |= part.choices
-        elif dataclasses.is_dataclass(part):
-            found[part.kind] = part
+        elif isinstance(part, type) and dataclasses.is_dataclass(part):
+            found[vars(part)["kind"]] = part
     return found or None
 
 
@@ -100,7 +101,7 @@ def default(field: dataclasses.Field) -> Any:
 def values(kind: Any) -> Any:
     """The type of the values of what trees hold as a mapping, a dict or a tuple of names and choices; else None."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
-    pair = typing.get_args(args[0]) if origin is tuple and args[1:] == (...,) else ()
+    pair: tuple[Any, ...] = typing.get_args(args[0]) if origin is tuple and args[1:] == (...,) else ()
     is_named = len(pair) == 2 and pair[0] is str and is_role(pair[1])
     return args[1] if origin is dict else pair[1] if is_named else None
 
@@ -151,8 +152,9 @@ def parse(kind: Any, value: Any, where: str) -> Any:
     return value
 
 
-def _parse_number(kind: type, value: Any, where: str, accepted: ranges.Range) -> int | float:
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral if kind is int else numbers.Real):
+def _parse_number(kind: type[int] | type[float], value: Any, where: str, accepted: ranges.Range) -> int | float:
+    accepts = numbers.Integral if kind is int else numbers.Real
+    if isinstance(value, bool) or not issubclass(type(value), accepts):
         raise UserError(f"{where} is {ranges.shown(value)}: give {_article(kind.__name__)}, {accepted}")
     accepted.check(value, where)
     return kind(value)

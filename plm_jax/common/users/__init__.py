@@ -111,14 +111,16 @@ def module(path: str) -> ModuleType:
     name = _name(path)
     with open(path, "rb") as file:
         source = file.read()
-    if name in sys.modules and sys.modules[name].__source__ == source:
+    if name in sys.modules and vars(sys.modules[name])["__source__"] == source:
         return sys.modules[name]
     imported = sys.modules.get(_stem(path))
     if imported and os.path.realpath(getattr(imported, "__file__", None) or "") == os.path.realpath(path):
         return imported
     _list(path)
-    found = importlib.util.module_from_spec(importlib.util.spec_from_file_location(name, path))
-    found.__source__ = source
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None  # The name ends in `.py`.
+    found = importlib.util.module_from_spec(spec)
+    vars(found)["__source__"] = source
     before, sys.modules[name] = sys.modules.get(name), found  # Where dataclasses look for it.
     try:
         with users_code(path):
@@ -177,6 +179,8 @@ def digests(name: str) -> list[str]:
     try:
         spec = importlib.util.find_spec(first)
     except (ImportError, ValueError):
+        return []
+    if spec is None:
         return []
     located = list(code.specs(spec, parts))
     if len(located) <= len(parts) or not (file := located[-1].origin):
@@ -272,7 +276,7 @@ def _hashed(file: str, source: bytes, root: str) -> dict[str, Any]:
 def _source(file: str) -> bytes:
     """Returns the code of a file as this process has loaded it, or would load it; empty if there is no such file."""
     loaded = sys.modules.get(_name(file))
-    return _read(file) if loaded is None else loaded.__source__
+    return _read(file) if loaded is None else vars(loaded)["__source__"]
 
 
 @functools.cache
@@ -349,7 +353,7 @@ class _Finder(importlib.abc.MetaPathFinder):
             if spec.submodule_search_locations:
                 _list(os.path.join(folder, name))
                 return spec
-            if spec.origin.endswith(".py"):
+            if spec.origin and spec.origin.endswith(".py"):
                 return importlib.util.spec_from_loader(name, _Loader(spec.origin), origin=spec.origin)
             return spec
         return None

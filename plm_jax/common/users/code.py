@@ -74,7 +74,9 @@ def beside(name: str, folder: str) -> importlib.machinery.ModuleSpec | None:
     if name in sys.stdlib_module_names or not name.isidentifier():
         return None
     local = _machinery.FileFinder(folder, *_LOADERS).find_spec(name)
-    usual = _machinery.PathFinder.find_spec(name) if local else None
+    if local is None:
+        return None
+    usual = _machinery.PathFinder.find_spec(name)
     is_hidden = usual is not None and os.path.realpath(place(usual)) != os.path.realpath(place(local))
     return None if is_hidden else local
 

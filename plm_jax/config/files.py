@@ -37,6 +37,11 @@ class ConfigFile:
     file: str
     size: str | None
 
+    @property
+    def code(self) -> str:
+        """Path of the Python file."""
+        return self.module.__file__ or ""
+
     def config(self) -> ml_collections.ConfigDict:
         """What `get_config` of the page gives, as written: unchecked, relative paths relative.
 
@@ -46,7 +51,7 @@ class ConfigFile:
         if not hasattr(self.module, "get_config"):
             raise UserError(f"{self.given} has no function get_config: give a config file")
         try:
-            with users_code(self.module.__file__):
+            with users_code(self.code):
                 tree = self.module.get_config(*() if self.size is None else (self.size,))
         except TypeError as error:  # The call itself: what is raised within has become a line of the file.
             raise UserError(f"{self.given}: {one_line(error)}") from error
@@ -67,7 +72,7 @@ def load(given: str, what: str = "--config=", beside: ConfigFile | None = None) 
     """
     path, colon, size = given.partition(":")
     if path.endswith(".py"):
-        folders = (os.path.dirname(beside.module.__file__), os.path.dirname(beside.file)) if beside else ("", "")
+        folders = (os.path.dirname(beside.code), os.path.dirname(beside.file)) if beside else ("", "")
         source, file = (os.path.join(folder, path) for folder in folders)
         if not os.path.isfile(source):
             raise UserError(f"{what}{path}: there is no such file; {_HINT}")

@@ -113,7 +113,7 @@ def beside(results: Sequence[dict[str, Any]], rivals: Sequence[Rivals]) -> Lines
     """
     names = list(dict.fromkeys(name for rival in rivals for name in rival.others))
     better = f"better by {INTERVAL}"
-    lines = [("Run", "Metric", "Value", *(cell for name in names for cell in (name, better)))]
+    lines: Lines = [("Run", "Metric", "Value", *(cell for name in names for cell in (name, better)))]
     for rival in rivals:
         metric, sample = _declared(rival.metric), _sample(_rows_of(results, rival.run), rival.metric)
         others = [_rival(results, rival, rival.others.get(name)) for name in names]
@@ -139,8 +139,10 @@ def _rival(results: Sequence[dict[str, Any]], rival: Rivals, other: str | tuple[
 
 def _gain(sample: Sample, other: Sample, metric: declarations.Metric | None, is_figure: bool) -> MeanDifference:
     """Returns the difference to another sample, or to a single figure, with its sign set so that more is better."""
-    against = {"target": other.values[0]} if is_figure else {"reference": other}
-    difference = significance.difference(sample, **against)
+    if is_figure:
+        difference = significance.difference(sample, target=other.values[0])
+    else:
+        difference = significance.difference(sample, reference=other)
     if metric is None or metric.sign >= 0:
         return difference
     low, high = (None if bound is None else -bound for bound in (difference.high, difference.low))
@@ -157,7 +159,8 @@ def _value(metrics: Mapping[str, float], metric: Metric) -> float | None:
     if isinstance(metric, str):
         return metrics.get(metric)
     values = [_value(metrics, part) for part in metric]
-    return None if None in values else statistics.fmean(values)
+    numbers = [value for value in values if value is not None]
+    return statistics.fmean(numbers) if len(numbers) == len(values) else None
 
 
 def _weights(metric: Metric, weight: float = 1.0) -> Iterator[tuple[str, float]]:
@@ -174,8 +177,9 @@ def _declared(metric: Metric) -> declarations.Metric | None:
 
     A mean of fractions and correlations, such as GLUE's, is a correlation.
     """
-    parts = [declarations.declared(name) for name, _ in _weights(metric)]
-    if None in parts or len({(part.is_share or part.unit, part.better) for part in parts}) > 1:
+    names = [name for name, _ in _weights(metric)]
+    parts = [part for name in names if (part := declarations.declared(name)) is not None]
+    if len(parts) < len(names) or len({(part.is_share or part.unit, part.better) for part in parts}) > 1:
         return None
     return next((part for part in parts if part.unit == "correlation"), parts[0])
 
@@ -193,7 +197,7 @@ def _test_variance(rows: Sequence[Mapping[str, float]], metric: Metric) -> float
 
     Metrics of one source share its rows and may be fully correlated; different sources are independent.
     """
-    deviations: collections.Counter[str] = collections.Counter()
+    deviations: dict[str, float] = collections.defaultdict(float)
     for name, weight in _weights(metric):
         declared, mean = declarations.declared(name), statistics.fmean(row[name] for row in rows)
         counts = [count for row in rows if (count := _num_rows(row, name, declared))]
@@ -235,15 +239,17 @@ def _beats_trivial(rows: Sequence[Mapping[str, float]], metric: Metric, sign: in
     rows = [row for row in rows if _value(row, metric) is not None]
     if isinstance(metric, str) and _trivial(rows[0], metric) is None:
         metric, sign = f"{metric.rpartition('/')[0]}/real_loss", -1
-    if any(_value(row, metric) is None for row in rows):
-        return True
     gains = []
     for row in rows:
-        trivial = [_trivial(row, name) for name, _ in _weights(metric)]
-        if None in trivial:
+        value, mean = _value(row, metric), 0.0
+        if value is None:
             return True
-        mean = sum(weight * value for (_, weight), value in zip(_weights(metric), trivial, strict=True))
-        gains.append(sign * (_value(row, metric) - mean))
+        for name, weight in _weights(metric):
+            trivial = _trivial(row, name)
+            if trivial is None:
+                return True
+            mean += weight * trivial
+        gains.append(sign * (value - mean))
     low = significance.difference(Sample(gains, _test_variance(rows, metric))).low
     return low is not None and low > 0
 
@@ -292,8 +298,9 @@ def beside_paper(
     base, *samples = (_sample(of_run, ours) for of_run in rows)
     figures = [_paper(row, name, declared) for row in published]
     directions = _directions(base, samples, declared)
-    no_verdict = NO_DIRECTION if declared is None or not declared.sign else ""
-    if len(base.values) > 1 and not no_verdict and not _beats_trivial(rows[0], ours, declared.sign):
+    sign = 0 if declared is None else declared.sign
+    no_verdict = "" if sign else NO_DIRECTION
+    if len(base.values) > 1 and not no_verdict and not _beats_trivial(rows[0], ours, sign):
         no_verdict = TRIVIAL_REFERENCE
     compared = [Beside(published[0].run, figures[0], None, base.values, None, "")]
     for row, paper, sample, direction in zip(published[1:], figures[1:], samples, directions, strict=True):
@@ -304,7 +311,7 @@ def beside_paper(
             verdict = NOT_RUN
         elif is_primary:
             verdict = no_verdict or (OTHER_METRIC if is_stand_in and paper is not None else "")
-            verdict = verdict or _verdict(of_paper and of_paper * declared.sign, direction)
+            verdict = verdict or _verdict(of_paper and of_paper * sign, direction)
         compared.append(Beside(row.run, paper, of_paper, sample.values, difference, verdict))
     return compared
 
@@ -430,7 +437,7 @@ def table(results: Sequence[dict[str, Any]]) -> Lines:
       results: for each run `name`, `error` (or None), `minutes`, and `metrics` (TASK/METRIC to figure). A run without
         error and metrics has not finished yet. Runs with the same name are seeds of one run.
     """
-    lines = [_HEAD]
+    lines: Lines = [_HEAD]
     for name in dict.fromkeys(result["name"] for result in results):
         same = [result for result in results if result["name"] == name]
         lines += [(name, f"failed: {result['error']}", *[""] * 5) for result in same if result["error"] is not None]
@@ -464,10 +471,10 @@ def _rows(metrics: Sequence[Mapping[str, float]]) -> list[tuple[str, str, str, s
         judged = [name for name in of_task if _is_judged(metrics[0], name)]
         for name in judged or of_task:
             declared, values = declarations.declared(name), [of_seed[name] for of_seed in metrics]
-            if not judged:
+            trivial = [value for of_seed in metrics if (value := _trivial(of_seed, name)) is not None]
+            if declared is None or not judged:
                 rows.append((name, figure(values, _readable(declared, values)), "", ""))
                 continue
-            trivial = [_trivial(of_seed, name) for of_seed in metrics]
             shown = _readable(declared, values, trivial)
             # Rounded, since of two equal accuracies one may be 1 - x.
             gains = [round(declared.sign * (value - bar), 9) for value, bar in zip(values, trivial, strict=True)]

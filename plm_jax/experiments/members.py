@@ -57,7 +57,7 @@ class Member:
     @property
     def waits(self) -> str:
         """What is said of it while its parent is not finished."""
-        return f"waits for {os.path.basename(self.parent)}"
+        return f"waits for {os.path.basename(self.parent or '')}"
 
 
 def get_config(workdir: str):

@@ -59,7 +59,7 @@ def entries(folder: str = pages.FOLDER) -> list[ModelEntry]:
     return found
 
 
-def count(model: settings.TransformerConfig) -> int:
+def count(model: settings.ModelConfig) -> int:
     """How many parameters a model has, by shape evaluation; tied weights count once."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(registry.shapes(model)))
 
@@ -80,7 +80,7 @@ def _cells(entry: ModelEntry) -> list[str]:
         entry.said,
         run.objective.kind + (f", {layout}" if layout != config.Blocks.kind else ""),
         f"{batches} × {lengths} × {run.train.steps:,}",
-        f"{type(run.optimizer).__name__} {run.schedule.learning_rate:g}, {run.schedule.kind}",
+        f"{type(run.optimizer).__name__.removesuffix("Config")} {run.schedule.learning_rate:g}, {run.schedule.kind}",
         _hugging_face(run.model),
         entry.source,
     ]
@@ -91,9 +91,9 @@ def _changing(values: list[int]) -> str:
     return " → ".join(f"{new:,}" for old, new in zip([None, *values], values, strict=False) if new != old)
 
 
-def _hugging_face(model: settings.TransformerConfig) -> str:
+def _hugging_face(model: settings.ModelConfig) -> str:
     """The family that the hub reads and writes such a model, or a part of it, as."""
-    if isinstance(model, settings.ElmoConfig):
+    if not isinstance(model, settings.TransformerConfig):
         return "– (bilm-tf)"
     try:
         return families.family_of(families.published(model)[0]).name

@@ -123,7 +123,7 @@ def scale(key: str) -> int:
     return 100 if metric is not None and metric.is_share else 1
 
 
-def axis(run: RunLog, name: str) -> tuple[list[int], list[float]] | str:
+def axis(run: RunLog, name: str) -> tuple[list[int], Sequence[float]] | str:
     """Some steps of a run and where they lie on an axis, with lines between them; or why that is not known."""
     return _seconds(run) if name == SECONDS else _work(run, (TOKENS, FLOPS).index(name))
 

@@ -26,7 +26,7 @@ def pictures(runs: Sequence[RunLog]) -> Iterator[tuple[str, bytes]]:
     """The name and the PNG of each; of several seeds the mean, with a band from the lowest to the highest."""
     sources = {name: None for run in runs for name in run.metrics if name.startswith("validation/")}
     of_sources = [name for name in sources if name.endswith("/loss") and name.count("/") > 1]
-    drawn = [*_PICTURES]
+    drawn: list[tuple[str, str, Sequence[str]]] = [*_PICTURES]
     if len(of_sources) > 1:
         drawn.insert(1, ("validation_loss_by_source", "nats a target", of_sources))
     for name, unit, keys in drawn:

@@ -85,7 +85,7 @@ def overview(runs: Sequence[RunLog]) -> str:
     }
     shown = [name for name in columns if any(found[name])]
     head = ("Run", *(["Seeds"] if len(variants) < len(runs) else []), *shown)
-    lines = [head]
+    lines: list[tuple[str, ...]] = [head]
     for number, (variant, same) in enumerate(variants.items()):
         seeds = [str(len(same))] if "Seeds" in head else []
         lines.append(

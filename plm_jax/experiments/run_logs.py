@@ -205,7 +205,6 @@ def read_sweep(workdir: str, prefix: str = "") -> Sweep:
     path = os.path.join(workdir, _SWEEP)
     try:
         tree = json.loads(storage.read(path))
-        tree = {"runs": tree} if isinstance(tree, list) else tree  # As of before it had more than runs.
         results = [_result(row) for row in tree["runs"]]
         rivals = [
             comparison.Rivals(_text(row["run"]), _text(row["metric"]), _others(row["others"]))

@@ -92,10 +92,10 @@ def p_values(reference: Sample, rows: Sequence[Sample]) -> list[float | None]:
 
 def holm(values: Sequence[float | None], level: float = LEVEL) -> list[bool]:
     """Returns whether Holm's step-down method rejects each hypothesis; None is not a test and is not counted."""
-    order = sorted((i for i, value in enumerate(values) if value is not None), key=lambda i: values[i])
+    order = sorted((value, i) for i, value in enumerate(values) if value is not None)
     rejected = [False] * len(values)
-    for rank, i in enumerate(order):
-        if values[i] > level / (len(order) - rank):
+    for rank, (value, i) in enumerate(order):
+        if value > level / (len(order) - rank):
             break
         rejected[i] = True
     return rejected

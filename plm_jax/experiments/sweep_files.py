@@ -112,7 +112,7 @@ def _described(path: str) -> tuple[dict[str, tuple[dict[str, Any], config.Run]],
         if not hasattr(sweep.module, name):
             raise UserError(f"--sweep={path} has no `{name}`: {_FILES}")
     base = _base(sweep, path)
-    with users_code(base.module.__file__):
+    with users_code(base.code):
         tree = config.to_dict(config.from_dict(base.config()))
     members = _given(sweep, "overrides")
     described: dict[str, tuple[dict[str, Any], config.Run]] = {}
@@ -164,7 +164,7 @@ def _given(sweep: pages.ConfigFile, name: str) -> Any:
     except TypeError as error:
         given = f"size '{sweep.size}'" if arguments else "no size"
         raise UserError(f"{sweep.given} is given with {given}, which `{name}` does not take ({error})") from error
-    with users_code(sweep.module.__file__):
+    with users_code(sweep.code):
         found = function(*arguments)
         if isinstance(found, str | dict):
             return found
@@ -185,7 +185,7 @@ def others(path: str, runs: Collection[str]) -> dict[str, Any]:
     """
     sweep = pages.load(path, "--sweep=")
     base = _base(sweep, path)
-    with users_code(base.module.__file__):
+    with users_code(base.code):
         tree = config.to_dict(config.resolve(config.to_dict(config.from_dict(base.config())), base.file))
     listed = {name: _given(sweep, name) if hasattr(sweep.module, name) else [] for name in _LISTS}
     compared = getattr(sweep.module, "compared", None)

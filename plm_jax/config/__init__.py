@@ -5,8 +5,9 @@ A config page builds a `Run` and returns `to_config_dict(run)`; the command line
 """
 
 from plm_jax.common.phases import Phase
+from plm_jax.common.special_ids import NAMES as SPECIALS
 from plm_jax.common.trees import brief, differences, to_config_dict, to_dict
-from plm_jax.config.data import SPECIALS, DataConfig, InputsTargetsConfig, VocabularyConfig
+from plm_jax.config.data import DataConfig, InputsTargetsConfig
 from plm_jax.config.decoding import PUBLISHED as PUBLISHED_DECODINGS
 from plm_jax.config.decoding import DecodingConfig
 from plm_jax.config.labelled import (
@@ -73,6 +74,7 @@ from plm_jax.data.layouts import (
     SentencePairs,
     Streams,
 )
+from plm_jax.data.vocabulary_config import VocabularyConfig
 
 __all__ = [
     "PUBLISHED_DECODINGS",

@@ -308,12 +308,12 @@ def test_the_transformer_has_about_its_published_number_of_parameters(size, publ
 
 
 def test_bart_drops_nothing_in_the_last_tenth_of_its_steps():
-    stages = config.stages(load("bart.py:base"))
+    stages = config.resolve_phases(load("bart.py:base"))
     assert [(stage.end_step, stage.dropout) for stage in stages] == [(450_000, None), (500_000, 0.0)]
 
 
 def test_bert_trains_a_tenth_of_its_steps_at_full_length():
-    assert [(stage.end_step, stage.length) for stage in config.stages(load("bert.py:large"))] == [
+    assert [(stage.end_step, stage.length) for stage in config.resolve_phases(load("bert.py:large"))] == [
         (900_000, 128),
         (1_000_000, 512),
     ]
@@ -337,7 +337,8 @@ def test_a_head_for_spans_that_nothing_trains_is_told():
 def test_a_config_has_no_head_that_nothing_trains(name):
     run = load(name)
     loss = losses.get(run.objective.loss, **run.objective.loss_settings)
-    assert untrained_heads(loss, registry.build(run.model), blank_batch(run, config.stages(run)[0].length)) == []
+    batch = blank_batch(run, config.resolve_phases(run)[0].length)
+    assert untrained_heads(loss, registry.build(run.model), batch) == []
 
 
 def test_a_replaced_token_run_needs_a_pair():
@@ -348,13 +349,14 @@ def test_a_replaced_token_run_needs_a_pair():
 
 def tokens_read(run: config.Run, steps: int) -> int:
     """The tokens of so many steps."""
-    return sum(max(min(steps, s.end_step) - s.first_step, 0) * s.batch_size * s.length for s in config.stages(run))
+    phases = config.resolve_phases(run)
+    return sum(max(min(steps, p.end_step) - p.first_step, 0) * p.batch_size * p.length for p in phases)
 
 
 @pytest.mark.parametrize(("name", "ramp"), [("gpt3.py:125m", 4e9), ("gpt3.py:13b", 10e9), ("gpt3.py:175b", 12e9)])
 def test_gpt3_ramps_its_batch_and_lets_its_rate_go_by_tokens(name, ramp):
     run = load(name)
-    stages = config.stages(run)
+    stages = config.resolve_phases(run)
     assert stages[0].batch_size == 16 and stages[-1].batch_size == run.train.batch_size
     assert all(a.batch_size < b.batch_size <= 2 * a.batch_size for a, b in itertools.pairwise(stages))
     for stage in stages[:-1]:  # The line from 16 rows to all runs above the stairs and touches each.
@@ -367,7 +369,7 @@ def test_gpt3_ramps_its_batch_and_lets_its_rate_go_by_tokens(name, ramp):
 
 def test_llama_405b_doubles_its_rows_and_then_its_batch():
     run = load("llama.py:3.1-405b")
-    stages = config.stages(run)
+    stages = config.resolve_phases(run)
     assert [(s.batch_size * s.length, s.length) for s in stages] == [(2**22, 4096), (2**23, 8192), (2**24, 8192)]
     ends = [tokens_read(run, stage.end_step) for stage in stages]
     assert [round(end / 1e6) for end in ends[:1]] == [252]
@@ -428,7 +430,7 @@ def test_a_run_takes_the_published_course(name):
     optimizer, *course = COURSES[name].split()
     course = [tuple(map(float, marks.split(":"))) for marks in course]
     run = load(name)
-    stages = config.stages(run)
+    stages = config.resolve_phases(run)
     rate = run.schedule.rate(run.train.steps, stages)
     assert type(run.optimizer).__name__ == optimizer
     assert (course[0][0], course[-1][0]) == (0, run.train.steps)
@@ -444,7 +446,7 @@ def test_a_page_says_at_what_rate_a_run_ends_before_its_decay():
     for name in PARAMETERS:
         run = load(name)
         if getattr(run.schedule, "decay_steps", 0) > run.train.steps:
-            rate = float(run.schedule.rate(run.train.steps, config.stages(run))(run.train.steps))
+            rate = float(run.schedule.rate(run.train.steps, config.resolve_phases(run))(run.train.steps))
             assert rate > 1.05 * run.schedule.learning_rate * run.schedule.final_fraction
             page = ast.get_docstring(ast.parse((CONFIGS / name.partition(":")[0]).read_text()))
             assert f"{run.schedule.decay_steps:,}" in page, name

@@ -4,6 +4,7 @@ A config page builds a `Run` and returns `to_config_dict(run)`; the command line
 `overrides`; `resolve` turns it back into a checked `Run` with absolute paths. `Run` is what everything else takes.
 """
 
+from plm_jax.common.phases import Phase
 from plm_jax.common.trees import brief, differences, to_config_dict, to_dict
 from plm_jax.config.data import SPECIALS, DataConfig, InputsTargetsConfig, VocabularyConfig
 from plm_jax.config.decoding import PUBLISHED as PUBLISHED_DECODINGS
@@ -27,7 +28,7 @@ from plm_jax.config.optimizers import (
     OptimizerConfig,
     SgdConfig,
 )
-from plm_jax.config.phases import has_inputs_targets, read_sources, stages, target_length
+from plm_jax.config.phases import has_inputs_targets, mesh_of, read_sources, resolve_phases, target_length
 from plm_jax.config.prompts import PromptConfig
 from plm_jax.config.reading import choose, from_dict, from_saved, model_from_saved, modules, resolve
 from plm_jax.config.run import Run
@@ -58,7 +59,6 @@ from plm_jax.config.training import (
     EvaluationConfig,
     IncidentsConfig,
     MeshConfig,
-    Phase,
     PhaseConfig,
     PrecisionConfig,
     TrainConfig,
@@ -138,11 +138,12 @@ __all__ = [
     "from_dict",
     "from_saved",
     "has_inputs_targets",
+    "mesh_of",
     "model_from_saved",
     "modules",
     "read_sources",
     "resolve",
-    "stages",
+    "resolve_phases",
     "target_length",
     "to_config_dict",
     "to_dict",

@@ -4,11 +4,12 @@ import math
 from collections.abc import Sequence
 
 from plm_jax.common.errors import UserError, nearest
+from plm_jax.common.phases import Phase
 from plm_jax.config.data import InputsTargetsConfig
-from plm_jax.config.phases import has_inputs_targets, stages, target_length
+from plm_jax.config.phases import has_inputs_targets, resolve_phases, target_length
 from plm_jax.config.run import Run
 from plm_jax.config.sources import InputsTargetsSource
-from plm_jax.config.training import Phase, TrainConfig
+from plm_jax.config.training import TrainConfig
 
 # Largest number of tokens in a batch: sixteen times the largest of LLaMA 3.1 405B.
 _MOST_TOKENS = 2**28
@@ -25,21 +26,21 @@ def check(run: Run) -> None:
     if not run.vocabulary.spec:
         raise UserError("config.vocabulary.spec is missing: set it")
     _architecture(run)
-    found = stages(run)
-    for stage in found:
-        _mixture(run, stage)
-        if stage.batch_size % stage.microbatches:
+    phases = resolve_phases(run)
+    for phase in phases:
+        _mixture(run, phase)
+        if phase.batch_size % phase.microbatches:
             raise UserError(
-                f"a batch of {stage.batch_size} does not divide into {stage.microbatches} microbatches: "
+                f"a batch of {phase.batch_size} does not divide into {phase.microbatches} microbatches: "
                 "change config.train.batch_size or config.train.microbatches"
             )
-        _tokens(stage, "train.batch_size", stage.batch_size)
-        _tokens(stage, "evaluation.batch_size", run.evaluation.batch_size)
-        run.data.layout.check(run, stage)
-        _carry(run, stage)
-        _positions(run, stage.length)
+        _tokens(phase, "train.batch_size", phase.batch_size)
+        _tokens(phase, "evaluation.batch_size", run.evaluation.batch_size)
+        run.data.layout.check(run, phase)
+        _carry(run, phase)
+        _positions(run, phase.length)
     _words(run)
-    _examples(run, found)
+    _examples(run, phases)
 
 
 def refuse_stand_in(run: Run) -> None:
@@ -90,20 +91,20 @@ def _architecture(run: Run) -> None:
         )
 
 
-def _mixture(run: Run, stage: Phase) -> None:
+def _mixture(run: Run, phase: Phase) -> None:
     """Rates of sources that are there."""
-    for name, rate in stage.mixture.items():
+    for name, rate in phase.mixture.items():
         if name not in run.data.sources:
             raise UserError(f"config.data.mixture names '{name}': {nearest(name, run.data.sources)}")
         if not (rate >= 0 and math.isfinite(rate)):
             raise UserError(f"config.data.mixture.{name} is {rate}: give a rate of at least 0")
-    if stage.mixture and not sum(stage.mixture.values()) > 0:
+    if phase.mixture and not sum(phase.mixture.values()) > 0:
         raise UserError("config.data.mixture has no rate above 0: give at least one")
 
 
-def _carry(run: Run, stage: Phase) -> None:
+def _carry(run: Run, phase: Phase) -> None:
     """Rejects a model that carries state from row to row if the rows do not follow each other in the text."""
-    layout, rates = run.data.layout, stage.mixture or dict.fromkeys(run.data.sources, 1.0)
+    layout, rates = run.data.layout, phase.mixture or dict.fromkeys(run.data.sources, 1.0)
     sources = [name for name in run.data.sources if rates.get(name, 0.0) > 0]
     if not layout.goes_on:
         reason = f"the rows of config.data.layout '{layout.kind}' are shuffled"
@@ -120,11 +121,11 @@ def _carry(run: Run, stage: Phase) -> None:
         )
 
 
-def _tokens(stage: Phase, field: str, rows: int) -> None:
+def _tokens(phase: Phase, field: str, rows: int) -> None:
     """Rejects batches of more than `_MOST_TOKENS` tokens."""
-    if rows * stage.length > _MOST_TOKENS:
+    if rows * phase.length > _MOST_TOKENS:
         raise UserError(
-            f"config.{field} is {rows:,} with rows of {stage.length:,} tokens: give at most {_MOST_TOKENS:,} tokens a "
+            f"config.{field} is {rows:,} with rows of {phase.length:,} tokens: give at most {_MOST_TOKENS:,} tokens a "
             "batch"
         )
 
@@ -158,8 +159,8 @@ def _words(run: Run) -> None:
         raise UserError("bidirectional_lm trains a model with a head: set config.model.head.kind to softmax")
 
 
-def _examples(run: Run, found: Sequence[Phase]) -> None:
-    """What sources with inputs and targets ask for, of a run with these stages.
+def _examples(run: Run, phases: Sequence[Phase]) -> None:
+    """What sources with inputs and targets ask for, of a run with these phases.
 
     Raises:
       UserError: an objective whose model answers nothing; a length of the targets that does not fit the rows; packed
@@ -177,15 +178,15 @@ def _examples(run: Run, found: Sequence[Phase]) -> None:
     shares_row, target_length = not run.model.has_decoder, given.target_length
     if shares_row and target_length is None:
         raise UserError("a decoder's row is shared by inputs and targets: set config.data.inputs_targets.target_length")
-    for stage in found if given.target_length is not None else ():
+    for phase in phases if given.target_length is not None else ():
         begin = len(run.data.layout.begin)
-        least, most = 2, stage.length - max(0, begin - 1) if shares_row else target_length
+        least, most = 2, phase.length - max(0, begin - 1) if shares_row else target_length
         if not shares_row and len(names) < len(run.data.sources):
-            least = objective.target_length(stage.length)
+            least = objective.target_length(phase.length)
         if not least <= target_length <= most:
             limit = f"{least} to {most}" if shares_row else f"at least {least}"
             raise UserError(
-                f"config.data.inputs_targets.target_length is {target_length}, with rows of {stage.length}: "
+                f"config.data.inputs_targets.target_length is {target_length}, with rows of {phase.length}: "
                 f"give {limit}"
             )
     if not given.packed:

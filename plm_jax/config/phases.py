@@ -2,36 +2,48 @@
 
 import dataclasses
 
+from plm_jax.common.phases import Phase
 from plm_jax.config.run import Run
 from plm_jax.config.sources import InputsTargetsSource, Source
-from plm_jax.config.training import Phase, PhaseConfig
+from plm_jax.config.training import MeshConfig, PhaseConfig
 
 
-def stages(run: Run) -> tuple[Phase, ...]:
-    """The phases of a run, resolved; a run without phases is one stage."""
-    found, step, example = [], 0, 0
-    for phase in run.train.phases or (PhaseConfig(until=1.0),):
-        end = round(phase.until * run.train.steps)
-        rates = run.data.mixture if phase.mixture is None else phase.mixture
-        stage = Phase(
+def resolve_phases(run: Run) -> tuple[Phase, ...]:
+    """Returns the phases of a run; a run without `train.phases` is one phase."""
+    resolved: list[Phase] = []
+    step, example = 0, 0
+    for settings in _configured(run):
+        rates = run.data.mixture if settings.mixture is None else settings.mixture
+        phase = Phase(
             first_step=step,
-            end_step=end,
+            end_step=round(settings.until * run.train.steps),
             first_example=example,
-            length=run.data.length if phase.length is None else phase.length,
-            batch_size=run.train.batch_size if phase.batch_size is None else phase.batch_size,
-            microbatches=run.train.microbatches if phase.microbatches is None else phase.microbatches,
+            length=run.data.length if settings.length is None else settings.length,
+            batch_size=run.train.batch_size if settings.batch_size is None else settings.batch_size,
+            microbatches=run.train.microbatches if settings.microbatches is None else settings.microbatches,
             mixture={name: rates[name] for name in dict.fromkeys([*run.data.sources, *rates]) if name in rates},
-            dropout=phase.dropout,
-            mesh=dataclasses.replace(run.mesh, **phase.mesh or {}),
+            dropout=settings.dropout,
         )
-        found.append(stage)
-        step, example = end, example + (end - step) * stage.batch_size
-    return tuple(found)
+        resolved.append(phase)
+        step, example = phase.end_step, phase.end_example
+    return tuple(resolved)
+
+
+def _configured(run: Run) -> tuple[PhaseConfig, ...]:
+    return run.train.phases or (PhaseConfig(until=1.0),)
+
+
+def mesh_of(run: Run, phase: Phase) -> MeshConfig:
+    """Returns the mesh of a phase: that of the configured phase in which its last step is."""
+    for settings, resolved in zip(_configured(run), resolve_phases(run), strict=True):
+        if phase.end_step <= resolved.end_step:
+            return dataclasses.replace(run.mesh, **settings.mesh or {})
+    return run.mesh
 
 
 def read_sources(run: Run) -> dict[str, Source]:
-    """The sources of a run with a rate above 0 in some stage: what is prepared and read."""
-    mixtures = [stage.mixture for stage in stages(run)]
+    """Returns the sources of a run with a rate above 0 in some phase: those that are prepared and read."""
+    mixtures = [phase.mixture for phase in resolve_phases(run)]
     return {name: s for name, s in run.data.sources.items() if any(m.get(name, not m) > 0 for m in mixtures)}
 
 

@@ -9,8 +9,8 @@ from typing import Annotated, Any, ClassVar
 
 from plm_jax.common import ranges
 from plm_jax.common.errors import UserError
+from plm_jax.common.phases import Phase
 from plm_jax.common.roles import Role
-from plm_jax.config.training import Phase
 
 
 @dataclass(frozen=True)

@@ -77,24 +77,6 @@ class PhaseConfig:
 
 
 @dataclass(frozen=True)
-class Phase:
-    """A phase of training with all values filled in: steps [first_step, end_step), examples from `first_example`.
-
-    Rates of the mixture are in the order of the sources.
-    """
-
-    first_step: int
-    end_step: int
-    first_example: int
-    length: int
-    batch_size: int
-    microbatches: int
-    mixture: dict[str, float]
-    dropout: float | None
-    mesh: MeshConfig = MeshConfig()
-
-
-@dataclass(frozen=True)
 class IncidentsConfig:
     """What a run does about a step whose loss or gradients are not finite, or a spike; `W/incidents` has each of them.
 

@@ -77,7 +77,7 @@ class Reader:
             embedding is smaller than the vocabulary.
         """
         self._run = run
-        self._stages = config.stages(run) if stages is None else tuple(stages)
+        self._stages = config.resolve_phases(run) if stages is None else tuple(stages)
         self._share = share
         names = config.read_sources(run)
         window = 3 * run.data.window_tokens

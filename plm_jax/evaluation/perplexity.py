@@ -44,7 +44,7 @@ def split_of(run: config.Run, task: str) -> tuple[str, str]:
 
 def lengths(lm: LanguageModel, run: config.Run) -> list[int]:
     """The row lengths at which a model is evaluated: its phase's, and the last phase's if that is another."""
-    stages = config.stages(run)
+    stages = config.resolve_phases(run)
     step = lm.step if run is lm.run and lm.step is not None else run.train.steps
     now = next((stage for stage in stages if step <= stage.end_step), stages[-1])
     return list(dict.fromkeys([now.length, stages[-1].length]))

@@ -71,7 +71,7 @@ def table(found: Iterable[ModelEntry]) -> str:
 
 
 def _cells(entry: ModelEntry) -> list[str]:
-    run, stages = entry.run, config.stages(entry.run)
+    run, stages = entry.run, config.resolve_phases(entry.run)
     layout = run.data.layout.kind
     batches, lengths = (_changing([getattr(stage, name) for stage in stages]) for name in ("batch_size", "length"))
     return [

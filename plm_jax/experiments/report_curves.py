@@ -168,7 +168,7 @@ def _work(run: RunLog, which: int) -> tuple[list[int], list[int]] | str:
     """Steps, and the tokens (`which` is 0) or model FLOPs (1) up to them; or why they are not known."""
     try:
         resolved = config.from_saved(run.config["config"], run.config.get("modules"))
-        stages = config.stages(resolved)
+        stages = config.resolve_phases(resolved)
         counts = [(flops.tokens_of_stage(resolved, stage), flops.of_stage(resolved, stage)) for stage in stages]
         for start in run.config.get("history", ()):
             for field in start["changes"]:

@@ -94,7 +94,7 @@ def _suggestion(
     run: config.Run, devices: list[jax.Device], wanted: int | None, say: Callable[[str], None]
 ) -> dict[str, Any] | None:
     """The first of `remedies` that fits, but for those that by `search.guessed` save far too little of `wanted`."""
-    stage, chip = costliest(config.stages(run)), _chip(devices)
+    stage, chip = costliest(config.resolve_phases(run)), _chip(devices)
     parameters = _count(run)
 
     def guessed(program: Program) -> float:
@@ -122,7 +122,7 @@ def _search(run: config.Run, devices: list[jax.Device], price: float, say: Calla
       The report of the fastest by its estimate, with `settings` that differ from the run's; `tried` holds settings,
       memory and estimate of each that was compiled, the fastest first, those that do not fit last.
     """
-    stage, chip = costliest(config.stages(run)), _chip(devices)
+    stage, chip = costliest(config.resolve_phases(run)), _chip(devices)
     ranked = search.candidates(run, stage, _count(run), chip, len(devices))
     say(f"{len(ranked):,} meshes, microbatches and levels of recomputation may fit by a rough guess")
     reports: list[dict[str, Any]] = []
@@ -190,7 +190,7 @@ def remedies(run: config.Run, num_devices: int) -> Iterator[tuple[dict[str, Any]
         change |= {f"mesh.{axis}": size for axis, size in sizes.items() if size != getattr(run.mesh, axis)}
         run = dataclasses.replace(run, mesh=dataclasses.replace(run.mesh, **sizes))
         yield dict(change), run
-    stage = costliest(config.stages(run))
+    stage = costliest(config.resolve_phases(run))
     rows = stage.batch_size // math.prod(sizes[axis] for axis in meshes.BATCH_AXES)
     counts = [count for count in (stage.microbatches * factor for factor in (1, 2, 4)) if rows % count == 0]
     levels = run.model.remat_levels[run.model.remat_levels.index(run.model.remat) :]

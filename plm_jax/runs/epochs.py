@@ -26,7 +26,7 @@ def resolved(run: config.Run) -> config.Run:
     with progress.doing("counting the rows of an epoch"):
         reader = Reader(many)
     epochs_of_many = 0.0
-    for stage in config.stages(many):
+    for stage in config.resolve_phases(many):
         rows = sum(reader.num_rows("train", length=stage.length).values())
         epochs_of_many += (stage.end_step - stage.first_step) * stage.batch_size / rows
     # Of numbers that divide the quotient may be a little more than a whole one.

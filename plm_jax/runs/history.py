@@ -53,7 +53,7 @@ def at(workdir: str, step: int) -> Past:
     run = config.from_saved(described["config"], described.get("modules"))
     if not 1 <= step <= run.train.steps:
         raise UserError(f"{workdir} has no step {step}: give one from 1 to {run.train.steps}")
-    near, stages = later[:1] or saved[-1:], config.stages(run)
+    near, stages = later[:1] or saved[-1:], config.resolve_phases(run)
     if near:
         stages = resume.of(run, workdir, folders.checked(folder / str(near[0]), ["meta/"])).stages
     rows: dict[int, dict[str, Any]] = {}

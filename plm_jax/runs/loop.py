@@ -159,9 +159,9 @@ class Trainer(Program):
     def changes(self) -> list[resume.Change]:
         """How the run differs from the one that it goes on from."""
         # The checkpoint tells the mesh of its last step, which its stages do not.
-        last = next(stage for stage in config.stages(self.run) if self._resumed.step <= stage.end_step)
+        last = next(stage for stage in config.resolve_phases(self.run) if self._resumed.step <= stage.end_step)
         try:
-            mesh = meshes.build(last.mesh, self._devices)
+            mesh = meshes.build(config.mesh_of(self.run, last), self._devices)
         except UserError:  # Of a phase that is over: these devices need not fit it.
             mesh = self.mesh
         return self._resumed.changes(self.run, self._caches, self.reader.vocabulary["id"], mesh.shape)
@@ -308,7 +308,7 @@ class Trainer(Program):
             "versions": run_directory.versions(),
             "vocabulary_id": self.reader.vocabulary["id"],
             "caches": self._caches,
-            "stages": [_read(stage) for stage in self.stages],
+            "stages": [dataclasses.asdict(stage) for stage in self.stages],
             "batch_size": stage.batch_size,
             "next_example": stage.first_example + (step - stage.first_step) * stage.batch_size,
             "phase": index,
@@ -415,11 +415,6 @@ class Recorder:
 def _finite(prefix: str, numbers: Mapping[str, float]) -> dict[str, float]:
     """Those that JSON has a form for, as PREFIX/NAME."""
     return {f"{prefix}/{name}": value for name, value in numbers.items() if math.isfinite(value)}
-
-
-def _read(stage: config.Phase) -> dict[str, Any]:
-    """What a checkpoint says of a stage: all but on which devices it is trained."""
-    return {name: value for name, value in dataclasses.asdict(stage).items() if name != "mesh"}
 
 
 def _alike(tree, other) -> bool:

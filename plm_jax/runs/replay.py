@@ -83,8 +83,8 @@ def _on_these_devices(run: config.Run) -> config.Run:
     """The run, on the nearest mesh of the devices that are here where its own does not fit them."""
     count = jax.device_count()
     try:
-        for stage in config.stages(run):
-            meshes.resolved(stage.mesh, count)
+        for stage in config.resolve_phases(run):
+            meshes.resolved(config.mesh_of(run, stage), count)
         return run
     except UserError:
         asked = dict(zip(meshes.AXES, meshes.sizes(run.mesh), strict=True))

@@ -149,7 +149,8 @@ class Resumed:
         now["mesh"] |= mesh
         now["versions"] = run_directory.versions()
         was["versions"] = self.meta.get("versions", now["versions"])
-        reads_anew = taken(config.stages(self.before), self.step) != taken(config.stages(run), self.step)
+        before, after = (taken(config.resolve_phases(each), self.step) for each in (self.before, run))
+        reads_anew = before != after
         found = []
         for field, *values in config.differences(was, now):
             means = meaning(field, run.optimizer)
@@ -194,7 +195,7 @@ class Resumed:
         widths = [max(len(row[column]) for row in rows) for column in range(2)]
         table = [f"  {field:<{widths[0]}}  {was:<{widths[1]}}  {now}" for field, was, now in rows]
         said = [*told, "\n".join([f"what differs from the run up to step {self.step}:", *table])]
-        stages_before = planned(self.stages, config.stages(self.before), self.step)
+        stages_before = planned(self.stages, config.resolve_phases(self.before), self.step)
         steps = np.unique(np.linspace(self.step, max(self.step, run.train.steps - 1), 1000, dtype=np.int64))
         was, now = (
             _rates(of.schedule.rate(of.train.steps, stages), steps)
@@ -239,11 +240,11 @@ def of(
 ) -> Resumed:
     """A checkpoint of a run directory, by its `meta`, as one that the run goes on from; `damaged` as of `Resumed`."""
     before = config.from_saved(meta["config"], meta.get("modules"))
-    read = config.stages(before)
+    read = config.resolve_phases(before)
     if "stages" in meta:
         read = trees.parse(tuple[config.Phase, ...], meta["stages"], f"the stages of {workdir}'s checkpoint")
     step = meta["step"]
-    return Resumed(workdir, step, meta, before, planned(read, config.stages(run), step), damaged)
+    return Resumed(workdir, step, meta, before, planned(read, config.resolve_phases(run), step), damaged)
 
 
 def take(resumed: Resumed | None, workdir: str) -> None:
@@ -271,8 +272,7 @@ def planned(read: Sequence[config.Phase], stages: Sequence[config.Phase], step: 
         first_step = max(stage.first_step, step)
         example = last.first_example + (last.end_step - last.first_step) * last.batch_size if last else 0
         stage = dataclasses.replace(stage, first_step=first_step, first_example=example)
-        # A mesh is that of the steps to come alone.
-        same = {name: getattr(stage, name) for name in ("first_step", "end_step", "first_example", "mesh")}
+        same = {name: getattr(stage, name) for name in ("first_step", "end_step", "first_example")}
         if last and dataclasses.replace(last, **same) == stage:
             found[-1] = dataclasses.replace(stage, first_step=last.first_step, first_example=last.first_example)
         else:

@@ -59,16 +59,17 @@ class Program:
           UserError: the devices or the batch do not fit the mesh; the model lacks a head that the loss needs.
         """
         self.run, self._devices, self._first_step = run, devices, first_step
-        self.stages = config.stages(run) if stages is None else tuple(stages)
+        self.stages = config.resolve_phases(run) if stages is None else tuple(stages)
         coming = [stage for stage in self.stages if stage.end_step > first_step] or self.stages[-1:]
-        built = {meshes.sizes(stage.mesh): meshes.build(stage.mesh, devices) for stage in coming}
+        built = {meshes.sizes(mesh := config.mesh_of(run, stage)): meshes.build(mesh, devices) for stage in coming}
         for stage in coming:
-            _check_divides(run, stage, built[meshes.sizes(stage.mesh)])
-        first, self.batch_size = meshes.sizes(coming[0].mesh), coming[0].batch_size
+            _check_divides(run, stage, built[meshes.sizes(config.mesh_of(run, stage))])
+        first, self.batch_size = meshes.sizes(config.mesh_of(run, coming[0])), coming[0].batch_size
         self.mesh = built[first]
         self.options = compiler.options(self.mesh, run.mesh.compiler_preset, run.mesh.compiler_options)
         num_devices = self.mesh.size
-        self.batch_shards = math.lcm(*(_batch_shards(stage.mesh, num_devices) for stage in config.stages(run)))
+        all_meshes = [config.mesh_of(run, stage) for stage in config.resolve_phases(run)]
+        self.batch_shards = math.lcm(*(_batch_shards(mesh, num_devices) for mesh in all_meshes))
         self._programs = {first: self}
         _check_heads(run.model, run.objective, self.loss())
         self._key = keys.data(run.train.seed, run.train.prng)
@@ -93,9 +94,9 @@ class Program:
 
     def at(self, stage: config.Phase) -> "Program":
         """The program over the mesh of a stage to come: this one, or one of the stages with that mesh."""
-        sizes = meshes.sizes(stage.mesh)
+        sizes = meshes.sizes(config.mesh_of(self.run, stage))
         if sizes not in self._programs:
-            alike = [other for other in self.stages if meshes.sizes(other.mesh) == sizes]
+            alike = [other for other in self.stages if meshes.sizes(config.mesh_of(self.run, other)) == sizes]
             # The rate may go by the tokens of all stages, whichever their meshes.
             self._programs[sizes] = Program(self.run, self._devices, alike, self._first_step, self.rate)
         return self._programs[sizes]

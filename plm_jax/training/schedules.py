@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from plm_jax.common.errors import UserError
+from plm_jax.common.phases import Phase
 from plm_jax.config.schedules import (
     ConstantSchedule,
     CosineSchedule,
@@ -21,7 +22,6 @@ from plm_jax.config.schedules import (
     RsqrtSchedule,
     RsqrtWarmupSchedule,
 )
-from plm_jax.config.training import Phase
 
 Rate = Callable[[Any], Any]
 

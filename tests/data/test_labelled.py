@@ -684,7 +684,7 @@ def test_each_row_of_an_example_costs_what_a_row_does():
             schedule=config.ConstantSchedule(1e-3),
             train=config.TrainConfig(steps=5, batch_size=4),
         )
-        (stage,) = config.stages(run)
+        (stage,) = config.resolve_phases(run)
         batch = reader.blank_batch(run, 16)
         assert flops.tokens_of_stage(run, stage) == 4 * batch["tokens"].size
         return flops.of_stage(run, stage)

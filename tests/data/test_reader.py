@@ -50,7 +50,7 @@ def walk(run, documents):
     flats = {name: [t for d in texts for t in [*d, 99]] for name, texts in documents.items()}
     epochs, position = dict.fromkeys(flats, 0), dict.fromkeys(flats, 0)
     credit, mixture, length_before = [], None, None
-    for stage in config.stages(run):
+    for stage in config.resolve_phases(run):
         rates = stage.mixture or {name: sum(map(len, texts)) for name, texts in documents.items()}
         names = [name for name in flats if rates.get(name, 0) > 0]
         if stage.mixture != mixture:
@@ -129,7 +129,7 @@ def test_each_row_has_the_crc_of_its_own_bytes():
 def test_rows_of_any_hosts_make_the_same_batch_and_digest(documents, make_run):
     opened = reader.Reader(make_run("ab", train={"phases": PHASES}))
     for step in (0, 9, 10, 25, 49):
-        size = next(s.batch_size for s in reversed(config.stages(opened._run)) if s.first_step <= step)
+        size = next(s.batch_size for s in reversed(config.resolve_phases(opened._run)) if s.first_step <= step)
         whole = opened.batch(step, range(size))
         parts = [opened.batch(step, range(i, size, 3)) for i in range(3)]
         for i, part in enumerate(parts):
@@ -330,8 +330,8 @@ import sys
 from plm_jax import config, objectives
 from plm_jax.data.reader import Reader
 from plm_jax.models import settings as s
-model = s.Decoder(embedding=s.Embedding(100, 8), attention=s.Attention(1, 8, s.NoPositions()),
-                  feed_forward=s.FeedForward(8), stack=s.Stack(1))
+model = s.DecoderConfig(embedding=s.EmbeddingConfig(100, 8), attention=s.AttentionConfig(1, 8, s.NoPositions()),
+                  feed_forward=s.FeedForwardConfig(8), stack=s.StackConfig(1))
 run = config.Run(model, objectives.Causal(), config.DataConfig({str(tmp_path)!r}, 8, {{"a": config.TextFiles("a")}}),
                  config.VocabularyConfig("bytes", eos=99), config.AdamWConfig(), config.ConstantSchedule(1.0),
                  config.TrainConfig(steps=3, batch_size=2))

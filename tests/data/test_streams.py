@@ -130,7 +130,7 @@ def test_another_batch_size_goes_on_as_many_words_into_the_text(folder):
     phases = (config.PhaseConfig(until=0.02), config.PhaseConfig(until=1.0, batch_size=5))
     run = make_run(folder, phases=phases)
     opened, alone = reader.Reader(run), reader.Reader(make_run(folder, batch_size=5))
-    second = config.stages(run)[1]
+    second = config.resolve_phases(run)[1]
     assert (second.first_step, second.first_example) == (10, 30)
     for k in range(40):  # 30 rows were read, 6 of each of 5.
         np.testing.assert_equal(opened.example(30 + k), alone.example(30 + k))

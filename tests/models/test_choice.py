@@ -24,7 +24,7 @@ def kernels(family):
         run = config.from_dict(pages.load(f"{family}:{size}").config())
         if (attention := getattr(run.model, "attention", None)) is None:
             continue
-        for stage in config.stages(run):
+        for stage in config.resolve_phases(run):
             lengths = {stage.length, config.target_length(run, stage.length) if run.model.has_decoder else stage.length}
             for platform, names in found.items():
                 names |= {taken(run, attention, platform, queries, keys) for queries in lengths for keys in lengths}

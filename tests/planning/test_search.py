@@ -21,7 +21,7 @@ RUN = dataclasses.replace(SHARDED, model=dataclasses.replace(SHARDED.model, rema
 
 
 def found(run=RUN, devices=8, chip=CHIP):
-    (stage,) = config.stages(run)
+    (stage,) = config.resolve_phases(run)
     parameters = sum(leaf.size for leaf in jax.tree.leaves(registry.shapes(run.model)))
     return search.candidates(run, stage, parameters, chip, devices)
 
@@ -112,7 +112,7 @@ def test_a_batch_that_no_mesh_divides_is_said(monkeypatch):
 
 
 def test_the_guess_knows_what_costs():
-    (stage,) = config.stages(RUN)
+    (stage,) = config.resolve_phases(RUN)
     sizes = {"data": 1, "fsdp": 8, "tensor": 1, "context": 1}
 
     def guess(microbatches=1, remat="none", **changed):

@@ -258,27 +258,27 @@ def test_steps_to_come_follow_on_those_that_were_taken(tiny):
     """Phases end at shares of the steps: with more steps the first one would go on for longer."""
     phases = (config.PhaseConfig(until=0.5, length=16), config.PhaseConfig(until=1.0, batch_size=4))
     run, longer = (runs.make(tiny, train={"steps": steps, "phases": phases}) for steps in (8, 16))
-    assert ends(config.stages(run)) == ends(STAGES)
+    assert ends(config.resolve_phases(run)) == ends(STAGES)
     # Within the first phase nothing that was read changes.
-    assert resume.taken(config.stages(run), 3) == resume.taken(config.stages(longer), 3)
-    assert ends(resume.planned(STAGES, config.stages(longer), 3)) == ends(config.stages(longer))
+    assert resume.taken(config.resolve_phases(run), 3) == resume.taken(config.resolve_phases(longer), 3)
+    assert ends(resume.planned(STAGES, config.resolve_phases(longer), 3)) == ends(config.resolve_phases(longer))
     # After it something does.
-    assert resume.taken(config.stages(run), 6) != resume.taken(config.stages(longer), 6)
-    assert ends(resume.planned(STAGES, config.stages(longer), 6)) == [
+    assert resume.taken(config.resolve_phases(run), 6) != resume.taken(config.resolve_phases(longer), 6)
+    assert ends(resume.planned(STAGES, config.resolve_phases(longer), 6)) == [
         *((0, 4, 0, 16, 8), (4, 6, 32, 32, 4)),
         *((6, 8, 40, 16, 8), (8, 16, 56, 32, 4)),
     ]
     # Nothing changes at all: however often it is resumed, the stages stay as they are.
     for step in range(9):
-        assert ends(resume.planned(STAGES, config.stages(run), step)) == ends(STAGES)
+        assert ends(resume.planned(STAGES, config.resolve_phases(run), step)) == ends(STAGES)
 
 
 def test_what_a_source_gave_is_not_read_again_when_another_goes(tiny):
     """The rows of `a` go on where they were, though those of `b` before are of a source that is no more."""
     both = runs.make(tiny, data={"mixture": {"a": 2.0, "b": 1.0}})
     alone = runs.make(tiny, data={"mixture": {"a": 1.0}, "sources": {"a": tiny_source("a", tiny)}})
-    before, read = reader.Reader(both), config.stages(both)
-    stages = resume.planned(read, config.stages(alone), 3)
+    before, read = reader.Reader(both), config.resolve_phases(both)
+    stages = resume.planned(read, config.resolve_phases(alone), 3)
     after = reader.Reader(alone, stages)
     assert after.rates(stages[0]) == {"a": 2.0} and after.notes() == []
     follow = [k for k in range(24, 72) if before._segments[0].mixture.locate(k)[0] == "a"][:16]

@@ -37,7 +37,7 @@ def test_phases_have_their_shares_of_the_steps(tiny):
         (stage.end_step - stage.first_step)
         * stage.batch_size
         / sum(reader.num_rows("train", length=stage.length).values())
-        for stage in config.stages(found)
+        for stage in config.resolve_phases(found)
     )
     assert read == pytest.approx(1.0, abs=0.05)
 

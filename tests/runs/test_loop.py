@@ -253,7 +253,7 @@ def test_phases_change_length_batch_and_dropout(tiny):
         config.PhaseConfig(until=1.0, mixture={"a": 1.0}, microbatches=2, batch_size=32),
     )
     run = runs.make(tiny, train={"steps": 8, "phases": phases})
-    stages = config.stages(run)
+    stages = config.resolve_phases(run)
     assert [(s.first_step, s.end_step, s.first_example) for s in stages] == [(0, 2, 0), (2, 4, 32), (4, 8, 64)]
     trainer = loop.Trainer(run, jax.devices()[:1])
     shapes = [batch["tokens"].shape for batch, _ in trainer.batches(0)]

@@ -338,7 +338,7 @@ def test_flops_are_those_of_the_forward_pass_times_three(samples):
     counted = flops.of_program(jax.make_jaxpr(forward)(params).jaxpr)
     assert flops.per_step(model.model, 4, 5, 5, samples=samples) == 3 * counted
     run = tiny.of_elmo(tiny.PLAIN, negative_samples=samples)
-    stage = dataclasses.replace(config.stages(run)[0], batch_size=4)
+    stage = dataclasses.replace(config.resolve_phases(run)[0], batch_size=4)
     assert flops.of_stage(run, stage) == 3 * counted
 
 

@@ -44,7 +44,7 @@ def test_counted_rows_are_those_of_the_batch(kind):
     run = make(objectives.Objective.choices[kind]())
     assert config.from_dict(config.to_config_dict(run)) == run
     batch = blank_batch(run, 64)
-    (stage,) = config.stages(run)
+    (stage,) = config.resolve_phases(run)
     tokens, targets, decoder_length = flops.row_lengths(run, stage)
     of_decoder = batch["decoder_tokens"].shape[1] if "decoder_tokens" in batch else 0
     assert (tokens, decoder_length) == (batch["tokens"].shape[1] + of_decoder, of_decoder)

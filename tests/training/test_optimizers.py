@@ -61,7 +61,7 @@ def test_by_tokens_a_growing_batch_has_the_rate_of_its_tokens():
         config.PhaseConfig(1.0),
     )
     train = config.TrainConfig(steps=100, batch_size=16, phases=phases)
-    stages = config.stages(dataclasses.replace(tiny.PLAIN, train=train))
+    stages = config.resolve_phases(dataclasses.replace(tiny.PLAIN, train=train))
     fields = {"learning_rate": 0.5, "warmup_steps": 20, "decay_steps": 90, "final_fraction": 0.1}
     rate = config.CosineSchedule(**fields, by_tokens=True).rate(100, stages)
     tokens = np.concatenate([[0], np.cumsum([2 * 8] * 40 + [8 * 8] * 30 + [16 * 32] * 30)])

@@ -111,9 +111,7 @@ def test_phases_that_are_over_need_fit_no_mesh_of_those_to_come(tiny):
     run = runs.make(tiny, train={"steps": 8, "phases": phases}, mesh=config.MeshConfig(data=1))
     with pytest.raises(UserError, match="does not fit 8 devices"):
         Program(run)
-    # As the stages of a checkpoint are, which tells no meshes.
-    stages = [dataclasses.replace(stage, mesh=config.MeshConfig()) for stage in config.stages(run)[:1]]
-    program = Program(run, None, [*stages, *config.stages(run)[1:]], first_step=2)
+    program = Program(run, None, config.resolve_phases(run), first_step=2)
     assert program.batch_size == run.train.batch_size and program.mesh.shape["data"] == 4
     assert program.at(program.stages[-1]).mesh.shape["data"] == 8
     resumed = types.SimpleNamespace(stages=program.stages, step=2)

@@ -95,7 +95,7 @@ def expanded(run: config.Run, parts: Mapping[str, Parts] | None = None) -> confi
     if not parts:
         return run
     data, train = run.data, run.train
-    if len(data.sources) > 1 and not all(stage.mixture for stage in config.stages(run)):
+    if len(data.sources) > 1 and not all(stage.mixture for stage in config.resolve_phases(run)):
         raise UserError(
             f"'{next(iter(parts))}' is a mixture beside other sources: set the rate of each in config.data.mixture"
         )

@@ -1,0 +1,32 @@
+"""Phases of a training run, with every value filled in."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A phase of a training run: steps [first_step, end_step), which read examples from `first_example` on.
+
+    Attributes:
+      mixture: rate of each source, in the order of the sources; empty where rates follow from the sizes of the sources.
+      dropout: rate of every dropout layer; None keeps the rates of the model.
+    """
+
+    first_step: int
+    end_step: int
+    first_example: int
+    length: int
+    batch_size: int
+    microbatches: int
+    mixture: dict[str, float]
+    dropout: float | None
+
+    @property
+    def num_steps(self) -> int:
+        """Number of steps."""
+        return self.end_step - self.first_step
+
+    @property
+    def end_example(self) -> int:
+        """The example after the last one that the phase reads."""
+        return self.first_example + self.num_steps * self.batch_size

@@ -98,9 +98,8 @@ def test_losses_import_jax_and_numpy_only(path):
 @pytest.mark.parametrize("name", STEP_MODULES)
 def test_what_a_step_needs_imports_jax_flax_optax_numpy_and_models_only(name):
     found = imports(PACKAGE / "training" / f"{name}.py")
-    assert outside(found) <= {"jax", "flax", "optax", "numpy"}
-    settings = {"config"} if name in ("optimizers", "schedules") else set()
-    assert rooms(found) <= {"models", "common", "losses", "training"} | settings
+    assert outside(found) <= {"jax", "flax", "optax", "numpy", "jaxtyping", "typing_extensions"}
+    assert rooms(found) <= {"models", "common", "losses", "training"}
     ours = {name.removeprefix("plm_jax.training.").split(".")[0] for name in found if "plm_jax.training" in name}
     assert {name.removeprefix("plm_jax.") for name in ours} - {"training"} <= set(STEP_MODULES)
 
@@ -151,8 +150,6 @@ OF_SWEEPS = {"experiments", "evaluation", "common"}
 # What a setting's methods import once they are called: the behaviour of its kind.
 BEHAVIOUR = {
     "config": {
-        "plm_jax.training.optimizers",
-        "plm_jax.training.schedules",
         "plm_jax.data.sources.files",
         "plm_jax.data.sources.labelled_tfds",
         "plm_jax.data.sources.tasks",

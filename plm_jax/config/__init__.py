@@ -21,26 +21,10 @@ from plm_jax.config.labelled import (
     ScoreForm,
     TagForm,
 )
-from plm_jax.config.optimizers import (
-    AdafactorConfig,
-    AdagradConfig,
-    AdamWConfig,
-    LambConfig,
-    OptimizerConfig,
-    SgdConfig,
-)
 from plm_jax.config.phases import has_inputs_targets, mesh_of, read_sources, resolve_phases, target_length
 from plm_jax.config.prompts import PromptConfig
 from plm_jax.config.reading import choose, from_dict, from_saved, model_from_saved, modules, resolve
 from plm_jax.config.run import Run
-from plm_jax.config.schedules import (
-    ConstantSchedule,
-    CosineSchedule,
-    LinearSchedule,
-    RsqrtSchedule,
-    RsqrtWarmupSchedule,
-    Schedule,
-)
 from plm_jax.config.sources import (
     FileSource,
     InputsTargetsSource,
@@ -59,7 +43,6 @@ from plm_jax.config.training import (
     CheckpointConfig,
     EvaluationConfig,
     IncidentsConfig,
-    MeshConfig,
     PhaseConfig,
     PrecisionConfig,
     TrainConfig,
@@ -75,6 +58,23 @@ from plm_jax.data.layouts import (
     Streams,
 )
 from plm_jax.data.vocabulary_config import VocabularyConfig
+from plm_jax.training.mesh import MeshConfig
+from plm_jax.training.optimizers import (
+    AdafactorConfig,
+    AdagradConfig,
+    AdamWConfig,
+    LambConfig,
+    OptimizerConfig,
+    SgdConfig,
+)
+from plm_jax.training.schedules import (
+    ConstantSchedule,
+    CosineSchedule,
+    LinearSchedule,
+    RsqrtSchedule,
+    RsqrtWarmupSchedule,
+    Schedule,
+)
 
 __all__ = [
     "PUBLISHED_DECODINGS",

@@ -7,50 +7,7 @@ from typing import Annotated, Literal
 from plm_jax.common import ranges, seeds
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.config.decoding import DecodingConfig
-
-
-@dataclass(frozen=True)
-class MeshConfig:
-    """The device mesh: how many devices along each axis (one may be -1: the rest), and sharding rules for it.
-
-    Attributes:
-      stage: stages that the layers are cut into, see `model.pipeline_microbatches`.
-      rules: (logical axis, mesh axis), in order: a mesh axis is given to the first logical axis of an array that names
-        it and that it divides, once per array.
-      gather: when devices that share weights get all of them: `layer`, each layer's as it is computed, forward and
-        backward, for every microbatch; `step`, all weight matrices before the first microbatch, for which a device
-        holds a copy of them in `precision.gradients`.
-      compiler_preset: of XLA's options (`training/compiler.py` has them with what each does): none, tpu, tpu_overlap,
-        cuda; auto: that of the devices.
-      compiler_options: further ones by their names, which come after those of the preset.
-    """
-
-    data: Annotated[int, ranges.Range(1, 2**20, also=-1)] = -1
-    fsdp: Annotated[int, ranges.Range(1, 2**20, also=-1)] = 1
-    tensor: Annotated[int, ranges.Range(1, 2**20, also=-1)] = 1
-    context: Annotated[int, ranges.Range(1, 2**20, also=-1)] = 1
-    stage: Annotated[int, ranges.Range(1, 2**20, also=-1)] = 1
-    rules: tuple[tuple[str, str], ...] = (
-        ("layers", "stage"),
-        ("batch", "stage"),
-        ("batch", "data"),
-        ("batch", "fsdp"),
-        ("length", "context"),
-        ("vocab", "tensor"),
-        ("heads", "tensor"),
-        ("mlp", "tensor"),
-        ("cell", "tensor"),
-        ("length", "tensor"),
-        ("embed", "fsdp"),
-        ("embed", "context"),
-        ("mlp", "fsdp"),
-        ("heads", "fsdp"),
-        ("head_dim", "fsdp"),
-        ("vocab", "fsdp"),
-    )
-    gather: Literal["layer", "step"] = "layer"
-    compiler_preset: str = "auto"
-    compiler_options: dict[str, str] = field(default_factory=dict)
+from plm_jax.training.mesh import MeshConfig
 
 
 @dataclass(frozen=True)

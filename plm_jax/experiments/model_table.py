@@ -80,7 +80,7 @@ def _cells(entry: ModelEntry) -> list[str]:
         entry.said,
         run.objective.kind + (f", {layout}" if layout != config.Blocks.kind else ""),
         f"{batches} × {lengths} × {run.train.steps:,}",
-        f"{type(run.optimizer).__name__.removesuffix("Config")} {run.schedule.learning_rate:g}, {run.schedule.kind}",
+        f"{type(run.optimizer).__name__.removesuffix('Config')} {run.schedule.learning_rate:g}, {run.schedule.kind}",
         _hugging_face(run.model),
         entry.source,
     ]

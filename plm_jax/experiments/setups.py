@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from plm_jax import config
-from plm_jax.config import schedules
+from plm_jax.training import schedules
 
 
 class NotStated(enum.Enum):

@@ -3,6 +3,8 @@
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
 import flax.linen as nn
 import jax
@@ -11,6 +13,7 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from plm_jax.common import ranges
 from plm_jax.common.errors import UserError
 from plm_jax.models.partitioning import Rules, axes_of, partition_spec
 
@@ -20,13 +23,57 @@ AXES = ("stage", "data", "fsdp", "tensor", "context")
 BATCH_AXES = ("stage", "data", "fsdp")
 
 
-def sizes(mesh) -> tuple[int, ...]:
-    """Those of the axes of a `config.MeshConfig`, in the order of `AXES`."""
+@dataclass(frozen=True)
+class MeshConfig:
+    """The device mesh: how many devices along each axis (one may be -1: the rest), and sharding rules for it.
+
+    Attributes:
+      stage: stages that the layers are cut into, see `model.pipeline_microbatches`.
+      rules: (logical axis, mesh axis), in order: a mesh axis is given to the first logical axis of an array that names
+        it and that it divides, once per array.
+      gather: when devices that share weights get all of them: `layer`, each layer's as it is computed, forward and
+        backward, for every microbatch; `step`, all weight matrices before the first microbatch, for which a device
+        holds a copy of them in `precision.gradients`.
+      compiler_preset: of XLA's options (`training/compiler.py` has them with what each does): none, tpu, tpu_overlap,
+        cuda; auto: that of the devices.
+      compiler_options: further ones by their names, which come after those of the preset.
+    """
+
+    data: Annotated[int, ranges.Range(1, 2**20, also=-1)] = -1
+    fsdp: Annotated[int, ranges.Range(1, 2**20, also=-1)] = 1
+    tensor: Annotated[int, ranges.Range(1, 2**20, also=-1)] = 1
+    context: Annotated[int, ranges.Range(1, 2**20, also=-1)] = 1
+    stage: Annotated[int, ranges.Range(1, 2**20, also=-1)] = 1
+    rules: tuple[tuple[str, str], ...] = (
+        ("layers", "stage"),
+        ("batch", "stage"),
+        ("batch", "data"),
+        ("batch", "fsdp"),
+        ("length", "context"),
+        ("vocab", "tensor"),
+        ("heads", "tensor"),
+        ("mlp", "tensor"),
+        ("cell", "tensor"),
+        ("length", "tensor"),
+        ("embed", "fsdp"),
+        ("embed", "context"),
+        ("mlp", "fsdp"),
+        ("heads", "fsdp"),
+        ("head_dim", "fsdp"),
+        ("vocab", "fsdp"),
+    )
+    gather: Literal["layer", "step"] = "layer"
+    compiler_preset: str = "auto"
+    compiler_options: dict[str, str] = field(default_factory=dict)
+
+
+def sizes(mesh: MeshConfig) -> tuple[int, ...]:
+    """Those of the axes of a `MeshConfig`, in the order of `AXES`."""
     return tuple(getattr(mesh, axis) for axis in AXES)
 
 
-def build(mesh, devices=None) -> Mesh:
-    """The device mesh of a `config.MeshConfig`, over all devices unless some are given.
+def build(mesh: MeshConfig, devices=None) -> Mesh:
+    """The device mesh of a `MeshConfig`, over all devices unless some are given.
 
     Of several TPU slices only stages and copies of the model (`data`) are in more than one.
 
@@ -37,8 +84,8 @@ def build(mesh, devices=None) -> Mesh:
     return Mesh(_arranged(list(resolved(mesh, len(devices)).values()), devices), AXES)
 
 
-def resolved(mesh, num_devices: int) -> dict[str, int]:
-    """The sizes of the axes of a `config.MeshConfig` over so many devices.
+def resolved(mesh: MeshConfig, num_devices: int) -> dict[str, int]:
+    """The sizes of the axes of a `MeshConfig` over so many devices.
 
     Raises:
       UserError: they do not multiply to the number of devices.

@@ -1,31 +1,50 @@
-"""Optimizers as optax transformations: gradients clipped, a direction, weight decay, the learning rate.
+"""Optimizers: their settings, and the optax transformations that these describe.
 
 Parameters under `blocks` hold all layers of a stack on their first axis (models/stack.py). What an optimizer asks
 of a whole tensor, it asks of each layer; an attention kernel is a matrix [embed, heads × head_dim] as it is stored.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from typing_extensions import override
 
-from plm_jax.config.optimizers import (
-    AdafactorConfig,
-    AdagradConfig,
-    AdamWConfig,
-    LambConfig,
-    OptimizerConfig,
-    SgdConfig,
-)
+from plm_jax.common import ranges
+from plm_jax.common.roles import Role
 from plm_jax.models.protocol import ModelConfig
 from plm_jax.training import layer_decay, trainable
 
 # Axes that the fields of `_Factored` lack; the shapes of a square matrix would be ambiguous.
 _ABSENT = {"rows": (-1,), "columns": (-2,)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig(Role):
+    """Gradients are clipped, become a direction, and are scaled by the learning rate.
+
+    Attributes:
+      recipe: fields whose change leaves the state what it is, so that a run may go on with it; any other is refused.
+      clip_norm: the largest norm of all gradients together (0: not clipped).
+      layer_decay: factor on the learning rate from each layer to the one below it, as of ELECTRA when it is fine-tuned
+        (google-research/electra, model/optimization.py): of n layers those of depth d have rate · layer_decay ** (n + 2
+        - d), where d is 0 for the embeddings, i + 1 for layer i, n + 1 for a norm after the last one and n + 2 for
+        heads. Layers that share parameters have the rate of the last of them, and of several stacks, as an encoder and
+        a decoder, each counts its own layers; embeddings count those of the deepest.
+    """
+
+    recipe: ClassVar[tuple[str, ...]] = ("clip_norm", "layer_decay")
+    clip_norm: Annotated[float, ranges.Range(0, 1e12)] = 1.0
+    layer_decay: ranges.ShareAboveZero = 1.0
+
+    def transformations(self) -> Sequence[optax.GradientTransformation]:
+        """Returns the transformations that turn clipped gradients into a direction, in order."""
+        raise NotImplementedError
 
 
 def build(
@@ -106,12 +125,10 @@ def _scale_by_learning_rate() -> optax.GradientTransformationExtraArgs:
     """Like `optax.scale_by_learning_rate`, but with the rate as an argument of `update`; counts steps."""
 
     def update(updates, state, params=None, *, learning_rate, **_):
-        del params
         updates = jax.tree.map(lambda update: jnp.asarray(-learning_rate, update.dtype) * update, updates)
         return updates, optax.ScaleByScheduleState(optax.safe_increment(state.count))
 
     def init(params):
-        del params
         return optax.ScaleByScheduleState(jnp.zeros((), jnp.int32))
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -162,7 +179,6 @@ def _clip(largest: float) -> optax.GradientTransformationExtraArgs:
     """Gradients scaled down to a global norm of `largest` where it is above."""
 
     def clip(updates, state, params=None, *, grad_norm=None, **_):
-        del params
         norm = global_norm(updates) if grad_norm is None else grad_norm
         scale = jnp.minimum(1.0, largest / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny))
         return jax.tree.map(lambda update: update * scale, updates), state
@@ -170,26 +186,154 @@ def _clip(largest: float) -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(optax.init_empty_state, clip)
 
 
-def adamw(optimizer: AdamWConfig) -> tuple[optax.GradientTransformation, ...]:
-    """The direction of Adam and a decay of the weights."""
-    decaying = None if optimizer.decay_norms_and_biases else decays
-    return _scale_by_adam(optimizer), optax.add_decayed_weights(optimizer.weight_decay, mask=decaying)
+# What AdamW and LAMB may go on with.
+_OF_MOMENTS = ("b1", "b2", "epsilon", "weight_decay", "bias_correction", "first_moment", *OptimizerConfig.recipe)
 
 
-def lamb(optimizer: LambConfig) -> tuple[optax.GradientTransformation, ...]:
-    """As `adamw`, scaled to each tensor's norm."""
-    decay = optax.add_decayed_weights(optimizer.weight_decay, mask=decays)
-    return _scale_by_adam(optimizer), decay, optax.masked(_scale_by_trust_ratio(), decays)
+@dataclass(frozen=True)
+class AdamWConfig(OptimizerConfig):
+    """Adam with decoupled weight decay.
+
+    Attributes:
+      decay_norms_and_biases: whether weight decay acts on these too, as where all parameters are one group (fairseq).
+      first_moment: the type that it is kept in; bfloat16 saves two bytes a parameter. The second one is float32: at a
+        b2 of 0.999 what a step adds to it is less than bfloat16 tells apart.
+    """
+
+    kind: ClassVar[str] = "adamw"
+    recipe: ClassVar[tuple[str, ...]] = _OF_MOMENTS
+    b1: ranges.ShareBelowOne = 0.9
+    b2: ranges.ShareBelowOne = 0.999
+    epsilon: ranges.Epsilon = 1e-8
+    weight_decay: ranges.Scale = 0.0
+    decay_norms_and_biases: bool = False
+    bias_correction: bool = True
+    first_moment: Literal["float32", "bfloat16"] = "float32"
+
+    @override
+    def transformations(self) -> Sequence[optax.GradientTransformation]:
+        decaying = None if self.decay_norms_and_biases else decays
+        return _scale_by_adam(self), optax.add_decayed_weights(self.weight_decay, mask=decaying)
 
 
-def adagrad(optimizer: AdagradConfig) -> tuple[optax.GradientTransformation, ...]:
-    """The gradient over the root of the sum of all its squares; TensorFlow's has no epsilon."""
-    return (optax.scale_by_rss(optimizer.initial_accumulator, eps=0.0),)
+@dataclass(frozen=True)
+class LambConfig(OptimizerConfig):
+    """AdamW's direction scaled to each tensor's norm, norms and biases left as they are (You et al. 2020).
+
+    The defaults are ALBERT's (google-research/albert, lamb_optimizer.py); You et al. correct the bias.
+
+    Attributes:
+      first_moment: as in `AdamWConfig`.
+    """
+
+    kind: ClassVar[str] = "lamb"
+    recipe: ClassVar[tuple[str, ...]] = _OF_MOMENTS
+    b1: ranges.ShareBelowOne = 0.9
+    b2: ranges.ShareBelowOne = 0.999
+    epsilon: ranges.Epsilon = 1e-6
+    weight_decay: ranges.Scale = 0.01
+    bias_correction: bool = False
+    first_moment: Literal["float32", "bfloat16"] = "float32"
+
+    @override
+    def transformations(self) -> Sequence[optax.GradientTransformation]:
+        decay = optax.add_decayed_weights(self.weight_decay, mask=decays)
+        return _scale_by_adam(self), decay, optax.masked(_scale_by_trust_ratio(), decays)
 
 
-def sgd(optimizer: SgdConfig) -> tuple[optax.GradientTransformation, ...]:
-    """The gradient, or a sum of it and those before."""
-    return (optax.trace(optimizer.momentum),) if optimizer.momentum else ()
+@dataclass(frozen=True)
+class AdafactorConfig(OptimizerConfig):
+    """Adafactor without momentum (Shazeer & Stern 2018); the defaults are t5x's, by which T5 was trained.
+
+    Attributes:
+      decay_exponent: the second moment of update t decays by 1 - t^-decay_exponent.
+      clipping_threshold: the largest root mean square of a tensor's direction.
+      min_dim_size_to_factor: a matrix whose sides are both at least this keeps moments of its rows and columns only.
+      epsilon: added to squared gradients.
+      multiply_by_parameter_scale: whether the rate is relative to the root mean square of the tensor, which counts as
+        at least `parameter_epsilon`.
+    """
+
+    kind: ClassVar[str] = "adafactor"
+    recipe: ClassVar[tuple[str, ...]] = (
+        *("decay_exponent", "clipping_threshold", "epsilon", "multiply_by_parameter_scale", "parameter_epsilon"),
+        *OptimizerConfig.recipe,
+    )
+    decay_exponent: Annotated[float, ranges.Range(0, 10, above=True)] = 0.8
+    clipping_threshold: ranges.Positive = 1.0
+    min_dim_size_to_factor: ranges.Count = 128
+    epsilon: ranges.Epsilon = 1e-30
+    multiply_by_parameter_scale: bool = True
+    parameter_epsilon: ranges.Share = 1e-3
+    clip_norm: Annotated[float, ranges.Range(0, 1e12)] = field(default=0.0, kw_only=True)
+
+    @override
+    def transformations(self) -> Sequence[optax.GradientTransformation]:
+        def init(params):
+            def zeros(path, leaf):
+                tensor = leaf.shape[1:] if trainable.is_stacked(path) else leaf.shape
+                if len(tensor) == 2 and min(tensor) >= self.min_dim_size_to_factor:
+                    return _Factored(*(jnp.zeros(_without(leaf.shape, axis), leaf.dtype) for axis in (-1, -2)))
+                return jnp.zeros_like(leaf)
+
+            return _AdafactorState(jnp.zeros((), jnp.int32), jax.tree.map_with_path(zeros, params))
+
+        def update(grads, state, params):
+            count = optax.safe_increment(state.count)
+            decay = 1.0 - count.astype(jnp.float32) ** -self.decay_exponent
+
+            def moment(grad, previous):
+                square = grad**2 + self.epsilon
+                if isinstance(previous, _Factored):
+                    square = _Factored(rows=square.mean(1), columns=square.mean(0))
+                return jax.tree.map(lambda old, new: decay * old + (1.0 - decay) * new, previous, square)
+
+            def direction(grad, moment, param):
+                if isinstance(moment, _Factored):
+                    of_rows = jax.lax.rsqrt(moment.rows / moment.rows.mean())
+                    updated = grad * of_rows[:, None] * jax.lax.rsqrt(moment.columns)
+                else:
+                    updated = grad * jax.lax.rsqrt(moment)
+                scale = 1.0 / jnp.maximum(1.0, _root_mean_square(updated) / self.clipping_threshold)
+                if self.multiply_by_parameter_scale:
+                    scale = scale * jnp.maximum(_root_mean_square(param), self.parameter_epsilon)
+                return updated * scale
+
+            moments = _map_tensors(moment, grads, state.second_moments)
+            return _map_tensors(direction, grads, moments, params), _AdafactorState(count, moments)
+
+        return (optax.GradientTransformation(init, update),)
+
+
+@dataclass(frozen=True)
+class AdagradConfig(OptimizerConfig):
+    """Adagrad (Duchi et al. 2011); the defaults are those of ELMo's training (allenai/bilm-tf, train_elmo.py).
+
+    Attributes:
+      initial_accumulator: the sum of squared gradients before the first, TensorFlow's way to keep first steps small.
+    """
+
+    kind: ClassVar[str] = "adagrad"
+    recipe: ClassVar[tuple[str, ...]] = ("initial_accumulator", *OptimizerConfig.recipe)
+    initial_accumulator: ranges.Scale = 1.0
+    clip_norm: Annotated[float, ranges.Range(0, 1e12)] = field(default=10.0, kw_only=True)
+
+    @override
+    def transformations(self) -> Sequence[optax.GradientTransformation]:
+        return (optax.scale_by_rss(self.initial_accumulator, eps=0.0),)
+
+
+@dataclass(frozen=True)
+class SgdConfig(OptimizerConfig):
+    """The gradient itself, or with `momentum` the sum of all before it, each times momentum once a step since."""
+
+    kind: ClassVar[str] = "sgd"
+    momentum: ranges.ShareBelowOne = 0.0
+    clip_norm: Annotated[float, ranges.Range(0, 1e12)] = field(default=0.0, kw_only=True)
+
+    @override
+    def transformations(self) -> Sequence[optax.GradientTransformation]:
+        return (optax.trace(self.momentum),) if self.momentum else ()
 
 
 def _scale_by_adam(optimizer: AdamWConfig | LambConfig) -> optax.GradientTransformation:
@@ -197,7 +341,6 @@ def _scale_by_adam(optimizer: AdamWConfig | LambConfig) -> optax.GradientTransfo
     adam = optax.scale_by_adam(optimizer.b1, optimizer.b2, optimizer.epsilon)
 
     def uncorrected(grads, state, params=None):
-        del params
         mu = optax.update_moment(grads, state.mu, optimizer.b1, 1)
         nu = optax.update_moment(grads, state.nu, optimizer.b2, 2)
         updates = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + optimizer.epsilon), mu, nu)
@@ -240,45 +383,6 @@ class _AdafactorState(NamedTuple):
 
     count: jax.Array
     second_moments: Any
-
-
-def adafactor(optimizer: AdafactorConfig) -> tuple[optax.GradientTransformation, ...]:
-    """Adafactor's direction (Shazeer & Stern 2018, algorithms 4 to 6)."""
-
-    def init(params):
-        def zeros(path, leaf):
-            tensor = leaf.shape[1:] if trainable.is_stacked(path) else leaf.shape
-            if len(tensor) == 2 and min(tensor) >= optimizer.min_dim_size_to_factor:
-                return _Factored(*(jnp.zeros(_without(leaf.shape, axis), leaf.dtype) for axis in (-1, -2)))
-            return jnp.zeros_like(leaf)
-
-        return _AdafactorState(jnp.zeros((), jnp.int32), jax.tree.map_with_path(zeros, params))
-
-    def update(grads, state, params):
-        count = optax.safe_increment(state.count)
-        decay = 1.0 - count.astype(jnp.float32) ** -optimizer.decay_exponent
-
-        def moment(grad, previous):
-            square = grad**2 + optimizer.epsilon
-            if isinstance(previous, _Factored):
-                square = _Factored(rows=square.mean(1), columns=square.mean(0))
-            return jax.tree.map(lambda old, new: decay * old + (1.0 - decay) * new, previous, square)
-
-        def direction(grad, moment, param):
-            if isinstance(moment, _Factored):
-                of_rows = jax.lax.rsqrt(moment.rows / moment.rows.mean())
-                updated = grad * of_rows[:, None] * jax.lax.rsqrt(moment.columns)
-            else:
-                updated = grad * jax.lax.rsqrt(moment)
-            scale = 1.0 / jnp.maximum(1.0, _root_mean_square(updated) / optimizer.clipping_threshold)
-            if optimizer.multiply_by_parameter_scale:
-                scale = scale * jnp.maximum(_root_mean_square(param), optimizer.parameter_epsilon)
-            return updated * scale
-
-        moments = _map_tensors(moment, grads, state.second_moments)
-        return _map_tensors(direction, grads, moments, params), _AdafactorState(count, moments)
-
-    return (optax.GradientTransformation(init, update),)
 
 
 def _root_mean_square(x) -> jax.Array:

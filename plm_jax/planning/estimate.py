@@ -135,6 +135,7 @@ def estimate(device_kind: str, work: Work) -> dict[str, Any]:
       by part. There is no MFU, since the bound would overstate it.
     """
     chip = flops.chip(device_kind)
+    assert chip is not None  # Every kind that can be compiled for is known.
     overlapping = {
         "compute": (work.product_flops + of_kernels(device_kind, work)) / chip.flops,
         "memory": work.hbm_bytes / chip.hbm_bandwidth,
@@ -144,7 +145,11 @@ def estimate(device_kind: str, work: Work) -> dict[str, Any]:
         overlapping["between slices"] = work.between_slices / chip.slice_bandwidth
     alone = overlapping | {"synchronous": work.synchronous / chip.network_bandwidth}
     seconds = max(overlapping.values()) + alone["synchronous"]
-    return {"seconds": {"optimistic": seconds}, "bound": max(alone, key=alone.get), "seconds_alone": alone}
+    return {
+        "seconds": {"optimistic": seconds},
+        "bound": max(alone, key=lambda part: alone[part]),
+        "seconds_alone": alone,
+    }
 
 
 def dollars_per_token(seconds: float, chips: float, tokens: int, price: float) -> float:

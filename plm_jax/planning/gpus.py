@@ -7,8 +7,8 @@ import importlib.util
 import os
 import pathlib
 import re
+from typing import Any
 
-import jax
 from jax.experimental import topologies
 
 from plm_jax.common.errors import UserError
@@ -22,7 +22,7 @@ MEMORY_SHARE = 0.75
 _TARGETS = pathlib.Path(__file__).parent / "targets"
 
 
-def devices(topology: str, slices: int = 1) -> list[jax.Device]:
+def devices(topology: str, slices: int = 1) -> list[Any]:
     """The GPUs of hosts of eight, or of one host with fewer.
 
     Args:

@@ -41,7 +41,7 @@ class Array(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Without the padding of tiles."""
-        bits = _BITS.get(self.dtype) or int(re.search(r"\d+", self.dtype)[0])
+        bits = _BITS.get(self.dtype) or int(re.sub(r"\D*(\d+).*", r"\1", self.dtype))
         return math.prod(self.dimensions) * bits // 8
 
 
@@ -96,7 +96,7 @@ class Instruction:
         """The computations that this one runs, a `while`'s condition left out."""
         names = [name for names in _CALLED.findall(self.rest) for name in re.findall(r"%([^\s,]+)", names)]
         # Of other instructions `to_apply` is a sum or a comparison of two numbers.
-        return [*names, self.attribute("to_apply").removeprefix("%")] if self.opcode in _CALLS else names
+        return [*names, str(self.attribute("to_apply")).removeprefix("%")] if self.opcode in _CALLS else names
 
     def attribute(self, name: str) -> str | None:
         """The value of `name=value`, up to the next comma."""
@@ -147,7 +147,7 @@ class HloModule:
         for line in text.splitlines():
             if header := _COMPUTATION.match(line):
                 current = self._computations[header[2]] = {}
-                self._entry = header[2] if header[1] else getattr(self, "_entry", None)
+                self._entry = header[2] if header[1] else getattr(self, "_entry", "")
             elif found := _INSTRUCTION.match(line):
                 current[found["name"]] = Instruction(**found.groupdict())
 
@@ -167,11 +167,13 @@ class HloModule:
         """How often a loop runs that counts from 0 to a constant, by ones or (an unrolled ring) by another constant."""
         if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.rest):
             return int(known[1])
-        condition, body = (self._computations[loop.attribute(name).removeprefix("%")] for name in ("condition", "body"))
+        condition, body = (
+            self._computations[str(loop.attribute(name)).removeprefix("%")] for name in ("condition", "body")
+        )
         computed = (self._computed(condition, i) for i in condition.values())
         counter, limit = next(of for i, of in computed if i.opcode == "compare" and i.attribute("direction") == "LT")
         *_, results = (i for i in body.values() if i.opcode == "tuple")
-        _, (_, increment) = self._computed(body, body[results.operands[int(counter.attribute("index"))]])
+        _, (_, increment) = self._computed(body, body[results.operands[int(str(counter.attribute("index")))]])
         return -(-_constant(limit) // _constant(increment))
 
     def _computed(
@@ -186,7 +188,7 @@ class HloModule:
         inner = self._computations[found.called[0]]
         *_, root = inner.values()
         operands = [inner[name] for name in root.operands]
-        return root, [given[int(re.match(r"\d+", i.rest)[0])] if i.opcode == "parameter" else i for i in operands]
+        return root, [given[int(i.rest.partition(")")[0])] if i.opcode == "parameter" else i for i in operands]
 
     def collectives(self) -> list[Collective]:
         """The program's collectives; the parts of an asynchronous one, which share a channel, are one."""
@@ -254,8 +256,10 @@ class HloModule:
 
         def read(of: str) -> int | None:
             """The bytes of an array that its users slice out of it; None: one reads it all, or it is a result."""
-            total = 0 if of in users else None
-            for user in users.get(of, []):
+            total = 0
+            if of not in users:
+                return None
+            for user in users[of]:
                 if user.opcode in ("bitcast", "reshape"):
                     some = read(user.name)
                 elif user.opcode in ("dynamic-slice", "slice", "gather") and user.operands[0] == of:
@@ -319,8 +323,9 @@ def _between_slices(instruction: Instruction) -> bool:
 def _transfer(step: Step) -> Collective:
     """What a device sends to other slices: as `_xla_megascale_target="{1,2}x{0:7}"` says to how many."""
     instruction = step.instruction
-    kind = re.search(r'_xla_megascale_transfer_type="(\w+)"', instruction.rest)[1].lower().replace("_", "-")
-    slices = re.search(r'_xla_megascale_target="\{([\d,]+)\}', instruction.rest)[1].count(",") + 1
+    (kind,) = re.findall(r'_xla_megascale_transfer_type="(\w+)"', instruction.rest)
+    (targets,) = re.findall(r'_xla_megascale_target="\{([\d,]+)\}', instruction.rest)
+    kind, slices = kind.lower().replace("_", "-"), targets.count(",") + 1
     arrays = tuple(_arrays(instruction.elements[0]))
     share = {"all-reduce": 2 * (slices - 1) / slices, "all-gather": slices - 1, "one-to-one": 1.0}
     sent = share.get(kind, (slices - 1) / slices) * sum(array.nbytes for array in arrays)

@@ -7,7 +7,7 @@ import dataclasses
 import math
 import re
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -73,7 +73,7 @@ def plan(
     return report
 
 
-def slice_devices(topology: str, slices: int = 1) -> list[jax.Device]:
+def slice_devices(topology: str, slices: int = 1) -> list[Any]:
     """Devices that need not be there.
 
     Raises:
@@ -82,16 +82,17 @@ def slice_devices(topology: str, slices: int = 1) -> list[jax.Device]:
     return gpus.devices(topology, slices) if topology.startswith("gpu:") else tpus.devices(topology, slices)
 
 
-def _chip(devices: Sequence[jax.Device]) -> flops.Chip:
+def _chip(devices: Sequence[Any]) -> flops.Chip:
     """What each device can do, with the memory that JAX takes of it."""
     chip = flops.chip(devices[0].device_kind)
+    assert chip is not None  # Every kind that can be compiled for is known.
     if devices[0].platform != "gpu":
         return chip
     return dataclasses.replace(chip, hbm_bytes=int(chip.hbm_bytes * gpus.memory_share()))
 
 
 def _suggestion(
-    run: config.Run, devices: list[jax.Device], wanted: int | None, say: Callable[[str], None]
+    run: config.Run, devices: list[Any], wanted: int | None, say: Callable[[str], None]
 ) -> dict[str, Any] | None:
     """The first of `remedies` that fits, but for those that by `search.guessed` save far too little of `wanted`."""
     stage, chip = costliest(config.resolve_phases(run)), _chip(devices)
@@ -115,7 +116,7 @@ def _suggestion(
     return None
 
 
-def _search(run: config.Run, devices: list[jax.Device], price: float, say: Callable[[str], None]) -> dict[str, Any]:
+def _search(run: config.Run, devices: list[Any], price: float, say: Callable[[str], None]) -> dict[str, Any]:
     """Compiles what `search.candidates` ranks first until a few fit, and the run as it is.
 
     Returns:
@@ -222,7 +223,7 @@ def _compiled(program: Program, say: Callable[[str], None], price: float = 0.0) 
     """`_shapes`, and what the compiler tells; with a price also what a token costs."""
     report, stage = _shapes(program), costliest(program.stages)
     num_devices = program.mesh.size
-    chip = _chip(program.mesh.devices.flat)
+    chip = _chip(list(program.mesh.devices.flat))
     report |= {"devices": num_devices, "hbm_bytes": chip.hbm_bytes}
     say(f"compiling for {num_devices} devices, {report['mesh']}, rows of {stage.length}; this takes minutes")
     began = time.perf_counter()
@@ -273,7 +274,8 @@ def _wanted(message: str) -> int | None:
 
 def _by_kind(collectives: list[hlo.Collective]) -> dict[str, dict[str, int]]:
     """How often each kind starts in a step, and the bytes that a device sends, all and by their form."""
-    counts, sent = Counter(), Counter()
+    counts: Counter[str] = Counter()
+    sent: dict[tuple[str, str], float] = defaultdict(float)
     for collective in collectives:
         counts[collective.kind] += collective.times
         for name in ("bytes", collective.form):

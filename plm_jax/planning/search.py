@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from plm_jax import config
 from plm_jax.models.pipeline import cuts
-from plm_jax.models.settings import TransformerConfig
+from plm_jax.models.settings import EncoderDecoderConfig, TransformerConfig
 from plm_jax.training import flops
 from plm_jax.training import mesh as meshes
 
@@ -115,7 +115,7 @@ def _shape(run: config.Run, tokens: int) -> tuple[int, int, int]:
     model = run.model
     if not isinstance(model, TransformerConfig):
         return 1024, 1, 8 * 1024
-    layers = model.stack.blocks + (model.decoder_stack.blocks if model.has_decoder else 0)
+    layers = model.stack.blocks + (model.decoder_stack.blocks if isinstance(model, EncoderDecoderConfig) else 0)
     attention, feed_forward = model.attention, model.feed_forward
     joined = attention.head_dim * (2 * attention.heads + 2 * attention.num_kv_heads)
     kept = 4 * model.embedding.width + joined + feed_forward.width * (3 if feed_forward.gated else 2)

@@ -12,7 +12,7 @@ from plm_jax.planning.slices import check, wraps
 LIBTPU = "libtpu==0.0.42.1"
 
 
-def devices(topology: str, slices: int = 1) -> list[jax.Device]:
+def devices(topology: str, slices: int = 1) -> list[Any]:
     """The devices of a TPU slice, or of several; a v4 or v5p chip is one device, a TPU7x chip two.
 
     Args:

@@ -12,7 +12,7 @@ from plm_jax.models.protocol import ModelConfig
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """What one device can do; None where only its peak was of interest.
+    """Peak figures of one device; of some GPUs only `flops` is known, the others are 0 or NaN.
 
     Attributes:
       flops: peak dense bfloat16 FLOP/s.
@@ -24,10 +24,10 @@ class Chip:
     """
 
     flops: float
-    hbm_bytes: int | None = None
-    hbm_bandwidth: float | None = None
-    network_bandwidth: float | None = None
-    slice_bandwidth: float | None = None
+    hbm_bytes: int = 0
+    hbm_bandwidth: float = math.nan
+    network_bandwidth: float = math.nan
+    slice_bandwidth: float = math.nan
     devices: int = 1
 
 
@@ -166,5 +166,5 @@ def _products(equation: core.JaxprEqn) -> int:
 
 
 def chip(device_kind: str) -> Chip | None:
-    """What a device of this kind can do, None where it is not known."""
+    """Returns the figures of a kind of device, or None if it is unknown."""
     return next((chip for part, chip in CHIPS.items() if part.lower() in device_kind.lower()), None)

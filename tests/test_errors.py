@@ -81,6 +81,8 @@ CODE_MISTAKES = [
     ("undefined", ["faulty.py:3: NameError: name 'undefined' is not defined"]),
     ("{}['x']", ["faulty.py:3: KeyError: 'x'"]),
     ("None.x", ["faulty.py:3: AttributeError"]),
+    ("config.Mesh(fsdp=2)", ["faulty.py:3: AttributeError", "has no attribute 'Mesh', did you mean 'MeshConfig'?"]),
+    ("config.AdamW()", ["faulty.py:3: AttributeError", "has no attribute 'AdamW', did you mean 'AdamWConfig'?"]),
     ("int('x')", ["faulty.py:3: ValueError: invalid literal"]),
     ("1 / 0", ["faulty.py:3: ZeroDivisionError: division by zero"]),
     ("config.TrainConfig(stepz=3)", ["faulty.py:3: TypeError", "unexpected keyword argument 'stepz'"]),

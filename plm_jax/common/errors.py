@@ -7,6 +7,7 @@ import os
 import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator
+from types import ModuleType
 
 
 class UserError(Exception):
@@ -52,7 +53,7 @@ def one_line(error: BaseException, limit: int | None = 200) -> str:
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint such as `did you mean 'steps'?`, or the list of what there is when nothing is close."""
     known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1)
+    close = difflib.get_close_matches(name, known, n=1) or [other for other in known if name and other.startswith(name)]
     return f"did you mean '{close[0]}'?" if close else f"there are: {', '.join(known)}"
 
 
@@ -86,9 +87,17 @@ def in_users_code(error: BaseException, path: str) -> UserError | None:
         if any(own):
             lines = zip(frames[own.index(True) :], own[own.index(True) :], strict=True)
             *_, at = (frame for frame, is_own in lines if is_own or not _is_installed(frame.filename))
-            return UserError(f"{at.filename}:{at.lineno}: {what}: {one_line(cause)}")
+            return UserError(f"{at.filename}:{at.lineno}: {what}: {one_line(cause)}{_hint(cause)}")
         cause = cause.__cause__ or cause.__context__
     return None
+
+
+def _hint(error: BaseException) -> str:
+    """Returns the nearest name in a module that lacks the one that was asked for, after a comma; "" otherwise."""
+    if not isinstance(error, AttributeError) or not isinstance(error.obj, ModuleType):
+        return ""
+    hint = nearest(error.name, dir(error.obj))
+    return f", {hint}" if hint.startswith("did you mean") else ""
 
 
 def _is_installed(file: str) -> bool:

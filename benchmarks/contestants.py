@@ -12,9 +12,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from plm_jax import config
+from plm_jax import config, models
 from plm_jax.config import files as pages
-from plm_jax.models import settings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,14 +45,14 @@ class Case:
     @property
     def decoder_length(self) -> int:
         """Tokens a row of an encoder-decoder's second stack."""
-        return self.targets if isinstance(self.run.model, settings.EncoderDecoderConfig) else 0
+        return self.targets if isinstance(self.run.model, models.EncoderDecoderConfig) else 0
 
     @functools.cached_property
     def run(self) -> config.Run:
         """The run of the config file; its model without dropout, recomputation and pooler."""
         run = config.from_dict(pages.load(os.path.join(pages.FOLDER, self.config)).config())
         fewer = dataclasses.replace(run.model.stack, layers=self.layers or run.model.stack.layers)
-        changed = {"stack": fewer, "decoder_stack": fewer, "pooler": settings.NoHead()}
+        changed = {"stack": fewer, "decoder_stack": fewer, "pooler": models.NoHead()}
         changed = {name: value for name, value in changed.items() if hasattr(run.model, name)}
         if not self.dropout:
             changed["dropout"] = run.model.dropout.all_at(0.0)
@@ -208,7 +207,7 @@ def _skip_masks(peer) -> None:
     peer.set_attn_implementation("sdpa_without_mask")
 
 
-def torch_gpt2(model: settings.DecoderConfig, _):
+def torch_gpt2(model: models.DecoderConfig, _):
     """GPT-2 and its loss."""
     import transformers
 
@@ -231,7 +230,7 @@ def torch_gpt2(model: settings.DecoderConfig, _):
     return peer, lambda batch: peer(input_ids=batch["tokens"], labels=batch["tokens"]).loss
 
 
-def torch_t5(model: settings.EncoderDecoderConfig, _):
+def torch_t5(model: models.EncoderDecoderConfig, _):
     """T5, or T5 1.1, and its loss."""
     import torch
     import transformers
@@ -259,7 +258,7 @@ def torch_t5(model: settings.EncoderDecoderConfig, _):
     return peer, loss
 
 
-def torch_bert(model: settings.EncoderConfig, gathers: bool):
+def torch_bert(model: models.EncoderConfig, gathers: bool):
     """BERT and its loss."""
     import transformers
 
@@ -278,7 +277,7 @@ def torch_bert(model: settings.EncoderConfig, gathers: bool):
     return peer, masked_lm_loss(peer, peer.bert, peer.cls, gathers)
 
 
-def torch_albert(model: settings.EncoderConfig, gathers: bool):
+def torch_albert(model: models.EncoderConfig, gathers: bool):
     """ALBERT and its loss."""
     import transformers
 
@@ -317,7 +316,7 @@ def masked_lm_loss(peer, features_of, head, gathers: bool):
     return gathered if gathers else dense
 
 
-def torch_llama(model: settings.DecoderConfig, _):
+def torch_llama(model: models.DecoderConfig, _):
     """LLaMA and its loss."""
     import transformers
 
@@ -338,7 +337,7 @@ def torch_llama(model: settings.DecoderConfig, _):
     return peer, lambda batch: peer(input_ids=batch["tokens"], labels=batch["tokens"]).loss
 
 
-def torch_bart(model: settings.EncoderDecoderConfig, _):
+def torch_bart(model: models.EncoderDecoderConfig, _):
     """BART and its loss."""
     import transformers
 

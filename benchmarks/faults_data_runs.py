@@ -16,13 +16,12 @@ from typing import Any
 import fsspec
 import numpy as np
 
-from plm_jax import config, objectives
+from plm_jax import config, models, objectives
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache, preparation
 from plm_jax.data.cache import columns
 from plm_jax.data.reader import Reader
-from plm_jax.models import settings
 
 _WORDS = "river mountain teacher garden winter station letter captain doctor harbour market village"
 WORDS = _WORDS.split()
@@ -33,10 +32,10 @@ AFAR = "memory://faults"
 
 _VOCABULARY = config.VocabularyConfig("bytes", eos=256, pad=257, bos=258, cls=258, sep=259, mask=260, sentinels=8)
 _MODEL = {
-    "embedding": settings.EmbeddingConfig(272, 8, token_types=2),
-    "attention": settings.AttentionConfig(1, 8, settings.NoPositions()),
-    "feed_forward": settings.FeedForwardConfig(8),
-    "stack": settings.StackConfig(1),
+    "embedding": models.EmbeddingConfig(272, 8, token_types=2),
+    "attention": models.AttentionConfig(1, 8, models.NoPositions()),
+    "feed_forward": models.FeedForwardConfig(8),
+    "stack": models.StackConfig(1),
 }
 
 
@@ -59,21 +58,21 @@ def _texts(root: pathlib.Path) -> dict[str, Any]:
 
 def _causal(root: pathlib.Path) -> config.Run:
     layout = config.Blocks(attend_across_documents=False)
-    return _run(root, settings.DecoderConfig(**_MODEL), objectives.Causal(), _texts(root), layout=layout)
+    return _run(root, models.DecoderConfig(**_MODEL), objectives.Causal(), _texts(root), layout=layout)
 
 
 def _pairs(root: pathlib.Path) -> config.Run:
-    model = settings.EncoderConfig(**_MODEL, pooler=settings.Pooler())
+    model = models.EncoderConfig(**_MODEL, pooler=models.Pooler())
     return _run(root, model, objectives.MaskedLM(), _texts(root), layout=config.SentencePairs(duplicates=2))
 
 
 def _sentences(root: pathlib.Path) -> config.Run:
-    model = settings.EncoderDecoderConfig(**_MODEL, decoder_stack=settings.StackConfig(1))
+    model = models.EncoderDecoderConfig(**_MODEL, decoder_stack=models.StackConfig(1))
     return _run(root, model, objectives.Denoising(insert=0.1), _texts(root), layout=config.FullSentences())
 
 
 def _questions(root: pathlib.Path) -> config.Run:
-    model = settings.EncoderConfig(**_MODEL, pooler=settings.NoHead())
+    model = models.EncoderConfig(**_MODEL, pooler=models.NoHead())
     sources = {"questions": config.LabelledJsonLines(str(root / "questions.jsonl"), config.AnswerForm())}
     return _run(
         root,
@@ -86,14 +85,14 @@ def _questions(root: pathlib.Path) -> config.Run:
 
 
 def _examples(root: pathlib.Path) -> config.Run:
-    model = settings.EncoderDecoderConfig(**_MODEL, decoder_stack=settings.StackConfig(1))
+    model = models.EncoderDecoderConfig(**_MODEL, decoder_stack=models.StackConfig(1))
     sources = {"examples": config.JsonLinesInputsTargets(str(root / "examples.jsonl"), "{a}", "{b}")}
     packed = config.InputsTargetsConfig(packed=True)
     return _run(root, model, objectives.SpanCorruption(), sources, length=160, inputs_targets=packed)
 
 
 def _words(root: pathlib.Path) -> config.Run:
-    model = settings.ElmoConfig(embedding=settings.CharacterCNNConfig(vocab_size=32))
+    model = models.ElmoConfig(embedding=models.CharacterCNNConfig(vocab_size=32))
     vocabulary = config.VocabularyConfig(f"words:{root / 'words.txt'}", train_size=30, bos=0, eos=1, unk=2)
     sources = {"a": _texts(root)["a"]}
     data = {"layout": config.Streams(), "cache_dir": str(root / "cache_of_words"), "length": 5}
@@ -102,7 +101,7 @@ def _words(root: pathlib.Path) -> config.Run:
 
 
 def _long(root: pathlib.Path) -> config.Run:
-    return _run(root, settings.DecoderConfig(**_MODEL), objectives.Causal(), {"long": config.TextFiles("-")}, length=64)
+    return _run(root, models.DecoderConfig(**_MODEL), objectives.Causal(), {"long": config.TextFiles("-")}, length=64)
 
 
 def _afar(root: pathlib.Path) -> config.Run:

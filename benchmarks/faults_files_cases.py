@@ -44,9 +44,10 @@ def make_bases(root: pathlib.Path) -> None:
     import flax
     import numpy as np
 
+    from plm_jax import models
     from plm_jax.hub import elmo, families, files, huggingface
     from plm_jax.hub.pretrained import Pretrained
-    from plm_jax.models import registry, settings
+    from plm_jax.models import registry
     from plm_jax.runs import checkpoint_formats
 
     texts = [f"The state of the Union is strong, café {i}: ½ of {i * 7} speeches, fellow citizens." for i in range(300)]
@@ -77,10 +78,10 @@ def make_bases(root: pathlib.Path) -> None:
         files.write(str(root / "sharded"), contents, 4096)
     checkpoint_formats.convert(str(root / "bert"), str(root / "converted"), "plm_jax")
     words = len((root / "elmo" / WORDS).read_text().splitlines())
-    model = settings.ElmoConfig(
-        embedding=settings.CharacterCNNConfig(words, 4, 4, ((1, 4), (2, 4)), 20, "relu", 1),
-        lstm=settings.LstmConfig(2, 8, 3.0, 3.0),
-        head=settings.Softmax(),
+    model = models.ElmoConfig(
+        embedding=models.CharacterCNNConfig(words, 4, 4, ((1, 4), (2, 4)), 20, "relu", 1),
+        lstm=models.LstmConfig(2, 8, 3.0, 3.0),
+        head=models.Softmax(),
     )
     elmo.write(str(root / "elmo"), Pretrained(model, params(model), vocabulary=f"words:{root}/elmo/{WORDS}"))
 

@@ -74,7 +74,7 @@ ROWS = {"sentiment_shots": "sentiment", "written": "speeches"}
 OURS = {"sum": "acc", "character": "acc_norm", "byte": "acc_bytes", "unconditional": "acc_mutual_info"}
 PAGE = """
 from plm_jax import config, objectives
-from plm_jax.models import settings
+from plm_jax import models
 
 def get_config():
     reviews = config.LabelledJsonLines(
@@ -90,7 +90,7 @@ def get_config():
         prompt=config.PromptConfig("Question: {question}\\nAnswer:"),
     )
     run = config.Run(
-        model=settings.FromCheckpointConfig(),
+        model=models.FromCheckpointConfig(),
         vocabulary=config.VocabularyConfig(),
         objective=objectives.Causal(),
         data=config.DataConfig(cache_dir="cache", length=64, sources={"sentiment": reviews, "quartz": quartz}),
@@ -170,12 +170,13 @@ def make_model(folder: pathlib.Path, model: Any = None, **special_ids: int) -> N
     import flax.linen as nn
     import jax
 
+    from plm_jax import models
     from plm_jax.configs import gpt2
     from plm_jax.inference.language_model import LanguageModel
-    from plm_jax.models import registry, settings
+    from plm_jax.models import registry
 
     model = model or gpt2.model(layers=2, width=64, heads=4, length=CONTEXT)
-    model = dataclasses.replace(model, initializer=settings.InitializerConfig(std=0.3))
+    model = dataclasses.replace(model, initializer=models.InitializerConfig(std=0.3))
     params = nn.unbox(registry.build(model).init(jax.random.key(0), **model.init_inputs())["params"])
     files = ",".join(str(ROOT / "plm_jax/data/gpt2" / name) for name in ("vocab.json", "merges.txt"))
     special_ids = {"eos_token_id": 50256} | (special_ids or {"bos_token_id": 50256})

@@ -31,12 +31,11 @@ import collator
 import machine
 import numpy as np
 
-from plm_jax import config, objectives
+from plm_jax import config, models, objectives
 from plm_jax.common import storage
 from plm_jax.data import cache, layouts
 from plm_jax.data.cache import columns
 from plm_jax.data.reader import Reader
-from plm_jax.models import settings
 from plm_jax.objectives import denoising
 
 VOCAB_SIZE, SENTINELS = 50_257, 100
@@ -108,14 +107,14 @@ def write_cache(folder: str, num_tokens: int) -> None:
 def make_run(folder: str, objective: str, steps: int, processes: int = 0) -> config.Run:
     """A run over the synthetic cache."""
     made, layout = OBJECTIVES[objective]
-    model = settings.DecoderConfig(
-        embedding=settings.EmbeddingConfig(VOCAB_SIZE, 8),
-        attention=settings.AttentionConfig(1, 8, settings.NoPositions()),
-        feed_forward=settings.FeedForwardConfig(8),
-        stack=settings.StackConfig(1),
+    model = models.DecoderConfig(
+        embedding=models.EmbeddingConfig(VOCAB_SIZE, 8),
+        attention=models.AttentionConfig(1, 8, models.NoPositions()),
+        feed_forward=models.FeedForwardConfig(8),
+        stack=models.StackConfig(1),
     )
     if isinstance(layout, config.Streams):
-        model = settings.ElmoConfig(embedding=settings.CharacterCNNConfig(VOCAB_SIZE))
+        model = models.ElmoConfig(embedding=models.CharacterCNNConfig(VOCAB_SIZE))
     return config.Run(
         model=model,
         objective=made,

@@ -21,9 +21,8 @@ line, where the paths in `data.sources` point, and the model of albert/albert-ba
 
 from typing import NamedTuple
 
-from plm_jax import config, objectives
+from plm_jax import config, models, objectives
 from plm_jax.data.sources import corpora
-from plm_jax.models import settings
 
 
 class Size(NamedTuple):
@@ -58,20 +57,20 @@ SOURCE = "Lan et al. 2020"
 
 def model(layers: int, width: int, heads: int, vocab_size: int = 30000, length: int = 512, dropout: float = 0.0):
     """A model of ALBERT's kind, with its heads for masked tokens and pairs."""
-    return settings.EncoderConfig(
-        embedding=settings.EmbeddingConfig(
+    return models.EncoderConfig(
+        embedding=models.EmbeddingConfig(
             vocab_size=vocab_size, width=width, token_types=2, norm=True, embedding_size=128
         ),
-        attention=settings.AttentionConfig(
-            heads=heads, head_dim=width // heads, position=settings.LearnedPositions(length=length)
+        attention=models.AttentionConfig(
+            heads=heads, head_dim=width // heads, position=models.LearnedPositions(length=length)
         ),
-        feed_forward=settings.FeedForwardConfig(width=4 * width, activation="gelu_tanh"),
-        norm=settings.NormConfig(epsilon=1e-12, placement="post"),
-        stack=settings.StackConfig(layers=layers, groups=1),
-        head=settings.VocabularyHead(transform="gelu_tanh", bias=True),
-        pooler=settings.Pooler(),
-        dropout=settings.DropoutConfig(embedding=dropout, attention=dropout, residual=dropout),
-        initializer=settings.InitializerConfig(std=0.02, truncated=True),
+        feed_forward=models.FeedForwardConfig(width=4 * width, activation="gelu_tanh"),
+        norm=models.NormConfig(epsilon=1e-12, placement="post"),
+        stack=models.StackConfig(layers=layers, groups=1),
+        head=models.VocabularyHead(transform="gelu_tanh", bias=True),
+        pooler=models.Pooler(),
+        dropout=models.DropoutConfig(embedding=dropout, attention=dropout, residual=dropout),
+        initializer=models.InitializerConfig(std=0.02, truncated=True),
     )
 
 

@@ -18,9 +18,8 @@ merges.txt) where `vocabulary.spec` points, or set both.
 import dataclasses
 from typing import NamedTuple
 
-from plm_jax import config, objectives
+from plm_jax import config, models, objectives
 from plm_jax.data.sources import corpora
-from plm_jax.models import settings
 
 
 class Size(NamedTuple):
@@ -47,17 +46,17 @@ SOURCE = "Lewis et al. 2020"
 
 def model(layers: int, width: int, heads: int, vocab_size: int = 50265, length: int = 1024, dropout: float = 0.1):
     """A model of BART's kind."""
-    return settings.EncoderDecoderConfig(
-        embedding=settings.EmbeddingConfig(vocab_size=vocab_size, width=width, norm=True),
-        attention=settings.AttentionConfig(
-            heads=heads, head_dim=width // heads, position=settings.LearnedPositions(length=length, offset=2)
+    return models.EncoderDecoderConfig(
+        embedding=models.EmbeddingConfig(vocab_size=vocab_size, width=width, norm=True),
+        attention=models.AttentionConfig(
+            heads=heads, head_dim=width // heads, position=models.LearnedPositions(length=length, offset=2)
         ),
-        feed_forward=settings.FeedForwardConfig(width=4 * width, activation="gelu_exact"),
-        norm=settings.NormConfig(epsilon=1e-5, placement="post"),
-        stack=settings.StackConfig(layers=layers),
-        decoder_stack=settings.StackConfig(layers=layers),
-        dropout=settings.DropoutConfig(embedding=dropout, residual=dropout),
-        initializer=settings.InitializerConfig(std=0.02),
+        feed_forward=models.FeedForwardConfig(width=4 * width, activation="gelu_exact"),
+        norm=models.NormConfig(epsilon=1e-5, placement="post"),
+        stack=models.StackConfig(layers=layers),
+        decoder_stack=models.StackConfig(layers=layers),
+        dropout=models.DropoutConfig(embedding=dropout, residual=dropout),
+        initializer=models.InitializerConfig(std=0.02),
     )
 
 

@@ -18,9 +18,8 @@ points, and the vocabulary of google-bert/bert-base-uncased (vocab.txt) where `v
 import dataclasses
 from typing import NamedTuple
 
-from plm_jax import config, objectives
+from plm_jax import config, models, objectives
 from plm_jax.data.sources import corpora
-from plm_jax.models import settings
 
 
 class Size(NamedTuple):
@@ -62,18 +61,18 @@ VOCAB_SIZES = {False: 30522, True: 28996}
 
 def model(layers: int, width: int, heads: int, vocab_size: int, length: int = 512, dropout: float = 0.1):
     """A model of BERT's kind, with its heads for masked tokens and pairs."""
-    return settings.EncoderConfig(
-        embedding=settings.EmbeddingConfig(vocab_size=vocab_size, width=width, token_types=2, norm=True),
-        attention=settings.AttentionConfig(
-            heads=heads, head_dim=width // heads, position=settings.LearnedPositions(length=length)
+    return models.EncoderConfig(
+        embedding=models.EmbeddingConfig(vocab_size=vocab_size, width=width, token_types=2, norm=True),
+        attention=models.AttentionConfig(
+            heads=heads, head_dim=width // heads, position=models.LearnedPositions(length=length)
         ),
-        feed_forward=settings.FeedForwardConfig(width=4 * width, activation="gelu_tanh"),
-        norm=settings.NormConfig(epsilon=1e-12, placement="post"),
-        stack=settings.StackConfig(layers=layers),
-        head=settings.VocabularyHead(transform="gelu_tanh", bias=True),
-        pooler=settings.Pooler(),
-        dropout=settings.DropoutConfig(embedding=dropout, attention=dropout, residual=dropout),
-        initializer=settings.InitializerConfig(std=0.02, truncated=True),
+        feed_forward=models.FeedForwardConfig(width=4 * width, activation="gelu_tanh"),
+        norm=models.NormConfig(epsilon=1e-12, placement="post"),
+        stack=models.StackConfig(layers=layers),
+        head=models.VocabularyHead(transform="gelu_tanh", bias=True),
+        pooler=models.Pooler(),
+        dropout=models.DropoutConfig(embedding=dropout, attention=dropout, residual=dropout),
+        initializer=models.InitializerConfig(std=0.02, truncated=True),
     )
 
 

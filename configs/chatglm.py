@@ -21,8 +21,7 @@ rows of their training looked was not published.
 import dataclasses
 from typing import NamedTuple
 
-from plm_jax import config, objectives
-from plm_jax.models import settings
+from plm_jax import config, models, objectives
 
 
 class Size(NamedTuple):
@@ -59,32 +58,32 @@ SOURCE = "GLM Team 2024"
 
 def model(layers: int, vocab_size: int, length: int, epsilon: float):
     """A model of ChatGLM2's kind: rotary positions on half of each head, two groups of keys and values."""
-    return settings.DecoderConfig(
-        embedding=settings.EmbeddingConfig(vocab_size=vocab_size, width=4096),
-        attention=settings.AttentionConfig(
+    return models.DecoderConfig(
+        embedding=models.EmbeddingConfig(vocab_size=vocab_size, width=4096),
+        attention=models.AttentionConfig(
             heads=32,
             head_dim=128,
             kv_heads=2,
-            position=settings.Rotary(fraction=0.5, interleaved=True, length=length),
+            position=models.Rotary(fraction=0.5, interleaved=True, length=length),
             out_bias=False,
         ),
-        feed_forward=settings.FeedForwardConfig(width=13_696, activation="silu", gated=True, bias=False),
-        norm=settings.NormConfig(kind="rms", epsilon=epsilon),
-        stack=settings.StackConfig(layers=layers),
-        head=settings.VocabularyHead(tied=False),
-        initializer=settings.InitializerConfig(std=0.02),
+        feed_forward=models.FeedForwardConfig(width=13_696, activation="silu", gated=True, bias=False),
+        norm=models.NormConfig(kind="rms", epsilon=epsilon),
+        stack=models.StackConfig(layers=layers),
+        head=models.VocabularyHead(tied=False),
+        initializer=models.InitializerConfig(std=0.02),
     )
 
 
 def first_model(layers: int, vocab_size: int, length: int, epsilon: float):
     """A model of ChatGLM-6B's kind."""
-    return settings.DecoderConfig(
-        embedding=settings.EmbeddingConfig(vocab_size=vocab_size, width=4096),
-        attention=settings.AttentionConfig(heads=32, head_dim=128, position=settings.Rotary2D(length=length)),
-        feed_forward=settings.FeedForwardConfig(width=16_384, activation="gelu_tanh"),
-        norm=settings.NormConfig(epsilon=epsilon, placement="deep"),
-        stack=settings.StackConfig(layers=layers),
-        initializer=settings.InitializerConfig(std=0.02),
+    return models.DecoderConfig(
+        embedding=models.EmbeddingConfig(vocab_size=vocab_size, width=4096),
+        attention=models.AttentionConfig(heads=32, head_dim=128, position=models.Rotary2D(length=length)),
+        feed_forward=models.FeedForwardConfig(width=16_384, activation="gelu_tanh"),
+        norm=models.NormConfig(epsilon=epsilon, placement="deep"),
+        stack=models.StackConfig(layers=layers),
+        initializer=models.InitializerConfig(std=0.02),
     )
 
 

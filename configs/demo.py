@@ -15,14 +15,13 @@ docs, docs/sweeps.md.
 
 import dataclasses
 
-from plm_jax import config, objectives
+from plm_jax import config, models, objectives
 from plm_jax.configs.bart import model as bart_model
 from plm_jax.configs.bert import model as bert_model
 from plm_jax.configs.electra import model as electra_model
 from plm_jax.configs.glm import model as glm_model
 from plm_jax.configs.gpt2 import model as gpt2_model
 from plm_jax.configs.t5 import model as t5_model
-from plm_jax.models import settings
 
 CORPORA = "package:data/corpora"
 VOCAB_SIZE = 4096
@@ -57,7 +56,7 @@ def bert() -> config.Run:
     vocab_size = 1024
     model = bert_model(layers=3, width=128, heads=4, vocab_size=vocab_size, length=64, dropout=0.0)
     return config.Run(
-        model=dataclasses.replace(_spread(model), pooler=settings.NoHead()),
+        model=dataclasses.replace(_spread(model), pooler=models.NoHead()),
         objective=objectives.MaskedLM(),
         vocabulary=config.VocabularyConfig(
             spec="sentencepiece:../.cache/demo/sotu-bert.model",
@@ -120,11 +119,11 @@ def elmo() -> config.Run:
     ELMo's own Adagrad (configs/elmo.py) begins as plain gradient descent: in so few steps the squares of the gradients
     never outgrow the first sum.
     """
-    model = settings.ElmoConfig(
-        embedding=settings.CharacterCNNConfig(
+    model = models.ElmoConfig(
+        embedding=models.CharacterCNNConfig(
             vocab_size=VOCAB_SIZE, width=64, filters=((1, 16), (2, 32), (3, 64), (4, 64)), max_characters=16
         ),
-        lstm=settings.LstmConfig(cell=256),
+        lstm=models.LstmConfig(cell=256),
     )
     return config.Run(
         model=model,

@@ -19,9 +19,8 @@ points, and the vocabulary of google-bert/bert-base-uncased (vocab.txt) where `v
 
 from typing import NamedTuple
 
-from plm_jax import config, objectives
+from plm_jax import config, models, objectives
 from plm_jax.data.sources import corpora
-from plm_jax.models import settings
 
 
 class Size(NamedTuple):
@@ -76,29 +75,29 @@ def model(
     head_dim: int = HEAD_DIM,
 ):
     """A pair of ELECTRA's kind; the widths are multiples of `head_dim`."""
-    return settings.ElectraConfig(
-        embedding=settings.EmbeddingConfig(
+    return models.ElectraConfig(
+        embedding=models.EmbeddingConfig(
             vocab_size=vocab_size,
             width=width,
             token_types=2,
             norm=True,
             embedding_size=None if embedding_size == width else embedding_size,
         ),
-        attention=settings.AttentionConfig(
-            heads=width // head_dim, head_dim=head_dim, position=settings.LearnedPositions(length=length)
+        attention=models.AttentionConfig(
+            heads=width // head_dim, head_dim=head_dim, position=models.LearnedPositions(length=length)
         ),
-        feed_forward=settings.FeedForwardConfig(width=4 * width, activation="gelu_exact"),
-        norm=settings.NormConfig(epsilon=1e-12, placement="post"),
-        stack=settings.StackConfig(layers=layers),
-        generator=settings.GeneratorConfig(
+        feed_forward=models.FeedForwardConfig(width=4 * width, activation="gelu_exact"),
+        norm=models.NormConfig(epsilon=1e-12, placement="post"),
+        stack=models.StackConfig(layers=layers),
+        generator=models.GeneratorConfig(
             width=generator_width,
             heads=generator_width // head_dim,
             head_dim=head_dim,
             feed_forward=4 * generator_width,
             layers=layers,
         ),
-        dropout=settings.DropoutConfig(embedding=dropout, attention=dropout, residual=dropout),
-        initializer=settings.InitializerConfig(std=0.02, truncated=True),
+        dropout=models.DropoutConfig(embedding=dropout, attention=dropout, residual=dropout),
+        initializer=models.InitializerConfig(std=0.02, truncated=True),
     )
 
 

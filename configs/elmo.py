@@ -19,9 +19,8 @@ between (`config.TextFiles(path, document="line")`). The file of words, `vocabul
 
 from typing import NamedTuple
 
-from plm_jax import config, objectives
+from plm_jax import config, models, objectives
 from plm_jax.data.sources import corpora
-from plm_jax.models import settings
 
 
 class Size(NamedTuple):
@@ -49,10 +48,10 @@ SOURCE = "Peters et al. 2018"
 
 def model(width: int, cell: int, highway_layers: int, vocab_size: int = 793_471, dropout: float = 0.1):
     """A model of ELMo's kind."""
-    return settings.ElmoConfig(
-        embedding=settings.CharacterCNNConfig(vocab_size=vocab_size, width=width, highway_layers=highway_layers),
-        lstm=settings.LstmConfig(layers=2, cell=cell, cell_clip=3.0, projection_clip=3.0),
-        dropout=settings.LstmDropoutConfig(input=dropout, output=dropout),
+    return models.ElmoConfig(
+        embedding=models.CharacterCNNConfig(vocab_size=vocab_size, width=width, highway_layers=highway_layers),
+        lstm=models.LstmConfig(layers=2, cell=cell, cell_clip=3.0, projection_clip=3.0),
+        dropout=models.LstmDropoutConfig(input=dropout, output=dropout),
     )
 
 

@@ -20,9 +20,8 @@ For base and large Wikipedia comes from TensorFlow Datasets: put books, one JSON
 import dataclasses
 from typing import NamedTuple
 
-from plm_jax import config, objectives
+from plm_jax import config, models, objectives
 from plm_jax.data.sources import corpora
-from plm_jax.models import settings
 
 
 class Size(NamedTuple):
@@ -144,16 +143,16 @@ SOURCE = "Du et al. 2022"
 
 def model(layers: int, width: int, heads: int, vocab_size: int, length: int, dropout: float = 0.1):
     """A model of GLM's kind."""
-    return settings.DecoderConfig(
-        embedding=settings.EmbeddingConfig(vocab_size=vocab_size, width=width),
-        attention=settings.AttentionConfig(
-            heads=heads, head_dim=width // heads, position=settings.BlockPositions(length=length)
+    return models.DecoderConfig(
+        embedding=models.EmbeddingConfig(vocab_size=vocab_size, width=width),
+        attention=models.AttentionConfig(
+            heads=heads, head_dim=width // heads, position=models.BlockPositions(length=length)
         ),
-        feed_forward=settings.FeedForwardConfig(width=4 * width, activation="gelu_tanh"),
-        norm=settings.NormConfig(epsilon=1e-5),
-        stack=settings.StackConfig(layers=layers),
-        dropout=settings.DropoutConfig(embedding=dropout, attention=dropout, residual=dropout),
-        initializer=settings.InitializerConfig(std=0.02, shrink_residual=True),
+        feed_forward=models.FeedForwardConfig(width=4 * width, activation="gelu_tanh"),
+        norm=models.NormConfig(epsilon=1e-5),
+        stack=models.StackConfig(layers=layers),
+        dropout=models.DropoutConfig(embedding=dropout, attention=dropout, residual=dropout),
+        initializer=models.InitializerConfig(std=0.02, shrink_residual=True),
     )
 
 

@@ -14,9 +14,8 @@ before. Put books, one JSON object {"text": …} a line, where `data.sources.boo
 
 from typing import NamedTuple
 
-from plm_jax import config, objectives
+from plm_jax import config, models, objectives
 from plm_jax.data.sources import corpora
-from plm_jax.models import settings
 
 
 class Size(NamedTuple):
@@ -40,16 +39,16 @@ SOURCE = "Radford et al. 2018"
 
 def model(layers: int, width: int, heads: int, vocab_size: int = VOCAB_SIZE, length: int = 512, dropout: float = 0.1):
     """A model of GPT-1's kind."""
-    return settings.DecoderConfig(
-        embedding=settings.EmbeddingConfig(vocab_size=vocab_size, width=width),
-        attention=settings.AttentionConfig(
-            heads=heads, head_dim=width // heads, position=settings.LearnedPositions(length=length)
+    return models.DecoderConfig(
+        embedding=models.EmbeddingConfig(vocab_size=vocab_size, width=width),
+        attention=models.AttentionConfig(
+            heads=heads, head_dim=width // heads, position=models.LearnedPositions(length=length)
         ),
-        feed_forward=settings.FeedForwardConfig(width=4 * width, activation="gelu_tanh"),
-        norm=settings.NormConfig(epsilon=1e-5, placement="post"),
-        stack=settings.StackConfig(layers=layers),
-        dropout=settings.DropoutConfig(embedding=dropout, attention=dropout, residual=dropout),
-        initializer=settings.InitializerConfig(std=0.02),
+        feed_forward=models.FeedForwardConfig(width=4 * width, activation="gelu_tanh"),
+        norm=models.NormConfig(epsilon=1e-5, placement="post"),
+        stack=models.StackConfig(layers=layers),
+        dropout=models.DropoutConfig(embedding=dropout, attention=dropout, residual=dropout),
+        initializer=models.InitializerConfig(std=0.02),
     )
 
 

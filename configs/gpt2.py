@@ -14,9 +14,8 @@ WebText was not released: put your own documents, one JSON object {"text": …} 
 import dataclasses
 from typing import NamedTuple
 
-from plm_jax import config, objectives
+from plm_jax import config, models, objectives
 from plm_jax.data.sources import corpora
-from plm_jax.models import settings
 
 
 class Size(NamedTuple):
@@ -50,18 +49,18 @@ SOURCE = "Radford et al. 2019"
 
 def model(layers: int, width: int, heads: int, vocab_size: int = 50257, length: int = 1024, dropout: float = 0.1):
     """A model of GPT-2's kind."""
-    return settings.DecoderConfig(
-        embedding=settings.EmbeddingConfig(vocab_size=vocab_size, width=width),
-        attention=settings.AttentionConfig(
+    return models.DecoderConfig(
+        embedding=models.EmbeddingConfig(vocab_size=vocab_size, width=width),
+        attention=models.AttentionConfig(
             heads=heads,
             head_dim=width // heads,
-            position=settings.LearnedPositions(length=length, init_std=0.01),
+            position=models.LearnedPositions(length=length, init_std=0.01),
         ),
-        feed_forward=settings.FeedForwardConfig(width=4 * width, activation="gelu_tanh"),
-        norm=settings.NormConfig(epsilon=1e-5),
-        stack=settings.StackConfig(layers=layers),
-        dropout=settings.DropoutConfig(embedding=dropout, attention=dropout, residual=dropout),
-        initializer=settings.InitializerConfig(std=0.02, shrink_residual=True),
+        feed_forward=models.FeedForwardConfig(width=4 * width, activation="gelu_tanh"),
+        norm=models.NormConfig(epsilon=1e-5),
+        stack=models.StackConfig(layers=layers),
+        dropout=models.DropoutConfig(embedding=dropout, attention=dropout, residual=dropout),
+        initializer=models.InitializerConfig(std=0.02, shrink_residual=True),
     )
 
 

@@ -22,9 +22,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from plm_jax import config, objectives
+from plm_jax import config, models, objectives
 from plm_jax.data.sources import corpora
-from plm_jax.models import settings
 
 LENGTH, FIRST_ROWS = 2048, 16
 
@@ -121,18 +120,18 @@ SOURCE = "Brown et al. 2020"
 
 def model(layers: int, width: int, heads: int, vocab_size: int = 50257, length: int = LENGTH, band: int = 256):
     """A model of GPT-3's kind; every second layer sees the last `band` tokens."""
-    return settings.DecoderConfig(
-        embedding=settings.EmbeddingConfig(vocab_size=vocab_size, width=width),
-        attention=settings.AttentionConfig(
+    return models.DecoderConfig(
+        embedding=models.EmbeddingConfig(vocab_size=vocab_size, width=width),
+        attention=models.AttentionConfig(
             heads=heads,
             head_dim=width // heads,
-            position=settings.LearnedPositions(length=length, init_std=0.01),
+            position=models.LearnedPositions(length=length, init_std=0.01),
             windows=(0, band),
         ),
-        feed_forward=settings.FeedForwardConfig(width=4 * width, activation="gelu_tanh"),
-        norm=settings.NormConfig(epsilon=1e-5),
-        stack=settings.StackConfig(layers=layers),
-        initializer=settings.InitializerConfig(std=0.02, shrink_residual=True),
+        feed_forward=models.FeedForwardConfig(width=4 * width, activation="gelu_tanh"),
+        norm=models.NormConfig(epsilon=1e-5),
+        stack=models.StackConfig(layers=layers),
+        initializer=models.InitializerConfig(std=0.02, shrink_residual=True),
     )
 
 

@@ -30,9 +30,8 @@ one of its kind and size.
 import dataclasses
 from typing import NamedTuple
 
-from plm_jax import config, objectives
+from plm_jax import config, models, objectives
 from plm_jax.data.sources import corpora
-from plm_jax.models import settings
 
 
 class Size(NamedTuple):
@@ -133,24 +132,24 @@ class Version(NamedTuple):
 
     vocab_size: int
     length: int
-    position: settings.Rotary
+    position: models.Rotary
 
 
 VERSIONS = {
-    "1": Version(vocab_size=32000, length=2048, position=settings.Rotary(length=2048)),
-    "2": Version(vocab_size=32000, length=4096, position=settings.Rotary(length=4096)),
-    "3": Version(vocab_size=128256, length=8192, position=settings.Rotary(theta=500_000.0, length=8192)),
+    "1": Version(vocab_size=32000, length=2048, position=models.Rotary(length=2048)),
+    "2": Version(vocab_size=32000, length=4096, position=models.Rotary(length=4096)),
+    "3": Version(vocab_size=128256, length=8192, position=models.Rotary(theta=500_000.0, length=8192)),
     "3.1": Version(
         vocab_size=128256,
         length=8192,
-        position=settings.Rotary(500_000.0, scaling=settings.RotaryScaling(), length=131_072),
+        position=models.Rotary(500_000.0, scaling=models.RotaryScaling(), length=131_072),
     ),
     "3.2": Version(
         vocab_size=128256,
         length=8192,
-        position=settings.Rotary(500_000.0, scaling=settings.RotaryScaling(factor=32.0), length=131_072),
+        position=models.Rotary(500_000.0, scaling=models.RotaryScaling(factor=32.0), length=131_072),
     ),
-    "tiny": Version(vocab_size=32000, length=2048, position=settings.Rotary(length=2048)),
+    "tiny": Version(vocab_size=32000, length=2048, position=models.Rotary(length=2048)),
 }
 OWN_TEXT = {"sources": {"text": config.JsonLines(path="../corpus/*.jsonl.gz")}}
 FINER_NORM = ("1-7b", "1-13b", "1-33b")  # Their epsilon is 1e-6.
@@ -201,25 +200,25 @@ def model(
     kv_heads: int,
     feed_forward: int,
     vocab_size: int = 32000,
-    position: settings.Rotary = VERSIONS["2"].position,
+    position: models.Rotary = VERSIONS["2"].position,
     epsilon: float = 1e-5,
     tied: bool = False,
 ):
     """A model of LLaMA's kind."""
-    return settings.DecoderConfig(
-        embedding=settings.EmbeddingConfig(vocab_size=vocab_size, width=width),
-        attention=settings.AttentionConfig(
+    return models.DecoderConfig(
+        embedding=models.EmbeddingConfig(vocab_size=vocab_size, width=width),
+        attention=models.AttentionConfig(
             heads=heads,
             head_dim=width // heads,
             kv_heads=None if kv_heads == heads else kv_heads,
             position=position,
             bias=False,
         ),
-        feed_forward=settings.FeedForwardConfig(width=feed_forward, activation="silu", gated=True, bias=False),
-        norm=settings.NormConfig(kind="rms", epsilon=epsilon),
-        stack=settings.StackConfig(layers=layers),
-        head=settings.VocabularyHead(tied=tied),
-        initializer=settings.InitializerConfig(std=0.02),
+        feed_forward=models.FeedForwardConfig(width=feed_forward, activation="silu", gated=True, bias=False),
+        norm=models.NormConfig(kind="rms", epsilon=epsilon),
+        stack=models.StackConfig(layers=layers),
+        head=models.VocabularyHead(tied=tied),
+        initializer=models.InitializerConfig(std=0.02),
     )
 
 

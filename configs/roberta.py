@@ -19,9 +19,8 @@ merges.txt) where `vocabulary.spec` points, or set both.
 
 from typing import NamedTuple
 
-from plm_jax import config, objectives
+from plm_jax import config, models, objectives
 from plm_jax.data.sources import corpora
-from plm_jax.models import settings
 
 
 class Size(NamedTuple):
@@ -48,16 +47,16 @@ SOURCE = "Liu et al. 2019"
 
 def model(layers: int, width: int, heads: int, vocab_size: int = 50265, length: int = 512, dropout: float = 0.1):
     """A model of RoBERTa's kind, with its head for masked tokens."""
-    position = settings.LearnedPositions(length=length, offset=2, skips_padding=True)
-    return settings.EncoderConfig(
-        embedding=settings.EmbeddingConfig(vocab_size=vocab_size, width=width, token_types=1, norm=True),
-        attention=settings.AttentionConfig(heads=heads, head_dim=width // heads, position=position),
-        feed_forward=settings.FeedForwardConfig(width=4 * width, activation="gelu_exact"),
-        norm=settings.NormConfig(epsilon=1e-5, placement="post"),
-        stack=settings.StackConfig(layers=layers),
-        head=settings.VocabularyHead(transform="gelu_exact", bias=True),
-        dropout=settings.DropoutConfig(embedding=dropout, attention=dropout, residual=dropout),
-        initializer=settings.InitializerConfig(std=0.02),
+    position = models.LearnedPositions(length=length, offset=2, skips_padding=True)
+    return models.EncoderConfig(
+        embedding=models.EmbeddingConfig(vocab_size=vocab_size, width=width, token_types=1, norm=True),
+        attention=models.AttentionConfig(heads=heads, head_dim=width // heads, position=position),
+        feed_forward=models.FeedForwardConfig(width=4 * width, activation="gelu_exact"),
+        norm=models.NormConfig(epsilon=1e-5, placement="post"),
+        stack=models.StackConfig(layers=layers),
+        head=models.VocabularyHead(transform="gelu_exact", bias=True),
+        dropout=models.DropoutConfig(embedding=dropout, attention=dropout, residual=dropout),
+        initializer=models.InitializerConfig(std=0.02),
     )
 
 

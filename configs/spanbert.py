@@ -18,9 +18,8 @@ points, and the vocabulary of google-bert/bert-base-cased (vocab.txt) where `voc
 
 from typing import NamedTuple
 
-from plm_jax import config, objectives
+from plm_jax import config, models, objectives
 from plm_jax.data.sources import corpora
-from plm_jax.models import settings
 
 
 class Size(NamedTuple):
@@ -45,18 +44,18 @@ SOURCE = "Joshi et al. 2020"
 
 def model(layers: int, width: int, heads: int, vocab_size: int = 28996, length: int = 512, dropout: float = 0.1):
     """A model of SpanBERT's kind, with its heads for masked tokens and for spans."""
-    return settings.EncoderConfig(
-        embedding=settings.EmbeddingConfig(vocab_size=vocab_size, width=width, token_types=2, norm=True),
-        attention=settings.AttentionConfig(
-            heads=heads, head_dim=width // heads, position=settings.LearnedPositions(length=length)
+    return models.EncoderConfig(
+        embedding=models.EmbeddingConfig(vocab_size=vocab_size, width=width, token_types=2, norm=True),
+        attention=models.AttentionConfig(
+            heads=heads, head_dim=width // heads, position=models.LearnedPositions(length=length)
         ),
-        feed_forward=settings.FeedForwardConfig(width=4 * width, activation="gelu_exact"),
-        norm=settings.NormConfig(epsilon=1e-12, placement="post"),
-        stack=settings.StackConfig(layers=layers),
-        head=settings.VocabularyHead(transform="gelu_exact", bias=True),
-        span_boundary=settings.SpanBoundary(),
-        dropout=settings.DropoutConfig(embedding=dropout, attention=dropout, residual=dropout),
-        initializer=settings.InitializerConfig(std=0.02),
+        feed_forward=models.FeedForwardConfig(width=4 * width, activation="gelu_exact"),
+        norm=models.NormConfig(epsilon=1e-12, placement="post"),
+        stack=models.StackConfig(layers=layers),
+        head=models.VocabularyHead(transform="gelu_exact", bias=True),
+        span_boundary=models.SpanBoundary(),
+        dropout=models.DropoutConfig(embedding=dropout, attention=dropout, residual=dropout),
+        initializer=models.InitializerConfig(std=0.02),
     )
 
 

@@ -13,9 +13,8 @@ SentencePiece model where `vocabulary.spec` points, or set it.
 import dataclasses
 from typing import NamedTuple
 
-from plm_jax import config, objectives
+from plm_jax import config, models, objectives
 from plm_jax.data.sources import corpora
-from plm_jax.models import settings
 
 
 class Size(NamedTuple):
@@ -73,20 +72,20 @@ def model(
 ):
     """A model of T5's kind; dropout is 0.1 by default, none in 1.1."""
     rate = (0.0 if v1_1 else 0.1) if dropout is None else dropout
-    return settings.EncoderDecoderConfig(
-        embedding=settings.EmbeddingConfig(vocab_size=vocab_size, width=width),
-        attention=settings.AttentionConfig(
-            heads=heads, head_dim=head_dim, position=settings.RelativeBias(), bias=False, score_scale=1.0
+    return models.EncoderDecoderConfig(
+        embedding=models.EmbeddingConfig(vocab_size=vocab_size, width=width),
+        attention=models.AttentionConfig(
+            heads=heads, head_dim=head_dim, position=models.RelativeBias(), bias=False, score_scale=1.0
         ),
-        feed_forward=settings.FeedForwardConfig(
+        feed_forward=models.FeedForwardConfig(
             width=feed_forward, activation="gelu_tanh" if v1_1 else "relu", gated=v1_1, bias=False
         ),
-        norm=settings.NormConfig(kind="rms", epsilon=1e-6),
-        stack=settings.StackConfig(layers=layers),
-        decoder_stack=settings.StackConfig(layers=layers),
-        head=settings.VocabularyHead(tied=not v1_1, scale_by_width=not v1_1),
-        dropout=settings.DropoutConfig(broadcast=True).all_at(rate),
-        initializer=settings.FanInConfig(),
+        norm=models.NormConfig(kind="rms", epsilon=1e-6),
+        stack=models.StackConfig(layers=layers),
+        decoder_stack=models.StackConfig(layers=layers),
+        head=models.VocabularyHead(tied=not v1_1, scale_by_width=not v1_1),
+        dropout=models.DropoutConfig(broadcast=True).all_at(rate),
+        initializer=models.FanInConfig(),
     )
 
 

@@ -17,8 +17,7 @@ Put your documents, one JSON object {"text": …} a line, where `data.sources.te
 
 from typing import NamedTuple
 
-from plm_jax import config, objectives
-from plm_jax.models import settings
+from plm_jax import config, models, objectives
 
 
 class Size(NamedTuple):
@@ -47,17 +46,17 @@ SOURCE = "Vaswani et al. 2017"
 
 def model(layers: int, width: int, heads: int, feed_forward: int, dropout: float, vocab_size: int = VOCAB_SIZE):
     """A model of the Transformer's kind."""
-    return settings.EncoderDecoderConfig(
-        embedding=settings.EmbeddingConfig(vocab_size=vocab_size, width=width, scale_by_width=True),
-        attention=settings.AttentionConfig(
-            heads=heads, head_dim=width // heads, position=settings.SinusoidalPositions(), bias=False
+    return models.EncoderDecoderConfig(
+        embedding=models.EmbeddingConfig(vocab_size=vocab_size, width=width, scale_by_width=True),
+        attention=models.AttentionConfig(
+            heads=heads, head_dim=width // heads, position=models.SinusoidalPositions(), bias=False
         ),
-        feed_forward=settings.FeedForwardConfig(width=feed_forward, activation="relu"),
-        norm=settings.NormConfig(epsilon=1e-6, placement="post"),
-        stack=settings.StackConfig(layers=layers),
-        decoder_stack=settings.StackConfig(layers=layers),
-        dropout=settings.DropoutConfig(embedding=dropout, residual=dropout),
-        initializer=settings.InitializerConfig(std=width**-0.5),
+        feed_forward=models.FeedForwardConfig(width=feed_forward, activation="relu"),
+        norm=models.NormConfig(epsilon=1e-6, placement="post"),
+        stack=models.StackConfig(layers=layers),
+        decoder_stack=models.StackConfig(layers=layers),
+        dropout=models.DropoutConfig(embedding=dropout, residual=dropout),
+        initializer=models.InitializerConfig(std=width**-0.5),
     )
 
 

@@ -7,10 +7,9 @@ from typing import ClassVar
 import jax.numpy as jnp
 import pytest
 
-from plm_jax import config, objectives
+from plm_jax import config, models, objectives
 from plm_jax.common.errors import UserError
 from plm_jax.config import checks
-from plm_jax.models import settings
 from tests.support.tiny import RUNS
 
 
@@ -80,7 +79,7 @@ def test_what_a_new_run_would_ignore_is_refused_and_an_old_one_is_read(name, cha
 
 
 @dataclasses.dataclass(frozen=True)
-class Remembering(settings.DecoderConfig):
+class Remembering(models.DecoderConfig):
     """A user's decoder with a memory of the previous rows."""
 
     kind: ClassVar[str] = "tests_remembering"

@@ -74,7 +74,7 @@ def rooms(names: set[str]) -> set[str]:
 
 @pytest.mark.parametrize("path", files("models"), ids=lambda p: p.stem)
 def test_models_import_jax_and_flax_only(path):
-    assert outside(imports(path)) <= {"jax", "flax"}
+    assert outside(imports(path)) <= {"jax", "flax", "jaxtyping", "typing_extensions"}
     assert rooms(imports(path)) <= {"models", "common"}
 
 
@@ -92,7 +92,7 @@ def test_objectives_import_numpy_only(path):
 
 @pytest.mark.parametrize("path", files("losses"), ids=lambda p: p.stem)
 def test_losses_import_jax_and_numpy_only(path):
-    assert outside(imports(path)) <= {"jax", "numpy"}
+    assert outside(imports(path)) <= {"jax", "jaxtyping", "numpy", "typing_extensions"}
 
 
 @pytest.mark.parametrize("name", STEP_MODULES)

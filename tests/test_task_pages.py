@@ -4,11 +4,10 @@ import dataclasses
 
 import pytest
 
-from plm_jax import config
+from plm_jax import config, models
 from plm_jax.common.errors import UserError
 from plm_jax.config import files as pages
 from plm_jax.configs.tasks import glue, recipes, translation
-from plm_jax.models import settings
 from plm_jax.runs import transfer
 from tests.support import moods
 from tests.support import tiny as tiny_config
@@ -55,4 +54,4 @@ def test_a_recipe_that_is_none_is_one_line():
 def test_the_first_stage_of_translation_needs_an_encoder_decoder(tmp_path):
     with pytest.raises(UserError, match=r"source_encoder is for an encoder-decoder.* kind 'encoder'"):
         resolved("translation:1", tiny_config.BERT, tmp_path)
-    assert translation.STAGES["1"].source_encoder == settings.SourceEncoderConfig(layers=2)
+    assert translation.STAGES["1"].source_encoder == models.SourceEncoderConfig(layers=2)

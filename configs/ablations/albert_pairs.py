@@ -11,11 +11,10 @@ steps, and is not tuned.
 
 import dataclasses
 
-from plm_jax import config, objectives
+from plm_jax import config, models, objectives
 from plm_jax.configs.ablations import downstream, objectives_demo
 from plm_jax.experiments.comparison import Published, StandIn
 from plm_jax.experiments.setups import NOT_STATED, Setup, of_run
-from plm_jax.models import settings
 
 base = downstream.bases(paper="../albert.py:base", demo="../demo.py:bert")
 # The original duplicates its corpus forty times, with different pairs in each copy.
@@ -79,10 +78,10 @@ def overrides(size="paper"):
             model = poems["model"]
             changes = poems | {"data": dataclasses.replace(poems["data"], layout=layout)}
             if name == "none":
-                changes |= {"model": dataclasses.replace(model, pooler=settings.NoHead())}
+                changes |= {"model": dataclasses.replace(model, pooler=models.NoHead())}
         else:
             changes = {"data.layout": layout, "objective": objectives.MaskedLM(max_predictions=20, whole_words=3)}
-            changes |= {"model.pooler": settings.NoHead()} if name == "none" else {}
+            changes |= {"model.pooler": models.NoHead()} if name == "none" else {}
         yield name, changes
         if size == "paper":
             yield from tuned(name, size)

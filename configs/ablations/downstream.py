@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from plm_jax import config
+from plm_jax import config, models
 from plm_jax.configs import demo
 from plm_jax.configs.tasks import glue, reading, sentiment
 from plm_jax.data import mixtures
@@ -16,7 +16,6 @@ from plm_jax.data.sources import corpora
 from plm_jax.data.text_to_text import sizes
 from plm_jax.experiments.comparison import StandIn
 from plm_jax.experiments.setups import NOT_STATED, Setup
-from plm_jax.models import settings
 
 Changes = dict[str, Any]
 # The metrics of `of_encoder` by what RoBERTa's and ALBERT's tables call them; Choices of several articles, as RACE's,
@@ -70,7 +69,7 @@ def of_encoder(name: str, tasks: Sequence[str] = ENCODER_TASKS) -> Iterator[tupl
 def steps_of(learning_rate: float, batch_size: int, steps: int, warmup_steps: int, length: int) -> Changes:
     """Returns changes to the runs of `of_encoder` for a recipe that counts steps and has no dropout."""
     return {
-        "model": settings.FromCheckpointConfig(dropout=0.0),
+        "model": models.FromCheckpointConfig(dropout=0.0),
         "schedule.learning_rate": learning_rate,
         "schedule.warmup_fraction": 0.0,
         "schedule.warmup_steps": warmup_steps,
@@ -99,11 +98,11 @@ def unstated(paper: str, tasks: Sequence[str] = ENCODER_TASKS) -> dict[str, Setu
 
 
 def of_reviews(name: str, feature: str = "mean") -> Iterator[tuple[str, Changes]]:
-    """Film reviews of two classes, predicted by a `settings.ClassesHead` from the `feature` of the tokens."""
+    """Film reviews of two classes, predicted by a `models.ClassesHead` from the `feature` of the tokens."""
     run = run_of(sentiment.get_config())
     run = dataclasses.replace(
         run,
-        model=settings.FromCheckpointConfig(dropout=0.1, heads=(("task", settings.ClassesHead(feature=feature)),)),
+        model=models.FromCheckpointConfig(dropout=0.1, heads=(("task", models.ClassesHead(feature=feature)),)),
         schedule=dataclasses.replace(run.schedule, learning_rate=1e-3),
         train=config.TrainConfig(epochs=1.0, batch_size=32),
     )
@@ -119,7 +118,7 @@ def of_text_to_text(name: str) -> Iterator[tuple[str, Changes]]:
             f"{name}-{benchmark}",
             text_to_text(examples)
             | {
-                "model": settings.FromCheckpointConfig(dropout=0.1),
+                "model": models.FromCheckpointConfig(dropout=0.1),
                 "schedule": config.ConstantSchedule(learning_rate=1e-3),
                 "train.steps": 2**18,
                 "train.batch_size": 128,
@@ -173,7 +172,7 @@ def in_words(name: str, steps: int) -> tuple[str, Changes]:
     """The film reviews as text to text, for models of the demo's size: they answer `positive` or `negative`."""
     run = demo.t5_tasks()
     changes = vars(run) | {
-        "model": settings.FromCheckpointConfig(dropout=0.1),
+        "model": models.FromCheckpointConfig(dropout=0.1),
         "data.sources": {"sentiment": run.data.sources["sentiment"]},
         "data.mixture": {},
         "data.cache_dir": "../.cache/ablations/in-words",

@@ -22,22 +22,21 @@ What a row shows and what it does not:
 import dataclasses
 from collections.abc import Iterator
 
-from plm_jax import config
+from plm_jax import config, models
 from plm_jax.configs import demo
 from plm_jax.configs.ablations import labelled_sets
 from plm_jax.experiments.comparison import Rivals
-from plm_jax.models import settings
 
 base = "../tasks/sentiment.py"
 TRAIN, TEST, FITS = 2000, 1000, 200
 FAMILIES = ("bert", "gpt2", "bart", "elmo")
 # Of the mean of all tokens a small encoder tells more than of the first, and a decoder of its last one.
 HEADS = {
-    "classes": settings.ClassesHead(feature="mean"),
-    "score": settings.ScoreHead(feature="mean"),
-    "choice": settings.ChoiceHead(feature="mean"),
-    "tags": settings.TagsHead(),
-    "span": settings.SpanHead(),
+    "classes": models.ClassesHead(feature="mean"),
+    "score": models.ScoreHead(feature="mean"),
+    "choice": models.ChoiceHead(feature="mean"),
+    "tags": models.TagsHead(),
+    "span": models.SpanHead(),
 }
 
 
@@ -103,11 +102,9 @@ def _tuned(name: str, family: str, fits: bool = False) -> dict:
     if family == "gpt2":
         head = dataclasses.replace(head, feature="last")
     if family == "elmo":
-        head = settings.ClassesHead(
-            feature="max", layers=settings.MixedLayers(), recurrent=settings.BiLstmConfig(cell=64)
-        )
+        head = models.ClassesHead(feature="max", layers=models.MixedLayers(), recurrent=models.BiLstmConfig(cell=64))
     changes = {
-        "model": settings.FromCheckpointConfig(dropout=0.1, heads=(("task", head),)),
+        "model": models.FromCheckpointConfig(dropout=0.1, heads=(("task", head),)),
         "objective": of.objective,
         "data.sources": {name: source},
         "data.cache_dir": f"../../.cache/finetune/{name}-{FITS if fits else TRAIN}-{fits}",

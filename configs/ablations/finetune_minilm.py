@@ -12,11 +12,10 @@ import os
 import zipfile
 from collections.abc import Iterator
 
-from plm_jax import config
+from plm_jax import config, models
 from plm_jax.common.errors import UserError
 from plm_jax.configs.ablations import labelled_sets
 from plm_jax.experiments.comparison import Rivals
-from plm_jax.models import settings
 
 base = "../tasks/sentiment.py"
 TRAIN, TEST = 2000, 1000
@@ -34,7 +33,7 @@ def overrides() -> Iterator[tuple[str, dict]]:
             continue
         of = labelled_sets.SETS[name]
         changes = {
-            "model": settings.FromCheckpointConfig(dropout=0.1, scan_layers=False),
+            "model": models.FromCheckpointConfig(dropout=0.1, scan_layers=False),
             "objective": of.objective,
             "data.sources": {name: labelled_sets.source(name, TRAIN, TEST)},
             "data.cache_dir": f"../../.cache/finetune/minilm-{name}",

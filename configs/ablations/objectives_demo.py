@@ -29,9 +29,8 @@ What a row shows and what it does not:
 
 import dataclasses
 
-from plm_jax import config, objectives
+from plm_jax import config, models, objectives
 from plm_jax.configs import bert, demo
-from plm_jax.models import settings
 from plm_jax.objectives import denoising
 
 base = "../demo.py:bert"
@@ -67,7 +66,7 @@ def _encoders():
     }
     for name, objective in masks.items():
         yield name, {"objective": objective, **_after("bert", 100, 1e-3)}
-    spanbert = dataclasses.replace(demo.bert().model, span_boundary=settings.SpanBoundary(width=32))
+    spanbert = dataclasses.replace(demo.bert().model, span_boundary=models.SpanBoundary(width=32))
     spans = {"model": spanbert, "objective": objectives.SpanMaskedLM()}
     spans |= {"data.layout": config.FullSentences(cross_documents=False)}
     yield "span_masked_lm", {**spans, **_after("bert", 200, 1e-3)}
@@ -102,9 +101,7 @@ def _decoders():
     prefix_lm = {**vars(demo.gpt2()), "objective": objectives.DecoderPrefixLM()}
     yield "decoder_prefix_lm", {**prefix_lm, **_after("gpt2", 30, 5e-4)}
     whole, objective = demo.t5().model, objectives.DecoderTextToText()
-    alone = settings.DecoderConfig(
-        **{f.name: getattr(whole, f.name) for f in dataclasses.fields(settings.DecoderConfig)}
-    )
+    alone = models.DecoderConfig(**{f.name: getattr(whole, f.name) for f in dataclasses.fields(models.DecoderConfig)})
     length = sum(objective.noise.lengths(objective.noise.input_length(128))) - 1
     spans = {"model": alone, "objective": objective, "data.length": length, "train.phases": (), "train.steps": 400}
     yield "decoder_span_corruption", {**vars(demo.t5()), **spans}

@@ -9,11 +9,10 @@ table 6; its figures are not at hand.
 
 import dataclasses
 
-from plm_jax import config, objectives
+from plm_jax import config, models, objectives
 from plm_jax.configs import bert, demo, glm, gpt2
 from plm_jax.configs.ablations import downstream
 from plm_jax.experiments.comparison import Published
-from plm_jax.models import settings
 
 base = downstream.bases(paper="../glm.py:base", demo="../demo.py:glm")
 _MODELS = {"paper": glm.model(*glm.SIZES["base"]), "demo": demo.glm().model}
@@ -27,7 +26,7 @@ def overrides(size="paper"):
     dimensions = (model.stack.layers, model.embedding.width, model.attention.heads, model.embedding.vocab_size, rows)
     like = {"initializer": dataclasses.replace(bert.model(*dimensions).initializer, std=model.initializer.std)}
     encoder = bert.model(*dimensions, dropout=model.dropout.residual)
-    encoder = dataclasses.replace(encoder, pooler=settings.NoHead(), **like)
+    encoder = dataclasses.replace(encoder, pooler=models.NoHead(), **like)
     decoder = gpt2.model(*dimensions, dropout=model.dropout.residual)
     scale = {"train.steps": 600} if size == "demo" else {}
     changes = {

@@ -10,11 +10,10 @@ inputs and the targets in one row.
 import dataclasses
 from collections.abc import Iterator
 
-from plm_jax import objectives
+from plm_jax import models, objectives
 from plm_jax.configs import demo, t5
 from plm_jax.configs.ablations import downstream, t5_paper
 from plm_jax.experiments.setups import Setup
-from plm_jax.models import settings
 
 MODELS = {"paper": t5.model(*t5.SIZES["base"][:5], v1_1=False), "demo": demo.t5().model}
 # Tokens of a text that is denoised, and of a task's row that inputs and targets share.
@@ -29,13 +28,13 @@ base, compared = t5_paper.base, t5_paper.compared
 def overrides(size="paper"):
     """(name, changes) of each run."""
     whole = MODELS[size]
-    half = settings.StackConfig(layers=whole.stack.layers // 2)
-    models = {
+    half = models.StackConfig(layers=whole.stack.layers // 2)
+    shapes = {
         "encoder_decoder": whole,
         "shared": dataclasses.replace(whole, tie_encoder_decoder=True),
         "halved": dataclasses.replace(whole, stack=half, decoder_stack=half),
     }
-    for name, model in models.items():
+    for name, model in shapes.items():
         yield from t5_paper.arm(f"denoise_{name}", {"model": model, "objective": NOISE}, size)
         yield from t5_paper.arm(f"lm_{name}", {"model": model, "objective": objectives.PrefixLM()}, size)
     of_noise = {"data.length": sum(NOISE.lengths(NOISE.input_length(LENGTHS[size][0]))) - 1}
@@ -53,8 +52,8 @@ evaluations = t5_paper.evaluations(overrides)
 
 def _decoder(name: str, changes: downstream.Changes, size: str) -> Iterator[tuple[str, downstream.Changes]]:
     """A decoder as large as the baseline's, and what it is tuned on."""
-    fields = {field.name: getattr(MODELS[size], field.name) for field in dataclasses.fields(settings.DecoderConfig)}
-    pretrained, *tuned = t5_paper.arm(name, {"model": settings.DecoderConfig(**fields)} | changes, size)
+    fields = {field.name: getattr(MODELS[size], field.name) for field in dataclasses.fields(models.DecoderConfig)}
+    pretrained, *tuned = t5_paper.arm(name, {"model": models.DecoderConfig(**fields)} | changes, size)
     yield pretrained
     for task, of_task in tuned:
         rows = {"data.length": LENGTHS[size][1]}
@@ -94,11 +93,11 @@ def _is_decoder(name: str) -> bool:
 def _setup(name: str) -> Setup:
     """Returns the paper's set-up for pretraining a variant."""
     aim, _, architecture = name.partition("_")
-    models = {"shared": {"tie_encoder_decoder": True}, "halved": {"stack.layers": 6, "decoder_stack.layers": 6}}
+    changes = {"shared": {"tie_encoder_decoder": True}, "halved": {"stack.layers": 6, "decoder_stack.layers": 6}}
     of = dataclasses.replace(
         t5_paper.PRETRAINING,
         source="Raffel et al. 2020, §3.2.2 to 3.2.4 (variants) and §3.1 (all else)",
-        model=dict(t5_paper.PRETRAINING.model) | models.get(architecture, {}),
+        model=dict(t5_paper.PRETRAINING.model) | changes.get(architecture, {}),
     )
     if aim == "lm":
         of = dataclasses.replace(of, objective={"kind": "prefix_lm"})

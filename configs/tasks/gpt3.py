@@ -10,8 +10,7 @@ Not here: sets whose forms no template says (LAMBADA, Winograd, Winogrande, COPA
 StoryCloze, whose rows are handed out by its authors alone.
 """
 
-from plm_jax import config, objectives
-from plm_jax.models import settings
+from plm_jax import config, models, objectives
 
 _ANSWER = "Question: {question}\nAnswer:"
 
@@ -93,7 +92,7 @@ SETS = {
 def get_config(name: str = "piqa"):
     """A run with one of SETS; nothing is trained on it."""
     run = config.Run(
-        model=settings.FromCheckpointConfig(),
+        model=models.FromCheckpointConfig(),
         objective=objectives.Causal(),
         vocabulary=config.VocabularyConfig(),
         data=config.DataConfig(

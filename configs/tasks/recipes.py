@@ -2,8 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from plm_jax import config, objectives
-from plm_jax.models import settings
+from plm_jax import config, models, objectives
 
 
 class Recipe(NamedTuple):
@@ -53,7 +52,7 @@ def run(
     """The run that tunes a checkpoint's model for an objective on labelled sources, in rows of `length`."""
     of = config.choose(RECIPES, recipe)
     return config.Run(
-        model=settings.FromCheckpointConfig(dropout=0.1),
+        model=models.FromCheckpointConfig(dropout=0.1),
         objective=objective,
         vocabulary=config.VocabularyConfig(),
         data=config.DataConfig(

@@ -11,8 +11,7 @@ paper's were those of WMT, with back-translation. Its rates are not published; t
 
 from typing import NamedTuple
 
-from plm_jax import config, objectives
-from plm_jax.models import settings
+from plm_jax import config, models, objectives
 
 
 class Stage(NamedTuple):
@@ -21,7 +20,7 @@ class Stage(NamedTuple):
     trainable: tuple[str, ...]
     learning_rate: float
     epochs: float
-    source_encoder: settings.SourceEncoderConfig | None = None
+    source_encoder: models.SourceEncoderConfig | None = None
 
 
 STAGES = {
@@ -33,7 +32,7 @@ STAGES = {
         ),
         learning_rate=1e-3,
         epochs=20,
-        source_encoder=settings.SourceEncoderConfig(layers=2),
+        source_encoder=models.SourceEncoderConfig(layers=2),
     ),
     "2": Stage(trainable=config.TrainConfig.trainable, learning_rate=3e-4, epochs=5),
 }
@@ -49,7 +48,7 @@ def get_config(stage: str = "1"):
         prompt=config.PromptConfig("Spanish: {es}\nEnglish:"),
     )
     run = config.Run(
-        model=settings.FromCheckpointConfig(dropout=0.1, source_encoder=of.source_encoder),
+        model=models.FromCheckpointConfig(dropout=0.1, source_encoder=of.source_encoder),
         objective=objectives.Denoising(),
         vocabulary=config.VocabularyConfig(),
         data=config.DataConfig(

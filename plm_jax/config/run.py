@@ -6,7 +6,7 @@ from plm_jax import objectives
 from plm_jax.config.data import DataConfig
 from plm_jax.config.training import CheckpointConfig, EvaluationConfig, PrecisionConfig, TrainConfig
 from plm_jax.data.vocabulary_config import VocabularyConfig
-from plm_jax.models.settings import ModelConfig
+from plm_jax.models import ModelConfig
 from plm_jax.training.mesh import MeshConfig
 from plm_jax.training.optimizers import OptimizerConfig
 from plm_jax.training.schedules import Schedule

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import jax
 
-from plm_jax import config
+from plm_jax import config, models
 from plm_jax.common.errors import UserError
 from plm_jax.config import files as pages
 from plm_jax.hub import families
-from plm_jax.models import registry, settings
+from plm_jax.models import registry
 
 COLUMNS = (
     "Config",
@@ -59,7 +59,7 @@ def entries(folder: str = pages.FOLDER) -> list[ModelEntry]:
     return found
 
 
-def count(model: settings.ModelConfig) -> int:
+def count(model: models.ModelConfig) -> int:
     """How many parameters a model has, by shape evaluation; tied weights count once."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(registry.shapes(model)))
 
@@ -91,9 +91,9 @@ def _changing(values: list[int]) -> str:
     return " → ".join(f"{new:,}" for old, new in zip([None, *values], values, strict=False) if new != old)
 
 
-def _hugging_face(model: settings.ModelConfig) -> str:
+def _hugging_face(model: models.ModelConfig) -> str:
     """The family that the hub reads and writes such a model, or a part of it, as."""
-    if not isinstance(model, settings.TransformerConfig):
+    if not isinstance(model, models.TransformerConfig):
         return "– (bilm-tf)"
     try:
         return families.family_of(families.published(model)[0]).name

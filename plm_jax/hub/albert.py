@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from plm_jax import models
 from plm_jax.common.errors import UserError
 from plm_jax.hub import bert
 from plm_jax.hub.family import Family, dense, norm, unembedding, values
-from plm_jax.models import settings
 
 LAYER, BLOCKS = "albert.encoder.albert_layer_groups.{group}.albert_layers.{inner}", "stack/blocks"
 TENSORS = (
@@ -47,7 +47,7 @@ DEFAULTS = bert.DEFAULTS | {
 }
 
 
-def to_settings(config: Mapping[str, Any]) -> settings.EncoderConfig:
+def to_settings(config: Mapping[str, Any]) -> models.EncoderConfig:
     """The settings that an ALBERT `config.json` describes, with both heads.
 
     Raises:
@@ -62,14 +62,14 @@ def to_settings(config: Mapping[str, Any]) -> settings.EncoderConfig:
     return replace(
         model,
         embedding=replace(model.embedding, embedding_size=value["embedding_size"]),
-        stack=settings.StackConfig(layers, None if groups == layers else groups, value["inner_group_num"]),
+        stack=models.StackConfig(layers, None if groups == layers else groups, value["inner_group_num"]),
     )
 
 
-def to_config(model: settings.EncoderConfig) -> dict[str, Any]:
+def to_config(model: models.EncoderConfig) -> dict[str, Any]:
     """The `config.json` of an ALBERT with these settings."""
-    config, has_head, stack = bert.to_config(model), isinstance(model.head, settings.VocabularyHead), model.stack
-    whole = has_head and isinstance(model.pooler, settings.Pooler) and model.pooler.classes > 0
+    config, has_head, stack = bert.to_config(model), isinstance(model.head, models.VocabularyHead), model.stack
+    whole = has_head and isinstance(model.pooler, models.Pooler) and model.pooler.classes > 0
     return config | {
         "architectures": ["AlbertForPreTraining" if whole else "AlbertForMaskedLM" if has_head else "AlbertModel"],
         "model_type": "albert",
@@ -127,7 +127,7 @@ def _pieces(files: list[bytes]):
 FAMILY = Family(
     name="ALBERT",
     model_type="albert",
-    kind=settings.EncoderConfig.kind,
+    kind=models.EncoderConfig.kind,
     prefix="albert.",
     tensors=TENSORS,
     buffers=bert.BUFFERS,

@@ -7,6 +7,7 @@ the published models; it becomes a parameter of ours only where it is not 0.
 from collections.abc import Mapping
 from typing import Any
 
+from plm_jax import models
 from plm_jax.common.errors import UserError
 from plm_jax.hub import roberta
 from plm_jax.hub.family import (
@@ -21,7 +22,6 @@ from plm_jax.hub.family import (
     task_layouts,
     values,
 )
-from plm_jax.models import settings
 
 
 def _attention(name: str, path: str) -> tuple[Tensor, ...]:
@@ -76,7 +76,7 @@ DEFAULTS = {
 OFFSET = 2
 
 
-def to_settings(config: Mapping[str, Any]) -> settings.EncoderDecoderConfig:
+def to_settings(config: Mapping[str, Any]) -> models.EncoderDecoderConfig:
     """The settings that a BART `config.json` describes.
 
     Raises:
@@ -93,32 +93,32 @@ def to_settings(config: Mapping[str, Any]) -> settings.EncoderDecoderConfig:
             raise UserError(
                 f"config.json: {stack}_attention_heads {number} does not divide d_model {width}: change one"
             )
-    position = settings.LearnedPositions(value["max_position_embeddings"], init_std=std, offset=OFFSET)
+    position = models.LearnedPositions(value["max_position_embeddings"], init_std=std, offset=OFFSET)
     activation = known("activation_function", value["activation_function"], ACTIVATIONS)
-    return settings.EncoderDecoderConfig(
-        embedding=settings.EmbeddingConfig(
+    return models.EncoderDecoderConfig(
+        embedding=models.EmbeddingConfig(
             value["vocab_size"], width, norm=True, scale_by_width=bool(value["scale_embedding"])
         ),
-        attention=settings.AttentionConfig(heads, width // heads, position),
-        feed_forward=settings.FeedForwardConfig(feed_forward, activation),
-        stack=settings.StackConfig(value["encoder_layers"]),
-        decoder_stack=settings.StackConfig(value["decoder_layers"]),
+        attention=models.AttentionConfig(heads, width // heads, position),
+        feed_forward=models.FeedForwardConfig(feed_forward, activation),
+        stack=models.StackConfig(value["encoder_layers"]),
+        decoder_stack=models.StackConfig(value["decoder_layers"]),
         decoder_heads=None if decoder_heads == heads else decoder_heads,
         decoder_head_dim=None if decoder_heads == heads else width // decoder_heads,
         decoder_feed_forward=None if decoder_feed_forward == feed_forward else decoder_feed_forward,
-        norm=settings.NormConfig(1e-5, placement="post"),
-        head=settings.VocabularyHead(bool(value["tie_word_embeddings"])),
-        dropout=settings.DropoutConfig(
+        norm=models.NormConfig(1e-5, placement="post"),
+        head=models.VocabularyHead(bool(value["tie_word_embeddings"])),
+        dropout=models.DropoutConfig(
             embedding=value["dropout"],
             attention=value["attention_dropout"],
             residual=value["dropout"],
             feed_forward=value["activation_dropout"],
         ),
-        initializer=settings.InitializerConfig(std),
+        initializer=models.InitializerConfig(std),
     )
 
 
-def to_config(model: settings.EncoderDecoderConfig) -> dict[str, Any]:
+def to_config(model: models.EncoderDecoderConfig) -> dict[str, Any]:
     """The `config.json` of a BART with these settings; one dropout rate stands for embeddings and sub-layers.
 
     It always says that embeddings are tied: else `transformers` looks for a table of tokens in each stack too. A head
@@ -151,7 +151,7 @@ def to_config(model: settings.EncoderDecoderConfig) -> dict[str, Any]:
 FAMILY = Family(
     name="BART",
     model_type="bart",
-    kind=settings.EncoderDecoderConfig.kind,
+    kind=models.EncoderDecoderConfig.kind,
     prefix="model.",
     tensors=TENSORS,
     buffers=r"final_logits_bias|(encoder|decoder)\.version",

@@ -6,6 +6,7 @@ Its dense layers are torch's `Linear`, stored [out, in].
 from collections.abc import Mapping
 from typing import Any
 
+from plm_jax import models
 from plm_jax.common import wordpiece
 from plm_jax.common.errors import UserError
 from plm_jax.hub.family import (
@@ -21,7 +22,6 @@ from plm_jax.hub.family import (
     unembedding,
     values,
 )
-from plm_jax.models import settings
 
 
 def embeddings(prefix: str) -> tuple[Tensor, ...]:
@@ -104,7 +104,7 @@ ARCHITECTURES = {
 }
 
 
-def to_settings(config: Mapping[str, Any]) -> settings.EncoderConfig:
+def to_settings(config: Mapping[str, Any]) -> models.EncoderConfig:
     """The settings that a BERT `config.json` describes, with both heads.
 
     Raises:
@@ -121,30 +121,30 @@ def to_settings(config: Mapping[str, Any]) -> settings.EncoderConfig:
         kind = value["position_embedding_type"]
         raise UserError(f"config.json: position_embedding_type is '{kind}': only 'absolute' can be read")
     activation = known("hidden_act", value["hidden_act"], ACTIVATIONS)
-    return settings.EncoderConfig(
-        embedding=settings.EmbeddingConfig(value["vocab_size"], width, token_types=value["type_vocab_size"], norm=True),
-        attention=settings.AttentionConfig(
-            heads, width // heads, settings.LearnedPositions(value["max_position_embeddings"], init_std=std)
+    return models.EncoderConfig(
+        embedding=models.EmbeddingConfig(value["vocab_size"], width, token_types=value["type_vocab_size"], norm=True),
+        attention=models.AttentionConfig(
+            heads, width // heads, models.LearnedPositions(value["max_position_embeddings"], init_std=std)
         ),
-        feed_forward=settings.FeedForwardConfig(value["intermediate_size"], activation),
-        stack=settings.StackConfig(value["num_hidden_layers"]),
-        norm=settings.NormConfig(value["layer_norm_eps"], placement="post"),
-        head=settings.VocabularyHead(bool(value["tie_word_embeddings"]), transform=activation, bias=True),
-        pooler=settings.Pooler(),
-        dropout=settings.DropoutConfig(
+        feed_forward=models.FeedForwardConfig(value["intermediate_size"], activation),
+        stack=models.StackConfig(value["num_hidden_layers"]),
+        norm=models.NormConfig(value["layer_norm_eps"], placement="post"),
+        head=models.VocabularyHead(bool(value["tie_word_embeddings"]), transform=activation, bias=True),
+        pooler=models.Pooler(),
+        dropout=models.DropoutConfig(
             embedding=value["hidden_dropout_prob"],
             attention=value["attention_probs_dropout_prob"],
             residual=value["hidden_dropout_prob"],
         ),
-        initializer=settings.InitializerConfig(std, truncated=True),
+        initializer=models.InitializerConfig(std, truncated=True),
     )
 
 
-def to_config(model: settings.EncoderConfig) -> dict[str, Any]:
+def to_config(model: models.EncoderConfig) -> dict[str, Any]:
     """The `config.json` of a BERT with these settings; one dropout rate stands for embeddings and sub-layers."""
-    has_head, pooler = isinstance(model.head, settings.VocabularyHead), model.pooler
+    has_head, pooler = isinstance(model.head, models.VocabularyHead), model.pooler
     return {
-        "architectures": [ARCHITECTURES[has_head, isinstance(pooler, settings.Pooler) and pooler.classes > 0]],
+        "architectures": [ARCHITECTURES[has_head, isinstance(pooler, models.Pooler) and pooler.classes > 0]],
         "model_type": "bert",
         "vocab_size": model.embedding.vocab_size,
         "hidden_size": model.embedding.width,
@@ -182,7 +182,7 @@ def special_ids(files: list[bytes], tokenizer_config: Mapping[str, Any]) -> dict
 FAMILY = Family(
     name="BERT",
     model_type="bert",
-    kind=settings.EncoderConfig.kind,
+    kind=models.EncoderConfig.kind,
     prefix="bert.",
     tensors=TENSORS,
     buffers=BUFFERS,

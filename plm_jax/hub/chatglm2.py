@@ -9,12 +9,12 @@ projections are one `Linear`, [queries; keys; values]. In both the feed-forward'
 from collections.abc import Mapping
 from typing import Any
 
+from plm_jax import models
 from plm_jax.common import sentence_models
 from plm_jax.hub import rope
 from plm_jax.hub.family import ACTIVATIONS, Family, Tensor, check, known, name_of, values
 from plm_jax.hub.llama import BLOCKS, dense, heads_of, separate_attention
-from plm_jax.models import settings
-from plm_jax.models.activations import Activation
+from plm_jax.models.layers import Activation
 
 LAYER = "model.layers.{layer}"
 GLM_TENSORS = (
@@ -88,7 +88,7 @@ FIXED = {
 }
 
 
-def glm_to_settings(config: Mapping[str, Any]) -> settings.DecoderConfig:
+def glm_to_settings(config: Mapping[str, Any]) -> models.DecoderConfig:
     """The settings that a GLM-4 `config.json` of Hugging Face describes.
 
     Raises:
@@ -100,24 +100,24 @@ def glm_to_settings(config: Mapping[str, Any]) -> settings.DecoderConfig:
     return _settings(value, position, known("hidden_act", value["hidden_act"], ACTIVATIONS))
 
 
-def _settings(value, position: settings.Rotary, activation: Activation) -> settings.DecoderConfig:
+def _settings(value, position: models.Rotary, activation: Activation) -> models.DecoderConfig:
     heads, head_dim, kv_heads = heads_of(value)
     bias = bool(value["attention_bias"])
-    return settings.DecoderConfig(
-        embedding=settings.EmbeddingConfig(value["vocab_size"], value["hidden_size"]),
-        attention=settings.AttentionConfig(
+    return models.DecoderConfig(
+        embedding=models.EmbeddingConfig(value["vocab_size"], value["hidden_size"]),
+        attention=models.AttentionConfig(
             heads, head_dim, position, bias=bias, out_bias=False if bias else None, kv_heads=kv_heads
         ),
-        feed_forward=settings.FeedForwardConfig(value["intermediate_size"], activation, bias=False, gated=True),
-        stack=settings.StackConfig(value["num_hidden_layers"]),
-        norm=settings.NormConfig(value["rms_norm_eps"], kind="rms"),
-        head=settings.VocabularyHead(bool(value["tie_word_embeddings"])),
-        dropout=settings.DropoutConfig(attention=value["attention_dropout"]),
-        initializer=settings.InitializerConfig(value["initializer_range"]),
+        feed_forward=models.FeedForwardConfig(value["intermediate_size"], activation, bias=False, gated=True),
+        stack=models.StackConfig(value["num_hidden_layers"]),
+        norm=models.NormConfig(value["rms_norm_eps"], kind="rms"),
+        head=models.VocabularyHead(bool(value["tie_word_embeddings"])),
+        dropout=models.DropoutConfig(attention=value["attention_dropout"]),
+        initializer=models.InitializerConfig(value["initializer_range"]),
     )
 
 
-def glm_to_config(model: settings.DecoderConfig) -> dict[str, Any]:
+def glm_to_config(model: models.DecoderConfig) -> dict[str, Any]:
     """The `config.json` of a GLM-4 with these settings; of the dropout rates it keeps that of attention."""
     attention = model.attention
     return {
@@ -141,7 +141,7 @@ def glm_to_config(model: settings.DecoderConfig) -> dict[str, Any]:
     }
 
 
-def chatglm_to_settings(config: Mapping[str, Any]) -> settings.DecoderConfig:
+def chatglm_to_settings(config: Mapping[str, Any]) -> models.DecoderConfig:
     """The settings that a `config.json` of ChatGLM2, ChatGLM3 or an original GLM-4-9B describes.
 
     `rope_ratio` is taken for a factor of theta, as ChatGLM3 and GLM-4 have it (in ChatGLM2-6B-32K alone it divides the
@@ -168,13 +168,11 @@ def chatglm_to_settings(config: Mapping[str, Any]) -> settings.DecoderConfig:
         "tie_word_embeddings": value["tie_word_embeddings"],
         "initializer_range": GLM_DEFAULTS["initializer_range"],
     }
-    position = settings.Rotary(
-        10_000.0 * value["rope_ratio"], fraction=0.5, interleaved=True, length=value["seq_length"]
-    )
+    position = models.Rotary(10_000.0 * value["rope_ratio"], fraction=0.5, interleaved=True, length=value["seq_length"])
     return _settings(renamed, position, "silu")
 
 
-def chatglm_to_config(model: settings.DecoderConfig) -> dict[str, Any]:
+def chatglm_to_config(model: models.DecoderConfig) -> dict[str, Any]:
     """The `config.json` of a ChatGLM2 with these settings, for the code of THUDM/chatglm3-6b."""
     attention, position = model.attention, model.attention.position
     return {
@@ -221,7 +219,7 @@ def special_ids(files: list[bytes], tokenizer_config: Mapping[str, Any]) -> dict
 GLM = Family(
     name="GLM-4",
     model_type="glm",
-    kind=settings.DecoderConfig.kind,
+    kind=models.DecoderConfig.kind,
     prefix="model.",
     tensors=GLM_TENSORS,
     buffers="(?!)",  # None.
@@ -233,7 +231,7 @@ GLM = Family(
 CHATGLM = Family(
     name="ChatGLM",
     model_type="chatglm",
-    kind=settings.DecoderConfig.kind,
+    kind=models.DecoderConfig.kind,
     prefix="transformer.",
     tensors=CHATGLM_TENSORS,
     buffers=r"rotary_pos_emb\.inv_freq",

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from plm_jax import models
 from plm_jax.hub import bert
 from plm_jax.hub.family import Family, TaskLayout, Tensor, dense, norm, task_layouts, values
-from plm_jax.models import settings
 
 LAYER, BLOCKS = "distilbert.transformer.layer.{layer}", "stack/blocks"
 TENSORS = (
@@ -54,16 +54,16 @@ NAMES = {
 }
 
 
-def to_settings(config: Mapping[str, Any]) -> settings.EncoderConfig:
+def to_settings(config: Mapping[str, Any]) -> models.EncoderConfig:
     """The settings that a DistilBERT `config.json` describes; errors as `bert.to_settings`."""
     value = values(config, DEFAULTS)
     model = bert.to_settings({NAMES.get(name, name): value[name] for name in DEFAULTS})
-    return replace(model, embedding=replace(model.embedding, token_types=0), pooler=settings.NoHead())
+    return replace(model, embedding=replace(model.embedding, token_types=0), pooler=models.NoHead())
 
 
-def to_config(model: settings.EncoderConfig) -> dict[str, Any]:
+def to_config(model: models.EncoderConfig) -> dict[str, Any]:
     """The `config.json` of a DistilBERT with these settings."""
-    config, has_head = bert.to_config(model), isinstance(model.head, settings.VocabularyHead)
+    config, has_head = bert.to_config(model), isinstance(model.head, models.VocabularyHead)
     return {
         "architectures": ["DistilBertForMaskedLM" if has_head else "DistilBertModel"],
         "model_type": "distilbert",
@@ -82,7 +82,7 @@ OF_TEXT = TaskLayout(
 FAMILY = Family(
     name="DistilBERT",
     model_type="distilbert",
-    kind=settings.EncoderConfig.kind,
+    kind=models.EncoderConfig.kind,
     prefix="distilbert.",
     tensors=TENSORS,
     buffers=bert.BUFFERS,

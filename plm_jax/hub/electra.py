@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from plm_jax import models
 from plm_jax.hub import bert
 from plm_jax.hub.family import Family, TaskLayout, Tensor, dense, norm, values
-from plm_jax.models import settings
 
 TENSORS = (
     *bert.embeddings("electra"),
@@ -33,7 +33,7 @@ DEFAULTS = bert.DEFAULTS | {
 }
 
 
-def to_settings(config: Mapping[str, Any]) -> settings.EncoderConfig:
+def to_settings(config: Mapping[str, Any]) -> models.EncoderConfig:
     """The settings that an ELECTRA `config.json` describes, with both heads.
 
     Raises:
@@ -46,15 +46,15 @@ def to_settings(config: Mapping[str, Any]) -> settings.EncoderConfig:
         embedding=replace(model.embedding, embedding_size=None if size == model.embedding.width else size),
         # Whatever `hidden_act` is.
         head=replace(model.head, transform="gelu_exact"),
-        pooler=settings.NoHead(),
-        discriminator=settings.Discriminator(model.feed_forward.activation),
+        pooler=models.NoHead(),
+        discriminator=models.Discriminator(model.feed_forward.activation),
     )
 
 
-def to_config(model: settings.EncoderConfig) -> dict[str, Any]:
+def to_config(model: models.EncoderConfig) -> dict[str, Any]:
     """The `config.json` of an ELECTRA with these settings."""
-    architecture = "ElectraForMaskedLM" if isinstance(model.head, settings.VocabularyHead) else "ElectraModel"
-    if isinstance(model.discriminator, settings.Discriminator):
+    architecture = "ElectraForMaskedLM" if isinstance(model.head, models.VocabularyHead) else "ElectraModel"
+    if isinstance(model.discriminator, models.Discriminator):
         architecture = "ElectraForPreTraining"
     return bert.to_config(model) | {
         "architectures": [architecture],
@@ -66,7 +66,7 @@ def to_config(model: settings.EncoderConfig) -> dict[str, Any]:
 FAMILY = Family(
     name="ELECTRA",
     model_type="electra",
-    kind=settings.EncoderConfig.kind,
+    kind=models.EncoderConfig.kind,
     prefix="electra.",
     tensors=TENSORS,
     buffers=bert.BUFFERS,

@@ -15,11 +15,12 @@ import flax
 import h5py
 import numpy as np
 
+from plm_jax import models
 from plm_jax.common import storage, trees
 from plm_jax.common.errors import UserError, one_line
 from plm_jax.hub import files, sizes
 from plm_jax.hub.pretrained import Pretrained
-from plm_jax.models import registry, settings
+from plm_jax.models import registry
 
 OPTIONS, WEIGHTS, VOCABULARY = "options.json", "weights.hdf5", "vocabulary.txt"
 SOFTMAX = "softmax/W"
@@ -127,7 +128,7 @@ def write(directory: str, pretrained: Pretrained) -> None:
     storage.write(os.path.join(directory, OPTIONS), options.encode("utf-8"))
 
 
-def layout(model: settings.ElmoConfig) -> dict[str, ElmoTensor]:
+def layout(model: models.ElmoConfig) -> dict[str, ElmoTensor]:
     """Each dataset of a model's file."""
     shapes = {
         path: leaf.shape for path, leaf in flax.traverse_util.flatten_dict(registry.shapes(model), sep="/").items()
@@ -149,7 +150,7 @@ def layout(model: settings.ElmoConfig) -> dict[str, ElmoTensor]:
             found[f"{cell}/W_0"] = tuple((path, (layer, side)) for path in both)
             found[f"{cell}/B"] = (("lstm/blocks/input/bias", (layer, side)),)
             found[f"{cell}/W_P_0"] = (("lstm/blocks/projection/kernel", (layer, side)),)
-    if isinstance(model.head, settings.Softmax):
+    if isinstance(model.head, models.Softmax):
         found |= {SOFTMAX: (("head", ...),), "softmax/b": (("head_bias", ...),)}
     return {name: ElmoTensor(_shape(name, parts, shapes), parts) for name, parts in found.items()}
 
@@ -166,7 +167,7 @@ def _shape(name: str, parts, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int
     return (1, first, *rest) if "/W_cnn_" in name else (first, *rest)
 
 
-def _gather(path: str, weights: Mapping[str, h5py.Dataset], model: settings.ElmoConfig) -> dict[str, Any]:
+def _gather(path: str, weights: Mapping[str, h5py.Dataset], model: models.ElmoConfig) -> dict[str, Any]:
     """Our tree, filled from an open file; every misfit is found before the first dataset is read."""
     wanted = layout(model)
     missing = [name for name in wanted if name not in weights]
@@ -197,17 +198,15 @@ def _vocabulary(folder: str) -> str | None:
 def _words(options: Mapping[str, Any], weights: Mapping[str, h5py.Dataset], vocabulary: str | None) -> tuple[int, Any]:
     """How many words there are, and the head: its matrix, the options or the vocabulary tell."""
     if SOFTMAX in weights:
-        return len(weights[SOFTMAX]), settings.Softmax()
+        return len(weights[SOFTMAX]), models.Softmax()
     if "n_tokens_vocab" in options:
-        return options["n_tokens_vocab"], settings.NoHead()
+        return options["n_tokens_vocab"], models.NoHead()
     data = b"" if vocabulary is None else files.contents(f"words:{vocabulary}")[os.path.basename(vocabulary)]
     lines = 0 if vocabulary is None else data.removesuffix(b"\n").count(b"\n") + 1
-    return lines, settings.NoHead()
+    return lines, models.NoHead()
 
 
-def to_settings(
-    options: Mapping[str, Any], vocab_size: int, head: settings.Softmax | settings.NoHead
-) -> settings.ElmoConfig:
+def to_settings(options: Mapping[str, Any], vocab_size: int, head: models.Softmax | models.NoHead) -> models.ElmoConfig:
     """The settings that options describe.
 
     Raises:
@@ -218,8 +217,8 @@ def to_settings(
     try:
         cnn, lstm, dropout = options["char_cnn"], options["lstm"], float(options.get("dropout", 0.0))
         filters = tuple((int(width), int(number)) for width, number in cnn["filters"])
-        model = settings.ElmoConfig(
-            embedding=settings.CharacterCNNConfig(
+        model = models.ElmoConfig(
+            embedding=models.CharacterCNNConfig(
                 vocab_size=int(vocab_size),
                 width=int(lstm["projection_dim"]),
                 dim=int(cnn["embedding"]["dim"]),
@@ -228,11 +227,11 @@ def to_settings(
                 activation=cnn["activation"],
                 highway_layers=int(cnn["n_highway"]),
             ),
-            lstm=settings.LstmConfig(
+            lstm=models.LstmConfig(
                 int(lstm["n_layers"]), int(lstm["dim"]), float(lstm["cell_clip"]), float(lstm["proj_clip"])
             ),
             head=head,
-            dropout=settings.LstmDropoutConfig(dropout, dropout),
+            dropout=models.LstmDropoutConfig(dropout, dropout),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"options.json is damaged ({type(error).__name__}: {error}): fetch it again") from error
@@ -250,7 +249,7 @@ def to_settings(
     return trees.checked(model, OPTIONS)
 
 
-def to_options(model: settings.ElmoConfig) -> dict[str, Any]:
+def to_options(model: models.ElmoConfig) -> dict[str, Any]:
     """The inverse, for inference, where bilm-tf has 262 characters."""
     embedding, lstm = model.embedding, model.lstm
     return {

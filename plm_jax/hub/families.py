@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
+from plm_jax import models
 from plm_jax.common import trees
 from plm_jax.common.errors import UserError
 from plm_jax.hub import (
@@ -27,7 +28,6 @@ from plm_jax.hub import (
     tensor_layout,
 )
 from plm_jax.hub.family import Family
-from plm_jax.models import settings
 
 CONFIG = "config.json"
 FAMILIES = {
@@ -54,7 +54,7 @@ FAMILIES = {
 NOT_KEPT = ("dropout.", "initializer.", "attention.position.init_std", "scan_layers", "remat", "attention_kernel")
 
 
-def family_of(model: settings.TransformerConfig, preferred: str | None = None) -> Family:
+def family_of(model: models.TransformerConfig, preferred: str | None = None) -> Family:
     """The family whose `config.json` says all of a model's settings; of several, the preferred one or else the first.
 
     Raises:
@@ -73,17 +73,17 @@ def family_of(model: settings.TransformerConfig, preferred: str | None = None) -
     return family
 
 
-def to_settings(family: Family, config: Mapping[str, Any]) -> settings.TransformerConfig:
+def to_settings(family: Family, config: Mapping[str, Any]) -> models.TransformerConfig:
     """The settings that a family's `config.json` describes, with all heads; UserError for what those cannot say."""
     return trees.checked(tasks.to_settings(family, config, family.to_settings(config)), CONFIG)
 
 
-def to_config(family: Family, model: settings.TransformerConfig) -> dict[str, Any]:
+def to_config(family: Family, model: models.TransformerConfig) -> dict[str, Any]:
     """The inverse, without the special ids; what it cannot say it leaves out."""
     return family.to_config(model) | tasks.to_config(family, model)
 
 
-def beyond(family: Family, model: settings.TransformerConfig) -> list[str]:
+def beyond(family: Family, model: models.TransformerConfig) -> list[str]:
     """What of the settings would be otherwise once they were written and read."""
     shapes = tensor_layout.shapes_of(model)
     try:
@@ -102,10 +102,10 @@ def beyond(family: Family, model: settings.TransformerConfig) -> list[str]:
     ]
 
 
-def _shortest(model: settings.TransformerConfig) -> settings.TransformerConfig:
+def _shortest(model: models.TransformerConfig) -> models.TransformerConfig:
     """The same model with None where that means as much as what is given."""
     attention = model.attention
-    if isinstance(model, settings.EncoderDecoderConfig):
+    if isinstance(model, models.EncoderDecoderConfig):
         own = {"heads": attention.heads, "head_dim": attention.head_dim, "feed_forward": model.feed_forward.width}
         same = [f"decoder_{name}" for name, value in own.items() if getattr(model, f"decoder_{name}") == value]
         model = replace(model, **dict.fromkeys(same))
@@ -130,28 +130,28 @@ def _fields(part: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def with_heads(
-    family: Family, model: settings.TransformerConfig, names: Collection[str], own_head: bool, has_bias: bool
-) -> settings.TransformerConfig:
+    family: Family, model: models.TransformerConfig, names: Collection[str], own_head: bool, has_bias: bool
+) -> models.TransformerConfig:
     """The settings with those heads alone whose tensors are among the names: these decide, not the config."""
     model = tasks.kept(family, model, names)
     tied, bias = model.head.tied and not own_head, model.head.bias or has_bias
     vocabulary = replace(model.head, tied=tied, bias=bias)
-    if not isinstance(model, settings.EncoderConfig):
+    if not isinstance(model, models.EncoderConfig):
         is_left_out = not tied and model.heads and name_in(family, "head") not in names
-        return replace(model, head=settings.NoHead() if is_left_out else vocabulary)
+        return replace(model, head=models.NoHead() if is_left_out else vocabulary)
     head, pooler, classifier, discriminator = (
         name_in(family, f"{part}/kernel") in names
         for part in ("head_transform", "pooler", "classifier", "discriminator")
     )
     return replace(
         model,
-        head=vocabulary if head else settings.NoHead(),
-        pooler=settings.Pooler(2 if classifier else 0) if pooler else settings.NoHead(),
-        discriminator=model.discriminator if discriminator else settings.NoHead(),
+        head=vocabulary if head else models.NoHead(),
+        pooler=models.Pooler(2 if classifier else 0) if pooler else models.NoHead(),
+        discriminator=model.discriminator if discriminator else models.NoHead(),
     )
 
 
-def layout_of(family: Family, model: settings.TransformerConfig) -> dict[str, list[tensor_layout.TensorPiece]]:
+def layout_of(family: Family, model: models.TransformerConfig) -> dict[str, list[tensor_layout.TensorPiece]]:
     """The pieces that make up each tensor of a model."""
     head = tasks.head_of(model)
     of_task = () if head is None else tasks.tensors(family, head.kind)
@@ -165,15 +165,15 @@ def name_in(family: Family, parameter: str) -> str | None:
     return next((tensor.name for tensor in family.tensors if tensor.parameters == (parameter,)), None)
 
 
-def published(model: settings.TransformerConfig) -> tuple[settings.TransformerConfig, str | None]:
+def published(model: models.TransformerConfig) -> tuple[models.TransformerConfig, str | None]:
     """What of a model Hugging Face has a place for, and the name of the parameters that are left out."""
-    if isinstance(model, settings.ElectraConfig):
+    if isinstance(model, models.ElectraConfig):
         return model.discriminator_model, "generator"
-    if isinstance(model, settings.EncoderConfig) and isinstance(model.span_boundary, settings.SpanBoundary):
-        return replace(model, span_boundary=settings.NoHead()), "span_boundary"
-    if isinstance(model, settings.EncoderDecoderConfig) and isinstance(model.head, settings.NoHead):
+    if isinstance(model, models.EncoderConfig) and isinstance(model.span_boundary, models.SpanBoundary):
+        return replace(model, span_boundary=models.NoHead()), "span_boundary"
+    if isinstance(model, models.EncoderDecoderConfig) and isinstance(model.head, models.NoHead):
         # Theirs have embeddings that are tied, the two sides' to each other as well, or none that are.
-        return replace(model, head=settings.VocabularyHead()), None
+        return replace(model, head=models.VocabularyHead()), None
     return model, None
 
 

@@ -5,9 +5,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from plm_jax import models
 from plm_jax.common.errors import UserError, nearest
-from plm_jax.models import settings
-from plm_jax.models.activations import Activation
+from plm_jax.models.layers import Activation
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Family:
     Attributes:
       name: what people call it.
       model_type: what `config.json` calls it, unless `reads` says more.
-      kind: the architecture of its models, as in `settings`.
+      kind: the architecture of its models, as in `models`.
       prefix: the part of the names that a file of the bare model, without its head, leaves out.
       tensors: the table of names; a model has those of which it has the parameters.
       buffers: regular expression of names, without the prefix, that hold no weights.
@@ -120,7 +120,7 @@ class Family:
     prefix: str
     tensors: tuple[Tensor, ...]
     buffers: str
-    to_settings: Callable[[Mapping[str, Any]], settings.TransformerConfig]
+    to_settings: Callable[[Mapping[str, Any]], models.TransformerConfig]
     to_config: Callable[[Any], dict[str, Any]]
     vocabulary_files: Mapping[str, tuple[str, ...]]
     tokenizer_config: Callable[[list[bytes], Mapping[str, Any]], dict[str, Any]] = lambda files, special_ids: {}

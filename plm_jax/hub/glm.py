@@ -11,10 +11,10 @@ ChatGLM-6B head by head. GLM's feed-forward has the tanh form of GELU, as in THU
 from collections.abc import Mapping
 from typing import Any
 
+from plm_jax import models
 from plm_jax.common.errors import UserError
 from plm_jax.hub.family import Family, Tensor, check, values
 from plm_jax.hub.llama import BLOCKS, dense
-from plm_jax.models import settings
 
 FUSED = tuple(f"{BLOCKS}/attention/{part}" for part in ("query", "key", "value"))
 
@@ -90,7 +90,7 @@ def _heads(value: Mapping[str, Any]) -> tuple[int, int]:
     return heads, width // heads
 
 
-def glm_to_settings(config: Mapping[str, Any]) -> settings.DecoderConfig:
+def glm_to_settings(config: Mapping[str, Any]) -> models.DecoderConfig:
     """The settings that the `config.json` of a GLM describes.
 
     Raises:
@@ -101,23 +101,23 @@ def glm_to_settings(config: Mapping[str, Any]) -> settings.DecoderConfig:
     for name in ("relative_encoding", "block_position_encoding"):
         check(name, value[name], value[name] == GLM_DEFAULTS[name], f"{GLM_DEFAULTS[name]}, which alone can be read")
     std = value["initializer_range"]
-    return settings.DecoderConfig(
-        embedding=settings.EmbeddingConfig(value["vocab_size"], value["hidden_size"]),
-        attention=settings.AttentionConfig(*_heads(value), settings.BlockPositions(value["max_sequence_length"], std)),
-        feed_forward=settings.FeedForwardConfig(4 * value["hidden_size"]),
-        stack=settings.StackConfig(value["num_layers"]),
-        norm=settings.NormConfig(value["layernorm_epsilon"]),
-        head=settings.VocabularyHead(bool(value["tie_word_embeddings"])),
-        dropout=settings.DropoutConfig(
+    return models.DecoderConfig(
+        embedding=models.EmbeddingConfig(value["vocab_size"], value["hidden_size"]),
+        attention=models.AttentionConfig(*_heads(value), models.BlockPositions(value["max_sequence_length"], std)),
+        feed_forward=models.FeedForwardConfig(4 * value["hidden_size"]),
+        stack=models.StackConfig(value["num_layers"]),
+        norm=models.NormConfig(value["layernorm_epsilon"]),
+        head=models.VocabularyHead(bool(value["tie_word_embeddings"])),
+        dropout=models.DropoutConfig(
             embedding=value["embedding_dropout_prob"],
             attention=value["attention_dropout_prob"],
             residual=value["output_dropout_prob"],
         ),
-        initializer=settings.InitializerConfig(std, shrink_residual=True),
+        initializer=models.InitializerConfig(std, shrink_residual=True),
     )
 
 
-def glm_to_config(model: settings.DecoderConfig) -> dict[str, Any]:
+def glm_to_config(model: models.DecoderConfig) -> dict[str, Any]:
     """The `config.json` of a GLM with these settings, as in THUDM/glm-10b."""
     return {
         "architectures": ["GLMForConditionalGeneration"],
@@ -140,7 +140,7 @@ def glm_to_config(model: settings.DecoderConfig) -> dict[str, Any]:
     }
 
 
-def chatglm_to_settings(config: Mapping[str, Any]) -> settings.DecoderConfig:
+def chatglm_to_settings(config: Mapping[str, Any]) -> models.DecoderConfig:
     """The settings that the `config.json` of a ChatGLM-6B describes.
 
     Raises:
@@ -150,17 +150,17 @@ def chatglm_to_settings(config: Mapping[str, Any]) -> settings.DecoderConfig:
     value = values(config, CHATGLM_DEFAULTS)
     check("position_encoding_2d", value["position_encoding_2d"], value["position_encoding_2d"] is True, "true")
     check("quantization_bit", value["quantization_bit"], not value["quantization_bit"], "0: weights as floats alone")
-    return settings.DecoderConfig(
-        embedding=settings.EmbeddingConfig(value["vocab_size"], value["hidden_size"]),
-        attention=settings.AttentionConfig(*_heads(value), settings.Rotary2D(length=value["max_sequence_length"])),
-        feed_forward=settings.FeedForwardConfig(value["inner_hidden_size"]),
-        stack=settings.StackConfig(value["num_layers"]),
-        norm=settings.NormConfig(value["layernorm_epsilon"], placement="deep"),
-        head=settings.VocabularyHead(bool(value["tie_word_embeddings"])),
+    return models.DecoderConfig(
+        embedding=models.EmbeddingConfig(value["vocab_size"], value["hidden_size"]),
+        attention=models.AttentionConfig(*_heads(value), models.Rotary2D(length=value["max_sequence_length"])),
+        feed_forward=models.FeedForwardConfig(value["inner_hidden_size"]),
+        stack=models.StackConfig(value["num_layers"]),
+        norm=models.NormConfig(value["layernorm_epsilon"], placement="deep"),
+        head=models.VocabularyHead(bool(value["tie_word_embeddings"])),
     )
 
 
-def chatglm_to_config(model: settings.DecoderConfig) -> dict[str, Any]:
+def chatglm_to_config(model: models.DecoderConfig) -> dict[str, Any]:
     """The `config.json` of a ChatGLM-6B with these settings, for the code of THUDM/chatglm-6b."""
     return {
         "architectures": ["ChatGLMModel"],
@@ -189,7 +189,7 @@ def _is_first(model_type: str, config: Mapping[str, Any]) -> bool:
 GLM = Family(
     name="GLM",
     model_type="glm_original",
-    kind=settings.DecoderConfig.kind,
+    kind=models.DecoderConfig.kind,
     prefix="glm.",
     tensors=GLM_TENSORS,
     buffers="(?!)",  # None.
@@ -206,7 +206,7 @@ GLM = Family(
 CHATGLM = Family(
     name="ChatGLM-6B",
     model_type="chatglm_6b",
-    kind=settings.DecoderConfig.kind,
+    kind=models.DecoderConfig.kind,
     prefix="transformer.",
     tensors=CHATGLM_TENSORS,
     buffers=r"layers\.\d+\.attention\.rotary_emb\.inv_freq",

@@ -7,9 +7,9 @@ vocabulary is read from `tokenizer.json` alone, which cuts words as BERT does; t
 from collections.abc import Mapping
 from typing import Any
 
+from plm_jax import models
 from plm_jax.common.errors import UserError
 from plm_jax.hub.family import Family, Tensor, known, name_of, values
-from plm_jax.models import settings
 
 LAYER, BLOCKS = "transformer.h.{layer}", "stack/blocks"
 
@@ -54,7 +54,7 @@ DEFAULTS = {
 }
 
 
-def to_settings(config: Mapping[str, Any]) -> settings.DecoderConfig:
+def to_settings(config: Mapping[str, Any]) -> models.DecoderConfig:
     """The settings that a GPT-1 `config.json` describes.
 
     Raises:
@@ -65,21 +65,21 @@ def to_settings(config: Mapping[str, Any]) -> settings.DecoderConfig:
     width, heads, std = value["n_embd"], value["n_head"], value["initializer_range"]
     if width % heads:
         raise UserError(f"config.json: n_head {heads} does not divide n_embd {width}: change one")
-    return settings.DecoderConfig(
-        embedding=settings.EmbeddingConfig(value["vocab_size"], width),
-        attention=settings.AttentionConfig(heads, width // heads, settings.LearnedPositions(value["n_positions"], std)),
-        feed_forward=settings.FeedForwardConfig(4 * width, known("afn", value["afn"], ACTIVATIONS)),
-        stack=settings.StackConfig(value["n_layer"]),
-        norm=settings.NormConfig(value["layer_norm_epsilon"], placement="post"),
-        head=settings.VocabularyHead(bool(value["tie_word_embeddings"])),
-        dropout=settings.DropoutConfig(
+    return models.DecoderConfig(
+        embedding=models.EmbeddingConfig(value["vocab_size"], width),
+        attention=models.AttentionConfig(heads, width // heads, models.LearnedPositions(value["n_positions"], std)),
+        feed_forward=models.FeedForwardConfig(4 * width, known("afn", value["afn"], ACTIVATIONS)),
+        stack=models.StackConfig(value["n_layer"]),
+        norm=models.NormConfig(value["layer_norm_epsilon"], placement="post"),
+        head=models.VocabularyHead(bool(value["tie_word_embeddings"])),
+        dropout=models.DropoutConfig(
             embedding=value["embd_pdrop"], attention=value["attn_pdrop"], residual=value["resid_pdrop"]
         ),
-        initializer=settings.InitializerConfig(std),
+        initializer=models.InitializerConfig(std),
     )
 
 
-def to_config(model: settings.DecoderConfig) -> dict[str, Any]:
+def to_config(model: models.DecoderConfig) -> dict[str, Any]:
     """The `config.json` of a GPT-1 with these settings; its feed-forward is always four times as wide as the model."""
     attention, activation = model.attention, model.feed_forward.activation
     return {
@@ -103,7 +103,7 @@ def to_config(model: settings.DecoderConfig) -> dict[str, Any]:
 FAMILY = Family(
     name="GPT-1",
     model_type="openai-gpt",
-    kind=settings.DecoderConfig.kind,
+    kind=models.DecoderConfig.kind,
     prefix="transformer.",
     tensors=TENSORS,
     buffers=r"h\.\d+\.attn\.bias|position_ids",

@@ -6,9 +6,9 @@ Its dense layers are `Conv1D`, stored [in, out] like ours, with query, key and v
 from collections.abc import Mapping
 from typing import Any
 
+from plm_jax import models
 from plm_jax.common.errors import UserError
 from plm_jax.hub.family import ACTIVATIONS, Family, TaskLayout, Tensor, check_size, known, name_of, task_layouts, values
-from plm_jax.models import settings
 
 TENSORS = (
     Tensor("transformer.wte.weight", ("token_embedding",)),
@@ -57,7 +57,7 @@ DEFAULTS = {
 }
 
 
-def to_settings(config: Mapping[str, Any]) -> settings.DecoderConfig:
+def to_settings(config: Mapping[str, Any]) -> models.DecoderConfig:
     """The settings that a GPT-2 `config.json` describes.
 
     Raises:
@@ -74,27 +74,27 @@ def to_settings(config: Mapping[str, Any]) -> settings.DecoderConfig:
         raise UserError("config.json: add_cross_attention is true: only GPT-2 without cross-attention can be read")
     activation = known("activation_function", value["activation_function"], ACTIVATIONS)
     std = value["initializer_range"]
-    return settings.DecoderConfig(
-        embedding=settings.EmbeddingConfig(value["vocab_size"], value["n_embd"]),
-        attention=settings.AttentionConfig(
+    return models.DecoderConfig(
+        embedding=models.EmbeddingConfig(value["vocab_size"], value["n_embd"]),
+        attention=models.AttentionConfig(
             heads=value["n_head"],
             head_dim=value["n_embd"] // value["n_head"],
-            position=settings.LearnedPositions(value["n_positions"], init_std=std),
+            position=models.LearnedPositions(value["n_positions"], init_std=std),
             score_scale=None if value["scale_attn_weights"] else 1.0,
             scale_by_inverse_depth=bool(value["scale_attn_by_inverse_layer_idx"]),
         ),
-        feed_forward=settings.FeedForwardConfig(value["n_inner"], activation),
-        stack=settings.StackConfig(value["n_layer"]),
-        norm=settings.NormConfig(value["layer_norm_epsilon"]),
-        head=settings.VocabularyHead(bool(value["tie_word_embeddings"])),
-        dropout=settings.DropoutConfig(
+        feed_forward=models.FeedForwardConfig(value["n_inner"], activation),
+        stack=models.StackConfig(value["n_layer"]),
+        norm=models.NormConfig(value["layer_norm_epsilon"]),
+        head=models.VocabularyHead(bool(value["tie_word_embeddings"])),
+        dropout=models.DropoutConfig(
             embedding=value["embd_pdrop"], attention=value["attn_pdrop"], residual=value["resid_pdrop"]
         ),
-        initializer=settings.InitializerConfig(std, shrink_residual=True),
+        initializer=models.InitializerConfig(std, shrink_residual=True),
     )
 
 
-def to_config(model: settings.DecoderConfig) -> dict[str, Any]:
+def to_config(model: models.DecoderConfig) -> dict[str, Any]:
     """The `config.json` of a GPT-2 with these settings; of the initialisers it keeps `std` alone."""
     attention = model.attention
     return {
@@ -121,7 +121,7 @@ def to_config(model: settings.DecoderConfig) -> dict[str, Any]:
 FAMILY = Family(
     name="GPT-2",
     model_type="gpt2",
-    kind=settings.DecoderConfig.kind,
+    kind=models.DecoderConfig.kind,
     prefix="transformer.",
     tensors=TENSORS,
     buffers=r"h\.\d+\.attn\.(bias|masked_bias)",

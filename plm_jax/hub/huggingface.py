@@ -14,13 +14,13 @@ from typing import Any
 import flax
 import numpy as np
 
+from plm_jax import models
 from plm_jax.common import sealing, storage
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.hub import families, files, hub_files, sizes, tensor_layout, tokenizer_json, vocabulary_files
 from plm_jax.hub.families import CONFIG
 from plm_jax.hub.family import Family
 from plm_jax.hub.pretrained import Pretrained, float32
-from plm_jax.models import settings
 
 SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 # Special ids around texts and between documents (fields of `Pretrained.special_ids`) that only tokenizers of
@@ -148,7 +148,7 @@ def _published(pretrained: Pretrained) -> Pretrained:
 
 
 def _gather(
-    folder, family: Family, model: settings.TransformerConfig, stored: Mapping[str, files.StoredTensor]
+    folder, family: Family, model: models.TransformerConfig, stored: Mapping[str, files.StoredTensor]
 ) -> dict[str, Any]:
     """Our tree, each leaf still in the open files; every misfit is found before the first tensor is read."""
     shapes = tensor_layout.shapes_of(model)

@@ -7,10 +7,10 @@ ours; Meta's own files (consolidated.*.pth), laid out for rotation by neighbours
 from collections.abc import Mapping
 from typing import Any
 
+from plm_jax import models
 from plm_jax.common.errors import UserError
 from plm_jax.hub import rope
 from plm_jax.hub.family import ACTIVATIONS, Family, TaskLayout, Tensor, check_size, known, name_of, task_layouts, values
-from plm_jax.models import settings
 
 BLOCKS = "stack/blocks"
 
@@ -63,7 +63,7 @@ LENGTH = 2048
 
 
 def heads_of(value: dict[str, Any]) -> tuple[int, int, int | None]:
-    """Returns heads, head_dim and key/value heads, as in `settings.AttentionConfig`, from a `config.json`.
+    """Returns heads, head_dim and key/value heads, as in `models.AttentionConfig`, from a `config.json`.
 
     Raises:
       UserError: a size that is no positive integer, heads that do not divide the width.
@@ -81,7 +81,7 @@ def heads_of(value: dict[str, Any]) -> tuple[int, int, int | None]:
     return heads, head_dim, groups
 
 
-def to_settings(config: Mapping[str, Any]) -> settings.DecoderConfig:
+def to_settings(config: Mapping[str, Any]) -> models.DecoderConfig:
     """The settings that a LLaMA `config.json` describes.
 
     Raises:
@@ -90,30 +90,30 @@ def to_settings(config: Mapping[str, Any]) -> settings.DecoderConfig:
     """
     value = values(config, DEFAULTS)
     heads, head_dim, kv_heads = heads_of(value)
-    return settings.DecoderConfig(
-        embedding=settings.EmbeddingConfig(value["vocab_size"], value["hidden_size"]),
-        attention=settings.AttentionConfig(
+    return models.DecoderConfig(
+        embedding=models.EmbeddingConfig(value["vocab_size"], value["hidden_size"]),
+        attention=models.AttentionConfig(
             heads,
             head_dim,
             rope.to_settings(config, fraction=1.0, interleaved=False, length=LENGTH),
             bias=bool(value["attention_bias"]),
             kv_heads=kv_heads,
         ),
-        feed_forward=settings.FeedForwardConfig(
+        feed_forward=models.FeedForwardConfig(
             value["intermediate_size"],
             known("hidden_act", value["hidden_act"], ACTIVATIONS),
             bias=bool(value["mlp_bias"]),
             gated=True,
         ),
-        stack=settings.StackConfig(value["num_hidden_layers"]),
-        norm=settings.NormConfig(value["rms_norm_eps"], kind="rms"),
-        head=settings.VocabularyHead(bool(value["tie_word_embeddings"])),
-        dropout=settings.DropoutConfig(attention=value["attention_dropout"]),
-        initializer=settings.InitializerConfig(value["initializer_range"]),
+        stack=models.StackConfig(value["num_hidden_layers"]),
+        norm=models.NormConfig(value["rms_norm_eps"], kind="rms"),
+        head=models.VocabularyHead(bool(value["tie_word_embeddings"])),
+        dropout=models.DropoutConfig(attention=value["attention_dropout"]),
+        initializer=models.InitializerConfig(value["initializer_range"]),
     )
 
 
-def to_config(model: settings.DecoderConfig) -> dict[str, Any]:
+def to_config(model: models.DecoderConfig) -> dict[str, Any]:
     """The `config.json` of a LLaMA with these settings; of the dropout rates it keeps that of attention."""
     attention, feed_forward = model.attention, model.feed_forward
     return {
@@ -153,7 +153,7 @@ def special_ids(files: list[bytes], tokenizer_config: Mapping[str, Any]) -> dict
 FAMILY = Family(
     name="LLaMA",
     model_type="llama",
-    kind=settings.DecoderConfig.kind,
+    kind=models.DecoderConfig.kind,
     prefix="model.",
     tensors=TENSORS,
     buffers=r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq",

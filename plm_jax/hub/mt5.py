@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from plm_jax import models
 from plm_jax.hub import t5
-from plm_jax.models import settings
 
 # What `MT5Config` takes where `config.json` says nothing, and T5's does not; the head is never scaled.
 DEFAULTS = {
@@ -17,7 +17,7 @@ DEFAULTS = {
 }
 
 
-def to_settings(config: Mapping[str, Any]) -> settings.EncoderDecoderConfig:
+def to_settings(config: Mapping[str, Any]) -> models.EncoderDecoderConfig:
     """The settings that an mT5 `config.json` describes.
 
     Raises:
@@ -26,7 +26,7 @@ def to_settings(config: Mapping[str, Any]) -> settings.EncoderDecoderConfig:
     return t5.to_settings({**DEFAULTS, **config, "scale_decoder_outputs": False})
 
 
-def to_config(model: settings.EncoderDecoderConfig) -> dict[str, Any]:
+def to_config(model: models.EncoderDecoderConfig) -> dict[str, Any]:
     """The `config.json` of an mT5 with these settings; see T5's."""
     config = t5.to_config(model) | {"architectures": ["MT5ForConditionalGeneration"], "model_type": "mt5"}
     del config["scale_decoder_outputs"]

@@ -8,7 +8,7 @@ import flax
 import jax
 import numpy as np
 
-from plm_jax.models import settings
+from plm_jax import models
 
 if TYPE_CHECKING:
     from plm_jax.config import Run
@@ -36,7 +36,7 @@ class Pretrained:
         others; empty for a model that is not from Hugging Face.
     """
 
-    model: settings.TransformerConfig
+    model: models.TransformerConfig
     params: Mapping[str, Any]
     special_ids: Mapping[str, Any] = field(default_factory=dict)
     vocabulary: str | None = None

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from plm_jax import models
 from plm_jax.common import strict_json
 from plm_jax.common.errors import UserError, one_line
 from plm_jax.hub import bert
 from plm_jax.hub.family import Family, TaskLayout, check, check_size, dense, norm, unembedding
-from plm_jax.models import settings
 
 TENSORS = (
     *bert.embeddings("roberta"),
@@ -26,7 +26,7 @@ TENSORS = (
 DEFAULTS = bert.DEFAULTS | {"vocab_size": 50265, "pad_token_id": 1}
 
 
-def to_settings(config: Mapping[str, Any]) -> settings.EncoderConfig:
+def to_settings(config: Mapping[str, Any]) -> models.EncoderConfig:
     """The settings that a RoBERTa `config.json` describes; its head has the exact GELU whatever its layers have.
 
     Raises:
@@ -46,11 +46,11 @@ def to_settings(config: Mapping[str, Any]) -> settings.EncoderConfig:
     )
 
 
-def to_config(model: settings.EncoderConfig) -> dict[str, Any]:
+def to_config(model: models.EncoderConfig) -> dict[str, Any]:
     """The `config.json` of a RoBERTa with these settings, and the padding's id, from which positions follow."""
     config, offset = bert.to_config(model), max(1, getattr(model.attention.position, "offset", 1))
     return config | {
-        "architectures": ["RobertaForMaskedLM" if isinstance(model.head, settings.VocabularyHead) else "RobertaModel"],
+        "architectures": ["RobertaForMaskedLM" if isinstance(model.head, models.VocabularyHead) else "RobertaModel"],
         "model_type": "roberta",
         "max_position_embeddings": config["max_position_embeddings"] + offset,
         "pad_token_id": offset - 1,
@@ -69,7 +69,7 @@ def special_ids(files: list[bytes], tokenizer_config: Mapping[str, Any]) -> dict
 FAMILY = Family(
     name="RoBERTa",
     model_type="roberta",
-    kind=settings.EncoderConfig.kind,
+    kind=models.EncoderConfig.kind,
     prefix="roberta.",
     tensors=TENSORS,
     buffers=bert.BUFFERS,

@@ -3,20 +3,20 @@
 from collections.abc import Mapping
 from typing import Any
 
+from plm_jax import models
 from plm_jax.hub.family import check, check_size, known, values
-from plm_jax.models import settings
 
 # How `config.json` calls the frequencies → whether they are scaled.
 TYPES = {"default": False, "llama3": True}
 SCALING = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
-def to_settings(config: Mapping[str, Any], *, fraction: float, interleaved: bool, length: int) -> settings.Rotary:
+def to_settings(config: Mapping[str, Any], *, fraction: float, interleaved: bool, length: int) -> models.Rotary:
     """The positions that a `config.json` describes.
 
     Args:
       fraction: the share of a head that is rotated where the file says nothing.
-      interleaved: as in `settings.Rotary`; the file does not say it, the architecture does.
+      interleaved: as in `models.Rotary`; the file does not say it, the architecture does.
       length: tokens that the model is meant for, where the file says nothing.
 
     Raises:
@@ -32,18 +32,18 @@ def to_settings(config: Mapping[str, Any], *, fraction: float, interleaved: bool
     scaling = values(rope, SCALING)
     meant_for = config.get("max_position_embeddings", length)
     check_size("max_position_embeddings", meant_for)
-    return settings.Rotary(
+    return models.Rotary(
         theta=value["rope_theta"],
         fraction=value["partial_rotary_factor"],
         interleaved=interleaved,
-        scaling=settings.RotaryScaling(*scaling.values()) if scaled else None,
+        scaling=models.RotaryScaling(*scaling.values()) if scaled else None,
         length=meant_for,
     )
 
 
 def to_config(position: Any) -> dict[str, Any]:
     """What of a `config.json` tells these positions, to transformers 4 and 5; nothing of those that are not rotary."""
-    if not isinstance(position, settings.Rotary):
+    if not isinstance(position, models.Rotary):
         return {}
     scaling, kept = None, position.scaling
     if kept is not None:

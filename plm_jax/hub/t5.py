@@ -6,9 +6,9 @@ Its dense layers are torch's `Linear`, stored [out, in]; the relative bias of a 
 from collections.abc import Mapping
 from typing import Any
 
+from plm_jax import models
 from plm_jax.common.errors import UserError
 from plm_jax.hub.family import ACTIVATIONS, Family, Tensor, check_size, known, name_of, values
-from plm_jax.models import settings
 
 
 def _stack(stack: str, feed_forward: int) -> tuple[Tensor, ...]:
@@ -70,7 +70,7 @@ DEFAULTS = {
 ENCODER_ONLY = "T5EncoderModel"
 
 
-def to_settings(config: Mapping[str, Any]) -> settings.EncoderDecoderConfig:
+def to_settings(config: Mapping[str, Any]) -> models.EncoderDecoderConfig:
     """The settings that a T5 `config.json` describes.
 
     Raises:
@@ -85,27 +85,27 @@ def to_settings(config: Mapping[str, Any]) -> settings.EncoderDecoderConfig:
         raise UserError(f"config.json: a {ENCODER_ONLY} is half a model: give a whole T5, encoder and decoder")
     activation, gated = known("feed_forward_proj", value["feed_forward_proj"], FEED_FORWARDS)
     tied = bool(value["tie_word_embeddings"])
-    return settings.EncoderDecoderConfig(
-        embedding=settings.EmbeddingConfig(value["vocab_size"], value["d_model"]),
-        attention=settings.AttentionConfig(
+    return models.EncoderDecoderConfig(
+        embedding=models.EmbeddingConfig(value["vocab_size"], value["d_model"]),
+        attention=models.AttentionConfig(
             value["num_heads"],
             value["d_kv"],
-            settings.RelativeBias(value["relative_attention_num_buckets"], value["relative_attention_max_distance"]),
+            models.RelativeBias(value["relative_attention_num_buckets"], value["relative_attention_max_distance"]),
             bias=False,
             score_scale=1.0,
         ),
-        feed_forward=settings.FeedForwardConfig(value["d_ff"], activation, bias=False, gated=gated),
-        stack=settings.StackConfig(value["num_layers"]),
-        decoder_stack=settings.StackConfig(value["num_decoder_layers"]),
-        norm=settings.NormConfig(value["layer_norm_epsilon"], kind="rms"),
+        feed_forward=models.FeedForwardConfig(value["d_ff"], activation, bias=False, gated=gated),
+        stack=models.StackConfig(value["num_layers"]),
+        decoder_stack=models.StackConfig(value["num_decoder_layers"]),
+        norm=models.NormConfig(value["layer_norm_epsilon"], kind="rms"),
         # Older files have no `scale_decoder_outputs`: there it was the tied head that was scaled.
-        head=settings.VocabularyHead(tied, scale_by_width=bool(config.get("scale_decoder_outputs", tied))),
-        dropout=settings.DropoutConfig(broadcast=True).all_at(value["dropout_rate"]),
-        initializer=settings.FanInConfig(),
+        head=models.VocabularyHead(tied, scale_by_width=bool(config.get("scale_decoder_outputs", tied))),
+        dropout=models.DropoutConfig(broadcast=True).all_at(value["dropout_rate"]),
+        initializer=models.FanInConfig(),
     )
 
 
-def to_config(model: settings.EncoderDecoderConfig) -> dict[str, Any]:
+def to_config(model: models.EncoderDecoderConfig) -> dict[str, Any]:
     """The `config.json` of a T5 with these settings; one dropout rate stands for all, and no initialiser is kept."""
     attention, feed_forward = model.attention, model.feed_forward
     wanted = feed_forward.activation, feed_forward.gated
@@ -143,7 +143,7 @@ def special_ids(files: list[bytes], tokenizer_config: Mapping[str, Any]) -> dict
 FAMILY = Family(
     name="T5",
     model_type="t5",
-    kind=settings.EncoderDecoderConfig.kind,
+    kind=models.EncoderDecoderConfig.kind,
     prefix="",
     tensors=TENSORS,
     # The first checkpoints hold a table for the attention to the memory that nothing uses.

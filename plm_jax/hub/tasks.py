@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from plm_jax import models
 from plm_jax.common.errors import UserError
 from plm_jax.hub.family import Family, TaskLayout, Tensor, check
-from plm_jax.models import settings
 from plm_jax.models.heads import TASK, Head
 from plm_jax.models.protocol import ModelConfig
 from plm_jax.models.task_heads import TaskHead
@@ -162,9 +162,9 @@ def new(kind: str, model: ModelConfig, labels: Sequence[str] = (), family: Famil
         default = rate if layout.default is None else layout.default
         return replace(_made(layout, kind, labels), **_rates(layout, default))
     of_text = kind not in ("tags", "span")
-    is_decoder = isinstance(model, settings.DecoderConfig)
+    is_decoder = isinstance(model, models.DecoderConfig)
     fields: dict[str, Any] = (
-        {"feature": "first" if isinstance(model, settings.EncoderConfig) else "last"} if of_text else {}
+        {"feature": "first" if isinstance(model, models.EncoderConfig) else "last"} if of_text else {}
     )
     fields |= {"transform": "tanh"} if of_text and not is_decoder else {}
     fields |= {"bias": False} if is_decoder else {}

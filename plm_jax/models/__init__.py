@@ -1,0 +1,97 @@
+"""Models: settings, and the Linen modules that they build.
+
+Settings are small nested frozen dataclasses. A field that is one of several dataclasses is a tagged choice: in a config
+file each is written as its fields plus `kind`, so a field of one choice cannot be given to another.
+"""
+
+from plm_jax.models.decoder import DecoderConfig
+from plm_jax.models.electra import ElectraConfig, GeneratorConfig
+from plm_jax.models.elmo import CharacterCNNConfig, ElmoConfig, LstmConfig, LstmDropoutConfig
+from plm_jax.models.encoder import EncoderConfig
+from plm_jax.models.encoder_decoder import EncoderDecoderConfig, SourceEncoderConfig
+from plm_jax.models.from_checkpoint import FromCheckpointConfig
+from plm_jax.models.heads import Discriminator, Head, NoHead, Pooler, Softmax, SpanBoundary, VocabularyHead
+from plm_jax.models.initializers import FanInConfig, InitializerConfig
+from plm_jax.models.layers import NormConfig
+from plm_jax.models.positions import (
+    BlockPositions,
+    LearnedPositions,
+    NoPositions,
+    Position,
+    RelativeBias,
+    Rotary,
+    Rotary2D,
+    RotaryScaling,
+    SinusoidalPositions,
+)
+from plm_jax.models.protocol import ModelConfig, Module, VocabularyModule
+from plm_jax.models.recurrent import BiLstmConfig
+from plm_jax.models.task_heads import (
+    ChoiceHead,
+    ClassesHead,
+    ConcatenatedLayers,
+    LastLayer,
+    MixedLayers,
+    ScoreHead,
+    SpanHead,
+    TagsHead,
+)
+from plm_jax.models.transformer import (
+    AttentionConfig,
+    DropoutConfig,
+    EmbeddingConfig,
+    FeedForwardConfig,
+    StackConfig,
+    TransformerConfig,
+)
+
+__all__ = [
+    "AttentionConfig",
+    "BiLstmConfig",
+    "BlockPositions",
+    "CharacterCNNConfig",
+    "ChoiceHead",
+    "ClassesHead",
+    "ConcatenatedLayers",
+    "DecoderConfig",
+    "Discriminator",
+    "DropoutConfig",
+    "ElectraConfig",
+    "ElmoConfig",
+    "EmbeddingConfig",
+    "EncoderConfig",
+    "EncoderDecoderConfig",
+    "FanInConfig",
+    "FeedForwardConfig",
+    "FromCheckpointConfig",
+    "GeneratorConfig",
+    "Head",
+    "InitializerConfig",
+    "LastLayer",
+    "LearnedPositions",
+    "LstmConfig",
+    "LstmDropoutConfig",
+    "MixedLayers",
+    "ModelConfig",
+    "Module",
+    "NoHead",
+    "NoPositions",
+    "NormConfig",
+    "Pooler",
+    "Position",
+    "RelativeBias",
+    "Rotary",
+    "Rotary2D",
+    "RotaryScaling",
+    "ScoreHead",
+    "SinusoidalPositions",
+    "Softmax",
+    "SourceEncoderConfig",
+    "SpanBoundary",
+    "SpanHead",
+    "StackConfig",
+    "TagsHead",
+    "TransformerConfig",
+    "VocabularyHead",
+    "VocabularyModule",
+]

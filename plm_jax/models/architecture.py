@@ -5,12 +5,12 @@ from typing import ClassVar
 import flax.linen as nn
 import jax.numpy as jnp
 
-from plm_jax.models import initializers, settings, tables
-from plm_jax.models.activations import ACTIVATIONS
-from plm_jax.models.head_module import HeadModule
-from plm_jax.models.layers import Dense, declared, dropout, norm
+from plm_jax.models import tables
+from plm_jax.models.heads import HeadModule, NoHead
+from plm_jax.models.layers import ACTIVATIONS, Dense, Dropout, norm
 from plm_jax.models.partitioning import constrain
-from plm_jax.models.vocabulary_module import VocabularyModule
+from plm_jax.models.protocol import VocabularyModule
+from plm_jax.models.transformer import TransformerConfig
 
 
 class Architecture(VocabularyModule):
@@ -25,7 +25,7 @@ class Architecture(VocabularyModule):
 
     prefixes: ClassVar[tuple[str, ...]] = ("",)
     last_stack: ClassVar[str] = "stack"
-    model: settings.TransformerConfig
+    model: TransformerConfig
 
     def setup(self):
         """Parameters: `token_embedding` [V, E], the position scheme's tables [P, E], `token_type_embedding` [T, E],
@@ -34,7 +34,7 @@ class Architecture(VocabularyModule):
 
         Positions and the norm of embeddings are there once for each of `prefixes`.
         """
-        embedding, position, head = self.model.embedding, self.model.attention.position, self.model.head
+        embedding, head = self.model.embedding, self.model.head
 
         def table(name, rows, axis, init):
             given = self.get_variable("params", name)
@@ -44,31 +44,32 @@ class Architecture(VocabularyModule):
                 return given
             return self.param(name, nn.with_logical_partitioning(init, (axis, "embed")), (rows, embedding.columns))
 
-        table_init = initializers.table(self.model)
+        initializer = self.model.initializer
+        table_init = initializer.table()
         self.token_embedding = table("token_embedding", embedding.vocab_size, "vocab", table_init)
-        of_positions = position.embedding_tables(self.model)
+        of_positions = self.model.position_tables
         self.position_tables = {
-            prefix: {name: declared(self, f"{prefix}{name}", table) for name, table in of_positions.items()}
+            prefix: {name: table.declare(self, f"{prefix}{name}") for name, table in of_positions.items()}
             for prefix in self.prefixes
         }
         if embedding.norm:
             for prefix in self.prefixes:
-                setattr(self, f"{prefix}embedding_norm", norm(self.model, self.dtype))
+                setattr(self, f"{prefix}embedding_norm", norm(self.model.norm, self.dtype))
         if embedding.token_types:
             self.token_type_embedding = table("token_type_embedding", embedding.token_types, None, table_init)
-        self.embedding_dropout = dropout(self.model, "embedding")
+        self.embedding_dropout = Dropout(self.model.dropout.embedding, self.model.dropout.broadcast)
         if embedding.embedding_size is not None:
-            axes, init = (None, "embed"), initializers.kernel_init(self.model)
+            axes, init = (None, "embed"), initializer.matrix()
             self.embedding_projection = Dense(embedding.width, axes, True, init, self.dtype)
         self.heads = {name: HeadModule(head, self.model, self.dtype) for name, head in self.model.heads}
-        if isinstance(head, settings.NoHead):
+        if isinstance(head, NoHead):
             return
         if head.transform:
-            axes, init = ("embed", None), initializers.kernel_init(self.model)
+            axes, init = ("embed", None), initializer.matrix()
             self.head_transform = Dense(embedding.columns, axes, True, init, self.dtype)
-            self.head_norm = norm(self.model, self.dtype)
+            self.head_norm = norm(self.model.norm, self.dtype)
         if not head.tied:
-            self.head = table("head", embedding.vocab_size, "vocab", initializers.unembedding(self.model))
+            self.head = table("head", embedding.vocab_size, "vocab", initializer.unembedding())
         if head.bias:
             bias = nn.with_logical_partitioning(nn.initializers.zeros, ("vocab",))
             self.head_bias = self.param("head_bias", bias, (embedding.vocab_size,))
@@ -76,7 +77,7 @@ class Architecture(VocabularyModule):
     @property
     def tables(self) -> dict[str, str | None]:
         """Returns the logical axis of the rows of each parameter that may be a `tables.GatheredTable`."""
-        of_positions = self.model.attention.position.embedding_tables(self.model)
+        of_positions = self.model.position_tables
         positions = {
             f"{prefix}{name}": table.axes[0] for prefix in self.prefixes for name, table in of_positions.items()
         }
@@ -140,4 +141,4 @@ class Architecture(VocabularyModule):
             for name, head in self.model.named_heads.items():
                 if name != "vocabulary":
                     self.head_output(features, name, **head.init_inputs(features))
-        return features if isinstance(self.model.head, settings.NoHead) else self.logits(features)
+        return features if isinstance(self.model.head, NoHead) else self.logits(features)

@@ -10,10 +10,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from plm_jax.models import kernels, partitioning, settings
-from plm_jax.models.initializers import kernel_init
+from plm_jax.models import kernels, partitioning
 from plm_jax.models.layers import Dense
 from plm_jax.models.partitioning import constrain, mesh_axes
+from plm_jax.models.transformer import TransformerConfig
 
 
 def causal_positions(length, mask=None, cache_index=None):
@@ -26,7 +26,7 @@ def causal_positions(length, mask=None, cache_index=None):
 class Attention(nn.Module):
     """Multi-head attention of x [B, Q, D] over itself, over a key/value cache, or over a memory."""
 
-    model: settings.TransformerConfig
+    model: TransformerConfig
     dtype: Any
     deterministic: bool
 
@@ -40,13 +40,13 @@ class Attention(nn.Module):
           context: the `Context` of this attention.
           depth: this block's number, from 0.
         """
-        attention = self.model.attention
+        attention, initializer = self.model.attention, self.model.initializer
         scale = attention.head_dim**-0.5 if attention.score_scale is None else attention.score_scale
         if attention.scale_by_inverse_depth:
             scale = scale / (depth + 1)
 
         def project(name, x, heads):
-            init = kernel_init(self.model, "query" if name == "query" else "")
+            init = initializer.query(attention.head_dim) if name == "query" else initializer.matrix()
             joined = heads * attention.head_dim
             projected = Dense(joined, ("embed", "heads"), attention.bias, init, self.dtype, name=name)(x)
             # Where more devices share a kernel than there are heads, each has parts of heads: of these XLA makes wrong
@@ -73,7 +73,7 @@ class Attention(nn.Module):
         seed = jax.random.bits(self.make_rng("dropout"), (2,), jnp.uint32) if context.dropout else None
         mixed_BNQH = kernels.attend(query_BNQH, key_BGKH, value_BGKH, context, depth, seed)
         mixed = constrain(mixed_BNQH.swapaxes(1, 2).reshape(*x.shape[:-1], -1), "batch", "length", "heads")
-        init = kernel_init(self.model, "residual")
+        init = initializer.residual(self.model.stack.blocks)
         return Dense(x.shape[-1], ("heads", "embed"), attention.bias_after, init, self.dtype, name="out")(mixed)
 
     def _remember(self, name, new, context, axis):

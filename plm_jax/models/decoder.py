@@ -1,13 +1,36 @@
 """The decoder architecture: embeddings, a causal stack, the vocabulary head."""
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 from plm_jax.models.architecture import Architecture
 from plm_jax.models.attention import causal_positions
+from plm_jax.models.heads import NoHead, VocabularyHead
 from plm_jax.models.kernels import Context
 from plm_jax.models.stack import Stack
+from plm_jax.models.transformer import TransformerConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig(TransformerConfig):
+    """A causal language model: GPT, LLaMA, GLM and their kin."""
+
+    kind: ClassVar[str] = "decoder"
+    inputs = ("tokens", "mask", "positions", "segment_ids", "block_positions", "prefix_lengths")
+    head: VocabularyHead | NoHead = VocabularyHead()
+
+    def module(self, dtype):
+        """A `Decoder`."""
+        return Decoder(self, dtype)
+
+    def products(self, length, targets, decoder_length=0, samples=0):
+        """Of a causal stack and its heads."""
+        stack = self.stack_products(length, causal=True)
+        return stack + self.projection_products(length) + self.heads_products(length, targets)
 
 
 class Decoder(Architecture):
-    """A language model of `settings.DecoderConfig`: causal, but for a prefix where one is given."""
+    """A language model of `DecoderConfig`: causal, but for a prefix where one is given."""
 
     def setup(self):
         """Modules besides those of `Architecture`: `stack`."""

@@ -4,23 +4,125 @@ Shapes: B batch, L length, D width, E the tables' width, T targets, V vocabulary
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Protocol
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
 
 from plm_jax.common import ranges
-from plm_jax.common.lazy import lazy
 from plm_jax.common.roles import Role
-from plm_jax.models.activations import ACTIVATIONS, Activation
-
-if TYPE_CHECKING:
-    import jax
-
-    from plm_jax.models.head_module import HeadModule
-    from plm_jax.models.settings import TransformerConfig
-
-jnp = lazy("jax.numpy")
+from plm_jax.models.initializers import Initialization
+from plm_jax.models.layers import ACTIVATIONS, Activation, Dense, Dropout, NormConfig, ScalarMix, norm
+from plm_jax.models.recurrent import BiLstm, BiLstmConfig
 
 # What the head of a task is called among a model's `heads`.
 TASK = "task"
+
+
+class TableSizes(Protocol):
+    """Sizes of a model's tables of embeddings."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of rows."""
+        ...
+
+    @property
+    def columns(self) -> int:
+        """Width of the tables."""
+        ...
+
+    @property
+    def width(self) -> int:
+        """Width of the model that reads them."""
+        ...
+
+
+class HeadedModel(Protocol):
+    """The part of a model's settings that its heads depend on."""
+
+    @property
+    def embedding(self) -> TableSizes:
+        """Sizes of the tables of embeddings."""
+        ...
+
+    @property
+    def initializer(self) -> Initialization:
+        """Initialization of the heads' matrices."""
+        ...
+
+    @property
+    def norm(self) -> NormConfig:
+        """The norm of the model."""
+        ...
+
+    @property
+    def num_states(self) -> int:
+        """Number of hidden states that a head can read, the embeddings included."""
+        ...
+
+    @property
+    def state_width(self) -> int:
+        """Width of each hidden state."""
+        ...
+
+
+class HeadModule(nn.Module):
+    """A head over a model's features: its parameters, and the parts that most heads are made of.
+
+    Attributes:
+      head: its settings, which compute.
+      model: the settings of the model that it is a head of.
+      dtype: of activations.
+    """
+
+    head: "Head"
+    model: HeadedModel
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, features: jax.Array, **inputs: jax.Array) -> Any:
+        """What the head gives of features [B, L, D]."""
+        return self.head.compute(self, features, **inputs)
+
+    def dense(
+        self,
+        name: str,
+        x: jax.Array,
+        features: int,
+        axes: tuple[str | None, str | None] = ("embed", None),
+        bias: bool = True,
+    ) -> jax.Array:
+        """A dense layer, [..., in] → [..., features]; `axes` are the logical ones of its matrix."""
+        return Dense(features, axes, bias, self.model.initializer.matrix(), self.dtype, name=name)(x)
+
+    def dropout(self, x: jax.Array, rate: float, shared: bool, deterministic: bool) -> jax.Array:
+        """Dropout over [B, L, features]; `shared`: the same features at each of L."""
+        return Dropout(rate, shared)(x, deterministic=deterministic)
+
+    def mixed(self, name: str, layers: jax.Array, mask: jax.Array | None, layer_norm: bool) -> jax.Array:
+        """The `ScalarMix` of layers [S, B, L, D]: [B, L, D]."""
+        return ScalarMix(layer_norm, name=name)(layers, mask).astype(self.dtype)
+
+    def recurrent(
+        self, name: str, lstm: BiLstmConfig, x: jax.Array, mask: jax.Array | None, deterministic: bool
+    ) -> jax.Array:
+        """LSTMs in both directions, [B, L, D] → [B, L, 2 · cell]."""
+        return BiLstm(lstm, self.dtype, name=name)(x, mask, deterministic=deterministic)
+
+    def norm(self, name: str, x: jax.Array) -> jax.Array:
+        """The model's norm, [..., width] → [..., width]."""
+        return norm(self.model.norm, self.dtype, name=name)(x)
+
+    def table(self, name: str, rows: int, width: int) -> jax.Array:
+        """A trained table [rows, width]."""
+        init = nn.with_logical_partitioning(self.model.initializer.matrix(), (None, None))
+        return self.param(name, init, (rows, width)).astype(self.dtype)
+
+    def bias(self, name: str, size: int, axis: str | None = None) -> jax.Array:
+        """A trained vector float32 [size], at first zeros."""
+        return self.param(name, nn.with_logical_partitioning(nn.initializers.zeros, (axis,)), (size,))
 
 
 class Head(Role):
@@ -37,10 +139,9 @@ class Head(Role):
 
     def with_dropout(self, rate: float) -> "Head":
         """The same with all its dropout at this rate."""
-        del rate
         return self
 
-    def compute(self, module: "HeadModule", features: "jax.Array", **inputs: "jax.Array") -> Any:
+    def compute(self, module: HeadModule, features: jax.Array, **inputs: Any) -> Any:
         """What it gives of features [B, L, D].
 
         Args:
@@ -51,17 +152,15 @@ class Head(Role):
         """
         raise NotImplementedError
 
-    def init_inputs(self, features: "jax.Array") -> "dict[str, jax.Array]":
+    def init_inputs(self, features: jax.Array) -> dict[str, jax.Array]:
         """Inputs besides the features with which its parameters are made."""
-        del features
         return {}
 
-    def products(self, model: "TransformerConfig", length: int, targets: int) -> int:
+    def products(self, model: HeadedModel, length: int, targets: int) -> int:
         """Multiplications with its matrices, forward, for a row of so many tokens, so many of them targets.
 
         What is done once a row is left out.
         """
-        del model, length, targets
         return 0
 
 

@@ -1,42 +1,95 @@
-"""The first values of a transformer's parameters, as its settings ask for them."""
+"""The first values of a model's parameters.
 
-from collections.abc import Callable
-from typing import Literal
+Matrices are [in, out]; tables of embeddings and unembeddings are [rows, width].
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
 
 from flax.linen import initializers
+from flax.typing import Initializer
 
-from plm_jax.models import settings
-
-
-def kernel_init(model: settings.TransformerConfig, role: Literal["", "query", "residual"] = "") -> Callable:
-    """The initialiser of a matrix [in, out]; `residual`: it writes to the residual stream."""
-    if isinstance(model.initializer, settings.FanInConfig):
-        scale = 1 / model.attention.head_dim if role == "query" else 1.0
-        return initializers.variance_scaling(scale, "fan_in", "truncated_normal")
-    shrinks = model.initializer.shrink_residual and role == "residual"
-    return normal(model, model.initializer.std / (2 * model.stack.blocks) ** 0.5 if shrinks else model.initializer.std)
+from plm_jax.common import ranges
 
 
-def normal(model: settings.TransformerConfig, std: float) -> Callable:
-    """Normal, truncated where the model's initialisers are."""
-    truncated = isinstance(model.initializer, settings.InitializerConfig) and model.initializer.truncated
-    return initializers.truncated_normal(std) if truncated else initializers.normal(std)
+@dataclass(frozen=True)
+class InitializerConfig:
+    """Parameters are drawn from a normal distribution with `std`; `truncated`: cut off at two standard deviations.
+
+    Attributes:
+      shrink_residual: the projections that write to the residual stream shrink by 1 / sqrt(2 · layers).
+    """
+
+    kind: ClassVar[str] = "normal"
+    std: ranges.Scale = 0.02
+    shrink_residual: bool = False
+    truncated: bool = False
+
+    def normal(self, std: float) -> Initializer:
+        """Returns a normal initializer, truncated if all are."""
+        return initializers.truncated_normal(std) if self.truncated else initializers.normal(std)
+
+    def matrix(self) -> Initializer:
+        """Returns the initializer of a weight matrix."""
+        return self.normal(self.std)
+
+    def query(self, head_dim: int) -> Initializer:
+        """Returns the initializer of the projection to queries."""
+        return self.matrix()
+
+    def residual(self, blocks: int) -> Initializer:
+        """Returns the initializer of a matrix that writes to the residual stream of a stack of `blocks` blocks."""
+        return self.normal(self.std / (2 * blocks) ** 0.5 if self.shrink_residual else self.std)
+
+    def table(self) -> Initializer:
+        """Returns the initializer of a table of embeddings."""
+        return self.normal(self.std)
+
+    def unembedding(self) -> Initializer:
+        """Returns the initializer of a vocabulary head's own matrix."""
+        return self.table()
+
+    def score_bias(self) -> Initializer:
+        """Returns the initializer of a table of biases on scores, [rows, heads]."""
+        return self.normal(self.std)
 
 
-def table(model: settings.TransformerConfig) -> Callable:
-    """The initialiser of tables of embeddings [rows, D]."""
-    return normal(model, 1.0 if isinstance(model.initializer, settings.FanInConfig) else model.initializer.std)
+@dataclass(frozen=True)
+class FanInConfig:
+    """T5's initialization: matrices with a variance of 1 / inputs, queries also / head_dim; embeddings with one of 1.
 
+    google-research/t5x, examples/t5/layers.py.
+    """
 
-def unembedding(model: settings.TransformerConfig) -> Callable:
-    """The initialiser of a head's own matrix [V, D]."""
-    if isinstance(model.initializer, settings.FanInConfig):
+    kind: ClassVar[str] = "fan_in"
+
+    def normal(self, std: float) -> Initializer:
+        """Returns a normal initializer."""
+        return initializers.normal(std)
+
+    def matrix(self) -> Initializer:
+        """Returns the initializer of a weight matrix."""
+        return initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
+
+    def query(self, head_dim: int) -> Initializer:
+        """Returns the initializer of the projection to queries."""
+        return initializers.variance_scaling(1 / head_dim, "fan_in", "truncated_normal")
+
+    def residual(self, blocks: int) -> Initializer:
+        """Returns the initializer of a matrix that writes to the residual stream."""
+        return self.matrix()
+
+    def table(self) -> Initializer:
+        """Returns the initializer of a table of embeddings."""
+        return self.normal(1.0)
+
+    def unembedding(self) -> Initializer:
+        """Returns the initializer of a vocabulary head's own matrix."""
         return initializers.variance_scaling(1.0, "fan_in", "truncated_normal", in_axis=1, out_axis=0)
-    return table(model)
 
-
-def score_bias(model: settings.TransformerConfig) -> Callable:
-    """The initialiser of a table of what is added to scores [rows, N]."""
-    if isinstance(model.initializer, settings.FanInConfig):
+    def score_bias(self) -> Initializer:
+        """Returns the initializer of a table of biases on scores, [rows, heads]."""
         return initializers.variance_scaling(1.0, "fan_avg", "uniform")
-    return normal(model, model.initializer.std)
+
+
+Initialization = InitializerConfig | FanInConfig

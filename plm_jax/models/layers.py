@@ -1,4 +1,4 @@
-"""The layers that every family shares: dense, norm, dropout, feed-forward.
+"""The layers that every family shares: dense, norm, dropout, activations.
 
 Parameters are float32 and cast to `dtype` where they are used; norms run in float32.
 """
@@ -6,7 +6,8 @@ Parameters are float32 and cast to `dtype` where they are used; norms run in flo
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax
@@ -14,12 +15,18 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
-from plm_jax.models import settings
-from plm_jax.models.activations import ACTIVATIONS
-from plm_jax.models.initializers import kernel_init
+from plm_jax.common import ranges
 from plm_jax.models.kernels.dropout import keep
-from plm_jax.models.partitioning import axes_of, constrain, device, mesh_axes, spec_in_force
-from plm_jax.models.positions import Table
+from plm_jax.models.partitioning import axes_of, device, mesh_axes, spec_in_force
+
+Activation = Literal["gelu_tanh", "gelu_exact", "relu", "silu", "tanh"]
+ACTIVATIONS = {
+    "gelu_tanh": functools.partial(nn.gelu, approximate=True),
+    "gelu_exact": functools.partial(nn.gelu, approximate=False),
+    "relu": nn.relu,
+    "silu": nn.silu,
+    "tanh": jnp.tanh,
+}
 
 
 class Dropout(nn.Module):
@@ -47,11 +54,6 @@ class Dropout(nn.Module):
         seed = jax.random.bits(self.make_rng("dropout"), (2,), jnp.uint32)
         kept = keep(seed, rows[:, None, None], 0, places[:, None], jnp.arange(x.shape[2]), self.rate)
         return jnp.where(kept, x / (1 - self.rate), 0)
-
-
-def dropout(model: settings.TransformerConfig, place: str) -> Dropout:
-    """Dropout at the rate of a field of `settings.DropoutConfig`, over [B, length, features]."""
-    return Dropout(getattr(model.dropout, place), model.dropout.broadcast)
 
 
 # What `jax.checkpoint` policies call the products of weight matrices; with a bias they go by their modules' names.
@@ -152,19 +154,29 @@ class Dense(nn.Module):
         return checkpoint_name(y, self.name)
 
 
-def declared(module: nn.Module, name: str, table: Table) -> jax.Array:
-    """The parameter of a module that a position scheme asks for."""
-    return module.param(name, nn.with_logical_partitioning(table.init, table.axes), table.shape)
+@dataclass(frozen=True)
+class NormConfig:
+    """The normalisation: LayerNorm, or RMSNorm, which has neither mean nor bias (Zhang and Sennrich 2019).
+
+    Attributes:
+      placement: before each sub-layer and once more after the stack; or after each addition of a sub-layer's output;
+        `deep` is as `pre`, but a sub-layer's output is added to its normed input times sqrt(2 · layers), not to the
+        input itself (ChatGLM-6B's variant of Wang et al. 2022).
+    """
+
+    epsilon: ranges.Share = 1e-5
+    kind: Literal["layer", "rms"] = "layer"
+    placement: Literal["pre", "post", "deep"] = "pre"
 
 
-def norm(model: settings.TransformerConfig, dtype: Any, name: str | None = None) -> nn.Module:
-    """The model's norm over the last axis, statistics in float32; parameters `scale` [D] and, in LayerNorm, `bias`."""
+def norm(config: NormConfig, dtype: Any, name: str | None = None) -> nn.Module:
+    """A norm over the last axis, statistics in float32; parameters `scale` [D] and, in LayerNorm, `bias`."""
     scale_init = nn.with_logical_partitioning(nn.initializers.ones, ("embed",))
-    if model.norm.kind == "rms":
-        return nn.RMSNorm(model.norm.epsilon, dtype=dtype, use_fast_variance=False, scale_init=scale_init, name=name)
+    if config.kind == "rms":
+        return nn.RMSNorm(config.epsilon, dtype=dtype, use_fast_variance=False, scale_init=scale_init, name=name)
     bias_init = nn.with_logical_partitioning(nn.initializers.zeros, ("embed",))
     return nn.LayerNorm(
-        model.norm.epsilon, dtype=dtype, use_fast_variance=False, scale_init=scale_init, bias_init=bias_init, name=name
+        config.epsilon, dtype=dtype, use_fast_variance=False, scale_init=scale_init, bias_init=bias_init, name=name
     )
 
 
@@ -192,28 +204,3 @@ class ScalarMix(nn.Module):
             variance = layers.var(axes, where=real, keepdims=True)
             layers = (layers - mean) * jax.lax.rsqrt(variance + 1e-12)
         return scale * jnp.tensordot(weights, layers, axes=1)
-
-
-class FeedForward(nn.Module):
-    """Two dense layers around an activation, or three around a gated one."""
-
-    model: settings.TransformerConfig
-    dtype: Any
-    deterministic: bool
-
-    @nn.compact
-    def __call__(self, x, rows=None):
-        """[B, L, D] → [B, L, D]; `rows` as of `Dropout`."""
-        feed_forward = self.model.feed_forward
-
-        def widen(name):
-            dense = Dense(
-                feed_forward.width, ("embed", "mlp"), feed_forward.bias, kernel_init(self.model), self.dtype, name=name
-            )
-            return constrain(dense(x), "batch", "length", "mlp")
-
-        activation = ACTIVATIONS[feed_forward.activation]
-        hidden = activation(widen("gate")) * widen("up") if feed_forward.gated else activation(widen("up"))
-        hidden = dropout(self.model, "feed_forward")(hidden, rows, deterministic=self.deterministic)
-        init = kernel_init(self.model, "residual")
-        return Dense(x.shape[-1], ("mlp", "embed"), feed_forward.bias, init, self.dtype, name="down")(hidden)

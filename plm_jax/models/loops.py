@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from plm_jax.models import kernels, layers, settings
+from plm_jax.models import kernels, layers
+from plm_jax.models.transformer import StackConfig, TransformerConfig
 
 # What a flash kernel leaves is no larger than a product of weights, and costs more.
 _PRODUCTS = jax.checkpoint_policies.save_from_both_policies(
@@ -14,7 +15,7 @@ _PRODUCTS = jax.checkpoint_policies.save_from_both_policies(
     jax.checkpoint_policies.save_only_these_names(kernels.RESIDUALS, layers.PRODUCTS),
 )
 LAYER_INPUT = "layer_input"
-# By `settings.TransformerConfig.remat` what is kept. Modules' products go by the modules' names.
+# By `TransformerConfig.remat` what is kept. Modules' products go by the modules' names.
 REMAT_POLICIES = {
     "dots": _PRODUCTS,
     # All stages' products at once have a batch axis, that of the stages, and go by their names.
@@ -33,26 +34,31 @@ REMAT_POLICIES = {
 }
 
 
-def recomputed(
-    model: settings.TransformerConfig | settings.ElmoConfig, layer: Callable, staged: bool = False
-) -> Callable:
-    """A layer of which the backward pass recomputes what the model's `remat` says; `staged`: it is of a stage."""
-    if model.remat == "none":
+def recomputed(layer: Callable, remat: str, scan_layers: bool, staged: bool = False) -> Callable:
+    """Returns a layer whose backward pass recomputes what `remat` says.
+
+    Args:
+      layer: a function of a carry and one layer's parameters.
+      remat: as in `TransformerConfig`.
+      scan_layers: whether it is called in a compiled loop.
+      staged: whether it is part of a pipeline stage.
+    """
+    if remat == "none":
         return layer
-    if model.remat == "offload":
+    if remat == "offload":
         inner = layer
 
         def layer(x, one):
             return inner(checkpoint_name(x, LAYER_INPUT), one)
 
     # Inside a compiled loop XLA cannot merge the two computations, so the costly barrier is not needed there.
-    name = "dots of stages" if staged and model.remat == "dots" else model.remat
-    return jax.checkpoint(layer, policy=REMAT_POLICIES[name], prevent_cse=not model.scan_layers)
+    name = "dots of stages" if staged and remat == "dots" else remat
+    return jax.checkpoint(layer, policy=REMAT_POLICIES[name], prevent_cse=not scan_layers)
 
 
-def loop(model: settings.TransformerConfig | settings.ElmoConfig) -> Callable:
-    """`jax.lax.scan`, or the same written out, as the model's `scan_layers` says."""
-    return jax.lax.scan if model.scan_layers else unrolled
+def loop(scan_layers: bool) -> Callable:
+    """Returns `jax.lax.scan`, or the same written out."""
+    return jax.lax.scan if scan_layers else unrolled
 
 
 def unrolled(function, carry, stacked):
@@ -77,13 +83,12 @@ def _split(leaf):
     return [part[0] for part in jax.lax.split(leaf, [1] * leaf.shape[0])]
 
 
-def written_out(model: settings.TransformerConfig, stack: settings.StackConfig, layer: Callable, x, layers):
+def written_out(stack: StackConfig, layer: Callable, x, layers):
     """As `through_layers` one after another, but that each layer's cache is apart from those of the others.
 
     In a loop over tokens such a cache is changed in place; of a stack of them each token would make a copy. So it would
     of slices of the parameters, which may be as `apart` gives them.
     """
-    del model
     params, (_, caches, keys) = layers
     params = params if isinstance(params, tuple) else apart(params)
     in_group = stack.blocks // stack.stored_blocks * stack.inner
@@ -98,13 +103,14 @@ def written_out(model: settings.TransformerConfig, stack: settings.StackConfig, 
     return x, (caches, None if hidden[0] is None else jnp.stack(hidden))
 
 
-def through_layers(model: settings.TransformerConfig, stack: settings.StackConfig, layer: Callable, x, layers):
+def through_layers(model: TransformerConfig, stack: StackConfig, layer: Callable, x, layers):
     """x through layers, as `jax.lax.scan(layer, x, layers)`, `layers` being (params, others).
 
     Parameters are those of the stored blocks, the others of all. Within a group, its parameters are constants to the
     loop: nothing keeps them once for each layer.
     """
-    go, layer = loop(model), recomputed(model, layer, staged=stack.layers < model.stack.layers)
+    go = loop(model.scan_layers)
+    layer = recomputed(layer, model.remat, model.scan_layers, staged=stack.layers < model.stack.layers)
     if stack.stored_blocks == stack.blocks:
         return go(layer, x, layers)
 

@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from plm_jax.models import partitioning, settings
+from plm_jax.models import partitioning
 from plm_jax.models.partitioning import constrain
+from plm_jax.models.transformer import StackConfig, TransformerConfig
 
 
 def stage_axes() -> dict[str, int]:
@@ -21,7 +22,7 @@ def stage_axes() -> dict[str, int]:
     return partitioning.mesh_axes("layers")
 
 
-def cuts(stacks: Sequence[settings.StackConfig], stages: int) -> bool:
+def cuts(stacks: Sequence[StackConfig], stages: int) -> bool:
     """Whether each of a model's stacks has so many parts alike, with no layers that share parameters split between two.
 
     Where there are more stages than groups of such layers, each of them has the parameters of its group.
@@ -43,7 +44,7 @@ def num_microbatches(wanted: int, stages: int, rows: int) -> int:
     return max(count for count in range(stages, most + 1, stages) if rows % count == 0)
 
 
-def pipelined(model: settings.TransformerConfig, stack: settings.StackConfig, through: Callable, x, of_rows, layers):
+def pipelined(model: TransformerConfig, stack: StackConfig, through: Callable, x, of_rows, layers):
     """As `through(stack, x, of_rows, layers)[0]`, by stages.
 
     At tick t stage s works on microbatch t - s. Before its first and after its last one it works on zeros, which go

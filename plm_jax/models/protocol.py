@@ -1,9 +1,9 @@
 """What a model is, to all that trains, plans, evaluates or converts one: settings that build a Linen module.
 
-    settings = Encoder(…)                        # hashable, JSON, plain Python: jitted functions are static on them
-    module = settings.module(jnp.bfloat16)       # a `Module`; JAX is imported here
-    params = module.init(key, **settings.init_inputs())["params"]
-    features = module.apply({"params": params}, **settings.read(batch), method="features")
+    model = EncoderConfig(…)                  # hashable, JSON: jitted functions are static on it
+    module = model.module(jnp.bfloat16)       # a `Module`
+    params = module.init(key, **model.init_inputs())["params"]
+    features = module.apply({"params": params}, **model.read(batch), method="features")
 
 A model of another kind is a frozen dataclass below `ModelConfig` and a Linen module that keeps `Module`; one below
 `VocabularyModule` has most of it.
@@ -11,18 +11,17 @@ A model of another kind is a frozen dataclass below `ModelConfig` and a Linen mo
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
 
 from plm_jax.common.errors import UserError
-from plm_jax.common.lazy import lazy
 from plm_jax.common.roles import Role
+from plm_jax.models import tables
 from plm_jax.models.heads import TASK, Head, VocabularyHead
-
-if TYPE_CHECKING:
-    import flax.linen as nn
-    import jax
-
-jax, jnp = lazy("jax"), lazy("jax.numpy")
+from plm_jax.models.partitioning import constrain
 
 
 class ModelConfig(Role):
@@ -41,13 +40,13 @@ class ModelConfig(Role):
       any_order: the places of a row are computed together, so that `mesh.context` can cut it.
       tells_places: a text reads otherwise where it stands further back in a row.
       remat_levels: values of its field `remat`, from what recomputes least to most; "none" alone: it has no such field.
-      stacks: `settings.StackConfig`s of its layers, each of which a mesh's stages cut; none: they cannot.
+      stacks: `transformer.StackConfig`s of its layers, each of which a mesh's stages cut; none: they cannot.
       stands_in: it is no model, and a config has it where a checkpoint is to bring one.
       stack_paths: of each of these where its parameters are in the tree, as `encoder`.
-      pipeline_microbatches: as of `settings.TransformerConfig`.
+      pipeline_microbatches: as of `TransformerConfig`.
       num_states: how many [B, L, state_width] the heads of tasks read from, the embeddings and what each layer gives.
       heads: those that are not its fields by themselves, by name; () where it can have none.
-      dropout: its rates, with `rates` and `all_at` as `settings.DropoutConfig` has them; None: it has no dropout.
+      dropout: its rates, with `rates` and `all_at` as `DropoutConfig` has them; None: it has no dropout.
     """
 
     architecture: ClassVar[str]
@@ -78,13 +77,12 @@ class ModelConfig(Role):
         """The Linen module of these settings, with activations of this type."""
         raise NotImplementedError
 
-    def init_inputs(self) -> "dict[str, jax.Array]":
+    def init_inputs(self) -> dict[str, jax.Array]:
         """The smallest inputs of the module, all zeros, with which its parameters are made."""
         return {"tokens": jnp.zeros((1, 1), jnp.int32)}
 
     def new_carry(self, rows: int) -> Any:
         """What a loss carries from batch to batch before the first: a tree of boxed arrays [rows, …]; mostly empty."""
-        del rows
         return {}
 
     @property
@@ -163,28 +161,60 @@ class Module(Protocol):
     model: ModelConfig
     dtype: Any
 
-    def features(self, **inputs: "jax.Array") -> "jax.Array":
+    def features(self, **inputs: jax.Array) -> jax.Array:
         """What heads are applied to, [B, L, D], of `ModelConfig.inputs` and `deterministic` (no dropout)."""
 
-    def states(self, **inputs: "jax.Array") -> "jax.Array":
+    def states(self, **inputs: jax.Array) -> jax.Array:
         """The embeddings, then what each layer gives, [layers + 1, B, L, D], for the heads of tasks; arguments as
         `features`. The collection `intermediates` is to be mutable.
         """
 
-    def head_features(self, features: "jax.Array") -> "jax.Array":
+    def head_features(self, features: jax.Array) -> jax.Array:
         """What the unembedding is applied to, [..., D] → [..., E]."""
 
-    def unembedding(self) -> "tuple[jax.Array, jax.Array | None]":
+    def unembedding(self) -> tuple[jax.Array, jax.Array | None]:
         """The vocabulary head's matrix [V, E] and bias [V] (None: it has none)."""
 
-    def logits(self, features: "jax.Array") -> "jax.Array":
+    def logits(self, features: jax.Array) -> jax.Array:
         """The vocabulary head: [B, L, D] → float32 [B, L, V]."""
 
-    def head_output(self, features: "jax.Array", name: str, **inputs: "jax.Array") -> Any:
+    def head_output(self, features: jax.Array, name: str, **inputs: jax.Array) -> Any:
         """What one of `ModelConfig.named_heads` gives of features and what else it reads; "vocabulary": `logits`."""
 
     def apply(self, variables: Any, *args: Any, **kwargs: Any) -> Any:
         """As `flax.linen.Module.apply`."""
 
-    def init(self, rngs: "jax.Array", *args: Any, **kwargs: Any) -> "nn.FrozenDict | dict":
+    def init(self, rngs: jax.Array, *args: Any, **kwargs: Any) -> nn.FrozenDict | dict:
         """As `flax.linen.Module.init`; makes the parameters of all heads."""
+
+
+class VocabularyModule(nn.Module):
+    """The base of modules that predict tokens; one has `features` and `unembedding`.
+
+    Attributes:
+      model: its settings.
+      dtype: of activations.
+    """
+
+    model: ModelConfig
+    dtype: Any = jnp.float32
+
+    def head_features(self, features: jax.Array) -> jax.Array:
+        """What the unembedding is applied to, [..., D] → [..., E]; by default the features."""
+        return features
+
+    def logits(self, features: jax.Array) -> jax.Array:
+        """The vocabulary head: [B, L, D] → float32 [B, L, V]."""
+        matrix, bias = self.unembedding()
+        matrix = tables.array(matrix).astype(self.dtype)
+        logits = jnp.einsum("bld,vd->blv", self.head_features(features), matrix, preferred_element_type=jnp.float32)
+        logits = logits if bias is None else logits + bias
+        return constrain(logits, "batch", "length", "vocab")
+
+    def head_output(self, features: jax.Array, name: str) -> jax.Array:
+        """What one of the settings' `named_heads` gives of features [B, L, D]: here there is the vocabulary's alone."""
+        return {"vocabulary": self.logits}[name](features)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> jax.Array:
+        """Logits; arguments as `features`."""
+        return self.logits(self.features(*args, **kwargs))

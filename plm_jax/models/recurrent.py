@@ -5,13 +5,14 @@ states are float32.
 """
 
 import functools
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from plm_jax.models import settings
+from plm_jax.common import ranges
 from plm_jax.models.layers import Dropout
 from plm_jax.models.partitioning import constrain
 
@@ -40,7 +41,7 @@ def run(block, x_BSLD, state, steps_LBS, lstm, dtype):
       x_BSLD: [B, S, L, D].
       state: `cell` and `hidden` before them, [B, S, …].
       steps_LBS: 1 at the steps that count; others leave the state as it is. None: all count.
-      lstm: the `settings.LstmConfig` whose limits hold; None: there are none, and no projection.
+      lstm: the `elmo.LstmConfig` whose limits hold; None: there are none, and no projection.
       dtype: of activations.
     """
     gates_LBSGM = jnp.einsum(
@@ -118,15 +119,35 @@ def _backward(lstm, dtype, residuals, gradients):
 _over_steps.defvjp(_forward, _backward)
 
 
+@dataclass(frozen=True)
+class BiLstmConfig:
+    """LSTMs in both directions over what a task's head reads, each layer's two outputs side by side.
+
+    Attributes:
+      cell: units of each direction.
+      dropout: on what each layer reads.
+    """
+
+    kind: ClassVar[str] = "bilstm"
+    cell: ranges.Width = 256
+    layers: ranges.Layers = 1
+    dropout: ranges.ShareBelowOne = 0.0
+
+    def products(self, width: int) -> int:
+        """Multiplications a place, of inputs of a width."""
+        inputs = [width] + [2 * self.cell] * (self.layers - 1)
+        return sum(2 * 4 * self.cell * (own + self.cell) for own in inputs)
+
+
 class BiLstm(nn.Module):
-    """The LSTMs of `settings.BiLstmConfig`, whose states are what they give.
+    """The LSTMs of `BiLstmConfig`, whose states are what they give.
 
     Attributes:
       lstm: the settings.
       dtype: of activations.
     """
 
-    lstm: settings.BiLstmConfig
+    lstm: BiLstmConfig
     dtype: Any
 
     @nn.compact

@@ -12,17 +12,44 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from plm_jax.models import kernels, loops, pipeline, settings
+from plm_jax.models import kernels, loops, pipeline
 from plm_jax.models.attention import Attention
 from plm_jax.models.kernels import Context
-from plm_jax.models.layers import FeedForward, declared, dropout, norm
+from plm_jax.models.layers import ACTIVATIONS, Dense, Dropout, norm
 from plm_jax.models.partitioning import constrain
+from plm_jax.models.transformer import TransformerConfig
+
+
+class FeedForward(nn.Module):
+    """Two dense layers around an activation, or three around a gated one."""
+
+    model: TransformerConfig
+    dtype: Any
+    deterministic: bool
+
+    @nn.compact
+    def __call__(self, x, rows=None):
+        """[B, L, D] → [B, L, D]; `rows` as of `Dropout`."""
+        feed_forward, initializer = self.model.feed_forward, self.model.initializer
+
+        def widen(name):
+            dense = Dense(
+                feed_forward.width, ("embed", "mlp"), feed_forward.bias, initializer.matrix(), self.dtype, name=name
+            )
+            return constrain(dense(x), "batch", "length", "mlp")
+
+        activation = ACTIVATIONS[feed_forward.activation]
+        hidden = activation(widen("gate")) * widen("up") if feed_forward.gated else activation(widen("up"))
+        dropout = Dropout(self.model.dropout.feed_forward, self.model.dropout.broadcast)
+        hidden = dropout(hidden, rows, deterministic=self.deterministic)
+        init = initializer.residual(self.model.stack.blocks)
+        return Dense(x.shape[-1], ("mlp", "embed"), feed_forward.bias, init, self.dtype, name="down")(hidden)
 
 
 class Block(nn.Module):
     """Attention, attention to a memory if there is one, and feed-forward: each one normed and added to the stream."""
 
-    model: settings.TransformerConfig
+    model: TransformerConfig
     dtype: Any
     deterministic: bool
 
@@ -39,10 +66,9 @@ class Block(nn.Module):
         """
 
         def add(name, sublayer, x):
-            normed = norm(self.model, self.dtype, name=f"{name}_norm")
-            drop = functools.partial(
-                dropout(self.model, "residual"), rows=context.rows, deterministic=self.deterministic
-            )
+            normed = norm(self.model.norm, self.dtype, name=f"{name}_norm")
+            dropout = Dropout(self.model.dropout.residual, self.model.dropout.broadcast)
+            drop = functools.partial(dropout, rows=context.rows, deterministic=self.deterministic)
             if self.model.norm.placement == "post":
                 return normed(x + drop(sublayer(x)))
             inner = normed(x)
@@ -72,7 +98,7 @@ class Stack(nn.Module):
       crosses: whether its blocks have attention to a memory; where a call has no memory, they go without.
     """
 
-    model: settings.TransformerConfig
+    model: TransformerConfig
     dtype: Any
     crosses: bool = False
 
@@ -105,8 +131,9 @@ class Stack(nn.Module):
                 x, updated = block.apply(variables, x, depth, seen, memory, seen_memory, rngs=rngs, mutable=["cache"])
                 return x, (updated.get("cache"), x if wants_hidden else None)
 
-            go = loops.through_layers if context.cache_index is None else loops.written_out
-            return go(self.model, stack, apply, x, layers)
+            if context.cache_index is None:
+                return loops.through_layers(self.model, stack, apply, x, layers)
+            return loops.written_out(stack, apply, x, layers)
 
         of_rows = memory, context.by_row(batch), {} if memory_context is None else memory_context.by_row(batch)
         layers = params, (jnp.arange(stack.blocks), cache, keys)
@@ -118,8 +145,8 @@ class Stack(nn.Module):
             self.put_variable("cache", "blocks", cache)
         self.sow("intermediates", "hidden", hidden if hidden is None else hidden[stack.inner - 1 :: stack.inner])
         if self.model.norm.placement != "post":
-            x = norm(self.model, self.dtype, name="final_norm")(x)
-        return dropout(self.model, "output")(x, deterministic=deterministic)
+            x = norm(self.model.norm, self.dtype, name="final_norm")(x)
+        return Dropout(self.model.dropout.output, self.model.dropout.broadcast)(x, deterministic=deterministic)
 
     def _with_kernel(self, attention, context, x, source, deterministic):
         """The context of an attention of x [B, Q, D] to a source [B, K, D] with its kernel, and its bias.
@@ -137,7 +164,17 @@ class Stack(nn.Module):
             context = context.replace(**bias, windows=windows if any(windows) else ())
         if self.is_initializing() or context.cache_index is not None:
             return context
-        kernel = kernels.pick(f"{self.name} {attention}", self.model, context, self.dtype, queries, keys)
+        config = self.model.attention
+        kernel = kernels.pick(
+            f"{self.name} {attention}",
+            self.model.attention_kernel,
+            context,
+            dtype=self.dtype,
+            head_dim=config.head_dim,
+            groups=config.num_kv_heads,
+            queries=queries,
+            keys=keys,
+        )
         return context.replace(kernel=kernel)
 
     def _seen(self, context, x, source):
@@ -151,7 +188,9 @@ class Stack(nn.Module):
     def _bias(self, context, queries, keys):
         """What the position scheme adds to scores, as its `distance_bias` or `bias` says."""
         position = self.model.attention.position
-        tables = {name: declared(self, name, table) for name, table in position.score_tables(self.model).items()}
+        attention = self.model.attention
+        declared = position.score_tables(attention.heads, attention.head_dim, self.model.initializer)
+        tables = {name: table.declare(self, name) for name, table in declared.items()}
         of_queries, of_keys = context.places(queries, keys)
         of_model = self.model.attention.heads, context.causal
         bias = position.bias(tables, of_queries, of_keys, *of_model)

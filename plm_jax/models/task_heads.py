@@ -6,22 +6,18 @@ Shapes: B rows, N texts a row, L length, S states (the embeddings, then what eac
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
 
 from plm_jax.common import ranges
 from plm_jax.common.errors import UserError
-from plm_jax.common.lazy import lazy
 from plm_jax.common.roles import Role
-from plm_jax.models.activations import ACTIVATIONS, Activation
-from plm_jax.models.heads import TASK, Head
-
-if TYPE_CHECKING:
-    import jax
-
-    from plm_jax.models.head_module import HeadModule
-    from plm_jax.models.protocol import ModelConfig, Module
-
-jnp = lazy("jax.numpy")
+from plm_jax.models.heads import TASK, Head, HeadedModel, HeadModule
+from plm_jax.models.layers import ACTIVATIONS, Activation
+from plm_jax.models.protocol import ModelConfig, Module
+from plm_jax.models.recurrent import BiLstmConfig
 
 
 class Layers(Role):
@@ -33,11 +29,11 @@ class Layers(Role):
 
     reads_states = True
 
-    def read(self, module: "HeadModule", states: "jax.Array", mask: "jax.Array | None") -> "jax.Array":
+    def read(self, module: HeadModule, states: jax.Array, mask: jax.Array | None) -> jax.Array:
         """[S, B, L, D], or [B, L, D] where it reads no states → [B, L, D']; a text's mask is [B, L]."""
         raise NotImplementedError
 
-    def width(self, model: "ModelConfig") -> int:
+    def width(self, model: HeadedModel) -> int:
         """D'."""
         return model.state_width
 
@@ -113,26 +109,6 @@ def _numbers(layers: tuple[int, ...], states: int) -> tuple[int, ...]:
         if not -states <= layer < states:
             raise UserError(f"a task's head reads layer {layer}: the model has 0 (its embeddings) to {states - 1}")
     return tuple(layer % states for layer in layers)
-
-
-@dataclass(frozen=True)
-class BiLstmConfig:
-    """LSTMs in both directions over what a task's head reads, each layer's two outputs side by side.
-
-    Attributes:
-      cell: units of each direction.
-      dropout: on what each layer reads.
-    """
-
-    kind: ClassVar[str] = "bilstm"
-    cell: ranges.Width = 256
-    layers: ranges.Layers = 1
-    dropout: ranges.ShareBelowOne = 0.0
-
-    def products(self, width: int) -> int:
-        """Multiplications a place, of inputs of a width."""
-        inputs = [width] + [2 * self.cell] * (self.layers - 1)
-        return sum(2 * 4 * self.cell * (own + self.cell) for own in inputs)
 
 
 @dataclass(frozen=True)
@@ -214,16 +190,15 @@ class TaskHead(Head):
             raise UserError(f"the task's head of kind '{self.kind}' has no labels: set model.heads.{TASK}.labels")
         return module.dense("output", x, self.outputs, bias=self.bias).astype(jnp.float32)
 
-    def gathered(self, x: "jax.Array", mask: "jax.Array | None", pool: Any) -> "jax.Array":
+    def gathered(self, x: jax.Array, mask: jax.Array | None, pool: Any) -> jax.Array:
         """What of a text is used: [B · N, L, D] as it is, or [B · N, D]."""
-        del mask, pool
         return x
 
-    def joined(self, x: "jax.Array") -> "jax.Array":
+    def joined(self, x: jax.Array) -> jax.Array:
         """What a row's texts make together."""
         return x
 
-    def finished(self, x: "jax.Array") -> "jax.Array":
+    def finished(self, x: jax.Array) -> jax.Array:
         """The output in the shape that the task asks for."""
         return x
 
@@ -350,12 +325,12 @@ class ChoiceHead(TextHead):
 
 
 def output(
-    module: "Module",
+    module: Module,
     params: Any,
-    batch: Mapping[str, "jax.Array"],
-    keys: Mapping[str, "jax.Array"] | None = None,
+    batch: Mapping[str, jax.Array],
+    keys: Mapping[str, jax.Array] | None = None,
     name: str = TASK,
-) -> "tuple[jax.Array, jax.Array]":
+) -> tuple[jax.Array, jax.Array]:
     """What a model's head of a task gives for a batch, and the features [B · N, L, D] that other heads may read.
 
     Args:
@@ -379,7 +354,7 @@ def output(
     return module.apply({"params": params}, features, name, **read, **given, method="head_output"), features
 
 
-def flattened(model: "ModelConfig", inputs: Mapping[str, "jax.Array"]) -> "tuple[dict[str, jax.Array], int]":
+def flattened(model: ModelConfig, inputs: Mapping[str, jax.Array]) -> tuple[dict[str, jax.Array], int]:
     """A model's inputs with the texts of all rows as rows, [B, N, …] → [B · N, …], and N; 1 where rows are texts."""
     name, one = next(iter(model.init_inputs().items()))
     if inputs[name].ndim == one.ndim:

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from plm_jax import config
+from plm_jax.models import EncoderDecoderConfig, TransformerConfig
 from plm_jax.models.pipeline import cuts
-from plm_jax.models.settings import EncoderDecoderConfig, TransformerConfig
 from plm_jax.training import flops
 from plm_jax.training import mesh as meshes
 

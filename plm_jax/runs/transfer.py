@@ -7,13 +7,12 @@ it is computed. Nothing here reads a weight.
 import dataclasses
 import os
 
-from plm_jax import config, objectives
+from plm_jax import config, models, objectives
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError
 from plm_jax.hub import families, tasks
 from plm_jax.hub.family import Family
 from plm_jax.hub.pretrained import Pretrained
-from plm_jax.models import settings
 from plm_jax.models.heads import TASK, NoHead, Pooler, Softmax, VocabularyHead
 from plm_jax.models.protocol import ModelConfig
 from plm_jax.runs import checkpoint_formats, model_text
@@ -76,7 +75,7 @@ def _computed(given: ModelConfig, of: ModelConfig) -> ModelConfig:
     found = of.with_speed(**{name: value for name, value in speed.items() if value is not None})
     if (encoder := getattr(given, "source_encoder", None)) is None:
         return found
-    if not isinstance(found, settings.EncoderDecoderConfig):
+    if not isinstance(found, models.EncoderDecoderConfig):
         raise UserError(
             f"config.model.source_encoder is for an encoder-decoder, such as a BART, the checkpoint's model is of kind "
             f"'{found.kind}': name another checkpoint"

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 
 from plm_jax.common.errors import UserError
+from plm_jax.models import StackConfig
 from plm_jax.models.protocol import ModelConfig
-from plm_jax.models.settings import StackConfig
 from plm_jax.training.trainable import STACKED, layer_numbers
 
 

@@ -6,11 +6,10 @@ from typing import ClassVar, Literal
 
 import pytest
 
-from plm_jax import config, objectives
+from plm_jax import config, models, objectives
 from plm_jax.common import command_line
 from plm_jax.common.errors import UserError
 from plm_jax.config import overrides
-from plm_jax.models import settings
 from tests.support.tiny import RUNS
 
 PHASES = dataclasses.replace(
@@ -76,8 +75,8 @@ VALUES = [
     ("schedule.kind=linear schedule.decay_steps=9", "schedule", config.LinearSchedule(1e-3, decay_steps=9)),
     ("objective.kind=decoder_prefix_lm", "objective", objectives.DecoderPrefixLM()),
     ("data.layout.kind=blocks", "data.layout", PHASES.data.layout),
-    ("model.attention.position.kind=none", "model.attention.position", settings.NoPositions()),
-    ("model.attention.position.kind=rotary", "model.attention.position", settings.Rotary()),
+    ("model.attention.position.kind=none", "model.attention.position", models.NoPositions()),
+    ("model.attention.position.kind=rotary", "model.attention.position", models.Rotary()),
     ("model.attention.position.theta=5 model.attention.position.kind=rotary", "model.attention.position.theta", 5.0),
 ]
 

@@ -4,9 +4,8 @@ import hypothesis
 import numpy as np
 import pytest
 
-from plm_jax import config, objectives
+from plm_jax import config, models, objectives
 from plm_jax.data import cache
-from plm_jax.models import settings
 from tests.support import caches
 
 EOS = 99
@@ -53,17 +52,17 @@ def write_sentences(tmp_path):
 def small_model(objective, vocab_size):
     """A model of the kind that an objective trains."""
     shared = {
-        "embedding": settings.EmbeddingConfig(vocab_size, 8),
-        "attention": settings.AttentionConfig(1, 8, settings.NoPositions()),
-        "feed_forward": settings.FeedForwardConfig(8),
-        "stack": settings.StackConfig(1),
+        "embedding": models.EmbeddingConfig(vocab_size, 8),
+        "attention": models.AttentionConfig(1, 8, models.NoPositions()),
+        "feed_forward": models.FeedForwardConfig(8),
+        "stack": models.StackConfig(1),
     }
     kind = objective.architectures[0]
     if kind == "encoder":
-        return settings.EncoderConfig(**shared, pooler=settings.Pooler())
+        return models.EncoderConfig(**shared, pooler=models.Pooler())
     if kind == "encoder_decoder":
-        return settings.EncoderDecoderConfig(**shared, decoder_stack=settings.StackConfig(1))
-    return settings.DecoderConfig(**shared)
+        return models.EncoderDecoderConfig(**shared, decoder_stack=models.StackConfig(1))
+    return models.DecoderConfig(**shared)
 
 
 @pytest.fixture

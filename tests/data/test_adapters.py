@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 import seqio
 
-from plm_jax import config, objectives
+from plm_jax import config, models, objectives
 from plm_jax.common import storage
 from plm_jax.data import adapters, reader, vocabularies
 from plm_jax.data.layouts import noising
 from plm_jax.data.tensorflow_side import tf
 from plm_jax.data.vocabularies import words
-from plm_jax.models import settings as model_settings
 from tests.support import caches
 
 IDS = {"pad": 80, "bos": 81, "eos": 82, "unk": 83, "cls": 84, "sep": 85, "mask": 86, "sop": 87, "eop": 88}
@@ -75,8 +74,8 @@ def opened(tmp_path, make_run):
         caches.write(tmp_path, "a", {"train": documents()}, SIZE, vocabulary, WORD_INITIAL)
         run = make_run("a", data={"length": LENGTH, "layout": layout}, train={"seed": 5}, objective=objective, **IDS)
         if isinstance(layout, config.Streams):
-            embedding = model_settings.CharacterCNNConfig(SIZE, 2, 2, ((1, 4),), max_characters=SPELT, highway_layers=1)
-            run = dataclasses.replace(run, model=model_settings.ElmoConfig(embedding=embedding))
+            embedding = models.CharacterCNNConfig(SIZE, 2, 2, ((1, 4),), max_characters=SPELT, highway_layers=1)
+            run = dataclasses.replace(run, model=models.ElmoConfig(embedding=embedding))
         vocabulary = dataclasses.replace(run.vocabulary, spec="words:words.txt")
         return reader.Reader(dataclasses.replace(run, vocabulary=vocabulary))
 

@@ -11,14 +11,13 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from tokenizers.processors import TemplateProcessing
 
-from plm_jax import config, objectives
+from plm_jax import config, models, objectives
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache, prepare, reader, vocabularies
 from plm_jax.data.labelled import metrics
 from plm_jax.data.sources import labelled
 from plm_jax.data.sources.corpus import BadRow
 from plm_jax.data.vocabularies import words
-from plm_jax.models import settings
 from plm_jax.training import flops
 
 WORDS = [
@@ -62,20 +61,18 @@ def elmo(tmp_path_factory):
 
 def model_for(rows, vocab_size):
     shared = {
-        "embedding": settings.EmbeddingConfig(vocab_size, 8, token_types=2),
-        "attention": settings.AttentionConfig(1, 8, settings.NoPositions()),
-        "feed_forward": settings.FeedForwardConfig(8),
-        "stack": settings.StackConfig(1),
+        "embedding": models.EmbeddingConfig(vocab_size, 8, token_types=2),
+        "attention": models.AttentionConfig(1, 8, models.NoPositions()),
+        "feed_forward": models.FeedForwardConfig(8),
+        "stack": models.StackConfig(1),
     }
     if rows == "elmo":
-        return settings.ElmoConfig(
-            embedding=settings.CharacterCNNConfig(vocab_size, max_characters=12, filters=((1, 4),))
-        )
+        return models.ElmoConfig(embedding=models.CharacterCNNConfig(vocab_size, max_characters=12, filters=((1, 4),)))
     if rows == "encoder":
-        return settings.EncoderConfig(**shared)
+        return models.EncoderConfig(**shared)
     if rows == "encoder_decoder":
-        return settings.EncoderDecoderConfig(**shared, decoder_stack=settings.StackConfig(1))
-    return settings.DecoderConfig(**shared)
+        return models.EncoderDecoderConfig(**shared, decoder_stack=models.StackConfig(1))
+    return models.DecoderConfig(**shared)
 
 
 def write(path, rows):
@@ -636,7 +633,7 @@ def test_parts_that_do_not_fit_are_said(make, bert):
         (("yes", "no"), "heads.task.labels has 'yes' where form.labels of source 'a' has 'no'"),
     ]
     for labels, said in heads:
-        model = dataclasses.replace(run.model, heads=(("task", settings.ClassesHead(labels=labels)),))
+        model = dataclasses.replace(run.model, heads=(("task", models.ClassesHead(labels=labels)),))
         with pytest.raises(UserError, match=said):
             config.from_dict(config.to_dict(dataclasses.replace(run, model=model)))
     with pytest.raises(UserError, match="length is 16, too few for windows to advance: give at least 196"):

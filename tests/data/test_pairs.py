@@ -12,12 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plm_jax import config, objectives
+from plm_jax import config, models, objectives
 from plm_jax.common.errors import UserError
 from plm_jax.data import layouts
 from plm_jax.data.layouts import index, sentence_pairs
 from plm_jax.data.reader import Reader, crcs
-from plm_jax.models import settings
 
 PAD, CLS, SEP, MASK, FIRST = 0, 1, 2, 3, 4
 VOCAB_SIZE = 60_000
@@ -371,7 +370,7 @@ def test_what_pairs_need_is_told(make_run, paired):
     causal = make_run("a", vocab_size=VOCAB_SIZE).model
     refuse("trains a model of kind 'decoder', config.model.kind is 'encoder'", objective=objectives.Causal())
     refuse("objective 'causal' makes rows of its own", objective=objectives.Causal(), model=causal)
-    for pooler in (settings.NoHead(), settings.Pooler(classes=0)):
+    for pooler in (models.NoHead(), models.Pooler(classes=0)):
         refuse("need a model with a pooler of two classes", model=dataclasses.replace(run.model, pooler=pooler))
     refuse("set config.vocabulary.cls and", vocabulary=dataclasses.replace(run.vocabulary, sep=None))
     refuse("config.data.length is 4: sentence pairs take", data=dataclasses.replace(run.data, length=4))

@@ -14,14 +14,13 @@ import time
 import numpy as np
 import pytest
 
-from plm_jax import config
+from plm_jax import config, models
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache, prepare, reader, vocabularies
 from plm_jax.data.cache import form
 from plm_jax.data.prepare import caches, reading
 from plm_jax.data.prepare import tokenizing as tokenising
-from plm_jax.models import settings
 from tests.support import splits
 
 TEXTS = [f"Document {i}. It counts: {' '.join(map(str, range(i % 23)))}! Ünd aus" for i in range(400)]
@@ -165,7 +164,7 @@ def test_other_vocabulary_prepares_again_and_is_copied(run, tmp_path):
         reader.Reader(run)
     with open(model, "ab") as file:
         file.write(b"x")
-    wide = dataclasses.replace(other, model=dataclasses.replace(run.model, embedding=settings.EmbeddingConfig(320, 8)))
+    wide = dataclasses.replace(other, model=dataclasses.replace(run.model, embedding=models.EmbeddingConfig(320, 8)))
     with pytest.raises(UserError, match="is not the vocabulary that the cache was made with"):
         reader.Reader(wide)
 
@@ -186,7 +185,7 @@ def test_sentinels_reach_the_cache(run):
         reader.Reader(plain)
     with pytest.raises(UserError, match=r"sentinels is 4, the cache's is 5"):
         reader.Reader(with_vocabulary(run, spec="bytes", eos=256, mask=257, sentinels=4))
-    wide = dataclasses.replace(other, model=dataclasses.replace(run.model, embedding=settings.EmbeddingConfig(263, 8)))
+    wide = dataclasses.replace(other, model=dataclasses.replace(run.model, embedding=models.EmbeddingConfig(263, 8)))
     special = reader.Reader(wide).objective.special
     assert (special.mask, special.sentinels, special.vocab_size) == (257, (262, 261, 260, 259, 258), 263)
     with pytest.raises(UserError, match=r"sentinels is -1: give 0 to"):

@@ -329,9 +329,10 @@ def test_reading_imports_no_tensorflow_and_no_seqio(write_source, random_documen
 import sys
 from plm_jax import config, objectives
 from plm_jax.data.reader import Reader
-from plm_jax.models import settings as s
-model = s.DecoderConfig(embedding=s.EmbeddingConfig(100, 8), attention=s.AttentionConfig(1, 8, s.NoPositions()),
-                  feed_forward=s.FeedForwardConfig(8), stack=s.StackConfig(1))
+from plm_jax import models
+model = models.DecoderConfig(embedding=models.EmbeddingConfig(100, 8),
+                  attention=models.AttentionConfig(1, 8, models.NoPositions()),
+                  feed_forward=models.FeedForwardConfig(8), stack=models.StackConfig(1))
 run = config.Run(model, objectives.Causal(), config.DataConfig({str(tmp_path)!r}, 8, {{"a": config.TextFiles("a")}}),
                  config.VocabularyConfig("bytes", eos=99), config.AdamWConfig(), config.ConstantSchedule(1.0),
                  config.TrainConfig(steps=3, batch_size=2))

@@ -5,11 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from plm_jax import config, objectives
+from plm_jax import config, models, objectives
 from plm_jax.common.errors import UserError
 from plm_jax.data import layouts, reader
 from plm_jax.data.layouts import index, segments
-from plm_jax.models import settings
 
 IDS = {"pad": 0, "cls": 1, "sep": 2, "mask": 3}
 SPECIAL = objectives.Special(**IDS, vocab_size=60_000)
@@ -83,7 +82,7 @@ def make(make_run):
         run = make_run("a", vocab_size=60_000, eos=None, objective=objectives.MaskedLM())
         data = dataclasses.replace(run.data, layout=config.Segments(), length=length)
         embedding = dataclasses.replace(run.model.embedding, token_types=token_types)
-        model = dataclasses.replace(run.model, embedding=embedding, pooler=settings.NoHead())
+        model = dataclasses.replace(run.model, embedding=embedding, pooler=models.NoHead())
         return dataclasses.replace(
             run, model=model, data=data, vocabulary=config.VocabularyConfig("bytes", **{**IDS, **ids})
         )

@@ -9,13 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plm_jax import config, objectives
+from plm_jax import config, models, objectives
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache, layouts, reader
 from plm_jax.data.layouts import streams
 from plm_jax.data.vocabularies import words
-from plm_jax.models import settings as model_settings
 from tests.support import caches
 
 BOS, EOS, UNK, SIZE, SPELT = 97, 98, 96, 100, 5
@@ -36,11 +35,11 @@ def folder(write_source, random_documents, tmp_path):
 
 def make_run(folder, length=4, batch_size=3, phases=(), **changed):
     fields = {
-        "model": model_settings.ElmoConfig(
-            embedding=model_settings.CharacterCNNConfig(
+        "model": models.ElmoConfig(
+            embedding=models.CharacterCNNConfig(
                 vocab_size=SIZE, width=2, dim=2, filters=((1, 4),), max_characters=SPELT, highway_layers=1
             ),
-            lstm=model_settings.LstmConfig(cell=4),
+            lstm=models.LstmConfig(cell=4),
         ),
         "objective": objectives.BidirectionalLM(),
         "data": config.DataConfig(str(folder), length, {"a": config.TextFiles("a")}, layout=config.Streams()),

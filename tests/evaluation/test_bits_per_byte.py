@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import plm_jax
-from plm_jax import config
+from plm_jax import config, models
 from plm_jax.data import cache, prepare, vocabularies
 from plm_jax.evaluation import perplexity
 from plm_jax.inference.language_model import LanguageModel
-from plm_jax.models import registry, settings
+from plm_jax.models import registry
 from tests.support import tiny
 
 GPT2 = pathlib.Path(plm_jax.__file__).parent / "data" / "gpt2"
@@ -34,11 +34,11 @@ def model(vocab_size):
     """One that looks at no context: its logits are a bias."""
     made = dataclasses.replace(
         tiny.MODEL,
-        embedding=settings.EmbeddingConfig(vocab_size=vocab_size, width=8),
-        attention=settings.AttentionConfig(heads=1, head_dim=8, position=settings.LearnedPositions(length=16)),
-        feed_forward=settings.FeedForwardConfig(width=8),
-        stack=settings.StackConfig(layers=1),
-        head=settings.VocabularyHead(tied=False, bias=True),
+        embedding=models.EmbeddingConfig(vocab_size=vocab_size, width=8),
+        attention=models.AttentionConfig(heads=1, head_dim=8, position=models.LearnedPositions(length=16)),
+        feed_forward=models.FeedForwardConfig(width=8),
+        stack=models.StackConfig(layers=1),
+        head=models.VocabularyHead(tied=False, bias=True),
     )
     bias = np.random.default_rng(0).normal(size=vocab_size).astype(np.float32)
     zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), registry.shapes(made))

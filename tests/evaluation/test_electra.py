@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 import plm_jax
+from plm_jax import models
 from plm_jax.data.reader import Reader
 from plm_jax.evaluation import perplexity
 from plm_jax.inference.language_model import LanguageModel
-from plm_jax.models import settings
 from plm_jax.runs import loop
 from plm_jax.runs.checkpoints import Checkpoints
 from tests.support import runs
@@ -40,7 +40,7 @@ def test_training_and_validation_log_both_losses(workdir):
 
 def test_a_run_is_loaded_as_the_pair(workdir, tmp_path):
     lm = plm_jax.load(workdir)
-    assert isinstance(lm.config, settings.ElectraConfig)
+    assert isinstance(lm.config, models.ElectraConfig)
     tokens = np.arange(10).reshape(2, 5)
     scores = lm.logits(tokens, head="discriminator")
     assert scores.shape == (2, 5) and scores.dtype == np.float32

@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from plm_jax import config, losses, objectives
+from plm_jax import config, losses, models, objectives
 from plm_jax.common.errors import UserError
 from plm_jax.data.reader import Reader
 from plm_jax.evaluation import perplexity
 from plm_jax.inference.language_model import LanguageModel
-from plm_jax.models import registry, settings
+from plm_jax.models import registry
 from plm_jax.runs import loop
 from tests.support import caches, tiny
 
@@ -26,17 +26,15 @@ VOCABULARY = config.VocabularyConfig(
 SIZE, TEXT_IDS = 270, set(range(256)) | {258}
 LENGTH = 24
 PARTS = {
-    "embedding": settings.EmbeddingConfig(SIZE + 2, 16, token_types=2),
-    "attention": settings.AttentionConfig(2, 8, settings.RelativeBias(8, 16)),
-    "feed_forward": settings.FeedForwardConfig(24),
-    "stack": settings.StackConfig(2),
-    "dropout": settings.DropoutConfig(0.5, 0.5, 0.5),
+    "embedding": models.EmbeddingConfig(SIZE + 2, 16, token_types=2),
+    "attention": models.AttentionConfig(2, 8, models.RelativeBias(8, 16)),
+    "feed_forward": models.FeedForwardConfig(24),
+    "stack": models.StackConfig(2),
+    "dropout": models.DropoutConfig(0.5, 0.5, 0.5),
 }
-ENCODER = settings.EncoderConfig(
-    **PARTS, head=settings.VocabularyHead(transform="relu", bias=True), pooler=settings.Pooler()
-)
-ENCODER_DECODER = settings.EncoderDecoderConfig(
-    **PARTS | {"embedding": settings.EmbeddingConfig(SIZE, 16)}, decoder_stack=settings.StackConfig(1)
+ENCODER = models.EncoderConfig(**PARTS, head=models.VocabularyHead(transform="relu", bias=True), pooler=models.Pooler())
+ENCODER_DECODER = models.EncoderDecoderConfig(
+    **PARTS | {"embedding": models.EmbeddingConfig(SIZE, 16)}, decoder_stack=models.StackConfig(1)
 )
 RUNS = {
     "masked_lm": (ENCODER, objectives.MaskedLM(), config.Blocks()),
@@ -188,7 +186,7 @@ def test_a_loss_of_ones_own_that_tells_no_likelihoods_is_evaluated(cache_dir):
 
 def test_a_model_without_a_pair_head_is_evaluated_on_its_tokens(cache_dir):
     run, lm = make(cache_dir, "pairs")
-    plain = LanguageModel(dataclasses.replace(lm.config, pooler=settings.NoHead()), lm.params, vocabulary_id="v")
+    plain = LanguageModel(dataclasses.replace(lm.config, pooler=models.NoHead()), lm.params, vocabulary_id="v")
     found, with_pairs = (perplexity.evaluate(model, run, "a", show_progress=False) for model in (plain, lm))
     assert "pair_loss" not in found
     assert found["loss"] == pytest.approx(with_pairs["masked_lm_loss"])
@@ -198,6 +196,6 @@ def test_a_model_that_cannot_have_been_trained_so_is_refused(cache_dir):
     masked, spans = make(cache_dir, "masked_lm"), make(cache_dir, "span_corruption")
     with pytest.raises(UserError, match="of kind 'encoder', the config trains 'encoder_decoder'"):
         perplexity.evaluate(masked[1], spans[0], "a")
-    headless = LanguageModel(dataclasses.replace(ENCODER, head=settings.NoHead()), {}, vocabulary_id="v")
+    headless = LanguageModel(dataclasses.replace(ENCODER, head=models.NoHead()), {}, vocabulary_id="v")
     with pytest.raises(UserError, match="no vocabulary head"):
         perplexity.evaluate(headless, masked[0], "a")

@@ -10,13 +10,13 @@ import jax
 import numpy as np
 import pytest
 
-from plm_jax import config
+from plm_jax import config, models
 from plm_jax.common.errors import UserError
 from plm_jax.data.sources import rows
 from plm_jax.evaluation import few_shot, prompts
 from plm_jax.generation import constraints
 from plm_jax.inference.language_model import LanguageModel
-from plm_jax.models import registry, settings
+from plm_jax.models import registry
 from tests.golden import make_prompts
 from tests.support import tiny
 from tests.support.verbs import assert_one_line
@@ -101,11 +101,11 @@ def run(tmp_path):
 @pytest.fixture(scope="module")
 def lm():
     """A decoder of bytes with random weights that reads 256 of them."""
-    position = settings.LearnedPositions(length=256)
+    position = models.LearnedPositions(length=256)
     model = dataclasses.replace(
         tiny.MODEL,
         attention=dataclasses.replace(tiny.MODEL.attention, position=position),
-        initializer=settings.InitializerConfig(std=0.3),
+        initializer=models.InitializerConfig(std=0.3),
     )
     params = nn.unbox(jax.jit(registry.build(model).init)(jax.random.key(3), **model.init_inputs())["params"])
     return LanguageModel(model, params, vocabulary_spec="bytes", special_ids={"eos_token_id": 256})

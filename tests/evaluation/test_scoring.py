@@ -10,11 +10,11 @@ import jax
 import numpy as np
 import pytest
 
-from plm_jax import config
+from plm_jax import config, models
 from plm_jax.common.errors import UserError
 from plm_jax.evaluation import perplexity, scoring, task_metrics
 from plm_jax.inference.language_model import LanguageModel
-from plm_jax.models import registry, settings
+from plm_jax.models import registry
 from tests.support import tiny
 
 CASES = [
@@ -52,9 +52,9 @@ def test_a_stride_above_the_context_is_one_line(stride):
 
 
 def language_model(model, length=16):
-    position = settings.LearnedPositions(length=length)
+    position = models.LearnedPositions(length=length)
     attention = dataclasses.replace(model.attention, position=position)
-    model = dataclasses.replace(model, attention=attention, initializer=settings.InitializerConfig(std=0.3))
+    model = dataclasses.replace(model, attention=attention, initializer=models.InitializerConfig(std=0.3))
     params = nn.unbox(jax.jit(registry.build(model).init)(jax.random.key(0), **model.init_inputs())["params"])
     ids = {"eos_token_id": 256, "cls_token_id": 258, "sep_token_id": 259, "mask_token_id": 260}
     return LanguageModel(model, params, vocabulary_spec="bytes", special_ids=ids)

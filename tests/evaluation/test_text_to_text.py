@@ -6,10 +6,11 @@ import jax
 import numpy as np
 import pytest
 
+from plm_jax import models
 from plm_jax.common.errors import UserError
 from plm_jax.generation import decoding
 from plm_jax.inference.language_model import LanguageModel
-from plm_jax.models import registry, settings
+from plm_jax.models import registry
 
 VOCAB, WIDTH, HEADS, HEAD_DIM, MLP, LAYERS, BUCKETS = 31, 12, 3, 5, 20, 2, 6
 PROMPTS = [[4, 8, 15, 16, 1], [23, 1], [2, 3, 4, 2, 1, 6, 9, 8, 7, 6, 11, 1], [5, 5, 1]]
@@ -29,16 +30,16 @@ MATRICES = {"query": "q", "key": "k", "value": "v", "out": "o", "up": "wi", "dow
 @cache
 def model_and_params():
     module = registry.build(
-        settings.EncoderDecoderConfig(
-            embedding=settings.EmbeddingConfig(VOCAB, WIDTH),
-            attention=settings.AttentionConfig(
-                HEADS, HEAD_DIM, settings.RelativeBias(BUCKETS, 9), bias=False, score_scale=1.0
+        models.EncoderDecoderConfig(
+            embedding=models.EmbeddingConfig(VOCAB, WIDTH),
+            attention=models.AttentionConfig(
+                HEADS, HEAD_DIM, models.RelativeBias(BUCKETS, 9), bias=False, score_scale=1.0
             ),
-            feed_forward=settings.FeedForwardConfig(MLP, "relu", bias=False),
-            norm=settings.NormConfig(1e-6, kind="rms"),
-            stack=settings.StackConfig(LAYERS),
-            decoder_stack=settings.StackConfig(LAYERS),
-            head=settings.VocabularyHead(scale_by_width=True),
+            feed_forward=models.FeedForwardConfig(MLP, "relu", bias=False),
+            norm=models.NormConfig(1e-6, kind="rms"),
+            stack=models.StackConfig(LAYERS),
+            decoder_stack=models.StackConfig(LAYERS),
+            head=models.VocabularyHead(scale_by_width=True),
         )
     )
     rng = np.random.default_rng(0)
@@ -135,12 +136,12 @@ def test_samples_come_from_the_seed():
 
 
 def test_prompt_and_answer_each_have_all_positions():
-    model = settings.EncoderDecoderConfig(
-        embedding=settings.EmbeddingConfig(VOCAB, WIDTH),
-        attention=settings.AttentionConfig(HEADS, HEAD_DIM, settings.LearnedPositions(8)),
-        feed_forward=settings.FeedForwardConfig(MLP),
-        stack=settings.StackConfig(1),
-        decoder_stack=settings.StackConfig(1),
+    model = models.EncoderDecoderConfig(
+        embedding=models.EmbeddingConfig(VOCAB, WIDTH),
+        attention=models.AttentionConfig(HEADS, HEAD_DIM, models.LearnedPositions(8)),
+        feed_forward=models.FeedForwardConfig(MLP),
+        stack=models.StackConfig(1),
+        decoder_stack=models.StackConfig(1),
     )
     module = registry.build(model)
     params = jax.tree.map(lambda leaf: np.ones(leaf.shape, np.float32), registry.shapes(model))

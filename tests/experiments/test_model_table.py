@@ -7,21 +7,20 @@ from dataclasses import replace
 
 import pytest
 
-from plm_jax import config
+from plm_jax import config, models
 from plm_jax.experiments import model_table
-from plm_jax.models import settings
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs/models.md"
 CONFIG = """
 from plm_jax import config, objectives
-from plm_jax.models import settings
+from plm_jax import models
 PUBLISHED = {"one": (20, "20"), "two": (21, "21")}
 SOURCE = "somewhere"
 def get_config(size):
-    model = settings.DecoderConfig(
-        embedding=settings.EmbeddingConfig(7, 4), feed_forward=settings.FeedForwardConfig(8),
-        stack=settings.StackConfig(1),
-        attention=settings.AttentionConfig(2, 2, settings.LearnedPositions(16), bias=size == "one"),
+    model = models.DecoderConfig(
+        embedding=models.EmbeddingConfig(7, 4), feed_forward=models.FeedForwardConfig(8),
+        stack=models.StackConfig(1),
+        attention=models.AttentionConfig(2, 2, models.LearnedPositions(16), bias=size == "one"),
     )
     make = config.PhaseConfig
     phases = (make(until=0.5, length=8), make(until=0.75), make(until=1.0, batch_size=2000))
@@ -86,5 +85,5 @@ def test_sentence_pairs_are_said(folder):
 
 def test_tied_weights_count_once(folder):
     model = model_table.entries(folder)[0].run.model
-    untied = replace(model, head=settings.VocabularyHead(tied=False))
+    untied = replace(model, head=models.VocabularyHead(tied=False))
     assert model_table.count(untied) == model_table.count(model) + 7 * 4

@@ -7,8 +7,7 @@ import numpy as np
 
 from plm_jax import config, objectives
 from plm_jax.configs import demo
-from plm_jax.models.protocol import ModelConfig
-from plm_jax.models.vocabulary_module import VocabularyModule
+from plm_jax.models.protocol import ModelConfig, VocabularyModule
 
 
 @dataclass(frozen=True)

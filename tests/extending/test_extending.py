@@ -14,8 +14,8 @@ import optax
 import pytest
 
 import plm_jax
+from plm_jax import models
 from plm_jax.common import users
-from plm_jax.models import settings
 
 FOLDER = pathlib.Path(__file__).parent
 PAGES = sorted(path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith(("test_", "__")))
@@ -104,15 +104,15 @@ def test_the_slopes_of_alibi_are_the_published_ones():
 
 
 @pytest.mark.parametrize("scan", [True, False])
-@pytest.mark.parametrize("kind", [settings.DecoderConfig, settings.EncoderConfig])
+@pytest.mark.parametrize("kind", [models.DecoderConfig, models.EncoderConfig])
 def test_alibi_attends_as_the_paper_says(kind, scan):
     """One block, with nothing but attention: against the sums written out."""
     heads, dim, length = 2, 4, 7
     model = kind(
-        embedding=settings.EmbeddingConfig(vocab_size=11, width=heads * dim),
-        attention=settings.AttentionConfig(heads=heads, head_dim=dim, position=page("alibi").Alibi(), bias=False),
-        feed_forward=settings.FeedForwardConfig(width=4, bias=False),
-        stack=settings.StackConfig(layers=1),
+        embedding=models.EmbeddingConfig(vocab_size=11, width=heads * dim),
+        attention=models.AttentionConfig(heads=heads, head_dim=dim, position=page("alibi").Alibi(), bias=False),
+        feed_forward=models.FeedForwardConfig(width=4, bias=False),
+        stack=models.StackConfig(layers=1),
         scan_layers=scan,
     )
     module, tokens = model.module(jnp.float32), np.random.default_rng(0).integers(0, 11, (1, length))
@@ -131,7 +131,7 @@ def test_alibi_attends_as_the_paper_says(kind, scan):
     scores = np.einsum("qnh,knh->nqk", query, key) / dim**0.5
     place = np.arange(length)
     scores -= np.array([2.0**-4, 2.0**-8])[:, None, None] * np.abs(place[:, None] - place)
-    if kind is settings.DecoderConfig:
+    if kind is models.DecoderConfig:
         scores = np.where(place[:, None] >= place, scores, -np.inf)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     weights /= weights.sum(-1, keepdims=True)

@@ -13,25 +13,25 @@ from hypothesis import given
 from hypothesis import settings as settings_of_test
 from hypothesis import strategies as st
 
+from plm_jax import models
 from plm_jax.common.errors import UserError
 from plm_jax.generation import decoding
 from plm_jax.generation.sampling import Sampling, next_tokens
-from plm_jax.models import settings
 from plm_jax.models.decoder import Decoder
 
 
 @cache
 def model_and_params(vocab=23, std=0.5, length=40):
     model = Decoder(
-        settings.DecoderConfig(
-            embedding=settings.EmbeddingConfig(vocab, 12),
-            attention=settings.AttentionConfig(
-                heads=3, head_dim=4, position=settings.LearnedPositions(length, init_std=std)
+        models.DecoderConfig(
+            embedding=models.EmbeddingConfig(vocab, 12),
+            attention=models.AttentionConfig(
+                heads=3, head_dim=4, position=models.LearnedPositions(length, init_std=std)
             ),
-            feed_forward=settings.FeedForwardConfig(20),
-            stack=settings.StackConfig(2),
-            head=settings.VocabularyHead(tied=False),
-            initializer=settings.InitializerConfig(std),
+            feed_forward=models.FeedForwardConfig(20),
+            stack=models.StackConfig(2),
+            head=models.VocabularyHead(tied=False),
+            initializer=models.InitializerConfig(std),
         )
     )
     variables = jax.jit(model.init)(jax.random.key(1), jnp.zeros((1, 1), jnp.int32))

@@ -10,9 +10,9 @@ import sentencepiece
 from safetensors.numpy import save_file
 
 import plm_jax
+from plm_jax import models
 from plm_jax.common.errors import UserError
 from plm_jax.hub import chatglm2, gpt1, huggingface, llama
-from plm_jax.models import settings
 
 VOCAB, WIDTH, HEADS, GROUPS, HEAD_DIM, WIDE, LAYERS = 29, 12, 4, 2, 8, 10, 2
 CONFIG = {
@@ -190,10 +190,10 @@ def test_configs_beyond_ours_are_refused(to_settings, fields, says):
 
 
 def test_what_no_family_can_say_is_refused(tmp_path):
-    position = settings.Rotary(fraction=0.5, interleaved=True, scaling=settings.RotaryScaling())
+    position = models.Rotary(fraction=0.5, interleaved=True, scaling=models.RotaryScaling())
     model = chatglm2.chatglm_to_settings(CONFIG)
-    odd = settings.AttentionConfig(HEADS, HEAD_DIM, position, kv_heads=GROUPS, bias=False, out_bias=True)
-    model = settings.DecoderConfig(**{**vars(model), "attention": odd})
+    odd = models.AttentionConfig(HEADS, HEAD_DIM, position, kv_heads=GROUPS, bias=False, out_bias=True)
+    model = models.DecoderConfig(**{**vars(model), "attention": odd})
     with pytest.raises(UserError, match="cannot hold this model"):
         huggingface.write(str(tmp_path), huggingface.Pretrained(model, {}))
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 import plm_jax
-from plm_jax import config
+from plm_jax import config, models
 from plm_jax.configs import demo
 from plm_jax.hub import elmo, families, files, tasks
 from plm_jax.hub.pretrained import Pretrained
 from plm_jax.inference.language_model import LanguageModel
-from plm_jax.models import registry, settings
+from plm_jax.models import registry
 from plm_jax.runs import checkpoint_formats, model_text
 from tests.support import exports, tiny
 
@@ -110,7 +110,7 @@ def test_labels_and_problem_types_stay(family, kind, folder, tmp_path):
     head = tasks.new(kind, model.model, LABELS[kind], families.FAMILIES[family])
     settings_ = model.model.with_task(head)
     if hasattr(settings_, "head"):
-        settings_ = replace(settings_, head=settings.NoHead())
+        settings_ = replace(settings_, head=models.NoHead())
     shapes = registry.shapes(settings_)
     params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), shapes)
     model = exports.randomized(replace(model, model=settings_, params=params))
@@ -129,7 +129,7 @@ def frameless_run(folder):
     section = config.VocabularyConfig(
         spec, **{name: ids[name] for name in ("pad", "unk", "bos", "eos", "cls", "sep", "mask")}
     )
-    return replace(demo.bert(), model=replace(tiny.BERT, pooler=settings.NoHead()), vocabulary=section)
+    return replace(demo.bert(), model=replace(tiny.BERT, pooler=models.NoHead()), vocabulary=section)
 
 
 def runs(folder):

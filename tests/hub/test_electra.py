@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 import plm_jax
+from plm_jax import models
 from plm_jax.common.errors import UserError
 from plm_jax.hub import electra, families, huggingface
 from plm_jax.inference.language_model import LanguageModel
-from plm_jax.models import registry, settings
+from plm_jax.models import registry
 from tests import golden
 from tests.support import tiny
 
@@ -29,14 +30,14 @@ def test_a_discriminator_and_a_generator_lack_the_other_s_head(name):
 
 def test_settings_say_what_the_config_says():
     model = electra.to_settings({"hidden_act": "relu"})
-    assert model.discriminator == settings.Discriminator("relu")
+    assert model.discriminator == models.Discriminator("relu")
     assert model.head.transform == "gelu_exact"
     assert (model.embedding.width, model.embedding.embedding_size) == (256, 128)
     assert electra.to_settings({"embedding_size": 256}).embedding.embedding_size is None
 
 
 def test_a_discriminator_that_acts_otherwise_than_its_layers_is_refused(tmp_path):
-    model = replace(electra.to_settings(SMALL), head=settings.NoHead(), discriminator=settings.Discriminator("tanh"))
+    model = replace(electra.to_settings(SMALL), head=models.NoHead(), discriminator=models.Discriminator("tanh"))
     with pytest.raises(UserError, match=r"ELECTRA.*discriminator\.activation = gelu_exact"):
         huggingface.write(tmp_path / "out", huggingface.Pretrained(model, {}))
     assert not (tmp_path / "out").exists()
@@ -57,7 +58,7 @@ def test_of_a_pair_the_discriminator_is_saved(tmp_path):
         pair.save(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["ElectraForPreTraining"]
     saved = plm_jax.load(tmp_path)
-    assert isinstance(saved.config, settings.EncoderConfig) and not isinstance(saved.config, settings.ElectraConfig)
+    assert isinstance(saved.config, models.EncoderConfig) and not isinstance(saved.config, models.ElectraConfig)
     scores, want = (lm.logits(TOKENS, head="discriminator") for lm in (saved, pair))
     np.testing.assert_array_equal(scores, want)
     assert pair.logits(TOKENS).shape == (2, 6, 272)
@@ -70,7 +71,7 @@ def test_a_spanbert_is_saved_as_a_bert(tmp_path):
         spanbert.save(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["BertForMaskedLM"]
     saved = plm_jax.load(tmp_path)
-    assert saved.config.span_boundary == settings.NoHead()
+    assert saved.config.span_boundary == models.NoHead()
     np.testing.assert_array_equal(saved.logits(TOKENS), spanbert.logits(TOKENS))
 
 

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 import plm_jax
+from plm_jax import models
 from plm_jax.common.errors import UserError
 from plm_jax.hub import elmo
 from plm_jax.inference.language_model import LanguageModel
-from plm_jax.models import registry, settings
+from plm_jax.models import registry
 from tests import golden
 
 FOLDER = golden.FOLDER / "elmo"
@@ -30,7 +31,7 @@ def lm():
 def whole():
     """A model with a softmax: three words more than the vocabulary's 458."""
     model = plm_jax.load(FOLDER)
-    config = replace(model.config, embedding=replace(model.config.embedding, vocab_size=461), head=settings.Softmax())
+    config = replace(model.config, embedding=replace(model.config.embedding, vocab_size=461), head=models.Softmax())
     rng = np.random.default_rng(0)
     head = {"head": rng.normal(size=(461, 16)), "head_bias": rng.normal(size=461)}
     params = dict(model.params) | jax.tree.map(np.float32, head)

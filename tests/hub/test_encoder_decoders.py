@@ -9,9 +9,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import plm_jax
+from plm_jax import models
 from plm_jax.common.errors import UserError
 from plm_jax.hub import bart, families, huggingface, mt5
-from plm_jax.models import registry, settings
+from plm_jax.models import registry
 from tests import golden
 
 
@@ -61,7 +62,7 @@ def test_an_empty_config_means_bart_large_and_mt5_small():
     model = bart.to_settings({})
     assert (model.stack.layers, model.decoder_stack.layers, model.embedding.width) == (12, 12, 1024)
     assert (model.attention.heads, model.feed_forward.width, model.embedding.vocab_size) == (16, 4096, 50265)
-    assert model.attention.position == settings.LearnedPositions(1024, offset=2)
+    assert model.attention.position == models.LearnedPositions(1024, offset=2)
     model = mt5.to_settings({})
     assert (model.stack.layers, model.embedding.width, model.feed_forward.width) == (8, 512, 1024)
     assert (model.embedding.vocab_size, model.attention.heads, model.feed_forward.gated) == (250112, 6, True)
@@ -74,7 +75,7 @@ def test_an_empty_config_means_bart_large_and_mt5_small():
         ("attention", {"bias": False}, "attention.bias = True"),
         ("norm", {"epsilon": 0.1}, "norm.epsilon = 1e-05"),
         ("norm", {"placement": "pre"}, "norm.placement = post"),
-        ("attention", {"position": settings.LearnedPositions(1024)}, "position.offset = 2"),
+        ("attention", {"position": models.LearnedPositions(1024)}, "position.offset = 2"),
         ("head", {"scale_by_width": True}, "head.scale_by_width = False"),
     ],
 )

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from plm_jax import models
 from plm_jax.common.errors import UserError
 from plm_jax.hub import albert, bert, distilbert, families, huggingface, roberta, tensor_layout
-from plm_jax.models import settings
 from tests import golden
 
 FAMILIES = {"roberta": roberta, "albert": albert, "distilbert": distilbert}
@@ -28,10 +28,10 @@ def test_a_group_s_blocks_are_stored_where_they_belong():
 
 def test_settings_say_what_the_config_says():
     position = roberta.to_settings({"max_position_embeddings": 40, "pad_token_id": 4}).attention.position
-    assert position == settings.LearnedPositions(35, offset=5, skips_padding=True)
+    assert position == models.LearnedPositions(35, offset=5, skips_padding=True)
     assert roberta.to_settings({"hidden_act": "relu"}).head.transform == "gelu_exact"
-    assert albert.to_settings({}).stack == settings.StackConfig(12, groups=1)
-    assert albert.to_settings({"num_hidden_groups": 12}).stack == settings.StackConfig(12)
+    assert albert.to_settings({}).stack == models.StackConfig(12, groups=1)
+    assert albert.to_settings({"num_hidden_groups": 12}).stack == models.StackConfig(12)
     assert albert.to_settings({"embedding_size": 4096}).embedding.embedding_size == 4096
     assert distilbert.to_settings({}).embedding.token_types == 0
     assert distilbert.to_settings({"n_heads": 6}).attention.head_dim == 128
@@ -121,5 +121,5 @@ def test_a_bert_stays_a_bert():
     """Of several families that are alike a model goes to the one that says all of it."""
     for name in ("bert", *golden.ENCODERS):
         assert families.family_of(huggingface.read(golden.FOLDER / name).model).model_type == name
-    unpooled = replace(bert.to_settings(SMALL["roberta"]), pooler=settings.NoHead())
+    unpooled = replace(bert.to_settings(SMALL["roberta"]), pooler=models.NoHead())
     assert families.family_of(unpooled).model_type == "bert"

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from plm_jax import models
 from plm_jax.hub import tensor_layout
 from plm_jax.hub.families import FAMILIES
-from plm_jax.models import settings
 
 ENCODER = {"hidden_size": 6, "num_attention_heads": 2, "num_hidden_layers": 3, "intermediate_size": 5}
 T5 = {"d_model": 6, "num_heads": 2, "num_layers": 3, "num_decoder_layers": 2}
@@ -32,7 +32,7 @@ SMALL = [
 def heads(name, model):
     """The model, with what heads its file may have beside those that its config says."""
     if name == "roberta":
-        return [replace(model, pooler=settings.Pooler(0))]  # It has no classifier of pairs.
+        return [replace(model, pooler=models.Pooler(0))]  # It has no classifier of pairs.
     if name == "bart":
         return [replace(model, head=replace(model.head, bias=bias)) for bias in (False, True)]
     return [model]

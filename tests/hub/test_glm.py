@@ -8,9 +8,10 @@ import pytest
 import safetensors.numpy
 
 import plm_jax
+from plm_jax import models
 from plm_jax.common.errors import UserError
 from plm_jax.hub import glm, huggingface
-from plm_jax.models import registry, settings
+from plm_jax.models import registry
 from tests.models.test_glm import reference
 
 VOCAB, WIDTH, HEADS, LAYERS = 37, 12, 3, 2
@@ -170,7 +171,7 @@ def test_later_models_of_the_same_type_are_not_taken_for_these():
     assert not glm.GLM.reads({"model_type": "glm", "num_hidden_layers": 40})
     assert not glm.CHATGLM.reads({"model_type": "chatglm", "num_layers": 28, "seq_length": 8192})
     position = glm.chatglm_to_settings(CONFIGS["chatglm"]).attention.position
-    assert position == settings.Rotary2D(length=16)
+    assert position == models.Rotary2D(length=16)
 
 
 @pytest.mark.parametrize(
@@ -190,11 +191,11 @@ def test_what_cannot_be_read_is_said(family, changes, says, tmp_path):
 
 def test_a_model_whose_heads_none_of_these_can_have_is_still_saved_as_its_own(tmp_path):
     """Heads of three dimensions, which rotary_2d cannot turn."""
-    model = settings.DecoderConfig(
-        embedding=settings.EmbeddingConfig(VOCAB, 9),
-        attention=settings.AttentionConfig(3, 3, settings.BlockPositions(8)),
-        feed_forward=settings.FeedForwardConfig(36),
-        stack=settings.StackConfig(1),
+    model = models.DecoderConfig(
+        embedding=models.EmbeddingConfig(VOCAB, 9),
+        attention=models.AttentionConfig(3, 3, models.BlockPositions(8)),
+        feed_forward=models.FeedForwardConfig(36),
+        stack=models.StackConfig(1),
     )
     params = jax.tree.map(lambda leaf: np.ones(leaf.shape, np.float32), registry.shapes(model))
     huggingface.write(str(tmp_path), huggingface.Pretrained(model, params))

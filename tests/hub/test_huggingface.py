@@ -11,10 +11,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import plm_jax
+from plm_jax import models
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError
 from plm_jax.hub import bert, families, files, gpt2, huggingface, t5
-from plm_jax.models import settings
 from tests import golden
 
 
@@ -139,17 +139,17 @@ def test_a_copy_that_is_none_is_refused(tmp_path, name, copy):
 @pytest.mark.parametrize(
     ("absent", "head", "pooler"),
     [
-        (("cls.seq", "bert.pooler"), True, settings.NoHead()),
-        (("cls.pred",), False, settings.Pooler(2)),
-        (("cls.",), False, settings.Pooler(0)),
-        (("cls.", "bert.pooler"), False, settings.NoHead()),
+        (("cls.seq", "bert.pooler"), True, models.NoHead()),
+        (("cls.pred",), False, models.Pooler(2)),
+        (("cls.",), False, models.Pooler(0)),
+        (("cls.", "bert.pooler"), False, models.NoHead()),
     ],
 )
 def test_the_settings_have_the_heads_that_the_file_holds(tmp_path, absent, head, pooler):
     folder = shutil.copytree(golden.FOLDER / "bert", tmp_path / "bert")
     edit_tensors(folder, lambda tensors: [tensors.pop(name) for name in list(tensors) if name.startswith(absent)])
     read = huggingface.read(folder)
-    assert (isinstance(read.model.head, settings.VocabularyHead), read.model.pooler) == (head, pooler)
+    assert (isinstance(read.model.head, models.VocabularyHead), read.model.pooler) == (head, pooler)
     huggingface.write(tmp_path / "copy", read)
     assert huggingface.read(tmp_path / "copy").model == read.model
     assert_same(load_file(folder / "model.safetensors"), load_file(tmp_path / "copy" / "model.safetensors"))
@@ -172,7 +172,7 @@ def test_a_fine_tuned_head_is_left_out_with_a_word(tmp_path):
     ],
 )
 def test_what_a_t5_config_says_of_its_head(config, tied, scaled):
-    assert t5.to_settings(config).head == settings.VocabularyHead(tied, scale_by_width=scaled)
+    assert t5.to_settings(config).head == models.VocabularyHead(tied, scale_by_width=scaled)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64])
@@ -274,7 +274,7 @@ def test_settings_beyond_ours_are_refused(folder, fields, words):
 @pytest.mark.parametrize(
     ("section", "value", "word"),
     [
-        ("attention", {"position": settings.NoPositions()}, "attention.position"),
+        ("attention", {"position": models.NoPositions()}, "attention.position"),
         ("attention", {"bias": False}, "attention.bias"),
         ("attention", {"head_dim": 7}, "attention.head_dim"),
         ("attention", {"score_scale": 0.5}, "attention.score_scale"),
@@ -325,7 +325,7 @@ def test_settings_survive_the_way_to_config_json_and_back(activation):
         (t5.to_settings(SMALL_T5), "attention", {"score_scale": None}, "T5.*attention.score_scale = 1.0"),
         (t5.to_settings(SMALL_T5), "norm", {"kind": "layer"}, "norm.kind = rms"),
         (t5.to_settings(SMALL_T5), "feed_forward", {"activation": "gelu_exact", "gated": True}, "feed_forward"),
-        (t5.to_settings(SMALL_T5), "attention", {"position": settings.NoPositions()}, "position.kind = relative_bias"),
+        (t5.to_settings(SMALL_T5), "attention", {"position": models.NoPositions()}, "position.kind = relative_bias"),
     ],
 )
 def test_settings_beyond_bert_and_t5_are_refused(tmp_path, model, section, value, words):
@@ -377,7 +377,7 @@ def test_an_empty_config_means_gpt2_small():
     model = gpt2.to_settings({})
     assert (model.stack.layers, model.embedding.width, model.attention.heads) == (12, 768, 12)
     assert (model.feed_forward.width, model.attention.position.length) == (3072, 1024)
-    assert model.head.tied and model.initializer == settings.InitializerConfig(0.02, shrink_residual=True)
+    assert model.head.tied and model.initializer == models.InitializerConfig(0.02, shrink_residual=True)
 
 
 def test_a_remote_directory_is_read_and_written_where_it_is(folder):
@@ -452,7 +452,7 @@ def several(monkeypatch):
 def test_of_several_families_the_one_that_fits_is_taken_and_of_equals_the_first(several):
     model = gpt2.to_settings({})
     assert families.family_of(model) is gpt2.FAMILY
-    assert families.family_of(replace(model, norm=settings.NormConfig(0.5))) is gpt2.FAMILY
+    assert families.family_of(replace(model, norm=models.NormConfig(0.5))) is gpt2.FAMILY
     narrow = NARROW.to_settings({"n_embd": 64})
     assert families.family_of(narrow) is NARROW
     assert families.family_of(bert.to_settings({})) is bert.FAMILY
@@ -468,7 +468,7 @@ def test_a_model_goes_back_to_the_family_that_it_came_from_if_it_still_fits(seve
 
 def test_where_none_fits_the_nearest_is_named(several):
     with pytest.raises(UserError, match=r"GPT-2 cannot hold .*norm\.kind = layer; .*format plm_jax"):
-        families.family_of(replace(gpt2.to_settings({}), norm=settings.NormConfig(kind="rms")))
+        families.family_of(replace(gpt2.to_settings({}), norm=models.NormConfig(kind="rms")))
 
 
 def test_where_there_is_no_family_of_the_kind_that_is_said(monkeypatch):
@@ -483,15 +483,13 @@ ODD = [
     t5.to_settings({}),
     replace(
         gpt2.to_settings({}),
-        attention=settings.AttentionConfig(3, 7, settings.NoPositions(), bias=False, score_scale=0.3),
-        feed_forward=settings.FeedForwardConfig(10, "relu", bias=False, gated=True),
-        norm=settings.NormConfig(1e-3, "rms", "post"),
-        initializer=settings.FanInConfig(),
+        attention=models.AttentionConfig(3, 7, models.NoPositions(), bias=False, score_scale=0.3),
+        feed_forward=models.FeedForwardConfig(10, "relu", bias=False, gated=True),
+        norm=models.NormConfig(1e-3, "rms", "post"),
+        initializer=models.FanInConfig(),
     ),
-    replace(
-        bert.to_settings({}), head=settings.NoHead(), attention=settings.AttentionConfig(5, 7, settings.RelativeBias())
-    ),
-    replace(t5.to_settings({}), attention=settings.AttentionConfig(3, 7, settings.LearnedPositions(9))),
+    replace(bert.to_settings({}), head=models.NoHead(), attention=models.AttentionConfig(5, 7, models.RelativeBias())),
+    replace(t5.to_settings({}), attention=models.AttentionConfig(3, 7, models.LearnedPositions(9))),
 ]
 
 

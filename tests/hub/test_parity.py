@@ -15,9 +15,9 @@ import pytest
 from safetensors.numpy import load_file
 
 import plm_jax
+from plm_jax import models
 from plm_jax.generation import decoding
 from plm_jax.hub import huggingface
-from plm_jax.models import settings
 from tests import golden
 
 INPUTS = ("tokens", "mask", "token_types", "decoder_tokens", "decoder_mask")
@@ -54,7 +54,7 @@ def assert_same_outputs(lm, inputs, want):
             assert got.dtype == np.float32
         assert got.shape == wanted.shape, name
         np.testing.assert_allclose(got[at], wanted[at], atol=1e-4, err_msg=name)
-        if name == "hidden_states" and isinstance(lm.config, settings.EncoderConfig):
+        if name == "hidden_states" and isinstance(lm.config, models.EncoderConfig):
             # Padding has its position and its token type too.
             np.testing.assert_allclose(got[0], wanted[0], atol=1e-4)
 
@@ -82,7 +82,7 @@ def test_golden_outputs_are_reproduced(name):
 
 def test_what_is_golden_has_what_makes_it_hard():
     configs = {name: huggingface.read(golden.FOLDER / name).model for name in ("albert", "t5")}
-    assert configs["albert"].stack == settings.StackConfig(4, groups=2, inner=2)
+    assert configs["albert"].stack == models.StackConfig(4, groups=2, inner=2)
     assert not configs["t5"].head.tied and not configs["t5"].head.scale_by_width
 
 
@@ -308,22 +308,22 @@ def test_outputs_are_equal_and_what_we_save_opens_there(case, theirs, tmp_path):
 @pytest.mark.parametrize(
     ("architecture", "head", "pooler"),
     [
-        ("BertForMaskedLM", True, settings.NoHead()),
-        ("BertForNextSentencePrediction", False, settings.Pooler(2)),
-        ("BertModel", False, settings.Pooler(0)),
-        ("RobertaModel", False, settings.Pooler(0)),
-        ("AlbertForMaskedLM", True, settings.NoHead()),
-        ("AlbertModel", False, settings.Pooler(0)),
-        ("DistilBertModel", False, settings.NoHead()),
-        ("ElectraModel", False, settings.NoHead()),
+        ("BertForMaskedLM", True, models.NoHead()),
+        ("BertForNextSentencePrediction", False, models.Pooler(2)),
+        ("BertModel", False, models.Pooler(0)),
+        ("RobertaModel", False, models.Pooler(0)),
+        ("AlbertForMaskedLM", True, models.NoHead()),
+        ("AlbertModel", False, models.Pooler(0)),
+        ("DistilBertModel", False, models.NoHead()),
+        ("ElectraModel", False, models.NoHead()),
     ],
 )
 def test_a_file_with_some_of_the_heads_gives_those(architecture, head, pooler, theirs, tmp_path):
     model = theirs.make(architecture)
     model.save_pretrained(tmp_path / "theirs")
     lm = plm_jax.load(tmp_path / "theirs")
-    assert isinstance(lm.config.head, settings.VocabularyHead) == head
-    assert (lm.config.pooler, lm.config.discriminator) == (pooler, settings.NoHead())
+    assert isinstance(lm.config.head, models.VocabularyHead) == head
+    assert (lm.config.pooler, lm.config.discriminator) == (pooler, models.NoHead())
     assert lm.num_parameters == model.num_parameters()
     lm.save(tmp_path / "ours")
     again = type(model).from_pretrained(tmp_path / "ours")
@@ -374,8 +374,8 @@ def test_older_files_of_llama_say_their_positions_otherwise(theirs, tmp_path):
     scaling = config.pop("rope_parameters")
     path.write_text(json.dumps({**config, "rope_theta": scaling.pop("rope_theta"), "rope_scaling": scaling}))
     lm = plm_jax.load(tmp_path)
-    assert lm.config.attention.position == settings.Rotary(
-        1000.0, scaling=settings.RotaryScaling(4.0, 1.0, 2.0, 16), length=2048
+    assert lm.config.attention.position == models.Rotary(
+        1000.0, scaling=models.RotaryScaling(4.0, 1.0, 2.0, 16), length=2048
     )
     assert_same_outputs(lm, *theirs.run(model))
 

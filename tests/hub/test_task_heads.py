@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 import plm_jax
+from plm_jax import models
 from plm_jax.common.errors import UserError
 from plm_jax.hub import families, huggingface, tasks
 from plm_jax.hub.pretrained import Pretrained
-from plm_jax.models import registry, settings
+from plm_jax.models import registry
 from tests.support import tiny
 
 LENGTH, VOCAB, PAD, EOS = 8, 37, 36, 2
@@ -171,13 +172,13 @@ def pretrained(model):
 @pytest.mark.parametrize(
     ("head", "needs"),
     [
-        (settings.ClassesHead(labels=("a", "b"), feature="mean"), "heads.task.feature = pooler"),
+        (models.ClassesHead(labels=("a", "b"), feature="mean"), "heads.task.feature = pooler"),
         (
-            settings.TagsHead(labels=("a",), layers=settings.ConcatenatedLayers((-2, -1))),
+            models.TagsHead(labels=("a",), layers=models.ConcatenatedLayers((-2, -1))),
             "heads.task.layers.kind = last",
         ),
-        (settings.TagsHead(labels=("a",), recurrent=settings.BiLstmConfig()), "heads.task.recurrent = None"),
-        (settings.SpanHead(transform="tanh"), "heads.task.transform = None"),
+        (models.TagsHead(labels=("a",), recurrent=models.BiLstmConfig()), "heads.task.recurrent = None"),
+        (models.SpanHead(transform="tanh"), "heads.task.transform = None"),
     ],
 )
 def test_a_head_that_no_family_has_is_saved_in_our_format_alone(head, needs, tmp_path):
@@ -187,11 +188,11 @@ def test_a_head_that_no_family_has_is_saved_in_our_format_alone(head, needs, tmp
 
 
 def test_a_score_without_a_name_comes_back_without_one(tmp_path):
-    model = replace(tiny.BERT, head=settings.NoHead(), pooler=settings.Pooler(0))
-    model = replace(model, heads=(("task", settings.ScoreHead(feature="pooler")),))
+    model = replace(tiny.BERT, head=models.NoHead(), pooler=models.Pooler(0))
+    model = replace(model, heads=(("task", models.ScoreHead(feature="pooler")),))
     huggingface.write(tmp_path, pretrained(model))
     assert json.loads((tmp_path / "config.json").read_text())["id2label"] == {"0": "LABEL_0"}
-    assert dict(plm_jax.load(tmp_path).config.heads)["task"] == settings.ScoreHead(feature="pooler")
+    assert dict(plm_jax.load(tmp_path).config.heads)["task"] == models.ScoreHead(feature="pooler")
 
 
 @pytest.mark.parametrize("config", [{"id2label": {"0": "a", "2": "b"}}, {"id2label": {"1": "a"}}])
@@ -205,18 +206,18 @@ def test_a_new_head_is_laid_out_as_the_familys():
     def new(kind, model, family=None):
         return tasks.new(kind, model, NAMES.get(kind, ()), families.FAMILIES.get(family))
 
-    bert = replace(tiny.BERT, dropout=settings.DropoutConfig(residual=0.2))
-    pooled = settings.ClassesHead(labels=LABELS, feature="pooler", dropout=0.2)
+    bert = replace(tiny.BERT, dropout=models.DropoutConfig(residual=0.2))
+    pooled = models.ClassesHead(labels=LABELS, feature="pooler", dropout=0.2)
     assert new("classes", bert, "bert") == pooled
-    assert new("span", bert, "bert") == settings.SpanHead()
-    own = settings.ClassesHead(labels=LABELS, feature="first", transform="tanh", dropout=0.2, input_dropout=0.2)
+    assert new("span", bert, "bert") == models.SpanHead()
+    own = models.ClassesHead(labels=LABELS, feature="first", transform="tanh", dropout=0.2, input_dropout=0.2)
     assert new("classes", bert, "roberta") == own
     # A pooler that the model lacks is made with the head.
-    without = replace(bert, pooler=settings.NoHead())
-    assert new("classes", without, "bert") == pooled and without.with_task(pooled).pooler == settings.Pooler(0)
-    assert new("choice", tiny.MODEL) == settings.ChoiceHead(feature="last", bias=False)
-    assert new("score", tiny.BART, "bart") == settings.ScoreHead(labels=("grade",), feature="last", transform="tanh")
-    assert new("tags", tiny.T5, "t5") == settings.TagsHead(labels=LABELS)
+    without = replace(bert, pooler=models.NoHead())
+    assert new("classes", without, "bert") == pooled and without.with_task(pooled).pooler == models.Pooler(0)
+    assert new("choice", tiny.MODEL) == models.ChoiceHead(feature="last", bias=False)
+    assert new("score", tiny.BART, "bart") == models.ScoreHead(labels=("grade",), feature="last", transform="tanh")
+    assert new("tags", tiny.T5, "t5") == models.TagsHead(labels=LABELS)
     with pytest.raises(UserError, match="there is no head of a task of kind 'summary'"):
         new("summary", bert)
 
@@ -238,6 +239,6 @@ def test_what_a_row_of_texts_cannot_be(theirs, tmp_path):
 def test_a_classifier_without_an_unembedding_writes_nothing(theirs, tmp_path):
     made(Case("Llama", "classes"), theirs).save_pretrained(tmp_path)
     lm = plm_jax.load(tmp_path)
-    assert isinstance(lm.config.head, settings.NoHead)
+    assert isinstance(lm.config.head, models.NoHead)
     with pytest.raises(UserError, match="this model has no vocabulary head"):
         lm.generate([[3, 4]])

@@ -10,10 +10,11 @@ import tokenizers
 from flax import linen as nn
 
 import plm_jax
+from plm_jax import models
 from plm_jax.common.errors import UserError
 from plm_jax.hub import tokenizer_json
 from plm_jax.inference.language_model import LanguageModel
-from plm_jax.models import registry, settings
+from plm_jax.models import registry
 from tests import golden
 
 BOS, EOS = "<|begin_of_text|>", "<|end_of_text|>"
@@ -108,13 +109,13 @@ def test_a_llama_3_has_a_file_of_tiktokens(tmp_path):
     path = tmp_path / "tokenizer.model"
     tokens = [*(bytes([i]) for i in range(256)), b"th", b"the", b" the"]
     path.write_bytes(b"".join(b"%s %d\n" % (base64.b64encode(token), i) for i, token in enumerate(tokens)))
-    model = settings.DecoderConfig(
-        embedding=settings.EmbeddingConfig(264, 8),
-        attention=settings.AttentionConfig(2, 4, settings.Rotary(length=32)),
-        feed_forward=settings.FeedForwardConfig(8, "silu", gated=True, bias=False),
-        norm=settings.NormConfig(1e-5, kind="rms"),
-        stack=settings.StackConfig(1),
-        head=settings.VocabularyHead(tied=False),
+    model = models.DecoderConfig(
+        embedding=models.EmbeddingConfig(264, 8),
+        attention=models.AttentionConfig(2, 4, models.Rotary(length=32)),
+        feed_forward=models.FeedForwardConfig(8, "silu", gated=True, bias=False),
+        norm=models.NormConfig(1e-5, kind="rms"),
+        stack=models.StackConfig(1),
+        head=models.VocabularyHead(tied=False),
     )
     params = nn.unbox(registry.init_params(registry.build(model), jax.random.key(0)))
     ids = {"bos_token_id": 259, "eos_token_id": [260, 261], "begins_with_bos": True}

@@ -10,21 +10,21 @@ from hypothesis import given
 from hypothesis import settings as settings_of_test
 from hypothesis import strategies as st
 
-from plm_jax import config, objectives
+from plm_jax import config, models, objectives
 from plm_jax.common.errors import UserError
 from plm_jax.inference import blanks
 from plm_jax.inference.language_model import LanguageModel
-from plm_jax.models import registry, settings
+from plm_jax.models import registry
 from tests.support import tiny
 
 BYTES = config.VocabularyConfig("bytes", pad=256, eos=257, cls=258, sep=259, mask=260, sentinels=3)
 SIZE = 264
 SENTINELS = (263, 262, 261)
-PLAIN = settings.TransformerConfig(
-    embedding=settings.EmbeddingConfig(SIZE + 4, 16),
-    attention=settings.AttentionConfig(2, 8, settings.NoPositions()),
-    feed_forward=settings.FeedForwardConfig(8),
-    stack=settings.StackConfig(1),
+PLAIN = models.TransformerConfig(
+    embedding=models.EmbeddingConfig(SIZE + 4, 16),
+    attention=models.AttentionConfig(2, 8, models.NoPositions()),
+    feed_forward=models.FeedForwardConfig(8),
+    stack=models.StackConfig(1),
 )
 TEXT = st.text(string.ascii_letters + "., ", max_size=12)
 
@@ -54,7 +54,7 @@ def of_zeros(model, **changes):
 def masked(scores, **sections):
     """A masked model whose every position has these logits, {byte: logit}."""
     fields = {f.name: getattr(PLAIN, f.name) for f in dataclasses.fields(PLAIN)}
-    model = settings.EncoderConfig(**fields, head=settings.VocabularyHead(bias=True))
+    model = models.EncoderConfig(**fields, head=models.VocabularyHead(bias=True))
     bias = np.zeros(SIZE + 4, np.float32)
     for token, score in scores.items():
         bias[token if isinstance(token, int) else ord(token)] = score
@@ -163,8 +163,8 @@ def test_where_nothing_frames_a_text_alone_the_tokens_that_begin_and_end_it_do(m
 
 def a_text_to_text_model():
     fields = {f.name: getattr(PLAIN, f.name) for f in dataclasses.fields(PLAIN)}
-    model = settings.EncoderDecoderConfig(
-        **fields, decoder_stack=settings.StackConfig(1), head=settings.VocabularyHead(tied=False, bias=False)
+    model = models.EncoderDecoderConfig(
+        **fields, decoder_stack=models.StackConfig(1), head=models.VocabularyHead(tied=False, bias=False)
     )
     return model, of_zeros(model)
 

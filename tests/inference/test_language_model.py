@@ -12,12 +12,11 @@ import pytest
 
 import plm_jax
 import plm_jax.training
-from plm_jax import config, objectives
+from plm_jax import config, models, objectives
 from plm_jax.common.errors import UserError
 from plm_jax.data import vocabularies
 from plm_jax.evaluation import perplexity
 from plm_jax.generation import decoding
-from plm_jax.models import settings
 from plm_jax.runs import checkpoint_formats
 from tests import golden
 
@@ -98,7 +97,7 @@ def test_importing_the_package_imports_no_jax():
 
 def test_what_a_loaded_model_says_about_itself(lm):
     assert isinstance(lm, plm_jax.LanguageModel)
-    assert isinstance(lm.config, settings.DecoderConfig) and lm.config.stack.layers == 2
+    assert isinstance(lm.config, models.DecoderConfig) and lm.config.stack.layers == 2
     assert lm.run is None
     assert lm.special_ids == {"bos_token_id": 3, "eos_token_id": 13}
     by_hand = 61 * 24 + 32 * 24 + 2 * (4 * (24 * 24 + 24) + 24 * 40 + 40 + 40 * 24 + 24 + 4 * 24) + 2 * 24
@@ -187,7 +186,7 @@ def test_heads_that_a_model_lacks_are_refused(name, head, words):
 
 def test_an_encoder_alone_has_hidden_states_but_no_logits():
     whole = plm_jax.load(golden.FOLDER / "bert")
-    alone = replace(whole.config, head=settings.NoHead(), pooler=settings.NoHead())
+    alone = replace(whole.config, head=models.NoHead(), pooler=models.NoHead())
     heads = ("head_bias", "head_transform", "head_norm", "pooler", "classifier")
     params = {name: value for name, value in whole.params.items() if name not in heads}
     features = plm_jax.LanguageModel(alone, params)

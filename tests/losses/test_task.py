@@ -8,20 +8,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from plm_jax import config, losses
+from plm_jax import config, losses, models
 from plm_jax.losses import means
-from plm_jax.models import registry, settings, task_heads
+from plm_jax.models import registry, task_heads
 from plm_jax.training import mesh
 from tests.support import tiny
 
 ROWS, LENGTH, LABELS = 5, 9, ("a", "b", "c")
 REAL = np.array([9, 3, 5, 7, 0])  # The last row fills the batch up.
 HEADS = {
-    "classes": settings.ClassesHead(labels=LABELS),
-    "score": settings.ScoreHead(feature="mean"),
-    "tags": settings.TagsHead(labels=LABELS),
-    "span": settings.SpanHead(),
-    "choice": settings.ChoiceHead(),
+    "classes": models.ClassesHead(labels=LABELS),
+    "score": models.ScoreHead(feature="mean"),
+    "tags": models.TagsHead(labels=LABELS),
+    "span": models.SpanHead(),
+    "choice": models.ChoiceHead(),
 }
 
 
@@ -141,10 +141,10 @@ def test_labels_may_be_smoothed():
 @pytest.mark.parametrize(
     ("model", "head", "lm"),
     [
-        (tiny.MODEL, settings.ChoiceHead(feature="last"), 0.5),
+        (tiny.MODEL, models.ChoiceHead(feature="last"), 0.5),
         (
             tiny.BERT,
-            settings.TagsHead(labels=LABELS, layers=settings.MixedLayers(), recurrent=settings.BiLstmConfig(4)),
+            models.TagsHead(labels=LABELS, layers=models.MixedLayers(), recurrent=models.BiLstmConfig(4)),
             0.0,
         ),
     ],

@@ -6,7 +6,6 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from plm_jax.models import initializers
 from plm_jax.models.positions import Position, Table
 
 
@@ -30,16 +29,14 @@ class DistanceKeys(Position):
     reach: int = 4
     tells_places = False
 
-    def score_tables(self, model):
-        shape = 2 * self.reach + 1, model.attention.head_dim
-        return {"distance_keys": Table(shape, (None, None), initializers.normal(model, 0.3))}
+    def score_tables(self, heads, head_dim, initializer):
+        return {"distance_keys": Table((2 * self.reach + 1, head_dim), (None, None), initializer.normal(0.3))}
 
     def bias(self, tables, query_places, key_places, heads, causal):
         distances = jnp.clip(key_places[None, :] - query_places[:, None], -self.reach, self.reach)
         vectors_QKH = tables["distance_keys"][distances + self.reach]
 
         def of_text(query_BNQH: jax.Array, key_BGKH: jax.Array) -> jax.Array:
-            del key_BGKH
             return jnp.einsum("bnqh,qkh->bnqk", query_BNQH.astype(jnp.float32), vectors_QKH)
 
         return of_text

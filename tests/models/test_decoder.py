@@ -9,27 +9,27 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from plm_jax import models
 from plm_jax.common.errors import UserError
-from plm_jax.models import settings
 from plm_jax.models.decoder import Decoder
 
 VOCAB, POSITIONS = 31, 16
 
 
-def small(layers=2, tied=True, **fields) -> settings.DecoderConfig:
+def small(layers=2, tied=True, **fields) -> models.DecoderConfig:
     defaults = {
-        "embedding": settings.EmbeddingConfig(VOCAB, 12),
-        "attention": settings.AttentionConfig(heads=3, head_dim=4, position=settings.LearnedPositions(POSITIONS)),
-        "feed_forward": settings.FeedForwardConfig(20),
-        "stack": settings.StackConfig(layers),
-        "head": settings.VocabularyHead(tied),
-        "initializer": settings.InitializerConfig(std=0.3),
+        "embedding": models.EmbeddingConfig(VOCAB, 12),
+        "attention": models.AttentionConfig(heads=3, head_dim=4, position=models.LearnedPositions(POSITIONS)),
+        "feed_forward": models.FeedForwardConfig(20),
+        "stack": models.StackConfig(layers),
+        "head": models.VocabularyHead(tied),
+        "initializer": models.InitializerConfig(std=0.3),
     }
-    return settings.DecoderConfig(**{**defaults, **fields})
+    return models.DecoderConfig(**{**defaults, **fields})
 
 
 @cache
-def initial(model: settings.DecoderConfig):
+def initial(model: models.DecoderConfig):
     """A module and its unboxed parameters."""
     module = Decoder(model)
     variables = jax.jit(module.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
@@ -56,7 +56,7 @@ def tokens_of(seed=0, batch=2, length=8):
 
 
 def with_dropout(model=None, **rates):
-    return replace(model or small(), dropout=settings.DropoutConfig(**rates))
+    return replace(model or small(), dropout=models.DropoutConfig(**rates))
 
 
 @partial(jax.jit, static_argnames="module")
@@ -66,11 +66,11 @@ def trained_logits(module, params, tokens, seed=0):
 
 
 def gpt2(layers, width, heads):
-    return settings.DecoderConfig(
-        embedding=settings.EmbeddingConfig(50257, width),
-        attention=settings.AttentionConfig(heads, width // heads, settings.LearnedPositions(1024)),
-        feed_forward=settings.FeedForwardConfig(4 * width),
-        stack=settings.StackConfig(layers),
+    return models.DecoderConfig(
+        embedding=models.EmbeddingConfig(50257, width),
+        attention=models.AttentionConfig(heads, width // heads, models.LearnedPositions(1024)),
+        feed_forward=models.FeedForwardConfig(4 * width),
+        stack=models.StackConfig(layers),
     )
 
 
@@ -137,7 +137,7 @@ def test_a_cache_needs_positions():
 
 
 def test_heads_that_share_keys_and_values_are_heads_with_repeated_ones():
-    attention = settings.AttentionConfig(heads=6, head_dim=2, kv_heads=2, position=settings.LearnedPositions(POSITIONS))
+    attention = models.AttentionConfig(heads=6, head_dim=2, kv_heads=2, position=models.LearnedPositions(POSITIONS))
     shared, params = initial(small(attention=attention))
     flat = flax.traverse_util.flatten_dict(params, sep="/")
     for name in ("key", "value"):
@@ -154,7 +154,7 @@ def test_heads_that_share_keys_and_values_are_heads_with_repeated_ones():
 @pytest.mark.parametrize("kv_heads", [0, 4])
 def test_heads_are_shared_evenly(kv_heads):
     with pytest.raises(UserError, match="divisor of the 6 heads"):
-        settings.AttentionConfig(heads=6, head_dim=2, kv_heads=kv_heads, position=settings.NoPositions())
+        models.AttentionConfig(heads=6, head_dim=2, kv_heads=kv_heads, position=models.NoPositions())
 
 
 def test_scanned_and_unrolled_blocks_agree_with_dropout_on():
@@ -226,12 +226,12 @@ def test_attention_dropout_of_everything_leaves_a_token_alone():
 
 def test_initialisers_have_their_published_spread():
     layers, width = 8, 64
-    model = settings.DecoderConfig(
-        embedding=settings.EmbeddingConfig(500, width),
-        attention=settings.AttentionConfig(4, 16, settings.LearnedPositions(256, init_std=0.01)),
-        feed_forward=settings.FeedForwardConfig(4 * width),
-        stack=settings.StackConfig(layers),
-        initializer=settings.InitializerConfig(0.02, shrink_residual=True),
+    model = models.DecoderConfig(
+        embedding=models.EmbeddingConfig(500, width),
+        attention=models.AttentionConfig(4, 16, models.LearnedPositions(256, init_std=0.01)),
+        feed_forward=models.FeedForwardConfig(4 * width),
+        stack=models.StackConfig(layers),
+        initializer=models.InitializerConfig(0.02, shrink_residual=True),
     )
     flat = flax.traverse_util.flatten_dict(initial(model)[1], sep="/")
     blocks = "stack/blocks/"

@@ -9,22 +9,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from plm_jax.models import kernels, registry, settings
+from plm_jax import models
+from plm_jax.models import kernels, registry
 from plm_jax.models.kernels import Context, choose
 from tests.models.own_positions import DistanceKeys, Slopes
 from tests.models.test_decoder import extend, initial, logits, reach, small, tokens_of
 from tests.models.test_kernels import HEADS, PLAIN, exactly, inputs
 
 LEARNED = small().attention
-SWIGLU = settings.FeedForwardConfig(20, activation="silu", gated=True, bias=False)
-RMS = settings.NormConfig(kind="rms")
-LLAMA_ATTENTION = settings.AttentionConfig(4, 4, settings.Rotary(theta=10.0), bias=False, kv_heads=2)
-CHATGLM_POSITION = settings.Rotary(theta=10.0, fraction=0.5, interleaved=True)
-CHATGLM_ATTENTION = settings.AttentionConfig(4, 4, CHATGLM_POSITION, kv_heads=2, out_bias=False)
+SWIGLU = models.FeedForwardConfig(20, activation="silu", gated=True, bias=False)
+RMS = models.NormConfig(kind="rms")
+LLAMA_ATTENTION = models.AttentionConfig(4, 4, models.Rotary(theta=10.0), bias=False, kv_heads=2)
+CHATGLM_POSITION = models.Rotary(theta=10.0, fraction=0.5, interleaved=True)
+CHATGLM_ATTENTION = models.AttentionConfig(4, 4, CHATGLM_POSITION, kv_heads=2, out_bias=False)
 MODELS = {
     "llama": small(attention=LLAMA_ATTENTION, feed_forward=SWIGLU, norm=RMS, tied=False),
     "chatglm": small(attention=CHATGLM_ATTENTION, feed_forward=SWIGLU, norm=RMS, tied=False),
-    "gpt1": small(norm=settings.NormConfig(placement="post")),
+    "gpt1": small(norm=models.NormConfig(placement="post")),
     "gpt3": small(attention=replace(LEARNED, windows=(0, 3))),
     "own_slopes": small(attention=replace(LEARNED, position=Slopes())),
     "own_distance_keys": small(attention=replace(LEARNED, position=DistanceKeys()), scan_layers=False),
@@ -122,7 +123,7 @@ def test_a_window_is_the_brute_force_band(kernel, causal):
 
 def test_flash_has_the_gradients_of_plain_windows():
     """Recomputing all but products: the choice of a kernel must not lose what was kept for the backward pass."""
-    attention = settings.AttentionConfig(2, 8, settings.NoPositions(), windows=(0, 9))
+    attention = models.AttentionConfig(2, 8, models.NoPositions(), windows=(0, 9))
     model = small(layers=3, attention=attention, remat="dots")
     params, tokens = initial(model)[1], tokens_of(length=128)
 

@@ -8,18 +8,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from plm_jax import models
 from plm_jax.common.errors import UserError
-from plm_jax.models import electra, registry, settings
+from plm_jax.models import electra, registry
 from plm_jax.models.encoder import Encoder
 from tests.models.test_encoder import VOCAB, apply, randomised, small_encoder, tokens_of
 
 
-def small_electra(**fields) -> settings.ElectraConfig:
+def small_electra(**fields) -> models.ElectraConfig:
     given = small_encoder(**fields)
-    parts = {name: getattr(given, name) for name in settings.TransformerConfig.__dataclass_fields__}
+    parts = {name: getattr(given, name) for name in models.TransformerConfig.__dataclass_fields__}
     embedding = replace(given.embedding, embedding_size=9)
-    own = settings.GeneratorConfig(width=6, heads=2, head_dim=3, feed_forward=10, layers=1)
-    return settings.ElectraConfig(**parts | {"embedding": embedding}, generator=own)
+    own = models.GeneratorConfig(width=6, heads=2, head_dim=3, feed_forward=10, layers=1)
+    return models.ElectraConfig(**parts | {"embedding": embedding}, generator=own)
 
 
 def test_the_pair_holds_an_encoder_and_what_the_generator_has_alone():
@@ -38,7 +39,7 @@ def test_the_pair_holds_an_encoder_and_what_the_generator_has_alone():
 
 
 def test_the_generator_starts_as_an_encoder_of_its_own_does():
-    model = replace(small_electra(), initializer=settings.InitializerConfig(0.5, truncated=True))
+    model = replace(small_electra(), initializer=models.InitializerConfig(0.5, truncated=True))
     module = registry.build(model)
     params = jax.jit(lambda key: registry.init_params(module, key))(jax.random.key(0))
     kernel = jax.tree.leaves(params["generator"]["stack"]["blocks"]["feed_forward"]["up"]["kernel"])[0]
@@ -77,9 +78,7 @@ def test_the_discriminator_is_a_dense_layer_gelu_and_a_number():
 
 
 def test_a_generator_must_lead_back_to_the_tables():
-    own = settings.GeneratorConfig(
-        width=6, heads=2, head_dim=3, feed_forward=10, layers=1, head=settings.VocabularyHead()
-    )
+    own = models.GeneratorConfig(width=6, heads=2, head_dim=3, feed_forward=10, layers=1, head=models.VocabularyHead())
     with pytest.raises(UserError, match=r"set head\.transform"):
         replace(small_electra(), generator=own)
 
@@ -102,7 +101,7 @@ def span_boundary(params, features, left, right, offsets):
 
 @pytest.mark.parametrize("embedding_size", [None, 7])
 def test_the_span_boundary_head_is_the_published_formula(embedding_size):
-    model = small_encoder(span_boundary=settings.SpanBoundary(positions=3, width=4))
+    model = small_encoder(span_boundary=models.SpanBoundary(positions=3, width=4))
     model = replace(model, embedding=replace(model.embedding, embedding_size=embedding_size))
     module, params = randomised(model)
     rng = np.random.default_rng(5)

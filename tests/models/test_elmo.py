@@ -9,16 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from plm_jax.models import elmo, layers, recurrent, registry, settings
+from plm_jax import models
+from plm_jax.models import elmo, layers, recurrent, registry
 from tests.models import elmo_numpy
 
-MODEL = settings.ElmoConfig(
-    embedding=settings.CharacterCNNConfig(
+MODEL = models.ElmoConfig(
+    embedding=models.CharacterCNNConfig(
         vocab_size=13, width=3, dim=4, filters=((1, 2), (3, 4)), max_characters=6, highway_layers=2
     ),
-    lstm=settings.LstmConfig(layers=3, cell=5),
+    lstm=models.LstmConfig(layers=3, cell=5),
 )
-CLIPPED = replace(MODEL, lstm=settings.LstmConfig(layers=3, cell=5, cell_clip=0.3, projection_clip=0.1))
+CLIPPED = replace(MODEL, lstm=models.LstmConfig(layers=3, cell=5, cell_clip=0.3, projection_clip=0.1))
 ROWS, LENGTH = 3, 4
 
 
@@ -73,7 +74,7 @@ def test_layers_are_the_equations_with_the_backward_direction_from_the_end():
 def test_gradients_are_the_slopes(projected):
     """Of all parameters and of the state, with steps that do not count; in ELMo's LSTM some values are clipped."""
     cell, width, rng = 3, 2 if projected else 3, np.random.default_rng(0)
-    lstm = settings.LstmConfig(cell=cell, cell_clip=0.5, projection_clip=0.2) if projected else None
+    lstm = models.LstmConfig(cell=cell, cell_clip=0.5, projection_clip=0.2) if projected else None
     shapes = {"input": {"kernel": (2, 2, 4, cell), "bias": (2, 4, cell)}, "recurrent": {"kernel": (2, width, 4, cell)}}
     shapes |= {"projection": {"kernel": (2, cell, width)}} if projected else {}
     block = jax.tree.map(lambda shape: rng.normal(size=shape) / 2, shapes, is_leaf=lambda leaf: isinstance(leaf, tuple))
@@ -144,7 +145,7 @@ def test_both_directions_share_words_and_softmax_and_nothing_else():
     shapes = registry.shapes(MODEL)
     assert {path: leaf.shape[1] for path, leaf in shapes["lstm"]["blocks"]["input"].items()} == {"kernel": 2, "bias": 2}
     assert shapes["head"].shape == (13, 3) and shapes["head_bias"].shape == (13,)
-    without = registry.shapes(replace(MODEL, head=settings.NoHead()))
+    without = registry.shapes(replace(MODEL, head=models.NoHead()))
     assert set(shapes) - set(without) == {"head", "head_bias"}
 
 
@@ -152,7 +153,7 @@ def test_fresh_parameters_are_drawn_as_in_bilm_tf():
     model = replace(
         MODEL,
         embedding=replace(MODEL.embedding, width=64, filters=((1, 100), (3, 156)), vocab_size=500),
-        lstm=settings.LstmConfig(cell=128),
+        lstm=models.LstmConfig(cell=128),
     )
     params = nn.unbox(jax.jit(functools.partial(registry.init_params, registry.build(model)))(jax.random.key(0)))
     embedding, blocks = params["embedding"], params["lstm"]["blocks"]
@@ -187,7 +188,7 @@ def gradients(model):
 
 @pytest.mark.parametrize("switches", [{"scan_layers": False}, {"remat": "full"}], ids=str)
 def test_switches_of_speed_leave_values_and_gradients(switches):
-    model = replace(MODEL, dropout=settings.LstmDropoutConfig(input=0.3, output=0.3))
+    model = replace(MODEL, dropout=models.LstmDropoutConfig(input=0.3, output=0.3))
     want, got = gradients(model), gradients(replace(model, **switches))
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6), want, got)
 
@@ -197,7 +198,7 @@ def test_dropout_is_on_each_lstms_input_and_on_the_output():
     both = np.stack([characters, characters], axis=1)
 
     def streams(**rates):
-        module, params, _, carry = make(replace(MODEL, dropout=settings.LstmDropoutConfig(**rates)))
+        module, params, _, carry = make(replace(MODEL, dropout=models.LstmDropoutConfig(**rates)))
         rngs = {"dropout": jax.random.key(0)}
         return apply(module, params, both, carry, deterministic=False, rngs=rngs, method="streams")
 

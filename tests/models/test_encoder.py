@@ -9,27 +9,28 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from plm_jax import models
 from plm_jax.hub import bert, t5
-from plm_jax.models import registry, settings
+from plm_jax.models import registry
 from plm_jax.models.positions.relative_bias import relative_buckets
 
 VOCAB = 31
 
 
-def small_encoder(**fields) -> settings.EncoderConfig:
+def small_encoder(**fields) -> models.EncoderConfig:
     sizes = {"hidden_size": 12, "num_attention_heads": 3, "intermediate_size": 20, "num_hidden_layers": 2}
     model = bert.to_settings({"vocab_size": VOCAB, "max_position_embeddings": 16, "initializer_range": 0.3, **sizes})
-    return replace(model, **{"dropout": settings.DropoutConfig(), **fields})
+    return replace(model, **{"dropout": models.DropoutConfig(), **fields})
 
 
-def small_encoder_decoder(**fields) -> settings.EncoderDecoderConfig:
+def small_encoder_decoder(**fields) -> models.EncoderDecoderConfig:
     sizes = {"d_model": 12, "d_kv": 5, "num_heads": 3, "d_ff": 20, "num_layers": 1, "num_decoder_layers": 2}
     model = t5.to_settings({"vocab_size": VOCAB, "feed_forward_proj": "gated-gelu", **sizes})
-    return replace(model, **{"dropout": settings.DropoutConfig(), **fields})
+    return replace(model, **{"dropout": models.DropoutConfig(), **fields})
 
 
 @cache
-def randomised(model: settings.TransformerConfig):
+def randomised(model: models.TransformerConfig):
     """A module and random parameters, norms and biases too; nothing is compiled for them."""
     rng = np.random.default_rng(0)
 
@@ -39,7 +40,7 @@ def randomised(model: settings.TransformerConfig):
     return registry.build(model), jax.tree.map(draw, registry.shapes(model))
 
 
-def initial(model: settings.TransformerConfig):
+def initial(model: models.TransformerConfig):
     """The initial parameters by their paths."""
     params = jax.jit(partial(registry.init_params, registry.build(model)))(jax.random.key(0))
     return flax.traverse_util.flatten_dict(flax.linen.meta.unbox(params), sep="/")
@@ -60,7 +61,7 @@ ONE_WAY = [19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113]
 
 
 def test_relative_buckets_begin_where_they_should():
-    position, distances = settings.RelativeBias(), np.arange(200)
+    position, distances = models.RelativeBias(), np.arange(200)
     wanted = np.searchsorted([*range(1, 9), *TWO_WAY], distances, side="right")
     np.testing.assert_array_equal(relative_buckets(-distances, position, causal=False), wanted)
     np.testing.assert_array_equal(relative_buckets(distances[1:], position, causal=False), 16 + wanted[1:])
@@ -101,8 +102,8 @@ def test_initialisers_of_t5_have_their_published_spread():
 
 def test_initialisers_of_bert_are_cut_at_two_standard_deviations():
     model = small_encoder(
-        embedding=settings.EmbeddingConfig(2000, 12, token_types=2, norm=True),
-        initializer=settings.InitializerConfig(0.02, truncated=True),
+        embedding=models.EmbeddingConfig(2000, 12, token_types=2, norm=True),
+        initializer=models.InitializerConfig(0.02, truncated=True),
     )
     flat = initial(model)
     table = np.asarray(flat["token_embedding"])
@@ -133,10 +134,10 @@ def trained_features(module, params, inputs):
 def test_broadcast_dropout_drops_the_same_units_at_all_positions(kind):
     """Where all tokens are the same and nothing tells positions apart, only dropout can make them differ."""
     model = SMALL[kind]()
-    model = replace(model, attention=replace(model.attention, position=settings.NoPositions()))
+    model = replace(model, attention=replace(model.attention, position=models.NoPositions()))
     inputs = [jnp.full_like(tokens, 7) for tokens in inputs_of(kind)]
     for broadcast in (True, False):
-        dropout = settings.DropoutConfig(broadcast=broadcast).all_at(0.3)
+        dropout = models.DropoutConfig(broadcast=broadcast).all_at(0.3)
         if kind == "encoder_decoder":  # Causal attention loses another share of its keys at each position.
             dropout = replace(dropout, attention=0.0)
         module, params = randomised(replace(model, dropout=dropout))
@@ -147,7 +148,7 @@ def test_broadcast_dropout_drops_the_same_units_at_all_positions(kind):
 
 def test_dropout_after_the_stack_zeroes_its_share():
     for broadcast in (True, False):
-        dropout = settings.DropoutConfig(output=0.5, broadcast=broadcast)
+        dropout = models.DropoutConfig(output=0.5, broadcast=broadcast)
         zero = np.asarray(trained_features(*randomised(small_encoder(dropout=dropout)), [tokens_of(batch=32)]) == 0)
         assert abs(zero.mean() - 0.5) < 0.1
         assert np.all(zero == zero[:, :1]) == broadcast
@@ -164,7 +165,7 @@ def trained_gradients(module, params, inputs):
 
 @pytest.mark.parametrize("kind", SMALL)
 def test_a_scanned_stack_and_an_unrolled_recomputed_one_have_the_same_values_and_gradients(kind):
-    model = SMALL[kind](dropout=settings.DropoutConfig(broadcast=kind == "encoder_decoder").all_at(0.2))
+    model = SMALL[kind](dropout=models.DropoutConfig(broadcast=kind == "encoder_decoder").all_at(0.2))
     inputs, params = inputs_of(kind), randomised(model)[1]
     wanted = trained_gradients(registry.build(model), params, inputs)
     got = trained_gradients(registry.build(replace(model, scan_layers=False, remat="full")), params, inputs)

@@ -10,26 +10,26 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from plm_jax import config
+from plm_jax import config, models
 from plm_jax.common.errors import UserError
-from plm_jax.models import registry, settings
+from plm_jax.models import registry
 from plm_jax.models.positions.sinusoidal import sinusoids
 from tests.models.test_encoder import apply, randomised, tokens_of
 
 VOCAB, WIDTH, HEADS = 31, 12, 3
-TRANSFORMER = settings.EncoderDecoderConfig(
-    embedding=settings.EmbeddingConfig(VOCAB, WIDTH, scale_by_width=True),
-    attention=settings.AttentionConfig(HEADS, 4, settings.SinusoidalPositions(), bias=False),
-    feed_forward=settings.FeedForwardConfig(20, "relu"),
-    norm=settings.NormConfig(1e-6, placement="post"),
-    stack=settings.StackConfig(1),
-    decoder_stack=settings.StackConfig(2),
+TRANSFORMER = models.EncoderDecoderConfig(
+    embedding=models.EmbeddingConfig(VOCAB, WIDTH, scale_by_width=True),
+    attention=models.AttentionConfig(HEADS, 4, models.SinusoidalPositions(), bias=False),
+    feed_forward=models.FeedForwardConfig(20, "relu"),
+    norm=models.NormConfig(1e-6, placement="post"),
+    stack=models.StackConfig(1),
+    decoder_stack=models.StackConfig(2),
 )
 BART = replace(
     TRANSFORMER,
-    embedding=settings.EmbeddingConfig(VOCAB, WIDTH, norm=True),
-    attention=settings.AttentionConfig(HEADS, 4, settings.LearnedPositions(10, offset=2)),
-    feed_forward=settings.FeedForwardConfig(20, "gelu_exact"),
+    embedding=models.EmbeddingConfig(VOCAB, WIDTH, norm=True),
+    attention=models.AttentionConfig(HEADS, 4, models.LearnedPositions(10, offset=2)),
+    feed_forward=models.FeedForwardConfig(20, "gelu_exact"),
 )
 UNEVEN = replace(TRANSFORMER, decoder_heads=2, decoder_head_dim=5, decoder_feed_forward=28)
 MODELS = {"transformer": TRANSFORMER, "bart": BART, "uneven": UNEVEN}

@@ -8,19 +8,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from plm_jax import models
 from plm_jax.common.errors import UserError
-from plm_jax.models import kernels, registry, settings
+from plm_jax.models import kernels, registry
 from plm_jax.models.kernels import Context, choose
 from tests.models.test_decoder import initial, logits, reach, small, tokens_of
 from tests.models.test_kernels import HOPPER, PADDED, PLAIN, devices, exactly, inputs
 
 LEARNED = small().attention
 MODELS = {
-    "glm": small(attention=replace(LEARNED, position=settings.BlockPositions(16, init_std=0.3))),
+    "glm": small(attention=replace(LEARNED, position=models.BlockPositions(16, init_std=0.3))),
     "chatglm": small(
         layers=3,
-        attention=settings.AttentionConfig(3, 8, settings.Rotary2D(theta=10.0)),
-        norm=settings.NormConfig(placement="deep"),
+        attention=models.AttentionConfig(3, 8, models.Rotary2D(theta=10.0)),
+        norm=models.NormConfig(placement="deep"),
     ),
     "unilm": small(),
 }
@@ -56,9 +57,9 @@ def reference(model, params, tokens, positions, block_positions, prefix):
     """Logits [L, V] of one row, by the papers' formulas, in float64."""
     attention, position = model.attention, model.attention.position
     x = params["token_embedding"][tokens]
-    if isinstance(position, settings.BlockPositions):
+    if isinstance(position, models.BlockPositions):
         x = x + params["position_embedding"][positions] + params["block_position_embedding"][block_positions]
-    elif isinstance(position, settings.LearnedPositions):
+    elif isinstance(position, models.LearnedPositions):
         x = x + params["position_embedding"][positions]
     visible = np.array(seen(prefix))
     alpha = (2 * model.stack.layers) ** 0.5
@@ -71,7 +72,7 @@ def reference(model, params, tokens, positions, block_positions, prefix):
         for head in range(attention.heads):
             span = slice(head * attention.head_dim, (head + 1) * attention.head_dim)
             query, key, value = (dense(params[name], x)[:, span] for name in ("query", "key", "value"))
-            if isinstance(position, settings.Rotary2D):
+            if isinstance(position, models.Rotary2D):
                 half = attention.head_dim // 2
                 query, key = (
                     np.concatenate(
@@ -215,4 +216,4 @@ def test_flash_knows_prefixes_and_cudnn_takes_them_as_masks():
 
 def test_rotary_2d_takes_heads_of_two_even_halves():
     with pytest.raises(UserError, match="multiple of 4"):
-        settings.AttentionConfig(3, 6, settings.Rotary2D())
+        models.AttentionConfig(3, 6, models.Rotary2D())

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from jax.extend import core
 
-from plm_jax.models import registry, settings
+from plm_jax import models
+from plm_jax.models import registry
 from plm_jax.models.kernels import Context, gpu, plain, tiles
 from plm_jax.models.kernels import tile_mask as seen
 from plm_jax.training import flops
@@ -158,7 +159,7 @@ def test_tiles_that_are_left_out_are_seen_by_nobody_and_those_without_masks_by_a
 
 @pytest.mark.parametrize(("remat", "forward_kernels"), [("dots", 1), ("full", 2)])
 def test_a_model_for_gpus_that_drops_weights_has_our_kernels(remat, forward_kernels):
-    model = replace(MODEL, remat=remat, attention_kernel="auto", dropout=settings.DropoutConfig(attention=0.1))
+    model = replace(MODEL, remat=remat, attention_kernel="auto", dropout=models.DropoutConfig(attention=0.1))
     once = flops.kernels(traced(replace(model, remat="none"), TOKENS))["triton_forward"]
     assert flops.kernels(traced(model, TOKENS)) == {
         "triton_forward": forward_kernels * once,
@@ -171,10 +172,8 @@ def test_no_array_of_all_scores_is_made_for_a_trained_bias(monkeypatch):
     monkeypatch.setattr("jax._src.cudnn.fused_attention_stablehlo.check_cudnn_version", lambda: 91000)
     tokens = jnp.zeros((2, 1024), jnp.int32)
     shared = {name: getattr(MODEL, name) for name in ("embedding", "feed_forward", "stack")}
-    attention = settings.AttentionConfig(4, 8, settings.RelativeBias())
-    model = settings.EncoderDecoderConfig(
-        **shared, attention=attention, decoder_stack=MODEL.stack, dropout=MODEL.dropout
-    )
+    attention = models.AttentionConfig(4, 8, models.RelativeBias())
+    model = models.EncoderDecoderConfig(**shared, attention=attention, decoder_stack=MODEL.stack, dropout=MODEL.dropout)
     program = traced(model, tokens, tokens)
     assert {"triton_forward", "triton_dbias"} <= set(flops.kernels(program))
     assert max(sizes(program)) < 4 * 1024 * 1024

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh
 
-from plm_jax import config
+from plm_jax import config, models
 from plm_jax.common.errors import UserError
-from plm_jax.models import kernels, registry, settings
+from plm_jax.models import kernels, registry
 from plm_jax.models.kernels import Context, choose
 from tests.models.own_positions import DistanceKeys
 
@@ -90,11 +90,11 @@ def test_flash_equals_plain_attention_in_values_and_gradients(name):
     jax.tree.map(partial(np.testing.assert_allclose, atol=5e-5), got_gradients, want_gradients)
 
 
-MODEL = settings.DecoderConfig(
-    embedding=settings.EmbeddingConfig(31, 32),
-    attention=settings.AttentionConfig(4, 8, settings.LearnedPositions(128), kv_heads=2),
-    feed_forward=settings.FeedForwardConfig(48),
-    stack=settings.StackConfig(2),
+MODEL = models.DecoderConfig(
+    embedding=models.EmbeddingConfig(31, 32),
+    attention=models.AttentionConfig(4, 8, models.LearnedPositions(128), kv_heads=2),
+    feed_forward=models.FeedForwardConfig(48),
+    stack=models.StackConfig(2),
     remat="dots",
     attention_kernel="flash",
 )
@@ -214,10 +214,10 @@ def test_the_platform_is_that_of_the_mesh():
 
 def test_what_was_picked_is_logged_and_a_fall_back_warned_of(caplog):
     caplog.set_level(logging.INFO, "plm_jax")
-    position, dropout = settings.RelativeBias(), settings.DropoutConfig(attention=0.1)
+    position, dropout = models.RelativeBias(), models.DropoutConfig(attention=0.1)
     shared = {name: getattr(MODEL, name) for name in ("embedding", "feed_forward", "stack")}
-    model = settings.EncoderDecoderConfig(
-        **shared, attention=settings.AttentionConfig(4, 8, position), decoder_stack=MODEL.stack, dropout=dropout
+    model = models.EncoderDecoderConfig(
+        **shared, attention=models.AttentionConfig(4, 8, position), decoder_stack=MODEL.stack, dropout=dropout
     )
     module, shapes = registry.build(model), registry.shapes(model)
 

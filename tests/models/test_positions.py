@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from plm_jax import models
 from plm_jax.common import trees
 from plm_jax.common.errors import UserError
-from plm_jax.models import kernels, registry, settings
+from plm_jax.models import kernels, registry
 from plm_jax.models.kernels import Context
 from plm_jax.models.kernels.context import by_places
 from plm_jax.models.positions import Position
@@ -31,10 +32,11 @@ def rng_arrays(*shapes):
 
 
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("position", [settings.RelativeBias(8, 20), *OWN.values()], ids=lambda p: p.kind)
+@pytest.mark.parametrize("position", [models.RelativeBias(8, 20), *OWN.values()], ids=lambda p: p.kind)
 def test_the_bias_of_a_tile_is_that_of_the_whole(position, causal):
     model, heads, length = small_encoder(), 3, 12
-    tables = {name: rng_arrays(table.shape)[0] for name, table in position.score_tables(model).items()}
+    declared = position.score_tables(model.attention.heads, model.attention.head_dim, model.initializer)
+    tables = {name: rng_arrays(table.shape)[0] for name, table in declared.items()}
     query, key = rng_arrays((2, heads, length, 4), (2, heads, length, 4))
 
     def bias(queries, keys):
@@ -69,7 +71,7 @@ def test_an_encoder_of_a_users_own_positions_is_the_same_scanned_and_unrolled(po
     tokens, mask = tokens_of(), jnp.ones((2, 8), jnp.int32).at[1, 5:].set(0)
     scanned, unrolled, without = (
         apply(registry.build(one), params, tokens, mask)
-        for one in (model, replace(model, scan_layers=False), with_position(model, settings.NoPositions()))
+        for one in (model, replace(model, scan_layers=False), with_position(model, models.NoPositions()))
     )
     np.testing.assert_allclose(unrolled, scanned, rtol=1e-4, atol=1e-4)
     assert np.abs(scanned - without).max() > 1e-3
@@ -102,10 +104,10 @@ def test_a_users_own_positions_have_no_end_and_may_be_packed(position):
 @own
 def test_a_users_own_positions_are_a_choice_in_a_config(position):
     model = with_position(small(), position)
-    assert trees.parse(settings.ModelConfig, trees.to_dict(model), "model") == model
+    assert trees.parse(models.ModelConfig, trees.to_dict(model), "model") == model
     assert Position.choices[position.kind] is type(position)
 
 
 def test_rotary_2d_asks_for_heads_of_two_halves():
     with pytest.raises(UserError, match=r"attention\.head_dim is 6: rotary_2d takes a multiple of 4"):
-        settings.AttentionConfig(2, 6, settings.Rotary2D())
+        models.AttentionConfig(2, 6, models.Rotary2D())

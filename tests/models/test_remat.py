@@ -7,7 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from plm_jax.models import registry, settings
+from plm_jax import models
+from plm_jax.models import registry
 from plm_jax.training import flops
 from tests.support import tiny
 
@@ -49,4 +50,4 @@ def test_gradients_are_those_of_a_pass_that_keeps_all(remat):
 def test_a_layers_input_goes_to_the_host():
     model = dataclasses.replace(tiny.LLAMA, remat="offload")
     program = str(jax.make_jaxpr(gradient(model))(params_of(model)))
-    assert "<host>" in program and isinstance(model, settings.DecoderConfig)
+    assert "<host>" in program and isinstance(model, models.DecoderConfig)

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from plm_jax import models
 from plm_jax.common.errors import UserError
-from plm_jax.models import settings
+from plm_jax.models import Rotary, RotaryScaling
 from plm_jax.models.decoder import Decoder
 from plm_jax.models.encoder import Encoder
-from plm_jax.models.settings import Rotary, RotaryScaling
 from tests.models.test_decoder import initial, logits, small, tokens_of
 
 POSITIONS = jnp.array([[0, 1, 2, 3, 4], [7, 3, 900, 0, 11]])
@@ -72,7 +72,7 @@ def test_llama_3_1_turns_slowly_what_it_turned_less_than_once_over_8192_tokens()
     np.testing.assert_allclose(ratios[35:], 0.125)
 
 
-ATTENTION = settings.AttentionConfig(heads=3, head_dim=4, position=Rotary(theta=10.0), kv_heads=1)
+ATTENTION = models.AttentionConfig(heads=3, head_dim=4, position=Rotary(theta=10.0), kv_heads=1)
 ROTARY = small(attention=ATTENTION)
 PARTIAL = small(attention=replace(ATTENTION, position=Rotary(theta=10.0, fraction=0.5, interleaved=True)))
 
@@ -89,17 +89,17 @@ def test_packed_texts_have_the_logits_of_each_alone(model):
 
 def test_order_reaches_the_model():
     """The causal mask alone does not tell the last token in which order the others came."""
-    one_layer = replace(ROTARY, stack=settings.StackConfig(1))
+    one_layer = replace(ROTARY, stack=models.StackConfig(1))
     module, params = initial(one_layer)
     tokens, swapped = jnp.array([[4, 9, 2, 7]]), jnp.array([[9, 4, 2, 7]])
     assert np.abs(logits(module, params, tokens) - logits(module, params, swapped))[0, -1].max() > 1e-3
-    blind = Decoder(replace(one_layer, attention=replace(ATTENTION, position=settings.NoPositions())))
+    blind = Decoder(replace(one_layer, attention=replace(ATTENTION, position=models.NoPositions())))
     same = [logits(blind, params, t)[0, -1] for t in (tokens, swapped)]
     np.testing.assert_allclose(*same, atol=1e-5)
 
 
 def test_an_encoder_takes_them_too():
-    model = settings.EncoderConfig(
+    model = models.EncoderConfig(
         embedding=ROTARY.embedding,
         attention=ATTENTION,
         feed_forward=ROTARY.feed_forward,
@@ -127,7 +127,7 @@ def test_scanned_unrolled_and_recomputed_agree():
 
 
 def test_flash_takes_rotated_heads():
-    model = small(attention=settings.AttentionConfig(2, 8, Rotary(theta=10.0), kv_heads=1), attention_kernel="flash")
+    model = small(attention=models.AttentionConfig(2, 8, Rotary(theta=10.0), kv_heads=1), attention_kernel="flash")
     tokens, segments = tokens_of(length=128), jnp.repeat(jnp.array([[1, 1, 2, 3], [1, 2, 2, 2]]), 32, axis=1)
     module, params = initial(model)
     want = logits(Decoder(replace(model, attention_kernel="xla")), params, tokens, segment_ids=segments)

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from plm_jax import models
 from plm_jax.common import trees
 from plm_jax.common.errors import UserError
-from plm_jax.models import registry, settings
+from plm_jax.models import registry
 from tests.models.test_encoder import (
     apply,
     assert_spread,
@@ -24,9 +25,9 @@ from tests.models.test_encoder import (
 replace = dataclasses.replace
 # stack, which of the stored blocks each block of a token's way is, and how it is computed.
 STACKS = [
-    (settings.StackConfig(4, groups=2, inner=2), [0, 1, 0, 1, 2, 3, 2, 3], {}),
-    (settings.StackConfig(2, groups=1, inner=2), [0, 1, 0, 1], {"scan_layers": False, "remat": "full"}),
-    (settings.StackConfig(2, inner=2), [0, 1, 2, 3], {}),
+    (models.StackConfig(4, groups=2, inner=2), [0, 1, 0, 1, 2, 3, 2, 3], {}),
+    (models.StackConfig(2, groups=1, inner=2), [0, 1, 0, 1], {"scan_layers": False, "remat": "full"}),
+    (models.StackConfig(2, inner=2), [0, 1, 2, 3], {}),
 ]
 
 
@@ -39,11 +40,11 @@ def hidden_states(module, params, tokens):
 @pytest.mark.parametrize(("stack", "blocks", "speed"), STACKS)
 def test_shared_layers_are_layers_with_the_same_parameters(stack, blocks, speed):
     """Values, dropout and gradients, which add up over the layers that share; a hidden state for each layer."""
-    model = small_encoder(stack=stack, dropout=settings.DropoutConfig().all_at(0.2))
+    model = small_encoder(stack=stack, dropout=models.DropoutConfig().all_at(0.2))
     params, blocks = randomised(model)[1], np.array(blocks)
     assert {leaf.shape[0] for leaf in jax.tree.leaves(params["stack"])} == {blocks.max() + 1}
     shared = registry.build(replace(model, **speed))
-    copied = registry.build(replace(model, stack=settings.StackConfig(len(blocks))))
+    copied = registry.build(replace(model, stack=models.StackConfig(len(blocks))))
     copies = {**params, "stack": jax.tree.map(lambda leaf: leaf[blocks], params["stack"])}
     tokens = tokens_of()
     got = hidden_states(shared, params, tokens)
@@ -62,7 +63,7 @@ def test_shared_layers_are_layers_with_the_same_parameters(stack, blocks, speed)
 
 @pytest.mark.parametrize("groups", [1, None])
 def test_a_training_step_holds_no_copy_of_shared_parameters_for_each_layer(groups):
-    module, params = randomised(small_encoder(stack=settings.StackConfig(7, groups=groups)))
+    module, params = randomised(small_encoder(stack=models.StackConfig(7, groups=groups)))
 
     def loss(params, tokens):
         return module.apply({"params": params}, tokens, method="features").sum()
@@ -77,9 +78,9 @@ def extend(module, variables, tokens, filled, positions, cache_index):
 
 
 def test_a_decoder_with_shared_layers_decodes_step_by_step():
-    encoder = small_encoder(stack=settings.StackConfig(2, groups=1, inner=2))
-    shared = {f.name: getattr(encoder, f.name) for f in dataclasses.fields(settings.TransformerConfig)}
-    module, params = randomised(settings.DecoderConfig(**shared))
+    encoder = small_encoder(stack=models.StackConfig(2, groups=1, inner=2))
+    shared = {f.name: getattr(encoder, f.name) for f in dataclasses.fields(models.TransformerConfig)}
+    module, params = randomised(models.DecoderConfig(**shared))
     tokens = tokens_of(length=5)
     full = apply(module, params, tokens)
     variables = {"params": params}
@@ -93,10 +94,10 @@ def test_a_decoder_with_shared_layers_decodes_step_by_step():
 
 def test_projections_to_the_residual_stream_shrink_with_all_blocks():
     sizes = {
-        "feed_forward": settings.FeedForwardConfig(60),
-        "initializer": settings.InitializerConfig(0.1, shrink_residual=True),
+        "feed_forward": models.FeedForwardConfig(60),
+        "initializer": models.InitializerConfig(0.1, shrink_residual=True),
     }
-    flat = initial(small_encoder(stack=settings.StackConfig(8, groups=2, inner=4), **sizes))
+    flat = initial(small_encoder(stack=models.StackConfig(8, groups=2, inner=4), **sizes))
     assert flat["stack/blocks/feed_forward/down/kernel"].shape == (8, 60, 12)
     assert_spread(flat["stack/blocks/feed_forward/down/kernel"], 0.1 / (2 * 32) ** 0.5)
 
@@ -104,7 +105,7 @@ def test_projections_to_the_residual_stream_shrink_with_all_blocks():
 @pytest.mark.parametrize("offset", [2, 0])
 def test_padding_takes_no_position(offset):
     """Positions counted by hand: each real token has the next, padding the row before the first, if there is one."""
-    position = settings.LearnedPositions(8, offset=offset, skips_padding=True)
+    position = models.LearnedPositions(8, offset=offset, skips_padding=True)
     model = small_encoder()
     module, params = randomised(replace(model, attention=replace(model.attention, position=position)))
     assert params["position_embedding"].shape == (8 + offset, 12)
@@ -116,7 +117,7 @@ def test_padding_takes_no_position(offset):
     # A padded text is what it is alone, and its positions begin after the offset.
     alone = apply(module, params, tokens[1:, mask[1] == 1], method="features")
     np.testing.assert_allclose(got[1, mask[1] == 1], alone[0], atol=1e-4)
-    model = replace(model, attention=replace(model.attention, position=settings.LearnedPositions(8)))
+    model = replace(model, attention=replace(model.attention, position=models.LearnedPositions(8)))
     params = {**params, "position_embedding": params["position_embedding"][offset:]}
     plain = apply(registry.build(model), params, tokens[1:, mask[1] == 1], method="features")
     np.testing.assert_allclose(alone, plain, atol=1e-4)
@@ -124,7 +125,7 @@ def test_padding_takes_no_position(offset):
 
 def test_narrow_tables_are_led_to_the_width_and_back():
     """By hand, in NumPy."""
-    model = small_encoder(stack=settings.StackConfig(1), norm=settings.NormConfig(1e-5, placement="post"))
+    model = small_encoder(stack=models.StackConfig(1), norm=models.NormConfig(1e-5, placement="post"))
     module, params = randomised(replace(model, embedding=replace(model.embedding, embedding_size=5)))
 
     def norm(x, name):
@@ -149,12 +150,12 @@ def test_narrow_tables_are_led_to_the_width_and_back():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: settings.StackConfig(6, groups=4), "stack.groups is 4: give a divisor of the 6 layers"),
-        (lambda: settings.StackConfig(6, groups=0), "stack.groups is 0"),
-        (lambda: trees.checked(settings.StackConfig(6, inner=0), "config.model.stack"), "stack.inner is 0"),
+        (lambda: models.StackConfig(6, groups=4), "stack.groups is 4: give a divisor of the 6 layers"),
+        (lambda: models.StackConfig(6, groups=0), "stack.groups is 0"),
+        (lambda: trees.checked(models.StackConfig(6, inner=0), "config.model.stack"), "stack.inner is 0"),
         (
             lambda: small_encoder(
-                embedding=settings.EmbeddingConfig(9, 12, embedding_size=4), head=settings.VocabularyHead()
+                embedding=models.EmbeddingConfig(9, 12, embedding_size=4), head=models.VocabularyHead()
             ),
             "set head.transform",
         ),

@@ -8,14 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from plm_jax import models
 from plm_jax.common import trees
 from plm_jax.common.errors import UserError
 from plm_jax.hub import families
-from plm_jax.models import registry, settings
+from plm_jax.models import registry
 from plm_jax.training import trainable
 from tests.support import tiny
 
-MODEL = replace(tiny.BART, source_encoder=settings.SourceEncoderConfig(layers=1))
+MODEL = replace(tiny.BART, source_encoder=models.SourceEncoderConfig(layers=1))
 # What stage 1 trains: the new encoder, the positions, and the first layer's projections to queries, keys and values.
 STAGE_1 = (
     "source_encoder/.*",
@@ -54,7 +55,7 @@ def test_what_it_gives_is_read_as_embeddings():
 def test_nothing_else_changes_and_its_leaves_are_counted_and_named():
     shapes, plain = registry.shapes(MODEL), registry.shapes(tiny.BART)
     assert {name: leaf for name, leaf in shapes.items() if name != "source_encoder"} == plain
-    assert trees.parse(settings.ModelConfig, trees.to_dict(MODEL), "model") == MODEL
+    assert trees.parse(models.ModelConfig, trees.to_dict(MODEL), "model") == MODEL
     assert MODEL.stack_paths == ("encoder", "decoder", "source_encoder/stack") and len(MODEL.stacks) == 3
     added = MODEL.products(10, 3, 5) - tiny.BART.products(10, 3, 5)
     assert added == MODEL.source_model.products(10, 0) > 0

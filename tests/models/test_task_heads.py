@@ -10,21 +10,22 @@ import numpy as np
 import pytest
 
 import plm_jax
+from plm_jax import models
 from plm_jax.common import trees
 from plm_jax.common.errors import UserError
 from plm_jax.inference.language_model import LanguageModel
-from plm_jax.models import layers, recurrent, registry, settings, task_heads
+from plm_jax.models import layers, recurrent, registry, task_heads
 from tests.support import tiny
 
 LENGTH = 10
 REAL = np.array([10, 4, 7])
 RIGHT = (np.arange(LENGTH) < REAL[:, None]).astype(np.int32)
 LEFT = RIGHT[:, ::-1].copy()
-ELMO = settings.ElmoConfig(
-    embedding=settings.CharacterCNNConfig(
+ELMO = models.ElmoConfig(
+    embedding=models.CharacterCNNConfig(
         9, width=6, dim=3, filters=((1, 3), (2, 4)), max_characters=8, highway_layers=1
     ),
-    lstm=settings.LstmConfig(layers=2, cell=5),
+    lstm=models.LstmConfig(layers=2, cell=5),
 )
 
 
@@ -68,7 +69,7 @@ def dense(params, name, x):
 @pytest.mark.parametrize("feature", ["first", "last", "mean", "max"])
 def test_a_feature_is_of_the_real_tokens(feature, mask):
     model = tiny.MODEL.with_task(
-        settings.ClassesHead(labels=("a", "b", "c"), feature=feature, transform="tanh", bias=False)
+        models.ClassesHead(labels=("a", "b", "c"), feature=feature, transform="tanh", bias=False)
     )
     _, params = made(model)
     assert params["heads_task"]["output"].keys() == {"kernel"}
@@ -85,9 +86,9 @@ def test_a_feature_is_of_the_real_tokens(feature, mask):
 
 
 def test_the_pooler_is_the_models_own():
-    head = settings.ScoreHead(feature="pooler")
+    head = models.ScoreHead(feature="pooler")
     model = tiny.BERT.with_task(head)
-    assert model.pooler == settings.Pooler(0) and isinstance(model.head, settings.NoHead)
+    assert model.pooler == models.Pooler(0) and isinstance(model.head, models.NoHead)
     _, params = made(model)
     assert {name for name in params if "pool" in name} == {"pooler"}
     assert params["heads_task"].keys() == {"output"}
@@ -113,15 +114,15 @@ def test_layers_are_concatenated_or_mixed(model):
     batch = texts(RIGHT, model)
     if model.has_decoder:
         batch |= {"decoder_tokens": batch["tokens"][:, ::-1], "decoder_mask": RIGHT}
-    tags = settings.TagsHead(labels=("O", "B"))
-    beside = model.with_task(replace(tags, layers=settings.ConcatenatedLayers((0, -1, 1))))
+    tags = models.TagsHead(labels=("O", "B"))
+    beside = model.with_task(replace(tags, layers=models.ConcatenatedLayers((0, -1, 1))))
     _, params = made(beside)
     states = features_of(beside, batch, "states")
     assert len(states) == 3 == beside.num_states
     want = dense(params, "output", np.concatenate([states[0], states[2], states[1]], -1))
     np.testing.assert_allclose(output(beside, params, batch)[0], want, atol=1e-5)
 
-    mixing = model.with_task(replace(tags, layers=settings.MixedLayers((1, 2), words=True)))
+    mixing = model.with_task(replace(tags, layers=models.MixedLayers((1, 2), words=True)))
     _, params = made(mixing)
     states, mix = features_of(mixing, batch, "states"), params["heads_task"]["mix"]
     shares = np.exp(mix["weights"]) / np.exp(mix["weights"]).sum()
@@ -129,7 +130,7 @@ def test_layers_are_concatenated_or_mixed(model):
     want = dense(params, "output", np.concatenate([states[0], mixed], -1))
     np.testing.assert_allclose(output(mixing, params, batch)[0], want, atol=1e-5)
     with pytest.raises(UserError, match=r"reads layer 3: the model has 0 \(its embeddings\) to 2"):
-        registry.shapes(model.with_task(replace(tags, layers=settings.ConcatenatedLayers((3,)))))
+        registry.shapes(model.with_task(replace(tags, layers=models.ConcatenatedLayers((3,)))))
 
 
 def test_a_mixed_layer_is_normed_over_the_real_places_of_a_text():
@@ -164,7 +165,7 @@ def lstm_by_hand(params, side, x_LD):
 def test_lstms_run_both_ways_over_the_real_places(mask):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(3, LENGTH, 4)).astype(np.float32)
-    module = recurrent.BiLstm(settings.BiLstmConfig(cell=3, layers=2), jnp.float32)
+    module = recurrent.BiLstm(models.BiLstmConfig(cell=3, layers=2), jnp.float32)
     shapes = nn.unbox(jax.eval_shape(lambda: module.init(jax.random.key(0), x, mask, deterministic=True))["params"])
     params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), shapes)
     got = module.apply({"params": params}, x, mask, deterministic=True)
@@ -177,8 +178,8 @@ def test_lstms_run_both_ways_over_the_real_places(mask):
 
 
 def test_an_elmo_tags_and_classifies_from_its_words_beside_their_mix(tmp_path):
-    head = settings.TagsHead(
-        labels=("O", "B"), layers=settings.MixedLayers(words=True), recurrent=settings.BiLstmConfig(4, 2)
+    head = models.TagsHead(
+        labels=("O", "B"), layers=models.MixedLayers(words=True), recurrent=models.BiLstmConfig(4, 2)
     )
     tagger = ELMO.with_task(head)
     _, params = made(tagger)
@@ -197,7 +198,7 @@ def test_an_elmo_tags_and_classifies_from_its_words_beside_their_mix(tmp_path):
     np.testing.assert_allclose(right[1, :4], dense(params, "output", x), atol=1e-5)
     right_tags = right
 
-    classes = settings.ClassesHead(labels=("a", "b", "c"), feature="max", layers=head.layers, recurrent=head.recurrent)
+    classes = models.ClassesHead(labels=("a", "b", "c"), feature="max", layers=head.layers, recurrent=head.recurrent)
     classifier = ELMO.with_task(classes)
     _, params = made(classifier)
     right, left = (np.asarray(output(classifier, params, texts(mask, ELMO))[0]) for mask in (RIGHT, LEFT))
@@ -219,7 +220,7 @@ def test_an_elmo_tags_and_classifies_from_its_words_beside_their_mix(tmp_path):
 
 
 def test_several_texts_are_put_together_again():
-    head = settings.ChoiceHead(feature="last", bias=False)
+    head = models.ChoiceHead(feature="last", bias=False)
     model = tiny.MODEL.with_task(head)
     _, params = made(model)
     flat = texts(RIGHT)
@@ -229,14 +230,14 @@ def test_several_texts_are_put_together_again():
     assert got.shape == (3, 2) and one.shape == (3, 1) and features.shape == (6, LENGTH, 32)
     np.testing.assert_allclose(got, np.concatenate([one, one[::-1]], 1), atol=1e-5)
     # In both orders: the sum of the two features, before the last layer.
-    both_orders = tiny.MODEL.with_task(settings.ClassesHead(labels=("a", "b"), feature="last"))
+    both_orders = tiny.MODEL.with_task(models.ClassesHead(labels=("a", "b"), feature="last"))
     _, params = made(both_orders)
     found, one = output(both_orders, params, rows)[0], output(both_orders, params, flat)[0]
     np.testing.assert_allclose(found, one + one[::-1] - params["heads_task"]["output"]["bias"], atol=1e-5)
 
 
 def test_dropout_is_in_training_alone_and_one_for_a_rows_texts():
-    head = settings.ChoiceHead(feature="last", dropout=0.5)
+    head = models.ChoiceHead(feature="last", dropout=0.5)
     model = tiny.MODEL.with_task(head)
     assert model.drops and not tiny.MODEL.drops and not model.with_dropout(0.0).drops
     assert dict(model.with_dropout(0.3).heads)["task"].dropout == 0.3
@@ -252,19 +253,19 @@ def test_dropout_is_in_training_alone_and_one_for_a_rows_texts():
 
 
 def test_it_is_a_choice_in_a_config_and_counts_its_products():
-    head = settings.TagsHead(
+    head = models.TagsHead(
         labels=("O", "B-PER"),
-        layers=settings.MixedLayers((-2, -1)),
-        recurrent=settings.BiLstmConfig(8),
+        layers=models.MixedLayers((-2, -1)),
+        recurrent=models.BiLstmConfig(8),
         transform="tanh",
     )
     model = tiny.BERT.with_task(head)
-    assert trees.parse(settings.ModelConfig, trees.to_dict(model), "model") == model
+    assert trees.parse(models.ModelConfig, trees.to_dict(model), "model") == model
     plain = replace(model, heads=())
     each = 2 * 4 * 8 * (32 + 8) + 16 * 32 + 32 * 2
     assert model.products(12, 3) - plain.products(12, 3) == 12 * each
-    assert replace(model, heads=(("task", settings.ScoreHead()),)).products(12, 3) == plain.products(12, 3)
+    assert replace(model, heads=(("task", models.ScoreHead()),)).products(12, 3) == plain.products(12, 3)
     assert tiny.ELECTRA.with_task(head).kind == "encoder"
     assert "vocabulary" in tiny.LLAMA.with_task(head).named_heads
     with pytest.raises(UserError, match=r"has no labels: set model.heads.task.labels"):
-        registry.shapes(tiny.MODEL.with_task(settings.TagsHead()))
+        registry.shapes(tiny.MODEL.with_task(models.TagsHead()))

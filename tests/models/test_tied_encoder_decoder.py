@@ -7,17 +7,18 @@ import jax
 import numpy as np
 import pytest
 
+from plm_jax import models
 from plm_jax.common import trees
 from plm_jax.common.errors import UserError
 from plm_jax.configs import t5
 from plm_jax.experiments import model_table
 from plm_jax.hub import families
 from plm_jax.inference.language_model import LanguageModel
-from plm_jax.models import registry, settings
+from plm_jax.models import registry
 from tests.models import test_encoder_decoder
 from tests.models.test_encoder import apply, randomised, small_encoder_decoder, tokens_of
 
-STACK = settings.StackConfig(2)
+STACK = models.StackConfig(2)
 T5 = small_encoder_decoder(stack=STACK, decoder_stack=STACK, tie_encoder_decoder=True)
 BART = replace(test_encoder_decoder.BART, stack=STACK, decoder_stack=STACK, tie_encoder_decoder=True)
 MODELS = {"t5": T5, "unrolled": replace(T5, scan_layers=False, remat="full"), "bart": BART}
@@ -77,7 +78,7 @@ def test_it_reads_and_answers_as_two_stacks_of_equal_parameters():
 
 
 def test_each_pass_has_dropout_of_its_own():
-    module, params = randomised(replace(T5, dropout=settings.DropoutConfig(output=0.5)))
+    module, params = randomised(replace(T5, dropout=models.DropoutConfig(output=0.5)))
     tokens = tokens_of()
 
     def both(module):
@@ -101,12 +102,12 @@ def test_what_is_shared_is_counted_once_and_computed_twice():
     assert model_table.count(whole) - model_table.count(tied) == of_encoder
     assert tied.products(512, 114, 114) == whole.products(512, 114, 114)
     assert (tied.stack_paths, tied.stacks) == (("decoder",), (whole.stack,))
-    assert trees.parse(settings.ModelConfig, trees.to_dict(tied), "model") == tied
+    assert trees.parse(models.ModelConfig, trees.to_dict(tied), "model") == tied
 
 
 def test_what_cannot_be_is_said():
     with pytest.raises(UserError, match="stacks that are alike: give decoder_stack what stack has"):
-        replace(T5, stack=settings.StackConfig(1))
+        replace(T5, stack=models.StackConfig(1))
     with pytest.raises(UserError, match="leave decoder_heads"):
         replace(T5, decoder_heads=2)
     with pytest.raises(UserError, match="T5 cannot hold this model: it needs tie_encoder_decoder = False"):

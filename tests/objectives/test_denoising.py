@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from plm_jax import objectives
+from plm_jax import models, objectives
 from plm_jax.common.errors import UserError
 from plm_jax.models import registry
-from plm_jax.models import settings as model_settings
 from plm_jax.objectives import denoising
 from plm_jax.objectives.denoising import NoNoise, TextInfilling, TokenDeletion, TokenMasking
 
@@ -360,10 +359,10 @@ def test_documents_that_do_not_see_each_other_are_noised_each_by_itself(sizes, p
 
 
 def test_no_document_sees_another_in_the_model():
-    shared = {"embedding": model_settings.EmbeddingConfig(30, 8), "feed_forward": model_settings.FeedForwardConfig(8)}
-    attention = model_settings.AttentionConfig(2, 4, model_settings.LearnedPositions(32))
-    stacks = {"stack": model_settings.StackConfig(1), "decoder_stack": model_settings.StackConfig(1)}
-    model = model_settings.EncoderDecoderConfig(**shared, attention=attention, **stacks)
+    shared = {"embedding": models.EmbeddingConfig(30, 8), "feed_forward": models.FeedForwardConfig(8)}
+    attention = models.AttentionConfig(2, 4, models.LearnedPositions(32))
+    stacks = {"stack": models.StackConfig(1), "decoder_stack": models.StackConfig(1)}
+    model = models.EncoderDecoderConfig(**shared, attention=attention, **stacks)
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), registry.shapes(model))
     forward = jax.jit(registry.build(model).apply)

@@ -7,9 +7,8 @@ import os
 
 import pytest
 
-from plm_jax import config
+from plm_jax import config, models
 from plm_jax.common import command_line
-from plm_jax.models import settings
 from plm_jax.planning import hlo
 from plm_jax.planning import plan as planning
 from plm_jax.training.program import Program
@@ -26,8 +25,8 @@ needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, re
 def run(kind, tied):
     base = BASES[kind]
     position = base.model.attention.position
-    if not isinstance(position, settings.RelativeBias):
-        position = settings.LearnedPositions(length=LENGTH)
+    if not isinstance(position, models.RelativeBias):
+        position = models.LearnedPositions(length=LENGTH)
     model = dataclasses.replace(
         base.model,
         embedding=dataclasses.replace(base.model.embedding, vocab_size=VOCABULARY, width=WIDTH),
@@ -59,7 +58,7 @@ def test_gradients_of_lstms_are_scattered(monkeypatch):
     """A projection's parts are narrower than a tile: as it lies XLA would reduce it whole."""
     base = tiny.RUNS["elmo"]
     embedding = dataclasses.replace(base.model.embedding, width=WIDTH)
-    model = dataclasses.replace(base.model, embedding=embedding, lstm=settings.LstmConfig(layers=2, cell=4 * WIDTH))
+    model = dataclasses.replace(base.model, embedding=embedding, lstm=models.LstmConfig(layers=2, cell=4 * WIDTH))
     collectives = collectives_of(
         monkeypatch,
         dataclasses.replace(

@@ -9,11 +9,10 @@ import jax
 import numpy as np
 import pytest
 
-from plm_jax import config
+from plm_jax import config, models
 from plm_jax.common import command_line
 from plm_jax.common.errors import UserError
 from plm_jax.config import files as pages
-from plm_jax.models import settings
 from plm_jax.planning import hlo, tpus
 from plm_jax.planning import plan as planning
 from plm_jax.planning import slices as offers
@@ -32,13 +31,13 @@ needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, re
 
 def wide(width: int, chips: int) -> config.Run:
     """A run of three layers, sharded over all chips, 4 rows each."""
-    model = settings.DecoderConfig(
-        embedding=settings.EmbeddingConfig(vocab_size=VOCABULARY, width=width),
-        attention=settings.AttentionConfig(
-            heads=width // 128, head_dim=128, position=settings.LearnedPositions(length=POSITIONS)
+    model = models.DecoderConfig(
+        embedding=models.EmbeddingConfig(vocab_size=VOCABULARY, width=width),
+        attention=models.AttentionConfig(
+            heads=width // 128, head_dim=128, position=models.LearnedPositions(length=POSITIONS)
         ),
-        feed_forward=settings.FeedForwardConfig(width=4 * width, bias=False),
-        stack=settings.StackConfig(layers=LAYERS),
+        feed_forward=models.FeedForwardConfig(width=4 * width, bias=False),
+        stack=models.StackConfig(layers=LAYERS),
         remat="full",
     )
     return dataclasses.replace(

@@ -6,10 +6,10 @@ import math
 import jax
 import pytest
 
-from plm_jax import config
+from plm_jax import config, models
 from plm_jax.common.errors import UserError
 from plm_jax.config import files as pages
-from plm_jax.models import registry, settings
+from plm_jax.models import registry
 from plm_jax.planning import plan as planning
 from plm_jax.planning import search
 from plm_jax.training import flops
@@ -46,9 +46,9 @@ def test_stages_are_tried_where_they_cut_the_layers():
         run = dataclasses.replace(RUN, model=model)
         return {candidate.run.mesh.stage for candidate in found(run)}
 
-    four = dataclasses.replace(RUN.model, stack=settings.StackConfig(layers=4))
+    four = dataclasses.replace(RUN.model, stack=models.StackConfig(layers=4))
     assert stages(four) == {1, 2, 4} and stages(RUN.model) == {1}
-    assert stages(dataclasses.replace(T5, stack=four.stack, decoder_stack=settings.StackConfig(layers=2))) == {1, 2}
+    assert stages(dataclasses.replace(T5, stack=four.stack, decoder_stack=models.StackConfig(layers=2))) == {1, 2}
 
 
 def test_what_is_far_too_large_is_left_out():

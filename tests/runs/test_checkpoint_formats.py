@@ -14,11 +14,11 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import plm_jax
-from plm_jax import config
+from plm_jax import config, models
 from plm_jax.common import sealing
 from plm_jax.common.errors import UserError
 from plm_jax.hub import families, files, tensor_layout
-from plm_jax.models import registry, settings
+from plm_jax.models import registry
 from plm_jax.runs import checkpoint_formats, checkpoints, loop
 from tests import golden
 from tests.support import bucket, resume, runs
@@ -186,8 +186,8 @@ def test_training_starts_from_a_converted_directory(converted, tiny, tmp_path):
 
 def test_a_head_that_the_weights_lack_is_said_to_be_new_and_one_too_many_to_be_left_out(tiny, tmp_path):
     model = tiny_config.BERT
-    bare = replace(model, head=settings.NoHead(), pooler=settings.Pooler(0))
-    alone = replace(model, pooler=settings.NoHead())
+    bare = replace(model, head=models.NoHead(), pooler=models.Pooler(0))
+    alone = replace(model, pooler=models.NoHead())
     plm_jax.LanguageModel(bare, params_of(bare)).save(tmp_path / "bare", format="plm_jax")
     plm_jax.LanguageModel(bare, params_of(bare)).save(tmp_path / "theirs", format="huggingface")
     run = tiny_config.of_bert(runs.make(tiny))

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from plm_jax import config, losses, objectives
+from plm_jax import config, losses, models, objectives
 from plm_jax.data import prepare
 from plm_jax.data.reader import Reader
 from plm_jax.evaluation import task_metrics
 from plm_jax.inference.language_model import load
-from plm_jax.models import registry, settings
+from plm_jax.models import registry
 from plm_jax.runs import loop
 from tests.support import runs, tiny
 
@@ -24,7 +24,7 @@ EXAMPLES = [([11, 12, 13], [21, 22]), ([14], [23]), ([15, 16, 17, 18], [24, 25, 
 
 
 def of(model, segmented):
-    objective = objectives.SpanCorruption() if isinstance(model, settings.EncoderDecoderConfig) else objectives.Causal()
+    objective = objectives.SpanCorruption() if isinstance(model, models.EncoderDecoderConfig) else objectives.Causal()
     return objective.example_rows(objective, SPECIAL, 10 if objective.kind == "span_corruption" else 5, segmented)
 
 

@@ -15,12 +15,12 @@ import pytest
 import tokenizers
 
 import plm_jax
-from plm_jax import config, objectives
+from plm_jax import config, models, objectives
 from plm_jax.common.errors import UserError
 from plm_jax.data import prepare
 from plm_jax.experiments import seeds
 from plm_jax.hub import tasks
-from plm_jax.models import registry, settings, task_heads
+from plm_jax.models import registry, task_heads
 from plm_jax.runs import checkpoint_formats, loop, transfer
 from tests.support import moods, resume, runs
 from tests.support import tiny as tiny_config
@@ -73,9 +73,9 @@ def test_a_config_gets_model_head_labels_and_rows(form, folder):
     head = dict(run.model.heads)["task"]
     assert (head.kind, getattr(head, "labels", ())) == (form, FORMS[form][1].labels)
     assert head.dropout == run.model.dropout.residual == 0.1 and run.objective.rows == "encoder"
-    assert run.model.stack == tiny_config.BERT.stack and isinstance(run.model.head, settings.NoHead)
+    assert run.model.stack == tiny_config.BERT.stack and isinstance(run.model.head, models.NoHead)
     assert run.train.init_from == str(folder / "encoder") and run.vocabulary.cls == 258
-    speed = page(folder, form, model=settings.FromCheckpointConfig(remat="full", scan_layers=False))
+    speed = page(folder, form, model=models.FromCheckpointConfig(remat="full", scan_layers=False))
     computed = transfer.resolve(speed, str(folder / "encoder")).model
     assert (computed.remat, computed.scan_layers, computed.dropout.residual) == ("full", False, 0.0)
 
@@ -116,7 +116,7 @@ def test_an_electra_has_the_head_of_its_discriminators_family(folder, tmp_path):
 @pytest.mark.parametrize("name", ["MODEL", "BART", "BERT", "BERT without a pooler"])
 def test_a_tuned_model_is_asked_as_it_was_trained_here_and_at_hugging_faces(name, folder, tmp_path):
     model = getattr(tiny_config, name.partition(" ")[0])
-    source = moods.pretrained(dataclasses.replace(model, pooler=settings.NoHead()) if "without" in name else model)
+    source = moods.pretrained(dataclasses.replace(model, pooler=models.NoHead()) if "without" in name else model)
     if name == "BART":
         source = dataclasses.replace(
             source, special_ids={"bos_token_id": 256, "pad_token_id": 257, "eos_token_id": 258}
@@ -161,7 +161,7 @@ def test_tokens_that_a_decoder_lacks_come_to_the_end_of_its_vocabulary(folder):
 
 
 def test_eight_devices_fine_tune_as_one(folder):
-    sections = {"model": settings.FromCheckpointConfig(), "train": {"steps": 3, "epochs": None}}
+    sections = {"model": models.FromCheckpointConfig(), "train": {"steps": 3, "epochs": None}}
     one = transfer.resolve(page(folder, **sections), str(folder / "encoder"))
     prepare.prepare(one)
     eight = dataclasses.replace(one, mesh=config.MeshConfig(data=1, fsdp=4, tensor=2))
@@ -221,10 +221,10 @@ def test_a_page_without_a_model_evaluates_a_checkpoint_that_no_run_of_ours_made(
 def test_mistakes_are_told_in_one_line(folder, verb, tmp_path):
     alone = verb("pretrain", f"--config={folder}/moods.py", f"--workdir={tmp_path}/w")
     assert alone.status == 2 and "stands for a checkpoint's model" in alone.errors[0]
-    head = settings.FromCheckpointConfig(heads=(("task", settings.ClassesHead(labels=("a", "b", "c"))),))
+    head = models.FromCheckpointConfig(heads=(("task", models.ClassesHead(labels=("a", "b", "c"))),))
     with pytest.raises(UserError, match=r"config.model.heads.task has 3 labels \(a, b, c\), source 'mood' 2"):
         transfer.resolve(page(folder, model=head), str(folder / "encoder"))
-    tags = settings.FromCheckpointConfig(heads=(("task", settings.TagsHead(labels=moods.LABELS)),))
+    tags = models.FromCheckpointConfig(heads=(("task", models.TagsHead(labels=moods.LABELS)),))
     with pytest.raises(
         UserError, match=r"heads.task.kind is tags, objective 'classification' trains a head of kind cl"
     ):

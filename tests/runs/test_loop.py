@@ -14,13 +14,12 @@ import numpy as np
 import pytest
 
 import plm_jax
-from plm_jax import config
+from plm_jax import config, models
 from plm_jax.common import sealing
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache
 from plm_jax.data.reader import Reader
 from plm_jax.hub import huggingface
-from plm_jax.models import settings
 from plm_jax.runs import checkpoint_folders as folders
 from plm_jax.runs import checkpoints, loop, telemetry
 from plm_jax.training import flops, program
@@ -298,7 +297,7 @@ def started(run, workdir):
 
 
 def test_a_new_run_with_a_head_that_nothing_trains_is_refused(tiny, tmp_path):
-    untold = dataclasses.replace(MODEL, heads=(("pairs", settings.Pooler()),))
+    untold = dataclasses.replace(MODEL, heads=(("pairs", models.Pooler()),))
     with pytest.raises(UserError, match=r"nothing trains the pairs head of config\.model: objective 'causal'"):
         loop.pretrain(runs.make(tiny, model=untold), str(tmp_path / "run"))
     assert not (tmp_path / "run" / "config.json").exists()
@@ -336,14 +335,14 @@ def test_flops_are_those_of_the_compiler(length, rows):
 
     import flax.linen as nn
 
-    from plm_jax.models import settings
+    from plm_jax import models
     from plm_jax.models.decoder import Decoder
 
     model = dataclasses.replace(
         MODEL,
-        embedding=settings.EmbeddingConfig(vocab_size=600, width=128),
-        attention=settings.AttentionConfig(4, 32, settings.LearnedPositions(64), kv_heads=2),
-        feed_forward=settings.FeedForwardConfig(width=512, activation="relu"),
+        embedding=models.EmbeddingConfig(vocab_size=600, width=128),
+        attention=models.AttentionConfig(4, 32, models.LearnedPositions(64), kv_heads=2),
+        feed_forward=models.FeedForwardConfig(width=512, activation="relu"),
         scan_layers=False,
     )
     decoder, tokens = Decoder(model), np.zeros((rows, length), np.int32)
@@ -359,6 +358,6 @@ def test_flops_are_those_of_the_compiler(length, rows):
 
 def test_an_objective_whose_head_the_model_lacks_is_refused():
     run = tiny_runs.RUNS["roberta"]
-    headless = dataclasses.replace(run, model=dataclasses.replace(run.model, head=settings.NoHead()))
+    headless = dataclasses.replace(run, model=dataclasses.replace(run.model, head=models.NoHead()))
     with pytest.raises(UserError, match="trains the vocabulary head"):
         program.Program(headless)

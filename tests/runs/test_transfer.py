@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 
 import plm_jax
-from plm_jax import config, objectives
+from plm_jax import config, models, objectives
 from plm_jax.common import sealing
 from plm_jax.common.errors import UserError
 from plm_jax.data import vocabularies
-from plm_jax.models import settings
 from plm_jax.runs import checkpoint_formats, loop, transfer
 from tests.support import moods, runs
 from tests.support import tiny as tiny_config
@@ -31,7 +30,7 @@ def sources(tiny, tmp_path_factory):
 def test_a_config_takes_the_model_and_the_vocabulary_of_a_checkpoint(form, sources, tiny):
     wider = dataclasses.replace(
         tiny_config.with_dropout(tiny_config.MODEL),
-        feed_forward=settings.FeedForwardConfig(width=128),
+        feed_forward=models.FeedForwardConfig(width=128),
         scan_layers=False,
         remat="full",
     )
@@ -69,9 +68,9 @@ def test_a_pooler_that_tells_pairs_apart_stays_where_rows_have_pairs(tiny, tmp_p
     checkpoint_formats.save(str(tmp_path / "bert"), moods.pretrained(tiny_config.BERT), "plm_jax")
     masked = {"model": tiny_config.BERT, "objective": objectives.MaskedLM(), "vocabulary": {"mask": 260, "cls": 258}}
     page = runs.make(tiny, data={"layout": config.Blocks()}, **masked)
-    assert transfer.resolve(page, str(tmp_path / "bert")).model.pooler == settings.NoHead()
+    assert transfer.resolve(page, str(tmp_path / "bert")).model.pooler == models.NoHead()
     pairs = runs.make(tiny, data={"layout": config.SentencePairs(), "segmenters": {}}, **masked)
-    assert transfer.resolve(pairs, str(tmp_path / "bert")).model.pooler == settings.Pooler()
+    assert transfer.resolve(pairs, str(tmp_path / "bert")).model.pooler == models.Pooler()
 
 
 def test_the_same_command_begins_and_goes_on(sources, tiny, verb, tmp_path):
@@ -98,10 +97,10 @@ def test_a_source_without_a_vocabulary_is_told(sources, tiny, tmp_path):
 @pytest.mark.parametrize("model", ["MODEL", "BERT", "ROBERTA", "T5", "ELECTRA", "ELMO", "stand_in", "short"])
 def test_the_model_of_a_config_that_a_source_replaces_is_not_checked(model, sources, tiny):
     replaced = {
-        "stand_in": settings.FromCheckpointConfig(),
+        "stand_in": models.FromCheckpointConfig(),
         "short": dataclasses.replace(
             tiny_config.MODEL,
-            attention=dataclasses.replace(tiny_config.MODEL.attention, position=settings.LearnedPositions(length=4)),
+            attention=dataclasses.replace(tiny_config.MODEL.attention, position=models.LearnedPositions(length=4)),
         ),
     }
     page = dataclasses.replace(runs.make(tiny), model=replaced.get(model) or getattr(tiny_config, model))

@@ -14,12 +14,12 @@ import sentencepiece
 import tokenizers
 
 import plm_jax
-from plm_jax import config
+from plm_jax import config, models
 from plm_jax.data import vocabularies
 from plm_jax.data.vocabularies import sentences, training
 from plm_jax.hub import chatglm2, families
 from plm_jax.hub.pretrained import Pretrained
-from plm_jax.models import registry, settings
+from plm_jax.models import registry
 
 SIZE, SENTINELS = 1600, 6
 BERT = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
@@ -208,7 +208,7 @@ def _model(family: str, pad: int):
         fields |= {"pad_token_id": pad, "max_position_embeddings": pad + 60}
     model = families.FAMILIES[family].to_settings(fields)
     if family == "roberta":
-        model = dataclasses.replace(model, pooler=settings.NoHead())
+        model = dataclasses.replace(model, pooler=models.NoHead())
     return model, jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), registry.shapes(model))
 
 

@@ -12,15 +12,15 @@ import shutil
 import flax.linen as nn
 import jax
 
-from plm_jax import config, objectives
+from plm_jax import config, models, objectives
 from plm_jax.hub.pretrained import Pretrained
-from plm_jax.models import registry, settings
+from plm_jax.models import registry
 from plm_jax.runs import checkpoint_formats
 from tests.support import tiny
 
 LABELS = ("bad", "good")
 RUN = config.Run(
-    model=settings.FromCheckpointConfig(dropout=0.1),
+    model=models.FromCheckpointConfig(dropout=0.1),
     objective=objectives.Classification(),
     vocabulary=config.VocabularyConfig(),
     data=config.DataConfig(
@@ -65,7 +65,7 @@ def write(folder: pathlib.Path) -> None:
         checkpoint_formats.save(str(folder / name), pretrained(model), "plm_jax")
 
 
-def pretrained(model: settings.TransformerConfig, seed: int = 0, vocab_size: int = 272) -> Pretrained:
+def pretrained(model: models.TransformerConfig, seed: int = 0, vocab_size: int = 272) -> Pretrained:
     """A model with random weights, over bytes and up to eight special tokens."""
     model = dataclasses.replace(model, embedding=dataclasses.replace(model.embedding, vocab_size=vocab_size))
     params = nn.unbox(registry.init_params(registry.build(model), jax.random.key(seed)))

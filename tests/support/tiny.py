@@ -7,101 +7,96 @@ import shutil
 
 import numpy as np
 
-from plm_jax import config, objectives
-from plm_jax.models import settings
+from plm_jax import config, models, objectives
 
-MODEL = settings.DecoderConfig(
-    embedding=settings.EmbeddingConfig(vocab_size=272, width=32),
-    attention=settings.AttentionConfig(heads=4, head_dim=8, position=settings.LearnedPositions(length=64)),
-    feed_forward=settings.FeedForwardConfig(width=64),
-    stack=settings.StackConfig(layers=2),
+MODEL = models.DecoderConfig(
+    embedding=models.EmbeddingConfig(vocab_size=272, width=32),
+    attention=models.AttentionConfig(heads=4, head_dim=8, position=models.LearnedPositions(length=64)),
+    feed_forward=models.FeedForwardConfig(width=64),
+    stack=models.StackConfig(layers=2),
 )
-BERT = settings.EncoderConfig(
-    embedding=settings.EmbeddingConfig(vocab_size=272, width=32, token_types=2, norm=True),
+BERT = models.EncoderConfig(
+    embedding=models.EmbeddingConfig(vocab_size=272, width=32, token_types=2, norm=True),
     attention=MODEL.attention,
     feed_forward=MODEL.feed_forward,
-    norm=settings.NormConfig(placement="post"),
+    norm=models.NormConfig(placement="post"),
     stack=MODEL.stack,
-    head=settings.VocabularyHead(transform="gelu_tanh", bias=True),
-    pooler=settings.Pooler(),
+    head=models.VocabularyHead(transform="gelu_tanh", bias=True),
+    pooler=models.Pooler(),
 )
 ROBERTA = dataclasses.replace(
     BERT,
-    embedding=settings.EmbeddingConfig(vocab_size=272, width=32, token_types=1, norm=True),
-    attention=settings.AttentionConfig(
-        heads=4, head_dim=8, position=settings.LearnedPositions(length=64, offset=2, skips_padding=True)
+    embedding=models.EmbeddingConfig(vocab_size=272, width=32, token_types=1, norm=True),
+    attention=models.AttentionConfig(
+        heads=4, head_dim=8, position=models.LearnedPositions(length=64, offset=2, skips_padding=True)
     ),
-    pooler=settings.NoHead(),
+    pooler=models.NoHead(),
 )
 ALBERT = dataclasses.replace(
     BERT,
     embedding=dataclasses.replace(BERT.embedding, embedding_size=16),
-    stack=settings.StackConfig(layers=4, groups=2),
+    stack=models.StackConfig(layers=4, groups=2),
 )
 DISTILBERT = dataclasses.replace(
-    BERT, embedding=dataclasses.replace(BERT.embedding, token_types=0), pooler=settings.NoHead()
+    BERT, embedding=dataclasses.replace(BERT.embedding, token_types=0), pooler=models.NoHead()
 )
-T5 = settings.EncoderDecoderConfig(
+T5 = models.EncoderDecoderConfig(
     embedding=MODEL.embedding,
-    attention=settings.AttentionConfig(
-        heads=4, head_dim=8, position=settings.RelativeBias(), bias=False, score_scale=1.0
-    ),
-    feed_forward=settings.FeedForwardConfig(width=64, gated=True, bias=False),
-    norm=settings.NormConfig(kind="rms"),
+    attention=models.AttentionConfig(heads=4, head_dim=8, position=models.RelativeBias(), bias=False, score_scale=1.0),
+    feed_forward=models.FeedForwardConfig(width=64, gated=True, bias=False),
+    norm=models.NormConfig(kind="rms"),
     stack=MODEL.stack,
     decoder_stack=MODEL.stack,
-    head=settings.VocabularyHead(tied=False),
-    dropout=settings.DropoutConfig(broadcast=True),
-    initializer=settings.FanInConfig(),
+    head=models.VocabularyHead(tied=False),
+    dropout=models.DropoutConfig(broadcast=True),
+    initializer=models.FanInConfig(),
 )
-ELECTRA = settings.ElectraConfig(
-    embedding=settings.EmbeddingConfig(vocab_size=272, width=32, token_types=2, norm=True, embedding_size=16),
+ELECTRA = models.ElectraConfig(
+    embedding=models.EmbeddingConfig(vocab_size=272, width=32, token_types=2, norm=True, embedding_size=16),
     attention=MODEL.attention,
-    feed_forward=settings.FeedForwardConfig(width=64, activation="gelu_exact"),
+    feed_forward=models.FeedForwardConfig(width=64, activation="gelu_exact"),
     norm=BERT.norm,
     stack=MODEL.stack,
-    generator=settings.GeneratorConfig(width=8, heads=2, head_dim=4, feed_forward=16, layers=1),
+    generator=models.GeneratorConfig(width=8, heads=2, head_dim=4, feed_forward=16, layers=1),
 )
-SPANBERT = dataclasses.replace(
-    BERT, pooler=settings.NoHead(), span_boundary=settings.SpanBoundary(positions=4, width=8)
-)
+SPANBERT = dataclasses.replace(BERT, pooler=models.NoHead(), span_boundary=models.SpanBoundary(positions=4, width=8))
 
 LLAMA = dataclasses.replace(
     MODEL,
-    attention=settings.AttentionConfig(heads=4, head_dim=8, position=settings.Rotary(), bias=False, kv_heads=2),
+    attention=models.AttentionConfig(heads=4, head_dim=8, position=models.Rotary(), bias=False, kv_heads=2),
     feed_forward=T5.feed_forward,
     norm=T5.norm,
     head=T5.head,
 )
 GLM = dataclasses.replace(
-    MODEL, attention=dataclasses.replace(MODEL.attention, position=settings.BlockPositions(length=64))
+    MODEL, attention=dataclasses.replace(MODEL.attention, position=models.BlockPositions(length=64))
 )
 CHATGLM = dataclasses.replace(
     MODEL,
-    attention=dataclasses.replace(MODEL.attention, position=settings.Rotary2D()),
-    norm=settings.NormConfig(placement="deep"),
+    attention=dataclasses.replace(MODEL.attention, position=models.Rotary2D()),
+    norm=models.NormConfig(placement="deep"),
 )
 GPT3 = dataclasses.replace(MODEL, attention=dataclasses.replace(MODEL.attention, windows=(0, 5)))
-BART = settings.EncoderDecoderConfig(
-    embedding=settings.EmbeddingConfig(vocab_size=272, width=32, norm=True),
-    attention=settings.AttentionConfig(heads=4, head_dim=8, position=settings.LearnedPositions(length=64, offset=2)),
+BART = models.EncoderDecoderConfig(
+    embedding=models.EmbeddingConfig(vocab_size=272, width=32, norm=True),
+    attention=models.AttentionConfig(heads=4, head_dim=8, position=models.LearnedPositions(length=64, offset=2)),
     feed_forward=MODEL.feed_forward,
-    norm=settings.NormConfig(placement="post"),
+    norm=models.NormConfig(placement="post"),
     stack=MODEL.stack,
     decoder_stack=MODEL.stack,
 )
 TRANSFORMER = dataclasses.replace(
     BART,
-    embedding=settings.EmbeddingConfig(vocab_size=272, width=32, scale_by_width=True),
-    attention=settings.AttentionConfig(heads=4, head_dim=8, position=settings.SinusoidalPositions(), bias=False),
-    initializer=settings.InitializerConfig(std=32**-0.5),
+    embedding=models.EmbeddingConfig(vocab_size=272, width=32, scale_by_width=True),
+    attention=models.AttentionConfig(heads=4, head_dim=8, position=models.SinusoidalPositions(), bias=False),
+    initializer=models.InitializerConfig(std=32**-0.5),
 )
 
-ELMO = settings.ElmoConfig(
-    embedding=settings.CharacterCNNConfig(
+ELMO = models.ElmoConfig(
+    embedding=models.CharacterCNNConfig(
         vocab_size=64, width=8, dim=4, filters=((1, 8), (2, 8), (3, 16)), max_characters=12, highway_layers=2
     ),
-    lstm=settings.LstmConfig(cell=16),
+    lstm=models.LstmConfig(cell=16),
 )
 
 # An epoch of the two sources is some hundred rows.

@@ -8,11 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from plm_jax import config
+from plm_jax import config, models
 from plm_jax.common.errors import UserError
-from plm_jax.models import registry, settings
-from plm_jax.models.protocol import ModelConfig
-from plm_jax.models.vocabulary_module import VocabularyModule
+from plm_jax.models import registry
+from plm_jax.models.protocol import ModelConfig, VocabularyModule
 from plm_jax.runs import checkpoints, loop
 from plm_jax.training import layer_decay, norms, trainable
 from tests.support import runs
@@ -33,7 +32,7 @@ class Tower(ModelConfig):
 
     @property
     def stacks(self):
-        return (settings.StackConfig(layers=LAYERS),)
+        return (models.StackConfig(layers=LAYERS),)
 
     def module(self, dtype):
         return TowerModule(self, dtype)

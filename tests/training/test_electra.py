@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from plm_jax import losses, objectives
+from plm_jax import losses, models, objectives
 from plm_jax.losses import replaced_token, vocabulary
 from plm_jax.losses.means import means as of_sums
-from plm_jax.models import electra, registry, settings
+from plm_jax.models import electra, registry
 from plm_jax.training import flops
 from tests.models.test_encoder import apply
 from tests.support import tiny
@@ -234,7 +234,7 @@ def test_each_target_is_predicted_as_masked_and_from_its_boundaries():
 
 def test_span_masking_without_the_head_is_masked_language_modelling():
     batch, (_, params) = make(SPANBERT), model_and_params("spanbert")
-    module = registry.build(dataclasses.replace(tiny.SPANBERT, span_boundary=settings.NoHead()))
+    module = registry.build(dataclasses.replace(tiny.SPANBERT, span_boundary=models.NoHead()))
     terms, metrics, _ = masked_lm(module, params, batch)
     np.testing.assert_allclose(terms["masked_lm"], nll_of(logits_at_targets(module, params, batch), batch), rtol=1e-5)
     assert {name: own.keys() for name, own in metrics.items()} == {"masked_lm": {"nll", "accuracy"}}

@@ -13,8 +13,8 @@ import flax
 import numpy as np
 import pytest
 
-from plm_jax import config
-from plm_jax.models import pipeline, registry, settings
+from plm_jax import config, models
+from plm_jax.models import pipeline, registry
 from plm_jax.training import mesh
 from tests.support import runs
 from tests.support.tiny import RUNS
@@ -29,7 +29,7 @@ def changed(name, **fields):
     return dataclasses.replace(RUNS[name], model=dataclasses.replace(RUNS[name].model, **fields))
 
 
-RELU = settings.FeedForwardConfig(width=64, activation="relu", bias=False)
+RELU = models.FeedForwardConfig(width=64, activation="relu", bias=False)
 # What each published family trains, and the meshes on which the tests train it by default.
 FAMILIES = {
     "bert": (RUNS["bert"], "data_context"),
@@ -38,13 +38,13 @@ FAMILIES = {
     "electra": (RUNS["electra"], "data_tensor"),
     "distilbert": (RUNS["distilbert"], "data_fsdp"),
     "spanbert": (RUNS["spanbert"], "stage_fsdp"),
-    "gpt1": (changed("plain", norm=settings.NormConfig(placement="post")), "three"),
+    "gpt1": (changed("plain", norm=models.NormConfig(placement="post")), "three"),
     "gpt2": (RUNS["plain"], "tensor_context"),
     "gpt3": (RUNS["gpt3"], "stage_context"),
     "llama": (RUNS["llama"], "data_tensor"),  # More devices than heads of keys.
     "glm": (RUNS["glm"], "stage_data"),
     "chatglm": (RUNS["chatglm"], "fsdp_tensor"),
-    "t5": (changed("t5", feed_forward=RELU, head=settings.VocabularyHead(scale_by_width=True)), "tensor_context"),
+    "t5": (changed("t5", feed_forward=RELU, head=models.VocabularyHead(scale_by_width=True)), "tensor_context"),
     "t5 1.1, mt5": (RUNS["t5"], "stage_tensor"),
     "bart": (RUNS["bart"], "fsdp_context"),
     "elmo": (RUNS["elmo"], "fsdp_tensor"),

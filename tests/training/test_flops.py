@@ -10,7 +10,8 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.sharding import AxisType, PartitionSpec
 
-from plm_jax.models import registry, settings
+from plm_jax import models
+from plm_jax.models import registry
 from plm_jax.models.kernels import tiles, tpu
 from plm_jax.planning import plan as planning
 from plm_jax.training import flops
@@ -22,7 +23,7 @@ from tests.support.tiny import RUNS
 FULL = bool(os.environ.get("PLM_JAX_FULL_TESTS"))
 # Of runs that differ in more than their model one is enough.
 FAMILIES = [name for name in RUNS if "everything" not in name and name not in ("dropout", "separate")]
-SPEEDS = list(itertools.product(("xla", "flash"), settings.DecoderConfig.remat_levels))
+SPEEDS = list(itertools.product(("xla", "flash"), models.DecoderConfig.remat_levels))
 # By default each family has one of the six, and each of the six some families.
 TRACED = [
     (name, *speed) for number, name in enumerate(FAMILIES) for speed in (SPEEDS if FULL else (SPEEDS[number % 6],))
@@ -30,12 +31,12 @@ TRACED = [
 
 
 @pytest.mark.parametrize(
-    "stack", [settings.StackConfig(3), settings.StackConfig(4, groups=1), settings.StackConfig(4, groups=2, inner=2)]
+    "stack", [models.StackConfig(3), models.StackConfig(4, groups=1), models.StackConfig(4, groups=2, inner=2)]
 )
 @pytest.mark.parametrize("embedding_size", [None, 5])
 def test_the_flops_of_an_encoder_are_those_of_its_products(stack, embedding_size):
-    embedding = settings.EmbeddingConfig(31, 12, token_types=2, norm=True, embedding_size=embedding_size)
-    model = small_encoder(stack=stack, embedding=embedding, pooler=settings.NoHead())
+    embedding = models.EmbeddingConfig(31, 12, token_types=2, norm=True, embedding_size=embedding_size)
+    model = small_encoder(stack=stack, embedding=embedding, pooler=models.NoHead())
     module, tokens = registry.build(model), jax.ShapeDtypeStruct((2, 8), "int32")
     traced = jax.make_jaxpr(lambda params, tokens: module.apply({"params": params}, tokens))(
         registry.shapes(model), tokens

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from plm_jax import losses, objectives
+from plm_jax import losses, models, objectives
 from plm_jax.losses import cross_entropy, means
-from plm_jax.models import registry, settings
+from plm_jax.models import registry
 from tests.support import tiny
 
 ROWS, LENGTH, WIDTH, VOCAB = 3, 7, 5, 11
@@ -194,7 +194,7 @@ def test_blanks_cost_what_all_places_would_with_no_weight_on_the_text():
     example = {"tokens": np.arange(10, 10 + objective.input_length(32))}
     rows = [objective(example, np.random.default_rng(seed)) for seed in range(3)]
     batch = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
-    model = registry.build(dataclasses.replace(tiny.GLM, embedding=settings.EmbeddingConfig(40, 32)))
+    model = registry.build(dataclasses.replace(tiny.GLM, embedding=models.EmbeddingConfig(40, 32)))
     params = nn.unbox(jax.jit(functools.partial(registry.init_params, model))(jax.random.key(0)))
     got = sums(losses.MaskedLMLoss(), model, params, batch)
     whole = {name: np.zeros(batch["tokens"].shape, batch[name].dtype) for name in ("targets", "target_weights")}

@@ -10,9 +10,8 @@ import pytest
 from flax.traverse_util import flatten_dict as flatten
 from jax.experimental import topologies
 
-from plm_jax import config
+from plm_jax import config, models
 from plm_jax.common.errors import UserError
-from plm_jax.models import settings
 from plm_jax.runs import loop
 from plm_jax.runs.checkpoints import Checkpoints, load_params
 from plm_jax.training import mesh
@@ -65,7 +64,7 @@ def test_bytes_of_matrices_per_device_fall_as_one_over_fsdp(tiny):
 def odd(folder, **sizes):
     """A run of a model with 273 tokens, which no mesh divides."""
     embedding = dataclasses.replace(RUNS["plain"].model.embedding, vocab_size=273)
-    head = settings.VocabularyHead(tied=False, bias=True)
+    head = models.VocabularyHead(tied=False, bias=True)
     return runs.make(
         folder, RUNS["dropout"], model={"embedding": embedding, "head": head}, mesh=config.MeshConfig(**sizes)
     )

@@ -7,22 +7,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from plm_jax import config, losses, objectives
+from plm_jax import config, losses, models, objectives
 from plm_jax.common.errors import UserError
 from plm_jax.data.reader import blank_batch
-from plm_jax.models import registry, settings
+from plm_jax.models import registry
 from plm_jax.training import flops
 
 PARTS = {
-    "embedding": settings.EmbeddingConfig(300, 16, token_types=2),
-    "attention": settings.AttentionConfig(2, 8, settings.NoPositions()),
-    "feed_forward": settings.FeedForwardConfig(24),
-    "stack": settings.StackConfig(2),
+    "embedding": models.EmbeddingConfig(300, 16, token_types=2),
+    "attention": models.AttentionConfig(2, 8, models.NoPositions()),
+    "feed_forward": models.FeedForwardConfig(24),
+    "stack": models.StackConfig(2),
 }
 MODELS = {
-    "decoder": settings.DecoderConfig(**PARTS),
-    "encoder": settings.EncoderConfig(**PARTS, head=settings.VocabularyHead(bias=True), pooler=settings.Pooler()),
-    "encoder_decoder": settings.EncoderDecoderConfig(**PARTS, decoder_stack=settings.StackConfig(1)),
+    "decoder": models.DecoderConfig(**PARTS),
+    "encoder": models.EncoderConfig(**PARTS, head=models.VocabularyHead(bias=True), pooler=models.Pooler()),
+    "encoder_decoder": models.EncoderDecoderConfig(**PARTS, decoder_stack=models.StackConfig(1)),
 }
 
 

@@ -10,9 +10,8 @@ import jax
 import numpy as np
 import pytest
 
-from plm_jax import config
+from plm_jax import config, models
 from plm_jax.common.errors import UserError
-from plm_jax.models import settings
 from plm_jax.runs import loop
 from plm_jax.training.program import Program
 from tests.support import runs
@@ -28,7 +27,7 @@ def make(folder, meshes=True):
     """Four steps of 8 rows and four of 4, saved on the way."""
     phases = PHASES if meshes else tuple(config.PhaseConfig(p.until, batch_size=p.batch_size) for p in PHASES)
     # A vocabulary that `tensor` divides only when it is padded.
-    model = {"stack": settings.StackConfig(layers=1), "embedding": settings.EmbeddingConfig(vocab_size=273, width=32)}
+    model = {"stack": models.StackConfig(layers=1), "embedding": models.EmbeddingConfig(vocab_size=273, width=32)}
     train, checkpoint = {"steps": 8, "phases": phases}, {"save_every": 2, "keep_last": 9}
     evaluation = {"every": 6, "batch_size": 4}
     mesh = config.MeshConfig(data=1)

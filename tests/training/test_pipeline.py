@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from plm_jax import config
+from plm_jax import config, models
 from plm_jax.common.errors import UserError
-from plm_jax.models import pipeline, settings
+from plm_jax.models import pipeline
 from plm_jax.models.layers import Dropout
 from plm_jax.planning import plan
 from plm_jax.training import flops
@@ -29,9 +29,9 @@ def make(folder, name, stack, **sizes):
     ("name", "stack", "sizes", "kernel"),
     [
         # Segments, and microbatches of the step; four stages, which use the kernel.
-        ("separate", settings.StackConfig(layers=4), {"stage": 4, "data": 2}, "flash"),
+        ("separate", models.StackConfig(layers=4), {"stage": 4, "data": 2}, "flash"),
         # All stages share the parameters of one group of layers, and the pair of blocks in it; by ALBERT's optimizer.
-        ("plain", settings.StackConfig(layers=4, groups=1, inner=2), {"stage": 2}, "xla"),
+        ("plain", models.StackConfig(layers=4, groups=1, inner=2), {"stage": 2}, "xla"),
     ],
     ids=["segments", "shared"],
 )
@@ -49,7 +49,7 @@ def test_losses_and_updates_are_those_of_one_device(tiny, name, stack, sizes, ke
 
 def traced(folder, microbatches, **sizes):
     """The program of a step, traced, and what it is of; on as many devices as its mesh takes."""
-    run = make(folder, "plain", settings.StackConfig(layers=4), **sizes)
+    run = make(folder, "plain", models.StackConfig(layers=4), **sizes)
     run = runs.make(folder, run, model={"pipeline_microbatches": microbatches})
     program = Program(run, jax.devices()[: int(np.prod(list(sizes.values())))])
     (stage,) = program.stages

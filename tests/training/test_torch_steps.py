@@ -7,10 +7,10 @@ import jax
 import numpy as np
 import pytest
 
-from plm_jax import config, losses
+from plm_jax import config, losses, models
 from plm_jax.common import keys
 from plm_jax.hub import families, huggingface, tensor_layout
-from plm_jax.models import registry, settings
+from plm_jax.models import registry
 from plm_jax.training import optimizers, state, step
 from tests.golden import FOLDER
 
@@ -27,7 +27,7 @@ MICROBATCHES = 2
 
 
 @functools.cache
-def compiled(family: str, model: settings.TransformerConfig):
+def compiled(family: str, model: models.TransformerConfig):
     """Returns the step of a recipe, its optimizer and its learning rate by step."""
     recipe, peak, loss = RECIPES[family]
     optimizer, rate = optimizers.build(recipe), config.ConstantSchedule(peak, warmup_steps=5).rate(20)

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from plm_jax.models import partitioning, settings
+from plm_jax.models import partitioning
 from plm_jax.models.kernels.context import Context
 from plm_jax.models.kernels.over_mesh import cuts_queries
 
@@ -40,7 +40,7 @@ def choose(
     """(the kernel, what speaks against the one that was asked for, or "").
 
     Args:
-      setting: `settings.TransformerConfig.attention_kernel`; `auto` asks for the platform's own.
+      setting: `TransformerConfig.attention_kernel`; `auto` asks for the platform's own.
       platform: as `platform` gives it.
       dtype: of queries, keys and values.
       distance_bias: whether something that depends on distances alone is added to the scores.
@@ -84,13 +84,15 @@ def choose(
     return kernel, "; ".join(reasons[setting])
 
 
-def pick(name: str, model: settings.TransformerConfig, context: Context, dtype: Any, queries: int, keys: int) -> str:
+def pick(
+    name: str, setting: str, context: Context, *, dtype: Any, head_dim: int, groups: int, queries: int, keys: int
+) -> str:
     """The kernel of an attention, which the log names: a warning where something speaks against the wanted one."""
     kernel, reason = choose(
-        model.attention_kernel,
+        setting,
         platform(),
         dtype=dtype,
-        head_dim=model.attention.head_dim,
+        head_dim=head_dim,
         queries=queries,
         keys=keys,
         distance_bias=context.distance_bias is not None,
@@ -99,7 +101,7 @@ def pick(name: str, model: settings.TransformerConfig, context: Context, dtype: 
         prefix=context.prefix_lengths is not None,
         dropout=context.dropout > 0,
         windows=bool(context.windows),
-        cut=cuts_queries(model.attention.num_kv_heads, queries),
+        cut=cuts_queries(groups, queries),
     )
     if reason:
         logger.warning("%s: kernel %s (%s)", name, kernel, reason)

@@ -3,13 +3,11 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from plm_jax.common import ranges
-from plm_jax.common.lazy import lazy
-from plm_jax.models.positions.position import Position, Table
+import jax.numpy as jnp
 
-jnp = lazy("jax.numpy")
-initializers = lazy("plm_jax.models.initializers")
-look_ups = lazy("plm_jax.models.tables")
+from plm_jax.common import ranges
+from plm_jax.models import tables as look_ups
+from plm_jax.models.positions.position import Position, Table
 
 
 @dataclass(frozen=True)
@@ -30,10 +28,10 @@ class BlockPositions(Position):
         """As many as the tables have rows for; of either kind."""
         return self.length
 
-    def embedding_tables(self, model):
+    def embedding_tables(self, width, initializer):
         """`position_embedding` and `block_position_embedding`, both [length + 1, D]."""
-        init = initializers.normal(model, self.init_std)
-        table = Table((self.length + 1, model.embedding.columns), ("positions", "embed"), init)
+        init = initializer.normal(self.init_std)
+        table = Table((self.length + 1, width), ("positions", "embed"), init)
         return {"position_embedding": table, "block_position_embedding": table}
 
     def embed(self, x, tables, positions, block_positions):

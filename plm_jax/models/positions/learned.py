@@ -3,13 +3,11 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from plm_jax.common import ranges
-from plm_jax.common.lazy import lazy
-from plm_jax.models.positions.position import Position, Table
+import jax.numpy as jnp
 
-jnp = lazy("jax.numpy")
-initializers = lazy("plm_jax.models.initializers")
-look_ups = lazy("plm_jax.models.tables")
+from plm_jax.common import ranges
+from plm_jax.models import tables as look_ups
+from plm_jax.models.positions.position import Position, Table
 
 
 @dataclass(frozen=True)
@@ -40,10 +38,10 @@ class LearnedPositions(Position):
             return super().places(length, mask)
         return jnp.maximum(jnp.cumsum(mask, axis=1) * mask - 1, -self.offset)
 
-    def embedding_tables(self, model):
+    def embedding_tables(self, width, initializer):
         """`position_embedding` [offset + length, D]."""
-        shape = self.offset + self.length, model.embedding.columns
-        return {"position_embedding": Table(shape, ("positions", "embed"), initializers.normal(model, self.init_std))}
+        shape = self.offset + self.length, width
+        return {"position_embedding": Table(shape, ("positions", "embed"), initializer.normal(self.init_std))}
 
     def embed(self, x, tables, positions, block_positions):
         """The vectors of the positions are added."""

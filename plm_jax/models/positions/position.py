@@ -5,17 +5,14 @@ queries, K keys.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, Union
+from typing import NamedTuple
 
-from plm_jax.common.lazy import lazy
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
 from plm_jax.common.roles import Role
-
-if TYPE_CHECKING:
-    import jax
-
-    from plm_jax.models.settings import AttentionConfig, TransformerConfig
-
-jnp = lazy("jax.numpy")
+from plm_jax.models.initializers import Initialization
 
 
 class Table(NamedTuple):
@@ -30,6 +27,10 @@ class Table(NamedTuple):
     shape: tuple[int, ...]
     axes: tuple[str | None, ...]
     init: Callable
+
+    def declare(self, module: nn.Module, name: str) -> jax.Array:
+        """Returns the table as a parameter of a module."""
+        return module.param(name, nn.with_logical_partitioning(self.init, self.axes), self.shape)
 
 
 class Position(Role):
@@ -49,26 +50,27 @@ class Position(Role):
     tells_places: bool = True
     counts_blanks: bool = False
 
-    def check(self, attention: "AttentionConfig") -> None:
-        """Raises `UserError` for an attention that the scheme does not work with."""
+    def check(self, head_dim: int) -> None:
+        """Raises `UserError` for a `head_dim` that the scheme does not work with."""
 
-    def places(self, length: int, mask: Union["jax.Array", None]) -> "jax.Array":
+    def places(self, length: int, mask: jax.Array | None) -> jax.Array:
         """Positions int32 [B or 1, L] of a bidirectional stack's tokens under a mask [B, L], 1 for real ones."""
-        del mask
         return jnp.arange(length)[None]
 
-    def embedding_tables(self, model: "TransformerConfig") -> dict[str, Table]:
-        """The tables that `embed` takes, by the names of their parameters; a text-to-text model has them twice."""
-        del model
+    def embedding_tables(self, width: int, initializer: Initialization) -> dict[str, Table]:
+        """Returns the tables [rows, width] that `embed` reads, by the names of their parameters.
+
+        A text-to-text model has them twice.
+        """
         return {}
 
     def embed(
         self,
-        x: "jax.Array",
-        tables: dict[str, "jax.Array"],
-        positions: "jax.Array",
-        block_positions: Union["jax.Array", None],
-    ) -> "jax.Array":
+        x: jax.Array,
+        tables: dict[str, jax.Array],
+        positions: jax.Array,
+        block_positions: jax.Array | None,
+    ) -> jax.Array:
         """Embeddings [B, L, D] with what tells their places added.
 
         Args:
@@ -77,24 +79,21 @@ class Position(Role):
           positions: int32 [B or 1, L].
           block_positions: int32 [B, L], places within blanks, from 1 on, 0 outside; None: 0 everywhere.
         """
-        del tables, positions, block_positions
         return x
 
     def rotation(
-        self, head_dim: int, positions: "jax.Array", block_positions: Union["jax.Array", None]
-    ) -> Callable[["jax.Array"], "jax.Array"] | None:
+        self, head_dim: int, positions: jax.Array, block_positions: jax.Array | None
+    ) -> Callable[[jax.Array], jax.Array] | None:
         """What turns queries and keys [B, N or G, L, H] at these positions, as in `embed`; None: nothing does."""
-        del head_dim, positions, block_positions
         return None
 
-    def score_tables(self, model: "TransformerConfig") -> dict[str, Table]:
+    def score_tables(self, heads: int, head_dim: int, initializer: Initialization) -> dict[str, Table]:
         """The tables of `distance_bias` and `bias`, by the names of their parameters; a stack's layers share them."""
-        del model
         return {}
 
     def distance_bias(
-        self, tables: dict[str, "jax.Array"], distances: "jax.Array", heads: int, causal: bool
-    ) -> Union["jax.Array", None]:
+        self, tables: dict[str, jax.Array], distances: jax.Array, heads: int, causal: bool
+    ) -> jax.Array | None:
         """What is added to a score by how far its key is behind its query, before masks: once for all layers.
 
         Flash kernels add it without holding it for all scores.
@@ -108,17 +107,16 @@ class Position(Role):
         Returns:
           float32 [N, R]; None: nothing.
         """
-        del tables, distances, heads, causal
         return None
 
     def bias(
         self,
-        tables: dict[str, "jax.Array"],
-        query_places: "jax.Array",
-        key_places: "jax.Array",
+        tables: dict[str, jax.Array],
+        query_places: jax.Array,
+        key_places: jax.Array,
         heads: int,
         causal: bool,
-    ) -> Union["jax.Array", Callable[["jax.Array", "jax.Array"], "jax.Array"], None]:
+    ) -> jax.Array | Callable[[jax.Array, jax.Array], jax.Array] | None:
         """What is added to scores by more than distances, before masks: once for all layers. XLA alone computes it.
 
         Args:
@@ -132,5 +130,4 @@ class Position(Role):
           float32 [1, N, Q, K]; or, where it depends on the text, a function from each layer's queries [B, N, Q, H],
           turned and scaled, and keys [B, G, K, H] to [B, N, Q, K]; None: nothing.
         """
-        del tables, query_places, key_places, heads, causal
         return None

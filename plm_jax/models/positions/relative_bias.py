@@ -4,13 +4,11 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from plm_jax.common import ranges
-from plm_jax.common.lazy import lazy
-from plm_jax.models.positions.position import Position, Table
+import jax
+import jax.numpy as jnp
 
-jax = lazy("jax")
-jnp = lazy("jax.numpy")
-initializers = lazy("plm_jax.models.initializers")
+from plm_jax.common import ranges
+from plm_jax.models.positions.position import Position, Table
 
 
 @dataclass(frozen=True)
@@ -25,10 +23,9 @@ class RelativeBias(Position):
     max_distance: ranges.Length = 128
     tells_places = False
 
-    def score_tables(self, model):
+    def score_tables(self, heads, head_dim, initializer):
         """`relative_bias` [buckets, N]."""
-        shape = self.buckets, model.attention.heads
-        return {"relative_bias": Table(shape, (None, "heads"), initializers.score_bias(model))}
+        return {"relative_bias": Table((self.buckets, heads), (None, "heads"), initializer.score_bias())}
 
     def distance_bias(self, tables, distances, heads, causal):
         """The table's rows for the distances, float32 [N, R]."""

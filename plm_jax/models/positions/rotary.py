@@ -7,12 +7,11 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
+import jax.numpy as jnp
+
 from plm_jax.common import ranges
 from plm_jax.common.errors import UserError
-from plm_jax.common.lazy import lazy
 from plm_jax.models.positions.position import Position
-
-jnp = lazy("jax.numpy")
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,12 @@
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
+import jax.numpy as jnp
+
 from plm_jax.common import ranges
 from plm_jax.common.errors import UserError
-from plm_jax.common.lazy import lazy
 from plm_jax.models.positions.position import Position
 from plm_jax.models.positions.rotary import Rotary
-
-jnp = lazy("jax.numpy")
 
 
 @dataclass(frozen=True)
@@ -27,10 +26,10 @@ class Rotary2D(Position):
     length: ranges.Length = 2048
     counts_blanks = True
 
-    def check(self, attention):
+    def check(self, head_dim):
         """Heads must have halves of pairs."""
-        if attention.head_dim % 4:
-            raise UserError(f"attention.head_dim is {attention.head_dim}: rotary_2d takes a multiple of 4")
+        if head_dim % 4:
+            raise UserError(f"attention.head_dim is {head_dim}: rotary_2d takes a multiple of 4")
 
     def rotation(self, head_dim, positions, block_positions):
         """Turns the halves of each head."""

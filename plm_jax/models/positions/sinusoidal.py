@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from plm_jax.common.lazy import lazy
-from plm_jax.models.positions.position import Position
+import jax.numpy as jnp
 
-jnp = lazy("jax.numpy")
+from plm_jax.models.positions.position import Position
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from typing import Annotated, ClassVar, Literal
 
 from plm_jax.common import ranges
 from plm_jax.common.errors import UserError
+from plm_jax.models.encoder_decoder import SourceEncoderConfig
 from plm_jax.models.heads import Head
 from plm_jax.models.protocol import ModelConfig
-from plm_jax.models.settings.encoder_decoder import SourceEncoderConfig
 
 
 @dataclass(frozen=True, kw_only=True)

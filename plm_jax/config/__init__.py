@@ -10,35 +10,9 @@ from plm_jax.common.trees import brief, differences, to_config_dict, to_dict
 from plm_jax.config.data import DataConfig, InputsTargetsConfig
 from plm_jax.config.decoding import PUBLISHED as PUBLISHED_DECODINGS
 from plm_jax.config.decoding import DecodingConfig
-from plm_jax.config.labelled import (
-    AnswerForm,
-    ChoiceForm,
-    ClassForm,
-    Form,
-    LabelledJsonLines,
-    LabelledSource,
-    LabelledTfds,
-    ScoreForm,
-    TagForm,
-)
 from plm_jax.config.phases import has_inputs_targets, mesh_of, read_sources, resolve_phases, target_length
-from plm_jax.config.prompts import PromptConfig
 from plm_jax.config.reading import choose, from_dict, from_saved, model_from_saved, modules, resolve
 from plm_jax.config.run import Run
-from plm_jax.config.sources import (
-    FileSource,
-    InputsTargetsSource,
-    JsonLines,
-    JsonLinesInputsTargets,
-    JsonSource,
-    RegisteredSource,
-    SeqioInputsTargets,
-    SeqioTask,
-    Source,
-    TaskSource,
-    TextFiles,
-    Tfds,
-)
 from plm_jax.config.training import (
     CheckpointConfig,
     EvaluationConfig,
@@ -57,6 +31,20 @@ from plm_jax.data.layouts import (
     SentencePairs,
     Streams,
 )
+from plm_jax.data.sources.files import FileSource, JsonLines, JsonLinesInputsTargets, JsonSource, TextFiles
+from plm_jax.data.sources.labelled import (
+    AnswerForm,
+    ChoiceForm,
+    ClassForm,
+    Form,
+    LabelledJsonLines,
+    LabelledSource,
+    ScoreForm,
+    TagForm,
+)
+from plm_jax.data.sources.prompts import PromptConfig
+from plm_jax.data.sources.source import InputsTargetsSource, RegisteredSource, Source, TaskSource
+from plm_jax.data.sources.tensorflow_sources import LabelledTfds, SeqioInputsTargets, SeqioTask, Tfds
 from plm_jax.data.vocabulary_config import VocabularyConfig
 from plm_jax.training.mesh import MeshConfig
 from plm_jax.training.optimizers import (

@@ -8,8 +8,8 @@ from plm_jax.common.phases import Phase
 from plm_jax.config.data import InputsTargetsConfig
 from plm_jax.config.phases import has_inputs_targets, resolve_phases, target_length
 from plm_jax.config.run import Run
-from plm_jax.config.sources import InputsTargetsSource
 from plm_jax.config.training import TrainConfig
+from plm_jax.data.sources.source import InputsTargetsSource
 
 # Largest number of tokens in a batch: sixteen times the largest of LLaMA 3.1 405B.
 _MOST_TOKENS = 2**28

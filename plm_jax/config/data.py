@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 from plm_jax.common import ranges
 from plm_jax.common.errors import UserError, nearest
-from plm_jax.config.sources import Source
 from plm_jax.data.layouts import Blocks, Layout
+from plm_jax.data.sources.source import Source
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ import dataclasses
 
 from plm_jax.common.phases import Phase
 from plm_jax.config.run import Run
-from plm_jax.config.sources import InputsTargetsSource, Source
 from plm_jax.config.training import PhaseConfig
+from plm_jax.data.sources.source import InputsTargetsSource, Source
 from plm_jax.training.mesh import MeshConfig
 
 

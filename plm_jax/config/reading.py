@@ -13,7 +13,7 @@ from plm_jax.common import trees, users
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.config import checks
 from plm_jax.config.run import Run
-from plm_jax.config.sources import RegisteredSource
+from plm_jax.data.sources.source import RegisteredSource
 from plm_jax.models import ModelConfig
 
 # What a path begins with that counts from this package's folder, as `package:data/corpora/sotu.jsonl.gz`.

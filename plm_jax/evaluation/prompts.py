@@ -102,7 +102,7 @@ def task(run: config.Run | None, given: str) -> PromptTask:
             if not isinstance(text, str):
                 text = templates.render(source.prompt.question, *row, "question")
             return Record(text, group=files.group(*row, source))
-        return files.record(*row, source) if isinstance(source, config.JsonSource) else labelled.record(form, *row)
+        return source.record(*row) if isinstance(source, config.JsonSource) else labelled.record(form, *row)
 
     train, tested = (
         [make(row) for row in part] for part in rows.splits(name, source, split or "validation", fraction, record)

@@ -20,10 +20,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from plm_jax import config
-from plm_jax.common import progress, storage, users
+from plm_jax.common import progress, storage, trees, users
 from plm_jax.common.errors import UserError, one_line
 from plm_jax.data.cache import form
 from plm_jax.data.sources import files
+from plm_jax.data.sources.source import TaskSource
 
 Listing = dict[str, list[storage.File]]
 
@@ -67,7 +68,7 @@ def describe(run: config.Run, name: str, has_validation: bool, contents: Sequenc
         "name": name,
         "task": files.definition(source),
         "validation_fraction": None if has_validation else run.data.validation_fraction,
-        "bad_rows": run.data.bad_rows if isinstance(source, config.FileSource) else None,
+        "bad_rows": run.data.bad_rows if isinstance(source, files.FileSource) else None,
     }
     if name in run.data.segmenters:
         described["segmenter"] = segmenter(run, name)
@@ -130,11 +131,9 @@ def compare(run: config.Run, name: str) -> Comparison:
     if len(now.get("segmenter", ())) == 1 and now["segmenter"] == before.get("segmenter", [])[:1]:
         del now["segmenter"], before["segmenter"]  # Only machines that prepare caches need its code.
     # A source with another name may have the same texts.
-    changes = [change for change in config.differences(before, now) if change.field != "name"]
+    changes = [change for change in trees.differences(before, now) if change.field != "name"]
     if changes:
-        fields = (
-            f"{field} was {config.brief(before)} and is {config.brief(value)}" for field, before, value in changes
-        )
+        fields = (f"{field} was {trees.brief(before)} and is {trees.brief(value)}" for field, before, value in changes)
         return Comparison(", ".join(fields))
     if _is_users(source):
         return _compare_fingerprint(name, source, was.get("fingerprint"))
@@ -153,12 +152,12 @@ def compare(run: config.Run, name: str) -> Comparison:
 
 def _is_of_files(source: Any) -> bool:
     """Whether `FileCorpus` reads the documents of a source."""
-    return isinstance(source, config.FileSource) and type(source).open is config.FileSource.open
+    return isinstance(source, files.FileSource) and type(source).open is files.FileSource.open
 
 
 def _is_users(source: Any) -> bool:
     """Whether a source opens a user's corpus, rather than files or a corpus that needs TensorFlow."""
-    return not (_is_of_files(source) or isinstance(source, config.TaskSource))
+    return not (_is_of_files(source) or isinstance(source, TaskSource))
 
 
 def _digest(contents: Sequence[str]) -> str:
@@ -179,7 +178,7 @@ def _compare_fingerprint(name: str, source: Any, before: str | None) -> Comparis
     return Comparison(None if before == _digest(contents) else "the fingerprint of its source has changed")
 
 
-def _listing(source: config.FileSource) -> Listing:
+def _listing(source: files.FileSource) -> Listing:
     """Lists the files of each split of a source, in order; a split without files has an empty list."""
     return {split: storage.listing(files.of_split(source, split).path) for split in files.splits(source)}
 
@@ -191,7 +190,7 @@ def _settle(listed: Listing) -> None:
         time.sleep(_TIME_UNIT_NS / 1e9)
 
 
-def _compare_files(folder: str, source: config.FileSource, listed: Listing) -> Comparison:
+def _compare_files(folder: str, source: files.FileSource, listed: Listing) -> Comparison:
     """Compares the recorded files of a cache with the present ones; records the new times of files that are equal."""
     noted = form.read_files(folder)
     if noted is None:
@@ -223,7 +222,7 @@ def _compare_files(folder: str, source: config.FileSource, listed: Listing) -> C
     return Comparison(unseen=unmarked)
 
 
-def _name(source: config.FileSource, split: str, path: str) -> str:
+def _name(source: files.FileSource, split: str, path: str) -> str:
     """A file's path from the folder that its source's pattern begins with, which may move."""
     head = re.split(r"[*?[]", files.of_split(source, split).path, maxsplit=1)[0]
     return os.path.relpath(path, os.path.dirname(head))

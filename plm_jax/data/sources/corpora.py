@@ -10,10 +10,11 @@ or wherever `data.sources.NAME.path` says. A part with a rate of 0 is neither pr
 from dataclasses import dataclass
 from typing import Any
 
-from plm_jax import config
 from plm_jax.common.errors import UserError, nearest
+from plm_jax.data.sources.files import JsonLines
+from plm_jax.data.sources.tensorflow_sources import Tfds
 
-Source = config.JsonLines | config.Tfds
+Source = JsonLines | Tfds
 
 
 @dataclass(frozen=True)
@@ -43,20 +44,18 @@ class PublishedMixture:
     reference: str
 
 
-def _files(name: str) -> config.JsonLines:
-    return config.JsonLines(path=f"../corpora/{name}/*.jsonl.gz")
+def _files(name: str) -> JsonLines:
+    return JsonLines(path=f"../corpora/{name}/*.jsonl.gz")
 
 
 CORPORA = {
-    "wikipedia": PublishedCorpus(
-        config.Tfds("wikipedia/20230601.en"), "2.5e9 words in 2018", "Devlin et al. 2019, §3.1"
-    ),
-    "c4": PublishedCorpus(config.Tfds("c4/en"), "745 GB", "Raffel et al. 2020, table 8"),
-    "c4_noclean": PublishedCorpus(config.Tfds("c4/en.noclean"), "6.1 TB", "Raffel et al. 2020, table 8"),
-    "realnewslike": PublishedCorpus(config.Tfds("c4/realnewslike"), "35 GB", "Raffel et al. 2020, table 8"),
-    "webtextlike": PublishedCorpus(config.Tfds("c4/webtextlike"), "17 GB", "Raffel et al. 2020, table 8"),
-    "lm1b": PublishedCorpus(config.Tfds("lm1b"), "0.8e9 words", "Chelba et al. 2013, §3"),
-    "pg19": PublishedCorpus(config.Tfds("pg19", field="book_text"), "11 GB, 28,752 books", "Rae et al. 2020, §4"),
+    "wikipedia": PublishedCorpus(Tfds("wikipedia/20230601.en"), "2.5e9 words in 2018", "Devlin et al. 2019, §3.1"),
+    "c4": PublishedCorpus(Tfds("c4/en"), "745 GB", "Raffel et al. 2020, table 8"),
+    "c4_noclean": PublishedCorpus(Tfds("c4/en.noclean"), "6.1 TB", "Raffel et al. 2020, table 8"),
+    "realnewslike": PublishedCorpus(Tfds("c4/realnewslike"), "35 GB", "Raffel et al. 2020, table 8"),
+    "webtextlike": PublishedCorpus(Tfds("c4/webtextlike"), "17 GB", "Raffel et al. 2020, table 8"),
+    "lm1b": PublishedCorpus(Tfds("lm1b"), "0.8e9 words", "Chelba et al. 2013, §3"),
+    "pg19": PublishedCorpus(Tfds("pg19", field="book_text"), "11 GB, 28,752 books", "Rae et al. 2020, §4"),
     "books": PublishedCorpus(_files("books"), "0.8e9 words", "Devlin et al. 2019, §3.1; Zhu et al. 2015"),
     "cc_news": PublishedCorpus(_files("cc_news"), "76 GB", "Liu et al. 2019, §3.2"),
     "openwebtext": PublishedCorpus(_files("openwebtext"), "38 GB", "Liu et al. 2019, §3.2"),
@@ -122,7 +121,7 @@ def sources(*names: str) -> dict[str, Source]:
 def _source(name: str) -> Source:
     corpus, colon, language = name.partition(":")
     if colon and corpus == "c4_multilingual":
-        return config.Tfds("c4/multilingual", train=language, validation=f"{language}-validation")
+        return Tfds("c4/multilingual", train=language, validation=f"{language}-validation")
     if name not in CORPORA:
         raise UserError(f"there is no corpus '{name}': {nearest(name, [*CORPORA, 'c4_multilingual:LANGUAGE'])}")
     return CORPORA[name].source

@@ -1,4 +1,4 @@
-"""The documents of text and JSONL files: which files, what is in them, and its hash."""
+"""Sources of text and JSONL files: their settings, which files they are, what is in them, and its hash."""
 
 import collections
 import contextlib
@@ -13,13 +13,18 @@ import os
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, BinaryIO, TextIO
+from dataclasses import dataclass, field
+from typing import Annotated, Any, BinaryIO, ClassVar, Literal, TextIO
 
-from plm_jax import config
-from plm_jax.common import bounded, storage, strict_json
+from typing_extensions import override
+
+from plm_jax.common import bounded, ranges, storage, strict_json, trees
 from plm_jax.common.errors import UserError, nearest
-from plm_jax.data.sources import labelled, templates
+from plm_jax.data.cache.columns import Column
+from plm_jax.data.sources import templates
 from plm_jax.data.sources.corpus import BadRow, Corpus, Record, Skipped, ignore, kept
+from plm_jax.data.sources.prompts import PromptConfig
+from plm_jax.data.sources.source import InputsTargetsSource, RowReader, Source, SourceRow
 
 # Kinds by what they were called when the first caches were made, whose identities hash that.
 _FIRST_KINDS = {"jsonl_inputs_targets": "jsonl_examples", "seqio_inputs_targets": "seqio_examples"}
@@ -31,8 +36,156 @@ _ENDING = re.compile(r"(\.\w+)?(\.gz)?$")
 _LATER = ("only", "max_characters", "max_depth", "group")
 
 
+class PathSource(Source):
+    """A source of files.
+
+    Attributes:
+      path: the files; may be a glob.
+    """
+
+    path: str  # Not a field of this class, so that it comes first in configs.
+
+
+@dataclass(frozen=True)
+class FileSource(PathSource):
+    """A source of text or JSONL files.
+
+    Attributes:
+      max_characters: of a line, paragraph or file that is a row; a longer one is a bad row.
+    """
+
+    max_characters: Annotated[int, ranges.Range(1, 2**31 - 1)] = field(default=2**27, kw_only=True)
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """Columns that records have besides their text."""
+        return ()
+
+    @property
+    def keeps_offsets(self) -> bool:
+        """Whether the characters of each token are kept."""
+        return False
+
+    @override
+    def open(self, name: str) -> Corpus:
+        return FileCorpus(self)
+
+    def parse(self, place: str, text: str) -> Record | None:
+        """Returns the record of a row's text, or None if the source leaves it out; `place` names the row in errors.
+
+        Raises:
+          BadRow: the row does not fit the source.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class JsonSource(FileSource):
+    """A source of JSONL files.
+
+    Attributes:
+      max_depth: how deep lists and objects of a line may lie in each other; a line with deeper ones is a bad row.
+      group: field that groups rows, a text or an integer, such as a document's id. If the source has no validation
+        split, rows of one group stay in one split. Empty: rows with the same first text are a group, such as the
+        questions of one context.
+    """
+
+    max_characters: Annotated[int, ranges.Range(1, 2**31 - 1)] = field(default=2**24, kw_only=True)
+    max_depth: Annotated[int, ranges.Range(1, 512)] = field(default=100, kw_only=True)
+    group: str = field(default="", kw_only=True)
+
+    @override
+    def parse(self, place: str, text: str) -> Record | None:
+        return self.record(place, _json(place, text, self))
+
+    def record(self, place: str, row: dict[str, Any]) -> Record | None:
+        """Returns the record of a row, or None if the source leaves it out.
+
+        Raises:
+          BadRow: the row does not fit the source.
+        """
+        parsed = self._record(place, row)
+        return parsed and parsed._replace(group=group(place, row, self))
+
+    def _record(self, place: str, row: dict[str, Any]) -> Record | None:
+        """Returns the record of a row without its group."""
+        raise NotImplementedError
+
+    @override
+    def open_rows(self, name: str) -> RowReader:
+        def read(split: str) -> list[SourceRow]:
+            of = of_split(self, split)
+            rows = (SourceRow(*row) for path in paths(of) for row in json_rows(path, of))
+            return [row for row in rows if is_taken(*row, self)]
+
+        return RowReader(read, splits(self))
+
+
+@dataclass(frozen=True)
+class TextFiles(FileSource):
+    """Plain text, `.gz` allowed. `path` may be a glob. One document a file, or one a paragraph or line."""
+
+    kind: ClassVar[str] = "text"
+    places: ClassVar[tuple[str, ...]] = ("path",)
+    path: str
+    document: Literal["file", "paragraph", "line"] = "file"
+
+    @override
+    def parse(self, place: str, text: str) -> Record:
+        return Record(_text(place, text))
+
+
+@dataclass(frozen=True)
+class JsonLines(JsonSource):
+    """One JSON object a line, `.gz` allowed; `field` holds the document's text.
+
+    Attributes:
+      path, validation: the files for training and those for validation, each may be a glob; without the latter `Data`
+        parts the former.
+    """
+
+    kind: ClassVar[str] = "jsonl"
+    places: ClassVar[tuple[str, ...]] = ("path", "validation")
+    path: str
+    field: str = "text"
+    validation: str = ""
+    prompt: PromptConfig | None = None
+
+    @override
+    def _record(self, place: str, row: dict[str, Any]) -> Record:
+        text = row.get(self.field)
+        if not isinstance(text, str):
+            raise BadRow(f"{place} has no text in '{self.field}': {nearest(self.field, row)}")
+        return Record(text)
+
+
+@dataclass(frozen=True)
+class JsonLinesInputsTargets(JsonSource, InputsTargetsSource):
+    """One JSON object a line, `.gz` allowed, each an example with inputs and targets; `path` may be a glob.
+
+    Attributes:
+      inputs, targets: templates in which `{name}` stands for a field, as in `sentiment: {sentence}` or `{choices[0]}`.
+      only: a field of rows that is true in those that are taken; empty: all are.
+    """
+
+    kind: ClassVar[str] = "jsonl_inputs_targets"
+    places: ClassVar[tuple[str, ...]] = ("path",)
+    path: str
+    inputs: str = "{inputs}"
+    targets: str = "{targets}"
+    only: str = ""
+    prompt: PromptConfig | None = None
+
+    @override
+    def _record(self, place: str, row: dict[str, Any]) -> Record | None:
+        if not is_taken(place, row, self):
+            return None
+        pair = [templates.render(of, place, row, "inputs and targets") for of in (self.inputs, self.targets)]
+        return Record(pair[0], (pair[1],))
+
+
 def read(
-    source: config.FileSource,
+    source: FileSource,
     index: int = 0,
     number: int = 1,
     skipped: Skipped | None = None,
@@ -48,10 +201,10 @@ def read(
     Raises:
       UserError: no file at the path; a damaged file; text that is not UTF-8; a line that is no JSON object with text.
     """
-    parse, found = _json_record if isinstance(source, config.JsonSource) else _plain, paths(source)
+    found = paths(source)
     for file in range(len(found) * index // number, len(found) * (index + 1) // number):
         for line, place, row in _rows(found[file], source, advance):
-            record = kept(functools.partial(_parsed, parse, place, row, source), skipped)
+            record = kept(functools.partial(_record, source, place, row), skipped)
             if record is not None and any(map(str.strip, (record.text, *(record.others or ())))):
                 yield record._replace(file=file, place=line)
 
@@ -61,23 +214,23 @@ class FileCorpus(Corpus):
 
     skips_bad_rows = True
 
-    def __init__(self, name: str, source: config.FileSource):
-        del name
+    def __init__(self, source: FileSource):
         self._source, self.splits = source, splits(source)
-        if isinstance(source, config.LabelledSource):
-            self.columns, self.keeps_offsets = labelled.columns(source.form), labelled.keeps_offsets(source.form)
+        self.columns, self.keeps_offsets = source.columns, source.keeps_offsets
 
+    @override
     def shards(self, split: str, most: int = 1) -> list[tuple[int, int]]:
         """Neighbouring files: which stretch of them, of how many."""
         number = min(most, len(paths(of_split(self._source, split))))
         return [(index, number) for index in range(number)]
 
+    @override
     def read(
         self, split: str, shard: Any, skipped: Skipped | None = None, advance: Callable[[int], Any] = ignore
     ) -> Iterator[Record]:
-        """See `Corpus.read`."""
         return read(of_split(self._source, split), *shard, skipped, advance)
 
+    @override
     def fingerprint(self) -> list[str]:
         """SHA-256 of each file."""
         found = []
@@ -85,13 +238,14 @@ class FileCorpus(Corpus):
             found += [*([] if split == "train" else [split]), *map(sha256, paths(of_split(self._source, split)))]
         return found
 
+    @override
     def progress(self) -> dict[str, Any]:
         """So many bytes."""
         total = sum(storage.size(path) for split in self.splits for path in paths(of_split(self._source, split)))
         return {"total": total, "unit": "B", "unit_scale": True}
 
 
-def paths(source: config.FileSource) -> list[str]:
+def paths(source: FileSource) -> list[str]:
     """The files that a source's path or glob names, sorted."""
     found = storage.glob(source.path)
     if not found:
@@ -99,12 +253,12 @@ def paths(source: config.FileSource) -> list[str]:
     return found
 
 
-def splits(source: config.FileSource) -> tuple[str, ...]:
+def splits(source: FileSource) -> tuple[str, ...]:
     """The splits of which a source has files."""
     return ("train", "validation") if getattr(source, "validation", "") else ("train",)
 
 
-def of_split(source: config.FileSource, split: str) -> config.FileSource:
+def of_split(source: FileSource, split: str) -> FileSource:
     """A source of the files of one split."""
     return dataclasses.replace(source, path=source.validation, validation="") if split == "validation" else source
 
@@ -115,12 +269,12 @@ class _Watched(io.RawIOBase):
     def __init__(self, file: BinaryIO, advance: Callable[[int], Any]):
         self._file, self._advance = file, advance
 
+    @override
     def readable(self) -> bool:
-        """It is there to be read."""
         return True
 
-    def readinto(self, buffer: memoryview) -> int:
-        """Reads the next bytes into a buffer."""
+    @override
+    def readinto(self, buffer: Any) -> int:
         size = self._file.readinto(buffer)
         self._advance(size)
         return size
@@ -148,7 +302,7 @@ def _open(path: str, advance: Callable[[int], Any]) -> Iterator[TextIO]:
 
 
 def _rows(
-    path: str, source: config.FileSource, advance: Callable[[int], Any] = ignore
+    path: str, source: FileSource, advance: Callable[[int], Any] = ignore
 ) -> Iterator[tuple[int, str, str | None]]:
     """Of each document that is not blank its first line, from 1, its place, `FILE` or `FILE:LINE`, and its text.
 
@@ -193,15 +347,19 @@ def _text(place: str, text: str) -> str:
     return text
 
 
-def _parsed(parse: Callable[..., Record | None], place: str, row: str | None, source: config.FileSource) -> Any:
-    """What a source makes of a row."""
+def _record(source: FileSource, place: str, row: str | None) -> Record | None:
+    return source.parse(place, _limited(source, place, row))
+
+
+def _limited(source: FileSource, place: str, row: str | None) -> str:
+    """Returns the text of a row, which is None if it is longer than the source's `max_characters`."""
     if row is None:
         limit = source.max_characters
         raise BadRow(f"{place} has more than {limit:,} characters: part it, or raise the source's max_characters")
-    return parse(place, row, source)
+    return row
 
 
-def json_rows(path: str, source: config.JsonSource | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
+def json_rows(path: str, source: JsonSource | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
     """The place, `FILE:LINE`, of each line of a JSONL file that is not blank, and its object.
 
     Args:
@@ -210,11 +368,11 @@ def json_rows(path: str, source: config.JsonSource | None = None) -> Iterator[tu
     Raises:
       UserError: as `read`.
     """
-    source = source or config.JsonLines(path)
-    return ((place, _parsed(_json, place, line, source)) for _, place, line in _rows(path, source))
+    source = source or JsonLines(path)
+    return ((place, _json(place, _limited(source, place, line), source)) for _, place, line in _rows(path, source))
 
 
-def _json(place: str, line: str, source: config.JsonSource) -> dict[str, Any]:
+def _json(place: str, line: str, source: JsonSource) -> dict[str, Any]:
     """The object that a line is."""
     if bounded.is_nested(line, source.max_depth):
         limit = source.max_depth
@@ -233,29 +391,7 @@ def _json(place: str, line: str, source: config.JsonSource) -> dict[str, Any]:
     return row
 
 
-def _plain(place: str, text: str, source: config.FileSource) -> Record:
-    del source
-    return Record(_text(place, text))
-
-
-def _json_record(place: str, line: str, source: config.JsonSource) -> Record | None:
-    return record(place, _json(place, line, source), source)
-
-
-def record(place: str, row: dict[str, Any], source: config.JsonSource) -> Record | None:
-    """Returns the record of a row, or None if the source leaves it out.
-
-    Raises:
-      BadRow: the row does not fit the source.
-    """
-    if isinstance(source, config.LabelledJsonLines):
-        parsed = labelled.record(source.form, place, row)
-    else:
-        parsed = (_text_record if isinstance(source, config.JsonLines) else _example)(place, row, source)
-    return parsed and parsed._replace(group=group(place, row, source))
-
-
-def group(place: str, row: dict[str, Any], source: config.Source) -> str | None:
+def group(place: str, row: dict[str, Any], source: Source) -> str | None:
     """Returns the group of a row, or None if the source declares no group.
 
     Raises:
@@ -270,21 +406,7 @@ def group(place: str, row: dict[str, Any], source: config.Source) -> str | None:
     return str(value)
 
 
-def _text_record(place: str, row: dict[str, Any], source: config.JsonLines) -> Record:
-    text = row.get(source.field)
-    if not isinstance(text, str):
-        raise BadRow(f"{place} has no text in '{source.field}': {nearest(source.field, row)}")
-    return Record(text)
-
-
-def _example(place: str, row: dict[str, Any], source: config.JsonLinesInputsTargets) -> Record | None:
-    if not is_taken(place, row, source):
-        return None
-    pair = [templates.render(of, place, row, "inputs and targets") for of in (source.inputs, source.targets)]
-    return Record(pair[0], (pair[1],))
-
-
-def is_taken(place: str, row: dict[str, Any], source: config.JsonSource) -> bool:
+def is_taken(place: str, row: dict[str, Any], source: JsonSource) -> bool:
     """Whether a source of examples takes a row."""
     only = getattr(source, "only", "")
     if not only:
@@ -296,9 +418,9 @@ def is_taken(place: str, row: dict[str, Any], source: config.JsonSource) -> bool
     return bool(row[only])
 
 
-def check(name: str, source: config.Source) -> None:
+def check(name: str, source: Source) -> None:
     """Raises a `UserError` for a source of files that has none in a split, saying where to put them, or one in both."""
-    if not isinstance(source, config.FileSource):
+    if not isinstance(source, FileSource):
         return
     found: set[str] = set()
     for split in splits(source):
@@ -326,7 +448,7 @@ def _pattern_of_folder(path: str) -> str | None:
 
 def definition(source: Any) -> dict[str, Any]:
     """What of a source's config decides its documents besides their content: all but where it lies and its prompt."""
-    found = {name: value for name, value in config.to_dict(source).items() if name not in (*source.places, "prompt")}
+    found = {name: value for name, value in trees.to_dict(source).items() if name not in (*source.places, "prompt")}
     for name in _LATER:
         if name in found and found[name] == getattr(type(source), name):
             del found[name]

@@ -1,4 +1,6 @@
-"""Rows of labelled sources as the texts and columns of the cache.
+"""Sources of labelled examples: which fields of a row hold what, and rows as the texts and columns of the cache.
+
+    config.LabelledJsonLines("train.jsonl", config.ClassForm(("negative", "positive"), text="sentence"), "test.jsonl")
 
 An example's texts are the sentences of its document: a text and its pair; words, joined by spaces; a context and then
 the question to it; a context and its choices. What is held out follows from the first. Its columns are, of each form:
@@ -14,14 +16,20 @@ the question to it; a context and its choices. What is held out follows from the
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
+from typing_extensions import override
 
-from plm_jax import config
-from plm_jax.common.errors import nearest
+from plm_jax.common import ranges
+from plm_jax.common.errors import UserError, nearest
+from plm_jax.common.roles import Role
 from plm_jax.data.cache.columns import Column
 from plm_jax.data.sources.corpus import BadRow, Record
+from plm_jax.data.sources.files import JsonSource
+from plm_jax.data.sources.prompts import PromptConfig
+from plm_jax.data.sources.source import Source
 
 Row = Mapping[str, Any]
 
@@ -42,17 +50,128 @@ _COLUMNS = {
 }
 
 
-def columns(form: config.Form) -> tuple[Column, ...]:
+class Form(Role):
+    """What the rows of a labelled source are; the fields say which of a row's hold it.
+
+    Attributes:
+      labels: names of the classes or tags, in the order of their ids; empty where there are none.
+    """
+
+    labels: tuple[str, ...] = ()
+
+    @property
+    def num_texts(self) -> int:
+        """Number of texts of an example."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class ClassForm(Form):
+    """A text, or a pair of texts, and its class: a name of `labels`, or its number from 0.
+
+    Attributes:
+      pair: the field of the second text; empty: there is one text.
+    """
+
+    kind: ClassVar[str] = "classes"
+    labels: tuple[str, ...]
+    text: str = "text"
+    pair: str = ""
+    label: str = "label"
+
+    def __post_init__(self):
+        _check_labels(self.labels)
+
+    @property
+    @override
+    def num_texts(self) -> int:
+        return 2 if self.pair else 1
+
+
+@dataclass(frozen=True)
+class ScoreForm(Form):
+    """A text, or a pair of texts, and a number; `pair` as in `ClassForm`."""
+
+    kind: ClassVar[str] = "score"
+    text: str = "text"
+    pair: str = ""
+    score: str = "score"
+
+    @property
+    @override
+    def num_texts(self) -> int:
+        return 2 if self.pair else 1
+
+
+@dataclass(frozen=True)
+class TagForm(Form):
+    """A list of words and one of as many tags: names of `labels`, or their numbers from 0."""
+
+    kind: ClassVar[str] = "tags"
+    labels: tuple[str, ...]
+    words: str = "tokens"
+    tags: str = "tags"
+
+    def __post_init__(self):
+        _check_labels(self.labels)
+
+    @property
+    @override
+    def num_texts(self) -> int:
+        return 1
+
+
+@dataclass(frozen=True)
+class AnswerForm(Form):
+    """A question, a context, and the stretches of it that answer the question, none where it has no answer.
+
+    Answers are SQuAD's `{"text": […], "answer_start": […]}`, or a list of `{"text": …, "start": …}`; an offset counts
+    the characters of the context. The first answer is what training reads.
+    """
+
+    kind: ClassVar[str] = "span"
+    question: str = "question"
+    context: str = "context"
+    answers: str = "answers"
+
+    @property
+    @override
+    def num_texts(self) -> int:
+        return 2
+
+
+@dataclass(frozen=True)
+class ChoiceForm(Form):
+    """A context, a list of `number` texts that may go on with it, and the right one, its number from 0 or the text."""
+
+    kind: ClassVar[str] = "choice"
+    number: Annotated[int, ranges.Range(2, 1024)]
+    context: str = "question"
+    endings: str = "choices"
+    label: str = "label"
+
+    @property
+    @override
+    def num_texts(self) -> int:
+        return 1 + self.number
+
+
+def _check_labels(labels: tuple[str, ...]) -> None:
+    if len(labels) < 2 or len(set(labels)) < len(labels):
+        raise UserError(f"a source has form.labels {', '.join(labels) or '()'}: give at least two, none twice")
+
+
+def columns(form: Form) -> tuple[Column, ...]:
     """What documents of a form bring along."""
     return _COLUMNS[form.kind]
 
 
-def keeps_offsets(form: config.Form) -> bool:
+def keeps_offsets(form: Form) -> bool:
     """Whether labels of a form are those of stretches of text."""
     return form.kind in ("tags", "span")
 
 
-def record(form: config.Form, place: str, row: Row) -> Record:
+def record(form: Form, place: str, row: Row) -> Record:
     """The example that a row is; `place` is what errors call it.
 
     Raises:
@@ -109,24 +228,24 @@ def _label(place: str, field: str, value: Any, labels: tuple[str, ...]) -> int:
     return index
 
 
-def _one_or_two(form: config.ClassForm | config.ScoreForm, place: str, row: Row) -> tuple[str, tuple[str, ...]]:
+def _one_or_two(form: ClassForm | ScoreForm, place: str, row: Row) -> tuple[str, tuple[str, ...]]:
     """The text of a row, and the one that it is paired with."""
     return _text(place, row, form.text), (_text(place, row, form.pair),) if form.pair else ()
 
 
-def _classes(form: config.ClassForm, place: str, row: Row) -> Record:
+def _classes(form: ClassForm, place: str, row: Row) -> Record:
     label = _label(place, form.label, _field(place, row, form.label), form.labels)
     return Record(*_one_or_two(form, place, row), values={"label": label})
 
 
-def _score(form: config.ScoreForm, place: str, row: Row) -> Record:
+def _score(form: ScoreForm, place: str, row: Row) -> Record:
     score = _field(place, row, form.score)
     if isinstance(score, bool) or not isinstance(score, int | float) or not -_MOST < score < _MOST:
         raise BadRow(f"{place} has {_brief(score)} in '{form.score}': give a number")
     return Record(*_one_or_two(form, place, row), values={"score": score})
 
 
-def _tags(form: config.TagForm, place: str, row: Row) -> Record:
+def _tags(form: TagForm, place: str, row: Row) -> Record:
     words, tags = _texts(place, row, form.words), _field(place, row, form.tags)
     if not isinstance(tags, list) or len(tags) != len(words):
         number = len(tags) if isinstance(tags, list) else "no"
@@ -141,7 +260,7 @@ def _tags(form: config.TagForm, place: str, row: Row) -> Record:
     return Record(" ".join(words), (), values={"tags": ids, "word_begins": begins})
 
 
-def _span(form: config.AnswerForm, place: str, row: Row) -> Record:
+def _span(form: AnswerForm, place: str, row: Row) -> Record:
     context, question = _text(place, row, form.context), _text(place, row, form.question)
     begins, ends = [], []
     for text, begin in _answers(place, form.answers, _field(place, row, form.answers)):
@@ -180,7 +299,7 @@ def _answers(place: str, field: str, answers: Any) -> list[tuple[str, int]]:
     )
 
 
-def _choice(form: config.ChoiceForm, place: str, row: Row) -> Record:
+def _choice(form: ChoiceForm, place: str, row: Row) -> Record:
     choices, label = _texts(place, row, form.endings), _field(place, row, form.label)
     if len(choices) != form.number:
         raise BadRow(f"{place} has {len(choices)} choices, form.number is {form.number}: give as many")
@@ -199,3 +318,35 @@ _RECORDS: dict[str, Callable[[Any, str, Row], Record]] = {
     "span": _span,
     "choice": _choice,
 }
+
+
+class LabelledSource(Source):
+    """A source of labelled examples."""
+
+    form: Form
+
+
+@dataclass(frozen=True)
+class LabelledJsonLines(JsonSource, LabelledSource):
+    """Labelled examples, one JSON object a line, `.gz` allowed; places as in `JsonLines`."""
+
+    kind: ClassVar[str] = "labelled_jsonl"
+    places: ClassVar[tuple[str, ...]] = ("path", "validation")
+    path: str
+    form: Form
+    validation: str = ""
+    prompt: PromptConfig | None = None
+
+    @property
+    @override
+    def columns(self) -> tuple[Column, ...]:
+        return columns(self.form)
+
+    @property
+    @override
+    def keeps_offsets(self) -> bool:
+        return keeps_offsets(self.form)
+
+    @override
+    def _record(self, place: str, row: dict[str, Any]) -> Record:
+        return record(self.form, place, row)

@@ -5,11 +5,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
-from plm_jax import config
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.data.sources import labelled, tasks
 from plm_jax.data.sources.corpus import Corpus, Record, Skipped, ignore, kept
+from plm_jax.data.sources.source import RowReader, SourceRow, TfdsSource
 from plm_jax.data.tensorflow_side import tfds
 
 
@@ -18,39 +19,56 @@ class TfdsCorpus(Corpus):
 
     skips_bad_rows = True
 
-    def __init__(self, name: str, source: config.LabelledTfds):
-        del name
-        self._source, self._builder = source, tasks.builder(source)
+    def __init__(self, source: TfdsSource, form: labelled.Form):
+        self._source, self._form, self._builder = source, form, tasks.builder(source)
         self._found = tasks.download(self._builder)
         if source.train not in self._found:
             raise UserError(f"{source.name} has no split '{source.train}': {nearest(source.train, self._found)}")
         self.splits = ("train", "validation") if source.validation in self._found else ("train",)
-        self.columns, self.keeps_offsets = labelled.columns(source.form), labelled.keeps_offsets(source.form)
+        self.columns, self.keeps_offsets = labelled.columns(form), labelled.keeps_offsets(form)
 
+    @override
     def shards(self, split: str, most: int = 1) -> list[None]:
-        """All of a split at once."""
-        del split, most
         return [None]
 
+    @override
     def read(
         self, split: str, shard: None, skipped: Skipped | None = None, advance: Callable[[int], Any] = ignore
     ) -> Iterator[Record]:
-        """See `Corpus.read`; progress counts examples."""
-        del shard
         for number, (place, row) in enumerate(rows(self._builder, self._source.name, getattr(self._source, split)), 1):
             advance(1)
-            found = kept(functools.partial(labelled.record, self._source.form, place, row), skipped)
+            found = kept(functools.partial(labelled.record, self._form, place, row), skipped)
             if found is not None:
                 yield found._replace(place=number)
 
+    @override
     def fingerprint(self) -> list[str]:
         """The builder's name and version, and the sizes of its splits."""
         return tasks.builder_fingerprint(self._builder)
 
+    @override
     def progress(self) -> dict[str, Any]:
         """So many examples."""
         total = sum(self._found[getattr(self._source, split)].num_examples for split in self.splits)
         return {"total": total, "unit": " examples"}
+
+
+def open_rows(source: TfdsSource) -> RowReader:
+    """Returns a reader of the rows of a builder.
+
+    Raises:
+      UserError: the builder is unknown or cannot be downloaded, or has no split for training.
+    """
+    builder = tasks.builder(source)
+    renamed = {"train": source.train, "validation": source.validation}
+    known = tasks.download(builder)
+    if source.train not in known:
+        raise UserError(f"{source.name} has no split '{source.train}': {nearest(source.train, known)}")
+
+    def read(split: str) -> list[SourceRow]:
+        return [SourceRow(*row) for row in rows(builder, source.name, renamed.get(split, split))]
+
+    return RowReader(read, (*(split for split, name in renamed.items() if name in known), *known))
 
 
 def rows(builder: tfds.core.DatasetBuilder, name: str, split: str) -> Iterator[tuple[str, dict[str, Any]]]:

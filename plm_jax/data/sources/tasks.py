@@ -12,13 +12,15 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, NamedTuple
 
-import plm_jax
-from plm_jax import config
-from plm_jax.common import storage, users
+from typing_extensions import override
+
+from plm_jax.common import storage, trees, users
 from plm_jax.common.errors import UserError, in_users_code, nearest, one_line
 from plm_jax.data import cache
 from plm_jax.data.sources import files
 from plm_jax.data.sources.corpus import Corpus, Record, Skipped, ignore
+from plm_jax.data.sources.files import FileSource, JsonLinesInputsTargets
+from plm_jax.data.sources.source import InputsTargetsSource, RegisteredSource, Source, TaskSource, TfdsSource
 from plm_jax.data.tensorflow_side import seqio, tf, tfds
 
 _TEXT = seqio.Feature(seqio.PassThroughVocabulary(0), add_eos=False, dtype=tf.string, rank=0)
@@ -47,16 +49,17 @@ class _FileSource(seqio.DataSource):
 
     supports_arbitrary_sharding = False
 
-    def __init__(self, source: config.FileSource, bad_rows: str):
+    def __init__(self, source: FileSource, bad_rows: str):
         super().__init__(splits=files.splits(source))
         self._bad_rows = bad_rows
         self.error: UserError | None = None
         self._source = source
 
+    @override
     def list_shards(self, split: str) -> list[str]:
-        """The paths of the files."""
         return files.paths(files.of_split(self._source, split))
 
+    @override
     def get_dataset(
         self,
         split: str = "train",
@@ -65,11 +68,9 @@ class _FileSource(seqio.DataSource):
         shard_info: seqio.ShardInfo | None = None,
         **_: Any,
     ) -> tf.data.Dataset:
-        """The documents of all files or of a shard, in order."""
-        del shuffle, seed
         source = files.of_split(self._source, split)
         index, number = (shard_info.index, shard_info.num_shards) if shard_info else (0, 1)
-        names = _PARTS if isinstance(source, config.JsonLinesInputsTargets) else ("text",)
+        names = _PARTS if isinstance(source, JsonLinesInputsTargets) else ("text",)
         groups = (_GROUP,) if getattr(source, "group", "") else ()
 
         def documents() -> Iterator[dict[str, bytes]]:
@@ -93,15 +94,15 @@ class _TfdsTexts(seqio.TfdsDataSource):
 class TaskCorpus(Corpus):
     """Documents, or inputs and targets, of a seqio task."""
 
-    def __init__(self, name: str, source: config.TaskSource):
+    def __init__(self, name: str, source: TaskSource):
         self._source, self._task = source, task(name, source)
         self.splits = tuple(self._task.splits)
 
+    @override
     def shards(self, split: str, most: int = 1) -> list[seqio.ShardInfo | None]:
-        """Its files, see `shards`."""
-        del most
         return shards(self._source, self._task, split)
 
+    @override
     def read(
         self,
         split: str,
@@ -109,29 +110,27 @@ class TaskCorpus(Corpus):
         skipped: Skipped | None = None,
         advance: Callable[[int], Any] = ignore,
     ) -> Iterator[Record]:
-        """See `Corpus.read`; progress counts documents."""
-        del skipped
-        if isinstance(self._source, config.InputsTargetsSource):
+        if isinstance(self._source, InputsTargetsSource):
             found = ((example.inputs, (example.targets,)) for example in examples(self._task, split, shard))
         else:
-            field = self._source.field if isinstance(self._source, config.RegisteredSource) else "text"
+            field = self._source.document_field if isinstance(self._source, RegisteredSource) else "text"
             found = ((text, None) for text in texts(self._task, split, field, shard))
         for place, (text, others) in enumerate(found, 1):
             advance(1)
             yield Record(text, others, shard.index if shard else 0, place)
 
+    @override
     def fingerprint(self) -> list[str]:
-        """See `fingerprint`."""
         return fingerprint(self._source, self._task)
 
+    @override
     def progress(self) -> dict[str, Any]:
-        """So many documents, where it tells how many there are."""
-        if not isinstance(self._source, config.Tfds):
+        if not isinstance(self._source, TfdsSource):
             return super().progress()
         return {"total": sum(map(self._task.source.num_input_examples, self._task.splits)), "unit": " documents"}
 
 
-def task(name: str, source: Any) -> seqio.Task:
+def task(name: str, source: Source) -> seqio.Task:
     """The seqio task of a config's source, registered as `plm_jax:NAME:HASH` (a `SeqioTask` is there already).
 
     Raises:
@@ -144,12 +143,12 @@ def task(name: str, source: Any) -> seqio.Task:
     return found
 
 
-def registered(name: str, source: Any, bad_rows: str = "stop") -> seqio.Task:
+def registered(name: str, source: Source, bad_rows: str = "stop") -> seqio.Task:
     """As `task`, whatever splits there are: some are there to be evaluated alone; `bad_rows` of files as in `Data`."""
-    return _seqio_task(source) if isinstance(source, config.RegisteredSource) else _register(name, source, bad_rows)
+    return _seqio_task(source) if isinstance(source, RegisteredSource) else _register(name, source, bad_rows)
 
 
-def _seqio_task(source: config.RegisteredSource) -> seqio.Task:
+def _seqio_task(source: RegisteredSource) -> seqio.Task:
     _imported(source.module)
     if source.name not in seqio.TaskRegistry.names():
         if source.name in seqio.MixtureRegistry.names():
@@ -164,7 +163,7 @@ def _seqio_task(source: config.RegisteredSource) -> seqio.Task:
     return task
 
 
-def rates(source: config.RegisteredSource) -> dict[str, float] | None:
+def rates(source: RegisteredSource) -> dict[str, float] | None:
     """The rate of each task of a registered mixture, as seqio computes it; None: `source` is a task.
 
     As in seqio a task without a `train` split is not trained on, and is left out.
@@ -197,18 +196,18 @@ def rates(source: config.RegisteredSource) -> dict[str, float] | None:
 def _imported(module: str) -> ModuleType:
     """A module that registers tasks, if it is one that may be imported; an error within it names their line."""
     try:
-        is_ours = module.split(".")[0] == plm_jax.__name__
+        is_ours = module.split(".")[0] == __name__.split(".")[0]
         return importlib.import_module(module) if is_ours else users.imported(module)
     except (ModuleNotFoundError, ValueError) as error:  # The latter: no name of one.
         raise UserError(f"cannot import {module} ({error}): mend the source's module") from error
 
 
-def _register(name: str, source: config.FileSource | config.Tfds, bad_rows: str) -> seqio.Task:
-    definition = hashlib.sha256(json.dumps([config.to_dict(source), bad_rows], sort_keys=True).encode()).hexdigest()
+def _register(name: str, source: FileSource | TfdsSource, bad_rows: str) -> seqio.Task:
+    definition = hashlib.sha256(json.dumps([trees.to_dict(source), bad_rows], sort_keys=True).encode()).hexdigest()
     full_name = f"plm_jax:{name}:{definition[:8]}"
     if full_name in seqio.TaskRegistry.names():
         return seqio.TaskRegistry.get(full_name)
-    if isinstance(source, config.JsonLinesInputsTargets):
+    if isinstance(source, JsonLinesInputsTargets):
         features = dict.fromkeys(_PARTS, _TEXT)
         return seqio.TaskRegistry.add(
             full_name,
@@ -217,7 +216,7 @@ def _register(name: str, source: config.FileSource | config.Tfds, bad_rows: str)
             output_features=features,
             metric_fns=[accuracy],
         )
-    if isinstance(source, config.Tfds):
+    if isinstance(source, TfdsSource):
         found = download(builder(source))
         if source.train not in found:
             raise UserError(f"{source.name} has no split '{source.train}': {nearest(source.train, found)}")
@@ -228,7 +227,7 @@ def _register(name: str, source: config.FileSource | config.Tfds, bad_rows: str)
     )
 
 
-def register_tfds(name: str, source: config.Tfds, splits: dict[str, str] | None = None) -> seqio.Task:
+def register_tfds(name: str, source: TfdsSource, splits: dict[str, str] | None = None) -> seqio.Task:
     """Registers the documents of a TFDS builder as a seqio task `name`; nothing is downloaded.
 
     Args:
@@ -239,11 +238,12 @@ def register_tfds(name: str, source: config.Tfds, splits: dict[str, str] | None 
     """
     full_name, _, version = builder(source).info.full_name.rpartition("/")
     provider = _TfdsTexts(f"{full_name}:{version}", source.data_dir or None, splits)
-    rename = [lambda dataset: dataset.map(lambda row: {"text": row[source.field]})]
+    field = source.document_field
+    rename = [lambda dataset: dataset.map(lambda row: {"text": row[field]})]
     return seqio.TaskRegistry.add(name, source=provider, preprocessors=rename, output_features=_FEATURES)
 
 
-def builder(source: config.Tfds | config.LabelledTfds) -> tfds.core.DatasetBuilder:
+def builder(source: TfdsSource) -> tfds.core.DatasetBuilder:
     """That of a source, whose field it has.
 
     Raises:
@@ -257,8 +257,9 @@ def builder(source: config.Tfds | config.LabelledTfds) -> tfds.core.DatasetBuild
             f"TensorFlow Datasets does not know '{source.name}' ({what}): mend the source's name"
         ) from error
     features = found.info.features
-    if isinstance(source, config.Tfds) and source.field not in features:
-        raise UserError(f"{source.name} has no feature '{source.field}': {nearest(source.field, features)}")
+    field = source.document_field
+    if field is not None and field not in features:
+        raise UserError(f"{source.name} has no feature '{field}': {nearest(field, features)}")
     return found
 
 
@@ -272,13 +273,13 @@ def download(builder: tfds.core.DatasetBuilder) -> tfds.core.splits.SplitDict:
     return builder.info.splits
 
 
-def shards(source: Any, task: seqio.Task, split: str) -> list[seqio.ShardInfo | None]:
+def shards(source: Source, task: seqio.Task, split: str) -> list[seqio.ShardInfo | None]:
     """What a split can be read in, one after another or at once: its files.
 
     TensorFlow Datasets' stay apart however many they are, since a whole split mixes them; those of seqio's own
     tasks stay together, since a task's examples may depend on each other, unless `register_tfds` has made it.
     """
-    if isinstance(source, config.RegisteredSource) and not isinstance(task.source, _TfdsTexts):
+    if isinstance(source, RegisteredSource) and not isinstance(task.source, _TfdsTexts):
         return [None]
     number = len(task.source.list_shards(split))
     return [seqio.ShardInfo(index, number) for index in range(number)]
@@ -344,7 +345,7 @@ def accuracy(targets: list[str], predictions: list[str]) -> dict[str, float]:
     return {"accuracy": sum(hits) / len(hits)}
 
 
-def fingerprint(source: Any, task: seqio.Task) -> list[str]:
+def fingerprint(source: Source, task: seqio.Task) -> list[str]:
     """What a seqio task holds, as text to hash: SHA-256 of each file; of a TFDS builder, whose files may be terabytes,
     its version and sizes.
 
@@ -352,7 +353,7 @@ def fingerprint(source: Any, task: seqio.Task) -> list[str]:
     files that its data source lists in `code`.
     """
     found, sizes, code = [], [], []
-    if isinstance(source, config.RegisteredSource):
+    if isinstance(source, RegisteredSource):
         code += users.digests(source.module)
         found += getattr(task.source, "code", ())
     if isinstance(task.source, seqio.TfdsDataSource) and not task.source.tfds_dataset.tfds_splits:

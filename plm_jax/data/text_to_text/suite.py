@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
+from typing_extensions import override
 
-from plm_jax import config
 from plm_jax.common.errors import UserError, nearest, one_line
 from plm_jax.data.sources import files
 from plm_jax.data.tensorflow_side import seqio, tf
@@ -263,11 +263,13 @@ class _JsonLines(seqio.DataSource):
         self._task, self._paths = task, dict(paths)
         super().__init__(splits=self._paths)
 
+    @override
     def list_shards(self, split: str) -> list[str]:
-        return files.paths(config.JsonLines(self._paths[split]))
+        return files.paths(files.JsonLines(self._paths[split]))
 
+    @override
     def get_dataset(self, split: str = "train", shuffle: bool = True, seed=None, shard_info=None, **_: Any):
-        del shuffle, seed  # seqio shuffles what it reads.
+        # seqio shuffles what it reads.
         paths = self.list_shards(split)
         if shard_info:
             paths = paths[shard_info.index :: shard_info.num_shards]

@@ -5,12 +5,12 @@ sizes of their tasks as T5 has them; tasks `plm_jax:CORPUS`, the corpora to pret
 `text`; mixtures `plm_jax:MODEL` of these alone, such as `plm_jax:t5`.
 """
 
-from plm_jax import config
 from plm_jax.data.sources import corpora, tasks
+from plm_jax.data.sources.tensorflow_sources import Tfds
 from plm_jax.data.tensorflow_side import seqio
 from plm_jax.data.text_to_text import sizes, suite
 
-_CORPORA = {name: corpus.source for name, corpus in corpora.CORPORA.items() if isinstance(corpus.source, config.Tfds)}
+_CORPORA = {name: corpus.source for name, corpus in corpora.CORPORA.items() if isinstance(corpus.source, Tfds)}
 _MIXTURES = {"glue": sizes.GLUE, "super_glue": sizes.SUPER_GLUE, "all": sizes.ALL}
 _MIXTURES |= {name: made.rates for name, made in corpora.MIXTURES.items() if made.rates.keys() <= _CORPORA.keys()}
 

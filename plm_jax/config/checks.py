@@ -3,13 +3,15 @@
 import math
 from collections.abc import Sequence
 
+from plm_jax import objectives
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.common.phases import Phase
 from plm_jax.config.data import InputsTargetsConfig
 from plm_jax.config.phases import has_inputs_targets, resolve_phases, target_length
 from plm_jax.config.run import Run
 from plm_jax.config.training import TrainConfig
-from plm_jax.data.sources.source import InputsTargetsSource
+from plm_jax.data.sources.labelled import LabelledSource
+from plm_jax.data.sources.source import InputsTargetsSource, Source
 
 # Largest number of tokens in a batch: sixteen times the largest of LLaMA 3.1 405B.
 _MOST_TOKENS = 2**28
@@ -36,9 +38,11 @@ def check(run: Run) -> None:
             )
         _tokens(phase, "train.batch_size", phase.batch_size)
         _tokens(phase, "evaluation.batch_size", run.evaluation.batch_size)
-        run.data.layout.check(run, phase)
+        run.data.layout.check(run.objective, run.vocabulary, phase.length, _read(run, phase))
         _carry(run, phase)
         _positions(run, phase.length)
+    _pairs(run)
+    _labelled(run)
     _words(run)
     _examples(run, phases)
 
@@ -102,13 +106,71 @@ def _mixture(run: Run, phase: Phase) -> None:
         raise UserError("config.data.mixture has no rate above 0: give at least one")
 
 
+def _read(run: Run, phase: Phase) -> dict[str, Source]:
+    """The sources that a phase reads."""
+    rates = phase.mixture or dict.fromkeys(run.data.sources, 1.0)
+    return {name: source for name, source in run.data.sources.items() if rates.get(name, 0.0) > 0}
+
+
+def _pairs(run: Run) -> None:
+    """Rejects rows of two texts for a model that cannot tell them apart, and labels of pairs that no head learns."""
+    layout = run.data.layout
+    if layout.labels_pairs and getattr(run.model.named_heads.get("sentence_pair"), "classes", 0) < 2:
+        raise UserError(
+            "sentence pairs need a model with a pooler of two classes: set config.model.pooler, or blocks as the layout"
+        )
+    if layout.num_texts > 1 and not layout.labels_pairs and run.model.token_types < 2:
+        raise UserError(
+            f"{layout.plural} need a model that tells them apart: set config.model.embedding.token_types to 2"
+        )
+
+
+def _labelled(run: Run) -> None:
+    """Rejects a model whose rows, head or labels are not those of a labelled objective and its sources."""
+    objective = run.objective
+    if not isinstance(objective, objectives.LabelledObjective):
+        return
+    if objective.rows != run.model.architecture:
+        raise UserError(
+            f"config.objective.rows is {objective.rows}, config.model.kind is '{run.model.kind}': set rows to "
+            f"{run.model.architecture}"
+        )
+    head = run.model.named_heads.get("task")
+    if head is None:
+        return
+    if head.kind != objective.form:
+        raise UserError(
+            f"config.model.heads.task.kind is {head.kind}, objective '{objective.kind}' trains a head of kind "
+            f"{objective.form}: set it so, or leave the head out"
+        )
+    for name, source in run.data.sources.items():
+        if isinstance(source, LabelledSource):
+            _labels(getattr(head, "labels", ()), name, source.form.labels)
+
+
+def _labels(of_head: Sequence[str], name: str, of_source: Sequence[str]) -> None:
+    """Rejects a head whose labels are not those of a source."""
+    if not of_head or not of_source:
+        return
+    if len(of_head) != len(of_source):
+        raise UserError(
+            f"config.model.heads.task has {len(of_head)} labels ({', '.join(of_head)}), source '{name}' "
+            f"{len(of_source)} ({', '.join(of_source)}): give the same"
+        )
+    for ours, theirs in zip(of_head, of_source, strict=True):
+        if ours != theirs:
+            raise UserError(
+                f"config.model.heads.task.labels has '{ours}' where form.labels of source '{name}' has '{theirs}': "
+                f"give the same, in one order ({nearest(ours, of_source)})"
+            )
+
+
 def _carry(run: Run, phase: Phase) -> None:
     """Rejects a model that carries state from row to row if the rows do not follow each other in the text."""
-    layout, rates = run.data.layout, phase.mixture or dict.fromkeys(run.data.sources, 1.0)
-    sources = [name for name in run.data.sources if rates.get(name, 0.0) > 0]
+    layout, sources = run.data.layout, _read(run, phase)
     if not layout.goes_on:
         reason = f"the rows of config.data.layout '{layout.kind}' are shuffled"
-    elif shuffled := [name for name in sources if isinstance(run.data.sources[name], InputsTargetsSource)]:
+    elif shuffled := [name for name, source in sources.items() if isinstance(source, InputsTargetsSource)]:
         reason = f"the rows of source '{shuffled[0]}' are shuffled"
     elif len(sources) > 1:
         reason = f"rows alternate between the sources {', '.join(sources)}"

@@ -101,8 +101,9 @@ def preprocessor(
 
     def rows(number: np.ndarray, *documents: np.ndarray) -> Iterator[layouts.Example]:
         with tempfile.TemporaryDirectory() as folder:
-            source = cache.CachedSource(folder, identity, {}, {split: _Documents(*documents)}, word_initial)
-            opened = layout.open(source, split, length, seed, objective, characters)
+            table = _Documents(*documents)
+            request = layouts.RowRequest(table, split, identity, folder, length, objective, seed, characters)
+            opened = layout.open(request)
             for index in range(opened.num_rows):
                 rng = layouts.generator(seed, split, index, int(number))
                 yield noising.make(objective, opened, index, rng, word_initial)

@@ -46,7 +46,7 @@ class _Segment:
     rates: dict[str, float]
     mixture: mixtures.Mixture
     base: int
-    orders: dict[str, layouts.Order]
+    orders: dict[str, layouts.RowOrder]
     offsets: dict[str, int]
 
     def positions(self, k: int) -> dict[str, int]:
@@ -103,7 +103,7 @@ class Reader:
     def _plan(self) -> list[_Segment]:
         segments: list[_Segment] = []
         position = dict.fromkeys(self.sources, 0)
-        orders: dict[str, layouts.Order] = {}
+        orders: dict[str, layouts.RowOrder] = {}
         for stage in self._stages:
             rates = self._rates(stage)
             mixture = mixtures.Mixture(rates)
@@ -141,7 +141,8 @@ class Reader:
             packed = self._run.data.inputs_targets.packed
             return inputs_targets.InputsTargetsRows(source.splits[split], self._example_rows, length, packed)
         characters = self._spelling if layout.reads_characters(self._run.objective) else None
-        return layout.open(source, split, length, self._run.train.seed, self.objective, characters)
+        request = layouts.RowRequest.of(source, split, length, self.objective, self._run.train.seed, characters)
+        return layout.open(request)
 
     @functools.cached_property
     def _spelling(self) -> np.ndarray:
@@ -151,17 +152,21 @@ class Reader:
         length = self._run.model.max_characters
         return words.spelling(self._run.data.cache_dir, self.vocabulary, length)
 
-    def _order(self, name: str, stage: config.Phase) -> layouts.Order:
+    def _order(self, name: str, stage: config.Phase) -> layouts.RowOrder:
         """The order of a source's training examples in a stage."""
         rows = self.rows("train", name, stage.length)
-        order = rows.order(self._run.data.window_tokens, stage.batch_size, self._run.train.seed, name)
-        if self._run.data.layout.goes_on and isinstance(order, layouts.Order):
+        layout, window, seed = self._run.data.layout, self._run.data.window_tokens, self._run.train.seed
+        if self.sources[name].has_inputs_targets:
+            order = layouts.Order(rows, window, seed, name)
+        else:
+            order = layout.order(rows, window, stage.batch_size, seed, name)
+        if layout.goes_on and isinstance(order, layouts.Order):
             raise UserError(
-                f"config.data.layout '{self._run.data.layout.kind}' sets `goes_on`, but the order of its rows is "
-                "shuffled: give its `Rows` an `order` in which row r of a batch continues row r of the batch before"
+                f"config.data.layout '{layout.kind}' sets `goes_on`, but the order of its rows is shuffled: give it an "
+                "`order` in which row r of a batch continues row r of the batch before"
             )
         if not order.num_items:
-            raise UserError(f"source '{name}' {rows.shortage(stage.length, stage.batch_size)}")
+            raise UserError(f"source '{name}' {order.shortage()}")
         return order
 
     def example(self, k: int) -> Example:
@@ -177,7 +182,7 @@ class Reader:
         if self.objective.duplicates:
             draw = order.epoch(number) % self.objective.duplicates
             rng = layouts.generator(seed, f"static/{name}", item, draw, segment.stage.length)
-        return name, order.layout, item, rng
+        return name, order.rows, item, rng
 
     def origin(self, k: int) -> tuple[str, list[int]]:
         """Of example k the source and, by their numbers in its training split, the documents that it has text of."""
@@ -196,7 +201,7 @@ class Reader:
             end = stage.first_example + (end_step - stage.first_step) * stage.batch_size
             first, last = (segment.positions(k)[name] for k in (stage.first_example, end))
             order, offset = segment.orders[name], segment.offsets[name]
-            places = [order.places(rows, first, last) for rows in order.layout.rows_with(document)]
+            places = [order.places(rows, first, last) for rows in order.rows.rows_with(document)]
             for place in np.unique(np.concatenate(places)).tolist():
                 k = segment.base + segment.mixture.place(name, place - offset)
                 if document in self.origin(k)[1]:
@@ -286,7 +291,7 @@ class Reader:
                     "than a row has predicted; name a segmenter in config.data.segmenters, or set "
                     "config.objective.whole_words to 0"
                 )
-        if self._run.data.layout.is_full():
+        if self._run.data.layout.is_full:
             return found
         for stage in stages:
             sample = _sample(stage)

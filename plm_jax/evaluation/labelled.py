@@ -53,7 +53,7 @@ def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool 
 
 def trivial(rows: LabelledRows, labels: Sequence[str] = ()) -> dict[str, float]:
     """The figures of the best answer that is the same for all examples; of spans those of the whole context."""
-    form, documents = rows.objective.settings.form, range(rows.num_documents)
+    form, documents = rows.objective.form, range(rows.num_documents)
     if form == "span":
         pairs = [(metrics.right_answers(rows, document), rows.context(document)) for document in documents]
         return {

@@ -1,8 +1,9 @@
 """What an objective knows of the vocabulary."""
 
 from dataclasses import dataclass
+from typing import Self
 
-from plm_jax.common.special_ids import SpecialIds
+from plm_jax.common.special_ids import NAMES, SpecialIds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,3 +17,10 @@ class Special(SpecialIds):
 
     sentinels: tuple[int, ...] = ()
     vocab_size: int = 0
+
+    @classmethod
+    def of(cls, ids: SpecialIds, vocab_size: int = 0, num_sentinels: int = 0) -> Self:
+        """Returns the ids of a vocabulary whose last `num_sentinels` ids are sentinels, used from the last one down."""
+        sentinels = tuple(range(vocab_size - 1, vocab_size - 1 - num_sentinels, -1))
+        given = {name: getattr(ids, name) for name in NAMES}
+        return cls(**given, sentinels=sentinels, vocab_size=vocab_size)

@@ -42,7 +42,7 @@ def check(perfect, trivial):
 def rows_of(form, column, values):
     """The attributes of rows that metrics of labelled examples read, with one row per example."""
     return types.SimpleNamespace(
-        objective=types.SimpleNamespace(settings=types.SimpleNamespace(form=form)),
+        objective=types.SimpleNamespace(form=form),
         num_rows=len(values),
         document=lambda item: item,
         values=lambda name, item: {column: values}[name][item],

@@ -14,7 +14,7 @@ from plm_jax import config, objectives
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache, prepare
 from plm_jax.data.cache import columns, form, vectors
-from plm_jax.data.layouts import index
+from plm_jax.data.layouts import RowRequest, index
 from plm_jax.data.sources.corpus import Corpus, Record
 
 EOS = 256
@@ -122,7 +122,7 @@ def test_an_objective_reads_a_column_of_a_sources_own(run, tmp_path):
     prepare.prepare(run(Noted()), show_progress=False)
     source = cache.open_source(str(tmp_path), "a")
     special = objectives.Special(eos=EOS, vocab_size=257)
-    rows = config.Blocks().open(source, "train", 50, 0, objectives.BoundObjective(Lines(), special))
+    rows = config.Blocks().open(RowRequest.of(source, "train", 50, objectives.BoundObjective(Lines(), special)))
     for item in range(rows.num_rows):
         example = rows.example(item, np.random.default_rng(0))
         tokens, real = example["tokens"].tolist(), example.get("mask", np.ones(50)).sum()
@@ -194,7 +194,7 @@ def test_two_token_files_that_change_places_are_noticed(write_source, tmp_path, 
 def test_damage_of_an_index_is_noticed(write_sentences, tmp_path):
     source = write_sentences({"train": [[3, 4, 5]] * 30})
     special = objectives.Special(pad=0, cls=1, sep=2, mask=3, vocab_size=60_000)
-    config.FullSentences().open(source, "train", 16, 0, objectives.get("masked_lm", special))
+    config.FullSentences().open(RowRequest.of(source, "train", 16, objectives.get("masked_lm", special)))
     (folder,) = (tmp_path / "a/index").iterdir()
     index.verify(str(folder))
     flip(folder / "starts.npy", 200)

@@ -150,16 +150,18 @@ class Ends(layouts.Layout):
     plural: ClassVar[str] = "ends"
     least: int = 2
 
+    @property
     def is_full(self):
         return False
 
-    def check(self, run, stage):
-        super().check(run, stage)
-        if stage.length < self.least:
-            raise UserError(f"config.data.length is {stage.length}: ends take at least {self.least}")
+    def check(self, objective, special, length, sources):
+        super().check(objective, special, length, sources)
+        if length < self.least:
+            raise UserError(f"config.data.length is {length}: ends take at least {self.least}")
 
-    def open(self, source, split, length, seed, objective, characters=None):
-        return EndRows(source.splits[split], objective.input_length(length), objective.special.pad)
+    def open(self, request):
+        objective = request.objective
+        return EndRows(request.split, objective.input_length(request.length), objective.special.pad)
 
 
 class EndRows(layouts.Rows):

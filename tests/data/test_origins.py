@@ -73,9 +73,9 @@ def test_documents_of_rows_are_those_whose_tokens_they_have(documents, make_run,
 
 def test_rows_of_streams_come_where_their_order_says():
     class Text:
-        num_whole, num_rows = 23, 24
+        num_whole, num_rows, length = 23, 24, 5
 
-    order = layouts.streams.StreamOrder(Text, 5, 4)
+    order = layouts.streams.StreamOrder(Text, 4)
     items = [order.item(k) for k in range(400)]
     for item in range(24):
         expected = [k for k in range(37, 391) if items[k] == item]

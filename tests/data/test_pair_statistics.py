@@ -23,7 +23,7 @@ def labels(folder, task):
     )
     source = cache.CachedSource(str(folder), "i", {}, {"train": split}, None)
     layout = config.SentencePairs(task=task, duplicates=1, short_probability=0.0)
-    opened = layout.open(source, "train", 512, 0, objectives.get("masked_lm", SPECIAL))
+    opened = layout.open(layouts.RowRequest.of(source, "train", 512, objectives.get("masked_lm", SPECIAL)))
     found = [opened.example(item, layouts.generator(1, "draws", item)) for item in range(opened.num_rows)]
     is_label = np.array([example["pair_label"] for example in found])
     return is_label, (np.array([example["tokens"][1] for example in found]) - 4) // SENTENCES

@@ -51,7 +51,7 @@ def corpus(seed, num_documents, longest_sentence=9):
 
 
 def opened(source, length, split="train", seed=0, **settings):
-    return config.SentencePairs(**settings).open(source, split, length, seed, MASKED_LM)
+    return config.SentencePairs(**settings).open(layouts.RowRequest.of(source, split, length, MASKED_LM, seed))
 
 
 def examples(layout, items=None):

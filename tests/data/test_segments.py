@@ -20,9 +20,8 @@ def corpus(seed, num_documents, longest=12):
 
 
 def opened(source, length=24, seed=0, whole_words=0):
-    return config.Segments().open(
-        source, "train", length, seed, objectives.get("masked_lm", SPECIAL, whole_words=whole_words)
-    )
+    objective = objectives.get("masked_lm", SPECIAL, whole_words=whole_words)
+    return config.Segments().open(layouts.RowRequest.of(source, "train", length, objective, seed))
 
 
 def test_rows_take_whole_sentences_of_one_document_until_they_have_enough(write_sentences, monkeypatch):

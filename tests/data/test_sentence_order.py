@@ -14,7 +14,7 @@ FIRST = 4
 
 def examples(source, length=16, **settings):
     """(A, B, label) of each pair of all passes, as numbers of tokens in the text."""
-    layout = config.SentencePairs(**settings).open(source, "train", length, 0, MASKED_LM)
+    layout = config.SentencePairs(**settings).open(layouts.RowRequest.of(source, "train", length, MASKED_LM))
     found = []
     for item in range(layout._passes[-1]):
         made = layout.example(item, layouts.generator(5, "draws", item))
@@ -49,7 +49,7 @@ def test_a_worked_example(write_sentences, task, firsts):
     source, found, lasts = write_sentences({"train": [[2, 1], [3]]}), set(), set()
     settings = config.SentencePairs(task=task, duplicates=1, short_probability=0.0)
     for seed in range(20):
-        layout = settings.open(source, "train", 10, seed, MASKED_LM)
+        layout = settings.open(layouts.RowRequest.of(source, "train", 10, MASKED_LM, seed))
         rows = [layout.example(item, layouts.generator(seed, "b", item)) for item in range(layout.num_rows)]
         names = "tokens", "token_types", "pair_label"
         *first, last = (tuple(tuple(row[n].tolist()) if row[n].ndim else int(row[n]) for n in names) for row in rows)

@@ -206,10 +206,8 @@ class SaysSo(config.Streams):
 
     kind: ClassVar[str] = "tests_says_so"
 
-    def open(self, *arguments):
-        rows = super().open(*arguments)
-        rows.order = lambda *how: layouts.Rows.order(rows, *how)
-        return rows
+    def order(self, rows, window_tokens, batch_size, seed, name):
+        return layouts.Order(rows, window_tokens, seed, name)
 
 
 def test_a_layout_that_shuffles_rows_that_it_says_follow_each_other_is_refused(folder):

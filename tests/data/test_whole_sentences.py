@@ -54,7 +54,7 @@ def published(documents, length, cross, drop=False):
 
 def opened(source, length, cross, split="train", drop=False):
     objective = objectives.get("masked_lm", SPECIAL)
-    return config.FullSentences(cross, drop).open(source, split, length, 0, objective)
+    return config.FullSentences(cross, drop).open(layouts.RowRequest.of(source, split, length, objective))
 
 
 def rows_of(layout):

@@ -53,6 +53,11 @@ class DocumentTable(abc.ABC):
         """How many documents begin before each so many-th token, see `rising`."""
         return rising.milestones(self.documents, self.num_tokens)
 
+    def span(self, document: int) -> tuple[int, int]:
+        """Returns the tokens [start, stop) of a document."""
+        start, stop = self.documents[document : document + 2].tolist()
+        return start, stop
+
     def numbers(self, start: int, stop: int) -> range:
         """The documents that tokens [start, stop) are of."""
         first, last = self.documents.searchsorted((start, stop - 1), side="right").tolist()
@@ -191,7 +196,7 @@ class Split(DocumentTable):
 
     def of_document(self, name: str, number: int) -> np.ndarray:
         """A column's values of one document; of kind `document` a single one, of `start` counted from its begin."""
-        kind, (start, stop) = self.columns[name].kind, self.documents[number : number + 2].tolist()
+        kind, (start, stop) = self.columns[name].kind, self.span(number)
         if kind == "start":
             return self.starts(name, start, stop)
         if kind == "document":

@@ -36,7 +36,7 @@ def of_outputs(rows: LabelledRows, outputs: Outputs, labels: Sequence[str] = ())
       outputs: of row i what the head gives: [C] of classes, [1], [L, C] of tags, [L, 2] of begin and end, [choices].
       labels: names of the classes or tags.
     """
-    return _OF_FORMS[rows.objective.settings.form](rows, outputs, labels)
+    return _OF_FORMS[rows.objective.form](rows, outputs, labels)
 
 
 def names(objective: objectives.LabelledObjective, labels: Sequence[str] = ()) -> list[str]:
@@ -157,7 +157,8 @@ def _tags(rows: LabelledRows, outputs: Outputs, labels: Sequence[str]) -> Figure
 
 def answers(rows: LabelledRows, outputs: Outputs) -> list[spans.Answer]:
     """What is told of each example, from the scores of all its windows."""
-    settings: objectives.SpanExtraction = rows.objective.settings
+    settings = rows.objective
+    assert isinstance(settings, objectives.SpanExtraction)
     found = []
     for document in range(rows.num_documents):
         parts = [rows.window(item) for item in rows.rows_of(document)]

@@ -1,23 +1,25 @@
-"""Which tokens make each row: a layout opens a split and gives its rows, an index that is arithmetic or memory-mapped.
+"""Layouts: which tokens make each row of a batch. No state decides which row is the k-th.
 
-    layout.py     what a layout is (the role `Layout`), and what it gives when it is opened (`Rows`)
+    layout.py     the role `Layout`, which opens a split
+    rows.py       rows of an opened split
     order.py      which row comes k-th: windows permuted by a seed, and rows within each
-    stream.py     a split as one stream of tokens with marks around documents
-    index.py      where rows begin of which each depends on the one before
-    formats.py    a row that is a stretch of a stream
-    noising.py    a row with an objective's noise and targets
+    stream.py     a split as one stream of tokens, with special ids around documents
+    index.py      where rows begin if each depends on the one before
+    formats.py    a row that is a span of a stream
+    noising.py    a row with the noise and targets of an objective
 
-and one file for each layout. No state decides which row is the k-th. Nothing is imported here that a config would have
-to wait for: what reads and writes files is, once a layout is opened.
+and one file for each layout.
 """
 
 from plm_jax.data.layouts.blocks import Blocks
 from plm_jax.data.layouts.documents import Documents
+from plm_jax.data.layouts.formats import Example
 from plm_jax.data.layouts.full_sentences import FullSentences
 from plm_jax.data.layouts.labelled import LabelledLayout
-from plm_jax.data.layouts.layout import Example, Layout, Rows, begins_with
-from plm_jax.data.layouts.order import Order
+from plm_jax.data.layouts.layout import Layout, RowRequest, begins_with
+from plm_jax.data.layouts.order import Order, RowOrder
 from plm_jax.data.layouts.randomness import generator
+from plm_jax.data.layouts.rows import Rows
 from plm_jax.data.layouts.segments import Segments
 from plm_jax.data.layouts.sentence_pairs import SentencePairs
 from plm_jax.data.layouts.stream import Stream
@@ -31,6 +33,8 @@ __all__ = [
     "LabelledLayout",
     "Layout",
     "Order",
+    "RowOrder",
+    "RowRequest",
     "Rows",
     "Segments",
     "SentencePairs",

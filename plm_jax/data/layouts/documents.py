@@ -12,18 +12,16 @@ these columns:
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
+from typing_extensions import override
 
-from plm_jax import objectives
 from plm_jax.common import trees
+from plm_jax.data import cache
 from plm_jax.data.layouts import index
-from plm_jax.data.layouts.layout import Example, Form, Layout, check_around, check_length
-
-if TYPE_CHECKING:
-    from plm_jax import config
-    from plm_jax.data import cache
+from plm_jax.data.layouts.formats import Example
+from plm_jax.data.layouts.layout import Layout, RowRequest
 
 BLOCK_TOKENS = 2**20
 # Of a row, marks counted: most tokens of one that goes, and the share of unknown ones with which it goes.
@@ -40,44 +38,18 @@ class Documents(Layout):
 
     kind: ClassVar[str] = "documents"
     plural: ClassVar[str] = "documents"
+    num_texts: ClassVar[int] = 1
+    least_length: ClassVar[int] = TOO_SHORT + 1
 
-    def gives(self, objective: objectives.Objective) -> Form:
-        """Rows with their marks."""
-        del objective
-        return "row"
+    @override
+    def open(self, request: RowRequest) -> "DocumentRows":
+        unk = request.objective.special.unk
+        settings, columns = [trees.to_dict(self), request.length], {"starts": "<i8", "lengths": "<i4"}
 
-    def is_full(self) -> bool:
-        """A row ends with its document."""
-        return False
+        def walk(number: int) -> Iterator[index.Found]:
+            return _walk(request.split, request.length, unk)
 
-    def check(self, run: "config.Run", stage: "config.Phase") -> None:
-        """Rows longer than what is left out, and the marks around them."""
-        super().check(run, stage)
-        check_around(run.vocabulary, self.plural)
-        check_length(stage.length, TOO_SHORT + 1, self.plural)
-
-    def blank(self, length: int, objective: objectives.BoundObjective, num_characters: int = 0) -> Example:
-        """See `Layout.blank`."""
-        del num_characters
-        return objectives.RowFormat.of(objective.special).row([np.zeros(1, np.int32)], length)
-
-    def open(
-        self,
-        source: "cache.CachedSource",
-        split: str,
-        length: int,
-        seed: int,
-        objective: objectives.BoundObjective,
-        characters: np.ndarray | None = None,
-    ) -> "DocumentRows":
-        """Opens the index, or makes it: once for each length."""
-        del seed, characters
-        opened, columns = source.splits[split], {"starts": "<i8", "lengths": "<i4"}
-        what = [trees.to_dict(self), length]
-        found = index.open_index(
-            source, split, what, columns, lambda number: _walk(opened, length, objective.special.unk)
-        )
-        return DocumentRows(found, opened, length, objective)
+        return DocumentRows(index.open_index(request, settings, columns, walk), request, self)
 
 
 def cut(documents: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
@@ -97,7 +69,7 @@ def cut(documents: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
     return starts, stops
 
 
-def _blocks(split: "cache.Split") -> Iterator[np.ndarray]:
+def _blocks(split: cache.DocumentTable) -> Iterator[np.ndarray]:
     """Where documents begin, and the end, about BLOCK_TOKENS a time."""
     first, starts = 0, np.asarray(split.documents)
     while first < split.num_documents:
@@ -107,7 +79,7 @@ def _blocks(split: "cache.Split") -> Iterator[np.ndarray]:
         first = last
 
 
-def _walk(split: "cache.Split", length: int, unk: int | None) -> Iterator[index.Found]:
+def _walk(split: cache.DocumentTable, length: int, unk: int | None) -> Iterator[index.Found]:
     """The rows of a split that stay."""
     for documents in _blocks(split):
         begins, ends = cut(documents, length)
@@ -123,38 +95,30 @@ def _walk(split: "cache.Split", length: int, unk: int | None) -> Iterator[index.
 class DocumentRows(index.IndexedRows):
     """`[CLS] document [SEP]` in rows of `length`, in one pass."""
 
-    def __init__(self, found: index.Index, split: "cache.Split", length: int, objective: objectives.BoundObjective):
-        super().__init__(found, split, split.num_tokens, objective.reads)
-        self._lengths, self._length = found.columns["lengths"], length
-        self._format = objectives.RowFormat.of(objective.special)
+    def __init__(self, found: index.Index, request: RowRequest, layout: Documents):
+        super().__init__(found, request)
+        self._lengths = found.columns["lengths"]
+        self._format = layout.row_format(request.objective.special)
 
+    @override
+    def span(self, item: int) -> tuple[int, int]:
+        start = int(self._starts[item])
+        return start, start + int(self._lengths[item])
+
+    @override
     def example(self, item: int, rng: np.random.Generator) -> Example:
-        """A row, see `RowFormat.row`; nothing is drawn."""
-        del rng
-        start = int(self._starts[item])
-        stretch = start, start + int(self._lengths[item])
-        made = self._format.row([self._split.tokens(*stretch)], self._length)
-        return self._with_starts(made, [stretch], [0], self._format)
+        span = self.span(item)
+        row = self._format.row([self._split.tokens(*span)], self._length)
+        return self._with_starts(row, [span], [0], self._format)
 
-    def documents(self, item: int, rng: np.random.Generator) -> range:
-        """See `Rows.documents`."""
-        del rng
-        start = int(self._starts[item])
-        return self._split.numbers(start, start + int(self._lengths[item]))
-
-    def rows_with(self, document: int) -> list[range]:
-        """See `Rows.rows_with`."""
-        return self._rows_within(*self._split.documents[document : document + 2].tolist())
-
-    def shortage(self, length: int, batch_size: int) -> str:
-        """See `Rows.shortage`."""
-        del length, batch_size
+    @override
+    def shortage(self) -> str:
         return (
             f"has no training document of {TOO_SHORT - 1} tokens, most of them known: "
             "give longer ones or another config.data.layout"
         )
 
+    @override
     def notes(self, name: str) -> list[str]:
-        """The share of the split's tokens that are in no row."""
-        share = 1 - int(self._lengths.sum(dtype=np.int64)) / max(1, self._split.num_tokens)
+        share = 1 - int(np.asarray(self._lengths).sum(dtype=np.int64)) / max(1, self._split.num_tokens)
         return [f"{share:.1%} of the tokens of '{name}' are left out, in rows too short or too unknown"] * (share > 0)

@@ -10,20 +10,18 @@ at once, about every 262,144 sentences.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
+from typing_extensions import override
 
 from plm_jax import objectives
 from plm_jax.common import trees
 from plm_jax.common.errors import UserError
 from plm_jax.data.layouts import formats, index
-from plm_jax.data.layouts.layout import Example, Form, Layout, check_around, check_length
+from plm_jax.data.layouts.formats import Example
+from plm_jax.data.layouts.layout import Form, Layout, RowRequest
 from plm_jax.data.layouts.stream import Stream
-
-if TYPE_CHECKING:
-    from plm_jax import config
-    from plm_jax.data import cache
 
 
 @dataclass(frozen=True)
@@ -44,59 +42,40 @@ class FullSentences(Layout):
 
     kind: ClassVar[str] = "whole_sentences"
     plural: ClassVar[str] = "whole sentences"
+    num_texts: ClassVar[int] = 1
+    least_length: ClassVar[int] = 3
     cross_documents: bool = True
     drop_long_sentences: bool = False
 
-    def gives(self, objective: objectives.Objective) -> Form:
-        """Rows with their marks, or the sentences alone where the objective frames a text itself."""
-        return "text" if objective.frames else "row"
+    @override
+    def form(self, objective: objectives.Objective) -> Form:
+        return "text" if objective.frames else "row"  # An objective that frames a text reads the sentences alone.
 
+    @property
+    @override
     def is_full(self) -> bool:
-        """A row of one document ends with it."""
         return self.cross_documents
 
-    def check(self, run: "config.Run", stage: "config.Phase") -> None:
-        """Rows with room for a token, and the marks around them."""
-        super().check(run, stage)
-        check_around(run.vocabulary, self.plural)
-        check_length(stage.length, 3, self.plural)
-
-    def blank(self, length: int, objective: objectives.BoundObjective, num_characters: int = 0) -> Example:
-        """See `Layout.blank`."""
-        if objective.frames:
-            return super().blank(length, objective, num_characters)
-        return objectives.RowFormat.of(objective.special).row([np.zeros(1, np.int32)], length)
-
-    def open(
-        self,
-        source: "cache.CachedSource",
-        split: str,
-        length: int,
-        seed: int,
-        objective: objectives.BoundObjective,
-        characters: np.ndarray | None = None,
-    ) -> "SentenceRows":
-        """Opens the index, or makes it: once for each length."""
-        del seed, characters
-        opened, special = source.splits[split], objective.special
-        row_format = None if objective.frames else objectives.RowFormat.of(special)
+    @override
+    def open(self, request: RowRequest) -> "SentenceRows":
+        split, objective, length = request.split, request.objective, request.length
+        row_format = None if objective.frames else self.row_format(objective.special)
         size = objective.input_length(length) if row_format is None else length
         room = size if row_format is None else row_format.room(length)
-        stream = Stream(opened, row_format and row_format.between[0], special.pad)
+        stream = Stream(split, None if row_format is None else row_format.between[0], objective.special.pad)
 
         def walk_all(number: int) -> Iterator[index.Found]:
-            del number  # There is one pass.
             walked, separated = 0, row_format is not None
-            for sentences, documents in index.blocks(opened):
+            for sentences, documents in index.blocks(split):
                 rows = walk(sentences, documents, room, self.cross_documents, separated, self.drop_long_sentences)
                 yield index.Found(len(documents) - 1, [walked + edges for edges in rows])
                 walked += separated * (len(documents) - 1)
 
-        what = [trees.to_dict(self), room, row_format is not None]
-        found = index.open_index(source, split, what, {"starts": "<i8", "ends": "<i8"}, walk_all)
+        settings, columns = [trees.to_dict(self), room, row_format is not None], {"starts": "<i8", "ends": "<i8"}
+        found = index.open_index(request, settings, columns, walk_all)
         if not found.passes[-1]:
             raise UserError(f"every sentence is longer than a row of {length}: raise config.data.length")
-        return SentenceRows(found, opened, stream, size, objective, row_format)
+        return SentenceRows(found, request, stream, size, row_format)
 
 
 def walk(
@@ -148,46 +127,39 @@ def walk(
 class SentenceRows(index.IndexedRows):
     """`[CLS] sentences [SEP]`, with `[SEP]` between documents, in rows of `length` and in one pass.
 
-    Without a format they are the sentences alone.
+    Without a format a row is the sentences alone.
     """
 
     def __init__(
         self,
         found: index.Index,
-        split: "cache.Split",
+        request: RowRequest,
         stream: Stream,
         length: int,
-        objective: objectives.BoundObjective,
         row_format: objectives.RowFormat | None,
     ):
-        super().__init__(found, split, stream.num_tokens, objective.reads)
+        super().__init__(found, request, stream)
         self._ends = found.columns["ends"]
         self._stream, self._length, self._format = stream, length, row_format
-        self._pad = objective.special.pad or 0
+        self._pad = request.objective.special.pad or 0
 
+    @override
     def example(self, item: int, rng: np.random.Generator) -> Example:
-        """A row, see `RowFormat.row`, or `formats.stretch` if it has no format; nothing is drawn."""
-        del rng
-        start, stop = self._stretch(item)
+        start, stop = self.span(item)
         tokens, begins = self._stream.read(start, stop)
         if self._format is None:
-            at, made = 0, formats.stretch(tokens, begins, self._length, separate=False, pad=self._pad)
+            at, row = 0, formats.stretch(tokens, begins, self._length, separate=False, pad=self._pad)
         else:
             # A separator stands already where the row's last document ends.
             tokens = tokens[:-1] if tokens[-1] == self._format.after[0] else tokens
-            at, made = len(self._format.before), self._format.row([tokens], self._length)
-        return made | {name: at + self._stream.starts(name, start, stop) for name in self._reads}
+            at, row = len(self._format.before), self._format.row([tokens], self._length)
+        return row | {name: at + self._stream.starts(name, start, stop) for name in self._reads}
 
-    def documents(self, item: int, rng: np.random.Generator) -> range:
-        """See `Rows.documents`."""
-        del rng
-        return self._stream.numbers(*self._stretch(item))
-
-    def rows_with(self, document: int) -> list[range]:
-        """See `Rows.rows_with`."""
-        start, stop = self._stream.stretch(document)
-        rows = self._rows_within(start, stop)
+    @override
+    def rows_within(self, start: int, stop: int) -> list[range]:
+        rows = super().rows_within(start, stop)
         return [range(of.start + int(len(of) > 0 and self._ends[of.start] <= start), of.stop) for of in rows]
 
-    def _stretch(self, item: int) -> tuple[int, int]:
+    @override
+    def span(self, item: int) -> tuple[int, int]:
         return int(self._starts[item]), int(self._ends[item])

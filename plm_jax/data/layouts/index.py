@@ -18,17 +18,20 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from tqdm import tqdm
+from typing_extensions import override
 
 from plm_jax import objectives
 from plm_jax.common import storage, trees
 from plm_jax.common.errors import UserError, one_line
-from plm_jax.data.layouts.layout import Example, Rows
-
-if TYPE_CHECKING:
-    from plm_jax.data import cache
+from plm_jax.data import cache
+from plm_jax.data.layouts.formats import Example
+from plm_jax.data.layouts.layout import RowRequest
+from plm_jax.data.layouts.rows import SpanRows
+from plm_jax.data.layouts.stream import Stream
 
 FORMAT = 3
 BLOCK_SENTENCES = 2**18
@@ -52,7 +55,7 @@ class Index(NamedTuple):
     """
 
     passes: list[int]
-    columns: "dict[str, np.ndarray | cache.Ranged]"
+    columns: dict[str, np.ndarray | cache.Ranged]
 
 
 @dataclass(frozen=True)
@@ -68,28 +71,25 @@ class _Described:
 
 
 def open_index(
-    source: "cache.CachedSource",
-    split: str,
-    what: Sequence[Any],
+    request: RowRequest,
+    settings: Sequence[Any],
     columns: Mapping[str, str],
     walk: Callable[[int], Iterator[Found]],
     num_passes: int = 1,
 ) -> Index:
-    """An index, which is made if it is missing; of several makers at once the first to end is taken.
+    """Opens an index, and makes it if it is missing; of several makers at once the first to end is taken.
 
     Args:
-      what: all that decides what is in it, source and split apart.
+      settings: everything that decides the rows, except for the split itself.
       columns: the type of each.
-      walk: the number of a pass → what is found in it.
+      walk: function from the number of a pass to the rows that are found in it.
 
     Raises:
       UserError: it is damaged or cannot be written.
     """
-    from plm_jax.data import cache
-
-    what = [FORMAT, source.identity, split, *what, dict(columns), num_passes]
-    key = hashlib.sha256(json.dumps(what).encode("utf-8")).hexdigest()[:16]
-    root = os.path.join(source.folder, "index")
+    described = [FORMAT, request.identity, request.name, *settings, dict(columns), num_passes]
+    key = hashlib.sha256(json.dumps(described).encode("utf-8")).hexdigest()[:16]
+    root = os.path.join(request.folder, "index")
     folder = os.path.join(root, key)
     if not os.path.exists(folder):
         try:
@@ -97,7 +97,7 @@ def open_index(
             with tempfile.TemporaryDirectory(prefix=".", dir=root) as temporary:
                 made = os.path.join(temporary, "index")
                 os.mkdir(made)
-                _write(made, key, columns, walk, num_passes, source.splits[split].num_documents)
+                _write(made, key, columns, walk, num_passes, request.split.num_documents)
                 with contextlib.suppress(OSError):  # Another one was first.
                     os.rename(made, folder)
         except OSError as error:
@@ -119,10 +119,6 @@ def _write(
     num_documents: int,
 ) -> None:
     """Walks all passes and writes the index's files into a folder."""
-    from tqdm import tqdm
-
-    from plm_jax.data import cache
-
     files = {name: cache.NpyAppender(os.path.join(folder, f"{name}.npy"), dtype) for name, dtype in columns.items()}
     passes = [0]
     with tqdm(None, "indexing rows", num_passes * num_documents, unit=" documents", delay=2) as bar:
@@ -145,8 +141,6 @@ def _write(
 
 def _describe(folder: str) -> _Described:
     """What its `index.json` says of the index in a folder, which has the name of its key."""
-    from plm_jax.data import cache
-
     path = os.path.join(folder, "index.json")
     try:
         with open(path) as file:
@@ -163,10 +157,8 @@ def _describe(folder: str) -> _Described:
     return described
 
 
-def _open(folder: str) -> "tuple[cache.Vectors, list[int]]":
+def _open(folder: str) -> tuple[cache.Vectors, list[int]]:
     """The columns of an index, and its passes."""
-    from plm_jax.data import cache
-
     described, place = _describe(folder), cache.Folder(os.path.dirname(folder))
     vectors = cache.Vectors(place, os.path.basename(folder), described.blocks, described.checksums)
     return vectors, list(described.passes)
@@ -183,7 +175,7 @@ def verify(folder: str) -> None:
         vectors.whole(name, passes[-1], dtype)
 
 
-def blocks(split: "cache.Split") -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def blocks(split: cache.DocumentTable) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Whole documents with about BLOCK_SENTENCES sentences a time.
 
     Returns:
@@ -212,7 +204,7 @@ def edges_of(num_tokens: int, window_tokens: int) -> np.ndarray:
     return np.arange(-(-num_tokens // window_tokens) + 1, dtype=np.int64) * window_tokens
 
 
-def _first_from(starts: "np.ndarray | cache.Ranged", first: int, end: int, edges: np.ndarray) -> np.ndarray:
+def _first_from(starts: np.ndarray | cache.Ranged, first: int, end: int, edges: np.ndarray) -> np.ndarray:
     """Which of `starts`, which rise from `first` up to `end`, is the first at or beyond each of rising `edges`."""
     found, done = np.full(len(edges), end), 0
     for begin in range(first, end, _BLOCK_ROWS):
@@ -223,25 +215,27 @@ def _first_from(starts: "np.ndarray | cache.Ranged", first: int, end: int, edges
     return found
 
 
-class IndexedRows(Rows):
-    """The base of rows that an index tells, whose column `starts` holds the first token of each.
+class IndexedRows(SpanRows):
+    """Rows that an index lists; its column `starts` holds the first token of each.
 
-    They have of what the objective `reads` all that the split has.
+    By default a row ends where the next one begins. Rows have those columns of the split that the objective `reads`.
     """
 
-    def __init__(self, index: Index, split: "cache.Split", num_tokens: int, reads: Sequence[str] = ()):
-        """`num_tokens` are those that a pass walks."""
-        self._split, self._passes, self._starts = split, index.passes, index.columns["starts"]
-        self._reads = [name for name in reads if split.has(name)]
-        self.num_rows, self.pass_tokens = self._passes[1], num_tokens
+    def __init__(self, index: Index, request: RowRequest, stream: Stream | None = None):
+        """`stream` is the text that the index counts tokens of; None: the split itself."""
+        self._split, self._passes, self._starts = request.split, index.passes, index.columns["starts"]
+        self._length = request.length
+        self._reads = [name for name in request.objective.reads if self._split.has(name)]
+        self.text = self._split if stream is None else stream
+        self.num_rows, self.pass_tokens = self._passes[1], self.text.num_tokens
 
+    @override
     def windows(self, window_tokens: int) -> list[np.ndarray]:
-        """See `Rows.windows`."""
         edges = edges_of(self.pass_tokens, window_tokens)
         return [_first_from(self._starts, first, end, edges) for first, end in itertools.pairwise(self._passes)]
 
-    def _rows_within(self, start: int, stop: int) -> list[range]:
-        """The rows of each pass that go on to where the next one begins and have some of tokens [start, stop)."""
+    @override
+    def rows_within(self, start: int, stop: int) -> list[range]:
         found = []
         for first, end in itertools.pairwise(self._passes):
             starts = self._starts[first:end]
@@ -249,8 +243,8 @@ class IndexedRows(Rows):
             found.append(range(first + begin, first + int(starts.searchsorted(stop))))
         return found
 
-    def _stretch(self, item: int) -> tuple[int, int]:
-        """The tokens [start, stop) of a row that goes on to where the next one begins."""
+    @override
+    def span(self, item: int) -> tuple[int, int]:
         stop = int(self._starts[item + 1]) if item + 1 < self.num_rows else self.pass_tokens
         return int(self._starts[item]), stop
 

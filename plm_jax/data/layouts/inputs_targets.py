@@ -5,16 +5,16 @@ which may have no tokens. Where packed rows begin follows from the examples' len
 `prepare` shuffled; a row ends wherever one of the blocks of examples does that are walked at once.
 """
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
+from typing_extensions import override
 
 from plm_jax import objectives
+from plm_jax.data import cache
 from plm_jax.data.layouts import index
-from plm_jax.data.layouts.layout import Example, Rows
-
-if TYPE_CHECKING:
-    from plm_jax.data import cache
+from plm_jax.data.layouts.formats import Example
+from plm_jax.data.layouts.rows import Rows
 
 BLOCK_EXAMPLES = 2**18
 
@@ -24,33 +24,31 @@ class InputsTargetsRows(Rows):
 
     is_finished: ClassVar[bool] = True
 
-    def __init__(self, split: "cache.Split", rows: objectives.ExampleRows, length: int, packed: bool):
+    def __init__(self, split: cache.DocumentTable, rows: objectives.ExampleRows, length: int, packed: bool):
         self._split, self._rows, self._length = split, rows, length
         self._first = _pack(split, rows, length) if packed else range(split.num_documents + 1)
         self.num_rows = len(self._first) - 1
         self.examples_a_row = split.num_documents / self.num_rows
         self.pass_tokens = split.num_tokens
 
+    @override
     def windows(self, window_tokens: int) -> list[np.ndarray]:
-        """See `Rows.windows`."""
         documents, is_packed = self._split.documents, not isinstance(self._first, range)
         begins = np.asarray(documents)[self._first[:-1]] if is_packed else documents
         edges = index.edges_of(self._split.num_tokens, window_tokens)
         return [np.minimum(begins.searchsorted(edges), self.num_rows)]
 
+    @override
     def example(self, item: int, rng: np.random.Generator) -> Example:
-        """A finished row; nothing is drawn."""
-        del rng
         numbers = range(self._first[item], self._first[item + 1])
         return self._rows.row([self._read(number) for number in numbers], self._length)
 
+    @override
     def documents(self, item: int, rng: np.random.Generator) -> range:
-        """See `Rows.documents`."""
-        del rng
         return range(int(self._first[item]), int(self._first[item + 1]))
 
+    @override
     def rows_with(self, document: int) -> list[range]:
-        """See `Rows.rows_with`."""
         row = document
         if not isinstance(self._first, range):
             row = int(self._first.searchsorted(document, side="right")) - 1
@@ -58,25 +56,25 @@ class InputsTargetsRows(Rows):
 
     def _read(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """Inputs and targets of an example."""
-        start, stop = self._split.documents[number : number + 2].tolist()
+        start, stop = self._split.span(number)
         tokens, size = self._split.tokens(start, stop), int(self._split.sentences[2 * number + 1]) - start
         return tokens[:size], tokens[size:]
 
+    @override
     def notes(self, name: str) -> list[str]:
-        """The share of the examples of which inputs or targets do not fit into a row and lose their end."""
         lengths = _lengths(self._split, 0, self._split.num_documents)
         share = float(np.mean(self._rows.are_cut(*lengths, self._length)))
         return [f"{share:.1%} of the examples of '{name}' are longer than a row and lose their end"] * (share > 0)
 
 
-def _lengths(split: "cache.Split", first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
+def _lengths(split: cache.DocumentTable, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
     """Numbers of tokens of the inputs and targets of examples [first, last)."""
     documents, targets = np.asarray(split.documents)[first : last + 1], np.asarray(split.sentences)
     targets = targets[2 * first + 1 : 2 * last : 2]
     return targets - documents[:-1], documents[1:] - targets
 
 
-def _pack(split: "cache.Split", rows: objectives.ExampleRows, length: int) -> np.ndarray:
+def _pack(split: cache.DocumentTable, rows: objectives.ExampleRows, length: int) -> np.ndarray:
     """The first example of each row [rows], and the end; each row takes examples until the next one does not fit."""
     found = []
     for first in range(0, split.num_documents, BLOCK_EXAMPLES):

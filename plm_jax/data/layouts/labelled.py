@@ -3,19 +3,20 @@
 In the cache of a labelled source a document is an example, and its sentences are its texts (`sources.labelled`).
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+from typing_extensions import override
 
 from plm_jax import objectives
-from plm_jax.common.errors import UserError, nearest
+from plm_jax.common.errors import UserError
+from plm_jax.common.special_ids import SpecialIds
+from plm_jax.data import cache
 from plm_jax.data.layouts import index
-from plm_jax.data.layouts.layout import Form, Layout, Rows, check_around, check_length
-
-if TYPE_CHECKING:
-    from plm_jax import config
-    from plm_jax.data import cache
+from plm_jax.data.layouts.layout import Form, Layout, RowRequest, check_length, check_special_ids
+from plm_jax.data.layouts.rows import Rows
 
 # Tokens of text that the shortest row has.
 _LEAST_TOKENS = 2
@@ -28,75 +29,63 @@ class LabelledLayout(Layout):
     kind: ClassVar[str] = "labelled"
     plural: ClassVar[str] = "labelled examples"
 
-    def gives(self, objective: objectives.Objective) -> Form:
-        """Texts and a label."""
-        del objective
+    @override
+    def form(self, objective: objectives.Objective) -> Form:
         return "labelled"
 
+    @override
     def reads_characters(self, objective: objectives.Objective) -> bool:
-        """Rows of an ELMo are characters."""
-        return getattr(objective, "rows", None) == "elmo"
+        return isinstance(objective, objectives.LabelledObjective) and objective.rows == "elmo"
 
+    @property
+    @override
     def is_full(self) -> bool:
-        """A row ends with its example."""
         return False
 
-    def check(self, run: "config.Run", stage: "config.Phase") -> None:
-        """Sources of the objective's form, the marks of its rows and room between them, and a head for the labels."""
-        super().check(run, stage)
-        objective = run.objective
-        if objective.rows != run.model.architecture:
-            raise UserError(
-                f"config.objective.rows is {objective.rows}, config.model.kind is '{run.model.kind}': set rows to "
-                f"{run.model.architecture}"
-            )
-        forms = [_form(name, source, objective) for name, source in run.data.sources.items()]
-        for form in forms:
+    @override
+    def check(
+        self, objective: objectives.Objective, special: SpecialIds, length: int, sources: Mapping[str, Any]
+    ) -> None:
+        super().check(objective, special, length, sources)
+        objective = _labelled(objective)
+        forms = {name: _form(name, source, objective) for name, source in sources.items()}
+        num_texts = next(iter(forms.values())).num_texts
+        for form in forms.values():
             _check_texts(objective, form.num_texts)
-        for name in objective.special_tokens(forms[0].num_texts):
-            if getattr(run.vocabulary, name) is None:
+        for name in objective.special_tokens(num_texts):
+            if getattr(special, name) is None:
                 raise UserError(
                     f"a decoder's rows of {objective.kind} begin with bos, have sep between texts, end with cls: set "
                     f"config.vocabulary.{name}, to a new id if need be (config.vocabulary.added)"
                 )
         if objective.rows != "decoder":
-            check_around(run.vocabulary, self.plural)
-        _check_room(objective, objectives.Special(**_ids(run.vocabulary)), forms[0].num_texts, stage.length)
-        head = run.model.named_heads.get("task")
-        if head is not None and head.kind != objective.form:
-            raise UserError(
-                f"config.model.heads.task.kind is {head.kind}, objective '{objective.kind}' trains a head of kind "
-                f"{objective.form}: set it so, or leave the head out"
-            )
-        _check_labels(run, {name: form.labels for name, form in zip(run.data.sources, forms, strict=True)})
+            check_special_ids(special, 1, self.plural)
+        _check_room(objective, objectives.Special.of(special), num_texts, length)
+        _check_same_labels({name: form.labels for name, form in forms.items()})
 
+    @override
     def blank(self, length: int, objective: objectives.BoundObjective, num_characters: int = 0) -> dict[str, Any]:
-        """See `Layout.blank`."""
-        settings = objective.settings
+        settings = _labelled(objective.settings)
         spelling = np.broadcast_to(np.zeros(num_characters, np.uint16), (objective.special.vocab_size, num_characters))
         texts = [np.zeros(0, np.int32)] * settings.least_texts
         return {"texts": texts, "length": length, "spelling": spelling} | settings.blank_label()
 
-    def open(
-        self,
-        source: "cache.CachedSource",
-        split: str,
-        length: int,
-        seed: int,
-        objective: objectives.BoundObjective,
-        characters: np.ndarray | None = None,
-    ) -> "LabelledRows":
-        """See `Layout.open`."""
-        del seed
-        return LabelledRows(source.splits[split], length, objective, characters)
+    @override
+    def open(self, request: RowRequest) -> "LabelledRows":
+        assert isinstance(request.split, cache.Split)
+        objective = _labelled(request.objective.settings)
+        return LabelledRows(request.split, request.length, objective, request.objective.special, request.characters)
 
 
-def _ids(vocabulary: "config.VocabularyConfig") -> dict[str, int | None]:
-    return {name: getattr(vocabulary, name) for name in ("pad", "bos", "eos", "cls", "sep")}
+def _labelled(objective: objectives.Objective) -> objectives.LabelledObjective:
+    """Returns the objective, which must be one of labelled examples."""
+    if not isinstance(objective, objectives.LabelledObjective):
+        raise UserError(f"objective '{objective.kind}' is not one of labelled examples")
+    return objective
 
 
-def _form(name: str, source: "config.Source", objective: objectives.LabelledObjective) -> "config.Form":
-    """The form of a source, which must be the objective's."""
+def _form(name: str, source: Any, objective: objectives.LabelledObjective) -> Any:
+    """Returns the form of a source, which must be that of the objective."""
     form = getattr(source, "form", None)
     if form is None or form.kind != objective.form:
         what = "is no labelled source" if form is None else f"has form.kind {form.kind}"
@@ -135,26 +124,12 @@ def _check_room(
             )
 
 
-def _check_labels(run: "config.Run", labels: dict[str, tuple[str, ...]]) -> None:
-    """Refuses sources whose labels differ from each other's, or from the head's."""
-    (first, own), *others = labels.items()
+def _check_same_labels(labels: Mapping[str, Sequence[str]]) -> None:
+    """Rejects sources whose labels differ."""
+    (first, expected), *others = labels.items()
     for name, of in others:
-        if of != own:
+        if of != expected:
             raise UserError(f"sources '{first}' and '{name}' have different form.labels: give them the same")
-    named = getattr(run.model.named_heads.get("task"), "labels", ())
-    if not named or not own:
-        return
-    if len(named) != len(own):
-        raise UserError(
-            f"config.model.heads.task has {len(named)} labels ({', '.join(named)}), source '{first}' {len(own)} "
-            f"({', '.join(own)}): give the same"
-        )
-    for head, source in zip(named, own, strict=True):
-        if head != source:
-            raise UserError(
-                f"config.model.heads.task.labels has '{head}' where form.labels of source '{first}' has '{source}': "
-                f"give the same, in one order ({nearest(head, own)})"
-            )
 
 
 class LabelledRows(Rows):
@@ -167,12 +142,14 @@ class LabelledRows(Rows):
 
     def __init__(
         self,
-        split: "cache.Split",
+        split: cache.Split,
         length: int,
-        objective: objectives.BoundObjective,
+        objective: objectives.LabelledObjective,
+        special: objectives.Special,
         characters: np.ndarray | None = None,
     ):
-        self._split, self.length, self.objective, self._characters = split, length, objective, characters
+        self._split, self.length, self._characters = split, length, characters
+        self.objective, self._special = objective, special
         documents, starts = np.asarray(split.documents), np.asarray(split.sentences)
         num_texts = len(starts) // split.num_documents
         if num_texts * split.num_documents != len(starts):
@@ -181,7 +158,7 @@ class LabelledRows(Rows):
         # Of a question and its context the cache has the context first, by which it parts them.
         self._order = [1, 0] if self._has_windows else list(range(num_texts))
         self.sizes = sizes[:, self._order]
-        counts = objective.settings.num_windows(self.sizes, length, objective.special)
+        counts = objective.num_windows(self.sizes, length, special)
         self._first = np.append(0, np.cumsum(counts))
         self.num_rows, self.pass_tokens = int(self._first[-1]), split.num_tokens
         self.examples_a_row = split.num_documents / self.num_rows
@@ -189,15 +166,15 @@ class LabelledRows(Rows):
 
     @property
     def _has_windows(self) -> bool:
-        return isinstance(self.objective.settings, objectives.SpanExtraction)
+        return isinstance(self.objective, objectives.SpanExtraction)
 
     @property
     def num_documents(self) -> int:
         """How many examples there are."""
         return self._split.num_documents
 
+    @override
     def windows(self, window_tokens: int) -> list[np.ndarray]:
-        """See `Rows.windows`."""
         return [self._begins.searchsorted(index.edges_of(self.pass_tokens, window_tokens))]
 
     def document(self, item: int) -> int:
@@ -210,10 +187,11 @@ class LabelledRows(Rows):
 
     def window(self, item: int) -> objectives.ContextWindow:
         """The part of its context that a row holds."""
+        assert isinstance(self.objective, objectives.SpanExtraction)
         document = self.document(item)
         number = item - int(self._first[document])
         question, context = self.sizes[document].tolist()
-        return self.objective.settings.window(question, context, self.length, self.objective.special, number)
+        return self.objective.window(question, context, self.length, self._special, number)
 
     def values(self, name: str, document: int) -> np.ndarray:
         """What a column has of an example."""
@@ -226,7 +204,7 @@ class LabelledRows(Rows):
     def context_offsets(self, document: int) -> tuple[np.ndarray, np.ndarray]:
         """At which character of its context each of its tokens begins and ends, two [tokens]."""
         size = int(self.sizes[document, 1])
-        return tuple(self.values(name, document)[:size] for name in ("char_starts", "char_ends"))
+        return self.values("char_starts", document)[:size], self.values("char_ends", document)[:size]
 
     def word_tokens(self, document: int) -> np.ndarray:
         """The first token of each word [words]; -1: it has none."""
@@ -236,7 +214,7 @@ class LabelledRows(Rows):
 
     def word_places(self, document: int) -> np.ndarray:
         """Where in a row the first token of each word is [words]; -1: it is cut off, or has none."""
-        tokens, row_format = self.word_tokens(document), self.objective.settings.row_format(self.objective.special)
+        tokens, row_format = self.word_tokens(document), self.objective.row_format(self._special)
         there = (tokens >= 0) & (tokens < row_format.room(self.length))
         return np.where(there, row_format.begins([0])[0] + tokens, -1)
 
@@ -249,19 +227,17 @@ class LabelledRows(Rows):
         (inside,) = ((stops > begins[0]) & (starts < ends[0])).nonzero()
         return (int(inside[0]), int(inside[-1])) if len(inside) else None
 
+    @override
     def example(self, item: int, rng: np.random.Generator) -> dict[str, Any]:
-        """The texts of a row's example and its label; nothing is drawn."""
-        del rng
         document = self.document(item)
-        start, stop = self._split.documents[document : document + 2].tolist()
-        tokens = self._split.tokens(start, stop)
+        tokens = self._split.tokens(*self._split.span(document))
         sizes = np.empty(len(self._order), np.int64)
         sizes[self._order] = self.sizes[document]
         texts = np.split(tokens, np.cumsum(sizes)[:-1])
         example: dict[str, Any] = {"texts": [texts[i] for i in self._order], "length": self.length}
         if self._characters is not None:
             example["spelling"] = self._characters
-        form = self.objective.settings.form
+        form = self.objective.form
         if form == "span":
             return example | {"answer": self.answer(document), "window": item - int(self._first[document])}
         if form == "tags":
@@ -269,19 +245,17 @@ class LabelledRows(Rows):
         name = "score" if form == "score" else "label"
         return example | {name: self.values(name, document)}
 
+    @override
     def documents(self, item: int, rng: np.random.Generator) -> list[int]:
-        """See `Rows.documents`."""
-        del rng
         return [self.document(item)]
 
+    @override
     def rows_with(self, document: int) -> list[range]:
-        """See `Rows.rows_with`."""
         return [self.rows_of(document)]
 
+    @override
     def notes(self, name: str) -> list[str]:
-        """How many examples lose tokens, and how many answers are in no window whole."""
-        settings, special = self.objective.settings, self.objective.special
-        found, cut = [], int(settings.are_cut(self.sizes, self.length, special).sum())
+        found, cut = [], int(self.objective.are_cut(self.sizes, self.length, self._special).sum())
         if cut:
             what = "have a question too long" if self._has_windows else "are longer than a row"
             found.append(f"{cut:,} of the {self.num_documents:,} examples of '{name}' {what} and are cut")

@@ -3,7 +3,9 @@
 import numpy as np
 
 from plm_jax import objectives
-from plm_jax.data.layouts.layout import Example, Layout, Rows
+from plm_jax.data.layouts.formats import Example
+from plm_jax.data.layouts.layout import Layout
+from plm_jax.data.layouts.rows import Rows
 
 
 def make(

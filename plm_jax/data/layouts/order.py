@@ -1,31 +1,59 @@
 """In which order rows are read: a seeded permutation, a pure function of the place in it."""
 
+import abc
 import bisect
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Self
 
 import numpy as np
+from typing_extensions import override
 
 from plm_jax.data.layouts.randomness import generator
-
-if TYPE_CHECKING:
-    from plm_jax.data.layouts.layout import Rows
+from plm_jax.data.layouts.rows import Rows
 
 
-class Order:
-    """The order of a layout's items over epochs, which walk through its passes again and again.
-
-    Windows of `window_tokens` are permuted each epoch, and items within each window.
+class RowOrder(abc.ABC):
+    """An order in which training reads rows: a pure function of the position.
 
     Attributes:
-      layout: whose items they are.
-      num_items: in all windows of all passes.
+      rows: the rows.
+      num_items: number of rows that are read before they come again; 0 if the text is too short.
     """
 
-    def __init__(self, layout: "Rows", window_tokens: int, seed: int, name: str):
-        self.layout = layout
-        self._first = layout.windows(window_tokens)
+    rows: Rows
+    num_items: int
+
+    @abc.abstractmethod
+    def item(self, k: int) -> int:
+        """Returns the row at position k; positions continue over epochs."""
+
+    @abc.abstractmethod
+    def places(self, rows: Sequence[int] | np.ndarray, first: int, last: int) -> np.ndarray:
+        """Returns the sorted positions in [first, last), int64, at which these rows are read; the inverse of `item`."""
+
+    @abc.abstractmethod
+    def resume(self, k: int, before: Self) -> int:
+        """Returns the position that follows k rows in the order `before`, which may be of rows of another length."""
+
+    def epoch(self, k: int) -> int:
+        """Returns the epoch of position k, counted over all passes."""
+        return k // self.num_items
+
+    def shortage(self) -> str:
+        """Returns what an error says of a source that has too little text for this order, and what to do."""
+        return self.rows.shortage()
+
+
+class Order(RowOrder):
+    """The order in which rows are read over epochs, which go through the passes of the rows again and again.
+
+    Windows of `window_tokens` are permuted each epoch, and rows within each window.
+    """
+
+    def __init__(self, rows: Rows, window_tokens: int, seed: int, name: str):
+        self.rows = rows
+        self._first = rows.windows(window_tokens)
         self._passes = [int(first[0]) for first in self._first]
         self.num_items = int(self._first[-1][-1])
         self._seed = seed
@@ -51,20 +79,20 @@ class Order:
         number = bisect.bisect_right(self._passes, item) - 1
         return cycle * len(self._passes) + number, item - self._passes[number]
 
+    @override
     def epoch(self, k: int) -> int:
-        """The epoch of k, counted over all passes."""
         return self._locate(k)[0]
 
+    @override
     def item(self, k: int) -> int:
-        """The item that comes k-th, k counting on over epochs."""
         epoch, position = self._locate(k)
         order, ends = self._windows(epoch)
         at = int(ends.searchsorted(position, side="right"))
         items = self._items(epoch, int(order[at]))
         return int(items[position - int(ends[at]) + len(items)])
 
+    @override
     def places(self, rows: Sequence[int] | np.ndarray, first: int, last: int) -> np.ndarray:
-        """At which places from `first` up to `last` these items come, rising: the inverse of `item`."""
         rows, found = np.asarray(rows, np.int64), [np.zeros(0, np.int64)]
         if last <= first or not len(rows):
             return found[0]
@@ -82,10 +110,11 @@ class Order:
         places = np.concatenate(found)
         return np.sort(places[(places >= first) & (places < last)])
 
-    def resume(self, k: int, before: "Order") -> int:
-        """Where to go on after k items in the order `before`: as many tokens into the same epoch."""
+    @override
+    def resume(self, k: int, before: Self) -> int:
+        """Returns the position as many tokens into the same epoch."""
         epoch, position = before._locate(k)
         cycle, number = divmod(epoch, len(self._passes))
         old, new = (int(order._first[number][-1]) - order._passes[number] for order in (before, self))
-        position = -(-position * before.layout.pass_tokens * new // (old * self.layout.pass_tokens))
+        position = -(-position * before.rows.pass_tokens * new // (old * self.rows.pass_tokens))
         return cycle * self.num_items + self._passes[number] + min(position, new)

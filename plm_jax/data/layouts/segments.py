@@ -12,21 +12,16 @@ Which sentences are the first segment is drawn by example.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
+from typing_extensions import override
 
-from plm_jax import objectives
 from plm_jax.common import ranges, trees
-from plm_jax.common.errors import UserError
 from plm_jax.data.layouts import index
-from plm_jax.data.layouts.layout import Example, Form, Layout
+from plm_jax.data.layouts.formats import Example
+from plm_jax.data.layouts.layout import Layout, RowRequest
 from plm_jax.data.layouts.randomness import generator
-from plm_jax.data.layouts.sentence_pairs import check_two_parts, pair_format
-
-if TYPE_CHECKING:
-    from plm_jax import config
-    from plm_jax.data import cache
 
 # Share of the rows whose sentences are all one segment, and chance that the sentence with which the first one would be
 # more than half of the row is still part of it.
@@ -48,56 +43,23 @@ class Segments(Layout):
 
     kind: ClassVar[str] = "segments"
     plural: ClassVar[str] = "two segments"
+    num_texts: ClassVar[int] = 2
+    least_length: ClassVar[int] = 5
     short_probability: ranges.Share = 0.05
 
-    def gives(self, objective: objectives.Objective) -> Form:
-        """Rows with their marks."""
-        del objective
-        return "row"
-
-    def is_full(self) -> bool:
-        """A row ends with its document."""
-        return False
-
-    def check(self, run: "config.Run", stage: "config.Phase") -> None:
-        """Rows for two segments, the marks around them, and a model that tells them apart."""
-        super().check(run, stage)
-        check_two_parts(self, run, stage.length)
-        if run.model.token_types < 2:
-            raise UserError(
-                "two segments need a model that tells them apart: set config.model.embedding.token_types to 2"
-            )
-
-    def blank(self, length: int, objective: objectives.BoundObjective, num_characters: int = 0) -> Example:
-        """See `Layout.blank`."""
-        del num_characters
-        text = np.zeros(1, np.int32)
-        return pair_format(objective.special).row([text, text], length)
-
-    def open(
-        self,
-        source: "cache.CachedSource",
-        split: str,
-        length: int,
-        seed: int,
-        objective: objectives.BoundObjective,
-        characters: np.ndarray | None = None,
-    ) -> "SegmentRows":
-        """Opens the index, or makes it: once for each length and seed."""
-        del characters
-        opened, stream = source.splits[split], f"segments/{source.identity}/{split}"
+    @override
+    def open(self, request: RowRequest) -> "SegmentRows":
+        length, stream = request.length, f"segments/{request.identity}/{request.name}"
 
         def walk_all(number: int) -> Iterator[index.Found]:
-            del number  # There is one pass.
-            for block, (sentences, documents) in enumerate(index.blocks(opened)):
-                rng, num = generator(seed, stream, block), len(sentences) - 1
+            for block, (sentences, documents) in enumerate(index.blocks(request.split)):
+                rng, num = generator(request.seed, stream, block), len(sentences) - 1
                 short = rng.random(num) < self.short_probability
                 wanted = np.where(short, rng.integers(SHORTEST, length, num, endpoint=True), length)
                 yield index.Found(len(documents) - 1, walk(sentences, documents, wanted))
 
-        columns = {"starts": "<i8", "targets": "<i4"}
-        found = index.open_index(source, split, [trees.to_dict(self), length, seed], columns, walk_all)
-        return SegmentRows(found, opened, length, objective)
+        settings, columns = [trees.to_dict(self), length, request.seed], {"starts": "<i8", "targets": "<i4"}
+        return SegmentRows(index.open_index(request, settings, columns, walk_all), request, self)
 
 
 def walk(sentences: np.ndarray, documents: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -131,14 +93,14 @@ def in_first(sizes: list[int], target: int, rng: np.random.Generator) -> list[bo
 class SegmentRows(index.IndexedRows):
     """`[CLS] first [SEP] second [SEP]` in rows of `length`, in one pass."""
 
-    def __init__(self, found: index.Index, split: "cache.Split", length: int, objective: objectives.BoundObjective):
-        super().__init__(found, split, split.num_tokens, objective.reads)
-        self._targets, self._length = found.columns["targets"], length
-        self._format = pair_format(objective.special)
+    def __init__(self, found: index.Index, request: RowRequest, layout: Segments):
+        super().__init__(found, request)
+        self._targets = found.columns["targets"]
+        self._format = layout.row_format(request.objective.special)
 
+    @override
     def example(self, item: int, rng: np.random.Generator) -> Example:
-        """A row, see `pair_format`."""
-        start, stop = self._stretch(item)
+        start, stop = self.span(item)
         sentences = self._split.sentences
         bounds = sentences[slice(*sentences.searchsorted((start, stop)))] - start
         sizes = np.diff(bounds, append=stop - start)
@@ -146,20 +108,11 @@ class SegmentRows(index.IndexedRows):
         first = is_first.nonzero()[0][: self._format.room(self._length)]
         second = (~is_first).nonzero()[0][: max(0, self._format.room(self._length, 2) - len(first))]
         tokens, parts = self._split.tokens(start, stop), [first, second] if len(second) else [first]
-        made = self._format.row([tokens[part] for part in parts], self._length)
+        row = self._format.row([tokens[part] for part in parts], self._length)
         begins = self._format.begins([len(part) for part in parts])
         for name in self._reads:
             is_start = np.zeros(stop - start, np.bool_)
             is_start[self._split.starts(name, start, stop)] = True
             found = (at + is_start[part].nonzero()[0] for at, part in zip(begins, parts, strict=True))
-            made[name] = np.concatenate(list(found))
-        return made
-
-    def documents(self, item: int, rng: np.random.Generator) -> range:
-        """See `Rows.documents`."""
-        del rng
-        return self._split.numbers(*self._stretch(item))
-
-    def rows_with(self, document: int) -> list[range]:
-        """See `Rows.rows_with`."""
-        return self._rows_within(*self._split.documents[document : document + 2].tolist())
+            row[name] = np.concatenate(list(found))
+        return row

@@ -19,20 +19,18 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
+from typing_extensions import override
 
 from plm_jax import objectives
 from plm_jax.common import ranges, trees
-from plm_jax.common.errors import UserError
+from plm_jax.data import cache
 from plm_jax.data.layouts import index
-from plm_jax.data.layouts.layout import Example, Form, Layout, check_length
+from plm_jax.data.layouts.formats import Example
+from plm_jax.data.layouts.layout import Layout, RowRequest
 from plm_jax.data.layouts.randomness import generator
-
-if TYPE_CHECKING:
-    from plm_jax import config
-    from plm_jax.data import cache
 
 # Share of pairs whose second part is from elsewhere, and, where order is the task, that are swapped.
 RANDOM_NEXT = SWAPPED = 0.5
@@ -61,60 +59,36 @@ class SentencePairs(Layout):
     kind: ClassVar[str] = "sentence_pairs"
     labels_pairs: ClassVar[bool] = True
     plural: ClassVar[str] = "sentence pairs"
+    num_texts: ClassVar[int] = 2
+    least_length: ClassVar[int] = 5
     short_probability: ranges.Share = 0.1
     duplicates: Annotated[int, ranges.Range(1, 10**6)] = 10
     task: Literal["next_sentence", "sentence_order"] = "next_sentence"
     parts: Literal["segments", "sentences"] = "segments"
 
-    def gives(self, objective: objectives.Objective) -> Form:
-        """Rows with their marks."""
-        del objective
-        return "row"
-
+    @property
+    @override
     def is_full(self) -> bool:
-        """Single sentences fill little of a row."""
         return self.parts == "segments"
 
-    def check(self, run: "config.Run", stage: "config.Phase") -> None:
-        """Rows for two parts, the marks around them, and a model with what tells the label."""
-        super().check(run, stage)
-        check_two_parts(self, run, stage.length)
-        if getattr(run.model.named_heads.get("sentence_pair"), "classes", 0) < 2:
-            raise UserError(
-                "sentence pairs need a model with a pooler of two classes: set config.model.pooler, or blocks as the "
-                "layout"
-            )
-
+    @override
     def blank(self, length: int, objective: objectives.BoundObjective, num_characters: int = 0) -> Example:
-        """See `Layout.blank`."""
-        del num_characters
-        text = np.zeros(1, np.int32)
-        return pair_format(objective.special).row([text, text], length) | {"pair_label": text[0]}
+        return super().blank(length, objective) | {"pair_label": np.zeros((), np.int32)}
 
-    def open(
-        self,
-        source: "cache.CachedSource",
-        split: str,
-        length: int,
-        seed: int,
-        objective: objectives.BoundObjective,
-        characters: np.ndarray | None = None,
-    ) -> "PairRows":
-        """Opens the index, or makes it: once for each length and seed, half a second for 2 million sentences a pass."""
-        del characters
-        opened, stream = source.splits[split], f"pairs/{source.identity}/{split}"
-        found = index.open_index(
-            source,
-            split,
-            [trees.to_dict(self), length, seed],
-            _COLUMNS,
-            lambda number: self._walk(opened, length, functools.partial(generator, seed, stream, number)),
-            self.duplicates,
-        )
-        return PairRows(found, opened, length, objective, swaps=self.task == "sentence_order")
+    @override
+    def open(self, request: RowRequest) -> "PairRows":
+        stream = f"pairs/{request.identity}/{request.name}"
+
+        def walk_pass(number: int) -> Iterator[index.Found]:
+            return self._walk(request.split, request.length, functools.partial(generator, request.seed, stream, number))
+
+        settings = [trees.to_dict(self), request.length, request.seed]
+        # Half a second for 2 million sentences a pass.
+        found = index.open_index(request, settings, _COLUMNS, walk_pass, self.duplicates)
+        return PairRows(found, request, self)
 
     def _walk(
-        self, split: "cache.Split", length: int, generator_of: Callable[[int], np.random.Generator]
+        self, split: cache.DocumentTable, length: int, generator_of: Callable[[int], np.random.Generator]
     ) -> Iterator[index.Found]:
         """A pass over a split; `generator_of` the number of a block of documents."""
         longest, random_next = length - 3, RANDOM_NEXT if self.task == "next_sentence" else 0.0
@@ -126,18 +100,6 @@ class SentencePairs(Layout):
             draws = rng.random((len(sentences) - 1, 2))
             found = walk(sentences, documents, targets, draws, random_next, self.parts == "sentences")
             yield index.Found(num_documents, found)
-
-
-def pair_format(special: objectives.Special) -> objectives.RowFormat:
-    """`[CLS] A [SEP] B [SEP]`, with `token_types` 0 up to the first `[SEP]` and 1 from there."""
-    return objectives.RowFormat.of(special, has_types=True)
-
-
-def check_two_parts(layout: Layout, run: "config.Run", length: int) -> None:
-    """What rows of two parts ask for."""
-    check_length(length, 5, layout.plural)
-    if run.vocabulary.cls is None or run.vocabulary.sep is None:
-        raise UserError(f"{layout.plural} need special ids: set config.vocabulary.cls and config.vocabulary.sep")
 
 
 def walk(
@@ -185,25 +147,16 @@ def truncate(num_a: int, num_b: int, room: int) -> tuple[int, int]:
 class PairRows(index.IndexedRows):
     """`[CLS] A [SEP] B [SEP]` in rows of `length`."""
 
-    def __init__(
-        self,
-        found: index.Index,
-        split: "cache.Split",
-        length: int,
-        objective: objectives.BoundObjective,
-        swaps: bool,
-    ):
-        super().__init__(found, split, split.num_tokens, objective.reads)
+    def __init__(self, found: index.Index, request: RowRequest, layout: SentencePairs):
+        super().__init__(found, request)
         self._lengths_a, self._lengths_b = found.columns["lengths_a"], found.columns["lengths_b"]
-        self._format = pair_format(objective.special)
-        self._length = length
-        self._swaps = swaps
+        self._format = layout.row_format(request.objective.special)
+        self._swaps = layout.task == "sentence_order"
         self._near = functools.lru_cache(16)(self._documents_of)
 
+    @override
     def example(self, item: int, rng: np.random.Generator) -> Example:
-        """A pair, see `pair_format`, and `pair_label` [] int32, 0 if B follows A in the text, 1 if it goes before it or
-        is from somewhere else.
-        """
+        """Returns a pair and its `pair_label` [] int32: 0 if B follows A in the text, else 1."""
         start_a, num_a, num_b = int(self._starts[item]), int(self._lengths_a[item]), int(self._lengths_b[item])
         label, start_b = int(num_b < 0), start_a + num_a
         if label:
@@ -220,14 +173,15 @@ class PairRows(index.IndexedRows):
         made["pair_label"] = np.array(label, np.int32)
         return self._with_starts(made, stretches, (kept_a, kept_b), self._format)
 
+    @override
     def documents(self, item: int, rng: np.random.Generator) -> list[int]:
-        """See `Rows.documents`."""
         start, wanted = int(self._starts[item]), -int(self._lengths_b[item])
         starts = [start, self._partner(start, wanted, rng)[0]] if wanted > 0 else [start]
         return [number for at in starts for number in self._split.numbers(at, at + 1)]
 
+    @override
     def rows_with(self, document: int) -> Iterator[np.ndarray]:
-        """See `Rows.rows_with`: those of the document itself, and those whose random second part it may be."""
+        """Returns the rows of the document itself, and those whose random second part it may be."""
         documents = self._split.documents
         own = documents[document : document + 2].tolist()
         for first, end in itertools.pairwise(self._passes):

@@ -1,14 +1,11 @@
 """The tokens of a split as one stream: its documents one after another, each between the marks around it."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from plm_jax.data import cache
 from plm_jax.data.layouts import formats
-
-if TYPE_CHECKING:
-    from plm_jax.data import cache
 
 # Documents that are looked at first for where a row ends; few rows have more.
 _FEW = 8
@@ -21,7 +18,7 @@ class Stream:
       num_tokens: the stream's length.
     """
 
-    def __init__(self, split: "cache.Split", eos: int | None, pad: int | None, begin: Sequence[int] = ()):
+    def __init__(self, split: cache.DocumentTable, eos: int | None, pad: int | None, begin: Sequence[int] = ()):
         self._split = split
         # What stands around the place where one document ends and the next begins, and where, counted from there.
         self._marks = [*enumerate(begin), *([] if eos is None else [(-1, eos)])]
@@ -75,11 +72,11 @@ class Stream:
 
     def _text_of(self, document: int) -> tuple[int, int]:
         """The tokens [start, stop) of a document without its marks."""
-        start, stop = self.stretch(document)
+        start, stop = self.span(document)
         return start + self._begin, stop - (self._extra - self._begin)
 
-    def stretch(self, document: int) -> tuple[int, int]:
-        """The tokens [start, stop) of a document and its marks."""
+    def span(self, document: int) -> tuple[int, int]:
+        """Returns the tokens [start, stop) of a document and the special ids around it."""
         start, stop = self._starts(slice(document, document + 2)).tolist()
         return start, stop
 

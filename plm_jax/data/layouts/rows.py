@@ -1,0 +1,107 @@
+"""Rows of an opened split: the interface between layouts and the reader."""
+
+import abc
+from collections.abc import Iterable
+from typing import ClassVar
+
+import numpy as np
+from typing_extensions import override
+
+from plm_jax.common.errors import UserError
+from plm_jax.data import cache
+from plm_jax.data.layouts.formats import Example
+from plm_jax.data.layouts.stream import Stream
+
+
+class Rows(abc.ABC):
+    """Rows of a split, as an opened layout returns them; safe to read from several threads.
+
+    Rows are numbered in the order of the text. Numbers continue over passes, which are different ways to read the whole
+    split.
+
+    Attributes:
+      num_rows: rows 0 to num_rows - 1 are the split once, in order.
+      pass_tokens: the tokens by which the rows of a pass advance in total.
+      examples_a_row: mean number of examples per row, for a source with inputs and targets.
+      is_finished: whether a model reads these rows as they are, without an objective.
+    """
+
+    num_rows: int
+    pass_tokens: int
+    examples_a_row: float = 1.0
+    is_finished: ClassVar[bool] = False
+
+    @abc.abstractmethod
+    def windows(self, window_tokens: int) -> list[np.ndarray]:
+        """Returns for each pass the first row of each window [windows + 1], and the end.
+
+        A row belongs to the window of `window_tokens` that it starts in, so windows are the same tokens at every
+        length.
+        """
+
+    @abc.abstractmethod
+    def example(self, item: int, rng: np.random.Generator) -> Example:
+        """Returns row `item` in the form that an objective reads; `rng` draws what differs each time it is read."""
+
+    def documents(self, item: int, rng: np.random.Generator) -> Iterable[int]:
+        """Returns the numbers of the documents in row `item`, drawn by `rng` as `example` draws; empty if unknown."""
+        return ()
+
+    def rows_with(self, document: int) -> Iterable[np.ndarray | range]:
+        """Returns the rows of each pass that may have text of a document; `documents` says which have it."""
+        raise UserError(f"{type(self).__name__} does not tell of which documents its rows are: give it `rows_with`")
+
+    def shortage(self) -> str:
+        """Returns what an error says of a source whose split has too little text for a row, and what to do."""
+        return "has too little training text for a row: lower config.data.length or give more text"
+
+    def notes(self, name: str) -> list[str]:
+        """Returns lines that a run prints about the rows of source `name`, such as what they leave out."""
+        return []
+
+
+class SpanRows(Rows):
+    """Rows that are each a span of tokens of one text.
+
+    Attributes:
+      text: the split, or its stream of tokens with special ids around documents.
+    """
+
+    text: cache.DocumentTable | Stream
+
+    @abc.abstractmethod
+    def span(self, item: int) -> tuple[int, int]:
+        """Returns the tokens [start, stop) of row `item`."""
+
+    @abc.abstractmethod
+    def rows_within(self, start: int, stop: int) -> list[range]:
+        """Returns the rows of each pass that have some of tokens [start, stop)."""
+
+    @override
+    def documents(self, item: int, rng: np.random.Generator) -> range:
+        return self.text.numbers(*self.span(item))
+
+    @override
+    def rows_with(self, document: int) -> Iterable[np.ndarray | range]:
+        return self.rows_within(*self.text.span(document))
+
+
+class StridedRows(SpanRows):
+    """Rows of `length` tokens of a stream, one every `stride`, in one pass; the last row may be shorter."""
+
+    def __init__(self, stream: Stream, length: int, stride: int):
+        self.text = self._stream = stream
+        self._length, self._stride = length, stride
+        self.num_whole = max(0, (stream.num_tokens - length) // stride + 1)
+        self.num_rows = max(0, -(-(stream.num_tokens - length + stride) // stride))
+        self.pass_tokens = self.num_whole * stride
+
+    @override
+    def span(self, item: int) -> tuple[int, int]:
+        start = item * self._stride
+        return start, min(start + self._length, self._stream.num_tokens)
+
+    @override
+    def rows_within(self, start: int, stop: int) -> list[range]:
+        first = max(0, (start - self._length) // self._stride + 1)
+        return [range(first, min((stop - 1) // self._stride + 1, self.num_rows))]

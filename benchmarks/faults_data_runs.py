@@ -185,7 +185,7 @@ def read(root: pathlib.Path, name: str, damage: Callable[[], None] | None = None
     of_files = config.read_sources(run) if name not in ("long", "afar") else ()
     if changed := preparation.changed_caches(run, of_files):
         raise UserError("; ".join(changed))  # As of a run that was trained on others.
-    reader = Reader(run, share=1 / 1024 if name == "afar" else 1.0)
+    reader = Reader(config.reader_config(run), share=1 / 1024 if name == "afar" else 1.0)
     reader.check_vocabulary()
     batches = reader.batches(0)
     print(_digest(next(batches)))

@@ -27,6 +27,7 @@ import input
 import machine
 from fsspec.implementations.local import LocalFileSystem
 
+from plm_jax import config
 from plm_jax.data.cache import vectors
 from plm_jax.data.reader import Reader
 
@@ -87,7 +88,7 @@ def simulate(folder: str, length: int, batch: int, num_hosts: int, host: int, st
     rows = range(host * batch // num_hosts, (host + 1) * batch // num_hosts)
     home = os.environ["HOME"]
     with tempfile.TemporaryDirectory() as os.environ["HOME"], counting() as fetched:  # Where a mirror would be.
-        opened = Reader(run, share=len(rows) / batch)
+        opened = Reader(config.reader_config(run), share=len(rows) / batch)
         opened.batch(0, rows)
         start, begin = list(fetched), time.perf_counter()
         for step in range(1, steps + 1):

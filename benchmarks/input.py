@@ -154,7 +154,7 @@ def num_tokens(batch: dict[str, np.ndarray]) -> float:
 
 def ours(folder: str, objective: str, batches: int, processes: int) -> Iterator[float]:
     """The tokens of each batch of an objective."""
-    yield from map(num_tokens, Reader(make_run(folder, objective, batches, processes)).batches(0))
+    yield from map(num_tokens, Reader(config.reader_config(make_run(folder, objective, batches, processes))).batches(0))
 
 
 def theirs(folder: str, batches: int) -> Iterator[float]:

@@ -166,7 +166,7 @@ def read(batches: int, changes: list[str]) -> None:
     """Reads batches of GPT-2's config with overrides."""
     page, given = pages.load(f"{ROOT}/configs/gpt2.py"), [tuple(change.split("=", 1)) for change in changes]
     tree = overrides.apply(page.config().to_dict(), [("train.batch_size", ROWS), *given], config.Run)
-    for _ in itertools.islice(Reader(config.resolve(tree, page.file)).batches(0), batches):
+    for _ in itertools.islice(Reader(config.reader_config(config.resolve(tree, page.file))).batches(0), batches):
         pass
 
 

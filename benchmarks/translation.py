@@ -69,9 +69,10 @@ def losses(lm: Any, batch_size: int = 64) -> dict[str, float]:
     import jax
     import optax
 
+    from plm_jax import config
     from plm_jax.data.reader import Reader
 
-    reader = Reader(lm.run)
+    reader = Reader(config.reader_config(lm.run))
     batches = [dict(batch) for batch in reader.in_order("validation", batch_size, name="tatoeba")]
     rows = {key: np.concatenate([batch[key] for batch in batches]) for key in batches[0] if key != "digest"}
     real = rows["target_weights"].any(1)

@@ -46,7 +46,7 @@ def test_every_run_can_be_trained_and_compared(name, size, tmp_path, monkeypatch
             parent = found[pathlib.Path(member.parent).name].run
             assert run.model.with_dropout(0.0) == parent.model.with_dropout(0.0)
         refuse_unused(run)
-        batch = blank_batch(run, run.data.length)
+        batch = blank_batch(config.reader_config(run), run.data.length)
         assert all(len(leaf) == 1 for leaf in batch.values())
     others = sweep.others(path, set(found))
     read = {source for member in found.values() for source in config.read_sources(member.run)}

@@ -337,7 +337,7 @@ def test_a_head_for_spans_that_nothing_trains_is_told():
 def test_a_config_has_no_head_that_nothing_trains(name):
     run = load(name)
     loss = losses.get(run.objective.loss, **run.objective.loss_settings)
-    batch = blank_batch(run, config.resolve_phases(run)[0].length)
+    batch = blank_batch(config.reader_config(run), config.resolve_phases(run)[0].length)
     assert untrained_heads(loss, registry.build(run.model), batch) == []
 
 

@@ -7,10 +7,9 @@ A config page builds a `Run` and returns `to_config_dict(run)`; the command line
 from plm_jax.common.phases import Phase
 from plm_jax.common.special_ids import NAMES as SPECIALS
 from plm_jax.common.trees import brief, differences, to_config_dict, to_dict
-from plm_jax.config.data import DataConfig, InputsTargetsConfig
 from plm_jax.config.decoding import PUBLISHED as PUBLISHED_DECODINGS
 from plm_jax.config.decoding import DecodingConfig
-from plm_jax.config.phases import has_inputs_targets, mesh_of, read_sources, resolve_phases, target_length
+from plm_jax.config.phases import mesh_of, read_sources, reader_config, resolve_phases, target_length
 from plm_jax.config.reading import choose, from_dict, from_saved, model_from_saved, modules, resolve
 from plm_jax.config.run import Run
 from plm_jax.config.training import (
@@ -21,6 +20,7 @@ from plm_jax.config.training import (
     PrecisionConfig,
     TrainConfig,
 )
+from plm_jax.data.config import DataConfig, InputsTargetsConfig, ReaderConfig
 from plm_jax.data.layouts import (
     Blocks,
     Documents,
@@ -103,6 +103,7 @@ __all__ = [
     "PhaseConfig",
     "PrecisionConfig",
     "PromptConfig",
+    "ReaderConfig",
     "RegisteredSource",
     "RsqrtSchedule",
     "RsqrtWarmupSchedule",
@@ -127,11 +128,11 @@ __all__ = [
     "differences",
     "from_dict",
     "from_saved",
-    "has_inputs_targets",
     "mesh_of",
     "model_from_saved",
     "modules",
     "read_sources",
+    "reader_config",
     "resolve",
     "resolve_phases",
     "target_length",

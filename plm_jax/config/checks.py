@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from plm_jax import objectives
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.common.phases import Phase
-from plm_jax.config.data import InputsTargetsConfig
-from plm_jax.config.phases import has_inputs_targets, resolve_phases, target_length
+from plm_jax.config.phases import resolve_phases, target_length
 from plm_jax.config.run import Run
 from plm_jax.config.training import TrainConfig
+from plm_jax.data.config import InputsTargetsConfig
 from plm_jax.data.sources.labelled import LabelledSource
 from plm_jax.data.sources.source import InputsTargetsSource, Source
 
@@ -72,7 +72,7 @@ def refuse_unused(run: Run) -> None:
             "tell apart: set config.model.pooler.classes to 0 or config.model.pooler.kind to none, or choose "
             "sentence_pairs"
         )
-    if run.data.inputs_targets != InputsTargetsConfig() and not has_inputs_targets(run):
+    if run.data.inputs_targets != InputsTargetsConfig() and not run.data.has_inputs_targets:
         raise UserError("no source has inputs and targets: leave config.data.inputs_targets out")
     if run.train.init_names != TrainConfig.init_names and not run.train.init_from:
         raise UserError(

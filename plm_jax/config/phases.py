@@ -1,11 +1,13 @@
 """What a run reads and trains from which step on."""
 
 import dataclasses
+from collections.abc import Sequence
 
 from plm_jax.common.phases import Phase
 from plm_jax.config.run import Run
 from plm_jax.config.training import PhaseConfig
-from plm_jax.data.sources.source import InputsTargetsSource, Source
+from plm_jax.data.config import ReaderConfig
+from plm_jax.data.sources.source import Source
 from plm_jax.training.mesh import MeshConfig
 
 
@@ -48,14 +50,28 @@ def read_sources(run: Run) -> dict[str, Source]:
     return {name: s for name, s in run.data.sources.items() if any(m.get(name, not m) > 0 for m in mixtures)}
 
 
-def has_inputs_targets(run: Run) -> bool:
-    """Whether a source has examples with inputs and targets."""
-    return any(isinstance(source, InputsTargetsSource) for source in run.data.sources.values())
+def reader_config(run: Run, phases: Sequence[Phase] | None = None) -> ReaderConfig:
+    """Returns the settings of a run's reader.
+
+    Args:
+      phases: the phases that are read; those of the config by default. A run whose config has changed passes those that
+        it has read, and then those of its config.
+    """
+    return ReaderConfig(
+        data=run.data,
+        vocabulary=run.vocabulary,
+        objective=run.objective,
+        phases=resolve_phases(run) if phases is None else tuple(phases),
+        sources=tuple(read_sources(run)),
+        seed=run.train.seed,
+        vocab_size=run.model.vocab_size,
+        max_characters=run.model.max_characters,
+    )
 
 
 def target_length(run: Run, length: int) -> int:
     """Slots for targets in a row of `length`; in an encoder-decoder the length of the decoder's row."""
     given = run.data.inputs_targets.target_length
-    if has_inputs_targets(run) and given and run.model.has_decoder:
+    if run.data.has_inputs_targets and given and run.model.has_decoder:
         return given
     return run.objective.target_length(length)

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from plm_jax import objectives
-from plm_jax.config.data import DataConfig
 from plm_jax.config.training import CheckpointConfig, EvaluationConfig, PrecisionConfig, TrainConfig
+from plm_jax.data.config import DataConfig
 from plm_jax.data.vocabulary_config import VocabularyConfig
 from plm_jax.models import ModelConfig
 from plm_jax.training.mesh import MeshConfig

@@ -1,6 +1,6 @@
-"""Batches from the cache, through Grain: example k is a pure function of (config, seed, k).
+"""Batches from the cache, read through Grain: example k is a pure function of (config, seed, k).
 
-This is all of `data` that a training process imports: no seqio, no TensorFlow.
+A training process imports neither seqio nor TensorFlow.
 """
 
 import bisect
@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -20,15 +20,20 @@ import grain
 import numpy as np
 from absl import flags
 
-from plm_jax import config, objectives
+from plm_jax import objectives
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError
+from plm_jax.common.phases import Phase
+from plm_jax.common.special_ids import NAMES, SpecialIds
 from plm_jax.data import cache, layouts, mixtures
+from plm_jax.data.config import ReaderConfig
 from plm_jax.data.layouts import inputs_targets, noising
+from plm_jax.data.sources.source import InputsTargetsSource
+from plm_jax.data.vocabularies import words
 
 Example = layouts.Example
 HostRows = Callable[[int], Sequence[int]]
-StageRows = Callable[[config.Phase], Sequence[int]]
+PhaseRows = Callable[[Phase], Sequence[int]]
 
 # Rows that stand for all where a run tells of padding and of words that are too long; of these from which share on.
 _SAMPLE = 512
@@ -40,9 +45,9 @@ _AGAIN = "run `python -m plm_jax prepare --config=…` again"
 
 @dataclass(frozen=True)
 class _Segment:
-    """How a stage reads: example k is number k - base of the mixture, and each source's index counts from `offsets`."""
+    """How a phase reads: example k is number k - base of the mixture, and each source's index counts from `offsets`."""
 
-    stage: config.Phase
+    phase: Phase
     rates: dict[str, float]
     mixture: mixtures.Mixture
     base: int
@@ -59,107 +64,100 @@ class Reader:
     """The examples and batches of a run.
 
     Attributes:
-      sources: the opened caches of all sources with a rate above 0 in some stage.
-      vocabulary: what the manifests say of the vocabulary.
-      rows: the `layouts.Rows` of a split, a source's name and a length.
+      sources: the opened caches of the sources that are read.
+      vocabulary: the vocabulary as the manifests of the caches describe it.
+      rows: function from a split, the name of a source and a length to `layouts.Rows`.
     """
 
-    def __init__(self, run: config.Run, stages: Sequence[config.Phase] | None = None, share: float = 1.0):
+    def __init__(self, settings: ReaderConfig, share: float = 1.0):
         """Opens the caches.
 
         Args:
-          stages: those of the config by default; of a run whose config has changed, first those that were read. Their
-            mixtures may name sources that the config no longer has.
-          share: of the rows of each batch that this process reads: of a remote cache little more than these is fetched.
+          share: share of the rows of each batch that this process reads; little more is fetched of a remote cache.
 
         Raises:
           UserError: a cache that is missing, damaged, of another vocabulary or too small for one row; a model whose
             embedding is smaller than the vocabulary.
         """
-        self._run = run
-        self._stages = config.resolve_phases(run) if stages is None else tuple(stages)
-        self._share = share
-        names = config.read_sources(run)
-        window = 3 * run.data.window_tokens
-        self.sources = {name: cache.open_source(run.data.cache_dir, name, window, share) for name in names}
-        self.vocabulary = _check_vocabulary(run, self.sources)
-        _check_segmenters(run, self.sources)
+        self._settings, self._share = settings, share
+        self._data, self._phases, self._seed = settings.data, settings.phases, settings.seed
+        folder, window = self._data.cache_dir, 3 * self._data.window_tokens
+        self.sources = {name: cache.open_source(folder, name, window, share) for name in settings.sources}
+        self.vocabulary = _check_vocabulary(settings, self.sources)
+        _check_segmenters(self._data.segmenters, self.sources)
         for name, source in self.sources.items():
             if "train" not in source.splits:
                 raise UserError(f"the cache of '{name}' has no split train: {_AGAIN}")
-            if source.has_inputs_targets != isinstance(run.data.sources[name], config.InputsTargetsSource):
+            if source.has_inputs_targets != isinstance(self._data.sources[name], InputsTargetsSource):
                 raise UserError(f"the cache of '{name}' is of another kind of source: {_AGAIN}")
-        special = _special(self.vocabulary)
-        self.objective = objectives.BoundObjective(run.objective, special)
-        self._example_rows = example_rows(run, special)
+        special = _special_ids(self.vocabulary)
+        self.objective = objectives.BoundObjective(settings.objective, special)
+        self._example_rows = settings.example_rows(special)
         self.rows = functools.cache(self._open)
         self._segments = self._plan()
-        self._first_examples = [segment.stage.first_example for segment in self._segments]
+        self._first_examples = [segment.phase.first_example for segment in self._segments]
 
     def __reduce__(self):
         """A process that is sent a reader opens the caches itself."""
-        return Reader, (self._run, self._stages, self._share)
+        return Reader, (self._settings, self._share)
 
     def _plan(self) -> list[_Segment]:
         segments: list[_Segment] = []
         position = dict.fromkeys(self.sources, 0)
         orders: dict[str, layouts.RowOrder] = {}
-        for stage in self._stages:
-            rates = self._rates(stage)
+        for phase in self._phases:
+            rates = self._rates(phase)
             mixture = mixtures.Mixture(rates)
             last = segments[-1] if segments else None
             if last:
-                position |= last.positions(stage.first_example)
-            orders_before, orders = orders, {name: self._order(name, stage) for name in self.sources}
+                position |= last.positions(phase.first_example)
+            orders_before, orders = orders, {name: self._order(name, phase) for name in self.sources}
             if last:
                 position = {name: orders[name].resume(k, orders_before[name]) for name, k in position.items()}
-            base = last.base if last and rates == last.rates else stage.first_example
-            counts = mixture.counts(stage.first_example - base)
+            base = last.base if last and rates == last.rates else phase.first_example
+            counts = mixture.counts(phase.first_example - base)
             offsets = {name: place - counts.get(name, 0) for name, place in position.items()}
-            segments.append(_Segment(stage, rates, mixture, base, orders, offsets))
+            segments.append(_Segment(phase, rates, mixture, base, orders, offsets))
         return segments
 
-    def _rates(self, stage: config.Phase) -> dict[str, float]:
+    def _rates(self, phase: Phase) -> dict[str, float]:
         """Of each source in rows; those of the config are in examples, of which a packed row holds several."""
-        if not (stage.mixture or any(source.has_inputs_targets for source in self.sources.values())):
+        if not (phase.mixture or any(source.has_inputs_targets for source in self.sources.values())):
             # Rows of text have as many tokens, and so a change of their length changes nothing here.
             return {name: source.splits["train"].num_tokens for name, source in self.sources.items()}
         found = {}
-        for name in dict.fromkeys([*stage.mixture, *self.sources]):
+        for name in dict.fromkeys([*phase.mixture, *self.sources]):
             if name not in self.sources:
-                found[name] = stage.mixture[name]
+                found[name] = phase.mixture[name]
                 continue
-            rows = self.rows("train", name, stage.length)
-            rate = stage.mixture.get(name, 0.0) / rows.examples_a_row
-            found[name] = rate if stage.mixture else rows.num_rows
+            rows = self.rows("train", name, phase.length)
+            rate = phase.mixture.get(name, 0.0) / rows.examples_a_row
+            found[name] = rate if phase.mixture else rows.num_rows
         return found
 
     def _open(self, split: str, name: str, length: int) -> layouts.Rows:
         """A source's split in rows of `length`."""
-        layout, source = self._run.data.layout, self.sources[name]
+        layout, source = self._data.layout, self.sources[name]
         if source.has_inputs_targets:
-            packed = self._run.data.inputs_targets.packed
+            packed = self._data.inputs_targets.packed
             return inputs_targets.InputsTargetsRows(source.splits[split], self._example_rows, length, packed)
-        characters = self._spelling if layout.reads_characters(self._run.objective) else None
-        request = layouts.RowRequest.of(source, split, length, self.objective, self._run.train.seed, characters)
+        characters = self._spelling if layout.reads_characters(self._settings.objective) else None
+        request = layouts.RowRequest.of(source, split, length, self.objective, self._seed, characters)
         return layout.open(request)
 
     @functools.cached_property
     def _spelling(self) -> np.ndarray:
         """The characters of each word, [vocab_size, C]."""
-        from plm_jax.data.vocabularies import words  # With the libraries of all vocabularies, which others need not.
+        return words.spelling(self._data.cache_dir, self.vocabulary, self._settings.max_characters)
 
-        length = self._run.model.max_characters
-        return words.spelling(self._run.data.cache_dir, self.vocabulary, length)
-
-    def _order(self, name: str, stage: config.Phase) -> layouts.RowOrder:
-        """The order of a source's training examples in a stage."""
-        rows = self.rows("train", name, stage.length)
-        layout, window, seed = self._run.data.layout, self._run.data.window_tokens, self._run.train.seed
+    def _order(self, name: str, phase: Phase) -> layouts.RowOrder:
+        """The order of a source's training examples in a phase."""
+        rows = self.rows("train", name, phase.length)
+        layout, window, seed = self._data.layout, self._data.window_tokens, self._seed
         if self.sources[name].has_inputs_targets:
             order = layouts.Order(rows, window, seed, name)
         else:
-            order = layout.order(rows, window, stage.batch_size, seed, name)
+            order = layout.order(rows, window, phase.batch_size, seed, name)
         if layout.goes_on and isinstance(order, layouts.Order):
             raise UserError(
                 f"config.data.layout '{layout.kind}' sets `goes_on`, but the order of its rows is shuffled: give it an "
@@ -170,18 +168,18 @@ class Reader:
         return order
 
     def example(self, k: int) -> Example:
-        """Example k of the run, of its stage's length."""
+        """Example k of the run, of its phase's length."""
         return self._make(*self._draw(k))
 
     def _draw(self, k: int) -> tuple[str, layouts.Rows, int, np.random.Generator]:
         """Of example k the source, its rows, the number among these, and the random numbers."""
         segment = self._segments[bisect.bisect_right(self._first_examples, k) - 1]
         name, index = segment.mixture.locate(k - segment.base)
-        order, number, seed = segment.orders[name], segment.offsets[name] + index, self._run.train.seed
+        order, number, seed = segment.orders[name], segment.offsets[name] + index, self._seed
         item, rng = order.item(number), layouts.generator(seed, "train", k)
         if self.objective.duplicates:
             draw = order.epoch(number) % self.objective.duplicates
-            rng = layouts.generator(seed, f"static/{name}", item, draw, segment.stage.length)
+            rng = layouts.generator(seed, f"static/{name}", item, draw, segment.phase.length)
         return name, order.rows, item, rng
 
     def origin(self, k: int) -> tuple[str, list[int]]:
@@ -195,11 +193,11 @@ class Reader:
         What is looked at are the rows that may have some of it, in each epoch; nothing is read of the others.
         """
         for segment in self._segments:
-            stage, end_step = segment.stage, min(segment.stage.end_step, steps)
-            if end_step <= stage.first_step or name not in segment.mixture.names:
+            phase, end_step = segment.phase, min(segment.phase.end_step, steps)
+            if end_step <= phase.first_step or name not in segment.mixture.names:
                 continue
-            end = stage.first_example + (end_step - stage.first_step) * stage.batch_size
-            first, last = (segment.positions(k)[name] for k in (stage.first_example, end))
+            end = phase.first_example + (end_step - phase.first_step) * phase.batch_size
+            first, last = (segment.positions(k)[name] for k in (phase.first_example, end))
             order, offset = segment.orders[name], segment.offsets[name]
             places = [order.places(rows, first, last) for rows in order.rows.rows_with(document)]
             for place in np.unique(np.concatenate(places)).tolist():
@@ -209,15 +207,15 @@ class Reader:
 
     def numbers(self, step: int) -> range:
         """The examples of a step, counted from 0: its batch's rows in order."""
-        stage = self._stage(step)
-        first = stage.first_example + (step - stage.first_step) * stage.batch_size
-        return range(first, first + stage.batch_size)
+        phase = self._phase(step)
+        first = phase.first_example + (step - phase.first_step) * phase.batch_size
+        return range(first, first + phase.batch_size)
 
     def place(self, k: int) -> tuple[int, int]:
         """The step, counted from 0, that reads example k, and the row of its batch."""
-        stage = self._segments[bisect.bisect_right(self._first_examples, k) - 1].stage
-        step, row = divmod(k - stage.first_example, stage.batch_size)
-        return stage.first_step + step, row
+        phase = self._segments[bisect.bisect_right(self._first_examples, k) - 1].phase
+        step, row = divmod(k - phase.first_example, phase.batch_size)
+        return phase.first_step + step, row
 
     def _make(self, name: str, rows: layouts.Rows, item: int, rng: np.random.Generator) -> Example:
         if rows.is_finished:
@@ -225,29 +223,29 @@ class Reader:
         made = noising.make(self.objective, rows, item, rng, self.sources[name].word_initial)
         return made if self._example_rows is None else self._example_rows.align(made)
 
-    def _stage(self, step: int) -> config.Phase:
-        return next(stage for stage in reversed(self._stages) if stage.first_step <= step)
+    def _phase(self, step: int) -> Phase:
+        return next(phase for phase in reversed(self._phases) if phase.first_step <= step)
 
     def batch(self, step: int, rows: Sequence[int]) -> Example:
         """These rows of a step's global batch, [rows, …], and `digest` uint32 [rows, 2] (see `digest_hex`)."""
         first = self.numbers(step).start
         return _batch(self._fetched(self.example, [first + row for row in rows]))
 
-    def batches(self, first_step: int, rows: StageRows | None = None) -> Iterator[Example]:
-        """The batches of steps `first_step` up to `train.steps`, made ahead; any start costs the same.
+    def batches(self, first_step: int, rows: PhaseRows | None = None) -> Iterator[Example]:
+        """The batches of steps `first_step` up to the last one, made ahead; any start costs the same.
 
         Args:
-          rows: a stage → this host's rows of its batches; all by default.
+          rows: a phase → this host's rows of its batches; all by default.
         """
-        rows = rows or (lambda stage: range(stage.batch_size))
+        rows = rows or (lambda phase: range(phase.batch_size))
         # What chooses them may know devices, which stay in this process.
-        chosen = {stage.first_step: rows(stage) for stage in self._stages if stage.end_step > first_step}
+        chosen = {phase.first_step: rows(phase) for phase in self._phases if phase.end_step > first_step}
 
         def batch(step: int) -> Example:
-            return self.batch(step, chosen[self._stage(step).first_step])
+            return self.batch(step, chosen[self._phase(step).first_step])
 
-        data = self._run.data
-        ahead = self._read_ahead(grain.MapDataset.range(first_step, self._run.train.steps), batch)
+        data = self._data
+        ahead = self._read_ahead(grain.MapDataset.range(first_step, self._phases[-1].end_step), batch)
         if data.processes:
             if not flags.FLAGS.is_parsed():  # Grain asks for flags of its own.
                 flags.FLAGS.mark_as_parsed()
@@ -260,14 +258,14 @@ class Reader:
         return iter(ahead)
 
     def _read_ahead(self, indices: grain.MapDataset, make: Callable[[int], Example]) -> grain.IterDataset:
-        data = self._run.data
+        data = self._data
         options = grain.ReadOptions(num_threads=data.threads, prefetch_buffer_size=max(data.prefetch, data.threads))
         return indices.map(lambda i: make(int(i))).to_iter_dataset(options)
 
     @functools.cached_property
     def _fetchers(self) -> ThreadPoolExecutor | None:
         """Threads that wait for rows that are fetched one by one; None where rows come from this machine."""
-        is_afar = self._share < 1 and storage.is_remote(self._run.data.cache_dir)
+        is_afar = self._share < 1 and storage.is_remote(self._data.cache_dir)
         return ThreadPoolExecutor(_FETCHERS) if is_afar else None
 
     def _fetched(self, make: Callable[[int], Example], numbers: Sequence[int]) -> list[Example]:
@@ -275,56 +273,56 @@ class Reader:
         return list((self._fetchers.map if self._fetchers else map)(make, numbers))
 
     def notes(self) -> list[str]:
-        """Of stages whose layout leaves rows short: how many rows have as many tokens as how many full ones.
+        """Of phases whose layout leaves rows short: how many rows have as many tokens as how many full ones.
 
         Of sources of examples: how many are too long. Of words masked whole: how many tokens are never masked.
         """
         # Stages that were read may be of sources that are no more.
-        stages = [segment.stage for segment in self._segments if segment.rates.keys() <= self.sources.keys()]
-        length = self._stages[0].length
+        phases = [segment.phase for segment in self._segments if segment.rates.keys() <= self.sources.keys()]
+        length = self._phases[0].length
         found = [note for name in self.sources for note in self.rows("train", name, length).notes(name)]
-        if self._run.objective.whole_words:
-            share, length = max((self._share_left_out(stage), stage.length) for stage in stages)
+        if self._settings.objective.whole_words:
+            share, length = max((self._share_left_out(phase), phase.length) for phase in phases)
             if share >= _LEFT_OUT:
                 found.append(
                     f"{share:.1%} of the tokens in rows of {length} are never masked: they are in words of more tokens "
                     "than a row has predicted; name a segmenter in config.data.segmenters, or set "
                     "config.objective.whole_words to 0"
                 )
-        if self._run.data.layout.is_full:
+        if self._data.layout.is_full:
             return found
-        for stage in stages:
-            sample = _sample(stage)
+        for phase in phases:
+            sample = _sample(phase)
             # Noise makes a row no shorter.
             first = self.example(sample[0])
             has_targets = "decoder_tokens" in first and "target_weights" in first
             real = "target_weights" if has_targets or "mask" not in first else "mask"
             sample = [self.example(k)[real].mean() for k in sample]
-            full = stage.batch_size * float(np.mean(sample))
-            found.append(f"{stage.batch_size} rows of {stage.length} have as many tokens as {full:.0f} full ones")
+            full = phase.batch_size * float(np.mean(sample))
+            found.append(f"{phase.batch_size} rows of {phase.length} have as many tokens as {full:.0f} full ones")
         return found
 
-    def _share_left_out(self, stage: config.Phase) -> float:
-        """Of the tokens of a stage that may be masked, the share in words that are too long to be."""
+    def _share_left_out(self, phase: Phase) -> float:
+        """Of the tokens of a phase that may be masked, the share in words that are too long to be."""
         found = []
-        for k in _sample(stage):
+        for k in _sample(phase):
             name, rows, item, rng = self._draw(k)
             example = noising.read(self.objective, rows, item, rng, self.sources[name].word_initial)
-            found.append(self._run.objective.left_out(example, self.objective.special))
+            found.append(self._settings.objective.left_out(example, self.objective.special))
         left_out, tokens = np.sum(found, axis=0)
         return float(left_out / max(tokens, 1))
 
     def check_vocabulary(self) -> None:
         """Raises a `UserError` unless the vocabulary's files beside the caches are those that these were made with."""
         for name, digest in self.vocabulary["files"].items():
-            path = os.path.join(self._run.data.cache_dir, "vocabulary", name)
+            path = os.path.join(self._data.cache_dir, "vocabulary", name)
             if storage.exists(path) and storage.sha256(path) != digest:
                 raise UserError(f"{path} is not the vocabulary that the caches were made with: {_AGAIN}")
 
     def num_rows(self, split: str, name: str | None = None, length: int | None = None) -> dict[str, int]:
         """How many rows hold all of a split's tokens, of each source that has it; arguments as of `in_order`."""
         names = [own for own, source in self.sources.items() if split in source.splits and name in (None, own)]
-        length = self._stages[-1].length if length is None else length
+        length = self._phases[-1].length if length is None else length
         return {own: self.rows(split, own, length).num_rows for own in names}
 
     def num_batches(self, split: str, batch_size: int, name: str | None = None, length: int | None = None) -> int:
@@ -350,9 +348,9 @@ class Reader:
           length: default: of the last phase.
           max_batches: where to stop.
         """
-        length = self._stages[-1].length if length is None else length
+        length = self._phases[-1].length if length is None else length
         counts, number = self.num_rows(split, name, length), self.num_batches(split, batch_size, name, length)
-        batch_step, row_step = (1, number) if self._run.data.layout.goes_on else (batch_size, 1)
+        batch_step, row_step = (1, number) if self._data.layout.goes_on else (batch_size, 1)
 
         def batch(i: int) -> Example:
             indices = [i * batch_step + row * row_step for row in rows(batch_size)]
@@ -365,84 +363,66 @@ class Reader:
         number = index
         for name, count in counts.items():
             if index < count:
-                rng = layouts.generator(self._run.train.seed, split, number)
+                rng = layouts.generator(self._seed, split, number)
                 return self._make(name, self.rows(split, name, length), index, rng)
             index -= count
         return {key: np.zeros_like(value) for key, value in self._row(split, length, counts, 0).items()}
 
-    def rates(self, stage: config.Phase) -> dict[str, float]:
-        """Those of the sources that a stage reads, in rows."""
-        segment = next(segment for segment in self._segments if segment.stage == stage)
+    def rates(self, phase: Phase) -> dict[str, float]:
+        """Those of the sources that a phase reads, in rows."""
+        segment = next(segment for segment in self._segments if segment.phase == phase)
         return {name: rate for name, rate in segment.rates.items() if rate > 0 and name in self.sources}
 
 
-def _sample(stage: config.Phase) -> range:
-    """Some examples that stand for all of a stage."""
-    first, rows = stage.first_example, (stage.end_step - stage.first_step) * stage.batch_size
-    return range(first, first + min(rows, _SAMPLE))
+def _sample(phase: Phase) -> range:
+    """Some examples that stand for all of a phase."""
+    return range(phase.first_example, min(phase.end_example, phase.first_example + _SAMPLE))
 
 
-def _check_vocabulary(run: config.Run, sources: dict[str, cache.CachedSource]) -> dict[str, Any]:
-    """The one vocabulary of all sources, if it is the config's and fits the model."""
+def _check_vocabulary(settings: ReaderConfig, sources: Mapping[str, cache.CachedSource]) -> dict[str, Any]:
+    """Returns the vocabulary of all sources, which must be that of the config and fit the model."""
     first, *others = sources.items()
     for name, source in others:
         if source.vocabulary["id"] != first[1].vocabulary["id"]:
             raise UserError(f"the caches of '{first[0]}' and '{name}' differ in vocabulary: prepare them again")
     found = first[1].vocabulary
-    kind, _, paths = run.vocabulary.spec.partition(":")
+    kind, _, paths = settings.vocabulary.spec.partition(":")
     if kind != found["kind"]:
         raise UserError(f"config.vocabulary.spec is {kind}, the cache's is {found['kind']}: {_AGAIN}")
     absent = {"sentinels": 0, "lowercase": False}
-    for name in (*config.SPECIALS, *absent):
-        given, cached = getattr(run.vocabulary, name), found.get(name, absent.get(name))
+    for name in (*NAMES, *absent):
+        given, cached = getattr(settings.vocabulary, name), found.get(name, absent.get(name))
         if given != cached:
             raise UserError(f"config.vocabulary.{name} is {given}, the cache's is {cached}: {_AGAIN}")
     for path in filter(storage.exists, paths.split(",")):
         if storage.sha256(path) not in found["files"].values():
             raise UserError(f"{path} is not the vocabulary that the cache was made with: {_AGAIN}")
-    if run.model.vocab_size < found["size"]:
+    if settings.vocab_size < found["size"]:
         raise UserError(
-            f"config.model.embedding.vocab_size is {run.model.vocab_size}: "
+            f"config.model.embedding.vocab_size is {settings.vocab_size}: "
             f"give at least the vocabulary's size, {found['size']}"
         )
     return found
 
 
-def _check_segmenters(run: config.Run, sources: dict[str, cache.CachedSource]) -> None:
-    """The words of each source must be those that the config asks for."""
+def _check_segmenters(segmenters: Mapping[str, str], sources: Mapping[str, cache.CachedSource]) -> None:
+    """Rejects caches whose words another segmenter found than that of the config."""
     for name, source in sources.items():
-        given = run.data.segmenters.get(name)
+        given = segmenters.get(name)
         if given != source.segmenter:
             raise UserError(
                 f"config.data.segmenters has {given} for '{name}', the cache was made with {source.segmenter}: {_AGAIN}"
             )
 
 
-def example_rows(run: config.Run, special: objectives.Special) -> objectives.ExampleRows | None:
-    """How the run makes rows of examples; None: no source has any."""
-    if not config.has_inputs_targets(run):
-        return None
-    segmented = run.data.inputs_targets.packed or not run.data.layout.attend_across_documents
-    begin = layouts.begins_with(run.data.layout, special)
-    return run.objective.example_rows(run.objective, special, run.data.inputs_targets.target_length, segmented, begin)
-
-
-def special_ids(run: config.Run, size: int) -> objectives.Special:
-    """Those of the run's vocabulary, of so many ids."""
-    return _special({name: getattr(run.vocabulary, name) for name in (*config.SPECIALS, "sentinels")} | {"size": size})
-
-
-def _special(vocabulary: dict[str, Any]) -> objectives.Special:
-    """The special ids that a manifest or a config tells; sentinels are used from the top down."""
-    size = vocabulary["size"]
-    sentinels = tuple(range(size - 1, size - 1 - vocabulary.get("sentinels", 0), -1))
-    ids = {name: vocabulary.get(name) for name in config.SPECIALS}
-    return objectives.Special(**ids, sentinels=sentinels, vocab_size=size)
+def _special_ids(vocabulary: Mapping[str, Any]) -> objectives.Special:
+    """Returns the special ids of a manifest's vocabulary."""
+    ids = SpecialIds(**{name: vocabulary.get(name) for name in NAMES})
+    return objectives.Special.of(ids, vocabulary["size"], vocabulary.get("sentinels", 0))
 
 
 def _follow_parent(index: int, count: int) -> None:
     """Makes a process that reads end with its parent, however that ends, and leave Ctrl-C to it."""
-    del index, count
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def end_too() -> None:
@@ -462,12 +442,13 @@ def _batch(examples: list[Example]) -> Example:
     return batch | {"digest": np.stack([found & 0xFFFF, found >> 16], axis=1)}
 
 
-def blank_batch(run: config.Run, length: int) -> Example:
-    """A batch of one row without text: the keys, shapes and types of the run's batches. It needs no cache."""
-    objective = objectives.BoundObjective(run.objective, special_ids(run, run.model.vocab_size))
-    if (rows := example_rows(run, objective.special)) is not None:
+def blank_batch(settings: ReaderConfig, length: int) -> Example:
+    """Returns a batch of one row without text, with the keys, shapes and types of all batches. It needs no cache."""
+    special = objectives.Special.of(settings.vocabulary, settings.vocab_size, settings.vocabulary.sentinels)
+    if (rows := settings.example_rows(special)) is not None:
         return _batch([rows.row([((), ())], length)])
-    return _batch([noising.blank(run.data.layout, length, objective, run.model.max_characters)])
+    objective = objectives.BoundObjective(settings.objective, special)
+    return _batch([noising.blank(settings.data.layout, length, objective, settings.max_characters)])
 
 
 def crcs(batch: Example) -> np.ndarray:

@@ -32,7 +32,7 @@ def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool 
     if getattr(head, "kind", None) != run.objective.form:
         raise UserError(f"the model has no head for {run.objective.kind}: fine-tune it first, with plm_jax finetune")
     length = perplexity.lengths(lm, run)[-1]
-    reader = Reader(perplexity.only(run, lm, name, length))
+    reader = Reader(config.reader_config(perplexity.only(run, lm, name, length)))
     splits = reader.sources[name].splits
     if split not in splits:
         raise perplexity.NothingToPredictError(f"'{name}' has no split '{split}': {nearest(split, splits)}")

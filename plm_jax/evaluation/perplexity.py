@@ -89,7 +89,7 @@ def _evaluate(lm: LanguageModel, run: config.Run, task: str, length: int, show_p
     name, split = split_of(run, task)
     loss = losses.get(run.objective.loss, **run.objective.loss_settings)
     _check_model(lm, run, loss)
-    reader = Reader(only(run, lm, name, length))
+    reader = Reader(config.reader_config(only(run, lm, name, length)))
     source = reader.sources[name]
     if split not in source.splits:
         if split in cache.SPLITS:

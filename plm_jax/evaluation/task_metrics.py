@@ -16,10 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from plm_jax import config
+from plm_jax import config, objectives
 from plm_jax.common import metrics as declarations
 from plm_jax.common.errors import UserError, nearest
-from plm_jax.data import cache, reader
+from plm_jax.data import cache
 from plm_jax.data.text_to_text import formats
 from plm_jax.evaluation import batches, few_shot, labelled, perplexity, scoring
 from plm_jax.generation import constraints
@@ -178,8 +178,8 @@ class _Answerer:
     def __init__(self, lm: LanguageModel, run: config.Run, examples: Sequence[Any], task: str, show_progress: bool):
         self._lm, self._length, self._size = lm, perplexity.lengths(lm, run)[0], run.evaluation.batch_size
         self._how = run.evaluation.decoding
-        self._special = reader.special_ids(run, lm.vocabulary.vocab_size)
-        self._rows = reader.example_rows(run, self._special)
+        self._special = objectives.Special.of(run.vocabulary, lm.vocabulary.vocab_size, run.vocabulary.sentinels)
+        self._rows = config.reader_config(run).example_rows(self._special)
         self._bar = partial(perplexity.bar, total=len(examples), unit="example", show=show_progress)
         self._task = task
         texts = [text for example in examples for text in (example.inputs, example.targets)]

@@ -25,7 +25,7 @@ def of_step(workdir: str, step: int, row: int | None = None) -> Iterator[str]:
       UserError: there is no such run, step or row.
     """
     known = past.at(workdir, step)
-    reader, texts = Reader(known.run, known.stages), _Texts(known.run, workdir)
+    reader, texts = Reader(config.reader_config(known.run, known.stages)), _Texts(known.run, workdir)
     numbers = reader.numbers(step - 1)
     if row is not None and not 0 <= row < len(numbers):
         raise UserError(f"step {step} has no row {row}: give --row from 0 to {len(numbers) - 1}")
@@ -45,7 +45,7 @@ def of_document(workdir: str, document: str) -> Iterator[str]:
     """
     known = past.at(workdir, 1)
     known = past.at(workdir, max(1, min(known.reached, known.run.train.steps)))
-    reader = Reader(known.run, known.stages)
+    reader = Reader(config.reader_config(known.run, known.stages))
     name, number = _parsed(reader, document)
     steps = known.reached
     yield f"{_document(reader, name, number)} in the {steps:,} steps of {workdir}:"

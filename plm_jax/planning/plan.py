@@ -158,7 +158,8 @@ def step_inputs(program: Program, stage: config.Phase) -> tuple[Any, ...]:
         shape = (stage.batch_size, *row.shape[1:])
         return jax.ShapeDtypeStruct(shape, row.dtype, sharding=meshes.batch_sharding(program.mesh, shape[1:]))
 
-    batch = {name: placed(row) for name, row in reader.blank_batch(program.run, stage.length).items()}
+    blank = reader.blank_batch(config.reader_config(program.run), stage.length)
+    batch = {name: placed(row) for name, row in blank.items()}
     return program.abstract_state, batch, *program.inputs(0)
 
 

@@ -24,7 +24,7 @@ def resolved(run: config.Run) -> config.Run:
         return run
     many = dataclasses.replace(run, train=dataclasses.replace(run.train, steps=_MANY))
     with progress.doing("counting the rows of an epoch"):
-        reader = Reader(many)
+        reader = Reader(config.reader_config(many))
     epochs_of_many = 0.0
     for stage in config.resolve_phases(many):
         rows = sum(reader.num_rows("train", length=stage.length).values())

@@ -151,7 +151,7 @@ class Trainer(Program):
         self._resumed = resumed
         with progress.doing("opening the caches"):
             rows = meshes.local_rows(meshes.batch_sharding(self.mesh), self.batch_size)
-            self.reader = Reader(run, self.stages, len(rows) / self.batch_size)
+            self.reader = Reader(config.reader_config(run, self.stages), len(rows) / self.batch_size)
             self.validation = Validation(self, self.reader)
             self.validation.check_select()
         self._caches = {name: source.identity for name, source in self.reader.sources.items()}
@@ -203,7 +203,7 @@ class Trainer(Program):
 
     def _refuse_untrained(self) -> None:
         """Raises `UserError` for a head that a new run would leave as it was drawn; one that goes on may have it."""
-        batch = blank_batch(self.run, self.stages[0].length)
+        batch = blank_batch(config.reader_config(self.run), self.stages[0].length)
         for head in untrained_heads(self.loss(), self.model(), batch):
             raise UserError(
                 f"nothing trains the {head} head of config.model: objective '{self.run.objective.kind}' on config.data "

@@ -5,7 +5,7 @@ import importlib
 import numpy as np
 import pytest
 
-from plm_jax import objectives
+from plm_jax import config, objectives
 from plm_jax.data.reader import Reader
 from tests.support.roles import built_in
 
@@ -25,7 +25,7 @@ def test_rows_of_every_objective_of_text_are_counted(bench, tmp_path):
     assert set(bench.OBJECTIVES) >= every
     counts = {}
     for name in bench.OBJECTIVES:
-        batch = Reader(bench.make_run(str(tmp_path), name, 10)).batch(0, range(4))
+        batch = Reader(config.reader_config(bench.make_run(str(tmp_path), name, 10))).batch(0, range(4))
         counts[name] = bench.num_tokens(batch) / 4
     for name in ("causal", "masked_lm", "span_masked_lm", "replaced_token"):
         assert counts[name] == 512
@@ -46,7 +46,7 @@ def test_the_peer_masks_the_same_blocks(bench, tmp_path, monkeypatch):
     monkeypatch.setattr(bench.collator, "batches", lambda blocks, *rest: seen.append(blocks) or collate(blocks, *rest))
     assert list(bench.theirs(str(tmp_path), 3)) == [8 * 512.0] * 3
     run = bench.make_run(str(tmp_path), "full_lm", 10)
-    rows = [row for batch in Reader(run).in_order("train", 4) for row in batch["targets"]]
+    rows = [row for batch in Reader(config.reader_config(run)).in_order("train", 4) for row in batch["targets"]]
     np.testing.assert_array_equal(seen[0], rows[:24])
 
 

@@ -77,7 +77,7 @@ def opened(tmp_path, make_run):
             embedding = models.CharacterCNNConfig(SIZE, 2, 2, ((1, 4),), max_characters=SPELT, highway_layers=1)
             run = dataclasses.replace(run, model=models.ElmoConfig(embedding=embedding))
         vocabulary = dataclasses.replace(run.vocabulary, spec="words:words.txt")
-        return reader.Reader(dataclasses.replace(run, vocabulary=vocabulary))
+        return reader.Reader(config.reader_config(dataclasses.replace(run, vocabulary=vocabulary)))
 
     return opened
 

@@ -75,7 +75,7 @@ def test_the_first_token_of_a_document_is_learnt_where_documents_are_apart(write
     run = begun(make_run(["a"], **ids), begin, attend=False)
     assert config.from_dict(config.to_dict(run)) == run
     learnt = []
-    opened = reader.Reader(run)
+    opened = reader.Reader(config.reader_config(run))
     for batch in opened.in_order("validation", 2):
         real = batch["target_weights"] > 0
         learnt += batch["targets"][real].tolist()
@@ -85,7 +85,7 @@ def test_the_first_token_of_a_document_is_learnt_where_documents_are_apart(write
     assert sorted(t for t in learnt if t < 90) == list(range(1, 16))
     counts = {t: learnt.count(t) for t in (BOS, GMASK, SOP, EOS)}
     assert counts == {BOS: 0, GMASK: 0, SOP: len(documents) * len(begin[1:]), EOS: len(documents)}
-    blank = reader.blank_batch(run, 8)
+    blank = reader.blank_batch(config.reader_config(run), 8)
     assert {k: v.shape[1:] for k, v in next(opened.batches(0)).items()} == {k: v.shape[1:] for k, v in blank.items()}
 
 

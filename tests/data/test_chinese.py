@@ -166,7 +166,7 @@ def words_of(example, vocabulary):
 def test_words_of_the_segmenter_are_masked_together(prepared, make_run, layout):
     run = prepared("wordpiece", make_run)
     run = dataclasses.replace(run, data=dataclasses.replace(run.data, layout=LAYOUTS[layout]))
-    vocabulary, opened = vocabularies.load(run.vocabulary), reader.Reader(run)
+    vocabulary, opened = vocabularies.load(run.vocabulary), reader.Reader(config.reader_config(run))
     known = "".join("|" + "|".join(filter(None, halves(text))) for text in poems()) + "|"
     rows, several = opened.rows("train", "poems", run.data.length), 0
     for item in range(40):
@@ -193,13 +193,13 @@ def test_without_a_segmenter_each_piece_of_sentencepiece_is_a_word(prepared, mak
     run = unsegmented(prepared("sentencepiece", make_run), tmp_path)
     sizes, left_out = word_sizes(run)
     assert np.mean(sizes) < 1.1 and left_out == 0  # Where ▁ alone began words: 20.3 pieces and 98 %.
-    assert reader.Reader(run).notes() == []
+    assert reader.Reader(config.reader_config(run)).notes() == []
 
 
 def test_words_that_are_too_long_to_be_masked_are_told(prepared, make_run, tmp_path):
     """To byte-level BPE a line without spaces is one word."""
     run = unsegmented(prepared("bpe", make_run), tmp_path)
-    opened = reader.Reader(run)
+    opened = reader.Reader(config.reader_config(run))
     (note,) = opened.notes()
     sizes, left_out = word_sizes(run)
     assert np.mean(sizes) > 10 and left_out > 0.5
@@ -207,7 +207,7 @@ def test_words_that_are_too_long_to_be_masked_are_told(prepared, make_run, tmp_p
     never = sum(not opened.example(k)["target_weights"].any() for k in range(100))
     assert never > 50
     several = dataclasses.replace(run, objective=objectives.MaskedLM())
-    assert reader.Reader(several).notes() == []
+    assert reader.Reader(config.reader_config(several)).notes() == []
 
 
 def unsegmented(run, folder):
@@ -220,7 +220,7 @@ def unsegmented(run, folder):
 
 def word_sizes(run):
     """The words' sizes in the run's 200 rows, and the share of tokens in words of more than 5, 15 % of a row of 32."""
-    opened, sizes = reader.Reader(run), []
+    opened, sizes = reader.Reader(config.reader_config(run)), []
     for k in range(200):
         made = opened.example(k)
         tokens, real = made["tokens"].copy(), made["target_weights"] > 0
@@ -247,11 +247,11 @@ def test_the_cache_has_words_only_where_there_is_a_segmenter(prepared, make_run,
     assert not list(tmp_path.glob("*/*/word_starts.npy"))
     vocabulary = vocabularies.load(run.vocabulary)
     assert prepare.identity(plain, "poems", vocabulary) != prepare.identity(run, "poems", vocabulary)
-    reader.Reader(plain)
+    reader.Reader(config.reader_config(plain))
     for asked, there in ((run, plain), (plain, run)):
         mixed = dataclasses.replace(asked, data=dataclasses.replace(asked.data, cache_dir=there.data.cache_dir))
         with pytest.raises(UserError, match=r"segmenters has .* for 'poems', the cache was made with"):
-            reader.Reader(mixed)
+            reader.Reader(config.reader_config(mixed))
     with pytest.raises(UserError, match="segmenters names 'poem': did you mean 'poems'"):
         config.from_dict(
             config.to_dict(dataclasses.replace(run, data=dataclasses.replace(run.data, segmenters={"poem": SEGMENTER})))

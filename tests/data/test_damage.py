@@ -50,7 +50,7 @@ def flip(path, at, bit=3):
 
 
 def batches(run, number=8):
-    opened = Reader(run)
+    opened = Reader(config.reader_config(run))
     return [opened.batch(step, range(run.train.batch_size)) for step in range(number)]
 
 
@@ -100,9 +100,9 @@ def test_what_is_damaged_under_way_ends_a_run_with_one_line(write, make_run, lon
     monkeypatch.setattr(rising, "_KEPT_BYTES", 0)
     data = {"length": 16, "threads": 2, "prefetch": 2, "window_tokens": 2048}
     reads = make_run("a", data=data, train={"steps": 400}, **SPECIALS)
-    whole = iter(Reader(reads).batches(0))
+    whole = iter(Reader(config.reader_config(reads)).batches(0))
     wanted = [next(whole) for _ in range(200)]
-    found = Reader(reads).batches(0)
+    found = Reader(config.reader_config(reads)).batches(0)
     for batch in wanted[:2]:
         np.testing.assert_array_equal(next(found)["digest"], batch["digest"])
     path = folder / "train" / file
@@ -169,7 +169,7 @@ def test_the_vocabulary_beside_the_caches_is_theirs(write, make_run):
     (folder.parent / "vocabulary" / "vocab.txt").write_text("a\nb\n")
     digest = cache.form.storage.sha256(str(folder.parent / "vocabulary" / "vocab.txt"))
     caches.rewrite(folder, lambda manifest: manifest["vocabulary"].update(files={"vocab.txt": digest}))
-    opened = Reader(make_run("a", **SPECIALS))
+    opened = Reader(config.reader_config(make_run("a", **SPECIALS)))
     opened.check_vocabulary()
     (folder.parent / "vocabulary" / "vocab.txt").write_text("a\nc\n")
     with pytest.raises(UserError, match=r"vocabulary/vocab.txt is not the vocabulary that the caches were made with"):

@@ -45,7 +45,7 @@ def test_short_and_unknown_rows_are_left_out_and_a_run_says_how_much(write_sourc
     write_source("a", {"train": texts * 9}, eos=None, **IDS)
     run = make()
     assert config.from_dict(config.to_dict(run)) == run
-    opened = reader.Reader(run)
+    opened = reader.Reader(config.reader_config(run))
     layout = opened.rows("train", "a", 16)
     rows = [layout.example(item, None) for item in range(layout.num_rows)]
     found = [row["tokens"][row["mask"] > 0].tolist() for row in rows]
@@ -71,4 +71,4 @@ def test_what_they_need_is_told(write_source, make):
             config.from_dict(config.to_dict(run))
     write_source("a", {"train": [[7] * 9] * 5}, eos=None, **IDS)
     with pytest.raises(UserError, match="'a' has no training document of 10 tokens, most of them known"):
-        reader.Reader(make())
+        reader.Reader(config.reader_config(make()))

@@ -67,7 +67,7 @@ def prepared(run):
     def make(*args, **kwargs):
         made = run(*args, **kwargs)
         prepare.prepare(made, show_progress=False)
-        return made, reader.Reader(made)
+        return made, reader.Reader(config.reader_config(made))
 
     return make
 
@@ -148,7 +148,7 @@ def test_the_reviews_are_those_that_people_agreed_on():
 @pytest.mark.parametrize("target_length", [None, 12])
 def test_texts_and_examples_share_a_batch(prepared, tmp_path, packed, target_length):
     made, opened = prepared(length=30, target_length=target_length, packed=packed)
-    blank = reader.blank_batch(made, 30)
+    blank = reader.blank_batch(config.reader_config(made), 30)
     batch = opened.batch(0, range(12))
     assert {name: (value.shape[1:], value.dtype) for name, value in batch.items()} == {
         name: (value.shape[1:], value.dtype) for name, value in blank.items()
@@ -182,7 +182,8 @@ def test_rates_count_examples_as_seqio_does_which_mixes_before_it_packs(prepared
     assert examples > 1.5 * rows
     assert examples / texts == pytest.approx(2.0, rel=0.01)
     # Without rates all sources go through an epoch in the same time, whatever their rows hold.
-    opened = reader.Reader(dataclasses.replace(made, data=dataclasses.replace(made.data, mixture={})))
+    without_rates = dataclasses.replace(made, data=dataclasses.replace(made.data, mixture={}))
+    opened = reader.Reader(config.reader_config(without_rates))
     num_rows = opened.num_rows("train")
     found = sum(opened.example(k)["targets"][0] < EOS for k in range(sum(num_rows.values())))
     assert abs(found - num_rows["up"]) <= 1
@@ -230,7 +231,7 @@ def test_each_epoch_and_the_validation_have_every_example_once(
 def test_a_decoder_reads_texts_and_examples_in_one_batch(prepared, tmp_path, attend):
     layout = {"attend_across_documents": attend}
     made, opened = prepared(objectives.Causal(), length=32, target_length=9, layout=layout)
-    batch, blank = opened.batch(0, range(12)), reader.blank_batch(made, 32)
+    batch, blank = opened.batch(0, range(12)), reader.blank_batch(config.reader_config(made), 32)
     assert batch.keys() == blank.keys()
     assert ("segment_ids" in batch) != attend
     known = {(inputs[:24], targets[:8]) for inputs, targets in wanted(tmp_path)}
@@ -263,7 +264,7 @@ def test_a_length_that_changes_goes_on_in_the_epoch(prepared, run, tmp_path):
     phases = (config.PhaseConfig(until=0.1), config.PhaseConfig(until=1.0, length=30))
     made = dataclasses.replace(made, train=dataclasses.replace(made.train, phases=phases))
     prepare.prepare(made, show_progress=False)
-    opened = reader.Reader(made)
+    opened = reader.Reader(config.reader_config(made))
     first = made.train.steps // 10 * made.train.batch_size
     number = opened._segments[0].orders["up"].num_items
     found = [next(iter(pieces(opened.example(k))))[0][:29] for k in range(number)]
@@ -286,7 +287,9 @@ def test_what_cannot_be_is_told(run, prepared):
     made, _ = prepared(target_length=9)
     other = {"up": config.TextFiles("up.jsonl"), "text": made.data.sources["text"]}
     with pytest.raises(UserError, match="the cache of 'up' is of another kind of source"):
-        reader.Reader(dataclasses.replace(made, data=dataclasses.replace(made.data, sources=other)))
+        reader.Reader(
+            config.reader_config(dataclasses.replace(made, data=dataclasses.replace(made.data, sources=other)))
+        )
 
 
 @pytest.mark.parametrize(

@@ -112,13 +112,13 @@ def read(make):
         run = make(*args, **kwargs)
         assert config.from_dict(config.to_config_dict(run)) == config.from_dict(config.to_dict(run)) == run
         prepare.prepare(run, show_progress=False)
-        opened = reader.Reader(run)
+        opened = reader.Reader(config.reader_config(run))
         rows = opened.rows("validation", "a", run.data.length)
         batches = list(opened.in_order("validation", 4))
         made = {key: np.concatenate([batch[key] for batch in batches]) for key in batches[0]}
         filled = {key: value[rows.num_rows :] for key, value in made.items()}
         assert not any(value.any() for value in filled.values())
-        blank, first = reader.blank_batch(run, run.data.length), opened.batch(0, range(4))
+        blank, first = reader.blank_batch(config.reader_config(run), run.data.length), opened.batch(0, range(4))
         shapes = [{key: (of.shape[1:], of.dtype) for key, of in batch.items()} for batch in (blank, first)]
         assert shapes[0] == shapes[1]
         source = opened.sources["a"]
@@ -350,7 +350,7 @@ def test_all_of_a_label_set_is_read_by_name_or_number(read, bert):
 def test_training_reads_each_row_once_an_epoch(make, bert):
     run = make(asked(0, 21), config.AnswerForm(), objectives.SpanExtraction(stride=5, question_length=18), bert, 32)
     prepare.prepare(run, show_progress=False)
-    opened = reader.Reader(run)
+    opened = reader.Reader(config.reader_config(run))
     number = opened.num_rows("train")["a"]
     epochs = [[opened.example(k) for k in range(first, first + number)] for first in (0, number)]
     keys = [sorted((*tuple(row["tokens"]), int(row["span_starts"])) for row in epoch) for epoch in epochs]
@@ -682,7 +682,7 @@ def test_each_row_of_an_example_costs_what_a_row_does():
             train=config.TrainConfig(steps=5, batch_size=4),
         )
         (stage,) = config.resolve_phases(run)
-        batch = reader.blank_batch(run, 16)
+        batch = reader.blank_batch(config.reader_config(run), 16)
         assert flops.tokens_of_stage(run, stage) == 4 * batch["tokens"].size
         return flops.of_stage(run, stage)
 

@@ -186,13 +186,13 @@ def test_a_layout_of_a_users_own_is_read_like_ours(write_source, make_run, rando
     run = make_run("a", data={"layout": Ends()}, pad=98)
     run = config.from_dict(json.loads(json.dumps(config.to_dict(run))))
     assert run.data.layout == Ends()
-    opened = reader.Reader(run)
+    opened = reader.Reader(config.reader_config(run))
     expected = sorted((d[-9:] + [98] * 9)[:9] for d in documents)  # A causal row takes one token more.
     for epoch in range(2):
         rows = [opened.example(k) for k in range(epoch * 40, (epoch + 1) * 40)]
         found = sorted([*row["tokens"].tolist(), int(row["targets"][-1])] for row in rows)
         assert found == expected
-    blank, batch = reader.blank_batch(run, 8), opened.batch(0, range(1))
+    blank, batch = reader.blank_batch(config.reader_config(run), 8), opened.batch(0, range(1))
     assert {k: (v.shape, v.dtype) for k, v in blank.items()} == {k: (v.shape, v.dtype) for k, v in batch.items()}
     assert opened.notes()[0].startswith("4 rows of 8 have as many tokens as")
     tree = config.to_dict(run)

@@ -16,7 +16,7 @@ def opened(write_source, make_run, random_documents, objective, **train):
     write_source("a", {"train": random_documents(1, 80)}, eos=None, **IDS)
     run = make_run("a", eos=None, objective=objective, data={"length": 16}, train=train, **IDS)
     assert config.from_dict(config.to_dict(run)) == run
-    return Reader(run)
+    return Reader(config.reader_config(run))
 
 
 def text(example):

@@ -54,7 +54,7 @@ def test_documents_of_rows_are_those_whose_tokens_they_have(documents, make_run,
         documents, 60_000, eos=None, objective=objective, **SPECIALS,
         data={"layout": layout, "length": 16, "mixture": {"a": 2.0, "b": 1.0}}, train={"phases": PHASES, "steps": 40},
     )  # fmt: skip
-    opened = reader.Reader(run)
+    opened = reader.Reader(config.reader_config(run))
     ends = {source: np.cumsum([sum(sizes) for sizes in texts]) for source, texts in documents.items()}
     found = {}
     for step in range(30):

@@ -295,10 +295,10 @@ def test_example_k_does_not_depend_on_what_was_read(write, paired):
         write({"train": corpus(ord(name), 60)}, name)
     phases = (config.PhaseConfig(until=0.5), config.PhaseConfig(until=1.0, length=32, batch_size=3))
     run = paired("ab", data={"mixture": {"a": 0.3, "b": 0.7}}, train={"phases": phases})
-    reader = Reader(run)
+    reader = Reader(config.reader_config(run))
     whole = [reader.example(k) for k in range(175)]
     assert {len(e["tokens"]) for e in whole[:100]} == {16} and {len(e["tokens"]) for e in whole[100:]} == {32}
-    other = Reader(run)
+    other = Reader(config.reader_config(run))
     for k in np.random.default_rng(0).permutation(175):
         np.testing.assert_equal(other.example(int(k)), whole[k])
     assert set(whole[0]) >= {"tokens", "mask", "token_types", "pair_label", "targets", "target_positions"}
@@ -317,7 +317,7 @@ def test_as_many_fixed_masks_as_passes_are_copies_that_come_again(write, paired)
     fixed = dataclasses.replace(drawn_anew, objective=objectives.MaskedLM(duplicates=3))
 
     def three_epochs_twice(run):
-        reader = Reader(run)
+        reader = Reader(config.reader_config(run))
         num = reader._segments[0].orders["a"].num_items  # Of all passes.
         rows = [tuple(np.concatenate([*reader.example(k).values()], axis=None)) for k in range(2 * num)]
         return set(rows[:num]), set(rows[num:])
@@ -337,7 +337,7 @@ def test_a_longer_phase_goes_on_where_the_shorter_one_stopped(write, paired):
     total = steps + left // 4
     phases = (config.PhaseConfig(until=steps / total), config.PhaseConfig(until=1.0, length=64))
     data = {"window_tokens": 500}
-    reader = Reader(paired("a", data=data, train={"phases": phases, "steps": total}))
+    reader = Reader(config.reader_config(paired("a", data=data, train={"phases": phases, "steps": total})))
     windows = [(unmasked(reader.example(k))[1] - FIRST) // 500 for k in range(4 * total)]
     before, after = set(windows[: 4 * steps]), set(windows[4 * steps :])
     assert len(before & after) <= 2 < len(before) and len(before | after) >= source.splits["train"].num_tokens // 500
@@ -345,7 +345,7 @@ def test_a_longer_phase_goes_on_where_the_shorter_one_stopped(write, paired):
 
 def test_validation_is_the_first_pass_in_order(write, paired):
     source = write({"train": corpus(0, 9), "validation": [[1] * 30] * 11})
-    reader = Reader(paired("a"))
+    reader = Reader(config.reader_config(paired("a")))
     assert reader.num_rows("validation") == {"a": opened(source, 16, "validation", seed=3, duplicates=3).num_rows}
     batches = list(reader.in_order("validation", 4))
     rows = [{k: v[i] for k, v in batch.items()} for batch in batches for i in range(4)]
@@ -355,7 +355,7 @@ def test_validation_is_the_first_pass_in_order(write, paired):
         part = row["token_types"][:end] <= (0 if row["pair_label"] else 1)
         read += [t for t in tokens[:end][part].tolist() if t >= FIRST]
     assert read == list(range(FIRST, FIRST + 330))
-    for batch, again in zip(batches, Reader(paired("a")).in_order("validation", 4), strict=True):
+    for batch, again in zip(batches, Reader(config.reader_config(paired("a"))).in_order("validation", 4), strict=True):
         np.testing.assert_equal(batch, again)
 
 

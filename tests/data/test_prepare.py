@@ -79,7 +79,7 @@ def test_cache_holds_every_document_and_the_hash_parts_them(run):
         assert flat[a:b].decode().strip().endswith((".", "!", "aus"))
     assert split.column("first_bytes").tolist() == [1] * len(train)
     assert split.unigram.tolist() == np.bincount(list(flat), minlength=257).tolist()
-    assert len(list(reader.Reader(run).batches(45))) == 5
+    assert len(list(reader.Reader(config.reader_config(run)).batches(45))) == 5
 
 
 def test_files_for_validation_are_held_out_and_no_others(run, corpus):
@@ -161,12 +161,12 @@ def test_other_vocabulary_prepares_again_and_is_copied(run, tmp_path):
     with open(copied, "rb") as a, open(model, "rb") as b:
         assert a.read() == b.read()
     with pytest.raises(UserError, match="spec is bytes, the cache's is sentencepiece"):
-        reader.Reader(run)
+        reader.Reader(config.reader_config(run))
     with open(model, "ab") as file:
         file.write(b"x")
     wide = dataclasses.replace(other, model=dataclasses.replace(run.model, embedding=models.EmbeddingConfig(320, 8)))
     with pytest.raises(UserError, match="is not the vocabulary that the cache was made with"):
-        reader.Reader(wide)
+        reader.Reader(config.reader_config(wide))
 
 
 def test_sentinels_reach_the_cache(run):
@@ -182,11 +182,11 @@ def test_sentinels_reach_the_cache(run):
     }
     assert (len(source.word_initial), len(source.splits["train"].unigram)) == (263, 263)
     with pytest.raises(UserError, match=r"mask is None, the cache's is 257"):
-        reader.Reader(plain)
+        reader.Reader(config.reader_config(plain))
     with pytest.raises(UserError, match=r"sentinels is 4, the cache's is 5"):
-        reader.Reader(with_vocabulary(run, spec="bytes", eos=256, mask=257, sentinels=4))
+        reader.Reader(config.reader_config(with_vocabulary(run, spec="bytes", eos=256, mask=257, sentinels=4)))
     wide = dataclasses.replace(other, model=dataclasses.replace(run.model, embedding=models.EmbeddingConfig(263, 8)))
-    special = reader.Reader(wide).objective.special
+    special = reader.Reader(config.reader_config(wide)).objective.special
     assert (special.mask, special.sentinels, special.vocab_size) == (257, (262, 261, 260, 259, 258), 263)
     with pytest.raises(UserError, match=r"sentinels is -1: give 0 to"):
         config.from_dict(config.to_dict(with_vocabulary(run, spec="bytes", sentinels=-1)))

@@ -220,7 +220,7 @@ def write(folder, run, documents):
         files = {"words.txt": storage.sha256(str(folder / "vocabulary" / "words.txt"))}
     found = [(rules.flat(document), np.cumsum([0, *map(len, document[:-1])])) for document in documents]
     vocabulary = {"kind": kind, "files": files, **ids}
-    has_both = config.has_inputs_targets(run)
+    has_both = run.data.has_inputs_targets
     caches.write(folder, "a", dict.fromkeys(cache.SPLITS, found), size, vocabulary, has_inputs_targets=has_both)
     source = next(iter(run.data.sources.values()))
     data = dataclasses.replace(run.data, cache_dir=str(folder), sources={"a": source}, mixture={}, segmenters={})
@@ -233,12 +233,12 @@ def test_rows_are_the_published_ones(name, tmp_path):
     shown, rule, options = line(name)
     run = load(name)
     documents = corpus(run.vocabulary.unk or FIRST)
-    if config.has_inputs_targets(run):
+    if run.data.has_inputs_targets:
         documents = [[document[0][:60], document[-1][:30]] for document in documents]
     run = write(tmp_path, run, documents)
     length = options.get("length", LENGTH) or run.data.length
     run = dataclasses.replace(run, data=dataclasses.replace(run.data, length=length))
-    opened = reader.Reader(run)
+    opened = reader.Reader(config.reader_config(run))
     batches = opened.in_order("validation", 1)
     rows = [shown({key: value[0] for key, value in batch.items()}, run) for batch in batches]
     wanted = rule(documents, length, random.Random(0))
@@ -253,7 +253,7 @@ def test_rows_are_the_published_ones(name, tmp_path):
         assert {row["tokens"][0] for row in rows} == {wanted[0]["tokens"][0]}
     else:
         assert rows == wanted
-    blank = reader.blank_batch(run, length)
+    blank = reader.blank_batch(config.reader_config(run), length)
     assert {key: (value.shape[1:], value.dtype) for key, value in blank.items() if key != "digest"} == {
         key: (value.shape[1:], value.dtype) for key, value in next(opened.in_order("validation", 1)).items()
     }

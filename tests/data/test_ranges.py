@@ -136,7 +136,7 @@ def test_a_host_of_many_makes_the_same_rows_of_what_it_fetches_by_range(make_run
     local = make_run("a", objective=objective, data=data, train={"batch_size": 16}, **specials)
     data["cache_dir"] = afar(str(tmp_path), "a")
     remote = make_run("a", objective=objective, data=data, train={"batch_size": 16}, **specials)
-    one, other = Reader(local), Reader(remote, share=1 / 256)
+    one, other = Reader(config.reader_config(local)), Reader(config.reader_config(remote), share=1 / 256)
     walks = not isinstance(layout, config.Blocks)
     assert isinstance(other.sources["a"].splits["train"].documents, rising.Ranged)
     for step in (0, 1, 17):
@@ -176,7 +176,7 @@ def test_rows_that_are_fetched_one_by_one_are_fetched_at_once(
 ):
     write_source("a", {"train": random_documents(0, 60)})
     data = {"length": 16, "cache_dir": afar(str(tmp_path), "a")}
-    opened = Reader(make_run("a", data=data, train={"batch_size": 16}), share=1 / 256)
+    opened = Reader(config.reader_config(make_run("a", data=data, train={"batch_size": 16})), share=1 / 256)
     barrier, read, calls = threading.Barrier(4, timeout=60), storage.read_range, itertools.count()
 
     def wait(path, *bounds):

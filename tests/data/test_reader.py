@@ -88,7 +88,7 @@ def walk(run, documents):
 def test_example_k_is_what_a_walk_from_the_start_finds(documents, make_run, data, train):
     run = make_run("ab", data=data, train=train)
     expected = list(walk(run, documents))
-    opened = reader.Reader(run)
+    opened = reader.Reader(config.reader_config(run))
     for k in np.random.default_rng(0).permutation(len(expected)):
         example = opened.example(int(k))
         assert [*example["tokens"].tolist(), example["targets"][-1]] == expected[k]
@@ -97,9 +97,9 @@ def test_example_k_is_what_a_walk_from_the_start_finds(documents, make_run, data
 
 
 def test_a_border_that_changes_only_the_batch_changes_no_example(documents, make_run):
-    plain = reader.Reader(make_run("ab"))
+    plain = reader.Reader(config.reader_config(make_run("ab")))
     phases = (config.PhaseConfig(until=0.33), config.PhaseConfig(until=1.0, batch_size=11))
-    phased = reader.Reader(make_run("ab", train={"phases": phases}))
+    phased = reader.Reader(config.reader_config(make_run("ab", train={"phases": phases})))
     for k in range(400):
         np.testing.assert_equal(plain.example(k), phased.example(k))
 
@@ -127,9 +127,9 @@ def test_each_row_has_the_crc_of_its_own_bytes():
 
 
 def test_rows_of_any_hosts_make_the_same_batch_and_digest(documents, make_run):
-    opened = reader.Reader(make_run("ab", train={"phases": PHASES}))
+    opened = reader.Reader(config.reader_config(make_run("ab", train={"phases": PHASES})))
     for step in (0, 9, 10, 25, 49):
-        size = next(s.batch_size for s in reversed(config.resolve_phases(opened._run)) if s.first_step <= step)
+        size = next(s.batch_size for s in reversed(opened._phases) if s.first_step <= step)
         whole = opened.batch(step, range(size))
         parts = [opened.batch(step, range(i, size, 3)) for i in range(3)]
         for i, part in enumerate(parts):
@@ -142,7 +142,7 @@ def test_rows_of_any_hosts_make_the_same_batch_and_digest(documents, make_run):
 
 
 def test_batches_start_anywhere_and_end_with_the_run(documents, make_run):
-    opened = reader.Reader(make_run("ab", train={"phases": PHASES}))
+    opened = reader.Reader(config.reader_config(make_run("ab", train={"phases": PHASES})))
     whole = list(opened.batches(0))
     assert len(whole) == 50
     for first in (1, 17, 49, 50):
@@ -162,7 +162,7 @@ def is_running(pid):
 def test_processes_make_the_same_batches(documents, make_run):
     run = make_run("ab", data={"processes": 2}, train={"phases": PHASES})
     alone, read = (
-        reader.Reader(of).batches(17, lambda stage: range(1, stage.batch_size))
+        reader.Reader(config.reader_config(of)).batches(17, lambda stage: range(1, stage.batch_size))
         for of in (make_run("ab", train={"phases": PHASES}), run)
     )
     read = list(read)
@@ -175,8 +175,9 @@ def test_processes_end_with_a_parent_that_is_killed(documents, make_run, tmp_pat
     (tmp_path / "run").write_bytes(pickle.dumps(make_run("ab", data={"processes": 2})))
     program = """
 import multiprocessing, pickle, sys, time
+from plm_jax import config
 from plm_jax.data.reader import Reader
-batches = Reader(pickle.load(open(sys.argv[1], "rb"))).batches(0)
+batches = Reader(config.reader_config(pickle.load(open(sys.argv[1], "rb")))).batches(0)
 next(batches), next(batches)
 print(*(child.pid for child in multiprocessing.active_children()), flush=True)
 time.sleep(600)
@@ -195,7 +196,7 @@ time.sleep(600)
 @pytest.mark.parametrize("attend", [True, False])
 def test_validation_is_every_token_once_in_order(documents, make_run, attend):
     layout = config.Blocks(attend_across_documents=attend)
-    opened = reader.Reader(make_run("ab", data={"layout": layout}))
+    opened = reader.Reader(config.reader_config(make_run("ab", data={"layout": layout})))
     batches = list(opened.in_order("validation", 3))
     assert len(batches) == opened.num_batches("validation", 3)
     assert {k: v.shape for k, v in batches[-1].items()} == {k: v.shape for k, v in batches[0].items()}
@@ -235,7 +236,7 @@ def test_noise_leaves_every_token_once(write_source, random_documents, make_run,
     write_source("a", texts, **ids)
     run = make_run("a", objective=objective, data={"length": 16}, **ids)
     assert config.from_dict(config.to_dict(run)) == run
-    opened = reader.Reader(run)
+    opened = reader.Reader(config.reader_config(run))
     flat = {
         split: [t for d in found for t in ([*d, 92] if objective.kind == "masked_lm" else d)]
         for split, found in texts.items()
@@ -261,7 +262,7 @@ def test_blanks_leave_every_token_once(write_source, random_documents, make_run)
     run = make_run("a", objective=objective, data={"length": 32}, **ids)
     assert config.from_dict(config.to_dict(run)) == run
     flat, read = [t for d in texts["validation"] for t in [*d, 92]], []
-    for batch in reader.Reader(run).in_order("validation", 2):
+    for batch in reader.Reader(config.reader_config(run)).in_order("validation", 2):
         assert batch["tokens"].shape == (2, 32) and batch["prefix_lengths"].shape == (2,)
         for row in ({key: value[i] for key, value in batch.items()} for i in range(2)):
             text = [[token] for token in row["tokens"][: row["prefix_lengths"]].tolist()]
@@ -279,13 +280,13 @@ def test_blanks_leave_every_token_once(write_source, random_documents, make_run)
 
 def test_no_validation_split_gives_no_batch(write_source, random_documents, make_run):
     write_source("a", {"train": random_documents(0, 9)})
-    opened = reader.Reader(make_run("a"))
+    opened = reader.Reader(config.reader_config(make_run("a")))
     assert (opened.num_batches("validation", 4), list(opened.in_order("validation", 4))) == (0, [])
 
 
 def test_sources_of_rate_zero_are_not_opened(write_source, random_documents, make_run):
     write_source("a", {"train": random_documents(0, 9)})
-    opened = reader.Reader(make_run("ab", data={"mixture": {"a": 1.0}}))
+    opened = reader.Reader(config.reader_config(make_run("ab", data={"mixture": {"a": 1.0}})))
     assert list(opened.sources) == ["a"]
 
 
@@ -295,19 +296,19 @@ def test_what_does_not_match_is_told(write_source, random_documents, make_run, t
     write_source("b", texts, vocabulary_id="other")
     write_source("small", {"train": [[1, 2]]})
     with pytest.raises(UserError, match="'a' and 'b' differ in vocabulary"):
-        reader.Reader(make_run("ab"))
+        reader.Reader(config.reader_config(make_run("ab")))
     with pytest.raises(UserError, match=r"vocabulary.eos is None, the cache's is 99"):
-        reader.Reader(make_run("a", eos=None))
+        reader.Reader(config.reader_config(make_run("a", eos=None)))
     with pytest.raises(UserError, match="vocab_size is 64: give at least the vocabulary's size, 100"):
-        reader.Reader(make_run("a", vocab_size=64))
+        reader.Reader(config.reader_config(make_run("a", vocab_size=64)))
     with pytest.raises(UserError, match="has 3 training tokens, a row takes 9"):
-        reader.Reader(make_run(["small"]))
+        reader.Reader(config.reader_config(make_run(["small"])))
     with pytest.raises(UserError, match="there is no cache"):
-        reader.Reader(make_run("c"))
+        reader.Reader(config.reader_config(make_run("c")))
     run = make_run("a")
     other = dataclasses.replace(run, vocabulary=dataclasses.replace(run.vocabulary, spec="sentencepiece:x"))
     with pytest.raises(UserError, match=r"spec is sentencepiece, the cache's is bytes"):
-        reader.Reader(other)
+        reader.Reader(config.reader_config(other))
 
 
 @pytest.mark.parametrize("processes", [0, 1])
@@ -320,7 +321,7 @@ def test_a_corrupt_record_stops_the_iterator_with_its_line(
     data[100] ^= 0xFF
     path.write_bytes(data)
     with pytest.raises(UserError, match=r"tokens-00000\.array_record is damaged"):
-        next(reader.Reader(make_run("a", data={"processes": processes})).batches(0))
+        next(reader.Reader(config.reader_config(make_run("a", data={"processes": processes}))).batches(0))
 
 
 def test_reading_imports_no_tensorflow_and_no_seqio(write_source, random_documents, tmp_path):
@@ -336,7 +337,7 @@ model = models.DecoderConfig(embedding=models.EmbeddingConfig(100, 8),
 run = config.Run(model, objectives.Causal(), config.DataConfig({str(tmp_path)!r}, 8, {{"a": config.TextFiles("a")}}),
                  config.VocabularyConfig("bytes", eos=99), config.AdamWConfig(), config.ConstantSchedule(1.0),
                  config.TrainConfig(steps=3, batch_size=2))
-assert len(list(Reader(run).batches(0))) == 3
+assert len(list(Reader(config.reader_config(run)).batches(0))) == 3
 print(sorted(m for m in sys.modules if m.startswith(("tensorflow", "seqio"))))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -93,13 +93,13 @@ def test_an_epoch_has_every_row_once_and_a_run_resumes_anywhere(write_sentences,
     write_sentences({"train": corpus(0, 200)})
     run = make()
     assert config.from_dict(config.to_dict(run)) == run
-    read = reader.Reader(run)
+    read = reader.Reader(config.reader_config(run))
     layout = read.rows("train", "a", 24)
     order = layouts.Order(layout, 64, 3, "a")
     for epoch in range(2):
         items = [order.item(epoch * order.num_items + i) for i in range(order.num_items)]
         assert sorted(items) == list(range(layout.num_rows))
-    want, again = read.example(1234), reader.Reader(run).example(1234)
+    want, again = read.example(1234), reader.Reader(config.reader_config(run)).example(1234)
     assert all((want[key] == again[key]).all() for key in want)
     assert want["token_types"].max() <= 1 and "pair_label" not in want
 

@@ -111,7 +111,7 @@ def test_rows_in_order_are_the_corpus(sizes, length, tmp_path_factory):
 
 @pytest.mark.parametrize(("length", "batch_size"), [(4, 3), (5, 1), (20, 7), (2, 2)])
 def test_each_row_goes_on_from_batch_to_batch_through_the_whole_corpus(folder, length, batch_size):
-    opened = reader.Reader(make_run(folder, length, batch_size))
+    opened = reader.Reader(config.reader_config(make_run(folder, length, batch_size)))
     places = walk(train_documents())
     whole = places.shape[1] // length
     share = whole // batch_size
@@ -128,7 +128,10 @@ def test_each_row_goes_on_from_batch_to_batch_through_the_whole_corpus(folder, l
 def test_another_batch_size_goes_on_as_many_words_into_the_text(folder):
     phases = (config.PhaseConfig(until=0.02), config.PhaseConfig(until=1.0, batch_size=5))
     run = make_run(folder, phases=phases)
-    opened, alone = reader.Reader(run), reader.Reader(make_run(folder, batch_size=5))
+    opened, alone = (
+        reader.Reader(config.reader_config(run)),
+        reader.Reader(config.reader_config(make_run(folder, batch_size=5))),
+    )
     second = config.resolve_phases(run)[1]
     assert (second.first_step, second.first_example) == (10, 30)
     for k in range(40):  # 30 rows were read, 6 of each of 5.
@@ -137,13 +140,16 @@ def test_another_batch_size_goes_on_as_many_words_into_the_text(folder):
 
 def test_a_phase_of_the_same_batch_size_goes_on_where_it_was(folder):
     phases = (config.PhaseConfig(until=0.02), config.PhaseConfig(until=1.0, dropout=0.5))
-    opened, alone = reader.Reader(make_run(folder, phases=phases)), reader.Reader(make_run(folder))
+    opened, alone = (
+        reader.Reader(config.reader_config(make_run(folder, phases=phases))),
+        reader.Reader(config.reader_config(make_run(folder))),
+    )
     for k in range(60):
         np.testing.assert_equal(opened.example(k), alone.example(k))
 
 
 def test_batches_start_anywhere(folder):
-    opened = reader.Reader(make_run(folder))
+    opened = reader.Reader(config.reader_config(make_run(folder)))
     whole = list(itertools.islice(opened.batches(0), 30))
     for first in (1, 29):
         np.testing.assert_equal(next(opened.batches(first)), whole[first])
@@ -153,7 +159,7 @@ def test_batches_start_anywhere(folder):
 
 @pytest.mark.parametrize("batch_size", [1, 2, 5])
 def test_validation_is_every_place_once_in_rows_that_go_on(folder, batch_size):
-    opened = reader.Reader(make_run(folder))
+    opened = reader.Reader(config.reader_config(make_run(folder)))
     batches = list(opened.in_order("validation", batch_size))
     assert len(batches) == opened.num_batches("validation", batch_size)
     rows = [{key: value[row] for key, value in batch.items()} for row in range(batch_size) for batch in batches]
@@ -164,7 +170,10 @@ def test_validation_is_every_place_once_in_rows_that_go_on(folder, batch_size):
 
 def test_the_blank_batch_is_like_the_others(folder):
     run = make_run(folder)
-    blank, batch = reader.blank_batch(run, 4), reader.Reader(run).batch(0, range(1))
+    blank, batch = (
+        reader.blank_batch(config.reader_config(run), 4),
+        reader.Reader(config.reader_config(run)).batch(0, range(1)),
+    )
     assert {k: (v.shape, v.dtype) for k, v in blank.items()} == {k: (v.shape, v.dtype) for k, v in batch.items()}
 
 
@@ -188,12 +197,12 @@ def test_what_streams_cannot_read_is_refused(folder):
         with pytest.raises(UserError, match=says):
             make_run(folder, **changed)
     mixed = config.DataConfig(str(folder), 4, two, {"b": 1.0}, layout=config.Streams())
-    assert reader.Reader(make_run(folder, data=mixed)).sources.keys() == {"b"}
+    assert reader.Reader(config.reader_config(make_run(folder, data=mixed))).sources.keys() == {"b"}
     with pytest.raises(UserError, match="a batch of streams takes"):
-        reader.Reader(make_run(folder, length=20, batch_size=99))
+        reader.Reader(config.reader_config(make_run(folder, length=20, batch_size=99)))
     (folder / "vocabulary" / "words.txt").write_text("changed")
     with pytest.raises(UserError, match="is not the vocabulary of the cache"):
-        reader.Reader(make_run(folder)).example(0)
+        reader.Reader(config.reader_config(make_run(folder))).example(0)
     with pytest.raises(UserError, match="streams read whole words"):
         words.spelling(str(folder), {"kind": "bytes"}, 5)
     with pytest.raises(UserError, match="choose streams"):
@@ -212,6 +221,8 @@ class SaysSo(config.Streams):
 
 def test_a_layout_that_shuffles_rows_that_it_says_follow_each_other_is_refused(folder):
     run = make_run(folder)
-    reader.Reader(run)
+    reader.Reader(config.reader_config(run))
     with pytest.raises(UserError, match="'tests_says_so' sets `goes_on`, but the order of its rows is shuffled"):
-        reader.Reader(dataclasses.replace(run, data=dataclasses.replace(run.data, layout=SaysSo())))
+        reader.Reader(
+            config.reader_config(dataclasses.replace(run, data=dataclasses.replace(run.data, layout=SaysSo())))
+        )

@@ -58,7 +58,7 @@ def source(name="outer"):
 
 def shares(run, number):
     """How many are each letter's among the first rows, which are of one letter but for what ends documents."""
-    reader, found = Reader(run), collections.Counter()
+    reader, found = Reader(config.reader_config(run)), collections.Counter()
     for k in range(number):
         row = reader.example(k)
         tokens = row["decoder_tokens"] if "decoder_tokens" in row else row["tokens"]
@@ -117,7 +117,7 @@ def test_examples_come_from_each_task_by_the_rates_of_seqio(folder, capsys):
     other = make(folder, sources={"mix": source("inner")})
     assert task_mixtures.expanded(other) == other
     with pytest.raises(UserError, match="mix is of another mixture of tasks: run"):
-        Reader(other)
+        Reader(config.reader_config(other))
 
 
 def test_a_mixture_of_examples_beside_texts_and_without_seqio(folder):
@@ -140,7 +140,7 @@ def test_a_mixture_of_examples_beside_texts_and_without_seqio(folder):
         "import json, sys; from plm_jax import config; from plm_jax.data import reader\n"
         "from plm_jax.data.sources import task_mixtures\n"
         f"run = config.from_dict(json.load(open({str(folder / 'run.json')!r})))\n"
-        "held = reader.Reader(task_mixtures.expanded(run)).sources\n"
+        "held = reader.Reader(config.reader_config(task_mixtures.expanded(run))).sources\n"
         "print(*held, *(m for m in sys.modules if m.startswith(('tensorflow', 'seqio'))))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

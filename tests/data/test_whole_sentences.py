@@ -161,7 +161,7 @@ def test_a_run_reads_them_masked(write_sentences, make, cross):
     write_sentences(documents)
     run = make(cross)
     assert config.from_dict(config.to_dict(run)) == run
-    opened = reader.Reader(run)
+    opened = reader.Reader(config.reader_config(run))
     found = []
     for batch in opened.in_order("validation", 4):
         for tokens, mask, targets, at, weights in zip(
@@ -170,7 +170,7 @@ def test_a_run_reads_them_masked(write_sentences, make, cross):
             tokens[at[weights > 0]] = targets[weights > 0]
             found += [tokens[mask > 0].tolist()] if mask.any() else []
     assert found == published(documents["validation"], 16, cross)
-    blank = reader.blank_batch(run, 16)
+    blank = reader.blank_batch(config.reader_config(run), 16)
     batch = next(opened.batches(0))
     assert {k: (v.shape[1:], v.dtype) for k, v in blank.items()} == {
         k: (v.shape[1:], v.dtype) for k, v in batch.items()
@@ -179,9 +179,11 @@ def test_a_run_reads_them_masked(write_sentences, make, cross):
 
 def test_a_run_says_how_full_short_rows_are(write_sentences, make):
     write_sentences({"train": [[5]] * 100})
-    assert reader.Reader(make(True, 14)).notes() == []
+    assert reader.Reader(config.reader_config(make(True, 14))).notes() == []
     # Seven of 14 tokens are real, so that four rows are as two.
-    assert reader.Reader(make(False, 14)).notes() == ["4 rows of 14 have as many tokens as 2 full ones"]
+    assert reader.Reader(config.reader_config(make(False, 14))).notes() == [
+        "4 rows of 14 have as many tokens as 2 full ones"
+    ]
 
 
 def test_bos_and_eos_serve_where_there_is_no_cls(make):
@@ -222,7 +224,7 @@ def test_rows_to_denoise_are_sentences_of_which_each_stays_whole(write_sentences
     run = dataclasses.replace(run, data=data, vocabulary=config.VocabularyConfig("bytes", **ids))
     assert config.from_dict(config.to_dict(run)) == run
     rename(source.folder, vocabulary)
-    opened = reader.Reader(run)
+    opened = reader.Reader(config.reader_config(run))
     begins = set(np.cumsum([FIRST, *itertools.chain(*documents["validation"])]).tolist())
     ends = {begin - 1 for begin in begins}
     borders = set(np.cumsum([FIRST, *map(sum, documents["validation"])]).tolist())
@@ -240,7 +242,7 @@ def test_rows_to_denoise_are_sentences_of_which_each_stays_whole(write_sentences
         if not cross:
             assert not borders & set(targets[2:-1])
     assert said == list(range(FIRST, FIRST + sum(map(sum, documents["validation"])))) and moved > 10
-    blank, batch = reader.blank_batch(run, 24), next(opened.batches(0))
+    blank, batch = reader.blank_batch(config.reader_config(run), 24), next(opened.batches(0))
     assert {k: (v.shape[1:], v.dtype) for k, v in blank.items()} == {
         k: (v.shape[1:], v.dtype) for k, v in batch.items()
     }

@@ -166,7 +166,7 @@ def test_a_corpus_becomes_pairs_of_its_sentences(tmp_path, make_run):
         vocabulary=dataclasses.replace(BERT, spec=f"wordpiece:{tmp_path}/vocab.txt"),
     )
     prepare.prepare(run, show_progress=False)
-    vocabulary, opened = vocabularies.load(run.vocabulary), reader.Reader(run)
+    vocabulary, opened = vocabularies.load(run.vocabulary), reader.Reader(config.reader_config(run))
     sentences = [[vocabulary.decode(vocabulary.encode(s)) for s in re.split(r"(?<=[.!])", text)] for text in texts]
     cuts = [(s[i:j], s[j:]) for s in sentences for i in range(3) for j in range(i + 1, 4)]
     cuts = {(" ".join(a), " ".join(b)) for a, b in cuts}

@@ -44,7 +44,7 @@ def test_prompts_are_framed_masked_and_answered_from_eos_on(trained):
 def test_rows_hold_whole_sentences_in_another_order(tiny):
     """Bytes of a row in order are those of the stream; the encoder's are the same sentences, permuted."""
     noise = objectives.Denoising(noise=objectives.denoising.NoNoise())
-    opened, moved = Reader(runs.make(tiny, RUN, objective=noise, data={"length": 64})), 0
+    opened, moved = Reader(config.reader_config(runs.make(tiny, RUN, objective=noise, data={"length": 64}))), 0
     for batch in list(opened.in_order("train", 16))[:5]:
         for row, target, mask in zip(batch["tokens"], batch["targets"], batch["mask"], strict=True):
             assert row[0] == target[0] == BOS
@@ -61,6 +61,6 @@ def test_a_row_of_targets_beyond_the_positions_is_refused(tiny):
 
 def test_documents_are_kept_apart(tiny):
     run = runs.make(tiny, RUN, data={"layout": config.Blocks(attend_across_documents=False)})
-    batch = next(Reader(run).in_order("train", 16))
+    batch = next(Reader(config.reader_config(run)).in_order("train", 16))
     assert batch["segment_ids"].max() > 1 and batch["decoder_segment_ids"].max() > 1
-    assert blank_batch(run, run.data.length).keys() - {"digest"} == batch.keys()
+    assert blank_batch(config.reader_config(run), run.data.length).keys() - {"digest"} == batch.keys()

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import plm_jax
-from plm_jax import models
+from plm_jax import config, models
 from plm_jax.data.reader import Reader
 from plm_jax.evaluation import perplexity
 from plm_jax.inference.language_model import LanguageModel
@@ -73,7 +73,7 @@ def test_evaluation_equals_a_walk_over_the_rows(workdir):
     found = perplexity.evaluate(lm, trained.run, "b", show_progress=False)
     losses, hits, replaced, logits = [], [], [], []
     run = perplexity.only(trained.run, lm, "b", trained.run.data.length)
-    for row in Reader(run).in_order("validation", 1):
+    for row in Reader(config.reader_config(run)).in_order("validation", 1):
         real = row["mask"][0] == 1
         text, seen = row["tokens"][0].copy(), row["tokens"][0].copy()
         at = row["target_positions"][0][row["target_weights"][0] > 0]

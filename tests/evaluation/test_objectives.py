@@ -87,7 +87,7 @@ def walk(run, lm):
     """Sums over the targets, row by row: of all, of those that are text, and of the pairs."""
     sums = collections.Counter()
     targets = []
-    for row in Reader(run).in_order("validation", 1):
+    for row in Reader(config.reader_config(run)).in_order("validation", 1):
         inputs = {key: row[key] for key in ("tokens", "mask", "decoder_tokens", "token_types") if key in row}
         log_p = np.asarray(jax.nn.log_softmax(lm.logits(**inputs)[0]), np.float64)
         for i in np.flatnonzero(row["target_weights"][0]):
@@ -175,7 +175,7 @@ def test_a_loss_of_ones_own_that_tells_no_likelihoods_is_evaluated(cache_dir):
     try:
         run, lm = make(cache_dir, "masked_lm")
         run = dataclasses.replace(run, objective=First())
-        firsts = [int(row["tokens"][0, 0]) for row in Reader(run).in_order("validation", 1)]
+        firsts = [int(row["tokens"][0, 0]) for row in Reader(config.reader_config(run)).in_order("validation", 1)]
         found = perplexity.evaluate(lm, run, "a", show_progress=False)
     finally:
         del losses.Loss.choices["square"], objectives.Objective.choices["first"]

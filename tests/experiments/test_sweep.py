@@ -575,9 +575,9 @@ def test_the_demo_has_every_objective_of_text_in_runs_that_fit():
     assert noises == {"infilling", "masking", "deletion", "none"}
     tasks = {member.run.data.layout.task for member in found if member.run.data.layout.kind == "sentence_pairs"}
     assert tasks == {"next_sentence", "sentence_order"}
-    assert {member.name for member in found if config.has_inputs_targets(member.run)} == {"t5_tasks"}
+    assert {member.name for member in found if member.run.data.has_inputs_targets} == {"t5_tasks"}
     for member in found[: len(found) // 3]:
-        batch = blank_batch(member.run, member.run.data.length)
+        batch = blank_batch(config.reader_config(member.run), member.run.data.length)
         assert all(len(leaf) == 1 for leaf in batch.values())
 
 

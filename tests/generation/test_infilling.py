@@ -182,7 +182,7 @@ def test_evaluation_weighs_what_fills_the_blanks_alone(tiny):
     rng = np.random.default_rng(2)
     params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32) / 3, registry.shapes(run.model))
     only = dataclasses.replace(run, data=dataclasses.replace(run.data, sources={"a": run.data.sources["a"]}))
-    opened, nll, total = Reader(only), 0.0, 0
+    opened, nll, total = Reader(config.reader_config(only)), 0.0, 0
     lm = LanguageModel(run.model, params, run=run, vocabulary_id=opened.vocabulary["id"])
     forward = jax.jit(lambda inputs: lm.model.apply({"params": lm.params}, **inputs))
     for row in opened.in_order("validation", 1):

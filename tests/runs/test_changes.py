@@ -77,7 +77,8 @@ def test_another_batch_size_goes_on_after_the_examples_that_were_read(tiny, trai
     allowed = go_on("--allow_changes")
     assert allowed.status == 0, allowed.err
     assert "resumed after step 3" in allowed.err and "  train.batch_size       8    16\n" in allowed.err
-    examples = reader.Reader(runs.make(tiny, train={"steps": 1000})).example  # Of blocks they depend on no batch size.
+    longer = runs.make(tiny, train={"steps": 1000})  # Examples of blocks depend on no batch size.
+    examples = reader.Reader(config.reader_config(longer)).example
     wanted = runs.column(trained, "train/batch_digest")
     wanted |= {step: digest(map(examples, range(24 + 16 * i, 40 + 16 * i))) for i, step in enumerate((4, 5, 6))}
     assert runs.column(halfway, "train/batch_digest") == wanted
@@ -277,9 +278,9 @@ def test_what_a_source_gave_is_not_read_again_when_another_goes(tiny):
     """The rows of `a` go on where they were, though those of `b` before are of a source that is no more."""
     both = runs.make(tiny, data={"mixture": {"a": 2.0, "b": 1.0}})
     alone = runs.make(tiny, data={"mixture": {"a": 1.0}, "sources": {"a": tiny_source("a", tiny)}})
-    before, read = reader.Reader(both), config.resolve_phases(both)
+    before, read = reader.Reader(config.reader_config(both)), config.resolve_phases(both)
     stages = resume.planned(read, config.resolve_phases(alone), 3)
-    after = reader.Reader(alone, stages)
+    after = reader.Reader(config.reader_config(alone, stages))
     assert after.rates(stages[0]) == {"a": 2.0} and after.notes() == []
     follow = [k for k in range(24, 72) if before._segments[0].mixture.locate(k)[0] == "a"][:16]
     for k, number in enumerate(follow, 24):

@@ -21,7 +21,7 @@ def made(folder, **train):
 
 def test_steps_are_those_in_which_all_rows_are_read(tiny):
     run = made(tiny, epochs=2.0)
-    rows = sum(Reader(runs.make(tiny)).num_rows("train").values())
+    rows = sum(Reader(config.reader_config(runs.make(tiny))).num_rows("train").values())
     assert epochs.resolved(run).train.steps == math.ceil(2 * rows / 8)
     # To the row: where they divide there is no step more.
     exact = made(tiny, epochs=3.0, batch_size=rows)
@@ -32,7 +32,7 @@ def test_steps_are_those_in_which_all_rows_are_read(tiny):
 def test_phases_have_their_shares_of_the_steps(tiny):
     phases = (config.PhaseConfig(0.5, length=16), config.PhaseConfig(1.0, batch_size=16))
     found = epochs.resolved(made(tiny, epochs=1.0, phases=phases))
-    reader = Reader(found)
+    reader = Reader(config.reader_config(found))
     read = sum(
         (stage.end_step - stage.first_step)
         * stage.batch_size

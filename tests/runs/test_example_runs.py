@@ -108,7 +108,7 @@ def test_a_mixed_run_resumes_to_the_bit(mixed, tmp_path):
     run = mixed()
     workdir, again = tmp_path / "run", tmp_path / "again"
     loop.pretrain(run, str(workdir))
-    kinds = [set(Reader(run).example(k)["segment_ids"].tolist()) for k in range(48)]
+    kinds = [set(Reader(config.reader_config(run)).example(k)["segment_ids"].tolist()) for k in range(48)]
     assert any(2 in kind for kind in kinds) and any(kind == {1} for kind in kinds)
     shutil.copytree(workdir, again)
     shutil.rmtree(again / "checkpoints" / "6")

@@ -116,7 +116,7 @@ def test_a_checkpoint_says_what_it_is(trained):
     meta = folders.read_meta(workdir / "checkpoints" / "8")
     assert (meta["format"], meta["step"], meta["phase"], meta["next_example"]) == (2, 8, 0, 8 * run.train.batch_size)
     assert config.from_dict(meta["config"]) == run
-    assert meta["vocabulary_id"] == Reader(run).vocabulary["id"]
+    assert meta["vocabulary_id"] == Reader(config.reader_config(run)).vocabulary["id"]
     loaded = checkpoints.load_params(str(workdir / "checkpoints" / "8"))
     assert loaded.params["stack"]["blocks"]["feed_forward"]["up"]["kernel"].shape == (2, 32, 64)
 
@@ -150,7 +150,7 @@ def test_the_digest_is_of_the_examples(trained):
     import zlib
 
     run, workdir = trained
-    opened, digests = Reader(run), runs.column(workdir, "train/batch_digest")
+    opened, digests = Reader(config.reader_config(run)), runs.column(workdir, "train/batch_digest")
     for step in digests:
         total = 0
         for k in range((step - 1) * 8, step * 8):
@@ -168,7 +168,7 @@ def test_validation_is_the_mean_over_the_splits_without_dropout(trained):
 
     run, workdir = trained
     params = jax.tree.map(np.asarray, checkpoints.load_params(str(workdir / "checkpoints" / "12")).params)
-    opened, means, rates = Reader(run), [], []
+    opened, means, rates = Reader(config.reader_config(run)), [], []
     for name in "ab":
         total = weight = 0.0
         for batch in opened.in_order("validation", 4, name=name):

@@ -10,6 +10,7 @@ import sys
 import numpy as np
 import pytest
 
+from plm_jax import config
 from plm_jax.data import reader
 from tests.support import resume, runs
 from tests.support.tiny import RUNS
@@ -58,7 +59,7 @@ def test_a_killed_run_is_the_same_to_the_bit(name, kills, tiny, left_alone, tmp_
 def test_the_run_that_is_killed_has_what_makes_it_hard(tiny):
     for name, separate in (("separate", True), ("everything", False)):
         run = runs.make(tiny, RUNS[name])
-        opened = reader.Reader(run)
+        opened = reader.Reader(config.reader_config(run))
         assert len(opened.sources) == 2 and run.train.microbatches == 2 and run.model.dropout.attention == 0.1
         assert run.data.layout.attend_across_documents is not separate
         first, second = opened._stages
@@ -130,7 +131,7 @@ def test_switches_of_speed_leave_the_losses(switches, tiny, verb, left_alone, tm
 def test_a_reader_restored_far_on_touches_no_more_examples(tiny):
     run = runs.make(tiny, RUNS["plain"], train={"steps": 2_000_000})
     for step in (10, 1_000_000):
-        opened, numbers = reader.Reader(run), []
+        opened, numbers = reader.Reader(config.reader_config(run)), []
         example = opened.example
 
         def count(k, numbers=numbers, example=example):

@@ -117,7 +117,7 @@ def test_phases_are_validated_at_their_length_and_at_the_last_by_their_rates(fol
 def test_what_runs_out_is_told(folder):
     run = make(folder, {"a": 1.0, "b": 1.0}, max_batches=200)
     trainer, params = trained(run)
-    opened = Reader(run)
+    opened = Reader(config.reader_config(run))
     counts = [opened.num_batches("validation", BATCH, name) for name in "ab"]
     parts = ", ".join(f"of {name} {number} batches of 100" for name, number in zip("ab", counts, strict=True))
     assert trainer.validation.notes() == [f"less is held out than validation would read by the rates: {parts}"]

@@ -293,7 +293,7 @@ def test_another_batch_size_begins_with_a_fresh_carry(finished, tmp_path):
 def test_validation_reads_each_row_on_with_the_softmax_over_all_words(finished):
     run, workdir = finished
     lm = plm_jax.load(workdir)
-    batches = list(loop.Reader(run).in_order("validation", 8))
+    batches = list(loop.Reader(config.reader_config(run)).in_order("validation", 8))
     characters, targets, weights = (
         np.concatenate([batch[key] for batch in batches], axis=2) for key in ("characters", "targets", "target_weights")
     )

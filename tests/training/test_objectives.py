@@ -43,7 +43,7 @@ def make(objective):
 def test_counted_rows_are_those_of_the_batch(kind):
     run = make(objectives.Objective.choices[kind]())
     assert config.from_dict(config.to_config_dict(run)) == run
-    batch = blank_batch(run, 64)
+    batch = blank_batch(config.reader_config(run), 64)
     (stage,) = config.resolve_phases(run)
     tokens, targets, decoder_length = flops.row_lengths(run, stage)
     of_decoder = batch["decoder_tokens"].shape[1] if "decoder_tokens" in batch else 0

@@ -1,12 +1,15 @@
-"""What is read, and how rows are made of it."""
+"""Settings of the data of a run, and of the reader that makes batches of it."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from plm_jax.common import ranges
+from plm_jax import objectives
+from plm_jax.common import ranges, seeds
 from plm_jax.common.errors import UserError, nearest
-from plm_jax.data.layouts import Blocks, Layout
-from plm_jax.data.sources.source import Source
+from plm_jax.common.phases import Phase
+from plm_jax.data.layouts import Blocks, Layout, begins_with
+from plm_jax.data.sources.source import InputsTargetsSource, Source
+from plm_jax.data.vocabulary_config import VocabularyConfig
 
 
 @dataclass(frozen=True)
@@ -66,3 +69,38 @@ class DataConfig:
             raise UserError(f"config.data.segmenters names '{name}': {nearest(name, self.sources)}")
         if not self.sources:
             raise UserError("config.data.sources is empty: name at least one corpus")
+
+    @property
+    def has_inputs_targets(self) -> bool:
+        """Whether a source has examples with inputs and targets."""
+        return any(isinstance(source, InputsTargetsSource) for source in self.sources.values())
+
+
+@dataclass(frozen=True)
+class ReaderConfig:
+    """Everything that decides the batches of a run.
+
+    Attributes:
+      phases: the phases that are read; their mixtures may name sources that `data` no longer has.
+      sources: names of the sources that are read.
+      vocab_size: number of ids of the model, at least as many as the vocabulary has.
+      max_characters: characters of a word, for layouts that read them.
+    """
+
+    data: DataConfig
+    vocabulary: VocabularyConfig
+    objective: objectives.Objective
+    phases: tuple[Phase, ...]
+    sources: tuple[str, ...]
+    seed: seeds.Seed
+    vocab_size: int
+    max_characters: int = 0
+
+    def example_rows(self, special: objectives.Special) -> objectives.ExampleRows | None:
+        """Returns how rows of examples with inputs and targets are made; None if no source has any."""
+        if not self.data.has_inputs_targets or self.objective.example_rows is None:
+            return None
+        layout, settings = self.data.layout, self.data.inputs_targets
+        segmented = settings.packed or not layout.attend_across_documents
+        begin = begins_with(layout, special)
+        return self.objective.example_rows(self.objective, special, settings.target_length, segmented, begin)

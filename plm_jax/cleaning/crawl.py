@@ -255,7 +255,7 @@ def _html_text(record: Any, body: bytes, limits: LimitsConfig) -> str:
     from resiliparse.parse.encoding import bytes_to_str, detect_encoding, map_encoding_to_html5
 
     told = record.http_charset or detect_encoding(body, from_html_meta=True) or "utf-8"
-    page = bytes_to_str(body, map_encoding_to_html5(told))
+    page = bytes_to_str(body, map_encoding_to_html5(told) or "utf-8")
     if html.is_nested(page, limits.depth):
         raise ValueError(f"nested beyond limits.depth={limits.depth}")
     return html.text(page)

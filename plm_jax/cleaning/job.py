@@ -9,9 +9,10 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
-from plm_jax.cleaning import crawl, lists, progress, settings
+from plm_jax.cleaning import crawl, lists, progress, report, settings
 from plm_jax.common import children, leases, storage, trees
 from plm_jax.common.errors import UserError
 
@@ -56,9 +57,11 @@ def clean(
         if _finished(output).get("identity") == wanted:
             print(f"up to date at {output}")
             return
-        pipeline = _pipeline(runner_options)
+        beam = _import_pipeline()
+        pipeline = beam.start(runner_options)
         folder = _empty_folder(output, files)
-        _run(pipeline, files, folder, rule, loaded, show_progress)
+        beam.Cleaning(rule, folder).build(pipeline, files, loaded)
+        _run(pipeline, len(files), show_progress)
         found = _found(folder)
         if "read" not in found["counts"]:
             storage.remove(folder)
@@ -152,31 +155,21 @@ def _beside(output: str, ending: str) -> str:
     return os.path.join(folder, f".{name}.{ending}")
 
 
-def _pipeline(options: Sequence[str]) -> Any:
+def _import_pipeline() -> ModuleType:
     try:
-        from plm_jax.data.prepare import runners
+        from plm_jax.cleaning import pipeline
     except ModuleNotFoundError as error:
         raise UserError("cleaning needs Apache Beam: pip install 'plm_jax[clean]'") from error
-    return runners.pipeline(options)
+    return pipeline
 
 
-def _run(
-    pipeline: Any,
-    files: Mapping[str, crawl.CrawlFile],
-    folder: str,
-    rule: settings.CleaningConfig,
-    loaded: lists.Lists,
-    show_progress: bool,
-) -> None:
-    """Cleans on an empty pipeline, to its end."""
-    from plm_jax.cleaning.pipeline import Cleaning
-
+def _run(pipeline: Any, num_files: int, show_progress: bool) -> None:
+    """Runs a pipeline to its end."""
     # It would log the traceback of what a worker raises, which comes up here anyway.
     logging.getLogger("apache_beam.runners.common").setLevel(logging.CRITICAL)
-    Cleaning(rule, folder).build(pipeline, files, loaded)
-    print(f"{len(files):,} files to clean", file=sys.stderr)
+    print(f"{num_files:,} files to clean", file=sys.stderr)
     try:
-        with progress.shown(len(files), show_progress):
+        with progress.shown(num_files, show_progress):
             children.shielded(lambda: pipeline.run().wait_until_finish())
     except Exception as error:  # Each runner wraps what its workers raise in its own way.
         mistake = _USER_ERROR.search(f"{type(error).__name__}: {error}")
@@ -195,8 +188,6 @@ def _found(folder: str) -> dict[str, Any]:
 
 def _write_report(folder: str, rule: settings.CleaningConfig, counts: dict[str, Any]) -> str:
     """Adds the table with examples and the picture to a folder; gives the table."""
-    from plm_jax.cleaning import report
-
     table = report.table(rule, counts)
     page = f"# What cleaning removed\n\n{table}\n![As a picture](report.svg)\n\n{report.examples(rule, counts)}"
     storage.write(os.path.join(folder, "report.md"), page.encode("utf-8"))

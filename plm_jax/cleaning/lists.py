@@ -38,7 +38,7 @@ def load(rule: settings.CleaningConfig) -> Lists:
             url_files = list(files)
     if rule.badwords is not None:
         found = _files(rule.badwords.path, "settings.badwords.path")
-        badwords = _badwords(found, rule)
+        badwords = _badwords(found, rule.badwords.path, rule.language)
         files += found
     return Lists(domains, url_files, badwords, files)
 
@@ -71,17 +71,17 @@ def _domains(files: list[str]) -> dict[str, Any]:
     return domains
 
 
-def _badwords(files: list[str], rule: settings.CleaningConfig) -> dict[str, set[str]]:
+def _badwords(
+    files: list[str], path: str, language: settings.LangdetectConfig | settings.Cld3Config | None
+) -> dict[str, set[str]]:
     words: dict[str, set[str]] = {}
-    for path in files:
-        named = _LANGUAGE.fullmatch(os.path.basename(path))
+    for file in files:
+        named = _LANGUAGE.fullmatch(os.path.basename(file))
         if named:
-            listed = {line.strip() for line in _text(path).splitlines()} - {""}
+            listed = {line.strip() for line in _text(file).splitlines()} - {""}
             words.setdefault(named[1], set()).update(listed)
-    words = {language: listed - rules.ALLOWED_WORDS.get(language, set()) for language, listed in words.items()}
-    wanted = rule.language.language if isinstance(rule.language, settings.LangdetectConfig) else None
+    words = {code: listed - rules.ALLOWED_WORDS.get(code, set()) for code, listed in words.items()}
+    wanted = language.language if isinstance(language, settings.LangdetectConfig) else None
     if not any(words.values()) or (wanted and not words.get(wanted)):
-        raise UserError(
-            f"{rule.badwords.path} has no words for {wanted or 'any language'}: name each file by its language"
-        )
-    return {language: listed for language, listed in words.items() if listed}
+        raise UserError(f"{path} has no words for {wanted or 'any language'}: name each file by its language")
+    return {code: listed for code, listed in words.items() if listed}

@@ -9,10 +9,11 @@ import gzip
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import apache_beam as beam
+from apache_beam.pvalue import AsList, AsSingleton, PCollection, TaggedOutput
 from apache_beam.transforms import window
 from apache_beam.utils.windowed_value import WindowedValue
 
@@ -20,9 +21,15 @@ from plm_jax.cleaning import crawl, duplicates, progress, rules, settings
 from plm_jax.cleaning.lists import Lists
 from plm_jax.cleaning.pages import Page, Tally, normalize_url, url_hash
 from plm_jax.common import storage
+from plm_jax.data.prepare import runners
 
 TALLY, QUARANTINE = "tally", "quarantine"
 _COMPRESSION = 6
+
+
+def start(options: Sequence[str]) -> beam.Pipeline:
+    """Returns an empty pipeline; `options` are those of `runners.pipeline`."""
+    return runners.pipeline(options)
 
 
 class _Tallying(beam.DoFn):
@@ -32,8 +39,8 @@ class _Tallying(beam.DoFn):
         self._tally = Tally()
 
     def finish_bundle(self):
-        counts = WindowedValue(self._tally, window.GlobalWindow().max_timestamp(), [window.GlobalWindow()])
-        yield beam.pvalue.TaggedOutput(TALLY, counts)
+        counts = WindowedValue(self._tally, window.GlobalWindow().max_timestamp(), (window.GlobalWindow(),))
+        yield TaggedOutput(TALLY, counts)
 
 
 class _Read(_Tallying):
@@ -48,7 +55,7 @@ class _Read(_Tallying):
                 yield found
             else:
                 self._tally.add("quarantined", Page(f"{found.file}:{found.position}", found.sample), [found.reason])
-                yield beam.pvalue.TaggedOutput(QUARANTINE, found)
+                yield TaggedOutput(QUARANTINE, found)
         progress.step("reading")
 
 
@@ -72,12 +79,11 @@ class _Newest(_Tallying):
     """Of the pages of a URL the newest; of equally new ones that with the smallest hash of its text, then its URL."""
 
     def process(self, grouped: tuple[bytes, Iterable[Any]]) -> Iterator[Any]:
-        newest = None
-        for page in grouped[1]:
+        pages = iter(grouped[1])
+        newest = next(pages)
+        progress.step("newest copies")
+        for page in pages:
             progress.step("newest copies")
-            if newest is None:
-                newest = page
-                continue
             older, newest = sorted((newest, page), key=_age)
             self._tally.add("older_copy", older, [older.text])
         self._tally.count("after newest copies", newest.text)
@@ -157,7 +163,7 @@ class Cleaning:
 
     def __init__(self, rule: settings.CleaningConfig, folder: str):
         self._rule, self._folder = rule, folder
-        self._tallies: list[beam.PCollection] = []
+        self._tallies: list[PCollection] = []
 
     def build(self, pipeline: beam.Pipeline, files: Mapping[str, crawl.CrawlFile], lists: Lists) -> None:
         """Adds everything from reading `files` to writing into the folder; `lists` are what the settings name."""
@@ -191,26 +197,26 @@ class Cleaning:
             pages = self._deduplicate(pages, "near-duplicates", rule.near_duplicates)
         self._write(pipeline, pages, found[QUARANTINE])
 
-    def _step(self, pages: Any, stage: str, step: _Tallying) -> beam.PCollection:
-        kept = pages | stage >> beam.ParDo(step).with_outputs(TALLY, main="pages")
+    def _step(self, pages: Any, stage: str, step: _Tallying) -> PCollection:
+        kept: Any = pages | stage >> beam.ParDo(step).with_outputs(TALLY, main="pages")
         self._tallies.append(kept[TALLY])
         return kept["pages"]
 
     def _apply(
-        self, pages: beam.PCollection, stage: str, make: Callable[..., rules.PageRule], *arguments: Any
-    ) -> beam.PCollection:
+        self, pages: PCollection, stage: str, make: Callable[..., rules.PageRule], *arguments: Any
+    ) -> PCollection:
         return self._step(pages, stage, _Apply(stage, make, arguments))
 
-    def _keyed(self, pages: beam.PCollection, stage: str, key: Callable[[Page], bytes]) -> beam.PCollection:
+    def _keyed(self, pages: PCollection, stage: str, key: Callable[[Page], bytes]) -> Any:
         return pages | f"{stage}: by key" >> beam.Map(_with_key, key, stage)
 
-    def _listed(self, pages: beam.PCollection, files: beam.PCollection) -> beam.PCollection:
+    def _listed(self, pages: PCollection, files: PCollection) -> PCollection:
         """Pages whose URL is in one of the files."""
         stage = "list of URLs"
         both = {"pages": self._keyed(pages, stage, _by_url), "listed": files | "URLs" >> beam.FlatMap(_read_urls)}
         return self._step(both | f"{stage}: join" >> beam.CoGroupByKey(), stage, _Listed())
 
-    def _deduplicate(self, pages: beam.PCollection, stage: str, rule: Any) -> beam.PCollection:
+    def _deduplicate(self, pages: PCollection, stage: str, rule: Any) -> PCollection:
         """Pages without what others own; `rule` is one of `duplicates.KINDS`."""
         kind = duplicates.KINDS[type(rule)](rule)
         owned = (
@@ -222,16 +228,16 @@ class Cleaning:
         both = {"pages": self._keyed(pages, stage, _by_page), "owned": owned}
         return self._step(both | f"{stage}: join" >> beam.CoGroupByKey(), stage, _KeepOwn(stage, kind))
 
-    def _write(self, pipeline: beam.Pipeline, pages: beam.PCollection, quarantine: beam.PCollection) -> None:
+    def _write(self, pipeline: beam.Pipeline, pages: PCollection, quarantine: PCollection) -> None:
         """Writes the pages, what is quarantined, and `report.json`: files and tally."""
         rows = pages | "rows" >> beam.Map(_row, self._rule)
-        bad = quarantine | "quarantined rows" >> beam.Map(_quarantined_row, self._rule.shards)
-        files = (rows, bad) | beam.Flatten() | "by file" >> beam.GroupByKey() | beam.ParDo(_Write(self._folder))
-        tally = self._tallies | "tallies" >> beam.Flatten() | beam.CombineGlobally(_MergeTallies())
+        bad = quarantine | "quarantined rows" >> beam.Map(_quarantined_row, self._rule.num_shards)
+        files: Any = (rows, bad) | beam.Flatten() | "by file" >> beam.GroupByKey() | beam.ParDo(_Write(self._folder))
+        tally: Any = self._tallies | "tallies" >> beam.Flatten() | beam.CombineGlobally(_MergeTallies())
         _ = (
             pipeline
             | "once" >> beam.Create([os.path.join(self._folder, "report.json")])
-            | beam.Map(_report, beam.pvalue.AsSingleton(tally), beam.pvalue.AsList(files))
+            | beam.Map(_report, AsSingleton(tally), AsList(files))
         )
 
 
@@ -265,7 +271,8 @@ def _row(page: Page, rule: settings.CleaningConfig) -> tuple[str, tuple[bytes, s
     progress.expect("writing")
     # The remainder by `validation_one_in` is spent: its quotient tells the shards apart.
     number, remainder = divmod(url_hash(page), rule.validation_one_in)
-    split, shards = ("train", rule.shards) if remainder else ("validation", -(-rule.shards // rule.validation_one_in))
+    num_shards = rule.num_shards
+    split, shards = ("train", num_shards) if remainder else ("validation", -(-num_shards // rule.validation_one_in))
     name = f"{split}-{number % shards:05d}.jsonl.gz"
     folder = page.language if isinstance(rule.language, settings.Cld3Config) else ""
     row = {"text": page.text, "url": page.url, "timestamp": page.timestamp, "language": page.language}

@@ -29,7 +29,7 @@ class _Bars:
             self._expected[stage] += expected
             if not done:
                 return
-            if stage != self._stage:
+            if stage != self._stage or self._bar is None:
                 self.close()
                 unit = " files" if stage == "reading" else " pages"
                 self._stage, self._bar = stage, tqdm.tqdm(None, stage, self._expected[stage], unit=unit)

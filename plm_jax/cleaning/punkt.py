@@ -1,5 +1,6 @@
 """Sentences as C4 counts them: NLTK's Punkt (Kiss and Strunk 2006) with its English parameters."""
 
+import collections
 import functools
 import itertools
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ if TYPE_CHECKING:
     from nltk.tokenize.punkt import PunktSentenceTokenizer
 
 
-class _Zeros(dict):
+class _Zeros(collections.defaultdict):
     """A dictionary of integers that are 0 unless set; NLTK's own would grow with every word that it has not seen."""
 
     def __missing__(self, key):
@@ -27,7 +28,7 @@ def english() -> "PunktSentenceTokenizer":
     parameters.abbrev_types = set(model.abbrev_types)
     parameters.collocations = set(model.collocations)
     parameters.sent_starters = set(model.sent_starters)
-    parameters.ortho_context = _Zeros(model.ortho_context)
+    parameters.ortho_context = _Zeros(int, model.ortho_context)
     return PunktSentenceTokenizer(parameters)
 
 

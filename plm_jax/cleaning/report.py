@@ -3,12 +3,7 @@
 import io
 from typing import Any
 
-import matplotlib
-
 from plm_jax.cleaning import settings
-
-matplotlib.use("svg")  # No display is needed.
-from matplotlib import pyplot as plt
 
 
 def reasons(rule: settings.CleaningConfig) -> dict[str, tuple[str, str, str]]:
@@ -104,7 +99,10 @@ def _escape(text: str) -> str:
 
 def picture(rule: settings.CleaningConfig, counts: dict[str, Any]) -> bytes:
     """An SVG: the share of pages and characters left after each step, and the characters that each rule removed."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(13, 5), layout="constrained")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(13, 5), layout="constrained")
+    left, right = figure.subplots(1, 2)
     shares = steps(counts)
     first = shares["reading"]
     for column, (label, height) in enumerate((("pages", -0.2), ("characters", 0.2))):
@@ -120,5 +118,4 @@ def picture(rule: settings.CleaningConfig, counts: dict[str, Any]) -> bytes:
         axes.grid(axis="x", alpha=0.3)
     drawn = io.BytesIO()
     figure.savefig(drawn, format="svg")
-    plt.close(figure)
     return drawn.getvalue()

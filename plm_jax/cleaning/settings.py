@@ -175,6 +175,11 @@ class CleaningConfig:
     shards: Annotated[int, ranges.Range(1, 10**6)] | None = None
     limits: LimitsConfig = LimitsConfig()
 
+    @property
+    def num_shards(self) -> int:
+        """Number of files of the training split; 1 if `shards` is not set."""
+        return self.shards or 1
+
 
 _EN = CleaningConfig(lines=CleanLinesConfig(), duplicates=DuplicateLinesConfig(), badwords=BadWordsConfig())
 FLAVOURS = {

@@ -20,8 +20,8 @@ _SET = flags.DEFINE_multi_string("set", [], "a changed setting, as in --set=line
 
 def main() -> None:
     """Cleans the crawl and prints what was removed."""
-    output = command_line.required(_OUTPUT)
     command_line.required(_INPUT)
+    output = command_line.required(_OUTPUT)
     from plm_jax.cleaning import job, settings
 
     job.clean(_INPUT.value, output, settings.resolve(_FLAVOUR.value, _SET.value), command_line.options())

@@ -44,8 +44,8 @@ def parse(data: bytes) -> Any:
     return model
 
 
-def processor(data: bytes) -> sentencepiece.SentencePieceProcessor:
-    """The tokenizer of a model's file that `parse` takes.
+def processor(data: bytes) -> Any:
+    """The `SentencePieceProcessor`, whose types the library does not declare, of a model's file that `parse` takes.
 
     Raises:
       ValueError: the library finds something else amiss.

@@ -71,7 +71,7 @@ def first_bytes(vocabulary, text):
     ((ids, offsets),) = vocabulary.encode_offsets([text])
     if not len(ids):
         return 0
-    if (own := vocabulary._own_bytes(int(ids[0]))) is not None:
+    if (own := vocabulary._own_bytes.get(int(ids[0]))) is not None:
         return own
     if len(ids) == 1:
         return len(text.encode())

@@ -11,13 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tokenizers
-from sentencepiece import SentencePieceProcessor
 
 from plm_jax.common import sentence_models, storage, strict_json
 from plm_jax.common.errors import UserError
-from plm_jax.config import SPECIALS
-from plm_jax.data import vocabularies
-from plm_jax.data.vocabularies import folding, symbols, tokenizer_files
+from plm_jax.common.special_ids import NAMES as SPECIALS
+from plm_jax.data.vocabularies import folding, loading, symbols, tokenizer_files
+from plm_jax.data.vocabularies.vocabulary import Vocabulary
 
 Tree = dict[str, Any]
 # The special tokens that Hugging Face has a name for.
@@ -69,9 +68,7 @@ class Frame(NamedTuple):
     types: bool = False
 
 
-def export(
-    vocabulary: vocabularies.Vocabulary, special_ids: Mapping[str, int], frame: Frame | None
-) -> tuple[Tree, dict[str, Any]]:
+def export(vocabulary: Vocabulary, special_ids: Mapping[str, int], frame: Frame | None) -> tuple[Tree, dict[str, Any]]:
     """A `tokenizer.json` that gives this vocabulary's ids, and what it says of itself in `tokenizer_config.json`.
 
     Exact but for this: SentencePiece adds scores in float32, Hugging Face in float64, so that a unigram model from
@@ -96,7 +93,9 @@ def export(
     if frame is not None:
         tree["post_processor"] = _template(frame, names)
     check(vocabulary, tree, [*PROBES, *own])
-    described = {f"{name}_token": names[special_ids[name]] for name in NAMED if special_ids.get(name) in names}
+    described: dict[str, Any] = {
+        f"{name}_token": names[special_ids[name]] for name in NAMED if special_ids.get(name) in names
+    }
     sentinels = [names[i] for i in sorted(names, reverse=True) if names[i].startswith("<extra_id_")]
     if others := [names[special_ids[name]] for name in SPECIALS if name not in NAMED and name in special_ids]:
         sentinels += sorted(set(others))
@@ -110,7 +109,7 @@ def export(
     return tree, {"clean_up_tokenization_spaces": False, **described}
 
 
-def check(vocabulary: vocabularies.Vocabulary, tree: Tree, texts: Sequence[str]) -> None:
+def check(vocabulary: Vocabulary, tree: Tree, texts: Sequence[str]) -> None:
     """Refuses a `tokenizer.json` that gives other ids for one of the texts, special tokens taken as text."""
     tokenizer = tokenizers.Tokenizer.from_str(json.dumps(tree))
     tokenizer.encode_special_tokens = True
@@ -241,13 +240,12 @@ def _byte_pairs(vocabulary) -> tuple[Tree, list[str], list[str]]:
 
 
 def _tiktoken(vocabulary) -> tuple[Tree, list[str], list[str]]:
-    (path,) = vocabularies.files(vocabulary.specials.spec)
+    (path,) = loading.files(vocabulary.specials.spec)
     tokens, tokenizer = tokenizer_files.tiktoken(storage.read(path))
     return _tree(tokenizer), tokens, []
 
 
-def _bytes(vocabulary) -> tuple[Tree, list[str], list[str]]:
-    del vocabulary
+def _bytes() -> tuple[Tree, list[str], list[str]]:
     tokens = tokenizer_files.byte_characters()
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE({token: i for i, token in enumerate(tokens)}, []))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -264,7 +262,7 @@ def _words(vocabulary) -> tuple[Tree, list[str], list[str]]:
 
 
 def _hugging_face(vocabulary) -> tuple[Tree, list[str], list[str]]:
-    (path,) = vocabularies.files(vocabulary.specials.spec)
+    (path,) = loading.files(vocabulary.specials.spec)
     tree = strict_json.read(path)
     ids = tokenizers.Tokenizer.from_str(json.dumps(tree)).get_vocab()
     names = {i: token for token, i in ids.items()}
@@ -281,7 +279,7 @@ def _replace(pattern: Mapping[str, str], content: str) -> Tree:
 
 def _sentencepiece(vocabulary) -> tuple[Tree, list[str], list[str]]:
     """A SentencePiece model; the texts to try besides are the symbols that its user defined."""
-    (path,) = vocabularies.files(vocabulary.specials.spec)
+    (path,) = loading.files(vocabulary.specials.spec)
     data = storage.read(path)
     model = sentence_models.parse(data)
     trained, pieces = model.trainer_spec, list(model.pieces)
@@ -349,7 +347,7 @@ def _charsmap(charsmap: bytes, data: bytes) -> Iterator[Tree]:
     Hugging Face's reading of them takes of a character with its marks the shortest rule alone; so marks are joined
     with their characters before. The characters that NFKC changes and the model does not are kept out of it.
     """
-    processor = SentencePieceProcessor(model_proto=data)
+    processor = sentence_models.processor(data)
     nfkc = tokenizers.normalizers.NFKC()
     characters = [chr(i) for i in (*range(1, 0xD800), *range(0xE000, 0x30000))]  # Beyond, NFKC changes none.
     changed = [c for c in characters if nfkc.normalize_str(c) != c]
@@ -425,7 +423,7 @@ _BUILDERS = {
     "tiktoken": _tiktoken,
     "json": _hugging_face,
     "words": _words,
-    "bytes": _bytes,
+    "bytes": lambda vocabulary: _bytes(),
 }
 # By scheme: the id of what is unknown, where the config has none.
 _UNKNOWN = {

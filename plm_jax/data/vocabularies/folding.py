@@ -36,7 +36,7 @@ def _without_combining(match: re.Match) -> str:
     return "".join(letter for letter in match[0] if not unicodedata.combining(letter))
 
 
-def own_bytes(text: str, places: Sequence[int]) -> np.ndarray:
+def own_bytes(text: str, places: Sequence[int] | np.ndarray) -> np.ndarray:
     """Where in a text, in UTF-8 bytes, the characters begin to which bytes of the folded one belong."""
     if text.isascii():
         return np.asarray(places, np.int64)

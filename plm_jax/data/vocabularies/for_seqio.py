@@ -8,7 +8,7 @@ from plm_jax.data.tensorflow_side import seqio, tf
 from plm_jax.data.vocabularies.vocabulary import Vocabulary
 
 
-class _InGraphs:
+class _InGraphs(Vocabulary):
     """What `seqio.Vocabulary` asks in TensorFlow's graphs."""
 
     def _encode_tf(self, s: tf.Tensor) -> tf.Tensor:

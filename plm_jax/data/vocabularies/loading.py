@@ -3,13 +3,13 @@
 import os
 from collections.abc import Callable, Mapping
 
-from plm_jax import config
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.data.vocabularies.plain import Bytes, Words
 from plm_jax.data.vocabularies.sentence_piece import SentencePiece
 from plm_jax.data.vocabularies.subwords import BytePairs, HuggingFace, TikToken, WordPiece
 from plm_jax.data.vocabularies.vocabulary import Vocabulary
+from plm_jax.data.vocabulary_config import VocabularyConfig
 
 KINDS = {
     "sentencepiece": SentencePiece,
@@ -32,14 +32,14 @@ _FILES = {
 }
 
 
-def load(vocabulary: config.VocabularyConfig | str) -> Vocabulary:
+def load(vocabulary: VocabularyConfig | str) -> Vocabulary:
     """As `load_plain`, and it is a `seqio.Vocabulary`."""
     from plm_jax.data.vocabularies import for_seqio  # Seconds, which tokenising alone need not wait.
 
     return _load(vocabulary, {scheme: for_seqio.of(kind) for scheme, kind in KINDS.items()})
 
 
-def load_plain(vocabulary: config.VocabularyConfig | str) -> Vocabulary:
+def load_plain(vocabulary: VocabularyConfig | str) -> Vocabulary:
     """The vocabulary of a config section, or of a spec alone (then without special ids).
 
     Args:
@@ -52,15 +52,15 @@ def load_plain(vocabulary: config.VocabularyConfig | str) -> Vocabulary:
     return _load(vocabulary, KINDS)
 
 
-def _load(vocabulary: config.VocabularyConfig | str, kinds: Mapping[str, Callable[..., Vocabulary]]) -> Vocabulary:
+def _load(vocabulary: VocabularyConfig | str, kinds: Mapping[str, Callable[..., Vocabulary]]) -> Vocabulary:
     if isinstance(vocabulary, str):
-        vocabulary = config.VocabularyConfig(spec=vocabulary)
+        vocabulary = VocabularyConfig(spec=vocabulary)
     scheme, paths = _parse(vocabulary.spec)
     check_lowercase(vocabulary)
     return kinds[scheme](*paths, vocabulary)
 
 
-def check_lowercase(vocabulary: config.VocabularyConfig) -> None:
+def check_lowercase(vocabulary: VocabularyConfig) -> None:
     """Refuses `lowercase` where text is not folded by us."""
     scheme, _ = _parse(vocabulary.spec)
     if vocabulary.lowercase and scheme != "sentencepiece":

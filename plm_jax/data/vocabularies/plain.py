@@ -4,12 +4,13 @@ import re
 from collections.abc import Sequence
 
 import numpy as np
+from typing_extensions import override
 
-from plm_jax import config
 from plm_jax.common.errors import UserError
-from plm_jax.config import SPECIALS
+from plm_jax.common.special_ids import NAMES as SPECIALS
 from plm_jax.data.vocabularies import symbols, words
-from plm_jax.data.vocabularies.vocabulary import Vocabulary
+from plm_jax.data.vocabularies.vocabulary import Integers, Vocabulary
+from plm_jax.data.vocabulary_config import VocabularyConfig
 
 
 class Words(Vocabulary):
@@ -20,7 +21,7 @@ class Words(Vocabulary):
 
     byte_offsets = False
 
-    def __init__(self, path: str, specials: config.VocabularyConfig):
+    def __init__(self, path: str, specials: VocabularyConfig):
         try:
             self.table = {"words": words.read(path)}
         except OSError as error:
@@ -40,8 +41,8 @@ class Words(Vocabulary):
     def _decode(self, ids: Sequence[int]) -> str:
         return " ".join(self.table["words"][int(i)] for i in ids if 0 <= i < self._size)
 
-    def spans(self, texts: list[str]) -> list[tuple[Sequence[int], Sequence[int], Sequence[int]]]:
-        """See `Vocabulary.spans`."""
+    @override
+    def spans(self, texts: list[str]) -> list[tuple[Integers, Integers, Integers]]:
         found = []
         for text in texts:
             words = [match.span() for match in re.finditer(r"\S+", text)]
@@ -54,7 +55,7 @@ class Bytes(Vocabulary):
 
     byte_offsets = True
 
-    def __init__(self, specials: config.VocabularyConfig):
+    def __init__(self, specials: VocabularyConfig):
         given = [i for name in SPECIALS if (i := getattr(specials, name)) is not None]
         if given and min(given) < 256:
             raise UserError(f"config.vocabulary has special id {min(given)}, which is a byte: give 256 or more")
@@ -67,7 +68,7 @@ class Bytes(Vocabulary):
     def _decode(self, ids: Sequence[int]) -> str:
         return bytes(int(i) for i in ids if 0 <= i < 256).decode("utf-8", errors="replace")
 
-    def spans(self, texts: list[str]) -> list[tuple[Sequence[int], Sequence[int], Sequence[int]]]:
-        """See `Vocabulary.spans`."""
+    @override
+    def spans(self, texts: list[str]) -> list[tuple[Integers, Integers, Integers]]:
         arrays = [np.frombuffer(text.encode("utf-8"), np.uint8) for text in texts]
         return [(array, np.arange(len(array)), np.arange(1, len(array) + 1)) for array in arrays]

@@ -2,16 +2,20 @@
 
 import itertools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
-from sentencepiece import sentencepiece_model_pb2, sentencepiece_pb2
+from sentencepiece import sentencepiece_pb2
+from typing_extensions import override
 
-from plm_jax import config
 from plm_jax.common import sentence_models
 from plm_jax.common.errors import UserError, one_line
-from plm_jax.config import SPECIALS
+from plm_jax.common.special_ids import NAMES as SPECIALS
 from plm_jax.data.vocabularies import folding, symbols, tokenizer_files
-from plm_jax.data.vocabularies.vocabulary import Encoded, Vocabulary, num_bytes
+from plm_jax.data.vocabularies.vocabulary import Encoded, Integers, Vocabulary, num_bytes
+from plm_jax.data.vocabulary_config import VocabularyConfig
+
+_PROTOCOL: Any = sentencepiece_pb2  # Its classes are made when it is imported.
 
 
 class SentencePiece(Vocabulary):
@@ -19,7 +23,7 @@ class SentencePiece(Vocabulary):
 
     byte_offsets = True
 
-    def __init__(self, path: str, specials: config.VocabularyConfig):
+    def __init__(self, path: str, specials: VocabularyConfig):
         data = symbols.read(path)
         try:
             model, self.processor = sentence_models.parse(data), sentence_models.processor(data)
@@ -38,6 +42,7 @@ class SentencePiece(Vocabulary):
             given = getattr(specials, name)
             if given is not None and own >= 0 and own != given:
                 raise UserError(f"config.vocabulary.{name} is {given} but {path} has {own}: set it to {own}")
+        self._own_bytes = {i: 1 for i, piece in enumerate(model.pieces) if piece.type == piece.BYTE}
         self._ink = [_ink_of(piece) for piece in model.pieces]
         self._ink_sizes = np.array(list(map(len, self._ink)))
         self.table = {
@@ -57,11 +62,8 @@ class SentencePiece(Vocabulary):
     def _decode(self, ids: Sequence[int]) -> str:
         return self.processor.decode([int(i) for i in ids if 0 <= i < self.processor.get_piece_size()])
 
-    def _own_bytes(self, token: int) -> int | None:
-        return 1 if self.processor.is_byte(token) else None
-
-    def spans(self, texts: list[str]) -> list[tuple[Sequence[int], Sequence[int], Sequence[int]]]:
-        """See `Vocabulary.spans`."""
+    @override
+    def spans(self, texts: list[str]) -> list[tuple[Integers, Integers, Integers]]:
         found = []
         for text in texts:
             pieces = self._pieces(self._folded(text))
@@ -83,10 +85,10 @@ class SentencePiece(Vocabulary):
     def _begins(self, text: str) -> list[int]:
         return [piece.begin for piece in self._pieces(text)]
 
-    def _pieces(self, text: str) -> Sequence[sentencepiece_pb2.SentencePieceText.SentencePiece]:
+    def _pieces(self, text: str) -> Sequence[Any]:
         """What the library says of the tokens of folded text."""
         data = self.processor.encode(text, out_type="serialized_proto")
-        return sentencepiece_pb2.SentencePieceText.FromString(data).pieces
+        return _PROTOCOL.SentencePieceText.FromString(data).pieces
 
     def encode_flat(self, texts: list[str]) -> Encoded:
         """The tokens of whole texts.
@@ -142,7 +144,7 @@ def _num_folded_ink(text: str) -> int:
 _FOLDED = {num_bytes: _num_folded_bytes, _num_ink: _num_folded_ink}
 
 
-def _ink_of(piece: sentencepiece_model_pb2.ModelProto.SentencePiece) -> bytes:
+def _ink_of(piece: Any) -> bytes:
     """The ink of a piece of SentencePiece; of one that is no text a byte that no text has."""
     if piece.type == piece.BYTE:
         return bytes([int(piece.piece[1:-1], 16)]).translate(None, _SPACES)

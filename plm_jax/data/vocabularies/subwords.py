@@ -6,13 +6,14 @@ from typing import ClassVar
 
 import numpy as np
 import tokenizers
+from typing_extensions import override
 
-from plm_jax import config
 from plm_jax.common import strict_json, wordpiece
 from plm_jax.common.errors import UserError, one_line
 from plm_jax.data.vocabularies import symbols, tokenizer_files
 from plm_jax.data.vocabularies import word_spans as stretches
-from plm_jax.data.vocabularies.vocabulary import Encoded, Vocabulary
+from plm_jax.data.vocabularies.vocabulary import Encoded, Integers, Vocabulary
+from plm_jax.data.vocabulary_config import VocabularyConfig
 
 
 class _Tokenizer(Vocabulary):
@@ -25,10 +26,6 @@ class _Tokenizer(Vocabulary):
     byte_offsets = False
     separable: ClassVar[bool] = True
     tokenizer: tokenizers.Tokenizer
-    _sizes: Sequence[int | None] = ()
-
-    def _own_bytes(self, token: int) -> int | None:
-        return self._sizes[token] if token < len(self._sizes) else None
 
     @functools.cached_property
     def _stretches(self) -> stretches.Stretches:
@@ -46,8 +43,8 @@ class _Tokenizer(Vocabulary):
     def _decode(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode([int(i) for i in ids if 0 <= i < self._size], skip_special_tokens=False)
 
-    def spans(self, texts: list[str]) -> list[tuple[Sequence[int], Sequence[int], Sequence[int]]]:
-        """See `Vocabulary.spans`."""
+    @override
+    def spans(self, texts: list[str]) -> list[tuple[Integers, Integers, Integers]]:
         encoded = [(e.ids, e.offsets) for e in self.tokenizer.encode_batch(texts)]
         return [(ids, [begin for begin, _ in places], [end for _, end in places]) for ids, places in encoded]
 
@@ -55,7 +52,7 @@ class _Tokenizer(Vocabulary):
 class BytePairs(_Tokenizer):
     """GPT-2's byte-level BPE (Radford et al. 2019) over a vocabulary and its merges."""
 
-    def __init__(self, vocab_path: str, merges_path: str, specials: config.VocabularyConfig):
+    def __init__(self, vocab_path: str, merges_path: str, specials: VocabularyConfig):
         vocab, merges = symbols.read(vocab_path), symbols.read(merges_path)
         try:
             ids, pairs = tokenizer_files.byte_pairs(vocab, merges, specials)
@@ -68,14 +65,14 @@ class BytePairs(_Tokenizer):
         super().__init__(specials, np.array(tokenizer_files.byte_level_begins_words(tokens)))
         merged = {*tokenizer_files.byte_characters(), *("".join(pair) for pair in pairs)}
         symbols.check_not_text(vocab_path, specials, {i for token, i in ids.items() if token in merged})
-        self._sizes = [len(token) for token in tokens]
+        self._own_bytes = {i: len(token) for i, token in enumerate(tokens)}
         self.table = {"tokens": tokens, "merges": pairs}
 
 
 class TikToken(_Tokenizer):
     """LLaMA 3's byte-level BPE over a file of tiktoken's; its special tokens are ids above the file (`added`)."""
 
-    def __init__(self, path: str, specials: config.VocabularyConfig):
+    def __init__(self, path: str, specials: VocabularyConfig):
         data = symbols.read(path)
         try:
             tokens, self.tokenizer = tokenizer_files.tiktoken(data)
@@ -83,7 +80,7 @@ class TikToken(_Tokenizer):
             raise UserError(f"{path} is no file of tiktoken's ({one_line(error)}): give a whole one") from error
         super().__init__(specials, np.array(tokenizer_files.byte_level_begins_words(tokens)))
         symbols.check_not_text(path, specials, range(len(tokens)))
-        self._sizes = [len(token) for token in tokens]
+        self._own_bytes = {i: len(token) for i, token in enumerate(tokens)}
         self.table = {"tokens": tokens}
 
 
@@ -95,7 +92,7 @@ class HuggingFace(_Tokenizer):
 
     separable = False
 
-    def __init__(self, path: str, specials: config.VocabularyConfig):
+    def __init__(self, path: str, specials: VocabularyConfig):
         data = symbols.read(path)
         try:
             tree = strict_json.loads(data)
@@ -110,7 +107,7 @@ class HuggingFace(_Tokenizer):
         super().__init__(specials, np.array(tokenizer_files.begins_words(tree, tokens[: len(tokens) - own])))
         special = tokenizer_files.special_ids(tree, ids)
         symbols.check_not_text(path, specials, names.keys() - special)
-        self._sizes = tokenizer_files.own_bytes(tree, tokens)
+        self._own_bytes = tokenizer_files.own_bytes(tree, tokens)
         self.table = {key: tree.get(key) for key in ("model", "added_tokens", "normalizer", "pre_tokenizer")}
 
     def _decode(self, ids: Sequence[int]) -> str:
@@ -126,7 +123,7 @@ class WordPiece(_Tokenizer):
     upper-case letter.
     """
 
-    def __init__(self, path: str, specials: config.VocabularyConfig):
+    def __init__(self, path: str, specials: VocabularyConfig):
         try:
             tokens = wordpiece.read(symbols.read(path))
         except ValueError as error:

@@ -2,11 +2,11 @@
 
 from collections.abc import Container, Sequence
 
-from plm_jax import config
 from plm_jax.common import storage, strict_json
 from plm_jax.common.errors import UserError
-from plm_jax.config import SPECIALS
+from plm_jax.common.special_ids import NAMES as SPECIALS
 from plm_jax.data.vocabularies import words
+from plm_jax.data.vocabulary_config import VocabularyConfig
 
 # How a SentencePiece model writes the special ids for which it has no field (Lan et al. 2020, arXiv:1909.11942), and
 # how a WordPiece file does.
@@ -24,7 +24,7 @@ WORDPIECE_SYMBOLS = {"pad": "[PAD]", "unk": "[UNK]", **SYMBOLS}
 WORD_SYMBOLS = {"bos": words.BOS, "eos": words.EOS, "unk": words.UNK}
 
 
-def own_sentinels(path: str, tokens: Sequence[str], specials: config.VocabularyConfig) -> int:
+def own_sentinels(path: str, tokens: Sequence[str], specials: VocabularyConfig) -> int:
     """With how many sentinels a file ends that are the config's; more, or other ids above them, would be their ids."""
     own = sum("<extra_id_" in token for token in tokens) if specials.sentinels else 0
     if own and specials.sentinels != own:
@@ -34,14 +34,14 @@ def own_sentinels(path: str, tokens: Sequence[str], specials: config.VocabularyC
     return own
 
 
-def check_not_text(path: str, specials: config.VocabularyConfig, text: Container[int]) -> None:
+def check_not_text(path: str, specials: VocabularyConfig, text: Container[int]) -> None:
     """No special id may be that of a token that text becomes."""
     for name in SPECIALS:
         if (given := getattr(specials, name)) is not None and given in text:
             raise UserError(f"config.vocabulary.{name} is {given}, a token of text in {path}: give a special one's id")
 
 
-def check_symbols(path: str, ids: dict[str, int], symbols: dict[str, str], specials: config.VocabularyConfig) -> None:
+def check_symbols(path: str, ids: dict[str, int], symbols: dict[str, str], specials: VocabularyConfig) -> None:
     """The special ids must be those that a file gives their symbols, or lie above the file."""
     for name, symbol in symbols.items():
         own, given = ids.get(symbol), getattr(specials, name)

@@ -10,8 +10,9 @@ from typing import Any
 
 import tokenizers
 
-from plm_jax import config
 from plm_jax.common import sentence_models, strict_json
+from plm_jax.common.special_ids import NAMES as SPECIALS
+from plm_jax.data.vocabulary_config import VocabularyConfig
 
 # Where LLaMA 3 cuts text before it merges bytes (meta-llama/llama3, llama/tokenizer.py), and GLM-4 too
 # (THUDM/glm-4-9b, tokenization_chatglm.py).
@@ -49,9 +50,7 @@ def byte_level(model: tokenizers.models.BPE, split: str = "") -> tokenizers.Toke
     return tokenizer
 
 
-def byte_pairs(
-    vocab: bytes, merges: bytes, specials: config.VocabularyConfig
-) -> tuple[dict[str, int], list[tuple[str, ...]]]:
+def byte_pairs(vocab: bytes, merges: bytes, specials: VocabularyConfig) -> tuple[dict[str, int], list[tuple[str, ...]]]:
     """The ids of a vocab.json, and the pairs of a merges.txt in their order.
 
     Raises:
@@ -67,7 +66,7 @@ def byte_pairs(
     if not all(len(pair) == 2 and all(pair) for pair in pairs):
         raise ValueError("a line of the merges is other than two tokens")
     made = {*byte_characters(), *map("".join, pairs)}
-    own = {getattr(specials, name) for name in config.SPECIALS}
+    own = {getattr(specials, name) for name in SPECIALS}
     lost = [token for token, i in ids.items() if token not in made and i not in own and not _SPECIAL.fullmatch(token)]
     if lost:
         raise ValueError(f"{len(lost)} tokens, such as {lost[0][:50]!r}, are made by no merge: merges are missing")
@@ -220,15 +219,15 @@ def sentencepiece_begins_words(pieces: list[str]) -> list[bool]:
     return [piece.startswith(("▁", "<")) or piece in _MARKS or not _GO_ON.issuperset(piece.lower()) for piece in pieces]
 
 
-def own_bytes(tree: dict[str, Any], tokens: list[str]) -> list[int | None]:
-    """How many bytes of text each token of a `tokenizer.json` is wherever it is; None where the text has to tell."""
+def own_bytes(tree: dict[str, Any], tokens: list[str]) -> dict[int, int]:
+    """Returns the number of bytes of text of each token of a `tokenizer.json` that has the same number everywhere."""
     added, model = {token["content"] for token in _added(tree)}, tree["model"]
     if model.get("byte_fallback"):
-        return [1 if _BYTE.fullmatch(token) and token not in added else None for token in tokens]
+        return {i: 1 for i, token in enumerate(tokens) if _BYTE.fullmatch(token) and token not in added}
     steps = json.dumps(tree.get("pre_tokenizer"))
     if '"ByteLevel"' in steps and '"add_prefix_space": true' not in steps and not tree.get("normalizer"):
-        return [None if token in added else len(token) for token in tokens]
-    return [None] * len(tokens)
+        return {i: len(token) for i, token in enumerate(tokens) if token not in added}
+    return {}
 
 
 def byte_level_begins_words(tokens: list[str]) -> list[bool]:

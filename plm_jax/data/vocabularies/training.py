@@ -10,18 +10,17 @@ import io
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import sentencepiece
 import tokenizers
-from sentencepiece import sentencepiece_model_pb2
 
-from plm_jax import config
-from plm_jax.common import storage
+from plm_jax.common import sentence_models, storage
 from plm_jax.common.errors import UserError
-from plm_jax.config import SPECIALS
-from plm_jax.data import vocabularies
-from plm_jax.data.vocabularies import folding, sentences, tokenizer_files
+from plm_jax.common.special_ids import NAMES as SPECIALS
+from plm_jax.data.vocabularies import folding, loading, sentences, tokenizer_files
 from plm_jax.data.vocabularies.symbols import SYMBOLS, WORD_SYMBOLS, WORDPIECE_SYMBOLS
+from plm_jax.data.vocabulary_config import VocabularyConfig
 
 # RoBERTa's symbols; where an id has several, the first. A text's end alone is GPT-2's.
 _BPE_SYMBOLS = {"bos": "<s>", "pad": "<pad>", "eos": "</s>", "unk": "<unk>", **SYMBOLS, "mask": "<mask>"}
@@ -37,7 +36,23 @@ _SCORE_GRID = 2**10
 _PRIVATE = 0xF0000
 
 
-def train(texts: Iterable[str], specials: config.VocabularyConfig, show_progress: bool = False) -> None:
+class TrainingTask(NamedTuple):
+    """Vocabulary to train.
+
+    Attributes:
+      texts: texts to train on.
+      specials: settings of the vocabulary.
+      kind: `train_kind`, or the default of the scheme.
+      show_progress: whether to draw a bar.
+    """
+
+    texts: Iterable[str]
+    specials: VocabularyConfig
+    kind: str
+    show_progress: bool
+
+
+def train(texts: Iterable[str], specials: VocabularyConfig, show_progress: bool = False) -> None:
     """Trains the vocabulary that `specials.spec` names, of `train_size` tokens and of `train_kind`.
 
     Args:
@@ -47,45 +62,45 @@ def train(texts: Iterable[str], specials: config.VocabularyConfig, show_progress
       UserError: the scheme cannot be trained or not so, a special token has no symbol in it, or the texts do not fill
         the size.
     """
-    scheme, paths = specials.spec.partition(":")[0], vocabularies.files(specials.spec)
+    scheme, paths = specials.spec.partition(":")[0], loading.files(specials.spec)
     if scheme not in _TRAINERS:
         raise UserError(
             f"{', '.join(paths)} is missing and {scheme} cannot be trained: put it there, or train one of "
             f"{', '.join(_TRAINERS)}"
         )
-    vocabularies.check_lowercase(specials)
+    loading.check_lowercase(specials)
     trainer, kinds = _TRAINERS[scheme]
     kind = specials.train_kind or kinds[0]
     if kind not in kinds:
         known = " or ".join(filter(None, kinds)) or "no kinds"
         raise UserError(f"config.vocabulary.train_kind is '{kind}', {scheme} has {known}: change it or leave it out")
-    for path, content in zip(paths, trainer(texts, specials, kind, show_progress), strict=True):
+    for path, content in zip(paths, trainer(TrainingTask(texts, specials, kind, show_progress)), strict=True):
         storage.write(path, content)
 
 
-def _sentencepiece(
-    texts: Iterable[str], specials: config.VocabularyConfig, kind: str, show_progress: bool
-) -> list[bytes]:
+def _sentencepiece(task: TrainingTask) -> list[bytes]:
     """A unigram or BPE model.
 
     Nothing but what `lowercase` folds is normalised away and characters outside the model fall back to bytes, so text
     survives a round trip. One thread and no sampling make it the same each time.
     """
-    del show_progress  # It tells none but in a log.
-    if specials.unk is None:
+    if task.specials.unk is None:
         raise UserError("SentencePiece needs an unk id: set config.vocabulary.unk")
-    given = ((name, getattr(specials, name)) for name in SPECIALS)
-    ids = {name: -1 if i is None or i >= specials.train_size else i for name, i in given}  # Others lie above the file.
+    given = ((name, getattr(task.specials, name)) for name in SPECIALS)
+    ids = {
+        name: -1 if i is None or i >= task.specials.train_size else i for name, i in given
+    }  # Others lie above the file.
     # Control symbols take the lowest free ids in the order given; text never yields them.
     symbols = sorted((i, symbol) for name, symbol in SYMBOLS.items() if (i := ids[name]) >= 0)
-    parts = map(folding.fold, _sentences(texts)) if specials.lowercase else _sentences(texts)
+    parts = map(folding.fold, _sentences(task.texts)) if task.specials.lowercase else _sentences(task.texts)
     model = io.BytesIO()
+    trainer: Any = sentencepiece.SentencePieceTrainer  # The library does not declare its methods.
     try:
-        sentencepiece.SentencePieceTrainer.train(
+        trainer.train(
             sentence_iterator=(" ".join(part.split()) for part in parts),
             model_writer=model,
-            model_type=kind,
-            vocab_size=specials.train_size,
+            model_type=task.kind,
+            vocab_size=task.specials.train_size,
             character_coverage=_CHARACTER_COVERAGE,
             byte_fallback=True,
             normalization_rule_name="identity",
@@ -98,80 +113,77 @@ def _sentencepiece(
         )
     except RuntimeError as error:
         what = " ".join(str(error).split(") ", 1)[-1].split())[-300:]
-        raise UserError(f"no SentencePiece vocabulary of {specials.train_size}: {what}") from error
-    return [_on_grid(model.getvalue()) if kind == "unigram" else model.getvalue()]
+        raise UserError(f"no SentencePiece vocabulary of {task.specials.train_size}: {what}") from error
+    return [_on_grid(model.getvalue()) if task.kind == "unigram" else model.getvalue()]
 
 
 def _on_grid(data: bytes) -> bytes:
     """The SentencePiece model with its scores rounded to multiples of 1 / _SCORE_GRID."""
-    model = sentencepiece_model_pb2.ModelProto.FromString(data)
+    model = sentence_models.parse(data)
     for piece in model.pieces:
         piece.score = round(piece.score * _SCORE_GRID) / _SCORE_GRID
     return model.SerializeToString(deterministic=True)
 
 
-def _words(texts: Iterable[str], specials: config.VocabularyConfig, kind: str, show_progress: bool) -> list[bytes]:
+def _words(task: TrainingTask) -> list[bytes]:
     """The most frequent words, special ones first; fewer where there are no more."""
-    del kind, show_progress
-    symbols = {getattr(specials, name): symbol for name, symbol in WORD_SYMBOLS.items()}
+    symbols = {getattr(task.specials, name): symbol for name, symbol in WORD_SYMBOLS.items()}
     if symbols.keys() != set(range(len(symbols))):
         raise UserError("a vocabulary of words begins with bos, eos and unk: set config.vocabulary to 0, 1 and 2")
-    counts = collections.Counter(word for text in texts for word in text.split())
+    counts = collections.Counter(word for text in task.texts for word in text.split())
     for symbol in symbols.values():
         counts.pop(symbol, None)
     if not counts:
         raise UserError("the sources have no document for training: check their paths")
-    frequent = sorted(counts, key=lambda word: (-counts[word], word))[: max(0, specials.train_size - len(symbols))]
+    frequent = sorted(counts, key=lambda word: (-counts[word], word))[: max(0, task.specials.train_size - len(symbols))]
     return ["\n".join([*(symbols[i] for i in sorted(symbols)), *frequent, ""]).encode("utf-8", "replace")]
 
 
-def _byte_pairs(texts: Iterable[str], specials: config.VocabularyConfig, kind: str, show_progress: bool) -> list[bytes]:
+def _byte_pairs(task: TrainingTask) -> list[bytes]:
     """GPT-2's byte-level BPE: bytes, then what they are merged into, the most frequent first."""
-    del kind
-    is_alone = specials.bos in (None, specials.eos)
-    table = _symbols_at(specials, _BPE_SYMBOLS | (dict.fromkeys(("bos", "eos"), _END_OF_TEXT) if is_alone else {}))
+    is_alone = task.specials.bos in (None, task.specials.eos)
+    table = _symbols_at(task.specials, _BPE_SYMBOLS | (dict.fromkeys(("bos", "eos"), _END_OF_TEXT) if is_alone else {}))
     characters, tokenizer = tokenizer_files.byte_characters(), tokenizer_files.byte_level(tokenizers.models.BPE())
-    room = _room(specials, table, len(characters))
-    tokens, merges = _merge(tokenizer, _sentences(texts), room, characters, show_progress)
-    ids = {token: i for i, token in enumerate(_placed(specials, table, tokens))}
+    room = _room(task.specials, table, len(characters))
+    tokens, merges = _merge(tokenizer, _sentences(task.texts), room, characters, task.show_progress)
+    ids = {token: i for i, token in enumerate(_placed(task.specials, table, tokens))}
     lines = ["#version: 0.2", *(" ".join(pair) for pair in merges), ""]
     return [json.dumps(ids, ensure_ascii=False).encode("utf-8"), "\n".join(lines).encode("utf-8")]
 
 
-def _tiktoken(texts: Iterable[str], specials: config.VocabularyConfig, kind: str, show_progress: bool) -> list[bytes]:
+def _tiktoken(task: TrainingTask) -> list[bytes]:
     """LLaMA 3's byte-level BPE: a rank for each byte and for each token that they are merged into."""
-    del kind
-    _symbols_at(specials, {})
+    _symbols_at(task.specials, {})
     characters = tokenizer_files.byte_characters()
     tokenizer = tokenizer_files.byte_level(tokenizers.models.BPE(), tokenizer_files.LLAMA3_SPLIT)
-    room = _room(specials, {}, len(characters))
-    tokens, _ = _merge(tokenizer, _sentences(texts), room, characters, show_progress)
+    room = _room(task.specials, {}, len(characters))
+    tokens, _ = _merge(tokenizer, _sentences(task.texts), room, characters, task.show_progress)
     byte = {character: i for i, character in enumerate(characters)}
-    spelt = (bytes(map(byte.__getitem__, token)) for token in _placed(specials, {}, tokens))
+    spelt = (bytes(map(byte.__getitem__, token)) for token in _placed(task.specials, {}, tokens))
     return [b"".join(b"%s %d\n" % (base64.b64encode(token), rank) for rank, token in enumerate(spelt))]
 
 
-def _wordpiece(texts: Iterable[str], specials: config.VocabularyConfig, kind: str, show_progress: bool) -> list[bytes]:
+def _wordpiece(task: TrainingTask) -> list[bytes]:
     """BERT's pieces of words: characters, then what they are merged into, the most frequent first.
 
     Characters that are too rare, or too many for the size as those of Chinese may be, are left to the unknown token.
     The library's own trainer numbers letters in the order of a hash table, so that its files differ from one time to
     the next. Hence words are trained on as plain BPE, each letter that goes on a word in a code of its own.
     """
-    if specials.unk is None:
+    if task.specials.unk is None:
         raise UserError("WordPiece needs an unk id: set config.vocabulary.unk")
-    table = _symbols_at(specials, WORDPIECE_SYMBOLS)
-    bert, room = tokenizer_files.bert({}, lowercase=kind == "uncased"), _room(specials, table, 1)
+    table = _symbols_at(task.specials, WORDPIECE_SYMBOLS)
+    bert, room = tokenizer_files.bert({}, lowercase=task.kind == "uncased"), _room(task.specials, table, 1)
     words = collections.Counter(
         word
-        for sentence in _sentences(texts)
+        for sentence in _sentences(task.texts)
         for word, _ in bert.pre_tokenizer.pre_tokenize_str(bert.normalizer.normalize_str(sentence))
     )
     letters = collections.Counter()
     for word, count in words.items():
         for letter in _letters(word):
             letters[letter] += count
-    if kind == "uncased":  # Unicode's newest letters may be known to one library alone.
+    if task.kind == "uncased":  # Unicode's newest letters may be known to one library alone.
         letters = collections.Counter({letter: n for letter, n in letters.items() if letter == letter.lower()})
     kept = sorted(_covering(letters)[:room])
     codes = {letter: chr(_PRIVATE + i) for i, letter in enumerate(kept)}
@@ -179,10 +191,10 @@ def _wordpiece(texts: Iterable[str], specials: config.VocabularyConfig, kind: st
     repeated = (" ".join(itertools.repeat(code, words[word])) for code, word in coded if len(code) == len(word))
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    merged, _ = _merge(tokenizer, repeated, room, codes.values(), show_progress)
+    merged, _ = _merge(tokenizer, repeated, room, codes.values(), task.show_progress)
     parts = ([kept[ord(code) - _PRIVATE] for code in token] for token in merged)
     tokens = [first + "".join(letter.removeprefix("##") for letter in others) for first, *others in parts]
-    return ["\n".join([*_placed(specials, table, tokens), ""]).encode("utf-8")]
+    return ["\n".join([*_placed(task.specials, table, tokens), ""]).encode("utf-8")]
 
 
 def _letters(word: str) -> list[str]:
@@ -216,7 +228,7 @@ def _merge(
     return sorted(ids, key=ids.__getitem__), [tuple(pair) for pair in merges]
 
 
-def _symbols_at(specials: config.VocabularyConfig, symbols: Mapping[str, str]) -> dict[int, str]:
+def _symbols_at(specials: VocabularyConfig, symbols: Mapping[str, str]) -> dict[int, str]:
     """The symbols of the special ids within the file, the first of those that share one."""
     given = {name: i for name in SPECIALS if (i := getattr(specials, name)) is not None and i < specials.train_size}
     table = {}
@@ -232,7 +244,7 @@ def _symbols_at(specials: config.VocabularyConfig, symbols: Mapping[str, str]) -
     return table
 
 
-def _room(specials: config.VocabularyConfig, table: Mapping[int, str], num_letters: int) -> int:
+def _room(specials: VocabularyConfig, table: Mapping[int, str], num_letters: int) -> int:
     """How many tokens there are besides symbols, letters among them."""
     if (least := num_letters + len(table)) > specials.train_size:
         raise UserError(
@@ -242,7 +254,7 @@ def _room(specials: config.VocabularyConfig, table: Mapping[int, str], num_lette
     return specials.train_size - len(table)
 
 
-def _placed(specials: config.VocabularyConfig, table: Mapping[int, str], tokens: list[str]) -> list[str]:
+def _placed(specials: VocabularyConfig, table: Mapping[int, str], tokens: list[str]) -> list[str]:
     """All tokens, the symbols at their ids and the others in order at what is left."""
     if (found := len(tokens) + len(table)) < specials.train_size:
         raise UserError(

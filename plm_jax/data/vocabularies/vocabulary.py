@@ -4,15 +4,17 @@ import abc
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Iterable, Sequence
-from typing import ClassVar, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from plm_jax import config
 from plm_jax.common.errors import UserError
-from plm_jax.config import SPECIALS
+from plm_jax.common.special_ids import NAMES as SPECIALS
 from plm_jax.data.vocabularies import sentences, symbols
+from plm_jax.data.vocabulary_config import VocabularyConfig
+
+Integers = Sequence[int] | np.ndarray
 
 
 class Encoded(NamedTuple):
@@ -59,11 +61,13 @@ class Vocabulary(abc.ABC):
     """
 
     byte_offsets: ClassVar[bool]
-    table: object
+    table: Any
 
-    def __init__(self, specials: config.VocabularyConfig, word_initial: np.ndarray):
+    def __init__(self, specials: VocabularyConfig, word_initial: np.ndarray):
         """`word_initial` is bool [size], without the ids that are added above."""
         self.specials = specials
+        # Number of bytes of text of each token that has the same number wherever it is.
+        self._own_bytes: Mapping[int, int] = {}
         word_initial = np.pad(word_initial, (0, specials.added))
         self._size = size = len(word_initial)
         self.word_initial = np.pad(word_initial, (0, specials.sentinels))
@@ -124,10 +128,10 @@ class Vocabulary(abc.ABC):
     def _decode(self, ids: Sequence[int]) -> str: ...
 
     @abc.abstractmethod
-    def spans(self, texts: list[str]) -> list[tuple[Sequence[int], Sequence[int], Sequence[int]]]:
+    def spans(self, texts: list[str]) -> list[tuple[Integers, Integers, Integers]]:
         """Ids of each text, and where in the text each token begins and ends."""
 
-    def encode_offsets(self, texts: list[str]) -> list[tuple[Sequence[int], Sequence[int]]]:
+    def encode_offsets(self, texts: list[str]) -> list[tuple[Integers, Integers]]:
         """Ids of each text, and where in the text each token begins."""
         return [(ids, begins) for ids, begins, _ in self.spans(texts)]
 
@@ -205,7 +209,7 @@ class Vocabulary(abc.ABC):
         """What `encode_parts` says of one text, from its first two tokens."""
         if not len(ids):
             return 0
-        if (own := self._own_bytes(int(ids[0]))) is not None:
+        if (own := self._own_bytes.get(int(ids[0]))) is not None:
             return own
         if len(ids) == 1:
             return num_bytes(text)
@@ -218,11 +222,6 @@ class Vocabulary(abc.ABC):
         """The character at a place of a text, in units that are no bytes."""
         return place if unit is len else next(i for i in range(len(text)) if unit(text[:i]) >= place)
 
-    def _own_bytes(self, token: int) -> int | None:
-        """How many bytes of text a token is wherever it is; None: that is not to be seen from the token."""
-        del token
-        return None
-
     def __eq__(self, other):
         return isinstance(other, Vocabulary) and identity(self) == identity(other)
 
@@ -230,7 +229,7 @@ class Vocabulary(abc.ABC):
         return hash(identity(self))
 
 
-def _measure(text: str, cuts: list[int], unit: Callable[[str], int]) -> Iterable[int]:
+def _measure(text: str, cuts: list[int], unit: Callable[[str], int]) -> list[int]:
     """Characters of a text, rising, in its units."""
     if unit is len or not cuts or (unit is num_bytes and text.isascii()):
         return cuts

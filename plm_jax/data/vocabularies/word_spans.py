@@ -36,7 +36,9 @@ _EMPTY = _Table(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(1, np.int
 class Stretches:
     """The tokens of texts; remembers those of stretches."""
 
-    def __init__(self, encode: Callable[[list[str]], list[tuple[Sequence[int], Sequence[int]]]]):
+    def __init__(
+        self, encode: Callable[[list[str]], list[tuple[Sequence[int] | np.ndarray, Sequence[int] | np.ndarray]]]
+    ):
         """`encode` gives ids of texts, and at which character each begins."""
         self._encode = encode
         self._rows: dict[str, int] = {}

@@ -35,7 +35,7 @@ class Telemetry:
         """
         self._exit = contextlib.ExitStack()
         self._fails = False
-        self._others: list[Callable[[dict], None]] = []
+        self._writers: list[Callable[[dict], None]] = []
         self._workdir = self._folder = workdir
         if storage.is_remote(workdir):
             self._folder = self._exit.enter_context(tempfile.TemporaryDirectory())
@@ -100,9 +100,9 @@ class Telemetry:
             self._bar.set_postfix_str(f"{doing[0]}, {now - doing[1]:.0f} s", refresh=False)
         self._bar.refresh()
 
-    def pass_on(self, write: Callable[[dict], None], close: Callable[[], None]) -> None:
-        """From now on each line is given to `write`, too; `close` is called at the end."""
-        self._others.append(write)
+    def add_writer(self, write: Callable[[dict], None], close: Callable[[], None]) -> None:
+        """Passes each later row to `write`, too, and calls `close` at the end."""
+        self._writers.append(write)
         self._exit.callback(close)
 
     def write(self, line: dict) -> None:
@@ -118,7 +118,7 @@ class Telemetry:
             if not self._fails:
                 self.say(f"metrics cannot be written now ({told(error)}): rows wait until they can")
             self._fails = True
-        for write in self._others:
+        for write in self._writers:
             write(line)
 
     def say(self, line: str) -> None:
@@ -223,8 +223,8 @@ class _Lines:
 
 
 @contextlib.contextmanager
-def heard(say: Callable[[str], None]):
-    """While it lasts, what the package logs is said, each line once: a step may be traced more than once."""
+def report_logs(report: Callable[[str], None]) -> Iterator[None]:
+    """Reports the log messages of the package, each line once, because a step may be traced more than once."""
     lines: set[str] = set()
 
     class Handler(logging.Handler):
@@ -232,12 +232,12 @@ def heard(say: Callable[[str], None]):
             line = record.getMessage()
             if line not in lines:
                 lines.add(line)
-                say(line)
+                report(line)
 
     logger, handler = logging.getLogger("plm_jax"), Handler()
     level, propagate = logger.level, logger.propagate
     logger.addHandler(handler)
-    # Some libraries give the root logger a handler, which would say it again.
+    # Some libraries give the root logger a handler, which would report it again.
     logger.setLevel(logging.INFO)
     logger.propagate = False
     try:

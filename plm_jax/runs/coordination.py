@@ -20,7 +20,7 @@ BACK_OFF, LONGEST = 10.0, 600.0
 
 
 class Decision(NamedTuple):
-    """What every process does after a step.
+    """Agreed action of every process after a step.
 
     Attributes:
       save: whether to save the step.

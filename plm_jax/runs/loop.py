@@ -24,7 +24,7 @@ from plm_jax.runs.incidents import RollBack
 from plm_jax.runs.interruption import Interruption
 from plm_jax.runs.metrics_logger import MetricsLogger
 from plm_jax.runs.profiling import Profiler
-from plm_jax.runs.saving import Save, Watch
+from plm_jax.runs.saving import Coordinate, Save
 from plm_jax.runs.setup import TrainingSetup
 from plm_jax.runs.task_evaluation import TaskEvaluation
 from plm_jax.runs.telemetry import Telemetry, report_logs
@@ -110,7 +110,7 @@ def _train(
             callbacks: list[Callback] = [
                 Profiler(run.train.profile_steps, workdir),
                 logger,
-                Watch(coordinator, checkpoints, interruption, telemetry),
+                Coordinate(coordinator, checkpoints, interruption, telemetry),
                 Validate(job.validation, run.evaluation.every, logger),
                 Save(run.checkpoint, checkpoints, coordinator, logger, goodput, selector, describe, tasks, telemetry),
                 Stop(),

@@ -24,7 +24,7 @@ from plm_jax.training.program import fitted
 from plm_jax.training.state import TrainState
 
 
-class Watch(Callback):
+class Coordinate(Callback):
     """Watches for failed saves and for requests to stop, on which the processes decide together."""
 
     def __init__(

@@ -246,10 +246,10 @@ def wait_until(condition) -> None:
 
 
 def test_each_host_says_what_it_waits_for_when_steps_stop(clock, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(heartbeat, "_LOOK", 0.001)
+    monkeypatch.setattr(heartbeat, "_CHECK", 0.001)
     path = tmp_path / "heartbeat" / "stalled-1.json"
     goodput = Goodput(clock=clock)
-    with Heartbeat(str(tmp_path), goodput, clock.now, 10.0, process=1, processes=2), goodput.measure("steps"):
+    with Heartbeat(str(tmp_path), goodput, clock.now, 10.0, process=1, num_processes=2), goodput.measure("steps"):
         goodput.begin(0)
         for step in range(1, 8):
             clock.now += 3
@@ -269,9 +269,9 @@ def test_each_host_says_what_it_waits_for_when_steps_stop(clock, tmp_path, monke
 
 
 def test_none_for_stall_minutes_is_told_whatever_it_does(clock, tmp_path, monkeypatch):
-    monkeypatch.setattr(heartbeat, "_LOOK", 0.001)
+    monkeypatch.setattr(heartbeat, "_CHECK", 0.001)
     goodput = Goodput(clock=clock)
-    with Heartbeat(str(tmp_path), goodput, clock.now, 2.0, process=0, processes=1):
+    with Heartbeat(str(tmp_path), goodput, clock.now, 2.0, process=0, num_processes=1):
         clock.now += 121
         path = tmp_path / "heartbeat" / "stalled-0.json"
         wait_until(path.exists)

@@ -111,11 +111,11 @@ def test_the_same_signal_again_within_a_second_is_the_same_request(monkeypatch):
     with interruption.Interruption(60) as asked:
         for now[0], number in ((5.0, signal.SIGTERM), (5.9, signal.SIGTERM), (6.1, signal.SIGTERM)):
             assert not ended
-            asked._heard(number, None)
+            asked._handle(number, None)
         assert asked.reason == "SIGTERM" and ended == [128 + signal.SIGTERM]
     with interruption.Interruption(60) as asked:
-        asked._heard(signal.SIGUSR1, None)
-        asked._heard(signal.SIGTERM, None)  # Another one is a second one.
+        asked._handle(signal.SIGUSR1, None)
+        asked._handle(signal.SIGTERM, None)  # Another one is a second one.
     assert len(ended) == 2
 
 

@@ -70,6 +70,7 @@ def trained(page: str, changes: dict[str, float]) -> dict:
     from plm_jax.config import files as pages
     from plm_jax.config import overrides
     from plm_jax.runs import loop
+    from plm_jax.training.program import Program
 
     at, counts = pages.load(page), Counter()
     tree = config.to_dict(config.from_dict(at.config()))
@@ -92,8 +93,8 @@ def trained(page: str, changes: dict[str, float]) -> dict:
         return call
 
     jax.monitoring.register_event_listener(count)
-    stage_step, ends = loop.Trainer.stage_step, []
-    loop.Trainer.stage_step = lambda self, stage: waiting(stage_step(self, stage))
+    stage_step, ends = Program.stage_step, []
+    Program.stage_step = lambda self, stage: waiting(stage_step(self, stage))
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         loop.pretrain(run, f"{folder}/run")

@@ -171,20 +171,24 @@ def run(workdir: str, notes: str, now: float, stop: int, flags: list[str]) -> No
     """One start, by the simulated clock."""
     from plm_jax.cli import pretrain
     from plm_jax.common import command_line
-    from plm_jax.runs import goodput as ledger
-    from plm_jax.runs import heartbeat, loop, saving, validation
+    from plm_jax.runs import goodput, heartbeat, loop, metrics_logger, setup
 
     clock = Week(notes, now, stop)
-    pretrain.time = loop.time = heartbeat.time = ledger.time = clock
-    _simulate(clock, heartbeat, ledger, loop, saving, validation)
+    for module in (pretrain, loop, setup, metrics_logger, heartbeat, goodput):
+        module.time = clock
+    _simulate(clock)
     sys.argv[1:] = [*flags, f"--workdir={workdir}"]
     command_line.run(pretrain.main)
 
 
-def _simulate(clock: Week, heartbeat: Any, ledger: Any, loop: Any, saving: Any, validation: Any) -> None:
+def _simulate(clock: Week) -> None:
     """Has each part of a run take its simulated time beside its real one, which does not count."""
-    beats, ledgers = [], ledger.Ledger
-    loop.Ledger = lambda before: ledgers(before, clock.time)
+    from plm_jax.runs import heartbeat, loop, saving, setup, validation
+    from plm_jax.runs.goodput import Goodput
+    from plm_jax.training.program import Program
+
+    beats: list[Any] = []
+    loop.Goodput = lambda before: Goodput(before, clock.time)
 
     def noting(original, *parts):
         def call(*words, **named):
@@ -195,19 +199,19 @@ def _simulate(clock: Week, heartbeat: Any, ledger: Any, loop: Any, saving: Any, 
 
         return call
 
-    def begin(self, step, original=ledgers.begin):
+    def begin(self, step, original=Goodput.begin):
         original(self, step)
         clock.take("start", 0.0, went_on=step)
 
-    def stepped(self, step, original=ledgers.stepped):
+    def finish_step(self, step, original=Goodput.finish_step):
         clock.made(step, beats[-1])
         original(self, step)
 
-    def save(self, *words, original=saving.Saving.save):
+    def save(self, *words, original=saving.Save.save, **named):
         clock.save()
-        original(self, *words)
+        original(self, *words, **named)
 
-    def compiled(self, stage, original=loop.Trainer.stage_step):
+    def compiled(self, stage, original=Program.stage_step):
         step, calls = original(self, stage), []
 
         def call(*words):
@@ -218,17 +222,17 @@ def _simulate(clock: Week, heartbeat: Any, ledger: Any, loop: Any, saving: Any, 
 
         return call
 
-    def batches(self, first_step, original=loop.Trainer.batches):
+    def batches(*words, original=setup.global_batches):
         clock.take("data", FIRST_BATCH)
-        yield from original(self, first_step)
+        yield from original(*words)
 
     def entered(self, original=heartbeat.Heartbeat.__enter__):
         beats.append(self)
         return original(self)
 
-    ledgers.begin, ledgers.stepped, saving.Saving.save = begin, stepped, save
-    loop.Trainer.stage_step, loop.Trainer.batches, heartbeat.Heartbeat.__enter__ = compiled, batches, entered
-    loop.Trainer.start = noting(loop.Trainer.start, ("start", START))
+    Goodput.begin, Goodput.finish_step, saving.Save.save = begin, finish_step, save
+    Program.stage_step, setup.global_batches, heartbeat.Heartbeat.__enter__ = compiled, batches, entered
+    setup.starting_state = noting(setup.starting_state, ("start", START))
     validation.Validation.__call__ = noting(validation.Validation.__call__, ("validation", VALIDATION))
 
 

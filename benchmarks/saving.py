@@ -63,8 +63,7 @@ def trained(page: str, steps: int, kind: str) -> dict:
     from plm_jax.common import command_line, sealing
     from plm_jax.config import files as pages
     from plm_jax.config import overrides
-    from plm_jax.runs import checkpoints, loop
-    from plm_jax.runs import coordination as decisions
+    from plm_jax.runs import checkpoints, coordination, loop
 
     command_line.start_jax()
     none, unsealed, _ = KINDS
@@ -78,7 +77,7 @@ def trained(page: str, steps: int, kind: str) -> dict:
     saves, began = [], {}
     begin, finish = checkpoints.Checkpoints._begin, checkpoints.Checkpoints._finish
     marks: list[tuple[int, float]] = []
-    after = decisions.Decisions.after
+    decide = coordination.Coordinator.decide
 
     def beginning(self, name, *arguments, **trees):
         began[name] = time.perf_counter()
@@ -90,10 +89,10 @@ def trained(page: str, steps: int, kind: str) -> dict:
 
     def marking(self, step):
         marks.append((step, time.perf_counter()))
-        return after(self, step)
+        return decide(self, step)
 
     checkpoints.Checkpoints._begin, checkpoints.Checkpoints._finish = beginning, finishing
-    decisions.Decisions.after = marking
+    coordination.Coordinator.decide = marking
     with tempfile.TemporaryDirectory() as folder:
         loop.pretrain(run, f"{folder}/run")
     times = dict(marks)

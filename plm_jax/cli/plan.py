@@ -27,7 +27,7 @@ def main() -> None:
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    with telemetry.heard(say), progress.doing("planning"):
+    with telemetry.report_logs(say), progress.doing("planning"):
         report = planning.plan(run, topology, say, slices=_SLICES.value, price=_PRICE.value, searched=_SEARCH.value)
     print(planning.table(report))
     if _OUTPUT.value:

@@ -13,7 +13,7 @@ from plm_jax.common.errors import UserError, nearest
 from plm_jax.data import vocabularies
 from plm_jax.data.reader import Reader, digest_hex
 from plm_jax.data.vocabularies import words
-from plm_jax.runs import history as past
+from plm_jax.runs import history
 
 _OF_TOKENS = ("tokens", "decoder_tokens", "targets")
 
@@ -24,8 +24,8 @@ def of_step(workdir: str, step: int, row: int | None = None) -> Iterator[str]:
     Raises:
       UserError: there is no such run, step or row.
     """
-    known = past.at(workdir, step)
-    reader, texts = Reader(config.reader_config(known.run, known.stages)), _Texts(known.run, workdir)
+    known = history.read_history(workdir, step)
+    reader, texts = Reader(config.reader_config(known.run, known.phases)), _Texts(known.run, workdir)
     numbers = reader.numbers(step - 1)
     if row is not None and not 0 <= row < len(numbers):
         raise UserError(f"step {step} has no row {row}: give --row from 0 to {len(numbers) - 1}")
@@ -43,11 +43,11 @@ def of_document(workdir: str, document: str) -> Iterator[str]:
     Raises:
       UserError: there is no such run or document.
     """
-    known = past.at(workdir, 1)
-    known = past.at(workdir, max(1, min(known.reached, known.run.train.steps)))
-    reader = Reader(config.reader_config(known.run, known.stages))
+    known = history.read_history(workdir, 1)
+    known = history.read_history(workdir, max(1, min(known.last_step, known.run.train.steps)))
+    reader = Reader(config.reader_config(known.run, known.phases))
     name, number = _parsed(reader, document)
-    steps = known.reached
+    steps = known.last_step
     yield f"{_document(reader, name, number)} in the {steps:,} steps of {workdir}:"
     found = 0
     for k in reader.examples_with(name, number, steps):
@@ -57,10 +57,10 @@ def of_document(workdir: str, document: str) -> Iterator[str]:
     yield f"{found:,} rows have text of it"
 
 
-def _about_step(reader: Reader, known: past.Past, step: int) -> str:
+def _about_step(reader: Reader, known: history.History, step: int) -> str:
     digest = digest_hex(reader.batch(step - 1, range(len(reader.numbers(step - 1))))["digest"].sum(0, np.int64))
     noted = known.rows.get(step, {})
-    if step > known.reached:
+    if step > known.last_step:
         said = "it is not taken yet"
     elif "train/batch_digest" not in noted:
         said = "metrics.jsonl has no row of it to compare with"

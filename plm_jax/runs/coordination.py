@@ -1,30 +1,31 @@
-"""Which steps are saved beside those of `checkpoint.save_every`, and where a run stops: agreed by all its processes.
+"""Agreement of the processes of a job on extra saves and on when to stop.
 
-The first process decides, by its clock and by what the others ask for, and announces it for two steps later: a process
-has read the losses of step k - 1, which all have dispatched by then, before it asks what is to be done after step k. So
-none is more than a step ahead of another, and all hear of it in time. The word goes by the job's coordination service,
-which takes well below a millisecond and no device.
+The first process decides, by its clock and by the requests of the others, and announces the decision for two steps
+later. A process has read the losses of step k - 1, which every process has dispatched by then, before it asks for the
+decision after step k. No process is therefore more than a step ahead of another, and all learn of it in time. Messages
+go through the job's coordination service, which takes well below a millisecond and no device.
 """
 
 import json
 import time
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import jax
 
 from plm_jax import config
 
-_AHEAD = 2
+_STEPS_AHEAD = 2
 # Seconds until a failed save is tried again; each further failure doubles them up to the limit.
 BACK_OFF, LONGEST = 10.0, 600.0
 
 
 class Decision(NamedTuple):
-    """What is to be done after a step.
+    """Agreed action of every process after a step.
 
     Attributes:
-      stop: why the run ends there; None: it goes on.
-      failed: why saves fail, where that ends the run.
+      save: whether to save the step.
+      stop: reason to end the run, or None.
+      failed: reason why saves fail, if that ends the run.
     """
 
     save: bool = False
@@ -32,91 +33,105 @@ class Decision(NamedTuple):
     failed: str | None = None
 
 
-class Decisions:
-    """The decisions of one run, whose `name` no other run of the job has; `after` is asked after each step."""
+class Coordinator:
+    """Decisions of one run, the same in every process."""
 
     def __init__(self, settings: config.CheckpointConfig, name: str):
+        """`name` is one that no other run of the job has."""
         self._settings = settings
-        self._service = _Service(f"plm_jax/{name}") if jax.process_count() > 1 else _Alone()
-        self._ahead = _AHEAD if jax.process_count() > 1 else 0
+        self._service: _Messages = _Service(f"plm_jax/{name}") if jax.process_count() > 1 else _SingleProcess()
+        self._ahead = _STEPS_AHEAD if jax.process_count() > 1 else 0
         self._process = jax.process_index()
         self._saves, self._saved_at = 0, time.monotonic()
         self._counted: set[int] = set()
-        self._in_a_row, self._retry_at = 0, None
-        self._number, self._coming = 0, None
+        self._failures_in_a_row = 0
+        self._retry_at: float | None = None
+        self._number = 0
+        self._coming: list | None = None
 
-    def ask_to_stop(self, reason: str) -> None:
-        """This process was asked to stop."""
+    def request_stop(self, reason: str) -> None:
+        """Requests that the run stops."""
         self._service.put(f"stop/{self._process}", reason)
 
-    def saving(self) -> None:
-        """A save begins, in all processes."""
+    def begin_save(self) -> None:
+        """Notes that a save begins; every process calls it."""
         self._saves, self._saved_at, self._retry_at = self._saves + 1, time.monotonic(), None
 
-    def save_failed(self, reason: str) -> None:
-        """The last save failed in this process."""
+    def report_failure(self, reason: str) -> None:
+        """Reports that the last save failed in this process."""
         self._service.put(f"failed/{self._saves}/{self._process}", reason)
 
-    def after(self, step: int) -> Decision:
-        """What is to be done after a step; all processes are told the same."""
+    def decide(self, step: int) -> Decision:
+        """Returns the decision after a step; every process calls it after each step."""
         if self._coming is None and self._process == 0:
-            decision = self._decided()
+            decision = self._next_decision()
             if decision != Decision():
                 self._service.put(f"decided/{self._number}", json.dumps([step + self._ahead, *decision]))
-        if self._coming is None and (told := self._service.get(f"decided/{self._number}")):
-            self._coming = json.loads(told)
+        if self._coming is None and (message := self._service.get(f"decided/{self._number}")):
+            self._coming = json.loads(message)
             self._number += 1
         if self._coming is None or self._coming[0] != step:
             return Decision()
         decision, self._coming = Decision(*self._coming[1:]), None
         return decision
 
-    def _decided(self) -> Decision:
+    def _next_decision(self) -> Decision:
         now, settings = time.monotonic(), self._settings
-        failed = self._service.below("failed/")
-        for path, reason in sorted(failed.items(), key=lambda item: int(item[0].split("/")[1])):
+        failures = self._service.below("failed/")
+        for path, reason in sorted(failures.items(), key=lambda item: int(item[0].split("/")[1])):
             number = int(path.split("/")[1])
             if number in self._counted:
                 continue
-            self._in_a_row = self._in_a_row + 1 if number - 1 in self._counted else 1
+            self._failures_in_a_row = self._failures_in_a_row + 1 if number - 1 in self._counted else 1
             self._counted.add(number)
-            self._retry_at = now + min(BACK_OFF * 2 ** (self._in_a_row - 1), LONGEST)
-            if self._in_a_row >= settings.max_failures:
-                return Decision(failed=f"{reason}, the last of {self._in_a_row} saves that failed in a row")
+            self._retry_at = now + min(BACK_OFF * 2 ** (self._failures_in_a_row - 1), LONGEST)
+            if self._failures_in_a_row >= settings.max_failures:
+                return Decision(failed=f"{reason}, the last of {self._failures_in_a_row} saves that failed in a row")
         for reason in self._service.below("stop/").values():
             return Decision(save=True, stop=reason)
         is_time = settings.save_minutes and now - self._saved_at >= 60 * settings.save_minutes
         return Decision(save=bool(is_time or (self._retry_at and now >= self._retry_at)))
 
 
-class _Alone:
-    """What a job of one process tells itself."""
+class _Messages(Protocol):
+    """Messages between the processes of a job, by path."""
+
+    def put(self, path: str, value: str) -> None: ...
+
+    def get(self, path: str) -> str | None: ...
+
+    def below(self, path: str) -> dict[str, str]: ...
+
+
+class _SingleProcess:
+    """Messages of a job of one process."""
 
     def __init__(self):
-        self._told: dict[str, str] = {}
+        self._values: dict[str, str] = {}
 
     def put(self, path: str, value: str) -> None:
-        self._told[path] = value
+        self._values[path] = value
 
     def get(self, path: str) -> str | None:
-        return self._told.get(path)
+        return self._values.get(path)
 
     def below(self, path: str) -> dict[str, str]:
-        return {name: value for name, value in self._told.items() if name.startswith(path)}
+        return {name: value for name, value in self._values.items() if name.startswith(path)}
 
 
 class _Service:
-    """What the processes of a job tell each other by its coordination service, below a path of their own."""
+    """Messages through the job's coordination service, below a path of the run."""
 
     def __init__(self, root: str):
-        from jax._src import distributed  # There is no other way to the service that `jax.distributed` starts.
+        # JAX has no public access to the service that `jax.distributed` starts.
+        from jax._src import distributed
 
         self._client, self._root = distributed.global_state.client, root
-        self._told: set[str] = set()
+        self._sent: set[str] = set()
 
     def put(self, path: str, value: str) -> None:
-        if path not in self._told:
-            self._told.add(path)
+        if path not in self._sent:
+            self._sent.add(path)
             self._client.key_value_set(f"{self._root}/{path}", value)
 
     def get(self, path: str) -> str | None:
@@ -128,5 +143,5 @@ class _Service:
             raise
 
     def below(self, path: str) -> dict[str, str]:
-        found = self._client.key_value_dir_get(f"{self._root}/{path}")
-        return {name.removeprefix(f"{self._root}/"): value for name, value in found}
+        entries = self._client.key_value_dir_get(f"{self._root}/{path}")
+        return {name.removeprefix(f"{self._root}/"): value for name, value in entries}

@@ -1,4 +1,4 @@
-"""Where the time of a run goes: what its loop is at, and the seconds of each part, which sum to all of them."""
+"""Accounting of the time of a run: the current part of its loop, and the seconds of each part."""
 
 import contextlib
 import queue
@@ -9,19 +9,19 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-# What a start does before its first step and at its end, what XLA compiles of a step, batches for which the devices
-# stand still, steps, saves and validations in which the loop stands still.
+# Start and end of a run, compilation, batches for which the devices wait, steps, and saves and validations for which
+# the loop waits.
 PARTS = ("start", "compile", "data", "steps", "saves", "validation")
-# Of how many steps the median is taken, and so many there must be.
-_RECENT, _ENOUGH = 101, 5
-# The marks of the last saves are exact; a start goes on from one of them unless checkpoints were removed by hand.
+# Number of recent steps of which the median is taken, and the smallest number that has one.
+_RECENT, _MIN_STEPS = 101, 5
+# Number of marks; those of the last saves are exact. A run resumes from one of them unless checkpoints were removed.
 _MARKS = 64
-# A step is slow at so many times its median, and what lasts less than a second is no matter of a person's.
-SLOW, _SECOND = 10, 1.0
+# A step is slow if it takes this many times the median and at least this many seconds.
+SLOW_FACTOR, _MIN_SLOW_SECONDS = 10, 1.0
 
 
-class Slow(NamedTuple):
-    """A step that took many times the median, and what of it were waits for data, in seconds."""
+class SlowStep(NamedTuple):
+    """A step that took many times the median; `data` are the seconds of it that waited for data."""
 
     step: int
     seconds: float
@@ -29,19 +29,19 @@ class Slow(NamedTuple):
     data: float
 
 
-class State(NamedTuple):
-    """What a ledger says at one time; seconds.
+class GoodputSnapshot(NamedTuple):
+    """Time accounting at one moment, in seconds.
 
     Attributes:
-      part: what the loop is at.
-      seconds: those of each part so far.
-      first_step: the step that the start went on from; None: it has not begun.
-      step: the last step that the devices finished.
-      worked: the seconds of the part `steps` up to then.
+      part: part in which the loop is.
+      seconds: seconds of each part so far.
+      first_step: step from which the run started or resumed, or None before its loop begins.
+      step: last step that the devices finished.
+      worked: seconds of the part `steps` until then.
       marks: [step, worked] of the last saves.
-      median: of the last steps; None: there are too few.
-      since: the last step, but for saves, validations and compiling.
-      idle: since the last step or, before the first, since the start.
+      median: median of the last steps, or None if there are too few.
+      since: time since the last step, without saves, validations and compilation.
+      idle: time since the last step or, before the first one, since the start.
     """
 
     part: str
@@ -56,23 +56,23 @@ class State(NamedTuple):
 
     @property
     def slow_at(self) -> float | None:
-        """The seconds from which on a step is slow; None: steps are too few to say."""
-        return None if self.median is None else max(SLOW * self.median, _SECOND)
+        """Seconds from which a step is slow, or None if there are too few steps."""
+        return None if self.median is None else max(SLOW_FACTOR * self.median, _MIN_SLOW_SECONDS)
 
 
-class Ledger:
-    """Kept by the thread of the loop, read by any.
+class Goodput:
+    """Time accounting of a run, written by the thread of the loop and read by any thread.
 
     Attributes:
-      thread: that of the loop.
-      slow: steps that were, for whoever reports them.
-      saved: set when a save began.
+      thread: identity of the loop's thread.
+      slow: slow steps that are still to be reported.
+      saved: event that is set when a save began.
     """
 
     def __init__(self, before: float = 0.0, clock: Callable[[], float] = time.monotonic):
-        """`before`: the seconds that the start has taken already; `clock` gives seconds."""
+        """`before` are the seconds that the start has taken already; `clock` returns seconds."""
         self.thread = threading.get_ident()
-        self.slow: queue.SimpleQueue[Slow] = queue.SimpleQueue()
+        self.slow: queue.SimpleQueue[SlowStep] = queue.SimpleQueue()
         self.saved = threading.Event()
         self._clock, self._lock = clock, threading.Lock()
         self._seconds = dict.fromkeys(PARTS, 0.0) | {"start": before}
@@ -84,8 +84,8 @@ class Ledger:
         self._running = _Running(clock)
 
     @contextlib.contextmanager
-    def spending(self, part: str) -> Iterator[None]:
-        """While it lasts the loop is at one of `PARTS`."""
+    def measure(self, part: str) -> Iterator[None]:
+        """Accounts for the time within it as one of `PARTS`."""
         before = self._turn(part)
         try:
             yield
@@ -93,20 +93,20 @@ class Ledger:
             self._turn(before)
 
     def begin(self, step: int) -> None:
-        """The loop begins after a step."""
+        """Notes that the loop begins after a step."""
         with self._lock:
             self._first_step = self._step = step
             self._step_at = self._clock()
 
-    def dispatched(self, result: Any) -> None:
-        """A step was given to the devices; `result.block_until_ready()` returns when they have finished it."""
+    def add_dispatched(self, result: Any) -> None:
+        """Notes that a step was dispatched; `result.block_until_ready()` returns once the devices have finished it."""
         self._running.add(result)
 
-    def awaited(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Batches; while the devices have nothing to do the time that they take is that of the part `data`."""
+    def measure_batches(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Yields batches; accounts for the time that each takes while the devices are idle as `data`."""
         batches = iter(batches)
         while True:
-            with self.spending("data"):
+            with self.measure("data"):
                 with self._lock:
                     began, before = self._at, self._seconds["data"]
                 batch = next(batches, None)
@@ -120,33 +120,33 @@ class Ledger:
                 self._seconds["steps"] += busy
             yield batch
 
-    def stepped(self, step: int) -> None:
-        """The devices have finished a step."""
+    def finish_step(self, step: int) -> None:
+        """Notes that the devices have finished a step."""
         with self._lock:
             self._add()
             seconds = self._seconds["steps"] + self._seconds["data"] - self._worked - self._data
             data, self._data, self._worked = self._data, self._seconds["data"], self._seconds["steps"]
             self._step, self._step_at = step, self._at
-            if seconds > _SECOND and (median := self._median()) and seconds > SLOW * median:
-                self.slow.put(Slow(step, seconds, median, self._data - data))
+            if seconds > _MIN_SLOW_SECONDS and (median := self._median()) and seconds > SLOW_FACTOR * median:
+                self.slow.put(SlowStep(step, seconds, median, self._data - data))
             self._recent.append(seconds)
 
-    def saves(self) -> contextlib.AbstractContextManager:
-        """While it lasts the loop waits for a save of the last step to begin."""
+    def measure_save(self) -> contextlib.AbstractContextManager[None]:
+        """Accounts for the time within it as that of a save of the last step."""
         with self._lock:
             self._marks.append([self._step, self._worked])
             if len(self._marks) > _MARKS:
                 half = _MARKS // 2
                 self._marks = self._marks[:half:2] + self._marks[half:]
         self.saved.set()
-        return self.spending("saves")
+        return self.measure("saves")
 
-    def state(self) -> State:
-        """What it says now."""
+    def snapshot(self) -> GoodputSnapshot:
+        """Returns the accounting as it is now."""
         with self._lock:
             self._add()
             since = self._seconds["steps"] + self._seconds["data"] - self._worked - self._data
-            return State(
+            return GoodputSnapshot(
                 self._part,
                 dict(self._seconds),
                 self._first_step,
@@ -159,7 +159,7 @@ class Ledger:
             )
 
     def close(self) -> None:
-        """Ends its thread."""
+        """Ends the thread that waits for the devices."""
         self._running.add(None)
 
     def _turn(self, part: str) -> str:
@@ -174,34 +174,34 @@ class Ledger:
         self._at = now
 
     def _median(self) -> float | None:
-        return statistics.median(self._recent) if len(self._recent) >= _ENOUGH else None
+        return statistics.median(self._recent) if len(self._recent) >= _MIN_STEPS else None
 
 
 class _Running:
-    """Until when the devices had work. A thread waits for it: the loop's own is held up by the next batch meanwhile."""
+    """Time until which the devices had work. A thread waits for them, because the loop waits for the next batch."""
 
     def __init__(self, clock: Callable[[], float]):
         self._clock = clock
         self._results: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._given, self._done, self._done_at = 0, 0, clock()
+        self._dispatched, self._done, self._done_at = 0, 0, clock()
         self._thread: threading.Thread | None = None
 
     def add(self, result: Any) -> None:
         if result is not None:
-            self._given += 1
+            self._dispatched += 1
             if self._thread is None:
                 self._thread = threading.Thread(target=self._wait, name="finished steps", daemon=True)
                 self._thread.start()
         self._results.put(result)
 
     def until(self, now: float) -> float:
-        """When the devices had finished all that was given to them, or `now` if they have not."""
+        """Returns when the devices had finished every dispatched step, or `now` if they have not."""
         done, at = self._done, self._done_at
-        return at if done == self._given else now
+        return at if done == self._dispatched else now
 
     def _wait(self) -> None:
         while (result := self._results.get()) is not None:
-            with contextlib.suppress(Exception):  # The loop meets it, too.
+            with contextlib.suppress(Exception):  # The loop raises it, too.
                 result.block_until_ready()
             del result
             self._done_at = self._clock()

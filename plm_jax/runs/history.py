@@ -1,4 +1,4 @@
-"""What a run was when it took a step, from its run directory, in which nothing is written."""
+"""A run as it was at one of its steps, read from its run directory."""
 
 import os
 from collections.abc import Mapping
@@ -12,31 +12,31 @@ from plm_jax.runs import resume, run_directory
 from plm_jax.runs.telemetry import read_lines
 
 
-class Past(NamedTuple):
-    """A run at a step.
+class History(NamedTuple):
+    """A run as it was at a step.
 
     Attributes:
-      run: its config.
-      stages: what it had read up to a checkpoint near the step, and from there on what the config says.
-      made_by: `versions`, `mesh`, `devices` and users' `modules` that computed it, as far as they were recorded.
-      saved: the steps of the finished checkpoints, ascending.
-      rows: those of metrics.jsonl, by step.
+      run: config of the run.
+      phases: phases that it had read up to a checkpoint near the step, followed by those of the config.
+      computed_with: `versions`, `mesh`, `devices` and users' `modules`, as far as they were recorded.
+      saved: steps of the finished checkpoints, ascending.
+      rows: rows of metrics.jsonl, by step.
     """
 
     run: config.Run
-    stages: tuple[config.Phase, ...]
-    made_by: dict[str, Any]
+    phases: tuple[config.Phase, ...]
+    computed_with: dict[str, Any]
     saved: list[int]
     rows: dict[int, dict[str, Any]]
 
     @property
-    def reached(self) -> int:
-        """The last step that is known to have been taken."""
+    def last_step(self) -> int:
+        """Last step that is known to be finished."""
         return max([0, *self.saved, *self.rows])
 
 
-def at(workdir: str, step: int) -> Past:
-    """A run at a step: as the first checkpoint from that step on tells, which it was trained for, else its config.json.
+def read_history(workdir: str, step: int) -> History:
+    """Reads a run as it was at a step, from the first checkpoint from that step on, or from its config.json.
 
     Raises:
       UserError: it is no run directory, or has no such step.
@@ -53,14 +53,15 @@ def at(workdir: str, step: int) -> Past:
     run = config.from_saved(described["config"], described.get("modules"))
     if not 1 <= step <= run.train.steps:
         raise UserError(f"{workdir} has no step {step}: give one from 1 to {run.train.steps}")
-    near, stages = later[:1] or saved[-1:], config.resolve_phases(run)
-    if near:
-        stages = resume.of(run, workdir, folders.checked(folder / str(near[0]), ["meta/"])).stages
+    phases = config.resolve_phases(run)
+    if nearest := later[:1] or saved[-1:]:
+        meta = folders.checked(folder / str(nearest[0]), ["meta/"])
+        phases = resume.from_meta(workdir, meta).plan(phases)
     rows: dict[int, dict[str, Any]] = {}
-    for row in read_lines(os.path.join(workdir, "metrics.jsonl")):  # That a save failed is a row of its own.
+    for row in read_lines(os.path.join(workdir, "metrics.jsonl")):  # A failed save has a row of its own.
         rows.setdefault(row["step"], {}).update(row)
-    return Past(run, stages, _made_by(described), saved, rows)
+    return History(run, phases, _computed_with(described), saved, rows)
 
 
-def _made_by(described: Mapping[str, Any]) -> dict[str, Any]:
+def _computed_with(described: Mapping[str, Any]) -> dict[str, Any]:
     return {name: described[name] for name in ("versions", "mesh", "devices", "modules") if name in described}

@@ -1,8 +1,8 @@
-"""Steps whose numbers are not finite, or spikes: written to `W/incidents/STEP.json`, counted, and gone on after.
+"""Incidents: steps whose numbers are not finite, or spike. They are written to `W/incidents/STEP.json` and counted.
 
-Whether a step's update is left out the step itself decides, see `spikes`. Here it is told, and the state of an earlier
-checkpoint put in the place of that after a spike where the config says so. All that this depends on is in checkpoints,
-or decided by the number of a step: a run that was cut off does the same as one that was not.
+The step itself decides whether its update is skipped (`training.spikes`). This module reports it and, if the config
+says so, replaces the state after a spike by that of an earlier checkpoint. Everything that this depends on is in
+checkpoints or follows from the number of a step, so that an interrupted run does the same as an uninterrupted one.
 """
 
 import json
@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from etils import epath
 from jax.experimental import multihost_utils
+from typing_extensions import override
 
 from plm_jax import config
 from plm_jax.common import storage
@@ -22,147 +23,196 @@ from plm_jax.common.errors import UserError, one_line
 from plm_jax.data.reader import Reader, digest_hex
 from plm_jax.runs import checkpoint_folders as folders
 from plm_jax.runs import resume
+from plm_jax.runs.callbacks import Callback, TrainingContext
 from plm_jax.training import mesh as meshes
 from plm_jax.training import norms, optimizers, spikes
+from plm_jax.training.program import Program
 from plm_jax.training.state import TrainState
 
 FOLDER = "incidents"
+# Incident files and rows call a step without finite numbers "lost".
 _KINDS = {spikes.LOST: "lost", spikes.SPIKE: "spike"}
 _DONE = {"record": "recorded", "skip": "skipped", "roll_back": "rolled back"}
-# A run whose every other step is a spike is to fill no disk: from then on only the rows of metrics tell of more.
-_MOST = 1000
+# Limit on the files of a run in which every other step is a spike; rows of metrics report further incidents.
+_MAX_FILES = 1000
 
 
 class Incidents:
-    """What a run knows of its incidents, the same in every process; the first one writes.
+    """Incidents of a run, the same in every process; the first process writes them."""
 
-    Attributes:
-      rolls_back: whether a spike takes the run back to the weights of a checkpoint.
-    """
+    def __init__(
+        self,
+        settings: config.IncidentsConfig,
+        workdir: str,
+        reader: Reader,
+        names: Sequence[str],
+        saved: Mapping[str, Any],
+    ):
+        """Continues from a checkpoint.
 
-    def __init__(self, run: config.Run, workdir: str, reader: Reader, names: Sequence[str], saved: Mapping[str, Any]):
-        """`names` are those of tensors by layer, `saved` is what a checkpoint has of `saved`."""
-        self._settings, self._reader, self._names = run.train.incidents, reader, names
+        Args:
+          names: names of the trained tensors, by layer.
+          saved: what `state` returned for the checkpoint; empty for a new run.
+        """
+        self._settings, self._reader, self._names = settings, reader, names
         self._folder = os.path.join(workdir, FOLDER)
         self._skipped, self._in_a_row = saved.get("skipped", 0), saved.get("in_a_row", 0)
         self._targets: dict[int, int] = {}
-        self.rolls_back = self._settings.spikes == "roll_back"
 
-    def saved(self, recent: jax.Array) -> dict[str, Any]:
-        """What a checkpoint is to keep, for JSON; `recent` as in the state."""
+    def state(self, recent: jax.Array) -> dict[str, Any]:
+        """Returns what a checkpoint records, for JSON; `recent` is that of the train state."""
         values = [[float(value) for value in row if np.isfinite(value)] for row in np.asarray(recent)]
         return {"skipped": self._skipped, "in_a_row": self._in_a_row, "recent": values}
 
-    def see(self, step: int, metrics: Mapping[str, Any], say: Callable[[str], None] | None) -> dict[str, Any]:
-        """Takes note of a step; writes and says what it is if `say` is given.
+    def note_target(self, step: int, checkpoint: int) -> None:
+        """Notes the checkpoint to which a step was rolled back, before `record` is called for the step."""
+        self._targets[step] = checkpoint
+
+    def record(self, step: int, metrics: Mapping[str, Any], report: Callable[[str], None] | None) -> dict[str, Any]:
+        """Counts a step if it is an incident; writes and reports it if `report` is given.
 
         Returns:
-          What the step's row of metrics says besides; nothing of a step that is no incident.
+          Entries for the step's row of metrics; empty for a step that is no incident.
 
         Raises:
-          UserError: it is one too many in a row.
+          UserError: too many steps in a row were skipped.
         """
         kind = _KINDS.get(int(metrics.get("incident", spikes.NONE)))
-        done = "skipped" if kind == "lost" else _DONE[self._settings.spikes]
-        if kind is None or done == "recorded":
+        action = "skipped" if kind == "lost" else _DONE[self._settings.spikes]
+        if kind is None or action == "recorded":
             self._in_a_row = 0
         if kind is None:
             return {}
-        if done != "recorded":
+        if action != "recorded":
             self._skipped, self._in_a_row = self._skipped + 1, self._in_a_row + 1
-        told = {"kind": kind, "done": done}
+        incident = {"kind": kind, "done": action}
         if step in self._targets:
-            told["checkpoint"] = self._targets.pop(step)
-        if say:
-            self._write(step, metrics, told, say)
+            incident["checkpoint"] = self._targets.pop(step)
+        if report:
+            self._write(step, metrics, incident, report)
         if self._in_a_row > self._settings.most_in_a_row:
             raise UserError(
                 f"the {_values(metrics)} of step {step} (batch digest {digest_hex(metrics['digest'])}): it is number "
                 f"{self._in_a_row} in a row that changes nothing, {self._folder} has what each read: "
                 "lower the learning rate or the gradient clipping and run again, which resumes from the last checkpoint"
             )
-        return {"incident": f"{kind}, {done}", "train/skipped": self._skipped}
+        return {"incident": f"{kind}, {action}", "train/skipped": self._skipped}
 
-    def _write(self, step, metrics, told: dict[str, Any], say: Callable[[str], None]) -> None:
-        path, what = os.path.join(self._folder, f"{step}.json"), f"step {step}: the {_values(metrics)}"
-        what += f" is a spike, {told['done']}" if told["kind"] == "spike" else ": its update is left out"
-        if "checkpoint" in told:
-            what += f" to the weights of step {told['checkpoint']}"
+    def norms(self, metrics: Mapping[str, Any]) -> dict[str, float]:
+        """Returns the norms by layer for a row of metrics; empty if they are not logged."""
+        by_kind = metrics.get("norms", ())
+        if len(by_kind) <= 1:
+            return {}
+        return {name: norm for name, norm in norms.rows(self._names, by_kind).items() if math.isfinite(norm)}
+
+    def _write(
+        self, step: int, metrics: Mapping[str, Any], incident: Mapping[str, Any], report: Callable[[str], None]
+    ) -> None:
+        path, line = os.path.join(self._folder, f"{step}.json"), f"step {step}: the {_values(metrics)}"
+        line += f" is a spike, {incident['done']}" if incident["kind"] == "spike" else ": its update is left out"
+        if "checkpoint" in incident:
+            line += f" to the weights of step {incident['checkpoint']}"
         try:
-            if len(storage.names(self._folder)) >= _MOST and not storage.exists(path):
-                say(f"{what}; {self._folder} has {_MOST:,} others, and not this one")
+            if len(storage.names(self._folder)) >= _MAX_FILES and not storage.exists(path):
+                report(f"{line}; {self._folder} has {_MAX_FILES:,} others, and not this one")
                 return
-            storage.write(path, json.dumps(self._described(step, metrics, told), indent=1).encode("utf-8"))
-        except (OSError, UserError) as error:  # A run goes on without: what it did is in its rows.
-            say(f"{what}; {path} cannot be written ({one_line(error)})")
+            storage.write(path, json.dumps(self._describe(step, metrics, incident), indent=1).encode("utf-8"))
+        except (OSError, UserError) as error:  # The run continues: its rows of metrics record the incident.
+            report(f"{line}; {path} cannot be written ({one_line(error)})")
         else:
-            say(f"{what}: {path}")
+            report(f"{line}: {path}")
 
-    def _described(self, step: int, metrics: Mapping[str, Any], told: dict[str, Any]) -> dict[str, Any]:
-        """All of a step that helps to find out what it is."""
-        losses = {name: _number(value) for name, value in metrics.items() if np.ndim(value) == 0 and name != "incident"}
+    def _describe(self, step: int, metrics: Mapping[str, Any], incident: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns everything about a step that helps to find the cause."""
+        scalars = {
+            name: _number(value) for name, value in metrics.items() if np.ndim(value) == 0 and name != "incident"
+        }
         limits = zip(("loss", "grad_norm"), metrics["limits"], strict=True)
-        found = {"step": step, **told, "digest": digest_hex(metrics["digest"]), "metrics": losses}
-        found["limits"] = {name: float(limit) for name, limit in limits if np.isfinite(limit)}
-        of_gradients = zip(self._names, metrics["norms"][0], strict=True)
-        found["gradient_norms"] = {name: _number(norm) for name, norm in of_gradients}
-        found["examples"] = [self._example(row, k) for row, k in enumerate(self._reader.numbers(step - 1))]
-        return found
+        gradients = zip(self._names, metrics["norms"][0], strict=True)
+        return {
+            "step": step,
+            **incident,
+            "digest": digest_hex(metrics["digest"]),
+            "metrics": scalars,
+            "limits": {name: float(limit) for name, limit in limits if np.isfinite(limit)},
+            "gradient_norms": {name: _number(norm) for name, norm in gradients},
+            "examples": [self._example(row, k) for row, k in enumerate(self._reader.numbers(step - 1))],
+        }
 
     def _example(self, row: int, k: int) -> dict[str, Any]:
         source, documents = self._reader.origin(k)
         return {"row": row, "example": k, "source": source, "documents": documents}
 
-    def norms(self, metrics: Mapping[str, Any]) -> dict[str, float]:
-        """What a row of metrics has of norms by layer, where they are logged."""
-        found = metrics.get("norms", ())
-        return (
-            {name: x for name, x in norms.rows(self._names, found).items() if math.isfinite(x)}
-            if len(found) > 1
-            else {}
-        )
 
-    def roll_back(
-        self, trainer, program, stage: config.Phase, state: TrainState, folder: epath.Path, restore: Callable
-    ) -> TrainState:
-        """The state to go on with after a spike: a checkpoint's, at the step and with the window of the one given.
+class RollBack(Callback):
+    """Replaces the state after a spike by a checkpoint's, at the step and with the window of the replaced one.
 
-        It is that of the last checkpoint before this step whose step is a multiple of `checkpoint.save_every`; without
-        any, the one that the run began with. The state given is given up.
+    The checkpoint is the last one before the step whose step is a multiple of `checkpoint.save_every`. Without one, the
+    initial state of the run replaces it.
+
+    Attributes:
+      workdir: run directory of the checkpoints.
+    """
+
+    def __init__(
+        self,
+        incidents: Incidents,
+        program: Program,
+        folder: epath.Path,
+        save_every: int,
+        load_state: Callable[[resume.Resumed | None], TrainState],
+        wait: Callable[[], None] = lambda: None,
+    ):
+        """Rolls back to the checkpoints in a folder.
 
         Args:
-          trainer: the run's.
-          program: the trainer's of the stage.
-          folder: where the checkpoints are, which `restore` reads.
+          incidents: incidents of the run.
+          program: program whose state `load_state` returns.
+          load_state: function from a checkpoint, or None, to its state or the initial state.
+          wait: function that returns once the save under way has finished.
         """
-        step, recent = int(state.step), jax.device_get(state.recent)
-        jax.tree.map(lambda leaf: leaf.delete(), state)  # Two of them may be more than a device holds.
+        self._incidents, self._program, self._folder = incidents, program, folder
+        self.workdir = str(folder.parent)
+        self._save_every, self._load_state, self._wait = save_every, load_state, wait
+
+    @override
+    def after_step(self, context: TrainingContext) -> None:
+        if int(context.metrics["incident"]) == spikes.SPIKE:
+            self._wait()
+            context.state = self._roll_back(context)
+
+    def find_target(self, step: int) -> int:
+        """Returns the step of the checkpoint that replaces the state after a step; 0 for the initial state."""
         multihost_utils.sync_global_devices("the checkpoint that is rolled back to")
-        target = rolled_back_to(folders.finished(folder), step, trainer.run.checkpoint.save_every)
+        return rolled_back_to(folders.finished(self._folder), step, self._save_every)
+
+    def _roll_back(self, context: TrainingContext) -> TrainState:
+        step, recent = int(context.state.step), jax.device_get(context.state.recent)
+        target = self.find_target(step)
+        jax.tree.map(lambda leaf: leaf.delete(), context.state)  # Two states may exceed a device's memory.
+        self._incidents.note_target(step, target)
+        checkpoint = None
         if target:
-            meta = folders.checked(folder / str(target))
-            state, _ = trainer.restored(resume.of(trainer.run, str(folder.parent), meta), restore)
-        else:
-            state, _ = trainer.beginning()
-        self._targets[step] = target
-        state = program.place(state, trainer, stage.batch_size)
+            meta = folders.checked(self._folder / str(target))
+            checkpoint = resume.from_meta(self.workdir, meta)
+        state = context.program.place(self._load_state(checkpoint), self._program, context.phase.batch_size)
         optimizer = optimizers.later(state.optimizer, step - target)
-        recent = meshes.place(recent, program.shardings.recent)
+        recent = meshes.place(recent, context.program.shardings.recent)
         return state.replace(step=state.step + (step - target), optimizer=optimizer, recent=recent)
 
 
-def rolled_back_to(saved: Sequence[int], step: int, every: int) -> int:
-    """To which of the checkpoints a spike at a step takes a run back that saves every so many steps; 0: none.
+def rolled_back_to(saved: Sequence[int], step: int, save_every: int) -> int:
+    """Returns the step of the checkpoint to which a spike takes a run back; 0 for the initial state.
 
-    Others than such multiples, which a signal or a clock may have made, a run that was not cut off may not have: they
-    are taken only where there is no other.
+    A signal or the clock may have caused saves at other steps than multiples of `save_every`. An uninterrupted run may
+    lack them, so they count only if there is no other checkpoint.
     """
-    before = [other for other in saved if other < step]
-    return max((other for other in before if other % every == 0), default=max(before, default=0))
+    earlier = [other for other in saved if other < step]
+    return max((other for other in earlier if other % save_every == 0), default=max(earlier, default=0))
 
 
 def read(workdir: str, step: int) -> dict[str, Any] | None:
-    """What was written of a step; None: it was no incident, or that is damaged."""
+    """Returns the file of an incident, or None if the step was none or the file is damaged."""
     try:
         return json.loads(storage.read(os.path.join(workdir, FOLDER, f"{step}.json")))
     except (OSError, ValueError, RecursionError):
@@ -170,12 +220,12 @@ def read(workdir: str, step: int) -> dict[str, Any] | None:
 
 
 def window(saved: Mapping[str, Any], size: int) -> np.ndarray:
-    """The window of the state, of what a checkpoint has of it."""
-    found = np.full((2, size), np.nan, np.float32)
-    for row, values in zip(found, saved.get("recent", ()), strict=False):
+    """Returns the window of the train state, float32 [2, size], from what `Incidents.state` returned."""
+    recent = np.full((2, size), np.nan, np.float32)
+    for row, values in zip(recent, saved.get("recent", ()), strict=False):
         values = values[-size:]
         row[size - len(values) :] = values
-    return found
+    return recent
 
 
 def _values(metrics: Mapping[str, Any]) -> str:
@@ -183,5 +233,5 @@ def _values(metrics: Mapping[str, Any]) -> str:
 
 
 def _number(value: Any) -> float | str:
-    """A number for JSON, which has no others than finite ones."""
+    """Returns a number for JSON, which has none that is not finite."""
     return float(value) if math.isfinite(value) else str(float(value))

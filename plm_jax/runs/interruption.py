@@ -1,4 +1,4 @@
-"""What asks a run to stop before its end: a signal, or the platform's word that its machine will be taken away."""
+"""Requests to stop a run before its end: a signal, or a preemption notice of the platform."""
 
 import os
 import signal
@@ -6,62 +6,62 @@ import threading
 import time
 import urllib.request
 from types import FrameType
+from typing import Any, Self
 
-# Ends of a machine are told there before they come: https://cloud.google.com/compute/docs/instances/create-use-spot and
+# Google Cloud announces the end of a machine there: https://cloud.google.com/compute/docs/instances/create-use-spot and
 # https://cloud.google.com/tpu/docs/maintenance-events.
 _METADATA = "http://{host}/computeMetadata/v1/instance/{entry}?wait_for_change=true&timeout_sec=60"
 _ENTRIES = {"preempted": "TRUE", "maintenance-event": "TERMINATE_ON_HOST_MAINTENANCE"}
-# Within so many seconds the same signal is the same request.
-_SAME = 1.0
+# Seconds within which the same signal is the same request.
+_SAME_SIGNAL_SECONDS = 1.0
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 class Interruption:
-    """While it lasts SIGTERM, SIGUSR1, Ctrl-C and a preemption notice ask the run to stop; a second signal ends it.
+    """Within it, SIGTERM, SIGUSR1, Ctrl-C and a preemption notice request the run to stop; a second signal ends it.
 
-    The same signal again within a second is none: some launchers send it to all processes of a job, of which one may
-    pass it on to another.
+    The same signal within a second does not count: some launchers send it to every process of a job, and one process
+    may forward it to another.
 
     Attributes:
-      reason: what asked, such as `SIGTERM`; None: nothing did.
+      reason: cause of the request, such as `SIGTERM`, or None.
     """
 
     def __init__(self, grace_seconds: float):
-        """`grace_seconds` after it was asked the process ends, whether or not its step is saved."""
+        """`grace_seconds` after the request the process ends, whether or not its step is saved."""
         self.reason: str | None = None
         self._grace = grace_seconds
         self._over = threading.Event()
         self._first: tuple[int, float] | None = None
-        self._before: dict[int, object] = {}
+        self._handlers: dict[int, Any] = {}
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._heard) for number in _SIGNALS}
+            self._handlers = {number: signal.signal(number, self._handle) for number in _SIGNALS}
         if os.environ.get("PLM_JAX_PREEMPTION_NOTICE") == "gce":
-            for entry, word in _ENTRIES.items():
-                threading.Thread(target=self._watch, args=(entry, word), daemon=True).start()
+            for entry, expected in _ENTRIES.items():
+                threading.Thread(target=self._watch, args=(entry, expected), daemon=True).start()
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self._over.set()
-        for number, handler in self._before.items():
+        for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
-    def _heard(self, number: int, frame: FrameType | None) -> None:
-        del frame
-        if self._first and number == self._first[0] and time.monotonic() - self._first[1] < _SAME:
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        if self._first and number == self._first[0] and time.monotonic() - self._first[1] < _SAME_SIGNAL_SECONDS:
             return
         if self.reason:
             _end(f"a second signal ended it before its step was saved ({self.reason} was the first)", 128 + number)
         self._first = number, time.monotonic()
-        self._ask(signal.Signals(number).name)
+        self._request_stop(signal.Signals(number).name)
 
-    def _ask(self, reason: str) -> None:
+    def _request_stop(self, reason: str) -> None:
         self.reason = reason
-        timer = threading.Thread(target=self._limit, daemon=True)
+        timer = threading.Thread(target=self._end_after_grace, daemon=True)
         timer.start()
 
-    def _limit(self) -> None:
+    def _end_after_grace(self) -> None:
         if not self._over.wait(self._grace):
             _end(
                 f"{self.reason} came {self._grace:.0f} s ago and the step is not saved yet: the same command goes on "
@@ -69,22 +69,22 @@ class Interruption:
                 128 + signal.SIGTERM,
             )
 
-    def _watch(self, entry: str, word: str) -> None:
+    def _watch(self, entry: str, expected: str) -> None:
         url = _METADATA.format(host=os.environ.get("GCE_METADATA_HOST", "metadata.google.internal"), entry=entry)
         request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
         while not self._over.is_set():
             try:
-                with urllib.request.urlopen(request, timeout=90) as answer:
-                    told = answer.read(100).decode("utf-8", "replace").strip()
+                with urllib.request.urlopen(request, timeout=90) as response:
+                    value = response.read(100).decode("utf-8", "replace").strip()
             except OSError:
                 self._over.wait(10.0)
                 continue
-            if told == word and not self.reason:
-                self._ask("a preemption notice")
+            if value == expected and not self.reason:
+                self._request_stop("a preemption notice")
                 return
 
 
 def _end(line: str, status: int) -> None:
-    # Not by an exception: what holds the run up may be in native code.
+    # An exception would not interrupt native code.
     os.write(2, f"error: {line}\n".encode())
     os._exit(status)

@@ -123,50 +123,60 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True)
 class Resumed:
-    """A checkpoint that a run goes on from.
+    """A checkpoint that a run resumes from.
 
     Attributes:
-      step: its step.
-      meta: what it says of itself.
-      before: the config of its run.
-      stages: what was read up to it, and from there on what the config of now says.
-      damaged: of newer checkpoints, by their steps, why they cannot be used.
+      workdir: run directory that holds it.
+      step: step of the checkpoint.
+      meta: contents of its `meta`.
+      saved_run: config of the run that saved it.
+      saved_phases: phases of that run, as it read them; those after `step` are as that run would have read them.
+      damaged: reasons why newer checkpoints cannot be used, by step.
     """
 
     workdir: str
     step: int
     meta: Mapping[str, Any]
-    before: config.Run
-    stages: tuple[config.Phase, ...]
+    saved_run: config.Run
+    saved_phases: tuple[config.Phase, ...]
     damaged: Mapping[int, str]
+
+    def plan(self, phases: Sequence[config.Phase]) -> tuple[config.Phase, ...]:
+        """Returns the phases that were read up to the checkpoint, followed by those of a config."""
+        return plan_phases(self.saved_phases, phases, self.step)
 
     def changes(
         self, run: config.Run, caches: Mapping[str, str], vocabulary_id: str, mesh: Mapping[str, int]
     ) -> list[Change]:
-        """How a run differs from the one before; of caches their identities by source, of the mesh its true shape."""
-        was, now = config.to_dict(self.before), config.to_dict(run)
+        """Returns every difference between a run and the one that saved the checkpoint.
+
+        Args:
+          caches: identities of the caches, by source.
+          mesh: sizes of the axes of the mesh at the step of the checkpoint.
+        """
+        was, now = config.to_dict(self.saved_run), config.to_dict(run)
         was["mesh"] |= self.meta["mesh"]
         now["mesh"] |= mesh
         now["versions"] = run_directory.versions()
         was["versions"] = self.meta.get("versions", now["versions"])
-        before, after = (taken(config.resolve_phases(each), self.step) for each in (self.before, run))
-        reads_anew = before != after
-        found = []
+        saved_phases, phases = config.resolve_phases(self.saved_run), config.resolve_phases(run)
+        reads_other_rows = spans_of_rows(saved_phases, self.step) != spans_of_rows(phases, self.step)
+        changes = []
         for field, *values in config.differences(was, now):
-            means = meaning(field, run.optimizer)
-            refused = means == "fixed" or (means == "read" and reads_anew)
-            found.append(Change(field, *values, refused))
+            effect = meaning(field, run.optimizer)
+            refused = effect == "fixed" or (effect == "read" and reads_other_rows)
+            changes.append(Change(field, *values, refused))
         if self.meta["vocabulary_id"] != vocabulary_id:
-            found.append(Change("the vocabulary", self.meta["vocabulary_id"][:12], vocabulary_id[:12], True))
-        for name, (then, code) in users.changed(self.meta.get("modules", {}), run).items():
-            found.append(Change(f"the code in {name}", then, code, True))
-        before = self.meta.get("caches", caches)  # Checkpoints of old do not say.
-        by_size = not all(stage.mixture for stage in self.stages if stage.first_step < self.step)
-        for field, *values in config.differences(before, caches):
-            # Without rates, another source changes what is read of all.
-            if by_size or field in before.keys() & caches.keys():
-                found.append(Change(f"the cache of '{field}'", *(str(value)[:12] for value in values), True))
-        return found
+            changes.append(Change("the vocabulary", self.meta["vocabulary_id"][:12], vocabulary_id[:12], True))
+        for name, (saved, code) in users.changed(self.meta.get("modules", {}), run).items():
+            changes.append(Change(f"the code in {name}", saved, code, True))
+        saved_caches = self.meta.get("caches", caches)  # Old checkpoints do not record them.
+        by_size = not all(phase.mixture for phase in self.saved_phases if phase.first_step < self.step)
+        for field, *values in config.differences(saved_caches, caches):
+            # Without rates, another source changes what is read of every source.
+            if by_size or field in saved_caches.keys() & caches.keys():
+                changes.append(Change(f"the cache of '{field}'", *(str(value)[:12] for value in values), True))
+        return changes
 
     def check(self, run: config.Run, changes: Sequence[Change], allow_changes: bool) -> None:
         """Raises a `UserError` where changes are refused, or make weights that do not fit the model."""
@@ -175,7 +185,7 @@ class Resumed:
         more = f" and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
         what = ", ".join(named) + more
         of_model = any(change.field.split(".")[0] == "model" for change in refused)
-        if of_model and registry.shapes(self.before.model) != registry.shapes(run.model):
+        if of_model and registry.shapes(self.saved_run.model) != registry.shapes(run.model):
             raise UserError(f"{self.workdir} holds a run of another model ({what}): choose another --workdir")
         if refused and not allow_changes:
             raise UserError(
@@ -184,74 +194,75 @@ class Resumed:
             )
 
     def notes(self, run: config.Run, changes: Sequence[Change]) -> list[str]:
-        """What to say of the checkpoint, of changes, and whether the learning rate of the steps to come is another."""
-        told = [
+        """Returns lines that report damaged checkpoints, changes, and a change of the learning rates to come."""
+        lines = [
             f"checkpoint {step} is damaged ({reason}): it is kept as {step}{folders.DAMAGED}, the one before is taken"
             for step, reason in self.damaged.items()
         ]
         if not changes:
-            return told
+            return lines
         rows = [("field", "was", "is"), *((c.field, config.brief(c.was), config.brief(c.now)) for c in changes)]
         widths = [max(len(row[column]) for row in rows) for column in range(2)]
         table = [f"  {field:<{widths[0]}}  {was:<{widths[1]}}  {now}" for field, was, now in rows]
-        said = [*told, "\n".join([f"what differs from the run up to step {self.step}:", *table])]
-        stages_before = planned(self.stages, config.resolve_phases(self.before), self.step)
+        lines.append("\n".join([f"what differs from the run up to step {self.step}:", *table]))
         steps = np.unique(np.linspace(self.step, max(self.step, run.train.steps - 1), 1000, dtype=np.int64))
         was, now = (
-            _rates(of.schedule.rate(of.train.steps, stages), steps)
-            for of, stages in ((self.before, stages_before), (run, self.stages))
+            _rates(other.schedule.rate(other.train.steps, self.plan(config.resolve_phases(other))), steps)
+            for other in (self.saved_run, run)
         )
         differs = np.flatnonzero(~np.isclose(was, now, rtol=1e-5, atol=0))
         if len(differs):
             first = differs[0]
-            said.append(
+            lines.append(
                 f"the learning rates to come change with that: that of step {steps[first] + 1} is {now[first]:.3g} "
                 f"and would have been {was[first]:.3g}"
             )
-        return said
+        return lines
 
 
 def _rates(rate: schedules.Rate, steps: np.ndarray) -> np.ndarray:
     return np.array([schedules.at(rate, int(step)) for step in steps])
 
 
-def find(run: config.Run, workdir: str, refuse_damaged: bool = False) -> Resumed | None:
-    """The newest checkpoint of a run directory that is not damaged, to go on from; None where there is none.
+def find_latest_checkpoint(workdir: str, num_steps: int, refuse_damaged: bool = False) -> Resumed | None:
+    """Returns the newest checkpoint of a run directory that is not damaged, or None if there is no checkpoint.
+
+    Args:
+      num_steps: number of steps of the run that resumes.
+      refuse_damaged: whether a damaged newest checkpoint is an error.
 
     Raises:
-      UserError: none of those there are can be used, or it is beyond the last step; with `refuse_damaged` the newest is
-        damaged.
+      UserError: every checkpoint is damaged, the newest one is with `refuse_damaged`, or its step is beyond the last.
     """
     with storage.reaching(workdir):
-        found = folders.newest_good(folders.of_run(workdir), refuse_damaged)
-    if found is None:
+        newest = folders.newest_good(folders.of_run(workdir), refuse_damaged)
+    if newest is None:
         return None
-    step = found.meta["step"]
-    if step > run.train.steps:
+    step = newest.meta["step"]
+    if step > num_steps:
         raise UserError(
-            f"{workdir} is at step {step}, config.train.steps is {run.train.steps}: raise it, or choose another "
-            "--workdir"
+            f"{workdir} is at step {step}, config.train.steps is {num_steps}: raise it, or choose another --workdir"
         )
-    return of(run, workdir, found.meta, found.damaged)
+    return from_meta(workdir, newest.meta, newest.damaged)
 
 
-def of(
-    run: config.Run, workdir: str, meta: Mapping[str, Any], damaged: Mapping[int, str] = types.MappingProxyType({})
+def from_meta(
+    workdir: str, meta: Mapping[str, Any], damaged: Mapping[int, str] = types.MappingProxyType({})
 ) -> Resumed:
-    """A checkpoint of a run directory, by its `meta`, as one that the run goes on from; `damaged` as of `Resumed`."""
-    before = config.from_saved(meta["config"], meta.get("modules"))
-    read = config.resolve_phases(before)
+    """Returns the checkpoint of a run directory that a `meta` describes."""
+    saved_run = config.from_saved(meta["config"], meta.get("modules"))
+    saved_phases = config.resolve_phases(saved_run)
     if "stages" in meta:
-        read = trees.parse(tuple[config.Phase, ...], meta["stages"], f"the stages of {workdir}'s checkpoint")
-    step = meta["step"]
-    return Resumed(workdir, step, meta, before, planned(read, config.resolve_phases(run), step), damaged)
+        name = f"the stages of {workdir}'s checkpoint"
+        saved_phases = trees.parse(tuple[config.Phase, ...], meta["stages"], name)
+    return Resumed(workdir, meta["step"], meta, saved_run, saved_phases, damaged)
 
 
-def take(resumed: Resumed | None, workdir: str) -> None:
-    """Sets the damaged checkpoints of a run directory that this job has come to hold aside; all its processes call it.
+def set_damaged_aside(resumed: Resumed | None, workdir: str) -> None:
+    """Renames the damaged checkpoints of a run directory that this job has locked; all its processes call it.
 
     Raises:
-      UserError: another job has trained in it since `find`.
+      UserError: another job has trained in it since `find_latest_checkpoint`.
     """
     steps = folders.finished(folders.of_run(workdir))
     expected = [] if resumed is None else [resumed.step, *sorted(resumed.damaged)]
@@ -262,33 +273,33 @@ def take(resumed: Resumed | None, workdir: str) -> None:
             folders.set_aside(folders.of_run(workdir) / str(step))
 
 
-def planned(read: Sequence[config.Phase], stages: Sequence[config.Phase], step: int) -> tuple[config.Phase, ...]:
-    """The stages of `read` up to a step, and from there on those of `stages`, whose examples follow on."""
-    found = [dataclasses.replace(s, end_step=min(s.end_step, step)) for s in read if s.first_step < step]
-    for stage in stages:
-        if stage.end_step <= max(step, stage.first_step):
+def plan_phases(saved: Sequence[config.Phase], phases: Sequence[config.Phase], step: int) -> tuple[config.Phase, ...]:
+    """Returns the phases of `saved` up to a step, followed by `phases`, whose examples continue from there."""
+    planned = [dataclasses.replace(s, end_step=min(s.end_step, step)) for s in saved if s.first_step < step]
+    for phase in phases:
+        if phase.end_step <= max(step, phase.first_step):
             continue
-        last = found[-1] if found else None
-        first_step = max(stage.first_step, step)
+        last = planned[-1] if planned else None
+        first_step = max(phase.first_step, step)
         example = last.first_example + (last.end_step - last.first_step) * last.batch_size if last else 0
-        stage = dataclasses.replace(stage, first_step=first_step, first_example=example)
-        same = {name: getattr(stage, name) for name in ("first_step", "end_step", "first_example")}
-        if last and dataclasses.replace(last, **same) == stage:
-            found[-1] = dataclasses.replace(stage, first_step=last.first_step, first_example=last.first_example)
+        phase = dataclasses.replace(phase, first_step=first_step, first_example=example)
+        ignored = {name: getattr(phase, name) for name in ("first_step", "end_step", "first_example")}
+        if last and dataclasses.replace(last, **ignored) == phase:
+            planned[-1] = dataclasses.replace(phase, first_step=last.first_step, first_example=last.first_example)
         else:
-            found.append(stage)
-    return tuple(found)
+            planned.append(phase)
+    return tuple(planned)
 
 
-def taken(stages: Sequence[config.Phase], step: int) -> list[tuple[int, int, dict[str, float], int]]:
-    """The first steps in stretches of the same length, batch size and mixture: these three, and how many steps."""
-    found: list[tuple[int, int, dict[str, float], int]] = []
-    for stage in stages:
-        number = min(stage.end_step, step) - stage.first_step
-        rows = stage.length, stage.batch_size, stage.mixture
-        if number <= 0:
+def spans_of_rows(phases: Sequence[config.Phase], step: int) -> list[tuple[int, int, dict[str, float], int]]:
+    """Returns length, batch size, mixture and number of steps of each span of equal rows in the first `step` steps."""
+    spans: list[tuple[int, int, dict[str, float], int]] = []
+    for phase in phases:
+        num_steps = min(phase.end_step, step) - phase.first_step
+        rows = phase.length, phase.batch_size, phase.mixture
+        if num_steps <= 0:
             continue
-        if found and found[-1][:3] == rows:
-            number += found.pop()[3]
-        found.append((*rows, number))
-    return found
+        if spans and spans[-1][:3] == rows:
+            num_steps += spans.pop()[3]
+        spans.append((*rows, num_steps))
+    return spans

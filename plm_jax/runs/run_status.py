@@ -151,8 +151,8 @@ def account(starts: Sequence[Start]) -> dict[str, float]:
     """The seconds since the first start by what they went to; they sum to all up to the last sign of life.
 
     Returns:
-      Those of `ledger.PARTS`, `steps` being the time of steps that were kept; `lost`: that of steps beyond the one that
-      a later start went on from; `down`: between starts, unless the one before had finished the run.
+      Those of `goodput.PARTS`, `steps` being the time of steps that were kept; `lost`: that of steps beyond the one
+      that a later start went on from; `down`: between starts, unless the one before had finished the run.
     """
     found = dict.fromkeys((_STEPS, *_NAMES), 0.0)
     went_on = float("inf")

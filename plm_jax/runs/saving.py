@@ -1,103 +1,160 @@
-"""The saves of a run: when they are due, and what becomes of those that fail."""
+"""Saves of a run: when they are due, and what happens to those that fail."""
 
 import time
+from collections.abc import Callable
 from typing import Any
+
+from typing_extensions import override
 
 from plm_jax import config
 from plm_jax.common.errors import UserError, told
 from plm_jax.runs import checkpoint_folders as folders
-from plm_jax.runs import coordination as decisions
+from plm_jax.runs import coordination
+from plm_jax.runs.callbacks import Callback, TrainingContext
 from plm_jax.runs.checkpoints import Checkpoints
-from plm_jax.runs.coordination import Decision, Decisions
+from plm_jax.runs.coordination import Coordinator
+from plm_jax.runs.goodput import Goodput
 from plm_jax.runs.interruption import Interruption
+from plm_jax.runs.metrics_logger import MetricsLogger
+from plm_jax.runs.selection import Selection
 from plm_jax.runs.task_evaluation import TaskEvaluation
 from plm_jax.runs.telemetry import Telemetry
+from plm_jax.training import mesh as meshes
+from plm_jax.training.program import fitted
 from plm_jax.training.state import TrainState
 
 
-class Saving:
-    """Saves as the config, the clock and signals have it, and again where it failed, while the run goes on."""
+class Coordinate(Callback):
+    """Watches for failed saves and for requests to stop, on which the processes decide together."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        checkpoints: Checkpoints,
+        interruption: Interruption,
+        telemetry: Telemetry | None,
+    ):
+        """`telemetry` reports failures; it is None in every process except the first."""
+        self._coordinator, self._checkpoints = coordinator, checkpoints
+        self._interruption, self._telemetry = interruption, telemetry
+
+    @override
+    def after_step(self, context: TrainingContext) -> None:
+        """Sets the decision after a step, the same in every process.
+
+        Raises:
+          UserError: too many saves failed in a row.
+        """
+        if failure := self._checkpoints.failure():
+            _report_failure(self._telemetry, context.step, f"{failure}; training goes on")
+            self._coordinator.report_failure(failure)
+        _report_left(self._telemetry, context.step, self._checkpoints)
+        if self._interruption.reason:
+            self._coordinator.request_stop(self._interruption.reason)
+        context.decision = self._coordinator.decide(context.step)
+        if context.decision.failed:
+            raise UserError(
+                f"{context.decision.failed}: see to it that {self._checkpoints.directory} can be written, and run "
+                "the same command again, which goes on from the last checkpoint"
+            )
+
+
+class Save(Callback):
+    """Saves the checkpoints and the best weights of a run; a failed save is tried again while the run goes on."""
 
     def __init__(
         self,
         settings: config.CheckpointConfig,
         checkpoints: Checkpoints,
-        telemetry: Telemetry | None,
-        interruption: Interruption,
-        name: str,
+        coordinator: Coordinator,
+        logger: MetricsLogger,
+        goodput: Goodput,
+        selection: Selection | None,
+        describe: Callable[[TrainingContext], dict[str, Any]],
         tasks: TaskEvaluation,
+        telemetry: Telemetry | None,
     ):
-        """`name` is one that no other run of the job has; `tasks` scores what is saved."""
-        self._settings, self._checkpoints, self._telemetry = settings, checkpoints, telemetry
-        self._interruption, self._decisions = interruption, Decisions(settings, name)
-        self._step, self._tasks = 0, tasks
+        """Prepares to save.
 
-    def after(self, step: int) -> Decision:
-        """What is to be done after a step, the same in all processes.
+        Args:
+          logger: writes the row of a step before its checkpoint begins.
+          selection: best weights, or None if the run selects none.
+          describe: function from the context to the `meta` of a checkpoint.
+          tasks: evaluation that scores what is saved.
+          telemetry: files of metrics, or None in every process except the first.
+        """
+        self._settings, self._checkpoints, self._coordinator = settings, checkpoints, coordinator
+        self._logger, self._goodput, self._selection = logger, goodput, selection
+        self._describe, self._tasks, self._telemetry = describe, tasks, telemetry
+
+    @override
+    def after_step(self, context: TrainingContext) -> None:
+        step, decision, selection = context.step, context.decision, self._selection
+        is_due = context.is_last_step or decision.save or step % self._settings.save_every == 0
+        if is_due:
+            self._logger.flush()
+        is_best = selection is not None and context.validation is not None
+        is_best = is_best and selection.update(step, context.validation)
+        if not (is_due or is_best):
+            return
+        with self._goodput.measure_save():
+            published = fitted(context.state, context.program.published_state, meshes.refitted)
+            meta = self._describe(context) | {"selected": selection.state() if selection else {}}
+            if is_best:
+                selection.save(step, published.params, meta)
+            if is_due:
+                self.save(step, published, meta, waits=context.is_last_step or bool(decision.stop))
+
+    def save(self, step: int, state: TrainState, meta: dict[str, Any], waits: bool) -> None:
+        """Begins to save; with `waits` it returns when the save has finished.
 
         Raises:
-          UserError: too many saves failed in a row.
+          UserError: the save failed too often.
         """
-        self._step = step
-        if failure := self._checkpoints.failure():
-            self._failed(f"{failure}; training goes on")
-            self._decisions.save_failed(failure)
-        self._tell_left()
-        if self._interruption.reason:
-            self._decisions.ask_to_stop(self._interruption.reason)
-        decision = self._decisions.after(step)
-        if decision.failed:
-            raise UserError(
-                f"{decision.failed}: see to it that {self._checkpoints.directory} can be written, and run "
-                "the same command again, which goes on from the last checkpoint"
-            )
-        return decision
-
-    def save(self, step: int, state: TrainState, meta: dict[str, Any], is_last: bool) -> None:
-        """Begins to save; of the last step it returns when that is done.
-
-        Raises:
-          UserError: that of the last step failed too often.
-        """
-        self._decisions.saving()
-        self._sync()
+        self._coordinator.begin_save()
+        self._sync(step)
         self._checkpoints.save(step, state, meta)
         if self._telemetry:
-            self._tasks.look(self._telemetry.say)
-        if is_last:
-            self._insist(step, state, meta)
+            self._tasks.start(self._telemetry.say)
+        if waits:
+            self._finish(step, state, meta)
 
-    def _sync(self) -> None:
-        """Rows up to the step are on disk before its checkpoint begins."""
+    def _sync(self, step: int) -> None:
+        """Writes the rows up to the step to disk before its checkpoint begins."""
         try:
             if self._telemetry:
                 self._telemetry.sync()
         except (OSError, UserError) as error:
-            self._failed(f"the rows of metrics.jsonl up to step {self._step} could not be written ({told(error)})")
+            line = f"the rows of metrics.jsonl up to step {step} could not be written ({told(error)})"
+            _report_failure(self._telemetry, step, line)
 
-    def _insist(self, step: int, state: TrainState, meta: dict[str, Any]) -> None:
-        for number in range(1, self._settings.max_failures + 1):
+    def _finish(self, step: int, state: TrainState, meta: dict[str, Any]) -> None:
+        failure, attempts = None, self._settings.max_failures
+        for attempt in range(1, attempts + 1):
             self._checkpoints.wait()
             failure = self._checkpoints.failure()
             if not folders.anywhere(failure is not None):
-                self._tell_left()
+                _report_left(self._telemetry, step, self._checkpoints)
                 return
             failure = failure or f"checkpoint {step} could not be saved by another process"
-            self._failed(failure if number == self._settings.max_failures else f"{failure}; it is tried again")
-            if number < self._settings.max_failures:
-                time.sleep(min(decisions.BACK_OFF * 2 ** (number - 1), decisions.LONGEST))
-                self._sync()
+            is_last = attempt == attempts
+            _report_failure(self._telemetry, step, failure if is_last else f"{failure}; it is tried again")
+            if not is_last:
+                time.sleep(min(coordination.BACK_OFF * 2 ** (attempt - 1), coordination.LONGEST))
+                self._sync(step)
                 self._checkpoints.save(step, state, meta)
         raise UserError(
-            f"{failure}, after {number} attempts: see to it that {self._checkpoints.directory} can be written, and run "
-            "the same command again, which goes on from the last checkpoint"
+            f"{failure}, after {attempts} attempts: see to it that {self._checkpoints.directory} can be written, and "
+            "run the same command again, which goes on from the last checkpoint"
         )
 
-    def _tell_left(self) -> None:
-        if left := self._checkpoints.left():
-            self._failed(left)
 
-    def _failed(self, failure: str) -> None:
-        if self._telemetry:
-            self._telemetry.say(failure)
-            self._telemetry.write({"step": self._step, "checkpoint/error": failure})
+def _report_left(telemetry: Telemetry | None, step: int, checkpoints: Checkpoints) -> None:
+    if left := checkpoints.left():
+        _report_failure(telemetry, step, left)
+
+
+def _report_failure(telemetry: Telemetry | None, step: int, failure: str) -> None:
+    if telemetry:
+        telemetry.say(failure)
+        telemetry.write({"step": step, "checkpoint/error": failure})

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import jax
 from etils import epath
 
-from plm_jax import config
 from plm_jax.common import storage
 from plm_jax.runs import checkpoint_folders as folders
 from plm_jax.runs.checkpoints import Checkpoints
@@ -20,7 +19,7 @@ from plm_jax.runs.resume import Resumed
 from plm_jax.runs.validation import Validation
 
 # Step and value of each new best, in order; the last one is the best. JSON turns the pairs into lists.
-History = Sequence[Sequence[float]]
+BestHistory = Sequence[Sequence[float]]
 
 
 class Start(NamedTuple):
@@ -33,19 +32,22 @@ class Start(NamedTuple):
       notes: lines to print.
     """
 
-    history: History = ()
+    history: BestHistory = ()
     is_saved: bool = False
     damaged: epath.Path | None = None
     notes: Sequence[str] = ()
 
 
-def read_start(run: config.Run, workdir: str, resumed: Resumed | None, refuse_damaged: bool = False) -> Start:
+def read_start(select: str, workdir: str, resumed: Resumed | None, refuse_damaged: bool = False) -> Start:
     """Compares `checkpoints/best` with the checkpoint that the run resumes from; all processes of a job call it.
+
+    Args:
+      select: `evaluation.select` of the run.
+      refuse_damaged: whether unusable best weights are an error.
 
     Raises:
       UserError: `best` has an unknown format or, with `refuse_damaged`, is damaged or belongs to another run.
     """
-    select = run.evaluation.select
     if not select:
         return Start()
     before = resumed.meta.get("selected", {}) if resumed else {}
@@ -119,11 +121,11 @@ class Selection:
         )
 
 
-def _only_better(select: str, history: History) -> str:
+def _only_better(select: str, history: BestHistory) -> str:
     return f": {_lost(select, history)}, and only better ones replace them" if history else ""
 
 
-def _lost(select: str, history: History) -> str:
+def _lost(select: str, history: BestHistory) -> str:
     return f"the best weights, of {_described(select, history)}, are lost"
 
 

@@ -7,65 +7,72 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
+from typing import Self
 
 import jax
 
-from plm_jax import config
-from plm_jax.common import children, progress, users
+from plm_jax.common import children, progress
 from plm_jax.common.errors import UserError, nearest
 
 
 class TaskEvaluation:
-    """Scores the checkpoints of a run; a context manager, which at the end of a run waits until all are scored.
+    """Scores the checkpoints of a run; a context manager that waits at the end of a run until every one is scored.
 
-    What ends the run otherwise ends it, too: begun again, it goes on where it was.
+    An error that ends the run ends the evaluation, too. The next start continues it.
     """
 
-    def __init__(self, run: config.Run, workdir: str):
-        """Raises `UserError` if `evaluation.tasks` names no source."""
-        for task in run.evaluation.tasks:
+    def __init__(self, tasks: Sequence[str], sources: Collection[str], workdir: str, module_flags: Sequence[str]):
+        """Prepares the evaluation.
+
+        Args:
+          tasks: `evaluation.tasks` of the run.
+          sources: names of the run's sources.
+          module_flags: flags that load the users' code that the run needs.
+
+        Raises:
+          UserError: a task names no source.
+        """
+        for task in tasks:
             name = task.partition(":")[0]
-            if name not in run.data.sources:
-                raise UserError(f"config.evaluation.tasks names '{name}': {nearest(name, run.data.sources)}")
-        tasks = ",".join(run.evaluation.tasks)
-        self._flags = [f"--checkpoint={workdir}", f"--tasks={tasks}", "--watch", *users.flags(run)]
-        self._is_asked = bool(run.evaluation.tasks) and jax.process_index() == 0
+            if name not in sources:
+                raise UserError(f"config.evaluation.tasks names '{name}': {nearest(name, sources)}")
+        self._flags = [f"--checkpoint={workdir}", f"--tasks={','.join(tasks)}", "--watch", *module_flags]
+        self._is_needed = bool(tasks) and jax.process_index() == 0
         self._process: subprocess.Popen | None = None
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind, error, frames):
-        del error, frames
+    def __exit__(self, kind: type[BaseException] | None, _error: object, _traceback: object) -> None:
         if self._process is None:
             return
         if kind is None:
-            if self._process.poll():  # There is something left to score.
-                self.look(_say)
+            if self._process.poll():  # The process failed, and checkpoints are left to score.
+                self.start(_print)
             with progress.doing("evaluating the tasks of the last checkpoints"):
                 self._process.wait()
             if died := self._died():
-                _say(f"{died}; to go on: plm_jax evaluate {' '.join(self._flags)}")
+                _print(f"{died}; to go on: plm_jax evaluate {' '.join(self._flags)}")
         else:
             self._process.terminate()
             self._process.wait()
 
-    def look(self, say: Callable[[str], None]) -> None:
-        """Begins, and begins again what has died, which is said: to be called when there is something to score."""
-        if not self._is_asked or (self._process and self._process.poll() is None):
+    def start(self, report: Callable[[str], None]) -> None:
+        """Starts the process unless it runs, and reports if it has failed before; call it when a save has begun."""
+        if not self._is_needed or (self._process and self._process.poll() is None):
             return
         if died := self._died():
-            say(f"{died}; it begins again")
+            report(f"{died}; it begins again")
         self._output = tempfile.TemporaryFile()  # noqa: SIM115
-        # TensorFlow, too, would take memory of the GPUs.
+        # TensorFlow would reserve memory of the GPUs, too.
         on_host = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
         self._process = children.start(
             children.command("evaluate", *self._flags), children.alone() | on_host, self._output.fileno()
         )
 
     def _died(self) -> str | None:
-        """What is to be said of a process that has ended before the run."""
+        """Returns a line about a process that has ended before the run, or None."""
         if self._process is None or self._process.returncode == 0:
             return None
         self._output.seek(0, os.SEEK_END)
@@ -75,5 +82,5 @@ class TaskEvaluation:
         return f"the evaluation of config.evaluation.tasks ended ({last})"
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     print(line, file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
-"""What a run says while it runs: metrics.jsonl, TensorBoard events, a progress bar.
+"""Telemetry of a run: metrics.jsonl, TensorBoard events, a progress bar.
 
-Objects in a bucket cannot be appended to. So the files of a remote run directory grow on this machine's disk and are
-uploaded whole, before every checkpoint and about every minute; a million steps are some 30 MB.
+Objects in a bucket cannot be appended to. The files of a remote run directory therefore grow on this machine's disk and
+are uploaded whole, before every checkpoint and about every minute; a million steps take about 30 MB.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Self
 
 from tqdm import tqdm
 
@@ -28,19 +28,19 @@ class Telemetry:
     """Writes metrics.jsonl and TensorBoard files of a run; a context manager, for the first process alone."""
 
     def __init__(self, workdir: str, first_step: int, steps: int, logged_every: int = 1):
-        """Opens the files; lines after `first_step`, left by a run that was cut off, are dropped, which is said.
+        """Opens the files, and drops rows after `first_step` that an interrupted run left; reports both.
 
         Args:
-          logged_every: how many steps apart rows were so far; where more are missing, that is said, too.
+          logged_every: number of steps between the rows so far; missing rows are reported.
         """
         self._exit = contextlib.ExitStack()
         self._fails = False
-        self._others: list[Callable[[dict], None]] = []
+        self._writers: list[Callable[[dict], None]] = []
         self._workdir = self._folder = workdir
         if storage.is_remote(workdir):
             self._folder = self._exit.enter_context(tempfile.TemporaryDirectory())
         path = os.path.join(self._folder, "metrics.jsonl")
-        lines, notes = _kept(workdir, first_step, logged_every)
+        lines, notes = _read_rows(workdir, first_step, logged_every)
         storage.write(path, "".join(json.dumps(line) + "\n" for line in lines).encode("utf-8"))
         self._rows = _Rows(path)
         self._exit.callback(self._rows.close)
@@ -61,10 +61,10 @@ class Telemetry:
             self.say(note)
         self._exit.enter_context(progress.beating(functools.partial(self._tick, terminal), 1.0, lambda seconds: 1.0))
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         with self._exit:
             try:
                 self.sync()
@@ -72,27 +72,27 @@ class Telemetry:
                 self._bar.close()
 
     def progress(self, step: int, loss: float, tokens_per_second: float | None) -> None:
-        """Moves the bar; the first step of a stage has no rate yet."""
+        """Moves the bar; the first step of a phase has no rate yet."""
         rate = "" if tokens_per_second is None else f", {tokens_per_second:,.0f} tokens/s"
         self._bar.set_postfix_str(f"loss {loss:.4f}{rate}", refresh=False)
         self._bar.update(step - self._bar.n)
 
     @contextlib.contextmanager
-    def doing(self, what: str, tells: bool = False) -> Iterator[None]:
-        """While it lasts the bar says what holds it up, and for how long; `tells`: at the end a line does."""
+    def doing(self, activity: str, reports: bool = False) -> Iterator[None]:
+        """Shows an activity and its duration in the bar; with `reports` prints a line at the end, too."""
         before, began = self._bar.postfix, time.monotonic()
-        self._doing = what, began
-        self._bar.set_postfix_str(what)
+        self._doing = activity, began
+        self._bar.set_postfix_str(activity)
         try:
             yield
         finally:
             self._doing = None
             self._bar.set_postfix_str(before or "", refresh=False)
-        if tells:
-            self.say(f"{what}: {time.monotonic() - began:.1f} s")
+        if reports:
+            self.say(f"{activity}: {time.monotonic() - began:.1f} s")
 
     def _tick(self, terminal: bool, seconds: float) -> None:
-        """Draws the bar again where it has stood still for long."""
+        """Draws the bar again if it was not drawn for long."""
         now = time.monotonic()
         if now - self._bar.drawn < progress.pause(seconds, terminal) - 0.5:
             return
@@ -100,13 +100,13 @@ class Telemetry:
             self._bar.set_postfix_str(f"{doing[0]}, {now - doing[1]:.0f} s", refresh=False)
         self._bar.refresh()
 
-    def pass_on(self, write: Callable[[dict], None], close: Callable[[], None]) -> None:
-        """From now on each line is given to `write`, too; `close` is called at the end."""
-        self._others.append(write)
+    def add_writer(self, write: Callable[[dict], None], close: Callable[[], None]) -> None:
+        """Passes each later row to `write`, too, and calls `close` at the end."""
+        self._writers.append(write)
         self._exit.callback(close)
 
     def write(self, line: dict) -> None:
-        """Adds one line to metrics.jsonl, now or as soon as it can be written; numbers also go to TensorBoard."""
+        """Adds one row to metrics.jsonl, now or as soon as it can be written; numbers also go to TensorBoard."""
         numbers = {name: value for name, value in line.items() if isinstance(value, float)}
         try:
             self._rows.add(line)
@@ -118,7 +118,7 @@ class Telemetry:
             if not self._fails:
                 self.say(f"metrics cannot be written now ({told(error)}): rows wait until they can")
             self._fails = True
-        for write in self._others:
+        for write in self._writers:
             write(line)
 
     def say(self, line: str) -> None:
@@ -126,11 +126,11 @@ class Telemetry:
         self._bar.write(line, file=sys.stderr)
 
     def sync(self) -> None:
-        """Returns once all lines are on disk, or in the bucket.
+        """Returns once every row is on disk, or in the bucket.
 
         Raises:
           UserError: the store cannot be reached.
-          OSError: they cannot be written.
+          OSError: the rows cannot be written.
         """
         self._rows.sync()
         self._events.flush()
@@ -140,7 +140,7 @@ class Telemetry:
 
 
 class _Rows:
-    """A .jsonl file that is added to; a row is in it whole or waits for the next call."""
+    """A growing .jsonl file; it has a row completely, or the row waits for the next call."""
 
     def __init__(self, path: str):
         self._file = open(path, "r+b", buffering=0)  # noqa: SIM115
@@ -173,10 +173,10 @@ class _Rows:
 
 
 class Events:
-    """TensorBoard's file, written by whoever adds to it: a thread of its own would lose what it cannot write."""
+    """TensorBoard's file, written by the caller's thread: a thread of its own would lose what it cannot write."""
 
     def __init__(self, folder: str, purge_step: int | None):
-        # Left alone, the import of tensorboardX takes seconds to import torch where that is installed.
+        # The import of tensorboardX takes seconds if it imports torch.
         hidden = sys.modules.setdefault("torch", None) is None
         from tensorboardX import event_file_writer, summary
         from tensorboardX.proto import event_pb2
@@ -194,7 +194,7 @@ class Events:
             self._write(step, summary=self._scalar(name, value))
 
     def flush(self) -> None:
-        """What is written is in the file."""
+        """Writes buffered events to the file."""
         self._writer.flush()
 
     def _write(self, step: int, **content: Any) -> None:
@@ -212,7 +212,7 @@ class _Bar(tqdm):
 
 
 class _Lines:
-    """A log, which takes what tqdm draws as lines."""
+    """A log that gets the drawings of tqdm as lines."""
 
     def write(self, text: str) -> None:
         if text := text.strip():
@@ -223,8 +223,8 @@ class _Lines:
 
 
 @contextlib.contextmanager
-def heard(say: Callable[[str], None]):
-    """While it lasts, what the package logs is said, each line once: a step may be traced more than once."""
+def report_logs(report: Callable[[str], None]) -> Iterator[None]:
+    """Reports the log messages of the package, each line once, because a step may be traced more than once."""
     lines: set[str] = set()
 
     class Handler(logging.Handler):
@@ -232,12 +232,12 @@ def heard(say: Callable[[str], None]):
             line = record.getMessage()
             if line not in lines:
                 lines.add(line)
-                say(line)
+                report(line)
 
     logger, handler = logging.getLogger("plm_jax"), Handler()
     level, propagate = logger.level, logger.propagate
     logger.addHandler(handler)
-    # Some libraries give the root logger a handler, which would say it again.
+    # Some libraries give the root logger a handler, which would report it again.
     logger.setLevel(logging.INFO)
     logger.propagate = False
     try:
@@ -248,11 +248,11 @@ def heard(say: Callable[[str], None]):
         logger.propagate = propagate
 
 
-def _kept(workdir: str, first_step: int, logged_every: int) -> tuple[list[dict], list[str]]:
-    """The rows of metrics.jsonl up to the step that a run goes on from, and what is to be said of it.
+def _read_rows(workdir: str, first_step: int, logged_every: int) -> tuple[list[dict], list[str]]:
+    """Returns the rows of metrics.jsonl up to the step that a run resumes from, and lines to report.
 
     Raises:
-      UserError: it is no such file.
+      UserError: the file is not that of a run.
     """
     path = os.path.join(workdir, "metrics.jsonl")
     if not storage.exists(path):
@@ -261,29 +261,29 @@ def _kept(workdir: str, first_step: int, logged_every: int) -> tuple[list[dict],
     steps = [row["step"] for row in rows]
     if steps != sorted(steps):
         raise UserError(f"{path} is not that of a run, whose rows have ascending steps: move it away")
-    kept = [row for row in rows if row["step"] <= first_step]
-    notes, dropped = [], len(rows) - len(kept)
+    rows_before = [row for row in rows if row["step"] <= first_step]
+    notes, dropped = [], len(rows) - len(rows_before)
     if dropped and not first_step:
         aside = next(name for n in range(1, 10**6) if not storage.exists(name := f"{path}.{n}"))
         storage.copy(path, aside)
         notes.append(f"there is no checkpoint to go on from: {dropped} rows up to step {steps[-1]} are now in {aside}")
     elif dropped:
         notes.append(f"dropped {dropped} rows of metrics.jsonl after step {first_step}, which come again")
-    last = kept[-1]["step"] if kept else 0
+    last = rows_before[-1]["step"] if rows_before else 0
     if first_step - last >= logged_every:
         notes.append(f"{path} was cut: the rows of steps {last + 1} to {first_step} are lost")
-    return kept, notes
+    return rows_before, notes
 
 
 def read_lines(path: str) -> list[dict]:
-    """Returns the rows of a log of a run, objects with a `step`, one a line; a last line that was cut off is left out.
+    """Returns the rows of a log of a run, objects with a `step`; skips an incomplete last line.
 
     Raises:
       UserError: another line is damaged.
     """
     if not storage.exists(path):
         return []
-    found = []
+    rows = []
     for number, line in enumerate(storage.read(path).splitlines(keepends=True), 1):
         if line.endswith(b"\n"):
             try:
@@ -294,5 +294,5 @@ def read_lines(path: str) -> list[dict]:
                 raise UserError(
                     f"{path}:{number} is damaged (it is no object with a step): remove the line, or move the file away"
                 )
-            found.append(row)
-    return found
+            rows.append(row)
+    return rows

@@ -1,10 +1,12 @@
-"""Validation of a run while it trains: each source by itself, and all of them as the mixture weighs them."""
+"""Validation of a run during training, of each source and of all sources as the mixture weighs them."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
+from typing_extensions import override
 
 from plm_jax import config, objectives
 from plm_jax.common import metrics as declarations
@@ -15,6 +17,8 @@ from plm_jax.data.reader import Reader
 from plm_jax.losses import means
 from plm_jax.models import task_heads
 from plm_jax.models.heads import TASK
+from plm_jax.runs.callbacks import Callback, TrainingContext
+from plm_jax.runs.metrics_logger import MetricsLogger
 from plm_jax.training import mesh as meshes
 from plm_jax.training import step as steps
 from plm_jax.training.program import Program
@@ -23,117 +27,131 @@ Means = dict[str, float]
 
 
 class Validation:
-    """The losses of what a run's sources hold out: the same rows in the same order each time.
+    """Losses on the data that a run's sources hold out: the same rows in the same order each time.
 
-    A batch is of one source. Of `evaluation.max_batches` each source takes its share by the rates of the stage, at
-    least one batch, and no more than it has.
+    A batch has rows of one source. Each source has its share of `evaluation.max_batches` by the rates of the phase, at
+    least one batch, and at most as many as it holds out.
     """
 
-    def __init__(self, program: Program, reader: Reader):
-        self._program, self._reader, self._run = program, reader, program.run
-        self._batch_size = -(-self._run.evaluation.batch_size // program.batch_shards) * program.batch_shards
-        self._step = functools.cache(_step)
+    def __init__(self, run: config.Run, program: Program, reader: Reader):
+        """Prepares the validation of a run; `program` is that of its first phase to be trained."""
+        self._program, self._reader = program, reader
+        self._settings, self._objective, self._rules = run.evaluation, run.objective, run.mesh.rules
+        self._labels: Sequence[str] = ()
+        self._is_labelled = isinstance(run.objective, objectives.LabelledObjective)
+        if self._is_labelled:
+            self._labels = getattr(run.model.named_heads[TASK], "labels", ())
+        self._batch_size = -(-self._settings.batch_size // program.batch_shards) * program.batch_shards
+        self._step = functools.cache(self._compile)
 
-    def __call__(self, params, stage: config.Phase) -> Means:
-        """What `metrics.jsonl` has of a stage under `validation/`; nothing if no source holds out a row.
+    def __call__(self, params: Any, phase: config.Phase) -> Means:
+        """Returns what `metrics.jsonl` has under `validation/` in a phase; empty if no source holds out a row.
 
         Returns:
-          In rows of the stage's length: by `loss` and the loss's own metrics the whole; by SOURCE/loss, … each source.
-          Where the last stage's LENGTH is another, the same in such rows, by LENGTH/loss, LENGTH/SOURCE/loss, ….
+          In rows of the phase's length: `loss` and the loss's own metrics of all sources together, and SOURCE/loss, …
+          of each source. If the last phase's LENGTH is another, the same in such rows, as LENGTH/loss,
+          LENGTH/SOURCE/loss, ….
 
-          A source's are means over all of its targets, rows or tokens, as each is counted in, the loss in nats. The
-          whole is their mean by the stage's rates, which are of rows as in training, of the sources that hold out some.
-          Of labelled examples there are also the figures that `evaluate` gives, in their places where names are alike.
+          A source's metrics are means over all of its targets, rows or tokens, as each is counted in, the loss in nats.
+          Those of all sources are their mean by the phase's rates, which are of rows as in training, over the sources
+          that hold out some. Labelled examples also have the metrics of `evaluate`, which replace those of equal names.
         """
-        found = {}
-        for length in self._lengths(stage):
-            shares = self._shares(stage, length)
-            program = self._program.at(stage)
-            of_sources = {
-                name: self._means(program, params, name, length, number) for name, (_, number) in shares.items()
+        all_means: Means = {}
+        for length in self._lengths(phase):
+            shares = self._shares(phase, length)
+            program = self._program.at(phase)
+            by_source = {
+                name: self._means(program, params, name, length, num_batches)
+                for name, (_, num_batches) in shares.items()
             }
             weights = {name: share for name, (share, _) in shares.items()}
-            prefix = "" if length == stage.length else f"{length}/"
-            found |= {f"{prefix}{metric}": value for metric, value in _whole(of_sources, weights).items()}
-            for name, of_source in of_sources.items():
-                found |= {f"{prefix}{name}/{metric}": value for metric, value in of_source.items()}
-        return found
+            prefix = "" if length == phase.length else f"{length}/"
+            all_means |= {f"{prefix}{metric}": value for metric, value in _weighted_means(by_source, weights).items()}
+            for name, of_source in by_source.items():
+                all_means |= {f"{prefix}{name}/{metric}": value for metric, value in of_source.items()}
+        return all_means
 
     def notes(self) -> list[str]:
-        """Lines that say which sources hold out nothing, or less than their rates ask for."""
-        places = ((stage, length) for stage in self._program.stages for length in self._lengths(stage))
-        lines = [line for place in places for line in self._notes(*place)] if self._run.evaluation.every else []
-        return list(dict.fromkeys(lines))
+        """Returns lines that report which sources hold out nothing, or less than their rates ask for."""
+        if not self._settings.every:
+            return []
+        pairs = ((phase, length) for phase in self._program.stages for length in self._lengths(phase))
+        return list(dict.fromkeys(line for pair in pairs for line in self._notes(*pair)))
 
-    def _notes(self, stage: config.Phase, length: int) -> list[str]:
-        rates, shares, found = self._reader.rates(stage), self._shares(stage, length), []
+    def _notes(self, phase: config.Phase, length: int) -> list[str]:
+        rates, shares, lines = self._reader.rates(phase), self._shares(phase, length), []
         if missing := [name for name in rates if name not in shares]:
             rest = "validation is of the others" if shares else "there is no validation"
-            found.append(f"nothing is held out of {', '.join(missing)}: {rest}")
-        wanted = self._wanted({name: rates[name] for name in shares})
+            lines.append(f"nothing is held out of {', '.join(missing)}: {rest}")
+        limits = self._limits({name: rates[name] for name in shares})
         few = [
-            f"of {name} {number} batches of {wanted[name]}"
-            for name, (_, number) in shares.items()
-            if number < wanted.get(name, 0)
+            f"of {name} {num_batches} batches of {limits[name]}"
+            for name, (_, num_batches) in shares.items()
+            if num_batches < limits.get(name, 0)
         ]
         if few:
-            found.append(f"less is held out than validation would read by the rates: {', '.join(few)}")
-        return found
+            lines.append(f"less is held out than validation would read by the rates: {', '.join(few)}")
+        return lines
 
-    def _lengths(self, stage: config.Phase) -> list[int]:
-        """That of the stage and that of the last one."""
-        return list(dict.fromkeys([stage.length, self._program.stages[-1].length]))
+    def _lengths(self, phase: config.Phase) -> list[int]:
+        """Returns the lengths of the phase and of the last phase."""
+        return list(dict.fromkeys([phase.length, self._program.stages[-1].length]))
 
-    def _wanted(self, rates: dict[str, float]) -> dict[str, int]:
-        """How many batches of each source to take; nothing: all."""
-        most = self._run.evaluation.max_batches
-        if self._is_labelled or not (most and rates):
+    def _limits(self, rates: dict[str, float]) -> dict[str, int]:
+        """Returns the largest number of batches of each source; empty if there is no limit."""
+        max_batches = self._settings.max_batches
+        if self._is_labelled or not (max_batches and rates):
             return {}
-        return {name: max(1, number) for name, number in Mixture(rates).counts(most).items()}
+        return {name: max(1, number) for name, number in Mixture(rates).counts(max_batches).items()}
 
-    def _shares(self, stage: config.Phase, length: int) -> dict[str, tuple[float, int]]:
-        """Of each source that holds out a row its share of the whole, and how many batches of it are read."""
-        rates, held = self._reader.rates(stage), {}
+    def _shares(self, phase: config.Phase, length: int) -> dict[str, tuple[float, int]]:
+        """Returns the share and the number of batches of each source that holds out a row."""
+        rates, available = self._reader.rates(phase), {}
         for name in rates:
             if number := self._reader.num_batches("validation", self._batch_size, name, length):
-                held[name] = number
-        total, wanted = sum(rates[name] for name in held), self._wanted({name: rates[name] for name in held})
-        return {name: (rates[name] / total, min(number, wanted.get(name, number))) for name, number in held.items()}
+                available[name] = number
+        total, limits = sum(rates[name] for name in available), self._limits({name: rates[name] for name in available})
+        return {
+            name: (rates[name] / total, min(number, limits.get(name, number))) for name, number in available.items()
+        }
 
-    def _means(self, program: Program, params, name: str, length: int, number: int) -> Means:
-        """The means of the loss over so many batches of a source; nothing of a term for which they count nothing."""
+    def _means(self, program: Program, params: Any, name: str, length: int, num_batches: int) -> Means:
+        """Returns the means of the loss over batches of a source, without terms whose weight is zero."""
         rows = functools.partial(meshes.local_rows, meshes.batch_sharding(program.mesh))
         total, outputs = None, []
         carry = program.new_carry(self._batch_size)
-        for local in self._reader.in_order("validation", self._batch_size, rows, name, length, number):
+        for local in self._reader.in_order("validation", self._batch_size, rows, name, length, num_batches):
             batch = meshes.to_global(local, rows(self._batch_size), self._batch_size, program.mesh)
-            of_batch, carry, output = self._step(program)(params, batch, carry)
-            total = means.add(total, jax.device_get(of_batch))
+            sums, carry, output = self._step(program)(params, batch, carry)
+            total = means.add(total, jax.device_get(sums))
             outputs.append(jax.device_get(output))
-        found = means.of_total(program.loss(), total)
+        result = means.of_total(program.loss(), total)
         if self._is_labelled:
             labelled = self._reader.rows("validation", name, length)
-            found |= metrics.of_outputs(labelled, np.concatenate(outputs), self._labels)
-        return found
+            result |= metrics.of_outputs(labelled, np.concatenate(outputs), self._labels)
+        return result
 
-    @property
-    def _is_labelled(self) -> bool:
-        return isinstance(self._run.objective, objectives.LabelledObjective)
+    def _compile(self, program: Program) -> Callable:
+        """Returns the jitted function from a batch to its sums, the new carry, and the output of a task head."""
+        loss, model, published = program.loss(), program.model(), program.published_state.params
 
-    @property
-    def _labels(self) -> Sequence[str]:
-        return getattr(self._run.model.named_heads[TASK], "labels", ())
+        def step(params, batch, carry):
+            params = meshes.fitted(params, published)
+            sums, carry = means.sums(loss, model, params, batch, carry)
+            if not self._is_labelled:
+                return sums, carry, ()
+            # XLA removes the repeated computation. Every process gets all rows.
+            output, _ = task_heads.output(model, params, batch)
+            return sums, carry, jax.lax.with_sharding_constraint(output, meshes.replicated(program.mesh))
+
+        return steps.over_mesh(step, program.mesh, self._rules, program.options)
 
     def check_select(self) -> None:
-        """Refuses a metric to select by that is not computed, as far as that is known before it would be.
-
-        Raises:
-          UserError: as it says.
-        """
-        select, last = self._run.evaluation.select, self._program.stages[-1]
+        """Raises `UserError` if `evaluation.select` names a metric that cannot be computed or compared."""
+        select, last = self._settings.select, self._program.stages[-1]
         if not select:
             return
-        if (every := self._run.evaluation.every) > last.end_step:
+        if (every := self._settings.every) > last.end_step:
             raise UserError(
                 f"config.evaluation.select is '{select}', and nothing is validated: the run has {last.end_step} steps, "
                 f"config.evaluation.every is {every}: set it to at most the steps"
@@ -150,7 +168,7 @@ class Validation:
                 f"config.evaluation.select is '{select}', as SOURCE/METRIC: of sources that hold out rows "
                 f"{nearest(source, shares)}"
             )
-        known = ["loss", *metrics.names(self._run.objective, self._labels)] if self._is_labelled else [metric]
+        known = ["loss", *metrics.names(self._objective, self._labels)] if self._is_labelled else [metric]
         if metric not in known:
             raise UserError(f"config.evaluation.select is '{select}', which is not computed: {nearest(metric, known)}")
         if not _sign(select):
@@ -159,20 +177,35 @@ class Validation:
                 "plm_jax.common.metrics.declare"
             )
 
-    def selected(self, found: Means) -> float:
+    def selected(self, values: Mapping[str, float]) -> float:
         """Returns the value of `evaluation.select` among the metrics of a validation.
 
         Raises:
           UserError: the metric is not computed.
         """
-        select = self._run.evaluation.select
-        if select not in found:
-            raise UserError(f"config.evaluation.select is '{select}', which is not computed: {nearest(select, found)}")
-        return found[select]
+        select = self._settings.select
+        if select not in values:
+            raise UserError(f"config.evaluation.select is '{select}', which is not computed: {nearest(select, values)}")
+        return values[select]
 
     def is_better(self, value: float, than: float) -> bool:
         """Whether one value of `evaluation.select` is better than another."""
-        return _sign(self._run.evaluation.select) * (value - than) > 0
+        return _sign(self._settings.select) * (value - than) > 0
+
+
+class Validate(Callback):
+    """Validates a run every `evaluation.every` steps and after its last step."""
+
+    def __init__(self, validation: Validation, every: int, logger: MetricsLogger):
+        """`logger` writes the metrics into the row of the step."""
+        self._validation, self._every, self._logger = validation, every, logger
+
+    @override
+    def after_step(self, context: TrainingContext) -> None:
+        context.validation = None
+        if self._every and (context.is_last_step or context.step % self._every == 0):
+            validate = functools.partial(self._validation, context.state.params, context.phase)
+            context.validation = self._logger.flush(validate)
 
 
 def _sign(metric: str) -> int:
@@ -181,28 +214,11 @@ def _sign(metric: str) -> int:
     return declared.sign if declared else 0
 
 
-def _step(program: Program):
-    """The sums of a batch over the program's mesh, what it carries on, and the output of a task's head."""
-    loss, model, published = program.loss(), program.model(), program.published_state.params
-    is_labelled = isinstance(program.run.objective, objectives.LabelledObjective)
-
-    def step(params, batch, carry):
-        params = meshes.fitted(params, published)
-        sums, carry = means.sums(loss, model, params, batch, carry)
-        if not is_labelled:
-            return sums, carry, ()
-        # What is computed again XLA computes once. Every process gets all rows.
-        output, _ = task_heads.output(model, params, batch)
-        return sums, carry, jax.lax.with_sharding_constraint(output, meshes.replicated(program.mesh))
-
-    return steps.over_mesh(step, program.mesh, program.run.mesh.rules, program.options)
-
-
-def _whole(means: dict[str, Means], weights: dict[str, float]) -> Means:
-    """The mean of some sources' means by their weights, over those that have each."""
-    found = {}
+def _weighted_means(means: dict[str, Means], weights: dict[str, float]) -> Means:
+    """Returns the mean of each metric by the weights of the sources that have it."""
+    result = {}
     for metric in dict.fromkeys(metric for of_source in means.values() for metric in of_source):
-        having = [name for name, of_source in means.items() if metric in of_source]
-        total = sum(weights[name] for name in having)
-        found[metric] = sum(weights[name] * means[name][metric] for name in having) / total
-    return found
+        names = [name for name, of_source in means.items() if metric in of_source]
+        total = sum(weights[name] for name in names)
+        result[metric] = sum(weights[name] * means[name][metric] for name in names) / total
+    return result

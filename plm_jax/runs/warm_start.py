@@ -13,7 +13,7 @@ from plm_jax.runs import checkpoint_formats
 from plm_jax.training.trainable import compiled, layer_numbers, named, stack_of, unmatched
 
 
-def take(params, train: config.TrainConfig, model: ModelConfig):
+def load_weights(params, train: config.TrainConfig, model: ModelConfig):
     """`params` with the leaves of `train.init_from` whose names match one of `train.init_names`.
 
     The last `train.reinitialise_top` layers of each of the model's stacks stay as they are in `params`.

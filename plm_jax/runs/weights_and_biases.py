@@ -1,4 +1,4 @@
-"""Metrics to Weights & Biases, besides the files of the run directory; what goes wrong there ends no run."""
+"""Metrics in Weights & Biases, next to the files of the run directory; failures there do not end the run."""
 
 import os
 import tempfile
@@ -10,39 +10,39 @@ from plm_jax.common import storage
 from plm_jax.common.errors import one_line
 
 
-class Sink:
-    """A run of `train.wandb_project`; where none is named nothing is imported, and nothing is sent.
+class WandbWriter:
+    """Writes rows of metrics to the project `train.wandb_project`.
 
-    At the first thing that fails it says so, and stops. `WANDB_MODE=offline` keeps all on this machine.
+    The first failure is reported, and the writer stops. `WANDB_MODE=offline` keeps every row on this machine.
     """
 
-    def __init__(self, run: config.Run, workdir: str, say: Callable[[str], None]):
-        self._say, self._run = say, None
-        if run.train.wandb_project:
-            self._try(self._begin, run, workdir)
+    def __init__(self, run: config.Run, workdir: str, report: Callable[[str], None]):
+        self._report = report
+        self._wandb_run: Any = None
+        self._try(self._begin, run, workdir)
 
     def write(self, row: dict[str, Any]) -> None:
         """Sends a row of metrics."""
-        if self._run:
+        if self._wandb_run:
             numbers = {name: value for name, value in row.items() if name != "step"}
-            self._try(self._run.log, numbers, step=row["step"])
+            self._try(self._wandb_run.log, numbers, step=row["step"])
 
     def close(self) -> None:
-        """Sends what is left."""
-        if self._run:
-            self._try(self._run.finish)
+        """Sends the remaining rows."""
+        if self._wandb_run:
+            self._try(self._wandb_run.finish)
 
     def _begin(self, run: config.Run, workdir: str) -> None:
         import wandb  # With the extra [wandb].
 
         name = os.path.basename(storage.absolute(workdir).rstrip("/"))
-        self._run = wandb.init(
+        self._wandb_run = wandb.init(
             project=run.train.wandb_project,
             name=name,
             dir=tempfile.gettempdir() if storage.is_remote(workdir) else workdir,
             config=config.to_dict(run),
             resume="auto",
-            # What a run prints stays where it is printed.
+            # The output of a run stays on its console.
             settings=wandb.Settings(console="off", silent=True),
         )
 
@@ -51,9 +51,9 @@ class Sink:
             call(*args, **kwargs)
         except ModuleNotFoundError as error:
             self._fail(f"{error.name} is not installed: pip install 'plm_jax[wandb]'")
-        except Exception as error:  # Of a service, anything.
+        except Exception as error:  # The service may raise any error.
             self._fail(one_line(error) or type(error).__name__)
 
-    def _fail(self, why: str) -> None:
-        self._run = None
-        self._say(f"Weights & Biases gets no more metrics ({why}); metrics.jsonl has them all")
+    def _fail(self, reason: str) -> None:
+        self._wandb_run = None
+        self._report(f"Weights & Biases gets no more metrics ({reason}); metrics.jsonl has them all")

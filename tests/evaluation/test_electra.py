@@ -9,7 +9,7 @@ from plm_jax import config, models
 from plm_jax.data.reader import Reader
 from plm_jax.evaluation import perplexity
 from plm_jax.inference.language_model import LanguageModel
-from plm_jax.runs import loop
+from plm_jax.runs import setup
 from plm_jax.runs.checkpoints import Checkpoints
 from tests.support import runs
 from tests.support.tiny import ELECTRA, RUNS
@@ -56,7 +56,7 @@ def test_a_saved_discriminator_begins_another_run(workdir, tiny, tmp_path):
         plm_jax.load(workdir).save(tmp_path / "saved")
     run = runs.make(tiny, RUNS["electra"], train={"init_from": str(tmp_path / "saved"), "seed": 3})
     with Checkpoints(str(tmp_path / "run"), run.checkpoint) as checkpoints:
-        state, notes = loop.Trainer(run, jax.devices()[:1]).start(checkpoints)
+        state, notes = setup.starting_state(setup.build(run, devices=jax.devices()[:1]), checkpoints.restore)
     taken, source = runs.flat(state.params), runs.flat(plm_jax.load(tmp_path / "saved").params)
     assert all(np.array_equal(taken[name], leaf) for name, leaf in source.items())
     new = notes[1].removeprefix("new: ").split(", ")

@@ -17,7 +17,7 @@ from plm_jax.data.reader import Reader
 from plm_jax.evaluation import perplexity
 from plm_jax.inference.language_model import LanguageModel
 from plm_jax.models import registry
-from plm_jax.runs import loop
+from plm_jax.runs import setup
 from tests.support import caches, tiny
 
 VOCABULARY = config.VocabularyConfig(
@@ -142,8 +142,8 @@ def test_the_metrics_equal_a_walk_over_the_rows(documents, cache_dir, name):
 def test_validation_and_evaluation_say_the_same_of_the_same_rows(cache_dir, name):
     """Over several batches, of which the last is smaller, so that a mean of their means would be another."""
     run, lm = make(cache_dir, name)
-    trainer = loop.Trainer(run, jax.devices()[:1])
-    validated = trainer.validation(lm.params, trainer.stages[0])
+    job = setup.build(run, devices=jax.devices()[:1])
+    validated = job.validation(lm.params, job.program.stages[0])
     found = perplexity.evaluate(lm, run, "a", show_progress=False)
     terms = {"pairs": ("masked_lm", "pair"), "electra": ("generator", "discriminator")}[name]
     for key in ("loss", "nll", "accuracy", f"{terms[1]}_accuracy", *(f"{term}_loss" for term in terms)):

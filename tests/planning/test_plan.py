@@ -16,7 +16,7 @@ from plm_jax.config import files as pages
 from plm_jax.planning import hlo, tpus
 from plm_jax.planning import plan as planning
 from plm_jax.planning import slices as offers
-from plm_jax.runs import loop
+from plm_jax.runs import setup
 from plm_jax.training import flops
 from plm_jax.training.program import Program
 from tests.support import runs
@@ -55,12 +55,12 @@ SHARDED = wide(WIDTH, CHIPS)
 
 @pytest.mark.parametrize("name", ["plain", "separate", "bert", "t5", "electra", "spanbert"])
 def test_the_planned_batch_is_that_of_the_reader(tiny, name):
-    trainer = loop.Trainer(runs.make(tiny, RUNS[name]), jax.devices()[:2])
-    stage = trainer.stages[-1]
-    real = trainer.reader.batch(stage.first_step, range(stage.batch_size))
-    _, planned, *_ = planning.step_inputs(trainer, stage)
+    job = setup.build(runs.make(tiny, RUNS[name]), devices=jax.devices()[:2])
+    stage = job.program.stages[-1]
+    real = job.reader.batch(stage.first_step, range(stage.batch_size))
+    _, planned, *_ = planning.step_inputs(job.program, stage)
     assert {k: (v.shape, v.dtype) for k, v in planned.items()} == {k: (v.shape, v.dtype) for k, v in real.items()}
-    placed, _ = next(trainer.batches(stage.first_step))
+    placed, _ = next(runs.batches(job, stage.first_step))
     assert {k: v.sharding for k, v in planned.items()} == {k: v.sharding for k, v in placed.items()}
 
 

@@ -17,7 +17,7 @@ from plm_jax.common.errors import UserError
 from plm_jax.common.roles import is_role
 from plm_jax.data import reader
 from plm_jax.runs import checkpoint_folders as folders
-from plm_jax.runs import checkpoints, loop, resume
+from plm_jax.runs import checkpoints, resume, setup
 from plm_jax.training import optimizers
 from tests.runs.test_resume import back_at
 from tests.support import runs, tiny
@@ -77,8 +77,8 @@ def test_another_batch_size_goes_on_after_the_examples_that_were_read(tiny, trai
     allowed = go_on("--allow_changes")
     assert allowed.status == 0, allowed.err
     assert "resumed after step 3" in allowed.err and "  train.batch_size       8    16\n" in allowed.err
-    longer = runs.make(tiny, train={"steps": 1000})  # Examples of blocks depend on no batch size.
-    examples = reader.Reader(config.reader_config(longer)).example
+    # Examples of blocks do not depend on the batch size.
+    examples = reader.Reader(config.reader_config(runs.make(tiny, train={"steps": 1000}))).example
     wanted = runs.column(trained, "train/batch_digest")
     wanted |= {step: digest(map(examples, range(24 + 16 * i, 40 + 16 * i))) for i, step in enumerate((4, 5, 6))}
     assert runs.column(halfway, "train/batch_digest") == wanted
@@ -126,21 +126,21 @@ def test_fewer_steps_than_were_taken_are_a_mistake_more_are_told(tiny, halfway, 
 
 def going_on(workdir, run):
     """What a process that goes on with a run finds."""
-    resumed = resume.find(run, str(workdir))
-    trainer = loop.Trainer(run, jax.devices()[:1], resumed)
-    return resumed, trainer, trainer.changes()
+    resumed = resume.find_latest_checkpoint(str(workdir), run.train.steps)
+    job = setup.build(run, resumed, devices=jax.devices()[:1])
+    return resumed, job, job.changes
 
 
 def test_another_optimizer_keeps_weights_and_step_with_fresh_moments(tiny, halfway):
     schedule = config.LinearSchedule(1e-2, decay_steps=10)
     run = runs.make(tiny, optimizer=config.AdagradConfig(initial_accumulator=0.5, clip_norm=0.0), schedule=schedule)
-    resumed, trainer, changes = going_on(halfway, run)
+    resumed, job, changes = going_on(halfway, run)
     with pytest.raises(UserError, match=r"optimizer was adamw and is adagrad.*--allow_changes") as error:
         resumed.check(run, changes, allow_changes=False)
     assert "delete" not in str(error.value)
     resumed.check(run, changes, allow_changes=True)
     with checkpoints.Checkpoints(str(halfway), run.checkpoint) as directory:
-        state, notes = trainer.start(directory)
+        state, notes = setup.starting_state(job, directory.restore)
     assert int(state.step) == 3 and "moments begin anew" in notes[1]
     saved = runs.flat(jax.tree.map(np.asarray, checkpoints.load_params(str(halfway)).params))
     before = runs.flat(state.params)
@@ -148,8 +148,8 @@ def test_another_optimizer_keeps_weights_and_step_with_fresh_moments(tiny, halfw
     for name, leaf in saved.items():
         np.testing.assert_array_equal(before[name], leaf)
     # Adagrad's first update, by hand, at the rate of the fourth step: 0.01 falls by a tenth of it a step.
-    batch = next(trainer.batches(3))[0]
-    loss, model = trainer.loss(), trainer.model()
+    batch = next(runs.batches(job, 3))[0]
+    loss, model = job.program.loss(), job.program.model()
     examples = {key: value for key, value in batch.items() if key != "digest"}
 
     def mean(params):
@@ -158,7 +158,7 @@ def test_another_optimizer_keeps_weights_and_step_with_fresh_moments(tiny, halfw
         return value / weight
 
     grads = runs.flat(jax.grad(mean)(state.params))
-    state, metrics = trainer.stage_step(trainer.stages[-1])(state, batch, *trainer.inputs(int(state.step)))
+    state, metrics = job.program.stage_step(job.program.stages[-1])(state, batch, *job.program.inputs(int(state.step)))
     np.testing.assert_allclose(metrics["learning_rate"], 7e-3, rtol=1e-5)
     for name, leaf in runs.flat(state.params).items():
         wanted = before[name] - 7e-3 * grads[name] / np.sqrt(0.5 + grads[name] ** 2)
@@ -181,12 +181,12 @@ REFUSED = {
 @pytest.mark.parametrize("field", REFUSED)
 def test_what_breaks_exactness_is_refused_unless_it_is_allowed(field, tiny, halfway):
     run = runs.make(tiny, **REFUSED[field])
-    resumed, trainer, changes = going_on(halfway, run)
+    resumed, job, changes = going_on(halfway, run)
     with pytest.raises(UserError, match=r"checkpoint 3 of .* was trained otherwise .*--allow_changes") as error:
         resumed.check(run, changes, allow_changes=False)
     assert field in str(error.value) and "\n" not in str(error.value)
     resumed.check(run, changes, allow_changes=True)
-    stage = trainer.reader._stage(3)
+    stage = job.reader._stage(3)
     assert stage.first_example + (3 - stage.first_step) * stage.batch_size == 24
 
 
@@ -215,16 +215,16 @@ def test_what_changes_no_batch_is_told_and_goes_on(tiny, halfway):
         checkpoint={"save_every": 1},
         evaluation={"every": 2},
     )
-    resumed = resume.find(run, str(halfway))
-    trainer = loop.Trainer(run, jax.devices()[:4], resumed)
-    changes = trainer.changes()
+    resumed = resume.find_latest_checkpoint(str(halfway), run.train.steps)
+    job = setup.build(run, resumed, devices=jax.devices()[:4])
+    changes = job.changes
     resumed.check(run, changes, allow_changes=False)
     told = {change.field: change[1:3] for change in changes}
     assert told["mesh.fsdp"] == (1, 2) and told["mesh.data"] == (1, 2) and told["train.steps"] == (6, 9)
     sections = {field.split(".")[0] for field in told}
     assert sections == {"mesh", "model", "optimizer", "data", "train", "checkpoint", "evaluation"}
     with checkpoints.Checkpoints(str(halfway), run.checkpoint) as directory:
-        state, notes = trainer.start(directory)
+        state, notes = setup.starting_state(job, directory.restore)
     assert notes == ["resumed after step 3"] and int(state.step) == 3
     assert max(float(abs(leaf).max()) for leaf in jax.tree.leaves(state.optimizer)) > 0  # The moments are there.
 
@@ -233,13 +233,13 @@ def test_moved_paths_are_told_and_the_vocabulary_and_the_cache_decide(tiny, half
     shutil.copytree(tiny, tmp_path / "moved")
     resumed, _, changes = going_on(halfway, runs.make(tmp_path / "moved"))
     assert {change.field for change in changes} == {*("data.cache_dir", "data.sources.a.path", "data.sources.b.path")}
-    resumed.check(resumed.before, changes, allow_changes=False)
+    resumed.check(resumed.saved_run, changes, allow_changes=False)
 
 
 def test_the_rate_is_compared_over_all_steps_to_come(tiny, halfway):
     _, _, changes = going_on(halfway, runs.make(tiny, train={"steps": 8}))
     run = runs.make(tiny, train={"steps": 8})
-    resumed = resume.find(run, str(halfway))
+    resumed = resume.find_latest_checkpoint(str(halfway), run.train.steps)
     assert len(resumed.notes(run, changes)) == 1  # Constant: the table alone.
     later = runs.make(tiny, schedule=config.LinearSchedule(1e-3, warmup_steps=5, decay_steps=6))
     assert len(resumed.notes(later, changes)) == 2
@@ -261,17 +261,17 @@ def test_steps_to_come_follow_on_those_that_were_taken(tiny):
     run, longer = (runs.make(tiny, train={"steps": steps, "phases": phases}) for steps in (8, 16))
     assert ends(config.resolve_phases(run)) == ends(STAGES)
     # Within the first phase nothing that was read changes.
-    assert resume.taken(config.resolve_phases(run), 3) == resume.taken(config.resolve_phases(longer), 3)
-    assert ends(resume.planned(STAGES, config.resolve_phases(longer), 3)) == ends(config.resolve_phases(longer))
+    assert resume.spans_of_rows(config.resolve_phases(run), 3) == resume.spans_of_rows(config.resolve_phases(longer), 3)
+    assert ends(resume.plan_phases(STAGES, config.resolve_phases(longer), 3)) == ends(config.resolve_phases(longer))
     # After it something does.
-    assert resume.taken(config.resolve_phases(run), 6) != resume.taken(config.resolve_phases(longer), 6)
-    assert ends(resume.planned(STAGES, config.resolve_phases(longer), 6)) == [
+    assert resume.spans_of_rows(config.resolve_phases(run), 6) != resume.spans_of_rows(config.resolve_phases(longer), 6)
+    assert ends(resume.plan_phases(STAGES, config.resolve_phases(longer), 6)) == [
         *((0, 4, 0, 16, 8), (4, 6, 32, 32, 4)),
         *((6, 8, 40, 16, 8), (8, 16, 56, 32, 4)),
     ]
     # Nothing changes at all: however often it is resumed, the stages stay as they are.
     for step in range(9):
-        assert ends(resume.planned(STAGES, config.resolve_phases(run), step)) == ends(STAGES)
+        assert ends(resume.plan_phases(STAGES, config.resolve_phases(run), step)) == ends(STAGES)
 
 
 def test_what_a_source_gave_is_not_read_again_when_another_goes(tiny):
@@ -279,7 +279,7 @@ def test_what_a_source_gave_is_not_read_again_when_another_goes(tiny):
     both = runs.make(tiny, data={"mixture": {"a": 2.0, "b": 1.0}})
     alone = runs.make(tiny, data={"mixture": {"a": 1.0}, "sources": {"a": tiny_source("a", tiny)}})
     before, read = reader.Reader(config.reader_config(both)), config.resolve_phases(both)
-    stages = resume.planned(read, config.resolve_phases(alone), 3)
+    stages = resume.plan_phases(read, config.resolve_phases(alone), 3)
     after = reader.Reader(config.reader_config(alone, stages))
     assert after.rates(stages[0]) == {"a": 2.0} and after.notes() == []
     follow = [k for k in range(24, 72) if before._segments[0].mixture.locate(k)[0] == "a"][:16]
@@ -331,7 +331,7 @@ def test_moments_are_taken_over_wherever_the_table_says_that_the_recipe_alone_ch
         value = {bool: lambda v: not v, int: lambda v: 8, float: lambda v: v + 0.5 if v < 0.5 else v / 2}
         value[str] = {"float32": "bfloat16"}.get
         changed = dataclasses.replace(kind(), **{f.name: value[type(f.default)](f.default)})
-        same = loop._alike(state(kind()), state(changed))
+        same = setup._have_equal_shapes(state(kind()), state(changed))
         assert same or resume.meaning(f"optimizer.{f.name}", kind()) == "fixed", f.name
 
 

@@ -10,8 +10,7 @@ from plm_jax import config
 from plm_jax.common import sealing
 from plm_jax.common.errors import UserError
 from plm_jax.runs import checkpoint_folders as folders
-from plm_jax.runs import checkpoints, loop
-from plm_jax.runs import history as past
+from plm_jax.runs import checkpoints, history, loop
 from tests.support import resume, runs
 from tests.support.verbs import assert_one_line
 
@@ -195,7 +194,7 @@ def test_a_meta_without_a_step_or_a_config_is_damage(about, copied):
     (copied / "checkpoints/6/manifest.json").unlink()
     sealing.seal(str(copied / "checkpoints/6"), {"format": 2, "checkpoint": "6", "step": 6, "sealed": 1.5e9})
     with pytest.raises(UserError, match="has no step or no config"):
-        past.at(str(copied), 6)
+        history.read_history(str(copied), 6)
     assert folders.newest_good(folders.of_run(str(copied)), refuse=False).checkpoint.name == "4"
 
 
@@ -204,10 +203,10 @@ def test_stages_that_are_none_are_one_line(stages, copied):
     path = copied / "checkpoints/6/meta/metadata"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"stages": stages}))
     with pytest.raises(UserError, match=r"checkpoints/6 is damaged \(meta/metadata "):
-        past.at(str(copied), 6)
+        history.read_history(str(copied), 6)
     sealing.seal(str(copied / "checkpoints/6"), {"format": 2, "checkpoint": "6", "step": 6, "sealed": 1.5e9})
     with pytest.raises(UserError, match="the stages of "):
-        past.at(str(copied), 6)
+        history.read_history(str(copied), 6)
 
 
 def test_what_is_no_checkpoint_beside_them_does_not_fail_a_save(tiny, tmp_path):

@@ -19,7 +19,7 @@ from plm_jax.common import sealing
 from plm_jax.common.errors import UserError
 from plm_jax.hub import families, files, tensor_layout
 from plm_jax.models import registry
-from plm_jax.runs import checkpoint_formats, checkpoints, loop
+from plm_jax.runs import checkpoint_formats, checkpoints, setup
 from tests import golden
 from tests.support import bucket, resume, runs
 from tests.support import tiny as tiny_config
@@ -173,7 +173,7 @@ def test_the_verbs_take_a_converted_directory_as_they_take_the_run(tiny, trained
 
 def started(run, workdir):
     with checkpoints.Checkpoints(str(workdir), run.checkpoint) as directory:
-        return loop.Trainer(run, jax.devices()[:1]).start(directory)
+        return setup.starting_state(setup.build(run, devices=jax.devices()[:1]), directory.restore)
 
 
 def test_training_starts_from_a_converted_directory(converted, tiny, tmp_path):

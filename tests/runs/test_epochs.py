@@ -10,7 +10,7 @@ from plm_jax import config
 from plm_jax.common import trees
 from plm_jax.common.errors import UserError
 from plm_jax.data.reader import Reader
-from plm_jax.runs import epochs, loop
+from plm_jax.runs import epochs, loop, run_directory
 from tests.support import runs
 
 
@@ -22,16 +22,16 @@ def made(folder, **train):
 def test_steps_are_those_in_which_all_rows_are_read(tiny):
     run = made(tiny, epochs=2.0)
     rows = sum(Reader(config.reader_config(runs.make(tiny))).num_rows("train").values())
-    assert epochs.resolved(run).train.steps == math.ceil(2 * rows / 8)
+    assert epochs.resolve_steps(run).train.steps == math.ceil(2 * rows / 8)
     # To the row: where they divide there is no step more.
     exact = made(tiny, epochs=3.0, batch_size=rows)
-    assert epochs.resolved(exact).train.steps == 3
-    assert epochs.resolved(runs.make(tiny)).train == runs.make(tiny).train
+    assert epochs.resolve_steps(exact).train.steps == 3
+    assert epochs.resolve_steps(runs.make(tiny)).train == runs.make(tiny).train
 
 
 def test_phases_have_their_shares_of_the_steps(tiny):
     phases = (config.PhaseConfig(0.5, length=16), config.PhaseConfig(1.0, batch_size=16))
-    found = epochs.resolved(made(tiny, epochs=1.0, phases=phases))
+    found = epochs.resolve_steps(made(tiny, epochs=1.0, phases=phases))
     reader = Reader(config.reader_config(found))
     read = sum(
         (stage.end_step - stage.first_step)
@@ -45,8 +45,8 @@ def test_phases_have_their_shares_of_the_steps(tiny):
 def test_a_run_of_epochs_ends_after_them_and_says_so_in_its_config(tiny, tmp_path):
     schedule = config.LinearSchedule(1e-3, warmup_fraction=0.5)
     loop.pretrain(runs.make(tiny, train={"steps": 0, "epochs": 0.1}, schedule=schedule), str(tmp_path))
-    steps = epochs.resolved(made(tiny, epochs=0.1)).train.steps
-    described = loop.run_directory.read(str(tmp_path))["config"]["train"]
+    steps = epochs.resolve_steps(made(tiny, epochs=0.1)).train.steps
+    described = run_directory.read(str(tmp_path))["config"]["train"]
     assert (described["steps"], described["epochs"]) == (steps, 0.1)
     rates = runs.column(tmp_path, "train/learning_rate")
     peak = round(steps / 2)

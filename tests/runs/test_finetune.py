@@ -21,7 +21,8 @@ from plm_jax.data import prepare
 from plm_jax.experiments import seeds
 from plm_jax.hub import tasks
 from plm_jax.models import registry, task_heads
-from plm_jax.runs import checkpoint_formats, loop, transfer
+from plm_jax.runs import checkpoint_formats, setup, transfer
+from plm_jax.training.program import fitted
 from tests.support import moods, resume, runs
 from tests.support import tiny as tiny_config
 
@@ -56,7 +57,7 @@ def page(folder, form="classes", **sections):
 
 def started(run):
     """The parameters before the first step, on the host, and the notes."""
-    state, notes = loop.Trainer(run, jax.devices()[:1]).start(None)
+    state, notes = setup.starting_state(setup.build(run, devices=jax.devices()[:1]), None)
     return runs.flat(state.params), notes
 
 
@@ -167,14 +168,14 @@ def test_eight_devices_fine_tune_as_one(folder):
     eight = dataclasses.replace(one, mesh=config.MeshConfig(data=1, fsdp=4, tensor=2))
     found = []
     for run, devices in ((one, 1), (eight, 8)):
-        trainer = loop.Trainer(run, jax.devices()[:devices])
-        state, _ = trainer.start(None)
-        step, losses = trainer.stage_step(trainer.stages[0]), []
-        for number, (batch, _) in enumerate(trainer.batches(0)):
-            state, metrics = step(state, batch, *trainer.inputs(number))
+        job = setup.build(run, devices=jax.devices()[:devices])
+        state, _ = setup.starting_state(job, None)
+        step, losses = job.program.stage_step(job.program.stages[0]), []
+        for number, (batch, _) in enumerate(runs.batches(job, 0)):
+            state, metrics = step(state, batch, *job.program.inputs(number))
             losses.append(float(metrics["loss"]))
-        validated = trainer.validation(state.params, trainer.stages[0])
-        found.append((losses, validated, runs.flat(jax.device_get(published(trainer, state)))))
+        validated = job.validation(state.params, job.program.stages[0])
+        found.append((losses, validated, runs.flat(jax.device_get(published(job, state)))))
     (losses, validated, params), (of_eight, validated_by_eight, params_of_eight) = found
     np.testing.assert_allclose(of_eight, losses, rtol=1e-5)
     assert validated.keys() == validated_by_eight.keys() and {"mood/accuracy", "mood/f1"} <= validated.keys()
@@ -185,9 +186,9 @@ def test_eight_devices_fine_tune_as_one(folder):
             np.testing.assert_allclose(params_of_eight[name], leaf, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
-def published(trainer, state):
+def published(job, state):
     """The parameters as checkpoints hold them."""
-    return loop.fitted(state, trainer.published_state).params
+    return fitted(state, job.program.published_state).params
 
 
 @pytest.mark.parametrize(
@@ -205,7 +206,7 @@ def test_a_metric_that_is_not_computed_is_told(select, every, says, folder):
     )
     prepare.prepare(run)
     with pytest.raises(UserError, match=says):
-        loop.Trainer(run, jax.devices()[:1])
+        setup.build(run, devices=jax.devices()[:1])
 
 
 def test_a_page_without_a_model_evaluates_a_checkpoint_that_no_run_of_ours_made(folder, verb, tmp_path):

@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from plm_jax.runs.goodput import Ledger
+from plm_jax.runs.goodput import Goodput
 from tests.support.clock import Clock
 
 
@@ -15,110 +15,110 @@ def clock():
     return Clock(100.0)
 
 
-def step(ledger: Ledger, clock: Clock, number: int, seconds: float) -> None:
+def step(goodput: Goodput, clock: Clock, number: int, seconds: float) -> None:
     clock.now += seconds
-    ledger.stepped(number)
+    goodput.finish_step(number)
 
 
 def test_the_parts_sum_to_the_whole_and_each_has_what_it_took(clock):
-    ledger = Ledger(before=7.0, clock=clock)
+    goodput = Goodput(before=7.0, clock=clock)
     clock.now += 3
-    with ledger.spending("steps"):
-        ledger.begin(20)
-        with ledger.spending("compile"):
+    with goodput.measure("steps"):
+        goodput.begin(20)
+        with goodput.measure("compile"):
             clock.now += 40
         for number in range(21, 31):
-            step(ledger, clock, number, 2)
-        with ledger.spending("validation"):
+            step(goodput, clock, number, 2)
+        with goodput.measure("validation"):
             clock.now += 5
-        with ledger.saves():
+        with goodput.measure_save():
             clock.now += 4
-        step(ledger, clock, 31, 2)
+        step(goodput, clock, 31, 2)
         clock.now += 0.5  # Of a step that has not ended.
-        state = ledger.state()
+        state = goodput.snapshot()
     assert state.seconds == {"start": 10, "compile": 40, "data": 0, "steps": 22.5, "saves": 4, "validation": 5}
     assert sum(state.seconds.values()) == clock.now - 100 + 7
     assert (state.first_step, state.step, state.worked, state.marks) == (20, 31, 22, [[30, 20]])
     assert (state.part, state.median, state.since, state.idle) == ("steps", 2, 0.5, 0.5)
     clock.now += 1
-    assert ledger.state().seconds["start"] == 11
+    assert goodput.snapshot().seconds["start"] == 11
 
 
 def test_marks_of_saves_stay_few_and_the_last_ones_exact(clock):
-    ledger = Ledger(clock=clock)
-    with ledger.spending("steps"):
-        ledger.begin(0)
+    goodput = Goodput(clock=clock)
+    with goodput.measure("steps"):
+        goodput.begin(0)
         for number in range(1, 1001):
-            step(ledger, clock, number, 1)
-            with ledger.saves():
+            step(goodput, clock, number, 1)
+            with goodput.measure_save():
                 clock.now += 1
-    marks = ledger.state().marks
+    marks = goodput.snapshot().marks
     assert len(marks) <= 64 and marks[-30:] == [[number, number] for number in range(971, 1001)]
     assert marks == sorted(marks)
 
 
 def test_a_wait_for_data_counts_from_when_the_devices_have_nothing_to_do(clock):
     """A batch that takes ten seconds, beside a step that takes four of them."""
-    ledger = Ledger(clock=clock)
+    goodput = Goodput(clock=clock)
     result = types.SimpleNamespace(block_until_ready=lambda: None)
 
     def batches():
         yield "first"
         clock.now += 4
-        ledger.dispatched(result)
-        while ledger._running.until(-1.0) == -1.0:  # Until the thread that waits for the devices has seen the end.
+        goodput.add_dispatched(result)
+        while goodput._running.until(-1.0) == -1.0:  # Until the thread that waits for the devices has seen the end.
             pass
         clock.now += 6
         yield "second"
 
-    with ledger.spending("steps"):
-        assert list(ledger.awaited(batches())) == ["first", "second"]
-    assert ledger.state().seconds["data"] == 6 and ledger.state().seconds["steps"] == 4
-    ledger.close()
+    with goodput.measure("steps"):
+        assert list(goodput.measure_batches(batches())) == ["first", "second"]
+    assert goodput.snapshot().seconds["data"] == 6 and goodput.snapshot().seconds["steps"] == 4
+    goodput.close()
 
 
 def test_while_the_devices_compute_no_wait_counts(clock):
-    ledger = Ledger(clock=clock)
+    goodput = Goodput(clock=clock)
     release = threading.Event()
-    ledger.dispatched(types.SimpleNamespace(block_until_ready=release.wait))
+    goodput.add_dispatched(types.SimpleNamespace(block_until_ready=release.wait))
 
     def batches():
         clock.now += 10
         yield "one"
 
-    with ledger.spending("steps"):
-        assert list(ledger.awaited(batches())) == ["one"]
+    with goodput.measure("steps"):
+        assert list(goodput.measure_batches(batches())) == ["one"]
     release.set()
-    assert ledger.state().seconds["data"] == 0 and ledger.state().seconds["steps"] == 10
-    ledger.close()
+    assert goodput.snapshot().seconds["data"] == 0 and goodput.snapshot().seconds["steps"] == 10
+    goodput.close()
 
 
 def test_waits_while_the_devices_compute_never_sum_to_less_than_nothing():
     """Time passes between any two reads of the clock, in amounts whose sums are rounded."""
     times = itertools.accumulate(itertools.repeat(0.1))
-    ledger = Ledger(clock=lambda: next(times))
+    goodput = Goodput(clock=lambda: next(times))
     release = threading.Event()
-    ledger.dispatched(types.SimpleNamespace(block_until_ready=release.wait))
-    with ledger.spending("steps"):
-        for _ in ledger.awaited(range(20)):
-            assert ledger.state().seconds["data"] == 0
+    goodput.add_dispatched(types.SimpleNamespace(block_until_ready=release.wait))
+    with goodput.measure("steps"):
+        for _ in goodput.measure_batches(range(20)):
+            assert goodput.snapshot().seconds["data"] == 0
     release.set()
-    ledger.close()
+    goodput.close()
 
 
 def test_a_step_of_ten_times_the_median_is_told_with_what_was_waited_for(clock):
-    ledger = Ledger(clock=clock)
-    with ledger.spending("steps"):
-        ledger.begin(0)
+    goodput = Goodput(clock=clock)
+    with goodput.measure("steps"):
+        goodput.begin(0)
         for number in range(1, 6):
-            step(ledger, clock, number, 0.5)
-        assert ledger.state().slow_at == 5
-        with ledger.saves():
+            step(goodput, clock, number, 0.5)
+        assert goodput.snapshot().slow_at == 5
+        with goodput.measure_save():
             clock.now += 60  # A save is no step.
-        step(ledger, clock, 6, 0.5)
-        with ledger.spending("data"):
+        step(goodput, clock, 6, 0.5)
+        with goodput.measure("data"):
             clock.now += 5
-        step(ledger, clock, 7, 0.5)
-        step(ledger, clock, 8, 4.5)
-    slow = ledger.slow.get_nowait()
-    assert (slow.step, slow.seconds, slow.median, slow.data) == (7, 5.5, 0.5, 5) and ledger.slow.empty()
+        step(goodput, clock, 7, 0.5)
+        step(goodput, clock, 8, 4.5)
+    slow = goodput.slow.get_nowait()
+    assert (slow.step, slow.seconds, slow.median, slow.data) == (7, 5.5, 0.5, 5) and goodput.slow.empty()

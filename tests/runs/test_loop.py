@@ -21,8 +21,12 @@ from plm_jax.data import cache
 from plm_jax.data.reader import Reader
 from plm_jax.hub import huggingface
 from plm_jax.runs import checkpoint_folders as folders
-from plm_jax.runs import checkpoints, loop, telemetry
+from plm_jax.runs import checkpoints, loop, metrics_logger, run_directory, setup, telemetry
+from plm_jax.runs.callbacks import TrainingContext
+from plm_jax.runs.goodput import Goodput
+from plm_jax.runs.metrics_logger import MetricsLogger
 from plm_jax.training import flops, program
+from plm_jax.training import mesh as meshes
 from tests.support import runs
 from tests.support import tiny as tiny_runs
 from tests.support.tiny import MODEL
@@ -61,7 +65,7 @@ def test_a_vocabulary_comes_without_what_killed_processes_left_of_it(tiny, tmp_p
         (tmp_path / folder / "vocabulary" / left).touch()
     (tmp_path / "cache/vocabulary/v.txt").write_text("a\n")
     run = runs.make(tiny, data={"cache_dir": str(tmp_path / "cache")}, vocabulary={"spec": "wordpiece:there/v.txt"})
-    loop.run_directory.write(str(tmp_path / "run"), "a", run, {}, [])
+    run_directory.write(str(tmp_path / "run"), "a", run, {}, [])
     assert [path.name for path in (tmp_path / "run/vocabulary").iterdir()] == ["v.txt"]
 
 
@@ -99,9 +103,9 @@ def test_a_trainer_opens_its_caches_as_one_of_those_who_read_them(tiny, monkeypa
         return opened(folder, name, tokens, share)
 
     monkeypatch.setattr(cache, "open_source", open_source)
-    loop.Trainer(run)
-    monkeypatch.setattr(loop.meshes, "local_rows", lambda sharding, size: np.arange(size // 4))
-    loop.Trainer(run)
+    setup.build(run)
+    monkeypatch.setattr(meshes, "local_rows", lambda sharding, size: np.arange(size // 4))
+    setup.build(run)
     number = len(shares) // 2
     assert number and shares == [1.0] * number + [0.25] * number
 
@@ -214,7 +218,7 @@ def test_rows_are_on_disk_before_a_checkpoint_begins(tiny, tmp_path, monkeypatch
 def test_speeds_leave_validation_and_compiling_out(tiny, monkeypatch):
     """By a clock that moves only while a loss is waited for, and in validation."""
     clock, written = types.SimpleNamespace(now=0.0), []
-    monkeypatch.setattr(loop, "time", types.SimpleNamespace(perf_counter=lambda: clock.now))
+    monkeypatch.setattr(metrics_logger, "time", types.SimpleNamespace(perf_counter=lambda: clock.now))
 
     class Loss:
         def __init__(self, seconds):
@@ -230,15 +234,18 @@ def test_speeds_leave_validation_and_compiling_out(tiny, monkeypatch):
 
     quiet = lambda *_, **__: contextlib.nullcontext()  # noqa: E731
     log = types.SimpleNamespace(progress=lambda *_: None, write=written.append, doing=quiet, say=print)
-    trainer = loop.Trainer(runs.make(tiny, train={"log_every": 2}), jax.devices()[:1])
-    recorder = loop.Recorder(trainer, log, loop.Ledger(), trainer.incidents("none"))
-    recorder.begin(trainer.stages[0])
+    job = setup.build(runs.make(tiny, train={"log_every": 2}), devices=jax.devices()[:1])
+    recorder = MetricsLogger(job.run, log, Goodput(), setup.new_incidents(job, "none"))
+    context = TrainingContext(job.program.stages[0], job.program, None, 0, 6)
+    recorder.begin_phase(context)
     for step in range(1, 8):
         loss = Loss(500 if step == 1 else step)  # The first step compiles.
-        recorder.add(step, {"loss": loss, "grad_norm": 1.0, "digest": np.zeros(2, np.uint32)}, waited=0.5)
+        context.step, context.data_wait_seconds = step, 0.5
+        context.metrics = {"loss": loss, "grad_norm": 1.0, "digest": np.zeros(2, np.uint32)}
+        recorder.after_step(context)
         if step == 4:
-            recorder.drain(validate)
-    recorder.drain()
+            recorder.flush(validate)
+    recorder.end_phase(context)
     assert [row["step"] for row in written] == [2, 4, 6]
     assert [row["train/step_seconds"] for row in written] == [2, 3.5, 5.5]
     assert [row["train/data_wait_seconds"] for row in written] == [0.5, 0.5, 0.5]
@@ -254,15 +261,17 @@ def test_phases_change_length_batch_and_dropout(tiny):
     run = runs.make(tiny, train={"steps": 8, "phases": phases})
     stages = config.resolve_phases(run)
     assert [(s.first_step, s.end_step, s.first_example) for s in stages] == [(0, 2, 0), (2, 4, 32), (4, 8, 64)]
-    trainer = loop.Trainer(run, jax.devices()[:1])
-    shapes = [batch["tokens"].shape for batch, _ in trainer.batches(0)]
+    job = setup.build(run, devices=jax.devices()[:1])
+    shapes = [batch["tokens"].shape for batch, _ in runs.batches(job, 0)]
     assert shapes == [(16, 16)] * 4 + [(32, 32)] * 4
     # Resumed in the middle of a phase, it goes on there.
-    assert [batch["tokens"].shape for batch, _ in trainer.batches(3)] == shapes[3:]
-    assert trainer.model(stages[1].dropout).model.dropout.attention == 0.5
-    assert trainer.model(stages[2].dropout).model.dropout == run.model.dropout
-    batch, state = next(trainer.batches(0))[0], trainer.new_state()
-    lowered = [trainer.stage_step(stage).lower(state, batch, *trainer.inputs(0)).as_text() for stage in stages[:2]]
+    assert [batch["tokens"].shape for batch, _ in runs.batches(job, 3)] == shapes[3:]
+    assert job.program.model(stages[1].dropout).model.dropout.attention == 0.5
+    assert job.program.model(stages[2].dropout).model.dropout == run.model.dropout
+    batch, state = next(runs.batches(job, 0))[0], job.program.new_state()
+    lowered = [
+        job.program.stage_step(stage).lower(state, batch, *job.program.inputs(0)).as_text() for stage in stages[:2]
+    ]
     assert ["threefry" in text or "random" in text for text in lowered] == [False, True]
 
 
@@ -283,7 +292,7 @@ def test_weights_from_a_run_by_name(trained, tiny, tmp_path):
     patterns = (r"stack/.*kernel", "token_embedding")
     run = runs.make(tiny, train={"init_from": str(workdir), "init_names": patterns, "seed": 9})
     state, notes = started(run, tmp_path)
-    fresh = runs.flat(loop.Trainer(run, jax.devices()[:1]).new_state().params)
+    fresh = runs.flat(setup.build(run, devices=jax.devices()[:1]).program.new_state().params)
     for name, leaf in runs.flat(state.params).items():
         taken = name == "token_embedding" or (name.startswith("stack/") and name.endswith("kernel"))
         np.testing.assert_array_equal(leaf, (source if taken else fresh)[name], err_msg=name)
@@ -293,7 +302,7 @@ def test_weights_from_a_run_by_name(trained, tiny, tmp_path):
 
 def started(run, workdir):
     with checkpoints.Checkpoints(str(workdir), run.checkpoint) as directory:
-        return loop.Trainer(run, jax.devices()[:1]).start(directory)
+        return setup.starting_state(setup.build(run, devices=jax.devices()[:1]), directory.restore)
 
 
 def test_a_new_run_with_a_head_that_nothing_trains_is_refused(tiny, tmp_path):
@@ -305,7 +314,7 @@ def test_a_new_run_with_a_head_that_nothing_trains_is_refused(tiny, tmp_path):
 
 def test_weights_from_hugging_face(tiny, tmp_path):
     model = runs.make(tiny).model
-    state = loop.Trainer(runs.make(tiny, train={"seed": 5}), jax.devices()[:1]).new_state()
+    state = setup.build(runs.make(tiny, train={"seed": 5}), devices=jax.devices()[:1]).program.new_state()
     params = jax.device_get(state.params)
     huggingface.write(str(tmp_path / "hf"), huggingface.Pretrained(model, params))
     taken, notes = started(runs.make(tiny, train={"init_from": str(tmp_path / "hf")}), tmp_path / "run")
@@ -317,14 +326,15 @@ def test_bfloat16_trains_with_float32_parameters(tiny):
     run = runs.make(
         tiny, precision=config.PrecisionConfig("bfloat16"), train={"steps": 8}, schedule={"learning_rate": 3e-3}
     )
-    losses, _, after, trainer, state = runs.steps(run, 1)
+    losses, _, after, job, state = runs.steps(run, 1)
     assert losses[0] - losses[-1] > 0.2
     assert {leaf.dtype for leaf in jax.tree.leaves((state.params, state.optimizer))} == {
         np.dtype("float32"),
         np.dtype("int32"),
     }
     assert all(leaf.dtype == np.float32 for leaf in after.values())
-    text = trainer.stage_step(trainer.stages[0]).lower(state, next(trainer.batches(0))[0], *trainer.inputs(0)).as_text()
+    train_step, (batch, _) = job.program.stage_step(job.program.stages[0]), next(runs.batches(job, 0))
+    text = train_step.lower(state, batch, *job.program.inputs(0)).as_text()
     assert any("dot_general" in line and "bf16" in line for line in text.splitlines())
 
 

@@ -12,7 +12,7 @@ import pytest
 from plm_jax.common import leases, storage
 from plm_jax.common.errors import Interrupted, UserError
 from plm_jax.runs import heartbeat, run_status
-from plm_jax.runs.goodput import PARTS, Ledger
+from plm_jax.runs.goodput import PARTS, Goodput
 from plm_jax.runs.heartbeat import Heartbeat
 from tests.support.clock import Clock
 
@@ -55,24 +55,24 @@ def start(notes: Notes, workdir: str, rng: random.Random, first: int, until: int
       The step of its last checkpoint.
     """
     clock, began, saved = notes.clock, notes.clock.now, first
-    ledger = Ledger(clock=clock)
-    beat = Heartbeat(workdir, ledger, began, 10.0, 0, 1)
+    goodput = Goodput(clock=clock)
+    beat = Heartbeat(workdir, goodput, began, 10.0, 0, 1)
     notes.take("start", 60.0)
     notes.goes_on(first)
-    with ledger.spending("steps"):
-        ledger.begin(first)
-        with ledger.spending("compile"):
+    with goodput.measure("steps"):
+        goodput.begin(first)
+        with goodput.measure("compile"):
             notes.take("compile", 90.0)
         for step in range(first + 1, until + 1):
-            with ledger.spending("data"):
+            with goodput.measure("data"):
                 notes.take("data", rng.uniform(0, 2))
             notes.made(step, rng.uniform(20, 40))
-            ledger.stepped(step)
+            goodput.finish_step(step)
             if step % 1000 == 0:
-                with ledger.spending("validation"):
+                with goodput.measure("validation"):
                     notes.take("validation", 300.0)
             if step % save_every == 0 or step == last:
-                with ledger.saves():
+                with goodput.measure_save():
                     beat.write()  # As its thread does when a save begins.
                     notes.take("saves", 8.0)
                 saved = step
@@ -196,7 +196,7 @@ def test_a_run_in_a_bucket_tells_the_same(clock, tmp_path):
     for name in ("config.json", "heartbeat/1.json"):
         storage.write(f"{workdir}/{name}", (local / name).read_bytes())
     storage.write(f"{workdir}/metrics.jsonl", rows + (local / "metrics.jsonl").read_bytes())
-    beat = Heartbeat(workdir, Ledger(clock=clock), clock.now, 0.0, 0, 1)
+    beat = Heartbeat(workdir, Goodput(clock=clock), clock.now, 0.0, 0, 1)
     clock.now += 10
     beat.write()
     assert [start["began"] for start in run_status.read(workdir)] == [1000, clock.now - 10]
@@ -246,20 +246,20 @@ def wait_until(condition) -> None:
 
 
 def test_each_host_says_what_it_waits_for_when_steps_stop(clock, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(heartbeat, "_LOOK", 0.001)
+    monkeypatch.setattr(heartbeat, "_CHECK", 0.001)
     path = tmp_path / "heartbeat" / "stalled-1.json"
-    ledger = Ledger(clock=clock)
-    with Heartbeat(str(tmp_path), ledger, clock.now, 10.0, process=1, processes=2), ledger.spending("steps"):
-        ledger.begin(0)
+    goodput = Goodput(clock=clock)
+    with Heartbeat(str(tmp_path), goodput, clock.now, 10.0, process=1, num_processes=2), goodput.measure("steps"):
+        goodput.begin(0)
         for step in range(1, 8):
             clock.now += 3
-            ledger.stepped(step)
-        with ledger.spending("data"):
+            goodput.finish_step(step)
+        with goodput.measure("data"):
             clock.now += 30
             wait_until(path.exists)
         says = json.loads(path.read_text())["says"]
         clock.now += 0.5
-        ledger.stepped(8)
+        goodput.finish_step(8)
         wait_until(lambda: not path.exists())
     assert "process 1 on" in says and "no step has ended for 30 s after step 7 (the median is 3 s)" in says
     assert "waiting for data" in says and "test_run_status.py" in says and "in wait_until" in says
@@ -269,9 +269,9 @@ def test_each_host_says_what_it_waits_for_when_steps_stop(clock, tmp_path, monke
 
 
 def test_none_for_stall_minutes_is_told_whatever_it_does(clock, tmp_path, monkeypatch):
-    monkeypatch.setattr(heartbeat, "_LOOK", 0.001)
-    ledger = Ledger(clock=clock)
-    with Heartbeat(str(tmp_path), ledger, clock.now, 2.0, process=0, processes=1):
+    monkeypatch.setattr(heartbeat, "_CHECK", 0.001)
+    goodput = Goodput(clock=clock)
+    with Heartbeat(str(tmp_path), goodput, clock.now, 2.0, process=0, num_processes=1):
         clock.now += 121
         path = tmp_path / "heartbeat" / "stalled-0.json"
         wait_until(path.exists)
@@ -280,7 +280,7 @@ def test_none_for_stall_minutes_is_told_whatever_it_does(clock, tmp_path, monkey
 
 def test_a_run_does_not_fail_where_its_signs_of_life_cannot_be_written(clock, tmp_path):
     (tmp_path / "heartbeat").write_text("a file in the way")
-    with Heartbeat(str(tmp_path), Ledger(clock=clock), clock.now, 0.0, 0, 1):
+    with Heartbeat(str(tmp_path), Goodput(clock=clock), clock.now, 0.0, 0, 1):
         pass
 
 
@@ -294,7 +294,7 @@ def test_a_run_does_not_fail_where_its_signs_of_life_cannot_be_written(clock, tm
     ],
 )
 def test_the_last_sign_of_life_says_how_it_ended(error, ended, clock, tmp_path):
-    beat = Heartbeat(str(tmp_path), Ledger(clock=clock), clock.now, 0.0, 0, 1)
+    beat = Heartbeat(str(tmp_path), Goodput(clock=clock), clock.now, 0.0, 0, 1)
     beat.__enter__()
     beat.__exit__(type(error), error, None)
     (only,) = run_status.read(str(tmp_path))

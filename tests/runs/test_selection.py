@@ -17,6 +17,7 @@ from plm_jax.common.errors import UserError
 from plm_jax.runs import checkpoint_folders as folders
 from plm_jax.runs import loop, selection
 from plm_jax.runs.checkpoints import Checkpoints
+from plm_jax.runs.validation import Validation
 from tests.support import runs
 
 BENCHMARKS = pathlib.Path(__file__).parents[2] / "benchmarks"
@@ -43,7 +44,6 @@ class Steps:
 
     def __init__(self, workdir, select="mood/f1"):
         self.workdir, self.best = workdir, workdir / "checkpoints/best"
-        self.run = types.SimpleNamespace(evaluation=config.EvaluationConfig(every=1, select=select))
         self.validation = types.SimpleNamespace(
             selected=lambda found: found[select], is_better=lambda value, than: value > than
         )
@@ -52,7 +52,7 @@ class Steps:
     def train(self, values, first_step=0):
         """Resumes from a step; returns the lines that were printed at the start and at the end."""
         resumed = types.SimpleNamespace(step=first_step, meta=self.saved[first_step]) if first_step else None
-        start = selection.read_start(self.run, str(self.workdir), resumed)
+        start = selection.read_start(self.select, str(self.workdir), resumed)
         lines = [*start.notes, *selection.set_aside(start)]
         with Checkpoints(str(self.workdir), config.CheckpointConfig(), run_id="a") as checkpoints:
             selector = selection.Selection(self.validation, checkpoints, self.select, start)
@@ -152,7 +152,7 @@ def test_damaged_weights_are_set_aside_and_worse_ones_do_not_replace_them(base, 
         loop.pretrain(base.config, str(workdir), refuse_damaged=True)
     assert files(best) == damaged
 
-    monkeypatch.setattr(loop.Validation, "__call__", lambda *_: {"mood/loss": 99.0})
+    monkeypatch.setattr(Validation, "__call__", lambda *_: {"mood/loss": 99.0})
     train = dataclasses.replace(base.config.train, steps=6)
     capsys.readouterr()
     loop.pretrain(dataclasses.replace(base.config, train=train), str(workdir))

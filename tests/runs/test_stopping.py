@@ -21,8 +21,7 @@ from hypothesis import strategies as st
 from plm_jax import config
 from plm_jax.common.errors import UserError
 from plm_jax.runs import checkpoint_folders as folders
-from plm_jax.runs import coordination as decisions
-from plm_jax.runs import interruption, loop, telemetry
+from plm_jax.runs import coordination, interruption, loop, telemetry
 from plm_jax.runs.coordination import Decision
 from tests.support import resume, runs
 
@@ -112,11 +111,11 @@ def test_the_same_signal_again_within_a_second_is_the_same_request(monkeypatch):
     with interruption.Interruption(60) as asked:
         for now[0], number in ((5.0, signal.SIGTERM), (5.9, signal.SIGTERM), (6.1, signal.SIGTERM)):
             assert not ended
-            asked._heard(number, None)
+            asked._handle(number, None)
         assert asked.reason == "SIGTERM" and ended == [128 + signal.SIGTERM]
     with interruption.Interruption(60) as asked:
-        asked._heard(signal.SIGUSR1, None)
-        asked._heard(signal.SIGTERM, None)  # Another one is a second one.
+        asked._handle(signal.SIGUSR1, None)
+        asked._handle(signal.SIGTERM, None)  # Another one is a second one.
     assert len(ended) == 2
 
 
@@ -170,24 +169,24 @@ class Clock(types.SimpleNamespace):
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock(now=1000.0)
-    monkeypatch.setattr(decisions, "time", clock)
+    monkeypatch.setattr(coordination, "time", clock)
     return clock
 
 
 def test_saves_are_due_by_the_minute_and_later_and_later_after_failures(clock):
-    decided = decisions.Decisions(config.CheckpointConfig(save_minutes=15, max_failures=3), "run")
+    decided = coordination.Coordinator(config.CheckpointConfig(save_minutes=15, max_failures=3), "run")
     due = []
     for step in range(1, 200):
         clock.now += 30
-        decision = decided.after(step)
+        decision = decided.decide(step)
         if decision.failed:
             assert "no room, the last of 3 saves that failed in a row" in decision.failed
             break
         if decision.save:
             due.append(30 * step)
-            decided.saving()
+            decided.begin_save()
             if len(due) in (2, 4, 5, 6):  # One fails by itself, then all do.
-                decided.save_failed("no room")
+                decided.report_failure("no room")
     # 15 minutes, again; the failure is tried again at once; 15 minutes later, and then after 10 and 20 seconds.
     assert due == [900, 1800, 1860, 2760, 2820, 2880] and step == 97
 
@@ -198,12 +197,12 @@ class Service:
     def __init__(self, told):
         self.told = told
 
-    put = decisions._Alone.put
-    get = decisions._Alone.get
-    below = decisions._Alone.below
+    put = coordination._SingleProcess.put
+    get = coordination._SingleProcess.get
+    below = coordination._SingleProcess.below
 
     @property
-    def _told(self):
+    def _values(self):
         return self.told
 
 
@@ -213,8 +212,8 @@ def test_processes_that_are_a_step_apart_decide_the_same(data):
     told, number, steps = {}, 3, 40
     processes = []
     for index in range(number):
-        one = decisions.Decisions(config.CheckpointConfig(save_minutes=0), "run")
-        one._service, one._ahead, one._process = Service(told), decisions._AHEAD, index
+        one = coordination.Coordinator(config.CheckpointConfig(save_minutes=0), "run")
+        one._service, one._ahead, one._process = Service(told), coordination._STEPS_AHEAD, index
         processes.append(one)
     at, heard = [0] * number, [{} for _ in range(number)]
     asked = data.draw(st.integers(0, number - 1)), data.draw(st.integers(1, steps - 8))
@@ -223,8 +222,8 @@ def test_processes_that_are_a_step_apart_decide_the_same(data):
         index = data.draw(st.sampled_from(ready))
         at[index] += 1
         if (index, at[index]) == asked:
-            processes[index].ask_to_stop("SIGTERM")
-        heard[index][at[index]] = processes[index].after(at[index])
+            processes[index].request_stop("SIGTERM")
+        heard[index][at[index]] = processes[index].decide(at[index])
     assert heard[0] == heard[1] == heard[2]
     stops = [step for step, decision in heard[0].items() if decision.stop]
     assert stops and asked[1] <= stops[0] <= asked[1] + 4
@@ -242,7 +241,7 @@ def failing(monkeypatch, fails):
         return save(self, *arguments, **options)
 
     monkeypatch.setattr(ocp.AsyncCheckpointer, "save", save_or_fail)
-    monkeypatch.setattr(decisions, "BACK_OFF", 0.0)
+    monkeypatch.setattr(coordination, "BACK_OFF", 0.0)
     return number
 
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from plm_jax.common import children
+from plm_jax.common import children, users
 from plm_jax.common.errors import UserError
 from plm_jax.runs import loop, task_evaluation
 from tests.support import runs
@@ -46,17 +46,17 @@ def starts(monkeypatch):
 
 def evaluation(tiny_folder):
     run = runs.make(tiny_folder, evaluation={"tasks": ("a",)})
-    return task_evaluation.TaskEvaluation(run, "W")
+    return task_evaluation.TaskEvaluation(run.evaluation.tasks, run.data.sources, "W", users.flags(run))
 
 
 def test_one_that_dies_is_told_and_begun_again_and_ends_no_run(starts, tiny, capsys):
     starts += ["print('error: no such thing'); exit(2)", "exit(3)", "exit(4)"]
     said = []
     with evaluation(tiny) as tasks:
-        tasks.look(said.append)
+        tasks.start(said.append)
         tasks._process.wait()
         assert not said
-        tasks.look(said.append)
+        tasks.start(said.append)
         tasks._process.wait()
     assert said == ["the evaluation of config.evaluation.tasks ended (no such thing); it begins again"]
     told = capsys.readouterr().err
@@ -67,8 +67,8 @@ def test_one_that_dies_is_told_and_begun_again_and_ends_no_run(starts, tiny, cap
 def test_one_at_a_time_and_it_ends_with_a_run_that_fails(starts, tiny):
     starts += ["import time; time.sleep(1000)"]
     with pytest.raises(KeyError), evaluation(tiny) as tasks:
-        tasks.look(print)
-        tasks.look(print)
+        tasks.start(print)
+        tasks.start(print)
         raise KeyError
     assert tasks._process.returncode == -signal.SIGTERM
 

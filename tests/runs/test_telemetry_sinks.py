@@ -31,9 +31,9 @@ def wandb(monkeypatch):
     return module
 
 
-def sink(said, project="ours"):
-    train = dataclasses.replace(tiny_runs.PLAIN.train, wandb_project=project)
-    return weights_and_biases.Sink(dataclasses.replace(tiny_runs.PLAIN, train=train), "some/run", said.append)
+def sink(said):
+    train = dataclasses.replace(tiny_runs.PLAIN.train, wandb_project="ours")
+    return weights_and_biases.WandbWriter(dataclasses.replace(tiny_runs.PLAIN, train=train), "some/run", said.append)
 
 
 def test_a_run_sends_its_rows_and_traces_the_steps_that_are_asked_for(tiny, wandb, tmp_path):
@@ -61,10 +61,13 @@ def test_what_fails_is_told_once_and_ends_nothing(wandb, fails, calls):
     assert "Weights & Biases" in said[0] and f"no way to {fails} and more" in said[0]
 
 
-def test_without_a_project_nothing_is_sent_and_without_the_extra_it_is_named(wandb, monkeypatch):
+def test_without_a_project_nothing_is_sent(tiny, wandb, tmp_path):
+    loop.pretrain(runs.make(tiny, train={"steps": 1}), str(tmp_path / "run"))
+    assert not wandb.calls
+
+
+def test_without_the_extra_it_is_named(wandb, monkeypatch):
     said = []
-    sink(said, project="").write({"step": 1, "train/loss": 3.0})
-    assert not wandb.calls and not said
     monkeypatch.setitem(sys.modules, "wandb", None)
     sink(said).write({"step": 1, "train/loss": 3.0})
     assert len(said) == 1 and "pip install 'plm_jax[wandb]'" in said[0]

@@ -14,7 +14,8 @@ from plm_jax.data import cache, prepare
 from plm_jax.data.reader import Reader
 from plm_jax.models import registry
 from plm_jax.models.decoder import Decoder
-from plm_jax.runs import loop
+from plm_jax.runs import loop, setup
+from plm_jax.runs.validation import Validation
 from tests.support import runs, tiny
 
 EOS, BATCH = 256, 4
@@ -41,10 +42,10 @@ def make(folder, mixture=None, max_batches=0, phases=(), length=32):
 
 
 def trained(run):
-    """A trainer, and random parameters."""
+    """A job, and random parameters."""
     rng = np.random.default_rng(1)
     params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32) / 4, registry.shapes(run.model))
-    return loop.Trainer(run, jax.devices()[:1]), params
+    return setup.build(run, devices=jax.devices()[:1]), params
 
 
 def by_hand(run, params, name, length, num_rows=None):
@@ -65,25 +66,25 @@ def test_a_metric_to_select_by_declares_whether_more_is_better(folder, monkeypat
     run = make(folder)
     run = dataclasses.replace(run, evaluation=dataclasses.replace(run.evaluation, select="a/mine"))
     with pytest.raises(UserError, match=r"select is 'a/mine', whose direction is not declared: declare 'mine' with"):
-        loop.Trainer(run, jax.devices()[:1])
+        setup.build(run, devices=jax.devices()[:1])
     metrics.declare("mine", metrics.Metric("less"))
     for select, best in (("a/mine", 1.0), ("a/accuracy", 2.0), ("a/loss", 1.0), ("a/perplexity", 1.0)):
         other = dataclasses.replace(run, evaluation=dataclasses.replace(run.evaluation, select=select))
-        validation = loop.Trainer(other, jax.devices()[:1]).validation
+        validation = setup.build(other, devices=jax.devices()[:1]).validation
         assert validation.is_better(best, 3.0 - best) and not validation.is_better(3.0 - best, best)
         assert not validation.is_better(best, best)
 
 
 def test_each_source_has_its_share_of_the_batches_and_of_the_whole(folder):
     run = make(folder, {"a": 2.0, "b": 1.0, "c": 5.0}, max_batches=3)
-    trainer, params = trained(run)
-    found = trainer.validation(params, trainer.stages[0])
+    job, params = trained(run)
+    found = job.validation(params, job.program.stages[0])
     of_a, of_b = by_hand(run, params, "a", 32, 2 * BATCH), by_hand(run, params, "b", 32, BATCH)
     np.testing.assert_allclose([found["a/loss"], found["b/loss"]], [of_a, of_b], rtol=1e-5)
     np.testing.assert_allclose(found["loss"], (2 * of_a + of_b) / 3, rtol=1e-5)
     assert found.keys() == {f"{part}{name}" for part in ("", "a/", "b/") for name in ("loss", "nll", "accuracy")}
-    assert trainer.validation(params, trainer.stages[0]) == found
-    assert trainer.validation.notes() == ["nothing is held out of c: validation is of the others"]
+    assert job.validation(params, job.program.stages[0]) == found
+    assert job.validation.notes() == ["nothing is held out of c: validation is of the others"]
 
 
 def test_the_least_share_is_a_batch_and_all_is_all(folder):
@@ -91,8 +92,8 @@ def test_the_least_share_is_a_batch_and_all_is_all(folder):
         (make(folder, {"a": 1.0, "b": 1e-4}, max_batches=1), BATCH, (1.0, 1e-4)),
         (make(folder, {"a": 1.0, "b": 3.0}), None, (1.0, 3.0)),
     ):
-        trainer, params = trained(run)
-        found = trainer.validation(params, trainer.stages[0])
+        job, params = trained(run)
+        found = job.validation(params, job.program.stages[0])
         means = [by_hand(run, params, name, 32, rows) for name in "ab"]
         np.testing.assert_allclose([found["a/loss"], found["b/loss"]], means, rtol=1e-5)
         np.testing.assert_allclose(found["loss"], np.average(means, weights=whole), rtol=1e-5)
@@ -104,8 +105,8 @@ def test_phases_are_validated_at_their_length_and_at_the_last_by_their_rates(fol
         config.PhaseConfig(until=1.0, length=64, mixture={"a": 1.0, "b": 1.0}),
     )
     run = make(folder, max_batches=2, phases=phases)
-    trainer, params = trained(run)
-    early, late = (trainer.validation(params, stage) for stage in trainer.stages)
+    job, params = trained(run)
+    early, late = (job.validation(params, stage) for stage in job.program.stages)
     assert {key for key in early if key.endswith("loss")} == {"loss", "b/loss", "64/loss", "64/b/loss"}
     assert {key for key in late if key.endswith("loss")} == {"loss", "a/loss", "b/loss"}
     for key, name, length, rows in (("", "b", 16, 2 * BATCH), ("64/", "b", 64, 2 * BATCH)):
@@ -116,23 +117,23 @@ def test_phases_are_validated_at_their_length_and_at_the_last_by_their_rates(fol
 
 def test_what_runs_out_is_told(folder):
     run = make(folder, {"a": 1.0, "b": 1.0}, max_batches=200)
-    trainer, params = trained(run)
+    job, params = trained(run)
     opened = Reader(config.reader_config(run))
     counts = [opened.num_batches("validation", BATCH, name) for name in "ab"]
     parts = ", ".join(f"of {name} {number} batches of 100" for name, number in zip("ab", counts, strict=True))
-    assert trainer.validation.notes() == [f"less is held out than validation would read by the rates: {parts}"]
-    found = trainer.validation(params, trainer.stages[0])
+    assert job.validation.notes() == [f"less is held out than validation would read by the rates: {parts}"]
+    found = job.validation(params, job.program.stages[0])
     np.testing.assert_allclose(found["loss"], np.mean([by_hand(run, params, n, 32) for n in "ab"]), rtol=1e-5)
 
 
 def test_nothing_held_out_is_told_and_gives_nothing(folder):
-    trainer, params = trained(make(folder, {"c": 1.0}))
-    assert trainer.validation(params, trainer.stages[0]) == {}
-    assert trainer.validation.notes() == ["nothing is held out of c: there is no validation"]
+    job, params = trained(make(folder, {"c": 1.0}))
+    assert job.validation(params, job.program.stages[0]) == {}
+    assert job.validation.notes() == ["nothing is held out of c: there is no validation"]
     run = make(folder, {"a": 1.0, "c": 1.0})
     run = dataclasses.replace(run, evaluation=dataclasses.replace(run.evaluation, select="c/loss"))
     with pytest.raises(UserError, match=r"select is 'c/loss', and nothing is held out of 'c': give it validation rows"):
-        loop.Trainer(run, jax.devices()[:1])
+        setup.build(run, devices=jax.devices()[:1])
 
 
 def test_a_run_logs_it(folder, tmp_path):
@@ -153,7 +154,7 @@ def test_what_validation_finds_to_be_no_number_is_said_and_makes_no_row_that_is_
     folder, tmp_path, monkeypatch, capsys
 ):
     run = make(folder, mixture={"a": 1.0})
-    monkeypatch.setattr(loop.Validation, "__call__", lambda *_: {"loss": float("nan"), "accuracy": 0.5})
+    monkeypatch.setattr(Validation, "__call__", lambda *_: {"loss": float("nan"), "accuracy": 0.5})
     loop.pretrain(run, str(tmp_path / "run"))
     lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
     rows = [json.loads(line, parse_constant=pytest.fail) for line in lines]

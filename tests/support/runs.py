@@ -3,13 +3,15 @@
 import dataclasses
 import json
 import pathlib
+from collections.abc import Iterator
 
 import flax
 import jax
 import numpy as np
 
 from plm_jax import config
-from plm_jax.runs import loop
+from plm_jax.runs import setup
+from plm_jax.runs.setup import TrainingSetup
 from plm_jax.training import state as states
 from plm_jax.training.program import fitted
 from tests.support import tiny
@@ -45,25 +47,30 @@ def flat(params) -> dict[str, np.ndarray]:
     return {"/".join(key.key for key in path): np.asarray(leaf) for path, leaf in leaves}
 
 
-def _beginning(trainer: loop.Trainer, params: dict[str, np.ndarray]):
+def batches(job: TrainingSetup, first_step: int) -> Iterator[tuple[dict, float]]:
+    """The global batches from a step on, each with the seconds that it was waited for."""
+    return setup.global_batches(job.program, job.reader, first_step)
+
+
+def _beginning(job: TrainingSetup, params: dict[str, np.ndarray]):
     """The state before the first step with these parameters."""
     params = flax.traverse_util.unflatten_dict(params, sep="/")
-    carry = trainer.new_carry(trainer.stages[0].batch_size)
-    state = states.new_state(params, trainer.optimizer, carry, trainer.run.train.incidents.window)
-    return jax.device_put(fitted(state, trainer.abstract_state), trainer.shardings)
+    carry = job.program.new_carry(job.program.stages[0].batch_size)
+    state = states.new_state(params, job.program.optimizer, carry, job.run.train.incidents.window)
+    return jax.device_put(fitted(state, job.program.abstract_state), job.program.shardings)
 
 
-def steps(run: config.Run, devices: int, params=None) -> tuple[list[float], dict, dict, loop.Trainer, object]:
-    """Trains on so many devices: losses, parameters before and after, the trainer and the last state.
+def steps(run: config.Run, devices: int, params=None) -> tuple[list[float], dict, dict, TrainingSetup, object]:
+    """Trains on so many devices: losses, parameters before and after, the job and the last state.
 
     `params`, leaves by name, are what it begins with; by default fresh ones are drawn.
     """
-    trainer = loop.Trainer(run, jax.devices()[:devices])
-    state = trainer.new_state() if params is None else _beginning(trainer, params)
-    before, losses = flat(fitted(state, trainer.published_state).params), []
-    (stage,) = trainer.stages
-    train_step = trainer.stage_step(stage)
-    for number, (batch, _) in enumerate(trainer.batches(0)):
-        state, metrics = train_step(state, batch, *trainer.inputs(number))
+    job = setup.build(run, devices=jax.devices()[:devices])
+    state = job.program.new_state() if params is None else _beginning(job, params)
+    before, losses = flat(fitted(state, job.program.published_state).params), []
+    (stage,) = job.program.stages
+    train_step = job.program.stage_step(stage)
+    for number, (batch, _) in enumerate(batches(job, 0)):
+        state, metrics = train_step(state, batch, *job.program.inputs(number))
         losses.append(float(metrics["loss"]))
-    return losses, before, flat(fitted(state, trainer.published_state).params), trainer, state
+    return losses, before, flat(fitted(state, job.program.published_state).params), job, state

@@ -12,7 +12,7 @@ from plm_jax import config, models
 from plm_jax.common.errors import UserError
 from plm_jax.models import registry
 from plm_jax.models.protocol import ModelConfig, VocabularyModule
-from plm_jax.runs import checkpoints, loop
+from plm_jax.runs import checkpoints, loop, setup
 from plm_jax.training import layer_decay, norms, trainable
 from tests.support import runs
 
@@ -108,7 +108,7 @@ def test_a_part_norms_and_a_resume_go_by_the_layers(tiny, tmp_path):
     sections = {"train": train, "optimizer": config.LambConfig(layer_decay=0.9)}
     loop.pretrain(make(tiny, steps=2, **sections), str(tmp_path / "run"))
     loop.pretrain(make(tiny, steps=3, **sections), str(tmp_path / "run"))
-    losses, before, after, trainer, _ = runs.steps(make(tiny, **sections), 1)
+    losses, before, after, job, _ = runs.steps(make(tiny, **sections), 1)
     np.testing.assert_allclose(list(runs.column(tmp_path / "run", "train/loss").values()), losses, rtol=1e-5)
     saved = runs.flat(checkpoints.load_params(str(tmp_path / "run")).params)
     for name, leaf in after.items():
@@ -118,7 +118,7 @@ def test_a_part_norms_and_a_resume_go_by_the_layers(tiny, tmp_path):
         for name in (SCALE, KERNEL)
     }
     assert moved == {SCALE: [True, False, True], KERNEL: [False, True, False, True]}
-    names = trainer.part.names(registry.shapes(Tower()))
+    names = job.program.part.names(registry.shapes(Tower()))
     assert names == [f"body/blocks/{n}/{leaf}" for leaf in ("norm/scale", "dense/kernel") for n in (1, 3)]
     assert trainable.Trainable().names({"blocks": {"a": np.zeros(2)}}) == ["blocks/0/a", "blocks/1/a"]
     values = np.sqrt([1.0, 2.0, 3.0, 4.0])
@@ -129,8 +129,8 @@ def test_the_top_layers_of_each_leaf_are_drawn_anew(tiny, tmp_path):
     loop.pretrain(make(tiny, steps=1), str(tmp_path / "run"))
     source = runs.flat(checkpoints.load_params(str(tmp_path / "run")).params)
     init = {"init_from": str(tmp_path / "run"), "reinitialise_top": 2, "seed": 5}
-    trainer = loop.Trainer(make(tiny, train=init), jax.devices()[:1])
-    params = runs.flat(trainer.beginning()[0].params)
+    job = setup.build(make(tiny, train=init), devices=jax.devices()[:1])
+    params = runs.flat(setup.initial_state(job)[0].params)
     same = {
         name: [bool((a == b).all()) for a, b in zip(source[name], params[name], strict=True)]
         for name in (SCALE, KERNEL)

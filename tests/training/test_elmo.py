@@ -15,12 +15,13 @@ from jax.sharding import PartitionSpec as P
 import plm_jax
 from plm_jax import config, losses
 from plm_jax.common import keys
+from plm_jax.data.reader import Reader
 from plm_jax.evaluation import perplexity
 from plm_jax.losses import sampled_softmax
 from plm_jax.losses.cross_entropy import linear_cross_entropy
 from plm_jax.models import registry
 from plm_jax.planning import plan as planning
-from plm_jax.runs import loop, resume, warm_start
+from plm_jax.runs import loop, resume, setup, warm_start
 from plm_jax.runs.checkpoints import Checkpoints
 from plm_jax.training import flops, optimizers, state, step
 from tests.support import runs, tiny
@@ -227,8 +228,8 @@ def test_losses_and_parameters_on_a_mesh_are_those_of_one_device(folder):
 
 
 def test_each_part_is_sharded(folder):
-    _, _, _, trainer, _ = trained(folder, data=1, fsdp=4, tensor=2)
-    leaves = jax.tree_util.tree_leaves_with_path((trainer.shardings.params, trainer.shardings.carry))
+    _, _, _, job, _ = trained(folder, data=1, fsdp=4, tensor=2)
+    leaves = jax.tree_util.tree_leaves_with_path((job.program.shardings.params, job.program.shardings.carry))
     specs = {jax.tree_util.keystr(path[1:], simple=True, separator="/"): sharding.spec for path, sharding in leaves}
     assert specs["lstm/blocks/input/kernel"] == P(None, None, "fsdp", None, "tensor")
     assert specs["lstm/blocks/projection/kernel"] == P(None, None, "tensor", "fsdp")
@@ -256,10 +257,10 @@ def back_at(workdir, copy, step):
 
 
 def newest(run, workdir):
-    """A trainer and the state that it begins with."""
-    trainer = loop.Trainer(run, resumed=resume.find(run, str(workdir)))
+    """A job and the state that it begins with."""
+    job = setup.build(run, resume.find_latest_checkpoint(str(workdir), run.train.steps))
     with Checkpoints(str(workdir), run.checkpoint) as checkpoints:
-        return trainer, trainer.start(checkpoints)[0]
+        return job, setup.starting_state(job, checkpoints.restore)[0]
 
 
 def test_a_resumed_run_is_the_same_to_the_bit_with_what_it_carries(finished, tmp_path):
@@ -276,24 +277,24 @@ def test_a_resumed_run_is_the_same_to_the_bit_with_what_it_carries(finished, tmp
 
 def test_another_batch_size_begins_with_a_fresh_carry(finished, tmp_path):
     run, workdir = finished
-    trainer, state = newest(run, back_at(workdir, tmp_path / "run", 12))
-    first, second = trainer.stages
+    job, state = newest(run, back_at(workdir, tmp_path / "run", 12))
+    first, second = job.program.stages
     assert (first.end_step, first.batch_size, second.batch_size) == (12, 16, 32)
     assert state.carry["cell"].shape[0] == 16 and np.asarray(state.carry["cell"]).any()
-    assert trainer.place(state, trainer, first.batch_size) is state
-    fresh = trainer.place(state, trainer, second.batch_size).carry
+    assert job.program.place(state, job.program, first.batch_size) is state
+    fresh = job.program.place(state, job.program, second.batch_size).carry
     assert jax.tree.map(jnp.shape, fresh) == {"cell": (32, 2, 2, 16), "hidden": (32, 2, 2, 8)}
     assert not any(np.asarray(leaf).any() for leaf in fresh.values())
     # And so does the command line's.
     changed = dataclasses.replace(run, train=dataclasses.replace(run.train, batch_size=48, phases=()))
-    trainer, state = newest(changed, tmp_path / "run")
-    assert trainer.place(state, trainer, 48).carry["cell"].shape[0] == 48
+    job, state = newest(changed, tmp_path / "run")
+    assert job.program.place(state, job.program, 48).carry["cell"].shape[0] == 48
 
 
 def test_validation_reads_each_row_on_with_the_softmax_over_all_words(finished):
     run, workdir = finished
     lm = plm_jax.load(workdir)
-    batches = list(loop.Reader(config.reader_config(run)).in_order("validation", 8))
+    batches = list(Reader(config.reader_config(run)).in_order("validation", 8))
     characters, targets, weights = (
         np.concatenate([batch[key] for batch in batches], axis=2) for key in ("characters", "targets", "target_weights")
     )
@@ -303,8 +304,8 @@ def test_validation_reads_each_row_on_with_the_softmax_over_all_words(finished):
     logits = np.asarray(features @ lm.params["head"].T + lm.params["head_bias"], np.float64)
     nll = np.log(np.exp(logits).sum(-1)) - np.take_along_axis(logits, targets[..., None], -1)[..., 0]
     want = (nll * weights).sum() / weights.sum()
-    trainer = loop.Trainer(run, jax.devices()[:1])
-    validated = trainer.validation(lm.params, trainer.stages[0])
+    job = setup.build(run, devices=jax.devices()[:1])
+    validated = job.validation(lm.params, job.program.stages[0])
     assert validated["a/loss"] == validated["loss"]
     np.testing.assert_allclose(validated["loss"], want, rtol=1e-5)
     found = perplexity.evaluate(lm, lm.run, "a", show_progress=False)
@@ -322,7 +323,7 @@ def test_a_run_s_model_reads_words_and_is_saved(finished, tmp_path):
     np.testing.assert_array_equal(plm_jax.load(tmp_path).logits(ids), lm.logits(ids))
     # And is taken up again.
     source = dataclasses.replace(lm.run.train, init_from=str(tmp_path))
-    params, notes = warm_start.take(jax.tree.map(jnp.zeros_like, lm.params), source, lm.run.model)
+    params, notes = warm_start.load_weights(jax.tree.map(jnp.zeros_like, lm.params), source, lm.run.model)
     jax.tree.map(np.testing.assert_array_equal, params, lm.params)
     assert len(notes) == 1
 

@@ -12,7 +12,7 @@ from jax.experimental import topologies
 
 from plm_jax import config, models
 from plm_jax.common.errors import UserError
-from plm_jax.runs import loop
+from plm_jax.runs import loop, setup
 from plm_jax.runs.checkpoints import Checkpoints, load_params
 from plm_jax.training import mesh
 from plm_jax.training.program import Program
@@ -21,10 +21,10 @@ from tests.support.tiny import RUNS
 
 
 def fresh(folder, **sizes):
-    """A trainer on a mesh, and the state before its first step."""
+    """A job on a mesh, and the state before its first step."""
     run = runs.make(folder, mesh=config.MeshConfig(**{"data": 1} | sizes))
-    trainer = loop.Trainer(run, jax.devices()[: int(np.prod(list(sizes.values())))])
-    return trainer, trainer.new_state()
+    job = setup.build(run, devices=jax.devices()[: int(np.prod(list(sizes.values())))])
+    return job, job.program.new_state()
 
 
 def test_the_parameters_drawn_are_those_of_one_device(tiny):
@@ -35,9 +35,9 @@ def test_the_parameters_drawn_are_those_of_one_device(tiny):
 
 
 def test_the_lowered_step_holds_the_sharding_constraints(tiny):
-    trainer, state = fresh(tiny, fsdp=4, tensor=2)
-    batch, _ = next(trainer.batches(0))
-    text = trainer.stage_step(trainer.stages[0]).lower(state, batch, *trainer.inputs(0)).as_text()
+    job, state = fresh(tiny, fsdp=4, tensor=2)
+    batch, _ = next(runs.batches(job, 0))
+    text = job.program.stage_step(job.program.stages[0]).lower(state, batch, *job.program.inputs(0)).as_text()
     constraints = [line for line in text.splitlines() if "sdy.sharding_constraint" in line]
     assert any('"fsdp"' in line and '"tensor"' in line for line in constraints)
     # The stream between layers: rows over one axis, their places over the other.
@@ -152,11 +152,11 @@ def test_a_batch_that_a_mesh_does_not_divide_is_told_the_nearest_that_it_does(na
 
 
 def test_rows_are_cut_over_context_as_far_as_it_divides_them(tiny):
-    trainer, _ = fresh(tiny, data=2, context=4)
-    batch, _ = next(trainer.batches(0))
+    job, _ = fresh(tiny, data=2, context=4)
+    batch, _ = next(runs.batches(job, 0))
     assert {shard.data.shape for shard in batch["tokens"].addressable_shards} == {(4, 8)}
-    np.testing.assert_array_equal(batch["tokens"], trainer.reader.batch(0, range(8))["tokens"])
-    run = dataclasses.replace(trainer.run, data=dataclasses.replace(trainer.run.data, length=30))
+    np.testing.assert_array_equal(batch["tokens"], job.reader.batch(0, range(8))["tokens"])
+    run = dataclasses.replace(job.run, data=dataclasses.replace(job.run.data, length=30))
     with pytest.raises(
         UserError, match=r"rows of 30 tokens .*mesh\.context=4: take mesh\.data=8, or change data\.length"
     ):

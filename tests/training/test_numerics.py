@@ -7,7 +7,7 @@ import pytest
 
 from plm_jax import config
 from plm_jax.models import registry
-from plm_jax.runs import loop
+from plm_jax.runs import setup
 from plm_jax.training import norms, spikes
 from tests.support import runs
 from tests.support import tiny as tiny_runs
@@ -27,16 +27,16 @@ def test_a_step_whose_numbers_are_lost_changes_the_step_and_nothing_else(tiny_co
         assert verb("prepare", f"--config={tiny_copy}/tiny.py:elmo").status == 0
     changed = {**changed, "train": {"log_norms": True, **changed.get("train", {})}}
     mesh = config.MeshConfig(data=2, fsdp=2, tensor=2) if devices > 1 else config.MeshConfig()
-    trainer = loop.Trainer(runs.make(tiny_copy, tiny_runs.RUNS[name], mesh=mesh, **changed), jax.devices()[:devices])
-    state, train_step = trainer.new_state(), trainer.stage_step(trainer.stages[0])
-    batches, fresh = trainer.batches(0), jax.device_get(state)
-    state, metrics = train_step(state, next(batches)[0], *trainer.inputs(0))
+    job = setup.build(runs.make(tiny_copy, tiny_runs.RUNS[name], mesh=mesh, **changed), devices=jax.devices()[:devices])
+    state, train_step = job.program.new_state(), job.program.stage_step(job.program.stages[0])
+    batches, fresh = runs.batches(job, 0), jax.device_get(state)
+    state, metrics = train_step(state, next(batches)[0], *job.program.inputs(0))
     assert int(metrics["incident"]) == spikes.NONE
-    check_norms(trainer, jax.device_get(metrics), fresh.params, jax.device_get(state.params))
+    check_norms(job, jax.device_get(metrics), fresh.params, jax.device_get(state.params))
     leaves, tree = jax.tree.flatten(state.params)
     spoilt = state.replace(params=jax.tree.unflatten(tree, [leaves[0] * jnp.nan, *leaves[1:]]))
     before = jax.device_get(spoilt)
-    after, metrics = train_step(spoilt, next(batches)[0], *trainer.inputs(1))
+    after, metrics = train_step(spoilt, next(batches)[0], *job.program.inputs(1))
     after = jax.device_get(after)
     assert int(metrics["incident"]) == spikes.LOST and not np.isfinite(metrics["grad_norm"])
     assert (int(before.step), int(after.step)) == (1, 2)
@@ -48,9 +48,9 @@ def test_a_step_whose_numbers_are_lost_changes_the_step_and_nothing_else(tiny_co
     np.testing.assert_array_equal(after.recent, before.recent)
 
 
-def check_norms(trainer, metrics, before, after):
+def check_norms(job, metrics, before, after):
     """Those of parameters and updates against NumPy's, by name; the gradients' make up their norm."""
-    names = trainer.part.names(registry.shapes(trainer.run.model))
+    names = job.program.part.names(registry.shapes(job.run.model))
     gradients, parameters, updates = metrics["norms"]
     assert len(names) == len(set(names)) == len(gradients)
     np.testing.assert_allclose(np.linalg.norm(gradients), metrics["grad_norm"], rtol=1e-5)
@@ -60,7 +60,7 @@ def check_norms(trainer, metrics, before, after):
         layer, _, rest = end.partition("/")
         leaf = f"{start}/blocks/{rest}" if end else name
         one, other = ((of[leaf][int(layer)] if end else of[leaf]).astype(np.float64) for of in (before, after))
-        size = trainer.run.model.vocab_size if leaf == "token_embedding" else len(np.atleast_1d(one))
+        size = job.run.model.vocab_size if leaf == "token_embedding" else len(np.atleast_1d(one))
         one, other = np.atleast_1d(one)[:size], np.atleast_1d(other)[:size]
         np.testing.assert_allclose(parameter, np.linalg.norm(one), rtol=1e-5, err_msg=name)
         np.testing.assert_allclose(update, np.linalg.norm(other - one), rtol=2e-2, atol=1e-6, err_msg=name)

@@ -12,7 +12,7 @@ import pytest
 
 from plm_jax import config, models
 from plm_jax.common.errors import UserError
-from plm_jax.runs import loop
+from plm_jax.runs import loop, setup
 from plm_jax.training.program import Program
 from tests.support import runs
 from tests.support.tiny import PLAIN
@@ -46,16 +46,16 @@ def trained(tiny, tmp_path_factory):
 
 def test_losses_are_those_of_one_device(tiny, trained):
     run = make(tiny, meshes=False)
-    trainer = loop.Trainer(run, jax.devices()[:1])
-    state, losses = trainer.new_state(), []
-    batches = trainer.batches(0)
-    for stage in trainer.stages:
-        step = trainer.stage_step(stage)
+    job = setup.build(run, devices=jax.devices()[:1])
+    state, losses = job.program.new_state(), []
+    batches = runs.batches(job, 0)
+    for stage in job.program.stages:
+        step = job.program.stage_step(stage)
         for number in range(stage.first_step, stage.end_step):
-            state, metrics = step(state, next(batches)[0], *trainer.inputs(number))
+            state, metrics = step(state, next(batches)[0], *job.program.inputs(number))
             losses.append(float(metrics["loss"]))
             if number + 1 == 6:
-                validated = trainer.validation(state.params, stage)["loss"]
+                validated = job.validation(state.params, stage)["loss"]
     np.testing.assert_allclose(list(runs.column(trained, "train/loss").values()), losses, rtol=1e-5)
     found = runs.column(trained, "validation/loss")
     assert list(found) == [6, 8]  # The last step, too.
@@ -63,8 +63,8 @@ def test_losses_are_those_of_one_device(tiny, trained):
 
 
 def test_the_state_lies_on_the_mesh_of_its_phase(tiny):
-    trainer = loop.Trainer(make(tiny))
-    first, second = map(trainer.at, trainer.stages)
+    job = setup.build(make(tiny))
+    first, second = map(job.program.at, job.program.stages)
     state = first.new_state()
     assert {leaf.sharding.num_devices for leaf in jax.tree.leaves(state)} == {8}
     whole = runs.flat(state.params)
@@ -113,8 +113,8 @@ def test_phases_that_are_over_need_fit_no_mesh_of_those_to_come(tiny):
     program = Program(run, None, config.resolve_phases(run), first_step=2)
     assert program.batch_size == run.train.batch_size and program.mesh.shape["data"] == 4
     assert program.at(program.stages[-1]).mesh.shape["data"] == 8
-    resumed = types.SimpleNamespace(stages=program.stages, step=2)
-    assert loop.Trainer(run, None, resumed).batch_size == run.train.batch_size
+    resumed = types.SimpleNamespace(plan=lambda phases: program.stages, changes=lambda *_: [], step=2)
+    assert setup.build(run, resumed).program.batch_size == run.train.batch_size
 
 
 def test_a_phase_whose_batch_does_not_fit_its_mesh_is_refused(tiny):

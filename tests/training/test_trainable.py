@@ -10,7 +10,7 @@ import pytest
 from plm_jax import config
 from plm_jax.common.errors import UserError
 from plm_jax.models import registry
-from plm_jax.runs import checkpoints, loop
+from plm_jax.runs import checkpoints, loop, setup
 from plm_jax.training import layer_decay, optimizers
 from plm_jax.training.program import Program
 from plm_jax.training.trainable import Trainable
@@ -154,9 +154,9 @@ def test_the_top_layers_are_drawn_anew(tiny, tmp_path):
         run = made(
             tiny, trainable=(".*",), train=train | {"reinitialise_top": layers}, mesh=config.MeshConfig(fsdp=2, data=1)
         )
-        trainer = loop.Trainer(run, jax.devices()[:2])
-        state, notes = trainer.start(None)
-        return runs.flat(state.params), runs.flat(trainer.new_state().params), notes
+        job = setup.build(run, devices=jax.devices()[:2])
+        state, notes = setup.starting_state(job, None)
+        return runs.flat(state.params), runs.flat(job.program.new_state().params), notes
 
     params, fresh, notes = started(1)
     assert notes[-1] == "drawn anew: the 1 layers at the top of stack"
@@ -169,7 +169,7 @@ def test_the_top_layers_are_drawn_anew(tiny, tmp_path):
         started(3)
     with pytest.raises(UserError, match=r"config.train.init_names has 'nothing', which matches nothing"):
         run = made(tiny, trainable=(".*",), train=train | {"init_names": (".*", "nothing")})
-        loop.Trainer(run, jax.devices()[:1]).start(None)
+        setup.starting_state(setup.build(run, devices=jax.devices()[:1]), None)
 
 
 DECAY = 0.5
@@ -227,8 +227,8 @@ def test_with_sgd_each_layer_moves_by_its_rate_times_the_gradient(model, tiny):
             schedule=config.ConstantSchedule(rate),
             optimizer=config.SgdConfig(layer_decay=decay),
         )
-        _, before, after, trainer, _ = runs.steps(run, 1)
-        return {name: after[name] - before[name] for name in before}, trainer.notes()
+        _, before, after, job, _ = runs.steps(run, 1)
+        return {name: after[name] - before[name] for name in before}, job.program.notes()
 
     (whole, _), (decayed, notes) = update(1.0), update(DECAY)
     above = {0: 3, 1: 2} if model != "shared" else {0: 2}

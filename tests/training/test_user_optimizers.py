@@ -12,7 +12,7 @@ import pytest
 from plm_jax import config
 from plm_jax.losses import means
 from plm_jax.planning import plan
-from plm_jax.runs import checkpoints, loop, resume
+from plm_jax.runs import checkpoints, loop, resume, setup
 from tests.support import runs
 
 
@@ -77,12 +77,12 @@ def make(tiny, optimizer, steps, **mesh):
     return runs.make(tiny, optimizer=optimizer, schedule=schedule, train=train, mesh=config.MeshConfig(**mesh))
 
 
-def by_optax(trainer, optimizer):
+def by_optax(job, optimizer):
     """Returns the parameters that optax alone computes, unsharded, from the gradients of the batch's mean loss."""
     clip = optax.clip_by_global_norm(optimizer.clip_norm) if optimizer.clip_norm else optax.identity()
     rule = optax.chain(clip, *optimizer.transformations(), optax.scale(-RATE))
-    loss, model = trainer.loss(), trainer.model()
-    params = jax.device_get(trainer.new_state().params)
+    loss, model = job.program.loss(), job.program.model()
+    params = jax.device_get(job.program.new_state().params)
 
     def mean(params, batch):
         terms, _, _ = loss(model, params, batch, None, {})
@@ -94,7 +94,7 @@ def by_optax(trainer, optimizer):
         return optax.apply_updates(params, updates), state
 
     state = rule.init(params)
-    for batch, _ in trainer.batches(0):
+    for batch, _ in runs.batches(job, 0):
         batch = {name: jnp.asarray(value) for name, value in batch.items() if name != "digest"}
         params, state = update(params, state, batch)
     return runs.flat(params)
@@ -102,20 +102,20 @@ def by_optax(trainer, optimizer):
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: optimizer.kind)
 def test_sharded_saved_and_resumed_it_is_optax_on_one_device(optimizer, tiny, tmp_path):
-    expected = by_optax(loop.Trainer(make(tiny, optimizer, STEPS), jax.devices()[:1]), optimizer)
+    expected = by_optax(setup.build(make(tiny, optimizer, STEPS), devices=jax.devices()[:1]), optimizer)
     loop.pretrain(make(tiny, optimizer, SAVED, data=1, fsdp=4, tensor=2), str(tmp_path))
     run = make(tiny, optimizer, STEPS, **RESUMED_ON[optimizer.kind])
-    resumed = resume.find(run, str(tmp_path))
-    trainer = loop.Trainer(run, jax.devices()[: 2 if RESUMED_ON[optimizer.kind] else 1], resumed)
+    resumed = resume.find_latest_checkpoint(str(tmp_path), run.train.steps)
+    job = setup.build(run, resumed, devices=jax.devices()[: 2 if RESUMED_ON[optimizer.kind] else 1])
 
     def read(step, like):
         return checkpoints.read_state(tmp_path / "checkpoints" / str(step), like)
 
-    state, notes = trainer.restored(resumed, read)
+    state, notes = setup.restored_state(job, resumed, read)
     assert notes == [f"resumed after step {SAVED}"]  # Resumes with its moments.
-    train_step = trainer.stage_step(trainer.stages[0])
-    for number, (batch, _) in enumerate(trainer.batches(SAVED), SAVED):
-        state, _ = train_step(state, batch, *trainer.inputs(number))
+    train_step = job.program.stage_step(job.program.stages[0])
+    for number, (batch, _) in enumerate(runs.batches(job, SAVED), SAVED):
+        state, _ = train_step(state, batch, *job.program.inputs(number))
     for name, leaf in runs.flat(state.params).items():
         np.testing.assert_allclose(leaf, expected[name], rtol=1e-3, atol=2e-5, err_msg=name)
 

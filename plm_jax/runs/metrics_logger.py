@@ -1,0 +1,130 @@
+"""Rows of metrics of a run: read from the devices one step late, and written to `metrics.jsonl`."""
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+from typing_extensions import override
+
+from plm_jax import config
+from plm_jax.data.reader import digest_hex
+from plm_jax.runs.callbacks import Callback, TrainingContext
+from plm_jax.runs.goodput import Goodput
+from plm_jax.runs.incidents import Incidents
+from plm_jax.runs.telemetry import Telemetry
+from plm_jax.training import flops
+
+# Metrics of a step that are not single numbers of a row.
+_NOT_SCALAR = ("digest", "norms", "incident", "limits")
+
+
+class MetricsLogger(Callback):
+    """Reads metrics one step late, so that the device never waits for the host, and writes the rows."""
+
+    def __init__(self, run: config.Run, telemetry: Telemetry | None, goodput: Goodput, incidents: Incidents):
+        """`telemetry` is None in every process except the first, which reads metrics without writing rows."""
+        self._run, self._telemetry, self._goodput, self._incidents = run, telemetry, goodput, incidents
+        chip = flops.chip(jax.devices()[0].device_kind)
+        self._peak_flops = chip.flops * jax.device_count() if chip else None
+        self._pending: tuple[int, Mapping[str, Any], float] | None = None
+        self._since: float | None = None
+        self._waited, self._steps = 0.0, 0
+
+    @override
+    def begin_phase(self, context: TrainingContext) -> None:
+        """Prepares the rates of a phase, which leave out its first step because it compiles."""
+        self._tokens = flops.tokens_of_stage(self._run, context.phase)
+        self._flops = flops.of_stage(self._run, context.phase)
+        self._since, self._waited, self._steps = None, 0.0, 0
+        self._has_validated = False
+
+    @override
+    def after_step(self, context: TrainingContext) -> None:
+        """Reads the metrics of the step before, and keeps those of the step that was just dispatched."""
+        self._goodput.add_dispatched(context.metrics["loss"])
+        self.flush()
+        self._pending = context.step, context.metrics, context.data_wait_seconds
+
+    @override
+    def end_phase(self, context: TrainingContext) -> None:
+        self.flush()
+
+    @contextlib.contextmanager
+    def compiling(self, name: str) -> Iterator[None]:
+        """Accounts for the time within it as compilation, and reports it at the end."""
+        with self._goodput.measure("compile"), self._showing(f"compiling {name}", reports=True):
+            yield
+
+    def flush(self, validate: Callable[[], dict[str, float]] | None = None) -> dict[str, float]:
+        """Waits for the pending metrics, validates, and writes their row if one is due; rates leave out validation.
+
+        Returns:
+          What `validate` returned; empty without it, or if no metrics are pending.
+        """
+        if self._pending is None:
+            return {}
+        step, metrics, waited = self._pending
+        self._pending = None
+        metrics = jax.device_get(metrics)
+        self._goodput.finish_step(step)
+        now = time.perf_counter()
+        rates: dict[str, float] = {}
+        if self._since is None:
+            self._since = now
+        else:
+            self._steps, self._waited = self._steps + 1, self._waited + waited
+            rates = self._rates(now - self._since)
+        incident = self._incidents.record(step, metrics, self._telemetry and self._telemetry.say)
+        validation: dict[str, float] = {}
+        if validate:
+            with self._validating():
+                validation = validate()
+        if self._telemetry is None:
+            return validation
+        if non_finite := [name for name, value in validation.items() if not math.isfinite(value)]:
+            names = ", ".join(non_finite)
+            self._telemetry.say(f"validation after step {step}: {names} of no finite value, left out of its row")
+        self._telemetry.progress(step, float(metrics["loss"]), rates.get("train/tokens_per_second"))
+        train = self._run.train
+        if step % train.log_every == 0 or step == train.steps or validation or incident:
+            self._telemetry.write(self._row(step, metrics, rates, validation) | incident)
+            self._since, self._waited, self._steps = time.perf_counter() if validate else now, 0.0, 0
+        return validation
+
+    @contextlib.contextmanager
+    def _validating(self) -> Iterator[None]:
+        """Accounts for the time of a validation; the first one of a phase compiles."""
+        name = "validating" if self._has_validated else "compiling validation, and validating"
+        is_first, self._has_validated = not self._has_validated, True
+        with self._goodput.measure("validation"), self._showing(name, reports=is_first):
+            yield
+
+    def _showing(self, name: str, reports: bool) -> contextlib.AbstractContextManager:
+        return self._telemetry.doing(name, reports) if self._telemetry else contextlib.nullcontext()
+
+    def _rates(self, seconds: float) -> dict[str, float]:
+        step_seconds = seconds / self._steps
+        rates = {
+            "train/step_seconds": step_seconds,
+            "train/tokens_per_second": self._tokens / step_seconds,
+            "train/data_wait_seconds": self._waited / self._steps,
+        }
+        if self._peak_flops:
+            rates["train/mfu"] = self._flops / step_seconds / self._peak_flops
+        return rates
+
+    def _row(
+        self, step: int, metrics: Mapping[str, Any], rates: Mapping[str, float], validation: Mapping[str, float]
+    ) -> dict[str, Any]:
+        scalars = {name: float(value) for name, value in metrics.items() if name not in _NOT_SCALAR}
+        row: dict[str, Any] = {"step": step} | _finite("train", scalars) | self._incidents.norms(metrics)
+        row |= rates | {"train/batch_digest": digest_hex(metrics["digest"])}
+        return row | _finite("validation", validation)
+
+
+def _finite(prefix: str, numbers: Mapping[str, float]) -> dict[str, float]:
+    """Returns the numbers that JSON can represent, as PREFIX/NAME."""
+    return {f"{prefix}/{name}": value for name, value in numbers.items() if math.isfinite(value)}

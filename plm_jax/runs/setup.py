@@ -1,0 +1,219 @@
+"""Setup of a run: the compiled step, the data, and the state that training starts from."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from plm_jax import config
+from plm_jax.common import progress, users
+from plm_jax.common.errors import UserError
+from plm_jax.data.reader import Reader, blank_batch
+from plm_jax.losses.loss import untrained_heads
+from plm_jax.models import registry
+from plm_jax.runs import resume, run_directory, warm_start
+from plm_jax.runs.callbacks import TrainingContext
+from plm_jax.runs.incidents import Incidents, window
+from plm_jax.runs.validation import Validation
+from plm_jax.training import mesh as meshes
+from plm_jax.training import optimizers, trainable
+from plm_jax.training.program import Program, fitted
+from plm_jax.training.state import TrainState
+
+# Function from a step and the abstract state to the state of the step's checkpoint.
+ReadState = Callable[[int, TrainState], TrainState]
+
+
+@dataclass(frozen=True)
+class TrainingSetup:
+    """A run that is ready to train.
+
+    Attributes:
+      run: config of the run.
+      program: compiled step, over the mesh of the first phase to be trained.
+      reader: training data.
+      validation: held-out data and its metrics.
+      resumed: checkpoint that the run resumes from, or None.
+      changes: differences between the run and that checkpoint.
+    """
+
+    run: config.Run
+    program: Program
+    reader: Reader
+    validation: Validation
+    resumed: resume.Resumed | None
+    changes: Sequence[resume.Change]
+
+    @property
+    def first_step(self) -> int:
+        """Number of steps that are finished when training starts."""
+        return self.resumed.step if self.resumed else 0
+
+    @property
+    def caches(self) -> dict[str, str]:
+        """Identities of the caches, by source."""
+        return _identities(self.reader)
+
+
+def build(
+    run: config.Run, resumed: resume.Resumed | None = None, devices: Sequence[jax.Device] | None = None
+) -> TrainingSetup:
+    """Builds the program of a run and opens its caches.
+
+    Args:
+      resumed: checkpoint that the run resumes from.
+      devices: devices to train on; all of them by default.
+
+    Raises:
+      UserError: the model, the batch or the caches do not fit the config or the devices.
+    """
+    phases = config.resolve_phases(run)
+    if resumed:
+        phases = resumed.plan(phases)
+    program = Program(run, devices, phases, resumed.step if resumed else 0)
+    with progress.doing("opening the caches"):
+        share = len(_local_rows(program.mesh, program.batch_size)) / program.batch_size
+        reader = Reader(config.reader_config(run, program.stages), share)
+        validation = Validation(run, program, reader)
+        validation.check_select()
+    changes = _find_changes(run, program, reader, resumed) if resumed else []
+    return TrainingSetup(run, program, reader, validation, resumed, changes)
+
+
+def starting_state(setup: TrainingSetup, read_state: ReadState) -> tuple[TrainState, list[str]]:
+    """Returns the state to start from, and lines that report where it comes from.
+
+    Raises:
+      UserError: a new run would leave a head as it was initialized.
+    """
+    if setup.resumed is None:
+        _check_heads(setup)
+        return initial_state(setup)
+    return restored_state(setup, setup.resumed, read_state)
+
+
+def initial_state(setup: TrainingSetup) -> tuple[TrainState, list[str]]:
+    """Returns the state before the first step, and lines that report where its weights come from."""
+    run, program = setup.run, setup.program
+    with progress.doing("drawing the parameters"):
+        state = program.new_state()
+    if not run.train.init_from:
+        return state, []
+    published = fitted(state, program.published_state, meshes.refitted)
+    params, notes = warm_start.load_weights(published.params, run.train, run.model)
+    return fitted(published.replace(params=params), program.abstract_state, meshes.refitted), notes
+
+
+def restored_state(
+    setup: TrainingSetup, checkpoint: resume.Resumed, read_state: ReadState
+) -> tuple[TrainState, list[str]]:
+    """Returns the state of a checkpoint, and lines that report what was restored."""
+    program, saved_run = setup.program, checkpoint.saved_run
+    # The carry has the batch size, and the moments are those of the optimizer, with which the checkpoint was saved.
+    batch_size = checkpoint.meta.get("batch_size", program.batch_size)
+    part = trainable.Trainable(saved_run.train.trainable)
+    optimizer = optimizers.build(saved_run.optimizer, part, saved_run.model)
+    like = program.state_like(batch_size, optimizer)
+    state = read_state(checkpoint.step, program.state_like(batch_size, optimizer, padded=False))
+    state, notes = fitted(state, like, meshes.refitted), [f"resumed after step {checkpoint.step}"]
+    recent = window(checkpoint.meta.get("incidents", {}), setup.run.train.incidents.window)
+    state = state.replace(recent=meshes.place(recent, program.shardings.recent))
+    is_same_kind = saved_run.optimizer.kind == setup.run.optimizer.kind and part == program.part
+    if is_same_kind and _have_equal_shapes(like.optimizer, program.abstract_state.optimizer):
+        return state.replace(optimizer=_cast(state.optimizer, program.abstract_state.optimizer)), notes
+    notes.append("the optimizer, or what it trains, is another: its moments begin anew, weights and step are kept")
+    return state.replace(optimizer=program.new_moments(state.step)), notes
+
+
+def new_incidents(setup: TrainingSetup, workdir: str) -> Incidents:
+    """Returns the incidents of a run, which continue from the checkpoint that it resumes from."""
+    saved = setup.resumed.meta.get("incidents", {}) if setup.resumed else {}
+    names = setup.program.part.names(registry.shapes(setup.run.model))
+    return Incidents(setup.run.train.incidents, workdir, setup.reader, names, saved)
+
+
+def global_batches(program: Program, reader: Reader, first_step: int) -> Iterator[tuple[Any, float]]:
+    """Yields each global batch from step `first_step` on, with the seconds that this host waited for its rows."""
+
+    def rows_of(phase: config.Phase) -> np.ndarray:
+        return _local_rows(program.at(phase).mesh, phase.batch_size)
+
+    local_batches = reader.batches(first_step, rows_of)
+    for phase in program.stages:
+        if phase.end_step <= first_step:
+            continue
+        mesh, rows = program.at(phase).mesh, rows_of(phase)
+        for _ in range(max(first_step, phase.first_step), phase.end_step):
+            began = time.perf_counter()
+            batch = next(local_batches)
+            waited = time.perf_counter() - began
+            yield meshes.to_global(batch, rows, phase.batch_size, mesh), waited
+
+
+def load_state(setup: TrainingSetup, read_state: ReadState, checkpoint: resume.Resumed | None) -> TrainState:
+    """Returns the state of a checkpoint of the run, or the initial state if it is None."""
+    state, _ = restored_state(setup, checkpoint, read_state) if checkpoint else initial_state(setup)
+    return state
+
+
+def checkpoint_meta(setup: TrainingSetup, incidents: Incidents, context: TrainingContext) -> dict[str, Any]:
+    """Returns the `meta` of a checkpoint of the current step."""
+    phase = context.phase
+    return {
+        "config": config.to_dict(setup.run),
+        "modules": users.used(setup.run),
+        "versions": run_directory.versions(),
+        "vocabulary_id": setup.reader.vocabulary["id"],
+        "caches": setup.caches,
+        "stages": [dataclasses.asdict(each) for each in setup.program.stages],
+        "batch_size": phase.batch_size,
+        "next_example": phase.first_example + (context.step - phase.first_step) * phase.batch_size,
+        "phase": setup.program.stages.index(phase),
+        "mesh": dict(context.program.mesh.shape),
+        "devices": run_directory.devices(),
+        "incidents": incidents.state(context.state.recent),
+    }
+
+
+def _find_changes(run: config.Run, program: Program, reader: Reader, resumed: resume.Resumed) -> list[resume.Change]:
+    # The `meta` of a checkpoint records the mesh of its last step.
+    last = next(phase for phase in config.resolve_phases(run) if resumed.step <= phase.end_step)
+    try:
+        mesh = meshes.build(config.mesh_of(run, last), list(program.mesh.devices.flat))
+    except UserError:  # These devices need not fit a phase that is over.
+        mesh = program.mesh
+    return resumed.changes(run, _identities(reader), reader.vocabulary["id"], mesh.shape)
+
+
+def _identities(reader: Reader) -> dict[str, str]:
+    return {name: source.identity for name, source in reader.sources.items()}
+
+
+def _local_rows(mesh: jax.sharding.Mesh, batch_size: int) -> np.ndarray:
+    return meshes.local_rows(meshes.batch_sharding(mesh), batch_size)
+
+
+def _check_heads(setup: TrainingSetup) -> None:
+    """Raises `UserError` if the loss of a new run does not train one of the model's heads."""
+    program, objective = setup.program, setup.run.objective
+    batch = blank_batch(config.reader_config(setup.run), program.stages[0].length)
+    for head in untrained_heads(program.loss(), program.model(), batch):
+        raise UserError(
+            f"nothing trains the {head} head of config.model: objective '{objective.kind}' on config.data "
+            "makes nothing that it learns from; leave the head out, or choose another objective or layout"
+        )
+
+
+def _have_equal_shapes(tree: Any, other: Any) -> bool:
+    """Whether two trees have the same structure and shapes."""
+    shapes, other_shapes = ([leaf.shape for leaf in jax.tree.leaves(one)] for one in (tree, other))
+    return jax.tree.structure(tree) == jax.tree.structure(other) and shapes == other_shapes
+
+
+def _cast(tree: Any, like: Any) -> Any:
+    """Returns the arrays of a tree in the types of those of another."""
+    return jax.tree.map(lambda leaf, other: leaf if leaf.dtype == other.dtype else leaf.astype(other.dtype), tree, like)

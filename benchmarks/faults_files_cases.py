@@ -70,7 +70,7 @@ def make_bases(root: pathlib.Path) -> None:
         (root / name).mkdir(parents=True)
     _write_vocabularies(root, texts)
     for name, described in told.items():
-        model = families.to_settings(families.FAMILIES[name], described | {"vocab_size": 600})
+        model = families.to_settings(families.registered()[name], described | {"vocab_size": 600})
         huggingface.write(str(root / name), Pretrained(model, params(model), {"eos_token_id": 0}, family=name))
     with files.opened(str(root / "gpt2")) as tensors:
         shutil.copytree(root / "gpt2", root / "sharded", ignore=shutil.ignore_patterns("*.safetensors"))

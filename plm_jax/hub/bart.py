@@ -7,26 +7,16 @@ the published models; it becomes a parameter of ours only where it is not 0.
 from collections.abc import Mapping
 from typing import Any
 
+from typing_extensions import override
+
 from plm_jax import models
-from plm_jax.common.errors import UserError
 from plm_jax.hub import roberta
-from plm_jax.hub.family import (
-    ACTIVATIONS,
-    Family,
-    TaskLayout,
-    Tensor,
-    dense,
-    known,
-    name_of,
-    norm,
-    task_layouts,
-    values,
-)
+from plm_jax.hub.family import Family, TaskLayout, Tensor, attention, dense, norm, task_layouts
+from plm_jax.hub.fields import Derived, Field, Written, activation, initializer_range, quotient
 
-
-def _attention(name: str, path: str) -> tuple[Tensor, ...]:
-    parts = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "out"}
-    return tuple(tensor for a, b in parts.items() for tensor in dense(f"{name}.{a}", f"{path}/{b}"))
+PROJECTIONS = "q_proj", "k_proj", "v_proj", "out_proj"
+# Number of rows of the table of positions before that of the first position.
+OFFSET = 2
 
 
 def _stack(stack: str) -> tuple[Tensor, ...]:
@@ -35,9 +25,9 @@ def _stack(stack: str) -> tuple[Tensor, ...]:
     return (
         Tensor(f"model.{stack}.embed_positions.weight", (f"{stack}_position_embedding",)),
         *norm(f"model.{stack}.layernorm_embedding", f"{stack}_embedding_norm"),
-        *_attention(f"{layer}.self_attn", f"{blocks}/attention"),
+        *attention(f"{layer}.self_attn", f"{blocks}/attention", *PROJECTIONS),
         *norm(f"{layer}.self_attn_layer_norm", f"{blocks}/attention_norm"),
-        *_attention(f"{layer}.encoder_attn", f"{blocks}/cross_attention"),
+        *attention(f"{layer}.encoder_attn", f"{blocks}/cross_attention", *PROJECTIONS),
         *norm(f"{layer}.encoder_attn_layer_norm", f"{blocks}/cross_attention_norm"),
         *dense(f"{layer}.fc1", f"{blocks}/feed_forward/up"),
         *dense(f"{layer}.fc2", f"{blocks}/feed_forward/down"),
@@ -45,124 +35,61 @@ def _stack(stack: str) -> tuple[Tensor, ...]:
     )
 
 
-TENSORS = (
-    Tensor("model.shared.weight", ("token_embedding",)),
-    *_stack("encoder"),
-    *_stack("decoder"),
-    Tensor("lm_head.weight", ("head",)),
-    Tensor("final_logits_bias", ("head_bias",), as_row=True),
-)
-
-# What `BartConfig` takes where `config.json` says nothing.
-DEFAULTS = {
-    "vocab_size": 50265,
-    "d_model": 1024,
-    "encoder_layers": 12,
-    "decoder_layers": 12,
-    "encoder_attention_heads": 16,
-    "decoder_attention_heads": 16,
-    "encoder_ffn_dim": 4096,
-    "decoder_ffn_dim": 4096,
-    "activation_function": "gelu",
-    "dropout": 0.1,
-    "attention_dropout": 0.0,
-    "activation_dropout": 0.0,
-    "max_position_embeddings": 1024,
-    "init_std": 0.02,
-    "scale_embedding": False,
-    "tie_word_embeddings": True,
-}
-# Rows of the table of positions before the first one's.
-OFFSET = 2
+def _decoder_head_dim(values: Mapping[str, Any]) -> int | None:
+    """Returns `decoder_head_dim`; None if the decoder has as many heads as the encoder."""
+    heads, decoder_heads = values["encoder_attention_heads"], values["decoder_attention_heads"]
+    return None if decoder_heads == heads else quotient("d_model", "decoder_attention_heads")(values)
 
 
-def to_settings(config: Mapping[str, Any]) -> models.EncoderDecoderConfig:
-    """The settings that a BART `config.json` describes.
+class BartFamily(Family):
+    """BART. One dropout rate stands for embeddings and sub-layers."""
 
-    Raises:
-      UserError: a size that is no positive integer, a rate that is no number, heads that do not divide the width, or an
-        activation that we lack.
-    """
-    value = values(config, DEFAULTS)
-    width, std = value["d_model"], value["init_std"]
-    (heads, decoder_heads), (feed_forward, decoder_feed_forward) = (
-        (value[f"encoder_{name}"], value[f"decoder_{name}"]) for name in ("attention_heads", "ffn_dim")
+    kind = "bart"
+    name = "BART"
+    base = models.EncoderDecoderConfig(
+        embedding=models.EmbeddingConfig(1, 1, norm=True),
+        attention=models.AttentionConfig(1, 1, models.LearnedPositions(1, offset=OFFSET)),
+        feed_forward=models.FeedForwardConfig(1),
+        stack=models.StackConfig(1),
+        decoder_stack=models.StackConfig(1),
+        norm=models.NormConfig(placement="post"),
     )
-    for stack, number in (("encoder", heads), ("decoder", decoder_heads)):
-        if width % number:
-            raise UserError(
-                f"config.json: {stack}_attention_heads {number} does not divide d_model {width}: change one"
-            )
-    position = models.LearnedPositions(value["max_position_embeddings"], init_std=std, offset=OFFSET)
-    activation = known("activation_function", value["activation_function"], ACTIVATIONS)
-    return models.EncoderDecoderConfig(
-        embedding=models.EmbeddingConfig(
-            value["vocab_size"], width, norm=True, scale_by_width=bool(value["scale_embedding"])
-        ),
-        attention=models.AttentionConfig(heads, width // heads, position),
-        feed_forward=models.FeedForwardConfig(feed_forward, activation),
-        stack=models.StackConfig(value["encoder_layers"]),
-        decoder_stack=models.StackConfig(value["decoder_layers"]),
-        decoder_heads=None if decoder_heads == heads else decoder_heads,
-        decoder_head_dim=None if decoder_heads == heads else width // decoder_heads,
-        decoder_feed_forward=None if decoder_feed_forward == feed_forward else decoder_feed_forward,
-        norm=models.NormConfig(1e-5, placement="post"),
-        head=models.VocabularyHead(bool(value["tie_word_embeddings"])),
-        dropout=models.DropoutConfig(
-            embedding=value["dropout"],
-            attention=value["attention_dropout"],
-            residual=value["dropout"],
-            feed_forward=value["activation_dropout"],
-        ),
-        initializer=models.InitializerConfig(std),
+    fields = (
+        Written("is_encoder_decoder", True),
+        Field("vocab_size", "embedding.vocab_size", 50265),
+        Field("d_model", "embedding.width", 1024),
+        Field("encoder_layers", "stack.layers", 12),
+        Field("decoder_layers", "decoder_stack.layers", 12),
+        Field("encoder_attention_heads", "attention.heads", 16),
+        Derived("attention.head_dim", quotient("d_model", "encoder_attention_heads")),
+        Field("decoder_attention_heads", "decoder_heads", 16, same_as="encoder_attention_heads"),
+        Derived("decoder_head_dim", _decoder_head_dim),
+        Field("encoder_ffn_dim", "feed_forward.width", 4096),
+        Field("decoder_ffn_dim", "decoder_feed_forward", 4096, same_as="encoder_ffn_dim"),
+        activation("activation_function", "gelu"),
+        Field("dropout", "dropout.residual", 0.1, also=("dropout.embedding",)),
+        Field("attention_dropout", "dropout.attention", 0.0),
+        Field("activation_dropout", "dropout.feed_forward", 0.0),
+        Field("max_position_embeddings", "attention.position.length", 1024),
+        initializer_range("init_std", "attention.position.init_std"),
+        Field("scale_embedding", "embedding.scale_by_width", False),
+        # If it were false, `transformers` would look for a table of tokens in each stack. The tensors show an own head.
+        Field("tie_word_embeddings", "head.tied", True, write=lambda model: True),
     )
-
-
-def to_config(model: models.EncoderDecoderConfig) -> dict[str, Any]:
-    """The `config.json` of a BART with these settings; one dropout rate stands for embeddings and sub-layers.
-
-    It always says that embeddings are tied: else `transformers` looks for a table of tokens in each stack too. A head
-    of its own is seen in the weights.
-    """
-    decoder = model.decoder_model
-    return {
-        "architectures": ["BartForConditionalGeneration"],
-        "model_type": "bart",
-        "is_encoder_decoder": True,
-        "vocab_size": model.embedding.vocab_size,
-        "d_model": model.embedding.width,
-        "encoder_layers": model.stack.layers,
-        "decoder_layers": model.decoder_stack.layers,
-        "encoder_attention_heads": model.attention.heads,
-        "decoder_attention_heads": decoder.attention.heads,
-        "encoder_ffn_dim": model.feed_forward.width,
-        "decoder_ffn_dim": decoder.feed_forward.width,
-        "activation_function": name_of(model.feed_forward.activation),
-        "dropout": model.dropout.residual,
-        "attention_dropout": model.dropout.attention,
-        "activation_dropout": model.dropout.feed_forward,
-        "max_position_embeddings": getattr(model.attention.position, "length", DEFAULTS["max_position_embeddings"]),
-        "init_std": getattr(model.initializer, "std", DEFAULTS["init_std"]),
-        "scale_embedding": model.embedding.scale_by_width,
-        "tie_word_embeddings": True,
-    }
-
-
-FAMILY = Family(
-    name="BART",
-    model_type="bart",
-    kind=models.EncoderDecoderConfig.kind,
-    prefix="model.",
-    tensors=TENSORS,
-    buffers=r"final_logits_bias|(encoder|decoder)\.version",
-    to_settings=to_settings,
-    to_config=to_config,
-    vocabulary_files={"bpe": ("vocab.json", "merges.txt")},
-    tokenizer_config=lambda files, special_ids: {"tokenizer_class": "BartTokenizer"},
-    special_ids=roberta.special_ids,
-    start="eos_token_id",
-    copies={f"model.{stack}.embed_tokens.weight": "model.shared.weight" for stack in ("encoder", "decoder")},
-    tasks=task_layouts(
+    prefix = "model."
+    tensors = (
+        Tensor("model.shared.weight", ("token_embedding",)),
+        *_stack("encoder"),
+        *_stack("decoder"),
+        Tensor("lm_head.weight", ("head",)),
+        Tensor("final_logits_bias", ("head_bias",), as_row=True),
+    )
+    buffers = r"final_logits_bias|(encoder|decoder)\.version"
+    copies = {f"model.{stack}.embed_tokens.weight": "model.shared.weight" for stack in ("encoder", "decoder")}
+    vocabulary_files = {"bpe": ("vocab.json", "merges.txt")}
+    tokenizer_class = "BartTokenizer"
+    start = "eos_token_id"
+    tasks = task_layouts(
         TaskLayout(
             "classification_head.out_proj",
             {"feature": "last", "transform": "tanh"},
@@ -172,7 +99,14 @@ FAMILY = Family(
             drops_input=True,
         ),
         span=TaskLayout("qa_outputs", default=0.0),
-    ),
-    task_class="Bart",
-    other_heads=r"(classification_head|qa_outputs)\..*",
-)
+    )
+    task_class = "Bart"
+    other_heads = r"(classification_head|qa_outputs)\..*"
+
+    @override
+    def architecture(self, model):
+        return "BartForConditionalGeneration"
+
+    @override
+    def special_ids(self, files, tokenizer_config):
+        return roberta.special_ids(files)

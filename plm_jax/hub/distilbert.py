@@ -3,74 +3,16 @@
 It is BERT without token types and pooler, under other names.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+
+from typing_extensions import override
 
 from plm_jax import models
 from plm_jax.hub import bert
-from plm_jax.hub.family import Family, TaskLayout, Tensor, dense, norm, task_layouts, values
+from plm_jax.hub.family import TaskLayout, Tensor, attention, dense, norm, task_layouts
+from plm_jax.hub.fields import Derived, Field, activation, initializer_range, quotient
 
 LAYER, BLOCKS = "distilbert.transformer.layer.{layer}", "stack/blocks"
-TENSORS = (
-    *bert.embeddings("distilbert"),
-    *dense(f"{LAYER}.attention.q_lin", f"{BLOCKS}/attention/query"),
-    *dense(f"{LAYER}.attention.k_lin", f"{BLOCKS}/attention/key"),
-    *dense(f"{LAYER}.attention.v_lin", f"{BLOCKS}/attention/value"),
-    *dense(f"{LAYER}.attention.out_lin", f"{BLOCKS}/attention/out"),
-    *norm(f"{LAYER}.sa_layer_norm", f"{BLOCKS}/attention_norm"),
-    *dense(f"{LAYER}.ffn.lin1", f"{BLOCKS}/feed_forward/up"),
-    *dense(f"{LAYER}.ffn.lin2", f"{BLOCKS}/feed_forward/down"),
-    *norm(f"{LAYER}.output_layer_norm", f"{BLOCKS}/feed_forward_norm"),
-    *dense("vocab_transform", "head_transform"),
-    *norm("vocab_layer_norm", "head_norm"),
-    Tensor("vocab_projector.weight", ("head",)),
-    Tensor("vocab_projector.bias", ("head_bias",)),
-)
-
-# What `DistilBertConfig` takes where `config.json` says nothing.
-DEFAULTS = {
-    "vocab_size": 30522,
-    "max_position_embeddings": 512,
-    "n_layers": 6,
-    "n_heads": 12,
-    "dim": 768,
-    "hidden_dim": 3072,
-    "dropout": 0.1,
-    "attention_dropout": 0.1,
-    "activation": "gelu",
-    "initializer_range": 0.02,
-    "tie_word_embeddings": True,
-}
-# What BERT's `config.json` calls the same.
-NAMES = {
-    "n_layers": "num_hidden_layers",
-    "n_heads": "num_attention_heads",
-    "dim": "hidden_size",
-    "hidden_dim": "intermediate_size",
-    "dropout": "hidden_dropout_prob",
-    "attention_dropout": "attention_probs_dropout_prob",
-    "activation": "hidden_act",
-}
-
-
-def to_settings(config: Mapping[str, Any]) -> models.EncoderConfig:
-    """The settings that a DistilBERT `config.json` describes; errors as `bert.to_settings`."""
-    value = values(config, DEFAULTS)
-    model = bert.to_settings({NAMES.get(name, name): value[name] for name in DEFAULTS})
-    return replace(model, embedding=replace(model.embedding, token_types=0), pooler=models.NoHead())
-
-
-def to_config(model: models.EncoderConfig) -> dict[str, Any]:
-    """The `config.json` of a DistilBERT with these settings."""
-    config, has_head = bert.to_config(model), isinstance(model.head, models.VocabularyHead)
-    return {
-        "architectures": ["DistilBertForMaskedLM" if has_head else "DistilBertModel"],
-        "model_type": "distilbert",
-        **{name: config[NAMES.get(name, name)] for name in DEFAULTS},
-    }
-
-
 OF_TEXT = TaskLayout(
     "classifier",
     {"feature": "first", "transform": "relu"},
@@ -79,24 +21,51 @@ OF_TEXT = TaskLayout(
     default=0.2,
 )
 
-FAMILY = Family(
-    name="DistilBERT",
-    model_type="distilbert",
-    kind=models.EncoderConfig.kind,
-    prefix="distilbert.",
-    tensors=TENSORS,
-    buffers=bert.BUFFERS,
-    to_settings=to_settings,
-    to_config=to_config,
-    vocabulary_files=bert.FAMILY.vocabulary_files,
-    tokenizer_config=lambda *given: bert.tokenizer_config(*given) | {"tokenizer_class": "DistilBertTokenizer"},
-    special_ids=bert.special_ids,
-    tasks=task_layouts(
+
+class DistilBertFamily(bert.WordPieceFamily):
+    """DistilBERT."""
+
+    kind = "distilbert"
+    name = "DistilBERT"
+    base = replace(bert.BASE, pooler=models.NoHead())
+    fields = (
+        Field("vocab_size", "embedding.vocab_size", 30522),
+        Field("max_position_embeddings", "attention.position.length", 512),
+        Field("n_layers", "stack.layers", 6),
+        Field("n_heads", "attention.heads", 12),
+        Field("dim", "embedding.width", 768),
+        Derived("attention.head_dim", quotient("dim", "n_heads")),
+        Field("hidden_dim", "feed_forward.width", 3072),
+        Field("dropout", "dropout.residual", 0.1, also=("dropout.embedding",)),
+        Field("attention_dropout", "dropout.attention", 0.1),
+        activation("activation", "gelu", "head.transform"),
+        initializer_range("initializer_range", "attention.position.init_std"),
+        bert.TIED,
+    )
+    prefix = "distilbert."
+    tensors = (
+        *bert.embeddings("distilbert"),
+        *attention(f"{LAYER}.attention", f"{BLOCKS}/attention", "q_lin", "k_lin", "v_lin", "out_lin"),
+        *norm(f"{LAYER}.sa_layer_norm", f"{BLOCKS}/attention_norm"),
+        *dense(f"{LAYER}.ffn.lin1", f"{BLOCKS}/feed_forward/up"),
+        *dense(f"{LAYER}.ffn.lin2", f"{BLOCKS}/feed_forward/down"),
+        *norm(f"{LAYER}.output_layer_norm", f"{BLOCKS}/feed_forward_norm"),
+        *dense("vocab_transform", "head_transform"),
+        *norm("vocab_layer_norm", "head_norm"),
+        Tensor("vocab_projector.weight", ("head",)),
+        Tensor("vocab_projector.bias", ("head_bias",)),
+    )
+    buffers = bert.BUFFERS
+    tokenizer_class = "DistilBertTokenizer"
+    tasks = task_layouts(
         OF_TEXT,
         tags=TaskLayout("classifier"),
         span=TaskLayout("qa_outputs", rate="qa_dropout", default=0.1),
         choice=OF_TEXT,
-    ),
-    task_class="DistilBert",
-    other_heads=bert.OTHER_HEADS,
-)
+    )
+    task_class = "DistilBert"
+    other_heads = bert.OTHER_HEADS
+
+    @override
+    def architecture(self, model):
+        return "DistilBertForMaskedLM" if bert.has_head(model) else "DistilBertModel"

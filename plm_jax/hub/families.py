@@ -9,49 +9,37 @@ from typing import Any
 from plm_jax import models
 from plm_jax.common import trees
 from plm_jax.common.errors import UserError
-from plm_jax.hub import (
-    albert,
-    bart,
-    bert,
-    chatglm2,
-    distilbert,
-    electra,
-    files,
-    glm,
-    gpt1,
-    gpt2,
-    llama,
-    mt5,
-    roberta,
-    t5,
-    tasks,
-    tensor_layout,
-)
+from plm_jax.hub import files, tasks, tensor_layout
+from plm_jax.hub.albert import AlbertFamily
+from plm_jax.hub.bart import BartFamily
+from plm_jax.hub.bert import BertFamily
+from plm_jax.hub.chatglm2 import ChatGlmFamily, GlmFamily
+from plm_jax.hub.distilbert import DistilBertFamily
+from plm_jax.hub.electra import ElectraFamily
 from plm_jax.hub.family import Family
+from plm_jax.hub.glm import ChatGlm6BFamily, GlmOriginalFamily
+from plm_jax.hub.gpt1 import Gpt1Family
+from plm_jax.hub.gpt2 import Gpt2Family
+from plm_jax.hub.llama import LlamaFamily
+from plm_jax.hub.mt5 import Mt5Family
+from plm_jax.hub.roberta import RobertaFamily
+from plm_jax.hub.t5 import T5Family
 
 CONFIG = "config.json"
-FAMILIES = {
-    family.model_type: family
-    for family in (
-        gpt2.FAMILY,
-        bert.FAMILY,
-        t5.FAMILY,
-        mt5.FAMILY,
-        bart.FAMILY,
-        roberta.FAMILY,
-        electra.FAMILY,
-        albert.FAMILY,
-        distilbert.FAMILY,
-        gpt1.FAMILY,
-        llama.FAMILY,
-        chatglm2.GLM,
-        chatglm2.CHATGLM,
-        glm.GLM,
-        glm.CHATGLM,
-    )
-}
+# In the order in which they are tried. Families from users' files follow.
+PUBLISHED = (
+    *(Gpt2Family, BertFamily, T5Family, Mt5Family, BartFamily, RobertaFamily, ElectraFamily, AlbertFamily),
+    *(DistilBertFamily, Gpt1Family, LlamaFamily, GlmFamily, ChatGlmFamily),
+    *(GlmOriginalFamily, ChatGlm6BFamily),
+)
 # Settings of how a model is trained or computed, which a Hugging Face directory does not keep or not in full.
 NOT_KEPT = ("dropout.", "initializer.", "attention.position.init_std", "scan_layers", "remat", "attention_kernel")
+
+
+def registered() -> dict[str, Family]:
+    """Returns a family of each kind: those of this package, then those of imported files."""
+    ours = {family.kind: family for family in PUBLISHED}
+    return {kind: Family.choices[kind]() for kind in dict.fromkeys([*ours, *Family.choices])}
 
 
 def family_of(model: models.TransformerConfig, preferred: str | None = None) -> Family:
@@ -60,10 +48,10 @@ def family_of(model: models.TransformerConfig, preferred: str | None = None) -> 
     Raises:
       UserError: there is none; the line names the nearest and what that one cannot say.
     """
-    families = [family for family in FAMILIES.values() if family.kind == model.kind]
+    families = [family for family in registered().values() if family.base.kind == model.kind]
     if not families:
         raise UserError(f"Hugging Face has no family for a model of kind '{model.kind}': save it in format plm_jax")
-    families.sort(key=lambda family: family.model_type != preferred)
+    families.sort(key=lambda family: family.kind != preferred)
     family, needed = min(((family, beyond(family, model)) for family in families), key=lambda pair: len(pair[1]))
     if needed:
         raise UserError(
@@ -185,12 +173,13 @@ def model_type_of(directory: str, config: Mapping[str, Any]) -> str:
     """
     classes = [str(name) for name in config.get("architectures") or ()]
     stems = {re.sub(r"(For[A-Z]\w*|(LMHead|DoubleHeads|PreTrained)?Model)$", "", name).lower() for name in classes}
-    found = [name for name in FAMILIES if name.replace("-", "") in stems]
+    known = registered()
+    found = [name for name in known if name.replace("-", "") in stems]
     if not found:
         with files.opened(directory) as tensors:
-            found = [name for name, family in FAMILIES.items() if _knows(family, tensors)]
+            found = [name for name, family in known.items() if _knows(family, tensors)]
     if len(found) != 1:
-        told = f"could be of {' or '.join(found)}" if found else f"are of none of {', '.join(FAMILIES)}"
+        told = f"could be of {' or '.join(found)}" if found else f"are of none of {', '.join(known)}"
         raise UserError(
             f"{directory}/{CONFIG} has no model_type, and by their names the tensors {told}: set model_type"
         )

@@ -1,13 +1,12 @@
-"""A Hugging Face model family: its table of tensor names, and functions between `config.json` and our settings."""
+"""The role of a Hugging Face model family: a two-way table of `config.json` and a table of tensor names."""
 
-import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from plm_jax import models
-from plm_jax.common.errors import UserError, nearest
-from plm_jax.models.layers import Activation
+from plm_jax.common.roles import Role
+from plm_jax.hub.fields import Entry, read, with_settings, write
 
 
 @dataclass(frozen=True)
@@ -32,12 +31,19 @@ class Tensor:
     as_row: bool = False
 
 
-def dense(name: str, path: str) -> tuple[Tensor, Tensor]:
-    """The tensors of torch's `Linear` with a bias, our `Dense`."""
-    return (
-        Tensor(f"{name}.weight", (f"{path}/kernel",), transposed=True),
-        Tensor(f"{name}.bias", (f"{path}/bias",)),
-    )
+def dense(name: str, *paths: str, transposed: bool = True, by_head: bool = False) -> tuple[Tensor, Tensor]:
+    """Returns the weight and the bias of a `Linear` of torch that holds one or several dense layers.
+
+    Without `transposed`, it is a `Conv1D`, which is stored [in, out]. A layer without a bias has no such tensor.
+    """
+    weights, biases = (tuple(f"{path}/{leaf}" for path in paths) for leaf in ("kernel", "bias"))
+    return Tensor(f"{name}.weight", weights, transposed, by_head), Tensor(f"{name}.bias", biases, by_head=by_head)
+
+
+def attention(name: str, path: str, query: str, key: str, value: str, out: str) -> tuple[Tensor, ...]:
+    """Returns the tensors of an attention with four projections under these names."""
+    names = {"query": query, "key": key, "value": value, "out": out}
+    return tuple(tensor for ours, theirs in names.items() for tensor in dense(f"{name}.{theirs}", f"{path}/{ours}"))
 
 
 def norm(name: str, path: str) -> tuple[Tensor, Tensor]:
@@ -86,106 +92,77 @@ def task_layouts(
     return {kind: layout for kind, layout in found.items() if layout}
 
 
-@dataclass(frozen=True)
-class Family:
-    """How Hugging Face keeps a family's models.
+class Family(Role):
+    """How Hugging Face stores the models of a family.
+
+    A family is a class below this one that sets `kind`. Importing its module registers it.
 
     Attributes:
-      name: what people call it.
-      model_type: what `config.json` calls it, unless `reads` says more.
-      kind: the architecture of its models, as in `models`.
-      prefix: the part of the names that a file of the bare model, without its head, leaves out.
-      tensors: the table of names; a model has those of which it has the parameters.
-      buffers: regular expression of names, without the prefix, that hold no weights.
-      to_settings: `config.json` → the settings of a model with all its heads; UserError for what those cannot say.
-      to_config: the inverse, without the special ids, of any settings of this kind; what it cannot say it leaves out.
-      vocabulary_files: by scheme of `vocabularies.load`, the files that such a vocabulary has in a directory.
-      tokenizer_config: the vocabulary's files and the special ids → `tokenizer_config.json`, what `transformers` cannot
-        guess of the two.
-      special_ids: the vocabulary's files and `tokenizer_config.json` → the special ids that those alone tell.
-      start: which of the special ids a decoder's input begins with, where it has an encoder.
-      copies: names under which a file may hold another tensor once more → that tensor's name.
+      kind: name of the family of this package, and by default its `model_type` in `config.json`.
+      name: name of the family in messages.
+      base: settings that the models have in common. The fields set the others.
+      fields: entries of `config.json`, in the order in which they are written. A file describes a model with all heads.
+      tensors: names of the tensors. A model has those whose parameters it has.
+      model_type: `model_type` in `config.json`, unless it is `kind`.
+      prefix: part of the names that a file of the model without its head leaves out.
+      buffers: regular expression of names, without the prefix, of tensors that are not weights.
+      vocabulary_files: names of the files of a vocabulary by scheme of `vocabularies.load`.
+      tokenizer_class: name of the class of the tokenizer in `transformers`. Empty: it is not written.
+      start: special id that a decoder's input begins with, in an encoder-decoder.
+      copies: names under which a file may repeat another tensor → that tensor's name.
       old_endings: endings of names in old files → today's.
-      reads: whether a `config.json` is of this family though its `model_type` is another's.
-      ids: special ids that `config.json` keeps beside those that all do, and what it calls them.
-      tasks: by their kinds the heads of tasks that fine-tuned models have.
-      task_class: what the names of these models' classes begin with.
-      other_heads: regular expression of names, without the prefix, of heads of fine-tuned models; they are left out
-        where they are none of `tasks` or not whole.
+      ids: special ids that `config.json` has besides those of every family → their names there.
+      tasks: layouts of the heads of fine-tuned models, by kind of the head.
+      task_class: beginning of the names of these models' classes.
+      other_heads: regular expression of names, without the prefix, of heads of fine-tuned models. They are left out
+        unless they are complete heads of `tasks`.
     """
 
-    name: str
-    model_type: str
-    kind: str
-    prefix: str
-    tensors: tuple[Tensor, ...]
-    buffers: str
-    to_settings: Callable[[Mapping[str, Any]], models.TransformerConfig]
-    to_config: Callable[[Any], dict[str, Any]]
-    vocabulary_files: Mapping[str, tuple[str, ...]]
-    tokenizer_config: Callable[[list[bytes], Mapping[str, Any]], dict[str, Any]] = lambda files, special_ids: {}
-    special_ids: Callable[[list[bytes], Mapping[str, Any]], dict[str, Any]] = lambda files, tokenizer_config: {}
-    start: str | None = None
-    copies: Mapping[str, str] = field(default_factory=dict)
-    old_endings: Mapping[str, str] = field(default_factory=dict)
-    reads: Callable[[Mapping[str, Any]], bool] = lambda config: False
-    ids: Mapping[str, str] = field(default_factory=dict)
-    tasks: Mapping[str, TaskLayout] = field(default_factory=dict)
-    task_class: str = ""
-    other_heads: str = "(?!)"  # Nothing.
+    name: ClassVar[str]
+    base: ClassVar[models.TransformerConfig]
+    fields: ClassVar[tuple[Entry, ...]]
+    tensors: ClassVar[tuple[Tensor, ...]]
+    model_type: ClassVar[str] = ""
+    prefix: ClassVar[str] = ""
+    buffers: ClassVar[str] = "(?!)"  # Matches nothing.
+    vocabulary_files: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    tokenizer_class: ClassVar[str] = ""
+    start: ClassVar[str | None] = None
+    copies: ClassVar[Mapping[str, str]] = {}
+    old_endings: ClassVar[Mapping[str, str]] = {}
+    ids: ClassVar[Mapping[str, str]] = {}
+    tasks: ClassVar[Mapping[str, TaskLayout]] = {}
+    task_class: ClassVar[str] = ""
+    other_heads: ClassVar[str] = "(?!)"
 
+    def architecture(self, model: Any) -> str:
+        """Returns the name of the class of a model without a task's head, for `architectures` in `config.json`."""
+        raise NotImplementedError
 
-# Hugging Face's names → ours; of several for one of ours, the first is the one we write.
-ACTIVATIONS = {
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu": "gelu_exact",
-    "relu": "relu",
-    "silu": "silu",
-    "swish": "silu",
-    "tanh": "tanh",
-}
+    def to_settings(self, config: Mapping[str, Any]) -> Any:
+        """Returns the settings of the model that a `config.json` describes, with all its heads.
 
+        Raises:
+          UserError: a value is missing, invalid or not supported.
+        """
+        return with_settings(self.base, read(self.fields, config))
 
-def name_of(activation: Activation, names: Mapping[str, Any] = ACTIVATIONS) -> str:
-    """The name in `config.json` of a value of ours, of several the first."""
-    return next(name for name, value in names.items() if value == activation)
+    def to_config(self, model: Any) -> dict[str, Any]:
+        """Returns the `config.json` of a model of the family's kind, without the special ids.
 
+        Settings that have no field are left out.
+        """
+        named = {"architectures": [self.architecture(model)], "model_type": self.model_type or self.kind}
+        return named | write(self.fields, model)
 
-def values(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """`config.json` over a family's defaults, each value of its default's sort: a size, a rate, a switch or a text.
+    def reads(self, config: Mapping[str, Any]) -> bool:
+        """Whether a `config.json` is of this family although its `model_type` is another family's `kind`."""
+        return False
 
-    Raises:
-      UserError: a size that is no positive integer, a rate that is no number of at least 0.
-    """
-    found = {name: config.get(name, default) for name, default in defaults.items()}
-    for name, default in defaults.items():
-        if type(default) is int:
-            check_size(name, found[name])
-        elif type(default) is float:
-            right = type(found[name]) in (int, float) and 0 <= found[name] <= sys.float_info.max
-            check(name, found[name], right, "a number of at least 0")
-            found[name] = float(found[name])
-    return found
+    def tokenizer_config(self, files: list[bytes], special_ids: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the fields of `tokenizer_config.json` that `transformers` needs, given a vocabulary's files."""
+        return {"tokenizer_class": self.tokenizer_class} if self.tokenizer_class else {}
 
-
-def check_size(name: str, value: Any) -> None:
-    """Refuses a value of `config.json` that is no positive integer, or one that is the size of nothing."""
-    check(name, value, type(value) is int and 0 < value < 2**31, "a positive integer")
-
-
-def check(name: str, value: Any, right: bool, wanted: str) -> None:
-    """Refuses a value of `config.json` that is not what is wanted."""
-    if not right:
-        raise UserError(f"config.json: {name} is {repr(value)[:100]}: give {wanted}")
-
-
-def known(name: str, value: Any, names: Mapping[str, Any]) -> Any:
-    """Our value for a name in `config.json`.
-
-    Raises:
-      UserError: it is not among the names.
-    """
-    if value not in names:
-        raise UserError(f"config.json: {name} is '{value}': {nearest(str(value), names)}")
-    return names[value]
+    def special_ids(self, files: list[bytes], tokenizer_config: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the special ids that only a vocabulary's files and `tokenizer_config.json` contain."""
+        return {}

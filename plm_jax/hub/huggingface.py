@@ -42,12 +42,13 @@ def opened(directory: str) -> Iterator[Pretrained]:
     with sizes.described_by(path):
         if config.get("model_type") is None:
             config = config | {"model_type": families.model_type_of(directory, config)}
-        own = (family.model_type for family in families.FAMILIES.values() if family.reads(config))
-        model_type = next(own, str(config.get("model_type")))
-        if model_type not in families.FAMILIES:
-            known = nearest(model_type[:100], families.FAMILIES)
-            raise UserError(f"{directory}/{CONFIG}: model_type '{model_type[:100]}': {known}")
-        family = families.FAMILIES[model_type]
+        registered = families.registered()
+        own = (kind for kind, family in registered.items() if family.reads(config))
+        kind = next(own, str(config.get("model_type")))
+        if kind not in registered:
+            known = nearest(kind[:100], registered)
+            raise UserError(f"{directory}/{CONFIG}: model_type '{kind[:100]}': {known}")
+        family = registered[kind]
         model = families.to_settings(family, config)
     vocabulary, special_ids = _text(directory, family, config)
     sizes.check_ids(directory, special_ids)
@@ -59,7 +60,7 @@ def opened(directory: str) -> Iterator[Pretrained]:
         )
         params = _gather(directory, family, model, stored)
         kept = hub_files.find(directory, family)
-        yield Pretrained(model, params, special_ids, vocabulary, model_type, hub_files=kept)
+        yield Pretrained(model, params, special_ids, vocabulary, kind, hub_files=kept)
 
 
 def _text(directory: str, family: Family, config: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:

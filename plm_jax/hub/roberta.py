@@ -3,62 +3,47 @@
 Its layers are BERT's. Positions count real tokens alone, from the row after that of the padding's id on.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
+
+from typing_extensions import override
 
 from plm_jax import models
 from plm_jax.common import strict_json
 from plm_jax.common.errors import UserError, one_line
 from plm_jax.hub import bert
-from plm_jax.hub.family import Family, TaskLayout, check, check_size, dense, norm, unembedding
+from plm_jax.hub.family import Family, TaskLayout, dense, norm, unembedding
+from plm_jax.hub.fields import Entry, activation, changed, check, check_size
 
-TENSORS = (
-    *bert.embeddings("roberta"),
-    *bert.layers("roberta"),
-    *dense("roberta.pooler.dense", "pooler"),
-    *dense("lm_head.dense", "head_transform"),
-    *norm("lm_head.layer_norm", "head_norm"),
-    *unembedding("lm_head"),
-)
-
-# What `RobertaConfig` takes where `config.json` says nothing.
-DEFAULTS = bert.DEFAULTS | {"vocab_size": 50265, "pad_token_id": 1}
+LENGTH = 512
 
 
-def to_settings(config: Mapping[str, Any]) -> models.EncoderConfig:
-    """The settings that a RoBERTa `config.json` describes; its head has the exact GELU whatever its layers have.
+class PositionsAfterPadding(Entry):
+    """Rows of the table of positions, of which those up to the padding's id are unused."""
 
-    Raises:
-      UserError: as `bert.to_settings`; a padding id that leaves no position.
-    """
-    value = {**DEFAULTS, **config}
-    rows, pad = value["max_position_embeddings"], value["pad_token_id"]
-    check_size("max_position_embeddings", rows)
-    check("pad_token_id", pad, type(pad) is int and 0 <= pad < rows - 1, f"an id from 0 to {rows - 2}")
-    model, offset = bert.to_settings(value), pad + 1
-    position = replace(model.attention.position, length=rows - offset, offset=offset, skips_padding=True)
-    return replace(
-        model,
-        attention=replace(model.attention, position=position),
-        head=replace(model.head, transform="gelu_exact"),
-        initializer=replace(model.initializer, truncated=False),
-    )
+    name = "max_position_embeddings"
 
+    @override
+    def values(self, config):
+        rows, pad = config.get(self.name, LENGTH), config.get("pad_token_id", 1)
+        check_size(self.name, rows)
+        check("pad_token_id", pad, type(pad) is int and 0 <= pad < rows - 1, f"an id from 0 to {rows - 2}")
+        return {self.name: rows, "pad_token_id": pad}
 
-def to_config(model: models.EncoderConfig) -> dict[str, Any]:
-    """The `config.json` of a RoBERTa with these settings, and the padding's id, from which positions follow."""
-    config, offset = bert.to_config(model), max(1, getattr(model.attention.position, "offset", 1))
-    return config | {
-        "architectures": ["RobertaForMaskedLM" if isinstance(model.head, models.VocabularyHead) else "RobertaModel"],
-        "model_type": "roberta",
-        "max_position_embeddings": config["max_position_embeddings"] + offset,
-        "pad_token_id": offset - 1,
-    }
+    @override
+    def settings(self, values):
+        offset = values["pad_token_id"] + 1
+        return {"attention.position.length": values[self.name] - offset, "attention.position.offset": offset}
+
+    @override
+    def fields(self, model, fields):
+        position = model.attention.position
+        offset = max(1, getattr(position, "offset", 1))
+        return {self.name: getattr(position, "length", LENGTH) + offset, "pad_token_id": offset - 1}
 
 
-def special_ids(files: list[bytes], tokenizer_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Where vocab.json has the mask; `config.json` has the tokens that frame a text, `<s>` and `</s>`."""
+def special_ids(files: list[bytes]) -> dict[str, Any]:
+    """Returns the id of the mask in `vocab.json`. `config.json` has those of the tokens around a text."""
     try:
         ids = strict_json.loads(files[0])
     except ValueError as error:
@@ -66,24 +51,44 @@ def special_ids(files: list[bytes], tokenizer_config: Mapping[str, Any]) -> dict
     return {"mask_token_id": ids["<mask>"]} if "<mask>" in ids else {}
 
 
-FAMILY = Family(
-    name="RoBERTa",
-    model_type="roberta",
-    kind=models.EncoderConfig.kind,
-    prefix="roberta.",
-    tensors=TENSORS,
-    buffers=bert.BUFFERS,
-    to_settings=to_settings,
-    to_config=to_config,
-    vocabulary_files={"bpe": ("vocab.json", "merges.txt")},
-    tokenizer_config=lambda files, special_ids: {"tokenizer_class": "RobertaTokenizer"},
-    special_ids=special_ids,
-    copies={"lm_head.decoder.bias": "lm_head.bias"},
-    tasks=bert.tasks(
+class RobertaFamily(Family):
+    """RoBERTa. Its head has the exact GELU whatever the activation of its layers is."""
+
+    kind = "roberta"
+    name = "RoBERTa"
+    base = replace(
+        bert.BASE,
+        attention=replace(bert.BASE.attention, position=models.LearnedPositions(1, skips_padding=True)),
+        initializer=models.InitializerConfig(),
+    )
+    fields = changed(
+        bert.BertFamily.fields, activation("hidden_act", "gelu"), PositionsAfterPadding(), vocab_size=50265
+    )
+    prefix = "roberta."
+    tensors = (
+        *bert.embeddings("roberta"),
+        *bert.layers("roberta"),
+        *dense("roberta.pooler.dense", "pooler"),
+        *dense("lm_head.dense", "head_transform"),
+        *norm("lm_head.layer_norm", "head_norm"),
+        *unembedding("lm_head"),
+    )
+    buffers = bert.BUFFERS
+    copies = {"lm_head.decoder.bias": "lm_head.bias"}
+    vocabulary_files = {"bpe": ("vocab.json", "merges.txt")}
+    tokenizer_class = "RobertaTokenizer"
+    tasks = bert.encoder_tasks(
         "classifier_dropout",
         bert.transformed("tanh", "classifier_dropout"),
         choice=TaskLayout("classifier", {"feature": "pooler"}),
-    ),
-    task_class="Roberta",
-    other_heads=bert.OTHER_HEADS,
-)
+    )
+    task_class = "Roberta"
+    other_heads = bert.OTHER_HEADS
+
+    @override
+    def architecture(self, model):
+        return "RobertaForMaskedLM" if bert.has_head(model) else "RobertaModel"
+
+    @override
+    def special_ids(self, files, tokenizer_config):
+        return special_ids(files)

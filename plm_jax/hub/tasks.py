@@ -9,7 +9,8 @@ from typing import Any
 
 from plm_jax import models
 from plm_jax.common.errors import UserError
-from plm_jax.hub.family import Family, TaskLayout, Tensor, check
+from plm_jax.hub.family import Family, TaskLayout, Tensor
+from plm_jax.hub.fields import check
 from plm_jax.models.heads import TASK, Head
 from plm_jax.models.protocol import ModelConfig
 from plm_jax.models.task_heads import TaskHead

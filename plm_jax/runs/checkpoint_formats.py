@@ -269,7 +269,7 @@ def _converted(folder: str, described: Mapping[str, Any], tensors: Mapping[str, 
     sizes.check_ids(path, described["special_ids"])
     run, vocabulary = described["run"] and config.from_saved(described["run"], modules), described["vocabulary"]
     _tell_changed(folder, modules, {"model": model, "run": run})
-    family = families.FAMILIES.get(described["family"])
+    family = families.registered().get(described["family"])
     return Pretrained(
         model,
         flax.traverse_util.unflatten_dict(_checked(folder, model, tensors), sep="/"),

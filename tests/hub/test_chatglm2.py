@@ -12,7 +12,10 @@ from safetensors.numpy import save_file
 import plm_jax
 from plm_jax import models
 from plm_jax.common.errors import UserError
-from plm_jax.hub import chatglm2, gpt1, huggingface, llama
+from plm_jax.hub import huggingface
+from plm_jax.hub.chatglm2 import ChatGlmFamily, GlmFamily
+from plm_jax.hub.gpt1 import Gpt1Family
+from plm_jax.hub.llama import LlamaFamily
 
 VOCAB, WIDTH, HEADS, GROUPS, HEAD_DIM, WIDE, LAYERS = 29, 12, 4, 2, 8, 10, 2
 CONFIG = {
@@ -169,29 +172,29 @@ def test_it_is_the_glm_of_transformers_with_the_same_weights(folder, tensors):
 
 
 @pytest.mark.parametrize(
-    ("to_settings", "fields", "says"),
+    ("family", "fields", "says"),
     [
-        (llama.to_settings, {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type is 'linear'"),
-        (llama.to_settings, {"rope_scaling": "llama3"}, "rope_scaling is 'llama3'"),
-        (llama.to_settings, {"num_attention_heads": 5}, "5 does not divide hidden_size 4096"),
-        (llama.to_settings, {"num_key_value_heads": 5}, "divisor of the 32 heads"),
-        (llama.to_settings, {"head_dim": 0}, "head_dim is 0"),
-        (llama.to_settings, {"hidden_act": "silly"}, "hidden_act is 'silly'"),
-        (gpt1.to_settings, {"n_head": 5}, "n_head 5 does not divide"),
-        (gpt1.to_settings, {"afn": "tanh"}, "afn is 'tanh'"),
-        (chatglm2.chatglm_to_settings, {}, "multi_query_attention is False"),
-        (chatglm2.chatglm_to_settings, {**CONFIG, "rmsnorm": False}, "rmsnorm is False: give true"),
-        (chatglm2.glm_to_settings, {"partial_rotary_factor": 0}, "fraction 0.0"),
+        (LlamaFamily, {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type is 'linear'"),
+        (LlamaFamily, {"rope_scaling": "llama3"}, "rope_scaling is 'llama3'"),
+        (LlamaFamily, {"num_attention_heads": 5}, "5 does not divide hidden_size 4096"),
+        (LlamaFamily, {"num_key_value_heads": 5}, "divisor of the 32 heads"),
+        (LlamaFamily, {"head_dim": 0}, "head_dim is 0"),
+        (LlamaFamily, {"hidden_act": "silly"}, "hidden_act is 'silly'"),
+        (Gpt1Family, {"n_head": 5}, "n_head 5 does not divide"),
+        (Gpt1Family, {"afn": "tanh"}, "afn is 'tanh'"),
+        (ChatGlmFamily, {}, "multi_query_attention is False"),
+        (ChatGlmFamily, {**CONFIG, "rmsnorm": False}, "rmsnorm is False: give true"),
+        (GlmFamily, {"partial_rotary_factor": 0}, "fraction 0.0"),
     ],
 )
-def test_configs_beyond_ours_are_refused(to_settings, fields, says):
+def test_configs_beyond_ours_are_refused(family, fields, says):
     with pytest.raises(UserError, match=says):
-        to_settings(fields)
+        family().to_settings(fields)
 
 
 def test_what_no_family_can_say_is_refused(tmp_path):
     position = models.Rotary(fraction=0.5, interleaved=True, scaling=models.RotaryScaling())
-    model = chatglm2.chatglm_to_settings(CONFIG)
+    model = ChatGlmFamily().to_settings(CONFIG)
     odd = models.AttentionConfig(HEADS, HEAD_DIM, position, kv_heads=GROUPS, bias=False, out_bias=True)
     model = models.DecoderConfig(**{**vars(model), "attention": odd})
     with pytest.raises(UserError, match="cannot hold this model"):
@@ -212,4 +215,4 @@ def test_texts_begin_with_what_the_published_tokenizers_begin_them_with(folder):
     listed = {"5": {"content": "[gMASK]"}, "7": {"content": "<sop>"}, "9": {"content": "<|user|>"}}
     (folder / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": listed}))
     assert plm_jax.load(folder).special_ids["begins_with"] == [5, 7]
-    assert chatglm2.special_ids([b"IQ== 0\nIg== 1\n"], {}) == {}
+    assert ChatGlmFamily().special_ids([b"IQ== 0\nIg== 1\n"], {}) == {}

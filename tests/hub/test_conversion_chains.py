@@ -32,7 +32,9 @@ LABELS = {
     "span": (),
     "choice": (),
 }
-HEADS = [(family, kind) for family, of in families.FAMILIES.items() for kind in of.tasks if family in exports.FAMILIES]
+HEADS = [
+    (family, kind) for family, of in families.registered().items() for kind in of.tasks if family in exports.FAMILIES
+]
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +109,7 @@ def test_every_chain_is_the_identity(family, folder, tmp_path):
 @pytest.mark.parametrize(("family", "kind"), HEADS)
 def test_labels_and_problem_types_stay(family, kind, folder, tmp_path):
     model = exports.pretrained(family, SOURCES[family], folder)
-    head = tasks.new(kind, model.model, LABELS[kind], families.FAMILIES[family])
+    head = tasks.new(kind, model.model, LABELS[kind], families.registered()[family])
     settings_ = model.model.with_task(head)
     if hasattr(settings_, "head"):
         settings_ = replace(settings_, head=models.NoHead())

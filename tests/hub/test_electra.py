@@ -10,7 +10,8 @@ import pytest
 import plm_jax
 from plm_jax import models
 from plm_jax.common.errors import UserError
-from plm_jax.hub import electra, families, huggingface
+from plm_jax.hub import families, huggingface
+from plm_jax.hub.electra import ElectraFamily
 from plm_jax.inference.language_model import LanguageModel
 from plm_jax.models import registry
 from tests import golden
@@ -29,15 +30,17 @@ def test_a_discriminator_and_a_generator_lack_the_other_s_head(name):
 
 
 def test_settings_say_what_the_config_says():
-    model = electra.to_settings({"hidden_act": "relu"})
+    model = ElectraFamily().to_settings({"hidden_act": "relu"})
     assert model.discriminator == models.Discriminator("relu")
     assert model.head.transform == "gelu_exact"
     assert (model.embedding.width, model.embedding.embedding_size) == (256, 128)
-    assert electra.to_settings({"embedding_size": 256}).embedding.embedding_size is None
+    assert ElectraFamily().to_settings({"embedding_size": 256}).embedding.embedding_size is None
 
 
 def test_a_discriminator_that_acts_otherwise_than_its_layers_is_refused(tmp_path):
-    model = replace(electra.to_settings(SMALL), head=models.NoHead(), discriminator=models.Discriminator("tanh"))
+    model = replace(
+        ElectraFamily().to_settings(SMALL), head=models.NoHead(), discriminator=models.Discriminator("tanh")
+    )
     with pytest.raises(UserError, match=r"ELECTRA.*discriminator\.activation = gelu_exact"):
         huggingface.write(tmp_path / "out", huggingface.Pretrained(model, {}))
     assert not (tmp_path / "out").exists()
@@ -77,5 +80,5 @@ def test_a_spanbert_is_saved_as_a_bert(tmp_path):
 
 def test_each_family_keeps_its_own():
     for name in ("bert", *golden.ELECTRA):
-        model_type = families.family_of(huggingface.read(golden.FOLDER / name).model).model_type
-        assert model_type == name.removesuffix("_generator")
+        kind = families.family_of(huggingface.read(golden.FOLDER / name).model).kind
+        assert kind == name.removesuffix("_generator")

@@ -11,7 +11,9 @@ from safetensors.numpy import load_file, save_file
 import plm_jax
 from plm_jax import models
 from plm_jax.common.errors import UserError
-from plm_jax.hub import bart, families, huggingface, mt5
+from plm_jax.hub import families, huggingface
+from plm_jax.hub.bart import BartFamily
+from plm_jax.hub.mt5 import Mt5Family
 from plm_jax.models import registry
 from tests import golden
 
@@ -59,11 +61,11 @@ def test_older_files_hold_the_table_of_tokens_more_than_once(folder):
 
 
 def test_an_empty_config_means_bart_large_and_mt5_small():
-    model = bart.to_settings({})
+    model = BartFamily().to_settings({})
     assert (model.stack.layers, model.decoder_stack.layers, model.embedding.width) == (12, 12, 1024)
     assert (model.attention.heads, model.feed_forward.width, model.embedding.vocab_size) == (16, 4096, 50265)
     assert model.attention.position == models.LearnedPositions(1024, offset=2)
-    model = mt5.to_settings({})
+    model = Mt5Family().to_settings({})
     assert (model.stack.layers, model.embedding.width, model.feed_forward.width) == (8, 512, 1024)
     assert (model.embedding.vocab_size, model.attention.heads, model.feed_forward.gated) == (250112, 6, True)
 
@@ -80,7 +82,7 @@ def test_an_empty_config_means_bart_large_and_mt5_small():
     ],
 )
 def test_settings_beyond_bart_are_refused(tmp_path, section, value, words):
-    model = bart.to_settings({"d_model": 6, "encoder_attention_heads": 2, "decoder_attention_heads": 2})
+    model = BartFamily().to_settings({"d_model": 6, "encoder_attention_heads": 2, "decoder_attention_heads": 2})
     model = replace(model, **{section: replace(getattr(model, section), **value)})
     with pytest.raises(UserError, match=words):
         huggingface.write(tmp_path / "out", huggingface.Pretrained(model, {}))
@@ -88,23 +90,25 @@ def test_settings_beyond_bart_are_refused(tmp_path, section, value, words):
 
 def test_a_decoder_of_the_encoders_own_sizes_is_written_as_any(tmp_path):
     sizes = {"d_model": 6, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": 5, "encoder_ffn_dim": 4}
-    model = bart.to_settings(sizes | {"encoder_attention_heads": 3, "decoder_attention_heads": 2})
+    model = BartFamily().to_settings(sizes | {"encoder_attention_heads": 3, "decoder_attention_heads": 2})
     params = jax.tree.map(lambda leaf: np.ones(leaf.shape, np.float32), registry.shapes(model))
     huggingface.write(tmp_path / "out", huggingface.Pretrained(model, params))
     assert huggingface.read(tmp_path / "out").model == model
-    even = bart.to_settings(sizes | {"encoder_attention_heads": 3, "decoder_attention_heads": 3, "decoder_ffn_dim": 4})
+    even = BartFamily().to_settings(
+        sizes | {"encoder_attention_heads": 3, "decoder_attention_heads": 3, "decoder_ffn_dim": 4}
+    )
     assert even.decoder_heads is even.decoder_head_dim is even.decoder_feed_forward is None
     spelt = replace(even, decoder_heads=3, decoder_head_dim=2, decoder_feed_forward=4)
     assert families.family_of(spelt).name == "BART"
     with pytest.raises(UserError, match="decoder_attention_heads 4 does not divide d_model 6"):
-        bart.to_settings(sizes | {"encoder_attention_heads": 3, "decoder_attention_heads": 4})
+        BartFamily().to_settings(sizes | {"encoder_attention_heads": 3, "decoder_attention_heads": 4})
     with pytest.raises(UserError, match=r"T5.*decoder_heads = None"):
-        families.family_of(replace(mt5.to_settings({}), decoder_heads=2), "t5")
+        families.family_of(replace(Mt5Family().to_settings({}), decoder_heads=2), "t5")
 
 
 def test_a_bart_whose_heads_do_not_make_up_its_width_is_refused_and_a_t5_is_not(tmp_path):
     odd = {"d_model": 6, "d_kv": 4, "num_heads": 4, "d_ff": 4, "num_layers": 1, "vocab_size": 5}
-    model = mt5.to_settings(odd)
+    model = Mt5Family().to_settings(odd)
     params = jax.tree.map(lambda leaf: np.ones(leaf.shape, np.float32), registry.shapes(model))
     huggingface.write(tmp_path / "out", huggingface.Pretrained(model, params))
     assert huggingface.read(tmp_path / "out").model == model
@@ -113,6 +117,6 @@ def test_a_bart_whose_heads_do_not_make_up_its_width_is_refused_and_a_t5_is_not(
 @pytest.mark.parametrize(("extra_ids", "sentinels"), [({}, 3), ({"extra_ids": 0}, 3), ({"extra_ids": 2}, 5)])
 def test_the_sentinels_of_an_mt5_are_those_of_its_file_and_those_above(extra_ids, sentinels):
     file = b"pieces <extra_id_2> <extra_id_1> <extra_id_0>"
-    ids = mt5.special_ids([file], extra_ids)
+    ids = Mt5Family().special_ids([file], extra_ids)
     assert ids == {"sentinels": sentinels}
-    assert mt5.tokenizer_config([file], ids)["extra_ids"] == extra_ids.get("extra_ids", 0)
+    assert Mt5Family().tokenizer_config([file], ids)["extra_ids"] == extra_ids.get("extra_ids", 0)

@@ -8,10 +8,10 @@ import pytest
 
 from plm_jax import models
 from plm_jax.common.errors import UserError
-from plm_jax.hub import albert, bert, distilbert, families, huggingface, roberta, tensor_layout
+from plm_jax.hub import families, huggingface, tensor_layout
 from tests import golden
 
-FAMILIES = {"roberta": roberta, "albert": albert, "distilbert": distilbert}
+FAMILIES = families.registered()
 SMALL = {
     "roberta": {"hidden_size": 6, "num_attention_heads": 2, "num_hidden_layers": 3, "intermediate_size": 5},
     "distilbert": {"dim": 6, "n_heads": 2, "n_layers": 3, "hidden_dim": 5},
@@ -21,24 +21,24 @@ SMALL["albert"] = SMALL["roberta"] | {"embedding_size": 4}
 
 def test_a_group_s_blocks_are_stored_where_they_belong():
     lm = huggingface.read(golden.FOLDER / "albert")
-    layout = tensor_layout.layout(albert.TENSORS, tensor_layout.shapes_of(lm.model), lm.model.stack.inner)
+    layout = tensor_layout.layout(FAMILIES["albert"].tensors, tensor_layout.shapes_of(lm.model), lm.model.stack.inner)
     name = "albert.encoder.albert_layer_groups.1.albert_layers.0.ffn.weight"
     assert [(piece.path, piece.index) for piece in layout[name]] == [("stack/blocks/feed_forward/up/kernel", 2)]
 
 
 def test_settings_say_what_the_config_says():
-    position = roberta.to_settings({"max_position_embeddings": 40, "pad_token_id": 4}).attention.position
+    position = FAMILIES["roberta"].to_settings({"max_position_embeddings": 40, "pad_token_id": 4}).attention.position
     assert position == models.LearnedPositions(35, offset=5, skips_padding=True)
-    assert roberta.to_settings({"hidden_act": "relu"}).head.transform == "gelu_exact"
-    assert albert.to_settings({}).stack == models.StackConfig(12, groups=1)
-    assert albert.to_settings({"num_hidden_groups": 12}).stack == models.StackConfig(12)
-    assert albert.to_settings({"embedding_size": 4096}).embedding.embedding_size == 4096
-    assert distilbert.to_settings({}).embedding.token_types == 0
-    assert distilbert.to_settings({"n_heads": 6}).attention.head_dim == 128
+    assert FAMILIES["roberta"].to_settings({"hidden_act": "relu"}).head.transform == "gelu_exact"
+    assert FAMILIES["albert"].to_settings({}).stack == models.StackConfig(12, groups=1)
+    assert FAMILIES["albert"].to_settings({"num_hidden_groups": 12}).stack == models.StackConfig(12)
+    assert FAMILIES["albert"].to_settings({"embedding_size": 4096}).embedding.embedding_size == 4096
+    assert FAMILIES["distilbert"].to_settings({}).embedding.token_types == 0
+    assert FAMILIES["distilbert"].to_settings({"n_heads": 6}).attention.head_dim == 128
 
 
 def changed(name, section, **fields):
-    model = families.FAMILIES[name].to_settings(SMALL[name] | {"vocab_size": 9})
+    model = FAMILIES[name].to_settings(SMALL[name] | {"vocab_size": 9})
     return replace(model, **{section: replace(getattr(model, section), **fields)})
 
 
@@ -70,19 +70,19 @@ def test_a_roberta_whose_padding_is_elsewhere_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("family", "config", "words"),
     [
-        (roberta, {"pad_token_id": None}, "pad_token_id is None: give an id from 0 to 510"),
-        (roberta, {"pad_token_id": 9, "max_position_embeddings": 10}, "pad_token_id is 9"),
-        (roberta, {"is_decoder": True}, "is_decoder"),
-        (albert, {"num_hidden_groups": 5}, "num_hidden_groups 5 does not divide num_hidden_layers 12"),
-        (albert, {"embedding_size": 0}, "embedding_size is 0"),
-        (albert, {"hidden_size": 100}, "num_attention_heads 64 does not divide hidden_size 100"),
-        (distilbert, {"dim": "768"}, "dim is '768'"),
-        (distilbert, {"activation": "gelo"}, "did you mean 'gelu'"),
+        ("roberta", {"pad_token_id": None}, "pad_token_id is None: give an id from 0 to 510"),
+        ("roberta", {"pad_token_id": 9, "max_position_embeddings": 10}, "pad_token_id is 9"),
+        ("roberta", {"is_decoder": True}, "is_decoder"),
+        ("albert", {"num_hidden_groups": 5}, "num_hidden_groups 5 does not divide num_hidden_layers 12"),
+        ("albert", {"embedding_size": 0}, "embedding_size is 0"),
+        ("albert", {"hidden_size": 100}, "num_attention_heads 64 does not divide hidden_size 100"),
+        ("distilbert", {"dim": "768"}, "dim is '768'"),
+        ("distilbert", {"activation": "gelo"}, "did you mean 'gelu'"),
     ],
 )
 def test_configs_beyond_ours_are_refused(family, config, words):
     with pytest.raises(UserError, match=words):
-        family.to_settings(config)
+        FAMILIES[family].to_settings(config)
 
 
 @pytest.mark.parametrize(
@@ -110,8 +110,8 @@ def test_a_vocabulary_travels_along_with_its_special_ids(tmp_path, name, files, 
 @pytest.mark.parametrize(("name", "file"), [("roberta", "vocab.json"), ("albert", "spiece.model")])
 def test_a_damaged_vocabulary_is_named(tmp_path, name, file):
     folder = shutil.copytree(golden.FOLDER / name, tmp_path / name)
-    for vocabulary_file in families.FAMILIES[name].vocabulary_files:
-        for part in families.FAMILIES[name].vocabulary_files[vocabulary_file]:
+    for vocabulary_file in FAMILIES[name].vocabulary_files:
+        for part in FAMILIES[name].vocabulary_files[vocabulary_file]:
             (folder / part).write_text("{")
     with pytest.raises(UserError, match=f"{file} is damaged"):
         huggingface.read(folder)
@@ -120,6 +120,6 @@ def test_a_damaged_vocabulary_is_named(tmp_path, name, file):
 def test_a_bert_stays_a_bert():
     """Of several families that are alike a model goes to the one that says all of it."""
     for name in ("bert", *golden.ENCODERS):
-        assert families.family_of(huggingface.read(golden.FOLDER / name).model).model_type == name
-    unpooled = replace(bert.to_settings(SMALL["roberta"]), pooler=models.NoHead())
-    assert families.family_of(unpooled).model_type == "bert"
+        assert families.family_of(huggingface.read(golden.FOLDER / name).model).kind == name
+    unpooled = replace(FAMILIES["bert"].to_settings(SMALL["roberta"]), pooler=models.NoHead())
+    assert families.family_of(unpooled).kind == "bert"

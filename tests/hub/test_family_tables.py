@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from plm_jax import models
-from plm_jax.hub import tensor_layout
-from plm_jax.hub.families import FAMILIES
+from plm_jax.hub import families, tensor_layout
 
 ENCODER = {"hidden_size": 6, "num_attention_heads": 2, "num_hidden_layers": 3, "intermediate_size": 5}
 T5 = {"d_model": 6, "num_heads": 2, "num_layers": 3, "num_decoder_layers": 2}
@@ -41,7 +40,7 @@ def heads(name, model):
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize(("name", "config"), SMALL)
 def test_the_table_names_every_number_of_the_model_once(name, config, tied):
-    family = FAMILIES[name]
+    family = families.registered()[name]
     for model in heads(name, family.to_settings({"vocab_size": 5, "tie_word_embeddings": tied, **config})):
         shapes = tensor_layout.shapes_of(model)
         layout = tensor_layout.layout(family.tensors, shapes, model.stack.inner)
@@ -108,7 +107,7 @@ FIELDS = [
 
 @pytest.mark.parametrize(("name", "config"), FIELDS)
 def test_settings_survive_the_way_to_config_json_and_back(name, config):
-    family = FAMILIES[name]
+    family = families.registered()[name]
     model, written = family.to_settings(config), family.to_config(family.to_settings(config))
     assert {key: written[key] for key in config} == config
     assert family.to_settings(written) == model

@@ -10,7 +10,8 @@ import safetensors.numpy
 import plm_jax
 from plm_jax import models
 from plm_jax.common.errors import UserError
-from plm_jax.hub import glm, huggingface
+from plm_jax.hub import huggingface
+from plm_jax.hub.glm import ChatGlm6BFamily, GlmOriginalFamily
 from plm_jax.models import registry
 from tests.models.test_glm import reference
 
@@ -167,18 +168,18 @@ def test_a_head_of_its_own_is_kept(tmp_path):
 
 
 def test_later_models_of_the_same_type_are_not_taken_for_these():
-    assert glm.GLM.reads(CONFIGS["glm"]) and glm.CHATGLM.reads(CONFIGS["chatglm"])
-    assert not glm.GLM.reads({"model_type": "glm", "num_hidden_layers": 40})
-    assert not glm.CHATGLM.reads({"model_type": "chatglm", "num_layers": 28, "seq_length": 8192})
-    position = glm.chatglm_to_settings(CONFIGS["chatglm"]).attention.position
+    assert GlmOriginalFamily().reads(CONFIGS["glm"]) and ChatGlm6BFamily().reads(CONFIGS["chatglm"])
+    assert not GlmOriginalFamily().reads({"model_type": "glm", "num_hidden_layers": 40})
+    assert not ChatGlm6BFamily().reads({"model_type": "chatglm", "num_layers": 28, "seq_length": 8192})
+    position = ChatGlm6BFamily().to_settings(CONFIGS["chatglm"]).attention.position
     assert position == models.Rotary2D(length=16)
 
 
 @pytest.mark.parametrize(
     ("family", "changes", "says"),
     [
-        ("glm", {"relative_encoding": True}, "relative_encoding is True: give False"),
-        ("glm", {"block_position_encoding": False}, "block_position_encoding is False: give True"),
+        ("glm", {"relative_encoding": True}, "relative_encoding is True: give false"),
+        ("glm", {"block_position_encoding": False}, "block_position_encoding is False: give true"),
         ("glm", {"num_attention_heads": 5}, "5 does not divide hidden_size 12"),
         ("chatglm", {"position_encoding_2d": False}, "position_encoding_2d is False"),
         ("chatglm", {"quantization_bit": 4}, "quantization_bit is 4"),

@@ -14,7 +14,12 @@ import plm_jax
 from plm_jax import models
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError
-from plm_jax.hub import bert, families, files, gpt2, huggingface, t5
+from plm_jax.hub import families, files, huggingface
+from plm_jax.hub.bert import BertFamily
+from plm_jax.hub.family import Family
+from plm_jax.hub.fields import ACTIVATIONS, Fixed, changed
+from plm_jax.hub.gpt2 import Gpt2Family
+from plm_jax.hub.t5 import T5Family
 from tests import golden
 
 
@@ -172,7 +177,7 @@ def test_a_fine_tuned_head_is_left_out_with_a_word(tmp_path):
     ],
 )
 def test_what_a_t5_config_says_of_its_head(config, tied, scaled):
-    assert t5.to_settings(config).head == models.VocabularyHead(tied, scale_by_width=scaled)
+    assert T5Family().to_settings(config).head == models.VocabularyHead(tied, scale_by_width=scaled)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64])
@@ -282,16 +287,16 @@ def test_settings_beyond_ours_are_refused(folder, fields, words):
     ],
 )
 def test_settings_beyond_gpt2_are_refused_before_anything_is_written(tmp_path, section, value, word):
-    model = gpt2.to_settings({})
+    model = Gpt2Family().to_settings({})
     model = replace(model, **{section: replace(getattr(model, section), **value)})
     with pytest.raises(UserError, match=word):
         huggingface.write(tmp_path / "out", huggingface.Pretrained(model, {}))
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("activation", sorted(set(gpt2.ACTIVATIONS.values())))
+@pytest.mark.parametrize("activation", sorted(set(ACTIVATIONS.values())))
 def test_settings_survive_the_way_to_config_json_and_back(activation):
-    model = gpt2.to_settings(
+    model = Gpt2Family().to_settings(
         {
             "vocab_size": 11,
             "n_positions": 13,
@@ -299,7 +304,7 @@ def test_settings_survive_the_way_to_config_json_and_back(activation):
             "n_layer": 3,
             "n_head": 5,
             "n_inner": 17,
-            "activation_function": next(k for k, v in gpt2.ACTIVATIONS.items() if v == activation),
+            "activation_function": next(k for k, v in ACTIVATIONS.items() if v == activation),
             "resid_pdrop": 0.11,
             "embd_pdrop": 0.12,
             "attn_pdrop": 0.13,
@@ -312,20 +317,25 @@ def test_settings_survive_the_way_to_config_json_and_back(activation):
     )
     assert model.feed_forward.activation == activation
     assert (model.dropout.residual, model.dropout.embedding, model.dropout.attention) == (0.11, 0.12, 0.13)
-    assert gpt2.to_settings(gpt2.to_config(model)) == model
+    assert Gpt2Family().to_settings(Gpt2Family().to_config(model)) == model
 
 
 @pytest.mark.parametrize(
     ("model", "section", "value", "words"),
     [
-        (bert.to_settings(SMALL_BERT), "norm", {"placement": "pre"}, "BERT.*norm.placement = post"),
-        (bert.to_settings(SMALL_BERT), "head", {"transform": "relu"}, "head.transform = gelu_exact"),
-        (bert.to_settings(SMALL_BERT), "pooler", {"classes": 3}, "pooler.classes = 2"),
-        (bert.to_settings(SMALL_BERT), "embedding", {"token_types": 0}, "embedding.token_types = 1"),
-        (t5.to_settings(SMALL_T5), "attention", {"score_scale": None}, "T5.*attention.score_scale = 1.0"),
-        (t5.to_settings(SMALL_T5), "norm", {"kind": "layer"}, "norm.kind = rms"),
-        (t5.to_settings(SMALL_T5), "feed_forward", {"activation": "gelu_exact", "gated": True}, "feed_forward"),
-        (t5.to_settings(SMALL_T5), "attention", {"position": models.NoPositions()}, "position.kind = relative_bias"),
+        (BertFamily().to_settings(SMALL_BERT), "norm", {"placement": "pre"}, "BERT.*norm.placement = post"),
+        (BertFamily().to_settings(SMALL_BERT), "head", {"transform": "relu"}, "head.transform = gelu_exact"),
+        (BertFamily().to_settings(SMALL_BERT), "pooler", {"classes": 3}, "pooler.classes = 2"),
+        (BertFamily().to_settings(SMALL_BERT), "embedding", {"token_types": 0}, "embedding.token_types = 1"),
+        (T5Family().to_settings(SMALL_T5), "attention", {"score_scale": None}, "T5.*attention.score_scale = 1.0"),
+        (T5Family().to_settings(SMALL_T5), "norm", {"kind": "layer"}, "norm.kind = rms"),
+        (T5Family().to_settings(SMALL_T5), "feed_forward", {"activation": "gelu_exact", "gated": True}, "feed_forward"),
+        (
+            T5Family().to_settings(SMALL_T5),
+            "attention",
+            {"position": models.NoPositions()},
+            "position.kind = relative_bias",
+        ),
     ],
 )
 def test_settings_beyond_bert_and_t5_are_refused(tmp_path, model, section, value, words):
@@ -337,19 +347,19 @@ def test_settings_beyond_bert_and_t5_are_refused(tmp_path, model, section, value
 @pytest.mark.parametrize(
     ("family", "config", "word"),
     [
-        (bert, {"num_attention_heads": 5}, "num_attention_heads 5 does not divide hidden_size 768"),
-        (bert, {"is_decoder": True}, "is_decoder"),
-        (bert, {"position_embedding_type": "relative_key"}, "relative_key"),
-        (bert, {"hidden_act": "gelu_newer"}, "did you mean 'gelu_new'"),
-        (t5, {"architectures": ["T5EncoderModel"]}, "T5EncoderModel is half a model"),
-        (t5, {"num_decoder_layers": 0}, "num_decoder_layers is 0"),
-        (t5, {"feed_forward_proj": "gated-gelo"}, "did you mean 'gated-gelu'"),
-        (t5, {"dropout_rate": "0.1"}, "dropout_rate is '0.1'"),
+        (BertFamily, {"num_attention_heads": 5}, "num_attention_heads 5 does not divide hidden_size 768"),
+        (BertFamily, {"is_decoder": True}, "is_decoder"),
+        (BertFamily, {"position_embedding_type": "relative_key"}, "relative_key"),
+        (BertFamily, {"hidden_act": "gelu_newer"}, "did you mean 'gelu_new'"),
+        (T5Family, {"architectures": ["T5EncoderModel"]}, "T5EncoderModel is half a model"),
+        (T5Family, {"num_decoder_layers": 0}, "num_decoder_layers is 0"),
+        (T5Family, {"feed_forward_proj": "gated-gelo"}, "did you mean 'gated-gelu'"),
+        (T5Family, {"dropout_rate": "0.1"}, "dropout_rate is '0.1'"),
     ],
 )
 def test_configs_of_bert_and_t5_beyond_ours_are_refused(family, config, word):
     with pytest.raises(UserError, match=word):
-        family.to_settings(config)
+        family().to_settings(config)
 
 
 @pytest.mark.parametrize(
@@ -374,7 +384,7 @@ def test_the_vocabulary_of_bert_and_t5_travels_along_with_its_special_ids(tmp_pa
 
 
 def test_an_empty_config_means_gpt2_small():
-    model = gpt2.to_settings({})
+    model = Gpt2Family().to_settings({})
     assert (model.stack.layers, model.embedding.width, model.attention.heads) == (12, 768, 12)
     assert (model.feed_forward.width, model.attention.position.length) == (3072, 1024)
     assert model.head.tied and model.initializer == models.InitializerConfig(0.02, shrink_residual=True)
@@ -430,73 +440,79 @@ def test_only_what_is_asked_for_is_read_from_the_files(folder, monkeypatch):
     assert asked == ["transformer.h.1.mlp.c_fc.weight"]
 
 
-# Two more families of GPT-2's kind: one that says the same of a model, one that knows no other epsilon than its own.
-SIBLING = replace(
-    gpt2.FAMILY, name="Sibling", model_type="sibling", to_config=lambda m: gpt2.to_config(m) | {"model_type": "sibling"}
-)
-NARROW = replace(
-    gpt2.FAMILY,
-    name="Narrow",
-    model_type="narrow",
-    to_settings=lambda c: gpt2.to_settings(c | {"layer_norm_epsilon": 0.5, "n_head": 1}),
-)
-
-
 @pytest.fixture
 def several(monkeypatch):
-    """Several decoders, the narrow one first."""
-    others = (NARROW, gpt2.FAMILY, SIBLING, bert.FAMILY, t5.FAMILY)
-    monkeypatch.setattr(families, "FAMILIES", {family.model_type: family for family in others})
+    """Families of decoders besides GPT-2: a narrow one, which has one epsilon only, and one with the same fields."""
+    monkeypatch.setattr(Family, "choices", {})
+    monkeypatch.setattr(families, "PUBLISHED", ())
+
+    class NarrowFamily(Gpt2Family):
+        kind = "narrow"
+        name = "Narrow"
+        base = replace(Gpt2Family.base, norm=models.NormConfig(0.5))
+        fields = changed(Gpt2Family.fields, Fixed("n_head", 1), without=("layer_norm_epsilon",))
+
+    class SiblingFamily(Gpt2Family):
+        kind = "sibling"
+        name = "Sibling"
+
+    in_order = (NarrowFamily, Gpt2Family, SiblingFamily, BertFamily, T5Family)
+    monkeypatch.setattr(Family, "choices", {family.kind: family for family in in_order})
 
 
 def test_of_several_families_the_one_that_fits_is_taken_and_of_equals_the_first(several):
-    model = gpt2.to_settings({})
-    assert families.family_of(model) is gpt2.FAMILY
-    assert families.family_of(replace(model, norm=models.NormConfig(0.5))) is gpt2.FAMILY
-    narrow = NARROW.to_settings({"n_embd": 64})
-    assert families.family_of(narrow) is NARROW
-    assert families.family_of(bert.to_settings({})) is bert.FAMILY
+    model = Gpt2Family().to_settings({})
+    assert families.family_of(model).kind == "gpt2"
+    assert families.family_of(replace(model, norm=models.NormConfig(0.5))).kind == "gpt2"
+    narrow = families.registered()["narrow"].to_settings({"n_embd": 64, "n_head": 1})
+    assert families.family_of(narrow).kind == "narrow"
+    assert families.family_of(BertFamily().to_settings({})).kind == "bert"
 
 
 def test_a_model_goes_back_to_the_family_that_it_came_from_if_it_still_fits(several, folder, tmp_path):
     edit_config(folder, model_type="sibling")
     plm_jax.load(folder).save(tmp_path / "copy")
     assert json.loads((tmp_path / "copy" / "config.json").read_text())["model_type"] == "sibling"
-    assert families.family_of(gpt2.to_settings({}), preferred="narrow") is gpt2.FAMILY
-    assert families.family_of(gpt2.to_settings({}), preferred="bert") is gpt2.FAMILY
+    assert families.family_of(Gpt2Family().to_settings({}), preferred="narrow").kind == "gpt2"
+    assert families.family_of(Gpt2Family().to_settings({}), preferred="bert").kind == "gpt2"
 
 
 def test_where_none_fits_the_nearest_is_named(several):
     with pytest.raises(UserError, match=r"GPT-2 cannot hold .*norm\.kind = layer; .*format plm_jax"):
-        families.family_of(replace(gpt2.to_settings({}), norm=models.NormConfig(kind="rms")))
+        families.family_of(replace(Gpt2Family().to_settings({}), norm=models.NormConfig(kind="rms")))
 
 
 def test_where_there_is_no_family_of_the_kind_that_is_said(monkeypatch):
-    monkeypatch.setattr(families, "FAMILIES", {"bert": bert.FAMILY})
+    monkeypatch.setattr(families, "PUBLISHED", ())
+    monkeypatch.setattr(Family, "choices", {"bert": BertFamily})
     with pytest.raises(UserError, match="no family for a model of kind 'decoder': save it in format plm_jax"):
-        families.family_of(gpt2.to_settings({}))
+        families.family_of(Gpt2Family().to_settings({}))
 
 
 ODD = [
-    gpt2.to_settings({}),
-    bert.to_settings({}),
-    t5.to_settings({}),
+    Gpt2Family().to_settings({}),
+    BertFamily().to_settings({}),
+    T5Family().to_settings({}),
     replace(
-        gpt2.to_settings({}),
+        Gpt2Family().to_settings({}),
         attention=models.AttentionConfig(3, 7, models.NoPositions(), bias=False, score_scale=0.3),
         feed_forward=models.FeedForwardConfig(10, "relu", bias=False, gated=True),
         norm=models.NormConfig(1e-3, "rms", "post"),
         initializer=models.FanInConfig(),
     ),
-    replace(bert.to_settings({}), head=models.NoHead(), attention=models.AttentionConfig(5, 7, models.RelativeBias())),
-    replace(t5.to_settings({}), attention=models.AttentionConfig(3, 7, models.LearnedPositions(9))),
+    replace(
+        BertFamily().to_settings({}),
+        head=models.NoHead(),
+        attention=models.AttentionConfig(5, 7, models.RelativeBias()),
+    ),
+    replace(T5Family().to_settings({}), attention=models.AttentionConfig(3, 7, models.LearnedPositions(9))),
 ]
 
 
 @pytest.mark.parametrize("model", ODD)
-@pytest.mark.parametrize("family", families.FAMILIES.values(), ids=lambda family: family.model_type)
+@pytest.mark.parametrize("family", families.registered().values(), ids=lambda family: family.kind)
 def test_every_family_says_of_any_model_of_its_kind_what_does_not_fit(family, model):
-    if family.kind == model.kind:
+    if family.base.kind == model.kind:
         needed = families.beyond(family, model)
         assert all(isinstance(what, str) for what in needed)
 
@@ -520,7 +536,7 @@ def test_a_config_without_a_model_type_is_read_by_its_architectures_or_its_tenso
     folder = shutil.copytree(golden.FOLDER / name, tmp_path / name)
     want, path = huggingface.read(str(folder)), folder / "config.json"
     config = json.loads(path.read_text())
-    architectures = families.FAMILIES[config.pop("model_type")].to_config(want.model)["architectures"]
+    architectures = families.registered()[config.pop("model_type")].to_config(want.model)["architectures"]
     for given in (config | {"architectures": architectures}, config):
         path.write_text(json.dumps(given))
         if "architectures" not in given and name in ALIKE:

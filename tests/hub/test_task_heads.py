@@ -142,9 +142,9 @@ def test_outputs_are_equal_in_and_out(case, theirs, tmp_path):
 
 @pytest.mark.parametrize(("family", "rate", "shown"), RATES)
 def test_the_rates_of_a_heads_dropout_are_read_and_written(family, rate, shown, tmp_path):
-    model = families.FAMILIES[family].to_settings({})
+    model = families.registered()[family].to_settings({})
     for kind, (name, default) in shown.items():
-        layout = families.FAMILIES[family]
+        layout = families.registered()[family]
         config = layout.to_config(model) | {"architectures": [f"{layout.task_class}{tasks.FORMS[kind]}"]}
         config.pop(name or "", None)
         assert dict(families.to_settings(layout, config).heads)["task"].dropout == default
@@ -204,7 +204,7 @@ def test_labels_are_numbered_from_0(config):
 
 def test_a_new_head_is_laid_out_as_the_familys():
     def new(kind, model, family=None):
-        return tasks.new(kind, model, NAMES.get(kind, ()), families.FAMILIES.get(family))
+        return tasks.new(kind, model, NAMES.get(kind, ()), families.registered().get(family))
 
     bert = replace(tiny.BERT, dropout=models.DropoutConfig(residual=0.2))
     pooled = models.ClassesHead(labels=LABELS, feature="pooler", dropout=0.2)

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from plm_jax import models
-from plm_jax.hub import bert, t5
+from plm_jax.hub.bert import BertFamily
+from plm_jax.hub.t5 import T5Family
 from plm_jax.models import registry
 from plm_jax.models.positions.relative_bias import relative_buckets
 
@@ -19,13 +20,15 @@ VOCAB = 31
 
 def small_encoder(**fields) -> models.EncoderConfig:
     sizes = {"hidden_size": 12, "num_attention_heads": 3, "intermediate_size": 20, "num_hidden_layers": 2}
-    model = bert.to_settings({"vocab_size": VOCAB, "max_position_embeddings": 16, "initializer_range": 0.3, **sizes})
+    model = BertFamily().to_settings(
+        {"vocab_size": VOCAB, "max_position_embeddings": 16, "initializer_range": 0.3, **sizes}
+    )
     return replace(model, **{"dropout": models.DropoutConfig(), **fields})
 
 
 def small_encoder_decoder(**fields) -> models.EncoderDecoderConfig:
     sizes = {"d_model": 12, "d_kv": 5, "num_heads": 3, "d_ff": 20, "num_layers": 1, "num_decoder_layers": 2}
-    model = t5.to_settings({"vocab_size": VOCAB, "feed_forward_proj": "gated-gelu", **sizes})
+    model = T5Family().to_settings({"vocab_size": VOCAB, "feed_forward_proj": "gated-gelu", **sizes})
     return replace(model, **{"dropout": models.DropoutConfig(), **fields})
 
 
@@ -79,7 +82,7 @@ def assert_spread(leaf, std, cut=False):
 
 
 def test_initialisers_of_t5_have_their_published_spread():
-    model = t5.to_settings(
+    model = T5Family().to_settings(
         {"vocab_size": 500, "d_model": 64, "d_kv": 8, "num_heads": 16, "d_ff": 256, "tie_word_embeddings": False}
         | {"num_layers": 4, "feed_forward_proj": "gated-gelu"}
     )

@@ -18,6 +18,8 @@ from plm_jax import config, models
 from plm_jax.common import sealing
 from plm_jax.common.errors import UserError
 from plm_jax.hub import families, files, tensor_layout
+from plm_jax.hub.family import Family
+from plm_jax.hub.gpt2 import Gpt2Family
 from plm_jax.models import registry
 from plm_jax.runs import checkpoint_formats, checkpoints, setup
 from tests import golden
@@ -131,9 +133,12 @@ def test_the_vocabulary_and_the_family_travel_along(tmp_path, monkeypatch):
     files = {"vocab.json": json.dumps({f"<{i}>": i for i in range(30)}), "merges.txt": "#version: 0.2\n"}
     for name, content in files.items():
         (theirs / name).write_text(content)
-    gpt2 = families.FAMILIES["gpt2"]
-    cousin = replace(gpt2, to_config=lambda m: gpt2.to_config(m) | {"model_type": "cousin"}, model_type="cousin")
-    monkeypatch.setitem(families.FAMILIES, "cousin", cousin)
+    monkeypatch.setattr(Family, "choices", dict(Family.choices))
+
+    class CousinFamily(Gpt2Family):
+        kind = "cousin"
+        name = "Cousin"
+
     edit(theirs, model_type="cousin")
     checkpoint_formats.convert(str(theirs), str(tmp_path / "ours"), "plm_jax")
     shutil.rmtree(theirs)
@@ -370,8 +375,8 @@ print(kibibytes("VmHWM") - before)
 def test_conversion_takes_a_fraction_of_the_model_s_memory(tmp_path):
     """Both ways, from several shards: 16 layers of 512 make 202 MB, of which a tensor has 4 MB."""
     config_json = {"model_type": "gpt2", "vocab_size": 2000, "n_embd": 512, "n_layer": 16, "n_head": 8}
-    model = families.FAMILIES["gpt2"].to_settings(config_json)
-    layout = tensor_layout.layout(families.FAMILIES["gpt2"].tensors, tensor_layout.shapes_of(model))
+    model = families.registered()["gpt2"].to_settings(config_json)
+    layout = tensor_layout.layout(families.registered()["gpt2"].tensors, tensor_layout.shapes_of(model))
     shapes = {name: tensor_layout.stored_shape(pieces) for name, pieces in layout.items()}
     numbers = np.random.default_rng(0).normal(size=2000 * 512).astype(np.float32)
 

@@ -17,7 +17,9 @@ import plm_jax
 from plm_jax import config, models
 from plm_jax.data import vocabularies
 from plm_jax.data.vocabularies import sentences, training
-from plm_jax.hub import chatglm2, families
+from plm_jax.hub import families
+from plm_jax.hub.chatglm2 import ChatGlmFamily
+from plm_jax.hub.fields import Fixed
 from plm_jax.hub.pretrained import Pretrained
 from plm_jax.models import registry
 
@@ -32,6 +34,8 @@ BART = {"d_model": 8} | {
     for name, size in {"layers": 1, "attention_heads": 2, "ffn_dim": 8}.items()
 }
 CHATGLM = {"hidden_size": 8, "ffn_hidden_size": 8, "num_layers": 1, "num_attention_heads": 2, "kv_channels": 4}
+# Values that all published ChatGLMs have.
+PUBLISHED = {field.name: field.value for field in ChatGlmFamily.fields if isinstance(field, Fixed)}
 # By family: a small config.json, and the special ids that its models have.
 ENCODER, BLANKS = ("pad", "cls", "sep", "mask"), ("pad", "eos", "cls", "mask", "sop", "eop", "gmask", "smask")
 FRAMED = ("pad", "bos", "eos", "mask")
@@ -49,7 +53,7 @@ FAMILIES = {
     "llama": (LLAMA, ("bos", "eos")),
     "glm": (LLAMA, ("eos",)),
     "chatglm": (
-        CHATGLM | {"multi_query_group_num": 1} | {name: want for name, (want, _) in chatglm2.FIXED.items()},
+        CHATGLM | {"multi_query_group_num": 1} | PUBLISHED,
         ("bos", "eos"),
     ),
     "glm_original": ({"hidden_size": 8, "num_layers": 1, "num_attention_heads": 2}, BLANKS),
@@ -206,7 +210,7 @@ def _model(family: str, pad: int):
     fields = FAMILIES[family][0] | {"vocab_size": 2600, "padded_vocab_size": 2600}
     if family == "roberta":
         fields |= {"pad_token_id": pad, "max_position_embeddings": pad + 60}
-    model = families.FAMILIES[family].to_settings(fields)
+    model = families.registered()[family].to_settings(fields)
     if family == "roberta":
         model = dataclasses.replace(model, pooler=models.NoHead())
     return model, jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), registry.shapes(model))

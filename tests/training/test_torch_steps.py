@@ -55,7 +55,9 @@ def check(family: str, pretrained, batches, want_losses, tensors) -> None:
     np.testing.assert_allclose(got_losses, want_losses, atol=1e-4, rtol=0)
     assert abs(want_losses[0] - want_losses[-1]) > 0.1, "nothing was learnt"
     flat, start = (flax.traverse_util.flatten_dict(tree, sep="/") for tree in (params, pretrained.params))
-    layout = tensor_layout.layout(families.FAMILIES[family].tensors, {name: leaf.shape for name, leaf in flat.items()})
+    layout = tensor_layout.layout(
+        families.registered()[family].tensors, {name: leaf.shape for name, leaf in flat.items()}
+    )
     assert {piece.path for pieces in layout.values() for piece in pieces} == flat.keys()
     for name, pieces in layout.items():
         tensor = tensors[name].T if pieces[0].transposed else tensors[name]

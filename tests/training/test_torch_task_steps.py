@@ -117,7 +117,7 @@ def test_twenty_steps_equal_torchs(family, kind, lm, tmp_path):
     labels = {"num_labels": 3} if kind in ("classes", "tags") else {"num_labels": 1} if kind == "score" else {}
     settings = transformers.AutoConfig.for_model(family, initializer_range=0.2, **SIZES[family], **labels)
     torch.manual_seed(1)
-    model = getattr(transformers, f"{families.FAMILIES[family].task_class}{tasks.FORMS[kind]}")(settings).train()
+    model = getattr(transformers, f"{families.registered()[family].task_class}{tasks.FORMS[kind]}")(settings).train()
     for parameter in model.parameters():
         if parameter.ndim == 1:
             torch.nn.init.normal_(parameter, mean=parameter.mean().item(), std=0.1)
@@ -133,7 +133,7 @@ def test_twenty_steps_equal_torchs(family, kind, lm, tmp_path):
 
     end = huggingface.Pretrained(pretrained.model, jax.device_get(params), pretrained.special_ids)
     layout, flat, start = (
-        families.layout_of(families.FAMILIES[family], pretrained.model),
+        families.layout_of(families.registered()[family], pretrained.model),
         end.flat(),
         pretrained.flat(),
     )

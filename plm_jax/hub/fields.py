@@ -1,0 +1,289 @@
+"""Two-way tables between a `config.json` and model settings.
+
+A family lists the fields of its `config.json` once. The same entries read a file, write one and report a value that
+cannot be read.
+"""
+
+import json
+import operator
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from typing_extensions import override
+
+from plm_jax.common.errors import UserError, nearest
+
+# Names in `config.json` → activations. The first of several names for an activation is written.
+ACTIVATIONS = {
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu": "gelu_exact",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+    "tanh": "tanh",
+}
+
+Settings = TypeVar("Settings")
+
+
+class Entry:
+    """Base of the entries of a table. An entry covers one or more fields, some settings, or both."""
+
+    def values(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the checked values of its fields.
+
+        Args:
+          config: fields of a `config.json`, with the values of earlier entries.
+
+        Raises:
+          UserError: a value cannot be read.
+        """
+        return {}
+
+    def settings(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns settings by their dotted paths, such as `embedding.width`, from the values of all entries."""
+        return {}
+
+    def fields(self, model: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the fields that describe a model, given those of earlier entries."""
+        return {}
+
+
+@dataclass(frozen=True)
+class Field(Entry):
+    """A field of `config.json` that holds a setting.
+
+    Attributes:
+      name: name in `config.json`.
+      path: dotted path of the setting. With several paths, the setting is a tuple.
+      default: value that `transformers` assumes if the field is absent, or a function that computes it from earlier
+        fields.
+      also: paths of further settings with the same value, which are not written.
+      choices: values of the field → settings. The first of several values for a setting is written.
+      divides: field whose value must be a multiple of this one's.
+      same_as: field whose value is used where the setting is None.
+      read: converts the value to the setting.
+      write: computes the value from a model. By default, the value is the setting, or `default` if a model lacks it.
+      value_type: int for a positive integer, float for a number of at least 0, bool or str. None: type of `default`, or
+        int if `default` is a function.
+    """
+
+    name: str
+    path: str | tuple[str, ...]
+    default: Any
+    also: tuple[str, ...] = ()
+    choices: Mapping[Any, Any] | None = None
+    divides: str | None = None
+    same_as: str | None = None
+    read: Callable[[Any], Any] | None = None
+    write: Callable[[Any], Any] | None = None
+    value_type: type | None = None
+
+    @override
+    def values(self, config):
+        kind = self.value_type or (int if callable(self.default) else type(self.default))
+        value = config[self.name] if self.name in config else self._default(config)
+        if kind is bool:
+            return {self.name: bool(value)}
+        if value is None and callable(self.default):
+            value = self._default(config)
+        if kind is int:
+            check_size(self.name, value)
+        elif kind is float:
+            is_rate = type(value) in (int, float) and 0 <= value <= sys.float_info.max
+            check(self.name, value, is_rate, "a number of at least 0")
+            value = float(value)
+        if self.choices is not None:
+            known(self.name, value, self.choices)
+        if self.divides is not None:
+            check_divides(self.name, self.divides, {**config, self.name: value})
+        return {self.name: value}
+
+    @override
+    def settings(self, values):
+        value = values[self.name]
+        if self.choices is not None:
+            value = self.choices[value]
+        elif self.read is not None:
+            value = self.read(value)
+        elif self.same_as is not None and value == values[self.same_as]:
+            value = None
+        if isinstance(self.path, tuple):
+            return dict(zip(self.path, value, strict=True))
+        return dict.fromkeys((self.path, *self.also), value)
+
+    @override
+    def fields(self, model, fields):
+        return {self.name: self._written(model, fields)}
+
+    def _written(self, model: Any, fields: Mapping[str, Any]) -> Any:
+        if self.write is not None:
+            return self.write(model)
+        paths = self.path if isinstance(self.path, tuple) else (self.path,)
+        try:
+            setting = operator.attrgetter(*paths)(model)
+        except AttributeError:
+            return self._default(fields)
+        if self.choices is not None:
+            return next((value for value, choice in self.choices.items() if choice == setting), self._default(fields))
+        return fields[self.same_as] if setting is None and self.same_as is not None else setting
+
+    def _default(self, fields: Mapping[str, Any]) -> Any:
+        return self.default(fields) if callable(self.default) else self.default
+
+
+@dataclass(frozen=True)
+class Fixed(Entry):
+    """A field with only one value that can be read.
+
+    Attributes:
+      name: name in `config.json`.
+      value: the value. If it is false, null and 0 are accepted, too.
+      default: value that `transformers` assumes if the field is absent. None: `value`.
+      is_written: whether the field is written.
+    """
+
+    name: str
+    value: Any
+    default: Any = None
+    is_written: bool = True
+
+    @override
+    def values(self, config):
+        value = config.get(self.name, self.value if self.default is None else self.default)
+        is_accepted = value == self.value if self.value else not value
+        check(self.name, value, is_accepted, f"{json.dumps(self.value)}, the only value that can be read")
+        return {}
+
+    @override
+    def fields(self, model, fields):
+        return {self.name: self.value} if self.is_written else {}
+
+
+@dataclass(frozen=True)
+class Written(Entry):
+    """A field that is written and never read."""
+
+    name: str
+    value: Any
+
+    @override
+    def fields(self, model, fields):
+        return {self.name: self.value}
+
+
+@dataclass(frozen=True)
+class Derived(Entry):
+    """A setting that follows from fields and has no field itself.
+
+    Attributes:
+      path: dotted path of the setting.
+      compute: function from the values of the fields to the setting.
+    """
+
+    path: str
+    compute: Callable[[Mapping[str, Any]], Any]
+
+    @override
+    def settings(self, values):
+        return {self.path: self.compute(values)}
+
+
+def activation(name: str, default: str, *also: str, names: Mapping[str, str] = ACTIVATIONS) -> Field:
+    """Returns the field with the activation of the feed-forward layers and of the settings `also`."""
+    return Field(name, "feed_forward.activation", default, also=also, choices=names)
+
+
+def initializer_range(name: str, *also: str) -> Field:
+    """Returns the field with the standard deviation of the initializer and of the settings `also`."""
+    return Field(name, "initializer.std", 0.02, also=also)
+
+
+def quotient(width: str, number: str) -> Callable[[Mapping[str, Any]], int]:
+    """Returns a function that computes the quotient of two fields.
+
+    The function raises a `UserError` if `number` does not divide `width`.
+    """
+
+    def divide(values: Mapping[str, Any]) -> int:
+        check_divides(number, width, values)
+        return values[width] // values[number]
+
+    return divide
+
+
+def changed(
+    entries: tuple[Entry, ...], *new: Entry, without: tuple[str, ...] = (), **defaults: Any
+) -> tuple[Entry, ...]:
+    """Returns a table with other fields.
+
+    Args:
+      entries: the table.
+      new: entries that replace those of the same name, or are appended.
+      without: names of fields to leave out.
+      defaults: other defaults of fields, by name.
+    """
+    by_name = {getattr(entry, "name", entry): entry for entry in entries}
+    by_name |= {name: replace(by_name[name], default=default) for name, default in defaults.items()}
+    by_name |= {getattr(entry, "name", entry): entry for entry in new}
+    return tuple(entry for name, entry in by_name.items() if name not in without)
+
+
+def read(entries: tuple[Entry, ...], config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings by their dotted paths that a table reads from a `config.json`.
+
+    Raises:
+      UserError: a value is missing, invalid or not supported.
+    """
+    values = dict(config)
+    for entry in entries:
+        values |= entry.values(values)
+    return {path: value for entry in entries for path, value in entry.settings(values).items()}
+
+
+def write(entries: tuple[Entry, ...], model: Any) -> dict[str, Any]:
+    """Returns the fields of the `config.json` that a table writes for a model, in the order of its entries."""
+    fields: dict[str, Any] = {}
+    for entry in entries:
+        fields |= entry.fields(model, fields)
+    return fields
+
+
+def with_settings(part: Settings, settings: Mapping[str, Any]) -> Settings:
+    """Returns the dataclass `part` with other values at dotted paths."""
+    values: dict[str, Any] = {}
+    nested: dict[str, dict[str, Any]] = {}
+    for path, value in settings.items():
+        name, _, rest = path.partition(".")
+        if rest:
+            nested.setdefault(name, {})[rest] = value
+        else:
+            values[name] = value
+    values |= {name: with_settings(getattr(part, name), inner) for name, inner in nested.items()}
+    return replace(part, **values)  # pyright: ignore[reportArgumentType]
+
+
+def check_size(name: str, value: Any) -> None:
+    """Raises a `UserError` unless the value of a field is a positive integer that can be a size."""
+    check(name, value, type(value) is int and 0 < value < 2**31, "a positive integer")
+
+
+def check_divides(number: str, size: str, values: Mapping[str, Any]) -> None:
+    """Raises a `UserError` unless one field divides another."""
+    if values[size] % values[number]:
+        raise UserError(f"config.json: {number} {values[number]} does not divide {size} {values[size]}: change one")
+
+
+def check(name: str, value: Any, is_accepted: bool, accepted: str) -> None:
+    """Raises a `UserError` that names the accepted values of a field unless `is_accepted`."""
+    if not is_accepted:
+        raise UserError(f"config.json: {name} is {repr(value)[:100]}: give {accepted}")
+
+
+def known(name: str, value: Any, choices: Mapping[Any, Any]) -> None:
+    """Raises a `UserError` unless the value of a field is one of the choices."""
+    if value not in choices:
+        raise UserError(f"config.json: {name} is '{value}': {nearest(str(value), choices)}")

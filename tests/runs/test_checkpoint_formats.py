@@ -213,7 +213,7 @@ DAMAGE = [
     ({"model": {"kind": "decodr"}}, ["config.json: model.kind is 'decodr'", "did you mean 'decoder'?"]),
     ({"model": None}, ["its model is missing or none"]),
     ({"model": {"kind": []}}, ["config.json: model.kind is []", "there are: decoder"]),
-    ({"run": {"schedule": {"kind": []}}}, ["the config is none of ours (unhashable"]),
+    ({"run": {"schedule": {"kind": []}}}, ["config.model is missing: set it"]),
     ({"special_ids": {"eos_token_id": "2"}}, ["config.json: eos_token_id is 2: give the id of a token"]),
     ({"special_ids": []}, ["its special_ids is missing or none"]),
 ]

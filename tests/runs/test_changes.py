@@ -186,7 +186,7 @@ def test_what_breaks_exactness_is_refused_unless_it_is_allowed(field, tiny, half
         resumed.check(run, changes, allow_changes=False)
     assert field in str(error.value) and "\n" not in str(error.value)
     resumed.check(run, changes, allow_changes=True)
-    stage = job.reader._stage(3)
+    stage = job.reader._phase(3)
     assert stage.first_example + (3 - stage.first_step) * stage.batch_size == 24
 
 

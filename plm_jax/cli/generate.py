@@ -36,7 +36,7 @@ def main() -> None:
     with progress.doing("loading the vocabulary"):
         _ = lm.tokenizer
     with progress.doing("compiling and generating"):
-        answered = prompt_files.answered(lm, prompts or [""], _BATCH_SIZE.value, _SEED.value, **options)
+        answered = prompt_files.answer(lm, prompts or [""], _BATCH_SIZE.value, _SEED.value, **options)
         if _OUTPUT.value:
             prompt_files.write(_OUTPUT.value, answered)
             return

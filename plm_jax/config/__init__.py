@@ -7,8 +7,6 @@ A config page builds a `Run` and returns `to_config_dict(run)`; the command line
 from plm_jax.common.phases import Phase
 from plm_jax.common.special_ids import NAMES as SPECIALS
 from plm_jax.common.trees import brief, differences, to_config_dict, to_dict
-from plm_jax.config.decoding import PUBLISHED as PUBLISHED_DECODINGS
-from plm_jax.config.decoding import DecodingConfig
 from plm_jax.config.phases import mesh_of, read_sources, reader_config, resolve_phases, target_length
 from plm_jax.config.reading import choose, from_dict, from_saved, model_from_saved, modules, resolve
 from plm_jax.config.run import Run
@@ -46,6 +44,8 @@ from plm_jax.data.sources.prompts import PromptConfig
 from plm_jax.data.sources.source import InputsTargetsSource, RegisteredSource, Source, TaskSource
 from plm_jax.data.sources.tensorflow_sources import LabelledTfds, SeqioInputsTargets, SeqioTask, Tfds
 from plm_jax.data.vocabulary_config import VocabularyConfig
+from plm_jax.generation.decoding_config import PUBLISHED as PUBLISHED_DECODINGS
+from plm_jax.generation.decoding_config import DecodingConfig
 from plm_jax.training.mesh import MeshConfig
 from plm_jax.training.optimizers import (
     AdafactorConfig,

@@ -9,9 +9,9 @@ from plm_jax.common import command_line, trees, users
 from plm_jax.common.errors import UserError
 from plm_jax.config import checks, overrides, reading
 from plm_jax.config import files as pages
-from plm_jax.config.decoding import PUBLISHED, DecodingConfig
 from plm_jax.config.description import documented
 from plm_jax.config.run import Run
+from plm_jax.generation.decoding_config import PUBLISHED, DecodingConfig
 
 
 class ModulesFlag:

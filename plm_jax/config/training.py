@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from plm_jax.common import ranges, seeds
 from plm_jax.common.errors import UserError, nearest
-from plm_jax.config.decoding import DecodingConfig
+from plm_jax.generation.decoding_config import DecodingConfig
 from plm_jax.training.mesh import MeshConfig
 
 

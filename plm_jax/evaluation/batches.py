@@ -4,14 +4,14 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from plm_jax.generation.scoring import ignore
+from plm_jax.generation.scoring import ignore_progress
 
 
 def by_length(
     items: Sequence[Any],
     size: int,
     of_batch: Callable[[list[Any]], Sequence[Any]],
-    advance: Callable[[int], Any] = ignore,
+    advance: Callable[[int], Any] = ignore_progress,
 ) -> list[Any]:
     """What `of_batch` gives for the items, in their order; the last batch is filled up with its first ones.
 

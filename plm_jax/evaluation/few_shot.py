@@ -16,7 +16,7 @@ from plm_jax.data.labelled import metrics
 from plm_jax.data.layouts import randomness
 from plm_jax.evaluation import batches, perplexity, prompts, scoring
 from plm_jax.generation import constraints
-from plm_jax.generation import scoring as rows_scoring
+from plm_jax.generation.scoring import score_rows
 from plm_jax.inference.language_model import LanguageModel
 
 Normalise = Literal["sum", "token", "character", "byte", "unconditional"]
@@ -73,7 +73,7 @@ def evaluate(
     Raises:
       UserError: as `prompts.task`; more shots than there are rows; a model that continues no text.
     """
-    lm.strategy.continuation([0], [0])  # What continues no text says so before rows are read.
+    lm.strategy.continuation_row([0], [0])  # What continues no text says so before rows are read.
     task = prompts.task(run, given)
     numbers = np.arange(len(task.tested))
     if options.limit is not None and options.limit < len(numbers):
@@ -179,9 +179,9 @@ class _Asker:
 
     def _scores(self, pairs: Sequence[tuple[str, str]], what: str) -> list[tuple[float, int]]:
         """Of each context and answer the log-probability of the latter and how many tokens it has."""
-        rows = [self._strategy.continuation_of_text(*pair) for pair in pairs]
+        rows = [self._strategy.text_continuation_row(*pair) for pair in pairs]
         with self._bar(what, len(rows), "answer") as bar:
-            told = rows_scoring.tell(self._strategy, rows, bar.update)
+            told = score_rows(self._strategy, rows, bar.update)
         return [(of.score.log_likelihood, len(row.targets)) for of, row in zip(told, rows, strict=True)]
 
     def _normalised(self, choice: str, score: float, tokens: int) -> float:
@@ -197,7 +197,7 @@ class _Asker:
         write = self._lm.writer(max_new_tokens=new_tokens, num_return_sequences=1)
         with self._bar(what, len(given), "answer") as bar:
             new = batches.by_length(given, self._batch_size, write, bar.update)
-        texts = [strategy.to_text(self._lm.tokenizer, *pair) for pair in zip(given, new, strict=True)]
+        texts = [strategy.to_text(*pair) for pair in zip(given, new, strict=True)]
         stops = (LINE_END, self._task.prompt.separator)
         pairs = [
             (example.answers, constraints.cut(text.lstrip(), stops).strip())

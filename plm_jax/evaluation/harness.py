@@ -16,12 +16,13 @@ from lm_eval.api.model import LM
 from lm_eval.defaults import DEFAULT_OTHER_SEED, DEFAULT_RANDOM_SEED
 from lm_eval.tasks import TaskManager
 
-from plm_jax import config
 from plm_jax.common.errors import UserError, nearest, one_line
 from plm_jax.evaluation import batches, perplexity, scoring
 from plm_jax.generation import constraints
-from plm_jax.generation import scoring as rows_scoring
-from plm_jax.generation.strategies.strategy import spaces_moved
+from plm_jax.generation.decoding_config import DecodingConfig
+from plm_jax.generation.scoring import TokenScores, score_rows
+from plm_jax.generation.scoring_rows import ScoringRow
+from plm_jax.generation.strategies.strategy import move_spaces
 from plm_jax.inference.language_model import LanguageModel
 
 # What lm-eval's own models write at most where a task does not say.
@@ -99,7 +100,7 @@ class HarnessModel(LM):
         super().__init__()
         self._lm, self._strategy = lm, lm.strategy
         self.batch_size, self._show = batch_size, show_progress
-        self._strategy.continuation([1], [1])  # Raises for a model that continues no text.
+        self._strategy.continuation_row([1], [1])  # Raises for a model that continues no text.
 
     @property
     def max_length(self) -> int:
@@ -111,29 +112,29 @@ class HarnessModel(LM):
         rows = [self._row(*request.args) for request in requests]
         return [tuple(scored.score) for scored in self._told(rows, disable_tqdm)]
 
-    def _row(self, context: str, continued: str) -> rows_scoring.ScoringRow:
+    def _row(self, context: str, continued: str) -> ScoringRow:
         """Returns the row of a continuation, tokenized as lm-eval's `hf` model does.
 
         An encoder-decoder scores the continuation without the bos that targets may begin with in training. It reads bos
         or eos alone in place of an empty context.
         """
         if not self._lm.config.has_decoder:
-            return self._strategy.continuation_of_text(context, continued)
-        moved, answer = spaces_moved(context, continued)
+            return self._strategy.text_continuation_row(context, continued)
+        moved, answer = move_spaces(context, continued)
         bos = self._lm.special_ids.get("bos_token_id")
         empty = self._strategy.eos_ids[:1] if bos is None else [bos]
         read = self._strategy.encode(moved) if context else empty
-        return self._strategy.continuation(read, list(self._lm.tokenizer.encode(answer)))
+        return self._strategy.continuation_row(read, list(self._lm.tokenizer.encode(answer)))
 
-    def _told(self, rows: Sequence[rows_scoring.ScoringRow], hidden: bool = False) -> list[rows_scoring.TokenScores]:
+    def _told(self, rows: Sequence[ScoringRow], hidden: bool = False) -> list[TokenScores]:
         with perplexity.bar("lm-eval: scoring", len(rows), "row", self._show and not hidden) as bar:
-            return rows_scoring.tell(self._strategy, rows, bar.update)
+            return score_rows(self._strategy, rows, bar.update)
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """Of whole texts, each token after as much before it as windows have that follow one another."""
         texts = [text for (text,) in (request.args for request in requests)]
         with perplexity.bar("lm-eval: texts", 0, "row", self._show and not disable_tqdm) as bar:
-            return [told.log_likelihood for told in scoring.tell(self._lm, texts, advance=bar.update)]
+            return [told.log_likelihood for told in scoring.score_texts(self._lm, texts, advance=bar.update)]
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """What the model writes, up to the first of the texts that end it; greedily unless `do_sample`."""
@@ -159,9 +160,9 @@ class HarnessModel(LM):
     def _written(
         self, encoded: Sequence[list[int]], options: dict[str, Any], advance: Callable[[int], Any]
     ) -> list[str]:
-        write = self._strategy.writer(config.DecodingConfig(), **options)  # The task says how, not the run.
+        write = self._strategy.writer(DecodingConfig(), **options)  # The task says how, not the run.
         new = batches.by_length(encoded, self.batch_size, write, advance)
-        return [self._strategy.to_text(self._lm.tokenizer, *pair) for pair in zip(encoded, new, strict=True)]
+        return [self._strategy.to_text(*pair) for pair in zip(encoded, new, strict=True)]
 
 
 def _by_options(requests: Sequence[Any]) -> list[tuple[dict[str, Any], list[int]]]:

@@ -11,7 +11,8 @@ from plm_jax.common.errors import UserError, nearest
 from plm_jax.data.sources import files
 from plm_jax.data.sources.corpus import Record
 from plm_jax.evaluation import perplexity
-from plm_jax.generation import scoring
+from plm_jax.generation.scoring import ignore_progress, score_rows
+from plm_jax.generation.scoring_rows import ScoringRow
 from plm_jax.inference.language_model import LanguageModel
 
 # Where nothing says how long a row a model is meant for.
@@ -76,7 +77,7 @@ def evaluate(
     if not any(texts):
         raise perplexity.NothingToPredictError(f"'{task}' has no text: name another split")
     with perplexity.bar(f"{task}, stride {whole.stride}", None, "row", show_progress) as bar:
-        return perplexities(texts, tell(lm, texts, whole.stride, bar.update))
+        return perplexities(texts, score_texts(lm, texts, whole.stride, bar.update))
 
 
 def evaluate_files(lm: LanguageModel, pattern: str, whole: TextScoring, show_progress: bool = True) -> dict[str, float]:
@@ -89,12 +90,12 @@ def evaluate_files(lm: LanguageModel, pattern: str, whole: TextScoring, show_pro
     """
     _check_stride(lm, whole)
     if not lm.strategy.is_masked:
-        _ = lm.strategy.before_all  # Raises before any text is read if the model does not score texts.
+        _ = lm.strategy.initial_ids  # Raises before any text is read if the model does not score texts.
     texts = [record.text for record in itertools.islice(files.read(config.TextFiles(pattern)), whole.limit)]
     if not texts:
         raise perplexity.NothingToPredictError(f"the files of '{pattern}' have no text: name others")
     with perplexity.bar(pattern, None, "row", show_progress) as bar:
-        return perplexities(texts, tell(lm, texts, whole.stride, bar.update))
+        return perplexities(texts, score_texts(lm, texts, whole.stride, bar.update))
 
 
 def _check_stride(lm: LanguageModel, whole: TextScoring) -> None:
@@ -138,8 +139,8 @@ class TextScore(NamedTuple):
     tokens: int
 
 
-def tell(
-    lm: LanguageModel, texts: Sequence[str], stride: int | None = None, advance: Callable[[int], Any] = scoring.ignore
+def score_texts(
+    lm: LanguageModel, texts: Sequence[str], stride: int | None = None, advance: Callable[[int], Any] = ignore_progress
 ) -> list[TextScore]:
     """How probable each text is, each token told once, in `windows` of the model's `context_length`.
 
@@ -156,24 +157,24 @@ def tell(
     sums, counts = [0.0] * len(texts), [0] * len(texts)
     left = ((i, row) for i, text in enumerate(texts) for row in _rows(lm, lm.tokenizer.encode(text), stride))
     while some := list(itertools.islice(left, _ROWS_AT_ONCE)):
-        told = scoring.tell(lm.strategy, [row for _, row in some], advance)
+        told = score_rows(lm.strategy, [row for _, row in some], advance)
         for (i, row), of in zip(some, told, strict=True):
             sums[i] += of.score.log_likelihood
             counts[i] += len(row.targets)
     return list(map(TextScore, sums, counts))
 
 
-def _rows(lm: LanguageModel, tokens: Sequence[int], stride: int | None) -> Iterator[scoring.ScoringRow]:
+def _rows(lm: LanguageModel, tokens: Sequence[int], stride: int | None) -> Iterator[ScoringRow]:
     """What a model reads to tell the tokens of a text."""
     strategy, context = lm.strategy, context_length(lm)
     if not strategy.is_masked:
-        for window in windows(tokens, strategy.before_all[-1], context, context if stride is None else stride):
-            yield strategy.continuation(*window)
+        for window in windows(tokens, strategy.initial_ids[-1], context, context if stride is None else stride):
+            yield strategy.continuation_row(*window)
         return
     context -= sum(map(len, strategy.frame))
     for window in windows(tokens, 0, context, context if stride is None else stride):
         seen = [*window.context, *window.tokens][1:]  # Nothing is read to predict the first one.
-        yield from strategy.masked(seen, len(seen) - len(window.tokens), word_l2r=True)
+        yield from strategy.masked_rows(seen, len(seen) - len(window.tokens), word_l2r=True)
 
 
 def perplexities(texts: Sequence[str], told: Sequence[TextScore]) -> dict[str, float]:

@@ -7,49 +7,66 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Integer
 
-from plm_jax.config import DecodingConfig
 from plm_jax.generation import ranking
-from plm_jax.generation.constraints import Ends, Rules
+from plm_jax.generation.constraints import Ends, Prompt, Rules, Step
+from plm_jax.generation.decoding_config import DecodingConfig
 from plm_jax.generation.sampling import END
 
 NEVER = -1e9  # A score that loses to every real one.
 
 
 class Beams(NamedTuple):
-    """Of each prompt the K best hypotheses that still grow, by total log-probability, and the K best finished ones, by
-    that over the length penalty; both best first.
+    """Hypotheses of a beam search, best first.
+
+    Attributes:
+      answers_BKN: the K best hypotheses that still grow.
+      scores_BK: their log-probabilities.
+      stops_BK: their states in the automaton of stop strings.
+      finished_BKN: the K best finished hypotheses.
+      finished_scores_BK: their log-probabilities divided by the length penalty.
+      open_BK: [B, 1], whether the search for a prompt continues.
     """
 
-    answers_BKN: jax.Array
-    scores_BK: jax.Array
-    stops_BK: jax.Array
-    finished_BKN: jax.Array
-    finished_scores_BK: jax.Array
-    open_BK: jax.Array
+    answers_BKN: Integer[Array, "batch beams new"]
+    scores_BK: Float[Array, "batch beams"]
+    stops_BK: Integer[Array, "batch beams"]
+    finished_BKN: Integer[Array, "batch beams new"]
+    finished_scores_BK: Float[Array, "batch beams"]
+    open_BK: Bool[Array, "batch 1"]
 
-    def best(self, number: int) -> jax.Array:
-        """So many of the finished ones."""
+    def best(self, number: int) -> Integer[Array, "batch {number} new"]:
+        """Returns the best finished hypotheses."""
         return self.finished_BKN[:, :number]
 
 
-def nothing(batch: int, beams: int, max_new_tokens: int, ends: Ends) -> Beams:
-    """Before the first token all beams are one, so all but one have no chance."""
+def initial(batch: int, beams: int, max_new_tokens: int, ends: Ends) -> Beams:
+    """Returns the state before the first token. All beams are equal, so only the first one may be chosen."""
     shape = batch, beams
     empty_BKN, never_BK = jnp.full((*shape, max_new_tokens), END), jnp.full(shape, NEVER)
     first_BK = never_BK.at[:, 0].set(0.0)
     return Beams(empty_BKN, first_BK, ends.begin(shape), empty_BKN, never_BK, jnp.ones((batch, 1), bool))
 
 
-def extend(state: Beams, logits_BKV: jax.Array, step, begun, *, decoding: DecodingConfig, rules: Rules, ends: Ends):
-    """One step of the search: the state, the rows' next tokens, and which rows they continue, both [B, K].
+def extend(
+    state: Beams,
+    logits_BKV: Float[Array, "batch beams vocab"],
+    step: Step,
+    prompt: Prompt,
+    *,
+    decoding: DecodingConfig,
+    rules: Rules,
+    ends: Ends,
+) -> tuple[Beams, Integer[Array, "batch beams"], Integer[Array, "batch beams"]]:
+    """Searches one step. Returns the state, the next tokens, and the beam that each of them continues.
 
-    A hypothesis finishes when what ends it ranks among the best K candidates, or with the last token. When a prompt is
-    done, `DecodingConfig.early_stopping` says.
+    A hypothesis finishes when its end ranks among the best K candidates, or with the last token. The search for a
+    prompt ends as `DecodingConfig.early_stopping` says.
     """
     batch, beams, max_new_tokens = state.answers_BKN.shape
     vocab = logits_BKV.shape[-1]
-    log_probs_BKV = rules.apply(jax.nn.log_softmax(logits_BKV), state.answers_BKN, begun, step)
+    log_probs_BKV = rules.apply(jax.nn.log_softmax(logits_BKV), state.answers_BKN, prompt, step)
     totals_BKV = jnp.broadcast_to(log_probs_BKV, (batch, beams, vocab)) + state.scores_BK[..., None]
     # Enough for K that go on, however many of them end. A text that stops may be completed by any token.
     candidates = min(beams * max(2, 1 + len(ends.eos)), beams * vocab)
@@ -74,8 +91,14 @@ def extend(state: Beams, logits_BKV: jax.Array, step, begun, *, decoding: Decodi
     return Beams(answers_BKN, scores, stops_BK, finished, finished_scores, open_BK), tokens_BK, parents_BK
 
 
-def _can_improve(decoding: DecodingConfig, best_B1, worst_B1, length, max_new_tokens) -> jax.Array:
-    """Whether the best growing hypothesis, of this length, may come to be better than the worst of K finished ones."""
+def _can_improve(
+    decoding: DecodingConfig,
+    best_B1: Float[Array, "batch 1"],
+    worst_B1: Float[Array, "batch 1"],
+    length: Step,
+    max_new_tokens: int,
+) -> Bool[Array, "batch 1"]:
+    """Returns whether the best growing hypothesis, of this length, may become better than the worst finished one."""
     if decoding.early_stopping == "never" and decoding.length_penalty > 0:
         length = max_new_tokens
     can_B1 = best_B1 / decoding.penalty(length) > worst_B1

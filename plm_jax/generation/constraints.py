@@ -1,6 +1,6 @@
 """What answers must and must not hold, as scores of the next tokens.
 
-Shapes: B prompts, K answers to each, P slots of what the decoder is given, N new tokens, T tokens of a history, V
+Shapes: B prompts, K answers to each, P slots of the decoder's prompt, N new tokens, T tokens of a history, V
 vocabulary, S states.
 """
 
@@ -10,13 +10,19 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Float, Int32, Integer
+
+# Tokens and mask of the decoder's prompt, [B, P].
+Prompt = tuple[Integer[Array | np.ndarray, "batch prompt"], Integer[Array | np.ndarray, "batch prompt"]]
+# Number of new tokens so far.
+Step = int | Integer[Array, ""]
 
 
 class Rules(NamedTuple):
     """Which tokens are allowed where; static.
 
     Attributes:
-      max_new_tokens, min_new_tokens, no_repeat_ngram_size, forced_eos_token_id: as of `config.DecodingConfig`.
+      max_new_tokens, min_new_tokens, no_repeat_ngram_size, forced_eos_token_id: fields of `DecodingConfig`.
       forced: the first tokens of each answer.
       eos_ids: tokens that end one.
       vocab_size: ids from here on are never chosen; None: all may be.
@@ -30,18 +36,23 @@ class Rules(NamedTuple):
     eos_ids: tuple[int, ...]
     vocab_size: int | None
 
-    def apply(self, scores_BKV: jax.Array, answers_BKN: jax.Array, begun, step) -> jax.Array:
-        """Scores of the tokens number `step`, from 0, with those that are not allowed at -inf and a forced one at 0.
+    def apply(
+        self,
+        scores_BKV: Float[Array, "batch answers vocab"],
+        answers_BKN: Integer[Array, "batch answers new"],
+        prompt: Prompt,
+        step: Step,
+    ) -> Float[Array, "batch answers vocab"]:
+        """Returns the scores of the next tokens with forbidden ones at -inf and a forced one at 0.
 
         Args:
           scores_BKV: logits or log-probabilities.
-          answers_BKN: the new tokens before these.
-          begun: what the decoder was given, tokens and mask [B, P].
-          step: how many new tokens there are.
+          answers_BKN: the new tokens so far, of which there are `step`.
+          prompt: tokens and mask of the decoder's prompt.
         """
         ids = jnp.arange(scores_BKV.shape[-1])
         if self.no_repeat_ngram_size:
-            banned_BKV = repeating(self.no_repeat_ngram_size, answers_BKN, begun, step, len(ids))
+            banned_BKV = repeating(self.no_repeat_ngram_size, answers_BKN, prompt, step, len(ids))
             scores_BKV = jnp.where(banned_BKV, -jnp.inf, scores_BKV)
         if self.min_new_tokens and self.eos_ids:
             is_end = jnp.isin(ids, jnp.array(self.eos_ids))
@@ -56,16 +67,18 @@ class Rules(NamedTuple):
         return scores_BKV
 
 
-def repeating(size: int, answers_BKN, begun, step, vocab_size: int) -> jax.Array:
-    """Which tokens would complete `size` tokens in a row that are there already, bool [B, K, V]."""
-    begun_tokens_BP, mask_BP = begun
+def repeating(
+    size: int, answers_BKN: Integer[Array, "batch answers new"], prompt: Prompt, step: Step, vocab_size: int
+) -> Bool[Array, "batch answers {vocab_size}"]:
+    """Returns which tokens would complete an n-gram of this size that the prompt or the answer has already."""
+    prompt_BP, mask_BP = prompt
     batch, rows, new = answers_BKN.shape
     context = size - 1
-    # Padded in front, so that there always is a context to look at, real or not.
-    before = [jnp.pad(x, ((0, 0), (context, 0))) for x in (begun_tokens_BP, mask_BP)]
-    given, real = (jnp.broadcast_to(x[:, None], (batch, rows, x.shape[1])) for x in before)
-    tokens_BKT = jnp.concatenate([given, answers_BKN], axis=-1)
-    end = given.shape[-1] + step  # Where the next token goes.
+    # Padded in front, so that every token has a context, real or not.
+    padded = [jnp.pad(x, ((0, 0), (context, 0))) for x in (prompt_BP, mask_BP)]
+    prompt_BKP, real = (jnp.broadcast_to(x[:, None], (batch, rows, x.shape[1])) for x in padded)
+    tokens_BKT = jnp.concatenate([prompt_BKP, answers_BKN], axis=-1)
+    end = prompt_BKP.shape[-1] + step  # Index of the next token.
     is_new = jnp.broadcast_to(jnp.arange(new) < step, answers_BKN.shape)
     real_BKT = jnp.concatenate([real > 0, is_new], axis=-1)
     last_BKC, last_real_BKC = (
@@ -73,31 +86,33 @@ def repeating(size: int, answers_BKN, begun, step, vocab_size: int) -> jax.Array
     )
     windows = tokens_BKT.shape[-1] - context
     matches = real_BKT[..., context:] & last_real_BKC.all(-1, keepdims=True)
-    for place in range(context):
-        matches &= real_BKT[..., place : place + windows]
-        matches &= tokens_BKT[..., place : place + windows] == last_BKC[..., place, None]
+    for offset in range(context):
+        matches &= real_BKT[..., offset : offset + windows]
+        matches &= tokens_BKT[..., offset : offset + windows] == last_BKC[..., offset, None]
     completing = jnp.where(matches, tokens_BKT[..., context:], vocab_size)
     rows_of = jnp.arange(batch)[:, None, None], jnp.arange(rows)[:, None]
     return jnp.zeros((batch, rows, vocab_size), bool).at[*rows_of, completing].set(True, mode="drop")
 
 
 class Ends(NamedTuple):
-    """What ends an answer.
+    """Ends of an answer.
 
     Attributes:
-      eos: ids of end tokens, which are no part of it.
-      next_SV: an automaton as `stops` gives it, the last token of which is a part; None: there is none.
+      eos: ids of end tokens, which are not part of the answer.
+      next_SV: automaton as `stops` returns it, whose last token is part of the answer; None without stop strings.
     """
 
-    eos: jax.Array
-    next_SV: jax.Array | None
+    eos: Integer[Array, " ends"]
+    next_SV: Integer[Array, "states vocab"] | None
 
-    def begin(self, shape: tuple[int, ...]) -> jax.Array:
-        """The automaton's states before the first tokens."""
+    def begin(self, shape: tuple[int, ...]) -> Int32[Array, "..."]:
+        """Returns the automaton's states before the first tokens."""
         return jnp.zeros(shape, jnp.int32)
 
-    def after(self, states: jax.Array, tokens: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Of tokens the automaton's states after them, whether they are end tokens, and whether an answer ends."""
+    def after(
+        self, states: Integer[Array, "*answers"], tokens: Integer[Array, "*answers"]
+    ) -> tuple[Integer[Array, "*answers"], Bool[Array, "*answers"], Bool[Array, "*answers"]]:
+        """Returns the states after these tokens, whether each token is an end token, and whether its answer ends."""
         is_eos = jnp.isin(tokens, self.eos)
         if self.next_SV is None:
             return states, is_eos, is_eos
@@ -105,17 +120,19 @@ class Ends(NamedTuple):
         return states, is_eos, is_eos | (states == len(self.next_SV) - 1)
 
 
-def stops(texts: Sequence[str], text_of: Callable[[int], str], vocab_size: int) -> np.ndarray:
-    """An automaton over tokens that tells where the first of some texts is complete (Aho and Corasick 1975).
+def stops(
+    texts: Sequence[str], token_text: Callable[[int], str], vocab_size: int
+) -> Int32[np.ndarray, "states {vocab_size}"]:
+    """Returns an automaton over tokens that finds the first complete one of some texts (Aho and Corasick 1975).
 
     Args:
-      texts: none of them empty.
-      text_of: what a token adds to a text; a part of a character completes nothing.
-      vocab_size: how many tokens there are.
+      texts: texts that are not empty.
+      token_text: returns the text that a token adds; part of a character completes nothing.
+      vocab_size: number of tokens.
 
     Returns:
-      int32 [S, V], the state after each token. State 0 is that before the first, the last one, which nothing leaves,
-      that in which a text is complete.
+      The state after each token. State 0 is the state before the first token. In the last state, which no token leaves,
+      a text is complete.
     """
     prefixes = sorted({text[:end] for text in texts for end in range(len(text))}, key=len)
     states, complete = {prefix: i for i, prefix in enumerate(prefixes)}, len(prefixes)
@@ -131,12 +148,12 @@ def stops(texts: Sequence[str], text_of: Callable[[int], str], vocab_size: int) 
     next_SV = np.zeros((complete + 1, vocab_size), np.int32)
     next_SV[complete] = complete
     for token in range(vocab_size):
-        added = text_of(token)
+        added = token_text(token)
         if not added or letters & set(added):  # Any other leads back to the first state.
             next_SV[:complete, token] = [after(prefix, added) for prefix in prefixes]
     return next_SV
 
 
 def cut(text: str, texts: Sequence[str]) -> str:
-    """What of a text is before the first of some texts."""
+    """Returns the part of a text before the first of some texts."""
     return text[: min((at for at in map(text.find, filter(None, texts)) if at >= 0), default=len(text))]

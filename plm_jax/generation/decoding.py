@@ -1,12 +1,12 @@
 """Text generation: greedy decoding, sampling, and beam search, over a key/value cache.
 
-One jitted program: what is there in one call, then a loop of single tokens. A decoder has the left-padded prompts; an
-encoder-decoder encodes them and its decoder has a start token. All answers to a prompt share a row of the model's batch
-and its cache: each call adds a slot for each, and a mask says which slots are of its past, so that no beam's cache is
-ever moved or repeated.
+One jitted program reads the prompt in one call and then runs a loop of single tokens. A decoder reads left-padded
+prompts; an encoder-decoder encodes them and its decoder reads a start token. All answers to a prompt share one row of
+the model's batch and its cache: each call adds one slot per answer, and a mask marks the slots of each answer's own
+past, so that no beam's cache is ever moved or repeated.
 
-Shapes: B prompts, K answers or beams to each, P slots of what the decoder is given, M encoder slots, N new tokens, S
-slots of the cache, V vocabulary.
+Shapes: B prompts, K answers or beams to each, P slots of the decoder's prompt, M encoder slots, N new tokens, S slots
+of the cache, V vocabulary.
 """
 
 import dataclasses
@@ -14,26 +14,25 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Int32, Integer
 
 from plm_jax.common import keys
 from plm_jax.common.errors import UserError
-from plm_jax.config import DecodingConfig
-from plm_jax.generation import beams, infilling
-from plm_jax.generation import sampling as drawing
-from plm_jax.generation.constraints import Ends, Rules
+from plm_jax.generation import beams, infilling, sampling
+from plm_jax.generation.constraints import Ends, Prompt, Rules
+from plm_jax.generation.decoding_config import DecodingConfig
 from plm_jax.generation.sampling import END, Sampling
 from plm_jax.models import stack
-from plm_jax.models.protocol import ModelConfig
+from plm_jax.models.protocol import ModelConfig, Module
 
-MAX_NEW_TOKENS = 50  # Where nothing says how many.
+MAX_NEW_TOKENS = 50  # Default of `DecodingConfig.max_new_tokens` for a continuation.
 
 
 def generate(
-    model: nn.Module,
+    model: Module,
     params: Any,
     prompts: Sequence[Sequence[int]],
     decoding: DecodingConfig | None = None,
@@ -43,61 +42,69 @@ def generate(
     start_id: int = 0,
     vocab_size: int | None = None,
     marks: infilling.Marks | None = None,
-    sees_prompt: bool = False,
-    stops: np.ndarray | None = None,
+    has_prefix: bool = False,
+    stops: Int32[np.ndarray, "states vocab"] | None = None,
     **options: Any,
-) -> list[list[int]] | list[list[list[int]]]:
-    """Continues each prompt; of an encoder-decoder: answers it.
+) -> list[Any]:
+    """Continues each prompt, or answers it with an encoder-decoder.
 
     Args:
       model: a decoder or encoder-decoder; `params` are its parameters.
-      prompts: token ids, at least one a prompt; lengths may differ.
-      decoding: how; its `forced_prefix` are ids, and `stops` stands for its `stop_strings`.
-      seed: of the samples.
-      eos_ids: tokens that end a continuation; they are not part of it.
-      start_id: what the decoder of an encoder-decoder begins with (T5: pad); not part of the answer.
-      vocab_size: ids from here on are never chosen; None: all may be.
-      marks: of a decoder that fills blanks: the prompts have their masks and end with what has been filled, and sop.
-      sees_prompt: of a decoder that was trained on prefixes: each prompt sees all of itself.
-      stops: what ends a continuation besides, see `constraints.stops`; its last token is part of it.
-      options: fields of `decoding` to be set otherwise.
+      prompts: ids, at least one per prompt; lengths may differ.
+      decoding: settings, whose `forced_prefix` has to be ids. `stops` replaces their `stop_strings`.
+      seed: seed of the samples.
+      eos_ids: ids that end a continuation and are not part of it.
+      start_id: first id of the decoder of an encoder-decoder (T5: pad), which is not part of the answer.
+      vocab_size: ids from here on are never chosen; None allows every id.
+      marks: marks of a decoder that fills blanks. Its prompts have masks and end with the earlier fillings and sop.
+      has_prefix: whether the tokens of a prompt attend to each other in both directions.
+      stops: automaton of further ends, as `constraints.stops` returns it; the token that completes one is part of the
+        answer.
+      options: fields of `decoding` to replace.
 
     Returns:
-      The new tokens of each prompt; with `num_return_sequences` above 1 a list of answers of each, of beams the best
-      first.
+      The new ids of each prompt. With `num_return_sequences` above 1, a list of answers to each prompt; of beams the
+      best comes first.
 
     Raises:
-      UserError: an argument out of range, an id outside of the model's vocabulary, or prompt and new tokens beyond
+      UserError: an argument is out of range, an id is outside the model's vocabulary, or prompt and new tokens exceed
         the position table.
     """
     decoding = (decoding or DecodingConfig()).changed(**options)
     limit = decoding.max_new_tokens or MAX_NEW_TOKENS
     rules = _rules(decoding, limit, tuple(eos_ids), vocab_size)
     _check(model.model, prompts, rules)
-    slots = 8 << max(0, (max(map(len, prompts)) - 1).bit_length() - 3)  # Few lengths, so few compilations.
+    slots = num_slots(max(map(len, prompts)))
     if model.model.has_decoder:
-        source, begun = padded(prompts, slots), padded([[start_id]] * len(prompts), 1)
+        source, prompt = pad(prompts, slots), pad([[start_id]] * len(prompts), 1)
     else:
-        source, begun = None, padded(prompts, slots, left=True)
+        source, prompt = None, pad(prompts, slots, left=True)
     new_BKN = _generate(
         model,
         params,
         source,
-        begun,
-        None if marks is None else infilling.places(*begun, marks),
+        prompt,
+        None if marks is None else infilling.positions(*prompt, marks),
         Sampling(decoding.temperature, decoding.top_p) if decoding.is_sampled else None,
         stops,
         keys.from_seed(seed),
         decoding=_static(decoding),
         rules=rules,
-        sees_prompt=sees_prompt,
+        has_prefix=has_prefix,
     )
     answers = [[[int(token) for token in row if token != END] for row in rows] for rows in np.asarray(new_BKN)]
     return answers if decoding.num_return_sequences > 1 else [first for (first,) in answers]
 
 
-def padded(rows: Sequence[Sequence[int]], length: int, left: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of tokens as one array int32 [B, length], padded with 0 on a side, and its mask, 1 for real tokens."""
+def num_slots(length: int) -> int:
+    """Returns a length rounded up to a power of two, at least 8, so that few programs are compiled."""
+    return 8 << max(0, (length - 1).bit_length() - 3)
+
+
+def pad(
+    rows: Sequence[Sequence[int]], length: int, left: bool = False
+) -> tuple[Int32[np.ndarray, "rows length"], Int32[np.ndarray, "rows length"]]:
+    """Returns rows of ids padded with 0 to `length`, and their mask, 1 for real tokens."""
     tokens, mask = np.zeros((2, len(rows), length), np.int32)
     for i, row in enumerate(rows):
         real = slice(length - len(row), None) if left else slice(len(row))
@@ -106,10 +113,15 @@ def padded(rows: Sequence[Sequence[int]], length: int, left: bool = False) -> tu
 
 
 def _static(decoding: DecodingConfig) -> DecodingConfig:
-    """What of a decoding a program is compiled for."""
-    sampling = {"temperature": 1.0 if decoding.is_sampled else None, "top_p": None}
-    constraints = {"min_new_tokens": 0, "forced_prefix": (), "stop_strings": ()}  # The rules have them.
-    return dataclasses.replace(decoding, **sampling, **constraints)
+    """Returns the settings that the program is compiled for, without the traced ones and those that `Rules` has."""
+    return dataclasses.replace(
+        decoding,
+        temperature=1.0 if decoding.is_sampled else None,
+        top_p=None,
+        min_new_tokens=0,
+        forced_prefix=(),
+        stop_strings=(),
+    )
 
 
 def _rules(decoding: DecodingConfig, limit: int, eos_ids: tuple[int, ...], vocab_size: int | None) -> Rules:
@@ -131,96 +143,127 @@ def _check(model: ModelConfig, prompts: Sequence[Sequence[int]], rules: Rules) -
     if not prompts or not all(len(prompt) for prompt in prompts):
         raise UserError("there is an empty prompt: give at least one token")
     forced = [*rules.forced, *([] if rules.forced_eos_token_id is None else [rules.forced_eos_token_id])]
-    for what, ids in (("a prompt has", [token for prompt in prompts for token in prompt]), ("answers have", forced)):
+    prompt_ids = [token for prompt in prompts for token in prompt]
+    for subject, ids in (("a prompt has", prompt_ids), ("answers have", forced)):
         if ids and (min(ids) < 0 or max(ids) >= model.vocab_size):
             raise UserError(
-                f"{what} token {max(ids) if min(ids) >= 0 else min(ids)}, the model's vocabulary "
+                f"{subject} token {max(ids) if min(ids) >= 0 else min(ids)}, the model's vocabulary "
                 f"{model.vocab_size}: use the vocabulary that the model was trained with"
             )
-    most, longest, limit = model.num_positions, max(map(len, prompts)), rules.max_new_tokens
-    if most is None:
+    positions, longest, limit = model.num_positions, max(map(len, prompts)), rules.max_new_tokens
+    if positions is None:
         return
     together = not model.has_decoder and not model.attention.position.counts_blanks
-    if (longest + limit if together else max(longest, limit)) > most:
+    if (longest + limit if together else max(longest, limit)) > positions:
         raise UserError(
-            f"{longest} prompt tokens and {limit} new ones exceed the model's {most} positions: "
+            f"{longest} prompt tokens and {limit} new ones exceed the model's {positions} positions: "
             "shorten the prompt or lower max_new_tokens"
         )
 
 
-def _forward(model, params, vocab_size, tokens, seen, places, index, source_mask, memory=None, cache=None):
-    """Logits [B, L, V], in the first call the last token's, and the new cache.
+def _forward(
+    model: Module,
+    params: Any,
+    vocab_size: int | None,
+    tokens: Int[Array, "batch length"],
+    visible: Bool[Array, "batch slots"] | Bool[Array, "batch length slots"],
+    positions: dict[str, jax.Array],
+    index: Any,
+    source_mask: jax.Array | None,
+    memory: jax.Array | None = None,
+    cache: Any = None,
+) -> tuple[Float[Array, "batch steps vocab"], Any]:
+    """Returns logits, in the first call those of the last token only, and the new cache.
 
     Args:
-      tokens: [B, L], of the decoder.
-      seen: [B, S] or [B, L, S], 1 for slots that hold a token after this call and, of those, that a token sees.
-      places: its `positions` [B, L] and what else says where they are.
-      index: the first slot that it fills.
-      source_mask: [B, M] of an encoder-decoder; None: a decoder.
-      memory: [B, M, D], of an encoder-decoder in the first call.
-      cache: of the call before.
+      tokens: inputs of the decoder.
+      visible: slots that hold a token after this call and that each token attends to.
+      positions: `positions` [B, L] and further inputs that say where the tokens are.
+      index: first slot that this call fills.
+      source_mask: [B, M] for an encoder-decoder; None for a decoder.
+      memory: [B, M, D] for an encoder-decoder in the first call.
+      cache: cache after the previous call.
     """
 
     def logits(module):
         if source_mask is None:
-            features = module.features(tokens, seen, cache_index=index, **places)
+            features = module.features(tokens, visible, cache_index=index, **positions)
         else:
-            where = {("decoder_positions" if name == "positions" else name): place for name, place in places.items()}
-            features = module.decode(tokens, memory, source_mask, seen, cache_index=index, **where)
+            names = {"positions": "decoder_positions"}
+            where = {names.get(name, name): value for name, value in positions.items()}
+            features = module.decode(tokens, memory, source_mask, visible, cache_index=index, **where)
         return module.logits(features if cache else features[:, -1:])
 
     variables = {"params": params} if cache is None else {"params": params, "cache": cache}
-    found, updated = model.apply(variables, mutable=["cache"], method=logits)
-    return found.at[..., vocab_size:].set(-jnp.inf) if vocab_size else found, updated["cache"]
+    logits_BLV, updated = model.apply(variables, mutable=["cache"], method=logits)
+    return logits_BLV.at[..., vocab_size:].set(-jnp.inf) if vocab_size else logits_BLV, updated["cache"]
 
 
-@partial(jax.jit, static_argnames=("model", "decoding", "rules", "sees_prompt"))
-def _generate(model, params, source, begun, places, sampling, stops, key, *, decoding, rules, sees_prompt) -> jax.Array:
-    """New tokens [B, number, N], END from the end token on; `source` and `begun` are tokens and mask, [B, M] and
-    [B, P]; places are those of `begun` where blanks are filled.
+@partial(jax.jit, static_argnames=("model", "decoding", "rules", "has_prefix"))
+def _generate(
+    model: Module,
+    params: Any,
+    source: tuple[jax.Array, jax.Array] | None,
+    prompt: Prompt,
+    positions: dict[str, jax.Array] | None,
+    sampler: Sampling | None,
+    stops: jax.Array | None,
+    key: jax.Array,
+    *,
+    decoding: DecodingConfig,
+    rules: Rules,
+    has_prefix: bool,
+) -> Integer[Array, "batch answers new"]:
+    """Returns new tokens, END from the end token on.
+
+    Args:
+      source: tokens and mask of the encoder of an encoder-decoder.
+      prompt: tokens and mask of the decoder.
+      positions: positions of `prompt` for a decoder that fills blanks.
     """
-    tokens_BP, mask_BP = begun
+    tokens_BP, mask_BP = prompt
     batch, slots = tokens_BP.shape
     limit, rows = rules.max_new_tokens, max(decoding.num_beams, decoding.num_return_sequences)
     source_mask = None if source is None else source[1]
     memory = None if source is None else model.apply({"params": params}, *source, method="encode")
     filled_BS = jnp.pad(mask_BP, ((0, 0), (0, limit * rows))) > 0
-    moving = "positions" if places is None else "block_positions"
-    if places is None:
-        places = {"positions": jnp.maximum(jnp.cumsum(mask_BP, axis=1) - 1, 0)}
-    if sees_prompt:
-        places["prefix_lengths"] = jnp.full(batch, slots)
+    counter = "positions" if positions is None else "block_positions"
+    if positions is None:
+        positions = {"positions": jnp.maximum(jnp.cumsum(mask_BP, axis=1) - 1, 0)}
+    if has_prefix:
+        positions["prefix_lengths"] = jnp.full(batch, slots)
     forward = partial(_forward, model, stack.apart(params), rules.vocab_size)
-    logits_B1V, cache = forward(tokens_BP, filled_BS, places, 0, source_mask, memory)
-    last = {name: place[:, -1:] if place.ndim == 2 else place for name, place in places.items()}
+    logits_B1V, cache = forward(tokens_BP, filled_BS, positions, 0, source_mask, memory)
+    last = {name: value[:, -1:] if value.ndim == 2 else value for name, value in positions.items()}
     if rows > 1:
         last["slot_places"] = jnp.append(jnp.arange(slots), slots + jnp.repeat(jnp.arange(limit), rows))
 
     ends = Ends(jnp.array(rules.eos_ids, jnp.int32), stops)
     if decoding.num_beams > 1:
-        strategy, extend = beams, partial(beams.extend, decoding=decoding)
+        first_state = beams.initial(batch, rows, limit, ends)
+        extend = partial(beams.extend, decoding=decoding)
     else:
-        strategy = drawing
-        extend = partial(drawing.extend, sampling=sampling, top_k=decoding.top_k, key=key)
-    extend = partial(extend, begun=begun, rules=rules, ends=ends)
+        first_state = sampling.initial(batch, rows, limit, ends)
+        extend = partial(sampling.extend, sampling=sampler, top_k=decoding.top_k, key=key)
+    extend = partial(extend, prompt=prompt, rules=rules, ends=ends)
 
     def body(carry):
-        step, state, tokens_BK, seen_BKS, cache = carry
+        step, state, tokens_BK, visible_BKS, cache = carry
         index = slots + (step - 1) * rows
-        seen_BKS |= jnp.arange(seen_BKS.shape[-1]) == index + jnp.arange(rows)[:, None]
-        at_BK = jnp.broadcast_to(last[moving] + step, (batch, rows))
+        visible_BKS |= jnp.arange(visible_BKS.shape[-1]) == index + jnp.arange(rows)[:, None]
+        next_BK = jnp.broadcast_to(last[counter] + step, (batch, rows))
         of_rows = {name: jnp.broadcast_to(last[name], (batch, rows)) for name in last if last[name].ndim == 2}
         logits_BKV, cache = forward(
-            tokens_BK, seen_BKS, last | of_rows | {moving: at_BK}, index, source_mask, cache=cache
+            tokens_BK, visible_BKS, last | of_rows | {counter: next_BK}, index, source_mask, cache=cache
         )
         state, tokens_BK, parents_BK = extend(state, logits_BKV, step)
         if parents_BK is not None:
-            seen_BKS = jnp.take_along_axis(seen_BKS, parents_BK[..., None], axis=1)
-        return step + 1, state, tokens_BK, seen_BKS, cache
+            visible_BKS = jnp.take_along_axis(visible_BKS, parents_BK[..., None], axis=1)
+        return step + 1, state, tokens_BK, visible_BKS, cache
 
-    logits_BKV = jnp.broadcast_to(logits_B1V, (batch, rows, logits_B1V.shape[-1]))  # All are alike before a token.
-    state, tokens_BK, _ = extend(strategy.nothing(batch, rows, limit, ends), logits_BKV, 0)
-    seen_BKS = jnp.broadcast_to(filled_BS[:, None], (batch, rows, filled_BS.shape[-1]))
-    carry = (1, state, tokens_BK, seen_BKS, cache)
+    logits_BKV = jnp.broadcast_to(logits_B1V, (batch, rows, logits_B1V.shape[-1]))  # Equal before the first token.
+    state, tokens_BK, _ = extend(first_state, logits_BKV, 0)
+    visible_BKS = jnp.broadcast_to(filled_BS[:, None], (batch, rows, filled_BS.shape[-1]))
+    carry = (1, state, tokens_BK, visible_BKS, cache)
     carry = jax.lax.while_loop(lambda carry: (carry[0] < limit) & carry[1].open_BK.any(), body, carry)
     return carry[1].best(decoding.num_return_sequences)

@@ -1,73 +1,75 @@
-"""What a model is given from outside, checked: rows of ids, masks, prompts of ids."""
+"""Checks of what a caller passes to a model: rows of ids, masks and prompts."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int32
 
 from plm_jax.common.errors import UserError
 
 
-def integers(name: str, values: Any) -> np.ndarray:
-    """An int32 array of numbers in nested sequences, or of an array of NumPy, JAX or another library; they may be bool.
+def integers(name: str, values: Any) -> Int32[np.ndarray, "..."]:
+    """Returns an int32 array of nested sequences or of an array of NumPy, JAX or another library; values may be bool.
 
     Raises:
-      UserError: rows of different lengths, or what is no integer.
+      UserError: rows have different lengths, or a value is no integer.
     """
     try:
-        found = np.asarray(values)
-        if found.dtype.kind == "O" and any(map(np.iterable, found.flat)):
+        array = np.asarray(values)
+        if array.dtype.kind == "O" and any(map(np.iterable, array.flat)):
             raise ValueError("an array of lists")
     except ValueError as error:
         raise UserError(f"{name} have rows of different lengths: pad them to one, and give a mask") from error
     with np.errstate(invalid="ignore"):
-        converted = found.astype(np.int32) if found.dtype.kind in "biuf" else None
-    if converted is None or not np.array_equal(found, converted):
+        converted = array.astype(np.int32) if array.dtype.kind in "biuf" else None
+    if converted is None or not np.array_equal(array, converted):
         raise UserError(f"{name} are no integers: give ids")
     return converted
 
 
 def ids(name: str, values: Any, size: int) -> dict[str, np.ndarray]:
-    """`{name: int32 [B, L]}` of ids below `size`.
+    """Returns `{name: int32 [B, L]}` with ids below `size`.
 
     Raises:
-      UserError: another shape, or an id out of range.
+      UserError: the shape is another, or an id is out of range.
     """
-    found = integers(name, values)
-    if found.ndim != 2:
-        raise UserError(f"{name} have shape {found.shape}: give [batch, length]")
-    if found.size and not (found.min() >= 0 and found.max() < size):
-        raise UserError(f"{name} range from {found.min()} to {found.max()}: the model's go from 0 to {size - 1}")
-    return {name: found}
+    array = integers(name, values)
+    if array.ndim != 2:
+        raise UserError(f"{name} have shape {array.shape}: give [batch, length]")
+    if array.size and not (array.min() >= 0 and array.max() < size):
+        raise UserError(f"{name} range from {array.min()} to {array.max()}: the model's go from 0 to {size - 1}")
+    return {name: array}
 
 
-def mask(name: str, values: Any, of: str, tokens: np.ndarray) -> dict[str, np.ndarray]:
-    """`{name: int32 [B, L]}`, of the shape of `tokens`, which errors call `of`; empty without values."""
+def mask(name: str, values: Any, tokens_name: str, tokens: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns `{name: int32 [B, L]}` with the shape of `tokens`; an empty dictionary if `values` is None."""
     if values is None:
         return {}
-    found = integers(name, values)
-    same_shape(name, found, of, tokens)
-    return {name: found}
+    array = integers(name, values)
+    check_same_shape(name, array, tokens_name, tokens)
+    return {name: array}
 
 
-def same_shape(name: str, found: np.ndarray, of: str, tokens: np.ndarray) -> None:
+def check_same_shape(name: str, array: np.ndarray, tokens_name: str, tokens: np.ndarray) -> None:
     """Raises a `UserError` if two arrays differ in shape."""
-    if found.shape != tokens.shape:
-        raise UserError(f"{name} has shape {found.shape}, {of} {tokens.shape}: give the same")
+    if array.shape != tokens.shape:
+        raise UserError(f"{name} has shape {array.shape}, {tokens_name} {tokens.shape}: give the same")
 
 
-def prompts(given: Any) -> list[str] | list[list[int]]:
-    """Prompts as lists, all texts or all ids; one alone, a text or a sequence of ids, is a list of one.
+def prompts(values: str | Iterable[Any]) -> list[str] | list[list[int]]:
+    """Returns prompts as a list of texts or a list of rows of ids; one prompt alone becomes a list of one.
 
     Raises:
       UserError: they are neither, or mixed.
     """
-    found = [given] if isinstance(given, str) else list(given)
-    texts = [isinstance(prompt, str) for prompt in found]
-    if all(texts):
-        return found
-    if any(texts):
+    items = [values] if isinstance(values, str) else list(values)
+    texts = [item for item in items if isinstance(item, str)]
+    if len(texts) == len(items):
+        return texts
+    if texts:
         raise UserError("some prompts are texts and some are ids: give one kind at a time")
-    rows = [integers("a prompt's ids", row) for row in (found if any(map(np.iterable, found)) else [found])]
+    rows = [integers("a prompt's ids", row) for row in (items if any(map(np.iterable, items)) else [items])]
     if any(row.ndim != 1 for row in rows):
         raise UserError("a prompt is no list of ids: give [[1, 2, 3], …]")
     return [row.tolist() for row in rows]

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Integer
 
 from plm_jax.generation import ranking
-from plm_jax.generation.constraints import Ends, Rules
+from plm_jax.generation.constraints import Ends, Prompt, Rules, Step
 
 END = -1  # Stands in answers from the end token on.
 
@@ -21,49 +22,52 @@ class Sampling(NamedTuple):
     top_p: Any = None
 
 
-class Drawn(NamedTuple):
-    """Answers of which each grows by itself."""
+class SampledAnswers(NamedTuple):
+    """Answers that grow independently of each other."""
 
-    answers_BKN: jax.Array
-    stops_BK: jax.Array
-    open_BK: jax.Array
+    answers_BKN: Integer[Array, "batch answers new"]
+    stops_BK: Integer[Array, "batch answers"]
+    open_BK: Bool[Array, "batch answers"]
 
-    def best(self, number: int) -> jax.Array:
-        """So many of them."""
+    def best(self, number: int) -> Integer[Array, "batch {number} new"]:
+        """Returns the first `number` answers."""
         return self.answers_BKN[:, :number]
 
 
-def nothing(batch: int, rows: int, max_new_tokens: int, ends: Ends) -> Drawn:
-    """Before the first token."""
+def initial(batch: int, rows: int, max_new_tokens: int, ends: Ends) -> SampledAnswers:
+    """Returns the state before the first token."""
     shape = batch, rows
-    return Drawn(jnp.full((*shape, max_new_tokens), END), ends.begin(shape), jnp.ones(shape, bool))
+    return SampledAnswers(jnp.full((*shape, max_new_tokens), END), ends.begin(shape), jnp.ones(shape, bool))
 
 
 def extend(
-    state: Drawn,
-    logits_BKV: jax.Array,
-    step,
-    begun,
+    state: SampledAnswers,
+    logits_BKV: Float[Array, "batch answers vocab"],
+    step: Step,
+    prompt: Prompt,
     *,
     rules: Rules,
     ends: Ends,
     sampling: Sampling | None,
     top_k: int | None,
     key: jax.Array,
-):
-    """Adds a token to each answer that is open: the state, the tokens, and None, since each goes on with its own."""
-    scores_BKV = rules.apply(logits_BKV, state.answers_BKN, begun, step)
+) -> tuple[SampledAnswers, Integer[Array, "batch answers"], None]:
+    """Adds a token to each open answer. Returns the state, the tokens, and None: each answer continues itself."""
+    scores_BKV = rules.apply(logits_BKV, state.answers_BKN, prompt, step)
     tokens_BK = next_tokens(scores_BKV, sampling, jax.random.fold_in(key, step), top_k)
     stops_BK, is_eos_BK, ends_BK = ends.after(state.stops_BK, tokens_BK)
     written_BK = jnp.where(state.open_BK & ~is_eos_BK, tokens_BK, END)
     answers_BKN = state.answers_BKN.at[:, :, step].set(written_BK)
-    return Drawn(answers_BKN, stops_BK, state.open_BK & ~ends_BK), tokens_BK, None
+    return SampledAnswers(answers_BKN, stops_BK, state.open_BK & ~ends_BK), tokens_BK, None
 
 
-def next_tokens(logits: jax.Array, sampling: Sampling | None, key: jax.Array, top_k: int | None = None) -> jax.Array:
-    """The most probable tokens [...] of [..., V], or samples if there is a `sampling`; of equals the lower id is first.
+def next_tokens(
+    logits: Float[Array, "*answers vocab"], sampling: Sampling | None, key: jax.Array, top_k: int | None = None
+) -> Integer[Array, "*answers"]:
+    """Returns the most probable tokens, of equals the lowest id, or samples if `sampling` is not None.
 
-    Samples are of the `top_k` most probable tokens (None: of all), and of these of the fewest with `sampling.top_p`.
+    Samples are drawn from the `top_k` most probable tokens (None: from all), and among these from the fewest tokens
+    that together have probability `sampling.top_p`.
     """
     if sampling is None:
         return jnp.argmax(logits, axis=-1)
@@ -79,7 +83,7 @@ def next_tokens(logits: jax.Array, sampling: Sampling | None, key: jax.Array, to
         probability = jax.nn.softmax(ranked, axis=-1)
         likelier = jnp.cumsum(probability, axis=-1) - probability
         # The first always stays, also where rounding makes top_p as small as 0.
-        kept = (likelier < sampling.top_p) | (jnp.arange(ranked.shape[-1]) == 0)
-        ranked = jnp.where(kept, ranked, -jnp.inf)
+        is_candidate = (likelier < sampling.top_p) | (jnp.arange(ranked.shape[-1]) == 0)
+        ranked = jnp.where(is_candidate, ranked, -jnp.inf)
     rank = jax.random.categorical(key, ranked)[..., None]
     return jnp.take_along_axis(order, rank, axis=-1)[..., 0]

@@ -2,37 +2,36 @@
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, Float32, Int32
 
 from plm_jax.common import users
 from plm_jax.common.errors import UserError
-from plm_jax.data.vocabularies import words
+from plm_jax.data.vocabularies import Vocabulary, words
 from plm_jax.generation import inputs, scoring, strategies
+from plm_jax.generation.blanks import FilledText
+from plm_jax.generation.decoding_config import DecodingConfig
+from plm_jax.generation.scoring import ContinuationScore
+from plm_jax.generation.strategies.strategy import Strategy
+from plm_jax.generation.text_format import MissingVocabularyError, TextFormat
 from plm_jax.hub.pretrained import Pretrained, float32
-from plm_jax.inference import blanks
 from plm_jax.models import registry
 from plm_jax.models.heads import TASK
 from plm_jax.models.protocol import ModelConfig, Module
 from plm_jax.runs import checkpoint_formats, model_text
 
-if TYPE_CHECKING:
-    import seqio
-
-    from plm_jax.data import vocabularies
-
-VOCABULARY_FILES = (
-    "tokenizer.json; GPT-2: vocab.json, merges.txt; BERT: vocab.txt; T5: spiece.model; ELMo: vocabulary.txt"
-)
+# One text or one row of ids, or several of one kind.
+Prompts = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
 
 
 class LanguageModel:
-    """A trained model with its parameters and, where it has one, its vocabulary.
+    """A trained model with its parameters and, if it has one, its vocabulary.
 
     Attributes:
       config: the model's settings.
@@ -41,13 +40,13 @@ class LanguageModel:
     """
 
     def __init__(
-        self, config: ModelConfig, params: Mapping[str, Any], *, vocabulary_spec: str | None = None, **known: Any
+        self, config: ModelConfig, params: Mapping[str, Any], *, vocabulary_spec: str | None = None, **origin: Any
     ):
-        """`vocabulary_spec` is what `vocabularies.load` takes, `known` are further fields of `Pretrained`."""
+        """Args: `vocabulary_spec` is a spec for `vocabularies.load`, `origin` further fields of `Pretrained`."""
         self.config, self.params = config, jax.tree.map(jnp.asarray, params)
-        self._known = Pretrained(config, {}, vocabulary=vocabulary_spec, **known)
-        self.run, self.workdir, self.step = self._known.run, self._known.workdir, self._known.step
-        self.vocabulary_id, self.special_ids = self._known.vocabulary_id, dict(self._known.special_ids)
+        self._origin = Pretrained(config, {}, vocabulary=vocabulary_spec, **origin)
+        self.run, self.workdir, self.step = self._origin.run, self._origin.workdir, self._origin.step
+        self.vocabulary_id, self.special_ids = self._origin.vocabulary_id, dict(self._origin.special_ids)
 
     @cached_property
     def model(self) -> Module:
@@ -56,61 +55,93 @@ class LanguageModel:
 
     @property
     def num_parameters(self) -> int:
-        """How many numbers are trained; tied weights count once."""
+        """Number of trained numbers; tied weights count once."""
         return sum(leaf.size for leaf in jax.tree.leaves(self.params))
 
     @property
-    def strategy(self) -> strategies.Strategy:
+    def strategy(self) -> Strategy:
         """How the model reads and writes."""
-        return strategies.of(self)
+        decoding = DecodingConfig() if self.run is None else self.run.evaluation.decoding
+        return strategies.build(self.model, self.params, self.text_format, decoding)
+
+    @property
+    def text_format(self) -> TextFormat:
+        """Format of the texts that the model was trained on."""
+        objective = None if self.run is None else self.run.objective
+        before, after = model_text.frame(self.config, self.special_ids, self.run)
+        separator = self.special_ids.get("separator_token_id")
+        if separator is None and self.run is None:
+            separator = self.special_ids.get("bos_token_id")
+        return TextFormat(
+            special_ids=self.special_ids,
+            before=tuple(before),
+            after=tuple(after),
+            begins_with=tuple(model_text.begins_with(self.special_ids)),
+            separator=separator,
+            has_prefix=objective is not None and objective.has_prefix,
+            fills_blanks=objective is None or objective.fills_blanks,
+            vocabulary_path=self._vocabulary_path,
+            load_vocabulary=(lambda: self.tokenizer) if self.has_vocabulary else None,
+        )
 
     @cached_property
-    def vocabulary(self) -> "seqio.Vocabulary":
-        """The vocabulary as a `seqio.Vocabulary`, loaded when first asked for.
+    def vocabulary(self) -> Vocabulary:
+        """The vocabulary, which is a `seqio.Vocabulary` too; the first use loads it and imports TensorFlow.
 
         Raises:
-          UserError: there is none, or it has more tokens than the model.
+          UserError: there is no vocabulary, or it has more tokens than the model.
         """
         _ = self.vocabulary_path
         return model_text.vocabulary(self._pretrained, in_seqio=True)
 
     @property
-    def tokenizer(self) -> "vocabularies.Vocabulary":
-        """The vocabulary in plain Python: what reads and writes text here, without seqio and so TensorFlow.
+    def tokenizer(self) -> Vocabulary:
+        """The vocabulary in plain Python, which reads and writes text here without seqio and TensorFlow.
 
         Raises:
-          UserError: as `vocabulary`.
+          UserError: there is no vocabulary, or it has more tokens than the model.
         """
         return self.vocabulary if "vocabulary" in vars(self) else self._tokenizer
 
     @cached_property
-    def _tokenizer(self) -> "vocabularies.Vocabulary":
+    def _tokenizer(self) -> Vocabulary:
         _ = self.vocabulary_path
         return model_text.vocabulary(self._pretrained)
 
     @property
     def has_vocabulary(self) -> bool:
         """Whether there is a vocabulary; ids need none."""
-        return self._known.vocabulary is not None or "vocabulary" in vars(self)
+        return self._origin.vocabulary is not None or "vocabulary" in vars(self)
 
     @property
     def vocabulary_path(self) -> str:
-        """The paths of the vocabulary's files, joined by commas.
+        """Paths of the vocabulary's files, joined by commas.
 
         Raises:
-          UserError: there is none.
+          MissingVocabularyError: there is no vocabulary.
         """
-        if self._known.vocabulary is None:
-            raise UserError(f"the model has no vocabulary beside it: put its files there ({VOCABULARY_FILES})")
-        return self._known.vocabulary.partition(":")[2]
+        path = self._vocabulary_path
+        if path is None:
+            raise MissingVocabularyError
+        return path
+
+    @property
+    def _vocabulary_path(self) -> str | None:
+        return None if self._origin.vocabulary is None else self._origin.vocabulary.partition(":")[2]
 
     @property
     def _pretrained(self) -> Pretrained:
-        return dataclasses.replace(self._known, model=self.config, params=self.params)
+        return dataclasses.replace(self._origin, model=self.config, params=self.params)
 
     def logits(
-        self, tokens, mask=None, token_types=None, decoder_tokens=None, decoder_mask=None, head: str | None = None
-    ) -> jax.Array:
+        self,
+        tokens: Any,
+        mask: Any = None,
+        token_types: Any = None,
+        decoder_tokens: Any = None,
+        decoder_mask: Any = None,
+        head: str | None = None,
+    ) -> Float32[Array, "batch ..."]:
         """Scores of the tokens: the next ones, the masked ones of an encoder, the decoder's of an encoder-decoder.
 
         Args:
@@ -126,7 +157,7 @@ class LanguageModel:
             which tokens were replaced; "backward" for an ELMo's scores of the word before each place, from those from
             it on; "task" for what the model was fine-tuned for.
 
-        A decoder that fills blanks sees all of a row up to its first sop, see `infilling.places`.
+        A decoder that fills blanks attends to all of a row up to its first sop.
 
         Returns:
           float32 [B, L, V], of an encoder-decoder [B, L', V]; at padding the values mean nothing. [B, 2] for
@@ -143,21 +174,32 @@ class LanguageModel:
         read = strategy.read_texts if name == TASK else strategy.read
         return strategy.logits(read(tokens, mask, token_types, decoder_tokens, decoder_mask), name)
 
-    def hidden_states(self, tokens, mask=None, token_types=None, decoder_tokens=None, decoder_mask=None) -> jax.Array:
-        """Float32 [layers + 1, B, L, D]: embeddings, then each block, the last after the final norm.
+    def hidden_states(
+        self,
+        tokens: Any,
+        mask: Any = None,
+        token_types: Any = None,
+        decoder_tokens: Any = None,
+        decoder_mask: Any = None,
+    ) -> Float32[Array, "states batch length width"]:
+        """Returns the embeddings, then the output of each block, the last after the final norm.
 
-        Of an encoder-decoder the decoder's, [layers + 1, B, L', D], where decoder_tokens are given, else the encoder's.
-        Of an ELMo forward and backward side by side, [layers + 1, B, L, 2 D], the words' vectors twice; its LSTMs begin
-        from zeros. Arguments and errors as `logits`.
+        There are layers + 1 states. Those of an encoder-decoder are the decoder's if there are `decoder_tokens`, else
+        the encoder's. Those of an ELMo are forward and backward states side by side, [layers + 1, B, L, 2 D], first the
+        words' vectors twice; its LSTMs begin from zeros. The arguments and errors are those of `logits`.
         """
         strategy = self.strategy
         return strategy.hidden_states(strategy.read(tokens, mask, token_types, decoder_tokens, decoder_mask))
 
-    def characters(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """What an ELMo reads of texts, words with white space between, each framed by `<S>` and `</S>`.
+    def characters(
+        self, texts: Sequence[str]
+    ) -> tuple[Int32[np.ndarray, "batch length characters"], Int32[np.ndarray, "batch length"]]:
+        """Returns the inputs of an ELMo for texts whose words are separated by white space.
+
+        Every text is framed by `<S>` and `</S>`.
 
         Returns:
-          Characters int32 [B, L, C], also of words that the vocabulary lacks, and a mask int32 [B, L].
+          The characters of each word, also of words that the vocabulary lacks, and a mask.
         """
         if not self.config.max_characters:
             raise UserError("this model reads no characters: give the ids of tokens")
@@ -165,7 +207,7 @@ class LanguageModel:
 
     def generate(
         self,
-        prompts: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
+        prompts: Prompts,
         *,
         seed: int = 0,
         **options: Any,
@@ -176,7 +218,7 @@ class LanguageModel:
         empty prompt starts from there or, where nothing did, from what stood between documents. One that was trained to
         fill blanks, written `[MASK]`, `[sMASK]` or `[gMASK]`, gives the prompt with all of them filled, or the
         continuation if it has none. An encoder gives the prompt with the most probable token in place of each `[MASK]`
-        or `<mask>` (see `fill`). An encoder-decoder gives its answer, but where the prompt has blanks, written
+        or `<mask>`, as `fill` does. An encoder-decoder gives its answer, but where the prompt has blanks, written
         `<extra_id_0>`, `<extra_id_1>` …, the prompt with what it answers for them put in. Where it was trained to mend
         texts, its answer is the whole text, and `[MASK]` or `<mask>` in the prompt stands for what is missing.
 
@@ -186,9 +228,9 @@ class LanguageModel:
 
         Args:
           prompts: texts or ids.
-          seed: of samples.
-          options: fields of `config.DecodingConfig` such as `max_new_tokens`, `temperature` and `num_beams`;
-            what is not given is as the run's `evaluation.decoding` has it. An encoder takes none.
+          seed: seed of the samples.
+          options: fields of `config.DecodingConfig` such as `max_new_tokens`, `temperature` and `num_beams`; the
+            defaults are those of the run's `evaluation.decoding`. An encoder takes none.
 
         Returns:
           One answer to each prompt, of the kind that the prompts are; with `num_return_sequences` above 1 a list of
@@ -197,18 +239,19 @@ class LanguageModel:
         Raises:
           UserError: as `decoding.generate`, an option that there is not, or that does nothing for such a model.
         """
-        prompts = inputs.prompts(prompts)
-        return self.strategy.generate(prompts, all(isinstance(prompt, str) for prompt in prompts), seed=seed, **options)
+        checked = inputs.prompts(prompts)
+        in_text = all(isinstance(prompt, str) for prompt in checked)
+        return self.strategy.generate(checked, in_text, seed=seed, **options)
 
     def writer(self, **options: Any) -> Callable[..., list[Any]]:
-        """From rows of tokens to the tokens that follow or answer each; options as of `generate`."""
+        """Returns a function from rows of ids to the ids that continue or answer each; options as of `generate`."""
         return self.strategy.writer(**options)
 
     def score(
         self,
-        contexts: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
-        continuations: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
-    ) -> list[scoring.ContinuationScore]:
+        contexts: Prompts,
+        continuations: Prompts,
+    ) -> list[ContinuationScore]:
         """How probable each continuation is after its context: the sum over its tokens, nats, and whether it is greedy.
 
         Of texts, what a decoder is asked for is what the tokens of both together have behind those of the context, to
@@ -220,43 +263,51 @@ class LanguageModel:
           UserError: contexts and continuations that do not go together, a continuation without tokens or with more than
             the model's positions, a model that continues no text.
         """
-        contexts, continuations = inputs.prompts(contexts), inputs.prompts(continuations)
-        if len(contexts) != len(continuations):
-            raise UserError(f"there are {len(contexts)} contexts and {len(continuations)} continuations: give as many")
-        if not contexts:
+        rows_before, rows_after = inputs.prompts(contexts), inputs.prompts(continuations)
+        if len(rows_before) != len(rows_after):
+            raise UserError(f"there are {len(rows_before)} contexts and {len(rows_after)} continuations: give as many")
+        if not rows_before:
             return []
-        in_text = {isinstance(given, str) for given in (*contexts, *continuations)}
+        in_text = {isinstance(row, str) for row in (*rows_before, *rows_after)}
         if len(in_text) > 1:
             raise UserError("contexts are texts and continuations ids, or the other way round: give one kind")
         strategy = self.strategy
-        row_of = strategy.continuation_of_text if in_text == {True} else strategy.continuation
-        rows = [row_of(*pair) for pair in zip(contexts, continuations, strict=True)]
-        return [told.score for told in scoring.tell(strategy, rows)]
+        make_row: Callable[..., Any] = (
+            strategy.text_continuation_row if in_text == {True} else strategy.continuation_row
+        )
+        rows = [make_row(*pair) for pair in zip(rows_before, rows_after, strict=True)]
+        return [scores.score for scores in scoring.score_rows(strategy, rows)]
 
-    def pseudo_log_likelihoods(self, texts: str | Sequence[str], word_l2r: bool = False) -> list[np.ndarray]:
-        """Of each token of each text its log-probability, nats, where a masked model sees all others: float32 [tokens].
+    def pseudo_log_likelihoods(
+        self, texts: str | Sequence[str], word_l2r: bool = False
+    ) -> list[Float[np.ndarray, " tokens"]]:
+        """Returns the log-probability in nats of each token of each text, given all other tokens, by a masked model.
 
         Their sum is the text's pseudo-log-likelihood (Salazar et al. 2020). A model has as many passes as tokens.
 
         Args:
-          word_l2r: whether the pieces of the same word behind a token are hidden, too (Kauf and Ivanova 2023), without
-            which long words seem too probable.
+          word_l2r: whether the later pieces of the token's word are masked too (Kauf and Ivanova 2023); otherwise long
+            words seem too probable.
 
         Raises:
           UserError: the model is no masked one, or a text has too many tokens.
         """
         strategy = self.strategy
         encoded = [self.tokenizer.encode(text) for text in ([texts] if isinstance(texts, str) else texts)]
-        rows = [strategy.masked(tokens, 0, word_l2r) for tokens in encoded]
-        told = iter(scoring.tell(strategy, [row for of_text in rows for row in of_text]))
-        return [np.array([next(told).log_probabilities[0] for _ in of_text], np.float32) for of_text in rows]
+        rows = [strategy.masked_rows(tokens, 0, word_l2r) for tokens in encoded]
+        scores = iter(scoring.score_rows(strategy, [row for text_rows in rows for row in text_rows]))
 
-    def fill(self, texts: str | Sequence[str], top_k: int = 5) -> list[blanks.Filled]:
-        """Fills each `[MASK]` of each text with a masked model's most probable token, all of a text at once.
+        def text_scores(number: int, scores: Iterator[scoring.TokenScores]) -> np.ndarray:
+            return np.array([next(scores).log_probabilities[0] for _ in range(number)], np.float32)
+
+        return [text_scores(len(text_rows), scores) for text_rows in rows]
+
+    def fill(self, texts: str | Sequence[str], top_k: int = 5) -> list[FilledText]:
+        """Fills each `[MASK]` of each text with a masked model's most probable token, all masks of a text at once.
 
         Args:
-          texts: each with one `[MASK]` or more; `<mask>` is the same.
-          top_k: how many candidates to give for each.
+          texts: each with at least one `[MASK]`; `<mask>` is the same.
+          top_k: number of candidates for each mask.
 
         Raises:
           UserError: the model is no masked one, a text has no `[MASK]` or too many tokens.
@@ -268,9 +319,9 @@ class LanguageModel:
 
         Args:
           directory: local or in a bucket.
-          format: "huggingface", which `transformers` opens, its AutoTokenizer too, see `exported.export`;
-            "plm_jax", which keeps every setting and, of a model that was trained here, its run; "bilm", for bilm-tf and
-            AllenNLP, which holds an ELMo alone.
+          format: "huggingface", which `transformers` opens, including its AutoTokenizer; "plm_jax", which keeps every
+            setting and the run of a model that was trained here; "bilm", for bilm-tf and AllenNLP, which holds an ELMo
+            only.
 
         Raises:
           UserError: an unknown format, or a model or a vocabulary that it does not hold.
@@ -279,21 +330,20 @@ class LanguageModel:
 
 
 def load(path: str | os.PathLike[str] | tuple[str, str], modules: Sequence[str] = ()) -> LanguageModel:
-    """Opens a run directory, one of its checkpoints, a converted, a Hugging Face or a bilm-tf directory: the files say.
-
-    Also an ELMo's options and weights, as a pair of paths.
+    """Opens a run directory, one of its checkpoints, or a converted, Hugging Face or bilm-tf directory.
 
     Args:
-      modules: Python files or modules with code of one's own that the model is made with.
+      path: the files in it say which of these it is. A pair of paths stands for an ELMo's options and weights.
+      modules: Python files or modules with the user's own classes that the model uses.
 
     Raises:
-      UserError: there is no such path, it holds no model, a file of it is missing or damaged, or it takes code of a
+      UserError: there is no such path, it holds no model, a file of it is missing or damaged, or it needs code of a
         user's that is not among `modules`.
     """
-    for given in modules:
-        users.load(given)
+    for module in modules:
+        users.load(module)
     with checkpoint_formats.opened(path) as pretrained:
         params = jax.tree.map(float32, pretrained.params)
         names = ("run", "workdir", "step", "vocabulary_id", "special_ids", "family", "hub_files")
-        known = {name: getattr(pretrained, name) for name in names}
-        return LanguageModel(pretrained.model, params, vocabulary_spec=pretrained.vocabulary, **known)
+        origin = {name: getattr(pretrained, name) for name in names}
+        return LanguageModel(pretrained.model, params, vocabulary_spec=pretrained.vocabulary, **origin)

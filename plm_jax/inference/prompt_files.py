@@ -11,7 +11,8 @@ from plm_jax.common import seeds, storage
 from plm_jax.common.errors import UserError
 from plm_jax.inference.language_model import LanguageModel
 
-Answered = tuple[str, list[str]]
+# A prompt and its answers.
+PromptAnswers = tuple[str, list[str]]
 
 
 def read(path: str) -> list[str]:
@@ -33,28 +34,30 @@ def read(path: str) -> list[str]:
     return prompts
 
 
-def answered(
+def answer(
     lm: LanguageModel, prompts: Sequence[str], batch_size: int, seed: int, **options: Any
-) -> Iterator[Answered]:
-    """Each prompt with its answers, in their order; the last batch is filled up, so that shapes are few.
+) -> Iterator[PromptAnswers]:
+    """Yields each prompt with its answers. The last batch is filled up, so that few programs are compiled.
 
     Args:
-      seed: that of the first batch, from which those of the others follow.
-      options: as of `LanguageModel.generate`.
+      seed: seed of the first batch, from which those of the other batches follow.
+      options: options of `LanguageModel.generate`.
     """
     batches = range(0, len(prompts), batch_size)
-    numbers = [seed, *np.random.SeedSequence(seeds.unsigned(seed)).generate_state(len(batches), np.uint32) >> 1]
+    later_seeds = np.random.SeedSequence(seeds.unsigned(seed)).generate_state(len(batches), np.uint32) >> 1
+    batch_seeds = [seed, *later_seeds.tolist()]
     for number, first in enumerate(batches):
         batch = prompts[first : first + batch_size]
         size = batch_size if number else len(batch)
         filled = list(itertools.islice(itertools.cycle(batch), size))
-        for prompt, found in zip(batch, lm.generate(filled, seed=int(numbers[number]), **options), strict=False):
-            yield prompt, found if isinstance(found, list) else [found]
+        answers = lm.generate(filled, seed=batch_seeds[number], **options)
+        for prompt, texts in zip(batch, answers, strict=False):
+            yield prompt, texts if isinstance(texts, list) else [texts]
 
 
-def write(path: str, answered: Iterable[Answered]) -> None:
-    """Writes a JSON line {"prompt": …, "answers": […]} a prompt; the file is there at the end, or not at all."""
+def write(path: str, answers: Iterable[PromptAnswers]) -> None:
+    """Writes one JSON line {"prompt": …, "answers": […]} per prompt. The file appears when all are written."""
     with storage.writing(path) as file:
-        for prompt, answers in answered:
-            line = json.dumps({"prompt": prompt, "answers": answers}, ensure_ascii=False)
+        for prompt, texts in answers:
+            line = json.dumps({"prompt": prompt, "answers": texts}, ensure_ascii=False)
             file.write(f"{line}\n".encode())

@@ -56,7 +56,7 @@ def later_batches(seed):
         def generate(self, prompts, seed):
             return [str(seed)] * len(prompts)
 
-    return tuple(answer for _, (answer,) in prompt_files.answered(Listening(), ["a", "b", "c"], 1, seed))[1:]
+    return tuple(answer for _, (answer,) in prompt_files.answer(Listening(), ["a", "b", "c"], 1, seed))[1:]
 
 
 DRAWS = [weights, dropped, rows, hashes, later_batches]

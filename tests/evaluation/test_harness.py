@@ -67,8 +67,8 @@ def test_a_decoder_that_fills_blanks_is_asked_for_the_whole_continuation(folder,
     want = lm.score(*map(list, zip(*pairs, strict=True)))
     got = harness.HarnessModel(lm, show_progress=False).loglikelihood(requests(pairs))
     assert [scoring.ContinuationScore(*pair) for pair in got] == want
-    rows = [lm.strategy.continuation_of_text(*pair) for pair in pairs]
-    moved = [harness.spaces_moved(*pair)[1] for pair in pairs]
+    rows = [lm.strategy.text_continuation_row(*pair) for pair in pairs]
+    moved = [harness.move_spaces(*pair)[1] for pair in pairs]
     assert [list(row.targets) for row in rows] == [list(lm.tokenizer.encode(text)) for text in moved]
 
 

@@ -66,7 +66,7 @@ TEXTS = ["a", "of a whale", "it was the ship that the sea took, and all that the
 @pytest.mark.parametrize("stride", [None, 1, 5, 16])
 def test_a_decoder_tells_each_token_after_its_window(stride):
     lm = language_model(tiny.MODEL)
-    told = scoring.tell(lm, TEXTS, stride)
+    told = scoring.score_texts(lm, TEXTS, stride)
     for text, (found, tokens) in zip(TEXTS, told, strict=True):
         ids, want = list(text.encode()), 0.0
         step = stride or 16
@@ -82,11 +82,11 @@ def test_a_decoder_tells_each_token_after_its_window(stride):
 
 def test_a_masked_model_hides_one_token_of_its_window_after_another():
     lm = language_model(tiny.BERT)
-    (short,) = scoring.tell(lm, [TEXTS[1]])
+    (short,) = scoring.score_texts(lm, [TEXTS[1]])
     assert short.log_likelihood == pytest.approx(float(lm.pseudo_log_likelihoods(TEXTS[1], True)[0].sum()), abs=1e-4)
     # 14 bytes and their frame fit.
     text = TEXTS[2][:20]
-    (long,) = scoring.tell(lm, [text], stride=6)
+    (long,) = scoring.score_texts(lm, [text], stride=6)
     first, second = (lm.pseudo_log_likelihoods(part, True)[0] for part in (text[:14], text[6:]))
     assert long.tokens == 20
     assert long.log_likelihood == pytest.approx(float(first.sum() + second[-6:].sum()), abs=1e-4)
@@ -114,7 +114,7 @@ def test_the_documents_of_a_split_are_told(tmp_path):
     ]
     assert found[0]["texts"] + found[1]["texts"] == 40 and 0 < found[0]["texts"] < 20
     nats = sum(np.log(of["token_perplexity"]) * of["tokens"] for of in found)
-    assert nats == pytest.approx(-sum(told.log_likelihood for told in scoring.tell(lm, texts, 4)), rel=1e-5)
+    assert nats == pytest.approx(-sum(told.log_likelihood for told in scoring.score_texts(lm, texts, 4)), rel=1e-5)
     limited = task_metrics.evaluate(lm, run, "texts", show_progress=False, whole=scoring.TextScoring(4, limit=2))
     assert limited["texts"] == 2
     with pytest.raises(UserError, match="the stride is 17, the model reads 16"):
@@ -122,5 +122,5 @@ def test_the_documents_of_a_split_are_told(tmp_path):
     with pytest.raises(UserError, match="no split 'tests'"):
         scoring.evaluate(lm, run, "texts:tests", scoring.TextScoring(4), show_progress=False)
     with pytest.raises(UserError, match="tells no whole texts"):
-        scoring.tell(LanguageModel(tiny.T5, {}, vocabulary_spec="bytes"), ["a"])
+        scoring.score_texts(LanguageModel(tiny.T5, {}, vocabulary_spec="bytes"), ["a"])
     assert perplexity.split_of(run, "texts") == ("texts", "validation")

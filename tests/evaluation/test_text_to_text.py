@@ -85,7 +85,7 @@ def theirs():
     missing, unexpected = model.load_state_dict(tensors, strict=False)
     assert not unexpected
     assert set(missing) <= {"encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"}
-    tokens, mask = decoding.padded(PROMPTS, max(map(len, PROMPTS)))
+    tokens, mask = decoding.pad(PROMPTS, max(map(len, PROMPTS)))
 
     def generate(beams, end):
         with torch.no_grad():
@@ -118,11 +118,11 @@ def test_the_answers_are_those_of_transformers(theirs, beams):
 
 def test_greedy_takes_the_most_probable_token_of_the_full_pass_after_the_start_token():
     module, params = model_and_params()
-    tokens, mask = decoding.padded(PROMPTS, max(map(len, PROMPTS)))
+    tokens, mask = decoding.pad(PROMPTS, max(map(len, PROMPTS)))
     answers = {start: generate(start_id=start) for start in (0, 7)}
     assert answers[0] != answers[7]
     for start, rows in answers.items():
-        decoder_tokens, _ = decoding.padded([[start, *row] for row in rows], 13)  # Causal: what follows is not seen.
+        decoder_tokens, _ = decoding.pad([[start, *row] for row in rows], 13)  # Causal: what follows is not seen.
         logits = jax.jit(module.apply)({"params": params}, tokens, decoder_tokens, mask)
         for row, chosen in zip(rows, logits.argmax(-1).tolist(), strict=True):
             assert chosen[: len(row)] == row

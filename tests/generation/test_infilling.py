@@ -59,7 +59,7 @@ def test_places_are_those_that_the_objective_makes(kind):
         for left, right in ((0, 0), (3, 2)):
             padded = np.pad(tokens, (left, right), constant_values=special.sop)
             mask = np.pad(np.ones(used, int), (left, right))
-            places = infilling.places(padded[None], mask[None], MARKS)
+            places = infilling.positions(padded[None], mask[None], MARKS)
             for name in ("positions", "block_positions"):
                 np.testing.assert_array_equal(places[name][0][mask > 0], made[name][:used])
             assert places["prefix_lengths"][0] == made["prefix_lengths"] + left
@@ -68,7 +68,7 @@ def test_places_are_those_that_the_objective_makes(kind):
 
 def test_without_a_blank_all_is_prefix_and_without_a_mask_the_end_is_filled():
     tokens = np.array([[5, 6, 7, 8], [5, 6, 262, 7]])
-    places = infilling.places(tokens, np.ones_like(tokens), MARKS)
+    places = infilling.positions(tokens, np.ones_like(tokens), MARKS)
     assert places["prefix_lengths"].tolist() == [4, 2]
     assert places["positions"].tolist() == [[0, 1, 2, 3], [0, 1, 1, 1]]
     assert places["block_positions"].tolist() == [[0] * 4, [0, 0, 1, 2]]
@@ -131,17 +131,15 @@ def test_prompts_are_framed_as_the_models_were_trained_to_see_them():
     assert encode("ab", alone) == [258, 97, 98, 259, 257]
 
 
-class Scripted(LanguageModel):
-    """Fills blanks as it is told."""
+def test_a_text_comes_back_filled_or_goes_on(monkeypatch):
+    lm = model_of("glm")
 
     def writer(self, **options):
         return lambda rows, marks: [[120 + number] * 2 for number, _ in enumerate(rows)]
 
-
-def test_a_text_comes_back_filled_or_goes_on():
-    lm = model_of("glm")
-    told = Scripted(lm.config, lm.params, run=lm.run, vocabulary_spec="bytes", special_ids=lm.special_ids)
-    assert told.generate(["a[MASK]b[sMASK]c", "go on"]) == ["axxbxxc", "yy"]
+    with monkeypatch.context() as patch:
+        patch.setattr(strategies.BlankInfillingStrategy, "writer", writer)
+        assert lm.generate(["a[MASK]b[sMASK]c", "go on"]) == ["axxbxxc", "yy"]
     assert len(lm.generate("a[MASK]b", max_new_tokens=3)) == 1
 
 

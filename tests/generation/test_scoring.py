@@ -40,7 +40,7 @@ def of_one_row(lm, context, continuation):
     What a decoder reads is filled up behind, which no token before it sees, so that few programs are compiled.
     """
     if lm.config.has_decoder:
-        decoder_tokens = filled([lm.strategy.start_id, *continuation[:-1]])
+        decoder_tokens = filled([lm.strategy.text.start_id, *continuation[:-1]])
         logits = lm.logits([context], decoder_tokens=[decoder_tokens])[0, : len(continuation)]
     else:
         logits = lm.logits([filled([*context, *continuation[:-1]])])[0, len(context) - 1 :][: len(continuation)]
@@ -109,7 +109,7 @@ def test_an_empty_context_is_what_stood_before_texts_and_white_space_goes_to_the
     lm.vocabulary = Words()
     # Token 0 is a space.
     by_texts = lm.score(["", "#", "#  ", "#"], ["$%", "$", "$", "  $"])
-    before = lm.strategy.before_all
+    before = lm.strategy.initial_ids
     by_ids = lm.score([before, [3], [3], [3]], [[4, 5], [4], [0, 0, 4], [0, 0, 4]])
     assert [score.log_likelihood for score in by_texts] == pytest.approx([s.log_likelihood for s in by_ids], abs=1e-5)
     assert lm.score([[]], [[4, 5]])[0].log_likelihood == pytest.approx(by_texts[0].log_likelihood, abs=1e-5)
@@ -119,7 +119,7 @@ def test_an_answer_in_words_is_behind_what_begins_answers():
     lm = plm_jax.load(golden.FOLDER / "bart")
     lm.vocabulary = Words()
     (found,) = lm.score("#$", "%&'")
-    start, bos = lm.strategy.start_id, lm.special_ids["bos_token_id"]
+    start, bos = lm.strategy.text.start_id, lm.special_ids["bos_token_id"]
     logits = lm.logits([lm.strategy.encode("#$")], decoder_tokens=[[start, bos, 5, 6]])[0, 1:]
     told = np.asarray(jax.nn.log_softmax(logits))[np.arange(3), [5, 6, 7]]
     assert found.log_likelihood == pytest.approx(told.sum(), abs=1e-4)
@@ -158,14 +158,14 @@ def test_no_program_is_compiled_for_a_further_request():
             *([rng.integers(0, 37, size).tolist() for _ in range(number)] for size in (context, continuation))
         )
 
-    scoring._of_rows.clear_cache()
+    scoring._target_scores.clear_cache()
     for number, context, continuation in ((64, 3, 2), (64, 6, 4)):
         request(number, context, continuation)
-    known = scoring._of_rows._cache_size()
+    known = scoring._target_scores._cache_size()
     for number in range(33, 65, 5):
         for context in range(1, 7):
             request(number, context, int(rng.integers(2, 5)))
-    assert scoring._of_rows._cache_size() == known
+    assert scoring._target_scores._cache_size() == known
 
 
 @pytest.mark.parametrize("name", ["bert", "electra_generator"])

@@ -418,7 +418,7 @@ def test_answers_of_an_encoder_decoder_are_equal(beams, theirs, tmp_path):
     model.save_pretrained(tmp_path)
     lm = plm_jax.load(tmp_path)
     prompts = [[0, 8, 15, 16, 2], [0, 23, 2], [0, 3, 4, 20, 31, 6, 9, 8, 7, 6, 11, 2]]
-    tokens, mask = decoding.padded(prompts, 12)
+    tokens, mask = decoding.pad(prompts, 12)
 
     def both(eos):
         new = model.generate(

@@ -75,7 +75,7 @@ class Peers(NamedTuple):
         from transformers import LogitsProcessor, LogitsProcessorList
 
         is_decoder = not self.theirs.config.is_encoder_decoder
-        tokens, mask = decoding.padded(prompts, max(map(len, prompts)), left=is_decoder)
+        tokens, mask = decoding.pad(prompts, max(map(len, prompts)), left=is_decoder)
         tokens = np.where(mask == 1, tokens, EOS)
         nearest, beams = np.full(len(prompts), np.inf), options.get("num_beams", 1)
 

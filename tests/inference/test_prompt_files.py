@@ -24,11 +24,11 @@ class Repeating:
 
 def test_answers_come_in_the_order_of_prompts_and_all_batches_have_one_size():
     lm, prompts = Repeating(), list("abcdefg")
-    answered = list(prompt_files.answered(lm, prompts, 3, 5))
+    answered = list(prompt_files.answer(lm, prompts, 3, 5))
     assert answered == [(prompt, [f"{prompt}!"]) for prompt in prompts]
     assert lm.sizes == [3, 3, 3]
     assert lm.seeds[0] == 5 and len(set(lm.seeds)) == 3
-    assert list(prompt_files.answered(lm, ["a"], 3, -1, num_return_sequences=2)) == [("a", ["a!", "a!"])]
+    assert list(prompt_files.answer(lm, ["a"], 3, -1, num_return_sequences=2)) == [("a", ["a!", "a!"])]
     assert lm.sizes[-1] == 1
 
 
@@ -36,7 +36,7 @@ def test_a_prompt_is_a_line_and_so_are_its_answers(tmp_path):
     (tmp_path / "in.txt").write_bytes("one\r\nzwei ü\u2028drei".encode())
     prompts = prompt_files.read(str(tmp_path / "in.txt"))
     assert prompts == ["one", "zwei ü\u2028drei"]
-    prompt_files.write(str(tmp_path / "out.jsonl"), prompt_files.answered(Repeating(), prompts, 2, 0))
+    prompt_files.write(str(tmp_path / "out.jsonl"), prompt_files.answer(Repeating(), prompts, 2, 0))
     lines = (tmp_path / "out.jsonl").read_text(encoding="utf-8").split("\n")
     assert [json.loads(line) for line in lines[:-1]] == [{"prompt": p, "answers": [f"{p}!"]} for p in prompts]
     assert lines[-1] == "" and "ü" in lines[1]

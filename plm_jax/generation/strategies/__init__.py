@@ -1,20 +1,20 @@
 """How models read and write: one strategy for each architecture, and one for decoders that fill blanks."""
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from plm_jax.generation import infilling
+from plm_jax.generation.decoding_config import DecodingConfig
 from plm_jax.generation.strategies.blank_infilling import BlankInfillingStrategy
 from plm_jax.generation.strategies.decoder import DecoderStrategy
 from plm_jax.generation.strategies.elmo import ElmoStrategy
 from plm_jax.generation.strategies.encoder import ElectraStrategy, EncoderStrategy
 from plm_jax.generation.strategies.encoder_decoder import EncoderDecoderStrategy
 from plm_jax.generation.strategies.strategy import Strategy
+from plm_jax.generation.text_format import TextFormat
+from plm_jax.models.protocol import Module
 
-if TYPE_CHECKING:
-    from plm_jax.inference.language_model import LanguageModel
-
-# By what `Model.architecture` says; any other model is read as the base does, and writes nothing.
-STRATEGIES = {
+# Strategies by `ModelConfig.architecture`; a model of another architecture has the base class, which writes nothing.
+STRATEGIES: dict[str, type[Strategy]] = {
     "decoder": DecoderStrategy,
     "electra": ElectraStrategy,
     "elmo": ElmoStrategy,
@@ -23,10 +23,11 @@ STRATEGIES = {
 }
 
 
-def of(lm: "LanguageModel") -> Strategy:
-    """A model's strategy."""
-    if lm.run is None or lm.run.objective.fills_blanks:
-        marks = infilling.marks(lm.config, lm.special_ids)
+def build(model: Module, params: Any, text: TextFormat, default_decoding: DecodingConfig) -> Strategy:
+    """Returns the strategy of a model."""
+    if text.fills_blanks:
+        marks = infilling.marks(model.model, text.special_ids)
         if marks is not None:
-            return BlankInfillingStrategy(lm, marks)
-    return STRATEGIES.get(lm.config.architecture, Strategy)(lm)
+            return BlankInfillingStrategy(model, params, text, default_decoding, marks)
+    kind = STRATEGIES.get(model.model.architecture, Strategy)
+    return kind(model, params, text, default_decoding)

@@ -1,67 +1,82 @@
 """Decoders that fill blanks behind the text (GLM)."""
 
+from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
 from plm_jax.common.errors import UserError
-from plm_jax.generation import infilling, scoring
+from plm_jax.generation import infilling, scoring_rows
+from plm_jax.generation.decoding_config import DecodingConfig
+from plm_jax.generation.scoring_rows import ScoringRow
 from plm_jax.generation.strategies.decoder import DecoderStrategy
-from plm_jax.generation.strategies.strategy import check_masks, spaces_moved
+from plm_jax.generation.strategies.strategy import check_masks, move_spaces
+from plm_jax.generation.text_format import TextFormat
+from plm_jax.models.protocol import Module
 
 
 class BlankInfillingStrategy(DecoderStrategy):
-    """A decoder that fills the blanks of a prompt, or one at its end, so that it goes on.
+    """A decoder that fills the blanks of a prompt, or continues a prompt without blanks.
 
     Attributes:
       marks: the ids that stand for blanks.
     """
 
-    def __init__(self, lm, marks: infilling.Marks):
-        super().__init__(lm)
+    def __init__(
+        self, model: Module, params: Any, text: TextFormat, default_decoding: DecodingConfig, marks: infilling.Marks
+    ):
+        super().__init__(model, params, text, default_decoding)
         self.marks = marks
 
-    def places(self, given):
-        """A row is a text up to its first sop, see `infilling.places`."""
-        tokens = given["tokens"]
-        return infilling.places(tokens, given.get("mask", np.ones_like(tokens)), self.marks)
+    @override
+    def with_positions(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        tokens = arrays["tokens"]
+        return arrays | infilling.positions(tokens, arrays.get("mask", np.ones_like(tokens)), self.marks)
 
-    def longest(self, given):
-        """Places in the text and within a blank have a table each."""
-        return max(int(given[name].max(initial=0)) for name in ("positions", "block_positions"))
+    @override
+    def num_positions(self, arrays: dict[str, np.ndarray]) -> int:
+        # Positions in the text and positions within a blank have one table each.
+        return max(int(arrays[name].max(initial=0)) for name in ("positions", "block_positions"))
 
     @property
-    def eos_ids(self):
-        """What ends the filling of a blank."""
+    @override
+    def eos_ids(self) -> list[int]:
         return [self.marks.eop]
 
-    def encode(self, text):
-        """A text with its blanks."""
-        return infilling.encode(self.lm.tokenizer, text, self.lm.special_ids)
+    @override
+    def encode(self, text: str) -> list[int]:
+        return infilling.encode(self.text.vocabulary, text, self.text.special_ids)
 
-    def continuation(self, context, continued):
-        """The context is part A with its blank, the continuation what fills that."""
-        return scoring.continuation([*context, self.marks.sop], continued, None)
+    @override
+    def continuation_row(self, context: Sequence[int], continuation: Sequence[int]) -> ScoringRow:
+        # The context is part A with its blank. The continuation fills the blank.
+        return scoring_rows.continuation_row([*context, self.marks.sop], continuation, None)
 
-    def continuation_of_text(self, context, continued):
-        """Of a text without a blank what goes on with it."""
-        context, continued = spaces_moved(context, continued)
-        return self.continuation(self.encode(context), list(self.lm.tokenizer.encode(continued)))
+    @override
+    def text_continuation_row(self, context: str, continuation: str) -> ScoringRow:
+        context, continuation = move_spaces(context, continuation)
+        return self.continuation_row(self.encode(context), list(self.text.vocabulary.encode(continuation)))
 
-    def generate(self, prompts, in_text, seed, **options):
-        """The prompts with their blanks filled, or what continues them."""
+    @override
+    def generate(self, prompts: list[Any], in_text: bool, seed: int, **options: Any) -> list[Any]:
         how = self.decoding(**options)
         if how.num_return_sequences > 1 or how.stop_strings:
             raise UserError("what fills blanks is one and whole: leave out num_return_sequences and stop_strings")
-        write = partial(self.lm.writer(seed=seed, **options), marks=self.marks)
+        write = partial(self.writer(seed=seed, **options), marks=self.marks)
         if in_text:
-            encoded = [self.encode(text) for text in prompts]
-            filled = infilling.fill(encoded, self.marks, write)
-            return [
-                infilling.decode(self.lm.tokenizer, *of_text, self.marks, self.lm.special_ids)
-                for of_text in zip(prompts, encoded, filled, strict=True)
-            ]
+            return self._fill_texts(prompts, write)
         check_masks(prompts, self.marks.masks)
-        filled = infilling.fill(prompts, self.marks, write)
-        parts = (infilling.parts(*of_prompt, self.marks) for of_prompt in zip(prompts, filled, strict=True))
-        return [[token for part in found for token in part] for found in parts]
+        fillings = infilling.fill(prompts, self.marks, write)
+        rows = [infilling.parts(*pair, self.marks) for pair in zip(prompts, fillings, strict=True)]
+        return [[token for part in parts for token in part] for parts in rows]
+
+    def _fill_texts(self, texts: Sequence[str], write: infilling.Write) -> list[str]:
+        encoded = [self.encode(text) for text in texts]
+        fillings = infilling.fill(encoded, self.marks, write)
+        vocabulary, special_ids = self.text.vocabulary, self.text.special_ids
+        return [
+            infilling.decode(vocabulary, *row, self.marks, special_ids)
+            for row in zip(texts, encoded, fillings, strict=True)
+        ]

@@ -1,69 +1,68 @@
 """Decoders: they continue a text."""
 
+from collections.abc import Sequence
+
+import numpy as np
+from typing_extensions import override
+
 from plm_jax.common.errors import UserError
-from plm_jax.generation import scoring
-from plm_jax.generation.strategies.strategy import Writer, spaces_moved
-from plm_jax.inference import blanks
-from plm_jax.runs import model_text
+from plm_jax.generation import blanks, scoring_rows
+from plm_jax.generation.scoring_rows import ScoringRow
+from plm_jax.generation.strategies.strategy import Writer, move_spaces
 
 
 class DecoderStrategy(Writer):
-    """A decoder, which gives what follows a prompt."""
+    """A decoder, which continues its prompts."""
 
-    def longest(self, given):
-        """Positions count real tokens alone."""
-        return int(given["mask"].sum(axis=1).max(initial=0)) if "mask" in given else super().longest(given)
+    @override
+    def num_positions(self, arrays: dict[str, np.ndarray]) -> int:
+        if "mask" in arrays:  # Positions count real tokens only.
+            return int(arrays["mask"].sum(axis=1).max(initial=0))
+        return super().num_positions(arrays)
 
-    def encode(self, text):
-        """What began its texts in training, and the text; where both are empty, what stood between documents."""
-        begin = model_text.begins_with(self.lm.special_ids)
-        return [*begin, *self.lm.tokenizer.encode(text)] or self._between_documents
+    @override
+    def encode(self, text: str) -> list[int]:
+        return [*self.text.begins_with, *self.text.vocabulary.encode(text)] or self._separator
 
-    def prefix(self, text):
-        """As from within a text, which the prompt has begun."""
-        return blanks.within(self.lm.tokenizer, text)
+    @override
+    def encode_prefix(self, text: str) -> list[int]:
+        return blanks.encode_within(self.text.vocabulary, text)
 
-    def to_text(self, vocabulary, prompt, new):
-        """The continuation, decoded with the prompt, since SentencePiece drops the space before a first word."""
+    @override
+    def to_text(self, prompt: Sequence[int], answer: Sequence[int]) -> str:
+        # Decoded with the prompt, since SentencePiece drops the space before a first word.
+        vocabulary = self.text.vocabulary
         context = [token for token in prompt if token != vocabulary.eos_id]  # seqio cuts at an end token.
-        return vocabulary.decode([*context, *new])[len(vocabulary.decode(context)) :]
+        return vocabulary.decode([*context, *answer])[len(vocabulary.decode(context)) :]
 
-    def continuation(self, context, continued):
-        """Behind an empty context as behind what stood between documents."""
-        context = context or self.before_all
-        return scoring.continuation(context, continued, self.lm.config.num_positions, self.sees_prompt)
+    @override
+    def continuation_row(self, context: Sequence[int], continuation: Sequence[int]) -> ScoringRow:
+        context = context or self.initial_ids
+        return scoring_rows.continuation_row(context, continuation, self.config.num_positions, self.has_prefix)
 
-    def continuation_of_text(self, context, continued):
-        """What the tokens of the whole have behind those of the context, as lm-eval 0.4.13 has it (`api/model.py`)."""
-        begin = model_text.begins_with(self.lm.special_ids)
-        context, continued = spaces_moved(context, continued)
-        before = [*begin, *self.lm.tokenizer.encode(context)]
-        whole = [*begin, *self.lm.tokenizer.encode(context + continued)]
-        if not before and whole[:1] == self.before_all:  # It stands there once.
-            return self.continuation(whole[:1], whole[1:])
-        return self.continuation(before, whole[len(before) :])
-
-    @property
-    def before_all(self) -> list[int]:
-        """What the model reads before a text: what began its texts in training, or stood between them.
-
-        Raises:
-          UserError: nothing did.
-        """
-        return model_text.begins_with(self.lm.special_ids) or self._between_documents
+    @override
+    def text_continuation_row(self, context: str, continuation: str) -> ScoringRow:
+        # The tokens of both texts together after those of the context, as in lm-eval 0.4.13 (`api/model.py`).
+        context, continuation = move_spaces(context, continuation)
+        begin, vocabulary = self.text.begins_with, self.text.vocabulary
+        before = [*begin, *vocabulary.encode(context)]
+        both = [*begin, *vocabulary.encode(context + continuation)]
+        if not before and both[:1] == self.initial_ids:  # The vocabulary has added it already.
+            return self.continuation_row(both[:1], both[1:])
+        return self.continuation_row(before, both[len(before) :])
 
     @property
-    def _between_documents(self) -> list[int]:
-        """Returns the id before a text that nothing begins: the separator of documents, or else eos.
+    @override
+    def initial_ids(self) -> list[int]:
+        return list(self.text.begins_with) or self._separator
 
-        A model without a run and without a separator uses bos, or else eos.
+    @property
+    def _separator(self) -> list[int]:
+        """Id between documents: the separator or else eos.
 
         Raises:
-          UserError: the model has none of these ids.
+          UserError: the model has neither.
         """
-        separator = self.lm.special_ids.get("separator_token_id")
-        if separator is None and self.lm.run is None:
-            separator = self.lm.special_ids.get("bos_token_id")
-        if ids := self.eos_ids[:1] if separator is None else [separator]:
+        if ids := self.eos_ids[:1] if self.text.separator is None else [self.text.separator]:
             return ids
         raise UserError("nothing stood before this model's texts, so it starts from no empty prompt: give a first word")

@@ -1,91 +1,104 @@
 """Encoders: they fill single tokens that are masked."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
+from jaxtyping import Array, Shaped
+from typing_extensions import override
 
 from plm_jax.common.errors import UserError
-from plm_jax.generation import decoding, scoring
+from plm_jax.generation import blanks, decoding, scoring_rows
+from plm_jax.generation.blanks import FilledText
+from plm_jax.generation.scoring_rows import ScoringRow
 from plm_jax.generation.strategies.strategy import Strategy, check_masks, head_output
-from plm_jax.inference import blanks
 from plm_jax.models import electra
+from plm_jax.models.protocol import Module
 
 
 class EncoderStrategy(Strategy):
-    """A masked model, which gives a prompt with the most probable token in place of each mask."""
+    """A masked model, which answers a prompt with the most probable token in place of each mask."""
 
-    def longest(self, given):
-        """Of some positions count real tokens alone."""
-        if "mask" in given and self.lm.config.attention.position.skips_padding:
-            return int(given["mask"].sum(axis=1).max(initial=0))
-        return super().longest(given)
+    @override
+    def num_positions(self, arrays: dict[str, np.ndarray]) -> int:
+        if "mask" in arrays and self.config.attention.position.skips_padding:
+            return int(arrays["mask"].sum(axis=1).max(initial=0))
+        return super().num_positions(arrays)
 
-    def encode(self, text):
-        """The text with its masks as their ids, framed as in training."""
+    @override
+    def encode(self, text: str) -> list[int]:
         if not any(mask in text for mask in blanks.MASKS):
             raise UserError(f"there is no {blanks.MASKS[0]} in '{text}': write one where a token is missing")
-        marks = dict.fromkeys(blanks.MASKS, self.lm.special_ids["mask_token_id"])
-        before, after = self.frame
-        return [*before, *blanks.encode(self.lm.tokenizer, text, marks), *after]
+        marks = dict.fromkeys(blanks.MASKS, self.text.special_ids["mask_token_id"])
+        return [*self.text.before, *blanks.encode(self.text.vocabulary, text, marks), *self.text.after]
 
-    def generate(self, prompts, in_text, seed, **options):
-        """The prompts with their masks filled; of options there is no choice."""
-        del seed
+    @override
+    def generate(self, prompts: list[Any], in_text: bool, seed: int, **options: Any) -> list[Any]:
         if options:
             raise UserError(
                 "a masked model generates no text, it fills each blank with the most probable token: leave out "
                 f"{', '.join(options)}"
             )
-        return [filled.text for filled in self.lm.fill(prompts, top_k=1)] if in_text else self._fill_ids(prompts)
+        return [filled.text for filled in self.fill(prompts, top_k=1)] if in_text else self._fill_ids(prompts)
 
-    def fill(self, texts, top_k):
-        """Each text with its masks filled, and the candidates for each."""
-        mask_id = self.lm.special_ids.get("mask_token_id")
-        if mask_id is None:
+    @override
+    def fill(self, texts: Sequence[str], top_k: int) -> list[FilledText]:
+        if self.text.mask_id is None:
             return super().fill(texts, top_k)
         if top_k < 1:
             raise UserError(f"top_k is {top_k}: give at least 1")
-        encoded, frame = [self.encode(text) for text in texts], [token for part in self.frame for token in part]
-        logits = self.lm.logits(*decoding.padded(encoded, max(map(len, encoded), default=0)))
+        encoded = [self.encode(text) for text in texts]
+        logits = self._token_logits(encoded)
+        frame = {*self.text.before, *self.text.after}
         return [
-            blanks.fill_masks(self.lm.tokenizer, tokens, logits_LV, mask_id, frame, top_k)
+            blanks.fill_masks(self.text.vocabulary, tokens, logits_LV, self.text.mask_id, frame, top_k)
             for tokens, logits_LV in zip(encoded, logits, strict=True)
         ]
 
     @property
-    def is_masked(self):
-        """Where it has a mask."""
-        return "mask_token_id" in self.lm.special_ids
+    @override
+    def is_masked(self) -> bool:
+        return "mask_token_id" in self.text.special_ids
 
-    def masked(self, tokens, begin, word_l2r):
-        """Those of a text that is framed as in training."""
+    @override
+    def masked_rows(self, tokens: Sequence[int], begin: int, word_l2r: bool) -> list[ScoringRow]:
         if not self.is_masked:
-            return super().masked(tokens, begin, word_l2r)
-        before, after = self.frame
-        row, words = [*before, *tokens, *after], None
+            return super().masked_rows(tokens, begin, word_l2r)
+        before, after = self.text.before, self.text.after
+        row, word_numbers = [*before, *tokens, *after], None
         if word_l2r:
-            words = np.cumsum(self.lm.tokenizer.word_initial[row]).tolist()
-        begin, end = len(before) + begin, len(before) + len(tokens)
-        return scoring.masked(row, begin, end, self.lm.special_ids["mask_token_id"], words)
+            word_numbers = np.cumsum(self.text.vocabulary.word_initial[row]).tolist()
+        begin, end, mask_id = len(before) + begin, len(before) + len(tokens), self.text.special_ids["mask_token_id"]
+        return scoring_rows.masked_rows(row, begin, end, mask_id, word_numbers)
 
     def _fill_ids(self, prompts: list[list[int]]) -> list[list[int]]:
-        mask_id = self.lm.special_ids.get("mask_token_id")
+        mask_id = self.text.mask_id
         check_masks(prompts, [] if mask_id is None else [mask_id])
-        tokens, mask = decoding.padded(prompts, max(map(len, prompts)))
-        best = np.asarray(self.lm.logits(tokens, mask)[..., : self.known_size].argmax(axis=-1))
-        filled = np.where(tokens == mask_id, best, tokens)
-        return [row[: len(prompt)].tolist() for row, prompt in zip(filled, prompts, strict=True)]
+        logits = self._token_logits(prompts)
+        best = np.asarray(logits[..., : self.text.vocabulary_size].argmax(axis=-1)).tolist()
+        rows = []
+        for prompt, predicted in zip(prompts, best, strict=True):
+            pairs = zip(prompt, predicted, strict=False)
+            rows.append([new if token == mask_id else token for token, new in pairs])
+        return rows
+
+    def _token_logits(self, rows: Sequence[Sequence[int]]) -> Shaped[Array, "batch length vocab"]:
+        """Returns the logits of rows of different lengths, which are padded to the longest."""
+        tokens, mask = decoding.pad(rows, max(map(len, rows), default=0))
+        return self.logits(self.read(tokens, mask), self.head(None))
 
 
 class ElectraStrategy(EncoderStrategy):
     """A discriminator, whose generator fills masks."""
 
-    def logits(self, given, head):
-        """Those of tokens are the generator's."""
+    @override
+    def logits(self, arrays: dict[str, np.ndarray], head: str) -> Shaped[Array, "..."]:
         if head != "vocabulary":
-            return super().logits(given, head)
-        return head_output(*self.of_tokens, given, head)
+            return super().logits(arrays, head)
+        return head_output(*self.token_model, arrays, head)
 
     @property
-    def of_tokens(self):
-        """The generator."""
+    @override
+    def token_model(self) -> tuple[Module, Any]:
         self.head(None)
-        return electra.generator(self.lm.model, self.lm.params)
+        return electra.generator(self.model, self.params)

@@ -1,78 +1,83 @@
 """Encoder-decoders: they answer a text."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
+from jaxtyping import Array, Float, Shaped
+from typing_extensions import override
 
 from plm_jax.common.errors import UserError
-from plm_jax.generation import scoring
-from plm_jax.generation.strategies.strategy import Writer, hidden_states, spaces_moved
-from plm_jax.inference import blanks
+from plm_jax.generation import blanks, scoring_rows
+from plm_jax.generation.scoring_rows import ScoringRow
+from plm_jax.generation.strategies.strategy import Writer, hidden_states, move_spaces
 from plm_jax.models.heads import TASK
 
 
 class EncoderDecoderStrategy(Writer):
-    """An encoder-decoder, which answers a prompt, or gives it with what it answers for its blanks put in."""
+    """An encoder-decoder, which answers a prompt, or fills the blanks of a prompt with spans of its answer."""
 
-    def logits(self, given, head):
-        """Those of the decoder's tokens, which there must be; for a task they are by default the encoder's."""
-        if "decoder_tokens" not in given and head == TASK:
-            given = given | self._read_again(given["tokens"], given.get("mask"))
-        if "decoder_tokens" not in given:
+    @override
+    def logits(self, arrays: dict[str, np.ndarray], head: str) -> Shaped[Array, "..."]:
+        if "decoder_tokens" not in arrays and head == TASK:
+            arrays = arrays | self._read_again(arrays["tokens"], arrays.get("mask"))
+        if "decoder_tokens" not in arrays:
             raise UserError("this model is an encoder-decoder: give decoder_tokens too")
-        return super().logits(given, head)
+        return super().logits(arrays, head)
 
-    def _read_again(self, tokens, mask):
-        """The decoder's inputs [..., L] that are the encoder's after what a text starts with, as in BART's tasks."""
-        start = self.start_id
+    def _read_again(self, tokens: np.ndarray, mask: np.ndarray | None) -> dict[str, np.ndarray]:
+        """Returns decoder inputs [..., L]: the tokens of the encoder behind the start id, as in BART's tasks."""
         mask = np.ones_like(tokens) if mask is None else mask
-        before = [(0, 0)] * (tokens.ndim - 1) + [(1, 0)]
-        shifted, follows = (np.pad(x, before)[..., :-1] for x in (tokens, mask))
-        return {"decoder_tokens": np.where(follows > 0, shifted, start), "decoder_mask": mask}
+        padding = [(0, 0)] * (tokens.ndim - 1) + [(1, 0)]
+        shifted, follows = np.pad(tokens, padding)[..., :-1], np.pad(mask, padding)[..., :-1]
+        return {"decoder_tokens": np.where(follows > 0, shifted, self.text.start_id), "decoder_mask": mask}
 
-    def hidden_states(self, given):
-        """The decoder's where it has tokens, else the encoder's."""
-        where = ("encode", "encoder_embedded", self.lm.config.stack_paths[0])
-        if "decoder_tokens" in given:
-            where = ("features", "embedded", "decoder")
-        return hidden_states(self.lm.model, self.lm.params, given, *where)
+    @override
+    def hidden_states(self, arrays: dict[str, np.ndarray]) -> Float[Array, "states batch length width"]:
+        if "decoder_tokens" in arrays:
+            return hidden_states(self.model, self.params, arrays, "features", "embedded", "decoder")
+        encoder = self.config.stack_paths[0]
+        return hidden_states(self.model, self.params, arrays, "encode", "encoder_embedded", encoder)
 
-    def encode(self, text):
-        """The text with its blanks as their ids, framed as in training."""
-        marks = blanks.sentinels_of(text, self._sentinels)
-        if (mask := self.lm.special_ids.get("mask_token_id")) is not None:
-            marks |= {mark: mask for mark in blanks.MASKS if mark in text}
-        before, _ = self.frame
-        return before + blanks.encode(self.lm.tokenizer, text, marks) + self.eos_ids[:1]
+    @override
+    def encode(self, text: str) -> list[int]:
+        marks = blanks.sentinel_ids(text, self.text.sentinels)
+        if self.text.mask_id is not None:
+            marks |= {mask: self.text.mask_id for mask in blanks.MASKS if mask in text}
+        return [*self.text.before, *blanks.encode(self.text.vocabulary, text, marks), *self.eos_ids[:1]]
 
-    def continuation(self, context, continued):
-        """The context is what the encoder reads, as it is; the continuation is what the decoder answers."""
-        return self._answer(context, continued, [self.start_id])
+    @override
+    def continuation_row(self, context: Sequence[int], continuation: Sequence[int]) -> ScoringRow:
+        # The encoder reads the context as it is. The continuation is the decoder's answer.
+        return self._answer_row(context, continuation, [self.text.start_id])
 
-    def continuation_of_text(self, context, continued):
-        """The answer alone: behind what begins answers in training, without what ends them."""
-        context, continued = spaces_moved(context, continued)
-        before, _ = self.frame
-        return self._answer(self.encode(context), list(self.lm.tokenizer.encode(continued)), [self.start_id, *before])
+    @override
+    def text_continuation_row(self, context: str, continuation: str) -> ScoringRow:
+        context, continuation = move_spaces(context, continuation)
+        answer = list(self.text.vocabulary.encode(continuation))
+        return self._answer_row(self.encode(context), answer, [self.text.start_id, *self.text.before])
 
-    def _answer(self, context, continued, begun) -> scoring.ScoringRow:
-        """The row in which the decoder, which has read what is `begun`, answers a context, the last tokens that fit."""
-        answer = scoring.continuation(begun, continued, self.lm.config.num_positions)
-        most = self.lm.config.num_positions or len(context)
-        return answer._replace(tokens=context[max(0, len(context) - most) :], decoder_tokens=answer.tokens)
+    def _answer_row(self, context: Sequence[int], answer: Sequence[int], start: Sequence[int]) -> ScoringRow:
+        """Returns the row in which the decoder answers the last tokens of a context that fit.
 
-    def generate(self, prompts, in_text, seed, **options):
-        """The answers; what fills blanks is taken as a whole."""
+        Args:
+          start: ids that the decoder reads before the answer.
+        """
+        row = scoring_rows.continuation_row(start, answer, self.config.num_positions)
+        size = self.config.num_positions or len(context)
+        return row._replace(tokens=context[max(0, len(context) - size) :], decoder_tokens=row.tokens)
+
+    @override
+    def generate(self, prompts: list[Any], in_text: bool, seed: int, **options: Any) -> list[Any]:
         has_blanks = in_text and any(blanks.SENTINEL.search(prompt) for prompt in prompts)
         if has_blanks and self.decoding(**options).stop_strings:
             raise UserError("what fills blanks is one and whole: leave out stop_strings")
         return super().generate(prompts, in_text, seed, **options)
 
-    def to_text(self, vocabulary, prompt, new):
-        """The answer, or the prompt with the answer's spans in its blanks."""
-        if set(prompt) & set(self._sentinels):
-            new = blanks.fill_spans(prompt[:-1] if self.eos_ids else prompt, new, self._sentinels)
-        return vocabulary.decode([token for token in new if token != self.lm.special_ids.get("bos_token_id")])
-
-    @property
-    def _sentinels(self) -> range:
-        size = self.lm.tokenizer.vocab_size
-        return range(size - 1, size - 1 - self.lm.special_ids.get("sentinels", 0), -1)
+    @override
+    def to_text(self, prompt: Sequence[int], answer: Sequence[int]) -> str:
+        sentinels = self.text.sentinels
+        if set(prompt) & set(sentinels):
+            answer = blanks.fill_spans(prompt[:-1] if self.eos_ids else prompt, answer, sentinels)
+        bos = self.text.special_ids.get("bos_token_id")
+        return self.text.vocabulary.decode([token for token in answer if token != bos])

@@ -1,40 +1,43 @@
-"""The base of strategies: how a model's inputs are checked, and what it makes of prompts."""
+"""Base classes of strategies: how a model's inputs are checked, and how it answers prompts."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, Shaped
 
 from plm_jax.common.errors import UserError, nearest
-from plm_jax.config import DecodingConfig
-from plm_jax.generation import constraints, decoding, inputs, scoring
+from plm_jax.generation import constraints, decoding, inputs
+from plm_jax.generation.blanks import FilledText
+from plm_jax.generation.decoding_config import DecodingConfig
+from plm_jax.generation.scoring_rows import ScoringRow
+from plm_jax.generation.text_format import TextFormat
 from plm_jax.models import task_heads
 from plm_jax.models.heads import TASK, Head
+from plm_jax.models.protocol import Module
 from plm_jax.models.task_heads import TaskHead
-from plm_jax.runs import model_text
 
-if TYPE_CHECKING:
-    import seqio
-
-    from plm_jax.inference.language_model import LanguageModel
-
-Rows = Sequence[Sequence[int]]
-# The heads of published models that `LanguageModel.logits` tells about.
+# The heads of published models that `LanguageModel.logits` documents.
 HEADS = ("sentence_pair", "discriminator", "backward", TASK)
 
 
 class Strategy:
-    """The base: it reads ids of tokens, and writes nothing.
+    """How models of one architecture read ids and write text. The base class reads ids and writes nothing.
 
     Attributes:
-      lm: the model.
+      model: the Linen module.
+      params: its parameters.
+      config: the model's settings.
+      text: format of the model's texts.
+      default_decoding: decoding settings that the options of a call override.
     """
 
-    def __init__(self, lm: "LanguageModel"):
-        self.lm = lm
+    def __init__(self, model: Module, params: Any, text: TextFormat, default_decoding: DecodingConfig):
+        self.model, self.params, self.config = model, params, model.model
+        self.text, self.default_decoding = text, default_decoding
 
     def read(
         self,
@@ -44,261 +47,258 @@ class Strategy:
         decoder_tokens: Any = None,
         decoder_mask: Any = None,
     ) -> dict[str, np.ndarray]:
-        """The module's inputs by their names; arguments and errors as `LanguageModel.logits`."""
-        model = self.lm.config
-        found = inputs.ids("tokens", tokens, model.vocab_size)
-        found |= inputs.mask("mask", mask, "tokens", found["tokens"])
+        """Returns the module's inputs by name. The arguments and errors are those of `LanguageModel.logits`."""
+        arrays = inputs.ids("tokens", tokens, self.config.vocab_size)
+        arrays |= inputs.mask("mask", mask, "tokens", arrays["tokens"])
         if token_types is not None:
-            types = model.token_types
-            if not types:
+            if not self.config.token_types:
                 raise UserError("this model has no token types: leave token_types out")
-            found |= inputs.ids("token_types", token_types, types)
-            inputs.same_shape("token_types", found["token_types"], "tokens", found["tokens"])
+            arrays |= inputs.ids("token_types", token_types, self.config.token_types)
+            inputs.check_same_shape("token_types", arrays["token_types"], "tokens", arrays["tokens"])
         if decoder_tokens is None and decoder_mask is not None:
             raise UserError("decoder_mask is given without decoder_tokens: give both")
         if decoder_tokens is not None:
-            if not model.has_decoder:
+            if not self.config.has_decoder:
                 raise UserError("this model is no encoder-decoder: leave decoder_tokens out")
-            found |= inputs.ids("decoder_tokens", decoder_tokens, model.vocab_size)
-            found |= inputs.mask("decoder_mask", decoder_mask, "decoder_tokens", found["decoder_tokens"])
-            if len(found["decoder_tokens"]) != len(found["tokens"]):
+            arrays |= inputs.ids("decoder_tokens", decoder_tokens, self.config.vocab_size)
+            arrays |= inputs.mask("decoder_mask", decoder_mask, "decoder_tokens", arrays["decoder_tokens"])
+            if len(arrays["decoder_tokens"]) != len(arrays["tokens"]):
                 raise UserError("decoder_tokens and tokens have different batch sizes: give the same")
-        found |= self.places(found)
-        if (most := model.num_positions) is not None and (longest := self.longest(found)) > most:
-            raise UserError(f"{longest} tokens exceed the model's {most} positions: give fewer")
-        return found
+        arrays = self.with_positions(arrays)
+        limit, length = self.config.num_positions, self.num_positions(arrays)
+        if limit is not None and length > limit:
+            raise UserError(f"{length} tokens exceed the model's {limit} positions: give fewer")
+        return arrays
 
     def read_texts(self, tokens: Any, *others: Any) -> dict[str, np.ndarray]:
-        """As `read`, for the head of a task: of rows [B, L], or [B, N, L] of several texts each."""
+        """Returns the inputs for the head of a task, from rows [B, L] or from [B, N, L] with several texts per row."""
         tokens = inputs.integers("tokens", tokens)
-        (one,) = {name: value for name, value in self.lm.config.init_inputs().items() if "decoder" not in name}.values()
-        if tokens.ndim <= one.ndim:
+        (rows,) = (array for name, array in self.config.init_inputs().items() if "decoder" not in name)
+        if tokens.ndim <= rows.ndim:
             return self.read(tokens, *others)
-        rows = tokens.shape[:2]
-        given = [None if value is None else inputs.integers("inputs", value) for value in others]
-        for value in given:
-            if value is not None and value.shape[:2] != rows:
-                raise UserError(f"inputs have shapes {tokens.shape} and {value.shape}: give the same rows of texts")
-        flat = [None if value is None else value.reshape(-1, *value.shape[2:]) for value in (tokens, *given)]
-        return {name: value.reshape(*rows, *value.shape[1:]) for name, value in self.read(*flat).items()}
+        batch, arrays = tokens.shape[:2], [tokens]
+        for other in others:
+            array = None if other is None else inputs.integers("inputs", other)
+            if array is not None and array.shape[:2] != batch:
+                raise UserError(f"inputs have shapes {tokens.shape} and {array.shape}: give the same rows of texts")
+            arrays.append(array)
+        flat = [None if array is None else array.reshape(-1, *array.shape[2:]) for array in arrays]
+        return {name: array.reshape(*batch, *array.shape[1:]) for name, array in self.read(*flat).items()}
 
-    def places(self, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Positions of tokens, as further inputs, of a model that does not count them itself."""
-        del given
-        return {}
+    def with_positions(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Returns the inputs with the positions of their tokens, for a model that does not count them itself."""
+        return arrays
 
-    def longest(self, given: dict[str, np.ndarray]) -> int:
-        """How many positions the inputs take."""
-        return max(given[name].shape[1] for name in ("tokens", "decoder_tokens") if name in given)
+    def num_positions(self, arrays: dict[str, np.ndarray]) -> int:
+        """Returns how many positions the inputs use."""
+        return max(arrays[name].shape[1] for name in ("tokens", "decoder_tokens") if name in arrays)
 
     @property
     def heads(self) -> set[str]:
-        """The names of the heads that read features alone; "vocabulary" is that of tokens."""
-        named = self.lm.config.named_heads
+        """Names of the heads that read features alone; "vocabulary" is the head for tokens."""
+        named = self.config.named_heads
         return {name for name, head in named.items() if type(head).init_inputs is Head.init_inputs}
 
     def head(self, name: str | None) -> str:
-        """The name of a head that the model has; None: that of tokens.
+        """Returns the name of a head that the model has; None stands for the head for tokens.
 
         Raises:
-          UserError: there is no such head, or the model has none.
+          UserError: no model has such a head, or this model lacks it.
         """
-        heads, wanted = self.heads, name or "vocabulary"
-        if wanted not in heads and wanted not in ("vocabulary", *HEADS):
+        heads, head = self.heads, name or "vocabulary"
+        if head not in heads and head not in ("vocabulary", *HEADS):
             known = {*HEADS, *heads} - {"vocabulary"}
-            raise UserError(f"there is no head '{name}': {nearest(wanted, known)}, or leave it out")
-        if wanted not in heads:
-            said = wanted.replace("_", "-")
-            raise UserError(f"this model has no {said} head: load a checkpoint that holds one")
-        return wanted
+            raise UserError(f"there is no head '{name}': {nearest(head, known)}, or leave it out")
+        if head not in heads:
+            raise UserError(f"this model has no {head.replace('_', '-')} head: load a checkpoint that holds one")
+        return head
 
-    def logits(self, given: dict[str, np.ndarray], head: str) -> jax.Array:
-        """What one of `heads` gives for inputs as `read` or `read_texts` gives them."""
-        if isinstance(self.lm.config.named_heads[head], TaskHead):
-            return task_output(self.lm.model, self.lm.params, given, head)
-        return head_output(self.lm.model, self.lm.params, given, head)
+    def logits(self, arrays: dict[str, np.ndarray], head: str) -> Shaped[Array, "..."]:
+        """Returns the output of one of `heads` for the inputs that `read` or `read_texts` returns."""
+        if isinstance(self.config.named_heads[head], TaskHead):
+            return task_output(self.model, self.params, arrays, head)
+        return head_output(self.model, self.params, arrays, head)
 
-    def hidden_states(self, given: dict[str, np.ndarray]) -> jax.Array:
-        """Float32 [layers + 1, B, L, D], see `LanguageModel.hidden_states`."""
-        return hidden_states(self.lm.model, self.lm.params, given, "features", "embedded", "stack")
+    def hidden_states(self, arrays: dict[str, np.ndarray]) -> Float[Array, "states batch length width"]:
+        """Returns the embeddings, then the output of each layer, float32 [layers + 1, B, L, D]."""
+        return hidden_states(self.model, self.params, arrays, "features", "embedded", "stack")
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a prompt, as the model was trained to see it."""
-        raise NotImplementedError
+        """Returns the ids of a prompt, framed as in training."""
+        raise UserError(f"a model of kind '{self.config.kind}' reads no prompts: use `hidden_states` or `logits`")
 
-    def generate(self, prompts: list[str] | list[list[int]], in_text: bool, seed: int, **options: Any) -> list[Any]:
-        """What the model makes of prompts, texts or ids; options as `LanguageModel.generate`."""
-        raise UserError(f"a model of kind '{self.lm.config.kind}' writes no text: use `hidden_states` or `logits`")
+    def generate(self, prompts: list[Any], in_text: bool, seed: int, **options: Any) -> list[Any]:
+        """Answers prompts, texts or ids; the options are those of `LanguageModel.generate`."""
+        raise UserError(f"a model of kind '{self.config.kind}' writes no text: use `hidden_states` or `logits`")
 
-    def fill(self, texts: Sequence[str], top_k: int) -> list[Any]:
-        """See `LanguageModel.fill`."""
+    def fill(self, texts: Sequence[str], top_k: int) -> list[FilledText]:
+        """Fills the masks of texts, with `top_k` candidates for each mask."""
         raise UserError("this model is no masked one, or has no mask in its vocabulary: use `generate`")
 
-    def continuation(self, context: Sequence[int], continued: Sequence[int]) -> scoring.ScoringRow:
-        """The row in which the model predicts a continuation of a context, both ids."""
+    def continuation_row(self, context: Sequence[int], continuation: Sequence[int]) -> ScoringRow:
+        """Returns the row in which the model predicts a continuation of a context, both ids."""
         raise UserError(
-            f"a model of kind '{self.lm.config.kind}' continues no text: use `pseudo_log_likelihoods`, or another model"
+            f"a model of kind '{self.config.kind}' continues no text: use `pseudo_log_likelihoods`, or another model"
         )
 
-    def continuation_of_text(self, context: str, continued: str) -> scoring.ScoringRow:
-        """As `continuation`, of texts; white space at the end of the context belongs to the continuation."""
-        return self.continuation([], [])
+    def text_continuation_row(self, context: str, continuation: str) -> ScoringRow:
+        """Returns the row in which the model predicts a continuation of a context, both texts.
 
-    def masked(self, tokens: Sequence[int], begin: int, word_l2r: bool) -> list[scoring.ScoringRow]:
-        """The rows in which each token of a text from `begin` on is hidden, as `LanguageModel.pseudo_log_likelihoods`
-        has it.
+        White space at the end of the context belongs to the continuation.
+        """
+        raise UserError(
+            f"a model of kind '{self.config.kind}' continues no text: use `pseudo_log_likelihoods`, or another model"
+        )
+
+    def masked_rows(self, tokens: Sequence[int], begin: int, word_l2r: bool) -> list[ScoringRow]:
+        """Returns a row for each token of a text from `begin` on, in which this token is masked.
+
+        Args:
+          word_l2r: whether the later tokens of the same word are masked too.
         """
         raise UserError("this model is no masked one, or has no mask in its vocabulary: use `score`")
 
     @property
     def is_masked(self) -> bool:
-        """Whether it tells tokens that are hidden."""
+        """Whether the model predicts masked tokens."""
         return False
 
     @property
-    def before_all(self) -> list[int]:
-        """What a decoder reads before a text.
+    def initial_ids(self) -> list[int]:
+        """Ids that a decoder reads before a text.
 
         Raises:
-          UserError: it is none, or nothing stood there in training.
+          UserError: the model is no decoder, or nothing preceded its texts in training.
         """
-        raise UserError(f"a model of kind '{self.lm.config.kind}' tells no whole texts: take a decoder or a masked one")
+        raise UserError(f"a model of kind '{self.config.kind}' tells no whole texts: take a decoder or a masked one")
 
     @property
-    def of_tokens(self) -> tuple[Any, Any]:
+    def token_model(self) -> tuple[Module, Any]:
         """The module that predicts tokens, and its parameters."""
         self.head(None)
-        return self.lm.model, self.lm.params
+        return self.model, self.params
 
     @property
-    def sees_prompt(self) -> bool:
-        """Whether a decoder was trained on prefixes, all of which see each other."""
-        return self.lm.run is not None and self.lm.run.objective.has_prefix
-
-    # What those that write share.
+    def has_prefix(self) -> bool:
+        """Whether a decoder was trained on prefixes, whose tokens attend to each other in both directions."""
+        return self.text.has_prefix
 
     def decoding(self, **options: Any) -> DecodingConfig:
-        """The run's, with some fields set otherwise."""
-        of_run = DecodingConfig() if self.lm.run is None else self.lm.run.evaluation.decoding
-        return of_run.changed(**options)
+        """Returns the default decoding settings with these fields replaced."""
+        return self.default_decoding.changed(**options)
 
     def writer(self, how: DecodingConfig | None = None, seed: int = 0, **options: Any) -> Callable[..., list[Any]]:
-        """`decoding.generate` with this model: from rows of tokens to what follows or answers each.
+        """Returns a function from rows of ids to the ids that continue or answer each: `decoding.generate`.
 
         Args:
-          how: to decode; None: as the run does.
-          seed: of samples.
-          options: fields of it to be set otherwise.
+          how: decoding settings; None for the default ones.
+          seed: seed of the samples.
+          options: fields of the decoding settings to replace.
 
         Raises:
-          UserError: the model has no head for tokens, or no vocabulary, which texts to begin with or to stop at need.
+          UserError: the model has no head for tokens, or lacks the vocabulary that a text prefix or stop strings need.
         """
-        lm = self.lm
         self.head(None)
         how = (how or self.decoding()).changed(**options)
-        stops = constraints.stops(how.stop_strings, self.adds, lm.tokenizer.vocab_size) if how.stop_strings else None
+        stops = None
+        if how.stop_strings:
+            stops = constraints.stops(how.stop_strings, self.token_text, self.text.vocabulary.vocab_size)
         if isinstance(how.forced_prefix, str) and how.forced_prefix:
-            how = how.changed(forced_prefix=self.prefix(how.forced_prefix))
+            how = how.changed(forced_prefix=self.encode_prefix(how.forced_prefix))
         return partial(
             decoding.generate,
-            lm.model,
-            lm.params,
+            self.model,
+            self.params,
             decoding=how,
             seed=seed,
             stops=stops,
             eos_ids=self.eos_ids,
-            start_id=self.start_id,
-            vocab_size=self.known_size,
-            sees_prompt=self.sees_prompt,
+            start_id=self.text.start_id,
+            vocab_size=self.text.vocabulary_size,
+            has_prefix=self.has_prefix,
         )
 
-    def prefix(self, text: str) -> list[int]:
-        """The tokens of a text that answers begin with."""
-        return list(self.lm.tokenizer.encode(text))
+    def encode_prefix(self, text: str) -> list[int]:
+        """Returns the ids of the text that every answer begins with."""
+        return list(self.text.vocabulary.encode(text))
 
-    def adds(self, token: int) -> str:
-        """What a token adds to a text, within it."""
-        vocabulary = self.lm.tokenizer
+    def token_text(self, token: int) -> str:
+        """Returns the text that a token adds inside a text."""
+        vocabulary = self.text.vocabulary
         before = vocabulary.encode("a")
         return vocabulary.decode([*before, token])[len(vocabulary.decode(before)) :]
 
     @property
-    def start_id(self) -> int:
-        """What a decoder that answers begins with."""
-        special = self.lm.special_ids
-        return special.get("decoder_start_token_id", special.get("pad_token_id", 0))
-
-    @property
     def eos_ids(self) -> list[int]:
-        """What ends a text."""
-        vocabulary = self.lm.tokenizer if self.lm.has_vocabulary else None
-        eos = self.lm.special_ids.get("eos_token_id", getattr(vocabulary, "eos_id", None))
-        return [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
-
-    @property
-    def known_size(self) -> int | None:
-        """How many tokens the vocabulary has; None: there is none, ids need none."""
-        return self.lm.tokenizer.vocab_size if self.lm.has_vocabulary else None
+        """Ids that end an answer."""
+        return self.text.eos_ids
 
     @property
     def frame(self) -> tuple[list[int], list[int]]:
-        """The ids before and after a text."""
-        return model_text.frame(self.lm.config, self.lm.special_ids, self.lm.run)
+        """Ids before and after a text."""
+        return list(self.text.before), list(self.text.after)
 
 
 class Writer(Strategy):
-    """The base of those that write token by token."""
+    """Base class of the strategies that write token by token."""
 
-    def generate(self, prompts, in_text, seed, **options):
-        """What follows each prompt, or answers it."""
+    def generate(self, prompts: list[Any], in_text: bool, seed: int, **options: Any) -> list[Any]:
+        """Continues or answers each prompt."""
         how = self.decoding(**options)
-        write = self.lm.writer(seed=seed, **options)
+        write = self.writer(seed=seed, **options)
         if not in_text:
             return write(prompts)
         encoded = [self.encode(prompt) for prompt in prompts]
-        found, vocabulary = write(encoded), self.lm.tokenizer
 
-        def to_text(prompt, new):
-            return constraints.cut(self.to_text(vocabulary, prompt, new), how.stop_strings)
+        def to_text(prompt: list[int], answer: list[int]) -> str:
+            return constraints.cut(self.to_text(prompt, answer), how.stop_strings)
 
+        written = zip(encoded, write(encoded), strict=True)
         if how.num_return_sequences == 1:
-            return [to_text(*pair) for pair in zip(encoded, found, strict=True)]
-        return [[to_text(prompt, new) for new in answers] for prompt, answers in zip(encoded, found, strict=True)]
+            return [to_text(prompt, answer) for prompt, answer in written]
+        return [[to_text(prompt, answer) for answer in answers] for prompt, answers in written]
 
-    def to_text(self, vocabulary: "seqio.Vocabulary", prompt: Sequence[int], new: Sequence[int]) -> str:
-        """What was written, as text."""
+    def to_text(self, prompt: Sequence[int], answer: Sequence[int]) -> str:
+        """Returns the text of an answer."""
         raise NotImplementedError
 
 
-def spaces_moved(context: str, continued: str) -> tuple[str, str]:
-    """A context and its continuation, with the white space at the end of the first at the begin of the second."""
-    kept = context.rstrip()
-    return kept, context[len(kept) :] + continued
+def move_spaces(context: str, continuation: str) -> tuple[str, str]:
+    """Moves the white space at the end of a context to the beginning of its continuation."""
+    stripped = context.rstrip()
+    return stripped, context[len(stripped) :] + continuation
 
 
-def check_masks(prompts: Rows, masks: Sequence[int]) -> None:
-    """Raises a `UserError` unless each prompt has a blank, one of these ids."""
-    if not all(set(prompt) & set(masks) for prompt in prompts):
-        known = f"the model's is {', '.join(map(str, masks))}" if masks else "the model has none"
+def check_masks(prompts: Sequence[Sequence[int]], mask_ids: Sequence[int]) -> None:
+    """Raises a `UserError` unless each prompt has one of these ids."""
+    if not all(set(prompt) & set(mask_ids) for prompt in prompts):
+        known = f"the model's is {', '.join(map(str, mask_ids))}" if mask_ids else "the model has none"
         raise UserError(f"a prompt has no id of a mask: put one where a token is missing ({known})")
 
 
 @partial(jax.jit, static_argnames=("model", "head"))
-def head_output(model, params, inputs, head):
-    """What a head of a module gives for inputs."""
+def head_output(model: Module, params: Any, inputs: dict[str, Any], head: str) -> Shaped[Array, "..."]:
+    """Returns the output of a head of a module."""
     features = model.apply({"params": params}, **inputs, method="features")
     return model.apply({"params": params}, features, head, method="head_output")
 
 
 @partial(jax.jit, static_argnames=("model", "head"))
-def task_output(model, params, inputs, head):
-    """What the head of a task gives for inputs."""
+def task_output(model: Module, params: Any, inputs: dict[str, Any], head: str) -> Shaped[Array, "..."]:
+    """Returns the output of the head of a task."""
     return task_heads.output(model, params, inputs, name=head)[0]
 
 
 @partial(jax.jit, static_argnames=("model", "method", "embedded", "stack"))
-def hidden_states(model, params, inputs, method, embedded, stack):
-    """What a method of a module sows as `embedded` and, of each layer, in a stack, and what it gives."""
+def hidden_states(
+    model: Module, params: Any, inputs: dict[str, Any], method: Literal["features", "encode"], embedded: str, stack: str
+) -> Float[Array, "states batch length width"]:
+    """Returns the embeddings, the output of each layer but the last, and the output of a method of a module.
+
+    Args:
+      embedded: name under which the module sows the embeddings.
+      stack: name of the submodule that sows the output of each layer.
+    """
     features, sown = model.apply({"params": params}, **inputs, method=method, mutable=["intermediates"])
     if not sown:  # A model that is no stack of layers.
         return features[None].astype(jnp.float32)

@@ -87,7 +87,7 @@ class DecodingConfig:
         """Whether tokens are drawn, and not the most probable ones."""
         return bool(self.temperature)
 
-    def penalty(self, length):
+    def penalty(self, length: Any) -> Any:
         """What the log-probability of a hypothesis of so many tokens, a number or an array, is divided by."""
         return (length if self.length_penalty_form == "power" else (5 + length) / 6) ** self.length_penalty
 

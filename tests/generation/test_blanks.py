@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from plm_jax import config, models, objectives
 from plm_jax.common.errors import UserError
-from plm_jax.inference import blanks
+from plm_jax.generation import blanks, strategies
 from plm_jax.inference.language_model import LanguageModel
 from plm_jax.models import registry
 from tests.support import tiny
@@ -98,9 +98,9 @@ def test_a_span_that_was_not_answered_stays_a_blank():
 
 
 def test_sentinels_are_counted_from_the_top():
-    assert blanks.sentinels_of("a <extra_id_0> b <extra_id_2>", SENTINELS) == {"<extra_id_0>": 263, "<extra_id_2>": 261}
+    assert blanks.sentinel_ids("a <extra_id_0> b <extra_id_2>", SENTINELS) == {"<extra_id_0>": 263, "<extra_id_2>": 261}
     with pytest.raises(UserError, match="has <extra_id_3>, the vocabulary 3 sentinels"):
-        blanks.sentinels_of("<extra_id_3>", SENTINELS)
+        blanks.sentinel_ids("<extra_id_3>", SENTINELS)
 
 
 def test_each_mask_takes_the_most_probable_token_and_the_candidates_add_up():
@@ -132,13 +132,13 @@ def test_masks_among_ids_are_filled_with_the_vocabulary_s_ids_or_all():
 
 def test_a_masked_model_sees_the_frame_that_it_was_trained_with(monkeypatch):
     seen = []
-    logits = LanguageModel.logits
+    read = strategies.EncoderStrategy.read
 
     def spy(self, tokens, mask=None):
         seen.append((tokens.tolist(), mask.tolist()))
-        return logits(self, tokens, mask)
+        return read(self, tokens, mask)
 
-    monkeypatch.setattr(LanguageModel, "logits", spy)
+    monkeypatch.setattr(strategies.EncoderStrategy, "read", spy)
     pairs = dataclasses.replace(tiny.PLAIN.data, layout=config.SentencePairs())
     masked({}, data=pairs).fill(["[MASK]!", "[MASK]"])
     masked({}).fill("[MASK]!")
@@ -151,9 +151,9 @@ def test_a_masked_model_sees_the_frame_that_it_was_trained_with(monkeypatch):
 def test_where_nothing_frames_a_text_alone_the_tokens_that_begin_and_end_it_do(monkeypatch):
     """RoBERTa's way, whose mask is written `<mask>`."""
     seen = []
-    logits = LanguageModel.logits
+    kind, read = strategies.EncoderStrategy, strategies.EncoderStrategy.read
     monkeypatch.setattr(
-        LanguageModel, "logits", lambda self, tokens, mask: seen.append(tokens.tolist()) or logits(self, tokens, mask)
+        kind, "read", lambda self, tokens, mask: seen.append(tokens.tolist()) or read(self, tokens, mask)
     )
     lm = masked({"x": 9.0}, data=dataclasses.replace(tiny.PLAIN.data, layout=config.SentencePairs()))
     lm.special_ids = {"bos_token_id": 258, "eos_token_id": 259, "mask_token_id": 260}

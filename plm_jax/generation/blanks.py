@@ -1,0 +1,106 @@
+"""Texts with blanks: `the [MASK] of the union` for a masked model, `We the <extra_id_0> of` for one of spans."""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float
+
+from plm_jax.common.errors import UserError
+from plm_jax.data.vocabularies import Vocabulary
+
+# The masks of BERT and RoBERTa, as texts write them.
+MASKS = ("[MASK]", "<mask>")
+SENTINEL = re.compile(r"<extra_id_(\d+)>")
+
+
+class FillCandidate(NamedTuple):
+    """A token that may fill a blank, and its probability."""
+
+    text: str
+    probability: float
+
+
+class FilledText(NamedTuple):
+    """A text with its blanks filled, and for each blank the candidates, most probable first."""
+
+    text: str
+    candidates: list[list[FillCandidate]]
+
+
+def encode(vocabulary: Vocabulary, text: str, marks: Mapping[str, int]) -> list[int]:
+    """Returns the ids of a text in which each of `marks` becomes its id.
+
+    The space before a mark belongs to what fills the blank. The text after a mark is encoded as the middle of a text,
+    since vocabularies may treat the beginning of a text differently.
+    """
+    if not marks:
+        return list(vocabulary.encode(text))
+    pieces = re.split(f"({'|'.join(map(re.escape, marks))})", text)
+    texts = [*(piece.rstrip() for piece in pieces[:-1:2]), pieces[-1]]
+    tokens = list(vocabulary.encode(texts[0]))
+    for mark, following in zip(pieces[1::2], texts[1:], strict=True):
+        tokens += [marks[mark], *encode_within(vocabulary, following)]
+    return tokens
+
+
+def encode_within(vocabulary: Vocabulary, text: str) -> list[int]:
+    """Returns the ids of a text that continues another one."""
+    return list(vocabulary.encode("\n" + text)[len(vocabulary.encode("\n")) :])
+
+
+def sentinel_ids(text: str, sentinels: Sequence[int]) -> dict[str, int]:
+    """Returns the id of each sentinel that a text contains, such as `<extra_id_0>`.
+
+    Args:
+      sentinels: ids of the vocabulary's sentinels, in the order in which they are used.
+
+    Raises:
+      UserError: the vocabulary has fewer sentinels.
+    """
+    numbers = {match[0]: int(match[1]) for match in SENTINEL.finditer(text)}
+    for mark, number in numbers.items():
+        if number >= len(sentinels):
+            raise UserError(f"the prompt has {mark}, the vocabulary {len(sentinels)} sentinels: number them from 0")
+    return {mark: sentinels[number] for mark, number in numbers.items()}
+
+
+def fill_masks(
+    vocabulary: Vocabulary,
+    tokens: Sequence[int],
+    logits_LV: Float[Array, "length vocab"],
+    mask_id: int,
+    frame: Collection[int],
+    top_k: int,
+) -> FilledText:
+    """Fills each mask of a text with the most probable token of the vocabulary.
+
+    Args:
+      tokens: ids of the text; the logits may have further rows.
+      frame: ids that are left out of the text.
+      top_k: number of candidates for each mask.
+    """
+    row = np.array(tokens)
+    positions = np.flatnonzero(row == mask_id)
+    probabilities = jax.nn.softmax(logits_LV[positions, : vocabulary.vocab_size])
+    best, ids = map(np.asarray, jax.lax.top_k(probabilities, min(top_k, vocabulary.vocab_size)))
+    row[positions] = ids[:, 0]
+    candidates = []
+    for mask_ids, mask_probabilities in zip(ids.tolist(), best.tolist(), strict=True):
+        pairs = zip(mask_ids, mask_probabilities, strict=True)
+        candidates.append([FillCandidate(vocabulary.decode([token]), probability) for token, probability in pairs])
+    return FilledText(vocabulary.decode([token for token in row.tolist() if token not in frame]), candidates)
+
+
+def fill_spans(tokens: Sequence[int], answer: Sequence[int], sentinels: Collection[int]) -> list[int]:
+    """Replaces each sentinel by the ids that follow it in `answer`; a sentinel that the answer lacks stays."""
+    spans: dict[int, list[int]] = {}
+    span: list[int] = []
+    for token in answer:
+        if token in sentinels:
+            span = spans.setdefault(token, [])
+        else:
+            span.append(token)
+    return [filling for token in tokens for filling in spans.get(token, [token])]

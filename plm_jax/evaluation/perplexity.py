@@ -18,7 +18,7 @@ from tqdm import tqdm
 from plm_jax import config, losses, objectives
 from plm_jax.common import progress, storage
 from plm_jax.common.errors import UserError, nearest
-from plm_jax.data import cache
+from plm_jax.data import cache, vocabularies
 from plm_jax.data.reader import Reader
 from plm_jax.evaluation import baselines
 from plm_jax.inference.language_model import LanguageModel
@@ -278,8 +278,6 @@ def check_vocabulary(lm: LanguageModel, run: config.Run, wanted: str, mend: str)
     """
     found = lm.vocabulary_id
     if found is None:
-        from plm_jax.data import vocabularies  # Only models from elsewhere need it.
-
         # The model's files and case; what ids the cache has put around documents is the config's choice.
         own = lm.tokenizer.specials
         section = dataclasses.replace(run.vocabulary, spec=own.spec, train_kind=own.train_kind, lowercase=own.lowercase)

@@ -95,14 +95,13 @@ def task(run: config.Run | None, given: str) -> PromptTask:
     source, fraction = source_of(run, name)
     form, make = getattr(source, "form", None), maker(name, source)
 
-    def record(row: rows.SourceRow) -> Record:
-        """Returns the record that `prepare` makes of a row, or one of its question if the row has no text for it."""
-        if isinstance(source, config.JsonLines | config.Tfds):
-            text = row.fields.get(source.field)
-            if not isinstance(text, str):
-                text = templates.render(source.prompt.question, *row, "question")
-            return Record(text, group=files.group(*row, source))
-        return source.record(*row) if isinstance(source, config.JsonSource) else labelled.record(form, *row)
+    def record(row: rows.SourceRow) -> Record | None:
+        """Returns the record that `prepare` makes of a row, or one of its question if the row has no text."""
+        has_text_field = isinstance(source, config.JsonLines | config.Tfds)
+        if has_text_field and not isinstance(row.fields.get(source.field), str):
+            question = templates.render(source.prompt.question, *row, "question")
+            return Record(question, group=files.group(*row, source))
+        return source.record(*row)
 
     train, tested = (
         [make(row) for row in part] for part in rows.splits(name, source, split or "validation", fraction, record)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from plm_jax import config
 from plm_jax.common.errors import UserError, nearest
+from plm_jax.data import prepare
 from plm_jax.data.sources import files
 from plm_jax.data.sources.corpus import Record
 from plm_jax.evaluation import perplexity
@@ -118,8 +119,6 @@ def _texts(name: str, run: config.Run, split: str) -> Iterator[str]:
 
     if "validation" in corpus.splits:
         return (record.text for record in read(split))
-    from plm_jax.data import prepare  # What it brings along only sources without a split need.
-
     records = list(read("train"))
     held_out = prepare.hold_out(records, run.data.validation_fraction)
     is_validation = split == "validation"

@@ -19,7 +19,8 @@ import numpy as np
 from plm_jax import config, objectives
 from plm_jax.common import metrics as declarations
 from plm_jax.common.errors import UserError, nearest
-from plm_jax.data import cache
+from plm_jax.data import cache, prepare, vocabularies
+from plm_jax.data.sources.tensorflow_sources import import_tasks
 from plm_jax.data.text_to_text import formats
 from plm_jax.evaluation import batches, few_shot, labelled, perplexity, scoring
 from plm_jax.generation import constraints
@@ -62,11 +63,7 @@ def evaluate(
         return labelled.evaluate(lm, run, task, show_progress)
     if not isinstance(source, config.InputsTargetsSource):
         return perplexity.evaluate(lm, run, task, show_progress)
-    # They import seqio: seconds, and only these metrics need it.
-    from plm_jax.data import vocabularies
-    from plm_jax.data.sources import tasks
-
-    found = tasks.registered(name, source, run.data.bad_rows)
+    found = import_tasks().registered(name, source, run.data.bad_rows)
     if objects := found.metric_objs[: len(found.metric_objs) - len(found.metric_fns)]:
         names = ", ".join(getattr(metric, "__name__", type(metric).__name__) for metric in objects)
         raise UserError(f"task '{found.name}' has metric_objs ({names}): give it metric_fns, which alone are run")
@@ -109,10 +106,8 @@ def evaluate(
 
 def answered(lm: LanguageModel, run: config.Run, task: str, number: int) -> list[dict[str, str]]:
     """`prompt`, `answer` and `target` of the first examples of a task of inputs and targets."""
-    from plm_jax.data.sources import tasks  # It imports seqio.
-
     name, _, split = task.partition(":")
-    found = tasks.registered(name, run.data.sources[name], run.data.bad_rows)
+    found = import_tasks().registered(name, run.data.sources[name], run.data.bad_rows)
     examples = list(itertools.islice(_examples(found, run, split or "validation"), number))
     answers = _Answerer(lm, run, examples, task, show_progress=False).answers()
     pairs = zip(examples, answers, strict=True)
@@ -121,9 +116,7 @@ def answered(lm: LanguageModel, run: config.Run, task: str, number: int) -> list
 
 def _examples(task: Any, run: config.Run, split: str) -> Iterator[Any]:
     """Those of a split; of a task without one for validation those that `prepare` holds out, or not."""
-    from plm_jax.data import prepare
-    from plm_jax.data.sources import tasks
-
+    tasks = import_tasks()
     if split in cache.SPLITS and "train" in task.splits and "validation" not in task.splits:
         examples = list(tasks.examples(task, "train"))
         records = [tasks.record(example) for example in examples]

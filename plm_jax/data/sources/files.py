@@ -98,12 +98,8 @@ class JsonSource(FileSource):
     def parse(self, place: str, text: str) -> Record | None:
         return self.record(place, _json(place, text, self))
 
+    @override
     def record(self, place: str, row: dict[str, Any]) -> Record | None:
-        """Returns the record of a row, or None if the source leaves it out.
-
-        Raises:
-          BadRow: the row does not fit the source.
-        """
         parsed = self._record(place, row)
         return parsed and parsed._replace(group=group(place, row, self))
 

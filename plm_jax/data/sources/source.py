@@ -5,7 +5,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from plm_jax.common.errors import UserError
 from plm_jax.common.roles import Role
-from plm_jax.data.sources.corpus import Corpus
+from plm_jax.data.sources.corpus import Corpus, Record
 from plm_jax.data.sources.prompts import PromptConfig
 
 
@@ -56,6 +56,18 @@ class Source(Role):
         raise UserError(
             f"source '{name}' is of kind '{self.kind}', whose rows have no fields: prompts need JSONL or TFDS"
         )
+
+    def record(self, place: str, row: dict[str, Any]) -> Record | None:
+        """Returns the record that `prepare` makes of a row with fields, or None if the source leaves it out.
+
+        Args:
+          place: name of the row in errors.
+          row: its fields.
+
+        Raises:
+          BadRow: the row does not fit the source.
+        """
+        raise NotImplementedError
 
     def rates(self) -> dict[str, float] | None:
         """Of a mixture of tasks the rate of each; None: it is none."""

@@ -2,18 +2,21 @@
 
 from dataclasses import dataclass
 from types import ModuleType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from typing_extensions import override
 
 from plm_jax.common import progress
-from plm_jax.data.sources.corpus import Corpus
+from plm_jax.common.errors import nearest
+from plm_jax.data.sources import labelled
+from plm_jax.data.sources.corpus import BadRow, Corpus, Record
 from plm_jax.data.sources.labelled import Form, LabelledSource
 from plm_jax.data.sources.prompts import PromptConfig
 from plm_jax.data.sources.source import InputsTargetsSource, RegisteredSource, RowReader, TfdsSource
 
 
-def _tasks() -> ModuleType:
+def import_tasks() -> ModuleType:
+    """Imports `plm_jax.data.sources.tasks`, and with it seqio and TensorFlow."""
     with progress.doing("importing TensorFlow"):
         from plm_jax.data.sources import tasks
     return tasks
@@ -49,11 +52,18 @@ class Tfds(TfdsSource):
 
     @override
     def open(self, name: str) -> Corpus:
-        return _tasks().TaskCorpus(name, self)
+        return import_tasks().TaskCorpus(name, self)
 
     @override
     def open_rows(self, name: str) -> RowReader:
         return _labelled_tfds().open_rows(self)
+
+    @override
+    def record(self, place: str, row: dict[str, Any]) -> Record:
+        text = row.get(self.field)
+        if not isinstance(text, str):
+            raise BadRow(f"{place} has no text in '{self.field}': {nearest(self.field, row)}")
+        return Record(text)
 
 
 @dataclass(frozen=True)
@@ -77,17 +87,21 @@ class LabelledTfds(TfdsSource, LabelledSource):
     def open_rows(self, name: str) -> RowReader:
         return _labelled_tfds().open_rows(self)
 
+    @override
+    def record(self, place: str, row: dict[str, Any]) -> Record:
+        return labelled.record(self.form, place, row)
+
 
 class SeqioSource(RegisteredSource):
     """A task, or a mixture of tasks, that a module registers with seqio."""
 
     @override
     def open(self, name: str) -> Corpus:
-        return _tasks().TaskCorpus(name, self)
+        return import_tasks().TaskCorpus(name, self)
 
     @override
     def rates(self) -> dict[str, float] | None:
-        return _tasks().rates(self)
+        return import_tasks().rates(self)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import re
 import runpy
 import sys
 
-import plm_jax
+from plm_jax.common import interrupts
 from plm_jax.common.errors import nearest
 
 _PACKAGE = pathlib.Path(__file__).parent
@@ -24,7 +24,7 @@ def verbs() -> dict[str, str]:
 
 def main() -> None:
     """Runs the verb that the command line names, or lists the verbs."""
-    plm_jax.end_at_interrupt()
+    interrupts.end_at_interrupt()
     found, given = verbs(), sys.argv[1:2]
     if given in ([], ["-h"], ["--help"], ["help"]):
         print("plm_jax VERB --flag=value …; plm_jax VERB --help tells a verb's flags.\n")

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from concurrent import futures
 from typing import TypeVar
 
-import plm_jax
+from plm_jax.common import package
 from plm_jax.common.errors import Interrupted
 
 # The end of the pipe, in a child's environment.
@@ -35,7 +35,7 @@ def command(verb: str, *flags: str) -> list[str]:
 
 def with_package(variables: Mapping[str, str]) -> dict[str, str]:
     """Returns the variables with a `PYTHONPATH` that lets a child import this package from any working directory."""
-    folder = os.path.dirname(os.path.dirname(os.path.abspath(plm_jax.__file__)))
+    folder = os.path.dirname(package.FOLDER)
     # `site-packages` in front of the standard library would hide some of its modules.
     installed = [*site.getsitepackages(), site.getusersitepackages()]
     path = list(filter(None, variables.get("PYTHONPATH", "").split(os.pathsep)))

@@ -16,8 +16,7 @@ from typing import NoReturn
 from absl import flags
 from absl import logging as absl_logging
 
-import plm_jax
-from plm_jax.common import children, extras, seeds, storage
+from plm_jax.common import children, extras, interrupts, seeds, storage
 from plm_jax.common.errors import Interrupted, UserError, one_line, told
 
 # EX_TEMPFAIL of sysexits.h: the same command again goes on.
@@ -137,7 +136,7 @@ def run(main: Callable[..., None], takes_options: bool = False, words: Sequence[
     except Interrupted as stopped:
         _end(str(stopped), SAVED)
     except KeyboardInterrupt:
-        _end(plm_jax.STOPPED, 130)
+        _end(interrupts.STOPPED, 130)
     except Exception as error:
         if not _is_one_of_several():
             raise

@@ -12,12 +12,10 @@ from types import ModuleType
 
 import ml_collections
 
-import plm_jax
-from plm_jax.common import users
+from plm_jax.common import package, users
 from plm_jax.common.errors import UserError, nearest, one_line, users_code
 
-_PACKAGE = os.path.dirname(os.path.abspath(plm_jax.__file__))
-FOLDER = os.path.join(_PACKAGE, "configs")
+FOLDER = os.path.join(package.FOLDER, "configs")
 _HINT = "give a config file, such as configs/gpt2.py:small, or a name, such as gpt2:small"
 
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import ml_collections
 
-import plm_jax
-from plm_jax.common import trees, users
+from plm_jax.common import package, trees, users
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.config import checks
 from plm_jax.config.run import Run
@@ -99,7 +98,7 @@ def resolve(tree: Any, config_file: str, overridden: Collection[str] = (), repla
 
     def absolute(path: str, field: str) -> str:
         if path.startswith(PACKAGE):
-            return os.path.join(os.path.dirname(os.path.abspath(plm_jax.__file__)), path.removeprefix(PACKAGE))
+            return os.path.join(package.FOLDER, path.removeprefix(PACKAGE))
         if not path or "://" in path or os.path.isabs(path):
             return path
         is_overridden = any(f"{field}.".startswith(f"{other}.") for other in overridden)

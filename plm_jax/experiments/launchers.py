@@ -16,14 +16,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import plm_jax
-from plm_jax.common import children, progress, storage
+from plm_jax.common import children, package, progress, storage
 from plm_jax.common.command_line import SAVED
 from plm_jax.common.errors import UserError
 from plm_jax.experiments import members
 from plm_jax.experiments.members import Member
 
-_ROOT = pathlib.Path(plm_jax.__file__).parents[1]
+_ROOT = pathlib.Path(package.FOLDER).parent
 _LOG = "log.txt"
 # Of what a failed process said last so many bytes are kept.
 _TAIL = 4096

@@ -25,12 +25,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import CodeType, ModuleType
 from typing import Any
 
-import plm_jax
+from plm_jax.common import package
 from plm_jax.common.errors import UserError, one_line, users_code
 from plm_jax.common.roles import Role
 from plm_jax.common.users import code
 
-_PACKAGE = os.path.dirname(os.path.abspath(plm_jax.__file__))
 # JSON lists of the files and packages that this process has loaded, and of the modules that may be imported by name.
 _ENVIRONMENT, _TRUSTED = "PLM_JAX_USERS_FILES", "PLM_JAX_USERS_MODULES"
 
@@ -309,10 +308,11 @@ def _name(path: str) -> str:
 def _of_package(path: str) -> str | None:
     """Of a file of this package the name of its module."""
     real = os.path.realpath(path)
-    for package, folder in (("plm_jax.configs", os.path.join(_PACKAGE, "configs")), ("plm_jax", _PACKAGE)):
+    configs = os.path.join(package.FOLDER, "configs")
+    for name, folder in (("plm_jax.configs", configs), ("plm_jax", package.FOLDER)):
         inside = os.path.relpath(real, os.path.realpath(folder))
         if not inside.startswith(os.pardir):
-            return ".".join([package, *inside.removesuffix(".py").split(os.sep)]).removesuffix(".__init__")
+            return ".".join([name, *inside.removesuffix(".py").split(os.sep)]).removesuffix(".__init__")
     return None
 
 

@@ -1,0 +1,17 @@
+"""Ctrl-C during the imports of a program, before `command_line.run` handles it."""
+
+import _signal  # The module that `signal` wraps with much slower imports.
+import os
+
+STOPPED = "stopped; run the same command again to go on"
+
+
+def end_at_interrupt() -> None:
+    """Makes Ctrl-C end this process with one line until `command_line.run` is called, such as during imports."""
+    if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:  # A job in the background ignores it.
+        _signal.signal(_signal.SIGINT, _end)
+
+
+def _end(*_: object) -> None:
+    os.write(2, f"{STOPPED}\n".encode())
+    os._exit(130)

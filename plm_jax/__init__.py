@@ -1,12 +1,11 @@
 """Pretraining of language models in JAX: `plm_jax.load(path)` opens a trained one."""
 
-import _signal  # The module that `signal` wraps with much slower imports.
 import os
 import sys
 
-STOPPED = "stopped; run the same command again to go on"
 # Python's name for the program until it has located the module that `-m` names, which imports this package.
 _IS_PROGRAM = sys.argv[:1] == ["-m"]
+TYPE_CHECKING = False  # Type checkers read it as true; `typing` is slow to import.
 
 
 def _drop_working_directory() -> None:
@@ -22,26 +21,37 @@ def _drop_working_directory() -> None:
         del sys.path[0]
 
 
-def end_at_interrupt() -> None:
-    """Makes Ctrl-C end this process with one line until `command_line.run` is called, such as during imports."""
-    if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:  # A job in the background ignores it.
-        _signal.signal(_signal.SIGINT, _end)
-
-
-def _end(*_: object) -> None:
-    os.write(2, f"{STOPPED}\n".encode())
-    os._exit(130)
-
-
 _drop_working_directory()
 if _IS_PROGRAM:
-    end_at_interrupt()
+    from plm_jax.common import interrupts
+
+    interrupts.end_at_interrupt()
+if TYPE_CHECKING:
+    from plm_jax.evaluation.evaluate import evaluate
+    from plm_jax.inference.language_model import LanguageModel, load
+    from plm_jax.runs.train import finetune, pretrain
+
+__version__ = "0.1.0"
+__all__ = ["LanguageModel", "__version__", "evaluate", "finetune", "load", "pretrain"]
+
+# Modules of the public names, imported at their first use: JAX takes seconds to import, and the config and the
+# objectives do not need it.
+_MODULES = {
+    "LanguageModel": "plm_jax.inference.language_model",
+    "evaluate": "plm_jax.evaluation.evaluate",
+    "finetune": "plm_jax.runs.train",
+    "load": "plm_jax.inference.language_model",
+    "pretrain": "plm_jax.runs.train",
+}
 
 
 def __getattr__(name: str) -> object:
-    # JAX takes seconds to import; the config and the objectives do not need it.
-    if name in ("LanguageModel", "load"):
-        from plm_jax.inference import language_model
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
 
-        return getattr(language_model, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

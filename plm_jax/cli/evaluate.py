@@ -40,50 +40,43 @@ def main() -> None:
     given = _CONFIG.run(may_lack_model=not _WATCH.value) if _CONFIG.is_given else None
     with progress.doing("loading JAX"):
         command_line.start_jax()
-        from plm_jax.evaluation import few_shot, perplexity, prepared, scoring, watch
-        from plm_jax.inference import language_model
-        from plm_jax.runs import transfer
+        from plm_jax.evaluation import evaluate, few_shot, watch
 
     if _WATCH.value:
         watch.follow(checkpoint, given, _TASKS.value, _write)
         return
-    prompted = None
+    if _HARNESS.value:
+        _evaluate_harness(checkpoint)
+        return
+    options = None
     if _SHOTS.value:
         shots, seeds = tuple(command_line.integers(_SHOTS)), tuple(command_line.seed_list(_SEEDS))
         normalise = cast(few_shot.Normalise, _NORMALISE.value)  # The options check it.
-        prompted = few_shot.FewShotOptions(shots, seeds, normalise, _BALANCED.value, _LIMIT.value, _SHOW.value)
-    if _HARNESS.value:
-        with progress.doing("importing lm-eval"):
-            from plm_jax.evaluation import harness
+        options = few_shot.FewShotOptions(shots, seeds, normalise, _BALANCED.value, _LIMIT.value, _SHOW.value)
+    evaluate.evaluate(
+        checkpoint,
+        _TASKS.value,
+        run=given,
+        texts=_TEXTS.value,
+        few_shot=options,
+        stride=_STRIDE.value,
+        limit=_LIMIT.value,
+        report=_write,
+    )
+
+
+def _evaluate_harness(checkpoint: str) -> None:
+    from plm_jax.evaluation import evaluate, prepared
+    from plm_jax.inference import language_model
+
+    with progress.doing("importing lm-eval"):
+        from plm_jax.evaluation import harness
     with progress.doing(f"loading {checkpoint}"):
         lm = language_model.load(checkpoint)
-    record = None
-    if lm.workdir is not None and lm.step is not None:
-        record = perplexity.EvaluationLog(lm.workdir, lm.step)
-
-    def found(metrics: prepared.Metrics) -> None:
-        if record is not None:
-            record.write(metrics)
-        _write(metrics)
-
-    whole = scoring.TextScoring(_STRIDE.value, _LIMIT.value)
-    if _TEXTS.value:
-        prepared.evaluate_files(lm, _TEXTS.value, whole, found)
-    elif _HARNESS.value:
-        metrics = harness.evaluate(lm, _HARNESS.value, _INCLUDE_PATH.value, _LIMIT.value)
-        for task, figures in metrics.items():
-            prepared.tell(task, figures)
-        found(metrics)
-    elif prompted is not None:
-        run = lm.run if given is None else given
-        prepared.evaluate(lm, run, prepared.prompted_of(run, _TASKS.value), found, prompted=prompted)
-    else:
-        if given is not None and given.model.stands_in:
-            given = transfer.resolve(given, checkpoint)
-        run = prepared.run_of(lm, given)
-        is_whole = _STRIDE.value is not None
-        tasks = prepared.tasks_of(run, _TASKS.value, are_cached=not is_whole)
-        prepared.evaluate(lm, run, tasks, found, whole=whole if is_whole else None)
+    metrics = harness.evaluate(lm, _HARNESS.value, _INCLUDE_PATH.value, _LIMIT.value)
+    for task, figures in metrics.items():
+        prepared.tell(task, figures)
+    evaluate.recorder(lm, _write)(metrics)
 
 
 def _check() -> None:

@@ -4,14 +4,11 @@ Model, vocabulary and special ids are SRC's, all else is the config's. The same 
 `--seeds=0,1,2` trains W/seed-0 and so on, and prints what they reach on held-out rows, mean ± standard deviation.
 """
 
-import dataclasses
-import os
 import time
 
 from absl import flags
 
 from plm_jax.common import command_line, progress
-from plm_jax.config import checks
 from plm_jax.config.flags import ConfigFlag
 
 _CONFIG = ConfigFlag()
@@ -27,31 +24,24 @@ _REFUSE_DAMAGED = flags.DEFINE_bool(
 def main() -> None:
     """Trains the model of `--checkpoint` as `--config` says in `--workdir`."""
     began = time.time()
-    page, source = _CONFIG.run(replaces_model=True), command_line.required(_CHECKPOINT)
+    run, source = _CONFIG.run(replaces_model=True), command_line.required(_CHECKPOINT)
     workdir, seeds = command_line.required(_WORKDIR), command_line.seed_list(_SEEDS)
-    with progress.doing(f"looking at {source}"):
-        from plm_jax.runs import run_directory, transfer
-
-        run = transfer.resolve(page, source)
-    runs = {os.path.join(workdir, f"seed-{seed}"): dataclasses.replace(run.train, seed=seed) for seed in seeds}
-    runs = {path: dataclasses.replace(run, train=train) for path, train in runs.items()} or {workdir: run}
-    going_on = [path for path in runs if run_directory.has_checkpoint(path)]
-    if not going_on:
-        checks.refuse_unused(run)
-    from plm_jax.data import preparation
-
-    keeps = ", ".join(going_on) if not _ALLOW_CHANGES.value else ""
-    preparation.prepare_if_needed(run, [*_CONFIG.arguments(), f"--from={source}"], trained=keeps)
-    with progress.doing("loading JAX"):
-        command_line.start_jax()
+    with progress.doing("importing JAX"):
         from plm_jax.experiments import seeds as experiments
-        from plm_jax.runs import loop
+        from plm_jax.runs import train
 
-    for path, one in runs.items():
-        loop.pretrain(one, path, _ALLOW_CHANGES.value, _REFUSE_DAMAGED.value, began)
-        began = time.time()
+    results = train.finetune(
+        run,
+        source,
+        workdir,
+        seeds=seeds,
+        allow_changes=_ALLOW_CHANGES.value,
+        refuse_damaged=_REFUSE_DAMAGED.value,
+        config_flags=_CONFIG.arguments(),
+        began=began,
+    )
     if seeds and progress.is_first():
-        print("\n".join(experiments.lines(list(runs))))
+        print("\n".join(experiments.lines([result.workdir for result in results])))
 
 
 if __name__ == "__main__":

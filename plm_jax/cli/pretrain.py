@@ -9,7 +9,6 @@ import time
 from absl import flags
 
 from plm_jax.common import command_line, progress
-from plm_jax.config import checks
 from plm_jax.config.flags import ConfigFlag
 
 _CONFIG = ConfigFlag()
@@ -28,29 +27,19 @@ _REFUSE_DAMAGED = flags.DEFINE_bool(
 def main() -> None:
     """Trains what `--config` says in `--workdir`."""
     began = time.time()
-    run, workdir, arguments = (
-        _CONFIG.run(replaces_model=bool(_FROM.value)),
-        command_line.required(_WORKDIR),
-        _CONFIG.arguments(),
+    run, workdir = _CONFIG.run(replaces_model=bool(_FROM.value)), command_line.required(_WORKDIR)
+    with progress.doing("importing JAX"):
+        from plm_jax.runs import train
+
+    train.pretrain(
+        run,
+        workdir,
+        source=_FROM.value,
+        allow_changes=_ALLOW_CHANGES.value,
+        refuse_damaged=_REFUSE_DAMAGED.value,
+        config_flags=_CONFIG.arguments(),
+        began=began,
     )
-    if _FROM.value:
-        with progress.doing(f"looking at {_FROM.value}"):
-            from plm_jax.runs import transfer
-
-            run, arguments = transfer.resolve(run, _FROM.value), [*arguments, f"--from={_FROM.value}"]
-    from plm_jax.data import preparation
-    from plm_jax.runs import run_directory
-
-    goes_on = run_directory.has_checkpoint(workdir)
-    if not goes_on:
-        checks.refuse_unused(run)
-    keeps = not _ALLOW_CHANGES.value and goes_on
-    preparation.prepare_if_needed(run, arguments, trained=workdir if keeps else "")
-    with progress.doing("loading JAX"):
-        command_line.start_jax()
-        from plm_jax.runs import loop
-
-    loop.pretrain(run, workdir, _ALLOW_CHANGES.value, _REFUSE_DAMAGED.value, began)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,74 @@
+"""Evaluation from Python: `plm_jax.evaluate`, which the verb calls."""
+
+from collections.abc import Callable, Sequence
+
+from plm_jax import config
+from plm_jax.common import progress
+from plm_jax.common.errors import UserError
+from plm_jax.evaluation import perplexity, prepared
+from plm_jax.evaluation.few_shot import FewShotOptions
+from plm_jax.evaluation.prepared import Metrics
+from plm_jax.evaluation.scoring import TextScoring
+from plm_jax.inference.language_model import LanguageModel, load
+from plm_jax.runs import transfer
+
+
+def evaluate(
+    model: LanguageModel | str,
+    tasks: Sequence[str] = (),
+    *,
+    run: config.Run | None = None,
+    texts: Sequence[str] = (),
+    few_shot: FewShotOptions | None = None,
+    stride: int | None = None,
+    limit: int | None = None,
+    report: Callable[[Metrics], None] | None = None,
+) -> Metrics:
+    """Returns the metrics of each task, which are also printed and, for a run, added to its evaluation.jsonl.
+
+    Args:
+      model: a loaded model, or the path of a run, a checkpoint, a converted or a Hugging Face directory.
+      tasks: names `SOURCE` (its validation split) or `SOURCE:SPLIT`; empty for all sources of the run.
+      run: run whose data the model is evaluated on; None for the run that trained the model.
+      texts: paths or patterns of text files. The model scores these files instead of tasks.
+      few_shot: presents rows to the model as prompts. Tasks may then be those of `configs/tasks`.
+      stride: number of tokens by which windows move over whole texts; None evaluates the rows of the caches, and files
+        of text in disjoint windows.
+      limit: number of texts that are scored; None for all.
+      report: called with the metrics so far after each task.
+
+    Raises:
+      UserError: a task or source is unknown, has no cache, or does not fit the model.
+    """
+    if isinstance(model, LanguageModel):
+        lm = model
+    else:
+        with progress.doing(f"loading {model}"):
+            lm = load(model)
+    record = recorder(lm, report)
+    whole = TextScoring(stride, limit)
+    if texts:
+        return prepared.evaluate_files(lm, texts, whole, record)
+    if few_shot is not None:
+        run = lm.run if run is None else run
+        return prepared.evaluate(lm, run, prepared.prompted_of(run, tasks), record, prompted=few_shot)
+    if run is not None and run.model.stands_in:
+        if isinstance(model, LanguageModel):
+            raise UserError("the config takes its model from a checkpoint: give the path of one instead of a model")
+        run = transfer.resolve(run, model)
+    run = prepared.run_of(lm, run)
+    names = prepared.tasks_of(run, tasks, are_cached=stride is None)
+    return prepared.evaluate(lm, run, names, record, whole=None if stride is None else whole)
+
+
+def recorder(lm: LanguageModel, report: Callable[[Metrics], None] | None = None) -> Callable[[Metrics], None]:
+    """Returns a function that adds metrics to evaluation.jsonl if the model is from a run, and then reports them."""
+    log = None if lm.workdir is None or lm.step is None else perplexity.EvaluationLog(lm.workdir, lm.step)
+
+    def record(metrics: Metrics) -> None:
+        if log is not None:
+            log.write(metrics)
+        if report is not None:
+            report(metrics)
+
+    return record

@@ -1,0 +1,171 @@
+"""Whole training runs from Python: `plm_jax.pretrain` and `plm_jax.finetune`, which the verbs call."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from plm_jax import config
+from plm_jax.common import command_line, progress
+from plm_jax.config import checks
+from plm_jax.data import preparation
+from plm_jax.runs import loop, run_directory, transfer
+from plm_jax.runs.telemetry import read_lines
+
+_CONFIG_FILE = '''"""Config of a run that was started from Python."""
+
+import json
+
+from plm_jax import config
+
+TREE = {tree!r}
+
+
+def get_config():
+    return config.to_config_dict(config.from_dict(json.loads(TREE)))
+'''
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """Result of a training run.
+
+    Attributes:
+      workdir: the run directory; `plm_jax.load` opens the trained model.
+      step: last logged step.
+      metrics: last value of every metric, with the keys of metrics.jsonl, such as `validation/loss`.
+    """
+
+    workdir: str
+    step: int
+    metrics: Mapping[str, float]
+
+
+def pretrain(
+    run: config.Run,
+    workdir: str,
+    *,
+    source: str | None = None,
+    allow_changes: bool = False,
+    refuse_damaged: bool = False,
+    config_flags: Sequence[str] | None = None,
+    began: float | None = None,
+) -> TrainResult:
+    """Trains a run in a run directory; the same call resumes. Missing caches are prepared first.
+
+    Args:
+      run: what to train. Relative paths count from the working directory.
+      workdir: run directory, local or in a bucket.
+      source: trained model that provides the model and the vocabulary: a run, a checkpoint, a converted or a Hugging
+        Face directory.
+      allow_changes: whether to resume although data, seed or optimizer differ from those of the saved run.
+      refuse_damaged: whether a damaged newest checkpoint is an error; otherwise the run resumes from the one before.
+      config_flags: flags with which `plm_jax prepare` reads the same config; None writes `run` to a config file.
+      began: start of this command in seconds since 1970; None for now.
+
+    Raises:
+      UserError: the config, a cache or a checkpoint does not fit.
+      Interrupted: a signal ended the run, and its last step is saved.
+    """
+    run, config_flags = _resolved(run, source, config_flags)
+    (result,) = _train(run, {workdir: run}, allow_changes, refuse_damaged, config_flags, began)
+    return result
+
+
+def finetune(
+    run: config.Run,
+    source: str,
+    workdir: str,
+    *,
+    seeds: Sequence[int] = (),
+    allow_changes: bool = False,
+    refuse_damaged: bool = False,
+    config_flags: Sequence[str] | None = None,
+    began: float | None = None,
+) -> list[TrainResult]:
+    """Trains a pretrained model for the task of a config; the same call resumes.
+
+    Args:
+      run: everything but the model, the vocabulary and the special ids, which come from `source`.
+      source: a run, a checkpoint, a converted or a Hugging Face directory.
+      workdir: run directory; with `seeds` the folder of the run directories `seed-0` and so on.
+      seeds: one run per seed; empty for the seed of the config.
+      allow_changes, refuse_damaged, config_flags, began: the arguments of `pretrain`.
+
+    Returns:
+      The result of each run.
+
+    Raises:
+      UserError: the config, a cache or a checkpoint does not fit.
+      Interrupted: a signal ended the run, and its last step is saved.
+    """
+    run, config_flags = _resolved(run, source, config_flags)
+    runs = {workdir: run}
+    if seeds:
+        runs = {os.path.join(workdir, f"seed-{seed}"): _with_seed(run, seed) for seed in seeds}
+    return _train(run, runs, allow_changes, refuse_damaged, config_flags, began)
+
+
+def _resolved(
+    run: config.Run, source: str | None, config_flags: Sequence[str] | None
+) -> tuple[config.Run, Sequence[str] | None]:
+    """Returns the run with the model of `source`, and the flags with which `prepare` reads it."""
+    if config_flags is None:
+        run = config.resolve(config.to_dict(run), os.path.abspath("run.py"), replaces_model=source is not None)
+    if source is None:
+        return run, config_flags
+    with progress.doing(f"looking at {source}"):
+        run = transfer.resolve(run, source)
+    return run, None if config_flags is None else [*config_flags, f"--from={source}"]
+
+
+def _with_seed(run: config.Run, seed: int) -> config.Run:
+    return dataclasses.replace(run, train=dataclasses.replace(run.train, seed=seed))
+
+
+def _train(
+    run: config.Run,
+    runs: Mapping[str, config.Run],
+    allow_changes: bool,
+    refuse_damaged: bool,
+    config_flags: Sequence[str] | None,
+    began: float | None,
+) -> list[TrainResult]:
+    """Trains the runs of a config, which differ only in their seeds, by their directories."""
+    resumed = [workdir for workdir in runs if run_directory.has_checkpoint(workdir)]
+    if not resumed:
+        checks.refuse_unused(run)
+    with _flags_of(run, config_flags) as flags:
+        preparation.prepare_if_needed(run, flags, trained="" if allow_changes else ", ".join(resumed))
+    with progress.doing("loading JAX"):
+        command_line.start_jax()
+    for workdir, each in runs.items():
+        loop.pretrain(each, workdir, allow_changes, refuse_damaged, began)
+        began = time.time()
+    return [_result(workdir) for workdir in runs]
+
+
+@contextlib.contextmanager
+def _flags_of(run: config.Run, config_flags: Sequence[str] | None) -> Iterator[Sequence[str]]:
+    """Yields flags with which `prepare` reads a run, from a temporary config file if `config_flags` is None."""
+    if config_flags is not None:
+        yield config_flags
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "run.py")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(_CONFIG_FILE.format(tree=json.dumps(config.to_dict(run))))
+        yield [f"--config={path}"]
+
+
+def _result(workdir: str) -> TrainResult:
+    metrics: dict[str, float] = {}
+    step = 0
+    for row in read_lines(os.path.join(workdir, "metrics.jsonl")):
+        step = row["step"]
+        metrics |= {name: value for name, value in row.items() if name != "step"}
+    return TrainResult(workdir, step, metrics)

@@ -11,7 +11,8 @@ A role is an abstract base; a dataclass below it becomes a choice by naming its 
 user's own enters as ours do. In a tree a choice is its fields and its `kind`.
 """
 
-from typing import ClassVar, Self, get_origin
+import dataclasses
+from typing import Any, ClassVar, Self, get_origin
 
 from plm_jax.common.errors import UserError
 
@@ -26,6 +27,8 @@ class Role:
 
     kind: ClassVar[str]
     choices: ClassVar[dict[str, type[Self]]]
+    # For type checkers: every choice is a dataclass.
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
     def __init_subclass__(cls, **arguments):
         super().__init_subclass__(**arguments)

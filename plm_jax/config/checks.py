@@ -240,7 +240,9 @@ def _examples(run: Run, phases: Sequence[Phase]) -> None:
     shares_row, target_length = not run.model.has_decoder, given.target_length
     if shares_row and target_length is None:
         raise UserError("a decoder's row is shared by inputs and targets: set config.data.inputs_targets.target_length")
-    for phase in phases if given.target_length is not None else ():
+    for phase in phases:
+        if target_length is None:
+            break
         begin = len(run.data.layout.begin)
         least, most = 2, phase.length - max(0, begin - 1) if shares_row else target_length
         if not shares_row and len(names) < len(run.data.sources):

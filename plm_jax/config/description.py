@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from plm_jax.common import trees
+from plm_jax.common.roles import Role
 
 _INDENT = "  "
 
@@ -28,7 +29,8 @@ def _lines(name: str, value: Any, kind: Any, told: str) -> Iterator[str]:
         of = f" of {', '.join(sorted(choices))}" if choices else ""
         yield f"{name}:" + (f"  # {told or _sentence(type(value).__doc__)}" if not choices else "")
         if choices:
-            yield f"{_INDENT}kind = {value.kind}  # one{of}: {_sentence(type(value).__doc__)}"
+            kind_name = value.kind if isinstance(value, Role) else ""
+            yield f"{_INDENT}kind = {kind_name}  # one{of}: {_sentence(type(value).__doc__)}"
         yield from (_INDENT + line for line in lines(value))
     elif isinstance(value, Mapping) and value:
         yield f"{name}:  # {told}".rstrip(" #")

@@ -113,11 +113,12 @@ def _swapped(choices: Mapping[str, type], node: Any, name: Any, path: str) -> di
     return found
 
 
-def _default(field: dataclasses.Field) -> Any:
+def _default(field: dataclasses.Field[Any]) -> Any:
     """A field's default in a tree; MISSING: it has none."""
     default = trees.default(field)
-    is_mapping = default is not dataclasses.MISSING and trees.values(field.type) is not None
-    return trees.to_dict(dict(default) if is_mapping else default)
+    if default is dataclasses.MISSING or trees.values(field.type) is None:
+        return trees.to_dict(default)
+    return trees.to_dict(dict(default))
 
 
 def _fits(kind: Any, value: Any) -> bool:

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Generator
 from typing import Any
 
 import ml_collections
@@ -57,7 +57,7 @@ def model_from_saved(tree: Any, where: str, modules: users.Record | None = None)
 
 
 @contextlib.contextmanager
-def _told(modules: users.Record | None) -> Iterator[None]:
+def _told(modules: users.Record | None) -> Generator[None]:
     """Within it settings are read that were made with these modules."""
     try:
         yield

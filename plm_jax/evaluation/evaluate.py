@@ -51,7 +51,7 @@ def evaluate(
         return prepared.evaluate_files(lm, texts, whole, record)
     if few_shot is not None:
         run = lm.run if run is None else run
-        return prepared.evaluate(lm, run, prepared.prompted_of(run, tasks), record, prompted=few_shot)
+        return prepared.evaluate_prompts(lm, run, prepared.prompted_of(run, tasks), few_shot, record)
     if run is not None and run.model.stands_in:
         if isinstance(model, LanguageModel):
             raise UserError("the config takes its model from a checkpoint: give the path of one instead of a model")

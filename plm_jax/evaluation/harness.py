@@ -53,11 +53,11 @@ def evaluate(
     # `simple_evaluate` would also run git and other programs to describe the machine.
     random.seed(DEFAULT_RANDOM_SEED)  # As in `simple_evaluate`: some tasks shuffle rows with it.
     np.random.seed(DEFAULT_OTHER_SEED)
-    results = lm_eval.evaluate(model, loaded, limit=limit, log_samples=False)["results"]
-    return {name: _numbers(metrics) for name, metrics in results.items()}
+    evaluated: Any = lm_eval.evaluate(model, loaded, limit=limit, log_samples=False)
+    return {name: _numbers(metrics) for name, metrics in evaluated["results"].items()}
 
 
-def _load(manager: TaskManager, names: Sequence[str]) -> dict[str, Any]:
+def _load(manager: TaskManager, names: Sequence[str]) -> Any:
     """Loads tasks and groups, with the same few-shot examples that `lm_eval.simple_evaluate` draws."""
     tasks = [task for name in names for task in _loaded(manager, name)]
     try:
@@ -75,7 +75,7 @@ def _loaded(manager: TaskManager, name: str) -> list[Any]:
     if name not in manager.all_tasks:
         raise UserError(f"lm-eval has no task '{name}': {_hint(name, manager)}")
     try:
-        found = manager.load(name)
+        found: Any = manager.load(name)
     except Exception as error:  # Whatever a YAML file, a data set or a download can have wrong.
         what = f"{type(error).__name__}: {one_line(error)}"
         raise UserError(f"lm-eval cannot load '{name}' ({what}): mend its YAML file or fetch its data") from error
@@ -110,7 +110,8 @@ class HarnessModel(LM):
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Returns the log-probability of each continuation after its context, and whether it is the greedy one."""
         rows = [self._row(*request.args) for request in requests]
-        return [tuple(scored.score) for scored in self._told(rows, disable_tqdm)]
+        scores = [scored.score for scored in self._told(rows, disable_tqdm)]
+        return [(score.log_likelihood, score.is_greedy) for score in scores]
 
     def _row(self, context: str, continued: str) -> ScoringRow:
         """Returns the row of a continuation, tokenized as lm-eval's `hf` model does.

@@ -2,11 +2,12 @@
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
-from plm_jax import config
+from plm_jax import config, objectives
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.data.labelled import metrics
 from plm_jax.data.layouts.labelled import LabelledRows
@@ -15,6 +16,7 @@ from plm_jax.evaluation import perplexity
 from plm_jax.inference.language_model import LanguageModel
 from plm_jax.models import task_heads
 from plm_jax.models.heads import TASK
+from plm_jax.models.protocol import Module
 
 
 def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool = True) -> dict[str, float]:
@@ -29,7 +31,7 @@ def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool 
     """
     name, split = perplexity.split_of(run, task)
     head = lm.config.named_heads.get(TASK)
-    if getattr(head, "kind", None) != run.objective.form:
+    if head is None or head.kind != _form(run.objective):
         raise UserError(f"the model has no head for {run.objective.kind}: fine-tune it first, with plm_jax finetune")
     length = perplexity.lengths(lm, run)[-1]
     reader = Reader(config.reader_config(perplexity.only(run, lm, name, length)))
@@ -38,17 +40,23 @@ def evaluate(lm: LanguageModel, run: config.Run, task: str, show_progress: bool 
         raise perplexity.NothingToPredictError(f"'{name}' has no split '{split}': {nearest(split, splits)}")
     perplexity.check_vocabulary(lm, run, reader.vocabulary["id"], "prepare the cache")
     rows, size = reader.rows(split, name, length), run.evaluation.batch_size
+    if not isinstance(rows, LabelledRows):
+        raise UserError(f"'{name}' has no labels: name a source of labelled examples")
     total = reader.num_batches(split, size, name, length)
-    outputs = []
+    outputs: list[np.ndarray] = []
     with perplexity.bar(task, total, "batch", show_progress) as drawn:
         for batch in reader.in_order(split, size, name=name, length=length):
             given = {key: value for key, value in batch.items() if key != "digest"}
-            outputs.append(np.asarray(_output(lm.model, lm.params, given)))
+            outputs += list(np.asarray(_output(lm.model, lm.params, given)))
             drawn.update()
     labels = getattr(head, "labels", ())
-    found = metrics.of_outputs(rows, np.concatenate(outputs), labels)
+    found = metrics.of_outputs(rows, outputs, labels)
     constant = trivial(rows, labels)
     return {"examples": rows.num_documents} | found | {f"trivial_{key}": value for key, value in constant.items()}
+
+
+def _form(objective: objectives.Objective) -> str | None:
+    return objective.form if isinstance(objective, objectives.LabelledObjective) else None
 
 
 def trivial(rows: LabelledRows, labels: Sequence[str] = ()) -> dict[str, float]:
@@ -60,7 +68,7 @@ def trivial(rows: LabelledRows, labels: Sequence[str] = ()) -> dict[str, float]:
             "exact_match": float(np.mean([metrics.exact_match(*pair) for pair in pairs])),
             "f1": float(np.mean([metrics.answer_f1(*pair) for pair in pairs])),
         }
-    column = {"score": "score", "tags": "tags"}.get(form, "label")
+    column = {"score": "score", "tags": "tags"}.get(form or "", "label")
     values = np.concatenate([np.atleast_1d(rows.values(column, document)) for document in documents])
     output = np.array([values.mean()]) if form == "score" else 1.0 * np.bincount(values.astype(np.int64))
     if form == "tags":
@@ -69,5 +77,5 @@ def trivial(rows: LabelledRows, labels: Sequence[str] = ()) -> dict[str, float]:
 
 
 @functools.partial(jax.jit, static_argnames="module")
-def _output(module, params, batch):
+def _output(module: Module, params: Any, batch: dict[str, Any]) -> jax.Array:
     return task_heads.output(module, params, batch)[0]

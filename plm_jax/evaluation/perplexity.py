@@ -7,7 +7,8 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -24,6 +25,10 @@ from plm_jax.evaluation import baselines
 from plm_jax.inference.language_model import LanguageModel
 from plm_jax.losses import means
 from plm_jax.models import registry
+from plm_jax.models.protocol import Module
+
+# Arrays of a batch by their names.
+Batch = dict[str, Any]
 
 
 class NothingToPredictError(UserError):
@@ -119,18 +124,18 @@ def _evaluate(lm: LanguageModel, run: config.Run, task: str, length: int, show_p
         nats = found["nll"] * sums.tokens
         found["bits_per_byte"] = nats / math.log(2) / predicted_bytes(source.splits[split], sums.real_tokens)
     if "pair_accuracy" in found:
-        found["pairs"] = sums.total.weights["pair"]
-        found["pair_constant_accuracy"] = baselines.constant_accuracy(sums.pair_labels / found["pairs"])
+        found["pairs"] = sums.num_pairs
+        found["pair_constant_accuracy"] = baselines.constant_accuracy(sums.pair_labels / sums.num_pairs)
     for name, parts in sums.decisions.items():
         scores, labels = map(np.concatenate, zip(*parts, strict=True))
-        found[f"{name}_constant_accuracy"] = baselines.constant_accuracy(labels.mean())
+        found[f"{name}_constant_accuracy"] = baselines.constant_accuracy(float(labels.mean()))
         if 0 < labels.mean() < 1:
             found[f"{name}_auc"] = baselines.auc(scores, labels)
     return found
 
 
 @contextlib.contextmanager
-def bar(what: str, total: int, unit: str, show: bool) -> Iterator[tqdm]:
+def bar(what: str, total: int | None, unit: str, show: bool) -> Generator[tqdm]:
     """A bar on stderr that is drawn again and again, also while the first batch is compiled."""
     every = functools.partial(progress.pause, terminal=sys.stderr.isatty())
     with (
@@ -140,7 +145,7 @@ def bar(what: str, total: int, unit: str, show: bool) -> Iterator[tqdm]:
         yield drawn
 
 
-def _counted(batches: Iterable[dict], drawn: tqdm) -> Iterator[dict]:
+def _counted(batches: Iterable[Batch], drawn: tqdm) -> Iterator[Batch]:
     for batch in batches:
         yield batch
         drawn.update()
@@ -166,8 +171,15 @@ class _Sums:
     pair_labels: float = 0.0
     decisions: dict[str, list[tuple[np.ndarray, np.ndarray]]] = dataclasses.field(default_factory=dict)
 
+    @property
+    def num_pairs(self) -> float:
+        """Number of sentence pairs."""
+        return 0.0 if self.total is None else float(self.total.weights["pair"])
 
-def _add_up(lm: LanguageModel, loss: losses.Loss, batches: Iterable[dict], is_real: np.ndarray, log_unigram) -> _Sums:
+
+def _add_up(
+    lm: LanguageModel, loss: losses.Loss, batches: Iterable[Batch], is_real: np.ndarray, log_unigram: np.ndarray
+) -> _Sums:
     found, carry = _Sums(), None
     for batch in batches:
         carry = nn.unbox(registry.new_carry(lm.model, len(next(iter(batch.values()))))) if carry is None else carry
@@ -227,13 +239,15 @@ class EvaluationLog:
 
 
 @functools.partial(jax.jit, static_argnames=("loss", "model"))
-def _of_batch(loss, model, params, batch, real_weights, carry):
+def _of_batch(
+    loss: losses.Loss, model: Module, params: Any, batch: Batch, real_weights: jax.Array, carry: Any
+) -> tuple[losses.LossSums, jax.Array, Any]:
     """The sums of a batch, the nats of its targets that are text, and what the loss carries on to the next batch."""
 
-    def nll_of(found):
+    def nll_of(found: losses.LossSums) -> jax.Array:
         return next((own["nll"] for own in found.metrics.values() if "nll" in own), jnp.zeros(()))
 
-    def under(weights):
+    def under(weights: jax.Array) -> tuple[losses.LossSums, jax.Array, Any]:
         found, after = means.sums(loss, model, params, batch | {"target_weights": weights}, carry)
         return found, nll_of(found), after
 
@@ -247,7 +261,7 @@ def _of_batch(loss, model, params, batch, real_weights, carry):
 
 
 @functools.partial(jax.jit, static_argnames=("loss", "model"))
-def _decisions(loss, model, params, batch):
+def _decisions(loss: losses.Loss, model: Module, params: Any, batch: Batch) -> Any:
     return loss.decisions(model, params, batch)
 
 

@@ -8,7 +8,7 @@ from plm_jax.common import metrics as declarations
 from plm_jax.common.errors import UserError
 from plm_jax.data import preparation
 from plm_jax.data.sources import task_mixtures
-from plm_jax.evaluation import perplexity, scoring, task_metrics
+from plm_jax.evaluation import few_shot, perplexity, scoring, task_metrics
 from plm_jax.inference.language_model import LanguageModel
 
 # By the tasks, SOURCE or SOURCE:SPLIT.
@@ -67,7 +67,7 @@ def prompted_of(run: config.Run | None, tasks: Sequence[str]) -> list[str]:
 
 def evaluate(
     lm: LanguageModel,
-    run: config.Run | None,
+    run: config.Run,
     tasks: Sequence[str],
     found: Callable[[Metrics], None] = lambda metrics: None,
     **how: Any,
@@ -82,6 +82,24 @@ def evaluate(
       UserError: as `task_metrics.evaluate`; nothing can be said of any task.
     """
     return _each(tasks, lambda task: task_metrics.evaluate(lm, run, task, **how), found)
+
+
+def evaluate_prompts(
+    lm: LanguageModel,
+    run: config.Run | None,
+    tasks: Sequence[str],
+    options: few_shot.FewShotOptions,
+    found: Callable[[Metrics], None] = lambda metrics: None,
+) -> Metrics:
+    """Returns the metrics of the model's answers to the prompts of tasks; otherwise like `evaluate`.
+
+    Args:
+      run: run with the sources of the tasks; None for those of `configs/tasks`.
+
+    Raises:
+      UserError: the errors of `few_shot.evaluate`.
+    """
+    return _each(tasks, lambda task: few_shot.evaluate(lm, run, task, options), found)
 
 
 def evaluate_files(

@@ -93,15 +93,17 @@ def task(run: config.Run | None, given: str) -> PromptTask:
     """
     name, _, split = given.partition(":")
     source, fraction = source_of(run, name)
-    form, make = getattr(source, "form", None), maker(name, source)
+    prompt, make = _prompt_of(name, source), maker(name, source)
 
-    def record(row: rows.SourceRow) -> Record | None:
+    def record(row: rows.SourceRow) -> Record:
         """Returns the record that `prepare` makes of a row, or one of its question if the row has no text."""
-        has_text_field = isinstance(source, config.JsonLines | config.Tfds)
-        if has_text_field and not isinstance(row.fields.get(source.field), str):
-            question = templates.render(source.prompt.question, *row, "question")
+        if isinstance(source, config.JsonLines | config.Tfds) and not isinstance(row.fields.get(source.field), str):
+            question = templates.render(prompt.question, *row, "question")
             return Record(question, group=files.group(*row, source))
-        return source.record(*row)
+        found = source.record(*row)
+        if found is None:
+            raise BadRow(f"{row.place} is a row that '{name}' leaves out")
+        return found
 
     train, tested = (
         [make(row) for row in part] for part in rows.splits(name, source, split or "validation", fraction, record)
@@ -111,7 +113,23 @@ def task(run: config.Run | None, given: str) -> PromptTask:
     # A row that stands in both files would be told its own answer.
     questions = {example.question for example in tested}
     kept = [example for example in train if example.question not in questions]
-    return PromptTask(name, source.prompt, kept, tested, isinstance(form, config.ScoreForm))
+    return PromptTask(name, prompt, kept, tested, isinstance(getattr(source, "form", None), config.ScoreForm))
+
+
+def _prompt_of(name: str, source: config.Source) -> config.PromptConfig:
+    """Returns the prompt of a source.
+
+    Raises:
+      UserError: the source has no prompt.
+    """
+    if source.prompt is not None:
+        return source.prompt
+    form, problem = getattr(source, "form", None), "has no prompt"
+    if getattr(form, "labels", ()) or isinstance(form, config.ChoiceForm):
+        problem = "has choices and no template that they have in common"
+    raise UserError(
+        f"source '{name}' {problem}: give it one, as prompt=config.PromptConfig('Review: {{text}}\\nSentiment:')"
+    )
 
 
 def maker(name: str, source: config.Source) -> Callable[[rows.SourceRow], PromptExample]:
@@ -120,14 +138,7 @@ def maker(name: str, source: config.Source) -> Callable[[rows.SourceRow], Prompt
     Raises:
       UserError: it has no prompt, or one that does not go with its form; later, a row that does not fit it.
     """
-    prompt, form = source.prompt, getattr(source, "form", None)
-    if prompt is None:
-        what = "has no prompt"
-        if getattr(form, "labels", ()) or isinstance(form, config.ChoiceForm):
-            what = "has choices and no template that they have in common"
-        raise UserError(
-            f"source '{name}' {what}: give it one, as prompt=config.PromptConfig('Review: {{text}}\\nSentiment:')"
-        )
+    prompt, form = _prompt_of(name, source), getattr(source, "form", None)
     if isinstance(form, config.ClassForm) and prompt.choices and len(prompt.choices) != len(form.labels):
         raise UserError(
             f"source '{name}' has {len(prompt.choices)} prompt.choices and {len(form.labels)} form.labels: give a "

@@ -187,7 +187,8 @@ def perplexities(texts: Sequence[str], told: Sequence[TextScore]) -> dict[str, f
         "word": sum(len(re.split(r"\s+", text)) for text in texts),
         "byte": sum(len(text.encode("utf-8")) for text in texts),
     }
-    found: dict[str, float] = {"texts": len(texts)} | {f"{unit}s": number for unit, number in counts.items()}
+    found: dict[str, float] = {"texts": len(texts)}
+    found |= {f"{unit}s": number for unit, number in counts.items()}
     nats_of = {unit: nats / number for unit, number in counts.items()}
     # What is too much for a number, as of long words by a model without a clue, is left out.
     found |= {f"{unit}_perplexity": math.exp(each) for unit, each in nats_of.items() if each < 700}

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 
 from plm_jax import config, objectives
 from plm_jax.common import metrics as declarations
@@ -22,28 +23,26 @@ from plm_jax.common.errors import UserError, nearest
 from plm_jax.data import cache, prepare, vocabularies
 from plm_jax.data.sources.tensorflow_sources import import_tasks
 from plm_jax.data.text_to_text import formats
-from plm_jax.evaluation import batches, few_shot, labelled, perplexity, scoring
+from plm_jax.evaluation import batches, labelled, perplexity, scoring
 from plm_jax.generation import constraints
 from plm_jax.inference.language_model import LanguageModel
+from plm_jax.models.protocol import Module
 
 
 def evaluate(
     lm: LanguageModel,
-    run: config.Run | None,
+    run: config.Run,
     task: str,
     show_progress: bool = True,
-    prompted: few_shot.FewShotOptions | None = None,
     whole: scoring.TextScoring | None = None,
 ) -> dict[str, float]:
     """The metrics of one `SOURCE` (its validation split) or `SOURCE:SPLIT` of `run.data`.
 
     Args:
-      run: where the source is; None: it is put to the model as `prompted` says, and a page of `configs/tasks`.
-      prompted: puts the rows of a source to the model by its prompt.
       whole: tells the documents of a source as whole texts.
 
     Returns:
-      Of prompts what `few_shot.evaluate` does, of whole texts `scoring.evaluate`. Of a source of documents what
+      Of whole texts what `scoring.evaluate` does. Of a source of documents what
       `perplexity.evaluate` does, of labelled examples what `labelled.evaluate` does. Of one of inputs and targets:
       `examples`, their number; the metrics of the task's metric functions, in the units of `common.metrics`; and, with
       the prefix `most_frequent_`, the metrics of predictions if the answer is always the most frequent one of these
@@ -53,8 +52,6 @@ def evaluate(
       UserError: as `perplexity.evaluate`; a task without metric functions, or one that needs more than targets and
         predictions or scores; a metric outside its declared range; a split without examples or labels.
     """
-    if prompted is not None:
-        return few_shot.evaluate(lm, run, task, prompted, show_progress)
     if whole is not None:
         return scoring.evaluate(lm, run, task, whole, show_progress)
     name, _, split = task.partition(":")
@@ -155,7 +152,7 @@ def _values(function: Callable[..., dict[str, Any]], targets: Any, answers: Any,
             continue
         metric = declarations.declared(name) or declarations.Metric()
         value = metric.from_percent(float(value)) if is_percent else float(value)
-        if not declarations.fits(metric, value):
+        if metric.range is not None and not declarations.fits(metric, value):
             low, high = metric.range
             raise UserError(
                 f"a metric function returns {name} {value:g}, which is declared as a {metric.unit} from {low:g} to "
@@ -172,16 +169,19 @@ class _Answerer:
         self._lm, self._length, self._size = lm, perplexity.lengths(lm, run)[0], run.evaluation.batch_size
         self._how = run.evaluation.decoding
         self._special = objectives.Special.of(run.vocabulary, lm.vocabulary.vocab_size, run.vocabulary.sentinels)
-        self._rows = config.reader_config(run).example_rows(self._special)
+        example_rows = config.reader_config(run).example_rows(self._special)
+        if example_rows is None:
+            raise UserError(f"'{task}' has no inputs and targets: name another task")
+        self._rows = example_rows
         self._bar = partial(perplexity.bar, total=len(examples), unit="example", show=show_progress)
         self._task = task
         texts = [text for example in examples for text in (example.inputs, example.targets)]
-        ids = [list(found) for found, _ in lm.vocabulary.encode_offsets(texts)]
+        ids = [np.asarray(ids, np.int64) for ids, _ in lm.vocabulary.encode_offsets(texts)]
         self._examples = list(zip(ids[::2], ids[1::2], strict=True))
 
     def answers(self) -> list[str]:
         """What the model says to each example's inputs."""
-        prompts = [self._rows.prompt(inputs, self._length) for inputs, _ in self._examples]
+        prompts = [self._rows.prompt(inputs.tolist(), self._length) for inputs, _ in self._examples]
         limit = self._rows.target_length or self._rows.lengths(self._length)[1]
         how = self._how.changed(max_new_tokens=self._how.max_new_tokens or limit, num_return_sequences=1)
         write = self._lm.writer(how=how)
@@ -206,7 +206,7 @@ class _Answerer:
 
 
 @partial(jax.jit, static_argnames="model")
-def _log_likelihoods(model, params, batch):
+def _log_likelihoods(model: Module, params: Any, batch: dict[str, Any]) -> Float[Array, " batch"]:
     """Sums of the targets' log-probabilities under `target_weights`, float32 [B]."""
     log_probs = jax.nn.log_softmax(model.apply({"params": params}, **model.model.read(batch)))
     of_targets = jnp.take_along_axis(log_probs, batch["targets"][..., None], axis=-1)[..., 0]

@@ -111,6 +111,8 @@ class _Watch:
         if self._given:
             return list(config.read_sources(task_mixtures.expanded(self._given)))
         described = run_directory.read(self._workdir)
+        if described is None:
+            raise UserError(f"{self._workdir} has checkpoints and no config.json: put it back")
         return list(config.read_sources(config.from_saved(described["config"], described.get("modules"))))
 
     def _evaluate(self, step: int) -> None:

@@ -6,7 +6,8 @@ scores ridge regression; of each word the tag that it has most often.
 """
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from scipy import sparse
@@ -49,22 +50,22 @@ def choices(train: Sequence[Record], test: Sequence[Record]) -> np.ndarray:
     """
     from sklearn.linear_model import LogisticRegression
 
-    def alone(records):
-        return [Record(record.text, (choice,)) for record in records for choice in record.others]
+    def alone(records: Sequence[Record]) -> list[Record]:
+        return [Record(record.text, (choice,)) for record in records for choice in record.others or ()]
 
-    right = [number == record.values["label"] for record in train for number in range(len(record.others))]
+    right = [number == record.values["label"] for record in train for number in range(len(record.others or ()))]
     count = _counter(alone(train))
     model = LogisticRegression(C=10, max_iter=1000).fit(count(alone(train)), right)
     chances = model.predict_proba(count(alone(test)))[:, 1]
     return chances.reshape(len(test), -1).argmax(1)
 
 
-def _counter(records: Sequence[Record]):
+def _counter(records: Sequence[Record]) -> Callable[[Sequence[Record]], Any]:
     """What makes of records a matrix [records, features]: of each text the weighted words and pairs of them."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     # Logarithms of counts and a weak prior: the best of what was tried on the reviews that come with the package.
-    def texts(records):
+    def texts(records: Sequence[Record]) -> Any:
         return zip(*((record.text, *(record.others or ())) for record in records), strict=True)
 
     fitted = [TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True).fit(of) for of in texts(records)]

@@ -12,7 +12,7 @@ from plm_jax.common.errors import UserError
 from plm_jax.data.vocabularies import Vocabulary
 
 # The masks of BERT and RoBERTa, as texts write them.
-MASKS = ("[MASK]", "<mask>")
+MASKS: tuple[str, ...] = ("[MASK]", "<mask>")
 SENTINEL = re.compile(r"<extra_id_(\d+)>")
 
 

@@ -22,10 +22,10 @@ from jaxtyping import Array, Bool, Float, Int, Int32, Integer
 from plm_jax.common import keys
 from plm_jax.common.errors import UserError
 from plm_jax.generation import beams, infilling, sampling
-from plm_jax.generation.constraints import Ends, Prompt, Rules
+from plm_jax.generation.constraints import Ends, Rules
 from plm_jax.generation.decoding_config import DecodingConfig
 from plm_jax.generation.sampling import END, Sampling
-from plm_jax.models import stack
+from plm_jax.models import TransformerConfig, stack
 from plm_jax.models.protocol import ModelConfig, Module
 
 MAX_NEW_TOKENS = 50  # Default of `DecodingConfig.max_new_tokens` for a continuation.
@@ -125,13 +125,17 @@ def _static(decoding: DecodingConfig) -> DecodingConfig:
 
 
 def _rules(decoding: DecodingConfig, limit: int, eos_ids: tuple[int, ...], vocab_size: int | None) -> Rules:
-    if isinstance(decoding.forced_prefix, str) and decoding.forced_prefix:
-        raise UserError(f"forced_prefix is '{decoding.forced_prefix}': give ids, where there is no vocabulary")
+    if isinstance(decoding.forced_prefix, str):
+        if decoding.forced_prefix:
+            raise UserError(f"forced_prefix is '{decoding.forced_prefix}': give ids, where there is no vocabulary")
+        prefix = ()
+    else:
+        prefix = decoding.forced_prefix
     if decoding.min_new_tokens > limit:
         raise UserError(f"min_new_tokens is {decoding.min_new_tokens}, max_new_tokens {limit}: give more of these")
     forced = (
         *([] if decoding.forced_bos_token_id is None else [decoding.forced_bos_token_id]),
-        *decoding.forced_prefix,
+        *prefix,
     )
     if len(forced) > limit:
         raise UserError(f"{len(forced)} tokens are forced, max_new_tokens is {limit}: force fewer, or raise it")
@@ -153,7 +157,8 @@ def _check(model: ModelConfig, prompts: Sequence[Sequence[int]], rules: Rules) -
     positions, longest, limit = model.num_positions, max(map(len, prompts)), rules.max_new_tokens
     if positions is None:
         return
-    together = not model.has_decoder and not model.attention.position.counts_blanks
+    counts_blanks = isinstance(model, TransformerConfig) and model.attention.position.counts_blanks
+    together = not model.has_decoder and not counts_blanks
     if (longest + limit if together else max(longest, limit)) > positions:
         raise UserError(
             f"{longest} prompt tokens and {limit} new ones exceed the model's {positions} positions: "
@@ -185,7 +190,7 @@ def _forward(
       cache: cache after the previous call.
     """
 
-    def logits(module):
+    def logits(module: Any) -> jax.Array:
         if source_mask is None:
             features = module.features(tokens, visible, cache_index=index, **positions)
         else:
@@ -204,7 +209,7 @@ def _generate(
     model: Module,
     params: Any,
     source: tuple[jax.Array, jax.Array] | None,
-    prompt: Prompt,
+    prompt: tuple[jax.Array, jax.Array],
     positions: dict[str, jax.Array] | None,
     sampler: Sampling | None,
     stops: jax.Array | None,
@@ -247,7 +252,7 @@ def _generate(
         extend = partial(sampling.extend, sampling=sampler, top_k=decoding.top_k, key=key)
     extend = partial(extend, prompt=prompt, rules=rules, ends=ends)
 
-    def body(carry):
+    def body(carry: Any) -> Any:
         step, state, tokens_BK, visible_BKS, cache = carry
         index = slots + (step - 1) * rows
         visible_BKS |= jnp.arange(visible_BKS.shape[-1]) == index + jnp.arange(rows)[:, None]

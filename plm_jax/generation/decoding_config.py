@@ -93,13 +93,19 @@ class DecodingConfig:
 
 
 # Lengths count BART's first token <s>, which it begins each answer with, and its end token.
-_BART = {"length_penalty": 2.0, "early_stopping": True, "no_repeat_ngram_size": 3}
-_BART |= {"forced_bos_token_id": 0, "forced_eos_token_id": 2}
+_BART = DecodingConfig(
+    num_beams=4,
+    length_penalty=2.0,
+    early_stopping=True,
+    no_repeat_ngram_size=3,
+    forced_bos_token_id=0,
+    forced_eos_token_id=2,
+)
 # Published decoding by name.
 PUBLISHED = {
     # Lewis et al. 2020; facebookresearch/fairseq, examples/bart/README.summarization.md.
-    "bart_cnn_dm": DecodingConfig(num_beams=4, min_new_tokens=55, max_new_tokens=141, **_BART),
-    "bart_xsum": DecodingConfig(num_beams=6, min_new_tokens=10, max_new_tokens=61, **_BART | {"length_penalty": 1.0}),
+    "bart_cnn_dm": dataclasses.replace(_BART, min_new_tokens=55, max_new_tokens=141),
+    "bart_xsum": dataclasses.replace(_BART, num_beams=6, min_new_tokens=10, max_new_tokens=61, length_penalty=1.0),
     # Raffel et al. 2020, for translation and summaries; Brown et al. 2020 §2.4 for GPT-3's answers in free form.
     "t5": DecodingConfig(num_beams=4, length_penalty=0.6, length_penalty_form="gnmt", early_stopping="never"),
 }

@@ -136,7 +136,7 @@ def _target_scores(
     features_BTD = jnp.take_along_axis(features_BLD, positions_BT[..., None], axis=1)
     at_once = min(positions_BT.size, _power_below(max(1, LOGITS_AT_ONCE // model.model.vocab_size)))
 
-    def score_block(block):
+    def score_block(block: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         features_CD, targets_C = block
         logits_CV = model.apply({"params": params}, features_CD[None], method="logits")[0].astype(jnp.float32)
         target_logits_C = jnp.take_along_axis(logits_CV, targets_C[:, None], axis=1)[:, 0]

@@ -36,7 +36,7 @@ class Pretrained:
         others; empty for a model that is not from Hugging Face.
     """
 
-    model: models.TransformerConfig
+    model: models.ModelConfig
     params: Mapping[str, Any]
     special_ids: Mapping[str, Any] = field(default_factory=dict)
     vocabulary: str | None = None

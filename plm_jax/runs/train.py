@@ -6,7 +6,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 
 from plm_jax import config
@@ -150,7 +150,7 @@ def _train(
 
 
 @contextlib.contextmanager
-def _flags_of(run: config.Run, config_flags: Sequence[str] | None) -> Iterator[Sequence[str]]:
+def _flags_of(run: config.Run, config_flags: Sequence[str] | None) -> Generator[Sequence[str]]:
     """Yields flags with which `prepare` reads a run, from a temporary config file if `config_flags` is None."""
     if config_flags is not None:
         yield config_flags

@@ -1,7 +1,7 @@
 """Encoders: they fill single tokens that are masked."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from jaxtyping import Array, Shaped
@@ -12,7 +12,7 @@ from plm_jax.generation import blanks, decoding, scoring_rows
 from plm_jax.generation.blanks import FilledText
 from plm_jax.generation.scoring_rows import ScoringRow
 from plm_jax.generation.strategies.strategy import Strategy, check_masks, head_output
-from plm_jax.models import electra
+from plm_jax.models import TransformerConfig, electra
 from plm_jax.models.protocol import Module
 
 
@@ -21,7 +21,8 @@ class EncoderStrategy(Strategy):
 
     @override
     def num_positions(self, arrays: dict[str, np.ndarray]) -> int:
-        if "mask" in arrays and self.config.attention.position.skips_padding:
+        skips_padding = isinstance(self.config, TransformerConfig) and self.config.attention.position.skips_padding
+        if "mask" in arrays and skips_padding:
             return int(arrays["mask"].sum(axis=1).max(initial=0))
         return super().num_positions(arrays)
 
@@ -29,7 +30,8 @@ class EncoderStrategy(Strategy):
     def encode(self, text: str) -> list[int]:
         if not any(mask in text for mask in blanks.MASKS):
             raise UserError(f"there is no {blanks.MASKS[0]} in '{text}': write one where a token is missing")
-        marks = dict.fromkeys(blanks.MASKS, self.text.special_ids["mask_token_id"])
+        mask_id: int = self.text.special_ids["mask_token_id"]
+        marks = dict.fromkeys(blanks.MASKS, mask_id)
         return [*self.text.before, *blanks.encode(self.text.vocabulary, text, marks), *self.text.after]
 
     @override
@@ -101,4 +103,7 @@ class ElectraStrategy(EncoderStrategy):
     @override
     def token_model(self) -> tuple[Module, Any]:
         self.head(None)
-        return electra.generator(self.model, self.params)
+        if not isinstance(self.model, electra.Electra):
+            raise TypeError(f"{type(self.model).__name__} has no generator")
+        generator, params = electra.generator(self.model, self.params)
+        return cast(Module, generator), params

@@ -131,6 +131,10 @@ class Strategy:
         """Answers prompts, texts or ids; the options are those of `LanguageModel.generate`."""
         raise UserError(f"a model of kind '{self.config.kind}' writes no text: use `hidden_states` or `logits`")
 
+    def to_text(self, prompt: Sequence[int], answer: Sequence[int]) -> str:
+        """Returns the text of an answer to a prompt."""
+        raise UserError(f"a model of kind '{self.config.kind}' writes no text: use `hidden_states` or `logits`")
+
     def fill(self, texts: Sequence[str], top_k: int) -> list[FilledText]:
         """Fills the masks of texts, with `top_k` candidates for each mask."""
         raise UserError("this model is no masked one, or has no mask in its vocabulary: use `generate`")
@@ -257,10 +261,6 @@ class Writer(Strategy):
         if how.num_return_sequences == 1:
             return [to_text(prompt, answer) for prompt, answer in written]
         return [[to_text(prompt, answer) for answer in answers] for prompt, answers in written]
-
-    def to_text(self, prompt: Sequence[int], answer: Sequence[int]) -> str:
-        """Returns the text of an answer."""
-        raise NotImplementedError
 
 
 def move_spaces(context: str, continuation: str) -> tuple[str, str]:

@@ -14,7 +14,8 @@ def top_k(x: Float[Array, "*rows vocab"], k: int) -> tuple[Float[Array, "*rows {
     Equals `jax.lax.top_k`. The k largest values are in the k blocks of the largest maxima, so only these are sorted.
     """
     if x.shape[-1] <= 4 * _BLOCK * k:
-        return jax.lax.top_k(x, k)
+        largest, index = jax.lax.top_k(x, k)
+        return largest, index
     blocks = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % _BLOCK)], constant_values=-jnp.inf)
     blocks = blocks.reshape(*x.shape[:-1], -1, _BLOCK)
     # In index order, so that equal values keep it.

@@ -4,21 +4,22 @@ import json
 import shutil
 import subprocess
 import sys
-import types
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import plm_jax
-import plm_jax.training
 from plm_jax import config, models, objectives
 from plm_jax.common.errors import UserError
 from plm_jax.data import vocabularies
 from plm_jax.evaluation import perplexity
 from plm_jax.generation import decoding
-from plm_jax.runs import checkpoint_formats
+from plm_jax.runs import checkpoint_formats, checkpoints
 from tests import golden
+
+# Paths of the checkpoints whose parameters were loaded.
+ASKED = []
 
 
 class Letters:
@@ -59,10 +60,8 @@ def make_workdir(tmp_path, monkeypatch):
     """Makes a run directory whose checkpoints hold a model."""
 
     def make(pretrained, run):
-        asked = []
-
         def load_params(path):
-            asked.append(path)
+            ASKED.append(str(path))
             return pretrained.params, run, {"step": 7, "vocabulary_id": identity(run) or "abc"}
 
         def identity(run):
@@ -71,9 +70,7 @@ def make_workdir(tmp_path, monkeypatch):
             own = replace(run.vocabulary, spec=spec)
             return vocabularies.identity(vocabularies.load_plain(own)) if folder.exists() else None
 
-        monkeypatch.setattr(
-            plm_jax.training, "checkpoints", types.SimpleNamespace(load_params=load_params, asked=asked), raising=False
-        )
+        monkeypatch.setattr(checkpoints, "load_params", load_params)
         (tmp_path / "run" / "checkpoints" / "7").mkdir(parents=True)
         (tmp_path / "run" / "config.json").write_text(json.dumps({"config": config.to_dict(run)}))
         return tmp_path / "run"
@@ -359,7 +356,7 @@ def test_a_run_directory_and_its_checkpoints_load(workdir):
     want = plm_jax.load(golden.FOLDER / "gpt2").logits(tokens)
     for path in (workdir, workdir / "checkpoints" / "7"):
         lm = plm_jax.load(path)
-        assert plm_jax.runs.checkpoints.asked.pop() == str(path)
+        assert ASKED.pop() == str(path)
         np.testing.assert_array_equal(lm.logits(tokens), want)
         assert lm.run == run_of(lm.config)
         assert (lm.workdir, lm.step, lm.vocabulary_id) == (str(workdir), 7, "abc")
@@ -443,3 +440,14 @@ def test_paths_without_a_model_are_refused(tmp_path):
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(UserError, match="damaged"):
         plm_jax.load(tmp_path)
+
+
+def test_the_public_names_of_the_package_are_there():
+    assert {getattr(plm_jax, name).__name__ for name in plm_jax.__all__ if name != "__version__"} == {
+        "LanguageModel",
+        "evaluate",
+        "finetune",
+        "load",
+        "pretrain",
+    }
+    assert set(plm_jax.__all__) <= set(dir(plm_jax))

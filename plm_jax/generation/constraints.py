@@ -1,4 +1,4 @@
-"""What answers must and must not hold, as scores of the next tokens.
+"""Constraints of answers, as scores of the next tokens.
 
 Shapes: B prompts, K answers to each, P slots of the decoder's prompt, N new tokens, T tokens of a history, V
 vocabulary, S states.
@@ -19,7 +19,7 @@ Step = int | Integer[Array, ""]
 
 
 class Rules(NamedTuple):
-    """Which tokens are allowed where; static.
+    """Constraints that a program is compiled for.
 
     Attributes:
       max_new_tokens, min_new_tokens, no_repeat_ngram_size, forced_eos_token_id: fields of `DecodingConfig`.

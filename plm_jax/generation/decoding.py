@@ -74,11 +74,7 @@ def generate(
     limit = decoding.max_new_tokens or MAX_NEW_TOKENS
     rules = _rules(decoding, limit, tuple(eos_ids), vocab_size)
     _check(model.model, prompts, rules)
-    slots = num_slots(max(map(len, prompts)))
-    if model.model.has_decoder:
-        source, prompt = pad(prompts, slots), pad([[start_id]] * len(prompts), 1)
-    else:
-        source, prompt = None, pad(prompts, slots, left=True)
+    source, prompt = _padded_inputs(prompts, start_id if model.model.has_decoder else None)
     new_BKN = _generate(
         model,
         params,
@@ -92,8 +88,20 @@ def generate(
         rules=rules,
         has_prefix=has_prefix,
     )
-    answers = [[[int(token) for token in row if token != END] for row in rows] for rows in np.asarray(new_BKN)]
+    answers = [[_without_end(row) for row in rows] for rows in np.asarray(new_BKN)]
     return answers if decoding.num_return_sequences > 1 else [first for (first,) in answers]
+
+
+def _padded_inputs(prompts: Sequence[Sequence[int]], start_id: int | None) -> tuple[Any, Any]:
+    """Returns ids and mask of the encoder, None without `start_id`, and ids and mask of the decoder."""
+    slots = num_slots(max(map(len, prompts)))
+    if start_id is None:
+        return None, pad(prompts, slots, left=True)
+    return pad(prompts, slots), pad([[start_id]] * len(prompts), 1)
+
+
+def _without_end(row: np.ndarray) -> list[int]:
+    return [int(token) for token in row if token != END]
 
 
 def num_slots(length: int) -> int:
@@ -204,6 +212,14 @@ def _forward(
     return logits_BLV.at[..., vocab_size:].set(-jnp.inf) if vocab_size else logits_BLV, updated["cache"]
 
 
+def _last_positions(positions: dict[str, jax.Array], slots: int, limit: int, rows: int) -> dict[str, jax.Array]:
+    """Returns the positions of the last token of each prompt, and for several answers the position of each slot."""
+    last = {name: value[:, -1:] if value.ndim == 2 else value for name, value in positions.items()}
+    if rows > 1:
+        last["slot_places"] = jnp.append(jnp.arange(slots), slots + jnp.repeat(jnp.arange(limit), rows))
+    return last
+
+
 @partial(jax.jit, static_argnames=("model", "decoding", "rules", "has_prefix"))
 def _generate(
     model: Module,
@@ -219,13 +235,7 @@ def _generate(
     rules: Rules,
     has_prefix: bool,
 ) -> Integer[Array, "batch answers new"]:
-    """Returns new tokens, END from the end token on.
-
-    Args:
-      source: tokens and mask of the encoder of an encoder-decoder.
-      prompt: tokens and mask of the decoder.
-      positions: positions of `prompt` for a decoder that fills blanks.
-    """
+    """Returns new tokens, END from the end token on. `positions` are those of a decoder that fills blanks."""
     tokens_BP, mask_BP = prompt
     batch, slots = tokens_BP.shape
     limit, rows = rules.max_new_tokens, max(decoding.num_beams, decoding.num_return_sequences)
@@ -239,14 +249,11 @@ def _generate(
         positions["prefix_lengths"] = jnp.full(batch, slots)
     forward = partial(_forward, model, stack.apart(params), rules.vocab_size)
     logits_B1V, cache = forward(tokens_BP, filled_BS, positions, 0, source_mask, memory)
-    last = {name: value[:, -1:] if value.ndim == 2 else value for name, value in positions.items()}
-    if rows > 1:
-        last["slot_places"] = jnp.append(jnp.arange(slots), slots + jnp.repeat(jnp.arange(limit), rows))
+    last = _last_positions(positions, slots, limit, rows)
 
     ends = Ends(jnp.array(rules.eos_ids, jnp.int32), stops)
     if decoding.num_beams > 1:
-        first_state = beams.initial(batch, rows, limit, ends)
-        extend = partial(beams.extend, decoding=decoding)
+        first_state, extend = beams.initial(batch, rows, limit, ends), partial(beams.extend, decoding=decoding)
     else:
         first_state = sampling.initial(batch, rows, limit, ends)
         extend = partial(sampling.extend, sampling=sampler, top_k=decoding.top_k, key=key)

@@ -1,4 +1,4 @@
-"""How a model's answers are decoded: searched or drawn, how long they are, what they must and must not hold."""
+"""Settings of decoding: search or sampling, length, and constraints."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -77,10 +77,10 @@ class DecodingConfig:
         for name in options:
             if name not in names:
                 raise UserError(f"there is no option '{name}': {nearest(name, names)}")
-        given = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
-        if isinstance(alone := given.get("stop_strings"), str):
-            given["stop_strings"] = (alone,)
-        return trees.parse(DecodingConfig, {name: getattr(self, name) for name in names} | given, "decoding")
+        changes = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
+        if isinstance(alone := changes.get("stop_strings"), str):
+            changes["stop_strings"] = (alone,)
+        return trees.parse(DecodingConfig, {name: getattr(self, name) for name in names} | changes, "decoding")
 
     @property
     def is_sampled(self) -> bool:
@@ -88,7 +88,11 @@ class DecodingConfig:
         return bool(self.temperature)
 
     def penalty(self, length: Any) -> Any:
-        """What the log-probability of a hypothesis of so many tokens, a number or an array, is divided by."""
+        """Returns the length penalty of hypotheses, by which their log-probability is divided.
+
+        Args:
+          length: number of tokens, or an array of them.
+        """
         return (length if self.length_penalty_form == "power" else (5 + length) / 6) ** self.length_penalty
 
 

@@ -1,4 +1,4 @@
-"""How GLM fills blanks, one after another behind the text: positions, prompts and answers.
+"""GLM's blank infilling, one blank after another behind the text: positions, prompts and answers.
 
 Part A is a prompt with masks. Each sop behind it begins the filling of the next mask, as in the rows of
 `objectives.BlankInfilling`.

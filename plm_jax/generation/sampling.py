@@ -16,7 +16,7 @@ END = -1  # Stands in answers from the end token on.
 
 
 class Sampling(NamedTuple):
-    """How the next token is drawn; what is not None is traced, so that a new value compiles nothing."""
+    """Settings of sampling. Values that are not None are traced, so that a new value compiles nothing."""
 
     temperature: Any
     top_p: Any = None

@@ -60,7 +60,7 @@ class LanguageModel:
 
     @property
     def strategy(self) -> Strategy:
-        """How the model reads and writes."""
+        """The strategy of the model's architecture, which reads ids and writes text."""
         decoding = DecodingConfig() if self.run is None else self.run.evaluation.decoding
         return strategies.build(self.model, self.params, self.text_format, decoding)
 
@@ -212,19 +212,20 @@ class LanguageModel:
         seed: int = 0,
         **options: Any,
     ) -> list[Any]:
-        """What the model makes of each prompt: texts of texts, ids of ids.
+        """Answers each prompt: texts with texts, ids with ids.
 
-        A decoder gives the continuation, without the prompt; before that it reads what began its texts in training. An
-        empty prompt starts from there or, where nothing did, from what stood between documents. One that was trained to
-        fill blanks, written `[MASK]`, `[sMASK]` or `[gMASK]`, gives the prompt with all of them filled, or the
-        continuation if it has none. An encoder gives the prompt with the most probable token in place of each `[MASK]`
-        or `<mask>`, as `fill` does. An encoder-decoder gives its answer, but where the prompt has blanks, written
-        `<extra_id_0>`, `<extra_id_1>` …, the prompt with what it answers for them put in. Where it was trained to mend
-        texts, its answer is the whole text, and `[MASK]` or `<mask>` in the prompt stands for what is missing.
+        A decoder returns the continuation without the prompt. It reads the ids that began its texts in training first.
+        An empty prompt starts from these ids or, if there were none, from the separator of documents. A decoder that
+        was trained to fill blanks, written `[MASK]`, `[sMASK]` or `[gMASK]`, returns the prompt with every blank
+        filled, or the continuation of a prompt without blanks. An encoder returns the prompt with the most probable
+        token in place of each `[MASK]` or `<mask>`, as `fill` does. An encoder-decoder returns its answer. If the
+        prompt has blanks, written `<extra_id_0>`, `<extra_id_1>` …, it returns the prompt with its answers in them. If
+        it was trained to restore texts, its answer is the whole text, and `[MASK]` or `<mask>` in the prompt stands
+        for missing text.
 
-        Ids, as lists or an array [B, L], are taken as they are, nothing put before or behind them, and need no
-        vocabulary. A decoder gives the ids that follow, an encoder-decoder those of its answer, without what begins or
-        ends it; what fills blanks gives the prompt's ids with those of the masks replaced, of which there must be one.
+        Ids, as lists or an array [B, L], are read as they are, without further ids around them, and need no
+        vocabulary. A decoder returns the ids that follow, an encoder-decoder those of its answer without the ids that
+        begin or end it. A model that fills blanks returns the prompt's ids with every mask replaced; there must be one.
 
         Args:
           prompts: texts or ids.
@@ -233,11 +234,11 @@ class LanguageModel:
             defaults are those of the run's `evaluation.decoding`. An encoder takes none.
 
         Returns:
-          One answer to each prompt, of the kind that the prompts are; with `num_return_sequences` above 1 a list of
-          answers to each, of beams the best first.
+          One answer to each prompt, a text or ids like the prompt. With `num_return_sequences` above 1, a list of
+          answers to each prompt; of beams the best comes first.
 
         Raises:
-          UserError: as `decoding.generate`, an option that there is not, or that does nothing for such a model.
+          UserError: a prompt or an option does not fit the model.
         """
         checked = inputs.prompts(prompts)
         in_text = all(isinstance(prompt, str) for prompt in checked)
@@ -252,16 +253,20 @@ class LanguageModel:
         contexts: Prompts,
         continuations: Prompts,
     ) -> list[ContinuationScore]:
-        """How probable each continuation is after its context: the sum over its tokens, nats, and whether it is greedy.
+        """Scores each continuation of a context by the sum of its tokens' log-probabilities, in nats.
 
-        Of texts, what a decoder is asked for is what the tokens of both together have behind those of the context, to
-        whose end no white space belongs; an empty context is what stood before texts in training. An encoder-decoder
-        reads the context as a prompt and is asked for the continuation as its answer, without what begins or ends one.
-        Ids are taken as they are. Of a context that is too long the last tokens are read.
+        For texts, a decoder scores the tokens of both texts together that follow the tokens of the context. White
+        space at the end of the context belongs to the continuation. An empty context stands for the ids that preceded
+        texts in training. An encoder-decoder reads the context as a prompt and scores the continuation as its answer,
+        without the ids that begin or end one. Ids are read as they are. Of a context that is too long, the model reads
+        the last tokens.
+
+        Returns:
+          The log-likelihood of each continuation, and whether greedy decoding would produce it.
 
         Raises:
-          UserError: contexts and continuations that do not go together, a continuation without tokens or with more than
-            the model's positions, a model that continues no text.
+          UserError: contexts and continuations do not match, a continuation has no tokens or more than the model has
+            positions, or the model continues no text.
         """
         rows_before, rows_after = inputs.prompts(contexts), inputs.prompts(continuations)
         if len(rows_before) != len(rows_after):

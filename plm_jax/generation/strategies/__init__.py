@@ -1,4 +1,4 @@
-"""How models read and write: one strategy for each architecture, and one for decoders that fill blanks."""
+"""Reading and writing by architecture: one strategy for each architecture, and one for decoders that fill blanks."""
 
 from typing import Any
 

@@ -25,7 +25,7 @@ HEADS = ("sentence_pair", "discriminator", "backward", TASK)
 
 
 class Strategy:
-    """How models of one architecture read ids and write text. The base class reads ids and writes nothing.
+    """Reads ids and writes text with models of one architecture. The base class reads ids and writes nothing.
 
     Attributes:
       model: the Linen module.

@@ -38,7 +38,7 @@ def main() -> None:
     going_on = [path for path in runs if run_directory.has_checkpoint(path)]
     if not going_on:
         checks.refuse_unused(run)
-    from plm_jax.data import preparation
+    from plm_jax.runs import preparation
 
     keeps = ", ".join(going_on) if not _ALLOW_CHANGES.value else ""
     preparation.prepare_if_needed(run, [*_CONFIG.arguments(), f"--from={source}"], trained=keeps)

@@ -38,8 +38,7 @@ def main() -> None:
             from plm_jax.runs import transfer
 
             run, arguments = transfer.resolve(run, _FROM.value), [*arguments, f"--from={_FROM.value}"]
-    from plm_jax.data import preparation
-    from plm_jax.runs import run_directory
+    from plm_jax.runs import preparation, run_directory
 
     goes_on = run_directory.has_checkpoint(workdir)
     if not goes_on:

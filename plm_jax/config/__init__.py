@@ -9,6 +9,7 @@ from plm_jax.common.special_ids import NAMES as SPECIALS
 from plm_jax.common.trees import brief, differences, to_config_dict, to_dict
 from plm_jax.config.decoding import PUBLISHED as PUBLISHED_DECODINGS
 from plm_jax.config.decoding import DecodingConfig
+from plm_jax.config.expansion import expand_mixtures
 from plm_jax.config.phases import mesh_of, read_sources, reader_config, resolve_phases, target_length
 from plm_jax.config.reading import choose, from_dict, from_saved, model_from_saved, modules, resolve
 from plm_jax.config.run import Run
@@ -126,6 +127,7 @@ __all__ = [
     "brief",
     "choose",
     "differences",
+    "expand_mixtures",
     "from_dict",
     "from_saved",
     "mesh_of",

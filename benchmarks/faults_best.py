@@ -55,15 +55,14 @@ def make_base(folder: pathlib.Path, steps: int = 4) -> Base:
     import dataclasses
 
     from plm_jax import config
-    from plm_jax.data import prepare
-    from plm_jax.runs import checkpoint_formats, loop, transfer
+    from plm_jax.runs import checkpoint_formats, loop, preparation, transfer
 
     moods.write(folder)
     train = dataclasses.replace(moods.RUN.train, epochs=None, steps=steps)
     page = config.resolve(config.to_config_dict(dataclasses.replace(moods.RUN, train=train)), str(folder / "moods.py"))
     run = transfer.resolve(page, str(folder / "encoder"))
     with contextlib.redirect_stdout(sys.stderr):
-        prepare.prepare(run, show_progress=False)
+        preparation.prepare(run, show_progress=False)
     loop.pretrain(run, str(folder / "run"))
     best = folder / "run/checkpoints/best"
     other = replica(best, folder / "other/checkpoints/best", run_id="0123456789abcdef")

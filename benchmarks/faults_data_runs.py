@@ -123,7 +123,7 @@ RUNS: dict[str, Callable[[pathlib.Path], config.Run]] = {
 
 def make(root: pathlib.Path) -> None:
     """Writes texts and the caches of all runs, prepared as `prepare` does, but for the long one."""
-    from plm_jax.data import prepare
+    from plm_jax.runs import preparation
 
     root.mkdir()
     rng = random.Random(0)
@@ -147,7 +147,7 @@ def make(root: pathlib.Path) -> None:
     storage.write(str(root / "questions.jsonl"), rows(80, question))
     storage.write(str(root / "examples.jsonl"), rows(200, lambda i: {"a": sentence(), "b": sentence()}))
     for name in ("causal", "questions", "examples", "words"):
-        prepare.prepare(RUNS[name](root), show_progress=False)
+        preparation.prepare(RUNS[name](root), show_progress=False)
     _make_long(root)
     for name in set(RUNS) - {"afar"}:
         read(root, name)  # Which makes the indices of layouts.

@@ -34,9 +34,9 @@ def main() -> None:
         from plm_jax.runs import transfer
 
         run = transfer.resolve(run, _FROM.value)
-    from plm_jax.data import prepare
+    from plm_jax.runs import preparation
 
-    prepare.prepare(run, _OUTPUT.value, beam_options=options if _RUNNER.value == "beam" else None)
+    preparation.prepare(run, _OUTPUT.value, beam_options=options if _RUNNER.value == "beam" else None)
 
 
 if __name__ == "__main__":

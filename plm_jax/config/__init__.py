@@ -7,6 +7,7 @@ A config page builds a `Run` and returns `to_config_dict(run)`; the command line
 from plm_jax.common.phases import Phase
 from plm_jax.common.special_ids import NAMES as SPECIALS
 from plm_jax.common.trees import brief, differences, to_config_dict, to_dict
+from plm_jax.config.expansion import expand_mixtures
 from plm_jax.config.phases import mesh_of, read_sources, reader_config, resolve_phases, target_length
 from plm_jax.config.reading import choose, from_dict, from_saved, model_from_saved, modules, resolve
 from plm_jax.config.run import Run
@@ -126,6 +127,7 @@ __all__ = [
     "brief",
     "choose",
     "differences",
+    "expand_mixtures",
     "from_dict",
     "from_saved",
     "mesh_of",

@@ -12,7 +12,6 @@ from plm_jax.common import package, trees, users
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.config import checks
 from plm_jax.config.run import Run
-from plm_jax.data.sources.source import RegisteredSource
 from plm_jax.models import ModelConfig
 
 # What a path begins with that counts from this package's folder, as `package:data/corpora/sotu.jsonl.gz`.
@@ -68,8 +67,7 @@ def _told(modules: users.Record | None) -> Generator[None]:
 
 def modules(run: Run) -> set[str]:
     """The Python modules that a run names: those that register its sources' tasks, and those of its segmenters."""
-    registering = {source.module for source in run.data.sources.values() if isinstance(source, RegisteredSource)}
-    return registering | {name.partition(":")[0] for name in run.data.segmenters.values()}
+    return run.data.modules
 
 
 def choose(table: dict[str, Any], name: str) -> Any:

@@ -8,7 +8,7 @@ from plm_jax.common import ranges, seeds
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.common.phases import Phase
 from plm_jax.data.layouts import Blocks, Layout, begins_with
-from plm_jax.data.sources.source import InputsTargetsSource, Source
+from plm_jax.data.sources.source import InputsTargetsSource, RegisteredSource, Source
 from plm_jax.data.vocabulary_config import VocabularyConfig
 
 
@@ -74,6 +74,12 @@ class DataConfig:
     def has_inputs_targets(self) -> bool:
         """Whether a source has examples with inputs and targets."""
         return any(isinstance(source, InputsTargetsSource) for source in self.sources.values())
+
+    @property
+    def modules(self) -> set[str]:
+        """The Python modules that register the sources' tasks, and those of the segmenters."""
+        registering = {source.module for source in self.sources.values() if isinstance(source, RegisteredSource)}
+        return registering | {name.partition(":")[0] for name in self.segmenters.values()}
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,9 @@ from typing import Any
 from plm_jax import config
 from plm_jax.common import metrics as declarations
 from plm_jax.common.errors import UserError
-from plm_jax.data import preparation
-from plm_jax.data.sources import task_mixtures
 from plm_jax.evaluation import few_shot, perplexity, scoring, task_metrics
 from plm_jax.inference.language_model import LanguageModel
+from plm_jax.runs import preparation
 
 # By the tasks, SOURCE or SOURCE:SPLIT.
 Metrics = dict[str, dict[str, float]]
@@ -22,7 +21,7 @@ def run_of(lm: LanguageModel, given: config.Run | None) -> config.Run:
       UserError: it has none.
     """
     if given is not None:
-        return task_mixtures.expanded(given)
+        return config.expand_mixtures(given)
     if lm.run is None:
         raise UserError(
             "the checkpoint has no data: name files of text, as in --texts='*.txt', or a config by --config whose data "

@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from plm_jax import config
 from plm_jax.common import leases, sealing, storage
 from plm_jax.common.errors import UserError
-from plm_jax.data.sources import task_mixtures
 from plm_jax.evaluation import perplexity, prepared, samples
 from plm_jax.inference import language_model
 from plm_jax.runs import checkpoint_folders as folders
@@ -109,7 +108,7 @@ class _Watch:
         if self._tasks:
             return list(self._tasks)
         if self._given:
-            return list(config.read_sources(task_mixtures.expanded(self._given)))
+            return list(config.read_sources(config.expand_mixtures(self._given)))
         described = run_directory.read(self._workdir)
         if described is None:
             raise UserError(f"{self._workdir} has checkpoints and no config.json: put it back")

@@ -19,7 +19,6 @@ from typing import Any
 from plm_jax import config
 from plm_jax.common import leases, storage, users
 from plm_jax.common.errors import UserError
-from plm_jax.data.sources import task_mixtures
 from plm_jax.runs import run_directory, transfer, workdir_lock
 from plm_jax.runs.telemetry import read_lines
 
@@ -156,7 +155,7 @@ def _metrics(member: Member) -> dict[str, float]:
     steps = _steps(member)
     rows = [row for row in log if row["step"] == steps]
     found: dict[str, float] = {}
-    for source in config.read_sources(task_mixtures.expanded(member.run)):
+    for source in config.read_sources(config.expand_mixtures(member.run)):
         own = {name: value for row in rows for name, value in row.items() if name.startswith(f"{source}/")}
         if not own:
             return {}
@@ -179,7 +178,7 @@ def _resolved(member: Member) -> config.Run:
     Raises:
       UserError: that checkpoint is not there, or does not fit the config.
     """
-    run = task_mixtures.expanded(member.run)
+    run = config.expand_mixtures(member.run)
     return transfer.resolve(run, run.train.init_from) if run.model.stands_in else run
 
 

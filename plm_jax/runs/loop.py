@@ -12,7 +12,6 @@ import jax
 
 from plm_jax import config
 from plm_jax.common import users
-from plm_jax.data.sources import task_mixtures
 from plm_jax.runs import checkpoint_folders as folders
 from plm_jax.runs import epochs, resume, run_directory, selection, setup, weights_and_biases, workdir_lock
 from plm_jax.runs.callbacks import Callback, Stop, TrainingContext
@@ -54,7 +53,7 @@ def pretrain(
       Interrupted: the run was asked to stop, and its last step is saved.
     """
     began = began or time.time()
-    run = epochs.resolve_steps(task_mixtures.expanded(run))
+    run = epochs.resolve_steps(config.expand_mixtures(run))
     run_directory.read(workdir)
     resumed = resume.find_latest_checkpoint(workdir, run.train.steps, refuse_damaged)
     job = setup.build(run, resumed)

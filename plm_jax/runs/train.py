@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from plm_jax import config
 from plm_jax.common import command_line, progress
 from plm_jax.config import checks
-from plm_jax.data import preparation
-from plm_jax.runs import loop, run_directory, transfer
+from plm_jax.runs import loop, preparation, run_directory, transfer
 from plm_jax.runs.telemetry import read_lines
 
 _CONFIG_FILE = '''"""Config of a run that was started from Python."""

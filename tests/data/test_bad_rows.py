@@ -10,8 +10,9 @@ import pytest
 from plm_jax import config
 from plm_jax.common import trees
 from plm_jax.common.errors import UserError
-from plm_jax.data import cache, prepare
+from plm_jax.data import cache
 from plm_jax.data.sources import corpus, files, tasks
+from plm_jax.runs import preparation
 from tests.data.test_prepare import contents
 
 TEXTS = [f"Document {i}. It counts: {' '.join(map(str, range(i % 23)))}! Ünd aus" for i in range(400)]
@@ -29,7 +30,7 @@ def write(path, rows):
 
 def prepared(run, folder, capsys):
     """The contents of the cache but what tells where documents come from, its manifest, and what was said."""
-    prepare.prepare(run, str(folder), show_progress=False)
+    preparation.prepare(run, str(folder), show_progress=False)
     others = "manifest.json", "files.json", "origin.npy", "checksums.npy"
     found = {name: data for name, data in contents(folder).items() if os.path.basename(name) not in others}
     manifest = cache.read_manifest(os.path.join(folder, "a"))
@@ -66,18 +67,18 @@ def test_bad_lines_are_left_out_counted_and_told(make, tmp_path, capsys):
     assert "bad_rows" not in other and manifest["splits"] == other["splits"]
     # What is done with bad rows is a part of what the cache is.
     with pytest.raises(UserError, match=r"bad.jsonl:9 is not valid JSON"):
-        prepare.prepare(make(run.data.sources["a"], "stop"), str(tmp_path / "skipped"), show_progress=False)
+        preparation.prepare(make(run.data.sources["a"], "stop"), str(tmp_path / "skipped"), show_progress=False)
 
 
 def test_more_than_one_in_a_hundred_stop_it(make, tmp_path):
     good, bad = [b'{"text": "x"}'] * 198, [b"{"] * 2
     write(tmp_path / "a.jsonl", [*bad, *good])
     run = make(config.JsonLines(f"{tmp_path}/a.jsonl"))
-    prepare.prepare(run, str(tmp_path / "cache"), show_progress=False)
+    preparation.prepare(run, str(tmp_path / "cache"), show_progress=False)
     write(tmp_path / "a.jsonl", [*bad, *good[1:]])
     before = contents(tmp_path / "cache" / "a")
     with pytest.raises(UserError, match=r"2 of the 199 rows of source 'a' are bad, more than 1% \(.*a.jsonl:1 is no"):
-        prepare.prepare(run, str(tmp_path / "cache"), show_progress=False)
+        preparation.prepare(run, str(tmp_path / "cache"), show_progress=False)
     assert contents(tmp_path / "cache" / "a") == before
 
 
@@ -123,7 +124,7 @@ def test_a_damaged_file_stops_it_always(make, tmp_path):
     whole = gzip.compress(b'{"text": "x"}\n' * 1000)
     (tmp_path / "a.jsonl.gz").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(UserError, match=r"a.jsonl.gz is damaged"):
-        prepare.prepare(make(config.JsonLines(f"{tmp_path}/a.jsonl.gz")), show_progress=False)
+        preparation.prepare(make(config.JsonLines(f"{tmp_path}/a.jsonl.gz")), show_progress=False)
 
 
 def test_a_row_beyond_the_limits_is_a_bad_one_with_its_place(make, tmp_path, capsys):
@@ -140,7 +141,7 @@ def test_a_row_beyond_the_limits_is_a_bad_one_with_its_place(make, tmp_path, cap
     # What is not told on the screen stands in the manifest.
     many = [b'{"text": "x"}'] * 600 + [b"{"] * 5
     write(tmp_path / "a.jsonl", many)
-    prepare.prepare(make(config.JsonLines(f"{tmp_path}/a.jsonl")), str(tmp_path / "cache"), show_progress=False)
+    preparation.prepare(make(config.JsonLines(f"{tmp_path}/a.jsonl")), str(tmp_path / "cache"), show_progress=False)
     noted = cache.read_manifest(str(tmp_path / "cache" / "a"))["bad_rows"]["first"]
     assert [line.split(" ")[0] for line in noted] == [f"{tmp_path}/a.jsonl:{i}" for i in range(601, 606)]
     assert "a.jsonl:603 is not valid JSON" in (said := capsys.readouterr().out) and "a.jsonl:604" not in said

@@ -17,11 +17,12 @@ import tensorflow_datasets as tfds
 from plm_jax import config
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError
-from plm_jax.data import cache, prepare
+from plm_jax.data import cache
 from plm_jax.data.prepare import reading
 from plm_jax.data.prepare import shuffle as spill
 from plm_jax.data.prepare import tokenizing as tokenising
 from plm_jax.data.sources import tasks
+from plm_jax.runs import preparation
 from tests.data.test_prepare import contents, stored_texts
 
 pytest.importorskip("apache_beam")
@@ -62,8 +63,8 @@ def with_source(run, source):
 def both(run, tmp_path, *options):
     """What is below the local cache and below Beam's."""
     folders = [str(tmp_path / name) for name in ("local", "beam")]
-    prepare.prepare(run, folders[0], show_progress=False)
-    prepare.prepare(run, folders[1], show_progress=False, beam_options=options)
+    preparation.prepare(run, folders[0], show_progress=False)
+    preparation.prepare(run, folders[1], show_progress=False, beam_options=options)
     return [contents(folder) for folder in folders]
 
 
@@ -95,7 +96,7 @@ def test_bad_rows_are_left_out_and_told_as_the_local_runner_does(run, tmp_path, 
     (tmp_path / "e.jsonl.gz").write_bytes(gzip.compress(b"[]"))
     for options in (None, []):
         with pytest.raises(UserError, match="2 of the 129 rows of source 'a' are bad, more than 1%"):
-            prepare.prepare(run, show_progress=False, beam_options=options)
+            preparation.prepare(run, show_progress=False, beam_options=options)
 
 
 def test_workers_meet_in_the_place_that_temp_location_names(run, tmp_path):
@@ -104,7 +105,7 @@ def test_workers_meet_in_the_place_that_temp_location_names(run, tmp_path):
     assert storage.names("memory://bucket/temporary") == []
     with pytest.MonkeyPatch.context() as patch, pytest.raises(UserError, match="that they share with this machine"):
         patch.setattr(beam, "_write", lambda *_: None)
-        prepare.prepare(run, str(tmp_path / "apart"), show_progress=False, beam_options=[])
+        preparation.prepare(run, str(tmp_path / "apart"), show_progress=False, beam_options=[])
 
 
 def test_sharded_tfds_gives_the_same_cache_in_the_order_of_its_files(run, tmp_path):
@@ -119,7 +120,7 @@ def test_sharded_tfds_gives_the_same_cache_in_the_order_of_its_files(run, tmp_pa
     assert [piece.split for piece in train] == ["train"] * 3 and validation.split == "validation"
     files = [tfds.core.ReadInstruction("en", from_=i, to=i + 1, unit="shard") for i in range(3)]
     ordered = [row["text"].decode() for file in files for row in builder.as_dataset(split=file).as_numpy_iterator()]
-    assert [document.text for document in reading.all_documents(run, "a")][:60] == ordered
+    assert [document.text for document in reading.all_documents(run.data, "a")][:60] == ordered
     splits = cache.open_source(str(tmp_path / "beam"), "a").splits
     assert sorted(stored_texts(splits["train"])) == sorted(TEXTS[:60])
     assert sorted(stored_texts(splits["validation"])) == sorted(TEXTS[60:80])
@@ -130,9 +131,9 @@ def test_sharded_tfds_gives_the_same_cache_in_the_order_of_its_files(run, tmp_pa
 def test_a_users_mistake_is_told_as_the_local_runner_tells_it(run, tmp_path):
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b'{"text": "good"}\n{"test": "bad"}\n'))
     with pytest.raises(UserError) as local:
-        prepare.prepare(run, str(tmp_path / "local"), show_progress=False)
+        preparation.prepare(run, str(tmp_path / "local"), show_progress=False)
     with pytest.raises(UserError) as other:
-        prepare.prepare(run, str(tmp_path / "beam"), show_progress=False, beam_options=[])
+        preparation.prepare(run, str(tmp_path / "beam"), show_progress=False, beam_options=[])
     assert str(other.value) == str(local.value) and "b.jsonl.gz:2 has no text" in str(other.value)
     assert not os.path.exists(tmp_path / "beam" / "a")
 
@@ -172,8 +173,8 @@ def test_the_verb_prepares_with_two_processes(verb, run, tmp_path):
 
 _KILLER = """
 import os, pickle, signal, sys, time
-from plm_jax.data import prepare
 from plm_jax.data.prepare import beam
+from plm_jax.runs import preparation
 run, root, moments = pickle.load(open(sys.argv[1], "rb"))
 
 def start(folder, options):
@@ -181,7 +182,7 @@ def start(folder, options):
     if child == 0:
         status = 1
         try:
-            prepare.prepare(run, os.path.join(root, folder), False, options)
+            preparation.prepare(run, os.path.join(root, folder), False, options)
             status = 0
         finally:
             os._exit(status)

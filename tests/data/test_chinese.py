@@ -15,9 +15,10 @@ import plm_jax
 from plm_jax import config, objectives
 from plm_jax.common import users
 from plm_jax.common.errors import UserError
-from plm_jax.data import cache, prepare, reader, vocabularies
-from plm_jax.data.prepare import segmenters
+from plm_jax.data import cache, reader, vocabularies
+from plm_jax.data.prepare import reading, segmenters
 from plm_jax.data.vocabularies import sentences
+from plm_jax.runs import preparation
 
 POEMS = pathlib.Path(plm_jax.__file__).parent / "data/corpora/tang_poems_zh.jsonl.gz"
 NUMBER = 200
@@ -77,7 +78,7 @@ def prepared(tmp_path_factory):
             made[name] = dataclasses.replace(
                 run, data=data, vocabulary=config.VocabularyConfig(**fields | {"spec": spec})
             )
-            prepare.prepare(made[name], show_progress=False)
+            preparation.prepare(made[name], show_progress=False)
         return made[name]
 
     return make
@@ -135,7 +136,7 @@ def test_poems_are_stored_with_their_sentences_and_words(run):
 def test_wordpiece_is_of_single_characters_and_bytes_a_token_are_printed(run, capsys, tmp_path):
     vocabulary = vocabularies.load(run.vocabulary)
     again = dataclasses.replace(run, data=dataclasses.replace(run.data, cache_dir=str(tmp_path)))
-    prepare.prepare(again, show_progress=False)
+    preparation.prepare(again, show_progress=False)
     splits = cache.open_source(str(tmp_path), "poems").splits.values()
     ratio = sum(split.num_bytes for split in splits) / sum(split.num_tokens for split in splits)
     assert f" {ratio:.2f} bytes a token" in capsys.readouterr().out
@@ -214,7 +215,7 @@ def unsegmented(run, folder):
     """The run over a cache of its own, whose words the vocabulary tells."""
     data = dataclasses.replace(run.data, cache_dir=str(folder), segmenters={})
     run = dataclasses.replace(run, data=data, train=dataclasses.replace(run.train, batch_size=4, steps=50))
-    prepare.prepare(run, show_progress=False)
+    preparation.prepare(run, show_progress=False)
     return run
 
 
@@ -241,12 +242,12 @@ def word_sizes(run):
 def test_the_cache_has_words_only_where_there_is_a_segmenter(prepared, make_run, tmp_path):
     run = prepared("bpe", make_run)
     plain = dataclasses.replace(run, data=dataclasses.replace(run.data, cache_dir=str(tmp_path), segmenters={}))
-    prepare.prepare(plain, show_progress=False)
+    preparation.prepare(plain, show_progress=False)
     source = cache.open_source(str(tmp_path), "poems")
     assert source.segmenter is None and not source.splits["train"].has("word_starts")
     assert not list(tmp_path.glob("*/*/word_starts.npy"))
     vocabulary = vocabularies.load(run.vocabulary)
-    assert prepare.identity(plain, "poems", vocabulary) != prepare.identity(run, "poems", vocabulary)
+    assert reading.identity(plain.data, "poems", vocabulary) != reading.identity(run.data, "poems", vocabulary)
     reader.Reader(config.reader_config(plain))
     for asked, there in ((run, plain), (plain, run)):
         mixed = dataclasses.replace(asked, data=dataclasses.replace(asked.data, cache_dir=there.data.cache_dir))

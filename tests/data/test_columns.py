@@ -12,10 +12,11 @@ import pytest
 
 from plm_jax import config, objectives
 from plm_jax.common.errors import UserError
-from plm_jax.data import cache, prepare
+from plm_jax.data import cache
 from plm_jax.data.cache import columns, form, vectors
 from plm_jax.data.layouts import RowRequest, index
 from plm_jax.data.sources.corpus import Corpus, Record
+from plm_jax.runs import preparation
 
 EOS = 256
 NOTES = [cache.Column("label", "<i2", "document"), cache.Column("scores", "<f4", "value")]
@@ -87,7 +88,7 @@ def test_columns_of_a_sources_own_reach_the_reader(run, tmp_path):
     """Labels, ragged numbers, something of each token, starts of parts: no line of ours knows them."""
     made = run(Noted())
     made = config.from_dict(json.loads(json.dumps(config.to_dict(made))))
-    prepare.prepare(made, show_progress=False)
+    preparation.prepare(made, show_progress=False)
     source = cache.open_source(str(tmp_path), "a")
     seen = []
     for name, split in source.splits.items():
@@ -119,7 +120,7 @@ class Lines(objectives.Objective):
 
 
 def test_an_objective_reads_a_column_of_a_sources_own(run, tmp_path):
-    prepare.prepare(run(Noted()), show_progress=False)
+    preparation.prepare(run(Noted()), show_progress=False)
     source = cache.open_source(str(tmp_path), "a")
     special = objectives.Special(eos=EOS, vocab_size=257)
     rows = config.Blocks().open(RowRequest.of(source, "train", 50, objectives.BoundObjective(Lines(), special)))
@@ -133,7 +134,7 @@ def test_an_objective_reads_a_column_of_a_sources_own(run, tmp_path):
 def test_the_local_runner_and_beam_write_the_same_columns(run, tmp_path):
     made = run(Noted())
     for name, options in (("one", None), ("other", ())):
-        prepare.prepare(made, str(tmp_path / name), show_progress=False, beam_options=options)
+        preparation.prepare(made, str(tmp_path / name), show_progress=False, beam_options=options)
     assert contents(tmp_path / "one" / "a") == contents(tmp_path / "other" / "a")
 
 
@@ -142,7 +143,7 @@ def test_a_cache_tells_of_each_document_the_file_and_the_line(run, tmp_path):
     for name, found in texts.items():
         rows = "".join(json.dumps({"text": text}) + "\n" + "\n" * (i % 2) for i, text in enumerate(found))
         (tmp_path / f"{name}.jsonl").write_text(rows)
-    prepare.prepare(run(config.JsonLines(f"{tmp_path}/*.jsonl")), show_progress=False)
+    preparation.prepare(run(config.JsonLines(f"{tmp_path}/*.jsonl")), show_progress=False)
     source, places = cache.open_source(str(tmp_path), "a"), []
     for name, split in source.splits.items():
         for document, (start, stop) in enumerate(itertools.pairwise(split.documents)):
@@ -160,7 +161,7 @@ def flip(path, at):
 
 
 def test_damage_of_any_file_is_noticed(run, tmp_path):
-    prepare.prepare(run(Noted()), show_progress=False)
+    preparation.prepare(run(Noted()), show_progress=False)
     files = [path for path in sorted((tmp_path / "a").rglob("*")) if path.is_file()]
     assert {path.name for path in files} >= {"manifest.json", "checksums.npy", "scores.offsets.npy", "unigram.npy"}
     for path in files:
@@ -229,4 +230,4 @@ def test_names_that_a_cache_keeps_for_itself_are_refused(run):
             return corpus
 
     with pytest.raises(UserError, match="'documents'"):
-        prepare.prepare(run(Taken()), show_progress=False)
+        preparation.prepare(run(Taken()), show_progress=False)

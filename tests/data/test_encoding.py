@@ -14,11 +14,12 @@ from sentencepiece import sentencepiece_model_pb2
 import plm_jax
 from plm_jax import config
 from plm_jax.common.errors import UserError
-from plm_jax.data import prepare, vocabularies
+from plm_jax.data import vocabularies
 from plm_jax.data.prepare import tokenizing as tokenising
 from plm_jax.data.prepare import workers
 from plm_jax.data.vocabularies import sentences, tokenizer_files, training
 from plm_jax.data.vocabularies import word_spans as stretches
+from plm_jax.runs import preparation
 from tests.data.test_prepare import contents, corpus, run  # noqa: F401
 
 GPT2 = pathlib.Path(plm_jax.__file__).parent / "data/gpt2"
@@ -127,7 +128,7 @@ def test_the_cache_is_the_same_for_any_number_of_processes(run, tmp_path, monkey
     found = []
     for cores in (1, 2, 3):
         monkeypatch.setattr(workers, "cores", lambda cores=cores: cores)
-        prepare.prepare(run, str(tmp_path / str(cores)), show_progress=False)
+        preparation.prepare(run, str(tmp_path / str(cores)), show_progress=False)
         found.append(contents(tmp_path / str(cores)))
     assert found[0] == found[1] == found[2]
 

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from plm_jax import config
 from plm_jax.common.errors import UserError
-from plm_jax.data import cache, prepare, vocabularies
+from plm_jax.data import cache, vocabularies
 from plm_jax.data.vocabularies import folding, sentences, training
 from plm_jax.data.vocabularies.vocabulary import MOST_UNITS
+from plm_jax.runs import preparation
 from tests.data.test_prepare import corpus, run  # noqa: F401
 
 TEXTS = [
@@ -96,7 +97,7 @@ def test_sentences_begin_where_the_text_has_them(section):
 def test_the_cache_holds_folded_tokens_and_the_bytes_of_the_text(section, run, corpus):  # noqa: F811
     corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     run = dataclasses.replace(run, vocabulary=section, data=dataclasses.replace(run.data, validation_fraction=0.0))
-    prepare.prepare(run, show_progress=False)
+    preparation.prepare(run, show_progress=False)
     source = cache.open_source(run.data.cache_dir, "a")
     assert source.vocabulary["lowercase"] is True
     split, found = source.splits["train"], {}

@@ -14,11 +14,12 @@ import pytest
 
 from plm_jax import config
 from plm_jax.common.errors import UserError
-from plm_jax.data import cache, prepare
+from plm_jax.data import cache
 from plm_jax.data.prepare import groups, reading, workers
 from plm_jax.data.prepare import shuffle as spill
 from plm_jax.data.prepare import tokenizing as tokenising
 from plm_jax.data.sources import corpus, files
+from plm_jax.runs import preparation
 from tests.support import splits
 
 WORDS = ["né", "sea", "ship", "Ünd", "wind", "海", "storm", "café", "über\u00a0all", "mast", "½", "sail", "öde"]
@@ -188,9 +189,9 @@ def test_whole_groups_are_held_out_by_the_rule_and_overlap_is_counted(run, tmp_p
     monkeypatch.setattr(tokenising, "_BATCH_CHARACTERS", rng.choice([1000, 10**6]))
     if all(held_out):
         with pytest.raises(UserError, match=r"lower config\.data\.validation_fraction"):
-            prepare.prepare(made, show_progress=False)
+            preparation.prepare(made, show_progress=False)
         return
-    prepare.prepare(made, show_progress=False)
+    preparation.prepare(made, show_progress=False)
     lines = {name: [i for i, held in enumerate(held_out) if held == (name == "validation")] for name in cache.SPLITS}
     assert stored(tmp_path) == {name: of for name, of in lines.items() if of}
     manifest = cache.read_manifest(str(tmp_path / "a"))["validation"]
@@ -220,7 +221,7 @@ def test_a_validation_file_that_overlaps_the_training_file_is_reported_to_the_ro
     train, validation = rows_of(kind, f"{kind}{seed}", number), rows_of(kind, f"{kind}{seed} too", 30)
     validation += [rng.choice(train) for _ in range(number // 4 * seed)]
     paths = [write(tmp_path / f"{name}.jsonl", of) for name, of in (("a", train), ("b", validation))]
-    prepare.prepare(run(SOURCE[kind](paths[0], validation=paths[1]), 0.05), show_progress=False)
+    preparation.prepare(run(SOURCE[kind](paths[0], validation=paths[1]), 0.05), show_progress=False)
     assert stored(tmp_path) == {"train": [*range(number)], "validation": [*range(len(validation))]}
     found = cache.read_manifest(str(tmp_path / "a"))["validation"]
     assert found == {"rule": "source", "overlap": overlap(kind, train, validation)}
@@ -236,7 +237,7 @@ def test_one_and_three_workers_write_the_same_cache(run, tmp_path, monkeypatch):
     for number in (1, 3):
         monkeypatch.setattr(workers, "cores", lambda number=number: number)
         folder = tmp_path / f"{number}"
-        prepare.prepare(made, str(folder), show_progress=False)
+        preparation.prepare(made, str(folder), show_progress=False)
         contents.append({path.relative_to(folder): path.read_bytes() for path in folder.rglob("*.*") if path.is_file()})
     assert contents[0] == contents[1]
     assert cache.read_manifest(str(tmp_path / "3" / "a"))["validation"]["rule"] == "top-up"
@@ -259,12 +260,12 @@ def test_a_vocabulary_is_trained_on_the_rows_that_are_not_held_out(run, tmp_path
     for number, fraction in ((30, 0.01), (400, 0.2), (3000, 0.5), (40, 0.0)):
         rows = rows_of("text", number, number)
         made = run(config.JsonLines(write(tmp_path / f"{number}.jsonl", rows)), fraction)
-        rule = reading.rule(made, "a")
+        rule = reading.rule(made.data, "a")
         expected = splits.held_out([row["text"] for row in rows], fraction)
-        assert [document.is_held_out(rule) for document in reading.all_documents(made, "a")] == expected[1]
+        assert [document.is_held_out(rule) for document in reading.all_documents(made.data, "a")] == expected[1]
         assert rule.name == expected[0]
         records = list(files.read(made.data.sources["a"]))
-        assert prepare.hold_out([*records, corpus.Record("  ")], fraction) == [*expected[1], False]
+        assert reading.hold_out([*records, corpus.Record("  ")], fraction) == [*expected[1], False]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -294,7 +295,7 @@ class ChaptersCorpus(corpus.Corpus):
 
 
 def test_a_source_of_a_user_declares_its_groups(run, tmp_path):
-    prepare.prepare(run(Chapters(), 0.01), show_progress=False)
+    preparation.prepare(run(Chapters(), 0.01), show_progress=False)
     source = cache.open_source(str(tmp_path), "a")
     split = source.splits["validation"]
     books = collections.Counter(source.origin("validation", document)[1] - 1 for document in range(split.num_documents))

@@ -13,9 +13,10 @@ from plm_jax import config, objectives
 from plm_jax.common import users
 from plm_jax.common.errors import UserError
 from plm_jax.config import files as pages
-from plm_jax.data import cache, prepare, reader
+from plm_jax.data import cache, reader
 from plm_jax.data.layouts import inputs_targets
 from plm_jax.data.sources import files, tasks
+from plm_jax.runs import preparation
 from tests.support import splits
 from tests.support.tiny import TEXT
 
@@ -66,7 +67,7 @@ def run(make_run, tmp_path):
 def prepared(run):
     def make(*args, **kwargs):
         made = run(*args, **kwargs)
-        prepare.prepare(made, show_progress=False)
+        preparation.prepare(made, show_progress=False)
         return made, reader.Reader(config.reader_config(made))
 
     return make
@@ -263,7 +264,7 @@ def test_a_length_that_changes_goes_on_in_the_epoch(prepared, run, tmp_path):
     made = run(sources=["up"], length=40, target_length=12)
     phases = (config.PhaseConfig(until=0.1), config.PhaseConfig(until=1.0, length=30))
     made = dataclasses.replace(made, train=dataclasses.replace(made.train, phases=phases))
-    prepare.prepare(made, show_progress=False)
+    preparation.prepare(made, show_progress=False)
     opened = reader.Reader(config.reader_config(made))
     first = made.train.steps // 10 * made.train.batch_size
     number = opened._segments[0].orders["up"].num_items
@@ -347,7 +348,7 @@ def test_seqio_tasks_of_texts_and_of_tokens(tmp_path, monkeypatch):
 def test_a_vocabulary_is_trained_on_inputs_and_targets(run, tmp_path):
     made = run(sources=["up"], target_length=9)
     vocabulary = config.VocabularyConfig(f"words:{tmp_path}/words.txt", train_size=400, bos=0, eos=1, unk=2)
-    prepare.prepare(dataclasses.replace(made, vocabulary=vocabulary), show_progress=False)
+    preparation.prepare(dataclasses.replace(made, vocabulary=vocabulary), show_progress=False)
     words = (tmp_path / "words.txt").read_text().split()
     assert {"upper:", "the", "THE"} <= set(words)
 

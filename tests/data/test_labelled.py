@@ -13,11 +13,12 @@ from tokenizers.processors import TemplateProcessing
 
 from plm_jax import config, models, objectives
 from plm_jax.common.errors import UserError
-from plm_jax.data import cache, prepare, reader, vocabularies
+from plm_jax.data import cache, reader, vocabularies
 from plm_jax.data.labelled import metrics
 from plm_jax.data.sources import labelled
 from plm_jax.data.sources.corpus import BadRow
 from plm_jax.data.vocabularies import words
+from plm_jax.runs import preparation
 from plm_jax.training import flops
 
 WORDS = [
@@ -111,7 +112,7 @@ def read(make):
     def read(*args, **kwargs):
         run = make(*args, **kwargs)
         assert config.from_dict(config.to_config_dict(run)) == config.from_dict(config.to_dict(run)) == run
-        prepare.prepare(run, show_progress=False)
+        preparation.prepare(run, show_progress=False)
         opened = reader.Reader(config.reader_config(run))
         rows = opened.rows("validation", "a", run.data.length)
         batches = list(opened.in_order("validation", 4))
@@ -349,7 +350,7 @@ def test_all_of_a_label_set_is_read_by_name_or_number(read, bert):
 
 def test_training_reads_each_row_once_an_epoch(make, bert):
     run = make(asked(0, 21), config.AnswerForm(), objectives.SpanExtraction(stride=5, question_length=18), bert, 32)
-    prepare.prepare(run, show_progress=False)
+    preparation.prepare(run, show_progress=False)
     opened = reader.Reader(config.reader_config(run))
     number = opened.num_rows("train")["a"]
     epochs = [[opened.example(k) for k in range(first, first + number)] for first in (0, number)]
@@ -369,11 +370,11 @@ def test_training_reads_each_row_once_an_epoch(make, bert):
 def test_a_cache_is_another_where_its_form_is(make, bert):
     examples = [{"text": "the union", "label": "no"}, {"text": "whales", "label": "yes"}]
     run = make(examples, config.ClassForm(("no", "yes")), objectives.Classification(), bert)
-    prepare.prepare(run, show_progress=False)
+    preparation.prepare(run, show_progress=False)
     first = cache.read_manifest(f"{run.data.cache_dir}/a")["identity"]
     source = dataclasses.replace(run.data.sources["a"], form=config.ClassForm(("yes", "no")))
     swapped = dataclasses.replace(run, data=dataclasses.replace(run.data, sources={"a": source}))
-    prepare.prepare(swapped, show_progress=False)
+    preparation.prepare(swapped, show_progress=False)
     assert cache.read_manifest(f"{run.data.cache_dir}/a")["identity"] != first
 
 
@@ -571,14 +572,14 @@ def test_ambiguous_json_is_rejected(make, bert, tmp_path, line, message):
     run = make([TEXT], CLASSES, OBJECTIVES["classes"], bert)
     (tmp_path / "a.jsonl").write_text(line + "\n")
     with pytest.raises(UserError, match=message):
-        prepare.prepare(run, show_progress=False)
+        preparation.prepare(run, show_progress=False)
 
 
 @pytest.mark.parametrize(("form", "row", "said"), MISTAKES, ids=[said[:30] for *_, said in MISTAKES])
 def test_a_bad_row_is_said(make, bert, form, row, said):
     run = make([row], form, OBJECTIVES[form.kind], bert)
     with pytest.raises(UserError, match=said) as told:
-        prepare.prepare(run, show_progress=False)
+        preparation.prepare(run, show_progress=False)
     assert "\n" not in str(told.value)
 
 
@@ -589,7 +590,7 @@ def test_a_file_without_a_row_is_named(file, content, make, bert, tmp_path):
     run = make([TEXT], CLASSES, OBJECTIVES["classes"], bert)
     (tmp_path / file).write_text(content)
     with pytest.raises(UserError, match=rf"no row of source 'a' \(.*/{file}\) has text: give a source with rows"):
-        prepare.prepare(run, show_progress=False)
+        preparation.prepare(run, show_progress=False)
 
 
 def changed(run, **sections):

@@ -17,10 +17,11 @@ import pytest
 from plm_jax import config, models
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError
-from plm_jax.data import cache, prepare, reader, vocabularies
+from plm_jax.data import cache, reader, vocabularies
 from plm_jax.data.cache import form
 from plm_jax.data.prepare import caches, reading
 from plm_jax.data.prepare import tokenizing as tokenising
+from plm_jax.runs import preparation
 from tests.support import splits
 
 TEXTS = [f"Document {i}. It counts: {' '.join(map(str, range(i % 23)))}! Ünd aus" for i in range(400)]
@@ -62,7 +63,7 @@ def with_vocabulary(run, **fields):
 
 
 def test_cache_holds_every_document_and_the_hash_parts_them(run):
-    prepare.prepare(run, show_progress=False)
+    preparation.prepare(run, show_progress=False)
     source = cache.open_source(run.data.cache_dir, "a")
     rule, are_held_out = splits.held_out(TEXTS, 0.1)
     held_out = set(itertools.compress(TEXTS, are_held_out))
@@ -88,21 +89,21 @@ def test_files_for_validation_are_held_out_and_no_others(run, corpus):
     source = config.JsonLines("corpus.jsonl", validation="validation.jsonl")
     run = dataclasses.replace(run, data=dataclasses.replace(run.data, sources={"a": source}))
     run = config.resolve(config.to_config_dict(run), str(corpus.parent / "config.py"))
-    prepare.prepare(run, show_progress=False)
+    preparation.prepare(run, show_progress=False)
     splits = cache.open_source(run.data.cache_dir, "a").splits
     assert sorted(stored_texts(splits["train"])) == sorted(TEXTS)
     assert sorted(stored_texts(splits["validation"])) == sorted(held_out)
 
 
 def test_second_call_does_nothing_and_changes_start_again(run, corpus, capsys):
-    prepare.prepare(run, show_progress=False)
+    preparation.prepare(run, show_progress=False)
     before = contents(run.data.cache_dir)
     stamp = os.stat(os.path.join(run.data.cache_dir, "a", "manifest.json")).st_mtime_ns
-    prepare.prepare(run, show_progress=False)
+    preparation.prepare(run, show_progress=False)
     assert "up to date" in capsys.readouterr().out
     assert os.stat(os.path.join(run.data.cache_dir, "a", "manifest.json")).st_mtime_ns == stamp
     corpus.write_text(corpus.read_text() + json.dumps({"text": "one more"}) + "\n")
-    prepare.prepare(run, show_progress=False)
+    preparation.prepare(run, show_progress=False)
     assert contents(run.data.cache_dir) != before
     splits = cache.open_source(run.data.cache_dir, "a").splits.values()
     assert sum(split.num_documents for split in splits) == len(TEXTS) + 1
@@ -115,12 +116,12 @@ def test_a_cut_off_upload_is_taken_up_without_preparing_again(run, tmp_path, mon
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     with monkeypatch.context() as patch, pytest.raises(UserError, match="cut off"):
         patch.setattr(storage, "upload", cut_off)
-        prepare.prepare(run, "memory://bucket/cache", show_progress=False)
+        preparation.prepare(run, "memory://bucket/cache", show_progress=False)
     assert not storage.exists("memory://bucket/cache/a/manifest.json")
     with monkeypatch.context() as patch:
         patch.setattr(tokenising, "tokenise", cut_off)
-        prepare.prepare(run, "memory://bucket/cache", show_progress=False)
-    prepare.prepare(run, show_progress=False)
+        preparation.prepare(run, "memory://bucket/cache", show_progress=False)
+    preparation.prepare(run, show_progress=False)
     splits = [
         cache.open_source(folder, "a").splits["train"] for folder in ("memory://bucket/cache", run.data.cache_dir)
     ]
@@ -130,7 +131,7 @@ def test_a_cut_off_upload_is_taken_up_without_preparing_again(run, tmp_path, mon
 
 def test_identity_changes_with_whatever_changes_the_cache(run, corpus, tmp_path, monkeypatch):
     def identity(run):
-        return prepare.identity(run, "a", vocabularies.load(run.vocabulary))
+        return reading.identity(run.data, "a", vocabularies.load(run.vocabulary))
 
     def with_source(source):
         return dataclasses.replace(run, data=dataclasses.replace(run.data, sources={"a": source}))
@@ -152,10 +153,10 @@ def test_identity_changes_with_whatever_changes_the_cache(run, corpus, tmp_path,
 
 
 def test_other_vocabulary_prepares_again_and_is_copied(run, tmp_path):
-    prepare.prepare(run, show_progress=False)
+    preparation.prepare(run, show_progress=False)
     model = str(tmp_path / "models" / "v.model")
     other = with_vocabulary(run, spec=f"sentencepiece:{model}", train_size=320, pad=0, eos=1, unk=2)
-    prepare.prepare(other, show_progress=False)
+    preparation.prepare(other, show_progress=False)
     assert cache.open_source(run.data.cache_dir, "a").vocabulary["size"] == 320
     copied = os.path.join(run.data.cache_dir, "vocabulary", "v.model")
     with open(copied, "rb") as a, open(model, "rb") as b:
@@ -172,7 +173,7 @@ def test_other_vocabulary_prepares_again_and_is_copied(run, tmp_path):
 def test_sentinels_reach_the_cache(run):
     plain = with_vocabulary(run, spec="bytes", eos=256)
     other = with_vocabulary(run, spec="bytes", eos=256, mask=257, sentinels=5)
-    prepare.prepare(other, show_progress=False)
+    preparation.prepare(other, show_progress=False)
     source = cache.open_source(run.data.cache_dir, "a")
     assert {k: source.vocabulary[k] for k in ("size", "mask", "cls", "sentinels")} == {
         "size": 263,
@@ -195,7 +196,7 @@ def test_sentinels_reach_the_cache(run):
 def test_equal_documents_do_not_end_up_side_by_side(run, corpus):
     corpus.write_text("".join(json.dumps({"text": t}) + "\n" for t in ["same", *TEXTS[:200], "same", "same"]))
     run = dataclasses.replace(run, data=dataclasses.replace(run.data, validation_fraction=0.0))
-    prepare.prepare(run, show_progress=False)
+    preparation.prepare(run, show_progress=False)
     splits = cache.open_source(run.data.cache_dir, "a").splits
     places = [i for i, text in enumerate(stored_texts(splits["train"])) if text == "same"]
     assert len(places) == 3 and max(places) - min(places) > 10
@@ -206,23 +207,23 @@ def test_equal_documents_do_not_end_up_side_by_side(run, corpus):
 def test_a_corpus_without_text_is_refused(run, corpus, content):
     corpus.write_text(content)
     with pytest.raises(UserError, match=rf"no row of source 'a' \({re.escape(str(corpus))}\) has text"):
-        prepare.prepare(run, show_progress=False)
+        preparation.prepare(run, show_progress=False)
     assert not os.path.exists(os.path.join(run.data.cache_dir, "a"))
 
 
 def test_other_mistakes(run, tmp_path):
     data = dataclasses.replace(run.data, sources={"vocabulary": next(iter(run.data.sources.values()))})
     with pytest.raises(UserError, match=r"config\.data\.sources has 'vocabulary'"):
-        prepare.prepare(dataclasses.replace(run, data=data), show_progress=False)
+        preparation.prepare(dataclasses.replace(run, data=data), show_progress=False)
     with pytest.raises(UserError, match="cannot read the vocabulary's"):
-        prepare.prepare(with_vocabulary(run, spec=f"sentencepiece:{tmp_path}/none"), show_progress=False)
+        preparation.prepare(with_vocabulary(run, spec=f"sentencepiece:{tmp_path}/none"), show_progress=False)
 
 
 def test_a_vocabulary_cannot_be_trained_on_nothing(run, corpus, tmp_path):
     corpus.write_text("")
     spec = {"spec": f"sentencepiece:{tmp_path}/v.model", "train_size": 300, "unk": 0}
     with pytest.raises(UserError, match=rf"no row of source 'a' \({re.escape(str(corpus))}\) has text"):
-        prepare.prepare(with_vocabulary(run, **spec), show_progress=False)
+        preparation.prepare(with_vocabulary(run, **spec), show_progress=False)
 
 
 def test_sample_is_bounded_and_depends_on_the_texts_alone():
@@ -235,8 +236,9 @@ def test_sample_is_bounded_and_depends_on_the_texts_alone():
 
 _KILLED = """
 import pickle, sys, time
-from plm_jax.data import cache, prepare
+from plm_jax.data import cache
 from plm_jax.data.prepare import build
+from plm_jax.runs import preparation
 run, output, stop_at = pickle.load(open(sys.argv[1], "rb"))
 print("started", flush=True)
 if stop_at == "spill":
@@ -248,7 +250,7 @@ elif stop_at == "publish":
     def stop(*args):
         print("stopped", flush=True); time.sleep(600)
     cache.publish = stop
-prepare.prepare(run, output, show_progress=False)
+preparation.prepare(run, output, show_progress=False)
 """
 
 
@@ -261,7 +263,7 @@ def _start(tmp_path, run, output, stop_at):
 
 def test_killed_anywhere_the_next_run_writes_the_same_bytes(run, tmp_path):
     whole, broken = str(tmp_path / "whole"), str(tmp_path / "broken")
-    prepare.prepare(run, whole, show_progress=False)
+    preparation.prepare(run, whole, show_progress=False)
     processes = [_start(tmp_path, run, broken, "publish"), _start(tmp_path, run, broken + "2", "spill")]
     for process in processes:
         assert [process.stdout.readline() for _ in range(2)] == ["started\n", "stopped\n"]
@@ -270,7 +272,7 @@ def test_killed_anywhere_the_next_run_writes_the_same_bytes(run, tmp_path):
     for folder in (broken, broken + "2"):
         assert os.path.exists(os.path.join(folder, ".a.tmp"))
         assert not os.path.exists(os.path.join(folder, "a"))
-        prepare.prepare(run, folder, show_progress=False)
+        preparation.prepare(run, folder, show_progress=False)
         assert contents(folder) == contents(whole)
 
 
@@ -319,9 +321,9 @@ def test_progress_counts_the_bytes_of_the_files_as_they_are(run, corpus, capsys)
     source = config.JsonLines(str(corpus), validation=str(corpus.parent / "more.jsonl.gz"))
     run = dataclasses.replace(run, data=dataclasses.replace(run.data, sources={"a": source}))
     read = []
-    found = list(reading.all_documents(run, "a", advance=read.append))
+    found = list(reading.all_documents(run.data, "a", advance=read.append))
     assert len(found) == 41 * len(TEXTS)
     size = sum(os.path.getsize(path) for path in corpus.parent.glob("*.jsonl*"))
     assert sum(read) == size == source.open("a").progress()["total"]
-    prepare.prepare(run)
+    preparation.prepare(run)
     assert f"{size / 1000:.1f}k/{size / 1000:.1f}k" in capsys.readouterr().err

@@ -13,10 +13,10 @@ import pytest
 from plm_jax import config
 from plm_jax.common import storage, users
 from plm_jax.common.errors import UserError
-from plm_jax.data import preparation, prepare
 from plm_jax.data.cache import form, staleness
 from plm_jax.data.sources.corpus import Corpus, Record
 from plm_jax.evaluation import prepared
+from plm_jax.runs import preparation
 from tests.support import caches
 
 TEXTS = {"a": [f"A whale of {i} feet." for i in range(30)], "b": [f"A ship of {i} masts." for i in range(30)]}
@@ -43,7 +43,7 @@ def over(run, folder, **fields):
 def run(make_run, corpora):
     """Prepared."""
     made = over(make_run("ab", eos=256, vocab_size=257, data={"validation_fraction": 0.2}), corpora)
-    prepare.prepare(made, show_progress=False)
+    preparation.prepare(made, show_progress=False)
     return made
 
 
@@ -64,7 +64,7 @@ SAME = staleness.Comparison()
 
 
 def compare(run, name="a"):
-    return staleness.compare(run, name)
+    return staleness.compare(run.data, name)
 
 
 def test_what_is_as_it_was_is_not_read(run, hashed):
@@ -142,7 +142,7 @@ def test_other_settings_are_told(run, corpora):
     held_out = over(run, corpora, validation=f"{corpora}/own.jsonl")
     assert compare(held_out).changed == "it was made of 0 files for validation, there are 1"
     # With files for validation the share is of no account.
-    prepare.prepare(held_out, show_progress=False)
+    preparation.prepare(held_out, show_progress=False)
     other = dataclasses.replace(held_out.data, validation_fraction=0.9)
     assert compare(dataclasses.replace(held_out, data=other)) == SAME
 
@@ -152,7 +152,7 @@ def test_a_data_set_of_tensorflow_s_is_told_by_its_settings(run):
     source = config.Tfds("wikipedia/20230601.en")
     own = dataclasses.replace(run, data=dataclasses.replace(run.data, sources={"a": source}))
     assert "kind" in compare(own).changed or "task" in compare(own).changed
-    described = staleness.describe(own, "a", has_validation=False)
+    described = staleness.describe(own.data, "a", has_validation=False)
     caches.rewrite(folder, lambda manifest: manifest.update(source=described))
     assert compare(own) == (None, "TensorFlow reads it, and `prepare` alone compares it")
     for changed in (dataclasses.replace(source, name="wikipedia/20230601.de"), dataclasses.replace(source, train="a")):
@@ -166,7 +166,7 @@ def test_in_a_store_sizes_and_its_marks_tell(make_run, hashed, monkeypatch):
         lines = (json.dumps({"text": text}) + "\n" for text in texts)
         storage.write(f"memory:///corpora/{name}/0.jsonl", "".join(lines).encode())
     run = over(make_run("ab", eos=256, vocab_size=257), "memory:///corpora")
-    prepare.prepare(run, show_progress=False)
+    preparation.prepare(run, show_progress=False)
     hashed.clear()
     assert compare(run) == SAME and not hashed
     data = storage.read(path)
@@ -208,7 +208,7 @@ def test_a_file_that_is_rewritten_with_its_size_and_time_is_noticed(run, corpora
         rewrite(path, data)
     for _ in range(2):  # A changed file is never recorded as current.
         assert compare(run).changed == f"{path} has changed"
-    prepare.prepare(run, show_progress=False)
+    preparation.prepare(run, show_progress=False)
     assert compare(run) == SAME
 
 
@@ -291,7 +291,7 @@ def table(make_run, tmp_path):
     made = make_run("a", eos=256, vocab_size=257, data={"validation_fraction": 0.2})
     source = {"a": Table(str(tmp_path / "table.npy"))}
     made = dataclasses.replace(made, data=dataclasses.replace(made.data, sources=source))
-    prepare.prepare(made, show_progress=False)
+    preparation.prepare(made, show_progress=False)
     return made
 
 
@@ -308,7 +308,7 @@ def test_a_replaced_file_behind_a_users_source_is_noticed_by_every_verb(table, t
     assert "the cache of 'a'" in line and "fingerprint" in line
     with pytest.raises(UserError, match=r"fingerprint.*run `python -m plm_jax prepare"):
         prepared.tasks_of(table, [])
-    prepare.prepare(table, show_progress=False)
+    preparation.prepare(table, show_progress=False)
     assert identity(table) != before and compare(table) == SAME
     write_table(tmp_path / "table.npy", TEXTS["b"])  # The same bytes with new times.
     assert compare(table) == SAME
@@ -317,7 +317,7 @@ def test_a_replaced_file_behind_a_users_source_is_noticed_by_every_verb(table, t
 def test_a_file_source_that_opens_a_corpus_of_its_own_is_compared_by_its_fingerprint(table, tmp_path):
     source = {"a": FileTable(table.data.sources["a"].path)}
     run = dataclasses.replace(table, data=dataclasses.replace(table.data, sources=source))
-    prepare.prepare(run, show_progress=False)
+    preparation.prepare(run, show_progress=False)
     assert compare(run) == SAME
     write_table(tmp_path / "table.npy", TEXTS["b"])
     assert compare(run).changed == "the fingerprint of its source has changed"
@@ -343,14 +343,14 @@ def test_a_fingerprint_that_cannot_be_trusted_is_reported(table, fails, said, mo
 
 def test_prepare_reports_an_empty_fingerprint_and_refuses_one_that_is_none(table, monkeypatch, capsys):
     monkeypatch.setattr(TableCorpus, "fingerprints", staticmethod(lambda: []))
-    prepare.prepare(table, show_progress=False)
+    preparation.prepare(table, show_progress=False)
     assert "a: its fingerprint is empty" in capsys.readouterr().out
     assert compare(table).unseen == "its fingerprint is empty"
     monkeypatch.setattr(TableCorpus, "fingerprints", staticmethod(lambda: ["1"]))
     assert compare(table).changed == "it was made without a fingerprint of its source"
     monkeypatch.setattr(TableCorpus, "fingerprints", staticmethod(lambda: [b"1"]))
     with pytest.raises(UserError, match="return a list of strings"):
-        prepare.prepare(table, show_progress=False)
+        preparation.prepare(table, show_progress=False)
 
 
 def test_a_changed_segmenter_is_noticed_and_one_that_is_not_here_is_none(run, tmp_path, monkeypatch):
@@ -366,7 +366,7 @@ def test_a_changed_segmenter_is_noticed_and_one_that_is_not_here_is_none(run, tm
     users.trust(["tests_segmenter"])
     segmented = dataclasses.replace(run, data=dataclasses.replace(run.data, segmenters={"a": "tests_segmenter:halves"}))
     assert compare(segmented).changed.startswith("segmenter was")
-    prepare.prepare(segmented, show_progress=False)
+    preparation.prepare(segmented, show_progress=False)
     monkeypatch.setenv("COMPARING", "")
     for name in ("tests_segmenter", "tests_cuts"):
         monkeypatch.delitem(sys.modules, name)

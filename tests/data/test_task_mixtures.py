@@ -11,10 +11,10 @@ import pytest
 from plm_jax import config
 from plm_jax.common import storage, users
 from plm_jax.common.errors import UserError
-from plm_jax.data import prepare
 from plm_jax.data.reader import Reader
 from plm_jax.data.sources import task_mixtures, tasks
 from plm_jax.data.sources.task_mixtures import MixtureTask
+from plm_jax.runs import preparation
 from tests.support import runs, tiny
 from tests.support.verbs import assert_one_line
 
@@ -87,35 +87,35 @@ def make(folder, run=tiny.PLAIN, **data):
 
 def test_examples_come_from_each_task_by_the_rates_of_seqio(folder, capsys):
     run = make(folder)
-    prepare.prepare(run, show_progress=False)
-    expanded = task_mixtures.expanded(run)
+    preparation.prepare(run, show_progress=False)
+    expanded = config.expand_mixtures(run)
     assert list(expanded.data.sources) == sorted(PARTS)
     read_back = config.resolve(config.to_config_dict(expanded), str(folder / "tiny.py"))
     mixtures = [list(config.resolve_phases(of)[0].mixture.items()) for of in (read_back, expanded)]
     assert mixtures[0] == mixtures[1]
     assert expanded.data.mixture == pytest.approx({name: rate / 11 for name, rate in PARTS.items()})
     assert {source.name for source in expanded.data.sources.values()} == {"mine:a", "mine.b", "c"}
-    assert task_mixtures.expanded(expanded) == expanded
+    assert config.expand_mixtures(expanded) == expanded
     number = 2200
     found = shares(expanded, number)
     for name, rate in PARTS.items():
         assert abs(found[name[-1]] - number * rate / 11) <= 1, found
     capsys.readouterr()
-    prepare.prepare(run, show_progress=False)
+    preparation.prepare(run, show_progress=False)
     assert all(": up to date at " in line for line in capsys.readouterr().out.splitlines())
     # Another rate is noted anew, and no text is read again.
     manifests = {name: folder / "cache" / name / "manifest.json" for name in PARTS}
     before = {name: (path.stat().st_ino, path.read_bytes()) for name, path in manifests.items()}
     (folder / "rate").write_text("2")
-    prepare.prepare(run, show_progress=False)
+    preparation.prepare(run, show_progress=False)
     assert {name: (path.stat().st_ino, path.read_bytes()) for name, path in manifests.items()} == before
     assert "mix: a mixture by the rates" in capsys.readouterr().out
-    assert task_mixtures.expanded(run).data.mixture == pytest.approx(
+    assert config.expand_mixtures(run).data.mixture == pytest.approx(
         {"mix-mine_a": 0.5 / 4, "mix-mine_b": 1.5 / 4, "mix-c": 2 / 4}
     )
     # The cache of a mixture is none of another, nor of a task.
     other = make(folder, sources={"mix": source("inner")})
-    assert task_mixtures.expanded(other) == other
+    assert config.expand_mixtures(other) == other
     with pytest.raises(UserError, match="mix is of another mixture of tasks: run"):
         Reader(config.reader_config(other))
 
@@ -129,8 +129,8 @@ def test_a_mixture_of_examples_beside_texts_and_without_seqio(folder):
         mixture={"z": 1.0, "q": 4.0},
         inputs_targets=config.InputsTargetsConfig(target_length=24),
     )
-    prepare.prepare(run, show_progress=False)
-    expanded = task_mixtures.expanded(run)
+    preparation.prepare(run, show_progress=False)
+    expanded = config.expand_mixtures(run)
     assert expanded.data.mixture == {"z": 1.0, "q-qa": 1.0, "q-qb": 3.0}
     assert tasks.registered("q-qb", expanded.data.sources["q-qb"]).name == "qb"
     found = shares(expanded, 1000)
@@ -138,16 +138,15 @@ def test_a_mixture_of_examples_beside_texts_and_without_seqio(folder):
     (folder / "run.json").write_text(json.dumps(config.to_dict(run)))
     code = (
         "import json, sys; from plm_jax import config; from plm_jax.data import reader\n"
-        "from plm_jax.data.sources import task_mixtures\n"
         f"run = config.from_dict(json.load(open({str(folder / 'run.json')!r})))\n"
-        "held = reader.Reader(config.reader_config(task_mixtures.expanded(run))).sources\n"
+        "held = reader.Reader(config.reader_config(config.expand_mixtures(run))).sources\n"
         "print(*held, *(m for m in sys.modules if m.startswith(('tensorflow', 'seqio'))))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["q-qa", "q-qb", "z"] == list(expanded.data.sources)
-    prepare.prepare(run, "memory://bucket/mixed", show_progress=False)
+    preparation.prepare(run, "memory://bucket/mixed", show_progress=False)
     remote = dataclasses.replace(run, data=dataclasses.replace(run.data, cache_dir="memory://bucket/mixed"))
-    assert task_mixtures.expanded(remote).data.mixture == expanded.data.mixture
+    assert config.expand_mixtures(remote).data.mixture == expanded.data.mixture
     storage.remove("memory://bucket/mixed")
 
 
@@ -161,7 +160,7 @@ def test_a_mixture_of_examples_beside_texts_and_without_seqio(folder):
 )
 def test_rates_that_are_none_are_told(folder, name, message):
     with pytest.raises(UserError, match=message) as caught:
-        prepare.prepare(make(folder, sources={"mix": source(name)}), show_progress=False)
+        preparation.prepare(make(folder, sources={"mix": source(name)}), show_progress=False)
     assert "\n" not in str(caught.value)
     assert not (folder / "cache" / "mix").exists()
 
@@ -182,7 +181,7 @@ def test_rates_are_multiplied_out_in_every_phase():
     train = dataclasses.replace(tiny.PLAIN.train, steps=8, phases=phases)
     run = dataclasses.replace(tiny.PLAIN, data=data, train=train)
     parts = {"mix": {"mix-a": MixtureTask("a", 1.0), "mix-b": MixtureTask("b", 3.0)}}
-    found = task_mixtures.expanded(run, parts)
+    found = config.expand_mixtures(run, parts)
     assert [stage.mixture for stage in config.resolve_phases(found)] == [
         {"mix-a": 1.0, "mix-b": 3.0},
         {"x": 0.75, "mix-a": 0.0625, "mix-b": 0.1875},
@@ -192,10 +191,10 @@ def test_rates_are_multiplied_out_in_every_phase():
     assert found.data.sources == {"x": text, "mix-a": source("a"), "mix-b": source("b")}
     # What is empty is in proportion to tokens, which a mixture's rates are not.
     with pytest.raises(UserError, match=r"'mix' is a mixture beside other sources: set .* config.data.mixture"):
-        task_mixtures.expanded(dataclasses.replace(tiny.PLAIN, data=dataclasses.replace(data, mixture={})), parts)
+        config.expand_mixtures(dataclasses.replace(tiny.PLAIN, data=dataclasses.replace(data, mixture={})), parts)
     clash = dataclasses.replace(data, sources={"mix-a": text, "mix": source()}, mixture={"mix-a": 1, "mix": 1})
     with pytest.raises(UserError, match=r"two of config.data.sources would be 'mix-a'"):
-        task_mixtures.expanded(dataclasses.replace(tiny.PLAIN, data=clash), parts)
+        config.expand_mixtures(dataclasses.replace(tiny.PLAIN, data=clash), parts)
 
 
 def test_names_of_parts_are_names_of_folders_and_differ():

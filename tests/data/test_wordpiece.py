@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from plm_jax import config, objectives
 from plm_jax.common.errors import UserError
-from plm_jax.data import prepare, reader, vocabularies
+from plm_jax.data import reader, vocabularies
 from plm_jax.data.vocabularies import training
+from plm_jax.runs import preparation
 
 BERT = config.VocabularyConfig("", pad=0, unk=1, cls=2, sep=3, mask=4)
 SYMBOLS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -165,7 +166,7 @@ def test_a_corpus_becomes_pairs_of_its_sentences(tmp_path, make_run):
         ),
         vocabulary=dataclasses.replace(BERT, spec=f"wordpiece:{tmp_path}/vocab.txt"),
     )
-    prepare.prepare(run, show_progress=False)
+    preparation.prepare(run, show_progress=False)
     vocabulary, opened = vocabularies.load(run.vocabulary), reader.Reader(config.reader_config(run))
     sentences = [[vocabulary.decode(vocabulary.encode(s)) for s in re.split(r"(?<=[.!])", text)] for text in texts]
     cuts = [(s[i:j], s[j:]) for s in sentences for i in range(3) for j in range(i + 1, 4)]

@@ -12,10 +12,11 @@ import pytest
 
 import plm_jax
 from plm_jax import config, models
-from plm_jax.data import cache, prepare, vocabularies
+from plm_jax.data import cache, vocabularies
 from plm_jax.evaluation import perplexity
 from plm_jax.inference.language_model import LanguageModel
 from plm_jax.models import registry
+from plm_jax.runs import preparation
 from tests.support import tiny
 
 GPT2 = pathlib.Path(plm_jax.__file__).parent / "data" / "gpt2"
@@ -65,7 +66,7 @@ def test_bits_and_bytes_are_those_of_the_tokens_predicted(tmp_path, vocabulary, 
     (tmp_path / "held.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in DOCUMENTS[::-1]))
     data = config.DataConfig(str(tmp_path), 7, {"a": source}, layout=config.Blocks(attend_across_documents=not apart))
     run = dataclasses.replace(tiny.PLAIN, model=made, data=data, vocabulary=config.VocabularyConfig(spec, eos=eos))
-    prepare.prepare(run, show_progress=False)
+    preparation.prepare(run, show_progress=False)
     split = cache.open_source(str(tmp_path), "a").splits["validation"]
     starts, ends = split.documents[:-1].tolist(), [] if eos is None else [eos]
     documents = [[*split.tokens(a, b).tolist(), *ends] for a, b in zip(starts, split.documents[1:], strict=True)]

@@ -15,11 +15,13 @@ import tensorflow_datasets as tfds
 from plm_jax import config, objectives
 from plm_jax.common import users
 from plm_jax.common.errors import UserError
-from plm_jax.data import cache, prepare, vocabularies
+from plm_jax.data import cache, vocabularies
+from plm_jax.data.prepare import reading
 from plm_jax.data.text_to_text import suite
 from plm_jax.evaluation import task_metrics
 from plm_jax.inference.language_model import LanguageModel
 from plm_jax.models import registry
+from plm_jax.runs import preparation
 from tests.support import splits, tiny
 from tests.support.task_rows import ROWS
 
@@ -218,16 +220,16 @@ def test_a_task_of_the_suite_is_downloaded_prepared_and_measured(register, tmp_p
     run = run_of()
     data = dataclasses.replace(run.data, sources={"a": source}, mixture={}, cache_dir=str(tmp_path / "cache"))
     run = dataclasses.replace(run, data=data)
-    prepare.prepare(run, show_progress=False)
+    preparation.prepare(run, show_progress=False)
     opened = cache.open_source(data.cache_dir, "a")
     assert {name: split.num_documents for name, split in opened.splits.items()} == {"train": 7, "validation": 5}
     assert bytes(opened.splits["validation"].tokens(0, 15).astype(np.uint8)) == b"sst2 sentence: "
     found = task_metrics.evaluate(language_model(run), run, "a", show_progress=False)
     assert found["examples"] == 5 and found["most_frequent_accuracy"] == 0.6
     # Other code of the rows is another cache.
-    before = prepare.identity(run, "a", vocabularies.load(run.vocabulary))
+    before = reading.identity(run.data, "a", vocabularies.load(run.vocabulary))
     monkeypatch.setattr(seqio.TaskRegistry.get("measured:sst2").source, "code", (__file__,))
-    assert prepare.identity(run, "a", vocabularies.load(run.vocabulary)) != before
+    assert reading.identity(run.data, "a", vocabularies.load(run.vocabulary)) != before
 
 
 def test_files_are_measured_on_what_prepare_holds_out(tmp_path):
@@ -252,7 +254,7 @@ def test_files_are_measured_on_what_prepare_holds_out(tmp_path):
         task_metrics.evaluate(lm, without, "a")
     few = dataclasses.replace(data, validation_fraction=1e-4, cache_dir=str(tmp_path / "cache"))
     few = dataclasses.replace(run, data=few)
-    prepare.prepare(few, show_progress=False)
+    preparation.prepare(few, show_progress=False)
     rule, are_held_out = splits.held_out([str(i) for i in range(60)], 1e-4)
     assert (rule, sum(are_held_out)) == ("top-up", 6)
     split = cache.open_source(few.data.cache_dir, "a").splits["validation"]

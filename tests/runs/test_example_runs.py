@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 from plm_jax import config, losses, models, objectives
-from plm_jax.data import prepare
 from plm_jax.data.reader import Reader
 from plm_jax.evaluation import task_metrics
 from plm_jax.inference.language_model import load
 from plm_jax.models import registry
-from plm_jax.runs import loop
+from plm_jax.runs import loop, preparation
 from tests.support import runs, tiny
 
 SPECIAL = objectives.Special(pad=0, eos=1, vocab_size=272)
@@ -98,7 +97,7 @@ def mixed(tiny_copy):
             inputs_targets=config.InputsTargetsConfig(target_length=9, packed=True),
         )
         run = runs.make(tiny_copy, dataclasses.replace(tiny.of_t5(tiny.PLAIN), data=data), **sections)
-        prepare.prepare(run, show_progress=False)
+        preparation.prepare(run, show_progress=False)
         return run
 
     return get

@@ -17,11 +17,10 @@ import tokenizers
 import plm_jax
 from plm_jax import config, models, objectives
 from plm_jax.common.errors import UserError
-from plm_jax.data import prepare
 from plm_jax.experiments import seeds
 from plm_jax.hub import tasks
 from plm_jax.models import registry, task_heads
-from plm_jax.runs import checkpoint_formats, setup, transfer
+from plm_jax.runs import checkpoint_formats, preparation, setup, transfer
 from plm_jax.training.program import fitted
 from tests.support import moods, resume, runs
 from tests.support import tiny as tiny_config
@@ -84,7 +83,7 @@ def test_a_config_gets_model_head_labels_and_rows(form, folder):
 def test_a_head_of_the_checkpoint_is_kept_where_it_fits_and_told_where_not(folder, tmp_path):
     before = runs.flat(weights(with_head(tmp_path, "fits", moods.LABELS)))
     run = transfer.resolve(page(folder, train={"steps": 1, "epochs": None}), str(tmp_path / "fits"))
-    prepare.prepare(run)
+    preparation.prepare(run)
     params, notes = started(run)
     np.testing.assert_array_equal(params["heads_task/output/kernel"], before["heads_task/output/kernel"])
     assert not any("new: " in note for note in notes)
@@ -151,7 +150,7 @@ def test_tokens_that_a_decoder_lacks_come_to_the_end_of_its_vocabulary(folder):
     checkpoint_formats.save(str(folder / "small"), pretrained, "plm_jax")
     run = transfer.resolve(page(folder, train={"steps": 1, "epochs": None}), str(folder / "small"))
     assert (run.vocabulary.cls, run.model.vocab_size, run.train.new_tokens) == (259, 260, 1)
-    prepare.prepare(run)
+    preparation.prepare(run)
     params, _ = started(run)
     before = pretrained.flat()["token_embedding"]
     np.testing.assert_array_equal(params["token_embedding"][:259], before)
@@ -164,7 +163,7 @@ def test_tokens_that_a_decoder_lacks_come_to_the_end_of_its_vocabulary(folder):
 def test_eight_devices_fine_tune_as_one(folder):
     sections = {"model": models.FromCheckpointConfig(), "train": {"steps": 3, "epochs": None}}
     one = transfer.resolve(page(folder, **sections), str(folder / "encoder"))
-    prepare.prepare(one)
+    preparation.prepare(one)
     eight = dataclasses.replace(one, mesh=config.MeshConfig(data=1, fsdp=4, tensor=2))
     found = []
     for run, devices in ((one, 1), (eight, 8)):
@@ -204,7 +203,7 @@ def test_a_metric_that_is_not_computed_is_told(select, every, says, folder):
         page(folder, evaluation={"select": select, "every": every}, train={"steps": 1, "epochs": None}),
         str(folder / "encoder"),
     )
-    prepare.prepare(run)
+    preparation.prepare(run)
     with pytest.raises(UserError, match=says):
         setup.build(run, devices=jax.devices()[:1])
 

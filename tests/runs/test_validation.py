@@ -10,11 +10,11 @@ import pytest
 from plm_jax import config
 from plm_jax.common import metrics
 from plm_jax.common.errors import UserError
-from plm_jax.data import cache, prepare
+from plm_jax.data import cache
 from plm_jax.data.reader import Reader
 from plm_jax.models import registry
 from plm_jax.models.decoder import Decoder
-from plm_jax.runs import loop, setup
+from plm_jax.runs import loop, preparation, setup
 from plm_jax.runs.validation import Validation
 from tests.support import runs, tiny
 
@@ -28,7 +28,7 @@ def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("validation")
     tiny.write(path)
     (path / "c.jsonl").write_text(json.dumps({"text": "the sea " * 40}) + "\n")
-    prepare.prepare(make(path), show_progress=False)
+    preparation.prepare(make(path), show_progress=False)
     return path
 
 

@@ -95,8 +95,7 @@ def import_libraries() -> None:
     import orbax.checkpoint  # noqa: F401
     import tensorboardX  # noqa: F401
 
-    from plm_jax.data import prepare  # noqa: F401
-    from plm_jax.runs import loop  # noqa: F401
+    from plm_jax.runs import loop, preparation  # noqa: F401
 
     gc.freeze()  # Children do not go through what they share.
 

@@ -19,10 +19,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from plm_jax import config
 from plm_jax.common import progress, storage, trees, users
 from plm_jax.common.errors import UserError, one_line
 from plm_jax.data.cache import form
+from plm_jax.data.config import DataConfig
 from plm_jax.data.sources import files
 from plm_jax.data.sources.source import TaskSource
 
@@ -56,28 +56,28 @@ class Origin(NamedTuple):
     listed: Listing
 
 
-def describe(run: config.Run, name: str, has_validation: bool, contents: Sequence[str] = ()) -> dict[str, Any]:
+def describe(data: DataConfig, name: str, has_validation: bool, contents: Sequence[str] = ()) -> dict[str, Any]:
     """Returns the description of a source that its manifest records.
 
     Args:
       has_validation: whether the source has its own validation split.
       contents: fingerprint of the source, recorded only if neither `FileCorpus` nor TensorFlow reads it.
     """
-    source = run.data.sources[name]
+    source = data.sources[name]
     described = {
         "name": name,
         "task": files.definition(source),
-        "validation_fraction": None if has_validation else run.data.validation_fraction,
-        "bad_rows": run.data.bad_rows if isinstance(source, files.FileSource) else None,
+        "validation_fraction": None if has_validation else data.validation_fraction,
+        "bad_rows": data.bad_rows if isinstance(source, files.FileSource) else None,
     }
-    if name in run.data.segmenters:
-        described["segmenter"] = segmenter(run, name)
+    if name in data.segmenters:
+        described["segmenter"] = segmenter(data, name)
     return described | ({"fingerprint": _digest(contents)} if _is_users(source) and contents else {})
 
 
-def segmenter(run: config.Run, name: str) -> list[str]:
+def segmenter(data: DataConfig, name: str) -> list[str]:
     """Returns the segmenter of a source, followed by the hashes of its code if it is installed here."""
-    function = run.data.segmenters[name]
+    function = data.segmenters[name]
     return [function, *users.digests(function.partition(":")[0])]
 
 
@@ -116,18 +116,18 @@ def note(folder: str, source: Any, origin: Origin) -> None:
     storage.write(path, data)
 
 
-def compare(run: config.Run, name: str) -> Comparison:
+def compare(data: DataConfig, name: str) -> Comparison:
     """Compares a source with its cache; reads files whose times have changed, with progress if that takes long.
 
     Raises:
       UserError: the cache is missing or damaged.
     """
-    source, folder = run.data.sources[name], os.path.join(run.data.cache_dir, name)
+    source, folder = data.sources[name], os.path.join(data.cache_dir, name)
     was = form.read_manifest(folder).get("source")
     if not isinstance(was, dict) or not {"name", "validation_fraction"} <= was.keys():
         return Comparison("it does not say what it was made of")
     before = {field: value for field, value in was.items() if field != "fingerprint"}
-    now = describe(run, name, was["validation_fraction"] is None)
+    now = describe(data, name, was["validation_fraction"] is None)
     if len(now.get("segmenter", ())) == 1 and now["segmenter"] == before.get("segmenter", [])[:1]:
         del now["segmenter"], before["segmenter"]  # Only machines that prepare caches need its code.
     # A source with another name may have the same texts.

@@ -17,19 +17,21 @@ import shutil
 import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import apache_beam
 import numpy as np
 import tqdm
 from apache_beam.options import pipeline_options
 
-from plm_jax import config
 from plm_jax.common import children, storage, users
 from plm_jax.common.errors import UserError
+from plm_jax.data.config import DataConfig
 from plm_jax.data.prepare import groups, reading, runners
 from plm_jax.data.prepare import shuffle as spill
 from plm_jax.data.prepare import tokenizing as tokenising
 from plm_jax.data.sources.corpus import Skipped
+from plm_jax.data.vocabulary_config import VocabularyConfig
 
 # Each piece costs a worker some tenths of a second.
 _MOST_PIECES = 1024
@@ -39,13 +41,29 @@ _OFFSETS = np.dtype("<u8")
 _LOOK_SECONDS = 1.0
 
 
+class _Job(NamedTuple):
+    """What workers are told: a source, its pieces, and the folder for what they make of them."""
+
+    data: DataConfig
+    vocabulary: VocabularyConfig
+    name: str
+    pieces: list[reading.SourcePiece]
+    folder: str
+
+
 def tokenise(
-    run: config.Run, name: str, target: str, options: Sequence[str], skipped: Skipped, show_progress: bool = True
+    data: DataConfig,
+    vocabulary: VocabularyConfig,
+    name: str,
+    target: str,
+    options: Sequence[str],
+    skipped: Skipped,
+    show_progress: bool = True,
 ) -> tuple[int, groups.Groups]:
     """Spills all documents of a source; returns the number of documents with tokens, and the groups of all.
 
     Args:
-      run, name: the run, and which of its sources.
+      name: name of the source.
       target: existing folder on this machine for the spill.
       options: as `runners.pipeline` takes them. Where workers are elsewhere, `--temp_location` must be a place that
         they share with this process.
@@ -56,7 +74,7 @@ def tokenise(
       UserError: an option that Beam refuses; no folder in common; what the source's files are to blame for.
     """
     pipeline = runners.pipeline(options)
-    pieces = reading.pieces(name, run.data.sources[name], _MOST_PIECES)
+    pieces = reading.pieces(name, data.sources[name], _MOST_PIECES)
     root = pipeline.options.view_as(pipeline_options.GoogleCloudOptions).temp_location
     if not root:
         root = os.path.dirname(os.path.dirname(target))
@@ -68,50 +86,46 @@ def tokenise(
         os.makedirs(folder)
     try:
         with _progress(folder, f"{name}: counting, tokenising", 2 * len(pieces), show_progress):
-            children.shielded(lambda: _run(pipeline, run, name, pieces, folder))
+            children.shielded(lambda: _run(pipeline, _Job(data, vocabulary, name, pieces, folder)))
         return _collect(folder, len(pieces), target, skipped)
     finally:
         storage.remove(folder)
 
 
-def _run(
-    pipeline: apache_beam.Pipeline, run: config.Run, name: str, pieces: list[reading.SourcePiece], folder: str
-) -> None:
+def _run(pipeline: apache_beam.Pipeline, job: _Job) -> None:
     """The pipeline, to its end."""
     with pipeline:
-        indices = pipeline | apache_beam.Create(range(len(pieces))) | apache_beam.Reshuffle()
-        counts = indices | "Count" >> apache_beam.Map(_count, run, name, pieces, folder)
+        indices = pipeline | apache_beam.Create(range(len(job.pieces))) | apache_beam.Reshuffle()
+        counts = indices | "Count" >> apache_beam.Map(_count, job)
         numbers = apache_beam.pvalue.AsDict(counts)
-        _ = indices | "Tokenise" >> apache_beam.Map(_tokenise, run, name, pieces, folder, numbers)
+        _ = indices | "Tokenise" >> apache_beam.Map(_tokenise, job, numbers)
 
 
-def _count(index: int, run: config.Run, name: str, pieces: list[reading.SourcePiece], folder: str) -> tuple[int, int]:
+def _count(index: int, job: _Job) -> tuple[int, int]:
     """The number of documents in a piece, with its index."""
     number = 0
-    with _reporting(folder, index, run):
-        number = sum(1 for _ in reading.documents(run, name, pieces[index], 0))
-        _write(folder, f"{index}.counted", b"")
+    with _reporting(index, job):
+        number = sum(1 for _ in reading.documents(job.data, job.name, job.pieces[index], 0))
+        _write(job.folder, f"{index}.counted", b"")
     return index, number
 
 
-def _tokenise(
-    index: int, run: config.Run, name: str, pieces: list[reading.SourcePiece], folder: str, counts: Mapping[int, int]
-) -> None:
+def _tokenise(index: int, job: _Job, counts: Mapping[int, int]) -> None:
     """Writes a piece's documents: `INDEX-0`, `INDEX-1`, … and at last `INDEX.done`."""
     number, of_groups, written, skipped = 0, groups.Groups(), 0, Skipped()
-    with _reporting(folder, index, run):
+    with _reporting(index, job):
         first = sum(counts[before] for before in range(index))
-        documents = reading.documents(run, name, pieces[index], first, skipped)
-        blocks = tokenising.blocks(documents, _encoder(tokenising.task(run, name)))
+        documents = reading.documents(job.data, job.name, job.pieces[index], first, skipped)
+        blocks = tokenising.blocks(documents, _encoder(tokenising.task(job.data, job.vocabulary, job.name)))
         for batch in tokenising.batches(blocks, _FILE_BYTES, len):
-            _write(folder, f"{index}-{written}", _parted(batch))
+            _write(job.folder, f"{index}-{written}", _parted(batch))
             written += 1
             for block in batch:
                 number += block.documents
                 of_groups.add(block.groups)
         counted = {"rows": of_groups.rows, "smallest": list(of_groups.smallest.items())}
         done = {"documents": number, "groups": counted, "files": written, "skipped": dataclasses.asdict(skipped)}
-        _write(folder, f"{index}.done", json.dumps(done).encode("utf-8"))
+        _write(job.folder, f"{index}.done", json.dumps(done).encode("utf-8"))
 
 
 def _parted(blocks: list[tokenising.TokenBlock]) -> bytes:
@@ -125,16 +139,16 @@ _encoder = functools.cache(tokenising.encoder)
 
 
 @contextlib.contextmanager
-def _reporting(folder: str, index: int, run: config.Run) -> Iterator[None]:
+def _reporting(index: int, job: _Job) -> Iterator[None]:
     """Leaves a user's mistake to the process that started the pipeline: Beam would bury it in a traceback.
 
     The worker may be on another machine, where the modules of the user's config are to be trusted as they are here.
     """
-    users.trust(config.modules(run))
+    users.trust(job.data.modules)
     try:
         yield
     except UserError as error:
-        _write(folder, f"{index}.error", str(error).encode("utf-8"))
+        _write(job.folder, f"{index}.error", str(error).encode("utf-8"))
 
 
 def _write(folder: str, name: str, data: bytes) -> None:

@@ -9,15 +9,17 @@ from typing import Any
 
 import tqdm
 
-from plm_jax import config
 from plm_jax.common import progress, storage
 from plm_jax.common.errors import UserError
+from plm_jax.common.special_ids import NAMES as SPECIALS
 from plm_jax.data import cache, vocabularies
 from plm_jax.data.cache import staleness
+from plm_jax.data.config import DataConfig
 from plm_jax.data.prepare import groups, reading
 from plm_jax.data.prepare import tokenizing as tokenising
 from plm_jax.data.prepare.shuffle import KEYS_FILE, Shuffle, write_shards
 from plm_jax.data.sources.corpus import Corpus, Skipped
+from plm_jax.data.sources.source import InputsTargetsSource, Source
 
 # Descriptions of the rules of `groups.HeldOutRule` in reports, formatted with the fraction.
 _RULES = {
@@ -29,7 +31,7 @@ _RULES = {
 
 
 def make(
-    run: config.Run,
+    data: DataConfig,
     name: str,
     vocabulary: vocabularies.Vocabulary,
     wanted: str,
@@ -45,18 +47,20 @@ def make(
     os.makedirs(folder, exist_ok=True)
     os.mkdir(temporary)  # Which, unlike `makedirs`, goes through no link.
     os.mkdir(unsorted)
-    source, skipped, task = run.data.sources[name], Skipped(), tokenising.task(run, name)
+    source, skipped, task = data.sources[name], Skipped(), tokenising.task(data, vocabulary.specials, name)
     if beam_options is None:
         with bar(f"{name}: tokenising", source.open(name), show_progress) as drawn:
-            unread = reading.all_documents(run, name, skipped, drawn.update)
+            unread = reading.all_documents(data, name, skipped, drawn.update)
             num_documents, of_groups = tokenising.tokenise(unread, task, unsorted)
     else:
         from plm_jax.data.prepare import beam  # A heavy import, and an optional one.
 
-        num_documents, of_groups = beam.tokenise(run, name, unsorted, beam_options, skipped, show_progress)
+        num_documents, of_groups = beam.tokenise(
+            data, vocabulary.specials, name, unsorted, beam_options, skipped, show_progress
+        )
     skipped.check(name)
     has_validation = "validation" in reading.splits(name, source)
-    fraction = run.data.validation_fraction
+    fraction = data.validation_fraction
     rule = groups.HeldOutRule("source") if has_validation else of_groups.rule(fraction)
     with progress.doing(f"{name}: comparing validation with training rows"):
         overlap = groups.overlap(os.path.join(unsorted, KEYS_FILE), rule)
@@ -70,12 +74,12 @@ def make(
     counts = {split: writer.close() for split, writer in writers.items()}
     manifest = {
         "identity": wanted,
-        "vocabulary": _describe(run.vocabulary, vocabulary),
+        "vocabulary": _describe(vocabulary),
         **cache.describe(size, task.columns, vocabulary.word_initial, temporary),
         "splits": counts,
         "validation": {"rule": rule.name, "overlap": overlap.shared},
-        "source": staleness.describe(run, name, has_validation, origin.contents),
-        "has_inputs_targets": isinstance(source, config.InputsTargetsSource),
+        "source": staleness.describe(data, name, has_validation, origin.contents),
+        "has_inputs_targets": isinstance(source, InputsTargetsSource),
     }
     if task.segmenter:
         manifest["segmenter"] = task.segmenter
@@ -87,9 +91,7 @@ def make(
     _report_overlap(name, overlap, rule, of_groups.rows, fraction)
 
 
-def _check_splits(
-    name: str, source: config.Source, num_documents: int, num_validation: int, has_validation: bool
-) -> None:
+def _check_splits(name: str, source: Source, num_documents: int, num_validation: int, has_validation: bool) -> None:
     """Rejects a source without documents for training, or without any in its own validation split."""
     if not num_documents:
         raise no_rows({name: source})
@@ -101,7 +103,7 @@ def _check_splits(
         raise UserError(f"source '{name}' has no document for training: lower config.data.validation_fraction")
 
 
-def no_rows(sources: Mapping[str, config.Source], split: str = "train") -> UserError:
+def no_rows(sources: Mapping[str, Source], split: str = "train") -> UserError:
     """Returns the error for sources that have no row with text in a split."""
     field = "path" if split == "train" else split
     descriptions = (f"'{name}' ({getattr(source, field, '') or split})" for name, source in sources.items())
@@ -153,12 +155,13 @@ def bar(description: str, corpus: Corpus, show: bool) -> tqdm.tqdm:
     return tqdm.tqdm(None, description, disable=not show, **corpus.progress())
 
 
-def _describe(spec: config.VocabularyConfig, vocabulary: vocabularies.Vocabulary) -> dict[str, Any]:
+def _describe(vocabulary: vocabularies.Vocabulary) -> dict[str, Any]:
     """What the manifest says of the vocabulary: all that training needs to know."""
+    spec = vocabulary.specials
     return {
         "id": vocabularies.identity(vocabulary),
         "size": vocabulary.vocab_size,
-        **{name: getattr(spec, name) for name in (*config.SPECIALS, "sentinels")},
+        **{name: getattr(spec, name) for name in (*SPECIALS, "sentinels")},
         **({"lowercase": True} if spec.lowercase else {}),
         "kind": spec.spec.partition(":")[0],
         "files": {os.path.basename(path): storage.sha256(path) for path in vocabularies.files(spec.spec)},

@@ -6,12 +6,13 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from plm_jax import config
 from plm_jax.data import vocabularies
 from plm_jax.data.cache import columns, form, staleness
+from plm_jax.data.config import DataConfig
 from plm_jax.data.prepare import groups
 from plm_jax.data.sources import files
 from plm_jax.data.sources.corpus import Record, Skipped, ignore
+from plm_jax.data.sources.source import Source
 
 # Number of documents that are counted at a time.
 _COUNTED = 1000
@@ -46,19 +47,19 @@ class SourcePiece(NamedTuple):
     shard: Any
 
 
-def pieces(name: str, source: config.Source, most: int = 1) -> list[SourcePiece]:
+def pieces(name: str, source: Source, most: int = 1) -> list[SourcePiece]:
     """The parts of a source, in order; where it can be parted anywhere up to `most` of a split."""
     corpus = source.open(name)
     splits = [split for split in form.SPLITS if split in corpus.splits]
     return [SourcePiece(split, shard) for split in splits for shard in corpus.shards(split, most)]
 
 
-def splits(name: str, source: config.Source) -> tuple[str, ...]:
+def splits(name: str, source: Source) -> tuple[str, ...]:
     """The splits that a source has of its own."""
     return tuple(source.open(name).splits)
 
 
-def brought(name: str, source: config.Source) -> tuple[columns.Column, ...]:
+def brought(name: str, source: Source) -> tuple[columns.Column, ...]:
     """The columns that documents of a source bring along.
 
     Raises:
@@ -72,7 +73,7 @@ def brought(name: str, source: config.Source) -> tuple[columns.Column, ...]:
 
 
 def documents(
-    run: config.Run,
+    data: DataConfig,
     name: str,
     piece: SourcePiece,
     first: int,
@@ -81,10 +82,10 @@ def documents(
 ) -> Iterator[Document]:
     """Yields the documents of a piece, numbered from `first`.
 
-    Where the run skips bad rows, `skipped` counts them. `advance` is told how much more was read.
+    Where the data skip bad rows, `skipped` counts them. `advance` is told how much more was read.
     """
-    corpus = run.data.sources[name].open(name)
-    skipped = (skipped or Skipped()) if run.data.bad_rows == "skip" else None
+    corpus = data.sources[name].open(name)
+    skipped = (skipped or Skipped()) if data.bad_rows == "skip" else None
     records = corpus.read(piece.split, piece.shard, skipped, advance)
     for number, record in enumerate((record for record in records if record.has_text), first):
         values = {**record.values, "origin": columns.origin(record.file, record.place)}
@@ -92,12 +93,12 @@ def documents(
 
 
 def all_documents(
-    run: config.Run, name: str, skipped: Skipped | None = None, advance: Callable[[int], Any] = ignore
+    data: DataConfig, name: str, skipped: Skipped | None = None, advance: Callable[[int], Any] = ignore
 ) -> Iterator[Document]:
     """All documents of a source, one piece after another."""
     number = 0
-    for piece in pieces(name, run.data.sources[name]):
-        for document in documents(run, name, piece, number, skipped, advance):
+    for piece in pieces(name, data.sources[name]):
+        for document in documents(data, name, piece, number, skipped, advance):
             yield document
             number = document.number + 1
 
@@ -109,12 +110,12 @@ def key(number: int, text: bytes) -> int:
     return int.from_bytes(digest.digest(), "big")
 
 
-def rule(run: config.Run, name: str) -> groups.HeldOutRule:
+def rule(data: DataConfig, name: str) -> groups.HeldOutRule:
     """Returns the rule that chooses the held-out documents of a source, reading as few documents as it needs."""
-    if "validation" in splits(name, run.data.sources[name]):
+    if "validation" in splits(name, data.sources[name]):
         return groups.HeldOutRule("source")
-    fraction, counted = run.data.validation_fraction, groups.Groups()
-    documents = all_documents(run, name)
+    fraction, counted = data.validation_fraction, groups.Groups()
+    documents = all_documents(data, name)
     while not counted.is_settled(fraction) and (batch := list(itertools.islice(documents, _COUNTED))):
         counted.add(groups.Groups.of([_key(document) for document in batch]))
     return counted.rule(fraction)
@@ -133,26 +134,26 @@ def hold_out(records: Sequence[Record], fraction: float) -> list[bool]:
 
 
 def identity(
-    run: config.Run, name: str, vocabulary: vocabularies.Vocabulary, contents: Sequence[str] | None = None
+    data: DataConfig, name: str, vocabulary: vocabularies.Vocabulary, contents: Sequence[str] | None = None
 ) -> str:
     """SHA-256 of a source's contents, its `fingerprint`, task definition, vocabulary and what decides a cache's tokens.
 
     It also covers the definitions of the source's columns, and the code of a segmenter.
     """
-    source = run.data.sources[name]
+    source = data.sources[name]
     corpus = source.open(name)
     what = {
         "contents": corpus.fingerprint() if contents is None else contents,
         "task": files.definition(source),
-        "validation_fraction": None if "validation" in corpus.splits else run.data.validation_fraction,
+        "validation_fraction": None if "validation" in corpus.splits else data.validation_fraction,
         "vocabulary": vocabularies.identity(vocabulary),
         "format": form.CONTENT,
     }
-    if name in run.data.segmenters:
-        what["segmenter"], *code = staleness.segmenter(run, name)
+    if name in data.segmenters:
+        what["segmenter"], *code = staleness.segmenter(data, name)
         if code:
             what["segmenter_code"] = code
-    if run.data.bad_rows == "skip" and corpus.skips_bad_rows:
+    if data.bad_rows == "skip" and corpus.skips_bad_rows:
         what["bad_rows"] = "skip"
     if corpus.columns:
         what["columns"] = columns.described(corpus.columns)

@@ -7,14 +7,15 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from plm_jax import config
 from plm_jax.data import vocabularies
 from plm_jax.data.cache import columns
 from plm_jax.data.cache.columns import Column, Values
+from plm_jax.data.config import DataConfig
 from plm_jax.data.prepare import groups, reading, segmenters, workers
 from plm_jax.data.prepare.reading import Document
 from plm_jax.data.prepare.shuffle import Shuffle, open_files
 from plm_jax.data.vocabularies import sentences
+from plm_jax.data.vocabulary_config import VocabularyConfig
 
 _BATCH_CHARACTERS = 2**20
 # Fewer are tokenised before other processes have begun.
@@ -66,7 +67,7 @@ class TokenizingTask(NamedTuple):
       keeps_offsets: see `Corpus`.
     """
 
-    vocabulary: config.VocabularyConfig
+    vocabulary: VocabularyConfig
     segmenter: str | None
     brought: tuple[Column, ...]
     keeps_offsets: bool = False
@@ -79,11 +80,11 @@ class TokenizingTask(NamedTuple):
         return (columns.SENTENCE_STARTS, *words, columns.FIRST_BYTES, *offsets, *self.brought)
 
 
-def task(run: config.Run, name: str) -> TokenizingTask:
-    """That of a source of a run."""
-    source = run.data.sources[name]
+def task(data: DataConfig, vocabulary: VocabularyConfig, name: str) -> TokenizingTask:
+    """Returns the task of tokenizing a source."""
+    source = data.sources[name]
     keeps_offsets = source.open(name).keeps_offsets
-    return TokenizingTask(run.vocabulary, run.data.segmenters.get(name), reading.brought(name, source), keeps_offsets)
+    return TokenizingTask(vocabulary, data.segmenters.get(name), reading.brought(name, source), keeps_offsets)
 
 
 def encoder(task: TokenizingTask) -> Callable[[Batch], TokenBlock]:

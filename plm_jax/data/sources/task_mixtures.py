@@ -14,15 +14,16 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from plm_jax import config
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError
 from plm_jax.data import cache, mixtures
 from plm_jax.data.cache import staleness
+from plm_jax.data.config import DataConfig
 from plm_jax.data.sources import files
+from plm_jax.data.sources.source import RegisteredSource, Source
 
 _UNSAFE = re.compile(r"[^\w-]", re.ASCII)
 
@@ -49,10 +50,16 @@ def named(name: str, rates: Mapping[str, float]) -> Parts:
     return {part: MixtureTask(task, rates[task]) for task, part in (plain | hashed).items()}
 
 
-def manifest(run: config.Run, name: str, parts: Parts, has_validation: bool) -> dict[str, Any]:
+def registered(sources: Mapping[str, Source]) -> dict[str, Parts]:
+    """Returns the parts of each source that is a mixture, from seqio."""
+    rates = {name: source.rates() for name, source in sources.items()}
+    return {name: named(name, of_source) for name, of_source in rates.items() if of_source is not None}
+
+
+def manifest(data: DataConfig, name: str, parts: Parts, has_validation: bool) -> dict[str, Any]:
     """What is noted of a mixture; `has_validation`: each of its tasks has a split for that of its own."""
     found = {
-        "source": staleness.describe(run, name, has_validation),
+        "source": staleness.describe(data, name, has_validation),
         "parts": {part: of._asdict() for part, of in parts.items()},
     }
     return {"identity": hashlib.sha256(json.dumps(found, sort_keys=True).encode("utf-8")).hexdigest()} | found
@@ -67,58 +74,58 @@ def write(folder: str, name: str, manifest: dict[str, Any]) -> None:
     cache.publish(temporary, os.path.join(folder, name), manifest)
 
 
-def prepared(run: config.Run) -> dict[str, Parts]:
-    """The parts of each source of the run that is a mixture, as far as they were prepared."""
+def prepared(cache_dir: str, sources: Mapping[str, Source]) -> dict[str, Parts]:
+    """The parts of each source that is a mixture, as far as they were prepared."""
     found = {}
-    for name, source in config.read_sources(run).items():
-        if not isinstance(source, config.RegisteredSource):
+    for name, source in sources.items():
+        if not isinstance(source, RegisteredSource):
             continue
         with contextlib.suppress(UserError):  # What is missing or damaged is told where caches are opened.
-            held = cache.read_manifest(os.path.join(run.data.cache_dir, name))
+            held = cache.read_manifest(os.path.join(cache_dir, name))
             if "parts" in held and held["source"]["task"] == files.definition(source):
                 found[name] = {part: MixtureTask(**of) for part, of in held["parts"].items()}
     return found
 
 
-def expanded(run: config.Run, parts: Mapping[str, Parts] | None = None) -> config.Run:
-    """The run with the tasks of each mixture as sources of their own, which part its rate by theirs.
-
-    They have its segmenter. A source that is no mixture stays as it is.
+def expanded_rates(rates: Mapping[str, float], names: Iterable[str], parts: Mapping[str, Parts]) -> dict[str, float]:
+    """Returns the rates with that of each mixture divided among its tasks.
 
     Args:
-      parts: of each source that is a mixture; by default those that are `prepared`.
+      rates: rates of the sources; if empty, all of `names` have the same rate.
+      names: names of all sources.
+      parts: parts of each source that is a mixture.
+    """
+    rates = rates or mixtures.equal(names)
+    shares = ({part: of.rate for part, of in parts.get(name, {}).items()} or {name: 1.0} for name in rates)
+    return mixtures.nested(*zip(shares, rates.values(), strict=True))
+
+
+def expanded(data: DataConfig, parts: Mapping[str, Parts]) -> DataConfig:
+    """Returns the data with the tasks of each mixture as sources of their own, which divide its rate by theirs.
+
+    They have its segmenter. A source that is not a mixture stays as it is.
+
+    Args:
+      parts: parts of each source that is a mixture.
 
     Raises:
-      UserError: a task's source has the name of another one; there are other sources beside a mixture and no rates.
+      UserError: a task's source has the name of another one.
     """
-    parts = prepared(run) if parts is None else parts
     if not parts:
-        return run
-    data, train = run.data, run.train
-    if len(data.sources) > 1 and not all(stage.mixture for stage in config.resolve_phases(run)):
-        raise UserError(
-            f"'{next(iter(parts))}' is a mixture beside other sources: set the rate of each in config.data.mixture"
-        )
-    sources: dict[str, Any] = {}
+        return data
+    sources: dict[str, Source] = {}
     for name, source in data.sources.items():
-        tasks = {part: dataclasses.replace(source, name=of.task) for part, of in parts.get(name, {}).items()}
+        tasks = {part: _of_task(source, of.task) for part, of in parts.get(name, {}).items()}
         for own in tasks or (name,):
             if own in sources:
                 raise UserError(f"two of config.data.sources would be '{own}', as tasks of mixtures: rename '{name}'")
         sources |= tasks or {name: source}
-
-    def parted(rates: Mapping[str, float]) -> dict[str, float]:
-        rates = rates or mixtures.equal(data.sources)
-        shares = ({part: of.rate for part, of in parts.get(name, {}).items()} or {name: 1.0} for name in rates)
-        return mixtures.nested(*zip(shares, rates.values(), strict=True))
-
     sources = dict(sorted(sources.items()))  # As a config that is read back has them: example k goes by their order.
     segmenters = {own: how for name, how in data.segmenters.items() for own in parts.get(name, (name,))}
-    data = dataclasses.replace(data, sources=sources, mixture=parted(data.mixture), segmenters=segmenters)
-    phases = tuple(
-        phase if phase.mixture is None else dataclasses.replace(phase, mixture=parted(phase.mixture))
-        for phase in train.phases
-    )
-    # Checked, since what goes with one source need not go with several.
-    run = dataclasses.replace(run, data=data, train=dataclasses.replace(train, phases=phases))
-    return config.from_dict(config.to_dict(run))
+    mixture = expanded_rates(data.mixture, data.sources, parts)
+    return dataclasses.replace(data, sources=sources, mixture=mixture, segmenters=segmenters)
+
+
+def _of_task(source: Any, task: str) -> Source:
+    """Returns the source of a task of a mixture."""
+    return dataclasses.replace(source, name=task)

@@ -1,4 +1,4 @@
-"""Whether the caches of a run are there and of its texts; if not, they are prepared before it trains."""
+"""Prepares the caches of a run, and finds those that are missing or of other texts before it trains."""
 
 import os
 import subprocess
@@ -9,7 +9,36 @@ from plm_jax import config
 from plm_jax.common import children, progress, storage
 from plm_jax.common.errors import UserError
 from plm_jax.data.cache import staleness
+from plm_jax.data.prepare import caches
 from plm_jax.data.sources import task_mixtures
+
+
+def prepare(
+    run: config.Run, output: str | None = None, show_progress: bool = True, beam_options: Sequence[str] | None = None
+) -> None:
+    """Writes the cache of each source of a run into `output` (default: `data.cache_dir`), and its vocabulary.
+
+    A source whose rate is 0 in every phase is left out. Of a mixture of seqio's each task has a cache.
+
+    Args:
+      beam_options: options of the Apache Beam pipeline that tokenizes; None for processes of this machine.
+
+    Raises:
+      UserError: whatever the user can fix in sources or vocabulary.
+    """
+    sources = config.read_sources(run)
+    caches.check(sources)
+    mixtures = task_mixtures.registered(sources)
+    config.expand_mixtures(run, mixtures)  # Raises if the run cannot be trained on the tasks.
+    caches.prepare(
+        run.data,
+        run.vocabulary,
+        sources,
+        mixtures,
+        output=output,
+        show_progress=show_progress,
+        beam_options=beam_options,
+    )
 
 
 def prepare_if_needed(run: config.Run, arguments: Sequence[str], trained: str = "") -> None:
@@ -29,7 +58,7 @@ def prepare_if_needed(run: config.Run, arguments: Sequence[str], trained: str = 
     # In a bucket a folder is there as soon as its upload has begun.
     last = "manifest.json" if storage.is_remote(run.data.cache_dir) else ""
     missing, changed, seen = [], [], set()
-    for each in (run, task_mixtures.expanded(run)):  # Of a mixture what is noted of it, and then its tasks' caches.
+    for each in (run, config.expand_mixtures(run)):  # Of a mixture what is noted of it, and then its tasks' caches.
         names = [name for name in config.read_sources(each) if name not in seen]
         absent = [name for name in names if not storage.exists(os.path.join(run.data.cache_dir, name, last))]
         changed += changed_caches(each, [name for name in names if name not in absent])
@@ -64,7 +93,7 @@ def changed_caches(run: config.Run, names: Iterable[str]) -> list[str]:
     """
     changed, unseen = [], []
     for name in names:
-        found = staleness.compare(run, name)
+        found = staleness.compare(run.data, name)
         if found.changed:
             changed.append(
                 f"the cache of '{name}' in {run.data.cache_dir} is not of what the config names ({found.changed})"

@@ -1,0 +1,40 @@
+"""Runs in which each task of seqio's mixtures is a source of its own."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from plm_jax.common import trees
+from plm_jax.common.errors import UserError
+from plm_jax.config.phases import read_sources, resolve_phases
+from plm_jax.config.reading import from_dict
+from plm_jax.config.run import Run
+from plm_jax.data.sources import task_mixtures
+
+
+def expand_mixtures(run: Run, parts: Mapping[str, task_mixtures.Parts] | None = None) -> Run:
+    """Returns the run with the tasks of each mixture as sources of their own, which divide its rate by theirs.
+
+    A source that is not a mixture stays as it is.
+
+    Args:
+      parts: parts of each source that is a mixture; by default those that were prepared.
+
+    Raises:
+      UserError: a task's source has the name of another one; there are other sources next to a mixture and no rates.
+    """
+    parts = task_mixtures.prepared(run.data.cache_dir, read_sources(run)) if parts is None else parts
+    if not parts:
+        return run
+    if len(run.data.sources) > 1 and not all(phase.mixture for phase in resolve_phases(run)):
+        raise UserError(
+            f"'{next(iter(parts))}' is a mixture beside other sources: set the rate of each in config.data.mixture"
+        )
+    phases = tuple(
+        phase
+        if phase.mixture is None
+        else dataclasses.replace(phase, mixture=task_mixtures.expanded_rates(phase.mixture, run.data.sources, parts))
+        for phase in run.train.phases
+    )
+    train = dataclasses.replace(run.train, phases=phases)
+    # Checked, since what goes with one source need not go with several.
+    return from_dict(trees.to_dict(dataclasses.replace(run, data=task_mixtures.expanded(run.data, parts), train=train)))

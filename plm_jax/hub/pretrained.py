@@ -2,16 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import flax
 import jax
 import numpy as np
 
 from plm_jax import models
-
-if TYPE_CHECKING:
-    from plm_jax.config import Run
 
 
 @dataclass(frozen=True)
@@ -28,7 +25,7 @@ class Pretrained:
         documents), as far as they are known.
       vocabulary: a spec for `vocabularies.load`; None where there are no files for one.
       family: the model_type of the Hugging Face family that it was read as; None: it was read as none.
-      run: the whole config of the run that trained it; None for a model from elsewhere.
+      run: config of the run that trained it, which this package does not read; None for a model from elsewhere.
       workdir: the run's directory; None for a model that is in none.
       step: the checkpoint's step; None for a model from elsewhere.
       vocabulary_id: of the vocabulary that it was trained with, where that is recorded.
@@ -41,7 +38,7 @@ class Pretrained:
     special_ids: Mapping[str, Any] = field(default_factory=dict)
     vocabulary: str | None = None
     family: str | None = None
-    run: "Run | None" = None
+    run: Any = None
     workdir: str | None = None
     step: int | None = None
     vocabulary_id: str | None = None

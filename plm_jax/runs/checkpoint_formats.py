@@ -30,7 +30,7 @@ from plm_jax.hub import elmo, families, files, hub_files, huggingface, sizes
 from plm_jax.hub.pretrained import Pretrained
 from plm_jax.models import registry
 from plm_jax.runs import checkpoint_folders as folders
-from plm_jax.runs import model_text
+from plm_jax.runs import checkpoints, model_text
 
 FORMAT = 1
 FORMATS = ("plm_jax", "huggingface", "bilm")
@@ -147,8 +147,6 @@ def _described(folder: str) -> dict[str, Any]:
 
 
 def _of_run(folder: str, workdir: str) -> Pretrained:
-    from plm_jax.runs import checkpoints  # It imports Orbax: seconds.
-
     with sizes.described_by(folder):
         params, run, meta = checkpoints.load_params(folder)
         if not isinstance(meta["vocabulary_id"], str) or type(meta["step"]) is not int:

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import flax
 import jax
 import numpy as np
+from flax import traverse_util
 
-from plm_jax import models
+from plm_jax.models.protocol import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Pretrained:
         others; empty for a model that is not from Hugging Face.
     """
 
-    model: models.TransformerConfig
+    model: ModelConfig
     params: Mapping[str, Any]
     special_ids: Mapping[str, Any] = field(default_factory=dict)
     vocabulary: str | None = None
@@ -46,7 +46,7 @@ class Pretrained:
 
     def flat(self) -> dict[str, Any]:
         """The parameters by their paths, joined by `/`; those on devices are fetched."""
-        flat = flax.traverse_util.flatten_dict(self.params, sep="/")
+        flat = traverse_util.flatten_dict(self.params, sep="/")
         return {path: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf for path, leaf in flat.items()}
 
 

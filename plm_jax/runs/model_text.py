@@ -52,10 +52,10 @@ def _section(pretrained: Pretrained) -> config.VocabularyConfig:
     if run is not None:
         return dataclasses.replace(run.vocabulary, spec=pretrained.vocabulary)
     lowercase = special.get("lowercase")
-    section = config.VocabularyConfig(pretrained.vocabulary, sentinels=special.get("sentinels", 0))
+    section = config.VocabularyConfig(pretrained.vocabulary or "", sentinels=special.get("sentinels", 0))
     if section.spec.startswith("sentencepiece:"):
         return dataclasses.replace(section, lowercase=bool(lowercase))
-    return dataclasses.replace(section, train_kind={True: "uncased", False: "cased"}.get(lowercase, ""))
+    return dataclasses.replace(section, train_kind="" if lowercase is None else "uncased" if lowercase else "cased")
 
 
 def section(pretrained: Pretrained) -> config.VocabularyConfig:
@@ -110,9 +110,7 @@ def _labelled_format(run: config.Run | None) -> objectives.RowFormat | None:
     """What stands around the texts of labelled examples; None: a model was not trained on such."""
     if run is None or not isinstance(run.objective, objectives.LabelledObjective):
         return None
-    names = [field.name for field in dataclasses.fields(objectives.Special)]
-    special = objectives.Special(**{name: getattr(run.vocabulary, name, None) for name in names})
-    return run.objective.row_format(special)
+    return run.objective.row_format(objectives.Special.of(run.vocabulary))
 
 
 def begins_with(ids: Mapping[str, Any]) -> list[int]:

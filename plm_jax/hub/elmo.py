@@ -11,16 +11,15 @@ import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import flax
 import h5py
 import numpy as np
+from flax import traverse_util
 
 from plm_jax import models
 from plm_jax.common import storage, trees
 from plm_jax.common.errors import UserError, one_line
-from plm_jax.hub import files, sizes
+from plm_jax.hub import files, tensor_layout
 from plm_jax.hub.pretrained import Pretrained
-from plm_jax.models import registry
 
 OPTIONS, WEIGHTS, VOCABULARY = "options.json", "weights.hdf5", "vocabulary.txt"
 SOFTMAX = "softmax/W"
@@ -69,7 +68,6 @@ def read(options_path: str, weights_path: str) -> Pretrained:
             stored = _datasets(weights)
             vocab_size, head = _words(options, stored, vocabulary)
             model = to_settings(options, vocab_size, head)
-            sizes.check(options_path, model, stored)
             params = _gather(weights_path, stored, model)
     except FileNotFoundError as error:
         raise UserError(f"{error.filename} is missing: give an ELMo's options and weights") from None
@@ -91,7 +89,7 @@ def _datasets(weights: h5py.Group) -> dict[str, h5py.Dataset]:
     while groups:
         prefix, group = groups.pop()
         for name in group:
-            path = prefix + name
+            path = f"{prefix}{name}"
             if not isinstance(group.get(name, getlink=True), h5py.HardLink):
                 raise ValueError(f"{path} is a link")
             item = group[name]
@@ -111,28 +109,28 @@ def _datasets(weights: h5py.Group) -> dict[str, h5py.Dataset]:
 
 def write(directory: str, pretrained: Pretrained) -> None:
     """Writes what `read`, bilm-tf and AllenNLP open: the options last. A warning says which heads are left out."""
-    if pretrained.model.heads:
-        names = ", ".join(name for name, _ in pretrained.model.heads)
+    model = pretrained.model
+    assert isinstance(model, models.ElmoConfig)
+    if model.heads:
+        names = ", ".join(name for name, _ in model.heads)
         warnings.warn(f"bilm-tf's model has no place for the head of '{names}': it is left out", stacklevel=3)
     flat = pretrained.flat()
     buffer = io.BytesIO()
     with h5py.File(buffer, "w") as weights:
-        for name, stored in layout(pretrained.model).items():
+        for name, stored in layout(model).items():
             parts = [np.asarray(flat[path], np.float32)[index] for path, index in stored.parts]
             weights.create_dataset(name, data=np.concatenate(parts).reshape(stored.shape))
     storage.write(os.path.join(directory, WEIGHTS), buffer.getvalue())
     scheme, _, path = (pretrained.vocabulary or "").partition(":")
     if scheme == "words":
         storage.copy(path, os.path.join(directory, VOCABULARY))
-    options = json.dumps(to_options(pretrained.model), indent=2) + "\n"
+    options = json.dumps(to_options(model), indent=2) + "\n"
     storage.write(os.path.join(directory, OPTIONS), options.encode("utf-8"))
 
 
 def layout(model: models.ElmoConfig) -> dict[str, ElmoTensor]:
     """Each dataset of a model's file."""
-    shapes = {
-        path: leaf.shape for path, leaf in flax.traverse_util.flatten_dict(registry.shapes(model), sep="/").items()
-    }
+    shapes = tensor_layout.shapes_of(model)
     found: dict[str, tuple[tuple[str, Any], ...]] = {"char_embed": (("embedding/characters", ...),)}
     for i in range(len(model.embedding.filters)):
         for ours, theirs in (("kernel", "W"), ("bias", "b")):
@@ -181,13 +179,12 @@ def _gather(path: str, weights: Mapping[str, h5py.Dataset], model: models.ElmoCo
         if names:
             more = f" and {len(names) - 5} more" if len(names) > 5 else ""
             raise UserError(f"the weights in {path} {kind}: {', '.join(names[:5])}{more}")
-    shapes = flax.traverse_util.flatten_dict(registry.shapes(model), sep="/")
-    flat = {name: np.empty(leaf.shape, np.float32) for name, leaf in shapes.items()}
+    flat = {path: np.empty(shape, np.float32) for path, shape in tensor_layout.shapes_of(model).items()}
     for name, stored in wanted.items():
         value = np.asarray(weights[name], np.float32)
         for (ours, index), part in zip(stored.parts, np.split(value.reshape(-1), len(stored.parts)), strict=True):
             flat[ours][index] = part.reshape(flat[ours][index].shape)
-    return flax.traverse_util.unflatten_dict(flat, sep="/")
+    return traverse_util.unflatten_dict(flat, sep="/")
 
 
 def _vocabulary(folder: str) -> str | None:

@@ -24,8 +24,10 @@ from plm_jax.hub.llama import LlamaFamily
 from plm_jax.hub.mt5 import Mt5Family
 from plm_jax.hub.roberta import RobertaFamily
 from plm_jax.hub.t5 import T5Family
+from plm_jax.models.protocol import ModelConfig
 
 CONFIG = "config.json"
+Transformer = models.DecoderConfig | models.EncoderConfig | models.EncoderDecoderConfig
 # In the order in which they are tried. Families from users' files follow.
 PUBLISHED = (
     *(Gpt2Family, BertFamily, T5Family, Mt5Family, BartFamily, RobertaFamily, ElectraFamily, AlbertFamily),
@@ -42,14 +44,14 @@ def registered() -> dict[str, Family]:
     return {kind: Family.choices[kind]() for kind in dict.fromkeys([*ours, *Family.choices])}
 
 
-def family_of(model: models.TransformerConfig, preferred: str | None = None) -> Family:
+def family_of(model: ModelConfig, preferred: str | None = None) -> Family:
     """The family whose `config.json` says all of a model's settings; of several, the preferred one or else the first.
 
     Raises:
       UserError: there is none; the line names the nearest and what that one cannot say.
     """
     families = [family for family in registered().values() if family.base.kind == model.kind]
-    if not families:
+    if not families or not isinstance(model, models.TransformerConfig):
         raise UserError(f"Hugging Face has no family for a model of kind '{model.kind}': save it in format plm_jax")
     families.sort(key=lambda family: family.kind != preferred)
     family, needed = min(((family, beyond(family, model)) for family in families), key=lambda pair: len(pair[1]))
@@ -61,7 +63,7 @@ def family_of(model: models.TransformerConfig, preferred: str | None = None) -> 
     return family
 
 
-def to_settings(family: Family, config: Mapping[str, Any]) -> models.TransformerConfig:
+def to_settings(family: Family, config: Mapping[str, Any]) -> Transformer:
     """The settings that a family's `config.json` describes, with all heads; UserError for what those cannot say."""
     return trees.checked(tasks.to_settings(family, config, family.to_settings(config)), CONFIG)
 
@@ -118,22 +120,24 @@ def _fields(part: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def with_heads(
-    family: Family, model: models.TransformerConfig, names: Collection[str], own_head: bool, has_bias: bool
-) -> models.TransformerConfig:
+    family: Family, model: Transformer, names: Collection[str], own_head: bool, has_bias: bool
+) -> Transformer:
     """The settings with those heads alone whose tensors are among the names: these decide, not the config."""
     model = tasks.kept(family, model, names)
-    tied, bias = model.head.tied and not own_head, model.head.bias or has_bias
-    vocabulary = replace(model.head, tied=tied, bias=bias)
+    head = model.head
+    assert isinstance(head, models.VocabularyHead)  # Every `config.json` describes one.
+    tied = head.tied and not own_head
+    vocabulary = replace(head, tied=tied, bias=head.bias or has_bias)
     if not isinstance(model, models.EncoderConfig):
         is_left_out = not tied and model.heads and name_in(family, "head") not in names
         return replace(model, head=models.NoHead() if is_left_out else vocabulary)
-    head, pooler, classifier, discriminator = (
+    has_head, pooler, classifier, discriminator = (
         name_in(family, f"{part}/kernel") in names
         for part in ("head_transform", "pooler", "classifier", "discriminator")
     )
     return replace(
         model,
-        head=vocabulary if head else models.NoHead(),
+        head=vocabulary if has_head else models.NoHead(),
         pooler=models.Pooler(2 if classifier else 0) if pooler else models.NoHead(),
         discriminator=model.discriminator if discriminator else models.NoHead(),
     )
@@ -153,7 +157,7 @@ def name_in(family: Family, parameter: str) -> str | None:
     return next((tensor.name for tensor in family.tensors if tensor.parameters == (parameter,)), None)
 
 
-def published(model: models.TransformerConfig) -> tuple[models.TransformerConfig, str | None]:
+def published(model: ModelConfig) -> tuple[ModelConfig, str | None]:
     """What of a model Hugging Face has a place for, and the name of the parameters that are left out."""
     if isinstance(model, models.ElectraConfig):
         return model.discriminator_model, "generator"

@@ -9,7 +9,7 @@ import operator
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from typing_extensions import override
 
@@ -25,8 +25,6 @@ ACTIVATIONS = {
     "swish": "silu",
     "tanh": "tanh",
 }
-
-Settings = TypeVar("Settings")
 
 
 class Entry:
@@ -85,12 +83,13 @@ class Field(Entry):
     @override
     def values(self, config):
         kind = self.value_type or (int if callable(self.default) else type(self.default))
-        value = config[self.name] if self.name in config else self._default(config)
+        # Null stands for a computed size.
+        null = (None,) if callable(self.default) and kind is not bool else ()
+        is_given = self.name in config and config[self.name] not in null
+        value = config[self.name] if is_given else self._default(config)
         if kind is bool:
-            return {self.name: bool(value)}
-        if value is None and callable(self.default):
-            value = self._default(config)
-        if kind is int:
+            value = bool(value)
+        elif kind is int:
             check_size(self.name, value)
         elif kind is float:
             is_rate = type(value) in (int, float) and 0 <= value <= sys.float_info.max
@@ -104,7 +103,7 @@ class Field(Entry):
 
     @override
     def settings(self, values):
-        value = values[self.name]
+        value: Any = values[self.name]
         if self.choices is not None:
             value = self.choices[value]
         elif self.read is not None:
@@ -226,7 +225,7 @@ def changed(
       without: names of fields to leave out.
       defaults: other defaults of fields, by name.
     """
-    by_name = {getattr(entry, "name", entry): entry for entry in entries}
+    by_name: dict[Any, Any] = {getattr(entry, "name", entry): entry for entry in entries}
     by_name |= {name: replace(by_name[name], default=default) for name, default in defaults.items()}
     by_name |= {getattr(entry, "name", entry): entry for entry in new}
     return tuple(entry for name, entry in by_name.items() if name not in without)
@@ -252,7 +251,7 @@ def write(entries: tuple[Entry, ...], model: Any) -> dict[str, Any]:
     return fields
 
 
-def with_settings(part: Settings, settings: Mapping[str, Any]) -> Settings:
+def with_settings(part: Any, settings: Mapping[str, Any]) -> Any:
     """Returns the dataclass `part` with other values at dotted paths."""
     values: dict[str, Any] = {}
     nested: dict[str, dict[str, Any]] = {}
@@ -263,7 +262,7 @@ def with_settings(part: Settings, settings: Mapping[str, Any]) -> Settings:
         else:
             values[name] = value
     values |= {name: with_settings(getattr(part, name), inner) for name, inner in nested.items()}
-    return replace(part, **values)  # pyright: ignore[reportArgumentType]
+    return replace(part, **values)
 
 
 def check_size(name: str, value: Any) -> None:

@@ -88,7 +88,8 @@ class StoredTensor(InFiles):
         data = bytearray(math.prod(shape) * self.dtype.itemsize)
         with storage.reaching(self._path):
             self._file.seek(self._begin + row * math.prod(self.shape[1:]) * self.dtype.itemsize)
-            read = self._file.readinto(data)
+            # `BinaryIO` lacks it, every file of Python and fsspec has it.
+            read = self._file.readinto(data)  # pyright: ignore[reportAttributeAccessIssue]
         if read != len(data):
             raise _damaged(self._path, f"it ends within {self.name}")
         return np.frombuffer(data, self.dtype).reshape(shape)
@@ -280,7 +281,8 @@ def _write_file(path: str, tensors: Mapping[str, Content]) -> None:
     # Wide types first: so each tensor begins at a multiple of its type's size, which readers that map files need.
     names = sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)
     codes = {dtype: code for code, dtype in FLOATS.items()}
-    header, end = {"__metadata__": {"format": "pt"}}, 0
+    header: dict[str, dict[str, Any]] = {"__metadata__": {"format": "pt"}}
+    end = 0
     for name in names:
         content = tensors[name]
         first, end = end, end + _num_bytes(content)
@@ -291,7 +293,7 @@ def _write_file(path: str, tensors: Mapping[str, Content]) -> None:
         file.write(len(encoded).to_bytes(8, "little") + encoded)
         for name in names:
             for part in tensors[name].parts():
-                file.write(np.ascontiguousarray(part, tensors[name].dtype).reshape(-1).view(np.uint8))
+                file.write(np.ascontiguousarray(part, tensors[name].dtype).reshape(-1).view(np.uint8).data)
 
 
 def refuse_misfits(what: str, misfits: Mapping[str, Iterable[str]]) -> None:

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-import flax
 import numpy as np
+from flax import traverse_util
 
 from plm_jax import models
 from plm_jax.common import sealing, storage
@@ -86,7 +86,7 @@ def read(directory: str) -> Pretrained:
     """A model with its parameters in memory, float32 NumPy arrays; raises as `opened`."""
     with opened(directory) as pretrained:
         flat = {path: float32(leaf) for path, leaf in pretrained.flat().items()}
-        return replace(pretrained, params=flax.traverse_util.unflatten_dict(flat, sep="/"))
+        return replace(pretrained, params=traverse_util.unflatten_dict(flat, sep="/"))
 
 
 def write(
@@ -105,9 +105,10 @@ def write(
       UserError: no Hugging Face family can hold the model.
     """
     pretrained = _published(pretrained)
-    family = families.family_of(pretrained.model, pretrained.family)
-    flat = pretrained.flat()
-    config = families.to_config(family, pretrained.model) | {"dtype": str(files.common_type(flat.values()))}
+    model, flat = pretrained.model, pretrained.flat()
+    family = families.family_of(model, pretrained.family)
+    assert isinstance(model, models.TransformerConfig)  # Every family's models are.
+    config = families.to_config(family, model) | {"dtype": str(files.common_type(flat.values()))}
     special_ids = {name: pretrained.special_ids.get(name) for name in SPECIAL_IDS}
     for name in config.keys() & special_ids.keys():  # Those that the settings ask for.
         if config[name] != special_ids[name]:
@@ -122,7 +123,7 @@ def write(
         config = {name: value for name, value in original.items() if name != "torch_dtype"} | config
     for name in (sealing.MANIFEST, CONFIG):
         storage.remove(os.path.join(directory, name))
-    tensors = families.layout_of(family, pretrained.model)
+    tensors = families.layout_of(family, model)
     files.write(directory, {name: tensor_layout.content(flat, pieces) for name, pieces in tensors.items()}, shard_bytes)
     hub_files.copy({name: path for name, path in pretrained.hub_files.items() if name != CONFIG}, directory)
     if not hub_files.has_tokenizer(pretrained.hub_files):
@@ -159,7 +160,7 @@ def _gather(
     for name, pieces in wanted.items():
         for number, piece in enumerate(pieces):
             flat[piece.path].add(stored[name], pieces, number)
-    return flax.traverse_util.unflatten_dict(flat, sep="/")
+    return traverse_util.unflatten_dict(flat, sep="/")
 
 
 def _check(
@@ -197,11 +198,17 @@ def _check(
 
 def _has_own_head(family: Family, stored: Mapping[str, files.StoredTensor]) -> bool:
     """Whether a head lies in the files that is not the token table again (the tensors decide, not the config)."""
-    head, table = (stored.get(families.name_in(family, parameter)) for parameter in ("head", "token_embedding"))
+    head, table = (_holding(family, parameter, stored) for parameter in ("head", "token_embedding"))
     return head is not None and table is not None and not head.equals(table)
 
 
 def _has_head_bias(family: Family, stored: Mapping[str, files.StoredTensor]) -> bool:
     """Whether the files hold a bias of the head that is not 0 everywhere."""
-    bias = stored.get(families.name_in(family, "head_bias"))
+    bias = _holding(family, "head_bias", stored)
     return bias is not None and bool(np.any(bias[...]))
+
+
+def _holding(family: Family, parameter: str, stored: Mapping[str, files.StoredTensor]) -> files.StoredTensor | None:
+    """Returns the tensor that holds a parameter; None if the family or the files have none."""
+    name = families.name_in(family, parameter)
+    return None if name is None else stored.get(name)

@@ -2,16 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import flax
 import jax
 import numpy as np
+from flax import traverse_util
 
-from plm_jax import models
-
-if TYPE_CHECKING:
-    from plm_jax.config import Run
+from plm_jax.models.protocol import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -28,7 +25,7 @@ class Pretrained:
         documents), as far as they are known.
       vocabulary: a spec for `vocabularies.load`; None where there are no files for one.
       family: the model_type of the Hugging Face family that it was read as; None: it was read as none.
-      run: the whole config of the run that trained it; None for a model from elsewhere.
+      run: config of the run that trained it, which this package does not read; None for a model from elsewhere.
       workdir: the run's directory; None for a model that is in none.
       step: the checkpoint's step; None for a model from elsewhere.
       vocabulary_id: of the vocabulary that it was trained with, where that is recorded.
@@ -36,12 +33,12 @@ class Pretrained:
         others; empty for a model that is not from Hugging Face.
     """
 
-    model: models.ModelConfig
+    model: ModelConfig
     params: Mapping[str, Any]
     special_ids: Mapping[str, Any] = field(default_factory=dict)
     vocabulary: str | None = None
     family: str | None = None
-    run: "Run | None" = None
+    run: Any = None
     workdir: str | None = None
     step: int | None = None
     vocabulary_id: str | None = None
@@ -49,7 +46,7 @@ class Pretrained:
 
     def flat(self) -> dict[str, Any]:
         """The parameters by their paths, joined by `/`; those on devices are fetched."""
-        flat = flax.traverse_util.flatten_dict(self.params, sep="/")
+        flat = traverse_util.flatten_dict(self.params, sep="/")
         return {path: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf for path, leaf in flat.items()}
 
 

@@ -1,7 +1,6 @@
 """Whether a description of a model can be of the tensors beside it, before anything is traced or made of it."""
 
 import contextlib
-import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -9,10 +8,6 @@ from plm_jax.common.errors import UserError, one_line
 from plm_jax.hub.files import StoredTensor
 from plm_jax.models.protocol import ModelConfig
 
-# Four times those of the deepest model that was published (Wang et al. 2022, arXiv:2203.00555).
-MOST_LAYERS = 4096
-# The most tokens, places or labels that need no tensor of that size, as the length that rotary positions are meant for.
-_MOST = 2**24
 _MOST_SENTINELS = 2**20
 # The special ids of which there may be several.
 _FRAME = ("begins_with", "ends_with")
@@ -35,17 +30,19 @@ def described_by(path: str) -> Iterator[None]:
 
 
 def check(path: str, model: ModelConfig, tensors: Mapping[str, StoredTensor]) -> None:
-    """Refuses settings that no model with these tensors has; `path` is the file that has the settings.
+    """Raises a `UserError` if layers have more blocks than there are tensors.
 
-    Raises:
-      UserError: a size is larger than any axis and any length, or there are more layers than any model has.
+    The ranges of settings limit other sizes.
+
+    Args:
+      path: file that contains the settings.
     """
-    longest = max((axis for tensor in tensors.values() for axis in tensor.shape), default=0)
-    for name, value in _integers(model):
-        field = name.rpartition(".")[2]
-        most = MOST_LAYERS if field.endswith("layers") else len(tensors) if field == "inner" else _MOST
-        if value > most and not (most == _MOST and value <= min(longest, 2**31 - 1)):
-            raise UserError(f"{path}: {name} would be {value:,}, the tensors have room for {most:,}: fetch both again")
+    for stack in model.stacks:
+        if stack.inner > len(tensors):
+            raise UserError(
+                f"{path}: a layer would have {stack.inner:,} blocks, but there are {len(tensors):,} tensors: fetch "
+                "both again"
+            )
 
 
 def check_ids(path: str, ids: Mapping[str, Any]) -> None:
@@ -59,17 +56,6 @@ def check_ids(path: str, ids: Mapping[str, Any]) -> None:
             continue
         several = value if isinstance(value, list | tuple) and name in _LISTS else [value]
         is_number = all(type(i) is int and abs(i) < 2**31 for i in several)
-        if not is_number or (name == "sentinels" and not 0 <= value <= _MOST_SENTINELS):
+        is_count = name != "sentinels" or (type(value) is int and 0 <= value <= _MOST_SENTINELS)
+        if not (is_number and is_count):
             raise UserError(f"{path}: {name} is {str(value)[:100]}: give {_WANTED.get(name, 'the id of a token')}")
-
-
-def _integers(part: Any, path: str = "") -> Iterator[tuple[str, int]]:
-    """The integers of settings with their dotted names."""
-    if dataclasses.is_dataclass(part):
-        for field in dataclasses.fields(part):
-            yield from _integers(getattr(part, field.name), f"{path}.{field.name}" if path else field.name)
-    elif isinstance(part, tuple):
-        for item in part:
-            yield from _integers(item, path)
-    elif type(part) is int:
-        yield path, part

@@ -5,7 +5,7 @@ Which of them a directory holds, `architectures` in its `config.json` says, sinc
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from plm_jax import models
 from plm_jax.common.errors import UserError
@@ -25,6 +25,7 @@ FORMS = {
 }
 PROBLEMS = {"classes": "single_label_classification", "score": "regression"}
 PATH = f"heads_{TASK}"
+Transformer = TypeVar("Transformer", bound=models.TransformerConfig)
 # More than any task has that is no vocabulary's.
 _MOST_LABELS = 2**20
 # What transformers calls a score that has no name.
@@ -56,7 +57,7 @@ def names(family: Family) -> set[str]:
     return {tensor.name for kind in family.tasks for tensor in tensors(family, kind)}
 
 
-def to_settings(family: Family, config: Mapping[str, Any], model: ModelConfig) -> ModelConfig:
+def to_settings(family: Family, config: Mapping[str, Any], model: Transformer) -> Transformer:
     """The model with the head that a `config.json` names; as it is where that is none, or one for several labels a
     text or several numbers, which we lack.
 
@@ -78,21 +79,23 @@ def to_settings(family: Family, config: Mapping[str, Any], model: ModelConfig) -
     layout = family.tasks[kind]
     rate = config.get(layout.rate) if layout.rate else None
     rate = layout.default if rate is None else rate
-    rate = model.dropout.residual if rate is None else rate
+    rate = getattr(model.dropout, "residual", 0.0) if rate is None else rate
     check(str(layout.rate), rate, type(rate) in (int, float) and rate >= 0, "a number of at least 0")
     return _with(model, replace(_made(layout, kind, labels), **_rates(layout, float(rate))))
 
 
 def _made(layout: TaskLayout, kind: str, labels: Sequence[str]) -> TaskHead:
     named = {} if kind in ("span", "choice") else {"labels": tuple(labels)}
-    return Head.choices[kind](**layout.fields, **named)
+    head = Head.choices[kind](**layout.fields, **named)
+    assert isinstance(head, TaskHead)
+    return head
 
 
 def _rates(layout: TaskLayout, rate: float) -> dict[str, float]:
     return {"dropout": rate, "input_dropout": rate if layout.drops_input else 0.0}
 
 
-def _with(model: ModelConfig, head: TaskHead) -> ModelConfig:
+def _with(model: Transformer, head: TaskHead) -> Transformer:
     others = tuple(pair for pair in model.heads if pair[0] != TASK)
     return replace(model, heads=(*others, (TASK, head)))
 
@@ -122,7 +125,7 @@ def to_config(family: Family, model: ModelConfig) -> dict[str, Any]:
     layout = family.tasks[head.kind]
     found: dict[str, Any] = {"architectures": [f"{family.task_class}{FORMS[head.kind]}"]}
     if head.kind in ("classes", "tags", "score"):
-        labels = head.labels or _UNNAMED
+        labels = getattr(head, "labels", ()) or _UNNAMED
         found["id2label"] = {str(number): label for number, label in enumerate(labels)}
         found["label2id"] = {label: number for number, label in enumerate(labels)}
     if head.kind in PROBLEMS:
@@ -130,7 +133,7 @@ def to_config(family: Family, model: ModelConfig) -> dict[str, Any]:
     return found | ({layout.rate: head.dropout} if layout.rate else {})
 
 
-def kept(family: Family, model: ModelConfig, stored: Collection[str]) -> ModelConfig:
+def kept(family: Family, model: Transformer, stored: Collection[str]) -> Transformer:
     """The model without its head of a task where some of the tensors that this has are not among those stored."""
     head = head_of(model)
     if head is None or {tensor.name for tensor in needed(family, head)} <= set(stored):

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import flax
 import numpy as np
+from flax import traverse_util
 
 from plm_jax.hub import files
 from plm_jax.hub.family import Tensor
@@ -85,7 +85,7 @@ def layout(
 @functools.lru_cache(maxsize=8)
 def shapes_of(model: ModelConfig) -> Mapping[str, tuple[int, ...]]:
     """The shapes of a model's parameters, by their paths."""
-    flat = flax.traverse_util.flatten_dict(registry.shapes(model), sep="/")
+    flat: dict[str, Any] = traverse_util.flatten_dict(registry.shapes(model), sep="/")
     return {path: leaf.shape for path, leaf in flat.items()}
 
 

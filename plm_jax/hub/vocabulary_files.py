@@ -49,7 +49,7 @@ def write(directory: str, family: Family, pretrained: Pretrained, tokenizer: tok
     """The vocabulary's own files, by which we know it again, and the tokenizer's, which `transformers` takes first."""
     scheme, described = (pretrained.vocabulary or "").partition(":")[0], {}
     names = files_of(family).get(scheme) or (tokenizer_json.FILES.get(scheme) if tokenizer else None)
-    if names is None:
+    if names is None or pretrained.vocabulary is None:
         return
     contents = list(files.contents(pretrained.vocabulary).values())
     for name, content in zip(names, contents, strict=True):

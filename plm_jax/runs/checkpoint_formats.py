@@ -20,17 +20,16 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import flax
 import jax
+from flax import traverse_util
 
 from plm_jax import config, objectives
 from plm_jax.common import progress, sealing, special_ids, storage, users
 from plm_jax.common.errors import UserError, nearest, one_line
-from plm_jax.hub import elmo, families, files, hub_files, huggingface, sizes
+from plm_jax.hub import elmo, families, files, hub_files, huggingface, sizes, tensor_layout
 from plm_jax.hub.pretrained import Pretrained
-from plm_jax.models import registry
 from plm_jax.runs import checkpoint_folders as folders
-from plm_jax.runs import model_text
+from plm_jax.runs import checkpoints, model_text
 
 FORMAT = 1
 FORMATS = ("plm_jax", "huggingface", "bilm")
@@ -147,13 +146,11 @@ def _described(folder: str) -> dict[str, Any]:
 
 
 def _of_run(folder: str, workdir: str) -> Pretrained:
-    from plm_jax.runs import checkpoints  # It imports Orbax: seconds.
-
     with sizes.described_by(folder):
         params, run, meta = checkpoints.load_params(folder)
         if not isinstance(meta["vocabulary_id"], str) or type(meta["step"]) is not int:
             raise UserError(f"{folder} is damaged (its step or its vocabulary's id is none): use another checkpoint")
-        arrays = flax.traverse_util.flatten_dict(params, sep="/")
+        arrays: dict[str, Any] = traverse_util.flatten_dict(params, sep="/")
         sizes.check(folder, run.model, arrays)
         _checked(folder, run.model, arrays)
         _tell_changed(folder, meta.get("modules"), run)
@@ -179,8 +176,8 @@ def of_run(
         vocabulary,
         run=run,
         workdir=workdir,
-        step=meta and meta["step"],
-        vocabulary_id=meta and meta["vocabulary_id"],
+        step=None if meta is None else meta["step"],
+        vocabulary_id=None if meta is None else meta["vocabulary_id"],
     )
 
 
@@ -195,7 +192,9 @@ def _begins_with(run: config.Run) -> dict[str, Any]:
 def _frame(run: config.Run, ids: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the special ids around texts and between documents, for directories that are saved without the run."""
     before, after = model_text.frame(run.model, ids, run)
-    frame = {"ends_with": after} | ({} if before == model_text.begins_with(ids) else {"begins_with": before})
+    frame: dict[str, Any] = {"ends_with": after} | (
+        {} if before == model_text.begins_with(ids) else {"begins_with": before}
+    )
     if run.model.architecture != "decoder":
         return frame
     vocabulary = run.vocabulary
@@ -272,7 +271,7 @@ def _converted(folder: str, described: Mapping[str, Any], tensors: Mapping[str, 
     family = families.registered().get(described["family"])
     return Pretrained(
         model,
-        flax.traverse_util.unflatten_dict(_checked(folder, model, tensors), sep="/"),
+        traverse_util.unflatten_dict(_checked(folder, model, tensors), sep="/"),
         described["special_ids"],
         vocabulary and _moved(vocabulary, os.path.join(folder, "vocabulary")),
         described["family"],
@@ -285,8 +284,7 @@ def _converted(folder: str, described: Mapping[str, Any], tensors: Mapping[str, 
 
 def _checked(folder: str, model: Any, tensors: Mapping[str, Any]) -> Mapping[str, Any]:
     """The tensors, or other arrays, which must be the model's parameters."""
-    flat = flax.traverse_util.flatten_dict(registry.shapes(model), sep="/")
-    shapes = {path: leaf.shape for path, leaf in flat.items()}
+    shapes = tensor_layout.shapes_of(model)
     files.refuse_misfits(
         f"the weights in {folder} do not fit its {CONFIG}",
         {

@@ -2,20 +2,19 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from plm_jax import config, objectives
 from plm_jax.common import special_ids
 from plm_jax.common.errors import UserError
+from plm_jax.data import vocabularies
+from plm_jax.data.vocabularies import exported
 from plm_jax.hub import families, hub_files, tokenizer_json
 from plm_jax.hub.pretrained import Pretrained
 from plm_jax.models.protocol import ModelConfig
 
-if TYPE_CHECKING:
-    from plm_jax.data import vocabularies
 
-
-def vocabulary(pretrained: Pretrained, in_seqio: bool = False) -> "vocabularies.Vocabulary":
+def vocabulary(pretrained: Pretrained, in_seqio: bool = False) -> vocabularies.Vocabulary:
     """The vocabulary of a model that has one: as its run has it, or as its files and special ids say.
 
     Special ids above the file are added ones.
@@ -27,8 +26,6 @@ def vocabulary(pretrained: Pretrained, in_seqio: bool = False) -> "vocabularies.
       UserError: it has more tokens than the model, it is not the one that the model was trained with, or a file is
         missing or damaged.
     """
-    from plm_jax.data import vocabularies  # With the libraries of all, which only text needs.
-
     load = vocabularies.load if in_seqio else vocabularies.load_plain
     section = _section(pretrained)
     found, size = load(section), pretrained.model.vocab_size
@@ -55,10 +52,10 @@ def _section(pretrained: Pretrained) -> config.VocabularyConfig:
     if run is not None:
         return dataclasses.replace(run.vocabulary, spec=pretrained.vocabulary)
     lowercase = special.get("lowercase")
-    section = config.VocabularyConfig(pretrained.vocabulary, sentinels=special.get("sentinels", 0))
+    section = config.VocabularyConfig(pretrained.vocabulary or "", sentinels=special.get("sentinels", 0))
     if section.spec.startswith("sentencepiece:"):
         return dataclasses.replace(section, lowercase=bool(lowercase))
-    return dataclasses.replace(section, train_kind={True: "uncased", False: "cased"}.get(lowercase, ""))
+    return dataclasses.replace(section, train_kind="" if lowercase is None else "uncased" if lowercase else "cased")
 
 
 def section(pretrained: Pretrained) -> config.VocabularyConfig:
@@ -76,8 +73,6 @@ def section(pretrained: Pretrained) -> config.VocabularyConfig:
 
 def with_ids(section: config.VocabularyConfig, ids: Mapping[str, int]) -> config.VocabularyConfig:
     """A vocabulary with these special ids, and room for those that are above its own."""
-    from plm_jax.data import vocabularies
-
     if section.spec != "bytes":  # That has as many ids as it needs.
         room = vocabularies.load_plain(section).vocab_size - section.sentinels
         section = dataclasses.replace(section, added=section.added + max(0, max(ids.values(), default=-1) + 1 - room))
@@ -115,9 +110,7 @@ def _labelled_format(run: config.Run | None) -> objectives.RowFormat | None:
     """What stands around the texts of labelled examples; None: a model was not trained on such."""
     if run is None or not isinstance(run.objective, objectives.LabelledObjective):
         return None
-    names = [field.name for field in dataclasses.fields(objectives.Special)]
-    special = objectives.Special(**{name: getattr(run.vocabulary, name, None) for name in names})
-    return run.objective.row_format(special)
+    return run.objective.row_format(objectives.Special.of(run.vocabulary))
 
 
 def begins_with(ids: Mapping[str, Any]) -> list[int]:
@@ -138,8 +131,6 @@ def tokenizer(pretrained: Pretrained) -> tokenizer_json.Tokenizer | None:
     """
     if pretrained.vocabulary is None or hub_files.has_tokenizer(pretrained.hub_files):
         return None
-    from plm_jax.data.vocabularies import exported
-
     model, ids = families.published(pretrained.model)[0], _by_name(pretrained.special_ids)
     before, after = frame(model, pretrained.special_ids, pretrained.run)
     if before == pretrained.special_ids.get("begins_with") and len(before) == 2:  # Of ChatGLM2's files that is all.

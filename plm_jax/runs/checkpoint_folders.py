@@ -166,7 +166,7 @@ def newest_intact(directory: epath.Path, refuse_damaged: bool) -> IntactCheckpoi
     for step in reversed(steps):
         checkpoint = directory / str(step)
         meta, damage = checked_everywhere(checkpoint)
-        if damage is None:
+        if meta is not None:
             return IntactCheckpoint(checkpoint, meta, damaged_steps)
         if refuse_damaged or step == steps[0]:
             raise damage

@@ -141,13 +141,13 @@ def _opened(workdir: pathlib.Path, checkpoint: pathlib.Path, weights: bool) -> s
             return "\n" not in str(error)
         return False
 
-    if not refused(lambda: folders.newest_good(checkpoint.parent, refuse=True)):
+    if not refused(lambda: folders.newest_intact(checkpoint.parent, refuse_damaged=True)):
         return "silent: resumed"
     if weights and not refused(lambda: checkpoints.load_params(str(checkpoint))):
         return "silent: loaded"
     if not any(entry.damage for entry in checkpoint_lists.entries(str(workdir), verify=True)):
         return "silent: verified"
-    good = folders.newest_good(checkpoint.parent, refuse=False)
+    good = folders.newest_intact(checkpoint.parent, refuse_damaged=False)
     if good.checkpoint.name == checkpoint.name or int(checkpoint.name) not in good.damaged:
         return "silent: taken"
     return "handled"

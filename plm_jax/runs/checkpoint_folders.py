@@ -143,34 +143,34 @@ def damaged(checkpoint: epath.Path, reason: str) -> sealing.DamagedError:
     return sealing.DamagedError(reason, f"checkpoint {checkpoint} is damaged ({reason}): use {instead}")
 
 
-class Good(NamedTuple):
-    """A checkpoint that is as it was saved, its `meta`, and why each newer one, by its step, is not."""
+class IntactCheckpoint(NamedTuple):
+    """A checkpoint without damage, its `meta`, and the damage of each newer one by its step."""
 
     checkpoint: epath.Path
     meta: dict[str, Any]
     damaged: dict[int, str]
 
 
-def newest_good(directory: epath.Path, refuse: bool) -> Good | None:
-    """The newest checkpoint that is as it was saved.
+def newest_intact(directory: epath.Path, refuse_damaged: bool) -> IntactCheckpoint | None:
+    """Returns the newest checkpoint without damage, or None if there is no checkpoint.
 
     All processes of a job call it, and agree.
 
     Args:
-      refuse: a damaged one is an error.
+      refuse_damaged: whether a damaged newest checkpoint is an error.
 
     Raises:
-      UserError: none of those there are can be used.
+      UserError: every checkpoint is damaged.
     """
-    steps, worse = finished(directory), {}
+    steps, damaged_steps = finished(directory), {}
     for step in reversed(steps):
         checkpoint = directory / str(step)
         meta, damage = checked_everywhere(checkpoint)
-        if damage is None:
-            return Good(checkpoint, meta, worse)
-        if refuse or step == steps[0]:
+        if meta is not None:
+            return IntactCheckpoint(checkpoint, meta, damaged_steps)
+        if refuse_damaged or step == steps[0]:
             raise damage
-        worse[step] = damage.reason
+        damaged_steps[step] = damage.reason
     return None
 
 
@@ -182,7 +182,8 @@ def checked_everywhere(checkpoint: epath.Path) -> tuple[dict[str, Any], None] | 
     Raises:
       UserError: the format is unknown.
     """
-    meta, damage = None, None
+    meta: dict[str, Any] = {}
+    damage = None
     try:
         meta = checked(checkpoint)
     except sealing.DamagedError as error:

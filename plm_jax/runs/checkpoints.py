@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import flax
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
+from flax import traverse_util
 
 from plm_jax import config
 from plm_jax.common import progress, sealing, storage
@@ -114,7 +114,7 @@ class Checkpoints:
     def _begin(self, name: str, step: int, meta: dict[str, Any], **trees: Any) -> None:
         self.wait()
         place = self.directory / (name if self._is_remote else name + folders.UNSEALED)
-        items = {key: ocp.args.StandardSave(tree) for key, tree in trees.items()}
+        items: dict[str, Any] = {key: ocp.args.StandardSave(tree) for key, tree in trees.items()}
         about = {"format": folders.FORMAT, "step": step, "run_id": self._run_id}
         items["meta"] = ocp.args.JsonSave(about | meta)
         with self._noting_failure(name):
@@ -220,13 +220,13 @@ def _loaded(checkpoint: epath.Path, hold: Any) -> Loaded:
 
     # Query, key and value, which some families of Hugging Face's keep in one tensor, are read once each.
     @functools.lru_cache(maxsize=3)
-    def read(names: tuple[str, ...], hold: Any = hold) -> np.ndarray:
-        del hold  # It lasts as long as this function.
-        item = flax.traverse_util.unflatten_dict({names: ocp.RestoreArgs(restore_type=np.ndarray)})
+    def read(names: tuple[str, ...], _hold: Any = hold) -> np.ndarray:  # The lock lasts as long as this function.
+        item = traverse_util.unflatten_dict({names: ocp.RestoreArgs(restore_type=np.ndarray)})
         args = ocp.args.PyTreeRestore(item=item, restore_args=item, partial_restore=True)
         with _damage_named(checkpoint), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-            return flax.traverse_util.flatten_dict(checkpointer.restore(checkpoint / "params", args))[names]
+            restored: dict[Any, Any] = traverse_util.flatten_dict(checkpointer.restore(checkpoint / "params", args))
+            return restored[names]
 
-    flat = flax.traverse_util.flatten_dict(tree)
+    flat: dict[Any, Any] = traverse_util.flatten_dict(tree)
     leaves = {names: Saved(names, leaf.shape, leaf.dtype, read) for names, leaf in flat.items()}
-    return Loaded(flax.traverse_util.unflatten_dict(leaves), run, meta)
+    return Loaded(traverse_util.unflatten_dict(leaves), run, meta)

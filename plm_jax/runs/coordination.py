@@ -126,7 +126,9 @@ class _Service:
         # JAX has no public access to the service that `jax.distributed` starts.
         from jax._src import distributed
 
-        self._client, self._root = distributed.global_state.client, root
+        client = distributed.global_state.client
+        assert client is not None  # Jobs of several processes have one.
+        self._client, self._root = client, root
         self._sent: set[str] = set()
 
     def put(self, path: str, value: str) -> None:

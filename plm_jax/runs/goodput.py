@@ -77,7 +77,9 @@ class Goodput:
         self._clock, self._lock = clock, threading.Lock()
         self._seconds = dict.fromkeys(PARTS, 0.0) | {"start": before}
         self._part, self._at = "start", clock()
-        self._first_step, self._step, self._step_at = None, None, self._at
+        self._first_step: int | None = None
+        self._step: int | None = None
+        self._step_at = self._at
         self._worked, self._data = 0.0, 0.0
         self._recent: deque[float] = deque(maxlen=_RECENT)
         self._marks: list[list[float]] = []
@@ -134,6 +136,7 @@ class Goodput:
     def measure_save(self) -> contextlib.AbstractContextManager[None]:
         """Accounts for the time within it as that of a save of the last step."""
         with self._lock:
+            assert self._step is not None  # Saves follow steps.
             self._marks.append([self._step, self._worked])
             if len(self._marks) > _MARKS:
                 half = _MARKS // 2

@@ -85,7 +85,7 @@ class Incidents:
             return {}
         if action != "recorded":
             self._skipped, self._in_a_row = self._skipped + 1, self._in_a_row + 1
-        incident = {"kind": kind, "done": action}
+        incident: dict[str, Any] = {"kind": kind, "done": action}
         if step in self._targets:
             incident["checkpoint"] = self._targets.pop(step)
         if report:

@@ -121,7 +121,7 @@ class MetricsLogger(Callback):
     ) -> dict[str, Any]:
         scalars = {name: float(value) for name, value in metrics.items() if name not in _NOT_SCALAR}
         row: dict[str, Any] = {"step": step} | _finite("train", scalars) | self._incidents.norms(metrics)
-        row |= rates | {"train/batch_digest": digest_hex(metrics["digest"])}
+        row |= {**rates, "train/batch_digest": digest_hex(metrics["digest"])}
         return row | _finite("validation", validation)
 
 

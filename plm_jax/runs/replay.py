@@ -93,8 +93,10 @@ def _on_these_devices(run: config.Run) -> config.Run:
             meshes.resolved(config.mesh_of(run, phase), count)
         return run
     except UserError:
-        sizes = dict(zip(meshes.AXES, meshes.sizes(run.mesh), strict=True))
-        mesh = dataclasses.replace(run.mesh, **meshes.nearest(sizes, count))
+        sizes: dict[str, int] = dict(zip(meshes.AXES, meshes.sizes(run.mesh), strict=True))
+        nearest = meshes.nearest(sizes, count)
+        assert nearest is not None  # Every number of devices has a mesh.
+        mesh = dataclasses.replace(run.mesh, **nearest)
         phases = tuple(dataclasses.replace(phase, mesh=None) for phase in run.train.phases)
         return dataclasses.replace(run, mesh=mesh, train=dataclasses.replace(run.train, phases=phases))
 

@@ -162,20 +162,20 @@ class Resumed:
         saved_phases, phases = config.resolve_phases(self.saved_run), config.resolve_phases(run)
         reads_other_rows = spans_of_rows(saved_phases, self.step) != spans_of_rows(phases, self.step)
         changes = []
-        for field, *values in config.differences(was, now):
+        for field, before, after in config.differences(was, now):
             effect = meaning(field, run.optimizer)
             refused = effect == "fixed" or (effect == "read" and reads_other_rows)
-            changes.append(Change(field, *values, refused))
+            changes.append(Change(field, before, after, refused))
         if self.meta["vocabulary_id"] != vocabulary_id:
             changes.append(Change("the vocabulary", self.meta["vocabulary_id"][:12], vocabulary_id[:12], True))
         for name, (saved, code) in users.changed(self.meta.get("modules", {}), run).items():
             changes.append(Change(f"the code in {name}", saved, code, True))
         saved_caches = self.meta.get("caches", caches)  # Old checkpoints do not record them.
         by_size = not all(phase.mixture for phase in self.saved_phases if phase.first_step < self.step)
-        for field, *values in config.differences(saved_caches, caches):
+        for field, before, after in config.differences(saved_caches, caches):
             # Without rates, another source changes what is read of every source.
             if by_size or field in saved_caches.keys() & caches.keys():
-                changes.append(Change(f"the cache of '{field}'", *(str(value)[:12] for value in values), True))
+                changes.append(Change(f"the cache of '{field}'", str(before)[:12], str(after)[:12], True))
         return changes
 
     def check(self, run: config.Run, changes: Sequence[Change], allow_changes: bool) -> None:
@@ -235,7 +235,7 @@ def find_latest_checkpoint(workdir: str, num_steps: int, refuse_damaged: bool = 
       UserError: every checkpoint is damaged, the newest one is with `refuse_damaged`, or its step is beyond the last.
     """
     with storage.reaching(workdir):
-        newest = folders.newest_good(folders.of_run(workdir), refuse_damaged)
+        newest = folders.newest_intact(folders.of_run(workdir), refuse_damaged)
     if newest is None:
         return None
     step = newest.meta["step"]

@@ -73,7 +73,7 @@ def of_run(workdir: str) -> Status:
     starts, holder, alive, finished = standing(workdir)
     last = starts[-1] if starts else {}
     # A new start tells of itself only when it has found where to go on.
-    is_its = alive and all(holder.get(name) == last.get(name) for name in ("host", "pid"))
+    is_its = holder is not None and alive and all(holder.get(name) == last.get(name) for name in ("host", "pid"))
     current, over = (last, starts[:-1]) if is_its else ({}, starts)
     rows, steps = _last_rows(workdir), _steps(workdir)
     lines = [f"{workdir}: {_life(alive, finished, holder, last, now)}"]
@@ -190,7 +190,7 @@ def _lock(workdir: str) -> str:
     return os.path.join(workdir, "lock")
 
 
-def _is_alive(workdir: str, holder: Mapping[str, Any]) -> bool:
+def _is_alive(workdir: str, holder: dict[str, Any]) -> bool:
     if abs(time.time() - holder.get("alive", 0.0)) < _FRESH:
         # Of another machine's process that is the best word there is; of this one's the system knows better.
         return leases.is_alive(_lock(workdir), wait=0.0) or not leases.is_here(holder)

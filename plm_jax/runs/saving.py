@@ -93,14 +93,15 @@ class Save(Callback):
         is_due = context.is_last_step or decision.save or step % self._settings.save_every == 0
         if is_due:
             self._logger.flush()
-        is_best = selection is not None and context.validation is not None
-        is_best = is_best and selection.update(step, context.validation)
+        is_best = False
+        if selection and context.validation is not None:
+            is_best = selection.update(step, context.validation)
         if not (is_due or is_best):
             return
         with self._goodput.measure_save():
             published = fitted(context.state, context.program.published_state, meshes.refitted)
             meta = self._describe(context) | {"selected": selection.state() if selection else {}}
-            if is_best:
+            if selection and is_best:
                 selection.save(step, published.params, meta)
             if is_due:
                 self.save(step, published, meta, waits=context.is_last_step or bool(decision.stop))

@@ -60,7 +60,7 @@ class TrainingSetup:
 
 
 def build(
-    run: config.Run, resumed: resume.Resumed | None = None, devices: Sequence[jax.Device] | None = None
+    run: config.Run, resumed: resume.Resumed | None = None, devices: Sequence[Any] | None = None
 ) -> TrainingSetup:
     """Builds the program of a run and opens its caches.
 
@@ -142,7 +142,7 @@ def global_batches(program: Program, reader: Reader, first_step: int) -> Iterato
     def rows_of(phase: config.Phase) -> np.ndarray:
         return _local_rows(program.at(phase).mesh, phase.batch_size)
 
-    local_batches = reader.batches(first_step, rows_of)
+    local_batches = reader.batches(first_step, lambda phase: rows_of(phase).tolist())
     for phase in program.stages:
         if phase.end_step <= first_step:
             continue

@@ -7,6 +7,7 @@ are uploaded whole, before every checkpoint and about every minute; a million st
 import contextlib
 import errno
 import functools
+import importlib
 import json
 import logging
 import os
@@ -176,17 +177,18 @@ class Events:
     """TensorBoard's file, written by the caller's thread: a thread of its own would lose what it cannot write."""
 
     def __init__(self, folder: str, purge_step: int | None):
+        modules: dict[str, Any] = sys.modules
         # The import of tensorboardX takes seconds if it imports torch.
-        hidden = sys.modules.setdefault("torch", None) is None
+        hides_torch = modules.setdefault("torch", None) is None
         from tensorboardX import event_file_writer, summary
-        from tensorboardX.proto import event_pb2
 
-        if hidden:
-            del sys.modules["torch"]
-        self._event, self._scalar = event_pb2.Event, summary.scalar
+        proto: Any = importlib.import_module("tensorboardX.proto.event_pb2")
+        if hides_torch:
+            del modules["torch"]
+        self._event, self._scalar = proto.Event, summary.scalar
         self._writer = event_file_writer.EventsWriter(os.path.join(folder, "events"))
         if purge_step is not None:
-            self._write(purge_step, session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START))
+            self._write(purge_step, session_log=proto.SessionLog(status=proto.SessionLog.START))
 
     def add(self, step: int, numbers: dict[str, float]) -> None:
         """Writes the numbers of a step."""

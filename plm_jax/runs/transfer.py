@@ -1,7 +1,7 @@
-"""Configs that take what a model is from a checkpoint: `pretrain --from=SRC`, `finetune --checkpoint=SRC`.
+"""Configs whose model comes from a checkpoint: `pretrain --from=SRC`, `finetune --checkpoint=SRC`.
 
-Of SRC are the model, the vocabulary and the special ids; of the config all else, and of the model its dropout and how
-it is computed. Nothing here reads a weight.
+The model, the vocabulary and the special ids come from SRC. Everything else comes from the config, including the
+model's dropout and its computation. Nothing here reads a weight.
 """
 
 import dataclasses
@@ -10,6 +10,7 @@ import os
 from plm_jax import config, models, objectives
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError
+from plm_jax.data import vocabularies
 from plm_jax.hub import families, tasks
 from plm_jax.hub.family import Family
 from plm_jax.hub.pretrained import Pretrained
@@ -20,96 +21,99 @@ from plm_jax.runs import checkpoint_formats, model_text
 _SPEED = ("scan_layers", "remat", "attention_kernel", "pipeline_microbatches")
 
 
-def resolve(page: config.Run, source: str) -> config.Run:
-    """The run that trains the model at a path further, by a config: `adapted` to it, beginning with its weights.
+def resolve(run: config.Run, source: str) -> config.Run:
+    """Returns the run of a config that continues to train the model at a path.
 
     Args:
-      page: config with absolute paths.
-      source: a run, its checkpoint, a converted or a Hugging Face directory; of a run the last checkpoint is meant.
+      run: config with absolute paths.
+      source: a run, of which the last checkpoint counts, a checkpoint, a converted or a Hugging Face directory.
 
     Raises:
-      UserError: as `checkpoint_formats.described` and `adapted`.
+      UserError: the source cannot be read, has no vocabulary, or the config does not fit it.
     """
     pretrained = checkpoint_formats.described(source)
-    return adapted(page, pretrained, _exactly(source, pretrained))
+    return adapted(run, pretrained, _checkpoint_path(source, pretrained))
 
 
-def adapted(page: config.Run, pretrained: Pretrained, init_from: str) -> config.Run:
-    """A config's run with the model, vocabulary and special ids of a trained model, whose weights are not looked at.
+def adapted(run: config.Run, pretrained: Pretrained, init_from: str) -> config.Run:
+    """Returns a run with the model, vocabulary and special ids of a trained model.
 
-    The caches are those of the vocabulary, in a folder of `data.cache_dir` that its identity names.
+    The identity of the vocabulary names the folder of its caches in `data.cache_dir`.
 
     Args:
-      init_from: where the weights are, or will be.
+      init_from: path of the weights, which need not exist yet.
 
     Raises:
-      UserError: the model has no vocabulary beside it, or the config does not fit it.
+      UserError: the model has no vocabulary, or the config does not fit it.
     """
-    from plm_jax.data import vocabularies  # With the libraries of all.
-
+    model, data, objective = run.model, run.data, run.objective
     if pretrained.vocabulary is None:
         raise UserError(
             f"{init_from} has no vocabulary beside it, with which rows are made: put the files there that the model "
             "was trained with"
         )
     run = dataclasses.replace(
-        page,
-        model=_computed(page.model, pretrained.model),
+        run,
+        model=_with_computation(pretrained.model, model),
         vocabulary=model_text.section(pretrained),
-        train=dataclasses.replace(page.train, init_from=init_from),
+        train=dataclasses.replace(run.train, init_from=init_from),
     )
-    if isinstance(page.objective, objectives.LabelledObjective):
-        run = _with_marks(_for_task(run, page.model, pretrained))
-    elif not page.data.layout.labels_pairs:
+    if isinstance(objective, objectives.LabelledObjective):
+        run = _for_task(run, objective, model, pretrained)
+        run = _with_special_tokens(run)
+    elif not data.layout.labels_pairs:
         run = dataclasses.replace(run, model=_without_pairs(run.model))
-    run = dataclasses.replace(run, model=_dropped(page.model, run.model))
+    run = dataclasses.replace(run, model=_with_dropout(run.model, model))
     identity = vocabularies.identity(vocabularies.load_plain(run.vocabulary))
-    cache_dir = os.path.join(page.data.cache_dir, identity[:12])
-    run = dataclasses.replace(run, data=dataclasses.replace(page.data, cache_dir=cache_dir))
+    cache_dir = os.path.join(data.cache_dir, identity[:12])
+    run = dataclasses.replace(run, data=dataclasses.replace(data, cache_dir=cache_dir))
     return config.from_dict(config.to_dict(run))
 
 
-def _computed(given: ModelConfig, of: ModelConfig) -> ModelConfig:
-    """A model computed as a config says, with the new encoder that it names."""
-    speed = {name: getattr(given, name, None) for name in _SPEED}
-    found = of.with_speed(**{name: value for name, value in speed.items() if value is not None})
-    if (encoder := getattr(given, "source_encoder", None)) is None:
-        return found
-    if not isinstance(found, models.EncoderDecoderConfig):
+def _with_computation(pretrained: ModelConfig, configured: ModelConfig) -> ModelConfig:
+    """Returns a trained model with the speed settings of a config, and the new encoder that it names."""
+    speed = {name: getattr(configured, name, None) for name in _SPEED}
+    model = pretrained.with_speed(**{name: value for name, value in speed.items() if value is not None})
+    if (encoder := getattr(configured, "source_encoder", None)) is None:
+        return model
+    if not isinstance(model, models.EncoderDecoderConfig):
         raise UserError(
             f"config.model.source_encoder is for an encoder-decoder, such as a BART, the checkpoint's model is of kind "
-            f"'{found.kind}': name another checkpoint"
+            f"'{model.kind}': name another checkpoint"
         )
-    return dataclasses.replace(found, source_encoder=encoder)
+    return dataclasses.replace(model, source_encoder=encoder)
 
 
-def _dropped(given: ModelConfig, of: ModelConfig) -> ModelConfig:
-    """A model with the dropout of a config's."""
-    if isinstance(given.dropout, float):
-        return of.with_dropout(given.dropout)
-    is_alike = given.dropout is not None and type(given.dropout) is type(of.dropout)
-    return dataclasses.replace(of, dropout=given.dropout) if is_alike else of
+def _with_dropout(model: ModelConfig, configured: ModelConfig) -> ModelConfig:
+    """Returns a model with the dropout of a config's, if it has the same rates."""
+    dropout = configured.dropout
+    if isinstance(dropout, float):
+        return model.with_dropout(dropout)
+    has_same_rates = dropout is not None and type(dropout) is type(model.dropout)
+    return dataclasses.replace(model, dropout=dropout) if has_same_rates else model
 
 
 def _without_pairs(model: ModelConfig) -> ModelConfig:
-    """A model without a pooler that tells pairs apart."""
+    """Returns a model without a pooler that classifies pairs."""
     pooler = getattr(model, "pooler", None)
     return dataclasses.replace(model, pooler=NoHead()) if isinstance(pooler, Pooler) and pooler.classes else model
 
 
-def _for_task(run: config.Run, given: ModelConfig, pretrained: Pretrained) -> config.Run:
-    """The run with the head of its task, and rows for its model's kind."""
-    objective, train = run.objective, run.train
+def _for_task(
+    run: config.Run, objective: objectives.LabelledObjective, configured: ModelConfig, pretrained: Pretrained
+) -> config.Run:
+    """Returns the run with the head of its task, and rows for the kind of its model."""
+    train = run.train
     labels = next((form.labels for form in _forms(run) if form.labels), ())
-    wanted, own = dict(given.heads).get(TASK), tasks.head_of(pretrained.model)
-    fits = own is not None and own.kind == objective.form and (not labels or own.labels == labels)
-    if wanted is None and fits:
-        wanted = own
-    head = wanted or tasks.new(objective.form, pretrained.model, labels, _family(pretrained))
+    head, saved_head = dict(configured.heads).get(TASK), tasks.head_of(pretrained.model)
+    fits = saved_head is not None and saved_head.kind == objective.form
+    if head is None and fits and (not labels or getattr(saved_head, "labels", ()) == labels):
+        head = saved_head
+    head = head or tasks.new(objective.form, pretrained.model, labels, _family(pretrained))
     if not getattr(head, "labels", True):
         head = dataclasses.replace(head, labels=labels)
-    if own is not None and head != own and train.init_names == config.TrainConfig.init_names:
-        # Another head, or one of other labels, which would fit by chance.
+    if saved_head is not None and head != saved_head and train.init_names == config.TrainConfig.init_names:
+        # Weights of a head with other labels might fit by chance.
         train = dataclasses.replace(train, init_names=(rf"(?!{tasks.PATH}/).*",))
     model = run.model.with_task(head)
     if not objective.lm_coefficient and isinstance(getattr(model, "head", None), VocabularyHead | Softmax):
@@ -119,48 +123,47 @@ def _for_task(run: config.Run, given: ModelConfig, pretrained: Pretrained) -> co
 
 
 def _forms(run: config.Run) -> list[config.Form]:
-    """Those of its labelled sources."""
+    """Returns the forms of the labelled sources."""
     return [source.form for source in run.data.sources.values() if isinstance(source, config.LabelledSource)]
 
 
 def _family(pretrained: Pretrained) -> Family | None:
-    """The family of Hugging Face's that a model is of; None: of none."""
+    """Returns the Hugging Face family of a model, or None."""
     try:
         return families.family_of(families.published(pretrained.model)[0], pretrained.family)
     except UserError:
         return None
 
 
-def _with_marks(run: config.Run) -> config.Run:
-    """The run with ids for the marks of a decoder's rows that its vocabulary lacks: new ones, at its end."""
-    from plm_jax.data import vocabularies
-
-    vocabulary, model = run.vocabulary, run.model
+def _with_special_tokens(run: config.Run) -> config.Run:
+    """Returns the run with new ids, at the end of its vocabulary, for special tokens that a decoder's rows need."""
+    vocabulary, model, objective = run.vocabulary, run.model, run.objective
+    assert isinstance(objective, objectives.LabelledObjective)
     num_texts = max((form.num_texts for form in _forms(run)), default=1)
-    lacking = [name for name in run.objective.special_tokens(num_texts) if getattr(vocabulary, name) is None]
-    if not lacking:
+    missing = [name for name in objective.special_tokens(num_texts) if getattr(vocabulary, name) is None]
+    if not missing:
         return run
     if vocabulary.sentinels:
         raise UserError(
-            f"the vocabulary has no {', '.join(lacking)} for rows of {run.objective.kind}, and none can be added: its "
+            f"the vocabulary has no {', '.join(missing)} for rows of {objective.kind}, and none can be added: its "
             "last ids are sentinels"
         )
     first = vocabularies.load_plain(vocabulary).vocab_size
-    size = first + len(lacking)
-    new = {name: first + number for number, name in enumerate(lacking)}
-    grown = max(0, size - model.vocab_size)
-    if grown:
+    size = first + len(missing)
+    new = {name: first + number for number, name in enumerate(missing)}
+    new_tokens = max(0, size - model.vocab_size)
+    if new_tokens:
         embedding = dataclasses.replace(model.embedding, vocab_size=size)
         model = dataclasses.replace(model, embedding=embedding)
     return dataclasses.replace(
         run,
         model=model,
         vocabulary=model_text.with_ids(vocabulary, new),
-        train=dataclasses.replace(run.train, new_tokens=grown),
+        train=dataclasses.replace(run.train, new_tokens=new_tokens),
     )
 
 
-def _exactly(source: str, pretrained: Pretrained) -> str:
-    """The absolute path of what is at a path; of a run that of its checkpoint."""
+def _checkpoint_path(source: str, pretrained: Pretrained) -> str:
+    """Returns the absolute path of a source; that of the checkpoint if it is a run."""
     path = storage.absolute(source).rstrip("/")
     return os.path.join(path, "checkpoints", str(pretrained.step)) if path == pretrained.workdir else path

@@ -12,6 +12,7 @@ from plm_jax import config, objectives
 from plm_jax.common import metrics as declarations
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.data.labelled import metrics
+from plm_jax.data.layouts.labelled import LabelledRows
 from plm_jax.data.mixtures import Mixture
 from plm_jax.data.reader import Reader
 from plm_jax.losses import means
@@ -106,7 +107,8 @@ class Validation:
 
     def _shares(self, phase: config.Phase, length: int) -> dict[str, tuple[float, int]]:
         """Returns the share and the number of batches of each source that holds out a row."""
-        rates, available = self._reader.rates(phase), {}
+        rates = self._reader.rates(phase)
+        available: dict[str, int] = {}
         for name in rates:
             if number := self._reader.num_batches("validation", self._batch_size, name, length):
                 available[name] = number
@@ -117,18 +119,21 @@ class Validation:
 
     def _means(self, program: Program, params: Any, name: str, length: int, num_batches: int) -> Means:
         """Returns the means of the loss over batches of a source, without terms whose weight is zero."""
-        rows = functools.partial(meshes.local_rows, meshes.batch_sharding(program.mesh))
+        rows = meshes.local_rows(meshes.batch_sharding(program.mesh), self._batch_size)
         total, outputs = None, []
         carry = program.new_carry(self._batch_size)
-        for local in self._reader.in_order("validation", self._batch_size, rows, name, length, num_batches):
-            batch = meshes.to_global(local, rows(self._batch_size), self._batch_size, program.mesh)
+        for local in self._reader.in_order(
+            "validation", self._batch_size, lambda _: rows.tolist(), name, length, num_batches
+        ):
+            batch = meshes.to_global(local, rows, self._batch_size, program.mesh)
             sums, carry, output = self._step(program)(params, batch, carry)
             total = means.add(total, jax.device_get(sums))
             outputs.append(jax.device_get(output))
         result = means.of_total(program.loss(), total)
         if self._is_labelled:
             labelled = self._reader.rows("validation", name, length)
-            result |= metrics.of_outputs(labelled, np.concatenate(outputs), self._labels)
+            assert isinstance(labelled, LabelledRows)
+            result |= metrics.of_outputs(labelled, list(np.concatenate(outputs)), self._labels)
         return result
 
     def _compile(self, program: Program) -> Callable:
@@ -168,7 +173,9 @@ class Validation:
                 f"config.evaluation.select is '{select}', as SOURCE/METRIC: of sources that hold out rows "
                 f"{nearest(source, shares)}"
             )
-        known = ["loss", *metrics.names(self._objective, self._labels)] if self._is_labelled else [metric]
+        known = [metric]
+        if isinstance(self._objective, objectives.LabelledObjective):
+            known = ["loss", *metrics.names(self._objective, self._labels)]
         if metric not in known:
             raise UserError(f"config.evaluation.select is '{select}', which is not computed: {nearest(metric, known)}")
         if not _sign(select):

@@ -119,10 +119,10 @@ def test_one_without_its_meta_is_damaged_for_readers(copied, verb):
 def test_one_of_another_format_is_refused_if_it_is_sealed_and_damaged_if_not(copied):
     newest, meta = folders.of_run(str(copied)) / "6", copied / "checkpoints/6/meta/metadata"
     meta.write_text(meta.read_text().replace('"format": 2', '"format": 1'))
-    assert folders.newest_good(newest.parent, refuse=False).checkpoint.name == "4"
+    assert folders.newest_intact(newest.parent, refuse_damaged=False).checkpoint.name == "4"
     sealing.seal(str(newest), {"format": 1, "checkpoint": "6", "step": 6, "sealed": 1.5e9})
     with pytest.raises(UserError, match="has format 1: this version reads 2"):
-        folders.newest_good(newest.parent, refuse=False)
+        folders.newest_intact(newest.parent, refuse_damaged=False)
 
 
 def test_one_of_before_runs_had_an_identity_is_refused_in_one_line(copied):
@@ -132,7 +132,7 @@ def test_one_of_before_runs_had_an_identity_is_refused_in_one_line(copied):
     path.write_text(json.dumps(meta))
     sealing.seal(str(newest), {"format": 2, "checkpoint": "6", "step": 6, "sealed": 1.5e9})
     with pytest.raises(UserError, match="saved by an earlier version"):
-        folders.newest_good(newest.parent, refuse=False)
+        folders.newest_intact(newest.parent, refuse_damaged=False)
 
 
 def test_one_of_another_run_is_not_taken(copied, trained, tiny, tmp_path, verb):
@@ -184,7 +184,7 @@ def test_a_manifest_that_is_none_of_a_checkpoint_is_damage(about, copied, verb):
     sealing.seal(str(folder), known)
     listed = verb("checkpoints", "list", str(copied))
     assert listed.status == 2 and "damaged: its manifest.json is none of a checkpoint" in listed.out
-    assert folders.newest_good(folders.of_run(str(copied)), refuse=False).checkpoint.name == "4"
+    assert folders.newest_intact(folders.of_run(str(copied)), refuse_damaged=False).checkpoint.name == "4"
 
 
 @pytest.mark.parametrize("about", [{"config": None}, {"config": []}, {"step": "6"}, {"step": None}])
@@ -195,7 +195,7 @@ def test_a_meta_without_a_step_or_a_config_is_damage(about, copied):
     sealing.seal(str(copied / "checkpoints/6"), {"format": 2, "checkpoint": "6", "step": 6, "sealed": 1.5e9})
     with pytest.raises(UserError, match="has no step or no config"):
         history.read_history(str(copied), 6)
-    assert folders.newest_good(folders.of_run(str(copied)), refuse=False).checkpoint.name == "4"
+    assert folders.newest_intact(folders.of_run(str(copied)), refuse_damaged=False).checkpoint.name == "4"
 
 
 @pytest.mark.parametrize("stages", [None, [3], [{}], [{"first_step": None}]])

@@ -5,6 +5,7 @@ Shapes: B batch, L length, M memory's length, Q queries, K keys, D width. All bl
 """
 
 import functools
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,8 +17,10 @@ from plm_jax.models import kernels, loops, pipeline
 from plm_jax.models.attention import Attention
 from plm_jax.models.kernels import Context
 from plm_jax.models.layers import ACTIVATIONS, Dense, Dropout, norm
-from plm_jax.models.partitioning import constrain
+from plm_jax.models.partitioning import constrain, mesh_axes
 from plm_jax.models.transformer import TransformerConfig
+
+logger = logging.getLogger(__name__)
 
 
 class FeedForward(nn.Module):
@@ -111,9 +114,10 @@ class Stack(nn.Module):
         if memory_context is not None:
             memory_context = self._with_kernel("cross_attention", memory_context, x, memory, deterministic)
         block = Block(self.model, self.dtype, deterministic, parent=None)
-        params = self.get_variable("params", "blocks")
-        if not isinstance(params, tuple):  # As `apart` gives them.
+        if self.is_initializing():
             params = self.param("blocks", _stacked_init, block, stack.stored_blocks, x[:1, :1], self.crosses)
+        else:
+            params = nn.unbox(self.get_variable("params", "blocks"))
         if self.crosses and memory_context is None:  # Or a loop would carry their gradients, zeros.
             params = {name: leaf for name, leaf in params.items() if not name.startswith("cross_attention")}
         cache = self.get_variable("cache", "blocks")
@@ -137,7 +141,7 @@ class Stack(nn.Module):
 
         of_rows = memory, context.by_row(batch), {} if memory_context is None else memory_context.by_row(batch)
         layers = params, (jnp.arange(stack.blocks), cache, keys)
-        if pipeline.stage_axes() and not (wants_hidden or cache is not None or self.is_initializing()):
+        if mesh_axes("layers") and not (wants_hidden or cache is not None or self.is_initializing()):
             x, hidden = pipeline.pipelined(self.model, stack, through, x, of_rows, layers), None
         else:
             x, (cache, hidden) = through(stack, x, of_rows, layers)
@@ -164,18 +168,12 @@ class Stack(nn.Module):
             context = context.replace(**bias, windows=windows if any(windows) else ())
         if self.is_initializing() or context.cache_index is not None:
             return context
-        config = self.model.attention
-        kernel = kernels.pick(
-            f"{self.name} {attention}",
-            self.model.attention_kernel,
-            context,
-            dtype=self.dtype,
-            head_dim=config.head_dim,
-            groups=config.num_kv_heads,
-            queries=queries,
-            keys=keys,
-        )
-        return context.replace(kernel=kernel)
+        if self.model.attention_kernel == "xla":
+            logger.info("%s %s: kernel xla", self.name, attention)
+            return context
+        name, setting, config = f"{self.name} {attention}", self.model.attention_kernel, self.model.attention
+        sizes = {"head_dim": config.head_dim, "groups": config.num_kv_heads, "queries": queries, "keys": keys}
+        return context.replace(kernel=kernels.pick(name, setting, context, dtype=self.dtype, **sizes))
 
     def _seen(self, context, x, source):
         """A context with what is made of its rows: the rotation by their positions, and the mask of its kernel."""

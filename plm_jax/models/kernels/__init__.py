@@ -15,11 +15,11 @@ import jax
 import jax.numpy as jnp
 
 from plm_jax.models.kernels import cudnn, plain
-from plm_jax.models.kernels.choice import choose, pick, platform
+from plm_jax.models.kernels.choice import choose, pick, platform, resolve
 from plm_jax.models.kernels.context import RESIDUALS, Context
 from plm_jax.models.kernels.over_mesh import over_mesh
 
-__all__ = ["RESIDUALS", "Context", "attend", "choose", "pick", "platform"]
+__all__ = ["RESIDUALS", "Context", "attend", "choose", "pick", "platform", "resolve"]
 
 
 def attend(

@@ -13,7 +13,8 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 
-from plm_jax.models.kernels import Context, attend, platform
+from plm_jax.models.attention import attend
+from plm_jax.models.kernels import Context, platform
 
 TOLERANCE = 0.03
 SEED = jnp.array([5, 7], jnp.uint32)

@@ -7,9 +7,8 @@ from plm_jax.common import trees
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.losses.bidirectional_lm import BidirectionalLMLoss
 from plm_jax.losses.loss import Loss, Term
-from plm_jax.losses.masked_lm import MaskedLMLoss
 from plm_jax.losses.means import LossSums
-from plm_jax.losses.next_token import NextTokenLoss
+from plm_jax.losses.next_token import MaskedLMLoss, NextTokenLoss
 from plm_jax.losses.replaced_token import ReplacedTokenLoss
 from plm_jax.losses.sentence_pairs import SentencePairsLoss
 from plm_jax.losses.span_boundary import SpanBoundaryLoss

@@ -5,7 +5,6 @@ from typing import ClassVar
 
 from plm_jax.common import ranges
 from plm_jax.losses import vocabulary
-from plm_jax.losses.features import dropout_keys
 from plm_jax.losses.loss import Loss, num_targets
 from plm_jax.losses.sampled_softmax import sampled_softmax
 
@@ -37,7 +36,7 @@ class BidirectionalLMLoss(Loss):
 
     def __call__(self, model, params, batch, rngs, carry):
         """See `Loss`."""
-        keys = dropout_keys(rngs)
+        keys = vocabulary.dropout_keys(rngs)
         features, carry = model.apply(
             {"params": params}, batch["characters"], carry, deterministic=not keys, rngs=keys, method="streams"
         )

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from plm_jax.models import tables
+from plm_jax.models.partitioning import is_spread
 
 # Logits that one device holds at a time where its memory is not known; 2**25 in float32 are 128 MiB.
 LOGITS_AT_ONCE = 2**25
@@ -42,54 +43,83 @@ def linear_cross_entropy(
       label_smoothing: share of the target's mass spread evenly over the vocabulary.
       logits_at_once: how many a device holds, about, but at least those of one place of each of its rows.
     """
-    table = unembedding if isinstance(unembedding, tables.GatheredTable) else tables.whole(unembedding, features.dtype)
-    return _cross_entropy(features, table, bias, targets, weights, (z_loss, label_smoothing, logits_at_once))
+    arrays, settings = (bias, targets, weights), (z_loss, label_smoothing, logits_at_once)
+    if isinstance(unembedding, tables.GatheredTable):
+        return _over_mesh(features, unembedding, *arrays, settings)
+    if is_spread():
+        return _over_mesh(features, tables.whole(unembedding, features.dtype), *arrays, settings)
+    return _on_one_device(features, unembedding, *arrays, settings)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
-def _cross_entropy(features, table, bias, targets, weights, settings) -> CrossEntropySums:
-    return _over_mesh(features, table, bias, targets, weights, settings, with_gradients=False)[0]
+def _on_one_device(features, unembedding, bias, targets, weights, settings) -> CrossEntropySums:
+    matrix = unembedding.astype(features.dtype)
+    return _of_device(features, matrix, bias, targets, weights, settings, with_gradients=False)[0]
 
 
-def _forward(features, table, bias, targets, weights, settings):
-    return _over_mesh(features, table, bias, targets, weights, settings, with_gradients=True)
+def _forward(features, unembedding, bias, targets, weights, settings):
+    matrix = unembedding.astype(features.dtype)
+    return _of_device(features, matrix, bias, targets, weights, settings, with_gradients=True)
 
 
 def _backward(settings, gradients, cotangents):
-    del settings
     # In float32: a factor rounded to bfloat16 would be off by up to 0.4 % for all of them.
     d_features, d_matrix, d_bias = jax.tree.map(lambda g: (g * cotangents.loss).astype(g.dtype), gradients)
     return d_features, d_matrix, d_bias, None, None
 
 
-_cross_entropy.defvjp(_forward, _backward)
+_on_one_device.defvjp(_forward, _backward)
 
 
-def _over_mesh(features, table, bias, targets, weights, settings, *, with_gradients):
-    """`_walk` of each device's own tokens, put together: the gradients of features and bias, and [S, V, D]."""
+def _of_device(features, matrix, bias, targets, weights, settings, *, with_gradients, layout=None, vocab_size=None):
+    """Returns the sums of a device's tokens, and the gradients of features, matrix [v, D] and bias [v].
+
+    Args:
+      matrix: [v, D], the device's part of the vocabulary, in the type of the features.
+      layout: the `tables.TableSharding` by which a mesh cuts the vocabulary; None: it does not.
+      vocab_size: V; None: v.
+    """
+    z_loss, label_smoothing, logits_at_once = settings
+    vocab_size = len(matrix) if vocab_size is None else vocab_size
+    own = functools.partial(_chunk, layout, vocab_size, matrix, bias, z_loss, label_smoothing, with_gradients)
+    chunk = chunk_length(*targets.shape, len(matrix), logits_at_once)
+    (sums, d_head), d_features = _walk(own, chunk, features, targets, weights)
+    return sums, (d_features, *d_head) if with_gradients else None
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
+def _over_mesh(features, table, bias, targets, weights, settings) -> CrossEntropySums:
+    return _of_devices(features, table, bias, targets, weights, settings, with_gradients=False)[0]
+
+
+def _forward_over_mesh(features, table, bias, targets, weights, settings):
+    return _of_devices(features, table, bias, targets, weights, settings, with_gradients=True)
+
+
+_over_mesh.defvjp(_forward_over_mesh, _backward)
+
+
+def _of_devices(features, table, bias, targets, weights, settings, *, with_gradients):
+    """`_of_device` of each device's own tokens, put together: the gradients of features and bias, and [S, V, D]."""
     layout, rows = table.layout, table.rows
     of_tokens, repeats = layout.spec(targets.shape), layout.repeats(targets.shape)
     of_features, of_bias = PartitionSpec(*of_tokens, None), PartitionSpec(layout.vocab)
-    z_loss, label_smoothing, logits_at_once = settings
 
-    def walk(features, matrix, bias, targets, weights):
-        own = functools.partial(_chunk, layout, rows, matrix, bias, z_loss, label_smoothing, with_gradients)
-        chunk = chunk_length(*targets.shape, len(matrix), logits_at_once)
-        (sums, d_head), d_features = _walk(own, chunk, features, targets, weights)
+    def own(*arrays):
+        sums, gradients = _of_device(*arrays, settings, with_gradients=with_gradients, layout=layout, vocab_size=rows)
         sums = jax.lax.psum(sums, tables.axes(of_tokens))
-        if not with_gradients:
+        if gradients is None:
             return sums, None
-        d_matrix, d_bias = d_head
-        d_matrix = d_matrix[None] / repeats
+        d_features, d_matrix, d_bias = gradients
         d_bias = d_bias if bias is None else jax.lax.psum(d_bias, tables.axes(of_tokens))
-        return sums, (jax.lax.psum(d_features, layout.vocab), d_matrix, d_bias)
+        return sums, (jax.lax.psum(d_features, layout.vocab), d_matrix[None] / repeats, d_bias)
 
     in_specs = of_features, PartitionSpec(layout.vocab, None), of_bias, of_tokens, of_tokens
     of_matrix = PartitionSpec(layout.tokens, layout.vocab, None)
     out_specs = PartitionSpec(), (of_features, of_matrix, of_bias) if with_gradients else None
-    run = layout.on_each_device(walk, in_specs, out_specs)
-    bias = bias if bias is None else jnp.pad(bias, (0, layout.padding(rows)))
-    sums, gradients = run(features, table.matrix, bias, targets, weights)
+    run = layout.on_each_device(own, in_specs, out_specs)
+    padded = bias if bias is None else jnp.pad(bias, (0, layout.padding(rows)))
+    sums, gradients = run(features, table.matrix, padded, targets, weights)
     if not with_gradients:
         return sums, None
     d_features, d_matrix, d_bias = gradients
@@ -127,23 +157,23 @@ def _chunk(
     own_size = len(matrix)
     logits = jnp.einsum("bcd,vd->bcv", features_BCD, matrix, preferred_element_type=jnp.float32)
     logits = logits if bias is None else logits + bias
-    ids_BC = layout.own_ids(targets_BC, own_size)
-    if layout.padding(vocab_size):
-        is_real = layout.own_ids(vocab_size, own_size) > jnp.arange(own_size)
-        logits = jnp.where(is_real, logits, -jnp.inf)
+    ids_BC, vocab = targets_BC, ()
+    if layout is not None:
+        ids_BC, vocab = layout.own_ids(targets_BC, own_size), layout.vocab
+        logits = layout.without_padding(logits, vocab_size)
     # No argmax, which costs as much as a softmax on a CPU.
     of_target, of_others = own_and_largest_other(logits, ids_BC)
-    if layout.vocab:
-        of_target = jax.lax.psum(jnp.where((ids_BC >= 0) & (ids_BC < own_size), of_target, 0.0), layout.vocab)
-        of_others = jax.lax.pmax(of_others, layout.vocab)
+    if vocab:
+        of_target = jax.lax.psum(jnp.where((ids_BC >= 0) & (ids_BC < own_size), of_target, 0.0), vocab)
+        of_others = jax.lax.pmax(of_others, vocab)
     largest = jnp.maximum(of_target, of_others)
     exp = jnp.exp(logits - largest[..., None])
-    z = jax.lax.psum(exp.sum(-1), layout.vocab)
+    z = jax.lax.psum(exp.sum(-1), vocab)
     log_z = largest + jnp.log(z)
     nll = log_z - of_target
     loss = nll + z_loss * log_z**2
     if label_smoothing:
-        total = jax.lax.psum(jnp.where(logits > -jnp.inf, logits, 0.0).sum(-1), layout.vocab)
+        total = jax.lax.psum(jnp.where(logits > -jnp.inf, logits, 0.0).sum(-1), vocab)
         loss = loss + label_smoothing * (of_target - total / vocab_size)
     correct = (of_target > of_others).astype(jnp.float32)
     sums = CrossEntropySums(*(jnp.sum(x * weights_BC) for x in (loss, nll, correct)))

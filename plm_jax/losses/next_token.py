@@ -1,10 +1,9 @@
-"""Prediction of each next token, and what other heads tell of the same features."""
+"""Prediction of each next token or of some tokens of a row, and what other heads tell of the same features."""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 from plm_jax.losses import vocabulary
-from plm_jax.losses.features import features_of
 from plm_jax.losses.loss import Loss, num_targets, terms_of
 
 
@@ -26,7 +25,7 @@ class NextTokenLoss(Loss):
 
     def __call__(self, model, params, batch, rngs, carry):
         """See `Loss`."""
-        features = features_of(model, params, batch, rngs)
+        features = vocabulary.features_of(model, params, batch, rngs)
         head = vocabulary.head(model, params, self.predicting(features, batch))
         found = {self.kind: vocabulary.sums(self, *head, batch)}
         found |= {term.kind: term(self, model, params, features, batch) for term in terms_of(model, batch)}
@@ -34,5 +33,15 @@ class NextTokenLoss(Loss):
 
     def predicting(self, features, batch):
         """Of features [B, L, D] those that targets are predicted from, [B, T, D]."""
-        del batch
         return features
+
+
+@dataclass(frozen=True)
+class MaskedLMLoss(NextTokenLoss):
+    """As `NextTokenLoss`, at `target_positions` alone."""
+
+    kind: ClassVar[str] = "masked_lm"
+
+    def predicting(self, features, batch):
+        """Those at `target_positions`."""
+        return vocabulary.at_targets(features, batch)

@@ -10,7 +10,6 @@ from plm_jax.common import ranges
 from plm_jax.common.keys import named_key
 from plm_jax.losses import vocabulary
 from plm_jax.losses.cross_entropy import chunk_length
-from plm_jax.losses.features import at_targets, features_of
 from plm_jax.losses.loss import Loss, num_targets
 from plm_jax.models import electra, tables
 from plm_jax.models.partitioning import local_shape
@@ -70,7 +69,7 @@ class ReplacedTokenLoss(Loss):
         generator, generator_params = electra.generator(model, params)
         keys = rngs or {"sample": jax.random.key(0)}
         own_keys = {name: named_key(key, "generator") for name, key in keys.items()}
-        features = at_targets(features_of(generator, generator_params, batch, own_keys), batch)
+        features = vocabulary.at_targets(vocabulary.features_of(generator, generator_params, batch, own_keys), batch)
         head = vocabulary.head(generator, generator_params, features)
         features, unembedding, bias = jax.lax.stop_gradient(head)
         rows = local_shape(features.shape[:2], "batch", None)
@@ -79,7 +78,7 @@ class ReplacedTokenLoss(Loss):
 
         text, corrupted = _filled(batch, batch["targets"]), _filled(batch, sampled)
         replaced = (text != corrupted).astype(jnp.float32)
-        features = features_of(model, params, batch | {"tokens": corrupted}, keys)
+        features = vocabulary.features_of(model, params, batch | {"tokens": corrupted}, keys)
         return head, model.apply({"params": params}, features, "discriminator", method="head_output"), replaced
 
 

@@ -10,7 +10,6 @@ from plm_jax.common import ranges
 from plm_jax.common.errors import UserError, nearest
 from plm_jax.losses import vocabulary
 from plm_jax.losses.cross_entropy import own_and_largest_other
-from plm_jax.losses.features import dropout_keys
 from plm_jax.losses.loss import Loss
 from plm_jax.models import task_heads
 from plm_jax.models.heads import TASK
@@ -54,7 +53,7 @@ class TaskLoss(Loss):
     def __call__(self, model, params, batch, rngs, carry):
         """See `Loss`; `accuracy` is the share of right classes, tags and choices, and of spans right at both ends."""
         head = _head(model)
-        output, features = task_heads.output(model, params, batch, dropout_keys(rngs))
+        output, features = task_heads.output(model, params, batch, vocabulary.dropout_keys(rngs))
         each, right = LOSSES[head.kind](self, output, batch)
         counted = _counted(model, head, batch)
         terms = {head.kind: jnp.sum(jnp.where(counted > 0, each, 0.0))}

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from plm_jax.models import tables
 from plm_jax.models.heads import HeadModule, NoHead
-from plm_jax.models.layers import ACTIVATIONS, Dense, Dropout, norm
+from plm_jax.models.layers import ACTIVATIONS, Dense, Dropout, look_up, norm
 from plm_jax.models.partitioning import constrain
 from plm_jax.models.protocol import VocabularyModule
 from plm_jax.models.transformer import TransformerConfig
@@ -89,13 +89,13 @@ class Architecture(VocabularyModule):
         `read` [B, L, E] what stands in the place of the tokens' embeddings.
         """
         embedding, position = self.model.embedding, self.model.attention.position
-        x = tables.look_up(self.token_embedding, tokens, self.dtype) if read is None else read
+        x = look_up(self.token_embedding, tokens, self.dtype) if read is None else read
         if embedding.scale_by_width and read is None:
             x = x * embedding.width**0.5
         x = position.embed(x, self.position_tables[prefix], positions, block_positions)
         if embedding.token_types:
             types = jnp.zeros_like(tokens) if token_types is None else token_types
-            x = x + tables.look_up(self.token_type_embedding, types, self.dtype)
+            x = x + look_up(self.token_type_embedding, types, self.dtype)
         if embedding.norm:
             x = getattr(self, f"{prefix}embedding_norm")(x)
         x = self.embedding_dropout(x, deterministic=deterministic)

@@ -4,13 +4,17 @@ Shapes: B batch, L length, M memory's length, Q queries, D width, N heads, G hea
 Scores and softmax run in float32.
 """
 
+import functools
+import importlib
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from plm_jax.models import kernels, partitioning
+from plm_jax.models import partitioning
+from plm_jax.models.kernels import Context, cudnn, plain, platform
+from plm_jax.models.kernels.over_mesh import over_mesh
 from plm_jax.models.layers import Dense
 from plm_jax.models.partitioning import constrain, mesh_axes
 from plm_jax.models.transformer import TransformerConfig
@@ -71,7 +75,7 @@ class Attention(nn.Module):
                 key_BGKH = self._remember("key", key_BGKH.swapaxes(2, 3), context, axis=3).swapaxes(2, 3)
                 value_BGKH = self._remember("value", value_BGKH, context, axis=2)
         seed = jax.random.bits(self.make_rng("dropout"), (2,), jnp.uint32) if context.dropout else None
-        mixed_BNQH = kernels.attend(query_BNQH, key_BGKH, value_BGKH, context, depth, seed)
+        mixed_BNQH = attend(query_BNQH, key_BGKH, value_BGKH, context, depth, seed)
         mixed = constrain(mixed_BNQH.swapaxes(1, 2).reshape(*x.shape[:-1], -1), "batch", "length", "heads")
         init = initializer.residual(self.model.stack.blocks)
         return Dense(x.shape[-1], ("heads", "embed"), attention.bias_after, init, self.dtype, name="out")(mixed)
@@ -82,3 +86,57 @@ class Attention(nn.Module):
         cache = self.variable("cache", f"cached_{name}", jnp.zeros, shape, new.dtype)
         cache.value = jax.lax.dynamic_update_slice_in_dim(cache.value, new, context.cache_index, axis)
         return cache.value
+
+
+def attend(
+    query_BNQH, key_BGKH, value_BGKH, context: Context, depth: jax.Array | int = 0, seed: jax.Array | None = None
+) -> jax.Array:
+    """softmax(query · key + bias) · value over the keys that each query sees: [B, N, Q, H].
+
+    A query that sees none gets zeros or some mean of the values, by kernel: of no use, but finite.
+
+    Args:
+      query_BNQH: scaled already.
+      context: with a kernel.
+      depth: the layer's number, from 0, which chooses its window.
+      seed: uint32 [2], by which the context's share of the weights is dropped; None: nothing is.
+    """
+    if seed is not None and context.dropout >= 1:
+        return jnp.zeros_like(query_BNQH)
+    arrays = query_BNQH, key_BGKH, value_BGKH
+    window = context.window(depth)
+    if context.kernel == "xla":
+        return plain.attend(*arrays, context, window, seed)
+    if context.kernel == "cudnn":
+        # A prefix is in the dense mask, and causality with it.
+        causal = context.causal and context.prefix_lengths is None
+        return over_mesh(functools.partial(cudnn.attend, causal=causal), *arrays, visible=context.visible)
+    query_ids, key_ids = context.ids(query_BNQH.shape[0], query_BNQH.shape[2], key_BGKH.shape[2])
+    return over_mesh(
+        functools.partial(_flash, context=context),
+        *arrays,
+        query_ids=query_ids,
+        key_ids=key_ids,
+        prefix_lengths=context.prefix_lengths,
+        window=window,
+        distance_bias=context.distance_bias,
+        seed=seed,
+        rows=context.rows,
+        length="length",
+        causal=context.causal,
+    )
+
+
+def _flash(query_BNQH, key_BGKH, value_BGKH, *, context, **arrays):
+    # Imported here: Pallas takes a second, and only its devices (and tests, interpreted) need it.
+    name = "gpu" if platform() == "cuda" else "tpu"
+    return importlib.import_module(f"plm_jax.models.kernels.{name}").flash(
+        query_BNQH,
+        key_BGKH,
+        value_BGKH,
+        causal=context.causal,
+        rate=context.dropout,
+        broadcast=context.broadcast,
+        interpret=platform() not in ("tpu", "cuda"),
+        **arrays,
+    )

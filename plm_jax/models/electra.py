@@ -1,6 +1,7 @@
 """The ELECTRA architecture: a discriminator and a generator over the same tables of embeddings (Clark et al. 2020)."""
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -43,12 +44,12 @@ class ElectraConfig(EncoderConfig):
         super().__post_init__()
         _ = self.generator_model  # It has checks of its own.
 
-    @property
+    @functools.cached_property
     def discriminator_model(self) -> EncoderConfig:
         """The discriminator by itself."""
         return EncoderConfig(**{f.name: getattr(self, f.name) for f in dataclasses.fields(EncoderConfig)})
 
-    @property
+    @functools.cached_property
     def generator_model(self) -> EncoderConfig:
         """The generator by itself."""
         own, columns = self.generator, self.embedding.columns

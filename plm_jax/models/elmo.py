@@ -14,12 +14,13 @@ import jax.numpy as jnp
 
 from plm_jax.common import ranges
 from plm_jax.common.errors import UserError
-from plm_jax.models import loops, recurrent
+from plm_jax.models import recurrent
 from plm_jax.models.heads import Head, HeadModule, NoHead, Softmax
 from plm_jax.models.initializers import InitializerConfig
 from plm_jax.models.layers import ACTIVATIONS, Dense, NormConfig
 from plm_jax.models.partitioning import constrain
 from plm_jax.models.protocol import ModelConfig
+from plm_jax.models.stack import loop, recomputed
 from plm_jax.models.transformer import DropoutConfig
 
 # A word's bytes, and the beginnings and ends of sentences and words, and what fills a word up.
@@ -200,7 +201,7 @@ class CharacterCNN(nn.Module):
             new = nn.relu(x @ layer["transform"]["kernel"] + layer["transform"]["bias"])
             return gate * new + (1 - gate) * x, None
 
-        x_WN, _ = loops.loop(self.model.scan_layers)(highway, x_WN, blocks)
+        x_WN, _ = loop(self.model.scan_layers)(highway, x_WN, blocks)
         init = nn.initializers.normal(x_WN.shape[-1] ** -0.5)
         x_WD = Dense(embedding.width, ("mlp", "embed"), True, init, self.dtype, name="projection")(x_WN)
         return x_WD.reshape(*characters.shape[:-1], embedding.width)
@@ -270,8 +271,8 @@ class Lstm(nn.Module):
             return x, (x, state)
 
         states = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 1, 0), carry)
-        _, (hidden, states) = loops.loop(self.model.scan_layers)(
-            loops.recomputed(layer, self.model.remat, self.model.scan_layers),
+        _, (hidden, states) = loop(self.model.scan_layers)(
+            recomputed(layer, self.model.remat, self.model.scan_layers),
             x,
             (jnp.arange(lstm.layers), blocks, states, keys),
         )

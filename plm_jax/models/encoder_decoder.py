@@ -1,6 +1,7 @@
 """The encoder-decoder architecture: a bidirectional stack, a causal one that attends to it, the vocabulary head."""
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -73,7 +74,7 @@ class EncoderDecoderConfig(TransformerConfig):
         if self.source_encoder is not None and self.embedding.embedding_size is not None:
             raise UserError("source_encoder gives what is as wide as the model: leave embedding.embedding_size out")
 
-    @property
+    @functools.cached_property
     def decoder_model(self) -> TransformerConfig:
         """The settings of the causal stack."""
         attention, feed_forward = self.attention, self.feed_forward
@@ -93,7 +94,7 @@ class EncoderDecoderConfig(TransformerConfig):
             }
         )
 
-    @property
+    @functools.cached_property
     def source_model(self) -> EncoderConfig | None:
         """The settings of the new encoder of the input; None: there is none."""
         if self.source_encoder is None:

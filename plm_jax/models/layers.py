@@ -17,7 +17,8 @@ from jax.sharding import PartitionSpec
 
 from plm_jax.common import ranges
 from plm_jax.models.kernels.dropout import keep
-from plm_jax.models.partitioning import axes_of, device, mesh_axes, spec_in_force
+from plm_jax.models.partitioning import axes_of, device, is_spread, mesh_axes, spec_in_force
+from plm_jax.models.tables import GatheredTable
 
 Activation = Literal["gelu_tanh", "gelu_exact", "relu", "silu", "tanh"]
 ACTIVATIONS = {
@@ -73,13 +74,24 @@ def product(x: jax.Array, kernel: jax.Array, spec: PartitionSpec | None, of_rows
     That gradient is laid out by `spec`, the parameter's: it never is whole on a device. `of_rows` are the axes of the
     mesh that cut rows, where none but `tensor` cuts anything else of x and XLA does not scatter by itself; else ().
     """
-    del spec, of_rows
     return x @ kernel.astype(x.dtype)
+
+
+def _axes_of_rows() -> tuple[str, ...]:
+    """Returns the `of_rows` of a `product` on the mesh in force."""
+    by_xla = "context" in mesh_axes("length") or any(kind in device().device_kind for kind in SCATTERED_BY_XLA)
+    return () if by_xla else tuple(mesh_axes("batch"))
 
 
 def _product_backward(spec, of_rows, residuals, d_y):
     x, kernel = residuals
-    cuts = [axes_of(cut) for cut in spec or ()]
+    d_kernel = _outer(x, d_y, kernel.dtype) if spec is None else _kernel_gradient(spec, of_rows, x, kernel, d_y)
+    return d_y @ kernel.astype(x.dtype).T, d_kernel
+
+
+def _kernel_gradient(spec, of_rows, x, kernel, d_y):
+    """Returns the gradient of a kernel that is sharded by `spec`."""
+    cuts = [axes_of(cut) for cut in spec]
     uneven = [
         dimension
         for dimension, cut in enumerate(cuts)
@@ -89,8 +101,7 @@ def _product_backward(spec, of_rows, residuals, d_y):
         d_kernel = _scattered(x, d_y, kernel.dtype, of_rows, uneven[0], cuts[uneven[0]])
     else:
         d_kernel = _outer(x, d_y, kernel.dtype)
-    d_kernel = d_kernel if spec is None else jax.lax.with_sharding_constraint(d_kernel, spec)
-    return d_y @ kernel.astype(x.dtype).T, d_kernel
+    return jax.lax.with_sharding_constraint(d_kernel, spec)
 
 
 product.defvjp(lambda x, kernel, spec, of_rows: (product(x, kernel, spec, of_rows), (x, kernel)), _product_backward)
@@ -145,8 +156,7 @@ class Dense(nn.Module):
         flat = x if mesh_axes("length") else x.reshape(-1, x.shape[-1])
         # The rules that are in force here need not be when the gradient is made.
         spec = spec_in_force(kernel.shape, *self.axes)
-        by_xla = "context" in mesh_axes("length") or any(kind in device().device_kind for kind in SCATTERED_BY_XLA)
-        of_rows = () if by_xla else tuple(mesh_axes("batch"))
+        of_rows = _axes_of_rows() if is_spread() else ()
         y = checkpoint_name(product(flat, kernel, spec, of_rows), PRODUCTS).reshape(*x.shape[:-1], self.features)
         if self.bias:
             bias = nn.with_logical_partitioning(nn.initializers.zeros, self.axes[1:])
@@ -178,6 +188,22 @@ def norm(config: NormConfig, dtype: Any, name: str | None = None) -> nn.Module:
     return nn.LayerNorm(
         config.epsilon, dtype=dtype, use_fast_variance=False, scale_init=scale_init, bias_init=bias_init, name=name
     )
+
+
+def look_up(table: jax.Array | GatheredTable, ids: jax.Array, dtype: Any, rows: int | None = None) -> jax.Array:
+    """Returns the rows of a table [V, E] for ids [B, L]: [B, L, E] in a type, with a gradient in the table's.
+
+    Args:
+      table: embeddings.
+      ids: int32 [B, L], or [1, L] for all rows.
+      dtype: of activations.
+      rows: B; None: that of the ids.
+    """
+    rows = len(ids) if rows is None else rows
+    if isinstance(table, GatheredTable):
+        return table.look_up(ids, rows)
+    found = table[ids]
+    return jnp.broadcast_to(found, (rows, *found.shape[1:])).astype(dtype)
 
 
 class ScalarMix(nn.Module):

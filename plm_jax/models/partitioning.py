@@ -55,15 +55,22 @@ def local_shape(shape: Sequence[int], *axes: str | None) -> tuple[int, ...]:
 
 
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
-    """Lays an activation out as the rules in force say; outside of a mesh it does nothing."""
+    """Lays an activation out as the rules in force say; on one device it does nothing."""
     spec = spec_in_force(x.shape, *axes)
     return x if spec is None else jax.lax.with_sharding_constraint(x, spec)
 
 
 def spec_in_force(shape: Sequence[int], *axes: str | None) -> PartitionSpec | None:
-    """How an array lies as the rules in force say; None outside of a mesh."""
+    """Returns the PartitionSpec of an array under the rules in force; None if there is one device."""
+    if not is_spread():
+        return None
+    return partition_spec(shape, axes, nn.get_logical_axis_rules(), dict(jax.sharding.get_abstract_mesh().shape))
+
+
+def is_spread() -> bool:
+    """Whether the mesh in force has several devices."""
     mesh = jax.sharding.get_abstract_mesh()
-    return None if mesh.empty else partition_spec(shape, axes, nn.get_logical_axis_rules(), dict(mesh.shape))
+    return not mesh.empty and mesh.size > 1
 
 
 def mesh_axes(axis: str) -> dict[str, int]:

@@ -57,7 +57,7 @@ def pipelined(model: TransformerConfig, stack: StackConfig, through: Callable, x
       through: a pure function; x [b, L, D] of any rows, with what is of them, through the layers of a stack.
       x: [B, L, D].
       of_rows: a tree of arrays [B, …], which go with their rows.
-      layers: as of `loops.through_layers`.
+      layers: as of `stack.through_layers`.
     """
     axes = tuple(stage_axes())
     stages = math.prod(stage_axes().values())

@@ -19,7 +19,6 @@ import jax.numpy as jnp
 
 from plm_jax.common.errors import UserError
 from plm_jax.common.roles import Role
-from plm_jax.models import tables
 from plm_jax.models.heads import TASK, Head, VocabularyHead
 from plm_jax.models.partitioning import constrain
 
@@ -206,7 +205,7 @@ class VocabularyModule(nn.Module):
     def logits(self, features: jax.Array) -> jax.Array:
         """The vocabulary head: [B, L, D] → float32 [B, L, V]."""
         matrix, bias = self.unembedding()
-        matrix = tables.array(matrix).astype(self.dtype)
+        matrix = matrix.astype(self.dtype)
         logits = jnp.einsum("bld,vd->blv", self.head_features(features), matrix, preferred_element_type=jnp.float32)
         logits = logits if bias is None else logits + bias
         return constrain(logits, "batch", "length", "vocab")

@@ -7,11 +7,21 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from plm_jax.models import kernels
 from plm_jax.models.protocol import ModelConfig, Module
 
 
-def build(model: ModelConfig, dtype: Any = jnp.float32) -> Module:
-    """The module of a model's settings; `dtype` is its activations'."""
+def build(model: ModelConfig, dtype: Any = jnp.float32, device: Any = None) -> Module:
+    """Returns the module of a model's settings.
+
+    Args:
+      model: settings.
+      dtype: of activations.
+      device: one that it will run on, by which an `attention_kernel` of `auto` is chosen now; None: when it is traced.
+    """
+    setting = getattr(model, "attention_kernel", None)
+    if device is not None and setting == "auto":
+        model = model.with_speed(attention_kernel=kernels.resolve(setting, kernels.platform(device)))
     return model.module(dtype)
 
 

@@ -5,19 +5,46 @@ Shapes: B batch, L length, M memory's length, Q queries, K keys, D width. All bl
 """
 
 import functools
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
-from plm_jax.models import kernels, loops, pipeline
+from plm_jax.models import kernels, pipeline
 from plm_jax.models.attention import Attention
-from plm_jax.models.kernels import Context
-from plm_jax.models.layers import ACTIVATIONS, Dense, Dropout, norm
-from plm_jax.models.partitioning import constrain
-from plm_jax.models.transformer import TransformerConfig
+from plm_jax.models.kernels import RESIDUALS, Context
+from plm_jax.models.layers import ACTIVATIONS, PRODUCTS, Dense, Dropout, norm
+from plm_jax.models.partitioning import constrain, mesh_axes
+from plm_jax.models.transformer import StackConfig, TransformerConfig
+
+# What a flash kernel leaves is no larger than a product of weights, and costs more.
+_PRODUCTS = jax.checkpoint_policies.save_from_both_policies(
+    jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    jax.checkpoint_policies.save_only_these_names(RESIDUALS, PRODUCTS),
+)
+LAYER_INPUT = "layer_input"
+# By `TransformerConfig.remat` what is kept. Modules' products go by the modules' names.
+REMAT_POLICIES = {
+    "dots": _PRODUCTS,
+    # All stages' products at once have a batch axis, that of the stages, and go by their names.
+    "dots of stages": jax.checkpoint_policies.save_only_these_names(
+        RESIDUALS, "query", "key", "value", "out", "gate", "up", "down"
+    ),
+    "minimal": jax.checkpoint_policies.save_only_these_names(RESIDUALS, "out", "down"),
+    "attention": jax.checkpoint_policies.save_only_these_names(RESIDUALS),
+    "full": None,
+    "offload": jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=[],
+        names_which_can_be_offloaded=[LAYER_INPUT],
+        offload_src="device",
+        offload_dst="pinned_host",
+    ),
+}
+logger = logging.getLogger(__name__)
 
 
 class FeedForward(nn.Module):
@@ -111,9 +138,10 @@ class Stack(nn.Module):
         if memory_context is not None:
             memory_context = self._with_kernel("cross_attention", memory_context, x, memory, deterministic)
         block = Block(self.model, self.dtype, deterministic, parent=None)
-        params = self.get_variable("params", "blocks")
-        if not isinstance(params, tuple):  # As `apart` gives them.
+        if self.is_initializing():
             params = self.param("blocks", _stacked_init, block, stack.stored_blocks, x[:1, :1], self.crosses)
+        else:
+            params = nn.unbox(self.get_variable("params", "blocks"))
         if self.crosses and memory_context is None:  # Or a loop would carry their gradients, zeros.
             params = {name: leaf for name, leaf in params.items() if not name.startswith("cross_attention")}
         cache = self.get_variable("cache", "blocks")
@@ -132,12 +160,12 @@ class Stack(nn.Module):
                 return x, (updated.get("cache"), x if wants_hidden else None)
 
             if context.cache_index is None:
-                return loops.through_layers(self.model, stack, apply, x, layers)
-            return loops.written_out(stack, apply, x, layers)
+                return through_layers(self.model, stack, apply, x, layers)
+            return written_out(stack, apply, x, layers)
 
         of_rows = memory, context.by_row(batch), {} if memory_context is None else memory_context.by_row(batch)
         layers = params, (jnp.arange(stack.blocks), cache, keys)
-        if pipeline.stage_axes() and not (wants_hidden or cache is not None or self.is_initializing()):
+        if mesh_axes("layers") and not (wants_hidden or cache is not None or self.is_initializing()):
             x, hidden = pipeline.pipelined(self.model, stack, through, x, of_rows, layers), None
         else:
             x, (cache, hidden) = through(stack, x, of_rows, layers)
@@ -164,18 +192,12 @@ class Stack(nn.Module):
             context = context.replace(**bias, windows=windows if any(windows) else ())
         if self.is_initializing() or context.cache_index is not None:
             return context
-        config = self.model.attention
-        kernel = kernels.pick(
-            f"{self.name} {attention}",
-            self.model.attention_kernel,
-            context,
-            dtype=self.dtype,
-            head_dim=config.head_dim,
-            groups=config.num_kv_heads,
-            queries=queries,
-            keys=keys,
-        )
-        return context.replace(kernel=kernel)
+        if self.model.attention_kernel == "xla":
+            logger.info("%s %s: kernel xla", self.name, attention)
+            return context
+        name, setting, config = f"{self.name} {attention}", self.model.attention_kernel, self.model.attention
+        sizes = {"head_dim": config.head_dim, "groups": config.num_kv_heads, "queries": queries, "keys": keys}
+        return context.replace(kernel=kernels.pick(name, setting, context, dtype=self.dtype, **sizes))
 
     def _seen(self, context, x, source):
         """A context with what is made of its rows: the rotation by their positions, and the mask of its kernel."""
@@ -203,6 +225,100 @@ class Stack(nn.Module):
         return {"bias": bias if by_distance is None else by_distance.reshape(1, -1, queries, keys)}
 
 
+def recomputed(layer: Callable, remat: str, scan_layers: bool, staged: bool = False) -> Callable:
+    """Returns a layer whose backward pass recomputes what `remat` says.
+
+    Args:
+      layer: a function of a carry and one layer's parameters.
+      remat: as in `TransformerConfig`.
+      scan_layers: whether it is called in a compiled loop.
+      staged: whether it is part of a pipeline stage.
+    """
+    if remat == "none":
+        return layer
+    if remat == "offload":
+        inner = layer
+
+        def layer(x, one):
+            return inner(checkpoint_name(x, LAYER_INPUT), one)
+
+    # Inside a compiled loop XLA cannot merge the two computations, so the costly barrier is not needed there.
+    name = "dots of stages" if staged and remat == "dots" else remat
+    return jax.checkpoint(layer, policy=REMAT_POLICIES[name], prevent_cse=not scan_layers)
+
+
+def loop(scan_layers: bool) -> Callable:
+    """Returns `jax.lax.scan`, or the same written out."""
+    return jax.lax.scan if scan_layers else unrolled
+
+
+def unrolled(function, carry, stacked):
+    """As `jax.lax.scan(function, carry, stacked)`, written out."""
+    results = []
+    for layer in apart_layers(stacked):
+        carry, result = function(carry, layer)
+        results.append(result)
+    return carry, jax.tree.map(lambda *parts: jnp.stack(parts), *results)
+
+
+def apart_layers(stacked):
+    """The layers of a tree of arrays with a leading axis of them, each a tree of its own."""
+    leaves, structure = jax.tree.flatten(stacked)
+    # Split, not indexed: the transpose of one split is one concatenation of all layers' gradients.
+    columns = [leaf if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else _split(leaf) for leaf in leaves]
+    return tuple(jax.tree.unflatten(structure, layer) for layer in zip(*columns, strict=True))
+
+
+def _split(leaf):
+    """The slices of the leading axis."""
+    return [part[0] for part in jax.lax.split(leaf, [1] * leaf.shape[0])]
+
+
+def written_out(stack: StackConfig, layer: Callable, x, layers):
+    """As `through_layers` one after another, but that each layer's cache is apart from those of the others.
+
+    In a loop over tokens such a cache is changed in place; of a stack of them each token would make a copy. So it would
+    of slices of the parameters, which may be as `apart_layers` gives them.
+    """
+    params, (_, caches, keys) = layers
+    params = params if isinstance(params, tuple) else apart_layers(params)
+    in_group = stack.blocks // stack.stored_blocks * stack.inner
+    results = []
+    for depth in range(stack.blocks):
+        group, place = divmod(depth, in_group)
+        stored = group * stack.inner + place % stack.inner
+        others = depth, None if caches is None else caches[depth], None if keys is None else keys[depth]
+        x, result = layer(x, (params[stored], others))
+        results.append(result)
+    caches, hidden = zip(*results, strict=True)
+    return x, (caches, None if hidden[0] is None else jnp.stack(hidden))
+
+
+def through_layers(model: TransformerConfig, stack: StackConfig, layer: Callable, x, layers):
+    """x through layers, as `jax.lax.scan(layer, x, layers)`, `layers` being (params, others).
+
+    Parameters are those of the stored blocks, the others of all. Within a group, its parameters are constants to the
+    loop: nothing keeps them once for each layer.
+    """
+    go = loop(model.scan_layers)
+    layer = recomputed(layer, model.remat, model.scan_layers, staged=stack.layers < model.stack.layers)
+    if stack.stored_blocks == stack.blocks:
+        return go(layer, x, layers)
+
+    def of_group(x, group):
+        params, others = group
+        return go(lambda x, others: unrolled(layer, x, (params, others)), x, others)
+
+    def cut(tree, *shape):
+        return jax.tree.map(lambda leaf: leaf.reshape(*shape, *leaf.shape[1:]), tree)
+
+    params, others = layers
+    repeats = stack.layers // stack.groups
+    groups = cut(params, stack.groups, stack.inner), cut(others, stack.groups, repeats, stack.inner)
+    x, results = go(of_group, x, groups)
+    return x, jax.tree.map(lambda leaf: leaf.reshape(stack.blocks, *leaf.shape[3:]), results)
+
+
 def apart(params: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a model's parameters with a separate tree for each block of its stacks, for calls with a cache.
 
@@ -211,7 +327,7 @@ def apart(params: Mapping[str, Any]) -> dict[str, Any]:
 
     def of(name, value):
         if name == "blocks" and len({len(leaf) for leaf in jax.tree.leaves(value)}) == 1:
-            return loops.apart(value)
+            return apart_layers(value)
         return apart(value) if isinstance(value, Mapping) else value
 
     return {name: of(name, value) for name, value in params.items()}

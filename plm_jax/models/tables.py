@@ -41,6 +41,10 @@ class GatheredTable:
         """How it and what is made of it lie on the mesh in force."""
         return layout(self.rows, self.axis)
 
+    def look_up(self, ids: jax.Array, rows: int) -> jax.Array:
+        """Returns the matrix's rows for ids [B, L]: [B, L, E]; ids [1, L] serve B `rows`."""
+        return _rows(self, ids, rows)
+
     def __jax_array__(self) -> jax.Array:
         """`array`, which any use that is not written for a `GatheredTable` makes of it."""
         return array(self)
@@ -78,9 +82,16 @@ class TableSharding(NamedTuple):
             return function
         return jax.shard_map(function, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
-    def own_ids(self, ids, rows: int):
+    def own_ids(self, ids: jax.Array | int, rows: int) -> jax.Array | int:
         """Ids as numbers of this device's rows of the matrix; below 0 or above where they are another's."""
         return ids - rows * jax.lax.axis_index(self.vocab) if self.vocab else ids
+
+    def without_padding(self, logits: jax.Array, rows: int) -> jax.Array:
+        """Logits [..., v] of this device's part of a vocabulary of so many rows, -inf for the rows of padding."""
+        if not self.padding(rows):
+            return logits
+        size = logits.shape[-1]
+        return jnp.where(self.own_ids(rows, size) > jnp.arange(size), logits, -jnp.inf)
 
 
 def layout(size: int, axis: str | None = "vocab") -> TableSharding:
@@ -145,13 +156,6 @@ whole.defvjp(
     lambda table, dtype: (whole(table, dtype), None),
     lambda dtype, _, cotangent: (reduced(cotangent.gradient, cotangent.rows),),
 )
-
-
-def look_up(table: jax.Array | GatheredTable, ids: jax.Array, dtype: Any, rows: int | None = None) -> jax.Array:
-    """Returns the rows of a table [V, E] for ids [B, L]: [B, L, E]; ids [1, L] of a `GatheredTable` serve B `rows`."""
-    if isinstance(table, GatheredTable):
-        return _rows(table, ids, len(ids) if rows is None else rows)
-    return table.astype(dtype)[ids]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))

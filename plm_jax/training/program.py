@@ -121,7 +121,7 @@ class Program:
     def model(self, dropout: float | None = None) -> Module:
         """The module, with all dropout rates at `dropout` unless it is None."""
         model = self.run.model if dropout is None else self.run.model.with_dropout(dropout)
-        return registry.build(model, jnp.dtype(self.run.precision.compute))
+        return registry.build(model, jnp.dtype(self.run.precision.compute), self.mesh.devices.flat[0])
 
     def _init(self, key: jax.Array) -> states.TrainState:
         """Returns a fresh state, whose parameters, their optimizer state and the carry are boxed with logical axes.

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from plm_jax.models import tables
+from plm_jax.models.partitioning import is_spread
 from plm_jax.training import trainable
 
 
@@ -33,7 +34,7 @@ def held(
     layouts: Any = None,
     part: trainable.Trainable = trainable.ALL,
 ) -> StepParameters:
-    """What a step holds: of tables of embeddings whole copies, see `models.tables`; of kernels those of a type.
+    """What a step holds: of tables that are spread whole copies, see `models.tables`; of kernels those of a type.
 
     Args:
       model: the module; what its `tables` does not say it takes, it gets as it is.
@@ -43,7 +44,8 @@ def held(
       part: of the parameters, what is trained.
     """
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), params)
-    axes = {name: axis for name, axis in getattr(model, "tables", {}).items() if name in params}
+    gathered = getattr(model, "tables", {}) if is_spread() else {}
+    axes = {name: axis for name, axis in gathered.items() if name in params}
     matrices = {name: tables.gathered(params[name], model.dtype, axis) for name, axis in axes.items()}
     rows = {name: len(params[name]) for name in axes}
 

@@ -40,7 +40,7 @@ def plain(head, batch):
 def ours(head, batch, chunk):
     (features, matrix, bias), (tokens, targets, weights) = head, batch
     table = tables.whole(matrix, jnp.float32)
-    features = features + tables.look_up(table, tokens, jnp.float32)
+    features = features + table.look_up(tokens, len(tokens))
     settings = 0.1, 0.1, chunk * len(tokens) * len(matrix)
     return cross_entropy.linear_cross_entropy(features, table, bias, targets, weights, *settings).loss
 
@@ -65,7 +65,7 @@ def test_a_use_that_knows_no_whole_tables_has_the_gradient_too():
 
     def by_array(matrix):
         table = tables.whole(matrix, jnp.float32)
-        return jnp.sin(tables.array(table)).sum() + tables.look_up(table, batch[0], jnp.float32).sum()
+        return jnp.sin(tables.array(table)).sum() + table.look_up(batch[0], len(batch[0])).sum()
 
     own = mesh.build(config.MeshConfig(**MESHES[2]), jax.devices()[:8])
     with jax.set_mesh(own), nn.logical_axis_rules(config.MeshConfig().rules):

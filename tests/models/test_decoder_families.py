@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from plm_jax import models
-from plm_jax.models import kernels, registry
+from plm_jax.models import registry
+from plm_jax.models.attention import attend
 from plm_jax.models.kernels import Context, choose
 from tests.models.own_positions import DistanceKeys, Slopes
 from tests.models.test_decoder import extend, initial, logits, reach, small, tokens_of
@@ -113,7 +114,7 @@ def test_a_window_is_the_brute_force_band(kernel, causal):
     length, windows = 150, (0, 5, 140)
     arrays, distance = inputs(length, length, 2), np.arange(length)[:, None] - np.arange(length)
     context = Context(causal=causal, windows=windows).with_kernel(kernel, length, length)
-    run = jax.jit(lambda depth, *qkv: kernels.attend(*qkv, context, depth))
+    run = jax.jit(lambda depth, *qkv: attend(*qkv, context, depth))
     for depth in (0, 1, 2, 4):
         visible = (np.abs(distance) < (windows[depth % 3] or length)) & ((distance >= 0) | (not causal))
         want = exactly(*arrays, np.stack([visible] * 2))

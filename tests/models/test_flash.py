@@ -14,7 +14,8 @@ from jax.extend import core
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from plm_jax import config
-from plm_jax.models.kernels import Context, attend, plain, tiles, tpu
+from plm_jax.models.attention import attend
+from plm_jax.models.kernels import Context, plain, tiles, tpu
 from plm_jax.models.kernels.dropout import keep
 from plm_jax.planning.plan import slice_devices
 from plm_jax.training import mesh

@@ -10,7 +10,8 @@ import pytest
 
 from plm_jax import models
 from plm_jax.common.errors import UserError
-from plm_jax.models import kernels, registry
+from plm_jax.models import registry
+from plm_jax.models.attention import attend
 from plm_jax.models.kernels import Context, choose
 from tests.models.test_decoder import initial, logits, reach, small, tokens_of
 from tests.models.test_kernels import HOPPER, PADDED, PLAIN, devices, exactly, inputs
@@ -190,7 +191,7 @@ def test_the_dense_mask_of_a_prefix_is_the_brute_force_one(kernel):
     np.testing.assert_array_equal(np.broadcast_to(context.visible, (2, 1, 256, 256))[:, 0], visible)
     if kernel == "xla":
         arrays = inputs(256, 256, 2)
-        got = kernels.attend(*arrays, context)
+        got = attend(*arrays, context)
         np.testing.assert_allclose(got, exactly(*arrays, visible), atol=1e-5)
 
 
@@ -199,7 +200,7 @@ def test_cudnn_takes_a_prefix_as_a_mask_and_not_as_causal(monkeypatch):
     context = Context(causal=True, prefix_lengths=jnp.array([100, 0]))
 
     def mixed(*query_key_value):
-        return kernels.attend(*query_key_value, context.with_kernel("cudnn", 256, 256))
+        return attend(*query_key_value, context.with_kernel("cudnn", 256, 256))
 
     arrays = [x.astype(jnp.bfloat16) for x in inputs(256, 256, groups=2)]
     with devices(HOPPER):

@@ -16,6 +16,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh
 from plm_jax import config, models
 from plm_jax.common.errors import UserError
 from plm_jax.models import kernels, registry
+from plm_jax.models.attention import attend
 from plm_jax.models.kernels import Context, choose
 from tests.models.own_positions import DistanceKeys
 
@@ -56,7 +57,7 @@ def values_and_gradients(kernel, context, used, *query_key_value):
 
     def weighed(query, key, value):
         ready = context.with_kernel(kernel, query.shape[2], key.shape[2])
-        out = kernels.attend(query, key, value, ready)
+        out = attend(query, key, value, ready)
         out = jnp.where(used[:, None, :, None], out, 0)
         return jnp.sum(out * jnp.sin(jnp.arange(out.size).reshape(out.shape))), out
 
@@ -154,7 +155,7 @@ def test_cudnn_is_in_the_program_for_gpus(padded, monkeypatch):
 
     def loss(*query_key_value):
         ready = context.with_kernel("cudnn", 256, 256)
-        return kernels.attend(*query_key_value, ready).astype(jnp.float32).sum()
+        return attend(*query_key_value, ready).astype(jnp.float32).sum()
 
     arrays = [x.astype(jnp.bfloat16) for x in inputs(256, 256, groups=2)]
     with devices(HOPPER, data=2, tensor=2):
@@ -248,4 +249,4 @@ def test_where_jax_finds_no_cudnn_it_is_said(monkeypatch):
     monkeypatch.setattr(jax.nn, "dot_product_attention", missing)
     arrays = inputs(8, 8, HEADS)
     with pytest.raises(UserError, match=r"no cuDNN that it can use \(cuDNN is not detected\.\): pip install"):
-        kernels.attend(*arrays, Context(kernel="cudnn"))
+        attend(*arrays, Context(kernel="cudnn"))

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from plm_jax import config
-from plm_jax.models import kernels, registry
+from plm_jax.models import registry
+from plm_jax.models.attention import attend
 from plm_jax.models.kernels import Context
 from plm_jax.models.kernels.over_mesh import cuts_queries, over_mesh
 from plm_jax.training import mesh
@@ -42,7 +43,7 @@ def values_and_gradients(kernel, context, biased, sizes):
     def weighed(query, key, value, bias):
         ready = context.replace(distance_bias=bias if biased else None).with_kernel(kernel, LENGTH, LENGTH)
         seed = jnp.array([3, 5], jnp.uint32) if context.dropout else None
-        out = kernels.attend(query, key, value, ready, 1, seed)
+        out = attend(query, key, value, ready, 1, seed)
         return jnp.sum(out * jnp.sin(jnp.arange(out.size).reshape(out.shape))), out
 
     with jax.set_mesh(on(sizes)), nn.logical_axis_rules(config.MeshConfig().rules):

@@ -10,7 +10,8 @@ import pytest
 from plm_jax import models
 from plm_jax.common import trees
 from plm_jax.common.errors import UserError
-from plm_jax.models import kernels, registry
+from plm_jax.models import registry
+from plm_jax.models.attention import attend
 from plm_jax.models.kernels import Context
 from plm_jax.models.kernels.context import by_places
 from plm_jax.models.positions import Position
@@ -56,7 +57,7 @@ def test_scores_fall_by_each_heads_slope():
     """Against the formula in NumPy, a loop over heads, queries and keys."""
     query, key, value = rng_arrays((1, 2, 5, 4), (1, 2, 5, 4), (1, 2, 5, 4))
     bias = Slopes().distance_bias({}, jnp.arange(-4, 5), 2, causal=False)
-    got = kernels.attend(query, key, value, Context(distance_bias=bias).with_kernel("xla", 5, 5))
+    got = attend(query, key, value, Context(distance_bias=bias).with_kernel("xla", 5, 5))
     for head, slope in enumerate((1 / 16, 1 / 256)):
         for place in range(5):
             scores = [query[0, head, place] @ key[0, head, k] - slope * abs(k - place) for k in range(5)]

@@ -15,10 +15,16 @@ logger = logging.getLogger(__name__)
 PREFERRED = {"tpu": ("flash",), "cuda": ("cudnn", "flash")}
 
 
-def platform() -> str:
-    """Where what is traced will run: `tpu`, `cuda` or what else jax calls a device."""
-    device = partitioning.device()
+def platform(device: Any = None) -> str:
+    """Returns the platform of a device: `tpu`, `cuda` or JAX's name for another; None: that of the mesh in force."""
+    device = device or partitioning.device()
     return "cuda" if device.platform == "gpu" and "nvidia" in device.device_kind.lower() else device.platform
+
+
+def resolve(setting: str, platform: str) -> str:
+    """Returns a setting for a platform: its kernel in place of `auto`, unless it has several to choose from."""
+    preferred = PREFERRED.get(platform, ("xla",))
+    return preferred[0] if setting == "auto" and len(preferred) == 1 else setting
 
 
 def choose(

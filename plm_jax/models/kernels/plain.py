@@ -11,7 +11,7 @@ from plm_jax.models.kernels.dropout import keep
 
 
 def attend(query_BNQH, key_BGKH, value_BGKH, context: Context, window=None, seed=None) -> jax.Array:
-    """[B, N, Q, H]; softmax runs in float32. Arguments as of `kernels.attend`, of the layer's window and seed."""
+    """[B, N, Q, H]; softmax runs in float32. Arguments as of `attention.attend`, of the layer's window and seed."""
     batch, heads, queries, head_dim = query_BNQH.shape
     groups, keys = key_BGKH.shape[1:3]
     # The heads of a group are so many more queries of its keys.

@@ -6,7 +6,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 
 from plm_jax.common import ranges
-from plm_jax.models import tables as look_ups
+from plm_jax.models.layers import look_up
 from plm_jax.models.positions.position import Position, Table
 
 
@@ -37,5 +37,5 @@ class BlockPositions(Position):
     def embed(self, x, tables, positions, block_positions):
         """The vectors of both places are added."""
         within = jnp.zeros(x.shape[:-1], jnp.int32) if block_positions is None else block_positions
-        x = x + look_ups.look_up(tables["position_embedding"], positions, x.dtype, len(x))
-        return x + look_ups.look_up(tables["block_position_embedding"], within, x.dtype)
+        x = x + look_up(tables["position_embedding"], positions, x.dtype, len(x))
+        return x + look_up(tables["block_position_embedding"], within, x.dtype)

@@ -6,7 +6,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 
 from plm_jax.common import ranges
-from plm_jax.models import tables as look_ups
+from plm_jax.models.layers import look_up
 from plm_jax.models.positions.position import Position, Table
 
 
@@ -45,4 +45,4 @@ class LearnedPositions(Position):
 
     def embed(self, x, tables, positions, block_positions):
         """The vectors of the positions are added."""
-        return x + look_ups.look_up(tables["position_embedding"], positions + self.offset, x.dtype, len(x))
+        return x + look_up(tables["position_embedding"], positions + self.offset, x.dtype, len(x))

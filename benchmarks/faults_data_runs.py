@@ -19,9 +19,10 @@ import numpy as np
 from plm_jax import config, models, objectives
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError
-from plm_jax.data import cache, preparation
+from plm_jax.data import cache
 from plm_jax.data.cache import columns
 from plm_jax.data.reader import Reader
+from plm_jax.runs import preparation
 
 _WORDS = "river mountain teacher garden winter station letter captain doctor harbour market village"
 WORDS = _WORDS.split()
@@ -123,7 +124,6 @@ RUNS: dict[str, Callable[[pathlib.Path], config.Run]] = {
 
 def make(root: pathlib.Path) -> None:
     """Writes texts and the caches of all runs, prepared as `prepare` does, but for the long one."""
-    from plm_jax.runs import preparation
 
     root.mkdir()
     rng = random.Random(0)

@@ -5,6 +5,14 @@ import os
 import pathlib
 import shutil
 
+from jaxtyping import install_import_hook
+
+from tests.support import shapes
+
+# Calls in this process check the shapes and types of their annotations. Before anything imports the package.
+CHECKED = ("models", "losses", "objectives", "generation", "inference")
+install_import_hook([f"plm_jax.{room}" for room in CHECKED], f"{shapes.__name__}.check")
+
 from tests.support import xla
 
 # Before jax is imported: it reads them once.

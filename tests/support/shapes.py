@@ -1,0 +1,47 @@
+"""Run-time checks of array shapes in annotations, for jaxtyping's import hook."""
+
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from jaxtyping import AbstractArray
+
+
+def check(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that raises `TypeError` if an array does not have the shape and type of its annotation.
+
+    Only annotations of jaxtyping are checked, and only for values that are arrays.
+    """
+    signature = inspect.signature(function)
+
+    @functools.cache
+    def arrays() -> dict[str, tuple[type, ...]]:
+        hints = typing.get_type_hints(function)
+        return {name: found for name, hint in hints.items() if (found := tuple(_array_types(hint)))}
+
+    def check_value(name: str, value: Any) -> None:
+        accepted = arrays().get(name)
+        if accepted and hasattr(value, "shape") and not isinstance(value, accepted):
+            raise TypeError(f"{name} of {function.__qualname__} is {value.dtype}{list(value.shape)}: not {accepted}")
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        for name, value in signature.bind(*args, **kwargs).arguments.items():
+            check_value(name, value)
+        result = function(*args, **kwargs)
+        check_value("return", result)
+        return result
+
+    return checked
+
+
+def _array_types(hint: Any) -> Iterator[type]:
+    """Yields the array types that an annotation, or one of the members of a union, is."""
+    if isinstance(hint, type) and issubclass(hint, AbstractArray):
+        yield hint
+    elif typing.get_origin(hint) in (typing.Union, types.UnionType):
+        for member in typing.get_args(hint):
+            yield from _array_types(member)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
+from typing_extensions import override
 
 from plm_jax.common import ranges
 from plm_jax.common.errors import UserError
@@ -78,6 +79,7 @@ class BlankInfilling(Objective):
             )
 
     @property
+    @override
     def reads(self) -> tuple[str, ...]:
         """What of an example it reads beyond its tokens."""
         return ("sentence_starts",) if self.sentence_rate else ()
@@ -90,14 +92,17 @@ class BlankInfilling(Objective):
         """
         return _text_length(self, length)
 
+    @override
     def input_length(self, length: int) -> int:
         """The text of a row but for cls: 511 for a row of 592."""
         return self.text_length(length) - 1
 
+    @override
     def num_positions(self, length: int) -> int:
         """Those of the text: what fills blanks has the positions of their masks."""
         return self.text_length(length)
 
+    @override
     def target_length(self, length: int) -> int:
         """Slots for part B: 154 in a row of 592 with short spans alone."""
         return self._lengths(self.text_length(length))[1]
@@ -120,6 +125,7 @@ class BlankInfilling(Objective):
         budget, (mean, variance) = self._budget(num_tokens), _moments(self.mean_span_length, self.max_span_length)
         return min(budget, math.ceil(budget / mean + 6 * math.sqrt(budget * variance / mean**3)))
 
+    @override
     def apply(
         self, example: dict[str, np.ndarray], special: Special, rng: np.random.Generator
     ) -> dict[str, np.ndarray]:
@@ -155,7 +161,7 @@ class BlankInfilling(Objective):
         part_a, part_b = _parts(text, blanks, special, rng)
         if self.block_mask_rate and blanks.short:
             hidden = (rng.random(part_b.shape[1]) < self.block_mask_rate) & (part_b[_BLOCK_POSITION] > 1)
-            part_b[_TOKEN, hidden] = special.dblock
+            part_b[_TOKEN, hidden] = special.required("dblock")
         row = np.zeros((4, length), np.int32)
         row[_TOKEN] = special.pad or 0
         first, num = len(part_a), part_b.shape[1]
@@ -196,9 +202,9 @@ class BlankInfilling(Objective):
         least = max(1, int(self.document_min_share * len(text)))
         length = int(rng.integers(min(least, len(text) - 2), len(text) - 1))
         if end < len(text) - 1 or rng.random() < self.document_end_share:
-            return _Blanks(np.array([len(text) - length]), np.array([length]), special.gmask, closed=False)
+            return _Blanks(np.array([len(text) - length]), np.array([length]), special.required("gmask"), closed=False)
         start = int(rng.integers(1, end - length + 1))
-        return _Blanks(np.array([start]), np.array([length]), special.gmask)
+        return _Blanks(np.array([start]), np.array([length]), special.required("gmask"))
 
     def _sentences(self, text, sentences, begins, ends, special, rng) -> _Blanks:
         is_start = np.zeros(len(text) + 1, np.bool_)
@@ -211,7 +217,7 @@ class BlankInfilling(Objective):
         order = rng.permutation(len(starts))
         num = 1 + int(lengths[order].cumsum().searchsorted(self._budget(len(text))))
         chosen = np.sort(order[: min(num, self._spans(len(text)))])
-        return _Blanks(starts[chosen], lengths[chosen], special.smask)
+        return _Blanks(starts[chosen], lengths[chosen], special.required("smask"))
 
     def _short(self, text, begins, ends, special, rng) -> _Blanks:
         most = self._spans(len(text))
@@ -226,7 +232,7 @@ class BlankInfilling(Objective):
                 # they are a subset of the places; each is then moved by the lengths of those before it.
                 starts.append(begin + rows.subset(room + len(own), len(own), rng) + own.cumsum() - own)
                 placed.append(own)
-        return _Blanks(np.concatenate(starts), np.concatenate(placed), special.mask, short=True)
+        return _Blanks(np.concatenate(starts), np.concatenate(placed), special.required("mask"), short=True)
 
 
 def _share(lengths, rooms, rng) -> tuple[list[int], list[list[int]]]:
@@ -275,11 +281,11 @@ def _parts(text, blanks: _Blanks, special: Special, rng) -> tuple[np.ndarray, np
     part_a[starts] = blanks.mask
     part_b = np.empty((4, len(within)), np.int32)
     part_b[_TOKEN] = text.take(source - 1, mode="clip")
-    part_b[_TOKEN, firsts] = special.sop
+    part_b[_TOKEN, firsts] = special.required("sop")
     part_b[_POSITION] = (kept.cumsum()[starts] - 1).repeat(sizes)
     part_b[_BLOCK_POSITION] = within + 1
     part_b[_TARGET] = text.take(source, mode="clip")
-    part_b[_TARGET, firsts + lengths] = special.eop
+    part_b[_TARGET, firsts + lengths] = special.required("eop")
     return part_a[kept], part_b if blanks.closed else part_b[:, :-1]
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
+from typing_extensions import override
 
 from plm_jax.common import ranges
 from plm_jax.common.errors import UserError
@@ -76,6 +77,7 @@ class Denoising(Objective):
     architectures: ClassVar[tuple[str, ...]] = ("encoder_decoder",)
     targets: ClassVar[str] = "the whole clean text, with its beginning and end tokens"
     frames: ClassVar[bool] = True
+    separators: ClassVar[tuple[str, ...]] = ()  # fairseq joins documents without one.
     example_rows: ClassVar[type | None] = EncoderDecoderRows
     permute_sentences: ranges.Share = 1.0
     noise: TextInfilling | TokenMasking | TokenDeletion | NoNoise = TextInfilling()
@@ -84,11 +86,13 @@ class Denoising(Objective):
     random_share: ranges.Share = 0.0
 
     @property
+    @override
     def reads(self) -> tuple[str, ...]:
         """What examples must have besides tokens."""
         words = () if isinstance(self.noise, NoNoise) else ("word_starts",)
         return (*words, "sentence_starts") if self.permute_sentences else words
 
+    @override
     def input_length(self, length: int) -> int:
         """The most tokens that fit an encoder row of `length` with bos, eos and what is inserted; one may be left free.
 
@@ -102,15 +106,12 @@ class Denoising(Objective):
             raise UserError(f"denoising makes no row of length {length}: raise config.data.length")
         return num_tokens
 
-    def separator(self, special: Special) -> int | None:
-        """Nothing: fairseq joins documents without a mark."""
-        del special
-        return None
-
+    @override
     def target_length(self, length: int) -> int:
         """Length of the decoder's row beside an encoder row of `length`: the whole text, bos and eos."""
         return self.input_length(length) + 2
 
+    @override
     def apply(
         self, example: dict[str, np.ndarray], special: Special, rng: np.random.Generator
     ) -> dict[str, np.ndarray]:
@@ -144,7 +145,7 @@ class Denoising(Objective):
         parts = self._noised_apart(tokens, begins, example, special, rng)
         noised, pad = np.concatenate(parts)[: length - 2], special.pad or 0
         targets = _framed(tokens, target_length, special, pad)
-        decoder_tokens = np.full_like(targets, special.eos)
+        decoder_tokens = np.full_like(targets, special.required("eos"))
         decoder_tokens[1:] = targets[:-1]
         made = {
             "tokens": _framed(noised, length, special, pad),
@@ -159,7 +160,7 @@ class Denoising(Objective):
             made["decoder_segment_ids"], made["decoder_positions"] = ids, rows.places(ids)
             # Of a document of which nothing is left there is nothing to say it from.
             made["target_weights"] *= np.isin(ids, made["segment_ids"])
-            decoder_tokens[np.diff(ids, prepend=0) > 0] = special.eos
+            decoder_tokens[np.diff(ids, prepend=0) > 0] = special.required("eos")
         return made
 
     def _noised_apart(self, tokens, begins, example, special, rng) -> list[np.ndarray]:
@@ -189,7 +190,7 @@ class Denoising(Objective):
             tokens, words = tokens[order], None if words is None else words[order]
 
         def masks(count):
-            made = np.full(count, special.mask, np.int32)
+            made = np.full(count, special.required("mask"), np.int32)
             if self.random_share:
                 random = rng.random(count) < self.random_share
                 made[random] = rng.integers(special.vocab_size, size=np.count_nonzero(random))
@@ -214,7 +215,8 @@ class Denoising(Objective):
 def _framed(text: np.ndarray, length: int, special: Special, pad: int) -> np.ndarray:
     """A row [length]: bos, `text`, eos, and `pad`."""
     row = np.full(length, pad, np.int32)
-    row[0], row[1 : len(text) + 1], row[len(text) + 1] = special.bos, text, special.eos
+    row[0], row[len(text) + 1] = special.required("bos"), special.required("eos")
+    row[1 : len(text) + 1] = text
     return row
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from typing_extensions import override
 
 from plm_jax.common.errors import UserError
 from plm_jax.objectives.objective import Objective
@@ -77,25 +78,30 @@ class EncoderDecoderRows(ExampleRows):
         """How many special tokens each part has."""
         return 2 if self._framed else 1
 
+    @override
     def lengths(self, length: int) -> tuple[int, int]:
         """Of the encoder's row and the decoder's."""
         return length, self.target_length or self.objective.target_length(length)
 
+    @override
     def sizes(self, num_inputs: np.ndarray, num_targets: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
         """What examples take of the encoder's row and the decoder's, of their numbers of tokens [n]."""
         found = (num + self._around for num in (num_inputs, num_targets))
         return tuple(np.minimum(size, limit) for size, limit in zip(found, self.lengths(length), strict=True))
 
+    @override
     def are_cut(self, num_inputs: np.ndarray, num_targets: np.ndarray, length: int) -> np.ndarray:
         """Bool [n]: of which examples inputs or targets are cut."""
         of_inputs, of_targets = self.lengths(length)
         return (num_inputs > of_inputs - self._around) | (num_targets > of_targets - self._around)
 
+    @override
     def prompt(self, inputs: Sequence[int], length: int) -> list[int]:
         """What the encoder reads of `inputs` in a row of `length`."""
         begin = [self.special.bos] if self._framed else []
         return [*begin, *inputs[: length - self._around], self.special.eos]
 
+    @override
     def row(self, examples: Sequence[Example], length: int) -> dict[str, np.ndarray]:
         """Examples one after another, each as inputs and targets; they must fit, see `sizes`.
 
@@ -125,6 +131,7 @@ class EncoderDecoderRows(ExampleRows):
             made["decoder_positions"] = positions
         return made
 
+    @override
     def align(self, row: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The objective's row of a text with the keys and lengths of rows of examples."""
         num = len(row["targets"])
@@ -153,25 +160,30 @@ class DecoderRows(ExampleRows):
         if self.special.eos is None:
             raise UserError("examples end with eos: set config.vocabulary.eos")
 
+    @override
     def lengths(self, length: int) -> tuple[int, int]:
         """Of the row, twice: inputs and targets share it."""
         return length, length
 
+    @override
     def sizes(self, num_inputs: np.ndarray, num_targets: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
         """What examples take of the row, twice; see `EncoderDecoderRows.sizes`."""
         inputs = np.clip(num_inputs + len(self.begin), 1, length + 1 - self.target_length)
         size = inputs + np.minimum(num_targets, self.target_length - 1)
         return size, size
 
+    @override
     def are_cut(self, num_inputs: np.ndarray, num_targets: np.ndarray, length: int) -> np.ndarray:
         """Bool [n]: of which examples inputs or targets are cut."""
         room = length + 1 - self.target_length - len(self.begin)
         return (num_inputs > room) | (num_targets >= self.target_length)
 
+    @override
     def prompt(self, inputs: Sequence[int], length: int) -> list[int]:
         """What of `inputs` goes before the targets in a row of `length`."""
         return [*self.begin, *inputs][: length + 1 - self.target_length] or [self.special.eos]
 
+    @override
     def row(self, examples: Sequence[Example], length: int) -> dict[str, np.ndarray]:
         """Examples one after another, each as inputs and targets; they must fit, see `sizes`.
 
@@ -195,6 +207,7 @@ class DecoderRows(ExampleRows):
             made["prefix_lengths"] = np.array(len(prompts[0]), np.int32)
         return made
 
+    @override
     def align(self, row: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The objective's row of a text with the keys of rows of examples."""
         if not self.segmented or "segment_ids" in row:

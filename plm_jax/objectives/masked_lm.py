@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from typing_extensions import override
 
 from plm_jax.common import ranges
 from plm_jax.common.errors import UserError
@@ -45,6 +46,7 @@ class MaskedLM(Objective):
     loss: ClassVar[str] = "masked_lm"
     targets: ClassVar[str] = "the masked tokens; with sentence pairs the loss is theirs and the pairs' added up"
     takes: ClassVar[tuple[str, ...]] = ("text", "row")
+    separators: ClassVar[tuple[str, ...]] = ("eos", "sep")
     rate: ranges.ShareAboveZero = 0.15
     max_predictions: ranges.LengthOrZero = 0
     mask_share: ranges.Share = 0.8
@@ -60,14 +62,12 @@ class MaskedLM(Objective):
             )
 
     @property
+    @override
     def reads(self) -> tuple[str, ...]:
         """What examples must have besides tokens."""
         return ("word_starts",) if self.whole_words else ()
 
-    def separator(self, special: Special) -> int | None:
-        """What ends a document in a stream."""
-        return special.sep if special.eos is None else special.eos
-
+    @override
     def target_length(self, length: int) -> int:
         """Slots for targets in a row."""
         return self.max_predictions or self._budget(length)
@@ -76,6 +76,7 @@ class MaskedLM(Objective):
         """How many of so many tokens are predicted; Python's `round`, halves to even, as in the source."""
         return max(1, round(num_tokens * self.rate))
 
+    @override
     def apply(
         self, example: dict[str, np.ndarray], special: Special, rng: np.random.Generator
     ) -> dict[str, np.ndarray]:
@@ -117,6 +118,7 @@ class MaskedLM(Objective):
             "target_weights": rows.padded(1, num, slots, dtype=np.float32),
         }
 
+    @override
     def left_out(self, example: dict[str, np.ndarray], special: Special) -> tuple[int, int]:
         """How many tokens of a row, as `apply` takes it, are in words too long to be ever masked, and of how many."""
         _, _, free, num = self._look(example, special)
@@ -141,7 +143,6 @@ class MaskedLM(Objective):
 
     def _num_rated(self, tokens: np.ndarray, mask: np.ndarray, special: Special) -> int:
         """Returns the number of tokens of a row of which `rate` is the share to predict: special tokens count."""
-        del tokens, special
         return int(np.count_nonzero(mask))
 
     def _free(self, tokens: np.ndarray, mask: np.ndarray, special: Special) -> np.ndarray:

@@ -28,8 +28,8 @@ class RowFormat:
     @classmethod
     def of(cls, special: Special, has_types: bool = False) -> "RowFormat":
         """That of a vocabulary: cls and sep, or bos and eos where it lacks one of these."""
-        has_pair = special.cls is not None and special.sep is not None
-        begin, end = (special.cls, special.sep) if has_pair else (special.bos, special.eos)
+        names = ("cls", "sep") if None not in (special.cls, special.sep) else ("bos", "eos")
+        begin, end = map(special.required, names)
         return cls((begin,), (end,), (end,), special.pad or 0, has_types)
 
     @classmethod

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
+from typing_extensions import override
 
 from plm_jax.common import ranges
 from plm_jax.objectives import rows
@@ -35,15 +36,17 @@ class SpanCorruption(TextToText):
         noise = max(1, min(round(num_tokens * self.noise_density), num_tokens - 1))
         return noise, max(1, min(round(noise / self.mean_span_length), num_tokens - noise))
 
+    @override
     def lengths(self, num_tokens: int) -> tuple[int, int]:
-        """See `TextToText`: sentinels and eos come in."""
         noise, spans = self._counts(num_tokens)
         return num_tokens - noise + spans + 1, noise + spans + 1
 
+    @override
     def num_sentinels(self, num_tokens: int) -> int:
         """One a span."""
         return self._counts(num_tokens)[1]
 
+    @override
     def corrupt(self, tokens: np.ndarray, special: Special, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """The clean spans, each followed by a sentinel, and each sentinel followed by its span."""
         noise, spans = self._counts(len(tokens))

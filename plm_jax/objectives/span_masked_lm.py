@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
+from typing_extensions import override
 
 from plm_jax.common import ranges
 from plm_jax.common.errors import UserError
@@ -45,14 +46,17 @@ class SpanMaskedLM(MaskedLM):
             raise UserError("config.objective.whole_words is not for spans, which have max_words: leave it out")
 
     @property
+    @override
     def reads(self) -> tuple[str, ...]:
         """What examples must have besides tokens."""
         return ("word_starts",)
 
+    @override
     def _budget(self, num_tokens: int) -> int:
         """How many of so many tokens are predicted."""
         return max(1, math.ceil(num_tokens * self.rate))
 
+    @override
     def apply(
         self, example: dict[str, np.ndarray], special: Special, rng: np.random.Generator
     ) -> dict[str, np.ndarray]:
@@ -67,15 +71,18 @@ class SpanMaskedLM(MaskedLM):
         """
         return super().apply(example, special, rng)
 
+    @override
     def _free(self, tokens: np.ndarray, mask: np.ndarray, special: Special) -> np.ndarray:
         free = super()._free(tokens, mask, special)
         (real,) = mask.nonzero()
         free[real[:1]] = free[-1:] = False
         return free
 
+    @override
     def _num_rated(self, tokens: np.ndarray, mask: np.ndarray, special: Special) -> int:
         return int(np.count_nonzero(super()._free(tokens, mask, special)))
 
+    @override
     def _choose(
         self, free: np.ndarray, num: int, example: dict[str, np.ndarray], rng: np.random.Generator
     ) -> np.ndarray:
@@ -109,6 +116,7 @@ class SpanMaskedLM(MaskedLM):
                 break
         return np.frombuffer(taken, np.bool_).nonzero()[0]
 
+    @override
     def _draw(self, positions: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         begins, ends = np.ones((2, len(positions)), np.bool_)
         begins[1:] = ends[:-1] = positions[1:] > positions[:-1] + 1

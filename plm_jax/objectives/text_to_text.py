@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from typing_extensions import override
 
 from plm_jax.common.errors import UserError
 from plm_jax.objectives import rows
@@ -25,6 +26,7 @@ class TextToText(Objective):
 
     architectures: ClassVar[tuple[str, ...]] = ("encoder_decoder",)
     example_rows: ClassVar[type | None] = EncoderDecoderRows
+    separators: ClassVar[tuple[str, ...]] = ()  # T5 joins documents without one.
 
     def lengths(self, num_tokens: int) -> tuple[int, int]:
         """Lengths of the encoder's and the decoder's row for so many tokens, each with eos."""
@@ -32,9 +34,9 @@ class TextToText(Objective):
 
     def num_sentinels(self, num_tokens: int) -> int:
         """How many sentinels a row of so many tokens takes."""
-        del num_tokens
         return 0
 
+    @override
     def input_length(self, length: int) -> int:
         """The most tokens that become an encoder row of `length`.
 
@@ -43,11 +45,7 @@ class TextToText(Objective):
         """
         return _input_length(self, length)
 
-    def separator(self, special: Special) -> int | None:
-        """Nothing: T5 joins documents without a mark."""
-        del special
-        return None
-
+    @override
     def target_length(self, length: int) -> int:
         """Length of the decoder's row beside an encoder row of `length`."""
         return self.lengths(self.input_length(length))[1]
@@ -56,6 +54,7 @@ class TextToText(Objective):
         """Inputs and targets of `tokens` [n], neither with eos."""
         raise NotImplementedError
 
+    @override
     def apply(
         self, example: dict[str, np.ndarray], special: Special, rng: np.random.Generator
     ) -> dict[str, np.ndarray]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from typing_extensions import override
 
 from plm_jax.common import ranges
 from plm_jax.objectives.special import Special
@@ -41,19 +42,21 @@ class ReplaceSpans(TextToText):
     targets: ClassVar[str] = "the stretches of noise, with the sentinels of the text between them and the end token"
     noise_density: ranges.InnerShare = 0.15
 
+    @override
     def lengths(self, num_tokens: int) -> tuple[int, int]:
-        """See `TextToText`: rows of 512 and 192 for 511 tokens."""
         # A token adds 0, 1 or, where its stretch begins, 2 to the targets; only neighbours depend on each other.
         d = self.noise_density
         mean = d * (2 - d)
         variance = d * (4 - 3 * d) - mean**2 + 2 * (d * mean - mean**2)
         return num_tokens + 1, 1 + min(_slots(num_tokens * mean, num_tokens * variance), num_tokens + 1)
 
+    @override
     def num_sentinels(self, num_tokens: int) -> int:
         """What nearly all rows need."""
         begins = self.noise_density * (1 - self.noise_density)
         return min(1 + _slots(num_tokens * begins, num_tokens * begins * (1 - 3 * begins)), num_tokens)
 
+    @override
     def corrupt(self, tokens: np.ndarray, special: Special, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """The text with a sentinel for each stretch of noise, and with one for each stretch of clean text."""
         noise = rng.random(len(tokens)) < self.noise_density
@@ -79,14 +82,14 @@ class DropTokens(TextToText):
     targets: ClassVar[str] = "the tokens that were left out, and the end token"
     noise_density: ranges.InnerShare = 0.15
 
+    @override
     def lengths(self, num_tokens: int) -> tuple[int, int]:
-        """See `TextToText`."""
         mean = num_tokens * self.noise_density
         return num_tokens + 1, 1 + min(_slots(mean, mean * (1 - self.noise_density)), num_tokens)
 
+    @override
     def corrupt(self, tokens: np.ndarray, special: Special, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """The clean tokens, and the noise."""
-        del special
         noise = rng.random(len(tokens)) < self.noise_density
         return tokens[~noise], tokens[noise]
 
@@ -109,10 +112,12 @@ class MaskTokens(TextToText):
     noise_density: ranges.InnerShare = 0.15
     random_share: ranges.Share = 0.1
 
+    @override
     def num_sentinels(self, num_tokens: int) -> int:
         """The mask."""
         return 1
 
+    @override
     def corrupt(self, tokens: np.ndarray, special: Special, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """The text with its noise, and the text."""
         noise = rng.random(len(tokens)) < self.noise_density
@@ -141,7 +146,7 @@ class Deshuffling(TextToText):
     kind: ClassVar[str] = "deshuffling"
     targets: ClassVar[str] = "the text in its order, and the end token"
 
+    @override
     def corrupt(self, tokens: np.ndarray, special: Special, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """The text shuffled, and the text."""
-        del special
         return rng.permutation(tokens), tokens

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
+from jaxtyping import Float, Int
 from typing_extensions import override
 
 from plm_jax.common import ranges
@@ -177,7 +178,7 @@ class BlankInfilling(Objective):
             "target_weights": rows.padded(1, num, target_length, dtype=np.float32),
         }
 
-    def _check(self, example, special):
+    def _check(self, example: dict[str, np.ndarray], special: Special) -> None:
         needed = {"mask": True, "sop": True, "eop": True}
         needed |= {"smask": self.sentence_rate, "gmask": self.document_rate, "dblock": self.block_mask_rate}
         for name, rate in needed.items():
@@ -185,7 +186,14 @@ class BlankInfilling(Objective):
                 raise UserError(f"blank infilling as configured needs an id for {name}: set config.vocabulary.{name}")
         rows.check_joined(example, "blank infilling")
 
-    def _draw(self, text, first, sentences, special, rng) -> _Blanks:
+    def _draw(
+        self,
+        text: Int[np.ndarray, " length"],
+        first: int,
+        sentences: Int[np.ndarray, " sentences"],
+        special: Special,
+        rng: np.random.Generator,
+    ) -> _Blanks:
         """The blanks of a text [n], of which tokens from `first` on may be cut out; sentences begin at `sentences`."""
         ends = np.zeros(0, np.int64) if special.eos is None else first + (text[first:] == special.eos).nonzero()[0]
         bounds = np.concatenate([[first - 1], ends, [len(text)]])
@@ -197,7 +205,7 @@ class BlankInfilling(Objective):
             return self._sentences(text, sentences, begins, ends, special, rng)
         return self._short(text, begins, ends, special, rng)
 
-    def _long(self, text, end, special, rng) -> _Blanks:
+    def _long(self, text: Int[np.ndarray, " length"], end: int, special: Special, rng: np.random.Generator) -> _Blanks:
         """One blank at the text's end, or within its first document, which ends at `end`, if that is all."""
         least = max(1, int(self.document_min_share * len(text)))
         length = int(rng.integers(min(least, len(text) - 2), len(text) - 1))
@@ -206,7 +214,15 @@ class BlankInfilling(Objective):
         start = int(rng.integers(1, end - length + 1))
         return _Blanks(np.array([start]), np.array([length]), special.required("gmask"))
 
-    def _sentences(self, text, sentences, begins, ends, special, rng) -> _Blanks:
+    def _sentences(
+        self,
+        text: Int[np.ndarray, " length"],
+        sentences: Int[np.ndarray, " sentences"],
+        begins: Int[np.ndarray, " documents"],
+        ends: Int[np.ndarray, " documents"],
+        special: Special,
+        rng: np.random.Generator,
+    ) -> _Blanks:
         is_start = np.zeros(len(text) + 1, np.bool_)
         is_start[sentences[(sentences >= begins[0]) & (sentences < len(text))]] = True
         is_start[begins] = True
@@ -219,7 +235,14 @@ class BlankInfilling(Objective):
         chosen = np.sort(order[: min(num, self._spans(len(text)))])
         return _Blanks(starts[chosen], lengths[chosen], special.required("smask"))
 
-    def _short(self, text, begins, ends, special, rng) -> _Blanks:
+    def _short(
+        self,
+        text: Int[np.ndarray, " length"],
+        begins: Int[np.ndarray, " documents"],
+        ends: Int[np.ndarray, " documents"],
+        special: Special,
+        rng: np.random.Generator,
+    ) -> _Blanks:
         most = self._spans(len(text))
         lengths = 1 + _cumulative(self.mean_span_length, self.max_span_length).searchsorted(rng.random(most))
         lengths = lengths[: 1 + lengths.cumsum().searchsorted(self._budget(len(text)))]
@@ -235,7 +258,9 @@ class BlankInfilling(Objective):
         return _Blanks(np.concatenate(starts), np.concatenate(placed), special.required("mask"), short=True)
 
 
-def _share(lengths, rooms, rng) -> tuple[list[int], list[list[int]]]:
+def _share(
+    lengths: Int[np.ndarray, " spans"], rooms: Int[np.ndarray, " documents"], rng: np.random.Generator
+) -> tuple[list[int], list[list[int]]]:
     """Shares spans out to documents, each in proportion to the room that is left where it fits.
 
     Args:
@@ -264,7 +289,9 @@ def _share(lengths, rooms, rng) -> tuple[list[int], list[list[int]]]:
 _TOKEN, _POSITION, _BLOCK_POSITION, _TARGET = range(4)
 
 
-def _parts(text, blanks: _Blanks, special: Special, rng) -> tuple[np.ndarray, np.ndarray]:
+def _parts(
+    text: Int[np.ndarray, " length"], blanks: _Blanks, special: Special, rng: np.random.Generator
+) -> tuple[Int[np.ndarray, " part_a"], Int[np.ndarray, "4 part_b"]]:
     """Part A [a], and part B [4, b]: its tokens, both positions and targets."""
     order = rng.permutation(len(blanks.starts))
     starts, lengths = blanks.starts[order], blanks.lengths[order]
@@ -299,7 +326,7 @@ def _text_length(settings: BlankInfilling, length: int) -> int:
 
 
 @functools.cache
-def _cumulative(mean: float, most: int) -> np.ndarray:
+def _cumulative(mean: float, most: int) -> Float[np.ndarray, " {most}"]:
     """The cumulative probabilities of lengths 1 to `most` under a Poisson distribution confined to them."""
     logs = [k * math.log(mean) - math.lgamma(k + 1) for k in range(1, most + 1)]
     weights = np.exp(np.array(logs) - max(logs))

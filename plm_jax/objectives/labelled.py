@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
+from jaxtyping import Bool, Int, Integer, Num
 from typing_extensions import override
 
 from plm_jax.common import ranges
@@ -93,17 +94,21 @@ class LabelledObjective(Objective):
             return RowFormat((special.required("bos"),), between, (special.required("cls"),), special.pad or 0)
         return RowFormat.labelled(special)
 
-    def num_windows(self, sizes: np.ndarray, length: int, special: Special) -> np.ndarray:
+    def num_windows(
+        self, sizes: Integer[np.ndarray, "examples texts"], length: int, special: Special
+    ) -> Int[np.ndarray, " examples"]:
         """How many rows each example becomes [n], of whose texts these are the numbers of tokens [n, texts]."""
         return np.ones(len(sizes), np.int64)
 
-    def are_cut(self, sizes: np.ndarray, length: int, special: Special) -> np.ndarray:
+    def are_cut(
+        self, sizes: Integer[np.ndarray, "examples texts"], length: int, special: Special
+    ) -> Bool[np.ndarray, " examples"]:
         """Bool [n]: of which examples tokens are lost, of whose texts these are the numbers of tokens [n, texts]."""
         if self.rows == "decoder":
             return np.any(sizes > _decoder_room(length, sizes.shape[1]), axis=1)
         return sizes.sum(1) > self.row_format(special).room(length, sizes.shape[1])
 
-    def make_row(self, texts: Sequence[np.ndarray], example: dict[str, Any], special: Special) -> Made:
+    def make_row(self, texts: Sequence[Integer[np.ndarray, " _"]], example: dict[str, Any], special: Special) -> Made:
         """Texts, cut where they are too long, as a row of an example's `length`.
 
         Of two texts of an encoder's row the longer is cut, as by `longest_first` of Hugging Face's tokenizers; those of
@@ -158,6 +163,6 @@ def stacked(rows: Sequence[Row]) -> Row:
     return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
 
-def number(value: Any, dtype: type = np.int32) -> np.ndarray:
+def number(value: Any, dtype: type = np.int32) -> Num[np.ndarray, ""]:
     """A label [] of its type."""
     return np.asarray(value, dtype)

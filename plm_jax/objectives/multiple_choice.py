@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
+from jaxtyping import Bool, Integer
 from typing_extensions import override
 
 from plm_jax.common import ranges
@@ -45,7 +46,9 @@ class MultipleChoice(LabelledObjective):
         return super().special_tokens(min(num_texts, 2))  # Each row has two texts.
 
     @override
-    def are_cut(self, sizes: np.ndarray, length: int, special: Special) -> np.ndarray:
+    def are_cut(
+        self, sizes: Integer[np.ndarray, "examples texts"], length: int, special: Special
+    ) -> Bool[np.ndarray, " examples"]:
         """Of which examples a row is."""
         pairs = (sizes[:, [0, choice]] for choice in range(1, sizes.shape[1]))
         return np.any([super(MultipleChoice, self).are_cut(pair, length, special) for pair in pairs], axis=0)

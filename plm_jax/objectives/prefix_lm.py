@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from jaxtyping import Integer
 from typing_extensions import override
 
 from plm_jax.common.errors import UserError
@@ -31,7 +32,9 @@ class PrefixLM(TextToText):
     targets: ClassVar[str] = "the text after the encoder's part, and the end token"
 
     @override
-    def corrupt(self, tokens: np.ndarray, special: Special, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    def corrupt(
+        self, tokens: Integer[np.ndarray, " length"], special: Special, rng: np.random.Generator
+    ) -> tuple[Integer[np.ndarray, " inputs"], Integer[np.ndarray, " targets"]]:
         """The text up to a place, and from there on."""
         cut = _prefix_length(len(tokens), rng)
         return tokens[:cut], tokens[cut:]

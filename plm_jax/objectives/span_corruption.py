@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
+from jaxtyping import Int, Integer
 from typing_extensions import override
 
 from plm_jax.common import ranges
@@ -47,7 +48,9 @@ class SpanCorruption(TextToText):
         return self._counts(num_tokens)[1]
 
     @override
-    def corrupt(self, tokens: np.ndarray, special: Special, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    def corrupt(
+        self, tokens: Integer[np.ndarray, " length"], special: Special, rng: np.random.Generator
+    ) -> tuple[Integer[np.ndarray, " inputs"], Integer[np.ndarray, " targets"]]:
         """The clean spans, each followed by a sentinel, and each sentinel followed by its span."""
         noise, spans = self._counts(len(tokens))
         clean_ends, noise_ends = _partition(len(tokens) - noise, spans, rng), _partition(noise, spans, rng)
@@ -59,7 +62,7 @@ class SpanCorruption(TextToText):
         return weave(tokens[~is_noise], clean_ends, special), weave(tokens[is_noise], noise_starts, special)
 
 
-def _partition(total: int, parts: int, rng: np.random.Generator) -> np.ndarray:
+def _partition(total: int, parts: int, rng: np.random.Generator) -> Int[np.ndarray, " {parts}"]:
     """The ends [parts] of consecutive non-empty parts of `total` tokens, every way to part them equally likely."""
     ends = np.full(parts, total)
     ends[:-1] = rows.subset(total - 1, parts - 1, rng) + 1

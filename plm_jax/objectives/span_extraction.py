@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
+from jaxtyping import Bool, Int, Integer
 from typing_extensions import override
 
 from plm_jax.common import ranges
@@ -59,12 +60,16 @@ class SpanExtraction(LabelledObjective):
         return self.row_format(special).room(length, 2) - np.minimum(question, self.question_length)
 
     @override
-    def num_windows(self, sizes: np.ndarray, length: int, special: Special) -> np.ndarray:
+    def num_windows(
+        self, sizes: Integer[np.ndarray, "examples texts"], length: int, special: Special
+    ) -> Int[np.ndarray, " examples"]:
         room = self.room(sizes[:, 0], length, special)
         return 1 + np.maximum(0, -(-(sizes[:, 1] - room) // (room - self.stride)))
 
     @override
-    def are_cut(self, sizes: np.ndarray, length: int, special: Special) -> np.ndarray:
+    def are_cut(
+        self, sizes: Integer[np.ndarray, "examples texts"], length: int, special: Special
+    ) -> Bool[np.ndarray, " examples"]:
         """Of which examples the question is cut."""
         return sizes[:, 0] > self.question_length
 

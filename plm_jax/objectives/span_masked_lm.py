@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
+from jaxtyping import Bool, Float, Int
 from typing_extensions import override
 
 from plm_jax.common import ranges
@@ -72,20 +73,22 @@ class SpanMaskedLM(MaskedLM):
         return super().apply(example, special, rng)
 
     @override
-    def _free(self, tokens: np.ndarray, mask: np.ndarray, special: Special) -> np.ndarray:
+    def _free(
+        self, tokens: Int[np.ndarray, " real"], mask: Int[np.ndarray, " real"], special: Special
+    ) -> Bool[np.ndarray, " real"]:
         free = super()._free(tokens, mask, special)
         (real,) = mask.nonzero()
         free[real[:1]] = free[-1:] = False
         return free
 
     @override
-    def _num_rated(self, tokens: np.ndarray, mask: np.ndarray, special: Special) -> int:
+    def _num_rated(self, tokens: Int[np.ndarray, " real"], mask: Int[np.ndarray, " real"], special: Special) -> int:
         return int(np.count_nonzero(super()._free(tokens, mask, special)))
 
     @override
     def _choose(
-        self, free: np.ndarray, num: int, example: dict[str, np.ndarray], rng: np.random.Generator
-    ) -> np.ndarray:
+        self, free: Bool[np.ndarray, " real"], num: int, example: dict[str, np.ndarray], rng: np.random.Generator
+    ) -> Int[np.ndarray, " positions"]:
         starts = free.copy()
         if "word_starts" in example:
             # What follows a token that stays begins a word, too.
@@ -97,14 +100,14 @@ class SpanMaskedLM(MaskedLM):
         anchors = rng.permutation(free.nonzero()[0])
         draws = rng.random(len(anchors))
         limits = _cumulative(self.geometric_p, self.max_words)
-        starts, free, taken = starts.tobytes(), free.tobytes() + b"\0", bytearray(len(free))
+        start_bytes, free_bytes, taken = starts.tobytes(), free.tobytes() + b"\0", bytearray(len(free) + 1)
         for anchor, draw in zip(anchors.data, draws.data, strict=True):
             if taken[anchor]:
                 continue
-            start = end = starts.rindex(1, 0, anchor + 1)
-            stop = free.index(0, start)
+            start = end = start_bytes.rindex(1, 0, anchor + 1)
+            stop = free_bytes.index(0, start)
             for _ in range(1 + bisect.bisect_right(limits, draw)):
-                end = starts.find(1, end + 1, stop)
+                end = start_bytes.find(1, end + 1, stop)
                 if end < 0:
                     end = stop
                     break
@@ -117,7 +120,9 @@ class SpanMaskedLM(MaskedLM):
         return np.frombuffer(taken, np.bool_).nonzero()[0]
 
     @override
-    def _draw(self, positions: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    def _draw(
+        self, positions: Int[np.ndarray, " positions"], rng: np.random.Generator
+    ) -> tuple[Float[np.ndarray, " positions"], dict[str, np.ndarray]]:
         begins, ends = np.ones((2, len(positions)), np.bool_)
         begins[1:] = ends[:-1] = positions[1:] > positions[:-1] + 1
         span, firsts = begins.cumsum() - 1, positions[begins]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from jaxtyping import Int, Integer
 from typing_extensions import override
 
 from plm_jax.common import ranges
@@ -57,7 +58,9 @@ class ReplaceSpans(TextToText):
         return min(1 + _slots(num_tokens * begins, num_tokens * begins * (1 - 3 * begins)), num_tokens)
 
     @override
-    def corrupt(self, tokens: np.ndarray, special: Special, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    def corrupt(
+        self, tokens: Integer[np.ndarray, " length"], special: Special, rng: np.random.Generator
+    ) -> tuple[Integer[np.ndarray, " inputs"], Integer[np.ndarray, " targets"]]:
         """The text with a sentinel for each stretch of noise, and with one for each stretch of clean text."""
         noise = rng.random(len(tokens)) < self.noise_density
         begins = noise.copy()
@@ -88,7 +91,9 @@ class DropTokens(TextToText):
         return num_tokens + 1, 1 + min(_slots(mean, mean * (1 - self.noise_density)), num_tokens)
 
     @override
-    def corrupt(self, tokens: np.ndarray, special: Special, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    def corrupt(
+        self, tokens: Integer[np.ndarray, " length"], special: Special, rng: np.random.Generator
+    ) -> tuple[Integer[np.ndarray, " inputs"], Integer[np.ndarray, " targets"]]:
         """The clean tokens, and the noise."""
         noise = rng.random(len(tokens)) < self.noise_density
         return tokens[~noise], tokens[noise]
@@ -118,7 +123,9 @@ class MaskTokens(TextToText):
         return 1
 
     @override
-    def corrupt(self, tokens: np.ndarray, special: Special, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    def corrupt(
+        self, tokens: Integer[np.ndarray, " length"], special: Special, rng: np.random.Generator
+    ) -> tuple[Integer[np.ndarray, " inputs"], Integer[np.ndarray, " targets"]]:
         """The text with its noise, and the text."""
         noise = rng.random(len(tokens)) < self.noise_density
         inputs = np.where(noise, special.sentinels[0], tokens)
@@ -129,7 +136,7 @@ class MaskTokens(TextToText):
         return inputs, tokens
 
 
-def _random_ids(size: int, special: Special, rng: np.random.Generator) -> np.ndarray:
+def _random_ids(size: int, special: Special, rng: np.random.Generator) -> Int[np.ndarray, " {size}"]:
     """`size` ids, each that is not special equally likely; sentinels are not special."""
     ids = (special.pad, special.bos, special.eos, special.unk, special.cls, special.sep, special.mask)
     spared = sorted({i for i in ids if i is not None})
@@ -147,6 +154,8 @@ class Deshuffling(TextToText):
     targets: ClassVar[str] = "the text in its order, and the end token"
 
     @override
-    def corrupt(self, tokens: np.ndarray, special: Special, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    def corrupt(
+        self, tokens: Integer[np.ndarray, " length"], special: Special, rng: np.random.Generator
+    ) -> tuple[Integer[np.ndarray, " inputs"], Integer[np.ndarray, " targets"]]:
         """The text shuffled, and the text."""
         return rng.permutation(tokens), tokens

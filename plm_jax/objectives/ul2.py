@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
+from jaxtyping import Integer
 from typing_extensions import override
 
 from plm_jax.common import ranges
@@ -78,7 +79,9 @@ class UL2(TextToText):
         return max(denoiser.num_sentinels(num_tokens) for denoiser in self.denoisers) + len(MODES)
 
     @override
-    def corrupt(self, tokens: np.ndarray, special: Special, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    def corrupt(
+        self, tokens: Integer[np.ndarray, " length"], special: Special, rng: np.random.Generator
+    ) -> tuple[Integer[np.ndarray, " inputs"], Integer[np.ndarray, " targets"]]:
         """Those of one kind, the inputs behind its mode's token."""
         denoiser = self.denoisers[int(self._ends.searchsorted(rng.random() * self._ends[-1], side="right"))]
         inputs, targets = denoiser.corrupt(tokens, special, rng)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, fields
 
 from plm_jax.common import ranges
+from plm_jax.common.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +28,17 @@ class SpecialIds:
     smask: ranges.LengthOrZero | None = None
     gmask: ranges.LengthOrZero | None = None
     dblock: ranges.LengthOrZero | None = None
+
+    def required(self, name: str) -> int:
+        """Returns a special id.
+
+        Raises:
+          UserError: the vocabulary has none of this name.
+        """
+        found = getattr(self, name)
+        if found is None:
+            raise UserError(f"the vocabulary has no special id {name}: set config.vocabulary.{name}")
+        return found
 
 
 NAMES = tuple(f.name for f in fields(SpecialIds))

@@ -12,15 +12,16 @@ import tempfile
 from collections.abc import Callable, Iterator
 
 import numpy as np
+from typing_extensions import override
 
-from plm_jax import config, objectives
+from plm_jax import objectives
 from plm_jax.data import cache, layouts
 from plm_jax.data.layouts import noising
 from plm_jax.data.tensorflow_side import tf
 from plm_jax.data.vocabularies import Vocabulary
 
 Preprocessor = Callable[[tf.data.Dataset], tf.data.Dataset]
-SENTENCES, BLOCKS = "sentence_starts", config.Blocks()
+SENTENCES, BLOCKS = "sentence_starts", layouts.Blocks()
 
 
 def tokenize(vocabulary: Vocabulary, feature: str = "targets") -> Preprocessor:
@@ -47,16 +48,16 @@ class _Documents(cache.DocumentTable):
         self._sentences = sentences + np.repeat(self.documents[:-1], counts)
         self.num_tokens, self.num_documents = len(tokens), len(counts)
 
+    @override
     def tokens(self, start: int, stop: int) -> np.ndarray:
-        """See `cache.DocumentTable.tokens`."""
         return self._tokens[start:stop]
 
+    @override
     def has(self, name: str) -> bool:
-        """See `cache.DocumentTable.has`."""
         return name == SENTENCES
 
+    @override
     def column(self, name: str) -> np.ndarray:
-        """See `cache.DocumentTable.column`."""
         return self._sentences
 
 

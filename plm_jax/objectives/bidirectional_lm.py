@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from typing_extensions import override
 
 from plm_jax.common import ranges
 from plm_jax.common.errors import UserError
@@ -31,6 +32,7 @@ class BidirectionalLM(Objective):
     takes: ClassVar[tuple[str, ...]] = ("stream",)
     negative_samples: ranges.LengthOrZero = 0
 
+    @override
     def apply(
         self, example: dict[str, np.ndarray], special: Special, rng: np.random.Generator
     ) -> dict[str, np.ndarray]:
@@ -46,7 +48,6 @@ class BidirectionalLM(Objective):
         Raises:
           UserError: it is no example of streams.
         """
-        del special, rng
         if "characters" not in example:
             raise UserError("bidirectional language modelling reads streams: choose streams as config.data.layout")
         targets = np.asarray(example["targets"], np.int32)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
+from jaxtyping import Float, Int
+from typing_extensions import override
 
 from plm_jax.common import ranges
 from plm_jax.common.errors import UserError
@@ -78,6 +80,7 @@ class BlankInfilling(Objective):
             )
 
     @property
+    @override
     def reads(self) -> tuple[str, ...]:
         """What of an example it reads beyond its tokens."""
         return ("sentence_starts",) if self.sentence_rate else ()
@@ -90,14 +93,17 @@ class BlankInfilling(Objective):
         """
         return _text_length(self, length)
 
+    @override
     def input_length(self, length: int) -> int:
         """The text of a row but for cls: 511 for a row of 592."""
         return self.text_length(length) - 1
 
+    @override
     def num_positions(self, length: int) -> int:
         """Those of the text: what fills blanks has the positions of their masks."""
         return self.text_length(length)
 
+    @override
     def target_length(self, length: int) -> int:
         """Slots for part B: 154 in a row of 592 with short spans alone."""
         return self._lengths(self.text_length(length))[1]
@@ -120,6 +126,7 @@ class BlankInfilling(Objective):
         budget, (mean, variance) = self._budget(num_tokens), _moments(self.mean_span_length, self.max_span_length)
         return min(budget, math.ceil(budget / mean + 6 * math.sqrt(budget * variance / mean**3)))
 
+    @override
     def apply(
         self, example: dict[str, np.ndarray], special: Special, rng: np.random.Generator
     ) -> dict[str, np.ndarray]:
@@ -155,7 +162,7 @@ class BlankInfilling(Objective):
         part_a, part_b = _parts(text, blanks, special, rng)
         if self.block_mask_rate and blanks.short:
             hidden = (rng.random(part_b.shape[1]) < self.block_mask_rate) & (part_b[_BLOCK_POSITION] > 1)
-            part_b[_TOKEN, hidden] = special.dblock
+            part_b[_TOKEN, hidden] = special.required("dblock")
         row = np.zeros((4, length), np.int32)
         row[_TOKEN] = special.pad or 0
         first, num = len(part_a), part_b.shape[1]
@@ -171,7 +178,7 @@ class BlankInfilling(Objective):
             "target_weights": rows.padded(1, num, target_length, dtype=np.float32),
         }
 
-    def _check(self, example, special):
+    def _check(self, example: dict[str, np.ndarray], special: Special) -> None:
         needed = {"mask": True, "sop": True, "eop": True}
         needed |= {"smask": self.sentence_rate, "gmask": self.document_rate, "dblock": self.block_mask_rate}
         for name, rate in needed.items():
@@ -179,7 +186,14 @@ class BlankInfilling(Objective):
                 raise UserError(f"blank infilling as configured needs an id for {name}: set config.vocabulary.{name}")
         rows.check_joined(example, "blank infilling")
 
-    def _draw(self, text, first, sentences, special, rng) -> _Blanks:
+    def _draw(
+        self,
+        text: Int[np.ndarray, " length"],
+        first: int,
+        sentences: Int[np.ndarray, " sentences"],
+        special: Special,
+        rng: np.random.Generator,
+    ) -> _Blanks:
         """The blanks of a text [n], of which tokens from `first` on may be cut out; sentences begin at `sentences`."""
         ends = np.zeros(0, np.int64) if special.eos is None else first + (text[first:] == special.eos).nonzero()[0]
         bounds = np.concatenate([[first - 1], ends, [len(text)]])
@@ -191,16 +205,24 @@ class BlankInfilling(Objective):
             return self._sentences(text, sentences, begins, ends, special, rng)
         return self._short(text, begins, ends, special, rng)
 
-    def _long(self, text, end, special, rng) -> _Blanks:
+    def _long(self, text: Int[np.ndarray, " length"], end: int, special: Special, rng: np.random.Generator) -> _Blanks:
         """One blank at the text's end, or within its first document, which ends at `end`, if that is all."""
         least = max(1, int(self.document_min_share * len(text)))
         length = int(rng.integers(min(least, len(text) - 2), len(text) - 1))
         if end < len(text) - 1 or rng.random() < self.document_end_share:
-            return _Blanks(np.array([len(text) - length]), np.array([length]), special.gmask, closed=False)
+            return _Blanks(np.array([len(text) - length]), np.array([length]), special.required("gmask"), closed=False)
         start = int(rng.integers(1, end - length + 1))
-        return _Blanks(np.array([start]), np.array([length]), special.gmask)
+        return _Blanks(np.array([start]), np.array([length]), special.required("gmask"))
 
-    def _sentences(self, text, sentences, begins, ends, special, rng) -> _Blanks:
+    def _sentences(
+        self,
+        text: Int[np.ndarray, " length"],
+        sentences: Int[np.ndarray, " sentences"],
+        begins: Int[np.ndarray, " documents"],
+        ends: Int[np.ndarray, " documents"],
+        special: Special,
+        rng: np.random.Generator,
+    ) -> _Blanks:
         is_start = np.zeros(len(text) + 1, np.bool_)
         is_start[sentences[(sentences >= begins[0]) & (sentences < len(text))]] = True
         is_start[begins] = True
@@ -211,9 +233,16 @@ class BlankInfilling(Objective):
         order = rng.permutation(len(starts))
         num = 1 + int(lengths[order].cumsum().searchsorted(self._budget(len(text))))
         chosen = np.sort(order[: min(num, self._spans(len(text)))])
-        return _Blanks(starts[chosen], lengths[chosen], special.smask)
+        return _Blanks(starts[chosen], lengths[chosen], special.required("smask"))
 
-    def _short(self, text, begins, ends, special, rng) -> _Blanks:
+    def _short(
+        self,
+        text: Int[np.ndarray, " length"],
+        begins: Int[np.ndarray, " documents"],
+        ends: Int[np.ndarray, " documents"],
+        special: Special,
+        rng: np.random.Generator,
+    ) -> _Blanks:
         most = self._spans(len(text))
         lengths = 1 + _cumulative(self.mean_span_length, self.max_span_length).searchsorted(rng.random(most))
         lengths = lengths[: 1 + lengths.cumsum().searchsorted(self._budget(len(text)))]
@@ -226,10 +255,12 @@ class BlankInfilling(Objective):
                 # they are a subset of the places; each is then moved by the lengths of those before it.
                 starts.append(begin + rows.subset(room + len(own), len(own), rng) + own.cumsum() - own)
                 placed.append(own)
-        return _Blanks(np.concatenate(starts), np.concatenate(placed), special.mask, short=True)
+        return _Blanks(np.concatenate(starts), np.concatenate(placed), special.required("mask"), short=True)
 
 
-def _share(lengths, rooms, rng) -> tuple[list[int], list[list[int]]]:
+def _share(
+    lengths: Int[np.ndarray, " spans"], rooms: Int[np.ndarray, " documents"], rng: np.random.Generator
+) -> tuple[list[int], list[list[int]]]:
     """Shares spans out to documents, each in proportion to the room that is left where it fits.
 
     Args:
@@ -258,7 +289,9 @@ def _share(lengths, rooms, rng) -> tuple[list[int], list[list[int]]]:
 _TOKEN, _POSITION, _BLOCK_POSITION, _TARGET = range(4)
 
 
-def _parts(text, blanks: _Blanks, special: Special, rng) -> tuple[np.ndarray, np.ndarray]:
+def _parts(
+    text: Int[np.ndarray, " length"], blanks: _Blanks, special: Special, rng: np.random.Generator
+) -> tuple[Int[np.ndarray, " part_a"], Int[np.ndarray, "4 part_b"]]:
     """Part A [a], and part B [4, b]: its tokens, both positions and targets."""
     order = rng.permutation(len(blanks.starts))
     starts, lengths = blanks.starts[order], blanks.lengths[order]
@@ -275,11 +308,11 @@ def _parts(text, blanks: _Blanks, special: Special, rng) -> tuple[np.ndarray, np
     part_a[starts] = blanks.mask
     part_b = np.empty((4, len(within)), np.int32)
     part_b[_TOKEN] = text.take(source - 1, mode="clip")
-    part_b[_TOKEN, firsts] = special.sop
+    part_b[_TOKEN, firsts] = special.required("sop")
     part_b[_POSITION] = (kept.cumsum()[starts] - 1).repeat(sizes)
     part_b[_BLOCK_POSITION] = within + 1
     part_b[_TARGET] = text.take(source, mode="clip")
-    part_b[_TARGET, firsts + lengths] = special.eop
+    part_b[_TARGET, firsts + lengths] = special.required("eop")
     return part_a[kept], part_b if blanks.closed else part_b[:, :-1]
 
 
@@ -293,7 +326,7 @@ def _text_length(settings: BlankInfilling, length: int) -> int:
 
 
 @functools.cache
-def _cumulative(mean: float, most: int) -> np.ndarray:
+def _cumulative(mean: float, most: int) -> Float[np.ndarray, " {most}"]:
     """The cumulative probabilities of lengths 1 to `most` under a Poisson distribution confined to them."""
     logs = [k * math.log(mean) - math.lgamma(k + 1) for k in range(1, most + 1)]
     weights = np.exp(np.array(logs) - max(logs))

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from typing_extensions import override
 
 from plm_jax.objectives.examples import DecoderRows
 from plm_jax.objectives.objective import Objective
@@ -27,14 +28,17 @@ class Causal(Objective):
     is_likelihood: ClassVar[bool] = True
     example_rows: ClassVar[type | None] = DecoderRows
 
+    @override
     def input_length(self, length: int) -> int:
         """One more than the row: every input has a target."""
         return length + 1
 
+    @override
     def stride(self, length: int) -> int:
         """Rows overlap by one token, so every token but the very first is a target once."""
         return length
 
+    @override
     def apply(
         self, example: dict[str, np.ndarray], special: Special, rng: np.random.Generator
     ) -> dict[str, np.ndarray]:
@@ -49,7 +53,6 @@ class Causal(Objective):
           document than its input; `segment_ids` and `positions`, counted from the document's first token here, if
           `segment_ids` were given.
         """
-        del special, rng
         tokens = np.asarray(example["tokens"], np.int32)
         mask = example.get("mask")
         weights = np.ones(len(tokens) - 1, np.float32) if mask is None else mask[1:].astype(np.float32)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+from typing_extensions import override
 
 from plm_jax.common.errors import UserError
 from plm_jax.objectives.labelled import LabelledObjective, number, stacked
@@ -31,22 +32,23 @@ class _OneOrTwo(LabelledObjective):
             raise UserError(f"config.objective.both_orders is for decoders, rows are for {self.rows}: leave it out")
 
     @property
+    @override
     def least_texts(self) -> int:
-        """See `LabelledObjective`."""
         return 2 if self.both_orders else 1
 
     @property
+    @override
     def rows_an_example(self) -> int:
         """One for each order."""
         return 2 if self.both_orders else 1
 
+    @override
     def blank_label(self) -> dict[str, Any]:
-        """See `LabelledObjective`."""
         return {self.label: 0}
 
+    @override
     def apply(self, example: dict[str, Any], special: Special, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """The row, see `LabelledObjective.make_row`, of both orders on a first axis, and the label []."""
-        del rng
         texts = example["texts"]
         if self.both_orders:
             row = stacked([self.make_row(order, example, special).row for order in (texts, texts[::-1])])

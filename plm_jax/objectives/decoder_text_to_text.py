@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from typing_extensions import override
 
 from plm_jax.common.errors import UserError
 from plm_jax.objectives import rows
@@ -35,10 +36,11 @@ class DecoderTextToText(Objective):
     prefix: bool = False
 
     @property
+    @override
     def has_prefix(self) -> bool:
-        """See `Objective`."""
         return self.prefix
 
+    @override
     def input_length(self, length: int) -> int:
         """How many tokens become a row of `length`.
 
@@ -47,10 +49,12 @@ class DecoderTextToText(Objective):
         """
         return _input_length(self.noise, length)
 
-    def separator(self, special: Special) -> int | None:
-        """See `TextToText.separator`."""
-        return self.noise.separator(special)
+    @property
+    @override
+    def separators(self) -> tuple[str, ...]:
+        return self.noise.separators
 
+    @override
     def apply(
         self, example: dict[str, np.ndarray], special: Special, rng: np.random.Generator
     ) -> dict[str, np.ndarray]:

@@ -1,10 +1,13 @@
 """Denoising."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
+from jaxtyping import Bool, Int, Integer
+from typing_extensions import override
 
 from plm_jax.common import ranges
 from plm_jax.common.errors import UserError
@@ -12,6 +15,9 @@ from plm_jax.objectives import rows
 from plm_jax.objectives.examples import EncoderDecoderRows
 from plm_jax.objectives.objective import Objective
 from plm_jax.objectives.special import Special
+
+# Function from a number to as many masks, of which some may be random ids.
+Masks = Callable[[int], Int[np.ndarray, " _"]]
 
 
 @dataclass(frozen=True)
@@ -76,6 +82,7 @@ class Denoising(Objective):
     architectures: ClassVar[tuple[str, ...]] = ("encoder_decoder",)
     targets: ClassVar[str] = "the whole clean text, with its beginning and end tokens"
     frames: ClassVar[bool] = True
+    separators: ClassVar[tuple[str, ...]] = ()  # fairseq joins documents without one.
     example_rows: ClassVar[type | None] = EncoderDecoderRows
     permute_sentences: ranges.Share = 1.0
     noise: TextInfilling | TokenMasking | TokenDeletion | NoNoise = TextInfilling()
@@ -84,11 +91,13 @@ class Denoising(Objective):
     random_share: ranges.Share = 0.0
 
     @property
+    @override
     def reads(self) -> tuple[str, ...]:
         """What examples must have besides tokens."""
         words = () if isinstance(self.noise, NoNoise) else ("word_starts",)
         return (*words, "sentence_starts") if self.permute_sentences else words
 
+    @override
     def input_length(self, length: int) -> int:
         """The most tokens that fit an encoder row of `length` with bos, eos and what is inserted; one may be left free.
 
@@ -102,15 +111,12 @@ class Denoising(Objective):
             raise UserError(f"denoising makes no row of length {length}: raise config.data.length")
         return num_tokens
 
-    def separator(self, special: Special) -> int | None:
-        """Nothing: fairseq joins documents without a mark."""
-        del special
-        return None
-
+    @override
     def target_length(self, length: int) -> int:
         """Length of the decoder's row beside an encoder row of `length`: the whole text, bos and eos."""
         return self.input_length(length) + 2
 
+    @override
     def apply(
         self, example: dict[str, np.ndarray], special: Special, rng: np.random.Generator
     ) -> dict[str, np.ndarray]:
@@ -144,7 +150,7 @@ class Denoising(Objective):
         parts = self._noised_apart(tokens, begins, example, special, rng)
         noised, pad = np.concatenate(parts)[: length - 2], special.pad or 0
         targets = _framed(tokens, target_length, special, pad)
-        decoder_tokens = np.full_like(targets, special.eos)
+        decoder_tokens = np.full_like(targets, special.required("eos"))
         decoder_tokens[1:] = targets[:-1]
         made = {
             "tokens": _framed(noised, length, special, pad),
@@ -159,10 +165,17 @@ class Denoising(Objective):
             made["decoder_segment_ids"], made["decoder_positions"] = ids, rows.places(ids)
             # Of a document of which nothing is left there is nothing to say it from.
             made["target_weights"] *= np.isin(ids, made["segment_ids"])
-            decoder_tokens[np.diff(ids, prepend=0) > 0] = special.eos
+            decoder_tokens[np.diff(ids, prepend=0) > 0] = special.required("eos")
         return made
 
-    def _noised_apart(self, tokens, begins, example, special, rng) -> list[np.ndarray]:
+    def _noised_apart(
+        self,
+        tokens: Int[np.ndarray, " length"],
+        begins: Int[np.ndarray, " documents"],
+        example: dict[str, np.ndarray],
+        special: Special,
+        rng: np.random.Generator,
+    ) -> list[Int[np.ndarray, " _"]]:
         """Of each document of a text [n], which begin at `begins`, what noise makes of it."""
         if len(begins) == 1:
             return [self._noised(tokens, example, special, rng)]
@@ -175,21 +188,27 @@ class Denoising(Objective):
             found.append(self._noised(tokens[begin:end], own, special, rng))
         return found
 
-    def _check(self, special) -> None:
+    def _check(self, special: Special) -> None:
         writes_masks = self.insert > 0 or isinstance(self.noise, TextInfilling | TokenMasking)
         for name in ("bos", "eos", *(["mask"] if writes_masks else [])):
             if getattr(special, name) is None:
                 raise UserError(f"denoising needs a special id {name}: set config.vocabulary.{name}")
 
-    def _noised(self, tokens, example, special, rng) -> np.ndarray:
+    def _noised(
+        self,
+        tokens: Int[np.ndarray, " length"],
+        example: dict[str, np.ndarray],
+        special: Special,
+        rng: np.random.Generator,
+    ) -> Int[np.ndarray, " noised"]:
         """All noises on a text [n], one after another."""
         sentences, words = (_is_start(example.get(f"{name}_starts"), len(tokens)) for name in ("sentence", "word"))
         if self.permute_sentences and sentences is not None:
             order = _permuted(sentences, self.permute_sentences, rng)
             tokens, words = tokens[order], None if words is None else words[order]
 
-        def masks(count):
-            made = np.full(count, special.mask, np.int32)
+        def masks(count: int) -> Int[np.ndarray, " {count}"]:
+            made = np.full(count, special.required("mask"), np.int32)
             if self.random_share:
                 random = rng.random(count) < self.random_share
                 made[random] = rng.integers(special.vocab_size, size=np.count_nonzero(random))
@@ -211,20 +230,21 @@ class Denoising(Objective):
         return tokens
 
 
-def _framed(text: np.ndarray, length: int, special: Special, pad: int) -> np.ndarray:
+def _framed(text: Integer[np.ndarray, " _"], length: int, special: Special, pad: int) -> Int[np.ndarray, " {length}"]:
     """A row [length]: bos, `text`, eos, and `pad`."""
     row = np.full(length, pad, np.int32)
-    row[0], row[1 : len(text) + 1], row[len(text) + 1] = special.bos, text, special.eos
+    row[0], row[len(text) + 1] = special.required("bos"), special.required("eos")
+    row[1 : len(text) + 1] = text
     return row
 
 
-def _numbered(sizes: np.ndarray, num_tokens: int, length: int) -> np.ndarray:
+def _numbered(sizes: Int[np.ndarray, " _"], num_tokens: int, length: int) -> Int[np.ndarray, " {length}"]:
     """The number from 1 of each token's document in a framed row [length] int32, of documents of these sizes."""
     ids = np.repeat(np.arange(1, len(sizes) + 1), sizes)[:num_tokens]
     return rows.padded(np.concatenate([[1], ids, [len(sizes)]]), num_tokens + 2, length)
 
 
-def _is_start(starts: np.ndarray | None, num_tokens: int) -> np.ndarray | None:
+def _is_start(starts: Integer[np.ndarray, " _"] | None, num_tokens: int) -> Bool[np.ndarray, " {num_tokens}"] | None:
     """Bool [num_tokens], true at the indices `starts`, of which those beyond are of padding; None without any."""
     if starts is None:
         return None
@@ -233,7 +253,9 @@ def _is_start(starts: np.ndarray | None, num_tokens: int) -> np.ndarray | None:
     return found
 
 
-def _permuted(is_start: np.ndarray, share: float, rng: np.random.Generator) -> np.ndarray:
+def _permuted(
+    is_start: Bool[np.ndarray, " length"], share: float, rng: np.random.Generator
+) -> Int[np.ndarray, " length"]:
     """Which token stands at each place [n] once a share of the sentences has changed places among themselves."""
     num_tokens = len(is_start)
     # What stands before the first start is the rest of a sentence.
@@ -247,7 +269,7 @@ def _permuted(is_start: np.ndarray, share: float, rng: np.random.Generator) -> n
     return np.arange(num_tokens) + np.repeat(moved, lengths)
 
 
-def _span_lengths(budget: int, mean: float, rng: np.random.Generator) -> np.ndarray:
+def _span_lengths(budget: int, mean: float, rng: np.random.Generator) -> Int[np.ndarray, " spans"]:
     """Poisson draws until they add up to `budget`, the last cut to do so exactly."""
     ends = np.zeros(0, np.int64)
     while not len(ends) or ends[-1] < budget:
@@ -258,7 +280,14 @@ def _span_lengths(budget: int, mean: float, rng: np.random.Generator) -> np.ndar
     return np.diff(ends, prepend=0)
 
 
-def _infilled(tokens, is_start, rate, mean, masks, rng) -> np.ndarray:
+def _infilled(
+    tokens: Int[np.ndarray, " length"],
+    is_start: Bool[np.ndarray, " length"] | None,
+    rate: float,
+    mean: float,
+    masks: Masks,
+    rng: np.random.Generator,
+) -> Int[np.ndarray, " noised"]:
     """The text with spans of words, or of tokens where no words are told, replaced by a mask each."""
     num_tokens = len(tokens)
     starts = np.arange(num_tokens) if is_start is None else np.flatnonzero(is_start)
@@ -266,7 +295,7 @@ def _infilled(tokens, is_start, rate, mean, masks, rng) -> np.ndarray:
     if not budget:
         return tokens
     lengths = _span_lengths(budget, mean, rng)
-    num_empty = np.count_nonzero(lengths == 0)
+    num_empty = int(np.count_nonzero(lengths == 0))
     lengths = lengths[lengths > 0]
     first_words = rng.choice(len(starts), len(lengths), replace=False)
     tokens = tokens.copy()
@@ -274,14 +303,21 @@ def _infilled(tokens, is_start, rate, mean, masks, rng) -> np.ndarray:
     return _inserted(tokens[~_goes_on(num_tokens, starts, first_words, lengths)], num_empty, masks, rng)
 
 
-def _goes_on(num_tokens, starts, first_words, lengths) -> np.ndarray:
+def _goes_on(
+    num_tokens: int,
+    starts: Int[np.ndarray, " words"],
+    first_words: Int[np.ndarray, " spans"],
+    lengths: Int[np.ndarray, " spans"],
+) -> Bool[np.ndarray, " {num_tokens}"]:
     """Bool [num_tokens]: whether a token is in a span, but not the span's first; spans are stretches of words."""
     begins, ends = starts[first_words], np.append(starts, num_tokens)[np.minimum(first_words + lengths, len(starts))]
     changes = np.bincount(begins + 1, minlength=num_tokens + 1) - np.bincount(ends, minlength=num_tokens + 1)
     return changes[:-1].cumsum() > 0
 
 
-def _inserted(tokens, count, masks, rng) -> np.ndarray:
+def _inserted(
+    tokens: Int[np.ndarray, " length"], count: int, masks: Masks, rng: np.random.Generator
+) -> Int[np.ndarray, " noised"]:
     """`count` masks among the tokens, every way to merge the two equally likely."""
     if not count:
         return tokens

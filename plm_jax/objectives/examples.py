@@ -4,13 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from jaxtyping import Bool, Int, Integer
+from typing_extensions import override
 
 from plm_jax.common.errors import UserError
 from plm_jax.objectives.objective import Objective
 from plm_jax.objectives.rows import places
 from plm_jax.objectives.special import Special
 
-Example = tuple[np.ndarray, np.ndarray]
+Tokens = Sequence[int] | Integer[np.ndarray, " _"]
+Example = tuple[Tokens, Tokens]
+Counts = Integer[np.ndarray, " examples"]
 
 
 @dataclass(frozen=True)
@@ -35,15 +39,15 @@ class ExampleRows:
         """Of the row of inputs and that of targets, of `length` for the former."""
         raise NotImplementedError
 
-    def sizes(self, num_inputs: np.ndarray, num_targets: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+    def sizes(self, num_inputs: Counts, num_targets: Counts, length: int) -> tuple[Counts, Counts]:
         """What examples take of the row of inputs and that of targets, of their numbers of tokens [n]."""
         raise NotImplementedError
 
-    def are_cut(self, num_inputs: np.ndarray, num_targets: np.ndarray, length: int) -> np.ndarray:
+    def are_cut(self, num_inputs: Counts, num_targets: Counts, length: int) -> Bool[np.ndarray, " examples"]:
         """Bool [n]: of which examples inputs or targets are cut."""
         raise NotImplementedError
 
-    def prompt(self, inputs: Sequence[int], length: int) -> list[int]:
+    def prompt(self, inputs: Tokens, length: int) -> list[int]:
         """What of `inputs`, with the marks around them, a model reads in a row of `length`."""
         raise NotImplementedError
 
@@ -77,25 +81,30 @@ class EncoderDecoderRows(ExampleRows):
         """How many special tokens each part has."""
         return 2 if self._framed else 1
 
+    @override
     def lengths(self, length: int) -> tuple[int, int]:
         """Of the encoder's row and the decoder's."""
         return length, self.target_length or self.objective.target_length(length)
 
-    def sizes(self, num_inputs: np.ndarray, num_targets: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+    @override
+    def sizes(self, num_inputs: Counts, num_targets: Counts, length: int) -> tuple[Counts, Counts]:
         """What examples take of the encoder's row and the decoder's, of their numbers of tokens [n]."""
-        found = (num + self._around for num in (num_inputs, num_targets))
-        return tuple(np.minimum(size, limit) for size, limit in zip(found, self.lengths(length), strict=True))
+        of_inputs, of_targets = self.lengths(length)
+        return np.minimum(num_inputs + self._around, of_inputs), np.minimum(num_targets + self._around, of_targets)
 
-    def are_cut(self, num_inputs: np.ndarray, num_targets: np.ndarray, length: int) -> np.ndarray:
+    @override
+    def are_cut(self, num_inputs: Counts, num_targets: Counts, length: int) -> Bool[np.ndarray, " examples"]:
         """Bool [n]: of which examples inputs or targets are cut."""
         of_inputs, of_targets = self.lengths(length)
         return (num_inputs > of_inputs - self._around) | (num_targets > of_targets - self._around)
 
-    def prompt(self, inputs: Sequence[int], length: int) -> list[int]:
+    @override
+    def prompt(self, inputs: Tokens, length: int) -> list[int]:
         """What the encoder reads of `inputs` in a row of `length`."""
-        begin = [self.special.bos] if self._framed else []
-        return [*begin, *inputs[: length - self._around], self.special.eos]
+        begin = [self.special.required("bos")] if self._framed else []
+        return [*begin, *inputs[: length - self._around], self.special.required("eos")]
 
+    @override
     def row(self, examples: Sequence[Example], length: int) -> dict[str, np.ndarray]:
         """Examples one after another, each as inputs and targets; they must fit, see `sizes`.
 
@@ -112,7 +121,9 @@ class EncoderDecoderRows(ExampleRows):
         decoder_tokens = np.empty_like(targets)
         decoder_tokens[1:] = targets[:-1]
         positions = places(decoder_segment_ids)
-        decoder_tokens[(positions == 0) & (decoder_segment_ids > 0)] = self.special.eos if self._framed else pad
+        decoder_tokens[(positions == 0) & (decoder_segment_ids > 0)] = (
+            self.special.required("eos") if self._framed else pad
+        )
         made = {
             "tokens": tokens,
             "mask": (segment_ids > 0).astype(np.int32),
@@ -125,6 +136,7 @@ class EncoderDecoderRows(ExampleRows):
             made["decoder_positions"] = positions
         return made
 
+    @override
     def align(self, row: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The objective's row of a text with the keys and lengths of rows of examples."""
         num = len(row["targets"])
@@ -153,25 +165,39 @@ class DecoderRows(ExampleRows):
         if self.special.eos is None:
             raise UserError("examples end with eos: set config.vocabulary.eos")
 
+    @property
+    def _num_targets(self) -> int:
+        """Most tokens of the targets, their end included."""
+        if self.target_length is None:
+            raise UserError(
+                "a decoder's row is shared by inputs and targets: set config.data.inputs_targets.target_length"
+            )
+        return self.target_length
+
+    @override
     def lengths(self, length: int) -> tuple[int, int]:
         """Of the row, twice: inputs and targets share it."""
         return length, length
 
-    def sizes(self, num_inputs: np.ndarray, num_targets: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+    @override
+    def sizes(self, num_inputs: Counts, num_targets: Counts, length: int) -> tuple[Counts, Counts]:
         """What examples take of the row, twice; see `EncoderDecoderRows.sizes`."""
-        inputs = np.clip(num_inputs + len(self.begin), 1, length + 1 - self.target_length)
-        size = inputs + np.minimum(num_targets, self.target_length - 1)
+        inputs = np.clip(num_inputs + len(self.begin), 1, length + 1 - self._num_targets)
+        size = inputs + np.minimum(num_targets, self._num_targets - 1)
         return size, size
 
-    def are_cut(self, num_inputs: np.ndarray, num_targets: np.ndarray, length: int) -> np.ndarray:
+    @override
+    def are_cut(self, num_inputs: Counts, num_targets: Counts, length: int) -> Bool[np.ndarray, " examples"]:
         """Bool [n]: of which examples inputs or targets are cut."""
-        room = length + 1 - self.target_length - len(self.begin)
-        return (num_inputs > room) | (num_targets >= self.target_length)
+        room = length + 1 - self._num_targets - len(self.begin)
+        return (num_inputs > room) | (num_targets >= self._num_targets)
 
-    def prompt(self, inputs: Sequence[int], length: int) -> list[int]:
+    @override
+    def prompt(self, inputs: Tokens, length: int) -> list[int]:
         """What of `inputs` goes before the targets in a row of `length`."""
-        return [*self.begin, *inputs][: length + 1 - self.target_length] or [self.special.eos]
+        return [*self.begin, *inputs][: length + 1 - self._num_targets] or [self.special.required("eos")]
 
+    @override
     def row(self, examples: Sequence[Example], length: int) -> dict[str, np.ndarray]:
         """Examples one after another, each as inputs and targets; they must fit, see `sizes`.
 
@@ -181,7 +207,7 @@ class DecoderRows(ExampleRows):
           `positions`, counted from its first token.
         """
         prompts = [self.prompt(inputs, length) for inputs, _ in examples]
-        answers = [[*targets[: self.target_length - 1], self.special.eos] for _, targets in examples]
+        answers = [[*targets[: self._num_targets - 1], self.special.required("eos")] for _, targets in examples]
         whole = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
         pad = self.special.pad or 0
         tokens, segment_ids = _joined([text[:-1] for text in whole], length, pad)
@@ -195,6 +221,7 @@ class DecoderRows(ExampleRows):
             made["prefix_lengths"] = np.array(len(prompts[0]), np.int32)
         return made
 
+    @override
     def align(self, row: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The objective's row of a text with the keys of rows of examples."""
         if not self.segmented or "segment_ids" in row:
@@ -203,7 +230,9 @@ class DecoderRows(ExampleRows):
         return row | {"segment_ids": np.ones(num, np.int32), "positions": np.arange(num, dtype=np.int32)}
 
 
-def _joined(parts: Sequence[Sequence[int]], length: int, pad: int) -> tuple[np.ndarray, np.ndarray]:
+def _joined(
+    parts: Sequence[Sequence[int]], length: int, pad: int
+) -> tuple[Int[np.ndarray, " {length}"], Int[np.ndarray, " {length}"]]:
     """Parts one after another as a row [length] int32, and the number of each token's part from 1, 0 at padding."""
     sizes = [len(part) for part in parts]
     row, numbers = np.full(length, pad, np.int32), np.zeros(length, np.int32)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
+from jaxtyping import Bool, Int, Integer, Num
+from typing_extensions import override
 
 from plm_jax.common import ranges
 from plm_jax.common.errors import UserError
@@ -73,6 +75,7 @@ class LabelledObjective(Objective):
         """What examples hold besides their texts, without a meaning."""
         raise NotImplementedError
 
+    @override
     def target_length(self, length: int) -> int:
         """The next tokens of a decoder, where they are told; of an encoder-decoder the length of the decoder's row."""
         return length if self.lm_coefficient or self.rows == "encoder_decoder" else 0
@@ -88,21 +91,24 @@ class LabelledObjective(Objective):
         """The marks of its rows."""
         if self.rows == "decoder":
             between = () if special.sep is None else (special.sep,)  # One text has none.
-            return RowFormat((special.bos,), between, (special.cls,), special.pad or 0)
+            return RowFormat((special.required("bos"),), between, (special.required("cls"),), special.pad or 0)
         return RowFormat.labelled(special)
 
-    def num_windows(self, sizes: np.ndarray, length: int, special: Special) -> np.ndarray:
+    def num_windows(
+        self, sizes: Integer[np.ndarray, "examples texts"], length: int, special: Special
+    ) -> Int[np.ndarray, " examples"]:
         """How many rows each example becomes [n], of whose texts these are the numbers of tokens [n, texts]."""
-        del length, special
         return np.ones(len(sizes), np.int64)
 
-    def are_cut(self, sizes: np.ndarray, length: int, special: Special) -> np.ndarray:
+    def are_cut(
+        self, sizes: Integer[np.ndarray, "examples texts"], length: int, special: Special
+    ) -> Bool[np.ndarray, " examples"]:
         """Bool [n]: of which examples tokens are lost, of whose texts these are the numbers of tokens [n, texts]."""
         if self.rows == "decoder":
-            return (sizes > _decoder_room(length, sizes.shape[1])).any(1)
+            return np.any(sizes > _decoder_room(length, sizes.shape[1]), axis=1)
         return sizes.sum(1) > self.row_format(special).room(length, sizes.shape[1])
 
-    def make_row(self, texts: Sequence[np.ndarray], example: dict[str, Any], special: Special) -> Made:
+    def make_row(self, texts: Sequence[Integer[np.ndarray, " _"]], example: dict[str, Any], special: Special) -> Made:
         """Texts, cut where they are too long, as a row of an example's `length`.
 
         Of two texts of an encoder's row the longer is cut, as by `longest_first` of Hugging Face's tokenizers; those of
@@ -121,8 +127,8 @@ class LabelledObjective(Objective):
             texts = [text[:size] for text, size in zip(texts, sizes, strict=True)]
         row = row_format.row(texts, length)
         if self.rows == "encoder_decoder":
-            row["decoder_tokens"], row["decoder_mask"] = np.append(special.eos, row["tokens"][:-1]), row["mask"]
-            row["decoder_tokens"] = row["decoder_tokens"].astype(np.int32)
+            decoder_tokens = np.append(special.required("eos"), row["tokens"][:-1])
+            row["decoder_tokens"], row["decoder_mask"] = decoder_tokens.astype(np.int32), row["mask"]
         elif self.rows == "elmo":
             row["characters"] = example["spelling"][row["tokens"]].astype(np.int32)
         if self.lm_coefficient:
@@ -157,6 +163,6 @@ def stacked(rows: Sequence[Row]) -> Row:
     return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
 
-def number(value: Any, dtype: type = np.int32) -> np.ndarray:
+def number(value: Any, dtype: type = np.int32) -> Num[np.ndarray, ""]:
     """A label [] of its type."""
     return np.asarray(value, dtype)

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from jaxtyping import Bool, Float, Int
+from typing_extensions import override
 
 from plm_jax.common import ranges
 from plm_jax.common.errors import UserError
@@ -45,6 +47,7 @@ class MaskedLM(Objective):
     loss: ClassVar[str] = "masked_lm"
     targets: ClassVar[str] = "the masked tokens; with sentence pairs the loss is theirs and the pairs' added up"
     takes: ClassVar[tuple[str, ...]] = ("text", "row")
+    separators: ClassVar[tuple[str, ...]] = ("eos", "sep")
     rate: ranges.ShareAboveZero = 0.15
     max_predictions: ranges.LengthOrZero = 0
     mask_share: ranges.Share = 0.8
@@ -60,14 +63,12 @@ class MaskedLM(Objective):
             )
 
     @property
+    @override
     def reads(self) -> tuple[str, ...]:
         """What examples must have besides tokens."""
         return ("word_starts",) if self.whole_words else ()
 
-    def separator(self, special: Special) -> int | None:
-        """What ends a document in a stream."""
-        return special.sep if special.eos is None else special.eos
-
+    @override
     def target_length(self, length: int) -> int:
         """Slots for targets in a row."""
         return self.max_predictions or self._budget(length)
@@ -76,6 +77,7 @@ class MaskedLM(Objective):
         """How many of so many tokens are predicted; Python's `round`, halves to even, as in the source."""
         return max(1, round(num_tokens * self.rate))
 
+    @override
     def apply(
         self, example: dict[str, np.ndarray], special: Special, rng: np.random.Generator
     ) -> dict[str, np.ndarray]:
@@ -117,6 +119,7 @@ class MaskedLM(Objective):
             "target_weights": rows.padded(1, num, slots, dtype=np.float32),
         }
 
+    @override
     def left_out(self, example: dict[str, np.ndarray], special: Special) -> tuple[int, int]:
         """How many tokens of a row, as `apply` takes it, are in words too long to be ever masked, and of how many."""
         _, _, free, num = self._look(example, special)
@@ -126,7 +129,9 @@ class MaskedLM(Objective):
         sizes = np.diff(self._begins(candidates, example).nonzero()[0], append=len(candidates))
         return int(sizes[sizes > num].sum()), len(candidates)
 
-    def _look(self, example, special) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+    def _look(
+        self, example: dict[str, np.ndarray], special: Special
+    ) -> tuple[Int[np.ndarray, " length"], Int[np.ndarray, " length"], Bool[np.ndarray, " real"], int]:
         """A row's `tokens`, a copy, and `mask` [L] int32; which of them up to the last real one may be predicted, bool;
         and how many are to be.
         """
@@ -136,22 +141,23 @@ class MaskedLM(Objective):
         end = int(real[-1]) + 1 if len(real) else 0  # Of a short row most is padding, which need not be looked at.
         free = self._free(tokens[:end], mask[:end], special)
         rated = self._num_rated(tokens[:end], mask[:end], special)
-        num = min(self.target_length(len(tokens)), self._budget(rated), np.count_nonzero(free))
+        num = min(self.target_length(len(tokens)), self._budget(rated), int(np.count_nonzero(free)))
         return tokens, mask, free, num
 
-    def _num_rated(self, tokens: np.ndarray, mask: np.ndarray, special: Special) -> int:
+    def _num_rated(self, tokens: Int[np.ndarray, " real"], mask: Int[np.ndarray, " real"], special: Special) -> int:
         """Returns the number of tokens of a row of which `rate` is the share to predict: special tokens count."""
-        del tokens, special
         return int(np.count_nonzero(mask))
 
-    def _free(self, tokens: np.ndarray, mask: np.ndarray, special: Special) -> np.ndarray:
+    def _free(
+        self, tokens: Int[np.ndarray, " real"], mask: Int[np.ndarray, " real"], special: Special
+    ) -> Bool[np.ndarray, " real"]:
         """Bool [n]: which tokens of a row up to its last real one may be predicted."""
         is_text = _is_text(special.bos, special.eos, special.cls, special.sep)
         return is_text.take(tokens, mode="clip") & (mask > 0)
 
     def _choose(
-        self, free: np.ndarray, num: int, example: dict[str, np.ndarray], rng: np.random.Generator
-    ) -> np.ndarray:
+        self, free: Bool[np.ndarray, " real"], num: int, example: dict[str, np.ndarray], rng: np.random.Generator
+    ) -> Int[np.ndarray, " positions"]:
         """The positions of `num` free tokens, rising; of fewer where whole words do not fill the budget."""
         (candidates,) = free.nonzero()
         if not self.whole_words or not num:
@@ -159,7 +165,9 @@ class MaskedLM(Objective):
         begins = self._begins(candidates, example)
         return candidates[_whole_words(begins, num, self.whole_words, rng)]
 
-    def _begins(self, candidates: np.ndarray, example: dict[str, np.ndarray]) -> np.ndarray:
+    def _begins(
+        self, candidates: Int[np.ndarray, " candidates"], example: dict[str, np.ndarray]
+    ) -> Bool[np.ndarray, " candidates"]:
         """Bool [n]: which of a row's candidates, rising positions, begin a word."""
         if "word_starts" not in example:
             raise UserError("masking whole words takes examples with `word_starts`")
@@ -170,13 +178,15 @@ class MaskedLM(Objective):
         begins[1:] |= candidates[1:] - candidates[:-1] > 1
         return begins
 
-    def _draw(self, positions: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    def _draw(
+        self, positions: Int[np.ndarray, " positions"], rng: np.random.Generator
+    ) -> tuple[Float[np.ndarray, " positions"], dict[str, np.ndarray]]:
         """For each position the number in [0, 1) that decides what its token is replaced by, and more to say of it."""
         return rng.random(len(positions)), {}
 
 
 @functools.lru_cache(16)
-def _is_text(*fixed: int | None) -> np.ndarray:
+def _is_text(*fixed: int | None) -> Bool[np.ndarray, " ids"]:
     """Bool [largest of these ids + 2]: whether an id is none of them; the last stands for all that are larger."""
     ids = np.array([token for token in fixed if token is not None], np.int64)
     table = np.ones(ids.max(initial=-1) + 2, np.bool_)
@@ -184,7 +194,9 @@ def _is_text(*fixed: int | None) -> np.ndarray:
     return table
 
 
-def _whole_words(begins: np.ndarray, budget: int, longest: int, rng: np.random.Generator) -> np.ndarray:
+def _whole_words(
+    begins: Bool[np.ndarray, " candidates"], budget: int, longest: int, rng: np.random.Generator
+) -> Int[np.ndarray, " chosen"]:
     """Stretches of up to `longest` words, of `budget` tokens at most: which tokens, rising.
 
     Args:

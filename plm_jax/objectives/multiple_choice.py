@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
+from jaxtyping import Bool, Integer
+from typing_extensions import override
 
 from plm_jax.common import ranges
 from plm_jax.objectives.labelled import LabelledObjective, number, stacked
@@ -25,31 +27,35 @@ class MultipleChoice(LabelledObjective):
     num_choices: Annotated[int, ranges.Range(2, 1024)] = 2
 
     @property
+    @override
     def least_texts(self) -> int:
-        """See `LabelledObjective`."""
         return 1 + self.num_choices
 
     @property
+    @override
     def rows_an_example(self) -> int:
         """One for each choice."""
         return self.num_choices
 
+    @override
     def blank_label(self) -> dict[str, Any]:
-        """See `LabelledObjective`."""
         return {"label": 0}
 
+    @override
     def special_tokens(self, num_texts: int) -> tuple[str, ...]:
-        """See `LabelledObjective`; each row has two texts."""
-        return super().special_tokens(min(num_texts, 2))
+        return super().special_tokens(min(num_texts, 2))  # Each row has two texts.
 
-    def are_cut(self, sizes: np.ndarray, length: int, special: Special) -> np.ndarray:
+    @override
+    def are_cut(
+        self, sizes: Integer[np.ndarray, "examples texts"], length: int, special: Special
+    ) -> Bool[np.ndarray, " examples"]:
         """Of which examples a row is."""
         pairs = (sizes[:, [0, choice]] for choice in range(1, sizes.shape[1]))
         return np.any([super(MultipleChoice, self).are_cut(pair, length, special) for pair in pairs], axis=0)
 
+    @override
     def apply(self, example: dict[str, Any], special: Special, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Returns a row of the context with each choice, stacked on a first axis, and `label` [] int32."""
-        del rng
         context, *choices = example["texts"]
         rows = [self.make_row([context, choice], example, special).row for choice in choices]
         return stacked(rows) | {"label": number(example["label"])}

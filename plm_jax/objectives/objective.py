@@ -9,6 +9,7 @@ from plm_jax.common.roles import Role
 from plm_jax.objectives.special import Special
 
 
+@dataclass(frozen=True)
 class Objective(Role):
     """What a model is asked to predict of a text: the noise, the targets, and all that the rest asks about them.
 
@@ -36,6 +37,8 @@ class Objective(Role):
         the next batch. False: each row begins with a fresh state.
       example_rows: a class of `objectives.examples`, how examples with inputs and targets become rows beside its own;
         None: they do not.
+      separators: names of the special ids that follow each document of a stream; the first that the vocabulary has is
+        written.
       duplicates: how many draws each row has, an epoch each, after which they come again; 0: a new one every time.
       negative_samples: how many words a target is compared with in training; 0: all.
       whole_words: how many words are masked together at most; 0: tokens are one by one. See `left_out`.
@@ -55,6 +58,7 @@ class Objective(Role):
     is_likelihood: ClassVar[bool] = False
     carries_state: ClassVar[bool] = True
     example_rows: ClassVar[type | None] = None
+    separators: ClassVar[tuple[str, ...]] = ("eos",)
     duplicates: ClassVar[int] = 0
     negative_samples: ClassVar[int] = 0
     whole_words: ClassVar[int] = 0
@@ -89,13 +93,8 @@ class Objective(Role):
         """Slots for targets in a row; of two directions, in each."""
         return length
 
-    def separator(self, special: Special) -> int | None:
-        """The id that follows each document of a stream; None: there is none."""
-        return special.eos
-
     def left_out(self, example: dict[str, np.ndarray], special: Special) -> tuple[int, int]:
-        """How many tokens of an example, as `apply` takes it, are in words too long for a target, and of how many."""
-        del special
+        """Returns how many tokens of an example are in words too long for a target, and how many there are."""
         return 0, len(example["tokens"])
 
     def apply(
@@ -115,21 +114,22 @@ class BoundObjective:
     @property
     def separator(self) -> int | None:
         """The id that follows each document of a stream; None: there is none."""
-        return self.settings.separator(self.special)
+        ids = (getattr(self.special, name) for name in self.settings.separators)
+        return next((found for found in ids if found is not None), None)
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """See `Objective.reads`."""
+        """Names of the columns that it reads besides tokens."""
         return self.settings.reads
 
     @property
     def frames(self) -> bool:
-        """See `Objective.frames`."""
+        """Whether it puts a text between special ids."""
         return self.settings.frames
 
     @property
     def duplicates(self) -> int:
-        """See `Objective.duplicates`."""
+        """Number of draws of each row; 0 draws anew every time."""
         return self.settings.duplicates
 
     def input_length(self, length: int) -> int:

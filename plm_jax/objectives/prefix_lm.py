@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from jaxtyping import Integer
+from typing_extensions import override
 
 from plm_jax.common.errors import UserError
 from plm_jax.objectives.causal import Causal
@@ -29,9 +31,11 @@ class PrefixLM(TextToText):
     kind: ClassVar[str] = "prefix_lm"
     targets: ClassVar[str] = "the text after the encoder's part, and the end token"
 
-    def corrupt(self, tokens: np.ndarray, special: Special, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    @override
+    def corrupt(
+        self, tokens: Integer[np.ndarray, " length"], special: Special, rng: np.random.Generator
+    ) -> tuple[Integer[np.ndarray, " inputs"], Integer[np.ndarray, " targets"]]:
         """The text up to a place, and from there on."""
-        del special
         cut = _prefix_length(len(tokens), rng)
         return tokens[:cut], tokens[cut:]
 
@@ -47,10 +51,12 @@ class FullLM(Objective):
     architectures: ClassVar[tuple[str, ...]] = ("encoder_decoder",)
     targets: ClassVar[str] = "every token"
 
+    @override
     def row_length(self, length: int) -> int:
         """Eos alone."""
         return 1
 
+    @override
     def apply(
         self, example: dict[str, np.ndarray], special: Special, rng: np.random.Generator
     ) -> dict[str, np.ndarray]:
@@ -66,7 +72,6 @@ class FullLM(Objective):
         Raises:
           UserError: the vocabulary has no eos; documents are kept apart.
         """
-        del rng
         if special.eos is None:
             raise UserError("full lm gives the encoder eos: set config.vocabulary.eos")
         check_joined(example, "full lm")
@@ -90,6 +95,7 @@ class DecoderPrefixLM(Causal):
     has_prefix: ClassVar[bool] = True
     is_likelihood: ClassVar[bool] = False
 
+    @override
     def apply(
         self, example: dict[str, np.ndarray], special: Special, rng: np.random.Generator
     ) -> dict[str, np.ndarray]:

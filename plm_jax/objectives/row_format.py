@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from jaxtyping import Int, Integer
 
 from plm_jax.objectives.special import Special
 
@@ -28,8 +29,8 @@ class RowFormat:
     @classmethod
     def of(cls, special: Special, has_types: bool = False) -> "RowFormat":
         """That of a vocabulary: cls and sep, or bos and eos where it lacks one of these."""
-        has_pair = special.cls is not None and special.sep is not None
-        begin, end = (special.cls, special.sep) if has_pair else (special.bos, special.eos)
+        names = ("cls", "sep") if None not in (special.cls, special.sep) else ("bos", "eos")
+        begin, end = map(special.required, names)
         return cls((begin,), (end,), (end,), special.pad or 0, has_types)
 
     @classmethod
@@ -47,10 +48,10 @@ class RowFormat:
         return length - len(self.before) - len(self.after) - (num_texts - 1) * len(self.between)
 
     @functools.cached_property
-    def _marks(self) -> tuple[np.ndarray, ...]:
+    def _marks(self) -> tuple[Int[np.ndarray, " _"], ...]:
         return tuple(np.array(marks, np.int32) for marks in (self.before, self.between, self.after))
 
-    def row(self, texts: Sequence[np.ndarray], length: int) -> dict[str, np.ndarray]:
+    def row(self, texts: Sequence[Integer[np.ndarray, " _"]], length: int) -> dict[str, np.ndarray]:
         """Texts that fit as a row: `tokens` and `mask` (0 at padding) [length] int32, and its `token_types`."""
         before, between, after = self._marks
         tokens = np.full(length, self.pad, np.int32)

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
+from jaxtyping import Int, Integer
+from typing_extensions import override
 
 from plm_jax.common import ranges
 from plm_jax.objectives import rows
@@ -35,16 +37,20 @@ class SpanCorruption(TextToText):
         noise = max(1, min(round(num_tokens * self.noise_density), num_tokens - 1))
         return noise, max(1, min(round(noise / self.mean_span_length), num_tokens - noise))
 
+    @override
     def lengths(self, num_tokens: int) -> tuple[int, int]:
-        """See `TextToText`: sentinels and eos come in."""
         noise, spans = self._counts(num_tokens)
         return num_tokens - noise + spans + 1, noise + spans + 1
 
+    @override
     def num_sentinels(self, num_tokens: int) -> int:
         """One a span."""
         return self._counts(num_tokens)[1]
 
-    def corrupt(self, tokens: np.ndarray, special: Special, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    @override
+    def corrupt(
+        self, tokens: Integer[np.ndarray, " length"], special: Special, rng: np.random.Generator
+    ) -> tuple[Integer[np.ndarray, " inputs"], Integer[np.ndarray, " targets"]]:
         """The clean spans, each followed by a sentinel, and each sentinel followed by its span."""
         noise, spans = self._counts(len(tokens))
         clean_ends, noise_ends = _partition(len(tokens) - noise, spans, rng), _partition(noise, spans, rng)
@@ -56,7 +62,7 @@ class SpanCorruption(TextToText):
         return weave(tokens[~is_noise], clean_ends, special), weave(tokens[is_noise], noise_starts, special)
 
 
-def _partition(total: int, parts: int, rng: np.random.Generator) -> np.ndarray:
+def _partition(total: int, parts: int, rng: np.random.Generator) -> Int[np.ndarray, " {parts}"]:
     """The ends [parts] of consecutive non-empty parts of `total` tokens, every way to part them equally likely."""
     ends = np.full(parts, total)
     ends[:-1] = rows.subset(total - 1, parts - 1, rng) + 1

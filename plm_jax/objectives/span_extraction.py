@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
+from jaxtyping import Bool, Int, Integer
+from typing_extensions import override
 
 from plm_jax.common import ranges
 from plm_jax.objectives.labelled import LabelledObjective, number
@@ -45,26 +47,30 @@ class SpanExtraction(LabelledObjective):
     null_threshold: Annotated[float, ranges.Range(-1e6, 1e6)] = 0.0
 
     @property
+    @override
     def least_texts(self) -> int:
-        """See `LabelledObjective`."""
         return 2
 
+    @override
     def blank_label(self) -> dict[str, Any]:
-        """See `LabelledObjective`."""
         return {"answer": None, "window": 0}
 
     def room(self, question: Any, length: int, special: Special) -> Any:
         """How many tokens of the context a row has beside a question of so many tokens, numbers or arrays."""
         return self.row_format(special).room(length, 2) - np.minimum(question, self.question_length)
 
-    def num_windows(self, sizes: np.ndarray, length: int, special: Special) -> np.ndarray:
-        """See `LabelledObjective`; texts are questions and contexts."""
+    @override
+    def num_windows(
+        self, sizes: Integer[np.ndarray, "examples texts"], length: int, special: Special
+    ) -> Int[np.ndarray, " examples"]:
         room = self.room(sizes[:, 0], length, special)
         return 1 + np.maximum(0, -(-(sizes[:, 1] - room) // (room - self.stride)))
 
-    def are_cut(self, sizes: np.ndarray, length: int, special: Special) -> np.ndarray:
+    @override
+    def are_cut(
+        self, sizes: Integer[np.ndarray, "examples texts"], length: int, special: Special
+    ) -> Bool[np.ndarray, " examples"]:
         """Of which examples the question is cut."""
-        del length, special
         return sizes[:, 0] > self.question_length
 
     def window(self, question: int, context: int, length: int, special: Special, number: int) -> ContextWindow:
@@ -74,6 +80,7 @@ class SpanExtraction(LabelledObjective):
         begins = self.row_format(special).begins([min(question, self.question_length), 0])
         return ContextWindow(first, min(room, context - first), begins[1])
 
+    @override
     def apply(self, example: dict[str, Any], special: Special, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """The row of a window, and `span_starts` and `span_ends` [] int32, places in the row; nothing is drawn.
 
@@ -81,7 +88,6 @@ class SpanExtraction(LabelledObjective):
           example: `texts`, question and context; `window`, its number; `answer`, the first and the last token of the
             context's that are of the answer; None: there is none.
         """
-        del rng
         question, context = example["texts"]
         window = self.window(len(question), len(context), example["length"], special, example["window"])
         texts = [question[: self.question_length], context[window.first : window.first + window.size]]

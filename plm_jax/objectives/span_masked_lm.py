@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
+from jaxtyping import Bool, Float, Int
+from typing_extensions import override
 
 from plm_jax.common import ranges
 from plm_jax.common.errors import UserError
@@ -45,14 +47,17 @@ class SpanMaskedLM(MaskedLM):
             raise UserError("config.objective.whole_words is not for spans, which have max_words: leave it out")
 
     @property
+    @override
     def reads(self) -> tuple[str, ...]:
         """What examples must have besides tokens."""
         return ("word_starts",)
 
+    @override
     def _budget(self, num_tokens: int) -> int:
         """How many of so many tokens are predicted."""
         return max(1, math.ceil(num_tokens * self.rate))
 
+    @override
     def apply(
         self, example: dict[str, np.ndarray], special: Special, rng: np.random.Generator
     ) -> dict[str, np.ndarray]:
@@ -67,18 +72,23 @@ class SpanMaskedLM(MaskedLM):
         """
         return super().apply(example, special, rng)
 
-    def _free(self, tokens: np.ndarray, mask: np.ndarray, special: Special) -> np.ndarray:
+    @override
+    def _free(
+        self, tokens: Int[np.ndarray, " real"], mask: Int[np.ndarray, " real"], special: Special
+    ) -> Bool[np.ndarray, " real"]:
         free = super()._free(tokens, mask, special)
         (real,) = mask.nonzero()
         free[real[:1]] = free[-1:] = False
         return free
 
-    def _num_rated(self, tokens: np.ndarray, mask: np.ndarray, special: Special) -> int:
+    @override
+    def _num_rated(self, tokens: Int[np.ndarray, " real"], mask: Int[np.ndarray, " real"], special: Special) -> int:
         return int(np.count_nonzero(super()._free(tokens, mask, special)))
 
+    @override
     def _choose(
-        self, free: np.ndarray, num: int, example: dict[str, np.ndarray], rng: np.random.Generator
-    ) -> np.ndarray:
+        self, free: Bool[np.ndarray, " real"], num: int, example: dict[str, np.ndarray], rng: np.random.Generator
+    ) -> Int[np.ndarray, " positions"]:
         starts = free.copy()
         if "word_starts" in example:
             # What follows a token that stays begins a word, too.
@@ -90,14 +100,14 @@ class SpanMaskedLM(MaskedLM):
         anchors = rng.permutation(free.nonzero()[0])
         draws = rng.random(len(anchors))
         limits = _cumulative(self.geometric_p, self.max_words)
-        starts, free, taken = starts.tobytes(), free.tobytes() + b"\0", bytearray(len(free))
+        start_bytes, free_bytes, taken = starts.tobytes(), free.tobytes() + b"\0", bytearray(len(free) + 1)
         for anchor, draw in zip(anchors.data, draws.data, strict=True):
             if taken[anchor]:
                 continue
-            start = end = starts.rindex(1, 0, anchor + 1)
-            stop = free.index(0, start)
+            start = end = start_bytes.rindex(1, 0, anchor + 1)
+            stop = free_bytes.index(0, start)
             for _ in range(1 + bisect.bisect_right(limits, draw)):
-                end = starts.find(1, end + 1, stop)
+                end = start_bytes.find(1, end + 1, stop)
                 if end < 0:
                     end = stop
                     break
@@ -109,7 +119,10 @@ class SpanMaskedLM(MaskedLM):
                 break
         return np.frombuffer(taken, np.bool_).nonzero()[0]
 
-    def _draw(self, positions: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    @override
+    def _draw(
+        self, positions: Int[np.ndarray, " positions"], rng: np.random.Generator
+    ) -> tuple[Float[np.ndarray, " positions"], dict[str, np.ndarray]]:
         begins, ends = np.ones((2, len(positions)), np.bool_)
         begins[1:] = ends[:-1] = positions[1:] > positions[:-1] + 1
         span, firsts = begins.cumsum() - 1, positions[begins]

@@ -1,7 +1,6 @@
 """What an objective knows of the vocabulary."""
 
 from dataclasses import dataclass
-from typing import Self
 
 from plm_jax.common.special_ids import NAMES, SpecialIds
 
@@ -19,7 +18,7 @@ class Special(SpecialIds):
     vocab_size: int = 0
 
     @classmethod
-    def of(cls, ids: SpecialIds, vocab_size: int = 0, num_sentinels: int = 0) -> Self:
+    def of(cls, ids: SpecialIds, vocab_size: int = 0, num_sentinels: int = 0) -> "Special":
         """Returns the ids of a vocabulary whose last `num_sentinels` ids are sentinels, used from the last one down."""
         sentinels = tuple(range(vocab_size - 1, vocab_size - 1 - num_sentinels, -1))
         given = {name: getattr(ids, name) for name in NAMES}

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+from typing_extensions import override
 
 from plm_jax.objectives.labelled import LabelledObjective
 from plm_jax.objectives.special import Special
@@ -18,17 +19,17 @@ class Tagging(LabelledObjective):
     architectures: ClassVar[tuple[str, ...]] = ("encoder", "encoder_decoder", "elmo")
     targets: ClassVar[str] = "the tag of each word"
 
+    @override
     def blank_label(self) -> dict[str, Any]:
-        """See `LabelledObjective`."""
         return {"tags": np.zeros(0, np.int64), "word_tokens": np.zeros(0, np.int64)}
 
+    @override
     def apply(self, example: dict[str, Any], special: Special, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """The row, and `tags` [L] int32: at the first token of each word its tag, elsewhere -1; nothing is drawn.
 
         Args:
           example: `tags` [words]; `word_tokens` [words], the first of the text's tokens that is of each word, -1: none.
         """
-        del rng
         row, (begin,), (size,) = self.make_row(example["texts"], example, special)
         tokens = np.asarray(example["word_tokens"])
         there = (tokens >= 0) & (tokens < size)

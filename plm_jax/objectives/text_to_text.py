@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from jaxtyping import Bool, Float, Int, Integer, Num
+from typing_extensions import override
 
 from plm_jax.common.errors import UserError
 from plm_jax.objectives import rows
@@ -25,6 +27,7 @@ class TextToText(Objective):
 
     architectures: ClassVar[tuple[str, ...]] = ("encoder_decoder",)
     example_rows: ClassVar[type | None] = EncoderDecoderRows
+    separators: ClassVar[tuple[str, ...]] = ()  # T5 joins documents without one.
 
     def lengths(self, num_tokens: int) -> tuple[int, int]:
         """Lengths of the encoder's and the decoder's row for so many tokens, each with eos."""
@@ -32,9 +35,9 @@ class TextToText(Objective):
 
     def num_sentinels(self, num_tokens: int) -> int:
         """How many sentinels a row of so many tokens takes."""
-        del num_tokens
         return 0
 
+    @override
     def input_length(self, length: int) -> int:
         """The most tokens that become an encoder row of `length`.
 
@@ -43,19 +46,18 @@ class TextToText(Objective):
         """
         return _input_length(self, length)
 
-    def separator(self, special: Special) -> int | None:
-        """Nothing: T5 joins documents without a mark."""
-        del special
-        return None
-
+    @override
     def target_length(self, length: int) -> int:
         """Length of the decoder's row beside an encoder row of `length`."""
         return self.lengths(self.input_length(length))[1]
 
-    def corrupt(self, tokens: np.ndarray, special: Special, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    def corrupt(
+        self, tokens: Integer[np.ndarray, " length"], special: Special, rng: np.random.Generator
+    ) -> tuple[Integer[np.ndarray, " inputs"], Integer[np.ndarray, " targets"]]:
         """Inputs and targets of `tokens` [n], neither with eos."""
         raise NotImplementedError
 
+    @override
     def apply(
         self, example: dict[str, np.ndarray], special: Special, rng: np.random.Generator
     ) -> dict[str, np.ndarray]:
@@ -106,22 +108,28 @@ def _input_length(settings: TextToText, length: int) -> int:
     return num_tokens
 
 
-def _ended(values: np.ndarray, length: int, special: Special, dtype: type) -> tuple[np.ndarray, np.ndarray]:
+def _ended(
+    values: Integer[np.ndarray, " values"], length: int, special: Special, dtype: type
+) -> tuple[Int[np.ndarray, " {length}"], Num[np.ndarray, " {length}"]]:
     """A row [length] of `values`, eos and padding, and 1 where it is real, 0 at padding."""
     size = min(len(values), length - 1)
     row = rows.padded(values[:size], size, length, special.pad or 0)
-    row[size] = special.eos
+    row[size] = special.required("eos")
     return row, rows.padded(1, size + 1, length, dtype=dtype)
 
 
-def decoder(targets: np.ndarray, weights: np.ndarray, special: Special) -> dict[str, np.ndarray]:
+def decoder(
+    targets: Int[np.ndarray, " length"], weights: Float[np.ndarray, " length"], special: Special
+) -> dict[str, np.ndarray]:
     """A decoder's part of an example: `targets`, `target_weights`, and `decoder_tokens`, shifted right behind pad."""
     decoder_tokens = np.full_like(targets, special.pad or 0)
     decoder_tokens[1:] = targets[:-1]
     return {"decoder_tokens": decoder_tokens, "targets": targets, "target_weights": weights}
 
 
-def with_sentinels(tokens: np.ndarray, cut: np.ndarray, special: Special) -> np.ndarray:
+def with_sentinels(
+    tokens: Integer[np.ndarray, " length"], cut: Bool[np.ndarray, " length"], special: Special
+) -> Int[np.ndarray, " row"]:
     """`tokens` with a sentinel of its own for each stretch of `cut` ones, a mask [n]."""
     first = cut.copy()
     first[1:] &= ~cut[:-1]
@@ -130,7 +138,9 @@ def with_sentinels(tokens: np.ndarray, cut: np.ndarray, special: Special) -> np.
     return weave(tokens[kept], kept.cumsum()[starts], special)
 
 
-def weave(text: np.ndarray, before: np.ndarray, special: Special) -> np.ndarray:
+def weave(
+    text: Integer[np.ndarray, " length"], before: Int[np.ndarray, " sentinels"], special: Special
+) -> Int[np.ndarray, " row"]:
     """`text` with a sentinel in front of each of its tokens `before`, rising; its length stands for its end."""
     row = np.empty(len(text) + len(before), np.int32)
     is_text = np.ones(len(row), np.bool_)

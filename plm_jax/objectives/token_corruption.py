@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from jaxtyping import Int, Integer
+from typing_extensions import override
 
 from plm_jax.common import ranges
 from plm_jax.objectives.special import Special
@@ -41,20 +43,24 @@ class ReplaceSpans(TextToText):
     targets: ClassVar[str] = "the stretches of noise, with the sentinels of the text between them and the end token"
     noise_density: ranges.InnerShare = 0.15
 
+    @override
     def lengths(self, num_tokens: int) -> tuple[int, int]:
-        """See `TextToText`: rows of 512 and 192 for 511 tokens."""
         # A token adds 0, 1 or, where its stretch begins, 2 to the targets; only neighbours depend on each other.
         d = self.noise_density
         mean = d * (2 - d)
         variance = d * (4 - 3 * d) - mean**2 + 2 * (d * mean - mean**2)
         return num_tokens + 1, 1 + min(_slots(num_tokens * mean, num_tokens * variance), num_tokens + 1)
 
+    @override
     def num_sentinels(self, num_tokens: int) -> int:
         """What nearly all rows need."""
         begins = self.noise_density * (1 - self.noise_density)
         return min(1 + _slots(num_tokens * begins, num_tokens * begins * (1 - 3 * begins)), num_tokens)
 
-    def corrupt(self, tokens: np.ndarray, special: Special, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    @override
+    def corrupt(
+        self, tokens: Integer[np.ndarray, " length"], special: Special, rng: np.random.Generator
+    ) -> tuple[Integer[np.ndarray, " inputs"], Integer[np.ndarray, " targets"]]:
         """The text with a sentinel for each stretch of noise, and with one for each stretch of clean text."""
         noise = rng.random(len(tokens)) < self.noise_density
         begins = noise.copy()
@@ -79,14 +85,16 @@ class DropTokens(TextToText):
     targets: ClassVar[str] = "the tokens that were left out, and the end token"
     noise_density: ranges.InnerShare = 0.15
 
+    @override
     def lengths(self, num_tokens: int) -> tuple[int, int]:
-        """See `TextToText`."""
         mean = num_tokens * self.noise_density
         return num_tokens + 1, 1 + min(_slots(mean, mean * (1 - self.noise_density)), num_tokens)
 
-    def corrupt(self, tokens: np.ndarray, special: Special, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    @override
+    def corrupt(
+        self, tokens: Integer[np.ndarray, " length"], special: Special, rng: np.random.Generator
+    ) -> tuple[Integer[np.ndarray, " inputs"], Integer[np.ndarray, " targets"]]:
         """The clean tokens, and the noise."""
-        del special
         noise = rng.random(len(tokens)) < self.noise_density
         return tokens[~noise], tokens[noise]
 
@@ -109,11 +117,15 @@ class MaskTokens(TextToText):
     noise_density: ranges.InnerShare = 0.15
     random_share: ranges.Share = 0.1
 
+    @override
     def num_sentinels(self, num_tokens: int) -> int:
         """The mask."""
         return 1
 
-    def corrupt(self, tokens: np.ndarray, special: Special, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    @override
+    def corrupt(
+        self, tokens: Integer[np.ndarray, " length"], special: Special, rng: np.random.Generator
+    ) -> tuple[Integer[np.ndarray, " inputs"], Integer[np.ndarray, " targets"]]:
         """The text with its noise, and the text."""
         noise = rng.random(len(tokens)) < self.noise_density
         inputs = np.where(noise, special.sentinels[0], tokens)
@@ -124,7 +136,7 @@ class MaskTokens(TextToText):
         return inputs, tokens
 
 
-def _random_ids(size: int, special: Special, rng: np.random.Generator) -> np.ndarray:
+def _random_ids(size: int, special: Special, rng: np.random.Generator) -> Int[np.ndarray, " {size}"]:
     """`size` ids, each that is not special equally likely; sentinels are not special."""
     ids = (special.pad, special.bos, special.eos, special.unk, special.cls, special.sep, special.mask)
     spared = sorted({i for i in ids if i is not None})
@@ -141,7 +153,9 @@ class Deshuffling(TextToText):
     kind: ClassVar[str] = "deshuffling"
     targets: ClassVar[str] = "the text in its order, and the end token"
 
-    def corrupt(self, tokens: np.ndarray, special: Special, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    @override
+    def corrupt(
+        self, tokens: Integer[np.ndarray, " length"], special: Special, rng: np.random.Generator
+    ) -> tuple[Integer[np.ndarray, " inputs"], Integer[np.ndarray, " targets"]]:
         """The text shuffled, and the text."""
-        del special
         return rng.permutation(tokens), tokens

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
+from jaxtyping import Integer
+from typing_extensions import override
 
 from plm_jax.common import ranges
 from plm_jax.common.errors import UserError
@@ -66,16 +68,20 @@ class UL2(TextToText):
         """The rates added up."""
         return np.cumsum([denoiser.rate for denoiser in self.denoisers])
 
+    @override
     def lengths(self, num_tokens: int) -> tuple[int, int]:
-        """See `TextToText`: the longest rows of any kind, the encoder's with the mode's token."""
         encoder, decoder = zip(*(denoiser.lengths(num_tokens) for denoiser in self.denoisers), strict=True)
         return max(encoder) + 1, max(decoder)
 
+    @override
     def num_sentinels(self, num_tokens: int) -> int:
         """The most spans of any kind, and the modes."""
         return max(denoiser.num_sentinels(num_tokens) for denoiser in self.denoisers) + len(MODES)
 
-    def corrupt(self, tokens: np.ndarray, special: Special, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    @override
+    def corrupt(
+        self, tokens: Integer[np.ndarray, " length"], special: Special, rng: np.random.Generator
+    ) -> tuple[Integer[np.ndarray, " inputs"], Integer[np.ndarray, " targets"]]:
         """Those of one kind, the inputs behind its mode's token."""
         denoiser = self.denoisers[int(self._ends.searchsorted(rng.random() * self._ends[-1], side="right"))]
         inputs, targets = denoiser.corrupt(tokens, special, rng)

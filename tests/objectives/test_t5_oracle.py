@@ -40,10 +40,11 @@ def theirs(seed, noise_fn, inputs_fn, targets_fn=None, density=0.15, tokens=TOKE
     return [made[name].numpy().tolist() for name in ("inputs", "targets")], noise, seeds[2:4]
 
 
-class Draws:
+class Draws(np.random.Generator):
     """A generator that gives T5's draws, one after another."""
 
     def __init__(self, *draws):
+        super().__init__(np.random.PCG64(0))
         self._draws = list(draws)
 
     def _next(self, *arguments, size=None):

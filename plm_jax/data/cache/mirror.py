@@ -8,6 +8,8 @@ import time
 import uuid
 from typing import ClassVar
 
+from typing_extensions import override
+
 from plm_jax.common import storage
 from plm_jax.common.errors import UserError
 from plm_jax.data.cache.form import read_manifest
@@ -67,8 +69,8 @@ class Mirror(Folder):
             self._fetch(names, path)
         return path
 
+    @override
     def origin(self, *names: str) -> str:
-        """See `Folder.origin`."""
         return os.path.join(self._remote, *names)
 
     def read(self, start: int, stop: int, *names: str) -> bytes:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from array_record.python import array_record_module
+from typing_extensions import override
 
 from plm_jax.common import storage
 from plm_jax.common.errors import one_line
@@ -114,8 +115,8 @@ class Split(DocumentTable):
             raise damaged(self._vectors.path("documents"), "does not span the tokens")
 
     @functools.cached_property
+    @override
     def milestones(self) -> np.ndarray:
-        """See `DocumentTable.milestones`."""
         return self._milestones("documents")
 
     def _milestones(self, name: str) -> np.ndarray:
@@ -186,12 +187,12 @@ class Split(DocumentTable):
         starts = ["documents", *(name for name, column in self.columns.items() if column.kind == "start")]
         return ["documents", *self.columns, *offsets, *map(form.milestones_name, starts), "unigram"]
 
+    @override
     def has(self, name: str) -> bool:
-        """See `DocumentTable.has`."""
         return name in self.columns
 
+    @override
     def column(self, name: str) -> np.ndarray | Ranged:
-        """See `DocumentTable.column`."""
         return self._vector(name)
 
     def of_document(self, name: str, number: int) -> np.ndarray:
@@ -225,6 +226,7 @@ class Split(DocumentTable):
             raise damaged(path, f"has {found} records, not {expected}")
         return reader
 
+    @override
     def tokens(self, start: int, stop: int) -> np.ndarray:
         """Tokens [start, stop) of all documents one after another, in the stored type, read-only."""
         if stop <= start:

@@ -127,7 +127,6 @@ def _classes(rows: LabelledRows, outputs: Outputs, labels: Sequence[str]) -> Fig
 
 
 def _score(rows: LabelledRows, outputs: Outputs, labels: Sequence[str]) -> Figures:
-    del labels
     truth = np.array(_column(rows, "score"), np.float64)
     told = np.array([float(outputs[item][0]) for item in range(rows.num_rows)])
     return {
@@ -192,7 +191,6 @@ def right_answers(rows: LabelledRows, document: int) -> list[str]:
 
 
 def _span(rows: LabelledRows, outputs: Outputs, labels: Sequence[str]) -> Figures:
-    del labels
     told = answers(rows, outputs)
     both = [(right_answers(rows, document), found.text) for document, found in enumerate(told)]
     return {
@@ -202,7 +200,6 @@ def _span(rows: LabelledRows, outputs: Outputs, labels: Sequence[str]) -> Figure
 
 
 def _choice(rows: LabelledRows, outputs: Outputs, labels: Sequence[str]) -> Figures:
-    del labels
     return {"accuracy": accuracy(np.array(_column(rows, "label")), _told(rows, outputs))}
 
 

@@ -5,6 +5,7 @@ import zlib
 
 import numpy as np
 from numpy.random.bit_generator import ISeedSequence
+from typing_extensions import override
 
 from plm_jax.common import seeds
 
@@ -15,6 +16,7 @@ class _Key(ISeedSequence):
     def __init__(self, *words: int):
         self._words = np.array(words, np.uint64)
 
+    @override
     def generate_state(self, n_words, dtype=np.uint32):
         """The two words of 64 bits that Philox asks for."""
         return self._words

@@ -13,6 +13,7 @@ import plm_jax
 from plm_jax import config, models, objectives
 from plm_jax.common.errors import UserError
 from plm_jax.data import vocabularies
+from plm_jax.data.vocabularies import Vocabulary
 from plm_jax.evaluation import perplexity
 from plm_jax.generation import decoding
 from plm_jax.runs import checkpoint_formats, checkpoints
@@ -22,6 +23,7 @@ from tests import golden
 ASKED = []
 
 
+@Vocabulary.register
 class Letters:
     """A vocabulary whose token i is the letter with code i + 32; like seqio's it stops decoding at its end token."""
 

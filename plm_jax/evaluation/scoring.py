@@ -70,7 +70,7 @@ def evaluate(
     The texts are read as they are, each for itself: no cache is needed, and vocabularies can be compared.
 
     Raises:
-      UserError: an unknown source or split, one without documents, a stride as in `windows`, a model as in `tell`.
+      UserError: a source or split is unknown or has no documents, the stride is invalid, or the model scores no texts.
     """
     name, split = perplexity.split_of(run, task)
     _check_stride(lm, whole)
@@ -141,17 +141,17 @@ class TextScore(NamedTuple):
 def score_texts(
     lm: LanguageModel, texts: Sequence[str], stride: int | None = None, advance: Callable[[int], Any] = ignore_progress
 ) -> list[TextScore]:
-    """How probable each text is, each token told once, in `windows` of the model's `context_length`.
+    """Scores texts in `windows` of the model's `context_length`; each token is scored once.
 
-    A decoder tells a token after those before it. A masked model tells it where it sees all others of its window, and
-    not the pieces of the same word behind it, see `LanguageModel.pseudo_log_likelihoods`.
+    A decoder scores a token given the tokens before it. A masked model scores each token given every other token of its
+    window, except the later pieces of the same word.
 
     Args:
-      stride: by how much windows are moved; None: by their length, so that each token is read once.
-      advance: is told how many more rows of the model are done.
+      stride: number of tokens by which windows move; None for their length, so that each token is read once.
+      advance: called with the number of rows of each finished batch.
 
     Raises:
-      UserError: as `windows`; a model that is neither a decoder nor masked.
+      UserError: the stride is invalid, or the model is neither a decoder nor masked.
     """
     sums, counts = [0.0] * len(texts), [0] * len(texts)
     left = ((i, row) for i, text in enumerate(texts) for row in _rows(lm, lm.tokenizer.encode(text), stride))

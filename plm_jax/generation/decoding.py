@@ -28,6 +28,8 @@ from plm_jax.generation.sampling import END, Sampling
 from plm_jax.models import TransformerConfig, stack
 from plm_jax.models.protocol import ModelConfig, Module
 
+# Ids and mask of padded rows.
+_Padded = tuple[np.ndarray, np.ndarray]
 MAX_NEW_TOKENS = 50  # Default of `DecodingConfig.max_new_tokens` for a continuation.
 
 
@@ -92,7 +94,7 @@ def generate(
     return answers if decoding.num_return_sequences > 1 else [first for (first,) in answers]
 
 
-def _padded_inputs(prompts: Sequence[Sequence[int]], start_id: int | None) -> tuple[Any, Any]:
+def _padded_inputs(prompts: Sequence[Sequence[int]], start_id: int | None) -> tuple[_Padded | None, _Padded]:
     """Returns ids and mask of the encoder, None without `start_id`, and ids and mask of the decoder."""
     slots = num_slots(max(map(len, prompts)))
     if start_id is None:

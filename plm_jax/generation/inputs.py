@@ -1,6 +1,5 @@
 """Checks of what a caller passes to a model: rows of ids, masks and prompts."""
 
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -57,7 +56,7 @@ def check_same_shape(name: str, array: np.ndarray, tokens_name: str, tokens: np.
         raise UserError(f"{name} has shape {array.shape}, {tokens_name} {tokens.shape}: give the same")
 
 
-def prompts(values: str | Iterable[Any]) -> list[str] | list[list[int]]:
+def prompts(values: Any) -> list[str] | list[list[int]]:
     """Returns prompts as a list of texts or a list of rows of ids; one prompt alone becomes a list of one.
 
     Raises:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Float32, Int32
+from jaxtyping import Array, Float, Float32, Int32, Integer
 
 from plm_jax.common import users
 from plm_jax.common.errors import UserError
@@ -27,7 +27,7 @@ from plm_jax.models.protocol import ModelConfig, Module
 from plm_jax.runs import checkpoint_formats, model_text
 
 # One text or one row of ids, or several of one kind.
-Prompts = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
+Prompts = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]] | Integer[Array | np.ndarray, "..."]
 
 
 class LanguageModel:

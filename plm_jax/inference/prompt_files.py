@@ -3,13 +3,12 @@
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from plm_jax.common import seeds, storage
 from plm_jax.common.errors import UserError
-from plm_jax.inference.language_model import LanguageModel
 
 # A prompt and its answers.
 PromptAnswers = tuple[str, list[str]]
@@ -34,8 +33,17 @@ def read(path: str) -> list[str]:
     return prompts
 
 
+@runtime_checkable
+class TextGenerator(Protocol):
+    """A model that answers prompts, such as a `LanguageModel`."""
+
+    def generate(self, prompts: Sequence[str], *, seed: int, **options: Any) -> list[Any]:
+        """Returns one answer to each prompt, or a list of answers."""
+        ...
+
+
 def answer(
-    lm: LanguageModel, prompts: Sequence[str], batch_size: int, seed: int, **options: Any
+    lm: TextGenerator, prompts: Sequence[str], batch_size: int, seed: int, **options: Any
 ) -> Iterator[PromptAnswers]:
     """Yields each prompt with its answers. The last batch is filled up, so that few programs are compiled.
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from plm_jax import config, models, objectives
 from plm_jax.common.errors import UserError
+from plm_jax.data.vocabularies import Vocabulary
 from plm_jax.generation import blanks, strategies
 from plm_jax.inference.language_model import LanguageModel
 from plm_jax.models import registry
@@ -29,6 +30,7 @@ PLAIN = models.TransformerConfig(
 TEXT = st.text(string.ascii_letters + "., ", max_size=12)
 
 
+@Vocabulary.register
 class Characters:
     """A vocabulary whose token i is the character with code i."""
 

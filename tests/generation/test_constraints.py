@@ -3,6 +3,7 @@
 import itertools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
@@ -38,7 +39,7 @@ def test_what_may_not_follow_is_what_would_repeat():
     begun = np.array([[0, 0, 1, 0, 2, 1, 0], [0, 0, 0, 0, 0, 0, 3]]), np.array([[0, 0, 1, 1, 1, 1, 1], [0] * 6 + [1]])
     answers = np.array([[[2, 1, 0, -1]], [[0, 0, 0, -1]]])
     for step, size in itertools.product(range(4), range(1, 4)):
-        banned = constraints.repeating(size, answers, begun, step, 4)
+        banned = constraints.repeating(size, jnp.asarray(answers), begun, step, 4)
         for row in range(2):
             text = [*begun[0][row][begun[1][row] > 0], *answers[row, 0, :step]]
             ngrams = set(zip(*(text[i:] for i in range(size)), strict=False))
@@ -111,5 +112,5 @@ def test_a_text_is_cut_before_what_it_stops_at_first():
 def test_the_largest_are_those_of_jax_with_many_equal_ones(seed, k, different):
     x = np.random.default_rng(seed).integers(0, different, (2, 1700)).astype(np.float32)
     x[0, : seed % 1700] = -np.inf
-    for got, want in zip(ranking.top_k(x, k), jax.lax.top_k(x, k), strict=True):
+    for got, want in zip(ranking.top_k(jnp.asarray(x), k), jax.lax.top_k(x, k), strict=True):
         np.testing.assert_array_equal(got, want)

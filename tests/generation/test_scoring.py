@@ -1,13 +1,12 @@
 """Log-probabilities of continuations and of masked tokens: against torch, and against the logits of one row alone."""
 
-import types
-
 import jax
 import numpy as np
 import pytest
 
 import plm_jax
 from plm_jax.common.errors import UserError
+from plm_jax.data.vocabularies import Vocabulary
 from plm_jax.generation import scoring
 from tests import golden
 
@@ -90,6 +89,7 @@ def test_scores_equal_torchs(architecture, tmp_path):
         assert score.is_greedy == bool((logits.argmax(-1) == wanted).all())
 
 
+@Vocabulary.register
 class Words:
     """A vocabulary of words: token i + 1 is a letter with the `#`s behind it; 0 is the end."""
 
@@ -200,7 +200,15 @@ def test_pseudo_log_likelihoods_equal_torchs_on_bert(tmp_path):
     model.save_pretrained(tmp_path)
     lm = plm_jax.load(tmp_path)
     tokens = np.random.default_rng(3).integers(4, 36, 9).tolist()
-    lm.vocabulary = types.SimpleNamespace(encode=lambda text: tokens, word_initial=np.ones(37, bool), vocab_size=37)
+
+    @Vocabulary.register
+    class Fixed:
+        vocab_size, word_initial = 37, np.ones(37, bool)
+
+        def encode(self, text):
+            return tokens
+
+    lm.vocabulary = Fixed()
     lm.special_ids = {"mask_token_id": 36, "cls_token_id": 1, "sep_token_id": 2}
     (found,) = lm.pseudo_log_likelihoods("a text")
     for i, token in enumerate(tokens):

@@ -13,8 +13,9 @@ import plm_jax
 from plm_jax import config, models, objectives
 from plm_jax.common.errors import UserError
 from plm_jax.data import vocabularies
+from plm_jax.data.vocabularies import Vocabulary
 from plm_jax.evaluation import perplexity
-from plm_jax.generation import decoding
+from plm_jax.generation import decoding, inputs
 from plm_jax.runs import checkpoint_formats, checkpoints
 from tests import golden
 
@@ -22,6 +23,7 @@ from tests import golden
 ASKED = []
 
 
+@Vocabulary.register
 class Letters:
     """A vocabulary whose token i is the letter with code i + 32; like seqio's it stops decoding at its end token."""
 
@@ -216,15 +218,22 @@ def test_ids_are_continued_with_ids(lm, has_vocabulary):
     assert lm.generate(prompts, max_new_tokens=6) == want
     assert lm.generate(np.array(prompts[:1]), max_new_tokens=6) == want[:1]
     assert lm.generate(prompts[0], max_new_tokens=6) == want[:1]
-    for given, words in [
-        ([prompts[0], "A"], "some prompts are texts and some are ids"),
-        ([[]], "empty prompt"),
-        ([[1, 61]], "a prompt has token 61"),
-        ([[[1]], [[2]]], r"give \[\[1, 2, 3\], …\]"),
-        ([[1.5]], "no integers"),
-    ]:
+    for given, words in [([[]], "empty prompt"), ([[1, 61]], "a prompt has token 61")]:
         with pytest.raises(UserError, match=words):
             lm.generate(given, max_new_tokens=6)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([[1, 2], "A"], "some prompts are texts and some are ids"),
+        ([[[1]], [[2]]], r"give \[\[1, 2, 3\], …\]"),
+        ([[1.5]], "no integers"),
+    ],
+)
+def test_prompts_that_are_neither_texts_nor_ids_are_rejected(values, message):
+    with pytest.raises(UserError, match=message):
+        inputs.prompts(values)
 
 
 def test_ids_are_answered_by_an_encoder_decoder_without_a_vocabulary():

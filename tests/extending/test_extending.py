@@ -82,7 +82,7 @@ def test_it_trains_goes_on_evaluates_and_reports(name, folder, verb):
 
 
 def test_the_package_names_none_of_them():
-    kinds = ("alibi", "lion", "skip_gram", "span_order", "tagged_masked_lm")
+    kinds = ("alibi", "lion", "qwen2", "skip_gram", "span_order", "tagged_masked_lm")
     package = pathlib.Path(plm_jax.__file__).parent
     names = re.compile(rf"\b({'|'.join(kinds)})\b", re.IGNORECASE)
     assert [path for path in package.rglob("*.py") if names.search(path.read_text())] == []
@@ -153,3 +153,26 @@ def test_lion_is_optax_lion():
             updates, states[i] = optimizer.update(gradients, states[i], followed[i], learning_rate=0.01)
             followed[i] = optax.apply_updates(followed[i], updates)
     np.testing.assert_allclose(*(tree["kernel"] for tree in followed), rtol=1e-6)
+
+
+def test_a_family_is_read_and_written_as_transformers_has_it(tmp_path):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    page("qwen2")
+    sizes = {"vocab_size": 11, "hidden_size": 12, "intermediate_size": 10, "num_hidden_layers": 2, "head_dim": 8}
+    described = transformers.Qwen2Config(**sizes, num_attention_heads=4, num_key_value_heads=2, rms_norm_eps=0.01)
+    torch.manual_seed(0)
+    theirs = transformers.Qwen2ForCausalLM(described).eval()
+    for name, parameter in theirs.named_parameters():
+        if name.endswith("bias"):  # They begin as 0.
+            torch.nn.init.normal_(parameter)
+    theirs.save_pretrained(tmp_path / "theirs")
+    tokens = np.random.default_rng(0).integers(0, 11, (2, 7))
+    with torch.no_grad():
+        expected = theirs(torch.tensor(tokens)).logits.numpy()
+    ours = plm_jax.load(tmp_path / "theirs")
+    np.testing.assert_allclose(ours.logits(tokens), expected, atol=1e-4)
+    ours.save(tmp_path / "ours", format="huggingface")
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours").eval()
+    assert type(again) is transformers.Qwen2ForCausalLM
+    with torch.no_grad():
+        np.testing.assert_array_equal(again(torch.tensor(tokens)).logits.numpy(), expected)

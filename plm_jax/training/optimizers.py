@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jaxtyping import Array, Float
 from typing_extensions import override
 
 from plm_jax.common import ranges
@@ -66,9 +67,11 @@ def build(
         _scale_by_learning_rate(),
     )
 
-    def update(grads, state, params, **extra):
-        updates, state = whole.update(grads, state, part.of(params), **extra)
+    def update(updates, state, params=None, **extra_args):
+        updates, state = whole.update(updates, state, part.of(params), **extra_args)
         if optimizer.layer_decay != 1.0:
+            if model is None:
+                raise ValueError("layer_decay needs a model, whose layers it counts")
             factors = part.of(layer_decay.factors(model, optimizer.layer_decay, params))
             updates = jax.tree.map(jnp.multiply, updates, factors)
         return updates, state
@@ -124,8 +127,9 @@ def _without(items: tuple, axis: int) -> tuple:
 def _scale_by_learning_rate() -> optax.GradientTransformationExtraArgs:
     """Like `optax.scale_by_learning_rate`, but with the rate as an argument of `update`; counts steps."""
 
-    def update(updates, state, params=None, *, learning_rate, **_):
-        updates = jax.tree.map(lambda update: jnp.asarray(-learning_rate, update.dtype) * update, updates)
+    def update(updates, state, params=None, **extra_args):
+        rate = extra_args["learning_rate"]
+        updates = jax.tree.map(lambda update: jnp.asarray(-rate, update.dtype) * update, updates)
         return updates, optax.ScaleByScheduleState(optax.safe_increment(state.count))
 
     def init(params):
@@ -149,12 +153,26 @@ def unless_skipped(taken: jax.Array, new, old):
     return jax.tree.map(choose, new, old, is_leaf=lambda x: isinstance(x, optax.ScaleByScheduleState))
 
 
-def global_norm(tree) -> jax.Array:
+def global_norm(tree: Any) -> Float[Array, ""]:
     """The Euclidean norm of all leaves together.
 
     By products of whole arrays: XLA's CPU backend writes the squares of `optax.global_norm` to memory.
     """
     return jnp.sqrt(sum(jnp.tensordot(x, x, x.ndim, precision="highest") for x in jax.tree.leaves(tree)))
+
+
+def squared_norms(tree: Any) -> Float[Array, " tensors"]:
+    """Returns the squared Euclidean norm of each tensor, a layer of a stack being one; in the order of JAX's leaves.
+
+    By products of whole arrays, as in `global_norm`.
+    """
+
+    def square(path, leaf):
+        if not trainable.is_stacked(path):
+            return jnp.tensordot(leaf, leaf, leaf.ndim, precision="highest")[None]
+        return jnp.einsum("l...,l...->l", leaf, leaf, precision="highest")
+
+    return jnp.concatenate(jax.tree.leaves(jax.tree.map_with_path(square, tree)))
 
 
 def decays(params):
@@ -278,8 +296,8 @@ class AdafactorConfig(OptimizerConfig):
 
             return _AdafactorState(jnp.zeros((), jnp.int32), jax.tree.map_with_path(zeros, params))
 
-        def update(grads, state, params):
-            count = optax.safe_increment(state.count)
+        def update(updates, state, params=None):
+            count = jnp.asarray(optax.safe_increment(state.count))
             decay = 1.0 - count.astype(jnp.float32) ** -self.decay_exponent
 
             def moment(grad, previous):
@@ -299,8 +317,8 @@ class AdafactorConfig(OptimizerConfig):
                     scale = scale * jnp.maximum(_root_mean_square(param), self.parameter_epsilon)
                 return updated * scale
 
-            moments = _map_tensors(moment, grads, state.second_moments)
-            return _map_tensors(direction, grads, moments, params), _AdafactorState(count, moments)
+            moments = _map_tensors(moment, updates, state.second_moments)
+            return _map_tensors(direction, updates, moments, params), _AdafactorState(count, moments)
 
         return (optax.GradientTransformation(init, update),)
 
@@ -340,9 +358,9 @@ def _scale_by_adam(optimizer: AdamWConfig | LambConfig) -> optax.GradientTransfo
     """Adam's direction; without bias correction as in BERT's optimizer (google-research/bert, optimization.py)."""
     adam = optax.scale_by_adam(optimizer.b1, optimizer.b2, optimizer.epsilon)
 
-    def uncorrected(grads, state, params=None):
-        mu = optax.update_moment(grads, state.mu, optimizer.b1, 1)
-        nu = optax.update_moment(grads, state.nu, optimizer.b2, 2)
+    def uncorrected(updates, state, params=None):
+        mu = optax.update_moment(updates, state.mu, optimizer.b1, 1)
+        nu = optax.update_moment(updates, state.nu, optimizer.b2, 2)
         updates = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + optimizer.epsilon), mu, nu)
         return updates, optax.ScaleByAdamState(optax.safe_increment(state.count), mu, nu)
 
@@ -352,9 +370,9 @@ def _scale_by_adam(optimizer: AdamWConfig | LambConfig) -> optax.GradientTransfo
     def init(params):
         return with_first_moment(adam.init(params), optimizer.first_moment)
 
-    def update(grads, state, params=None):
+    def update(updates, state, params=None):
         direction = adam.update if optimizer.bias_correction else uncorrected
-        updates, state = direction(grads, with_first_moment(state, jnp.float32), params)
+        updates, state = direction(updates, with_first_moment(state, jnp.float32), params)
         return updates, with_first_moment(state, optimizer.first_moment)
 
     return optax.GradientTransformation(init, update)

@@ -17,24 +17,24 @@ class StepParameters(NamedTuple):
     Attributes:
       trained: the tree that gradients are of, of the part that is trained.
       zeros: float32, to which microbatches' gradients are added.
-      params: makes of such a tree the parameters that the loss is given.
+      whole: makes of such a tree the parameters that the loss is given.
       reduced: makes of the gradients' sums over microbatches those of the parameters, float32.
     """
 
     trained: Any
     zeros: Any
-    params: Callable[[Any], Any]
+    whole: Callable[[Any], Any]
     reduced: Callable[[Any], Any]
 
 
-def held(
+def build(
     model: Any,
     params: Any,
     gradients: Any = jnp.float32,
     layouts: Any = None,
     part: trainable.Trainable = trainable.ALL,
 ) -> StepParameters:
-    """What a step holds: of tables that are spread whole copies, see `models.tables`; of kernels those of a type.
+    """Returns what a step holds: whole copies of tables that are spread, and kernels in the type of their gradients.
 
     Args:
       model: the module; what its `tables` does not say it takes, it gets as it is.

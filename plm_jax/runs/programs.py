@@ -102,7 +102,7 @@ def build(run: config.Run, mesh: Mesh, batch_size: int) -> Program:
     return Program(
         model=run.model,
         loss=build_loss(run, mesh, z_loss=train.z_loss, label_smoothing=train.label_smoothing),
-        optimizer=optimizers.build(run.optimizer, trained, run.model),
+        optimizer=optimizers.build(run.optimizer, None if trained.is_all else trained, run.model),
         mesh=mesh,
         batch_size=batch_size,
         rules=run.mesh.rules,

@@ -9,7 +9,8 @@ import numpy as np
 from plm_jax.common.errors import UserError
 from plm_jax.models import StackConfig
 from plm_jax.models.protocol import ModelConfig
-from plm_jax.training.trainable import STACKED, layer_numbers
+from plm_jax.models.stack import STACKED
+from plm_jax.training.trainable import layer_numbers
 
 
 def factors(model: ModelConfig, decay: float, params: Any) -> Any:

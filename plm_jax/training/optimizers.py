@@ -19,7 +19,9 @@ from typing_extensions import override
 from plm_jax.common import ranges
 from plm_jax.common.roles import Role
 from plm_jax.models.protocol import ModelConfig
-from plm_jax.training import layer_decay, trainable
+from plm_jax.models.stack import is_stacked
+from plm_jax.training import layer_decay
+from plm_jax.training.trainable import Trainable
 
 # Axes that the fields of `_Factored` lack; the shapes of a square matrix would be ambiguous.
 _ABSENT = {"rows": (-1,), "columns": (-2,)}
@@ -49,7 +51,7 @@ class OptimizerConfig(Role):
 
 
 def build(
-    optimizer: OptimizerConfig, part: trainable.Trainable = trainable.ALL, model: ModelConfig | None = None
+    optimizer: OptimizerConfig, part: Trainable | None = None, model: ModelConfig | None = None
 ) -> optax.GradientTransformationExtraArgs:
     """Returns an optimizer as an optax transformation.
 
@@ -58,7 +60,7 @@ def build(
     transformations that accept extra arguments.
 
     Args:
-      part: the trained part of the parameters; gradients, updates and the state are trees of this part.
+      part: the trained part of the parameters, of which gradients, updates and the state are trees; None: all of them.
       model: model of the parameters, whose stacks `layer_decay` needs.
     """
     whole = optax.chain(
@@ -68,16 +70,17 @@ def build(
     )
 
     def update(updates, state, params=None, **extra_args):
-        updates, state = whole.update(updates, state, part.of(params), **extra_args)
+        trained = part.of(params) if part else params
+        updates, state = whole.update(updates, state, trained, **extra_args)
         if optimizer.layer_decay != 1.0:
             if model is None:
                 raise ValueError("layer_decay needs a model, whose layers it counts")
-            factors = part.of(layer_decay.factors(model, optimizer.layer_decay, params))
-            updates = jax.tree.map(jnp.multiply, updates, factors)
+            factors = layer_decay.factors(model, optimizer.layer_decay, params)
+            updates = jax.tree.map(jnp.multiply, updates, part.of(factors) if part else factors)
         return updates, state
 
     def init(params):
-        params = part.of(params)
+        params = part.of(params) if part else params
         return _boxed(whole.init(jax.tree.map(_array, params, is_leaf=_is_boxed)), params)
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -168,7 +171,7 @@ def squared_norms(tree: Any) -> Float[Array, " tensors"]:
     """
 
     def square(path, leaf):
-        if not trainable.is_stacked(path):
+        if not is_stacked(path):
             return jnp.tensordot(leaf, leaf, leaf.ndim, precision="highest")[None]
         return jnp.einsum("l...,l...->l", leaf, leaf, precision="highest")
 
@@ -188,7 +191,7 @@ def _map_tensors(function: Callable, tree, *rest):
     """`jax.tree.map` with each layer of a stacked leaf on its own."""
 
     def of_leaf(path, *leaves):
-        return (jax.vmap(function) if trainable.is_stacked(path) else function)(*leaves)
+        return (jax.vmap(function) if is_stacked(path) else function)(*leaves)
 
     return jax.tree.map_with_path(of_leaf, tree, *rest)
 
@@ -289,7 +292,7 @@ class AdafactorConfig(OptimizerConfig):
     def transformations(self) -> Sequence[optax.GradientTransformation]:
         def init(params):
             def zeros(path, leaf):
-                tensor = leaf.shape[1:] if trainable.is_stacked(path) else leaf.shape
+                tensor = leaf.shape[1:] if is_stacked(path) else leaf.shape
                 if len(tensor) == 2 and min(tensor) >= self.min_dim_size_to_factor:
                     return _Factored(*(jnp.zeros(_without(leaf.shape, axis), leaf.dtype) for axis in (-1, -2)))
                 return jnp.zeros_like(leaf)

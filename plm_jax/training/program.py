@@ -89,7 +89,7 @@ class Program:
             self.optimizer,
             phase.microbatches,
             dropout=module.model.drops,
-            part=self.trained,
+            part=None if self.trained == trainable.ALL else self.trained,
             watch=self.watch and dataclasses.replace(self.watch, first_step=phase.first_step),
             log_norms=self.log_norms,
             gradients=jnp.result_type(*{self.precision.compute, self.precision.gradients}),

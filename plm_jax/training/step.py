@@ -13,9 +13,10 @@ from plm_jax.common.keys import named_key
 from plm_jax.losses import Loss, LossSums, means
 from plm_jax.models.partitioning import constrain
 from plm_jax.models.protocol import Module
-from plm_jax.training import optimizers, spikes, step_parameters, trainable
+from plm_jax.training import optimizers, spikes, step_parameters
 from plm_jax.training.state import TrainState
 from plm_jax.training.step_parameters import StepParameters
+from plm_jax.training.trainable import Trainable
 
 
 def train_step(
@@ -24,7 +25,7 @@ def train_step(
     optimizer: optax.GradientTransformation,
     microbatches: int = 1,
     dropout: bool = False,
-    part: trainable.Trainable = trainable.ALL,
+    part: Trainable | None = None,
     watch: spikes.Watch | None = None,
     log_norms: bool = False,
     **holding: Any,
@@ -40,7 +41,7 @@ def train_step(
       optimizer: transformation of the gradients into updates of `part`; it receives `learning_rate` and `grad_norm`.
       microbatches: parts of the batch whose gradients are added up.
       dropout: whether the loss is given a key `dropout`.
-      part: of the parameters, what is trained.
+      part: of the parameters, what is trained; None: all of them.
       watch: for spikes, in the state's `recent`; None: for none.
       log_norms: whether norms are of parameters and updates, too.
       holding: further arguments of `step_parameters.build`: how microbatches take the parameters.
@@ -78,10 +79,11 @@ def train_step(
         def unless_skipped(new, old):
             return jax.tree.map(functools.partial(jnp.where, verdict.is_taken), new, old)
 
-        trained = part.of(state.params)
+        trained = part.of(state.params) if part else state.params
+        new_trained = unless_skipped(optax.apply_updates(trained, updates), trained)
         new_state = TrainState(
             step=state.step + 1,
-            params=part.put(state.params, unless_skipped(optax.apply_updates(trained, updates), trained)),
+            params=part.put(state.params, new_trained) if part else new_trained,
             optimizer=optimizers.unless_skipped(verdict.is_taken, optimizer_state, state.optimizer),
             carry=unless_skipped(carry, state.carry),
             recent=verdict.recent,

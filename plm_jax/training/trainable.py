@@ -22,9 +22,9 @@ from flax import traverse_util
 from plm_jax.common.errors import UserError
 from plm_jax.models import registry
 from plm_jax.models.protocol import ModelConfig
+from plm_jax.models.stack import STACKED
 
 Path = tuple[str, ...]
-STACKED = "blocks"
 _COVERAGE = re.compile(r"\d+(:\d+(:[1-9]\d*)?)?(,\d+(:\d+(:[1-9]\d*)?)?)*")
 _EVERYTHING = (".*",)
 
@@ -102,11 +102,6 @@ def check_layers(model: ModelConfig, stages: int) -> None:
                 f"{name} covers only some layers, and mesh.stage={stages} cuts layers into stages that are alike: set "
                 "config.mesh.stage to 1"
             )
-
-
-def is_stacked(path: Sequence[Any]) -> bool:
-    """Whether the leaf at a path of JAX's holds a stack's layers on its first axis."""
-    return any(getattr(entry, "key", None) == STACKED for entry in path)
 
 
 def unmatched(patterns: Sequence[str], names: Sequence[str]) -> str | None:

@@ -228,7 +228,7 @@ def test_with_sgd_each_layer_moves_by_its_rate_times_the_gradient(model, tiny):
             optimizer=config.SgdConfig(layer_decay=decay),
         )
         _, before, after, job, _ = runs.steps(run, 1)
-        return {name: after[name] - before[name] for name in before}, job.program.notes()
+        return {name: after[name] - before[name] for name in before}, job.programs.notes()
 
     (whole, _), (decayed, notes) = update(1.0), update(DECAY)
     above = {0: 3, 1: 2} if model != "shared" else {0: 2}

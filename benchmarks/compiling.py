@@ -93,8 +93,8 @@ def trained(page: str, changes: dict[str, float]) -> dict:
         return call
 
     jax.monitoring.register_event_listener(count)
-    stage_step, ends = Program.stage_step, []
-    Program.stage_step = lambda self, stage: waiting(stage_step(self, stage))
+    phase_step, ends = Program.phase_step, []
+    Program.phase_step = lambda self, phase: waiting(phase_step(self, phase))
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         loop.pretrain(run, f"{folder}/run")

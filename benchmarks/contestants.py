@@ -110,8 +110,8 @@ def make_ours(case: Case, scan_layers: bool) -> Contestant:
     """Ours on the first device, its layers unrolled or scanned."""
     import jax
 
+    from plm_jax.runs.programs import Programs
     from plm_jax.training import mesh
-    from plm_jax.training.program import Program
 
     run = dataclasses.replace(
         case.run,
@@ -123,15 +123,15 @@ def make_ours(case: Case, scan_layers: bool) -> Contestant:
         precision=config.PrecisionConfig("bfloat16" if case.device == "gpu" else "float32"),
     )
     device = jax.devices()[0]
-    program = Program(run, [device])
-    current, train_step = program.new_state(), program.stage_step(program.stages[0])
+    programs = Programs(run, [device])
+    current, train_step = programs.first.new_state(run.train.seed), programs.first.phase_step(programs.phases[0])
     batch = case.batch() | {"digest": np.zeros((case.rows, 2), np.uint32)}
-    batch = jax.device_put(batch, mesh.batch_sharding(program.mesh))
+    batch = jax.device_put(batch, mesh.batch_sharding(programs.first.mesh))
     metrics = None
 
     def do():
         nonlocal current, metrics
-        current, metrics = train_step(current, batch, *program.inputs(0))
+        current, metrics = train_step(current, batch, *programs.inputs(0))
 
     def facts():
         return {

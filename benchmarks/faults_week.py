@@ -211,7 +211,7 @@ def _simulate(clock: Week) -> None:
         clock.save()
         original(self, *words, **named)
 
-    def compiled(self, stage, original=Program.stage_step):
+    def compiled(self, stage, original=Program.phase_step):
         step, calls = original(self, stage), []
 
         def call(*words):
@@ -231,7 +231,7 @@ def _simulate(clock: Week) -> None:
         return original(self)
 
     Goodput.begin, Goodput.finish_step, saving.Save.save = begin, finish_step, save
-    Program.stage_step, setup.global_batches, heartbeat.Heartbeat.__enter__ = compiled, batches, entered
+    Program.phase_step, setup.global_batches, heartbeat.Heartbeat.__enter__ = compiled, batches, entered
     setup.starting_state = noting(setup.starting_state, ("start", START))
     validation.Validation.__call__ = noting(validation.Validation.__call__, ("validation", VALIDATION))
 

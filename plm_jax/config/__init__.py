@@ -16,7 +16,6 @@ from plm_jax.config.training import (
     EvaluationConfig,
     IncidentsConfig,
     PhaseConfig,
-    PrecisionConfig,
     TrainConfig,
 )
 from plm_jax.data.config import DataConfig, InputsTargetsConfig, ReaderConfig
@@ -56,6 +55,7 @@ from plm_jax.training.optimizers import (
     OptimizerConfig,
     SgdConfig,
 )
+from plm_jax.training.program import PrecisionConfig
 from plm_jax.training.schedules import (
     ConstantSchedule,
     CosineSchedule,

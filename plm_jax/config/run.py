@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 
 from plm_jax import objectives
-from plm_jax.config.training import CheckpointConfig, EvaluationConfig, PrecisionConfig, TrainConfig
+from plm_jax.config.training import CheckpointConfig, EvaluationConfig, TrainConfig
 from plm_jax.data.config import DataConfig
 from plm_jax.data.vocabulary_config import VocabularyConfig
 from plm_jax.models import ModelConfig
 from plm_jax.training.mesh import MeshConfig
 from plm_jax.training.optimizers import OptimizerConfig
+from plm_jax.training.program import PrecisionConfig
 from plm_jax.training.schedules import Schedule
 
 

@@ -108,20 +108,6 @@ class TrainConfig:
 
 
 @dataclass(frozen=True)
-class PrecisionConfig:
-    """Types of numbers; parameters and the loss are float32, the optimizer's state as its own settings say.
-
-    Attributes:
-      compute: of activations.
-      gradients: in which those of weight matrices are made, and summed over devices, if `compute` is bfloat16, too;
-        over microbatches they add up in float32, and those of embeddings everywhere.
-    """
-
-    compute: Literal["float32", "bfloat16"] = "float32"
-    gradients: Literal["float32", "bfloat16"] = "bfloat16"
-
-
-@dataclass(frozen=True)
 class CheckpointConfig:
     """Saved every `save_every` steps and at the end; the last `keep_last` stay, and each multiple of `keep_every`.
 

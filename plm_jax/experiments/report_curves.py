@@ -11,8 +11,7 @@ from plm_jax import config
 from plm_jax.common import metrics
 from plm_jax.common.errors import UserError, one_line
 from plm_jax.experiments.run_logs import Curve, RunLog
-from plm_jax.runs import resume
-from plm_jax.training import flops
+from plm_jax.runs import phase_costs, resume
 
 # So many points all curves of a page have together, a curve no more than these, and no fewer.
 _POINTS, _MOST, _FEWEST = 250_000, 1_000, 60
@@ -169,7 +168,9 @@ def _work(run: RunLog, which: int) -> tuple[list[int], list[int]] | str:
     try:
         resolved = config.from_saved(run.config["config"], run.config.get("modules"))
         stages = config.resolve_phases(resolved)
-        counts = [(flops.tokens_of_stage(resolved, stage), flops.of_stage(resolved, stage)) for stage in stages]
+        counts = [
+            (phase_costs.num_tokens(resolved, stage), phase_costs.model_flops(resolved, stage)) for stage in stages
+        ]
         for start in run.config.get("history", ()):
             for field in start["changes"]:
                 if _decides(field, resolved):

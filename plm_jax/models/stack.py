@@ -6,7 +6,7 @@ Shapes: B batch, L length, M memory's length, Q queries, K keys, D width. All bl
 
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -44,7 +44,14 @@ REMAT_POLICIES = {
         offload_dst="pinned_host",
     ),
 }
+# Name under which a stack holds the parameters of its layers, on their first axis.
+STACKED = "blocks"
 logger = logging.getLogger(__name__)
+
+
+def is_stacked(path: Sequence[Any]) -> bool:
+    """Whether the parameter at a path, as of `jax.tree_util`, holds the layers of a stack on its first axis."""
+    return any(getattr(entry, "key", None) == STACKED for entry in path)
 
 
 class FeedForward(nn.Module):

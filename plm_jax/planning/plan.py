@@ -19,9 +19,10 @@ from plm_jax.data import reader
 from plm_jax.models import registry
 from plm_jax.planning import estimate as estimates
 from plm_jax.planning import gpus, hlo, search, tpus
+from plm_jax.runs import phase_costs
+from plm_jax.runs.programs import Programs
 from plm_jax.training import flops
 from plm_jax.training import mesh as meshes
-from plm_jax.training.program import Program
 
 # A search compiles until so many fit, or so many have been compiled.
 FITTING, COMPILED = 3, 8
@@ -60,14 +61,14 @@ def plan(
         run = dataclasses.replace(run, mesh=config.MeshConfig())
         phases = tuple(dataclasses.replace(phase, mesh=None) for phase in run.train.phases)
         run = dataclasses.replace(run, train=dataclasses.replace(run.train, phases=phases))
-        return _shapes(of_costliest(run, jax.devices()[:1]))
+        return _shapes(Programs(run, jax.devices()[:1]))
     devices = slice_devices(topology, slices)
     where = {"topology": topology, "slices": slices}
     if devices[0].platform == "gpu":
         where |= {"unasked": gpus.UNASKED, "memory_is": f"JAX takes {gpus.memory_share():.0%} of a device,"}
     if searched:
         return where | _search(run, devices, price, say)
-    report = where | _compiled(of_costliest(run, devices), say, price)
+    report = where | _compiled(Programs(run, devices), say, price)
     if not report["fits"]:
         report["suggestion"] = _suggestion(run, devices, report["bytes_per_device"]["total"], say)
     return report
@@ -98,20 +99,21 @@ def _suggestion(
     stage, chip = costliest(config.resolve_phases(run)), _chip(devices)
     parameters = _count(run)
 
-    def guessed(program: Program) -> float:
-        own, remat = costliest(program.stages), program.run.model.remat
-        return search.guessed(run, stage, parameters, chip, program.mesh.shape, own.microbatches, remat).memory
+    def guessed(programs: Programs) -> float:
+        phase, remat = costliest(programs.phases), programs.run.model.remat
+        mesh = programs.at(phase).mesh
+        return search.guessed(run, stage, parameters, chip, mesh.shape, phase.microbatches, remat).memory
 
-    before = guessed(of_costliest(run, devices))
+    before = guessed(Programs(run, devices))
     for change, changed in remedies(run, len(devices)):
         try:
-            program = of_costliest(changed, devices)
+            programs = Programs(changed, devices)
         except UserError:  # It does not divide the rows of some phase.
             continue
-        if wanted and wanted * guessed(program) / before > 1.3 * chip.hbm_bytes:
+        if wanted and wanted * guessed(programs) / before > 1.3 * chip.hbm_bytes:
             continue
         say("it does not fit; trying " + _as_flags(change))
-        if _compiled(program, say)["fits"]:
+        if _compiled(programs, say)["fits"]:
             return change
     return None
 
@@ -131,12 +133,12 @@ def _search(run: config.Run, devices: list[Any], price: float, say: Callable[[st
         if sum(report["fits"] for report in reports[1:]) >= FITTING or len(reports) > COMPILED:
             break
         try:
-            program = of_costliest(changed, devices)
+            programs = Programs(changed, devices)
         except UserError as error:
             say(f"{_as_flags(settings) or 'as configured'}: {error}")
             continue
         say(_as_flags(settings) or "as configured")
-        reports.append(_compiled(program, say, price) | {"settings": settings})
+        reports.append(_compiled(programs, say, price) | {"settings": settings})
     if not reports:
         raise UserError("no mesh of these devices divides the batch: change train.batch_size or take another slice")
     reports.sort(key=lambda report: report["estimate"]["seconds"]["optimistic"] if report["fits"] else math.inf)
@@ -151,27 +153,22 @@ def _count(run: config.Run) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
-def step_inputs(program: Program, stage: config.Phase) -> tuple[Any, ...]:
-    """Returns the inputs of a stage's step; the state and the global batch are shapes, types and shardings only."""
+def step_inputs(programs: Programs, phase: config.Phase) -> tuple[Any, ...]:
+    """Returns the inputs of a phase's step; the state and the global batch are shapes, types and shardings only."""
+    program = programs.at(phase)
 
     def placed(row):
-        shape = (stage.batch_size, *row.shape[1:])
+        shape = (phase.batch_size, *row.shape[1:])
         return jax.ShapeDtypeStruct(shape, row.dtype, sharding=meshes.batch_sharding(program.mesh, shape[1:]))
 
-    blank = reader.blank_batch(config.reader_config(program.run), stage.length)
+    blank = reader.blank_batch(config.reader_config(programs.run), phase.length)
     batch = {name: placed(row) for name, row in blank.items()}
-    return program.abstract_state, batch, *program.inputs(0)
+    return program.abstract_state, batch, *programs.inputs(0)
 
 
 def costliest(stages: tuple[config.Phase, ...]) -> config.Phase:
     """Of the stages with the longest rows the one with the largest batch."""
     return max(stages, key=lambda stage: (stage.length, stage.batch_size))
-
-
-def of_costliest(run: config.Run, devices) -> Program:
-    """The program over the mesh of the costliest stage."""
-    program = Program(run, devices)
-    return program.at(costliest(program.stages))
 
 
 def device_bytes(tree) -> int:
@@ -204,31 +201,34 @@ def remedies(run: config.Run, num_devices: int) -> Iterator[tuple[dict[str, Any]
         yield settings, search.changed(run, {}, count, remat)
 
 
-def _shapes(program: Program) -> dict[str, Any]:
+def _shapes(programs: Programs) -> dict[str, Any]:
     """What shapes and shardings alone tell."""
-    stage, state = costliest(program.stages), program.abstract_state
+    stage = costliest(programs.phases)
+    program = programs.at(stage)
+    state = program.abstract_state
     known = {"parameters": device_bytes(state.params), "optimizer": device_bytes(state.optimizer)}
     known |= {"temporaries": None, "total": None}
     return {
         "mesh": dict(program.mesh.shape),
         "stage": {name: getattr(stage, name) for name in ("first_step", "length", "batch_size", "microbatches")},
-        "remat": program.run.model.remat,
-        "parameters": _count(program.run),
+        "remat": programs.run.model.remat,
+        "parameters": _count(programs.run),
         "bytes_per_device": known,
         "fits": None,
-        "model_flops_per_step": flops.of_stage(program.run, stage),
+        "model_flops_per_step": phase_costs.model_flops(programs.run, stage),
     }
 
 
-def _compiled(program: Program, say: Callable[[str], None], price: float = 0.0) -> dict[str, Any]:
+def _compiled(programs: Programs, say: Callable[[str], None], price: float = 0.0) -> dict[str, Any]:
     """`_shapes`, and what the compiler tells; with a price also what a token costs."""
-    report, stage = _shapes(program), costliest(program.stages)
+    report, stage = _shapes(programs), costliest(programs.phases)
+    program = programs.at(stage)
     num_devices = program.mesh.size
     chip = _chip(list(program.mesh.devices.flat))
     report |= {"devices": num_devices, "hbm_bytes": chip.hbm_bytes}
     say(f"compiling for {num_devices} devices, {report['mesh']}, rows of {stage.length}; this takes minutes")
     began = time.perf_counter()
-    traced = program.stage_step(stage).trace(*step_inputs(program, stage))
+    traced = program.phase_step(stage).trace(*step_inputs(programs, stage))
     try:
         compiled = traced.lower().compile()
     except jax.errors.JaxRuntimeError as error:
@@ -242,7 +242,7 @@ def _compiled(program: Program, say: Callable[[str], None], price: float = 0.0) 
     report["bytes_per_device"] |= {"temporaries": memory.temp_size_in_bytes, "total": total}
     report |= {"fits": total <= chip.hbm_bytes, "compile_seconds": time.perf_counter() - began}
     module = hlo.HloModule(compiled.as_text())
-    jaxpr, dropout = traced.jaxpr.jaxpr, getattr(program.model(stage.dropout).model, "dropout", None)
+    jaxpr, dropout = traced.jaxpr.jaxpr, getattr(program.module(stage.dropout).model, "dropout", None)
     drops = getattr(dropout, "attention", 0.0) > 0
     work = estimates.work(jaxpr, module, _slices(program.mesh), drops)
     report |= {
@@ -251,7 +251,7 @@ def _compiled(program: Program, say: Callable[[str], None], price: float = 0.0) 
         "hbm_bytes_per_step": work.hbm_bytes,
         "collectives": _by_kind(module.collectives()),
         "sent_between_slices_per_step": int(work.between_slices),
-        "tokens_per_step": flops.tokens_of_stage(program.run, stage),
+        "tokens_per_step": phase_costs.num_tokens(programs.run, stage),
         "estimate": estimates.estimate(program.mesh.devices.flat[0].device_kind, work),
     }
     if price:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from plm_jax import config
 from plm_jax.models import EncoderDecoderConfig, TransformerConfig
 from plm_jax.models.pipeline import cuts
+from plm_jax.runs import phase_costs
 from plm_jax.training import flops
 from plm_jax.training import mesh as meshes
 
@@ -85,12 +86,12 @@ def guessed(
     wholly; and the bytes of state, two layers' weights and what is kept of activations."""
     data, fsdp, tensor = sizes["data"], sizes["fsdp"], sizes["tensor"]
     context, stages = sizes.get("context", 1), sizes.get("stage", 1)
-    tokens, _, _ = flops.row_lengths(run, stage)
+    tokens, _, _ = phase_costs.row_lengths(run, stage)
     # What one device holds of a layer's activations at a time, [tokens, D], and how many layers it has.
     tokens_at_once = stage.batch_size / (data * fsdp * context * microbatches) * tokens
     width, layers, kept = _shape(run, tokens)
     layers, owned = layers / stages, parameters / stages
-    compute = flops.of_stage(run, stage) / math.prod(sizes.values()) * (1 + RECOMPUTED.get(remat, 0.2))
+    compute = phase_costs.model_flops(run, stage) / math.prod(sizes.values()) * (1 + RECOMPUTED.get(remat, 0.2))
     compute /= chip.flops * PRODUCTS_SHARE
     compute *= 1 + (stages - 1) / microbatches  # Stages wait for the first microbatch and after the last.
     # Weights gathered forward and backward in two bytes, gradients scattered in two; of copies reduced once a step.

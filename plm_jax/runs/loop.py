@@ -23,6 +23,7 @@ from plm_jax.runs.incidents import RollBack
 from plm_jax.runs.interruption import Interruption
 from plm_jax.runs.metrics_logger import MetricsLogger
 from plm_jax.runs.profiling import Profiler
+from plm_jax.runs.programs import Programs
 from plm_jax.runs.saving import Coordinate, Save
 from plm_jax.runs.setup import TrainingSetup
 from plm_jax.runs.task_evaluation import TaskEvaluation
@@ -120,16 +121,17 @@ def _train(
                 roll_back = RollBack(incidents, job.program, checkpoints.directory, save_every, load, checkpoints.wait)
                 callbacks.insert(1, roll_back)
             with goodput.measure("steps"):
-                batches = goodput.measure_batches(setup.global_batches(job.program, job.reader, first_step))
+                batches = goodput.measure_batches(setup.global_batches(job.programs, job.reader, first_step))
                 goodput.begin(first_step)
-                context = TrainingContext(job.program.stages[0], job.program, state, first_step, run.train.steps)
-                train(context, batches, callbacks, logger.compiling)
+                context = TrainingContext(job.programs.phases[0], job.program, state, first_step, run.train.steps)
+                train(context, job.programs, batches, callbacks, logger.compiling)
             if selector and telemetry and (line := selector.describe_lost()):
                 telemetry.say(line)
 
 
 def train(
     context: TrainingContext,
+    programs: Programs,
     batches: Iterator[tuple[Any, float]],
     callbacks: Sequence[Callback],
     compiling: Callable[[str], contextlib.AbstractContextManager] = contextlib.nullcontext,
@@ -137,16 +139,16 @@ def train(
     """Trains from `context.step` until `context.num_steps`; `context` then has the last state and metrics.
 
     Args:
+      programs: compiled steps of the run.
       batches: global batches from the first step on, each with the seconds that this host waited for it.
       callbacks: called around every step, in their order.
       compiling: entered, with the name of a step, around the first step of each phase.
     """
-    root = context.program
-    for phase in root.stages:
+    for phase in programs.phases:
         if phase.end_step <= context.step or context.is_last_step:
             continue
-        program = root.at(phase)
-        train_step = program.stage_step(phase)
+        program = programs.at(phase)
+        train_step = program.phase_step(phase)
         context.state = program.place(context.state, context.program, phase.batch_size)
         context.phase, context.program = phase, program
         for callback in callbacks:
@@ -157,7 +159,7 @@ def train(
             with compiling(f"step {context.step + 1}") if is_first else contextlib.nullcontext():
                 for callback in callbacks:
                     callback.before_step(context)
-                context.state, context.metrics = train_step(context.state, batch, *program.inputs(context.step))
+                context.state, context.metrics = train_step(context.state, batch, *programs.inputs(context.step))
             context.step += 1
             context.data_wait_seconds = waited
             for callback in callbacks:
@@ -185,7 +187,7 @@ def _open_telemetry(
     with Telemetry(workdir, job.first_step, run.train.steps, logged_every) as telemetry, report_logs(telemetry.say):
         start = run_directory.start(job.first_step, [change[:3] for change in job.changes])
         run_directory.write(workdir, run_id, run, job.program.mesh.shape, [*history, start])
-        for note in [*notes, *job.program.notes(), *job.reader.notes(), *job.validation.notes()]:
+        for note in [*notes, *job.programs.notes(), *job.reader.notes(), *job.validation.notes()]:
             telemetry.say(note)
         if run.train.wandb_project:
             writer = weights_and_biases.WandbWriter(run, workdir, telemetry.say)

@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from plm_jax import config
 from plm_jax.data.reader import digest_hex
+from plm_jax.runs import phase_costs
 from plm_jax.runs.callbacks import Callback, TrainingContext
 from plm_jax.runs.goodput import Goodput
 from plm_jax.runs.incidents import Incidents
@@ -36,8 +37,8 @@ class MetricsLogger(Callback):
     @override
     def begin_phase(self, context: TrainingContext) -> None:
         """Prepares the rates of a phase, which leave out its first step because it compiles."""
-        self._tokens = flops.tokens_of_stage(self._run, context.phase)
-        self._flops = flops.of_stage(self._run, context.phase)
+        self._tokens = phase_costs.num_tokens(self._run, context.phase)
+        self._flops = phase_costs.model_flops(self._run, context.phase)
         self._since, self._waited, self._steps = None, 0.0, 0
         self._has_validated = False
 

@@ -118,8 +118,8 @@ def _compute(run: config.Run, workdir: str, first_step: int, step: int) -> tuple
     if run.train.incidents.spikes == "roll_back":
         load_state = functools.partial(setup.load_state, job, read_state)
         callbacks = [_ReplayRollBack(setup.new_incidents(job, workdir), job.program, folder, save_every, load_state)]
-    context = TrainingContext(job.program.stages[0], job.program, state, first_step, step)
-    loop.train(context, setup.global_batches(job.program, job.reader, first_step), callbacks)
+    context = TrainingContext(job.programs.phases[0], job.program, state, first_step, step)
+    loop.train(context, job.programs, setup.global_batches(job.programs, job.reader, first_step), callbacks)
     return jax.device_get(context.metrics), job
 
 

@@ -18,6 +18,7 @@ from plm_jax.models import registry
 from plm_jax.runs import resume, run_directory, warm_start
 from plm_jax.runs.callbacks import TrainingContext
 from plm_jax.runs.incidents import Incidents, window
+from plm_jax.runs.programs import Programs
 from plm_jax.runs.validation import Validation
 from plm_jax.training import mesh as meshes
 from plm_jax.training import optimizers, trainable
@@ -34,7 +35,7 @@ class TrainingSetup:
 
     Attributes:
       run: config of the run.
-      program: compiled step, over the mesh of the first phase to be trained.
+      programs: compiled steps, of each phase over its mesh.
       reader: training data.
       validation: held-out data and its metrics.
       resumed: checkpoint that the run resumes from, or None.
@@ -42,11 +43,16 @@ class TrainingSetup:
     """
 
     run: config.Run
-    program: Program
+    programs: Programs
     reader: Reader
     validation: Validation
     resumed: resume.Resumed | None
     changes: Sequence[resume.Change]
+
+    @property
+    def program(self) -> Program:
+        """Program of the first phase to be trained."""
+        return self.programs.first
 
     @property
     def first_step(self) -> int:
@@ -62,7 +68,7 @@ class TrainingSetup:
 def build(
     run: config.Run, resumed: resume.Resumed | None = None, devices: Sequence[Any] | None = None
 ) -> TrainingSetup:
-    """Builds the program of a run and opens its caches.
+    """Builds the programs of a run and opens its caches.
 
     Args:
       resumed: checkpoint that the run resumes from.
@@ -74,14 +80,15 @@ def build(
     phases = config.resolve_phases(run)
     if resumed:
         phases = resumed.plan(phases)
-    program = Program(run, devices, phases, resumed.step if resumed else 0)
+    programs = Programs(run, devices, phases, resumed.step if resumed else 0)
+    program = programs.first
     with progress.doing("opening the caches"):
         share = len(_local_rows(program.mesh, program.batch_size)) / program.batch_size
-        reader = Reader(config.reader_config(run, program.stages), share)
-        validation = Validation(run, program, reader)
+        reader = Reader(config.reader_config(run, programs.phases), share)
+        validation = Validation(run, programs, reader)
         validation.check_select()
     changes = _find_changes(run, program, reader, resumed) if resumed else []
-    return TrainingSetup(run, program, reader, validation, resumed, changes)
+    return TrainingSetup(run, programs, reader, validation, resumed, changes)
 
 
 def starting_state(setup: TrainingSetup, read_state: ReadState) -> tuple[TrainState, list[str]]:
@@ -100,7 +107,7 @@ def initial_state(setup: TrainingSetup) -> tuple[TrainState, list[str]]:
     """Returns the state before the first step, and lines that report where its weights come from."""
     run, program = setup.run, setup.program
     with progress.doing("drawing the parameters"):
-        state = program.new_state()
+        state = program.new_state(run.train.seed)
     if not run.train.init_from:
         return state, []
     published = fitted(state, program.published_state, meshes.refitted)
@@ -122,31 +129,31 @@ def restored_state(
     state, notes = fitted(state, like, meshes.refitted), [f"resumed after step {checkpoint.step}"]
     recent = window(checkpoint.meta.get("incidents", {}), setup.run.train.incidents.window)
     state = state.replace(recent=meshes.place(recent, program.shardings.recent))
-    is_same_kind = saved_run.optimizer.kind == setup.run.optimizer.kind and part == program.part
+    is_same_kind = saved_run.optimizer.kind == setup.run.optimizer.kind and part == program.trained
     if is_same_kind and _have_equal_shapes(like.optimizer, program.abstract_state.optimizer):
         return state.replace(optimizer=_cast(state.optimizer, program.abstract_state.optimizer)), notes
     notes.append("the optimizer, or what it trains, is another: its moments begin anew, weights and step are kept")
-    return state.replace(optimizer=program.new_moments(state.step)), notes
+    return state.replace(optimizer=program.new_moments(setup.run.train.seed, state.step)), notes
 
 
 def new_incidents(setup: TrainingSetup, workdir: str) -> Incidents:
     """Returns the incidents of a run, which continue from the checkpoint that it resumes from."""
     saved = setup.resumed.meta.get("incidents", {}) if setup.resumed else {}
-    names = setup.program.part.names(registry.shapes(setup.run.model))
+    names = setup.program.trained.names(registry.shapes(setup.run.model))
     return Incidents(setup.run.train.incidents, workdir, setup.reader, names, saved)
 
 
-def global_batches(program: Program, reader: Reader, first_step: int) -> Iterator[tuple[Any, float]]:
+def global_batches(programs: Programs, reader: Reader, first_step: int) -> Iterator[tuple[Any, float]]:
     """Yields each global batch from step `first_step` on, with the seconds that this host waited for its rows."""
 
     def rows_of(phase: config.Phase) -> np.ndarray:
-        return _local_rows(program.at(phase).mesh, phase.batch_size)
+        return _local_rows(programs.at(phase).mesh, phase.batch_size)
 
     local_batches = reader.batches(first_step, lambda phase: rows_of(phase).tolist())
-    for phase in program.stages:
+    for phase in programs.phases:
         if phase.end_step <= first_step:
             continue
-        mesh, rows = program.at(phase).mesh, rows_of(phase)
+        mesh, rows = programs.at(phase).mesh, rows_of(phase)
         for _ in range(max(first_step, phase.first_step), phase.end_step):
             began = time.perf_counter()
             batch = next(local_batches)
@@ -169,10 +176,10 @@ def checkpoint_meta(setup: TrainingSetup, incidents: Incidents, context: Trainin
         "versions": run_directory.versions(),
         "vocabulary_id": setup.reader.vocabulary["id"],
         "caches": setup.caches,
-        "stages": [dataclasses.asdict(each) for each in setup.program.stages],
+        "stages": [dataclasses.asdict(each) for each in setup.programs.phases],
         "batch_size": phase.batch_size,
         "next_example": phase.first_example + (context.step - phase.first_step) * phase.batch_size,
-        "phase": setup.program.stages.index(phase),
+        "phase": setup.programs.phases.index(phase),
         "mesh": dict(context.program.mesh.shape),
         "devices": run_directory.devices(),
         "incidents": incidents.state(context.state.recent),
@@ -200,8 +207,8 @@ def _local_rows(mesh: jax.sharding.Mesh, batch_size: int) -> np.ndarray:
 def _check_heads(setup: TrainingSetup) -> None:
     """Raises `UserError` if the loss of a new run does not train one of the model's heads."""
     program, objective = setup.program, setup.run.objective
-    batch = blank_batch(config.reader_config(setup.run), program.stages[0].length)
-    for head in untrained_heads(program.loss(), program.model(), batch):
+    batch = blank_batch(config.reader_config(setup.run), setup.programs.phases[0].length)
+    for head in untrained_heads(program.loss, program.module(), batch):
         raise UserError(
             f"nothing trains the {head} head of config.model: objective '{objective.kind}' on config.data "
             "makes nothing that it learns from; leave the head out, or choose another objective or layout"

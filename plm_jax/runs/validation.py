@@ -20,8 +20,8 @@ from plm_jax.models import task_heads
 from plm_jax.models.heads import TASK
 from plm_jax.runs.callbacks import Callback, TrainingContext
 from plm_jax.runs.metrics_logger import MetricsLogger
+from plm_jax.runs.programs import Programs, build_loss
 from plm_jax.training import mesh as meshes
-from plm_jax.training import step as steps
 from plm_jax.training.program import Program
 
 Means = dict[str, float]
@@ -34,15 +34,14 @@ class Validation:
     least one batch, and at most as many as it holds out.
     """
 
-    def __init__(self, run: config.Run, program: Program, reader: Reader):
-        """Prepares the validation of a run; `program` is that of its first phase to be trained."""
-        self._program, self._reader = program, reader
-        self._settings, self._objective, self._rules = run.evaluation, run.objective, run.mesh.rules
+    def __init__(self, run: config.Run, programs: Programs, reader: Reader):
+        self._run, self._programs, self._reader = run, programs, reader
+        self._settings, self._objective = run.evaluation, run.objective
         self._labels: Sequence[str] = ()
         self._is_labelled = isinstance(run.objective, objectives.LabelledObjective)
         if self._is_labelled:
             self._labels = getattr(run.model.named_heads[TASK], "labels", ())
-        self._batch_size = -(-self._settings.batch_size // program.batch_shards) * program.batch_shards
+        self._batch_size = -(-self._settings.batch_size // programs.batch_shards) * programs.batch_shards
         self._step = functools.cache(self._compile)
 
     def __call__(self, params: Any, phase: config.Phase) -> Means:
@@ -60,7 +59,7 @@ class Validation:
         all_means: Means = {}
         for length in self._lengths(phase):
             shares = self._shares(phase, length)
-            program = self._program.at(phase)
+            program = self._programs.at(phase)
             by_source = {
                 name: self._means(program, params, name, length, num_batches)
                 for name, (_, num_batches) in shares.items()
@@ -76,7 +75,7 @@ class Validation:
         """Returns lines that report which sources hold out nothing, or less than their rates ask for."""
         if not self._settings.every:
             return []
-        pairs = ((phase, length) for phase in self._program.stages for length in self._lengths(phase))
+        pairs = ((phase, length) for phase in self._programs.phases for length in self._lengths(phase))
         return list(dict.fromkeys(line for pair in pairs for line in self._notes(*pair)))
 
     def _notes(self, phase: config.Phase, length: int) -> list[str]:
@@ -96,7 +95,7 @@ class Validation:
 
     def _lengths(self, phase: config.Phase) -> list[int]:
         """Returns the lengths of the phase and of the last phase."""
-        return list(dict.fromkeys([phase.length, self._program.stages[-1].length]))
+        return list(dict.fromkeys([phase.length, self._programs.phases[-1].length]))
 
     def _limits(self, rates: dict[str, float]) -> dict[str, int]:
         """Returns the largest number of batches of each source; empty if there is no limit."""
@@ -129,7 +128,7 @@ class Validation:
             sums, carry, output = self._step(program)(params, batch, carry)
             total = means.add(total, jax.device_get(sums))
             outputs.append(jax.device_get(output))
-        result = means.of_total(program.loss(), total)
+        result = means.of_total(build_loss(self._run, program.mesh), total)
         if self._is_labelled:
             labelled = self._reader.rows("validation", name, length)
             assert isinstance(labelled, LabelledRows)
@@ -138,7 +137,8 @@ class Validation:
 
     def _compile(self, program: Program) -> Callable:
         """Returns the jitted function from a batch to its sums, the new carry, and the output of a task head."""
-        loss, model, published = program.loss(), program.model(), program.published_state.params
+        loss, model = build_loss(self._run, program.mesh), program.module()
+        published = program.published_state.params
 
         def step(params, batch, carry):
             params = meshes.fitted(params, published)
@@ -149,11 +149,11 @@ class Validation:
             output, _ = task_heads.output(model, params, batch)
             return sums, carry, jax.lax.with_sharding_constraint(output, meshes.replicated(program.mesh))
 
-        return steps.over_mesh(step, program.mesh, self._rules, program.options)
+        return program.jit(step)
 
     def check_select(self) -> None:
         """Raises `UserError` if `evaluation.select` names a metric that cannot be computed or compared."""
-        select, last = self._settings.select, self._program.stages[-1]
+        select, last = self._settings.select, self._programs.phases[-1]
         if not select:
             return
         if (every := self._settings.every) > last.end_step:

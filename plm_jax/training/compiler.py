@@ -80,7 +80,7 @@ def options(mesh: Mesh, preset: str = "auto", own: dict[str, str] | None = None)
       UserError: there is no such preset.
     """
     if preset == "auto":
-        preset = preset_of(mesh.devices.flat[0])
+        preset = preset_of(mesh.devices.flat[0].device_kind)
     if preset not in PRESETS:
         known = ["auto", *PRESETS]
         raise UserError(f"there is no config.mesh.compiler_preset '{preset}': {nearest(preset, known)}")
@@ -88,8 +88,8 @@ def options(mesh: Mesh, preset: str = "auto", own: dict[str, str] | None = None)
 
 
 @contextlib.contextmanager
-def told() -> Iterator[None]:
-    """Within it an option, or a value of one, that this XLA does not have is a mistake of the user's."""
+def option_errors() -> Iterator[None]:
+    """Raises `UserError` for an option, or a value of one, that this XLA does not have."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
@@ -98,6 +98,6 @@ def told() -> Iterator[None]:
         raise UserError(f"config.mesh.compiler_options or its preset: {one_line(error)}") from error
 
 
-def preset_of(device: jax.Device) -> str:
-    """The preset of a device's kind."""
-    return next((preset for part, preset in _OF_DEVICES.items() if part in device.device_kind), "none")
+def preset_of(device_kind: str) -> str:
+    """Returns the preset of a kind of device."""
+    return next((preset for part, preset in _OF_DEVICES.items() if part in device_kind), "none")

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 
 from jax.extend import core
 
-from plm_jax import config
 from plm_jax.models.protocol import ModelConfig
 
 
@@ -69,25 +68,6 @@ def per_step(
     return int(3 * 2 * rows * model.products(length, targets, decoder_length, samples))
 
 
-def of_stage(run: config.Run, stage: config.Phase) -> int:
-    """FLOPs of one training step of a stage, counted as in `per_step`."""
-    tokens, targets, decoder_length = row_lengths(run, stage)
-    rows = stage.batch_size * run.objective.rows_an_example
-    return per_step(run.model, rows, tokens - decoder_length, targets, decoder_length, run.objective.negative_samples)
-
-
-def tokens_of_stage(run: config.Run, stage: config.Phase) -> int:
-    """Tokens of a batch of a stage, padding too."""
-    return stage.batch_size * run.objective.rows_an_example * row_lengths(run, stage)[0]
-
-
-def row_lengths(run: config.Run, stage: config.Phase) -> tuple[int, int, int]:
-    """Of a row of a stage: its tokens, target positions, and how many of the tokens are an encoder-decoder's second."""
-    targets = config.target_length(run, stage.length)
-    decoder_length = targets if run.model.has_decoder else 0
-    return run.objective.row_length(stage.length) + decoder_length, targets, decoder_length
-
-
 def of_program(jaxpr) -> int:
     """FLOPs of a traced program's matrix products, kernels' among them: loops as often as they run, recomputation too.
 
@@ -147,22 +127,26 @@ def _products(equation: core.JaxprEqn) -> int:
     name, params = equation.primitive.name, equation.params
     if name == "dot_general":
         ((contracted, _), _) = params["dimension_numbers"]
-        shape = equation.invars[0].aval.shape
-        return 2 * equation.outvars[0].aval.size * math.prod(shape[axis] for axis in contracted)
+        shape = _shape(equation.invars[0])
+        return 2 * math.prod(_shape(equation.outvars[0])) * math.prod(shape[axis] for axis in contracted)
     if name == "conv_general_dilated":
-        kernel, features = equation.invars[1].aval, params["dimension_numbers"].rhs_spec[0]
-        return 2 * equation.outvars[0].aval.size * kernel.size // kernel.shape[features]
+        kernel, features = _shape(equation.invars[1]), params["dimension_numbers"].rhs_spec[0]
+        return 2 * math.prod(_shape(equation.outvars[0])) * math.prod(kernel) // kernel[features]
     if name == "pallas_call":
         if params["cost_estimate"] is not None:
             return params["cost_estimate"].flops
         return math.prod(params["grid_mapping"].grid) * of_program(params["jaxpr"])
     if name.startswith("dot_product_attention_"):
         # Forward two products; backward the scores once more and the gradients of weights, queries, keys and values.
-        query_BQNH, key_BKGH = (operand.aval for operand in equation.invars[:2])
+        query_BQNH, key_BKGH = map(_shape, equation.invars[:2])
         products = 2 if "fwd" in name else 5
         seen = 2 if "CAUSAL" in params["mask_type"].name else 1
-        return products * 2 * query_BQNH.size * key_BKGH.shape[1] // seen
+        return products * 2 * math.prod(query_BQNH) * key_BKGH[1] // seen
     return 0
+
+
+def _shape(operand: core.Var | core.Literal) -> tuple[int, ...]:
+    return operand.aval.shape  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def chip(device_kind: str) -> Chip | None:

@@ -1,5 +1,6 @@
 """`optimizer.layer_decay`: learning rates that fall from the heads down to the embeddings, layer by layer."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -8,7 +9,8 @@ import numpy as np
 from plm_jax.common.errors import UserError
 from plm_jax.models import StackConfig
 from plm_jax.models.protocol import ModelConfig
-from plm_jax.training.trainable import STACKED, layer_numbers
+from plm_jax.models.stack import STACKED
+from plm_jax.training.trainable import layer_numbers
 
 
 def factors(model: ModelConfig, decay: float, params: Any) -> Any:
@@ -26,7 +28,7 @@ def factors(model: ModelConfig, decay: float, params: Any) -> Any:
     return jax.tree.map_with_path(factor, params)
 
 
-def _layers_above(names: list[str], leaf: Any, stacks: dict[str, StackConfig]) -> Any:
+def _layers_above(names: list[str], leaf: Any, stacks: Mapping[str, StackConfig]) -> Any:
     """Returns the exponent n + 2 - d of a leaf; for a stacked leaf, one per covered layer as an array [rows, 1, …]."""
     name = "/".join(names)
     for at, stack in stacks.items():

@@ -1,10 +1,11 @@
 """Devices as a mesh, and where the train state and the batch lie on it."""
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import flax.linen as nn
 import jax
@@ -16,11 +17,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from plm_jax.common import ranges
 from plm_jax.common.errors import UserError
 from plm_jax.models.partitioning import Rules, axes_of, partition_spec
+from plm_jax.training import compiler
 
 # Stages first: they send least, and only to the next one, so theirs may be the farthest neighbours.
-AXES = ("stage", "data", "fsdp", "tensor", "context")
+AXES: tuple[str, ...] = ("stage", "data", "fsdp", "tensor", "context")
 # Outside of the stack stages share the rows, as all else would be done by each of them.
-BATCH_AXES = ("stage", "data", "fsdp")
+BATCH_AXES: tuple[str, ...] = ("stage", "data", "fsdp")
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ def resolved(mesh: MeshConfig, num_devices: int) -> dict[str, int]:
     if math.prod(found) != num_devices:
         raise UserError(
             f"config.mesh {told(asked)} does not fit {num_devices} devices: the nearest that does is "
-            f"{told(nearest(asked, num_devices))}"
+            f"{told(nearest(asked, num_devices) or {})}"
         )
     return dict(zip(AXES, found, strict=True))
 
@@ -260,3 +262,32 @@ def to_global(batch: dict[str, np.ndarray], rows: np.ndarray, batch_size: int, m
         return jax.make_array_from_callback((batch_size, *local.shape[1:]), sharding, part)
 
     return {key: place(value) for key, value in batch.items()}
+
+
+def jit(
+    function: Callable, mesh: Mesh, rules: Rules, options: Mapping[str, str] | None = None, **arguments: Any
+) -> Callable:
+    """Returns a function that is compiled for a mesh, with the rules of logical axes in force.
+
+    Args:
+      options: options of XLA.
+      arguments: further arguments of `jax.jit`.
+    """
+
+    def with_rules(*args):
+        with nn.logical_axis_rules(rules):
+            return function(*args)
+
+    jitted = jax.jit(with_rules, compiler_options=dict(options or {}) or None, **arguments)
+
+    def under_mesh(call: Callable) -> Callable:
+        @functools.wraps(call)
+        def called(*args):
+            with jax.set_mesh(mesh), compiler.option_errors() if options else contextlib.nullcontext():
+                return call(*args)
+
+        return called
+
+    call = under_mesh(jitted)
+    call.lower, call.trace = under_mesh(jitted.lower), under_mesh(jitted.trace)
+    return call

@@ -1,27 +1,10 @@
 """Norms of gradients, parameters and updates by layer: one for each tensor, and each layer of a stacked one."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from plm_jax.training import trainable
-
-
-def squares(tree: Any) -> jax.Array:
-    """The squared Euclidean norms, float32 [tensors], in the order of `names`.
-
-    By products of whole arrays: XLA's CPU backend writes the squares of a sum to memory.
-    """
-
-    def of(path, leaf):
-        if not trainable.is_stacked(path):
-            return jnp.tensordot(leaf, leaf, leaf.ndim, precision="highest")[None]
-        return jnp.einsum("l...,l...->l", leaf, leaf, precision="highest")
-
-    return jnp.concatenate(jax.tree.leaves(jax.tree.map_with_path(of, tree)))
 
 
 def by_layer(names: Sequence[str], values: np.ndarray) -> dict[str, float]:

@@ -13,12 +13,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jaxtyping import Array, Float
 from typing_extensions import override
 
 from plm_jax.common import ranges
 from plm_jax.common.roles import Role
 from plm_jax.models.protocol import ModelConfig
-from plm_jax.training import layer_decay, trainable
+from plm_jax.models.stack import is_stacked
+from plm_jax.training import layer_decay
+from plm_jax.training.trainable import Trainable
 
 # Axes that the fields of `_Factored` lack; the shapes of a square matrix would be ambiguous.
 _ABSENT = {"rows": (-1,), "columns": (-2,)}
@@ -48,7 +51,7 @@ class OptimizerConfig(Role):
 
 
 def build(
-    optimizer: OptimizerConfig, part: trainable.Trainable = trainable.ALL, model: ModelConfig | None = None
+    optimizer: OptimizerConfig, part: Trainable | None = None, model: ModelConfig | None = None
 ) -> optax.GradientTransformationExtraArgs:
     """Returns an optimizer as an optax transformation.
 
@@ -57,7 +60,7 @@ def build(
     transformations that accept extra arguments.
 
     Args:
-      part: the trained part of the parameters; gradients, updates and the state are trees of this part.
+      part: the trained part of the parameters, of which gradients, updates and the state are trees; None: all of them.
       model: model of the parameters, whose stacks `layer_decay` needs.
     """
     whole = optax.chain(
@@ -66,15 +69,18 @@ def build(
         _scale_by_learning_rate(),
     )
 
-    def update(grads, state, params, **extra):
-        updates, state = whole.update(grads, state, part.of(params), **extra)
+    def update(updates, state, params=None, **extra_args):
+        trained = part.of(params) if part else params
+        updates, state = whole.update(updates, state, trained, **extra_args)
         if optimizer.layer_decay != 1.0:
-            factors = part.of(layer_decay.factors(model, optimizer.layer_decay, params))
-            updates = jax.tree.map(jnp.multiply, updates, factors)
+            if model is None:
+                raise ValueError("layer_decay needs a model, whose layers it counts")
+            factors = layer_decay.factors(model, optimizer.layer_decay, params)
+            updates = jax.tree.map(jnp.multiply, updates, part.of(factors) if part else factors)
         return updates, state
 
     def init(params):
-        params = part.of(params)
+        params = part.of(params) if part else params
         return _boxed(whole.init(jax.tree.map(_array, params, is_leaf=_is_boxed)), params)
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -124,8 +130,9 @@ def _without(items: tuple, axis: int) -> tuple:
 def _scale_by_learning_rate() -> optax.GradientTransformationExtraArgs:
     """Like `optax.scale_by_learning_rate`, but with the rate as an argument of `update`; counts steps."""
 
-    def update(updates, state, params=None, *, learning_rate, **_):
-        updates = jax.tree.map(lambda update: jnp.asarray(-learning_rate, update.dtype) * update, updates)
+    def update(updates, state, params=None, **extra_args):
+        rate = extra_args["learning_rate"]
+        updates = jax.tree.map(lambda update: jnp.asarray(-rate, update.dtype) * update, updates)
         return updates, optax.ScaleByScheduleState(optax.safe_increment(state.count))
 
     def init(params):
@@ -149,12 +156,26 @@ def unless_skipped(taken: jax.Array, new, old):
     return jax.tree.map(choose, new, old, is_leaf=lambda x: isinstance(x, optax.ScaleByScheduleState))
 
 
-def global_norm(tree) -> jax.Array:
+def global_norm(tree: Any) -> Float[Array, ""]:
     """The Euclidean norm of all leaves together.
 
     By products of whole arrays: XLA's CPU backend writes the squares of `optax.global_norm` to memory.
     """
     return jnp.sqrt(sum(jnp.tensordot(x, x, x.ndim, precision="highest") for x in jax.tree.leaves(tree)))
+
+
+def squared_norms(tree: Any) -> Float[Array, " tensors"]:
+    """Returns the squared Euclidean norm of each tensor, a layer of a stack being one; in the order of JAX's leaves.
+
+    By products of whole arrays, as in `global_norm`.
+    """
+
+    def square(path, leaf):
+        if not is_stacked(path):
+            return jnp.tensordot(leaf, leaf, leaf.ndim, precision="highest")[None]
+        return jnp.einsum("l...,l...->l", leaf, leaf, precision="highest")
+
+    return jnp.concatenate(jax.tree.leaves(jax.tree.map_with_path(square, tree)))
 
 
 def decays(params):
@@ -170,7 +191,7 @@ def _map_tensors(function: Callable, tree, *rest):
     """`jax.tree.map` with each layer of a stacked leaf on its own."""
 
     def of_leaf(path, *leaves):
-        return (jax.vmap(function) if trainable.is_stacked(path) else function)(*leaves)
+        return (jax.vmap(function) if is_stacked(path) else function)(*leaves)
 
     return jax.tree.map_with_path(of_leaf, tree, *rest)
 
@@ -271,15 +292,15 @@ class AdafactorConfig(OptimizerConfig):
     def transformations(self) -> Sequence[optax.GradientTransformation]:
         def init(params):
             def zeros(path, leaf):
-                tensor = leaf.shape[1:] if trainable.is_stacked(path) else leaf.shape
+                tensor = leaf.shape[1:] if is_stacked(path) else leaf.shape
                 if len(tensor) == 2 and min(tensor) >= self.min_dim_size_to_factor:
                     return _Factored(*(jnp.zeros(_without(leaf.shape, axis), leaf.dtype) for axis in (-1, -2)))
                 return jnp.zeros_like(leaf)
 
             return _AdafactorState(jnp.zeros((), jnp.int32), jax.tree.map_with_path(zeros, params))
 
-        def update(grads, state, params):
-            count = optax.safe_increment(state.count)
+        def update(updates, state, params=None):
+            count = jnp.asarray(optax.safe_increment(state.count))
             decay = 1.0 - count.astype(jnp.float32) ** -self.decay_exponent
 
             def moment(grad, previous):
@@ -299,8 +320,8 @@ class AdafactorConfig(OptimizerConfig):
                     scale = scale * jnp.maximum(_root_mean_square(param), self.parameter_epsilon)
                 return updated * scale
 
-            moments = _map_tensors(moment, grads, state.second_moments)
-            return _map_tensors(direction, grads, moments, params), _AdafactorState(count, moments)
+            moments = _map_tensors(moment, updates, state.second_moments)
+            return _map_tensors(direction, updates, moments, params), _AdafactorState(count, moments)
 
         return (optax.GradientTransformation(init, update),)
 
@@ -340,9 +361,9 @@ def _scale_by_adam(optimizer: AdamWConfig | LambConfig) -> optax.GradientTransfo
     """Adam's direction; without bias correction as in BERT's optimizer (google-research/bert, optimization.py)."""
     adam = optax.scale_by_adam(optimizer.b1, optimizer.b2, optimizer.epsilon)
 
-    def uncorrected(grads, state, params=None):
-        mu = optax.update_moment(grads, state.mu, optimizer.b1, 1)
-        nu = optax.update_moment(grads, state.nu, optimizer.b2, 2)
+    def uncorrected(updates, state, params=None):
+        mu = optax.update_moment(updates, state.mu, optimizer.b1, 1)
+        nu = optax.update_moment(updates, state.nu, optimizer.b2, 2)
         updates = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + optimizer.epsilon), mu, nu)
         return updates, optax.ScaleByAdamState(optax.safe_increment(state.count), mu, nu)
 
@@ -352,9 +373,9 @@ def _scale_by_adam(optimizer: AdamWConfig | LambConfig) -> optax.GradientTransfo
     def init(params):
         return with_first_moment(adam.init(params), optimizer.first_moment)
 
-    def update(grads, state, params=None):
+    def update(updates, state, params=None):
         direction = adam.update if optimizer.bias_correction else uncorrected
-        updates, state = direction(grads, with_first_moment(state, jnp.float32), params)
+        updates, state = direction(updates, with_first_moment(state, jnp.float32), params)
         return updates, with_first_moment(state, optimizer.first_moment)
 
     return optax.GradientTransformation(init, update)

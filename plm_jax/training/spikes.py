@@ -5,6 +5,7 @@ tells the same as one that was not.
 """
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,11 +25,13 @@ class Watch:
       deviations: how far above the mean of the window, in mean distances from it.
       skips: whether a spike leaves the state as it was.
       first_step: at which the window begins anew: other rows have other losses.
+      window: number of steps that a step is compared with.
     """
 
     deviations: float
     skips: bool
     first_step: int = 0
+    window: int = 128
 
     def limits(self, recent: jax.Array, step: jax.Array) -> jax.Array:
         """Above which the loss and the gradient norm are spikes, [2]; infinite until the window is full."""
@@ -51,3 +54,31 @@ class Watch:
 def window(size: int) -> jax.Array:
     """An empty window, float32 [2, size]: losses and gradient norms, the last at the end, NaN where there is none."""
     return jnp.full((2, size), jnp.nan, jnp.float32)
+
+
+class Verdict(NamedTuple):
+    """Judgement of a step by its loss and gradient norm.
+
+    Attributes:
+      incident: NONE, LOST or SPIKE, int32 [].
+      is_taken: whether the update is applied, bool [].
+      limits: loss and gradient norm above which the step is a spike, [2].
+      recent: window after the step.
+    """
+
+    incident: jax.Array
+    is_taken: jax.Array
+    limits: jax.Array
+    recent: Any
+
+
+def judge(watch: Watch | None, recent: Any, step: jax.Array, values: jax.Array) -> Verdict:
+    """Judges a step by its loss and gradient norm, `values` [2]; without a watch only numbers that are not finite."""
+    is_lost = ~jnp.isfinite(values).all()
+    if watch is None:
+        return Verdict(jnp.where(is_lost, LOST, NONE), ~is_lost, jnp.full(2, jnp.inf), recent)
+    limits = watch.limits(recent, step)
+    is_spike = (values > limits).any() & ~is_lost
+    incident = jnp.where(is_lost, LOST, jnp.where(is_spike, SPIKE, NONE))
+    is_taken = ~(is_lost | (is_spike & watch.skips))
+    return Verdict(incident, is_taken, limits, watch.after(recent, step, values, limits))

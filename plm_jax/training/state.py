@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
@@ -10,11 +9,11 @@ from flax import struct
 
 from plm_jax.common.keys import named_key
 from plm_jax.models import registry
+from plm_jax.models.protocol import Module
 from plm_jax.training import spikes
 
 
-@struct.dataclass
-class TrainState:
+class TrainState(struct.PyTreeNode):
     """The state of training: everything that a step changes.
 
     Attributes:
@@ -32,12 +31,12 @@ class TrainState:
     recent: Any = ()
 
 
-def init_params(model: nn.Module, root: jax.Array):
-    """Fresh parameters, boxed with their logical axes; the same for every mesh."""
+def init_params(model: Module, root: jax.Array) -> Any:
+    """Returns fresh parameters, boxed with their logical axes; the same for every mesh."""
     return registry.init_params(model, named_key(root, "params"))
 
 
-def new_state(params, optimizer: optax.GradientTransformation, carry: Any = None, window: int = 0) -> TrainState:
+def new_state(params: Any, optimizer: optax.GradientTransformation, carry: Any = None, window: int = 0) -> TrainState:
     """The state before the first step; `carry` is empty by default, `window` steps are watched for spikes."""
     zero = jnp.zeros((), jnp.int32)
     recent = spikes.window(window) if window else ()

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from plm_jax.models import tables
 from plm_jax.models.partitioning import is_spread
-from plm_jax.training import trainable
+from plm_jax.training.trainable import Trainable
 
 
 class StepParameters(NamedTuple):
@@ -17,31 +17,31 @@ class StepParameters(NamedTuple):
     Attributes:
       trained: the tree that gradients are of, of the part that is trained.
       zeros: float32, to which microbatches' gradients are added.
-      params: makes of such a tree the parameters that the loss is given.
+      whole: makes of such a tree the parameters that the loss is given.
       reduced: makes of the gradients' sums over microbatches those of the parameters, float32.
     """
 
     trained: Any
     zeros: Any
-    params: Callable[[Any], Any]
+    whole: Callable[[Any], Any]
     reduced: Callable[[Any], Any]
 
 
-def held(
+def build(
     model: Any,
     params: Any,
     gradients: Any = jnp.float32,
     layouts: Any = None,
-    part: trainable.Trainable = trainable.ALL,
+    part: Trainable | None = None,
 ) -> StepParameters:
-    """What a step holds: of tables that are spread whole copies, see `models.tables`; of kernels those of a type.
+    """Returns what a step holds: whole copies of tables that are spread, and kernels in the type of their gradients.
 
     Args:
       model: the module; what its `tables` does not say it takes, it gets as it is.
       params: its parameters.
       gradients: the type that kernels are held in, and their gradients made and reduced in.
       layouts: of all parameters' shardings, to lay kernels out by; None: they stay as they are.
-      part: of the parameters, what is trained.
+      part: of the parameters, what is trained; None: all of them.
     """
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), params)
     gathered = getattr(model, "tables", {}) if is_spread() else {}
@@ -61,7 +61,7 @@ def held(
     held_params = kernels | own_zeros
 
     def whole(trained):
-        trained = part.put(held_params, trained)
+        trained = part.put(held_params, trained) if part else trained
         own = {
             name: tables.GatheredTable(matrices[name], trained[name], rows[name], axis) for name, axis in axes.items()
         }
@@ -72,4 +72,7 @@ def held(
         own = {name: axis for name, axis in axes.items() if name in grads}
         return grads | {name: tables.reduced(grads[name], rows[name], axis) for name, axis in own.items()}
 
-    return StepParameters(part.of(held_params), part.of(zeros | own_zeros), whole, reduced)
+    zeros |= own_zeros
+    if part:
+        return StepParameters(part.of(held_params), part.of(zeros), whole, reduced)
+    return StepParameters(held_params, zeros, whole, reduced)

@@ -15,16 +15,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import flax
 import jax
 import jax.numpy as jnp
+from flax import traverse_util
 
 from plm_jax.common.errors import UserError
 from plm_jax.models import registry
 from plm_jax.models.protocol import ModelConfig
+from plm_jax.models.stack import STACKED
 
 Path = tuple[str, ...]
-STACKED = "blocks"
 _COVERAGE = re.compile(r"\d+(:\d+(:[1-9]\d*)?)?(,\d+(:\d+(:[1-9]\d*)?)?)*")
 _EVERYTHING = (".*",)
 
@@ -104,11 +104,6 @@ def check_layers(model: ModelConfig, stages: int) -> None:
             )
 
 
-def is_stacked(path: Sequence[Any]) -> bool:
-    """Whether the leaf at a path of JAX's holds a stack's layers on its first axis."""
-    return any(getattr(entry, "key", None) == STACKED for entry in path)
-
-
 def unmatched(patterns: Sequence[str], names: Sequence[str]) -> str | None:
     """What to say of the first pattern that matches none of the names; None: each matches some."""
     for pattern in patterns:
@@ -145,19 +140,19 @@ class Trainable:
         if self.is_all:
             return params
         chosen = self._chosen(params)
-        flat = flax.traverse_util.flatten_dict(params)
+        flat = traverse_util.flatten_dict(params)
         # A boxed leaf, an array with the names of its axes, is a tree, too.
         found = {path: jax.tree.map(functools.partial(_take, runs), flat[path]) for path, runs in chosen.items()}
-        return flax.traverse_util.unflatten_dict(found)
+        return traverse_util.unflatten_dict(found)
 
     def put(self, params: Any, part: Any) -> Any:
         """The tree with another part, which is as `of` gives it; the rest is as it was, to the bit."""
         if self.is_all:
             return part
-        chosen, new = self._chosen(params), flax.traverse_util.flatten_dict(part)
-        flat = flax.traverse_util.flatten_dict(params)
+        chosen, new = self._chosen(params), traverse_util.flatten_dict(part)
+        flat = traverse_util.flatten_dict(params)
         joined = {path: _put(chosen[path], leaf, new[path]) if path in chosen else leaf for path, leaf in flat.items()}
-        return flax.traverse_util.unflatten_dict(joined)
+        return traverse_util.unflatten_dict(joined)
 
     @property
     def is_all(self) -> bool:
@@ -204,12 +199,12 @@ class Trainable:
 
     def cuts(self, shapes: Any) -> list[str]:
         """The names of the stacked leaves of which some layers are in the part, and some are not."""
-        flat = flax.traverse_util.flatten_dict(shapes)
+        flat = traverse_util.flatten_dict(shapes)
         return ["/".join(path) for path, runs in self._chosen(shapes).items() if not _is_whole(runs, flat[path])]
 
     def _chosen(self, params: Any) -> dict[Path, list[tuple[int, int]]]:
         """By the paths of the leaves that are in the part the runs [begin, end) of their first axes that are."""
-        flat = flax.traverse_util.flatten_dict(params)
+        flat = traverse_util.flatten_dict(params)
         found = {path: self._runs("/".join(path), leaf) for path, leaf in flat.items()}
         return {path: runs for path, runs in found.items() if runs}
 

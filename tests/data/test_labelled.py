@@ -18,8 +18,7 @@ from plm_jax.data.labelled import metrics
 from plm_jax.data.sources import labelled
 from plm_jax.data.sources.corpus import BadRow
 from plm_jax.data.vocabularies import words
-from plm_jax.runs import preparation
-from plm_jax.training import flops
+from plm_jax.runs import phase_costs, preparation
 
 WORDS = [
     "the",
@@ -684,8 +683,8 @@ def test_each_row_of_an_example_costs_what_a_row_does():
         )
         (stage,) = config.resolve_phases(run)
         batch = reader.blank_batch(config.reader_config(run), 16)
-        assert flops.tokens_of_stage(run, stage) == 4 * batch["tokens"].size
-        return flops.of_stage(run, stage)
+        assert phase_costs.num_tokens(run, stage) == 4 * batch["tokens"].size
+        return phase_costs.model_flops(run, stage)
 
     pair = config.ClassForm(("x", "y"), pair="b")
     one = costs(objectives.Classification("decoder"), pair)

@@ -143,7 +143,7 @@ def test_validation_and_evaluation_say_the_same_of_the_same_rows(cache_dir, name
     """Over several batches, of which the last is smaller, so that a mean of their means would be another."""
     run, lm = make(cache_dir, name)
     job = setup.build(run, devices=jax.devices()[:1])
-    validated = job.validation(lm.params, job.program.stages[0])
+    validated = job.validation(lm.params, job.programs.phases[0])
     found = perplexity.evaluate(lm, run, "a", show_progress=False)
     terms = {"pairs": ("masked_lm", "pair"), "electra": ("generator", "discriminator")}[name]
     for key in ("loss", "nll", "accuracy", f"{terms[1]}_accuracy", *(f"{term}_loss" for term in terms)):

@@ -112,7 +112,7 @@ def stepped(kind, microbatches=1, devices=1):
     module, params, loss = made(kind)
     own = mesh.build(config.MeshConfig(), jax.devices()[:devices])
     run = step.train_step(loss, module, optax.sgd(1.0), microbatches)
-    run = step.over_mesh(run, own, config.MeshConfig().rules)
+    run = mesh.jit(run, own, config.MeshConfig().rules)
     batch = batch_of(kind) | {"digest": np.zeros((ROWS, 2), np.uint32)}
     whole = state.new_state(params, optax.sgd(1.0)), ROOT, 1.0
     current, *inputs = jax.device_put(whole, mesh.replicated(own))

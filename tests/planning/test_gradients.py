@@ -11,7 +11,7 @@ from plm_jax import config, models
 from plm_jax.common import command_line
 from plm_jax.planning import hlo
 from plm_jax.planning import plan as planning
-from plm_jax.training.program import Program
+from plm_jax.runs.programs import Programs
 from tests.support import tiny
 
 CHIPS, WIDTH, VOCABULARY, LENGTH, MICROBATCHES = 16, 256, 2048, 128, 2
@@ -47,9 +47,9 @@ def run(kind, tied):
 def collectives_of(monkeypatch, run, topology):
     for name, value in command_line.WITHOUT_TPU.items():
         monkeypatch.setenv(name, value)
-    program = Program(run, planning.slice_devices(topology))
-    (stage,) = program.stages
-    step = program.stage_step(stage).lower(*planning.step_inputs(program, stage)).compile()
+    programs = Programs(run, planning.slice_devices(topology))
+    (stage,) = programs.phases
+    step = programs.at(stage).phase_step(stage).lower(*planning.step_inputs(programs, stage)).compile()
     return hlo.HloModule(step.as_text()).collectives()
 
 

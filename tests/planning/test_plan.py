@@ -16,9 +16,9 @@ from plm_jax.config import files as pages
 from plm_jax.planning import hlo, tpus
 from plm_jax.planning import plan as planning
 from plm_jax.planning import slices as offers
-from plm_jax.runs import setup
+from plm_jax.runs import phase_costs, setup
+from plm_jax.runs.programs import Programs
 from plm_jax.training import flops
-from plm_jax.training.program import Program
 from tests.support import runs
 from tests.support.tiny import PLAIN, RUNS
 
@@ -56,9 +56,9 @@ SHARDED = wide(WIDTH, CHIPS)
 @pytest.mark.parametrize("name", ["plain", "separate", "bert", "t5", "electra", "spanbert"])
 def test_the_planned_batch_is_that_of_the_reader(tiny, name):
     job = setup.build(runs.make(tiny, RUNS[name]), devices=jax.devices()[:2])
-    stage = job.program.stages[-1]
+    stage = job.programs.phases[-1]
     real = job.reader.batch(stage.first_step, range(stage.batch_size))
-    _, planned, *_ = planning.step_inputs(job.program, stage)
+    _, planned, *_ = planning.step_inputs(job.programs, stage)
     assert {k: (v.shape, v.dtype) for k, v in planned.items()} == {k: (v.shape, v.dtype) for k, v in real.items()}
     placed, _ = next(runs.batches(job, stage.first_step))
     assert {k: v.sharding for k, v in planned.items()} == {k: v.sharding for k, v in placed.items()}
@@ -67,26 +67,26 @@ def test_the_planned_batch_is_that_of_the_reader(tiny, name):
 def test_bytes_are_those_counted_by_hand():
     matrices = LAYERS * (4 * WIDTH * WIDTH + 2 * WIDTH * WIDE) + VOCABULARY * WIDTH + POSITIONS * WIDTH
     vectors = LAYERS * (4 * WIDTH + 2 * 2 * WIDTH) + 2 * WIDTH
-    program = Program(SHARDED, jax.devices()[:8])
-    assert sum(leaf.size for leaf in jax.tree.leaves(program.abstract_state.params)) == matrices + vectors
+    programs = Programs(SHARDED, jax.devices()[:8])
+    assert sum(leaf.size for leaf in jax.tree.leaves(programs.first.abstract_state.params)) == matrices + vectors
     own = matrices / 8 + vectors
-    assert planning.device_bytes(program.abstract_state.params) == 4 * own
+    assert planning.device_bytes(programs.first.abstract_state.params) == 4 * own
     counters = 2 * 4
-    assert planning.device_bytes(program.abstract_state.optimizer) == 8 * own + counters
+    assert planning.device_bytes(programs.first.abstract_state.optimizer) == 8 * own + counters
 
 
 def test_the_flops_of_the_program_count_loops_and_recomputation():
     def counted(**changed):
         run = dataclasses.replace(SHARDED, model=dataclasses.replace(SHARDED.model, **changed))
-        program = Program(run, jax.devices()[:1])
-        (stage,) = program.stages
-        traced = program.stage_step(stage).trace(*planning.step_inputs(program, stage))
-        return flops.of_program(traced.jaxpr.jaxpr), flops.of_stage(run, stage)
+        programs = Programs(run, jax.devices()[:1])
+        (stage,) = programs.phases
+        traced = programs.at(stage).phase_step(stage).trace(*planning.step_inputs(programs, stage))
+        return flops.of_program(traced.jaxpr.jaxpr), phase_costs.model_flops(run, stage)
 
     scanned, model = counted(remat="none")
     # Causal attention is computed whole, and counted half in the model's FLOPs.
     other_half = 3 * 2 * LAYERS * 4 * CHIPS * POSITIONS**2 * 256
-    state = Program(SHARDED, jax.devices()[:1]).abstract_state
+    state = Programs(SHARDED, jax.devices()[:1]).first.abstract_state
     grad_norm = 2 * sum(leaf.size for leaf in jax.tree.leaves(state.params))
     assert scanned == model + other_half + grad_norm
     assert counted(remat="none", scan_layers=False)[0] == scanned
@@ -100,9 +100,9 @@ def test_the_flops_of_the_program_count_loops_and_recomputation():
 def test_an_fsdp_program_gathers_layer_by_layer_and_scatters_gradients(monkeypatch, topology, chips, width):
     for name, value in command_line.WITHOUT_TPU.items():
         monkeypatch.setenv(name, value)
-    program = Program(wide(width, chips), planning.slice_devices(topology))
-    (stage,) = program.stages
-    step = program.stage_step(stage).lower(*planning.step_inputs(program, stage)).compile()
+    programs = Programs(wide(width, chips), planning.slice_devices(topology))
+    (stage,) = programs.phases
+    step = programs.at(stage).phase_step(stage).lower(*planning.step_inputs(programs, stage)).compile()
     collectives = hlo.HloModule(step.as_text()).collectives()
     matrix = 2 * width * 4 * width  # The largest of a layer, in bfloat16.
 
@@ -153,7 +153,7 @@ def test_remedies_go_from_cheap_to_dear():
     for change, changed in planning.remedies(run, 8):
         assert changed.train.microbatches == change.get("train.microbatches", 1)
         assert changed.model.remat == change.get("model.remat", "none")
-        Program(changed, jax.devices()[:8])
+        Programs(changed, jax.devices()[:8])
 
 
 @pytest.mark.parametrize(
@@ -175,9 +175,9 @@ def test_remedies_know_every_axis(mesh, sharded, rows):
 def test_what_would_make_a_step_fit_is_the_first_remedy_that_does(monkeypatch, enough, suggestion):
     tried = []
 
-    def compiled(program, say, price=0.0):
-        tried.append(program.run.model.remat)
-        return {"fits": program.run.model.remat == enough, "bytes_per_device": {"total": None}}
+    def compiled(programs, say, price=0.0):
+        tried.append(programs.run.model.remat)
+        return {"fits": programs.run.model.remat == enough, "bytes_per_device": {"total": None}}
 
     monkeypatch.setattr(planning, "_compiled", compiled)
     monkeypatch.setattr(planning, "slice_devices", lambda topology, slices: jax.devices()[:8])
@@ -194,14 +194,14 @@ def test_what_would_make_a_step_fit_is_the_first_remedy_that_does(monkeypatch, e
 
 
 def test_a_refusal_of_the_compiler_is_no_fit(monkeypatch):
-    program = Program(SHARDED, jax.devices()[:8])
+    programs = Programs(SHARDED, jax.devices()[:8])
 
     def refuse(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory. Used 20.00G of 15.75G hbm.")
 
     monkeypatch.setattr(jax.stages.Lowered, "compile", refuse)
     monkeypatch.setattr(flops, "chip", lambda device: flops.CHIPS["v5e"])
-    report = planning._compiled(program, lambda line: None)
+    report = planning._compiled(programs, lambda line: None)
     assert report["fits"] is False and report["bytes_per_device"]["total"] == 20 * 2**30
     assert "no, by 4.3 GB, a device has 17.2 GB" in planning.table(report | {"suggestion": None})
 

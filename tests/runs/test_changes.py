@@ -149,7 +149,7 @@ def test_another_optimizer_keeps_weights_and_step_with_fresh_moments(tiny, halfw
         np.testing.assert_array_equal(before[name], leaf)
     # Adagrad's first update, by hand, at the rate of the fourth step: 0.01 falls by a tenth of it a step.
     batch = next(runs.batches(job, 3))[0]
-    loss, model = job.program.loss(), job.program.model()
+    loss, model = job.program.loss, job.program.module()
     examples = {key: value for key, value in batch.items() if key != "digest"}
 
     def mean(params):
@@ -158,7 +158,9 @@ def test_another_optimizer_keeps_weights_and_step_with_fresh_moments(tiny, halfw
         return value / weight
 
     grads = runs.flat(jax.grad(mean)(state.params))
-    state, metrics = job.program.stage_step(job.program.stages[-1])(state, batch, *job.program.inputs(int(state.step)))
+    state, metrics = job.program.phase_step(job.programs.phases[-1])(
+        state, batch, *job.programs.inputs(int(state.step))
+    )
     np.testing.assert_allclose(metrics["learning_rate"], 7e-3, rtol=1e-5)
     for name, leaf in runs.flat(state.params).items():
         wanted = before[name] - 7e-3 * grads[name] / np.sqrt(0.5 + grads[name] ** 2)

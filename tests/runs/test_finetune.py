@@ -169,11 +169,11 @@ def test_eight_devices_fine_tune_as_one(folder):
     for run, devices in ((one, 1), (eight, 8)):
         job = setup.build(run, devices=jax.devices()[:devices])
         state, _ = setup.starting_state(job, None)
-        step, losses = job.program.stage_step(job.program.stages[0]), []
+        step, losses = job.program.phase_step(job.programs.phases[0]), []
         for number, (batch, _) in enumerate(runs.batches(job, 0)):
-            state, metrics = step(state, batch, *job.program.inputs(number))
+            state, metrics = step(state, batch, *job.programs.inputs(number))
             losses.append(float(metrics["loss"]))
-        validated = job.validation(state.params, job.program.stages[0])
+        validated = job.validation(state.params, job.programs.phases[0])
         found.append((losses, validated, runs.flat(jax.device_get(published(job, state)))))
     (losses, validated, params), (of_eight, validated_by_eight, params_of_eight) = found
     np.testing.assert_allclose(of_eight, losses, rtol=1e-5)

@@ -25,7 +25,8 @@ from plm_jax.runs import checkpoints, loop, metrics_logger, run_directory, setup
 from plm_jax.runs.callbacks import TrainingContext
 from plm_jax.runs.goodput import Goodput
 from plm_jax.runs.metrics_logger import MetricsLogger
-from plm_jax.training import flops, program
+from plm_jax.runs.programs import Programs
+from plm_jax.training import flops
 from plm_jax.training import mesh as meshes
 from tests.support import runs
 from tests.support import tiny as tiny_runs
@@ -236,7 +237,7 @@ def test_speeds_leave_validation_and_compiling_out(tiny, monkeypatch):
     log = types.SimpleNamespace(progress=lambda *_: None, write=written.append, doing=quiet, say=print)
     job = setup.build(runs.make(tiny, train={"log_every": 2}), devices=jax.devices()[:1])
     recorder = MetricsLogger(job.run, log, Goodput(), setup.new_incidents(job, "none"))
-    context = TrainingContext(job.program.stages[0], job.program, None, 0, 6)
+    context = TrainingContext(job.programs.phases[0], job.program, None, 0, 6)
     recorder.begin_phase(context)
     for step in range(1, 8):
         loss = Loss(500 if step == 1 else step)  # The first step compiles.
@@ -266,11 +267,11 @@ def test_phases_change_length_batch_and_dropout(tiny):
     assert shapes == [(16, 16)] * 4 + [(32, 32)] * 4
     # Resumed in the middle of a phase, it goes on there.
     assert [batch["tokens"].shape for batch, _ in runs.batches(job, 3)] == shapes[3:]
-    assert job.program.model(stages[1].dropout).model.dropout.attention == 0.5
-    assert job.program.model(stages[2].dropout).model.dropout == run.model.dropout
-    batch, state = next(runs.batches(job, 0))[0], job.program.new_state()
+    assert job.program.module(stages[1].dropout).model.dropout.attention == 0.5
+    assert job.program.module(stages[2].dropout).model.dropout == run.model.dropout
+    batch, state = next(runs.batches(job, 0))[0], job.program.new_state(job.run.train.seed)
     lowered = [
-        job.program.stage_step(stage).lower(state, batch, *job.program.inputs(0)).as_text() for stage in stages[:2]
+        job.program.phase_step(stage).lower(state, batch, *job.programs.inputs(0)).as_text() for stage in stages[:2]
     ]
     assert ["threefry" in text or "random" in text for text in lowered] == [False, True]
 
@@ -292,7 +293,7 @@ def test_weights_from_a_run_by_name(trained, tiny, tmp_path):
     patterns = (r"stack/.*kernel", "token_embedding")
     run = runs.make(tiny, train={"init_from": str(workdir), "init_names": patterns, "seed": 9})
     state, notes = started(run, tmp_path)
-    fresh = runs.flat(setup.build(run, devices=jax.devices()[:1]).program.new_state().params)
+    fresh = runs.flat(setup.build(run, devices=jax.devices()[:1]).program.new_state(run.train.seed).params)
     for name, leaf in runs.flat(state.params).items():
         taken = name == "token_embedding" or (name.startswith("stack/") and name.endswith("kernel"))
         np.testing.assert_array_equal(leaf, (source if taken else fresh)[name], err_msg=name)
@@ -314,7 +315,7 @@ def test_a_new_run_with_a_head_that_nothing_trains_is_refused(tiny, tmp_path):
 
 def test_weights_from_hugging_face(tiny, tmp_path):
     model = runs.make(tiny).model
-    state = setup.build(runs.make(tiny, train={"seed": 5}), devices=jax.devices()[:1]).program.new_state()
+    state = setup.build(runs.make(tiny, train={"seed": 5}), devices=jax.devices()[:1]).program.new_state(5)
     params = jax.device_get(state.params)
     huggingface.write(str(tmp_path / "hf"), huggingface.Pretrained(model, params))
     taken, notes = started(runs.make(tiny, train={"init_from": str(tmp_path / "hf")}), tmp_path / "run")
@@ -333,8 +334,8 @@ def test_bfloat16_trains_with_float32_parameters(tiny):
         np.dtype("int32"),
     }
     assert all(leaf.dtype == np.float32 for leaf in after.values())
-    train_step, (batch, _) = job.program.stage_step(job.program.stages[0]), next(runs.batches(job, 0))
-    text = train_step.lower(state, batch, *job.program.inputs(0)).as_text()
+    train_step, (batch, _) = job.program.phase_step(job.programs.phases[0]), next(runs.batches(job, 0))
+    text = train_step.lower(state, batch, *job.programs.inputs(0)).as_text()
     assert any("dot_general" in line and "bf16" in line for line in text.splitlines())
 
 
@@ -370,4 +371,4 @@ def test_an_objective_whose_head_the_model_lacks_is_refused():
     run = tiny_runs.RUNS["roberta"]
     headless = dataclasses.replace(run, model=dataclasses.replace(run.model, head=models.NoHead()))
     with pytest.raises(UserError, match="trains the vocabulary head"):
-        program.Program(headless)
+        Programs(headless)

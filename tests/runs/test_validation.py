@@ -78,12 +78,12 @@ def test_a_metric_to_select_by_declares_whether_more_is_better(folder, monkeypat
 def test_each_source_has_its_share_of_the_batches_and_of_the_whole(folder):
     run = make(folder, {"a": 2.0, "b": 1.0, "c": 5.0}, max_batches=3)
     job, params = trained(run)
-    found = job.validation(params, job.program.stages[0])
+    found = job.validation(params, job.programs.phases[0])
     of_a, of_b = by_hand(run, params, "a", 32, 2 * BATCH), by_hand(run, params, "b", 32, BATCH)
     np.testing.assert_allclose([found["a/loss"], found["b/loss"]], [of_a, of_b], rtol=1e-5)
     np.testing.assert_allclose(found["loss"], (2 * of_a + of_b) / 3, rtol=1e-5)
     assert found.keys() == {f"{part}{name}" for part in ("", "a/", "b/") for name in ("loss", "nll", "accuracy")}
-    assert job.validation(params, job.program.stages[0]) == found
+    assert job.validation(params, job.programs.phases[0]) == found
     assert job.validation.notes() == ["nothing is held out of c: validation is of the others"]
 
 
@@ -93,7 +93,7 @@ def test_the_least_share_is_a_batch_and_all_is_all(folder):
         (make(folder, {"a": 1.0, "b": 3.0}), None, (1.0, 3.0)),
     ):
         job, params = trained(run)
-        found = job.validation(params, job.program.stages[0])
+        found = job.validation(params, job.programs.phases[0])
         means = [by_hand(run, params, name, 32, rows) for name in "ab"]
         np.testing.assert_allclose([found["a/loss"], found["b/loss"]], means, rtol=1e-5)
         np.testing.assert_allclose(found["loss"], np.average(means, weights=whole), rtol=1e-5)
@@ -106,7 +106,7 @@ def test_phases_are_validated_at_their_length_and_at_the_last_by_their_rates(fol
     )
     run = make(folder, max_batches=2, phases=phases)
     job, params = trained(run)
-    early, late = (job.validation(params, stage) for stage in job.program.stages)
+    early, late = (job.validation(params, stage) for stage in job.programs.phases)
     assert {key for key in early if key.endswith("loss")} == {"loss", "b/loss", "64/loss", "64/b/loss"}
     assert {key for key in late if key.endswith("loss")} == {"loss", "a/loss", "b/loss"}
     for key, name, length, rows in (("", "b", 16, 2 * BATCH), ("64/", "b", 64, 2 * BATCH)):
@@ -122,13 +122,13 @@ def test_what_runs_out_is_told(folder):
     counts = [opened.num_batches("validation", BATCH, name) for name in "ab"]
     parts = ", ".join(f"of {name} {number} batches of 100" for name, number in zip("ab", counts, strict=True))
     assert job.validation.notes() == [f"less is held out than validation would read by the rates: {parts}"]
-    found = job.validation(params, job.program.stages[0])
+    found = job.validation(params, job.programs.phases[0])
     np.testing.assert_allclose(found["loss"], np.mean([by_hand(run, params, n, 32) for n in "ab"]), rtol=1e-5)
 
 
 def test_nothing_held_out_is_told_and_gives_nothing(folder):
     job, params = trained(make(folder, {"c": 1.0}))
-    assert job.validation(params, job.program.stages[0]) == {}
+    assert job.validation(params, job.programs.phases[0]) == {}
     assert job.validation.notes() == ["nothing is held out of c: there is no validation"]
     run = make(folder, {"a": 1.0, "c": 1.0})
     run = dataclasses.replace(run, evaluation=dataclasses.replace(run.evaluation, select="c/loss"))

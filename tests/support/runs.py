@@ -49,13 +49,13 @@ def flat(params) -> dict[str, np.ndarray]:
 
 def batches(job: TrainingSetup, first_step: int) -> Iterator[tuple[dict, float]]:
     """The global batches from a step on, each with the seconds that it was waited for."""
-    return setup.global_batches(job.program, job.reader, first_step)
+    return setup.global_batches(job.programs, job.reader, first_step)
 
 
 def _beginning(job: TrainingSetup, params: dict[str, np.ndarray]):
     """The state before the first step with these parameters."""
     params = flax.traverse_util.unflatten_dict(params, sep="/")
-    carry = job.program.new_carry(job.program.stages[0].batch_size)
+    carry = job.program.new_carry(job.programs.phases[0].batch_size)
     state = states.new_state(params, job.program.optimizer, carry, job.run.train.incidents.window)
     return jax.device_put(fitted(state, job.program.abstract_state), job.program.shardings)
 
@@ -66,11 +66,11 @@ def steps(run: config.Run, devices: int, params=None) -> tuple[list[float], dict
     `params`, leaves by name, are what it begins with; by default fresh ones are drawn.
     """
     job = setup.build(run, devices=jax.devices()[:devices])
-    state = job.program.new_state() if params is None else _beginning(job, params)
+    state = job.program.new_state(job.run.train.seed) if params is None else _beginning(job, params)
     before, losses = flat(fitted(state, job.program.published_state).params), []
-    (stage,) = job.program.stages
-    train_step = job.program.stage_step(stage)
+    (stage,) = job.programs.phases
+    train_step = job.program.phase_step(stage)
     for number, (batch, _) in enumerate(batches(job, 0)):
-        state, metrics = train_step(state, batch, *job.program.inputs(number))
+        state, metrics = train_step(state, batch, *job.programs.inputs(number))
         losses.append(float(metrics["loss"]))
     return losses, before, flat(fitted(state, job.program.published_state).params), job, state

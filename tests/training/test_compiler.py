@@ -7,8 +7,8 @@ import pytest
 
 from plm_jax import config
 from plm_jax.common.errors import UserError
+from plm_jax.runs.programs import Programs
 from plm_jax.training import compiler
-from plm_jax.training.program import Program
 from tests.support.tiny import PLAIN
 
 
@@ -29,7 +29,7 @@ class Device:
     ],
 )
 def test_each_kind_of_device_has_a_preset(kind, preset):
-    assert compiler.preset_of(Device(kind)) == preset
+    assert compiler.preset_of(kind) == preset
 
 
 def test_no_option_of_a_preset_is_given_twice_and_each_says_what_it_does():
@@ -44,14 +44,14 @@ def with_mesh(**fields):
 
 def test_the_users_options_come_after_the_presets():
     own = {"xla_tpu_dot_dot_fusion": "true", "xla_other": "1"}
-    found = Program(with_mesh(compiler_preset="tpu", compiler_options=own), jax.devices()[:1]).options
+    found = Programs(with_mesh(compiler_preset="tpu", compiler_options=own), jax.devices()[:1]).first.compiler_options
     assert found["xla_tpu_nested_dot_fusion"] == "false"
     assert {name: found[name] for name in own} == own
 
 
 def test_an_unknown_preset_and_an_unknown_option_are_said():
     with pytest.raises(UserError, match="did you mean 'tpu_overlap'"):
-        Program(with_mesh(compiler_preset="tpu_overlaps"), jax.devices()[:1])
-    program = Program(with_mesh(compiler_options={"xla_no_such": "1"}), jax.devices()[:1])
+        Programs(with_mesh(compiler_preset="tpu_overlaps"), jax.devices()[:1])
+    programs = Programs(with_mesh(compiler_options={"xla_no_such": "1"}), jax.devices()[:1])
     with pytest.raises(UserError, match="xla_no_such"):
-        program.new_state()
+        programs.first.new_state(0)

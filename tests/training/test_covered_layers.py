@@ -13,6 +13,7 @@ from plm_jax.common.errors import UserError
 from plm_jax.models import registry
 from plm_jax.models.protocol import ModelConfig, VocabularyModule
 from plm_jax.runs import checkpoints, loop, setup
+from plm_jax.runs.programs import Programs
 from plm_jax.training import layer_decay, norms, trainable
 from tests.support import runs
 
@@ -118,7 +119,7 @@ def test_a_part_norms_and_a_resume_go_by_the_layers(tiny, tmp_path):
         for name in (SCALE, KERNEL)
     }
     assert moved == {SCALE: [True, False, True], KERNEL: [False, True, False, True]}
-    names = job.program.part.names(registry.shapes(Tower()))
+    names = job.program.trained.names(registry.shapes(Tower()))
     assert names == [f"body/blocks/{n}/{leaf}" for leaf in ("norm/scale", "dense/kernel") for n in (1, 3)]
     assert trainable.Trainable().names({"blocks": {"a": np.zeros(2)}}) == ["blocks/0/a", "blocks/1/a"]
     values = np.sqrt([1.0, 2.0, 3.0, 4.0])
@@ -158,4 +159,4 @@ def test_rows_that_are_not_those_of_the_layers_are_a_mistake(name):
 
 def test_stages_do_not_cut_a_leaf_that_some_layers_lack(tiny):
     with pytest.raises(UserError, match=r"1:4/norm/scale covers only some layers, and mesh.stage=2 cuts.*to 1"):
-        loop.Program(make(tiny, mesh=config.MeshConfig(stage=2)), jax.devices()[:2])
+        Programs(make(tiny, mesh=config.MeshConfig(stage=2)), jax.devices()[:2])

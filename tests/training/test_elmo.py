@@ -21,7 +21,7 @@ from plm_jax.losses import sampled_softmax
 from plm_jax.losses.cross_entropy import linear_cross_entropy
 from plm_jax.models import registry
 from plm_jax.planning import plan as planning
-from plm_jax.runs import loop, resume, setup, warm_start
+from plm_jax.runs import loop, phase_costs, resume, setup, warm_start
 from plm_jax.runs.checkpoints import Checkpoints
 from plm_jax.training import flops, optimizers, state, step
 from tests.support import runs, tiny
@@ -278,7 +278,7 @@ def test_a_resumed_run_is_the_same_to_the_bit_with_what_it_carries(finished, tmp
 def test_another_batch_size_begins_with_a_fresh_carry(finished, tmp_path):
     run, workdir = finished
     job, state = newest(run, back_at(workdir, tmp_path / "run", 12))
-    first, second = job.program.stages
+    first, second = job.programs.phases
     assert (first.end_step, first.batch_size, second.batch_size) == (12, 16, 32)
     assert state.carry["cell"].shape[0] == 16 and np.asarray(state.carry["cell"]).any()
     assert job.program.place(state, job.program, first.batch_size) is state
@@ -305,7 +305,7 @@ def test_validation_reads_each_row_on_with_the_softmax_over_all_words(finished):
     nll = np.log(np.exp(logits).sum(-1)) - np.take_along_axis(logits, targets[..., None], -1)[..., 0]
     want = (nll * weights).sum() / weights.sum()
     job = setup.build(run, devices=jax.devices()[:1])
-    validated = job.validation(lm.params, job.program.stages[0])
+    validated = job.validation(lm.params, job.programs.phases[0])
     assert validated["a/loss"] == validated["loss"]
     np.testing.assert_allclose(validated["loss"], want, rtol=1e-5)
     found = perplexity.evaluate(lm, lm.run, "a", show_progress=False)
@@ -340,7 +340,7 @@ def test_flops_are_those_of_the_forward_pass_times_three(samples):
     assert flops.per_step(model.model, 4, 5, 5, samples=samples) == 3 * counted
     run = tiny.of_elmo(tiny.PLAIN, negative_samples=samples)
     stage = dataclasses.replace(config.resolve_phases(run)[0], batch_size=4)
-    assert flops.of_stage(run, stage) == 3 * counted
+    assert phase_costs.model_flops(run, stage) == 3 * counted
 
 
 def test_a_run_is_planned():

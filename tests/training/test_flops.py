@@ -14,8 +14,9 @@ from plm_jax import models
 from plm_jax.models import registry
 from plm_jax.models.kernels import tiles, tpu
 from plm_jax.planning import plan as planning
+from plm_jax.runs import phase_costs
+from plm_jax.runs.programs import Programs
 from plm_jax.training import flops
-from plm_jax.training.program import Program
 from tests.models.test_encoder import small_encoder
 from tests.models.test_encoder_decoder import MODELS
 from tests.support.tiny import RUNS
@@ -63,10 +64,10 @@ def test_the_flops_of_an_encoder_decoder_are_those_of_its_products(name):
 def test_a_program_does_at_least_what_its_model_asks_for(name, kernel, remat):
     run = RUNS[name]
     run = dataclasses.replace(run, model=run.model.with_speed(attention_kernel=kernel, remat=remat))
-    program = Program(run, jax.devices()[:1])
-    (stage,) = program.stages
-    traced = program.stage_step(stage).trace(*planning.step_inputs(program, stage))
-    model = flops.of_stage(run, stage)
+    programs = Programs(run, jax.devices()[:1])
+    (stage,) = programs.phases
+    traced = programs.at(stage).phase_step(stage).trace(*planning.step_inputs(programs, stage))
+    model = phase_costs.model_flops(run, stage)
     counted = flops.of_program(traced.jaxpr.jaxpr)
     assert counted >= model
     # What `xla` does besides: hidden halves, recomputation, norms of gradients, targets' slots that stay empty.

@@ -14,8 +14,8 @@ from plm_jax import config, models
 from plm_jax.common.errors import UserError
 from plm_jax.runs import loop, setup
 from plm_jax.runs.checkpoints import Checkpoints, load_params
+from plm_jax.runs.programs import Programs
 from plm_jax.training import mesh
-from plm_jax.training.program import Program
 from tests.support import runs
 from tests.support.tiny import RUNS
 
@@ -24,7 +24,7 @@ def fresh(folder, **sizes):
     """A job on a mesh, and the state before its first step."""
     run = runs.make(folder, mesh=config.MeshConfig(**{"data": 1} | sizes))
     job = setup.build(run, devices=jax.devices()[: int(np.prod(list(sizes.values())))])
-    return job, job.program.new_state()
+    return job, job.program.new_state(job.run.train.seed)
 
 
 def test_the_parameters_drawn_are_those_of_one_device(tiny):
@@ -37,7 +37,7 @@ def test_the_parameters_drawn_are_those_of_one_device(tiny):
 def test_the_lowered_step_holds_the_sharding_constraints(tiny):
     job, state = fresh(tiny, fsdp=4, tensor=2)
     batch, _ = next(runs.batches(job, 0))
-    text = job.program.stage_step(job.program.stages[0]).lower(state, batch, *job.program.inputs(0)).as_text()
+    text = job.program.phase_step(job.programs.phases[0]).lower(state, batch, *job.programs.inputs(0)).as_text()
     constraints = [line for line in text.splitlines() if "sdy.sharding_constraint" in line]
     assert any('"fsdp"' in line and '"tensor"' in line for line in constraints)
     # The stream between layers: rows over one axis, their places over the other.
@@ -71,7 +71,7 @@ def odd(folder, **sizes):
 
 
 def test_what_does_not_divide_is_left_whole(tiny):
-    params = Program(odd(tiny, data=1, fsdp=8), jax.devices()[:8]).abstract_state.params
+    params = Programs(odd(tiny, data=1, fsdp=8), jax.devices()[:8]).first.abstract_state.params
     assert {leaf.shape[0] for leaf in (params["token_embedding"], params["head"], params["head_bias"])} == {273}
     assert params["token_embedding"].sharding.spec == jax.sharding.PartitionSpec(None, "fsdp")
 
@@ -83,7 +83,7 @@ def test_a_vocabulary_that_tensor_does_not_divide_is_padded_where_it_lies_and_no
         checkpoint=config.CheckpointConfig(save_every=2),
         evaluation=config.EvaluationConfig(every=4, max_batches=1, batch_size=8),
     )
-    state = Program(run).abstract_state
+    state = Programs(run).first.abstract_state
     shapes = {leaf.sharding.shard_shape(leaf.shape) for leaf in jax.tree.leaves(state) if 276 in leaf.shape}
     assert shapes == {(69, 16), (69,)}
     loop.pretrain(run, str(tmp_path / "whole"))
@@ -101,8 +101,8 @@ def test_a_vocabulary_that_tensor_does_not_divide_is_padded_where_it_lies_and_no
         assert runs.column(tmp_path / "resumed", metric) == runs.column(tmp_path / "whole", metric)
     # Another mesh has another padding, or none.
     with Checkpoints(str(tmp_path / "whole"), run.checkpoint) as checkpoints:
-        here = Program(dataclasses.replace(run, mesh=config.MeshConfig(data=1)), jax.devices()[:1])
-        restored = checkpoints.restore(4, here.abstract_state)
+        here = Programs(dataclasses.replace(run, mesh=config.MeshConfig(data=1)), jax.devices()[:1])
+        restored = checkpoints.restore(4, here.first.abstract_state)
     np.testing.assert_array_equal(restored.params["head"], whole["head",])
 
 
@@ -148,7 +148,7 @@ def test_a_batch_that_a_mesh_does_not_divide_is_told_the_nearest_that_it_does(na
     train = dataclasses.replace(RUNS[name].train, **fields)
     run = dataclasses.replace(RUNS[name], train=train, mesh=config.MeshConfig(**{"data": 1} | sizes))
     with pytest.raises(UserError, match=says):
-        Program(run, jax.devices()[:8])
+        Programs(run, jax.devices()[:8])
 
 
 def test_rows_are_cut_over_context_as_far_as_it_divides_them(tiny):
@@ -160,7 +160,7 @@ def test_rows_are_cut_over_context_as_far_as_it_divides_them(tiny):
     with pytest.raises(
         UserError, match=r"rows of 30 tokens .*mesh\.context=4: take mesh\.data=8, or change data\.length"
     ):
-        Program(run, jax.devices()[:8])
+        Programs(run, jax.devices()[:8])
 
 
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler")

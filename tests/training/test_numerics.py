@@ -28,15 +28,15 @@ def test_a_step_whose_numbers_are_lost_changes_the_step_and_nothing_else(tiny_co
     changed = {**changed, "train": {"log_norms": True, **changed.get("train", {})}}
     mesh = config.MeshConfig(data=2, fsdp=2, tensor=2) if devices > 1 else config.MeshConfig()
     job = setup.build(runs.make(tiny_copy, tiny_runs.RUNS[name], mesh=mesh, **changed), devices=jax.devices()[:devices])
-    state, train_step = job.program.new_state(), job.program.stage_step(job.program.stages[0])
+    state, train_step = job.program.new_state(job.run.train.seed), job.program.phase_step(job.programs.phases[0])
     batches, fresh = runs.batches(job, 0), jax.device_get(state)
-    state, metrics = train_step(state, next(batches)[0], *job.program.inputs(0))
+    state, metrics = train_step(state, next(batches)[0], *job.programs.inputs(0))
     assert int(metrics["incident"]) == spikes.NONE
     check_norms(job, jax.device_get(metrics), fresh.params, jax.device_get(state.params))
     leaves, tree = jax.tree.flatten(state.params)
     spoilt = state.replace(params=jax.tree.unflatten(tree, [leaves[0] * jnp.nan, *leaves[1:]]))
     before = jax.device_get(spoilt)
-    after, metrics = train_step(spoilt, next(batches)[0], *job.program.inputs(1))
+    after, metrics = train_step(spoilt, next(batches)[0], *job.programs.inputs(1))
     after = jax.device_get(after)
     assert int(metrics["incident"]) == spikes.LOST and not np.isfinite(metrics["grad_norm"])
     assert (int(before.step), int(after.step)) == (1, 2)
@@ -50,7 +50,7 @@ def test_a_step_whose_numbers_are_lost_changes_the_step_and_nothing_else(tiny_co
 
 def check_norms(job, metrics, before, after):
     """Those of parameters and updates against NumPy's, by name; the gradients' make up their norm."""
-    names = job.program.part.names(registry.shapes(job.run.model))
+    names = job.program.trained.names(registry.shapes(job.run.model))
     gradients, parameters, updates = metrics["norms"]
     assert len(names) == len(set(names)) == len(gradients)
     np.testing.assert_allclose(np.linalg.norm(gradients), metrics["grad_norm"], rtol=1e-5)

@@ -11,6 +11,7 @@ from plm_jax import config, losses, models, objectives
 from plm_jax.common.errors import UserError
 from plm_jax.data.reader import blank_batch
 from plm_jax.models import registry
+from plm_jax.runs import phase_costs
 from plm_jax.training import flops
 
 PARTS = {
@@ -45,11 +46,13 @@ def test_counted_rows_are_those_of_the_batch(kind):
     assert config.from_dict(config.to_config_dict(run)) == run
     batch = blank_batch(config.reader_config(run), 64)
     (stage,) = config.resolve_phases(run)
-    tokens, targets, decoder_length = flops.row_lengths(run, stage)
+    tokens, targets, decoder_length = phase_costs.row_lengths(run, stage)
     of_decoder = batch["decoder_tokens"].shape[1] if "decoder_tokens" in batch else 0
     assert (tokens, decoder_length) == (batch["tokens"].shape[1] + of_decoder, of_decoder)
     assert targets == batch["targets"].shape[1]
-    assert flops.of_stage(run, stage) == flops.per_step(run.model, 4, batch["tokens"].shape[1], targets, of_decoder)
+    assert phase_costs.model_flops(run, stage) == flops.per_step(
+        run.model, 4, batch["tokens"].shape[1], targets, of_decoder
+    )
 
 
 def test_an_objective_trains_its_architecture():

@@ -13,7 +13,7 @@ import pytest
 from plm_jax import config, models
 from plm_jax.common.errors import UserError
 from plm_jax.runs import loop, setup
-from plm_jax.training.program import Program
+from plm_jax.runs.programs import Programs
 from tests.support import runs
 from tests.support.tiny import PLAIN
 
@@ -47,12 +47,12 @@ def trained(tiny, tmp_path_factory):
 def test_losses_are_those_of_one_device(tiny, trained):
     run = make(tiny, meshes=False)
     job = setup.build(run, devices=jax.devices()[:1])
-    state, losses = job.program.new_state(), []
+    state, losses = job.program.new_state(job.run.train.seed), []
     batches = runs.batches(job, 0)
-    for stage in job.program.stages:
-        step = job.program.stage_step(stage)
+    for stage in job.programs.phases:
+        step = job.program.phase_step(stage)
         for number in range(stage.first_step, stage.end_step):
-            state, metrics = step(state, next(batches)[0], *job.program.inputs(number))
+            state, metrics = step(state, next(batches)[0], *job.programs.inputs(number))
             losses.append(float(metrics["loss"]))
             if number + 1 == 6:
                 validated = job.validation(state.params, stage)["loss"]
@@ -64,8 +64,8 @@ def test_losses_are_those_of_one_device(tiny, trained):
 
 def test_the_state_lies_on_the_mesh_of_its_phase(tiny):
     job = setup.build(make(tiny))
-    first, second = map(job.program.at, job.program.stages)
-    state = first.new_state()
+    first, second = map(job.programs.at, job.programs.phases)
+    state = first.new_state(0)
     assert {leaf.sharding.num_devices for leaf in jax.tree.leaves(state)} == {8}
     whole = runs.flat(state.params)
     moved = second.place(state, first, 4)
@@ -94,11 +94,12 @@ def test_a_run_cut_off_in_either_phase_is_the_same_to_the_bit(step, tiny, traine
 
 def test_the_rate_goes_by_the_tokens_of_all_phases(tiny):
     schedule = config.CosineSchedule(learning_rate=1.0, warmup_steps=2, by_tokens=True)
-    program = Program(dataclasses.replace(make(tiny), schedule=schedule))
-    last = program.stages[-1]
-    assert program.at(last) is not program
+    run = dataclasses.replace(make(tiny), schedule=schedule)
+    programs = Programs(run)
+    resumed = Programs(run, first_step=programs.phases[-1].first_step)
+    assert resumed.first.mesh != programs.first.mesh
     for step in range(8):
-        assert program.at(last).inputs(step)[1] == program.inputs(step)[1]
+        assert resumed.inputs(step)[1] == programs.inputs(step)[1]
 
 
 def test_phases_that_are_over_need_fit_no_mesh_of_those_to_come(tiny):
@@ -109,11 +110,11 @@ def test_phases_that_are_over_need_fit_no_mesh_of_those_to_come(tiny):
     )
     run = runs.make(tiny, train={"steps": 8, "phases": phases}, mesh=config.MeshConfig(data=1))
     with pytest.raises(UserError, match="does not fit 8 devices"):
-        Program(run)
-    program = Program(run, None, config.resolve_phases(run), first_step=2)
-    assert program.batch_size == run.train.batch_size and program.mesh.shape["data"] == 4
-    assert program.at(program.stages[-1]).mesh.shape["data"] == 8
-    resumed = types.SimpleNamespace(plan=lambda phases: program.stages, changes=lambda *_: [], step=2)
+        Programs(run)
+    programs = Programs(run, None, config.resolve_phases(run), first_step=2)
+    assert programs.first.batch_size == run.train.batch_size and programs.first.mesh.shape["data"] == 4
+    assert programs.at(programs.phases[-1]).mesh.shape["data"] == 8
+    resumed = types.SimpleNamespace(plan=lambda phases: programs.phases, changes=lambda *_: [], step=2)
     assert setup.build(run, resumed).program.batch_size == run.train.batch_size
 
 
@@ -123,7 +124,7 @@ def test_a_phase_whose_batch_does_not_fit_its_mesh_is_refused(tiny):
         config.PhaseConfig(until=1.0, batch_size=4, mesh={"fsdp": 8}),
     )
     with pytest.raises(UserError, match=r"batch of 4 .* 8 "):
-        Program(runs.make(tiny, train={"phases": phases}, mesh=config.MeshConfig(data=1)))
+        Programs(runs.make(tiny, train={"phases": phases}, mesh=config.MeshConfig(data=1)))
 
 
 def test_an_axis_that_is_none_is_refused():

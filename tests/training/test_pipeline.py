@@ -12,8 +12,8 @@ from plm_jax.common.errors import UserError
 from plm_jax.models import pipeline
 from plm_jax.models.layers import Dropout
 from plm_jax.planning import plan
+from plm_jax.runs.programs import Programs
 from plm_jax.training import flops
-from plm_jax.training.program import Program
 from tests.support import runs
 from tests.support.tiny import RUNS
 
@@ -51,9 +51,9 @@ def traced(folder, microbatches, **sizes):
     """The program of a step, traced, and what it is of; on as many devices as its mesh takes."""
     run = make(folder, "plain", models.StackConfig(layers=4), **sizes)
     run = runs.make(folder, run, model={"pipeline_microbatches": microbatches})
-    program = Program(run, jax.devices()[: int(np.prod(list(sizes.values())))])
-    (stage,) = program.stages
-    return program.stage_step(stage).trace(*plan.step_inputs(program, stage))
+    programs = Programs(run, jax.devices()[: int(np.prod(list(sizes.values())))])
+    (stage,) = programs.phases
+    return programs.at(stage).phase_step(stage).trace(*plan.step_inputs(programs, stage))
 
 
 def test_between_stages_only_neighbours_speak(tiny):
@@ -124,4 +124,4 @@ def test_what_stages_cannot_cut_is_refused(tiny, name, model, sizes, says):
     run = dataclasses.replace(RUNS[name], mesh=config.MeshConfig(**({"data": 1} | sizes)))
     run = runs.make(tiny, run, model=dataclasses.replace(run.model, **model))
     with pytest.raises(UserError, match=says):
-        Program(run, jax.devices()[: int(np.prod(list(sizes.values())))])
+        Programs(run, jax.devices()[: int(np.prod(list(sizes.values())))])

@@ -11,8 +11,8 @@ from plm_jax import config
 from plm_jax.models import layers, registry
 from plm_jax.planning import hlo
 from plm_jax.planning import plan as planning
+from plm_jax.runs.programs import Programs
 from plm_jax.training import step_parameters as weights
-from plm_jax.training.program import Program
 from tests.support import runs
 from tests.support.tiny import RUNS
 
@@ -35,7 +35,7 @@ def test_weights_gathered_once_a_step_are_trained_alike(tiny):
     np.testing.assert_allclose(losses, want_losses, rtol=1e-6)
     for name in want:
         np.testing.assert_allclose(got[name], want[name], atol=1e-5, err_msg=name)
-    (held,) = {kernel.spec for kernel in kernels_named("up", Program(make(tiny, "step"))._whole_kernels())}
+    (held,) = {kernel.spec for kernel in kernels_named("up", Programs(make(tiny, "step")).first.gathered_shardings)}
     assert tuple(held) == (None, None, "tensor")
 
 
@@ -50,9 +50,9 @@ def kernels_named(module, tree):
     [("bfloat16", "bfloat16", "bf16"), ("bfloat16", "float32", "f32"), ("float32", "bfloat16", "f32")],
 )
 def test_kernels_are_held_in_the_type_of_their_gradients(tiny, compute, gradients, held):
-    program = Program(make(tiny, compute=compute, gradients=gradients), jax.devices()[:8])
-    (stage,) = program.stages
-    traced = program.stage_step(stage).trace(*planning.step_inputs(program, stage))
+    programs = Programs(make(tiny, compute=compute, gradients=gradients), jax.devices()[:8])
+    (stage,) = programs.phases
+    traced = programs.at(stage).phase_step(stage).trace(*planning.step_inputs(programs, stage))
     # Of both layers before the loop over them, which takes one after the other.
     assert ("bf16[2,32,64]" in str(traced.jaxpr)) == (held == "bf16")
 
@@ -60,14 +60,14 @@ def test_kernels_are_held_in_the_type_of_their_gradients(tiny, compute, gradient
 def test_a_model_without_embeddings_of_tokens_is_held_alike(tiny):
     model = RUNS["elmo"].model
     module = registry.build(model, jnp.bfloat16)
-    held = jax.eval_shape(lambda params: weights.held(module, params, jnp.bfloat16).trained, registry.shapes(model))
+    held = jax.eval_shape(lambda params: weights.build(module, params, jnp.bfloat16).trained, registry.shapes(model))
     for path, leaf in jax.tree.leaves_with_path(held):
         assert leaf.dtype == (jnp.bfloat16 if path[-1].key == "kernel" else jnp.float32), path
 
     def constraints(gather):
-        program = Program(make(tiny, gather, "elmo"), jax.devices()[:8])
-        (stage,) = program.stages
-        return str(program.stage_step(stage).trace(*planning.step_inputs(program, stage)).jaxpr)
+        programs = Programs(make(tiny, gather, "elmo"), jax.devices()[:8])
+        (stage,) = programs.phases
+        return str(programs.at(stage).phase_step(stage).trace(*planning.step_inputs(programs, stage)).jaxpr)
 
     by_layer, by_step = (constraints(gather).count("sharding_constraint") for gather in ("layer", "step"))
     kernels = [path for path, _ in jax.tree.leaves_with_path(registry.shapes(RUNS["elmo"].model))]

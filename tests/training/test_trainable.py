@@ -11,8 +11,8 @@ from plm_jax import config
 from plm_jax.common.errors import UserError
 from plm_jax.models import registry
 from plm_jax.runs import checkpoints, loop, setup
+from plm_jax.runs.programs import Programs
 from plm_jax.training import layer_decay, optimizers
-from plm_jax.training.program import Program
 from plm_jax.training.trainable import Trainable
 from tests.support import runs
 from tests.support import tiny as tiny_config
@@ -110,14 +110,14 @@ def test_meshes_and_switches_of_speed_train_the_same_part(name, tiny):
 
 def test_layers_in_part_are_not_cut_into_stages(tiny):
     with pytest.raises(UserError, match=r"leaves out layers of stack/blocks/\S+, which mesh.stage=2 cuts"):
-        Program(made(tiny, mesh=config.MeshConfig(stage=2, data=1)), jax.devices()[:2])
+        Programs(made(tiny, mesh=config.MeshConfig(stage=2, data=1)), jax.devices()[:2])
 
 
 def test_a_pattern_that_matches_nothing_is_told(tiny, tmp_path):
     with pytest.raises(UserError, match=r"config.train.trainable has 'stack/blocks/2/\.\*', which matches nothing"):
-        Program(made(tiny, trainable=("token_embedding", "stack/blocks/2/.*")), jax.devices()[:1])
+        Programs(made(tiny, trainable=("token_embedding", "stack/blocks/2/.*")), jax.devices()[:1])
     with pytest.raises(UserError, match=r"'stack/\(' is no regular expression"):
-        Program(made(tiny, trainable=("stack/(",)), jax.devices()[:1])
+        Programs(made(tiny, trainable=("stack/(",)), jax.devices()[:1])
 
 
 def test_a_leaf_of_several_runs_of_layers_is_put_together_again():
@@ -156,7 +156,7 @@ def test_the_top_layers_are_drawn_anew(tiny, tmp_path):
         )
         job = setup.build(run, devices=jax.devices()[:2])
         state, notes = setup.starting_state(job, None)
-        return runs.flat(state.params), runs.flat(job.program.new_state().params), notes
+        return runs.flat(state.params), runs.flat(job.program.new_state(job.run.train.seed).params), notes
 
     params, fresh, notes = started(1)
     assert notes[-1] == "drawn anew: the 1 layers at the top of stack"
@@ -228,7 +228,7 @@ def test_with_sgd_each_layer_moves_by_its_rate_times_the_gradient(model, tiny):
             optimizer=config.SgdConfig(layer_decay=decay),
         )
         _, before, after, job, _ = runs.steps(run, 1)
-        return {name: after[name] - before[name] for name in before}, job.program.notes()
+        return {name: after[name] - before[name] for name in before}, job.programs.notes()
 
     (whole, _), (decayed, notes) = update(1.0), update(DECAY)
     above = {0: 3, 1: 2} if model != "shared" else {0: 2}

@@ -13,6 +13,7 @@ from plm_jax import config
 from plm_jax.losses import means
 from plm_jax.planning import plan
 from plm_jax.runs import checkpoints, loop, resume, setup
+from plm_jax.runs.programs import Programs
 from tests.support import runs
 
 
@@ -81,8 +82,8 @@ def by_optax(job, optimizer):
     """Returns the parameters that optax alone computes, unsharded, from the gradients of the batch's mean loss."""
     clip = optax.clip_by_global_norm(optimizer.clip_norm) if optimizer.clip_norm else optax.identity()
     rule = optax.chain(clip, *optimizer.transformations(), optax.scale(-RATE))
-    loss, model = job.program.loss(), job.program.model()
-    params = jax.device_get(job.program.new_state().params)
+    loss, model = job.program.loss, job.program.module()
+    params = jax.device_get(job.program.new_state(job.run.train.seed).params)
 
     def mean(params, batch):
         terms, _, _ = loss(model, params, batch, None, {})
@@ -113,27 +114,27 @@ def test_sharded_saved_and_resumed_it_is_optax_on_one_device(optimizer, tiny, tm
 
     state, notes = setup.restored_state(job, resumed, read)
     assert notes == [f"resumed after step {SAVED}"]  # Resumes with its moments.
-    train_step = job.program.stage_step(job.program.stages[0])
+    train_step = job.program.phase_step(job.programs.phases[0])
     for number, (batch, _) in enumerate(runs.batches(job, SAVED), SAVED):
-        state, _ = train_step(state, batch, *job.program.inputs(number))
+        state, _ = train_step(state, batch, *job.programs.inputs(number))
     for name, leaf in runs.flat(state.params).items():
         np.testing.assert_allclose(leaf, expected[name], rtol=1e-3, atol=2e-5, err_msg=name)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: optimizer.kind)
 def test_its_moments_lie_where_the_parameters_do(optimizer, tiny):
-    program = loop.Program(make(tiny, optimizer, STEPS, data=1, fsdp=4, tensor=2))
+    programs = Programs(make(tiny, optimizer, STEPS, data=1, fsdp=4, tensor=2))
     kernel = ("stack", "blocks", "feed_forward", "up", "kernel")
     found = []
-    for path, leaf in jax.tree_util.tree_leaves_with_path(program.abstract_state.optimizer):
+    for path, leaf in jax.tree_util.tree_leaves_with_path(programs.first.abstract_state.optimizer):
         keys = tuple(entry.key for entry in path if isinstance(entry, jax.tree_util.DictKey))
         if keys[-len(kernel) :] == kernel and leaf.ndim == 3:
             found.append(leaf.sharding.spec)
-    params = program.abstract_state.params
+    params = programs.first.abstract_state.params
     for key in kernel:
         params = params[key]
     # Factored moments have one axis less.
     assert found == ([] if optimizer.kind == "partitioned" else [params.sharding.spec])
-    report = plan.plan(dataclasses.replace(program.run, mesh=config.MeshConfig()), "none")
-    sizes = [leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(program.published_state.optimizer)]
+    report = plan.plan(dataclasses.replace(programs.run, mesh=config.MeshConfig()), "none")
+    sizes = [leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(programs.first.published_state.optimizer)]
     assert report["bytes_per_device"]["optimizer"] == sum(sizes)

@@ -1,0 +1,24 @@
+"""Tokens and model FLOPs of the training steps of a phase."""
+
+from plm_jax import config
+from plm_jax.common.phases import Phase
+from plm_jax.training import flops
+
+
+def model_flops(run: config.Run, phase: Phase) -> int:
+    """Returns the FLOPs of one training step, counted as in `flops.per_step`."""
+    tokens, targets, decoder_length = row_lengths(run, phase)
+    rows, samples = phase.batch_size * run.objective.rows_an_example, run.objective.negative_samples
+    return flops.per_step(run.model, rows, tokens - decoder_length, targets, decoder_length, samples)
+
+
+def num_tokens(run: config.Run, phase: Phase) -> int:
+    """Returns the number of tokens of a batch, including padding."""
+    return phase.batch_size * run.objective.rows_an_example * row_lengths(run, phase)[0]
+
+
+def row_lengths(run: config.Run, phase: Phase) -> tuple[int, int, int]:
+    """Returns the numbers of tokens, of target positions, and of decoder tokens (counted among the tokens) of a row."""
+    targets = config.target_length(run, phase.length)
+    decoder_length = targets if run.model.has_decoder else 0
+    return run.objective.row_length(phase.length) + decoder_length, targets, decoder_length

@@ -1,0 +1,210 @@
+"""The train steps of a run: one program for each mesh that its phases are trained on."""
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jax.sharding import Mesh
+
+from plm_jax import config, losses
+from plm_jax.common import keys
+from plm_jax.common.errors import UserError
+from plm_jax.common.phases import Phase
+from plm_jax.models import pipeline, registry
+from plm_jax.training import compiler, flops, layer_decay, optimizers, schedules, spikes, trainable
+from plm_jax.training import mesh as meshes
+from plm_jax.training.program import Program
+
+# A loss holds logits, float32, in at most this fraction of a device's memory: more save nothing, since a matrix is then
+# read for as many tokens as hide the reading.
+_LOGITS_SHARE = 128
+
+
+class Programs:
+    """The programs of a run: one for each mesh that its phases are trained on.
+
+    Attributes:
+      run: config of the run.
+      phases: phases of the run.
+      first: program of the first phase that is still to be trained.
+      batch_shards: number that divides the rows of every batch if it divides those of one, on the mesh of every phase.
+        Finished phases count too, so that a resumed run validates in the batches of one that was never interrupted.
+    """
+
+    def __init__(
+        self,
+        run: config.Run,
+        devices: Sequence[Any] | None = None,
+        phases: Sequence[Phase] | None = None,
+        first_step: int = 0,
+    ):
+        """Checks that the run fits the devices, and builds the program of the first phase.
+
+        Args:
+          devices: all by default.
+          phases: those of the config by default.
+          first_step: number of finished steps.
+
+        Raises:
+          UserError: the devices or the batch do not fit the mesh; the model lacks a head that the loss needs.
+        """
+        self.run = run
+        self.phases = config.resolve_phases(run) if phases is None else tuple(phases)
+        self._rate = run.schedule.rate(run.train.steps, self.phases)
+        self._programs: dict[tuple[int, ...], Program] = {}
+        remaining = [phase for phase in self.phases if phase.end_step > first_step] or self.phases[-1:]
+        self._batch_sizes = {self._sizes(phase): phase.batch_size for phase in reversed(remaining)}
+        self._meshes = {self._sizes(phase): meshes.build(config.mesh_of(run, phase), devices) for phase in remaining}
+        for phase in remaining:
+            _check_divides(run, phase, self._meshes[self._sizes(phase)])
+        _check_parameters(run, max(mesh.shape["stage"] for mesh in self._meshes.values()))
+        self.first = self.at(remaining[0])
+        num_devices = self.first.mesh.size
+        of_phases = [config.mesh_of(run, phase) for phase in config.resolve_phases(run)]
+        self.batch_shards = math.lcm(*(_batch_shards(mesh, num_devices) for mesh in of_phases))
+
+    def at(self, phase: Phase) -> Program:
+        """Returns the program of a phase; phases that have the same mesh share one."""
+        sizes = self._sizes(phase)
+        if sizes not in self._programs:
+            self._programs[sizes] = build(self.run, self._meshes[sizes], self._batch_sizes[sizes])
+        return self._programs[sizes]
+
+    def inputs(self, step: int) -> tuple[np.ndarray, np.float32]:
+        """Returns the inputs of a compiled step after the state and the batch: the run's key and the learning rate.
+
+        Args:
+          step: number of finished steps.
+
+        Raises:
+          UserError: the schedule does not return a finite number.
+        """
+        return keys.data(self.run.train.seed, self.run.train.prng), schedules.at(self._rate, step)
+
+    def notes(self) -> list[str]:
+        """Returns lines that say what is trained, if that is not everything, and which layers share a rate."""
+        model, trained = self.run.model, self.first.trained
+        return [
+            *trained.notes(registry.shapes(model), getattr(model, "scan_layers", False)),
+            *layer_decay.notes(model, self.run.optimizer.layer_decay),
+        ]
+
+    def _sizes(self, phase: Phase) -> tuple[int, ...]:
+        return meshes.sizes(config.mesh_of(self.run, phase))
+
+
+def build(run: config.Run, mesh: Mesh, batch_size: int) -> Program:
+    """Returns the program of a run over a mesh."""
+    train, incidents = run.train, run.train.incidents
+    trained = trainable.Trainable(train.trainable)
+    return Program(
+        model=run.model,
+        loss=build_loss(run, mesh, z_loss=train.z_loss, label_smoothing=train.label_smoothing),
+        optimizer=optimizers.build(run.optimizer, None if trained.is_all else trained, run.model),
+        mesh=mesh,
+        batch_size=batch_size,
+        rules=run.mesh.rules,
+        gathers_once=run.mesh.gather == "step",
+        compiler_options=compiler.options(mesh, run.mesh.compiler_preset, run.mesh.compiler_options),
+        precision=run.precision,
+        trained=trained,
+        watch=spikes.Watch(incidents.deviations, incidents.spikes != "record", window=incidents.window),
+        log_norms=train.log_norms,
+        prng=train.prng,
+    )
+
+
+def build_loss(run: config.Run, mesh: Mesh, **settings: Any) -> losses.Loss:
+    """Returns the loss of a run's objective; `settings` are further fields of it.
+
+    Raises:
+      UserError: the model lacks a head that the loss needs.
+    """
+    objective = run.objective
+    chip = flops.chip(mesh.devices.flat[0].device_kind)
+    if chip and chip.hbm_bytes:
+        settings["logits_at_once"] = chip.hbm_bytes // _LOGITS_SHARE // 4
+    loss = losses.get(objective.loss, **objective.loss_settings, **settings)
+    for head in loss.heads:
+        if head not in run.model.named_heads:
+            raise UserError(
+                f"objective '{objective.kind}' trains the {head} head, which config.model has not: give it one, or "
+                "choose another objective"
+            )
+    return loss
+
+
+def _batch_shards(mesh: config.MeshConfig, num_devices: int) -> int:
+    """Returns the number of shards of a batch; 1 if the mesh does not fit the devices, as one of a finished phase."""
+    try:
+        sizes = meshes.resolved(mesh, num_devices)
+    except UserError:
+        return 1
+    return math.prod(sizes[axis] for axis in meshes.BATCH_AXES)
+
+
+def _check_parameters(run: config.Run, most_stages: int) -> None:
+    """Rejects settings of parameters that the model does not have, or that stages of this number cut."""
+    trainable.check_layers(run.model, most_stages)
+    trained = trainable.Trainable(run.train.trainable)
+    if not trained.is_all:
+        trained.check(registry.shapes(run.model), most_stages)
+    if run.optimizer.layer_decay != 1.0:
+        layer_decay.check(run.model, run.optimizer.layer_decay)
+
+
+def _check_divides(run: config.Run, phase: Phase, mesh: Mesh) -> None:
+    """Rejects a mesh that does not divide the rows of a phase or their length; the error names the nearest one."""
+    rows, length = phase.batch_size // phase.microbatches, run.objective.row_length(phase.length)
+    shards, sizes, over = meshes.batch_shards(mesh), dict(mesh.shape), " × ".join(meshes.BATCH_AXES)
+    nearest_mesh = functools.partial(_nearest_mesh, run, rows, length, mesh)
+    if rows % shards:
+        at_once = shards * phase.microbatches
+        batch_size = at_once * max(1, round(phase.batch_size / at_once))
+        raise UserError(
+            f"a batch of {phase.batch_size} in {phase.microbatches} microbatches has {rows} rows at a time, which the "
+            f"mesh's {shards} ({over}) do not divide: {nearest_mesh()}, or a train.batch_size of "
+            f"{batch_size:,}"
+        )
+    if sizes["context"] > 1 and not run.model.any_order:
+        raise UserError(
+            f"a model of kind '{run.model.kind}' reads a row from its one end to the other, so mesh.context cannot cut "
+            f"it: {nearest_mesh()}"
+        )
+    if length % sizes["context"]:
+        raise UserError(
+            f"rows of {length:,} tokens are not divided by mesh.context={sizes['context']}: {nearest_mesh()}, or "
+            "change data.length"
+        )
+    stages, wanted = sizes["stage"], run.model.pipeline_microbatches
+    if not pipeline.cuts(run.model.stacks, stages):
+        layers = " and ".join(str(stack.layers) for stack in run.model.stacks) or "no"
+        raise UserError(
+            f"mesh.stage={stages} does not divide the {layers} layers of a model of kind '{run.model.kind}', or the "
+            f"groups that share parameters: {nearest_mesh()}"
+        )
+    rows = rows // shards * stages
+    if wanted and stages > 1 and pipeline.num_microbatches(wanted, stages, rows) != wanted:
+        fitting = [str(count) for count in range(stages, rows + 1, stages) if rows % count == 0]
+        raise UserError(
+            f"config.model.pipeline_microbatches is {wanted}, and {stages} stages have {rows} rows at a time: give one "
+            f"of {', '.join(fitting)}, or 0"
+        )
+
+
+def _nearest_mesh(run: config.Run, rows: int, length: int, mesh: Mesh) -> str:
+    """Returns the advice to take the nearest mesh of as many devices that divides the rows and their length."""
+    model = run.model
+
+    def fits(sizes):
+        return (
+            rows % math.prod(sizes[axis] for axis in meshes.BATCH_AXES) == 0
+            and pipeline.cuts(model.stacks, sizes["stage"])
+            and model.attention_heads % sizes["tensor"] == 0
+            and (sizes["context"] == 1 or (model.any_order and length % (2 * sizes["context"]) == 0))
+        )
+
+    nearest = meshes.nearest(mesh.shape, mesh.size, fits)
+    return f"take {meshes.told(nearest)}" if nearest else "no mesh of so many devices divides it"

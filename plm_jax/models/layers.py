@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec
 
 from plm_jax.common import ranges
 from plm_jax.models.kernels.dropout import keep
-from plm_jax.models.partitioning import axes_of, device, is_spread, mesh_axes, spec_in_force
+from plm_jax.models.partitioning import axes_of, device, is_spread, mesh_axes, partitioned, spec_in_force
 from plm_jax.models.tables import GatheredTable
 
 Activation = Literal["gelu_tanh", "gelu_exact", "relu", "silu", "tanh"]
@@ -148,9 +148,7 @@ class Dense(nn.Module):
     @nn.compact
     def __call__(self, x):
         """[..., in] → [..., out]."""
-        kernel = self.param(
-            "kernel", nn.with_logical_partitioning(self.initializer, self.axes), (x.shape[-1], self.features)
-        )
+        kernel = self.param("kernel", partitioned(self.initializer, self.axes), (x.shape[-1], self.features))
         # In two dimensions: XLA's CPU backend would transpose a copy of a 3-D gradient, a quarter of the backward pass.
         # Where rows and their places are both cut, they do not make one dimension that is.
         flat = x if mesh_axes("length") else x.reshape(-1, x.shape[-1])
@@ -159,7 +157,7 @@ class Dense(nn.Module):
         of_rows = _axes_of_rows() if is_spread() else ()
         y = checkpoint_name(product(flat, kernel, spec, of_rows), PRODUCTS).reshape(*x.shape[:-1], self.features)
         if self.bias:
-            bias = nn.with_logical_partitioning(nn.initializers.zeros, self.axes[1:])
+            bias = partitioned(nn.initializers.zeros, self.axes[1:])
             y = y + self.param("bias", bias, (self.features,)).astype(self.dtype)
         return checkpoint_name(y, self.name)
 
@@ -181,10 +179,10 @@ class NormConfig:
 
 def norm(config: NormConfig, dtype: Any, name: str | None = None) -> nn.Module:
     """A norm over the last axis, statistics in float32; parameters `scale` [D] and, in LayerNorm, `bias`."""
-    scale_init = nn.with_logical_partitioning(nn.initializers.ones, ("embed",))
+    scale_init = partitioned(nn.initializers.ones, ("embed",))
     if config.kind == "rms":
         return nn.RMSNorm(config.epsilon, dtype=dtype, use_fast_variance=False, scale_init=scale_init, name=name)
-    bias_init = nn.with_logical_partitioning(nn.initializers.zeros, ("embed",))
+    bias_init = partitioned(nn.initializers.zeros, ("embed",))
     return nn.LayerNorm(
         config.epsilon, dtype=dtype, use_fast_variance=False, scale_init=scale_init, bias_init=bias_init, name=name
     )

@@ -239,8 +239,10 @@ def recomputed(layer: Callable, remat: str, scan_layers: bool, staged: bool = Fa
     if remat == "offload":
         inner = layer
 
-        def layer(x, one):
+        def offloaded(x, one):
             return inner(checkpoint_name(x, LAYER_INPUT), one)
+
+        layer = offloaded
 
     # Inside a compiled loop XLA cannot merge the two computations, so the costly barrier is not needed there.
     name = "dots of stages" if staged and remat == "dots" else remat
@@ -313,8 +315,9 @@ def through_layers(model: TransformerConfig, stack: StackConfig, layer: Callable
         return jax.tree.map(lambda leaf: leaf.reshape(*shape, *leaf.shape[1:]), tree)
 
     params, others = layers
-    repeats = stack.layers // stack.groups
-    groups = cut(params, stack.groups, stack.inner), cut(others, stack.groups, repeats, stack.inner)
+    num_groups = stack.stored_blocks // stack.inner
+    repeats = stack.layers // num_groups
+    groups = cut(params, num_groups, stack.inner), cut(others, num_groups, repeats, stack.inner)
     x, results = go(of_group, x, groups)
     return x, jax.tree.map(lambda leaf: leaf.reshape(stack.blocks, *leaf.shape[3:]), results)
 

@@ -50,7 +50,7 @@ class Inputs(NamedTuple):
     key_BKGH: Any
     value_BKGH: Any
     bias_NR: Any
-    mask: Mask
+    mask: Mask | Any
 
 
 class Known(NamedTuple):
@@ -84,9 +84,10 @@ def flash(
     """
     window = None if window is None else jnp.reshape(window, 1)
     mask = Mask(offsets, query_ids, key_ids, prefix_lengths, window, seed)
-    arrays = (x.swapaxes(1, 2) for x in (query_BNQH, key_BGKH, value_BGKH))
+    query, key, value = (x.swapaxes(1, 2) for x in (query_BNQH, key_BGKH, value_BGKH))
     options = GpuOptions(causal, rate if seed is not None else 0.0, broadcast, interpret)
-    return _attention(options, Inputs(*arrays, distance_bias, mask)).swapaxes(1, 2)
+    mixed: jax.Array = _attention(options, Inputs(query, key, value, distance_bias, mask))
+    return mixed.swapaxes(1, 2)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,9 +30,9 @@ def attend(query_BNQH, key_BGKH, value_BGKH, context: Context, window=None, seed
     if seed is not None:
         shape = batch, heads, 1 if context.broadcast else queries, keys
         places = (jax.lax.broadcasted_iota(jnp.int32, _alone(shape, axis), axis) for axis in range(4))
-        row, *others = places
+        row, head, query, key = places
         row = row if context.rows is None else context.rows.reshape(row.shape)
-        kept = keep(seed, row, *others, context.dropout)
+        kept = keep(seed, row, head, query, key, context.dropout)
         weights_BNQK = jnp.where(kept, weights_BNQK / (1 - context.dropout), 0)
     weights_BGRK = weights_BNQK.astype(query_BNQH.dtype).reshape(batch, groups, -1, keys)
     return jnp.einsum("bgrk,bgkh->bgrh", weights_BGRK, value_BGKH).reshape(query_BNQH.shape)

@@ -159,12 +159,12 @@ def flash(
     query = _filled(query, 1, call.tile.queries)
     key, value = (_filled(x, 1, call.tile.keys) for x in (key, value))
     ids = None
-    if call.has_ids:
+    if query_ids is not None and key_ids is not None:
         ids = _filled(query_ids, 1, call.tile.queries)[:, None], _filled(key_ids, 1, call.tile.keys, -1)[:, None]
     numbers = _numbers(call, seed, offsets, window, prefix_lengths, ids)
     bands = _bands(call, distance_bias) if call.has_bias else None
-    out = _attention(call, query, key, value, bands, numbers, ids)[:, :queries]
-    return out.reshape(batch, queries, heads, head_dim).swapaxes(1, 2)
+    out: jax.Array = _attention(call, query, key, value, bands, numbers, ids)
+    return out[:, :queries].reshape(batch, queries, heads, head_dim).swapaxes(1, 2)
 
 
 def _filled(x, axis, tile, value=0):

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from plm_jax.common.roles import Role
 from plm_jax.models.initializers import Initialization
+from plm_jax.models.partitioning import partitioned
 
 
 class Table(NamedTuple):
@@ -30,7 +31,7 @@ class Table(NamedTuple):
 
     def declare(self, module: nn.Module, name: str) -> jax.Array:
         """Returns the table as a parameter of a module."""
-        return module.param(name, nn.with_logical_partitioning(self.init, self.axes), self.shape)
+        return module.param(name, partitioned(self.init, self.axes), self.shape)
 
 
 class Position(Role):

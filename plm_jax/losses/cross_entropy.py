@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float, Integer
 
 from plm_jax.models import tables
 from plm_jax.models.partitioning import is_spread
@@ -21,13 +22,20 @@ class CrossEntropySums(NamedTuple):
     A hit is a target whose logit is above all others; a tie is none, so that constant logits hit nothing.
     """
 
-    loss: jax.Array
-    nll: jax.Array
-    correct: jax.Array
+    loss: Float[Array, ""]
+    nll: Float[Array, ""]
+    correct: Float[Array, ""]
 
 
 def linear_cross_entropy(
-    features, unembedding, bias, targets, weights, z_loss=0.0, label_smoothing=0.0, logits_at_once=LOGITS_AT_ONCE
+    features: Float[Any, "batch targets dim"],
+    unembedding: Float[Any, "vocab dim"] | tables.GatheredTable,
+    bias: Float[Any, " vocab"] | None,
+    targets: Integer[Any, "batch targets"],
+    weights: Float[Any, "batch targets"],
+    z_loss: float = 0.0,
+    label_smoothing: float = 0.0,
+    logits_at_once: int = LOGITS_AT_ONCE,
 ) -> CrossEntropySums:
     """Cross-entropy of features @ unembedding.T + bias without ever holding all logits.
 
@@ -200,7 +208,9 @@ def _chunk(
     return (sums, (d_matrix, d_bias)), d_features
 
 
-def own_and_largest_other(logits, targets):
+def own_and_largest_other(
+    logits: Float[Any, "*rows vocab"], targets: Integer[Any, "*rows"]
+) -> tuple[Float[Array, "*rows"], Float[Array, "*rows"]]:
     """The targets' logits [...], and the largest of the others' [...], of logits [..., V] and targets [...].
 
     Where a target is not in [0, V), its logit is any, and all are others.

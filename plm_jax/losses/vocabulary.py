@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from plm_jax.losses.cross_entropy import linear_cross_entropy
 from plm_jax.losses.loss import Batch, Loss
@@ -17,19 +18,21 @@ def dropout_keys(rngs: Keys) -> dict[str, jax.Array]:
     return {name: key for name, key in (rngs or {}).items() if name == "dropout"}
 
 
-def features_of(model: Any, params: Any, batch: Batch, rngs: Keys) -> jax.Array:
+def features_of(model: Any, params: Any, batch: Batch, rngs: Keys) -> Float[Array, "batch length *dims"]:
     """The model's features [B, L, D] of a batch; no key `dropout` among `rngs`: no dropout."""
     keys = dropout_keys(rngs)
     inputs = model.model.read(batch)
     return model.apply({"params": params}, **inputs, deterministic=not keys, rngs=keys, method="features")
 
 
-def at_targets(features: jax.Array, batch: Batch) -> jax.Array:
+def at_targets(features: Float[Any, "batch length dim"], batch: Batch) -> Float[Array, "batch targets dim"]:
     """Features [B, L, D] at `target_positions`: [B, T, D]."""
     return jnp.take_along_axis(features, batch["target_positions"][..., None], axis=1)
 
 
-def head(model: Any, params: Any, features: jax.Array) -> tuple[jax.Array, Any, jax.Array | None]:
+def head(
+    model: Any, params: Any, features: Float[Any, "batch targets dim"]
+) -> tuple[Float[Any, "batch targets columns"], Any, Float[Any, " vocab"] | None]:
     """The head by its parts: what is multiplied for features [B, T, D], [B, T, E], the matrix [V, E], the bias [V]."""
     features = model.apply({"params": params}, features, method="head_features")
     matrix, bias = model.apply({"params": params}, method="unembedding")
@@ -37,8 +40,12 @@ def head(model: Any, params: Any, features: jax.Array) -> tuple[jax.Array, Any, 
 
 
 def sums(
-    loss: Loss, features: jax.Array, unembedding: Any, bias: jax.Array | None, batch: Batch
-) -> tuple[jax.Array, dict[str, jax.Array]]:
+    loss: Loss,
+    features: Float[Any, "batch targets dim"],
+    unembedding: Any,
+    bias: Float[Any, " vocab"] | None,
+    batch: Batch,
+) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
     """A head's parts against `targets` [B, T] under `target_weights`: the cross-entropy, and `nll` and `accuracy`.
 
     `loss` has the factors of the `Loss` that it is for.

@@ -4,7 +4,7 @@ Shapes: B batch, L length, D width, E the tables' width, T targets, V vocabulary
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar, Protocol, runtime_checkable
 
 import flax.linen as nn
 import jax
@@ -21,6 +21,7 @@ from plm_jax.models.recurrent import BiLstm, BiLstmConfig
 TASK = "task"
 
 
+@runtime_checkable
 class TableSizes(Protocol):
     """Sizes of a model's tables of embeddings."""
 
@@ -40,6 +41,7 @@ class TableSizes(Protocol):
         ...
 
 
+@runtime_checkable
 class HeadedModel(Protocol):
     """The part of a model's settings that its heads depend on."""
 

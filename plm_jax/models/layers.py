@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float, Integer, Shaped
 
 from plm_jax.common import ranges
 from plm_jax.models.kernels.dropout import keep
@@ -44,7 +45,9 @@ class Dropout(nn.Module):
     broadcast: bool = False
 
     @nn.compact
-    def __call__(self, x, rows=None, *, deterministic):
+    def __call__(
+        self, x: Float[Any, "batch length dim"], rows: Integer[Any, " batch"] | None = None, *, deterministic: bool
+    ) -> Float[Array, "batch length dim"]:
         """[B, length, features], of the rows with these numbers, int32 [B]; by default they count from 0."""
         if self.rate == 0 or deterministic:
             return x
@@ -67,7 +70,12 @@ SCATTERED_BY_XLA = ("v5 lite", "v5e", "v6")
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def product(x: jax.Array, kernel: jax.Array, spec: PartitionSpec | None, of_rows: tuple[str, ...] = ()) -> jax.Array:
+def product(
+    x: Float[Any, "*rows inputs"],
+    kernel: Float[Any, "inputs outputs"],
+    spec: PartitionSpec | None,
+    of_rows: tuple[str, ...] = (),
+) -> Float[Array, "*rows outputs"]:
     """x [rows, ..., in] @ kernel [in, out] in the type of x; the kernel's gradient is made, and so reduced, in the
     kernel's.
 
@@ -146,7 +154,7 @@ class Dense(nn.Module):
     dtype: Any
 
     @nn.compact
-    def __call__(self, x):
+    def __call__(self, x: Float[Any, "*rows inputs"]) -> Float[Array, "*rows outputs"]:
         """[..., in] → [..., out]."""
         kernel = self.param("kernel", partitioned(self.initializer, self.axes), (x.shape[-1], self.features))
         # In two dimensions: XLA's CPU backend would transpose a copy of a 3-D gradient, a quarter of the backward pass.
@@ -188,7 +196,12 @@ def norm(config: NormConfig, dtype: Any, name: str | None = None) -> nn.Module:
     )
 
 
-def look_up(table: jax.Array | GatheredTable, ids: jax.Array, dtype: Any, rows: int | None = None) -> jax.Array:
+def look_up(
+    table: Float[Any, "vocab dim"] | GatheredTable,
+    ids: Integer[Any, "_ length"],
+    dtype: Any,
+    rows: int | None = None,
+) -> Float[Array, "batch length dim"]:
     """Returns the rows of a table [V, E] for ids [B, L]: [B, L, E] in a type, with a gradient in the table's.
 
     Args:
@@ -214,7 +227,9 @@ class ScalarMix(nn.Module):
     layer_norm: bool = False
 
     @nn.compact
-    def __call__(self, layers, mask=None):
+    def __call__(
+        self, layers: Float[Any, "layers batch length *rest"], mask: Shaped[Any, "batch length"] | None = None
+    ) -> Float[Array, "batch length *rest"]:
         """[layers, B, L, ...] → [B, L, ...]; `mask` [B, L] says which places a norm counts."""
         weights = nn.softmax(self.param("weights", nn.initializers.zeros, (len(layers),)))
         scale = self.param("scale", nn.initializers.ones, ())

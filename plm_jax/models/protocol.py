@@ -11,7 +11,7 @@ A model of another kind is a frozen dataclass below `ModelConfig` and a Linen mo
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, runtime_checkable
 
 import flax.linen as nn
 import jax
@@ -149,6 +149,7 @@ class ModelConfig(Role):
         return dataclasses.replace(self, **changed)
 
 
+@runtime_checkable
 class Module(Protocol):
     """What the Linen module of a `ModelConfig` offers besides `init` and `apply`.
 

@@ -13,6 +13,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Float, Integer
 
 from plm_jax.models import kernels, pipeline
 from plm_jax.models.attention import Attention
@@ -55,7 +56,9 @@ class FeedForward(nn.Module):
     deterministic: bool
 
     @nn.compact
-    def __call__(self, x, rows=None):
+    def __call__(
+        self, x: Float[Array, "batch length dim"], rows: Integer[Array, " batch"] | None = None
+    ) -> Float[Array, "batch length dim"]:
         """[B, L, D] → [B, L, D]; `rows` as of `Dropout`."""
         feed_forward, initializer = self.model.feed_forward, self.model.initializer
 
@@ -81,7 +84,14 @@ class Block(nn.Module):
     deterministic: bool
 
     @nn.compact
-    def __call__(self, x, depth, context, memory=None, memory_context=None):
+    def __call__(
+        self,
+        x: Float[Array, "batch length dim"],
+        depth: Integer[Array, ""] | int,
+        context: Context,
+        memory: Float[Array, "batch memory dim"] | None = None,
+        memory_context: Context | None = None,
+    ) -> Float[Array, "batch length dim"]:
         """[B, L, D] → [B, L, D].
 
         Args:
@@ -130,7 +140,15 @@ class Stack(nn.Module):
     crosses: bool = False
 
     @nn.compact
-    def __call__(self, x, context, memory=None, memory_context=None, *, deterministic):
+    def __call__(
+        self,
+        x: Float[Array, "batch length dim"],
+        context: Context,
+        memory: Float[Array, "batch memory dim"] | None = None,
+        memory_context: Context | None = None,
+        *,
+        deterministic: bool,
+    ) -> Float[Array, "batch length dim"]:
         """[B, L, D] → [B, L, D]; sows `hidden` [layers, B, L, D], each layer's output; arguments as `Block`."""
         stack, batch = self.model.stack, len(x)
         wants_hidden = self.is_mutable_collection("intermediates")

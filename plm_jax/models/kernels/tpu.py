@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Array, Float, Integer
 
 from plm_jax.models.kernels import tiles
 from plm_jax.models.kernels.context import RESIDUALS, UNSEEN
@@ -99,23 +100,23 @@ class TpuCall:
 
 
 def flash(
-    query_BNQH,
-    key_BGKH,
-    value_BGKH,
+    query_BNQH: Float[Array, "batch heads queries head_dim"],
+    key_BGKH: Float[Array, "batch groups keys head_dim"],
+    value_BGKH: Float[Array, "batch groups keys head_dim"],
     *,
     causal: bool,
     rate: float,
     broadcast: bool,
     interpret: bool,
-    query_ids=None,
-    key_ids=None,
-    prefix_lengths=None,
+    query_ids: Integer[Array, "batch queries"] | None = None,
+    key_ids: Integer[Array, "batch keys"] | None = None,
+    prefix_lengths: Integer[Array, " batch"] | None = None,
     window=None,
-    distance_bias=None,
+    distance_bias: Float[Array, "heads distances"] | None = None,
     seed=None,
     offsets,
     tile: tiles.Tile | None = None,
-) -> jax.Array:
+) -> Float[Array, "batch heads queries head_dim"]:
     """softmax(query · key + bias) · value over the keys that each query sees, [B, N, Q, H].
 
     A query that sees nothing gets zeros, and gives no gradients.

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from typing_extensions import override
+
 from plm_jax.common import ranges
 from plm_jax.losses import vocabulary
 from plm_jax.losses.loss import Loss, num_targets
@@ -31,11 +33,10 @@ class BidirectionalLMLoss(Loss):
 
     def weights(self, model, batch):
         """Targets of both directions."""
-        del model
         return {"bidirectional_lm": num_targets(batch)}
 
+    @override
     def __call__(self, model, params, batch, rngs, carry):
-        """See `Loss`."""
         keys = vocabulary.dropout_keys(rngs)
         features, carry = model.apply(
             {"params": params}, batch["characters"], carry, deterministic=not keys, rngs=keys, method="streams"
@@ -46,7 +47,7 @@ class BidirectionalLMLoss(Loss):
         if rngs is None or not self.samples:
             loss, metrics = vocabulary.sums(self, *vocabulary.head(model, params, features), flat)
         else:
-            head = model.apply({"params": params}, method="unembedding")
-            targets = flat["targets"], flat["target_weights"]
-            loss, metrics = sampled_softmax(features, *head, *targets, rngs["sample"], self.negative_samples), {}
+            matrix, bias = model.apply({"params": params}, method="unembedding")
+            targets, weights, key = flat["targets"], flat["target_weights"], rngs["sample"]
+            loss, metrics = sampled_softmax(features, matrix, bias, targets, weights, key, self.negative_samples), {}
         return {"bidirectional_lm": loss}, {"bidirectional_lm": metrics}, carry

@@ -1,11 +1,13 @@
 """Cross-entropy with a vocabulary, never all of its logits at once."""
 
 import functools
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float, Integer
 
 from plm_jax.models import tables
 from plm_jax.models.partitioning import is_spread
@@ -20,13 +22,20 @@ class CrossEntropySums(NamedTuple):
     A hit is a target whose logit is above all others; a tie is none, so that constant logits hit nothing.
     """
 
-    loss: jax.Array
-    nll: jax.Array
-    correct: jax.Array
+    loss: Float[Array, ""]
+    nll: Float[Array, ""]
+    correct: Float[Array, ""]
 
 
 def linear_cross_entropy(
-    features, unembedding, bias, targets, weights, z_loss=0.0, label_smoothing=0.0, logits_at_once=LOGITS_AT_ONCE
+    features: Float[Any, "batch targets dim"],
+    unembedding: Float[Any, "vocab dim"] | tables.GatheredTable,
+    bias: Float[Any, " vocab"] | None,
+    targets: Integer[Any, "batch targets"],
+    weights: Float[Any, "batch targets"],
+    z_loss: float = 0.0,
+    label_smoothing: float = 0.0,
+    logits_at_once: int = LOGITS_AT_ONCE,
 ) -> CrossEntropySums:
     """Cross-entropy of features @ unembedding.T + bias without ever holding all logits.
 
@@ -43,23 +52,24 @@ def linear_cross_entropy(
       label_smoothing: share of the target's mass spread evenly over the vocabulary.
       logits_at_once: how many a device holds, about, but at least those of one place of each of its rows.
     """
-    arrays, settings = (bias, targets, weights), (z_loss, label_smoothing, logits_at_once)
+    settings = z_loss, label_smoothing, logits_at_once
     if isinstance(unembedding, tables.GatheredTable):
-        return _over_mesh(features, unembedding, *arrays, settings)
+        return _over_mesh(features, unembedding, bias, targets, weights, settings)
     if is_spread():
-        return _over_mesh(features, tables.whole(unembedding, features.dtype), *arrays, settings)
-    return _on_one_device(features, unembedding, *arrays, settings)
+        table = tables.whole(unembedding, features.dtype)
+        return _over_mesh(features, table, bias, targets, weights, settings)
+    return _on_one_device(features, unembedding, bias, targets, weights, settings)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
 def _on_one_device(features, unembedding, bias, targets, weights, settings) -> CrossEntropySums:
     matrix = unembedding.astype(features.dtype)
-    return _of_device(features, matrix, bias, targets, weights, settings, with_gradients=False)[0]
+    return _of_device((features, matrix, bias, targets, weights), settings, with_gradients=False)[0]
 
 
 def _forward(features, unembedding, bias, targets, weights, settings):
     matrix = unembedding.astype(features.dtype)
-    return _of_device(features, matrix, bias, targets, weights, settings, with_gradients=True)
+    return _of_device((features, matrix, bias, targets, weights), settings, with_gradients=True)
 
 
 def _backward(settings, gradients, cotangents):
@@ -71,20 +81,26 @@ def _backward(settings, gradients, cotangents):
 _on_one_device.defvjp(_forward, _backward)
 
 
-def _of_device(features, matrix, bias, targets, weights, settings, *, with_gradients, layout=None, vocab_size=None):
+def _of_device(arrays, settings, with_gradients, layout=None, vocab_size=None):
     """Returns the sums of a device's tokens, and the gradients of features, matrix [v, D] and bias [v].
 
     Args:
-      matrix: [v, D], the device's part of the vocabulary, in the type of the features.
+      arrays: features; matrix [v, D], the device's part of the vocabulary, in the type of the features; bias; targets;
+        weights.
       layout: the `tables.TableSharding` by which a mesh cuts the vocabulary; None: it does not.
       vocab_size: V; None: v.
     """
+    features, matrix, bias, targets, weights = arrays
     z_loss, label_smoothing, logits_at_once = settings
     vocab_size = len(matrix) if vocab_size is None else vocab_size
     own = functools.partial(_chunk, layout, vocab_size, matrix, bias, z_loss, label_smoothing, with_gradients)
-    chunk = chunk_length(*targets.shape, len(matrix), logits_at_once)
+    rows, length = targets.shape
+    chunk = chunk_length(rows, length, len(matrix), logits_at_once)
     (sums, d_head), d_features = _walk(own, chunk, features, targets, weights)
-    return sums, (d_features, *d_head) if with_gradients else None
+    if not with_gradients:
+        return sums, None
+    d_matrix, d_bias = d_head
+    return sums, (d_features, d_matrix, d_bias)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
@@ -105,8 +121,9 @@ def _of_devices(features, table, bias, targets, weights, settings, *, with_gradi
     of_tokens, repeats = layout.spec(targets.shape), layout.repeats(targets.shape)
     of_features, of_bias = PartitionSpec(*of_tokens, None), PartitionSpec(layout.vocab)
 
-    def own(*arrays):
-        sums, gradients = _of_device(*arrays, settings, with_gradients=with_gradients, layout=layout, vocab_size=rows)
+    def own(features, matrix, bias, targets, weights):
+        arrays = features, matrix, bias, targets, weights
+        sums, gradients = _of_device(arrays, settings, with_gradients, layout, rows)
         sums = jax.lax.psum(sums, tables.axes(of_tokens))
         if gradients is None:
             return sums, None
@@ -126,7 +143,7 @@ def _of_devices(features, table, bias, targets, weights, settings, *, with_gradi
     return sums, (d_features, tables.GatheredTable(None, d_matrix, rows), d_bias if bias is None else d_bias[:rows])
 
 
-def _walk(function, chunk, features, targets, weights):
+def _walk(function: Callable, chunk: int, features, targets, weights) -> tuple[Any, Any]:
     """`function` of `chunk` places [b, L, …] at a time: its first results, sums, and [b, L, …] of its second ones."""
     rows, length = targets.shape
     if chunk >= length:
@@ -191,7 +208,9 @@ def _chunk(
     return (sums, (d_matrix, d_bias)), d_features
 
 
-def own_and_largest_other(logits, targets):
+def own_and_largest_other(
+    logits: Float[Any, "*rows vocab"], targets: Integer[Any, "*rows"]
+) -> tuple[Float[Array, "*rows"], Float[Array, "*rows"]]:
     """The targets' logits [...], and the largest of the others' [...], of logits [..., V] and targets [...].
 
     Where a target is not in [0, V), its logit is any, and all are others.

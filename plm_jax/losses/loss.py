@@ -76,7 +76,6 @@ class Loss(Role):
         """Of each of its terms that tells yes from no, of which an evaluation draws the ROC curve: scores, above 0 for
         yes; whether it is so, bool; which of them count, bool; all of a shape. By default there is none.
         """
-        del model, params, batch
         return {}
 
 

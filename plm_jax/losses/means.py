@@ -1,5 +1,6 @@
 """From the sums of a loss to its means: in training, in validation and in evaluation."""
 
+import functools
 import operator
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -42,10 +43,10 @@ def in_units(loss: Loss, terms: Terms, weights: Mapping[str, jax.Array]) -> jax.
     first = next(iter(weights))
     scaled = {name: value * loss.coefficients.get(name, 1.0) for name, value in terms.items()}
     ratios = {name: 1.0 if name == first else unit(weights) / _divisor(weights[name]) for name in terms}
-    return sum(scaled[name] * ratios[name] for name in terms)
+    return functools.reduce(operator.add, (scaled[name] * ratios[name] for name in terms))
 
 
-def means(loss: Loss, found: LossSums) -> dict[str, jax.Array]:
+def means(loss: Loss, found: LossSums) -> dict[str, Any]:
     """`loss`, what is minimised; where it has several terms each term's mean by NAME_loss; the metrics' means.
 
     An empty weight makes a mean of 0.
@@ -69,4 +70,6 @@ def of_total(loss: Loss, total: LossSums | None) -> dict[str, float]:
     if total is None or not any(total.weights.values()):
         return {}
     counted = [name for name, weight in total.weights.items() if weight]
-    return means(loss, LossSums(*({name: part[name] for name in counted if name in part} for part in total)))
+    terms = {name: total.terms[name] for name in counted if name in total.terms}
+    metrics = {name: total.metrics[name] for name in counted if name in total.metrics}
+    return means(loss, LossSums(terms, metrics, {name: total.weights[name] for name in counted}))

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from typing_extensions import override
+
 from plm_jax.losses import vocabulary
 from plm_jax.losses.loss import Loss, num_targets, terms_of
 
@@ -23,8 +25,8 @@ class NextTokenLoss(Loss):
             term.kind: term.weight(model, batch) for term in terms_of(model, batch)
         }
 
+    @override
     def __call__(self, model, params, batch, rngs, carry):
-        """See `Loss`."""
         features = vocabulary.features_of(model, params, batch, rngs)
         head = vocabulary.head(model, params, self.predicting(features, batch))
         found = {self.kind: vocabulary.sums(self, *head, batch)}

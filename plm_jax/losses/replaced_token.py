@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
+from typing_extensions import override
 
 from plm_jax.common import ranges
 from plm_jax.common.keys import named_key
@@ -39,11 +40,11 @@ class ReplacedTokenLoss(Loss):
 
     def weights(self, model, batch):
         """Targets, and real tokens."""
-        del model
         return {"generator": num_targets(batch), "discriminator": batch["mask"].astype(jnp.float32).sum()}
 
+    @override
     def __call__(self, model, params, batch, rngs, carry):
-        """See `Loss`; `replaced` is the share of tokens that are not the text's."""
+        """`replaced` is the share of tokens that are not the text's."""
         head, logits, replaced = self._discriminated(model, params, batch, rngs)
         generator, of_generator = vocabulary.sums(self, *head, batch)
         mask = batch["mask"].astype(jnp.float32)
@@ -72,8 +73,8 @@ class ReplacedTokenLoss(Loss):
         features = vocabulary.at_targets(vocabulary.features_of(generator, generator_params, batch, own_keys), batch)
         head = vocabulary.head(generator, generator_params, features)
         features, unembedding, bias = jax.lax.stop_gradient(head)
-        rows = local_shape(features.shape[:2], "batch", None)
-        chunk = chunk_length(*rows, generator.model.vocab_size, self.logits_at_once)
+        rows, length = local_shape(features.shape[:2], "batch", None)
+        chunk = chunk_length(rows, length, generator.model.vocab_size, self.logits_at_once)
         sampled = _sample(features, tables.array(unembedding), bias, keys["sample"], chunk)
 
         text, corrupted = _filled(batch, batch["targets"]), _filled(batch, sampled)

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
+from typing_extensions import override
 
 from plm_jax.losses.cross_entropy import own_and_largest_other
 from plm_jax.losses.loss import Term
@@ -24,8 +25,8 @@ class SentencePairsLoss(Term):
         """Rows with a token."""
         return _real(batch).sum()
 
+    @override
     def __call__(self, loss, model, params, features, batch):
-        """See `Term`."""
         logits = model.apply({"params": params}, features, self.head, method="head_output")
         own, other = own_and_largest_other(logits, batch["pair_label"])
         nll, real = jax.nn.logsumexp(logits, axis=-1) - own, _real(batch)

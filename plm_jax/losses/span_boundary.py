@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from typing_extensions import override
+
 from plm_jax.losses import vocabulary
 from plm_jax.losses.loss import Term
 
@@ -21,10 +23,13 @@ class SpanBoundaryLoss(Term):
         """Targets near enough to their span's beginning."""
         return self._counted(model, batch).sum()
 
+    @override
     def __call__(self, loss, model, params, features, batch):
-        """See `Term`."""
-        head = model.apply({"params": params}, features, *(batch[name] for name in self.reads), method="boundary_head")
-        found, metrics = vocabulary.sums(loss, *head, batch | {"target_weights": self._counted(model, batch)})
+        inputs = (batch[name] for name in self.reads)
+        features, matrix, bias = model.apply({"params": params}, features, *inputs, method="boundary_head")
+        found, metrics = vocabulary.sums(
+            loss, features, matrix, bias, {**batch, "target_weights": self._counted(model, batch)}
+        )
         return found, {"boundary_accuracy": metrics["accuracy"]}
 
     def _counted(self, model, batch):

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
+from typing_extensions import override
 
 from plm_jax.common import ranges
 from plm_jax.common.errors import UserError, nearest
@@ -50,8 +51,9 @@ class TaskLoss(Loss):
             found["lm"] = jnp.sum(batch["target_weights"].sum(-1) > 0, dtype=jnp.float32)
         return found
 
+    @override
     def __call__(self, model, params, batch, rngs, carry):
-        """See `Loss`; `accuracy` is the share of right classes, tags and choices, and of spans right at both ends."""
+        """`accuracy` is the share of right classes, tags and choices, and of spans right at both ends."""
         head = _head(model)
         output, features = task_heads.output(model, params, batch, vocabulary.dropout_keys(rngs))
         each, right = LOSSES[head.kind](self, output, batch)
@@ -81,7 +83,6 @@ def _classes(loss, output, batch):
 
 
 def _score(loss, output, batch):
-    del loss
     return (output[:, 0] - batch["score"]) ** 2, None
 
 

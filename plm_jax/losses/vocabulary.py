@@ -1,38 +1,63 @@
 """From a batch to a model's features, and from features to the sums of the vocabulary head."""
 
+from collections.abc import Mapping
+from typing import Any
+
+import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from plm_jax.losses.cross_entropy import linear_cross_entropy
+from plm_jax.losses.loss import Batch, Loss
+
+Keys = Mapping[str, jax.Array] | None
 
 
-def dropout_keys(rngs):
+def dropout_keys(rngs: Keys) -> dict[str, jax.Array]:
     """The key `dropout` of `rngs` as Linen takes it; nothing where there is none."""
     return {name: key for name, key in (rngs or {}).items() if name == "dropout"}
 
 
-def features_of(model, params, batch, rngs):
+def features_of(model: Any, params: Any, batch: Batch, rngs: Keys) -> Float[Array, "batch length *dims"]:
     """The model's features [B, L, D] of a batch; no key `dropout` among `rngs`: no dropout."""
     keys = dropout_keys(rngs)
     inputs = model.model.read(batch)
     return model.apply({"params": params}, **inputs, deterministic=not keys, rngs=keys, method="features")
 
 
-def at_targets(features, batch):
+def at_targets(features: Float[Any, "batch length dim"], batch: Batch) -> Float[Array, "batch targets dim"]:
     """Features [B, L, D] at `target_positions`: [B, T, D]."""
     return jnp.take_along_axis(features, batch["target_positions"][..., None], axis=1)
 
 
-def head(model, params, features):
+def head(
+    model: Any, params: Any, features: Float[Any, "batch targets dim"]
+) -> tuple[Float[Any, "batch targets columns"], Any, Float[Any, " vocab"] | None]:
     """The head by its parts: what is multiplied for features [B, T, D], [B, T, E], the matrix [V, E], the bias [V]."""
     features = model.apply({"params": params}, features, method="head_features")
-    return features, *model.apply({"params": params}, method="unembedding")
+    matrix, bias = model.apply({"params": params}, method="unembedding")
+    return features, matrix, bias
 
 
-def sums(loss, features, unembedding, bias, batch):
+def sums(
+    loss: Loss,
+    features: Float[Any, "batch targets dim"],
+    unembedding: Any,
+    bias: Float[Any, " vocab"] | None,
+    batch: Batch,
+) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
     """A head's parts against `targets` [B, T] under `target_weights`: the cross-entropy, and `nll` and `accuracy`.
 
     `loss` has the factors of the `Loss` that it is for.
     """
-    settings = loss.z_loss, loss.label_smoothing, loss.logits_at_once
-    found = linear_cross_entropy(features, unembedding, bias, batch["targets"], batch["target_weights"], *settings)
+    found = linear_cross_entropy(
+        features,
+        unembedding,
+        bias,
+        batch["targets"],
+        batch["target_weights"],
+        loss.z_loss,
+        loss.label_smoothing,
+        loss.logits_at_once,
+    )
     return found.loss, {"nll": found.nll, "accuracy": found.correct}

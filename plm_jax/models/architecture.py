@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from plm_jax.models import tables
 from plm_jax.models.heads import HeadModule, NoHead
 from plm_jax.models.layers import ACTIVATIONS, Dense, Dropout, look_up, norm
-from plm_jax.models.partitioning import constrain
+from plm_jax.models.partitioning import constrain, partitioned
 from plm_jax.models.protocol import VocabularyModule
 from plm_jax.models.transformer import TransformerConfig
 
@@ -34,7 +34,7 @@ class Architecture(VocabularyModule):
 
         Positions and the norm of embeddings are there once for each of `prefixes`.
         """
-        embedding, head = self.model.embedding, self.model.head
+        embedding, head = self.model.embedding, self.model.vocabulary_head
 
         def table(name, rows, axis, init):
             given = self.get_variable("params", name)
@@ -42,7 +42,7 @@ class Architecture(VocabularyModule):
                 given, tables.GatheredTable
             ):  # Linen knows one by its shape, which is that of the padded matrix.
                 return given
-            return self.param(name, nn.with_logical_partitioning(init, (axis, "embed")), (rows, embedding.columns))
+            return self.param(name, partitioned(init, (axis, "embed")), (rows, embedding.columns))
 
         initializer = self.model.initializer
         table_init = initializer.table()
@@ -71,7 +71,7 @@ class Architecture(VocabularyModule):
         if not head.tied:
             self.head = table("head", embedding.vocab_size, "vocab", initializer.unembedding())
         if head.bias:
-            bias = nn.with_logical_partitioning(nn.initializers.zeros, ("vocab",))
+            bias = partitioned(nn.initializers.zeros, ("vocab",))
             self.head_bias = self.param("head_bias", bias, (embedding.vocab_size,))
 
     @property
@@ -114,14 +114,14 @@ class Architecture(VocabularyModule):
 
     def head_features(self, features):
         """What the unembedding is applied to, [..., D] → [..., E]."""
-        head = self.model.head
+        head = self.model.vocabulary_head
         if head.transform:
             features = self.head_norm(ACTIVATIONS[head.transform](self.head_transform(features)))
         return features * self.model.embedding.width**-0.5 if head.scale_by_width else features
 
     def unembedding(self):
         """The head's matrix [V, E] and bias [V] (None: it has none)."""
-        head = self.model.head
+        head = self.model.vocabulary_head
         return self.token_embedding if head.tied else self.head, self.head_bias if head.bias else None
 
     def head_module(self, name):
@@ -141,4 +141,4 @@ class Architecture(VocabularyModule):
             for name, head in self.model.named_heads.items():
                 if name != "vocabulary":
                     self.head_output(features, name, **head.init_inputs(features))
-        return features if isinstance(self.model.head, NoHead) else self.logits(features)
+        return features if isinstance(self.model.vocabulary_head, NoHead) else self.logits(features)

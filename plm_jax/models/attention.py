@@ -11,6 +11,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float, Integer, Shaped, UInt32
 
 from plm_jax.models import partitioning
 from plm_jax.models.kernels import Context, cudnn, plain, platform
@@ -20,7 +21,9 @@ from plm_jax.models.partitioning import constrain, mesh_axes
 from plm_jax.models.transformer import TransformerConfig
 
 
-def causal_positions(length, mask=None, cache_index=None):
+def causal_positions(
+    length: int, mask: Shaped[Any, "batch length"] | None = None, cache_index: Integer[Array, ""] | int | None = None
+) -> Integer[Array, "rows length"]:
     """Positions [B or 1, length] of a causal stack's tokens: cumsum(mask) - 1, with a cache or no mask the slots."""
     if mask is None or cache_index is not None:
         return (0 if cache_index is None else cache_index) + jnp.arange(length)[None]
@@ -35,7 +38,13 @@ class Attention(nn.Module):
     deterministic: bool
 
     @nn.compact
-    def __call__(self, x, source, context, depth):
+    def __call__(
+        self,
+        x: Float[Array, "batch queries dim"],
+        source: Float[Array, "batch memory dim"] | None,
+        context: Context,
+        depth: Integer[Array, ""] | int,
+    ) -> Float[Array, "batch queries dim"]:
         """Attends.
 
         Args:
@@ -89,8 +98,13 @@ class Attention(nn.Module):
 
 
 def attend(
-    query_BNQH, key_BGKH, value_BGKH, context: Context, depth: jax.Array | int = 0, seed: jax.Array | None = None
-) -> jax.Array:
+    query_BNQH: Float[Array, "batch heads queries head_dim"],
+    key_BGKH: Float[Array, "batch groups keys head_dim"],
+    value_BGKH: Float[Array, "batch groups keys head_dim"],
+    context: Context,
+    depth: Integer[Array, ""] | int = 0,
+    seed: UInt32[Array, "2"] | None = None,
+) -> Float[Array, "batch heads queries head_dim"]:
     """softmax(query · key + bias) · value over the keys that each query sees: [B, N, Q, H].
 
     A query that sees none gets zeros or some mean of the values, by kernel: of no use, but finite.

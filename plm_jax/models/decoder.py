@@ -32,6 +32,8 @@ class DecoderConfig(TransformerConfig):
 class Decoder(Architecture):
     """A language model of `DecoderConfig`: causal, but for a prefix where one is given."""
 
+    model: DecoderConfig
+
     def setup(self):
         """Modules besides those of `Architecture`: `stack`."""
         super().setup()

@@ -92,6 +92,8 @@ class ElectraConfig(EncoderConfig):
 class Electra(Encoder):
     """The discriminator of `ElectraConfig`, an encoder; `generator` gives the other one."""
 
+    model: ElectraConfig
+
     def setup(self):
         """Parameters besides those of the discriminator: `generator`, a generator's without the tables."""
         super().setup()

@@ -18,7 +18,7 @@ from plm_jax.models import recurrent
 from plm_jax.models.heads import Head, HeadModule, NoHead, Softmax
 from plm_jax.models.initializers import InitializerConfig
 from plm_jax.models.layers import ACTIVATIONS, Dense, NormConfig
-from plm_jax.models.partitioning import constrain
+from plm_jax.models.partitioning import constrain, partitioned
 from plm_jax.models.protocol import ModelConfig
 from plm_jax.models.stack import loop, recomputed
 from plm_jax.models.transformer import DropoutConfig
@@ -187,7 +187,7 @@ class CharacterCNN(nn.Module):
         """int32 [..., C] → [..., D]."""
         embedding = self.model.embedding
         activation = ACTIVATIONS[embedding.activation]
-        table = nn.with_logical_partitioning(recurrent.uniform(1.0), (None, None))
+        table = partitioned(recurrent.uniform(1.0), (None, None))
         table = self.param("characters", table, (CHARACTERS, embedding.dim))
         x_WCE = table.astype(self.dtype)[characters.reshape(-1, characters.shape[-1])]
         filters = self.param("filters", _init_filters, embedding)
@@ -316,9 +316,9 @@ class Elmo(nn.Module):
         self.output_dropout = nn.Dropout(self.model.dropout.output)
         if isinstance(self.model.head, Softmax):
             vocab_size, width = self.model.embedding.vocab_size, self.model.embedding.width
-            init = nn.with_logical_partitioning(nn.initializers.normal(width**-0.5), ("vocab", "embed"))
+            init = partitioned(nn.initializers.normal(width**-0.5), ("vocab", "embed"))
             self.head = self.param("head", init, (vocab_size, width))
-            bias = nn.with_logical_partitioning(nn.initializers.zeros, ("vocab",))
+            bias = partitioned(nn.initializers.zeros, ("vocab",))
             self.head_bias = self.param("head_bias", bias, (vocab_size,))
 
     def streams(self, characters, carry, *, deterministic=True):
@@ -341,7 +341,6 @@ class Elmo(nn.Module):
 
         There is no dropout, as in a model that has been trained and is read from.
         """
-        del deterministic
         return jax.vmap(_side_by_side)(self.layers(characters, mask)[0])
 
     def layers(self, characters, mask=None, carry=None):
@@ -369,7 +368,6 @@ class Elmo(nn.Module):
 
     def features(self, characters, mask=None, *, deterministic=True):
         """What the head is applied to: [B, S, L, D] of texts, as in `layers`; there is no dropout."""
-        del deterministic
         return self.layers(characters, mask)[0][-1]
 
     def head_features(self, features):

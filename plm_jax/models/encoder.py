@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import flax.linen as nn
+from typing_extensions import override
 
 from plm_jax.models.architecture import Architecture
 from plm_jax.models.heads import TASK, Discriminator, Head, HeadModule, NoHead, Pooler, SpanBoundary, VocabularyHead
@@ -65,6 +66,8 @@ OWN_HEADS = {
 class Encoder(Architecture):
     """A bidirectional model of `EncoderConfig`."""
 
+    model: EncoderConfig
+
     def setup(self):
         """Modules besides those of `Architecture`: `stack`, `pooler` [D, D], `classifier` [D, classes],
         `discriminator_transform` [D, D], `discriminator` [D, 1], `span_boundary`.
@@ -100,8 +103,9 @@ class Encoder(Architecture):
         """That of one of the settings' heads."""
         return getattr(self, OWN_HEADS[name]) if name in OWN_HEADS else super().head_module(name)
 
+    @override
     def head_output(self, features, name, **inputs):
-        """See `Architecture`; a task's head may read the pooler."""
+        """A task's head may read the pooler."""
         if getattr(self.model.named_heads.get(name), "feature", None) == "pooler":
             inputs["pool"] = functools.partial(self.pair_head, classify=False)
         return super().head_output(features, name, **inputs)

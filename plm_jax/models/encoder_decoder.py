@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
@@ -99,15 +99,15 @@ class EncoderDecoderConfig(TransformerConfig):
         """The settings of the new encoder of the input; None: there is none."""
         if self.source_encoder is None:
             return None
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(TransformerConfig)} | {"heads": ()}
-        fields["stack"] = dataclasses.replace(self.stack, layers=self.source_encoder.layers)
+        fields: dict[str, Any] = {f.name: getattr(self, f.name) for f in dataclasses.fields(TransformerConfig)}
+        fields |= {"heads": (), "stack": dataclasses.replace(self.stack, layers=self.source_encoder.layers)}
         return EncoderConfig(**fields, head=NoHead())
 
     @property
     def stacks(self):
         """Both, or the one that they are, and the new encoder's."""
         own = (self.decoder_stack,) if self.tie_encoder_decoder else (self.stack, self.decoder_stack)
-        return (*own, *(() if self.source_encoder is None else (self.source_model.stack,)))
+        return own if self.source_model is None else (*own, self.source_model.stack)
 
     @property
     def stack_paths(self):
@@ -127,7 +127,7 @@ class EncoderDecoderConfig(TransformerConfig):
     def products(self, length, targets, decoder_length=0, samples=0):
         """Of both stacks, of the attention between them and the heads."""
         stacks = self.stack_products(length, causal=False)
-        if self.source_encoder is not None:
+        if self.source_model is not None:
             stacks += self.source_model.products(length, 0)
         stacks += self.decoder_model.stack_products(decoder_length, causal=True, memory_length=length)
         return stacks + self.projection_products(length + decoder_length) + self.heads_products(length, targets)
@@ -135,6 +135,8 @@ class EncoderDecoderConfig(TransformerConfig):
 
 class EncoderDecoder(Architecture):
     """A text-to-text model of `EncoderDecoderConfig`. M is the encoder's length, L the decoder's."""
+
+    model: EncoderDecoderConfig
 
     last_stack: ClassVar[str] = "decoder"
 
@@ -148,7 +150,7 @@ class EncoderDecoder(Architecture):
         latter, and where the settings have one `source_encoder`, a whole `Encoder`.
         """
         super().setup()
-        if self.model.source_encoder is not None:
+        if self.model.source_model is not None:
             self.source_encoder = Encoder(self.model.source_model, self.dtype)
         self.decoder = Stack(self.model.decoder_model, self.dtype, crosses=True)
         self.encoder = self.decoder if self.model.tie_encoder_decoder else Stack(self.model, self.dtype)
@@ -202,9 +204,9 @@ class EncoderDecoder(Architecture):
             decoder_positions = causal_positions(length, decoder_mask, cache_index)
         x = self.embed(decoder_tokens, decoder_positions, prefix="decoder_", deterministic=deterministic)
         self.sow("intermediates", "embedded", x)
-        own = across = None
-        if decoder_segment_ids is not None:
-            own, across = (decoder_segment_ids, decoder_segment_ids), (decoder_segment_ids, segment_ids)
+        ids = decoder_segment_ids
+        own = None if ids is None else (ids, ids)
+        across = None if ids is None or segment_ids is None else (ids, segment_ids)
         context = Context(
             causal=True,
             mask=decoder_mask,

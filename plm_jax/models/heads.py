@@ -4,7 +4,7 @@ Shapes: B batch, L length, D width, E the tables' width, T targets, V vocabulary
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar, Protocol, runtime_checkable
 
 import flax.linen as nn
 import jax
@@ -14,12 +14,14 @@ from plm_jax.common import ranges
 from plm_jax.common.roles import Role
 from plm_jax.models.initializers import Initialization
 from plm_jax.models.layers import ACTIVATIONS, Activation, Dense, Dropout, NormConfig, ScalarMix, norm
+from plm_jax.models.partitioning import partitioned
 from plm_jax.models.recurrent import BiLstm, BiLstmConfig
 
 # What the head of a task is called among a model's `heads`.
 TASK = "task"
 
 
+@runtime_checkable
 class TableSizes(Protocol):
     """Sizes of a model's tables of embeddings."""
 
@@ -39,6 +41,7 @@ class TableSizes(Protocol):
         ...
 
 
+@runtime_checkable
 class HeadedModel(Protocol):
     """The part of a model's settings that its heads depend on."""
 
@@ -117,12 +120,12 @@ class HeadModule(nn.Module):
 
     def table(self, name: str, rows: int, width: int) -> jax.Array:
         """A trained table [rows, width]."""
-        init = nn.with_logical_partitioning(self.model.initializer.matrix(), (None, None))
+        init = partitioned(self.model.initializer.matrix(), (None, None))
         return self.param(name, init, (rows, width)).astype(self.dtype)
 
     def bias(self, name: str, size: int, axis: str | None = None) -> jax.Array:
         """A trained vector float32 [size], at first zeros."""
-        return self.param(name, nn.with_logical_partitioning(nn.initializers.zeros, (axis,)), (size,))
+        return self.param(name, partitioned(nn.initializers.zeros, (axis,)), (size,))
 
 
 class Head(Role):
@@ -172,6 +175,8 @@ class NoHead(Head):
     # As of a `VocabularyHead`.
     tied = False
     scale_by_width = False
+    transform = None
+    bias = False
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,11 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float, Integer, Shaped
 
 from plm_jax.common import ranges
 from plm_jax.models.kernels.dropout import keep
-from plm_jax.models.partitioning import axes_of, device, is_spread, mesh_axes, spec_in_force
+from plm_jax.models.partitioning import axes_of, device, is_spread, mesh_axes, partitioned, spec_in_force
 from plm_jax.models.tables import GatheredTable
 
 Activation = Literal["gelu_tanh", "gelu_exact", "relu", "silu", "tanh"]
@@ -44,7 +45,9 @@ class Dropout(nn.Module):
     broadcast: bool = False
 
     @nn.compact
-    def __call__(self, x, rows=None, *, deterministic):
+    def __call__(
+        self, x: Float[Any, "batch length dim"], rows: Integer[Any, " batch"] | None = None, *, deterministic: bool
+    ) -> Float[Array, "batch length dim"]:
         """[B, length, features], of the rows with these numbers, int32 [B]; by default they count from 0."""
         if self.rate == 0 or deterministic:
             return x
@@ -67,7 +70,12 @@ SCATTERED_BY_XLA = ("v5 lite", "v5e", "v6")
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def product(x: jax.Array, kernel: jax.Array, spec: PartitionSpec | None, of_rows: tuple[str, ...] = ()) -> jax.Array:
+def product(
+    x: Float[Any, "*rows inputs"],
+    kernel: Float[Any, "inputs outputs"],
+    spec: PartitionSpec | None,
+    of_rows: tuple[str, ...] = (),
+) -> Float[Array, "*rows outputs"]:
     """x [rows, ..., in] @ kernel [in, out] in the type of x; the kernel's gradient is made, and so reduced, in the
     kernel's.
 
@@ -146,11 +154,9 @@ class Dense(nn.Module):
     dtype: Any
 
     @nn.compact
-    def __call__(self, x):
+    def __call__(self, x: Float[Any, "*rows inputs"]) -> Float[Array, "*rows outputs"]:
         """[..., in] → [..., out]."""
-        kernel = self.param(
-            "kernel", nn.with_logical_partitioning(self.initializer, self.axes), (x.shape[-1], self.features)
-        )
+        kernel = self.param("kernel", partitioned(self.initializer, self.axes), (x.shape[-1], self.features))
         # In two dimensions: XLA's CPU backend would transpose a copy of a 3-D gradient, a quarter of the backward pass.
         # Where rows and their places are both cut, they do not make one dimension that is.
         flat = x if mesh_axes("length") else x.reshape(-1, x.shape[-1])
@@ -159,7 +165,7 @@ class Dense(nn.Module):
         of_rows = _axes_of_rows() if is_spread() else ()
         y = checkpoint_name(product(flat, kernel, spec, of_rows), PRODUCTS).reshape(*x.shape[:-1], self.features)
         if self.bias:
-            bias = nn.with_logical_partitioning(nn.initializers.zeros, self.axes[1:])
+            bias = partitioned(nn.initializers.zeros, self.axes[1:])
             y = y + self.param("bias", bias, (self.features,)).astype(self.dtype)
         return checkpoint_name(y, self.name)
 
@@ -181,16 +187,21 @@ class NormConfig:
 
 def norm(config: NormConfig, dtype: Any, name: str | None = None) -> nn.Module:
     """A norm over the last axis, statistics in float32; parameters `scale` [D] and, in LayerNorm, `bias`."""
-    scale_init = nn.with_logical_partitioning(nn.initializers.ones, ("embed",))
+    scale_init = partitioned(nn.initializers.ones, ("embed",))
     if config.kind == "rms":
         return nn.RMSNorm(config.epsilon, dtype=dtype, use_fast_variance=False, scale_init=scale_init, name=name)
-    bias_init = nn.with_logical_partitioning(nn.initializers.zeros, ("embed",))
+    bias_init = partitioned(nn.initializers.zeros, ("embed",))
     return nn.LayerNorm(
         config.epsilon, dtype=dtype, use_fast_variance=False, scale_init=scale_init, bias_init=bias_init, name=name
     )
 
 
-def look_up(table: jax.Array | GatheredTable, ids: jax.Array, dtype: Any, rows: int | None = None) -> jax.Array:
+def look_up(
+    table: Float[Any, "vocab dim"] | GatheredTable,
+    ids: Integer[Any, "_ length"],
+    dtype: Any,
+    rows: int | None = None,
+) -> Float[Array, "batch length dim"]:
     """Returns the rows of a table [V, E] for ids [B, L]: [B, L, E] in a type, with a gradient in the table's.
 
     Args:
@@ -216,7 +227,9 @@ class ScalarMix(nn.Module):
     layer_norm: bool = False
 
     @nn.compact
-    def __call__(self, layers, mask=None):
+    def __call__(
+        self, layers: Float[Any, "layers batch length *rest"], mask: Shaped[Any, "batch length"] | None = None
+    ) -> Float[Array, "batch length *rest"]:
         """[layers, B, L, ...] → [B, L, ...]; `mask` [B, L] says which places a norm counts."""
         weights = nn.softmax(self.param("weights", nn.initializers.zeros, (len(layers),)))
         scale = self.param("scale", nn.initializers.ones, ())

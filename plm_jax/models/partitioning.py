@@ -4,7 +4,7 @@ Model code names axes (`batch`, `length`, `embed`, `heads`, `mlp`, `vocab`, `lay
 """
 
 import contextlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -40,6 +40,16 @@ def partition_spec(
     return PartitionSpec(*(tuple(names) if len(names) > 1 else names[0] if names else None for names in given))
 
 
+def partitioned(init: Callable[..., Any], axes: Sequence[str | None]) -> Callable[..., Any]:
+    """Returns an initializer of parameters that carry the logical names of their axes."""
+    return nn.with_logical_partitioning(init, tuple(axes))
+
+
+def rules_in_force() -> Rules:
+    """Returns the sharding rules in force: (logical axis, mesh axis)."""
+    return [(logical, axis) for logical, axis in nn.get_logical_axis_rules() if isinstance(axis, str)]
+
+
 def axes_of(cut: str | tuple[str, ...] | None) -> tuple[str, ...]:
     """The mesh axes of one dimension of a PartitionSpec."""
     return (cut,) if isinstance(cut, str) else tuple(cut or ())
@@ -50,7 +60,7 @@ def local_shape(shape: Sequence[int], *axes: str | None) -> tuple[int, ...]:
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return tuple(shape)
-    spec = partition_spec(shape, axes, nn.get_logical_axis_rules(), dict(mesh.shape))
+    spec = partition_spec(shape, axes, rules_in_force(), dict(mesh.shape))
     return jax.sharding.NamedSharding(mesh, spec).shard_shape(tuple(shape))
 
 
@@ -64,7 +74,7 @@ def spec_in_force(shape: Sequence[int], *axes: str | None) -> PartitionSpec | No
     """Returns the PartitionSpec of an array under the rules in force; None if there is one device."""
     if not is_spread():
         return None
-    return partition_spec(shape, axes, nn.get_logical_axis_rules(), dict(jax.sharding.get_abstract_mesh().shape))
+    return partition_spec(shape, axes, rules_in_force(), dict(jax.sharding.get_abstract_mesh().shape))
 
 
 def is_spread() -> bool:
@@ -77,7 +87,7 @@ def mesh_axes(axis: str) -> dict[str, int]:
     """The axes of the mesh in force along which the rules cut a logical axis, and their sizes above 1."""
     mesh = jax.sharding.get_abstract_mesh()
     sizes = {} if mesh.empty else dict(mesh.shape)
-    named = dict.fromkeys(name for logical, name in nn.get_logical_axis_rules() if logical == axis)
+    named = dict.fromkeys(name for logical, name in rules_in_force() if logical == axis)
     return {name: sizes[name] for name in named if sizes.get(name, 1) > 1}
 
 
@@ -91,4 +101,4 @@ def device() -> Any:
 
 def without(axes: Collection[str]) -> contextlib.AbstractContextManager[None]:
     """Within it the rules in force leave these axes of the mesh alone."""
-    return nn.logical_axis_rules([rule for rule in nn.get_logical_axis_rules() if rule[1] not in axes])
+    return nn.logical_axis_rules([rule for rule in rules_in_force() if rule[1] not in axes])

@@ -11,7 +11,7 @@ A model of another kind is a frozen dataclass below `ModelConfig` and a Linen mo
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, runtime_checkable
 
 import flax.linen as nn
 import jax
@@ -66,6 +66,8 @@ class ModelConfig(Role):
     pipeline_microbatches = 0
     dropout = None
     heads: tuple[tuple[str, Head], ...] = ()
+    if TYPE_CHECKING:  # All models' settings are dataclasses.
+        __dataclass_fields__: ClassVar[dict[str, Any]]
 
     def __init_subclass__(cls, **arguments):
         if "kind" in vars(cls) and not hasattr(cls, "architecture"):
@@ -76,7 +78,7 @@ class ModelConfig(Role):
         """The Linen module of these settings, with activations of this type."""
         raise NotImplementedError
 
-    def init_inputs(self) -> dict[str, jax.Array]:
+    def init_inputs(self) -> dict[str, Any]:
         """The smallest inputs of the module, all zeros, with which its parameters are made."""
         return {"tokens": jnp.zeros((1, 1), jnp.int32)}
 
@@ -102,7 +104,7 @@ class ModelConfig(Role):
         """
         raise NotImplementedError
 
-    def read(self, batch: dict[str, Any]) -> dict[str, Any]:
+    def read(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """What of a batch the module's `features` takes."""
         return {name: batch[name] for name in self.inputs if name in batch}
 
@@ -141,7 +143,7 @@ class ModelConfig(Role):
         """The same with all dropout at this rate."""
         if self.dropout is None:
             return self
-        changed = {"dropout": self.dropout.all_at(rate)}
+        changed: dict[str, Any] = {"dropout": self.dropout.all_at(rate)}
         if self.heads:
             changed["heads"] = tuple((name, head.with_dropout(rate)) for name, head in self.heads)
         return dataclasses.replace(self, **changed)
@@ -152,40 +154,51 @@ class Module(Protocol):
     """What the Linen module of a `ModelConfig` offers besides `init` and `apply`.
 
     Shapes: B batch, L length, T targets, D width, E the columns of the unembedding, V vocabulary.
-
-    Attributes:
-      model: the settings.
-      dtype: of activations.
     """
 
-    model: ModelConfig
-    dtype: Any
+    @property
+    def model(self) -> ModelConfig:
+        """Settings."""
+        ...
+
+    @property
+    def dtype(self) -> Any:
+        """Type of activations."""
+        ...
 
     def features(self, **inputs: jax.Array) -> jax.Array:
         """What heads are applied to, [B, L, D], of `ModelConfig.inputs` and `deterministic` (no dropout)."""
+        ...
 
     def states(self, **inputs: jax.Array) -> jax.Array:
         """The embeddings, then what each layer gives, [layers + 1, B, L, D], for the heads of tasks; arguments as
         `features`. The collection `intermediates` is to be mutable.
         """
+        ...
 
     def head_features(self, features: jax.Array) -> jax.Array:
         """What the unembedding is applied to, [..., D] → [..., E]."""
+        ...
 
     def unembedding(self) -> tuple[jax.Array, jax.Array | None]:
         """The vocabulary head's matrix [V, E] and bias [V] (None: it has none)."""
+        ...
 
     def logits(self, features: jax.Array) -> jax.Array:
         """The vocabulary head: [B, L, D] → float32 [B, L, V]."""
+        ...
 
     def head_output(self, features: jax.Array, name: str, **inputs: jax.Array) -> Any:
         """What one of `ModelConfig.named_heads` gives of features and what else it reads; "vocabulary": `logits`."""
+        ...
 
     def apply(self, variables: Any, *args: Any, **kwargs: Any) -> Any:
         """As `flax.linen.Module.apply`."""
+        ...
 
     def init(self, rngs: jax.Array, *args: Any, **kwargs: Any) -> nn.FrozenDict | dict:
         """As `flax.linen.Module.init`; makes the parameters of all heads."""
+        ...
 
 
 class VocabularyModule(nn.Module):

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from plm_jax.common import ranges
 from plm_jax.models.layers import Dropout
-from plm_jax.models.partitioning import constrain
+from plm_jax.models.partitioning import constrain, partitioned
 
 # What TensorFlow's LSTM adds to the forget gate, beside the trained bias.
 FORGET_BIAS = 1.0
@@ -29,7 +29,7 @@ def parameters(key, leaves):
     """Boxed parameters by their names, from (initialiser, logical axes, shape) of each."""
     leaves, structure = jax.tree.flatten(leaves, is_leaf=lambda leaf: isinstance(leaf, tuple))
     keyed = zip(jax.random.split(key, len(leaves)), leaves, strict=True)
-    made = [nn.with_logical_partitioning(init, axes)(own_key, shape) for own_key, (init, axes, shape) in keyed]
+    made = [partitioned(init, axes)(own_key, shape) for own_key, (init, axes, shape) in keyed]
     return jax.tree.unflatten(structure, made)
 
 
@@ -49,7 +49,8 @@ def run(block, x_BSLD, state, steps_LBS, lstm, dtype):
     )
     gates_LBSGM = constrain(gates_LBSGM + block["input"]["bias"], "length", "batch", None, None, "cell")
     kernels = {name: block[name]["kernel"] for name in ("recurrent", *(["projection"] if lstm else []))}
-    given_LBSD, state = _over_steps(lstm, dtype, kernels, gates_LBSGM, state, steps_LBS)
+    result: tuple[jax.Array, Any] = _over_steps(lstm, dtype, kernels, gates_LBSGM, state, steps_LBS)
+    given_LBSD, state = result
     return jnp.moveaxis(given_LBSD, 0, 2), state
 
 

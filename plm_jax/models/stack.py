@@ -13,6 +13,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Float, Integer
 
 from plm_jax.models import kernels, pipeline
 from plm_jax.models.attention import Attention
@@ -62,7 +63,9 @@ class FeedForward(nn.Module):
     deterministic: bool
 
     @nn.compact
-    def __call__(self, x, rows=None):
+    def __call__(
+        self, x: Float[Array, "batch length dim"], rows: Integer[Array, " batch"] | None = None
+    ) -> Float[Array, "batch length dim"]:
         """[B, L, D] → [B, L, D]; `rows` as of `Dropout`."""
         feed_forward, initializer = self.model.feed_forward, self.model.initializer
 
@@ -88,7 +91,14 @@ class Block(nn.Module):
     deterministic: bool
 
     @nn.compact
-    def __call__(self, x, depth, context, memory=None, memory_context=None):
+    def __call__(
+        self,
+        x: Float[Array, "batch length dim"],
+        depth: Integer[Array, ""] | int,
+        context: Context,
+        memory: Float[Array, "batch memory dim"] | None = None,
+        memory_context: Context | None = None,
+    ) -> Float[Array, "batch length dim"]:
         """[B, L, D] → [B, L, D].
 
         Args:
@@ -137,7 +147,15 @@ class Stack(nn.Module):
     crosses: bool = False
 
     @nn.compact
-    def __call__(self, x, context, memory=None, memory_context=None, *, deterministic):
+    def __call__(
+        self,
+        x: Float[Array, "batch length dim"],
+        context: Context,
+        memory: Float[Array, "batch memory dim"] | None = None,
+        memory_context: Context | None = None,
+        *,
+        deterministic: bool,
+    ) -> Float[Array, "batch length dim"]:
         """[B, L, D] → [B, L, D]; sows `hidden` [layers, B, L, D], each layer's output; arguments as `Block`."""
         stack, batch = self.model.stack, len(x)
         wants_hidden = self.is_mutable_collection("intermediates")
@@ -246,8 +264,10 @@ def recomputed(layer: Callable, remat: str, scan_layers: bool, staged: bool = Fa
     if remat == "offload":
         inner = layer
 
-        def layer(x, one):
+        def offloaded(x, one):
             return inner(checkpoint_name(x, LAYER_INPUT), one)
+
+        layer = offloaded
 
     # Inside a compiled loop XLA cannot merge the two computations, so the costly barrier is not needed there.
     name = "dots of stages" if staged and remat == "dots" else remat
@@ -320,8 +340,9 @@ def through_layers(model: TransformerConfig, stack: StackConfig, layer: Callable
         return jax.tree.map(lambda leaf: leaf.reshape(*shape, *leaf.shape[1:]), tree)
 
     params, others = layers
-    repeats = stack.layers // stack.groups
-    groups = cut(params, stack.groups, stack.inner), cut(others, stack.groups, repeats, stack.inner)
+    num_groups = stack.stored_blocks // stack.inner
+    repeats = stack.layers // num_groups
+    groups = cut(params, num_groups, stack.inner), cut(others, num_groups, repeats, stack.inner)
     x, results = go(of_group, x, groups)
     return x, jax.tree.map(lambda leaf: leaf.reshape(stack.blocks, *leaf.shape[3:]), results)
 

@@ -11,13 +11,12 @@ import functools
 import math
 from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax import struct
 from jax.sharding import PartitionSpec
 
-from plm_jax.models.partitioning import axes_of, constrain, partition_spec
+from plm_jax.models.partitioning import axes_of, constrain, partition_spec, rules_in_force
 
 
 @struct.dataclass
@@ -31,7 +30,7 @@ class GatheredTable:
       axis: the logical one of V, by which a mesh axis that tokens are not spread over may cut it.
     """
 
-    matrix: jax.Array
+    matrix: jax.Array | Any
     gradient: jax.Array
     rows: int = struct.field(pytree_node=False)
     axis: str | None = struct.field(pytree_node=False, default="vocab")
@@ -65,7 +64,7 @@ class TableSharding(NamedTuple):
 
     def spec(self, shape: tuple[int, ...]) -> PartitionSpec:
         """Of an array of tokens [B, L]."""
-        rules = [rule for rule in nn.get_logical_axis_rules() if rule[1] in self.tokens]
+        rules = [rule for rule in rules_in_force() if rule[1] in self.tokens]
         return partition_spec(shape, ("batch", "length"), rules, _sizes())
 
     def repeats(self, shape: tuple[int, ...]) -> int:
@@ -96,7 +95,7 @@ class TableSharding(NamedTuple):
 
 def layout(size: int, axis: str | None = "vocab") -> TableSharding:
     """That of a vocabulary, or what else the logical axis is one of, of this size, by the rules in force."""
-    sizes, rules = _sizes(), nn.get_logical_axis_rules()
+    sizes, rules = _sizes(), rules_in_force()
     of_rows = {axis for logical, axis in rules if logical == "batch"}
     (vocab,) = partition_spec((size,), (axis,), [rule for rule in rules if rule[1] not in of_rows], sizes)
     vocab = axes([vocab])
@@ -113,7 +112,7 @@ def gathered(table: jax.Array, dtype: Any, axis: str | None = "vocab") -> jax.Ar
     return jax.lax.with_sharding_constraint(padded, PartitionSpec(of.vocab, None))
 
 
-def no_gradient(shape: tuple[int, int], axis: str | None = "vocab") -> jax.Array:
+def no_gradient(shape: tuple[int, ...], axis: str | None = "vocab") -> jax.Array:
     """Zeros as `GatheredTable.gradient`, of a matrix of this shape."""
     if not _sizes():
         return jnp.zeros((1, *shape))
@@ -127,7 +126,7 @@ def reduced(gradient: jax.Array, rows: int, axis: str | None = "vocab") -> jax.A
     if not _sizes():
         return gradient[0]
     of = layout(rows, axis)
-    parameter = partition_spec((rows, gradient.shape[2]), (axis, "embed"), nn.get_logical_axis_rules(), _sizes())
+    parameter = partition_spec((rows, gradient.shape[2]), (axis, "embed"), rules_in_force(), _sizes())
     cuts = [tuple(axis for axis in axes([cut]) if axis in of.tokens) for cut in parameter]
     others = tuple(axis for axis in of.tokens if axis not in (*cuts[0], *cuts[1]))
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
+from typing_extensions import override
 
 from plm_jax.common import ranges
 from plm_jax.common.errors import UserError
@@ -116,6 +117,7 @@ class TaskHead(Head):
     """What the heads of all tasks have; a dense layer to what is told of a text comes last.
 
     Attributes:
+      of_tokens: whether each token has an output of its own.
       layers: what of the model is read.
       recurrent: an LSTM in both directions over that; None: there is none.
       transform: before the last layer comes a dense one with this activation.
@@ -125,6 +127,7 @@ class TaskHead(Head):
     """
 
     loss = "task"
+    of_tokens = True
     layers: Layers = LastLayer()
     recurrent: BiLstmConfig | None = None
     transform: Activation | None = None
@@ -138,17 +141,12 @@ class TaskHead(Head):
         raise NotImplementedError
 
     @property
-    def of_tokens(self) -> bool:
-        """Whether each token has an output of its own."""
-        return True
-
-    @property
+    @override
     def drops(self) -> bool:
-        """See `Head`."""
         return any((self.dropout, self.input_dropout, self.recurrent and self.recurrent.dropout))
 
+    @override
     def with_dropout(self, rate: float) -> "TaskHead":
-        """See `Head`."""
         recurrent = self.recurrent and dataclasses.replace(self.recurrent, dropout=rate)
         return dataclasses.replace(self, recurrent=recurrent, dropout=rate, input_dropout=rate)
 
@@ -243,7 +241,11 @@ class SpanHead(TaskHead):
     """Where an answer begins and ends: float32 [B, L, 2], how likely each token is its first, its last."""
 
     kind: ClassVar[str] = "span"
-    outputs = 2
+
+    @property
+    def outputs(self):
+        """The scores of beginnings and of ends."""
+        return 2
 
 
 @dataclass(frozen=True)
@@ -305,7 +307,11 @@ class ScoreHead(TextHead):
 
     kind: ClassVar[str] = "score"
     labels: tuple[str, ...] = ()
-    outputs = 1
+
+    @property
+    def outputs(self):
+        """One."""
+        return 1
 
 
 @dataclass(frozen=True)
@@ -313,7 +319,11 @@ class ChoiceHead(TextHead):
     """Which of a row's texts is the right one: float32 [B, N]."""
 
     kind: ClassVar[str] = "choice"
-    outputs = 1
+
+    @property
+    def outputs(self):
+        """One for each text."""
+        return 1
 
     def joined(self, x):
         """Each by itself."""
@@ -343,9 +353,10 @@ def output(
     """
     model, keys = module.model, dict(keys or {})
     head = model.named_heads[name]
+    reads_states = getattr(head, "layers", LastLayer()).reads_states
     inputs, texts = flattened(model, model.read(batch))
     given = {"deterministic": not keys, "rngs": keys}
-    if head.layers.reads_states:
+    if reads_states:
         states, _ = module.apply({"params": params}, **inputs, **given, method="states", mutable=["intermediates"])
         features, read = states[-1], {"states": states}
     else:

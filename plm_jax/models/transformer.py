@@ -182,7 +182,7 @@ class TransformerConfig(ModelConfig):
 
     def __post_init__(self):
         _check_heads(self)
-        head = getattr(self, "head", None)
+        head = self.vocabulary_head
         if self.embedding.embedding_size is not None and isinstance(head, VocabularyHead) and head.transform is None:
             raise UserError("embedding.embedding_size needs a head that leads back to it: set head.transform")
 
@@ -198,6 +198,11 @@ class TransformerConfig(ModelConfig):
     def num_positions(self) -> int | None:
         """How many positions the position scheme has; None: any number."""
         return self.attention.position.limit
+
+    @property
+    def vocabulary_head(self) -> VocabularyHead | NoHead:
+        """The head of its field `head`, where it has one."""
+        return getattr(self, "head", NoHead())
 
     @property
     def position_tables(self) -> dict[str, Table]:
@@ -232,7 +237,7 @@ class TransformerConfig(ModelConfig):
     @property
     def named_heads(self) -> dict[str, Head]:
         """The vocabulary head, where there is one, and the others."""
-        head = getattr(self, "head", NoHead())
+        head = self.vocabulary_head
         return ({} if isinstance(head, NoHead) else {"vocabulary": head}) | dict(self.heads)
 
     @property

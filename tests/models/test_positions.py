@@ -29,7 +29,7 @@ def with_position(model, position):
 
 def rng_arrays(*shapes):
     rng = np.random.default_rng(0)
-    return [rng.normal(size=shape).astype(np.float32) for shape in shapes]
+    return [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
 
 
 @pytest.mark.parametrize("causal", [True, False])

@@ -18,8 +18,7 @@ RESIDUALS = "attention"
 UNSEEN = -1e30
 
 
-@struct.dataclass
-class Context:
+class Context(struct.PyTreeNode):
     """What an attention is to know besides its inputs.
 
     Attributes:

@@ -1,11 +1,19 @@
 """Attention by cuDNN, NVIDIA's library."""
 
 import jax
+from jaxtyping import Array, Bool, Float
 
 from plm_jax.common.errors import UserError, one_line
 
 
-def attend(query_BNQH, key_BGKH, value_BGKH, *, causal: bool, visible=None) -> jax.Array:
+def attend(
+    query_BNQH: Float[Array, "batch heads queries head_dim"],
+    key_BGKH: Float[Array, "batch groups keys head_dim"],
+    value_BGKH: Float[Array, "batch groups keys head_dim"],
+    *,
+    causal: bool,
+    visible: Bool[Array, "rows 1 queries keys"] | None = None,
+) -> Float[Array, "batch heads queries head_dim"]:
     """[B, N, Q, H], each device's own rows and heads.
 
     Args:

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
+from jaxtyping import Array, Float, Integer
 
 from plm_jax.models.kernels import tile_mask as seen
 from plm_jax.models.kernels import tiles
@@ -50,7 +51,7 @@ class Inputs(NamedTuple):
     key_BKGH: Any
     value_BKGH: Any
     bias_NR: Any
-    mask: Mask
+    mask: Mask | Any
 
 
 class Known(NamedTuple):
@@ -62,31 +63,32 @@ class Known(NamedTuple):
 
 
 def flash(
-    query_BNQH,
-    key_BGKH,
-    value_BGKH,
+    query_BNQH: Float[Array, "batch heads queries head_dim"],
+    key_BGKH: Float[Array, "batch groups keys head_dim"],
+    value_BGKH: Float[Array, "batch groups keys head_dim"],
     *,
     causal: bool,
     rate: float,
     broadcast: bool,
     interpret: bool,
-    query_ids=None,
-    key_ids=None,
-    prefix_lengths=None,
+    query_ids: Integer[Array, "batch queries"] | None = None,
+    key_ids: Integer[Array, "batch keys"] | None = None,
+    prefix_lengths: Integer[Array, " batch"] | None = None,
     window=None,
-    distance_bias=None,
+    distance_bias: Float[Array, "heads distances"] | None = None,
     seed=None,
     offsets,
-) -> jax.Array:
+) -> Float[Array, "batch heads queries head_dim"]:
     """softmax(query · key + bias) · value over the keys that each query sees, [B, N, Q, H]; arguments as `tpu.flash`.
 
     A query that sees nothing gets zeros, and gives no gradients.
     """
     window = None if window is None else jnp.reshape(window, 1)
     mask = Mask(offsets, query_ids, key_ids, prefix_lengths, window, seed)
-    arrays = (x.swapaxes(1, 2) for x in (query_BNQH, key_BGKH, value_BGKH))
+    query, key, value = (x.swapaxes(1, 2) for x in (query_BNQH, key_BGKH, value_BGKH))
     options = GpuOptions(causal, rate if seed is not None else 0.0, broadcast, interpret)
-    return _attention(options, Inputs(*arrays, distance_bias, mask)).swapaxes(1, 2)
+    mixed: jax.Array = _attention(options, Inputs(query, key, value, distance_bias, mask))
+    return mixed.swapaxes(1, 2)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,12 +5,11 @@ The compiler cannot cut a kernel up by itself. Shapes as in the package.
 
 import math
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from plm_jax.models.partitioning import axes_of, partition_spec
+from plm_jax.models.partitioning import axes_of, partition_spec, rules_in_force
 
 # The leading logical axes of what a kernel takes besides queries, keys and values.
 _AXES = {
@@ -35,7 +34,7 @@ def over_mesh(kernel, query, key, value, *, length: str | None = None, causal: b
         beginning as the other is from its end.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    shape, rules = {} if mesh.empty else dict(mesh.shape), nn.get_logical_axis_rules()
+    shape, rules = {} if mesh.empty else dict(mesh.shape), rules_in_force()
     # Of the keys: where their groups do not divide, the queries' heads are left whole too.
     of_queries, of_keys = (
         partition_spec((*key.shape[:2], places), ("batch", "heads", length), rules, shape)
@@ -88,7 +87,7 @@ def cuts_queries(groups: int, queries: int) -> bool:
     mesh = jax.sharding.get_abstract_mesh()
     # As of no rows, which every axis divides.
     shape, axes = (0, groups, queries), ("batch", "heads", "length")
-    cuts = partition_spec(shape, axes, nn.get_logical_axis_rules(), {} if mesh.empty else dict(mesh.shape))
+    cuts = partition_spec(shape, axes, rules_in_force(), {} if mesh.empty else dict(mesh.shape))
     return cuts[2] is not None
 
 

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Array, Float, Integer
 
 from plm_jax.models.kernels import tiles
 from plm_jax.models.kernels.context import RESIDUALS, UNSEEN
@@ -99,23 +100,23 @@ class TpuCall:
 
 
 def flash(
-    query_BNQH,
-    key_BGKH,
-    value_BGKH,
+    query_BNQH: Float[Array, "batch heads queries head_dim"],
+    key_BGKH: Float[Array, "batch groups keys head_dim"],
+    value_BGKH: Float[Array, "batch groups keys head_dim"],
     *,
     causal: bool,
     rate: float,
     broadcast: bool,
     interpret: bool,
-    query_ids=None,
-    key_ids=None,
-    prefix_lengths=None,
+    query_ids: Integer[Array, "batch queries"] | None = None,
+    key_ids: Integer[Array, "batch keys"] | None = None,
+    prefix_lengths: Integer[Array, " batch"] | None = None,
     window=None,
-    distance_bias=None,
+    distance_bias: Float[Array, "heads distances"] | None = None,
     seed=None,
     offsets,
     tile: tiles.Tile | None = None,
-) -> jax.Array:
+) -> Float[Array, "batch heads queries head_dim"]:
     """softmax(query · key + bias) · value over the keys that each query sees, [B, N, Q, H].
 
     A query that sees nothing gets zeros, and gives no gradients.
@@ -159,12 +160,12 @@ def flash(
     query = _filled(query, 1, call.tile.queries)
     key, value = (_filled(x, 1, call.tile.keys) for x in (key, value))
     ids = None
-    if call.has_ids:
+    if query_ids is not None and key_ids is not None:
         ids = _filled(query_ids, 1, call.tile.queries)[:, None], _filled(key_ids, 1, call.tile.keys, -1)[:, None]
     numbers = _numbers(call, seed, offsets, window, prefix_lengths, ids)
     bands = _bands(call, distance_bias) if call.has_bias else None
-    out = _attention(call, query, key, value, bands, numbers, ids)[:, :queries]
-    return out.reshape(batch, queries, heads, head_dim).swapaxes(1, 2)
+    out: jax.Array = _attention(call, query, key, value, bands, numbers, ids)
+    return out[:, :queries].reshape(batch, queries, heads, head_dim).swapaxes(1, 2)
 
 
 def _filled(x, axis, tile, value=0):

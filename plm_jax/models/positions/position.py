@@ -5,14 +5,16 @@ queries, K keys.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float, Integer, Shaped
 
 from plm_jax.common.roles import Role
 from plm_jax.models.initializers import Initialization
+from plm_jax.models.partitioning import partitioned
 
 
 class Table(NamedTuple):
@@ -30,7 +32,7 @@ class Table(NamedTuple):
 
     def declare(self, module: nn.Module, name: str) -> jax.Array:
         """Returns the table as a parameter of a module."""
-        return module.param(name, nn.with_logical_partitioning(self.init, self.axes), self.shape)
+        return module.param(name, partitioned(self.init, self.axes), self.shape)
 
 
 class Position(Role):
@@ -53,7 +55,7 @@ class Position(Role):
     def check(self, head_dim: int) -> None:
         """Raises `UserError` for a `head_dim` that the scheme does not work with."""
 
-    def places(self, length: int, mask: jax.Array | None) -> jax.Array:
+    def places(self, length: int, mask: Shaped[Any, "batch length"] | None) -> Integer[Array, "rows length"]:
         """Positions int32 [B or 1, L] of a bidirectional stack's tokens under a mask [B, L], 1 for real ones."""
         return jnp.arange(length)[None]
 
@@ -66,11 +68,11 @@ class Position(Role):
 
     def embed(
         self,
-        x: jax.Array,
-        tables: dict[str, jax.Array],
-        positions: jax.Array,
-        block_positions: jax.Array | None,
-    ) -> jax.Array:
+        x: Float[Array, "batch length dim"],
+        tables: dict[str, Any],
+        positions: Integer[Any, "rows length"],
+        block_positions: Integer[Any, "batch length"] | None,
+    ) -> Float[Array, "batch length dim"]:
         """Embeddings [B, L, D] with what tells their places added.
 
         Args:
@@ -92,8 +94,8 @@ class Position(Role):
         return {}
 
     def distance_bias(
-        self, tables: dict[str, jax.Array], distances: jax.Array, heads: int, causal: bool
-    ) -> jax.Array | None:
+        self, tables: dict[str, Any], distances: Integer[Array, " distances"], heads: int, causal: bool
+    ) -> Float[Array, "heads distances"] | None:
         """What is added to a score by how far its key is behind its query, before masks: once for all layers.
 
         Flash kernels add it without holding it for all scores.

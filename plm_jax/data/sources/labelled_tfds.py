@@ -76,7 +76,8 @@ def rows(builder: tfds.core.DatasetBuilder, name: str, split: str) -> Iterator[t
     # One file after another.
     reading = tfds.ReadConfig(interleave_cycle_length=1)
     found = builder.as_dataset(split, shuffle_files=False, read_config=reading)
-    for number, row in enumerate(tfds.as_numpy(found), 1):
+    examples: Any = tfds.as_numpy(found)  # pyright: ignore[reportCallIssue]
+    for number, row in enumerate(examples, 1):
         yield f"{name} {split}:{number}", _plain(row)
 
 

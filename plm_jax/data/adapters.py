@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from plm_jax import config, objectives
+from plm_jax import objectives
 from plm_jax.data import cache, layouts
 from plm_jax.data.layouts import noising
 from plm_jax.data.tensorflow_side import tf
 from plm_jax.data.vocabularies import Vocabulary
 
 Preprocessor = Callable[[tf.data.Dataset], tf.data.Dataset]
-SENTENCES, BLOCKS = "sentence_starts", config.Blocks()
+SENTENCES, BLOCKS = "sentence_starts", layouts.Blocks()
 
 
 def tokenize(vocabulary: Vocabulary, feature: str = "targets") -> Preprocessor:

@@ -10,6 +10,7 @@ Importing this imports seqio and so TensorFlow.
 
 import tempfile
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 from typing_extensions import override
@@ -61,9 +62,10 @@ class _Documents(cache.DocumentTable):
         return self._sentences
 
 
-def _ragged(batch: tf.Tensor | tf.RaggedTensor) -> tf.RaggedTensor:
+def _ragged(batch: Any) -> tf.RaggedTensor:
     """A batch that is dense where all rows are known to be of one length."""
-    return batch if isinstance(batch, tf.RaggedTensor) else tf.RaggedTensor.from_tensor(batch)
+    ragged: Any = tf.RaggedTensor
+    return batch if isinstance(batch, ragged) else ragged.from_tensor(batch)
 
 
 def preprocessor(
@@ -115,7 +117,8 @@ def preprocessor(
         return tf.data.Dataset.from_generator(rows, args=parts, output_signature=signature)
 
     def apply(dataset: tf.data.Dataset) -> tf.data.Dataset:
-        documents = dataset.map(read).filter(lambda tokens, starts: tf.size(tokens) > 0)
+        documents: Any = dataset.map(read)
+        documents = documents.filter(lambda tokens, starts: tf.size(tokens) > 0)
         return documents.ragged_batch(num_documents).enumerate().flat_map(lay_out)
 
     return apply

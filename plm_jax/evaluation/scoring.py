@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from plm_jax import config
 from plm_jax.common.errors import UserError, nearest
-from plm_jax.data import prepare
+from plm_jax.data.prepare import reading
 from plm_jax.data.sources import files
 from plm_jax.data.sources.corpus import Record
 from plm_jax.evaluation import perplexity
@@ -120,7 +120,7 @@ def _texts(name: str, run: config.Run, split: str) -> Iterator[str]:
     if "validation" in corpus.splits:
         return (record.text for record in read(split))
     records = list(read("train"))
-    held_out = prepare.hold_out(records, run.data.validation_fraction)
+    held_out = reading.hold_out(records, run.data.validation_fraction)
     is_validation = split == "validation"
     return (record.text for record, is_held_out in zip(records, held_out, strict=True) if is_held_out == is_validation)
 

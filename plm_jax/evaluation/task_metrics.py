@@ -20,7 +20,8 @@ from jaxtyping import Array, Float
 from plm_jax import config, objectives
 from plm_jax.common import metrics as declarations
 from plm_jax.common.errors import UserError, nearest
-from plm_jax.data import cache, prepare, vocabularies
+from plm_jax.data import cache, vocabularies
+from plm_jax.data.prepare import reading
 from plm_jax.data.sources.tensorflow_sources import import_tasks
 from plm_jax.data.text_to_text import formats
 from plm_jax.evaluation import batches, labelled, perplexity, scoring
@@ -117,7 +118,7 @@ def _examples(task: Any, run: config.Run, split: str) -> Iterator[Any]:
     if split in cache.SPLITS and "train" in task.splits and "validation" not in task.splits:
         examples = list(tasks.examples(task, "train"))
         records = [tasks.record(example) for example in examples]
-        held_out = prepare.hold_out(records, run.data.validation_fraction)
+        held_out = reading.hold_out(records, run.data.validation_fraction)
         for example, record, is_held_out in zip(examples, records, held_out, strict=True):
             if record.has_text and is_held_out == (split == "validation"):
                 yield example

@@ -17,14 +17,14 @@ import os
 import re
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from plm_jax.common import progress, storage, trees, users
 from plm_jax.common.errors import UserError, one_line
 from plm_jax.data.cache import form
 from plm_jax.data.config import DataConfig
 from plm_jax.data.sources import files
-from plm_jax.data.sources.source import TaskSource
+from plm_jax.data.sources.source import Source, TaskSource
 
 Listing = dict[str, list[storage.File]]
 
@@ -150,7 +150,7 @@ def compare(data: DataConfig, name: str) -> Comparison:
     return _compare_files(folder, source, listed)
 
 
-def _is_of_files(source: Any) -> bool:
+def _is_of_files(source: Source) -> TypeGuard[files.FileSource]:
     """Whether `FileCorpus` reads the documents of a source."""
     return isinstance(source, files.FileSource) and type(source).open is files.FileSource.open
 

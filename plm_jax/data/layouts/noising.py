@@ -9,7 +9,11 @@ from plm_jax.data.layouts.rows import Rows
 
 
 def make(
-    objective: objectives.BoundObjective, rows: Rows, item: int, rng: np.random.Generator, word_initial: np.ndarray
+    objective: objectives.BoundObjective,
+    rows: Rows,
+    item: int,
+    rng: np.random.Generator,
+    word_initial: np.ndarray | None,
 ) -> Example:
     """A row with noise and targets; arguments as of `read`."""
     return objective(read(objective, rows, item, rng, word_initial), rng)
@@ -29,6 +33,7 @@ def read(
     """
     example = rows.example(item, rng)
     if "word_starts" in objective.reads and "word_starts" not in example:
+        assert word_initial is not None, "objectives that mask whole words need word_initial"
         (example["word_starts"],) = word_initial[example["tokens"]].nonzero()
     return example
 

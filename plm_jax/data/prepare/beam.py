@@ -10,19 +10,19 @@ import contextlib
 import dataclasses
 import functools
 import glob
-import io
 import json
 import os
 import shutil
 import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import apache_beam
 import numpy as np
 import tqdm
 from apache_beam.options import pipeline_options
+from apache_beam.pvalue import AsDict
 
 from plm_jax.common import children, storage, users
 from plm_jax.common.errors import UserError
@@ -96,8 +96,8 @@ def _run(pipeline: apache_beam.Pipeline, job: _Job) -> None:
     """The pipeline, to its end."""
     with pipeline:
         indices = pipeline | apache_beam.Create(range(len(job.pieces))) | apache_beam.Reshuffle()
-        counts = indices | "Count" >> apache_beam.Map(_count, job)
-        numbers = apache_beam.pvalue.AsDict(counts)
+        counts: Any = indices | "Count" >> apache_beam.Map(_count, job)
+        numbers = AsDict(counts)
         _ = indices | "Tokenise" >> apache_beam.Map(_tokenise, job, numbers)
 
 
@@ -210,7 +210,7 @@ def _collect(folder: str, num_pieces: int, target: str, skipped: Skipped) -> tup
     return number, of_groups
 
 
-def _distribute(data: memoryview, files: list[io.BufferedWriter]) -> None:
+def _distribute(data: memoryview, files: Sequence[BinaryIO]) -> None:
     """Appends the parts of a worker's file to their files of the spill."""
     start = len(files) * _OFFSETS.itemsize
     ends = np.frombuffer(data[:start], _OFFSETS) + np.uint64(start)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from plm_jax.common import users
 from plm_jax.common.errors import UserError, one_line
@@ -31,14 +32,20 @@ def load(name: str) -> Callable[[str], list[int]]:
     return lambda text: boundaries(text, segment(text), name)
 
 
-def boundaries(text: str, words: Iterable[str], name: str) -> list[int]:
+def _after_space(text: str, begin: int) -> int:
+    """Returns the first character from `begin` on that is not white space."""
+    match = _SPACE.match(text, begin)
+    return match.end() if match else begin
+
+
+def boundaries(text: str, words: Any, name: str) -> list[int]:
     """The characters at which a word other than the first begins; `name` is what an error calls the segmenter."""
     words = list(words) if isinstance(words, Iterable) else [words]
     if not all(isinstance(word, str) for word in words):
         raise UserError(f"the segmenter {name} gives {repr(words)[:40]}: give words, each a text")
     cuts, end = [], 0
     for word in filter(str.strip, words):
-        begin = _SPACE.match(text, end).end()
+        begin = _after_space(text, end)
         if not text.startswith(word.lstrip(), begin):
             raise UserError(
                 f"the segmenter {name} gives '{word}' where the text goes on '{text[begin : begin + 20]}': give words "

@@ -71,6 +71,7 @@ class Shuffle:
         parts, totals = [rows[chosen].tobytes()], [len(chosen)]
         for column in self.several:
             flat, sizes = found[column.name]
+            assert sizes is not None, f"{column.name} has no sizes"
             picked = flat[stretches.ranges((np.cumsum(sizes) - sizes)[chosen], sizes[chosen])]
             parts.append(picked.astype(column.dtype, copy=False).tobytes())
             totals.append(len(picked))

@@ -90,7 +90,7 @@ def task(data: DataConfig, vocabulary: VocabularyConfig, name: str) -> Tokenizin
 def encoder(task: TokenizingTask) -> Callable[[Batch], TokenBlock]:
     """What tokenises, here or in a process of its own."""
     vocabulary = vocabularies.load_plain(task.vocabulary)
-    rules = {"sentence_starts": sentences.boundaries}
+    rules: dict[str, Rule] = {"sentence_starts": sentences.boundaries}
     if task.segmenter:
         rules["word_starts"] = segmenters.load(task.segmenter)
     spill = Shuffle(vocabulary.vocab_size, task.columns)
@@ -113,7 +113,9 @@ def encode(
     keys = [reading.key(number, text) for number, text in enumerate(texts, batch.first)]
     of_groups = groups.keys(batch.texts, batch.others, batch.groups, batch.validates)
     rows = spill.rows(keys, num_bytes, of_groups, found)
-    (chosen,) = found["tokens"].sizes.nonzero()
+    sizes = found["tokens"].sizes
+    assert sizes is not None, "tokens have no sizes"
+    (chosen,) = sizes.nonzero()
     files = [*spill.shards(rows, found, chosen), of_groups[chosen].tobytes()]
     return TokenBlock(len(chosen), groups.Groups.of(of_groups["group"]), files)
 

@@ -6,13 +6,14 @@ threads, or be a script without a guard. They end with it, however it ends.
 
 import collections
 import contextlib
+import functools
 import os
 import pickle
 import queue
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent import futures
 from typing import Any
 
@@ -29,7 +30,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def in_order(make: Callable[..., Callable], arguments: Sequence[Any], items: Iterable[Any], number: int) -> Iterator:
+def in_order(make: Callable[..., Callable], arguments: Sequence[Any], items: Iterable[Any], number: int) -> Generator:
     """What `make(*arguments)` makes of each item, in `number` processes; at most two items a process are under way.
 
     Raises:
@@ -68,17 +69,19 @@ class _Worker:
             stdout=subprocess.PIPE,
             env=os.environ | _ENVIRONMENT,
         )
+        assert self._process.stdin and self._process.stdout
+        self._input, self._output = self._process.stdin, self._process.stdout
         self._send((make, arguments))
 
     def _send(self, what: Any) -> None:
         with contextlib.suppress(BrokenPipeError):  # What it died of is told when it is read.
-            pickle.dump(what, self._process.stdin, pickle.HIGHEST_PROTOCOL)
-            self._process.stdin.flush()
+            pickle.dump(what, self._input, pickle.HIGHEST_PROTOCOL)
+            self._input.flush()
 
     def __call__(self, item: Any) -> Any:
         self._send(item)
         try:
-            result, error = pickle.load(self._process.stdout)
+            result, error = pickle.load(self._output)
         except (EOFError, pickle.UnpicklingError) as end:
             status = self._process.wait()
             if status < 0:
@@ -95,9 +98,9 @@ class _Worker:
     def __exit__(self, *_: Any) -> None:
         self._process.kill()
         self._process.wait()
-        self._process.stdout.close()
+        self._output.close()
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
+            self._input.close()
 
 
 def main() -> None:
@@ -107,12 +110,11 @@ def main() -> None:
     os.dup2(2, 1)  # What a user's code prints must not get between.
     with contextlib.suppress(EOFError, BrokenPipeError):
         make, arguments = pickle.load(source)
-        function: Callable | None = None
+        make_once = functools.cache(lambda: make(*arguments))
         while True:
             item = pickle.load(source)
             try:
-                function = function or make(*arguments)
-                answer = function(item), None
+                answer = make_once()(item), None
             except UserError as error:
                 answer = None, error
             pickle.dump(answer, target, pickle.HIGHEST_PROTOCOL)

@@ -14,7 +14,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, Any, BinaryIO, ClassVar, Literal, TextIO
+from typing import Annotated, Any, ClassVar, Literal, TextIO, TypeVar
 
 from typing_extensions import override
 
@@ -34,6 +34,8 @@ _HALVES = re.compile(r"\\u[dD][89a-fA-F]")
 _ENDING = re.compile(r"(\.\w+)?(\.gz)?$")
 # What came later counts for what a source is only where it is given, so that older caches keep their identity.
 _LATER = ("only", "max_characters", "max_depth", "group")
+
+Files = TypeVar("Files", bound="FileSource")
 
 
 class PathSource(Source):
@@ -224,7 +226,8 @@ class FileCorpus(Corpus):
     def read(
         self, split: str, shard: Any, skipped: Skipped | None = None, advance: Callable[[int], Any] = ignore
     ) -> Iterator[Record]:
-        return read(of_split(self._source, split), *shard, skipped, advance)
+        index, number = shard
+        return read(of_split(self._source, split), index, number, skipped, advance)
 
     @override
     def fingerprint(self) -> list[str]:
@@ -254,15 +257,17 @@ def splits(source: FileSource) -> tuple[str, ...]:
     return ("train", "validation") if getattr(source, "validation", "") else ("train",)
 
 
-def of_split(source: FileSource, split: str) -> FileSource:
+def of_split(source: Files, split: str) -> Files:
     """A source of the files of one split."""
-    return dataclasses.replace(source, path=source.validation, validation="") if split == "validation" else source
+    if split != "validation":
+        return source
+    return dataclasses.replace(source, **{"path": getattr(source, "validation", ""), "validation": ""})
 
 
 class _Watched(io.RawIOBase):
     """A file that tells how many bytes were read."""
 
-    def __init__(self, file: BinaryIO, advance: Callable[[int], Any]):
+    def __init__(self, file: Any, advance: Callable[[int], Any]):
         self._file, self._advance = file, advance
 
     @override
@@ -436,7 +441,8 @@ def _pattern_of_folder(path: str) -> str | None:
     """The glob for most of the files in a folder, or else below it; None: it is no folder, or has no files."""
     for pattern in ("*", "**/*"):
         files = storage.glob(os.path.join(glob.escape(path), pattern))
-        endings = collections.Counter(_ENDING.search(os.path.basename(file))[0] for file in files)
+        matches = (_ENDING.search(os.path.basename(file)) for file in files)
+        endings = collections.Counter(match[0] for match in matches if match)
         if endings:
             return os.path.join(path, pattern + endings.most_common(1)[0][0])
     return None

@@ -178,7 +178,7 @@ def record(form: Form, place: str, row: Row) -> Record:
       BadRow: it lacks a field, what it holds is not of the form, or it has no text.
     """
     found = _RECORDS[form.kind](form, place, row)
-    if not any(map(str.strip, (found.text, *found.others))):
+    if not any(map(str.strip, (found.text, *(found.others or ())))):
         raise BadRow(f"{place} has no text: leave it out")  # Left out unseen it would count nowhere.
     return found
 
@@ -217,8 +217,9 @@ def label_index(value: Any, names: Sequence[str]) -> int | None:
     name = json.dumps(value) if isinstance(value, bool | int | float) else value
     if isinstance(name, str) and name in names:
         return names.index(name)
-    is_index = type(value) is int and not any(map(_NUMBER.fullmatch, names))
-    return value if is_index and 0 <= value < len(names) else None
+    if isinstance(value, bool) or not isinstance(value, int) or any(map(_NUMBER.fullmatch, names)):
+        return None
+    return value if 0 <= value < len(names) else None
 
 
 def _label(place: str, field: str, value: Any, labels: tuple[str, ...]) -> int:
@@ -290,9 +291,10 @@ def _answers(place: str, field: str, answers: Any) -> list[tuple[str, int]]:
         starts = [answer.get("answer_start", answer.get("start")) for answer in answers]
     else:
         texts = starts = None
-    are_lists = isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts)
-    if are_lists and all(isinstance(text, str) for text in texts) and all(type(start) is int for start in starts):
-        return list(zip(texts, starts, strict=True))
+    if isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts):
+        pairs = list(zip(texts, starts, strict=True))
+        if all(isinstance(text, str) and type(start) is int for text, start in pairs):
+            return pairs
     raise BadRow(
         f"{place} has {_brief(answers)} in '{field}': give a list of texts and starts, as in "
         '{"text": ["here"], "answer_start": [7]}'

@@ -1,14 +1,13 @@
 """Each source of a config as a seqio task that yields texts. Importing this imports seqio and so TensorFlow."""
 
 import contextlib
-import dataclasses
 import hashlib
 import importlib
 import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -25,7 +24,7 @@ from plm_jax.data.tensorflow_side import seqio, tf, tfds
 
 _TEXT = seqio.Feature(seqio.PassThroughVocabulary(0), add_eos=False, dtype=tf.string, rank=0)
 _FEATURES = {"text": _TEXT}
-_PARTS = ("inputs", "targets")
+_PARTS: tuple[str, ...] = ("inputs", "targets")
 # Feature that holds the declared group of a row of a file.
 _GROUP = "plm_jax/group"
 # A builder's version as TFDS prints it, behind a slash; it takes one behind a colon.
@@ -47,13 +46,16 @@ class _FileSource(seqio.DataSource):
       error: the `UserError` that TensorFlow would bury.
     """
 
-    supports_arbitrary_sharding = False
-
     def __init__(self, source: FileSource, bad_rows: str):
         super().__init__(splits=files.splits(source))
         self._bad_rows = bad_rows
         self.error: UserError | None = None
         self._source = source
+
+    @property
+    @override
+    def supports_arbitrary_sharding(self) -> bool:
+        return False
 
     @override
     def list_shards(self, split: str) -> list[str]:
@@ -77,7 +79,7 @@ class _FileSource(seqio.DataSource):
             skipped = Skipped() if self._bad_rows == "skip" else None
             try:
                 for found in files.read(source, index, number, skipped):
-                    texts = found.text, *(found.others or ()), *([found.group] if groups else ())
+                    texts = found.text, *(found.others or ()), *([found.group or ""] if groups else ())
                     yield {name: text.encode("utf-8") for name, text in zip((*names, *groups), texts, strict=True)}
             except UserError as error:
                 self.error = error
@@ -113,8 +115,8 @@ class TaskCorpus(Corpus):
         if isinstance(self._source, InputsTargetsSource):
             found = ((example.inputs, (example.targets,)) for example in examples(self._task, split, shard))
         else:
-            field = self._source.document_field if isinstance(self._source, RegisteredSource) else "text"
-            found = ((text, None) for text in texts(self._task, split, field, shard))
+            field = self._source.document_field if isinstance(self._source, RegisteredSource) else None
+            found = ((text, None) for text in texts(self._task, split, field or "text", shard))
         for place, (text, others) in enumerate(found, 1):
             advance(1)
             yield Record(text, others, shard.index if shard else 0, place)
@@ -127,7 +129,8 @@ class TaskCorpus(Corpus):
     def progress(self) -> dict[str, Any]:
         if not isinstance(self._source, TfdsSource):
             return super().progress()
-        return {"total": sum(map(self._task.source.num_input_examples, self._task.splits)), "unit": " documents"}
+        total = sum(self._task.source.num_input_examples(split) or 0 for split in self._task.splits)
+        return {"total": total, "unit": " documents"}
 
 
 def task(name: str, source: Source) -> seqio.Task:
@@ -145,19 +148,21 @@ def task(name: str, source: Source) -> seqio.Task:
 
 def registered(name: str, source: Source, bad_rows: str = "stop") -> seqio.Task:
     """As `task`, whatever splits there are: some are there to be evaluated alone; `bad_rows` of files as in `Data`."""
-    return _seqio_task(source) if isinstance(source, RegisteredSource) else _register(name, source, bad_rows)
+    if isinstance(source, RegisteredSource):
+        return _seqio_task(source, source.name)
+    if not isinstance(source, FileSource | TfdsSource):
+        raise TypeError(f"'{name}' is of kind '{source.kind}', of which seqio knows nothing")
+    return _register(name, source, bad_rows)
 
 
-def _seqio_task(source: RegisteredSource) -> seqio.Task:
+def _seqio_task(source: RegisteredSource, name: str) -> seqio.Task:
     _imported(source.module)
-    if source.name not in seqio.TaskRegistry.names():
-        if source.name in seqio.MixtureRegistry.names():
-            raise UserError(
-                f"'{source.name}' is a mixture that was not prepared: run `python -m plm_jax prepare --config=…`"
-            )
-        hint = nearest(source.name, [*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()])
-        raise UserError(f"{source.module} registers no task '{source.name}': {hint}")
-    task = seqio.TaskRegistry.get(source.name)
+    if name not in seqio.TaskRegistry.names():
+        if name in seqio.MixtureRegistry.names():
+            raise UserError(f"'{name}' is a mixture that was not prepared: run `python -m plm_jax prepare --config=…`")
+        hint = nearest(name, [*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()])
+        raise UserError(f"{source.module} registers no task '{name}': {hint}")
+    task = seqio.TaskRegistry.get(name)
     if isinstance(task.source, seqio.TfdsDataSource) and not task.source.tfds_dataset.tfds_splits:
         download(task.source.tfds_dataset.builder)
     return task
@@ -177,7 +182,7 @@ def rates(source: RegisteredSource) -> dict[str, float] | None:
     mixture = seqio.MixtureRegistry.get(source.name)
     found = {}
     for name in [task.name for task in mixture.tasks]:
-        task = _seqio_task(dataclasses.replace(source, name=name))  # Rates may ask how many examples it has.
+        task = _seqio_task(source, name)  # Rates may ask how many examples it has.
         if "train" not in task.splits:
             continue
         try:
@@ -207,24 +212,22 @@ def _register(name: str, source: FileSource | TfdsSource, bad_rows: str) -> seqi
     full_name = f"plm_jax:{name}:{definition[:8]}"
     if full_name in seqio.TaskRegistry.names():
         return seqio.TaskRegistry.get(full_name)
-    if isinstance(source, JsonLinesInputsTargets):
-        features = dict.fromkeys(_PARTS, _TEXT)
-        return seqio.TaskRegistry.add(
-            full_name,
-            source=_FileSource(source, bad_rows),
-            preprocessors=[],
-            output_features=features,
-            metric_fns=[accuracy],
-        )
     if isinstance(source, TfdsSource):
         found = download(builder(source))
         if source.train not in found:
             raise UserError(f"{source.name} has no split '{source.train}': {nearest(source.train, found)}")
         splits = {"train": source.train} | ({"validation": source.validation} if source.validation in found else {})
         return register_tfds(full_name, source, splits)
-    return seqio.TaskRegistry.add(
-        full_name, source=_FileSource(source, bad_rows), preprocessors=[], output_features=_FEATURES
-    )
+    provider: Any = _FileSource(source, bad_rows)
+    if isinstance(source, JsonLinesInputsTargets):
+        return seqio.TaskRegistry.add(
+            full_name,
+            source=provider,
+            preprocessors=[],
+            output_features=dict.fromkeys(_PARTS, _TEXT),
+            metric_fns=[accuracy],
+        )
+    return seqio.TaskRegistry.add(full_name, source=provider, preprocessors=[], output_features=_FEATURES)
 
 
 def register_tfds(name: str, source: TfdsSource, splits: dict[str, str] | None = None) -> seqio.Task:
@@ -237,7 +240,7 @@ def register_tfds(name: str, source: TfdsSource, splits: dict[str, str] | None =
       UserError: an unknown builder or field.
     """
     full_name, _, version = builder(source).info.full_name.rpartition("/")
-    provider = _TfdsTexts(f"{full_name}:{version}", source.data_dir or None, splits)
+    provider: Any = _TfdsTexts(f"{full_name}:{version}", source.data_dir or None, splits)
     field = source.document_field
     rename = [lambda dataset: dataset.map(lambda row: {"text": row[field]})]
     return seqio.TaskRegistry.add(name, source=provider, preprocessors=rename, output_features=_FEATURES)
@@ -256,14 +259,14 @@ def builder(source: TfdsSource) -> tfds.core.DatasetBuilder:
         raise UserError(
             f"TensorFlow Datasets does not know '{source.name}' ({what}): mend the source's name"
         ) from error
-    features = found.info.features
+    features: Any = found.info.features
     field = source.document_field
     if field is not None and field not in features:
         raise UserError(f"{source.name} has no feature '{field}': {nearest(field, features)}")
     return found
 
 
-def download(builder: tfds.core.DatasetBuilder) -> tfds.core.splits.SplitDict:
+def download(builder: tfds.core.DatasetBuilder) -> Mapping[str, Any]:
     """A builder's splits, downloaded and prepared if they are not there: it knows them only then."""
     try:
         builder.download_and_prepare()
@@ -293,7 +296,8 @@ def texts(task: seqio.Task, split: str, field: str = "text", shard: seqio.ShardI
     """
     rows = _dataset(task, split, (field,), shard)
     with _source_errors(task):
-        for row in rows.map(lambda row: row[field]).as_numpy_iterator():
+        found: Any = rows.map(lambda row: row[field]).as_numpy_iterator()
+        for row in found:
             yield row.decode("utf-8")
 
 
@@ -301,8 +305,9 @@ def examples(task: seqio.Task, split: str, shard: seqio.ShardInfo | None = None)
     """The examples of a split or of a shard of it, streamed in the order of the source. Raises as `texts`."""
     rows = _dataset(task, split, _PARTS, shard)
     with _source_errors(task):
-        for row in rows.as_numpy_iterator():
-            yield TaskExample(*(_text(task, row, name) for name in _PARTS), row)
+        found: Any = rows.as_numpy_iterator()
+        for row in found:
+            yield TaskExample(_text(task, row, "inputs"), _text(task, row, "targets"), row)
 
 
 def record(example: TaskExample) -> Record:
@@ -326,8 +331,9 @@ def _source_errors(task: seqio.Task) -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError:
-        if getattr(task.source, "error", None):
-            raise task.source.error from None
+        error = getattr(task.source, "error", None)  # Of ours, and of the text-to-text suite's.
+        if error:
+            raise error from None
         raise
 
 

@@ -43,8 +43,9 @@ def render(template: str, place: str, row: Mapping[str, Any], what: str) -> str:
 def render_all(template: str, place: str, row: Mapping[str, Any], what: str) -> tuple[str, ...]:
     """As `render`, but a field alone that holds a list of texts gives all of them."""
     parts = list(string.Formatter().parse(template))
-    if len(parts) == 1 and parts[0][1] and not parts[0][0]:
-        value, _ = _told(lambda: string.Formatter().get_field(parts[0][1], (), row), place, row, what)
+    text, field, *_ = parts[0] if len(parts) == 1 else ("", None)
+    if field and not text:
+        value, _ = _told(lambda: string.Formatter().get_field(field, (), row), place, row, what)
         if isinstance(value, list) and all(isinstance(one, str) for one in value):
             return tuple(value)
     return (render(template, place, row, what),)

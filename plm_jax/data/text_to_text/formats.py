@@ -109,7 +109,7 @@ def record(row: Row) -> list[Example]:
     return [{"inputs": inputs, "targets": answer, **rest} for answer in answers or [UNKNOWN]]
 
 
-def _group(row: Row, *parts: str) -> dict[str, int]:
+def _group(row: Row, *parts: str) -> dict[str, np.int64]:
     """The parts of the row's `idx`, of 64 bits as in TFDS, which tell the examples that belong together."""
     return {f"idx/{part}": np.int64(int(row["idx"][part])) for part in parts}
 

@@ -34,12 +34,14 @@ def matthews_corrcoef(targets: Sequence[int], predictions: Sequence[int]) -> dic
 
 def pearson_corrcoef(targets: Sequence[float], predictions: Sequence[float]) -> dict[str, float]:
     """Pearson's correlation."""
-    return {"pearson_corrcoef": float(scipy.stats.pearsonr(targets, predictions)[0])}
+    found: Any = scipy.stats.pearsonr(targets, predictions)
+    return {"pearson_corrcoef": float(found.statistic)}
 
 
 def spearman_corrcoef(targets: Sequence[float], predictions: Sequence[float]) -> dict[str, float]:
     """Spearman's rank correlation."""
-    return {"spearman_corrcoef": float(scipy.stats.spearmanr(targets, predictions)[0])}
+    found: Any = scipy.stats.spearmanr(targets, predictions)
+    return {"spearman_corrcoef": float(found.statistic)}
 
 
 def binary_f1(targets: Sequence[int], predictions: Sequence[int]) -> dict[str, float]:

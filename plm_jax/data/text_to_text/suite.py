@@ -231,7 +231,7 @@ def register(
     if name in seqio.TaskRegistry.names():
         raise UserError(f"seqio has a task '{name}' already: give another name")
     made = TASKS[task]
-    data = _Tfds(made, source.data_dir) if isinstance(source, FromTfds) else _JsonLines(made, source.paths)
+    data: Any = _Tfds(made, source.data_dir) if isinstance(source, FromTfds) else _JsonLines(made, source.paths)
     data.code = _CODE
     return seqio.TaskRegistry.add(
         name,
@@ -246,7 +246,7 @@ def register(
 _TOKENISE = [seqio.preprocessors.tokenize, seqio.CacheDatasetPlaceholder(), seqio.preprocessors.append_eos_after_trim]
 
 
-def _feature(vocabulary: seqio.Vocabulary | None) -> seqio.Feature:
+def _feature(vocabulary: Any) -> Any:
     if vocabulary is None:
         return seqio.Feature(seqio.PassThroughVocabulary(0), add_eos=False, dtype=tf.string, rank=0)
     if vocabulary.eos_id is None:
@@ -257,11 +257,14 @@ def _feature(vocabulary: seqio.Vocabulary | None) -> seqio.Feature:
 class _JsonLines(seqio.DataSource):
     """Examples of a task, made of the rows of JSONL files."""
 
-    supports_arbitrary_sharding = False
-
     def __init__(self, task: SuiteTask, paths: Mapping[str, str]):
         self._task, self._paths = task, dict(paths)
         super().__init__(splits=self._paths)
+
+    @property
+    @override
+    def supports_arbitrary_sharding(self) -> bool:
+        return False
 
     @override
     def list_shards(self, split: str) -> list[str]:
